@@ -1,0 +1,122 @@
+//! The choices a VM is held under.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The text names none of the choices.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{given:?} is not one of {allowed}")]
+pub struct ChoiceError {
+    given: String,
+    allowed: String,
+}
+
+/// One table per choice gives its JSON form, its text form and its parser.
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+        #[serde(rename_all = "snake_case")]
+        pub enum $name { $($(#[$variant_doc])* $variant,)+ }
+
+        impl $name {
+            /// Every choice, in the order of the documentation.
+            pub const ALL: &[$name] = &[$($name::$variant,)+];
+
+            /// The choice as it stands in JSON and on the command line.
+            pub const fn as_str(self) -> &'static str {
+                match self { $($name::$variant => $text,)+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ChoiceError;
+
+            fn from_str(text: &str) -> Result<$name, ChoiceError> {
+                $name::ALL.iter().copied().find(|choice| choice.as_str() == text).ok_or_else(|| {
+                    ChoiceError { given: text.into(), allowed: [$($text),+].join(", ") }
+                })
+            }
+        }
+    };
+}
+
+choice! {
+    /// What the guest's RAM is made of on the host.
+    #[derive(Default)]
+    Backing {
+        /// THP where the host allows it for shared memory, else small pages. Only in requests.
+        #[default]
+        Auto = "auto",
+        /// Reserved 2 MiB pages. Free memory cannot be taken from it by metadata protection.
+        Hugetlb = "hugetlb",
+        /// Shared memory in transparent huge pages.
+        Thp = "thp",
+        /// Shared memory in 4 KiB pages.
+        Small = "small",
+    }
+}
+
+choice! {
+    /// How emptied memory is watched.
+    Mode {
+        /// A record of every emptied block, its metadata write-protected: memory is back before
+        /// the guest uses it, devices included.
+        Strict = "strict",
+        /// Nothing recorded, nothing left protected: the guest's next touch brings fresh memory.
+        /// Only for VMs that no device reaches by itself.
+        Release = "release",
+    }
+}
+
+choice! {
+    /// What runs the guest's instructions.
+    Accelerator {
+        /// QEMU's own translator.
+        Tcg = "tcg",
+        /// The host's hardware virtualization.
+        Kvm = "kvm",
+    }
+}
+
+choice! {
+    /// What Ebb does with the VM.
+    State {
+        /// Ebb serves its faults and may take its memory.
+        Held = "held",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_json_agree() {
+        for &backing in Backing::ALL {
+            assert_eq!(serde_json::to_value(backing).ok(), Some(backing.as_str().into()));
+            assert_eq!(backing.as_str().parse::<Backing>().ok(), Some(backing));
+        }
+        for &mode in Mode::ALL {
+            assert_eq!(serde_json::to_value(mode).ok(), Some(mode.as_str().into()));
+        }
+        for &accelerator in Accelerator::ALL {
+            assert_eq!(serde_json::to_value(accelerator).ok(), Some(accelerator.as_str().into()));
+        }
+    }
+
+    #[test]
+    fn a_wrong_choice_lists_the_right_ones() {
+        let error = "loose".parse::<Mode>().map_err(|e| e.to_string());
+        assert_eq!(error, Err(r#""loose" is not one of strict, release"#.into()));
+    }
+}

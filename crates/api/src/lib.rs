@@ -1,0 +1,28 @@
+//! What `ebbd` says and understands over its UNIX socket: types, paths, OpenAPI.
+//!
+//! HTTP/1.1 with JSON bodies. A refusal is a [`Problem`] with status 400 (the
+//! request makes no sense), 404 (no such VM), 409 (name or VM already held),
+//! 422 (understood, but this VM or host does not allow it) or 500.
+//! No I/O and no policy here: both sides of the socket share only this crate.
+#![forbid(unsafe_code)]
+
+mod choice;
+mod name;
+mod openapi;
+mod report;
+mod request;
+pub mod route;
+mod status;
+
+pub use choice::{Accelerator, Backing, Mode, State};
+pub use name::{NAME_LEN_MAX, NameError, VmName};
+pub use openapi::{document, document_text};
+pub use report::{DetachReport, EvictReport, Problem, ReclaimReport, Skipped, Version};
+pub use request::{AttachRequest, MIN_ORDER_DEFAULT};
+pub use request::{
+    AutoRequest, BadRequest, CPUS_MAX, EvictRequest, INTERVAL_MS_MAX, INTERVAL_MS_MIN,
+    MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, ReclaimRequest, RunRequest, StatusQuery,
+};
+pub use status::{
+    AutoStatus, FaultCounts, FaultTimes, GuestStatus, ORDER_MAX, VmStatus, VmSummary,
+};

@@ -1,0 +1,164 @@
+//! The OpenAPI document. `docs/openapi.json` is this, committed.
+
+use utoipa::OpenApi;
+
+/// The OpenAPI 3.1 description of the daemon's interface.
+pub fn document() -> utoipa::openapi::OpenApi {
+    Description::openapi()
+}
+
+/// [`document`] as it stands in `docs/openapi.json`, with a newline at the end.
+pub fn document_text() -> Result<String, serde_json::Error> {
+    document().to_pretty_json().map(|text| text + "\n")
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Ebb", description = "Elastic memory for running virtual machines."),
+    paths(
+        v1::version,
+        v1::list,
+        v1::run,
+        v1::attach,
+        v1::status,
+        v1::detach,
+        v1::reclaim,
+        v1::auto,
+        v1::evict,
+        v1::openapi,
+    )
+)]
+struct Description;
+
+/// One empty function per path, for utoipa's macro: the handlers live in the daemon, which the
+/// CLI must not pull in.
+#[expect(dead_code, reason = "only their descriptions are used")]
+mod v1 {
+    use crate::{
+        AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, Problem,
+        ReclaimReport, ReclaimRequest, RunRequest, StatusQuery, Version, VmStatus, VmSummary,
+        route,
+    };
+
+    /// The daemon's release, process and run directory.
+    #[utoipa::path(get, path = route::VERSION, responses((status = 200, body = Version)))]
+    fn version() {}
+
+    /// All held VMs.
+    #[utoipa::path(get, path = route::VMS, responses((status = 200, body = [VmSummary])))]
+    fn list() {}
+
+    /// Start QEMU and hold the VM.
+    #[utoipa::path(post, path = route::RUN, request_body = RunRequest, responses(
+        (status = 200, body = VmStatus),
+        (status = 400, body = Problem, description = "The request makes no sense."),
+        (status = 409, body = Problem, description = "The name is taken."),
+        (status = 422, body = Problem, description = "The host or QEMU does not allow it."),
+        (status = 500, body = Problem, description = "It failed on the way."),
+    ))]
+    fn run() {}
+
+    /// Hold a QEMU that runs already.
+    #[utoipa::path(post, path = route::ATTACH, request_body = AttachRequest, responses(
+        (status = 200, body = VmStatus),
+        (status = 400, body = Problem, description = "The request makes no sense."),
+        (status = 409, body = Problem, description = "The name is taken or the VM is held."),
+        (status = 422, body = Problem, description = "This process cannot be held."),
+        (status = 500, body = Problem, description = "It failed on the way."),
+    ))]
+    fn attach() {}
+
+    /// One VM's state.
+    #[utoipa::path(get, path = route::VM,
+        params(("name" = String, Path, description = "The VM's name."), StatusQuery),
+        responses(
+            (status = 200, body = VmStatus),
+            (status = 404, body = Problem, description = "No such VM."),
+        ))]
+    fn status() {}
+
+    /// Bring everything back and let the VM go; it runs on.
+    #[utoipa::path(delete, path = route::VM,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = DetachReport),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "It cannot be let go now."),
+            (status = 500, body = Problem, description = "It failed on the way."),
+        ))]
+    fn detach() {}
+
+    /// Take free memory once.
+    #[utoipa::path(post, path = route::RECLAIM, request_body = ReclaimRequest,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = ReclaimReport),
+            (status = 400, body = Problem, description = "The request makes no sense."),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
+            (status = 500, body = Problem, description = "It failed on the way."),
+        ))]
+    fn reclaim() {}
+
+    /// Switch automatic reclaim.
+    #[utoipa::path(put, path = route::AUTO, request_body = AutoRequest,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = AutoStatus),
+            (status = 400, body = Problem, description = "The request makes no sense."),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
+        ))]
+    fn auto() {}
+
+    /// Save and empty frames whether used or not: for tests and emergencies.
+    #[utoipa::path(post, path = route::EVICT, request_body = EvictRequest,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = EvictReport),
+            (status = 400, body = Problem, description = "The request makes no sense."),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
+            (status = 500, body = Problem, description = "It failed on the way."),
+        ))]
+    fn evict() {}
+
+    /// This document.
+    #[utoipa::path(get, path = route::OPENAPI, responses((status = 200, description = "OpenAPI 3.1.")))]
+    fn openapi() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route;
+
+    #[test]
+    fn every_route_is_described() {
+        let document = document();
+        for path in [
+            route::VERSION,
+            route::VMS,
+            route::RUN,
+            route::ATTACH,
+            route::VM,
+            route::RECLAIM,
+            route::AUTO,
+            route::EVICT,
+            route::OPENAPI,
+        ] {
+            assert!(document.paths.paths.contains_key(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_committed_document_is_current() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        let current = document_text().expect("plain data becomes JSON");
+        assert!(
+            committed == current,
+            "docs/openapi.json is stale: cargo run -p ebb-api --example openapi > docs/openapi.json"
+        );
+    }
+}

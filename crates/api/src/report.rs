@@ -1,0 +1,77 @@
+//! What was done, and what went wrong.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What one reclaim did.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ReclaimReport {
+    /// Guest memory emptied by it.
+    pub bytes: u64,
+    /// In how many buddy blocks.
+    pub blocks: u64,
+    /// How long it took, the scan included.
+    pub duration_ns: u64,
+    /// The part of that spent reading the guest's metadata.
+    pub scan_ns: u64,
+    /// Why it took no more, in words.
+    pub stopped_by: String,
+    /// Candidates it did not take.
+    pub skipped: Skipped,
+}
+
+/// Blocks that a reclaim looked at and left.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Skipped {
+    /// In use again at the second look.
+    pub in_use: u64,
+    /// They held no host memory.
+    pub already_empty: u64,
+    /// The guest wrote to their metadata while they were being taken.
+    pub cancelled: u64,
+}
+
+/// What a detach brought back.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct DetachReport {
+    /// Memory brought back by it.
+    pub restored_bytes: u64,
+    /// How long it took.
+    pub duration_ns: u64,
+}
+
+/// What an eviction did.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct EvictReport {
+    /// Guest memory saved and emptied.
+    pub saved_bytes: u64,
+    /// The same in 4 KiB frames.
+    pub saved_frames: u64,
+    /// Frames that the guest wrote to on the way; they stayed.
+    pub abandoned: u64,
+    /// How long it took.
+    pub duration_ns: u64,
+    /// Why it took no more, in words.
+    pub stopped_by: String,
+}
+
+/// Why a request failed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// One line: what is wrong and what to do.
+    pub error: String,
+}
+
+/// The daemon that answers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Version {
+    /// Its release.
+    pub version: String,
+    /// Its process.
+    pub pid: i32,
+    /// Its run directory.
+    #[schema(value_type = String)]
+    pub run_dir: PathBuf,
+}

@@ -1,0 +1,296 @@
+//! What a client may ask for.
+
+use std::path::{Path, PathBuf};
+
+use ebb_units::{Bytes, HUGE_BYTES};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::status::ORDER_MAX;
+use crate::{Backing, Mode, VmName};
+
+/// Smallest memory of a VM.
+pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+/// Largest memory of a VM.
+pub const MEMORY_BYTES_MAX: u64 = 1 << 40;
+/// Most vCPUs of a VM (QEMU's limit without interrupt remapping).
+pub const CPUS_MAX: u32 = 255;
+/// Shortest time between two automatic reclaims.
+pub const INTERVAL_MS_MIN: u64 = 100;
+/// Longest time between two automatic reclaims.
+pub const INTERVAL_MS_MAX: u64 = 24 * 3600 * 1000;
+/// The smallest blocks taken unless a request says otherwise: 2 MiB.
+pub const MIN_ORDER_DEFAULT: u8 = 9;
+
+/// A request that no VM or host could meet.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BadRequest(String);
+
+fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), BadRequest> {
+    if holds { Ok(()) } else { Err(BadRequest(otherwise())) }
+}
+
+/// Start QEMU and hold the VM.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunRequest {
+    /// The VM's name, unique on the host.
+    #[schema(value_type = String)]
+    pub name: VmName,
+    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB.
+    pub memory_bytes: u64,
+    /// vCPUs, 1 to 255.
+    #[serde(default = "one")]
+    pub cpus: u32,
+    /// Kernel image to boot directly; absolute path.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk, with `kernel` only; absolute path.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line, with `kernel` only.
+    #[serde(default)]
+    pub append: Option<String>,
+    /// What the guest's RAM is made of.
+    #[serde(default)]
+    pub backing: Backing,
+    /// How emptied memory is watched; null lets Ebb choose.
+    #[serde(default)]
+    pub mode: Option<Mode>,
+    /// Smallest buddy block to take, 0 to 10; null means 9 (2 MiB).
+    #[serde(default)]
+    pub min_order: Option<u8>,
+    /// Further arguments for QEMU, passed as they are.
+    #[serde(default)]
+    pub qemu_args: Vec<String>,
+    /// QEMU's working directory, absolute: relative paths in `qemu_args` start there. Null means
+    /// `/`.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub cwd: Option<PathBuf>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl RunRequest {
+    /// Checks all that needs neither the host nor QEMU.
+    pub fn check(&self) -> Result<(), BadRequest> {
+        check_memory(self.memory_bytes)?;
+        ensure((1..=CPUS_MAX).contains(&self.cpus), || {
+            format!("{} vCPUs: give 1 to {CPUS_MAX}", self.cpus)
+        })?;
+        check_min_order(self.min_order)?;
+        self.check_boot()
+    }
+
+    fn check_boot(&self) -> Result<(), BadRequest> {
+        ensure(self.kernel.is_some() || !self.qemu_args.is_empty(), || {
+            "nothing to boot: give --kernel, or QEMU's own arguments behind --".into()
+        })?;
+        ensure(self.kernel.is_some() || (self.initrd.is_none() && self.append.is_none()), || {
+            "--initrd and --append need --kernel".into()
+        })?;
+        let paths = self.kernel.iter().chain(&self.initrd).chain(&self.cwd);
+        paths.map(PathBuf::as_path).try_for_each(check_absolute)
+    }
+}
+
+fn check_memory(bytes: u64) -> Result<(), BadRequest> {
+    let size = Bytes(bytes);
+    ensure((MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&bytes), || {
+        let (min, max) = (Bytes(MEMORY_BYTES_MIN), Bytes(MEMORY_BYTES_MAX));
+        format!("memory of {size} is out of range: give {min} to {max}")
+    })?;
+    ensure(bytes.is_multiple_of(HUGE_BYTES), || {
+        format!("memory of {bytes} bytes is not a multiple of {}", Bytes(HUGE_BYTES))
+    })
+}
+
+fn check_min_order(order: Option<u8>) -> Result<(), BadRequest> {
+    ensure(order.is_none_or(|order| order <= ORDER_MAX), || {
+        format!("a smallest order of {} does not exist: give 0 to {ORDER_MAX}", order.unwrap_or(0))
+    })
+}
+
+fn check_absolute(path: &Path) -> Result<(), BadRequest> {
+    ensure(path.is_absolute(), || format!("{} is not an absolute path", path.display()))
+}
+
+/// Hold a QEMU that runs already.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachRequest {
+    /// The VM's name, unique on the host.
+    #[schema(value_type = String)]
+    pub name: VmName,
+    /// QEMU's process.
+    pub pid: i32,
+    /// QEMU's QMP socket, absolute path; null looks for it on QEMU's command line.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub qmp: Option<PathBuf>,
+    /// How emptied memory is watched; null lets Ebb choose.
+    #[serde(default)]
+    pub mode: Option<Mode>,
+    /// Smallest buddy block to take, 0 to 10; null means 9 (2 MiB).
+    #[serde(default)]
+    pub min_order: Option<u8>,
+}
+
+impl AttachRequest {
+    /// Checks all that needs neither the host nor QEMU.
+    pub fn check(&self) -> Result<(), BadRequest> {
+        ensure(self.pid > 1, || format!("{} is the pid of no QEMU", self.pid))?;
+        check_min_order(self.min_order)?;
+        self.qmp.as_deref().map_or(Ok(()), check_absolute)
+    }
+}
+
+/// How much to tell about a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct StatusQuery {
+    /// Classify every frame of the guest (milliseconds per GiB), so that no count is null
+    /// for want of looking.
+    #[serde(default)]
+    #[param(required = false)]
+    pub counts: bool,
+}
+
+/// Take free memory once.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReclaimRequest {
+    /// Stop once this much is emptied; null takes all above the reserve.
+    #[serde(default)]
+    pub bytes: Option<u64>,
+}
+
+/// Switch automatic reclaim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AutoRequest {
+    /// Whether it runs.
+    pub on: bool,
+    /// Time between two reclaims, 100 ms to a day; null keeps what is set (at first 5 s).
+    #[serde(default)]
+    pub interval_ms: Option<u64>,
+    /// Free memory to leave in the guest; null keeps what is set (at first 0: the reserve alone).
+    #[serde(default)]
+    pub keep_bytes: Option<u64>,
+}
+
+impl AutoRequest {
+    /// Checks all that needs no VM.
+    pub fn check(&self) -> Result<(), BadRequest> {
+        let fits = |ms| (INTERVAL_MS_MIN..=INTERVAL_MS_MAX).contains(&ms);
+        ensure(self.interval_ms.is_none_or(fits), || {
+            "the interval is out of range: give 100ms to 24h".into()
+        })
+    }
+}
+
+/// Save and empty frames whether used or not: for tests and emergencies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EvictRequest {
+    /// How much to save and empty.
+    pub bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run() -> RunRequest {
+        RunRequest {
+            name: "web".parse().expect("a name"),
+            memory_bytes: 2 << 30,
+            cpus: 1,
+            kernel: Some("/boot/vmlinuz".into()),
+            initrd: None,
+            append: None,
+            backing: Backing::Auto,
+            mode: None,
+            min_order: None,
+            qemu_args: vec![],
+            cwd: None,
+        }
+    }
+
+    fn refused(request: RunRequest) -> String {
+        request.check().expect_err("it makes no sense").to_string()
+    }
+
+    #[test]
+    fn takes_the_ends_of_each_range() {
+        for memory_bytes in [MEMORY_BYTES_MIN, MEMORY_BYTES_MAX] {
+            assert_eq!(RunRequest { memory_bytes, ..run() }.check(), Ok(()));
+        }
+        for cpus in [1, CPUS_MAX] {
+            assert_eq!(RunRequest { cpus, ..run() }.check(), Ok(()));
+        }
+        assert_eq!(RunRequest { min_order: Some(ORDER_MAX), ..run() }.check(), Ok(()));
+    }
+
+    #[test]
+    fn refuses_what_lies_outside() {
+        let small = RunRequest { memory_bytes: MEMORY_BYTES_MIN - HUGE_BYTES, ..run() };
+        assert_eq!(refused(small), "memory of 62 MiB is out of range: give 64 MiB to 1 TiB");
+        let large = RunRequest { memory_bytes: MEMORY_BYTES_MAX + HUGE_BYTES, ..run() };
+        assert!(refused(large).contains("out of range"));
+        let odd = RunRequest { memory_bytes: (64 << 20) + 4096, ..run() };
+        assert!(refused(odd).contains("not a multiple of 2 MiB"));
+        assert!(refused(RunRequest { cpus: 0, ..run() }).contains("give 1 to 255"));
+        assert!(refused(RunRequest { cpus: 256, ..run() }).contains("give 1 to 255"));
+        assert!(refused(RunRequest { min_order: Some(11), ..run() }).contains("0 to 10"));
+    }
+
+    #[test]
+    fn refuses_a_vm_with_nothing_to_boot() {
+        assert!(refused(RunRequest { kernel: None, ..run() }).contains("nothing to boot"));
+        let by_args = RunRequest { kernel: None, qemu_args: vec!["-snapshot".into()], ..run() };
+        assert_eq!(by_args.check(), Ok(()));
+        let orphan = RunRequest { append: Some("quiet".into()), ..by_args };
+        assert!(refused(orphan).contains("need --kernel"));
+        assert!(
+            refused(RunRequest { kernel: Some("vmlinuz".into()), ..run() }).contains("absolute")
+        );
+    }
+
+    #[test]
+    fn left_out_fields_have_their_defaults() {
+        let short = r#"{"name":"web","memory_bytes":2147483648,"kernel":"/boot/vmlinuz"}"#;
+        assert_eq!(serde_json::from_str::<RunRequest>(short).ok(), Some(run()));
+        let typo = r#"{"name":"web","memory_bytes":2147483648,"kernal":"/boot/vmlinuz"}"#;
+        assert!(serde_json::from_str::<RunRequest>(typo).is_err());
+    }
+
+    #[test]
+    fn refuses_pids_that_no_vmm_has() {
+        let attach = |pid| AttachRequest {
+            name: "web".parse().expect("a name"),
+            pid,
+            qmp: None,
+            mode: None,
+            min_order: None,
+        };
+        assert_eq!(attach(2).check(), Ok(()));
+        for pid in [i32::MIN, -1, 0, 1] {
+            assert!(attach(pid).check().is_err(), "{pid}");
+        }
+    }
+
+    #[test]
+    fn refuses_intervals_that_spin_or_never_come() {
+        let auto =
+            |ms| AutoRequest { on: true, interval_ms: Some(ms), keep_bytes: None }.check().is_ok();
+        assert!(auto(INTERVAL_MS_MIN) && auto(INTERVAL_MS_MAX));
+        assert!(!auto(INTERVAL_MS_MIN - 1) && !auto(INTERVAL_MS_MAX + 1) && !auto(u64::MAX));
+    }
+}

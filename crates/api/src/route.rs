@@ -1,0 +1,51 @@
+//! Paths, as axum and OpenAPI write them, and as a client fills them in.
+
+use crate::VmName;
+
+/// GET: [`crate::Version`].
+pub const VERSION: &str = "/v1/version";
+/// GET: a list of [`crate::VmSummary`].
+pub const VMS: &str = "/v1/vms";
+/// POST [`crate::RunRequest`]: [`crate::VmStatus`].
+pub const RUN: &str = "/v1/vms/run";
+/// POST [`crate::AttachRequest`]: [`crate::VmStatus`].
+pub const ATTACH: &str = "/v1/vms/attach";
+/// GET with [`crate::StatusQuery`]: [`crate::VmStatus`]. DELETE: [`crate::DetachReport`].
+pub const VM: &str = "/v1/vms/{name}";
+/// POST [`crate::ReclaimRequest`]: [`crate::ReclaimReport`].
+pub const RECLAIM: &str = "/v1/vms/{name}/reclaim";
+/// PUT [`crate::AutoRequest`]: [`crate::AutoStatus`].
+pub const AUTO: &str = "/v1/vms/{name}/auto";
+/// POST [`crate::EvictRequest`]: [`crate::EvictReport`].
+pub const EVICT: &str = "/v1/vms/{name}/evict";
+/// GET: the OpenAPI document.
+pub const OPENAPI: &str = "/v1/openapi.json";
+
+/// The daemon's socket inside its run directory.
+pub const SOCKET_FILE: &str = "ebbd.sock";
+/// The daemon's log inside its run directory.
+pub const LOG_FILE: &str = "ebbd.log";
+/// The run directory where none is named.
+pub const RUN_DIR_DEFAULT: &str = "/run/ebb";
+
+/// `route` with the VM's name filled in. A name needs no escaping.
+pub fn of_vm(route: &str, name: &VmName) -> String {
+    route.replace("{name}", name.as_str())
+}
+
+/// The path that asks for a VM's status with every frame classified.
+pub fn full_status(name: &VmName) -> String {
+    of_vm(VM, name) + "?counts=true"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_filled_in() {
+        let name: VmName = "web-1".parse().expect("a name");
+        assert_eq!(of_vm(RECLAIM, &name), "/v1/vms/web-1/reclaim");
+        assert_eq!(full_status(&name), "/v1/vms/web-1?counts=true");
+    }
+}

@@ -1,0 +1,150 @@
+//! The state of a held VM, as `ebb status --json` prints it.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Accelerator, Backing, Mode, ReclaimReport, State, VmName};
+
+/// The largest buddy order of an x86-64 kernel with its standard configuration.
+pub const ORDER_MAX: u8 = 10;
+
+/// Everything known about one VM. Null stands where something is not known.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct VmStatus {
+    /// The VM's name.
+    #[schema(value_type = String)]
+    pub name: VmName,
+    /// QEMU's process.
+    pub pid: i32,
+    /// What Ebb does with it.
+    pub state: State,
+    /// What runs the guest's instructions.
+    pub accelerator: Accelerator,
+    /// Why this accelerator.
+    pub accelerator_reason: String,
+    /// What the guest's RAM is made of; never `auto`.
+    pub backing: Backing,
+    /// Why this backing.
+    pub backing_reason: String,
+    /// How emptied memory is watched.
+    pub mode: Mode,
+    /// Why this mode.
+    pub mode_reason: String,
+    /// The guest's console: a UNIX socket or a log file; null for a VM that Ebb did not start.
+    #[schema(value_type = Option<String>)]
+    pub console: Option<PathBuf>,
+    /// Smallest buddy block to take: 9 is 2 MiB.
+    pub min_order: u8,
+    /// The guest's RAM as QEMU gives it.
+    pub memory_bytes: u64,
+    /// The part of it that takes host memory now.
+    pub resident_bytes: u64,
+    /// The part of it that takes none and reads as zero. In strict mode what Ebb emptied and the
+    /// guest has not taken back; in release mode `memory_bytes - resident_bytes`, what was never
+    /// touched included.
+    pub emptied_bytes: u64,
+    /// Free in the guest's own view; null without a trusted inspection.
+    pub guest_free_bytes: Option<u64>,
+    /// What the guest's own memory tells about it.
+    pub guest: GuestStatus,
+    /// Faults served since Ebb holds the VM.
+    pub faults: FaultCounts,
+    /// Time from a fault's arrival to its answer.
+    pub fault_ns: FaultTimes,
+    /// Emptied since Ebb holds the VM.
+    pub reclaimed_total_bytes: u64,
+    /// Given back since Ebb holds the VM. In strict mode what Ebb restored; in release mode, which
+    /// keeps no record, computed from residency.
+    pub returned_total_bytes: u64,
+    /// Automatic reclaim.
+    pub auto: AutoStatus,
+    /// What the operator should know, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// What the guest's own memory tells about it.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct GuestStatus {
+    /// The guest kernel's release, as it names itself.
+    pub kernel: Option<String>,
+    /// Whether free memory may be taken on the strength of its page metadata.
+    pub trusted: bool,
+    /// Why not, when it is not trusted.
+    pub why: Option<String>,
+    /// Free buddy blocks by order, 0 to 10.
+    #[schema(value_type = Option<Vec<u64>>, min_items = 11, max_items = 11)]
+    pub free_blocks: Option<[u64; ORDER_MAX as usize + 1]>,
+    /// Anonymous memory of its processes.
+    pub anonymous_bytes: Option<u64>,
+    /// Page cache.
+    pub file_bytes: Option<u64>,
+    /// Kernel objects.
+    pub slab_bytes: Option<u64>,
+    /// Page tables of its processes.
+    pub page_table_bytes: Option<u64>,
+    /// Memory that the guest has taken out of its own use.
+    pub offline_bytes: Option<u64>,
+}
+
+/// Faults served, by kind.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FaultCounts {
+    /// Touches of memory that was not there.
+    pub missing: u64,
+    /// Writes to protected page metadata.
+    pub metadata: u64,
+    /// Those of `metadata` that turned out not to need the memory.
+    pub spurious: u64,
+    /// Touches of emptied memory that came before any write to its metadata.
+    pub early: u64,
+}
+
+/// Quantiles of the time from a fault's arrival to its answer; null before the first fault.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FaultTimes {
+    /// The median, in nanoseconds.
+    pub p50: Option<u64>,
+    /// 99 of 100 are within this many nanoseconds.
+    pub p99: Option<u64>,
+}
+
+/// Automatic reclaim of one VM.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct AutoStatus {
+    /// Whether it runs.
+    pub on: bool,
+    /// Time between two reclaims, in milliseconds.
+    pub interval_ms: u64,
+    /// Free memory that it leaves in the guest, beside the reserve.
+    pub keep_bytes: u64,
+    /// What its last round did; null before the first.
+    pub last: Option<ReclaimReport>,
+}
+
+/// One line of the list of VMs.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct VmSummary {
+    /// The VM's name.
+    #[schema(value_type = String)]
+    pub name: VmName,
+    /// QEMU's process.
+    pub pid: i32,
+    /// What Ebb does with it.
+    pub state: State,
+    /// What runs the guest's instructions.
+    pub accelerator: Accelerator,
+    /// What the guest's RAM is made of; never `auto`.
+    pub backing: Backing,
+    /// How emptied memory is watched.
+    pub mode: Mode,
+    /// Whether free memory may be taken on the strength of the guest's page metadata.
+    pub trusted: bool,
+    /// Whether automatic reclaim runs.
+    pub auto: bool,
+    /// The guest's RAM as QEMU gives it.
+    pub memory_bytes: u64,
+    /// The part of it that takes host memory now.
+    pub resident_bytes: u64,
+}

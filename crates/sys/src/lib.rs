@@ -1,0 +1,12 @@
+//! System calls and ioctls, each behind a small safe type. The only crate of
+//! the workspace with `unsafe` in it.
+//!
+//! Nothing here knows what a guest is; [`ebb_units`] gives the address types.
+#![deny(missing_docs)]
+
+pub mod inject;
+pub mod kvm;
+pub mod mapping;
+pub mod process;
+pub mod ram_file;
+pub mod uffd;

@@ -1,0 +1,145 @@
+//! Shared mappings of files that another process changes at any time.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use ebb_units::Hva;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// A shared read-write mapping, seen only as atomic words: the bytes belong to
+/// somebody else too, so no plain reference to them may exist.
+pub struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is shared memory that is only accessed through atomics
+// and system calls; it is unmapped once, by whoever drops it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `bytes` of `file` from `offset` on, both page aligned.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn new(file: impl AsFd, offset: u64, bytes: u64) -> io::Result<Mapping> {
+        let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), length, prot, MapFlags::SHARED, file, offset)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
+        Ok(Mapping { start, bytes: length })
+    }
+
+    /// Where it lies in this process.
+    pub fn address(&self) -> Hva {
+        Hva(self.start.as_ptr() as u64)
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// `count` words from byte `offset` on; `None` when they are not all in
+    /// the mapping, or not aligned to eight bytes.
+    ///
+    /// Loading a word of a hole allocates a page for it: ask only for what is
+    /// known to be there.
+    pub fn words(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        let offset = usize::try_from(offset).ok()?;
+        let end = offset.checked_add(count.checked_mul(8)?)?;
+        if end > self.bytes || !offset.is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: `offset..end` lies in the mapping, which lives as long as
+        // `self`; it is 8-byte aligned (pages are, and `offset` is); atomics
+        // allow that other processes write the same bytes meanwhile.
+        Some(unsafe {
+            let first = self.start.as_ptr().add(offset).cast::<AtomicU64>();
+            std::slice::from_raw_parts(first, count)
+        })
+    }
+
+    /// Puts memory behind every page of a range and maps it here.
+    /// Zero-filled where there was none; present content stays.
+    ///
+    /// # Errors
+    /// As madvise(2) for `MADV_POPULATE_WRITE` (Linux 5.14); `ENOMEM` or
+    /// `EFAULT` when the host has no memory to give.
+    pub fn populate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.advise(offset, bytes, Advice::LinuxPopulateWrite)
+    }
+
+    /// Takes a range out of this process's page table; the memory stays.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn forget(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.advise(offset, bytes, Advice::LinuxDontNeed)
+    }
+
+    /// Whether [`Mapping::populate`] may use huge pages.
+    ///
+    /// # Errors
+    /// As madvise(2); `EINVAL` on a kernel without transparent huge pages.
+    pub fn use_huge_pages(&self, yes: bool) -> io::Result<()> {
+        let advice = if yes { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        self.advise(0, self.bytes(), advice)
+    }
+
+    fn advise(&self, offset: u64, bytes: u64, advice: Advice) -> io::Result<()> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes());
+        if !inside {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the range lies in our own shared mapping (just checked); the
+        // advice used here never changes what the file's pages hold.
+        unsafe {
+            let start = self.start.as_ptr().add(offset as usize);
+            madvise(start.cast(), bytes as usize, advice)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping made in `new`, and no borrow of it is left.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ram_file::RamFile;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn words_stay_inside() {
+        let file = RamFile::create("mapping-test", 8192).unwrap();
+        let mapping = Mapping::new(&file, 0, 8192).unwrap();
+        assert!(mapping.words(0, 1024).is_some());
+        assert!(mapping.words(8, 1024).is_none());
+        assert!(mapping.words(4, 1).is_none());
+        assert!(mapping.words(u64::MAX - 7, 2).is_none());
+    }
+
+    #[test]
+    fn populating_keeps_what_is_there() {
+        let file = RamFile::create("mapping-test", 16384).unwrap();
+        let mapping = Mapping::new(&file, 0, 16384).unwrap();
+        mapping.words(4096, 1).unwrap()[0].store(5, Relaxed);
+        mapping.populate(0, 16384).unwrap();
+        assert_eq!(file.resident_bytes().unwrap(), 16384);
+        mapping.forget(0, 16384).unwrap();
+        assert_eq!(mapping.words(4096, 1).unwrap()[0].load(Relaxed), 5);
+    }
+}

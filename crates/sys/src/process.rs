@@ -1,0 +1,180 @@
+//! Another process, seen from outside: its descriptors, its mappings, its end.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use ebb_units::Hva;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// A process held by its pidfd, so that a reused number cannot deceive.
+pub struct Process {
+    pid: i32,
+    pidfd: OwnedFd,
+}
+
+/// One line of `/proc/PID/maps`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Vma {
+    /// First address.
+    pub start: Hva,
+    /// Length.
+    pub bytes: u64,
+    /// Writable and shared.
+    pub shared_write: bool,
+    /// Offset in the file.
+    pub offset: u64,
+    /// The file's inode number, 0 for none.
+    pub inode: u64,
+    /// The file's name as the kernel prints it.
+    pub name: String,
+}
+
+impl AsFd for Process {
+    /// Readable once the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+impl Process {
+    /// Takes hold of the process with this number.
+    ///
+    /// # Errors
+    /// `ESRCH`: there is none; as pidfd_open(2).
+    pub fn open(pid: i32) -> io::Result<Process> {
+        let number = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Process { pid, pidfd: pidfd_open(number, PidfdFlags::empty())? })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// A copy of its descriptor `fd`, sharing the open file.
+    ///
+    /// # Errors
+    /// As pidfd_getfd(2): `EPERM` without the privilege, `EBADF`: no such descriptor.
+    pub fn descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
+        Ok(pidfd_getfd(&self.pidfd, fd, PidfdGetfdFlags::empty())?)
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn has_ended(&self) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        Ok(poll(&mut fds, Some(&Timespec::default()))? > 0)
+    }
+
+    /// When it started, in clock ticks since boot: with the number, its identity.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/stat`.
+    pub fn start_ticks(&self) -> io::Result<u64> {
+        let stat = fs::read_to_string(self.proc("stat"))?;
+        start_ticks(&stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Its open descriptors and what each is, as `/proc/PID/fd` names it.
+    ///
+    /// # Errors
+    /// As reading that directory.
+    pub fn descriptors(&self) -> io::Result<Vec<(i32, String)>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(self.proc("fd"))? {
+            let entry = entry?;
+            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            // A descriptor may be closed between the listing and the look.
+            if let (Some(number), Ok(link)) = (number, fs::read_link(entry.path())) {
+                all.push((number, link.to_string_lossy().into_owned()));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Its mappings, in address order.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/maps`.
+    pub fn mappings(&self) -> io::Result<Vec<Vma>> {
+        Ok(fs::read_to_string(self.proc("maps"))?.lines().filter_map(parse_vma).collect())
+    }
+
+    /// Its command line, word by word.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/cmdline`.
+    pub fn command_line(&self) -> io::Result<Vec<String>> {
+        let bytes = fs::read(self.proc("cmdline"))?;
+        let text = String::from_utf8_lossy(&bytes);
+        Ok(text.split_terminator('\0').map(str::to_owned).collect())
+    }
+
+    fn proc(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{file}", self.pid))
+    }
+}
+
+/// Field 22 of stat; the command's name before it may hold anything, so count
+/// from its closing parenthesis.
+fn start_ticks(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+fn parse_vma(line: &str) -> Option<Vma> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+    let flags = words.next()?.as_bytes();
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let inode = words.nth(1)?.parse().ok()?;
+    Some(Vma {
+        start: Hva(start),
+        bytes: end.checked_sub(start)?,
+        shared_write: flags.get(1) == Some(&b'w') && flags.get(3) == Some(&b's'),
+        offset,
+        inode,
+        name: words.next().unwrap_or("").trim_start().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_a_line_of_maps() {
+        let line = "7f1c4be00000-7f1ccbe00000 rw-s 00200000 00:01 1029                       /memfd:memory-backend-memfd (deleted)";
+        let vma = parse_vma(line).unwrap();
+        assert_eq!(vma.start, Hva(0x7f1c_4be0_0000));
+        assert_eq!((vma.bytes, vma.offset, vma.inode), (2 << 30, 2 << 20, 1029));
+        assert!(vma.shared_write);
+        assert_eq!(vma.name, "/memfd:memory-backend-memfd (deleted)");
+        assert_eq!(parse_vma("00400000-00401000 r--p 00000000 00:00 0").unwrap().name, "");
+        assert!(parse_vma("no such line").is_none());
+    }
+
+    #[test]
+    fn a_hostile_process_name_does_not_shift_the_fields() {
+        let mut stat = String::from("7 (a) 1 2 (b) S");
+        for field in 4..=22 {
+            stat.push_str(&format!(" {field}"));
+        }
+        assert_eq!(start_ticks(&stat), Some(22));
+    }
+
+    #[test]
+    fn sees_this_very_process() {
+        let me = Process::open(std::process::id() as i32).unwrap();
+        assert!(!me.has_ended().unwrap());
+        assert!(me.start_ticks().unwrap() > 0);
+        assert!(me.mappings().unwrap().len() > 3);
+        let copy = me.descriptor(0);
+        assert!(copy.is_ok(), "{copy:?}");
+    }
+}

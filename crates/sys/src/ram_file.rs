@@ -1,0 +1,139 @@
+//! A guest's RAM as the file behind it: a memfd, on shmem or hugetlb.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, ftruncate, memfd_create, seek};
+
+/// The file; what is asked of it here never allocates memory for a hole.
+pub struct RamFile {
+    file: File,
+}
+
+impl AsFd for RamFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl From<OwnedFd> for RamFile {
+    fn from(fd: OwnedFd) -> RamFile {
+        RamFile { file: File::from(fd) }
+    }
+}
+
+impl RamFile {
+    /// A new memfd of `bytes`, all of it a hole.
+    ///
+    /// # Errors
+    /// As memfd_create(2) and ftruncate(2).
+    pub fn create(name: &str, bytes: u64) -> io::Result<RamFile> {
+        RamFile::create_with(name, bytes, MemfdFlags::CLOEXEC)
+    }
+
+    /// The same on hugetlb pages of 2 MiB.
+    ///
+    /// # Errors
+    /// As memfd_create(2) and ftruncate(2).
+    pub fn create_hugetlb(name: &str, bytes: u64) -> io::Result<RamFile> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        RamFile::create_with(name, bytes, flags)
+    }
+
+    fn create_with(name: &str, bytes: u64, flags: MemfdFlags) -> io::Result<RamFile> {
+        let fd = memfd_create(name, flags)?;
+        ftruncate(&fd, bytes)?;
+        Ok(RamFile::from(fd))
+    }
+
+    /// Its size, holes included.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    /// The memory that the host spends on it.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn resident_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * 512)
+    }
+
+    /// Device and inode: tells this file in another process's mappings.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        let metadata = self.file.metadata()?;
+        Ok((metadata.dev(), metadata.ino()))
+    }
+
+    /// Gives the memory of a range to the host; it reads as zero from then on.
+    ///
+    /// # Errors
+    /// As fallocate(2); `EPERM` for a sealed file.
+    pub fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, flags, offset, bytes)?)
+    }
+
+    /// Reads into `to`; a hole reads as zeros and stays a hole.
+    ///
+    /// # Errors
+    /// As pread(2); `UnexpectedEof` beyond the file's end.
+    pub fn read_at(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(to, offset)
+    }
+
+    /// The first byte at or after `offset` with memory behind it.
+    ///
+    /// # Errors
+    /// As lseek(2). hugetlb files do not know holes: all of it counts as data.
+    pub fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        match seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(at) => Ok(Some(at)),
+            Err(rustix::io::Errno::NXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The first byte at or after `offset` with none.
+    ///
+    /// # Errors
+    /// As lseek(2); `ENXIO` beyond the file's end.
+    pub fn next_hole(&self, offset: u64) -> io::Result<u64> {
+        Ok(seek(&self.file, SeekFrom::Hole(offset))?)
+    }
+
+    /// Whether no part of the range has memory behind it.
+    ///
+    /// # Errors
+    /// As lseek(2).
+    pub fn is_hole(&self, offset: u64, bytes: u64) -> io::Result<bool> {
+        Ok(self.next_data(offset)?.is_none_or(|at| at >= offset.saturating_add(bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_punched_range_is_a_hole_and_reads_as_zero() {
+        let file = RamFile::create("ram-test", 1 << 20).unwrap();
+        file.file.write_all_at(&[9; 16384], 4096).unwrap();
+        assert_eq!(file.resident_bytes().unwrap(), 16384);
+        assert_eq!(file.next_data(0).unwrap(), Some(4096));
+        file.punch(4096, 8192).unwrap();
+        assert!(file.is_hole(0, 12288).unwrap());
+        let mut page = [1; 4096];
+        file.read_at(4096, &mut page).unwrap();
+        assert_eq!(page, [0; 4096]);
+        assert_eq!(file.resident_bytes().unwrap(), 8192);
+    }
+}
