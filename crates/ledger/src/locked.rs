@@ -1,0 +1,135 @@
+//! Held words: released when dropped, whatever happens in between.
+
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use ebb_units::{FrameRange, Gfn};
+
+use crate::content::{Content, LOCK, WANT};
+use crate::entry::{Word, abandon, commit, try_lock, unlock};
+use crate::ledger::Busy;
+
+/// One frame held.
+#[must_use]
+pub struct LockedFrame<'l> {
+    word: &'l Word,
+    content: Content,
+    held: bool,
+}
+
+impl<'l> LockedFrame<'l> {
+    pub(crate) fn new(word: &'l Word, before: u64) -> LockedFrame<'l> {
+        let content = Content::from_word(before).unwrap_or(Content::Resident);
+        LockedFrame { word, content, held: true }
+    }
+
+    /// Where its content is.
+    pub fn content(&self) -> Content {
+        self.content
+    }
+
+    /// Writes down what the frame is about to become; still held. `false`:
+    /// the guest wants it as it was, and nothing is written.
+    #[must_use]
+    pub fn commit(&mut self, next: Content) -> bool {
+        let done = commit(self.word, next.to_word());
+        if done {
+            self.content = next;
+        }
+        done
+    }
+
+    /// The frame is `next` now; whether a fault for it must be served.
+    #[must_use]
+    pub fn unlock(mut self, next: Content) -> bool {
+        self.held = false;
+        unlock(self.word, next.to_word())
+    }
+
+    /// The frame stays what it is; whether a fault for it must be served.
+    #[must_use]
+    pub fn abandon(mut self) -> bool {
+        self.held = false;
+        abandon(self.word)
+    }
+}
+
+impl Drop for LockedFrame<'_> {
+    fn drop(&mut self) {
+        if self.held {
+            // Only while a panic unwinds: every other way unlocks by name.
+            abandon(self.word);
+        }
+    }
+}
+
+fn abandon_all(words: &[Word]) -> bool {
+    words.iter().fold(false, |wanted, word| abandon(word) | wanted)
+}
+
+/// The frames of a range in one huge frame, held: by one word, or one each.
+#[must_use]
+pub struct Locked<'l> {
+    words: &'l [Word],
+    frames: FrameRange,
+    held: bool,
+}
+
+impl<'l> Locked<'l> {
+    pub(crate) fn take(words: &'l [Word], frames: FrameRange) -> Result<Locked<'l>, Busy> {
+        for (index, word) in words.iter().enumerate() {
+            if try_lock(word).is_none() {
+                return Err(Busy { wanted: abandon_all(&words[..index]) });
+            }
+        }
+        Ok(Locked { words, frames, held: true })
+    }
+
+    /// The frames.
+    pub fn frames(&self) -> FrameRange {
+        self.frames
+    }
+
+    /// Where their content is, word by word.
+    pub fn contents(&self) -> impl Iterator<Item = (FrameRange, Content)> {
+        let each = self.frames.count / (self.words.len() as u64).max(1);
+        self.words.iter().zip(0..).map(move |(word, index): (&Word, u64)| {
+            let value = word.load(Acquire);
+            let frames = FrameRange::new(Gfn(self.frames.start.0 + index * each), each);
+            (frames, Content::from_word(value).unwrap_or(Content::Resident))
+        })
+    }
+
+    /// Writes down what all the frames are about to become; still held. A
+    /// mark stays: it is for [`Locked::unlock`] to tell.
+    pub fn set(&self, next: Content) {
+        for word in self.words {
+            // Marked before: keep the mark. But for marking it nobody else
+            // writes a held word, so it cannot change in between.
+            if !commit(word, next.to_word()) {
+                word.store(next.to_word() | LOCK | WANT, Release);
+            }
+        }
+    }
+
+    /// The frames stay what they are; whether a fault for one must be served.
+    #[must_use]
+    pub fn abandon(mut self) -> bool {
+        self.held = false;
+        abandon_all(self.words)
+    }
+
+    /// All the frames are `next` now; whether a fault for one must be served.
+    #[must_use]
+    pub fn unlock(mut self, next: Content) -> bool {
+        self.held = false;
+        self.words.iter().fold(false, |wanted, word| unlock(word, next.to_word()) | wanted)
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.held {
+            abandon_all(self.words);
+        }
+    }
+}

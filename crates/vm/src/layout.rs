@@ -1,0 +1,215 @@
+//! Where a QEMU keeps its guest's RAM: asked of QEMU, checked against the kernel.
+//!
+//! `info mtree -f` gives the guest-physical ranges, `gpa2hva` their address in
+//! QEMU, `/proc/PID/maps` the file behind that address. Nothing is assumed of
+//! the machine type.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use ebb_sys::mapping::Mapping;
+use ebb_sys::process::{Process, Vma};
+use ebb_sys::ram_file::RamFile;
+use ebb_units::{Gpa, Hva};
+use serde_json::{Value, json};
+
+use crate::qmp::{Qmp, QmpError};
+use crate::ram::{Backing, BadLayout, Ram, Region};
+
+/// Why the RAM of a VMM cannot be held.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// QMP failed.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// The kernel's view of the process could not be had.
+    #[error("cannot look into the VMM: {0}")]
+    Io(#[from] io::Error),
+    /// The answers contradict each other.
+    #[error(transparent)]
+    Contradiction(#[from] BadLayout),
+    /// RAM that nobody else can map.
+    #[error(
+        "memory backend {0} is no shared memfd, so Ebb cannot reach it: start QEMU with \
+         -object memory-backend-memfd,id={0},size=...,share=on"
+    )]
+    NotShared(String),
+    /// No RAM was found at all.
+    #[error(
+        "the VM has no RAM in a shared memfd: start QEMU with -object \
+         memory-backend-memfd,id=ram,size=...,share=on -machine ...,memory-backend=ram"
+    )]
+    NoRam,
+    /// An answer of QEMU that is not understood.
+    #[error("QEMU's answer is not understood: {0}")]
+    Answer(String),
+}
+
+/// A guest-physical run of one memory backend.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Segment {
+    backend: String,
+    gpa: u64,
+    /// Last address, inclusive.
+    last: u64,
+}
+
+/// Finds all RAM of the VM and maps it here.
+///
+/// # Errors
+/// [`LayoutError`].
+pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
+    let backends = memory_backends(&qmp.execute("query-memdev", json!({}))?)?;
+    let segments = parse_mtree(&qmp.human("info mtree -f")?);
+    let mappings = process.mappings()?;
+    let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
+    let mut regions = Vec::new();
+    for segment in segments.iter().filter(|s| backends.contains(&s.backend)) {
+        let hva = parse_hva(&qmp.human(&format!("gpa2hva {:#x}", segment.gpa))?)?;
+        let bytes = segment.last - segment.gpa + 1;
+        let vma = mappings.iter().find(|v| hva >= v.start && hva.0 - v.start.0 < v.bytes);
+        let vma = vma.filter(|v| is_shared_memfd(v) && hva.0 - v.start.0 + bytes <= v.bytes);
+        let vma = vma.ok_or_else(|| LayoutError::NotShared(segment.backend.clone()))?;
+        let offset = vma.offset + (hva.0 - vma.start.0);
+        regions.push(Region { gpa: Gpa(segment.gpa), bytes, hva, file: files.of(vma)?, offset });
+    }
+    if regions.is_empty() {
+        return Err(LayoutError::NoRam);
+    }
+    Ok(Ram::new(regions, files.backings)?)
+}
+
+/// The shared memory backends by name; an unshared one is refused, since part
+/// of the guest's memory would lie beyond reach.
+fn memory_backends(answer: &Value) -> Result<Vec<String>, LayoutError> {
+    let list = answer.as_array().ok_or_else(|| LayoutError::Answer("query-memdev".into()))?;
+    list.iter()
+        .map(|backend| {
+            let id = backend.get("id").and_then(Value::as_str).unwrap_or("ram");
+            match backend.get("share").and_then(Value::as_bool) {
+                Some(true) => Ok(id.to_owned()),
+                _ => Err(LayoutError::NotShared(id.to_owned())),
+            }
+        })
+        .collect()
+}
+
+/// The RAM ranges of the view that the processors have. Ranges of one backend
+/// at one distance are joined: the holes between them are the legacy ROM
+/// windows below 1 MiB, which the firmware turns into RAM as it boots.
+fn parse_mtree(text: &str) -> Vec<Segment> {
+    let view = text.split("FlatView #").find(|view| view.contains("AS \"memory\""));
+    let mut joined: BTreeMap<(String, u64), (u64, u64)> = BTreeMap::new();
+    for (backend, gpa, last, offset) in view.unwrap_or("").lines().filter_map(parse_ram_line) {
+        let distance = gpa.wrapping_sub(offset);
+        let run = joined.entry((backend, distance)).or_insert((gpa, last));
+        *run = (run.0.min(gpa), run.1.max(last));
+    }
+    joined.into_iter().map(|((backend, _), (gpa, last))| Segment { backend, gpa, last }).collect()
+}
+
+/// `0000000000100000-000000007fffffff (prio 0, ram): r0 @0000000000100000 KVM`
+fn parse_ram_line(line: &str) -> Option<(String, u64, u64, u64)> {
+    let (range, rest) = line.trim().split_once(" (prio ")?;
+    let (_, name) = rest.split_once(", ram): ")?;
+    let (gpa, last) = range.split_once('-')?;
+    let (gpa, last) = (u64::from_str_radix(gpa, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
+    let mut words = name.split_ascii_whitespace();
+    let backend = words.next()?.to_owned();
+    let offset = words.next().and_then(|word| word.strip_prefix('@'));
+    let offset = offset.map_or(Some(0), |hex| u64::from_str_radix(hex, 16).ok())?;
+    (last >= gpa).then_some((backend, gpa, last, offset))
+}
+
+/// `Host virtual address for 0x100000 (ram) is 0x7f11200ff000`
+fn parse_hva(text: &str) -> Result<Hva, LayoutError> {
+    let hex = text.trim().rsplit_once("is 0x").map(|(_, hex)| hex);
+    let value = hex.and_then(|hex| u64::from_str_radix(hex, 16).ok());
+    value.map(Hva).ok_or_else(|| LayoutError::Answer(text.trim().to_owned()))
+}
+
+fn is_shared_memfd(vma: &Vma) -> bool {
+    vma.shared_write && vma.name.starts_with("/memfd:")
+}
+
+/// The files opened so far, each once.
+struct Files<'p> {
+    process: &'p Process,
+    inodes: Vec<u64>,
+    backings: Vec<Backing>,
+}
+
+impl Files<'_> {
+    fn of(&mut self, vma: &Vma) -> Result<usize, LayoutError> {
+        if let Some(index) = self.inodes.iter().position(|&inode| inode == vma.inode) {
+            return Ok(index);
+        }
+        let file = open_memfd(self.process, vma)?;
+        let mapping = Mapping::new(&file, 0, file.bytes()?)?;
+        self.inodes.push(vma.inode);
+        self.backings.push(Backing { file, mapping });
+        Ok(self.backings.len() - 1)
+    }
+}
+
+/// The VMM keeps the memfd open; its descriptor is known by the inode.
+fn open_memfd(process: &Process, vma: &Vma) -> Result<RamFile, LayoutError> {
+    for (number, link) in process.descriptors()? {
+        if link.starts_with("/memfd:") {
+            let file = RamFile::from(process.descriptor(number)?);
+            if file.identity()?.1 == vma.inode {
+                return Ok(file);
+            }
+        }
+    }
+    Err(LayoutError::NotShared(vma.name.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTREE: &str = r#"FlatView #0
+ AS "mch", root: bus master container
+ Root memory region: (none)
+  No rendered FlatView
+
+FlatView #1
+ AS "memory", root: system
+ AS "cpu-memory-0", root: system
+ Root memory region: system
+  0000000000000000-00000000000bffff (prio 0, ram): r0
+  00000000000c0000-00000000000dffff (prio 1, rom): pc.rom
+  0000000000100000-000000007fffffff (prio 0, ram): r0 @0000000000100000 KVM
+  00000000fec00000-00000000fec00fff (prio 0, i/o): ioapic
+  0000000100000000-000000013fffffff (prio 0, ram): r0 @0000000080000000
+  0000000140000000-00000001bfffffff (prio 0, ram): r1
+"#;
+
+    #[test]
+    fn reads_the_processors_view_and_joins_around_rom() {
+        let segment = |backend: &str, gpa, last| Segment { backend: backend.into(), gpa, last };
+        assert_eq!(
+            parse_mtree(MTREE),
+            [
+                segment("r0", 0, 0x7fff_ffff),
+                segment("r0", 0x1_0000_0000, 0x1_3fff_ffff),
+                segment("r1", 0x1_4000_0000, 0x1_bfff_ffff),
+            ]
+        );
+    }
+
+    #[test]
+    fn nonsense_gives_nothing() {
+        assert_eq!(parse_mtree("FlatView #0\n AS \"memory\", root\n zz-yy (prio 0, ram): r"), []);
+        assert!(parse_hva("No memory is mapped at address 0x0").is_err());
+        assert_eq!(parse_hva("... (ram) is 0x7f11200ff000\r\n").unwrap(), Hva(0x7f11_200f_f000));
+    }
+
+    #[test]
+    fn unshared_memory_is_refused_by_name() {
+        let answer = json!([{ "id": "r0", "share": true }, { "id": "r1", "share": false }]);
+        let error = memory_backends(&answer).unwrap_err();
+        assert!(error.to_string().contains("memory backend r1 "), "{error}");
+    }
+}

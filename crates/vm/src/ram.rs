@@ -1,0 +1,289 @@
+//! The guest's RAM: guest-physical ranges, each a piece of a shared file that
+//! the VMM has mapped.
+
+use std::io;
+use std::sync::atomic::AtomicU64;
+
+use ebb_sys::mapping::Mapping;
+use ebb_sys::ram_file::RamFile;
+use ebb_sys::uffd::HvaRange;
+use ebb_units::{FrameRange, Gfn, Gpa, Hva};
+
+/// A run of guest-physical addresses that is contiguous in the VMM's address
+/// space and in its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Region {
+    /// First guest-physical address.
+    pub gpa: Gpa,
+    /// Length.
+    pub bytes: u64,
+    /// Where the VMM has it.
+    pub hva: Hva,
+    /// Which of [`Ram::files`] it lies in.
+    pub file: usize,
+    /// Where in that file.
+    pub offset: u64,
+}
+
+impl Region {
+    /// The frames of this region.
+    pub fn frames(&self) -> FrameRange {
+        FrameRange::new(self.gpa.gfn(), self.bytes / ebb_units::FRAME_BYTES)
+    }
+
+    /// The region in the VMM's address space.
+    pub fn hva_range(&self) -> HvaRange {
+        HvaRange { start: self.hva, bytes: self.bytes }
+    }
+}
+
+/// A piece of RAM as the host knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// In the VMM's address space.
+    pub hva: Hva,
+    /// Which file.
+    pub file: usize,
+    /// Where in the file.
+    pub offset: u64,
+    /// Bytes from there to the end of the region.
+    pub left_bytes: u64,
+}
+
+/// One file of RAM and Ebb's own view of it.
+pub struct Backing {
+    /// The file.
+    pub file: RamFile,
+    /// All of it, mapped here; not watched by the userfaultfd.
+    pub mapping: Mapping,
+}
+
+/// All RAM of a VM.
+pub struct Ram {
+    regions: Vec<Region>,
+    files: Vec<Backing>,
+}
+
+/// The regions overlap, or leave their files.
+#[derive(Debug, thiserror::Error)]
+#[error("the VMM's RAM layout contradicts itself at {0:?}")]
+pub struct BadLayout(Gpa);
+
+impl Ram {
+    /// RAM made of `regions` over `files`.
+    ///
+    /// # Errors
+    /// [`BadLayout`] when regions overlap, are not frame aligned, or reach
+    /// beyond their file.
+    pub fn new(mut regions: Vec<Region>, files: Vec<Backing>) -> Result<Ram, BadLayout> {
+        regions.sort_by_key(|region| region.gpa);
+        let mut free_from = 0;
+        for region in &regions {
+            let end = region.gpa.0.checked_add(region.bytes);
+            let file_bytes = files.get(region.file).map_or(0, |file| file.mapping.bytes());
+            let in_file = region.offset.checked_add(region.bytes).is_some_and(|e| e <= file_bytes);
+            let aligned = (region.gpa.0 | region.bytes | region.hva.0 | region.offset)
+                .is_multiple_of(ebb_units::FRAME_BYTES);
+            match end {
+                Some(end) if region.gpa.0 >= free_from && in_file && aligned => free_from = end,
+                _ => return Err(BadLayout(region.gpa)),
+            }
+        }
+        Ok(Ram { regions, files })
+    }
+
+    /// Its regions in guest-physical order.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Its files.
+    pub fn files(&self) -> &[Backing] {
+        &self.files
+    }
+
+    /// Its size as the guest sees it.
+    pub fn bytes(&self) -> u64 {
+        self.regions.iter().map(|region| region.bytes).sum()
+    }
+
+    /// The frame after the last one of RAM.
+    pub fn end(&self) -> Gfn {
+        self.regions.last().map_or(Gfn(0), |region| region.frames().end())
+    }
+
+    /// The memory that the host spends on it.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn resident_bytes(&self) -> io::Result<u64> {
+        self.files.iter().map(|backing| backing.file.resident_bytes()).sum()
+    }
+
+    /// Where a guest-physical address lies; `None`: not in RAM.
+    pub fn place(&self, gpa: Gpa) -> Option<Place> {
+        let index = self.regions.partition_point(|region| region.gpa <= gpa).checked_sub(1)?;
+        let region = self.regions.get(index)?;
+        let into = gpa.0 - region.gpa.0;
+        (into < region.bytes).then(|| Place {
+            hva: Hva(region.hva.0 + into),
+            file: region.file,
+            offset: region.offset + into,
+            left_bytes: region.bytes - into,
+        })
+    }
+
+    /// The place of a whole range; `None` when it is not in one region.
+    pub fn range(&self, frames: FrameRange) -> Option<Place> {
+        self.place(frames.start.gpa()).filter(|place| place.left_bytes >= frames.bytes())
+    }
+
+    /// The range in the VMM's address space.
+    pub fn hva_range(&self, frames: FrameRange) -> Option<HvaRange> {
+        Some(HvaRange { start: self.range(frames)?.hva, bytes: frames.bytes() })
+    }
+
+    /// The guest-physical address behind an address of the VMM.
+    pub fn gpa(&self, hva: Hva) -> Option<Gpa> {
+        // A handful of regions: a search over another order would not pay.
+        let region = self
+            .regions
+            .iter()
+            .find(|region| hva >= region.hva && hva.0 - region.hva.0 < region.bytes)?;
+        Some(Gpa(region.gpa.0 + (hva.0 - region.hva.0)))
+    }
+
+    /// The part of a range that is RAM and lies in the region of its first frame.
+    pub fn clip(&self, frames: FrameRange) -> Option<FrameRange> {
+        let left = self.place(frames.start.gpa())?.left_bytes / ebb_units::FRAME_BYTES;
+        Some(FrameRange::new(frames.start, frames.count.min(left)))
+    }
+
+    fn backing(&self, frames: FrameRange) -> io::Result<(&Backing, u64)> {
+        let place = self.range(frames).ok_or(io::ErrorKind::InvalidInput)?;
+        let backing = self.files.get(place.file).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok((backing, place.offset))
+    }
+
+    /// Gives the range's memory to the host; it reads as zero from then on.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; as fallocate(2).
+    pub fn punch(&self, frames: FrameRange) -> io::Result<()> {
+        let (backing, offset) = self.backing(frames)?;
+        backing.file.punch(offset, frames.bytes())
+    }
+
+    /// Puts memory behind the range, zeros where there was none.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; `ENOMEM`: the host has none.
+    pub fn populate(&self, frames: FrameRange) -> io::Result<()> {
+        let (backing, offset) = self.backing(frames)?;
+        backing.mapping.populate(offset, frames.bytes())?;
+        // The guest maps it on its own account; an entry here would only make
+        // the next punch dearer.
+        backing.mapping.forget(offset, frames.bytes())
+    }
+
+    /// Reads the range; holes read as zeros and stay holes.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; as pread(2).
+    pub fn read(&self, frames: FrameRange, to: &mut [u8]) -> io::Result<()> {
+        let (backing, offset) = self.backing(frames)?;
+        backing.file.read_at(offset, to)
+    }
+
+    /// One aligned word, read once and without giving a hole memory.
+    pub fn word(&self, gpa: Gpa) -> Option<u64> {
+        let place = self.place(gpa).filter(|_| gpa.0.is_multiple_of(8))?;
+        let mut word = [0; 8];
+        self.files.get(place.file)?.file.read_at(place.offset, &mut word).ok()?;
+        Some(u64::from_ne_bytes(word))
+    }
+
+    /// Words in place. Loading one from a hole allocates a page: for memory
+    /// that is known to be there.
+    pub fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]> {
+        let place = self.place(gpa)?;
+        let bytes = u64::try_from(count).ok()?.checked_mul(8)?;
+        let backing = self.files.get(place.file).filter(|_| bytes <= place.left_bytes)?;
+        backing.mapping.words(place.offset, count)
+    }
+
+    /// Whether no frame of the range has memory behind it.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; as lseek(2).
+    pub fn is_hole(&self, frames: FrameRange) -> io::Result<bool> {
+        let (backing, offset) = self.backing(frames)?;
+        backing.file.is_hole(offset, frames.bytes())
+    }
+
+    /// The next extent with memory behind it, at or after `from`: start and
+    /// length, both whole frames. `None`: there is none.
+    pub fn next_populated(&self, from: Gpa) -> Option<(Gpa, u64)> {
+        let first = self.regions.partition_point(|r| r.gpa.0 + r.bytes <= from.0);
+        self.regions.get(first..)?.iter().find_map(|region| {
+            let into = from.0.saturating_sub(region.gpa.0);
+            let file = &self.files.get(region.file)?.file;
+            let end = region.offset + region.bytes;
+            let data = file.next_data(region.offset + into).ok()?.filter(|&at| at < end)?;
+            let hole = file.next_hole(data).ok()?.min(end);
+            Some((Gpa(region.gpa.0 + (data - region.offset)), hole - data))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two_regions() -> Ram {
+        let file = RamFile::create("ram-test", 4 << 20).unwrap();
+        let mapping = Mapping::new(&file, 0, 4 << 20).unwrap();
+        let region = |gpa, hva, offset| Region {
+            gpa: Gpa(gpa),
+            bytes: 2 << 20,
+            hva: Hva(hva),
+            file: 0,
+            offset,
+        };
+        let regions = vec![region(4 << 30, 0x9000_0000, 2 << 20), region(0, 0x7000_0000, 0)];
+        Ram::new(regions, vec![Backing { file, mapping }]).unwrap()
+    }
+
+    #[test]
+    fn translates_both_ways_and_not_beyond() {
+        let ram = two_regions();
+        assert_eq!(ram.bytes(), 4 << 20);
+        assert_eq!(ram.place(Gpa((4 << 30) + 8)).unwrap().hva, Hva(0x9000_0008));
+        assert_eq!(ram.gpa(Hva(0x7000_1000)), Some(Gpa(0x1000)));
+        assert_eq!(ram.gpa(Hva(0x7020_0000)), None);
+        assert_eq!(ram.place(Gpa(2 << 20)), None);
+        assert_eq!(ram.place(Gpa(u64::MAX)), None);
+        assert_eq!(ram.range(FrameRange::new(Gfn(511), 2)), None);
+    }
+
+    #[test]
+    fn populates_and_punches() {
+        let ram = two_regions();
+        let frames = FrameRange::new(Gfn(1 << 20), 2);
+        ram.populate(frames).unwrap();
+        assert_eq!(ram.next_populated(Gpa(0)), Some((Gpa(4 << 30), 8192)));
+        assert_eq!(ram.word(Gpa(4 << 30)), Some(0));
+        ram.punch(frames).unwrap();
+        assert!(ram.is_hole(frames).unwrap());
+        assert_eq!(ram.next_populated(Gpa(0)), None);
+    }
+
+    #[test]
+    fn a_layout_that_overlaps_is_refused() {
+        let file = RamFile::create("ram-test", 4 << 20).unwrap();
+        let mapping = Mapping::new(&file, 0, 4 << 20).unwrap();
+        let region = Region { gpa: Gpa(0), bytes: 2 << 20, hva: Hva(0), file: 0, offset: 0 };
+        let again = Region { gpa: Gpa(1 << 20), ..region };
+        assert!(Ram::new(vec![region, again], vec![Backing { file, mapping }]).is_err());
+    }
+}
