@@ -18,10 +18,10 @@ pub use choice::{Accelerator, Backing, Mode, State};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
 pub use report::{DetachReport, EvictReport, Problem, ReclaimReport, Skipped, Version};
-pub use request::{AttachRequest, MIN_ORDER_DEFAULT};
 pub use request::{
-    AutoRequest, BadRequest, CPUS_MAX, EvictRequest, INTERVAL_MS_MAX, INTERVAL_MS_MIN,
-    MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, ReclaimRequest, RunRequest, StatusQuery,
+    AttachRequest, AutoRequest, BadRequest, CPUS_MAX, EvictRequest, INTERVAL_MS_MAX,
+    INTERVAL_MS_MIN, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT, ReclaimRequest,
+    RunRequest, StatusQuery,
 };
 pub use status::{
     AutoStatus, FaultCounts, FaultTimes, GuestStatus, ORDER_MAX, VmStatus, VmSummary,

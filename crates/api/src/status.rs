@@ -117,7 +117,7 @@ pub struct AutoStatus {
     pub on: bool,
     /// Time between two reclaims, in milliseconds.
     pub interval_ms: u64,
-    /// Free memory that it leaves in the guest, beside the reserve.
+    /// Free memory that it leaves in the guest, besides the reserve.
     pub keep_bytes: u64,
     /// What its last round did; null before the first.
     pub last: Option<ReclaimReport>,

@@ -1,1 +1,22 @@
-//! (being written)
+//! The pager: serves the faults of a VM, and empties its frames.
+//!
+//! The fault path asks the ledger and nothing else. It allocates nothing,
+//! takes no lock that is wider than a frame or a huge frame, never speaks to
+//! the VMM, and never waits for whoever empties frames meanwhile: it leaves a
+//! mark in the ledger, and the holder serves the fault when it is done.
+#![forbid(unsafe_code)]
+
+mod claim;
+mod counters;
+mod fault_thread;
+mod install;
+mod io_mapping;
+mod latency;
+mod pager;
+
+pub use claim::Claim;
+pub use counters::Counters;
+pub use fault_thread::FaultThread;
+pub use io_mapping::{IoMapping, NoDevices};
+pub use latency::Latency;
+pub use pager::{Grain, Pager, Restored};

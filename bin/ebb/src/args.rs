@@ -1,0 +1,206 @@
+//! The command line. Help, man pages and completions all come from here.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use ebb_api::{Backing, Mode, VmName, route};
+use ebb_units::Bytes;
+
+use crate::interval::Interval;
+
+/// Takes back the memory that running VMs do not use, and returns it on touch
+///
+/// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `doctor`, `completions`
+/// and `help` speak to the daemon `ebbd` and start it where it does not run.
+#[derive(Parser)]
+#[command(name = "ebb", version, max_term_width = 100)]
+pub struct Args {
+    /// Where the daemon keeps its socket, log and records
+    #[arg(long, global = true, env = "EBB_RUN_DIR", value_name = "DIR")]
+    #[arg(default_value = route::RUN_DIR_DEFAULT)]
+    pub run_dir: PathBuf,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Start QEMU and hold the VM
+    Run(Run),
+    /// Hold a QEMU that runs already
+    Attach(Attach),
+    /// Bring a VM's memory back and let it go; the guest runs on
+    Detach {
+        #[command(flatten)]
+        vm: Vm,
+    },
+    /// Show all held VMs
+    List {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Show all that is known about a VM
+    Status {
+        #[command(flatten)]
+        vm: Vm,
+    },
+    /// Take the guest's free memory once
+    Reclaim {
+        #[command(flatten)]
+        vm: Vm,
+        /// Stop once this much is taken [default: all but a small reserve]
+        #[arg(long, value_name = "SIZE")]
+        bytes: Option<Bytes>,
+    },
+    /// Switch automatic reclaim on or off
+    Auto(Auto),
+    /// Save and empty memory whether it is used or not: for tests and emergencies
+    Evict {
+        #[command(flatten)]
+        vm: Vm,
+        /// How much
+        #[arg(long, value_name = "SIZE")]
+        bytes: Bytes,
+    },
+    /// Check what this host offers, what a lack costs and how to mend it
+    Doctor {
+        /// Mend what can be mended from here, and say what was done
+        #[arg(long)]
+        fix: bool,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print completions for a shell
+    Completions {
+        /// For which shell
+        shell: Shell,
+    },
+    /// Write the man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// An existing directory
+        dir: PathBuf,
+    },
+}
+
+#[derive(clap::Args)]
+pub struct Output {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(clap::Args)]
+pub struct Vm {
+    /// The VM's name
+    pub name: VmName,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(clap::Args)]
+pub struct Run {
+    /// The VM's name, unique on the host
+    #[arg(long)]
+    pub name: VmName,
+    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Bytes,
+    /// vCPUs, 1 to 255
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub cpus: u32,
+    /// Kernel image to boot directly
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk, with --kernel
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line, with --kernel
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub append: Option<String>,
+    /// What the guest's RAM is made of: auto, hugetlb, thp or small
+    #[arg(long, default_value_t = Backing::Auto)]
+    pub backing: Backing,
+    #[command(flatten)]
+    pub watch: Watch,
+    #[command(flatten)]
+    pub output: Output,
+    /// Further arguments for QEMU, passed as they are
+    #[arg(last = true, value_name = "QEMU ARGS")]
+    pub qemu_args: Vec<String>,
+}
+
+#[derive(clap::Args)]
+pub struct Attach {
+    /// The VM's name, unique on the host
+    #[arg(long)]
+    pub name: VmName,
+    /// QEMU's process
+    #[arg(long)]
+    pub pid: i32,
+    /// QEMU's QMP socket [default: the one on QEMU's command line]
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: Option<PathBuf>,
+    #[command(flatten)]
+    pub watch: Watch,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(clap::Args)]
+pub struct Watch {
+    /// How emptied memory is watched: strict or release [default: release where no device reaches
+    /// the guest's memory by itself, else strict]
+    #[arg(long)]
+    pub mode: Option<Mode>,
+    /// Smallest buddy block to take, 0 to 10 [default: 9, which is 2 MiB]
+    #[arg(long, value_name = "ORDER")]
+    pub min_order: Option<u8>,
+}
+
+#[derive(clap::Args)]
+pub struct Auto {
+    /// The VM's name
+    pub name: VmName,
+    /// On or off
+    pub switch: Switch,
+    /// Time between two reclaims, as 500ms, 5s or 1m [default: as set before, at first 5s]
+    #[arg(long, value_name = "TIME")]
+    pub interval: Option<Interval>,
+    /// Free memory to leave in the guest [default: as set before, at first 0]
+    #[arg(long, value_name = "SIZE")]
+    pub keep: Option<Bytes>,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Reclaim at every interval
+    On,
+    /// Reclaim only when asked
+    Off,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_holds_together() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn qemu_gets_its_arguments_untouched() {
+        let line = "ebb run --name web --memory 2G -- -drive file=a.img,if=virtio --name inner";
+        let Command::Run(run) = Args::try_parse_from(line.split(' ')).map(|a| a.command).unwrap()
+        else {
+            panic!("not run")
+        };
+        assert_eq!(run.qemu_args, ["-drive", "file=a.img,if=virtio", "--name", "inner"]);
+        assert_eq!(run.memory, Bytes(2 << 30));
+    }
+}

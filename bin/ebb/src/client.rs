@@ -1,0 +1,61 @@
+//! One HTTP/1.1 exchange with the daemon over its UNIX socket.
+
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, bail};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+
+use ebb_api::Problem;
+
+/// Asks for `path` with `body`, which is JSON or empty; the answer read from JSON.
+///
+/// There is no time limit: a detach may have to bring back a terabyte.
+///
+/// # Errors
+/// The daemon's refusal in its own words, or what went wrong on the way.
+pub fn call<A: DeserializeOwned>(
+    stream: UnixStream,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> anyhow::Result<A> {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "ebbd")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body)))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let (status, answer) = runtime
+        .block_on(exchange(stream, request))
+        .context("ebbd ended the connection without an answer; its log may say why")?;
+    if !status.is_success() {
+        bail!(refusal(status, &answer));
+    }
+    serde_json::from_slice(&answer)
+        .context("this ebb does not understand ebbd's answer; are both from one release?")
+}
+
+async fn exchange(
+    stream: UnixStream,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    stream.set_nonblocking(true)?;
+    let stream = TokioIo::new(tokio::net::UnixStream::from_std(stream)?);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
+    tokio::spawn(connection);
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    Ok((status, response.into_body().collect().await?.to_bytes()))
+}
+
+fn refusal(status: StatusCode, answer: &[u8]) -> String {
+    match serde_json::from_slice::<Problem>(answer) {
+        Ok(problem) => problem.error,
+        Err(_) => format!("ebbd answered {status}: {}", String::from_utf8_lossy(answer)),
+    }
+}

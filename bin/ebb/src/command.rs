@@ -1,0 +1,173 @@
+//! One function per command: check, ask the daemon, show.
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::{env, fs, path};
+
+use anyhow::{Context, bail};
+use hyper::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use ebb_api::{
+    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, ReclaimReport,
+    ReclaimRequest, RunRequest, VmStatus, VmSummary, route,
+};
+use ebb_units::Bytes;
+
+use crate::args::{Args, Attach, Auto, Command, Run, Switch, Vm};
+use crate::{Outcome, client, daemon, doctor, manual, show};
+
+/// Does what the command line says; the text to print.
+pub fn run(args: Args) -> anyhow::Result<Outcome> {
+    let host = Host { run_dir: args.run_dir };
+    let text = match args.command {
+        Command::Run(run) => host.run(run)?,
+        Command::Attach(attach) => host.attach(attach)?,
+        Command::Detach { vm } => host.detach(&vm)?,
+        Command::List { output } => host.list(output.json)?,
+        Command::Status { vm } => host.status(&vm)?,
+        Command::Reclaim { vm, bytes } => host.reclaim(&vm, bytes)?,
+        Command::Auto(auto) => host.auto(&auto)?,
+        Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
+        Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
+        Command::Completions { shell } => manual::completions(shell)?,
+        Command::Man { dir } => manual::write_pages(&dir)?,
+    };
+    Ok(text.into())
+}
+
+struct Host {
+    run_dir: PathBuf,
+}
+
+impl Host {
+    fn ask<A: DeserializeOwned>(&self, method: Method, path: &str) -> anyhow::Result<A> {
+        client::call(daemon::connect(&self.run_dir)?, method, path, Vec::new())
+    }
+
+    fn send<A: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        request: &impl Serialize,
+    ) -> anyhow::Result<A> {
+        let body = serde_json::to_vec(request)?;
+        client::call(daemon::connect(&self.run_dir)?, method, path, body)
+    }
+
+    fn run(&self, run: Run) -> anyhow::Result<String> {
+        let json = run.output.json;
+        let request = run_request(run)?;
+        let status: VmStatus = self.send(Method::POST, route::RUN, &request)?;
+        render(&status, json, show::started)
+    }
+
+    fn attach(&self, attach: Attach) -> anyhow::Result<String> {
+        let request = AttachRequest {
+            name: attach.name,
+            pid: attach.pid,
+            qmp: attach.qmp.map(existing_socket).transpose()?,
+            mode: attach.watch.mode,
+            min_order: attach.watch.min_order,
+        };
+        request.check()?;
+        let status: VmStatus = self.send(Method::POST, route::ATTACH, &request)?;
+        render(&status, attach.output.json, show::started)
+    }
+
+    fn detach(&self, vm: &Vm) -> anyhow::Result<String> {
+        let path = route::of_vm(route::VM, &vm.name);
+        let report: DetachReport = self.ask(Method::DELETE, &path)?;
+        render(&report, vm.output.json, |report| show::detached(&vm.name, report))
+    }
+
+    fn list(&self, json: bool) -> anyhow::Result<String> {
+        let vms: Vec<VmSummary> = self.ask(Method::GET, route::VMS)?;
+        render(&vms, json, |vms| show::list(vms))
+    }
+
+    fn status(&self, vm: &Vm) -> anyhow::Result<String> {
+        let status: VmStatus = self.ask(Method::GET, &route::full_status(&vm.name))?;
+        render(&status, vm.output.json, show::status)
+    }
+
+    fn reclaim(&self, vm: &Vm, bytes: Option<Bytes>) -> anyhow::Result<String> {
+        let path = route::of_vm(route::RECLAIM, &vm.name);
+        let request = ReclaimRequest { bytes: bytes.map(|bytes| bytes.0) };
+        let report: ReclaimReport = self.send(Method::POST, &path, &request)?;
+        render(&report, vm.output.json, |report| show::reclaimed(&vm.name, report))
+    }
+
+    fn auto(&self, auto: &Auto) -> anyhow::Result<String> {
+        let path = route::of_vm(route::AUTO, &auto.name);
+        let request = AutoRequest {
+            on: auto.switch == Switch::On,
+            interval_ms: auto.interval.map(|interval| interval.ms),
+            keep_bytes: auto.keep.map(|keep| keep.0),
+        };
+        request.check()?;
+        let status: AutoStatus = self.send(Method::PUT, &path, &request)?;
+        render(&status, auto.output.json, |status| show::auto(&auto.name, status))
+    }
+
+    fn evict(&self, vm: &Vm, bytes: Bytes) -> anyhow::Result<String> {
+        let path = route::of_vm(route::EVICT, &vm.name);
+        let request = EvictRequest { bytes: bytes.0 };
+        let report: EvictReport = self.send(Method::POST, &path, &request)?;
+        render(&report, vm.output.json, |report| show::evicted(&vm.name, report))
+    }
+}
+
+fn render<T: Serialize>(
+    value: &T,
+    json: bool,
+    human: impl FnOnce(&T) -> String,
+) -> anyhow::Result<String> {
+    if json { Ok(serde_json::to_string_pretty(value)? + "\n") } else { Ok(human(value)) }
+}
+
+fn run_request(run: Run) -> anyhow::Result<RunRequest> {
+    let request = RunRequest {
+        name: run.name,
+        memory_bytes: run.memory.0,
+        cpus: run.cpus,
+        kernel: run.kernel.map(absolute).transpose()?,
+        initrd: run.initrd.map(absolute).transpose()?,
+        append: run.append,
+        backing: run.backing,
+        mode: run.watch.mode,
+        min_order: run.watch.min_order,
+        qemu_args: run.qemu_args,
+        cwd: Some(env::current_dir().context("the working directory")?),
+    };
+    request.check()?;
+    request.kernel.iter().chain(&request.initrd).try_for_each(|file| existing_file(file))?;
+    Ok(request)
+}
+
+/// Paths go to the daemon, which has another working directory, as JSON, which is UTF-8.
+fn absolute(path: PathBuf) -> anyhow::Result<PathBuf> {
+    let absolute = path::absolute(&path).with_context(|| path.display().to_string())?;
+    if absolute.to_str().is_none() {
+        bail!("{} is not UTF-8; rename it", path.display());
+    }
+    Ok(absolute)
+}
+
+fn existing_file(path: &Path) -> anyhow::Result<()> {
+    let found = fs::metadata(path).with_context(|| path.display().to_string())?;
+    if !found.is_file() {
+        bail!("{} is not a file", path.display());
+    }
+    Ok(())
+}
+
+fn existing_socket(path: PathBuf) -> anyhow::Result<PathBuf> {
+    let path = absolute(path)?;
+    let found = fs::metadata(&path).with_context(|| path.display().to_string())?;
+    if !found.file_type().is_socket() {
+        bail!("{} is not a UNIX socket", path.display());
+    }
+    Ok(path)
+}

@@ -1,0 +1,67 @@
+//! `ebb doctor`: what this host offers, what a lack costs, how to mend it.
+//!
+//! Needs no daemon. Every check looks or tries; none concludes from a version.
+
+mod finding;
+mod huge_pages;
+mod kvm;
+mod privilege;
+mod qemu;
+mod run_dir;
+mod userfaultfd;
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::Outcome;
+use finding::{Finding, Verdict};
+
+#[derive(Serialize)]
+struct Report {
+    checks: Vec<Finding>,
+    /// What `--fix` did, each as a command that would do the same.
+    fixed: Vec<String>,
+}
+
+/// Checks the host; with `fix`, mends first what can be mended.
+pub fn run(run_dir: &Path, fix: bool, json: bool) -> anyhow::Result<Outcome> {
+    let run_dir = std::path::absolute(run_dir).context("the run directory")?;
+    let mut checks = check(&run_dir);
+    let mut fixed = Vec::new();
+    if fix {
+        fixed = mend(&checks)?;
+        checks = check(&run_dir);
+    }
+    let good = checks.iter().all(|finding| finding.verdict != Verdict::Missing);
+    let report = Report { checks, fixed };
+    let text = if json { serde_json::to_string_pretty(&report)? + "\n" } else { report.text() };
+    Ok(Outcome { text, good })
+}
+
+fn check(run_dir: &Path) -> Vec<Finding> {
+    vec![
+        privilege::check(),
+        userfaultfd::check(),
+        huge_pages::check_shmem(),
+        huge_pages::check_hugetlb(),
+        qemu::check(),
+        kvm::check(),
+        run_dir::check(run_dir),
+    ]
+}
+
+fn mend(checks: &[Finding]) -> anyhow::Result<Vec<String>> {
+    let fixes = checks.iter().flat_map(|finding| &finding.fixes);
+    fixes
+        .map(|fix| fix.apply().with_context(|| fix.to_string()).map(|()| fix.to_string()))
+        .collect()
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let done = self.fixed.iter().map(|fix| format!("did: {fix}\n"));
+        done.chain(self.checks.iter().map(Finding::text)).collect()
+    }
+}

@@ -1,0 +1,243 @@
+//! Answers as people read them: aligned, sizes with units, one screen.
+
+use std::fmt::Display;
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use ebb_api::{
+    AutoStatus, DetachReport, EvictReport, FaultTimes, GuestStatus, ReclaimReport, VmName,
+    VmStatus, VmSummary,
+};
+use ebb_units::Bytes;
+
+use crate::interval::readable;
+
+/// One labelled line. Control characters go: some of the text is the guest's own.
+fn row(label: &str, value: impl Display) -> String {
+    let value = value.to_string().replace(char::is_control, "?");
+    format!("  {label:<14}{value}\n")
+}
+
+fn size(bytes: Option<u64>) -> String {
+    bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string())
+}
+
+fn share(bytes: u64, of_bytes: u64) -> String {
+    let percent = u128::from(bytes) * 100 / u128::from(of_bytes.max(1));
+    format!("{:<12}{percent} %", Bytes(bytes).to_string())
+}
+
+/// What `run` and `attach` decided, and how to see the guest.
+pub fn started(vm: &VmStatus) -> String {
+    let memory = Bytes(vm.memory_bytes);
+    let head = format!("{} is held: QEMU's pid is {}, memory {memory}\n", vm.name, vm.pid);
+    let console = vm.console.as_deref().map(|path| row("console", watch_with(path)));
+    head + &decisions(vm) + &console.unwrap_or_default() + &warnings(vm)
+}
+
+fn decisions(vm: &VmStatus) -> String {
+    let because = |choice: &str, reason: &str| format!("{choice:<9}{reason}");
+    row("accelerator", because(vm.accelerator.as_str(), &vm.accelerator_reason))
+        + &row("backing", because(vm.backing.as_str(), &vm.backing_reason))
+        + &row("mode", because(vm.mode.as_str(), &vm.mode_reason))
+}
+
+/// Commands that show the console: its log beside it, and its socket to type into.
+fn watch_with(console: &Path) -> String {
+    let is_socket = fs::metadata(console).is_ok_and(|found| found.file_type().is_socket());
+    let log = console.with_extension("log");
+    let watch = format!("tail -f {}", log.display());
+    let type_into = format!("socat -,raw,echo=0,escape=0x1d {}", console.display());
+    match (is_socket, log.exists()) {
+        (true, true) => format!("{watch}   (to type into it: {type_into})"),
+        (true, false) => type_into,
+        (false, _) => watch,
+    }
+}
+
+fn warnings(vm: &VmStatus) -> String {
+    vm.warnings.iter().map(|warning| row("warning", warning)).collect()
+}
+
+/// All that is known about a VM.
+pub fn status(vm: &VmStatus) -> String {
+    let order_bytes = Bytes(4096 << vm.min_order.min(ebb_api::ORDER_MAX));
+    [
+        format!("{}: {}, QEMU's pid is {}\n", vm.name, vm.state, vm.pid),
+        decisions(vm),
+        row("least block", format!("order {} ({order_bytes})", vm.min_order)),
+        "\nmemory\n".into(),
+        row("total", Bytes(vm.memory_bytes)),
+        row("resident", share(vm.resident_bytes, vm.memory_bytes)),
+        row("emptied", share(vm.emptied_bytes, vm.memory_bytes)),
+        row("guest free", size(vm.guest_free_bytes)),
+        row("reclaimed", format!("{} in all", Bytes(vm.reclaimed_total_bytes))),
+        row("returned", format!("{} in all", Bytes(vm.returned_total_bytes))),
+        guest(&vm.guest),
+        faults(vm),
+        "\nautomatic reclaim\n".into(),
+        auto_rows(&vm.auto),
+        warnings(vm),
+    ]
+    .concat()
+}
+
+fn guest(guest: &GuestStatus) -> String {
+    let trust = match (guest.trusted, &guest.why) {
+        (true, _) => "yes".to_owned(),
+        (false, Some(why)) => format!("no: {why}"),
+        (false, None) => "no".to_owned(),
+    };
+    [
+        "\nguest\n".into(),
+        row("kernel", guest.kernel.as_deref().unwrap_or("unknown")),
+        row("trusted", trust),
+        row("anonymous", size(guest.anonymous_bytes)),
+        row("file", size(guest.file_bytes)),
+        row("slab", size(guest.slab_bytes)),
+        row("page tables", size(guest.page_table_bytes)),
+        row("offline", size(guest.offline_bytes)),
+        row("free blocks", guest.free_blocks.map_or("unknown".into(), free_blocks)),
+    ]
+    .concat()
+}
+
+fn free_blocks(blocks: [u64; ebb_api::ORDER_MAX as usize + 1]) -> String {
+    let by_order = blocks.iter().enumerate().map(|(order, count)| format!("{order}:{count}"));
+    by_order.collect::<Vec<_>>().join("  ") + "  (order:count)"
+}
+
+fn faults(vm: &VmStatus) -> String {
+    let counts = vm.faults;
+    let served = format!(
+        "missing {}, metadata {} ({} spurious), early {}",
+        counts.missing, counts.metadata, counts.spurious, counts.early
+    );
+    let time = match vm.fault_ns {
+        FaultTimes { p50: Some(p50), p99: Some(p99) } => {
+            format!("p50 {}, p99 {}", readable(p50), readable(p99))
+        }
+        _ => "no fault yet".into(),
+    };
+    "\nfaults\n".to_owned() + &row("served", served) + &row("took", time)
+}
+
+fn auto_rows(auto: &AutoStatus) -> String {
+    let every = readable(auto.interval_ms.saturating_mul(1_000_000));
+    let state = match auto.on {
+        true => {
+            format!("on, every {every}, keeps {} free besides the reserve", Bytes(auto.keep_bytes))
+        }
+        false => "off".into(),
+    };
+    row("state", state)
+        + &auto.last.as_ref().map(|last| row("last", report(last))).unwrap_or_default()
+}
+
+fn report(report: &ReclaimReport) -> String {
+    format!(
+        "took {} in {}; stopped: {}",
+        Bytes(report.bytes),
+        readable(report.duration_ns),
+        report.stopped_by
+    )
+}
+
+/// What one reclaim did.
+pub fn reclaimed(name: &VmName, report: &ReclaimReport) -> String {
+    let skipped = report.skipped;
+    [
+        format!("{name}: took {} in {} blocks\n", Bytes(report.bytes), report.blocks),
+        row("time", readable(report.duration_ns)),
+        row("of that scan", readable(report.scan_ns)),
+        row("stopped by", &report.stopped_by),
+        row("in use", format!("{} blocks at the second look", skipped.in_use)),
+        row("empty", format!("{} blocks already", skipped.already_empty)),
+        row("cancelled", format!("{} blocks by the guest's own writes", skipped.cancelled)),
+    ]
+    .concat()
+}
+
+/// What automatic reclaim is set to.
+pub fn auto(name: &VmName, status: &AutoStatus) -> String {
+    format!("{name}: automatic reclaim\n") + &auto_rows(status)
+}
+
+/// What an eviction did.
+pub fn evicted(name: &VmName, report: &EvictReport) -> String {
+    let saved = Bytes(report.saved_bytes);
+    [
+        format!("{name}: saved and emptied {saved} in {} frames\n", report.saved_frames),
+        row("time", readable(report.duration_ns)),
+        row("abandoned", format!("{} frames that the guest wrote to", report.abandoned)),
+        row("stopped by", &report.stopped_by),
+    ]
+    .concat()
+}
+
+/// What a detach brought back.
+pub fn detached(name: &VmName, report: &DetachReport) -> String {
+    let (restored, time) = (Bytes(report.restored_bytes), readable(report.duration_ns));
+    format!("{name} is let go: {restored} brought back in {time}; the guest runs on\n")
+}
+
+/// One line per VM.
+pub fn list(vms: &[VmSummary]) -> String {
+    if vms.is_empty() {
+        return "no VM is held\n".into();
+    }
+    let head = [
+        "NAME", "PID", "STATE", "ACCEL", "BACKING", "MODE", "TRUSTED", "AUTO", "RESIDENT", "MEMORY",
+    ];
+    let lines: Vec<[String; 10]> =
+        std::iter::once(head.map(String::from)).chain(vms.iter().map(summary)).collect();
+    table(&lines)
+}
+
+fn summary(vm: &VmSummary) -> [String; 10] {
+    [
+        vm.name.to_string(),
+        vm.pid.to_string(),
+        vm.state.to_string(),
+        vm.accelerator.to_string(),
+        vm.backing.to_string(),
+        vm.mode.to_string(),
+        if vm.trusted { "yes".into() } else { "no".into() },
+        if vm.auto { "on".into() } else { "off".into() },
+        Bytes(vm.resident_bytes).to_string(),
+        Bytes(vm.memory_bytes).to_string(),
+    ]
+}
+
+fn table<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
+    let widths: [usize; COLUMNS] =
+        std::array::from_fn(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0));
+    let text = |line: &[String; COLUMNS]| {
+        let cells = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    lines.iter().map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let lines = [["a", "long"], ["wide", "b"]].map(|line| line.map(String::from));
+        assert_eq!(table(&lines), "a     long\nwide  b\n");
+    }
+
+    #[test]
+    fn a_guest_cannot_write_to_the_terminal() {
+        assert_eq!(row("kernel", "6.1\x1b[2J\nheld"), "  kernel        6.1?[2J?held\n");
+    }
+
+    #[test]
+    fn shares_survive_empty_and_huge_totals() {
+        assert_eq!(share(0, 0), "0 B         0 %");
+        assert_eq!(share(1 << 60, 1 << 60).split_whitespace().last(), Some("%"));
+    }
+}

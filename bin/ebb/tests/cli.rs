@@ -1,0 +1,299 @@
+//! The program as a user meets it: exit codes, one clear line, nothing changed on bad input.
+
+mod harness;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
+use ebb_api::VmStatus;
+use harness::{Answer, Dir, ebb};
+use serde_json::{Value, json};
+
+#[test]
+fn bad_usage_is_one_line_and_exit_2() {
+    for (line, told) in [
+        ("run --memory 2G --kernel /dev/null", "not provided: --name <NAME>"),
+        ("run --name web", "not provided: --memory <SIZE>"),
+        ("run --name ../web --memory 2G", "is no VM name"),
+        ("run --name web --memory 2X", "is no size"),
+        ("run --name web --memory 2G", "nothing to boot"),
+        ("run --name web --memory 2G --append quiet -- -hda x", "need --kernel"),
+        ("run --name web --memory 2049 --kernel /dev/null", "give 64 MiB to 1 TiB"),
+        ("run --name web --memory 2T --kernel /dev/null", "give 64 MiB to 1 TiB"),
+        ("run --name web --memory 65M --kernel /dev/null", "not a multiple of 2 MiB"),
+        ("run --name web --memory 2G --cpus 0 --kernel /dev/null", "give 1 to 255"),
+        ("run --name web --memory 2G --cpus 256 --kernel /dev/null", "give 1 to 255"),
+        (
+            "run --name web --memory 2G --backing gold --kernel /dev/null",
+            "auto, hugetlb, thp, small",
+        ),
+        ("run --name web --memory 2G --mode loose --kernel /dev/null", "strict, release"),
+        ("run --name web --memory 2G --min-order 11 --kernel /dev/null", "give 0 to 10"),
+        ("attach --name web --pid 0", "the pid of no QEMU"),
+        ("attach --name web --pid four", "invalid digit"),
+        ("auto web maybe", "[possible values: on, off]"),
+        ("auto web on --interval 5", "as in 5s"),
+        ("auto web on --interval 1ms", "give 100ms to 24h"),
+        ("reclaim web --bytes lots", "is no size"),
+        ("evict web", "not provided: --bytes <SIZE>"),
+        ("statsu web", "a similar subcommand exists: 'status'"),
+    ] {
+        let dir = Dir::new();
+        let run_dir = dir.path().join("run");
+        let ran = ebb(&run_dir, line);
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);
+        assert!(ran.is_one_line_with(told), "{line}: {}", ran.stderr);
+        assert!(!run_dir.exists(), "{line}");
+    }
+}
+
+#[test]
+fn files_that_are_not_there_are_named() {
+    let dir = Dir::new();
+    let run_dir = dir.path().join("run");
+    for (line, told) in [
+        ("run --name web --memory 2G --kernel /nowhere/vmlinuz", "/nowhere/vmlinuz: No such file"),
+        ("run --name web --memory 2G --kernel /dev", "/dev is not a file"),
+        ("attach --name web --pid 4242 --qmp /dev/null", "/dev/null is not a UNIX socket"),
+    ] {
+        let ran = ebb(&run_dir, line);
+        assert_eq!(ran.code, Some(1), "{line}: {}", ran.stderr);
+        assert!(ran.is_one_line_with(told), "{line}: {}", ran.stderr);
+        assert!(!run_dir.exists(), "{line}");
+    }
+}
+
+#[test]
+fn without_a_daemon_to_start_it_says_what_to_install() {
+    let dir = Dir::new();
+    let ran = dir.own_ebb("list").env("PATH", dir.path()).run();
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.is_one_line_with("no ebbd beside ebb or in PATH"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_daemon_that_ends_at_once_is_quoted() {
+    let dir = Dir::new();
+    fs::create_dir(dir.run_dir()).unwrap();
+    fs::write(dir.run_dir().join("ebbd.log"), "from an earlier life\n").unwrap();
+    dir.script("ebbd", "echo starting; echo no userfaultfd on this kernel >&2; exit 1");
+    let ran = dir.own_ebb("list").run();
+    assert_eq!(ran.code, Some(1));
+    assert!(
+        ran.is_one_line_with("ebbd does not run: no userfaultfd on this kernel"),
+        "{}",
+        ran.stderr
+    );
+
+    dir.script("ebbd", "exit 3");
+    let ran = dir.own_ebb("list").run();
+    assert!(ran.is_one_line_with("wrote nothing to"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("earlier life"), "{}", ran.stderr);
+}
+
+#[test]
+fn the_daemon_is_started_with_its_run_directory_made_private() {
+    let dir = Dir::new();
+    dir.script("ebbd", r#"echo "$@"; exit 1"#);
+    let ran = dir.own_ebb("list").run();
+    let told = format!("--background --run-dir {}", dir.run_dir().display());
+    assert!(ran.is_one_line_with(&told), "{}", ran.stderr);
+    let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(dir.run_dir()), 0o700);
+    assert_eq!(mode(dir.run_dir().join("ebbd.log")), 0o600);
+}
+
+#[test]
+fn without_permission_it_asks_for_root() {
+    const NOBODY: u32 = 65534;
+    let dir = Dir::new();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(dir.run_dir()).unwrap();
+    fs::set_permissions(dir.run_dir(), Permissions::from_mode(0o000)).unwrap();
+    let mut command = dir.own_ebb("list");
+    if rustix::process::geteuid().is_root() {
+        command.0.uid(NOBODY);
+    }
+    let ran = command.run();
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.is_one_line_with("run it as root"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_refusal_comes_through_in_the_daemons_words() {
+    let dir = Dir::new();
+    let daemon = dir.daemon(Answer::json(404, &json!({ "error": "no VM is called web" })));
+    let ran = ebb(dir.path(), "status web");
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), "ebb: no VM is called web\n"));
+    assert_eq!(daemon.request().line, "GET /v1/vms/web?counts=true HTTP/1.1");
+}
+
+#[test]
+fn an_answer_of_no_known_form_is_an_error() {
+    for (answer, told) in [
+        (
+            Answer::text(500, "it broke\nbadly"),
+            "ebbd answered 500 Internal Server Error: it broke badly",
+        ),
+        (Answer::text(200, "{}"), "are both from one release?"),
+        (Answer::nothing(), "without an answer"),
+    ] {
+        let dir = Dir::new();
+        let _daemon = dir.daemon(answer);
+        let ran = ebb(dir.path(), "status web");
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.is_one_line_with(told), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn run_sends_absolute_paths_and_the_working_directory() {
+    let dir = Dir::new();
+    fs::write(dir.path().join("vmlinuz"), "").unwrap();
+    let daemon = dir.daemon(Answer::json(200, &a_status()));
+    let mut command = harness::command(
+        dir.path(),
+        "run --name web --memory 2G --cpus 2 --kernel vmlinuz --append console=ttyS0 -- -hda disk.img",
+    );
+    command.0.current_dir(dir.path());
+    let ran = command.run();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for told in
+        ["web is held", "tcg      stock kernels do not boot", "tail -f /run/ebb/web/console"]
+    {
+        assert!(ran.stdout.contains(told), "{told}: {}", ran.stdout);
+    }
+    let request = daemon.request();
+    assert_eq!(request.line, "POST /v1/vms/run HTTP/1.1");
+    assert_eq!(request.body["kernel"], json!(dir.path().join("vmlinuz")));
+    assert_eq!(request.body["cwd"], json!(dir.path()));
+    assert_eq!(request.body["qemu_args"], json!(["-hda", "disk.img"]));
+    assert_eq!(request.body["memory_bytes"], json!(2u64 << 30));
+    assert_eq!(request.body["mode"], Value::Null);
+}
+
+#[test]
+fn each_command_asks_for_what_it_says() {
+    let report = json!({ "bytes": 4 << 20, "blocks": 1, "duration_ns": 1_500_000, "scan_ns": 1000,
+        "stopped_by": "asked for amount reached",
+        "skipped": { "in_use": 0, "already_empty": 0, "cancelled": 0 } });
+    let auto = json!({ "on": true, "interval_ms": 5000, "keep_bytes": 0, "last": report });
+    let evict = json!({ "saved_bytes": 4096, "saved_frames": 1, "abandoned": 0, "duration_ns": 9,
+        "stopped_by": "asked for amount reached" });
+    let detach = json!({ "restored_bytes": 4 << 20, "duration_ns": 2_000_000 });
+    for (line, request, body, answer, told) in [
+        ("list", "GET /v1/vms", Value::Null, json!([]), "no VM is held"),
+        (
+            "reclaim web --bytes 4M",
+            "POST /v1/vms/web/reclaim",
+            json!({ "bytes": 4 << 20 }),
+            report.clone(),
+            "took 4 MiB in 1 blocks",
+        ),
+        (
+            "auto web on --interval 5s",
+            "PUT /v1/vms/web/auto",
+            json!({ "on": true, "interval_ms": 5000, "keep_bytes": null }),
+            auto,
+            "on, every 5 s, keeps 0 B free",
+        ),
+        (
+            "evict web --bytes 4K",
+            "POST /v1/vms/web/evict",
+            json!({ "bytes": 4096 }),
+            evict,
+            "saved and emptied 4 KiB in 1 frames",
+        ),
+        ("detach web", "DELETE /v1/vms/web", Value::Null, detach, "4 MiB brought back in 2 ms"),
+    ] {
+        let dir = Dir::new();
+        let daemon = dir.daemon(Answer::json(200, &answer));
+        let ran = ebb(dir.path(), line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+        assert!(ran.stdout.contains(told), "{line}: {}", ran.stdout);
+        let asked = daemon.request();
+        assert_eq!((asked.line, asked.body), (format!("{request} HTTP/1.1"), body), "{line}");
+    }
+}
+
+#[test]
+fn status_json_is_the_daemons_own() {
+    let dir = Dir::new();
+    let _daemon = dir.daemon(Answer::json(200, &a_status()));
+    let ran = ebb(dir.path(), "status web --json");
+    assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap(), a_status());
+}
+
+#[test]
+fn every_field_of_status_json_is_documented() {
+    let page = include_str!("../../../docs/status.md");
+    let mut paths = Vec::new();
+    leaves("", &a_status(), &mut paths);
+    assert!(paths.len() > 40, "{paths:?}");
+    for path in paths {
+        assert!(page.contains(&format!("| `{path}` |")), "docs/status.md has no line for {path}");
+    }
+}
+
+fn leaves(path: &str, value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                leaves(format!("{path}.{name}").trim_start_matches('.'), value, found);
+            }
+        }
+        _ => found.push(path.to_owned()),
+    }
+}
+
+#[test]
+fn status_of_an_unknown_hostile_guest_is_still_readable() {
+    let dir = Dir::new();
+    let mut status = a_status();
+    status["guest"]["kernel"] = json!("6.1\u{1b}[2J\ntrusted yes");
+    status["guest_free_bytes"] = Value::Null;
+    let _daemon = dir.daemon(Answer::json(200, &status));
+    let ran = ebb(dir.path(), "status web");
+    assert!(ran.stdout.contains("kernel        6.1?[2J?trusted yes\n"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("guest free    unknown\n"), "{}", ran.stdout);
+    assert!(ran.stdout.lines().count() <= 40, "more than a screen: {}", ran.stdout);
+}
+
+#[test]
+fn doctor_judges_every_point_and_changes_nothing() {
+    let dir = Dir::new();
+    let run_dir = dir.path().join("run");
+    let ran = ebb(&run_dir, "doctor --json");
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let names: Vec<_> = checks.iter().filter_map(|check| check["check"].as_str()).collect();
+    let expected =
+        ["privilege", "userfaultfd", "shmem THP", "hugetlb", "QEMU", "/dev/kvm", "run directory"];
+    assert_eq!(names, expected);
+    let missing = checks.iter().any(|check| check["verdict"] == "missing");
+    assert_eq!(ran.code, Some(i32::from(missing)));
+    for check in checks.iter().filter(|check| check["verdict"] != "ok") {
+        assert!(check["cost"].is_string() && check["mend"].is_string(), "{check}");
+    }
+    assert_eq!(report["fixed"], json!([]));
+    assert!(!run_dir.exists());
+}
+
+#[test]
+fn completions_and_man_pages_come_from_the_same_definition() {
+    let dir = Dir::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = ebb(dir.path(), &format!("completions {shell}"));
+        assert!(ran.stdout.contains("min-order"), "{shell}");
+    }
+    assert_eq!(ebb(dir.path(), &format!("man {}", dir.path().display())).code, Some(0));
+    let page = fs::read_to_string(dir.path().join("ebb-run.1")).unwrap();
+    assert!(page.contains("min\\-order"), "{page}");
+}
+
+/// Held, trusted, before its first fault.
+fn a_status() -> Value {
+    let text = include_str!("status.json");
+    serde_json::to_value(serde_json::from_str::<VmStatus>(text).unwrap()).unwrap()
+}

@@ -1,0 +1,160 @@
+//! Runs `ebb` with a run directory of its own, against a socket that the test serves.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread::{self, JoinHandle};
+
+use serde_json::Value;
+
+const EBB: &str = env!("CARGO_BIN_EXE_ebb");
+
+/// What a run of `ebb` left behind.
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    pub fn is_one_line_with(&self, told: &str) -> bool {
+        self.stderr.starts_with("ebb: ")
+            && self.stderr.contains(told)
+            && self.stderr.lines().count() == 1
+            && self.stdout.is_empty()
+    }
+}
+
+/// A command line about to run.
+pub struct Line(pub Command);
+
+impl Line {
+    fn new(program: &Path, run_dir: &Path, line: &str) -> Line {
+        let mut command = Command::new(program);
+        command.arg("--run-dir").arg(run_dir).args(line.split(' ')).env_remove("EBB_RUN_DIR");
+        Line(command)
+    }
+
+    pub fn env(mut self, name: &str, value: &Path) -> Line {
+        self.0.env(name, value);
+        self
+    }
+
+    pub fn run(mut self) -> Ran {
+        let Output { status, stdout, stderr } = self.0.output().unwrap();
+        Ran {
+            code: status.code(),
+            stdout: String::from_utf8(stdout).unwrap(),
+            stderr: String::from_utf8(stderr).unwrap(),
+        }
+    }
+}
+
+pub fn command(run_dir: &Path, line: &str) -> Line {
+    Line::new(Path::new(EBB), run_dir, line)
+}
+
+pub fn ebb(run_dir: &Path, line: &str) -> Ran {
+    command(run_dir, line).run()
+}
+
+/// A directory for one test.
+pub struct Dir(tempfile::TempDir);
+
+impl Dir {
+    pub fn new() -> Dir {
+        Dir(tempfile::tempdir().unwrap())
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.path().join("run")
+    }
+
+    /// A copy of `ebb` with nothing installed beside it.
+    pub fn own_ebb(&self, line: &str) -> Line {
+        let program = self.path().join("ebb");
+        if !program.exists() {
+            install(Path::new(EBB), &program);
+        }
+        Line::new(&program, &self.run_dir(), line)
+    }
+
+    pub fn script(&self, name: &str, body: &str) {
+        let text = self.path().join("script");
+        fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();
+        install(&text, &self.path().join(name));
+    }
+
+    /// Gives one answer on the socket where `ebb --run-dir PATH` looks for the daemon.
+    pub fn daemon(&self, answer: Answer) -> Daemon {
+        let listener = UnixListener::bind(self.path().join("ebbd.sock")).unwrap();
+        Daemon(thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let request = Request::read(&stream);
+            stream.write_all(answer.0.as_bytes()).unwrap();
+            request
+        }))
+    }
+}
+
+/// By another process: a program that this one holds open for writing, if only in a child that
+/// another test is about to start, cannot be run.
+fn install(from: &Path, to: &Path) {
+    let mut command = Command::new("install");
+    assert!(command.args(["-m", "755"]).args([from, to]).status().unwrap().success());
+}
+
+/// What the daemon answers, byte for byte.
+pub struct Answer(String);
+
+impl Answer {
+    pub fn json(status: u16, body: &Value) -> Answer {
+        Answer::text(status, &body.to_string())
+    }
+
+    pub fn text(status: u16, body: &str) -> Answer {
+        Answer(format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+    }
+
+    pub fn nothing() -> Answer {
+        Answer(String::new())
+    }
+}
+
+/// The other end of the socket.
+pub struct Daemon(JoinHandle<Request>);
+
+impl Daemon {
+    pub fn request(self) -> Request {
+        self.0.join().unwrap()
+    }
+}
+
+/// What `ebb` asked.
+pub struct Request {
+    pub line: String,
+    pub body: Value,
+}
+
+impl Request {
+    fn read(stream: &UnixStream) -> Request {
+        let mut reader = BufReader::new(stream);
+        let mut head = reader.by_ref().lines().map(Result::unwrap).take_while(|l| !l.is_empty());
+        let line = head.next().unwrap();
+        let length = head.fold(0, |length, line| match line.split_once(": ") {
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                value.parse().unwrap()
+            }
+            _ => length,
+        });
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        Request { line, body: serde_json::from_slice(&body).unwrap_or(Value::Null) }
+    }
+}

@@ -1,0 +1,192 @@
+//! Emptying blocks of free frames: the second half of journey 1.
+//!
+//! A [`Claim`] is a free block whose metadata frame is held and write-protected.
+//! Only claims can be emptied, and only committed ones: so nothing is ever
+//! punched on a verdict that the guest could have changed since.
+
+use std::io;
+
+use ebb_ledger::{Content, Locked, LockedFrame};
+use ebb_units::{FrameRange, Gfn};
+
+use crate::counters::add;
+use crate::pager::Pager;
+
+/// Linux's largest buddy order on x86-64; such a block spans two huge frames.
+const MAX_ORDER: u8 = 10;
+const MAX_PARTS: usize = 2;
+
+/// A block that the guest cannot take without our knowledge.
+#[must_use]
+pub struct Claim<'p> {
+    pager: &'p Pager,
+    metadata: Gfn,
+    watch: LockedFrame<'p>,
+    head: Gfn,
+    order: u8,
+    /// The block's own words, held while it is emptied, where the ledger is
+    /// to know of it.
+    parts: [Option<Locked<'p>>; MAX_PARTS],
+    fill: u8,
+}
+
+impl Pager {
+    /// Protects the metadata of a block that looked free. The caller must look
+    /// again now, and then commit or let go.
+    ///
+    /// `None`: the block is emptied already, or somebody else works on it.
+    ///
+    /// # Errors
+    /// As ioctl_userfaultfd(2).
+    pub fn claim(&self, metadata: Gfn, head: Gfn, order: u8) -> io::Result<Option<Claim<'_>>> {
+        let inside = self.ram.range(FrameRange::block(head, order.min(MAX_ORDER))).is_some();
+        if order > MAX_ORDER || !inside || self.split(metadata.huge()).is_err() {
+            return Ok(None);
+        }
+        let Ok(watch) = self.ledger.lock_frame(metadata) else { return Ok(None) };
+        let frame = FrameRange::new(metadata, 1);
+        if watch.content() != Content::Resident {
+            let wanted = watch.abandon();
+            self.after(wanted, frame);
+            return Ok(None);
+        }
+        let claim =
+            Claim { pager: self, metadata, watch, head, order, parts: [None, None], fill: 0 };
+        match self.protect(frame) {
+            Ok(()) => Ok(Some(claim)),
+            Err(error) => {
+                claim.let_go();
+                Err(error)
+            }
+        }
+    }
+
+    /// Empties committed blocks, neighbours in one call, and leaves each either
+    /// watched (`keep`) or free to be used unseen. Returns the frames emptied.
+    ///
+    /// # Errors
+    /// As fallocate(2). What was not punched keeps its memory; no claim is left.
+    pub fn empty(&self, claims: &mut Vec<Claim<'_>>, keep: bool) -> io::Result<u64> {
+        claims.sort_unstable_by_key(|claim| claim.head);
+        let mut result = Ok(0);
+        let mut run = FrameRange::new(Gfn(0), 0);
+        for block in claims.iter().map(Claim::block) {
+            self.devices.unmap(block);
+            let joined = FrameRange::new(run.start, run.count + block.count);
+            if run.end() == block.start && self.ram.range(joined).is_some() {
+                run = joined;
+            } else {
+                result = self.punch(run, result);
+                run = block;
+            }
+        }
+        result = self.punch(run, result);
+        claims.drain(..).for_each(|claim| claim.finish(keep));
+        result
+    }
+
+    fn punch(&self, run: FrameRange, so_far: io::Result<u64>) -> io::Result<u64> {
+        let frames = so_far?;
+        if run.count > 0 {
+            self.ram.punch(run)?;
+            add(&self.counters.reclaimed_frames, run.count);
+        }
+        Ok(frames + run.count)
+    }
+}
+
+impl<'p> Claim<'p> {
+    /// The block.
+    pub fn block(&self) -> FrameRange {
+        FrameRange::block(self.head, self.order)
+    }
+
+    /// The frame that holds the metadata of the block's head.
+    pub fn metadata(&self) -> Gfn {
+        self.metadata
+    }
+
+    /// Its size: `1 << order` frames.
+    pub fn order(&self) -> u8 {
+        self.order
+    }
+
+    /// Writes down that the block is about to be emptied. `record`: the ledger
+    /// is to know its frames, each a byte of `fill` from now on.
+    ///
+    /// `None`: the guest wants it, or part of it is held; it was let go.
+    pub fn commit(mut self, record: bool, fill: u8) -> Option<Claim<'p>> {
+        self.fill = fill;
+        if record && !self.hold_parts() {
+            self.let_go();
+            return None;
+        }
+        if !self.watch.commit(Content::Watch { head: self.head, order: self.order }) {
+            self.let_go();
+            return None;
+        }
+        for part in self.parts.iter().flatten() {
+            part.set(Content::Empty { fill, hard: false });
+            add(&self.pager.counters.emptied_frames, part.frames().count);
+        }
+        Some(self)
+    }
+
+    fn hold_parts(&mut self) -> bool {
+        let pager = self.pager;
+        for (slot, frames) in
+            self.parts.iter_mut().zip(FrameRange::block(self.head, self.order).by_huge())
+        {
+            if frames.count < ebb_units::FRAMES_PER_HUGE
+                && pager.split(frames.start.huge()).is_err()
+            {
+                return false;
+            }
+            match pager.ledger.lock(frames) {
+                // Something else than plain memory is not for us to empty.
+                Ok(held) if held.contents().any(|(_, content)| content != Content::Resident) => {
+                    let wanted = held.abandon();
+                    pager.after(wanted, frames);
+                    return false;
+                }
+                Ok(held) => *slot = Some(held),
+                Err(busy) => {
+                    pager.after(busy.wanted, frames);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Gives the block up as it is; the guest goes on with it.
+    pub fn let_go(mut self) {
+        self.free_parts(Content::Resident);
+        self.open();
+    }
+
+    fn finish(mut self, keep: bool) {
+        self.free_parts(Content::Empty { fill: self.fill, hard: false });
+        if !keep {
+            return self.open();
+        }
+        let watch = Content::Watch { head: self.head, order: self.order };
+        let wanted = self.watch.unlock(watch);
+        self.pager.after(wanted, FrameRange::new(self.metadata, 1));
+    }
+
+    fn free_parts(&mut self, content: Content) {
+        for held in self.parts.iter_mut().filter_map(Option::take) {
+            let frames = held.frames();
+            let wanted = held.unlock(content);
+            self.pager.after(wanted, frames);
+        }
+    }
+
+    /// Ends the protection. Whoever waits to write is woken by that.
+    fn open(self) {
+        let _ = self.watch.unlock(Content::Resident);
+        let frame = FrameRange::new(self.metadata, 1);
+        self.pager.report("unprotect", self.pager.unprotect(frame));
+    }
+}

@@ -1,0 +1,40 @@
+//! What the pager counts; read by `ebb status`.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::latency::Latency;
+
+/// Counts since the VM was held, or since this daemon adopted it.
+#[derive(Default)]
+pub struct Counters {
+    /// Touches of frames without memory.
+    pub missing: AtomicU64,
+    /// Of those: frames that were touched before their block's metadata was.
+    pub early: AtomicU64,
+    /// Writes to watched metadata.
+    pub metadata: AtomicU64,
+    /// Blocks given back that the guest then did not use.
+    pub spurious: AtomicU64,
+    /// Faults that could not be served at once, and will come again.
+    pub retried: AtomicU64,
+    /// Frames in the ledger's `Empty` state.
+    pub emptied_frames: AtomicU64,
+    /// Frames given to the host.
+    pub reclaimed_frames: AtomicU64,
+    /// Frames given back to the guest.
+    pub returned_frames: AtomicU64,
+    /// From the read of a fault's event to the end of the call that resolves it.
+    pub fault: Latency,
+}
+
+pub(crate) fn add(counter: &AtomicU64, value: u64) {
+    counter.fetch_add(value, Relaxed);
+}
+
+/// Saturating: a restart begins counting at what the ledger holds, and a count
+/// must never wrap to a huge number.
+pub(crate) fn subtract(counter: &AtomicU64, value: u64) {
+    let result = counter.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(value)));
+    debug_assert!(result.is_ok());
+}

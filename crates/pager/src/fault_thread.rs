@@ -1,0 +1,98 @@
+//! The one thread of a VM that reads its faults.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use ebb_sys::uffd::Events;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::pager::{Pager, is_gone};
+
+/// Runs until it is stopped or its VMM ends.
+pub struct FaultThread {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FaultThread {
+    /// Begins to serve. `vmm` becomes readable at the VMM's end; `ended` is
+    /// called then, or when faults cannot be read any more, with the reason.
+    ///
+    /// # Errors
+    /// As eventfd(2) and pthread_create(3).
+    pub fn start(
+        pager: Arc<Pager>,
+        vmm: OwnedFd,
+        ended: impl FnOnce(io::Result<()>) + Send + 'static,
+    ) -> io::Result<FaultThread> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stopped = stop.try_clone()?;
+        let run = move || match serve_until(&pager, &vmm, &stopped) {
+            Ok(End::Stopped) => {}
+            Ok(End::VmmGone) => ended(Ok(())),
+            Err(error) => ended(Err(error)),
+        };
+        let thread = std::thread::Builder::new().name("fault".into()).spawn(run)?;
+        Ok(FaultThread { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for FaultThread {
+    /// Ends the thread. Faults wait in the userfaultfd from then on.
+    fn drop(&mut self) {
+        let told = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (told, self.thread.take())
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic of that thread has been printed already.
+            let _ = thread.join();
+        }
+    }
+}
+
+enum End {
+    Stopped,
+    VmmGone,
+}
+
+fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> {
+    let mut events = Events::new();
+    loop {
+        let mut fds = [pager.uffd.as_fd(), vmm.as_fd(), stop.as_fd()]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            result => result?,
+        };
+        let ready = fds.map(|fd| !fd.revents().is_empty());
+        if ready[2] {
+            return Ok(End::Stopped);
+        }
+        if ready[1] {
+            return Ok(End::VmmGone);
+        }
+        match serve_waiting(pager, &mut events) {
+            Err(error) if is_gone(&error) => return Ok(End::VmmGone),
+            result => result?,
+        }
+    }
+}
+
+/// Serves all that waits, without going back to sleep in between.
+fn serve_waiting(pager: &Pager, events: &mut Events) -> io::Result<()> {
+    loop {
+        let mut any = false;
+        for fault in pager.uffd.read(events)? {
+            let began = Instant::now();
+            pager.serve(fault);
+            pager.counters.fault.record(began.elapsed());
+            any = true;
+        }
+        if !any {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Serving one fault: journey 2 of ARCHITECTURE.md.
+
+use std::io;
+
+use ebb_ledger::{Content, Want};
+use ebb_sys::uffd::Fault;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+use crate::counters::{add, subtract};
+use crate::pager::{Grain, Pager, Restored};
+
+/// A frame whose word changes hands under the fault thread this often is left
+/// to come again.
+const ATTEMPTS: usize = 64;
+
+/// An ordinary emptied frame.
+const EMPTY: Content = Content::Empty { fill: 0, hard: false };
+
+impl Pager {
+    /// Serves a fault, or leaves a mark for whoever holds the frame.
+    pub fn serve(&self, fault: Fault) {
+        // The kernel reports faults in registered ranges only.
+        let Some(gfn) = self.ram.gpa(fault.address).map(|gpa| gpa.gfn()) else { return };
+        let counter = match fault.write_protected {
+            true => &self.counters.metadata,
+            false => &self.counters.missing,
+        };
+        add(counter, 1);
+        for _ in 0..ATTEMPTS {
+            match self.attempt(gfn, fault.write_protected) {
+                Ok(Served::Done) => return,
+                Ok(Served::Busy) => std::thread::yield_now(),
+                Err(error) => {
+                    self.report("fault", Err(error));
+                    break;
+                }
+            }
+        }
+        // No memory, or no luck: woken, the guest touches it again.
+        add(&self.counters.retried, 1);
+        self.report("wake", self.wake(FrameRange::new(gfn, 1)));
+    }
+
+    fn attempt(&self, gfn: Gfn, write_protected: bool) -> io::Result<Served> {
+        let frame = FrameRange::new(gfn, 1);
+        match (write_protected, self.ledger.want(gfn)) {
+            // Protected, but not committed to anything: let go at once.
+            (true, Want::Marked(Content::Resident)) => self.unprotect(frame).map(Served::done),
+            (_, Want::Marked(_)) => Ok(Served::Done),
+            (true, Want::Free(Content::Watch { head, order })) => self.restore(gfn, head, order),
+            // A protection that ended before its event was read.
+            (true, Want::Free(_)) => self.unprotect(frame).map(Served::done),
+            (false, Want::Free(content)) => self.install(gfn, content),
+        }
+    }
+
+    /// Gives a missing frame its content: alone, or with its huge frame.
+    fn install(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
+        let zero = matches!(content, Content::Resident | Content::Empty { fill: 0, .. });
+        if matches!(content, Content::Empty { .. }) {
+            add(&self.counters.early, 1);
+        }
+        let whole = zero && self.grain == Grain::Huge && !self.ledger.is_split(gfn.huge());
+        match content {
+            _ if whole => self.install_huge(gfn),
+            Content::Resident | Content::Guarded | Content::Watch { .. } => self.install_zero(gfn),
+            Content::Empty { fill, .. } => self.install_frame(gfn, fill),
+            Content::Saved { .. } | Content::OnDisk { .. } => {
+                Err(io::Error::other("no store holds this frame"))
+            }
+        }
+    }
+
+    fn install_huge(&self, gfn: Gfn) -> io::Result<Served> {
+        let held = match self.ledger.lock(FrameRange::huge(gfn.huge())) {
+            Ok(held) => held,
+            Err(_) => return Ok(Served::Busy),
+        };
+        let frames = self.part_in_ram(gfn);
+        self.ram.populate(frames)?;
+        self.devices.map(frames);
+        self.count_returned(held.contents());
+        // Only this thread asks, and it is here: nobody can have been marked.
+        let _ = held.unlock(Content::Resident);
+        self.wake(frames).map(Served::done)
+    }
+
+    /// The part of the frame's huge frame that is RAM of the same region.
+    fn part_in_ram(&self, gfn: Gfn) -> FrameRange {
+        let huge = FrameRange::huge(gfn.huge());
+        let region = self.ram.regions().iter().map(|region| region.frames());
+        let region = { region }.find(|frames| frames.contains(gfn)).unwrap_or(huge);
+        let start = huge.start.max(region.start);
+        FrameRange::new(start, huge.end().0.min(region.end().0) - start.0)
+    }
+
+    fn install_frame(&self, gfn: Gfn, fill: u8) -> io::Result<Served> {
+        if self.split(gfn.huge()).is_err() {
+            return Ok(Served::Busy);
+        }
+        let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
+        let frame = FrameRange::new(gfn, 1);
+        self.fill(gfn, fill)?;
+        // Devices before the guest: it may hand the frame to one at once.
+        self.devices.map(frame);
+        self.count_returned([(frame, held.content())].into_iter());
+        let _ = held.unlock(Content::Resident);
+        self.wake(frame).map(Served::done)
+    }
+
+    /// A hole that reads as zero and was never taken: nothing to write down.
+    fn install_zero(&self, gfn: Gfn) -> io::Result<Served> {
+        let frame = self.hva(FrameRange::new(gfn, 1))?;
+        match self.uffd.zero(frame, true) {
+            // There already: the page in the file wins.
+            Err(error) if is_present(&error) => self.uffd.wake(frame).map(Served::done),
+            result => result.map(Served::done),
+        }
+    }
+
+    /// Puts a page of `fill` where there is none.
+    fn fill(&self, gfn: Gfn, fill: u8) -> io::Result<()> {
+        let to = self.hva(FrameRange::new(gfn, 1))?;
+        let filled = match fill {
+            0 => self.uffd.zero(to, false),
+            _ => self.uffd.copy(to.start, &[fill; FRAME_BYTES as usize]),
+        };
+        match filled {
+            Err(error) if is_present(&error) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Algorithm 2: the guest writes the metadata of an emptied block. Gives
+    /// the block its memory, lets devices at it, then lets the write through.
+    pub(crate) fn restore(&self, metadata: Gfn, head: Gfn, order: u8) -> io::Result<Served> {
+        let Ok(watch) = self.ledger.lock_frame(metadata) else { return Ok(Served::Busy) };
+        let block = FrameRange::block(head, order);
+        for part in block.by_huge() {
+            if !self.refill(part)? {
+                let _ = watch.abandon();
+                return Ok(Served::Busy);
+            }
+        }
+        self.devices.map(block);
+        let _ = watch.unlock(Content::Resident);
+        // A full queue only means that this one is not judged.
+        let _ = self.restored.try_send(Restored { head, order });
+        self.unprotect(FrameRange::new(metadata, 1)).map(Served::done)
+    }
+
+    /// Brings every emptied frame of a range in one huge frame back; `false`:
+    /// somebody holds a part of it.
+    fn refill(&self, frames: FrameRange) -> io::Result<bool> {
+        let held = match self.ledger.lock(frames) {
+            Ok(held) => held,
+            Err(busy) => {
+                self.after(busy.wanted, frames);
+                return Ok(false);
+            }
+        };
+        match held.contents().all(|(_, content)| content == EMPTY) {
+            true => self.ram.populate(frames)?,
+            false => held.contents().try_for_each(|(part, content)| match content {
+                EMPTY => self.ram.populate(part),
+                Content::Empty { fill, .. } => {
+                    { part.frames() }.try_for_each(|gfn| self.fill(gfn, fill))
+                }
+                _ => Ok(()),
+            })?,
+        }
+        self.count_returned(held.contents());
+        let wanted = held.unlock(Content::Resident);
+        self.after(wanted, frames);
+        Ok(true)
+    }
+
+    fn count_returned(&self, contents: impl Iterator<Item = (FrameRange, Content)>) {
+        let empty = contents.filter(|(_, content)| matches!(content, Content::Empty { .. }));
+        let frames: u64 = empty.map(|(frames, _)| frames.count).sum();
+        if frames > 0 {
+            add(&self.counters.returned_frames, frames);
+            subtract(&self.counters.emptied_frames, frames);
+        }
+    }
+}
+
+/// What became of one attempt.
+pub(crate) enum Served {
+    /// Resolved, or marked for its holder.
+    Done,
+    /// The word is held for a moment; ask again.
+    Busy,
+}
+
+impl Served {
+    fn done((): ()) -> Served {
+        Served::Done
+    }
+}
+
+fn is_present(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AlreadyExists
+}
