@@ -1,2 +1,116 @@
-//! (being written)
-fn main() {}
+//! `ebbd`: holds the VMs of a host and gives their unused memory back.
+#![forbid(unsafe_code)]
+
+mod daemon;
+mod held;
+mod host;
+mod injector;
+mod insight;
+mod problem;
+mod record;
+mod server;
+mod status;
+mod worker;
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use ebb_api::route;
+use rustix::fs::{FlockOperation, flock};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Holds VMs and gives their unused memory back to the host.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Where the sockets, logs and records are.
+    #[arg(long, env = "EBB_RUN_DIR", default_value = route::RUN_DIR_DEFAULT)]
+    run_dir: PathBuf,
+    /// Leave the session of whoever started it.
+    #[arg(long)]
+    background: bool,
+}
+
+fn main() {
+    let result = match std::env::args().nth(1).as_deref() {
+        Some(injector::COMMAND) => {
+            injector::main(&std::env::args().skip(2).collect::<Vec<String>>())
+        }
+        _ => serve(&Arguments::parse()),
+    };
+    if let Err(error) = result {
+        eprintln!("ebbd: {error:#}");
+        std::process::exit(1);
+    }
+}
+
+fn serve(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.background {
+        // Fails where this process leads a group already; then it has left.
+        let _ = rustix::process::setsid();
+    }
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("EBB_LOG")
+                .unwrap_or_else(|_| "info".into()),
+        )
+        .with_ansi(false)
+        .with_writer(io::stderr)
+        .init();
+    let run_dir = std::path::absolute(&arguments.run_dir)?;
+    let _lock = own(&run_dir)?;
+    let daemon = daemon::Daemon::new(&run_dir);
+    daemon.adopt_all().context("taking up the VMs of the daemon before")?;
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?
+        .block_on(listen(daemon, &run_dir))
+}
+
+/// Makes the run directory and locks it: one daemon a directory.
+fn own(run_dir: &Path) -> anyhow::Result<File> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(run_dir);
+    made.with_context(|| format!("run directory {}", run_dir.display()))?;
+    let path = run_dir.join("ebbd.lock");
+    let lock = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let lock = lock.with_context(|| path.display().to_string())?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            bail!("another ebbd runs with {}", run_dir.display())
+        }
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+async fn listen(daemon: daemon::Daemon, run_dir: &Path) -> anyhow::Result<()> {
+    let path = run_dir.join(route::SOCKET_FILE);
+    // We hold the lock, so nobody listens there.
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    // The directory admits nobody else, so there is no moment in which the
+    // socket is open to others.
+    let listener = UnixListener::bind(&path).with_context(|| path.display().to_string())?;
+    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let ended = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    tracing::info!("listening on {}", path.display());
+    axum::serve(listener, server::router(daemon)).with_graceful_shutdown(ended).await?;
+    // The VMs stay as they are, for the next daemon.
+    fs::remove_file(&path)?;
+    Ok(())
+}

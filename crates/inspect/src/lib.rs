@@ -1,1 +1,47 @@
-//! (being written)
+//! What a stock Linux guest's frames are, read from its memory alone.
+//!
+//! No agent, no module and no symbol file: the guest's kernel describes itself in
+//! a VMCOREINFO note, and everything else follows from there.
+//!
+//! ```text
+//! vmcoreinfo  find and parse the note
+//! paging      kernel virtual address -> guest-physical address
+//! memmap      frame -> address of its struct page
+//! page        struct page -> what the frame is
+//! zones       nodes, zones, their free lists
+//! scan        every frame's kind; all free blocks
+//! victims     which free blocks to take
+//! guest       all of it together, behind the gate
+//! ```
+//!
+//! **The guest is hostile.** Whatever is read from it is read once, bounded and
+//! checked; no loop's length, no index and no allocation is the guest's to
+//! choose beyond what its RAM's size allows. A guest that lies can mislead Ebb
+//! about its own frames only.
+//!
+//! Kernels: 5.10 to 7.3 on x86-64, KASLR or not, 4- and 5-level paging.
+#![forbid(unsafe_code)]
+
+mod error;
+mod guest;
+mod memmap;
+mod memory;
+mod page;
+mod paging;
+mod scan;
+mod snapshot;
+mod victims;
+mod vmcoreinfo;
+mod zones;
+
+pub use error::Untrusted;
+pub use guest::{Guest, Head};
+pub use memmap::{Memmap, Run};
+pub use memory::GuestMemory;
+pub use page::{MAX_ORDER, PAGE_BYTES, PageKind, PageLayout};
+pub use paging::{Tables, Walk};
+pub use scan::Counts;
+pub use snapshot::Snapshot;
+pub use victims::{Block, Request, Taken};
+pub use vmcoreinfo::{Note, find_notes};
+pub use zones::{End, FreeList, ListFault, Sight, Zone, ZoneKind, Zones};

@@ -126,8 +126,10 @@ impl<'p> Claim<'p> {
             return None;
         }
         for part in self.parts.iter().flatten() {
+            let resident = part.contents().filter(|(_, content)| *content == Content::Resident);
+            let frames: u64 = resident.map(|(frames, _)| frames.count).sum();
+            add(&self.pager.counters.emptied_frames, frames);
             part.set(Content::Empty { fill, hard: false });
-            add(&self.pager.counters.emptied_frames, part.frames().count);
         }
         Some(self)
     }
@@ -144,7 +146,7 @@ impl<'p> Claim<'p> {
             }
             match pager.ledger.lock(frames) {
                 // Something else than plain memory is not for us to empty.
-                Ok(held) if held.contents().any(|(_, content)| content != Content::Resident) => {
+                Ok(held) if !held.contents().all(|(_, content)| is_plain(content)) => {
                     let wanted = held.abandon();
                     pager.after(wanted, frames);
                     return false;
@@ -189,4 +191,9 @@ impl<'p> Claim<'p> {
         let frame = FrameRange::new(self.metadata, 1);
         self.pager.report("unprotect", self.pager.unprotect(frame));
     }
+}
+
+/// Memory that is the guest's to use: there, or emptied before.
+fn is_plain(content: Content) -> bool {
+    matches!(content, Content::Resident | Content::Empty { hard: false, .. })
 }

@@ -151,7 +151,7 @@ impl Pager {
 
     /// Brings every emptied frame of a range in one huge frame back; `false`:
     /// somebody holds a part of it.
-    fn refill(&self, frames: FrameRange) -> io::Result<bool> {
+    pub(crate) fn refill(&self, frames: FrameRange) -> io::Result<bool> {
         let held = match self.ledger.lock(frames) {
             Ok(held) => held,
             Err(busy) => {

@@ -9,10 +9,12 @@
 mod claim;
 mod counters;
 mod fault_thread;
+mod give_back;
 mod install;
 mod io_mapping;
 mod latency;
 mod pager;
+mod view;
 
 pub use claim::Claim;
 pub use counters::Counters;
@@ -20,3 +22,4 @@ pub use fault_thread::FaultThread;
 pub use io_mapping::{IoMapping, NoDevices};
 pub use latency::Latency;
 pub use pager::{Grain, Pager, Restored};
+pub use view::View;

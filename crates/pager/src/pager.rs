@@ -12,6 +12,7 @@ use ebb_vm::Ram;
 
 use crate::counters::Counters;
 use crate::io_mapping::IoMapping;
+use crate::view::View;
 
 /// The pieces in which missing memory is given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +77,11 @@ impl Pager {
         &self.ram
     }
 
+    /// Its memory, for inspection.
+    pub fn view(&self) -> View<'_> {
+        View { ram: &self.ram, ledger: &self.ledger }
+    }
+
     /// Its ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -99,6 +105,17 @@ impl Pager {
     /// As [`Pager::watch_all`]; `InvalidInput`: the range is not in one region.
     pub fn watch_writes(&self, frames: FrameRange) -> io::Result<()> {
         self.uffd.register(self.hva(frames)?, Watch::Write)
+    }
+
+    /// Writes to protected frames come here, wherever they are in RAM.
+    ///
+    /// # Errors
+    /// As [`Pager::watch_all`].
+    pub fn watch_all_writes(&self) -> io::Result<()> {
+        self.ram
+            .regions()
+            .iter()
+            .try_for_each(|region| self.uffd.register(region.hva_range(), Watch::Write))
     }
 
     /// Wakes everybody: events that a dead daemon had read are asked again.

@@ -1,1 +1,4 @@
-//! (being written)
+//! Finding frames that a guest does not use, and taking them: journey 1.
+#![forbid(unsafe_code)]
+
+pub mod vprobe;

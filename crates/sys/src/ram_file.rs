@@ -73,6 +73,14 @@ impl RamFile {
         Ok((metadata.dev(), metadata.ino()))
     }
 
+    /// Whether it is made of hugetlb pages: its block size is theirs.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn is_hugetlb(&self) -> io::Result<bool> {
+        Ok(self.file.metadata()?.blksize() >= ebb_units::HUGE_BYTES)
+    }
+
     /// Gives the memory of a range to the host; it reads as zero from then on.
     ///
     /// # Errors

@@ -115,7 +115,8 @@ const _: () = assert!(UFFDIO_WRITEPROTECT == 0xc018_aa06);
 
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FLAG_WP: u64 = 1 << 1;
-const COPY_MODE_WP: u64 = 1 << 1;
+/// Of both UFFDIO_COPY and UFFDIO_ZEROPAGE.
+const MODE_DONTWAKE: u64 = 1 << 0;
 const PROTECT_MODE_WP: u64 = 1 << 0;
 
 /// Part of the VMM's address space.
@@ -240,21 +241,24 @@ impl Uffd {
         self.ioctl(UFFDIO_WAKE, &mut range.arg())
     }
 
-    /// Fills one missing page and wakes its waiters. `protected` maps it read-only.
+    /// Fills one missing page; its waiters sleep on until they are woken.
     ///
     /// # Errors
-    /// `EEXIST`: the page is there already, and nobody was woken. `ESRCH`: the
-    /// process is gone.
-    pub fn copy(&self, to: Hva, page: &[u8], protected: bool) -> io::Result<()> {
-        let mode = if protected { COPY_MODE_WP } else { 0 };
+    /// `EEXIST`: the page is there already. `ESRCH`: the process is gone.
+    pub fn copy(&self, to: Hva, page: &[u8]) -> io::Result<()> {
+        let mode = MODE_DONTWAKE;
         let src = page.as_ptr() as u64;
         let mut arg = CopyArg { dst: to.0, src, len: page.len() as u64, mode, copy: 0 };
         self.again(UFFDIO_COPY, &mut arg)
     }
 
-    /// Fills missing pages with zeros and wakes their waiters; errors as [`Uffd::copy`].
-    pub fn zero(&self, range: HvaRange) -> io::Result<()> {
-        let mut arg = ZeroArg { range: range.arg(), mode: 0, zeropage: 0 };
+    /// Fills missing pages with zeros, and wakes their waiters if `wake` says so.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`]; where a page is there already nobody is woken.
+    pub fn zero(&self, range: HvaRange, wake: bool) -> io::Result<()> {
+        let mode = if wake { 0 } else { MODE_DONTWAKE };
+        let mut arg = ZeroArg { range: range.arg(), mode, zeropage: 0 };
         self.again(UFFDIO_ZEROPAGE, &mut arg)
     }
 
@@ -369,7 +373,8 @@ mod tests {
             let fault = one_fault(&uffd);
             assert_eq!(fault.address, Hva(range.start.0 + (8 << 10)));
             assert!(!fault.write_protected);
-            uffd.copy(fault.address, &[7; 4096], false).unwrap();
+            uffd.copy(fault.address, &[7; 4096]).unwrap();
+            uffd.wake(range).unwrap();
             assert_eq!(reader.join().unwrap(), 0x0707_0707_0707_0707);
         });
     }

@@ -53,6 +53,8 @@ pub struct Launch<'a> {
     pub append: Option<&'a str>,
     /// More arguments for QEMU, as they are.
     pub qemu_args: &'a [String],
+    /// Where relative paths among those begin.
+    pub cwd: &'a Path,
 }
 
 impl Launch<'_> {
@@ -75,6 +77,7 @@ impl Launch<'_> {
         let log = File::create(self.log_path())?;
         Command::new(self.qemu)
             .args(self.arguments())
+            .current_dir(self.cwd)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -71,10 +71,26 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
         let vma = vma.filter(|v| is_shared_memfd(v) && hva.0 - v.start.0 + bytes <= v.bytes);
         let vma = vma.ok_or_else(|| LayoutError::NotShared(segment.backend.clone()))?;
         let offset = vma.offset + (hva.0 - vma.start.0);
-        regions.push(Region { gpa: Gpa(segment.gpa), bytes, hva, file: files.of(vma)?, offset });
+        let file = files.of(vma.inode)?.ok_or(LayoutError::NotShared(segment.backend.clone()))?;
+        regions.push(Region { gpa: Gpa(segment.gpa), bytes, hva, file, offset });
     }
     if regions.is_empty() {
         return Err(LayoutError::NoRam);
+    }
+    Ok(Ram::new(regions, files.backings)?)
+}
+
+/// The RAM of a VMM whose layout is known; each region comes with its file's
+/// inode number. Needs no answer from the VMM.
+///
+/// # Errors
+/// [`LayoutError`].
+pub fn reopen(process: &Process, known: &[(Region, u64)]) -> Result<Ram, LayoutError> {
+    let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
+    let mut regions = Vec::new();
+    for &(region, inode) in known {
+        let file = files.of(inode)?.ok_or(LayoutError::NoRam)?;
+        regions.push(Region { file, ..region });
     }
     Ok(Ram::new(regions, files.backings)?)
 }
@@ -140,29 +156,29 @@ struct Files<'p> {
 }
 
 impl Files<'_> {
-    fn of(&mut self, vma: &Vma) -> Result<usize, LayoutError> {
-        if let Some(index) = self.inodes.iter().position(|&inode| inode == vma.inode) {
-            return Ok(index);
+    fn of(&mut self, inode: u64) -> io::Result<Option<usize>> {
+        if let Some(index) = self.inodes.iter().position(|&known| known == inode) {
+            return Ok(Some(index));
         }
-        let file = open_memfd(self.process, vma)?;
+        let Some(file) = open_memfd(self.process, inode)? else { return Ok(None) };
         let mapping = Mapping::new(&file, 0, file.bytes()?)?;
-        self.inodes.push(vma.inode);
+        self.inodes.push(inode);
         self.backings.push(Backing { file, mapping });
-        Ok(self.backings.len() - 1)
+        Ok(Some(self.backings.len() - 1))
     }
 }
 
 /// The VMM keeps the memfd open; its descriptor is known by the inode.
-fn open_memfd(process: &Process, vma: &Vma) -> Result<RamFile, LayoutError> {
+fn open_memfd(process: &Process, inode: u64) -> io::Result<Option<RamFile>> {
     for (number, link) in process.descriptors()? {
         if link.starts_with("/memfd:") {
             let file = RamFile::from(process.descriptor(number)?);
-            if file.identity()?.1 == vma.inode {
-                return Ok(file);
+            if file.identity()?.1 == inode {
+                return Ok(Some(file));
             }
         }
     }
-    Err(LayoutError::NotShared(vma.name.clone()))
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -102,27 +102,22 @@ impl Qmp {
         }
     }
 
-    /// Waits for the next event, without limit; its name.
+    /// Events that have come, by name; does not wait.
     ///
     /// # Errors
-    /// [`QmpError::Io`] once the socket closes.
-    pub fn next_event(&mut self) -> Result<String, QmpError> {
-        self.lines.get_ref().set_read_timeout(None)?;
-        loop {
-            if let Some(event) = self.events.pop_front() {
-                return Ok(event);
-            }
+    /// [`QmpError::Io`] once the socket is closed.
+    pub fn events(&mut self) -> Result<Vec<String>, QmpError> {
+        while self.has_input()? {
             let message = self.message()?;
             self.keep_event(&message);
         }
+        Ok(self.events.drain(..).collect())
     }
 
-    /// Another handle on the socket, to end a wait in [`Qmp::next_event`] with.
-    ///
-    /// # Errors
-    /// As dup(2).
-    pub fn closer(&self) -> io::Result<UnixStream> {
-        self.lines.get_ref().try_clone()
+    fn has_input(&self) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
+        Ok(!self.lines.buffer().is_empty() || poll(&mut fds, Some(&Timespec::default()))? > 0)
     }
 
     fn keep_event(&mut self, message: &Value) {
@@ -174,7 +169,7 @@ mod tests {
         ]);
         let mut qmp = Qmp::connect(&path).unwrap();
         assert_eq!(qmp.human("info version").unwrap(), "text");
-        assert_eq!(qmp.next_event().unwrap(), "RESET");
+        assert_eq!(qmp.events().unwrap(), ["RESET"]);
     }
 
     #[test]

@@ -53,14 +53,17 @@ pub enum Refusal {
     },
     /// Memory that a device reaches by itself.
     #[error(
-        "process {0} has VFIO devices: their DMA needs memory that stays where it is, and Ebb does \
-         not drive their IOMMU"
+        "process {0} has passed-through devices (VFIO or vDPA): their DMA needs memory that stays \
+         where it is, and Ebb does not drive their IOMMU"
     )]
     Vfio(i32),
     /// Somebody else serves its faults.
     #[error("process {0} has a userfaultfd already: another pager, or another ebbd, holds it")]
     OtherUserfaultfd(i32),
 }
+
+/// Descriptors of devices that pin guest memory for their DMA.
+const PINNING: [&str; 4] = ["/dev/vfio/", "kvm-vfio", "/dev/vhost-vdpa", "/dev/iommu"];
 
 /// Takes hold of a process that is free to be held.
 ///
@@ -71,7 +74,7 @@ pub fn open(pid: i32) -> Result<Process, Refusal> {
     let descriptors = process.descriptors();
     let descriptors = descriptors.map_err(|source| Refusal::NotPermitted { pid, source })?;
     for (_, link) in &descriptors {
-        if link.starts_with("/dev/vfio/") || link.contains("kvm-vfio") {
+        if PINNING.iter().any(|what| link.contains(what)) {
             return Err(Refusal::Vfio(pid));
         }
         if link == "anon_inode:[userfaultfd]" {

@@ -1,0 +1,382 @@
+//! All VMs of the host: starting, taking over, taking up, letting go.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ebb_api::{
+    Accelerator as ApiAccelerator, AttachRequest, Backing, MIN_ORDER_DEFAULT, RunRequest, VmName,
+};
+use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
+use ebb_sys::inject;
+use ebb_sys::process::Process;
+use ebb_sys::ram_file::RamFile;
+use ebb_vm::launch::{Accelerator, Launch};
+use ebb_vm::{Qmp, Ram, layout, takeover};
+use serde_json::json;
+
+use crate::held::{self, Held};
+use crate::host::{self, Chosen};
+use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::record::{Auto, Record, Totals};
+use crate::worker::{self, Command};
+
+const QEMU: &str = "qemu-system-x86_64";
+/// A QEMU that does not open its control socket within this time is given up.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The VMs by name. `None`: one that is just being taken hold of.
+type Vms = BTreeMap<VmName, Option<Sender<Command>>>;
+
+/// The daemon's state.
+#[derive(Clone)]
+pub struct Daemon {
+    run_dir: PathBuf,
+    vms: Arc<Mutex<Vms>>,
+}
+
+impl Daemon {
+    /// A daemon over a run directory that nobody else uses.
+    pub fn new(run_dir: &Path) -> Daemon {
+        Daemon { run_dir: run_dir.to_owned(), vms: Arc::default() }
+    }
+
+    /// The directory.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// The names of all VMs that are held.
+    pub fn names(&self) -> Vec<VmName> {
+        let vms = self.vms();
+        vms.iter().filter(|(_, vm)| vm.is_some()).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Where a VM takes its commands.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`].
+    pub fn commands(&self, name: &VmName) -> Answer<Sender<Command>> {
+        let found = self.vms().get(name).cloned().flatten();
+        found.ok_or_else(|| Refused::Unknown(name.clone()))
+    }
+
+    /// Takes up every VM that a daemon before this one held, and clears away
+    /// what VMs that ended since have left.
+    ///
+    /// # Errors
+    /// As reading the run directory.
+    pub fn adopt_all(&self) -> io::Result<()> {
+        let vms = self.run_dir.join("vms");
+        DirBuilder::new().recursive(true).mode(0o700).create(&vms)?;
+        for entry in fs::read_dir(vms)? {
+            let directory = entry?.path();
+            let named = directory.file_name().and_then(|name| name.to_str()?.parse().ok());
+            let Some(name) = named else { continue };
+            match held::adopt(&directory) {
+                Ok(held) => match self.serve(name, held) {
+                    Ok(()) => tracing::info!("{}: taken up", directory.display()),
+                    Err(error) => tracing::error!("{}: {error}", directory.display()),
+                },
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    remove_if_dead(&directory);
+                }
+                // The VM waits where it is: better than a wrong byte.
+                Err(error) => tracing::error!("{}: not taken up: {error}", directory.display()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a VM and holds it.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing is left behind then.
+    pub fn run(&self, request: &RunRequest) -> Answer<()> {
+        request.check()?;
+        let min_order = min_order(request.min_order)?;
+        let reserved = self.reserve(&request.name)?;
+        let backing = host::backing(request.backing, request.memory_bytes)?;
+        let started = start(request, backing.value, &reserved.directory)?;
+        let accelerator = host::accelerator();
+        let record = Record {
+            name: request.name.clone(),
+            pid: started.process.pid(),
+            start_ticks: started.process.start_ticks().map_err(failed("QEMU"))?,
+            userfaultfd: None,
+            started: true,
+            qmp: reserved.directory.join("qmp.sock"),
+            accelerator: api(accelerator.value),
+            accelerator_reason: accelerator.reason,
+            backing: backing.value,
+            backing_reason: backing.reason,
+            mode: host::mode(request.mode).value,
+            mode_reason: host::mode(request.mode).reason,
+            min_order,
+            auto: Auto::default(),
+            regions: Vec::new(),
+            totals: Totals::default(),
+        };
+        let Started { child, process, ram, qmp } = started;
+        let mut held = held::take(process, ram, qmp, record, &reserved.directory)?;
+        if !request.qemu_args.iter().any(|word| word == "-S")
+            && let Some(qmp) = &mut held.qmp
+        {
+            qmp.execute("cont", json!({})).map_err(not_allowed)?;
+        }
+        self.serve(request.name.clone(), held)?;
+        child.release();
+        reserved.keep();
+        Ok(())
+    }
+
+    /// Holds a VM that somebody else started.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing is changed then.
+    pub fn attach(&self, request: &AttachRequest) -> Answer<()> {
+        request.check()?;
+        let min_order = min_order(request.min_order)?;
+        let reserved = self.reserve(&request.name)?;
+        let process = takeover::open(request.pid).map_err(not_allowed)?;
+        let (path, mut qmp) =
+            takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
+        let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
+        let hugetlb = ram.files().iter().any(|file| file.file.is_hugetlb().unwrap_or(false));
+        let backing = host::backing_of(&ram, hugetlb);
+        let accelerator = accelerator_of(&mut qmp)?;
+        let record = Record {
+            name: request.name.clone(),
+            pid: process.pid(),
+            start_ticks: process.start_ticks().map_err(failed("QEMU"))?,
+            userfaultfd: None,
+            started: false,
+            qmp: path,
+            accelerator: accelerator.value,
+            accelerator_reason: accelerator.reason,
+            backing: backing.value,
+            backing_reason: backing.reason,
+            mode: host::mode(request.mode).value,
+            mode_reason: host::mode(request.mode).reason,
+            min_order,
+            auto: Auto::default(),
+            regions: Vec::new(),
+            totals: Totals::default(),
+        };
+        let held = held::take(process, ram, qmp, record, &reserved.directory)?;
+        self.serve(request.name.clone(), held)?;
+        reserved.keep();
+        Ok(())
+    }
+
+    fn serve(&self, name: VmName, held: Held) -> Answer<()> {
+        let (daemon, ended) = (self.clone(), name.clone());
+        let directory = held.directory.clone();
+        let commands = worker::start(held, move || {
+            remove_if_dead(&directory);
+            daemon.vms().remove(&ended);
+        })?;
+        self.vms().insert(name, Some(commands));
+        Ok(())
+    }
+
+    /// Takes a name and makes its directory.
+    fn reserve(&self, name: &VmName) -> Answer<Reserved> {
+        let directory = self.run_dir.join("vms").join(name.as_str());
+        let mut vms = self.vms();
+        if vms.contains_key(name) {
+            return Err(Refused::Taken(format!("a VM named {name} is held already")));
+        }
+        match DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(Refused::Taken(format!(
+                    "{} is there already: a VM of that name still runs, or was not taken up (see \
+                     the daemon's log)",
+                    directory.display()
+                )));
+            }
+            made => made.map_err(failed("the VM's directory"))?,
+        }
+        vms.insert(name.clone(), None);
+        Ok(Reserved { daemon: self.clone(), name: name.clone(), directory, kept: false })
+    }
+
+    fn vms(&self) -> MutexGuard<'_, Vms> {
+        // The map is whole between any two statements that change it.
+        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A name and a directory, given up unless kept.
+struct Reserved {
+    daemon: Daemon,
+    name: VmName,
+    directory: PathBuf,
+    kept: bool,
+}
+
+impl Reserved {
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.daemon.vms().remove(&self.name);
+            remove(&self.directory);
+        }
+    }
+}
+
+/// A QEMU of ours; killed unless released.
+struct Running(Option<Child>);
+
+impl Running {
+    /// It lives on; somebody must still take note of its end.
+    fn release(mut self) {
+        if let Some(mut child) = self.0.take() {
+            std::thread::spawn(move || child.wait());
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+struct Started {
+    child: Running,
+    process: Process,
+    ram: Ram,
+    qmp: Qmp,
+}
+
+/// Starts QEMU, stopped before its guest's first instruction.
+fn start(request: &RunRequest, backing: Backing, directory: &Path) -> Answer<Started> {
+    let name = format!("ebb-{}", request.name);
+    let memory = match backing {
+        Backing::Hugetlb => RamFile::create_hugetlb(&name, request.memory_bytes),
+        _ => RamFile::create(&name, request.memory_bytes),
+    };
+    let memory = memory.map_err(failed("the VM's RAM"))?;
+    let launch = Launch {
+        name: request.name.as_str(),
+        directory,
+        qemu: &qemu(),
+        ram: &memory,
+        memory_bytes: request.memory_bytes,
+        cpus: request.cpus,
+        accelerator: host::accelerator().value,
+        kernel: request.kernel.as_deref(),
+        initrd: request.initrd.as_deref(),
+        append: request.append.as_deref(),
+        qemu_args: &request.qemu_args,
+        cwd: request.cwd.as_deref().unwrap_or(Path::new("/")),
+    };
+    let child = launch.start().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => not_allowed(format!(
+            "there is no {}: install it with apt-get install qemu-system-x86",
+            qemu().display()
+        )),
+        _ => not_allowed(format!("QEMU does not start: {error}")),
+    })?;
+    let pid = child.id() as i32;
+    let mut child = Running(Some(child));
+    let mut qmp = control(&launch, &mut child)?;
+    let process = Process::open(pid).map_err(failed("QEMU"))?;
+    let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
+    if backing == Backing::Small && host::shmem_huge_pages() {
+        for region in ram.regions() {
+            inject::no_huge_pages(&process, region.hva_range()).map_err(failed("small pages"))?;
+        }
+    }
+    Ok(Started { child, process, ram, qmp })
+}
+
+/// The program to run; `EBB_QEMU` names another one.
+fn qemu() -> PathBuf {
+    std::env::var_os("EBB_QEMU").map_or_else(|| QEMU.into(), PathBuf::from)
+}
+
+/// Waits for QEMU's control socket, or its end.
+fn control(launch: &Launch<'_>, child: &mut Running) -> Answer<Qmp> {
+    let deadline = Instant::now() + START_TIMEOUT;
+    loop {
+        let ended = child.0.as_mut().map(Child::try_wait).transpose().map_err(failed("QEMU"))?;
+        if let Some(Some(_)) = ended {
+            return Err(not_allowed(format!("QEMU ended: {}", last_line(&launch.log_path()))));
+        }
+        match Qmp::connect(&launch.qmp_path()) {
+            Ok(qmp) => return Ok(qmp),
+            Err(error) if Instant::now() > deadline => return Err(not_allowed(error)),
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+fn last_line(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.unwrap_or("it said nothing").trim().to_owned()
+}
+
+fn accelerator_of(qmp: &mut Qmp) -> Answer<Chosen<ApiAccelerator>> {
+    let answer = qmp.execute("query-kvm", json!({})).map_err(not_allowed)?;
+    let kvm = answer.get("enabled").and_then(serde_json::Value::as_bool).unwrap_or(false);
+    let value = if kvm { ApiAccelerator::Kvm } else { ApiAccelerator::Tcg };
+    Ok(Chosen::new(value, "it was started so"))
+}
+
+fn api(accelerator: Accelerator) -> ApiAccelerator {
+    match accelerator {
+        Accelerator::Kvm => ApiAccelerator::Kvm,
+        Accelerator::Tcg => ApiAccelerator::Tcg,
+    }
+}
+
+fn min_order(asked: Option<u8>) -> Answer<u8> {
+    match asked.unwrap_or(MIN_ORDER_DEFAULT) {
+        order if order < MIN_ORDER_LOWEST => Err(not_allowed(format!(
+            "blocks of order {order} share their metadata's frame with others: the smallest order \
+             is {MIN_ORDER_LOWEST}"
+        ))),
+        order => Ok(order),
+    }
+}
+
+/// Removes a VM's directory unless its VMM lives on in it.
+fn remove_if_dead(directory: &Path) {
+    if !directory.join("vm.json").exists() && is_in_use(directory) {
+        return;
+    }
+    remove(directory);
+}
+
+/// A VM that was let go keeps its sockets as long as it runs.
+fn is_in_use(directory: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(directory.join("console.sock")).is_ok()
+}
+
+fn remove(directory: &Path) {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::error!("{}: {error}", directory.display());
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,289 @@
+//! Taking hold of a VM, and taking up one that a daemon before this one held.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ebb_api::{Backing, Mode};
+use ebb_ledger::{Content, Ledger};
+use ebb_pager::{Grain, NoDevices, Pager, Restored};
+use ebb_sys::process::Process;
+use ebb_sys::uffd::{Uffd, feature};
+use ebb_units::{FrameRange, Gpa, Hva};
+use ebb_vm::{Qmp, Ram, Region, layout};
+
+use crate::injector;
+use crate::problem::{Answer, failed, not_allowed};
+use crate::record::{Record, RegionRecord};
+
+const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
+
+/// A VM in hand: everything that serving it needs.
+pub struct Held {
+    /// Its VMM.
+    pub process: Process,
+    /// Its pager.
+    pub pager: Arc<Pager>,
+    /// Blocks that the pager gives back, to be judged.
+    pub restored: std::sync::mpsc::Receiver<Restored>,
+    /// The VMM's control socket, while it answers.
+    pub qmp: Option<Qmp>,
+    /// What is on record of it.
+    pub record: Record,
+    /// Its directory.
+    pub directory: PathBuf,
+}
+
+/// Takes hold of a VM whose RAM was found. Nothing has been changed in the VMM
+/// before; when this fails, nothing is left changed.
+///
+/// # Errors
+/// Missing privilege or kernel features, named; another holder.
+pub fn take(
+    process: Process,
+    ram: Ram,
+    qmp: Qmp,
+    mut record: Record,
+    directory: &Path,
+) -> Answer<Held> {
+    let inodes: Vec<u64> = { ram.files().iter() }
+        .map(|backing| backing.file.identity().map(|(_, inode)| inode))
+        .collect::<io::Result<_>>()
+        .map_err(failed("the VM's RAM"))?;
+    record.regions =
+        ram.regions().iter().map(|region| RegionRecord::new(region, inodes[region.file])).collect();
+    let resident = ram.resident_bytes().map_err(failed("the VM's RAM"))?;
+    record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
+    record.save(directory).map_err(failed("the VM's record"))?;
+    let number = injector::make(&process).map_err(|error| {
+        not_allowed(format!(
+            "process {} cannot be given a userfaultfd ({error}): run ebbd as root; a kernel \
+             without CONFIG_USERFAULTFD cannot hold VMs",
+            process.pid()
+        ))
+    })?;
+    let taken = take_with(&process, number, ram, &record, directory);
+    match taken {
+        Ok((pager, restored)) => {
+            record.userfaultfd = Some(number);
+            record.save(directory).map_err(failed("the VM's record"))?;
+            let pager = Arc::new(pager);
+            let directory = directory.to_owned();
+            Ok(Held { process, pager, restored, qmp: Some(qmp), record, directory })
+        }
+        Err(refused) => {
+            // Leaves the VMM as it was; the reason for the refusal matters more
+            // than a second failure here.
+            if let Err(error) = injector::close(&process, number) {
+                tracing::error!("closing the userfaultfd in {}: {error}", process.pid());
+            }
+            Err(refused)
+        }
+    }
+}
+
+fn take_with(
+    process: &Process,
+    number: i32,
+    ram: Ram,
+    record: &Record,
+    directory: &Path,
+) -> Answer<(Pager, std::sync::mpsc::Receiver<Restored>)> {
+    let uffd = Uffd::from(process.descriptor(number).map_err(failed("the VMM's userfaultfd"))?);
+    shake_hands(&uffd)?;
+    prepare(&ram, record.backing);
+    let ledger = Ledger::create(&ledger_path(directory), ram.end()).map_err(failed("the VM"))?;
+    let (pager, restored) = pager(ram, ledger, uffd, record.backing);
+    if record.mode == Mode::Strict {
+        pager.watch_all().map_err(|error| match error.raw_os_error() {
+            Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => not_allowed(
+                "another userfaultfd serves a part of the VM's memory: only one pager can hold it",
+            ),
+            _ => not_allowed(format!("the VM's memory cannot be watched: {error}")),
+        })?;
+    }
+    Ok((pager, restored))
+}
+
+/// Agrees with the kernel on what is needed; names what is missing.
+fn shake_hands(uffd: &Uffd) -> Answer<()> {
+    uffd.handshake(feature::needed()).map(drop).map_err(|error| {
+        let has = ebb_sys::uffd::probe().unwrap_or(0);
+        let missing = feature::NEEDED.iter().filter(|(bit, _)| has & bit == 0);
+        let names: Vec<&str> = missing.map(|(_, name)| *name).collect();
+        not_allowed(match names.is_empty() {
+            true => format!("the kernel's userfaultfd: {error}"),
+            false => format!(
+                "the kernel's userfaultfd lacks {}: a newer one is needed",
+                names.join(", ")
+            ),
+        })
+    })
+}
+
+fn pager(
+    ram: Ram,
+    ledger: Ledger,
+    uffd: Uffd,
+    backing: Backing,
+) -> (Pager, std::sync::mpsc::Receiver<Restored>) {
+    let grain = match backing {
+        Backing::Small => Grain::Frame,
+        _ => Grain::Huge,
+    };
+    Pager::new(Arc::new(ram), ledger, uffd, grain, Box::new(NoDevices))
+}
+
+/// Our own mapping gives memory back in the pieces that the VM's has.
+fn prepare(ram: &Ram, backing: Backing) {
+    for file in ram.files() {
+        let huge = backing == Backing::Thp;
+        if backing != Backing::Hugetlb
+            && let Err(error) = file.mapping.use_huge_pages(huge)
+        {
+            tracing::debug!("huge pages for the daemon's view: {error}");
+        }
+    }
+}
+
+fn ledger_path(directory: &Path) -> PathBuf {
+    directory.join("ledger")
+}
+
+/// Takes up a VM from its directory, with its memory as a dead daemon left it.
+/// Asks nothing of the VMM: its threads may wait in faults that only the taker
+/// can serve.
+///
+/// # Errors
+/// `NotFound`: the VM has ended, and its directory is of no use any more.
+pub fn adopt(directory: &Path) -> io::Result<Held> {
+    let gone = || io::Error::from(io::ErrorKind::NotFound);
+    let mut record = Record::load(directory)?;
+    let process = Process::open(record.pid).map_err(|_| gone())?;
+    if process.has_ended()? || process.start_ticks()? != record.start_ticks {
+        return Err(gone());
+    }
+    let regions: Vec<(Region, u64)> = record.regions.iter().map(known).collect();
+    let ram = layout::reopen(&process, &regions).map_err(io::Error::other)?;
+    let fresh = record.userfaultfd.is_none();
+    let number = match record.userfaultfd {
+        Some(number) => number,
+        None => remake(&process)?,
+    };
+    let uffd = Uffd::from(userfaultfd(&process, number)?);
+    prepare(&ram, record.backing);
+    let (pager, restored) = match fresh {
+        true => {
+            shake_hands(&uffd).map_err(io::Error::other)?;
+            let ledger = Ledger::create(&ledger_path(directory), ram.end());
+            pager(ram, ledger.map_err(io::Error::other)?, uffd, record.backing)
+        }
+        false => recovered(ram, uffd, &record, directory)?,
+    };
+    if record.mode == Mode::Strict {
+        pager.watch_all()?;
+    }
+    record.userfaultfd = Some(number);
+    record.save(directory)?;
+    let directory = directory.to_owned();
+    Ok(Held { process, pager: Arc::new(pager), restored, qmp: None, record, directory })
+}
+
+/// The recovery rule: a page in the RAM file wins; a hole is what the ledger
+/// says; a hole that the ledger calls resident is zero.
+fn recovered(
+    ram: Ram,
+    uffd: Uffd,
+    record: &Record,
+    directory: &Path,
+) -> io::Result<(Pager, std::sync::mpsc::Receiver<Restored>)> {
+    let path = ledger_path(directory);
+    let mut ledger = Ledger::open(&path, ram.end()).map_err(io::Error::other)?;
+    let mut held = Vec::new();
+    ledger.recover(|frames, content| held.push((frames, content)));
+    let (pager, restored) = pager(ram, ledger, uffd, record.backing);
+    // A frame that was held and is still resident may be protected for a
+    // block that was never committed.
+    for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
+        unprotect_in_ram(&pager, *frames);
+    }
+    if record.mode == Mode::Release {
+        pager.end_watches()?;
+    }
+    Ok((pager, restored))
+}
+
+fn unprotect_in_ram(pager: &Pager, frames: FrameRange) {
+    if let Some(frames) = pager.ram().clip(frames)
+        && let Err(error) = pager.unprotect(frames)
+    {
+        // Not watched: then it was not protected either.
+        tracing::debug!("{frames:?}: {error}");
+    }
+}
+
+/// A daemon died while it made the userfaultfd: whatever it left is closed,
+/// and one is made anew.
+fn remake(process: &Process) -> io::Result<i32> {
+    for (number, link) in process.descriptors()? {
+        if link == USERFAULTFD {
+            injector::close(process, number)?;
+        }
+    }
+    injector::make(process)
+}
+
+fn userfaultfd(process: &Process, number: i32) -> io::Result<OwnedFd> {
+    let there = process.descriptors()?;
+    match there.iter().any(|(fd, link)| *fd == number && link == USERFAULTFD) {
+        true => process.descriptor(number),
+        false => Err(io::Error::other("the userfaultfd in the VMM is gone")),
+    }
+}
+
+fn known(region: &RegionRecord) -> (Region, u64) {
+    let place = Region {
+        gpa: Gpa(region.gpa),
+        bytes: region.bytes,
+        hva: Hva(region.hva),
+        file: 0,
+        offset: region.offset,
+    };
+    (place, region.inode)
+}
+
+impl Held {
+    /// Lets the VM go: everything is back, nothing is watched, the userfaultfd
+    /// in the VMM is closed. Its fault thread must have ended; faults that
+    /// wait are woken.
+    ///
+    /// # Errors
+    /// When the VMM cannot be reached; it then waits for another daemon.
+    pub fn let_go(&self) -> io::Result<()> {
+        self.pager.unwatch_all()?;
+        if let Some(number) = self.record.userfaultfd {
+            injector::close(&self.process, number)?;
+        }
+        self.forget()
+    }
+
+    /// Removes the VM's record and ledger; a VM that Ebb started keeps its
+    /// sockets and logs while it runs.
+    ///
+    /// # Errors
+    /// As unlink(2).
+    pub fn forget(&self) -> io::Result<()> {
+        fs::remove_file(self.directory.join("vm.json"))?;
+        fs::remove_file(ledger_path(&self.directory))
+    }
+
+    /// A copy of the VMM's pidfd.
+    ///
+    /// # Errors
+    /// As dup(2).
+    pub fn pidfd(&self) -> io::Result<OwnedFd> {
+        self.process.as_fd().try_clone_to_owned()
+    }
+}

@@ -1,0 +1,125 @@
+//! What a daemon must know to take up a VM that another one held: `vm.json`.
+//! Format: `docs/run-directory.md`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ebb_api::{Accelerator, Backing, Mode, VmName};
+use ebb_vm::Region;
+use serde::{Deserialize, Serialize};
+
+const FILE: &str = "vm.json";
+
+/// One VM on record.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name.
+    pub name: VmName,
+    /// The VMM's process number, and when it started: together its identity.
+    pub pid: i32,
+    /// Clock ticks since boot.
+    pub start_ticks: u64,
+    /// The userfaultfd's number in the VMM; none while it is being made.
+    pub userfaultfd: Option<i32>,
+    /// Whether Ebb started the VMM.
+    pub started: bool,
+    /// Its QMP socket.
+    pub qmp: PathBuf,
+    /// What runs it.
+    pub accelerator: Accelerator,
+    /// Why.
+    pub accelerator_reason: String,
+    /// What its RAM is made of.
+    pub backing: Backing,
+    /// Why.
+    pub backing_reason: String,
+    /// The mode.
+    pub mode: Mode,
+    /// Why.
+    pub mode_reason: String,
+    /// The smallest blocks to take.
+    pub min_order: u8,
+    /// Automatic reclaim.
+    pub auto: Auto,
+    /// Its RAM.
+    pub regions: Vec<RegionRecord>,
+    /// Totals that outlive a daemon.
+    pub totals: Totals,
+}
+
+/// Automatic reclaim.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Auto {
+    /// Whether it runs.
+    pub on: bool,
+    /// How often.
+    pub interval_ms: u64,
+    /// Free memory to leave beside the reserve.
+    pub keep_bytes: u64,
+}
+
+impl Default for Auto {
+    fn default() -> Auto {
+        Auto { on: false, interval_ms: 5000, keep_bytes: 0 }
+    }
+}
+
+/// Counted over all daemons that held the VM.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Totals {
+    /// Memory that was not resident when the VM was first held.
+    pub absent_at_hold_bytes: u64,
+    /// Emptied.
+    pub reclaimed_bytes: u64,
+    /// Given back (strict mode).
+    pub returned_bytes: u64,
+}
+
+/// A region of RAM, its file named by inode.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct RegionRecord {
+    /// Guest-physical address.
+    pub gpa: u64,
+    /// Length.
+    pub bytes: u64,
+    /// Address in the VMM.
+    pub hva: u64,
+    /// The memfd's inode number.
+    pub inode: u64,
+    /// Offset in it.
+    pub offset: u64,
+}
+
+impl RegionRecord {
+    /// A region for the record.
+    pub fn new(region: &Region, inode: u64) -> RegionRecord {
+        RegionRecord {
+            gpa: region.gpa.0,
+            bytes: region.bytes,
+            hva: region.hva.0,
+            inode,
+            offset: region.offset,
+        }
+    }
+}
+
+impl Record {
+    /// Writes it into the VM's directory, whole or not at all.
+    ///
+    /// # Errors
+    /// As write(2) and rename(2).
+    pub fn save(&self, directory: &Path) -> io::Result<()> {
+        let next = directory.join("vm.json.next");
+        fs::write(&next, serde_json::to_vec_pretty(self)?)?;
+        fs::rename(next, directory.join(FILE))
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// `NotFound`: the VM was never held; `InvalidData`: not a record.
+    pub fn load(directory: &Path) -> io::Result<Record> {
+        Ok(serde_json::from_slice(&fs::read(directory.join(FILE))?)?)
+    }
+}

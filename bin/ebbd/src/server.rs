@@ -1,0 +1,129 @@
+//! The REST interface over the UNIX socket.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use ebb_api::{
+    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, ReclaimReport,
+    ReclaimRequest, RunRequest, StatusQuery, Version, VmName, VmStatus, VmSummary, route,
+};
+use tokio::sync::oneshot;
+
+use crate::daemon::Daemon;
+use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::status;
+use crate::worker::Command;
+
+/// All routes.
+pub fn router(daemon: Daemon) -> Router {
+    Router::new()
+        .route(route::VERSION, get(version))
+        .route(route::VMS, get(list))
+        .route(route::RUN, post(run))
+        .route(route::ATTACH, post(attach))
+        .route(route::VM, get(show).delete(detach))
+        .route(route::RECLAIM, post(reclaim))
+        .route(route::AUTO, put(auto))
+        .route(route::EVICT, post(evict))
+        .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }))
+        .with_state(Arc::new(daemon))
+}
+
+type Shared = State<Arc<Daemon>>;
+
+async fn version(State(daemon): Shared) -> Json<Version> {
+    Json(Version {
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: std::process::id() as i32,
+        run_dir: daemon.run_dir().to_owned(),
+    })
+}
+
+async fn list(State(daemon): Shared) -> Answer<Json<Vec<VmSummary>>> {
+    let mut all = Vec::new();
+    for name in daemon.names() {
+        match ask(&daemon, &name, |to| Command::Status(false, to)).await {
+            Ok(full) => all.push(status::summary(&full)),
+            // It ended since the names were read.
+            Err(Refused::Unknown(_)) => {}
+            Err(refused) => return Err(refused),
+        }
+    }
+    Ok(Json(all))
+}
+
+async fn run(State(daemon): Shared, Json(request): Json<RunRequest>) -> Answer<Json<VmStatus>> {
+    let name = request.name.clone();
+    apart(&daemon, move |daemon| daemon.run(&request)).await?;
+    ask(&daemon, &name, |to| Command::Status(false, to)).await.map(Json)
+}
+
+async fn attach(
+    State(daemon): Shared,
+    Json(request): Json<AttachRequest>,
+) -> Answer<Json<VmStatus>> {
+    let name = request.name.clone();
+    apart(&daemon, move |daemon| daemon.attach(&request)).await?;
+    ask(&daemon, &name, |to| Command::Status(false, to)).await.map(Json)
+}
+
+async fn show(
+    State(daemon): Shared,
+    Path(name): Path<VmName>,
+    Query(query): Query<StatusQuery>,
+) -> Answer<Json<VmStatus>> {
+    ask(&daemon, &name, |to| Command::Status(query.counts, to)).await.map(Json)
+}
+
+async fn detach(State(daemon): Shared, Path(name): Path<VmName>) -> Answer<Json<DetachReport>> {
+    ask(&daemon, &name, Command::Detach).await.map(Json)
+}
+
+async fn reclaim(
+    State(daemon): Shared,
+    Path(name): Path<VmName>,
+    Json(request): Json<ReclaimRequest>,
+) -> Answer<Json<ReclaimReport>> {
+    ask(&daemon, &name, |to| Command::Reclaim(request, to)).await.map(Json)
+}
+
+async fn auto(
+    State(daemon): Shared,
+    Path(name): Path<VmName>,
+    Json(request): Json<AutoRequest>,
+) -> Answer<Json<AutoStatus>> {
+    ask(&daemon, &name, |to| Command::Auto(request, to)).await.map(Json)
+}
+
+async fn evict(
+    State(daemon): Shared,
+    Path(name): Path<VmName>,
+    Json(_): Json<EvictRequest>,
+) -> Answer<Json<EvictReport>> {
+    daemon.commands(&name)?;
+    Err(not_allowed("no store is configured"))
+}
+
+/// Puts a question to a VM's worker and waits for its answer.
+async fn ask<T>(
+    daemon: &Daemon,
+    name: &VmName,
+    question: impl FnOnce(oneshot::Sender<Answer<T>>) -> Command,
+) -> Answer<T> {
+    let unknown = || Refused::Unknown(name.clone());
+    let (to, answer) = oneshot::channel();
+    daemon.commands(name)?.send(question(to)).map_err(|_| unknown())?;
+    answer.await.map_err(|_| unknown())?
+}
+
+/// Work that waits for a VMM, away from the threads that answer requests.
+async fn apart<T: Send + 'static>(
+    daemon: &Arc<Daemon>,
+    work: impl FnOnce(&Daemon) -> Answer<T> + Send + 'static,
+) -> Answer<T> {
+    let daemon = Arc::clone(daemon);
+    let done = tokio::task::spawn_blocking(move || work(&daemon)).await;
+    done.map_err(failed("the daemon"))?
+}

@@ -1,0 +1,146 @@
+//! A VM's state, put together from all who know a part of it.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_api::{
+    AutoStatus, Backing, FaultCounts, FaultTimes, GuestStatus, Mode, State as ApiState, VmStatus,
+    VmSummary,
+};
+use ebb_inspect::{Counts, Guest};
+use ebb_pager::Pager;
+use ebb_units::FRAME_BYTES;
+
+use crate::problem::{Answer, failed};
+use crate::worker::State;
+
+/// All of it; with `counts`, every frame is classified.
+pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
+    let (record, pager) = (&state.held.record, &state.held.pager);
+    let memory_bytes = pager.ram().bytes();
+    let resident_bytes = pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
+    let absent_bytes = memory_bytes.saturating_sub(resident_bytes);
+    let totals = record.totals;
+    let read = |counter: &AtomicU64| counter.load(Relaxed);
+    let (emptied_bytes, returned_total_bytes) = match record.mode {
+        Mode::Strict => (
+            read(&pager.counters.emptied_frames) * FRAME_BYTES,
+            read(&pager.counters.returned_frames) * FRAME_BYTES,
+        ),
+        Mode::Release => (
+            absent_bytes,
+            (totals.reclaimed_bytes + totals.absent_at_hold_bytes).saturating_sub(absent_bytes),
+        ),
+    };
+    Ok(VmStatus {
+        name: record.name.clone(),
+        pid: record.pid,
+        state: ApiState::Held,
+        accelerator: record.accelerator,
+        accelerator_reason: record.accelerator_reason.clone(),
+        backing: record.backing,
+        backing_reason: record.backing_reason.clone(),
+        mode: record.mode,
+        mode_reason: record.mode_reason.clone(),
+        console: record.started.then(|| state.held.directory.join("console.sock")),
+        min_order: record.min_order,
+        memory_bytes,
+        resident_bytes,
+        emptied_bytes,
+        guest_free_bytes: { state.insight.guest().ok() }
+            .and_then(|guest| guest.free_bytes(&pager.view())),
+        guest: guest(state.insight.guest(), pager, counts),
+        faults: FaultCounts {
+            missing: read(&pager.counters.missing),
+            metadata: read(&pager.counters.metadata),
+            spurious: read(&pager.counters.spurious),
+            early: read(&pager.counters.early),
+        },
+        fault_ns: FaultTimes {
+            p50: pager.counters.fault.percentile_ns(50),
+            p99: pager.counters.fault.percentile_ns(99),
+        },
+        reclaimed_total_bytes: totals.reclaimed_bytes,
+        returned_total_bytes,
+        auto: auto(state),
+        warnings: warnings(state),
+    })
+}
+
+/// Automatic reclaim.
+pub fn auto(state: &State) -> AutoStatus {
+    let auto = state.held.record.auto;
+    AutoStatus {
+        on: auto.on,
+        interval_ms: auto.interval_ms,
+        keep_bytes: auto.keep_bytes,
+        last: state.last.clone(),
+    }
+}
+
+/// The short form, from the long one.
+pub fn summary(status: &VmStatus) -> VmSummary {
+    VmSummary {
+        name: status.name.clone(),
+        pid: status.pid,
+        state: status.state,
+        accelerator: status.accelerator,
+        backing: status.backing,
+        mode: status.mode,
+        trusted: status.guest.trusted,
+        auto: status.auto.on,
+        memory_bytes: status.memory_bytes,
+        resident_bytes: status.resident_bytes,
+    }
+}
+
+fn guest(guest: Result<&Guest, &str>, pager: &Pager, counts: bool) -> GuestStatus {
+    let guest = match guest {
+        Ok(guest) => guest,
+        Err(why) => return GuestStatus { why: Some(why.to_owned()), ..GuestStatus::default() },
+    };
+    let known = GuestStatus {
+        kernel: Some(guest.release().to_owned()),
+        trusted: true,
+        ..GuestStatus::default()
+    };
+    match counts {
+        true => counted(known, &guest.counts(&pager.view())),
+        false => known,
+    }
+}
+
+fn counted(known: GuestStatus, counts: &Counts) -> GuestStatus {
+    let bytes = |frames: u64| Some(frames * FRAME_BYTES);
+    GuestStatus {
+        free_blocks: counts.free_blocks.first_chunk().copied(),
+        anonymous_bytes: bytes(counts.anonymous_frames),
+        file_bytes: bytes(counts.file_frames),
+        slab_bytes: bytes(counts.slab_frames),
+        page_table_bytes: bytes(counts.table_frames),
+        offline_bytes: bytes(counts.offline_frames),
+        ..known
+    }
+}
+
+fn warnings(state: &State) -> Vec<String> {
+    let mut all = Vec::new();
+    match state.held.record.backing {
+        Backing::Small => all.push(format!(
+            "its RAM is in 4 KiB pages, which cost some 60 times more to take and to give: {}",
+            state.held.record.backing_reason
+        )),
+        Backing::Hugetlb => all.push(
+            "its RAM is in hugetlb pages, which cannot be write-protected 4 KiB at a time: free \
+             memory cannot be taken"
+                .into(),
+        ),
+        _ => {}
+    }
+    if state.held.qmp.is_none() {
+        all.push(
+            "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is taken".into(),
+        );
+    }
+    all
+}

@@ -1,0 +1,378 @@
+//! The worker of one VM: inspects, reclaims, answers. Faults are served by
+//! another thread, which never waits for this one.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use ebb_api::{
+    AutoRequest, AutoStatus, Backing, DetachReport, Mode, ReclaimReport, ReclaimRequest, Skipped,
+    VmStatus,
+};
+use ebb_inspect::{Block, PAGE_BYTES};
+use ebb_pager::FaultThread;
+use ebb_reclaim::vprobe;
+use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
+use ebb_vm::Qmp;
+use tokio::sync::oneshot;
+
+use crate::held::Held;
+use crate::insight::Insight;
+use crate::problem::{Answer, failed, not_allowed};
+use crate::status;
+
+/// Left at the heads of the guest's free lists, where it takes memory next.
+pub const RESERVE_BYTES: u64 = 64 << 20;
+/// Events of the VMM are looked for this often.
+const TICK: Duration = Duration::from_millis(200);
+/// A guest that wants memory of a batch being emptied waits for all of it:
+/// about 2 ms with small pages, a quarter with huge ones.
+const BATCH_SMALL_BYTES: u64 = 8 << 20;
+const BATCH_HUGE_BYTES: u64 = 64 << 20;
+/// More pieces of metadata than this are not watched one by one: each costs
+/// the VMM a mapping.
+const WATCHED_RUNS_MAX: usize = 64;
+
+/// What a worker is asked to do; each with a place for its answer.
+pub enum Command {
+    /// Tell everything; `true`: with every frame classified.
+    Status(bool, oneshot::Sender<Answer<VmStatus>>),
+    /// Take free memory once.
+    Reclaim(ReclaimRequest, oneshot::Sender<Answer<ReclaimReport>>),
+    /// Take it by itself.
+    Auto(AutoRequest, oneshot::Sender<Answer<AutoStatus>>),
+    /// Let the VM go.
+    Detach(oneshot::Sender<Answer<DetachReport>>),
+    /// The VMM ended, or its faults cannot be read: why.
+    Gone(std::io::Result<()>),
+}
+
+/// Starts serving a VM: its faults at once, then everything else. `ended` is
+/// called when the VM is not held any more. Returns where commands go.
+///
+/// # Errors
+/// When threads cannot be made.
+pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender<Command>> {
+    let (commands, mailbox) = channel();
+    let gone = commands.clone();
+    let vmm = held.pidfd().map_err(failed("the VMM"))?;
+    let faults = FaultThread::start(held.pager.clone(), vmm, move |why| {
+        // A worker that is gone already needs no telling.
+        let _ = gone.send(Command::Gone(why));
+    })
+    .map_err(failed("the fault thread"))?;
+    held.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
+    let name = held.record.name.to_string();
+    let worker = std::thread::Builder::new().name(format!("vm {name}")).spawn(move || {
+        State::new(held, faults).run(&mailbox);
+        ended();
+    });
+    // It ends by itself, once the VM is let go or gone.
+    worker.map(|_| commands).map_err(failed("the worker"))
+}
+
+/// All that the worker's thread owns.
+pub struct State {
+    pub(crate) held: Held,
+    pub(crate) insight: Insight,
+    pub(crate) last: Option<ReclaimReport>,
+    faults: Option<FaultThread>,
+    blocks: Vec<Block>,
+    watched: Vec<FrameRange>,
+    due: Instant,
+}
+
+enum Next {
+    Go,
+    End,
+}
+
+impl State {
+    fn new(held: Held, faults: FaultThread) -> State {
+        State {
+            held,
+            insight: Insight::new(),
+            last: None,
+            faults: Some(faults),
+            blocks: Vec::new(),
+            watched: Vec::new(),
+            due: Instant::now(),
+        }
+    }
+
+    fn run(&mut self, mailbox: &Receiver<Command>) {
+        loop {
+            let next = match mailbox.recv_timeout(TICK) {
+                Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) => self.tick(),
+                Err(RecvTimeoutError::Disconnected) => Next::End,
+            };
+            if let Next::End = next {
+                return;
+            }
+        }
+    }
+
+    /// An answer that nobody waits for any more is dropped.
+    fn obey(&mut self, command: Command) -> Next {
+        self.notice_reset();
+        match command {
+            Command::Status(counts, to) => {
+                if self.insight.guest().is_err() {
+                    self.confirm();
+                }
+                self.judge_restored();
+                drop(to.send(status::of(self, counts)));
+            }
+            Command::Reclaim(request, to) => drop(to.send(self.reclaim(request))),
+            Command::Auto(request, to) => drop(to.send(self.set_auto(request))),
+            Command::Detach(to) => {
+                let done = self.detach();
+                let ended = done.is_ok();
+                drop(to.send(done));
+                if ended {
+                    return Next::End;
+                }
+            }
+            Command::Gone(why) => return self.gone(why),
+        }
+        Next::Go
+    }
+
+    fn tick(&mut self) -> Next {
+        self.notice_reset();
+        self.judge_restored();
+        if self.insight.is_due() {
+            self.confirm();
+        }
+        let auto = self.held.record.auto;
+        if auto.on && Instant::now() >= self.due {
+            self.due = Instant::now() + Duration::from_millis(auto.interval_ms);
+            match self.take(u64::MAX, auto.keep_bytes) {
+                Ok(report) => self.last = Some(report),
+                Err(error) => tracing::debug!("{}: {error}", self.held.record.name),
+            }
+        }
+        Next::Go
+    }
+
+    /// After a reset nothing that was known is true. What devices may reach
+    /// must be there before the new kernel uses it.
+    fn notice_reset(&mut self) {
+        if was_reset(&mut self.held.qmp) {
+            self.insight.forget("it was reset and is booting");
+            if self.held.record.mode == Mode::Strict
+                && let Err(error) = self.held.pager.give_back_all()
+            {
+                tracing::error!("{}: after its reset: {error}", self.held.record.name);
+            }
+        }
+    }
+
+    /// Whether the guest is trusted and the one that runs; inspects if need be.
+    fn confirm(&mut self) -> bool {
+        if self.held.qmp.is_none() {
+            self.reconnect();
+        }
+        let trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut());
+        if trusted && let Err(error) = self.watch_metadata() {
+            self.insight.forget(&format!("its metadata cannot be watched: {error}"));
+            return false;
+        }
+        trusted
+    }
+
+    fn reconnect(&mut self) {
+        match Qmp::connect(&self.held.record.qmp) {
+            Ok(qmp) => self.held.qmp = Some(qmp),
+            Err(error) => tracing::debug!("{}: {error}", self.held.record.name),
+        }
+    }
+
+    /// In release mode only the metadata is watched, so that the guest's RAM
+    /// itself stays as it was.
+    fn watch_metadata(&mut self) -> std::io::Result<()> {
+        let Ok(guest) = self.insight.guest() else { return Ok(()) };
+        let runs = guest.memmap().runs().iter();
+        let watched: Vec<FrameRange> = runs
+            .map(|run| {
+                let end = run.metadata.0 + run.frames * PAGE_BYTES;
+                let first = run.metadata.gfn();
+                FrameRange::new(first, end.div_ceil(FRAME_BYTES) - first.0)
+            })
+            .collect();
+        if self.held.record.mode == Mode::Strict || watched == self.watched {
+            return Ok(());
+        }
+        match watched.len() {
+            0..=WATCHED_RUNS_MAX => {
+                watched.iter().try_for_each(|&frames| self.held.pager.watch_writes(frames))?;
+            }
+            _ => self.held.pager.watch_all_writes()?,
+        }
+        self.watched = watched;
+        Ok(())
+    }
+
+    fn reclaim(&mut self, request: ReclaimRequest) -> Answer<ReclaimReport> {
+        self.take(request.bytes.unwrap_or(u64::MAX), self.held.record.auto.keep_bytes)
+    }
+
+    fn take(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
+        let began = Instant::now();
+        if self.held.record.backing == Backing::Hugetlb {
+            return Err(not_allowed(
+                "hugetlb pages cannot be write-protected 4 KiB at a time, so the guest's metadata \
+                 cannot be watched: start the VM with --backing thp",
+            ));
+        }
+        if !self.confirm() {
+            let why = self.insight.guest().err().unwrap_or_default();
+            return Err(not_allowed(format!("the guest is not trusted: {why}")));
+        }
+        let (taken, stop) = self.pass(want_bytes, keep_bytes)?;
+        if taken.bytes > 0 {
+            self.save_totals(taken.bytes);
+        }
+        if let Some(vprobe::Stop::Reset) = stop {
+            self.notice_reset();
+        }
+        Ok(report(taken, stop, want_bytes, began.elapsed()))
+    }
+
+    fn pass(
+        &mut self,
+        want_bytes: u64,
+        keep_bytes: u64,
+    ) -> Answer<(vprobe::Taken, Option<vprobe::Stop>)> {
+        let order = vprobe::Order {
+            mode: match self.held.record.mode {
+                Mode::Strict => vprobe::Mode::Strict,
+                Mode::Release => vprobe::Mode::Release,
+            },
+            min_order: self.held.record.min_order,
+            reserve_bytes: RESERVE_BYTES.max(keep_bytes),
+            want_bytes,
+            batch_bytes: match self.held.record.backing {
+                Backing::Small => BATCH_SMALL_BYTES,
+                _ => BATCH_HUGE_BYTES,
+            },
+        };
+        let guest = self.insight.guest().map_err(not_allowed)?;
+        let (pager, qmp) = (Arc::clone(&self.held.pager), &mut self.held.qmp);
+        let mut reset = false;
+        let result = vprobe::reclaim(&pager, guest, order, &mut self.blocks, || {
+            reset |= was_reset(qmp);
+            !reset
+        });
+        if reset {
+            // The event was read above; `notice_reset` would not see it again.
+            self.insight.forget("it was reset and is booting");
+            if self.held.record.mode == Mode::Strict {
+                pager.give_back_all().map_err(failed("after the guest's reset"))?;
+            }
+        }
+        Ok(result)
+    }
+
+    fn save_totals(&mut self, bytes: u64) {
+        self.held.record.totals.reclaimed_bytes += bytes;
+        self.save();
+    }
+
+    fn save(&self) {
+        if let Err(error) = self.held.record.save(&self.held.directory) {
+            tracing::error!("{}: its record: {error}", self.held.record.name);
+        }
+    }
+
+    fn set_auto(&mut self, request: AutoRequest) -> Answer<AutoStatus> {
+        request.check()?;
+        let auto = &mut self.held.record.auto;
+        auto.on = request.on;
+        auto.interval_ms = request.interval_ms.unwrap_or(auto.interval_ms);
+        auto.keep_bytes = request.keep_bytes.unwrap_or(auto.keep_bytes);
+        self.due = Instant::now();
+        self.save();
+        Ok(status::auto(self))
+    }
+
+    /// Blocks that were given back and are still free were not needed.
+    fn judge_restored(&mut self) {
+        let Ok(guest) = self.insight.guest() else { return };
+        let view = self.held.pager.view();
+        for block in self.held.restored.try_iter() {
+            let now = guest.head_state(&view, block.head);
+            if now.is_some_and(|now| now.order >= block.order) {
+                let spurious = &self.held.pager.counters.spurious;
+                spurious.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn detach(&mut self) -> Answer<DetachReport> {
+        let began = Instant::now();
+        let restored_bytes = self.held.pager.give_back_all().map_err(|error| {
+            not_allowed(format!("not all memory could be given back, so it stays held: {error}"))
+        })?;
+        self.faults = None;
+        self.held.let_go().map_err(failed("letting go"))?;
+        let duration_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Ok(DetachReport { restored_bytes, duration_ns })
+    }
+
+    fn gone(&mut self, why: std::io::Result<()>) -> Next {
+        let name = &self.held.record.name;
+        match (why, self.held.process.has_ended()) {
+            (Err(error), Ok(false)) => {
+                tracing::error!("{name}: its faults cannot be read: {error}");
+                return Next::Go;
+            }
+            _ => tracing::info!("{name}: QEMU {} ended", self.held.record.pid),
+        }
+        self.faults = None;
+        if let Err(error) = self.held.forget() {
+            tracing::error!("{name}: {error}");
+        }
+        Next::End
+    }
+}
+
+/// Whether a reset was announced since the last look. A socket that fails is
+/// dropped: it may be made again.
+fn was_reset(qmp: &mut Option<Qmp>) -> bool {
+    match qmp.as_mut().map(Qmp::events) {
+        Some(Ok(events)) => events.iter().any(|event| event == "RESET"),
+        Some(Err(_)) => {
+            *qmp = None;
+            false
+        }
+        None => false,
+    }
+}
+
+fn report(
+    taken: vprobe::Taken,
+    stop: Option<vprobe::Stop>,
+    want_bytes: u64,
+    took: Duration,
+) -> ReclaimReport {
+    let stopped_by = match stop {
+        Some(stop) => stop.to_string(),
+        None if taken.bytes >= want_bytes => "the amount asked for was reached".into(),
+        None => format!("nothing more is free above the reserve of {}", Bytes(RESERVE_BYTES)),
+    };
+    let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    ReclaimReport {
+        bytes: taken.bytes,
+        blocks: taken.blocks,
+        duration_ns: ns(took),
+        scan_ns: ns(taken.scan),
+        stopped_by,
+        skipped: Skipped {
+            in_use: taken.in_use,
+            already_empty: taken.already_empty,
+            cancelled: taken.cancelled,
+        },
+    }
+}

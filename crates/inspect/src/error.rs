@@ -1,0 +1,72 @@
+//! Why a guest's metadata is not believed.
+
+use thiserror::Error;
+
+/// Nothing may be emptied on the strength of this guest's metadata, and why.
+///
+/// Each message is one line, written to stand after "the guest is not trusted: ".
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum Untrusted {
+    /// No VMCOREINFO note in the populated part of the RAM.
+    #[error(
+        "no Linux kernel's note (VMCOREINFO) is in its memory: not Linux, still booting, or its memory is encrypted"
+    )]
+    NoNote,
+    /// The note does not name a thing that is needed.
+    #[error("its kernel's note does not give {0}; stock kernels 5.10 and newer do")]
+    Lacks(&'static str),
+    /// The note gives a value that no x86-64 kernel has.
+    #[error("its kernel's note gives {what} as {value:#x}, which no x86-64 kernel has")]
+    Absurd {
+        /// The entry, as the note names it.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// `SIZE(page)` is no divisor of a frame, so a struct page can lie in two frames.
+    #[error(
+        "its kernel's struct page has {0} bytes; only sizes that divide 4096 can be protected (stock kernels have 64)"
+    )]
+    PageBytes(u64),
+    /// Memory encryption (SME) is on.
+    #[error("its memory is encrypted; its metadata cannot be read")]
+    Encrypted,
+    /// The kernel's page tables and the note disagree on where the kernel's text is.
+    #[error(
+        "its page tables do not map its kernel where its note says: the note of an earlier boot, or a kernel still booting"
+    )]
+    Text,
+    /// No vCPU's page tables are this kernel's.
+    #[error("no vCPU runs the kernel found in its memory: it was reset, or is still booting")]
+    NotRunning,
+    /// The section table leads to no memory map.
+    #[error(
+        "its kernel's memory map was not found; kernels with SPARSEMEM_VMEMMAP, as all stock ones, are known"
+    )]
+    NoMemmap,
+    /// No populated zone was found.
+    #[error("its kernel's memory zones were not found")]
+    NoZones,
+    /// Free frames found and free frames the guest counts differ too far.
+    #[error(
+        "{found} free frames were found where its kernel counts {counted}; more than {tolerance} apart"
+    )]
+    Gate {
+        /// Free frames found by looking at every frame.
+        found: u64,
+        /// The guest's own NR_FREE_PAGES, summed over zones.
+        counted: u64,
+        /// The greatest difference allowed, frames.
+        tolerance: u64,
+    },
+}
+
+impl Untrusted {
+    /// Of two kernels found in one memory and both refused, which reason to tell: the
+    /// one that came further. One that does not run, or is half overwritten, is most
+    /// likely an earlier boot's.
+    pub(crate) fn or(self, other: Untrusted) -> Untrusted {
+        let stale = |why: &Untrusted| matches!(why, Self::NoNote | Self::Text | Self::NotRunning);
+        if stale(&self) { other } else { self }
+    }
+}

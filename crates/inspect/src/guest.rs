@@ -1,0 +1,233 @@
+//! A guest that passed the gate.
+
+use ebb_units::{FRAME_BYTES, Gfn, Gpa};
+
+use crate::victims::victims;
+use crate::vmcoreinfo::find_notes;
+use crate::zones::Sight;
+use crate::{
+    Block, Counts, GuestMemory, Memmap, Note, PageLayout, Request, Tables, Taken, Untrusted, Zones,
+};
+
+/// Where x86-64 kernels map their own image, before KASLR moves it further.
+const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
+/// Guest-physical addresses have 52 bits at most.
+const GPA_END: u64 = 1 << 52;
+/// The guest runs while it is scanned: so often is the gate tried.
+const GATE_TRIES: u32 = 5;
+/// Free frames found and counted may differ by the guest's RAM / 64 ...
+const GATE_PART: u64 = 64;
+/// ... or 4 MiB, whichever is more: the counter lags by up to 125 frames for every
+/// CPU and zone, and frames come and go during the scan.
+const GATE_FRAMES: u64 = 1024;
+
+/// A known kernel in a guest's memory, and where it keeps what.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Guest {
+    note: Note,
+    tables: Tables,
+    text: Text,
+    layout: PageLayout,
+    memmap: Memmap,
+    zones: Zones,
+}
+
+/// Where `_stext` is: known in two ways that must agree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Text {
+    va: u64,
+    gpa: Gpa,
+}
+
+/// A free block's first frame, as its metadata says now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
+    /// The block has `1 << order` frames.
+    pub order: u8,
+    /// The frame that holds the head's `struct page`.
+    pub metadata: Gfn,
+}
+
+impl Guest {
+    /// Finds the kernel and lets it pass the gate: its page tables agree with its note,
+    /// a vCPU runs it, and the free frames found agree with its own count.
+    ///
+    /// `roots` are the vCPUs' CR3 registers. After a reset or a kexec, RAM holds the
+    /// old kernel whole and in agreement with itself, and only they tell that it is
+    /// dead. With no roots that is not asked: for a copy of RAM of which they are not
+    /// known.
+    ///
+    /// Looks at every populated frame of the RAM once.
+    pub fn inspect(mem: &dyn GuestMemory, roots: &[u64]) -> Result<Guest, Untrusted> {
+        let mut reason = Untrusted::NoNote;
+        for note in find_notes(mem) {
+            match Guest::from_note(mem, note, roots) {
+                Ok(guest) => return Ok(guest),
+                Err(why) => reason = reason.or(why),
+            }
+        }
+        Err(reason)
+    }
+
+    /// Lets the kernel that wrote `note` pass the gate; see [`Guest::inspect`].
+    pub fn from_note(mem: &dyn GuestMemory, note: Note, roots: &[u64]) -> Result<Guest, Untrusted> {
+        if note.number("sme_mask").is_ok_and(|mask| mask != 0) {
+            return Err(Untrusted::Encrypted);
+        }
+        let (tables, text) = kernel(&note)?;
+        if tables.translate(mem, text.va) != Some(text.gpa) {
+            return Err(Untrusted::Text);
+        }
+        let layout = PageLayout::new(&note)?;
+        let memmap = Memmap::new(mem, &note, tables)?;
+        let zones = Zones::new(mem, &note, &tables)?;
+        let guest = Guest { note, tables, text, layout, memmap, zones };
+        if !roots.is_empty() && !guest.runs_on(mem, roots) {
+            return Err(Untrusted::NotRunning);
+        }
+        guest.gate(mem)?;
+        Ok(guest)
+    }
+
+    /// The kernel's release, as `uname -r` has it.
+    pub fn release(&self) -> &str {
+        self.note.release()
+    }
+
+    /// The kernel's note.
+    pub fn note(&self) -> &Note {
+        &self.note
+    }
+
+    /// How the kernel's `struct page` is read.
+    pub fn layout(&self) -> &PageLayout {
+        &self.layout
+    }
+
+    /// Where the frames' metadata is.
+    pub fn memmap(&self) -> &Memmap {
+        &self.memmap
+    }
+
+    /// The populated zones.
+    pub fn zones(&self) -> &Zones {
+        &self.zones
+    }
+
+    /// Whether this kernel's note and page tables are still there. Cheap; `false`
+    /// means a reboot. `true` does not mean that the kernel still runs: that is
+    /// [`Guest::runs_on`]'s to tell.
+    pub fn recheck(&self, mem: &dyn GuestMemory) -> bool {
+        self.tables.translate(mem, self.text.va) == Some(self.text.gpa)
+            && Note::read(mem, self.note.gpa()).as_ref() == Some(&self.note)
+    }
+
+    /// Whether one of the vCPUs with these CR3 registers runs this kernel, or a process
+    /// on it. A vCPU in firmware, another kernel or a nested guest does not.
+    pub fn runs_on(&self, mem: &dyn GuestMemory, roots: &[u64]) -> bool {
+        roots.iter().any(|cr3| {
+            let root = cr3 & (GPA_END - 1) & !(FRAME_BYTES - 1);
+            // With page-table isolation a process has a pair of roots: its own has bit
+            // 12 set and maps little of the kernel, the other one is the kernel's.
+            self.maps_kernel(mem, root) || self.maps_kernel(mem, root & !FRAME_BYTES)
+        })
+    }
+
+    fn maps_kernel(&self, mem: &dyn GuestMemory, root: u64) -> bool {
+        let tables = Tables { root: Gpa(root), ..self.tables };
+        let same = |va| {
+            let ours = self.tables.translate(mem, va);
+            ours.is_some() && tables.translate(mem, va) == ours
+        };
+        same(self.text.va) && same(self.memmap.base_va())
+    }
+
+    /// Follows memory that came or went (virtio-mem). `Ok(true)`: something had.
+    pub fn refresh(&mut self, mem: &dyn GuestMemory) -> Result<bool, Untrusted> {
+        if !self.memmap.changed(mem) {
+            return Ok(false);
+        }
+        self.memmap = Memmap::new(mem, &self.note, self.tables)?;
+        self.zones = Zones::new(mem, &self.note, &self.tables)?;
+        Ok(true)
+    }
+
+    /// The frame that holds `gfn`'s `struct page`, by the guest's page tables as they
+    /// are now.
+    pub fn metadata_frame(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Gfn> {
+        self.memmap.walk(mem, gfn).map(Gpa::gfn)
+    }
+
+    /// Whether `gfn` is a free block's first frame, by the guest's page tables and
+    /// metadata as they are now. Reads through [`GuestMemory::word`] only.
+    pub fn head_state(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Head> {
+        let page = self.memmap.walk(mem, gfn)?;
+        let order = self.layout.free_order_at(|offset| mem.word(page.checked_add(offset)?))?;
+        self.memmap.is_block(gfn, order).then_some(Head { order, metadata: page.gfn() })
+    }
+
+    /// The guest's own count of free bytes.
+    pub fn free_bytes(&self, mem: &dyn GuestMemory) -> Option<u64> {
+        self.zones.free_frames(mem)?.checked_mul(FRAME_BYTES)
+    }
+
+    /// Every known frame by kind.
+    pub fn counts(&self, mem: &dyn GuestMemory) -> Counts {
+        self.memmap.count(mem, &self.layout)
+    }
+
+    /// Appends to `out` the free blocks to take. They are a hint: the guest may use
+    /// them at any time.
+    pub fn victims(&self, mem: &dyn GuestMemory, request: Request, out: &mut Vec<Block>) -> Taken {
+        victims(&self.zones, self.sight(mem), request, out)
+    }
+
+    /// What a walk along a free list needs.
+    pub fn sight<'a>(&'a self, mem: &'a dyn GuestMemory) -> Sight<'a> {
+        Sight { mem, memmap: &self.memmap, layout: &self.layout }
+    }
+
+    /// The guest's count is read before and after the scan: what was found must lie
+    /// between, give or take the tolerance.
+    fn gate(&self, mem: &dyn GuestMemory) -> Result<(), Untrusted> {
+        let tolerance = GATE_FRAMES.max(self.memmap.frames() / GATE_PART);
+        let mut reason = Untrusted::NoZones;
+        for _ in 0..GATE_TRIES {
+            let before = self.zones.free_frames(mem).ok_or(Untrusted::NoZones)?;
+            let found = self.counts(mem).free_frames();
+            let after = self.zones.free_frames(mem).ok_or(Untrusted::NoZones)?;
+            let low = before.min(after).saturating_sub(tolerance);
+            let high = before.max(after).saturating_add(tolerance);
+            // A kernel that has begun to count is never without free frames.
+            if before > 0 && found > 0 && (low..=high).contains(&found) {
+                return Ok(());
+            }
+            reason = Untrusted::Gate { found, counted: after, tolerance };
+        }
+        Err(reason)
+    }
+}
+
+/// The kernel's page tables and text by its note.
+fn kernel(note: &Note) -> Result<(Tables, Text), Untrusted> {
+    let phys_base = note.number("phys_base")?;
+    let image = |what: &'static str| {
+        let value = note.symbol(what)?;
+        let gpa = value.wrapping_sub(IMAGE_BASE).wrapping_add(phys_base);
+        match value >= IMAGE_BASE && gpa < GPA_END {
+            true => Ok((value, Gpa(gpa))),
+            false => Err(Untrusted::Absurd { what, value }),
+        }
+    };
+    let levels = match note.number("pgtable_l5_enabled")? {
+        0 => 4,
+        1 => 5,
+        value => return Err(Untrusted::Absurd { what: "pgtable_l5_enabled", value }),
+    };
+    let (va, gpa) = image("_stext")?;
+    let (_, root) = image("swapper_pg_dir")?;
+    match root.0.is_multiple_of(FRAME_BYTES) {
+        true => Ok((Tables { root, levels }, Text { va, gpa })),
+        false => Err(Untrusted::Absurd { what: "swapper_pg_dir", value: root.0 }),
+    }
+}

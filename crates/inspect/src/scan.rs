@@ -1,0 +1,192 @@
+//! Looking at every frame.
+
+use ebb_units::{FrameRange, Gfn};
+
+use crate::memory::for_windows;
+use crate::page::{PAGE_BYTES, PageWords};
+use crate::{GuestMemory, MAX_ORDER, Memmap, PageKind, PageLayout};
+
+/// How many frames are of each kind.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Free blocks by order, as `/proc/buddyinfo` counts them.
+    pub free_blocks: [u64; MAX_ORDER as usize + 1],
+    /// Anonymous memory (meminfo's AnonPages).
+    pub anonymous_frames: u64,
+    /// Page cache and shared memory (Cached, Buffers).
+    pub file_frames: u64,
+    /// Kernel objects (Slab).
+    pub slab_frames: u64,
+    /// Page tables (PageTables, SecPageTables).
+    pub table_frames: u64,
+    /// hugetlbfs (HugePages_Total).
+    pub hugetlb_frames: u64,
+    /// Unplugged by virtio-mem, ballooned on newer kernels.
+    pub offline_frames: u64,
+    /// The rest: kernel image, reserved, per-CPU free lists, drivers.
+    pub other_frames: u64,
+    /// Frames whose metadata could not be read.
+    pub unknown_frames: u64,
+}
+
+impl Counts {
+    /// Frames in free blocks.
+    pub fn free_frames(&self) -> u64 {
+        let blocks = self.free_blocks.iter().enumerate();
+        blocks.map(|(order, &count)| count << order).sum()
+    }
+
+    /// All frames counted.
+    pub fn frames(&self) -> u64 {
+        self.free_frames()
+            + self.anonymous_frames
+            + self.file_frames
+            + self.slab_frames
+            + self.table_frames
+            + self.hugetlb_frames
+            + self.offline_frames
+            + self.other_frames
+            + self.unknown_frames
+    }
+
+    fn add(&mut self, kind: PageKind, frames: u64) {
+        let count = match kind {
+            PageKind::Anonymous => &mut self.anonymous_frames,
+            PageKind::File => &mut self.file_frames,
+            PageKind::Slab => &mut self.slab_frames,
+            PageKind::Table => &mut self.table_frames,
+            PageKind::Hugetlb => &mut self.hugetlb_frames,
+            PageKind::Offline => &mut self.offline_frames,
+            PageKind::Free { .. } | PageKind::Tail | PageKind::Other => &mut self.other_frames,
+        };
+        *count += frames;
+    }
+}
+
+impl Memmap {
+    /// Counts every known frame by kind.
+    pub fn count(&self, mem: &dyn GuestMemory, layout: &PageLayout) -> Counts {
+        let compound = PageKind::Other;
+        let mut scan = Scan { layout, next: 0, counts: Counts::default(), compound, run: 0 };
+        self.windows(mem, |first, window| match window {
+            Ok(pages) => scan.window(first, pages),
+            Err(frames) => scan.unreadable(first, frames),
+        });
+        scan.turn(PageKind::Other);
+        scan.counts
+    }
+
+    /// Visits every free block of at least `min_order`, by address, looking only
+    /// where one can begin.
+    pub fn free_blocks(
+        &self,
+        mem: &dyn GuestMemory,
+        layout: &PageLayout,
+        min_order: u8,
+        mut visit: impl FnMut(Gfn, u8),
+    ) {
+        let step = 1 << min_order.min(MAX_ORDER);
+        let (mut next, mut taken) = (0, 0);
+        self.windows(mem, |first, window| {
+            let Ok(pages) = window else { return };
+            next = next.max(first).next_multiple_of(step);
+            while let Some(page) = pages.get((next - first) as usize) {
+                let order = layout.free_order(page).filter(|&order| order >= min_order);
+                let here = Gfn(next);
+                next += step;
+                let Some(order) = order else { continue };
+                if here.0 >= taken && self.is_block(here, order) {
+                    visit(here, order);
+                    taken = here.0 + (1 << order);
+                }
+                // Where the next look is must not depend on what this one finds if it is
+                // near: the CPU then has several looks under way at once.
+                if taken > next + NEAR_STEPS * step {
+                    next = taken;
+                }
+            }
+        });
+    }
+
+    /// Visits the metadata in windows: the first frame, and the metadata or the number
+    /// of frames whose metadata cannot be read.
+    fn windows(
+        &self,
+        mem: &dyn GuestMemory,
+        mut visit: impl FnMut(u64, Result<&[PageWords], u64>),
+    ) {
+        for run in self.runs() {
+            for_windows(mem, run.metadata, run.frames * PAGE_BYTES, |offset, words| {
+                let first = run.first.0 + offset / PAGE_BYTES;
+                visit(first, words.map(|words| words.as_chunks().0).map_err(|n| n / PAGE_BYTES));
+            });
+        }
+    }
+
+    /// Whether a free block may lie there.
+    pub(crate) fn is_block(&self, head: Gfn, order: u8) -> bool {
+        let block = FrameRange::block(head, order);
+        head.0.is_multiple_of(block.count) && self.in_ram(block)
+    }
+}
+
+/// Looks skipped inside a free block pay from this many on.
+const NEAR_STEPS: u64 = 16;
+
+struct Scan<'a> {
+    layout: &'a PageLayout,
+    /// Frames below are counted: a free block can reach beyond its window.
+    next: u64,
+    counts: Counts,
+    /// What the last page was that is no tail, and how many frames in a row were: tail
+    /// pages are of the same use as their head.
+    compound: PageKind,
+    run: u64,
+}
+
+impl Scan<'_> {
+    fn window(&mut self, first: u64, pages: &[PageWords]) {
+        let mut index = usize::try_from(self.next.saturating_sub(first)).unwrap_or(usize::MAX);
+        while let Some(page) = pages.get(index) {
+            let kind = self.layout.decode(page, pages.get(index + 1));
+            index += match kind {
+                PageKind::Free { order } => self.free(first + index as u64, order),
+                _ => self.used(kind),
+            };
+        }
+        self.next = self.next.max(first + index as u64);
+    }
+
+    /// Counts a frame that is in use.
+    #[inline(always)]
+    fn used(&mut self, kind: PageKind) -> usize {
+        if kind != self.compound && kind != PageKind::Tail {
+            self.turn(kind);
+        }
+        self.run += 1;
+        1
+    }
+
+    /// Counts a free block; returns its frames.
+    fn free(&mut self, gfn: u64, order: u8) -> usize {
+        if !gfn.is_multiple_of(1 << order) {
+            return self.used(PageKind::Other);
+        }
+        self.turn(PageKind::Other);
+        self.counts.free_blocks[usize::from(order)] += 1;
+        1 << order
+    }
+
+    /// Enters the frames in a row and begins with another kind.
+    fn turn(&mut self, kind: PageKind) {
+        self.counts.add(self.compound, self.run);
+        (self.compound, self.run) = (kind, 0);
+    }
+
+    fn unreadable(&mut self, first: u64, frames: u64) {
+        self.turn(PageKind::Other);
+        let counted = self.next.saturating_sub(first).min(frames);
+        self.counts.unknown_frames += frames - counted;
+        self.next = self.next.max(first + frames);
+    }
+}

@@ -1,0 +1,191 @@
+//! VMCOREINFO: the note in which a Linux kernel describes itself for crash tools.
+//!
+//! An ELF note in a frame of its own; text lines behind the header:
+//!
+//! ```text
+//! +0   namesz = 11 | descsz          (u32, u32)
+//! +8   type = 0    | "VMCO"
+//! +16  "REINFO\0\0"
+//! +24  OSRELEASE=6.1.0-...\n  SYMBOL(x)=hex  SIZE(x)=n  OFFSET(x.y)=n
+//!      LENGTH(x)=n  NUMBER(x)=signed decimal, or 0x and hex
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use ebb_units::{FRAME_BYTES, Gpa};
+
+use crate::memory::for_windows;
+use crate::{GuestMemory, Untrusted};
+
+const HEADER_BYTES: u64 = 24;
+/// The kernel's own limit (VMCOREINFO_BYTES).
+const TEXT_BYTES_MAX: u64 = 4096;
+/// Notes of earlier boots may lie about, but not many: a new kernel takes most memory.
+const NOTES_MAX: usize = 32;
+/// Offsets, sizes and lengths are within structures and static arrays.
+const EXTENT_MAX: u64 = 1 << 24;
+/// Bits 63..47 of every kernel address are set, on 5-level tables 63..56.
+const KERNEL_HALF: u64 = 0xff00_0000_0000_0000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Symbol,
+    Size,
+    Offset,
+    Length,
+    Number,
+}
+
+/// One kernel's parsed note.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Note {
+    gpa: Gpa,
+    release: String,
+    entries: Vec<(Kind, String, u64)>,
+}
+
+/// Every note in the populated RAM, at most 32 of them, in guest-physical order.
+///
+/// Finding one does not mean that its kernel runs: RAM keeps the notes of earlier boots.
+pub fn find_notes(mem: &dyn GuestMemory) -> Vec<Note> {
+    let mut notes = Vec::new();
+    let mut from = Gpa(0);
+    while let Some((start, bytes)) = mem.next_populated(from) {
+        let Some(end) = start.checked_add(bytes).filter(|end| end.0 > from.0) else { break };
+        for_windows(mem, start, bytes, |offset, window| {
+            if let Ok(words) = window {
+                collect(mem, Gpa(start.0 + offset), words, &mut notes);
+            }
+        });
+        from = end;
+    }
+    notes
+}
+
+fn collect(mem: &dyn GuestMemory, at: Gpa, words: &[AtomicU64], notes: &mut Vec<Note>) {
+    for (index, frame) in words.chunks_exact((FRAME_BYTES / 8) as usize).enumerate() {
+        if notes.len() < NOTES_MAX && header(frame).is_some() {
+            notes.extend(Note::read(mem, Gpa(at.0 + index as u64 * FRAME_BYTES)));
+        }
+    }
+}
+
+/// The text's length if a note begins here.
+fn header(frame: &[AtomicU64]) -> Option<u64> {
+    let [sizes, kind, name] = [0, 1, 2].map(|word: usize| frame[word].load(Relaxed));
+    text_bytes([sizes, kind, name])
+}
+
+fn text_bytes([sizes, kind, name]: [u64; 3]) -> Option<u64> {
+    let descsz = sizes >> 32;
+    let known = sizes as u32 == 11
+        && kind == u64::from_le_bytes(*b"\0\0\0\0VMCO")
+        && name == u64::from_le_bytes(*b"REINFO\0\0");
+    (known && (1..=TEXT_BYTES_MAX).contains(&descsz)).then_some(descsz)
+}
+
+impl Note {
+    /// Reads and parses the note whose header is at `gpa`. `None`: there is none.
+    pub fn read(mem: &dyn GuestMemory, gpa: Gpa) -> Option<Note> {
+        let word = |index: u64| mem.word(gpa.checked_add(8 * index)?);
+        let bytes = text_bytes([word(0)?, word(1)?, word(2)?])?;
+        let mut text = Vec::with_capacity(TEXT_BYTES_MAX as usize);
+        for index in 0..bytes.div_ceil(8) {
+            text.extend(word(HEADER_BYTES / 8 + index)?.to_le_bytes());
+        }
+        text.truncate(bytes as usize);
+        Note::parse(gpa, &text)
+    }
+
+    /// Parses a note's text; `None` if it does not begin with the kernel's release.
+    pub fn parse(gpa: Gpa, text: &[u8]) -> Option<Note> {
+        let text = &text[..text.len().min(TEXT_BYTES_MAX as usize)];
+        let mut lines = text.split(|&byte| byte == b'\n' || byte == 0);
+        let release = lines.next()?.strip_prefix(b"OSRELEASE=")?;
+        let release = release.iter().map(|&byte| printable(byte)).collect();
+        let entries = lines.filter_map(|line| entry(std::str::from_utf8(line).ok()?)).collect();
+        Some(Note { gpa, release, entries })
+    }
+
+    /// Where the note is.
+    pub fn gpa(&self) -> Gpa {
+        self.gpa
+    }
+
+    /// The kernel's release, as `uname -r` tells it; printable ASCII.
+    pub fn release(&self) -> &str {
+        &self.release
+    }
+
+    /// Major and minor version, `(0, 0)` if the release does not begin with them.
+    pub fn version(&self) -> (u32, u32) {
+        let mut parts = self.release.split(|c: char| !c.is_ascii_digit());
+        let mut next = || parts.next().and_then(|part| part.parse().ok());
+        next().zip(next()).unwrap_or((0, 0))
+    }
+
+    pub(crate) fn symbol(&self, name: &'static str) -> Result<u64, Untrusted> {
+        let value = self.get(Kind::Symbol, name).ok_or(Untrusted::Lacks(name))?;
+        match value & KERNEL_HALF == KERNEL_HALF {
+            true => Ok(value),
+            false => Err(Untrusted::Absurd { what: name, value }),
+        }
+    }
+
+    /// The size of a structure in bytes, at least 1.
+    pub(crate) fn size(&self, name: &'static str) -> Result<u64, Untrusted> {
+        self.extent(Kind::Size, name, 1)
+    }
+
+    /// A field's offset in bytes.
+    pub(crate) fn offset(&self, name: &'static str) -> Result<u64, Untrusted> {
+        self.extent(Kind::Offset, name, 0)
+    }
+
+    /// An array's length, at least 1.
+    pub(crate) fn length(&self, name: &'static str) -> Result<u64, Untrusted> {
+        self.extent(Kind::Length, name, 1)
+    }
+
+    /// A number; negative ones as two's complement.
+    pub(crate) fn number(&self, name: &'static str) -> Result<u64, Untrusted> {
+        self.get(Kind::Number, name).ok_or(Untrusted::Lacks(name))
+    }
+
+    fn extent(&self, kind: Kind, name: &'static str, least: u64) -> Result<u64, Untrusted> {
+        let value = self.get(kind, name).ok_or(Untrusted::Lacks(name))?;
+        match (least..=EXTENT_MAX).contains(&value) {
+            true => Ok(value),
+            false => Err(Untrusted::Absurd { what: name, value }),
+        }
+    }
+
+    fn get(&self, kind: Kind, name: &str) -> Option<u64> {
+        self.entries.iter().find(|entry| entry.0 == kind && entry.1 == name).map(|entry| entry.2)
+    }
+}
+
+fn printable(byte: u8) -> char {
+    if byte.is_ascii_graphic() { byte as char } else { '?' }
+}
+
+/// One line; `None` for those that are no entry, which kernels have as well.
+fn entry(line: &str) -> Option<(Kind, String, u64)> {
+    let (kind, rest) = line.split_once('(')?;
+    let (name, value) = rest.split_once(")=")?;
+    let kind = match kind {
+        "SYMBOL" => Kind::Symbol,
+        "SIZE" => Kind::Size,
+        "OFFSET" => Kind::Offset,
+        "LENGTH" => Kind::Length,
+        "NUMBER" => Kind::Number,
+        _ => return None,
+    };
+    let value = match (kind, value.strip_prefix("0x")) {
+        (_, Some(hex)) => u64::from_str_radix(hex, 16).ok()?,
+        (Kind::Symbol, None) => u64::from_str_radix(value, 16).ok()?,
+        (Kind::Number, None) => value.parse::<i64>().ok()? as u64,
+        (_, None) => value.parse().ok()?,
+    };
+    Some((kind, name.into(), value))
+}

@@ -1,0 +1,233 @@
+//! V-Probe: free blocks found in the guest's page metadata.
+//!
+//! Wang et al., ATC'23, Algorithm 1. A block is taken only after its metadata
+//! was write-protected and then looked at once more. In strict mode the
+//! protection stays until the guest writes the metadata, and the fault brings
+//! the block back in time (Algorithm 2, in the pager); in release mode it ends
+//! at once, and the block's next touch is a plain first touch.
+//!
+//! Other than in the paper, blocks come from the tails of the guest's free
+//! lists, where they are used last, and leave in batches.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use ebb_inspect::{Block, Guest, Request};
+use ebb_ledger::Content;
+use ebb_pager::{Claim, Pager};
+use ebb_units::{FRAME_BYTES, FrameRange};
+
+/// What Linux fills freed pages with under `page_poison=1`
+/// (`include/linux/poison.h`), and looks for when it allocates them.
+const PAGE_POISON: u8 = 0xaa;
+
+/// Below this order several blocks share a frame of metadata, and a write to
+/// one block's would bring all of them back.
+pub const MIN_ORDER_LOWEST: u8 = 6;
+
+/// What happens to a block's record and protection after it was emptied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Both stay: the block is back before the guest uses it, also for devices.
+    Strict,
+    /// Both end: the kernel gives memory at the next touch.
+    Release,
+}
+
+/// What to take.
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    /// The mode.
+    pub mode: Mode,
+    /// The smallest blocks to take.
+    pub min_order: u8,
+    /// Free memory to leave at the heads of the guest's lists.
+    pub reserve_bytes: u64,
+    /// Stop after so much.
+    pub want_bytes: u64,
+    /// Protect, empty and let go so much at a time: a guest that wants a block
+    /// of a batch that is being emptied waits for the batch.
+    pub batch_bytes: u64,
+}
+
+/// What was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Taken {
+    /// Emptied.
+    pub bytes: u64,
+    /// In so many blocks.
+    pub blocks: u64,
+    /// Of the time, what went into reading free lists.
+    pub scan: Duration,
+    /// Blocks that were in use at the second look.
+    pub in_use: u64,
+    /// Blocks without memory, or emptied before.
+    pub already_empty: u64,
+    /// Blocks that the guest took while they were being taken from it.
+    pub cancelled: u64,
+}
+
+/// Why it ended before everything was taken.
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// The guest is not the one that was inspected any more.
+    #[error("the guest was reset")]
+    Reset,
+    /// A system call failed; blocks taken so far stay taken.
+    #[error("the host refused: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Takes free blocks. `still_runs` is asked before each batch: `false` once
+/// the guest may have been reset since it was last known to run.
+///
+/// Returns what was taken, and what ended it early.
+pub fn reclaim(
+    pager: &Pager,
+    guest: &Guest,
+    order: Order,
+    blocks: &mut Vec<Block>,
+    mut still_runs: impl FnMut() -> bool,
+) -> (Taken, Option<Stop>) {
+    let mut taken = Taken::default();
+    let began = Instant::now();
+    blocks.clear();
+    let request = Request {
+        min_order: order.min_order.max(MIN_ORDER_LOWEST),
+        reserve_bytes: order.reserve_bytes,
+        // Blocks that are empty already are among them.
+        want_bytes: u64::MAX,
+    };
+    guest.victims(&pager.view(), request, blocks);
+    taken.scan = began.elapsed();
+    let mut pass = Pass { pager, guest, order, taken, claims: Vec::new() };
+    let mut left = blocks.iter().copied();
+    let stop = loop {
+        if pass.taken.bytes >= order.want_bytes {
+            break None;
+        }
+        if !still_runs() {
+            break Some(Stop::Reset);
+        }
+        match pass.batch(&mut left) {
+            Ok(true) => {}
+            Ok(false) => break None,
+            Err(error) => break Some(Stop::Io(error)),
+        }
+    };
+    (pass.taken, stop)
+}
+
+struct Pass<'a> {
+    pager: &'a Pager,
+    guest: &'a Guest,
+    order: Order,
+    taken: Taken,
+    claims: Vec<Claim<'a>>,
+}
+
+impl<'a> Pass<'a> {
+    /// Takes the next batch; `false`: no block is left.
+    fn batch(&mut self, left: &mut impl Iterator<Item = Block>) -> io::Result<bool> {
+        let limit = self.order.batch_bytes.min(self.order.want_bytes - self.taken.bytes);
+        let mut bytes = 0;
+        let mut more = true;
+        while bytes < limit {
+            let Some(block) = left.next() else {
+                more = false;
+                break;
+            };
+            if let Some(claim) = self.claim(block)? {
+                bytes += block.frames().bytes();
+                self.claims.push(claim);
+            }
+        }
+        let blocks = self.claims.len() as u64;
+        let frames = self.pager.empty(&mut self.claims, self.order.mode == Mode::Strict)?;
+        self.taken.bytes += frames * FRAME_BYTES;
+        self.taken.blocks += blocks;
+        Ok(more)
+    }
+
+    /// Lines 9 to 20 of Algorithm 1 for one block.
+    fn claim(&mut self, block: Block) -> io::Result<Option<Claim<'a>>> {
+        let view = self.pager.view();
+        let Some(metadata) = self.guest.metadata_frame(&view, block.head) else {
+            self.taken.in_use += 1;
+            return Ok(None);
+        };
+        if self.is_empty(block.frames())? {
+            self.taken.already_empty += 1;
+            return Ok(None);
+        }
+        let Some(claim) = self.pager.claim(metadata, block.head, block.order)? else {
+            self.taken.already_empty += 1;
+            return Ok(None);
+        };
+        let now = self.guest.head_state(&view, block.head);
+        let fill = now.filter(|now| now.order == block.order && now.metadata == metadata);
+        let Some(fill) = fill.and_then(|_| self.fill_of(block.frames())) else {
+            self.taken.in_use += 1;
+            claim.let_go();
+            return Ok(None);
+        };
+        self.commit(claim, fill)
+    }
+
+    fn commit(&mut self, claim: Claim<'a>, fill: u8) -> io::Result<Option<Claim<'a>>> {
+        if fill != 0 {
+            // Only a served fault can bring another byte than zero back.
+            if let Err(error) = self.pager.watch_all() {
+                claim.let_go();
+                return Err(error);
+            }
+        }
+        let record = self.order.mode == Mode::Strict || fill != 0;
+        let committed = claim.commit(record, fill);
+        if committed.is_none() {
+            self.taken.cancelled += 1;
+        }
+        Ok(committed)
+    }
+
+    /// In strict mode the watch on its metadata tells, and a block that was
+    /// never touched is taken too: else each of its frames costs a fault.
+    fn is_empty(&self, block: FrameRange) -> io::Result<bool> {
+        match self.order.mode {
+            Mode::Strict => Ok(false),
+            Mode::Release => self.pager.ram().is_hole(block),
+        }
+    }
+
+    /// The byte that a free block must read as when it comes back: zero, or
+    /// the guest's poison. `None`: partly poison, which is not for us to guess.
+    fn fill_of(&self, block: FrameRange) -> Option<u8> {
+        match self.byte_of(block.start) == Some(PAGE_POISON) {
+            false => Some(0),
+            true => block
+                .frames()
+                .all(|gfn| self.is_filled(FrameRange::new(gfn, 1)))
+                .then_some(PAGE_POISON),
+        }
+    }
+
+    /// A frame's first byte, if the next seven are the same.
+    fn byte_of(&self, gfn: ebb_units::Gfn) -> Option<u8> {
+        match self.pager.ledger().content(gfn) {
+            Content::Empty { fill, .. } => Some(fill),
+            _ => {
+                let bytes = self.pager.ram().word(gfn.gpa())?.to_ne_bytes();
+                bytes.iter().all(|&byte| byte == bytes[0]).then_some(bytes[0])
+            }
+        }
+    }
+
+    fn is_filled(&self, frame: FrameRange) -> bool {
+        if let Content::Empty { fill, .. } = self.pager.ledger().content(frame.start) {
+            return fill == PAGE_POISON;
+        }
+        let mut page = [0; FRAME_BYTES as usize];
+        self.pager.ram().read(frame, &mut page).is_ok()
+            && page.iter().all(|&byte| byte == PAGE_POISON)
+    }
+}
