@@ -101,7 +101,7 @@ impl Daemon {
     pub fn run(&self, request: &RunRequest) -> Answer<()> {
         request.check()?;
         let min_order = min_order(request.min_order)?;
-        let reserved = self.reserve(&request.name)?;
+        let reserved = self.reserve(&request.name, false)?;
         let backing = host::backing(request.backing, request.memory_bytes)?;
         let started = start(request, backing.value, &reserved.directory)?;
         let accelerator = host::accelerator();
@@ -143,7 +143,7 @@ impl Daemon {
     pub fn attach(&self, request: &AttachRequest) -> Answer<()> {
         request.check()?;
         let min_order = min_order(request.min_order)?;
-        let reserved = self.reserve(&request.name)?;
+        let reserved = self.reserve(&request.name, true)?;
         let process = takeover::open(request.pid).map_err(not_allowed)?;
         let (path, mut qmp) =
             takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
@@ -186,25 +186,28 @@ impl Daemon {
         Ok(())
     }
 
-    /// Takes a name and makes its directory.
-    fn reserve(&self, name: &VmName) -> Answer<Reserved> {
+    /// Takes a name and makes its directory. One that is there already is of
+    /// a VM that was let go and still runs: it can be held again, and no other
+    /// VM can be started in it.
+    fn reserve(&self, name: &VmName, again: bool) -> Answer<Reserved> {
         let directory = self.run_dir.join("vms").join(name.as_str());
         let mut vms = self.vms();
         if vms.contains_key(name) {
             return Err(Refused::Taken(format!("a VM named {name} is held already")));
         }
-        match DirBuilder::new().mode(0o700).create(&directory) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(Refused::Taken(format!(
-                    "{} is there already: a VM of that name still runs, or was not taken up (see \
-                     the daemon's log)",
-                    directory.display()
-                )));
-            }
-            made => made.map_err(failed("the VM's directory"))?,
+        remove_if_dead(&directory);
+        let made = match DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            made => made.map(|()| true).map_err(failed("the VM's directory"))?,
+        };
+        if !made && (!again || Record::load(&directory).is_ok()) {
+            return Err(Refused::Taken(format!(
+                "{} is of a VM that still runs: take another name, or end that VM",
+                directory.display()
+            )));
         }
         vms.insert(name.clone(), None);
-        Ok(Reserved { daemon: self.clone(), name: name.clone(), directory, kept: false })
+        Ok(Reserved { daemon: self.clone(), name: name.clone(), directory, made, kept: false })
     }
 
     fn vms(&self) -> MutexGuard<'_, Vms> {
@@ -218,6 +221,8 @@ struct Reserved {
     daemon: Daemon,
     name: VmName,
     directory: PathBuf,
+    /// The directory was made for it.
+    made: bool,
     kept: bool,
 }
 
@@ -229,8 +234,11 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        if !self.kept {
-            self.daemon.vms().remove(&self.name);
+        if self.kept {
+            return;
+        }
+        self.daemon.vms().remove(&self.name);
+        if self.made {
             remove(&self.directory);
         }
     }
@@ -359,16 +367,19 @@ fn min_order(asked: Option<u8>) -> Answer<u8> {
     }
 }
 
-/// Removes a VM's directory unless its VMM lives on in it.
+/// Removes what a VM has left, unless it is still on record or lives on.
 fn remove_if_dead(directory: &Path) {
-    if !directory.join("vm.json").exists() && is_in_use(directory) {
-        return;
+    let on_record = Record::load(directory).is_ok_and(|record| {
+        let process = Process::open(record.pid);
+        process.is_ok_and(|process| process.start_ticks().is_ok_and(|at| at == record.start_ticks))
+    });
+    if !on_record && !has_console(directory) {
+        remove(directory);
     }
-    remove(directory);
 }
 
 /// A VM that was let go keeps its sockets as long as it runs.
-fn is_in_use(directory: &Path) -> bool {
+fn has_console(directory: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(directory.join("console.sock")).is_ok()
 }
 

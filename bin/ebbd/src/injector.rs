@@ -38,8 +38,9 @@ pub fn close(process: &Process, fd: i32) -> io::Result<()> {
 }
 
 fn run(arguments: &[&str]) -> io::Result<String> {
-    let program = std::env::current_exe()?;
-    let output = Command::new(program).arg(COMMAND).args(arguments).process_group(0).output()?;
+    // Not its path: an upgrade may have put another program there.
+    let output =
+        Command::new("/proc/self/exe").arg(COMMAND).args(arguments).process_group(0).output()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     match output.status.success() {
         true => Ok(text(&output.stdout)),

@@ -118,8 +118,7 @@ impl Guest {
     /// means a reboot. `true` does not mean that the kernel still runs: that is
     /// [`Guest::runs_on`]'s to tell.
     pub fn recheck(&self, mem: &dyn GuestMemory) -> bool {
-        self.tables.translate(mem, self.text.va) == Some(self.text.gpa)
-            && Note::read(mem, self.note.gpa()).as_ref() == Some(&self.note)
+        self.tables.translate(mem, self.text.va) == Some(self.text.gpa) && self.note.is_there(mem)
     }
 
     /// Whether one of the vCPUs with these CR3 registers runs this kernel, or a process

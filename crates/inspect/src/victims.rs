@@ -50,6 +50,9 @@ pub struct Taken {
 
 /// Appends blocks to `out`: of each zone in order (Normal, Movable, DMA32; never
 /// DMA), the largest first, from the tails of the lists.
+///
+/// A block is on one list only. Lists that pretend otherwise, by crossing or leading
+/// in circles, yield no more blocks than the guest's RAM has room for.
 pub(crate) fn victims(
     zones: &Zones,
     sight: Sight<'_>,
@@ -58,20 +61,26 @@ pub(crate) fn victims(
 ) -> Taken {
     let (reserve, reserved_bytes) = reserve(zones, sight, request);
     let mut taken = Taken { reserved_bytes, ..Taken::default() };
+    let mut left = most_blocks(sight, request);
     for (zone, order, migrate_type) in lists(zones, sight, request.min_order) {
         let mut list = zones.free_list(sight, zone, order, migrate_type, End::Tail);
-        while taken.bytes < request.want_bytes {
+        while taken.bytes < request.want_bytes && left > 0 {
             let Some(head) = list.next() else { break };
             let block = Block { head, order };
             if reserve.binary_search(&block).is_ok() {
                 break;
             }
             taken.bytes += block.frames().bytes();
+            left -= 1;
             out.push(block);
         }
         taken.broken_lists += u32::from(list.fault().is_some());
     }
     taken
+}
+
+fn most_blocks(sight: Sight<'_>, request: Request) -> u64 {
+    sight.memmap.frames() >> request.min_order.min(63)
 }
 
 /// Every list to look at, in the order of preference.
@@ -94,11 +103,12 @@ fn reserve(zones: &Zones, sight: Sight<'_>, request: Request) -> (Vec<Block>, u6
     let mut heads: Vec<(u8, FreeList<'_>)> = lists(zones, sight, request.min_order)
         .map(|(zone, order, kind)| (order, zones.free_list(sight, zone, order, kind, End::Head)))
         .collect();
-    let (mut blocks, mut bytes) = (Vec::new(), 0);
-    while bytes < request.reserve_bytes && !heads.is_empty() {
+    let (mut blocks, mut bytes, mut left) = (Vec::new(), 0, most_blocks(sight, request));
+    while bytes < request.reserve_bytes && left > 0 && !heads.is_empty() {
         heads.retain_mut(|(order, list)| {
-            let next = list.next().filter(|_| bytes < request.reserve_bytes);
+            let next = list.next().filter(|_| bytes < request.reserve_bytes && left > 0);
             let Some(head) = next else { return false };
+            left -= 1;
             let block = Block { head, order: *order };
             bytes += block.frames().bytes();
             blocks.push(block);

@@ -17,9 +17,13 @@ use ebb_units::{FRAME_BYTES, Gpa};
 use crate::memory::for_windows;
 use crate::{GuestMemory, Untrusted};
 
-const HEADER_BYTES: u64 = 24;
+const HEADER_WORDS: usize = 3;
+/// Of "VMCOREINFO" and its end.
+const NAME_BYTES: u32 = 11;
 /// The kernel's own limit (VMCOREINFO_BYTES).
-const TEXT_BYTES_MAX: u64 = 4096;
+const TEXT_BYTES_MAX: usize = 4096;
+/// As in `struct new_utsname`.
+const RELEASE_BYTES_MAX: usize = 64;
 /// Notes of earlier boots may lie about, but not many: a new kernel takes most memory.
 const NOTES_MAX: usize = 32;
 /// Offsets, sizes and lengths are within structures and static arrays.
@@ -40,6 +44,7 @@ enum Kind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Note {
     gpa: Gpa,
+    text: Vec<u8>,
     release: String,
     entries: Vec<(Kind, String, u64)>,
 }
@@ -64,47 +69,51 @@ pub fn find_notes(mem: &dyn GuestMemory) -> Vec<Note> {
 
 fn collect(mem: &dyn GuestMemory, at: Gpa, words: &[AtomicU64], notes: &mut Vec<Note>) {
     for (index, frame) in words.chunks_exact((FRAME_BYTES / 8) as usize).enumerate() {
-        if notes.len() < NOTES_MAX && header(frame).is_some() {
+        if notes.len() < NOTES_MAX && text_bytes(frame).is_some() {
             notes.extend(Note::read(mem, Gpa(at.0 + index as u64 * FRAME_BYTES)));
         }
     }
 }
 
-/// The text's length if a note begins here.
-fn header(frame: &[AtomicU64]) -> Option<u64> {
-    let [sizes, kind, name] = [0, 1, 2].map(|word: usize| frame[word].load(Relaxed));
-    text_bytes([sizes, kind, name])
-}
-
-fn text_bytes([sizes, kind, name]: [u64; 3]) -> Option<u64> {
-    let descsz = sizes >> 32;
-    let known = sizes as u32 == 11
+/// The text's length if `words` begin with a note's header.
+fn text_bytes(words: &[AtomicU64]) -> Option<usize> {
+    let header: &[AtomicU64; HEADER_WORDS] = words.first_chunk()?;
+    let [sizes, kind, name] = header.each_ref().map(|word| word.load(Relaxed));
+    let bytes = (sizes >> 32) as usize;
+    let known = sizes as u32 == NAME_BYTES
         && kind == u64::from_le_bytes(*b"\0\0\0\0VMCO")
         && name == u64::from_le_bytes(*b"REINFO\0\0");
-    (known && (1..=TEXT_BYTES_MAX).contains(&descsz)).then_some(descsz)
+    (known && (1..=TEXT_BYTES_MAX).contains(&bytes)).then_some(bytes)
+}
+
+/// The text of the note whose header is at `gpa`.
+fn text(mem: &dyn GuestMemory, gpa: Gpa) -> Option<Vec<u8>> {
+    let bytes = text_bytes(mem.words(gpa, HEADER_WORDS)?)?;
+    let words = mem.words(gpa, HEADER_WORDS + bytes.div_ceil(8))?;
+    let load = |word: &AtomicU64| word.load(Relaxed).to_le_bytes();
+    let mut text: Vec<u8> = words[HEADER_WORDS..].iter().flat_map(load).collect();
+    text.truncate(bytes);
+    Some(text)
 }
 
 impl Note {
     /// Reads and parses the note whose header is at `gpa`. `None`: there is none.
     pub fn read(mem: &dyn GuestMemory, gpa: Gpa) -> Option<Note> {
-        let word = |index: u64| mem.word(gpa.checked_add(8 * index)?);
-        let bytes = text_bytes([word(0)?, word(1)?, word(2)?])?;
-        let mut text = Vec::with_capacity(TEXT_BYTES_MAX as usize);
-        for index in 0..bytes.div_ceil(8) {
-            text.extend(word(HEADER_BYTES / 8 + index)?.to_le_bytes());
-        }
-        text.truncate(bytes as usize);
-        Note::parse(gpa, &text)
+        Note::parse(gpa, text(mem, gpa)?)
     }
 
     /// Parses a note's text; `None` if it does not begin with the kernel's release.
-    pub fn parse(gpa: Gpa, text: &[u8]) -> Option<Note> {
-        let text = &text[..text.len().min(TEXT_BYTES_MAX as usize)];
+    pub fn parse(gpa: Gpa, text: Vec<u8>) -> Option<Note> {
         let mut lines = text.split(|&byte| byte == b'\n' || byte == 0);
         let release = lines.next()?.strip_prefix(b"OSRELEASE=")?;
-        let release = release.iter().map(|&byte| printable(byte)).collect();
+        let release = release.iter().take(RELEASE_BYTES_MAX).map(|&byte| printable(byte)).collect();
         let entries = lines.filter_map(|line| entry(std::str::from_utf8(line).ok()?)).collect();
-        Some(Note { gpa, release, entries })
+        Some(Note { gpa, release, entries, text })
+    }
+
+    /// Whether the note is still in memory as it was read.
+    pub fn is_there(&self, mem: &dyn GuestMemory) -> bool {
+        text(mem, self.gpa).as_ref() == Some(&self.text)
     }
 
     /// Where the note is.
