@@ -8,16 +8,19 @@ use std::sync::Arc;
 
 use ebb_api::{Backing, Mode};
 use ebb_ledger::{Content, Ledger};
-use ebb_pager::{Grain, NoDevices, Pager, Restored};
+use ebb_pager::{Grain, NoDevices, Pager, Parts, Restored};
+use ebb_store::SwapFile;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
-use ebb_units::{FrameRange, Gpa, Hva};
+use ebb_units::{FRAME_BYTES, FrameRange, Gpa, Hva};
 use ebb_vm::{Qmp, Ram, Region, layout};
 
 use crate::injector;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord};
 
+/// The swap file in the VM's directory.
+const STORE: &str = "swap";
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
 /// A VM in hand: everything that serving it needs.
@@ -95,7 +98,8 @@ fn take_with(
     shake_hands(&uffd)?;
     prepare(&ram, record.backing);
     let ledger = Ledger::create(&ledger_path(directory), ram.end()).map_err(failed("the VM"))?;
-    let (pager, restored) = pager(ram, ledger, uffd, record.backing);
+    let (pager, restored) =
+        pager(ram, ledger, uffd, record.backing, directory).map_err(failed("the VM"))?;
     if record.mode == Mode::Strict {
         pager.watch_all().map_err(|error| match error.raw_os_error() {
             Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => not_allowed(
@@ -128,12 +132,21 @@ fn pager(
     ledger: Ledger,
     uffd: Uffd,
     backing: Backing,
-) -> (Pager, std::sync::mpsc::Receiver<Restored>) {
+    directory: &Path,
+) -> io::Result<(Pager, std::sync::mpsc::Receiver<Restored>)> {
     let grain = match backing {
         Backing::Small => Grain::Frame,
         _ => Grain::Huge,
     };
-    Pager::new(Arc::new(ram), ledger, uffd, grain, Box::new(NoDevices))
+    let store = SwapFile::open(&directory.join(STORE), ram.bytes() / FRAME_BYTES)?;
+    Pager::new(Parts {
+        ram: Arc::new(ram),
+        ledger,
+        uffd,
+        grain,
+        devices: Box::new(NoDevices),
+        store: Box::new(store),
+    })
 }
 
 /// Our own mapping gives memory back in the pieces that the VM's has.
@@ -178,11 +191,11 @@ pub fn adopt(directory: &Path) -> io::Result<Held> {
         true => {
             shake_hands(&uffd).map_err(io::Error::other)?;
             let ledger = Ledger::create(&ledger_path(directory), ram.end());
-            pager(ram, ledger.map_err(io::Error::other)?, uffd, record.backing)
+            pager(ram, ledger.map_err(io::Error::other)?, uffd, record.backing, directory)?
         }
         false => recovered(ram, uffd, &record, directory)?,
     };
-    if record.mode == Mode::Strict {
+    if record.mode == Mode::Strict || record.evicts {
         pager.watch_all()?;
     }
     record.userfaultfd = Some(number);
@@ -203,7 +216,8 @@ fn recovered(
     let mut ledger = Ledger::open(&path, ram.end()).map_err(io::Error::other)?;
     let mut held = Vec::new();
     ledger.recover(|frames, content| held.push((frames, content)));
-    let (pager, restored) = pager(ram, ledger, uffd, record.backing);
+    let (pager, restored) = pager(ram, ledger, uffd, record.backing, directory)?;
+    pager.settle_saved()?;
     // A frame that was held and is still resident may be protected for a
     // block that was never committed.
     for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
@@ -276,6 +290,7 @@ impl Held {
     /// As unlink(2).
     pub fn forget(&self) -> io::Result<()> {
         fs::remove_file(self.directory.join("vm.json"))?;
+        fs::remove_file(self.directory.join(STORE))?;
         fs::remove_file(ledger_path(&self.directory))
     }
 

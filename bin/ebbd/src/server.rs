@@ -12,7 +12,7 @@ use ebb_api::{
 use tokio::sync::oneshot;
 
 use crate::daemon::Daemon;
-use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::problem::{Answer, Refused, failed};
 use crate::status;
 use crate::worker::Command;
 
@@ -100,10 +100,9 @@ async fn auto(
 async fn evict(
     State(daemon): Shared,
     Path(name): Path<VmName>,
-    Json(_): Json<EvictRequest>,
+    Json(request): Json<EvictRequest>,
 ) -> Answer<Json<EvictReport>> {
-    daemon.commands(&name)?;
-    Err(not_allowed("no store is configured"))
+    ask(&daemon, &name, |to| Command::Evict(request, to)).await.map(Json)
 }
 
 /// Puts a question to a VM's worker and waits for its answer.

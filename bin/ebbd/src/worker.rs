@@ -6,13 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use ebb_api::{
-    AutoRequest, AutoStatus, Backing, DetachReport, Mode, ReclaimReport, ReclaimRequest, Skipped,
-    VmStatus,
+    AutoRequest, AutoStatus, Backing, DetachReport, EvictReport, EvictRequest, Mode, ReclaimReport,
+    ReclaimRequest, Skipped, VmStatus,
 };
 use ebb_inspect::{Block, PAGE_BYTES};
-use ebb_pager::FaultThread;
+use ebb_pager::{Evicted, FaultThread};
 use ebb_reclaim::vprobe;
-use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
+use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Qmp;
 use tokio::sync::oneshot;
 
@@ -41,6 +41,8 @@ pub enum Command {
     Reclaim(ReclaimRequest, oneshot::Sender<Answer<ReclaimReport>>),
     /// Take it by itself.
     Auto(AutoRequest, oneshot::Sender<Answer<AutoStatus>>),
+    /// Save and empty frames whether used or not.
+    Evict(EvictRequest, oneshot::Sender<Answer<EvictReport>>),
     /// Let the VM go.
     Detach(oneshot::Sender<Answer<DetachReport>>),
     /// The VMM ended, or its faults cannot be read: why.
@@ -126,6 +128,7 @@ impl State {
             }
             Command::Reclaim(request, to) => drop(to.send(self.reclaim(request))),
             Command::Auto(request, to) => drop(to.send(self.set_auto(request))),
+            Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
             Command::Detach(to) => {
                 let done = self.detach();
                 let ended = done.is_ok();
@@ -142,6 +145,9 @@ impl State {
     fn tick(&mut self) -> Next {
         self.notice_reset();
         self.judge_restored();
+        if let Err(error) = self.held.pager.trim_store() {
+            tracing::debug!("{}: trimming: {error}", self.held.record.name);
+        }
         if self.insight.is_due() {
             self.confirm();
         }
@@ -192,15 +198,7 @@ impl State {
     /// In release mode only the metadata is watched, so that the guest's RAM
     /// itself stays as it was.
     fn watch_metadata(&mut self) -> std::io::Result<()> {
-        let Ok(guest) = self.insight.guest() else { return Ok(()) };
-        let runs = guest.memmap().runs().iter();
-        let watched: Vec<FrameRange> = runs
-            .map(|run| {
-                let end = run.metadata.0 + run.frames * PAGE_BYTES;
-                let first = run.metadata.gfn();
-                FrameRange::new(first, end.div_ceil(FRAME_BYTES) - first.0)
-            })
-            .collect();
+        let watched = self.metadata_frames();
         if self.held.record.mode == Mode::Strict || watched == self.watched {
             return Ok(());
         }
@@ -212,6 +210,24 @@ impl State {
         }
         self.watched = watched;
         Ok(())
+    }
+
+    /// The frame that holds a trusted guest's note: it is looked for in memory.
+    fn note_frame(&self) -> Option<FrameRange> {
+        let guest = self.insight.guest().ok()?;
+        Some(FrameRange::new(guest.note().gpa().gfn(), 1))
+    }
+
+    /// The frames that hold the metadata of a trusted guest.
+    fn metadata_frames(&self) -> Vec<FrameRange> {
+        let Ok(guest) = self.insight.guest() else { return Vec::new() };
+        let runs = guest.memmap().runs().iter();
+        runs.map(|run| {
+            let end = run.metadata.0 + run.frames * PAGE_BYTES;
+            let first = run.metadata.gfn();
+            FrameRange::new(first, end.div_ceil(FRAME_BYTES) - first.0)
+        })
+        .collect()
     }
 
     fn reclaim(&mut self, request: ReclaimRequest) -> Answer<ReclaimReport> {
@@ -307,6 +323,60 @@ impl State {
                 let spurious = &self.held.pager.counters.spurious;
                 spurious.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
+        }
+    }
+
+    /// Evicts from the bottom of RAM up, huge frame by huge frame. Metadata and
+    /// the note stay: they are read in place.
+    fn evict(&mut self, want_bytes: u64) -> Answer<EvictReport> {
+        let began = Instant::now();
+        self.may_evict()?;
+        self.held.record.evicts = true;
+        self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
+        self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
+        let mut metadata = self.metadata_frames();
+        metadata.extend(self.note_frame());
+        let spare = |gfn: Gfn| metadata.iter().any(|frames| frames.contains(gfn));
+        let mut done = Evicted::default();
+        let regions = self.held.pager.ram().regions().iter();
+        let pieces = regions.flat_map(|region| region.frames().by_huge());
+        for piece in pieces {
+            if done.saved_frames * FRAME_BYTES >= want_bytes {
+                break;
+            }
+            let evicted = self.held.pager.evict(piece, spare);
+            let evicted = evicted.map_err(|error| not_allowed(format!("evicting: {error}")))?;
+            done.saved_frames += evicted.saved_frames;
+            done.abandoned_frames += evicted.abandoned_frames;
+        }
+        let saved_bytes = done.saved_frames * FRAME_BYTES;
+        let stopped_by = match saved_bytes >= want_bytes {
+            true => "the amount asked for was reached",
+            false => "nothing more can be evicted now",
+        };
+        Ok(EvictReport {
+            saved_bytes,
+            saved_frames: done.saved_frames,
+            abandoned: done.abandoned_frames,
+            duration_ns: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            stopped_by: stopped_by.into(),
+        })
+    }
+
+    /// Punching a part of a large folio may zero it in place: where the kernel
+    /// may have made large folios that are not ours to take whole, nothing in
+    /// use is evicted.
+    fn may_evict(&self) -> Answer<()> {
+        let record = &self.held.record;
+        match record.backing {
+            Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
+            Backing::Small if !record.started && crate::host::shmem_huge_pages() => {
+                Err(not_allowed(
+                    "this VM was not started by Ebb, and the host may have put its memory into \
+                     large folios, which cannot be evicted in parts",
+                ))
+            }
+            _ => Ok(()),
         }
     }
 

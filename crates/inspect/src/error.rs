@@ -23,10 +23,8 @@ pub enum Untrusted {
         /// Its value.
         value: u64,
     },
-    /// `SIZE(page)` is no divisor of a frame, so a struct page can lie in two frames.
-    #[error(
-        "its kernel's struct page has {0} bytes; only sizes that divide 4096 can be protected (stock kernels have 64)"
-    )]
+    /// `SIZE(page)` is not 64.
+    #[error("its kernel's struct page has {0} bytes; stock kernels have 64, others are not known")]
     PageBytes(u64),
     /// Memory encryption (SME) is on.
     #[error("its memory is encrypted; its metadata cannot be read")]

@@ -263,3 +263,54 @@ fn merge(runs: &mut Vec<Run>) {
         follows
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn run(first: u64, metadata: u64, frames: u64) -> Run {
+        Run { first: Gfn(first), metadata: Gpa(metadata), frames }
+    }
+
+    fn tidy(mut runs: Vec<Run>) -> Vec<Run> {
+        drop_shared(&mut runs);
+        merge(&mut runs);
+        runs
+    }
+
+    #[test]
+    fn neighbours_become_one_run() {
+        let runs = vec![run(0, 0x10_0000, 64), run(64, 0x10_1000, 64), run(128, 0x20_0000, 64)];
+        assert_eq!(tidy(runs), [run(0, 0x10_0000, 128), run(128, 0x20_0000, 64)]);
+        // In a row by address but not by frame.
+        let apart = vec![run(0, 0x10_0000, 64), run(128, 0x10_1000, 64)];
+        assert_eq!(tidy(apart.clone()), apart);
+    }
+
+    #[test]
+    fn shared_metadata_is_dropped_on_both_sides() {
+        let kept = run(0, 0x10_0000, 64);
+        assert_eq!(tidy(vec![kept, run(64, 0x30_0000, 64), run(128, 0x30_0000, 64)]), [kept]);
+        assert_eq!(tidy(vec![kept, run(64, 0x30_0000, 32768), run(40000, 0x31_0000, 64)]), [kept]);
+        assert_eq!(tidy(vec![kept, run(64, 0x10_1000, 64)]), [run(0, 0x10_0000, 128)]);
+    }
+
+    proptest! {
+        /// What is left never overlaps; what overlapped nothing is left.
+        #[test]
+        fn no_two_runs_share_metadata(pieces in prop::collection::vec((0u64..64, 1u64..8), 0..40)) {
+            let runs: Vec<Run> = (0..)
+                .zip(&pieces)
+                .map(|(index, &(at, frames))| run(1000 * index, at * PAGE_BYTES, frames))
+                .collect();
+            let overlap = |a: &Run, b: &Run| {
+                let end = |run: &Run| run.metadata.0 + run.frames * PAGE_BYTES;
+                a != b && a.metadata.0 < end(b) && b.metadata.0 < end(a)
+            };
+            let alone: Vec<Run> =
+                runs.iter().filter(|a| !runs.iter().any(|b| overlap(a, b))).copied().collect();
+            prop_assert_eq!(tidy(runs), alone);
+        }
+    }
+}

@@ -85,3 +85,80 @@ impl Tables {
         (((va << spare) as i64) >> spare) as u64 == va
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Snapshot;
+
+    const TABLES: Tables = Tables { root: Gpa(0), levels: 4 };
+    const WHOLE_GIB: u64 = 1 << 30;
+
+    /// Four tables in a row, each one's entry 1 leading to the next.
+    fn chain() -> Snapshot {
+        let mut mem = Snapshot::new();
+        mem.add(Gpa(0), vec![0; 4 * 512]);
+        for level in 0..3 {
+            mem.set(Gpa(level * 0x1000 + 8), ((level + 1) * 0x1000) | PRESENT);
+        }
+        mem.set(Gpa(0x3000 + 8), 0x7000 | PRESENT);
+        mem
+    }
+
+    /// The address whose index is 1 at every level.
+    const ONES: u64 = 1 << 39 | 1 << 30 | 1 << 21 | 1 << 12;
+
+    #[test]
+    fn follows_four_levels_to_a_frame() {
+        let walk = TABLES.walk(&chain(), ONES + 0x123);
+        assert_eq!(walk, Walk::Mapped { gpa: Gpa(0x7123), bytes: 0x1000 - 0x123 });
+    }
+
+    #[test]
+    fn follows_five_levels() {
+        let mem = chain();
+        let tables = Tables { root: Gpa(0), levels: 5 };
+        mem.set(Gpa(0x3000 + 8), PRESENT);
+        // The lowest table is the root once more, whose entry 1 is then a frame's.
+        assert_eq!(tables.translate(&mem, ONES | 1 << 48), Some(Gpa(0x1000)));
+    }
+
+    #[test]
+    fn ends_at_large_leaves() {
+        let mem = chain();
+        mem.set(Gpa(0x2008), 0xc000_0000 | 1 << 12 | LEAF | PRESENT);
+        let bytes = (2 << 20) - 0x1000;
+        assert_eq!(TABLES.walk(&mem, ONES), Walk::Mapped { gpa: Gpa(0xc000_1000), bytes });
+        mem.set(Gpa(0x1008), WHOLE_GIB | LEAF | PRESENT);
+        let bytes = WHOLE_GIB - 0x20_1000;
+        assert_eq!(TABLES.walk(&mem, ONES), Walk::Mapped { gpa: Gpa(0x4020_1000), bytes });
+    }
+
+    #[test]
+    fn tells_how_far_nothing_is_mapped() {
+        let mem = chain();
+        assert_eq!(TABLES.walk(&mem, ONES + 0x1000), Walk::Absent { bytes: 0x1000 });
+        assert_eq!(TABLES.walk(&mem, ONES + (2 << 20)), Walk::Absent { bytes: (2 << 20) - 0x1000 });
+        assert_eq!(TABLES.walk(&mem, 0), Walk::Absent { bytes: 1 << 39 });
+    }
+
+    #[test]
+    fn an_address_that_is_not_canonical_is_not_mapped() {
+        assert_eq!(TABLES.translate(&chain(), ONES | 1 << 48), None);
+        assert_eq!(TABLES.translate(&chain(), ONES | 1 << 63), None);
+    }
+
+    #[test]
+    fn tables_outside_ram_map_nothing() {
+        let mem = chain();
+        mem.set(Gpa(0x1008), ADDRESS | PRESENT);
+        assert_eq!(TABLES.translate(&mem, ONES), None);
+    }
+
+    #[test]
+    fn a_table_that_leads_to_itself_ends() {
+        let mem = chain();
+        mem.set(Gpa(8), PRESENT);
+        assert_eq!(TABLES.translate(&mem, ONES), Some(Gpa(0)));
+    }
+}

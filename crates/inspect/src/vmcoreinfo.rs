@@ -198,3 +198,61 @@ fn entry(line: &str) -> Option<(Kind, String, u64)> {
     };
     Some((kind, name.into(), value))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(lines: &str) -> Note {
+        Note::parse(Gpa(0), format!("OSRELEASE=6.12.107+deb13\n{lines}").into()).expect("a note")
+    }
+
+    #[test]
+    fn reads_each_kind_of_entry() {
+        let note = note(
+            "PAGESIZE=4096\nSYMBOL(_stext)=ffffffffa9c00000\nSIZE(page)=64\n\
+             OFFSET(page.lru)=8\nLENGTH(zone.free_area)=11\nNUMBER(phys_base)=-73400320\n\
+             NUMBER(VMALLOC_START)=0xff58e9c440000000\nKERNELOFFSET=28c00000\n",
+        );
+        assert_eq!(note.release(), "6.12.107+deb13");
+        assert_eq!(note.version(), (6, 12));
+        assert_eq!(note.symbol("_stext"), Ok(0xffff_ffff_a9c0_0000));
+        assert_eq!(note.size("page"), Ok(64));
+        assert_eq!(note.offset("page.lru"), Ok(8));
+        assert_eq!(note.length("zone.free_area"), Ok(11));
+        assert_eq!(note.number("phys_base"), Ok(-73_400_320i64 as u64));
+        assert_eq!(note.number("VMALLOC_START"), Ok(0xff58_e9c4_4000_0000));
+        assert_eq!(note.number("page.lru"), Err(Untrusted::Lacks("page.lru")));
+    }
+
+    #[test]
+    fn what_is_no_number_is_not_there() {
+        for value in ["", "x", "0x", "-", "99999999999999999999", "1 ", " 1", "1.0"] {
+            let note = note(&format!("NUMBER(a)={value}\nSIZE(a)={value}\nSYMBOL(a)={value}z\n"));
+            assert_eq!(note.number("a"), Err(Untrusted::Lacks("a")), "{value:?}");
+            assert_eq!(note.size("a"), Err(Untrusted::Lacks("a")), "{value:?}");
+            assert_eq!(note.symbol("a"), Err(Untrusted::Lacks("a")), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_of_two_entries_counts() {
+        assert_eq!(note("SIZE(a)=1\nSIZE(a)=2\n").size("a"), Ok(1));
+    }
+
+    #[test]
+    fn a_release_cannot_forge_output() {
+        let note = Note::parse(Gpa(0), b"OSRELEASE=6.1\x1b[2Jz\xff\nSIZE(a)=1\n".to_vec());
+        assert_eq!(note.expect("a note").release(), "6.1?[2Jz?");
+        let long = Note::parse(Gpa(0), [b"OSRELEASE=".to_vec(), vec![b'a'; 4000]].concat());
+        assert_eq!(long.expect("a note").release().len(), RELEASE_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_release_without_a_version_is_zero() {
+        for release in ["", "x", "6", "99999999999.1", "-6.1"] {
+            let note = Note::parse(Gpa(0), format!("OSRELEASE={release}\n").into());
+            assert_eq!(note.expect("a note").version(), (0, 0), "{release}");
+        }
+    }
+}

@@ -24,6 +24,8 @@ pub struct Counters {
     pub reclaimed_frames: AtomicU64,
     /// Frames given back to the guest.
     pub returned_frames: AtomicU64,
+    /// Frames whose content is in the store.
+    pub saved_frames: AtomicU64,
     /// From the read of a fault's event to the end of the call that resolves it.
     pub fault: Latency,
 }

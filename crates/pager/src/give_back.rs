@@ -2,6 +2,7 @@
 //! reset.
 
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
@@ -20,7 +21,8 @@ impl Pager {
     /// `ENOMEM`: the host has not enough memory; what is not back stays on
     /// record and is served on touch.
     pub fn give_back_all(&self) -> io::Result<u64> {
-        let before = self.counters.emptied_frames.load(std::sync::atomic::Ordering::Relaxed);
+        let counters = [&self.counters.emptied_frames, &self.counters.saved_frames];
+        let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
         // The watches first: each brings its block back before its devices.
         for (frames, content) in self.off_record() {
             if let Content::Watch { head, order } = content {
@@ -30,9 +32,15 @@ impl Pager {
             }
         }
         for (frames, content) in self.off_record() {
-            if matches!(content, Content::Empty { .. }) {
-                self.again(|| self.give_back(frames))?;
-                self.devices.map(frames);
+            match content {
+                Content::Empty { .. } => {
+                    self.again(|| self.give_back(frames))?;
+                    self.devices.map(frames);
+                }
+                Content::Saved { .. } => {
+                    frames.frames().try_for_each(|gfn| self.again(|| self.bring_back(gfn)))?;
+                }
+                _ => {}
             }
         }
         Ok(before * FRAME_BYTES)
@@ -52,6 +60,29 @@ impl Pager {
         Ok(())
     }
 
+    /// After a restart: a frame on record as saved whose page is there was not
+    /// punched yet, or was brought back already. The page wins.
+    ///
+    /// # Errors
+    /// As lseek(2) and ioctl_userfaultfd(2).
+    pub fn settle_saved(&self) -> io::Result<()> {
+        let frames = self.off_record().into_iter().flat_map(|(frames, content)| match content {
+            Content::Saved { slot } => Some((frames.start, slot)),
+            _ => None,
+        });
+        for (gfn, slot) in frames {
+            let frame = FrameRange::new(gfn, 1);
+            if !self.ram.is_hole(frame)?
+                && let Ok(held) = self.ledger.lock_frame(gfn)
+            {
+                let _ = held.unlock(Content::Resident);
+                self.release(slot);
+                self.unprotect(frame)?;
+            }
+        }
+        Ok(())
+    }
+
     fn end_watch(&self, metadata: Gfn) -> io::Result<()> {
         if let Ok(held) = self.ledger.lock_frame(metadata) {
             let _ = held.unlock(Content::Resident);
@@ -63,6 +94,14 @@ impl Pager {
         match self.refill(frames)? {
             true => Ok(Served::Done),
             false => Ok(Served::Busy),
+        }
+    }
+
+    /// A frame that a fault has brought back meanwhile needs nothing.
+    fn bring_back(&self, gfn: Gfn) -> io::Result<Served> {
+        match self.ledger.content(gfn) {
+            Content::Saved { .. } => self.install_saved(gfn),
+            _ => Ok(Served::Done),
         }
     }
 

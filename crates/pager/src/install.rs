@@ -3,6 +3,7 @@
 use std::io;
 
 use ebb_ledger::{Content, Want};
+use ebb_store::Page;
 use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
@@ -65,9 +66,8 @@ impl Pager {
             _ if whole => self.install_huge(gfn),
             Content::Resident | Content::Guarded | Content::Watch { .. } => self.install_zero(gfn),
             Content::Empty { fill, .. } => self.install_frame(gfn, fill),
-            Content::Saved { .. } | Content::OnDisk { .. } => {
-                Err(io::Error::other("no store holds this frame"))
-            }
+            Content::Saved { .. } => self.install_saved(gfn),
+            Content::OnDisk { .. } => Err(io::Error::other("no disk of this VM is served here")),
         }
     }
 
@@ -106,6 +106,34 @@ impl Pager {
         self.count_returned([(frame, held.content())].into_iter());
         let _ = held.unlock(Content::Resident);
         self.wake(frame).map(Served::done)
+    }
+
+    /// The way back from the store.
+    pub(crate) fn install_saved(&self, gfn: Gfn) -> io::Result<Served> {
+        let frame = FrameRange::new(gfn, 1);
+        let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
+        let Content::Saved { slot } = held.content() else {
+            let wanted = held.abandon();
+            self.after(wanted, frame);
+            return Ok(Served::Busy);
+        };
+        self.refill_saved(gfn, slot)?;
+        self.devices.map(frame);
+        let _ = held.unlock(Content::Resident);
+        self.release(slot);
+        subtract(&self.counters.saved_frames, 1);
+        self.wake(frame).map(Served::done)
+    }
+
+    fn refill_saved(&self, gfn: Gfn, slot: u64) -> io::Result<()> {
+        let mut page: Page = [0; FRAME_BYTES as usize];
+        self.store.load(slot, &mut page)?;
+        let to = self.hva(FrameRange::new(gfn, 1))?;
+        match self.uffd.copy(to.start, &page) {
+            // There already: a daemon died between the copy and the word.
+            Err(error) if is_present(&error) => self.uffd.unprotect(to),
+            result => result,
+        }
     }
 
     /// A hole that reads as zero and was never taken: nothing to write down.

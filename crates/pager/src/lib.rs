@@ -8,6 +8,7 @@
 
 mod claim;
 mod counters;
+mod evict;
 mod fault_thread;
 mod give_back;
 mod install;
@@ -18,8 +19,9 @@ mod view;
 
 pub use claim::Claim;
 pub use counters::Counters;
+pub use evict::Evicted;
 pub use fault_thread::FaultThread;
 pub use io_mapping::{IoMapping, NoDevices};
 pub use latency::Latency;
-pub use pager::{Grain, Pager, Restored};
+pub use pager::{Grain, Pager, Parts, Restored};
 pub use view::View;

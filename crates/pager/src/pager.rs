@@ -2,15 +2,15 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use ebb_ledger::{Busy, Content, Ledger};
+use ebb_store::Store;
 use ebb_sys::uffd::{HvaRange, Uffd, Watch};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 use ebb_vm::Ram;
 
-use crate::counters::Counters;
+use crate::counters::{Counters, add};
 use crate::io_mapping::IoMapping;
 use crate::view::View;
 
@@ -21,6 +21,22 @@ pub enum Grain {
     Frame,
     /// A huge frame at a time.
     Huge,
+}
+
+/// What a pager is made of.
+pub struct Parts {
+    /// The VM's RAM.
+    pub ram: Arc<Ram>,
+    /// Where its content is.
+    pub ledger: Ledger,
+    /// Its faults, after the handshake.
+    pub uffd: Uffd,
+    /// How its memory is given.
+    pub grain: Grain,
+    /// Devices that reach it by themselves.
+    pub devices: Box<dyn IoMapping>,
+    /// Where content goes that is not in memory.
+    pub store: Box<dyn Store>,
 }
 
 /// A block that was given back because its metadata was written.
@@ -42,6 +58,7 @@ pub struct Pager {
     pub(crate) uffd: Uffd,
     pub(crate) grain: Grain,
     pub(crate) devices: Box<dyn IoMapping>,
+    pub(crate) store: Box<dyn Store>,
     pub(crate) restored: SyncSender<Restored>,
     /// What it counts.
     pub counters: Counters,
@@ -50,26 +67,24 @@ pub struct Pager {
 impl Pager {
     /// A pager over `ram`, whose faults come to `uffd`, and the blocks that it
     /// restores, for whoever wants to know whether the guest then used them.
-    pub fn new(
-        ram: Arc<Ram>,
-        ledger: Ledger,
-        uffd: Uffd,
-        grain: Grain,
-        devices: Box<dyn IoMapping>,
-    ) -> (Pager, Receiver<Restored>) {
+    ///
+    /// # Errors
+    /// `InvalidInput`: the ledger names slots that the store does not have.
+    pub fn new(parts: Parts) -> io::Result<(Pager, Receiver<Restored>)> {
+        let Parts { ram, ledger, uffd, grain, devices, store } = parts;
         let (restored, receiver) = sync_channel(RESTORED_CAPACITY);
         let counters = Counters::default();
-        let pager = Pager { ram, ledger, uffd, grain, devices, restored, counters };
-        let emptied: u64 = pager
-            .ledger
-            .runs()
-            .map(|(frames, content)| match content {
-                Content::Empty { .. } => frames.count,
-                _ => 0,
-            })
-            .sum();
-        pager.counters.emptied_frames.store(emptied, Relaxed);
-        (pager, receiver)
+        for (frames, content) in ledger.runs() {
+            match content {
+                Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
+                Content::Saved { slot } => {
+                    store.claim(slot)?;
+                    add(&counters.saved_frames, frames.count);
+                }
+                _ => {}
+            }
+        }
+        Ok((Pager { ram, ledger, uffd, grain, devices, store, restored, counters }, receiver))
     }
 
     /// The VM's RAM.
@@ -79,7 +94,7 @@ impl Pager {
 
     /// Its memory, for inspection.
     pub fn view(&self) -> View<'_> {
-        View { ram: &self.ram, ledger: &self.ledger }
+        View { ram: &self.ram, ledger: &self.ledger, store: &*self.store }
     }
 
     /// Its ledger.

@@ -4,19 +4,29 @@ use std::sync::atomic::AtomicU64;
 
 use ebb_inspect::GuestMemory;
 use ebb_ledger::{Content, Ledger};
+use ebb_store::{Page, Store};
 use ebb_units::{FRAME_BYTES, FrameRange, Gpa};
 use ebb_vm::Ram;
 
-/// RAM, less what the ledger says is elsewhere: for a frame whose content is
-/// in a store, the file has a hole, which is not what the guest would read.
+/// RAM as the guest would read it. A frame whose content is in the store has a
+/// hole in the file: it is read from the store word by word, and not in place.
 pub struct View<'a> {
     /// The RAM.
     pub ram: &'a Ram,
     /// Where its content is.
     pub ledger: &'a Ledger,
+    /// What is not in memory.
+    pub store: &'a dyn Store,
 }
 
 impl View<'_> {
+    fn saved_word(&self, slot: u64, gpa: Gpa) -> Option<u64> {
+        let mut page: Page = [0; FRAME_BYTES as usize];
+        self.store.load(slot, &mut page).ok()?;
+        let at = (gpa.0 % FRAME_BYTES) as usize;
+        Some(u64::from_ne_bytes(page.get(at..at + 8)?.try_into().ok()?))
+    }
+
     fn is_here(&self, frames: FrameRange) -> bool {
         frames.by_huge().all(|part| match self.ledger.is_split(part.start.huge()) {
             false => readable(self.ledger.content(part.start)),
@@ -32,7 +42,11 @@ fn readable(content: Content) -> bool {
 
 impl GuestMemory for View<'_> {
     fn word(&self, gpa: Gpa) -> Option<u64> {
-        readable(self.ledger.content(gpa.gfn())).then(|| self.ram.word(gpa))?
+        match self.ledger.content(gpa.gfn()) {
+            Content::Saved { slot } => self.saved_word(slot, gpa),
+            content if readable(content) => self.ram.word(gpa),
+            _ => None,
+        }
     }
 
     fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]> {
