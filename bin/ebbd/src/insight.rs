@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ebb_inspect::{Guest, Untrusted};
-use ebb_pager::Pager;
+use ebb_inspect::{Guest, Untrusted, find_notes};
+use ebb_pager::{Pager, View};
 use ebb_vm::Qmp;
 use ebb_vm::qmp::QmpError;
 
@@ -11,6 +11,9 @@ use ebb_vm::qmp::QmpError;
 /// at most: looking for its note reads all populated memory.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MOST: Duration = Duration::from_secs(30);
+/// How often the vCPUs' page tables are asked for before a kernel counts as
+/// one that does not run.
+const ROOT_TRIES: u32 = 8;
 
 /// The guest as far as it is known.
 pub struct Insight {
@@ -45,22 +48,43 @@ impl Insight {
     /// Makes sure that what is known is true of the kernel that runs now: the
     /// note is in place, and a vCPU's page tables are this kernel's. Inspects
     /// anew where it is not. `true`: there is a trusted guest.
-    pub fn confirm(&mut self, pager: &Pager, qmp: Option<&mut Qmp>) -> bool {
+    pub fn confirm(&mut self, pager: &Pager, mut qmp: Option<&mut Qmp>) -> bool {
         let view = pager.view();
-        let roots = page_table_roots(qmp);
-        if let (Ok(guest), Ok(roots)) = (&self.guest, &roots)
-            && guest.recheck(&view)
-            && guest.runs_on(&view, roots)
-        {
-            return true;
-        }
-        self.tried = Some(Instant::now());
-        self.retry_after = (self.retry_after * 2).min(RETRY_MOST);
-        self.guest = roots.and_then(|roots| {
-            Guest::inspect(&view, &roots).map_err(|untrusted: Untrusted| untrusted.to_string())
+        let known = self.guest.as_ref().is_ok_and(|guest| {
+            guest.recheck(&view) && is_running(guest, &view, qmp.as_deref_mut()) == Ok(true)
         });
+        if !known {
+            self.tried = Some(Instant::now());
+            self.retry_after = (self.retry_after * 2).min(RETRY_MOST);
+            self.guest = inspect(&view, qmp);
+        }
         self.guest.is_ok()
     }
+}
+
+/// Looks at every note in memory: one of a kernel that was there before may
+/// stand beside that of the kernel that runs.
+fn inspect(view: &View<'_>, mut qmp: Option<&mut Qmp>) -> Result<Guest, String> {
+    let mut reason = Untrusted::NoNote;
+    for note in find_notes(view) {
+        match Guest::from_note(view, note, &[]) {
+            Ok(guest) if is_running(&guest, view, qmp.as_deref_mut())? => return Ok(guest),
+            Ok(_) => reason = reason.or(Untrusted::NotRunning),
+            Err(why) => reason = reason.or(why),
+        }
+    }
+    Err(reason.to_string())
+}
+
+/// Whether a vCPU runs this kernel. Between QEMU's answer and our look a
+/// process may end and its page tables be freed, so one "no" is not believed.
+fn is_running(guest: &Guest, view: &View<'_>, mut qmp: Option<&mut Qmp>) -> Result<bool, String> {
+    for _ in 0..ROOT_TRIES {
+        if guest.runs_on(view, &page_table_roots(qmp.as_deref_mut())?) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// CR3 of every vCPU, asked of QEMU.

@@ -63,7 +63,7 @@ impl Untrusted {
     /// Of two kernels found in one memory and both refused, which reason to tell: the
     /// one that came further. One that does not run, or is half overwritten, is most
     /// likely an earlier boot's.
-    pub(crate) fn or(self, other: Untrusted) -> Untrusted {
+    pub fn or(self, other: Untrusted) -> Untrusted {
         let stale = |why: &Untrusted| matches!(why, Self::NoNote | Self::Text | Self::NotRunning);
         if stale(&self) { other } else { self }
     }

@@ -4,46 +4,14 @@ mod forge;
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use ebb_inspect::{
-    Block, End, Guest, GuestMemory, ListFault, Note, PageLayout, Request, Snapshot, Untrusted,
-    find_notes,
+    End, Guest, GuestMemory, ListFault, Note, PageLayout, Request, Snapshot, Untrusted, find_notes,
 };
 use ebb_units::{Gfn, Gpa};
 use forge::Forge;
+use forge::broken::{Broken, STRUCTURES, exercise, use_it};
 use proptest::prelude::*;
-
-/// What a daemon does with a guest, in a row. Must end soon whatever the guest holds.
-fn exercise(mem: &dyn GuestMemory) -> Result<(), Untrusted> {
-    let began = Instant::now();
-    let result = Guest::inspect(mem, &[]).and_then(|guest| use_it(mem, guest));
-    assert!(began.elapsed() < Duration::from_secs(5), "took {:?}", began.elapsed());
-    result
-}
-
-fn use_it(mem: &dyn GuestMemory, mut guest: Guest) -> Result<(), Untrusted> {
-    let request = Request { min_order: 0, reserve_bytes: 1 << 20, want_bytes: u64::MAX };
-    let mut blocks = Vec::new();
-    guest.victims(mem, request, &mut blocks);
-    assert!(blocks.len() as u64 <= forge::FRAMES);
-    guest.memmap().free_blocks(mem, guest.layout(), 0, |head, order| {
-        blocks.push(Block { head, order });
-    });
-    for block in blocks {
-        assert!(guest.memmap().in_ram(block.frames()), "{block:?}");
-        guest.head_state(mem, block.head);
-    }
-    let counts = guest.counts(mem);
-    assert!(counts.frames() >= guest.memmap().frames());
-    for gfn in [0, 1, 511, 1 << 40, u64::MAX] {
-        guest.head_state(mem, Gfn(gfn));
-        guest.metadata_frame(mem, Gfn(gfn));
-    }
-    guest.recheck(mem);
-    guest.refresh(mem).map(|_| ())
-}
 
 /// What becomes of a guest whose note is changed by `replace`.
 fn with_note(from: &str, to: &str) -> Result<(), Untrusted> {
@@ -232,42 +200,6 @@ fn thousands_of_notes_do_not_cost_thousands_of_scans() {
     exercise(&forge.mem).expect("the real one comes first");
 }
 
-/// One sound guest for many cases: each breaks it, and mends it again.
-static SOUND: LazyLock<Mutex<Forge>> = LazyLock::new(|| Mutex::new(Forge::with_free_blocks(4)));
-
-/// Words of a guest's memory, put back when this goes away.
-struct Broken<'a> {
-    forge: MutexGuard<'a, Forge>,
-    before: Vec<(Gpa, u64)>,
-}
-
-impl Broken<'_> {
-    fn new() -> Broken<'static> {
-        let forge = SOUND.lock().unwrap_or_else(PoisonError::into_inner);
-        Broken { forge, before: Vec::new() }
-    }
-
-    fn mem(&self) -> &Snapshot {
-        &self.forge.mem
-    }
-
-    fn set(&mut self, words: impl IntoIterator<Item = (u64, u64, u64)>) {
-        for (base, offset, value) in words {
-            let gpa = Gpa(base + offset / 8 * 8);
-            self.before.extend(self.mem().word(gpa).map(|word| (gpa, word)));
-            self.mem().set(gpa, value);
-        }
-    }
-}
-
-impl Drop for Broken<'_> {
-    fn drop(&mut self) {
-        while let Some((gpa, word)) = self.before.pop() {
-            self.mem().set(gpa, word);
-        }
-    }
-}
-
 /// RAM of which a part is missing.
 struct Holed<'a> {
     mem: &'a Snapshot,
@@ -317,7 +249,7 @@ proptest! {
     /// Passing or not: it ends, and what it names is RAM.
     #[test]
     fn broken_structures_are_survived(
-        words in prop::collection::vec((structure(), 0u64..0x2_0000, value()), 1..40),
+        words in prop::collection::vec((prop::sample::select(&STRUCTURES), 0u64..0x2_0000, value()), 1..40),
     ) {
         let mut broken = Broken::new();
         broken.set(words);
@@ -326,7 +258,7 @@ proptest! {
 
     #[test]
     fn a_guest_may_turn_bad_later(
-        words in prop::collection::vec((structure(), 0u64..0x2_0000, value()), 1..200),
+        words in prop::collection::vec((prop::sample::select(&STRUCTURES), 0u64..0x2_0000, value()), 1..200),
     ) {
         let mut broken = Broken::new();
         let guest = Guest::inspect(broken.mem(), &[]).expect("a sound guest");
@@ -337,7 +269,7 @@ proptest! {
     #[test]
     fn any_number_in_the_note_is_survived(line in 3usize..38, value in value()) {
         let mut broken = Broken::new();
-        let text = broken.forge.note_text();
+        let text = broken.forge().note_text();
         let mut lines: Vec<String> = text.lines().map(str::to_string).collect();
         if let Some((name, _)) = lines[line].clone().split_once('=') {
             lines[line] = match name.starts_with("SYMBOL") {
@@ -346,7 +278,7 @@ proptest! {
             };
         }
         broken.set((0..4096).step_by(8).map(|at| (forge::NOTE.0, at, 0)));
-        broken.forge.note(&(lines.join("\n") + "\n"));
+        broken.forge().note(&(lines.join("\n") + "\n"));
         let _ = exercise(broken.mem());
     }
 
@@ -361,22 +293,6 @@ proptest! {
 #[test]
 fn a_broken_guest_was_mended() {
     exercise(Broken::new().mem()).expect("a sound guest");
-}
-
-/// Where the structures are that matter.
-fn structure() -> impl Strategy<Value = u64> {
-    prop::sample::select(vec![
-        1 << 20,
-        forge::ROOT.0,
-        forge::IMAGE.0,
-        forge::IMAGE.0 + 0x2_0000,
-        forge::MEMMAP.0 + 2048 * 64,
-        forge::MEMMAP.0 + 4096 * 64,
-        forge::SECTIONS.0 - 4096,
-        forge::NODE.0,
-        forge::NODE.0 + 171_552 / 8 * 8,
-        forge::NOTE.0,
-    ])
 }
 
 /// Numbers that hurt: small, pointers to what is there, single bits, any.

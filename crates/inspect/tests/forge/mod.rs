@@ -9,6 +9,8 @@
 //! ```
 #![allow(dead_code, unreachable_pub)]
 
+pub mod broken;
+
 use ebb_inspect::Snapshot;
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 
