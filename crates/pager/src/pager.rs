@@ -92,6 +92,11 @@ impl Pager {
         &self.ram
     }
 
+    /// The pieces in which its memory is given.
+    pub fn grain(&self) -> Grain {
+        self.grain
+    }
+
     /// Its memory, for inspection.
     pub fn view(&self) -> View<'_> {
         View { ram: &self.ram, ledger: &self.ledger, store: &*self.store }

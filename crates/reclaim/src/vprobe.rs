@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use ebb_inspect::{Block, Guest, Request};
 use ebb_ledger::Content;
-use ebb_pager::{Claim, Pager};
-use ebb_units::{FRAME_BYTES, FrameRange};
+use ebb_pager::{Claim, Grain, Pager};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa};
 
 /// What Linux fills freed pages with under `page_poison=1`
 /// (`include/linux/poison.h`), and looks for when it allocates them.
@@ -152,7 +152,8 @@ impl<'a> Pass<'a> {
     /// Lines 9 to 20 of Algorithm 1 for one block.
     fn claim(&mut self, block: Block) -> io::Result<Option<Claim<'a>>> {
         let view = self.pager.view();
-        let Some(metadata) = self.guest.metadata_frame(&view, block.head) else {
+        // From the table of the inspection; the look below walks anew.
+        let Some(metadata) = self.guest.memmap().metadata_gpa(block.head).map(Gpa::gfn) else {
             self.taken.in_use += 1;
             return Ok(None);
         };
@@ -204,6 +205,9 @@ impl<'a> Pass<'a> {
     fn fill_of(&self, block: FrameRange) -> Option<u8> {
         match self.byte_of(block.start) == Some(PAGE_POISON) {
             false => Some(0),
+            // A part of a huge page may be zeroed where it is instead of
+            // punched; the guest would find zeros in place of its poison.
+            true if block.count < FRAMES_PER_HUGE && self.pager.grain() == Grain::Huge => None,
             true => block
                 .frames()
                 .all(|gfn| self.is_filled(FrameRange::new(gfn, 1)))
@@ -212,7 +216,7 @@ impl<'a> Pass<'a> {
     }
 
     /// A frame's first byte, if the next seven are the same.
-    fn byte_of(&self, gfn: ebb_units::Gfn) -> Option<u8> {
+    fn byte_of(&self, gfn: Gfn) -> Option<u8> {
         match self.pager.ledger().content(gfn) {
             Content::Empty { fill, .. } => Some(fill),
             _ => {
