@@ -119,18 +119,14 @@ impl Daemon {
             mode: host::mode(request.mode).value,
             mode_reason: host::mode(request.mode).reason,
             min_order,
+            begin: !request.qemu_args.iter().any(|word| word == "-S"),
             evicts: false,
             auto: Auto::default(),
             regions: Vec::new(),
             totals: Totals::default(),
         };
         let Started { child, process, ram, qmp } = started;
-        let mut held = held::take(process, ram, qmp, record, &reserved.directory)?;
-        if !request.qemu_args.iter().any(|word| word == "-S")
-            && let Some(qmp) = &mut held.qmp
-        {
-            qmp.execute("cont", json!({})).map_err(not_allowed)?;
-        }
+        let held = held::take(process, ram, qmp, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
         child.release();
         reserved.keep();
@@ -166,6 +162,7 @@ impl Daemon {
             mode: host::mode(request.mode).value,
             mode_reason: host::mode(request.mode).reason,
             min_order,
+            begin: false,
             evicts: false,
             auto: Auto::default(),
             regions: Vec::new(),

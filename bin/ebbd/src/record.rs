@@ -40,6 +40,8 @@ pub struct Record {
     pub mode_reason: String,
     /// The smallest blocks to take.
     pub min_order: u8,
+    /// The guest is yet to be started: QEMU waits before its first instruction.
+    pub begin: bool,
     /// Frames in use were evicted: first touches must come to Ebb.
     pub evicts: bool,
     /// Automatic reclaim.

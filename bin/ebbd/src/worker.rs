@@ -14,11 +14,12 @@ use ebb_pager::{Evicted, FaultThread};
 use ebb_reclaim::vprobe;
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Qmp;
+use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::held::Held;
 use crate::insight::Insight;
-use crate::problem::{Answer, failed, not_allowed};
+use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::status;
 
 /// Left at the heads of the guest's free lists, where it takes memory next.
@@ -56,21 +57,24 @@ pub enum Command {
 /// When threads cannot be made.
 pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender<Command>> {
     let (commands, mailbox) = channel();
-    let gone = commands.clone();
-    let vmm = held.pidfd().map_err(failed("the VMM"))?;
-    let faults = FaultThread::start(held.pager.clone(), vmm, move |why| {
-        // A worker that is gone already needs no telling.
-        let _ = gone.send(Command::Gone(why));
-    })
-    .map_err(failed("the fault thread"))?;
+    let faults = serve_faults(&held, &commands).map_err(failed("the fault thread"))?;
     held.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
     let name = held.record.name.to_string();
+    let gone = commands.clone();
     let worker = std::thread::Builder::new().name(format!("vm {name}")).spawn(move || {
-        State::new(held, faults).run(&mailbox);
+        State::new(held, faults, gone).run(&mailbox);
         ended();
     });
     // It ends by itself, once the VM is let go or gone.
     worker.map(|_| commands).map_err(failed("the worker"))
+}
+
+fn serve_faults(held: &Held, gone: &Sender<Command>) -> std::io::Result<FaultThread> {
+    let gone = gone.clone();
+    FaultThread::start(held.pager.clone(), held.pidfd()?, move |why| {
+        // A worker that is gone already needs no telling.
+        let _ = gone.send(Command::Gone(why));
+    })
 }
 
 /// All that the worker's thread owns.
@@ -79,6 +83,7 @@ pub struct State {
     pub(crate) insight: Insight,
     pub(crate) last: Option<ReclaimReport>,
     faults: Option<FaultThread>,
+    gone: Sender<Command>,
     blocks: Vec<Block>,
     watched: Vec<FrameRange>,
     due: Instant,
@@ -90,12 +95,13 @@ enum Next {
 }
 
 impl State {
-    fn new(held: Held, faults: FaultThread) -> State {
+    fn new(held: Held, faults: FaultThread, gone: Sender<Command>) -> State {
         State {
             held,
             insight: Insight::new(),
             last: None,
             faults: Some(faults),
+            gone,
             blocks: Vec::new(),
             watched: Vec::new(),
             due: Instant::now(),
@@ -103,6 +109,7 @@ impl State {
     }
 
     fn run(&mut self, mailbox: &Receiver<Command>) {
+        self.begin();
         loop {
             let next = match mailbox.recv_timeout(TICK) {
                 Ok(command) => self.obey(command),
@@ -112,6 +119,23 @@ impl State {
             if let Next::End = next {
                 return;
             }
+        }
+    }
+
+    /// Starts a guest that waits before its first instruction until it is held.
+    fn begin(&mut self) {
+        if !self.held.record.begin {
+            return;
+        }
+        self.reconnect();
+        let begun = self.held.qmp.as_mut().map(|qmp| qmp.execute("cont", json!({})));
+        match begun {
+            Some(Ok(_)) => {
+                self.held.record.begin = false;
+                self.save();
+            }
+            Some(Err(error)) => tracing::error!("{}: {error}", self.held.record.name),
+            None => {}
         }
     }
 
@@ -143,6 +167,7 @@ impl State {
     }
 
     fn tick(&mut self) -> Next {
+        self.begin();
         self.notice_reset();
         self.judge_restored();
         if let Err(error) = self.held.pager.trim_store() {
@@ -162,24 +187,26 @@ impl State {
         Next::Go
     }
 
-    /// After a reset nothing that was known is true. What devices may reach
-    /// must be there before the new kernel uses it.
     fn notice_reset(&mut self) {
         if was_reset(&mut self.held.qmp) {
-            self.insight.forget("it was reset and is booting");
-            if self.held.record.mode == Mode::Strict
-                && let Err(error) = self.held.pager.give_back_all()
-            {
-                tracing::error!("{}: after its reset: {error}", self.held.record.name);
-            }
+            self.after_reset();
+        }
+    }
+
+    /// After a reset nothing that was known is true. What devices may reach
+    /// must be there before the new kernel uses it.
+    fn after_reset(&mut self) {
+        self.insight.forget("it was reset and is booting");
+        if self.held.record.mode == Mode::Strict
+            && let Err(error) = self.held.pager.give_back_all()
+        {
+            tracing::error!("{}: after its reset: {error}", self.held.record.name);
         }
     }
 
     /// Whether the guest is trusted and the one that runs; inspects if need be.
     fn confirm(&mut self) -> bool {
-        if self.held.qmp.is_none() {
-            self.reconnect();
-        }
+        self.reconnect();
         let trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut());
         if trusted && let Err(error) = self.watch_metadata() {
             self.insight.forget(&format!("its metadata cannot be watched: {error}"));
@@ -189,6 +216,9 @@ impl State {
     }
 
     fn reconnect(&mut self) {
+        if self.held.qmp.is_some() {
+            return;
+        }
         match Qmp::connect(&self.held.record.qmp) {
             Ok(qmp) => self.held.qmp = Some(qmp),
             Err(error) => tracing::debug!("{}: {error}", self.held.record.name),
@@ -250,9 +280,6 @@ impl State {
         if taken.bytes > 0 {
             self.save_totals(taken.bytes);
         }
-        if let Some(vprobe::Stop::Reset) = stop {
-            self.notice_reset();
-        }
         Ok(report(taken, stop, want_bytes, began.elapsed()))
     }
 
@@ -282,11 +309,7 @@ impl State {
             !reset
         });
         if reset {
-            // The event was read above; `notice_reset` would not see it again.
-            self.insight.forget("it was reset and is booting");
-            if self.held.record.mode == Mode::Strict {
-                pager.give_back_all().map_err(failed("after the guest's reset"))?;
-            }
+            self.after_reset();
         }
         Ok(result)
     }
@@ -386,9 +409,20 @@ impl State {
             not_allowed(format!("not all memory could be given back, so it stays held: {error}"))
         })?;
         self.faults = None;
-        self.held.let_go().map_err(failed("letting go"))?;
+        if let Err(error) = self.held.let_go() {
+            self.serve_again();
+            return Err(Refused::Failed(format!("it stays held, letting go failed: {error}")));
+        }
         let duration_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(DetachReport { restored_bytes, duration_ns })
+    }
+
+    /// A guest whose faults nobody serves would wait for ever.
+    fn serve_again(&mut self) {
+        match serve_faults(&self.held, &self.gone) {
+            Ok(faults) => self.faults = Some(faults),
+            Err(error) => tracing::error!("{}: the fault thread: {error}", self.held.record.name),
+        }
     }
 
     fn gone(&mut self, why: std::io::Result<()>) -> Next {
@@ -396,6 +430,9 @@ impl State {
         match (why, self.held.process.has_ended()) {
             (Err(error), Ok(false)) => {
                 tracing::error!("{name}: its faults cannot be read: {error}");
+                // Whatever it was, it may be there still.
+                std::thread::sleep(TICK);
+                self.serve_again();
                 return Next::Go;
             }
             _ => tracing::info!("{name}: QEMU {} ended", self.held.record.pid),

@@ -48,7 +48,14 @@ impl Pager {
             // Protected, but not committed to anything: let go at once.
             (true, Want::Marked(Content::Resident)) => self.unprotect(frame).map(Served::done),
             (_, Want::Marked(_)) => Ok(Served::Done),
-            (true, Want::Free(Content::Watch { head, order })) => self.restore(gfn, head, order),
+            (true, Want::Free(Content::Watch { head, order })) => {
+                let served = self.restore(gfn, head, order)?;
+                if let Served::Done = served {
+                    // A full queue only means that this one is not judged.
+                    let _ = self.restored.try_send(Restored { head, order });
+                }
+                Ok(served)
+            }
             // A protection that ended before its event was read.
             (true, Want::Free(_)) => self.unprotect(frame).map(Served::done),
             (false, Want::Free(content)) => self.install(gfn, content),
@@ -172,8 +179,6 @@ impl Pager {
         }
         self.devices.map(block);
         let _ = watch.unlock(Content::Resident);
-        // A full queue only means that this one is not judged.
-        let _ = self.restored.try_send(Restored { head, order });
         self.unprotect(FrameRange::new(metadata, 1)).map(Served::done)
     }
 
