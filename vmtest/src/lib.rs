@@ -1,1 +1,27 @@
-//! (being written)
+//! Real VMs with stock kernels on the test bench, under the real `ebb` and `ebbd`.
+//!
+//! A [`Host`] has a run directory of its own and, at its end, kills every
+//! process that it caused. A [`Guest`] says what VM is wanted; [`Host::run`] has
+//! Ebb start it, [`Host::qemu`] starts a QEMU that Ebb knows nothing of. In the
+//! [`Vm`] the guest's init program answers what [`Vm::guest`] asks. What the
+//! guest's kernel complains about fails the test.
+//!
+//! Everything here panics when it goes wrong: it serves tests and benchmarks
+//! only. Whoever waits, waits for an event, and says which if it does not come.
+#![forbid(unsafe_code)]
+
+pub mod assets;
+mod complaints;
+mod console;
+mod guest;
+mod host;
+mod process;
+pub mod skip;
+mod vm;
+mod wait;
+
+pub use console::GuestError;
+pub use guest::Guest;
+pub use host::{Host, Ran};
+pub use vm::{Churn, Vm};
+pub use wait::{DEADLINE, until};

@@ -1,2 +1,34 @@
-//! (being written)
-fn main() {}
+//! The project's own chores: `cargo xtask --help` lists them.
+#![forbid(unsafe_code)]
+
+mod assets;
+mod bench;
+mod cargo;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Chores of the Ebb project
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Task {
+    /// Make the kernels, initial RAM disks and the QEMU that tests and demo boot
+    Assets(assets::Args),
+    /// Measure Ebb against the bare system calls and against QEMU: tables, and JSON in target/bench
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Task::parse() {
+        Task::Assets(args) => assets::run(&args),
+        Task::Bench(args) => bench::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

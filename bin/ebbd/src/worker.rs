@@ -62,8 +62,11 @@ pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender
     let name = held.record.name.to_string();
     let gone = commands.clone();
     let worker = std::thread::Builder::new().name(format!("vm {name}")).spawn(move || {
-        State::new(held, faults, gone).run(&mailbox);
+        let farewell = State::new(held, faults, gone).run(&mailbox);
         ended();
+        if let Some((to, report)) = farewell {
+            drop(to.send(Ok(report)));
+        }
     });
     // It ends by itself, once the VM is let go or gone.
     worker.map(|_| commands).map_err(failed("the worker"))
@@ -89,9 +92,14 @@ pub struct State {
     due: Instant,
 }
 
+/// Who waits to hear that the VM was let go, and what of it.
+type Farewell = (oneshot::Sender<Answer<DetachReport>>, DetachReport);
+
 enum Next {
     Go,
-    End,
+    /// The VM is not held any more; what is left to say once that is known to
+    /// everybody.
+    End(Option<Farewell>),
 }
 
 impl State {
@@ -108,16 +116,16 @@ impl State {
         }
     }
 
-    fn run(&mut self, mailbox: &Receiver<Command>) {
+    fn run(mut self, mailbox: &Receiver<Command>) -> Option<Farewell> {
         self.begin();
         loop {
             let next = match mailbox.recv_timeout(TICK) {
                 Ok(command) => self.obey(command),
                 Err(RecvTimeoutError::Timeout) => self.tick(),
-                Err(RecvTimeoutError::Disconnected) => Next::End,
+                Err(RecvTimeoutError::Disconnected) => Next::End(None),
             };
-            if let Next::End = next {
-                return;
+            if let Next::End(farewell) = next {
+                return farewell;
             }
         }
     }
@@ -153,14 +161,10 @@ impl State {
             Command::Reclaim(request, to) => drop(to.send(self.reclaim(request))),
             Command::Auto(request, to) => drop(to.send(self.set_auto(request))),
             Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
-            Command::Detach(to) => {
-                let done = self.detach();
-                let ended = done.is_ok();
-                drop(to.send(done));
-                if ended {
-                    return Next::End;
-                }
-            }
+            Command::Detach(to) => match self.detach() {
+                Ok(report) => return Next::End(Some((to, report))),
+                Err(refused) => drop(to.send(Err(refused))),
+            },
             Command::Gone(why) => return self.gone(why),
         }
         Next::Go
@@ -441,7 +445,7 @@ impl State {
         if let Err(error) = self.held.forget() {
             tracing::error!("{name}: {error}");
         }
-        Next::End
+        Next::End(None)
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod inject;
 pub mod kvm;
+pub mod kvm_vm;
 pub mod mapping;
 pub mod process;
 pub mod ram_file;

@@ -1,2 +1,58 @@
-//! (being written)
-fn main() {}
+//! The init program of test guests: does what the host asks for over `ttyS0`.
+//!
+//! A request is a line `#NUMBER COMMAND ARGUMENTS`, its answer one line
+//! `@NUMBER ok "TEXT" $LENGTH` or `@NUMBER error "TEXT" $LENGTH`. The text is a
+//! JSON string of LENGTH characters between its quotes: what the kernel prints
+//! in between is told from it, and `again` repeats an answer that was torn.
+#![forbid(unsafe_code)]
+
+mod boot;
+mod buffer;
+mod churn;
+mod command;
+mod disk;
+mod files;
+mod line;
+mod pattern;
+mod power;
+
+use std::convert::Infallible;
+use std::fmt::Display;
+
+use command::Guest;
+use line::Line;
+
+/// Why a request failed, in words.
+type Result<T, E = String> = std::result::Result<T, E>;
+
+/// Gives an error the name of what failed.
+trait Context<T> {
+    fn context(self, what: impl Display) -> Result<T>;
+}
+
+impl<T, E: Display> Context<T> for Result<T, E> {
+    fn context(self, what: impl Display) -> Result<T> {
+        self.map_err(|error| format!("{what}: {error}"))
+    }
+}
+
+fn main() {
+    let Err(error) = serve();
+    eprintln!("the test guest's init fails: {error}");
+    power::halt();
+}
+
+fn serve() -> Result<Infallible> {
+    boot::mount()?;
+    let loaded = boot::load_modules();
+    let mut line = Line::open()?;
+    let mut guest = Guest::default();
+    line.answer(0, &loaded.map(|()| format!("ready {}", boot::id())))?;
+    loop {
+        let (number, request) = line.request()?;
+        match request.as_str() {
+            "again" => line.repeat()?,
+            request => line.answer(number, &guest.obey(request))?,
+        }
+    }
+}
