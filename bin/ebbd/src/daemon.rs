@@ -368,10 +368,7 @@ fn min_order(asked: Option<u8>) -> Answer<u8> {
 
 /// Removes what a VM has left, unless it is still on record or lives on.
 fn remove_if_dead(directory: &Path) {
-    let on_record = Record::load(directory).is_ok_and(|record| {
-        let process = Process::open(record.pid);
-        process.is_ok_and(|process| process.start_ticks().is_ok_and(|at| at == record.start_ticks))
-    });
+    let on_record = Record::load(directory).is_ok_and(|record| record.lives());
     if !on_record && !has_console(directory) {
         remove(directory);
     }

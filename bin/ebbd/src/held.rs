@@ -174,10 +174,10 @@ fn ledger_path(directory: &Path) -> PathBuf {
 pub fn adopt(directory: &Path) -> io::Result<Held> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let mut record = Record::load(directory)?;
-    let process = Process::open(record.pid).map_err(|_| gone())?;
-    if process.has_ended()? || process.start_ticks()? != record.start_ticks {
+    if !record.lives() {
         return Err(gone());
     }
+    let process = Process::open(record.pid).map_err(|_| gone())?;
     let regions: Vec<(Region, u64)> = record.regions.iter().map(known).collect();
     let ram = layout::reopen(&process, &regions).map_err(io::Error::other)?;
     let fresh = record.userfaultfd.is_none();

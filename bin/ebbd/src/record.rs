@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ebb_api::{Accelerator, Backing, Mode, VmName};
+use ebb_sys::process::Process;
 use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
 
@@ -117,6 +118,16 @@ impl Record {
         let next = directory.join("vm.json.next");
         fs::write(&next, serde_json::to_vec_pretty(self)?)?;
         fs::rename(next, directory.join(FILE))
+    }
+
+    /// Whether its VMM runs: the same process, not one that got its number.
+    /// One that ended and waits to be reaped does not.
+    pub fn lives(&self) -> bool {
+        let process = Process::open(self.pid);
+        process.is_ok_and(|process| {
+            process.has_ended().is_ok_and(|ended| !ended)
+                && process.start_ticks().is_ok_and(|ticks| ticks == self.start_ticks)
+        })
     }
 
     /// Reads it.
