@@ -15,11 +15,13 @@ pub struct Counts {
     pub anonymous_frames: u64,
     /// Page cache and shared memory (Cached, Buffers).
     pub file_frames: u64,
-    /// Kernel objects (Slab).
+    /// Kernel objects, as `/proc/slabinfo` counts them. meminfo's Slab counts kernel
+    /// allocations above two frames as well, which are no slabs: here they are `other`.
     pub slab_frames: u64,
     /// Page tables (PageTables, SecPageTables).
     pub table_frames: u64,
-    /// hugetlbfs (HugePages_Total).
+    /// hugetlbfs (Hugetlb); without those whose metadata the kernel has mostly freed
+    /// (`hugetlb_free_vmemmap=on`), which are in no count.
     pub hugetlb_frames: u64,
     /// Unplugged by virtio-mem, ballooned on newer kernels.
     pub offline_frames: u64,

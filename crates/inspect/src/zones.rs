@@ -275,11 +275,11 @@ impl Fields {
     /// By the zone's name, whose place the note does not give: the first pointer to a
     /// known one behind `spanned_pages`.
     fn kind(&self, mem: &dyn GuestMemory, tables: &Tables, va: u64) -> ZoneKind {
-        let words = (1..=NAME_WITHIN_WORDS).filter_map(|index| {
+        let named = (1..=NAME_WITHIN_WORDS).find_map(|index| {
             let pointer = tables.word(mem, va.wrapping_add(self.spanned + 8 * index))?;
             name_at(mem, tables, pointer)
         });
-        words.into_iter().next().unwrap_or(ZoneKind::Dma)
+        named.unwrap_or(ZoneKind::Dma)
     }
 }
 
@@ -287,7 +287,7 @@ impl Fields {
 fn name_at(mem: &dyn GuestMemory, tables: &Tables, va: u64) -> Option<ZoneKind> {
     let mut name = [0u8; 16];
     for (index, part) in name.chunks_exact_mut(8).enumerate() {
-        // The string may begin anywhere in a word, and end before the second one.
+        // A string may begin anywhere in a word.
         let from = va.checked_add(8 * index as u64)?;
         part.copy_from_slice(&unaligned(mem, tables, from)?.to_le_bytes());
     }
