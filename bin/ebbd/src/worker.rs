@@ -361,6 +361,8 @@ impl State {
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
+        // So that they are known also right after a restart.
+        self.confirm();
         let mut metadata = self.metadata_frames();
         metadata.extend(self.note_frame());
         let spare = |gfn: Gfn| metadata.iter().any(|frames| frames.contains(gfn));

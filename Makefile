@@ -1,0 +1,27 @@
+# What the project does, in one word each. Rust is all that must be there: the rest is
+# installed by apt, and said beforehand.
+.PHONY: demo test test-long bench fuzz programs
+
+# A real VM on screen, with Ebb and without.
+demo: programs
+	cargo xtask assets 6.1-cloud
+	cargo xtask demo
+
+# Every test there is; the long form also fuzzes, a minute for each target.
+test:
+	scripts/test
+
+test-long: test fuzz
+
+# Every benchmark: tables on screen, JSON in target/bench.
+bench: programs
+	cargo xtask assets 6.1-cloud
+	cargo xtask bench
+
+# A minute for each fuzz target.
+fuzz:
+	scripts/fuzz 60
+
+programs:
+	scripts/setup
+	cargo build --release -p ebb -p ebbd

@@ -1,0 +1,109 @@
+//! Load in the background: memory taken, filled, checked and freed, processes forked.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::buffer::Buffer;
+use crate::pattern::Wrong;
+use crate::{Context, Result};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// A running load of one thread per processor.
+pub struct Churn {
+    stop: Arc<AtomicBool>,
+    cycles: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<Result<Wrong>>>,
+}
+
+impl Churn {
+    /// Starts it, for `seconds` or until it is stopped; its threads together
+    /// hold `bytes` at most.
+    pub fn start(name: &str, seconds: u64, bytes: u64) -> Result<Churn> {
+        let count = thread::available_parallelism().context("processors")?.get() as u64;
+        let (stop, cycles) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let threads = (0..count).map(|number| {
+            let worker = Worker {
+                name: format!("{name}-{number}"),
+                random: number + 1,
+                bytes: bytes / count,
+                end,
+                stop: stop.clone(),
+                cycles: cycles.clone(),
+            };
+            thread::Builder::new().spawn(move || worker.run()).context("thread")
+        });
+        let threads = threads.collect::<Result<_>>()?;
+        Ok(Churn { stop, cycles, threads })
+    }
+
+    /// Waits for so many more cycles.
+    pub fn wait(&self, more: u64) -> Result<String> {
+        let goal = self.cycles.load(Ordering::Relaxed) + more;
+        while self.cycles.load(Ordering::Relaxed) < goal {
+            if self.threads.iter().any(JoinHandle::is_finished) {
+                return Err("the load has ended".into());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok("done".into())
+    }
+
+    /// Ends it: cycles done, and bytes found wrong.
+    pub fn stop(self) -> Result<String> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut wrong = Wrong::default();
+        for thread in self.threads {
+            wrong.merge(thread.join().map_err(|_| "a churn thread died")??);
+        }
+        Ok(format!("{} {wrong}", self.cycles.load(Ordering::Relaxed)))
+    }
+}
+
+struct Worker {
+    name: String,
+    random: u64,
+    bytes: u64,
+    end: Instant,
+    stop: Arc<AtomicBool>,
+    cycles: Arc<AtomicU64>,
+}
+
+impl Worker {
+    fn run(mut self) -> Result<Wrong> {
+        let mut wrong = Wrong::default();
+        while !self.stop.load(Ordering::Relaxed) && Instant::now() < self.end {
+            let cycle = self.cycles.load(Ordering::Relaxed);
+            let bytes = self.next_bytes();
+            let buffer = Buffer::new(&self.name, cycle, bytes);
+            fork_and_execute()?;
+            wrong.merge(buffer.check());
+            self.cycles.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(wrong)
+    }
+
+    /// From one page to this worker's share, small and large ones alike often:
+    /// xorshift64.
+    fn next_bytes(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let pages = (self.bytes / PAGE_BYTES).max(1);
+        let limit = pages >> (self.random >> 60);
+        (1 + self.random % limit.max(1)) * PAGE_BYTES
+    }
+}
+
+/// The shell forks once more for each side of a pipe.
+fn fork_and_execute() -> Result<()> {
+    let status = Command::new("/bin/busybox").args(["sh", "-c", ": | /bin/busybox true"]).status();
+    match status.context("busybox")?.success() {
+        true => Ok(()),
+        false => Err("busybox failed".into()),
+    }
+}

@@ -1,0 +1,167 @@
+//! The commands that the host can give.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use ebb_units::Bytes;
+
+use crate::buffer::Buffer;
+use crate::churn::Churn;
+use crate::disk;
+use crate::files::Files;
+use crate::{Context, Result, power};
+
+/// Left to the kernel whatever is asked for: init must not be in want of memory.
+const RESERVE_BYTES: u64 = 24 << 20;
+const BENCH_BYTES: u64 = 64 << 20;
+
+/// What the commands have made and not yet undone.
+#[derive(Default)]
+pub struct Guest {
+    buffers: HashMap<String, Buffer>,
+    files: HashMap<String, Files>,
+    churns: HashMap<String, Churn>,
+    generation: u64,
+}
+
+impl Guest {
+    /// Does what one request asks for.
+    pub fn obey(&mut self, request: &str) -> Result<String> {
+        let words: Vec<&str> = request.split_whitespace().collect();
+        match *words {
+            ["ping"] => done(),
+            ["cat", path] => fs::read_to_string(path).context(path),
+            ["write", path, ..] => write(path, request),
+            ["dropcaches"] => {
+                fs::write("/proc/sys/vm/drop_caches", "3").context("drop").and(done())
+            }
+            ["compact"] => {
+                fs::write("/proc/sys/vm/compact_memory", "1").context("compact").and(done())
+            }
+            ["reboot"] => power::restart().map(|never| match never {}),
+            ["poweroff"] => power::off().map(|never| match never {}),
+            ["panic"] => power::panic().map(|never| match never {}),
+            ["bench", "mem", seconds] => bench(number(seconds)?),
+            ["disk", path, size] => disk::round_trip(path, bytes(size)?, self.next()),
+            ["churn", name, seconds, size] => self.churn(name, number(seconds)?, bytes(size)?),
+            ["churnon", name, cycles] => find(&mut self.churns, name)?.wait(number(cycles)?),
+            ["churnstop", name] => take(&mut self.churns, name)?.stop(),
+            _ => self.obey_on_memory(&words),
+        }
+    }
+
+    fn obey_on_memory(&mut self, words: &[&str]) -> Result<String> {
+        match *words {
+            ["fill", name, size] => self.fill(name, bytes(size)?),
+            ["check", name] => Ok(find(&mut self.buffers, name)?.check().to_string()),
+            ["refill", name] => {
+                find(&mut self.buffers, name)?.refill();
+                done()
+            }
+            ["touch", name] => Ok(touch(find(&mut self.buffers, name)?)),
+            ["free", name] => take(&mut self.buffers, name).map(drop).and(done()),
+            ["files", name, size] => self.write_files(name, bytes(size)?),
+            ["checkfiles", name] => Ok(find(&mut self.files, name)?.check()?.to_string()),
+            ["rmfiles", name] => take(&mut self.files, name).map(drop).and(done()),
+            _ => Err(format!("no such command: {}", words.join(" "))),
+        }
+    }
+
+    fn fill(&mut self, name: &str, bytes: u64) -> Result<String> {
+        // The old one first: both at once may be more than there is.
+        self.buffers.remove(name);
+        affordable(bytes)?;
+        let buffer = Buffer::new(name, self.next(), bytes);
+        self.buffers.insert(name.into(), buffer);
+        done()
+    }
+
+    fn write_files(&mut self, name: &str, bytes: u64) -> Result<String> {
+        self.files.remove(name);
+        affordable(bytes)?;
+        let files = Files::write(name, self.next(), bytes)?;
+        self.files.insert(name.into(), files);
+        done()
+    }
+
+    fn churn(&mut self, name: &str, seconds: u64, bytes: u64) -> Result<String> {
+        if self.churns.contains_key(name) {
+            return Err(format!("{name} runs already"));
+        }
+        affordable(bytes)?;
+        self.churns.insert(name.into(), Churn::start(name, seconds, bytes)?);
+        done()
+    }
+
+    /// A generation apart from all others: nothing old passes for new.
+    fn next(&mut self) -> u64 {
+        self.generation += 1_000_000;
+        self.generation
+    }
+}
+
+fn done() -> Result<String> {
+    Ok("done".into())
+}
+
+fn find<'a, T>(map: &'a mut HashMap<String, T>, name: &str) -> Result<&'a mut T> {
+    map.get_mut(name).ok_or_else(|| format!("there is no {name}"))
+}
+
+fn take<T>(map: &mut HashMap<String, T>, name: &str) -> Result<T> {
+    map.remove(name).ok_or_else(|| format!("there is no {name}"))
+}
+
+fn number(text: &str) -> Result<u64> {
+    text.parse().context(text)
+}
+
+fn bytes(text: &str) -> Result<u64> {
+    Ok(text.parse::<Bytes>().context("size")?.0.next_multiple_of(4096))
+}
+
+fn affordable(bytes: u64) -> Result<()> {
+    let table = fs::read_to_string("/proc/meminfo").context("meminfo")?;
+    let line = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()).unwrap_or("0");
+    let available = number(kib)? << 10;
+    match bytes + RESERVE_BYTES <= available {
+        true => Ok(()),
+        false => Err(format!("{} asked for, {} available", Bytes(bytes), Bytes(available))),
+    }
+}
+
+/// `write PATH TEXT`, the text as it stands in the request.
+fn write(path: &str, request: &str) -> Result<String> {
+    let text = request.split_once(path).map_or("", |(_, rest)| rest.trim_start());
+    fs::write(path, text).context(path).and(done())
+}
+
+/// Pages per second.
+fn touch(buffer: &mut Buffer) -> String {
+    let start = Instant::now();
+    let pages = buffer.touch();
+    rate(pages, start.elapsed())
+}
+
+/// Fills and checks a buffer over and over; pages written or read per second.
+fn bench(seconds: u64) -> Result<String> {
+    affordable(BENCH_BYTES)?;
+    let limit = Duration::from_secs(seconds);
+    let mut buffer = Buffer::new("bench", 0, BENCH_BYTES);
+    let (start, mut pages) = (Instant::now(), 0);
+    while start.elapsed() < limit {
+        buffer.refill();
+        let wrong = buffer.check();
+        if wrong.bytes > 0 {
+            return Err(format!("wrong bytes: {wrong}"));
+        }
+        pages += 2 * BENCH_BYTES / 4096;
+    }
+    Ok(rate(pages, start.elapsed()))
+}
+
+fn rate(pages: u64, time: Duration) -> String {
+    format!("{:.0}", pages as f64 / time.as_secs_f64())
+}

@@ -1,0 +1,48 @@
+//! A disk whose device writes into memory that no processor has touched since
+//! it was free.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use rustix::fs::OFlags;
+
+use crate::files::{PAGE_BYTES, bytes_of, words_of};
+use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+use crate::{Context, Result};
+
+/// Memory as direct I/O wants it.
+#[repr(align(4096))]
+struct Page([u8; PAGE_BYTES]);
+
+/// Writes the first `bytes` of the disk past the page cache and reads them back
+/// through it: the kernel does not clear the pages that it gives the device to
+/// read into. How many bytes came back wrong.
+pub fn round_trip(path: &str, bytes: u64, generation: u64) -> Result<String> {
+    let pattern = Pattern::new(path, generation);
+    let pages = bytes / PAGE_BYTES as u64;
+    write(path, pattern, pages).context(path)?;
+    Ok(compare(path, pattern, pages).context(path)?.to_string())
+}
+
+/// Direct writes throw cached pages of the same place away.
+fn write(path: &str, pattern: Pattern, pages: u64) -> io::Result<()> {
+    let flags = OFlags::DIRECT.bits() as i32;
+    let disk = File::options().write(true).custom_flags(flags).open(path)?;
+    let mut words = [0; WORDS_PER_PAGE];
+    for page in 0..pages {
+        pattern.write(page, &mut words);
+        disk.write_all_at(&Page(bytes_of(&words)).0, page * PAGE_BYTES as u64)?;
+    }
+    Ok(())
+}
+
+fn compare(path: &str, pattern: Pattern, pages: u64) -> io::Result<Wrong> {
+    let mut disk = File::open(path)?;
+    let (mut wrong, mut bytes) = (Wrong::default(), [0; PAGE_BYTES]);
+    for page in 0..pages {
+        disk.read_exact(&mut bytes)?;
+        pattern.check(page, &words_of(&bytes), &mut wrong);
+    }
+    Ok(wrong)
+}

@@ -1,0 +1,108 @@
+//! Files with a pattern in them.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+use crate::{Context, Result};
+
+const DIRECTORY: &str = "/tmp";
+/// A page.
+pub const PAGE_BYTES: usize = WORDS_PER_PAGE * 8;
+
+/// A file in the guest's tmpfs.
+pub struct Files {
+    pattern: Pattern,
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Files {
+    /// Writes `bytes`, whole pages, into a file called `name`.
+    pub fn write(name: &str, generation: u64, bytes: u64) -> Result<Files> {
+        Files::write_in(Path::new(DIRECTORY), name, generation, bytes)
+    }
+
+    fn write_in(directory: &Path, name: &str, generation: u64, bytes: u64) -> Result<Files> {
+        let path = directory.join(format!("{name}.pattern"));
+        let files = Files { pattern: Pattern::new(name, generation), path, bytes };
+        files.fill().context(files.path.display())?;
+        Ok(files)
+    }
+
+    fn fill(&self) -> std::io::Result<()> {
+        let mut file = File::create(&self.path)?;
+        let mut words = [0; WORDS_PER_PAGE];
+        for page in 0..self.pages() {
+            self.pattern.write(page, &mut words);
+            file.write_all(&bytes_of(&words))?;
+        }
+        Ok(())
+    }
+
+    /// Reads it back and compares every byte.
+    pub fn check(&self) -> Result<Wrong> {
+        self.compare().context(self.path.display())
+    }
+
+    fn compare(&self) -> std::io::Result<Wrong> {
+        let mut file = File::open(&self.path)?;
+        let mut wrong = Wrong::default();
+        let mut bytes = [0; PAGE_BYTES];
+        for page in 0..self.pages() {
+            file.read_exact(&mut bytes)?;
+            self.pattern.check(page, &words_of(&bytes), &mut wrong);
+        }
+        Ok(wrong)
+    }
+
+    fn pages(&self) -> u64 {
+        self.bytes / PAGE_BYTES as u64
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.path) {
+            eprintln!("{}: {error}", self.path.display());
+        }
+    }
+}
+
+/// A page as bytes.
+pub fn bytes_of(words: &[u64; WORDS_PER_PAGE]) -> [u8; PAGE_BYTES] {
+    let mut bytes = [0; PAGE_BYTES];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+/// A page as words.
+pub fn words_of(bytes: &[u8; PAGE_BYTES]) -> [u64; WORDS_PER_PAGE] {
+    let mut words = [0; WORDS_PER_PAGE];
+    for (word, from) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_ne_bytes(*from);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Seek;
+
+    #[test]
+    fn a_changed_byte_is_found() {
+        let files = Files::write_in(&std::env::temp_dir(), "files-test", 3, 40 << 10).unwrap();
+        assert_eq!(files.check().unwrap().bytes, 0);
+        let mut file = File::options().read(true).write(true).open(&files.path).unwrap();
+        let mut byte = [0];
+        file.seek(std::io::SeekFrom::Start(5000)).unwrap();
+        file.read_exact(&mut byte).unwrap();
+        file.seek(std::io::SeekFrom::Start(5000)).unwrap();
+        file.write_all(&[!byte[0]]).unwrap();
+        assert!(files.check().unwrap().to_string().starts_with("1 first at page 1 byte 904: "));
+    }
+}

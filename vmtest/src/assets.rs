@@ -1,0 +1,86 @@
+//! What `cargo xtask assets` has made ready: kernels, and a QEMU for each.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// A kernel that boots into the test guest's init.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Debian's package and version.
+    pub package: String,
+    /// The compressed kernel.
+    pub vmlinuz: PathBuf,
+    /// Its initial RAM disk.
+    pub initrd: PathBuf,
+    /// A directory with the `qemu-system-x86_64` that runs it; null where that
+    /// in PATH does.
+    pub qemu_directory: Option<PathBuf>,
+}
+
+/// Kernels by label, or why there is none.
+pub type Kernels = BTreeMap<String, Result<Kernel, String>>;
+
+/// The kernel called `label`, or why it is not there.
+///
+/// # Errors
+/// As recorded when the assets were made.
+pub fn kernel(label: &str) -> Result<Kernel, String> {
+    let kernels = load().map_err(|error| {
+        format!("{}: {error}: run `cargo xtask assets` first", manifest().display())
+    })?;
+    kernels.get(label).cloned().unwrap_or_else(|| Err(format!("kernel {label} is unknown")))
+}
+
+/// What is recorded.
+///
+/// # Errors
+/// Nothing is, or it is damaged.
+pub fn load() -> io::Result<Kernels> {
+    Ok(serde_json::from_slice(&fs::read(manifest())?)?)
+}
+
+/// Records what there is.
+///
+/// # Errors
+/// As the file system's.
+pub fn store(kernels: &Kernels) -> io::Result<()> {
+    let temporary = tempfile::NamedTempFile::new_in(target_directory())?;
+    serde_json::to_writer_pretty(&temporary, kernels)?;
+    temporary.persist(manifest())?;
+    Ok(())
+}
+
+fn manifest() -> PathBuf {
+    target_directory().join("assets.json")
+}
+
+/// The directory of cargo's builds that the running program is part of.
+pub fn target_directory() -> PathBuf {
+    profile_directory().parent().map(Path::to_owned).expect("a program has a directory")
+}
+
+/// Where `ebb` and `ebbd` are: `EBB_BIN_DIR`, or beside the running program's build.
+///
+/// # Panics
+/// They are not there.
+pub fn program_directory() -> PathBuf {
+    let directory = env::var_os("EBB_BIN_DIR").map_or_else(profile_directory, PathBuf::from);
+    for program in ["ebb", "ebbd"] {
+        let path = directory.join(program);
+        let build = "cargo build --release -p ebb -p ebbd";
+        assert!(path.is_file(), "no {}: run `{build}` first", path.display());
+    }
+    directory
+}
+
+/// `target/release` of `target/release/deps/test-0123`.
+fn profile_directory() -> PathBuf {
+    let program = env::current_exe().expect("a program knows itself");
+    let mut directories = program.ancestors().skip(1).map(Path::to_owned);
+    directories.find(|directory| !directory.ends_with("deps")).expect("a program has a directory")
+}

@@ -1,0 +1,230 @@
+//! The guest's serial console: requests and answers go by a socket, what came
+//! before it was connected is in the log that QEMU keeps.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use crate::complaints;
+use crate::process;
+use crate::wait::{DEADLINE, until_or};
+
+const TAIL_LINES: usize = 30;
+
+/// Why a guest did not do what it was asked for.
+#[derive(Clone, Debug)]
+pub struct GuestError(pub String);
+
+/// A connection to the guest's init program.
+pub struct Console {
+    input: UnixStream,
+    log: PathBuf,
+    vmm: i32,
+    last_number: u64,
+    /// What came over the socket.
+    received: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Console {
+    /// Connects to the console of the VM run by process `vmm`.
+    ///
+    /// # Errors
+    /// As connect(2).
+    pub fn connect(socket: &Path, log: &Path, vmm: i32) -> io::Result<Console> {
+        let input = UnixStream::connect(socket)?;
+        let received = Arc::default();
+        collect(input.try_clone()?, Arc::clone(&received));
+        Ok(Console { input, log: log.into(), vmm, last_number: 0, received })
+    }
+
+    /// All that the guest has printed. QEMU logs a character twice when its
+    /// socket is full at that moment.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// What came over the socket since the last request.
+    fn received(&self) -> String {
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&received).into_owned()
+    }
+
+    fn forget_received(&self) {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Waits until the guest has started `boots` times.
+    pub fn wait_ready(&self, boots: usize) {
+        let ready = self.wait(&format!("the guest's start number {boots}"), |console| {
+            let text = console.text();
+            let line = text.match_indices("@0 ").nth(boots - 1)?.0;
+            text[line..].split_once('\n').map(|(line, _)| line.to_owned())
+        });
+        match ready {
+            Ok(line) if line.starts_with("@0 ok") => (),
+            Ok(line) => self.fail(&line),
+            Err(GuestError(why)) => self.fail(&why),
+        }
+    }
+
+    /// Has the guest do something.
+    ///
+    /// # Errors
+    /// The guest's own words.
+    ///
+    /// # Panics
+    /// No answer comes, or the guest's kernel or VMM dies.
+    pub fn ask(&mut self, request: &str) -> Result<String, GuestError> {
+        self.last_number += 1;
+        let number = self.last_number;
+        self.send(number, request);
+        loop {
+            match self.wait_answer(number, request) {
+                Answer::Torn => self.send(number, "again"),
+                answer => return answer.outcome(),
+            }
+        }
+    }
+
+    /// Sends a request that is not to be answered.
+    pub fn tell(&mut self, request: &str) {
+        self.last_number += 1;
+        self.send(self.last_number, request);
+    }
+
+    fn send(&mut self, number: u64, request: &str) {
+        self.forget_received();
+        let line = format!("#{number} {request}\n");
+        self.input.write_all(line.as_bytes()).unwrap_or_else(|error| self.fail(&error.to_string()));
+    }
+
+    fn wait_answer(&self, number: u64, request: &str) -> Answer {
+        let mark = format!("@{number} ");
+        let found = self.wait(&format!("the answer to `{request}`"), |console| {
+            let text = console.received();
+            Answer::parse(&text[text.find(&mark)?..])
+        });
+        found.unwrap_or_else(|error| self.fail(&error.0))
+    }
+
+    /// Waits until the guest prints `wanted`.
+    ///
+    /// # Errors
+    /// It did not, or cannot any more.
+    pub fn wait_text(&self, wanted: &str) -> Result<(), GuestError> {
+        self.wait(wanted, |console| {
+            let found = console.text().contains(wanted) || console.received().contains(wanted);
+            found.then_some(())
+        })
+    }
+
+    fn wait<T>(
+        &self,
+        what: &str,
+        mut find: impl FnMut(&Console) -> Option<T>,
+    ) -> Result<T, GuestError> {
+        let found = until_or(|| {
+            // First whether it is over, then what was printed until then.
+            let vmm_ended = !process::runs(self.vmm);
+            let panicked = complaints::is_fatal(&self.text());
+            match find(self) {
+                Some(found) => Some(Ok(found)),
+                None if vmm_ended => Some(Err(format!("QEMU ended before {what}"))),
+                None => panicked.then(|| Err(format!("kernel panic before {what}"))),
+            }
+        });
+        let timeout = || Err(format!("waited {DEADLINE:?} in vain for {what}"));
+        found.unwrap_or_else(timeout).map_err(GuestError)
+    }
+
+    /// The last lines, for a message.
+    pub fn tail(&self) -> String {
+        let text = self.text();
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        format!("--- end of the console ---\n{}\n---", tail.join("\n"))
+    }
+
+    /// Ends the test with what went wrong and the console's last lines.
+    pub fn fail(&self, what: &str) -> ! {
+        panic!("{what}\n{}", self.tail())
+    }
+}
+
+/// Takes what comes for as long as it comes: QEMU holds the guest back when
+/// nobody reads.
+fn collect(mut output: UnixStream, received: Arc<Mutex<Vec<u8>>>) {
+    thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = output.read(&mut bytes) {
+            let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+            received.extend_from_slice(&bytes[..length]);
+        }
+    });
+}
+
+/// One answer as it stands on its line.
+enum Answer {
+    Ok(String),
+    Error(String),
+    /// Something else was printed into it.
+    Torn,
+}
+
+impl Answer {
+    /// Reads the line that `text` begins with, once it is complete.
+    fn parse(text: &str) -> Option<Answer> {
+        let (line, _) = text.split_once('\n')?;
+        Some(Answer::whole(line.trim_end_matches('\r')).unwrap_or(Answer::Torn))
+    }
+
+    /// `@17 ok "TEXT" $LENGTH`.
+    fn whole(line: &str) -> Option<Answer> {
+        let (_, rest) = line.split_once(' ')?;
+        let (word, rest) = rest.split_once(' ')?;
+        let (json, length) = rest.rsplit_once(" $")?;
+        if json.len() != length.parse::<usize>().ok()?.checked_add(2)? {
+            return None;
+        }
+        let text = serde_json::from_str(json).ok()?;
+        match word {
+            "ok" => Some(Answer::Ok(text)),
+            "error" => Some(Answer::Error(text)),
+            _ => None,
+        }
+    }
+
+    fn outcome(self) -> Result<String, GuestError> {
+        match self {
+            Answer::Ok(text) => Ok(text),
+            Answer::Error(text) => Err(GuestError(text)),
+            Answer::Torn => Err(GuestError("the answer was torn by other output".into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Option<Result<String, String>> {
+        Some(Answer::parse(text)?.outcome().map_err(|error| error.0))
+    }
+
+    #[test]
+    fn whole_answers_are_read() {
+        assert_eq!(parse("@17 ok \"a\\nb\" $4\r\nmore"), Some(Ok("a\nb".into())));
+        assert_eq!(parse("@17 error \"no\" $2\n"), Some(Err("no".into())));
+        assert_eq!(parse("@17 ok \"a\\nb\" $4"), None);
+    }
+
+    #[test]
+    fn torn_answers_are_noticed() {
+        for line in ["@17 ok \"a[  1.0] note\n", "@17 ok \"a [ 1.0] note b\" $2\n", "@17 \n"] {
+            assert!(matches!(parse(line), Some(Err(why)) if why.contains("torn")), "{line}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What VM is wanted.
+
+use std::fs::File;
+use std::path::Path;
+
+use ebb_units::Bytes;
+
+use crate::assets::{self, Kernel};
+
+/// Messages down to warnings on the console; no watchdog, since guests are
+/// stopped on purpose.
+const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 nowatchdog";
+
+/// A VM to be started.
+#[derive(Clone)]
+pub struct Guest {
+    pub(crate) kernel: Kernel,
+    pub(crate) memory: Bytes,
+    pub(crate) cpus: u32,
+    pub(crate) append: String,
+    hold: Vec<String>,
+    qemu: Vec<String>,
+    machine: String,
+    nodes: u64,
+    ram: &'static str,
+    disk: Option<Bytes>,
+}
+
+impl Guest {
+    /// A guest with one of Debian's kernels, by its label: 1 GiB, two processors.
+    ///
+    /// # Panics
+    /// There is no such kernel here: `require!` it first.
+    pub fn debian(label: &str) -> Guest {
+        let kernel = assets::kernel(label).unwrap_or_else(|why| panic!("{why}"));
+        Guest {
+            kernel,
+            memory: Bytes(1 << 30),
+            cpus: 2,
+            append: COMMAND_LINE.into(),
+            hold: Vec::new(),
+            qemu: Vec::new(),
+            machine: "q35".into(),
+            nodes: 1,
+            ram: "memfd,share=on",
+            disk: None,
+        }
+    }
+
+    /// RAM, as in `2G`.
+    pub fn memory(mut self, size: &str) -> Guest {
+        self.memory = size.parse().expect("a size");
+        self
+    }
+
+    /// Processors.
+    pub fn cpus(mut self, count: u32) -> Guest {
+        self.cpus = count;
+        self
+    }
+
+    /// More on the kernel's command line.
+    pub fn append(mut self, words: &str) -> Guest {
+        self.append += &format!(" {words}");
+        self
+    }
+
+    /// `small`, `thp`, `hugetlb` or `auto`; for [`crate::Host::run`] only.
+    pub fn backing(self, backing: &str) -> Guest {
+        self.hold("--backing", backing)
+    }
+
+    /// `strict` or `release`.
+    pub fn mode(self, mode: &str) -> Guest {
+        self.hold("--mode", mode)
+    }
+
+    /// The smallest block to take.
+    pub fn min_order(self, order: u8) -> Guest {
+        self.hold("--min-order", &order.to_string())
+    }
+
+    /// A virtio disk of this size, `/dev/vda`.
+    pub fn disk(mut self, size: &str) -> Guest {
+        self.disk = Some(size.parse().expect("a size"));
+        self
+    }
+
+    /// QEMU's arguments, as they are.
+    pub fn qemu_args(mut self, words: &str) -> Guest {
+        self.qemu.extend(words.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// `pc` or `q35`, with properties; for [`crate::Host::qemu`] only.
+    pub fn machine(mut self, machine: &str) -> Guest {
+        self.machine = machine.into();
+        self
+    }
+
+    /// NUMA nodes of equal size, each with a memory backend of its own; for
+    /// [`crate::Host::qemu`] only.
+    pub fn nodes(mut self, count: u64) -> Guest {
+        self.nodes = count;
+        self
+    }
+
+    /// The kind of memory backend and its properties, as in `ram,share=off`;
+    /// for [`crate::Host::qemu`] only.
+    pub fn ram(mut self, backend: &'static str) -> Guest {
+        self.ram = backend;
+        self
+    }
+
+    fn hold(mut self, key: &str, value: &str) -> Guest {
+        self.hold.extend([key.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// The arguments of `ebb attach` and `ebb run` alike.
+    pub(crate) fn hold_args(&self) -> &[String] {
+        &self.hold
+    }
+
+    /// The arguments of `ebb run` for a VM called `name` with its own files in
+    /// `directory`.
+    pub(crate) fn run_args(&self, name: &str, directory: &Path) -> Vec<String> {
+        let kernel = &self.kernel;
+        let mut words: Vec<String> = ["run", "--name", name].map(Into::into).into();
+        words.extend(["--memory".into(), self.memory.0.to_string()]);
+        words.extend(["--cpus".into(), self.cpus.to_string()]);
+        words.extend(["--kernel".into(), kernel.vmlinuz.display().to_string()]);
+        words.extend(["--initrd".into(), kernel.initrd.display().to_string()]);
+        words.extend(["--append".into(), self.append.clone()]);
+        words.extend(self.hold.iter().cloned());
+        words.push("--".into());
+        words.extend(self.common_args(directory));
+        words
+    }
+
+    /// The arguments of a QEMU of one's own.
+    pub(crate) fn plain_args(&self, name: &str, directory: &Path) -> Vec<String> {
+        let socket = |file| directory.join(file).display().to_string();
+        let mut words = Vec::new();
+        let mut option = |key: &str, value: String| words.extend([key.to_owned(), value]);
+        option("-name", name.into());
+        option("-accel", "tcg".into());
+        option("-smp", self.cpus.to_string());
+        option("-m", format!("{}M", self.memory.0 >> 20));
+        option("-qmp", format!("unix:{},server=on,wait=off", socket("qmp.sock")));
+        option(
+            "-chardev",
+            format!(
+                "socket,id=console,path={},server=on,wait=off,logfile={}",
+                socket("console.sock"),
+                socket("console.log")
+            ),
+        );
+        option("-serial", "chardev:console".into());
+        option("-kernel", self.kernel.vmlinuz.display().to_string());
+        option("-initrd", self.kernel.initrd.display().to_string());
+        option("-append", self.append.clone());
+        option("-display", "none".into());
+        words.extend(["-nodefaults".into(), "-no-user-config".into()]);
+        words.extend(self.ram_args());
+        words.extend(self.common_args(directory));
+        words
+    }
+
+    fn ram_args(&self) -> Vec<String> {
+        let bytes = self.memory.0 / self.nodes;
+        let mut words = Vec::new();
+        let mut option = |key: &str, value: String| words.extend([key.to_owned(), value]);
+        for node in 0..self.nodes {
+            let backend = format!("memory-backend-{},id=ram{node},size={bytes}", self.ram);
+            option("-object", backend);
+        }
+        if self.nodes == 1 {
+            option("-machine", format!("{},memory-backend=ram0", self.machine));
+        } else {
+            option("-machine", self.machine.clone());
+            (0..self.nodes).for_each(|node| {
+                option("-numa", format!("node,nodeid={node},memdev=ram{node}"));
+            });
+        }
+        words
+    }
+
+    /// A second control socket, for the test, beside the one that Ebb uses.
+    fn common_args(&self, directory: &Path) -> Vec<String> {
+        let test_socket = directory.join("test.sock");
+        let socket = format!("unix:{},server=on,wait=off", test_socket.display());
+        let mut words = vec!["-qmp".to_owned(), socket];
+        if let Some(size) = self.disk {
+            let path = directory.join("disk.img");
+            File::create(&path).and_then(|file| file.set_len(size.0)).expect("a disk image");
+            let drive = format!("file={},if=virtio,format=raw", path.display());
+            words.extend(["-drive".to_owned(), drive]);
+        }
+        words.extend(self.qemu.iter().cloned());
+        words
+    }
+}

@@ -1,0 +1,222 @@
+//! A run directory with its daemon and its VMs.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use ebb_api::VmSummary;
+use tempfile::TempDir;
+
+use crate::assets;
+use crate::guest::Guest;
+use crate::process;
+use crate::vm::Vm;
+use crate::wait::until;
+
+/// An Ebb of one's own. Copies are handles on the same; the last one to go
+/// kills what runs and removes the directory.
+#[derive(Clone)]
+pub struct Host(Arc<Inner>);
+
+struct Inner {
+    directory: TempDir,
+    programs: PathBuf,
+    /// Where the first guest's QEMU is.
+    qemu_directory: OnceLock<Option<PathBuf>>,
+    vms: AtomicUsize,
+}
+
+/// What a command left behind.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its arguments.
+    pub line: String,
+    /// Its exit code; none when a signal ended it.
+    pub code: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Runs a command to its end.
+    pub fn of(command: &mut Command) -> Ran {
+        let Output { status, stdout, stderr } = command.output().expect("the program starts");
+        let words = command.get_args().map(|word| word.to_string_lossy());
+        Ran {
+            line: words.collect::<Vec<_>>().join(" "),
+            code: status.code(),
+            stdout: String::from_utf8_lossy(&stdout).into(),
+            stderr: String::from_utf8_lossy(&stderr).into(),
+        }
+    }
+
+    /// Its output.
+    ///
+    /// # Panics
+    /// It failed.
+    pub fn ok(self) -> String {
+        let Ran { line, code, stdout, stderr } = self;
+        assert_eq!(code, Some(0), "{line}: {stderr}{stdout}");
+        stdout
+    }
+
+    /// The one line with which it refused.
+    ///
+    /// # Panics
+    /// It succeeded, or said more or less than one line.
+    pub fn refused(self) -> String {
+        let Ran { line, code, stdout, stderr } = self;
+        assert!(code.is_some_and(|code| code != 0), "{line}: ends with {code:?}: {stdout}");
+        assert!(stdout.is_empty(), "{line}: refuses, and yet prints {stdout}");
+        assert_eq!(stderr.lines().count(), 1, "{line}: {stderr}");
+        stderr
+    }
+}
+
+impl Default for Host {
+    fn default() -> Host {
+        Host::new()
+    }
+}
+
+impl Host {
+    /// A run directory of its own; no daemon yet.
+    ///
+    /// # Panics
+    /// `ebb` is not built.
+    pub fn new() -> Host {
+        Host(Arc::new(Inner {
+            directory: tempfile::Builder::new().prefix("ebb-test-").tempdir().expect("a directory"),
+            programs: assets::program_directory(),
+            qemu_directory: OnceLock::new(),
+            vms: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Where things of this host are.
+    pub fn directory(&self) -> &Path {
+        self.0.directory.path()
+    }
+
+    /// The daemon's directory.
+    pub fn run_directory(&self) -> PathBuf {
+        self.directory().join("run")
+    }
+
+    /// Runs `ebb` with the words of `line`.
+    pub fn ebb(&self, line: &str) -> Ran {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        self.ebb_words(&words)
+    }
+
+    /// Runs `ebb` with `words`.
+    pub fn ebb_words(&self, words: &[impl AsRef<str>]) -> Ran {
+        Ran::of(self.command("ebb").args(words.iter().map(AsRef::as_ref)))
+    }
+
+    /// `ebb` or `ebbd`, told this host's run directory.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.0.programs.join(program));
+        command.arg("--run-dir").arg(self.run_directory());
+        command.env("PATH", self.path()).env_remove("EBB_RUN_DIR").stdin(Stdio::null());
+        command
+    }
+
+    /// Has Ebb start a VM and waits until its guest answers.
+    pub fn run(&self, guest: Guest) -> Vm {
+        self.use_qemu(&guest);
+        let (name, directory) = self.new_vm();
+        self.ebb_words(&guest.run_args(&name, &directory)).ok();
+        let held = self.run_directory().join("vms").join(&name);
+        Vm::held(self.clone(), name, guest, directory, &held)
+    }
+
+    /// Starts a QEMU that Ebb knows nothing of and waits until its guest answers.
+    pub fn qemu(&self, guest: Guest) -> Vm {
+        self.use_qemu(&guest);
+        let (name, directory) = self.new_vm();
+        let log = File::create(directory.join("qemu.log")).expect("a log");
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(guest.plain_args(&name, &directory)).env("PATH", self.path());
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        let mut child = command.spawn().expect("QEMU starts");
+        let pid = child.id() as i32;
+        // Whoever kills it asks /proc whether it is gone; this only takes the remains away.
+        std::thread::spawn(move || child.wait());
+        let socket = directory.join("console.sock");
+        until(format_args!("QEMU's sockets, see {}", directory.display()), || {
+            (socket.exists() && directory.join("test.sock").exists()).then_some(())
+        });
+        Vm::free(self.clone(), name, guest, directory, pid)
+    }
+
+    /// The daemon's process.
+    pub fn daemon(&self) -> Option<i32> {
+        let all = process::with_path(&self.run_directory());
+        all.into_iter().find(|(_, program)| program == "ebbd").map(|(pid, _)| pid)
+    }
+
+    /// Kills the daemon between two instructions.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn kill9(&self) {
+        process::kill(self.daemon().expect("a daemon runs"));
+    }
+
+    /// Starts the daemon again, as any command does.
+    pub fn start(&self) {
+        self.ebb("list").ok();
+        assert!(self.daemon().is_some(), "a daemon runs");
+    }
+
+    /// The VMs that are held.
+    pub fn list(&self) -> Vec<VmSummary> {
+        serde_json::from_str(&self.ebb("list --json").ok()).expect("a list")
+    }
+
+    /// Processes of this host, by the names of their programs.
+    pub fn processes(&self) -> Vec<String> {
+        process::with_path(self.directory()).into_iter().map(|(_, program)| program).collect()
+    }
+
+    /// The daemon's log.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.run_directory().join(ebb_api::route::LOG_FILE)).unwrap_or_default()
+    }
+
+    fn new_vm(&self) -> (String, PathBuf) {
+        let name = format!("vm{}", self.0.vms.fetch_add(1, Ordering::Relaxed));
+        let directory = self.directory().join(&name);
+        fs::create_dir(&directory).expect("a directory");
+        (name, directory)
+    }
+
+    /// The daemon finds QEMU where it was started to look.
+    fn use_qemu(&self, guest: &Guest) {
+        let wanted = &guest.kernel.qemu_directory;
+        let first = self.0.qemu_directory.get_or_init(|| wanted.clone());
+        assert_eq!(first, wanted, "one host has one QEMU");
+    }
+
+    fn path(&self) -> OsString {
+        let path = env::var_os("PATH").unwrap_or_default();
+        let first = self.0.qemu_directory.get().cloned().flatten();
+        env::join_paths(first.into_iter().chain(env::split_paths(&path))).expect("PATH")
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The daemon first: it would note and mourn the others.
+        let mut left = process::with_path(self.directory.path());
+        left.sort_by_key(|(_, program)| program != "ebbd");
+        left.into_iter().for_each(|(pid, _)| process::kill(pid));
+    }
+}

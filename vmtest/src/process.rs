@@ -1,0 +1,47 @@
+//! Processes, told by a path of ours on their command lines.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::wait::until;
+
+/// All processes with `path` in an argument, and the base name of their program.
+pub fn with_path(path: &Path) -> Vec<(i32, String)> {
+    let needle = path.as_os_str().as_bytes();
+    let entries = fs::read_dir("/proc").expect("/proc is mounted");
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|&pid| pid != std::process::id() as i32)
+        .filter_map(|pid: i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            let found = line.windows(needle.len()).any(|window| window == needle);
+            found.then(|| (pid, program(&line)))
+        })
+        .collect()
+}
+
+fn program(command_line: &[u8]) -> String {
+    let first = command_line.split(|&byte| byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(first).rsplit('/').next().unwrap_or_default().to_owned()
+}
+
+/// Whether it runs: one that has ended and that nobody has waited for does not,
+/// one with any thread left does.
+pub fn runs(pid: i32) -> bool {
+    let Some(pid) = Pid::from_raw(pid) else { return false };
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut ended, Some(&Timespec::default())) == Ok(0)
+}
+
+/// Kills it and waits until it is gone.
+pub fn kill(pid: i32) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        // It may have ended by itself meanwhile.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    until(format_args!("the end of process {pid}"), || (!runs(pid)).then_some(()));
+}

@@ -1,0 +1,39 @@
+//! Tests that cannot run here, by name and with the reason.
+
+use std::env;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+use crate::assets;
+
+/// Returns from the test, recorded as skipped, when the requirement (a
+/// `Result<_, String>`) is an error.
+#[macro_export]
+macro_rules! require {
+    ($requirement:expr) => {
+        if let Err(reason) = $requirement {
+            fn here() {}
+            $crate::skip::record(std::any::type_name_of_val(&here), &reason);
+            return;
+        }
+    };
+}
+
+/// Notes that the test around `function` did not run.
+///
+/// # Panics
+/// The report cannot be written: a silent skip would pass for a success.
+pub fn record(function: &str, reason: &str) {
+    let test = function.trim_end_matches("::here");
+    let line = format!("SKIPPED {test}: {reason}\n");
+    eprint!("{line}");
+    let mut report = File::options().append(true).create(true).open(path()).expect("skip report");
+    report.write_all(line.as_bytes()).expect("skip report");
+}
+
+/// `EBB_SKIP_REPORT`, or a file in the target directory.
+fn path() -> PathBuf {
+    let default = || assets::target_directory().join("skipped.txt");
+    env::var_os("EBB_SKIP_REPORT").map_or_else(default, PathBuf::from)
+}

@@ -1,0 +1,302 @@
+//! A VM that runs.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use ebb_api::{DetachReport, ReclaimReport, VmStatus};
+use ebb_vm::Qmp;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::complaints;
+use crate::console::{Console, GuestError};
+use crate::guest::Guest;
+use crate::host::{Host, Ran};
+use crate::process;
+use crate::wait::until;
+
+/// Files that QEMU maps and that are smaller are not the guest's RAM.
+const RAM_BYTES_MIN: u64 = 32 << 20;
+
+/// A VM whose guest answers. When it goes it is killed, and what its kernel has
+/// complained about fails the test.
+pub struct Vm {
+    host: Host,
+    name: String,
+    guest: Guest,
+    pid: i32,
+    directory: PathBuf,
+    console: Mutex<Console>,
+    boots: AtomicUsize,
+    forgiven: AtomicBool,
+}
+
+/// What a background load came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Churn {
+    /// Times that memory was taken, checked and freed.
+    pub cycles: u64,
+    /// Bytes that were not what the guest had written.
+    pub wrong_bytes: u64,
+}
+
+impl Vm {
+    /// One that Ebb has started, with its console in `held`.
+    pub(crate) fn held(
+        host: Host,
+        name: String,
+        guest: Guest,
+        directory: PathBuf,
+        held: &Path,
+    ) -> Vm {
+        let status = host.ebb(&format!("status {name} --json")).ok();
+        let status: VmStatus = parse(&status);
+        Vm::start(host, name, guest, directory, held, status.pid)
+    }
+
+    /// One that Ebb knows nothing of.
+    pub(crate) fn free(host: Host, name: String, guest: Guest, directory: PathBuf, pid: i32) -> Vm {
+        let console = directory.clone();
+        Vm::start(host, name, guest, directory, &console, pid)
+    }
+
+    fn start(
+        host: Host,
+        name: String,
+        guest: Guest,
+        directory: PathBuf,
+        console: &Path,
+        pid: i32,
+    ) -> Vm {
+        let (socket, log) = (console.join("console.sock"), console.join("console.log"));
+        let console = Console::connect(&socket, &log, pid)
+            .unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
+        let (boots, forgiven) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let vm =
+            Vm { host, name, guest, pid, directory, console: Mutex::new(console), boots, forgiven };
+        vm.wait_boot();
+        vm
+    }
+
+    /// Its name, as Ebb has it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// QEMU's process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The host it is on.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Has the guest do something; its answer.
+    ///
+    /// # Panics
+    /// The guest says that it failed, or nothing.
+    pub fn guest(&self, request: &str) -> String {
+        let mut console = self.console();
+        let answer = console.ask(request);
+        answer.unwrap_or_else(|GuestError(why)| console.fail(&format!("guest: {request}: {why}")))
+    }
+
+    /// The same, where the guest may fail.
+    ///
+    /// # Errors
+    /// The guest's own words.
+    pub fn try_guest(&self, request: &str) -> Result<String, GuestError> {
+        self.console().ask(request)
+    }
+
+    /// Starts a load that takes `size` at most, until it is stopped.
+    pub fn churn(&self, size: &str) {
+        self.guest(&format!("churn load 86400 {size}"));
+    }
+
+    /// Waits for so many more cycles of the load.
+    pub fn churn_on(&self, cycles: u64) {
+        self.guest(&format!("churnon load {cycles}"));
+    }
+
+    /// Ends the load.
+    pub fn churn_stop(&self) -> Churn {
+        let answer = self.guest("churnstop load");
+        let mut words = answer.split_whitespace().map(str::parse);
+        match (words.next(), words.next()) {
+            (Some(Ok(cycles)), Some(Ok(wrong_bytes))) => {
+                if wrong_bytes > 0 {
+                    eprintln!("{}: wrong bytes: {answer}", self.name);
+                }
+                Churn { cycles, wrong_bytes }
+            }
+            _ => panic!("churnstop answers {answer:?}"),
+        }
+    }
+
+    /// Boots the guest again.
+    pub fn reboot(&self) {
+        self.console().tell("reboot");
+        self.wait_boot();
+    }
+
+    fn wait_boot(&self) {
+        let boots = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
+        self.console().wait_ready(boots);
+    }
+
+    /// Lets the guest's kernel panic.
+    pub fn panic(&self) {
+        self.forgive();
+        self.console().tell("panic");
+        self.wait_console("Kernel panic");
+    }
+
+    /// Has the guest turn itself off and waits for QEMU's end.
+    pub fn power_off(&self) {
+        self.console().tell("poweroff");
+        self.wait_end();
+    }
+
+    /// Kills QEMU.
+    pub fn kill(&self) {
+        process::kill(self.pid);
+    }
+
+    /// Waits until QEMU has ended.
+    pub fn wait_end(&self) {
+        until(format_args!("the end of {}", self.name), || {
+            (!process::runs(self.pid)).then_some(())
+        });
+    }
+
+    /// Runs `ebb VERB NAME REST`, where `line` is `VERB REST`.
+    pub fn ebb(&self, line: &str) -> Ran {
+        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        self.host.ebb(&format!("{verb} {} {rest}", self.name))
+    }
+
+    /// What Ebb knows about it.
+    pub fn status(&self) -> VmStatus {
+        parse(&self.ebb("status --json").ok())
+    }
+
+    /// Waits until Ebb trusts the guest.
+    pub fn wait_trusted(&self) -> VmStatus {
+        until(format_args!("trust in the guest of {}", self.name), || {
+            Some(self.status()).filter(|status| status.guest.trusted)
+        })
+    }
+
+    /// Takes all free memory.
+    pub fn reclaim(&self) -> ReclaimReport {
+        parse(&self.ebb("reclaim --json").ok())
+    }
+
+    /// The control socket of a QEMU that Ebb knows nothing of.
+    pub fn own_qmp_socket(&self) -> PathBuf {
+        self.directory.join("qmp.sock")
+    }
+
+    /// Has Ebb hold it.
+    pub fn attach(&self) {
+        self.try_attach().ok();
+    }
+
+    /// The same, where Ebb may refuse.
+    pub fn try_attach(&self) -> Ran {
+        let socket = self.own_qmp_socket();
+        let line = format!("attach --name {} --pid {}", self.name, self.pid);
+        let mut words: Vec<String> = line.split(' ').map(Into::into).collect();
+        words.extend(["--qmp".into(), socket.display().to_string()]);
+        words.extend(self.guest.hold_args().iter().cloned());
+        self.host.ebb_words(&words)
+    }
+
+    /// Has Ebb let it go.
+    pub fn detach(&self) -> DetachReport {
+        parse(&self.ebb("detach --json").ok())
+    }
+
+    /// A command on the test's own control socket.
+    ///
+    /// # Panics
+    /// QEMU refuses it.
+    pub fn qmp(&self, command: &str, arguments: Value) -> Value {
+        let mut qmp = Qmp::connect(&self.directory.join("test.sock")).expect("QMP");
+        qmp.execute(command, arguments).expect("QMP")
+    }
+
+    /// Runs `action` with the guest's processors stopped.
+    pub fn stopped<T>(&self, action: impl FnOnce() -> T) -> T {
+        self.qmp("stop", json!({}));
+        let result = action();
+        self.qmp("cont", json!({}));
+        result
+    }
+
+    /// Host memory that the guest's RAM takes, as the kernel counts it.
+    pub fn host_bytes(&self) -> u64 {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("QEMU runs");
+        let files = entries.flatten().filter_map(|entry| {
+            let target = fs::read_link(entry.path()).ok()?;
+            let is_memory = target.to_str()?.starts_with("/memfd:");
+            is_memory.then(|| fs::metadata(entry.path()).ok()).flatten()
+        });
+        let mut seen = HashSet::new();
+        let ram = files.filter(|file| file.len() >= RAM_BYTES_MIN && seen.insert(file.ino()));
+        ram.map(|file| file.blocks() * 512).sum()
+    }
+
+    /// Waits until the console has shown `text`.
+    pub fn wait_console(&self, text: &str) {
+        let console = self.console();
+        let found = console.wait_text(text);
+        found.unwrap_or_else(|GuestError(why)| console.fail(&why));
+    }
+
+    /// What the guest's kernel has complained about.
+    pub fn complaints(&self) -> Vec<String> {
+        complaints::in_log(&self.console().text())
+    }
+
+    /// Lets complaints pass: the test causes them.
+    pub fn forgive(&self) {
+        self.forgiven.store(true, Ordering::Relaxed);
+    }
+
+    fn console(&self) -> MutexGuard<'_, Console> {
+        self.console.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn parse<T: DeserializeOwned>(json: &str) -> T {
+    serde_json::from_str(json).unwrap_or_else(|error| panic!("{error} in {json}"))
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let complaints = self.complaints();
+        if thread::panicking() {
+            let log = self.host.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let log = &lines[lines.len().saturating_sub(30)..];
+            eprintln!(
+                "{}: {}\n--- end of ebbd's log ---\n{}\n---",
+                self.name,
+                self.console().tail(),
+                log.join("\n")
+            );
+        }
+        self.kill();
+        let forgiven = self.forgiven.load(Ordering::Relaxed) || thread::panicking();
+        assert!(forgiven || complaints.is_empty(), "the guest's kernel complains: {complaints:#?}");
+    }
+}

@@ -1,0 +1,31 @@
+//! Waiting for events.
+
+use std::fmt::Display;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Nothing on a test bench takes so long unless it is stuck: translated guests
+/// on two busy cores included.
+pub const DEADLINE: Duration = Duration::from_secs(240);
+
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Looks until `probe` finds something.
+///
+/// # Panics
+/// It does not within [`DEADLINE`].
+pub fn until<T>(what: impl Display, probe: impl FnMut() -> Option<T>) -> T {
+    until_or(probe).unwrap_or_else(|| panic!("waited {DEADLINE:?} in vain for {what}"))
+}
+
+/// The same, but `None` when time is up.
+pub fn until_or<T>(mut probe: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + DEADLINE;
+    while Instant::now() < end {
+        if let Some(found) = probe() {
+            return Some(found);
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    probe()
+}

@@ -1,0 +1,125 @@
+//! A QEMU that Ebb did not start: taken over, let go, or refused.
+
+use std::fs;
+
+use vmtest::{Guest, Host, Vm};
+
+/// No userfaultfd, no protection: as if Ebb had never been there.
+fn assert_no_trace(vm: &Vm) {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", vm.pid())).unwrap().flatten();
+    let links = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let left = links.filter(|link| link.to_string_lossy().contains("userfaultfd")).count();
+    assert_eq!(left, 0, "a userfaultfd is left in QEMU");
+    let smaps = fs::read_to_string(format!("/proc/{}/smaps", vm.pid())).unwrap();
+    let mut flags = smaps.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
+    let watched = |flag: &str| ["um", "uw", "ui"].contains(&flag);
+    assert!(!flags.any(|line| line.split_whitespace().any(watched)), "a range is left registered");
+}
+
+fn assert_comes_and_goes(vm: &Vm) {
+    vm.guest("fill kept 100M");
+    vm.churn("200M");
+    vm.attach();
+    vm.wait_trusted();
+    vm.reclaim();
+    vm.churn_on(1);
+    vm.reclaim();
+    vm.detach();
+    assert_no_trace(vm);
+    vm.churn_on(1);
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+#[test]
+fn twenty_times_in_strict_mode() {
+    let host = Host::new();
+    let vm = host.qemu(Guest::debian("6.1-cloud").mode("strict"));
+    for _ in 0..20 {
+        assert_comes_and_goes(&vm);
+    }
+    host.kill9();
+    vm.guest("fill a 600M");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn in_release_mode() {
+    let vm = Host::new().qemu(Guest::debian("6.1-cloud").mode("release"));
+    assert_comes_and_goes(&vm);
+}
+
+#[test]
+fn a_pc_with_memory_above_4_gib() {
+    let guest = Guest::debian("6.1-cloud").machine("pc").memory("5G").mode("strict");
+    let vm = Host::new().qemu(guest);
+    vm.guest("fill a 3G");
+    vm.guest("free a");
+    vm.attach();
+    let before = vm.host_bytes();
+    vm.reclaim();
+    assert!(vm.host_bytes() + (2 << 30) < before);
+    assert_comes_and_goes_attached(&vm, "4G");
+}
+
+#[test]
+fn a_q35_with_two_memory_backends_on_two_nodes() {
+    let guest = Guest::debian("6.1-cloud").nodes(2).memory("6G").mode("strict");
+    let vm = Host::new().qemu(guest);
+    vm.guest("fill a 5G");
+    vm.guest("free a");
+    vm.attach();
+    let before = vm.host_bytes();
+    vm.reclaim();
+    assert!(vm.host_bytes() + (4 << 30) < before);
+    assert_comes_and_goes_attached(&vm, "5G");
+}
+
+fn assert_comes_and_goes_attached(vm: &Vm, size: &str) {
+    vm.guest(&format!("fill a {size}"));
+    assert_eq!(vm.guest("check a"), "0");
+    vm.guest("free a");
+    vm.reclaim();
+    vm.detach();
+    assert_no_trace(vm);
+    vm.guest(&format!("fill a {size}"));
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+/// One line, nothing held, nothing left in QEMU, and the guest goes on.
+fn assert_refused(vm: &Vm, reason: &str) {
+    let why = vm.try_attach().refused();
+    assert!(why.contains(reason), "{why}");
+    assert!(vm.host().list().is_empty());
+    assert_no_trace(vm);
+    assert_eq!(vm.guest("ping"), "done");
+}
+
+#[test]
+fn private_memory_is_refused() {
+    let vm = Host::new().qemu(Guest::debian("6.1-cloud").ram("ram"));
+    assert_refused(&vm, "shared");
+}
+
+#[test]
+fn a_memfd_mapped_privately_is_refused() {
+    let vm = Host::new().qemu(Guest::debian("6.1-cloud").ram("memfd,share=off"));
+    assert_refused(&vm, "shared");
+}
+
+#[test]
+fn what_is_held_is_refused() {
+    let host = Host::new();
+    let vm = host.qemu(Guest::debian("6.1-cloud"));
+    vm.attach();
+    let why = vm.try_attach().refused();
+    assert!(why.contains("held") || why.contains("taken"), "{why}");
+    let other = Host::new();
+    let line = format!("attach --name x --pid {}", vm.pid());
+    let why = other.ebb(&line).refused();
+    assert!(why.contains("userfaultfd"), "{why}");
+    assert!(other.list().is_empty());
+    vm.guest("fill a 300M");
+    vm.reclaim();
+    assert_eq!(vm.guest("check a"), "0");
+}

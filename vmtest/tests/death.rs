@@ -1,0 +1,180 @@
+//! Whoever dies, at whatever moment: nothing is lost, and nothing is left behind.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vmtest::{Guest, Host, Ran, until};
+
+/// Lets time pass between the start of an action and its interruption; which
+/// instruction is hit does not matter, as long as it is another one each time.
+fn busy_for(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn fifty_killed_daemons_lose_nothing() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
+    vm.guest("fill kept 100M");
+    vm.churn("400M");
+    for round in 0..50 {
+        let taking = thread::spawn({
+            let host = host.clone();
+            move || host.ebb("reclaim vm0")
+        });
+        busy_for(Duration::from_millis(round * 7));
+        host.kill9();
+        // It may have finished before.
+        let _ = taking.join().expect("ebb ends");
+        host.start();
+        vm.churn_on(1);
+    }
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    assert_eq!(vm.guest("check kept"), "0");
+    vm.detach();
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+#[test]
+fn a_daemon_that_comes_back_knows_what_it_took() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
+    vm.guest("fill a 500M");
+    vm.guest("free a");
+    vm.reclaim();
+    let before = vm.status();
+    host.kill9();
+    host.start();
+    let after = vm.status();
+    assert_eq!((after.pid, after.mode, after.backing), (before.pid, before.mode, before.backing));
+    assert!(before.emptied_bytes > 350 << 20);
+    // The guest may have taken some blocks meanwhile.
+    assert!(after.emptied_bytes <= before.emptied_bytes);
+    assert!(after.emptied_bytes + (64 << 20) > before.emptied_bytes, "{}", after.emptied_bytes);
+    vm.guest("fill a 500M");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn a_guest_waits_for_its_daemon() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
+    vm.guest("fill a 500M");
+    vm.guest("free a");
+    vm.reclaim();
+    host.kill9();
+    let filled = thread::scope(|scope| {
+        let filling = scope.spawn(|| vm.guest("fill a 500M"));
+        busy_for(Duration::from_secs(5));
+        let waited = !filling.is_finished();
+        host.start();
+        filling.join().expect("the guest answers");
+        waited
+    });
+    assert!(filled, "the guest cannot have had the memory without the daemon");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+/// Nothing of the VM: no record, no file, no descriptor or mapping of its memory.
+fn assert_nothing_is_left(host: &Host) {
+    until("the VM's end to be noticed", || host.list().is_empty().then_some(()));
+    let left = fs::read_dir(host.run_directory().join("vms")).map(|entries| entries.count());
+    assert_eq!(left.unwrap_or(0), 0);
+    let daemon = host.daemon().expect("the daemon runs");
+    let maps = fs::read_to_string(format!("/proc/{daemon}/maps")).unwrap();
+    assert!(!maps.contains("/memfd:"), "{maps}");
+    let descriptors = fs::read_dir(format!("/proc/{daemon}/fd")).unwrap().flatten();
+    let links = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let held: Vec<_> = links
+        .filter(|link| {
+            link.to_string_lossy().contains("/memfd:") || link.ends_with("[userfaultfd]")
+        })
+        .collect();
+    assert!(held.is_empty(), "{held:?}");
+}
+
+#[test]
+fn a_killed_vm_leaves_nothing() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
+    vm.guest("fill a 500M");
+    vm.guest("free a");
+    vm.reclaim();
+    vm.kill();
+    assert_nothing_is_left(&host);
+}
+
+#[test]
+fn a_vm_that_turns_itself_off_leaves_nothing() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud"));
+    vm.reclaim();
+    vm.power_off();
+    assert_nothing_is_left(&host);
+}
+
+#[test]
+fn a_vm_that_died_without_a_daemon_leaves_nothing() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
+    vm.reclaim();
+    host.kill9();
+    vm.kill();
+    host.start();
+    assert_nothing_is_left(&host);
+}
+
+#[test]
+fn one_vm_of_two_dies_alone() {
+    let host = Host::new();
+    let (one, other) = (
+        host.run(Guest::debian("6.1-cloud").memory("512M")),
+        host.run(Guest::debian("6.1-cloud").memory("512M")),
+    );
+    other.guest("fill a 200M");
+    one.kill();
+    until("one VM in the list", || (host.list().len() == 1).then_some(()));
+    other.reclaim();
+    assert_eq!(other.guest("check a"), "0");
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let host = Host::new();
+    host.start();
+    let first = host.daemon();
+    let why = Ran::of(&mut host.command("ebbd")).refused();
+    assert!(why.contains("run"), "{why}");
+    assert_eq!(host.daemon(), first);
+}
+
+#[test]
+fn a_reset_guest_is_inspected_anew() {
+    for mode in ["strict", "release"] {
+        let vm = Host::new().run(Guest::debian("6.1-cloud").mode(mode));
+        for _ in 0..3 {
+            vm.guest("fill a 500M");
+            vm.guest("free a");
+            vm.reclaim();
+            vm.reboot();
+            vm.wait_trusted();
+        }
+        vm.guest("fill a 700M");
+        assert_eq!(vm.guest("check a"), "0");
+    }
+}
+
+#[test]
+fn a_panicked_guest_is_still_held() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
+    vm.reclaim();
+    vm.panic();
+    assert_eq!(vm.status().pid, vm.pid());
+    vm.detach();
+    assert!(host.list().is_empty());
+}

@@ -1,0 +1,69 @@
+//! Memory in use taken away by force: the guest notices nothing but time.
+
+use ebb_api::EvictReport;
+use vmtest::{Guest, Host, Vm};
+
+const MIB: u64 = 1 << 20;
+
+fn evict(vm: &Vm, bytes: u64) -> EvictReport {
+    let report = vm.ebb(&format!("evict --bytes {bytes} --json")).ok();
+    serde_json::from_str(&report).expect("a report")
+}
+
+#[test]
+fn everything_is_evicted_and_comes_back() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud"));
+    vm.guest("fill a 400M");
+    vm.guest("files f 100M");
+    let before = vm.host_bytes();
+    let report = evict(&vm, 1024 * MIB);
+    assert!(vm.host_bytes() + 400 * MIB < before, "{report:?}");
+    assert_eq!(vm.guest("check a"), "0");
+    assert_eq!(vm.guest("checkfiles f"), "0");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+/// Free memory, used memory and the daemon itself are taken away in turns.
+fn torture(mode: &str) {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").mode(mode));
+    vm.guest("fill kept 100M");
+    vm.guest("files f 50M");
+    vm.churn("300M");
+    for round in 0..12 {
+        evict(&vm, 1024 * MIB);
+        vm.reclaim();
+        if round % 3 == 2 {
+            host.kill9();
+            host.start();
+        }
+        vm.churn_on(1);
+    }
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    evict(&vm, 1024 * MIB);
+    vm.detach();
+    assert_eq!(vm.guest("check kept"), "0");
+    assert_eq!(vm.guest("checkfiles f"), "0");
+}
+
+#[test]
+fn torture_in_strict_mode() {
+    torture("strict");
+}
+
+#[test]
+fn torture_in_release_mode() {
+    torture("release");
+}
+
+#[test]
+fn a_device_writes_into_evicted_memory() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").disk("200M").mode("strict"));
+    for _ in 0..3 {
+        vm.guest("fill a 300M");
+        evict(&vm, 1024 * MIB);
+        assert_eq!(vm.guest("disk /dev/vda 200M"), "0");
+        evict(&vm, 1024 * MIB);
+        assert_eq!(vm.guest("check a"), "0");
+    }
+}

@@ -1,0 +1,196 @@
+//! Free memory goes to the host and comes back, and no byte that the guest wrote changes.
+
+use std::fs;
+
+use ebb_api::Backing;
+use vmtest::{Guest, Host, Vm, assets, require, until};
+
+const MIB: u64 = 1 << 20;
+
+/// Taken while everything in the guest moves, then at rest.
+fn assert_goes_and_comes_back(vm: &Vm) {
+    vm.guest("fill kept 100M");
+    vm.churn("300M");
+    for _ in 0..10 {
+        vm.reclaim();
+        vm.churn_on(1);
+    }
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    assert_freed_memory_goes_and_comes_back(vm);
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+fn assert_freed_memory_goes_and_comes_back(vm: &Vm) {
+    vm.guest("fill a 500M");
+    vm.guest("free a");
+    let full_bytes = vm.host_bytes();
+    let report = vm.reclaim();
+    assert!(vm.host_bytes() + 350 * MIB < full_bytes, "{report:?}, {full_bytes} before");
+    vm.guest("fill a 500M");
+    assert_eq!(vm.guest("check a"), "0");
+    assert!(vm.host_bytes() > 500 * MIB);
+}
+
+#[test]
+fn freed_memory_goes_to_the_host_and_comes_back() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.guest("fill a 600M");
+    vm.guest("free a");
+    let before = vm.status().resident_bytes;
+    vm.reclaim();
+    assert!(vm.status().resident_bytes + 500 * MIB < before);
+    vm.guest("fill a 600M");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn release_mode_under_load() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").mode("release"));
+    assert_goes_and_comes_back(&vm);
+}
+
+#[test]
+fn strict_mode_under_load() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").mode("strict"));
+    assert_goes_and_comes_back(&vm);
+    assert!(vm.status().faults.metadata > 0);
+}
+
+#[test]
+fn every_mode_with_init_on_free() {
+    for mode in ["release", "strict"] {
+        let guest = Guest::debian("6.1-cloud").append("init_on_free=1").mode(mode);
+        assert_goes_and_comes_back(&Host::new().run(guest));
+    }
+}
+
+#[test]
+fn every_mode_without_address_randomization() {
+    for mode in ["release", "strict"] {
+        let guest = Guest::debian("6.1-cloud").append("nokaslr").mode(mode);
+        assert_goes_and_comes_back(&Host::new().run(guest));
+    }
+}
+
+/// Such a guest looks whether free pages still hold the poison: it says so on
+/// its console where they do not, and that fails the test.
+fn poisoned(mode: &str) {
+    let guest = Guest::debian("6.1").append("page_poison=1").mode(mode);
+    let vm = Host::new().run(guest);
+    vm.guest("fill a 500M");
+    vm.guest("free a");
+    let taken = vm.ebb("reclaim");
+    assert!(taken.code == Some(0) || taken.refused().contains("poison"));
+    vm.guest("fill a 500M");
+    assert_eq!(vm.guest("check a"), "0");
+    vm.detach();
+    vm.guest("fill a 700M");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn poisoned_free_pages_in_release_mode() {
+    require!(assets::kernel("6.1"));
+    poisoned("release");
+}
+
+#[test]
+fn poisoned_free_pages_in_strict_mode() {
+    require!(assets::kernel("6.1"));
+    poisoned("strict");
+}
+
+#[test]
+fn kernel_5_10_in_strict_mode() {
+    require!(assets::kernel("5.10"));
+    assert_goes_and_comes_back(&Host::new().run(Guest::debian("5.10").mode("strict")));
+}
+
+#[test]
+fn kernel_6_12_in_strict_mode() {
+    require!(assets::kernel("6.12"));
+    assert_goes_and_comes_back(&Host::new().run(Guest::debian("6.12").mode("strict")));
+}
+
+#[test]
+fn kernel_7_in_strict_mode() {
+    require!(assets::kernel("7.x"));
+    assert_goes_and_comes_back(&Host::new().run(Guest::debian("7.x").mode("strict")));
+}
+
+/// QEMU's disk writes into pages that no processor has touched since they were free.
+#[test]
+fn a_device_meets_no_empty_memory_in_strict_mode() {
+    let guest = Guest::debian("6.1-cloud").disk("300M").mode("strict");
+    let vm = Host::new().run(guest);
+    for _ in 0..5 {
+        vm.guest("fill a 600M");
+        vm.guest("free a");
+        vm.guest("dropcaches");
+        vm.reclaim();
+        assert_eq!(vm.guest("disk /dev/vda 300M"), "0");
+    }
+    assert_eq!(vm.status().faults.early, 0);
+}
+
+#[test]
+fn no_more_is_taken_than_asked_for() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud"));
+    vm.guest("fill a 600M");
+    vm.guest("free a");
+    let before = vm.host_bytes();
+    vm.ebb("reclaim --bytes 100M").ok();
+    let taken = before - vm.host_bytes();
+    assert!((90 * MIB..=104 * MIB).contains(&taken), "{taken}");
+}
+
+#[test]
+fn automatic_reclaim_follows_the_guest() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud"));
+    vm.ebb("auto on --interval 500ms --keep 200M").ok();
+    for _ in 0..3 {
+        vm.guest("fill a 500M");
+        assert!(vm.host_bytes() > 500 * MIB);
+        vm.guest("free a");
+        until("the host's memory", || (vm.host_bytes() < 450 * MIB).then_some(()));
+    }
+    vm.ebb("auto off").ok();
+    vm.guest("fill a 500M");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn huge_pages_go_and_come_back() {
+    require!(shared_huge_pages());
+    let vm = Host::new().run(Guest::debian("6.1-cloud").backing("thp").mode("strict"));
+    assert_eq!(vm.status().backing, Backing::Thp);
+    assert_goes_and_comes_back(&vm);
+}
+
+fn shared_huge_pages() -> Result<(), String> {
+    let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let setting = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    let usable = ["[always]", "[within_size]", "[advise]", "[force]"];
+    match usable.iter().any(|choice| setting.contains(choice)) {
+        true => Ok(()),
+        false => Err(format!("{path} is {}: `ebb doctor --fix` allows them", setting.trim())),
+    }
+}
+
+#[test]
+fn a_guest_in_reserved_huge_pages_is_held_but_not_taken_from() {
+    require!(reserved_huge_pages(512));
+    let vm = Host::new().run(Guest::debian("6.1-cloud").backing("hugetlb"));
+    let why = vm.ebb("reclaim").refused();
+    assert!(why.contains("4 KiB"), "{why}");
+    assert_eq!(vm.status().backing, Backing::Hugetlb);
+}
+
+fn reserved_huge_pages(wanted: u64) -> Result<(), String> {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let text = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    match text.trim().parse::<u64>() {
+        Ok(free) if free >= wanted => Ok(()),
+        _ => Err(format!("{} reserved huge pages are free, the test takes {wanted}", text.trim())),
+    }
+}
