@@ -4,6 +4,8 @@
 mod assets;
 mod bench;
 mod cargo;
+mod demo;
+mod plot;
 
 use std::process::ExitCode;
 
@@ -15,6 +17,8 @@ use clap::Parser;
 enum Task {
     /// Make the kernels, initial RAM disks and the QEMU that tests and demo boot
     Assets(assets::Args),
+    /// Show a real VM's memory on the host, without Ebb and with it: live, a table and a picture
+    Demo,
     /// Measure Ebb against the bare system calls and against QEMU: tables, and JSON in target/bench
     Bench(bench::Args),
 }
@@ -23,6 +27,7 @@ fn main() -> ExitCode {
     let result = match Task::parse() {
         Task::Assets(args) => assets::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Demo => demo::run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

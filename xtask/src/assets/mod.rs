@@ -1,0 +1,93 @@
+//! `cargo xtask assets`: what real VMs boot from, out of Debian's packages.
+//!
+//! Everything goes to a cache outside the tree, under names that tell what made
+//! it, by a rename once it is complete. What is there is not fetched again; the
+//! cache may be thrown away at any time. The target directory gets a list of
+//! what was found (see `vmtest::assets`), with the reason for what was not.
+
+mod apt;
+mod cache;
+mod cpio;
+mod initrd;
+mod kernel;
+mod modules;
+mod qemu;
+
+use std::path::PathBuf;
+
+use anyhow::{bail, ensure};
+use vmtest::assets::Kernel;
+
+use cache::Cache;
+use kernel::{KERNELS, Source};
+
+/// The kernel that demo, benchmarks and most tests boot.
+const DEFAULT: &str = "6.1-cloud";
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Look for newer packages also where there is a cached one
+    #[arg(long)]
+    refresh: bool,
+    /// Kernels to make ready [default: all, and only the one called 6.1-cloud must succeed]
+    #[arg(value_name = "KERNEL")]
+    labels: Vec<String>,
+}
+
+/// Makes the assets asked for, or all.
+///
+/// # Errors
+/// A kernel that was asked for is not to be had.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let wanted = sources(&args.labels)?;
+    let cache = Cache::open()?;
+    let init = initrd::Init::build()?;
+    let mut kernels = vmtest::assets::load().unwrap_or_default();
+    for source in &wanted {
+        let made = make(&cache, &init, source, args.refresh).map_err(|error| format!("{error:#}"));
+        match &made {
+            Ok(kernel) => println!("{:<10} {}", source.label, kernel.package),
+            Err(why) => println!("{:<10} unavailable: {why}", source.label),
+        }
+        kernels.insert(source.label.into(), made);
+    }
+    vmtest::assets::store(&kernels)?;
+    let required = |label: &&str| *label == DEFAULT || args.labels.iter().any(|l| l == label);
+    let missing = wanted.iter().map(|source| source.label).filter(required);
+    let missing: Vec<_> = missing.filter(|&label| kernels[label].is_err()).collect();
+    ensure!(missing.is_empty(), "no kernel {}: see above", missing.join(", "));
+    Ok(())
+}
+
+fn sources(labels: &[String]) -> anyhow::Result<Vec<&'static Source>> {
+    if labels.is_empty() {
+        return Ok(KERNELS.iter().collect());
+    }
+    let find = |label: &String| match KERNELS.iter().find(|source| source.label == label) {
+        Some(source) => Ok(source),
+        None => {
+            let known: Vec<_> = KERNELS.iter().map(|source| source.label).collect();
+            bail!("no kernel is called {label}: take one of {}", known.join(", "))
+        }
+    };
+    labels.iter().map(find).collect()
+}
+
+fn make(
+    cache: &Cache,
+    init: &initrd::Init,
+    source: &Source,
+    refresh: bool,
+) -> anyhow::Result<Kernel> {
+    let qemu_directory: Option<PathBuf> = match source.needs_newer_qemu {
+        true => Some(qemu::backport(cache, refresh)?),
+        false => None,
+    };
+    let directory = kernel::fetch(cache, source, refresh)?;
+    Ok(Kernel {
+        package: cache::base_name(&directory),
+        vmlinuz: directory.join("vmlinuz"),
+        initrd: init.image(cache, source.label, &directory.join("modules"))?,
+        qemu_directory,
+    })
+}

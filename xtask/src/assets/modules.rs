@@ -1,0 +1,112 @@
+//! The few modules that test guests load, in an order in which they can be.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+/// Drivers of the devices that tests give to their guests.
+const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_mem"];
+
+/// Puts the wanted modules and what they depend on from the unpacked packages
+/// in `root` into `directory`, uncompressed, and the file `order` beside them.
+/// A driver that the kernel has built in needs none.
+///
+/// # Errors
+/// A module is neither there nor built in, or damaged.
+pub fn pick(root: &Path, directory: &Path) -> anyhow::Result<()> {
+    let mut picker = Picker { files: HashMap::new(), builtin: String::new(), picked: Vec::new() };
+    picker.survey(root)?;
+    for name in WANTED {
+        picker.pick(name)?;
+    }
+    let mut order = String::new();
+    for (name, content) in picker.picked {
+        fs::write(directory.join(&name), content)?;
+        order += &format!("{name}\n");
+    }
+    fs::write(directory.join("order"), order)?;
+    Ok(())
+}
+
+struct Picker {
+    /// By the module's name.
+    files: HashMap<String, PathBuf>,
+    /// The kernel's list of what it has built in.
+    builtin: String,
+    picked: Vec<(String, Vec<u8>)>,
+}
+
+impl Picker {
+    fn survey(&mut self, directory: &Path) -> anyhow::Result<()> {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let (kind, path) = (entry.file_type()?, entry.path());
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if kind.is_dir() {
+                self.survey(&path)?;
+            } else if name == "modules.builtin" {
+                self.builtin += &fs::read_to_string(&path)?;
+            } else if let Some((name, _)) = name.split_once(".ko").filter(|_| kind.is_file()) {
+                self.files.insert(name.replace('-', "_"), path);
+            }
+        }
+        Ok(())
+    }
+
+    fn pick(&mut self, name: &str) -> anyhow::Result<()> {
+        let file_name = format!("{name}.ko");
+        if self.picked.iter().any(|(picked, _)| *picked == file_name) {
+            return Ok(());
+        }
+        let Some(path) = self.files.get(name) else {
+            let is_builtin =
+                self.builtin.lines().any(|line| line.ends_with(&format!("/{name}.ko")));
+            ensure!(is_builtin, "module {name} is neither in the packages nor built in");
+            return Ok(());
+        };
+        let content = read(path).with_context(|| path.display().to_string())?;
+        for dependency in depends(&content) {
+            self.pick(&dependency)?;
+        }
+        self.picked.push((file_name, content));
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    if path.extension().is_none_or(|extension| extension != "xz") {
+        return Ok(fs::read(path)?);
+    }
+    let output = Command::new("xz").args(["--decompress", "--stdout"]).arg(path).output();
+    let output = output.context("xz does not start")?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(output.stdout)
+}
+
+/// The modules named in the field `depends=` of the section `.modinfo`.
+fn depends(module: &[u8]) -> Vec<String> {
+    let key = b"\0depends=";
+    let Some(at) = module.windows(key.len()).position(|window| window == key) else {
+        return Vec::new();
+    };
+    let value = module[at + key.len()..].split(|&byte| byte == 0).next().unwrap_or_default();
+    let names = String::from_utf8_lossy(value);
+    names.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_names_what_it_needs() {
+        assert_eq!(
+            depends(b"x\0license=GPL\0depends=virtio,virtio-ring\0y"),
+            ["virtio", "virtio_ring"]
+        );
+        assert!(depends(b"x\0depends=\0y").is_empty());
+    }
+}

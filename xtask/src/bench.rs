@@ -1,0 +1,65 @@
+//! `cargo xtask bench`: what Ebb costs, against the bare system calls and
+//! against what QEMU has. What each row means: `docs/benchmarks.md`.
+//!
+//! Both sides of a ratio run in turn in one process run: what the machine does
+//! besides hits both.
+
+mod bare;
+mod cpu;
+mod fault;
+mod handlers;
+mod memory;
+mod reclaim;
+mod report;
+mod rounds;
+mod scan;
+mod vm;
+
+use clap::ValueEnum;
+
+use report::Report;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Which
+    #[arg(value_enum, default_value = "all")]
+    name: Name,
+    /// Fewer rounds: about a minute each
+    #[arg(long)]
+    quick: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Name {
+    /// From a fault's event to its end
+    Fault,
+    /// Taking free memory, and giving it back
+    Reclaim,
+    /// Reading the guest's page metadata
+    Scan,
+    /// What the daemon itself holds
+    Memory,
+    /// Each of them
+    All,
+}
+
+const EACH: [(Name, fn(bool) -> anyhow::Result<Report>); 4] = [
+    (Name::Fault, fault::run),
+    (Name::Reclaim, reclaim::run),
+    (Name::Scan, scan::run),
+    (Name::Memory, memory::run),
+];
+
+/// Runs the benchmarks asked for; a missed goal is no failure.
+///
+/// # Errors
+/// One cannot run here.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let wanted = EACH.iter().filter(|(name, _)| args.name == Name::All || args.name == *name);
+    for (_, bench) in wanted {
+        let report = bench(args.quick)?;
+        report.print();
+        println!("{}\n", report.save()?.display());
+    }
+    Ok(())
+}

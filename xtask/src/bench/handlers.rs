@@ -1,0 +1,262 @@
+//! Who serves faults: Ebb's pager, and a bare handler that does the same to
+//! the memory and nothing else.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::Context;
+use ebb_ledger::Ledger;
+use ebb_pager::{FaultThread, Grain, Latency, NoDevices, Pager, Parts, Restored};
+use ebb_store::SwapFile;
+use ebb_sys::mapping::Mapping;
+use ebb_sys::process::Process;
+use ebb_sys::uffd::{Events, Fault, HvaRange, Uffd, Watch, feature};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, Hva};
+use ebb_vm::ram::Backing;
+use ebb_vm::{Ram, Region};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use tempfile::TempDir;
+
+use super::bare::Bare;
+
+/// A free block and the frame that holds its metadata.
+#[derive(Clone, Copy)]
+pub struct Block {
+    pub metadata: Gfn,
+    pub head: Gfn,
+    pub order: u8,
+}
+
+impl Block {
+    pub fn frames(self) -> FrameRange {
+        FrameRange::block(self.head, self.order)
+    }
+}
+
+/// Memory whose faults are served, in this process.
+pub trait Handler {
+    /// Where the victim touches it; its first frame is frame 0.
+    fn victim(&self) -> &Mapping;
+
+    /// Takes the blocks' memory. `watch`: and write-protects their metadata.
+    ///
+    /// # Errors
+    /// As fallocate(2) and ioctl_userfaultfd(2).
+    fn empty(&self, blocks: &[Block], watch: bool) -> anyhow::Result<()>;
+
+    /// From the read of an event to the end of what resolves it.
+    fn inside(&self) -> &Latency;
+}
+
+/// A userfaultfd over all of `victim`.
+fn watched(victim: &Mapping) -> anyhow::Result<(Uffd, HvaRange)> {
+    let uffd = Uffd::new().context("userfaultfd: run as root")?;
+    uffd.handshake(feature::needed()).context("userfaultfd lacks a feature: see `ebb doctor`")?;
+    Ok((uffd, HvaRange { start: victim.address(), bytes: victim.bytes() }))
+}
+
+/// The pager and its fault thread, as `ebbd` has them.
+pub struct Ebb {
+    // Ends before the mapping whose faults it serves goes.
+    _faults: FaultThread,
+    _restored: Receiver<Restored>,
+    pager: Arc<Pager>,
+    victim: Mapping,
+    _directory: TempDir,
+}
+
+impl Ebb {
+    /// Takes hold of the memory.
+    ///
+    /// # Errors
+    /// Without the privilege, or where the run directory cannot be made.
+    pub fn start(memory: Bare, huge: bool) -> anyhow::Result<Ebb> {
+        let Bare { file, guest: victim, own: mapping } = memory;
+        let directory = run_directory()?;
+        let (gpa, bytes, hva) = (Gpa(0), victim.bytes(), victim.address());
+        let region = Region { gpa, bytes, hva, file: 0, offset: 0 };
+        let ram = Ram::new(vec![region], vec![Backing { file, mapping }])?;
+        let (uffd, _) = watched(&victim)?;
+        let ledger = Ledger::create(&directory.path().join("ledger"), ram.end())?;
+        let store = SwapFile::open(&directory.path().join("store"), bytes / FRAME_BYTES)?;
+        let (pager, restored) = Pager::new(Parts {
+            ram: Arc::new(ram),
+            ledger,
+            uffd,
+            grain: if huge { Grain::Huge } else { Grain::Frame },
+            devices: Box::new(NoDevices),
+            store: Box::new(store),
+        })?;
+        pager.watch_all()?;
+        let pager = Arc::new(pager);
+        let me = Process::open(std::process::id() as i32)?.as_fd().try_clone_to_owned()?;
+        let faults = FaultThread::start(pager.clone(), me, |why| {
+            eprintln!("the fault thread ends: {why:?}");
+        })?;
+        let (_faults, _restored, _directory) = (faults, restored, directory);
+        Ok(Ebb { _faults, _restored, pager, victim, _directory })
+    }
+}
+
+impl Handler for Ebb {
+    fn victim(&self) -> &Mapping {
+        &self.victim
+    }
+
+    fn empty(&self, blocks: &[Block], watch: bool) -> anyhow::Result<()> {
+        if !watch {
+            return Ok(blocks
+                .iter()
+                .try_for_each(|block| self.pager.ram().punch(block.frames()))?);
+        }
+        self.pager.end_watches()?;
+        let mut claims = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            let claim = self.pager.claim(block.metadata, block.head, block.order)?;
+            let claim = claim.and_then(|claim| claim.commit(true, 0));
+            claims.push(claim.context("a block is not to be had")?);
+        }
+        self.pager.empty(&mut claims, true)?;
+        Ok(())
+    }
+
+    fn inside(&self) -> &Latency {
+        &self.pager.counters.fault
+    }
+}
+
+/// Where `ebbd` keeps its own ledgers: memory, not a disk.
+fn run_directory() -> anyhow::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("ebb-bench-");
+    match Path::new("/run").is_dir() {
+        true => builder.tempdir_in("/run"),
+        false => builder.tempdir(),
+    }
+    .context("a directory for the ledger")
+}
+
+/// What resolves a fault of a bare handler.
+#[derive(Clone, Copy)]
+pub enum Resolve {
+    /// One zeroed page.
+    Zero,
+    /// A populated huge frame, then a wake.
+    Populate,
+    /// The populated block whose metadata is written, then an unprotect.
+    Restore { first: Gfn, order: u8 },
+}
+
+/// The bare handler: poll, read, resolve.
+pub struct Plain {
+    shared: Arc<Shared>,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+struct Shared {
+    memory: Bare,
+    uffd: Uffd,
+    inside: Latency,
+}
+
+impl Plain {
+    /// Begins to serve.
+    ///
+    /// # Errors
+    /// Without the privilege.
+    pub fn start(memory: Bare, resolve: Resolve) -> anyhow::Result<Plain> {
+        let (uffd, range) = watched(&memory.guest)?;
+        uffd.register(range, Watch::MissingAndWrite)?;
+        let shared = Arc::new(Shared { memory, uffd, inside: Latency::default() });
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (mine, stopped) = (shared.clone(), stop.try_clone()?);
+        let thread = std::thread::spawn(move || mine.serve(resolve, &stopped));
+        Ok(Plain { shared, stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        let told = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (told, self.thread.take())
+            && let Ok(Err(error)) = thread.join()
+        {
+            eprintln!("the bare handler ends: {error}");
+        }
+    }
+}
+
+impl Handler for Plain {
+    fn victim(&self) -> &Mapping {
+        &self.shared.memory.guest
+    }
+
+    fn empty(&self, blocks: &[Block], watch: bool) -> anyhow::Result<()> {
+        let Shared { memory, uffd, .. } = &*self.shared;
+        for block in blocks {
+            let frames = block.frames();
+            if watch {
+                uffd.protect(self.shared.range(FrameRange::new(block.metadata, 1)))?;
+            }
+            memory.file.punch(frames.start.gpa().0, frames.bytes())?;
+        }
+        Ok(())
+    }
+
+    fn inside(&self) -> &Latency {
+        &self.shared.inside
+    }
+}
+
+impl Shared {
+    fn serve(&self, resolve: Resolve, stop: &OwnedFd) -> io::Result<()> {
+        let mut events = Events::new();
+        loop {
+            let mut fds = [self.uffd.as_fd(), stop.as_fd()]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            poll(&mut fds, None)?;
+            if !fds[1].revents().is_empty() {
+                return Ok(());
+            }
+            for fault in self.uffd.read(&mut events)? {
+                let began = Instant::now();
+                self.resolve(resolve, fault)?;
+                self.inside.record(began.elapsed());
+            }
+        }
+    }
+
+    fn resolve(&self, resolve: Resolve, fault: Fault) -> io::Result<()> {
+        let offset = fault.address.0 - self.memory.guest.address().0;
+        let frame = FrameRange::new(Gpa(offset).gfn(), 1);
+        match resolve {
+            // Not asked for by the victim's next store: its protection only.
+            _ if fault.write_protected && !matches!(resolve, Resolve::Restore { .. }) => {
+                self.uffd.unprotect(self.range(frame))
+            }
+            Resolve::Zero => self.uffd.zero(self.range(frame), true),
+            Resolve::Populate => {
+                let huge = FrameRange::huge(frame.start.huge());
+                self.memory.own.populate(huge.start.gpa().0, HUGE_BYTES)?;
+                self.uffd.wake(self.range(huge))
+            }
+            Resolve::Restore { first, order } => {
+                let head = Gfn(first.0 + (frame.start.0 << order));
+                let block = FrameRange::block(head, order);
+                self.memory.own.populate(block.start.gpa().0, block.bytes())?;
+                self.uffd.unprotect(self.range(frame))
+            }
+        }
+    }
+
+    fn range(&self, frames: FrameRange) -> HvaRange {
+        let start = Hva(self.memory.guest.address().0 + frames.start.gpa().0);
+        HvaRange { start, bytes: frames.bytes() }
+    }
+}

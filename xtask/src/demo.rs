@@ -1,0 +1,69 @@
+//! `cargo xtask demo`: the same work in a real VM twice, without Ebb and with it.
+
+mod curve;
+mod guard;
+mod host;
+mod interrupt;
+mod round;
+mod summary;
+mod usage;
+mod view;
+mod workload;
+
+use anyhow::{bail, ensure};
+use vmtest::assets;
+
+use interrupt::Interrupt;
+use round::{Keeper, Record};
+use view::View;
+
+/// Runs it all.
+///
+/// # Errors
+/// The host cannot run it, the user has had enough, or a byte was wrong.
+pub fn run() -> anyhow::Result<()> {
+    guard::silence();
+    let note = guard::guard(host::check)?;
+    let kernel = assets::kernel(round::KERNEL).map_err(anyhow::Error::msg)?;
+    let interrupt = Interrupt::catch()?;
+    println!(
+        "A VM of 2 GiB with Debian's kernel ({}) does the same work twice, {} s each time:\n\
+         it fills memory, writes files, checks every byte and frees it all again.\n",
+        kernel.package,
+        workload::lasts().as_secs(),
+    );
+    note.iter().for_each(|note| println!("{note}\n"));
+    let mut view = View::new();
+    let without = round(Keeper::Nobody, &mut view, &interrupt)?;
+    let with = round(Keeper::Ebb, &mut view, &interrupt)?;
+    report(&[without, with])
+}
+
+fn round(keeper: Keeper, view: &mut View, interrupt: &Interrupt) -> anyhow::Result<Record> {
+    println!(
+        "{}",
+        match keeper {
+            Keeper::Nobody =>
+                "1 of 2: booting; `ebb detach` then lets the VM go, and nothing of Ebb is left in it",
+            Keeper::Ebb =>
+                "2 of 2: booting; `ebb auto on --interval 1s` then takes free memory back",
+        }
+    );
+    let record = round::run(keeper, view, interrupt)?;
+    println!();
+    Ok(record)
+}
+
+fn report(records: &[Record; 2]) -> anyhow::Result<()> {
+    let [without, with] = records;
+    let path = assets::target_directory().join("demo/ebb-demo.svg");
+    summary::draw(&path, records)?;
+    println!("{}\n{}", summary::table(records), summary::verdict(without, with));
+    println!("The picture: {}", path.display());
+    let wrong: u64 = records.iter().map(|record| record.guest.wrong_bytes).sum();
+    ensure!(wrong == 0, "{wrong} bytes were not what the guest had written");
+    if with.ebb.as_ref().is_none_or(|ebb| ebb.status.reclaimed_total_bytes == 0) {
+        bail!("Ebb has taken nothing");
+    }
+    Ok(())
+}

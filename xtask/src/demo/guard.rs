@@ -1,0 +1,40 @@
+//! The test bench panics where it fails: here that becomes an error.
+
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+
+use anyhow::anyhow;
+
+/// Lets no panic print by itself any more.
+pub fn silence() {
+    panic::set_hook(Box::new(|_| ()));
+}
+
+/// Runs `action`; its panic is an error.
+///
+/// # Errors
+/// As `action`.
+pub fn guard<T>(action: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|panic| Err(reason(panic.as_ref())))
+}
+
+/// The first line of what a panic said, without what only programmers want to know.
+pub fn reason(panic: &(dyn Any + Send)) -> anyhow::Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+    let text = text.trim_start_matches("assertion `left == right` failed: ");
+    anyhow!("{}", text.lines().next().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_one_line() {
+        let text = "assertion `left == right` failed: run --name x: ebb: no\n  left: Some(1)";
+        let error = guard::<()>(|| panic!("{text}")).unwrap_err();
+        assert_eq!(error.to_string(), "run --name x: ebb: no");
+        assert_eq!(guard(|| Ok(7)).unwrap(), 7);
+    }
+}

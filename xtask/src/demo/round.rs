@@ -1,0 +1,177 @@
+//! One VM from its boot to its end: who works, who measures.
+
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use ebb_api::{ReclaimReport, VmStatus};
+use vmtest::{Guest, Host, Vm};
+
+use super::guard::{guard, reason};
+use super::interrupt::Interrupt;
+use super::usage::Usage;
+use super::view::View;
+use super::workload::{Progress, State};
+
+/// Debian's kernel that the guest boots.
+pub const KERNEL: &str = "6.1-cloud";
+const MEMORY: &str = "2G";
+/// The host's memory is measured this often.
+const SAMPLE_EVERY: Duration = Duration::from_millis(200);
+/// Ebb is asked this often: each of its rounds is seen, and none delayed.
+const ASK_EBB_EVERY: Duration = Duration::from_millis(450);
+
+/// Who looks after the VM's memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Keeper {
+    Nobody,
+    Ebb,
+}
+
+/// What one round came to.
+pub struct Record {
+    pub keeper: Keeper,
+    pub vm: VmStatus,
+    /// How long the work took, with its rests.
+    pub time: Duration,
+    /// Host memory that the guest's RAM took.
+    pub resident: Vec<(Duration, u64)>,
+    pub guest: State,
+    /// Of QEMU, during the work.
+    pub vmm: Usage,
+    /// Of the daemon; it is asked for its status meanwhile.
+    pub daemon: Usage,
+    pub ebb: Option<Rounds>,
+}
+
+/// What Ebb has done so far.
+pub struct Rounds {
+    pub status: VmStatus,
+    pub count: u64,
+    pub took: Duration,
+    /// The last round that took something, and when it was seen.
+    pub last: Option<(Duration, ReclaimReport)>,
+}
+
+impl Keeper {
+    pub fn label(self) -> &'static str {
+        match self {
+            Keeper::Nobody => "without Ebb",
+            Keeper::Ebb => "with Ebb",
+        }
+    }
+}
+
+/// Boots a VM, has its guest do the work and measures meanwhile.
+///
+/// # Errors
+/// The VM does not start, the guest fails, or the user has had enough.
+pub fn run(keeper: Keeper, view: &mut View, interrupt: &Interrupt) -> anyhow::Result<Record> {
+    let record = guard(|| {
+        let host = Host::new();
+        let vm = host.run(Guest::debian(KERNEL).memory(MEMORY));
+        let status = prepare(keeper, &vm);
+        interrupt.check()?;
+        measure(keeper, &vm, status, view, interrupt)
+    });
+    // A terminal's Ctrl-C reaches more than this program: what fails then is no news.
+    interrupt.check()?;
+    record
+}
+
+/// Both VMs are started alike: accelerator and backing are the same.
+fn prepare(keeper: Keeper, vm: &Vm) -> VmStatus {
+    let status = vm.wait_trusted();
+    match keeper {
+        Keeper::Nobody => drop(vm.detach()),
+        Keeper::Ebb => drop(vm.ebb("auto on --interval 1s").ok()),
+    }
+    status
+}
+
+fn measure(
+    keeper: Keeper,
+    vm: &Vm,
+    status: VmStatus,
+    view: &mut View,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Record> {
+    let daemon = vm.host().daemon().context("ebbd is gone")?;
+    let before = (Usage::of(vm.pid())?, Usage::of(daemon)?);
+    let progress = Progress::new(status.memory_bytes);
+    let mut record = Record {
+        keeper,
+        time: Duration::ZERO,
+        resident: Vec::new(),
+        guest: State::default(),
+        vmm: Usage::default(),
+        daemon: Usage::default(),
+        ebb: (keeper == Keeper::Ebb).then(|| Rounds::new(status.clone())),
+        vm: status,
+    };
+    thread::scope(|scope| {
+        let work = scope.spawn(|| progress.work(vm, interrupt));
+        watch(&mut record, vm, &progress, &work, view)?;
+        work.join().unwrap_or_else(|panic| Err(reason(panic.as_ref())))
+    })?;
+    record.look(vm, &progress);
+    record.vmm = Usage::of(vm.pid())? - before.0;
+    record.daemon = Usage::of(daemon)? - before.1;
+    view.show(&record);
+    view.end();
+    Ok(record)
+}
+
+fn watch<T>(
+    record: &mut Record,
+    vm: &Vm,
+    progress: &Progress,
+    work: &ScopedJoinHandle<T>,
+    view: &mut View,
+) -> anyhow::Result<()> {
+    let mut ask_ebb_at = Instant::now();
+    while !work.is_finished() {
+        let start = Instant::now();
+        record.look(vm, progress);
+        if let Some(rounds) = record.ebb.as_mut().filter(|_| start >= ask_ebb_at) {
+            rounds.ask(vm, record.time)?;
+            ask_ebb_at = start + ASK_EBB_EVERY;
+        }
+        view.show(record);
+        thread::sleep((start + SAMPLE_EVERY).saturating_duration_since(Instant::now()));
+    }
+    Ok(())
+}
+
+impl Record {
+    fn look(&mut self, vm: &Vm, progress: &Progress) {
+        let resident_bytes = vm.host_bytes();
+        self.time = progress.time();
+        self.resident.push((self.time, resident_bytes));
+        self.guest = progress.state().clone();
+    }
+}
+
+impl Rounds {
+    fn new(status: VmStatus) -> Rounds {
+        Rounds { status, count: 0, took: Duration::ZERO, last: None }
+    }
+
+    /// Times in nanoseconds tell one round from the next.
+    fn ask(&mut self, vm: &Vm, now: Duration) -> anyhow::Result<()> {
+        let answer = vm.ebb("status --json");
+        let status: VmStatus = serde_json::from_str(&answer.stdout)
+            .with_context(|| format!("ebb {}: {}", answer.line, answer.stderr.trim_end()))?;
+        if status.auto.last != self.status.auto.last
+            && let Some(report) = &status.auto.last
+        {
+            self.count += 1;
+            self.took += Duration::from_nanos(report.duration_ns);
+            if report.bytes > 0 {
+                self.last = Some((now, report.clone()));
+            }
+        }
+        self.status = status;
+        Ok(())
+    }
+}

@@ -1,0 +1,71 @@
+//! What a process has cost the host so far.
+
+use std::fs;
+use std::ops::Sub;
+use std::time::Duration;
+
+use anyhow::Context;
+
+/// Since a process started, or between two looks at it.
+#[derive(Clone, Copy, Default, Debug, PartialEq)]
+pub struct Usage {
+    /// Page faults, minor and major.
+    pub faults: u64,
+    /// Processor time of all its threads, in the kernel too.
+    pub processor: Duration,
+}
+
+impl Usage {
+    /// Of the process `pid`, since it started.
+    ///
+    /// # Errors
+    /// There is no such process.
+    pub fn of(pid: i32) -> anyhow::Result<Usage> {
+        let path = format!("/proc/{pid}/stat");
+        let stat = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let ticks_per_second = rustix::param::clock_ticks_per_second();
+        parse(&stat, ticks_per_second).with_context(|| format!("{path} is not what it was"))
+    }
+}
+
+impl Sub for Usage {
+    type Output = Usage;
+
+    fn sub(self, before: Usage) -> Usage {
+        Usage {
+            faults: self.faults.saturating_sub(before.faults),
+            processor: self.processor.saturating_sub(before.processor),
+        }
+    }
+}
+
+/// `minflt`, `majflt`, `utime` and `stime` of proc_pid_stat(5). The name in
+/// brackets may hold anything: what stands behind it is counted.
+fn parse(stat: &str, ticks_per_second: u64) -> Option<Usage> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    let seconds = (field(14)? + field(15)?) as f64 / ticks_per_second as f64;
+    let processor = Duration::try_from_secs_f64(seconds).ok()?;
+    Some(Usage { faults: field(10)? + field(12)?, processor })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_counted_whatever_the_program_is_called() {
+        let stat = "7 (a) b 1) S 1 7 7 0 -1 4194560 300 5 20 6 110 40 0 0";
+        let expected = Usage { faults: 320, processor: Duration::from_millis(1500) };
+        assert_eq!(parse(stat, 100), Some(expected));
+        assert_eq!(parse("7 (a) S 1", 100), None);
+    }
+
+    #[test]
+    fn ones_own_grows() {
+        let before = Usage::of(std::process::id() as i32).unwrap();
+        let pages = std::hint::black_box(vec![1u8; 8 << 20]);
+        let used = Usage::of(std::process::id() as i32).unwrap() - before;
+        assert!(used.faults > 0, "{used:?} for {}", pages.len());
+    }
+}
