@@ -43,7 +43,10 @@ enum Name {
     All,
 }
 
-const EACH: [(Name, fn(bool) -> anyhow::Result<Report>); 4] = [
+/// A benchmark; `true`: the quick one.
+type Bench = fn(bool) -> anyhow::Result<Report>;
+
+const EACH: [(Name, Bench); 4] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),

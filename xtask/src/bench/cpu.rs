@@ -1,11 +1,15 @@
-//! Processor time of other processes' threads.
+//! Other processes and the processors: what their threads ran for, and where.
 
 use std::fs;
 use std::time::Duration;
 
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
 /// A thread of a process.
 pub struct Thread {
     pub name: String,
+    number: i32,
     directory: String,
 }
 
@@ -15,8 +19,9 @@ pub fn threads(pid: i32) -> Vec<Thread> {
     entries
         .filter_map(|entry| {
             let directory = entry.path().to_str()?.to_owned();
+            let number = entry.file_name().to_str()?.parse().ok()?;
             let name = fs::read_to_string(format!("{directory}/comm")).ok()?.trim().to_owned();
-            Some(Thread { name, directory })
+            Some(Thread { name, number, directory })
         })
         .collect()
 }
@@ -41,6 +46,43 @@ pub fn in_kernel(pid: i32) -> Duration {
     let field = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(12));
     let ticks: u64 = field.and_then(|ticks| ticks.parse().ok()).unwrap_or(0);
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+/// Processes that share one processor, until this is dropped.
+///
+/// The kernel keeps memory that was just freed for the processor that freed it.
+pub struct Together {
+    pids: Vec<i32>,
+    before: CpuSet,
+}
+
+impl Together {
+    /// Confines all threads of `pids`, and those that they make.
+    ///
+    /// # Errors
+    /// As sched_setaffinity(2).
+    pub fn new(pids: &[i32]) -> rustix::io::Result<Together> {
+        let before = sched_getaffinity(None)?;
+        let mut one = CpuSet::new();
+        let usable = (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu));
+        usable.last().into_iter().for_each(|cpu| one.set(cpu));
+        let together = Together { pids: pids.into(), before };
+        together.set(&one);
+        Ok(together)
+    }
+
+    /// A thread may end meanwhile.
+    fn set(&self, processors: &CpuSet) {
+        for thread in self.pids.iter().flat_map(|&pid| threads(pid)) {
+            let _ = sched_setaffinity(Pid::from_raw(thread.number), processors);
+        }
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        self.set(&self.before);
+    }
 }
 
 #[cfg(test)]

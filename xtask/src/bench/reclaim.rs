@@ -24,7 +24,7 @@ const RETURN_LIMIT: f64 = 1.5;
 /// 50 times as fast.
 const BALLOON_LIMIT: f64 = 0.02;
 /// So much is let go before the VM asks for it.
-const AHEAD_BYTES: u64 = 64 << 20;
+const AHEAD_BYTES: u64 = 32 << 20;
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// What a guest with a balloon in it keeps.
 const BALLOON_KEEPS_BYTES: u64 = 128 << 20;
@@ -131,14 +131,17 @@ struct Figures {
 
 /// The guest's memory is free and all there, before and after.
 fn round(vm: &Vm, setting: Setting, scale: &Scale, figures: &mut Figures) -> anyhow::Result<()> {
+    let confined = together(vm)?;
     let kernel_before = cpu::in_kernel(vm.pid());
     figures.resident_fill_s.push(vms::timed(vm, scale.fill).as_secs_f64());
     let resident_kernel = cpu::in_kernel(vm.pid()) - kernel_before;
     vm.guest(FREE);
+    drop(confined);
     if setting.strict {
         vms::restart_daemon(vm);
     }
     let saved = take(vm, figures);
+    let _confined = together(vm)?;
     let beside = Bare::new(saved, setting.is_huge())?;
     beside.touch();
     figures.bare(&beside.measure()?, saved);
@@ -158,6 +161,12 @@ fn round(vm: &Vm, setting: Setting, scale: &Scale, figures: &mut Figures) -> any
     }
     vm.guest(FREE);
     Ok(())
+}
+
+/// What gives memory and what takes it, on one processor.
+fn together(vm: &Vm) -> anyhow::Result<cpu::Together> {
+    let me = std::process::id() as i32;
+    Ok(cpu::Together::new(&[me, vm.pid(), vms::daemon(vm.host())?])?)
 }
 
 /// While the VM takes memory, lets go of as much of `stock`, just before: memory

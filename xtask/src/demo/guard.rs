@@ -18,12 +18,12 @@ pub fn guard<T>(action: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
     catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|panic| Err(reason(panic.as_ref())))
 }
 
-/// The first line of what a panic said, without what only programmers want to know.
+/// The first line of what a panic said; of a command that failed, its own words only.
 pub fn reason(panic: &(dyn Any + Send)) -> anyhow::Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-    let text = text.trim_start_matches("assertion `left == right` failed: ");
-    anyhow!("{}", text.lines().next().unwrap_or_default())
+    let line = text.lines().next().unwrap_or_default();
+    anyhow!("{}", line.split_once(": ebb: ").map_or(line, |(_, why)| why).to_owned())
 }
 
 #[cfg(test)]
@@ -33,8 +33,9 @@ mod tests {
     #[test]
     fn a_panic_becomes_one_line() {
         let text = "assertion `left == right` failed: run --name x: ebb: no\n  left: Some(1)";
-        let error = guard::<()>(|| panic!("{text}")).unwrap_err();
-        assert_eq!(error.to_string(), "run --name x: ebb: no");
+        let error = |text: &str| guard::<()>(|| panic!("{text}")).unwrap_err().to_string();
+        assert_eq!(error(text), "no");
+        assert_eq!(error("QEMU ended before the answer\n--- end"), "QEMU ended before the answer");
         assert_eq!(guard(|| Ok(7)).unwrap(), 7);
     }
 }

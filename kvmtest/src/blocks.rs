@@ -1,0 +1,214 @@
+//! A guest that takes, fills and frees blocks, and whose free blocks are
+//! emptied: it checks that it finds in each what was left there, or the fill.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_ledger::Content;
+use ebb_pager::{Claim, Grain, Pager};
+use ebb_sys::kvm_vm::Registers;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
+
+use crate::daemon::Daemon;
+use crate::machine::Machine;
+use crate::program::Program;
+use crate::vcpu::Running;
+use crate::wait::until;
+
+const RAM_BYTES: u64 = 32 << 20;
+/// A frame of metadata for each block.
+const METADATA: Gfn = Gfn(0x200);
+const BLOCKS: Gfn = Gfn(0x1000);
+const BLOCKS_BYTES: u64 = 16 << 20;
+const MAX_BLOCKS: u64 = 1024;
+/// Emptied together, so that neighbours go in one call.
+const BATCH: usize = 8;
+
+/// How blocks are emptied.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// The pieces in which missing memory is given.
+    pub grain: Grain,
+    /// Each has `1 << order` frames.
+    pub order: u8,
+    /// First touches come to the pager, not only writes to what is protected.
+    pub missing: bool,
+    /// The ledger knows the blocks; they are of this byte then.
+    pub fill: Option<u8>,
+    /// They are watched until the guest takes them.
+    pub keep: bool,
+}
+
+/// Given back when the guest writes their metadata.
+pub const STRICT: Way =
+    Way { grain: Grain::Frame, order: 4, missing: true, fill: Some(0), keep: true };
+/// Given back frame by frame on touch.
+pub const TOUCHED: Way = Way { keep: false, ..STRICT };
+/// Not known any more once they are empty.
+pub const FORGOTTEN: Way = Way { fill: None, ..TOUCHED };
+/// The same, and given back by the kernel.
+pub const RELEASED: Way = Way { missing: false, ..FORGOTTEN };
+
+/// A machine with such a guest, and its daemon.
+pub struct Blocks {
+    way: Way,
+    daemon: Option<Daemon>,
+    machine: Machine,
+}
+
+impl Blocks {
+    /// No vCPU runs yet, and no block has memory.
+    pub fn new(way: Way) -> Blocks {
+        let machine = Machine::new(RAM_BYTES);
+        let mut daemon = Daemon::take(&machine, way.grain);
+        match way.missing {
+            true => daemon.pager.watch_all().expect("the pager"),
+            false => daemon.pager.watch_all_writes().expect("the pager"),
+        }
+        daemon.serve();
+        let blocks = Blocks { way, daemon: Some(daemon), machine };
+        let metadata = FrameRange::new(METADATA, blocks.count());
+        blocks.machine.ram().populate(metadata).expect("the pager");
+        blocks
+    }
+
+    /// The pager of the daemon of today.
+    pub fn pager(&self) -> &Pager {
+        &self.daemon.as_ref().expect("held").pager
+    }
+
+    /// The daemon dies, as by `kill -9`; another takes its place after what is
+    /// done in between.
+    pub fn replace_daemon(&mut self, between: impl FnOnce(&Machine)) {
+        self.daemon = None;
+        between(&self.machine);
+        let mut daemon = Daemon::adopt(&self.machine, self.way.grain);
+        if self.way.fill.is_none() {
+            daemon.pager.end_watches().expect("the pager");
+        }
+        daemon.serve();
+        self.daemon = Some(daemon);
+    }
+
+    /// How many blocks there are.
+    pub fn count(&self) -> u64 {
+        MAX_BLOCKS.min((BLOCKS_BYTES / FRAME_BYTES) >> self.way.order)
+    }
+
+    /// How many frames they have together.
+    pub fn frames_in_all(&self) -> u64 {
+        self.count() << self.way.order
+    }
+
+    fn fill(&self) -> u8 {
+        self.way.fill.unwrap_or(0)
+    }
+
+    fn metadata(&self, block: u64) -> Gfn {
+        Gfn(METADATA.0 + block)
+    }
+
+    fn frames(&self, block: u64) -> FrameRange {
+        FrameRange::block(Gfn(BLOCKS.0 + (block << self.way.order)), self.way.order)
+    }
+
+    fn word(&self, block: u64, index: u64) -> Gpa {
+        Gpa(self.metadata(block).gpa().0 + index * 8)
+    }
+
+    /// Starts so many vCPUs.
+    pub fn start(&self, vcpus: u64) -> Vec<Running> {
+        self.machine.tell_to_leave(false);
+        let arguments = |vcpu| Registers {
+            rdi: METADATA.gpa().0,
+            rsi: BLOCKS.gpa().0,
+            rdx: self.count() - 1,
+            rcx: u64::from(self.way.order) + FRAME_BYTES.ilog2() as u64,
+            r9: vcpu,
+            ..Registers::default()
+        };
+        (0..vcpus).map(|vcpu| self.machine.start(Program::Churn, arguments(vcpu))).collect()
+    }
+
+    /// All programs leave; how many blocks they took.
+    ///
+    /// # Panics
+    /// A word of one was wrong.
+    pub fn finish(&self, running: Vec<Running>) -> u64 {
+        self.machine.tell_to_leave(true);
+        let left: Vec<Registers> = running.into_iter().map(Running::leave).collect();
+        let wrong: u64 = left.iter().map(|registers| registers.r10).sum();
+        assert_eq!(wrong, 0, "words were wrong");
+        left.iter().map(|registers| registers.r8).sum()
+    }
+
+    /// Whether the block is free and was filled since it was emptied.
+    fn looks_worth_it(&self, block: u64) -> bool {
+        self.machine.get(self.word(block, 0)) == 0 && self.machine.get(self.word(block, 2)) == 1
+    }
+
+    /// Protects a block's metadata, if it is free also at the second look.
+    pub fn claim(&self, block: u64) -> Option<Claim<'_>> {
+        if !self.looks_worth_it(block) {
+            return None;
+        }
+        let head = self.frames(block).start;
+        let claim =
+            self.pager().claim(self.metadata(block), head, self.way.order).expect("the pager")?;
+        match self.looks_worth_it(block) {
+            true => Some(claim),
+            false => {
+                claim.let_go();
+                None
+            }
+        }
+    }
+
+    /// Commits a claim in the way chosen.
+    pub fn commit<'a>(&self, claim: Claim<'a>) -> Option<Claim<'a>> {
+        claim.commit(self.way.fill.is_some(), self.fill())
+    }
+
+    fn ready_to_be_emptied(&self, block: u64) -> Option<Claim<'_>> {
+        let claim = self.commit(self.claim(block)?)?;
+        // The guest cannot take it before it is empty, so it reads this after.
+        self.machine.set(self.word(block, 1), u64::from_ne_bytes([self.fill(); 8]));
+        self.machine.set(self.word(block, 2), 0);
+        Some(claim)
+    }
+
+    /// Empties what is free; how many blocks.
+    pub fn empty_free(&self) -> u64 {
+        let mut done = 0;
+        let all: Vec<u64> = (0..self.count()).collect();
+        for batch in all.chunks(BATCH) {
+            let mut claims: Vec<_> =
+                batch.iter().filter_map(|&block| self.ready_to_be_emptied(block)).collect();
+            done += claims.len() as u64;
+            let frames: u64 = claims.iter().map(|claim| claim.block().count).sum();
+            let emptied = self.pager().empty(&mut claims, self.way.keep).expect("the pager");
+            assert_eq!(emptied, frames);
+        }
+        done
+    }
+
+    /// What the ledger and the counters call empty.
+    pub fn recorded_frames(&self) -> u64 {
+        let empty = Content::Empty { fill: self.fill(), hard: false };
+        let runs = self.pager().ledger().runs().filter(|(_, content)| *content == empty);
+        let frames = runs.map(|(frames, _)| frames.count).sum();
+        assert_eq!(self.pager().counters.emptied_frames.load(Relaxed), frames);
+        frames
+    }
+
+    /// Waits until every block has memory.
+    pub fn wait_until_all_are_filled(&self) {
+        until("all blocks to be filled", || (self.holes() == 0).then_some(()));
+    }
+
+    /// How many blocks have none.
+    pub fn holes(&self) -> u64 {
+        let hole =
+            |block: &u64| self.machine.ram().is_hole(self.frames(*block)).expect("the pager");
+        (0..self.count()).filter(hole).count() as u64
+    }
+}

@@ -1,0 +1,160 @@
+//! The VM: its memory and its vCPUs.
+
+use std::cell::Cell;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use ebb_sys::kvm_vm::{Registers, Vm};
+use ebb_sys::mapping::Mapping;
+use ebb_sys::ram_file::RamFile;
+use ebb_sys::uffd::{Uffd, feature};
+use ebb_units::{Gfn, Gpa};
+use ebb_vm::ram::{Backing, Ram, Region};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tempfile::TempDir;
+
+use crate::paging;
+use crate::program::Program;
+use crate::vcpu::Running;
+
+/// The frame through which the guest is told to leave. The host writes it, so
+/// it must not be emptied.
+pub const MAILBOX: Gfn = Gfn(0x100);
+/// The frame of the first program; each has one.
+const CODE: Gfn = Gfn(0x101);
+
+/// One at a time: two would only wait for each other's processors.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Whether this machine can be had here; if not, why.
+///
+/// # Errors
+/// The reason, for who reads the skipped tests.
+pub fn available() -> Result<(), String> {
+    Vm::create().map_err(|error| format!("no KVM: /dev/kvm: {error}"))?;
+    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
+}
+
+/// A VM whose vCPUs all read the same mailbox.
+pub struct Machine {
+    vm: Vm,
+    ram: Arc<Ram>,
+    uffd: Uffd,
+    run_directory: TempDir,
+    vcpus: Cell<u32>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Machine {
+    /// One with `bytes` of RAM on small pages, its page tables and programs in
+    /// the first 2 MiB. The rest of it is a hole.
+    pub fn new(bytes: u64) -> Machine {
+        assert!(bytes <= paging::MAX_BYTES, "more than its page tables can map");
+        // Poisoned by a test that failed, which is no reason for another to.
+        let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let file = RamFile::create("kvmtest", bytes).expect("memfd");
+        let guest = Arc::new(small_pages(&file, bytes));
+        let mapping = small_pages(&file, bytes);
+        let hva = guest.address();
+        let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset: 0 };
+        let ram = Ram::new(vec![region], vec![Backing { file, mapping }]).expect("one region");
+        let vm = Vm::create().expect("/dev/kvm");
+        vm.set_memory(0, Gpa(0), guest).expect("KVM_SET_USER_MEMORY_REGION");
+        assert!(paging::build(&ram) <= MAILBOX, "page tables reach the mailbox");
+        load_programs(&ram);
+        Machine {
+            vm,
+            ram: Arc::new(ram),
+            uffd: new_uffd().expect("userfaultfd"),
+            run_directory: tempfile::tempdir().expect("run directory"),
+            vcpus: Cell::new(0),
+            _alone: alone,
+        }
+    }
+
+    /// Its RAM.
+    pub fn ram(&self) -> &Arc<Ram> {
+        &self.ram
+    }
+
+    /// What a daemon keeps of it.
+    pub fn run_directory(&self) -> &Path {
+        self.run_directory.path()
+    }
+
+    /// A copy of the userfaultfd, as a daemon takes it out of the VMM.
+    pub fn uffd(&self) -> Uffd {
+        use std::os::fd::AsFd;
+        Uffd::from(self.uffd.as_fd().try_clone_to_owned().expect("dup"))
+    }
+
+    /// Whether a vCPU waits for a fault that nobody has read yet.
+    pub fn fault_waits(&self) -> bool {
+        let mut fds = [PollFd::new(&self.uffd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).expect("poll") > 0
+    }
+
+    /// Starts a program on a new vCPU; `arguments` as its source tells.
+    pub fn start(&self, program: Program, arguments: Registers) -> Running {
+        let number = self.vcpus.replace(self.vcpus.get() + 1);
+        let vcpu = self.vm.vcpu(number).expect("KVM_CREATE_VCPU");
+        let (rip, rbx) = (entry(program).gpa().0, MAILBOX.gpa().0);
+        Running::start(format!("vcpu{number}"), vcpu, Registers { rip, rbx, ..arguments })
+    }
+
+    /// Tells all programs to leave, or (`false`) those still to be started to
+    /// stay.
+    pub fn tell_to_leave(&self, leave: bool) {
+        self.set(MAILBOX.gpa(), u64::from(leave));
+    }
+
+    /// One word of memory that is known to be there.
+    pub fn get(&self, gpa: Gpa) -> u64 {
+        self.ram.words(gpa, 1).expect("in RAM")[0].load(Relaxed)
+    }
+
+    /// Writes one word of memory, unseen by the pager.
+    pub fn set(&self, gpa: Gpa, value: u64) {
+        self.ram.words(gpa, 1).expect("in RAM")[0].store(value, Relaxed);
+    }
+}
+
+impl Drop for Machine {
+    /// After a failure programs may still run, or wait for a fault: closing the
+    /// userfaultfd, which comes next, wakes them.
+    fn drop(&mut self) {
+        self.tell_to_leave(true);
+    }
+}
+
+fn new_uffd() -> io::Result<Uffd> {
+    let uffd = Uffd::new()?;
+    uffd.handshake(feature::needed())?;
+    Ok(uffd)
+}
+
+fn small_pages(file: &RamFile, bytes: u64) -> Mapping {
+    let mapping = Mapping::new(file, 0, bytes).expect("mmap");
+    // A kernel without huge pages has no need to be told.
+    let _ = mapping.use_huge_pages(false);
+    mapping
+}
+
+fn entry(program: Program) -> Gfn {
+    let index = Program::ALL.iter().position(|&other| other == program);
+    Gfn(CODE.0 + index.expect("all are listed") as u64)
+}
+
+fn load_programs(ram: &Ram) {
+    for program in Program::ALL {
+        let words = ram.words(entry(program).gpa(), 512).expect("in RAM");
+        assert!(program.code().len() <= 4096, "a program is at most a frame");
+        for (word, bytes) in words.iter().zip(program.code().chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(eight), Relaxed);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The guest's programs; what each does is told in its source, `guest/*.s`.
+
+/// A program for a vCPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Program {
+    /// Takes, checks, fills and frees blocks.
+    Churn,
+    /// Counts in many pages.
+    Counters,
+    /// Counts in one word.
+    Writer,
+}
+
+impl Program {
+    pub(crate) const ALL: [Program; 3] = [Program::Churn, Program::Counters, Program::Writer];
+
+    pub(crate) fn code(self) -> &'static [u8] {
+        match self {
+            Program::Churn => include_bytes!(concat!(env!("OUT_DIR"), "/churn.bin")),
+            Program::Counters => include_bytes!(concat!(env!("OUT_DIR"), "/counters.bin")),
+            Program::Writer => include_bytes!(concat!(env!("OUT_DIR"), "/writer.bin")),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A daemon dies at any step of its work, and another goes on from there.
+
+use std::mem::forget;
+
+use ebb_ledger::{Content, LockedFrame};
+use ebb_pager::{Grain, Pager};
+use ebb_sys::uffd::Events;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use kvmtest::{Daemon, Machine, until};
+use vmtest::require;
+
+use kvmtest::blocks::{Blocks, RELEASED, STRICT, TOUCHED, Way};
+use kvmtest::counting::{Counting, PAGES, spare};
+
+const ROUNDS: u64 = 20;
+
+/// A vCPU waits; every second time the dead daemon had read of it already.
+fn somebody_waits(machine: &Machine, round: u64) {
+    until("a vCPU to wait", || machine.fault_waits().then_some(()));
+    if round.is_multiple_of(2) {
+        let read = machine.uffd().read(&mut Events::new()).unwrap().count();
+        assert!(read > 0);
+    }
+}
+
+fn keeps_every_word(way: Way) {
+    let mut blocks = Blocks::new(way);
+    let running = blocks.start(2);
+    blocks.wait_until_all_are_filled();
+    for round in 0..ROUNDS {
+        blocks.empty_free();
+        // One block is only claimed, another about to be emptied.
+        for commit in [false, true] {
+            let mut all = (0..blocks.count()).cycle();
+            let claim = until("a free block", || blocks.claim(all.next()?));
+            forget(if commit { blocks.commit(claim) } else { Some(claim) });
+        }
+        blocks.replace_daemon(|machine| somebody_waits(machine, round));
+    }
+    blocks.finish(running);
+}
+
+#[test]
+fn emptied_blocks_outlive_their_daemon() {
+    require!(kvmtest::available());
+    for way in [STRICT, TOUCHED, RELEASED] {
+        keeps_every_word(way);
+    }
+    keeps_every_word(Way { fill: Some(0xaa), ..STRICT });
+    keeps_every_word(Way { grain: Grain::Huge, order: 9, ..STRICT });
+}
+
+/// A frame held, and protected in the VM.
+fn hold<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
+    let held = pager.ledger().lock_frame(gfn).unwrap();
+    let range = pager.ram().hva_range(FrameRange::new(gfn, 1)).unwrap();
+    machine.uffd().protect(range).unwrap();
+    held
+}
+
+/// The same, saved and on record as such.
+fn save<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
+    let mut held = hold(machine, pager, gfn);
+    let mut page = [0; FRAME_BYTES as usize];
+    pager.ram().read(FrameRange::new(gfn, 1), &mut page).unwrap();
+    let slot = pager.view().store.save(&page).unwrap();
+    // Nobody serves faults, so nobody marks the frame.
+    assert!(held.commit(Content::Saved { slot }));
+    held
+}
+
+/// The page of a saved frame is back already, but not on record so.
+fn bring_back<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> Option<LockedFrame<'a>> {
+    let held = pager.ledger().lock_frame(gfn).unwrap();
+    let Content::Saved { slot } = held.content() else { return None };
+    let mut page = [0; FRAME_BYTES as usize];
+    pager.view().store.load(slot, &mut page).unwrap();
+    let range = pager.ram().hva_range(FrameRange::new(gfn, 1)).unwrap();
+    machine.uffd().copy(range.start, &page).unwrap();
+    Some(held)
+}
+
+/// Leaves frames at every step between resident and saved, and back.
+fn die_at_work(machine: &Machine, pager: &Pager) {
+    for (gfn, step) in PAGES.frames().zip([0, 1, 2, 3].into_iter().cycle()) {
+        let resident = pager.ledger().content(gfn) == Content::Resident;
+        match step {
+            0 if resident => forget(hold(machine, pager, gfn)),
+            1 if resident => forget(save(machine, pager, gfn)),
+            2 if resident => {
+                let saved = save(machine, pager, gfn);
+                pager.ram().punch(FrameRange::new(gfn, 1)).unwrap();
+                forget(saved);
+            }
+            _ => forget(bring_back(machine, pager, gfn)),
+        }
+    }
+}
+
+#[test]
+fn saved_frames_outlive_their_daemon() {
+    require!(kvmtest::available());
+    let (mut counting, mut daemon) = Counting::new();
+    counting.start(2, 0);
+    for round in 0..ROUNDS {
+        let saved = daemon.pager.evict(counting.all(), spare).unwrap();
+        assert!(saved.saved_frames > 0);
+        daemon.stop_serving();
+        // Nobody brings anything back, so most is gone after this.
+        if round.is_multiple_of(3) {
+            daemon.pager.evict(counting.all(), spare).unwrap();
+        }
+        die_at_work(&counting.machine, &daemon.pager);
+        drop(daemon);
+        somebody_waits(&counting.machine, round);
+        daemon = Daemon::adopt(&counting.machine, Grain::Frame);
+        daemon.serve();
+    }
+    assert_eq!(counting.lost(&daemon.pager), 0);
+}
