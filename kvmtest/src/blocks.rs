@@ -19,7 +19,8 @@ const RAM_BYTES: u64 = 32 << 20;
 const METADATA: Gfn = Gfn(0x200);
 const BLOCKS: Gfn = Gfn(0x1000);
 const BLOCKS_BYTES: u64 = 16 << 20;
-const MAX_BLOCKS: u64 = 1024;
+/// Few, so that the guest often takes one that is being emptied.
+const MAX_BLOCKS: u64 = 16;
 /// Emptied together, so that neighbours go in one call.
 const BATCH: usize = 8;
 

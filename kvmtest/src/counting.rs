@@ -79,6 +79,11 @@ impl Counting {
         wrong.max(counts.abs_diff(self.counted(pager)))
     }
 
+    /// What was counted in a page that is there.
+    pub fn counted_in(&self, page: Gfn) -> u64 {
+        (0..self.vcpus).map(|vcpu| self.machine.get(counter(page.gpa(), vcpu))).sum()
+    }
+
     /// The sum of all counters, wherever their pages are now.
     fn counted(&self, pager: &Pager) -> u64 {
         let view = pager.view();

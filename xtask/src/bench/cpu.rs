@@ -64,8 +64,8 @@ impl Together {
     pub fn new(pids: &[i32]) -> rustix::io::Result<Together> {
         let before = sched_getaffinity(None)?;
         let mut one = CpuSet::new();
-        let usable = (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu));
-        usable.last().into_iter().for_each(|cpu| one.set(cpu));
+        let mut usable = (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu));
+        usable.next_back().into_iter().for_each(|cpu| one.set(cpu));
         let together = Together { pids: pids.into(), before };
         together.set(&one);
         Ok(together)

@@ -141,11 +141,11 @@ fn round(vm: &Vm, setting: Setting, scale: &Scale, figures: &mut Figures) -> any
         vms::restart_daemon(vm);
     }
     let saved = take(vm, figures);
-    let _confined = together(vm)?;
     let beside = Bare::new(saved, setting.is_huge())?;
     beside.touch();
     figures.bare(&beside.measure()?, saved);
 
+    let _confined = together(vm)?;
     let fault_thread = fault_thread(vm)?;
     let (cpu_before, kernel_before) = (fault_thread.ran(), cpu::in_kernel(vm.pid()));
     let refill = feeding(&beside, vm, || vms::timed(vm, scale.fill))?;

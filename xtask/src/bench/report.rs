@@ -63,7 +63,8 @@ impl Row {
     pub fn against(mut self, against: impl Into<String>, other: &Rounds) -> Row {
         self.other = Some(other.median());
         self.against = Some(against.into());
-        self.ratio = Some(self.ebb / other.median());
+        // Nothing was measured where that is not finite.
+        self.ratio = Some(self.ebb / other.median()).filter(|ratio| ratio.is_finite());
         self.shown[1] = with_noise(other);
         self
     }

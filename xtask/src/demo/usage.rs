@@ -13,6 +13,8 @@ pub struct Usage {
     pub faults: u64,
     /// Processor time of all its threads, in the kernel too.
     pub processor: Duration,
+    /// The part of it in the kernel.
+    pub kernel: Duration,
 }
 
 impl Usage {
@@ -35,6 +37,7 @@ impl Sub for Usage {
         Usage {
             faults: self.faults.saturating_sub(before.faults),
             processor: self.processor.saturating_sub(before.processor),
+            kernel: self.kernel.saturating_sub(before.kernel),
         }
     }
 }
@@ -44,9 +47,11 @@ impl Sub for Usage {
 fn parse(stat: &str, ticks_per_second: u64) -> Option<Usage> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    let seconds = (field(14)? + field(15)?) as f64 / ticks_per_second as f64;
-    let processor = Duration::try_from_secs_f64(seconds).ok()?;
-    Some(Usage { faults: field(10)? + field(12)?, processor })
+    let time =
+        |ticks: u64| Duration::try_from_secs_f64(ticks as f64 / ticks_per_second as f64).ok();
+    let kernel = time(field(15)?)?;
+    let processor = time(field(14)?)? + kernel;
+    Some(Usage { faults: field(10)? + field(12)?, processor, kernel })
 }
 
 #[cfg(test)]
@@ -56,8 +61,8 @@ mod tests {
     #[test]
     fn fields_are_counted_whatever_the_program_is_called() {
         let stat = "7 (a) b 1) S 1 7 7 0 -1 4194560 300 5 20 6 110 40 0 0";
-        let expected = Usage { faults: 320, processor: Duration::from_millis(1500) };
-        assert_eq!(parse(stat, 100), Some(expected));
+        let [processor, kernel] = [1500, 400].map(Duration::from_millis);
+        assert_eq!(parse(stat, 100), Some(Usage { faults: 320, processor, kernel }));
         assert_eq!(parse("7 (a) S 1", 100), None);
     }
 

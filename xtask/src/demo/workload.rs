@@ -17,6 +17,9 @@ const PIECE_EVERY: Duration = Duration::from_millis(350);
 /// The guest is asked this often what it uses while it rests.
 const ASK_EVERY: Duration = Duration::from_millis(400);
 
+/// However late the guest is: what becomes of freed memory is what is to be seen.
+const REST_AFTER_FREE: Duration = Duration::from_millis(2500);
+
 /// A part of the work: `verb` for pieces `name0`, `name1`, ... and then rest.
 struct Stage {
     label: &'static str,
@@ -32,6 +35,20 @@ const fn stage(
     seconds: u64,
 ) -> Stage {
     Stage { label, verb, name, pieces, lasts: Duration::from_secs(seconds) }
+}
+
+impl Stage {
+    fn takes(&self) -> bool {
+        matches!(self.verb, "fill" | "files")
+    }
+
+    fn checks(&self) -> bool {
+        matches!(self.verb, "check" | "checkfiles")
+    }
+
+    fn frees(&self) -> bool {
+        matches!(self.verb, "free" | "rmfiles")
+    }
 }
 
 const STAGES: [Stage; 13] = [
@@ -114,7 +131,8 @@ impl Progress {
                 self.ask_used(vm)?;
             }
             end += stage.lasts;
-            self.rest(vm, interrupt, end)?;
+            let due = if stage.frees() { self.time() + REST_AFTER_FREE } else { Duration::ZERO };
+            self.rest(vm, interrupt, end.max(due))?;
         }
         Ok(())
     }
@@ -127,7 +145,7 @@ impl Progress {
 
     /// Only what takes memory keeps a pace; the rest is done at once.
     fn pace(&self, start: Duration, stage: &Stage, piece: u64) {
-        if matches!(stage.verb, "fill" | "files") {
+        if stage.takes() {
             let due = start + PIECE_EVERY * piece as u32;
             thread::sleep(due.saturating_sub(self.time()));
         }
@@ -135,13 +153,13 @@ impl Progress {
 
     fn one(&self, vm: &Vm, stage: &Stage, piece: u64) -> anyhow::Result<()> {
         let Stage { verb, name, .. } = stage;
-        let size = if matches!(*verb, "fill" | "files") { PIECE } else { "" };
+        let size = if stage.takes() { PIECE } else { "" };
         let start = Instant::now();
         let answer = vm.guest(&format!("{verb} {name}{piece} {size}"));
         let took = start.elapsed();
         let mut state = self.state();
         state.busy += took;
-        if matches!(*verb, "check" | "checkfiles") {
+        if stage.checks() {
             state.checked_bytes += PIECE_BYTES;
             state.wrong_bytes += wrong_bytes(&answer)?;
         }
