@@ -48,7 +48,7 @@ fn keeps_every_word(way: Way, vcpus: u64, enough: u64) {
 fn blocks_given_back_before_they_are_taken() {
     require!(kvmtest::available());
     keeps_every_word(STRICT, 1, 500);
-    for (order, enough) in [(0, 4000), (4, 2000), (9, 16), (10, 8)] {
+    for (order, enough) in [(0, 4000), (4, 1000), (9, 16), (10, 8)] {
         keeps_every_word(Way { order, ..STRICT }, 2, enough);
     }
 }
@@ -57,7 +57,7 @@ fn blocks_given_back_before_they_are_taken() {
 fn blocks_given_back_by_touch() {
     require!(kvmtest::available());
     for way in [TOUCHED, FORGOTTEN, RELEASED] {
-        keeps_every_word(way, 2, 4000);
+        keeps_every_word(way, 2, 1500);
         keeps_every_word(Way { order: 9, ..way }, 2, 16);
     }
 }

@@ -12,7 +12,7 @@ use crate::plot::{self, Figure, Panel, Series};
 /// A line of the table: what it tells, and how to tell it of a round.
 type Row = (&'static str, fn(&Record) -> String);
 
-const ROWS: [Row; 19] = [
+const ROWS: [Row; 20] = [
     ("accelerator and RAM", |record| {
         format!("{}, {}", record.vm.accelerator.as_str(), record.vm.backing.as_str())
     }),
@@ -38,6 +38,7 @@ const ROWS: [Row; 19] = [
     ("page faults of QEMU", |record| record.vmm.faults.to_string()),
     ("processor time of QEMU", |record| in_seconds(record.vmm.processor)),
     ("of that in the host's kernel", |record| in_seconds(record.vmm.kernel)),
+    ("QEMU waited for a processor", |record| in_seconds(record.vmm.waited)),
     ("processor time of ebbd", |record| of_ebb(record, |_| in_seconds(record.daemon.processor))),
     ("the guest's work took", |record| in_seconds(record.guest.busy)),
     ("wrong bytes of those checked", |record| {

@@ -15,6 +15,8 @@ pub struct Usage {
     pub processor: Duration,
     /// The part of it in the kernel.
     pub kernel: Duration,
+    /// How long its threads could have run and had no processor.
+    pub waited: Duration,
 }
 
 impl Usage {
@@ -26,7 +28,9 @@ impl Usage {
         let path = format!("/proc/{pid}/stat");
         let stat = fs::read_to_string(&path).with_context(|| path.clone())?;
         let ticks_per_second = rustix::param::clock_ticks_per_second();
-        parse(&stat, ticks_per_second).with_context(|| format!("{path} is not what it was"))
+        let usage = parse(&stat, ticks_per_second);
+        let usage = usage.with_context(|| format!("{path} is not what it was"))?;
+        Ok(Usage { waited: waited(pid), ..usage })
     }
 }
 
@@ -38,6 +42,7 @@ impl Sub for Usage {
             faults: self.faults.saturating_sub(before.faults),
             processor: self.processor.saturating_sub(before.processor),
             kernel: self.kernel.saturating_sub(before.kernel),
+            waited: self.waited.saturating_sub(before.waited),
         }
     }
 }
@@ -51,7 +56,20 @@ fn parse(stat: &str, ticks_per_second: u64) -> Option<Usage> {
         |ticks: u64| Duration::try_from_secs_f64(ticks as f64 / ticks_per_second as f64).ok();
     let kernel = time(field(15)?)?;
     let processor = time(field(14)?)? + kernel;
-    Some(Usage { faults: field(10)? + field(12)?, processor, kernel })
+    Some(Usage { faults: field(10)? + field(12)?, processor, kernel, waited: Duration::ZERO })
+}
+
+/// Of the threads that live; nothing where the kernel keeps no account of it.
+fn waited(pid: i32) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let accounts = threads.flat_map(|thread| fs::read_to_string(thread.path().join("schedstat")));
+    accounts.flat_map(|account| run_delay(&account)).sum()
+}
+
+/// The second of the three numbers in the kernel's `Documentation/scheduler/sched-stats.rst`.
+fn run_delay(schedstat: &str) -> Option<Duration> {
+    let ns = schedstat.split_whitespace().nth(1)?.parse().ok()?;
+    Some(Duration::from_nanos(ns))
 }
 
 #[cfg(test)]
@@ -62,8 +80,12 @@ mod tests {
     fn fields_are_counted_whatever_the_program_is_called() {
         let stat = "7 (a) b 1) S 1 7 7 0 -1 4194560 300 5 20 6 110 40 0 0";
         let [processor, kernel] = [1500, 400].map(Duration::from_millis);
-        assert_eq!(parse(stat, 100), Some(Usage { faults: 320, processor, kernel }));
+        assert_eq!(
+            parse(stat, 100),
+            Some(Usage { faults: 320, processor, kernel, waited: Duration::ZERO })
+        );
         assert_eq!(parse("7 (a) S 1", 100), None);
+        assert_eq!(run_delay("12 3456 7\n"), Some(Duration::from_nanos(3456)));
     }
 
     #[test]
