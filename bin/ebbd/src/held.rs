@@ -223,8 +223,9 @@ fn recovered(
     for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
         unprotect_in_ram(&pager, *frames);
     }
-    if record.mode == Mode::Release {
-        pager.end_watches()?;
+    match record.mode {
+        Mode::Release => pager.end_watches()?,
+        Mode::Strict => held.iter().try_for_each(|(frames, _)| pager.settle_watch(frames.start))?,
     }
     Ok((pager, restored))
 }

@@ -187,9 +187,10 @@ impl<'p> Claim<'p> {
 
     /// Ends the protection. Whoever waits to write is woken by that.
     fn open(self) {
-        let _ = self.watch.unlock(Content::Resident);
         let frame = FrameRange::new(self.metadata, 1);
         self.pager.report("unprotect", self.pager.unprotect(frame));
+        let wanted = self.watch.unlock(Content::Resident);
+        self.pager.after(wanted, frame);
     }
 }
 

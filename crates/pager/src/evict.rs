@@ -104,8 +104,10 @@ impl Pager {
 
     /// Lets go of a frame that stays as it is.
     fn open(&self, gfn: Gfn, held: LockedFrame<'_>) {
-        let _ = held.unlock(Content::Resident);
-        self.report("unprotect", self.unprotect(FrameRange::new(gfn, 1)));
+        let frame = FrameRange::new(gfn, 1);
+        self.report("unprotect", self.unprotect(frame));
+        let wanted = held.unlock(Content::Resident);
+        self.after(wanted, frame);
     }
 
     fn save_and_punch(&self, held: Vec<(Gfn, LockedFrame<'_>)>) -> io::Result<Evicted> {

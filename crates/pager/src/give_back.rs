@@ -46,6 +46,18 @@ impl Pager {
         Ok(before * FRAME_BYTES)
     }
 
+    /// After a restart: a block that a dead daemon was working on comes back,
+    /// since nobody knows whether its metadata is still protected.
+    ///
+    /// # Errors
+    /// As [`Pager::give_back_all`].
+    pub fn settle_watch(&self, metadata: Gfn) -> io::Result<()> {
+        match self.ledger.content(metadata) {
+            Content::Watch { head, order } => self.again(|| self.restore(metadata, head, order)),
+            _ => Ok(()),
+        }
+    }
+
     /// Ends the watches without bringing their blocks back: for a VM in
     /// release mode, whose daemon died while it emptied them.
     ///

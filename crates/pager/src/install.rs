@@ -43,10 +43,7 @@ impl Pager {
     }
 
     fn attempt(&self, gfn: Gfn, write_protected: bool) -> io::Result<Served> {
-        let frame = FrameRange::new(gfn, 1);
         match (write_protected, self.ledger.want(gfn)) {
-            // Protected, but not committed to anything: let go at once.
-            (true, Want::Marked(Content::Resident)) => self.unprotect(frame).map(Served::done),
             (_, Want::Marked(_)) => Ok(Served::Done),
             (true, Want::Free(Content::Watch { head, order })) => {
                 let served = self.restore(gfn, head, order)?;
@@ -57,9 +54,24 @@ impl Pager {
                 Ok(served)
             }
             // A protection that ended before its event was read.
-            (true, Want::Free(_)) => self.unprotect(frame).map(Served::done),
+            (true, Want::Free(_)) => self.let_through(gfn),
             (false, Want::Free(content)) => self.install(gfn, content),
         }
+    }
+
+    /// Ends a protection that nothing stands behind. Under the frame's lock: the
+    /// worker may be about to protect it for a block, and that protection
+    /// must not be the one that ends.
+    fn let_through(&self, gfn: Gfn) -> io::Result<Served> {
+        let frame = FrameRange::new(gfn, 1);
+        let whole = FrameRange::huge(gfn.huge());
+        let words = if self.ledger.is_split(gfn.huge()) { frame } else { whole };
+        let Ok(held) = self.ledger.lock(words) else { return Ok(Served::Busy) };
+        let watched = held.contents().any(|(_, content)| matches!(content, Content::Watch { .. }));
+        let done = if watched { Ok(Served::Busy) } else { self.unprotect(frame).map(Served::done) };
+        let wanted = held.abandon();
+        self.after(wanted, words);
+        done
     }
 
     /// Gives a missing frame its content: alone, or with its huge frame.
@@ -178,8 +190,12 @@ impl Pager {
             }
         }
         self.devices.map(block);
-        let _ = watch.unlock(Content::Resident);
-        self.unprotect(FrameRange::new(metadata, 1)).map(Served::done)
+        // Before the unlock: after it the worker may protect the frame anew.
+        let frame = FrameRange::new(metadata, 1);
+        let open = self.unprotect(frame);
+        let wanted = watch.unlock(Content::Resident);
+        self.after(wanted, frame);
+        open.map(Served::done)
     }
 
     /// Brings every emptied frame of a range in one huge frame back; `false`:
