@@ -33,13 +33,13 @@ pub struct Counting {
 
 impl Counting {
     /// A machine held by a daemon that watches all of it. Its pages are there.
-    pub fn new() -> (Counting, Daemon) {
+    pub fn new(grain: Grain) -> (Counting, Daemon) {
         let machine = Machine::new(RAM_BYTES);
         for page in PAGES.frames() {
             // The guest checks that each page is the one it should be.
             machine.set(Gpa(page.gpa().0 + FRAME_BYTES - 8), page.gpa().0);
         }
-        let mut daemon = Daemon::take(&machine, Grain::Frame);
+        let mut daemon = Daemon::take(&machine, grain);
         daemon.pager.watch_all().expect("the pager");
         daemon.serve();
         (Counting { machine, running: Vec::new(), vcpus: 0 }, daemon)

@@ -1,6 +1,7 @@
 //! A daemon dies at any step of its work, and another goes on from there.
 
 use std::mem::forget;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Content, LockedFrame};
 use ebb_pager::{Grain, Pager};
@@ -100,7 +101,7 @@ fn die_at_work(machine: &Machine, pager: &Pager) {
 #[test]
 fn saved_frames_outlive_their_daemon() {
     require!(kvmtest::available());
-    let (mut counting, mut daemon) = Counting::new();
+    let (mut counting, mut daemon) = Counting::new(Grain::Frame);
     counting.start(2, 0);
     for round in 0..ROUNDS {
         until("an eviction", || {
@@ -119,4 +120,7 @@ fn saved_frames_outlive_their_daemon() {
         daemon.serve();
     }
     assert_eq!(counting.lost(&daemon.pager), 0);
+    daemon.pager.give_back_all().unwrap();
+    assert_eq!(daemon.pager.ledger().runs().count(), 0);
+    assert_eq!(daemon.pager.counters.saved_frames.load(Relaxed), 0);
 }

@@ -1,7 +1,7 @@
 //! Frames in use are saved and emptied under running vCPUs.
 
 use ebb_ledger::{Content, LockedFrame};
-use ebb_pager::{Evicted, Pager};
+use ebb_pager::{Evicted, Grain, Pager};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::until;
 use vmtest::require;
@@ -9,7 +9,7 @@ use vmtest::require;
 use kvmtest::counting::{Counting, PAGES, spare};
 
 fn keeps_every_write(vcpus: u64, rest: u64, enough: u64) {
-    let (mut counting, daemon) = Counting::new();
+    let (mut counting, daemon) = Counting::new(Grain::Frame);
     counting.start(vcpus, rest);
     let mut total = Evicted::default();
     until(format_args!("{enough} evictions"), || {
@@ -31,6 +31,28 @@ fn frames_in_use_keep_every_write() {
     keeps_every_write(2, 0, 10_000);
     // Half of the evictions go through unseen by such a guest.
     keeps_every_write(2, 10_000, 10_000);
+}
+
+/// A huge frame goes whole or not at all, whatever the guest writes meanwhile.
+#[test]
+fn huge_frames_in_use_keep_every_write() {
+    require!(kvmtest::available());
+    let (mut counting, daemon) = Counting::new(Grain::Huge);
+    // It rests for longer than an eviction takes, most of the time.
+    counting.start(1, 40_000_000);
+    let huge = FrameRange::huge(PAGES.start.huge());
+    let mut abandoned = 0;
+    for _ in 0..10 {
+        let saved = until("a whole huge frame to go", || {
+            let done = daemon.pager.evict(huge, spare).unwrap();
+            abandoned += done.abandoned_frames;
+            (done.saved_frames > 0).then_some(done.saved_frames)
+        });
+        assert_eq!(saved, huge.count);
+        daemon.pager.give_back_all().unwrap();
+    }
+    eprintln!("{abandoned} frames were written to meanwhile");
+    assert_eq!(counting.lost(&daemon.pager), 0);
 }
 
 /// Saves and punches, as eviction does, but protects nothing; the guest
@@ -73,7 +95,7 @@ fn save(pager: &Pager, gfn: Gfn) -> Option<(Gfn, LockedFrame<'_>, u64)> {
 fn the_wrong_order_loses_writes() {
     require!(kvmtest::available());
     const ENOUGH: u64 = 5000;
-    let (mut counting, daemon) = Counting::new();
+    let (mut counting, daemon) = Counting::new(Grain::Frame);
     daemon.pager.ledger().split(PAGES.start.huge()).unwrap();
     counting.start(2, 0);
     let mut total = 0;
