@@ -76,6 +76,9 @@ mod tests {
     use loom::sync::atomic::AtomicBool;
     use loom::thread;
 
+    // Every side is a thread of its own: the checker tries fewer orders for
+    // what the model's main thread does.
+
     const EMPTY: Content = Content::Empty { fill: 0, hard: false };
 
     /// One frame, one reclaimer that protects, commits and punches, one fault
@@ -97,8 +100,12 @@ mod tests {
                     Some(unlock(&word, EMPTY.to_word()))
                 })
             };
-            let asked = want(&word).expect("never mixed here");
+            let faulting = {
+                let word = word.clone();
+                thread::spawn(move || want(&word).expect("never mixed here"))
+            };
             let holder_serves = reclaimer.join().unwrap();
+            let asked = faulting.join().unwrap();
             match asked {
                 // Not held at that moment: the fault thread itself serves it.
                 Want::Free(_) => assert_ne!(holder_serves, Some(true)),
@@ -127,9 +134,10 @@ mod tests {
                     }
                 }
             };
-            let other = thread::spawn(enter(word.clone(), inside.clone()));
-            enter(word, inside)();
-            other.join().unwrap();
+            let first = thread::spawn(enter(word.clone(), inside.clone()));
+            let second = thread::spawn(enter(word, inside));
+            first.join().unwrap();
+            second.join().unwrap();
         });
     }
 }

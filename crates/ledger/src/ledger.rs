@@ -8,19 +8,7 @@ use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 use crate::content::{Content, LOCK, MIXED, WANT, is_mixed};
 use crate::entry::{Want, Word, try_lock, unlock, want};
 use crate::file::{LedgerError, Words};
-use crate::locked::{Locked, LockedFrame};
-
-/// Somebody holds a word; try another frame, or later.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Busy {
-    /// While the attempt held others of the words, a fault for one came: wake
-    /// its frames, so that it is asked again.
-    pub wanted: bool,
-}
-
-impl Busy {
-    const UNTOUCHED: Busy = Busy { wanted: false };
-}
+use crate::locked::{Busy, Locked, LockedFrame};
 
 /// The ledger of one VM, for guest-physical memory from 0 up.
 pub struct Ledger {

@@ -4,9 +4,20 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ebb_units::{FrameRange, Gfn};
 
-use crate::content::{Content, LOCK, WANT};
+use crate::content::{Content, LOCK, WANT, is_mixed};
 use crate::entry::{Word, abandon, commit, try_lock, unlock};
-use crate::ledger::Busy;
+
+/// Somebody holds a word; try another frame, or later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Busy {
+    /// While the attempt held others of the words, a fault for one came: wake
+    /// its frames, so that it is asked again.
+    pub wanted: bool,
+}
+
+impl Busy {
+    pub(crate) const UNTOUCHED: Busy = Busy { wanted: false };
+}
 
 /// One frame held.
 #[must_use]
@@ -77,8 +88,13 @@ pub struct Locked<'l> {
 impl<'l> Locked<'l> {
     pub(crate) fn take(words: &'l [Word], frames: FrameRange) -> Result<Locked<'l>, Busy> {
         for (index, word) in words.iter().enumerate() {
-            if try_lock(word).is_none() {
-                return Err(Busy { wanted: abandon_all(&words[..index]) });
+            match try_lock(word) {
+                // Split since the caller looked: it speaks for no frame now.
+                Some(before) if is_mixed(before) => {
+                    return Err(Busy { wanted: abandon_all(&words[..=index]) });
+                }
+                Some(_) => {}
+                None => return Err(Busy { wanted: abandon_all(&words[..index]) }),
             }
         }
         Ok(Locked { words, frames, held: true })
@@ -131,5 +147,43 @@ impl Drop for Locked<'_> {
         if self.held {
             abandon_all(self.words);
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::*;
+    use crate::content::MIXED;
+    use ebb_units::HugeFrame;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// One thread splits a huge frame while another takes it whole. Whoever is
+    /// first: once split it stays split, and nobody holds it.
+    #[test]
+    fn a_split_is_never_undone() {
+        loom::model(|| {
+            let words = Arc::new([Word::new(0)]);
+            let splitter = {
+                let words = words.clone();
+                thread::spawn(move || {
+                    try_lock(&words[0]).is_some_and(|_| {
+                        let _ = unlock(&words[0], MIXED);
+                        true
+                    })
+                })
+            };
+            let taker = {
+                let words = words.clone();
+                thread::spawn(move || {
+                    if let Ok(held) = Locked::take(&*words, FrameRange::huge(HugeFrame(0))) {
+                        let _ = held.unlock(Content::Resident);
+                    }
+                })
+            };
+            taker.join().unwrap();
+            let split = splitter.join().unwrap();
+            assert_eq!(words[0].load(Acquire), if split { MIXED } else { 0 });
+        });
     }
 }
