@@ -151,22 +151,26 @@ impl Pager {
         }
     }
 
-    fn punch_saved(&self, saved: Vec<(Gfn, LockedFrame<'_>, u64)>) -> io::Result<()> {
+    fn punch_saved(&self, mut saved: Vec<(Gfn, LockedFrame<'_>, u64)>) -> io::Result<()> {
+        let mut result = Ok(());
+        let mut punched = 0;
         for run in saved.chunk_by(|a, b| a.0.0 + 1 == b.0.0) {
             let frames = FrameRange::new(run[0].0, run.len() as u64);
             self.devices.unmap(frames);
-            if let Err(error) = self.ram.punch(frames) {
-                // Not punched is as good as before: the page in the file wins.
-                self.take_back(saved);
-                return Err(error);
+            result = self.ram.punch(frames);
+            if result.is_err() {
+                break;
             }
+            punched += run.len();
         }
+        // Not punched is as good as before: the page in the file wins.
+        self.take_back(saved.split_off(punched));
         for (gfn, frame, slot) in saved {
             let wanted = frame.unlock(Content::Saved { slot });
             self.after(wanted, FrameRange::new(gfn, 1));
             add(&self.counters.saved_frames, 1);
         }
-        Ok(())
+        result
     }
 
     fn save(&self, gfn: Gfn) -> io::Result<Option<u64>> {

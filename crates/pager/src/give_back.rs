@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use ebb_ledger::Content;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
+use crate::counters::subtract;
 use crate::install::Served;
 use crate::pager::Pager;
 
@@ -21,6 +22,15 @@ impl Pager {
     /// `ENOMEM`: the host has not enough memory; what is not back stays on
     /// record and is served on touch.
     pub fn give_back_all(&self) -> io::Result<u64> {
+        let result = self.give_back_each();
+        if result.is_err() {
+            // Who asked for a frame whose holder failed was not told.
+            self.wake_all()?;
+        }
+        result
+    }
+
+    fn give_back_each(&self) -> io::Result<u64> {
         let counters = [&self.counters.emptied_frames, &self.counters.saved_frames];
         let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
         // The watches first: each brings its block back before its devices.
@@ -87,19 +97,24 @@ impl Pager {
             if !self.ram.is_hole(frame)?
                 && let Ok(held) = self.ledger.lock_frame(gfn)
             {
-                let _ = held.unlock(Content::Resident);
+                let open = self.unprotect(frame);
+                let wanted = held.unlock(Content::Resident);
+                self.after(wanted, frame);
                 self.release(slot);
-                self.unprotect(frame)?;
+                subtract(&self.counters.saved_frames, 1);
+                open?;
             }
         }
         Ok(())
     }
 
     fn end_watch(&self, metadata: Gfn) -> io::Result<()> {
-        if let Ok(held) = self.ledger.lock_frame(metadata) {
-            let _ = held.unlock(Content::Resident);
-        }
-        self.unprotect(FrameRange::new(metadata, 1))
+        let Ok(held) = self.ledger.lock_frame(metadata) else { return Ok(()) };
+        let frame = FrameRange::new(metadata, 1);
+        let open = self.unprotect(frame);
+        let wanted = held.unlock(Content::Resident);
+        self.after(wanted, frame);
+        open
     }
 
     fn give_back(&self, frames: FrameRange) -> io::Result<Served> {

@@ -5,7 +5,7 @@ use std::io;
 use ebb_ledger::{Content, Want};
 use ebb_store::Page;
 use ebb_sys::uffd::Fault;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
 use crate::pager::{Grain, Pager, Restored};
@@ -201,6 +201,10 @@ impl Pager {
     /// Brings every emptied frame of a range in one huge frame back; `false`:
     /// somebody holds a part of it.
     pub(crate) fn refill(&self, frames: FrameRange) -> io::Result<bool> {
+        // Blocks that were not recorded were not split either.
+        if frames.count < FRAMES_PER_HUGE && self.split(frames.start.huge()).is_err() {
+            return Ok(false);
+        }
         let held = match self.ledger.lock(frames) {
             Ok(held) => held,
             Err(busy) => {
