@@ -90,6 +90,19 @@ impl Blocks {
         self.daemon = Some(daemon);
     }
 
+    /// From now on faults wait for the next daemon; at least so many blocks can
+    /// be claimed, and stay so but for those in the vCPUs' hands.
+    pub fn stop_serving(&mut self, claimable: u64) {
+        let known = |block| self.pager().ledger().content(self.metadata(block));
+        let can_be =
+            |block: &u64| self.looks_worth_it(*block) && known(*block) == Content::Resident;
+        until("blocks to claim", || {
+            let blocks = (0..self.count()).filter(can_be).count() as u64;
+            (blocks >= claimable).then_some(())
+        });
+        self.daemon.as_mut().expect("held").stop_serving();
+    }
+
     /// How many blocks there are.
     pub fn count(&self) -> u64 {
         MAX_BLOCKS.min((BLOCKS_BYTES / FRAME_BYTES) >> self.way.order)

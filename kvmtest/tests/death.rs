@@ -14,6 +14,7 @@ use kvmtest::blocks::{Blocks, RELEASED, STRICT, TOUCHED, Way};
 use kvmtest::counting::{Counting, PAGES, spare};
 
 const ROUNDS: u64 = 20;
+const VCPUS: u64 = 2;
 
 /// A vCPU waits; every second time the dead daemon had read of it already.
 fn somebody_waits(machine: &Machine, round: u64) {
@@ -26,10 +27,12 @@ fn somebody_waits(machine: &Machine, round: u64) {
 
 fn keeps_every_word(way: Way) {
     let mut blocks = Blocks::new(way);
-    let running = blocks.start(2);
+    let running = blocks.start(VCPUS);
     blocks.wait_until_all_are_filled();
     for round in 0..ROUNDS {
         blocks.empty_free();
+        // More than the vCPUs have at once, and the two that are taken here.
+        blocks.stop_serving(VCPUS + 2);
         // One block is only claimed, another about to be emptied.
         for commit in [false, true] {
             let mut all = (0..blocks.count()).cycle();
@@ -102,7 +105,7 @@ fn die_at_work(machine: &Machine, pager: &Pager) {
 fn saved_frames_outlive_their_daemon() {
     require!(kvmtest::available());
     let (mut counting, mut daemon) = Counting::new(Grain::Frame);
-    counting.start(2, 0);
+    counting.start(VCPUS, 0);
     for round in 0..ROUNDS {
         until("an eviction", || {
             let done = daemon.pager.evict(counting.all(), spare).unwrap();
