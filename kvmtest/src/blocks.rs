@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_pager::{Claim, Grain, Pager};
+use ebb_pager::{Claim, Committed, Grain, Pager};
 use ebb_sys::kvm_vm::Registers;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 
@@ -178,11 +178,11 @@ impl Blocks {
     }
 
     /// Commits a claim in the way chosen.
-    pub fn commit<'a>(&self, claim: Claim<'a>) -> Option<Claim<'a>> {
+    pub fn commit<'a>(&self, claim: Claim<'a>) -> Option<Committed<'a>> {
         claim.commit(self.way.fill.is_some(), self.fill())
     }
 
-    fn ready_to_be_emptied(&self, block: u64) -> Option<Claim<'_>> {
+    fn ready_to_be_emptied(&self, block: u64) -> Option<Committed<'_>> {
         let claim = self.commit(self.claim(block)?)?;
         // The guest cannot take it before it is empty, so it reads this after.
         self.machine.set(self.word(block, 1), u64::from_ne_bytes([self.fill(); 8]));

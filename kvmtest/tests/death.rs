@@ -37,7 +37,10 @@ fn keeps_every_word(way: Way) {
         for commit in [false, true] {
             let mut all = (0..blocks.count()).cycle();
             let claim = until("a free block", || blocks.claim(all.next()?));
-            forget(if commit { blocks.commit(claim) } else { Some(claim) });
+            match commit {
+                true => forget(blocks.commit(claim)),
+                false => forget(claim),
+            }
         }
         blocks.replace_daemon(|machine| somebody_waits(machine, round));
     }

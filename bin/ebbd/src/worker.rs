@@ -345,7 +345,7 @@ impl State {
         let Ok(guest) = self.insight.guest() else { return };
         let view = self.held.pager.view();
         for block in self.held.restored.try_iter() {
-            let now = guest.head_state(&view, block.head);
+            let now = guest.look(&view).head(block.head);
             if now.is_some_and(|now| now.order >= block.order) {
                 let spurious = &self.held.pager.counters.spurious;
                 spurious.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

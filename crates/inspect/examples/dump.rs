@@ -103,9 +103,9 @@ fn heads(guest: &Guest, mem: &Snapshot) {
     println!("heads {} us {}", blocks.len(), start.elapsed().as_micros());
     let start = Instant::now();
     let agreed = blocks.iter().filter(|block| {
-        guest.head_state(mem, block.head).is_some_and(|head| head.order == block.order)
+        guest.look(mem).head(block.head).is_some_and(|head| head.order == block.order)
     });
-    println!("head_state agreed {} us {}", agreed.count(), start.elapsed().as_micros());
+    println!("look agreed {} us {}", agreed.count(), start.elapsed().as_micros());
 }
 
 fn victims(guest: &Guest, mem: &Snapshot) {

@@ -6,7 +6,8 @@ use crate::victims::victims;
 use crate::vmcoreinfo::find_notes;
 use crate::zones::Sight;
 use crate::{
-    Block, Counts, GuestMemory, Memmap, Note, PageLayout, Request, Tables, Taken, Untrusted, Zones,
+    Block, Counts, GuestMemory, Look, Memmap, Note, PageLayout, Request, Tables, Taken, Untrusted,
+    Zones,
 };
 
 /// Where x86-64 kernels map their own image, before KASLR moves it further.
@@ -37,15 +38,6 @@ pub struct Guest {
 struct Text {
     va: u64,
     gpa: Gpa,
-}
-
-/// A free block's first frame, as its metadata says now.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Head {
-    /// The block has `1 << order` frames.
-    pub order: u8,
-    /// The frame that holds the head's `struct page`.
-    pub metadata: Gfn,
 }
 
 impl Guest {
@@ -157,12 +149,10 @@ impl Guest {
         self.memmap.walk(mem, gfn).map(Gpa::gfn)
     }
 
-    /// Whether `gfn` is a free block's first frame, by the guest's page tables and
-    /// metadata as they are now. Reads through [`GuestMemory::word`] only.
-    pub fn head_state(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Head> {
-        let page = self.memmap.walk(mem, gfn)?;
-        let order = self.layout.free_order_at(|offset| mem.word(page.checked_add(offset)?))?;
-        self.memmap.is_block(gfn, order).then_some(Head { order, metadata: page.gfn() })
+    /// Begins a look at what blocks' metadata says now.
+    pub fn look<'a>(&'a self, mem: &'a dyn GuestMemory) -> Look<'a> {
+        let Guest { tables, memmap, layout, .. } = self;
+        Look { mem, tables, memmap, layout, leaves: Vec::new() }
     }
 
     /// The guest's own count of free bytes.

@@ -11,6 +11,7 @@
 //! zones       nodes, zones, their free lists
 //! scan        every frame's kind; all free blocks
 //! victims     which free blocks to take
+//! look        blocks' metadata as it is now
 //! guest       all of it together, behind the gate
 //! ```
 //!
@@ -24,6 +25,7 @@
 
 mod error;
 mod guest;
+mod look;
 mod memmap;
 mod memory;
 mod page;
@@ -35,10 +37,11 @@ mod vmcoreinfo;
 mod zones;
 
 pub use error::Untrusted;
-pub use guest::{Guest, Head};
+pub use guest::Guest;
+pub use look::{Head, Look};
 pub use memmap::{Memmap, Run};
 pub use memory::GuestMemory;
-pub use page::{MAX_ORDER, PAGE_BYTES, PageKind, PageLayout};
+pub use page::{MAX_ORDER, PAGE_BYTES, PageKind, PageLayout, PageWords};
 pub use paging::{Tables, Walk};
 pub use scan::Counts;
 pub use snapshot::Snapshot;

@@ -129,7 +129,7 @@ impl Memmap {
         self.base_va
     }
 
-    fn page_va(&self, gfn: Gfn) -> Option<u64> {
+    pub(crate) fn page_va(&self, gfn: Gfn) -> Option<u64> {
         self.base_va.checked_add(gfn.0.checked_mul(PAGE_BYTES)?)
     }
 

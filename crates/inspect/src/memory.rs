@@ -4,6 +4,8 @@ use std::sync::atomic::AtomicU64;
 
 use ebb_units::{FRAME_BYTES, Gpa};
 
+use crate::page::PageWords;
+
 /// The most metadata looked at in one piece: one huge page of it.
 const WINDOW_BYTES: u64 = 2 << 20;
 
@@ -14,6 +16,10 @@ pub trait GuestMemory {
     /// `None`: misaligned, no RAM, or its content is not in memory. Must never
     /// make the host allocate memory for a hole.
     fn word(&self, gpa: Gpa) -> Option<u64>;
+
+    /// The 64-byte-aligned `struct page` at `gpa`, each of its words read once. As
+    /// [`GuestMemory::word`] otherwise.
+    fn page(&self, gpa: Gpa) -> Option<PageWords>;
 
     /// `count` words from the 8-byte-aligned `gpa` on, in place.
     ///

@@ -166,13 +166,6 @@ impl PageLayout {
         if self.mapcount.of(page) as u32 == self.buddy { self.free(page) } else { None }
     }
 
-    /// As [`PageLayout::free_order`], of a page read word by word.
-    pub(crate) fn free_order_at(&self, word: impl Fn(u64) -> Option<u64>) -> Option<u8> {
-        let mapcount = word(8 * self.mapcount.word as u64)? >> self.mapcount.shift;
-        let private = word(8 * self.private.word as u64)?;
-        (mapcount as u32 == self.buddy).then(|| self.order(private))?
-    }
-
     /// The next (or previous) link of the list that the page is on.
     pub(crate) fn link(&self, page: &PageWords, previous: bool) -> u64 {
         let word = self.lru.word + usize::from(previous);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ebb_units::{FRAME_BYTES, Gpa};
 
 use crate::GuestMemory;
+use crate::page::{PAGE_BYTES, PageWords};
 
 /// Guest RAM held in this process: a guest's memory file read whole, or bytes made up.
 #[derive(Debug, Default)]
@@ -38,6 +39,13 @@ const FRAME_WORDS: usize = (FRAME_BYTES / 8) as usize;
 impl GuestMemory for Snapshot {
     fn word(&self, gpa: Gpa) -> Option<u64> {
         self.words(gpa, 1).map(|words| words[0].load(Relaxed))
+    }
+
+    fn page(&self, gpa: Gpa) -> Option<PageWords> {
+        let whole = gpa.0.is_multiple_of(PAGE_BYTES);
+        let words = self.words(gpa, PAGE_BYTES as usize / 8).filter(|_| whole)?;
+        let words: &PageWords = words.try_into().ok()?;
+        Some(words.each_ref().map(|word| AtomicU64::new(word.load(Relaxed))))
     }
 
     fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]> {

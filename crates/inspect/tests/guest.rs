@@ -123,19 +123,19 @@ fn takes_no_more_than_wanted() {
 }
 
 #[test]
-fn head_state_follows_the_guests_own_page_tables() {
+fn a_look_follows_the_guests_own_page_tables() {
     let mut forge = Forge::with_free_blocks(4);
     let guest = inspected(&forge);
     let head = Gfn(4096);
     let metadata = forge.page(head, 0).gfn();
-    assert_eq!(guest.head_state(&forge.mem, head), Some(Head { order: 10, metadata }));
+    assert_eq!(guest.look(&forge.mem).head(head), Some(Head { order: 10, metadata }));
     assert_eq!(guest.metadata_frame(&forge.mem, head), Some(metadata));
-    assert_eq!(guest.head_state(&forge.mem, Gfn(4097)), None);
+    assert_eq!(guest.look(&forge.mem).head(Gfn(4097)), None);
 
     // The guest moves the metadata elsewhere: the old copy counts no more.
     let elsewhere = Gpa(9 << 20);
     forge.map(forge::VMEMMAP_VA + head.0 * forge::PAGE_BYTES, elsewhere, 0);
-    assert_eq!(guest.head_state(&forge.mem, head), None);
+    assert_eq!(guest.look(&forge.mem).head(head), None);
     assert_eq!(guest.metadata_frame(&forge.mem, head), Some(elsewhere.gfn()));
     assert_eq!(guest.memmap().metadata_gpa(head).map(Gpa::gfn), Some(metadata));
 }

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
 use ebb_inspect::{
-    End, Guest, GuestMemory, ListFault, Note, PageLayout, Request, Snapshot, Untrusted, find_notes,
+    End, Guest, GuestMemory, ListFault, Note, PageLayout, PageWords, Request, Snapshot, Untrusted,
+    find_notes,
 };
 use ebb_units::{Gfn, Gpa};
 use forge::Forge;
@@ -127,7 +128,7 @@ fn wild_orders_are_no_blocks() {
     let guest = Guest::inspect(&forge.mem, &[]).expect("a sound guest");
     for order in [11, 20, 63, 64, u64::MAX] {
         forge.set_page(Gfn(4096), 40, order);
-        assert_eq!(guest.head_state(&forge.mem, Gfn(4096)), None);
+        assert_eq!(guest.look(&forge.mem).head(Gfn(4096)), None);
         assert_eq!(guest.counts(&forge.mem).free_blocks[10], 8);
         assert_eq!(guest.counts(&forge.mem).frames(), forge::FRAMES);
     }
@@ -135,7 +136,7 @@ fn wild_orders_are_no_blocks() {
     forge.set_page(Gfn(4096), 40, 10);
     forge.set_page(Gfn(2051), 48, -129i32 as u32 as u64);
     forge.set_page(Gfn(2051), 40, 9);
-    assert_eq!(guest.head_state(&forge.mem, Gfn(2051)), None);
+    assert_eq!(guest.look(&forge.mem).head(Gfn(2051)), None);
 }
 
 /// Walks the list of order 10 from its head after `link` of its first block is changed.
@@ -209,6 +210,10 @@ struct Holed<'a> {
 impl GuestMemory for Holed<'_> {
     fn word(&self, gpa: Gpa) -> Option<u64> {
         (!self.hole.contains(&gpa.0)).then(|| self.mem.word(gpa))?
+    }
+
+    fn page(&self, gpa: Gpa) -> Option<PageWords> {
+        (!self.hole.contains(&gpa.0)).then(|| self.mem.page(gpa))?
     }
 
     fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]> {

@@ -1,8 +1,8 @@
 //! Emptying blocks of free frames: the second half of journey 1.
 //!
-//! A [`Claim`] is a free block whose metadata frame is held and write-protected.
-//! Only claims can be emptied, and only committed ones: so nothing is ever
-//! punched on a verdict that the guest could have changed since.
+//! A [`Claim`] is a block whose metadata frame is held and write-protected. A
+//! [`Committed`] one is on record as about to be emptied. Only those are
+//! punched: never on a verdict that the guest could have changed since.
 
 use std::io;
 
@@ -24,11 +24,19 @@ pub struct Claim<'p> {
     watch: LockedFrame<'p>,
     head: Gfn,
     order: u8,
-    /// The block's own words, held while it is emptied, where the ledger is
-    /// to know of it.
-    parts: [Option<Locked<'p>>; MAX_PARTS],
+}
+
+/// A claimed block that is on record; it waits to be emptied.
+#[must_use]
+pub struct Committed<'p> {
+    claim: Claim<'p>,
+    /// The block's own words, held until it is empty, where the ledger is to
+    /// know of it.
+    parts: Words<'p>,
     fill: u8,
 }
+
+type Words<'p> = [Option<Locked<'p>>; MAX_PARTS];
 
 impl Pager {
     /// Protects the metadata of a block that looked free. The caller must look
@@ -50,8 +58,7 @@ impl Pager {
             self.after(wanted, frame);
             return Ok(None);
         }
-        let claim =
-            Claim { pager: self, metadata, watch, head, order, parts: [None, None], fill: 0 };
+        let claim = Claim { pager: self, metadata, watch, head, order };
         match self.protect(frame) {
             Ok(()) => Ok(Some(claim)),
             Err(error) => {
@@ -65,12 +72,12 @@ impl Pager {
     /// watched (`keep`) or free to be used unseen. Returns the frames emptied.
     ///
     /// # Errors
-    /// As fallocate(2). What was not punched keeps its memory; no claim is left.
-    pub fn empty(&self, claims: &mut Vec<Claim<'_>>, keep: bool) -> io::Result<u64> {
-        claims.sort_unstable_by_key(|claim| claim.head);
+    /// As fallocate(2). What was not punched keeps its memory; no block is left.
+    pub fn empty(&self, blocks: &mut Vec<Committed<'_>>, keep: bool) -> io::Result<u64> {
+        blocks.sort_unstable_by_key(|block| block.claim.head);
         let mut result = Ok(0);
         let mut run = FrameRange::new(Gfn(0), 0);
-        for block in claims.iter().map(Claim::block) {
+        for block in blocks.iter().map(Committed::block) {
             self.devices.unmap(block);
             let joined = FrameRange::new(run.start, run.count + block.count);
             if run.end() == block.start && self.ram.range(joined).is_some() {
@@ -81,7 +88,7 @@ impl Pager {
             }
         }
         result = self.punch(run, result);
-        claims.drain(..).for_each(|claim| claim.finish(keep));
+        blocks.drain(..).for_each(|block| block.finish(keep));
         result
     }
 
@@ -115,33 +122,32 @@ impl<'p> Claim<'p> {
     /// is to know its frames, each a byte of `fill` from now on.
     ///
     /// `None`: the guest wants it, or part of it is held; it was let go.
-    pub fn commit(mut self, record: bool, fill: u8) -> Option<Claim<'p>> {
-        self.fill = fill;
-        if record && !self.hold_parts() {
+    pub fn commit(mut self, record: bool, fill: u8) -> Option<Committed<'p>> {
+        let mut parts: Words<'p> = [None, None];
+        let held = !record || self.hold_parts(&mut parts);
+        if !held || !self.watch.commit(Content::Watch { head: self.head, order: self.order }) {
+            for part in parts.into_iter().flatten() {
+                let frames = part.frames();
+                let wanted = part.abandon();
+                self.pager.after(wanted, frames);
+            }
             self.let_go();
             return None;
         }
-        if !self.watch.commit(Content::Watch { head: self.head, order: self.order }) {
-            self.let_go();
-            return None;
-        }
-        for part in self.parts.iter().flatten() {
+        for part in parts.iter().flatten() {
             let resident = part.contents().filter(|(_, content)| *content == Content::Resident);
             let frames: u64 = resident.map(|(frames, _)| frames.count).sum();
             add(&self.pager.counters.emptied_frames, frames);
             part.set(Content::Empty { fill, hard: false });
         }
-        Some(self)
+        Some(Committed { claim: self, parts, fill })
     }
 
-    fn hold_parts(&mut self) -> bool {
+    fn hold_parts(&self, parts: &mut Words<'p>) -> bool {
         let pager = self.pager;
-        for (slot, frames) in
-            self.parts.iter_mut().zip(FrameRange::block(self.head, self.order).by_huge())
-        {
-            if frames.count < ebb_units::FRAMES_PER_HUGE
-                && pager.split(frames.start.huge()).is_err()
-            {
+        for (slot, frames) in parts.iter_mut().zip(self.block().by_huge()) {
+            let part = frames.count < ebb_units::FRAMES_PER_HUGE;
+            if part && pager.split(frames.start.huge()).is_err() {
                 return false;
             }
             match pager.ledger.lock(frames) {
@@ -161,36 +167,35 @@ impl<'p> Claim<'p> {
         true
     }
 
-    /// Gives the block up as it is; the guest goes on with it.
-    pub fn let_go(mut self) {
-        self.free_parts(Content::Resident);
-        self.open();
-    }
-
-    fn finish(mut self, keep: bool) {
-        self.free_parts(Content::Empty { fill: self.fill, hard: false });
-        if !keep {
-            return self.open();
-        }
-        let watch = Content::Watch { head: self.head, order: self.order };
-        let wanted = self.watch.unlock(watch);
-        self.pager.after(wanted, FrameRange::new(self.metadata, 1));
-    }
-
-    fn free_parts(&mut self, content: Content) {
-        for held in self.parts.iter_mut().filter_map(Option::take) {
-            let frames = held.frames();
-            let wanted = held.unlock(content);
-            self.pager.after(wanted, frames);
-        }
-    }
-
-    /// Ends the protection. Whoever waits to write is woken by that.
-    fn open(self) {
+    /// Gives the block up as it is; the guest goes on with it. Whoever waits to
+    /// write its metadata is woken by the end of the protection.
+    pub fn let_go(self) {
         let frame = FrameRange::new(self.metadata, 1);
         self.pager.report("unprotect", self.pager.unprotect(frame));
         let wanted = self.watch.unlock(Content::Resident);
         self.pager.after(wanted, frame);
+    }
+}
+
+impl Committed<'_> {
+    /// The block.
+    pub fn block(&self) -> FrameRange {
+        self.claim.block()
+    }
+
+    fn finish(self, keep: bool) {
+        let Committed { claim, parts, fill } = self;
+        for held in parts.into_iter().flatten() {
+            let frames = held.frames();
+            let wanted = held.unlock(Content::Empty { fill, hard: false });
+            claim.pager.after(wanted, frames);
+        }
+        if !keep {
+            return claim.let_go();
+        }
+        let watch = Content::Watch { head: claim.head, order: claim.order };
+        let wanted = claim.watch.unlock(watch);
+        claim.pager.after(wanted, FrameRange::new(claim.metadata, 1));
     }
 }
 

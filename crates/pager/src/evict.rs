@@ -69,15 +69,15 @@ impl Pager {
             return Ok(Evicted::default());
         }
         let mut held = Vec::new();
-        for gfn in piece.frames().filter(|&gfn| !spare(gfn)) {
-            if let Some(frame) = self.hold(gfn)? {
-                held.push((gfn, frame));
-            }
-        }
+        let wanted = piece.frames().filter(|&gfn| !spare(gfn));
+        let result = { wanted }.try_for_each(|gfn| {
+            held.extend(self.hold(gfn)?.map(|frame| (gfn, frame)));
+            Ok(())
+        });
         let all = held.len() as u64 == FRAMES_PER_HUGE;
-        if held.is_empty() || (self.grain == Grain::Huge && !all) {
+        if result.is_err() || held.is_empty() || (self.grain == Grain::Huge && !all) {
             held.into_iter().for_each(|(gfn, frame)| self.open(gfn, frame));
-            return Ok(Evicted::default());
+            return result.map(|()| Evicted::default());
         }
         std::thread::sleep(HOLD);
         self.save_and_punch(held)
@@ -87,7 +87,7 @@ impl Pager {
     fn hold(&self, gfn: Gfn) -> io::Result<Option<LockedFrame<'_>>> {
         let frame = FrameRange::new(gfn, 1);
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(None) };
-        let there = self.grain == Grain::Huge || !self.ram.is_hole(frame)?;
+        let there = self.grain == Grain::Huge || matches!(self.ram.is_hole(frame), Ok(false));
         if held.content() != Content::Resident || !there {
             let wanted = held.abandon();
             self.after(wanted, frame);

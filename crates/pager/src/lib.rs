@@ -17,7 +17,7 @@ mod latency;
 mod pager;
 mod view;
 
-pub use claim::Claim;
+pub use claim::{Claim, Committed};
 pub use counters::Counters;
 pub use evict::Evicted;
 pub use fault_thread::FaultThread;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use ebb_inspect::GuestMemory;
+use ebb_inspect::{GuestMemory, PAGE_BYTES, PageWords};
 use ebb_ledger::{Content, Ledger};
 use ebb_store::{Page, Store};
 use ebb_units::{FRAME_BYTES, FrameRange, Gpa};
@@ -20,11 +20,19 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    fn saved_word(&self, slot: u64, gpa: Gpa) -> Option<u64> {
+    fn saved<const COUNT: usize>(&self, slot: u64, gpa: Gpa) -> Option<[u8; COUNT]> {
         let mut page: Page = [0; FRAME_BYTES as usize];
         self.store.load(slot, &mut page).ok()?;
         let at = (gpa.0 % FRAME_BYTES) as usize;
-        Some(u64::from_ne_bytes(page.get(at..at + 8)?.try_into().ok()?))
+        page.get(at..at + COUNT)?.try_into().ok()
+    }
+
+    fn bytes_at<const COUNT: usize>(&self, gpa: Gpa) -> Option<[u8; COUNT]> {
+        match self.ledger.content(gpa.gfn()) {
+            Content::Saved { slot } => self.saved(slot, gpa),
+            content if readable(content) => self.ram.bytes_at(gpa),
+            _ => None,
+        }
     }
 
     fn is_here(&self, frames: FrameRange) -> bool {
@@ -42,11 +50,14 @@ fn readable(content: Content) -> bool {
 
 impl GuestMemory for View<'_> {
     fn word(&self, gpa: Gpa) -> Option<u64> {
-        match self.ledger.content(gpa.gfn()) {
-            Content::Saved { slot } => self.saved_word(slot, gpa),
-            content if readable(content) => self.ram.word(gpa),
-            _ => None,
-        }
+        self.bytes_at(gpa).map(u64::from_ne_bytes)
+    }
+
+    fn page(&self, gpa: Gpa) -> Option<PageWords> {
+        let bytes: [u8; PAGE_BYTES as usize] = self.bytes_at(gpa)?;
+        let (words, _) = bytes.as_chunks::<8>();
+        let words: &[[u8; 8]; PAGE_BYTES as usize / 8] = words.try_into().ok()?;
+        Some(words.map(|word| AtomicU64::new(u64::from_ne_bytes(word))))
     }
 
     fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]> {

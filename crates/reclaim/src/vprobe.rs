@@ -12,9 +12,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use ebb_inspect::{Block, Guest, Request};
+use ebb_inspect::{Block, Guest, Head, Request};
 use ebb_ledger::Content;
-use ebb_pager::{Claim, Grain, Pager};
+use ebb_pager::{Claim, Committed, Grain, Pager};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa};
 
 /// What Linux fills freed pages with under `page_poison=1`
@@ -100,7 +100,7 @@ pub fn reclaim(
     };
     guest.victims(&pager.view(), request, blocks);
     taken.scan = began.elapsed();
-    let mut pass = Pass { pager, guest, order, taken, claims: Vec::new() };
+    let mut pass = Pass { pager, guest, order, taken };
     let mut left = blocks.iter().copied();
     let stop = loop {
         if pass.taken.bytes >= order.want_bytes {
@@ -123,36 +123,38 @@ struct Pass<'a> {
     guest: &'a Guest,
     order: Order,
     taken: Taken,
-    claims: Vec<Claim<'a>>,
 }
 
 impl<'a> Pass<'a> {
     /// Takes the next batch; `false`: no block is left.
+    ///
+    /// Algorithm 1, line by line for the whole batch: all are protected before
+    /// any is looked at again, so one walk of page tables serves many.
     fn batch(&mut self, left: &mut impl Iterator<Item = Block>) -> io::Result<bool> {
         let limit = self.order.batch_bytes.min(self.order.want_bytes - self.taken.bytes);
-        let mut bytes = 0;
-        let mut more = true;
-        while bytes < limit {
-            let Some(block) = left.next() else {
-                more = false;
-                break;
-            };
-            if let Some(claim) = self.claim(block)? {
-                bytes += block.frames().bytes();
-                self.claims.push(claim);
+        let (mut bytes, mut claims, mut result) = (0, Vec::new(), Ok(true));
+        while bytes < limit && matches!(result, Ok(true)) {
+            match left.next().map(|block| self.claim(block)) {
+                Some(Ok(Some(claim))) => {
+                    bytes += claim.block().bytes();
+                    claims.push(claim);
+                }
+                Some(Ok(None)) => {}
+                Some(Err(error)) => result = Err(error),
+                None => result = Ok(false),
             }
         }
-        let blocks = self.claims.len() as u64;
-        let frames = self.pager.empty(&mut self.claims, self.order.mode == Mode::Strict)?;
+        let (mut committed, watched) = self.look_again(claims);
+        let blocks = committed.len() as u64;
+        let frames = self.pager.empty(&mut committed, self.order.mode == Mode::Strict)?;
         self.taken.bytes += frames * FRAME_BYTES;
         self.taken.blocks += blocks;
-        Ok(more)
+        watched.and(result)
     }
 
-    /// Lines 9 to 20 of Algorithm 1 for one block.
+    /// Protects the metadata of a block that is on a free list.
     fn claim(&mut self, block: Block) -> io::Result<Option<Claim<'a>>> {
-        let view = self.pager.view();
-        // From the table of the inspection; the look below walks anew.
+        // From the table of the inspection; the second look walks anew.
         let Some(metadata) = self.guest.memmap().metadata_gpa(block.head).map(Gpa::gfn) else {
             self.taken.in_use += 1;
             return Ok(None);
@@ -161,34 +163,43 @@ impl<'a> Pass<'a> {
             self.taken.already_empty += 1;
             return Ok(None);
         }
-        let Some(claim) = self.pager.claim(metadata, block.head, block.order)? else {
-            self.taken.already_empty += 1;
-            return Ok(None);
-        };
-        let now = self.guest.head_state(&view, block.head);
-        let fill = now.filter(|now| now.order == block.order && now.metadata == metadata);
-        let Some(fill) = fill.and_then(|_| self.fill_of(block.frames())) else {
-            self.taken.in_use += 1;
-            claim.let_go();
-            return Ok(None);
-        };
-        self.commit(claim, fill)
+        let claim = self.pager.claim(metadata, block.head, block.order)?;
+        self.taken.already_empty += u64::from(claim.is_none());
+        Ok(claim)
     }
 
-    fn commit(&mut self, claim: Claim<'a>, fill: u8) -> io::Result<Option<Claim<'a>>> {
-        if fill != 0 {
-            // Only a served fault can bring another byte than zero back.
-            if let Err(error) = self.pager.watch_all() {
-                claim.let_go();
-                return Err(error);
+    /// Commits what is still free, until an error.
+    fn look_again(&mut self, claims: Vec<Claim<'a>>) -> (Vec<Committed<'a>>, io::Result<()>) {
+        let view = self.pager.view();
+        let mut look = self.guest.look(&view);
+        let (mut committed, mut result) = (Vec::with_capacity(claims.len()), Ok(()));
+        for claim in claims {
+            let now = look.head(claim.block().start);
+            let same = |now: &Head| now.order == claim.order() && now.metadata == claim.metadata();
+            match now.filter(same).and_then(|_| self.fill_of(claim.block())) {
+                // Only a served fault can bring another byte than zero back.
+                Some(fill) if fill != 0 && result.is_ok() => match self.pager.watch_all() {
+                    Ok(()) => committed.extend(self.commit(claim, fill)),
+                    Err(error) => {
+                        result = Err(error);
+                        claim.let_go();
+                    }
+                },
+                Some(0) => committed.extend(self.commit(claim, 0)),
+                _ => {
+                    self.taken.in_use += 1;
+                    claim.let_go();
+                }
             }
         }
+        (committed, result)
+    }
+
+    fn commit(&mut self, claim: Claim<'a>, fill: u8) -> Option<Committed<'a>> {
         let record = self.order.mode == Mode::Strict || fill != 0;
         let committed = claim.commit(record, fill);
-        if committed.is_none() {
-            self.taken.cancelled += 1;
-        }
-        Ok(committed)
+        self.taken.cancelled += u64::from(committed.is_none());
+        committed
     }
 
     /// In strict mode the watch on its metadata tells, and a block that was

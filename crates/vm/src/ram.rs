@@ -197,10 +197,15 @@ impl Ram {
 
     /// One aligned word, read once and without giving a hole memory.
     pub fn word(&self, gpa: Gpa) -> Option<u64> {
-        let place = self.place(gpa).filter(|_| gpa.0.is_multiple_of(8))?;
-        let mut word = [0; 8];
-        self.files.get(place.file)?.file.read_at(place.offset, &mut word).ok()?;
-        Some(u64::from_ne_bytes(word))
+        self.bytes_at(gpa).map(u64::from_ne_bytes)
+    }
+
+    /// So many aligned bytes, read once and without giving a hole memory.
+    pub fn bytes_at<const COUNT: usize>(&self, gpa: Gpa) -> Option<[u8; COUNT]> {
+        let place = self.place(gpa).filter(|_| gpa.0.is_multiple_of(COUNT as u64))?;
+        let mut bytes = [0; COUNT];
+        self.files.get(place.file)?.file.read_at(place.offset, &mut bytes).ok()?;
+        Some(bytes)
     }
 
     /// Words in place. Loading one from a hole allocates a page: for memory

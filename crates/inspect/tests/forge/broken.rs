@@ -41,14 +41,15 @@ pub fn use_it(mem: &dyn GuestMemory, mut guest: Guest) -> Result<(), Untrusted> 
     guest.memmap().free_blocks(mem, guest.layout(), 0, |head, order| {
         blocks.push(Block { head, order });
     });
+    let mut look = guest.look(mem);
     for block in blocks {
         assert!(guest.memmap().in_ram(block.frames()), "{block:?}");
-        guest.head_state(mem, block.head);
+        look.head(block.head);
     }
     let counts = guest.counts(mem);
     assert!(counts.frames() >= guest.memmap().frames());
     for gfn in [0, 1, 511, 1 << 40, u64::MAX] {
-        guest.head_state(mem, Gfn(gfn));
+        look.head(Gfn(gfn));
         guest.metadata_frame(mem, Gfn(gfn));
     }
     guest.recheck(mem);

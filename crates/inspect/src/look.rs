@@ -1,0 +1,56 @@
+//! The second look of V-Probe's Algorithm 1, at many blocks.
+
+use ebb_units::{Gfn, Gpa};
+
+use crate::{GuestMemory, Memmap, PageLayout, Tables, Walk};
+
+/// What Linux maps its memory map with, where the CPU can.
+const LEAF_BYTES: u64 = 2 << 20;
+
+/// A free block's first frame, as its metadata says now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
+    /// The block has `1 << order` frames.
+    pub order: u8,
+    /// The frame that holds the head's `struct page`.
+    pub metadata: Gfn,
+}
+
+/// Looks at blocks' metadata by the guest's page tables as they are now, at the
+/// earliest since this was made: a large leaf of the tables, which maps the
+/// metadata of 128 MiB, is walked to once. So whoever protects metadata to look
+/// at it again makes one after the last protection.
+pub struct Look<'a> {
+    pub(crate) mem: &'a dyn GuestMemory,
+    pub(crate) tables: &'a Tables,
+    pub(crate) memmap: &'a Memmap,
+    pub(crate) layout: &'a PageLayout,
+    /// Virtual and guest-physical starts of the leaves seen.
+    pub(crate) leaves: Vec<(u64, Gpa)>,
+}
+
+impl Look<'_> {
+    /// What `gfn` is, if it is a free block's first frame. Reads by
+    /// [`GuestMemory::word`] and [`GuestMemory::page`] only.
+    pub fn head(&mut self, gfn: Gfn) -> Option<Head> {
+        let page = self.page(gfn)?;
+        let order = self.layout.free_order(&self.mem.page(page)?)?;
+        self.memmap.is_block(gfn, order).then_some(Head { order, metadata: page.gfn() })
+    }
+
+    fn page(&mut self, gfn: Gfn) -> Option<Gpa> {
+        let va = self.memmap.page_va(gfn)?;
+        let start = va - va % LEAF_BYTES;
+        let known = self.leaves.iter().rev().find(|(leaf, _)| *leaf == start);
+        if let Some((_, leaf)) = known {
+            return Some(Gpa(leaf.0 + va % LEAF_BYTES));
+        }
+        match self.tables.walk(self.mem, start) {
+            Walk::Mapped { gpa, bytes } if bytes >= LEAF_BYTES => {
+                self.leaves.push((start, gpa));
+                Some(Gpa(gpa.0 + va % LEAF_BYTES))
+            }
+            _ => self.tables.translate(self.mem, va),
+        }
+    }
+}
