@@ -92,6 +92,12 @@ impl Pager {
         result
     }
 
+    /// Lets go of committed blocks that are not to be emptied after all. They
+    /// may stay on record: a page that is there wins over its word.
+    pub fn spare(&self, blocks: Vec<Committed<'_>>) {
+        blocks.into_iter().for_each(|block| block.finish(false));
+    }
+
     fn punch(&self, run: FrameRange, so_far: io::Result<u64>) -> io::Result<u64> {
         let frames = so_far?;
         if run.count > 0 {

@@ -78,8 +78,8 @@ pub enum Stop {
     Io(#[from] io::Error),
 }
 
-/// Takes free blocks. `still_runs` is asked before each batch: `false` once
-/// the guest may have been reset since it was last known to run.
+/// Takes free blocks. `still_runs` is asked right before each batch is emptied:
+/// `false` once the guest may have been reset since it was last known to run.
 ///
 /// Returns what was taken, and what ended it early.
 pub fn reclaim(
@@ -87,7 +87,7 @@ pub fn reclaim(
     guest: &Guest,
     order: Order,
     blocks: &mut Vec<Block>,
-    mut still_runs: impl FnMut() -> bool,
+    still_runs: impl FnMut() -> bool,
 ) -> (Taken, Option<Stop>) {
     let mut taken = Taken::default();
     let began = Instant::now();
@@ -100,37 +100,35 @@ pub fn reclaim(
     };
     guest.victims(&pager.view(), request, blocks);
     taken.scan = began.elapsed();
-    let mut pass = Pass { pager, guest, order, taken };
+    let mut pass = Pass { pager, guest, order, taken, still_runs };
     let mut left = blocks.iter().copied();
     let stop = loop {
         if pass.taken.bytes >= order.want_bytes {
             break None;
         }
-        if !still_runs() {
-            break Some(Stop::Reset);
-        }
         match pass.batch(&mut left) {
             Ok(true) => {}
             Ok(false) => break None,
-            Err(error) => break Some(Stop::Io(error)),
+            Err(stop) => break Some(stop),
         }
     };
     (pass.taken, stop)
 }
 
-struct Pass<'a> {
+struct Pass<'a, R> {
     pager: &'a Pager,
     guest: &'a Guest,
     order: Order,
     taken: Taken,
+    still_runs: R,
 }
 
-impl<'a> Pass<'a> {
+impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     /// Takes the next batch; `false`: no block is left.
     ///
     /// Algorithm 1, line by line for the whole batch: all are protected before
     /// any is looked at again, so one walk of page tables serves many.
-    fn batch(&mut self, left: &mut impl Iterator<Item = Block>) -> io::Result<bool> {
+    fn batch(&mut self, left: &mut impl Iterator<Item = Block>) -> Result<bool, Stop> {
         let limit = self.order.batch_bytes.min(self.order.want_bytes - self.taken.bytes);
         let (mut bytes, mut claims, mut result) = (0, Vec::new(), Ok(true));
         while bytes < limit && matches!(result, Ok(true)) {
@@ -145,11 +143,15 @@ impl<'a> Pass<'a> {
             }
         }
         let (mut committed, watched) = self.look_again(claims);
+        if !(self.still_runs)() {
+            self.pager.spare(committed);
+            return Err(Stop::Reset);
+        }
         let blocks = committed.len() as u64;
         let frames = self.pager.empty(&mut committed, self.order.mode == Mode::Strict)?;
         self.taken.bytes += frames * FRAME_BYTES;
         self.taken.blocks += blocks;
-        watched.and(result)
+        Ok(watched.and(result)?)
     }
 
     /// Protects the metadata of a block that is on a free list.
