@@ -6,6 +6,7 @@ mod bench;
 mod cargo;
 mod demo;
 mod plot;
+mod soak;
 
 use std::process::ExitCode;
 
@@ -21,6 +22,8 @@ enum Task {
     Demo,
     /// Measure Ebb against the bare system calls and against QEMU: tables, and JSON in target/bench
     Bench(bench::Args),
+    /// Repeat the tests that look for rare events, and fuzz, until the time is up
+    Soak(soak::Args),
 }
 
 fn main() -> ExitCode {
@@ -28,6 +31,7 @@ fn main() -> ExitCode {
         Task::Assets(args) => assets::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Demo => demo::run(),
+        Task::Soak(args) => soak::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

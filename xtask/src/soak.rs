@@ -1,0 +1,56 @@
+//! The tests that look for rare events, again and again for as long as wished.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+
+use super::cargo;
+
+/// What may go wrong once in thousands of times: kvmtest whole, and these of vmtest.
+const VM_TESTS: [&str; 4] = ["attach", "death", "evict", "reclaim"];
+
+/// How long.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Begin no new round after so many minutes
+    #[arg(long, default_value_t = 60)]
+    minutes: u64,
+    /// Fuzz each target for so many seconds in every round
+    #[arg(long, default_value_t = 60)]
+    fuzz_seconds: u64,
+}
+
+/// Rounds of all of it until the time is up, or one fails.
+///
+/// # Errors
+/// The first thing that failed.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let (began, limit) = (Instant::now(), Duration::from_secs(60 * args.minutes));
+    cargo::run(cargo::command().args(["build", "--release", "-p", "ebb", "-p", "ebbd"]))?;
+    for round in 1.. {
+        println!("== soak: round {round}, {} min so far", began.elapsed().as_secs() / 60);
+        tests("kvmtest", &[])?;
+        tests("vmtest", &VM_TESTS)?;
+        fuzz(args.fuzz_seconds)?;
+        if began.elapsed() >= limit {
+            println!("== soak: {round} rounds without a failure");
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn tests(package: &str, only: &[&str]) -> anyhow::Result<()> {
+    let mut command = cargo::command();
+    command.args(["test", "--release", "-p", package]);
+    command.args(only.iter().flat_map(|test| ["--test", test]));
+    cargo::run(command.args(["--", "--test-threads=1"]))
+}
+
+fn fuzz(seconds: u64) -> anyhow::Result<()> {
+    let mut script = Command::new(cargo::workspace().join("scripts/fuzz"));
+    let status = script.arg(seconds.to_string()).status().context("scripts/fuzz")?;
+    ensure!(status.success(), "a fuzz target fails, see above");
+    Ok(())
+}
