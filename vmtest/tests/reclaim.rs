@@ -1,9 +1,7 @@
 //! Free memory goes to the host and comes back, and no byte that the guest wrote changes.
 
-use std::fs;
-
 use ebb_api::Backing;
-use vmtest::{Guest, Host, Vm, assets, require, until};
+use vmtest::{Guest, Host, HostSetting, Vm, assets, require, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -159,38 +157,33 @@ fn automatic_reclaim_follows_the_guest() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-#[test]
-fn huge_pages_go_and_come_back() {
-    require!(shared_huge_pages());
-    let vm = Host::new().run(Guest::debian("6.1-cloud").backing("thp").mode("strict"));
+/// In huge pages, also while everything moves.
+fn huge(mode: &str) {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").backing("thp").mode(mode));
     assert_eq!(vm.status().backing, Backing::Thp);
     assert_goes_and_comes_back(&vm);
 }
 
-fn shared_huge_pages() -> Result<(), String> {
-    let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-    let setting = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    let usable = ["[always]", "[within_size]", "[advise]", "[force]"];
-    match usable.iter().any(|choice| setting.contains(choice)) {
-        true => Ok(()),
-        false => Err(format!("{path} is {}: `ebb doctor --fix` allows them", setting.trim())),
-    }
+#[test]
+fn huge_pages_go_and_come_back_in_release_mode() {
+    let setting = HostSetting::shared_huge_pages();
+    require!(setting.as_ref());
+    huge("release");
+}
+
+#[test]
+fn huge_pages_go_and_come_back_in_strict_mode() {
+    let setting = HostSetting::shared_huge_pages();
+    require!(setting.as_ref());
+    huge("strict");
 }
 
 #[test]
 fn a_guest_in_reserved_huge_pages_is_held_but_not_taken_from() {
-    require!(reserved_huge_pages(512));
-    let vm = Host::new().run(Guest::debian("6.1-cloud").backing("hugetlb"));
+    let setting = HostSetting::reserved_huge_pages(1 << 30);
+    require!(setting.as_ref());
+    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G").backing("hugetlb"));
     let why = vm.ebb("reclaim").refused();
     assert!(why.contains("4 KiB"), "{why}");
     assert_eq!(vm.status().backing, Backing::Hugetlb);
-}
-
-fn reserved_huge_pages(wanted: u64) -> Result<(), String> {
-    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-    let text = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    match text.trim().parse::<u64>() {
-        Ok(free) if free >= wanted => Ok(()),
-        _ => Err(format!("{} reserved huge pages are free, the test takes {wanted}", text.trim())),
-    }
 }

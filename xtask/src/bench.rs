@@ -16,6 +16,7 @@ mod scan;
 mod vm;
 
 use clap::ValueEnum;
+use vmtest::HostSetting;
 
 use report::Report;
 
@@ -58,6 +59,8 @@ const EACH: [(Name, Bench); 4] = [
 /// # Errors
 /// One cannot run here.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    // Put back at the end; without it there are rows for small pages only.
+    let _huge_pages = HostSetting::shared_huge_pages();
     let wanted = EACH.iter().filter(|(name, _)| args.name == Name::All || args.name == *name);
     for (_, bench) in wanted {
         let report = bench(args.quick)?;

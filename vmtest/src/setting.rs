@@ -1,0 +1,68 @@
+//! Settings of the host that a test needs, for as long as it needs them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ebb_units::HUGE_BYTES;
+
+const SHMEM: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+const HUGETLB: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+/// A setting changed, and put back when this is dropped: also when the test
+/// fails. `scripts/test` does the same for a test that is killed.
+pub struct HostSetting {
+    path: PathBuf,
+    before: String,
+}
+
+impl HostSetting {
+    /// Transparent huge pages for shared memory, where a program asks for them.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub fn shared_huge_pages() -> Result<HostSetting, String> {
+        let path = Path::new(SHMEM);
+        let text = read(path)?;
+        let now = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{SHMEM} is {text}"))?;
+        let before = now.to_owned();
+        match now {
+            "never" | "deny" => write(path, "advise")?,
+            _ => {}
+        }
+        Ok(HostSetting { path: path.to_owned(), before })
+    }
+
+    /// So many more bytes reserved as huge pages of 2 MiB, all of them free.
+    ///
+    /// # Errors
+    /// Why they cannot be had: the host has not so much memory in whole.
+    pub fn reserved_huge_pages(bytes: u64) -> Result<HostSetting, String> {
+        let path = Path::new(HUGETLB).join("nr_hugepages");
+        let (before, wanted) = (read(&path)?, bytes.div_ceil(HUGE_BYTES));
+        let total = before.parse::<u64>().map_err(|error| format!("{path:?}: {error}"))? + wanted;
+        write(&path, &total.to_string())?;
+        let setting = HostSetting { path, before };
+        let free = read(&Path::new(HUGETLB).join("free_hugepages"))?;
+        match free.parse::<u64>() {
+            Ok(free) if free >= wanted => Ok(setting),
+            _ => Err(format!("{free} huge pages could be reserved, {wanted} are wanted")),
+        }
+    }
+}
+
+impl Drop for HostSetting {
+    fn drop(&mut self) {
+        if let Err(error) = write(&self.path, &self.before) {
+            eprintln!("not put back to {}: {error}", self.before);
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(text.trim().to_owned())
+}
+
+fn write(path: &Path, value: &str) -> Result<(), String> {
+    fs::write(path, value).map_err(|error| format!("{}: {error}", path.display()))
+}
