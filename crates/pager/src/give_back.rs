@@ -76,7 +76,8 @@ impl Pager {
     pub fn end_watches(&self) -> io::Result<()> {
         for (frames, content) in self.off_record() {
             if matches!(content, Content::Watch { .. }) {
-                frames.frames().try_for_each(|metadata| self.end_watch(metadata))?;
+                { frames.frames() }
+                    .try_for_each(|metadata| self.again(|| self.end_watch(metadata)))?;
             }
         }
         Ok(())
@@ -108,13 +109,16 @@ impl Pager {
         Ok(())
     }
 
-    fn end_watch(&self, metadata: Gfn) -> io::Result<()> {
-        let Ok(held) = self.ledger.lock_frame(metadata) else { return Ok(()) };
+    fn end_watch(&self, metadata: Gfn) -> io::Result<Served> {
+        let Ok(held) = self.ledger.lock_frame(metadata) else { return Ok(Served::Busy) };
         let frame = FrameRange::new(metadata, 1);
         let open = self.unprotect(frame);
-        let wanted = held.unlock(Content::Resident);
+        let wanted = match held.content() {
+            Content::Watch { .. } => held.unlock(Content::Resident),
+            _ => held.abandon(),
+        };
         self.after(wanted, frame);
-        open
+        open.map(|()| Served::Done)
     }
 
     fn give_back(&self, frames: FrameRange) -> io::Result<Served> {

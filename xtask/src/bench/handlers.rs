@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use ebb_ledger::Ledger;
-use ebb_pager::{FaultThread, Grain, Latency, NoDevices, Pager, Parts, Restored};
+use ebb_pager::{Committed, FaultThread, Grain, Latency, NoDevices, Pager, Parts, Restored};
 use ebb_store::SwapFile;
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -70,6 +70,9 @@ pub struct Ebb {
     _directory: TempDir,
 }
 
+/// Looks at a word that is held.
+const ATTEMPTS: usize = 10_000;
+
 impl Ebb {
     /// Takes hold of the memory.
     ///
@@ -103,6 +106,17 @@ impl Ebb {
     }
 }
 
+impl Ebb {
+    /// The fault thread may still hold the word of a fault that it just served.
+    fn take(&self, block: &Block) -> Option<Committed<'_>> {
+        (0..ATTEMPTS).find_map(|_| {
+            let claim = self.pager.claim(block.metadata, block.head, block.order).ok()?;
+            std::thread::yield_now();
+            claim?.commit(true, 0)
+        })
+    }
+}
+
 impl Handler for Ebb {
     fn victim(&self) -> &Mapping {
         &self.victim
@@ -117,9 +131,7 @@ impl Handler for Ebb {
         self.pager.end_watches()?;
         let mut claims = Vec::with_capacity(blocks.len());
         for block in blocks {
-            let claim = self.pager.claim(block.metadata, block.head, block.order)?;
-            let claim = claim.and_then(|claim| claim.commit(true, 0));
-            claims.push(claim.context("a block is not to be had")?);
+            claims.push(self.take(block).context("a block is not to be had")?);
         }
         self.pager.empty(&mut claims, true)?;
         Ok(())
