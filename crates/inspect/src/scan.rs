@@ -68,14 +68,30 @@ impl Counts {
 impl Memmap {
     /// Counts every known frame by kind.
     pub fn count(&self, mem: &dyn GuestMemory, layout: &PageLayout) -> Counts {
+        let mut counts = Counts::default();
+        counts.unknown_frames = self.kinds(mem, layout, |frames, kind| match kind {
+            PageKind::Free { order } => counts.free_blocks[usize::from(order)] += 1,
+            kind => counts.add(kind, frames.count),
+        });
+        counts
+    }
+
+    /// Visits all frames by kind, in order: each free block, and frames of one kind
+    /// in a row. Returns how many frames have metadata that cannot be read.
+    pub fn kinds(
+        &self,
+        mem: &dyn GuestMemory,
+        layout: &PageLayout,
+        visit: impl FnMut(FrameRange, PageKind),
+    ) -> u64 {
         let compound = PageKind::Other;
-        let mut scan = Scan { layout, next: 0, counts: Counts::default(), compound, run: 0 };
+        let mut scan = Scan { layout, next: 0, visit, compound, start: 0, run: 0, unknown: 0 };
         self.windows(mem, |first, window| match window {
             Ok(pages) => scan.window(first, pages),
             Err(frames) => scan.unreadable(first, frames),
         });
         scan.turn(PageKind::Other);
-        scan.counts
+        scan.unknown
     }
 
     /// Visits every free block of at least `min_order`, by address, looking only
@@ -135,20 +151,27 @@ impl Memmap {
 /// Looks skipped inside a free block pay from this many on.
 const NEAR_STEPS: u64 = 16;
 
-struct Scan<'a> {
+struct Scan<'a, V> {
     layout: &'a PageLayout,
-    /// Frames below are counted: a free block can reach beyond its window.
+    /// Frames below are visited: a free block can reach beyond its window.
     next: u64,
-    counts: Counts,
-    /// What the last page was that is no tail, and how many frames in a row were: tail
+    visit: V,
+    /// What the last page was that is no tail, and which frames in a row were: tail
     /// pages are of the same use as their head.
     compound: PageKind,
+    start: u64,
     run: u64,
+    unknown: u64,
 }
 
-impl Scan<'_> {
+impl<V: FnMut(FrameRange, PageKind)> Scan<'_, V> {
     fn window(&mut self, first: u64, pages: &[PageWords]) {
         let mut index = usize::try_from(self.next.saturating_sub(first)).unwrap_or(usize::MAX);
+        if first + index as u64 != self.start + self.run {
+            // Not in a row with what came before.
+            self.turn(PageKind::Other);
+            self.start = first + index as u64;
+        }
         while let Some(page) = pages.get(index) {
             let kind = self.layout.decode(page, pages.get(index + 1));
             index += match kind {
@@ -175,20 +198,23 @@ impl Scan<'_> {
             return self.used(PageKind::Other);
         }
         self.turn(PageKind::Other);
-        self.counts.free_blocks[usize::from(order)] += 1;
+        (self.visit)(FrameRange::block(Gfn(gfn), order), PageKind::Free { order });
+        self.start += 1 << order;
         1 << order
     }
 
-    /// Enters the frames in a row and begins with another kind.
+    /// Tells of the frames in a row and begins with another kind.
     fn turn(&mut self, kind: PageKind) {
-        self.counts.add(self.compound, self.run);
-        (self.compound, self.run) = (kind, 0);
+        if self.run > 0 {
+            (self.visit)(FrameRange::new(Gfn(self.start), self.run), self.compound);
+        }
+        (self.compound, self.start, self.run) = (kind, self.start + self.run, 0);
     }
 
     fn unreadable(&mut self, first: u64, frames: u64) {
         self.turn(PageKind::Other);
         let counted = self.next.saturating_sub(first).min(frames);
-        self.counts.unknown_frames += frames - counted;
+        self.unknown += frames - counted;
         self.next = self.next.max(first + frames);
     }
 }

@@ -64,6 +64,22 @@ pub fn no_huge_pages(process: &Process, range: crate::uffd::HvaRange) -> io::Res
         .map(drop)
 }
 
+/// Takes ranges out of the process's page table: the next touch of each page is
+/// a minor fault. For shared mappings of files only: their memory stays, a
+/// private one's would be lost.
+///
+/// # Errors
+/// As [`userfaultfd`].
+pub fn forget(process: &Process, ranges: &[crate::uffd::HvaRange]) -> io::Result<()> {
+    let advice = libc::MADV_DONTNEED as u64;
+    inside(process, |thread| {
+        ranges.iter().try_fold(0, |_, range| {
+            thread.call(libc::SYS_madvise, [range.start.0, range.bytes, advice])
+        })
+    })
+    .map(drop)
+}
+
 /// Runs `work` on a stopped thread of the process. From a thread of our own:
 /// the kernel lets go of what a tracer holds when that very thread ends, so
 /// nothing stays stopped whatever happens here.

@@ -252,6 +252,30 @@ impl Uffd {
         self.again(UFFDIO_COPY, &mut arg)
     }
 
+    /// As [`Uffd::copy`] for pages in a row. Returns how many bytes were filled
+    /// before one that was there already, or all.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`], when not even the first was filled.
+    pub fn copy_run(&self, to: Hva, pages: &[u8]) -> io::Result<u64> {
+        let mut done = 0;
+        // EAGAIN: as in `again`, and after a part was filled.
+        for _ in 0..1000 {
+            let left = &pages[done..];
+            let (src, dst) = (left.as_ptr() as u64, to.0 + done as u64);
+            let mut arg =
+                CopyArg { dst, src, len: left.len() as u64, mode: MODE_DONTWAKE, copy: 0 };
+            let result = self.ioctl(UFFDIO_COPY, &mut arg);
+            done += usize::try_from(arg.copy).unwrap_or(0);
+            match result {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                Err(error) if done == 0 => return Err(error),
+                _ => return Ok(done as u64),
+            }
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
     /// Fills missing pages with zeros, and wakes their waiters if `wake` says so.
     ///
     /// # Errors

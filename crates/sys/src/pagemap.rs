@@ -1,0 +1,130 @@
+//! Which pages of another process are mapped: PAGEMAP_SCAN of proc_pid_pagemap(5).
+
+use std::fs::File;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::AsRawFd;
+
+use ebb_units::Hva;
+
+use crate::process::Process;
+use crate::uffd::HvaRange;
+
+/// `struct page_region`, `include/uapi/linux/fs.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+const _: () = assert!(size_of::<ScanArg>() == 96);
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | 0x66 << 8 | 16;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// With longer vectors kernels have been seen to repeat entries.
+const REGIONS: usize = 512;
+
+/// The page table of a process, to be read.
+pub struct Pagemap {
+    file: File,
+}
+
+impl Pagemap {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As open(2) of `/proc/PID/pagemap`.
+    pub fn open(process: &Process) -> io::Result<Pagemap> {
+        Ok(Pagemap { file: File::open(format!("/proc/{}/pagemap", process.pid()))? })
+    }
+
+    /// Visits the parts of `range` that are mapped to memory, in order.
+    ///
+    /// # Errors
+    /// `ENOTTY`: the kernel has no PAGEMAP_SCAN (it came with Linux 6.7).
+    pub fn mapped(&self, range: HvaRange, mut visit: impl FnMut(HvaRange)) -> io::Result<()> {
+        let mut regions = [PageRegion::default(); REGIONS];
+        let (mut start, end) = (range.start.0, range.start.0 + range.bytes);
+        while start < end {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                start,
+                end,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: REGIONS as u64,
+                category_mask: PAGE_IS_PRESENT,
+                return_mask: PAGE_IS_PRESENT,
+                ..ScanArg::default()
+            };
+            // SAFETY: `arg` is the struct whose size is encoded in the request, and
+            // its vector is `regions` with its length.
+            let got = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
+            let count = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+            for region in regions.iter().take(count) {
+                visit(HvaRange { start: Hva(region.start), bytes: region.end - region.start });
+            }
+            // A walk that stands still would never end.
+            if arg.walk_end <= start {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            start = arg.walk_end;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::ram_file::RamFile;
+
+    #[test]
+    fn pages_that_were_touched_are_mapped() {
+        const BYTES: u64 = 16 << 20;
+        let file = RamFile::create("pagemap", BYTES).unwrap();
+        let mapping = Mapping::new(&file, 0, BYTES).unwrap();
+        mapping.use_huge_pages(false).unwrap();
+        // More runs than one vector takes.
+        let touched: Vec<u64> = (0..BYTES / 4096).filter(|page| page % 3 == 0).collect();
+        for page in &touched {
+            mapping.populate(page * 4096, 4096).unwrap();
+        }
+        let own = Process::open(std::process::id() as i32).unwrap();
+        let all = HvaRange { start: mapping.address(), bytes: BYTES };
+        let mut seen = Vec::new();
+        let scan = Pagemap::open(&own).unwrap().mapped(all, |part| {
+            let first = (part.start.0 - all.start.0) / 4096;
+            seen.extend(first..first + part.bytes / 4096);
+        });
+        match scan {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                eprintln!("SKIPPED: the kernel has no PAGEMAP_SCAN");
+            }
+            result => {
+                result.unwrap();
+                assert_eq!(seen, touched);
+            }
+        }
+    }
+}
