@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 
 use ebb_ledger::{Content, Ledger};
 use ebb_pager::{FaultThread, Grain, NoDevices, Pager, Parts, Restored};
-use ebb_store::SwapFile;
+use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::FRAME_BYTES;
 
@@ -45,7 +45,8 @@ impl Daemon {
 
     fn over(machine: &Machine, grain: Grain, ledger: Ledger) -> Daemon {
         let slots = machine.ram().bytes() / FRAME_BYTES;
-        let store = SwapFile::open(&machine.run_directory().join("swap"), slots);
+        let run = machine.run_directory();
+        let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted);
         let parts = Parts {
             ram: Arc::clone(machine.ram()),
             ledger,

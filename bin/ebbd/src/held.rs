@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ebb_api::{Backing, Mode};
 use ebb_ledger::{Content, Ledger};
 use ebb_pager::{Grain, NoDevices, Pager, Parts, Restored};
-use ebb_store::SwapFile;
+use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange, Gpa, Hva};
@@ -138,7 +138,8 @@ fn pager(
         Backing::Small => Grain::Frame,
         _ => Grain::Huge,
     };
-    let store = SwapFile::open(&directory.join(STORE), ram.bytes() / FRAME_BYTES)?;
+    let slots = ram.bytes() / FRAME_BYTES;
+    let store = SwapFile::open(&directory.join(STORE), directory, slots, Protection::Encrypted)?;
     Pager::new(Parts {
         ram: Arc::new(ram),
         ledger,
@@ -291,6 +292,7 @@ impl Held {
     /// As unlink(2).
     pub fn forget(&self) -> io::Result<()> {
         fs::remove_file(self.directory.join("vm.json"))?;
+        ebb_store::remove(&self.directory)?;
         fs::remove_file(self.directory.join(STORE))?;
         fs::remove_file(ledger_path(&self.directory))
     }

@@ -60,7 +60,7 @@ impl Pager {
     /// # Errors
     /// From the store; nothing is lost.
     pub fn trim_store(&self) -> io::Result<()> {
-        self.store.trim()
+        Ok(self.store.trim()?)
     }
 
     fn evict_piece(&self, piece: FrameRange, spare: impl Fn(Gfn) -> bool) -> io::Result<Evicted> {
@@ -176,7 +176,7 @@ impl Pager {
     fn save(&self, gfn: Gfn) -> io::Result<Option<u64>> {
         let mut page: Page = [0; FRAME_BYTES as usize];
         self.ram.read(FrameRange::new(gfn, 1), &mut page)?;
-        self.store.save(&page).map(Some)
+        Ok(Some(self.store.save(&page)?))
     }
 
     pub(crate) fn release(&self, slot: u64) {

@@ -90,10 +90,11 @@ impl Pager {
     /// As lseek(2) and ioctl_userfaultfd(2).
     pub fn settle_saved(&self) -> io::Result<()> {
         let frames = self.off_record().into_iter().flat_map(|(frames, content)| match content {
-            Content::Saved { slot } => Some((frames.start, slot)),
+            Content::Saved { slot } => Some((frames, slot)),
             _ => None,
         });
-        for (gfn, slot) in frames {
+        let each = frames.flat_map(|(frames, slot)| frames.frames().map(move |gfn| (gfn, slot)));
+        for (gfn, slot) in each {
             let frame = FrameRange::new(gfn, 1);
             if !self.ram.is_hole(frame)?
                 && let Ok(held) = self.ledger.lock_frame(gfn)

@@ -78,7 +78,8 @@ impl Pager {
             match content {
                 Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
                 Content::Saved { slot } => {
-                    store.claim(slot)?;
+                    // Neighbours in one slot: each of them claims it.
+                    frames.frames().try_for_each(|_| store.claim(slot))?;
                     add(&counters.saved_frames, frames.count);
                 }
                 _ => {}

@@ -1,44 +1,108 @@
 //! Where the content of frames rests that are not in memory.
+//!
+//! One trait, [`Store`]: [`SwapFile`] keeps pages on a disk, sealed (encrypted, or with a
+//! checksum). Formats: `docs/swap-store.md`.
 #![forbid(unsafe_code)]
 
-mod slots;
+mod batch;
+mod clusters;
+mod disk;
+mod error;
+mod key;
+mod medium;
+mod page_buffer;
+mod sealer;
+mod seals;
 mod swap_file;
 
+pub use batch::{Loaded, SavedBatch};
+pub use clusters::CLUSTER_SLOTS;
+pub use disk::Disk;
+pub use error::StoreError;
+pub use medium::Medium;
+pub use page_buffer::PageBuffer;
+pub use sealer::Protection;
 pub use swap_file::SwapFile;
 
 use std::io;
+use std::path::Path;
 
 /// A frame's content.
 pub type Page = [u8; ebb_units::FRAME_BYTES as usize];
 
-/// A place for the content of frames, one slot each.
+/// A place for the content of frames, one slot each. Slot numbers are below
+/// 2^48. Several frames may be given the same slot, each for itself: a page
+/// whose slot number says all that is in it.
 pub trait Store: Send + Sync {
     /// Puts a page into a free slot. On return it survives this process.
     ///
     /// # Errors
-    /// `StorageFull`, or what the medium said; the page is in no slot then.
-    fn save(&self, page: &Page) -> io::Result<u64>;
+    /// [`StoreError::Full`], or what the medium said; the page is in no slot then.
+    fn save(&self, page: &Page) -> Result<u64, StoreError>;
 
-    /// Reads a slot that is in use.
+    /// Puts pages into free slots, adjacent ones where there are such, with few
+    /// writes. What is reported as stored survives this process.
+    fn save_batch(&self, pages: &[Page]) -> SavedBatch;
+
+    /// Reads a slot that is in use. On the fault path: allocates nothing.
     ///
     /// # Errors
-    /// `InvalidInput`: it is not; or what the medium said.
-    fn load(&self, slot: u64, page: &mut Page) -> io::Result<()>;
+    /// [`StoreError::NotInUse`]; [`StoreError::Damaged`]: what was read is not what
+    /// was saved; or what the medium said. `page` is as before then.
+    fn load(&self, slot: u64, page: &mut Page) -> Result<(), StoreError>;
+
+    /// Reads the slots from `first` on in one go, as far as they are in use and
+    /// whole; at most [`CLUSTER_SLOTS`]. A page that is not reported as loaded
+    /// holds any bytes; [`Store::load`] tells why. A slot that is released meanwhile
+    /// may be reported either way: only slots whose frames the caller holds mean
+    /// anything. A page-aligned `pages` ([`PageBuffer`]) saves a copy.
+    ///
+    /// # Errors
+    /// What the medium said.
+    fn load_batch(&self, first: u64, pages: &mut [Page]) -> Result<Loaded, StoreError>;
 
     /// The slot's content is not needed any more. Called on the fault path: no
     /// I/O here.
     fn release(&self, slot: u64);
 
-    /// Gives back the space of slots that were released. By whoever saves, not
-    /// while it saves.
+    /// Gives back the space of slots that were released.
     ///
     /// # Errors
     /// What the medium said; the slots stay usable.
-    fn trim(&self) -> io::Result<()>;
+    fn trim(&self) -> Result<(), StoreError>;
 
-    /// The slot is in use, by the word of a ledger that a dead daemon left.
+    /// The slot is in use, by the word of a ledger that a dead daemon left. Before
+    /// anything is saved.
     ///
     /// # Errors
-    /// `InvalidInput`: there is no such slot, or two frames claim it.
-    fn claim(&self, slot: u64) -> io::Result<()>;
+    /// [`StoreError::NotInUse`]: there is no such slot, or two frames claim it.
+    fn claim(&self, slot: u64) -> Result<(), StoreError>;
+
+    /// How much of it is in use now.
+    fn usage(&self) -> Usage;
+}
+
+/// How much of a store is in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Slots on disk.
+    pub disk_slots: u64,
+    /// Slots on disk that hold a page.
+    pub disk_slots_used: u64,
+}
+
+/// Removes what stores keep in a VM's run directory, its key first: what lies
+/// on disk cannot be read from then on.
+///
+/// # Errors
+/// As unlink(2); nothing that is missing is an error.
+pub fn remove(run: &Path) -> io::Result<()> {
+    [key::FILE, seals::FILE].iter().try_for_each(|name| remove_file(&run.join(name)))
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -1,100 +1,271 @@
-//! A file of slots, each a page: `docs/run-directory.md`.
+//! Pages in slots on a disk, each sealed: `docs/swap-store.md`.
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use ebb_units::FRAME_BYTES;
-use rustix::fs::{FallocateFlags, fallocate};
 
-use crate::slots::Slots;
-use crate::{Page, Store};
+use crate::clusters::{CLUSTER_SLOTS, Clusters};
+use crate::page_buffer::{Pages, Pool};
+use crate::sealer::{Place, Protection, Sealer, Tag};
+use crate::seals::Seals;
+use crate::{Disk, Loaded, Medium, Page, SavedBatch, Store, StoreError, Usage, key, medium};
 
-/// Slots in a sparse file; a released slot takes no space once it was trimmed.
-pub struct SwapFile {
-    file: File,
-    slots: Slots,
+/// Slots numbers are below this: half of a nonce, and what a ledger word holds.
+const SLOTS_END: u64 = 1 << 48;
+/// Pages that are read at once where the reader's memory is not aligned.
+const PIECE_PAGES: usize = 16;
+
+/// Slots on a disk; a released slot takes no space once it was trimmed.
+pub struct SwapFile<M = Disk> {
+    medium: M,
+    clusters: Clusters,
+    seals: Seals,
+    sealer: Sealer,
+    /// What is written, sealed.
+    buffers: Pool,
 }
 
 impl SwapFile {
-    /// Opens the file, or makes it, with room for `count` slots. Nothing is in
-    /// use until it was saved or claimed.
+    /// Opens the swap file, or makes it, with room for `slot_count` slots. What is
+    /// known of them, and their key, are in `run`, the VM's run directory. Nothing is
+    /// in use until it was saved or claimed.
     ///
     /// # Errors
-    /// As open(2) and ftruncate(2).
-    pub fn open(path: &Path, count: u64) -> io::Result<SwapFile> {
-        let mut options = File::options();
-        // What it holds is the guest's: for root's eyes only.
-        let file =
-            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        file.set_len(count * FRAME_BYTES)?;
-        Ok(SwapFile { file, slots: Slots::new(count) })
+    /// As open(2) and ftruncate(2); [`StoreError::Unusable`]: it is another VM's.
+    pub fn open(
+        path: &Path,
+        run: &Path,
+        slot_count: u64,
+        protection: Protection,
+    ) -> Result<SwapFile, StoreError> {
+        let disk = Disk::open(path, slot_count.saturating_mul(FRAME_BYTES))?;
+        SwapFile::over(disk, run, slot_count, protection)
     }
 }
 
-impl Store for SwapFile {
-    fn save(&self, page: &Page) -> io::Result<u64> {
-        let slot = self.slots.take().ok_or(io::ErrorKind::StorageFull)?;
-        match self.file.write_all_at(page, slot * FRAME_BYTES) {
-            Ok(()) => Ok(slot),
-            Err(error) => {
-                self.slots.release(slot);
-                Err(error)
+impl<M: Medium> SwapFile<M> {
+    /// The same over any medium, with slot 0 at its byte 0.
+    ///
+    /// # Errors
+    /// As [`SwapFile::open`].
+    pub fn over(
+        medium: M,
+        run: &Path,
+        slot_count: u64,
+        protection: Protection,
+    ) -> Result<SwapFile<M>, StoreError> {
+        if slot_count > SLOTS_END / 2 {
+            return Err(StoreError::Unusable(format!("{slot_count} slots are too many")));
+        }
+        let (seals, sealer) = match protection {
+            Protection::Encrypted => keyed(run, slot_count)?,
+            Protection::Checksum => match Seals::open(run, protection, slot_count)? {
+                Some(seals) => (seals, Sealer::Xxh3),
+                None => (Seals::create(run, protection, slot_count)?, Sealer::Xxh3),
+            },
+        };
+        let clusters = Clusters::new(slot_count);
+        let buffers = Pool::new(CLUSTER_SLOTS as usize);
+        Ok(SwapFile { medium, clusters, seals, sealer, buffers })
+    }
+
+    /// Seals pages and writes them to adjacent slots; how many are stored.
+    fn save_run(&self, first: u64, pages: &[Page]) -> (usize, Option<StoreError>) {
+        if let Err(error) = self.seals.prepare(first) {
+            return (0, Some(error));
+        }
+        match pages {
+            _ if self.sealer.is_plain() && medium::takes(&self.medium, pages) => {
+                let sealed = { pages.iter().zip(first..) }.try_for_each(|(page, slot)| {
+                    let place = self.seals.next(slot)?;
+                    self.seals.set(place, Sealer::tag(place, page));
+                    Ok(())
+                });
+                self.write_sealed(first, pages, sealed)
+            }
+            [page] => {
+                let mut sealed = Pages::<1>::zeroed();
+                let result = self.seal(first, &[*page], &mut sealed.0);
+                self.write_sealed(first, &sealed.0, result)
+            }
+            _ => self.buffers.with(|buffer| {
+                let sealed = buffer.get_mut(..pages.len()).unwrap_or_default();
+                let result = self.seal(first, pages, sealed);
+                self.write_sealed(first, sealed, result)
+            }),
+        }
+    }
+
+    fn seal(&self, first: u64, pages: &[Page], sealed: &mut [Page]) -> Result<(), StoreError> {
+        for ((page, sealed), slot) in pages.iter().zip(sealed).zip(first..) {
+            let place = self.seals.next(slot)?;
+            let tag = self.sealer.seal(place, page, sealed).ok_or(StoreError::Full)?;
+            self.seals.set(place, tag);
+        }
+        Ok(())
+    }
+
+    fn write_sealed(
+        &self,
+        first: u64,
+        pages: &[Page],
+        sealed: Result<(), StoreError>,
+    ) -> (usize, Option<StoreError>) {
+        match sealed {
+            Ok(()) => medium::write(&self.medium, first * FRAME_BYTES, pages),
+            Err(error) => (0, Some(error)),
+        }
+    }
+
+    /// What is known of a slot that is in use.
+    fn seal_of(&self, slot: u64) -> Option<(Place, Tag)> {
+        self.clusters.is_taken(slot).then(|| self.seals.get(slot))?
+    }
+
+    /// Opens what was read for the slots from `first` on, where it lies.
+    fn open_each(&self, first: u64, pages: &mut [Page], mut good: impl FnMut(usize)) {
+        for ((index, page), slot) in pages.iter_mut().enumerate().zip(first..) {
+            if let Some((place, tag)) = self.seal_of(slot)
+                && self.sealer.open_in_place(place, tag, page)
+            {
+                good(index);
             }
         }
     }
 
-    fn load(&self, slot: u64, page: &mut Page) -> io::Result<()> {
-        match self.slots.is_taken(slot) {
-            true => self.file.read_exact_at(page, slot * FRAME_BYTES),
-            false => Err(io::ErrorKind::InvalidInput.into()),
+    /// By way of aligned memory, a piece at a time.
+    fn load_pieces(
+        &self,
+        first: u64,
+        pages: &mut [Page],
+        loaded: &mut Loaded,
+    ) -> Result<(), StoreError> {
+        let mut piece = Pages::<PIECE_PAGES>::zeroed();
+        for (number, to) in pages.chunks_mut(PIECE_PAGES).enumerate() {
+            let (start, length) = (number * PIECE_PAGES, to.len());
+            let sealed = piece.0.get_mut(..length).unwrap_or_default();
+            let slot = first + start as u64;
+            let (count, error) = medium::read(&self.medium, slot * FRAME_BYTES, sealed);
+            let read = sealed.get_mut(..count).unwrap_or_default();
+            self.open_each(slot, read, |index| loaded.set(start + index));
+            to.copy_from_slice(sealed);
+            match error {
+                Some(error) if loaded.count() == 0 => return Err(error.into()),
+                Some(_) => break,
+                None => {}
+            }
         }
+        Ok(())
     }
+}
 
-    fn release(&self, slot: u64) {
-        self.slots.release(slot);
-    }
-
-    fn trim(&self) -> io::Result<()> {
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        self.slots.stale().try_for_each(|(first, count)| {
-            let (offset, bytes) = (first * FRAME_BYTES, count * FRAME_BYTES);
-            Ok(fallocate(&self.file, hole, offset, bytes)?)
-        })
-    }
-
-    fn claim(&self, slot: u64) -> io::Result<()> {
-        match self.slots.take_this(slot) {
-            true => Ok(()),
-            false => Err(io::ErrorKind::InvalidInput.into()),
+/// Seals and their key are made together: a key whose seals are lost must not be
+/// used again, since nobody knows for what it was.
+fn keyed(run: &Path, slot_count: u64) -> Result<(Seals, Sealer), StoreError> {
+    let seals = Seals::open(run, Protection::Encrypted, slot_count)?;
+    match (seals, key::load(run)?) {
+        (Some(seals), Some(key)) => Ok((seals, Sealer::aes(&key))),
+        _ => {
+            crate::remove_file(&run.join(key::FILE))?;
+            let seals = Seals::create(run, Protection::Encrypted, slot_count)?;
+            Ok((seals, Sealer::aes(&key::create(run)?)))
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::MetadataExt;
+impl<M: Medium> Store for SwapFile<M> {
+    fn save(&self, page: &Page) -> Result<u64, StoreError> {
+        let (slot, _) = self.clusters.take_run(1).ok_or(StoreError::Full)?;
+        match self.save_run(slot, std::slice::from_ref(page)) {
+            (1, _) => Ok(slot),
+            (_, error) => {
+                self.clusters.release(slot);
+                Err(error.unwrap_or(StoreError::Full))
+            }
+        }
+    }
 
-    #[test]
-    fn a_page_comes_back_also_from_a_file_opened_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("swap");
-        let store = SwapFile::open(&path, 8).unwrap();
-        let slots: Vec<u64> = (0..8).map(|n| store.save(&[n; 4096]).unwrap()).collect();
-        assert_eq!(store.save(&[9; 4096]).unwrap_err().kind(), io::ErrorKind::StorageFull);
-        store.release(slots[3]);
-        let before = store.file.metadata().unwrap().blocks();
-        store.trim().unwrap();
-        assert!(store.file.metadata().unwrap().blocks() < before);
-        drop(store);
-        let store = SwapFile::open(&path, 8).unwrap();
-        let mut page = [0; 4096];
-        assert!(store.load(slots[2], &mut page).is_err());
-        store.claim(slots[2]).unwrap();
-        assert!(store.claim(slots[2]).is_err());
-        store.load(slots[2], &mut page).unwrap();
-        assert_eq!(page, [2; 4096]);
+    fn save_batch(&self, pages: &[Page]) -> SavedBatch {
+        let mut batch = SavedBatch { slots: vec![None; pages.len()], error: None };
+        let mut left = (pages, batch.slots.as_mut_slice());
+        while batch.error.is_none() && !left.0.is_empty() {
+            let Some((first, count)) = self.clusters.take_run(left.0.len() as u64) else {
+                batch.error = Some(StoreError::Full);
+                break;
+            };
+            let (now, pages) = left.0.split_at(count as usize);
+            let (slots, later) = left.1.split_at_mut(count as usize);
+            let (stored, error) = self.save_run(first, now);
+            for (index, (to, slot)) in slots.iter_mut().zip(first..).enumerate() {
+                match index < stored {
+                    true => *to = Some(slot),
+                    false => self.clusters.release(slot),
+                }
+            }
+            (left, batch.error) = ((pages, later), error);
+        }
+        batch
+    }
+
+    fn load(&self, slot: u64, page: &mut Page) -> Result<(), StoreError> {
+        let (place, tag) = self.seal_of(slot).ok_or(StoreError::NotInUse { slot })?;
+        let mut sealed = Pages::<1>::zeroed();
+        let (_, error) = medium::read(&self.medium, slot * FRAME_BYTES, &mut sealed.0);
+        let [sealed] = &sealed.0;
+        match error {
+            Some(error) => Err(error.into()),
+            None if self.sealer.open(place, tag, sealed, page) => Ok(()),
+            None => Err(StoreError::Damaged { slot }),
+        }
+    }
+
+    fn load_batch(&self, first: u64, pages: &mut [Page]) -> Result<Loaded, StoreError> {
+        let most = pages.len().min(CLUSTER_SLOTS as usize) as u64;
+        let end = first.saturating_add(most).min(self.clusters.count());
+        let mut loaded = Loaded::default();
+        // What is free at the end need not be read.
+        let Some(last) = (first..end).rev().find(|&slot| self.clusters.is_taken(slot)) else {
+            return Ok(loaded);
+        };
+        let pages = pages.get_mut(..=(last - first) as usize).unwrap_or_default();
+        if !medium::takes(&self.medium, pages) {
+            self.load_pieces(first, pages, &mut loaded)?;
+            return Ok(loaded);
+        }
+        let (count, error) = medium::read(&self.medium, first * FRAME_BYTES, pages);
+        let read = pages.get_mut(..count).unwrap_or_default();
+        self.open_each(first, read, |index| loaded.set(index));
+        match error {
+            Some(error) if count == 0 => Err(error.into()),
+            _ => Ok(loaded),
+        }
+    }
+
+    fn release(&self, slot: u64) {
+        self.clusters.release(slot);
+    }
+
+    fn trim(&self) -> Result<(), StoreError> {
+        self.clusters.take_stale(|first, count| {
+            Ok(self.medium.discard(first * FRAME_BYTES, count * FRAME_BYTES)?)
+        })
+    }
+
+    fn claim(&self, slot: u64) -> Result<(), StoreError> {
+        if !self.clusters.take_this(slot) {
+            return Err(StoreError::NotInUse { slot });
+        }
+        let known = self.seals.prepare(slot).map(|()| self.seals.get(slot).is_some());
+        match known {
+            Ok(true) => Ok(()),
+            result => {
+                self.clusters.release(slot);
+                result.and(Err(StoreError::NotInUse { slot }))
+            }
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { disk_slots: self.clusters.count(), disk_slots_used: self.clusters.used() }
     }
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::Context;
 use ebb_ledger::Ledger;
 use ebb_pager::{Committed, FaultThread, Grain, Latency, NoDevices, Pager, Parts, Restored};
-use ebb_store::SwapFile;
+use ebb_store::{Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Events, Fault, HvaRange, Uffd, Watch, feature};
@@ -86,7 +86,8 @@ impl Ebb {
         let ram = Ram::new(vec![region], vec![Backing { file, mapping }])?;
         let (uffd, _) = watched(&victim)?;
         let ledger = Ledger::create(&directory.path().join("ledger"), ram.end())?;
-        let store = SwapFile::open(&directory.path().join("store"), bytes / FRAME_BYTES)?;
+        let (run, slots) = (directory.path(), bytes / FRAME_BYTES);
+        let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted)?;
         let (pager, restored) = Pager::new(Parts {
             ram: Arc::new(ram),
             ledger,

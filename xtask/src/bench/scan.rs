@@ -8,7 +8,7 @@ use anyhow::Context;
 use ebb_inspect::{Guest, GuestMemory, PAGE_BYTES};
 use ebb_ledger::Ledger;
 use ebb_pager::View;
-use ebb_store::SwapFile;
+use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE};
 use ebb_vm::{Qmp, Ram, layout};
@@ -107,8 +107,8 @@ impl Seen {
         let ram = layout::discover(&Process::open(vm.pid())?, &mut qmp)?;
         let directory = tempfile::tempdir()?;
         let ledger = Ledger::create(&directory.path().join("ledger"), ram.end())?;
-        let frames = ram.bytes() / FRAME_BYTES;
-        let store = SwapFile::open(&directory.path().join("store"), frames)?;
+        let (run, frames) = (directory.path(), ram.bytes() / FRAME_BYTES);
+        let store = SwapFile::open(&run.join("swap"), run, frames, Protection::Encrypted)?;
         Ok(Seen { ram, ledger, store })
     }
 

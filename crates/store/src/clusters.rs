@@ -1,0 +1,439 @@
+//! Which slots are in use: taken one after the other in clusters, so that what
+//! is evicted together lies together on disk.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A cluster's slots: 1 MiB of pages.
+pub const CLUSTER_SLOTS: u64 = 256;
+
+const BITS: u64 = u64::BITS as u64;
+const WORDS: usize = (CLUSTER_SLOTS / BITS) as usize;
+/// Clusters with a free slot, by how many: 1.., 64.., 128.., 192.., all.
+const CLASSES: usize = 5;
+
+/// A fixed number of slots. One thread at a time takes; any may release.
+pub(crate) struct Clusters {
+    clusters: Vec<Cluster>,
+    /// Where a cluster with free slots is, sooner or later: whoever releases adds
+    /// it, only whoever takes removes it, and looks at its slots after that.
+    by_free: [ClusterSet; CLASSES],
+    /// Those with slots that were released since `take_stale`.
+    touched: ClusterSet,
+    taking: Mutex<Cursor>,
+    slot_count: u64,
+    used: AtomicU64,
+}
+
+/// Where the next slot is taken, if it is free.
+#[derive(Clone, Copy)]
+struct Cursor {
+    cluster: usize,
+    slot: u64,
+}
+
+#[derive(Default)]
+struct Cluster {
+    /// 1: in use. Bits beyond the last slot are in use for ever.
+    used: [AtomicU64; WORDS],
+    /// 1: released since it was last asked for.
+    stale: [AtomicU64; WORDS],
+}
+
+impl Clusters {
+    pub(crate) fn new(slot_count: u64) -> Clusters {
+        let count = slot_count.div_ceil(CLUSTER_SLOTS) as usize;
+        let clusters: Vec<Cluster> = (0..count).map(|_| Cluster::default()).collect();
+        if let Some(last) = clusters.last()
+            && !slot_count.is_multiple_of(CLUSTER_SLOTS)
+        {
+            last.fill(slot_count % CLUSTER_SLOTS, CLUSTER_SLOTS);
+        }
+        let by_free = std::array::from_fn(|_| ClusterSet::new(count));
+        let slots = Clusters {
+            clusters,
+            by_free,
+            touched: ClusterSet::new(count),
+            taking: Mutex::new(Cursor { cluster: usize::MAX, slot: 0 }),
+            slot_count,
+            used: AtomicU64::new(0),
+        };
+        (0..count).for_each(|cluster| slots.list(cluster));
+        slots
+    }
+
+    /// Adjacent free slots, up to `most` of them, in use from now on: the first, and
+    /// how many. `None`: all are in use.
+    pub(crate) fn take_run(&self, most: u64) -> Option<(u64, u64)> {
+        let mut cursor = self.taking();
+        loop {
+            if let Some(cluster) = self.clusters.get(cursor.cluster)
+                && let Some((first, count)) = cluster.free_run(cursor.slot, most)
+            {
+                cluster.fill(first, first + count);
+                self.used.fetch_add(count, Relaxed);
+                cursor.slot = first + count;
+                return Some((cursor.cluster as u64 * CLUSTER_SLOTS + first, count));
+            }
+            // It may have slots before the cursor, released since.
+            self.list(cursor.cluster);
+            *cursor = Cursor { cluster: self.emptiest()?, slot: 0 };
+        }
+    }
+
+    /// Takes this slot; `false`: it is in use, or there is none such.
+    pub(crate) fn take_this(&self, slot: u64) -> bool {
+        let _taking = self.taking();
+        let words = self.words(slot);
+        let taken = words.is_some_and(|(used, _, bit)| used.fetch_or(bit, SeqCst) & bit == 0);
+        self.used.fetch_add(u64::from(taken), Relaxed);
+        taken
+    }
+
+    /// Waits for nobody.
+    pub(crate) fn release(&self, slot: u64) {
+        let Some((used, stale, bit)) = self.words(slot) else { return };
+        if used.fetch_and(!bit, SeqCst) & bit == 0 {
+            return;
+        }
+        // After that: whoever looks for stale slots takes only free ones. One that was
+        // taken again meanwhile is passed over.
+        let cluster = (slot / CLUSTER_SLOTS) as usize;
+        stale.fetch_or(bit, SeqCst);
+        self.touched.insert(cluster);
+        self.used.fetch_sub(1, Relaxed);
+        self.list(cluster);
+    }
+
+    /// Calls `visit` with each run (first, count) of slots that were released since
+    /// they were last asked for and are still free. Nobody gets them meanwhile.
+    ///
+    /// # Errors
+    /// What `visit` says; what it has not seen is asked for again.
+    pub(crate) fn take_stale<E>(
+        &self,
+        mut visit: impl FnMut(u64, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while let Some(index) = self.touched.first() {
+            self.touched.remove(index);
+            let Some(cluster) = self.clusters.get(index) else { continue };
+            let held = self.hold_stale(cluster);
+            let first = index as u64 * CLUSTER_SLOTS;
+            let result = runs(held).try_for_each(|(at, count)| visit(first + at, count));
+            for ((used, stale), held) in cluster.used.iter().zip(&cluster.stale).zip(held) {
+                stale.fetch_or(if result.is_err() { held } else { 0 }, SeqCst);
+                used.fetch_and(!held, SeqCst);
+            }
+            self.list(index);
+            if result.is_err() {
+                self.touched.insert(index);
+                return result;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_taken(&self, slot: u64) -> bool {
+        self.words(slot).is_some_and(|(used, _, bit)| used.load(SeqCst) & bit != 0)
+    }
+
+    /// How many slots are in use.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.slot_count
+    }
+
+    /// The stale free slots of a cluster, in use from now on.
+    fn hold_stale(&self, cluster: &Cluster) -> [u64; WORDS] {
+        let _taking = self.taking();
+        let mut held = [0; WORDS];
+        for ((held, used), stale) in held.iter_mut().zip(&cluster.used).zip(&cluster.stale) {
+            *held = stale.swap(0, SeqCst) & !used.load(SeqCst);
+            used.fetch_or(*held, SeqCst);
+        }
+        held
+    }
+
+    fn taking(&self) -> MutexGuard<'_, Cursor> {
+        self.taking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A cluster of the emptiest class, the first of them.
+    fn emptiest(&self) -> Option<usize> {
+        for (class, set) in self.by_free.iter().enumerate().rev() {
+            while let Some(index) = set.first() {
+                set.remove(index);
+                // Looked at only now: who releases after this adds it again.
+                match self.clusters.get(index).and_then(Cluster::class) {
+                    Some(now) if now >= class => return Some(index),
+                    _ => self.list(index),
+                }
+            }
+        }
+        None
+    }
+
+    fn list(&self, index: usize) {
+        let class = self.clusters.get(index).and_then(Cluster::class);
+        if let Some(set) = class.and_then(|class| self.by_free.get(class)) {
+            set.insert(index);
+        }
+    }
+
+    /// The words of a slot in `used` and `stale`, and its bit in both.
+    fn words(&self, slot: u64) -> Option<(&AtomicU64, &AtomicU64, u64)> {
+        let inside = (slot < self.slot_count).then_some(slot)?;
+        let cluster = self.clusters.get((inside / CLUSTER_SLOTS) as usize)?;
+        let word = (inside % CLUSTER_SLOTS / BITS) as usize;
+        Some((cluster.used.get(word)?, cluster.stale.get(word)?, 1 << (inside % BITS)))
+    }
+}
+
+impl Cluster {
+    /// `None`: no slot is free.
+    fn class(&self) -> Option<usize> {
+        let used: u32 = self.used.iter().map(|word| word.load(SeqCst).count_ones()).sum();
+        let free = CLUSTER_SLOTS as usize - used as usize;
+        (free > 0).then_some(free / (CLUSTER_SLOTS as usize / (CLASSES - 1)))
+    }
+
+    /// The first free slots from `from` on: where, and how many.
+    fn free_run(&self, from: u64, most: u64) -> Option<(u64, u64)> {
+        let used = self.used.each_ref().map(|word| word.load(SeqCst));
+        let first = next_zero(&used, from)?;
+        let end = next_zero(&used.map(|word| !word), first).unwrap_or(CLUSTER_SLOTS);
+        Some((first, (end - first).min(most)))
+    }
+
+    /// Marks slots as in use that nobody else can take now.
+    fn fill(&self, first: u64, end: u64) {
+        for (word, start) in self.used.iter().zip((0..).step_by(BITS as usize)) {
+            let (low, high) = (first.clamp(start, start + BITS), end.clamp(start, start + BITS));
+            if low < high {
+                word.fetch_or(ones(high - low) << (low - start), SeqCst);
+            }
+        }
+    }
+}
+
+/// Numbers of clusters, a bit each.
+struct ClusterSet {
+    words: Vec<AtomicU64>,
+}
+
+impl ClusterSet {
+    fn new(count: usize) -> ClusterSet {
+        let words = (0..count.div_ceil(BITS as usize)).map(|_| AtomicU64::new(0)).collect();
+        ClusterSet { words }
+    }
+
+    fn insert(&self, index: usize) {
+        let bit = 1 << (index % BITS as usize);
+        if let Some(word) = self.words.get(index / BITS as usize)
+            && word.load(SeqCst) & bit == 0
+        {
+            word.fetch_or(bit, SeqCst);
+        }
+    }
+
+    fn remove(&self, index: usize) {
+        if let Some(word) = self.words.get(index / BITS as usize) {
+            word.fetch_and(!(1 << (index % BITS as usize)), SeqCst);
+        }
+    }
+
+    /// The least. A look at one word for 16384 slots.
+    fn first(&self) -> Option<usize> {
+        let of = |word: &AtomicU64| word.load(Relaxed).trailing_zeros();
+        let found = self.words.iter().map(of).zip(0..).find(|(bit, _)| *bit < u64::BITS);
+        found.map(|(bit, word): (u32, usize)| word * BITS as usize + bit as usize)
+    }
+}
+
+fn ones(count: u64) -> u64 {
+    if count >= BITS { u64::MAX } else { (1 << count) - 1 }
+}
+
+/// The first zero at or after `from`.
+fn next_zero(words: &[u64; WORDS], from: u64) -> Option<u64> {
+    let mut at = from;
+    while let Some(word) = words.get((at / BITS) as usize) {
+        // Shifted in from the top are zeros: a word of ones ends where it ends.
+        let ones = u64::from((word >> (at % BITS)).trailing_ones());
+        if ones < BITS - at % BITS {
+            return Some(at + ones);
+        }
+        at = (at / BITS + 1) * BITS;
+    }
+    None
+}
+
+/// Runs (first, count) of ones.
+fn runs(words: [u64; WORDS]) -> impl Iterator<Item = (u64, u64)> {
+    let zeros = words.map(|word| !word);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let first = next_zero(&zeros, at)?;
+        at = next_zero(&words, first).unwrap_or(CLUSTER_SLOTS);
+        Some((first, at - first))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Take(u64),
+        TakeThis(u64),
+        Release(usize),
+        Trim,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (1..300u64).prop_map(Step::Take),
+            (0..1500u64).prop_map(Step::TakeThis),
+            any::<usize>().prop_map(Step::Release),
+            any::<usize>().prop_map(Step::Release),
+            Just(Step::Trim),
+        ]
+    }
+
+    fn stale(slots: &Clusters) -> Vec<(u64, u64)> {
+        let mut runs = Vec::new();
+        let seen = slots.take_stale(|first, count| {
+            assert!((first..first + count).all(|slot| slots.is_taken(slot)));
+            runs.push((first, count));
+            Ok::<(), ()>(())
+        });
+        seen.unwrap();
+        runs
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn hands_out_each_slot_once(
+            count in 1..1400u64,
+            steps in prop::collection::vec(step(), 1..400),
+        ) {
+            let slots = Clusters::new(count);
+            let (mut used, mut released) = (BTreeSet::new(), BTreeSet::new());
+            for step in steps {
+                match step {
+                    Step::Take(most) => match slots.take_run(most) {
+                        Some((first, got)) => {
+                            prop_assert!((1..=most).contains(&got) && first + got <= count);
+                            prop_assert_eq!(first / 256, (first + got - 1) / 256);
+                            for slot in first..first + got {
+                                prop_assert!(used.insert(slot));
+                            }
+                        }
+                        None => prop_assert_eq!(used.len() as u64, count),
+                    },
+                    Step::TakeThis(slot) => {
+                        let free = slot < count && used.insert(slot);
+                        prop_assert_eq!(slots.take_this(slot), free);
+                    }
+                    Step::Release(which) if !used.is_empty() => {
+                        let slot = *used.iter().nth(which % used.len()).unwrap();
+                        slots.release(slot);
+                        slots.release(slot);
+                        used.remove(&slot);
+                        released.insert(slot);
+                    }
+                    Step::Release(_) => {}
+                    Step::Trim => {
+                        let told: BTreeSet<u64> =
+                            stale(&slots).iter().flat_map(|&(at, n)| at..at + n).collect();
+                        let expected: BTreeSet<u64> = released.difference(&used).copied().collect();
+                        prop_assert_eq!(told, expected);
+                        released.clear();
+                    }
+                }
+                prop_assert!((0..count).all(|slot| slots.is_taken(slot) == used.contains(&slot)));
+                prop_assert_eq!(slots.used(), used.len() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_in_time_are_neighbours_on_disk() {
+        let slots = Clusters::new(1024);
+        assert_eq!(slots.take_run(200), Some((0, 200)));
+        assert_eq!(slots.take_run(200), Some((200, 56)));
+        assert_eq!(slots.take_run(1), Some((256, 1)));
+        // Released before the cursor: the cluster is gone through first.
+        slots.release(256);
+        assert_eq!(slots.take_run(300), Some((257, 255)));
+        assert_eq!(slots.take_run(300), Some((512, 256)));
+        // A wholly free cluster before a part of one.
+        (0..10).for_each(|slot| slots.release(slot));
+        assert_eq!(slots.take_run(300), Some((768, 256)));
+        // The emptiest, in order.
+        (600..700).for_each(|slot| slots.release(slot));
+        assert_eq!(slots.take_run(300), Some((600, 100)));
+        assert_eq!(slots.take_run(300), Some((0, 10)));
+        assert_eq!(slots.take_run(300), Some((256, 1)));
+        assert_eq!(slots.take_run(300), None);
+    }
+
+    #[test]
+    fn released_slots_are_told_once_in_runs() {
+        let slots = Clusters::new(300);
+        (0..300).for_each(|slot| assert!(slots.take_this(slot)));
+        [3, 4, 5, 63, 64, 255, 256].into_iter().for_each(|slot| slots.release(slot));
+        assert!(slots.take_this(4));
+        assert_eq!(stale(&slots), [(3, 1), (5, 1), (63, 2), (255, 1), (256, 1)]);
+        assert_eq!(stale(&slots), []);
+        slots.release(100);
+        assert_eq!(slots.take_stale(|_, _| Err(())), Err(()));
+        assert_eq!(stale(&slots), [(100, 1)]);
+        assert_eq!(slots.take_run(1), Some((3, 1)));
+    }
+
+    #[test]
+    fn threads_share_no_slot() {
+        const COUNT: u64 = 700;
+        let slots = Clusters::new(COUNT);
+        let owners: Vec<AtomicU64> = (0..COUNT).map(|_| AtomicU64::new(0)).collect();
+        std::thread::scope(|scope| {
+            for me in 1..=4u64 {
+                let (slots, owners) = (&slots, &owners);
+                scope.spawn(move || {
+                    for round in 0..4_000 {
+                        if round % 512 == 0 {
+                            stale(slots);
+                        }
+                        let Some((first, count)) = slots.take_run(1 + (round * me) % 40) else {
+                            continue;
+                        };
+                        for slot in first..first + count {
+                            assert_eq!(owners[slot as usize].swap(me, SeqCst), 0);
+                        }
+                        for slot in first..first + count {
+                            owners[slot as usize].store(0, SeqCst);
+                            slots.release(slot);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(slots.used(), 0);
+        let mut all = BTreeSet::new();
+        while let Some((first, count)) = slots.take_run(256) {
+            all.extend(first..first + count);
+        }
+        assert_eq!(all.len() as u64, COUNT);
+    }
+}

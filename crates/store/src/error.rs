@@ -1,0 +1,48 @@
+//! Why a page is not stored, or not read.
+
+use std::io;
+
+/// What a store cannot do.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Every slot holds a page.
+    #[error("the store is full")]
+    Full,
+    /// What was read is not what was saved there; the page is lost.
+    #[error("slot {slot} of the store is damaged")]
+    Damaged {
+        /// Where.
+        slot: u64,
+    },
+    /// Nothing was saved there, or it was released, or claimed twice.
+    #[error("slot {slot} of the store is not in use")]
+    NotInUse {
+        /// Where.
+        slot: u64,
+    },
+    /// The file or device cannot be used at all.
+    #[error("{0}")]
+    Unusable(String),
+    /// The file or device said no.
+    #[error("the store: {0}")]
+    Medium(#[from] io::Error),
+}
+
+impl From<rustix::io::Errno> for StoreError {
+    fn from(errno: rustix::io::Errno) -> StoreError {
+        StoreError::Medium(errno.into())
+    }
+}
+
+impl From<StoreError> for io::Error {
+    fn from(error: StoreError) -> io::Error {
+        let kind = match error {
+            StoreError::Medium(error) => return error,
+            StoreError::Full => io::ErrorKind::StorageFull,
+            StoreError::Damaged { .. } => io::ErrorKind::InvalidData,
+            StoreError::NotInUse { .. } => io::ErrorKind::InvalidInput,
+            StoreError::Unusable(_) => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}

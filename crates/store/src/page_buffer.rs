@@ -1,0 +1,90 @@
+//! Pages in memory where direct I/O may read and write them.
+
+use std::sync::{Mutex, PoisonError};
+
+use ebb_units::FRAME_BYTES;
+
+use crate::Page;
+
+const ALIGNMENT: usize = FRAME_BYTES as usize;
+
+/// Adjacent pages, each aligned to its size.
+pub struct PageBuffer {
+    bytes: Vec<u8>,
+    /// The first aligned byte; the vector never moves its bytes.
+    start: usize,
+    count: usize,
+}
+
+impl PageBuffer {
+    /// `count` pages of zeros.
+    pub fn new(count: usize) -> PageBuffer {
+        let bytes = vec![0; (count + 1) * ALIGNMENT];
+        let start = bytes.as_ptr().addr().next_multiple_of(ALIGNMENT) - bytes.as_ptr().addr();
+        PageBuffer { bytes, start, count }
+    }
+
+    /// The pages.
+    pub fn pages(&self) -> &[Page] {
+        let (pages, _) = self.bytes.get(self.start..).unwrap_or_default().as_chunks();
+        pages.get(..self.count).unwrap_or_default()
+    }
+
+    /// The pages, to be written.
+    pub fn pages_mut(&mut self) -> &mut [Page] {
+        let bytes = self.bytes.get_mut(self.start..).unwrap_or_default();
+        let (pages, _) = bytes.as_chunks_mut();
+        pages.get_mut(..self.count).unwrap_or_default()
+    }
+}
+
+/// `N` pages where they stand, for the stack.
+#[repr(align(4096))]
+pub(crate) struct Pages<const N: usize>(pub(crate) [Page; N]);
+
+impl<const N: usize> Pages<N> {
+    pub(crate) fn zeroed() -> Pages<N> {
+        Pages([[0; ALIGNMENT]; N])
+    }
+}
+
+const _: () = assert!(align_of::<Pages<1>>() == ALIGNMENT);
+
+pub(crate) fn is_aligned(pages: &[Page]) -> bool {
+    pages.as_ptr().addr().is_multiple_of(ALIGNMENT)
+}
+
+/// Buffers that are used again. The lock is held to fetch one, not to use it.
+pub(crate) struct Pool {
+    free: Mutex<Vec<PageBuffer>>,
+    page_count: usize,
+}
+
+impl Pool {
+    pub(crate) fn new(page_count: usize) -> Pool {
+        Pool { free: Mutex::default(), page_count }
+    }
+
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut [Page]) -> T) -> T {
+        let idle = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffer = idle.unwrap_or_else(|| PageBuffer::new(self.page_count));
+        let result = work(buffer.pages_mut());
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_aligned_and_all_there() {
+        for count in [0, 1, 7] {
+            let mut buffer = PageBuffer::new(count);
+            assert_eq!(buffer.pages_mut().len(), count);
+            assert!(is_aligned(buffer.pages()) || count == 0);
+        }
+        assert!(is_aligned(&Pages::<2>::zeroed().0));
+    }
+}

@@ -1,0 +1,155 @@
+//! What makes a slot unreadable to others, and damage to it known.
+
+use aes_gcm::aead::inout::InOutBuf;
+use aes_gcm::{AeadInOut, Aes256Gcm, KeyInit};
+use twox_hash::XxHash3_128;
+
+use crate::Page;
+use crate::key::Key;
+
+/// What a slot on disk is protected against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// Readers and damage: AES-256-GCM, with a key that goes with the VM.
+    Encrypted,
+    /// Damage alone, by accident: XXH3. For a disk that encrypts by itself.
+    Checksum,
+}
+
+/// 16 bytes that only the slot's content has.
+pub(crate) type Tag = [u64; 2];
+
+/// Which filling of which slot: never the same twice under one key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    /// Below 2^48.
+    pub(crate) slot: u64,
+    /// Below 2^48.
+    pub(crate) generation: u64,
+}
+
+impl Place {
+    fn nonce(self) -> [u8; 12] {
+        let (mut nonce, [slot, generation]) =
+            ([0; 12], [self.slot, self.generation].map(u64::to_le_bytes));
+        let bytes = slot.iter().take(6).chain(generation.iter().take(6));
+        nonce.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+        nonce
+    }
+
+    /// Different places hash the same bytes differently.
+    fn seed(self) -> u64 {
+        self.slot ^ self.generation.rotate_left(32)
+    }
+}
+
+/// Seals and opens pages.
+pub(crate) enum Sealer {
+    Aes(Box<Aes256Gcm>),
+    Xxh3,
+}
+
+impl Sealer {
+    pub(crate) fn aes(key: &Key) -> Sealer {
+        Sealer::Aes(Box::new(Aes256Gcm::new(key.into())))
+    }
+
+    /// Whether the sealed page is the page itself.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self, Sealer::Xxh3)
+    }
+
+    /// The tag of a page that is stored as it is.
+    pub(crate) fn tag(place: Place, page: &Page) -> Tag {
+        let hash = XxHash3_128::oneshot_with_seed(place.seed(), page);
+        [hash as u64, (hash >> 64) as u64]
+    }
+
+    /// What is to be stored, and its tag; `None`: the cipher refuses the page's
+    /// length, which it never does.
+    pub(crate) fn seal(&self, place: Place, page: &Page, sealed: &mut Page) -> Option<Tag> {
+        let Sealer::Aes(cipher) = self else {
+            sealed.copy_from_slice(page);
+            return Some(Sealer::tag(place, page));
+        };
+        let both = InOutBuf::new(page.as_slice(), sealed.as_mut_slice()).ok()?;
+        let tag = cipher.encrypt_inout_detached(&place.nonce().into(), &[], both).ok()?;
+        let (halves, _) = tag.as_chunks::<8>();
+        <[[u8; 8]; 2]>::try_from(halves).ok().map(|halves| halves.map(u64::from_le_bytes))
+    }
+
+    /// The page behind what was stored; `false`: it is not what was stored at this
+    /// place, and `page` is as before.
+    pub(crate) fn open(&self, place: Place, tag: Tag, sealed: &Page, page: &mut Page) -> bool {
+        match self {
+            Sealer::Aes(_) => {
+                let both = InOutBuf::new(sealed.as_slice(), page.as_mut_slice());
+                both.is_ok_and(|both| self.decrypt(place, tag, both))
+            }
+            Sealer::Xxh3 => {
+                let whole = Sealer::tag(place, sealed) == tag;
+                if whole {
+                    page.copy_from_slice(sealed);
+                }
+                whole
+            }
+        }
+    }
+
+    /// The same where it lies.
+    pub(crate) fn open_in_place(&self, place: Place, tag: Tag, page: &mut Page) -> bool {
+        match self {
+            Sealer::Aes(_) => self.decrypt(place, tag, page.as_mut_slice().into()),
+            Sealer::Xxh3 => Sealer::tag(place, page) == tag,
+        }
+    }
+
+    /// The cipher looks at the tag before it writes anything.
+    fn decrypt(&self, place: Place, tag: Tag, both: InOutBuf<'_, '_, u8>) -> bool {
+        let Sealer::Aes(cipher) = self else { return false };
+        let mut bytes = [0; 16];
+        let (halves, _) = bytes.as_chunks_mut::<8>();
+        halves.iter_mut().zip(tag).for_each(|(to, from)| *to = from.to_le_bytes());
+        cipher.decrypt_inout_detached(&place.nonce().into(), &[], both, &bytes.into()).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Place = Place { slot: 7, generation: 3 };
+
+    fn sealers() -> [Sealer; 2] {
+        [Sealer::aes(&[5; 32]), Sealer::Xxh3]
+    }
+
+    #[test]
+    fn a_page_opens_at_its_place_alone() {
+        for sealer in sealers() {
+            let (page, mut sealed, mut back) = ([9; 4096], [0; 4096], [1; 4096]);
+            let tag = sealer.seal(PLACE, &page, &mut sealed).unwrap();
+            for place in [Place { slot: 8, ..PLACE }, Place { generation: 4, ..PLACE }] {
+                assert!(!sealer.open(place, tag, &sealed, &mut back));
+                assert_eq!(back, [1; 4096]);
+            }
+            assert!(sealer.open(PLACE, tag, &sealed, &mut back));
+            assert_eq!(back, page);
+            assert_eq!(sealer.is_plain(), sealed == page);
+        }
+    }
+
+    #[test]
+    fn any_damaged_byte_is_found() {
+        for sealer in sealers() {
+            let mut sealed = [0; 4096];
+            let tag = sealer.seal(PLACE, &[9; 4096], &mut sealed).unwrap();
+            for at in (0..4096).step_by(31).chain([4095]) {
+                let mut damaged = sealed;
+                damaged[at] ^= 1 << (at % 8);
+                assert!(!sealer.open_in_place(PLACE, tag, &mut damaged));
+            }
+            assert!(!sealer.open_in_place(PLACE, [tag[0] ^ 1, tag[1]], &mut sealed));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What is known of each slot: which filling it has, and that filling's tag. A
+//! mapped file that outlives the daemon. Layout: `docs/swap-store.md`.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use ebb_sys::mapping::Mapping;
+
+use crate::sealer::{Place, Protection, Tag};
+use crate::{CLUSTER_SLOTS, StoreError};
+
+/// Its file.
+pub(crate) const FILE: &str = "swap.seals";
+
+const MAGIC: u64 = u64::from_le_bytes(*b"EBBSEALS");
+const VERSION: u64 = 1;
+const HEADER_BYTES: u64 = 4096;
+const ROW_WORDS: usize = 4;
+const ROW_BYTES: u64 = ROW_WORDS as u64 * 8;
+/// Whole pages, so that a cluster's rows can be made and mapped by themselves.
+const CLUSTER_BYTES: u64 = CLUSTER_SLOTS * ROW_BYTES;
+const _: () = assert!(CLUSTER_BYTES.is_multiple_of(4096));
+/// Half of a nonce.
+const GENERATION_END: u64 = 1 << 48;
+
+pub(crate) struct Seals {
+    mapping: Mapping,
+    slot_count: u64,
+}
+
+impl Seals {
+    /// Makes it, all slots empty.
+    pub(crate) fn create(run: &Path, kind: Protection, count: u64) -> Result<Seals, StoreError> {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let file = options.open(run.join(FILE))?;
+        file.set_len(bytes_for(count))?;
+        let seals = Seals::map(&file, count)?;
+        // The magic last: a file without it was never finished.
+        for (index, value) in header(kind, count).into_iter().enumerate().rev() {
+            if let Some(word) = seals.header(index) {
+                word.store(value, Release);
+            }
+        }
+        Ok(seals)
+    }
+
+    /// The one that is there; `None`: there is none, or it was never finished.
+    pub(crate) fn open(
+        run: &Path,
+        kind: Protection,
+        count: u64,
+    ) -> Result<Option<Seals>, StoreError> {
+        let path = run.join(FILE);
+        let file = match File::options().read(true).write(true).open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            result => result?,
+        };
+        let length = file.metadata()?.len();
+        if length < HEADER_BYTES {
+            return Ok(None);
+        }
+        let foreign = || {
+            let path = path.display();
+            StoreError::Unusable(format!("{path}: of another version, size or protection"))
+        };
+        if length != bytes_for(count) {
+            return Err(foreign());
+        }
+        let seals = Seals::map(&file, count)?;
+        let found = [0, 1, 2, 3].map(|index| seals.header(index).map(|word| word.load(Acquire)));
+        match found {
+            [Some(0), ..] => Ok(None),
+            found if found == header(kind, count).map(Some) => Ok(Some(seals)),
+            _ => Err(foreign()),
+        }
+    }
+
+    fn map(file: &File, slot_count: u64) -> Result<Seals, StoreError> {
+        let mapping = Mapping::new(file, 0, bytes_for(slot_count))?;
+        mapping.populate(0, HEADER_BYTES)?;
+        Ok(Seals { mapping, slot_count })
+    }
+
+    /// Puts memory behind the rows of a slot's cluster: a touch of what the file
+    /// system has no memory for would kill the process.
+    ///
+    /// # Errors
+    /// The file system is full.
+    pub(crate) fn prepare(&self, slot: u64) -> Result<(), StoreError> {
+        let at = HEADER_BYTES + slot / CLUSTER_SLOTS * CLUSTER_BYTES;
+        Ok(self.mapping.populate(at, CLUSTER_BYTES)?)
+    }
+
+    /// A place that nothing was ever sealed for. On record before it is used:
+    /// whoever dies in between has wasted a number, and reused none.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] once a slot was filled 2^48 times.
+    pub(crate) fn next(&self, slot: u64) -> Result<Place, StoreError> {
+        let [number, ..] = self.row(slot).ok_or(StoreError::NotInUse { slot })?;
+        let generation = number.load(Acquire) + 1;
+        if generation >= GENERATION_END {
+            return Err(StoreError::Full);
+        }
+        number.store(generation, Release);
+        Ok(Place { slot, generation })
+    }
+
+    /// The slot's filling has this tag.
+    pub(crate) fn set(&self, place: Place, tag: Tag) {
+        if let Some([_, low, high, _]) = self.row(place.slot) {
+            low.store(tag[0], Relaxed);
+            high.store(tag[1], Release);
+        }
+    }
+
+    /// Which filling a slot has; `None`: never filled. Its cluster must have been
+    /// prepared.
+    pub(crate) fn get(&self, slot: u64) -> Option<(Place, Tag)> {
+        let [generation, low, high, _] = self.row(slot)?;
+        let tag = [low.load(Acquire), high.load(Acquire)];
+        let generation = generation.load(Acquire);
+        (generation != 0).then_some((Place { slot, generation }, tag))
+    }
+
+    fn row(&self, slot: u64) -> Option<&[AtomicU64; ROW_WORDS]> {
+        let inside = (slot < self.slot_count).then_some(HEADER_BYTES + slot * ROW_BYTES)?;
+        self.mapping.words(inside, ROW_WORDS)?.first_chunk()
+    }
+
+    fn header(&self, index: usize) -> Option<&AtomicU64> {
+        self.mapping.words(0, ROW_WORDS)?.get(index)
+    }
+}
+
+fn header(kind: Protection, count: u64) -> [u64; 4] {
+    let kind = match kind {
+        Protection::Encrypted => 1,
+        Protection::Checksum => 2,
+    };
+    [MAGIC, VERSION, count, kind]
+}
+
+fn bytes_for(count: u64) -> u64 {
+    HEADER_BYTES + count.div_ceil(CLUSTER_SLOTS) * CLUSTER_BYTES
+}

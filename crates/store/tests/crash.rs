@@ -1,0 +1,194 @@
+//! A daemon that dies at any write. What it leaves behind is the medium as it
+//! was then, whole pages of it written or torn, and the run directory, whose
+//! mapped files keep every store that was made. Whatever the ledger names is
+//! then read as it was saved. A slot that the ledger does not name may hold
+//! anything; named all the same, it is read as something once saved there, or
+//! as damaged: never as another slot's bytes.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::{fs, io};
+
+use common::{Faulty, noise};
+use ebb_store::{Medium, Page, Protection, Store, StoreError, SwapFile};
+use proptest::prelude::*;
+
+const SLOTS: u64 = 300;
+
+/// Dies at one of its writes, after some of its bytes.
+#[derive(Clone)]
+struct Mortal<'a> {
+    medium: Faulty,
+    writes_left: &'a AtomicUsize,
+    torn_bytes: usize,
+}
+
+impl Medium for Mortal<'_> {
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        self.medium.read_at(offset, bytes)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        let left = self.writes_left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        if left.is_err() {
+            self.medium.write_at(offset, &bytes[..self.torn_bytes.min(bytes.len())])?;
+            // Not a panic's message: this is how the test goes.
+            std::panic::resume_unwind(Box::new("the daemon dies"));
+        }
+        self.medium.write_at(offset, bytes)
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.medium.discard(offset, bytes)
+    }
+
+    fn is_direct(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Save(usize),
+    Release(usize),
+    Trim,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (1..60usize).prop_map(Step::Save),
+        3 => any::<usize>().prop_map(Step::Release),
+        1 => Just(Step::Trim),
+    ]
+}
+
+/// What outlives the daemon, and what was ever saved in each slot.
+#[derive(Default)]
+struct World {
+    ledger: BTreeMap<u64, Page>,
+    number: u64,
+}
+
+impl World {
+    fn work(&mut self, store: &dyn Store, steps: &[Step]) {
+        for step in steps {
+            match step {
+                Step::Save(count) => {
+                    let pages: Vec<Page> =
+                        (0..*count as u64).map(|at| noise(self.number + at)).collect();
+                    self.number += pages.len() as u64;
+                    let batch = store.save_batch(&pages);
+                    let stored = batch.slots.into_iter().zip(pages);
+                    self.ledger.extend(stored.filter_map(|(slot, page)| Some((slot?, page))));
+                }
+                Step::Release(which) => {
+                    let slots = self.ledger.len().max(1);
+                    if let Some(&slot) = self.ledger.keys().nth(which % slots) {
+                        self.ledger.remove(&slot);
+                        store.release(slot);
+                    }
+                }
+                Step::Trim => store.trim().unwrap(),
+            }
+        }
+    }
+}
+
+fn survives(protection: Protection, lives: &[(Vec<Step>, usize, usize)]) {
+    let (dir, medium) = (tempfile::tempdir().unwrap(), Faulty::new(SLOTS as usize * 4096));
+    let mut world = World::default();
+    for (steps, writes, torn_bytes) in lives {
+        let writes_left = AtomicUsize::new(*writes);
+        let mortal =
+            Mortal { medium: medium.clone(), writes_left: &writes_left, torn_bytes: *torn_bytes };
+        let store = SwapFile::over(mortal, dir.path(), SLOTS, protection).unwrap();
+        world.ledger.keys().for_each(|slot| store.claim(*slot).unwrap());
+        let died = catch_unwind(AssertUnwindSafe(|| world.work(&store, steps)));
+        drop((store, died));
+        look(&medium, dir.path(), protection, &world.ledger);
+    }
+}
+
+/// Reads everything as the next daemon would.
+fn look(medium: &Faulty, run: &Path, protection: Protection, ledger: &BTreeMap<u64, Page>) {
+    let store = SwapFile::over(medium.copy(), run, SLOTS, protection).unwrap();
+    ledger.keys().for_each(|slot| store.claim(*slot).unwrap());
+    let mut page = [0; 4096];
+    for (slot, expected) in ledger {
+        store.load(*slot, &mut page).unwrap();
+        assert!(page == *expected, "slot {slot}");
+    }
+    let live: Vec<&Page> = ledger.values().collect();
+    for slot in (0..SLOTS).filter(|slot| !ledger.contains_key(slot)) {
+        match store.claim(slot).and_then(|()| store.load(slot, &mut page)) {
+            Ok(()) => assert!(!live.contains(&&page), "slot {slot} has another one's bytes"),
+            Err(StoreError::Damaged { .. } | StoreError::NotInUse { .. }) => {}
+            Err(error) => panic!("slot {slot}: {error}"),
+        }
+    }
+}
+
+fn lives() -> impl Strategy<Value = Vec<(Vec<Step>, usize, usize)>> {
+    let life = (prop::collection::vec(step(), 1..12), 0..12usize, 0..100_000usize);
+    prop::collection::vec(life, 1..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn an_encrypted_swap_file_survives(lives in lives()) {
+        survives(Protection::Encrypted, &lives);
+    }
+
+    #[test]
+    fn a_checksummed_swap_file_survives(lives in lives()) {
+        survives(Protection::Checksum, &lives);
+    }
+}
+
+/// Were a nonce used twice for a key, equal pages would be equal on disk.
+#[test]
+fn no_nonce_is_used_twice_over_deaths() {
+    let (dir, medium) = (tempfile::tempdir().unwrap(), Faulty::new(SLOTS as usize * 4096));
+    let mut seen = std::collections::BTreeSet::new();
+    for life in 0..20 {
+        let writes_left = AtomicUsize::new(0);
+        let mortal = Mortal { medium: medium.clone(), writes_left: &writes_left, torn_bytes: 4096 };
+        let store = SwapFile::over(mortal, dir.path(), SLOTS, Protection::Encrypted).unwrap();
+        let died = catch_unwind(AssertUnwindSafe(|| store.save(&[7; 4096])));
+        assert!(died.is_err());
+        assert!(seen.insert(medium.state().bytes[..4096].to_vec()), "life {life}");
+    }
+}
+
+/// Seals and key are made one after the other; a death in between, or a lost
+/// file, is the end of both.
+#[test]
+fn a_key_is_never_used_with_other_seals() {
+    let (dir, medium) = (tempfile::tempdir().unwrap(), Faulty::new(SLOTS as usize * 4096));
+    let open = || SwapFile::over(medium.clone(), dir.path(), SLOTS, Protection::Encrypted).unwrap();
+    let key = || fs::read(dir.path().join("swap.key")).unwrap();
+    drop(open());
+    let first = key();
+    drop(open());
+    assert_eq!(key(), first);
+    for lost in ["swap.seals", "swap.key"] {
+        fs::remove_file(dir.path().join(lost)).unwrap();
+        drop(open());
+        assert_ne!(key(), first, "without {lost}");
+    }
+    // Seals that were never finished.
+    let second = key();
+    let seals = dir.path().join("swap.seals");
+    let length = seals.metadata().unwrap().len();
+    fs::write(&seals, []).unwrap();
+    fs::File::options().write(true).open(&seals).unwrap().set_len(length).unwrap();
+    drop(open());
+    assert_ne!(key(), second);
+}

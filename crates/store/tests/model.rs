@@ -1,0 +1,221 @@
+//! Stores against a plain map, over restarts and failing writes.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use common::{Fault, Faulty, noise};
+use ebb_store::{Page, PageBuffer, Protection, Store, StoreError, SwapFile};
+use proptest::prelude::*;
+
+const SLOTS: u64 = 600;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Save(u64),
+    SaveBatch(u64, usize),
+    Load(usize),
+    LoadBatch(usize, usize, bool),
+    Release(usize),
+    Trim,
+    Reopen,
+    Fail(Vec<Fault>),
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        Just(Fault::Error),
+        (0..400_000usize).prop_map(Fault::Short),
+        (0..400_000usize).prop_map(Fault::Torn),
+        Just(Fault::None),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => any::<u64>().prop_map(Step::Save),
+        3 => (any::<u64>(), 0..100usize).prop_map(|(seed, count)| Step::SaveBatch(seed, count)),
+        3 => any::<usize>().prop_map(Step::Load),
+        2 => (any::<usize>(), 0..80usize, any::<bool>())
+            .prop_map(|(which, count, aligned)| Step::LoadBatch(which, count, aligned)),
+        4 => any::<usize>().prop_map(Step::Release),
+        1 => Just(Step::Trim),
+        1 => Just(Step::Reopen),
+        1 => prop::collection::vec(fault(), 1..4).prop_map(Step::Fail),
+    ]
+}
+
+/// The slots in use with a frame's content each, as a ledger has them.
+#[derive(Default)]
+struct Model {
+    frames: Vec<(u64, Page)>,
+}
+
+impl Model {
+    fn pick(&self, which: usize) -> Option<&(u64, Page)> {
+        self.frames.get(which % self.frames.len().max(1))
+    }
+
+    fn by_slot(&self) -> BTreeMap<u64, &Page> {
+        self.frames.iter().map(|(slot, page)| (*slot, page)).collect()
+    }
+}
+
+fn load_batch(store: &dyn Store, model: &Model, first: u64, count: usize, aligned: bool) {
+    let (mut buffer, mut vector) = (PageBuffer::new(count), vec![0u8; count * 4096 + 1]);
+    let (skewed, _) = vector[1..].as_chunks_mut();
+    let pages = if aligned { buffer.pages_mut() } else { skewed };
+    let loaded = store.load_batch(first, pages).unwrap();
+    let expected = model.by_slot();
+    for (index, page) in pages.iter().enumerate() {
+        let there = expected.get(&(first + index as u64));
+        assert_eq!(loaded.has(index), there.is_some(), "slot {}", first + index as u64);
+        assert!(there.is_none_or(|&there| there == page));
+    }
+}
+
+fn apply(store: &dyn Store, model: &mut Model, step: &Step) {
+    match *step {
+        Step::Save(seed) => match store.save(&noise(seed)) {
+            Ok(slot) => model.frames.push((slot, noise(seed))),
+            Err(StoreError::Full) => assert_eq!(model.frames.len() as u64, SLOTS),
+            Err(error) => assert!(matches!(error, StoreError::Medium(_)), "{error}"),
+        },
+        Step::SaveBatch(seed, count) => {
+            let pages: Vec<Page> = (0..count as u64).map(|n| noise(seed ^ n)).collect();
+            let batch = store.save_batch(&pages);
+            assert_eq!(batch.slots.len(), count);
+            assert_eq!(batch.error.is_none(), batch.slots.iter().all(Option::is_some));
+            let saved = batch.slots.iter().zip(pages);
+            model.frames.extend(saved.filter_map(|(slot, page)| Some(((*slot)?, page))));
+        }
+        Step::Load(which) => {
+            if let Some((slot, expected)) = model.pick(which) {
+                let mut page = [0; 4096];
+                store.load(*slot, &mut page).unwrap();
+                assert_eq!(&page, expected);
+            }
+        }
+        Step::LoadBatch(which, count, aligned) => {
+            let first = model.pick(which).map_or(0, |(slot, _)| *slot);
+            load_batch(store, model, first, count, aligned);
+        }
+        Step::Release(which) => {
+            if let Some(&(slot, _)) = model.pick(which) {
+                store.release(slot);
+                model.frames.swap_remove(which % model.frames.len());
+                let mut page = [0; 4096];
+                let result = store.load(slot, &mut page);
+                assert!(matches!(result, Err(StoreError::NotInUse { .. })));
+            }
+        }
+        Step::Trim => store.trim().unwrap(),
+        Step::Reopen | Step::Fail(_) => {}
+    }
+}
+
+fn check(store: &dyn Store, model: &Model) {
+    assert_eq!(model.by_slot().len(), model.frames.len(), "a slot was given twice");
+    for (slot, expected) in &model.frames {
+        let mut page = [0; 4096];
+        store.load(*slot, &mut page).unwrap();
+        assert!(&page == expected, "slot {slot}");
+    }
+}
+
+fn run(medium: &Faulty, protection: Protection, steps: &[Step]) {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || SwapFile::over(medium.clone(), dir.path(), SLOTS, protection).unwrap();
+    let (mut store, mut model) = (open(), Model::default());
+    for step in steps {
+        match step {
+            Step::Reopen => {
+                drop(store);
+                store = open();
+                for (slot, _) in &model.frames {
+                    store.claim(*slot).unwrap();
+                    assert!(store.claim(*slot).is_err());
+                }
+            }
+            Step::Fail(faults) => medium.state().faults.clone_from(faults),
+            step => apply(&store, &mut model, step),
+        }
+        assert_eq!(store.usage().disk_slots_used, model.frames.len() as u64);
+    }
+    check(&store, &model);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn an_encrypted_swap_file_is_a_map(steps in prop::collection::vec(step(), 1..80)) {
+        let medium = Faulty::new(SLOTS as usize * 4096);
+        run(&medium, Protection::Encrypted, &steps);
+    }
+
+    #[test]
+    fn a_checksummed_swap_file_is_a_map(steps in prop::collection::vec(step(), 1..80)) {
+        let medium = Faulty::new(SLOTS as usize * 4096);
+        run(&medium, Protection::Checksum, &steps);
+    }
+}
+
+fn swap(dir: &Path, slots: u64) -> SwapFile {
+    SwapFile::open(&dir.join("swap"), dir, slots, Protection::Encrypted).unwrap()
+}
+
+#[test]
+fn a_real_file_is_for_root_alone_and_for_one() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let dir = tempfile::tempdir().unwrap();
+    let store = swap(dir.path(), 300);
+    let pages: Vec<Page> = (0..300).map(noise).collect();
+    let batch = store.save_batch(&pages);
+    assert_eq!(batch.runs().collect::<Vec<_>>(), [(0, 0, 300)]);
+    assert!(matches!(store.save(&pages[0]), Err(StoreError::Full)));
+    for name in ["swap", "swap.key", "swap.seals"] {
+        let mode = dir.path().join(name).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+    let second = SwapFile::open(&dir.path().join("swap"), dir.path(), 300, Protection::Encrypted);
+    assert!(matches!(second, Err(StoreError::Unusable(_))));
+    let blocks = || dir.path().join("swap").metadata().unwrap().blocks();
+    let before = blocks();
+    (0..100).for_each(|slot| store.release(slot));
+    store.trim().unwrap();
+    assert!(blocks() < before);
+    let model = Model { frames: (100..300).map(|n| (n, noise(n))).collect() };
+    check(&store, &model);
+    load_batch(&store, &model, 90, 200, true);
+    load_batch(&store, &model, 90, 200, false);
+}
+
+#[test]
+fn nothing_can_be_read_without_the_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = swap(dir.path(), 8);
+    let slot = store.save(&[0x5a; 4096]).unwrap();
+    drop(store);
+    let bytes = std::fs::read(dir.path().join("swap")).unwrap();
+    assert!(!bytes.windows(16).any(|window| window == [0x5a; 16]));
+    std::fs::remove_file(dir.path().join("swap.key")).unwrap();
+    let store = swap(dir.path(), 8);
+    assert!(matches!(store.claim(slot), Err(StoreError::NotInUse { .. })));
+    drop(store);
+    ebb_store::remove(dir.path()).unwrap();
+    ebb_store::remove(dir.path()).unwrap();
+    let left = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(left, 1);
+}
+
+#[test]
+fn a_swap_file_of_another_size_or_protection_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(swap(dir.path(), 8));
+    for (slots, protection) in [(8, Protection::Checksum), (9000, Protection::Encrypted)] {
+        let opened = SwapFile::open(&dir.path().join("swap"), dir.path(), slots, protection);
+        assert!(matches!(opened, Err(StoreError::Unusable(_))));
+    }
+}
