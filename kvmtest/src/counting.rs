@@ -7,7 +7,7 @@ use ebb_sys::kvm_vm::Registers;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 
 use crate::daemon::Daemon;
-use crate::machine::{MAILBOX, Machine};
+use crate::machine::Machine;
 use crate::program::Program;
 use crate::vcpu::Running;
 
@@ -17,11 +17,6 @@ pub const PAGES: FrameRange = FrameRange::new(Gfn(0x200), 256);
 /// The books of each vCPU, a word for each page.
 const BOOKS: Gfn = PAGES.end();
 const BOOKS_FRAMES: u64 = PAGES.count * 8 / FRAME_BYTES + 1;
-
-/// Everything else may be evicted: page tables and code of the guest as well.
-pub fn spare(gfn: Gfn) -> bool {
-    gfn == MAILBOX
-}
 
 /// A machine with such a guest.
 pub struct Counting {

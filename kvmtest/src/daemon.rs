@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use ebb_ledger::{Content, Ledger};
-use ebb_pager::{FaultThread, Grain, NoDevices, Pager, Parts, Restored};
+use ebb_pager::{
+    Evicted, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
+    Restored,
+};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
-use ebb_units::FRAME_BYTES;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
-use crate::machine::Machine;
+use crate::machine::{MAILBOX, Machine};
 
 /// Holds a [`Machine`]. When it is dropped the VM is left as it is, as by a
 /// daemon that was killed: adopt it, or whoever faults waits.
@@ -20,6 +23,7 @@ pub struct Daemon {
     /// The blocks that were given back because the guest wrote their metadata.
     pub restored: Receiver<Restored>,
     faults: Option<FaultThread>,
+    refills: Option<RefillThreads>,
 }
 
 impl Daemon {
@@ -36,7 +40,7 @@ impl Daemon {
         let mut held = Vec::new();
         ledger.recover(|frames, content| held.push((frames, content)));
         let daemon = Daemon::over(machine, grain, ledger);
-        daemon.pager.settle_saved().expect("settle");
+        daemon.pager.settle().expect("settle");
         for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
             daemon.pager.unprotect(*frames).expect("unprotect");
         }
@@ -54,9 +58,10 @@ impl Daemon {
             grain,
             devices: Box::new(NoDevices),
             store: Box::new(store.expect("store")),
+            disk: Box::new(NoDisk),
         };
         let (pager, restored) = Pager::new(parts).expect("pager");
-        Daemon { pager: Arc::new(pager), restored, faults: None }
+        Daemon { pager: Arc::new(pager), restored, faults: None, refills: None }
     }
 
     /// Starts the fault thread. What a dead one had read comes again.
@@ -66,11 +71,19 @@ impl Daemon {
         let ended = |why| panic!("the fault thread ended: {why:?}");
         let faults = FaultThread::start(Arc::clone(&self.pager), vmm, ended);
         self.faults = Some(faults.expect("fault thread"));
+        self.refills = Some(RefillThreads::start(&self.pager, 2).expect("refill threads"));
         self.pager.wake_all().expect("wake");
     }
 
     /// Ends the fault thread: who faults waits from now on.
     pub fn stop_serving(&mut self) {
         self.faults = None;
+        self.refills = None;
+    }
+
+    /// Evicts what is in these frames, but for what the test itself writes.
+    pub fn evict(&self, frames: FrameRange) -> Evicted {
+        let frames: Vec<Gfn> = frames.frames().filter(|&gfn| gfn != MAILBOX).collect();
+        self.pager.evict(&frames, &NothingKnown).expect("evict")
     }
 }

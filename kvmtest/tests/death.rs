@@ -11,7 +11,7 @@ use kvmtest::{Daemon, Machine, until};
 use vmtest::require;
 
 use kvmtest::blocks::{Blocks, RELEASED, STRICT, TOUCHED, Way};
-use kvmtest::counting::{Counting, PAGES, spare};
+use kvmtest::counting::{Counting, PAGES};
 
 const ROUNDS: u64 = 20;
 const VCPUS: u64 = 2;
@@ -111,13 +111,13 @@ fn saved_frames_outlive_their_daemon() {
     counting.start(VCPUS, 0);
     for round in 0..ROUNDS {
         until("an eviction", || {
-            let done = daemon.pager.evict(counting.all(), spare).unwrap();
-            (done.saved_frames > 0).then_some(())
+            let done = daemon.evict(counting.all());
+            (done.saved > 0).then_some(())
         });
         daemon.stop_serving();
         // Nobody brings anything back, so most is gone after this.
         if round.is_multiple_of(3) {
-            daemon.pager.evict(counting.all(), spare).unwrap();
+            daemon.evict(counting.all());
         }
         die_at_work(&counting.machine, &daemon.pager);
         drop(daemon);

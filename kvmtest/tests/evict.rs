@@ -6,17 +6,17 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::until;
 use vmtest::require;
 
-use kvmtest::counting::{Counting, PAGES, spare};
+use kvmtest::counting::{Counting, PAGES};
 
 fn keeps_every_write(vcpus: u64, rest: u64, enough: u64) {
     let (mut counting, daemon) = Counting::new(Grain::Frame);
     counting.start(vcpus, rest);
     let mut total = Evicted::default();
     until(format_args!("{enough} evictions"), || {
-        let done = daemon.pager.evict(counting.all(), spare).unwrap();
-        total.saved_frames += done.saved_frames;
-        total.abandoned_frames += done.abandoned_frames;
-        (total.saved_frames >= enough).then_some(())
+        let done = daemon.evict(counting.all());
+        total.saved += done.saved;
+        total.abandoned += done.abandoned;
+        (total.saved >= enough).then_some(())
     });
     eprintln!("{vcpus} vCPUs: {total:?}");
     assert_eq!(counting.lost(&daemon.pager), 0);
@@ -44,9 +44,9 @@ fn huge_frames_in_use_keep_every_write() {
     let mut abandoned = 0;
     for _ in 0..10 {
         let saved = until("a whole huge frame to go", || {
-            let done = daemon.pager.evict(huge, spare).unwrap();
-            abandoned += done.abandoned_frames;
-            (done.saved_frames > 0).then_some(done.saved_frames)
+            let done = daemon.evict(huge);
+            abandoned += done.abandoned;
+            (done.frames() > 0).then_some(done.frames())
         });
         assert_eq!(saved, huge.count);
         daemon.pager.give_back_all().unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ebb_api::{Backing, Mode};
 use ebb_ledger::{Content, Ledger};
-use ebb_pager::{Grain, NoDevices, Pager, Parts, Restored};
+use ebb_pager::{Grain, NoDevices, NoDisk, Pager, Parts, Restored};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
@@ -147,6 +147,7 @@ fn pager(
         grain,
         devices: Box::new(NoDevices),
         store: Box::new(store),
+        disk: Box::new(NoDisk),
     })
 }
 
@@ -218,7 +219,7 @@ fn recovered(
     let mut held = Vec::new();
     ledger.recover(|frames, content| held.push((frames, content)));
     let (pager, restored) = pager(ram, ledger, uffd, record.backing, directory)?;
-    pager.settle_saved()?;
+    pager.settle()?;
     // A frame that was held and is still resident may be protected for a
     // block that was never committed.
     for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {

@@ -10,7 +10,7 @@ use ebb_api::{
     ReclaimRequest, Skipped, VmStatus,
 };
 use ebb_inspect::{Block, PAGE_BYTES};
-use ebb_pager::{Evicted, FaultThread};
+use ebb_pager::{Evicted, FaultThread, NothingKnown, RefillThreads};
 use ebb_reclaim::vprobe;
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Qmp;
@@ -72,12 +72,23 @@ pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender
     worker.map(|_| commands).map_err(failed("the worker"))
 }
 
-fn serve_faults(held: &Held, gone: &Sender<Command>) -> std::io::Result<FaultThread> {
+/// Refills that wait for a disk go on beside each other; few disks gain from more.
+const REFILL_THREADS: usize = 4;
+
+/// The threads that serve a VM's faults. In the order in which they end.
+struct Serving {
+    _faults: FaultThread,
+    _refills: RefillThreads,
+}
+
+fn serve_faults(held: &Held, gone: &Sender<Command>) -> std::io::Result<Serving> {
     let gone = gone.clone();
-    FaultThread::start(held.pager.clone(), held.pidfd()?, move |why| {
+    let refills = RefillThreads::start(&held.pager, REFILL_THREADS)?;
+    let faults = FaultThread::start(held.pager.clone(), held.pidfd()?, move |why| {
         // A worker that is gone already needs no telling.
         let _ = gone.send(Command::Gone(why));
-    })
+    })?;
+    Ok(Serving { _faults: faults, _refills: refills })
 }
 
 /// All that the worker's thread owns.
@@ -85,7 +96,7 @@ pub struct State {
     pub(crate) held: Held,
     pub(crate) insight: Insight,
     pub(crate) last: Option<ReclaimReport>,
-    faults: Option<FaultThread>,
+    faults: Option<Serving>,
     gone: Sender<Command>,
     blocks: Vec<Block>,
     watched: Vec<FrameRange>,
@@ -103,7 +114,7 @@ enum Next {
 }
 
 impl State {
-    fn new(held: Held, faults: FaultThread, gone: Sender<Command>) -> State {
+    fn new(held: Held, faults: Serving, gone: Sender<Command>) -> State {
         State {
             held,
             insight: Insight::new(),
@@ -365,28 +376,27 @@ impl State {
         self.confirm();
         let mut metadata = self.metadata_frames();
         metadata.extend(self.note_frame());
-        let spare = |gfn: Gfn| metadata.iter().any(|frames| frames.contains(gfn));
+        let spare = |gfn: &Gfn| metadata.iter().any(|frames| frames.contains(*gfn));
         let mut done = Evicted::default();
         let regions = self.held.pager.ram().regions().iter();
         let pieces = regions.flat_map(|region| region.frames().by_huge());
         for piece in pieces {
-            if done.saved_frames * FRAME_BYTES >= want_bytes {
+            if done.frames() * FRAME_BYTES >= want_bytes {
                 break;
             }
-            let evicted = self.held.pager.evict(piece, spare);
-            let evicted = evicted.map_err(|error| not_allowed(format!("evicting: {error}")))?;
-            done.saved_frames += evicted.saved_frames;
-            done.abandoned_frames += evicted.abandoned_frames;
+            let frames: Vec<Gfn> = piece.frames().filter(|gfn| !spare(gfn)).collect();
+            let evicted = self.held.pager.evict(&frames, &NothingKnown);
+            done.add(evicted.map_err(|error| not_allowed(format!("evicting: {error}")))?);
         }
-        let saved_bytes = done.saved_frames * FRAME_BYTES;
+        let saved_bytes = done.frames() * FRAME_BYTES;
         let stopped_by = match saved_bytes >= want_bytes {
             true => "the amount asked for was reached",
             false => "nothing more can be evicted now",
         };
         Ok(EvictReport {
             saved_bytes,
-            saved_frames: done.saved_frames,
-            abandoned: done.abandoned_frames,
+            saved_frames: done.frames(),
+            abandoned: done.abandoned,
             duration_ns: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
             stopped_by: stopped_by.into(),
         })

@@ -26,6 +26,14 @@ pub struct Counters {
     pub returned_frames: AtomicU64,
     /// Frames whose content is in the store.
     pub saved_frames: AtomicU64,
+    /// Frames whose content is in a block of the guest's disk.
+    pub on_disk_frames: AtomicU64,
+    /// Frames read back from the store or a disk because they were touched.
+    pub refilled_frames: AtomicU64,
+    /// Frames read back with those.
+    pub ahead_frames: AtomicU64,
+    /// Of those: in front of a fault that went on where they ended.
+    pub ahead_hit_frames: AtomicU64,
     /// From the read of a fault's event to the end of the call that resolves it.
     pub fault: Latency,
 }

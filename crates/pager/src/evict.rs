@@ -1,15 +1,16 @@
-//! Saving and emptying frames that are in use.
+//! Emptying frames that are in use.
 //!
-//! The order is the only safe one: protect, hold, save, check that nobody
-//! wrote, punch. *Hold*: an I/O of the VMM that began before the protection
-//! writes through it; the wait is longer than such an I/O is taken to last.
+//! The order is the only safe one: protect, hold, save or prove, check that
+//! nobody wrote, punch. *Hold*: an I/O of the VMM that began before the
+//! protection writes through it; the wait is longer than such an I/O is taken
+//! to last.
 
 use std::io;
 use std::time::Duration;
 
 use ebb_ledger::{Content, LockedFrame};
-use ebb_store::Page;
-use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
+use ebb_store::{Page, PageBuffer};
+use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::counters::add;
 use crate::pager::{Grain, Pager};
@@ -17,39 +18,102 @@ use crate::pager::{Grain, Pager};
 /// Longer than an O_DIRECT request to a local disk (attach notes in
 /// `docs/decisions/0004-evict-whole-folios.md`).
 const HOLD: Duration = Duration::from_millis(10);
+/// Held together, so that the wait is for many; a guest that writes one of
+/// them waits no longer than it takes to save all.
+const BATCH_FRAMES: usize = 2048;
 
-/// What an eviction did.
+/// What an eviction did, in frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evicted {
-    /// Frames whose content is in the store now.
-    pub saved_frames: u64,
-    /// Frames that were written to meanwhile; they stay.
-    pub abandoned_frames: u64,
+    /// Their content is in the store now.
+    pub saved: u64,
+    /// A block of the guest's disk equals them: nothing was written.
+    pub on_disk: u64,
+    /// Each a single byte again and again, or free in the guest: nothing is kept.
+    pub empty: u64,
+    /// They were written to meanwhile; they stay.
+    pub abandoned: u64,
 }
 
+impl Evicted {
+    /// The frames that the host has got.
+    pub fn frames(&self) -> u64 {
+        self.saved + self.on_disk + self.empty
+    }
+
+    /// Together with another's.
+    pub fn add(&mut self, other: Evicted) {
+        self.saved += other.saved;
+        self.on_disk += other.on_disk;
+        self.empty += other.empty;
+        self.abandoned += other.abandoned;
+    }
+
+    fn count(&mut self, content: Content) {
+        match content {
+            Content::Saved { .. } => self.saved += 1,
+            Content::OnDisk { .. } => self.on_disk += 1,
+            _ => self.empty += 1,
+        }
+    }
+}
+
+/// What is known of frames that are about to go.
+pub trait Judge {
+    /// The guest has freed it: nobody will ask for what it holds. Asked while
+    /// the frame is protected.
+    fn is_dead(&self, gfn: Gfn) -> bool;
+}
+
+/// Nothing is known of them.
+pub struct NothingKnown;
+
+impl Judge for NothingKnown {
+    fn is_dead(&self, _gfn: Gfn) -> bool {
+        false
+    }
+}
+
+/// A frame held and protected.
+struct Held<'l> {
+    gfn: Gfn,
+    word: LockedFrame<'l>,
+}
+
+impl Held<'_> {
+    fn frame(&self) -> FrameRange {
+        FrameRange::new(self.gfn, 1)
+    }
+}
+
+/// Frames of one huge frame, in order.
+type Piece<'l> = Vec<Held<'l>>;
+
 impl Pager {
-    /// Saves and empties the resident frames of a range, in pieces that are
-    /// whole folios of the RAM file: punching a part of a folio may zero it in
-    /// place, which the guest would read as zeros. So with huge pages a range
-    /// goes only as whole huge frames.
+    /// Empties those of `frames`, which are in order, that are resident. With
+    /// huge pages only whole huge frames go: punching a part of a large folio
+    /// may zero it in place, which the guest would read as zeros.
     ///
-    /// The pager must watch all of RAM ([`Pager::watch_all`]). `spare` names
-    /// frames to leave alone.
+    /// The pager must watch all of RAM ([`Pager::watch_all`]).
     ///
     /// # Errors
     /// From the store or the system calls. Frames not evicted stay resident.
-    pub fn evict(&self, range: FrameRange, spare: impl Fn(Gfn) -> bool) -> io::Result<Evicted> {
+    pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
         let mut evicted = Evicted::default();
-        for piece in range.by_huge() {
-            let whole = piece.count == FRAMES_PER_HUGE;
-            let spared = || piece.frames().any(&spare);
-            let done = match self.grain {
-                Grain::Huge if !whole || spared() => continue,
-                Grain::Huge => self.evict_piece(piece, |_| false)?,
-                Grain::Frame => self.evict_piece(piece, &spare)?,
-            };
-            evicted.saved_frames += done.saved_frames;
-            evicted.abandoned_frames += done.abandoned_frames;
+        let mut batch: Vec<Piece<'_>> = Vec::new();
+        let mut pieces = frames.chunk_by(|a, b| a.huge() == b.huge()).peekable();
+        while let Some(frames) = pieces.next() {
+            match self.hold(frames) {
+                Ok(piece) => batch.extend(piece),
+                Err(error) => {
+                    self.open_all(batch.into_iter().flatten());
+                    return Err(error);
+                }
+            }
+            let held: usize = batch.iter().map(Vec::len).sum();
+            if held >= BATCH_FRAMES || (held > 0 && pieces.peek().is_none()) {
+                evicted.add(self.evict_batch(std::mem::take(&mut batch), judge)?);
+            }
         }
         Ok(evicted)
     }
@@ -63,123 +127,226 @@ impl Pager {
         Ok(self.store.trim()?)
     }
 
-    fn evict_piece(&self, piece: FrameRange, spare: impl Fn(Gfn) -> bool) -> io::Result<Evicted> {
-        let empty = self.ram.range(piece).is_none() || self.ram.is_hole(piece)?;
-        if empty || self.split(piece.start.huge()).is_err() {
-            return Ok(Evicted::default());
-        }
-        let mut held = Vec::new();
-        let wanted = piece.frames().filter(|&gfn| !spare(gfn));
-        let result = { wanted }.try_for_each(|gfn| {
-            held.extend(self.hold(gfn)?.map(|frame| (gfn, frame)));
-            Ok(())
-        });
-        let all = held.len() as u64 == FRAMES_PER_HUGE;
-        if result.is_err() || held.is_empty() || (self.grain == Grain::Huge && !all) {
-            held.into_iter().for_each(|(gfn, frame)| self.open(gfn, frame));
-            return result.map(|()| Evicted::default());
-        }
-        std::thread::sleep(HOLD);
-        self.save_and_punch(held)
-    }
-
-    /// Takes and protects a frame that is resident and there.
-    fn hold(&self, gfn: Gfn) -> io::Result<Option<LockedFrame<'_>>> {
-        let frame = FrameRange::new(gfn, 1);
-        let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(None) };
-        let there = self.grain == Grain::Huge || matches!(self.ram.is_hole(frame), Ok(false));
-        if held.content() != Content::Resident || !there {
-            let wanted = held.abandon();
-            self.after(wanted, frame);
+    /// Holds and protects frames of one huge frame: those that are resident,
+    /// or with huge pages all or none.
+    fn hold(&self, frames: &[Gfn]) -> io::Result<Option<Piece<'_>>> {
+        let Some(huge) = frames.first().map(|gfn| gfn.huge()) else { return Ok(None) };
+        if self.split(huge).is_err() {
             return Ok(None);
         }
-        match self.protect(frame) {
-            Ok(()) => Ok(Some(held)),
+        let mut piece = Vec::with_capacity(frames.len());
+        for &gfn in frames {
+            let Ok(word) = self.ledger.lock_frame(gfn) else { continue };
+            match word.content() {
+                Content::Resident => piece.push(Held { gfn, word }),
+                _ => self.after(word.abandon(), FrameRange::new(gfn, 1)),
+            }
+        }
+        let all = piece.len() as u64 == FRAMES_PER_HUGE;
+        if piece.is_empty() || (self.grain == Grain::Huge && !all) {
+            self.open_all(piece);
+            return Ok(None);
+        }
+        let protected =
+            runs(&piece, |held| held.gfn).try_for_each(|(frames, _)| self.protect(frames));
+        match protected {
+            Ok(()) => Ok(Some(piece)),
             Err(error) => {
-                self.open(gfn, held);
+                self.open_all(piece);
                 Err(error)
             }
         }
     }
 
-    /// Lets go of a frame that stays as it is.
-    fn open(&self, gfn: Gfn, held: LockedFrame<'_>) {
-        let frame = FrameRange::new(gfn, 1);
-        self.report("unprotect", self.unprotect(frame));
-        let wanted = held.unlock(Content::Resident);
-        self.after(wanted, frame);
+    /// Lets go of frames that stay as they are.
+    fn open_all<'l>(&self, held: impl IntoIterator<Item = Held<'l>>) {
+        for held in held {
+            let frame = held.frame();
+            self.report("unprotect", self.unprotect(frame));
+            let wanted = held.word.unlock(Content::Resident);
+            self.after(wanted, frame);
+        }
     }
 
-    fn save_and_punch(&self, held: Vec<(Gfn, LockedFrame<'_>)>) -> io::Result<Evicted> {
-        let mut evicted = Evicted::default();
-        let mut result = Ok(());
-        let mut saved: Vec<(Gfn, LockedFrame<'_>, u64)> = Vec::new();
-        let mut open: Vec<(Gfn, LockedFrame<'_>)> = Vec::new();
-        for (gfn, mut frame) in held {
-            let slot = if result.is_ok() { self.save(gfn) } else { Ok(None) };
-            match slot {
-                Ok(Some(slot)) if frame.commit(Content::Saved { slot }) => {
-                    saved.push((gfn, frame, slot));
-                }
-                Ok(slot) => {
-                    evicted.abandoned_frames += u64::from(slot.is_some());
-                    slot.into_iter().for_each(|slot| self.release(slot));
-                    open.push((gfn, frame));
-                }
-                Err(error) => {
-                    result = Err(error);
-                    open.push((gfn, frame));
-                }
+    fn evict_batch(&self, batch: Vec<Piece<'_>>, judge: &dyn Judge) -> io::Result<Evicted> {
+        std::thread::sleep(HOLD);
+        let (mut evicted, mut result) = (Evicted::default(), Ok(()));
+        for piece in batch {
+            match result {
+                Ok(()) => result = self.evict_piece(piece, judge, &mut evicted),
+                Err(_) => self.open_all(piece),
             }
         }
-        if self.grain == Grain::Huge && !open.is_empty() {
-            self.take_back(saved);
-            open.into_iter().for_each(|(gfn, frame)| self.open(gfn, frame));
-            return result.map(|()| Evicted { saved_frames: 0, ..evicted });
-        }
-        open.into_iter().for_each(|(gfn, frame)| self.open(gfn, frame));
-        evicted.saved_frames = saved.len() as u64;
-        self.punch_saved(saved)?;
         result.map(|()| evicted)
     }
 
-    /// A huge frame goes whole or not at all.
-    fn take_back(&self, saved: Vec<(Gfn, LockedFrame<'_>, u64)>) {
-        for (gfn, frame, slot) in saved {
-            self.open(gfn, frame);
-            self.release(slot);
+    fn evict_piece(
+        &self,
+        piece: Piece<'_>,
+        judge: &dyn Judge,
+        evicted: &mut Evicted,
+    ) -> io::Result<()> {
+        let mut pages = PageBuffer::new(piece.len());
+        let read = runs(&piece, |held| held.gfn).try_for_each(|(frames, at)| {
+            let to = &mut pages.pages_mut()[at..at + frames.count as usize];
+            self.ram.read(frames, to.as_flattened_mut())
+        });
+        if let Err(error) = read {
+            self.open_all(piece);
+            return Err(error);
+        }
+        let (contents, result) = self.elsewhere(&piece, pages.pages(), judge);
+        let (mut gone, mut stay) = (Vec::with_capacity(piece.len()), Vec::new());
+        for (mut held, content) in piece.into_iter().zip(contents) {
+            match content {
+                Some(content) if held.word.commit(content) => gone.push((held, content)),
+                content => {
+                    content.into_iter().for_each(|content| self.undo(held.gfn, content));
+                    evicted.abandoned += u64::from(content.is_some());
+                    stay.push(held);
+                }
+            }
+        }
+        if self.grain == Grain::Huge && !stay.is_empty() {
+            self.take_back(gone);
+            self.open_all(stay);
+            return result;
+        }
+        self.open_all(stay);
+        self.punch_gone(gone, evicted).and(result)
+    }
+
+    /// Where the content of each frame will be once it is punched; `None`: it could
+    /// not be saved, and why.
+    fn elsewhere(
+        &self,
+        piece: &[Held<'_>],
+        pages: &[Page],
+        judge: &dyn Judge,
+    ) -> (Vec<Option<Content>>, io::Result<()>) {
+        let each = piece.iter().zip(pages);
+        let mut contents: Vec<Option<Content>> =
+            each.map(|(held, page)| self.unwritten(held.gfn, page, judge)).collect();
+        let rest: Vec<usize> = (0..contents.len()).filter(|&at| contents[at].is_none()).collect();
+        if rest.is_empty() {
+            return (contents, Ok(()));
+        }
+        let mut to_save = PageBuffer::new(rest.len());
+        to_save.pages_mut().iter_mut().zip(&rest).for_each(|(to, &at)| *to = pages[at]);
+        let batch = self.store.save_batch(to_save.pages());
+        for (&at, slot) in rest.iter().zip(batch.slots) {
+            let Some(slot) = slot else { continue };
+            self.owners.set(slot, piece[at].gfn);
+            contents[at] = Some(Content::Saved { slot });
+        }
+        (contents, batch.error.map_or(Ok(()), |error| Err(error.into())))
+    }
+
+    /// Where its content is without being written anywhere.
+    fn unwritten(&self, gfn: Gfn, page: &Page, judge: &dyn Judge) -> Option<Content> {
+        if let Some(fill) = filled_with(page) {
+            return Some(Content::Empty { fill, hard: false });
+        }
+        if judge.is_dead(gfn) {
+            return Some(Content::Empty { fill: 0, hard: false });
+        }
+        let block = self.resting.rest(gfn, || self.disk.find(page))?;
+        Some(Content::OnDisk { block })
+    }
+
+    /// Nothing will rest there after all.
+    fn undo(&self, gfn: Gfn, content: Content) {
+        match content {
+            Content::Saved { slot } => self.store.release(slot),
+            Content::OnDisk { block } => self.resting.leave(gfn, block),
+            _ => {}
         }
     }
 
-    fn punch_saved(&self, mut saved: Vec<(Gfn, LockedFrame<'_>, u64)>) -> io::Result<()> {
-        let mut result = Ok(());
-        let mut punched = 0;
-        for run in saved.chunk_by(|a, b| a.0.0 + 1 == b.0.0) {
-            let frames = FrameRange::new(run[0].0, run.len() as u64);
-            self.devices.unmap(frames);
-            result = self.ram.punch(frames);
-            if result.is_err() {
-                break;
-            }
-            punched += run.len();
+    fn take_back(&self, gone: Vec<(Held<'_>, Content)>) {
+        for (held, content) in gone {
+            let gfn = held.gfn;
+            self.open_all([held]);
+            self.undo(gfn, content);
         }
+    }
+
+    fn punch_gone(
+        &self,
+        mut gone: Vec<(Held<'_>, Content)>,
+        evicted: &mut Evicted,
+    ) -> io::Result<()> {
+        let mut punched = 0;
+        let result = runs(&gone, |(held, _)| held.gfn).try_for_each(|(frames, _)| {
+            self.devices.unmap(frames);
+            self.ram.punch(frames)?;
+            punched += frames.count as usize;
+            Ok(())
+        });
         // Not punched is as good as before: the page in the file wins.
-        self.take_back(saved.split_off(punched));
-        for (gfn, frame, slot) in saved {
-            let wanted = frame.unlock(Content::Saved { slot });
-            self.after(wanted, FrameRange::new(gfn, 1));
-            add(&self.counters.saved_frames, 1);
+        self.take_back(gone.split_off(punched));
+        for (held, content) in gone {
+            let frame = held.frame();
+            self.count_gone(content);
+            evicted.count(content);
+            let wanted = held.word.unlock(content);
+            self.after(wanted, frame);
         }
         result
     }
 
-    fn save(&self, gfn: Gfn) -> io::Result<Option<u64>> {
-        let mut page: Page = [0; FRAME_BYTES as usize];
-        self.ram.read(FrameRange::new(gfn, 1), &mut page)?;
-        Ok(Some(self.store.save(&page)?))
+    fn count_gone(&self, content: Content) {
+        let counters = &self.counters;
+        add(
+            match content {
+                Content::Saved { .. } => &counters.saved_frames,
+                Content::OnDisk { .. } => &counters.on_disk_frames,
+                _ => &counters.emptied_frames,
+            },
+            1,
+        );
+    }
+}
+
+/// Runs of consecutive frames, each with the index of its first.
+fn runs<T>(items: &[T], gfn: impl Fn(&T) -> Gfn) -> impl Iterator<Item = (FrameRange, usize)> {
+    let mut at = 0;
+    let gfns: Vec<Gfn> = items.iter().map(gfn).collect();
+    std::iter::from_fn(move || {
+        let first = *gfns.get(at)?;
+        let start = at;
+        while gfns.get(at).is_some_and(|gfn| gfn.0 == first.0 + (at - start) as u64) {
+            at += 1;
+        }
+        Some((FrameRange::new(first, (at - start) as u64), start))
+    })
+}
+
+/// The byte that the page consists of, if it is a single one.
+fn filled_with(page: &Page) -> Option<u8> {
+    let (words, _) = page.as_chunks::<8>();
+    let first = page[0];
+    words.iter().all(|word| *word == [first; 8]).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_units::FRAME_BYTES;
+
+    #[test]
+    fn frames_in_a_row_make_one_run() {
+        let frames = [3, 4, 5, 7, 9, 10].map(Gfn);
+        let found: Vec<_> = runs(&frames, |gfn| *gfn).collect();
+        let run = |first, count| FrameRange::new(Gfn(first), count);
+        assert_eq!(found, [(run(3, 3), 0), (run(7, 1), 3), (run(9, 2), 4)]);
     }
 
-    pub(crate) fn release(&self, slot: u64) {
-        self.store.release(slot);
+    #[test]
+    fn only_a_page_of_one_byte_is_filled() {
+        let mut page = [0xaa; FRAME_BYTES as usize];
+        assert_eq!(filled_with(&page), Some(0xaa));
+        page[FRAME_BYTES as usize - 1] = 0;
+        assert_eq!(filled_with(&page), None);
     }
 }

@@ -87,8 +87,9 @@ fn serve_waiting(pager: &Pager, events: &mut Events) -> io::Result<()> {
         let mut any = false;
         for fault in pager.uffd.read(events)? {
             let began = Instant::now();
-            pager.serve(fault);
-            pager.counters.fault.record(began.elapsed());
+            if pager.serve(fault, began) {
+                pager.counters.fault.record(began.elapsed());
+            }
             any = true;
         }
         if !any {

@@ -3,16 +3,20 @@
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use ebb_ledger::Content;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
-use crate::counters::subtract;
+use crate::counters::{Counters, subtract};
 use crate::install::Served;
 use crate::pager::Pager;
 
 /// A word that its holder does not let go of in so many looks is an error.
-const ATTEMPTS: usize = 10_000;
+const ATTEMPTS: usize = 50_000;
+/// After so many, with a pause: an eviction holds its words for some 10 ms.
+const EAGER_ATTEMPTS: usize = 100;
+const PAUSE: Duration = Duration::from_micros(100);
 
 impl Pager {
     /// Brings every emptied frame back and ends every watch. Returns the bytes
@@ -31,7 +35,8 @@ impl Pager {
     }
 
     fn give_back_each(&self) -> io::Result<u64> {
-        let counters = [&self.counters.emptied_frames, &self.counters.saved_frames];
+        let Counters { emptied_frames, saved_frames, on_disk_frames, .. } = &self.counters;
+        let counters = [emptied_frames, saved_frames, on_disk_frames];
         let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
         // The watches first: each brings its block back before its devices.
         for (frames, content) in self.off_record() {
@@ -47,7 +52,7 @@ impl Pager {
                     self.again(|| self.give_back(frames))?;
                     self.devices.map(frames);
                 }
-                Content::Saved { .. } => {
+                Content::Saved { .. } | Content::OnDisk { .. } => {
                     frames.frames().try_for_each(|gfn| self.again(|| self.bring_back(gfn)))?;
                 }
                 _ => {}
@@ -83,31 +88,39 @@ impl Pager {
         Ok(())
     }
 
-    /// After a restart: a frame on record as saved whose page is there was not
+    /// After a restart: a frame on record as elsewhere whose page is there was not
     /// punched yet, or was brought back already. The page wins.
     ///
     /// # Errors
     /// As lseek(2) and ioctl_userfaultfd(2).
-    pub fn settle_saved(&self) -> io::Result<()> {
-        let frames = self.off_record().into_iter().flat_map(|(frames, content)| match content {
-            Content::Saved { slot } => Some((frames, slot)),
-            _ => None,
-        });
-        let each = frames.flat_map(|(frames, slot)| frames.frames().map(move |gfn| (gfn, slot)));
-        for (gfn, slot) in each {
-            let frame = FrameRange::new(gfn, 1);
-            if !self.ram.is_hole(frame)?
-                && let Ok(held) = self.ledger.lock_frame(gfn)
-            {
-                let open = self.unprotect(frame);
-                let wanted = held.unlock(Content::Resident);
-                self.after(wanted, frame);
-                self.release(slot);
-                subtract(&self.counters.saved_frames, 1);
-                open?;
+    pub fn settle(&self) -> io::Result<()> {
+        for (frames, content) in self.off_record() {
+            let elsewhere = !matches!(content, Content::Watch { .. } | Content::Guarded);
+            if elsewhere && !self.ram.is_hole(frames)? {
+                frames.frames().try_for_each(|gfn| self.settle_frame(gfn, content))?;
             }
         }
         Ok(())
+    }
+
+    fn settle_frame(&self, gfn: Gfn, content: Content) -> io::Result<()> {
+        let frame = FrameRange::new(gfn, 1);
+        if self.ram.is_hole(frame)? || self.split(gfn.huge()).is_err() {
+            return Ok(());
+        }
+        let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(()) };
+        let open = self.unprotect(frame);
+        let wanted = held.unlock(Content::Resident);
+        self.after(wanted, frame);
+        match content {
+            Content::Empty { .. } => subtract(&self.counters.emptied_frames, 1),
+            content => self.leave(gfn, content),
+        }
+        // Not watched: then it was not protected either.
+        open.or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => Ok(()),
+            _ => Err(error),
+        })
     }
 
     fn end_watch(&self, metadata: Gfn) -> io::Result<Served> {
@@ -132,7 +145,7 @@ impl Pager {
     /// A frame that a fault has brought back meanwhile needs nothing.
     fn bring_back(&self, gfn: Gfn) -> io::Result<Served> {
         match self.ledger.content(gfn) {
-            Content::Saved { .. } => self.install_saved(gfn),
+            Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
             _ => Ok(Served::Done),
         }
     }
@@ -141,11 +154,12 @@ impl Pager {
         self.ledger.runs().collect()
     }
 
-    fn again(&self, mut attempt: impl FnMut() -> io::Result<Served>) -> io::Result<()> {
-        for _ in 0..ATTEMPTS {
+    pub(crate) fn again(&self, mut attempt: impl FnMut() -> io::Result<Served>) -> io::Result<()> {
+        for attempts in 0..ATTEMPTS {
             match attempt()? {
                 Served::Done => return Ok(()),
-                Served::Busy => std::thread::yield_now(),
+                Served::Busy if attempts < EAGER_ATTEMPTS => std::thread::yield_now(),
+                Served::Busy => std::thread::sleep(PAUSE),
             }
         }
         Err(io::Error::other("a frame is held and not let go"))

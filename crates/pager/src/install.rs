@@ -1,9 +1,10 @@
 //! Serving one fault: journey 2 of ARCHITECTURE.md.
 
 use std::io;
+use std::time::Instant;
 
 use ebb_ledger::{Content, Want};
-use ebb_store::Page;
+use ebb_store::{Page, PageBuffer};
 use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
@@ -18,8 +19,26 @@ const ATTEMPTS: usize = 64;
 const EMPTY: Content = Content::Empty { fill: 0, hard: false };
 
 impl Pager {
-    /// Serves a fault, or leaves a mark for whoever holds the frame.
-    pub fn serve(&self, fault: Fault) {
+    /// Serves a fault that was read at `began`, leaves it to the refill threads, or
+    /// leaves a mark for whoever holds the frame. `true`: it is done.
+    pub(crate) fn serve(&self, fault: Fault, began: Instant) -> bool {
+        if !fault.write_protected && self.needs_time(fault) && self.refill_later(fault, began) {
+            return false;
+        }
+        self.serve_on(fault, None);
+        true
+    }
+
+    /// Whether serving it may wait for a disk, or for room.
+    fn needs_time(&self, fault: Fault) -> bool {
+        let gfn = self.ram.gpa(fault.address).map(|gpa| gpa.gfn());
+        let content = gfn.map(|gfn| self.ledger.content(gfn));
+        matches!(content, Some(Content::Saved { .. } | Content::OnDisk { .. }))
+            || self.is_over_limit()
+    }
+
+    /// Serves a fault on this thread; with a buffer, reads ahead.
+    pub(crate) fn serve_on(&self, fault: Fault, mut buffer: Option<&mut PageBuffer>) {
         // The kernel reports faults in registered ranges only.
         let Some(gfn) = self.ram.gpa(fault.address).map(|gpa| gpa.gfn()) else { return };
         let counter = match fault.write_protected {
@@ -28,7 +47,7 @@ impl Pager {
         };
         add(counter, 1);
         for _ in 0..ATTEMPTS {
-            match self.attempt(gfn, fault.write_protected) {
+            match self.attempt(gfn, fault.write_protected, buffer.as_deref_mut()) {
                 Ok(Served::Done) => return,
                 Ok(Served::Busy) => std::thread::yield_now(),
                 Err(error) => {
@@ -42,7 +61,12 @@ impl Pager {
         self.report("wake", self.wake(FrameRange::new(gfn, 1)));
     }
 
-    fn attempt(&self, gfn: Gfn, write_protected: bool) -> io::Result<Served> {
+    fn attempt(
+        &self,
+        gfn: Gfn,
+        write_protected: bool,
+        buffer: Option<&mut PageBuffer>,
+    ) -> io::Result<Served> {
         match (write_protected, self.ledger.want(gfn)) {
             (_, Want::Marked(_)) => Ok(Served::Done),
             (true, Want::Free(Content::Watch { head, order })) => {
@@ -55,6 +79,10 @@ impl Pager {
             }
             // A protection that ended before its event was read.
             (true, Want::Free(_)) => self.let_through(gfn),
+            (false, Want::Free(Content::Saved { .. } | Content::OnDisk { .. })) => match buffer {
+                Some(buffer) => self.refill_ahead(gfn, buffer),
+                None => self.install_backed(gfn),
+            },
             (false, Want::Free(content)) => self.install(gfn, content),
         }
     }
@@ -85,8 +113,7 @@ impl Pager {
             _ if whole => self.install_huge(gfn),
             Content::Resident | Content::Guarded | Content::Watch { .. } => self.install_zero(gfn),
             Content::Empty { fill, .. } => self.install_frame(gfn, fill),
-            Content::Saved { .. } => self.install_saved(gfn),
-            Content::OnDisk { .. } => Err(io::Error::other("no disk of this VM is served here")),
+            Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
         }
     }
 
@@ -127,28 +154,34 @@ impl Pager {
         self.wake(frame).map(Served::done)
     }
 
-    /// The way back from the store.
-    pub(crate) fn install_saved(&self, gfn: Gfn) -> io::Result<Served> {
+    /// The way back from the store or a disk, alone.
+    pub(crate) fn install_backed(&self, gfn: Gfn) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
-        let Content::Saved { slot } = held.content() else {
-            let wanted = held.abandon();
-            self.after(wanted, frame);
-            return Ok(Served::Busy);
+        let content = held.content();
+        let mut page: Page = [0; FRAME_BYTES as usize];
+        let read = match content {
+            Content::Saved { slot } => self.store.load(slot, &mut page).map_err(io::Error::from),
+            Content::OnDisk { block } => self.disk.read(block, std::slice::from_mut(&mut page)),
+            _ => {
+                self.after(held.abandon(), frame);
+                return Ok(Served::Busy);
+            }
         };
-        self.refill_saved(gfn, slot)?;
+        if let Err(error) = read.and_then(|()| self.copy_page(gfn, &page)) {
+            self.after(held.abandon(), frame);
+            return Err(error);
+        }
         self.devices.map(frame);
+        add(&self.counters.refilled_frames, 1);
         let _ = held.unlock(Content::Resident);
-        self.release(slot);
-        subtract(&self.counters.saved_frames, 1);
+        self.leave(gfn, content);
         self.wake(frame).map(Served::done)
     }
 
-    fn refill_saved(&self, gfn: Gfn, slot: u64) -> io::Result<()> {
-        let mut page: Page = [0; FRAME_BYTES as usize];
-        self.store.load(slot, &mut page)?;
+    pub(crate) fn copy_page(&self, gfn: Gfn, page: &[u8]) -> io::Result<()> {
         let to = self.hva(FrameRange::new(gfn, 1))?;
-        match self.uffd.copy(to.start, &page) {
+        match self.uffd.copy(to.start, page) {
             // There already: a daemon died between the copy and the word.
             Err(error) if is_present(&error) => self.uffd.unprotect(to),
             result => result,

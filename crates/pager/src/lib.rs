@@ -8,20 +8,26 @@
 
 mod claim;
 mod counters;
+mod disk;
 mod evict;
 mod fault_thread;
 mod give_back;
 mod install;
 mod io_mapping;
 mod latency;
+mod owners;
 mod pager;
+mod read_ahead;
+mod refill;
 mod view;
 
 pub use claim::{Claim, Committed};
 pub use counters::Counters;
-pub use evict::Evicted;
+pub use disk::{Disk, NoDisk};
+pub use evict::{Evicted, Judge, NothingKnown};
 pub use fault_thread::FaultThread;
 pub use io_mapping::{IoMapping, NoDevices};
 pub use latency::Latency;
 pub use pager::{Grain, Pager, Parts, Restored};
+pub use refill::RefillThreads;
 pub use view::View;

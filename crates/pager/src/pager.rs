@@ -1,17 +1,23 @@
 //! One VM's frames, and what may be done to them.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ebb_ledger::{Busy, Content, Ledger};
-use ebb_store::Store;
+use ebb_store::{Store, Usage};
 use ebb_sys::uffd::{HvaRange, Uffd, Watch};
-use ebb_units::{FrameRange, Gfn, HugeFrame};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HugeFrame};
 use ebb_vm::Ram;
 
 use crate::counters::{Counters, add};
+use crate::disk::{Disk, Resting};
 use crate::io_mapping::IoMapping;
+use crate::owners::Owners;
+use crate::read_ahead::ReadAhead;
+use crate::refill::Jobs;
 use crate::view::View;
 
 /// The pieces in which missing memory is given.
@@ -37,6 +43,8 @@ pub struct Parts {
     pub devices: Box<dyn IoMapping>,
     /// Where content goes that is not in memory.
     pub store: Box<dyn Store>,
+    /// Where some of it is without being written.
+    pub disk: Box<dyn Disk>,
 }
 
 /// A block that was given back because its metadata was written.
@@ -59,6 +67,15 @@ pub struct Pager {
     pub(crate) grain: Grain,
     pub(crate) devices: Box<dyn IoMapping>,
     pub(crate) store: Box<dyn Store>,
+    pub(crate) disk: Box<dyn Disk>,
+    pub(crate) resting: Resting,
+    pub(crate) owners: Owners,
+    /// Of the store, and of the disk.
+    pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
+    pub(crate) jobs: Jobs,
+    pub(crate) refilling: AtomicBool,
+    limit_bytes: AtomicU64,
+    pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub(crate) restored: SyncSender<Restored>,
     /// What it counts.
     pub counters: Counters,
@@ -71,21 +88,46 @@ impl Pager {
     /// # Errors
     /// `InvalidInput`: the ledger names slots that the store does not have.
     pub fn new(parts: Parts) -> io::Result<(Pager, Receiver<Restored>)> {
-        let Parts { ram, ledger, uffd, grain, devices, store } = parts;
+        let Parts { ram, ledger, uffd, grain, devices, store, disk } = parts;
         let (restored, receiver) = sync_channel(RESTORED_CAPACITY);
         let counters = Counters::default();
+        let resting = Resting::default();
+        let owners = Owners::new(ram.bytes() / FRAME_BYTES);
         for (frames, content) in ledger.runs() {
             match content {
                 Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
                 Content::Saved { slot } => {
                     // Neighbours in one slot: each of them claims it.
                     frames.frames().try_for_each(|_| store.claim(slot))?;
+                    frames.frames().for_each(|gfn| owners.set(slot, gfn));
                     add(&counters.saved_frames, frames.count);
+                }
+                Content::OnDisk { block } => {
+                    frames.frames().for_each(|gfn| resting.rests(gfn, block));
+                    add(&counters.on_disk_frames, frames.count);
                 }
                 _ => {}
             }
         }
-        Ok((Pager { ram, ledger, uffd, grain, devices, store, restored, counters }, receiver))
+        let pager = Pager {
+            ram,
+            ledger,
+            uffd,
+            grain,
+            devices,
+            store,
+            disk,
+            resting,
+            owners,
+            ahead: Default::default(),
+            jobs: Jobs::new(),
+            refilling: AtomicBool::new(false),
+            limit_bytes: AtomicU64::new(u64::MAX),
+            pressure: OnceLock::new(),
+            restored,
+            counters,
+        };
+        Ok((pager, receiver))
     }
 
     /// The VM's RAM.
@@ -106,6 +148,37 @@ impl Pager {
     /// Its ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
+    }
+
+    /// How much of the store is in use.
+    pub fn store_usage(&self) -> Usage {
+        self.store.usage()
+    }
+
+    /// More resident memory than this is pressure: faults that take memory wait a
+    /// little for whoever evicts. `u64::MAX`: no limit.
+    pub fn set_limit(&self, bytes: u64) {
+        self.limit_bytes.store(bytes, Relaxed);
+    }
+
+    /// Who is told of pressure, from the threads that serve faults; once.
+    pub fn on_pressure(&self, tell: impl Fn() + Send + Sync + 'static) {
+        // A second one would only be told of the same.
+        let _ = self.pressure.set(Box::new(tell));
+    }
+
+    /// Whether more is resident than should be; whoever evicts is told then.
+    pub(crate) fn is_over_limit(&self) -> bool {
+        let limit_bytes = self.limit_bytes.load(Relaxed);
+        if limit_bytes == u64::MAX {
+            return false;
+        }
+        // As fstat(2): about a microsecond.
+        let over = self.ram.resident_bytes().is_ok_and(|bytes| bytes > limit_bytes);
+        if over && let Some(tell) = self.pressure.get() {
+            tell();
+        }
+        over
     }
 
     /// From now on all first touches and all writes to protected frames come

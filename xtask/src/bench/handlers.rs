@@ -11,7 +11,9 @@ use std::time::Instant;
 
 use anyhow::Context;
 use ebb_ledger::Ledger;
-use ebb_pager::{Committed, FaultThread, Grain, Latency, NoDevices, Pager, Parts, Restored};
+use ebb_pager::{
+    Committed, FaultThread, Grain, Latency, NoDevices, NoDisk, Pager, Parts, Restored,
+};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -95,6 +97,7 @@ impl Ebb {
             grain: if huge { Grain::Huge } else { Grain::Frame },
             devices: Box::new(NoDevices),
             store: Box::new(store),
+            disk: Box::new(NoDisk),
         })?;
         pager.watch_all()?;
         let pager = Arc::new(pager);

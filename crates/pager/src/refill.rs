@@ -1,0 +1,292 @@
+//! Bringing frames back whose content is in the store or on a disk: on threads
+//! of their own, so that the fault thread never waits for a disk.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use ebb_ledger::{Content, LockedFrame};
+use ebb_store::{Page, PageBuffer};
+use ebb_sys::uffd::Fault;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+use crate::counters::{add, subtract};
+use crate::install::Served;
+use crate::pager::Pager;
+use crate::read_ahead;
+
+/// Beyond that the fault thread serves them itself.
+const JOBS: usize = 1024;
+/// Blocks between two frames' that are read with them rather than skipped.
+const GAP_MAX: usize = 16;
+/// A VM at its limit waits so long for room, then goes beyond it.
+const ROOM_WAITS: u32 = 100;
+const ROOM_WAIT: Duration = Duration::from_millis(1);
+
+/// A fault that waits for a refill.
+struct Job {
+    fault: Fault,
+    began: Instant,
+}
+
+/// Where faults go that need a disk.
+pub(crate) struct Jobs {
+    sender: Sender<Option<Job>>,
+    receiver: Receiver<Option<Job>>,
+}
+
+impl Jobs {
+    pub(crate) fn new() -> Jobs {
+        let (sender, receiver) = bounded(JOBS);
+        Jobs { sender, receiver }
+    }
+}
+
+/// The threads that refill one VM's frames.
+pub struct RefillThreads {
+    pager: Arc<Pager>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl RefillThreads {
+    /// Begins to refill, on so many threads.
+    ///
+    /// # Errors
+    /// As pthread_create(3).
+    pub fn start(pager: &Arc<Pager>, count: usize) -> io::Result<RefillThreads> {
+        let mut started = RefillThreads { pager: Arc::clone(pager), threads: Vec::new() };
+        for _ in 0..count {
+            let pager = Arc::clone(pager);
+            let run = move || run(&pager);
+            started.threads.push(std::thread::Builder::new().name("refill".into()).spawn(run)?);
+        }
+        pager.refilling.store(true, std::sync::atomic::Ordering::Release);
+        Ok(started)
+    }
+}
+
+impl Drop for RefillThreads {
+    /// Ends the threads after what waits is served. The fault thread must have
+    /// ended before.
+    fn drop(&mut self) {
+        self.pager.refilling.store(false, std::sync::atomic::Ordering::Release);
+        for _ in &self.threads {
+            // The receiver lives in the pager.
+            let _ = self.pager.jobs.sender.send(None);
+        }
+        for thread in self.threads.drain(..) {
+            // A panic of that thread has been printed already.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(pager: &Pager) {
+    let mut buffer = PageBuffer::new(read_ahead::MAX);
+    while let Ok(Some(job)) = pager.jobs.receiver.recv() {
+        pager.wait_for_room();
+        pager.serve_on(job.fault, Some(&mut buffer));
+        pager.counters.fault.record(job.began.elapsed());
+    }
+}
+
+/// A frame that comes back, and which of the pages read is its.
+struct Back<'l> {
+    gfn: Gfn,
+    word: LockedFrame<'l>,
+    page: usize,
+}
+
+impl Pager {
+    /// Leaves the fault to the refill threads; `false`: there are none, or too
+    /// much waits for them already.
+    pub(crate) fn refill_later(&self, fault: Fault, began: Instant) -> bool {
+        self.refilling.load(std::sync::atomic::Ordering::Acquire)
+            && self.jobs.sender.try_send(Some(Job { fault, began })).is_ok()
+    }
+
+    /// Has whoever evicts catch up first.
+    fn wait_for_room(&self) {
+        for _ in 0..ROOM_WAITS {
+            if !self.is_over_limit() {
+                return;
+            }
+            std::thread::sleep(ROOM_WAIT);
+        }
+    }
+
+    /// Brings a frame back, and with it those whose content lies behind its own.
+    pub(crate) fn refill_ahead(&self, gfn: Gfn, buffer: &mut PageBuffer) -> io::Result<Served> {
+        let Ok(word) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
+        let content = word.content();
+        let (ahead, at) = match content {
+            Content::Saved { slot } => (&self.ahead.0, slot),
+            Content::OnDisk { block } => (&self.ahead.1, block),
+            _ => {
+                self.after(word.abandon(), FrameRange::new(gfn, 1));
+                return Ok(Served::Busy);
+            }
+        };
+        let lock = || ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let window = lock().window(at);
+        add(&self.counters.ahead_hit_frames, window.hits);
+        let mut back = vec![Back { gfn, word, page: 0 }];
+        self.neighbours(content, window.pages.min(buffer.pages().len()), &mut back);
+        let count = back.iter().map(|back| back.page + 1).max().unwrap_or(1);
+        lock().read(at, at + count as u64, back.len() as u64 - 1);
+        add(&self.counters.refilled_frames, 1);
+        add(&self.counters.ahead_frames, back.len() as u64 - 1);
+        let pages = &mut buffer.pages_mut()[..count];
+        let read = self.read_back(content, pages, &mut back);
+        let result = read.and_then(|()| self.copy_back(pages, &back));
+        let wake: Vec<FrameRange> = back.iter().map(|b| FrameRange::new(b.gfn, 1)).collect();
+        match result {
+            Ok(()) => self.resident_again(back),
+            Err(error) => {
+                for Back { gfn, word, .. } in back {
+                    // Also where nobody asked: the fault that led here did.
+                    let _ = word.abandon();
+                    self.after(true, FrameRange::new(gfn, 1));
+                }
+                return Err(error);
+            }
+        }
+        wake.into_iter().try_for_each(|frame| self.wake(frame)).map(|()| Served::Done)
+    }
+
+    /// Takes the frames whose content lies behind `content`, up to `pages` on.
+    fn neighbours<'l>(&'l self, content: Content, pages: usize, back: &mut Vec<Back<'l>>) {
+        let mut last = 0;
+        for page in 1..pages {
+            let (wanted, owner) = match content {
+                Content::Saved { slot } => {
+                    let slot = slot + page as u64;
+                    (Content::Saved { slot }, self.owners.get(slot))
+                }
+                Content::OnDisk { block } => {
+                    let block = block + page as u64;
+                    (Content::OnDisk { block }, self.resting.first_on(block))
+                }
+                _ => return,
+            };
+            let held = owner.and_then(|gfn| Some((gfn, self.ledger.lock_frame(gfn).ok()?)));
+            match held {
+                Some((gfn, word)) if word.content() == wanted => {
+                    last = page;
+                    back.push(Back { gfn, word, page });
+                }
+                Some((gfn, word)) => self.after(word.abandon(), FrameRange::new(gfn, 1)),
+                None => {}
+            }
+            if page - last > GAP_MAX {
+                return;
+            }
+        }
+    }
+
+    /// Reads the pages; frames whose page cannot be had stay where they are, but for
+    /// the first, which is the one asked for.
+    fn read_back<'l>(
+        &'l self,
+        content: Content,
+        pages: &mut [Page],
+        back: &mut Vec<Back<'l>>,
+    ) -> io::Result<()> {
+        let slot = match content {
+            Content::OnDisk { block } => return self.disk.read(block, pages),
+            Content::Saved { slot } => slot,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let loaded = self.store.load_batch(slot, pages)?;
+        if !loaded.has(0) {
+            // Says why.
+            let page = pages.first_mut().ok_or(io::ErrorKind::InvalidInput)?;
+            self.store.load(slot, page)?;
+        }
+        let (kept, lost): (Vec<_>, Vec<_>) =
+            back.drain(..).partition(|back| back.page == 0 || loaded.has(back.page));
+        *back = kept;
+        for Back { gfn, word, .. } in lost {
+            self.after(word.abandon(), FrameRange::new(gfn, 1));
+        }
+        Ok(())
+    }
+
+    /// Fills the frames, neighbours in one call.
+    fn copy_back(&self, pages: &[Page], back: &[Back<'_>]) -> io::Result<()> {
+        let follows = |a: &Back<'_>, b: &Back<'_>| a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page;
+        for run in back.chunk_by(follows) {
+            let frames = FrameRange::new(run[0].gfn, run.len() as u64);
+            let bytes = pages[run[0].page..run[0].page + run.len()].as_flattened();
+            self.copy_run(frames, bytes)?;
+            // Devices before the guest: it may hand the frame to one at once.
+            self.devices.map(frames);
+        }
+        Ok(())
+    }
+
+    fn copy_run(&self, frames: FrameRange, bytes: &[u8]) -> io::Result<()> {
+        let to = match self.ram.hva_range(frames) {
+            Some(to) => to,
+            // Over the border of two regions.
+            None => {
+                return frames
+                    .frames()
+                    .zip(bytes.chunks(FRAME_BYTES as usize))
+                    .try_for_each(|(gfn, page)| self.copy_page(gfn, page));
+            }
+        };
+        match self.uffd.copy_run(to.start, bytes) {
+            Ok(done) if done == to.bytes => Ok(()),
+            // Some are there already: a daemon died between the copy and the word.
+            _ => { frames.frames().zip(bytes.chunks(FRAME_BYTES as usize)) }
+                .try_for_each(|(gfn, page)| self.copy_page(gfn, page)),
+        }
+    }
+
+    fn resident_again(&self, back: Vec<Back<'_>>) {
+        for Back { gfn, word, .. } in back {
+            let content = word.content();
+            let _ = word.unlock(Content::Resident);
+            self.leave(gfn, content);
+        }
+    }
+
+    /// The content rests there no more.
+    pub(crate) fn leave(&self, gfn: Gfn, content: Content) {
+        match content {
+            Content::Saved { slot } => {
+                self.store.release(slot);
+                subtract(&self.counters.saved_frames, 1);
+            }
+            Content::OnDisk { block } => {
+                self.resting.leave(gfn, block);
+                subtract(&self.counters.on_disk_frames, 1);
+            }
+            _ => {}
+        }
+    }
+
+    /// Brings back what rests on blocks of a disk that are about to change. Nothing
+    /// must find these blocks any more: see [`crate::Disk::find`].
+    ///
+    /// # Errors
+    /// A frame cannot be brought back: the blocks must not be written.
+    pub fn vacate(&self, blocks: Range<u64>) -> io::Result<()> {
+        for (block, gfn) in self.resting.on(blocks) {
+            let rests = || self.ledger.content(gfn) == Content::OnDisk { block };
+            self.again(|| match rests() || self.is_resting(gfn, block) {
+                true => self.install_backed(gfn),
+                false => Ok(Served::Done),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn is_resting(&self, gfn: Gfn, block: u64) -> bool {
+        self.resting.on(block..block + 1).contains(&(block, gfn))
+    }
+}
