@@ -1,6 +1,7 @@
 //! The command line. Help, man pages and completions all come from here.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -55,6 +56,14 @@ pub enum Command {
     },
     /// Switch automatic reclaim on or off
     Auto(Auto),
+    /// Hold a VM's resident memory at a limit
+    Limit {
+        #[command(flatten)]
+        vm: Vm,
+        /// The limit, or `off`
+        #[arg(value_name = "SIZE|off")]
+        limit: Limit,
+    },
     /// Save and empty memory whether it is used or not: for tests and emergencies
     Evict {
         #[command(flatten)]
@@ -173,6 +182,24 @@ pub struct Auto {
     pub keep: Option<Bytes>,
     #[command(flatten)]
     pub output: Output,
+}
+
+/// A size, or none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit(pub Option<Bytes>);
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Limit, String> {
+        match text {
+            "off" => Ok(Limit(None)),
+            size => size.parse().map(|bytes| Limit(Some(bytes))).map_err(|error| {
+                let error: <Bytes as FromStr>::Err = error;
+                format!("{error}, or `off`")
+            }),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

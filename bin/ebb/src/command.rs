@@ -10,12 +10,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, ReclaimReport,
-    ReclaimRequest, RunRequest, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, LimitRequest,
+    LimitStatus, ReclaimReport, ReclaimRequest, RunRequest, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Command, Run, Switch, Vm};
+use crate::args::{Args, Attach, Auto, Command, Limit, Run, Switch, Vm};
 use crate::{Outcome, client, daemon, doctor, manual, show};
 
 /// Does what the command line says; the text to print.
@@ -29,6 +29,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Status { vm } => host.status(&vm)?,
         Command::Reclaim { vm, bytes } => host.reclaim(&vm, bytes)?,
         Command::Auto(auto) => host.auto(&auto)?,
+        Command::Limit { vm, limit } => host.limit(&vm, limit)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Completions { shell } => manual::completions(shell)?,
@@ -109,6 +110,13 @@ impl Host {
         request.check()?;
         let status: AutoStatus = self.send(Method::PUT, &path, &request)?;
         render(&status, auto.output.json, |status| show::auto(&auto.name, status))
+    }
+
+    fn limit(&self, vm: &Vm, limit: Limit) -> anyhow::Result<String> {
+        let path = route::of_vm(route::LIMIT, &vm.name);
+        let request = LimitRequest { bytes: limit.0.map(|bytes| bytes.0) };
+        let status: LimitStatus = self.send(Method::PUT, &path, &request)?;
+        render(&status, vm.output.json, |status| show::limit(&vm.name, status))
     }
 
     fn evict(&self, vm: &Vm, bytes: Bytes) -> anyhow::Result<String> {

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use ebb_api::{
-    AutoStatus, DetachReport, EvictReport, FaultTimes, GuestStatus, ReclaimReport, VmName,
-    VmStatus, VmSummary,
+    AutoStatus, DetachReport, EvictReport, FaultTimes, GuestStatus, LimitStatus, ReclaimReport,
+    VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -78,6 +78,8 @@ pub fn status(vm: &VmStatus) -> String {
         faults(vm),
         "\nautomatic reclaim\n".into(),
         auto_rows(&vm.auto),
+        "\nlimit\n".into(),
+        limit_rows(&vm.limit),
         warnings(vm),
     ]
     .concat()
@@ -162,6 +164,45 @@ pub fn reclaimed(name: &VmName, report: &ReclaimReport) -> String {
 /// What automatic reclaim is set to.
 pub fn auto(name: &VmName, status: &AutoStatus) -> String {
     format!("{name}: automatic reclaim\n") + &auto_rows(status)
+}
+
+/// What resident memory is held at.
+pub fn limit(name: &VmName, status: &LimitStatus) -> String {
+    format!("{name}: limit on resident memory\n") + &limit_rows(status)
+}
+
+fn limit_rows(limit: &LimitStatus) -> String {
+    let state = limit.bytes.map_or("none".to_owned(), |bytes| Bytes(bytes).to_string());
+    let rows = [
+        row("held at", state),
+        row(
+            "elsewhere",
+            format!(
+                "{} in the swap store, {} on the guest's disks",
+                Bytes(limit.saved_bytes),
+                Bytes(limit.on_disk_bytes)
+            ),
+        ),
+        row(
+            "evicted",
+            format!(
+                "{} saved, {} equal to a disk, {} free or empty, in all",
+                Bytes(limit.saved_total_bytes),
+                Bytes(limit.on_disk_total_bytes),
+                Bytes(limit.empty_total_bytes)
+            ),
+        ),
+        row(
+            "refilled",
+            format!(
+                "{} on touch, {} ahead of it, of which {} was used, in all",
+                Bytes(limit.refilled_total_bytes),
+                Bytes(limit.ahead_total_bytes),
+                Bytes(limit.ahead_hit_total_bytes)
+            ),
+        ),
+    ];
+    rows.concat() + &limit.stuck.as_ref().map(|why| row("stuck", why)).unwrap_or_default()
 }
 
 /// What an eviction did.

@@ -122,6 +122,7 @@ impl Daemon {
             begin: !request.qemu_args.iter().any(|word| word == "-S"),
             evicts: false,
             auto: Auto::default(),
+            limit_bytes: None,
             regions: Vec::new(),
             totals: Totals::default(),
         };
@@ -165,6 +166,7 @@ impl Daemon {
             begin: false,
             evicts: false,
             auto: Auto::default(),
+            limit_bytes: None,
             regions: Vec::new(),
             totals: Totals::default(),
         };

@@ -13,6 +13,8 @@ use std::process::Command;
 
 use ebb_sys::inject;
 use ebb_sys::process::Process;
+use ebb_sys::uffd::HvaRange;
+use ebb_units::Hva;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 /// The subcommand under which this program does the work.
@@ -35,6 +37,19 @@ pub fn make(process: &Process) -> io::Result<i32> {
 /// As [`make`].
 pub fn close(process: &Process, fd: i32) -> io::Result<()> {
     run(&["close", &process.pid().to_string(), &fd.to_string()]).map(drop)
+}
+
+/// Takes ranges of shared memory out of the process's page table.
+///
+/// # Errors
+/// As [`make`].
+pub fn forget(process: &Process, ranges: &[HvaRange]) -> io::Result<()> {
+    let numbers = ranges.iter().flat_map(|range| [range.start.0, range.bytes]);
+    let words: Vec<String> = numbers.map(|number| number.to_string()).collect();
+    let pid = process.pid().to_string();
+    let mut arguments = vec!["forget", &pid];
+    arguments.extend(words.iter().map(String::as_str));
+    run(&arguments).map(drop)
 }
 
 fn run(arguments: &[&str]) -> io::Result<String> {
@@ -60,9 +75,16 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     match arguments.first().map(String::as_str) {
         Some("make") => println!("{}", make_either_way(&process)?),
         Some("close") => inject::close(&process, number(2)?)?,
-        other => anyhow::bail!("{COMMAND}: {other:?} is neither make nor close"),
+        Some("forget") => inject::forget(&process, &ranges(&arguments[2..])?)?,
+        other => anyhow::bail!("{COMMAND}: {other:?} is none of make, close and forget"),
     }
     Ok(())
+}
+
+fn ranges(words: &[String]) -> anyhow::Result<Vec<HvaRange>> {
+    let numbers: Vec<u64> = words.iter().map(|word| word.parse()).collect::<Result<_, _>>()?;
+    let (pairs, _) = numbers.as_chunks::<2>();
+    Ok(pairs.iter().map(|&[start, bytes]| HvaRange { start: Hva(start), bytes }).collect())
 }
 
 /// userfaultfd(2) where the VMM may call it; else through a device node that

@@ -6,6 +6,8 @@ mod held;
 mod host;
 mod injector;
 mod insight;
+mod limit;
+mod limited;
 mod problem;
 mod record;
 mod server;

@@ -47,6 +47,9 @@ pub struct Record {
     pub evicts: bool,
     /// Automatic reclaim.
     pub auto: Auto,
+    /// What its resident memory is held at; none: no limit.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
     /// Its RAM.
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.

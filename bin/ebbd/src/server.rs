@@ -6,8 +6,9 @@ use axum::extract::{Path, Query, State};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, ReclaimReport,
-    ReclaimRequest, RunRequest, StatusQuery, Version, VmName, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, LimitRequest,
+    LimitStatus, ReclaimReport, ReclaimRequest, RunRequest, StatusQuery, Version, VmName, VmStatus,
+    VmSummary, route,
 };
 use tokio::sync::oneshot;
 
@@ -26,6 +27,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::VM, get(show).delete(detach))
         .route(route::RECLAIM, post(reclaim))
         .route(route::AUTO, put(auto))
+        .route(route::LIMIT, put(limit))
         .route(route::EVICT, post(evict))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }))
         .with_state(Arc::new(daemon))
@@ -95,6 +97,14 @@ async fn auto(
     Json(request): Json<AutoRequest>,
 ) -> Answer<Json<AutoStatus>> {
     ask(&daemon, &name, |to| Command::Auto(request, to)).await.map(Json)
+}
+
+async fn limit(
+    State(daemon): Shared,
+    Path(name): Path<VmName>,
+    Json(request): Json<LimitRequest>,
+) -> Answer<Json<LimitStatus>> {
+    ask(&daemon, &name, |to| Command::Limit(request, to)).await.map(Json)
 }
 
 async fn evict(

@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_api::{
-    AutoStatus, Backing, FaultCounts, FaultTimes, GuestStatus, Mode, State as ApiState, VmStatus,
-    VmSummary,
+    AutoStatus, Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode,
+    State as ApiState, VmStatus, VmSummary,
 };
 use ebb_inspect::{Counts, Guest};
 use ebb_pager::Pager;
@@ -63,6 +63,7 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         reclaimed_total_bytes: totals.reclaimed_bytes,
         returned_total_bytes,
         auto: auto(state),
+        limit: limit(state),
         warnings: warnings(state),
     })
 }
@@ -75,6 +76,25 @@ pub fn auto(state: &State) -> AutoStatus {
         interval_ms: auto.interval_ms,
         keep_bytes: auto.keep_bytes,
         last: state.last.clone(),
+    }
+}
+
+/// The limit on resident memory, and what came of it.
+pub fn limit(state: &State) -> LimitStatus {
+    let counters = &state.held.pager.counters;
+    let bytes = |counter: &AtomicU64| counter.load(Relaxed) * FRAME_BYTES;
+    let total = state.limiter.as_ref().map(|limiter| limiter.total).unwrap_or_default();
+    LimitStatus {
+        bytes: state.held.record.limit_bytes,
+        saved_bytes: bytes(&counters.saved_frames),
+        on_disk_bytes: bytes(&counters.on_disk_frames),
+        saved_total_bytes: total.saved * FRAME_BYTES,
+        on_disk_total_bytes: total.on_disk * FRAME_BYTES,
+        empty_total_bytes: total.empty * FRAME_BYTES,
+        refilled_total_bytes: bytes(&counters.refilled_frames),
+        ahead_total_bytes: bytes(&counters.ahead_frames),
+        ahead_hit_total_bytes: bytes(&counters.ahead_hit_frames),
+        stuck: state.stuck.clone(),
     }
 }
 

@@ -2,12 +2,13 @@
 //! another thread, which never waits for this one.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use ebb_api::{
-    AutoRequest, AutoStatus, Backing, DetachReport, EvictReport, EvictRequest, Mode, ReclaimReport,
-    ReclaimRequest, Skipped, VmStatus,
+    AutoRequest, AutoStatus, Backing, DetachReport, EvictReport, EvictRequest, LimitRequest,
+    LimitStatus, Mode, ReclaimReport, ReclaimRequest, Skipped, VmStatus,
 };
 use ebb_inspect::{Block, PAGE_BYTES};
 use ebb_pager::{Evicted, FaultThread, NothingKnown, RefillThreads};
@@ -19,6 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::held::Held;
 use crate::insight::Insight;
+use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::status;
 
@@ -42,6 +44,10 @@ pub enum Command {
     Reclaim(ReclaimRequest, oneshot::Sender<Answer<ReclaimReport>>),
     /// Take it by itself.
     Auto(AutoRequest, oneshot::Sender<Answer<AutoStatus>>),
+    /// Hold resident memory at a limit.
+    Limit(LimitRequest, oneshot::Sender<Answer<LimitStatus>>),
+    /// More is resident than the limit allows.
+    Pressure,
     /// Save and empty frames whether used or not.
     Evict(EvictRequest, oneshot::Sender<Answer<EvictReport>>),
     /// Let the VM go.
@@ -96,8 +102,15 @@ pub struct State {
     pub(crate) held: Held,
     pub(crate) insight: Insight,
     pub(crate) last: Option<ReclaimReport>,
+    /// What a limit needs to know, while there is one.
+    pub(crate) limiter: Option<Limiter>,
+    /// Why the limit is not held.
+    pub(crate) stuck: Option<String>,
+    /// Pressure was told and is not looked at yet.
+    pub(crate) pressed: Arc<AtomicBool>,
+    /// The way into its own mailbox.
+    pub(crate) own: Sender<Command>,
     faults: Option<Serving>,
-    gone: Sender<Command>,
     blocks: Vec<Block>,
     watched: Vec<FrameRange>,
     due: Instant,
@@ -114,13 +127,16 @@ enum Next {
 }
 
 impl State {
-    fn new(held: Held, faults: Serving, gone: Sender<Command>) -> State {
+    fn new(held: Held, faults: Serving, own: Sender<Command>) -> State {
         State {
             held,
             insight: Insight::new(),
             last: None,
+            limiter: None,
+            stuck: None,
+            pressed: Arc::default(),
+            own,
             faults: Some(faults),
-            gone,
             blocks: Vec::new(),
             watched: Vec::new(),
             due: Instant::now(),
@@ -129,6 +145,9 @@ impl State {
 
     fn run(mut self, mailbox: &Receiver<Command>) -> Option<Farewell> {
         self.begin();
+        if let Err(error) = self.apply_limit() {
+            tracing::error!("{}: its limit: {error}", self.held.record.name);
+        }
         loop {
             let next = match mailbox.recv_timeout(TICK) {
                 Ok(command) => self.obey(command),
@@ -171,6 +190,8 @@ impl State {
             }
             Command::Reclaim(request, to) => drop(to.send(self.reclaim(request))),
             Command::Auto(request, to) => drop(to.send(self.set_auto(request))),
+            Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
+            Command::Pressure => self.hold_limit(),
             Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
             Command::Detach(to) => match self.detach() {
                 Ok(report) => return Next::End(Some((to, report))),
@@ -191,6 +212,7 @@ impl State {
         if self.insight.is_due() {
             self.confirm();
         }
+        self.hold_limit();
         let auto = self.held.record.auto;
         if auto.on && Instant::now() >= self.due {
             self.due = Instant::now() + Duration::from_millis(auto.interval_ms);
@@ -258,13 +280,13 @@ impl State {
     }
 
     /// The frame that holds a trusted guest's note: it is looked for in memory.
-    fn note_frame(&self) -> Option<FrameRange> {
+    pub(crate) fn note_frame(&self) -> Option<FrameRange> {
         let guest = self.insight.guest().ok()?;
         Some(FrameRange::new(guest.note().gpa().gfn(), 1))
     }
 
     /// The frames that hold the metadata of a trusted guest.
-    fn metadata_frames(&self) -> Vec<FrameRange> {
+    pub(crate) fn metadata_frames(&self) -> Vec<FrameRange> {
         let Ok(guest) = self.insight.guest() else { return Vec::new() };
         let runs = guest.memmap().runs().iter();
         runs.map(|run| {
@@ -334,7 +356,7 @@ impl State {
         self.save();
     }
 
-    fn save(&self) {
+    pub(crate) fn save(&self) {
         if let Err(error) = self.held.record.save(&self.held.directory) {
             tracing::error!("{}: its record: {error}", self.held.record.name);
         }
@@ -405,7 +427,7 @@ impl State {
     /// Punching a part of a large folio may zero it in place: where the kernel
     /// may have made large folios that are not ours to take whole, nothing in
     /// use is evicted.
-    fn may_evict(&self) -> Answer<()> {
+    pub(crate) fn may_evict(&self) -> Answer<()> {
         let record = &self.held.record;
         match record.backing {
             Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
@@ -421,7 +443,12 @@ impl State {
 
     fn detach(&mut self) -> Answer<DetachReport> {
         let began = Instant::now();
+        // Else what comes back would wait for what goes.
+        self.held.pager.set_limit(u64::MAX);
         let restored_bytes = self.held.pager.give_back_all().map_err(|error| {
+            if let Err(error) = self.apply_limit() {
+                tracing::error!("{}: its limit: {error}", self.held.record.name);
+            }
             not_allowed(format!("not all memory could be given back, so it stays held: {error}"))
         })?;
         self.faults = None;
@@ -435,7 +462,7 @@ impl State {
 
     /// A guest whose faults nobody serves would wait for ever.
     fn serve_again(&mut self) {
-        match serve_faults(&self.held, &self.gone) {
+        match serve_faults(&self.held, &self.own) {
             Ok(faults) => self.faults = Some(faults),
             Err(error) => tracing::error!("{}: the fault thread: {error}", self.held.record.name),
         }

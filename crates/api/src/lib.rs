@@ -20,9 +20,9 @@ pub use openapi::{document, document_text};
 pub use report::{DetachReport, EvictReport, Problem, ReclaimReport, Skipped, Version};
 pub use request::{
     AttachRequest, AutoRequest, BadRequest, CPUS_MAX, EvictRequest, INTERVAL_MS_MAX,
-    INTERVAL_MS_MIN, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT, ReclaimRequest,
-    RunRequest, StatusQuery,
+    INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT,
+    ReclaimRequest, RunRequest, StatusQuery,
 };
 pub use status::{
-    AutoStatus, FaultCounts, FaultTimes, GuestStatus, ORDER_MAX, VmStatus, VmSummary,
+    AutoStatus, FaultCounts, FaultTimes, GuestStatus, LimitStatus, ORDER_MAX, VmStatus, VmSummary,
 };

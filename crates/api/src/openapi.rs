@@ -24,6 +24,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::detach,
         v1::reclaim,
         v1::auto,
+        v1::limit,
         v1::evict,
         v1::openapi,
     )
@@ -35,9 +36,9 @@ struct Description;
 #[expect(dead_code, reason = "only their descriptions are used")]
 mod v1 {
     use crate::{
-        AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, Problem,
-        ReclaimReport, ReclaimRequest, RunRequest, StatusQuery, Version, VmStatus, VmSummary,
-        route,
+        AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest,
+        LimitRequest, LimitStatus, Problem, ReclaimReport, ReclaimRequest, RunRequest, StatusQuery,
+        Version, VmStatus, VmSummary, route,
     };
 
     /// The daemon's release, process and run directory.
@@ -110,6 +111,18 @@ mod v1 {
             (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
         ))]
     fn auto() {}
+
+    /// Hold a VM's resident memory at a limit.
+    #[utoipa::path(put, path = route::LIMIT, request_body = LimitRequest,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = LimitStatus),
+            (status = 400, body = Problem, description = "The request makes no sense."),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "This VM cannot be limited so."),
+            (status = 500, body = Problem, description = "It failed on the way."),
+        ))]
+    fn limit() {}
 
     /// Save and empty frames whether used or not: for tests and emergencies.
     #[utoipa::path(post, path = route::EVICT, request_body = EvictRequest,

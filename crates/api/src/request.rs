@@ -195,6 +195,14 @@ impl AutoRequest {
     }
 }
 
+/// Hold a VM's resident memory at a limit, or no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LimitRequest {
+    /// The limit; null: none.
+    pub bytes: Option<u64>,
+}
+
 /// Save and empty frames whether used or not: for tests and emergencies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

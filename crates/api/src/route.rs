@@ -16,6 +16,8 @@ pub const VM: &str = "/v1/vms/{name}";
 pub const RECLAIM: &str = "/v1/vms/{name}/reclaim";
 /// PUT [`crate::AutoRequest`]: [`crate::AutoStatus`].
 pub const AUTO: &str = "/v1/vms/{name}/auto";
+/// PUT [`crate::LimitRequest`]: [`crate::LimitStatus`].
+pub const LIMIT: &str = "/v1/vms/{name}/limit";
 /// POST [`crate::EvictRequest`]: [`crate::EvictReport`].
 pub const EVICT: &str = "/v1/vms/{name}/evict";
 /// GET: the OpenAPI document.

@@ -60,6 +60,8 @@ pub struct VmStatus {
     pub returned_total_bytes: u64,
     /// Automatic reclaim.
     pub auto: AutoStatus,
+    /// The limit on resident memory.
+    pub limit: LimitStatus,
     /// What the operator should know, one sentence each.
     pub warnings: Vec<String>,
 }
@@ -121,6 +123,32 @@ pub struct AutoStatus {
     pub keep_bytes: u64,
     /// What its last round did; null before the first.
     pub last: Option<ReclaimReport>,
+}
+
+/// The limit on a VM's resident memory, and what lies elsewhere because of it.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct LimitStatus {
+    /// What resident memory is held at; null: no limit.
+    pub bytes: Option<u64>,
+    /// Content in the swap store now.
+    pub saved_bytes: u64,
+    /// Content that rests on equal blocks of the guest's disks now.
+    pub on_disk_bytes: u64,
+    /// Saved since the daemon holds the VM.
+    pub saved_total_bytes: u64,
+    /// Evicted without a write because a disk block equals it (silent writes avoided).
+    pub on_disk_total_bytes: u64,
+    /// Evicted without a write because the guest had freed it, or it was one byte again and again
+    /// (false reads avoided: it comes back without a read).
+    pub empty_total_bytes: u64,
+    /// Read back because it was touched.
+    pub refilled_total_bytes: u64,
+    /// Read back with that, because it lay behind it.
+    pub ahead_total_bytes: u64,
+    /// Of that, what was used.
+    pub ahead_hit_total_bytes: u64,
+    /// Why more is resident than the limit; null: nothing is in the way.
+    pub stuck: Option<String>,
 }
 
 /// One line of the list of VMs.

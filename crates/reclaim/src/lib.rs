@@ -1,4 +1,5 @@
 //! Finding frames that a guest does not use, and taking them: journey 1.
 #![forbid(unsafe_code)]
 
+pub mod aging;
 pub mod vprobe;

@@ -1,0 +1,117 @@
+//! What a VM's worker does about a limit on its resident memory.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Release};
+use std::time::{Duration, Instant};
+
+use ebb_api::{LimitRequest, LimitStatus};
+use ebb_units::{Bytes, FrameRange, Gfn};
+
+use crate::limit::{Limiter, floor_bytes, marks};
+use crate::problem::{Answer, failed, not_allowed};
+use crate::status;
+use crate::worker::{Command, State};
+
+/// So long it evicts before it looks at commands again.
+const TURN: Duration = Duration::from_millis(50);
+
+impl State {
+    /// Sets the limit, or lifts it.
+    pub fn set_limit(&mut self, request: LimitRequest) -> Answer<LimitStatus> {
+        if let Some(bytes) = request.bytes {
+            self.may_limit(bytes)?;
+            self.may_evict()?;
+            self.held.record.evicts = true;
+            self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
+            self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
+        }
+        self.held.record.limit_bytes = request.bytes;
+        self.save();
+        self.apply_limit()?;
+        Ok(status::limit(self))
+    }
+
+    fn may_limit(&self, bytes: u64) -> Answer<()> {
+        let memory_bytes = self.held.pager.ram().bytes();
+        let floor = floor_bytes(memory_bytes);
+        if bytes < floor {
+            return Err(not_allowed(format!(
+                "a limit of {} is below what keeps this guest alive: give {} or more",
+                Bytes(bytes),
+                Bytes(floor)
+            )));
+        }
+        if bytes >= memory_bytes {
+            return Err(not_allowed(format!(
+                "a limit of {} limits nothing: the VM has {}; `off` lifts the limit",
+                Bytes(bytes),
+                Bytes(memory_bytes)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Begins to hold the limit on record, or ends it.
+    pub(crate) fn apply_limit(&mut self) -> Answer<()> {
+        self.stuck = None;
+        let Some(limit_bytes) = self.held.record.limit_bytes else {
+            self.held.pager.set_limit(u64::MAX);
+            self.limiter = None;
+            return Ok(());
+        };
+        if self.limiter.is_none() {
+            let limiter = Limiter::new(&self.held.process, &self.held.pager);
+            self.limiter = Some(limiter.map_err(failed("QEMU's page table"))?);
+        }
+        let (pressed, own) = (Arc::clone(&self.pressed), self.own.clone());
+        self.held.pager.on_pressure(move || {
+            if !pressed.swap(true, AcqRel) {
+                // A worker that is gone evicts no more.
+                let _ = own.send(Command::Pressure);
+            }
+        });
+        self.held.pager.set_limit(marks(limit_bytes).0);
+        self.hold_limit();
+        Ok(())
+    }
+
+    /// Evicts for a while, if more than the limit allows is resident.
+    pub(crate) fn hold_limit(&mut self) {
+        self.pressed.store(false, Release);
+        let (Some(limit_bytes), Some(mut limiter)) =
+            (self.held.record.limit_bytes, self.limiter.take())
+        else {
+            return;
+        };
+        let began = Instant::now();
+        let mut more = true;
+        while more && began.elapsed() < TURN {
+            match self.limit_step(&mut limiter, limit_bytes) {
+                Ok(done) => more = done,
+                Err(error) => {
+                    self.stuck = Some(error.to_string());
+                    more = false;
+                }
+            }
+        }
+        self.limiter = Some(limiter);
+        if more && !self.pressed.swap(true, AcqRel) {
+            // This is the thread that reads it.
+            let _ = self.own.send(Command::Pressure);
+        }
+    }
+
+    fn limit_step(&mut self, limiter: &mut Limiter, limit_bytes: u64) -> std::io::Result<bool> {
+        let held = &self.held;
+        let view = held.pager.view();
+        // Its word counts only while it is the kernel that was inspected.
+        let guest = self.insight.guest().ok().filter(|guest| guest.recheck(&view));
+        let mut spared: Vec<FrameRange> = self.metadata_frames();
+        spared.extend(self.note_frame());
+        let spare = |gfn: Gfn| spared.iter().any(|frames| frames.contains(gfn));
+        let more = limiter.step(&held.process, &held.pager, guest, limit_bytes, spare)?;
+        let over = held.pager.ram().resident_bytes()? > limit_bytes;
+        self.stuck = (over && !more).then(|| "nothing more can be evicted now".into());
+        Ok(more)
+    }
+}

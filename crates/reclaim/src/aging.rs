@@ -1,0 +1,182 @@
+//! Which frames in use have rested longest.
+//!
+//! A frame counts as touched while the VMM has it mapped: every so often all is
+//! taken out of the VMM's page table, and what is mapped again at the next look
+//! was used in between. That needs nothing of the guest and sees devices too.
+
+use ebb_inspect::PageKind;
+use ebb_units::{FrameRange, Gfn};
+
+/// Ranks of candidates, best first.
+const RANKS: usize = 8;
+/// Rounds at rest from which on a frame counts as old.
+const OLD: u8 = 2;
+
+/// How long each frame of a VM has rested.
+pub struct Aging {
+    /// Rounds at rest; frames from 0 up.
+    ages: Vec<u8>,
+    /// Mapped since the last round began.
+    mapped: Vec<bool>,
+    /// What the guest uses it for; `None`: not known.
+    kinds: Vec<Option<PageKind>>,
+    /// Where the next choice begins, so that equals take turns.
+    hand: u64,
+}
+
+impl Aging {
+    /// For frames below `end`; nothing is known yet.
+    pub fn new(end: Gfn) -> Aging {
+        let count = usize::try_from(end.0).unwrap_or(0);
+        Aging {
+            ages: vec![0; count],
+            mapped: vec![false; count],
+            kinds: vec![None; count],
+            hand: 0,
+        }
+    }
+
+    /// Forgets what was seen mapped, before a new look.
+    pub fn look_anew(&mut self) {
+        self.mapped.fill(false);
+    }
+
+    /// The VMM has these frames mapped.
+    pub fn saw_mapped(&mut self, frames: FrameRange) {
+        part(&mut self.mapped, frames).fill(true);
+    }
+
+    /// A round ends: all is taken out of the VMM's page table after this.
+    pub fn next_round(&mut self) {
+        for (age, mapped) in self.ages.iter_mut().zip(&self.mapped) {
+            *age = if *mapped { 0 } else { age.saturating_add(1) };
+        }
+    }
+
+    /// Forgets what the frames are used for.
+    pub fn forget_kinds(&mut self) {
+        self.kinds.fill(None);
+    }
+
+    /// What the guest uses the frames for.
+    pub fn saw_kind(&mut self, frames: FrameRange, kind: PageKind) {
+        part(&mut self.kinds, frames).fill(Some(kind));
+    }
+
+    /// About `want` frames to evict, those that cost least first, in units of so
+    /// many frames that go whole, of frames that `may_go` (asked for candidates
+    /// only).
+    pub fn choose(&mut self, want: usize, unit: u64, may_go: impl Fn(Gfn) -> bool) -> Vec<Gfn> {
+        let mut ranks: [Vec<Gfn>; RANKS] = Default::default();
+        let count = self.ages.len() as u64 / unit;
+        let hand = (self.hand / unit).min(count);
+        for first in (hand..count).chain(0..hand).map(|index| Gfn(index * unit)) {
+            let frames = FrameRange::new(first, unit);
+            // A unit is as dear as its dearest frame.
+            let rank = frames.frames().try_fold(0, |most, gfn| Some(most.max(self.rank(gfn)?)));
+            let Some(rank) = rank.and_then(|rank| ranks.get_mut(rank)) else { continue };
+            if rank.len() < want && frames.frames().all(&may_go) {
+                rank.extend(frames.frames());
+            }
+        }
+        let wanted = want.next_multiple_of(unit as usize);
+        let chosen: Vec<Gfn> = ranks.into_iter().flatten().take(wanted).collect();
+        self.hand = chosen.last().map_or(self.hand, |gfn| gfn.0 + 1);
+        chosen
+    }
+
+    /// Free frames first, then the page cache, which mostly equals a disk, then the
+    /// rest; among them what has rested. Page tables never.
+    fn rank(&self, gfn: Gfn) -> Option<usize> {
+        let index = usize::try_from(gfn.0).ok()?;
+        let (mapped, old) = (*self.mapped.get(index)?, *self.ages.get(index)? >= OLD);
+        let [old_rank, young_rank, mapped_rank] = match self.kinds.get(index)? {
+            Some(PageKind::Free { .. }) => [0, 0, 0],
+            Some(PageKind::File) => [1, 2, 5],
+            Some(PageKind::Anonymous) | None => [3, 4, 6],
+            Some(PageKind::Table) => return None,
+            Some(_) => [4, 6, 7],
+        };
+        Some(match (mapped, old) {
+            (true, _) => mapped_rank,
+            (false, true) => old_rank,
+            (false, false) => young_rank,
+        })
+    }
+}
+
+fn part<T>(all: &mut [T], frames: FrameRange) -> &mut [T] {
+    let (start, end) = (frames.start.0 as usize, frames.end().0 as usize);
+    let end = end.min(all.len());
+    all.get_mut(start.min(end)..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(gfn: u64) -> FrameRange {
+        FrameRange::new(Gfn(gfn), 1)
+    }
+
+    #[test]
+    fn what_costs_least_goes_first() {
+        let mut aging = Aging::new(Gfn(6));
+        for (gfn, kind) in [
+            (0, PageKind::Anonymous),
+            (1, PageKind::File),
+            (2, PageKind::Free { order: 0 }),
+            (3, PageKind::Table),
+            (4, PageKind::Slab),
+            (5, PageKind::File),
+        ] {
+            aging.saw_kind(frame(gfn), kind);
+        }
+        aging.saw_mapped(frame(5));
+        let mut order = Vec::new();
+        while let [gfn] = aging.choose(1, 1, |gfn| !order.contains(&gfn))[..] {
+            order.push(gfn);
+        }
+        assert_eq!(order, [2, 1, 0, 5, 4].map(Gfn));
+    }
+
+    #[test]
+    fn a_touch_makes_young() {
+        let mut aging = Aging::new(Gfn(3));
+        for round in 0..4 {
+            aging.look_anew();
+            aging.saw_mapped(frame(0));
+            if round == 3 {
+                aging.saw_mapped(frame(1));
+            }
+            aging.next_round();
+        }
+        aging.look_anew();
+        assert_eq!(aging.choose(1, 1, |_| true), [Gfn(2)]);
+        assert_eq!(aging.ages, [0, 0, 4]);
+    }
+
+    #[test]
+    fn equals_take_turns() {
+        let mut aging = Aging::new(Gfn(4));
+        let turns: Vec<_> = (0..4).flat_map(|_| aging.choose(2, 1, |_| true)).collect();
+        assert_eq!(turns, [0, 1, 2, 3, 0, 1, 2, 3].map(Gfn));
+    }
+
+    #[test]
+    fn frames_beyond_the_end_are_ignored() {
+        let mut aging = Aging::new(Gfn(2));
+        aging.saw_mapped(FrameRange::new(Gfn(1), 9));
+        aging.saw_kind(FrameRange::new(Gfn(5), 9), PageKind::Slab);
+        assert_eq!(aging.choose(9, 1, |_| true), [0, 1].map(Gfn));
+    }
+
+    #[test]
+    fn units_go_whole_or_not_at_all() {
+        let mut aging = Aging::new(Gfn(9));
+        aging.saw_kind(frame(1), PageKind::Table);
+        let chosen = aging.choose(1, 4, |gfn| gfn.0 != 9);
+        assert_eq!(chosen, [4, 5, 6, 7].map(Gfn));
+        assert_eq!(aging.choose(9, 4, |gfn| gfn != Gfn(6)), []);
+    }
+}

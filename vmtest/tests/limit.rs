@@ -1,0 +1,85 @@
+//! A guest that uses more memory than the host gives it.
+
+use vmtest::{Guest, Host, HostSetting, Vm, require, until};
+
+const MIB: u64 = 1 << 20;
+/// What the guest touches while the evicting threads get their turn.
+const SLACK_BYTES: u64 = 48 * MIB;
+
+fn limit(vm: &Vm, mib: u64) {
+    vm.ebb(&format!("limit {mib}M")).ok();
+    until("the limit to hold", || (vm.host_bytes() <= mib * MIB).then_some(()));
+}
+
+#[test]
+fn a_guest_lives_within_its_limit() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G"));
+    limit(&vm, 200);
+    vm.guest("fill a 400M");
+    for _ in 0..3 {
+        assert_eq!(vm.guest("check a"), "0");
+        assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
+    }
+    let status = vm.status().limit;
+    assert!(status.saved_bytes > 200 * MIB && status.ahead_hit_total_bytes > 0, "{status:?}");
+    vm.ebb("limit off").ok();
+    vm.detach();
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn huge_frames_go_whole() {
+    let setting = HostSetting::shared_huge_pages();
+    require!(setting.as_ref());
+    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G").backing("thp"));
+    limit(&vm, 300);
+    vm.guest("fill a 400M");
+    assert_eq!(vm.guest("check a"), "0");
+    assert_eq!(vm.guest("check a"), "0");
+    assert!(vm.status().limit.saved_bytes > 100 * MIB);
+}
+
+/// Memory that the guest has freed holds nothing that anybody could miss.
+#[test]
+fn freed_memory_is_not_saved() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.guest("fill a 600M");
+    vm.guest("free a");
+    limit(&vm, 150);
+    let status = vm.status().limit;
+    assert!(status.empty_total_bytes > 400 * MIB, "{status:?}");
+    assert!(status.saved_total_bytes < 100 * MIB, "{status:?}");
+    vm.guest("fill a 100M");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn no_byte_is_lost_when_the_daemon_dies_under_pressure() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.guest("fill kept 100M");
+    vm.guest("files f 50M");
+    limit(&vm, 200);
+    vm.churn("300M");
+    for _ in 0..8 {
+        vm.churn_on(1);
+        host.kill9();
+        host.start();
+    }
+    vm.churn_on(1);
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
+    assert_eq!(vm.guest("check kept"), "0");
+    assert_eq!(vm.guest("checkfiles f"), "0");
+}
+
+#[test]
+fn a_limit_that_makes_no_sense_changes_nothing() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G"));
+    let why = vm.ebb("limit 10M").refused();
+    assert!(why.contains("keeps this guest alive"), "{why}");
+    let why = vm.ebb("limit 1G").refused();
+    assert!(why.contains("limits nothing"), "{why}");
+    vm.ebb("limit much").refused();
+    assert_eq!(vm.status().limit.bytes, None);
+}
