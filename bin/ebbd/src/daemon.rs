@@ -38,13 +38,21 @@ type Vms = BTreeMap<VmName, Option<Sender<Command>>>;
 #[derive(Clone)]
 pub struct Daemon {
     run_dir: PathBuf,
+    swap_dir: PathBuf,
     vms: Arc<Mutex<Vms>>,
 }
 
 impl Daemon {
     /// A daemon over a run directory that nobody else uses.
-    pub fn new(run_dir: &Path) -> Daemon {
-        Daemon { run_dir: run_dir.to_owned(), vms: Arc::default() }
+    pub fn new(run_dir: &Path, swap_dir: &Path) -> Daemon {
+        let (run_dir, swap_dir) = (run_dir.to_owned(), swap_dir.to_owned());
+        Daemon { run_dir, swap_dir, vms: Arc::default() }
+    }
+
+    /// Where a VM's swap file goes. The process's number tells it from that of a
+    /// VM of the same name under another run directory.
+    fn swap_path(&self, name: &VmName, pid: i32) -> PathBuf {
+        self.swap_dir.join(format!("{name}.{pid}.swap"))
     }
 
     /// The directory.
@@ -123,6 +131,7 @@ impl Daemon {
             evicts: false,
             auto: Auto::default(),
             limit_bytes: None,
+            swap: self.swap_path(&request.name, started.process.pid()),
             regions: Vec::new(),
             totals: Totals::default(),
         };
@@ -167,6 +176,7 @@ impl Daemon {
             evicts: false,
             auto: Auto::default(),
             limit_bytes: None,
+            swap: self.swap_path(&request.name, process.pid()),
             regions: Vec::new(),
             totals: Totals::default(),
         };
@@ -370,10 +380,14 @@ fn min_order(asked: Option<u8>) -> Answer<u8> {
 
 /// Removes what a VM has left, unless it is still on record or lives on.
 fn remove_if_dead(directory: &Path) {
-    let on_record = Record::load(directory).is_ok_and(|record| record.lives());
-    if !on_record && !has_console(directory) {
-        remove(directory);
+    let record = Record::load(directory);
+    if record.as_ref().is_ok_and(Record::lives) || has_console(directory) {
+        return;
     }
+    if let Ok(record) = record {
+        held::remove_swap(&record);
+    }
+    remove(directory);
 }
 
 /// A VM that was let go keeps its sockets as long as it runs.

@@ -19,8 +19,6 @@ use crate::injector;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord};
 
-/// The swap file in the VM's directory.
-const STORE: &str = "swap";
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
 /// A VM in hand: everything that serving it needs.
@@ -99,7 +97,7 @@ fn take_with(
     prepare(&ram, record.backing);
     let ledger = Ledger::create(&ledger_path(directory), ram.end()).map_err(failed("the VM"))?;
     let (pager, restored) =
-        pager(ram, ledger, uffd, record.backing, directory).map_err(failed("the VM"))?;
+        pager(ram, ledger, uffd, record, directory).map_err(failed("the VM"))?;
     if record.mode == Mode::Strict {
         pager.watch_all().map_err(|error| match error.raw_os_error() {
             Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => not_allowed(
@@ -131,15 +129,15 @@ fn pager(
     ram: Ram,
     ledger: Ledger,
     uffd: Uffd,
-    backing: Backing,
+    record: &Record,
     directory: &Path,
 ) -> io::Result<(Pager, std::sync::mpsc::Receiver<Restored>)> {
-    let grain = match backing {
+    let grain = match record.backing {
         Backing::Small => Grain::Frame,
         _ => Grain::Huge,
     };
     let slots = ram.bytes() / FRAME_BYTES;
-    let store = SwapFile::open(&directory.join(STORE), directory, slots, Protection::Encrypted)?;
+    let store = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
     Pager::new(Parts {
         ram: Arc::new(ram),
         ledger,
@@ -165,6 +163,16 @@ fn prepare(ram: &Ram, backing: Backing) {
 
 fn ledger_path(directory: &Path) -> PathBuf {
     directory.join("ledger")
+}
+
+/// Removes a VM's swap file, which nobody can read any more once its key is gone.
+pub fn remove_swap(record: &Record) {
+    match fs::remove_file(&record.swap) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::error!("{}: {error}", record.swap.display());
+        }
+        _ => {}
+    }
 }
 
 /// Takes up a VM from its directory, with its memory as a dead daemon left it.
@@ -193,7 +201,7 @@ pub fn adopt(directory: &Path) -> io::Result<Held> {
         true => {
             shake_hands(&uffd).map_err(io::Error::other)?;
             let ledger = Ledger::create(&ledger_path(directory), ram.end());
-            pager(ram, ledger.map_err(io::Error::other)?, uffd, record.backing, directory)?
+            pager(ram, ledger.map_err(io::Error::other)?, uffd, &record, directory)?
         }
         false => recovered(ram, uffd, &record, directory)?,
     };
@@ -218,7 +226,7 @@ fn recovered(
     let mut ledger = Ledger::open(&path, ram.end()).map_err(io::Error::other)?;
     let mut held = Vec::new();
     ledger.recover(|frames, content| held.push((frames, content)));
-    let (pager, restored) = pager(ram, ledger, uffd, record.backing, directory)?;
+    let (pager, restored) = pager(ram, ledger, uffd, record, directory)?;
     pager.settle()?;
     // A frame that was held and is still resident may be protected for a
     // block that was never committed.
@@ -292,9 +300,9 @@ impl Held {
     /// # Errors
     /// As unlink(2).
     pub fn forget(&self) -> io::Result<()> {
+        remove_swap(&self.record);
         fs::remove_file(self.directory.join("vm.json"))?;
         ebb_store::remove(&self.directory)?;
-        fs::remove_file(self.directory.join(STORE))?;
         fs::remove_file(ledger_path(&self.directory))
     }
 

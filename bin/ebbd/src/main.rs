@@ -26,6 +26,9 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// The run directory's default lies in memory, which is no place to swap to.
+const SWAP_DIR_DEFAULT: &str = "/var/lib/ebb";
+
 /// Holds VMs and gives their unused memory back to the host.
 #[derive(Parser)]
 #[command(version)]
@@ -33,6 +36,10 @@ struct Arguments {
     /// Where the sockets, logs and records are.
     #[arg(long, env = "EBB_RUN_DIR", default_value = route::RUN_DIR_DEFAULT)]
     run_dir: PathBuf,
+    /// Where the content of evicted memory goes, encrypted: a directory on a disk
+    /// [default: /var/lib/ebb, or the run directory if that is not the default].
+    #[arg(long, env = "EBB_SWAP_DIR")]
+    swap_dir: Option<PathBuf>,
     /// Leave the session of whoever started it.
     #[arg(long)]
     background: bool,
@@ -66,7 +73,14 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         .init();
     let run_dir = std::path::absolute(&arguments.run_dir)?;
     let _lock = own(&run_dir)?;
-    let daemon = daemon::Daemon::new(&run_dir);
+    let swap_dir = match &arguments.swap_dir {
+        Some(directory) => std::path::absolute(directory)?,
+        None if run_dir == Path::new(route::RUN_DIR_DEFAULT) => SWAP_DIR_DEFAULT.into(),
+        None => run_dir.clone(),
+    };
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&swap_dir);
+    made.with_context(|| format!("swap directory {}", swap_dir.display()))?;
+    let daemon = daemon::Daemon::new(&run_dir, &swap_dir);
     daemon.adopt_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

@@ -50,6 +50,8 @@ pub struct Record {
     /// What its resident memory is held at; none: no limit.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
+    /// Its swap file.
+    pub swap: PathBuf,
     /// Its RAM.
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.
