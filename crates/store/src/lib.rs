@@ -16,6 +16,7 @@ mod number_set;
 mod page_buffer;
 mod sealer;
 mod seals;
+mod signature;
 mod slabs;
 mod slot_bits;
 mod swap_file;
