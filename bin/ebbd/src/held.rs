@@ -138,6 +138,9 @@ fn pager(
         Backing::Small => Grain::Frame,
         _ => Grain::Huge,
     };
+    if !ebb_store::is_in_memory(directory)? {
+        tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
+    }
     let slots = ram.bytes() / FRAME_BYTES;
     let store = SwapFile::open(&directory.join(STORE), directory, slots, Protection::Encrypted)?;
     Pager::new(Parts {
