@@ -30,6 +30,11 @@ impl NumberSet {
         }
     }
 
+    pub(crate) fn has(&self, number: usize) -> bool {
+        let word = self.words.get(number / BITS).map_or(0, |word| word.load(SeqCst));
+        word >> (number % BITS) & 1 == 1
+    }
+
     /// The least. A look at one word for 64 numbers: for 16 thousand slots.
     pub(crate) fn first(&self) -> Option<usize> {
         let bits = self.words.iter().map(|word| word.load(Relaxed).trailing_zeros() as usize);
