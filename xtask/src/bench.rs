@@ -13,6 +13,7 @@ mod reclaim;
 mod report;
 mod rounds;
 mod scan;
+mod store;
 mod vm;
 
 use clap::ValueEnum;
@@ -40,6 +41,8 @@ enum Name {
     Scan,
     /// What the daemon itself holds
     Memory,
+    /// Saving pages to disk and in memory, and loading them
+    Store,
     /// Each of them
     All,
 }
@@ -47,11 +50,12 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 4] = [
+const EACH: [(Name, Bench); 5] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
     (Name::Memory, memory::run),
+    (Name::Store, store::run),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

@@ -136,6 +136,9 @@ fn pager(
         Backing::Small => Grain::Frame,
         _ => Grain::Huge,
     };
+    if !ebb_store::is_in_memory(directory)? {
+        tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
+    }
     let slots = ram.bytes() / FRAME_BYTES;
     let store = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
     Pager::new(Parts {

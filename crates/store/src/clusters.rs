@@ -2,14 +2,16 @@
 //! is evicted together lies together on disk.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::number_set::NumberSet;
+use crate::slot_bits::{self, SlotBits};
 
 /// A cluster's slots: 1 MiB of pages.
 pub const CLUSTER_SLOTS: u64 = 256;
 
-const BITS: u64 = u64::BITS as u64;
-const WORDS: usize = (CLUSTER_SLOTS / BITS) as usize;
+const _: () = assert!(CLUSTER_SLOTS == slot_bits::COUNT);
 /// Clusters with a free slot, by how many: 1.., 64.., 128.., 192.., all.
 const CLASSES: usize = 5;
 
@@ -18,9 +20,9 @@ pub(crate) struct Clusters {
     clusters: Vec<Cluster>,
     /// Where a cluster with free slots is, sooner or later: whoever releases adds
     /// it, only whoever takes removes it, and looks at its slots after that.
-    by_free: [ClusterSet; CLASSES],
+    by_free: [NumberSet; CLASSES],
     /// Those with slots that were released since `take_stale`.
-    touched: ClusterSet,
+    touched: NumberSet,
     taking: Mutex<Cursor>,
     slot_count: u64,
     used: AtomicU64,
@@ -36,9 +38,9 @@ struct Cursor {
 #[derive(Default)]
 struct Cluster {
     /// 1: in use. Bits beyond the last slot are in use for ever.
-    used: [AtomicU64; WORDS],
+    used: SlotBits,
     /// 1: released since it was last asked for.
-    stale: [AtomicU64; WORDS],
+    stale: SlotBits,
 }
 
 impl Clusters {
@@ -48,13 +50,13 @@ impl Clusters {
         if let Some(last) = clusters.last()
             && !slot_count.is_multiple_of(CLUSTER_SLOTS)
         {
-            last.fill(slot_count % CLUSTER_SLOTS, CLUSTER_SLOTS);
+            last.used.fill(slot_count % CLUSTER_SLOTS, CLUSTER_SLOTS);
         }
-        let by_free = std::array::from_fn(|_| ClusterSet::new(count));
+        let by_free = std::array::from_fn(|_| NumberSet::new(count));
         let slots = Clusters {
             clusters,
             by_free,
-            touched: ClusterSet::new(count),
+            touched: NumberSet::new(count),
             taking: Mutex::new(Cursor { cluster: usize::MAX, slot: 0 }),
             slot_count,
             used: AtomicU64::new(0),
@@ -69,9 +71,10 @@ impl Clusters {
         let mut cursor = self.taking();
         loop {
             if let Some(cluster) = self.clusters.get(cursor.cluster)
-                && let Some((first, count)) = cluster.free_run(cursor.slot, most)
+                && let Some((first, count)) =
+                    cluster.used.free_run(cursor.slot, CLUSTER_SLOTS, most)
             {
-                cluster.fill(first, first + count);
+                cluster.used.fill(first, first + count);
                 self.used.fetch_add(count, Relaxed);
                 cursor.slot = first + count;
                 return Some((cursor.cluster as u64 * CLUSTER_SLOTS + first, count));
@@ -85,25 +88,24 @@ impl Clusters {
     /// Takes this slot; `false`: it is in use, or there is none such.
     pub(crate) fn take_this(&self, slot: u64) -> bool {
         let _taking = self.taking();
-        let words = self.words(slot);
-        let taken = words.is_some_and(|(used, _, bit)| used.fetch_or(bit, SeqCst) & bit == 0);
+        let taken = self.place(slot).is_some_and(|(cluster, at)| cluster.used.set(at));
         self.used.fetch_add(u64::from(taken), Relaxed);
         taken
     }
 
     /// Waits for nobody.
     pub(crate) fn release(&self, slot: u64) {
-        let Some((used, stale, bit)) = self.words(slot) else { return };
-        if used.fetch_and(!bit, SeqCst) & bit == 0 {
+        let Some((cluster, at)) = self.place(slot) else { return };
+        if !cluster.used.clear(at) {
             return;
         }
         // After that: whoever looks for stale slots takes only free ones. One that was
         // taken again meanwhile is passed over.
-        let cluster = (slot / CLUSTER_SLOTS) as usize;
-        stale.fetch_or(bit, SeqCst);
-        self.touched.insert(cluster);
+        cluster.stale.set(at);
+        let index = (slot / CLUSTER_SLOTS) as usize;
+        self.touched.insert(index);
         self.used.fetch_sub(1, Relaxed);
-        self.list(cluster);
+        self.list(index);
     }
 
     /// Calls `visit` with each run (first, count) of slots that were released since
@@ -120,11 +122,11 @@ impl Clusters {
             let Some(cluster) = self.clusters.get(index) else { continue };
             let held = self.hold_stale(cluster);
             let first = index as u64 * CLUSTER_SLOTS;
-            let result = runs(held).try_for_each(|(at, count)| visit(first + at, count));
-            for ((used, stale), held) in cluster.used.iter().zip(&cluster.stale).zip(held) {
-                stale.fetch_or(if result.is_err() { held } else { 0 }, SeqCst);
-                used.fetch_and(!held, SeqCst);
+            let result = slot_bits::runs(held).try_for_each(|(at, count)| visit(first + at, count));
+            if result.is_err() {
+                cluster.stale.set_all(held);
             }
+            cluster.used.clear_all(held);
             self.list(index);
             if result.is_err() {
                 self.touched.insert(index);
@@ -135,7 +137,7 @@ impl Clusters {
     }
 
     pub(crate) fn is_taken(&self, slot: u64) -> bool {
-        self.words(slot).is_some_and(|(used, _, bit)| used.load(SeqCst) & bit != 0)
+        self.place(slot).is_some_and(|(cluster, at)| cluster.used.has(at))
     }
 
     /// How many slots are in use.
@@ -149,13 +151,10 @@ impl Clusters {
     }
 
     /// The stale free slots of a cluster, in use from now on.
-    fn hold_stale(&self, cluster: &Cluster) -> [u64; WORDS] {
+    fn hold_stale(&self, cluster: &Cluster) -> slot_bits::Words {
         let _taking = self.taking();
-        let mut held = [0; WORDS];
-        for ((held, used), stale) in held.iter_mut().zip(&cluster.used).zip(&cluster.stale) {
-            *held = stale.swap(0, SeqCst) & !used.load(SeqCst);
-            used.fetch_or(*held, SeqCst);
-        }
+        let held = cluster.stale.take_all(&cluster.used);
+        cluster.used.set_all(held);
         held
     }
 
@@ -185,103 +184,20 @@ impl Clusters {
         }
     }
 
-    /// The words of a slot in `used` and `stale`, and its bit in both.
-    fn words(&self, slot: u64) -> Option<(&AtomicU64, &AtomicU64, u64)> {
+    /// A slot's cluster, and which it is there.
+    fn place(&self, slot: u64) -> Option<(&Cluster, u64)> {
         let inside = (slot < self.slot_count).then_some(slot)?;
         let cluster = self.clusters.get((inside / CLUSTER_SLOTS) as usize)?;
-        let word = (inside % CLUSTER_SLOTS / BITS) as usize;
-        Some((cluster.used.get(word)?, cluster.stale.get(word)?, 1 << (inside % BITS)))
+        Some((cluster, inside % CLUSTER_SLOTS))
     }
 }
 
 impl Cluster {
     /// `None`: no slot is free.
     fn class(&self) -> Option<usize> {
-        let used: u32 = self.used.iter().map(|word| word.load(SeqCst).count_ones()).sum();
-        let free = CLUSTER_SLOTS as usize - used as usize;
+        let free = CLUSTER_SLOTS as usize - self.used.count() as usize;
         (free > 0).then_some(free / (CLUSTER_SLOTS as usize / (CLASSES - 1)))
     }
-
-    /// The first free slots from `from` on: where, and how many.
-    fn free_run(&self, from: u64, most: u64) -> Option<(u64, u64)> {
-        let used = self.used.each_ref().map(|word| word.load(SeqCst));
-        let first = next_zero(&used, from)?;
-        let end = next_zero(&used.map(|word| !word), first).unwrap_or(CLUSTER_SLOTS);
-        Some((first, (end - first).min(most)))
-    }
-
-    /// Marks slots as in use that nobody else can take now.
-    fn fill(&self, first: u64, end: u64) {
-        for (word, start) in self.used.iter().zip((0..).step_by(BITS as usize)) {
-            let (low, high) = (first.clamp(start, start + BITS), end.clamp(start, start + BITS));
-            if low < high {
-                word.fetch_or(ones(high - low) << (low - start), SeqCst);
-            }
-        }
-    }
-}
-
-/// Numbers of clusters, a bit each.
-struct ClusterSet {
-    words: Vec<AtomicU64>,
-}
-
-impl ClusterSet {
-    fn new(count: usize) -> ClusterSet {
-        let words = (0..count.div_ceil(BITS as usize)).map(|_| AtomicU64::new(0)).collect();
-        ClusterSet { words }
-    }
-
-    fn insert(&self, index: usize) {
-        let bit = 1 << (index % BITS as usize);
-        if let Some(word) = self.words.get(index / BITS as usize)
-            && word.load(SeqCst) & bit == 0
-        {
-            word.fetch_or(bit, SeqCst);
-        }
-    }
-
-    fn remove(&self, index: usize) {
-        if let Some(word) = self.words.get(index / BITS as usize) {
-            word.fetch_and(!(1 << (index % BITS as usize)), SeqCst);
-        }
-    }
-
-    /// The least. A look at one word for 16384 slots.
-    fn first(&self) -> Option<usize> {
-        let of = |word: &AtomicU64| word.load(Relaxed).trailing_zeros();
-        let found = self.words.iter().map(of).zip(0..).find(|(bit, _)| *bit < u64::BITS);
-        found.map(|(bit, word): (u32, usize)| word * BITS as usize + bit as usize)
-    }
-}
-
-fn ones(count: u64) -> u64 {
-    if count >= BITS { u64::MAX } else { (1 << count) - 1 }
-}
-
-/// The first zero at or after `from`.
-fn next_zero(words: &[u64; WORDS], from: u64) -> Option<u64> {
-    let mut at = from;
-    while let Some(word) = words.get((at / BITS) as usize) {
-        // Shifted in from the top are zeros: a word of ones ends where it ends.
-        let ones = u64::from((word >> (at % BITS)).trailing_ones());
-        if ones < BITS - at % BITS {
-            return Some(at + ones);
-        }
-        at = (at / BITS + 1) * BITS;
-    }
-    None
-}
-
-/// Runs (first, count) of ones.
-fn runs(words: [u64; WORDS]) -> impl Iterator<Item = (u64, u64)> {
-    let zeros = words.map(|word| !word);
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let first = next_zero(&zeros, at)?;
-        at = next_zero(&words, first).unwrap_or(CLUSTER_SLOTS);
-        Some((first, at - first))
-    })
 }
 
 #[cfg(test)]
@@ -289,6 +205,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+    use std::sync::atomic::Ordering::SeqCst;
 
     #[derive(Clone, Debug)]
     enum Step {

@@ -1,41 +1,83 @@
 //! A swap file's file, or a block device.
 
 use std::fs::{File, OpenOptions, Permissions};
-use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 use rustix::io::Errno;
 
-use crate::{Medium, StoreError};
+use crate::{Medium, StoreError, signature};
 
-/// A sparse file of one VM's own.
+/// What is left alone at a device's start and end: where formats have their marks.
+/// So nothing that a guest wrote is ever taken for one.
+const MARGIN_BYTES: u64 = 1 << 20;
+const _: () = assert!(MARGIN_BYTES >= signature::HEAD_BYTES as u64);
+
+/// A sparse file or a block device of one VM's own.
 pub struct Disk {
     file: File,
     direct: bool,
+    /// Where slot 0 is.
+    first_byte: u64,
 }
 
 impl Disk {
-    /// Opens the file, or makes it, with room for `bytes`; direct I/O where the
-    /// file system takes it.
+    /// Opens a block device, or a file, which is made if there is none, with room for
+    /// `bytes`; direct I/O where the file system takes it.
     ///
     /// # Errors
-    /// As open(2) and ftruncate(2); [`StoreError::Unusable`]: somebody else uses it.
+    /// As open(2) and ftruncate(2); [`StoreError::Unusable`]: somebody else uses it, or
+    /// the device holds something, or is too small.
     pub fn open(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
+        let device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
+        if device { Disk::open_device(path, bytes) } else { Disk::open_file(path, bytes) }
+    }
+
+    fn open_file(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
         let mut options = File::options();
         // What it holds is the guest's: for root's eyes only.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let (file, direct) = open_direct(&mut options, path)?;
-        let busy = || StoreError::Unusable(format!("{}: in use by another Ebb", path.display()));
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
-            Errno::WOULDBLOCK => busy(),
+            Errno::WOULDBLOCK => unusable(path, "in use by another Ebb"),
             error => error.into(),
         })?;
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(bytes)?;
-        Ok(Disk { file, direct })
+        Ok(Disk { file, direct, first_byte: 0 })
     }
+
+    fn open_device(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
+        let flags = OFlags::DIRECT | OFlags::EXCL;
+        let mut options = File::options();
+        options.read(true).write(true).custom_flags(flags.bits() as i32);
+        // Exclusive among kernel and processes: mounted, swapped on, part of a RAID.
+        let mut file = options.open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => {
+                unusable(path, "in use, by a mount, a swap space or another Ebb")
+            }
+            _ => error.into(),
+        })?;
+        let device_bytes = file.seek(SeekFrom::End(0))?;
+        let needed = bytes.saturating_add(2 * MARGIN_BYTES);
+        if device_bytes < needed {
+            let why = format!("has {device_bytes} bytes, {needed} are needed");
+            return Err(unusable(path, &why));
+        }
+        let whole = Disk { file, direct: true, first_byte: 0 };
+        if let Some(what) = signature::find(signature::head(&whole)?.pages().as_flattened()) {
+            let shown = path.display();
+            let why = format!("holds {what}; if it is not needed: wipefs --all {shown}");
+            return Err(unusable(path, &why));
+        }
+        Ok(Disk { first_byte: MARGIN_BYTES, ..whole })
+    }
+}
+
+fn unusable(path: &Path, why: &str) -> StoreError {
+    StoreError::Unusable(format!("{}: {why}", path.display()))
 }
 
 /// Whether direct I/O was taken, too.
@@ -50,17 +92,17 @@ fn open_direct(options: &mut OpenOptions, path: &Path) -> io::Result<(File, bool
 
 impl Medium for Disk {
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
-        self.file.read_at(bytes, offset)
+        self.file.read_at(bytes, self.first_byte + offset)
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write_at(bytes, offset)
+        self.file.write_at(bytes, self.first_byte + offset)
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(&self.file, hole, offset, bytes) {
-            // It stays as large as it is.
+        match fallocate(&self.file, hole, self.first_byte + offset, bytes) {
+            // A file that stays as large as it is, or a device that keeps its blocks.
             Err(Errno::OPNOTSUPP) => Ok(()),
             result => Ok(result?),
         }

@@ -1,22 +1,29 @@
 //! Where the content of frames rests that are not in memory.
 //!
 //! One trait, [`Store`]: [`SwapFile`] keeps pages on a disk, sealed (encrypted, or with a
-//! checksum). Formats: `docs/swap-store.md`.
+//! checksum), [`Compressed`] those in memory that shrink, in front of another store.
+//! Formats: `docs/swap-store.md`.
 #![forbid(unsafe_code)]
 
 mod batch;
 mod clusters;
+mod compressed;
 mod disk;
 mod error;
 mod key;
 mod medium;
+mod number_set;
 mod page_buffer;
 mod sealer;
 mod seals;
+mod signature;
+mod slabs;
+mod slot_bits;
 mod swap_file;
 
 pub use batch::{Loaded, SavedBatch};
 pub use clusters::CLUSTER_SLOTS;
+pub use compressed::Compressed;
 pub use disk::Disk;
 pub use error::StoreError;
 pub use medium::Medium;
@@ -89,6 +96,25 @@ pub struct Usage {
     pub disk_slots: u64,
     /// Slots on disk that hold a page.
     pub disk_slots_used: u64,
+    /// What compressed pages take in memory, room for more included.
+    pub memory_bytes: u64,
+    /// The most that they may take.
+    pub memory_limit_bytes: u64,
+    /// Pages compressed in memory.
+    pub compressed_pages: u64,
+    /// Pages of one byte again and again, which take nothing.
+    pub filled_pages: u64,
+}
+
+/// Whether a directory's files are in memory alone, as a run directory's should
+/// be: a key on a disk may be found there after its VM.
+///
+/// # Errors
+/// As statfs(2).
+pub fn is_in_memory(run: &Path) -> io::Result<bool> {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    Ok([TMPFS, RAMFS].contains(&(rustix::fs::statfs(run)?.f_type as u64)))
 }
 
 /// Removes what stores keep in a VM's run directory, its key first: what lies
@@ -97,7 +123,7 @@ pub struct Usage {
 /// # Errors
 /// As unlink(2); nothing that is missing is an error.
 pub fn remove(run: &Path) -> io::Result<()> {
-    [key::FILE, seals::FILE].iter().try_for_each(|name| remove_file(&run.join(name)))
+    [key::FILE, seals::FILE, slabs::FILE].iter().try_for_each(|name| remove_file(&run.join(name)))
 }
 
 fn remove_file(path: &Path) -> io::Result<()> {

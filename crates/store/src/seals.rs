@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use ebb_sys::mapping::Mapping;
 
+use crate::number_set::NumberSet;
 use crate::sealer::{Place, Protection, Tag};
 use crate::{CLUSTER_SLOTS, StoreError};
 
@@ -29,6 +30,8 @@ const GENERATION_END: u64 = 1 << 48;
 pub(crate) struct Seals {
     mapping: Mapping,
     slot_count: u64,
+    /// Clusters whose rows have memory, as far as this process knows.
+    prepared: NumberSet,
 }
 
 impl Seals {
@@ -82,7 +85,8 @@ impl Seals {
     fn map(file: &File, slot_count: u64) -> Result<Seals, StoreError> {
         let mapping = Mapping::new(file, 0, bytes_for(slot_count))?;
         mapping.populate(0, HEADER_BYTES)?;
-        Ok(Seals { mapping, slot_count })
+        let prepared = NumberSet::new(slot_count.div_ceil(CLUSTER_SLOTS) as usize);
+        Ok(Seals { mapping, slot_count, prepared })
     }
 
     /// Puts memory behind the rows of a slot's cluster: a touch of what the file
@@ -91,8 +95,12 @@ impl Seals {
     /// # Errors
     /// The file system is full.
     pub(crate) fn prepare(&self, slot: u64) -> Result<(), StoreError> {
-        let at = HEADER_BYTES + slot / CLUSTER_SLOTS * CLUSTER_BYTES;
-        Ok(self.mapping.populate(at, CLUSTER_BYTES)?)
+        let cluster = slot / CLUSTER_SLOTS;
+        if !self.prepared.has(cluster as usize) {
+            self.mapping.populate(HEADER_BYTES + cluster * CLUSTER_BYTES, CLUSTER_BYTES)?;
+            self.prepared.insert(cluster as usize);
+        }
+        Ok(())
     }
 
     /// A place that nothing was ever sealed for. On record before it is used:

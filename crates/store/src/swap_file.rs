@@ -10,8 +10,8 @@ use crate::sealer::{Place, Protection, Sealer, Tag};
 use crate::seals::Seals;
 use crate::{Disk, Loaded, Medium, Page, SavedBatch, Store, StoreError, Usage, key, medium};
 
-/// Slots numbers are below this: half of a nonce, and what a ledger word holds.
-const SLOTS_END: u64 = 1 << 48;
+/// Slot numbers are below this; those above are for a store in front.
+const SLOTS_END: u64 = 1 << 47;
 /// Pages that are read at once where the reader's memory is not aligned.
 const PIECE_PAGES: usize = 16;
 
@@ -54,7 +54,7 @@ impl<M: Medium> SwapFile<M> {
         slot_count: u64,
         protection: Protection,
     ) -> Result<SwapFile<M>, StoreError> {
-        if slot_count > SLOTS_END / 2 {
+        if slot_count > SLOTS_END {
             return Err(StoreError::Unusable(format!("{slot_count} slots are too many")));
         }
         let (seals, sealer) = match protection {
@@ -266,6 +266,7 @@ impl<M: Medium> Store for SwapFile<M> {
     }
 
     fn usage(&self) -> Usage {
-        Usage { disk_slots: self.clusters.count(), disk_slots_used: self.clusters.used() }
+        let (disk_slots, disk_slots_used) = (self.clusters.count(), self.clusters.used());
+        Usage { disk_slots, disk_slots_used, ..Usage::default() }
     }
 }

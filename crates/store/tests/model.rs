@@ -5,11 +5,14 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use common::{Fault, Faulty, noise};
-use ebb_store::{Page, PageBuffer, Protection, Store, StoreError, SwapFile};
+use common::{Fault, Faulty, mixed, noise, run_directory};
+use ebb_store::{Compressed, Page, PageBuffer, Protection, Store, StoreError, SwapFile};
 use proptest::prelude::*;
 
 const SLOTS: u64 = 600;
+/// Slots from here on are in memory, and from there on shared.
+const FRONT: u64 = 1 << 47;
+const FILLED: u64 = FRONT | 1 << 46;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -57,6 +60,10 @@ impl Model {
         self.frames.get(which % self.frames.len().max(1))
     }
 
+    fn on_disk(&self) -> u64 {
+        self.frames.iter().filter(|(slot, _)| *slot < FRONT).count() as u64
+    }
+
     fn by_slot(&self) -> BTreeMap<u64, &Page> {
         self.frames.iter().map(|(slot, page)| (*slot, page)).collect()
     }
@@ -69,7 +76,7 @@ fn load_batch(store: &dyn Store, model: &Model, first: u64, count: usize, aligne
     let loaded = store.load_batch(first, pages).unwrap();
     let expected = model.by_slot();
     for (index, page) in pages.iter().enumerate() {
-        let there = expected.get(&(first + index as u64));
+        let there = expected.get(&(first + index as u64)).filter(|_| first < FILLED || index == 0);
         assert_eq!(loaded.has(index), there.is_some(), "slot {}", first + index as u64);
         assert!(there.is_none_or(|&there| there == page));
     }
@@ -77,13 +84,13 @@ fn load_batch(store: &dyn Store, model: &Model, first: u64, count: usize, aligne
 
 fn apply(store: &dyn Store, model: &mut Model, step: &Step) {
     match *step {
-        Step::Save(seed) => match store.save(&noise(seed)) {
-            Ok(slot) => model.frames.push((slot, noise(seed))),
-            Err(StoreError::Full) => assert_eq!(model.frames.len() as u64, SLOTS),
+        Step::Save(seed) => match store.save(&mixed(seed)) {
+            Ok(slot) => model.frames.push((slot, mixed(seed))),
+            Err(StoreError::Full) => assert_eq!(model.on_disk(), SLOTS),
             Err(error) => assert!(matches!(error, StoreError::Medium(_)), "{error}"),
         },
         Step::SaveBatch(seed, count) => {
-            let pages: Vec<Page> = (0..count as u64).map(|n| noise(seed ^ n)).collect();
+            let pages: Vec<Page> = (0..count as u64).map(|n| mixed(seed ^ n)).collect();
             let batch = store.save_batch(&pages);
             assert_eq!(batch.slots.len(), count);
             assert_eq!(batch.error.is_none(), batch.slots.iter().all(Option::is_some));
@@ -107,7 +114,7 @@ fn apply(store: &dyn Store, model: &mut Model, step: &Step) {
                 model.frames.swap_remove(which % model.frames.len());
                 let mut page = [0; 4096];
                 let result = store.load(slot, &mut page);
-                assert!(matches!(result, Err(StoreError::NotInUse { .. })));
+                assert!(slot >= FILLED || matches!(result, Err(StoreError::NotInUse { .. })));
             }
         }
         Step::Trim => store.trim().unwrap(),
@@ -116,7 +123,9 @@ fn apply(store: &dyn Store, model: &mut Model, step: &Step) {
 }
 
 fn check(store: &dyn Store, model: &Model) {
-    assert_eq!(model.by_slot().len(), model.frames.len(), "a slot was given twice");
+    let own = model.by_slot().keys().filter(|slot| **slot < FILLED).count();
+    let frames = model.frames.iter().filter(|(slot, _)| *slot < FILLED).count();
+    assert_eq!(own, frames, "a slot was given twice");
     for (slot, expected) in &model.frames {
         let mut page = [0; 4096];
         store.load(*slot, &mut page).unwrap();
@@ -124,9 +133,7 @@ fn check(store: &dyn Store, model: &Model) {
     }
 }
 
-fn run(medium: &Faulty, protection: Protection, steps: &[Step]) {
-    let dir = tempfile::tempdir().unwrap();
-    let open = || SwapFile::over(medium.clone(), dir.path(), SLOTS, protection).unwrap();
+fn run<S: Store>(medium: &Faulty, open: impl Fn() -> S, steps: &[Step]) {
     let (mut store, mut model) = (open(), Model::default());
     for step in steps {
         match step {
@@ -135,15 +142,34 @@ fn run(medium: &Faulty, protection: Protection, steps: &[Step]) {
                 store = open();
                 for (slot, _) in &model.frames {
                     store.claim(*slot).unwrap();
-                    assert!(store.claim(*slot).is_err());
+                    assert!(*slot >= FILLED || store.claim(*slot).is_err());
                 }
             }
             Step::Fail(faults) => medium.state().faults.clone_from(faults),
             step => apply(&store, &mut model, step),
         }
-        assert_eq!(store.usage().disk_slots_used, model.frames.len() as u64);
+        let usage = store.usage();
+        let pages = usage.disk_slots_used + usage.compressed_pages + usage.filled_pages;
+        assert_eq!(pages, model.frames.len() as u64);
+        assert_eq!(usage.disk_slots_used, model.on_disk());
+        assert!(usage.memory_bytes <= usage.memory_limit_bytes);
     }
     check(&store, &model);
+}
+
+fn swap_file(protection: Protection, steps: &[Step]) {
+    let (dir, medium) = (tempfile::tempdir().unwrap(), Faulty::new(SLOTS as usize * 4096));
+    let open = || SwapFile::over(medium.clone(), dir.path(), SLOTS, protection).unwrap();
+    run(&medium, open, steps);
+}
+
+fn compressed(run_dir: &Path, limit_bytes: u64, steps: &[Step]) {
+    let medium = Faulty::new(SLOTS as usize * 4096);
+    let open = || {
+        let behind = SwapFile::over(medium.clone(), run_dir, SLOTS, Protection::Checksum);
+        Compressed::open(run_dir, limit_bytes, behind.unwrap()).unwrap()
+    };
+    run(&medium, open, steps);
 }
 
 proptest! {
@@ -151,14 +177,23 @@ proptest! {
 
     #[test]
     fn an_encrypted_swap_file_is_a_map(steps in prop::collection::vec(step(), 1..80)) {
-        let medium = Faulty::new(SLOTS as usize * 4096);
-        run(&medium, Protection::Encrypted, &steps);
+        swap_file(Protection::Encrypted, &steps);
     }
 
     #[test]
     fn a_checksummed_swap_file_is_a_map(steps in prop::collection::vec(step(), 1..80)) {
-        let medium = Faulty::new(SLOTS as usize * 4096);
-        run(&medium, Protection::Checksum, &steps);
+        swap_file(Protection::Checksum, &steps);
+    }
+
+    #[test]
+    fn a_compressed_store_is_a_map(
+        chunks in 0..9u64,
+        steps in prop::collection::vec(step(), 1..80),
+    ) {
+        match run_directory() {
+            Some(dir) => compressed(dir.path(), chunks << 16, &steps),
+            None => eprintln!("SKIPPED: no tmpfs at /dev/shm"),
+        }
     }
 }
 
@@ -218,4 +253,61 @@ fn a_swap_file_of_another_size_or_protection_is_refused() {
         let opened = SwapFile::open(&dir.path().join("swap"), dir.path(), slots, protection);
         assert!(matches!(opened, Err(StoreError::Unusable(_))));
     }
+}
+
+#[test]
+fn what_shrinks_stays_in_memory_up_to_a_limit() {
+    let Some(dir) = run_directory() else { return eprintln!("SKIPPED: no tmpfs at /dev/shm") };
+    let open = |limit| Compressed::open(dir.path(), limit, swap(dir.path(), 64)).unwrap();
+    let store = open(1 << 20);
+    let pages: Vec<Page> = (0..50).map(mixed).collect();
+    let slots: Vec<u64> = store.save_batch(&pages).slots.into_iter().flatten().collect();
+    let usage = store.usage();
+    // Of every five: one filled, three that shrink, one of noise.
+    let counts = [usage.filled_pages, usage.compressed_pages, usage.disk_slots_used];
+    assert_eq!(counts, [10, 30, 10]);
+    assert_eq!((slots.len(), usage.memory_bytes), (50, 3 << 16));
+    drop(store);
+    // No more room for new ones; old ones are there.
+    let store = open(0);
+    slots.iter().for_each(|slot| store.claim(*slot).unwrap());
+    let full: Vec<u64> = (0..40).filter_map(|n| store.save(&mixed(5 * n + 3)).ok()).collect();
+    assert!(full.iter().any(|slot| *slot < FRONT));
+    let model = Model { frames: slots.iter().copied().zip(pages).collect() };
+    check(&store, &model);
+    slots.iter().chain(&full).for_each(|slot| store.release(*slot));
+    store.trim().unwrap();
+    let usage = store.usage();
+    assert_eq!((usage.memory_bytes, usage.compressed_pages, usage.filled_pages), (0, 0, 0));
+}
+
+#[test]
+fn damage_in_memory_is_found() {
+    use std::os::unix::fs::FileExt;
+    let Some(dir) = run_directory() else { return eprintln!("SKIPPED: no tmpfs at /dev/shm") };
+    let store = Compressed::open(dir.path(), 1 << 20, swap(dir.path(), 8)).unwrap();
+    let slot = store.save(&mixed(2)).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(dir.path().join("compressed"));
+    let (file, mut bytes) = (file.unwrap(), [0; 1200]);
+    let start = (4096 + (8 << 22)) as u64;
+    file.read_exact_at(&mut bytes, start).unwrap();
+    for at in (0..1000).step_by(9) {
+        let mut damaged = bytes;
+        damaged[at] ^= 0x10;
+        file.write_all_at(&damaged, start).unwrap();
+        assert!(matches!(store.load(slot, &mut [0; 4096]), Err(StoreError::Damaged { .. })));
+    }
+    file.write_all_at(&bytes, start).unwrap();
+    store.load(slot, &mut [0; 4096]).unwrap();
+}
+
+#[test]
+fn compressed_memory_is_not_put_on_a_disk() {
+    // Wherever the project is built is no tmpfs, as a rule.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if ebb_store::is_in_memory(dir.path()).unwrap() {
+        return eprintln!("SKIPPED: all is on tmpfs here");
+    }
+    let opened = Compressed::open(dir.path(), 1 << 20, swap(dir.path(), 8));
+    assert!(matches!(opened, Err(StoreError::Unusable(_))));
 }

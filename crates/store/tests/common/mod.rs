@@ -110,3 +110,23 @@ pub fn noise(number: u64) -> Page {
         (state >> 32) as u8
     })
 }
+
+/// A page that only this number has: by the number filled with one byte, or
+/// with more or less noise. (Filled ones are shared by numbers.)
+pub fn mixed(number: u64) -> Page {
+    let noise_bytes = match number % 5 {
+        0 => return [(number >> 32) as u8; 4096],
+        1 => 40,
+        2 => 1000,
+        3 => 1900,
+        _ => 4096,
+    };
+    let noise = noise(number);
+    std::array::from_fn(|at| if at < noise_bytes { noise[at] } else { 7 })
+}
+
+/// A run directory on tmpfs, where there is one.
+pub fn run_directory() -> Option<tempfile::TempDir> {
+    let dir = tempfile::tempdir_in("/dev/shm").ok()?;
+    ebb_store::is_in_memory(dir.path()).ok()?.then_some(dir)
+}

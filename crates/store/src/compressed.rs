@@ -1,0 +1,240 @@
+//! Pages that shrink, in memory, in front of another store.
+
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
+
+use ebb_units::FRAME_BYTES;
+use lz4_flex::block::{
+    CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
+};
+
+use crate::page_buffer::Pool;
+use crate::slabs::{OBJECT_MAX, Object, Slabs};
+use crate::{CLUSTER_SLOTS, Loaded, Page, SavedBatch, Store, StoreError, Usage, is_in_memory};
+
+/// Slots from here on are this store's, those below the store's behind it.
+const FRONT: u64 = 1 << 47;
+/// Of these: one byte again and again, which is the slot number's last.
+const FILLED: u64 = FRONT | 1 << 46;
+/// `FRONT | chunk << INDEX_BITS | index`.
+const INDEX_BITS: u32 = 8;
+/// As much as lz4 wants to have for a page, however far it does not shrink.
+const LZ4_MAX: usize = get_maximum_output_size(FRAME_BYTES as usize);
+
+/// What is compressed stays in memory, up to a limit; the rest goes behind.
+pub struct Compressed<S> {
+    slabs: Slabs,
+    behind: S,
+    filled_count: AtomicU64,
+    workspaces: Mutex<Vec<Box<Workspace>>>,
+    /// What goes behind together.
+    buffers: Pool,
+}
+
+struct Workspace {
+    table: CompressTable,
+    output: [u8; LZ4_MAX],
+}
+
+/// Where a slot number says that its page is.
+enum Home {
+    Filled(u8),
+    Object(Object),
+    Behind,
+}
+
+impl Home {
+    fn of(slot: u64) -> Home {
+        match slot {
+            _ if slot & FRONT == 0 => Home::Behind,
+            _ if slot & FILLED == FILLED => Home::Filled(slot as u8),
+            _ => {
+                let (chunk, index) = ((slot & !FRONT) >> INDEX_BITS, slot % (1 << INDEX_BITS));
+                Home::Object(Object { chunk, index })
+            }
+        }
+    }
+}
+
+impl<S: Store> Compressed<S> {
+    /// Opens what a daemon before this one left in `run`, or makes it, in front of
+    /// `behind`. A smaller limit than before holds for what is saved from now on.
+    ///
+    /// # Errors
+    /// As open(2) and ftruncate(2); [`StoreError::Unusable`]: `run` is on a disk,
+    /// where compressed pages could be read by others, or the file is not ours.
+    pub fn open(run: &Path, limit_bytes: u64, behind: S) -> Result<Compressed<S>, StoreError> {
+        if !is_in_memory(run)? {
+            let run = run.display();
+            return Err(StoreError::Unusable(format!(
+                "{run}: not on tmpfs; compressed memory is kept in memory only"
+            )));
+        }
+        Ok(Compressed {
+            slabs: Slabs::open(run, limit_bytes)?,
+            behind,
+            filled_count: AtomicU64::new(0),
+            workspaces: Mutex::default(),
+            buffers: Pool::new(CLUSTER_SLOTS as usize),
+        })
+    }
+
+    /// The store behind.
+    pub fn behind(&self) -> &S {
+        &self.behind
+    }
+
+    /// Keeps a page here; `None`: it does not shrink enough, or there is no room.
+    fn keep(&self, page: &Page, workspace: &mut Workspace) -> Option<u64> {
+        if let Some(byte) = filled_with(page) {
+            self.filled_count.fetch_add(1, Relaxed);
+            return Some(FILLED | u64::from(byte));
+        }
+        let Workspace { table, output } = workspace;
+        let length = compress_into_with_table(page, output, table).ok()?;
+        let object = self.slabs.put(output.get(..length)?)?;
+        Some(FRONT | object.chunk << INDEX_BITS | object.index)
+    }
+
+    fn with_workspace<T>(&self, work: impl FnOnce(&mut Workspace) -> T) -> T {
+        let idle = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let new = || Box::new(Workspace { table: CompressTable::small(), output: [0; LZ4_MAX] });
+        let mut workspace = idle.unwrap_or_else(new);
+        let result = work(&mut workspace);
+        self.workspaces.lock().unwrap_or_else(PoisonError::into_inner).push(workspace);
+        result
+    }
+
+    fn load_object(&self, slot: u64, object: Object, page: &mut Page) -> Result<(), StoreError> {
+        if !self.slabs.is_taken(object) {
+            return Err(StoreError::NotInUse { slot });
+        }
+        let mut buffer = [0; OBJECT_MAX];
+        let bytes = self.slabs.get(object, &mut buffer).ok_or(StoreError::Damaged { slot })?;
+        match decompress_into(bytes, page) {
+            Ok(length) if length as u64 == FRAME_BYTES => Ok(()),
+            _ => Err(StoreError::Damaged { slot }),
+        }
+    }
+
+    /// Sends the pages that have no slot yet behind, all in a row.
+    fn save_behind(&self, pages: &[Page], batch: &mut SavedBatch) {
+        let rest: Vec<usize> = { batch.slots.iter().enumerate() }
+            .filter_map(|(at, s)| s.is_none().then_some(at))
+            .collect();
+        if rest.len() == pages.len() {
+            *batch = self.behind.save_batch(pages);
+            return;
+        }
+        for part in rest.chunks(CLUSTER_SLOTS as usize) {
+            let saved = self.buffers.with(|buffer| {
+                let copies = buffer.get_mut(..part.len()).unwrap_or_default();
+                let from = part.iter().filter_map(|&at| pages.get(at));
+                copies.iter_mut().zip(from).for_each(|(to, page)| to.copy_from_slice(page));
+                self.behind.save_batch(copies)
+            });
+            for (&at, slot) in part.iter().zip(saved.slots) {
+                batch.slots.get_mut(at).into_iter().for_each(|to| *to = slot);
+            }
+            batch.error = saved.error;
+            if batch.error.is_some() {
+                break;
+            }
+        }
+    }
+}
+
+/// The byte that all of it is.
+fn filled_with(page: &Page) -> Option<u8> {
+    let byte = *page.first()?;
+    let (words, _) = page.as_chunks::<8>();
+    words.iter().all(|word| *word == [byte; 8]).then_some(byte)
+}
+
+impl<S: Store> Store for Compressed<S> {
+    fn save(&self, page: &Page) -> Result<u64, StoreError> {
+        match self.with_workspace(|workspace| self.keep(page, workspace)) {
+            Some(slot) => Ok(slot),
+            None => self.behind.save(page),
+        }
+    }
+
+    fn save_batch(&self, pages: &[Page]) -> SavedBatch {
+        let keep = |workspace: &mut Workspace| {
+            pages.iter().map(|page| self.keep(page, workspace)).collect()
+        };
+        let mut batch = SavedBatch { slots: self.with_workspace(keep), error: None };
+        if batch.slots.iter().any(Option::is_none) {
+            self.save_behind(pages, &mut batch);
+        }
+        batch
+    }
+
+    fn load(&self, slot: u64, page: &mut Page) -> Result<(), StoreError> {
+        match Home::of(slot) {
+            Home::Filled(byte) => {
+                page.fill(byte);
+                Ok(())
+            }
+            Home::Object(object) => self.load_object(slot, object, page),
+            Home::Behind => self.behind.load(slot, page),
+        }
+    }
+
+    fn load_batch(&self, first: u64, pages: &mut [Page]) -> Result<Loaded, StoreError> {
+        let most = match Home::of(first) {
+            Home::Behind => return self.behind.load_batch(first, pages),
+            // The next number is another byte: nobody's neighbour.
+            Home::Filled(_) => 1,
+            Home::Object(_) => CLUSTER_SLOTS as usize,
+        };
+        let mut loaded = Loaded::default();
+        for ((index, page), slot) in pages.iter_mut().take(most).enumerate().zip(first..) {
+            if slot & FRONT != 0 && self.load(slot, page).is_ok() {
+                loaded.set(index);
+            }
+        }
+        Ok(loaded)
+    }
+
+    fn release(&self, slot: u64) {
+        match Home::of(slot) {
+            Home::Filled(_) => {
+                let less = |count: u64| count.checked_sub(1);
+                // Released once too often: it stays 0.
+                let _ = self.filled_count.fetch_update(Relaxed, Relaxed, less);
+            }
+            Home::Object(object) => self.slabs.release(object),
+            Home::Behind => self.behind.release(slot),
+        }
+    }
+
+    fn trim(&self) -> Result<(), StoreError> {
+        self.slabs.trim()?;
+        self.behind.trim()
+    }
+
+    fn claim(&self, slot: u64) -> Result<(), StoreError> {
+        match Home::of(slot) {
+            Home::Filled(_) => {
+                self.filled_count.fetch_add(1, Relaxed);
+                Ok(())
+            }
+            Home::Object(object) if self.slabs.claim(object) => Ok(()),
+            Home::Object(_) => Err(StoreError::NotInUse { slot }),
+            Home::Behind => self.behind.claim(slot),
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            memory_bytes: self.slabs.present_bytes(),
+            memory_limit_bytes: self.slabs.limit_bytes(),
+            compressed_pages: self.slabs.object_count(),
+            filled_pages: self.filled_count.load(Relaxed),
+            ..self.behind.usage()
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Small numbers that any thread adds and removes, a bit each.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+const BITS: usize = u64::BITS as usize;
+
+pub(crate) struct NumberSet {
+    words: Vec<AtomicU64>,
+}
+
+impl NumberSet {
+    /// For numbers below `end`; others are never in it.
+    pub(crate) fn new(end: usize) -> NumberSet {
+        NumberSet { words: (0..end.div_ceil(BITS)).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(crate) fn insert(&self, number: usize) {
+        let bit = 1 << (number % BITS);
+        if let Some(word) = self.words.get(number / BITS)
+            && word.load(SeqCst) & bit == 0
+        {
+            word.fetch_or(bit, SeqCst);
+        }
+    }
+
+    pub(crate) fn remove(&self, number: usize) {
+        if let Some(word) = self.words.get(number / BITS) {
+            word.fetch_and(!(1 << (number % BITS)), SeqCst);
+        }
+    }
+
+    pub(crate) fn has(&self, number: usize) -> bool {
+        let word = self.words.get(number / BITS).map_or(0, |word| word.load(SeqCst));
+        word >> (number % BITS) & 1 == 1
+    }
+
+    /// The least. A look at one word for 64 numbers: for 16 thousand slots.
+    pub(crate) fn first(&self) -> Option<usize> {
+        let bits = self.words.iter().map(|word| word.load(Relaxed).trailing_zeros() as usize);
+        let (word, bit) = bits.enumerate().find(|(_, bit)| *bit < BITS)?;
+        Some(word * BITS + bit)
+    }
+}
