@@ -10,4 +10,6 @@ pub mod kvm_vm;
 pub mod mapping;
 pub mod process;
 pub mod ram_file;
+pub mod transfer;
 pub mod uffd;
+pub mod uring;
