@@ -64,11 +64,14 @@ impl Dma for Gate {
     }
 }
 
+/// Block, frame, direction and content.
+pub type Moved = (u64, Gfn, Direction, Box<Block>);
+
 /// Remembers what it was told.
 #[derive(Default)]
 pub struct Watcher {
     pub overwritten: Mutex<Vec<Range<u64>>>,
-    pub moved: Mutex<Vec<(u64, Gfn, Direction, Box<Block>)>>,
+    pub moved: Mutex<Vec<Moved>>,
     pub refuses: Mutex<bool>,
 }
 
