@@ -1,8 +1,10 @@
 //! The driver's side of a queue, in memory of the test's own.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod front_end;
+
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +14,7 @@ use ebb_units::Gfn;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 pub const RAM_BYTES: u64 = 4 << 20;
-const RINGS: Rings = Rings { descriptors: 0, available: 0x4000, used: 0x8000, size: 256 };
+pub const RINGS: Rings = Rings { descriptors: 0, available: 0x4000, used: 0x8000, size: 256 };
 /// Where headers and the status are, one line a request; behind it is free memory.
 const LINES: u64 = 0x1_0000;
 pub const FREE: u64 = 0x2_0000;
@@ -93,14 +95,33 @@ impl Observer for Watcher {
     }
 }
 
-/// A disk and its driver.
-pub struct Driver {
+/// The driver's side of the queue.
+pub struct Ring {
     pub memory: GuestMemoryMmap,
-    pub gate: Arc<Gate>,
-    pub solo: Solo,
-    next: u16,
+    pub next: u16,
     descriptor: u16,
     line: u64,
+}
+
+/// A disk and its driver.
+pub struct Driver {
+    ring: Ring,
+    pub gate: Arc<Gate>,
+    pub solo: Solo,
+}
+
+impl Deref for Driver {
+    type Target = Ring;
+
+    fn deref(&self) -> &Ring {
+        &self.ring
+    }
+}
+
+impl DerefMut for Driver {
+    fn deref_mut(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
 }
 
 impl Driver {
@@ -110,7 +131,48 @@ impl Driver {
         let gate = Arc::new(Gate::default());
         let solo =
             Solo::new(image, memory.clone(), RINGS, gate.clone(), observer, use_ring).unwrap();
-        Driver { memory, gate, solo, next: 0, descriptor: 0, line: LINES }
+        Driver { ring: Ring::new(memory), gate, solo }
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.solo.counts()
+    }
+
+    /// One request to its end: its status.
+    pub fn request(&mut self, kind: u32, sector: u64, sent: &[Piece], wanted: &[Piece]) -> u8 {
+        let status = self.prepare(kind, sector, sent, wanted);
+        self.serve();
+        self.get(status, 1)[0]
+    }
+
+    pub fn read(&mut self, sector: u64, wanted: &[Piece]) -> u8 {
+        self.request(IN, sector, &[], wanted)
+    }
+
+    pub fn write(&mut self, sector: u64, sent: &[Piece]) -> u8 {
+        self.request(OUT, sector, sent, &[])
+    }
+
+    /// Discards or zeroes one range.
+    pub fn range(&mut self, kind: u32, sector: u64, count: u32, flags: u32) -> u8 {
+        let at = RAM_BYTES - 16;
+        let entry = u128::from(sector) | u128::from(count) << 64 | u128::from(flags) << 96;
+        self.put(at, &entry.to_le_bytes());
+        self.request(kind, 0, &[(at, 16)], &[])
+    }
+
+    /// All of what is available; nothing stays pinned but the rings.
+    pub fn serve(&mut self) {
+        self.solo.serve();
+        let rings = i64::from(RINGS.size) * 26 + 12;
+        assert_eq!(self.gate.pinned_bytes.load(Ordering::SeqCst), rings);
+        assert_eq!(self.used(), self.next, "all is used");
+    }
+}
+
+impl Ring {
+    pub fn new(memory: GuestMemoryMmap) -> Ring {
+        Ring { memory, next: 0, descriptor: 0, line: LINES }
     }
 
     pub fn put(&self, gpa: u64, bytes: &[u8]) {
@@ -121,10 +183,6 @@ impl Driver {
         let mut read = vec![0; bytes];
         self.memory.read_slice(&mut read, GuestAddress(gpa)).unwrap();
         read
-    }
-
-    pub fn counts(&self) -> Counts {
-        self.solo.counts()
     }
 
     /// Makes a chain available as it is; its place in the used ring.
@@ -159,37 +217,6 @@ impl Driver {
         let readable = [&[(line, 16)], sent].concat();
         self.offer(&readable, &[wanted, &[(line + 16, 1)]].concat());
         line + 16
-    }
-
-    /// One request to its end: its status.
-    pub fn request(&mut self, kind: u32, sector: u64, sent: &[Piece], wanted: &[Piece]) -> u8 {
-        let status = self.prepare(kind, sector, sent, wanted);
-        self.serve();
-        self.get(status, 1)[0]
-    }
-
-    pub fn read(&mut self, sector: u64, wanted: &[Piece]) -> u8 {
-        self.request(IN, sector, &[], wanted)
-    }
-
-    pub fn write(&mut self, sector: u64, sent: &[Piece]) -> u8 {
-        self.request(OUT, sector, sent, &[])
-    }
-
-    /// Discards or zeroes one range.
-    pub fn range(&mut self, kind: u32, sector: u64, count: u32, flags: u32) -> u8 {
-        let at = RAM_BYTES - 16;
-        let entry = u128::from(sector) | u128::from(count) << 64 | u128::from(flags) << 96;
-        self.put(at, &entry.to_le_bytes());
-        self.request(kind, 0, &[(at, 16)], &[])
-    }
-
-    /// All of what is available; nothing stays pinned but the rings.
-    pub fn serve(&mut self) {
-        self.solo.serve();
-        let rings = i64::from(RINGS.size) * 26 + 12;
-        assert_eq!(self.gate.pinned_bytes.load(Ordering::SeqCst), rings);
-        assert_eq!(self.used(), self.next, "all is used");
     }
 
     /// The used index.
