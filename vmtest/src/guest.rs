@@ -6,6 +6,7 @@ use std::path::Path;
 use ebb_units::Bytes;
 
 use crate::assets::{self, Kernel};
+use crate::disk::Disk;
 
 /// Messages down to warnings on the console; no watchdog, since guests are
 /// stopped on purpose; no check at boot whether timer interrupts come in time,
@@ -85,6 +86,16 @@ impl Guest {
     pub fn disk(mut self, size: &str) -> Guest {
         self.disk = Some(size.parse().expect("a size"));
         self
+    }
+
+    /// A disk that is served by another process, `/dev/vda`; QEMU waits for it when
+    /// it is gone.
+    pub fn served_disk(self, disk: &Disk) -> Guest {
+        let (socket, queues) = (disk.socket().display(), disk.queue_count());
+        self.qemu_args(&format!(
+            "-chardev socket,id=disk,path={socket},reconnect=1 \
+             -device vhost-user-blk-pci,chardev=disk,num-queues={queues}"
+        ))
     }
 
     /// QEMU's arguments, as they are.

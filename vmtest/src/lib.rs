@@ -13,6 +13,7 @@
 pub mod assets;
 mod complaints;
 mod console;
+mod disk;
 mod guest;
 mod host;
 mod process;
@@ -22,6 +23,7 @@ mod vm;
 mod wait;
 
 pub use console::GuestError;
+pub use disk::Disk;
 pub use guest::Guest;
 pub use host::{Host, Ran};
 pub use setting::HostSetting;

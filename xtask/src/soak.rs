@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use super::cargo;
 
 /// What may go wrong once in thousands of times: kvmtest whole, and these of vmtest.
-const VM_TESTS: [&str; 4] = ["attach", "death", "evict", "reclaim"];
+const VM_TESTS: [&str; 5] = ["attach", "death", "disk", "evict", "reclaim"];
 
 /// How long.
 #[derive(clap::Args)]
@@ -44,6 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn tests(package: &str, only: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo::command();
     command.args(["test", "--release", "-p", package]);
+    command.env("EBB_DISK_KILLS", "100");
     command.args(only.iter().flat_map(|test| ["--test", test]));
     cargo::run(command.args(["--", "--test-threads=1"]))
 }

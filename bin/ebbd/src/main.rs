@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod daemon;
+mod disk;
 mod held;
 mod host;
 mod injector;
@@ -30,6 +31,8 @@ use tokio::signal::unix::{SignalKind, signal};
 const SWAP_DIR_DEFAULT: &str = "/var/lib/ebb";
 
 /// Holds VMs and gives their unused memory back to the host.
+///
+/// `ebbd disk --help` tells how it serves a disk instead.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -50,6 +53,7 @@ fn main() {
         Some(injector::COMMAND) => {
             injector::main(&std::env::args().skip(2).collect::<Vec<String>>())
         }
+        Some(disk::COMMAND) => disk::main(std::env::args().skip(2)),
         _ => serve(&Arguments::parse()),
     };
     if let Err(error) = result {
@@ -63,14 +67,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         // Fails where this process leads a group already; then it has left.
         let _ = rustix::process::setsid();
     }
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("EBB_LOG")
-                .unwrap_or_else(|_| "info".into()),
-        )
-        .with_ansi(false)
-        .with_writer(io::stderr)
-        .init();
+    log_to_stderr();
     let run_dir = std::path::absolute(&arguments.run_dir)?;
     let _lock = own(&run_dir)?;
     let swap_dir = match &arguments.swap_dir {
@@ -87,6 +84,18 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         .enable_all()
         .build()?
         .block_on(listen(daemon, &run_dir))
+}
+
+/// What `EBB_LOG` asks for, `info` and above if it is not set.
+fn log_to_stderr() {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("EBB_LOG")
+                .unwrap_or_else(|_| "info".into()),
+        )
+        .with_ansi(false)
+        .with_writer(io::stderr)
+        .init();
 }
 
 /// Makes the run directory and locks it: one daemon a directory.

@@ -11,4 +11,6 @@ pub mod mapping;
 pub mod pagemap;
 pub mod process;
 pub mod ram_file;
+pub mod transfer;
 pub mod uffd;
+pub mod uring;

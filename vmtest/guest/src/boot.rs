@@ -26,12 +26,47 @@ pub fn mount() -> Result<()> {
 /// Loads every module of the image, in the order that their dependencies ask
 /// for.
 pub fn load_modules() -> Result<()> {
-    let order = fs::read_to_string(Path::new(MODULES).join("order")).context("module order")?;
+    load_in_order("order")
+}
+
+/// Loads what mounting `kind` needs, if the image has anything for it.
+fn load_file_system(kind: &str) -> Result<()> {
+    let order = format!("order.{kind}");
+    match Path::new(MODULES).join(&order).exists() {
+        true => load_in_order(&order),
+        false => Ok(()),
+    }
+}
+
+fn load_in_order(order: &str) -> Result<()> {
+    let order = fs::read_to_string(Path::new(MODULES).join(order)).context("module order")?;
     for name in order.lines() {
         let file = File::open(Path::new(MODULES).join(name)).context(name)?;
-        rustix::system::finit_module(&file, c"", 0).context(name)?;
+        match rustix::system::finit_module(&file, c"", 0) {
+            // Another file system needed it as well.
+            Err(rustix::io::Errno::EXIST) => {}
+            result => result.context(name)?,
+        }
     }
     Ok(())
+}
+
+/// Mounts a disk.
+pub fn mount_disk(kind: &str, device: &str, at: &str) -> Result<()> {
+    load_file_system(kind)?;
+    fs::create_dir_all(at).context(at)?;
+    let flags = MountFlags::empty();
+    match mount_at(device, at, kind, flags, None) {
+        Err(rustix::io::Errno::ACCESS | rustix::io::Errno::ROFS) => {
+            mount_at(device, at, kind, MountFlags::RDONLY, None).context(device)
+        }
+        result => result.context(device),
+    }
+}
+
+/// Takes it away again, with all that was written on it.
+pub fn unmount(at: &str) -> Result<()> {
+    rustix::mount::unmount(at, rustix::mount::UnmountFlags::empty()).context(at)
 }
 
 /// Tells one boot from the next.

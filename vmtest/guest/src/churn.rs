@@ -1,5 +1,7 @@
-//! Load in the background: memory taken, filled, checked and freed, processes forked.
+//! Load in the background: memory taken, filled, checked and freed, processes forked;
+//! files written and read.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,12 +9,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
+use crate::loaded_file::{Kind, LoadedFile};
 use crate::pattern::Wrong;
 use crate::{Context, Result};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// A running load of one thread per processor.
+/// A running load, of one thread per processor or more.
+#[derive(Default)]
 pub struct Churn {
     stop: Arc<AtomicBool>,
     cycles: Arc<AtomicU64>,
@@ -24,21 +28,44 @@ impl Churn {
     /// hold `bytes` at most.
     pub fn start(name: &str, seconds: u64, bytes: u64) -> Result<Churn> {
         let count = thread::available_parallelism().context("processors")?.get() as u64;
-        let (stop, cycles) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let mut churn = Churn::default();
         let end = Instant::now() + Duration::from_secs(seconds);
-        let threads = (0..count).map(|number| {
+        for number in 0..count {
             let worker = Worker {
                 name: format!("{name}-{number}"),
                 random: number + 1,
                 bytes: bytes / count,
                 end,
-                stop: stop.clone(),
-                cycles: cycles.clone(),
+                stop: churn.stop.clone(),
+                cycles: churn.cycles.clone(),
             };
-            thread::Builder::new().spawn(move || worker.run()).context("thread")
-        });
-        let threads = threads.collect::<Result<_>>()?;
-        Ok(Churn { stop, cycles, threads })
+            churn.add(move || worker.run())?;
+        }
+        Ok(churn)
+    }
+
+    /// One that writes and reads files of `bytes` in `directory`, past the page cache
+    /// and through it, until it is stopped.
+    pub fn start_on_disk(name: &str, directory: &str, bytes: u64) -> Result<Churn> {
+        let mut churn = Churn::default();
+        for kind in [Kind::Direct, Kind::Buffered] {
+            let path = Path::new(directory).join(format!("{name}.{kind:?}"));
+            let mut file = LoadedFile::create(&path, kind, bytes)?;
+            let (stop, cycles) = (churn.stop.clone(), churn.cycles.clone());
+            churn.add(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    file.cycle().context(path.display())?;
+                    cycles.fetch_add(1, Ordering::Relaxed);
+                }
+                file.finish().context(path.display())
+            })?;
+        }
+        Ok(churn)
+    }
+
+    fn add(&mut self, work: impl FnOnce() -> Result<Wrong> + Send + 'static) -> Result<()> {
+        self.threads.push(thread::Builder::new().spawn(work).context("thread")?);
+        Ok(())
     }
 
     /// Waits for so many more cycles.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ebb_units::Bytes;
@@ -9,8 +10,8 @@ use ebb_units::Bytes;
 use crate::buffer::Buffer;
 use crate::churn::Churn;
 use crate::disk;
-use crate::files::Files;
-use crate::{Context, Result, power};
+use crate::files::{self, Files};
+use crate::{Context, Result, boot, power};
 
 /// Left to the kernel whatever is asked for: init must not be in want of memory.
 const RESERVE_BYTES: u64 = 24 << 20;
@@ -44,6 +45,12 @@ impl Guest {
             ["panic"] => power::panic().map(|never| match never {}),
             ["bench", "mem", seconds] => bench(number(seconds)?),
             ["disk", path, size] => disk::round_trip(path, bytes(size)?, self.next()),
+            ["mount", kind, device, at] => boot::mount_disk(kind, device, at).and(done()),
+            ["umount", at] => boot::unmount(at).and(done()),
+            ["fsync", path] => fsync(path),
+            ["diskchurn", name, directory, size] => {
+                self.new_churn(name, || Churn::start_on_disk(name, directory, bytes(size)?))
+            }
             ["churn", name, seconds, size] => self.churn(name, number(seconds)?, bytes(size)?),
             ["churnon", name, cycles] => find(&mut self.churns, name)?.wait(number(cycles)?),
             ["churnstop", name] => take(&mut self.churns, name)?.stop(),
@@ -61,7 +68,8 @@ impl Guest {
             }
             ["touch", name] => Ok(touch(find(&mut self.buffers, name)?)),
             ["free", name] => take(&mut self.buffers, name).map(drop).and(done()),
-            ["files", name, size] => self.write_files(name, bytes(size)?),
+            ["files", name, size] => self.write_files(files::DIRECTORY, name, bytes(size)?),
+            ["files", name, size, directory] => self.write_files(directory, name, bytes(size)?),
             ["checkfiles", name] => Ok(find(&mut self.files, name)?.check()?.to_string()),
             ["rmfiles", name] => take(&mut self.files, name).map(drop).and(done()),
             _ => Err(format!("no such command: {}", words.join(" "))),
@@ -77,20 +85,26 @@ impl Guest {
         done()
     }
 
-    fn write_files(&mut self, name: &str, bytes: u64) -> Result<String> {
+    fn write_files(&mut self, directory: &str, name: &str, bytes: u64) -> Result<String> {
         self.files.remove(name);
         affordable(bytes)?;
-        let files = Files::write(name, self.next(), bytes)?;
+        let files = Files::write_in(Path::new(directory), name, self.next(), bytes)?;
         self.files.insert(name.into(), files);
         done()
     }
 
     fn churn(&mut self, name: &str, seconds: u64, bytes: u64) -> Result<String> {
+        self.new_churn(name, || {
+            affordable(bytes)?;
+            Churn::start(name, seconds, bytes)
+        })
+    }
+
+    fn new_churn(&mut self, name: &str, start: impl FnOnce() -> Result<Churn>) -> Result<String> {
         if self.churns.contains_key(name) {
             return Err(format!("{name} runs already"));
         }
-        affordable(bytes)?;
-        self.churns.insert(name.into(), Churn::start(name, seconds, bytes)?);
+        self.churns.insert(name.into(), start()?);
         done()
     }
 
@@ -136,6 +150,10 @@ fn affordable(bytes: u64) -> Result<()> {
 fn write(path: &str, request: &str) -> Result<String> {
     let text = request.split_once(path).map_or("", |(_, rest)| rest.trim_start());
     fs::write(path, text).context(path).and(done())
+}
+
+fn fsync(path: &str) -> Result<String> {
+    fs::File::open(path).and_then(|file| file.sync_all()).context(path).and(done())
 }
 
 /// Pages per second.

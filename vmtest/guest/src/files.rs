@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
-const DIRECTORY: &str = "/tmp";
+/// Where files go if nothing else is said: a tmpfs.
+pub const DIRECTORY: &str = "/tmp";
 /// A page.
 pub const PAGE_BYTES: usize = WORDS_PER_PAGE * 8;
 
-/// A file in the guest's tmpfs.
+/// A file.
 pub struct Files {
     pattern: Pattern,
     path: PathBuf,
@@ -19,12 +20,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// Writes `bytes`, whole pages, into a file called `name`.
-    pub fn write(name: &str, generation: u64, bytes: u64) -> Result<Files> {
-        Files::write_in(Path::new(DIRECTORY), name, generation, bytes)
-    }
-
-    fn write_in(directory: &Path, name: &str, generation: u64, bytes: u64) -> Result<Files> {
+    /// Writes `bytes`, whole pages, into a file called `name` in `directory`.
+    pub fn write_in(directory: &Path, name: &str, generation: u64, bytes: u64) -> Result<Files> {
         let path = directory.join(format!("{name}.pattern"));
         let files = Files { pattern: Pattern::new(name, generation), path, bytes };
         files.fill().context(files.path.display())?;

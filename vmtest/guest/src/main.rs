@@ -13,6 +13,7 @@ mod command;
 mod disk;
 mod files;
 mod line;
+mod loaded_file;
 mod pattern;
 mod power;
 

@@ -1,6 +1,7 @@
 //! Debian's kernels.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -51,7 +52,7 @@ const fn source(
 /// # Errors
 /// Debian's release, or that kernel in it, is not to be had.
 pub fn fetch(cache: &Cache, source: &Source, refresh: bool) -> anyhow::Result<PathBuf> {
-    let shelf = cache.directory(&format!("kernels/{}", source.label))?;
+    let shelf = cache.directory(&format!("kernels/{}-{:08x}", source.label, stamp()))?;
     if let Some(directory) = cache::newest(&shelf).filter(|_| !refresh) {
         return Ok(directory);
     }
@@ -64,6 +65,13 @@ pub fn fetch(cache: &Cache, source: &Source, refresh: bool) -> anyhow::Result<Pa
         make(cache, &suite, &packages, &directory)?;
     }
     Ok(directory)
+}
+
+/// Tells one selection of modules from another.
+fn stamp() -> u32 {
+    let mut hasher = DefaultHasher::new();
+    modules::selection().hash(&mut hasher);
+    hasher.finish() as u32
 }
 
 /// The image and, where they are apart, the kernel itself, its modules and the list of what it

@@ -10,24 +10,42 @@ use anyhow::{Context, ensure};
 /// Drivers of the devices that tests give to their guests.
 const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_mem"];
 
+/// File systems that tests mount, loaded only then. Their checksums are asked for
+/// by name, so no module depends on the one that has them.
+const FILE_SYSTEMS: [&str; 3] = ["ext4", "xfs", "btrfs"];
+const CHECKSUM: &str = "crc32c_generic";
+
+/// Which modules are picked: others need another cache.
+pub fn selection() -> String {
+    [&WANTED[..], &FILE_SYSTEMS[..], &[CHECKSUM]].concat().join(" ")
+}
+
 /// Puts the wanted modules and what they depend on from the unpacked packages
-/// in `root` into `directory`, uncompressed, and the file `order` beside them.
-/// A driver that the kernel has built in needs none.
+/// in `root` into `directory`, uncompressed, and the file `order` beside them; for
+/// a file system, `order.NAME` with what must be loaded besides. What the kernel has
+/// built in needs none.
 ///
 /// # Errors
-/// A module is neither there nor built in, or damaged.
+/// A driver is neither there nor built in, or a module is damaged.
 pub fn pick(root: &Path, directory: &Path) -> anyhow::Result<()> {
     let mut picker = Picker { files: HashMap::new(), builtin: String::new(), picked: Vec::new() };
     picker.survey(root)?;
     for name in WANTED {
         picker.pick(name)?;
     }
-    let mut order = String::new();
-    for (name, content) in picker.picked {
-        fs::write(directory.join(&name), content)?;
-        order += &format!("{name}\n");
+    picker.store(0, directory, "order")?;
+    let drivers = picker.picked.len();
+    for name in FILE_SYSTEMS {
+        picker.picked.truncate(drivers);
+        for name in [CHECKSUM, name] {
+            // Newer kernels have the checksum elsewhere; and a guest without a file
+            // system says so when it is asked to mount it.
+            if picker.has(name) {
+                picker.pick(name)?;
+            }
+        }
+        picker.store(drivers, directory, &format!("order.{name}"))?;
     }
-    fs::write(directory.join("order"), order)?;
     Ok(())
 }
 
@@ -40,6 +58,20 @@ struct Picker {
 }
 
 impl Picker {
+    /// Writes the modules picked, from number `first` on, and their order.
+    fn store(&self, first: usize, directory: &Path, order_name: &str) -> anyhow::Result<()> {
+        let mut order = String::new();
+        for (name, content) in self.picked.iter().skip(first) {
+            fs::write(directory.join(name), content)?;
+            order += &format!("{name}\n");
+        }
+        Ok(fs::write(directory.join(order_name), order)?)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.files.contains_key(name)
+    }
+
     fn survey(&mut self, directory: &Path) -> anyhow::Result<()> {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;

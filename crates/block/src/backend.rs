@@ -1,0 +1,327 @@
+//! A disk served at a socket, to one front end after the other.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use thiserror::Error;
+use vhost::vhost_user::{Error as ProtocolError, Listener};
+use vhost_user_backend::{Error as DaemonError, ShutdownHandle, VhostUserDaemon};
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vmm_sys_util::epoll::EventSet;
+
+use crate::block_locks::{BlockLocks, wake_up};
+use crate::config::{Config, SECTOR_BYTES};
+use crate::counters::{Counters, Counts};
+use crate::device::Device;
+use crate::dma::Dma;
+use crate::image::Image;
+use crate::job::Disk;
+use crate::observer::Observer;
+use crate::request::ID_BYTES;
+
+/// Queues, and so threads, that a disk may have.
+pub const QUEUES_MAX: u16 = 64;
+
+/// How a disk is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// The most that a front end can use, 1 to [`QUEUES_MAX`]; a thread each.
+    pub queues: u16,
+    /// io_uring, where the host has it; else transfers run in the queues' threads.
+    pub use_ring: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { queues: 1, use_ring: true }
+    }
+}
+
+/// Why a disk is not served.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// No queue, or too many.
+    #[error("a disk has 1 to {QUEUES_MAX} queues, not {0}")]
+    Queues(u16),
+    /// Somebody answers there.
+    #[error("{}: another process serves a disk at this socket", .0.display())]
+    SocketInUse(PathBuf),
+    /// The socket, or what is beside it.
+    #[error("{}: {error}", path.display())]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        error: io::Error,
+    },
+    /// No thread, or no descriptor, to be had.
+    #[error("starting a disk: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// A disk that is being served. Dropping it is stopping it.
+pub struct Backend {
+    disk: Arc<Disk>,
+    stop: Arc<Stop>,
+    socket: PathBuf,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What ends the thread.
+struct Stop {
+    wanted: AtomicBool,
+    wake: OwnedFd,
+    front_end: Mutex<Option<ShutdownHandle>>,
+}
+
+/// Whether the driver has turned the cache off, in a file beside the socket: the
+/// front end does not tell us again after our death.
+#[derive(Clone)]
+pub(crate) struct CacheMode {
+    writethrough: PathBuf,
+}
+
+impl CacheMode {
+    fn beside(socket: &Path) -> CacheMode {
+        let mut name = socket.as_os_str().to_owned();
+        name.push(".writethrough");
+        CacheMode { writethrough: name.into() }
+    }
+
+    fn is_writeback(&self) -> bool {
+        !self.writethrough.exists()
+    }
+
+    pub(crate) fn store(&self, writeback: bool) -> io::Result<()> {
+        if !writeback {
+            return fs::write(&self.writethrough, "");
+        }
+        match fs::remove_file(&self.writethrough) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Backend {
+    /// Serves `image` at `socket` until it is stopped. A front end that loses its
+    /// connection may come again, here or at the next process that serves the same
+    /// image at the same socket: nothing is lost (docs/decisions/0010-*).
+    ///
+    /// # Errors
+    /// The socket is in use, or cannot be made.
+    pub fn start(
+        socket: &Path,
+        image: Image,
+        dma: Arc<dyn Dma>,
+        observer: Arc<dyn Observer>,
+        options: Options,
+    ) -> Result<Backend, StartError> {
+        if !(1..=QUEUES_MAX).contains(&options.queues) {
+            return Err(StartError::Queues(options.queues));
+        }
+        let listener = listen(socket)?;
+        let cache_mode = CacheMode::beside(socket);
+        let disk = Arc::new(disk(image, dma, observer, options.queues, cache_mode.is_writeback()));
+        let stop = Arc::new(Stop {
+            wanted: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?,
+            front_end: Mutex::new(None),
+        });
+        let server = Server {
+            arrivals: listener.try_clone()?,
+            listener: listener.into(),
+            disk: disk.clone(),
+            stop: stop.clone(),
+            options,
+            cache_mode,
+        };
+        let thread = thread::Builder::new().name("block".into()).spawn(move || server.run())?;
+        Ok(Backend { disk, stop, socket: socket.into(), thread: Some(thread) })
+    }
+
+    /// What it has done so far.
+    pub fn counts(&self) -> Counts {
+        self.disk.counters.counts()
+    }
+
+    /// What it serves.
+    pub fn image(&self) -> &Image {
+        &self.disk.image
+    }
+
+    /// Ends every I/O, closes the connection and the image, and removes the socket.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.stop.wanted.store(true, Ordering::SeqCst);
+        wake_up(&self.stop.wake);
+        if let Some(front_end) = &*self.stop.front_end() {
+            front_end.shutdown();
+        }
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("{}: the disk's thread has panicked", self.socket.display());
+        }
+        if let Err(error) = fs::remove_file(&self.socket) {
+            tracing::debug!("{}: {error}", self.socket.display());
+        }
+    }
+}
+
+impl Stop {
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
+    }
+
+    fn front_end(&self) -> std::sync::MutexGuard<'_, Option<ShutdownHandle>> {
+        self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the queues share, before any of them is there.
+pub(crate) fn disk(
+    image: Image,
+    dma: Arc<dyn Dma>,
+    observer: Arc<dyn Observer>,
+    queues: u16,
+    writeback: bool,
+) -> Disk {
+    let sectors = image.bytes() / SECTOR_BYTES;
+    Disk {
+        id: id(image.path()),
+        wants_content: observer.wants_content(),
+        config: Config::new(sectors, queues, writeback),
+        locks: Arc::new(BlockLocks::default()),
+        counters: Counters::default(),
+        image,
+        dma,
+        observer,
+    }
+}
+
+/// The same for the same path; tells the guest nothing else about the host.
+fn id(path: &Path) -> [u8; ID_BYTES] {
+    let mut hasher = DefaultHasher::new();
+    std::path::absolute(path).unwrap_or_else(|_| path.into()).hash(&mut hasher);
+    let text = format!("ebb-{:016x}", hasher.finish());
+    *text.as_bytes().first_chunk().unwrap_or(&[b'0'; ID_BYTES])
+}
+
+/// A socket file that a dead process left is removed first.
+fn listen(path: &Path) -> Result<UnixListener, StartError> {
+    let failed = |error| StartError::Socket { path: path.into(), error };
+    match UnixStream::connect(path) {
+        Ok(_) => return Err(StartError::SocketInUse(path.into())),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(failed)?;
+        }
+        // Whatever else is the matter, binding tells it better.
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+/// The thread that takes front ends.
+struct Server {
+    listener: Listener,
+    /// The same, to wait at.
+    arrivals: UnixListener,
+    disk: Arc<Disk>,
+    stop: Arc<Stop>,
+    options: Options,
+    cache_mode: CacheMode,
+}
+
+/// Why a front end was let go.
+#[derive(Debug, Error)]
+enum Parted {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Protocol(DaemonError),
+}
+
+impl From<DaemonError> for Parted {
+    fn from(error: DaemonError) -> Parted {
+        Parted::Protocol(error)
+    }
+}
+
+/// Ends the queues' threads before their owner waits for them.
+struct Closing<'a>(&'a Device);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Server {
+    fn run(mut self) {
+        while self.wait_front_end() {
+            let path = self.disk.image.path().to_owned();
+            match self.serve() {
+                Ok(()) => tracing::debug!("{}: the front end has gone", path.display()),
+                Err(error) => tracing::warn!("{}: front end: {error}", path.display()),
+            }
+        }
+    }
+
+    /// `false`: it is over.
+    fn wait_front_end(&self) -> bool {
+        let mut events = [
+            PollFd::new(&self.arrivals, PollFlags::IN),
+            PollFd::new(&self.stop.wake, PollFlags::IN),
+        ];
+        while !self.stop.is_wanted() {
+            // Interrupted, it knows of nothing.
+            let known = poll(&mut events, None).is_ok();
+            if known && events[0].revents().contains(PollFlags::IN) {
+                return !self.stop.is_wanted();
+            }
+        }
+        false
+    }
+
+    fn serve(&mut self) -> Result<(), Parted> {
+        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
+        let (disk, cache_mode) = (self.disk.clone(), self.cache_mode.clone());
+        let Options { queues, use_ring } = self.options;
+        let device = Arc::new(Device::new(disk, &memory, queues, use_ring, cache_mode)?);
+        let mut daemon = VhostUserDaemon::new("block".into(), device.clone(), memory)?;
+        let _closing = Closing(&device);
+        for (index, handler) in daemon.get_epoll_handlers().iter().enumerate() {
+            if let Some((fd, number)) = device.wake_event(index) {
+                handler.register_listener(fd, EventSet::IN, number)?;
+            }
+        }
+        daemon.start(&mut self.listener)?;
+        *self.stop.front_end() = daemon.shutdown_handle();
+        if self.stop.is_wanted() {
+            daemon.request_shutdown();
+        }
+        let end = daemon.wait();
+        *self.stop.front_end() = None;
+        match end {
+            Err(DaemonError::HandleRequest(
+                ProtocolError::Disconnected | ProtocolError::PartialMessage,
+            )) => Ok(()),
+            end => Ok(end?),
+        }
+    }
+}

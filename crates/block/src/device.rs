@@ -1,0 +1,151 @@
+//! The device as the vhost-user protocol sees it.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost_user_backend::{VhostUserBackend, VringMutex};
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vmm_sys_util::epoll::EventSet;
+
+use crate::backend::CacheMode;
+use crate::block_locks::wake_up;
+use crate::chain::DESCRIPTORS_MAX;
+use crate::config;
+use crate::job::Disk;
+use crate::queue::Worker;
+
+/// A disk for one front end.
+pub(crate) struct Device {
+    disk: Arc<Disk>,
+    queues: Vec<Queue>,
+    cache_mode: CacheMode,
+    closing: AtomicBool,
+}
+
+struct Queue {
+    worker: Mutex<Worker>,
+    wake: Arc<OwnedFd>,
+    idle: Condvar,
+}
+
+impl Queue {
+    fn worker(&self) -> MutexGuard<'_, Worker> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Device {
+    pub(crate) fn new(
+        disk: Arc<Disk>,
+        memory: &GuestMemoryAtomic<GuestMemoryMmap>,
+        queues: u16,
+        use_ring: bool,
+        cache_mode: CacheMode,
+    ) -> io::Result<Device> {
+        let queue = |_| {
+            let worker = Worker::new(disk.clone(), memory.clone(), use_ring)?;
+            let wake = worker.wake().clone();
+            Ok(Queue { worker: Mutex::new(worker), wake, idle: Condvar::new() })
+        };
+        let queues = (0..queues).map(queue).collect::<io::Result<_>>()?;
+        Ok(Device { disk, queues, cache_mode, closing: AtomicBool::new(false) })
+    }
+
+    /// What queue `index`'s thread must listen to, and the number of that event.
+    pub(crate) fn wake_event(&self, index: usize) -> Option<(RawFd, u64)> {
+        let number = self.queues.len() as u64 + 1;
+        self.queues.get(index).map(|queue| (queue.wake.as_raw_fd(), number))
+    }
+
+    /// Has the queues' threads end: their library would lose a descriptor with each
+    /// thread that it ends itself.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        self.queues.iter().for_each(|queue| wake_up(&queue.wake));
+    }
+}
+
+impl VhostUserBackend for Device {
+    type Bitmap = ();
+    type Vring = VringMutex;
+
+    fn num_queues(&self) -> usize {
+        self.queues.len()
+    }
+
+    fn max_queue_size(&self) -> usize {
+        DESCRIPTORS_MAX as usize
+    }
+
+    fn features(&self) -> u64 {
+        config::features(self.disk.image.is_readonly())
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn acked_features(&self, features: u64) {
+        self.disk.config.negotiated(features);
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+    }
+
+    fn set_event_idx(&self, _: bool) {}
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        self.disk.config.read(offset, size)
+    }
+
+    fn set_config(&self, offset: u32, bytes: &[u8]) -> io::Result<()> {
+        let writeback = self.disk.config.write(offset, bytes);
+        let writeback = writeback.ok_or(io::ErrorKind::InvalidInput)?;
+        self.cache_mode.store(writeback)
+    }
+
+    fn update_memory(&self, _: GuestMemoryAtomic<GuestMemoryMmap>) -> io::Result<()> {
+        // It is the one that the workers have.
+        Ok(())
+    }
+
+    fn queues_per_thread(&self) -> Vec<u64> {
+        (0..self.queues.len()).map(|index| 1 << index).collect()
+    }
+
+    /// The front end takes what we answer for all that we have seen of the queue,
+    /// and may reuse its memory then: what has begun must have ended.
+    fn stop_vring(&self, index: u32) -> io::Result<()> {
+        let Some(queue) = self.queues.get(index as usize) else { return Ok(()) };
+        let mut worker = queue.worker();
+        while !worker.is_idle() && !self.closing.load(Ordering::SeqCst) {
+            worker = queue.idle.wait(worker).unwrap_or_else(PoisonError::into_inner);
+        }
+        worker.stopped();
+        Ok(())
+    }
+
+    fn handle_event(
+        &self,
+        _: u16,
+        _: EventSet,
+        vrings: &[VringMutex],
+        thread: usize,
+    ) -> io::Result<()> {
+        if self.closing.load(Ordering::SeqCst) {
+            // An error ends the thread; nobody looks at it.
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if let (Some(queue), [vring]) = (self.queues.get(thread), vrings) {
+            let mut worker = queue.worker();
+            worker.serve(vring);
+            if worker.is_idle() {
+                queue.idle.notify_all();
+            }
+        }
+        Ok(())
+    }
+}

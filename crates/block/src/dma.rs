@@ -1,0 +1,170 @@
+//! How the device gets at guest memory.
+
+use std::sync::Arc;
+
+use ebb_units::{FRAME_BYTES, Gfn, Gpa};
+use thiserror::Error;
+
+/// A piece of guest-physical memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// Where it begins.
+    pub gpa: Gpa,
+    /// How long it is.
+    pub bytes: u32,
+}
+
+/// What the device will do with memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Read it, or write parts of it: all of it has its content.
+    Keep,
+    /// Write every byte: frames that lie in the segments as a whole need not have
+    /// their old content. Frames covered in part do.
+    Replace,
+}
+
+/// The device may not, or cannot, use the frame at this address: the request
+/// fails with an I/O error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("no device may use {gpa:?}")]
+pub struct DmaFault {
+    /// An address in the frame.
+    pub gpa: Gpa,
+}
+
+/// Has frames stay where they are while the device uses them.
+///
+/// Called from the queues' threads. Segments of one request may touch the same
+/// frame, and so may requests: pins are counted.
+pub trait Dma: Send + Sync {
+    /// From now on until [`Dma::unpin`] every frame of the segments is in memory,
+    /// stays there, and is the one that the guest sees.
+    ///
+    /// # Errors
+    /// A frame is not mapped for devices, or cannot be brought back; nothing is
+    /// pinned then.
+    fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault>;
+
+    /// Ends one [`Dma::pin`] of the same segments.
+    fn unpin(&self, segments: &[Segment]);
+}
+
+/// Memory of which nothing is ever taken away.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct AllResident;
+
+impl Dma for AllResident {
+    fn pin(&self, _: &[Segment], _: Access) -> Result<(), DmaFault> {
+        Ok(())
+    }
+
+    fn unpin(&self, _: &[Segment]) {}
+}
+
+/// Segments that are pinned as long as this lives.
+pub(crate) struct Pinned {
+    dma: Arc<dyn Dma>,
+    segments: Vec<Segment>,
+}
+
+impl Pinned {
+    pub(crate) fn new(
+        dma: &Arc<dyn Dma>,
+        segments: Vec<Segment>,
+        access: Access,
+    ) -> Result<Pinned, DmaFault> {
+        dma.pin(&segments, access)?;
+        Ok(Pinned { dma: dma.clone(), segments })
+    }
+
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.dma.unpin(&self.segments);
+    }
+}
+
+impl Segment {
+    /// Whether it begins and ends on a frame's border.
+    pub(crate) fn is_aligned(self) -> bool {
+        self.gpa.0.is_multiple_of(FRAME_BYTES) && u64::from(self.bytes).is_multiple_of(FRAME_BYTES)
+    }
+}
+
+/// How many bytes `segments` have together.
+pub(crate) fn bytes_of(segments: &[Segment]) -> u64 {
+    segments.iter().map(|segment| u64::from(segment.bytes)).sum()
+}
+
+/// The part of `segments` that `count` bytes from byte `start` on make up.
+pub(crate) fn slice(segments: &[Segment], start: u64, count: u64) -> Vec<Segment> {
+    let (mut at, end) = (0u64, start.saturating_add(count));
+    let mut part = Vec::new();
+    for segment in segments {
+        let next = at + u64::from(segment.bytes);
+        let (from, to) = (start.max(at), end.min(next));
+        if from < to {
+            let gpa = Gpa(segment.gpa.0.saturating_add(from - at));
+            part.push(Segment { gpa, bytes: (to - from) as u32 });
+        }
+        at = next;
+    }
+    part
+}
+
+/// The whole frames in `segments` whose bytes are a whole block of the disk, when the
+/// segments' first byte is at `disk_offset`: (block, frame, where in the segments'
+/// bytes).
+pub(crate) fn whole_frames(
+    segments: &[Segment],
+    disk_offset: u64,
+) -> impl Iterator<Item = (u64, Gfn, usize)> {
+    let mut at = 0;
+    segments.iter().flat_map(move |segment| {
+        let (start, bytes) = (at, u64::from(segment.bytes));
+        at += bytes;
+        let skip = segment.gpa.0.next_multiple_of(FRAME_BYTES) - segment.gpa.0;
+        let meets = (disk_offset + start + skip).is_multiple_of(FRAME_BYTES);
+        let count = if meets { bytes.saturating_sub(skip) / FRAME_BYTES } else { 0 };
+        let (first, gpa) = (start + skip, segment.gpa.0 + skip);
+        (0..count).map(move |index| {
+            let position = first + index * FRAME_BYTES;
+            let block = (disk_offset + position) / FRAME_BYTES;
+            (block, Gpa(gpa + index * FRAME_BYTES).gfn(), position as usize)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn segment(gpa: u64, bytes: u32) -> Segment {
+        Segment { gpa: Gpa(gpa), bytes }
+    }
+
+    #[test]
+    fn a_slice_runs_over_segments() {
+        let all = [segment(0x1000, 0x10), segment(0x5000, 0x2000), segment(0x9000, 8)];
+        assert_eq!(slice(&all, 8, 16), [segment(0x1008, 8), segment(0x5000, 8)]);
+        assert_eq!(slice(&all, 0x10, 0x1000), [segment(0x5000, 0x1000)]);
+        assert_eq!(slice(&all, 0, u64::MAX), all);
+        assert!(slice(&all, bytes_of(&all), 1).is_empty());
+    }
+
+    #[test]
+    fn only_whole_frames_that_meet_blocks_are_told() {
+        let all = [segment(0x1000, 0x1000), segment(0x5000, 0x800), segment(0x5800, 0x1800)];
+        let told: Vec<_> = whole_frames(&all, 0x3000).collect();
+        assert_eq!(told, [(3, Gfn(1), 0), (5, Gfn(6), 0x2000)]);
+        assert_eq!(whole_frames(&all, 0x200).count(), 0);
+        let late = [segment(0x1e00, 0x2200)];
+        let told: Vec<_> = whole_frames(&late, 0x3e00).collect();
+        assert_eq!(told, [(4, Gfn(2), 0x200), (5, Gfn(3), 0x1200)]);
+    }
+}

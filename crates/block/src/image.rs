@@ -1,0 +1,392 @@
+//! A raw image: a file, or a block device.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ebb_sys::transfer::{AlignedBuffer, Memory, Operation, Transfer};
+use ebb_units::{Bytes, FRAME_BYTES};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, seek};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::probe::{SmallSectors, probe};
+
+/// A process that was killed holds its lock until the kernel has ended its last I/O;
+/// so long a successor waits for that.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+const LOCK_LOOK_EVERY: Duration = Duration::from_millis(10);
+const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+
+/// Why an image cannot be used.
+#[derive(Debug, Error)]
+#[error("{}: {why}", path.display())]
+pub struct OpenError {
+    /// The image.
+    pub path: PathBuf,
+    /// What is the matter.
+    #[source]
+    pub why: OpenErrorKind,
+}
+
+/// What is the matter with an image.
+#[derive(Debug, Error)]
+pub enum OpenErrorKind {
+    /// It cannot be opened or read.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It is a directory, a pipe or the like.
+    #[error("is neither a file nor a block device")]
+    Kind,
+    /// Nothing is in it.
+    #[error("is empty: give it its size first, as in `truncate --size 10G`")]
+    Empty,
+    /// Its last block is not whole.
+    #[error(
+        "has {0} bytes, which is no multiple of 4096: extend it, as in `truncate --size %4096`"
+    )]
+    Size(u64),
+    /// Another process has locked it.
+    #[error("is in use by another process, maybe another ebbd")]
+    InUse,
+    /// It is made for sectors of another size.
+    #[error("{0}")]
+    SmallSectors(#[from] SmallSectors),
+}
+
+/// An image that is open and locked: against all others, or if it is only read,
+/// against those that write.
+pub struct Image {
+    path: PathBuf,
+    /// The lock is on this file, and all I/O goes through it: an I/O that outlives
+    /// us keeps the lock until it has ended, so no successor comes too early.
+    file: Arc<File>,
+    bytes: u64,
+    readonly: bool,
+    is_direct: bool,
+    is_file: bool,
+}
+
+impl Image {
+    /// Opens, locks and looks at an image; past the page cache, where the file
+    /// system lets us.
+    ///
+    /// # Errors
+    /// It cannot be used; one line says why and what to do.
+    pub fn open(path: &Path, readonly: bool) -> Result<Image, OpenError> {
+        Image::open_with(path, readonly, true)
+    }
+
+    /// The same, through the page cache unless `direct`.
+    ///
+    /// # Errors
+    /// It cannot be used; one line says why and what to do.
+    pub fn open_with(path: &Path, readonly: bool, direct: bool) -> Result<Image, OpenError> {
+        open(path, readonly, direct).map_err(|why| OpenError { path: path.into(), why })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size when it was opened.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it must not be written.
+    pub fn is_readonly(&self) -> bool {
+        self.readonly
+    }
+
+    /// Whether I/O goes past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    pub(crate) fn file(&self) -> Arc<File> {
+        self.file.clone()
+    }
+
+    /// Fails where a file has been shrunk below `end`: a write would extend it again.
+    pub(crate) fn check_end(&self, end: u64) -> io::Result<()> {
+        match !self.is_file || self.file.metadata()?.len() >= end {
+            true => Ok(()),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Has these bytes read as zero; with `unmap`, gives their space back if it can.
+    pub(crate) fn zero(&self, bytes: Range<u64>, unmap: bool) -> io::Result<()> {
+        let whole = inner(&bytes);
+        if whole.is_empty() {
+            return self.zero_parts(bytes);
+        }
+        self.zero_parts(bytes.start..whole.start)?;
+        self.zero_parts(whole.end..bytes.end)?;
+        let modes: &[FallocateFlags] = match unmap {
+            true => &[FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE],
+            false => &[FallocateFlags::ZERO_RANGE],
+        };
+        for &mode in modes {
+            match self.allocate(mode, &whole) {
+                Err(Errno::OPNOTSUPP) => {}
+                result => return Ok(result?),
+            }
+        }
+        self.write_zeros(whole)
+    }
+
+    /// The blocks that lie in these bytes as a whole are not needed any more.
+    pub(crate) fn discard(&self, bytes: Range<u64>) -> io::Result<()> {
+        let whole = inner(&bytes);
+        if whole.is_empty() {
+            return Ok(());
+        }
+        match self.allocate(FallocateFlags::PUNCH_HOLE, &whole) {
+            // It is a hint.
+            Err(Errno::OPNOTSUPP) => Ok(()),
+            result => Ok(result?),
+        }
+    }
+
+    fn allocate(&self, mode: FallocateFlags, bytes: &Range<u64>) -> rustix::io::Result<()> {
+        let mode = mode | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, mode, bytes.start, bytes.end - bytes.start)
+    }
+
+    fn write_zeros(&self, bytes: Range<u64>) -> io::Result<()> {
+        let chunk_bytes = ZERO_CHUNK_BYTES.min(bytes.end - bytes.start);
+        let mut buffer = AlignedBuffer::new(chunk_bytes as usize);
+        for at in bytes.clone().step_by(chunk_bytes as usize) {
+            let count = chunk_bytes.min(bytes.end - at);
+            let operation = Operation::Write { durable: false };
+            buffer = move_own(&self.file, operation, at, buffer, count)?;
+        }
+        Ok(())
+    }
+
+    /// Zeroes parts of blocks, a few at most.
+    fn zero_parts(&self, bytes: Range<u64>) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let blocks = outer(&bytes);
+        let count = blocks.end - blocks.start;
+        let buffer = AlignedBuffer::new(count as usize);
+        let mut buffer = move_own(&self.file, Operation::Read, blocks.start, buffer, count)?;
+        let part = (bytes.start - blocks.start) as usize..(bytes.end - blocks.start) as usize;
+        buffer.get_mut(part).ok_or(io::ErrorKind::InvalidInput)?.fill(0);
+        let operation = Operation::Write { durable: false };
+        move_own(&self.file, operation, blocks.start, buffer, count).map(drop)
+    }
+
+    /// What was written is on the disk.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// The whole blocks in `bytes`.
+fn inner(bytes: &Range<u64>) -> Range<u64> {
+    let start = bytes.start.next_multiple_of(FRAME_BYTES);
+    start..(bytes.end / FRAME_BYTES * FRAME_BYTES).max(start)
+}
+
+/// The blocks that `bytes` touch, in bytes.
+pub(crate) fn outer(bytes: &Range<u64>) -> Range<u64> {
+    bytes.start / FRAME_BYTES * FRAME_BYTES..bytes.end.next_multiple_of(FRAME_BYTES)
+}
+
+fn move_own(
+    file: &Arc<File>,
+    operation: Operation,
+    offset: u64,
+    buffer: AlignedBuffer,
+    bytes: u64,
+) -> io::Result<AlignedBuffer> {
+    let transfer = Transfer::own(file.clone(), operation, offset, buffer, bytes as usize)?;
+    match transfer.run() {
+        (Ok(()), Memory::Own(buffer)) => Ok(buffer),
+        (Err(error), _) => Err(error),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+fn open(path: &Path, readonly: bool, direct: bool) -> Result<Image, OpenErrorKind> {
+    // Before it is opened: a pipe would wait for somebody at its other end.
+    let kind = std::fs::metadata(path)?.file_type();
+    let (is_file, is_device) = (kind.is_file(), kind.is_block_device());
+    if !is_file && !is_device {
+        return Err(OpenErrorKind::Kind);
+    }
+    // A device that is mounted, or otherwise taken, is not to be written.
+    let exclusive = if is_device && !readonly { OFlags::EXCL } else { OFlags::empty() };
+    let (file, is_direct) = open_direct(path, readonly, exclusive, direct)?;
+    lock(&file, readonly)?;
+    // Some disks have no direct I/O in units of 4 KiB.
+    let usable = !is_direct || reads_first_block(&file);
+    let (file, is_direct) = match usable {
+        true => (file, is_direct),
+        false => {
+            drop(file);
+            let file = open_file(path, readonly, exclusive)?;
+            lock(&file, readonly)?;
+            (file, false)
+        }
+    };
+    let bytes = seek(&file, SeekFrom::End(0)).map_err(io::Error::from)?;
+    match bytes {
+        0 => return Err(OpenErrorKind::Empty),
+        bytes if !bytes.is_multiple_of(FRAME_BYTES) => return Err(OpenErrorKind::Size(bytes)),
+        _ => {}
+    }
+    let file = Arc::new(file);
+    probe(&|offset, into| read_at(&file, offset, into), bytes)?;
+    tracing::debug!("{}: {}, direct: {is_direct}", path.display(), Bytes(bytes));
+    Ok(Image { path: path.into(), file, bytes, readonly, is_direct, is_file })
+}
+
+/// tmpfs of old kernels and others refuse direct I/O.
+fn open_direct(
+    path: &Path,
+    readonly: bool,
+    flags: OFlags,
+    direct: bool,
+) -> io::Result<(File, bool)> {
+    if direct {
+        match open_file(path, readonly, flags | OFlags::DIRECT) {
+            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
+            result => return result.map(|file| (file, true)),
+        }
+    }
+    open_file(path, readonly, flags).map(|file| (file, false))
+}
+
+fn open_file(path: &Path, readonly: bool, flags: OFlags) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!readonly).custom_flags(flags.bits() as i32).open(path)
+}
+
+fn lock(file: &File, readonly: bool) -> Result<(), OpenErrorKind> {
+    let operation = match readonly {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    let end = Instant::now() + LOCK_WAIT;
+    loop {
+        match flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < end => thread::sleep(LOCK_LOOK_EVERY),
+            Err(Errno::WOULDBLOCK) => return Err(OpenErrorKind::InUse),
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+    }
+}
+
+fn reads_first_block(file: &File) -> bool {
+    let Ok(file) = file.try_clone().map(Arc::new) else { return false };
+    let buffer = AlignedBuffer::new(FRAME_BYTES as usize);
+    match move_own(&file, Operation::Read, 0, buffer, FRAME_BYTES) {
+        Err(error) => error.raw_os_error() != Some(Errno::INVAL.raw_os_error()),
+        Ok(_) => true,
+    }
+}
+
+/// Reads by whole blocks.
+fn read_at(file: &Arc<File>, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    let end = offset.checked_add(into.len() as u64).filter(|&end| end < i64::MAX as u64 / 2);
+    let blocks = outer(&(offset..end.ok_or(io::ErrorKind::UnexpectedEof)?));
+    let count = blocks.end - blocks.start;
+    let buffer = AlignedBuffer::new(count as usize);
+    let buffer = move_own(file, Operation::Read, blocks.start, buffer, count)?;
+    let from = (offset - blocks.start) as usize;
+    let part = buffer.get(from..from + into.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+    into.copy_from_slice(part);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    fn image_of(bytes: &[u8]) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().write_all_at(bytes, 0).unwrap();
+        file
+    }
+
+    fn why(path: &Path) -> String {
+        Image::open(path, false).err().expect("it is refused").to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_in_one_line() {
+        let odd = image_of(&[1; 5000]);
+        assert!(why(odd.path()).contains("5000 bytes"), "{}", why(odd.path()));
+        assert!(why(image_of(&[]).path()).contains("empty"));
+        assert!(why(Path::new("/dev/null")).contains("neither"));
+        assert!(why(Path::new("/no/such")).contains("/no/such: "));
+        let mut xfs = vec![0; 8192];
+        xfs[..4].copy_from_slice(b"XFSB");
+        xfs[102] = 2;
+        let why = why(image_of(&xfs).path());
+        assert!(why.contains("sectors of 512") && !why.contains('\n'), "{why}");
+    }
+
+    #[test]
+    fn readers_share_an_image_and_a_writer_does_not() {
+        let file = image_of(&[0; 4096]);
+        let one = Image::open(file.path(), true).unwrap();
+        let _two = Image::open(file.path(), true).unwrap();
+        assert!(one.is_readonly());
+        assert!(why(file.path()).contains("in use"));
+    }
+
+    #[test]
+    fn zeroing_touches_nothing_beside() {
+        for direct in [true, false] {
+            for unmap in [true, false] {
+                let file = image_of(&[7; 5 * 4096]);
+                let image = Image::open_with(file.path(), false, direct).unwrap();
+                for part in [100..612, 4096 + 512..3 * 4096 + 1024, 5 * 4096 - 512..5 * 4096] {
+                    image.zero(part, unmap).unwrap();
+                }
+                let mut read = vec![0; 5 * 4096];
+                file.as_file().read_exact_at(&mut read, 0).unwrap();
+                let zeros: Vec<usize> = (0..read.len()).filter(|&at| read[at] == 0).collect();
+                let expected: Vec<usize> =
+                    (100..612).chain(4608..13312).chain(19968..20480).collect();
+                assert!(zeros == expected, "direct {direct} unmap {unmap}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_whole_blocks_are_discarded() {
+        let file = image_of(&[7; 4 * 4096]);
+        let image = Image::open(file.path(), false).unwrap();
+        image.discard(4000..2 * 4096 + 10).unwrap();
+        image.discard(3 * 4096 + 1..4 * 4096).unwrap();
+        let mut read = vec![0; 4 * 4096];
+        file.as_file().read_exact_at(&mut read, 0).unwrap();
+        assert!(read[..4096].iter().chain(&read[2 * 4096..]).all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn a_shrunk_file_is_noticed() {
+        let file = image_of(&[7; 2 * 4096]);
+        let image = Image::open(file.path(), false).unwrap();
+        image.check_end(8192).unwrap();
+        file.as_file().set_len(4096).unwrap();
+        image.check_end(4096).unwrap();
+        assert!(image.check_end(8192).is_err());
+    }
+}

@@ -1,0 +1,400 @@
+//! A request at work, step by step: each step is one transfer.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use ebb_sys::transfer::{AlignedBuffer, Memory, Operation, Transfer};
+use ebb_units::{FRAME_BYTES, Gpa};
+
+use crate::block_locks::{BlockLocks, Held};
+use crate::config::Config;
+use crate::counters::{Counters, add};
+use crate::dma::{Access, Dma, Pinned, Segment, slice, whole_frames};
+use crate::guest::Guest;
+use crate::image::{Image, outer};
+use crate::observer::{Direction, Observer};
+use crate::request::{Data, ID_BYTES, Limits, Request, Sectors, Status};
+
+/// What goes through a buffer goes in pieces of this size.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Buffers of one queue, in use and kept for the next, beyond which no further
+/// request is begun.
+const BUFFERS_BYTES_MAX: usize = 32 << 20;
+
+/// What all queues of a disk share.
+pub(crate) struct Disk {
+    pub(crate) image: Image,
+    pub(crate) id: [u8; ID_BYTES],
+    pub(crate) dma: Arc<dyn Dma>,
+    pub(crate) observer: Arc<dyn Observer>,
+    /// Whether blocks go through buffers of ours.
+    pub(crate) wants_content: bool,
+    pub(crate) config: Config,
+    pub(crate) locks: Arc<BlockLocks>,
+    pub(crate) counters: Counters,
+}
+
+impl Disk {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            sectors: self.image.bytes() / crate::config::SECTOR_BYTES,
+            readonly: self.image.is_readonly(),
+        }
+    }
+
+    fn before_overwrite(&self, bytes: &Range<u64>) -> io::Result<()> {
+        let bytes = outer(bytes);
+        match bytes.is_empty() {
+            true => Ok(()),
+            false => {
+                self.observer.before_overwrite(bytes.start / FRAME_BYTES..bytes.end / FRAME_BYTES)
+            }
+        }
+    }
+}
+
+/// Buffers of one queue, by size, kept for the next request: new memory has to be
+/// cleared by the kernel first.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    kept: HashMap<usize, Vec<AlignedBuffer>>,
+    kept_bytes: usize,
+    used_bytes: usize,
+}
+
+impl Buffers {
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.used_bytes >= BUFFERS_BYTES_MAX
+    }
+
+    fn take(&mut self, bytes: u64) -> AlignedBuffer {
+        let size = (bytes as usize).next_power_of_two().max(FRAME_BYTES as usize);
+        self.used_bytes += size;
+        match self.kept.get_mut(&size).and_then(Vec::pop) {
+            Some(buffer) => {
+                self.kept_bytes -= size;
+                buffer
+            }
+            None => AlignedBuffer::new(size),
+        }
+    }
+
+    fn give_back(&mut self, buffer: AlignedBuffer) {
+        let size = buffer.len();
+        self.used_bytes = self.used_bytes.saturating_sub(size);
+        if self.kept_bytes + size <= BUFFERS_BYTES_MAX {
+            self.kept_bytes += size;
+            self.kept.entry(size).or_default().push(buffer);
+        }
+    }
+}
+
+/// What comes next.
+pub(crate) enum Step {
+    /// Have this transfer run, and call [`Job::ended`] then.
+    Run(Transfer),
+    /// It is over; so many bytes of data were written into guest memory.
+    Over(Status, u32),
+}
+
+/// A request that has begun.
+pub(crate) struct Job {
+    request: Request,
+    guest: Guest,
+    status: Gpa,
+    stage: Stage,
+    /// The request's bytes that are done.
+    done: u64,
+    /// Direct I/O goes there at this moment.
+    pinned: Option<Pinned>,
+    _held: Option<Held>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Straight between disk and guest memory.
+    Direct,
+    /// The blocks around a piece that is to be written are being read.
+    Fill,
+    /// A piece is moved between disk and buffer.
+    Move,
+}
+
+/// A request that may fail in the middle.
+type Stepped = Result<Step, Status>;
+
+fn failed(error: &io::Error) -> Status {
+    tracing::debug!("a request fails: {error}");
+    Status::IoError
+}
+
+impl Job {
+    /// Begins what `held` locks.
+    pub(crate) fn begin(
+        disk: &Disk,
+        buffers: &mut Buffers,
+        guest: Guest,
+        status: Gpa,
+        request: Request,
+        held: Option<Held>,
+    ) -> (Job, Step) {
+        let stage = Stage::Move;
+        let mut job = Job { request, guest, status, stage, done: 0, pinned: None, _held: held };
+        let step = job.first(disk, buffers);
+        (job, or_over(step))
+    }
+
+    /// The memory that it is about.
+    pub(crate) fn guest(&self) -> &Guest {
+        &self.guest
+    }
+
+    /// Where its status goes.
+    pub(crate) fn status(&self) -> Gpa {
+        self.status
+    }
+
+    /// Goes on after a transfer.
+    pub(crate) fn ended(
+        &mut self,
+        disk: &Disk,
+        buffers: &mut Buffers,
+        result: io::Result<()>,
+        memory: Memory,
+    ) -> Step {
+        let step = match (result, memory) {
+            (Err(error), memory) => {
+                if let Memory::Own(buffer) = memory {
+                    buffers.give_back(buffer);
+                }
+                Err(failed(&error))
+            }
+            (Ok(()), Memory::Own(buffer)) => self.piece_ended(disk, buffers, buffer),
+            (Ok(()), _) => Ok(self.over(disk)),
+        };
+        or_over(step)
+    }
+
+    fn first(&mut self, disk: &Disk, buffers: &mut Buffers) -> Stepped {
+        match &self.request {
+            Request::Read(data) | Request::Write(data) if data.bytes == 0 => Ok(self.over(disk)),
+            Request::Read(data) => {
+                disk.image.check_end(data.disk_end()).map_err(|error| failed(&error))?;
+                self.first_transfer(disk, buffers)
+            }
+            Request::Write(data) => {
+                let bytes = data.disk_offset()..data.disk_end();
+                disk.image.check_end(bytes.end).map_err(|error| failed(&error))?;
+                disk.before_overwrite(&bytes).map_err(|error| failed(&error))?;
+                self.first_transfer(disk, buffers)
+            }
+            Request::Flush => Ok(Step::Run(Transfer::sync(disk.image.file()))),
+            Request::Discard(ranges) => {
+                self.each_range(disk, ranges, |range| disk.image.discard(range.bytes()))
+            }
+            Request::WriteZeroes(ranges) => {
+                self.each_range(disk, ranges, |range| disk.image.zero(range.bytes(), range.unmap))
+            }
+            Request::GetId(segments) => {
+                let part = slice(segments, 0, ID_BYTES as u64);
+                let bytes = crate::dma::bytes_of(&part);
+                self.guest.write(part, &disk.id)?;
+                Ok(Step::Over(Status::Ok, bytes as u32))
+            }
+        }
+    }
+
+    /// Rare, so done at once: nothing else of this queue goes on meanwhile.
+    fn each_range(
+        &self,
+        disk: &Disk,
+        ranges: &[Sectors],
+        act: impl Fn(&Sectors) -> io::Result<()>,
+    ) -> Stepped {
+        let all = || {
+            for range in ranges.iter().filter(|range| !range.sectors.is_empty()) {
+                disk.image.check_end(range.bytes().end)?;
+                disk.before_overwrite(&range.bytes())?;
+                act(range)?;
+            }
+            if disk.config.is_writeback() { Ok(()) } else { disk.image.sync() }
+        };
+        all().map_err(|error| failed(&error))?;
+        Ok(self.over(disk))
+    }
+
+    fn data(&self) -> Option<&Data> {
+        match &self.request {
+            Request::Read(data) | Request::Write(data) => Some(data),
+            _ => None,
+        }
+    }
+
+    fn is_write(&self) -> bool {
+        matches!(self.request, Request::Write(_))
+    }
+
+    fn operation(&self, disk: &Disk) -> Operation {
+        match self.is_write() {
+            true => Operation::Write { durable: !disk.config.is_writeback() },
+            false => Operation::Read,
+        }
+    }
+
+    fn first_transfer(&mut self, disk: &Disk, buffers: &mut Buffers) -> Stepped {
+        let Some(data) = self.data() else { return Err(Status::IoError) };
+        let offset = data.disk_offset();
+        let aligned = offset.is_multiple_of(FRAME_BYTES)
+            && data.segments.iter().all(|segment| segment.is_aligned());
+        if disk.wants_content || !aligned {
+            return self.next_piece(disk, buffers);
+        }
+        let segments = data.segments.clone();
+        let access = if self.is_write() { Access::Keep } else { Access::Replace };
+        let pieces = segments.iter().map(|segment| (segment.gpa.0, segment.bytes as usize));
+        let transfer = Transfer::guest(
+            disk.image.file(),
+            self.operation(disk),
+            offset,
+            self.guest.memory(),
+            pieces,
+        );
+        self.pinned = Some(self.guest.pin(segments.clone(), access).inspect_err(|fault| {
+            add(&disk.counters.dma_faults, 1);
+            tracing::debug!("{fault}");
+        })?);
+        self.stage = Stage::Direct;
+        transfer.map(Step::Run).map_err(|error| failed(&error))
+    }
+
+    /// The bytes of the disk that the next piece covers.
+    fn piece(&self) -> Option<Range<u64>> {
+        let data = self.data()?;
+        let start = data.disk_offset() + self.done;
+        let border = (start / PIECE_BYTES + 1) * PIECE_BYTES;
+        (self.done < data.bytes).then(|| start..border.min(data.disk_end()))
+    }
+
+    /// The segments of a piece.
+    fn segments_of(&self, piece: &Range<u64>) -> Vec<Segment> {
+        let segments = self.data().map_or(&[][..], |data| &data.segments);
+        slice(segments, self.done, piece.end - piece.start)
+    }
+
+    fn next_piece(&mut self, disk: &Disk, buffers: &mut Buffers) -> Stepped {
+        let Some(piece) = self.piece() else { return Ok(self.over(disk)) };
+        let blocks = outer(&piece);
+        let buffer = buffers.take(blocks.end - blocks.start);
+        if !self.is_write() {
+            self.stage = Stage::Move;
+            return self.transfer(disk, Operation::Read, &blocks, buffer);
+        }
+        if blocks != piece {
+            self.stage = Stage::Fill;
+            return self.transfer(disk, Operation::Read, &blocks, buffer);
+        }
+        self.write_piece(disk, buffers, &piece, buffer)
+    }
+
+    fn write_piece(
+        &mut self,
+        disk: &Disk,
+        buffers: &mut Buffers,
+        piece: &Range<u64>,
+        mut buffer: AlignedBuffer,
+    ) -> Stepped {
+        let blocks = outer(piece);
+        let part = buffer.get_mut(within(piece, &blocks)).ok_or(Status::IoError)?;
+        if let Err(fault) = self.guest.read(self.segments_of(piece), part) {
+            add(&disk.counters.dma_faults, 1);
+            buffers.give_back(buffer);
+            return Err(fault.into());
+        }
+        self.stage = Stage::Move;
+        self.transfer(disk, self.operation(disk), &blocks, buffer)
+    }
+
+    fn transfer(
+        &self,
+        disk: &Disk,
+        operation: Operation,
+        blocks: &Range<u64>,
+        buffer: AlignedBuffer,
+    ) -> Stepped {
+        let bytes = (blocks.end - blocks.start) as usize;
+        Transfer::own(disk.image.file(), operation, blocks.start, buffer, bytes)
+            .map(Step::Run)
+            .map_err(|error| failed(&error))
+    }
+
+    fn piece_ended(
+        &mut self,
+        disk: &Disk,
+        buffers: &mut Buffers,
+        buffer: AlignedBuffer,
+    ) -> Stepped {
+        let Some(piece) = self.piece() else { return Err(Status::IoError) };
+        if self.stage == Stage::Fill {
+            return self.write_piece(disk, buffers, &piece, buffer);
+        }
+        let told = self.tell(disk, &piece, &buffer);
+        buffers.give_back(buffer);
+        told?;
+        self.done += piece.end - piece.start;
+        self.next_piece(disk, buffers)
+    }
+
+    /// A piece has moved between disk and `buffer`: what was read goes to the guest,
+    /// and the observer hears of all.
+    fn tell(&self, disk: &Disk, piece: &Range<u64>, buffer: &[u8]) -> Result<(), Status> {
+        let content = buffer.get(within(piece, &outer(piece))).ok_or(Status::IoError)?;
+        let segments = self.segments_of(piece);
+        let direction = if self.is_write() { Direction::Write } else { Direction::Read };
+        if disk.wants_content {
+            for (block, gfn, position) in whole_frames(&segments, piece.start) {
+                if let Some(content) = content.get(position..).and_then(<[u8]>::first_chunk) {
+                    disk.observer.moved(block, gfn, content, direction);
+                }
+            }
+        }
+        if !self.is_write() {
+            self.guest
+                .write(segments, content)
+                .inspect_err(|_| add(&disk.counters.dma_faults, 1))?;
+        }
+        Ok(())
+    }
+
+    /// Ends well.
+    fn over(&self, disk: &Disk) -> Step {
+        let counters = &disk.counters;
+        let mut written = 0;
+        match &self.request {
+            Request::Read(data) => {
+                add(&counters.reads, 1);
+                add(&counters.read_bytes, data.bytes);
+                written = data.bytes;
+            }
+            Request::Write(data) => {
+                add(&counters.writes, 1);
+                add(&counters.written_bytes, data.bytes);
+            }
+            Request::Flush => add(&counters.flushes, 1),
+            Request::Discard(_) => add(&counters.discards, 1),
+            Request::WriteZeroes(_) => add(&counters.write_zeroes, 1),
+            Request::GetId(_) => {}
+        }
+        Step::Over(Status::Ok, written as u32)
+    }
+}
+
+fn or_over(step: Stepped) -> Step {
+    step.unwrap_or_else(|status| Step::Over(status, 0))
+}
+
+/// Where `piece` is in a buffer that holds `blocks`.
+fn within(piece: &Range<u64>, blocks: &Range<u64>) -> Range<usize> {
+    (piece.start - blocks.start) as usize..(piece.end - blocks.start) as usize
+}

@@ -1,0 +1,37 @@
+//! A guest's disk: a vhost-user-blk device (virtio 1.2, section 5.2; vhost-user
+//! protocol, QEMU documentation interop/vhost-user) for raw images, with blocks of
+//! 4 KiB, so that a block of the disk and a frame of memory are of one size.
+//!
+//! [`Image`] is opened and locked, [`Backend`] serves it at a socket. How the device
+//! gets at guest memory is up to a [`Dma`], and an [`Observer`] sees which block went
+//! to which frame.
+//!
+//! What comes from the guest is read once and checked; what makes no sense ends with
+//! an I/O error.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod backend;
+mod block_locks;
+mod chain;
+mod config;
+mod counters;
+mod device;
+mod dma;
+mod guest;
+mod image;
+mod job;
+mod observer;
+mod probe;
+mod queue;
+mod request;
+#[doc(hidden)]
+pub mod solo;
+
+pub use backend::{Backend, Options, QUEUES_MAX, StartError};
+pub use config::SECTOR_BYTES;
+pub use counters::Counts;
+pub use dma::{Access, AllResident, Dma, DmaFault, Segment};
+pub use image::{Image, OpenError, OpenErrorKind};
+pub use observer::{Block, Direction, Nobody, Observer};
+pub use probe::SmallSectors;

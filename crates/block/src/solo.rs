@@ -1,0 +1,95 @@
+//! One queue without a front end, served in the calling thread: for tests and fuzzing.
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use vhost_user_backend::{VringMutex, VringT};
+use virtio_queue::{Error as QueueError, QueueT};
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+use crate::backend::disk;
+use crate::config;
+use crate::counters::Counts;
+use crate::dma::Dma;
+use crate::image::Image;
+use crate::job::Disk;
+use crate::observer::Observer;
+use crate::queue::Worker;
+
+/// A queue whose memory makes it look busy for ever is left after so many rounds.
+const ROUNDS_MAX: u32 = 1000;
+
+/// Where the parts of a queue are, and how many descriptors it has.
+#[derive(Clone, Copy, Debug)]
+pub struct Rings {
+    /// The descriptor table's guest-physical address.
+    pub descriptors: u64,
+    /// The available ring's.
+    pub available: u64,
+    /// The used ring's.
+    pub used: u64,
+    /// Descriptors: a power of two, 1024 at most.
+    pub size: u16,
+}
+
+/// A disk with one queue.
+pub struct Solo {
+    disk: Arc<Disk>,
+    worker: Worker,
+    vring: VringMutex,
+}
+
+impl Solo {
+    /// With all features negotiated, and `image`'s cache on.
+    ///
+    /// # Errors
+    /// No descriptor is to be had, or the rings are not aligned.
+    pub fn new(
+        image: Image,
+        memory: GuestMemoryMmap,
+        rings: Rings,
+        dma: Arc<dyn Dma>,
+        observer: Arc<dyn Observer>,
+        use_ring: bool,
+    ) -> io::Result<Solo> {
+        let memory = GuestMemoryAtomic::new(memory);
+        let disk = Arc::new(disk(image, dma, observer, 1, true));
+        disk.config.negotiated(config::features(disk.image.is_readonly()));
+        let worker = Worker::new(disk.clone(), memory.clone(), use_ring)?;
+        let failed = |error: QueueError| io::Error::other(error.to_string());
+        let vring = VringMutex::new(memory, 1024).map_err(failed)?;
+        vring.set_queue_size(rings.size);
+        vring.set_queue_info(rings.descriptors, rings.available, rings.used).map_err(failed)?;
+        vring.set_queue_event_idx(true);
+        vring.set_queue_ready(true);
+        Ok(Solo { disk, worker, vring })
+    }
+
+    /// Does all that is available.
+    pub fn serve(&mut self) {
+        for _ in 0..ROUNDS_MAX {
+            self.worker.serve(&self.vring);
+            if self.worker.is_idle() {
+                return;
+            }
+            // Interrupted, it looks again.
+            let _ = poll(&mut [PollFd::new(self.worker.wake(), PollFlags::IN)], None);
+        }
+    }
+
+    /// Requests taken, modulo 2^16.
+    pub fn taken(&self) -> u16 {
+        self.vring.get_ref().get_queue().next_avail()
+    }
+
+    /// What it has done so far.
+    pub fn counts(&self) -> Counts {
+        self.disk.counters.counts()
+    }
+
+    /// The driver writes a field of the configuration space.
+    pub fn set_config(&self, offset: u32, bytes: &[u8]) -> bool {
+        self.disk.config.write(offset, bytes).is_some()
+    }
+}

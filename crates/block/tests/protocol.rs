@@ -1,0 +1,154 @@
+//! Front ends that come, go, and come again.
+
+mod driver;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use driver::front_end::{FrontEnd, shared_memory};
+use driver::*;
+use ebb_block::{AllResident, Backend, Image, Nobody, Options, StartError};
+
+struct Bench {
+    directory: tempfile::TempDir,
+    backend: Option<Backend>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let directory = tempfile::tempdir().unwrap();
+        let file = fs::File::create(directory.path().join("image")).unwrap();
+        file.set_len(16 << 20).unwrap();
+        let mut bench = Bench { directory, backend: None };
+        bench.start();
+        bench
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    fn start(&mut self) {
+        let image = Image::open(&self.directory.path().join("image"), false).unwrap();
+        let (dma, observer) = (Arc::new(AllResident), Arc::new(Nobody));
+        let backend = Backend::start(&self.socket(), image, dma, observer, Options::default());
+        self.backend = Some(backend.unwrap());
+    }
+
+    fn connect(&self, ring: &Ring) -> FrontEnd {
+        FrontEnd::connect(&self.socket(), ring, ring.used())
+    }
+}
+
+/// Waits until all requests are used.
+fn finish(front_end: &FrontEnd, ring: &Ring) {
+    front_end.kick();
+    while ring.used() != ring.next {
+        front_end.wait();
+    }
+}
+
+#[test]
+fn one_front_end_comes_after_the_other() {
+    let mut bench = Bench::new();
+    let mut ring = Ring::new(shared_memory(RAM_BYTES));
+    ring.put(FREE, &[3; 4096]);
+    for round in 0..20 {
+        let front_end = bench.connect(&ring);
+        ring.prepare(OUT, round * 8, &[(FREE, 4096)], &[]);
+        ring.prepare(IN, round * 8, &[], &[(FREE + 0x4000, 4096)]);
+        finish(&front_end, &ring);
+        assert_eq!(ring.get(FREE + 0x4000, 4096), [3; 4096]);
+    }
+    let backend = bench.backend.take().unwrap();
+    assert_eq!((backend.counts().reads, backend.counts().writes), (20, 20));
+    backend.stop();
+    assert!(!bench.socket().exists());
+}
+
+#[test]
+fn a_stopped_queue_has_answered_all_that_it_took() {
+    let bench = Bench::new();
+    let mut ring = Ring::new(shared_memory(RAM_BYTES));
+    let front_end = bench.connect(&ring);
+    for n in 0..30 {
+        ring.prepare(IN, n * 512, &[], &[(FREE, 0x4_0000)]);
+    }
+    front_end.kick();
+    let base = front_end.stop();
+    assert_eq!(base, ring.used());
+    // The rest is for the next one.
+    drop(front_end);
+    finish(&FrontEnd::connect(&bench.socket(), &ring, base), &ring);
+}
+
+#[test]
+fn a_new_front_end_is_signalled_at_once() {
+    let bench = Bench::new();
+    let ring = Ring::new(shared_memory(RAM_BYTES));
+    bench.connect(&ring).wait();
+    bench.connect(&ring).wait();
+}
+
+#[test]
+fn a_backend_stops_with_and_without_a_front_end() {
+    let mut bench = Bench::new();
+    bench.backend.take().unwrap().stop();
+    bench.start();
+    let mut ring = Ring::new(shared_memory(RAM_BYTES));
+    let front_end = bench.connect(&ring);
+    for n in 0..60 {
+        ring.prepare(IN, n * 512, &[], &[(FREE, 0x4_0000)]);
+    }
+    front_end.kick();
+    bench.backend.take().unwrap().stop();
+    bench.start();
+    finish(&bench.connect(&ring), &ring);
+}
+
+#[test]
+fn a_connection_leaves_no_descriptor_behind() {
+    let count = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let bench = Bench::new();
+    let ring = Ring::new(shared_memory(RAM_BYTES));
+    // The second has to wait for the first to be gone.
+    let connect = || (0..3).for_each(|_| bench.connect(&ring).wait());
+    connect();
+    let before = count();
+    (0..10).for_each(|_| connect());
+    // Other tests run beside this one.
+    assert!(count() < before + 40, "{before} descriptors, and now {}", count());
+}
+
+#[test]
+fn the_cache_stays_off_for_the_next_process() {
+    let mut bench = Bench::new();
+    let ring = Ring::new(shared_memory(RAM_BYTES));
+    let mut front_end = bench.connect(&ring);
+    assert!(front_end.is_writeback());
+    front_end.set_writeback(false);
+    assert!(!front_end.is_writeback());
+    bench.backend.take().unwrap().stop();
+    bench.start();
+    let mut front_end = bench.connect(&ring);
+    assert!(!front_end.is_writeback());
+    front_end.set_writeback(true);
+    assert!(front_end.is_writeback());
+    assert!(!bench.directory.path().join("socket.writethrough").exists());
+}
+
+#[test]
+fn a_socket_serves_one_disk() {
+    let bench = Bench::new();
+    let path = bench.directory.path().join("other");
+    fs::File::create(&path).unwrap().set_len(4096).unwrap();
+    let start = |queues| {
+        let image = Image::open(&path, false).unwrap();
+        let options = Options { queues, ..Options::default() };
+        let (dma, observer) = (Arc::new(AllResident), Arc::new(Nobody));
+        Backend::start(&bench.socket(), image, dma, observer, options).err().unwrap()
+    };
+    assert!(matches!(start(1), StartError::SocketInUse(_)));
+    assert!(matches!(start(0), StartError::Queues(0)));
+}

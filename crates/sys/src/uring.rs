@@ -1,0 +1,251 @@
+//! Transfers that run beside us: io_uring(7).
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd};
+
+use io_uring::squeue::Entry;
+use io_uring::{IoUring, opcode, types};
+
+use crate::transfer::{Memory, Operation, Transfer, write_flags};
+
+/// The kernel has no memory for a submission at this very moment: so often it is
+/// asked again before that counts as an error.
+const SUBMIT_ROUNDS_MAX: u32 = 10_000;
+
+/// A ring of transfers.
+pub struct Ring {
+    ring: IoUring,
+    /// The transfers begun, by the number that the kernel knows them by.
+    running: Vec<Option<Running>>,
+    free: Vec<usize>,
+    /// Begun, but not yet told to the kernel.
+    queued: VecDeque<usize>,
+}
+
+struct Running {
+    token: u64,
+    transfer: Transfer,
+}
+
+/// A transfer that has ended.
+pub struct Done {
+    /// What it was begun with.
+    pub token: u64,
+    /// All of it, or what went wrong.
+    pub result: io::Result<()>,
+    /// Its memory.
+    pub memory: Memory,
+}
+
+impl Ring {
+    /// A ring for about `entries` transfers at once; more wait for their turn.
+    /// `wake`, an eventfd, becomes readable when any has ended.
+    ///
+    /// # Errors
+    /// As io_uring_setup(2): `PermissionDenied` where the host forbids it.
+    pub fn new(entries: u32, wake: &impl AsFd) -> io::Result<Ring> {
+        let ring = IoUring::new(entries)?;
+        ring.submitter().register_eventfd(wake.as_fd().as_raw_fd())?;
+        Ok(Ring { ring, running: Vec::new(), free: Vec::new(), queued: VecDeque::new() })
+    }
+
+    /// Begins a transfer; [`Ring::submit`] has the kernel see it.
+    pub fn begin(&mut self, token: u64, transfer: Transfer) {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.running.push(None);
+            self.running.len() - 1
+        });
+        if let Some(slot) = self.running.get_mut(place) {
+            *slot = Some(Running { token, transfer });
+            self.queued.push_back(place);
+        }
+    }
+
+    /// How many have begun and were not handed out by [`Ring::reap`].
+    pub fn in_flight(&self) -> usize {
+        self.running.len() - self.free.len()
+    }
+
+    /// Tells the kernel of all that was begun.
+    ///
+    /// # Errors
+    /// As io_uring_enter(2); they are told at the next call.
+    pub fn submit(&mut self) -> io::Result<()> {
+        loop {
+            let all = self.push_queued();
+            self.enter(0)?;
+            if all {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `false`: there is no room for all of them before some are submitted.
+    fn push_queued(&mut self) -> bool {
+        let mut queue = self.ring.submission();
+        while let Some(&place) = self.queued.front() {
+            let running = self.running.get(place).and_then(Option::as_ref);
+            if let Some(running) = running {
+                let entry = entry(&running.transfer).user_data(place as u64);
+                // SAFETY: what the entry points to, `parts` and what they point to,
+                // is in `running` until the kernel says that it has ended: `reap`
+                // takes it out then, and `drop` waits for it.
+                if unsafe { queue.push(&entry) }.is_err() {
+                    return false;
+                }
+            }
+            self.queued.pop_front();
+        }
+        true
+    }
+
+    fn enter(&mut self, wanted: usize) -> io::Result<()> {
+        let mut rounds = 0;
+        loop {
+            match self.ring.submit_and_wait(wanted) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                // Too many ends wait to be reaped; the next call tells the kernel.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && wanted == 0 => {
+                    return Ok(());
+                }
+                Err(error) => {
+                    rounds += 1;
+                    let again = [Some(libc::EAGAIN), Some(libc::EBUSY)];
+                    if !again.contains(&error.raw_os_error()) || rounds > SUBMIT_ROUNDS_MAX {
+                        return Err(error);
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// Hands out what has ended; waits for nothing. What ended half is begun
+    /// again for the rest.
+    pub fn reap(&mut self, mut each: impl FnMut(Done)) {
+        let ends: Vec<(u64, i32)> =
+            self.ring.completion().map(|end| (end.user_data(), end.result())).collect();
+        for (place, result) in ends {
+            let place = place as usize;
+            let Some(slot) = self.running.get_mut(place) else { continue };
+            let Some(running) = slot.as_mut() else { continue };
+            match running.transfer.settle(result as isize) {
+                None => self.queued.push_back(place),
+                Some(result) => {
+                    let Some(Running { token, transfer }) = slot.take() else { continue };
+                    self.free.push(place);
+                    each(Done { token, result, memory: transfer.into_memory() });
+                }
+            }
+        }
+    }
+
+    /// Waits until nothing runs any more.
+    ///
+    /// # Errors
+    /// As io_uring_enter(2).
+    pub fn drain(&mut self, mut each: impl FnMut(Done)) -> io::Result<()> {
+        while self.in_flight() > 0 {
+            self.push_queued();
+            self.enter(1)?;
+            self.reap(&mut each);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.drain(drop).is_err() {
+            // The kernel may still write there: leaked memory harms nobody.
+            mem::forget(mem::take(&mut self.running));
+        }
+    }
+}
+
+fn entry(transfer: &Transfer) -> Entry {
+    let fd = types::Fd(transfer.file.as_raw_fd());
+    let (parts, count) = (transfer.parts.as_ptr(), transfer.parts.len() as u32);
+    match transfer.operation {
+        Operation::Read => opcode::Readv::new(fd, parts, count).offset(transfer.offset).build(),
+        Operation::Write { durable } => opcode::Writev::new(fd, parts, count)
+            .offset(transfer.offset)
+            .rw_flags(write_flags(durable))
+            .build(),
+        Operation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::AlignedBuffer;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::sync::Arc;
+
+    fn ring(entries: u32) -> Option<Ring> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        match Ring::new(entries, &wake) {
+            Ok(ring) => Some(ring),
+            Err(error) => {
+                println!("SKIPPED: io_uring: {error}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn more_transfers_than_the_ring_has_room_for_all_end() {
+        let Some(mut ring) = ring(2) else { return };
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        for n in 0..50u8 {
+            let mut buffer = AlignedBuffer::new(4096);
+            buffer.fill(n);
+            let (operation, offset) = (Operation::Write { durable: n == 7 }, u64::from(n) * 4096);
+            let write = Transfer::own(file.clone(), operation, offset, buffer, 4096).unwrap();
+            ring.begin(n.into(), write);
+        }
+        ring.begin(50, Transfer::sync(file.clone()));
+        ring.submit().unwrap();
+        let mut ended = Vec::new();
+        ring.drain(|done| {
+            done.result.unwrap();
+            ended.push(done.token);
+        })
+        .unwrap();
+        ended.sort_unstable();
+        assert_eq!(ended, (0..=50).collect::<Vec<u64>>());
+        let mut read = [0; 4096];
+        std::os::unix::fs::FileExt::read_exact_at(&*file, &mut read, 49 * 4096).unwrap();
+        assert_eq!(read, [49; 4096]);
+    }
+
+    #[test]
+    fn a_dropped_ring_waits_for_what_it_began() {
+        let Some(mut ring) = ring(4) else { return };
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(1 << 20).unwrap();
+        let buffer = AlignedBuffer::new(1 << 20);
+        let read = Transfer::own(file.clone(), Operation::Read, 0, buffer, 1 << 20).unwrap();
+        ring.begin(0, read);
+        ring.submit().unwrap();
+        drop(ring);
+        assert_eq!(Arc::strong_count(&file), 1);
+    }
+
+    #[test]
+    fn an_error_comes_back_with_its_memory() {
+        let Some(mut ring) = ring(4) else { return };
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let read = Transfer::own(file, Operation::Read, 0, AlignedBuffer::new(4096), 4096).unwrap();
+        ring.begin(9, read);
+        let mut ends = Vec::new();
+        ring.drain(|done| ends.push(done)).unwrap();
+        let Done { token, result, memory } = ends.pop().unwrap();
+        assert_eq!((token, result.unwrap_err().kind()), (9, io::ErrorKind::UnexpectedEof));
+        assert!(matches!(memory, Memory::Own(_)));
+    }
+}

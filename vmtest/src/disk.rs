@@ -1,0 +1,149 @@
+//! A disk served by `ebbd disk`, and the programs that make and check what is on it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use ebb_units::Bytes;
+
+use crate::assets;
+use crate::host::{Host, Ran};
+use crate::process;
+use crate::wait::until;
+
+/// An image, and the process that serves it.
+pub struct Disk {
+    image: PathBuf,
+    socket: PathBuf,
+    log: PathBuf,
+    readonly: bool,
+    queues: u16,
+    server: Option<Child>,
+}
+
+impl Disk {
+    /// An empty image in the host's directory; served from [`Disk::start`] on.
+    pub fn new(host: &Host, name: &str, size: &str) -> Disk {
+        let path = |suffix: &str| host.directory().join(format!("{name}.{suffix}"));
+        let bytes: Bytes = size.parse().expect("a size");
+        File::create(path("img")).and_then(|file| file.set_len(bytes.0)).expect("an image");
+        Disk {
+            image: path("img"),
+            socket: path("sock"),
+            log: path("log"),
+            readonly: false,
+            queues: 1,
+            server: None,
+        }
+    }
+
+    /// With a file system made by its own program.
+    pub fn formatted(self, kind: &str) -> Disk {
+        let arguments: &[&str] = match kind {
+            "ext4" => &["mkfs.ext4", "-q", "-b", "4096"],
+            "xfs" => &["mkfs.xfs", "-q", "-s", "size=4096"],
+            "btrfs" => &["mkfs.btrfs", "-q", "--sectorsize", "4096"],
+            kind => panic!("no program makes {kind}"),
+        };
+        self.run(arguments);
+        self
+    }
+
+    /// For a guest that must not write.
+    pub fn readonly(mut self) -> Disk {
+        self.readonly = true;
+        self
+    }
+
+    /// So many queues.
+    pub fn queues(mut self, count: u16) -> Disk {
+        self.queues = count;
+        self
+    }
+
+    /// What a front end connects to.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The image's file.
+    pub fn image(&self) -> &Path {
+        &self.image
+    }
+
+    /// The most queues that a front end can ask for.
+    pub fn queue_count(&self) -> u16 {
+        self.queues
+    }
+
+    /// The server's command.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(assets::program_directory().join("ebbd"));
+        let suffix = if self.readonly { ",readonly" } else { "" };
+        command.arg("disk").arg("--socket").arg(&self.socket);
+        command.arg("--image").arg(format!("{}{suffix}", self.image.display()));
+        command.args(["--queues", &self.queues.to_string()]).stdin(Stdio::null());
+        command
+    }
+
+    /// Starts the server and waits until front ends can connect.
+    pub fn start(&mut self) {
+        let log = File::options().create(true).append(true).open(&self.log).expect("a log");
+        let served = self.served();
+        let child = self.command().stderr(log).spawn();
+        self.server = Some(child.expect("ebbd starts"));
+        until(format_args!("a disk to be served: {}", self.text()), || {
+            (self.served() > served).then_some(())
+        });
+    }
+
+    /// Kills the server between two instructions.
+    pub fn kill9(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            server.kill().expect("it can be killed");
+            server.wait().expect("it has ended");
+        }
+    }
+
+    /// Checks the file system, with no server and no guest at it.
+    ///
+    /// # Panics
+    /// Something is wrong with it.
+    pub fn check(&mut self, kind: &str) {
+        self.kill9();
+        let arguments: &[&str] = match kind {
+            "ext4" => &["e2fsck", "-fn"],
+            "xfs" => &["xfs_repair", "-n", "-f"],
+            "btrfs" => &["btrfs", "check", "--readonly"],
+            kind => panic!("no program checks {kind}"),
+        };
+        self.run(arguments);
+    }
+
+    fn run(&self, arguments: &[&str]) {
+        let [program, options @ ..] = arguments else { return };
+        Ran::of(Command::new(program).args(options).arg(&self.image)).ok();
+    }
+
+    fn text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Times that it was served.
+    fn served(&self) -> usize {
+        self.text().matches(" serving ").count()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- {} ---\n{}---", self.log.display(), self.text());
+        }
+        if let Some(mut server) = self.server.take() {
+            process::kill(server.id() as i32);
+            // It has ended: this only takes the remains away.
+            let _ = server.wait();
+        }
+    }
+}
