@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, fl
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::observer::Block;
 use crate::probe::{SmallSectors, probe};
 
 /// A process that was killed holds its lock until the kernel has ended its last I/O;
@@ -72,6 +73,38 @@ pub struct Image {
     is_file: bool,
 }
 
+/// Reads an image's blocks, for as long as somebody needs them.
+#[derive(Clone)]
+pub struct Reader {
+    file: Arc<File>,
+    blocks: u64,
+}
+
+impl Reader {
+    /// How many blocks there are.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Reads blocks in a row, the first of them `first`.
+    ///
+    /// # Errors
+    /// As pread(2); `UnexpectedEof`: beyond the end, or the image was shrunk.
+    pub fn read(&self, first: u64, to: &mut [Block]) -> io::Result<()> {
+        let bytes = to.as_flattened_mut();
+        let offset = first.saturating_mul(FRAME_BYTES);
+        // Past the page cache only aligned memory can be read into.
+        if bytes.as_ptr().addr().is_multiple_of(FRAME_BYTES as usize) {
+            return self.file.read_exact_at(bytes, offset);
+        }
+        let count = bytes.len() as u64;
+        let buffer = AlignedBuffer::new(bytes.len());
+        let buffer = move_own(&self.file, Operation::Read, offset, buffer, count)?;
+        bytes.copy_from_slice(buffer.get(..bytes.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
 impl Image {
     /// Opens, locks and looks at an image; past the page cache, where the file
     /// system lets us.
@@ -108,6 +141,11 @@ impl Image {
     /// Whether I/O goes past the page cache.
     pub fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    /// To read it besides whoever serves it.
+    pub fn reader(&self) -> Reader {
+        Reader { file: self.file.clone(), blocks: self.bytes / FRAME_BYTES }
     }
 
     pub(crate) fn file(&self) -> Arc<File> {

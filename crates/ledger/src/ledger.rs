@@ -41,6 +41,17 @@ impl Ledger {
         Content::from_word(word).unwrap_or(Content::Resident)
     }
 
+    /// The same, unless somebody holds it.
+    pub fn unlocked(&self, gfn: Gfn) -> Option<Content> {
+        let Some(word) = self.word(gfn) else { return Some(Content::Resident) };
+        let word = word.load(Acquire);
+        match word & LOCK {
+            // A word that says nothing is one that was split just now.
+            0 => Content::from_word(word),
+            _ => None,
+        }
+    }
+
     /// As the fault thread: marks the frame where somebody holds it.
     pub fn want(&self, gfn: Gfn) -> Want {
         loop {

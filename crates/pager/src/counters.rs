@@ -30,6 +30,8 @@ pub struct Counters {
     pub on_disk_frames: AtomicU64,
     /// Frames read back from the store or a disk because they were touched.
     pub refilled_frames: AtomicU64,
+    /// Frames whose old content a device overwrote before it was read back.
+    pub replaced_frames: AtomicU64,
     /// Frames read back with those.
     pub ahead_frames: AtomicU64,
     /// Of those: in front of a fault that went on where they ended.

@@ -138,7 +138,7 @@ impl Pager {
         for &gfn in frames {
             let Ok(word) = self.ledger.lock_frame(gfn) else { continue };
             match word.content() {
-                Content::Resident => piece.push(Held { gfn, word }),
+                Content::Resident if !self.pins.has(gfn) => piece.push(Held { gfn, word }),
                 _ => self.after(word.abandon(), FrameRange::new(gfn, 1)),
             }
         }

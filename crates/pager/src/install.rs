@@ -188,6 +188,14 @@ impl Pager {
         }
     }
 
+    /// An emptied frame, for a device.
+    pub(crate) fn install_emptied(&self, gfn: Gfn, fill: u8) -> io::Result<Served> {
+        match fill == 0 && self.grain == Grain::Huge && !self.ledger.is_split(gfn.huge()) {
+            true => self.install_huge(gfn),
+            false => self.install_frame(gfn, fill),
+        }
+    }
+
     /// A hole that reads as zero and was never taken: nothing to write down.
     fn install_zero(&self, gfn: Gfn) -> io::Result<Served> {
         let frame = self.hva(FrameRange::new(gfn, 1))?;
@@ -199,7 +207,7 @@ impl Pager {
     }
 
     /// Puts a page of `fill` where there is none.
-    fn fill(&self, gfn: Gfn, fill: u8) -> io::Result<()> {
+    pub(crate) fn fill(&self, gfn: Gfn, fill: u8) -> io::Result<()> {
         let to = self.hva(FrameRange::new(gfn, 1))?;
         let filled = match fill {
             0 => self.uffd.zero(to, false),
@@ -245,10 +253,13 @@ impl Pager {
                 return Ok(false);
             }
         };
-        match held.contents().all(|(_, content)| content == EMPTY) {
+        // Populating a part of a huge frame may give all of it memory, which would
+        // win over what is saved of the rest.
+        let in_pages = self.grain == Grain::Huge && frames.count < FRAMES_PER_HUGE;
+        match !in_pages && held.contents().all(|(_, content)| content == EMPTY) {
             true => self.ram.populate(frames)?,
             false => held.contents().try_for_each(|(part, content)| match content {
-                EMPTY => self.ram.populate(part),
+                EMPTY if self.grain == Grain::Frame => self.ram.populate(part),
                 Content::Empty { fill, .. } => {
                     { part.frames() }.try_for_each(|gfn| self.fill(gfn, fill))
                 }

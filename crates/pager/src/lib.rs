@@ -17,8 +17,10 @@ mod io_mapping;
 mod latency;
 mod owners;
 mod pager;
+mod pins;
 mod read_ahead;
 mod refill;
+mod sparse;
 mod view;
 
 pub use claim::{Claim, Committed};

@@ -16,6 +16,7 @@ use crate::counters::{Counters, add};
 use crate::disk::{Disk, Resting};
 use crate::io_mapping::IoMapping;
 use crate::owners::Owners;
+use crate::pins::Pins;
 use crate::read_ahead::ReadAhead;
 use crate::refill::Jobs;
 use crate::view::View;
@@ -70,6 +71,7 @@ pub struct Pager {
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) resting: Resting,
     pub(crate) owners: Owners,
+    pub(crate) pins: Pins,
     /// Of the store, and of the disk.
     pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
     pub(crate) jobs: Jobs,
@@ -93,6 +95,7 @@ impl Pager {
         let counters = Counters::default();
         let resting = Resting::default();
         let owners = Owners::new(ram.bytes() / FRAME_BYTES);
+        let pins = Pins::new(ram.end().0);
         for (frames, content) in ledger.runs() {
             match content {
                 Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
@@ -119,6 +122,7 @@ impl Pager {
             disk,
             resting,
             owners,
+            pins,
             ahead: Default::default(),
             jobs: Jobs::new(),
             refilling: AtomicBool::new(false),

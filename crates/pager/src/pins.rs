@@ -1,0 +1,99 @@
+//! Frames that a device of ours uses right now: they stay where they are.
+//!
+//! The device pins, then looks at the frame's word; whoever evicts locks the word,
+//! then looks at the pins. With a fence between the two on both sides at least one
+//! of them sees the other: who evicts lets go, the device waits and looks again.
+
+use std::io;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
+use std::sync::atomic::fence;
+
+use ebb_ledger::Content;
+use ebb_units::{FrameRange, Gfn};
+
+use crate::counters::add;
+use crate::install::Served;
+use crate::pager::Pager;
+use crate::sparse::Sparse;
+
+/// How many requests use each frame.
+pub(crate) struct Pins(Sparse);
+
+impl Pins {
+    pub(crate) fn new(frames: u64) -> Pins {
+        Pins(Sparse::new(frames))
+    }
+
+    fn pin(&self, gfn: Gfn) {
+        if let Some(pins) = self.0.make(gfn.0) {
+            pins.fetch_add(1, AcqRel);
+        }
+        fence(SeqCst);
+    }
+
+    fn unpin(&self, gfn: Gfn) {
+        if let Some(pins) = self.0.get(gfn.0) {
+            pins.fetch_sub(1, AcqRel);
+        }
+    }
+
+    /// As the holder of the frame's word.
+    pub(crate) fn has(&self, gfn: Gfn) -> bool {
+        fence(SeqCst);
+        self.0.get(gfn.0).is_some_and(|pins| pins.load(Acquire) > 0)
+    }
+}
+
+impl Pager {
+    /// Has these frames in memory, and there they stay until [`Pager::unpin`]. With
+    /// `replace` the caller writes every byte of them, and an old content that is
+    /// elsewhere is not read.
+    ///
+    /// # Errors
+    /// A frame cannot be brought back; nothing is pinned then.
+    pub fn pin(&self, frames: FrameRange, replace: bool) -> io::Result<()> {
+        frames.frames().for_each(|gfn| self.pins.pin(gfn));
+        let there = frames.frames().try_for_each(|gfn| self.again(|| self.settle_pin(gfn, replace)));
+        if there.is_err() {
+            self.unpin(frames);
+        }
+        there
+    }
+
+    /// Ends one [`Pager::pin`] of the same frames.
+    pub fn unpin(&self, frames: FrameRange) {
+        frames.frames().for_each(|gfn| self.pins.unpin(gfn));
+    }
+
+    fn settle_pin(&self, gfn: Gfn, replace: bool) -> io::Result<Served> {
+        match self.ledger.unlocked(gfn) {
+            None => Ok(Served::Busy),
+            Some(Content::Resident) => Ok(Served::Done),
+            Some(Content::Guarded) => Err(io::ErrorKind::PermissionDenied.into()),
+            Some(Content::Watch { head, order }) => self.restore(gfn, head, order),
+            Some(Content::Saved { .. } | Content::OnDisk { .. }) if replace => self.replace(gfn),
+            Some(Content::Saved { .. } | Content::OnDisk { .. }) => self.install_backed(gfn),
+            Some(Content::Empty { fill, .. }) => self.install_emptied(gfn, fill),
+        }
+    }
+
+    /// The frame is to be overwritten: its old content is not needed any more.
+    fn replace(&self, gfn: Gfn) -> io::Result<Served> {
+        let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
+        let (frame, content) = (FrameRange::new(gfn, 1), held.content());
+        if !matches!(content, Content::Saved { .. } | Content::OnDisk { .. }) {
+            self.after(held.abandon(), frame);
+            return Ok(Served::Busy);
+        }
+        // Zeros until the device has written: what a hole on record as resident is.
+        if let Err(error) = self.fill(gfn, 0) {
+            self.after(held.abandon(), frame);
+            return Err(error);
+        }
+        self.devices.map(frame);
+        let _ = held.unlock(Content::Resident);
+        self.leave(gfn, content);
+        add(&self.counters.replaced_frames, 1);
+        self.wake(frame).map(|()| Served::Done)
+    }
+}

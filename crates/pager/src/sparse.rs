@@ -1,0 +1,30 @@
+//! A number for each frame or slot, of which few are ever set.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+
+const PART: usize = 1024;
+
+/// Zeros, in parts that take memory once they are needed.
+pub(crate) struct Sparse {
+    parts: Vec<OnceLock<Box<[AtomicU32; PART]>>>,
+}
+
+impl Sparse {
+    pub(crate) fn new(count: u64) -> Sparse {
+        Sparse { parts: (0..count.div_ceil(PART as u64)).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The number, if it may be anything but zero.
+    pub(crate) fn get(&self, index: u64) -> Option<&AtomicU32> {
+        let part = self.parts.get(usize::try_from(index).ok()? / PART)?.get()?;
+        part.get(index as usize % PART)
+    }
+
+    /// The number, to be set; `None`: beyond the end.
+    pub(crate) fn make(&self, index: u64) -> Option<&AtomicU32> {
+        let part = self.parts.get(usize::try_from(index).ok()? / PART)?;
+        let part = part.get_or_init(|| Box::new([const { AtomicU32::new(0) }; PART]));
+        part.get(index as usize % PART)
+    }
+}
