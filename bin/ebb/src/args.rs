@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use ebb_api::{Backing, Mode, VmName, route};
+use ebb_api::{Backing, DiskRequest, Mode, VmName, route};
 use ebb_units::Bytes;
 
 use crate::interval::Interval;
@@ -128,6 +128,9 @@ pub struct Run {
     /// Kernel command line, with --kernel
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub append: Option<String>,
+    /// Raw image that Ebb serves to the guest as a virtio disk; can be given again
+    #[arg(long = "disk", value_name = "IMAGE[,readonly]")]
+    pub disks: Vec<DiskRequest>,
     /// What the guest's RAM is made of: auto, hugetlb, thp or small
     #[arg(long, default_value_t = Backing::Auto)]
     pub backing: Backing,

@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, LimitRequest,
-    LimitStatus, ReclaimReport, ReclaimRequest, RunRequest, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, DetachReport, DiskRequest, EvictReport, EvictRequest,
+    LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest, RunRequest, VmStatus, VmSummary,
+    route,
 };
 use ebb_units::Bytes;
 
@@ -146,6 +147,7 @@ fn run_request(run: Run) -> anyhow::Result<RunRequest> {
         backing: run.backing,
         mode: run.watch.mode,
         min_order: run.watch.min_order,
+        disks: run.disks.into_iter().map(absolute_disk).collect::<Result<_, _>>()?,
         qemu_args: run.qemu_args,
         cwd: Some(env::current_dir().context("the working directory")?),
     };
@@ -161,6 +163,10 @@ fn absolute(path: PathBuf) -> anyhow::Result<PathBuf> {
         bail!("{} is not UTF-8; rename it", path.display());
     }
     Ok(absolute)
+}
+
+fn absolute_disk(disk: DiskRequest) -> anyhow::Result<DiskRequest> {
+    Ok(DiskRequest { path: absolute(disk.path)?, ..disk })
 }
 
 fn existing_file(path: &Path) -> anyhow::Result<()> {

@@ -21,6 +21,7 @@ use ebb_vm::launch::{Accelerator, Launch};
 use ebb_vm::{Qmp, Ram, layout, takeover};
 use serde_json::json;
 
+use crate::disks::{self, Disks, Shared};
 use crate::held::{self, Held};
 use crate::host::{self, Chosen};
 use crate::problem::{Answer, Refused, failed, not_allowed};
@@ -111,7 +112,12 @@ impl Daemon {
         let min_order = min_order(request.min_order)?;
         let reserved = self.reserve(&request.name, false)?;
         let backing = host::backing(request.backing, request.memory_bytes)?;
-        let started = start(request, backing.value, &reserved.directory)?;
+        let images = disks::open(&request.disks).map_err(not_allowed)?;
+        disks::check(&images).map_err(not_allowed)?;
+        let shared = Shared::new(&images, request.memory_bytes).map_err(failed("a random key"))?;
+        let served = Disks::start(images, &shared, &reserved.directory, request.cpus);
+        let served = served.map_err(failed("its disks"))?;
+        let started = start(request, backing.value, &reserved.directory, &served)?;
         let accelerator = host::accelerator();
         let record = Record {
             name: request.name.clone(),
@@ -131,12 +137,16 @@ impl Daemon {
             evicts: false,
             auto: Auto::default(),
             limit_bytes: None,
+            disks: request.disks.clone(),
+            cpus: request.cpus,
+            disks_used: false,
             swap: self.swap_path(&request.name, started.process.pid()),
             regions: Vec::new(),
             totals: Totals::default(),
         };
         let Started { child, process, ram, qmp } = started;
-        let held = held::take(process, ram, qmp, record, &reserved.directory)?;
+        let disks = (served, shared);
+        let held = held::take(process, ram, qmp, disks, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
         child.release();
         reserved.keep();
@@ -176,11 +186,17 @@ impl Daemon {
             evicts: false,
             auto: Auto::default(),
             limit_bytes: None,
+            disks: Vec::new(),
+            cpus: 0,
+            disks_used: false,
             swap: self.swap_path(&request.name, process.pid()),
             regions: Vec::new(),
             totals: Totals::default(),
         };
-        let held = held::take(process, ram, qmp, record, &reserved.directory)?;
+        let shared = Shared::new(&[], 0).map_err(failed("a random key"))?;
+        let none = Disks::start(Vec::new(), &shared, &reserved.directory, 0);
+        let disks = (none.map_err(failed("its disks"))?, shared);
+        let held = held::take(process, ram, qmp, disks, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
         reserved.keep();
         Ok(())
@@ -285,13 +301,20 @@ struct Started {
 }
 
 /// Starts QEMU, stopped before its guest's first instruction.
-fn start(request: &RunRequest, backing: Backing, directory: &Path) -> Answer<Started> {
+fn start(
+    request: &RunRequest,
+    backing: Backing,
+    directory: &Path,
+    disks: &Disks,
+) -> Answer<Started> {
     let name = format!("ebb-{}", request.name);
     let memory = match backing {
         Backing::Hugetlb => RamFile::create_hugetlb(&name, request.memory_bytes),
         _ => RamFile::create(&name, request.memory_bytes),
     };
     let memory = memory.map_err(failed("the VM's RAM"))?;
+    let sockets: Vec<PathBuf> =
+        (0..disks.count()).map(|index| disks::socket(directory, index)).collect();
     let launch = Launch {
         name: request.name.as_str(),
         directory,
@@ -303,6 +326,8 @@ fn start(request: &RunRequest, backing: Backing, directory: &Path) -> Answer<Sta
         kernel: request.kernel.as_deref(),
         initrd: request.initrd.as_deref(),
         append: request.append.as_deref(),
+        disks: &sockets,
+        disk_queues: disks::queues(request.cpus),
         qemu_args: &request.qemu_args,
         cwd: request.cwd.as_deref().unwrap_or(Path::new("/")),
     };

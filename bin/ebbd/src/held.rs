@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use ebb_api::{Backing, Mode};
 use ebb_ledger::{Content, Ledger};
-use ebb_pager::{Grain, NoDevices, NoDisk, Pager, Parts, Restored};
+use ebb_pager::{Grain, NoDevices, Pager, Parts, Restored};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange, Gpa, Hva};
 use ebb_vm::{Qmp, Ram, Region, layout};
 
+use crate::disks::{self, Disks, Shared, Source};
 use crate::injector;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord};
@@ -31,6 +32,8 @@ pub struct Held {
     pub restored: std::sync::mpsc::Receiver<Restored>,
     /// The VMM's control socket, while it answers.
     pub qmp: Option<Qmp>,
+    /// Its disks, and what they and the pager know of each other.
+    pub disks: (Disks, Arc<Shared>),
     /// What is on record of it.
     pub record: Record,
     /// Its directory.
@@ -46,6 +49,7 @@ pub fn take(
     process: Process,
     ram: Ram,
     qmp: Qmp,
+    disks: (Disks, Arc<Shared>),
     mut record: Record,
     directory: &Path,
 ) -> Answer<Held> {
@@ -65,14 +69,15 @@ pub fn take(
             process.pid()
         ))
     })?;
-    let taken = take_with(&process, number, ram, &record, directory);
+    let taken = take_with(&process, number, ram, &disks.1, &record, directory);
     match taken {
         Ok((pager, restored)) => {
             record.userfaultfd = Some(number);
             record.save(directory).map_err(failed("the VM's record"))?;
             let pager = Arc::new(pager);
+            disks.1.serve_with(&pager);
             let directory = directory.to_owned();
-            Ok(Held { process, pager, restored, qmp: Some(qmp), record, directory })
+            Ok(Held { process, pager, restored, qmp: Some(qmp), disks, record, directory })
         }
         Err(refused) => {
             // Leaves the VMM as it was; the reason for the refusal matters more
@@ -89,6 +94,7 @@ fn take_with(
     process: &Process,
     number: i32,
     ram: Ram,
+    shared: &Arc<Shared>,
     record: &Record,
     directory: &Path,
 ) -> Answer<(Pager, std::sync::mpsc::Receiver<Restored>)> {
@@ -97,7 +103,7 @@ fn take_with(
     prepare(&ram, record.backing);
     let ledger = Ledger::create(&ledger_path(directory), ram.end()).map_err(failed("the VM"))?;
     let (pager, restored) =
-        pager(ram, ledger, uffd, record, directory).map_err(failed("the VM"))?;
+        pager(ram, ledger, uffd, shared, record, directory).map_err(failed("the VM"))?;
     if record.mode == Mode::Strict {
         pager.watch_all().map_err(|error| match error.raw_os_error() {
             Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => not_allowed(
@@ -129,6 +135,7 @@ fn pager(
     ram: Ram,
     ledger: Ledger,
     uffd: Uffd,
+    shared: &Arc<Shared>,
     record: &Record,
     directory: &Path,
 ) -> io::Result<(Pager, std::sync::mpsc::Receiver<Restored>)> {
@@ -148,7 +155,7 @@ fn pager(
         grain,
         devices: Box::new(NoDevices),
         store: Box::new(store),
-        disk: Box::new(NoDisk),
+        disk: Box::new(Source(Arc::clone(shared))),
     })
 }
 
@@ -200,21 +207,26 @@ pub fn adopt(directory: &Path) -> io::Result<Held> {
     };
     let uffd = Uffd::from(userfaultfd(&process, number)?);
     prepare(&ram, record.backing);
+    let images = disks::open(&record.disks).map_err(io::Error::other)?;
+    let shared = Shared::new(&images, ram.bytes())?;
     let (pager, restored) = match fresh {
         true => {
             shake_hands(&uffd).map_err(io::Error::other)?;
             let ledger = Ledger::create(&ledger_path(directory), ram.end());
-            pager(ram, ledger.map_err(io::Error::other)?, uffd, &record, directory)?
+            pager(ram, ledger.map_err(io::Error::other)?, uffd, &shared, &record, directory)?
         }
-        false => recovered(ram, uffd, &record, directory)?,
+        false => recovered(ram, uffd, &shared, &record, directory)?,
     };
     if record.mode == Mode::Strict || record.evicts {
         pager.watch_all()?;
     }
     record.userfaultfd = Some(number);
     record.save(directory)?;
+    let pager = Arc::new(pager);
+    shared.serve_with(&pager);
+    let disks = Disks::start(images, &shared, directory, record.cpus).map_err(io::Error::other)?;
     let directory = directory.to_owned();
-    Ok(Held { process, pager: Arc::new(pager), restored, qmp: None, record, directory })
+    Ok(Held { process, pager, restored, qmp: None, disks: (disks, shared), record, directory })
 }
 
 /// The recovery rule: a page in the RAM file wins; a hole is what the ledger
@@ -222,6 +234,7 @@ pub fn adopt(directory: &Path) -> io::Result<Held> {
 fn recovered(
     ram: Ram,
     uffd: Uffd,
+    shared: &Arc<Shared>,
     record: &Record,
     directory: &Path,
 ) -> io::Result<(Pager, std::sync::mpsc::Receiver<Restored>)> {
@@ -229,7 +242,7 @@ fn recovered(
     let mut ledger = Ledger::open(&path, ram.end()).map_err(io::Error::other)?;
     let mut held = Vec::new();
     ledger.recover(|frames, content| held.push((frames, content)));
-    let (pager, restored) = pager(ram, ledger, uffd, record, directory)?;
+    let (pager, restored) = pager(ram, ledger, uffd, shared, record, directory)?;
     pager.settle()?;
     // A frame that was held and is still resident may be protected for a
     // block that was never committed.

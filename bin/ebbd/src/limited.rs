@@ -83,6 +83,12 @@ impl State {
         else {
             return;
         };
+        self.note_disks();
+        if let Err(why) = self.may_evict() {
+            self.stuck = Some(why.to_string());
+            self.limiter = Some(limiter);
+            return;
+        }
         let began = Instant::now();
         let mut more = true;
         while more && began.elapsed() < TURN {
@@ -98,6 +104,16 @@ impl State {
         if more && !self.pressed.swap(true, AcqRel) {
             // This is the thread that reads it.
             let _ = self.own.send(Command::Pressure);
+        }
+    }
+
+    /// Once its disks were used a successor must wait for them before it evicts: they
+    /// have rings in the guest's memory, which it does not know of.
+    pub(crate) fn note_disks(&mut self) {
+        let any = !self.held.record.disks.is_empty();
+        if any && !self.held.record.disks_used && self.held.disks.1.any_used() {
+            self.held.record.disks_used = true;
+            self.save();
         }
     }
 

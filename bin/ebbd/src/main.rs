@@ -3,6 +3,7 @@
 
 mod daemon;
 mod disk;
+mod disks;
 mod held;
 mod host;
 mod injector;

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ebb_api::{Accelerator, Backing, Mode, VmName};
+use ebb_api::{Accelerator, Backing, DiskRequest, Mode, VmName};
 use ebb_sys::process::Process;
 use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,15 @@ pub struct Record {
     /// What its resident memory is held at; none: no limit.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
+    /// Its disks that Ebb serves.
+    #[serde(default)]
+    pub disks: Vec<DiskRequest>,
+    /// Its processors, where Ebb started it.
+    #[serde(default)]
+    pub cpus: u32,
+    /// Those disks were used by the guest: their rings are in its memory.
+    #[serde(default)]
+    pub disks_used: bool,
     /// Its swap file.
     pub swap: PathBuf,
     /// Its RAM.

@@ -94,6 +94,8 @@ pub fn limit(state: &State) -> LimitStatus {
         refilled_total_bytes: bytes(&counters.refilled_frames),
         ahead_total_bytes: bytes(&counters.ahead_frames),
         ahead_hit_total_bytes: bytes(&counters.ahead_hit_frames),
+        replaced_total_bytes: bytes(&counters.replaced_frames),
+        tracked_blocks: state.held.disks.1.tracked_blocks(),
         stuck: state.stuck.clone(),
     }
 }

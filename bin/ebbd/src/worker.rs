@@ -213,6 +213,7 @@ impl State {
             self.confirm();
         }
         self.hold_limit();
+        self.note_disks();
         let auto = self.held.record.auto;
         if auto.on && Instant::now() >= self.due {
             self.due = Instant::now() + Duration::from_millis(auto.interval_ms);
@@ -429,6 +430,11 @@ impl State {
     /// use is evicted.
     pub(crate) fn may_evict(&self) -> Answer<()> {
         let record = &self.held.record;
+        if record.disks_used && !self.held.disks.1.all_used() {
+            return Err(not_allowed(
+                "QEMU has not connected to its disks again yet, whose rings must stay in memory",
+            ));
+        }
         match record.backing {
             Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
             Backing::Small if !record.started && crate::host::shmem_huge_pages() => {
@@ -442,6 +448,11 @@ impl State {
     }
 
     fn detach(&mut self) -> Answer<DetachReport> {
+        if !self.held.record.disks.is_empty() {
+            return Err(not_allowed(
+                "Ebb serves this VM's disks, so it cannot be let go while it runs: power it off",
+            ));
+        }
         let began = Instant::now();
         // Else what comes back would wait for what goes.
         self.held.pager.set_limit(u64::MAX);

@@ -19,7 +19,7 @@ pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
 pub use report::{DetachReport, EvictReport, Problem, ReclaimReport, Skipped, Version};
 pub use request::{
-    AttachRequest, AutoRequest, BadRequest, CPUS_MAX, EvictRequest, INTERVAL_MS_MAX,
+    AttachRequest, AutoRequest, BadRequest, CPUS_MAX, DiskRequest, EvictRequest, INTERVAL_MS_MAX,
     INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT,
     ReclaimRequest, RunRequest, StatusQuery,
 };

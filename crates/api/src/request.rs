@@ -1,6 +1,7 @@
 //! What a client may ask for.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use ebb_units::{Bytes, HUGE_BYTES};
 use serde::{Deserialize, Serialize};
@@ -63,6 +64,9 @@ pub struct RunRequest {
     /// Smallest buddy block to take, 0 to 10; null means 9 (2 MiB).
     #[serde(default)]
     pub min_order: Option<u8>,
+    /// Raw images that Ebb serves to the guest as virtio disks, in this order.
+    #[serde(default)]
+    pub disks: Vec<DiskRequest>,
     /// Further arguments for QEMU, passed as they are.
     #[serde(default)]
     pub qemu_args: Vec<String>,
@@ -71,6 +75,33 @@ pub struct RunRequest {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub cwd: Option<PathBuf>,
+}
+
+/// A disk that Ebb serves.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskRequest {
+    /// A raw image, a file or a block device; absolute path.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// The guest cannot write it.
+    #[serde(default)]
+    pub readonly: bool,
+}
+
+impl FromStr for DiskRequest {
+    type Err = String;
+
+    /// As on the command line: `PATH` or `PATH,readonly`.
+    fn from_str(text: &str) -> Result<DiskRequest, String> {
+        match text.rsplit_once(',') {
+            None if !text.is_empty() => Ok(DiskRequest { path: text.into(), readonly: false }),
+            Some((path, "readonly")) if !path.is_empty() => {
+                Ok(DiskRequest { path: path.into(), readonly: true })
+            }
+            _ => Err("write PATH or PATH,readonly".into()),
+        }
+    }
 }
 
 fn one() -> u32 {
@@ -226,6 +257,7 @@ mod tests {
             backing: Backing::Auto,
             mode: None,
             min_order: None,
+            disks: vec![],
             qemu_args: vec![],
             cwd: None,
         }

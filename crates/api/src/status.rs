@@ -147,6 +147,10 @@ pub struct LimitStatus {
     pub ahead_total_bytes: u64,
     /// Of that, what was used.
     pub ahead_hit_total_bytes: u64,
+    /// Old content that a device overwrote before it was read back (stale reads avoided).
+    pub replaced_total_bytes: u64,
+    /// Blocks of the guest's disks that are known by content now.
+    pub tracked_blocks: u64,
     /// Why more is resident than the limit; null: nothing is in the way.
     pub stuck: Option<String>,
 }

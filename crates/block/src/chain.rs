@@ -109,7 +109,10 @@ mod tests {
     const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
     /// Tables at some addresses: (address, bytes, flags, next).
-    fn guest(tables: &[(u64, &[(u64, u32, u16, u16)])]) -> Guest {
+    /// A descriptor: address, length, flags, next.
+    type Row = (u64, u32, u16, u16);
+
+    fn guest(tables: &[(u64, &[Row])]) -> Guest {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         for (start, table) in tables {
             for (index, &(gpa, bytes, flags, next)) in (0..).zip(*table) {

@@ -145,7 +145,8 @@ impl Tables {
             return;
         }
         let now = self.inserted / TICK;
-        let blocks: Vec<u64> = self.ways_of_block(block).map(|at| unpack(self.by_block[at]).0).collect();
+        let blocks: Vec<u64> =
+            self.ways_of_block(block).map(|at| unpack(self.by_block[at]).0).collect();
         let tick = |block: u64| self.entry_of(block).map_or(0, |at| self.by_hash[at].tick());
         let oldest = blocks.into_iter().max_by_key(|&block| now.wrapping_sub(tick(block)));
         oldest.into_iter().for_each(|block| self.forget(block));

@@ -34,6 +34,6 @@ pub use config::SECTOR_BYTES;
 pub use counters::Counts;
 pub use dma::{Access, AllResident, Dma, DmaFault, Segment};
 pub use hashes::Hashes;
-pub use image::{Image, Reader, OpenError, OpenErrorKind};
+pub use image::{Image, OpenError, OpenErrorKind, Reader};
 pub use observer::{Block, Direction, Nobody, Observer};
 pub use probe::SmallSectors;

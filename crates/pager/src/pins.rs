@@ -53,7 +53,8 @@ impl Pager {
     /// A frame cannot be brought back; nothing is pinned then.
     pub fn pin(&self, frames: FrameRange, replace: bool) -> io::Result<()> {
         frames.frames().for_each(|gfn| self.pins.pin(gfn));
-        let there = frames.frames().try_for_each(|gfn| self.again(|| self.settle_pin(gfn, replace)));
+        let there =
+            frames.frames().try_for_each(|gfn| self.again(|| self.settle_pin(gfn, replace)));
         if there.is_err() {
             self.unpin(frames);
         }

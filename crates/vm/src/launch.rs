@@ -51,6 +51,10 @@ pub struct Launch<'a> {
     pub initrd: Option<&'a Path>,
     /// Its command line.
     pub append: Option<&'a str>,
+    /// Sockets of vhost-user-blk disks, each with so many queues.
+    pub disks: &'a [PathBuf],
+    /// Queues of each disk.
+    pub disk_queues: u16,
     /// More arguments for QEMU, as they are.
     pub qemu_args: &'a [String],
     /// Where relative paths among those begin.
@@ -123,6 +127,12 @@ impl Launch<'_> {
         );
         option("-serial", "chardev:ebb-console".into());
         option("-display", "none".into());
+        for (index, socket) in self.disks.iter().enumerate() {
+            let (id, queues) = (format!("ebb-disk{index}"), self.disk_queues);
+            // Whoever serves it may die and come back.
+            option("-chardev", format!("socket,id={id},path={},reconnect=1", escape(socket)));
+            option("-device", format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"));
+        }
         words.extend(["-nodefaults".into(), "-no-user-config".into(), "-S".into()]);
         for (key, file) in [("-kernel", self.kernel), ("-initrd", self.initrd)] {
             if let Some(file) = file {

@@ -1,0 +1,247 @@
+//! The disks that `ebb run --disk` gives a VM: served here, so that frames equal to a
+//! block can rest on it, and no frame that a request uses is evicted.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, OnceLock, Weak};
+
+use ebb_api::DiskRequest;
+use ebb_block::{
+    Access, Backend, Block, Direction, Dma, DmaFault, Hashes, Image, Observer, OpenError, Options,
+    Reader, Segment,
+};
+use ebb_pager::{Disk, Pager};
+use ebb_store::Page;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+/// All disks of a VM share one space of block numbers: the disk's number above
+/// these bits, which leaves it 256 GiB.
+const BLOCK_BITS: u32 = 26;
+/// So the numbers stay below the 2^40 that [`Hashes`] takes.
+const DISKS_MAX: usize = 64;
+const QUEUES_MAX: u32 = 4;
+
+/// The socket of disk `index` in the VM's directory.
+pub fn socket(directory: &Path, index: usize) -> PathBuf {
+    directory.join(format!("disk{index}.sock"))
+}
+
+/// Opens and locks the images.
+///
+/// # Errors
+/// One cannot be used: why, and what to do.
+pub fn open(wanted: &[DiskRequest]) -> Result<Vec<Image>, OpenError> {
+    wanted.iter().map(|disk| Image::open(&disk.path, disk.readonly)).collect()
+}
+
+/// Whether so many disks of these sizes can be told apart.
+///
+/// # Errors
+/// In one line.
+pub fn check(images: &[Image]) -> Result<(), String> {
+    if images.len() > DISKS_MAX {
+        return Err(format!("a VM can have {DISKS_MAX} disks, not {}", images.len()));
+    }
+    let large = images.iter().find(|image| image.bytes() / FRAME_BYTES >= 1 << BLOCK_BITS);
+    large.map_or(Ok(()), |image| {
+        Err(format!("{}: an image can have 256 GiB at most", image.path().display()))
+    })
+}
+
+/// What the pager and the disks of one VM know of each other.
+pub struct Shared {
+    hashes: Hashes,
+    readers: Vec<Reader>,
+    pager: OnceLock<Weak<Pager>>,
+    /// A front end has had memory pinned: from then on its rings stay put.
+    used: Vec<AtomicBool>,
+}
+
+impl Shared {
+    /// For these images, and a VM of so much memory.
+    ///
+    /// # Errors
+    /// No random key is to be had.
+    pub fn new(images: &[Image], memory_bytes: u64) -> io::Result<Arc<Shared>> {
+        let mut key = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        // Of more blocks than it has frames a guest holds none.
+        let room = if images.is_empty() { 0 } else { memory_bytes / FRAME_BYTES };
+        Ok(Arc::new(Shared {
+            hashes: Hashes::new(room, key),
+            readers: images.iter().map(Image::reader).collect(),
+            pager: OnceLock::new(),
+            used: images.iter().map(|_| AtomicBool::new(false)).collect(),
+        }))
+    }
+
+    /// Who pins frames from now on.
+    pub fn serve_with(&self, pager: &Arc<Pager>) {
+        // There is one pager for a VM's life.
+        let _ = self.pager.set(Arc::downgrade(pager));
+    }
+
+    /// Whether every disk was used since it is served here.
+    pub fn all_used(&self) -> bool {
+        self.used.iter().all(|used| used.load(Acquire))
+    }
+
+    /// Whether one was.
+    pub fn any_used(&self) -> bool {
+        self.used.iter().any(|used| used.load(Acquire))
+    }
+
+    /// Blocks that are known by content.
+    pub fn tracked_blocks(&self) -> u64 {
+        self.hashes.used()
+    }
+}
+
+/// The disks as the pager sees them.
+pub struct Source(pub Arc<Shared>);
+
+impl Disk for Source {
+    fn find(&self, page: &Page) -> Option<u64> {
+        if self.0.readers.is_empty() { None } else { self.0.hashes.find(page) }
+    }
+
+    fn read(&self, block: u64, pages: &mut [Page]) -> io::Result<()> {
+        let (disk, block) = (block >> BLOCK_BITS, block & ((1 << BLOCK_BITS) - 1));
+        let readers = &self.0.readers;
+        let reader = readers
+            .get(disk as usize)
+            .ok_or_else(|| io::Error::other("no such disk of this VM is served here"))?;
+        // Read-ahead does not know where the disk ends.
+        let there = reader.blocks().saturating_sub(block).min(pages.len() as u64) as usize;
+        match pages.get_mut(..there) {
+            Some(pages) if !pages.is_empty() => reader.read(block, pages),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+/// One disk's way to guest memory, and its eye on what moves.
+struct Port {
+    shared: Arc<Shared>,
+    disk: usize,
+}
+
+impl Port {
+    fn pager(&self) -> Option<Arc<Pager>> {
+        self.shared.pager.get()?.upgrade()
+    }
+
+    fn global(&self, block: u64) -> u64 {
+        (self.disk as u64) << BLOCK_BITS | block
+    }
+}
+
+impl Dma for Port {
+    fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
+        let first = segments.first().map(|segment| segment.gpa).unwrap_or_default();
+        let pager = self.pager().ok_or(DmaFault { gpa: first })?;
+        let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
+        for (index, &(frames, replace)) in pieces.iter().enumerate() {
+            if let Err(error) = pager.pin(frames, replace) {
+                tracing::error!("a frame for disk {}: {error}", self.disk);
+                pieces[..index].iter().for_each(|(frames, _)| pager.unpin(*frames));
+                return Err(DmaFault { gpa: frames.start.gpa() });
+            }
+        }
+        self.shared.used[self.disk].store(true, Release);
+        Ok(())
+    }
+
+    fn unpin(&self, segments: &[Segment]) {
+        let Some(pager) = self.pager() else { return };
+        let pieces = segments.iter().flat_map(|segment| pieces(*segment, Access::Keep));
+        pieces.for_each(|(frames, _)| pager.unpin(frames));
+    }
+}
+
+impl Observer for Port {
+    fn wants_content(&self) -> bool {
+        true
+    }
+
+    fn before_overwrite(&self, blocks: Range<u64>) -> io::Result<()> {
+        let blocks = self.global(blocks.start)..self.global(blocks.end);
+        // First nothing finds them any more, then what rests there comes back.
+        self.shared.hashes.forget(blocks.clone());
+        match self.pager() {
+            Some(pager) => pager.vacate(blocks),
+            None => Err(io::Error::other("nobody can bring back what rests there")),
+        }
+    }
+
+    fn moved(&self, block: u64, _: Gfn, content: &Block, _: Direction) {
+        self.shared.hashes.insert(self.global(block), content);
+    }
+}
+
+/// A segment's frames; `true`: it covers them as a whole, and they are overwritten.
+fn pieces(segment: Segment, access: Access) -> impl Iterator<Item = (FrameRange, bool)> {
+    let (start, end) = (segment.gpa.0, segment.gpa.0 + u64::from(segment.bytes));
+    let first = start / FRAME_BYTES;
+    let frames = FrameRange::new(Gfn(first), end.div_ceil(FRAME_BYTES) - first);
+    let is_whole = move |gfn: Gfn| gfn.gpa().0 >= start && gfn.gpa().0 + FRAME_BYTES <= end;
+    frames
+        .frames()
+        .map(move |gfn| (FrameRange::new(gfn, 1), access == Access::Replace && is_whole(gfn)))
+}
+
+/// Disks that are being served, at sockets in the VM's directory. Dropping this stops
+/// them: QEMU then waits for the next daemon.
+pub struct Disks {
+    backends: Vec<Backend>,
+}
+
+impl Disks {
+    /// Begins to serve.
+    ///
+    /// # Errors
+    /// A socket cannot be made.
+    pub fn start(
+        images: Vec<Image>,
+        shared: &Arc<Shared>,
+        directory: &Path,
+        cpus: u32,
+    ) -> Result<Disks, ebb_block::StartError> {
+        let options = Options { queues: queues(cpus), ..Options::default() };
+        let start = |(disk, image)| {
+            let port = Arc::new(Port { shared: Arc::clone(shared), disk });
+            Backend::start(&socket(directory, disk), image, port.clone(), port, options)
+        };
+        Ok(Disks { backends: images.into_iter().enumerate().map(start).collect::<Result<_, _>>()? })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.backends.len()
+    }
+}
+
+/// A queue a processor, up to a few.
+pub fn queues(cpus: u32) -> u16 {
+    cpus.clamp(1, QUEUES_MAX) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_units::Gpa;
+
+    #[test]
+    fn only_frames_covered_as_a_whole_are_replaced() {
+        let segment = Segment { gpa: Gpa(0x1800), bytes: 0x2000 };
+        let all = |access| -> Vec<(u64, bool)> {
+            pieces(segment, access).map(|(frames, replace)| (frames.start.0, replace)).collect()
+        };
+        assert_eq!(all(Access::Replace), [(1, false), (2, true), (3, false)]);
+        assert_eq!(all(Access::Keep), [(1, false), (2, false), (3, false)]);
+    }
+}
