@@ -108,8 +108,11 @@ mod tests {
     const WRITE: u16 = VRING_DESC_F_WRITE as u16;
     const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
-    /// Tables at some addresses: (address, bytes, flags, next).
-    fn guest(tables: &[(u64, &[(u64, u32, u16, u16)])]) -> Guest {
+    /// Address, bytes, flags, next.
+    type Entry = (u64, u32, u16, u16);
+
+    /// Tables at some addresses.
+    fn guest(tables: &[(u64, &[Entry])]) -> Guest {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         for (start, table) in tables {
             for (index, &(gpa, bytes, flags, next)) in (0..).zip(*table) {
@@ -147,7 +150,7 @@ mod tests {
 
     #[test]
     fn what_is_no_chain_is_refused() {
-        let refused = |table: &[(u64, u32, u16, u16)], head| {
+        let refused = |table: &[Entry], head| {
             walk(&guest(&[(0x1000, table)]), Gpa(0x1000), table.len() as u16, head).unwrap_err()
         };
         assert_eq!(refused(&[(0, 1, 0, 0)], 1), Malformed::Index);
