@@ -98,6 +98,11 @@ impl Guest {
         ))
     }
 
+    /// A disk that Ebb serves itself; for [`crate::Host::run`] only.
+    pub fn own_disk(self, disk: &Disk) -> Guest {
+        self.hold("--disk", &disk.image().display().to_string())
+    }
+
     /// QEMU's arguments, as they are.
     pub fn qemu_args(mut self, words: &str) -> Guest {
         self.qemu.extend(words.split_whitespace().map(str::to_owned));

@@ -98,11 +98,21 @@ impl Load {
     }
 }
 
-fn serve(directory: &Path) -> Child {
+/// Killed when it goes, also when the test fails.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().expect("it can be killed");
+        self.0.wait().expect("it has ended");
+    }
+}
+
+fn serve(directory: &Path) -> Server {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ebbd"));
     command.arg("disk").arg("--socket").arg(directory.join("socket"));
     command.arg("--image").arg(directory.join("image"));
-    command.env("EBB_LOG", "warn").spawn().unwrap()
+    Server(command.env("EBB_LOG", "warn").spawn().unwrap())
 }
 
 #[test]
@@ -112,7 +122,7 @@ fn a_killed_disk_ends_each_request_once_and_in_order() {
     image.set_len(SLOTS * SLOT_BYTES).unwrap();
     let mut load = Load::new();
     for _ in 0..ROUNDS {
-        let mut server = serve(directory.path());
+        let server = serve(directory.path());
         let front_end =
             FrontEnd::connect(&directory.path().join("socket"), &load.ring, load.ring.used());
         let mut left = 1 + load.random(200);
@@ -124,19 +134,17 @@ fn a_killed_disk_ends_each_request_once_and_in_order() {
         }
         load.fill();
         front_end.kick();
-        server.kill().unwrap();
-        server.wait().unwrap();
+        drop(server);
         load.reap();
     }
-    let mut server = serve(directory.path());
+    let server = serve(directory.path());
     let front_end =
         FrontEnd::connect(&directory.path().join("socket"), &load.ring, load.ring.used());
     while !load.flights.is_empty() {
         front_end.wait();
         load.reap();
     }
-    server.kill().unwrap();
-    server.wait().unwrap();
+    drop(server);
     let mut content = vec![1; load.model.len()];
     File::open(directory.path().join("image")).unwrap().read_exact_at(&mut content, 0).unwrap();
     assert!(content == load.model);

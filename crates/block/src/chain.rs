@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn what_is_no_chain_is_refused() {
-        let refused = |table: &[(u64, u32, u16, u16)], head| {
+        let refused = |table: &[Entry], head| {
             walk(&guest(&[(0x1000, table)]), Gpa(0x1000), table.len() as u16, head).unwrap_err()
         };
         assert_eq!(refused(&[(0, 1, 0, 0)], 1), Malformed::Index);

@@ -1,0 +1,89 @@
+//! A guest with less memory than it uses, and a disk that Ebb serves: what equals the
+//! disk is not written again, and no byte of either is ever wrong.
+
+use vmtest::{Disk, Guest, Host, Vm, until};
+
+const MIB: u64 = 1 << 20;
+
+fn limit(vm: &Vm, mib: u64) {
+    vm.ebb(&format!("limit {mib}M")).ok();
+    until("the limit to hold", || (vm.host_bytes() <= mib * MIB).then_some(()));
+}
+
+fn mounted(host: &Host, disk: &Disk) -> Vm {
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G").own_disk(disk));
+    vm.guest("mount ext4 /dev/vda /mnt");
+    vm
+}
+
+/// What the guest has read from its disk goes without a write and comes back from there.
+#[test]
+fn the_page_cache_rests_on_the_disk() {
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let vm = mounted(&host, &disk);
+    vm.guest("files a 250M /mnt");
+    vm.guest("dropcaches");
+    limit(&vm, 150);
+    for _ in 0..3 {
+        assert_eq!(vm.guest("checkfiles a"), "0");
+    }
+    let status = vm.status().limit;
+    assert!(status.on_disk_total_bytes > 250 * MIB, "{status:?}");
+    assert!(status.saved_total_bytes < 100 * MIB, "{status:?}");
+    assert!(status.ahead_hit_total_bytes > 0, "{status:?}");
+    vm.guest("umount /mnt");
+    vm.power_off();
+    disk.check("ext4");
+}
+
+/// Blocks are overwritten while frames rest on them.
+#[test]
+fn blocks_change_under_resting_frames() {
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let vm = mounted(&host, &disk);
+    limit(&vm, 150);
+    vm.guest("files a 100M /mnt");
+    vm.guest("diskchurn load /mnt 100M");
+    for _ in 0..5 {
+        vm.churn_on(3);
+        assert_eq!(vm.guest("checkfiles a"), "0");
+    }
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    vm.guest("umount /mnt");
+    vm.power_off();
+    disk.check("ext4");
+}
+
+#[test]
+fn no_byte_is_lost_when_the_daemon_dies() {
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let vm = mounted(&host, &disk);
+    limit(&vm, 150);
+    vm.guest("files a 100M /mnt");
+    vm.guest("diskchurn load /mnt 60M");
+    for _ in 0..10 {
+        vm.churn_on(2);
+        host.kill9();
+        host.start();
+    }
+    vm.churn_on(2);
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    assert_eq!(vm.guest("checkfiles a"), "0");
+    until("the limit to hold again", || (vm.host_bytes() <= 150 * MIB).then_some(()));
+    vm.guest("umount /mnt");
+    vm.power_off();
+    disk.check("ext4");
+}
+
+#[test]
+fn a_vm_whose_disk_is_served_stays_held() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "64M").formatted("ext4");
+    let vm = mounted(&host, &disk);
+    let why = vm.ebb("detach").refused();
+    assert!(why.contains("serves this VM's disks"), "{why}");
+    assert_eq!(vm.guest("disk /dev/vda 8M").trim(), "0");
+}
