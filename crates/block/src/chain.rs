@@ -108,11 +108,11 @@ mod tests {
     const WRITE: u16 = VRING_DESC_F_WRITE as u16;
     const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
-    /// Tables at some addresses: (address, bytes, flags, next).
-    /// A descriptor: address, length, flags, next.
-    type Row = (u64, u32, u16, u16);
+    /// Address, bytes, flags, next.
+    type Entry = (u64, u32, u16, u16);
 
-    fn guest(tables: &[(u64, &[Row])]) -> Guest {
+    /// Tables at some addresses.
+    fn guest(tables: &[(u64, &[Entry])]) -> Guest {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         for (start, table) in tables {
             for (index, &(gpa, bytes, flags, next)) in (0..).zip(*table) {
