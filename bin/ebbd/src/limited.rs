@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ebb_api::{LimitRequest, LimitStatus};
 use ebb_units::{Bytes, FrameRange, Gfn};
 
+use crate::devices;
 use crate::limit::{Limiter, floor_bytes, marks};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
@@ -21,6 +22,7 @@ impl State {
         if let Some(bytes) = request.bytes {
             self.may_limit(bytes)?;
             self.may_evict()?;
+            self.no_foreign_devices()?;
             self.held.record.evicts = true;
             self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
             self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
@@ -29,6 +31,20 @@ impl State {
         self.save();
         self.apply_limit()?;
         Ok(status::limit(self))
+    }
+
+    /// Devices that other processes serve must find all memory where it was.
+    pub(crate) fn no_foreign_devices(&mut self) -> Answer<()> {
+        self.reconnect();
+        let qmp = self.held.qmp.as_mut();
+        let qmp = qmp.ok_or_else(|| not_allowed("QEMU's QMP socket does not answer"))?;
+        match devices::foreign(qmp).map_err(not_allowed)? {
+            None => Ok(()),
+            Some(device) => Err(not_allowed(format!(
+                "its {device} is served by another process, which would find zeros where memory \
+                 in use was evicted; disks can be given by `ebb run --disk`"
+            ))),
+        }
     }
 
     fn may_limit(&self, bytes: u64) -> Answer<()> {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod daemon;
+mod devices;
 mod disk;
 mod disks;
 mod held;

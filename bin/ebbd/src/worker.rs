@@ -253,7 +253,7 @@ impl State {
         trusted
     }
 
-    fn reconnect(&mut self) {
+    pub(crate) fn reconnect(&mut self) {
         if self.held.qmp.is_some() {
             return;
         }
@@ -392,6 +392,7 @@ impl State {
     fn evict(&mut self, want_bytes: u64) -> Answer<EvictReport> {
         let began = Instant::now();
         self.may_evict()?;
+        self.no_foreign_devices()?;
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
