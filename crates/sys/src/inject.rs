@@ -243,7 +243,13 @@ mod tests {
 
     fn victim(command: &[&str]) -> Victim {
         let child = Command::new(command[0]).args(&command[1..]).stdout(Stdio::null()).spawn();
-        Victim(child.unwrap())
+        let victim = Victim(child.unwrap());
+        let process = Process::open(victim.0.id() as i32).unwrap();
+        // It exists before its program is mapped.
+        while !process.mappings().unwrap().iter().any(|vma| vma.name == "[vdso]") {
+            std::thread::yield_now();
+        }
+        victim
     }
 
     #[test]
