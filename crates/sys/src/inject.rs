@@ -246,7 +246,8 @@ mod tests {
         let victim = Victim(child.unwrap());
         let process = Process::open(victim.0.id() as i32).unwrap();
         // It exists before its program is mapped.
-        while !process.mappings().unwrap().iter().any(|vma| vma.name == "[vdso]") {
+        let begun = || process.mappings().unwrap().iter().any(|vma| vma.name == "[vdso]");
+        while !process.has_ended().unwrap() && !begun() {
             std::thread::yield_now();
         }
         victim
