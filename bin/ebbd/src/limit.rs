@@ -70,8 +70,14 @@ impl Limiter {
         })
     }
 
+    /// Whether the next step looks at all frames anew.
+    pub fn is_spent(&self) -> bool {
+        self.chosen.is_empty() || self.chosen_at.elapsed() > CHOICE
+    }
+
     /// Evicts a step, if more than the mark is resident; `true`: there is more to
-    /// do. `spare` names frames that stay.
+    /// do. `guest`: with a way to ask whether it still runs, right before its word
+    /// is taken. `spare` names frames that stay.
     ///
     /// # Errors
     /// From the store or the system calls; frames not evicted stay resident.
@@ -79,7 +85,7 @@ impl Limiter {
         &mut self,
         process: &Process,
         pager: &Pager,
-        guest: Option<&Guest>,
+        guest: Option<(&Guest, &dyn Fn() -> bool)>,
         limit_bytes: u64,
         spare: impl Fn(Gfn) -> bool,
     ) -> io::Result<bool> {
@@ -88,8 +94,8 @@ impl Limiter {
         if over == 0 {
             return Ok(false);
         }
-        if self.chosen.is_empty() || self.chosen_at.elapsed() > CHOICE {
-            self.choose(process, pager, guest, spare)?;
+        if self.is_spent() {
+            self.choose(process, pager, guest.map(|(guest, _)| guest), spare)?;
         }
         // In whole huge frames, which have an order of their own in the choice.
         let want = over.div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
@@ -97,7 +103,9 @@ impl Limiter {
         let mut frames = self.chosen.split_off(self.chosen.len() - step);
         frames.sort_unstable();
         let evicted = match guest {
-            Some(guest) => pager.evict(&frames, &Known { guest, pager, free: &self.free }),
+            Some((guest, still_runs)) => {
+                pager.evict(&frames, &Known { guest, still_runs, pager, free: &self.free })
+            }
             None => pager.evict(&frames, &NothingKnown),
         }?;
         self.total.add(evicted);
@@ -177,6 +185,8 @@ fn populated(pager: &Pager) -> Vec<FrameRange> {
 /// A trusted guest's word on its frames.
 struct Known<'a> {
     guest: &'a Guest,
+    /// `false` once it may have been reset.
+    still_runs: &'a dyn Fn() -> bool,
     pager: &'a Pager,
     /// Free when the victims were chosen, in order of address.
     free: &'a [Block],
@@ -188,7 +198,8 @@ impl Judge for Known<'_> {
         let block = after.checked_sub(1).and_then(|index| self.free.get(index));
         let Some(block) = block.filter(|block| block.frames().contains(gfn)) else { return false };
         let now = self.guest.look(&self.pager.view()).head(block.head);
-        now.is_some_and(|now| now.order >= block.order)
+        // After the look: of a guest that was reset before it the look says nothing.
+        now.is_some_and(|now| now.order >= block.order) && (self.still_runs)()
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a VM's worker does about a limit on its resident memory.
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use crate::devices;
 use crate::limit::{Limiter, floor_bytes, marks};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
-use crate::worker::{Command, State};
+use crate::worker::{Command, State, was_reset};
 
 /// So long it evicts before it looks at commands again.
 const TURN: Duration = Duration::from_millis(50);
@@ -134,10 +135,33 @@ impl State {
     }
 
     fn limit_step(&mut self, limiter: &mut Limiter, limit_bytes: u64) -> std::io::Result<bool> {
+        // A guest's word counts only while it is the kernel that runs.
+        if limiter.is_spent() && (self.insight.guest().is_ok() || self.insight.is_due()) {
+            self.confirm();
+        }
+        let qmp = RefCell::new(self.held.qmp.take());
+        let reset = Cell::new(false);
+        let still_runs = || {
+            reset.set(reset.get() || was_reset(&mut qmp.borrow_mut()));
+            // Without the socket nobody tells of resets.
+            !reset.get() && qmp.borrow().is_some()
+        };
+        let result = self.limit_step_with(limiter, limit_bytes, &still_runs);
+        self.held.qmp = qmp.into_inner();
+        if reset.get() {
+            self.after_reset();
+        }
+        result
+    }
+
+    fn limit_step_with(
+        &mut self,
+        limiter: &mut Limiter,
+        limit_bytes: u64,
+        still_runs: &dyn Fn() -> bool,
+    ) -> std::io::Result<bool> {
         let held = &self.held;
-        let view = held.pager.view();
-        // Its word counts only while it is the kernel that was inspected.
-        let guest = self.insight.guest().ok().filter(|guest| guest.recheck(&view));
+        let guest = self.insight.guest().ok().map(|guest| (guest, still_runs));
         let mut spared: Vec<FrameRange> = self.metadata_frames();
         spared.extend(self.note_frame());
         let spare = |gfn: Gfn| spared.iter().any(|frames| frames.contains(gfn));

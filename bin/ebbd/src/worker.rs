@@ -233,7 +233,7 @@ impl State {
 
     /// After a reset nothing that was known is true. What devices may reach
     /// must be there before the new kernel uses it.
-    fn after_reset(&mut self) {
+    pub(crate) fn after_reset(&mut self) {
         self.insight.forget("it was reset and is booting");
         if self.held.record.mode == Mode::Strict
             && let Err(error) = self.held.pager.give_back_all()
@@ -243,7 +243,7 @@ impl State {
     }
 
     /// Whether the guest is trusted and the one that runs; inspects if need be.
-    fn confirm(&mut self) -> bool {
+    pub(crate) fn confirm(&mut self) -> bool {
         self.reconnect();
         let trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut());
         if trusted && let Err(error) = self.watch_metadata() {
@@ -502,7 +502,7 @@ impl State {
 
 /// Whether a reset was announced since the last look. A socket that fails is
 /// dropped: it may be made again.
-fn was_reset(qmp: &mut Option<Qmp>) -> bool {
+pub(crate) fn was_reset(qmp: &mut Option<Qmp>) -> bool {
     match qmp.as_mut().map(Qmp::events) {
         Some(Ok(events)) => events.iter().any(|event| event == "RESET"),
         Some(Err(_)) => {
