@@ -71,11 +71,11 @@ impl State {
     /// Begins to hold the limit on record, or ends it.
     pub(crate) fn apply_limit(&mut self) -> Answer<()> {
         self.stuck = None;
-        let Some(limit_bytes) = self.held.record.limit_bytes else {
+        if self.held.record.limit_bytes.is_none() {
             self.held.pager.set_limit(u64::MAX);
             self.limiter = None;
             return Ok(());
-        };
+        }
         if self.limiter.is_none() {
             let limiter = Limiter::new(&self.held.process, &self.held.pager);
             self.limiter = Some(limiter.map_err(failed("QEMU's page table"))?);
@@ -87,7 +87,6 @@ impl State {
                 let _ = own.send(Command::Pressure);
             }
         });
-        self.held.pager.set_limit(marks(limit_bytes).0);
         self.hold_limit();
         Ok(())
     }
@@ -104,7 +103,7 @@ impl State {
         if let Err(why) = self.may_evict() {
             self.stuck = Some(why.to_string());
             self.limiter = Some(limiter);
-            return;
+            return self.held.pager.set_limit(u64::MAX);
         }
         let began = Instant::now();
         let mut more = true;
@@ -118,6 +117,9 @@ impl State {
             }
         }
         self.limiter = Some(limiter);
+        // Faults do not wait for room that nobody makes.
+        let mark = if self.stuck.is_some() { u64::MAX } else { marks(limit_bytes).0 };
+        self.held.pager.set_limit(mark);
         if more && !self.pressed.swap(true, AcqRel) {
             // This is the thread that reads it.
             let _ = self.own.send(Command::Pressure);
