@@ -97,25 +97,24 @@ impl Pager {
         for (frames, content) in self.off_record() {
             let elsewhere = !matches!(content, Content::Watch { .. } | Content::Guarded);
             if elsewhere && !self.ram.is_hole(frames)? {
-                frames.frames().try_for_each(|gfn| self.settle_frame(gfn, content))?;
+                frames.frames().try_for_each(|gfn| self.settle_frame(gfn))?;
             }
         }
         Ok(())
     }
 
-    fn settle_frame(&self, gfn: Gfn, content: Content) -> io::Result<()> {
+    fn settle_frame(&self, gfn: Gfn) -> io::Result<()> {
         let frame = FrameRange::new(gfn, 1);
         if self.ram.is_hole(frame)? || self.split(gfn.huge()).is_err() {
             return Ok(());
         }
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(()) };
         let open = self.unprotect(frame);
-        let wanted = held.unlock(Content::Resident);
-        self.after(wanted, frame);
-        match content {
-            Content::Empty { .. } => subtract(&self.counters.emptied_frames, 1),
-            content => self.leave(gfn, content),
+        if let Content::Empty { .. } = held.content() {
+            subtract(&self.counters.emptied_frames, 1);
         }
+        let wanted = self.arrive(gfn, held);
+        self.after(wanted, frame);
         // Not watched: then it was not protected either.
         open.or_else(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => Ok(()),

@@ -174,8 +174,7 @@ impl Pager {
         }
         self.devices.map(frame);
         add(&self.counters.refilled_frames, 1);
-        let _ = held.unlock(Content::Resident);
-        self.leave(gfn, content);
+        let _ = self.arrive(gfn, held);
         self.wake(frame).map(Served::done)
     }
 

@@ -92,8 +92,7 @@ impl Pager {
             return Err(error);
         }
         self.devices.map(frame);
-        let _ = held.unlock(Content::Resident);
-        self.leave(gfn, content);
+        let _ = self.arrive(gfn, held);
         add(&self.counters.replaced_frames, 1);
         self.wake(frame).map(|()| Served::Done)
     }

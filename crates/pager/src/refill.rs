@@ -249,25 +249,29 @@ impl Pager {
 
     fn resident_again(&self, back: Vec<Back<'_>>) {
         for Back { gfn, word, .. } in back {
-            let content = word.content();
-            let _ = word.unlock(Content::Resident);
-            self.leave(gfn, content);
+            // Its waiters are woken by our caller.
+            let _ = self.arrive(gfn, word);
         }
     }
 
-    /// The content rests there no more.
-    pub(crate) fn leave(&self, gfn: Gfn, content: Content) {
-        match content {
-            Content::Saved { slot } => {
-                self.store.release(slot);
-                subtract(&self.counters.saved_frames, 1);
-            }
-            Content::OnDisk { block } => {
-                self.resting.leave(gfn, block);
-                subtract(&self.counters.on_disk_frames, 1);
-            }
-            _ => {}
+    /// The frame's page is there: its word says so, and where the content was is free.
+    /// Whether somebody asked for it meanwhile.
+    ///
+    /// The pair of block and frame goes before the unlock: after it, the frame may
+    /// come to rest on the very same block again, and that pair must stay. The slot
+    /// goes after it: no word may name a slot that another page is put into.
+    pub(crate) fn arrive(&self, gfn: Gfn, word: LockedFrame<'_>) -> bool {
+        let content = word.content();
+        if let Content::OnDisk { block } = content {
+            self.resting.leave(gfn, block);
+            subtract(&self.counters.on_disk_frames, 1);
         }
+        let wanted = word.unlock(Content::Resident);
+        if let Content::Saved { slot } = content {
+            self.store.release(slot);
+            subtract(&self.counters.saved_frames, 1);
+        }
+        wanted
     }
 
     /// Brings back what rests on blocks of a disk that are about to change. Nothing
