@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
+use ebb_api::DiskRequest;
 use ebb_block::{AllResident, Backend, Image, Nobody, Options};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -20,20 +21,12 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     /// Raw image, a file or a block device; with `,readonly` behind it, the guest cannot write
-    #[arg(long, value_name = "IMAGE[,readonly]", value_parser = image)]
-    image: (PathBuf, bool),
+    #[arg(long, value_name = "IMAGE[,readonly]")]
+    image: DiskRequest,
     /// Queues that the guest can use, a thread each
     #[arg(long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=i64::from(ebb_block::QUEUES_MAX)))]
     queues: u16,
-}
-
-fn image(text: &str) -> Result<(PathBuf, bool), String> {
-    match text.rsplit_once(',') {
-        None if !text.is_empty() => Ok((text.into(), false)),
-        Some((path, "readonly")) if !path.is_empty() => Ok((path.into(), true)),
-        _ => Err("write PATH or PATH,readonly".into()),
-    }
 }
 
 /// Runs `ebbd disk` with what stands behind that.
@@ -43,7 +36,7 @@ fn image(text: &str) -> Result<(PathBuf, bool), String> {
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd disk".to_owned()].into_iter().chain(words));
     crate::log_to_stderr();
-    let (path, readonly) = &arguments.image;
+    let DiskRequest { path, readonly } = &arguments.image;
     let image = Image::open(path, *readonly)?;
     let options = Options { queues: arguments.queues, ..Options::default() };
     // Nothing takes memory away from this guest, and nobody wants to know.
@@ -65,17 +58,4 @@ fn wait_end() -> io::Result<Signal> {
             _ = interrupt.recv() => Signal::INT,
         })
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_image_may_be_readonly() {
-        assert_eq!(image("a,b.img"), Err("write PATH or PATH,readonly".into()));
-        assert_eq!(image("a.img"), Ok(("a.img".into(), false)));
-        assert_eq!(image("a.img,readonly"), Ok(("a.img".into(), true)));
-        assert!(image("").is_err() && image(",readonly").is_err());
-    }
 }

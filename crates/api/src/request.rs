@@ -268,6 +268,16 @@ mod tests {
     }
 
     #[test]
+    fn an_image_may_be_readonly() {
+        let image =
+            |text: &str| text.parse().map(|DiskRequest { path, readonly }| (path, readonly));
+        assert_eq!(image("a,b.img"), Err("write PATH or PATH,readonly".into()));
+        assert_eq!(image("a.img"), Ok(("a.img".into(), false)));
+        assert_eq!(image("a.img,readonly"), Ok(("a.img".into(), true)));
+        assert!(image("").is_err() && image(",readonly").is_err());
+    }
+
+    #[test]
     fn takes_the_ends_of_each_range() {
         for memory_bytes in [MEMORY_BYTES_MIN, MEMORY_BYTES_MAX] {
             assert_eq!(RunRequest { memory_bytes, ..run() }.check(), Ok(()));
