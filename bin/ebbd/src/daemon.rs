@@ -145,8 +145,7 @@ impl Daemon {
             totals: Totals::default(),
         };
         let Started { child, process, ram, qmp } = started;
-        let disks = (served, shared);
-        let held = held::take(process, ram, qmp, disks, record, &reserved.directory)?;
+        let held = held::take(process, ram, qmp, served, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
         child.release();
         reserved.keep();
@@ -193,9 +192,7 @@ impl Daemon {
             regions: Vec::new(),
             totals: Totals::default(),
         };
-        let shared = Shared::new(&[], 0).map_err(failed("a random key"))?;
-        let none = Disks::start(Vec::new(), &shared, &reserved.directory, 0);
-        let disks = (none.map_err(failed("its disks"))?, shared);
+        let disks = Disks::none().map_err(failed("a random key"))?;
         let held = held::take(process, ram, qmp, disks, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
         reserved.keep();

@@ -198,6 +198,8 @@ fn pieces(segment: Segment, access: Access) -> impl Iterator<Item = (FrameRange,
 /// them: QEMU then waits for the next daemon.
 pub struct Disks {
     backends: Vec<Backend>,
+    /// What they and the pager know of each other.
+    pub shared: Arc<Shared>,
 }
 
 impl Disks {
@@ -216,7 +218,16 @@ impl Disks {
             let port = Arc::new(Port { shared: Arc::clone(shared), disk });
             Backend::start(&socket(directory, disk), image, port.clone(), port, options)
         };
-        Ok(Disks { backends: images.into_iter().enumerate().map(start).collect::<Result<_, _>>()? })
+        let backends = images.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
+        Ok(Disks { backends, shared: Arc::clone(shared) })
+    }
+
+    /// For a VM none of whose disks Ebb serves.
+    ///
+    /// # Errors
+    /// As [`Shared::new`].
+    pub fn none() -> io::Result<Disks> {
+        Ok(Disks { backends: Vec::new(), shared: Shared::new(&[], 0)? })
     }
 
     /// How many there are.

@@ -32,8 +32,8 @@ pub struct Held {
     pub restored: std::sync::mpsc::Receiver<Restored>,
     /// The VMM's control socket, while it answers.
     pub qmp: Option<Qmp>,
-    /// Its disks, and what they and the pager know of each other.
-    pub disks: (Disks, Arc<Shared>),
+    /// Its disks that Ebb serves.
+    pub disks: Disks,
     /// What is on record of it.
     pub record: Record,
     /// Its directory.
@@ -49,7 +49,7 @@ pub fn take(
     process: Process,
     ram: Ram,
     qmp: Qmp,
-    disks: (Disks, Arc<Shared>),
+    disks: Disks,
     mut record: Record,
     directory: &Path,
 ) -> Answer<Held> {
@@ -69,13 +69,13 @@ pub fn take(
             process.pid()
         ))
     })?;
-    let taken = take_with(&process, number, ram, &disks.1, &record, directory);
+    let taken = take_with(&process, number, ram, &disks.shared, &record, directory);
     match taken {
         Ok((pager, restored)) => {
             record.userfaultfd = Some(number);
             record.save(directory).map_err(failed("the VM's record"))?;
             let pager = Arc::new(pager);
-            disks.1.serve_with(&pager);
+            disks.shared.serve_with(&pager);
             let directory = directory.to_owned();
             Ok(Held { process, pager, restored, qmp: Some(qmp), disks, record, directory })
         }
@@ -226,7 +226,7 @@ pub fn adopt(directory: &Path) -> io::Result<Held> {
     shared.serve_with(&pager);
     let disks = Disks::start(images, &shared, directory, record.cpus).map_err(io::Error::other)?;
     let directory = directory.to_owned();
-    Ok(Held { process, pager, restored, qmp: None, disks: (disks, shared), record, directory })
+    Ok(Held { process, pager, restored, qmp: None, disks, record, directory })
 }
 
 /// The recovery rule: a page in the RAM file wins; a hole is what the ledger

@@ -71,8 +71,16 @@ impl Limiter {
     }
 
     /// Whether the next step looks at all frames anew.
-    pub fn is_spent(&self) -> bool {
+    fn is_spent(&self) -> bool {
         self.chosen.is_empty() || self.chosen_at.elapsed() > CHOICE
+    }
+
+    /// Whether the next step asks the guest's kernel what its frames are.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn will_choose(&self, pager: &Pager, limit_bytes: u64) -> io::Result<bool> {
+        Ok(self.is_spent() && excess_bytes(pager, limit_bytes)? > 0)
     }
 
     /// Evicts a step, if more than the mark is resident; `true`: there is more to
@@ -89,8 +97,7 @@ impl Limiter {
         limit_bytes: u64,
         spare: impl Fn(Gfn) -> bool,
     ) -> io::Result<bool> {
-        let (_, goal) = marks(limit_bytes);
-        let over = pager.ram().resident_bytes()?.saturating_sub(goal);
+        let over = excess_bytes(pager, limit_bytes)?;
         if over == 0 {
             return Ok(false);
         }
@@ -170,6 +177,12 @@ impl Limiter {
             }
         });
     }
+}
+
+/// What is resident above the mark down to which is evicted.
+fn excess_bytes(pager: &Pager, limit_bytes: u64) -> io::Result<u64> {
+    let (_, goal) = marks(limit_bytes);
+    Ok(pager.ram().resident_bytes()?.saturating_sub(goal))
 }
 
 fn populated(pager: &Pager) -> Vec<FrameRange> {

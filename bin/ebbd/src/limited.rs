@@ -130,7 +130,7 @@ impl State {
     /// have rings in the guest's memory, which it does not know of.
     pub(crate) fn note_disks(&mut self) {
         let any = !self.held.record.disks.is_empty();
-        if any && !self.held.record.disks_used && self.held.disks.1.any_used() {
+        if any && !self.held.record.disks_used && self.held.disks.shared.any_used() {
             self.held.record.disks_used = true;
             self.save();
         }
@@ -138,7 +138,9 @@ impl State {
 
     fn limit_step(&mut self, limiter: &mut Limiter, limit_bytes: u64) -> std::io::Result<bool> {
         // A guest's word counts only while it is the kernel that runs.
-        if limiter.is_spent() && (self.insight.guest().is_ok() || self.insight.is_due()) {
+        if limiter.will_choose(&self.held.pager, limit_bytes)?
+            && (self.insight.guest().is_ok() || self.insight.is_due())
+        {
             self.confirm();
         }
         let qmp = RefCell::new(self.held.qmp.take());

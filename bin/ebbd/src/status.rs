@@ -95,7 +95,7 @@ pub fn limit(state: &State) -> LimitStatus {
         ahead_total_bytes: bytes(&counters.ahead_frames),
         ahead_hit_total_bytes: bytes(&counters.ahead_hit_frames),
         replaced_total_bytes: bytes(&counters.replaced_frames),
-        tracked_blocks: state.held.disks.1.tracked_blocks(),
+        tracked_blocks: state.held.disks.shared.tracked_blocks(),
         stuck: state.stuck.clone(),
     }
 }

@@ -431,7 +431,7 @@ impl State {
     /// use is evicted.
     pub(crate) fn may_evict(&self) -> Answer<()> {
         let record = &self.held.record;
-        if record.disks_used && !self.held.disks.1.all_used() {
+        if record.disks_used && !self.held.disks.shared.all_used() {
             return Err(not_allowed(
                 "QEMU has not connected to its disks again yet, whose rings must stay in memory",
             ));
