@@ -65,6 +65,10 @@ impl Resting {
         self.pairs().remove(&(block, gfn));
     }
 
+    pub(crate) fn has(&self, gfn: Gfn, block: u64) -> bool {
+        self.pairs().contains(&(block, gfn))
+    }
+
     /// Who rests on these blocks.
     pub(crate) fn on(&self, blocks: Range<u64>) -> Vec<(u64, Gfn)> {
         self.pairs().range((blocks.start, Gfn(0))..(blocks.end, Gfn(0))).copied().collect()

@@ -79,11 +79,16 @@ impl Pager {
             }
             // A protection that ended before its event was read.
             (true, Want::Free(_)) => self.let_through(gfn),
-            (false, Want::Free(Content::Saved { .. } | Content::OnDisk { .. })) => match buffer {
-                Some(buffer) => self.refill_ahead(gfn, buffer),
-                None => self.install_backed(gfn),
+            (false, Want::Free(content)) => match (content, buffer) {
+                (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
+                    self.refill_ahead(gfn, buffer)
+                }
+                (Content::Empty { .. }, _) => {
+                    add(&self.counters.early, 1);
+                    self.install(gfn, content)
+                }
+                _ => self.install(gfn, content),
             },
-            (false, Want::Free(content)) => self.install(gfn, content),
         }
     }
 
@@ -103,11 +108,8 @@ impl Pager {
     }
 
     /// Gives a missing frame its content: alone, or with its huge frame.
-    fn install(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
+    pub(crate) fn install(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
         let zero = matches!(content, Content::Resident | Content::Empty { fill: 0, .. });
-        if matches!(content, Content::Empty { .. }) {
-            add(&self.counters.early, 1);
-        }
         let whole = zero && self.grain == Grain::Huge && !self.ledger.is_split(gfn.huge());
         match content {
             _ if whole => self.install_huge(gfn),
@@ -123,10 +125,13 @@ impl Pager {
             Err(_) => return Ok(Served::Busy),
         };
         let frames = self.part_in_ram(gfn);
-        self.ram.populate(frames)?;
+        if let Err(error) = self.ram.populate(frames) {
+            self.after(held.abandon(), frames);
+            return Err(error);
+        }
         self.devices.map(frames);
         self.count_returned(held.contents());
-        // Only this thread asks, and it is here: nobody can have been marked.
+        // Whoever asked meanwhile is woken with the rest.
         let _ = held.unlock(Content::Resident);
         self.wake(frames).map(Served::done)
     }
@@ -146,7 +151,10 @@ impl Pager {
         }
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
         let frame = FrameRange::new(gfn, 1);
-        self.fill(gfn, fill)?;
+        if let Err(error) = self.fill(gfn, fill) {
+            self.after(held.abandon(), frame);
+            return Err(error);
+        }
         // Devices before the guest: it may hand the frame to one at once.
         self.devices.map(frame);
         self.count_returned([(frame, held.content())].into_iter());
@@ -187,14 +195,6 @@ impl Pager {
         }
     }
 
-    /// An emptied frame, for a device.
-    pub(crate) fn install_emptied(&self, gfn: Gfn, fill: u8) -> io::Result<Served> {
-        match fill == 0 && self.grain == Grain::Huge && !self.ledger.is_split(gfn.huge()) {
-            true => self.install_huge(gfn),
-            false => self.install_frame(gfn, fill),
-        }
-    }
-
     /// A hole that reads as zero and was never taken: nothing to write down.
     fn install_zero(&self, gfn: Gfn) -> io::Result<Served> {
         let frame = self.hva(FrameRange::new(gfn, 1))?;
@@ -224,9 +224,12 @@ impl Pager {
         let Ok(watch) = self.ledger.lock_frame(metadata) else { return Ok(Served::Busy) };
         let block = FrameRange::block(head, order);
         for part in block.by_huge() {
-            if !self.refill(part)? {
-                let _ = watch.abandon();
-                return Ok(Served::Busy);
+            match self.refill(part) {
+                Ok(true) => {}
+                refilled => {
+                    self.after(watch.abandon(), FrameRange::new(metadata, 1));
+                    return refilled.map(|_| Served::Busy);
+                }
             }
         }
         self.devices.map(block);
@@ -255,15 +258,19 @@ impl Pager {
         // Populating a part of a huge frame may give all of it memory, which would
         // win over what is saved of the rest.
         let in_pages = self.grain == Grain::Huge && frames.count < FRAMES_PER_HUGE;
-        match !in_pages && held.contents().all(|(_, content)| content == EMPTY) {
-            true => self.ram.populate(frames)?,
+        let filled = match !in_pages && held.contents().all(|(_, content)| content == EMPTY) {
+            true => self.ram.populate(frames),
             false => held.contents().try_for_each(|(part, content)| match content {
                 EMPTY if self.grain == Grain::Frame => self.ram.populate(part),
                 Content::Empty { fill, .. } => {
                     { part.frames() }.try_for_each(|gfn| self.fill(gfn, fill))
                 }
                 _ => Ok(()),
-            })?,
+            }),
+        };
+        if let Err(error) = filled {
+            self.after(held.abandon(), frames);
+            return Err(error);
         }
         self.count_returned(held.contents());
         let wanted = held.unlock(Content::Resident);

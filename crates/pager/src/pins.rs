@@ -73,8 +73,7 @@ impl Pager {
             Some(Content::Guarded) => Err(io::ErrorKind::PermissionDenied.into()),
             Some(Content::Watch { head, order }) => self.restore(gfn, head, order),
             Some(Content::Saved { .. } | Content::OnDisk { .. }) if replace => self.replace(gfn),
-            Some(Content::Saved { .. } | Content::OnDisk { .. }) => self.install_backed(gfn),
-            Some(Content::Empty { fill, .. }) => self.install_emptied(gfn, fill),
+            Some(content) => self.install(gfn, content),
         }
     }
 

@@ -142,19 +142,15 @@ impl Pager {
         let pages = &mut buffer.pages_mut()[..count];
         let read = self.read_back(content, pages, &mut back);
         let result = read.and_then(|()| self.copy_back(pages, &back));
-        let wake: Vec<FrameRange> = back.iter().map(|b| FrameRange::new(b.gfn, 1)).collect();
-        match result {
-            Ok(()) => self.resident_again(back),
-            Err(error) => {
-                for Back { gfn, word, .. } in back {
-                    // Also where nobody asked: the fault that led here did.
-                    let _ = word.abandon();
-                    self.after(true, FrameRange::new(gfn, 1));
-                }
-                return Err(error);
-            }
+        for Back { gfn, word, page } in back {
+            let wanted = match result {
+                Ok(()) => self.arrive(gfn, word),
+                Err(_) => word.abandon(),
+            };
+            // The first is the one whose fault led here.
+            self.after(wanted || page == 0, FrameRange::new(gfn, 1));
         }
-        wake.into_iter().try_for_each(|frame| self.wake(frame)).map(|()| Served::Done)
+        result.map(|()| Served::Done)
     }
 
     /// Takes the frames whose content lies behind `content`, up to `pages` on.
@@ -229,29 +225,15 @@ impl Pager {
     }
 
     fn copy_run(&self, frames: FrameRange, bytes: &[u8]) -> io::Result<()> {
-        let to = match self.ram.hva_range(frames) {
-            Some(to) => to,
-            // Over the border of two regions.
-            None => {
-                return frames
-                    .frames()
-                    .zip(bytes.chunks(FRAME_BYTES as usize))
-                    .try_for_each(|(gfn, page)| self.copy_page(gfn, page));
-            }
-        };
-        match self.uffd.copy_run(to.start, bytes) {
-            Ok(done) if done == to.bytes => Ok(()),
-            // Some are there already: a daemon died between the copy and the word.
-            _ => { frames.frames().zip(bytes.chunks(FRAME_BYTES as usize)) }
-                .try_for_each(|(gfn, page)| self.copy_page(gfn, page)),
+        let to = self.ram.hva_range(frames);
+        let done = to.and_then(|to| self.uffd.copy_run(to.start, bytes).ok());
+        if done == Some(frames.bytes()) {
+            return Ok(());
         }
-    }
-
-    fn resident_again(&self, back: Vec<Back<'_>>) {
-        for Back { gfn, word, .. } in back {
-            // Its waiters are woken by our caller.
-            let _ = self.arrive(gfn, word);
-        }
+        // Over the border of two regions, or some are there already: a daemon died
+        // between the copy and the word.
+        let mut pages = frames.frames().zip(bytes.chunks(FRAME_BYTES as usize));
+        pages.try_for_each(|(gfn, page)| self.copy_page(gfn, page))
     }
 
     /// The frame's page is there: its word says so, and where the content was is free.
@@ -281,16 +263,12 @@ impl Pager {
     /// A frame cannot be brought back: the blocks must not be written.
     pub fn vacate(&self, blocks: Range<u64>) -> io::Result<()> {
         for (block, gfn) in self.resting.on(blocks) {
-            let rests = || self.ledger.content(gfn) == Content::OnDisk { block };
-            self.again(|| match rests() || self.is_resting(gfn, block) {
+            // The pair goes only once the block was read.
+            self.again(|| match self.resting.has(gfn, block) {
                 true => self.install_backed(gfn),
                 false => Ok(Served::Done),
             })?;
         }
         Ok(())
-    }
-
-    fn is_resting(&self, gfn: Gfn, block: u64) -> bool {
-        self.resting.on(block..block + 1).contains(&(block, gfn))
     }
 }
