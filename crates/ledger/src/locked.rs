@@ -115,6 +115,16 @@ impl<'l> Locked<'l> {
         })
     }
 
+    /// Lets go of all but the first `count` frames, which have a word each; whether a
+    /// fault for one of those let go must be served.
+    pub fn keep(mut self, count: u64) -> (Locked<'l>, bool) {
+        let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.words.len());
+        let (kept, rest) = self.words.split_at(count);
+        self.held = false;
+        let frames = FrameRange::new(self.frames.start, count as u64);
+        (Locked { words: kept, frames, held: true }, abandon_all(rest))
+    }
+
     /// Writes down what all the frames are about to become; still held. A
     /// mark stays: it is for [`Locked::unlock`] to tell.
     pub fn set(&self, next: Content) {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use ebb_sys::uffd::Events;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use crate::hand::Hand;
 use crate::pager::{Pager, is_gone};
 
 /// Runs until it is stopped or its VMM ends.
@@ -59,7 +60,7 @@ enum End {
 }
 
 fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> {
-    let mut events = Events::new();
+    let (mut events, mut hand) = (Events::new(), Hand::empty());
     loop {
         let mut fds = [pager.uffd.as_fd(), vmm.as_fd(), stop.as_fd()]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -74,7 +75,7 @@ fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> 
         if ready[1] {
             return Ok(End::VmmGone);
         }
-        match serve_waiting(pager, &mut events) {
+        match serve_waiting(pager, &mut events, &mut hand) {
             Err(error) if is_gone(&error) => return Ok(End::VmmGone),
             result => result?,
         }
@@ -82,12 +83,12 @@ fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> 
 }
 
 /// Serves all that waits, without going back to sleep in between.
-fn serve_waiting(pager: &Pager, events: &mut Events) -> io::Result<()> {
+fn serve_waiting(pager: &Pager, events: &mut Events, hand: &mut Hand) -> io::Result<()> {
     loop {
         let mut any = false;
         for fault in pager.uffd.read(events)? {
             let began = Instant::now();
-            if pager.serve(fault, began) {
+            if pager.serve(fault, began, hand) {
                 pager.counters.fault.record(began.elapsed());
             }
             any = true;

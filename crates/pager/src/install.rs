@@ -4,28 +4,28 @@ use std::io;
 use std::time::Instant;
 
 use ebb_ledger::{Content, Want};
-use ebb_store::{Page, PageBuffer};
+use ebb_store::Page;
 use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
+use crate::hand::Hand;
 use crate::pager::{Grain, Pager, Restored};
+use crate::read_ahead::ReadAhead;
+use crate::zero::EMPTY;
 
 /// A frame whose word changes hands under the fault thread this often is left
 /// to come again.
 const ATTEMPTS: usize = 64;
 
-/// An ordinary emptied frame.
-const EMPTY: Content = Content::Empty { fill: 0, hard: false };
-
 impl Pager {
     /// Serves a fault that was read at `began`, leaves it to the refill threads, or
     /// leaves a mark for whoever holds the frame. `true`: it is done.
-    pub(crate) fn serve(&self, fault: Fault, began: Instant) -> bool {
+    pub(crate) fn serve(&self, fault: Fault, began: Instant, hand: &mut Hand) -> bool {
         if !fault.write_protected && self.needs_time(fault) && self.refill_later(fault, began) {
             return false;
         }
-        self.serve_on(fault, None);
+        self.serve_on(fault, hand);
         true
     }
 
@@ -37,8 +37,8 @@ impl Pager {
             || self.is_over_limit()
     }
 
-    /// Serves a fault on this thread; with a buffer, reads ahead.
-    pub(crate) fn serve_on(&self, fault: Fault, mut buffer: Option<&mut PageBuffer>) {
+    /// Serves a fault on this thread; with room for pages, reads ahead.
+    pub(crate) fn serve_on(&self, fault: Fault, hand: &mut Hand) {
         // The kernel reports faults in registered ranges only.
         let Some(gfn) = self.ram.gpa(fault.address).map(|gpa| gpa.gfn()) else { return };
         let counter = match fault.write_protected {
@@ -47,7 +47,7 @@ impl Pager {
         };
         add(counter, 1);
         for _ in 0..ATTEMPTS {
-            match self.attempt(gfn, fault.write_protected, buffer.as_deref_mut()) {
+            match self.attempt(gfn, fault.write_protected, hand) {
                 Ok(Served::Done) => return,
                 Ok(Served::Busy) => std::thread::yield_now(),
                 Err(error) => {
@@ -61,12 +61,7 @@ impl Pager {
         self.report("wake", self.wake(FrameRange::new(gfn, 1)));
     }
 
-    fn attempt(
-        &self,
-        gfn: Gfn,
-        write_protected: bool,
-        buffer: Option<&mut PageBuffer>,
-    ) -> io::Result<Served> {
+    fn attempt(&self, gfn: Gfn, write_protected: bool, hand: &mut Hand) -> io::Result<Served> {
         match (write_protected, self.ledger.want(gfn)) {
             (_, Want::Marked(_)) => Ok(Served::Done),
             (true, Want::Free(Content::Watch { head, order })) => {
@@ -79,15 +74,15 @@ impl Pager {
             }
             // A protection that ended before its event was read.
             (true, Want::Free(_)) => self.let_through(gfn),
-            (false, Want::Free(content)) => match (content, buffer) {
+            (false, Want::Free(content)) => match (content, &mut hand.pages) {
                 (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
                     self.refill_ahead(gfn, buffer)
                 }
                 (Content::Empty { .. }, _) => {
                     add(&self.counters.early, 1);
-                    self.install(gfn, content)
+                    self.install_ahead(gfn, content, &mut hand.zeros)
                 }
-                _ => self.install(gfn, content),
+                _ => self.install_ahead(gfn, content, &mut hand.zeros),
             },
         }
     }
@@ -109,11 +104,22 @@ impl Pager {
 
     /// Gives a missing frame its content: alone, or with its huge frame.
     pub(crate) fn install(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
+        self.install_ahead(gfn, content, &mut ReadAhead::timid())
+    }
+
+    /// The same, and what lies behind it where that takes no reading.
+    fn install_ahead(
+        &self,
+        gfn: Gfn,
+        content: Content,
+        ahead: &mut ReadAhead,
+    ) -> io::Result<Served> {
         let zero = matches!(content, Content::Resident | Content::Empty { fill: 0, .. });
         let whole = zero && self.grain == Grain::Huge && !self.ledger.is_split(gfn.huge());
         match content {
             _ if whole => self.install_huge(gfn),
-            Content::Resident | Content::Guarded | Content::Watch { .. } => self.install_zero(gfn),
+            Content::Resident | EMPTY => self.install_zeros(gfn, ahead),
+            Content::Guarded | Content::Watch { .. } => self.install_zero(gfn),
             Content::Empty { fill, .. } => self.install_frame(gfn, fill),
             Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
         }
@@ -278,7 +284,7 @@ impl Pager {
         Ok(true)
     }
 
-    fn count_returned(&self, contents: impl Iterator<Item = (FrameRange, Content)>) {
+    pub(crate) fn count_returned(&self, contents: impl Iterator<Item = (FrameRange, Content)>) {
         let empty = contents.filter(|(_, content)| matches!(content, Content::Empty { .. }));
         let frames: u64 = empty.map(|(frames, _)| frames.count).sum();
         if frames > 0 {

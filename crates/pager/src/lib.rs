@@ -12,6 +12,7 @@ mod disk;
 mod evict;
 mod fault_thread;
 mod give_back;
+mod hand;
 mod install;
 mod io_mapping;
 mod latency;
@@ -22,6 +23,7 @@ mod read_ahead;
 mod refill;
 mod sparse;
 mod view;
+mod zero;
 
 pub use claim::{Claim, Committed};
 pub use counters::Counters;

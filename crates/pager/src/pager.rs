@@ -171,6 +171,11 @@ impl Pager {
         let _ = self.pressure.set(Box::new(tell));
     }
 
+    /// Whether somebody evicts what is too much.
+    pub(crate) fn has_limit(&self) -> bool {
+        self.limit_bytes.load(Relaxed) != u64::MAX
+    }
+
     /// Whether more is resident than should be; whoever evicts is told then.
     pub(crate) fn is_over_limit(&self) -> bool {
         let limit_bytes = self.limit_bytes.load(Relaxed);

@@ -40,6 +40,11 @@ pub(crate) struct Window {
 }
 
 impl ReadAhead {
+    /// One that begins with a single page, until somebody is seen to go on.
+    pub(crate) fn timid() -> ReadAhead {
+        ReadAhead { timid: START_MAX.ilog2(), ..ReadAhead::default() }
+    }
+
     /// A page at `at` is wanted.
     pub(crate) fn window(&mut self, at: u64) -> Window {
         self.reads += 1;

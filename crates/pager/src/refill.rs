@@ -14,9 +14,9 @@ use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
+use crate::hand::Hand;
 use crate::install::Served;
 use crate::pager::Pager;
-use crate::read_ahead;
 
 /// Beyond that the fault thread serves them itself.
 const JOBS: usize = 1024;
@@ -85,10 +85,10 @@ impl Drop for RefillThreads {
 }
 
 fn run(pager: &Pager) {
-    let mut buffer = PageBuffer::new(read_ahead::MAX);
+    let mut hand = Hand::with_pages();
     while let Ok(Some(job)) = pager.jobs.receiver.recv() {
         pager.wait_for_room();
-        pager.serve_on(job.fault, Some(&mut buffer));
+        pager.serve_on(job.fault, &mut hand);
         pager.counters.fault.record(job.began.elapsed());
     }
 }

@@ -286,6 +286,29 @@ impl Uffd {
         self.again(UFFDIO_ZEROPAGE, &mut arg)
     }
 
+    /// Fills missing pages in a row with zeros; their waiters sleep on until they are
+    /// woken. Returns how many bytes were filled before one that was there already, or
+    /// all.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`], when not even the first was filled.
+    pub fn zero_run(&self, range: HvaRange) -> io::Result<u64> {
+        let mut done = 0;
+        // EAGAIN: as in `again`, and after a part was filled.
+        for _ in 0..1000 {
+            let left = HvaRange { start: Hva(range.start.0 + done), bytes: range.bytes - done };
+            let mut arg = ZeroArg { range: left.arg(), mode: MODE_DONTWAKE, zeropage: 0 };
+            let result = self.ioctl(UFFDIO_ZEROPAGE, &mut arg);
+            done += u64::try_from(arg.zeropage).unwrap_or(0);
+            match result {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                Err(error) if done == 0 => return Err(error),
+                _ => return Ok(done),
+            }
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
     /// From now on a write to `range` is a fault.
     pub fn protect(&self, range: HvaRange) -> io::Result<()> {
         self.again(

@@ -1,0 +1,26 @@
+//! What a thread that serves faults has for itself.
+
+use ebb_store::PageBuffer;
+
+use crate::read_ahead::{self, ReadAhead};
+
+/// Made before the first fault: serving one allocates nothing.
+pub(crate) struct Hand {
+    /// Who goes on touching memory that reads as zero.
+    pub(crate) zeros: ReadAhead,
+    /// Room for pages that come from a store or a disk; without it the thread must not
+    /// wait for one, and reads nothing ahead.
+    pub(crate) pages: Option<PageBuffer>,
+}
+
+impl Hand {
+    /// For the thread that reads the faults.
+    pub(crate) fn empty() -> Hand {
+        Hand { zeros: ReadAhead::timid(), pages: None }
+    }
+
+    /// For a thread that may wait.
+    pub(crate) fn with_pages() -> Hand {
+        Hand { pages: Some(PageBuffer::new(read_ahead::MAX)), ..Hand::empty() }
+    }
+}
