@@ -55,6 +55,30 @@ pub fn store(kernels: &Kernels) -> io::Result<()> {
     Ok(())
 }
 
+/// The archive of a small Debian's root file system, or why it is not there.
+///
+/// # Errors
+/// As recorded when the assets were made.
+pub fn userland() -> Result<PathBuf, String> {
+    let path = userland_manifest();
+    let recorded = fs::read(&path).and_then(|json| Ok(serde_json::from_slice(&json)?));
+    recorded.unwrap_or_else(|error| {
+        Err(format!("{}: {error}: run `cargo xtask assets` first", path.display()))
+    })
+}
+
+/// Records where it is, or why it is not there.
+///
+/// # Errors
+/// As the file system's.
+pub fn store_userland(archive: &Result<PathBuf, String>) -> io::Result<()> {
+    fs::write(userland_manifest(), serde_json::to_vec_pretty(archive)?)
+}
+
+fn userland_manifest() -> PathBuf {
+    target_directory().join("userland.json")
+}
+
 fn manifest() -> PathBuf {
     target_directory().join("assets.json")
 }

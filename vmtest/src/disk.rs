@@ -1,5 +1,6 @@
 //! A disk served by `ebbd disk`, and the programs that make and check what is on it.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -46,6 +47,19 @@ impl Disk {
             kind => panic!("no program makes {kind}"),
         };
         self.run(arguments);
+        self
+    }
+
+    /// With what is in an archive on its file system.
+    pub fn filled(self, archive: &Path) -> Disk {
+        let at = self.image.with_extension("mounted");
+        std::fs::create_dir(&at).expect("a directory");
+        let call = |words: &[&dyn AsRef<OsStr>]| {
+            Ran::of(Command::new(words[0]).args(&words[1..])).ok();
+        };
+        call(&[&"mount", &"-o", &"loop", &self.image, &at]);
+        call(&[&"tar", &"--extract", &"--file", &archive, &"--directory", &at]);
+        call(&[&"umount", &at]);
         self
     }
 

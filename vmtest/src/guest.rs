@@ -25,6 +25,7 @@ pub struct Guest {
     machine: String,
     nodes: u64,
     ram: &'static str,
+    accelerator: &'static str,
     disk: Option<Bytes>,
 }
 
@@ -45,6 +46,7 @@ impl Guest {
             machine: "q35".into(),
             nodes: 1,
             ram: "memfd,share=on",
+            accelerator: "tcg",
             disk: None,
         }
     }
@@ -100,7 +102,12 @@ impl Guest {
 
     /// A disk that Ebb serves itself; for [`crate::Host::run`] only.
     pub fn own_disk(self, disk: &Disk) -> Guest {
-        self.hold("--disk", &disk.image().display().to_string())
+        self.own_device(disk.image())
+    }
+
+    /// An image or a device that Ebb serves itself; for [`crate::Host::run`] only.
+    pub fn own_device(self, path: &Path) -> Guest {
+        self.hold("--disk", &path.display().to_string())
     }
 
     /// QEMU's arguments, as they are.
@@ -112,6 +119,13 @@ impl Guest {
     /// `pc` or `q35`, with properties; for [`crate::Host::qemu`] only.
     pub fn machine(mut self, machine: &str) -> Guest {
         self.machine = machine.into();
+        self
+    }
+
+    /// QEMU's accelerator with its properties, as in `tcg,tb-size=32`; for
+    /// [`crate::Host::qemu`] only.
+    pub fn accelerator(mut self, accelerator: &'static str) -> Guest {
+        self.accelerator = accelerator;
         self
     }
 
@@ -161,7 +175,7 @@ impl Guest {
         let mut words = Vec::new();
         let mut option = |key: &str, value: String| words.extend([key.to_owned(), value]);
         option("-name", name.into());
-        option("-accel", "tcg".into());
+        option("-accel", self.accelerator.into());
         option("-smp", self.cpus.to_string());
         option("-m", format!("{}M", self.memory.0 >> 20));
         option("-qmp", format!("unix:{},server=on,wait=off", socket("qmp.sock")));

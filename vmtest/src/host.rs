@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ebb_api::VmSummary;
 use tempfile::TempDir;
@@ -27,6 +27,8 @@ struct Inner {
     programs: PathBuf,
     /// Where the first guest's QEMU is.
     qemu_directory: OnceLock<Option<PathBuf>>,
+    /// Environment variables of its programs.
+    settings: Mutex<Vec<(&'static str, OsString)>>,
     vms: AtomicUsize,
 }
 
@@ -95,6 +97,7 @@ impl Host {
             directory: tempfile::Builder::new().prefix("ebb-test-").tempdir().expect("a directory"),
             programs: assets::program_directory(),
             qemu_directory: OnceLock::new(),
+            settings: Mutex::default(),
             vms: AtomicUsize::new(0),
         }))
     }
@@ -107,6 +110,16 @@ impl Host {
     /// The daemon's directory.
     pub fn run_directory(&self) -> PathBuf {
         self.directory().join("run")
+    }
+
+    /// Sets an environment variable of `ebb` and `ebbd`, as in `EBB_SWAP_DIR`; for
+    /// those that are started from now on.
+    pub fn set(&self, name: &'static str, value: impl Into<OsString>) {
+        self.settings().push((name, value.into()));
+    }
+
+    fn settings(&self) -> MutexGuard<'_, Vec<(&'static str, OsString)>> {
+        self.0.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `ebb` with the words of `line`.
@@ -125,6 +138,8 @@ impl Host {
         let mut command = Command::new(self.0.programs.join(program));
         command.arg("--run-dir").arg(self.run_directory());
         command.env("PATH", self.path()).env_remove("EBB_RUN_DIR").stdin(Stdio::null());
+        command.env_remove("EBB_SWAP_DIR");
+        command.envs(self.settings().iter().cloned());
         command
     }
 

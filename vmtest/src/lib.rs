@@ -28,4 +28,4 @@ pub use guest::Guest;
 pub use host::{Host, Ran};
 pub use setting::HostSetting;
 pub use vm::{Churn, Vm};
-pub use wait::{DEADLINE, until};
+pub use wait::{DEADLINE, until, until_or};

@@ -116,6 +116,16 @@ impl Vm {
         self.console().ask(request)
     }
 
+    /// Has the guest do something after which it answers no more.
+    pub fn leave(&self, request: &str) {
+        self.console().tell(request);
+    }
+
+    /// All that the guest has printed.
+    pub fn console_text(&self) -> String {
+        self.console().text()
+    }
+
     /// Starts a load that takes `size` at most, until it is stopped.
     pub fn churn(&self, size: &str) {
         self.guest(&format!("churn load 86400 {size}"));

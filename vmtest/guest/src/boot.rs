@@ -1,7 +1,10 @@
 //! What init does first: file systems and modules.
 
+use std::convert::Infallible;
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 use rustix::mount::{MountFlags, mount as mount_at};
 
@@ -67,6 +70,20 @@ pub fn mount_disk(kind: &str, device: &str, at: &str) -> Result<()> {
 /// Takes it away again, with all that was written on it.
 pub fn unmount(at: &str) -> Result<()> {
     rustix::mount::unmount(at, rustix::mount::UnmountFlags::empty()).context(at)
+}
+
+/// Leaves this process to the init program of the system on a disk.
+pub fn system(kind: &str, device: &str) -> Result<Infallible> {
+    mount_disk(kind, device, "/root")?;
+    for at in ["proc", "sys", "dev"] {
+        let (from, to) = (format!("/{at}"), format!("/root/{at}"));
+        rustix::mount::mount_move(&from, &to).context(to)?;
+    }
+    std::env::set_current_dir("/root").context("/root")?;
+    rustix::mount::mount_move(".", "/").context("the root")?;
+    rustix::process::chroot(".").context("the root")?;
+    let error = Command::new("/sbin/init").env_clear().env("TERM", "dumb").exec();
+    Err(error).context("/sbin/init")
 }
 
 /// Tells one boot from the next.

@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::churn::Churn;
 use crate::disk;
 use crate::files::{self, Files};
-use crate::{Context, Result, boot, power};
+use crate::{Context, Result, boot, measure, power};
 
 /// Left to the kernel whatever is asked for: init must not be in want of memory.
 const RESERVE_BYTES: u64 = 24 << 20;
@@ -40,6 +40,7 @@ impl Guest {
             ["compact"] => {
                 fs::write("/proc/sys/vm/compact_memory", "1").context("compact").and(done())
             }
+            ["boot", kind, device] => boot::system(kind, device).map(|never| match never {}),
             ["reboot"] => power::restart().map(|never| match never {}),
             ["poweroff"] => power::off().map(|never| match never {}),
             ["panic"] => power::panic().map(|never| match never {}),
@@ -54,6 +55,7 @@ impl Guest {
             ["churn", name, seconds, size] => self.churn(name, number(seconds)?, bytes(size)?),
             ["churnon", name, cycles] => find(&mut self.churns, name)?.wait(number(cycles)?),
             ["churnstop", name] => take(&mut self.churns, name)?.stop(),
+            ["timed", what, ..] => timed(what, request),
             _ => self.obey_on_memory(&words),
         }
     }
@@ -112,6 +114,22 @@ impl Guest {
     fn next(&mut self) -> u64 {
         self.generation += 1_000_000;
         self.generation
+    }
+}
+
+/// `timed READ PATH` and its like: the answer is microseconds.
+fn timed(what: &str, request: &str) -> Result<String> {
+    let words: Vec<&str> = request.split_whitespace().skip(2).collect();
+    match (what, &words[..]) {
+        ("read", [path]) => measure::read(path),
+        ("allocate", [size]) => measure::allocate(bytes(size)?),
+        ("disk", [path, access, size, at_once, threads]) => {
+            measure::disk(path, access, bytes(size)?, bytes(at_once)?, number(threads)?)
+        }
+        ("program", [root, ..]) => {
+            measure::program(root, request.split_once(root).map_or("", |(_, line)| line))
+        }
+        _ => Err(format!("nothing to time: {request}")),
     }
 }
 

@@ -14,6 +14,7 @@ mod disk;
 mod files;
 mod line;
 mod loaded_file;
+mod measure;
 mod pattern;
 mod power;
 

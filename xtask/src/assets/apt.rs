@@ -20,6 +20,11 @@ pub struct Suite {
     options: Vec<String>,
 }
 
+/// Where packages come from.
+pub fn mirror() -> String {
+    std::env::var("EBB_MIRROR").unwrap_or_else(|_| MIRROR.into())
+}
+
 /// What the release says about a package.
 pub struct Package {
     /// Its name.
@@ -37,7 +42,7 @@ impl Suite {
     /// It cannot be fetched, or nobody we trust has signed it.
     pub fn open(cache: &Cache, name: &str) -> anyhow::Result<Suite> {
         let root = cache.directory(&format!("apt/{name}"))?;
-        let mirror = std::env::var("EBB_MIRROR").unwrap_or_else(|_| MIRROR.into());
+        let mirror = mirror();
         let suite = Suite { name: name.into(), options: options(&root) };
         suite.update(&root, &mirror).or_else(|error| {
             // The mirror's answer tells more than the archive's.

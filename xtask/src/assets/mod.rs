@@ -12,6 +12,7 @@ mod initrd;
 mod kernel;
 mod modules;
 mod qemu;
+mod userland;
 
 use std::path::PathBuf;
 
@@ -29,6 +30,9 @@ pub struct Args {
     /// Look for newer packages also where there is a cached one
     #[arg(long)]
     refresh: bool,
+    /// The small Debian also when only some kernels are asked for
+    #[arg(long)]
+    userland: bool,
     /// Kernels to make ready [default: all, and only the one called 6.1-cloud must succeed]
     #[arg(value_name = "KERNEL")]
     labels: Vec<String>,
@@ -52,6 +56,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         kernels.insert(source.label.into(), made);
     }
     vmtest::assets::store(&kernels)?;
+    if args.labels.is_empty() || args.userland {
+        let archive = userland::archive(&cache).map_err(|error| format!("{error:#}"));
+        match &archive {
+            Ok(path) => println!("{:<10} {}", "userland", cache::base_name(path)),
+            Err(why) => println!("{:<10} unavailable: {why}", "userland"),
+        }
+        vmtest::assets::store_userland(&archive)?;
+    }
     let required = |label: &&str| *label == DEFAULT || args.labels.iter().any(|l| l == label);
     let missing = wanted.iter().map(|source| source.label).filter(required);
     let missing: Vec<_> = missing.filter(|&label| kernels[label].is_err()).collect();

@@ -1,0 +1,80 @@
+//! A small Debian: what guests run that need programs of their own.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail, ensure};
+
+use super::apt;
+use super::cache::Cache;
+
+const SUITE: &str = "bookworm";
+/// Beside the smallest system: a start as all Debians have, a compressor, a compiler.
+const PACKAGES: &str = "systemd-sysv,udev,zstd,gcc,libc6-dev,make";
+/// Checks every file against its package's checksums, once it has started.
+const CHECK: &str = "[Unit]\nDescription=Check all files\n\
+    [Service]\nType=oneshot\nStandardOutput=tty\nTTYPath=/dev/ttyS0\n\
+    ExecStart=/bin/sh -c 'dpkg --verify --verify-format=rpm; \
+    echo every file was checked; systemctl --force poweroff'\n\
+    [Install]\nWantedBy=multi-user.target\n";
+
+/// The root file system as an archive. Its name tells what made it.
+///
+/// # Errors
+/// Debian's mirror cannot be reached, or this is not root.
+pub fn archive(cache: &Cache) -> anyhow::Result<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    (PACKAGES, CHECK).hash(&mut hasher);
+    let name = format!("{SUITE}-{:08x}.tar", hasher.finish() as u32);
+    let path = cache.directory("userland")?.join(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    ensure!(rustix::process::geteuid().is_root(), "debootstrap takes root");
+    println!("{:<10} making a Debian with {PACKAGES}", "");
+    let work = cache.temporary()?;
+    let (root, unfinished) = (work.path().join("root"), work.path().join("archive"));
+    let mirror = apt::mirror();
+    run(Command::new("debootstrap")
+        .args(["--variant=minbase", "--include", PACKAGES, SUITE])
+        .arg(&root)
+        .arg(mirror))?;
+    finish(&root)?;
+    run(Command::new("tar")
+        .arg("--create")
+        .arg("--file")
+        .arg(&unfinished)
+        .arg("--directory")
+        .arg(&root)
+        .arg("."))?;
+    fs::rename(&unfinished, &path)?;
+    Ok(path)
+}
+
+fn finish(root: &Path) -> anyhow::Result<()> {
+    for file in fs::read_dir(root.join("var/cache/apt/archives"))?.flatten() {
+        if file.path().extension().is_some_and(|extension| extension == "deb") {
+            fs::remove_file(file.path())?;
+        }
+    }
+    let units = root.join("etc/systemd/system");
+    let wants = units.join("multi-user.target.wants");
+    fs::create_dir_all(&wants)?;
+    fs::write(units.join("check-files.service"), CHECK)?;
+    std::os::unix::fs::symlink("../check-files.service", wants.join("check-files.service"))?;
+    fs::write(root.join("etc/hostname"), "guest\n")?;
+    Ok(())
+}
+
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("{program} does not start"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let last = text.lines().rev().find(|line| line.starts_with("E:")).unwrap_or("no reason given");
+    bail!("{program}: {last}{}", String::from_utf8_lossy(&output.stderr).trim())
+}
