@@ -14,6 +14,7 @@ mod report;
 mod rounds;
 mod scan;
 mod store;
+mod swap;
 mod vm;
 
 use clap::ValueEnum;
@@ -43,6 +44,12 @@ enum Name {
     Memory,
     /// Saving pages to disk and in memory, and loading them
     Store,
+    /// A file read again and again by a guest that is short of memory
+    VswapperFig9,
+    /// Memory taken by a guest that is short of it
+    VswapperFig10,
+    /// A compressor in a guest with less and less memory
+    VswapperFig11,
     /// Each of them
     All,
 }
@@ -50,12 +57,15 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 5] = [
+const EACH: [(Name, Bench); 8] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
     (Name::Memory, memory::run),
     (Name::Store, store::run),
+    (Name::VswapperFig9, swap::fig9::run),
+    (Name::VswapperFig10, swap::fig10::run),
+    (Name::VswapperFig11, swap::fig11::run),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

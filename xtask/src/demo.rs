@@ -1,7 +1,6 @@
 //! `cargo xtask demo`: the same work in a real VM twice, without Ebb and with it.
 
 mod curve;
-mod guard;
 mod host;
 mod interrupt;
 mod round;
@@ -12,6 +11,8 @@ mod workload;
 
 use anyhow::{bail, ensure};
 use vmtest::assets;
+
+use crate::guard;
 
 use interrupt::Interrupt;
 use round::{Keeper, Record};

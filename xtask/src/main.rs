@@ -5,6 +5,7 @@ mod assets;
 mod bench;
 mod cargo;
 mod demo;
+mod guard;
 mod plot;
 mod soak;
 

@@ -28,7 +28,8 @@ const TEXT: RGBColor = RGBColor(40, 40, 40);
 const FAINT: RGBColor = RGBColor(120, 120, 120);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 
-/// A whole picture: panels below one another with the same axes.
+/// A whole picture: panels below one another with the same axes, where they have none
+/// of their own.
 pub struct Figure<'a> {
     pub title: &'a str,
     /// With its unit.
@@ -44,6 +45,8 @@ pub struct Figure<'a> {
 #[derive(Default)]
 pub struct Panel {
     pub title: String,
+    /// With its unit: this panel has a y axis of its own.
+    pub y_label: Option<String>,
     pub series: Vec<Series>,
     /// What the space between the first two series stands for: it is shaded.
     pub between: Option<String>,
@@ -86,6 +89,8 @@ fn draw_all(path: &Path, figure: &Figure) -> anyhow::Result<()> {
     draw_legend(&keys, first)?;
     let (x_max, y_max) = ends(figure.panels);
     for (panel, area) in figure.panels.iter().zip(rest.split_evenly((figure.panels.len(), 1))) {
+        let (_, own_y_max) = ends(std::slice::from_ref(panel));
+        let y_max = if panel.y_label.is_some() { own_y_max } else { y_max };
         draw_panel(&area, figure, panel, x_max, y_max)?;
     }
     root.present()?;
@@ -134,7 +139,7 @@ fn draw_panel(
         .label_style(text_style(13, TEXT))
         .axis_desc_style(text_style(14, TEXT))
         .x_desc(figure.x_label)
-        .y_desc(figure.y_label)
+        .y_desc(panel.y_label.as_deref().unwrap_or(figure.y_label))
         .x_labels(12)
         .y_labels(6)
         .x_label_formatter(&|x| round(*x))

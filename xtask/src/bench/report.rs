@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::rounds::Rounds;
 use crate::cargo;
+use crate::plot::{self, Figure};
 
 /// All benchmarks' one shape: `docs/benchmarks.md`.
 #[derive(Serialize)]
@@ -81,6 +82,12 @@ impl Row {
         Row { goal: Some(format!(">= {limit:?}")), met, ..self }
     }
 
+    /// The figure itself is to be no more than this.
+    pub fn no_more_than(self, limit: f64) -> Row {
+        let met = Some(self.ebb <= limit);
+        Row { goal: Some(format!("no more than {limit}")), met, ..self }
+    }
+
     fn cells(&self) -> [String; 7] {
         [
             self.what.clone(),
@@ -118,6 +125,16 @@ impl Report {
         self.notes.push(note.into());
     }
 
+    /// A picture of it, beside the JSON.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn plot(&self, figure: &Figure) -> anyhow::Result<PathBuf> {
+        let path = directory()?.join(format!("{}.svg", self.name));
+        plot::draw(&path, figure)?;
+        Ok(path)
+    }
+
     pub fn print(&self) {
         let head = ["what", "unit", "ebb", "other", "against", "ratio", "goal"].map(String::from);
         let table: Vec<_> = std::iter::once(head).chain(self.rows.iter().map(Row::cells)).collect();
@@ -138,12 +155,17 @@ impl Report {
     /// # Errors
     /// As the file system's.
     pub fn save(&self) -> anyhow::Result<PathBuf> {
-        let directory = vmtest::assets::target_directory().join("bench");
-        fs::create_dir_all(&directory)?;
-        let path = directory.join(format!("{}.json", self.name));
+        let path = directory()?.join(format!("{}.json", self.name));
         fs::write(&path, serde_json::to_vec_pretty(self)?)?;
         Ok(path)
     }
+}
+
+/// Where the results go.
+fn directory() -> anyhow::Result<PathBuf> {
+    let directory = vmtest::assets::target_directory().join("bench");
+    fs::create_dir_all(&directory)?;
+    Ok(directory)
 }
 
 fn with_noise(rounds: &Rounds) -> String {

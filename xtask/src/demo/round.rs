@@ -7,11 +7,11 @@ use anyhow::Context;
 use ebb_api::{ReclaimReport, VmStatus};
 use vmtest::{Guest, Host, Vm};
 
-use super::guard::{guard, reason};
 use super::interrupt::Interrupt;
 use super::usage::Usage;
 use super::view::View;
 use super::workload::{Progress, State};
+use crate::guard::{guard, reason};
 
 /// Debian's kernel that the guest boots.
 pub const KERNEL: &str = "6.1-cloud";

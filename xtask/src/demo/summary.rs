@@ -121,6 +121,7 @@ fn panel(record: &Record) -> Panel {
     let series = |name: &str, points, is_bound| Series { name: name.into(), points, is_bound };
     let stages = record.guest.stages.iter();
     Panel {
+        y_label: None,
         title: title(record),
         series: vec![
             series("used by the guest", points(&record.guest.used), false),

@@ -1,0 +1,261 @@
+//! Disks to swap to and to serve guests from: fast ones, and slow ones made of fast ones.
+
+use std::fs::{self, File};
+use std::ops::Sub;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+use super::cgroup::Cgroup;
+
+const PAGE_SECTORS: u64 = 8;
+
+/// What a disk is like.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Medium {
+    /// This machine's own disk, as it is.
+    Ssd,
+    /// As many requests and bytes a second as a hard disk manages.
+    Hdd,
+}
+
+impl Medium {
+    /// As tables have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Medium::Ssd => "SSD",
+            Medium::Hdd => "HDD-like",
+        }
+    }
+
+    /// Requests and bytes a second; `None`: all there is.
+    fn speed(self) -> Option<(u64, u64)> {
+        match self {
+            Medium::Ssd => None,
+            Medium::Hdd => Some((500, 120_000_000)),
+        }
+    }
+}
+
+/// A block device whose requests are counted. Slow ones are two loop devices, one on the
+/// other: the upper one merges requests, the lower one is throttled, as a disk would be.
+pub struct Drive {
+    // Taken away in this order.
+    upper: Loop,
+    lower: Option<Loop>,
+    file: PathBuf,
+}
+
+struct Loop(PathBuf);
+
+/// What has gone to a disk and come from it.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Traffic {
+    pub read_requests: u64,
+    pub read_pages: u64,
+    pub write_requests: u64,
+    pub write_pages: u64,
+}
+
+impl Drive {
+    /// A drive on a file that is made: empty and of `bytes`, or a copy.
+    ///
+    /// # Errors
+    /// No loop devices, or no room.
+    pub fn new(file: &Path, content: Content<'_>, medium: Medium) -> anyhow::Result<Drive> {
+        match content {
+            Content::Empty(bytes) => {
+                let made = File::create(file)?;
+                rustix::fs::fallocate(&made, rustix::fs::FallocateFlags::empty(), 0, bytes)
+                    .with_context(|| file.display().to_string())?;
+            }
+            Content::Copy(from) => {
+                run("cp", &["--sparse=never", path(from)?, path(file)?])?;
+            }
+        }
+        // What is still to be written back would slow down whoever measures first.
+        File::open(file)?.sync_all()?;
+        let (upper, lower) = match medium.speed() {
+            None => (Loop::on(file)?, None),
+            Some(_) => {
+                let lower = Loop::on(file)?;
+                (Loop::on(&lower.0)?, Some(lower))
+            }
+        };
+        Ok(Drive { upper, lower, file: file.into() })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Path {
+        &self.upper.0
+    }
+
+    /// Holds the group's processes to the medium's speed.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn throttle(&self, cgroup: &Cgroup, medium: Medium) -> anyhow::Result<()> {
+        match (&self.lower, medium.speed()) {
+            (Some(lower), Some((requests, bytes))) => {
+                cgroup.throttle(&lower.number()?, requests, bytes)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What it has done so far.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn traffic(&self) -> anyhow::Result<Traffic> {
+        let text = fs::read_to_string(self.upper.sysfs("stat")?)?;
+        let fields: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        let field = |index: usize| fields.get(index).copied().context("a short stat");
+        Ok(Traffic {
+            read_requests: field(0)?,
+            read_pages: field(2)? / PAGE_SECTORS,
+            write_requests: field(4)?,
+            write_pages: field(6)? / PAGE_SECTORS,
+        })
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        // The loop device keeps it until it goes itself.
+        if let Err(error) = fs::remove_file(&self.file) {
+            eprintln!("{}: {error}", self.file.display());
+        }
+    }
+}
+
+/// What a new drive holds.
+#[derive(Clone, Copy)]
+pub enum Content<'a> {
+    Empty(u64),
+    Copy(&'a Path),
+}
+
+impl Loop {
+    fn on(file: &Path) -> anyhow::Result<Loop> {
+        let device = run("losetup", &["--find", "--show", "--direct-io=on", path(file)?])?;
+        Ok(Loop(device.trim().into()))
+    }
+
+    fn sysfs(&self, attribute: &str) -> anyhow::Result<PathBuf> {
+        let name = self.0.file_name().context("a device without a name")?;
+        Ok(Path::new("/sys/block").join(name).join(attribute))
+    }
+
+    /// As in `7:3`.
+    fn number(&self) -> anyhow::Result<String> {
+        Ok(fs::read_to_string(self.sysfs("dev")?)?.trim().into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        if let Ok(device) = path(&self.0)
+            && let Err(error) = run("losetup", &["--detach", device])
+        {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+impl Sub for Traffic {
+    type Output = Traffic;
+
+    fn sub(self, before: Traffic) -> Traffic {
+        Traffic {
+            read_requests: self.read_requests - before.read_requests,
+            read_pages: self.read_pages - before.read_pages,
+            write_requests: self.write_requests - before.write_requests,
+            write_pages: self.write_pages - before.write_pages,
+        }
+    }
+}
+
+/// The kernel's own swap area, while this lives.
+pub struct SwapArea {
+    device: PathBuf,
+}
+
+impl SwapArea {
+    /// Has the kernel swap to the drive.
+    ///
+    /// # Errors
+    /// Not allowed, or the host swaps elsewhere already: that would be measured too.
+    pub fn on(drive: &Drive) -> anyhow::Result<SwapArea> {
+        let others = fs::read_to_string("/proc/swaps")?;
+        ensure!(others.lines().count() <= 1, "this host swaps already: `swapoff -a` first");
+        run("mkswap", &["--quiet", path(drive.device())?])?;
+        run("swapon", &[path(drive.device())?])?;
+        Ok(SwapArea { device: drive.device().into() })
+    }
+}
+
+impl Drop for SwapArea {
+    fn drop(&mut self) {
+        if let Ok(device) = path(&self.device)
+            && let Err(error) = run("swapoff", &[device])
+        {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// A file system on a drive, while this lives.
+pub struct Mounted {
+    at: PathBuf,
+}
+
+impl Mounted {
+    /// Mounts the drive at a directory that is made.
+    ///
+    /// # Errors
+    /// It has no file system that the kernel knows.
+    pub fn on(drive: &Drive, at: &Path) -> anyhow::Result<Mounted> {
+        fs::create_dir_all(at)?;
+        run("mount", &[path(drive.device())?, path(at)?])?;
+        Ok(Mounted { at: at.into() })
+    }
+
+    /// Where.
+    pub fn path(&self) -> &Path {
+        &self.at
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Ok(at) = path(&self.at)
+            && let Err(error) = run("umount", &[at])
+        {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// Makes a file system.
+///
+/// # Errors
+/// The program fails.
+pub fn format(drive: &Drive) -> anyhow::Result<()> {
+    run("mkfs.ext4", &["-q", "-F", "-b", "4096", path(drive.device())?]).map(drop)
+}
+
+fn path(path: &Path) -> anyhow::Result<&str> {
+    path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+/// What a program prints.
+fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.with_context(|| format!("{program} does not start"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let line = arguments.join(" ");
+    ensure!(output.status.success(), "{program} {line}: {}", errors.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into())
+}

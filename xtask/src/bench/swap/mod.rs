@@ -1,0 +1,11 @@
+//! VSwapper's figures: guests with less memory than they believe, by Linux's own
+//! swapping of QEMU, by the balloon, and by Ebb. Each row's meaning: `docs/benchmarks.md`.
+
+mod cgroup;
+mod medium;
+mod rig;
+mod work;
+
+pub mod fig10;
+pub mod fig11;
+pub mod fig9;

@@ -1,0 +1,232 @@
+//! A guest with less memory than it believes, and whoever sees to that.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use vmtest::{Guest, Host, Vm};
+
+use super::cgroup::Cgroup;
+use super::medium::{self, Content, Drive, Medium, Mounted, SwapArea, Traffic};
+use crate::bench::vm as vms;
+
+const MIB: u64 = 1 << 20;
+/// What QEMU itself takes beside its guest's memory, with a translator this small.
+const QEMU_BYTES: u64 = 66 * MIB;
+const TRANSLATOR: &str = "tcg,tb-size=32";
+const SWAP_BYTES: u64 = 1536 * MIB;
+
+/// Whoever keeps a guest's memory small.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Keeper {
+    /// Nobody: it has all it believes to have.
+    Nobody,
+    /// Linux swaps QEMU, whose guest has anonymous memory: the stronger baseline.
+    Anonymous,
+    /// Linux swaps QEMU, whose guest has a memfd.
+    Memfd,
+    /// The guest's balloon driver, and Linux for what it cannot give.
+    Balloon,
+    /// Ebb.
+    Ebb,
+    /// Ebb, which must read what the guest is about to overwrite.
+    EbbBlind,
+    /// The balloon, and Ebb for what it cannot give.
+    EbbBalloon,
+}
+
+impl Keeper {
+    /// As tables have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Keeper::Nobody => "no limit",
+            Keeper::Anonymous => "Linux, anonymous",
+            Keeper::Memfd => "Linux, memfd",
+            Keeper::Balloon => "balloon",
+            Keeper::Ebb => "Ebb",
+            Keeper::EbbBlind => "Ebb, blind",
+            Keeper::EbbBalloon => "Ebb and balloon",
+        }
+    }
+
+    fn is_ebb(self) -> bool {
+        matches!(self, Keeper::Ebb | Keeper::EbbBlind | Keeper::EbbBalloon)
+    }
+
+    fn has_balloon(self) -> bool {
+        matches!(self, Keeper::Balloon | Keeper::EbbBalloon)
+    }
+}
+
+/// What is started.
+#[derive(Clone, Copy)]
+pub struct Setup<'a> {
+    pub keeper: Keeper,
+    pub medium: Medium,
+    /// What the guest believes to have.
+    pub memory_mib: u64,
+    /// What it has.
+    pub limit_mib: u64,
+    pub cpus: u32,
+    /// Its disk, an ext4 on which it finds what it works on; it gets a copy.
+    pub image: &'a Path,
+}
+
+/// A guest with its disk at `/mnt`, and all that holds it.
+pub struct Rig {
+    // Taken away in this order.
+    pub vm: Vm,
+    _swap_area: Option<SwapArea>,
+    _swap_directory: Option<Mounted>,
+    cgroup: Cgroup,
+    disk: Drive,
+    swap: Drive,
+    _files: tempfile::TempDir,
+}
+
+/// What went over both drives.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Both {
+    pub disk: Traffic,
+    pub swap: Traffic,
+}
+
+impl Rig {
+    /// Boots a guest and brings it down to its limit.
+    ///
+    /// # Errors
+    /// The host lacks what it needs, or does not let us.
+    pub fn start(setup: &Setup<'_>) -> anyhow::Result<Rig> {
+        let Setup { keeper, medium, .. } = *setup;
+        let files = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
+        let file = |name: &str| files.path().join(name);
+        let disk = Drive::new(&file("disk.img"), Content::Copy(setup.image), medium)?;
+        let swap = Drive::new(&file("swap.img"), Content::Empty(SWAP_BYTES), medium)?;
+        let cgroup = Cgroup::new("vm")?;
+        let (mut swap_area, mut swap_directory) = (None, None);
+        let host = Host::new();
+        match keeper.is_ebb() {
+            true => {
+                medium::format(&swap)?;
+                let mounted = Mounted::on(&swap, &file("swap"))?;
+                host.set("EBB_SWAP_DIR", mounted.path());
+                swap_directory = Some(mounted);
+            }
+            false => swap_area = Some(SwapArea::on(&swap)?),
+        }
+        let vm = setup.boot(&host, &cgroup, &disk)?;
+        for drive in [&disk, &swap] {
+            drive.throttle(&cgroup, medium)?;
+        }
+        vm.guest("mount ext4 /dev/vda /mnt");
+        setup.limit(&vm, &cgroup)?;
+        // Asking forgets.
+        cgroup.peak_bytes()?;
+        Ok(Rig {
+            vm,
+            _swap_area: swap_area,
+            _swap_directory: swap_directory,
+            cgroup,
+            disk,
+            swap,
+            _files: files,
+        })
+    }
+
+    /// What went over the drives so far.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn traffic(&self) -> anyhow::Result<Both> {
+        Ok(Both { disk: self.disk.traffic()?, swap: self.swap.traffic()? })
+    }
+
+    /// The most memory that all processes took together since this was asked last.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn peak_mib(&self) -> anyhow::Result<u64> {
+        Ok(self.cgroup.peak_bytes()? / MIB)
+    }
+}
+
+impl Setup<'_> {
+    fn boot(&self, host: &Host, cgroup: &Cgroup, disk: &Drive) -> anyhow::Result<Vm> {
+        let guest = self.guest(disk);
+        let _inside = cgroup.enter()?;
+        Ok(match self.keeper.is_ebb() {
+            true => host.run(guest),
+            false => host.qemu(guest),
+        })
+    }
+
+    fn limit(&self, vm: &Vm, cgroup: &Cgroup) -> anyhow::Result<()> {
+        let bytes = self.limit_mib * MIB;
+        if self.keeper.has_balloon() {
+            vms::balloon(vm, bytes);
+            // It may not get all.
+            vmtest::until_or(|| (vms::balloon_bytes(vm) <= bytes).then_some(()));
+        }
+        match self.keeper {
+            Keeper::Nobody => Ok(()),
+            keeper if keeper.is_ebb() => {
+                vm.wait_trusted();
+                vm.ebb(&format!("limit {}M", self.limit_mib)).ok();
+                vmtest::until("the limit to hold", || (vm.host_bytes() <= bytes).then_some(()));
+                Ok(())
+            }
+            _ => cgroup.limit_memory(bytes + QEMU_BYTES),
+        }
+    }
+
+    fn guest(&self, disk: &Drive) -> Guest {
+        let guest = Guest::debian("6.1-cloud")
+            .memory(&format!("{}M", self.memory_mib))
+            .cpus(self.cpus)
+            .accelerator(TRANSLATOR);
+        let device = disk.device().display();
+        let guest = match self.keeper {
+            Keeper::Anonymous | Keeper::Balloon => guest.ram("ram"),
+            Keeper::Nobody | Keeper::Memfd => guest.ram("memfd,share=on"),
+            _ => return self.with_balloon(guest.backing("small").own_device(disk.device())),
+        };
+        self.with_balloon(guest.qemu_args(&format!(
+            "-drive file={device},if=none,id=disk,format=raw,cache=none,aio=io_uring \
+             -device virtio-blk-pci,drive=disk,logical_block_size=4096,physical_block_size=4096"
+        )))
+    }
+
+    fn with_balloon(&self, guest: Guest) -> Guest {
+        match self.keeper.has_balloon() {
+            true => guest.qemu_args("-device virtio-balloon-pci,id=balloon"),
+            false => guest,
+        }
+    }
+}
+
+impl std::ops::Sub for Both {
+    type Output = Both;
+
+    fn sub(self, before: Both) -> Both {
+        Both { disk: self.disk - before.disk, swap: self.swap - before.swap }
+    }
+}
+
+/// An image with an ext4 that `fill` puts files on; kept in `directory`.
+///
+/// # Errors
+/// The host does not let us, or as `fill`.
+pub fn image(
+    directory: &Path,
+    bytes: u64,
+    fill: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<PathBuf> {
+    let path = directory.join("template.img");
+    let drive = Drive::new(&directory.join("making.img"), Content::Empty(bytes), Medium::Ssd)?;
+    medium::format(&drive)?;
+    let mounted = Mounted::on(&drive, &directory.join("image"))?;
+    fill(mounted.path()).context("what the guest is to find on its disk")?;
+    drop(mounted);
+    // The drive's own file goes with it.
+    std::fs::hard_link(directory.join("making.img"), &path)?;
+    Ok(path)
+}

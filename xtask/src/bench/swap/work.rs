@@ -1,0 +1,49 @@
+//! What guests are given to do, and to do it with.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use anyhow::Context;
+use vmtest::Vm;
+
+use crate::guard::guard;
+
+/// Linux kills a QEMU at times, for want of memory, while most of its swap area is free.
+const TRIES: usize = 3;
+
+/// The paper's.
+pub const FILE_BYTES: u64 = 200 << 20;
+
+/// A file of which no page is like another.
+///
+/// # Errors
+/// As the file system's.
+pub fn random_file(path: &Path, bytes: u64) -> anyhow::Result<()> {
+    let mut random = File::open("/dev/urandom")?.take(bytes);
+    io::copy(&mut random, &mut File::create(path)?)?;
+    Ok(())
+}
+
+/// Has the guest do something; how long that took it by its own clock.
+///
+/// # Errors
+/// Its answer is no number.
+pub fn seconds(vm: &Vm, what: &str) -> anyhow::Result<f64> {
+    let answer = vm.guest(&format!("timed {what}"));
+    Ok(answer.parse::<f64>().with_context(|| answer)? / 1e6)
+}
+
+/// Does it again where a VM was killed meanwhile.
+///
+/// # Errors
+/// They all were, or as `run`.
+pub fn again_if_killed<T>(mut run: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let mut result = guard(&mut run);
+    for _ in 1..TRIES {
+        if result.is_err() {
+            result = guard(&mut run);
+        }
+    }
+    result
+}
