@@ -50,6 +50,10 @@ enum Name {
     VswapperFig10,
     /// A compressor in a guest with less and less memory
     VswapperFig11,
+    /// What could rest on the guest's disk, and its page cache
+    VswapperFig15,
+    /// The guest's disk by Ebb and by QEMU, with memory enough
+    VswapperPlentiful,
     /// Each of them
     All,
 }
@@ -57,7 +61,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 8] = [
+const EACH: [(Name, Bench); 10] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -66,6 +70,8 @@ const EACH: [(Name, Bench); 8] = [
     (Name::VswapperFig9, swap::fig9::run),
     (Name::VswapperFig10, swap::fig10::run),
     (Name::VswapperFig11, swap::fig11::run),
+    (Name::VswapperFig15, swap::fig15::run),
+    (Name::VswapperPlentiful, swap::plentiful::run),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

@@ -160,6 +160,9 @@ impl Setup<'_> {
     }
 
     fn limit(&self, vm: &Vm, cgroup: &Cgroup) -> anyhow::Result<()> {
+        if self.limit_mib >= self.memory_mib {
+            return Ok(());
+        }
         let bytes = self.limit_mib * MIB;
         if self.keeper.has_balloon() {
             vms::balloon(vm, bytes);

@@ -1,0 +1,95 @@
+//! Figure 15: what could rest on the guest's disk follows its page cache.
+
+use std::path::Path;
+
+use anyhow::Context;
+
+use super::medium::Medium;
+use super::rig::{self, Keeper, Rig, Setup};
+use super::work;
+use crate::bench::report::{Report, Row};
+use crate::bench::rounds::Rounds;
+use crate::plot::{Figure, Panel, Series};
+
+const MEMORY_MIB: u64 = 1024;
+const IMAGE_BYTES: u64 = 900 << 20;
+const PART_BYTES: u64 = 50 << 20;
+const PARTS: u64 = 8;
+const MIB: f64 = (1 << 20) as f64;
+
+/// What happens, one after the other.
+fn steps() -> Vec<String> {
+    let read = |part: u64| format!("timed read /mnt/part{part}");
+    let mut steps: Vec<String> = (0..PARTS).map(read).collect();
+    steps.push("fill a 300M".into());
+    steps.push("dropcaches".into());
+    steps.extend((0..PARTS / 2).map(read));
+    steps.push("files b 100M /mnt".into());
+    steps.push("free a".into());
+    steps.push("fsync /mnt/b.pattern".into());
+    steps.push("rmfiles b".into());
+    steps.extend((0..PARTS).map(read));
+    steps
+}
+
+/// After one step, bytes.
+struct Sample {
+    /// Of the guest's memory that is equal to a block known.
+    tracked: f64,
+    /// Of its page cache, less what is yet to be written.
+    clean: f64,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// The host lacks what it needs.
+pub fn run(_quick: bool) -> anyhow::Result<Report> {
+    let mut report = Report::new("vswapper-fig15");
+    let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
+    let image = rig::image(directory.path(), IMAGE_BYTES, parts)?;
+    let (memory_mib, limit_mib) = (MEMORY_MIB, MEMORY_MIB);
+    let keeper = Keeper::Ebb;
+    let setup = Setup { keeper, medium: Medium::Ssd, memory_mib, limit_mib, cpus: 1, image: &image };
+    let rig = Rig::start(&setup)?;
+    let mut samples = Vec::new();
+    for step in steps() {
+        rig.vm.guest(&step);
+        samples.push(sample(&rig)?);
+    }
+    let of = |figure: fn(&Sample) -> f64| samples.iter().map(figure).collect::<Rounds>();
+    let tracked = Row::new("equal to a block known", "MiB", &of(|sample| sample.tracked));
+    report.row(tracked.against("the clean page cache", &of(|sample| sample.clean)));
+    let series = |name: &str, figure: fn(&Sample) -> f64| Series {
+        name: name.into(),
+        points: (1..).zip(&samples).map(|(x, sample)| (f64::from(x), figure(sample))).collect(),
+        is_bound: false,
+    };
+    let series = vec![
+        series("equal to a block known", |sample| sample.tracked),
+        series("clean page cache", |sample| sample.clean),
+    ];
+    report.plot(&Figure {
+        title: "What could rest on the disk, and the guest's page cache (VSwapper, fig. 15)",
+        x_label: "step",
+        y_label: "MiB",
+        panels: &[Panel { series, ..Panel::default() }],
+    })?;
+    Ok(report)
+}
+
+fn parts(at: &Path) -> anyhow::Result<()> {
+    (0..PARTS).try_for_each(|part| work::random_file(&at.join(format!("part{part}")), PART_BYTES))
+}
+
+fn sample(rig: &Rig) -> anyhow::Result<Sample> {
+    let meminfo = rig.vm.guest("cat /proc/meminfo");
+    let kib = |key: &str| -> anyhow::Result<f64> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
+        let word = line.and_then(|rest| rest.split_whitespace().next());
+        Ok(word.with_context(|| format!("no {key} in the guest"))?.parse()?)
+    };
+    let clean = kib("Cached:")? - kib("Shmem:")? - kib("Dirty:")?;
+    let tracked = rig.vm.status().limit.tracked_blocks as f64 * 4096.0 / MIB;
+    Ok(Sample { tracked, clean: clean / 1024.0 })
+}
