@@ -136,10 +136,7 @@ impl Limiter {
         }
         self.see_kinds(pager, guest);
         let extents = populated(pager);
-        let is_there = |gfn: Gfn| {
-            let after = extents.partition_point(|frames| frames.start <= gfn);
-            after.checked_sub(1).is_some_and(|index| extents[index].contains(gfn))
-        };
+        let is_there = |gfn| holding(&extents, gfn, |frames| frames).is_some();
         let resident = |gfn: Gfn| pager.ledger().content(gfn) == Content::Resident;
         let unit = match pager.grain() {
             Grain::Frame => 1,
@@ -195,6 +192,13 @@ fn populated(pager: &Pager) -> Vec<FrameRange> {
     .collect()
 }
 
+/// Of items apart from each other, in order of address, the one with this frame.
+fn holding<T: Copy>(items: &[T], gfn: Gfn, frames: impl Fn(T) -> FrameRange) -> Option<T> {
+    let after = items.partition_point(|item| frames(*item).start <= gfn);
+    let item = *items.get(after.checked_sub(1)?)?;
+    frames(item).contains(gfn).then_some(item)
+}
+
 /// A trusted guest's word on its frames.
 struct Known<'a> {
     guest: &'a Guest,
@@ -207,9 +211,7 @@ struct Known<'a> {
 
 impl Judge for Known<'_> {
     fn is_dead(&self, gfn: Gfn) -> bool {
-        let after = self.free.partition_point(|block| block.head <= gfn);
-        let block = after.checked_sub(1).and_then(|index| self.free.get(index));
-        let Some(block) = block.filter(|block| block.frames().contains(gfn)) else { return false };
+        let Some(block) = holding(self.free, gfn, Block::frames) else { return false };
         let now = self.guest.look(&self.pager.view()).head(block.head);
         // After the look: of a guest that was reset before it the look says nothing.
         now.is_some_and(|now| now.order >= block.order) && (self.still_runs)()
@@ -219,6 +221,16 @@ impl Judge for Known<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_frame_is_found_in_the_range_that_holds_it() {
+        let range = |first, count| FrameRange::new(Gfn(first), count);
+        let ranges = [range(2, 3), range(5, 1), range(9, 2)];
+        let found = |gfn| holding(&ranges, Gfn(gfn), |frames| frames).map(|frames| frames.start.0);
+        let expected = [None, None, Some(2), Some(2), Some(2), Some(5), None, None, None, Some(9)];
+        assert!((0..10).map(found).eq(expected));
+        assert_eq!((found(10), found(11)), (Some(9), None));
+    }
 
     #[test]
     fn the_marks_lie_below_the_limit() {
