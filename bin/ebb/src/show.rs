@@ -172,7 +172,13 @@ pub fn limit(name: &VmName, status: &LimitStatus) -> String {
 }
 
 fn limit_rows(limit: &LimitStatus) -> String {
-    let state = limit.bytes.map_or("none".to_owned(), |bytes| Bytes(bytes).to_string());
+    let state = match (limit.bytes, limit.high_bytes, limit.low_bytes) {
+        (Some(bytes), Some(high), Some(low)) => {
+            let [bytes, high, low] = [bytes, high, low].map(Bytes);
+            format!("{bytes}: evicted down to {low}, faults wait above {high}")
+        }
+        _ => "none".into(),
+    };
     let rows = [
         row("held at", state),
         row(

@@ -35,10 +35,29 @@ pub fn floor_bytes(memory_bytes: u64) -> u64 {
     FLOOR_BYTES + memory_bytes / FLOOR_PART
 }
 
-/// From here on the VM is under pressure, and down to there it is relieved.
-pub fn marks(limit_bytes: u64) -> (u64, u64) {
-    let gap = (limit_bytes / GAP_PART).clamp(*GAP_BYTES.start(), *GAP_BYTES.end());
-    (limit_bytes.saturating_sub(gap / 2), limit_bytes.saturating_sub(gap))
+/// A limit on a VM's resident memory, and how it is held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    /// The limit.
+    pub limit_bytes: u64,
+    /// Above this the VM is under pressure: its faults wait.
+    pub high_bytes: u64,
+    /// Down to this it is relieved, under pressure or ahead of it.
+    pub low_bytes: u64,
+}
+
+impl Marks {
+    /// With the marks that were asked for, which are in order, and defaults for others.
+    pub fn new(limit_bytes: u64, low_bytes: Option<u64>, high_bytes: Option<u64>) -> Marks {
+        let gap = (limit_bytes / GAP_PART).clamp(*GAP_BYTES.start(), *GAP_BYTES.end());
+        let below = |bytes: u64| bytes.saturating_sub(gap / 2);
+        let high = match (high_bytes, low_bytes) {
+            (Some(high), _) => high,
+            (None, Some(low)) if low >= below(limit_bytes) => limit_bytes,
+            _ => below(limit_bytes),
+        };
+        Marks { limit_bytes, high_bytes: high, low_bytes: low_bytes.unwrap_or(below(high)) }
+    }
 }
 
 /// What is known of one VM's frames for the sake of its limit.
@@ -79,11 +98,11 @@ impl Limiter {
     ///
     /// # Errors
     /// As fstat(2).
-    pub fn will_choose(&self, pager: &Pager, limit_bytes: u64) -> io::Result<bool> {
-        Ok(self.is_spent() && excess_bytes(pager, limit_bytes)? > 0)
+    pub fn will_choose(&self, pager: &Pager, marks: Marks) -> io::Result<bool> {
+        Ok(self.is_spent() && excess_bytes(pager, marks)? > 0)
     }
 
-    /// Evicts a step, if more than the mark is resident; `true`: there is more to
+    /// Evicts a step, if more than the low mark is resident; `true`: there is more to
     /// do. `guest`: with a way to ask whether it still runs, right before its word
     /// is taken. `spare` names frames that stay.
     ///
@@ -94,10 +113,10 @@ impl Limiter {
         process: &Process,
         pager: &Pager,
         guest: Option<(&Guest, &dyn Fn() -> bool)>,
-        limit_bytes: u64,
+        marks: Marks,
         spare: impl Fn(Gfn) -> bool,
     ) -> io::Result<bool> {
-        let over = excess_bytes(pager, limit_bytes)?;
+        let over = excess_bytes(pager, marks)?;
         if over == 0 {
             return Ok(false);
         }
@@ -177,9 +196,8 @@ impl Limiter {
 }
 
 /// What is resident above the mark down to which is evicted.
-fn excess_bytes(pager: &Pager, limit_bytes: u64) -> io::Result<u64> {
-    let (_, goal) = marks(limit_bytes);
-    Ok(pager.ram().resident_bytes()?.saturating_sub(goal))
+fn excess_bytes(pager: &Pager, marks: Marks) -> io::Result<u64> {
+    Ok(pager.ram().resident_bytes()?.saturating_sub(marks.low_bytes))
 }
 
 fn populated(pager: &Pager) -> Vec<FrameRange> {
@@ -235,9 +253,26 @@ mod tests {
     #[test]
     fn the_marks_lie_below_the_limit() {
         for limit in [64 << 20, 100 << 20, 1 << 30, 1u64 << 40] {
-            let (high, low) = marks(limit);
+            let Marks { high_bytes: high, low_bytes: low, .. } = Marks::new(limit, None, None);
             assert!(low < high && high < limit, "{limit}: {high}, {low}");
             assert!(low >= limit / 10 * 9, "{limit}: {low}");
+        }
+    }
+
+    #[test]
+    fn marks_that_were_asked_for_are_kept_and_in_order() {
+        let limit = 200 << 20;
+        for (low, high) in [
+            (Some(100 << 20), None),
+            (Some(limit - 1), None),
+            (None, Some(100 << 20)),
+            (None, Some(limit)),
+            (Some(100 << 20), Some(120 << 20)),
+        ] {
+            let marks = Marks::new(limit, low, high);
+            assert!(marks.low_bytes < marks.high_bytes && marks.high_bytes <= limit, "{marks:?}");
+            assert!(low.is_none_or(|low| low == marks.low_bytes), "{marks:?}");
+            assert!(high.is_none_or(|high| high == marks.high_bytes), "{marks:?}");
         }
     }
 }

@@ -84,8 +84,11 @@ pub fn limit(state: &State) -> LimitStatus {
     let counters = &state.held.pager.counters;
     let bytes = |counter: &AtomicU64| counter.load(Relaxed) * FRAME_BYTES;
     let total = state.limiter.as_ref().map(|limiter| limiter.total).unwrap_or_default();
+    let marks = state.marks();
     LimitStatus {
-        bytes: state.held.record.limit_bytes,
+        bytes: marks.map(|marks| marks.limit_bytes),
+        high_bytes: marks.map(|marks| marks.high_bytes),
+        low_bytes: marks.map(|marks| marks.low_bytes),
         saved_bytes: bytes(&counters.saved_frames),
         on_disk_bytes: bytes(&counters.on_disk_frames),
         saved_total_bytes: total.saved * FRAME_BYTES,

@@ -130,6 +130,10 @@ pub struct AutoStatus {
 pub struct LimitStatus {
     /// What resident memory is held at; null: no limit.
     pub bytes: Option<u64>,
+    /// Above this the guest's faults wait a little for eviction; null: no limit.
+    pub high_bytes: Option<u64>,
+    /// What is resident above this is evicted in the background; null: no limit.
+    pub low_bytes: Option<u64>,
     /// Content in the swap store now.
     pub saved_bytes: u64,
     /// Content that rests on equal blocks of the guest's disks now.
