@@ -162,6 +162,17 @@ impl Host {
         all.into_iter().find(|(_, program)| program == "ebbd").map(|(pid, _)| pid)
     }
 
+    /// How many of the daemon's threads have this name.
+    ///
+    /// # Panics
+    /// There is no daemon.
+    pub fn threads(&self, name: &str) -> usize {
+        let daemon = self.daemon().expect("a daemon runs");
+        let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("its threads").flatten();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|found| found.trim_end() == name).count()
+    }
+
     /// Kills the daemon between two instructions.
     ///
     /// # Panics

@@ -27,6 +27,23 @@ fn a_guest_lives_within_its_limit() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
+/// What brings content back costs memory, so it begins with the first eviction.
+#[test]
+fn refill_threads_come_with_the_first_eviction() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.ebb("limit 900M").ok();
+    assert_eq!((host.threads("fault"), host.threads("refill")), (1, 0));
+    vm.guest("fill a 400M");
+    limit(&vm, 200);
+    assert_eq!(vm.guest("check a"), "0");
+    assert_eq!(host.threads("refill"), 4);
+    host.kill9();
+    host.start();
+    assert_eq!(host.threads("refill"), 4);
+    assert_eq!(vm.guest("check a"), "0");
+}
+
 #[test]
 fn huge_frames_go_whole() {
     let setting = HostSetting::shared_huge_pages();

@@ -89,20 +89,13 @@ impl Limiter {
         })
     }
 
-    /// Whether the next step looks at all frames anew.
-    fn is_spent(&self) -> bool {
+    /// Whether the next step looks at all frames anew, and so asks the guest's kernel
+    /// what they are.
+    pub fn is_spent(&self) -> bool {
         self.chosen.is_empty() || self.chosen_at.elapsed() > CHOICE
     }
 
-    /// Whether the next step asks the guest's kernel what its frames are.
-    ///
-    /// # Errors
-    /// As fstat(2).
-    pub fn will_choose(&self, pager: &Pager, marks: Marks) -> io::Result<bool> {
-        Ok(self.is_spent() && excess_bytes(pager, marks)? > 0)
-    }
-
-    /// Evicts a step, if more than the low mark is resident; `true`: there is more to
+    /// Evicts a step, as long as more than the low mark is resident; `true`: there is more to
     /// do. `guest`: with a way to ask whether it still runs, right before its word
     /// is taken. `spare` names frames that stay.
     ///
@@ -196,7 +189,10 @@ impl Limiter {
 }
 
 /// What is resident above the mark down to which is evicted.
-fn excess_bytes(pager: &Pager, marks: Marks) -> io::Result<u64> {
+///
+/// # Errors
+/// As fstat(2).
+pub fn excess_bytes(pager: &Pager, marks: Marks) -> io::Result<u64> {
     Ok(pager.ram().resident_bytes()?.saturating_sub(marks.low_bytes))
 }
 

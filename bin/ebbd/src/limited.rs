@@ -9,7 +9,7 @@ use ebb_api::{LimitRequest, LimitStatus};
 use ebb_units::{Bytes, FrameRange, Gfn};
 
 use crate::devices;
-use crate::limit::{Limiter, Marks, floor_bytes};
+use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
 use crate::worker::{Command, State, was_reset};
@@ -150,10 +150,13 @@ impl State {
     }
 
     fn limit_step(&mut self, limiter: &mut Limiter, marks: Marks) -> std::io::Result<bool> {
+        if excess_bytes(&self.held.pager, marks)? == 0 {
+            self.stuck = None;
+            return Ok(false);
+        }
+        self.expect_refills()?;
         // A guest's word counts only while it is the kernel that runs.
-        if limiter.will_choose(&self.held.pager, marks)?
-            && (self.insight.guest().is_ok() || self.insight.is_due())
-        {
+        if limiter.is_spent() && (self.insight.guest().is_ok() || self.insight.is_due()) {
             self.confirm();
         }
         let qmp = RefCell::new(self.held.qmp.take());

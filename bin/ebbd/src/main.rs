@@ -14,6 +14,7 @@ mod limited;
 mod problem;
 mod record;
 mod server;
+mod serving;
 mod status;
 mod worker;
 

@@ -11,7 +11,7 @@ use ebb_api::{
     LimitStatus, Mode, ReclaimReport, ReclaimRequest, Skipped, VmStatus,
 };
 use ebb_inspect::{Block, PAGE_BYTES};
-use ebb_pager::{Evicted, FaultThread, NothingKnown, RefillThreads};
+use ebb_pager::{Evicted, NothingKnown};
 use ebb_reclaim::vprobe;
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Qmp;
@@ -22,6 +22,7 @@ use crate::held::Held;
 use crate::insight::Insight;
 use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::serving::Serving;
 use crate::status;
 
 /// Left at the heads of the guest's free lists, where it takes memory next.
@@ -63,7 +64,7 @@ pub enum Command {
 /// When threads cannot be made.
 pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender<Command>> {
     let (commands, mailbox) = channel();
-    let faults = serve_faults(&held, &commands).map_err(failed("the fault thread"))?;
+    let faults = Serving::start(&held, &commands).map_err(failed("the fault thread"))?;
     held.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
     let name = held.record.name.to_string();
     let gone = commands.clone();
@@ -76,25 +77,6 @@ pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender
     });
     // It ends by itself, once the VM is let go or gone.
     worker.map(|_| commands).map_err(failed("the worker"))
-}
-
-/// Refills that wait for a disk go on beside each other; few disks gain from more.
-const REFILL_THREADS: usize = 4;
-
-/// The threads that serve a VM's faults. In the order in which they end.
-struct Serving {
-    _faults: FaultThread,
-    _refills: RefillThreads,
-}
-
-fn serve_faults(held: &Held, gone: &Sender<Command>) -> std::io::Result<Serving> {
-    let gone = gone.clone();
-    let refills = RefillThreads::start(&held.pager, REFILL_THREADS)?;
-    let faults = FaultThread::start(held.pager.clone(), held.pidfd()?, move |why| {
-        // A worker that is gone already needs no telling.
-        let _ = gone.send(Command::Gone(why));
-    })?;
-    Ok(Serving { _faults: faults, _refills: refills })
 }
 
 /// All that the worker's thread owns.
@@ -396,6 +378,7 @@ impl State {
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
+        self.expect_refills().map_err(failed("the refill threads"))?;
         // So that they are known also right after a restart.
         self.confirm();
         let mut metadata = self.metadata_frames();
@@ -472,9 +455,16 @@ impl State {
         Ok(DetachReport { restored_bytes, duration_ns })
     }
 
+    /// Frames are about to be evicted.
+    pub(crate) fn expect_refills(&mut self) -> std::io::Result<()> {
+        self.faults.as_mut().map_or(Ok(()), |faults| faults.expect_refills(&self.held))
+    }
+
     /// A guest whose faults nobody serves would wait for ever.
     fn serve_again(&mut self) {
-        match serve_faults(&self.held, &self.own) {
+        // Before others take up what these wait for.
+        self.faults = None;
+        match Serving::start(&self.held, &self.own) {
             Ok(faults) => self.faults = Some(faults),
             Err(error) => tracing::error!("{}: the fault thread: {error}", self.held.record.name),
         }
