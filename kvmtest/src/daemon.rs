@@ -1,6 +1,7 @@
 //! What the daemon does for a VM, without the daemon.
 
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -9,7 +10,7 @@ use ebb_pager::{
     Evicted, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
     Restored,
 };
-use ebb_store::{Protection, SwapFile};
+use ebb_store::{Compressed, Protection, Store, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
@@ -57,11 +58,21 @@ impl Daemon {
             uffd: machine.uffd(),
             grain,
             devices: Box::new(NoDevices),
-            store: Box::new(store.expect("store")),
+            store: compressing(run, store.expect("store")),
             disk: Box::new(NoDisk),
         };
         let (pager, restored) = Pager::new(parts).expect("pager");
         Daemon { pager: Arc::new(pager), restored, faults: None, refills: None }
+    }
+
+    /// Has the store keep compressed pages in so much memory; none at first. Where it
+    /// cannot: why.
+    pub fn compress(&self, bytes: u64) -> Result<(), String> {
+        self.pager.limit_store_memory(bytes);
+        match self.pager.store_usage().memory_limit_bytes == bytes {
+            true => Ok(()),
+            false => Err("there is no tmpfs at /dev/shm".into()),
+        }
     }
 
     /// Starts the fault thread. What a dead one had read comes again.
@@ -86,4 +97,16 @@ impl Daemon {
         let frames: Vec<Gfn> = frames.frames().filter(|&gfn| gfn != MAILBOX).collect();
         self.pager.evict(&frames, &NothingKnown).expect("evict")
     }
+}
+
+const COMPRESSED_BYTES: u64 = 1 << 20;
+
+/// With room for compressed pages, of which nothing is used until it is allowed.
+fn compressing(run: &Path, disk: SwapFile) -> Box<dyn Store> {
+    if !ebb_store::is_in_memory(run).expect("run directory") {
+        return Box::new(disk);
+    }
+    let store = Compressed::open(run, COMPRESSED_BYTES, disk).expect("compressed store");
+    store.limit_memory(0);
+    Box::new(store)
 }

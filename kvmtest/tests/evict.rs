@@ -33,6 +33,31 @@ fn frames_in_use_keep_every_write() {
     keeps_every_write(2, 10_000, 10_000);
 }
 
+/// Pages go to compressed memory, and from there to disk, while the guest asks for them.
+#[test]
+fn pages_on_their_way_to_disk_keep_every_write() {
+    require!(kvmtest::available());
+    let (mut counting, daemon) = Counting::new(Grain::Frame);
+    // One chunk, so that nothing stays for long.
+    require!(daemon.compress(64 << 10));
+    counting.start(2, 0);
+    let (mut saved, mut moved) = (0, 0);
+    until("evictions and moves", || {
+        saved += daemon.evict(counting.all()).saved;
+        moved += daemon.pager.write_back().unwrap();
+        (saved >= 10_000 && moved >= 2000).then_some(())
+    });
+    eprintln!("{saved} saved, {moved} moved");
+    assert_eq!(counting.lost(&daemon.pager), 0);
+    daemon.pager.give_back_all().unwrap();
+    daemon.evict(counting.all());
+    assert!(daemon.pager.store_usage().compressed_pages > 100);
+    while daemon.pager.write_back().unwrap() > 0 {}
+    assert_eq!(daemon.pager.store_usage().memory_bytes, 0);
+    daemon.pager.give_back_all().unwrap();
+    assert_eq!(daemon.pager.ledger().runs().count(), 0);
+}
+
 /// A huge frame goes whole or not at all, whatever the guest writes meanwhile.
 #[test]
 fn huge_frames_in_use_keep_every_write() {

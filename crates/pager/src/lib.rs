@@ -22,6 +22,7 @@ mod read_ahead;
 mod refill;
 mod sparse;
 mod view;
+mod write_back;
 
 pub use claim::{Claim, Committed};
 pub use counters::Counters;
