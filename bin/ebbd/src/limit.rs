@@ -35,7 +35,8 @@ pub fn floor_bytes(memory_bytes: u64) -> u64 {
     FLOOR_BYTES + memory_bytes / FLOOR_PART
 }
 
-/// A limit on a VM's resident memory, and how it is held.
+/// A limit on the memory that a VM takes, its compressed pages included, and how it is
+/// held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
     /// The limit.
@@ -188,12 +189,12 @@ impl Limiter {
     }
 }
 
-/// What is resident above the mark down to which is evicted.
+/// What is taken above the mark down to which is evicted.
 ///
 /// # Errors
 /// As fstat(2).
 pub fn excess_bytes(pager: &Pager, marks: Marks) -> io::Result<u64> {
-    Ok(pager.ram().resident_bytes()?.saturating_sub(marks.low_bytes))
+    Ok(pager.taken_bytes()?.saturating_sub(marks.low_bytes))
 }
 
 fn populated(pager: &Pager) -> Vec<FrameRange> {

@@ -12,6 +12,7 @@ use crate::devices;
 use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
+use crate::trouble::Trouble;
 use crate::worker::{Command, State, was_reset};
 
 /// So long it evicts before it looks at commands again.
@@ -87,7 +88,8 @@ impl State {
 
     /// Begins to hold the limit on record, or ends it.
     pub(crate) fn apply_limit(&mut self) -> Answer<()> {
-        self.stuck = None;
+        (self.stuck, self.trouble) = (None, None);
+        self.held.pager.limit_store_memory(self.compressed_bytes());
         if self.marks().is_none() {
             self.held.pager.set_limit(u64::MAX);
             self.limiter = None;
@@ -108,6 +110,15 @@ impl State {
         Ok(())
     }
 
+    /// What its compressed pages may take. Of a limit it is a part: the guest keeps what
+    /// it needs to live, and half of the rest.
+    fn compressed_bytes(&self) -> u64 {
+        let wanted = self.held.record.compressed_bytes;
+        let floor = floor_bytes(self.held.pager.ram().bytes());
+        let share = |marks: Marks| marks.limit_bytes.saturating_sub(floor) / 2;
+        self.marks().map_or(wanted, |marks| wanted.min(share(marks)))
+    }
+
     /// Evicts for a while, if more than the limit allows is resident.
     pub(crate) fn hold_limit(&mut self) {
         self.pressed.store(false, Release);
@@ -118,24 +129,54 @@ impl State {
             self.limiter = Some(limiter);
             return self.held.pager.set_limit(u64::MAX);
         }
-        let began = Instant::now();
+        if self.trouble.as_ref().is_some_and(Trouble::rests) {
+            self.limiter = Some(limiter);
+            return;
+        }
+        let end = Instant::now() + TURN;
         let mut more = true;
-        while more && began.elapsed() < TURN {
-            match self.limit_step(&mut limiter, marks) {
-                Ok(done) => more = done,
-                Err(error) => {
-                    self.stuck = Some(error.to_string());
-                    more = false;
-                }
-            }
+        while more && Instant::now() < end {
+            let result = self.limit_step(&mut limiter, marks);
+            more = self.note(result.and_then(|more| self.write_back(end).map(|()| more)));
         }
         self.limiter = Some(limiter);
         // Faults do not wait for room that nobody makes.
-        let mark = if self.stuck.is_some() { u64::MAX } else { marks.high_bytes };
+        let in_the_way = self.stuck.is_some() || self.trouble.is_some();
+        let mark = if in_the_way { u64::MAX } else { marks.high_bytes };
         self.held.pager.set_limit(mark);
         if more && !self.pressed.swap(true, AcqRel) {
             // This is the thread that reads it.
             let _ = self.own.send(Command::Pressure);
+        }
+    }
+
+    /// Makes room in compressed memory, until `end` at most.
+    fn write_back(&self, end: Instant) -> std::io::Result<()> {
+        while self.held.pager.write_back()? > 0 && Instant::now() < end {}
+        Ok(())
+    }
+
+    /// The same for a VM without a limit, of which memory was evicted by force or before.
+    pub(crate) fn write_back_unlimited(&mut self) {
+        if self.limiter.is_none() && !self.trouble.as_ref().is_some_and(Trouble::rests) {
+            let result = self.write_back(Instant::now() + TURN);
+            self.note(result.map(|()| false));
+        }
+    }
+
+    /// Notes what failed, or that nothing does any more; whether there is more to do.
+    fn note(&mut self, result: std::io::Result<bool>) -> bool {
+        let before = self.trouble.take();
+        match result {
+            Ok(more) => more,
+            Err(error) => {
+                let why = self.explain(&error);
+                if before.as_ref().is_none_or(|before| before.why() != why) {
+                    tracing::error!("{}: {why}", self.held.record.name);
+                }
+                self.trouble = Some(Trouble::new(why, before));
+                false
+            }
         }
     }
 
@@ -186,7 +227,7 @@ impl State {
         spared.extend(self.note_frame());
         let spare = |gfn: Gfn| spared.iter().any(|frames| frames.contains(gfn));
         let more = limiter.step(&held.process, &held.pager, guest, marks, spare)?;
-        let over = held.pager.ram().resident_bytes()? > marks.limit_bytes;
+        let over = held.pager.taken_bytes()? > marks.limit_bytes;
         self.stuck = (over && !more).then(|| "nothing more can be evicted now".into());
         Ok(more)
     }

@@ -67,6 +67,9 @@ pub struct Record {
     pub disks_used: bool,
     /// Its swap file.
     pub swap: PathBuf,
+    /// What its compressed pages may take in memory at most; 0: there are none.
+    #[serde(default)]
+    pub compressed_bytes: u64,
     /// Its RAM.
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.

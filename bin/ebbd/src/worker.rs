@@ -24,6 +24,7 @@ use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::serving::Serving;
 use crate::status;
+use crate::trouble::{self, Trouble};
 
 /// Left at the heads of the guest's free lists, where it takes memory next.
 pub const RESERVE_BYTES: u64 = 64 << 20;
@@ -88,6 +89,8 @@ pub struct State {
     pub(crate) limiter: Option<Limiter>,
     /// Why the limit is not held.
     pub(crate) stuck: Option<String>,
+    /// What failed when memory was to be evicted.
+    pub(crate) trouble: Option<Trouble>,
     /// Pressure was told and is not looked at yet.
     pub(crate) pressed: Arc<AtomicBool>,
     /// The way into its own mailbox.
@@ -116,6 +119,7 @@ impl State {
             last: None,
             limiter: None,
             stuck: None,
+            trouble: None,
             pressed: Arc::default(),
             own,
             faults: Some(faults),
@@ -195,6 +199,7 @@ impl State {
             self.confirm();
         }
         self.hold_limit();
+        self.write_back_unlimited();
         self.note_disks();
         let auto = self.held.record.auto;
         if auto.on && Instant::now() >= self.due {
@@ -393,7 +398,7 @@ impl State {
             }
             let frames: Vec<Gfn> = piece.frames().filter(|gfn| !spare(gfn)).collect();
             let evicted = self.held.pager.evict(&frames, &NothingKnown);
-            done.add(evicted.map_err(|error| not_allowed(format!("evicting: {error}")))?);
+            done.add(evicted.map_err(|error| not_allowed(self.explain(&error)))?);
         }
         let saved_bytes = done.frames() * FRAME_BYTES;
         let stopped_by = match saved_bytes >= want_bytes {
@@ -407,6 +412,11 @@ impl State {
             duration_ns: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
             stopped_by: stopped_by.into(),
         })
+    }
+
+    /// Why evicting failed, and what to do.
+    pub(crate) fn explain(&self, error: &std::io::Error) -> String {
+        trouble::explain(error, &self.held.record.swap, &self.held.directory)
     }
 
     /// Punching a part of a large folio may zero it in place: where the kernel

@@ -11,7 +11,7 @@ use lz4_flex::block::{
 };
 
 use crate::page_buffer::Pool;
-use crate::slabs::{self, OBJECT_MAX, Object, Slabs};
+use crate::slabs::{OBJECT_MAX, Object, Slabs};
 use crate::{
     CLUSTER_SLOTS, Loaded, MEMORY_SLOTS, Page, SavedBatch, Store, StoreError, Usage, is_in_memory,
 };
@@ -85,11 +85,6 @@ impl<S: Store> Compressed<S> {
             workspaces: Mutex::default(),
             buffers: Pool::new(CLUSTER_SLOTS as usize),
         })
-    }
-
-    /// Whether a daemon before this one had such a store in `run`.
-    pub fn is_in(run: &Path) -> bool {
-        run.join(slabs::FILE).exists()
     }
 
     /// The store behind.

@@ -139,6 +139,11 @@ pub fn is_in_memory(run: &Path) -> io::Result<bool> {
     Ok([TMPFS, RAMFS].contains(&(rustix::fs::statfs(run)?.f_type as u64)))
 }
 
+/// Whether a daemon before this one had a [`Compressed`] store in `run`.
+pub fn has_compressed(run: &Path) -> bool {
+    run.join(slabs::FILE).exists()
+}
+
 /// Removes what stores keep in a VM's run directory, its key first: what lies
 /// on disk cannot be read from then on.
 ///
