@@ -1,7 +1,9 @@
 //! Frames in use are saved and emptied under running vCPUs.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use ebb_ledger::{Content, LockedFrame};
-use ebb_pager::{Evicted, Grain, Pager};
+use ebb_pager::{Evicted, Grain, NothingKnown, Pager};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::until;
 use vmtest::require;
@@ -56,6 +58,33 @@ fn pages_on_their_way_to_disk_keep_every_write() {
     assert_eq!(daemon.pager.store_usage().memory_bytes, 0);
     daemon.pager.give_back_all().unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
+}
+
+/// A disk that is full costs nothing; one that cannot be read makes the guest wait, not
+/// the host's processors, and it goes on once the disk is well.
+#[test]
+fn a_failing_disk_loses_nothing() {
+    require!(kvmtest::available());
+    let (mut counting, daemon) = Counting::new(Grain::Frame);
+    counting.start(2, 0);
+    daemon.disk.full.store(true, SeqCst);
+    let frames: Vec<_> = PAGES.frames().collect();
+    let refused =
+        until("a page to be saved in vain", || daemon.pager.evict(&frames, &NothingKnown).err());
+    assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull);
+    assert_eq!(daemon.pager.store_usage().disk_slots_used, 0);
+    daemon.disk.full.store(false, SeqCst);
+    daemon.disk.blind.store(true, SeqCst);
+    let failure = until("the guest to miss one", || {
+        daemon.evict(counting.all());
+        daemon.pager.failure()
+    });
+    assert!(failure.to_string().contains("Input/output error"), "{failure}");
+    daemon.disk.blind.store(false, SeqCst);
+    until("the failure to be over", || daemon.pager.failure().is_none().then_some(()));
+    eprintln!("{} reads failed", daemon.disk.failed_reads.load(SeqCst));
+    assert_eq!(counting.lost(&daemon.pager), 0);
+    daemon.pager.give_back_all().unwrap();
 }
 
 /// A huge frame goes whole or not at all, whatever the guest writes meanwhile.

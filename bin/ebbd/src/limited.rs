@@ -12,7 +12,7 @@ use crate::devices;
 use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
-use crate::trouble::Trouble;
+use crate::trouble::{Attempt, Trouble};
 use crate::worker::{Command, State, was_reset};
 
 /// So long it evicts before it looks at commands again.
@@ -170,7 +170,7 @@ impl State {
         match result {
             Ok(more) => more,
             Err(error) => {
-                let why = self.explain(&error);
+                let why = self.explain(Attempt::Save, &error);
                 if before.as_ref().is_none_or(|before| before.why() != why) {
                     tracing::error!("{}: {why}", self.held.record.name);
                 }
@@ -178,6 +178,14 @@ impl State {
                 false
             }
         }
+    }
+
+    /// Why the limit is not held, or the guest waits for what was evicted.
+    pub fn what_is_stuck(&self) -> Option<String> {
+        let reading = self.held.pager.failure();
+        { reading.map(|error| self.explain(Attempt::Load, &error)) }
+            .or_else(|| self.trouble.as_ref().map(|trouble| trouble.why().into()))
+            .or_else(|| self.stuck.clone())
     }
 
     /// Once its disks were used a successor must wait for them before it evicts: they

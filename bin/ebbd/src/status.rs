@@ -105,9 +105,7 @@ pub fn limit(state: &State) -> LimitStatus {
         compressed_limit_bytes: usage.memory_limit_bytes,
         compressed_ratio: ratio(usage),
         written_back_total_bytes: bytes(&counters.written_back_frames),
-        stuck: { state.trouble.as_ref() }
-            .map(|trouble| trouble.why().into())
-            .or(state.stuck.clone()),
+        stuck: state.what_is_stuck(),
     }
 }
 

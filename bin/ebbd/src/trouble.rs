@@ -37,7 +37,7 @@ impl Trouble {
 }
 
 /// What is wrong with a store, and what to do about it, in one line.
-pub fn explain(error: &io::Error, swap: &Path, run: &Path) -> String {
+pub fn explain(what: Attempt, error: &io::Error, swap: &Path, run: &Path) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<StoreError>());
     let (swap, run) = (swap.display(), run.display());
     let trouble = match inner {
@@ -57,9 +57,27 @@ pub fn explain(error: &io::Error, swap: &Path, run: &Path) -> String {
         Some(StoreError::RunDirectory(error)) => {
             format!("{run}: {error}: the run directory needs room for a record of each page saved")
         }
-        Some(error) => return error.to_string(),
+        Some(error) => format!("{swap}: {error}"),
     };
-    trouble + "; what cannot be saved stays in memory"
+    trouble + &format!("; {}", what.consequence())
+}
+
+/// What was tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attempt {
+    /// To save what is evicted.
+    Save,
+    /// To bring back what was.
+    Load,
+}
+
+impl Attempt {
+    fn consequence(self) -> &'static str {
+        match self {
+            Attempt::Save => "what cannot be saved stays in memory",
+            Attempt::Load => "the guest waits for what cannot be read",
+        }
+    }
 }
 
 #[cfg(test)]
@@ -78,12 +96,16 @@ mod tests {
             (StoreError::Full, "/swap/a: all its slots are in use: raise the limit; what"),
             (StoreError::RunDirectory(Errno::FAULT.into()), "/run/a: Bad address"),
         ] {
-            let line = explain(&error.into(), Path::new("/swap/a"), Path::new("/run/a"));
+            let line =
+                explain(Attempt::Save, &error.into(), Path::new("/swap/a"), Path::new("/run/a"));
             assert!(line.starts_with(told) && !line.contains('\n'), "{line}");
             assert!(line.ends_with("stays in memory"), "{line}");
         }
+        let damaged = io::Error::from(StoreError::Damaged { slot: 7 });
+        let line = explain(Attempt::Load, &damaged, Path::new("/swap/a"), Path::new("/run/a"));
+        assert!(line.starts_with("/swap/a: slot 7 of the store is damaged; the guest waits"));
         let other = io::Error::from(Errno::NOMEM);
-        let line = explain(&other, Path::new("/swap/a"), Path::new("/run/a"));
+        let line = explain(Attempt::Save, &other, Path::new("/swap/a"), Path::new("/run/a"));
         assert_eq!(line, other.to_string());
     }
 

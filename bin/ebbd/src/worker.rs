@@ -24,7 +24,7 @@ use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::serving::Serving;
 use crate::status;
-use crate::trouble::{self, Trouble};
+use crate::trouble::{self, Attempt, Trouble};
 
 /// Left at the heads of the guest's free lists, where it takes memory next.
 pub const RESERVE_BYTES: u64 = 64 << 20;
@@ -398,7 +398,7 @@ impl State {
             }
             let frames: Vec<Gfn> = piece.frames().filter(|gfn| !spare(gfn)).collect();
             let evicted = self.held.pager.evict(&frames, &NothingKnown);
-            done.add(evicted.map_err(|error| not_allowed(self.explain(&error)))?);
+            done.add(evicted.map_err(|error| not_allowed(self.explain(Attempt::Save, &error)))?);
         }
         let saved_bytes = done.frames() * FRAME_BYTES;
         let stopped_by = match saved_bytes >= want_bytes {
@@ -414,9 +414,9 @@ impl State {
         })
     }
 
-    /// Why evicting failed, and what to do.
-    pub(crate) fn explain(&self, error: &std::io::Error) -> String {
-        trouble::explain(error, &self.held.record.swap, &self.held.directory)
+    /// Why evicting or bringing back failed, and what to do.
+    pub(crate) fn explain(&self, what: Attempt, error: &std::io::Error) -> String {
+        trouble::explain(what, error, &self.held.record.swap, &self.held.directory)
     }
 
     /// Punching a part of a large folio may zero it in place: where the kernel

@@ -165,7 +165,8 @@ pub struct LimitStatus {
     pub compressed_ratio: Option<f64>,
     /// Moved from there to the swap file since the daemon holds the VM.
     pub written_back_total_bytes: u64,
-    /// Why more is resident than the limit; null: nothing is in the way.
+    /// Why more is resident than the limit, or the guest waits for what was evicted, and what to
+    /// do; null: nothing is in the way.
     pub stuck: Option<String>,
 }
 

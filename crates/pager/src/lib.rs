@@ -10,6 +10,7 @@ mod claim;
 mod counters;
 mod disk;
 mod evict;
+mod failure;
 mod fault_thread;
 mod give_back;
 mod install;

@@ -14,6 +14,7 @@ use ebb_vm::Ram;
 
 use crate::counters::{Counters, add};
 use crate::disk::{Disk, Resting};
+use crate::failure::Failure;
 use crate::io_mapping::IoMapping;
 use crate::owners::Owners;
 use crate::pins::Pins;
@@ -78,6 +79,7 @@ pub struct Pager {
     pub(crate) refilling: AtomicBool,
     limit_bytes: AtomicU64,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub(crate) failure: Failure,
     pub(crate) restored: SyncSender<Restored>,
     /// What it counts.
     pub counters: Counters,
@@ -128,6 +130,7 @@ impl Pager {
             refilling: AtomicBool::new(false),
             limit_bytes: AtomicU64::new(u64::MAX),
             pressure: OnceLock::new(),
+            failure: Failure::default(),
             restored,
             counters,
         };
