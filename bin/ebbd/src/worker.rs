@@ -134,10 +134,21 @@ impl State {
         if let Err(error) = self.apply_limit() {
             tracing::error!("{}: its limit: {error}", self.held.record.name);
         }
+        let mut due = Instant::now() + TICK;
         loop {
-            let next = match mailbox.recv_timeout(TICK) {
+            // By the clock, however many commands there are.
+            let wait = due.saturating_duration_since(Instant::now());
+            let command = match wait.is_zero() {
+                true => Err(RecvTimeoutError::Timeout),
+                false => mailbox.recv_timeout(wait),
+            };
+            let next = match command {
                 Ok(command) => self.obey(command),
-                Err(RecvTimeoutError::Timeout) => self.tick(),
+                Err(RecvTimeoutError::Timeout) => {
+                    let next = self.tick();
+                    due = Instant::now() + TICK;
+                    next
+                }
                 Err(RecvTimeoutError::Disconnected) => Next::End(None),
             };
             if let Next::End(farewell) = next {
