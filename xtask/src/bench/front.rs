@@ -54,7 +54,7 @@ pub fn measure(report: &mut Report, run: &Path, disk: &Path, rounds: usize) -> a
                 .into_iter()
                 .enumerate()
         {
-            let what = format!("{what} behind compressed memory, {kind}");
+            let what = format!("{what}, compressed memory in front, {kind}");
             report.row(Row::new(what, unit, &ebb[at]).against("swap file alone", &other[at]));
         }
         if noise_bytes < 4096 {
