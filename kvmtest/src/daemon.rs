@@ -1,7 +1,11 @@
 //! What the daemon does for a VM, without the daemon.
 
+use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Receiver;
 
 use ebb_ledger::{Content, Ledger};
@@ -9,7 +13,7 @@ use ebb_pager::{
     Evicted, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
     Restored,
 };
-use ebb_store::{Protection, SwapFile};
+use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
@@ -22,6 +26,8 @@ pub struct Daemon {
     pub pager: Arc<Pager>,
     /// The blocks that were given back because the guest wrote their metadata.
     pub restored: Receiver<Restored>,
+    /// What its disk is to say of the next requests.
+    pub disk: Arc<Health>,
     faults: Option<FaultThread>,
     refills: Option<RefillThreads>,
 }
@@ -50,18 +56,31 @@ impl Daemon {
     fn over(machine: &Machine, grain: Grain, ledger: Ledger) -> Daemon {
         let slots = machine.ram().bytes() / FRAME_BYTES;
         let run = machine.run_directory();
-        let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted);
+        let health = Arc::new(Health::default());
+        let disk = Disk::open(&run.join("swap"), slots * FRAME_BYTES).expect("disk");
+        let disk = Failing { disk, health: Arc::clone(&health) };
+        let store = SwapFile::over(disk, run, slots, Protection::Encrypted);
         let parts = Parts {
             ram: Arc::clone(machine.ram()),
             ledger,
             uffd: machine.uffd(),
             grain,
             devices: Box::new(NoDevices),
-            store: Box::new(store.expect("store")),
+            store: compressing(run, store.expect("store")),
             disk: Box::new(NoDisk),
         };
         let (pager, restored) = Pager::new(parts).expect("pager");
-        Daemon { pager: Arc::new(pager), restored, faults: None, refills: None }
+        Daemon { pager: Arc::new(pager), restored, disk: health, faults: None, refills: None }
+    }
+
+    /// Has the store keep compressed pages in so much memory; none at first. Where it
+    /// cannot: why.
+    pub fn compress(&self, bytes: u64) -> Result<(), String> {
+        self.pager.limit_store_memory(bytes);
+        match self.pager.store_usage().memory_limit_bytes == bytes {
+            true => Ok(()),
+            false => Err("there is no tmpfs at /dev/shm".into()),
+        }
     }
 
     /// Starts the fault thread. What a dead one had read comes again.
@@ -85,5 +104,59 @@ impl Daemon {
     pub fn evict(&self, frames: FrameRange) -> Evicted {
         let frames: Vec<Gfn> = frames.frames().filter(|&gfn| gfn != MAILBOX).collect();
         self.pager.evict(&frames, &NothingKnown).expect("evict")
+    }
+}
+
+const COMPRESSED_BYTES: u64 = 1 << 20;
+
+/// With room for compressed pages, of which nothing is used until it is allowed.
+fn compressing(run: &Path, disk: SwapFile<Failing>) -> Box<dyn Store> {
+    if !ebb_store::is_in_memory(run).expect("run directory") {
+        return Box::new(disk);
+    }
+    let store = Compressed::open(run, COMPRESSED_BYTES, disk).expect("compressed store");
+    store.limit_memory(0);
+    Box::new(store)
+}
+
+/// Whether a disk does what it is asked.
+#[derive(Default)]
+pub struct Health {
+    /// Writes meet no space.
+    pub full: AtomicBool,
+    /// Reads meet errors;
+    pub blind: AtomicBool,
+    /// so many did.
+    pub failed_reads: AtomicU64,
+}
+
+/// A real disk that fails as told.
+struct Failing {
+    disk: Disk,
+    health: Arc<Health>,
+}
+
+impl Medium for Failing {
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        if self.health.blind.load(SeqCst) {
+            self.health.failed_reads.fetch_add(1, SeqCst);
+            return Err(rustix::io::Errno::IO.into());
+        }
+        self.disk.read_at(offset, bytes)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        match self.health.full.load(SeqCst) {
+            true => Err(rustix::io::Errno::NOSPC.into()),
+            false => self.disk.write_at(offset, bytes),
+        }
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.disk.discard(offset, bytes)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.disk.is_direct()
     }
 }

@@ -1,7 +1,9 @@
 //! Frames in use are saved and emptied under running vCPUs.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use ebb_ledger::{Content, LockedFrame};
-use ebb_pager::{Evicted, Grain, Pager};
+use ebb_pager::{Evicted, Grain, NothingKnown, Pager};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::until;
 use vmtest::require;
@@ -31,6 +33,58 @@ fn frames_in_use_keep_every_write() {
     keeps_every_write(2, 0, 10_000);
     // Half of the evictions go through unseen by such a guest.
     keeps_every_write(2, 10_000, 10_000);
+}
+
+/// Pages go to compressed memory, and from there to disk, while the guest asks for them.
+#[test]
+fn pages_on_their_way_to_disk_keep_every_write() {
+    require!(kvmtest::available());
+    let (mut counting, daemon) = Counting::new(Grain::Frame);
+    // One chunk, so that nothing stays for long.
+    require!(daemon.compress(64 << 10));
+    counting.start(2, 0);
+    let (mut saved, mut moved) = (0, 0);
+    until("evictions and moves", || {
+        saved += daemon.evict(counting.all()).saved;
+        moved += daemon.pager.write_back().unwrap();
+        (saved >= 10_000 && moved >= 2000).then_some(())
+    });
+    eprintln!("{saved} saved, {moved} moved");
+    assert_eq!(counting.lost(&daemon.pager), 0);
+    daemon.pager.give_back_all().unwrap();
+    daemon.evict(counting.all());
+    assert!(daemon.pager.store_usage().compressed_pages > 100);
+    while daemon.pager.write_back().unwrap() > 0 {}
+    assert_eq!(daemon.pager.store_usage().memory_bytes, 0);
+    daemon.pager.give_back_all().unwrap();
+    assert_eq!(daemon.pager.ledger().runs().count(), 0);
+}
+
+/// A disk that is full costs nothing; one that cannot be read makes the guest wait, not
+/// the host's processors, and it goes on once the disk is well.
+#[test]
+fn a_failing_disk_loses_nothing() {
+    require!(kvmtest::available());
+    let (mut counting, daemon) = Counting::new(Grain::Frame);
+    counting.start(2, 0);
+    daemon.disk.full.store(true, SeqCst);
+    let frames: Vec<_> = PAGES.frames().collect();
+    let refused =
+        until("a page to be saved in vain", || daemon.pager.evict(&frames, &NothingKnown).err());
+    assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull);
+    assert_eq!(daemon.pager.store_usage().disk_slots_used, 0);
+    daemon.disk.full.store(false, SeqCst);
+    daemon.disk.blind.store(true, SeqCst);
+    let failure = until("the guest to miss one", || {
+        daemon.evict(counting.all());
+        daemon.pager.failure()
+    });
+    assert!(failure.to_string().contains("Input/output error"), "{failure}");
+    daemon.disk.blind.store(false, SeqCst);
+    until("the failure to be over", || daemon.pager.failure().is_none().then_some(()));
+    eprintln!("{} reads failed", daemon.disk.failed_reads.load(SeqCst));
+    assert_eq!(counting.lost(&daemon.pager), 0);
+    daemon.pager.give_back_all().unwrap();
 }
 
 /// A huge frame goes whole or not at all, whatever the guest writes meanwhile.

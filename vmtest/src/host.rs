@@ -1,12 +1,13 @@
 //! A run directory with its daemon and its VMs.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ebb_api::VmSummary;
 use tempfile::TempDir;
@@ -17,6 +18,9 @@ use crate::process;
 use crate::vm::Vm;
 use crate::wait::until;
 
+/// `TMPFS_MAGIC` of `include/uapi/linux/magic.h`.
+const TMPFS: u64 = 0x0102_1994;
+
 /// An Ebb of one's own. Copies are handles on the same; the last one to go
 /// kills what runs and removes the directory.
 #[derive(Clone)]
@@ -24,11 +28,11 @@ pub struct Host(Arc<Inner>);
 
 struct Inner {
     directory: TempDir,
+    /// What its daemon is told by the environment.
+    settings: Mutex<BTreeMap<String, OsString>>,
     programs: PathBuf,
     /// Where the first guest's QEMU is.
     qemu_directory: OnceLock<Option<PathBuf>>,
-    /// Environment variables of its programs.
-    settings: Mutex<Vec<(&'static str, OsString)>>,
     vms: AtomicUsize,
 }
 
@@ -93,13 +97,38 @@ impl Host {
     /// # Panics
     /// `ebb` is not built.
     pub fn new() -> Host {
+        Host::at(&env::temp_dir())
+    }
+
+    /// The same on tmpfs, where a run directory belongs.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn in_memory() -> Result<Host, String> {
+        let place = Path::new("/dev/shm");
+        match rustix::fs::statfs(place).map(|found| found.f_type as u64) {
+            Ok(TMPFS) => Ok(Host::at(place)),
+            _ => Err(format!("{} is no tmpfs", place.display())),
+        }
+    }
+
+    fn at(place: &Path) -> Host {
+        let directory = tempfile::Builder::new().prefix("ebb-test-").tempdir_in(place);
         Host(Arc::new(Inner {
-            directory: tempfile::Builder::new().prefix("ebb-test-").tempdir().expect("a directory"),
+            directory: directory.expect("a directory"),
+            settings: Mutex::default(),
             programs: assets::program_directory(),
             qemu_directory: OnceLock::new(),
-            settings: Mutex::default(),
             vms: AtomicUsize::new(0),
         }))
+    }
+
+    /// Sets a variable of the environment from the daemon's next start on.
+    ///
+    /// # Panics
+    /// Another thread did while it set one.
+    pub fn set(&self, name: &str, value: impl Into<OsString>) {
+        self.0.settings.lock().expect("settings").insert(name.into(), value.into());
     }
 
     /// Where things of this host are.
@@ -110,16 +139,6 @@ impl Host {
     /// The daemon's directory.
     pub fn run_directory(&self) -> PathBuf {
         self.directory().join("run")
-    }
-
-    /// Sets an environment variable of `ebb` and `ebbd`, as in `EBB_SWAP_DIR`; for
-    /// those that are started from now on.
-    pub fn set(&self, name: &'static str, value: impl Into<OsString>) {
-        self.settings().push((name, value.into()));
-    }
-
-    fn settings(&self) -> MutexGuard<'_, Vec<(&'static str, OsString)>> {
-        self.0.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `ebb` with the words of `line`.
@@ -138,8 +157,7 @@ impl Host {
         let mut command = Command::new(self.0.programs.join(program));
         command.arg("--run-dir").arg(self.run_directory());
         command.env("PATH", self.path()).env_remove("EBB_RUN_DIR").stdin(Stdio::null());
-        command.env_remove("EBB_SWAP_DIR");
-        command.envs(self.settings().iter().cloned());
+        command.envs(self.0.settings.lock().expect("settings").iter());
         command
     }
 
@@ -175,6 +193,17 @@ impl Host {
     pub fn daemon(&self) -> Option<i32> {
         let all = process::with_path(&self.run_directory());
         all.into_iter().find(|(_, program)| program == "ebbd").map(|(pid, _)| pid)
+    }
+
+    /// How many of the daemon's threads have this name.
+    ///
+    /// # Panics
+    /// There is no daemon.
+    pub fn threads(&self, name: &str) -> usize {
+        let daemon = self.daemon().expect("a daemon runs");
+        let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("its threads").flatten();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|found| found.trim_end() == name).count()
     }
 
     /// Kills the daemon between two instructions.

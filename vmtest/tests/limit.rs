@@ -27,6 +27,23 @@ fn a_guest_lives_within_its_limit() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
+/// What brings content back costs memory, so it begins with the first eviction.
+#[test]
+fn refill_threads_come_with_the_first_eviction() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.ebb("limit 900M").ok();
+    assert_eq!((host.threads("fault"), host.threads("refill")), (1, 0));
+    vm.guest("fill a 400M");
+    limit(&vm, 200);
+    assert_eq!(vm.guest("check a"), "0");
+    assert_eq!(host.threads("refill"), 4);
+    host.kill9();
+    host.start();
+    assert_eq!(host.threads("refill"), 4);
+    assert_eq!(vm.guest("check a"), "0");
+}
+
 #[test]
 fn huge_frames_go_whole() {
     let setting = HostSetting::shared_huge_pages();
@@ -81,5 +98,31 @@ fn a_limit_that_makes_no_sense_changes_nothing() {
     let why = vm.ebb("limit 1G").refused();
     assert!(why.contains("limits nothing"), "{why}");
     vm.ebb("limit much").refused();
+    let why = vm.ebb("limit 200M --low 20M").refused();
+    assert!(why.contains("a low mark of 20 MiB is below what keeps this guest alive"), "{why}");
+    let why = vm.ebb("limit 200M --low 190M --high 180M").refused();
+    assert!(why.contains("not below 180 MiB"), "{why}");
     assert_eq!(vm.status().limit.bytes, None);
+}
+
+#[test]
+fn eviction_goes_down_to_the_low_mark_also_after_a_restart() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.ebb("limit 400M --low 200M --high 300M").ok();
+    vm.guest("fill a 500M");
+    for _ in 0..2 {
+        until("relief", || (vm.host_bytes() <= 200 * MIB).then_some(()));
+        let status = vm.status().limit;
+        let marks = (status.bytes, status.high_bytes, status.low_bytes);
+        assert_eq!(marks, (Some(400 * MIB), Some(300 * MIB), Some(200 * MIB)));
+        assert_eq!(vm.guest("check a"), "0");
+        host.kill9();
+        host.start();
+    }
+    // Each limit has marks of its own.
+    vm.ebb("limit 400M").ok();
+    let status = vm.status().limit;
+    assert!(status.low_bytes > Some(370 * MIB), "{status:?}");
+    assert!(status.low_bytes < status.high_bytes && status.high_bytes < status.bytes);
 }

@@ -7,6 +7,7 @@
 mod bare;
 mod cpu;
 mod fault;
+mod front;
 mod handlers;
 mod memory;
 mod reclaim;

@@ -63,6 +63,12 @@ pub enum Command {
         /// The limit, or `off`
         #[arg(value_name = "SIZE|off")]
         limit: Limit,
+        /// Evict in the background down to this [default: a little below where faults wait]
+        #[arg(long, value_name = "SIZE")]
+        low: Option<Bytes>,
+        /// Have the guest's faults wait for eviction above this [default: a little below the limit]
+        #[arg(long, value_name = "SIZE")]
+        high: Option<Bytes>,
     },
     /// Save and empty memory whether it is used or not: for tests and emergencies
     Evict {

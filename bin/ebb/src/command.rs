@@ -16,7 +16,7 @@ use ebb_api::{
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Command, Limit, Run, Switch, Vm};
+use crate::args::{Args, Attach, Auto, Command, Run, Switch, Vm};
 use crate::{Outcome, client, daemon, doctor, manual, show};
 
 /// Does what the command line says; the text to print.
@@ -30,7 +30,11 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Status { vm } => host.status(&vm)?,
         Command::Reclaim { vm, bytes } => host.reclaim(&vm, bytes)?,
         Command::Auto(auto) => host.auto(&auto)?,
-        Command::Limit { vm, limit } => host.limit(&vm, limit)?,
+        Command::Limit { vm, limit, low, high } => {
+            let bytes = |size: Option<Bytes>| size.map(|size| size.0);
+            let (bytes, low_bytes, high_bytes) = (bytes(limit.0), bytes(low), bytes(high));
+            host.limit(&vm, &LimitRequest { bytes, low_bytes, high_bytes })?
+        }
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Completions { shell } => manual::completions(shell)?,
@@ -113,10 +117,10 @@ impl Host {
         render(&status, auto.output.json, |status| show::auto(&auto.name, status))
     }
 
-    fn limit(&self, vm: &Vm, limit: Limit) -> anyhow::Result<String> {
+    fn limit(&self, vm: &Vm, request: &LimitRequest) -> anyhow::Result<String> {
+        request.check()?;
         let path = route::of_vm(route::LIMIT, &vm.name);
-        let request = LimitRequest { bytes: limit.0.map(|bytes| bytes.0) };
-        let status: LimitStatus = self.send(Method::PUT, &path, &request)?;
+        let status: LimitStatus = self.send(Method::PUT, &path, request)?;
         render(&status, vm.output.json, |status| show::limit(&vm.name, status))
     }
 

@@ -172,7 +172,13 @@ pub fn limit(name: &VmName, status: &LimitStatus) -> String {
 }
 
 fn limit_rows(limit: &LimitStatus) -> String {
-    let state = limit.bytes.map_or("none".to_owned(), |bytes| Bytes(bytes).to_string());
+    let state = match (limit.bytes, limit.high_bytes, limit.low_bytes) {
+        (Some(bytes), Some(high), Some(low)) => {
+            let [bytes, high, low] = [bytes, high, low].map(Bytes);
+            format!("{bytes}: evicted down to {low}, faults wait above {high}")
+        }
+        _ => "none".into(),
+    };
     let rows = [
         row("held at", state),
         row(
@@ -202,7 +208,25 @@ fn limit_rows(limit: &LimitStatus) -> String {
             ),
         ),
     ];
-    rows.concat() + &limit.stuck.as_ref().map(|why| row("stuck", why)).unwrap_or_default()
+    rows.concat()
+        + &compressed(limit)
+        + &limit.stuck.as_ref().map(|why| row("stuck", why)).unwrap_or_default()
+}
+
+/// A line where there is compressed memory.
+fn compressed(limit: &LimitStatus) -> String {
+    if limit.compressed_limit_bytes == 0 && limit.compressed_pages == 0 {
+        return String::new();
+    }
+    let ratio = limit.compressed_ratio.map_or(String::new(), |ratio| format!(" (1:{ratio:.1})"));
+    let text = format!(
+        "{} pages in {}{ratio} of {} at most, {} written back in all",
+        limit.compressed_pages,
+        Bytes(limit.compressed_bytes),
+        Bytes(limit.compressed_limit_bytes),
+        Bytes(limit.written_back_total_bytes)
+    );
+    row("compressed", text)
 }
 
 /// What an eviction did.

@@ -36,6 +36,10 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("auto web on --interval 5", "as in 5s"),
         ("auto web on --interval 1ms", "give 100ms to 24h"),
         ("reclaim web --bytes lots", "is no size"),
+        ("limit web off --low 100M", "belong to a limit"),
+        ("limit web 200M --high 201M", "above the limit of 200 MiB"),
+        ("limit web 200M --low 180M --high 180M", "not below 180 MiB"),
+        ("limit web 200M --low 200M", "not below 200 MiB"),
         ("evict web", "not provided: --bytes <SIZE>"),
         ("statsu web", "a similar subcommand exists: 'status'"),
     ] {
@@ -182,7 +186,18 @@ fn each_command_asks_for_what_it_says() {
     let evict = json!({ "saved_bytes": 4096, "saved_frames": 1, "abandoned": 0, "duration_ns": 9,
         "stopped_by": "asked for amount reached" });
     let detach = json!({ "restored_bytes": 4 << 20, "duration_ns": 2_000_000 });
+    let mut limit = a_status()["limit"].clone();
+    for (field, mib) in [("bytes", 200u64), ("high_bytes", 190), ("low_bytes", 180)] {
+        limit[field] = json!(mib << 20);
+    }
     for (line, request, body, answer, told) in [
+        (
+            "limit web 200M --low 180M",
+            "PUT /v1/vms/web/limit",
+            json!({ "bytes": 200 << 20, "low_bytes": 180 << 20, "high_bytes": null }),
+            limit,
+            "200 MiB: evicted down to 180 MiB, faults wait above 190 MiB",
+        ),
         ("list", "GET /v1/vms", Value::Null, json!([]), "no VM is held"),
         (
             "reclaim web --bytes 4M",

@@ -40,14 +40,16 @@ type Vms = BTreeMap<VmName, Option<Sender<Command>>>;
 pub struct Daemon {
     run_dir: PathBuf,
     swap_dir: PathBuf,
+    compressed_bytes: u64,
     vms: Arc<Mutex<Vms>>,
 }
 
 impl Daemon {
-    /// A daemon over a run directory that nobody else uses.
-    pub fn new(run_dir: &Path, swap_dir: &Path) -> Daemon {
+    /// A daemon over a run directory that nobody else uses. Each VM's compressed pages
+    /// may take so many bytes of memory.
+    pub fn new(run_dir: &Path, swap_dir: &Path, compressed_bytes: u64) -> Daemon {
         let (run_dir, swap_dir) = (run_dir.to_owned(), swap_dir.to_owned());
-        Daemon { run_dir, swap_dir, vms: Arc::default() }
+        Daemon { run_dir, swap_dir, compressed_bytes, vms: Arc::default() }
     }
 
     /// Where a VM's swap file goes. The process's number tells it from that of a
@@ -88,7 +90,7 @@ impl Daemon {
             let directory = entry?.path();
             let named = directory.file_name().and_then(|name| name.to_str()?.parse().ok());
             let Some(name) = named else { continue };
-            match held::adopt(&directory) {
+            match held::adopt(&directory, self.compressed_bytes) {
                 Ok(held) => match self.serve(name, held) {
                     Ok(()) => tracing::info!("{}: taken up", directory.display()),
                     Err(error) => tracing::error!("{}: {error}", directory.display()),
@@ -137,10 +139,13 @@ impl Daemon {
             evicts: false,
             auto: Auto::default(),
             limit_bytes: None,
+            low_bytes: None,
+            high_bytes: None,
             disks: request.disks.clone(),
             cpus: request.cpus,
             disks_used: false,
             swap: self.swap_path(&request.name, started.process.pid()),
+            compressed_bytes: self.compressed_bytes,
             regions: Vec::new(),
             totals: Totals::default(),
         };
@@ -185,10 +190,13 @@ impl Daemon {
             evicts: false,
             auto: Auto::default(),
             limit_bytes: None,
+            low_bytes: None,
+            high_bytes: None,
             disks: Vec::new(),
             cpus: 0,
             disks_used: false,
             swap: self.swap_path(&request.name, process.pid()),
+            compressed_bytes: self.compressed_bytes,
             regions: Vec::new(),
             totals: Totals::default(),
         };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ebb_api::{Backing, Mode};
 use ebb_ledger::{Content, Ledger};
 use ebb_pager::{Grain, NoDevices, Pager, Parts, Restored};
-use ebb_store::{Protection, SwapFile};
+use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange, Gpa, Hva};
@@ -147,16 +147,25 @@ fn pager(
         tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
     }
     let slots = ram.bytes() / FRAME_BYTES;
-    let store = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
     Pager::new(Parts {
         ram: Arc::new(ram),
         ledger,
         uffd,
         grain,
         devices: Box::new(NoDevices),
-        store: Box::new(store),
+        store: store(slots, record, directory)?,
         disk: Box::new(Source(Arc::clone(shared))),
     })
+}
+
+/// The swap file, and compressed memory in front of it: also where none is wanted any
+/// more, but a daemon before this one had some.
+fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>, StoreError> {
+    let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
+    match record.compressed_bytes {
+        0 if !ebb_store::has_compressed(directory) => Ok(Box::new(disk)),
+        bytes => Ok(Box::new(Compressed::open(directory, bytes, disk)?)),
+    }
 }
 
 /// Our own mapping gives memory back in the pieces that the VM's has.
@@ -185,15 +194,17 @@ pub fn remove_swap(record: &Record) {
     }
 }
 
-/// Takes up a VM from its directory, with its memory as a dead daemon left it.
+/// Takes up a VM from its directory, with its memory as a dead daemon left it; its
+/// compressed pages may take so many bytes from now on.
 /// Asks nothing of the VMM: its threads may wait in faults that only the taker
 /// can serve.
 ///
 /// # Errors
 /// `NotFound`: the VM has ended, and its directory is of no use any more.
-pub fn adopt(directory: &Path) -> io::Result<Held> {
+pub fn adopt(directory: &Path, compressed_bytes: u64) -> io::Result<Held> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let mut record = Record::load(directory)?;
+    record.compressed_bytes = compressed_bytes;
     if !record.lives() {
         return Err(gone());
     }

@@ -35,10 +35,30 @@ pub fn floor_bytes(memory_bytes: u64) -> u64 {
     FLOOR_BYTES + memory_bytes / FLOOR_PART
 }
 
-/// From here on the VM is under pressure, and down to there it is relieved.
-pub fn marks(limit_bytes: u64) -> (u64, u64) {
-    let gap = (limit_bytes / GAP_PART).clamp(*GAP_BYTES.start(), *GAP_BYTES.end());
-    (limit_bytes.saturating_sub(gap / 2), limit_bytes.saturating_sub(gap))
+/// A limit on the memory that a VM takes, its compressed pages included, and how it is
+/// held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    /// The limit.
+    pub limit_bytes: u64,
+    /// Above this the VM is under pressure: its faults wait.
+    pub high_bytes: u64,
+    /// Down to this it is relieved, under pressure or ahead of it.
+    pub low_bytes: u64,
+}
+
+impl Marks {
+    /// With the marks that were asked for, which are in order, and defaults for others.
+    pub fn new(limit_bytes: u64, low_bytes: Option<u64>, high_bytes: Option<u64>) -> Marks {
+        let gap = (limit_bytes / GAP_PART).clamp(*GAP_BYTES.start(), *GAP_BYTES.end());
+        let below = |bytes: u64| bytes.saturating_sub(gap / 2);
+        let high = match (high_bytes, low_bytes) {
+            (Some(high), _) => high,
+            (None, Some(low)) if low >= below(limit_bytes) => limit_bytes,
+            _ => below(limit_bytes),
+        };
+        Marks { limit_bytes, high_bytes: high, low_bytes: low_bytes.unwrap_or(below(high)) }
+    }
 }
 
 /// What is known of one VM's frames for the sake of its limit.
@@ -70,20 +90,13 @@ impl Limiter {
         })
     }
 
-    /// Whether the next step looks at all frames anew.
-    fn is_spent(&self) -> bool {
+    /// Whether the next step looks at all frames anew, and so asks the guest's kernel
+    /// what they are.
+    pub fn is_spent(&self) -> bool {
         self.chosen.is_empty() || self.chosen_at.elapsed() > CHOICE
     }
 
-    /// Whether the next step asks the guest's kernel what its frames are.
-    ///
-    /// # Errors
-    /// As fstat(2).
-    pub fn will_choose(&self, pager: &Pager, limit_bytes: u64) -> io::Result<bool> {
-        Ok(self.is_spent() && excess_bytes(pager, limit_bytes)? > 0)
-    }
-
-    /// Evicts a step, if more than the mark is resident; `true`: there is more to
+    /// Evicts a step, as long as more than the low mark is resident; `true`: there is more to
     /// do. `guest`: with a way to ask whether it still runs, right before its word
     /// is taken. `spare` names frames that stay.
     ///
@@ -94,10 +107,10 @@ impl Limiter {
         process: &Process,
         pager: &Pager,
         guest: Option<(&Guest, &dyn Fn() -> bool)>,
-        limit_bytes: u64,
+        marks: Marks,
         spare: impl Fn(Gfn) -> bool,
     ) -> io::Result<bool> {
-        let over = excess_bytes(pager, limit_bytes)?;
+        let over = excess_bytes(pager, marks)?;
         if over == 0 {
             return Ok(false);
         }
@@ -136,10 +149,7 @@ impl Limiter {
         }
         self.see_kinds(pager, guest);
         let extents = populated(pager);
-        let is_there = |gfn: Gfn| {
-            let after = extents.partition_point(|frames| frames.start <= gfn);
-            after.checked_sub(1).is_some_and(|index| extents[index].contains(gfn))
-        };
+        let is_there = |gfn| holding(&extents, gfn, |frames| frames).is_some();
         let resident = |gfn: Gfn| pager.ledger().content(gfn) == Content::Resident;
         let unit = match pager.grain() {
             Grain::Frame => 1,
@@ -179,10 +189,12 @@ impl Limiter {
     }
 }
 
-/// What is resident above the mark down to which is evicted.
-fn excess_bytes(pager: &Pager, limit_bytes: u64) -> io::Result<u64> {
-    let (_, goal) = marks(limit_bytes);
-    Ok(pager.ram().resident_bytes()?.saturating_sub(goal))
+/// What is taken above the mark down to which is evicted.
+///
+/// # Errors
+/// As fstat(2).
+pub fn excess_bytes(pager: &Pager, marks: Marks) -> io::Result<u64> {
+    Ok(pager.taken_bytes()?.saturating_sub(marks.low_bytes))
 }
 
 fn populated(pager: &Pager) -> Vec<FrameRange> {
@@ -193,6 +205,13 @@ fn populated(pager: &Pager) -> Vec<FrameRange> {
         Some(FrameRange::new(start.gfn(), bytes / FRAME_BYTES))
     })
     .collect()
+}
+
+/// Of items apart from each other, in order of address, the one with this frame.
+fn holding<T: Copy>(items: &[T], gfn: Gfn, frames: impl Fn(T) -> FrameRange) -> Option<T> {
+    let after = items.partition_point(|item| frames(*item).start <= gfn);
+    let item = *items.get(after.checked_sub(1)?)?;
+    frames(item).contains(gfn).then_some(item)
 }
 
 /// A trusted guest's word on its frames.
@@ -207,9 +226,7 @@ struct Known<'a> {
 
 impl Judge for Known<'_> {
     fn is_dead(&self, gfn: Gfn) -> bool {
-        let after = self.free.partition_point(|block| block.head <= gfn);
-        let block = after.checked_sub(1).and_then(|index| self.free.get(index));
-        let Some(block) = block.filter(|block| block.frames().contains(gfn)) else { return false };
+        let Some(block) = holding(self.free, gfn, Block::frames) else { return false };
         let now = self.guest.look(&self.pager.view()).head(block.head);
         // After the look: of a guest that was reset before it the look says nothing.
         now.is_some_and(|now| now.order >= block.order) && (self.still_runs)()
@@ -221,11 +238,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_frame_is_found_in_the_range_that_holds_it() {
+        let range = |first, count| FrameRange::new(Gfn(first), count);
+        let ranges = [range(2, 3), range(5, 1), range(9, 2)];
+        let found = |gfn| holding(&ranges, Gfn(gfn), |frames| frames).map(|frames| frames.start.0);
+        let expected = [None, None, Some(2), Some(2), Some(2), Some(5), None, None, None, Some(9)];
+        assert!((0..10).map(found).eq(expected));
+        assert_eq!((found(10), found(11)), (Some(9), None));
+    }
+
+    #[test]
     fn the_marks_lie_below_the_limit() {
         for limit in [64 << 20, 100 << 20, 1 << 30, 1u64 << 40] {
-            let (high, low) = marks(limit);
+            let Marks { high_bytes: high, low_bytes: low, .. } = Marks::new(limit, None, None);
             assert!(low < high && high < limit, "{limit}: {high}, {low}");
             assert!(low >= limit / 10 * 9, "{limit}: {low}");
+        }
+    }
+
+    #[test]
+    fn marks_that_were_asked_for_are_kept_and_in_order() {
+        let limit = 200 << 20;
+        for (low, high) in [
+            (Some(100 << 20), None),
+            (Some(limit - 1), None),
+            (None, Some(100 << 20)),
+            (None, Some(limit)),
+            (Some(100 << 20), Some(120 << 20)),
+        ] {
+            let marks = Marks::new(limit, low, high);
+            assert!(marks.low_bytes < marks.high_bytes && marks.high_bytes <= limit, "{marks:?}");
+            assert!(low.is_none_or(|low| low == marks.low_bytes), "{marks:?}");
+            assert!(high.is_none_or(|high| high == marks.high_bytes), "{marks:?}");
         }
     }
 }

@@ -9,9 +9,10 @@ use ebb_api::{LimitRequest, LimitStatus};
 use ebb_units::{Bytes, FrameRange, Gfn};
 
 use crate::devices;
-use crate::limit::{Limiter, floor_bytes, marks};
+use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
+use crate::trouble::{Attempt, Trouble};
 use crate::worker::{Command, State, was_reset};
 
 /// So long it evicts before it looks at commands again.
@@ -20,18 +21,28 @@ const TURN: Duration = Duration::from_millis(50);
 impl State {
     /// Sets the limit, or lifts it.
     pub fn set_limit(&mut self, request: LimitRequest) -> Answer<LimitStatus> {
+        request.check()?;
         if let Some(bytes) = request.bytes {
-            self.may_limit(bytes)?;
+            self.may_limit(bytes, request.low_bytes)?;
             self.may_evict()?;
             self.no_foreign_devices()?;
             self.held.record.evicts = true;
             self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
             self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
         }
-        self.held.record.limit_bytes = request.bytes;
+        let record = &mut self.held.record;
+        record.limit_bytes = request.bytes;
+        (record.low_bytes, record.high_bytes) = (request.low_bytes, request.high_bytes);
         self.save();
         self.apply_limit()?;
         Ok(status::limit(self))
+    }
+
+    /// The limit on record.
+    pub fn marks(&self) -> Option<Marks> {
+        let record = &self.held.record;
+        let limit_bytes = record.limit_bytes?;
+        Some(Marks::new(limit_bytes, record.low_bytes, record.high_bytes))
     }
 
     /// Devices that other processes serve must find all memory where it was.
@@ -48,13 +59,20 @@ impl State {
         }
     }
 
-    fn may_limit(&self, bytes: u64) -> Answer<()> {
+    fn may_limit(&self, bytes: u64, low_bytes: Option<u64>) -> Answer<()> {
         let memory_bytes = self.held.pager.ram().bytes();
         let floor = floor_bytes(memory_bytes);
         if bytes < floor {
             return Err(not_allowed(format!(
                 "a limit of {} is below what keeps this guest alive: give {} or more",
                 Bytes(bytes),
+                Bytes(floor)
+            )));
+        }
+        if let Some(low) = low_bytes.filter(|low| *low < floor) {
+            return Err(not_allowed(format!(
+                "a low mark of {} is below what keeps this guest alive: give {} or more",
+                Bytes(low),
                 Bytes(floor)
             )));
         }
@@ -70,8 +88,9 @@ impl State {
 
     /// Begins to hold the limit on record, or ends it.
     pub(crate) fn apply_limit(&mut self) -> Answer<()> {
-        self.stuck = None;
-        if self.held.record.limit_bytes.is_none() {
+        (self.stuck, self.trouble) = (None, None);
+        self.held.pager.limit_store_memory(self.compressed_bytes());
+        if self.marks().is_none() {
             self.held.pager.set_limit(u64::MAX);
             self.limiter = None;
             return Ok(());
@@ -91,39 +110,82 @@ impl State {
         Ok(())
     }
 
+    /// What its compressed pages may take. Of a limit it is a part: the guest keeps what
+    /// it needs to live, and half of the rest.
+    fn compressed_bytes(&self) -> u64 {
+        let wanted = self.held.record.compressed_bytes;
+        let floor = floor_bytes(self.held.pager.ram().bytes());
+        let share = |marks: Marks| marks.limit_bytes.saturating_sub(floor) / 2;
+        self.marks().map_or(wanted, |marks| wanted.min(share(marks)))
+    }
+
     /// Evicts for a while, if more than the limit allows is resident.
     pub(crate) fn hold_limit(&mut self) {
         self.pressed.store(false, Release);
-        let (Some(limit_bytes), Some(mut limiter)) =
-            (self.held.record.limit_bytes, self.limiter.take())
-        else {
-            return;
-        };
+        let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
         self.note_disks();
         if let Err(why) = self.may_evict() {
             self.stuck = Some(why.to_string());
             self.limiter = Some(limiter);
             return self.held.pager.set_limit(u64::MAX);
         }
-        let began = Instant::now();
+        if self.trouble.as_ref().is_some_and(Trouble::rests) {
+            self.limiter = Some(limiter);
+            return;
+        }
+        let end = Instant::now() + TURN;
         let mut more = true;
-        while more && began.elapsed() < TURN {
-            match self.limit_step(&mut limiter, limit_bytes) {
-                Ok(done) => more = done,
-                Err(error) => {
-                    self.stuck = Some(error.to_string());
-                    more = false;
-                }
-            }
+        while more && Instant::now() < end {
+            let result = self.limit_step(&mut limiter, marks);
+            more = self.note(result.and_then(|more| self.write_back(end).map(|()| more)));
         }
         self.limiter = Some(limiter);
         // Faults do not wait for room that nobody makes.
-        let mark = if self.stuck.is_some() { u64::MAX } else { marks(limit_bytes).0 };
+        let in_the_way = self.stuck.is_some() || self.trouble.is_some();
+        let mark = if in_the_way { u64::MAX } else { marks.high_bytes };
         self.held.pager.set_limit(mark);
         if more && !self.pressed.swap(true, AcqRel) {
             // This is the thread that reads it.
             let _ = self.own.send(Command::Pressure);
         }
+    }
+
+    /// Makes room in compressed memory, until `end` at most.
+    fn write_back(&self, end: Instant) -> std::io::Result<()> {
+        while self.held.pager.write_back()? > 0 && Instant::now() < end {}
+        Ok(())
+    }
+
+    /// The same for a VM without a limit, of which memory was evicted by force or before.
+    pub(crate) fn write_back_unlimited(&mut self) {
+        if self.limiter.is_none() && !self.trouble.as_ref().is_some_and(Trouble::rests) {
+            let result = self.write_back(Instant::now() + TURN);
+            self.note(result.map(|()| false));
+        }
+    }
+
+    /// Notes what failed, or that nothing does any more; whether there is more to do.
+    fn note(&mut self, result: std::io::Result<bool>) -> bool {
+        let before = self.trouble.take();
+        match result {
+            Ok(more) => more,
+            Err(error) => {
+                let why = self.explain(Attempt::Save, &error);
+                if before.as_ref().is_none_or(|before| before.why() != why) {
+                    tracing::error!("{}: {why}", self.held.record.name);
+                }
+                self.trouble = Some(Trouble::new(why, before));
+                false
+            }
+        }
+    }
+
+    /// Why the limit is not held, or the guest waits for what was evicted.
+    pub fn what_is_stuck(&self) -> Option<String> {
+        let reading = self.held.pager.failure();
+        { reading.map(|error| self.explain(Attempt::Load, &error)) }
+            .or_else(|| self.trouble.as_ref().map(|trouble| trouble.why().into()))
+            .or_else(|| self.stuck.clone())
     }
 
     /// Once its disks were used a successor must wait for them before it evicts: they
@@ -136,11 +198,14 @@ impl State {
         }
     }
 
-    fn limit_step(&mut self, limiter: &mut Limiter, limit_bytes: u64) -> std::io::Result<bool> {
+    fn limit_step(&mut self, limiter: &mut Limiter, marks: Marks) -> std::io::Result<bool> {
+        if excess_bytes(&self.held.pager, marks)? == 0 {
+            self.stuck = None;
+            return Ok(false);
+        }
+        self.expect_refills()?;
         // A guest's word counts only while it is the kernel that runs.
-        if limiter.will_choose(&self.held.pager, limit_bytes)?
-            && (self.insight.guest().is_ok() || self.insight.is_due())
-        {
+        if limiter.is_spent() && (self.insight.guest().is_ok() || self.insight.is_due()) {
             self.confirm();
         }
         let qmp = RefCell::new(self.held.qmp.take());
@@ -150,7 +215,7 @@ impl State {
             // Without the socket nobody tells of resets.
             !reset.get() && qmp.borrow().is_some()
         };
-        let result = self.limit_step_with(limiter, limit_bytes, &still_runs);
+        let result = self.limit_step_with(limiter, marks, &still_runs);
         self.held.qmp = qmp.into_inner();
         if reset.get() {
             self.after_reset();
@@ -161,7 +226,7 @@ impl State {
     fn limit_step_with(
         &mut self,
         limiter: &mut Limiter,
-        limit_bytes: u64,
+        marks: Marks,
         still_runs: &dyn Fn() -> bool,
     ) -> std::io::Result<bool> {
         let held = &self.held;
@@ -169,8 +234,8 @@ impl State {
         let mut spared: Vec<FrameRange> = self.metadata_frames();
         spared.extend(self.note_frame());
         let spare = |gfn: Gfn| spared.iter().any(|frames| frames.contains(gfn));
-        let more = limiter.step(&held.process, &held.pager, guest, limit_bytes, spare)?;
-        let over = held.pager.ram().resident_bytes()? > limit_bytes;
+        let more = limiter.step(&held.process, &held.pager, guest, marks, spare)?;
+        let over = held.pager.taken_bytes()? > marks.limit_bytes;
         self.stuck = (over && !more).then(|| "nothing more can be evicted now".into());
         Ok(more)
     }

@@ -14,7 +14,9 @@ mod limited;
 mod problem;
 mod record;
 mod server;
+mod serving;
 mod status;
+mod trouble;
 mod worker;
 
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -25,12 +27,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Parser;
 use ebb_api::route;
+use ebb_units::Bytes;
 use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The run directory's default lies in memory, which is no place to swap to.
 const SWAP_DIR_DEFAULT: &str = "/var/lib/ebb";
+
+/// A chunk for each size of compressed pages, and as many again.
+const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
 
 /// Holds VMs and gives their unused memory back to the host.
 ///
@@ -45,6 +51,11 @@ struct Arguments {
     /// [default: /var/lib/ebb, or the run directory if that is not the default].
     #[arg(long, env = "EBB_SWAP_DIR")]
     swap_dir: Option<PathBuf>,
+    /// How much memory pages of each VM may take that are compressed in place of going to
+    /// its swap file, as 64M; of a VM with a limit, no more than half of what lies above the
+    /// least that keeps its guest alive. 0: none.
+    #[arg(long, env = "EBB_COMPRESSED", value_name = "SIZE", default_value = "0")]
+    compressed: Bytes,
     /// Leave the session of whoever started it.
     #[arg(long)]
     background: bool,
@@ -79,13 +90,32 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&swap_dir);
     made.with_context(|| format!("swap directory {}", swap_dir.display()))?;
-    let daemon = daemon::Daemon::new(&run_dir, &swap_dir);
+    check_compressed(arguments.compressed, &run_dir)?;
+    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, arguments.compressed.0);
     daemon.adopt_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()?
         .block_on(listen(daemon, &run_dir))
+}
+
+/// Guests' bytes are never written to a disk as they are.
+fn check_compressed(size: Bytes, run_dir: &Path) -> anyhow::Result<()> {
+    if size.0 == 0 {
+        return Ok(());
+    }
+    if size.0 < COMPRESSED_MIN_BYTES {
+        bail!(
+            "--compressed {size} is too little: give {} or more, or 0",
+            Bytes(COMPRESSED_MIN_BYTES)
+        );
+    }
+    let run = run_dir.display();
+    if !ebb_store::is_in_memory(run_dir).with_context(|| format!("run directory {run}"))? {
+        bail!("--compressed needs a run directory in memory, and {run} is not on tmpfs");
+    }
+    Ok(())
 }
 
 /// What `EBB_LOG` asks for, `info` and above if it is not set.

@@ -50,6 +50,12 @@ pub struct Record {
     /// What its resident memory is held at; none: no limit.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
+    /// The limit's low mark, where one was asked for.
+    #[serde(default)]
+    pub low_bytes: Option<u64>,
+    /// Its high mark, where one was asked for.
+    #[serde(default)]
+    pub high_bytes: Option<u64>,
     /// Its disks that Ebb serves.
     #[serde(default)]
     pub disks: Vec<DiskRequest>,
@@ -61,6 +67,9 @@ pub struct Record {
     pub disks_used: bool,
     /// Its swap file.
     pub swap: PathBuf,
+    /// What its compressed pages may take in memory at most; 0: there are none.
+    #[serde(default)]
+    pub compressed_bytes: u64,
     /// Its RAM.
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.

@@ -9,6 +9,7 @@ use ebb_api::{
 };
 use ebb_inspect::{Counts, Guest};
 use ebb_pager::Pager;
+use ebb_store::Usage;
 use ebb_units::FRAME_BYTES;
 
 use crate::problem::{Answer, failed};
@@ -84,8 +85,11 @@ pub fn limit(state: &State) -> LimitStatus {
     let counters = &state.held.pager.counters;
     let bytes = |counter: &AtomicU64| counter.load(Relaxed) * FRAME_BYTES;
     let total = state.limiter.as_ref().map(|limiter| limiter.total).unwrap_or_default();
+    let (marks, usage) = (state.marks(), state.held.pager.store_usage());
     LimitStatus {
-        bytes: state.held.record.limit_bytes,
+        bytes: marks.map(|marks| marks.limit_bytes),
+        high_bytes: marks.map(|marks| marks.high_bytes),
+        low_bytes: marks.map(|marks| marks.low_bytes),
         saved_bytes: bytes(&counters.saved_frames),
         on_disk_bytes: bytes(&counters.on_disk_frames),
         saved_total_bytes: total.saved * FRAME_BYTES,
@@ -96,8 +100,20 @@ pub fn limit(state: &State) -> LimitStatus {
         ahead_hit_total_bytes: bytes(&counters.ahead_hit_frames),
         replaced_total_bytes: bytes(&counters.replaced_frames),
         tracked_blocks: state.held.disks.shared.tracked_blocks(),
-        stuck: state.stuck.clone(),
+        compressed_pages: usage.compressed_pages,
+        compressed_bytes: usage.memory_bytes,
+        compressed_limit_bytes: usage.memory_limit_bytes,
+        compressed_ratio: ratio(usage),
+        written_back_total_bytes: bytes(&counters.written_back_frames),
+        stuck: state.what_is_stuck(),
     }
+}
+
+/// How much smaller pages are in compressed memory, to a hundredth.
+fn ratio(usage: Usage) -> Option<f64> {
+    let pages_bytes = usage.compressed_pages * FRAME_BYTES;
+    let hundredths = (pages_bytes * 100).checked_div(usage.memory_bytes)?;
+    Some(hundredths as f64 / 100.0)
 }
 
 /// The short form, from the long one.

@@ -11,7 +11,7 @@ use ebb_api::{
     LimitStatus, Mode, ReclaimReport, ReclaimRequest, Skipped, VmStatus,
 };
 use ebb_inspect::{Block, PAGE_BYTES};
-use ebb_pager::{Evicted, FaultThread, NothingKnown, RefillThreads};
+use ebb_pager::{Evicted, NothingKnown};
 use ebb_reclaim::vprobe;
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Qmp;
@@ -22,7 +22,9 @@ use crate::held::Held;
 use crate::insight::Insight;
 use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::serving::Serving;
 use crate::status;
+use crate::trouble::{self, Attempt, Trouble};
 
 /// Left at the heads of the guest's free lists, where it takes memory next.
 pub const RESERVE_BYTES: u64 = 64 << 20;
@@ -63,7 +65,7 @@ pub enum Command {
 /// When threads cannot be made.
 pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender<Command>> {
     let (commands, mailbox) = channel();
-    let faults = serve_faults(&held, &commands).map_err(failed("the fault thread"))?;
+    let faults = Serving::start(&held, &commands).map_err(failed("the fault thread"))?;
     held.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
     let name = held.record.name.to_string();
     let gone = commands.clone();
@@ -78,25 +80,6 @@ pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender
     worker.map(|_| commands).map_err(failed("the worker"))
 }
 
-/// Refills that wait for a disk go on beside each other; few disks gain from more.
-const REFILL_THREADS: usize = 4;
-
-/// The threads that serve a VM's faults. In the order in which they end.
-struct Serving {
-    _faults: FaultThread,
-    _refills: RefillThreads,
-}
-
-fn serve_faults(held: &Held, gone: &Sender<Command>) -> std::io::Result<Serving> {
-    let gone = gone.clone();
-    let refills = RefillThreads::start(&held.pager, REFILL_THREADS)?;
-    let faults = FaultThread::start(held.pager.clone(), held.pidfd()?, move |why| {
-        // A worker that is gone already needs no telling.
-        let _ = gone.send(Command::Gone(why));
-    })?;
-    Ok(Serving { _faults: faults, _refills: refills })
-}
-
 /// All that the worker's thread owns.
 pub struct State {
     pub(crate) held: Held,
@@ -106,6 +89,8 @@ pub struct State {
     pub(crate) limiter: Option<Limiter>,
     /// Why the limit is not held.
     pub(crate) stuck: Option<String>,
+    /// What failed when memory was to be evicted.
+    pub(crate) trouble: Option<Trouble>,
     /// Pressure was told and is not looked at yet.
     pub(crate) pressed: Arc<AtomicBool>,
     /// The way into its own mailbox.
@@ -134,6 +119,7 @@ impl State {
             last: None,
             limiter: None,
             stuck: None,
+            trouble: None,
             pressed: Arc::default(),
             own,
             faults: Some(faults),
@@ -148,10 +134,21 @@ impl State {
         if let Err(error) = self.apply_limit() {
             tracing::error!("{}: its limit: {error}", self.held.record.name);
         }
+        let mut due = Instant::now() + TICK;
         loop {
-            let next = match mailbox.recv_timeout(TICK) {
+            // By the clock, however many commands there are.
+            let wait = due.saturating_duration_since(Instant::now());
+            let command = match wait.is_zero() {
+                true => Err(RecvTimeoutError::Timeout),
+                false => mailbox.recv_timeout(wait),
+            };
+            let next = match command {
                 Ok(command) => self.obey(command),
-                Err(RecvTimeoutError::Timeout) => self.tick(),
+                Err(RecvTimeoutError::Timeout) => {
+                    let next = self.tick();
+                    due = Instant::now() + TICK;
+                    next
+                }
                 Err(RecvTimeoutError::Disconnected) => Next::End(None),
             };
             if let Next::End(farewell) = next {
@@ -213,6 +210,7 @@ impl State {
             self.confirm();
         }
         self.hold_limit();
+        self.write_back_unlimited();
         self.note_disks();
         let auto = self.held.record.auto;
         if auto.on && Instant::now() >= self.due {
@@ -396,6 +394,7 @@ impl State {
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
+        self.expect_refills().map_err(failed("the refill threads"))?;
         // So that they are known also right after a restart.
         self.confirm();
         let mut metadata = self.metadata_frames();
@@ -410,7 +409,7 @@ impl State {
             }
             let frames: Vec<Gfn> = piece.frames().filter(|gfn| !spare(gfn)).collect();
             let evicted = self.held.pager.evict(&frames, &NothingKnown);
-            done.add(evicted.map_err(|error| not_allowed(format!("evicting: {error}")))?);
+            done.add(evicted.map_err(|error| not_allowed(self.explain(Attempt::Save, &error)))?);
         }
         let saved_bytes = done.frames() * FRAME_BYTES;
         let stopped_by = match saved_bytes >= want_bytes {
@@ -424,6 +423,11 @@ impl State {
             duration_ns: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
             stopped_by: stopped_by.into(),
         })
+    }
+
+    /// Why evicting or bringing back failed, and what to do.
+    pub(crate) fn explain(&self, what: Attempt, error: &std::io::Error) -> String {
+        trouble::explain(what, error, &self.held.record.swap, &self.held.directory)
     }
 
     /// Punching a part of a large folio may zero it in place: where the kernel
@@ -472,9 +476,16 @@ impl State {
         Ok(DetachReport { restored_bytes, duration_ns })
     }
 
+    /// Frames are about to be evicted.
+    pub(crate) fn expect_refills(&mut self) -> std::io::Result<()> {
+        self.faults.as_mut().map_or(Ok(()), |faults| faults.expect_refills(&self.held))
+    }
+
     /// A guest whose faults nobody serves would wait for ever.
     fn serve_again(&mut self) {
-        match serve_faults(&self.held, &self.own) {
+        // Before others take up what these wait for.
+        self.faults = None;
+        match Serving::start(&self.held, &self.own) {
             Ok(faults) => self.faults = Some(faults),
             Err(error) => tracing::error!("{}: the fault thread: {error}", self.held.record.name),
         }

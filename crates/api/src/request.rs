@@ -232,6 +232,36 @@ impl AutoRequest {
 pub struct LimitRequest {
     /// The limit; null: none.
     pub bytes: Option<u64>,
+    /// What is resident above this is evicted in the background; null: a little below
+    /// `high_bytes`.
+    #[serde(default)]
+    pub low_bytes: Option<u64>,
+    /// Above this the guest's faults wait a little for that; null: a little below the limit.
+    #[serde(default)]
+    pub high_bytes: Option<u64>,
+}
+
+impl LimitRequest {
+    /// Checks all that needs no VM.
+    pub fn check(&self) -> Result<(), BadRequest> {
+        let Self { bytes, low_bytes, high_bytes } = *self;
+        let Some(limit) = bytes else {
+            return ensure(low_bytes.is_none() && high_bytes.is_none(), || {
+                "low and high marks belong to a limit: give its size, too".into()
+            });
+        };
+        let high = high_bytes.unwrap_or(limit);
+        ensure(high <= limit, || {
+            let (high, limit) = (Bytes(high), Bytes(limit));
+            format!("a high mark of {high} is above the limit of {limit}: give {limit} or less")
+        })?;
+        ensure(low_bytes.is_none_or(|low| low < high), || {
+            let (low, high) = (Bytes(low_bytes.unwrap_or(0)), Bytes(high));
+            format!(
+                "a low mark of {low} is not below {high}, where faults begin to wait: give less"
+            )
+        })
+    }
 }
 
 /// Save and empty frames whether used or not: for tests and emergencies.
@@ -342,5 +372,31 @@ mod tests {
             |ms| AutoRequest { on: true, interval_ms: Some(ms), keep_bytes: None }.check().is_ok();
         assert!(auto(INTERVAL_MS_MIN) && auto(INTERVAL_MS_MAX));
         assert!(!auto(INTERVAL_MS_MIN - 1) && !auto(INTERVAL_MS_MAX + 1) && !auto(u64::MAX));
+    }
+
+    #[test]
+    fn marks_lie_below_their_limit_in_order() {
+        let check = |bytes, low_bytes, high_bytes| {
+            LimitRequest { bytes, low_bytes, high_bytes }.check().map_err(|error| error.0)
+        };
+        for (low, high) in [
+            (None, None),
+            (Some(80), None),
+            (None, Some(90)),
+            (Some(80), Some(90)),
+            (None, Some(100)),
+        ] {
+            assert_eq!(check(Some(100), low, high), Ok(()), "{low:?}, {high:?}");
+        }
+        for (bytes, low, high, why) in [
+            (None, Some(80), None, "belong to a limit"),
+            (None, None, Some(90), "belong to a limit"),
+            (Some(100), None, Some(101), "above the limit of 100 B"),
+            (Some(100), Some(100), None, "not below 100 B"),
+            (Some(100), Some(90), Some(90), "not below 90 B"),
+        ] {
+            let refused = check(bytes, low, high).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+        }
     }
 }

@@ -126,10 +126,14 @@ pub struct AutoStatus {
 }
 
 /// The limit on a VM's resident memory, and what lies elsewhere because of it.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct LimitStatus {
     /// What resident memory is held at; null: no limit.
     pub bytes: Option<u64>,
+    /// Above this the guest's faults wait a little for eviction; null: no limit.
+    pub high_bytes: Option<u64>,
+    /// What is resident above this is evicted in the background; null: no limit.
+    pub low_bytes: Option<u64>,
     /// Content in the swap store now.
     pub saved_bytes: u64,
     /// Content that rests on equal blocks of the guest's disks now.
@@ -151,7 +155,18 @@ pub struct LimitStatus {
     pub replaced_total_bytes: u64,
     /// Blocks of the guest's disks that are known by content now.
     pub tracked_blocks: u64,
-    /// Why more is resident than the limit; null: nothing is in the way.
+    /// Pages of the saved content that are compressed in memory now.
+    pub compressed_pages: u64,
+    /// What they take, room for more included: it counts as a part of the limit.
+    pub compressed_bytes: u64,
+    /// The most that they may take.
+    pub compressed_limit_bytes: u64,
+    /// How many times smaller they are, by what they take; null: there are none.
+    pub compressed_ratio: Option<f64>,
+    /// Moved from there to the swap file since the daemon holds the VM.
+    pub written_back_total_bytes: u64,
+    /// Why more is resident than the limit, or the guest waits for what was evicted, and what to
+    /// do; null: nothing is in the way.
     pub stuck: Option<String>,
 }
 

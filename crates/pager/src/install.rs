@@ -51,7 +51,7 @@ impl Pager {
                 Ok(Served::Done) => return,
                 Ok(Served::Busy) => std::thread::yield_now(),
                 Err(error) => {
-                    self.report("fault", Err(error));
+                    self.fault_failed(error, hand.pages.is_some());
                     break;
                 }
             }

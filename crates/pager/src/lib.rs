@@ -10,6 +10,7 @@ mod claim;
 mod counters;
 mod disk;
 mod evict;
+mod failure;
 mod fault_thread;
 mod give_back;
 mod hand;
@@ -23,6 +24,7 @@ mod read_ahead;
 mod refill;
 mod sparse;
 mod view;
+mod write_back;
 mod zero;
 
 pub use claim::{Claim, Committed};

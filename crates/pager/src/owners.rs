@@ -2,27 +2,44 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use ebb_store::{MEMORY_SLOTS, Usage};
 use ebb_units::Gfn;
 
 use crate::sparse::Sparse;
 
 /// A hint for each slot; the ledger's word is the truth.
-pub(crate) struct Owners(Sparse);
+pub(crate) struct Owners {
+    on_disk: Sparse,
+    in_memory: Sparse,
+}
 
 impl Owners {
-    pub(crate) fn new(slots: u64) -> Owners {
-        Owners(Sparse::new(slots))
+    /// For a store with so many slots.
+    pub(crate) fn new(usage: Usage) -> Owners {
+        Owners {
+            on_disk: Sparse::new(usage.disk_slots),
+            in_memory: Sparse::new(usage.memory_slots),
+        }
     }
 
     pub(crate) fn set(&self, slot: u64, gfn: Gfn) {
-        if let (Some(place), Ok(gfn)) = (self.0.make(slot), u32::try_from(gfn.0)) {
+        let (part, index) = self.part(slot);
+        if let (Some(place), Ok(gfn)) = (part.make(index), u32::try_from(gfn.0)) {
             place.store(gfn, Relaxed);
         }
     }
 
     /// The frame that was last put there.
     pub(crate) fn get(&self, slot: u64) -> Option<Gfn> {
-        Some(Gfn(u64::from(self.0.get(slot)?.load(Relaxed))))
+        let (part, index) = self.part(slot);
+        Some(Gfn(u64::from(part.get(index)?.load(Relaxed))))
+    }
+
+    fn part(&self, slot: u64) -> (&Sparse, u64) {
+        match slot.checked_sub(MEMORY_SLOTS) {
+            Some(index) => (&self.in_memory, index),
+            None => (&self.on_disk, slot),
+        }
     }
 }
 
@@ -32,7 +49,13 @@ mod tests {
 
     #[test]
     fn tells_what_was_set() {
-        let owners = Owners::new(2000);
+        let usage = Usage { disk_slots: 2000, memory_slots: 256, ..Usage::default() };
+        let owners = Owners::new(usage);
+        owners.set(MEMORY_SLOTS + 255, Gfn(9));
+        assert_eq!(owners.get(MEMORY_SLOTS + 255), Some(Gfn(9)));
+        assert_eq!(owners.get(255), None);
+        owners.set(MEMORY_SLOTS | 1 << 46, Gfn(9));
+        assert_eq!(owners.get(MEMORY_SLOTS | 1 << 46), None);
         owners.set(1024, Gfn(7));
         owners.set(1 << 30, Gfn(8));
         assert_eq!(owners.get(1024), Some(Gfn(7)));

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ebb_ledger::{Busy, Content, Ledger};
 use ebb_store::{Store, Usage};
 use ebb_sys::uffd::{HvaRange, Uffd, Watch};
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HugeFrame};
+use ebb_units::{FrameRange, Gfn, HugeFrame};
 use ebb_vm::Ram;
 
 use crate::counters::{Counters, add};
 use crate::disk::{Disk, Resting};
+use crate::failure::Failure;
 use crate::io_mapping::IoMapping;
 use crate::owners::Owners;
 use crate::pins::Pins;
@@ -78,6 +79,7 @@ pub struct Pager {
     pub(crate) refilling: AtomicBool,
     limit_bytes: AtomicU64,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub(crate) failure: Failure,
     pub(crate) restored: SyncSender<Restored>,
     /// What it counts.
     pub counters: Counters,
@@ -94,7 +96,7 @@ impl Pager {
         let (restored, receiver) = sync_channel(RESTORED_CAPACITY);
         let counters = Counters::default();
         let resting = Resting::default();
-        let owners = Owners::new(ram.bytes() / FRAME_BYTES);
+        let owners = Owners::new(store.usage());
         let pins = Pins::new(ram.end().0);
         for (frames, content) in ledger.runs() {
             match content {
@@ -128,6 +130,7 @@ impl Pager {
             refilling: AtomicBool::new(false),
             limit_bytes: AtomicU64::new(u64::MAX),
             pressure: OnceLock::new(),
+            failure: Failure::default(),
             restored,
             counters,
         };
@@ -159,7 +162,21 @@ impl Pager {
         self.store.usage()
     }
 
-    /// More resident memory than this is pressure: faults that take memory wait a
+    /// What pages that the store keeps in memory may take; no more than it was made for.
+    pub fn limit_store_memory(&self, bytes: u64) {
+        self.store.limit_memory(bytes);
+    }
+
+    /// Memory that the host gives for this VM's RAM: what is resident, and what the store
+    /// keeps of it in memory.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn taken_bytes(&self) -> io::Result<u64> {
+        Ok(self.ram.resident_bytes()? + self.store.usage().memory_bytes)
+    }
+
+    /// More memory taken than this is pressure: faults that take memory wait a
     /// little for whoever evicts. `u64::MAX`: no limit.
     pub fn set_limit(&self, bytes: u64) {
         self.limit_bytes.store(bytes, Relaxed);
@@ -176,14 +193,14 @@ impl Pager {
         self.limit_bytes.load(Relaxed) != u64::MAX
     }
 
-    /// Whether more is resident than should be; whoever evicts is told then.
+    /// Whether more is taken than should be; whoever evicts is told then.
     pub(crate) fn is_over_limit(&self) -> bool {
         let limit_bytes = self.limit_bytes.load(Relaxed);
         if limit_bytes == u64::MAX {
             return false;
         }
         // As fstat(2): about a microsecond.
-        let over = self.ram.resident_bytes().is_ok_and(|bytes| bytes > limit_bytes);
+        let over = self.taken_bytes().is_ok_and(|bytes| bytes > limit_bytes);
         if over && let Some(tell) = self.pressure.get() {
             tell();
         }

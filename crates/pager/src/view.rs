@@ -20,9 +20,12 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
+    /// `None` also when the slot was given to another frame meanwhile.
     fn saved<const COUNT: usize>(&self, slot: u64, gpa: Gpa) -> Option<[u8; COUNT]> {
         let mut page: Page = [0; FRAME_BYTES as usize];
         self.store.load(slot, &mut page).ok()?;
+        let still = self.ledger.content(gpa.gfn()) == Content::Saved { slot };
+        let page = still.then_some(page)?;
         let at = (gpa.0 % FRAME_BYTES) as usize;
         page.get(at..at + COUNT)?.try_into().ok()
     }

@@ -12,14 +12,19 @@ use lz4_flex::block::{
 
 use crate::page_buffer::Pool;
 use crate::slabs::{OBJECT_MAX, Object, Slabs};
-use crate::{CLUSTER_SLOTS, Loaded, Page, SavedBatch, Store, StoreError, Usage, is_in_memory};
+use crate::{
+    CLUSTER_SLOTS, Loaded, MEMORY_SLOTS, Page, SavedBatch, Store, StoreError, Usage, is_in_memory,
+};
 
 /// Slots from here on are this store's, those below the store's behind it.
-const FRONT: u64 = 1 << 47;
+const FRONT: u64 = MEMORY_SLOTS;
 /// Of these: one byte again and again, which is the slot number's last.
 const FILLED: u64 = FRONT | 1 << 46;
 /// `FRONT | chunk << INDEX_BITS | index`.
 const INDEX_BITS: u32 = 8;
+/// Slots that are surplus at a time, rounded up to a chunk's: what is locked while they
+/// are written.
+const SURPLUS_SLOTS: usize = 512;
 /// As much as lz4 wants to have for a page, however far it does not shrink.
 const LZ4_MAX: usize = get_maximum_output_size(FRAME_BYTES as usize);
 
@@ -60,7 +65,8 @@ impl Home {
 
 impl<S: Store> Compressed<S> {
     /// Opens what a daemon before this one left in `run`, or makes it, in front of
-    /// `behind`. A smaller limit than before holds for what is saved from now on.
+    /// `behind`. With a smaller limit than before, what is there stays until it is
+    /// released, or moved as surplus.
     ///
     /// # Errors
     /// As open(2) and ftruncate(2); [`StoreError::Unusable`]: `run` is on a disk,
@@ -92,10 +98,13 @@ impl<S: Store> Compressed<S> {
             self.filled_count.fetch_add(1, Relaxed);
             return Some(FILLED | u64::from(byte));
         }
+        if self.slabs.limit_bytes() == 0 {
+            return None;
+        }
         let Workspace { table, output } = workspace;
         let length = compress_into_with_table(page, output, table).ok()?;
         let object = self.slabs.put(output.get(..length)?)?;
-        Some(FRONT | object.chunk << INDEX_BITS | object.index)
+        Some(slot_of(object))
     }
 
     fn with_workspace<T>(&self, work: impl FnOnce(&mut Workspace) -> T) -> T {
@@ -144,6 +153,10 @@ impl<S: Store> Compressed<S> {
             }
         }
     }
+}
+
+fn slot_of(object: Object) -> u64 {
+    FRONT | object.chunk << INDEX_BITS | object.index
 }
 
 /// The byte that all of it is.
@@ -228,8 +241,25 @@ impl<S: Store> Store for Compressed<S> {
         }
     }
 
+    fn surplus(&self) -> Vec<u64> {
+        // Memory that is empty is none to make room from.
+        match self.slabs.trim() {
+            Ok(()) => self.slabs.surplus(SURPLUS_SLOTS).into_iter().map(slot_of).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn save_to_disk(&self, pages: &[Page]) -> SavedBatch {
+        self.behind.save_batch(pages)
+    }
+
+    fn limit_memory(&self, bytes: u64) {
+        self.slabs.set_limit(bytes);
+    }
+
     fn usage(&self) -> Usage {
         Usage {
+            memory_slots: self.slabs.chunk_count() << INDEX_BITS,
             memory_bytes: self.slabs.present_bytes(),
             memory_limit_bytes: self.slabs.limit_bytes(),
             compressed_pages: self.slabs.object_count(),

@@ -23,6 +23,9 @@ pub enum StoreError {
     /// The file or device cannot be used at all.
     #[error("{0}")]
     Unusable(String),
+    /// What must be known of each slot has no room in the run directory.
+    #[error("the run directory: {0}")]
+    RunDirectory(#[source] io::Error),
     /// The file or device said no.
     #[error("the store: {0}")]
     Medium(#[from] io::Error),
@@ -34,10 +37,11 @@ impl From<rustix::io::Errno> for StoreError {
     }
 }
 
+/// The store's own words stay inside: `io::Error::get_ref`.
 impl From<StoreError> for io::Error {
     fn from(error: StoreError) -> io::Error {
-        let kind = match error {
-            StoreError::Medium(error) => return error,
+        let kind = match &error {
+            StoreError::Medium(error) | StoreError::RunDirectory(error) => error.kind(),
             StoreError::Full => io::ErrorKind::StorageFull,
             StoreError::Damaged { .. } => io::ErrorKind::InvalidData,
             StoreError::NotInUse { .. } => io::ErrorKind::InvalidInput,

@@ -87,7 +87,26 @@ pub trait Store: Send + Sync {
 
     /// How much of it is in use now.
     fn usage(&self) -> Usage;
+
+    /// Slots in memory whose pages should go to the disk to make room, those that
+    /// have been there longest: with [`Store::save_to_disk`], a word in the ledger for
+    /// each, and [`Store::release`]. From the thread that saves.
+    fn surplus(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
+    /// As [`Store::save_batch`], with nothing kept in memory.
+    fn save_to_disk(&self, pages: &[Page]) -> SavedBatch {
+        self.save_batch(pages)
+    }
+
+    /// Sets what pages in memory may take; no more than the store was made for. What
+    /// takes more is surplus.
+    fn limit_memory(&self, _bytes: u64) {}
 }
+
+/// Slots from here on are in memory, those below on disk.
+pub const MEMORY_SLOTS: u64 = 1 << 47;
 
 /// How much of a store is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -96,6 +115,9 @@ pub struct Usage {
     pub disk_slots: u64,
     /// Slots on disk that hold a page.
     pub disk_slots_used: u64,
+    /// Numbers of slots for compressed pages: so many from [`MEMORY_SLOTS`] on. Few of
+    /// them are ever in use.
+    pub memory_slots: u64,
     /// What compressed pages take in memory, room for more included.
     pub memory_bytes: u64,
     /// The most that they may take.
@@ -115,6 +137,11 @@ pub fn is_in_memory(run: &Path) -> io::Result<bool> {
     const TMPFS: u64 = 0x0102_1994;
     const RAMFS: u64 = 0x8584_58f6;
     Ok([TMPFS, RAMFS].contains(&(rustix::fs::statfs(run)?.f_type as u64)))
+}
+
+/// Whether a daemon before this one had a [`Compressed`] store in `run`.
+pub fn has_compressed(run: &Path) -> bool {
+    run.join(slabs::FILE).exists()
 }
 
 /// Removes what stores keep in a VM's run directory, its key first: what lies

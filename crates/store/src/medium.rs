@@ -44,7 +44,7 @@ pub(crate) fn write(
     pages: &[Page],
 ) -> (usize, Option<StoreError>) {
     let bytes = pages.as_flattened();
-    let (done, error) = whole_pages(bytes.len(), |done| {
+    let (done, error) = whole_pages(bytes.len(), io::ErrorKind::WriteZero, |done| {
         medium.write_at(offset + done as u64, bytes.get(done..).unwrap_or_default())
     });
     (done, error.map(StoreError::Medium))
@@ -57,15 +57,16 @@ pub(crate) fn read(
     pages: &mut [Page],
 ) -> (usize, Option<io::Error>) {
     let bytes = pages.as_flattened_mut();
-    whole_pages(bytes.len(), |done| {
+    whole_pages(bytes.len(), io::ErrorKind::UnexpectedEof, |done| {
         medium.read_at(offset + done as u64, bytes.get_mut(done..).unwrap_or_default())
     })
 }
 
 /// Goes on after short transfers, from a page's start: direct I/O knows no
-/// other. One that moves no whole page is an error, so this ends.
+/// other. One that moves no whole page is an error, `short`, so this ends.
 fn whole_pages(
     total: usize,
+    short: io::ErrorKind,
     mut transfer: impl FnMut(usize) -> io::Result<usize>,
 ) -> (usize, Option<io::Error>) {
     const PAGE: usize = FRAME_BYTES as usize;
@@ -73,7 +74,7 @@ fn whole_pages(
     while done < total {
         match transfer(done) {
             Ok(moved) if moved >= PAGE => done += (moved / PAGE * PAGE).min(total - done),
-            Ok(_) => return (done / PAGE, Some(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => return (done / PAGE, Some(short.into())),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return (done / PAGE, Some(error)),
         }

@@ -97,7 +97,8 @@ impl Seals {
     pub(crate) fn prepare(&self, slot: u64) -> Result<(), StoreError> {
         let cluster = slot / CLUSTER_SLOTS;
         if !self.prepared.has(cluster as usize) {
-            self.mapping.populate(HEADER_BYTES + cluster * CLUSTER_BYTES, CLUSTER_BYTES)?;
+            let at = HEADER_BYTES + cluster * CLUSTER_BYTES;
+            self.mapping.populate(at, CLUSTER_BYTES).map_err(StoreError::RunDirectory)?;
             self.prepared.insert(cluster as usize);
         }
         Ok(())

@@ -14,7 +14,7 @@ use twox_hash::XxHash3_128;
 
 use crate::StoreError;
 use crate::number_set::NumberSet;
-use crate::slot_bits::SlotBits;
+use crate::slot_bits::{self, SlotBits};
 
 /// Its file.
 pub(crate) const FILE: &str = "compressed";
@@ -28,6 +28,8 @@ const VERSION: u64 = 1;
 /// Objects of class k take k + 1 steps, a word in front of them included.
 const STEP_BYTES: u64 = 256;
 const CLASSES: usize = 8;
+/// So much of the limit is kept free for what comes next.
+const FREE_PART: u64 = 8;
 /// 256 GiB of chunks: what the table has room for.
 const CHUNKS_MAX: u64 = 1 << 22;
 const TABLE_AT: u64 = 4096;
@@ -56,7 +58,10 @@ pub(crate) struct Slabs {
     absent: NumberSet,
     present_count: AtomicU64,
     object_count: AtomicU64,
-    limit_chunks: u64,
+    /// When something was last put into each chunk, by count of puts.
+    put_at: Vec<AtomicU64>,
+    puts: AtomicU64,
+    limit_chunks: AtomicU64,
     taking: Mutex<()>,
 }
 
@@ -90,7 +95,9 @@ impl Slabs {
             absent: NumberSet::new(count as usize),
             present_count: AtomicU64::new(0),
             object_count: AtomicU64::new(0),
-            limit_chunks,
+            put_at: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            puts: AtomicU64::new(0),
+            limit_chunks: AtomicU64::new(limit_chunks),
             taking: Mutex::new(()),
         };
         match slabs.take_up(count) {
@@ -205,7 +212,42 @@ impl Slabs {
     }
 
     pub(crate) fn limit_bytes(&self) -> u64 {
-        self.limit_chunks * CHUNK_BYTES
+        self.limit_chunks() * CHUNK_BYTES
+    }
+
+    pub(crate) fn set_limit(&self, bytes: u64) {
+        self.limit_chunks.store((bytes / CHUNK_BYTES).min(self.chunk_count()), Relaxed);
+    }
+
+    /// How many chunks there may be.
+    pub(crate) fn chunk_count(&self) -> u64 {
+        self.used.len() as u64
+    }
+
+    /// What is in the chunks that nothing was put into for longest: in as many of them
+    /// as are too many, with an eighth of the limit kept free, and up to `most` objects
+    /// rounded up to a chunk's.
+    pub(crate) fn surplus(&self, most: usize) -> Vec<Object> {
+        let (present, limit) = (self.present_count.load(Relaxed), self.limit_chunks());
+        let too_many = present.saturating_sub(limit.saturating_sub((limit / FREE_PART).max(1)));
+        let mut objects = Vec::new();
+        if too_many == 0 {
+            return objects;
+        }
+        let mut by_age: Vec<(u64, u64)> = { (0..).zip(&self.put_at) }
+            .filter(|(chunk, _)| self.class(*chunk).is_some())
+            .map(|(chunk, at)| (at.load(Relaxed), chunk))
+            .collect();
+        by_age.sort_unstable();
+        for (_, chunk) in by_age.into_iter().take(too_many as usize) {
+            if objects.len() >= most {
+                break;
+            }
+            let used = self.used.get(chunk as usize).map(SlotBits::words).unwrap_or_default();
+            let indices = slot_bits::runs(used).flat_map(|(first, count)| first..first + count);
+            objects.extend(indices.map(|index| Object { chunk, index }));
+        }
+        objects
     }
 
     pub(crate) fn object_count(&self) -> u64 {
@@ -225,6 +267,9 @@ impl Slabs {
                 && let Some((index, _)) = used.free_run(0, objects_in(class), 1)
             {
                 used.set(index);
+                if let Some(at) = self.put_at.get(chunk as usize) {
+                    at.store(self.puts.fetch_add(1, Relaxed) + 1, Relaxed);
+                }
                 self.object_count.fetch_add(1, Relaxed);
                 return Some(Object { chunk, index });
             }
@@ -239,7 +284,7 @@ impl Slabs {
         let chunk = match self.take_empty() {
             Some(chunk) => chunk,
             None => {
-                let within = self.present_count.load(Relaxed) < self.limit_chunks;
+                let within = self.present_count.load(Relaxed) < self.limit_chunks();
                 let chunk = within.then(|| self.absent.first())?? as u64;
                 // A touch of what the host has no memory for would kill us.
                 self.mapping.populate(CHUNKS_AT + chunk * CHUNK_BYTES, CHUNK_BYTES).ok()?;
@@ -276,6 +321,10 @@ impl Slabs {
         if let (true, Some(roomy)) = (count < objects_in(class), self.roomy.get(class)) {
             roomy.insert(chunk as usize);
         }
+    }
+
+    fn limit_chunks(&self) -> u64 {
+        self.limit_chunks.load(Relaxed)
     }
 
     fn class(&self, chunk: u64) -> Option<usize> {

@@ -74,7 +74,7 @@ impl SlotBits {
         taken
     }
 
-    fn words(&self) -> Words {
+    pub(crate) fn words(&self) -> Words {
         self.0.each_ref().map(|word| word.load(SeqCst))
     }
 

@@ -8,10 +8,10 @@ use crate::clusters::{CLUSTER_SLOTS, Clusters};
 use crate::page_buffer::{Pages, Pool};
 use crate::sealer::{Place, Protection, Sealer, Tag};
 use crate::seals::Seals;
-use crate::{Disk, Loaded, Medium, Page, SavedBatch, Store, StoreError, Usage, key, medium};
+use crate::{
+    Disk, Loaded, MEMORY_SLOTS, Medium, Page, SavedBatch, Store, StoreError, Usage, key, medium,
+};
 
-/// Slot numbers are below this; those above are for a store in front.
-const SLOTS_END: u64 = 1 << 47;
 /// Pages that are read at once where the reader's memory is not aligned.
 const PIECE_PAGES: usize = 16;
 
@@ -54,7 +54,7 @@ impl<M: Medium> SwapFile<M> {
         slot_count: u64,
         protection: Protection,
     ) -> Result<SwapFile<M>, StoreError> {
-        if slot_count > SLOTS_END {
+        if slot_count > MEMORY_SLOTS {
             return Err(StoreError::Unusable(format!("{slot_count} slots are too many")));
         }
         let (seals, sealer) = match protection {

@@ -14,8 +14,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::{fs, io};
 
-use common::{Faulty, noise};
-use ebb_store::{Medium, Page, Protection, Store, StoreError, SwapFile};
+use common::{Faulty, mixed, noise, run_directory};
+use ebb_store::{Compressed, Medium, Page, Protection, Store, StoreError, SwapFile};
 use proptest::prelude::*;
 
 const SLOTS: u64 = 300;
@@ -149,6 +149,99 @@ proptest! {
     #[test]
     fn a_checksummed_swap_file_survives(lives in lives()) {
         survives(Protection::Checksum, &lives);
+    }
+}
+
+/// In front of the disk pages are kept in memory, which outlives the daemon as a whole;
+/// what is moved from there to the disk is in both until the ledger says where.
+#[derive(Clone, Debug)]
+enum FrontStep {
+    Disk(Step),
+    WriteBack,
+}
+
+fn front_step() -> impl Strategy<Value = FrontStep> {
+    prop_oneof![3 => step().prop_map(FrontStep::Disk), 2 => Just(FrontStep::WriteBack)]
+}
+
+fn write_back(store: &dyn Store, ledger: &mut Vec<(u64, Page)>) {
+    let slots = store.surplus();
+    let mut pages = vec![[0; 4096]; slots.len()];
+    for (slot, page) in slots.iter().zip(&mut pages) {
+        store.load(*slot, page).unwrap();
+    }
+    for (old, new) in slots.into_iter().zip(store.save_to_disk(&pages).slots) {
+        if let (Some(new), Some(frame)) = (new, ledger.iter_mut().find(|(slot, _)| *slot == old)) {
+            frame.0 = new;
+            store.release(old);
+        }
+    }
+}
+
+fn work_in_front(
+    store: &dyn Store,
+    steps: &[FrontStep],
+    number: &mut u64,
+    ledger: &mut Vec<(u64, Page)>,
+) {
+    for step in steps {
+        match step {
+            FrontStep::Disk(Step::Save(count)) => {
+                let pages: Vec<Page> = (0..*count as u64).map(|at| mixed(*number + at)).collect();
+                *number += pages.len() as u64;
+                let stored = store.save_batch(&pages).slots.into_iter().zip(pages);
+                ledger.extend(stored.filter_map(|(slot, page)| Some((slot?, page))));
+            }
+            FrontStep::Disk(Step::Release(which)) if !ledger.is_empty() => {
+                let (slot, _) = ledger.swap_remove(which % ledger.len());
+                store.release(slot);
+            }
+            FrontStep::Disk(Step::Release(_)) => {}
+            FrontStep::Disk(Step::Trim) => store.trim().unwrap(),
+            FrontStep::WriteBack => write_back(store, ledger),
+        }
+    }
+}
+
+fn front_lives() -> impl Strategy<Value = Vec<(Vec<FrontStep>, usize, usize)>> {
+    let life = (prop::collection::vec(front_step(), 1..16), 0..8usize, 0..100_000usize);
+    prop::collection::vec(life, 1..4)
+}
+
+fn survives_in_front(run: &Path, limit_bytes: u64, lives: &[(Vec<FrontStep>, usize, usize)]) {
+    let medium = Faulty::new(SLOTS as usize * 4096);
+    let (mut ledger, mut number) = (Vec::new(), 0);
+    for (steps, writes, torn_bytes) in lives {
+        let writes_left = AtomicUsize::new(*writes);
+        let mortal =
+            Mortal { medium: medium.clone(), writes_left: &writes_left, torn_bytes: *torn_bytes };
+        let behind = SwapFile::over(mortal, run, SLOTS, Protection::Encrypted).unwrap();
+        let store = Compressed::open(run, limit_bytes, behind).unwrap();
+        ledger.iter().for_each(|(slot, _)| store.claim(*slot).unwrap());
+        let died = catch_unwind(AssertUnwindSafe(|| {
+            work_in_front(&store, steps, &mut number, &mut ledger);
+        }));
+        drop((store, died));
+        let behind = SwapFile::over(medium.copy(), run, SLOTS, Protection::Encrypted).unwrap();
+        let store = Compressed::open(run, limit_bytes, behind).unwrap();
+        for (slot, expected) in &ledger {
+            let mut page = [0; 4096];
+            store.claim(*slot).unwrap();
+            store.load(*slot, &mut page).unwrap();
+            assert!(page == *expected, "slot {slot:x}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_compressed_store_survives(chunks in 1..9u64, lives in front_lives()) {
+        match run_directory() {
+            Some(dir) => survives_in_front(dir.path(), chunks << 16, &lives),
+            None => eprintln!("SKIPPED: no tmpfs at /dev/shm"),
+        }
     }
 }
 

@@ -22,6 +22,8 @@ enum Step {
     LoadBatch(usize, usize, bool),
     Release(usize),
     Trim,
+    WriteBack,
+    LimitMemory(u64),
     Reopen,
     Fail(Vec<Fault>),
 }
@@ -44,6 +46,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(which, count, aligned)| Step::LoadBatch(which, count, aligned)),
         4 => any::<usize>().prop_map(Step::Release),
         1 => Just(Step::Trim),
+        2 => Just(Step::WriteBack),
+        1 => (0..9u64).prop_map(Step::LimitMemory),
         1 => Just(Step::Reopen),
         1 => prop::collection::vec(fault(), 1..4).prop_map(Step::Fail),
     ]
@@ -118,7 +122,28 @@ fn apply(store: &dyn Store, model: &mut Model, step: &Step) {
             }
         }
         Step::Trim => store.trim().unwrap(),
+        Step::WriteBack => write_back(store, model),
+        Step::LimitMemory(chunks) => store.limit_memory(chunks << 16),
         Step::Reopen | Step::Fail(_) => {}
+    }
+}
+
+/// What the pager does: a frame's slot in memory is another one on disk from now on.
+fn write_back(store: &dyn Store, model: &mut Model) {
+    let slots = store.surplus();
+    let mut pages = vec![[0; 4096]; slots.len()];
+    for (page, slot) in pages.iter_mut().zip(&slots) {
+        store.load(*slot, page).unwrap();
+    }
+    let batch = store.save_to_disk(&pages);
+    assert_eq!(batch.error.is_none(), batch.slots.iter().all(Option::is_some));
+    for (old, new) in slots.into_iter().zip(batch.slots) {
+        let frame = model.frames.iter_mut().find(|(slot, _)| *slot == old).expect("it is in use");
+        if let Some(new) = new {
+            assert!(new < FRONT);
+            frame.0 = new;
+            store.release(old);
+        }
     }
 }
 
@@ -135,6 +160,7 @@ fn check(store: &dyn Store, model: &Model) {
 
 fn run<S: Store>(medium: &Faulty, open: impl Fn() -> S, steps: &[Step]) {
     let (mut store, mut model) = (open(), Model::default());
+    let mut before = store.usage();
     for step in steps {
         match step {
             Step::Reopen => {
@@ -152,7 +178,10 @@ fn run<S: Store>(medium: &Faulty, open: impl Fn() -> S, steps: &[Step]) {
         let pages = usage.disk_slots_used + usage.compressed_pages + usage.filled_pages;
         assert_eq!(pages, model.frames.len() as u64);
         assert_eq!(usage.disk_slots_used, model.on_disk());
-        assert!(usage.memory_bytes <= usage.memory_limit_bytes);
+        // More than a limit that was lowered, but never more than before.
+        let most = usage.memory_limit_bytes.max(before.memory_bytes);
+        assert!(usage.memory_bytes <= most);
+        before = usage;
     }
     check(&store, &model);
 }
@@ -279,6 +308,50 @@ fn what_shrinks_stays_in_memory_up_to_a_limit() {
     store.trim().unwrap();
     let usage = store.usage();
     assert_eq!((usage.memory_bytes, usage.compressed_pages, usage.filled_pages), (0, 0, 0));
+}
+
+/// What has been there longest goes to the disk; the rest, and some room, stays.
+#[test]
+fn the_oldest_make_room() {
+    let Some(dir) = run_directory() else { return eprintln!("SKIPPED: no tmpfs at /dev/shm") };
+    let store = Compressed::open(dir.path(), 1 << 20, swap(dir.path(), 900)).unwrap();
+    let page = |number: u64| mixed(number * 5 + 2);
+    assert!(store.surplus().is_empty());
+    let slots = |from: u64, to: u64| -> Vec<u64> {
+        let pages: Vec<Page> = (from..to).map(page).collect();
+        store.save_batch(&pages).slots.into_iter().flatten().collect()
+    };
+    // Objects of 1280 bytes, 51 in each of 16 chunks.
+    let all = slots(0, 16 * 51);
+    assert!(all.iter().all(|slot| *slot >= FRONT));
+    assert_eq!(store.usage().memory_bytes, 1 << 20);
+    // Without room new ones go to the disk at once.
+    let next = slots(900, 901)[0];
+    assert!(next < FRONT);
+    let mut model = Model { frames: all.iter().copied().zip((0..).map(page)).collect() };
+    model.frames.push((next, page(900)));
+    assert_eq!(store.surplus(), all[..2 * 51]);
+    write_back(&store, &mut model);
+    assert!(store.surplus().is_empty());
+    assert_eq!(store.usage().memory_bytes, 14 << 16);
+    // What was touched, and saved again, has not been there long.
+    let hot: Vec<u64> = model.frames[102..153].iter().map(|(slot, _)| *slot).collect();
+    hot.iter().for_each(|slot| store.release(*slot));
+    let again = slots(102, 153);
+    model.frames[102..153].iter_mut().zip(&again).for_each(|(frame, slot)| frame.0 = *slot);
+    store.limit_memory(8 << 16);
+    while !store.surplus().is_empty() {
+        write_back(&store, &mut model);
+    }
+    assert_eq!(store.usage().memory_bytes, 7 << 16);
+    assert!(model.frames[102..153].iter().all(|(slot, _)| *slot >= FRONT));
+    // Its whole memory, where it is not wanted any more.
+    store.limit_memory(0);
+    while !store.surplus().is_empty() {
+        write_back(&store, &mut model);
+    }
+    assert_eq!(store.usage().memory_bytes, 0);
+    check(&store, &model);
 }
 
 #[test]

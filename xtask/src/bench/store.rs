@@ -14,6 +14,7 @@ use lz4_flex::block::{
 };
 use rustix::fs::OFlags;
 
+use super::front;
 use super::report::{Report, Row};
 use super::rounds::{Rounds, percentile_us, us};
 
@@ -46,7 +47,8 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     }
     match tempfile::tempdir_in("/dev/shm") {
         Ok(run) if ebb_store::is_in_memory(run.path())? => {
-            in_memory(&mut report, run.path(), size)?
+            in_memory(&mut report, run.path(), size)?;
+            front::measure(&mut report, run.path(), &target, size.rounds)?;
         }
         _ => report.note("Not measured: compressed memory; there is no tmpfs at /dev/shm."),
     }
@@ -276,7 +278,7 @@ fn lz4(pages: &[Page], length: &mut usize) -> anyhow::Result<[f64; 2]> {
 }
 
 /// Pages that do not compress.
-fn noise(count: usize) -> PageBuffer {
+pub(super) fn noise(count: usize) -> PageBuffer {
     let (mut pages, mut state) = (PageBuffer::new(count), 0x9e37_79b9_7f4a_7c15u64);
     for byte in pages.pages_mut().as_flattened_mut() {
         state ^= state << 13;

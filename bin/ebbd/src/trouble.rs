@@ -1,0 +1,122 @@
+//! A store that fails: in words, and how soon it is tried again.
+
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ebb_store::StoreError;
+
+/// The first failure is tried again after this, each further one after twice as long,
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// up to this: so long a store that is well again may go unnoticed.
+const PAUSE_MAX: Duration = Duration::from_secs(8);
+
+/// What is in the way of eviction.
+pub struct Trouble {
+    why: String,
+    pause: Duration,
+    since: Instant,
+}
+
+impl Trouble {
+    /// It happens now, perhaps once more.
+    pub fn new(why: String, before: Option<Trouble>) -> Trouble {
+        let pause = before.map_or(PAUSE_MIN, |before| (before.pause * 2).min(PAUSE_MAX));
+        Trouble { why, pause, since: Instant::now() }
+    }
+
+    /// What, and what to do.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// Whether it is too early to try again.
+    pub fn rests(&self) -> bool {
+        self.since.elapsed() < self.pause
+    }
+}
+
+/// What is wrong with a store, and what to do about it, in one line.
+pub fn explain(what: Attempt, error: &io::Error, swap: &Path, run: &Path) -> String {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<StoreError>());
+    let (swap, run) = (swap.display(), run.display());
+    let trouble = match inner {
+        None => return error.to_string(),
+        Some(StoreError::Medium(error)) => match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                format!("{swap}: no space left: make room on its file system")
+            }
+            io::ErrorKind::WriteZero | io::ErrorKind::FileTooLarge => {
+                format!("{swap}: takes no more ({error}): look for a limit or a fault of its disk")
+            }
+            _ => format!("{swap}: {error}: look for its disk in the host's kernel log (dmesg)"),
+        },
+        Some(StoreError::Full) => {
+            format!("{swap}: all its slots are in use: raise the limit")
+        }
+        Some(StoreError::RunDirectory(error)) => {
+            format!("{run}: {error}: the run directory needs room for a record of each page saved")
+        }
+        Some(error) => format!("{swap}: {error}"),
+    };
+    trouble + &format!("; {}", what.consequence())
+}
+
+/// What was tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attempt {
+    /// To save what is evicted.
+    Save,
+    /// To bring back what was.
+    Load,
+}
+
+impl Attempt {
+    fn consequence(self) -> &'static str {
+        match self {
+            Attempt::Save => "what cannot be saved stays in memory",
+            Attempt::Load => "the guest waits for what cannot be read",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn each_failure_is_named_with_a_remedy_in_one_line() {
+        let medium = |errno: Errno| StoreError::Medium(errno.into());
+        for (error, told) in [
+            (medium(Errno::NOSPC), "/swap/a: no space left: make room on its file system; what"),
+            (medium(Errno::DQUOT), "/swap/a: no space left: make room"),
+            (medium(Errno::IO), "/swap/a: Input/output error (os error 5): look for its disk"),
+            (StoreError::Medium(io::ErrorKind::WriteZero.into()), "/swap/a: takes no more ("),
+            (StoreError::Full, "/swap/a: all its slots are in use: raise the limit; what"),
+            (StoreError::RunDirectory(Errno::FAULT.into()), "/run/a: Bad address"),
+        ] {
+            let line =
+                explain(Attempt::Save, &error.into(), Path::new("/swap/a"), Path::new("/run/a"));
+            assert!(line.starts_with(told) && !line.contains('\n'), "{line}");
+            assert!(line.ends_with("stays in memory"), "{line}");
+        }
+        let damaged = io::Error::from(StoreError::Damaged { slot: 7 });
+        let line = explain(Attempt::Load, &damaged, Path::new("/swap/a"), Path::new("/run/a"));
+        assert!(line.starts_with("/swap/a: slot 7 of the store is damaged; the guest waits"));
+        let other = io::Error::from(Errno::NOMEM);
+        let line = explain(Attempt::Save, &other, Path::new("/swap/a"), Path::new("/run/a"));
+        assert_eq!(line, other.to_string());
+    }
+
+    #[test]
+    fn pauses_grow_up_to_an_end() {
+        let (mut trouble, mut pauses) = (Trouble::new(String::new(), None), Vec::new());
+        for _ in 0..6 {
+            pauses.push(trouble.pause.as_secs());
+            trouble = Trouble::new(String::new(), Some(trouble));
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 8, 8]);
+        assert!(trouble.rests());
+    }
+}

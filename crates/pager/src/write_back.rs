@@ -1,0 +1,73 @@
+//! From the store's memory to its disk: what has been there longest makes room.
+
+use std::io;
+
+use ebb_ledger::{Content, LockedFrame};
+use ebb_store::PageBuffer;
+use ebb_units::{FrameRange, Gfn};
+
+use crate::counters::add;
+use crate::pager::Pager;
+
+/// A page that moves.
+struct Moving<'l> {
+    gfn: Gfn,
+    word: LockedFrame<'l>,
+    from: u64,
+}
+
+impl Pager {
+    /// Moves pages that the store keeps in memory to its disk, if it is short of room
+    /// there: some hundred at a time. How many were moved; 0: nothing is to be done. From
+    /// the thread that evicts.
+    ///
+    /// # Errors
+    /// From the store; what was not moved stays where it was.
+    pub fn write_back(&self) -> io::Result<u64> {
+        let surplus = self.store.surplus();
+        if surplus.is_empty() {
+            return Ok(0);
+        }
+        let mut pages = PageBuffer::new(surplus.len());
+        let mut moving = Vec::with_capacity(surplus.len());
+        for slot in surplus {
+            let Some(next) = self.owner_of(slot) else { continue };
+            let loaded = pages.pages_mut().get_mut(moving.len());
+            match loaded.map(|page| self.store.load(slot, page)) {
+                Some(Ok(())) => moving.push(next),
+                _ => self.after(next.word.abandon(), FrameRange::new(next.gfn, 1)),
+            }
+        }
+        let batch = self.store.save_to_disk(&pages.pages()[..moving.len()]);
+        let moved = batch.slots.iter().flatten().count() as u64;
+        moving.into_iter().zip(batch.slots).for_each(|(page, to)| self.land(page, to));
+        add(&self.counters.written_back_frames, moved);
+        batch.error.map_or(Ok(moved), |error| Err(error.into()))
+    }
+
+    /// The frame whose page is in a slot, held.
+    fn owner_of(&self, slot: u64) -> Option<Moving<'_>> {
+        let gfn = self.owners.get(slot)?;
+        let word = self.ledger.lock_frame(gfn).ok()?;
+        if word.content() == (Content::Saved { slot }) {
+            return Some(Moving { gfn, word, from: slot });
+        }
+        self.after(word.abandon(), FrameRange::new(gfn, 1));
+        None
+    }
+
+    /// The page is in slot `to`, too: the word says so, and the old one is free. In this
+    /// order, so that whoever dies leaves a word that names a page.
+    fn land(&self, Moving { gfn, word, from }: Moving<'_>, to: Option<u64>) {
+        let wanted = match to {
+            Some(slot) => {
+                self.owners.set(slot, gfn);
+                let wanted = word.unlock(Content::Saved { slot });
+                self.store.release(from);
+                wanted
+            }
+            None => word.abandon(),
+        };
+        self.after(wanted, FrameRange::new(gfn, 1));
+    }
+}

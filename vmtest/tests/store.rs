@@ -1,0 +1,187 @@
+//! Where evicted memory goes: compressed memory, the swap file, and a disk that takes no more.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ebb_api::LimitStatus;
+use tempfile::TempDir;
+use vmtest::{Guest, Host, Ran, Vm, require, until};
+
+const MIB: u64 = 1 << 20;
+
+/// A host as it should be: run directory in memory, swap files on a disk.
+fn host(compressed: &str) -> Result<(Host, TempDir), String> {
+    let (host, swap) =
+        (Host::in_memory()?, tempfile::tempdir().map_err(|error| error.to_string())?);
+    host.set("EBB_COMPRESSED", compressed);
+    host.set("EBB_SWAP_DIR", swap.path());
+    Ok((host, swap))
+}
+
+/// What the host gives for the VM, compressed pages included.
+fn taken_bytes(vm: &Vm) -> u64 {
+    vm.host_bytes() + vm.status().limit.compressed_bytes
+}
+
+fn limit(vm: &Vm, mib: u64) -> LimitStatus {
+    vm.ebb(&format!("limit {mib}M")).ok();
+    until("the limit to hold", || (taken_bytes(vm) <= mib * MIB).then_some(()));
+    vm.status().limit
+}
+
+#[test]
+fn compressed_memory_is_a_part_of_the_limit() {
+    let host = host("32M");
+    require!(host.as_ref());
+    let (host, _swap) = host.expect("it is there");
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.guest("fill soft 300M");
+    let status = limit(&vm, 200);
+    assert_eq!(status.compressed_limit_bytes, 32 * MIB);
+    assert!(status.compressed_pages > 5000, "{status:?}");
+    assert!(status.compressed_ratio > Some(3.0), "{status:?}");
+    assert!(status.compressed_bytes <= 32 * MIB, "{status:?}");
+    for _ in 0..2 {
+        assert_eq!(vm.guest("check soft"), "0");
+    }
+    let shown = vm.ebb("status").ok();
+    assert!(shown.contains("compressed    ") && shown.contains("of 32 MiB at most"), "{shown}");
+    // Half of what the guest does not need to live.
+    let status = limit(&vm, 80);
+    assert_eq!(status.compressed_limit_bytes, 8 * MIB);
+    assert_eq!(vm.guest("check soft"), "0");
+    vm.detach();
+    assert_eq!(vm.guest("check soft"), "0");
+}
+
+/// What does not compress, and what has been there longest, is on the disk.
+#[test]
+fn the_oldest_are_written_back_and_the_daemon_may_die() {
+    let host = host("16M");
+    require!(host.as_ref());
+    let (host, _swap) = host.expect("it is there");
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.guest("fill soft 300M");
+    vm.guest("fill hard 100M");
+    limit(&vm, 150);
+    let status = until("the oldest to be written back", || {
+        Some(vm.status().limit).filter(|status| status.written_back_total_bytes > 16 * MIB)
+    });
+    assert!(status.compressed_bytes <= 16 * MIB, "{status:?}");
+    vm.churn("100M");
+    for _ in 0..6 {
+        vm.churn_on(1);
+        host.kill9();
+        host.start();
+    }
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    let before = vm.status().limit;
+    assert!(before.compressed_pages > 0, "{before:?}");
+    // Without compressed memory what is in it is moved out.
+    host.kill9();
+    host.set("EBB_COMPRESSED", "0");
+    host.start();
+    let gone = |status: &LimitStatus| status.compressed_pages == 0 && status.compressed_bytes == 0;
+    until("compressed memory to be empty", || Some(vm.status().limit).filter(gone));
+    assert_eq!(vm.guest("check soft"), "0");
+    assert_eq!(vm.guest("check hard"), "0");
+}
+
+#[test]
+fn compressed_memory_is_never_on_a_disk() {
+    let host = Host::new();
+    if fs::read_to_string("/proc/mounts").is_ok_and(|all| all.contains(" /tmp tmpfs")) {
+        return vmtest::skip::record("compressed_memory_is_never_on_a_disk", "/tmp is tmpfs");
+    }
+    host.set("EBB_COMPRESSED", "64M");
+    let why = Ran::of(&mut host.command("ebbd")).refused();
+    assert!(why.contains("--compressed needs a run directory in memory"), "{why}");
+    host.set("EBB_COMPRESSED", "64K");
+    let why = Ran::of(&mut host.command("ebbd")).refused();
+    assert!(why.contains("give 1 MiB or more, or 0"), "{why}");
+}
+
+/// An ext4 in a file of its own, of which only so much is free.
+struct Tight {
+    directory: TempDir,
+}
+
+impl Tight {
+    fn new(free_bytes: u64) -> Result<Tight, String> {
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let tight = Tight { directory };
+        let (image, mount) = (tight.path("image"), tight.path("mount"));
+        let made = fs::create_dir(&mount)
+            .and_then(|()| fs::File::create(&image))
+            .and_then(|file| file.set_len(1 << 30));
+        made.map_err(|error| error.to_string())?;
+        run(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image))?;
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&mount))?;
+        let space = rustix::fs::statvfs(&mount).map_err(|error| error.to_string())?;
+        let ballast = (space.f_bavail * space.f_frsize).saturating_sub(free_bytes);
+        run(Command::new("fallocate").args(["-l", &ballast.to_string()]).arg(tight.ballast()))?;
+        Ok(tight)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn ballast(&self) -> PathBuf {
+        self.path("mount").join("ballast")
+    }
+
+    fn swap(&self) -> PathBuf {
+        self.path("mount").join("swap")
+    }
+}
+
+impl Drop for Tight {
+    fn drop(&mut self) {
+        // A daemon that is about to be killed may have files there.
+        if let Err(why) = run(Command::new("umount").arg("--lazy").arg(self.path("mount"))) {
+            eprintln!("{why}");
+        }
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let ran = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let why = String::from_utf8_lossy(&ran.stderr);
+    ran.status.success().then_some(()).ok_or_else(|| format!("{command:?}: {why}"))
+}
+
+fn room(path: &Path) -> u64 {
+    let space = rustix::fs::statvfs(path).expect("it is mounted");
+    space.f_bavail * space.f_frsize
+}
+
+#[test]
+fn a_full_disk_is_named_and_costs_the_guest_nothing() {
+    let tight = Tight::new(40 * MIB);
+    require!(tight.as_ref());
+    let tight = tight.expect("it is there");
+    let host = Host::new();
+    host.set("EBB_SWAP_DIR", tight.swap());
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
+    vm.guest("fill a 400M");
+    vm.ebb("limit 200M").ok();
+    let stuck = until("the disk to be full", || vm.status().limit.stuck);
+    assert!(stuck.contains("no space left: make room on its file system"), "{stuck}");
+    assert!(stuck.contains(&tight.swap().display().to_string()), "{stuck}");
+    assert!(room(&tight.path("mount")) < 2 * MIB);
+    let shown = vm.ebb("status").ok();
+    assert_eq!(shown.matches("stuck").count(), 1, "{shown}");
+    // Nothing is lost, and nobody waits for room that is not made.
+    assert_eq!(vm.guest("check a"), "0");
+    vm.guest("fill b 100M");
+    assert!(vm.host_bytes() > 200 * MIB);
+    assert!(host.log().contains("no space left"), "{}", host.log());
+    fs::remove_file(tight.ballast()).expect("room is made");
+    until("the store to be well again", || vm.status().limit.stuck.is_none().then_some(()));
+    until("the limit to hold", || (vm.host_bytes() <= 200 * MIB).then_some(()));
+    assert_eq!(vm.guest("check a"), "0");
+    assert_eq!(vm.guest("check b"), "0");
+    assert_eq!(vm.status().limit.stuck, None);
+}
