@@ -20,6 +20,7 @@ mod pager;
 mod pins;
 mod read_ahead;
 mod refill;
+mod soft_iommu;
 mod sparse;
 mod view;
 
@@ -32,4 +33,5 @@ pub use io_mapping::{IoMapping, NoDevices};
 pub use latency::Latency;
 pub use pager::{Grain, Pager, Parts, Restored};
 pub use refill::RefillThreads;
+pub use soft_iommu::SoftIommu;
 pub use view::View;
