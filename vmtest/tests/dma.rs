@@ -2,7 +2,7 @@
 //! wait, so whoever takes memory must have it back before a request uses it.
 
 use ebb_api::{DiskCounts, Mode};
-use vmtest::{Disk, Guest, Host, Vm, until};
+use vmtest::{Disk, Guest, Host, HostSetting, Vm, require, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -29,8 +29,8 @@ fn assert_none_failed(vm: &Vm) {
 }
 
 /// Direct and buffered I/O, all the time, while free memory is taken all the time.
-fn loaded(host: &Host, disk: &Disk) -> Vm {
-    let vm = host.run(guest(disk));
+fn loaded(host: &Host, guest: Guest) -> Vm {
+    let vm = host.run(guest);
     assert_eq!(vm.status().mode, Mode::Strict);
     vm.guest("mount ext4 /dev/vda /mnt");
     vm.guest("files a 100M /mnt");
@@ -47,11 +47,10 @@ fn assert_whole(vm: &Vm, disk: &mut Disk) {
     disk.check("ext4");
 }
 
-#[test]
-fn no_request_fails_while_free_memory_is_taken() {
+fn no_request_fails(backing: &str) {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
-    let vm = loaded(&host, &disk);
+    let vm = loaded(&host, guest(&disk).backing(backing));
     for _ in 0..6 {
         free_and_read(&vm);
         vm.churn_on(4);
@@ -61,12 +60,24 @@ fn no_request_fails_while_free_memory_is_taken() {
     assert_whole(&vm, &mut disk);
 }
 
+#[test]
+fn no_request_fails_while_free_memory_is_taken() {
+    no_request_fails("small");
+}
+
+#[test]
+fn no_request_fails_in_huge_pages() {
+    let setting = HostSetting::shared_huge_pages();
+    require!(setting.as_ref());
+    no_request_fails("thp");
+}
+
 /// What the disk may use is known again to the next daemon.
 #[test]
 fn no_request_fails_when_the_daemon_dies() {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
-    let vm = loaded(&host, &disk);
+    let vm = loaded(&host, guest(&disk));
     for _ in 0..4 {
         free_and_read(&vm);
         host.kill9();
