@@ -110,6 +110,11 @@ impl Guest {
         self.hold("--disk", &path.display().to_string())
     }
 
+    /// The same, behind Ebb's IOMMU in software.
+    pub fn strict_disk(self, disk: &Disk) -> Guest {
+        self.hold("--disk", &format!("{},dma=strict", disk.image().display()))
+    }
+
     /// QEMU's arguments, as they are.
     pub fn qemu_args(mut self, words: &str) -> Guest {
         self.qemu.extend(words.split_whitespace().map(str::to_owned));

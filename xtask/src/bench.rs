@@ -6,6 +6,7 @@
 
 mod bare;
 mod cpu;
+mod dma;
 mod fault;
 mod front;
 mod handlers;
@@ -45,6 +46,8 @@ enum Name {
     Memory,
     /// Saving pages to disk and in memory, and loading them
     Store,
+    /// Requests of a disk that cannot wait while free memory is taken
+    Dma,
     /// A file read again and again by a guest that is short of memory
     VswapperFig9,
     /// Memory taken by a guest that is short of it
@@ -62,12 +65,13 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 10] = [
+const EACH: [(Name, Bench); 11] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
     (Name::Memory, memory::run),
     (Name::Store, store::run),
+    (Name::Dma, dma::run),
     (Name::VswapperFig9, swap::fig9::run),
     (Name::VswapperFig10, swap::fig10::run),
     (Name::VswapperFig11, swap::fig11::run),

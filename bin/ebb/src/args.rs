@@ -134,8 +134,10 @@ pub struct Run {
     /// Kernel command line, with --kernel
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub append: Option<String>,
-    /// Raw image that Ebb serves to the guest as a virtio disk; can be given again
-    #[arg(long = "disk", value_name = "IMAGE[,readonly]")]
+    /// Raw image that Ebb serves to the guest as a virtio disk; can be given again. With
+    /// `dma=strict` it reaches the guest's memory as a device passed through does: through an
+    /// IOMMU (in software), and a request that meets memory not mapped there fails
+    #[arg(long = "disk", value_name = "IMAGE[,readonly][,dma=strict]")]
     pub disks: Vec<DiskRequest>,
     /// What the guest's RAM is made of: auto, hugetlb, thp or small
     #[arg(long, default_value_t = Backing::Auto)]

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use ebb_api::{
-    AutoStatus, DetachReport, EvictReport, FaultTimes, GuestStatus, LimitStatus, ReclaimReport,
-    VmName, VmStatus, VmSummary,
+    AutoStatus, DetachReport, DiskCounts, EvictReport, FaultTimes, GuestStatus, LimitStatus,
+    ReclaimReport, VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -80,6 +80,7 @@ pub fn status(vm: &VmStatus) -> String {
         auto_rows(&vm.auto),
         "\nlimit\n".into(),
         limit_rows(&vm.limit),
+        disks(vm.disks),
         warnings(vm),
     ]
     .concat()
@@ -227,6 +228,19 @@ fn compressed(limit: &LimitStatus) -> String {
         Bytes(limit.written_back_total_bytes)
     );
     row("compressed", text)
+}
+
+/// Of a VM without disks of ours, or with none in use, there is nothing to say.
+fn disks(disks: DiskCounts) -> String {
+    if disks == DiskCounts::default() {
+        return String::new();
+    }
+    let requests = format!(
+        "{}, of which {} failed; {} accesses to memory refused",
+        disks.requests, disks.failed_requests, disks.dma_faults
+    );
+    let moved = format!("{} read, {} written", Bytes(disks.read_bytes), Bytes(disks.written_bytes));
+    "\ndisks\n".to_owned() + &row("requests", requests) + &row("moved", moved)
 }
 
 /// What an eviction did.

@@ -116,11 +116,13 @@ impl Daemon {
         let backing = host::backing(request.backing, request.memory_bytes)?;
         let images = disks::open(&request.disks).map_err(not_allowed)?;
         disks::check(&images).map_err(not_allowed)?;
-        let shared = Shared::new(&images, request.memory_bytes).map_err(failed("a random key"))?;
+        let shared = Shared::new(&images, &request.disks, request.memory_bytes)
+            .map_err(failed("a random key"))?;
         let served = Disks::start(images, &shared, &reserved.directory, request.cpus);
         let served = served.map_err(failed("its disks"))?;
         let started = start(request, backing.value, &reserved.directory, &served)?;
         let accelerator = host::accelerator();
+        let mode = host::mode(request.mode, request.strict_disk().map(|disk| disk.path.as_path()));
         let record = Record {
             name: request.name.clone(),
             pid: started.process.pid(),
@@ -132,8 +134,8 @@ impl Daemon {
             accelerator_reason: accelerator.reason,
             backing: backing.value,
             backing_reason: backing.reason,
-            mode: host::mode(request.mode).value,
-            mode_reason: host::mode(request.mode).reason,
+            mode: mode.value,
+            mode_reason: mode.reason,
             min_order,
             begin: !request.qemu_args.iter().any(|word| word == "-S"),
             evicts: false,
@@ -172,6 +174,7 @@ impl Daemon {
         let hugetlb = ram.files().iter().any(|file| file.file.is_hugetlb().unwrap_or(false));
         let backing = host::backing_of(&ram, hugetlb);
         let accelerator = accelerator_of(&mut qmp)?;
+        let mode = host::mode(request.mode, None);
         let record = Record {
             name: request.name.clone(),
             pid: process.pid(),
@@ -183,8 +186,8 @@ impl Daemon {
             accelerator_reason: accelerator.reason,
             backing: backing.value,
             backing_reason: backing.reason,
-            mode: host::mode(request.mode).value,
-            mode_reason: host::mode(request.mode).reason,
+            mode: mode.value,
+            mode_reason: mode.reason,
             min_order,
             begin: false,
             evicts: false,

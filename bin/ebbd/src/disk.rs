@@ -4,8 +4,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::ensure;
 use clap::Parser;
-use ebb_api::DiskRequest;
+use ebb_api::{DiskRequest, DmaMode};
 use ebb_block::{AllResident, Backend, Image, Nobody, Options};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,7 +37,11 @@ struct Arguments {
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd disk".to_owned()].into_iter().chain(words));
     crate::log_to_stderr();
-    let DiskRequest { path, readonly } = &arguments.image;
+    let DiskRequest { path, readonly, dma } = &arguments.image;
+    ensure!(
+        *dma == DmaMode::Pinned,
+        "dma=strict is for the disks of VMs that Ebb holds: see ebb run --disk"
+    );
     let image = Image::open(path, *readonly)?;
     let options = Options { queues: arguments.queues, ..Options::default() };
     // Nothing takes memory away from this guest, and nobody wants to know.

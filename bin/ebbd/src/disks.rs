@@ -9,14 +9,15 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, OnceLock, Weak};
 
-use ebb_api::DiskRequest;
+use ebb_api::{DiskCounts, DiskRequest, DmaMode};
 use ebb_block::{
     Access, Backend, Block, Direction, Dma, DmaFault, Hashes, Image, Observer, OpenError, Options,
     Reader, Segment,
 };
-use ebb_pager::{Disk, Pager};
+use ebb_pager::{Disk, IoMapping, NoDevices, Pager, SoftIommu};
 use ebb_store::Page;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_vm::Ram;
 
 /// All disks of a VM share one space of block numbers: the disk's number above
 /// these bits, which leaves it 256 GiB.
@@ -57,6 +58,9 @@ pub struct Shared {
     hashes: Hashes,
     readers: Vec<Reader>,
     pager: OnceLock<Weak<Pager>>,
+    dma: Vec<DmaMode>,
+    /// For the disks in strict DMA mode.
+    iommu: OnceLock<Arc<SoftIommu>>,
     /// A front end has had memory pinned: from then on its rings stay put.
     used: Vec<AtomicBool>,
 }
@@ -66,7 +70,11 @@ impl Shared {
     ///
     /// # Errors
     /// No random key is to be had.
-    pub fn new(images: &[Image], memory_bytes: u64) -> io::Result<Arc<Shared>> {
+    pub fn new(
+        images: &[Image],
+        wanted: &[DiskRequest],
+        memory_bytes: u64,
+    ) -> io::Result<Arc<Shared>> {
         let mut key = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut key)?;
         // Of more blocks than it has frames a guest holds none.
@@ -75,6 +83,8 @@ impl Shared {
             hashes: Hashes::new(room, key),
             readers: images.iter().map(Image::reader).collect(),
             pager: OnceLock::new(),
+            dma: wanted.iter().map(|disk| disk.dma).collect(),
+            iommu: OnceLock::new(),
             used: images.iter().map(|_| AtomicBool::new(false)).collect(),
         }))
     }
@@ -83,6 +93,19 @@ impl Shared {
     pub fn serve_with(&self, pager: &Arc<Pager>) {
         // There is one pager for a VM's life.
         let _ = self.pager.set(Arc::downgrade(pager));
+    }
+
+    /// Whether a disk is in strict DMA mode.
+    pub fn is_strict(&self) -> bool {
+        self.dma.contains(&DmaMode::Strict)
+    }
+
+    /// What is to be told of frames that come and go, for the sake of the disks.
+    pub fn devices(&self, ram: &Arc<Ram>) -> Box<dyn IoMapping> {
+        match self.is_strict() {
+            true => Box::new(Arc::clone(self.iommu.get_or_init(|| Arc::new(SoftIommu::new(ram))))),
+            false => Box::new(NoDevices),
+        }
     }
 
     /// Whether every disk was used since it is served here.
@@ -142,8 +165,43 @@ impl Port {
 
 impl Dma for Port {
     fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
-        let first = segments.first().map(|segment| segment.gpa).unwrap_or_default();
-        let pager = self.pager().ok_or(DmaFault { gpa: first })?;
+        match self.dma() {
+            DmaMode::Strict => self.pin_mapped(segments),
+            DmaMode::Pinned => self.pin_waiting(segments, access),
+        }?;
+        self.shared.used[self.disk].store(true, Release);
+        Ok(())
+    }
+
+    fn unpin(&self, segments: &[Segment]) {
+        let frames = segments.iter().map(|segment| frames_of(*segment));
+        match (self.dma(), self.shared.iommu.get(), self.pager()) {
+            (DmaMode::Strict, Some(iommu), _) => frames.for_each(|frames| iommu.unpin(frames)),
+            (DmaMode::Pinned, _, Some(pager)) => frames.for_each(|frames| pager.unpin(frames)),
+            _ => {}
+        }
+    }
+}
+
+impl Port {
+    fn dma(&self) -> DmaMode {
+        self.shared.dma.get(self.disk).copied().unwrap_or_default()
+    }
+
+    /// As a device passed through: it asks nobody, and what is not mapped fails.
+    fn pin_mapped(&self, segments: &[Segment]) -> Result<(), DmaFault> {
+        let iommu = self.shared.iommu.get().ok_or_else(|| nobody_there(segments))?;
+        for (index, segment) in segments.iter().enumerate() {
+            if let Err(gfn) = iommu.pin(frames_of(*segment)) {
+                segments[..index].iter().for_each(|segment| iommu.unpin(frames_of(*segment)));
+                return Err(DmaFault { gpa: gfn.gpa() });
+            }
+        }
+        Ok(())
+    }
+
+    fn pin_waiting(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
+        let pager = self.pager().ok_or_else(|| nobody_there(segments))?;
         let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
         for (index, &(frames, replace)) in pieces.iter().enumerate() {
             if let Err(error) = pager.pin(frames, replace) {
@@ -152,15 +210,13 @@ impl Dma for Port {
                 return Err(DmaFault { gpa: frames.start.gpa() });
             }
         }
-        self.shared.used[self.disk].store(true, Release);
         Ok(())
     }
+}
 
-    fn unpin(&self, segments: &[Segment]) {
-        let Some(pager) = self.pager() else { return };
-        let pieces = segments.iter().flat_map(|segment| pieces(*segment, Access::Keep));
-        pieces.for_each(|(frames, _)| pager.unpin(frames));
-    }
+/// Before the VM is held no device of it does anything.
+fn nobody_there(segments: &[Segment]) -> DmaFault {
+    DmaFault { gpa: segments.first().map(|segment| segment.gpa).unwrap_or_default() }
 }
 
 impl Observer for Port {
@@ -183,13 +239,18 @@ impl Observer for Port {
     }
 }
 
+/// The frames that a segment touches.
+fn frames_of(segment: Segment) -> FrameRange {
+    let first = segment.gpa.0 / FRAME_BYTES;
+    let end = segment.gpa.0 + u64::from(segment.bytes);
+    FrameRange::new(Gfn(first), end.div_ceil(FRAME_BYTES) - first)
+}
+
 /// A segment's frames; `true`: it covers them as a whole, and they are overwritten.
 fn pieces(segment: Segment, access: Access) -> impl Iterator<Item = (FrameRange, bool)> {
     let (start, end) = (segment.gpa.0, segment.gpa.0 + u64::from(segment.bytes));
-    let first = start / FRAME_BYTES;
-    let frames = FrameRange::new(Gfn(first), end.div_ceil(FRAME_BYTES) - first);
     let is_whole = move |gfn: Gfn| gfn.gpa().0 >= start && gfn.gpa().0 + FRAME_BYTES <= end;
-    frames
+    frames_of(segment)
         .frames()
         .map(move |gfn| (FrameRange::new(gfn, 1), access == Access::Replace && is_whole(gfn)))
 }
@@ -227,7 +288,20 @@ impl Disks {
     /// # Errors
     /// As [`Shared::new`].
     pub fn none() -> io::Result<Disks> {
-        Ok(Disks { backends: Vec::new(), shared: Shared::new(&[], 0)? })
+        Ok(Disks { backends: Vec::new(), shared: Shared::new(&[], &[], 0)? })
+    }
+
+    /// What all of them have done.
+    pub fn counts(&self) -> DiskCounts {
+        let mut sum = DiskCounts::default();
+        for counts in self.backends.iter().map(Backend::counts) {
+            sum.requests += counts.requests();
+            sum.failed_requests += counts.failed;
+            sum.dma_faults += counts.dma_faults;
+            sum.read_bytes += counts.read_bytes;
+            sum.written_bytes += counts.written_bytes;
+        }
+        sum
     }
 
     /// How many there are.

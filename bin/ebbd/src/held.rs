@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ebb_api::{Backing, Mode};
 use ebb_ledger::{Content, Ledger};
-use ebb_pager::{Grain, NoDevices, Pager, Parts, Restored};
+use ebb_pager::{Grain, Pager, Parts, Restored};
 use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
@@ -59,6 +59,9 @@ pub fn take(
         .map_err(failed("the VM's RAM"))?;
     record.regions =
         ram.regions().iter().map(|region| RegionRecord::new(region, inodes[region.file])).collect();
+    if disks.shared.is_strict() {
+        fill(&ram)?;
+    }
     let resident = ram.resident_bytes().map_err(failed("the VM's RAM"))?;
     record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
     record.save(directory).map_err(failed("the VM's record"))?;
@@ -88,6 +91,17 @@ pub fn take(
             Err(refused)
         }
     }
+}
+
+/// All memory is there before a device that cannot wait may use it, as for one that
+/// is passed through.
+fn fill(ram: &Ram) -> Answer<()> {
+    let mut regions = ram.regions().iter();
+    regions.try_for_each(|region| ram.populate(region.frames())).map_err(|error| {
+        not_allowed(format!(
+            "a disk with dma=strict needs all of the VM's memory at the start: {error}"
+        ))
+    })
 }
 
 fn take_with(
@@ -147,12 +161,14 @@ fn pager(
         tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
     }
     let slots = ram.bytes() / FRAME_BYTES;
+    let ram = Arc::new(ram);
+    let devices = shared.devices(&ram);
     Pager::new(Parts {
-        ram: Arc::new(ram),
+        ram,
         ledger,
         uffd,
         grain,
-        devices: Box::new(NoDevices),
+        devices,
         store: store(slots, record, directory)?,
         disk: Box::new(Source(Arc::clone(shared))),
     })
@@ -219,7 +235,7 @@ pub fn adopt(directory: &Path, compressed_bytes: u64) -> io::Result<Held> {
     let uffd = Uffd::from(userfaultfd(&process, number)?);
     prepare(&ram, record.backing);
     let images = disks::open(&record.disks).map_err(io::Error::other)?;
-    let shared = Shared::new(&images, ram.bytes())?;
+    let shared = Shared::new(&images, &record.disks, ram.bytes())?;
     let (pager, restored) = match fresh {
         true => {
             shake_hands(&uffd).map_err(io::Error::other)?;

@@ -2,6 +2,7 @@
 //! from versions.
 
 use std::fs;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use ebb_api::{Backing, Mode};
@@ -103,10 +104,15 @@ fn no_huge_pages() -> String {
 }
 
 /// The mode for a VM: all devices of a VM that can be held at all reach its
-/// memory through a mapping that faults.
-pub fn mode(asked: Option<Mode>) -> Chosen<Mode> {
-    match asked {
-        Some(mode) => Chosen::new(mode, "asked for"),
-        None => Chosen::new(Mode::Release, "no device reaches its memory by itself"),
+/// memory through a mapping that faults, but for a disk of ours that is to behave
+/// as one passed through.
+pub fn mode(asked: Option<Mode>, strict_disk: Option<&Path>) -> Chosen<Mode> {
+    match (asked, strict_disk) {
+        (Some(mode), _) => Chosen::new(mode, "asked for"),
+        (None, Some(disk)) => Chosen::new(
+            Mode::Strict,
+            format!("{} reaches its memory as a device passed through", disk.display()),
+        ),
+        (None, None) => Chosen::new(Mode::Release, "no device reaches its memory by itself"),
     }
 }

@@ -65,6 +65,7 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         returned_total_bytes,
         auto: auto(state),
         limit: limit(state),
+        disks: state.held.disks.counts(),
         warnings: warnings(state),
     })
 }

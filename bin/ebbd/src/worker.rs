@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use ebb_api::{
-    AutoRequest, AutoStatus, Backing, DetachReport, EvictReport, EvictRequest, LimitRequest,
-    LimitStatus, Mode, ReclaimReport, ReclaimRequest, Skipped, VmStatus,
+    AutoRequest, AutoStatus, Backing, DetachReport, DmaMode, EvictReport, EvictRequest,
+    LimitRequest, LimitStatus, Mode, ReclaimReport, ReclaimRequest, Skipped, VmStatus,
 };
 use ebb_inspect::{Block, PAGE_BYTES};
 use ebb_pager::{Evicted, NothingKnown};
@@ -435,6 +435,13 @@ impl State {
     /// use is evicted.
     pub(crate) fn may_evict(&self) -> Answer<()> {
         let record = &self.held.record;
+        if let Some(disk) = record.disks.iter().find(|disk| disk.dma == DmaMode::Strict) {
+            return Err(not_allowed(format!(
+                "its disk {} has dma=strict: such a device cannot wait for memory in use to come \
+                 back, so none of it is evicted; free memory is (reclaim, auto)",
+                disk.path.display()
+            )));
+        }
         if record.disks_used && !self.held.disks.shared.all_used() {
             return Err(not_allowed(
                 "QEMU has not connected to its disks again yet, whose rings must stay in memory",

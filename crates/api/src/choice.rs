@@ -67,6 +67,20 @@ choice! {
 }
 
 choice! {
+    /// How a disk that Ebb serves reaches the guest's memory.
+    #[derive(Default)]
+    DmaMode {
+        /// As a part of the host: what a request uses is brought back for it, and stays there
+        /// as long.
+        #[default]
+        Pinned = "pinned",
+        /// As a device passed through, behind an IOMMU in software: a request that meets a frame
+        /// that is not mapped there fails.
+        Strict = "strict",
+    }
+}
+
+choice! {
     /// How emptied memory is watched.
     Mode {
         /// A record of every emptied block, its metadata write-protected: memory is back before

@@ -14,7 +14,7 @@ mod request;
 pub mod route;
 mod status;
 
-pub use choice::{Accelerator, Backing, Mode, State};
+pub use choice::{Accelerator, Backing, DmaMode, Mode, State};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
 pub use report::{DetachReport, EvictReport, Problem, ReclaimReport, Skipped, Version};
@@ -24,5 +24,6 @@ pub use request::{
     ReclaimRequest, RunRequest, StatusQuery,
 };
 pub use status::{
-    AutoStatus, FaultCounts, FaultTimes, GuestStatus, LimitStatus, ORDER_MAX, VmStatus, VmSummary,
+    AutoStatus, DiskCounts, FaultCounts, FaultTimes, GuestStatus, LimitStatus, ORDER_MAX, VmStatus,
+    VmSummary,
 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::status::ORDER_MAX;
-use crate::{Backing, Mode, VmName};
+use crate::{Backing, DmaMode, Mode, VmName};
 
 /// Smallest memory of a VM.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -87,20 +87,29 @@ pub struct DiskRequest {
     /// The guest cannot write it.
     #[serde(default)]
     pub readonly: bool,
+    /// How it reaches the guest's memory.
+    #[serde(default)]
+    pub dma: DmaMode,
 }
 
 impl FromStr for DiskRequest {
     type Err = String;
 
-    /// As on the command line: `PATH` or `PATH,readonly`.
+    /// As on the command line: `PATH`, and behind it `,readonly` and `,dma=MODE`.
     fn from_str(text: &str) -> Result<DiskRequest, String> {
-        match text.rsplit_once(',') {
-            None if !text.is_empty() => Ok(DiskRequest { path: text.into(), readonly: false }),
-            Some((path, "readonly")) if !path.is_empty() => {
-                Ok(DiskRequest { path: path.into(), readonly: true })
+        let mut words = text.split(',');
+        let path = words.next().filter(|path| !path.is_empty());
+        let usage = || "write PATH, PATH,readonly or PATH,dma=strict".to_owned();
+        let path = path.ok_or_else(usage)?.into();
+        let mut disk = DiskRequest { path, readonly: false, dma: DmaMode::default() };
+        for word in words {
+            match word.strip_prefix("dma=") {
+                Some(mode) => disk.dma = mode.parse().map_err(|error| format!("dma: {error}"))?,
+                None if word == "readonly" => disk.readonly = true,
+                None => return Err(usage()),
             }
-            _ => Err("write PATH or PATH,readonly".into()),
         }
+        Ok(disk)
     }
 }
 
@@ -116,7 +125,25 @@ impl RunRequest {
             format!("{} vCPUs: give 1 to {CPUS_MAX}", self.cpus)
         })?;
         check_min_order(self.min_order)?;
+        self.check_dma()?;
         self.check_boot()
+    }
+
+    /// The first disk that reaches the guest's memory as a device passed through does.
+    pub fn strict_disk(&self) -> Option<&DiskRequest> {
+        self.disks.iter().find(|disk| disk.dma == DmaMode::Strict)
+    }
+
+    /// In release mode memory comes back when a processor touches it; a device does not wait.
+    fn check_dma(&self) -> Result<(), BadRequest> {
+        let strict = self.strict_disk().filter(|_| self.mode == Some(Mode::Release));
+        strict.map_or(Ok(()), |disk| {
+            Err(BadRequest(format!(
+                "a disk with dma=strict ({}) needs strict mode: leave --mode out, or give --mode \
+                 strict",
+                disk.path.display()
+            )))
+        })
     }
 
     fn check_boot(&self) -> Result<(), BadRequest> {
@@ -299,12 +326,23 @@ mod tests {
 
     #[test]
     fn an_image_may_be_readonly() {
-        let image =
-            |text: &str| text.parse().map(|DiskRequest { path, readonly }| (path, readonly));
-        assert_eq!(image("a,b.img"), Err("write PATH or PATH,readonly".into()));
+        let image = |text: &str| text.parse().map(|disk: DiskRequest| (disk.path, disk.readonly));
+        assert!(image("a,b.img").is_err_and(|why| why.starts_with("write PATH")));
         assert_eq!(image("a.img"), Ok(("a.img".into(), false)));
         assert_eq!(image("a.img,readonly"), Ok(("a.img".into(), true)));
         assert!(image("").is_err() && image(",readonly").is_err());
+    }
+
+    #[test]
+    fn a_disk_may_be_kept_from_memory_that_is_not_there() {
+        let dma = |text: &str| text.parse().map(|disk: DiskRequest| disk.dma);
+        assert_eq!(dma("a.img"), Ok(DmaMode::Pinned));
+        assert_eq!(dma("a.img,readonly,dma=strict"), Ok(DmaMode::Strict));
+        assert!(dma("a.img,dma=none").is_err_and(|why| why.contains("pinned, strict")));
+        let disks = vec!["/a.img,dma=strict".parse().expect("a disk")];
+        assert_eq!(RunRequest { disks: disks.clone(), ..run() }.check(), Ok(()));
+        let released = RunRequest { disks, mode: Some(Mode::Release), ..run() };
+        assert!(refused(released).contains("(/a.img) needs strict mode"));
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub struct VmStatus {
     pub auto: AutoStatus,
     /// The limit on resident memory.
     pub limit: LimitStatus,
+    /// What its disks that Ebb serves have done.
+    pub disks: DiskCounts,
     /// What the operator should know, one sentence each.
     pub warnings: Vec<String>,
 }
@@ -168,6 +170,21 @@ pub struct LimitStatus {
     /// Why more is resident than the limit, or the guest waits for what was evicted, and what to
     /// do; null: nothing is in the way.
     pub stuck: Option<String>,
+}
+
+/// What the disks that Ebb serves have done since this daemon serves them, all together.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct DiskCounts {
+    /// Requests answered.
+    pub requests: u64,
+    /// Of these, those that were answered with an error.
+    pub failed_requests: u64,
+    /// Accesses to the guest's memory that were refused: no device may use a frame there.
+    pub dma_faults: u64,
+    /// Read from the images.
+    pub read_bytes: u64,
+    /// Written to the images.
+    pub written_bytes: u64,
 }
 
 /// One line of the list of VMs.

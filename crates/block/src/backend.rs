@@ -19,7 +19,7 @@ use vmm_sys_util::epoll::EventSet;
 
 use crate::block_locks::{BlockLocks, wake_up};
 use crate::config::{Config, SECTOR_BYTES};
-use crate::counters::{Counters, Counts};
+use crate::counters::Counts;
 use crate::device::Device;
 use crate::dma::Dma;
 use crate::image::Image;
@@ -205,7 +205,7 @@ pub(crate) fn disk(
         wants_content: observer.wants_content(),
         config: Config::new(sectors, queues, writeback),
         locks: Arc::new(BlockLocks::default()),
-        counters: Counters::default(),
+        counters: Arc::default(),
         image,
         dma,
         observer,

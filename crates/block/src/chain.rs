@@ -123,7 +123,7 @@ mod tests {
                 memory.write_obj(word.to_le_bytes(), GuestAddress(start + index * 16)).unwrap();
             }
         }
-        Guest::new(Arc::new(memory), Arc::new(AllResident))
+        Guest::new(Arc::new(memory), Arc::new(AllResident), Arc::default())
     }
 
     fn segments(list: &[(u64, u32)]) -> Vec<Segment> {

@@ -36,8 +36,17 @@ pub struct Counts {
     pub written_bytes: u64,
     /// Requests that were answered with anything but OK.
     pub failed: u64,
-    /// Of these, the ones whose memory the device could not use.
+    /// Accesses to guest memory that were refused, of requests and of rings: no device
+    /// may use a frame there, or it cannot be had.
     pub dma_faults: u64,
+}
+
+impl Counts {
+    /// All requests that were answered, but for those that asked for the disk's name.
+    pub fn requests(&self) -> u64 {
+        let moved = self.reads + self.writes + self.flushes;
+        moved + self.discards + self.write_zeroes + self.failed
+    }
 }
 
 impl Counters {

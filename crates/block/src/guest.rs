@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ebb_units::Gpa;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
+use crate::counters::{Counters, add};
 use crate::dma::{Access, Dma, DmaFault, Pinned, Segment};
 
 /// The memory that one request is about.
@@ -12,19 +13,31 @@ use crate::dma::{Access, Dma, DmaFault, Pinned, Segment};
 pub(crate) struct Guest {
     memory: Arc<GuestMemoryMmap>,
     dma: Arc<dyn Dma>,
+    counters: Arc<Counters>,
 }
 
 impl Guest {
-    pub(crate) fn new(memory: Arc<GuestMemoryMmap>, dma: Arc<dyn Dma>) -> Guest {
-        Guest { memory, dma }
+    pub(crate) fn new(
+        memory: Arc<GuestMemoryMmap>,
+        dma: Arc<dyn Dma>,
+        counters: Arc<Counters>,
+    ) -> Guest {
+        Guest { memory, dma, counters }
     }
 
     pub(crate) fn memory(&self) -> Arc<GuestMemoryMmap> {
         self.memory.clone()
     }
 
-    /// Pins what lies in RAM.
+    /// Pins what lies in RAM; what is refused is counted.
     pub(crate) fn pin(&self, segments: Vec<Segment>, access: Access) -> Result<Pinned, DmaFault> {
+        self.try_pin(segments, access).inspect_err(|fault| {
+            add(&self.counters.dma_faults, 1);
+            tracing::debug!("{fault}");
+        })
+    }
+
+    fn try_pin(&self, segments: Vec<Segment>, access: Access) -> Result<Pinned, DmaFault> {
         for segment in &segments {
             let address = GuestAddress(segment.gpa.0);
             if !GuestMemoryBackend::check_range(&*self.memory, address, segment.bytes as usize) {

@@ -33,7 +33,7 @@ pub(crate) struct Disk {
     pub(crate) wants_content: bool,
     pub(crate) config: Config,
     pub(crate) locks: Arc<BlockLocks>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
 }
 
 impl Disk {
@@ -261,10 +261,7 @@ impl Job {
             self.guest.memory(),
             pieces,
         );
-        self.pinned = Some(self.guest.pin(segments.clone(), access).inspect_err(|fault| {
-            add(&disk.counters.dma_faults, 1);
-            tracing::debug!("{fault}");
-        })?);
+        self.pinned = Some(self.guest.pin(segments.clone(), access)?);
         self.stage = Stage::Direct;
         transfer.map(Step::Run).map_err(|error| failed(&error))
     }
@@ -308,7 +305,6 @@ impl Job {
         let blocks = outer(piece);
         let part = buffer.get_mut(within(piece, &blocks)).ok_or(Status::IoError)?;
         if let Err(fault) = self.guest.read(self.segments_of(piece), part) {
-            add(&disk.counters.dma_faults, 1);
             buffers.give_back(buffer);
             return Err(fault.into());
         }
@@ -360,9 +356,7 @@ impl Job {
             }
         }
         if !self.is_write() {
-            self.guest
-                .write(segments, content)
-                .inspect_err(|_| add(&disk.counters.dma_faults, 1))?;
+            self.guest.write(segments, content)?;
         }
         Ok(())
     }

@@ -193,7 +193,8 @@ impl Worker {
     }
 
     fn guest(&self) -> Guest {
-        Guest::new(self.memory.memory().into_inner(), self.disk.dma.clone())
+        let Disk { dma, counters, .. } = &*self.disk;
+        Guest::new(self.memory.memory().into_inner(), dma.clone(), counters.clone())
     }
 
     fn give_up(&mut self, why: &str) {

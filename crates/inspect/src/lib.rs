@@ -13,6 +13,8 @@
 //! victims     which free blocks to take
 //! look        blocks' metadata as it is now
 //! guest       all of it together, behind the gate
+//!
+//! write_intent  whether an instruction overwrites a whole page
 //! ```
 //!
 //! **The guest is hostile.** Whatever is read from it is read once, bounded and
@@ -34,6 +36,7 @@ mod scan;
 mod snapshot;
 mod victims;
 mod vmcoreinfo;
+mod write_intent;
 mod zones;
 
 pub use error::Untrusted;
@@ -47,4 +50,5 @@ pub use scan::Counts;
 pub use snapshot::Snapshot;
 pub use victims::{Block, Request, Taken};
 pub use vmcoreinfo::{Note, find_notes};
+pub use write_intent::{CodeSize, Registers, Segment, Stopped, WriteIntent};
 pub use zones::{End, FreeList, ListFault, Sight, Zone, ZoneKind, Zones};

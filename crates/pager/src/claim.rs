@@ -78,7 +78,10 @@ impl Pager {
         let mut result = Ok(0);
         let mut run = FrameRange::new(Gfn(0), 0);
         for block in blocks.iter().map(Committed::block) {
-            self.devices.unmap(block);
+            if !self.devices.unmap(block) {
+                // A page that is there wins over its word.
+                continue;
+            }
             let joined = FrameRange::new(run.start, run.count + block.count);
             if run.end() == block.start && self.ram.range(joined).is_some() {
                 run = joined;

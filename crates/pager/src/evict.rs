@@ -278,7 +278,9 @@ impl Pager {
     ) -> io::Result<()> {
         let mut punched = 0;
         let result = runs(&gone, |(held, _)| held.gfn).try_for_each(|(frames, _)| {
-            self.devices.unmap(frames);
+            if !self.devices.unmap(frames) {
+                return Err(io::ErrorKind::ResourceBusy.into());
+            }
             self.ram.punch(frames)?;
             punched += frames.count as usize;
             Ok(())

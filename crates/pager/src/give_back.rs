@@ -113,6 +113,7 @@ impl Pager {
         if let Content::Empty { .. } = held.content() {
             subtract(&self.counters.emptied_frames, 1);
         }
+        self.devices.map(frame);
         let wanted = self.arrive(gfn, held);
         self.after(wanted, frame);
         // Not watched: then it was not protected either.

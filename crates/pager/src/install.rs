@@ -131,11 +131,17 @@ impl Pager {
             Err(_) => return Ok(Served::Busy),
         };
         let frames = self.part_in_ram(gfn);
+        let is_ours = held.contents().all(|(_, content)| content != Content::Resident);
+        if !is_ours {
+            self.devices.lost(frames);
+        }
         if let Err(error) = self.ram.populate(frames) {
             self.after(held.abandon(), frames);
             return Err(error);
         }
-        self.devices.map(frames);
+        if is_ours {
+            self.devices.map(frames);
+        }
         self.count_returned(held.contents());
         // Whoever asked meanwhile is woken with the rest.
         let _ = held.unlock(Content::Resident);
@@ -203,7 +209,9 @@ impl Pager {
 
     /// A hole that reads as zero and was never taken: nothing to write down.
     fn install_zero(&self, gfn: Gfn) -> io::Result<Served> {
-        let frame = self.hva(FrameRange::new(gfn, 1))?;
+        let frame = FrameRange::new(gfn, 1);
+        self.devices.lost(frame);
+        let frame = self.hva(frame)?;
         match self.uffd.zero(frame, true) {
             // There already: the page in the file wins.
             Err(error) if is_present(&error) => self.uffd.wake(frame).map(Served::done),

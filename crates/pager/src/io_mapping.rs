@@ -1,5 +1,7 @@
 //! Devices that reach the guest's memory by themselves.
 
+use std::sync::Arc;
+
 use ebb_units::FrameRange;
 
 /// What a device may reach. A device cannot wait for a fault, so a frame is
@@ -9,8 +11,14 @@ use ebb_units::FrameRange;
 pub trait IoMapping: Send + Sync {
     /// Devices may use these frames again; they have memory now.
     fn map(&self, frames: FrameRange);
-    /// Devices may not use these frames; on return none does.
-    fn unmap(&self, frames: FrameRange);
+    /// Devices may not use these frames; on return none does. `false`: a device
+    /// uses one of them right now. All of them stay mapped then, and must stay
+    /// where they are.
+    #[must_use]
+    fn unmap(&self, frames: FrameRange) -> bool;
+    /// Somebody who does not know of devices has taken the memory of some of these
+    /// frames, which are about to get other memory: devices still have the old.
+    fn lost(&self, frames: FrameRange);
 }
 
 /// A VM whose devices all go through the VMM's own mapping, as QEMU's do:
@@ -19,5 +27,24 @@ pub struct NoDevices;
 
 impl IoMapping for NoDevices {
     fn map(&self, _: FrameRange) {}
-    fn unmap(&self, _: FrameRange) {}
+
+    fn unmap(&self, _: FrameRange) -> bool {
+        true
+    }
+
+    fn lost(&self, _: FrameRange) {}
+}
+
+impl<Shared: IoMapping + ?Sized> IoMapping for Arc<Shared> {
+    fn map(&self, frames: FrameRange) {
+        Shared::map(self, frames);
+    }
+
+    fn unmap(&self, frames: FrameRange) -> bool {
+        Shared::unmap(self, frames)
+    }
+
+    fn lost(&self, frames: FrameRange) {
+        Shared::lost(self, frames);
+    }
 }

@@ -99,6 +99,10 @@ impl Pager {
         let owners = Owners::new(store.usage());
         let pins = Pins::new(ram.end().0);
         for (frames, content) in ledger.runs() {
+            if !matches!(content, Content::Watch { .. }) && !devices.unmap(frames) {
+                // No device is served before the pager is there.
+                return Err(io::ErrorKind::ResourceBusy.into());
+            }
             match content {
                 Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
                 Content::Saved { slot } => {

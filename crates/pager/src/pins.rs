@@ -24,14 +24,14 @@ impl Pins {
         Pins(Sparse::new(frames))
     }
 
-    fn pin(&self, gfn: Gfn) {
+    pub(crate) fn pin(&self, gfn: Gfn) {
         if let Some(pins) = self.0.make(gfn.0) {
             pins.fetch_add(1, AcqRel);
         }
         fence(SeqCst);
     }
 
-    fn unpin(&self, gfn: Gfn) {
+    pub(crate) fn unpin(&self, gfn: Gfn) {
         if let Some(pins) = self.0.get(gfn.0) {
             pins.fetch_sub(1, AcqRel);
         }
@@ -39,8 +39,13 @@ impl Pins {
 
     /// As the holder of the frame's word.
     pub(crate) fn has(&self, gfn: Gfn) -> bool {
+        self.has_any(FrameRange::new(gfn, 1))
+    }
+
+    /// As whoever has made sure that no more come unseen.
+    pub(crate) fn has_any(&self, frames: FrameRange) -> bool {
         fence(SeqCst);
-        self.0.get(gfn.0).is_some_and(|pins| pins.load(Acquire) > 0)
+        { frames.frames() }.any(|gfn| self.0.get(gfn.0).is_some_and(|pins| pins.load(Acquire) > 0))
     }
 }
 

@@ -1,0 +1,141 @@
+//! What outlives a daemon: the VM and its disk.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use ebb_store::Page;
+use ebb_sys::mapping::Mapping;
+use ebb_sys::ram_file::RamFile;
+use ebb_sys::uffd::{Uffd, feature};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
+use ebb_vm::Region;
+use ebb_vm::ram::{Backing, Ram};
+use tempfile::TempDir;
+
+/// The frames that the guest uses, of its only huge frame.
+pub const FRAMES: u64 = 12;
+pub const BLOCKS: u64 = 10;
+const RAM_BYTES: u64 = 2 << 20;
+
+/// A page that is told by a number: zeros, a byte again and again, or a pattern.
+pub fn page_of(seed: u64) -> Page {
+    match seed {
+        0 | 1 => [seed as u8; FRAME_BYTES as usize],
+        _ => std::array::from_fn(|at| (seed as usize * 31 + at / 8 * 7 + at) as u8),
+    }
+}
+
+/// A VM in this very process: the guest is whoever touches `guest`.
+pub struct Machine {
+    pub ram: Arc<Ram>,
+    guest: Arc<Mapping>,
+    uffd: Uffd,
+    run: TempDir,
+    /// Daemons that have held it.
+    daemons: Cell<u32>,
+}
+
+pub fn new_uffd() -> io::Result<Uffd> {
+    let uffd = Uffd::new()?;
+    uffd.handshake(feature::needed())?;
+    Ok(uffd)
+}
+
+fn small_pages(file: &RamFile) -> Mapping {
+    let mapping = Mapping::new(file, 0, RAM_BYTES).unwrap();
+    // A kernel without huge pages has no need to be told.
+    let _ = mapping.use_huge_pages(false);
+    mapping
+}
+
+impl Machine {
+    pub fn new() -> Machine {
+        let file = RamFile::create("consistency", RAM_BYTES).unwrap();
+        let guest = Arc::new(small_pages(&file));
+        let mapping = small_pages(&file);
+        let hva = guest.address();
+        let region = Region { gpa: Gpa(0), bytes: RAM_BYTES, hva, file: 0, offset: 0 };
+        let ram = Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap();
+        let run = tempfile::tempdir().unwrap();
+        Machine { ram: Arc::new(ram), guest, uffd: new_uffd().unwrap(), run, daemons: Cell::new(0) }
+    }
+
+    pub fn run(&self) -> &Path {
+        self.run.path()
+    }
+
+    /// The swap file for another daemon. It is a copy: the last one's stays locked by
+    /// those of its threads that stopped in the middle.
+    pub fn swap(&self) -> PathBuf {
+        let path = |number| self.run().join(format!("swap{number}"));
+        let last = self.daemons.replace(self.daemons.get() + 1);
+        match std::fs::copy(path(last), path(last + 1)) {
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
+            Ok(_) => std::fs::remove_file(path(last)).unwrap(),
+        }
+        path(last + 1)
+    }
+
+    /// A copy, as a daemon takes it out of the VMM.
+    pub fn uffd(&self) -> Uffd {
+        Uffd::from(self.uffd.as_fd().try_clone_to_owned().unwrap())
+    }
+
+    /// The guest's processor; its touches fault.
+    pub fn guest(&self) -> Guest {
+        Guest(Arc::clone(&self.guest))
+    }
+
+    /// What a device puts into a frame, through a mapping of its own.
+    pub fn put(ram: &Ram, gfn: Gfn, page: &Page) {
+        let words = ram.words(gfn.gpa(), 512).unwrap();
+        for (word, bytes) in words.iter().zip(page.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+
+    /// What is in the RAM file; none: a hole.
+    pub fn in_file(&self, gfn: Gfn) -> Option<Page> {
+        let frame = FrameRange::new(gfn, 1);
+        let mut page = [0; FRAME_BYTES as usize];
+        self.ram.read(frame, &mut page).unwrap();
+        (!self.ram.is_hole(frame).unwrap()).then_some(page)
+    }
+}
+
+pub struct Guest(Arc<Mapping>);
+
+impl Guest {
+    pub fn write(&self, gfn: Gfn, page: &Page) {
+        let words = self.0.words(gfn.gpa().0, 512).unwrap();
+        for (word, bytes) in words.iter().zip(page.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+
+    pub fn read(&self, gfn: Gfn) -> Page {
+        let words = self.0.words(gfn.gpa().0, 512).unwrap();
+        let mut page = [0; FRAME_BYTES as usize];
+        for (word, bytes) in words.iter().zip(page.as_chunks_mut().0) {
+            *bytes = word.load(Relaxed).to_ne_bytes();
+        }
+        page
+    }
+}
+
+/// A disk that loses nothing: a block is on it as a whole or not at all.
+pub struct FakeDisk(Mutex<Vec<Page>>);
+
+impl FakeDisk {
+    pub fn new() -> FakeDisk {
+        FakeDisk(Mutex::new(vec![page_of(0); BLOCKS as usize]))
+    }
+
+    pub fn blocks(&self) -> MutexGuard<'_, Vec<Page>> {
+        self.0.lock().unwrap()
+    }
+}

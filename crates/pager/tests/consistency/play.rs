@@ -1,0 +1,277 @@
+//! A play of steps, and the reference beside it.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use ebb_pager::NothingKnown;
+use ebb_units::{FrameRange, Gfn};
+use proptest::test_runner::TestCaseError;
+
+use crate::daemon::{Broken, Daemon};
+use crate::machine::{BLOCKS, FRAMES, FakeDisk, Machine, page_of};
+
+/// Longer than anything here takes.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What happens to memory, disk, or both.
+#[derive(Clone, Copy, Debug)]
+pub enum Action {
+    /// The guest fills a frame with what `seed` stands for.
+    Write { gfn: u64, seed: u64 },
+    /// The guest touches a frame.
+    Read { gfn: u64 },
+    /// Blocks are read into frames.
+    DiskRead { block: u64, gfn: u64, count: u64 },
+    /// Frames are written to blocks.
+    DiskWrite { gfn: u64, block: u64, count: u64 },
+    /// Blocks become zeros.
+    Discard { block: u64, count: u64 },
+    /// Frames are evicted.
+    Evict { gfn: u64, count: u64 },
+    /// All comes back.
+    GiveBack,
+}
+
+impl Action {
+    /// The front end asks again for what was not answered.
+    fn is_request(self) -> bool {
+        matches!(self, Action::DiskRead { .. } | Action::DiskWrite { .. } | Action::Discard { .. })
+    }
+
+    /// The guest's own processor, which outlives the daemon.
+    fn is_guest(self) -> bool {
+        matches!(self, Action::Write { .. } | Action::Read { .. })
+    }
+}
+
+/// Who dies in the middle of a step, or after it if it has fewer points than that.
+#[derive(Clone, Copy, Debug)]
+pub struct Crash {
+    pub points: i64,
+    /// The VM too.
+    pub vmm: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    pub action: Action,
+    pub crash: Option<Crash>,
+    /// Everything is evicted at the same time; not together with a crash.
+    pub evict_beside: bool,
+}
+
+/// What memory and disk are to be, by [`page_of`].
+struct Reference {
+    memory: [u64; FRAMES as usize],
+    disk: [u64; BLOCKS as usize],
+}
+
+impl Reference {
+    fn apply(&mut self, action: Action) {
+        match action {
+            Action::Write { gfn, seed } => self.memory[gfn as usize] = seed,
+            Action::DiskRead { block, gfn, count } => (0..count).for_each(|at| {
+                self.memory[(gfn + at) as usize] = self.disk[(block + at) as usize];
+            }),
+            Action::DiskWrite { gfn, block, count } => (0..count).for_each(|at| {
+                self.disk[(block + at) as usize] = self.memory[(gfn + at) as usize];
+            }),
+            Action::Discard { block, count } => {
+                (0..count).for_each(|at| self.disk[(block + at) as usize] = 0);
+            }
+            Action::Read { .. } | Action::Evict { .. } | Action::GiveBack => {}
+        }
+    }
+}
+
+struct Stage {
+    machine: Machine,
+    /// Only between two is there none.
+    daemon: Option<Daemon>,
+    disk: Arc<FakeDisk>,
+    reference: Reference,
+    broken: Broken,
+}
+
+fn failed(why: impl Into<String>) -> TestCaseError {
+    TestCaseError::fail(why.into())
+}
+
+/// Plays the steps; what is wrong first, if anything.
+pub fn play(steps: &[Step], broken: Broken) -> Result<(), TestCaseError> {
+    let (machine, disk) = (Machine::new(), Arc::new(FakeDisk::new()));
+    let daemon = Daemon::over(&machine, &disk, broken, false);
+    let reference = Reference { memory: [0; FRAMES as usize], disk: [0; BLOCKS as usize] };
+    let mut stage = Stage { machine, daemon: Some(daemon), disk, reference, broken };
+    let played = steps.iter().enumerate().try_for_each(|(index, step)| {
+        let step = stage.step(*step).and_then(|()| stage.check());
+        step.map_err(|error| failed(format!("step {index}: {error}")))
+    });
+    let played = played.and_then(|()| stage.end());
+    if let Some(daemon) = stage.daemon.take() {
+        daemon.killed(None);
+    }
+    played
+}
+
+/// What an action on a thread of its own came to.
+type Done = Receiver<Result<(), String>>;
+
+impl Stage {
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("one daemon follows the other")
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        let Step { action, crash, evict_beside } = step;
+        if let Some(crash) = crash {
+            return self.crash(action, crash);
+        }
+        let all = Action::Evict { gfn: 0, count: FRAMES };
+        let beside = evict_beside.then(|| self.begin(all));
+        let done = self.begin(action);
+        wait(&done)?;
+        beside.iter().try_for_each(wait)?;
+        self.reference.apply(action);
+        Ok(())
+    }
+
+    /// Begins an action on a thread of its own.
+    fn begin(&self, action: Action) -> Done {
+        let (tell, done) = channel();
+        let (pager, device) = (Arc::clone(&self.daemon().pager), self.daemon().device());
+        let guest = self.machine.guest();
+        let seed = match action {
+            Action::Read { gfn } => self.reference.memory[gfn as usize],
+            _ => 0,
+        };
+        let act = move || match action {
+            Action::Write { gfn, seed } => {
+                guest.write(Gfn(gfn), &page_of(seed));
+                Ok(())
+            }
+            Action::Read { gfn } => match guest.read(Gfn(gfn)) == page_of(seed) {
+                true => Ok(()),
+                false => Err(format!("the guest reads something else in frame {gfn}")),
+            },
+            Action::DiskRead { block, gfn, count } => text(device.read(block, Gfn(gfn), count)),
+            Action::DiskWrite { gfn, block, count } => text(device.write(Gfn(gfn), block, count)),
+            Action::Discard { block, count } => text(device.discard(block..block + count)),
+            Action::Evict { gfn, count } => {
+                let frames: Vec<Gfn> = FrameRange::new(Gfn(gfn), count).frames().collect();
+                text(pager.evict(&frames, &NothingKnown).map(drop))
+            }
+            Action::GiveBack => text(pager.give_back_all().map(drop)),
+        };
+        // Nobody listens any more to who was killed.
+        std::thread::spawn(move || drop(tell.send(act())));
+        done
+    }
+
+    fn crash(&mut self, action: Action, crash: Crash) -> Result<(), TestCaseError> {
+        let (tell, blown) = channel();
+        self.daemon().fuse.light(crash.points, tell);
+        let done = self.begin(action);
+        let (mut is_over, mut at_work) = (false, None);
+        while !is_over && at_work.is_none() {
+            match done.recv_timeout(Duration::from_millis(1)) {
+                Ok(result) => {
+                    result.map_err(failed)?;
+                    is_over = true;
+                }
+                Err(RecvTimeoutError::Timeout) => at_work = blown.try_recv().ok(),
+                Err(RecvTimeoutError::Disconnected) => return Err(failed("it panicked")),
+            }
+        }
+        // The guest may have gone on before a thread of the daemon came to its point.
+        if !self.daemon().fuse.put_out() && at_work.is_none() {
+            at_work = blown.recv_timeout(DEADLINE).ok();
+        }
+        match crash.vmm {
+            true => self.start_anew(action, at_work.as_deref()),
+            false => self.restart(action, at_work.as_deref(), is_over, &done),
+        }
+    }
+
+    /// Another daemon takes the VM up; the front end asks again for what was not
+    /// answered, and the guest touches again what it waited for.
+    fn restart(
+        &mut self,
+        action: Action,
+        at_work: Option<&str>,
+        is_over: bool,
+        done: &Done,
+    ) -> Result<(), TestCaseError> {
+        // The old one's threads first: they would answer too.
+        if let Some(daemon) = self.daemon.take() {
+            daemon.killed(at_work);
+        }
+        self.daemon = Some(Daemon::over(&self.machine, &self.disk, self.broken, true));
+        if !is_over && action.is_guest() {
+            wait(done)?;
+        } else if !is_over && action.is_request() {
+            wait(&self.begin(action))?;
+        }
+        self.reference.apply(action);
+        Ok(())
+    }
+
+    /// Of the VM nothing is left. Its last request has reached the disk, in part, or not.
+    fn start_anew(&mut self, action: Action, at_work: Option<&str>) -> Result<(), TestCaseError> {
+        let before = self.reference.disk;
+        self.reference.apply(action);
+        for (block, page) in self.disk.blocks().iter().enumerate() {
+            let seed = &mut self.reference.disk[block];
+            if *page == page_of(before[block]) {
+                *seed = before[block];
+            }
+        }
+        self.reference.memory = [0; FRAMES as usize];
+        self.machine = Machine::new();
+        let next = Daemon::over(&self.machine, &self.disk, self.broken, false);
+        if let Some(daemon) = self.daemon.replace(next) {
+            daemon.killed(at_work);
+        }
+        Ok(())
+    }
+
+    /// Everything is where it should be, without touching any of it.
+    fn check(&self) -> Result<(), TestCaseError> {
+        for (block, page) in self.disk.blocks().iter().enumerate() {
+            if *page != page_of(self.reference.disk[block]) {
+                return Err(failed(format!("block {block} is wrong")));
+            }
+        }
+        for (gfn, seed) in (0..).map(Gfn).zip(self.reference.memory) {
+            let content = self.daemon().pager.ledger().content(gfn);
+            let hole = || self.daemon().elsewhere(content, &self.disk);
+            let page = match self.machine.in_file(gfn) {
+                Some(page) => page,
+                None => hole().map_err(|error| failed(format!("{gfn:?}, {content:?}: {error}")))?,
+            };
+            if page != page_of(seed) {
+                return Err(failed(format!("{gfn:?} is wrong: {content:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The guest finds all of it, and it can be let go.
+    fn end(&self) -> Result<(), TestCaseError> {
+        (0..FRAMES).try_for_each(|gfn| wait(&self.begin(Action::Read { gfn })))?;
+        wait(&self.begin(Action::GiveBack))?;
+        self.check()
+    }
+}
+
+fn text(result: std::io::Result<()>) -> Result<(), String> {
+    result.map_err(|error| error.to_string())
+}
+
+fn wait(done: &Done) -> Result<(), TestCaseError> {
+    match done.recv_timeout(DEADLINE) {
+        Ok(result) => result.map_err(failed),
+        Err(error) => Err(failed(format!("an action does not end: {error}"))),
+    }
+}

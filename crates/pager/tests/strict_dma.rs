@@ -1,0 +1,167 @@
+//! A device that cannot wait, behind the IOMMU in software: what it may use as frames
+//! are taken, come back, and are taken by others. The guest is this very process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use ebb_ledger::{Content, Ledger};
+use ebb_pager::{FaultThread, Grain, NoDisk, NothingKnown, Pager, Parts, SoftIommu};
+use ebb_store::{Protection, SwapFile};
+use ebb_sys::process::Process;
+use ebb_units::{FrameRange, Gfn};
+use vmtest::require;
+
+use machine::{Machine, new_uffd, page_of};
+
+/// The frame with the block's metadata, and the block.
+const METADATA: Gfn = Gfn(3);
+const ORDER: u8 = 6;
+const BLOCK: FrameRange = FrameRange::block(Gfn(64), ORDER);
+
+fn available() -> Result<(), String> {
+    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
+}
+
+fn one(gfn: u64) -> FrameRange {
+    FrameRange::new(Gfn(gfn), 1)
+}
+
+struct Daemon {
+    pager: Arc<Pager>,
+    iommu: Arc<SoftIommu>,
+    _faults: FaultThread,
+}
+
+impl Daemon {
+    /// Takes a VM all of whose memory is there.
+    fn take(machine: &Machine) -> Daemon {
+        machine.ram.populate(FrameRange::new(Gfn(0), 512)).unwrap();
+        let path = machine.run().join("ledger");
+        Daemon::over(machine, Ledger::create(&path, machine.ram.end()).unwrap())
+    }
+
+    /// Takes it up after another.
+    fn adopt(machine: &Machine) -> Daemon {
+        let path = machine.run().join("ledger");
+        let mut ledger = Ledger::open(&path, machine.ram.end()).unwrap();
+        ledger.recover(|frames, content| panic!("{frames:?} is held: {content:?}"));
+        let daemon = Daemon::over(machine, ledger);
+        daemon.pager.settle().unwrap();
+        daemon
+    }
+
+    fn over(machine: &Machine, ledger: Ledger) -> Daemon {
+        let iommu = Arc::new(SoftIommu::new(&machine.ram));
+        let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
+        let parts = Parts {
+            ram: Arc::clone(&machine.ram),
+            ledger,
+            uffd: machine.uffd(),
+            grain: Grain::Frame,
+            devices: Box::new(Arc::clone(&iommu)),
+            store: Box::new(store.unwrap()),
+            disk: Box::new(NoDisk),
+        };
+        let pager = Arc::new(Pager::new(parts).unwrap().0);
+        pager.watch_all().unwrap();
+        let this = Process::open(std::process::id() as i32).unwrap();
+        let vmm = this.as_fd().try_clone_to_owned().unwrap();
+        let ended = |why| panic!("the fault thread ended: {why:?}");
+        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
+        Daemon { pager, iommu, _faults: faults }
+    }
+
+    /// The frames that the host gets of the block.
+    fn empty(&self) -> u64 {
+        // The thread that let the guest's write through may have the word a little longer.
+        let claim =
+            vmtest::until("a claim", || self.pager.claim(METADATA, BLOCK.start, ORDER).unwrap());
+        let mut blocks = vec![claim.commit(true, 0).expect("nobody wants it")];
+        self.pager.empty(&mut blocks, true).unwrap()
+    }
+
+    fn may_use(&self, frames: FrameRange) -> bool {
+        let pinned = self.iommu.pin(frames).is_ok();
+        if pinned {
+            self.iommu.unpin(frames);
+        }
+        pinned
+    }
+}
+
+#[test]
+fn a_block_is_mapped_again_before_its_metadata_is_written() {
+    require!(available());
+    let machine = Machine::new();
+    let daemon = Daemon::take(&machine);
+    assert!(daemon.may_use(FrameRange::new(Gfn(0), 512)));
+    for round in 2..5 {
+        assert_eq!(daemon.empty(), BLOCK.count);
+        assert!(BLOCK.frames().all(|gfn| !daemon.may_use(one(gfn.0))));
+        assert!(daemon.may_use(FrameRange::new(Gfn(0), BLOCK.start.0)));
+        machine.guest().write(METADATA, &page_of(round));
+        assert!(daemon.may_use(FrameRange::new(Gfn(0), 512)));
+    }
+}
+
+#[test]
+fn a_frame_that_is_touched_early_is_mapped() {
+    require!(available());
+    let machine = Machine::new();
+    let daemon = Daemon::take(&machine);
+    daemon.empty();
+    assert_eq!(machine.guest().read(Gfn(70)), page_of(0));
+    assert!(daemon.may_use(one(70)) && !daemon.may_use(one(71)));
+}
+
+#[test]
+fn a_block_in_a_devices_hands_stays() {
+    require!(available());
+    let machine = Machine::new();
+    let daemon = Daemon::take(&machine);
+    Machine::put(&machine.ram, Gfn(70), &page_of(5));
+    daemon.iommu.pin(one(70)).unwrap();
+    assert_eq!(daemon.empty(), 0);
+    assert!(daemon.may_use(BLOCK));
+    machine.guest().write(METADATA, &page_of(2));
+    assert_eq!(machine.guest().read(Gfn(70)), page_of(5));
+    assert!(daemon.pager.evict(&[Gfn(70)], &NothingKnown).is_err());
+    assert_eq!(daemon.pager.ledger().content(Gfn(70)), Content::Resident);
+    daemon.iommu.unpin(one(70));
+    assert_eq!(daemon.empty(), BLOCK.count);
+}
+
+/// Hardware would still lead the device to the old page.
+#[test]
+fn what_others_took_is_not_mapped_when_it_is_touched() {
+    require!(available());
+    let machine = Machine::new();
+    let daemon = Daemon::take(&machine);
+    machine.ram.punch(one(70)).unwrap();
+    assert!(!daemon.may_use(one(70)));
+    machine.guest().write(Gfn(70), &page_of(5));
+    assert!(!daemon.may_use(one(70)) && daemon.may_use(one(71)));
+    daemon.empty();
+    machine.guest().write(METADATA, &page_of(2));
+    assert!(daemon.may_use(BLOCK));
+}
+
+#[test]
+fn the_next_daemon_knows_what_is_mapped() {
+    require!(available());
+    let machine = Machine::new();
+    let daemon = Daemon::take(&machine);
+    daemon.empty();
+    drop(daemon);
+    // The page wins: there before the daemon could write it down.
+    machine.ram.populate(one(70)).unwrap();
+    let daemon = Daemon::adopt(&machine);
+    assert!(daemon.may_use(one(63)) && daemon.may_use(one(70)));
+    assert!(!daemon.may_use(one(69)) && !daemon.may_use(one(71)));
+    daemon.pager.give_back_all().unwrap();
+    assert!(daemon.may_use(FrameRange::new(Gfn(0), 512)));
+}

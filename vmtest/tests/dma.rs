@@ -1,0 +1,127 @@
+//! A disk that reaches the guest's memory as a device passed through does: it cannot
+//! wait, so whoever takes memory must have it back before a request uses it.
+
+use ebb_api::{DiskCounts, Mode};
+use vmtest::{Disk, Guest, Host, HostSetting, Vm, require, until};
+
+const MIB: u64 = 1 << 20;
+
+fn guest(disk: &Disk) -> Guest {
+    Guest::debian("6.1-cloud").memory("1G").strict_disk(disk)
+}
+
+/// Memory is freed, goes to the host, and is taken again for what is read from the disk.
+fn free_and_read(vm: &Vm) {
+    let before = vm.status().reclaimed_total_bytes;
+    vm.guest("fill a 400M");
+    vm.guest("free a");
+    vm.guest("dropcaches");
+    until("free memory to be taken", || {
+        (vm.status().reclaimed_total_bytes > before + 200 * MIB).then_some(())
+    });
+    assert_eq!(vm.guest("checkfiles a"), "0");
+}
+
+fn assert_none_failed(vm: &Vm) {
+    let disks = vm.status().disks;
+    let DiskCounts { requests, failed_requests, dma_faults, .. } = disks;
+    assert!(requests > 0 && failed_requests == 0 && dma_faults == 0, "{disks:?}");
+}
+
+/// Direct and buffered I/O, all the time, while free memory is taken all the time.
+fn loaded(host: &Host, guest: Guest) -> Vm {
+    let vm = host.run(guest);
+    assert_eq!(vm.status().mode, Mode::Strict);
+    vm.guest("mount ext4 /dev/vda /mnt");
+    vm.guest("files a 100M /mnt");
+    vm.guest("diskchurn load /mnt 60M");
+    vm.ebb("auto on --interval 100ms").ok();
+    vm
+}
+
+fn assert_whole(vm: &Vm, disk: &mut Disk) {
+    assert_eq!(vm.churn_stop().wrong_bytes, 0);
+    assert_eq!(vm.guest("checkfiles a"), "0");
+    vm.guest("umount /mnt");
+    vm.power_off();
+    disk.check("ext4");
+}
+
+fn no_request_fails(backing: &str) {
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let vm = loaded(&host, guest(&disk).backing(backing));
+    for _ in 0..6 {
+        free_and_read(&vm);
+        vm.churn_on(4);
+    }
+    assert_none_failed(&vm);
+    assert_eq!(vm.status().faults.early, 0);
+    assert_whole(&vm, &mut disk);
+}
+
+#[test]
+fn no_request_fails_while_free_memory_is_taken() {
+    no_request_fails("small");
+}
+
+#[test]
+fn no_request_fails_in_huge_pages() {
+    let setting = HostSetting::shared_huge_pages();
+    require!(setting.as_ref());
+    no_request_fails("thp");
+}
+
+/// What the disk may use is known again to the next daemon.
+#[test]
+fn no_request_fails_when_the_daemon_dies() {
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let vm = loaded(&host, guest(&disk));
+    for _ in 0..4 {
+        free_and_read(&vm);
+        host.kill9();
+        host.start();
+        vm.churn_on(4);
+        assert_none_failed(&vm);
+    }
+    assert_whole(&vm, &mut disk);
+}
+
+/// The control: whoever takes memory without a word to the IOMMU has requests fail.
+#[test]
+fn requests_fail_with_free_page_reporting() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "512M");
+    let reporting = "-device virtio-balloon-pci,free-page-reporting=on";
+    let vm = host.run(guest(&disk).qemu_args(reporting));
+    // The guest's kernel says so.
+    vm.forgive();
+    vm.guest("fill a 600M");
+    assert!(vm.host_bytes() >= 1024 * MIB);
+    vm.guest("free a");
+    // What was reported is used last: nearly all of it.
+    until("free pages to be reported", || (vm.host_bytes() < 300 * MIB).then_some(()));
+    let answer = vm.try_guest("disk /dev/vda 256M");
+    assert!(answer.is_err(), "{answer:?}");
+    let disks = vm.status().disks;
+    assert!(disks.failed_requests > 0 && disks.dma_faults > 0, "{disks:?}");
+    assert_eq!(vm.status().reclaimed_total_bytes, 0);
+}
+
+#[test]
+fn memory_in_use_stays_for_a_device_that_cannot_wait() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "64M");
+    let vm = host.run(guest(&disk));
+    for command in ["limit 300M", "evict --bytes 100M"] {
+        let why = vm.ebb(command).refused();
+        assert!(why.contains("dma=strict"), "{why}");
+    }
+    let run = format!(
+        "run --name other --memory 64M --kernel /vmlinuz --mode release --disk {},dma=strict",
+        disk.image().display()
+    );
+    let why = host.ebb(&run).refused();
+    assert!(why.contains("needs strict mode"), "{why}");
+}
