@@ -38,6 +38,31 @@ fn the_page_cache_rests_on_the_disk() {
     disk.check("ext4");
 }
 
+/// What page cache held that the guest has let go of is not read from anywhere when a
+/// process gets its frames.
+#[test]
+fn new_memory_is_not_read_back() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let vm = host.run(Guest::debian("6.1-cloud").memory("400M").own_disk(&disk));
+    vm.guest("mount ext4 /dev/vda /mnt");
+    vm.guest("files a 250M /mnt");
+    vm.wait_trusted();
+    limit(&vm, 150);
+    assert_eq!(vm.guest("checkfiles a"), "0");
+    let before = vm.status().limit;
+    vm.guest("fill x 200M");
+    let after = vm.status().limit;
+    assert_eq!(vm.guest("check x"), "0");
+    assert_eq!(vm.guest("checkfiles a"), "0");
+    let avoided = after.false_reads_avoided_total_bytes + after.dropped_total_bytes
+        - before.false_reads_avoided_total_bytes
+        - before.dropped_total_bytes;
+    let read = after.refilled_total_bytes - before.refilled_total_bytes;
+    eprintln!("{avoided} bytes were not read, {read} were");
+    assert!(avoided > 100 * MIB && read < 20 * MIB, "{before:?}\n{after:?}");
+}
+
 /// Blocks are overwritten while frames rest on them.
 #[test]
 fn blocks_change_under_resting_frames() {

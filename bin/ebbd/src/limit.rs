@@ -214,6 +214,11 @@ impl Judge for Known<'_> {
         // After the look: of a guest that was reset before it the look says nothing.
         now.is_some_and(|now| now.order >= block.order) && (self.still_runs)()
     }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        let found = self.guest.in_use(&self.pager.view(), frames);
+        if (self.still_runs)() { found } else { vec![false; frames.len()] }
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HugeFrame};
 use ebb_vm::Ram;
 
 use crate::counters::{Counters, add};
+use crate::dead::Dead;
 use crate::disk::{Disk, Resting};
 use crate::io_mapping::IoMapping;
 use crate::owners::Owners;
@@ -72,6 +73,7 @@ pub struct Pager {
     pub(crate) resting: Resting,
     pub(crate) owners: Owners,
     pub(crate) pins: Pins,
+    pub(crate) dead: Dead,
     /// Of the store, and of the disk.
     pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
     pub(crate) jobs: Jobs,
@@ -96,6 +98,7 @@ impl Pager {
         let resting = Resting::default();
         let owners = Owners::new(ram.bytes() / FRAME_BYTES);
         let pins = Pins::new(ram.end().0);
+        let dead = Dead::new(ram.end().0);
         for (frames, content) in ledger.runs() {
             match content {
                 Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
@@ -123,6 +126,7 @@ impl Pager {
             resting,
             owners,
             pins,
+            dead,
             ahead: Default::default(),
             jobs: Jobs::new(),
             refilling: AtomicBool::new(false),
