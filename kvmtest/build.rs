@@ -7,7 +7,7 @@ use std::process::Command;
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    for name in ["churn", "counters", "writer"] {
+    for name in ["churn", "counters", "reuse", "writer"] {
         let source = format!("guest/{name}.s");
         let (object, binary) = (out.join(format!("{name}.o")), out.join(format!("{name}.bin")));
         println!("cargo::rerun-if-changed={source}");

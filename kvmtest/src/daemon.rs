@@ -10,8 +10,8 @@ use std::sync::mpsc::Receiver;
 
 use ebb_ledger::{Content, Ledger};
 use ebb_pager::{
-    Evicted, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
-    Restored,
+    Evicted, FaultThread, Grain, Judge, NoDevices, NoDisk, NothingKnown, Pager, Parts,
+    RefillThreads, Restored,
 };
 use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
 use ebb_sys::process::Process;
@@ -102,8 +102,13 @@ impl Daemon {
 
     /// Evicts what is in these frames, but for what the test itself writes.
     pub fn evict(&self, frames: FrameRange) -> Evicted {
+        self.evict_by(frames, &NothingKnown)
+    }
+
+    /// The same, with a judge.
+    pub fn evict_by(&self, frames: FrameRange, judge: &dyn Judge) -> Evicted {
         let frames: Vec<Gfn> = frames.frames().filter(|&gfn| gfn != MAILBOX).collect();
-        self.pager.evict(&frames, &NothingKnown).expect("evict")
+        self.pager.evict(&frames, judge).expect("evict")
     }
 }
 

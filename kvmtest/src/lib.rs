@@ -4,7 +4,7 @@
 //! The [`Machine`] is the VM: the guest runs in ring 3 of long mode, on an
 //! identity map of 4 KiB pages that the host has built in its memory, and
 //! leaves by `out`. The [`Daemon`] holds it with the project's own pager, in
-//! the same process. [`blocks`] and [`counting`] are what the guest does that
+//! the same process. [`blocks`], [`counting`] and [`reuse`] are what the guest does that
 //! shows whether a byte was lost.
 //!
 //! Everything here panics when it goes wrong: it serves tests only. Whoever
@@ -18,6 +18,7 @@ mod daemon;
 mod machine;
 mod paging;
 mod program;
+pub mod reuse;
 mod vcpu;
 mod wait;
 

@@ -7,17 +7,21 @@ pub enum Program {
     Churn,
     /// Counts in many pages.
     Counters,
+    /// Takes, fills, checks and frees pages.
+    Reuse,
     /// Counts in one word.
     Writer,
 }
 
 impl Program {
-    pub(crate) const ALL: [Program; 3] = [Program::Churn, Program::Counters, Program::Writer];
+    pub(crate) const ALL: [Program; 4] =
+        [Program::Churn, Program::Counters, Program::Reuse, Program::Writer];
 
     pub(crate) fn code(self) -> &'static [u8] {
         match self {
             Program::Churn => include_bytes!(concat!(env!("OUT_DIR"), "/churn.bin")),
             Program::Counters => include_bytes!(concat!(env!("OUT_DIR"), "/counters.bin")),
+            Program::Reuse => include_bytes!(concat!(env!("OUT_DIR"), "/reuse.bin")),
             Program::Writer => include_bytes!(concat!(env!("OUT_DIR"), "/writer.bin")),
         }
     }

@@ -38,6 +38,32 @@ fn the_page_cache_rests_on_the_disk() {
     disk.check("ext4");
 }
 
+/// What page cache held that the guest has let go of is not read from anywhere when a
+/// process gets its frames.
+#[test]
+fn new_memory_is_not_read_back() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let vm = host.run(Guest::debian("6.1-cloud").memory("400M").own_disk(&disk));
+    vm.guest("mount ext4 /dev/vda /mnt");
+    vm.guest("files a 250M /mnt");
+    vm.wait_trusted();
+    limit(&vm, 150);
+    assert_eq!(vm.guest("checkfiles a"), "0");
+    let before = vm.status().limit;
+    vm.guest("fill x 200M");
+    let after = vm.status().limit;
+    assert_eq!(vm.guest("check x"), "0");
+    assert_eq!(vm.guest("checkfiles a"), "0");
+    let avoided = after.false_reads_avoided_total_bytes + after.dropped_total_bytes
+        - before.false_reads_avoided_total_bytes
+        - before.dropped_total_bytes;
+    let read = after.refilled_total_bytes - before.refilled_total_bytes;
+    eprintln!("{avoided} bytes were not read, {read} were");
+    // What is read is in use: the guest's programs, and what it has just filled.
+    assert!(avoided > 100 * MIB && read < avoided / 2, "{before:?}\n{after:?}");
+}
+
 /// Blocks are overwritten while frames rest on them.
 #[test]
 fn blocks_change_under_resting_frames() {
@@ -101,4 +127,31 @@ fn a_vm_whose_disk_is_served_stays_held() {
     let why = vm.ebb("detach").refused();
     assert!(why.contains("serves this VM's disks"), "{why}");
     assert_eq!(vm.guest("disk /dev/vda 8M").trim(), "0");
+}
+
+/// What the guest frees while it is elsewhere gives its place up, without being touched.
+#[test]
+fn what_is_freed_is_dropped() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M").own_disk(&disk));
+    vm.guest("mount ext4 /dev/vda /mnt");
+    vm.guest("fill kept 40M");
+    vm.guest("fill gone 200M");
+    vm.wait_trusted();
+    limit(&vm, 150);
+    let before = vm.status().limit;
+    assert!(before.saved_bytes > 100 * MIB, "{before:?}");
+    vm.guest("free gone");
+    // Pressure from elsewhere: frames of what was freed are few of those that this takes.
+    vm.guest("files a 60M /mnt");
+    let after = until("the rest to be dropped", || {
+        vm.guest("checkfiles a");
+        vm.guest("dropcaches");
+        let now = vm.status().limit;
+        (now.dropped_total_bytes > 50 * MIB).then_some(now)
+    });
+    eprintln!("{} bytes were dropped", after.dropped_total_bytes);
+    assert!(after.saved_bytes + 50 * MIB < before.saved_bytes, "{before:?}\n{after:?}");
+    assert_eq!(vm.guest("check kept"), "0");
 }

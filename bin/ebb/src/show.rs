@@ -208,6 +208,16 @@ fn limit_rows(limit: &LimitStatus) -> String {
                 Bytes(limit.ahead_hit_total_bytes)
             ),
         ),
+        row(
+            "not read",
+            format!(
+                "{} freed before its touch, {} overwritten, {} dropped; {} read in vain, in all",
+                Bytes(limit.false_reads_avoided_total_bytes),
+                Bytes(limit.replaced_total_bytes),
+                Bytes(limit.dropped_total_bytes),
+                Bytes(limit.false_reads_total_bytes)
+            ),
+        ),
     ];
     rows.concat()
         + &compressed(limit)

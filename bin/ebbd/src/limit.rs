@@ -22,6 +22,10 @@ const CHOICE: Duration = Duration::from_millis(500);
 const CHOICE_FRAMES: usize = 16 << 10;
 /// Evicted before commands are looked at again.
 const STEP_FRAMES: usize = 4096;
+/// Of the guest's free frames, so many are looked up after a choice, whether their old
+/// content is still kept; of so many it is then dropped.
+const SWEEP_FRAMES: usize = 256 << 10;
+const SWEEP_DROPS: usize = 4096;
 /// A sixteenth of the limit is kept free for what the guest touches next,
 const GAP_PART: u64 = 16;
 /// within these bounds.
@@ -69,6 +73,8 @@ pub struct Limiter {
     chosen: Vec<Gfn>,
     chosen_at: Instant,
     free: Vec<Block>,
+    /// Where the next sweep begins.
+    hand: Gfn,
     /// Evicted since this daemon holds the VM.
     pub total: Evicted,
 }
@@ -86,6 +92,7 @@ impl Limiter {
             chosen: Vec::new(),
             chosen_at: Instant::now(),
             free: Vec::new(),
+            hand: Gfn(0),
             total: Evicted::default(),
         })
     }
@@ -116,6 +123,10 @@ impl Limiter {
         }
         if self.is_spent() {
             self.choose(process, pager, guest.map(|(guest, _)| guest), spare)?;
+            if let Some((guest, still_runs)) = guest {
+                let known = Known { guest, still_runs, pager, free: &self.free };
+                self.hand = sweep(pager, &known, self.hand);
+            }
         }
         // In whole huge frames, which have an order of their own in the choice.
         let want = over.div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
@@ -189,6 +200,22 @@ impl Limiter {
     }
 }
 
+/// Drops what is kept of free frames, from `hand` on as far as one turn goes. Returns where
+/// the next begins.
+fn sweep(pager: &Pager, known: &Known<'_>, hand: Gfn) -> Gfn {
+    let from = known.free.partition_point(|block| block.frames().end() <= hand);
+    let frames = known.free[from..].iter().flat_map(|block| block.frames().frames());
+    let (mut looked, mut dropped) = (0, 0);
+    for gfn in frames.skip_while(|gfn| *gfn < hand) {
+        if looked == SWEEP_FRAMES || dropped == SWEEP_DROPS {
+            return gfn;
+        }
+        looked += 1;
+        dropped += usize::from(pager.drop_if_free(gfn, known));
+    }
+    Gfn(0)
+}
+
 /// What is taken above the mark down to which is evicted.
 ///
 /// # Errors
@@ -230,6 +257,11 @@ impl Judge for Known<'_> {
         let now = self.guest.look(&self.pager.view()).head(block.head);
         // After the look: of a guest that was reset before it the look says nothing.
         now.is_some_and(|now| now.order >= block.order) && (self.still_runs)()
+    }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        let found = self.guest.in_use(&self.pager.view(), frames);
+        if (self.still_runs)() { found } else { vec![false; frames.len()] }
     }
 }
 

@@ -10,8 +10,8 @@ use ebb_api::{
     AutoRequest, AutoStatus, Backing, DetachReport, DmaMode, EvictReport, EvictRequest,
     LimitRequest, LimitStatus, Mode, ReclaimReport, ReclaimRequest, Skipped, VmStatus,
 };
-use ebb_inspect::{Block, PAGE_BYTES};
-use ebb_pager::{Evicted, NothingKnown};
+use ebb_inspect::{Block, Guest, PAGE_BYTES};
+use ebb_pager::{Evicted, NothingKnown, Witness};
 use ebb_reclaim::vprobe;
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Qmp;
@@ -84,6 +84,8 @@ pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender
 pub struct State {
     pub(crate) held: Held,
     pub(crate) insight: Insight,
+    /// Whom the pager believes.
+    pub(crate) witness: Option<Arc<Guest>>,
     pub(crate) last: Option<ReclaimReport>,
     /// What a limit needs to know, while there is one.
     pub(crate) limiter: Option<Limiter>,
@@ -116,6 +118,7 @@ impl State {
         State {
             held,
             insight: Insight::new(),
+            witness: None,
             last: None,
             limiter: None,
             stuck: None,
@@ -233,6 +236,7 @@ impl State {
     /// must be there before the new kernel uses it.
     pub(crate) fn after_reset(&mut self) {
         self.insight.forget("it was reset and is booting");
+        self.tell_pager();
         if self.held.record.mode == Mode::Strict
             && let Err(error) = self.held.pager.give_back_all()
         {
@@ -243,12 +247,23 @@ impl State {
     /// Whether the guest is trusted and the one that runs; inspects if need be.
     pub(crate) fn confirm(&mut self) -> bool {
         self.reconnect();
-        let trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut());
+        let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut());
         if trusted && let Err(error) = self.watch_metadata() {
             self.insight.forget(&format!("its metadata cannot be watched: {error}"));
-            return false;
+            trusted = false;
         }
+        self.tell_pager();
         trusted
+    }
+
+    /// Whom to believe when a frame is wanted back, wherever that changed.
+    fn tell_pager(&mut self) {
+        let guest = self.insight.guest().ok();
+        if guest != self.witness.as_deref() {
+            self.witness = guest.map(|guest| Arc::new(guest.clone()));
+            let witness = self.witness.clone().map(|guest| guest as Arc<dyn Witness>);
+            self.held.pager.believe(witness);
+        }
     }
 
     pub(crate) fn reconnect(&mut self) {

@@ -144,8 +144,8 @@ pub struct LimitStatus {
     pub saved_total_bytes: u64,
     /// Evicted without a write because a disk block equals it (silent writes avoided).
     pub on_disk_total_bytes: u64,
-    /// Evicted without a write because the guest had freed it, or it was one byte again and again
-    /// (false reads avoided: it comes back without a read).
+    /// Evicted without a write because the guest had freed it, or it was one byte again and again:
+    /// it comes back without a read.
     pub empty_total_bytes: u64,
     /// Read back because it was touched.
     pub refilled_total_bytes: u64,
@@ -153,6 +153,15 @@ pub struct LimitStatus {
     pub ahead_total_bytes: u64,
     /// Of that, what was used.
     pub ahead_hit_total_bytes: u64,
+    /// Touched and not read back, because the guest has freed it since it was evicted (false reads
+    /// avoided).
+    pub false_reads_avoided_total_bytes: u64,
+    /// Of what was read back: what the guest seems to have freed since, too, but what it was used
+    /// for when it was evicted is not known (false reads that remain).
+    pub false_reads_total_bytes: u64,
+    /// Dropped from the store, or no longer resting on a disk, before any touch, because the guest
+    /// has freed it since it was evicted.
+    pub dropped_total_bytes: u64,
     /// Old content that a device overwrote before it was read back (stale reads avoided).
     pub replaced_total_bytes: u64,
     /// Blocks of the guest's disks that are known by content now.

@@ -12,6 +12,7 @@
 //! scan        every frame's kind; all free blocks
 //! victims     which free blocks to take
 //! look        blocks' metadata as it is now
+//! freed       whether a frame was freed since it was in use
 //! guest       all of it together, behind the gate
 //!
 //! write_intent  whether an instruction overwrites a whole page
@@ -26,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod freed;
 mod guest;
 mod look;
 mod memmap;

@@ -12,6 +12,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::freed::Usage;
 use crate::{Note, Untrusted};
 
 /// No kernel's buddy allocator has blocks above 2^20 frames.
@@ -54,27 +55,29 @@ pub type PageWords = [AtomicU64; PAGE_BYTES as usize / 8];
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PageLayout {
     lru: Field,
-    flags: Field,
-    mapping: Field,
-    compound: Field,
-    private: Field,
-    mapcount: Field,
+    pub(crate) flags: Field,
+    pub(crate) mapping: Field,
+    pub(crate) compound: Field,
+    pub(crate) private: Field,
+    pub(crate) mapcount: Field,
     max_order: u8,
     buddy: u32,
     offline: TypeTest,
     table: TypeTest,
     /// Kernels before 6.10: a flag. 0 where it is a type.
-    slab_flag: u64,
+    pub(crate) slab_flag: u64,
     slab: TypeTest,
     hugetlb: TypeTest,
     /// Kernels before 6.10: in the second page of a compound.
     hugetlb_second: Option<SecondTest>,
-    head_mask: u64,
+    pub(crate) head_mask: u64,
+    /// `None`: the note lacks what it takes.
+    pub(crate) usage: Option<Usage>,
 }
 
 /// Where a field is: its word, and how far to shift that right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Field {
+pub(crate) struct Field {
     word: usize,
     shift: u32,
 }
@@ -119,6 +122,7 @@ impl PageLayout {
             hugetlb: type_test(note, "PAGE_HUGETLB_MAPCOUNT_VALUE").unwrap_or(TypeTest::NEVER),
             hugetlb_second: SecondTest::hugetlb(note),
             head_mask: note.number("PG_head_mask").unwrap_or(0),
+            usage: Usage::new(note).ok(),
         })
     }
 
@@ -199,7 +203,7 @@ impl PageLayout {
 
 impl Field {
     /// A field of `struct page` that is aligned to `align` bytes.
-    fn new(note: &Note, name: &'static str, align: u64) -> Result<Field, Untrusted> {
+    pub(crate) fn new(note: &Note, name: &'static str, align: u64) -> Result<Field, Untrusted> {
         let offset = note.offset(name)?;
         match offset.is_multiple_of(align) && offset < PAGE_BYTES {
             true => Ok(Field { word: (offset / 8) as usize, shift: (offset % 8 * 8) as u32 }),
@@ -208,7 +212,7 @@ impl Field {
     }
 
     #[inline(always)]
-    fn of(self, page: &PageWords) -> u64 {
+    pub(crate) fn of(self, page: &PageWords) -> u64 {
         // The mask changes nothing, but lets the compiler see that it is in bounds.
         page[self.word % page.len()].load(Relaxed) >> (self.shift % 64)
     }
@@ -296,7 +300,7 @@ fn table_test(buddy: u32, version: (u32, u32)) -> TypeTest {
     }
 }
 
-fn flag(note: &Note, name: &'static str) -> Option<u64> {
+pub(crate) fn flag(note: &Note, name: &'static str) -> Option<u64> {
     1u64.checked_shl(u32::try_from(note.number(name).ok()?).ok()?)
 }
 

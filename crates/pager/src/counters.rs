@@ -32,6 +32,14 @@ pub struct Counters {
     pub on_disk_frames: AtomicU64,
     /// Frames read back from the store or a disk because they were touched.
     pub refilled_frames: AtomicU64,
+    /// Frames not read back when they were touched, as the guest had freed them since
+    /// they went.
+    pub false_reads_avoided: AtomicU64,
+    /// Of those read back: frames that the guest seems to have freed, too, but what they
+    /// were when they went is not known.
+    pub false_reads: AtomicU64,
+    /// Frames whose content was dropped, not being needed any more, before a touch.
+    pub dropped_frames: AtomicU64,
     /// Frames whose old content a device overwrote before it was read back.
     pub replaced_frames: AtomicU64,
     /// Frames read back with those.

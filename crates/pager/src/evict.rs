@@ -63,6 +63,10 @@ pub trait Judge {
     /// The guest has freed it: nobody will ask for what it holds. Asked while
     /// the frame is protected.
     fn is_dead(&self, gfn: Gfn) -> bool;
+
+    /// Which of these are page cache or anonymous memory in use, by the word of the
+    /// kernel that the pager believes ([`Pager::believe`]). Asked while they are protected.
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool>;
 }
 
 /// Nothing is known of them.
@@ -71,6 +75,10 @@ pub struct NothingKnown;
 impl Judge for NothingKnown {
     fn is_dead(&self, _gfn: Gfn) -> bool {
         false
+    }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![false; frames.len()]
     }
 }
 
@@ -195,6 +203,7 @@ impl Pager {
             self.open_all(piece);
             return Err(error);
         }
+        self.note_use(&piece, judge);
         let (contents, result) = self.elsewhere(&piece, pages.pages(), judge);
         let (mut gone, mut stay) = (Vec::with_capacity(piece.len()), Vec::new());
         for (mut held, content) in piece.into_iter().zip(contents) {
@@ -214,6 +223,13 @@ impl Pager {
         }
         self.open_all(stay);
         self.punch_gone(gone, evicted).and(result)
+    }
+
+    /// Notes what the frames are, for when they are wanted back.
+    fn note_use(&self, piece: &[Held<'_>], judge: &dyn Judge) {
+        let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
+        let mut in_use = judge.in_use(&frames).into_iter();
+        frames.iter().for_each(|&gfn| self.dead.went(gfn, in_use.next() == Some(true)));
     }
 
     /// Where the content of each frame will be once it is punched; `None`: it could

@@ -8,6 +8,7 @@
 
 mod claim;
 mod counters;
+mod dead;
 mod disk;
 mod evict;
 mod failure;
@@ -30,6 +31,7 @@ mod zero;
 
 pub use claim::{Claim, Committed};
 pub use counters::Counters;
+pub use dead::Witness;
 pub use disk::{Disk, NoDisk};
 pub use evict::{Evicted, Judge, NothingKnown};
 pub use fault_thread::FaultThread;

@@ -13,6 +13,7 @@ use ebb_units::{FrameRange, Gfn, HugeFrame};
 use ebb_vm::Ram;
 
 use crate::counters::{Counters, add};
+use crate::dead::Dead;
 use crate::disk::{Disk, Resting};
 use crate::failure::Failure;
 use crate::io_mapping::IoMapping;
@@ -73,6 +74,7 @@ pub struct Pager {
     pub(crate) resting: Resting,
     pub(crate) owners: Owners,
     pub(crate) pins: Pins,
+    pub(crate) dead: Dead,
     /// Of the store, and of the disk.
     pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
     pub(crate) jobs: Jobs,
@@ -98,6 +100,7 @@ impl Pager {
         let resting = Resting::default();
         let owners = Owners::new(store.usage());
         let pins = Pins::new(ram.end().0);
+        let dead = Dead::new(ram.end().0);
         for (frames, content) in ledger.runs() {
             if !matches!(content, Content::Watch { .. }) && !devices.unmap(frames) {
                 // No device is served before the pager is there.
@@ -129,6 +132,7 @@ impl Pager {
             resting,
             owners,
             pins,
+            dead,
             ahead: Default::default(),
             jobs: Jobs::new(),
             refilling: AtomicBool::new(false),

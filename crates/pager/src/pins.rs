@@ -12,6 +12,7 @@ use ebb_ledger::Content;
 use ebb_units::{FrameRange, Gfn};
 
 use crate::counters::add;
+use crate::dead::{Verdict, is_elsewhere};
 use crate::install::Served;
 use crate::pager::Pager;
 use crate::sparse::Sparse;
@@ -77,27 +78,27 @@ impl Pager {
             Some(Content::Resident) => Ok(Served::Done),
             Some(Content::Guarded) => Err(io::ErrorKind::PermissionDenied.into()),
             Some(Content::Watch { head, order }) => self.restore(gfn, head, order),
-            Some(Content::Saved { .. } | Content::OnDisk { .. }) if replace => self.replace(gfn),
+            Some(Content::Saved { .. } | Content::OnDisk { .. }) => self.pin_back(gfn, replace),
             Some(content) => self.install(gfn, content),
         }
     }
 
-    /// The frame is to be overwritten: its old content is not needed any more.
-    fn replace(&self, gfn: Gfn) -> io::Result<Served> {
+    /// A frame that is elsewhere comes back; unread, if what it held is not needed.
+    fn pin_back(&self, gfn: Gfn, replace: bool) -> io::Result<Served> {
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
-        let (frame, content) = (FrameRange::new(gfn, 1), held.content());
-        if !matches!(content, Content::Saved { .. } | Content::OnDisk { .. }) {
-            self.after(held.abandon(), frame);
-            return Ok(Served::Busy);
+        let counters = &self.counters;
+        let (elsewhere, blank) = match is_elsewhere(held.content()) {
+            false => (false, None),
+            true if replace => (true, Some(&counters.replaced_frames)),
+            true => {
+                let dead = self.verdict(gfn) == Verdict::Dead;
+                (true, dead.then_some(&counters.false_reads_avoided))
+            }
+        };
+        if let Some(counter) = blank {
+            return self.install_blank(gfn, held).inspect(|_| add(counter, 1));
         }
-        // Zeros until the device has written: what a hole on record as resident is.
-        if let Err(error) = self.fill(gfn, 0) {
-            self.after(held.abandon(), frame);
-            return Err(error);
-        }
-        self.devices.map(frame);
-        let _ = self.arrive(gfn, held);
-        add(&self.counters.replaced_frames, 1);
-        self.wake(frame).map(|()| Served::Done)
+        self.after(held.abandon(), FrameRange::new(gfn, 1));
+        if elsewhere { self.install_backed(gfn) } else { Ok(Served::Busy) }
     }
 }

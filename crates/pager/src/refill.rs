@@ -14,6 +14,7 @@ use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
+use crate::dead::Verdict;
 use crate::hand::Hand;
 use crate::install::Served;
 use crate::pager::Pager;
@@ -130,6 +131,11 @@ impl Pager {
                 return Ok(Served::Busy);
             }
         };
+        let verdict = self.verdict(gfn);
+        if verdict == Verdict::Dead {
+            add(&self.counters.false_reads_avoided, 1);
+            return self.install_blank(gfn, word);
+        }
         let lock = || ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let window = lock().window(at);
         add(&self.counters.ahead_hit_frames, window.hits);
@@ -138,6 +144,7 @@ impl Pager {
         let count = back.iter().map(|back| back.page + 1).max().unwrap_or(1);
         lock().read(at, at + count as u64, back.len() as u64 - 1);
         add(&self.counters.refilled_frames, 1);
+        add(&self.counters.false_reads, u64::from(verdict == Verdict::Unproven));
         add(&self.counters.ahead_frames, back.len() as u64 - 1);
         let pages = &mut buffer.pages_mut()[..count];
         let read = self.read_back(content, pages, &mut back);
@@ -171,6 +178,11 @@ impl Pager {
             let held = owner.and_then(|gfn| Some((gfn, self.ledger.lock_frame(gfn).ok()?)));
             match held {
                 Some((gfn, word)) if word.content() == wanted => {
+                    if self.verdict(gfn) == Verdict::Dead {
+                        let asked = self.become_empty(gfn, word);
+                        self.after(asked, FrameRange::new(gfn, 1));
+                        continue;
+                    }
                     last = page;
                     back.push(Back { gfn, word, page });
                 }
@@ -243,12 +255,17 @@ impl Pager {
     /// come to rest on the very same block again, and that pair must stay. The slot
     /// goes after it: no word may name a slot that another page is put into.
     pub(crate) fn arrive(&self, gfn: Gfn, word: LockedFrame<'_>) -> bool {
+        self.leave(gfn, word, Content::Resident)
+    }
+
+    /// The frame's content is not where it was any more: see [`Pager::arrive`].
+    pub(crate) fn leave(&self, gfn: Gfn, word: LockedFrame<'_>, next: Content) -> bool {
         let content = word.content();
         if let Content::OnDisk { block } = content {
             self.resting.leave(gfn, block);
             subtract(&self.counters.on_disk_frames, 1);
         }
-        let wanted = word.unlock(Content::Resident);
+        let wanted = word.unlock(next);
         if let Content::Saved { slot } = content {
             self.store.release(slot);
             subtract(&self.counters.saved_frames, 1);
@@ -265,6 +282,7 @@ impl Pager {
         for (block, gfn) in self.resting.on(blocks) {
             // The pair goes only once the block was read.
             self.again(|| match self.resting.has(gfn, block) {
+                true if self.drop_if_dead(gfn) => Ok(Served::Done),
                 true => self.install_backed(gfn),
                 false => Ok(Served::Done),
             })?;

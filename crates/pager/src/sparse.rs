@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Release;
 
 const PART: usize = 1024;
 
@@ -13,6 +14,12 @@ pub(crate) struct Sparse {
 impl Sparse {
     pub(crate) fn new(count: u64) -> Sparse {
         Sparse { parts: (0..count.div_ceil(PART as u64)).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// All are zero from now on.
+    pub(crate) fn clear(&self) {
+        let parts = self.parts.iter().filter_map(OnceLock::get);
+        parts.flat_map(|part| part.iter()).for_each(|number| number.store(0, Release));
     }
 
     /// The number, if it may be anything but zero.

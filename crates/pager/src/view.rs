@@ -47,7 +47,7 @@ impl View<'_> {
 }
 
 /// Metadata under watch is protected against writes only.
-fn readable(content: Content) -> bool {
+pub(crate) fn readable(content: Content) -> bool {
     matches!(content, Content::Resident | Content::Watch { .. })
 }
 

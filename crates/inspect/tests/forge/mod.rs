@@ -133,6 +133,8 @@ impl Forge {
              OFFSET(zone.spanned_pages)={SPANNED}\nOFFSET(free_area.free_list)=0\n\
              LENGTH(zone.free_area)=11\nLENGTH(free_area.free_list)={MIGRATE_TYPES}\n\
              NUMBER(NR_FREE_PAGES)=0\nNUMBER(PG_slab)=9\nNUMBER(PG_head_mask)=65536\n\
+             NUMBER(PG_lru)=4\nNUMBER(PG_swapbacked)=19\nNUMBER(PG_private)=13\n\
+             OFFSET(page._refcount)=52\n\
              NUMBER(PAGE_BUDDY_MAPCOUNT_VALUE)=-129\nNUMBER(HUGETLB_PAGE_DTOR)=2\n\
              NUMBER(PAGE_OFFLINE_MAPCOUNT_VALUE)=-257\nNUMBER(phys_base)={phys_base}\n\
              NUMBER(pgtable_l5_enabled)={levels}\nSYMBOL(node_data)={:x}\n\

@@ -1,0 +1,168 @@
+//! Whether the guest has freed a frame since it was page cache or anonymous memory.
+//!
+//! The allocator takes every flag off a page that is freed (`free_pages_prepare`), and
+//! nothing else takes the last one off a page whose content somebody may still read.
+//! So a page that was in use and looks now as the allocator hands it out has been freed
+//! in between. Kernel by kernel: `docs/decisions/0012-dead-frames-at-the-fault.md`.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use ebb_units::{Gfn, Gpa};
+
+use crate::page::{Field, PAGE_BYTES, PageWords, flag};
+use crate::{Guest, GuestMemory, MAX_ORDER, Memmap, Note, PageLayout, Untrusted};
+
+/// Every kernel known has at least so many flags (`NR_PAGEFLAGS`), from bit 0 on. The
+/// node, the zone and the generation that stand above them stay when a page is freed.
+const LOW_FLAGS: u64 = (1 << 19) - 1;
+
+/// What it takes to tell.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Usage {
+    refcount: Field,
+    lru: u64,
+    /// All flags that are known to be flags.
+    flags: u64,
+    /// A tail page tells its head by address.
+    points: bool,
+}
+
+impl Usage {
+    pub(crate) fn new(note: &Note) -> Result<Usage, Untrusted> {
+        let lacks = Untrusted::Lacks;
+        let lru = flag(note, "PG_lru").ok_or(lacks("PG_lru"))?;
+        let backed = flag(note, "PG_swapbacked").ok_or(lacks("PG_swapbacked"))?;
+        let head = note.number("PG_head_mask")?;
+        let named = ["PG_private", "PG_swapcache", "PG_slab", "PG_hwpoison"];
+        let named = named.iter().filter_map(|name| flag(note, name)).fold(0, |all, bit| all | bit);
+        Ok(Usage {
+            refcount: Field::new(note, "page._refcount", 4)?,
+            lru,
+            flags: LOW_FLAGS | lru | backed | head | named,
+            points: note.offset("page.compound_head").is_ok(),
+        })
+    }
+}
+
+impl PageLayout {
+    /// Whether it is page cache or anonymous memory, in use. Of a compound page the
+    /// head tells.
+    fn is_in_use(&self, page: &PageWords) -> bool {
+        let Some(usage) = &self.usage else { return false };
+        let mapping = self.mapping.of(page);
+        // Bit 1 alone: a driver's, which is on no LRU list either.
+        let mapped = mapping != 0 && mapping & 0b11 != 0b10;
+        let referenced = usage.refcount.of(page) as u32 as i32 > 0;
+        self.flags.of(page) & usage.lru != 0 && mapped && referenced && !self.is_typed(page)
+    }
+
+    /// Whether it is free, of a use that a page takes on only when it is handed out, or
+    /// just handed out and nothing made of it. Of a compound page the head tells.
+    fn is_free_or_new(&self, page: &PageWords) -> bool {
+        self.is_typed(page) || self.is_new(page)
+    }
+
+    fn is_new(&self, page: &PageWords) -> bool {
+        let Some(usage) = &self.usage else { return false };
+        let flags = self.flags.of(page) & usage.flags;
+        // 0: handed out by a kernel that counts later (6.14), or on a CPU's free list.
+        let count = usage.refcount.of(page) as u32;
+        (flags == 0 || flags == self.head_mask)
+            && count <= 1
+            && self.mapcount.of(page) as u32 == u32::MAX
+            && self.mapping.of(page) == 0
+            && self.private.of(page) == 0
+    }
+
+    /// A type stands where pages in use count how often they are mapped.
+    fn is_typed(&self, page: &PageWords) -> bool {
+        let kind = self.mapcount.of(page) as u32 as i32;
+        kind < -1 || self.flags.of(page) & self.slab_flag != 0
+    }
+
+    /// Whose page tells about this one: `Ok(None)`: its own. `Err`: not to be known.
+    fn head_va(&self, page: &PageWords) -> Result<Option<u64>, ()> {
+        let word = self.compound.of(page);
+        match (word & 1, &self.usage) {
+            (0, _) => Ok(None),
+            (_, Some(usage)) if usage.points => Ok(Some(word - 1)),
+            _ => Err(()),
+        }
+    }
+}
+
+impl Memmap {
+    /// The frame whose page tells about `gfn`, and that page.
+    fn telling(
+        &self,
+        layout: &PageLayout,
+        gfn: Gfn,
+        read: &dyn Fn(Gpa) -> Option<PageWords>,
+    ) -> Option<(Gfn, PageWords)> {
+        let page = read(self.metadata_gpa(gfn)?)?;
+        let Some(va) = layout.head_va(&page).ok()? else { return Some((gfn, page)) };
+        let head = self.gfn_at(va).filter(|head| *head < gfn && gfn.0 - head.0 < 1 << MAX_ORDER)?;
+        let page = read(self.metadata_gpa(head)?)?;
+        // A head is no tail.
+        matches!(layout.head_va(&page), Ok(None)).then_some((head, page))
+    }
+}
+
+impl Guest {
+    /// Which of `frames`, in order, are page cache or anonymous memory in use. That holds
+    /// for [`Guest::looks_freed`] of this guest as well: both read the metadata where it
+    /// was when the guest was inspected, and here the page tables are asked afterwards
+    /// whether it is still there.
+    pub fn in_use(&self, mem: &dyn GuestMemory, frames: &[Gfn]) -> Vec<bool> {
+        let read = |gpa| in_place(mem, gpa);
+        let telling = |gfn: &Gfn| {
+            let (by, page) = self.memmap().telling(self.layout(), *gfn, &read)?;
+            self.layout().is_in_use(&page).then_some(by)
+        };
+        let by: Vec<Option<Gfn>> = frames.iter().map(telling).collect();
+        let places = || Places { guest: self, mem, last: None };
+        let (mut own, mut heads) = (places(), places());
+        let each = frames.iter().zip(by);
+        each.map(|(&gfn, by)| by.is_some_and(|by| own.hold(gfn) && heads.hold(by))).collect()
+    }
+
+    /// Whether a frame that was in use ([`Guest::in_use`]) has been freed since. `read`
+    /// reads metadata, as [`GuestMemory::page`].
+    pub fn looks_freed(&self, gfn: Gfn, read: &dyn Fn(Gpa) -> Option<PageWords>) -> bool {
+        let look = || {
+            let (by, page) = self.memmap().telling(self.layout(), gfn, read)?;
+            self.layout().is_free_or_new(&page).then_some(by)
+        };
+        // Twice, by the same page: a huge page that is being split, whose parts' flags are
+        // off for a moment, or whose head is read after it was freed, differs in between.
+        look().is_some_and(|by| look() == Some(by))
+    }
+}
+
+fn in_place(mem: &dyn GuestMemory, gpa: Gpa) -> Option<PageWords> {
+    let words: &PageWords = mem.words(gpa, PAGE_BYTES as usize / 8)?.try_into().ok()?;
+    Some(words.each_ref().map(|word| AtomicU64::new(word.load(Relaxed))))
+}
+
+/// Where metadata was when the guest was inspected.
+struct Places<'a> {
+    guest: &'a Guest,
+    mem: &'a dyn GuestMemory,
+    /// The last frame of it, and what was found.
+    last: Option<(Gfn, bool)>,
+}
+
+impl Places<'_> {
+    /// Whether that of `gfn` is there now; asked once for neighbours.
+    fn hold(&mut self, gfn: Gfn) -> bool {
+        let Some(known) = self.guest.memmap().metadata_gpa(gfn) else { return false };
+        match self.last {
+            Some((frame, held)) if frame == known.gfn() => held,
+            _ => {
+                let held = self.guest.memmap().walk(self.mem, gfn) == Some(known);
+                self.last = Some((known.gfn(), held));
+                held
+            }
+        }
+    }
+}

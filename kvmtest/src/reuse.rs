@@ -1,0 +1,142 @@
+//! A guest that takes, fills, checks and frees pages and says of each what it is, as a
+//! kernel does: what it frees need not be read back.
+
+use std::sync::Arc;
+
+use ebb_inspect::PageWords;
+use ebb_pager::{Grain, Judge, Witness};
+use ebb_sys::kvm_vm::Registers;
+use ebb_units::{FrameRange, Gfn, Gpa};
+use ebb_vm::Ram;
+
+use crate::daemon::Daemon;
+use crate::machine::Machine;
+use crate::program::Program;
+use crate::vcpu::Running;
+
+const RAM_BYTES: u64 = 4 << 20;
+/// The pages, behind what the machine itself needs: so many for each vCPU.
+const PAGES: Gfn = Gfn(0x200);
+const PAGES_EACH: u64 = 64;
+/// Of all, those whose content is dropped once they are free.
+const DROPPED_PAGES: usize = 16;
+/// Of all vCPUs, which has room for their pages' words.
+const METADATA: Gfn = Gfn(0x1f0);
+const METADATA_BYTES: u64 = 16;
+
+/// Of a page, by the guest.
+const FREE: u64 = 0;
+/// Handed out, and not filled yet.
+pub const NEW: u64 = 1;
+/// Filled; checked at times.
+pub const IN_USE: u64 = 2;
+
+/// A machine with such a guest.
+pub struct Reuse {
+    /// It.
+    pub machine: Machine,
+    vcpus: u64,
+}
+
+impl Reuse {
+    /// A machine for so many vCPUs, held by a daemon that believes its metadata.
+    pub fn new(vcpus: u64) -> (Reuse, Daemon) {
+        let machine = Machine::new(RAM_BYTES);
+        let metadata = FrameRange::new(METADATA, PAGES.0 - METADATA.0);
+        machine.ram().populate(metadata).expect("metadata");
+        let mut daemon = Daemon::take(&machine, Grain::Frame);
+        daemon.pager.watch_all().expect("the pager");
+        daemon.serve();
+        let reuse = Reuse { machine, vcpus };
+        daemon.pager.believe(Some(Arc::new(reuse.metadata())));
+        (reuse, daemon)
+    }
+
+    /// Its pages.
+    pub fn pages(&self) -> FrameRange {
+        FrameRange::new(PAGES, PAGES_EACH * self.vcpus)
+    }
+
+    /// What it says of them.
+    pub fn metadata(&self) -> Metadata {
+        Metadata(Arc::clone(self.machine.ram()))
+    }
+
+    /// As the guest: the page is `state` from now on.
+    pub fn set(&self, page: Gfn, state: u64) {
+        self.machine.set(place(page), state);
+    }
+
+    /// Starts its vCPUs, which rest so long over a page that is half full.
+    pub fn start(&self, rest: u64) -> Vec<Running> {
+        let arguments = |vcpu| Registers {
+            rdi: place(Gfn(PAGES.0 + vcpu * PAGES_EACH)).0,
+            rsi: Gfn(PAGES.0 + vcpu * PAGES_EACH).gpa().0,
+            rdx: PAGES_EACH - 1,
+            rcx: rest,
+            r9: vcpu,
+            ..Registers::default()
+        };
+        (0..self.vcpus).map(|vcpu| self.machine.start(Program::Reuse, arguments(vcpu))).collect()
+    }
+
+    /// All vCPUs leave; how many words were not what they should have been.
+    pub fn wrong(&self, running: Vec<Running>) -> u64 {
+        self.machine.tell_to_leave(true);
+        let left: Vec<Registers> = running.into_iter().map(Running::leave).collect();
+        let taken: u64 = left.iter().map(|registers| registers.r8).sum();
+        eprintln!("{taken} pages taken");
+        assert!(taken > 0);
+        left.iter().map(|registers| registers.r10).sum()
+    }
+
+    /// Evicts what is there of the pages, then drops what is free of a few.
+    pub fn evict(&self, daemon: &Daemon, judge: &dyn Judge) {
+        daemon.evict_by(self.pages(), judge);
+        self.pages().frames().take(DROPPED_PAGES).for_each(|page| {
+            daemon.pager.drop_if_free(page, judge);
+        });
+    }
+}
+
+fn place(page: Gfn) -> Gpa {
+    Gpa(METADATA.gpa().0 + (page.0 - PAGES.0) * METADATA_BYTES)
+}
+
+/// What the guest says of its pages.
+pub struct Metadata(Arc<Ram>);
+
+impl Metadata {
+    fn state(&self, page: Gfn) -> u64 {
+        self.0.word(place(page)).expect("in RAM")
+    }
+}
+
+impl Judge for Metadata {
+    fn is_dead(&self, gfn: Gfn) -> bool {
+        self.state(gfn) == FREE
+    }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        frames.iter().map(|&gfn| self.state(gfn) == IN_USE).collect()
+    }
+}
+
+impl Witness for Metadata {
+    fn looks_freed(&self, gfn: Gfn, _read: &dyn Fn(Gpa) -> Option<PageWords>) -> bool {
+        self.state(gfn) != IN_USE
+    }
+}
+
+/// Takes pages that are just being filled for pages in use.
+pub struct Hasty(pub Metadata);
+
+impl Judge for Hasty {
+    fn is_dead(&self, gfn: Gfn) -> bool {
+        self.0.is_dead(gfn)
+    }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![true; frames.len()]
+    }
+}

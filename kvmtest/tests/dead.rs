@@ -1,0 +1,119 @@
+//! Frames that the guest has freed since they went come back unread, and only those.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_ledger::Content;
+use ebb_pager::{Grain, Judge, Pager};
+use ebb_units::{FrameRange, Gfn};
+use kvmtest::reuse::{Hasty, IN_USE, NEW, Reuse};
+use kvmtest::{Daemon, until};
+use vmtest::require;
+
+const VCPUS: u64 = 2;
+/// Longer than frames are held before they go.
+const LONG: u64 = 40_000_000;
+
+fn avoided(pager: &Pager) -> u64 {
+    pager.counters.false_reads_avoided.load(Relaxed)
+}
+
+/// How many words were wrong.
+fn torture(judge: impl Fn(&Reuse) -> Box<dyn Judge>, rest: u64, enough: u64) -> u64 {
+    let (reuse, daemon) = Reuse::new(VCPUS);
+    let judge = judge(&reuse);
+    let running = reuse.start(rest);
+    until(format_args!("{enough} reads avoided"), || {
+        reuse.evict(&daemon, &*judge);
+        (avoided(&daemon.pager) >= enough).then_some(())
+    });
+    let wrong = reuse.wrong(running);
+    let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
+    let counters = &daemon.pager.counters;
+    let [back, dropped] = [&counters.refilled_frames, &counters.dropped_frames].map(read);
+    eprintln!("{} avoided, {dropped} dropped, {back} read", avoided(&daemon.pager));
+    assert!(back > 0 && dropped > 0);
+    daemon.pager.give_back_all().unwrap();
+    assert_eq!(read(&counters.saved_frames), 0);
+    assert_eq!(read(&counters.emptied_frames), 0);
+    assert_eq!(daemon.pager.ledger().runs().count(), 0);
+    assert_eq!(daemon.pager.store_usage().disk_slots_used, 0);
+    wrong
+}
+
+#[test]
+fn what_is_in_use_is_read_and_what_was_freed_is_not() {
+    require!(kvmtest::available());
+    assert_eq!(torture(|reuse| Box::new(reuse.metadata()), 0, 2000), 0);
+    // Pages go that are half full, too.
+    assert_eq!(torture(|reuse| Box::new(reuse.metadata()), LONG, 20), 0);
+}
+
+/// Were it not asked what a frame was when it went, this would pass.
+#[test]
+fn a_look_at_the_fault_alone_loses_words() {
+    require!(kvmtest::available());
+    assert!(torture(|reuse| Box::new(Hasty(reuse.metadata())), LONG, 100) > 0);
+}
+
+/// A page in use goes; then it is handed out anew, and something of ours touches it.
+fn touched_anew(between: impl FnOnce(&Reuse, Daemon) -> Daemon) -> (u64, u64) {
+    let (reuse, daemon) = Reuse::new(1);
+    let page = reuse.pages().start;
+    reuse.machine.set(page.gpa(), 7);
+    reuse.set(page, IN_USE);
+    assert_eq!(daemon.evict_by(FrameRange::new(page, 1), &reuse.metadata()).saved, 1);
+    reuse.set(page, NEW);
+    let daemon = between(&reuse, daemon);
+    daemon.pager.pin(FrameRange::new(page, 1), false).unwrap();
+    (reuse.machine.get(page.gpa()), avoided(&daemon.pager))
+}
+
+#[test]
+fn a_pin_reads_nothing_that_is_dead() {
+    require!(kvmtest::available());
+    assert_eq!(touched_anew(|_, daemon| daemon), (0, 1));
+}
+
+#[test]
+fn a_kernel_is_not_believed_about_frames_of_another() {
+    require!(kvmtest::available());
+    let again = |reuse: &Reuse, daemon: Daemon| {
+        daemon.pager.believe(None);
+        daemon.pager.believe(Some(Arc::new(reuse.metadata())));
+        daemon
+    };
+    assert_eq!(touched_anew(again), (7, 0));
+    let nobody = |_: &Reuse, daemon: Daemon| {
+        daemon.pager.believe(None);
+        daemon
+    };
+    assert_eq!(touched_anew(nobody), (7, 0));
+}
+
+#[test]
+fn a_new_daemon_knows_nothing_of_what_went_before() {
+    require!(kvmtest::available());
+    let adopted = |reuse: &Reuse, daemon: Daemon| {
+        drop(daemon);
+        let daemon = Daemon::adopt(&reuse.machine, Grain::Frame);
+        daemon.pager.believe(Some(Arc::new(reuse.metadata())));
+        daemon
+    };
+    assert_eq!(touched_anew(adopted), (7, 0));
+}
+
+#[test]
+fn a_free_frame_gives_its_slot_back() {
+    require!(kvmtest::available());
+    let (reuse, daemon) = Reuse::new(1);
+    let page: Gfn = reuse.pages().start;
+    reuse.machine.set(page.gpa(), 7);
+    reuse.set(page, IN_USE);
+    assert_eq!(daemon.evict_by(FrameRange::new(page, 1), &reuse.metadata()).saved, 1);
+    assert!(!daemon.pager.drop_if_free(page, &reuse.metadata()));
+    reuse.set(page, 0);
+    assert!(daemon.pager.drop_if_free(page, &reuse.metadata()));
+    assert_eq!(daemon.pager.ledger().content(page), Content::Empty { fill: 0, hard: false });
+    assert_eq!(daemon.pager.store_usage().disk_slots_used, 0);
+}
