@@ -25,7 +25,7 @@ use crate::disks::{self, Disks, Shared};
 use crate::held::{self, Held};
 use crate::host::{self, Chosen};
 use crate::problem::{Answer, Refused, failed, not_allowed};
-use crate::record::{Auto, Record, Totals};
+use crate::record::{Auto, Record, Settings, Totals};
 use crate::worker::{self, Command};
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -40,16 +40,15 @@ type Vms = BTreeMap<VmName, Option<Sender<Command>>>;
 pub struct Daemon {
     run_dir: PathBuf,
     swap_dir: PathBuf,
-    compressed_bytes: u64,
+    settings: Settings,
     vms: Arc<Mutex<Vms>>,
 }
 
 impl Daemon {
-    /// A daemon over a run directory that nobody else uses. Each VM's compressed pages
-    /// may take so many bytes of memory.
-    pub fn new(run_dir: &Path, swap_dir: &Path, compressed_bytes: u64) -> Daemon {
+    /// A daemon over a run directory that nobody else uses.
+    pub fn new(run_dir: &Path, swap_dir: &Path, settings: Settings) -> Daemon {
         let (run_dir, swap_dir) = (run_dir.to_owned(), swap_dir.to_owned());
-        Daemon { run_dir, swap_dir, compressed_bytes, vms: Arc::default() }
+        Daemon { run_dir, swap_dir, settings, vms: Arc::default() }
     }
 
     /// Where a VM's swap file goes. The process's number tells it from that of a
@@ -90,7 +89,7 @@ impl Daemon {
             let directory = entry?.path();
             let named = directory.file_name().and_then(|name| name.to_str()?.parse().ok());
             let Some(name) = named else { continue };
-            match held::adopt(&directory, self.compressed_bytes) {
+            match held::adopt(&directory, self.settings) {
                 Ok(held) => match self.serve(name, held) {
                     Ok(()) => tracing::info!("{}: taken up", directory.display()),
                     Err(error) => tracing::error!("{}: {error}", directory.display()),
@@ -147,7 +146,7 @@ impl Daemon {
             cpus: request.cpus,
             disks_used: false,
             swap: self.swap_path(&request.name, started.process.pid()),
-            compressed_bytes: self.compressed_bytes,
+            settings: self.settings,
             regions: Vec::new(),
             totals: Totals::default(),
         };
@@ -199,7 +198,7 @@ impl Daemon {
             cpus: 0,
             disks_used: false,
             swap: self.swap_path(&request.name, process.pid()),
-            compressed_bytes: self.compressed_bytes,
+            settings: self.settings,
             regions: Vec::new(),
             totals: Totals::default(),
         };

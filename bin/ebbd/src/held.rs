@@ -18,7 +18,7 @@ use ebb_vm::{Qmp, Ram, Region, layout};
 use crate::disks::{self, Disks, Shared, Source};
 use crate::injector;
 use crate::problem::{Answer, failed, not_allowed};
-use crate::record::{Record, RegionRecord};
+use crate::record::{Record, RegionRecord, Settings};
 
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
@@ -178,7 +178,7 @@ fn pager(
 /// more, but a daemon before this one had some.
 fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>, StoreError> {
     let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
-    match record.compressed_bytes {
+    match record.settings.compressed_bytes {
         0 if !ebb_store::has_compressed(directory) => Ok(Box::new(disk)),
         bytes => Ok(Box::new(Compressed::open(directory, bytes, disk)?)),
     }
@@ -210,17 +210,17 @@ pub fn remove_swap(record: &Record) {
     }
 }
 
-/// Takes up a VM from its directory, with its memory as a dead daemon left it; its
-/// compressed pages may take so many bytes from now on.
+/// Takes up a VM from its directory, with its memory as a dead daemon left it, and with
+/// this daemon's settings.
 /// Asks nothing of the VMM: its threads may wait in faults that only the taker
 /// can serve.
 ///
 /// # Errors
 /// `NotFound`: the VM has ended, and its directory is of no use any more.
-pub fn adopt(directory: &Path, compressed_bytes: u64) -> io::Result<Held> {
+pub fn adopt(directory: &Path, settings: Settings) -> io::Result<Held> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let mut record = Record::load(directory)?;
-    record.compressed_bytes = compressed_bytes;
+    record.settings = settings;
     if !record.lives() {
         return Err(gone());
     }

@@ -67,6 +67,7 @@ impl Marks {
 
 /// What is known of one VM's frames for the sake of its limit.
 pub struct Limiter {
+    keeps_freed: bool,
     aging: Aging,
     pagemap: Pagemap,
     round: Option<Instant>,
@@ -80,12 +81,14 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Nothing is known yet.
+    /// Nothing is known yet. `keeps_freed`: what the guest frees after it was evicted
+    /// stays where it is.
     ///
     /// # Errors
     /// As open(2) of the VMM's pagemap.
-    pub fn new(process: &Process, pager: &Pager) -> io::Result<Limiter> {
+    pub fn new(process: &Process, pager: &Pager, keeps_freed: bool) -> io::Result<Limiter> {
         Ok(Limiter {
+            keeps_freed,
             aging: Aging::new(pager.ram().end()),
             pagemap: Pagemap::open(process)?,
             round: None,
@@ -123,7 +126,9 @@ impl Limiter {
         }
         if self.is_spent() {
             self.choose(process, pager, guest.map(|(guest, _)| guest), spare)?;
-            if let Some((guest, still_runs)) = guest {
+            if let Some((guest, still_runs)) = guest
+                && !self.keeps_freed
+            {
                 let known = Known { guest, still_runs, pager, free: &self.free };
                 self.hand = sweep(pager, &known, self.hand);
             }

@@ -96,7 +96,8 @@ impl State {
             return Ok(());
         }
         if self.limiter.is_none() {
-            let limiter = Limiter::new(&self.held.process, &self.held.pager);
+            let keeps_freed = self.held.record.settings.read_freed;
+            let limiter = Limiter::new(&self.held.process, &self.held.pager, keeps_freed);
             self.limiter = Some(limiter.map_err(failed("QEMU's page table"))?);
         }
         let (pressed, own) = (Arc::clone(&self.pressed), self.own.clone());
@@ -113,7 +114,7 @@ impl State {
     /// What its compressed pages may take. Of a limit it is a part: the guest keeps what
     /// it needs to live, and half of the rest.
     fn compressed_bytes(&self) -> u64 {
-        let wanted = self.held.record.compressed_bytes;
+        let wanted = self.held.record.settings.compressed_bytes;
         let floor = floor_bytes(self.held.pager.ram().bytes());
         let share = |marks: Marks| marks.limit_bytes.saturating_sub(floor) / 2;
         self.marks().map_or(wanted, |marks| wanted.min(share(marks)))

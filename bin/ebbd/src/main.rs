@@ -28,6 +28,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use ebb_api::route;
 use ebb_units::Bytes;
+use record::Settings;
 use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -56,6 +57,9 @@ struct Arguments {
     /// least that keeps its guest alive. 0: none.
     #[arg(long, env = "EBB_COMPRESSED", value_name = "SIZE", default_value = "0")]
     compressed: Bytes,
+    /// Read back also what a guest has freed since it was evicted.
+    #[arg(long, env = "EBB_READ_FREED")]
+    read_freed: bool,
     /// Leave the session of whoever started it.
     #[arg(long)]
     background: bool,
@@ -91,7 +95,9 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&swap_dir);
     made.with_context(|| format!("swap directory {}", swap_dir.display()))?;
     check_compressed(arguments.compressed, &run_dir)?;
-    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, arguments.compressed.0);
+    let settings =
+        Settings { compressed_bytes: arguments.compressed.0, read_freed: arguments.read_freed };
+    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, settings);
     daemon.adopt_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

@@ -67,13 +67,24 @@ pub struct Record {
     pub disks_used: bool,
     /// Its swap file.
     pub swap: PathBuf,
-    /// What its compressed pages may take in memory at most; 0: there are none.
-    #[serde(default)]
-    pub compressed_bytes: u64,
+    /// What the daemon was told when it started.
+    #[serde(flatten)]
+    pub settings: Settings,
     /// Its RAM.
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.
     pub totals: Totals,
+}
+
+/// What holds for all VMs of a daemon, until the next one starts.
+#[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// What a VM's compressed pages may take in memory at most; 0: there are none.
+    #[serde(default)]
+    pub compressed_bytes: u64,
+    /// What the guest has freed since it was evicted is read back for all that.
+    #[serde(default)]
+    pub read_freed: bool,
 }
 
 /// Automatic reclaim.

@@ -258,7 +258,7 @@ impl State {
 
     /// Whom to believe when a frame is wanted back, wherever that changed.
     fn tell_pager(&mut self) {
-        let guest = self.insight.guest().ok();
+        let guest = self.insight.guest().ok().filter(|_| !self.held.record.settings.read_freed);
         if guest != self.witness.as_deref() {
             self.witness = guest.map(|guest| Arc::new(guest.clone()));
             let witness = self.witness.clone().map(|guest| guest as Arc<dyn Witness>);

@@ -82,7 +82,7 @@ fn one(keeper: Keeper, medium: Medium, image: &Path, count: usize) -> anyhow::Re
 }
 
 impl Run {
-    fn from_second(&self, figure: impl Fn(&Iteration) -> f64) -> Rounds {
+    fn later(&self, figure: impl Fn(&Iteration) -> f64) -> Rounds {
         self.iterations.iter().skip(1).map(figure).collect()
     }
 
@@ -106,16 +106,15 @@ fn pages_out(iteration: &Iteration) -> f64 {
 fn rows(report: &mut Report, medium: Medium, runs: &[Run]) {
     let Some(ebb) = runs.iter().find(|run| run.keeper == Keeper::Ebb) else { return };
     let mut others: Vec<&Run> = runs.iter().filter(|run| run.keeper != Keeper::Ebb).collect();
-    let speed =
-        |run: &&Run| (run.keeper == Keeper::Nobody, run.from_second(|i| i.seconds).median());
+    let speed = |run: &&Run| (run.keeper == Keeper::Nobody, run.later(|i| i.seconds).median());
     // The better baseline first; without a limit is none.
     others.sort_by(|a, b| speed(a).partial_cmp(&speed(b)).unwrap_or(std::cmp::Ordering::Equal));
     let what = |what: &str| format!("{}: {what}", medium.name());
     for (place, other) in others.into_iter().enumerate() {
         let against = other.keeper.name();
         let row = |label: &str, unit, of: fn(&Iteration) -> f64| {
-            let ebb = ebb.from_second(of);
-            Row::new(what(label), unit, &ebb).against(against, &other.from_second(of))
+            let ebb = ebb.later(of);
+            Row::new(what(label), unit, &ebb).against(against, &other.later(of))
         };
         let time = row("an iteration, from the second on", "s", |i| i.seconds);
         report.row(if place == 0 { time.at_most(goal(medium)) } else { time });
@@ -128,7 +127,7 @@ fn rows(report: &mut Report, medium: Medium, runs: &[Run]) {
         report.row(row("pages in, an iteration", "", pages_in));
         report.row(row("pages swapped out, an iteration", "", pages_out));
     }
-    let out = ebb.from_second(pages_out);
+    let out = ebb.later(pages_out);
     report.row(Row::new(what("pages swapped out, an iteration"), "", &out).no_more_than(0.0));
     let last: Rounds = ebb.iterations.iter().rev().take(1).map(requests).collect();
     let second: Rounds = ebb.iterations.iter().skip(1).take(1).map(requests).collect();

@@ -97,7 +97,8 @@ fn rows(report: &mut Report, ebb: &[Run], qemu: &[Run]) {
     let against = "QEMU's virtio-blk";
     let mut row = |what: &str, unit, of: &dyn Fn(&Run) -> f64| {
         let rounds = |runs: &[Run]| runs.iter().map(of).collect::<Rounds>();
-        report.row(Row::new(what, unit, &rounds(ebb)).against(against, &rounds(qemu)).at_least(1.0));
+        report
+            .row(Row::new(what, unit, &rounds(ebb)).against(against, &rounds(qemu)).at_least(1.0));
     };
     for (index, job) in JOBS.iter().enumerate() {
         row(job.what, "MiB/s", &|run| run.disk[index]);

@@ -103,12 +103,15 @@ impl Rig {
         let swap = Drive::new(&file("swap.img"), Content::Empty(SWAP_BYTES), medium)?;
         let cgroup = Cgroup::new("vm")?;
         let (mut swap_area, mut swap_directory) = (None, None);
-        let host = Host::new();
+        let host = Host::in_memory().unwrap_or_default();
         match keeper.is_ebb() {
             true => {
                 medium::format(&swap)?;
                 let mounted = Mounted::on(&swap, &file("swap"))?;
                 host.set("EBB_SWAP_DIR", mounted.path());
+                if keeper == Keeper::EbbBlind {
+                    host.set("EBB_READ_FREED", "true");
+                }
                 swap_directory = Some(mounted);
             }
             false => swap_area = Some(SwapArea::on(&swap)?),
@@ -182,10 +185,13 @@ impl Setup<'_> {
     }
 
     fn guest(&self, disk: &Drive) -> Guest {
-        let guest = Guest::debian("6.1-cloud")
-            .memory(&format!("{}M", self.memory_mib))
-            .cpus(self.cpus)
-            .accelerator(TRANSLATOR);
+        let guest =
+            Guest::debian("6.1-cloud").memory(&format!("{}M", self.memory_mib)).cpus(self.cpus);
+        // What Ebb starts has QEMU's own default, and no limit but on the guest's memory.
+        let guest = match self.limit_mib < self.memory_mib {
+            true => guest.accelerator(TRANSLATOR),
+            false => guest,
+        };
         let device = disk.device().display();
         let guest = match self.keeper {
             Keeper::Anonymous | Keeper::Balloon => guest.ram("ram"),
