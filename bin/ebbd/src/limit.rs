@@ -125,7 +125,12 @@ impl Limiter {
                 pager.evict(&frames, &Known { guest, still_runs, pager, free: &self.free })
             }
             None => pager.evict(&frames, &NothingKnown),
-        }?;
+        };
+        let evicted = match evicted {
+            // Who has a slot without need makes room for who needs one.
+            Err(_) if pager.give_up_clean(STEP_FRAMES)? > 0 => return Ok(true),
+            evicted => evicted?,
+        };
         self.total.add(evicted);
         Ok(evicted.frames() > 0)
     }
@@ -151,7 +156,9 @@ impl Limiter {
             let after = extents.partition_point(|frames| frames.start <= gfn);
             after.checked_sub(1).is_some_and(|index| extents[index].contains(gfn))
         };
-        let resident = |gfn: Gfn| pager.ledger().content(gfn) == Content::Resident;
+        let resident = |gfn: Gfn| {
+            matches!(pager.ledger().content(gfn), Content::Resident | Content::Clean { .. })
+        };
         let unit = match pager.grain() {
             Grain::Frame => 1,
             Grain::Huge => FRAMES_PER_HUGE,

@@ -26,6 +26,8 @@ pub struct Counters {
     pub returned_frames: AtomicU64,
     /// Frames whose content is in the store.
     pub saved_frames: AtomicU64,
+    /// Frames in memory that equal a slot of the store which they still have.
+    pub clean_frames: AtomicU64,
     /// Frames whose content is in a block of the guest's disk.
     pub on_disk_frames: AtomicU64,
     /// Frames read back from the store or a disk because they were touched.

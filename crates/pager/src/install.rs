@@ -47,7 +47,7 @@ impl Pager {
         };
         add(counter, 1);
         for _ in 0..ATTEMPTS {
-            match self.attempt(gfn, fault.write_protected, buffer.as_deref_mut()) {
+            match self.attempt(gfn, fault, buffer.as_deref_mut()) {
                 Ok(Served::Done) => return,
                 Ok(Served::Busy) => std::thread::yield_now(),
                 Err(error) => {
@@ -64,10 +64,10 @@ impl Pager {
     fn attempt(
         &self,
         gfn: Gfn,
-        write_protected: bool,
+        fault: Fault,
         buffer: Option<&mut PageBuffer>,
     ) -> io::Result<Served> {
-        match (write_protected, self.ledger.want(gfn)) {
+        match (fault.write_protected, self.ledger.want(gfn)) {
             (_, Want::Marked(_)) => Ok(Served::Done),
             (true, Want::Free(Content::Watch { head, order })) => {
                 let served = self.restore(gfn, head, order)?;
@@ -77,11 +77,12 @@ impl Pager {
                 }
                 Ok(served)
             }
+            (true, Want::Free(Content::Clean { .. })) => self.end_clean(gfn),
             // A protection that ended before its event was read.
             (true, Want::Free(_)) => self.let_through(gfn),
             (false, Want::Free(content)) => match (content, buffer) {
                 (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
-                    self.refill_ahead(gfn, buffer)
+                    self.refill_ahead(gfn, fault.write, buffer)
                 }
                 (Content::Empty { .. }, _) => {
                     add(&self.counters.early, 1);
@@ -100,7 +101,9 @@ impl Pager {
         let whole = FrameRange::huge(gfn.huge());
         let words = if self.ledger.is_split(gfn.huge()) { frame } else { whole };
         let Ok(held) = self.ledger.lock(words) else { return Ok(Served::Busy) };
-        let watched = held.contents().any(|(_, content)| matches!(content, Content::Watch { .. }));
+        let watched = held
+            .contents()
+            .any(|(_, content)| matches!(content, Content::Watch { .. } | Content::Clean { .. }));
         let done = if watched { Ok(Served::Busy) } else { self.unprotect(frame).map(Served::done) };
         let wanted = held.abandon();
         self.after(wanted, words);
@@ -116,6 +119,7 @@ impl Pager {
             Content::Resident | Content::Guarded | Content::Watch { .. } => self.install_zero(gfn),
             Content::Empty { fill, .. } => self.install_frame(gfn, fill),
             Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
+            Content::Clean { .. } => self.touch_clean(gfn),
         }
     }
 
