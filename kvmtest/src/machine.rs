@@ -40,6 +40,7 @@ pub fn available() -> Result<(), String> {
 /// A VM whose vCPUs all read the same mailbox.
 pub struct Machine {
     vm: Vm,
+    guest: Arc<Mapping>,
     ram: Arc<Ram>,
     uffd: Uffd,
     run_directory: TempDir,
@@ -61,11 +62,12 @@ impl Machine {
         let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset: 0 };
         let ram = Ram::new(vec![region], vec![Backing { file, mapping }]).expect("one region");
         let vm = Vm::create().expect("/dev/kvm");
-        vm.set_memory(0, Gpa(0), guest).expect("KVM_SET_USER_MEMORY_REGION");
+        vm.set_memory(0, Gpa(0), Arc::clone(&guest)).expect("KVM_SET_USER_MEMORY_REGION");
         assert!(paging::build(&ram) <= MAILBOX, "page tables reach the mailbox");
         load_programs(&ram);
         Machine {
             vm,
+            guest,
             ram: Arc::new(ram),
             uffd: new_uffd().expect("userfaultfd"),
             run_directory: in_memory().expect("run directory"),
@@ -113,6 +115,21 @@ impl Machine {
     /// One word of memory that is known to be there.
     pub fn get(&self, gpa: Gpa) -> u64 {
         self.ram.words(gpa, 1).expect("in RAM")[0].load(Relaxed)
+    }
+
+    /// One word, read as a device of the VMM would: its faults are served as the guest's.
+    pub fn read_as_vmm(&self, gpa: Gpa) -> u64 {
+        self.guest.words(gpa.0, 1).expect("in RAM")[0].load(Relaxed)
+    }
+
+    /// Writes one word as a device of the VMM would.
+    pub fn write_as_vmm(&self, gpa: Gpa, value: u64) {
+        self.guest.words(gpa.0, 1).expect("in RAM")[0].store(value, Relaxed);
+    }
+
+    /// Takes all memory out of the VMM's page table, as an aging daemon does.
+    pub fn forget(&self) {
+        self.guest.forget(0, self.guest.bytes()).expect("MADV_DONTNEED");
     }
 
     /// Writes one word of memory, unseen by the pager.

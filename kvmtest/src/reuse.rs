@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ebb_inspect::PageWords;
-use ebb_pager::{Grain, Judge, Witness};
+use ebb_pager::{Evicted, Grain, Judge, Witness};
 use ebb_sys::kvm_vm::Registers;
 use ebb_units::{FrameRange, Gfn, Gpa};
 use ebb_vm::Ram;
@@ -90,12 +90,15 @@ impl Reuse {
         left.iter().map(|registers| registers.r10).sum()
     }
 
-    /// Evicts what is there of the pages, then drops what is free of a few.
-    pub fn evict(&self, daemon: &Daemon, judge: &dyn Judge) {
-        daemon.evict_by(self.pages(), judge);
+    /// Evicts what is there of the pages, then drops what is free of a few. In between all is
+    /// taken out of the VMM's page table, as by a daemon that looks what is used.
+    pub fn evict(&self, daemon: &Daemon, judge: &dyn Judge) -> Evicted {
+        let evicted = daemon.evict_by(self.pages(), judge);
+        self.machine.forget();
         self.pages().frames().take(DROPPED_PAGES).for_each(|page| {
             daemon.pager.drop_if_free(page, judge);
         });
+        evicted
     }
 }
 

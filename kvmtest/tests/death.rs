@@ -112,7 +112,7 @@ fn saved_frames_outlive_their_daemon() {
     for round in 0..ROUNDS {
         until("an eviction", || {
             let done = daemon.evict(counting.all());
-            (done.saved > 0).then_some(())
+            (done.frames() > 0).then_some(())
         });
         daemon.stop_serving();
         // Nobody brings anything back, so most is gone after this.

@@ -56,6 +56,30 @@ fn huge_frames_go_whole() {
     assert!(vm.status().limit.saved_bytes > 100 * MIB);
 }
 
+/// Memory that comes back to be read goes again without being saved again.
+#[test]
+fn what_is_only_read_is_saved_once() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("512M").backing("small"));
+    vm.guest("fill a 200M");
+    limit(&vm, 150);
+    assert_eq!(vm.guest("check a"), "0");
+    let before = vm.status().limit;
+    for _ in 0..2 {
+        assert_eq!(vm.guest("check a"), "0");
+    }
+    let after = vm.status().limit;
+    let saved_bytes = after.saved_total_bytes - before.saved_total_bytes;
+    let clean_bytes = after.clean_total_bytes - before.clean_total_bytes;
+    eprintln!("{saved_bytes} bytes were saved, {clean_bytes} were not");
+    assert!(clean_bytes > 150 * MIB && saved_bytes < clean_bytes / 4, "{before:?}\n{after:?}");
+    // All that came back to be read is written.
+    vm.guest("refill a");
+    assert_eq!(vm.guest("check a"), "0");
+    assert_eq!(vm.guest("check a"), "0");
+    vm.detach();
+    assert_eq!(vm.guest("check a"), "0");
+}
+
 /// Memory that the guest has freed holds nothing that anybody could miss.
 #[test]
 fn freed_memory_is_not_saved() {

@@ -185,16 +185,18 @@ fn limit_rows(limit: &LimitStatus) -> String {
         row(
             "elsewhere",
             format!(
-                "{} in the swap store, {} on the guest's disks",
+                "{} in the swap store, {} on the guest's disks; {} is in both store and memory",
                 Bytes(limit.saved_bytes),
-                Bytes(limit.on_disk_bytes)
+                Bytes(limit.on_disk_bytes),
+                Bytes(limit.clean_bytes)
             ),
         ),
         row(
             "evicted",
             format!(
-                "{} saved, {} equal to a disk, {} free or empty, in all",
+                "{} saved, {} saved before, {} equal to a disk, {} free or empty, in all",
                 Bytes(limit.saved_total_bytes),
+                Bytes(limit.clean_total_bytes),
                 Bytes(limit.on_disk_total_bytes),
                 Bytes(limit.empty_total_bytes)
             ),

@@ -143,7 +143,12 @@ impl Limiter {
                 pager.evict(&frames, &Known { guest, still_runs, pager, free: &self.free })
             }
             None => pager.evict(&frames, &NothingKnown),
-        }?;
+        };
+        let evicted = match evicted {
+            // Who has a slot without need makes room for who needs one.
+            Err(_) if pager.give_up_clean(STEP_FRAMES)? > 0 => return Ok(true),
+            evicted => evicted?,
+        };
         self.total.add(evicted);
         Ok(evicted.frames() > 0)
     }
@@ -166,7 +171,9 @@ impl Limiter {
         self.see_kinds(pager, guest);
         let extents = populated(pager);
         let is_there = |gfn| holding(&extents, gfn, |frames| frames).is_some();
-        let resident = |gfn: Gfn| pager.ledger().content(gfn) == Content::Resident;
+        let resident = |gfn: Gfn| {
+            matches!(pager.ledger().content(gfn), Content::Resident | Content::Clean { .. })
+        };
         let unit = match pager.grain() {
             Grain::Frame => 1,
             Grain::Huge => FRAMES_PER_HUGE,

@@ -43,6 +43,12 @@ pub enum Content {
         /// The block has `1 << order` frames.
         order: u8,
     },
+    /// In the RAM file, write-protected, and equal to what a slot of the swap store still
+    /// holds: a write ends that. After its daemon's death it is as good as resident.
+    Clean {
+        /// The slot, below 2^48.
+        slot: u64,
+    },
 }
 
 pub(crate) const LOCK: u64 = 1 << 3;
@@ -61,6 +67,7 @@ const GUARDED: u64 = 4;
 const WATCH: u64 = 5;
 /// In a huge frame's word only: look at the words of its frames.
 pub(crate) const MIXED: u64 = 6;
+const CLEAN: u64 = 7;
 
 /// Linux's largest order today is 10; a word holds up to 31.
 const ORDER_MAX: u64 = 31;
@@ -87,6 +94,7 @@ impl Content {
             Content::Watch { head, order } => {
                 with_payload(WATCH, head.0) | u64::from(order) << BYTE_SHIFT
             }
+            Content::Clean { slot } => with_payload(CLEAN, slot),
         }
     }
 
@@ -100,6 +108,7 @@ impl Content {
             SAVED => Content::Saved { slot: payload },
             ON_DISK => Content::OnDisk { block: payload },
             GUARDED => Content::Guarded,
+            CLEAN => Content::Clean { slot: payload },
             WATCH if byte <= ORDER_MAX => Content::Watch { head: Gfn(payload), order: byte as u8 },
             _ => return None,
         })
@@ -125,6 +134,7 @@ mod tests {
             Content::OnDisk { block: 1 },
             Content::Guarded,
             Content::Watch { head: Gfn(PAYLOAD_MAX), order: 10 },
+            Content::Clean { slot: PAYLOAD_MAX },
         ] {
             let word = content.to_word();
             assert_eq!(word & (LOCK | WANT), 0);
@@ -135,7 +145,6 @@ mod tests {
 
     #[test]
     fn words_that_were_never_written_are_known() {
-        assert_eq!(Content::from_word(7), None);
         assert_eq!(Content::from_word(MIXED), None);
         assert_eq!(Content::from_word(WATCH | 32 << BYTE_SHIFT), None);
     }

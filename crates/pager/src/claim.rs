@@ -51,6 +51,7 @@ impl Pager {
         if order > MAX_ORDER || !inside || self.split(metadata.huge()).is_err() {
             return Ok(None);
         }
+        self.end_clean_in(FrameRange::new(metadata, 1))?;
         let Ok(watch) = self.ledger.lock_frame(metadata) else { return Ok(None) };
         let frame = FrameRange::new(metadata, 1);
         if watch.content() != Content::Resident {
@@ -157,6 +158,9 @@ impl<'p> Claim<'p> {
         for (slot, frames) in parts.iter_mut().zip(self.block().by_huge()) {
             let part = frames.count < ebb_units::FRAMES_PER_HUGE;
             if part && pager.split(frames.start.huge()).is_err() {
+                return false;
+            }
+            if pager.end_clean_in(frames).is_err() {
                 return false;
             }
             match pager.ledger.lock(frames) {

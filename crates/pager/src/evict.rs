@@ -12,7 +12,7 @@ use ebb_ledger::{Content, LockedFrame};
 use ebb_store::{Page, PageBuffer};
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 
-use crate::counters::add;
+use crate::counters::{add, subtract};
 use crate::pager::{Grain, Pager};
 
 /// Longer than an O_DIRECT request to a local disk (attach notes in
@@ -29,6 +29,9 @@ pub struct Evicted {
     pub saved: u64,
     /// A block of the guest's disk equals them: nothing was written.
     pub on_disk: u64,
+    /// They were not written since they came from the store, where they still are: nothing
+    /// was written.
+    pub clean: u64,
     /// Each a single byte again and again, or free in the guest: nothing is kept.
     pub empty: u64,
     /// They were written to meanwhile; they stay.
@@ -38,19 +41,21 @@ pub struct Evicted {
 impl Evicted {
     /// The frames that the host has got.
     pub fn frames(&self) -> u64 {
-        self.saved + self.on_disk + self.empty
+        self.saved + self.on_disk + self.clean + self.empty
     }
 
     /// Together with another's.
     pub fn add(&mut self, other: Evicted) {
         self.saved += other.saved;
         self.on_disk += other.on_disk;
+        self.clean += other.clean;
         self.empty += other.empty;
         self.abandoned += other.abandoned;
     }
 
-    fn count(&mut self, content: Content) {
+    fn count(&mut self, content: Content, clean: bool) {
         match content {
+            _ if clean => self.clean += 1,
             Content::Saved { .. } => self.saved += 1,
             Content::OnDisk { .. } => self.on_disk += 1,
             _ => self.empty += 1,
@@ -86,6 +91,8 @@ impl Judge for NothingKnown {
 struct Held<'l> {
     gfn: Gfn,
     word: LockedFrame<'l>,
+    /// It was clean: what it holds is in this slot already.
+    kept: Option<u64>,
 }
 
 impl Held<'_> {
@@ -145,10 +152,15 @@ impl Pager {
         let mut piece = Vec::with_capacity(frames.len());
         for &gfn in frames {
             let Ok(word) = self.ledger.lock_frame(gfn) else { continue };
-            match word.content() {
-                Content::Resident if !self.pins.has(gfn) => piece.push(Held { gfn, word }),
-                _ => self.after(word.abandon(), FrameRange::new(gfn, 1)),
-            }
+            let kept = match word.content() {
+                Content::Resident if !self.pins.has(gfn) => None,
+                Content::Clean { slot } if !self.pins.has(gfn) => Some(slot),
+                _ => {
+                    self.after(word.abandon(), FrameRange::new(gfn, 1));
+                    continue;
+                }
+            };
+            piece.push(Held { gfn, word, kept });
         }
         let all = piece.len() as u64 == FRAMES_PER_HUGE;
         if piece.is_empty() || (self.grain == Grain::Huge && !all) {
@@ -166,12 +178,13 @@ impl Pager {
         }
     }
 
-    /// Lets go of frames that stay as they are.
+    /// Lets go of frames that stay in memory. Clean ones give their slots up: whether
+    /// somebody waits to write them is not known.
     fn open_all<'l>(&self, held: impl IntoIterator<Item = Held<'l>>) {
         for held in held {
             let frame = held.frame();
             self.report("unprotect", self.unprotect(frame));
-            let wanted = held.word.unlock(Content::Resident);
+            let wanted = self.stay(held.word);
             self.after(wanted, frame);
         }
     }
@@ -208,9 +221,14 @@ impl Pager {
         let (mut gone, mut stay) = (Vec::with_capacity(piece.len()), Vec::new());
         for (mut held, content) in piece.into_iter().zip(contents) {
             match content {
-                Some(content) if held.word.commit(content) => gone.push((held, content)),
+                Some(content) if held.word.commit(content) => {
+                    subtract(&self.counters.clean_frames, u64::from(held.kept.is_some()));
+                    gone.push((held, content));
+                }
                 content => {
-                    content.into_iter().for_each(|content| self.undo(held.gfn, content));
+                    // The slot of a clean one goes with its word.
+                    let new = content.filter(|_| held.kept.is_none());
+                    new.into_iter().for_each(|content| self.undo(held.gfn, content));
                     evicted.abandoned += u64::from(content.is_some());
                     stay.push(held);
                 }
@@ -242,8 +260,9 @@ impl Pager {
     ) -> (Vec<Option<Content>>, io::Result<()>) {
         let each = piece.iter().zip(pages);
         let mut contents: Vec<Option<Content>> =
-            each.map(|(held, page)| self.unwritten(held.gfn, page, judge)).collect();
-        let rest: Vec<usize> = (0..contents.len()).filter(|&at| contents[at].is_none()).collect();
+            each.map(|(held, page)| self.unwritten(held, page, judge)).collect();
+        let to_save = |at: &usize| contents[*at].is_none() && piece[*at].kept.is_none();
+        let rest: Vec<usize> = (0..contents.len()).filter(to_save).collect();
         if rest.is_empty() {
             return (contents, Ok(()));
         }
@@ -259,7 +278,13 @@ impl Pager {
     }
 
     /// Where its content is without being written anywhere.
-    fn unwritten(&self, gfn: Gfn, page: &Page, judge: &dyn Judge) -> Option<Content> {
+    fn unwritten(&self, held: &Held<'_>, page: &Page, judge: &dyn Judge) -> Option<Content> {
+        let gfn = held.gfn;
+        if let Some(slot) = held.kept {
+            // No such page is ever saved: the VMM has punched it, as a balloon does. It
+            // stays, as a hole.
+            return filled_with(page).is_none().then_some(Content::Saved { slot });
+        }
         if let Some(fill) = filled_with(page) {
             return Some(Content::Empty { fill, hard: false });
         }
@@ -306,7 +331,7 @@ impl Pager {
         for (held, content) in gone {
             let frame = held.frame();
             self.count_gone(content);
-            evicted.count(content);
+            evicted.count(content, held.kept.is_some());
             let wanted = held.word.unlock(content);
             self.after(wanted, frame);
         }

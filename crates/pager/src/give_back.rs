@@ -8,6 +8,7 @@ use std::time::Duration;
 use ebb_ledger::Content;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
+use crate::clean::is_clean;
 use crate::counters::{Counters, subtract};
 use crate::install::Served;
 use crate::pager::Pager;
@@ -58,6 +59,8 @@ impl Pager {
                 _ => {}
             }
         }
+        // Last: until now some that were touched have come back so.
+        self.give_up_clean(usize::MAX)?;
         Ok(before * FRAME_BYTES)
     }
 
@@ -89,23 +92,29 @@ impl Pager {
     }
 
     /// After a restart: a frame on record as elsewhere whose page is there was not
-    /// punched yet, or was brought back already. The page wins.
+    /// punched yet, or was brought back already. The page wins. A clean one has lost its
+    /// slot, which nobody has claimed.
     ///
     /// # Errors
     /// As lseek(2) and ioctl_userfaultfd(2).
     pub fn settle(&self) -> io::Result<()> {
         for (frames, content) in self.off_record() {
-            let elsewhere = !matches!(content, Content::Watch { .. } | Content::Guarded);
-            if elsewhere && !self.ram.is_hole(frames)? {
-                frames.frames().try_for_each(|gfn| self.settle_frame(gfn))?;
+            let there = match content {
+                Content::Watch { .. } | Content::Guarded => false,
+                Content::Clean { .. } => true,
+                _ => !self.ram.is_hole(frames)?,
+            };
+            if there {
+                frames.frames().try_for_each(|gfn| self.settle_frame(gfn, content))?;
             }
         }
         Ok(())
     }
 
-    fn settle_frame(&self, gfn: Gfn) -> io::Result<()> {
+    fn settle_frame(&self, gfn: Gfn, content: Content) -> io::Result<()> {
         let frame = FrameRange::new(gfn, 1);
-        if self.ram.is_hole(frame)? || self.split(gfn.huge()).is_err() {
+        let hole = !is_clean(content) && self.ram.is_hole(frame)?;
+        if hole || self.split(gfn.huge()).is_err() {
             return Ok(());
         }
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(()) };

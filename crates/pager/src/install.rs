@@ -47,7 +47,7 @@ impl Pager {
         };
         add(counter, 1);
         for _ in 0..ATTEMPTS {
-            match self.attempt(gfn, fault.write_protected, hand) {
+            match self.attempt(gfn, fault, hand) {
                 Ok(Served::Done) => return,
                 Ok(Served::Busy) => std::thread::yield_now(),
                 Err(error) => {
@@ -61,8 +61,8 @@ impl Pager {
         self.report("wake", self.wake(FrameRange::new(gfn, 1)));
     }
 
-    fn attempt(&self, gfn: Gfn, write_protected: bool, hand: &mut Hand) -> io::Result<Served> {
-        match (write_protected, self.ledger.want(gfn)) {
+    fn attempt(&self, gfn: Gfn, fault: Fault, hand: &mut Hand) -> io::Result<Served> {
+        match (fault.write_protected, self.ledger.want(gfn)) {
             (_, Want::Marked(_)) => Ok(Served::Done),
             (true, Want::Free(Content::Watch { head, order })) => {
                 let served = self.restore(gfn, head, order)?;
@@ -72,11 +72,12 @@ impl Pager {
                 }
                 Ok(served)
             }
+            (true, Want::Free(Content::Clean { .. })) => self.end_clean(gfn),
             // A protection that ended before its event was read.
             (true, Want::Free(_)) => self.let_through(gfn),
             (false, Want::Free(content)) => match (content, &mut hand.pages) {
                 (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
-                    self.refill_ahead(gfn, buffer)
+                    self.refill_ahead(gfn, fault.write, buffer)
                 }
                 (Content::Empty { .. }, _) => {
                     add(&self.counters.early, 1);
@@ -95,7 +96,9 @@ impl Pager {
         let whole = FrameRange::huge(gfn.huge());
         let words = if self.ledger.is_split(gfn.huge()) { frame } else { whole };
         let Ok(held) = self.ledger.lock(words) else { return Ok(Served::Busy) };
-        let watched = held.contents().any(|(_, content)| matches!(content, Content::Watch { .. }));
+        let watched = held
+            .contents()
+            .any(|(_, content)| matches!(content, Content::Watch { .. } | Content::Clean { .. }));
         let done = if watched { Ok(Served::Busy) } else { self.unprotect(frame).map(Served::done) };
         let wanted = held.abandon();
         self.after(wanted, words);
@@ -122,6 +125,7 @@ impl Pager {
             Content::Guarded | Content::Watch { .. } => self.install_zero(gfn),
             Content::Empty { fill, .. } => self.install_frame(gfn, fill),
             Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
+            Content::Clean { .. } => self.touch_clean(gfn),
         }
     }
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod claim;
+mod clean;
 mod counters;
 mod dead;
 mod disk;

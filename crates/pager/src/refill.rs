@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use ebb_ledger::{Content, LockedFrame};
-use ebb_store::{Page, PageBuffer};
+use ebb_store::{MEMORY_SLOTS, Page, PageBuffer};
 use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
@@ -17,7 +17,7 @@ use crate::counters::{add, subtract};
 use crate::dead::Verdict;
 use crate::hand::Hand;
 use crate::install::Served;
-use crate::pager::Pager;
+use crate::pager::{Grain, Pager};
 
 /// Beyond that the fault thread serves them itself.
 const JOBS: usize = 1024;
@@ -99,6 +99,8 @@ struct Back<'l> {
     gfn: Gfn,
     word: LockedFrame<'l>,
     page: usize,
+    /// It keeps its slot, and is protected for that.
+    slot: Option<u64>,
 }
 
 impl Pager {
@@ -119,8 +121,14 @@ impl Pager {
         }
     }
 
-    /// Brings a frame back, and with it those whose content lies behind its own.
-    pub(crate) fn refill_ahead(&self, gfn: Gfn, buffer: &mut PageBuffer) -> io::Result<Served> {
+    /// Brings a frame back, and with it those whose content lies behind its own. `write`:
+    /// as far as is known they are written at once.
+    pub(crate) fn refill_ahead(
+        &self,
+        gfn: Gfn,
+        write: bool,
+        buffer: &mut PageBuffer,
+    ) -> io::Result<Served> {
         let Ok(word) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
         let content = word.content();
         let (ahead, at) = match content {
@@ -139,8 +147,9 @@ impl Pager {
         let lock = || ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let window = lock().window(at);
         add(&self.counters.ahead_hit_frames, window.hits);
-        let mut back = vec![Back { gfn, word, page: 0 }];
-        self.neighbours(content, window.pages.min(buffer.pages().len()), &mut back);
+        let slot = self.slot_to_keep(content, write);
+        let mut back = vec![Back { gfn, word, page: 0, slot }];
+        self.neighbours(content, write, window.pages.min(buffer.pages().len()), &mut back);
         let count = back.iter().map(|back| back.page + 1).max().unwrap_or(1);
         lock().read(at, at + count as u64, back.len() as u64 - 1);
         add(&self.counters.refilled_frames, 1);
@@ -148,11 +157,12 @@ impl Pager {
         add(&self.counters.ahead_frames, back.len() as u64 - 1);
         let pages = &mut buffer.pages_mut()[..count];
         let read = self.read_back(content, pages, &mut back);
-        let result = read.and_then(|()| self.copy_back(pages, &back));
-        for Back { gfn, word, page } in back {
-            let wanted = match result {
-                Ok(()) => self.arrive(gfn, word),
-                Err(_) => word.abandon(),
+        let result = read.and_then(|()| self.copy_back(pages, &mut back));
+        for Back { gfn, word, page, slot } in back {
+            let wanted = match (&result, slot) {
+                (Ok(()), Some(slot)) => self.arrive_clean(word, slot),
+                (Ok(()), None) => self.arrive(gfn, word),
+                (Err(_), _) => word.abandon(),
             };
             // The first is the one whose fault led here.
             self.after(wanted || page == 0, FrameRange::new(gfn, 1));
@@ -160,8 +170,24 @@ impl Pager {
         result.map(|()| Served::Done)
     }
 
+    /// Whoever comes to write will soon write what lies behind it, too. With huge pages
+    /// frames go in hundreds, some of them written. A slot in memory takes memory.
+    fn slot_to_keep(&self, content: Content, write: bool) -> Option<u64> {
+        let keeps = !write && self.grain == Grain::Frame;
+        match content {
+            Content::Saved { slot } if keeps && slot < MEMORY_SLOTS => Some(slot),
+            _ => None,
+        }
+    }
+
     /// Takes the frames whose content lies behind `content`, up to `pages` on.
-    fn neighbours<'l>(&'l self, content: Content, pages: usize, back: &mut Vec<Back<'l>>) {
+    fn neighbours<'l>(
+        &'l self,
+        content: Content,
+        write: bool,
+        pages: usize,
+        back: &mut Vec<Back<'l>>,
+    ) {
         let mut last = 0;
         for page in 1..pages {
             let (wanted, owner) = match content {
@@ -184,7 +210,8 @@ impl Pager {
                         continue;
                     }
                     last = page;
-                    back.push(Back { gfn, word, page });
+                    let slot = self.slot_to_keep(wanted, write);
+                    back.push(Back { gfn, word, page, slot });
                 }
                 Some((gfn, word)) => self.after(word.abandon(), FrameRange::new(gfn, 1)),
                 None => {}
@@ -224,28 +251,38 @@ impl Pager {
     }
 
     /// Fills the frames, neighbours in one call.
-    fn copy_back(&self, pages: &[Page], back: &[Back<'_>]) -> io::Result<()> {
-        let follows = |a: &Back<'_>, b: &Back<'_>| a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page;
-        for run in back.chunk_by(follows) {
+    fn copy_back(&self, pages: &[Page], back: &mut [Back<'_>]) -> io::Result<()> {
+        let follows = |a: &Back<'_>, b: &Back<'_>| {
+            a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page && a.slot.is_some() == b.slot.is_some()
+        };
+        for run in back.chunk_by_mut(follows) {
             let frames = FrameRange::new(run[0].gfn, run.len() as u64);
             let bytes = pages[run[0].page..run[0].page + run.len()].as_flattened();
-            self.copy_run(frames, bytes)?;
+            if !self.copy_run(frames, bytes, run[0].slot.is_some())? {
+                run.iter_mut().for_each(|back| back.slot = None);
+            }
             // Devices before the guest: it may hand the frame to one at once.
             self.devices.map(frames);
         }
         Ok(())
     }
 
-    fn copy_run(&self, frames: FrameRange, bytes: &[u8]) -> io::Result<()> {
+    /// Fills frames in a row. Whether they are protected, if that was asked for.
+    fn copy_run(&self, frames: FrameRange, bytes: &[u8], protect: bool) -> io::Result<bool> {
         let to = self.ram.hva_range(frames);
-        let done = to.and_then(|to| self.uffd.copy_run(to.start, bytes).ok());
+        let done = to.and_then(|to| self.uffd.copy_run(to.start, bytes, protect).ok());
         if done == Some(frames.bytes()) {
-            return Ok(());
+            return Ok(true);
         }
         // Over the border of two regions, or some are there already: a daemon died
         // between the copy and the word.
         let mut pages = frames.frames().zip(bytes.chunks(FRAME_BYTES as usize));
-        pages.try_for_each(|(gfn, page)| self.copy_page(gfn, page))
+        pages.try_for_each(|(gfn, page)| {
+            self.copy_page(gfn, page)?;
+            // By the first attempt.
+            if protect { self.unprotect(FrameRange::new(gfn, 1)) } else { Ok(()) }
+        })?;
+        Ok(false)
     }
 
     /// The frame's page is there: its word says so, and where the content was is free.

@@ -46,9 +46,9 @@ impl View<'_> {
     }
 }
 
-/// Metadata under watch is protected against writes only.
+/// Metadata under watch is protected against writes only, as clean frames are.
 pub(crate) fn readable(content: Content) -> bool {
-    matches!(content, Content::Resident | Content::Watch { .. })
+    matches!(content, Content::Resident | Content::Clean { .. } | Content::Watch { .. })
 }
 
 impl GuestMemory for View<'_> {

@@ -114,9 +114,11 @@ const _: () = assert!(UFFDIO_ZEROPAGE == 0xc020_aa04);
 const _: () = assert!(UFFDIO_WRITEPROTECT == 0xc018_aa06);
 
 const EVENT_PAGEFAULT: u8 = 0x12;
+const FLAG_WRITE: u64 = 1 << 0;
 const FLAG_WP: u64 = 1 << 1;
 /// Of both UFFDIO_COPY and UFFDIO_ZEROPAGE.
 const MODE_DONTWAKE: u64 = 1 << 0;
+const COPY_MODE_WP: u64 = 1 << 1;
 const PROTECT_MODE_WP: u64 = 1 << 0;
 
 /// Part of the VMM's address space.
@@ -150,6 +152,9 @@ pub struct Fault {
     pub address: Hva,
     /// A write to a protected page; else a touch of a missing one.
     pub write_protected: bool,
+    /// A write, as far as the kernel knows: where a guest's page faults are served
+    /// asynchronously, reads arrive as writes.
+    pub write: bool,
 }
 
 /// Room for the events of one [`Uffd::read`].
@@ -252,19 +257,19 @@ impl Uffd {
         self.again(UFFDIO_COPY, &mut arg)
     }
 
-    /// As [`Uffd::copy`] for pages in a row. Returns how many bytes were filled
+    /// As [`Uffd::copy`] for pages in a row, `protected` or not. Returns how many bytes were filled
     /// before one that was there already, or all.
     ///
     /// # Errors
     /// As [`Uffd::copy`], when not even the first was filled.
-    pub fn copy_run(&self, to: Hva, pages: &[u8]) -> io::Result<u64> {
+    pub fn copy_run(&self, to: Hva, pages: &[u8], protected: bool) -> io::Result<u64> {
+        let mode = MODE_DONTWAKE | if protected { COPY_MODE_WP } else { 0 };
         let mut done = 0;
         // EAGAIN: as in `again`, and after a part was filled.
         for _ in 0..1000 {
             let left = &pages[done..];
             let (src, dst) = (left.as_ptr() as u64, to.0 + done as u64);
-            let mut arg =
-                CopyArg { dst, src, len: left.len() as u64, mode: MODE_DONTWAKE, copy: 0 };
+            let mut arg = CopyArg { dst, src, len: left.len() as u64, mode, copy: 0 };
             let result = self.ioctl(UFFDIO_COPY, &mut arg);
             done += usize::try_from(arg.copy).unwrap_or(0);
             match result {
@@ -338,10 +343,11 @@ impl Uffd {
                 error => return Err(error),
             },
         };
-        Ok(events.messages[..count]
-            .iter()
-            .filter(|m| m.event == EVENT_PAGEFAULT)
-            .map(|m| Fault { address: Hva(m.address), write_protected: m.flags & FLAG_WP != 0 }))
+        Ok(events.messages[..count].iter().filter(|m| m.event == EVENT_PAGEFAULT).map(|m| Fault {
+            address: Hva(m.address),
+            write_protected: m.flags & FLAG_WP != 0,
+            write: m.flags & (FLAG_WRITE | FLAG_WP) != 0,
+        }))
     }
 
     /// EAGAIN says that the VMM's mappings are changing under the call (fork,
@@ -419,7 +425,7 @@ mod tests {
             });
             let fault = one_fault(&uffd);
             assert_eq!(fault.address, Hva(range.start.0 + (8 << 10)));
-            assert!(!fault.write_protected);
+            assert!(!fault.write_protected && !fault.write);
             uffd.copy(fault.address, &[7; 4096]).unwrap();
             uffd.wake(range).unwrap();
             assert_eq!(reader.join().unwrap(), 0x0707_0707_0707_0707);
@@ -441,6 +447,23 @@ mod tests {
             writer.join().unwrap();
         });
         assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_page_can_come_protected() {
+        let file = RamFile::create("uffd-test", 1 << 20).unwrap();
+        let Some((uffd, mapping, range)) = over(&file, Watch::MissingAndWrite) else { return };
+        assert_eq!(uffd.copy_run(range.start, &[7; 8192], true).unwrap(), 8192);
+        let word = &mapping.words(4096, 1).unwrap()[0];
+        assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 0x0707_0707_0707_0707);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| word.store(2, std::sync::atomic::Ordering::Relaxed));
+            let fault = one_fault(&uffd);
+            assert!(fault.write_protected && fault.write);
+            assert_eq!(fault.address, Hva(range.start.0 + 4096));
+            uffd.unprotect(range).unwrap();
+            writer.join().unwrap();
+        });
     }
 
     #[test]

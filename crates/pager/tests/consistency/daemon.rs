@@ -113,7 +113,10 @@ impl Daemon {
             Content::Empty { fill, .. } => page = [fill; FRAME_BYTES as usize],
             Content::Saved { slot } => self.store.load(slot, &mut page)?,
             Content::OnDisk { block } => page = disk.blocks()[block as usize],
-            Content::Resident | Content::Guarded | Content::Watch { .. } => {}
+            Content::Resident
+            | Content::Clean { .. }
+            | Content::Guarded
+            | Content::Watch { .. } => {}
         }
         Ok(page)
     }
