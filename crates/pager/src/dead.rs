@@ -17,6 +17,7 @@ use crate::counters::add;
 use crate::evict::Judge;
 use crate::install::Served;
 use crate::pager::Pager;
+use crate::read_ahead::ReadAhead;
 use crate::sparse::Sparse;
 use crate::view::readable;
 
@@ -124,6 +125,18 @@ impl Pager {
         self.devices.map(frame);
         let _ = self.arrive(gfn, held);
         self.wake(frame).map(|()| Served::Done)
+    }
+
+    /// A guest that takes memory goes on behind a frame that it has freed, mostly with
+    /// others that it has: those of them are empty from now on that will be installed
+    /// with this one.
+    pub(crate) fn drop_behind(&self, gfn: Gfn, zeros: &ReadAhead) {
+        let count = (zeros.expects(gfn.0) as u64).min(self.frames_to_border(gfn));
+        for gfn in FrameRange::new(gfn, count).frames().skip(1) {
+            if is_elsewhere(self.ledger.content(gfn)) && !self.drop_if_dead(gfn) {
+                return;
+            }
+        }
     }
 
     /// If the guest has freed the frame since it went, it is empty from now on.

@@ -18,6 +18,7 @@ use crate::dead::Verdict;
 use crate::hand::Hand;
 use crate::install::Served;
 use crate::pager::{Grain, Pager};
+use crate::read_ahead::ReadAhead;
 
 /// Beyond that the fault thread serves them itself.
 const JOBS: usize = 1024;
@@ -128,6 +129,7 @@ impl Pager {
         gfn: Gfn,
         write: bool,
         buffer: &mut PageBuffer,
+        zeros: &ReadAhead,
     ) -> io::Result<Served> {
         let Ok(word) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
         let content = word.content();
@@ -142,7 +144,11 @@ impl Pager {
         let verdict = self.verdict(gfn);
         if verdict == Verdict::Dead {
             add(&self.counters.false_reads_avoided, 1);
-            return self.install_blank(gfn, word);
+            let wanted = self.become_empty(gfn, word);
+            self.after(wanted, FrameRange::new(gfn, 1));
+            self.drop_behind(gfn, zeros);
+            // What is empty comes as zeros the next time.
+            return Ok(Served::Busy);
         }
         let lock = || ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let window = lock().window(at);

@@ -82,7 +82,7 @@ impl Pager {
     }
 
     /// Frames from this one on, up to the border of its huge frame or its region.
-    fn frames_to_border(&self, gfn: Gfn) -> u64 {
+    pub(crate) fn frames_to_border(&self, gfn: Gfn) -> u64 {
         let huge = FRAMES_PER_HUGE - gfn.index_in_huge() as u64;
         let mut regions = self.ram.regions().iter().map(|region| region.frames());
         let region = regions.find(|frames| frames.contains(gfn));
