@@ -1,6 +1,7 @@
 //! A guest that uses more memory than the host gives it.
 
-use vmtest::{Guest, Host, HostSetting, Vm, require, until};
+use ebb_api::LimitStatus;
+use vmtest::{Guest, Host, HostSetting, Vm, assets, require, until};
 
 const MIB: u64 = 1 << 20;
 /// What the guest touches while the evicting threads get their turn.
@@ -54,6 +55,43 @@ fn huge_frames_go_whole() {
     assert_eq!(vm.guest("check a"), "0");
     assert_eq!(vm.guest("check a"), "0");
     assert!(vm.status().limit.saved_bytes > 100 * MIB);
+}
+
+/// What a process finds evicted of the one before it is not read for it.
+fn reads_nothing_for_a_new_process(kernel: &str) {
+    let vm = Host::new().run(Guest::debian(kernel).memory("512M").backing("small"));
+    vm.guest("fill a 250M");
+    vm.wait_trusted();
+    limit(&vm, 150);
+    let before = vm.status().limit;
+    vm.guest("free a");
+    vm.guest("fill b 250M");
+    let after = vm.status().limit;
+    assert_eq!(vm.guest("check b"), "0");
+    let unread =
+        |limit: &LimitStatus| limit.false_reads_avoided_total_bytes + limit.dropped_total_bytes;
+    let unread_bytes = unread(&after) - unread(&before);
+    let read_bytes = after.refilled_total_bytes - before.refilled_total_bytes;
+    eprintln!("{kernel}: {unread_bytes} bytes were not read, {read_bytes} were");
+    assert!(unread_bytes > 50 * MIB && read_bytes < unread_bytes / 2, "{before:?}\n{after:?}");
+}
+
+#[test]
+fn nothing_is_read_for_a_new_process_on_5_10() {
+    require!(assets::kernel("5.10"));
+    reads_nothing_for_a_new_process("5.10");
+}
+
+#[test]
+fn nothing_is_read_for_a_new_process_on_6_12() {
+    require!(assets::kernel("6.12"));
+    reads_nothing_for_a_new_process("6.12");
+}
+
+#[test]
+fn nothing_is_read_for_a_new_process_on_7() {
+    require!(assets::kernel("7.x"));
+    reads_nothing_for_a_new_process("7.x");
 }
 
 /// Memory that comes back to be read goes again without being saved again.
