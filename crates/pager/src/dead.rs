@@ -17,9 +17,12 @@ use crate::counters::add;
 use crate::evict::Judge;
 use crate::install::Served;
 use crate::pager::Pager;
-use crate::read_ahead::ReadAhead;
 use crate::sparse::Sparse;
 use crate::view::readable;
+
+/// Linux frees pages to its per-processor lists, and from there, in batches of this size
+/// at most (`pcp->batch`).
+const FREED_TOGETHER: u64 = 63;
 
 /// A guest's kernel, for threads that bring its frames back.
 pub trait Witness: Send + Sync {
@@ -127,21 +130,23 @@ impl Pager {
         self.wake(frame).map(|()| Served::Done)
     }
 
-    /// A guest that takes memory goes on behind a frame that it has freed, mostly with
-    /// others that it has: those of them are empty from now on that will be installed
-    /// with this one.
-    pub(crate) fn drop_behind(&self, gfn: Gfn, zeros: &ReadAhead) {
-        let count = (zeros.expects(gfn.0) as u64).min(self.frames_to_border(gfn));
-        for gfn in FrameRange::new(gfn, count).frames().skip(1) {
-            if is_elsewhere(self.ledger.content(gfn)) && !self.drop_if_dead(gfn) {
-                return;
-            }
-        }
+    /// A frame that was just emptied, since the guest had freed it, gets memory, and with
+    /// it those around it of which the same holds: Linux hands out together, and often
+    /// from the last to the first, what it freed together. `false`: it has none yet.
+    pub(crate) fn install_freed(&self, gfn: Gfn) -> io::Result<bool> {
+        let behind = (self.frames_to_border(gfn) - 1).min(FREED_TOGETHER);
+        let before = (gfn.index_in_huge() as u64).min(FREED_TOGETHER);
+        let is_freed = |gfn: &Gfn| self.drop_if_dead(*gfn);
+        let behind = (1..=behind).map(|by| Gfn(gfn.0 + by)).take_while(is_freed).count();
+        let before = (1..=before).map(|by| Gfn(gfn.0 - by)).take_while(is_freed).count();
+        let first = Gfn(gfn.0 - before as u64);
+        self.install_run(FrameRange::new(first, (before + 1 + behind) as u64))
     }
 
     /// If the guest has freed the frame since it went, it is empty from now on.
     pub(crate) fn drop_if_dead(&self, gfn: Gfn) -> bool {
-        self.drop_if(gfn, || self.verdict(gfn) == Verdict::Dead)
+        is_elsewhere(self.ledger.content(gfn))
+            && self.drop_if(gfn, || self.verdict(gfn) == Verdict::Dead)
     }
 
     /// If a frame is elsewhere and free, by the word of who evicts, it is empty from

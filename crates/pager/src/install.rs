@@ -77,7 +77,7 @@ impl Pager {
             (true, Want::Free(_)) => self.let_through(gfn),
             (false, Want::Free(content)) => match (content, &mut hand.pages) {
                 (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
-                    self.refill_ahead(gfn, fault.write, buffer, &hand.zeros)
+                    self.refill_ahead(gfn, fault.write, buffer)
                 }
                 (Content::Empty { .. }, _) => {
                     add(&self.counters.early, 1);

@@ -45,12 +45,6 @@ impl ReadAhead {
         ReadAhead { timid: START_MAX.ilog2(), ..ReadAhead::default() }
     }
 
-    /// How much a page wanted at `at` would be read with.
-    pub(crate) fn expects(&self, at: u64) -> usize {
-        let stream = self.streams.iter().find(|stream| stream.used > 0 && stream.next == at);
-        stream.map_or(START_MAX >> self.timid, |stream| (stream.window * 2).min(MAX))
-    }
-
     /// A page at `at` is wanted.
     pub(crate) fn window(&mut self, at: u64) -> Window {
         self.reads += 1;

@@ -18,7 +18,6 @@ use crate::dead::Verdict;
 use crate::hand::Hand;
 use crate::install::Served;
 use crate::pager::{Grain, Pager};
-use crate::read_ahead::ReadAhead;
 
 /// Beyond that the fault thread serves them itself.
 const JOBS: usize = 1024;
@@ -129,7 +128,6 @@ impl Pager {
         gfn: Gfn,
         write: bool,
         buffer: &mut PageBuffer,
-        zeros: &ReadAhead,
     ) -> io::Result<Served> {
         let Ok(word) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
         let content = word.content();
@@ -146,9 +144,7 @@ impl Pager {
             add(&self.counters.false_reads_avoided, 1);
             let wanted = self.become_empty(gfn, word);
             self.after(wanted, FrameRange::new(gfn, 1));
-            self.drop_behind(gfn, zeros);
-            // What is empty comes as zeros the next time.
-            return Ok(Served::Busy);
+            return Ok(if self.install_freed(gfn)? { Served::Done } else { Served::Busy });
         }
         let lock = || ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let window = lock().window(at);

@@ -39,46 +39,66 @@ impl Pager {
             if is_split { self.ledger.lock(FrameRange::new(gfn, 1)) } else { Err(busy) }
         });
         let Ok(held) = held else { return Ok(Served::Busy) };
-        let (served, wanted) = self.zero_held(held, frames, ahead);
+        let (done, wanted) = self.zero_held(held, frames);
         self.after(wanted, words);
-        served
+        if let Ok(Some(done)) = &done {
+            ahead.read(gfn.0, done.end().0, done.count - 1);
+        }
+        Ok(if done?.is_some() { Served::Done } else { Served::Busy })
     }
 
-    /// Fills those of `frames` that are held and read as zero, up to the first that
-    /// does not. Also whether somebody asked for what was held.
+    /// Gives frames that were just emptied, in one huge frame, their memory. `false`:
+    /// some have none yet.
+    pub(crate) fn install_run(&self, frames: FrameRange) -> io::Result<bool> {
+        let held = match self.ledger.lock(frames) {
+            Ok(held) => held,
+            Err(busy) => {
+                self.after(busy.wanted, frames);
+                return Ok(false);
+            }
+        };
+        let (done, wanted) = self.zero_held(held, frames);
+        self.after(wanted, frames);
+        Ok(done? == Some(frames))
+    }
+
+    /// Fills those of `frames` that are held and read as zero, up to the first that does
+    /// not: which these are, if any. Also whether somebody asked for what was held.
     fn zero_held(
         &self,
         held: Locked<'_>,
         frames: FrameRange,
-        ahead: &mut ReadAhead,
-    ) -> (io::Result<Served>, bool) {
+    ) -> (io::Result<Option<FrameRange>>, bool) {
         let first = held.contents().next();
         let content = match first {
             Some((_, Content::Resident)) => Content::Resident,
             Some((part, EMPTY)) if part.count == 1 => EMPTY,
-            _ => return (Ok(Served::Busy), held.abandon()),
+            _ => return (Ok(None), held.abandon()),
         };
         let alike = held.contents().take_while(|(_, other)| *other == content);
         let alike = alike.last().map_or(frames.start, |(part, _)| part.end());
         let run = FrameRange::new(frames.start, alike.0.min(frames.end().0) - frames.start.0);
+        if content == Content::Resident {
+            // Nobody here made this hole.
+            self.devices.lost(run);
+        }
         let done = match self.zero_run(run) {
             Ok(done) => done,
             Err(error) => return (Err(error), held.abandon()),
         };
-        ahead.read(done.start.0, done.end().0, done.count - 1);
-        self.devices.map(done);
         let wanted = match content {
-            EMPTY if held.frames().count > done.count => {
-                let (held, wanted) = held.keep(done.count);
+            EMPTY => {
+                self.devices.map(done);
+                self.count_returned([(done, EMPTY)].into_iter());
+                let (held, wanted) = match held.frames().count > done.count {
+                    true => held.keep(done.count),
+                    false => (held, false),
+                };
                 held.unlock(Content::Resident) | wanted
             }
-            EMPTY => held.unlock(Content::Resident),
             _ => held.abandon(),
         };
-        if content == EMPTY {
-            self.count_returned([(done, EMPTY)].into_iter());
-        }
-        (self.wake(done).map(|()| Served::Done), wanted)
+        (self.wake(done).map(|()| Some(done)), wanted)
     }
 
     /// Frames from this one on, up to the border of its huge frame or its region.
