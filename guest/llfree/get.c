@@ -174,16 +174,10 @@ static __always_inline s64 get_claimed(struct llfree *zone, llf_u64 *slot)
 	return LLFREE_ERR_MEMORY;
 }
 
-/* Where a core begins to look: far from the others. */
-static u32 home(const struct llfree *zone, u32 core)
-{
-	return (u64)core * zone->tree_count / zone->cores;
-}
-
-static noinline s64 get_block(struct llfree *zone, llf_u64 *slot, struct want want, u32 core)
+static noinline s64 get_block(struct llfree *zone, llf_u64 *slot, struct want want)
 {
 	u64 seen = llf_load(slot);
-	u32 from = slot_is_present(seen) ? slot_tree(seen) : home(zone, core);
+	u32 from = slot_is_present(seen) ? slot_tree(seen) : zone_home(zone, want.core);
 	struct grab grab;
 
 	if (!(slot_is_present(seen) && llf_grab_in_tree(zone, from, slot_row(seen), want, &grab)) &&
@@ -198,23 +192,23 @@ static noinline s64 get_block(struct llfree *zone, llf_u64 *slot, struct want wa
 
 s64 llfree_get(struct llfree *zone, unsigned int order, unsigned int kind, unsigned int core)
 {
-	struct want want = { .order = order, .kind = kind ? LLFREE_KIND_MOVABLE : 0 };
+	struct want want = { .order = order, .kind = kind ? LLFREE_KIND_MOVABLE : 0, .core = core };
 	llf_u64 *slot;
 	s64 frame;
 
 	if (unlikely(order > LLFREE_MAX_ORDER))
 		return LLFREE_ERR_ORDER;
 	if (unlikely(core >= zone->cores))
-		core %= zone->cores;
+		want.core = core % zone->cores;
 	if (order >= LLFREE_HUGE_ORDER)
 		want.kind = LLFREE_KIND_HUGE;
-	slot = &zone->slots[(core * LLFREE_SLOT_KINDS + want.kind) * LLFREE_SLOT_WORDS];
+	slot = &zone->slots[(want.core * LLFREE_SLOT_KINDS + want.kind) * LLFREE_SLOT_WORDS];
 	if (order == 0) {
 		frame = get_claimed(zone, slot);
 		if (likely(frame >= 0))
 			return frame;
 	}
-	return get_block(zone, slot, want, core);
+	return get_block(zone, slot, want);
 }
 
 /* Whether the block was free; its area as it was before. */

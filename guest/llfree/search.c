@@ -6,6 +6,8 @@
 #define NEAR 16
 /* Trees looked at before a free one is broken into. */
 #define FAR 256
+/* The core's part of the zone: there it meets no other core's lines. */
+#define SHARE 1
 #define ALL 0
 #define FULL LLFREE_TREE_FRAMES
 
@@ -13,7 +15,7 @@ enum kinds { OWN, OWN_OR_FREE, ANY };
 
 /* One way to look at trees; they are tried in turn. */
 struct pass {
-	/* Trees looked at, a power of two: those of the same aligned group. */
+	/* SHARE, ALL, or the aligned group of so many that the last one is in. */
 	u32 reach;
 	/* Least and most that a tree may have free. */
 	u32 least;
@@ -33,11 +35,13 @@ static const struct pass small[] = {
 	{ .reach = NEAR, .least = FULL / 16, .most = FULL / 2, .kinds = OWN },
 	{ .reach = NEAR, .least = FULL / 64, .most = FULL / 16 * 15, .kinds = OWN },
 	{ .reach = FAR, .least = 1, .most = FULL - 1, .kinds = OWN },
+	{ .reach = SHARE, .least = 1, .most = FULL, .kinds = OWN_OR_FREE },
 	{ .reach = ALL, .least = 1, .most = FULL, .kinds = OWN_OR_FREE },
 };
 
 static const struct pass huge[] = {
 	{ .reach = NEAR, .least = 1, .most = FULL, .kinds = OWN },
+	{ .reach = SHARE, .least = 1, .most = FULL, .kinds = OWN_OR_FREE },
 	{ .reach = ALL, .least = 1, .most = FULL, .kinds = OWN_OR_FREE },
 };
 
@@ -99,21 +103,27 @@ static bool grab_reserved(struct llfree *zone, u32 index, struct want want, stru
 	return false;
 }
 
-/* The nearest after @from first, @from last. */
+/* Those after @from first, then around. */
 static bool search_with(struct llfree *zone, const struct pass *pass, u32 from, struct want want,
 			struct grab *grab)
 {
-	u32 reach = pass->reach ? pass->reach : zone->tree_count;
-	u32 group = pass->reach ? from & ~(reach - 1) : 0;
-	u32 step, offset = from - group;
+	u32 start = 0, end = zone->tree_count;
+	u32 step, index;
 
+	if (pass->reach == SHARE) {
+		start = zone_home(zone, want.core);
+		end = zone_home(zone, want.core + 1);
+	} else if (pass->reach != ALL) {
+		start = from & ~(pass->reach - 1);
+		end = end - start > pass->reach ? start + pass->reach : end;
+	}
 	want.evicted = pass->evicted;
-	for (step = 0; step < reach; step++) {
-		if (++offset == reach)
-			offset = 0;
-		if (group + offset < zone->tree_count &&
-		    fits(pass, llf_peek(&zone->trees[group + offset]), want) &&
-		    grab_reserved(zone, group + offset, want, grab))
+	index = from >= start && from < end ? from + 1 : start;
+	for (step = start; step < end; step++, index++) {
+		if (index == end)
+			index = start;
+		if (fits(pass, llf_peek(&zone->trees[index]), want) &&
+		    grab_reserved(zone, index, want, grab))
 			return true;
 	}
 	return false;

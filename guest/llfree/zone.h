@@ -9,6 +9,8 @@
 struct want {
 	unsigned int order;
 	u32 kind;
+	/* Whose share of the zone to look in first; less than the zone has. */
+	u32 core;
 	/* Areas without memory will do. */
 	bool evicted;
 };
@@ -75,6 +77,12 @@ static __always_inline bool zone_replace(struct llfree *zone, u32 index, u16 *se
 		return false;
 	zone_count(zone, index, tree, *seen, after);
 	return true;
+}
+
+/* Where a core begins to look, and its share of the trees begins. */
+static inline u32 zone_home(const struct llfree *zone, u32 core)
+{
+	return (u64)core * zone->tree_count / zone->cores;
 }
 
 /* Gives up claims on frames of an area. */

@@ -8,6 +8,7 @@ mod bare;
 mod cpu;
 mod fault;
 mod handlers;
+mod llfree;
 mod memory;
 mod reclaim;
 mod report;
@@ -43,6 +44,8 @@ enum Name {
     Memory,
     /// Saving pages to disk and in memory, and loading them
     Store,
+    /// Getting and putting frames of the allocator that a guest shares with the host
+    Llfree,
     /// Each of them
     All,
 }
@@ -50,12 +53,13 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 5] = [
+const EACH: [(Name, Bench); 6] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
     (Name::Memory, memory::run),
     (Name::Store, store::run),
+    (Name::Llfree, llfree::run),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

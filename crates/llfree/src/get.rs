@@ -15,6 +15,8 @@ use crate::zone::{Kind, Touch, Zone};
 pub(crate) struct Want {
     pub order: u8,
     pub kind: u32,
+    /// Whose share of the zone to look in first; less than the zone has.
+    pub core: u32,
     /// Areas without memory will do.
     pub evicted: bool,
 }
@@ -56,7 +58,8 @@ impl<T: Touch> Zone<'_, T> {
         if order > MAX_ORDER {
             return Err(Error::Order);
         }
-        self.get_block(slot, Want { order, kind, evicted: false }, core)
+        let core = core % self.cores;
+        self.get_block(slot, Want { order, kind, core, evicted: false })
     }
 
     /// The block that begins at `frame`, if it is free.
@@ -104,14 +107,14 @@ impl<T: Touch> Zone<'_, T> {
         None
     }
 
-    fn get_block(&self, slot: &AtomicU64, want: Want, core: u32) -> Result<u64, Error> {
+    fn get_block(&self, slot: &AtomicU64, want: Want) -> Result<u64, Error> {
         let seen = Slot(slot.get());
         let grab = seen.tree().and_then(|tree| self.grab_in_tree(tree, seen.row(), want));
         let grab = match grab {
             Some(grab) => grab,
-            None => {
-                self.search(seen.tree().unwrap_or(self.home(core)), want).ok_or(Error::Memory)?
-            }
+            None => self
+                .search(seen.tree().unwrap_or(self.home(want.core)), want)
+                .ok_or(Error::Memory)?,
         };
         self.install(grab.frame, want.order, grab.area);
         if want.order == 0 || seen.tree() != Some(grab.tree()) {
@@ -120,10 +123,9 @@ impl<T: Touch> Zone<'_, T> {
         Ok(grab.frame)
     }
 
-    /// Where a core begins to look: far from the others.
-    fn home(&self, core: u32) -> usize {
-        let core = (core % self.cores) as usize;
-        core * self.counters.trees.len() / self.cores as usize
+    /// Where a core begins to look, and its share of the trees begins.
+    pub(crate) fn home(&self, core: u32) -> usize {
+        core as usize * self.counters.trees.len() / self.cores as usize
     }
 
     /// Has the host put memory behind a block whose area was without. After the
@@ -200,7 +202,7 @@ impl<T: Touch> Zone<'_, T> {
 
     /// The area as it was before, if the block was free.
     fn take_at(&self, index: usize, frame: u64, order: u8) -> Option<Area> {
-        let want = Want { order, kind: KIND_HUGE, evicted: true };
+        let want = Want { order, kind: KIND_HUGE, core: 0, evicted: true };
         if order >= HUGE_ORDER {
             let grab = match order {
                 HUGE_ORDER => self.grab_area(index, want),

@@ -1,5 +1,7 @@
 //! Finding a tree to take from, and the slots' reservations.
 
+use core::ops::Range;
+
 use crate::atomic::{Atom, AtomicU64};
 use crate::get::{Grab, Want};
 use crate::layout::{AREA_ROWS, HUGE_ORDER, TREE_AREAS, TREE_FRAMES};
@@ -9,8 +11,8 @@ use crate::zone::{Touch, Zone};
 
 /// One way to look at trees; they are tried in turn.
 struct Pass {
-    /// Trees looked at, a power of two: those of the same aligned group. 0: all.
-    reach: usize,
+    /// Which trees.
+    reach: Reach,
     /// Least and most that a tree may have free.
     free: (u32, u32),
     /// Of which kinds.
@@ -21,6 +23,15 @@ struct Pass {
     evicted: bool,
 }
 
+#[derive(Clone, Copy)]
+enum Reach {
+    /// The aligned group of so many, a power of two, that the last one is in.
+    Group(usize),
+    /// The core's part of the zone: there it meets no other core's lines.
+    Share,
+    All,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kinds {
     Own,
@@ -29,30 +40,34 @@ enum Kinds {
 }
 
 /// Trees of a cache line of the array.
-const NEAR: usize = 16;
+const NEAR: Reach = Reach::Group(16);
 /// Trees looked at before a free one is broken into.
-const FAR: usize = 256;
-const ALL: usize = 0;
+const FAR: Reach = Reach::Group(256);
 const FULL: u32 = TREE_FRAMES as u32;
 
-const fn pass(reach: usize, free: (u32, u32), kinds: Kinds) -> Pass {
+const fn pass(reach: Reach, free: (u32, u32), kinds: Kinds) -> Pass {
     Pass { reach, free, kinds, reserved: false, evicted: false }
 }
 
 /// Half-empty trees of the own kind first: full ones are nearly used up, empty
 /// ones may become free as a whole.
-const SMALL: [Pass; 4] = [
+const SMALL: [Pass; 5] = [
     pass(NEAR, (FULL / 16, FULL / 2), Kinds::Own),
     pass(NEAR, (FULL / 64, FULL / 16 * 15), Kinds::Own),
     pass(FAR, (1, FULL - 1), Kinds::Own),
-    pass(ALL, (1, FULL), Kinds::OwnOrFree),
+    pass(Reach::Share, (1, FULL), Kinds::OwnOrFree),
+    pass(Reach::All, (1, FULL), Kinds::OwnOrFree),
 ];
-const HUGE: [Pass; 2] = [pass(NEAR, (1, FULL), Kinds::Own), pass(ALL, (1, FULL), Kinds::OwnOrFree)];
+const HUGE: [Pass; 3] = [
+    pass(NEAR, (1, FULL), Kinds::Own),
+    pass(Reach::Share, (1, FULL), Kinds::OwnOrFree),
+    pass(Reach::All, (1, FULL), Kinds::OwnOrFree),
+];
 /// Another kind's, then another slot's, then those whose memory the host has.
 const STEAL: [Pass; 3] = [
-    pass(ALL, (1, FULL), Kinds::Any),
-    Pass { reserved: true, ..pass(ALL, (1, FULL), Kinds::Any) },
-    Pass { reserved: true, evicted: true, ..pass(ALL, (1, FULL), Kinds::Any) },
+    pass(Reach::All, (1, FULL), Kinds::Any),
+    Pass { reserved: true, ..pass(Reach::All, (1, FULL), Kinds::Any) },
+    Pass { reserved: true, evicted: true, ..pass(Reach::All, (1, FULL), Kinds::Any) },
 ];
 
 impl Pass {
@@ -69,13 +84,16 @@ impl Pass {
             }
     }
 
-    /// The trees to look at, the nearest after `from` first.
-    fn trees(&self, from: usize, count: usize) -> impl Iterator<Item = usize> {
-        let reach = if self.reach == ALL { count } else { self.reach };
-        let group = if self.reach == ALL { 0 } else { from & !(reach - 1) };
-        let offset = from - group;
-        let around = (offset + 1..reach).chain(0..=offset);
-        around.map(move |step| group + step).filter(move |&tree| tree < count)
+    /// The trees to look at: those after `from` first, then around.
+    fn trees(&self, from: usize, share: Range<usize>, count: usize) -> impl Iterator<Item = usize> {
+        let (start, end) = match self.reach {
+            Reach::Group(size) => (from & !(size - 1), (from & !(size - 1)) + size),
+            Reach::Share => (share.start, share.end),
+            Reach::All => (0, count),
+        };
+        let end = end.min(count);
+        let next = if (start..end).contains(&from) { from + 1 } else { start };
+        (next..end).chain(start..next)
     }
 }
 
@@ -98,7 +116,8 @@ impl<T: Touch> Zone<'_, T> {
 
     fn search_with(&self, pass: &Pass, from: usize, want: Want) -> Option<Grab> {
         let want = Want { evicted: pass.evicted, ..want };
-        pass.trees(from, self.counters.trees.len())
+        let share = self.home(want.core)..self.home(want.core + 1);
+        pass.trees(from, share, self.counters.trees.len())
             .filter(|&index| pass.fits(self.counters.tree(index), want))
             .find_map(|index| self.grab_reserved(index, want))
     }

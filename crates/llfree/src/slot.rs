@@ -60,7 +60,7 @@ impl Slot {
 
     #[inline(always)]
     pub fn at_row(self, row: usize) -> Slot {
-        Slot(self.0 & (1 << SLOT_ROW_SHIFT) - 1 | (row as u64) << SLOT_ROW_SHIFT)
+        Slot(self.0 & ((1 << SLOT_ROW_SHIFT) - 1) | (row as u64) << SLOT_ROW_SHIFT)
     }
 
     pub fn without_claims(self) -> Slot {
