@@ -6,7 +6,7 @@
 //! whole, and give them back. Both work in place on arrays of words that are
 //! handed in. The same layout and the same names stand in `guest/llfree`, in C;
 //! `docs/llfree.md` draws the layout and tells the protocol.
-#![no_std]
+#![cfg_attr(not(loom), no_std)]
 #![forbid(unsafe_code)]
 
 pub mod layout;
@@ -25,6 +25,9 @@ mod slot;
 mod tree;
 mod verify;
 mod zone;
+
+#[cfg(all(test, loom))]
+mod model;
 
 pub use error::{Error, HostError, LayoutError};
 pub use header::Header;

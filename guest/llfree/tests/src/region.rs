@@ -56,7 +56,15 @@ impl Region {
 
     /// The words of the header.
     pub fn header(&self) -> &[AtomicU64] {
-        self.mapping.words(0, HEADER_WORDS).expect(SHORT)
+        self.words(0, HEADER_WORDS)
+    }
+
+    /// Any words of it.
+    ///
+    /// # Panics
+    /// Outside of it.
+    pub fn words(&self, offset: u64, count: usize) -> &[AtomicU64] {
+        self.mapping.words(offset, count).expect(SHORT)
     }
 
     /// Where what lies.
