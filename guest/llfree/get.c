@@ -153,7 +153,6 @@ static __always_inline s64 get_claimed(struct llfree *zone, llf_u64 *slot)
 		u64 bits = llf_load(&rows[row]);
 		u64 next = slot_at_row(seen - 1, (u64)index * LLFREE_AREA_ROWS + row);
 		int first;
-		u64 frame;
 
 		if (unlikely(!llf_replace(slot, &seen, next)))
 			continue;
@@ -167,9 +166,7 @@ static __always_inline s64 get_claimed(struct llfree *zone, llf_u64 *slot)
 				break;
 			}
 		}
-		frame = (u64)index * LLFREE_AREA_FRAMES + first;
-		install(zone, frame, 0, slot_is_evicted(seen) ? LLFREE_AREA_EVICTED : 0);
-		return frame;
+		return (u64)index * LLFREE_AREA_FRAMES + first;
 	}
 	return LLFREE_ERR_MEMORY;
 }
@@ -183,6 +180,7 @@ static noinline s64 get_block(struct llfree *zone, llf_u64 *slot, struct want wa
 	if (!(slot_is_present(seen) && llf_grab_in_tree(zone, from, slot_row(seen), want, &grab)) &&
 	    !llf_search(zone, from, want, &grab))
 		return LLFREE_ERR_MEMORY;
+	/* Before others may take of the claims: they do not touch. */
 	install(zone, grab.frame, want.order, grab.area);
 	if (want.order == 0 || !slot_is_present(seen) || frame_tree(grab.frame) != from)
 		llf_place(zone, slot, seen,

@@ -52,9 +52,8 @@
 #define LLFREE_SLOT_KINDS 3
 /* Slot: single frames of its area that it has claimed. */
 #define LLFREE_SLOT_CLAIMS_MASK 0x3ffull
-/* The area's flags, when the frames were claimed. */
+/* The area's flag. */
 #define LLFREE_SLOT_INVERTED (1ull << 13)
-#define LLFREE_SLOT_EVICTED (1ull << 14)
 #define LLFREE_SLOT_PRESENT (1ull << 15)
 /* The row at which the search goes on. */
 #define LLFREE_SLOT_ROW_SHIFT 32
@@ -88,7 +87,6 @@ _Static_assert(LLFREE_AREA_FRAMES == 1 << LLFREE_HUGE_ORDER, "an area is a huge 
 _Static_assert(LLFREE_TREE_FRAMES == LLFREE_AREA_FRAMES * LLFREE_TREE_AREAS, "areas of a tree");
 _Static_assert(LLFREE_ZONE_ALIGN_FRAMES == 1 << LLFREE_MAX_ORDER, "blocks are aligned");
 _Static_assert(LLFREE_SLOT_INVERTED == LLFREE_AREA_INVERTED, "taken over as it is");
-_Static_assert(LLFREE_SLOT_EVICTED == LLFREE_AREA_EVICTED, "taken over as it is");
 _Static_assert(sizeof(llf_u16) == 2 && sizeof(llf_u32) == 4 && sizeof(llf_u64) == 8,
 	       "atomic words have the size of plain ones");
 

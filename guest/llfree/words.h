@@ -121,9 +121,9 @@ static inline u32 tree_reserve(u32 tree, u32 kind)
 /* At @row, with claims on frames of its area when that was @area. */
 static inline u64 slot_new(u64 row, u16 claims, u16 area)
 {
-	u64 flags = area & (LLFREE_SLOT_INVERTED | LLFREE_SLOT_EVICTED);
+	u64 inverted = area & LLFREE_SLOT_INVERTED;
 
-	return row << LLFREE_SLOT_ROW_SHIFT | LLFREE_SLOT_PRESENT | flags | claims;
+	return row << LLFREE_SLOT_ROW_SHIFT | LLFREE_SLOT_PRESENT | inverted | claims;
 }
 
 static __always_inline u16 slot_claims(u64 slot)
@@ -154,11 +154,6 @@ static __always_inline bool slot_is_present(u64 slot)
 static __always_inline u64 slot_flip(u64 slot)
 {
 	return slot & LLFREE_SLOT_INVERTED ? ~0ull : 0;
-}
-
-static __always_inline bool slot_is_evicted(u64 slot)
-{
-	return slot & LLFREE_SLOT_EVICTED;
 }
 
 static __always_inline u64 slot_at_row(u64 slot, u64 row)

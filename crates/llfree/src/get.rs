@@ -98,11 +98,7 @@ impl<T: Touch> Zone<'_, T> {
                 self.give_back(index, 1);
                 return None;
             };
-            let frame = index as u64 * AREA_FRAMES + first as u64;
-            if seen.is_evicted() {
-                self.touch.touch(frame);
-            }
-            return Some(frame);
+            return Some(index as u64 * AREA_FRAMES + first as u64);
         }
         None
     }
@@ -116,6 +112,7 @@ impl<T: Touch> Zone<'_, T> {
                 .search(seen.tree().unwrap_or(self.home(want.core)), want)
                 .ok_or(Error::Memory)?,
         };
+        // Before others may take of the claims: they do not touch.
         self.install(grab.frame, want.order, grab.area);
         if want.order == 0 || seen.tree() != Some(grab.tree()) {
             self.place(slot, seen, Slot::new(grab.row(), grab.claims, grab.area));

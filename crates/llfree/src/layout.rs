@@ -63,8 +63,6 @@ pub const SLOT_KINDS: usize = 3;
 pub const SLOT_CLAIMS_MASK: u64 = 0x3ff;
 /// Slot: the area is inverted, as [`AREA_INVERTED`].
 pub const SLOT_INVERTED: u64 = 1 << 13;
-/// Slot: the area was evicted when the frames were claimed.
-pub const SLOT_EVICTED: u64 = 1 << 14;
 /// Slot: there is a reservation.
 pub const SLOT_PRESENT: u64 = 1 << 15;
 /// Slot: the row at which the search goes on.
@@ -133,7 +131,6 @@ pub const TABLE: &[(&str, u64)] = &[
     ("LLFREE_SLOT_KINDS", SLOT_KINDS as u64),
     ("LLFREE_SLOT_CLAIMS_MASK", SLOT_CLAIMS_MASK),
     ("LLFREE_SLOT_INVERTED", SLOT_INVERTED),
-    ("LLFREE_SLOT_EVICTED", SLOT_EVICTED),
     ("LLFREE_SLOT_PRESENT", SLOT_PRESENT),
     ("LLFREE_SLOT_ROW_SHIFT", SLOT_ROW_SHIFT as u64),
     ("LLFREE_CLAIM_FRAMES", CLAIM_FRAMES as u64),

@@ -128,6 +128,14 @@ impl Shared {
     }
 
     fn run(&self, step: Step) -> Done {
+        let done = self.do_step(step);
+        if let Done::Got(WHOLE_FRAME.., _) = done {
+            assert_ne!(self.memory.fetch_or(0, AcqRel), EMPTY, "got a frame without memory");
+        }
+        done
+    }
+
+    fn do_step(&self, step: Step) -> Done {
         let zone = self.zone();
         let got = |frame, order, done: Result<(), Error>| match done {
             Ok(()) => Done::Got(frame, order),

@@ -2,12 +2,12 @@
 
 use crate::area::Area;
 use crate::layout::{
-    AREA_EVICTED, AREA_INVERTED, AREA_ROWS, SLOT_CLAIMS_MASK, SLOT_EVICTED, SLOT_INVERTED,
-    SLOT_PRESENT, SLOT_ROW_SHIFT, TREE_AREAS,
+    AREA_INVERTED, AREA_ROWS, SLOT_CLAIMS_MASK, SLOT_INVERTED, SLOT_PRESENT, SLOT_ROW_SHIFT,
+    TREE_AREAS,
 };
 
-// An area's flags are taken over as they are.
-const _: () = assert!(SLOT_INVERTED == AREA_INVERTED as u64 && SLOT_EVICTED == AREA_EVICTED as u64);
+// An area's flag is taken over as it is.
+const _: () = assert!(SLOT_INVERTED == AREA_INVERTED as u64);
 
 /// As it was when it was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,8 +18,8 @@ impl Slot {
 
     /// At the row, with frames of its area claimed when the area was `area`.
     pub fn new(row: usize, claims: u16, area: Area) -> Slot {
-        let flags = u64::from(area.0) & (SLOT_INVERTED | SLOT_EVICTED);
-        Slot((row as u64) << SLOT_ROW_SHIFT | SLOT_PRESENT | flags | u64::from(claims))
+        let inverted = u64::from(area.0) & SLOT_INVERTED;
+        Slot((row as u64) << SLOT_ROW_SHIFT | SLOT_PRESENT | inverted | u64::from(claims))
     }
 
     #[inline(always)]
@@ -45,11 +45,6 @@ impl Slot {
     #[inline(always)]
     pub fn flip(self) -> u64 {
         if self.0 & SLOT_INVERTED != 0 { u64::MAX } else { 0 }
-    }
-
-    #[inline(always)]
-    pub fn is_evicted(self) -> bool {
-        self.0 & SLOT_EVICTED != 0
     }
 
     /// One claim less; it has one.

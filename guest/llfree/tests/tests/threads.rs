@@ -16,7 +16,7 @@ use llfree_tests::{Allocator, Region};
 
 const AREAS: usize = 20;
 const FRAMES: u64 = AREAS as u64 * 512 + 77;
-const ROUNDS: u32 = 60_000;
+const ROUNDS: u32 = 100_000;
 
 /// A small generator of numbers, one a thread.
 struct Random(u64);
@@ -65,6 +65,8 @@ impl Memory {
     }
 
     fn take(&self, frame: u64, order: u8, owner: u32) {
+        let mapped = self.mapped[(frame / 512) as usize].load(Acquire);
+        assert_ne!(mapped, EMPTY, "frame {frame} has no memory");
         for frame in frame..frame + (1 << order) {
             let before = self.owners[frame as usize].swap(owner, AcqRel);
             assert_eq!(before, 0, "frame {frame} is {before}'s");
