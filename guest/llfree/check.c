@@ -328,8 +328,11 @@ static void check_together(void)
 		atomic_store(&mapped[index], true);
 	}
 	check(pthread_create(&reclaimer, NULL, host, NULL) == 0);
-	for (index = 0; index < GUESTS; index++)
-		check(pthread_create(&guests[index], NULL, guest, (void *)(uintptr_t)(index + 1)) == 0);
+	for (index = 0; index < GUESTS; index++) {
+		void *owner = (void *)(uintptr_t)(index + 1);
+
+		check(pthread_create(&guests[index], NULL, guest, owner) == 0);
+	}
 	for (index = 0; index < GUESTS; index++)
 		pthread_join(guests[index], NULL);
 	atomic_store(&done, true);

@@ -26,12 +26,6 @@ enum llfree_error {
 	LLFREE_ERR_DISAGREE = -7,
 };
 
-/*
- * Writes to an allocated frame that may have no memory behind it, and comes
- * back when it has. The content is not to be changed: OR nothing into it.
- */
-typedef void (*llfree_touch_fn)(void *context, u64 frame);
-
 /* A zone. Filled by llfree_init(); nobody else writes it. */
 struct llfree {
 	llf_u64 *bits;
@@ -42,8 +36,12 @@ struct llfree {
 	u32 cores;
 	u32 area_count;
 	u32 tree_count;
-	/* NULL where no host takes memory away. */
-	llfree_touch_fn touch;
+	/*
+	 * Writes to an allocated frame that may have no memory behind it, and
+	 * comes back when it has. The content is not to be changed: OR nothing
+	 * into it. NULL where no host takes memory away.
+	 */
+	void (*touch)(void *context, u64 frame);
 	void *context;
 };
 
@@ -77,8 +75,8 @@ int llfree_write_header(llf_u64 *words, const struct llfree_header *header);
  * Over a region of llfree_layout()'s total size, 64-byte aligned, that has the
  * state already or gets it by llfree_format(). 0, or LLFREE_ERR_LAYOUT.
  */
-int llfree_init(struct llfree *zone, void *region, u64 frames, u32 cores, llfree_touch_fn touch,
-		void *context);
+int llfree_init(struct llfree *zone, void *region, u64 frames, u32 cores,
+		void (*touch)(void *context, u64 frame), void *context);
 
 /* Writes all the state but the header: all frames free, or all allocated. */
 void llfree_format(struct llfree *zone, bool free);

@@ -144,12 +144,13 @@ static bool search_each(struct llfree *zone, const struct pass *passes, size_t c
 bool llf_search(struct llfree *zone, u32 from, struct want want, struct grab *grab)
 {
 	bool is_small = want.order < LLFREE_HUGE_ORDER;
+	const struct pass *passes = is_small ? small : huge;
+	size_t count = is_small ? PASSES(small) : PASSES(huge);
 	u32 index;
 
 	if (from >= zone->tree_count)
 		from = zone->tree_count - 1;
-	if (search_each(zone, is_small ? small : huge, is_small ? PASSES(small) : PASSES(huge), from,
-			want, grab) ||
+	if (search_each(zone, passes, count, from, want, grab) ||
 	    search_each(zone, steal, PASSES(steal), from, want, grab))
 		return true;
 	/* Claims hide frames, and a tree's count may be on its way. */

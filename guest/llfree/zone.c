@@ -61,8 +61,8 @@ int llfree_write_header(llf_u64 *words, const struct llfree_header *header)
 	return 0;
 }
 
-int llfree_init(struct llfree *zone, void *region, u64 frames, u32 cores, llfree_touch_fn touch,
-		void *context)
+int llfree_init(struct llfree *zone, void *region, u64 frames, u32 cores,
+		void (*touch)(void *context, u64 frame), void *context)
 {
 	struct llfree_layout layout;
 	char *start = region;

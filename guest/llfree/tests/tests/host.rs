@@ -41,7 +41,7 @@ fn areas_without_memory_come_last() {
     for zone in [&region.zone(()) as &dyn Allocator, &region.c_zone(())] {
         let host = region.host();
         // Whole trees, and parts of one.
-        let evicted = |area: &usize| *area < 8 || area % 3 == 0;
+        let evicted = |area: &usize| *area < 8 || area.is_multiple_of(3);
         (0..AREAS).filter(evicted).for_each(|area| host.soft_reclaim(area).unwrap());
         for order in [0, 5, 8, 9] {
             let mut got = Vec::new();
