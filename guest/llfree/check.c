@@ -150,8 +150,9 @@ static void touch(void *context, u64 frame)
 	pthread_mutex_lock(&locks[area]);
 	check(reclaimed[area] != HARD);
 	if (reclaimed[area] == SOFT) {
-		clear_evicted(area);
+		/* Memory first: who sees no flag does not touch. */
 		atomic_store(&mapped[area], true);
+		clear_evicted(area);
 		reclaimed[area] = INSTALLED;
 	}
 	pthread_mutex_unlock(&locks[area]);

@@ -139,7 +139,10 @@ impl Shared {
         let zone = self.zone();
         let got = |frame, order, done: Result<(), Error>| match done {
             Ok(()) => Done::Got(frame, order),
-            Err(_) => Done::Nothing,
+            Err(error) => {
+                assert_eq!(error, Error::Taken);
+                Done::Nothing
+            }
         };
         match step {
             Step::Get(order) => match zone.get(order, Kind::Movable, 0) {
@@ -255,9 +258,9 @@ impl Touch for &Shared {
         let mut reclaimed = self.reclaimed.lock().unwrap();
         assert_ne!(*reclaimed, Reclaimed::Hard, "got what the host has taken");
         if *reclaimed == Reclaimed::Soft {
-            // Memory first, then the flag, then the wake.
-            self.host().install(WHOLE);
+            // Memory first: who sees no flag does not touch.
             self.memory.swap(MAPPED, AcqRel);
+            self.host().install(WHOLE);
             *reclaimed = Reclaimed::Installed;
         }
     }
@@ -347,7 +350,7 @@ fn with_an_area_without_memory() {
     let more = [
         GetAt(WHOLE_FRAME, 9),
         GetAt(WHOLE_FRAME + 9, 0),
-        GetAt(WHOLE_FRAME + 70, 3),
+        GetAt(WHOLE_FRAME + 72, 3),
         Put(WHOLE_FRAME, 9),
         HardReclaim,
         SoftReclaim,

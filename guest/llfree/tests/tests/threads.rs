@@ -98,8 +98,9 @@ impl Memory {
         let mut reclaimed = self.reclaimed[area].lock().unwrap();
         assert_ne!(*reclaimed, Reclaimed::Hard, "area {area} is the host's");
         if *reclaimed == Reclaimed::Soft {
-            host.install(area);
+            // Memory first: who sees no flag does not touch.
             self.mapped[area].store(MAPPED, Release);
+            host.install(area);
             *reclaimed = Reclaimed::Installed;
             self.installs.fetch_add(1, Relaxed);
         }
