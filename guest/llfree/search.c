@@ -15,7 +15,7 @@ enum kinds { OWN, OWN_OR_FREE, ANY };
 
 /* One way to look at trees; they are tried in turn. */
 struct pass {
-	/* SHARE, ALL, or the aligned group of so many that the last one is in. */
+	/* ALL, SHARE, or of that the aligned group of so many that the last is in. */
 	u32 reach;
 	/* Least and most that a tree may have free. */
 	u32 least;
@@ -110,12 +110,15 @@ static bool search_with(struct llfree *zone, const struct pass *pass, u32 from, 
 	u32 start = 0, end = zone->tree_count;
 	u32 step, index;
 
-	if (pass->reach == SHARE) {
+	if (pass->reach != ALL) {
 		start = zone_home(zone, want.core);
 		end = zone_home(zone, want.core + 1);
-	} else if (pass->reach != ALL) {
-		start = from & ~(pass->reach - 1);
-		end = end - start > pass->reach ? start + pass->reach : end;
+	}
+	if (pass->reach > SHARE) {
+		u32 group = from & ~(pass->reach - 1);
+
+		start = group > start ? group : start;
+		end = group + pass->reach < end ? group + pass->reach : end;
 	}
 	want.evicted = pass->evicted;
 	index = from >= start && from < end ? from + 1 : start;

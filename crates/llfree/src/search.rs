@@ -25,10 +25,10 @@ struct Pass {
 
 #[derive(Clone, Copy)]
 enum Reach {
-    /// The aligned group of so many, a power of two, that the last one is in.
-    Group(usize),
     /// The core's part of the zone: there it meets no other core's lines.
     Share,
+    /// Of that, the aligned group of so many, a power of two, that the last one is in.
+    Group(usize),
     All,
 }
 
@@ -87,7 +87,10 @@ impl Pass {
     /// The trees to look at: those after `from` first, then around.
     fn trees(&self, from: usize, share: Range<usize>, count: usize) -> impl Iterator<Item = usize> {
         let (start, end) = match self.reach {
-            Reach::Group(size) => (from & !(size - 1), (from & !(size - 1)) + size),
+            Reach::Group(size) => {
+                let group = from & !(size - 1);
+                (group.max(share.start), share.end.min(group + size))
+            }
             Reach::Share => (share.start, share.end),
             Reach::All => (0, count),
         };
