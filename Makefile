@@ -1,6 +1,6 @@
 # What the project does, in one word each. Rust is all that must be there: the rest is
 # installed by apt, and said beforehand.
-.PHONY: demo test test-long bench fuzz programs
+.PHONY: demo test test-long bench fuzz sanitizers programs
 
 # A real VM on screen, with Ebb and without.
 demo: programs
@@ -21,6 +21,11 @@ bench: programs
 # A minute for each fuzz target.
 fuzz:
 	scripts/fuzz 60
+
+# The guest's C under the address, undefined behaviour and thread sanitizers.
+sanitizers:
+	$(MAKE) --no-print-directory -C guest/llfree check \
+		OUT="$(abspath $(or $(CARGO_TARGET_DIR),target))/guest-llfree"
 
 programs:
 	scripts/setup

@@ -10,6 +10,7 @@ mod dma;
 mod fault;
 mod front;
 mod handlers;
+mod llfree;
 mod memory;
 mod reclaim;
 mod report;
@@ -58,6 +59,8 @@ enum Name {
     VswapperFig15,
     /// The guest's disk by Ebb and by QEMU, with memory enough
     VswapperPlentiful,
+    /// Getting and putting frames of the allocator that a guest shares with the host
+    Llfree,
     /// Each of them
     All,
 }
@@ -65,7 +68,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 11] = [
+const EACH: [(Name, Bench); 12] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -77,6 +80,7 @@ const EACH: [(Name, Bench); 11] = [
     (Name::VswapperFig11, swap::fig11::run),
     (Name::VswapperFig15, swap::fig15::run),
     (Name::VswapperPlentiful, swap::plentiful::run),
+    (Name::Llfree, llfree::run),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

@@ -7,7 +7,8 @@ use anyhow::{Context, ensure};
 
 use super::cargo;
 
-/// What may go wrong once in thousands of times: kvmtest whole, and these of vmtest.
+/// What may go wrong once in thousands of times: kvmtest whole, the allocator's threads, and
+/// these of vmtest.
 const VM_TESTS: [&str; 5] = ["attach", "death", "disk", "evict", "reclaim"];
 
 /// How long.
@@ -31,6 +32,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for round in 1.. {
         println!("== soak: round {round}, {} min so far", began.elapsed().as_secs() / 60);
         tests("kvmtest", &[])?;
+        tests("llfree-tests", &["threads"])?;
         tests("vmtest", &VM_TESTS)?;
         fuzz(args.fuzz_seconds)?;
         if began.elapsed() >= limit {

@@ -3,10 +3,16 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use ebb_units::Hva;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// An atomic integer; only for the types below.
+trait Atomic {}
+impl Atomic for AtomicU16 {}
+impl Atomic for AtomicU32 {}
+impl Atomic for AtomicU64 {}
 
 /// A shared read-write mapping, seen only as atomic words: the bytes belong to
 /// somebody else too, so no plain reference to them may exist.
@@ -52,16 +58,31 @@ impl Mapping {
     /// Loading a word of a hole allocates a page for it: ask only for what is
     /// known to be there.
     pub fn words(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        self.atomics(offset, count)
+    }
+
+    /// As [`Mapping::words`], of four bytes each.
+    pub fn half_words(&self, offset: u64, count: usize) -> Option<&[AtomicU32]> {
+        self.atomics(offset, count)
+    }
+
+    /// As [`Mapping::words`], of two bytes each.
+    pub fn quarter_words(&self, offset: u64, count: usize) -> Option<&[AtomicU16]> {
+        self.atomics(offset, count)
+    }
+
+    fn atomics<T: Atomic>(&self, offset: u64, count: usize) -> Option<&[T]> {
         let offset = usize::try_from(offset).ok()?;
-        let end = offset.checked_add(count.checked_mul(8)?)?;
-        if end > self.bytes || !offset.is_multiple_of(8) {
+        let end = offset.checked_add(count.checked_mul(size_of::<T>())?)?;
+        if end > self.bytes || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
         // SAFETY: `offset..end` lies in the mapping, which lives as long as
-        // `self`; it is 8-byte aligned (pages are, and `offset` is); atomics
-        // allow that other processes write the same bytes meanwhile.
+        // `self`; it is aligned for `T` (pages are, and `offset` is); `T` is an
+        // atomic integer, for which all bytes are valid and which allows that
+        // other processes write the same bytes meanwhile.
         Some(unsafe {
-            let first = self.start.as_ptr().add(offset).cast::<AtomicU64>();
+            let first = self.start.as_ptr().add(offset).cast::<T>();
             std::slice::from_raw_parts(first, count)
         })
     }
@@ -130,6 +151,10 @@ mod tests {
         assert!(mapping.words(8, 1024).is_none());
         assert!(mapping.words(4, 1).is_none());
         assert!(mapping.words(u64::MAX - 7, 2).is_none());
+        assert!(mapping.half_words(8188, 1).is_some());
+        assert!(mapping.half_words(8190, 1).is_none());
+        assert!(mapping.quarter_words(8190, 1).is_some());
+        assert!(mapping.quarter_words(8190, 2).is_none());
     }
 
     #[test]

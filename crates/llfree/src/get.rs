@@ -1,0 +1,233 @@
+//! Taking blocks.
+
+use crate::area::Area;
+use crate::atomic::{Atom, AtomicU64};
+use crate::error::Error;
+use crate::layout::{
+    AREA_FRAMES, AREA_ROWS, CLAIM_FRAMES, HUGE_ORDER, KIND_HUGE, MAX_ORDER, TREE_AREAS,
+};
+use crate::rows;
+use crate::slot::Slot;
+use crate::zone::{Kind, Touch, Zone};
+
+/// What is looked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Want {
+    pub order: u8,
+    pub kind: u32,
+    /// Whose share of the zone to look in first; less than the zone has.
+    pub core: u32,
+    /// Areas without memory will do.
+    pub evicted: bool,
+}
+
+/// A block that was taken.
+pub(crate) struct Grab {
+    pub frame: u64,
+    /// Its area, as it was before.
+    pub area: Area,
+    /// More frames of the same area, claimed for the slot.
+    pub claims: u16,
+}
+
+impl Grab {
+    fn row(&self) -> usize {
+        (self.frame / 64) as usize
+    }
+
+    fn tree(&self) -> usize {
+        self.row() / (AREA_ROWS * TREE_AREAS)
+    }
+}
+
+impl<T: Touch> Zone<'_, T> {
+    /// A free block of `2^order` frames; its first frame. There is memory
+    /// behind it. `core` is whose slots to use; any number will do.
+    ///
+    /// # Errors
+    /// [`Error::Order`]; [`Error::Memory`] where no such block is free.
+    #[inline]
+    pub fn get(&self, order: u8, kind: Kind, core: u32) -> Result<u64, Error> {
+        let kind = if order < HUGE_ORDER { kind as u32 } else { KIND_HUGE };
+        let slot = self.slot(core, kind);
+        if order == 0
+            && let Some(frame) = self.get_claimed(slot)
+        {
+            return Ok(frame);
+        }
+        if order > MAX_ORDER {
+            return Err(Error::Order);
+        }
+        let core = core % self.cores;
+        self.get_block(slot, Want { order, kind, core, evicted: false })
+    }
+
+    /// The block that begins at `frame`, if it is free.
+    ///
+    /// # Errors
+    /// No such block, or [`Error::Taken`].
+    pub fn get_at(&self, frame: u64, order: u8) -> Result<(), Error> {
+        self.check(frame, order)?;
+        let index = (frame / AREA_FRAMES) as usize;
+        let taken = self.take_at(index, frame, order).or_else(|| {
+            // Slots may have claims on just these frames.
+            let last = if order == MAX_ORDER { index + 1 } else { index };
+            self.end_claims(|area| (index..=last).contains(&area));
+            self.take_at(index, frame, order)
+        });
+        self.install(frame, order, taken.ok_or(Error::Taken)?);
+        Ok(())
+    }
+
+    /// Of frames that the slot has claimed: no word is written but the slot and
+    /// the row.
+    #[inline]
+    fn get_claimed(&self, slot: &AtomicU64) -> Option<u64> {
+        let mut seen = Slot(slot.get());
+        while seen.claims() > 0 {
+            let (index, flip) = (seen.area(), seen.flip());
+            let rows = self.bits.get(index)?;
+            let row = first_with_room(rows, seen.row() % AREA_ROWS, flip);
+            let bits = rows[row].get();
+            if let Err(now) = slot.replace(seen.0, seen.take().at_row(index * AREA_ROWS + row).0) {
+                seen = Slot(now);
+                continue;
+            }
+            let bit = rows::take_in_row(&rows[row], bits, flip).map(|bit| row * 64 + bit);
+            let Some(first) = bit.or_else(|| rows::take(rows, row, 0, flip)) else {
+                self.give_back(index, 1);
+                return None;
+            };
+            return Some(index as u64 * AREA_FRAMES + first as u64);
+        }
+        None
+    }
+
+    fn get_block(&self, slot: &AtomicU64, want: Want) -> Result<u64, Error> {
+        let seen = Slot(slot.get());
+        let grab = seen.tree().and_then(|tree| self.grab_in_tree(tree, seen.row(), want));
+        let grab = match grab {
+            Some(grab) => grab,
+            None => self
+                .search(seen.tree().unwrap_or(self.home(want.core)), want)
+                .ok_or(Error::Memory)?,
+        };
+        // Before others may take of the claims: they do not touch.
+        self.install(grab.frame, want.order, grab.area);
+        if want.order == 0 || seen.tree() != Some(grab.tree()) {
+            self.place(slot, seen, Slot::new(grab.row(), grab.claims, grab.area));
+        }
+        Ok(grab.frame)
+    }
+
+    /// Where a core begins to look, and its share of the trees begins.
+    pub(crate) fn home(&self, core: u32) -> usize {
+        core as usize * self.counters.trees.len() / self.cores as usize
+    }
+
+    /// Has the host put memory behind a block whose area was without. After the
+    /// area's change, so that the host sees the one or the guest meets the other.
+    fn install(&self, frame: u64, order: u8, area: Area) {
+        if area.is_evicted() {
+            self.touch.touch(frame);
+            if order > HUGE_ORDER {
+                self.touch.touch(frame + AREA_FRAMES);
+            }
+        }
+    }
+
+    /// Takes a block from a tree; first where the slot is.
+    pub(crate) fn grab_in_tree(&self, tree: usize, row: usize, want: Want) -> Option<Grab> {
+        let first = tree * TREE_AREAS;
+        let areas = first..(first + TREE_AREAS).min(self.bits.len());
+        match want.order {
+            HUGE_ORDER => areas.into_iter().find_map(|index| self.grab_area(index, want)),
+            MAX_ORDER.. => areas.step_by(2).find_map(|index| self.grab_pair(index, want)),
+            _ => {
+                let index = row / AREA_ROWS;
+                let own = self.grab_part(index, row % AREA_ROWS, want);
+                // Those in use already, so that the others stay whole.
+                let partial =
+                    |&index: &usize| self.counters.area(index).is_some_and(|a| !a.is_free());
+                own.or_else(|| {
+                    areas.clone().filter(partial).find_map(|index| self.grab_part(index, 0, want))
+                })
+                .or_else(|| areas.clone().find_map(|index| self.grab_part(index, 0, want)))
+            }
+        }
+    }
+
+    /// Less than an area: the count first, which is a claim; then the bits.
+    fn grab_part(&self, index: usize, row: usize, want: Want) -> Option<Grab> {
+        let frames = 1 << want.order;
+        let mut claims = 0;
+        let area = self.counters.update(index, |area| {
+            let fits = area.has(frames) && (want.evicted || !area.is_evicted());
+            claims = if want.order == 0 { area.free().min(CLAIM_FRAMES) } else { frames };
+            fits.then(|| area.minus(claims))
+        })?;
+        let Some(first) = rows::take(&self.bits[index], row, want.order, area.flip()) else {
+            self.give_back(index, claims);
+            return None;
+        };
+        let frame = index as u64 * AREA_FRAMES + first as u64;
+        Some(Grab { frame, area, claims: claims - frames })
+    }
+
+    fn grab_area(&self, index: usize, want: Want) -> Option<Grab> {
+        let area = self.counters.update(index, |area| {
+            let fits = area.is_free() && (want.evicted || !area.is_evicted());
+            fits.then(|| area.taken())
+        })?;
+        Some(Grab { frame: index as u64 * AREA_FRAMES, area, claims: 0 })
+    }
+
+    /// Two areas, the second of which may turn out not to be free.
+    fn grab_pair(&self, index: usize, want: Want) -> Option<Grab> {
+        let second = self.counters.area(index + 1)?;
+        if !second.is_free() {
+            return None;
+        }
+        let first = self.grab_area(index, want)?;
+        let Some(second) = self.grab_area(index + 1, want) else {
+            self.counters.update(index, |area| area.is_allocated().then(|| area.given_back()));
+            return None;
+        };
+        let area = if second.area.is_evicted() { second.area } else { first.area };
+        Some(Grab { area, ..first })
+    }
+
+    /// The area as it was before, if the block was free.
+    fn take_at(&self, index: usize, frame: u64, order: u8) -> Option<Area> {
+        let want = Want { order, kind: KIND_HUGE, core: 0, evicted: true };
+        if order >= HUGE_ORDER {
+            let grab = match order {
+                HUGE_ORDER => self.grab_area(index, want),
+                _ => self.grab_pair(index, want),
+            };
+            return Some(grab?.area);
+        }
+        let frames = 1 << order;
+        let area =
+            self.counters.update(index, |area| area.has(frames).then(|| area.minus(frames)))?;
+        let first = (frame % AREA_FRAMES) as usize;
+        if !rows::take_at(&self.bits[index], first, order, area.flip()) {
+            self.give_back(index, frames);
+            return None;
+        }
+        Some(area)
+    }
+}
+
+/// Of the rows from `start` on, around; `start` when none has.
+#[inline(always)]
+fn first_with_room(rows: &rows::Rows, start: usize, flip: u64) -> usize {
+    let mut row = start;
+    for _ in 0..AREA_ROWS {
+        if rows[row].peek() != !flip {
+            break;
+        }
+        row = (row + 1) % AREA_ROWS;
+    }
+    row
+}

@@ -1,0 +1,417 @@
+//! Every two operations at once, in every order that the checker tries: no
+//! frame is lost, none is got twice, and the host takes nothing that is in use.
+//!
+//! A zone of one tree and two areas. The first is in parts: some frames are
+//! held, some are claimed by a slot. The second is whole: free, held, or
+//! without memory.
+
+use std::vec::Vec;
+
+use loom::model::Builder;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use crate::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use crate::layout::{AREA_FRAMES, Counts};
+use crate::{Error, Fill, Host, Kind, Parts, Touch, Zone};
+
+const AREAS: usize = 2;
+const FRAMES: u64 = AREAS as u64 * AREA_FRAMES;
+/// The whole area, and its first frame.
+const WHOLE: usize = 1;
+const WHOLE_FRAME: u64 = AREA_FRAMES;
+
+/// Held in the first area from the beginning.
+const HELD: [(u64, u8); 3] = [(0, 0), (64, 3), (128, 7)];
+
+/// What the host knows of the whole area (R).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reclaimed {
+    Installed,
+    Soft,
+    Hard,
+}
+
+/// What the whole area is in the beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Start {
+    Free,
+    Held,
+    Soft,
+    Hard,
+    /// Free, and a slot has claims on its frames.
+    Claimed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Get(u8),
+    GetAt(u64, u8),
+    Put(u64, u8),
+    Drain,
+    HardReclaim,
+    SoftReclaim,
+    Return,
+}
+
+/// A block that was got or put.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Done {
+    Got(u64, u8),
+    Put(u64, u8),
+    Nothing,
+}
+
+/// The whole area's memory: a touch of what is not mapped is the host's to
+/// serve.
+const MAPPED: u64 = 0;
+const PROTECTED: u64 = 1;
+const EMPTY: u64 = 2;
+
+struct Shared {
+    bits: Vec<AtomicU64>,
+    areas: Vec<AtomicU16>,
+    trees: Vec<AtomicU32>,
+    slots: Vec<AtomicU64>,
+    memory: AtomicU64,
+    /// The host's lock of the whole area.
+    reclaimed: Mutex<Reclaimed>,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        let counts = Counts::new(FRAMES, 1);
+        Shared {
+            bits: (0..counts.rows).map(|_| AtomicU64::new(0)).collect(),
+            areas: (0..counts.areas).map(|_| AtomicU16::new(0)).collect(),
+            trees: (0..counts.trees).map(|_| AtomicU32::new(0)).collect(),
+            slots: (0..counts.slot_words).map(|_| AtomicU64::new(0)).collect(),
+            memory: AtomicU64::new(MAPPED),
+            reclaimed: Mutex::new(Reclaimed::Installed),
+        }
+    }
+
+    fn zone(&self) -> Zone<'_, &Shared> {
+        let Shared { bits, areas, trees, slots, .. } = self;
+        Zone::new(Parts { bits, areas, trees, slots }, FRAMES, 1, self).unwrap()
+    }
+
+    fn host(&self) -> Host<'_> {
+        Host::new(&self.areas, &self.trees, FRAMES).unwrap()
+    }
+
+    fn start(&self, start: Start) {
+        let zone = self.zone();
+        zone.format(Fill::Free);
+        HELD.iter().for_each(|&(frame, order)| zone.get_at(frame, order).unwrap());
+        match start {
+            Start::Free => {
+                // The slot has claims in the first area.
+                let frame = zone.get(0, Kind::Movable, 0).unwrap();
+                zone.put(frame, 0).unwrap();
+            }
+            Start::Held => zone.get_at(WHOLE_FRAME, 9).unwrap(),
+            Start::Soft => self.soft_reclaim(),
+            Start::Hard => self.hard_reclaim(),
+            Start::Claimed => {
+                zone.get_at(256, 8).unwrap();
+                zone.get_at(0, 9).unwrap_err();
+                let rest: Vec<u64> =
+                    (0..256).filter(|&frame| zone.get_at(frame, 0).is_ok()).collect();
+                let frame = zone.get(0, Kind::Movable, 0).unwrap();
+                assert!(frame >= WHOLE_FRAME);
+                rest.into_iter().chain([frame]).for_each(|frame| zone.put(frame, 0).unwrap());
+                zone.put(256, 8).unwrap();
+            }
+        }
+    }
+
+    fn run(&self, step: Step) -> Done {
+        let done = self.do_step(step);
+        if let Done::Got(WHOLE_FRAME.., _) = done {
+            assert_ne!(self.memory.fetch_or(0, AcqRel), EMPTY, "got a frame without memory");
+        }
+        done
+    }
+
+    fn do_step(&self, step: Step) -> Done {
+        let zone = self.zone();
+        let got = |frame, order, done: Result<(), Error>| match done {
+            Ok(()) => Done::Got(frame, order),
+            Err(error) => {
+                assert_eq!(error, Error::Taken);
+                Done::Nothing
+            }
+        };
+        match step {
+            Step::Get(order) => match zone.get(order, Kind::Movable, 0) {
+                Ok(frame) => Done::Got(frame, order),
+                Err(error) => {
+                    assert_eq!(error, Error::Memory);
+                    Done::Nothing
+                }
+            },
+            Step::GetAt(frame, order) => got(frame, order, zone.get_at(frame, order)),
+            Step::Put(frame, order) => match zone.put(frame, order) {
+                Ok(()) => Done::Put(frame, order),
+                Err(error) => {
+                    assert_eq!(error, Error::NotAllocated);
+                    Done::Nothing
+                }
+            },
+            Step::Drain => {
+                zone.drain();
+                Done::Nothing
+            }
+            Step::HardReclaim => {
+                self.hard_reclaim();
+                Done::Nothing
+            }
+            Step::SoftReclaim => {
+                self.soft_reclaim();
+                Done::Nothing
+            }
+            Step::Return => {
+                let mut reclaimed = self.reclaimed.lock().unwrap();
+                if *reclaimed == Reclaimed::Hard {
+                    self.host().return_area(WHOLE).unwrap();
+                    *reclaimed = Reclaimed::Soft;
+                }
+                Done::Nothing
+            }
+        }
+    }
+
+    fn hard_reclaim(&self) {
+        let mut reclaimed = self.reclaimed.lock().unwrap();
+        if self.host().hard_reclaim(WHOLE).is_ok() {
+            self.memory.swap(EMPTY, AcqRel);
+            *reclaimed = Reclaimed::Hard;
+        }
+    }
+
+    /// E, protect, look again.
+    fn soft_reclaim(&self) {
+        let mut reclaimed = self.reclaimed.lock().unwrap();
+        let host = self.host();
+        if *reclaimed != Reclaimed::Installed || host.soft_reclaim(WHOLE).is_err() {
+            return;
+        }
+        self.memory.swap(PROTECTED, AcqRel);
+        if host.is_still_free(WHOLE) {
+            self.memory.swap(EMPTY, AcqRel);
+            *reclaimed = Reclaimed::Soft;
+        } else {
+            host.install(WHOLE);
+            self.memory.swap(MAPPED, AcqRel);
+        }
+    }
+
+    /// After all threads: whose is what.
+    fn check(&self, done: &[Done], start: Start) {
+        let reclaimed = *self.reclaimed.lock().unwrap();
+        let mut owned = std::vec![0i8; FRAMES as usize];
+        let mut count = |frame: u64, order: u8, by: i8| {
+            owned[frame as usize..][..1 << order].iter_mut().for_each(|owned| *owned += by);
+        };
+        HELD.iter().for_each(|&(frame, order)| count(frame, order, 1));
+        if start == Start::Held {
+            count(WHOLE_FRAME, 9, 1);
+        }
+        for done in done {
+            match *done {
+                Done::Got(frame, order) => count(frame, order, 1),
+                Done::Put(frame, order) => count(frame, order, -1),
+                Done::Nothing => {}
+            }
+        }
+        assert!(owned.iter().all(|owned| (0..=1).contains(owned)), "owned twice, or put twice");
+        let used = owned[WHOLE_FRAME as usize..].contains(&1);
+        assert!(!used || reclaimed == Reclaimed::Installed, "memory of frames in use was taken");
+        assert_eq!(reclaimed == Reclaimed::Installed, self.memory.load(Acquire) == MAPPED);
+        let zone = self.zone();
+        zone.verify().unwrap();
+        zone.drain();
+        let hosts = if reclaimed == Reclaimed::Hard { AREA_FRAMES } else { 0 };
+        let held = owned.iter().filter(|&&owned| owned == 1).count() as u64;
+        assert_eq!(zone.verify(), Ok(FRAMES - held - hosts));
+        // The number of them is right, so these are all that are not free.
+        for &done in done {
+            if let Done::Got(frame, order) = done
+                && owned[frame as usize] == 1
+            {
+                let last = frame + (1 << order) - 1;
+                assert_eq!([frame, last].map(|frame| zone.is_free(frame, 0)), [Ok(false); 2]);
+            }
+        }
+    }
+}
+
+/// The fault of a frame without memory: the host serves it, when it has done
+/// what it was at.
+impl Touch for &Shared {
+    fn touch(&self, frame: u64) {
+        if frame < WHOLE_FRAME || self.memory.fetch_or(0, AcqRel) == MAPPED {
+            return;
+        }
+        let mut reclaimed = self.reclaimed.lock().unwrap();
+        assert_ne!(*reclaimed, Reclaimed::Hard, "got what the host has taken");
+        if *reclaimed == Reclaimed::Soft {
+            // Memory first: who sees no flag does not touch.
+            self.memory.swap(MAPPED, AcqRel);
+            self.host().install(WHOLE);
+            *reclaimed = Reclaimed::Installed;
+        }
+    }
+}
+
+/// In every order with so many preemptions at most.
+fn run(preemptions: usize, all: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 100_000;
+    builder.check(all);
+}
+
+fn all_at_once(start: Start, steps: &[Step], preemptions: usize) {
+    let steps = steps.to_vec();
+    run(preemptions, move || {
+        let shared = Arc::new(Shared::new());
+        shared.start(start);
+        let threads: Vec<_> = steps
+            .iter()
+            .map(|&step| {
+                let shared = shared.clone();
+                thread::spawn(move || shared.run(step))
+            })
+            .collect();
+        let done: Vec<Done> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        shared.check(&done, start);
+        for (step, done) in steps.iter().zip(&done) {
+            // There is enough for two small blocks, whatever else goes on.
+            if matches!(step, Step::Get(0..=3)) {
+                assert_ne!(*done, Done::Nothing, "{step:?} found nothing");
+            }
+        }
+    });
+}
+
+fn each_pair(start: Start, steps: &[Step]) {
+    for (index, &first) in steps.iter().enumerate() {
+        for &second in &steps[index..] {
+            // Two searches through everything have too many orders.
+            let both_search = matches!((first, second), (Step::Get(_), Step::Get(_)));
+            all_at_once(start, &[first, second], if both_search { 1 } else { 2 });
+        }
+    }
+}
+
+const GUEST: [Step; 9] = [
+    Step::Get(0),
+    Step::Get(3),
+    Step::Get(8),
+    Step::Get(9),
+    Step::GetAt(7, 0),
+    Step::Put(0, 0),
+    Step::Put(64, 3),
+    Step::Put(128, 7),
+    Step::Drain,
+];
+
+fn guest_and(more: &[Step]) -> Vec<Step> {
+    GUEST.iter().chain(more).copied().collect()
+}
+
+#[test]
+fn with_a_free_area() {
+    use Step::{Get, GetAt, HardReclaim, SoftReclaim};
+    let more =
+        [Get(10), GetAt(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME + 9, 0), HardReclaim, SoftReclaim];
+    each_pair(Start::Free, &guest_and(&more));
+}
+
+#[test]
+fn with_an_area_held_whole() {
+    use Step::{HardReclaim, Put, SoftReclaim};
+    let more = [
+        Put(WHOLE_FRAME, 9),
+        Put(WHOLE_FRAME, 0),
+        Put(WHOLE_FRAME + 5, 0),
+        HardReclaim,
+        SoftReclaim,
+    ];
+    each_pair(Start::Held, &guest_and(&more));
+}
+
+#[test]
+fn with_an_area_without_memory() {
+    use Step::{GetAt, HardReclaim, Put, SoftReclaim};
+    let more = [
+        GetAt(WHOLE_FRAME, 9),
+        GetAt(WHOLE_FRAME + 9, 0),
+        GetAt(WHOLE_FRAME + 72, 3),
+        Put(WHOLE_FRAME, 9),
+        HardReclaim,
+        SoftReclaim,
+    ];
+    each_pair(Start::Soft, &guest_and(&more));
+}
+
+#[test]
+fn with_an_area_that_the_host_has() {
+    use Step::{GetAt, Put, Return};
+    let more = [GetAt(WHOLE_FRAME, 9), Put(WHOLE_FRAME, 9), Put(WHOLE_FRAME + 5, 0), Return];
+    each_pair(Start::Hard, &guest_and(&more));
+}
+
+#[test]
+fn with_claims_on_an_area() {
+    use Step::{Drain, Get, GetAt, HardReclaim, SoftReclaim};
+    let steps = [
+        Get(0),
+        Get(3),
+        Get(9),
+        GetAt(WHOLE_FRAME, 9),
+        GetAt(WHOLE_FRAME, 0),
+        Drain,
+        HardReclaim,
+        SoftReclaim,
+    ];
+    each_pair(Start::Claimed, &steps);
+}
+
+/// Who frees overlapping blocks of several rows at once breaks the rules. One
+/// of the two is told, and the words agree.
+#[test]
+fn overlapping_puts() {
+    for first in [(WHOLE_FRAME, 9), (WHOLE_FRAME + 256, 8)] {
+        for second in [(WHOLE_FRAME + 256, 8), (WHOLE_FRAME + 384, 7), (WHOLE_FRAME + 448, 6)] {
+            run(2, move || {
+                let shared = Arc::new(Shared::new());
+                shared.start(Start::Held);
+                let threads = [first, second].map(|(frame, order)| {
+                    let shared = shared.clone();
+                    thread::spawn(move || shared.run(Step::Put(frame, order)))
+                });
+                let done = threads.map(|thread| thread.join().unwrap());
+                assert!(done.contains(&Done::Nothing), "both of {first:?} and {second:?}");
+                shared.zone().verify().unwrap();
+            });
+        }
+    }
+}
+
+/// Three at once: a frame taken, touched and put back between the host's two
+/// looks, and a second get meanwhile.
+#[test]
+fn the_host_between_two_guests() {
+    use Step::{Get, GetAt, HardReclaim, Put, Return, SoftReclaim};
+    for start in [Start::Free, Start::Soft] {
+        all_at_once(start, &[SoftReclaim, GetAt(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME + 1, 0)], 2);
+        all_at_once(start, &[SoftReclaim, Get(9), HardReclaim], 1);
+    }
+    all_at_once(Start::Held, &[SoftReclaim, Put(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME, 9)], 2);
+    all_at_once(Start::Held, &[Put(WHOLE_FRAME, 0), Put(WHOLE_FRAME + 1, 0), Get(9)], 1);
+    all_at_once(Start::Hard, &[Return, Get(9), HardReclaim], 1);
+}
