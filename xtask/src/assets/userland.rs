@@ -13,11 +13,12 @@ use super::cache::Cache;
 const SUITE: &str = "bookworm";
 /// Beside the smallest system: a start as all Debians have, a compressor, a compiler.
 const PACKAGES: &str = "systemd-sysv,udev,zstd,gcc,libc6-dev,make";
-/// Checks every file against its package's checksums, once it has started.
+/// Checks every file against its package's checksums, once it has started. It speaks by
+/// the kernel's log: the terminal is taken from it when a login is offered there.
 const CHECK: &str = "[Unit]\nDescription=Check all files\n\
-    [Service]\nType=oneshot\nStandardOutput=tty\nTTYPath=/dev/ttyS0\n\
-    ExecStart=/bin/sh -c 'dpkg --verify --verify-format=rpm; \
-    echo every file was checked; systemctl --force poweroff'\n\
+    [Service]\nType=oneshot\n\
+    ExecStart=/bin/sh -c 'dpkg --verify --verify-format=rpm | tee /dev/kmsg; \
+    echo every file was checked >/dev/kmsg; systemctl --force poweroff'\n\
     [Install]\nWantedBy=multi-user.target\n";
 
 /// The root file system as an archive. Its name tells what made it.
