@@ -83,6 +83,11 @@ fn blocks_change_under_resting_frames() {
     disk.check("ext4");
 }
 
+/// `EBB_DAEMON_KILLS` is for the long form.
+fn kills() -> u32 {
+    std::env::var("EBB_DAEMON_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(10)
+}
+
 #[test]
 fn no_byte_is_lost_when_the_daemon_dies() {
     let host = Host::new();
@@ -91,7 +96,7 @@ fn no_byte_is_lost_when_the_daemon_dies() {
     limit(&vm, 150);
     vm.guest("files a 100M /mnt");
     vm.guest("diskchurn load /mnt 60M");
-    for _ in 0..10 {
+    for _ in 0..kills() {
         vm.churn_on(2);
         host.kill9();
         host.start();

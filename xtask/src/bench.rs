@@ -55,6 +55,8 @@ enum Name {
     VswapperFig10,
     /// A compressor in a guest with less and less memory
     VswapperFig11,
+    /// More and more guests that share what the host has
+    VswapperFig14,
     /// What could rest on the guest's disk, and its page cache
     VswapperFig15,
     /// The guest's disk by Ebb and by QEMU, with memory enough
@@ -68,7 +70,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 12] = [
+const EACH: [(Name, Bench); 13] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -78,6 +80,7 @@ const EACH: [(Name, Bench); 12] = [
     (Name::VswapperFig9, swap::fig9::run),
     (Name::VswapperFig10, swap::fig10::run),
     (Name::VswapperFig11, swap::fig11::run),
+    (Name::VswapperFig14, swap::fig14::run),
     (Name::VswapperFig15, swap::fig15::run),
     (Name::VswapperPlentiful, swap::plentiful::run),
     (Name::Llfree, llfree::run),

@@ -9,7 +9,7 @@ use super::cargo;
 
 /// What may go wrong once in thousands of times: kvmtest whole, the allocator's threads, and
 /// these of vmtest.
-const VM_TESTS: [&str; 5] = ["attach", "death", "disk", "evict", "reclaim"];
+const VM_TESTS: [&str; 8] = ["attach", "death", "disk", "dma", "evict", "reclaim", "store", "swap"];
 
 /// How long.
 #[derive(clap::Args)]
@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn tests(package: &str, only: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo::command();
     command.args(["test", "--release", "-p", package]);
-    command.env("EBB_DISK_KILLS", "100");
+    command.envs([("EBB_DISK_KILLS", "100"), ("EBB_DAEMON_KILLS", "100")]);
     command.args(only.iter().flat_map(|test| ["--test", test]));
     cargo::run(command.args(["--", "--test-threads=1"]))
 }

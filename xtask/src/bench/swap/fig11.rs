@@ -2,9 +2,7 @@
 //! the 512 MB that it believes to have.
 
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, ensure};
 use vmtest::assets;
 
 use super::medium::Medium;
@@ -18,10 +16,6 @@ const MEMORY_MIB: u64 = 512;
 const IMAGE_BYTES: u64 = 1536 << 20;
 /// Of the balloon's time, where its guest survives.
 const GOAL: f64 = 1.1;
-/// Libraries of the compiler, about 100 MB.
-const WORK: &str = "tar --create --directory / usr/lib/gcc usr/lib/x86_64-linux-gnu \
-    | zstd --threads=8 -8 --quiet --force -o /root/out.zst && rm /root/out.zst";
-
 /// What became of one run.
 struct Run {
     keeper: Keeper,
@@ -39,7 +33,8 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-fig11");
     let archive = assets::userland().map_err(anyhow::Error::msg)?;
     let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
-    let image = rig::image(directory.path(), IMAGE_BYTES, |at| unpack(&archive, at))?;
+    let image =
+        rig::image(directory.path(), IMAGE_BYTES, |at| work::unpack_userland(&archive, at))?;
     let (rounds, limits): (_, &[u64]) = match quick {
         true => (1, &[384, 192]),
         false => (3, &[512, 384, 256, 224, 192]),
@@ -64,21 +59,12 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-fn unpack(archive: &Path, at: &Path) -> anyhow::Result<()> {
-    let mut tar = Command::new("tar");
-    let output =
-        tar.arg("--extract").arg("--file").arg(archive).arg("--directory").arg(at).output();
-    let output = output.context("tar does not start")?;
-    ensure!(output.status.success(), "tar: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
-}
-
 fn one(keeper: Keeper, limit_mib: u64, image: &Path) -> anyhow::Result<f64> {
     let medium = Medium::Ssd;
     let setup = Setup { keeper, medium, memory_mib: MEMORY_MIB, limit_mib, cpus: 1, image };
     crate::guard::guard(|| {
         let rig = Rig::start(&setup)?;
-        let seconds = work::seconds(&rig.vm, &format!("program /mnt {WORK}"));
+        let seconds = work::seconds(&rig.vm, &format!("program /mnt {}", work::COMPRESS));
         rig.vm.forgive();
         seconds
     })

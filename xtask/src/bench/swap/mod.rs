@@ -8,6 +8,7 @@ mod work;
 
 pub mod fig10;
 pub mod fig11;
+pub mod fig14;
 pub mod fig15;
 pub mod fig9;
 pub mod plentiful;

@@ -48,7 +48,33 @@ impl Keeper {
         }
     }
 
-    fn is_ebb(self) -> bool {
+    /// One VM's guest has so much from now on, as far as its keeper works by VMs.
+    pub fn limit(self, vm: &Vm, mib: u64) {
+        let bytes = mib * MIB;
+        if self.has_balloon() {
+            vms::balloon(vm, bytes);
+            // It may not get all.
+            vmtest::until_or(|| (vms::balloon_bytes(vm) <= bytes).then_some(()));
+        }
+        if self.is_ebb() {
+            vm.ebb(&format!("limit {mib}M")).ok();
+            vmtest::until("the limit to hold", || (vm.host_bytes() <= bytes).then_some(()));
+        }
+    }
+
+    /// The same for a guest that believes to have `of_mib`, without waiting until it holds.
+    pub fn share(self, vm: &Vm, mib: u64, of_mib: u64) {
+        if self.has_balloon() {
+            vms::balloon(vm, mib * MIB);
+        }
+        if self.is_ebb() {
+            let limit = if mib < of_mib { format!("{mib}M") } else { "off".into() };
+            vm.ebb(&format!("limit {limit}")).ok();
+        }
+    }
+
+    /// Whether Ebb holds its VMs.
+    pub fn is_ebb(self) -> bool {
         matches!(self, Keeper::Ebb | Keeper::EbbBlind | Keeper::EbbBalloon)
     }
 
@@ -71,16 +97,23 @@ pub struct Setup<'a> {
     pub image: &'a Path,
 }
 
+/// What guests stand on: a control group, something to swap to, and a daemon of their own.
+pub struct Ground {
+    // Taken away in this order.
+    host: Host,
+    _swap_area: Option<SwapArea>,
+    _swap_directory: Option<Mounted>,
+    cgroup: Cgroup,
+    swap: Drive,
+    files: tempfile::TempDir,
+}
+
 /// A guest with its disk at `/mnt`, and all that holds it.
 pub struct Rig {
     // Taken away in this order.
     pub vm: Vm,
-    _swap_area: Option<SwapArea>,
-    _swap_directory: Option<Mounted>,
-    cgroup: Cgroup,
     disk: Drive,
-    swap: Drive,
-    _files: tempfile::TempDir,
+    ground: Ground,
 }
 
 /// What went over both drives.
@@ -90,24 +123,22 @@ pub struct Both {
     pub swap: Traffic,
 }
 
-impl Rig {
-    /// Boots a guest and brings it down to its limit.
+impl Ground {
+    /// Makes it.
     ///
     /// # Errors
     /// The host lacks what it needs, or does not let us.
-    pub fn start(setup: &Setup<'_>) -> anyhow::Result<Rig> {
-        let Setup { keeper, medium, .. } = *setup;
+    pub fn new(keeper: Keeper, medium: Medium) -> anyhow::Result<Ground> {
         let files = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
-        let file = |name: &str| files.path().join(name);
-        let disk = Drive::new(&file("disk.img"), Content::Copy(setup.image), medium)?;
-        let swap = Drive::new(&file("swap.img"), Content::Empty(SWAP_BYTES), medium)?;
+        let swap = Drive::new(&files.path().join("swap.img"), Content::Empty(SWAP_BYTES), medium)?;
         let cgroup = Cgroup::new("vm")?;
+        swap.throttle(&cgroup, medium)?;
         let (mut swap_area, mut swap_directory) = (None, None);
         let host = Host::in_memory().unwrap_or_default();
         match keeper.is_ebb() {
             true => {
                 medium::format(&swap)?;
-                let mounted = Mounted::on(&swap, &file("swap"))?;
+                let mounted = Mounted::on(&swap, &files.path().join("swap"))?;
                 host.set("EBB_SWAP_DIR", mounted.path());
                 if keeper == Keeper::EbbBlind {
                     host.set("EBB_READ_FREED", "true");
@@ -116,23 +147,64 @@ impl Rig {
             }
             false => swap_area = Some(SwapArea::on(&swap)?),
         }
-        let vm = setup.boot(&host, &cgroup, &disk)?;
-        for drive in [&disk, &swap] {
-            drive.throttle(&cgroup, medium)?;
-        }
-        vm.guest("mount ext4 /dev/vda /mnt");
-        setup.limit(&vm, &cgroup)?;
-        // Asking forgets.
-        cgroup.peak_bytes()?;
-        Ok(Rig {
-            vm,
+        Ok(Ground {
+            host,
             _swap_area: swap_area,
             _swap_directory: swap_directory,
             cgroup,
-            disk,
             swap,
-            _files: files,
+            files,
         })
+    }
+
+    /// Boots a guest on it that has all its memory still.
+    ///
+    /// # Errors
+    /// As [`Ground::new`].
+    pub fn boot(&self, setup: &Setup<'_>) -> anyhow::Result<(Vm, Drive)> {
+        let (_, file) = tempfile::NamedTempFile::new_in(self.files.path())?.keep()?;
+        let disk = Drive::new(&file, Content::Copy(setup.image), setup.medium)?;
+        disk.throttle(&self.cgroup, setup.medium)?;
+        let guest = setup.guest(&disk);
+        let inside = self.cgroup.enter()?;
+        let vm = match setup.keeper.is_ebb() {
+            true => self.host.run(guest),
+            false => self.host.qemu(guest),
+        };
+        drop(inside);
+        vm.guest("mount ext4 /dev/vda /mnt");
+        if setup.keeper.is_ebb() {
+            vm.wait_trusted();
+        }
+        Ok((vm, disk))
+    }
+
+    /// All QEMUs together have so much for their guests.
+    ///
+    /// # Errors
+    /// The kernel cannot bring them down to that.
+    pub fn limit(&self, guests: u64, mib: u64) -> anyhow::Result<()> {
+        self.cgroup.limit_memory(mib * MIB + guests * QEMU_BYTES)
+    }
+}
+
+impl Rig {
+    /// Boots a guest and brings it down to its limit.
+    ///
+    /// # Errors
+    /// The host lacks what it needs, or does not let us.
+    pub fn start(setup: &Setup<'_>) -> anyhow::Result<Rig> {
+        let ground = Ground::new(setup.keeper, setup.medium)?;
+        let (vm, disk) = ground.boot(setup)?;
+        if setup.limit_mib < setup.memory_mib && setup.keeper != Keeper::Nobody {
+            setup.keeper.limit(&vm, setup.limit_mib);
+            if !setup.keeper.is_ebb() {
+                ground.limit(1, setup.limit_mib)?;
+            }
+        }
+        // Asking forgets.
+        ground.cgroup.peak_bytes()?;
+        Ok(Rig { vm, disk, ground })
     }
 
     /// What went over the drives so far.
@@ -140,7 +212,7 @@ impl Rig {
     /// # Errors
     /// As the file system's.
     pub fn traffic(&self) -> anyhow::Result<Both> {
-        Ok(Both { disk: self.disk.traffic()?, swap: self.swap.traffic()? })
+        Ok(Both { disk: self.disk.traffic()?, swap: self.ground.swap.traffic()? })
     }
 
     /// The most memory that all processes took together since this was asked last.
@@ -148,42 +220,11 @@ impl Rig {
     /// # Errors
     /// As the file system's.
     pub fn peak_mib(&self) -> anyhow::Result<u64> {
-        Ok(self.cgroup.peak_bytes()? / MIB)
+        Ok(self.ground.cgroup.peak_bytes()? / MIB)
     }
 }
 
 impl Setup<'_> {
-    fn boot(&self, host: &Host, cgroup: &Cgroup, disk: &Drive) -> anyhow::Result<Vm> {
-        let guest = self.guest(disk);
-        let _inside = cgroup.enter()?;
-        Ok(match self.keeper.is_ebb() {
-            true => host.run(guest),
-            false => host.qemu(guest),
-        })
-    }
-
-    fn limit(&self, vm: &Vm, cgroup: &Cgroup) -> anyhow::Result<()> {
-        if self.limit_mib >= self.memory_mib {
-            return Ok(());
-        }
-        let bytes = self.limit_mib * MIB;
-        if self.keeper.has_balloon() {
-            vms::balloon(vm, bytes);
-            // It may not get all.
-            vmtest::until_or(|| (vms::balloon_bytes(vm) <= bytes).then_some(()));
-        }
-        match self.keeper {
-            Keeper::Nobody => Ok(()),
-            keeper if keeper.is_ebb() => {
-                vm.wait_trusted();
-                vm.ebb(&format!("limit {}M", self.limit_mib)).ok();
-                vmtest::until("the limit to hold", || (vm.host_bytes() <= bytes).then_some(()));
-                Ok(())
-            }
-            _ => cgroup.limit_memory(bytes + QEMU_BYTES),
-        }
-    }
-
     fn guest(&self, disk: &Drive) -> Guest {
         let guest =
             Guest::debian("6.1-cloud").memory(&format!("{}M", self.memory_mib)).cpus(self.cpus);
