@@ -114,6 +114,10 @@ impl Pager {
     fn zero_run(&self, frames: FrameRange) -> io::Result<FrameRange> {
         let bytes = match self.uffd.zero_run(self.hva(frames)?) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => FRAME_BYTES,
+            // The VMM has parted its mapping here: no call goes beyond that.
+            Err(_) if frames.count > 1 => {
+                return self.zero_run(FrameRange::new(frames.start, 1));
+            }
             result => result?,
         };
         Ok(FrameRange::new(frames.start, bytes / FRAME_BYTES))
