@@ -29,3 +29,12 @@ pub use host::{Host, Ran};
 pub use setting::HostSetting;
 pub use vm::{Churn, Vm};
 pub use wait::{DEADLINE, until, until_or};
+
+/// How often a test does what may go wrong once in many times: `usual`, or in the long form,
+/// which `EBB_LONG` asks for, `long`.
+pub fn rounds(usual: u32, long: u32) -> u32 {
+    match std::env::var_os("EBB_LONG") {
+        Some(_) => long,
+        None => usual,
+    }
+}

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmtest::{Disk, Guest, Host, Ran, require};
+use vmtest::{Disk, Guest, Host, Ran, require, rounds};
 
 const FILE_SYSTEMS: [&str; 3] = ["ext4", "xfs", "btrfs"];
 
@@ -99,11 +99,6 @@ fn busy_for(time: Duration) {
     }
 }
 
-/// `EBB_DISK_KILLS` is for the long form.
-fn kills() -> u64 {
-    std::env::var("EBB_DISK_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
-}
-
 #[test]
 fn killed_servers_lose_nothing() {
     require!(tools());
@@ -114,7 +109,7 @@ fn killed_servers_lose_nothing() {
     vm.guest("mount ext4 /dev/vda /mnt");
     vm.guest("diskchurn load /mnt 24M");
     vm.churn_on(20);
-    for round in 0..kills() {
+    for round in 0..u64::from(rounds(20, 100)) {
         busy_for(Duration::from_millis(round * 13 % 101));
         disk.kill9();
         disk.start();

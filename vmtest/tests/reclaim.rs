@@ -1,7 +1,7 @@
 //! Free memory goes to the host and comes back, and no byte that the guest wrote changes.
 
 use ebb_api::Backing;
-use vmtest::{Guest, Host, HostSetting, Vm, assets, require, until};
+use vmtest::{Guest, Host, HostSetting, Vm, assets, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 fn assert_goes_and_comes_back(vm: &Vm) {
     vm.guest("fill kept 100M");
     vm.churn("300M");
-    for _ in 0..10 {
+    for _ in 0..rounds(5, 20) {
         vm.reclaim();
         vm.churn_on(1);
     }

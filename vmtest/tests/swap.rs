@@ -1,7 +1,7 @@
 //! A guest with less memory than it uses, and a disk that Ebb serves: what equals the
 //! disk is not written again, and no byte of either is ever wrong.
 
-use vmtest::{Disk, Guest, Host, Vm, until};
+use vmtest::{Disk, Guest, Host, Vm, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -83,11 +83,6 @@ fn blocks_change_under_resting_frames() {
     disk.check("ext4");
 }
 
-/// `EBB_DAEMON_KILLS` is for the long form.
-fn kills() -> u32 {
-    std::env::var("EBB_DAEMON_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(10)
-}
-
 #[test]
 fn no_byte_is_lost_when_the_daemon_dies() {
     let host = Host::new();
@@ -96,7 +91,7 @@ fn no_byte_is_lost_when_the_daemon_dies() {
     limit(&vm, 150);
     vm.guest("files a 100M /mnt");
     vm.guest("diskchurn load /mnt 60M");
-    for _ in 0..kills() {
+    for _ in 0..rounds(10, 100) {
         vm.churn_on(2);
         host.kill9();
         host.start();

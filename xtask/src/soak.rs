@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn tests(package: &str, only: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo::command();
     command.args(["test", "--release", "-p", package]);
-    command.envs([("EBB_DISK_KILLS", "100"), ("EBB_DAEMON_KILLS", "100")]);
+    command.env("EBB_LONG", "1");
     command.args(only.iter().flat_map(|test| ["--test", test]));
     cargo::run(command.args(["--", "--test-threads=1"]))
 }
