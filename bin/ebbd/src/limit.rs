@@ -1,6 +1,7 @@
 //! Holding a VM's resident memory at a limit.
 
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ebb_inspect::{Block, Guest, PageKind};
@@ -18,6 +19,8 @@ use crate::injector;
 const ROUND: Duration = Duration::from_secs(1);
 /// A choice of victims is used up or given up after this.
 const CHOICE: Duration = Duration::from_millis(500);
+/// What the guest has freed is looked for so often where nothing is to be evicted.
+const SWEEP_EVERY: Duration = Duration::from_secs(2);
 /// Chosen at once.
 const CHOICE_FRAMES: usize = 16 << 10;
 /// Evicted before commands are looked at again.
@@ -73,6 +76,7 @@ pub struct Limiter {
     round: Option<Instant>,
     chosen: Vec<Gfn>,
     chosen_at: Instant,
+    swept_at: Instant,
     free: Vec<Block>,
     /// Where the next sweep begins.
     hand: Gfn,
@@ -94,6 +98,7 @@ impl Limiter {
             round: None,
             chosen: Vec::new(),
             chosen_at: Instant::now(),
+            swept_at: Instant::now(),
             free: Vec::new(),
             hand: Gfn(0),
             total: Evicted::default(),
@@ -104,6 +109,26 @@ impl Limiter {
     /// what they are.
     pub fn is_spent(&self) -> bool {
         self.chosen.is_empty() || self.chosen_at.elapsed() > CHOICE
+    }
+
+    /// Whether the next step looks for what the guest has freed, with nothing to evict.
+    pub fn is_sweep_due(&self, pager: &Pager) -> bool {
+        let counters = &pager.counters;
+        let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
+        !self.keeps_freed
+            && self.swept_at.elapsed() >= SWEEP_EVERY
+            && elsewhere.iter().any(|frames| frames.load(Relaxed) > 0)
+    }
+
+    /// Drops what is kept of frames that are free by what was seen last.
+    fn sweep(&mut self, pager: &Pager, guest: Option<(&Guest, &dyn Fn() -> bool)>) {
+        self.swept_at = Instant::now();
+        if let Some((guest, still_runs)) = guest
+            && !self.keeps_freed
+        {
+            let known = Known { guest, still_runs, pager, free: &self.free };
+            self.hand = sweep(pager, &known, self.hand);
+        }
     }
 
     /// Evicts a step, as long as more than the low mark is resident; `true`: there is more to
@@ -122,16 +147,13 @@ impl Limiter {
     ) -> io::Result<bool> {
         let over = excess_bytes(pager, marks)?;
         if over == 0 {
+            self.see_kinds(pager, guest.map(|(guest, _)| guest));
+            self.sweep(pager, guest);
             return Ok(false);
         }
         if self.is_spent() {
             self.choose(process, pager, guest.map(|(guest, _)| guest), spare)?;
-            if let Some((guest, still_runs)) = guest
-                && !self.keeps_freed
-            {
-                let known = Known { guest, still_runs, pager, free: &self.free };
-                self.hand = sweep(pager, &known, self.hand);
-            }
+            self.sweep(pager, guest);
         }
         // In whole huge frames, which have an order of their own in the choice.
         let want = over.div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;

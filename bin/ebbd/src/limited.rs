@@ -200,13 +200,18 @@ impl State {
     }
 
     fn limit_step(&mut self, limiter: &mut Limiter, marks: Marks) -> std::io::Result<bool> {
-        if excess_bytes(&self.held.pager, marks)? == 0 {
+        let relieved = excess_bytes(&self.held.pager, marks)? == 0;
+        if relieved {
             self.stuck = None;
-            return Ok(false);
+            if !limiter.is_sweep_due(&self.held.pager) {
+                return Ok(false);
+            }
         }
         self.expect_refills()?;
         // A guest's word counts only while it is the kernel that runs.
-        if limiter.is_spent() && (self.insight.guest().is_ok() || self.insight.is_due()) {
+        if (relieved || limiter.is_spent())
+            && (self.insight.guest().is_ok() || self.insight.is_due())
+        {
             self.confirm();
         }
         let qmp = RefCell::new(self.held.qmp.take());
