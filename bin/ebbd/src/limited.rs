@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::time::{Duration, Instant};
 
 use ebb_api::{LimitRequest, LimitStatus};
-use ebb_units::{Bytes, FrameRange, Gfn};
+use ebb_units::{Bytes, Gfn};
 
 use crate::devices;
 use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
@@ -237,9 +237,7 @@ impl State {
     ) -> std::io::Result<bool> {
         let held = &self.held;
         let guest = self.insight.guest().ok().map(|guest| (guest, still_runs));
-        let mut spared: Vec<FrameRange> = self.metadata_frames();
-        spared.extend(self.note_frame());
-        let spare = |gfn: Gfn| spared.iter().any(|frames| frames.contains(gfn));
+        let spare = |gfn: Gfn| self.needed.iter().any(|frames| frames.contains(gfn));
         let more = limiter.step(&held.process, &held.pager, guest, marks, spare)?;
         let over = held.pager.taken_bytes()? > marks.limit_bytes;
         self.stuck = (over && !more).then(|| "nothing more can be evicted now".into());

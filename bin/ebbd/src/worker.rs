@@ -10,7 +10,7 @@ use ebb_api::{
     AutoRequest, AutoStatus, Backing, DetachReport, DmaMode, EvictReport, EvictRequest,
     LimitRequest, LimitStatus, Mode, ReclaimReport, ReclaimRequest, Skipped, VmStatus,
 };
-use ebb_inspect::{Block, Guest, PAGE_BYTES};
+use ebb_inspect::{Block, Guest, Run};
 use ebb_pager::{Evicted, NothingKnown, Witness};
 use ebb_reclaim::vprobe;
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
@@ -84,8 +84,10 @@ pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender
 pub struct State {
     pub(crate) held: Held,
     pub(crate) insight: Insight,
-    /// Whom the pager believes.
+    /// Whom the pager was told of.
     pub(crate) witness: Option<Arc<Guest>>,
+    /// The frames that each look at that guest reads.
+    pub(crate) needed: Vec<FrameRange>,
     pub(crate) last: Option<ReclaimReport>,
     /// What a limit needs to know, while there is one.
     pub(crate) limiter: Option<Limiter>,
@@ -119,6 +121,7 @@ impl State {
             held,
             insight: Insight::new(),
             witness: None,
+            needed: Vec::new(),
             last: None,
             limiter: None,
             stuck: None,
@@ -258,12 +261,30 @@ impl State {
 
     /// Whom to believe when a frame is wanted back, wherever that changed.
     fn tell_pager(&mut self) {
-        let guest = self.insight.guest().ok().filter(|_| !self.held.record.settings.read_freed);
+        let guest = self.insight.guest().ok();
         if guest != self.witness.as_deref() {
             self.witness = guest.map(|guest| Arc::new(guest.clone()));
-            let witness = self.witness.clone().map(|guest| guest as Arc<dyn Witness>);
-            self.held.pager.believe(witness);
+            self.needed = self.needed_frames();
+            let asked = self.witness.clone().filter(|_| !self.held.record.settings.read_freed);
+            self.held.pager.believe(asked.map(|guest| guest as Arc<dyn Witness>));
         }
+    }
+
+    /// The frames that each look at a trusted guest reads, there from now on: from a disk
+    /// they would be read again and again.
+    fn needed_frames(&self) -> Vec<FrameRange> {
+        let Some(guest) = &self.witness else { return Vec::new() };
+        let pager = &self.held.pager;
+        let needed = guest.needed_frames(&pager.view());
+        let frames = needed.iter().flat_map(|frames| frames.frames());
+        for gfn in frames.filter(|&gfn| pager.ledger().content(gfn).is_elsewhere()) {
+            let frame = FrameRange::new(gfn, 1);
+            match pager.pin(frame, false) {
+                Ok(()) => pager.unpin(frame),
+                Err(error) => tracing::debug!("{}: {error}", self.held.record.name),
+            }
+        }
+        needed
     }
 
     pub(crate) fn reconnect(&mut self) {
@@ -293,22 +314,10 @@ impl State {
         Ok(())
     }
 
-    /// The frame that holds a trusted guest's note: it is looked for in memory.
-    pub(crate) fn note_frame(&self) -> Option<FrameRange> {
-        let guest = self.insight.guest().ok()?;
-        Some(FrameRange::new(guest.note().gpa().gfn(), 1))
-    }
-
     /// The frames that hold the metadata of a trusted guest.
-    pub(crate) fn metadata_frames(&self) -> Vec<FrameRange> {
+    fn metadata_frames(&self) -> Vec<FrameRange> {
         let Ok(guest) = self.insight.guest() else { return Vec::new() };
-        let runs = guest.memmap().runs().iter();
-        runs.map(|run| {
-            let end = run.metadata.0 + run.frames * PAGE_BYTES;
-            let first = run.metadata.gfn();
-            FrameRange::new(first, end.div_ceil(FRAME_BYTES) - first.0)
-        })
-        .collect()
+        guest.memmap().runs().iter().map(Run::metadata_frames).collect()
     }
 
     fn reclaim(&mut self, request: ReclaimRequest) -> Answer<ReclaimReport> {
@@ -412,9 +421,8 @@ impl State {
         self.expect_refills().map_err(failed("the refill threads"))?;
         // So that they are known also right after a restart.
         self.confirm();
-        let mut metadata = self.metadata_frames();
-        metadata.extend(self.note_frame());
-        let spare = |gfn: &Gfn| metadata.iter().any(|frames| frames.contains(*gfn));
+        let needed = &self.needed;
+        let spare = |gfn: &Gfn| needed.iter().any(|frames| frames.contains(*gfn));
         let mut done = Evicted::default();
         let regions = self.held.pager.ram().regions().iter();
         let pieces = regions.flat_map(|region| region.frames().by_huge());

@@ -13,6 +13,7 @@
 //! victims     which free blocks to take
 //! look        blocks' metadata as it is now
 //! freed       whether a frame was freed since it was in use
+//! needed      the frames that each look reads
 //! guest       all of it together, behind the gate
 //!
 //! write_intent  whether an instruction overwrites a whole page
@@ -32,6 +33,7 @@ mod guest;
 mod look;
 mod memmap;
 mod memory;
+mod needed;
 mod page;
 mod paging;
 mod scan;

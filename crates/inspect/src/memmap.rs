@@ -112,6 +112,10 @@ impl Memmap {
         self.ram.iter().any(|&(base, bytes)| base.0 <= start && end - base.0 <= bytes)
     }
 
+    pub(crate) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
     /// Where the frame's `struct page` is now, by the guest's page tables.
     pub fn walk(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Gpa> {
         self.tables.translate(mem, self.page_va(gfn)?)

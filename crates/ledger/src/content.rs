@@ -77,6 +77,11 @@ pub(crate) fn is_mixed(word: u64) -> bool {
 }
 
 impl Content {
+    /// Whether it has to be read back from the store or a disk.
+    pub fn is_elsewhere(self) -> bool {
+        matches!(self, Content::Saved { .. } | Content::OnDisk { .. })
+    }
+
     /// The word that says so, unlocked.
     pub(crate) fn to_word(self) -> u64 {
         let with_payload = |kind, payload: u64| {

@@ -145,19 +145,19 @@ impl Pager {
 
     /// If the guest has freed the frame since it went, it is empty from now on.
     pub(crate) fn drop_if_dead(&self, gfn: Gfn) -> bool {
-        is_elsewhere(self.ledger.content(gfn))
+        self.ledger.content(gfn).is_elsewhere()
             && self.drop_if(gfn, || self.verdict(gfn) == Verdict::Dead)
     }
 
     /// If a frame is elsewhere and free, by the word of who evicts, it is empty from
     /// now on.
     pub fn drop_if_free(&self, gfn: Gfn, judge: &dyn Judge) -> bool {
-        is_elsewhere(self.ledger.content(gfn)) && self.drop_if(gfn, || judge.is_dead(gfn))
+        self.ledger.content(gfn).is_elsewhere() && self.drop_if(gfn, || judge.is_dead(gfn))
     }
 
     fn drop_if(&self, gfn: Gfn, is_dead: impl FnOnce() -> bool) -> bool {
         let Ok(held) = self.ledger.lock_frame(gfn) else { return false };
-        let dead = is_elsewhere(held.content()) && is_dead();
+        let dead = held.content().is_elsewhere() && is_dead();
         let wanted = match dead {
             true => self.become_empty(gfn, held),
             false => held.abandon(),
@@ -172,8 +172,4 @@ impl Pager {
         add(&self.counters.emptied_frames, 1);
         self.leave(gfn, held, Content::Empty { fill: 0, hard: false })
     }
-}
-
-pub(crate) fn is_elsewhere(content: Content) -> bool {
-    matches!(content, Content::Saved { .. } | Content::OnDisk { .. })
 }

@@ -12,7 +12,7 @@ use ebb_ledger::Content;
 use ebb_units::{FrameRange, Gfn};
 
 use crate::counters::add;
-use crate::dead::{Verdict, is_elsewhere};
+use crate::dead::Verdict;
 use crate::install::Served;
 use crate::pager::Pager;
 use crate::sparse::Sparse;
@@ -88,7 +88,7 @@ impl Pager {
     fn pin_back(&self, gfn: Gfn, replace: bool) -> io::Result<Served> {
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
         let counters = &self.counters;
-        let (elsewhere, blank) = match is_elsewhere(held.content()) {
+        let (elsewhere, blank) = match held.content().is_elsewhere() {
             false => (false, None),
             true if replace => (true, Some(&counters.replaced_frames)),
             true => {
