@@ -66,6 +66,12 @@ impl Marks {
         };
         Marks { limit_bytes, high_bytes: high, low_bytes: low_bytes.unwrap_or(below(high)) }
     }
+
+    /// Above which eviction begins, and above which faults wait: in between is what the
+    /// guest takes while the first frames are held.
+    pub fn pressure(self) -> (u64, u64) {
+        (self.low_bytes.midpoint(self.high_bytes), self.high_bytes)
+    }
 }
 
 /// What is known of one VM's frames for the sake of its limit.
@@ -80,6 +86,9 @@ pub struct Limiter {
     free: Vec<Block>,
     /// Where the next sweep begins.
     hand: Gfn,
+    /// What the guest took while the last step was held and saved: the next one makes
+    /// room for it, too.
+    ahead_bytes: u64,
     /// Evicted since this daemon holds the VM.
     pub total: Evicted,
 }
@@ -101,6 +110,7 @@ impl Limiter {
             swept_at: Instant::now(),
             free: Vec::new(),
             hand: Gfn(0),
+            ahead_bytes: 0,
             total: Evicted::default(),
         })
     }
@@ -145,8 +155,10 @@ impl Limiter {
         marks: Marks,
         spare: impl Fn(Gfn) -> bool,
     ) -> io::Result<bool> {
-        let over = excess_bytes(pager, marks)?;
+        let taken = pager.taken_bytes()?;
+        let over = taken.saturating_sub(marks.low_bytes);
         if over == 0 {
+            self.ahead_bytes = 0;
             self.see_kinds(pager, guest.map(|(guest, _)| guest));
             self.sweep(pager, guest);
             return Ok(false);
@@ -156,7 +168,8 @@ impl Limiter {
             self.sweep(pager, guest);
         }
         // In whole huge frames, which have an order of their own in the choice.
-        let want = over.div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
+        let ahead = self.ahead_bytes.min(2 * (marks.high_bytes - marks.low_bytes));
+        let want = (over + ahead).div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
         let step = self.chosen.len().min(want).min(STEP_FRAMES);
         let mut frames = self.chosen.split_off(self.chosen.len() - step);
         frames.sort_unstable();
@@ -172,6 +185,8 @@ impl Limiter {
             evicted => evicted?,
         };
         self.total.add(evicted);
+        self.ahead_bytes =
+            (pager.taken_bytes()? + evicted.frames() * FRAME_BYTES).saturating_sub(taken);
         Ok(evicted.frames() > 0)
     }
 

@@ -91,7 +91,7 @@ impl State {
         (self.stuck, self.trouble) = (None, None);
         self.held.pager.limit_store_memory(self.compressed_bytes());
         if self.marks().is_none() {
-            self.held.pager.set_limit(u64::MAX);
+            self.held.pager.set_marks(u64::MAX, u64::MAX);
             self.limiter = None;
             return Ok(());
         }
@@ -128,7 +128,7 @@ impl State {
         if let Err(why) = self.may_evict() {
             self.stuck = Some(why.to_string());
             self.limiter = Some(limiter);
-            return self.held.pager.set_limit(u64::MAX);
+            return self.held.pager.set_marks(u64::MAX, u64::MAX);
         }
         if self.trouble.as_ref().is_some_and(Trouble::rests) {
             self.limiter = Some(limiter);
@@ -143,8 +143,8 @@ impl State {
         self.limiter = Some(limiter);
         // Faults do not wait for room that nobody makes.
         let in_the_way = self.stuck.is_some() || self.trouble.is_some();
-        let mark = if in_the_way { u64::MAX } else { marks.high_bytes };
-        self.held.pager.set_limit(mark);
+        let (tell, wait) = if in_the_way { (u64::MAX, u64::MAX) } else { marks.pressure() };
+        self.held.pager.set_marks(tell, wait);
         if more && !self.pressed.swap(true, AcqRel) {
             // This is the thread that reads it.
             let _ = self.own.send(Command::Pressure);

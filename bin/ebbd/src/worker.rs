@@ -490,7 +490,7 @@ impl State {
         }
         let began = Instant::now();
         // Else what comes back would wait for what goes.
-        self.held.pager.set_limit(u64::MAX);
+        self.held.pager.set_marks(u64::MAX, u64::MAX);
         let restored_bytes = self.held.pager.give_back_all().map_err(|error| {
             if let Err(error) = self.apply_limit() {
                 tracing::error!("{}: its limit: {error}", self.held.record.name);

@@ -5,8 +5,9 @@
 //! protection writes through it; the wait is longer than such an I/O is taken
 //! to last.
 
+use std::collections::VecDeque;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ebb_ledger::{Content, LockedFrame};
 use ebb_store::{Page, PageBuffer};
@@ -18,9 +19,11 @@ use crate::pager::{Grain, Pager};
 /// Longer than an O_DIRECT request to a local disk (attach notes in
 /// `docs/decisions/0004-evict-whole-folios.md`).
 const HOLD: Duration = Duration::from_millis(10);
-/// Held together, so that the wait is for many; a guest that writes one of
-/// them waits no longer than it takes to save all.
-const BATCH_FRAMES: usize = 2048;
+/// Held together, so that the wait is for many.
+const BATCH_FRAMES: usize = 512;
+/// Held at once, while those before them are saved; a guest that writes one of them
+/// waits no longer than it takes to save all.
+const HELD_FRAMES: usize = 2048;
 
 /// What an eviction did, in frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -104,6 +107,14 @@ impl Held<'_> {
 /// Frames of one huge frame, in order.
 type Piece<'l> = Vec<Held<'l>>;
 
+/// Pieces held together.
+struct Batch<'l> {
+    pieces: Vec<Piece<'l>>,
+    frames: usize,
+    /// When the last of them was protected.
+    since: Instant,
+}
+
 impl Pager {
     /// Empties those of `frames`, which are in order, that are resident. With
     /// huge pages only whole huge frames go: punching a part of a large folio
@@ -115,22 +126,26 @@ impl Pager {
     /// From the store or the system calls. Frames not evicted stay resident.
     pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
         let mut evicted = Evicted::default();
-        let mut batch: Vec<Piece<'_>> = Vec::new();
-        let mut pieces = frames.chunk_by(|a, b| a.huge() == b.huge()).peekable();
-        while let Some(frames) = pieces.next() {
-            match self.hold(frames) {
-                Ok(piece) => batch.extend(piece),
-                Err(error) => {
-                    self.open_all(batch.into_iter().flatten());
-                    return Err(error);
-                }
+        let mut held: VecDeque<Batch<'_>> = VecDeque::new();
+        let result = { frames.chunk_by(|a, b| a.huge() == b.huge()) }.try_for_each(|frames| {
+            if let Some(piece) = self.hold(frames)? {
+                add_piece(&mut held, piece);
             }
-            let held: usize = batch.iter().map(Vec::len).sum();
-            if held >= BATCH_FRAMES || (held > 0 && pieces.peek().is_none()) {
-                evicted.add(self.evict_batch(std::mem::take(&mut batch), judge)?);
+            let ripe = |batch: &Batch<'_>| batch.since.elapsed() >= HOLD;
+            while is_full(&held) || (held.len() > 1 && held.front().is_some_and(ripe)) {
+                let Some(batch) = held.pop_front() else { break };
+                evicted.add(self.evict_batch(batch, judge)?);
             }
-        }
-        Ok(evicted)
+            Ok(())
+        });
+        let result = held.drain(..).fold(result, |result, batch| match result {
+            Ok(()) => self.evict_batch(batch, judge).map(|more| evicted.add(more)),
+            Err(_) => {
+                self.open_all(batch.pieces.into_iter().flatten());
+                result
+            }
+        });
+        result.map(|()| evicted)
     }
 
     /// Gives back the space of what was saved and is not needed any more. From
@@ -189,10 +204,10 @@ impl Pager {
         }
     }
 
-    fn evict_batch(&self, batch: Vec<Piece<'_>>, judge: &dyn Judge) -> io::Result<Evicted> {
-        std::thread::sleep(HOLD);
+    fn evict_batch(&self, batch: Batch<'_>, judge: &dyn Judge) -> io::Result<Evicted> {
+        std::thread::sleep(HOLD.saturating_sub(batch.since.elapsed()));
         let (mut evicted, mut result) = (Evicted::default(), Ok(()));
-        for piece in batch {
+        for piece in batch.pieces {
             match result {
                 Ok(()) => result = self.evict_piece(piece, judge, &mut evicted),
                 Err(_) => self.open_all(piece),
@@ -349,6 +364,23 @@ impl Pager {
             1,
         );
     }
+}
+
+/// Into the last batch, as long as that has room.
+fn add_piece<'l>(held: &mut VecDeque<Batch<'l>>, piece: Piece<'l>) {
+    let (frames, since) = (piece.len(), Instant::now());
+    match held.back_mut().filter(|batch| batch.frames < BATCH_FRAMES) {
+        Some(batch) => {
+            batch.frames += frames;
+            batch.since = since;
+            batch.pieces.push(piece);
+        }
+        None => held.push_back(Batch { pieces: vec![piece], frames, since }),
+    }
+}
+
+fn is_full(held: &VecDeque<Batch<'_>>) -> bool {
+    held.iter().map(|batch| batch.frames).sum::<usize>() >= HELD_FRAMES
 }
 
 /// Runs of consecutive frames, each with the index of its first.

@@ -79,7 +79,8 @@ pub struct Pager {
     pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
     pub(crate) jobs: Jobs,
     pub(crate) refilling: AtomicBool,
-    limit_bytes: AtomicU64,
+    /// Taken above the first, whoever evicts is told; above the second, faults wait.
+    marks: [AtomicU64; 2],
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub(crate) failure: Failure,
     pub(crate) restored: SyncSender<Restored>,
@@ -136,7 +137,7 @@ impl Pager {
             ahead: Default::default(),
             jobs: Jobs::new(),
             refilling: AtomicBool::new(false),
-            limit_bytes: AtomicU64::new(u64::MAX),
+            marks: [const { AtomicU64::new(u64::MAX) }; 2],
             pressure: OnceLock::new(),
             failure: Failure::default(),
             restored,
@@ -184,10 +185,12 @@ impl Pager {
         Ok(self.ram.resident_bytes()? + self.store.usage().memory_bytes)
     }
 
-    /// More memory taken than this is pressure: faults that take memory wait a
-    /// little for whoever evicts. `u64::MAX`: no limit.
-    pub fn set_limit(&self, bytes: u64) {
-        self.limit_bytes.store(bytes, Relaxed);
+    /// When more than `tell_bytes` are taken, whoever evicts is told; when more than
+    /// `wait_bytes`, faults that take memory wait a little for it. `u64::MAX`: no limit.
+    pub fn set_marks(&self, tell_bytes: u64, wait_bytes: u64) {
+        for (mark, bytes) in self.marks.iter().zip([tell_bytes, wait_bytes]) {
+            mark.store(bytes, Relaxed);
+        }
     }
 
     /// Who is told of pressure, from the threads that serve faults; once.
@@ -198,21 +201,23 @@ impl Pager {
 
     /// Whether somebody evicts what is too much.
     pub(crate) fn has_limit(&self) -> bool {
-        self.limit_bytes.load(Relaxed) != u64::MAX
+        self.marks[1].load(Relaxed) != u64::MAX
     }
 
-    /// Whether more is taken than should be; whoever evicts is told then.
+    /// Whether faults should wait for room; whoever evicts is told in time.
     pub(crate) fn is_over_limit(&self) -> bool {
-        let limit_bytes = self.limit_bytes.load(Relaxed);
-        if limit_bytes == u64::MAX {
+        let [tell_bytes, wait_bytes] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
+        if tell_bytes == u64::MAX {
             return false;
         }
         // As fstat(2): about a microsecond.
-        let over = self.taken_bytes().is_ok_and(|bytes| bytes > limit_bytes);
-        if over && let Some(tell) = self.pressure.get() {
+        let Ok(bytes) = self.taken_bytes() else { return false };
+        if bytes > tell_bytes
+            && let Some(tell) = self.pressure.get()
+        {
             tell();
         }
-        over
+        bytes > wait_bytes
     }
 
     /// From now on all first touches and all writes to protected frames come

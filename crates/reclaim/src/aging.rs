@@ -9,8 +9,11 @@ use ebb_units::{FrameRange, Gfn};
 
 /// Ranks of candidates, best first.
 const RANKS: usize = 8;
-/// Rounds at rest from which on a frame counts as old.
-const OLD: u8 = 2;
+/// Rounds at rest from which on a frame counts as old: page cache, which is not written
+/// anywhere when it goes,
+const OLD_CACHE: u8 = 2;
+/// and everything else.
+const OLD: u8 = 5;
 
 /// How long each frame of a VM has rested.
 pub struct Aging {
@@ -89,18 +92,18 @@ impl Aging {
     /// rest; among them what has rested. Page tables never.
     fn rank(&self, gfn: Gfn) -> Option<usize> {
         let index = usize::try_from(gfn.0).ok()?;
-        let (mapped, old) = (*self.mapped.get(index)?, *self.ages.get(index)? >= OLD);
-        let [old_rank, young_rank, mapped_rank] = match self.kinds.get(index)? {
-            Some(PageKind::Free { .. }) => [0, 0, 0],
-            Some(PageKind::File) => [1, 2, 5],
-            Some(PageKind::Anonymous) | None => [3, 4, 6],
+        let (mapped, age) = (*self.mapped.get(index)?, *self.ages.get(index)?);
+        let (old, [old_rank, young_rank, mapped_rank]) = match self.kinds.get(index)? {
+            Some(PageKind::Free { .. }) => (0, [0, 0, 0]),
+            Some(PageKind::File) => (OLD_CACHE, [1, 2, 4]),
+            Some(PageKind::Anonymous) | None => (OLD, [3, 5, 6]),
             Some(PageKind::Table) => return None,
-            Some(_) => [4, 6, 7],
+            Some(_) => (OLD, [5, 6, 7]),
         };
-        Some(match (mapped, old) {
-            (true, _) => mapped_rank,
-            (false, true) => old_rank,
-            (false, false) => young_rank,
+        Some(match mapped {
+            true => mapped_rank,
+            false if age >= old => old_rank,
+            false => young_rank,
         })
     }
 }
@@ -137,23 +140,23 @@ mod tests {
         while let [gfn] = aging.choose(1, 1, |gfn| !order.contains(&gfn))[..] {
             order.push(gfn);
         }
-        assert_eq!(order, [2, 1, 0, 5, 4].map(Gfn));
+        assert_eq!(order, [2, 1, 5, 0, 4].map(Gfn));
     }
 
     #[test]
     fn a_touch_makes_young() {
         let mut aging = Aging::new(Gfn(3));
-        for round in 0..4 {
+        for round in 0..6 {
             aging.look_anew();
             aging.saw_mapped(frame(0));
-            if round == 3 {
+            if round == 5 {
                 aging.saw_mapped(frame(1));
             }
             aging.next_round();
         }
         aging.look_anew();
         assert_eq!(aging.choose(1, 1, |_| true), [Gfn(2)]);
-        assert_eq!(aging.ages, [0, 0, 4]);
+        assert_eq!(aging.ages, [0, 0, 6]);
     }
 
     #[test]
