@@ -4,12 +4,13 @@
 //! which finds the entry of a block that is overwritten. Both are sets of eight;
 //! when one is full the entry that was seen longest ago goes from both.
 //!
-//! The hash is keyed with a secret and 128 bits long, so a guest can neither make
-//! two contents collide nor meet a collision by chance.
+//! The hash is keyed with a secret and 128 bits long (`digest.rs`), so a guest can
+//! neither make two contents collide nor meet a collision by chance.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::digest::{Digest, DigestKey};
 use crate::observer::Block;
 
 const WAYS: usize = 8;
@@ -20,13 +21,11 @@ const SETS_MAX: u64 = 1 << (64 - BLOCK_BITS);
 /// So many insertions make a tick of the clock by which entries age.
 const TICK: u64 = 256;
 
-type Hash = [u64; 2];
-
 /// The block is in the lower 40 bits, the tick when it was last seen above; all
-/// zero: none.
+/// zero, which no digest is: none.
 #[derive(Clone, Copy, Default)]
 struct Entry {
-    hash: Hash,
+    hash: Digest,
     block_and_tick: u64,
 }
 
@@ -46,7 +45,7 @@ impl Entry {
 
 /// The blocks of all disks of a VM that are known by content.
 pub struct Hashes {
-    key: [u8; 32],
+    key: DigestKey,
     tables: Mutex<Tables>,
 }
 
@@ -68,13 +67,13 @@ impl Hashes {
         let count = sets as usize * WAYS;
         let (by_hash, by_block) = (vec![Entry::default(); count], vec![0; count]);
         let tables = Tables { by_hash, by_block, sets, used: 0, inserted: 0 };
-        Hashes { key, tables: Mutex::new(tables) }
+        Hashes { key: DigestKey::new(&key), tables: Mutex::new(tables) }
     }
 
     /// `block` has this content now.
     pub fn insert(&self, block: u64, content: &Block) {
         if block >> BLOCK_BITS == 0 {
-            let hash = self.hash(content);
+            let hash = self.key.digest(content);
             self.tables().insert(block, hash);
         }
     }
@@ -90,20 +89,13 @@ impl Hashes {
 
     /// A block with this content.
     pub fn find(&self, content: &Block) -> Option<u64> {
-        let hash = self.hash(content);
+        let hash = self.key.digest(content);
         self.tables().find(hash)
     }
 
     /// How many blocks are known.
     pub fn used(&self) -> u64 {
         self.tables().used
-    }
-
-    /// Never all zero, which marks an empty entry.
-    fn hash(&self, content: &Block) -> Hash {
-        let hash = blake3::keyed_hash(&self.key, content);
-        let (words, _) = hash.as_bytes().as_chunks::<8>();
-        [u64::from_ne_bytes(words[0]) | 1, u64::from_ne_bytes(words[1])]
     }
 
     /// The tables are whole between two calls, and a panic leaves them at worst
@@ -114,7 +106,7 @@ impl Hashes {
 }
 
 impl Tables {
-    fn insert(&mut self, block: u64, hash: Hash) {
+    fn insert(&mut self, block: u64, hash: Digest) {
         self.forget(block);
         self.inserted += 1;
         let tick = self.inserted / TICK % (1 << (64 - BLOCK_BITS));
@@ -169,7 +161,7 @@ impl Tables {
         blocks.into_iter().for_each(|block| self.forget(block));
     }
 
-    fn find(&self, hash: Hash) -> Option<u64> {
+    fn find(&self, hash: Digest) -> Option<u64> {
         let set = self.set_of_hash(hash);
         let ways = self.by_hash.get(set * WAYS..(set + 1) * WAYS)?;
         ways.iter().find(|entry| entry.hash == hash).map(|entry| entry.block())
@@ -197,7 +189,7 @@ impl Tables {
         set as usize * WAYS..(set as usize + 1) * WAYS
     }
 
-    fn set_of_hash(&self, hash: Hash) -> usize {
+    fn set_of_hash(&self, hash: Digest) -> usize {
         ((hash[0] >> 1) % self.sets) as usize
     }
 }

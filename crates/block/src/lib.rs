@@ -17,6 +17,7 @@ mod chain;
 mod config;
 mod counters;
 mod device;
+mod digest;
 mod dma;
 mod guest;
 mod hashes;

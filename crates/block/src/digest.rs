@@ -1,0 +1,132 @@
+//! A secret function from blocks to 128 bits: universal hashing, not a cryptographic
+//! hash. For any two blocks, chosen by whoever does not know the key, the chance over
+//! keys that they collide is below 2^-126. That is all that is needed of it, since
+//! nobody is ever shown a digest; and it takes a fifth of BLAKE3's time, which is spent on
+//! every block that moves and on every page that goes.
+//!
+//! First NH with a Toeplitz key, twice, 64 bits a word: 2^-128 (Black et al., UMAC,
+//! CRYPTO'99, theorems 1 and 2; Krovetz, VMAC, section 2). Then the two sums go through a
+//! multilinear hash into 64 bits, twice: 2^-128 (Lemire and Kaser, "Strongly universal
+//! string hashing is fast", theorem 1). A bit that is always set costs one.
+
+use std::mem::size_of;
+
+use crate::observer::Block;
+
+const WORDS: usize = size_of::<Block>() / size_of::<u64>();
+/// The second sum's keys are the first's from here on.
+const SHIFT: usize = 2;
+
+/// What a block is known by; never all zero.
+pub(crate) type Digest = [u64; 2];
+
+/// The secret.
+pub(crate) struct DigestKey {
+    words: Box<[u64; WORDS + SHIFT]>,
+    /// For each half of a digest: what is added, and a factor for each word of the sums.
+    ends: [[u128; 5]; 2],
+}
+
+impl DigestKey {
+    /// The one that follows from `seed`: secret, and random.
+    pub(crate) fn new(seed: &[u8; 32]) -> DigestKey {
+        let mut random = blake3::Hasher::new_keyed(seed).finalize_xof();
+        let mut next = || {
+            let mut bytes = [0; 16];
+            random.fill(&mut bytes);
+            u128::from_le_bytes(bytes)
+        };
+        let words = Box::new([0; _].map(|_: u64| next() as u64));
+        DigestKey { words, ends: [[0; 5]; 2].map(|end| end.map(|_: u128| next())) }
+    }
+
+    /// The digest of a block.
+    pub(crate) fn digest(&self, block: &Block) -> Digest {
+        let sums = self.sums(block);
+        let words =
+            [sums[0] as u64, (sums[0] >> 64) as u64, sums[1] as u64, (sums[1] >> 64) as u64];
+        let half = |[add, factors @ ..]: &[u128; 5]| {
+            let products = factors.iter().zip(words).map(|(by, word)| by.wrapping_mul(word.into()));
+            (products.fold(*add, u128::wrapping_add) >> 64) as u64
+        };
+        [half(&self.ends[0]) | 1, half(&self.ends[1])]
+    }
+
+    fn sums(&self, block: &Block) -> [u128; 2] {
+        let (pairs, _) = block.as_chunks::<16>();
+        let (mut first, mut second) = (0u128, 0u128);
+        // Keys for two pairs of words, one behind the other.
+        for (pair, key) in pairs.iter().zip(self.words.windows(4).step_by(2)) {
+            let pair = u128::from_le_bytes(*pair);
+            let (low, high) = (pair as u64, (pair >> 64) as u64);
+            let product = |by: [u64; 2]| {
+                u128::from(low.wrapping_add(by[0])) * u128::from(high.wrapping_add(by[1]))
+            };
+            first = first.wrapping_add(product([key[0], key[1]]));
+            second = second.wrapping_add(product([key[SHIFT], key[SHIFT + 1]]));
+        }
+        [first, second]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn key() -> DigestKey {
+        DigestKey::new(&[7; 32])
+    }
+
+    /// Word by word, as the papers have it.
+    fn by_the_book(key: &DigestKey, block: &Block) -> Digest {
+        let word = |at: usize| u64::from_le_bytes(block[8 * at..][..8].try_into().unwrap());
+        let mut sums = [0u128; 2];
+        for (pass, sum) in sums.iter_mut().enumerate() {
+            for at in (0..512).step_by(2) {
+                let left = word(at).wrapping_add(key.words[at + 2 * pass]);
+                let right = word(at + 1).wrapping_add(key.words[at + 1 + 2 * pass]);
+                *sum = sum.wrapping_add(u128::from(left) * u128::from(right));
+            }
+        }
+        let ends = key.ends.map(|end| {
+            let mut total = end[0];
+            for (at, by) in end[1..].iter().enumerate() {
+                let word = (sums[at / 2] >> (64 * (at % 2))) as u64;
+                total = total.wrapping_add(by.wrapping_mul(u128::from(word)));
+            }
+            (total >> 64) as u64
+        });
+        [ends[0] | 1, ends[1]]
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_what_the_papers_say(bytes in prop::collection::vec(any::<u8>(), 4096)) {
+            let (key, block) = (key(), bytes.try_into().unwrap());
+            prop_assert_eq!(key.digest(&block), by_the_book(&key, &block));
+        }
+    }
+
+    #[test]
+    fn no_two_of_many_alike_blocks_collide() {
+        let key = key();
+        let mut seen = HashSet::from([key.digest(&[0; 4096])]);
+        for bit in 0..8 * 4096 {
+            let mut block = [0; 4096];
+            block[bit / 8] = 1 << (bit % 8);
+            assert!(seen.insert(key.digest(&block)), "bit {bit}");
+        }
+        for byte in 1..=255 {
+            assert!(seen.insert(key.digest(&[byte; 4096])), "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn the_key_makes_the_digest() {
+        let other = DigestKey::new(&[8; 32]);
+        assert_ne!(key().digest(&[1; 4096]), other.digest(&[1; 4096]));
+        assert_eq!(key().digest(&[1; 4096]), key().digest(&[1; 4096]));
+    }
+}
