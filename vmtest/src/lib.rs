@@ -28,7 +28,7 @@ pub use guest::Guest;
 pub use host::{Host, Ran};
 pub use setting::HostSetting;
 pub use vm::{Churn, Vm};
-pub use wait::{DEADLINE, until, until_or};
+pub use wait::{DEADLINE, give_up, until, until_or};
 
 /// How often a test does what may go wrong once in many times: `usual`, or in the long form,
 /// which `EBB_LONG` asks for, `long`.

@@ -1,12 +1,22 @@
 //! Waiting for events.
 
 use std::fmt::Display;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Nothing on a test bench takes so long unless it is stuck: translated guests
 /// on two busy cores included.
 pub const DEADLINE: Duration = Duration::from_secs(240);
+
+/// Somebody asked that nobody waits any more.
+static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+
+/// Has whoever waits, or will wait next, panic; once, so that what it then takes down may
+/// be waited for.
+pub fn give_up() {
+    GIVEN_UP.store(true, Ordering::Relaxed);
+}
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -19,9 +29,13 @@ pub fn until<T>(what: impl Display, probe: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The same, but `None` when time is up.
+///
+/// # Panics
+/// After [`give_up`].
 pub fn until_or<T>(mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + DEADLINE;
     while Instant::now() < end {
+        assert!(!GIVEN_UP.swap(false, Ordering::Relaxed), "interrupted");
         if let Some(found) = probe() {
             return Some(found);
         }

@@ -23,6 +23,8 @@ mod vm;
 use clap::ValueEnum;
 use vmtest::HostSetting;
 
+use crate::guard::guard;
+use crate::interrupt;
 use report::Report;
 
 #[derive(clap::Args)]
@@ -91,11 +93,14 @@ const EACH: [(Name, Bench); 13] = [
 /// # Errors
 /// One cannot run here.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    interrupt::catch()?;
     // Put back at the end; without it there are rows for small pages only.
     let _huge_pages = HostSetting::shared_huge_pages();
     let wanted = EACH.iter().filter(|(name, _)| args.name == Name::All || args.name == *name);
     for (_, bench) in wanted {
-        let report = bench(args.quick)?;
+        let report = guard(|| bench(args.quick));
+        interrupt::check()?;
+        let report = report?;
         report.print();
         println!("{}\n", report.save()?.display());
     }

@@ -2,7 +2,6 @@
 
 mod curve;
 mod host;
-mod interrupt;
 mod round;
 mod summary;
 mod usage;
@@ -12,9 +11,8 @@ mod workload;
 use anyhow::{bail, ensure};
 use vmtest::assets;
 
-use crate::guard;
+use crate::{guard, interrupt};
 
-use interrupt::Interrupt;
 use round::{Keeper, Record};
 use view::View;
 
@@ -26,7 +24,7 @@ pub fn run() -> anyhow::Result<()> {
     guard::silence();
     let note = guard::guard(host::check)?;
     let kernel = assets::kernel(round::KERNEL).map_err(anyhow::Error::msg)?;
-    let interrupt = Interrupt::catch()?;
+    interrupt::catch()?;
     println!(
         "A VM of 2 GiB with Debian's kernel ({}) does the same work twice, {} s each time:\n\
          it fills memory, writes files, checks every byte and frees it all again.\n",
@@ -35,12 +33,12 @@ pub fn run() -> anyhow::Result<()> {
     );
     note.iter().for_each(|note| println!("{note}\n"));
     let mut view = View::new();
-    let without = round(Keeper::Nobody, &mut view, &interrupt)?;
-    let with = round(Keeper::Ebb, &mut view, &interrupt)?;
+    let without = round(Keeper::Nobody, &mut view)?;
+    let with = round(Keeper::Ebb, &mut view)?;
     report(&[without, with])
 }
 
-fn round(keeper: Keeper, view: &mut View, interrupt: &Interrupt) -> anyhow::Result<Record> {
+fn round(keeper: Keeper, view: &mut View) -> anyhow::Result<Record> {
     println!(
         "{}",
         match keeper {
@@ -50,7 +48,7 @@ fn round(keeper: Keeper, view: &mut View, interrupt: &Interrupt) -> anyhow::Resu
                 "2 of 2: booting; `ebb auto on --interval 1s` then takes free memory back",
         }
     );
-    let record = round::run(keeper, view, interrupt)?;
+    let record = round::run(keeper, view)?;
     println!();
     Ok(record)
 }

@@ -6,6 +6,7 @@ mod bench;
 mod cargo;
 mod demo;
 mod guard;
+mod interrupt;
 mod plot;
 mod soak;
 

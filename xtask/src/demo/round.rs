@@ -7,11 +7,11 @@ use anyhow::Context;
 use ebb_api::{ReclaimReport, VmStatus};
 use vmtest::{Guest, Host, Vm};
 
-use super::interrupt::Interrupt;
 use super::usage::Usage;
 use super::view::View;
 use super::workload::{Progress, State};
 use crate::guard::{guard, reason};
+use crate::interrupt;
 
 /// Debian's kernel that the guest boots.
 pub const KERNEL: &str = "6.1-cloud";
@@ -66,16 +66,16 @@ impl Keeper {
 ///
 /// # Errors
 /// The VM does not start, the guest fails, or the user has had enough.
-pub fn run(keeper: Keeper, view: &mut View, interrupt: &Interrupt) -> anyhow::Result<Record> {
+pub fn run(keeper: Keeper, view: &mut View) -> anyhow::Result<Record> {
     let record = guard(|| {
         let host = Host::new();
         let vm = host.run(Guest::debian(KERNEL).memory(MEMORY));
         let status = prepare(keeper, &vm);
-        interrupt.check()?;
-        measure(keeper, &vm, status, view, interrupt)
+        interrupt::check()?;
+        measure(keeper, &vm, status, view)
     });
     // A terminal's Ctrl-C reaches more than this program: what fails then is no news.
-    interrupt.check()?;
+    interrupt::check()?;
     record
 }
 
@@ -89,13 +89,7 @@ fn prepare(keeper: Keeper, vm: &Vm) -> VmStatus {
     status
 }
 
-fn measure(
-    keeper: Keeper,
-    vm: &Vm,
-    status: VmStatus,
-    view: &mut View,
-    interrupt: &Interrupt,
-) -> anyhow::Result<Record> {
+fn measure(keeper: Keeper, vm: &Vm, status: VmStatus, view: &mut View) -> anyhow::Result<Record> {
     let daemon = vm.host().daemon().context("ebbd is gone")?;
     let before = (Usage::of(vm.pid())?, Usage::of(daemon)?);
     let progress = Progress::new(status.memory_bytes);
@@ -110,7 +104,7 @@ fn measure(
         vm: status,
     };
     thread::scope(|scope| {
-        let work = scope.spawn(|| progress.work(vm, interrupt));
+        let work = scope.spawn(|| progress.work(vm));
         watch(&mut record, vm, &progress, &work, view)?;
         work.join().unwrap_or_else(|panic| Err(reason(panic.as_ref())))
     })?;

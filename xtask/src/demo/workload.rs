@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use vmtest::Vm;
 
-use super::interrupt::Interrupt;
+use crate::interrupt;
 
 /// What one piece of memory or file takes, as in `fill a 100M`.
 const PIECE: &str = "100M";
@@ -119,20 +119,20 @@ impl Progress {
     ///
     /// # Panics
     /// The guest does not answer or fails.
-    pub fn work(&self, vm: &Vm, interrupt: &Interrupt) -> anyhow::Result<()> {
+    pub fn work(&self, vm: &Vm) -> anyhow::Result<()> {
         let mut end = Duration::ZERO;
         for stage in STAGES.iter().chain([&LAST]) {
             let start = self.enter(stage);
             self.ask_used(vm)?;
             for piece in 0..stage.pieces {
-                interrupt.check()?;
+                interrupt::check()?;
                 self.pace(start, stage, piece);
                 self.one(vm, stage, piece)?;
                 self.ask_used(vm)?;
             }
             end += stage.lasts;
             let due = if stage.frees() { self.time() + REST_AFTER_FREE } else { Duration::ZERO };
-            self.rest(vm, interrupt, end.max(due))?;
+            self.rest(vm, end.max(due))?;
         }
         Ok(())
     }
@@ -166,9 +166,9 @@ impl Progress {
         Ok(())
     }
 
-    fn rest(&self, vm: &Vm, interrupt: &Interrupt, end: Duration) -> anyhow::Result<()> {
+    fn rest(&self, vm: &Vm, end: Duration) -> anyhow::Result<()> {
         while self.time() < end {
-            interrupt.check()?;
+            interrupt::check()?;
             thread::sleep(ASK_EVERY.min(end.saturating_sub(self.time())));
             self.ask_used(vm)?;
         }

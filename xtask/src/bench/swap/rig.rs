@@ -8,6 +8,7 @@ use vmtest::{Guest, Host, Vm};
 use super::cgroup::Cgroup;
 use super::medium::{self, Content, Drive, Medium, Mounted, SwapArea, Traffic};
 use crate::bench::vm as vms;
+use crate::interrupt;
 
 const MIB: u64 = 1 << 20;
 /// What QEMU itself takes beside its guest's memory, with a translator this small.
@@ -129,6 +130,7 @@ impl Ground {
     /// # Errors
     /// The host lacks what it needs, or does not let us.
     pub fn new(keeper: Keeper, medium: Medium) -> anyhow::Result<Ground> {
+        interrupt::check()?;
         let files = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
         let swap = Drive::new(&files.path().join("swap.img"), Content::Empty(SWAP_BYTES), medium)?;
         let cgroup = Cgroup::new("vm")?;

@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use vmtest::Vm;
 
 use crate::guard::guard;
+use crate::interrupt;
 
 /// Linux kills a QEMU at times, for want of memory, while most of its swap area is free.
 const TRIES: usize = 3;
@@ -58,7 +59,7 @@ pub fn seconds(vm: &Vm, what: &str) -> anyhow::Result<f64> {
 pub fn again_if_killed<T>(mut run: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let mut result = guard(&mut run);
     for _ in 1..TRIES {
-        if result.is_err() {
+        if result.is_err() && interrupt::check().is_ok() {
             result = guard(&mut run);
         }
     }
