@@ -62,11 +62,37 @@ pub(crate) struct Buffers {
     kept: HashMap<usize, Vec<AlignedBuffer>>,
     kept_bytes: usize,
     used_bytes: usize,
+    lessons: Vec<Lesson>,
+}
+
+/// What has moved between disk and memory by way of a buffer. The observer hears of it
+/// once the guest has: nobody waits for that.
+struct Lesson {
+    piece: Range<u64>,
+    segments: Vec<Segment>,
+    direction: Direction,
+    buffer: AlignedBuffer,
+    /// Until then nobody may write these blocks.
+    _held: Option<Arc<Held>>,
 }
 
 impl Buffers {
     pub(crate) fn is_exhausted(&self) -> bool {
         self.used_bytes >= BUFFERS_BYTES_MAX
+    }
+
+    /// Tells the observer all that has moved.
+    pub(crate) fn teach(&mut self, disk: &Disk) {
+        for lesson in std::mem::take(&mut self.lessons) {
+            let Lesson { piece, segments, direction, buffer, _held } = lesson;
+            let content = buffer.get(within(&piece, &outer(&piece))).unwrap_or_default();
+            for (block, gfn, position) in whole_frames(&segments, piece.start) {
+                if let Some(content) = content.get(position..).and_then(<[u8]>::first_chunk) {
+                    disk.observer.moved(block, gfn, content, direction);
+                }
+            }
+            self.give_back(buffer);
+        }
     }
 
     fn take(&mut self, bytes: u64) -> AlignedBuffer {
@@ -109,7 +135,7 @@ pub(crate) struct Job {
     done: u64,
     /// Direct I/O goes there at this moment.
     pinned: Option<Pinned>,
-    _held: Option<Held>,
+    held: Option<Arc<Held>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -140,8 +166,8 @@ impl Job {
         request: Request,
         held: Option<Held>,
     ) -> (Job, Step) {
-        let stage = Stage::Move;
-        let mut job = Job { request, guest, status, stage, done: 0, pinned: None, _held: held };
+        let (stage, held) = (Stage::Move, held.map(Arc::new));
+        let mut job = Job { request, guest, status, stage, done: 0, pinned: None, held };
         let step = job.first(disk, buffers);
         (job, or_over(step))
     }
@@ -335,30 +361,33 @@ impl Job {
         if self.stage == Stage::Fill {
             return self.write_piece(disk, buffers, &piece, buffer);
         }
-        let told = self.tell(disk, &piece, &buffer);
-        buffers.give_back(buffer);
-        told?;
+        self.moved(disk, buffers, &piece, buffer)?;
         self.done += piece.end - piece.start;
         self.next_piece(disk, buffers)
     }
 
-    /// A piece has moved between disk and `buffer`: what was read goes to the guest,
-    /// and the observer hears of all.
-    fn tell(&self, disk: &Disk, piece: &Range<u64>, buffer: &[u8]) -> Result<(), Status> {
-        let content = buffer.get(within(piece, &outer(piece))).ok_or(Status::IoError)?;
+    /// A piece has moved between disk and `buffer`: what was read goes to the guest.
+    fn moved(
+        &self,
+        disk: &Disk,
+        buffers: &mut Buffers,
+        piece: &Range<u64>,
+        buffer: AlignedBuffer,
+    ) -> Result<(), Status> {
         let segments = self.segments_of(piece);
+        let content = buffer.get(within(piece, &outer(piece))).ok_or(Status::IoError);
+        let told = match self.is_write() {
+            true => Ok(()),
+            false => content.and_then(|read| Ok(self.guest.write(segments.clone(), read)?)),
+        };
+        if !disk.wants_content || told.is_err() {
+            buffers.give_back(buffer);
+            return told;
+        }
         let direction = if self.is_write() { Direction::Write } else { Direction::Read };
-        if disk.wants_content {
-            for (block, gfn, position) in whole_frames(&segments, piece.start) {
-                if let Some(content) = content.get(position..).and_then(<[u8]>::first_chunk) {
-                    disk.observer.moved(block, gfn, content, direction);
-                }
-            }
-        }
-        if !self.is_write() {
-            self.guest.write(segments, content)?;
-        }
-        Ok(())
+        let (piece, _held) = (piece.clone(), self.held.clone());
+        buffers.lessons.push(Lesson { piece, segments, direction, buffer, _held });
+        told
     }
 
     /// Ends well.

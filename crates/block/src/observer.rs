@@ -37,10 +37,9 @@ pub trait Observer: Send + Sync {
     /// It cannot be brought elsewhere: the request fails, the blocks stay.
     fn before_overwrite(&self, blocks: Range<u64>) -> io::Result<()>;
 
-    /// `content` was read from this block and is being put into this frame, or was
-    /// taken from this frame and is on this block now. The guest has not been told
-    /// yet that its request is done; the frame may have changed since if the guest
-    /// does not wait for that.
+    /// `content` was read from this block and put into this frame, or was taken from
+    /// this frame and is on this block now. The guest has been told that its request is
+    /// done; the frame may have changed since.
     fn moved(&self, block: u64, gfn: Gfn, content: &Block, direction: Direction);
 }
 

@@ -128,6 +128,9 @@ impl Worker {
             tracing::error!("{}: io_uring: {error}", self.disk.image.path().display());
         }
         self.publish(vring);
+        // Whoever waits for a buffer begins once these are free.
+        let more = more || self.buffers.is_exhausted();
+        self.buffers.teach(&self.disk);
         if more {
             // Not at once: an event that ends this thread gets its turn.
             wake_up(&self.wake);
@@ -280,7 +283,7 @@ impl Worker {
                 }
                 (Step::Over(status, data_bytes), _) => {
                     let written = tell(job.guest(), job.status(), status);
-                    // Its frames and blocks are free before the driver hears of it.
+                    // Its frames are free before the driver hears of it.
                     drop(job);
                     self.end(number, written.saturating_add(data_bytes), status);
                     return;
