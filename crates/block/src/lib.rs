@@ -24,6 +24,7 @@ mod hashes;
 mod image;
 mod job;
 mod observer;
+mod patience;
 mod probe;
 mod queue;
 mod request;

@@ -5,6 +5,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use ebb_sys::uring::Ring;
 use ebb_units::Gpa;
@@ -19,10 +21,14 @@ use crate::counters::add;
 use crate::dma::{Access, Pinned, Segment};
 use crate::guest::Guest;
 use crate::job::{Buffers, Disk, Job, Step};
+use crate::patience::Patience;
 use crate::request::{self, Request, Status};
 
 /// Transfers that the kernel is told of at once; more wait.
 const RING_ENTRIES: u32 = 256;
+
+/// So long it looks for events itself, before others of its thread get their turn.
+const TURN: Duration = Duration::from_millis(2);
 
 /// The state of one queue. Only its own thread serves it.
 pub(crate) struct Worker {
@@ -41,6 +47,8 @@ pub(crate) struct Worker {
     /// Those of them that have not, oldest first.
     waiting: VecDeque<Waiting>,
     buffers: Buffers,
+    /// For the disk to answer, and for the driver to ask.
+    patience: [Patience; 2],
     table: Option<Table>,
     /// What may have ended before us was perhaps not signalled.
     must_signal: bool,
@@ -95,6 +103,7 @@ impl Worker {
             jobs: HashMap::new(),
             waiting: VecDeque::new(),
             buffers: Buffers::default(),
+            patience: Default::default(),
             table: None,
             must_signal: true,
             broken: false,
@@ -115,9 +124,23 @@ impl Worker {
         (self.table, self.must_signal, self.broken) = (None, true, false);
     }
 
-    /// Does what there is to do, and waits for nothing but what the observer and the
-    /// DMA have to do first.
+    /// Does what there is to do, and what comes soon after. Waits for nothing else but what
+    /// the observer and the DMA have to do first.
     pub(crate) fn serve(&mut self, vring: &VringMutex) {
+        let end = Instant::now() + TURN;
+        loop {
+            if self.round(vring) {
+                // Not at once: an event that ends this thread gets its turn.
+                return wake_up(&self.wake);
+            }
+            if !self.look(vring) || Instant::now() >= end {
+                return;
+            }
+        }
+    }
+
+    /// Whether it has to come again.
+    fn round(&mut self, vring: &VringMutex) -> bool {
         let mut count = [0; 8];
         // Nothing to read: somebody else's event has brought us here.
         let _ = rustix::io::read(&self.wake, &mut count);
@@ -131,9 +154,25 @@ impl Worker {
         // Whoever waits for a buffer begins once these are free.
         let more = more || self.buffers.is_exhausted();
         self.buffers.teach(&self.disk);
-        if more {
-            // Not at once: an event that ends this thread gets its turn.
-            wake_up(&self.wake);
+        more
+    }
+
+    /// Looks for a while whether the disk answers, or the driver asks for something.
+    fn look(&mut self, vring: &VringMutex) -> bool {
+        let [answer, question] = &mut self.patience;
+        match &mut self.ring {
+            Some(ring) if !self.jobs.is_empty() => answer.look(|| ring.has_ended()),
+            // Rings that are not pinned may be elsewhere.
+            _ if self.broken || self.table.is_none() || !self.waiting.is_empty() => false,
+            _ => {
+                let memory = self.memory.memory();
+                question.look(|| {
+                    let state = vring.get_ref();
+                    let queue = state.get_queue();
+                    let asked = queue.avail_idx(&*memory, Ordering::Acquire);
+                    queue.ready() && asked.is_ok_and(|asked| asked.0 != queue.next_avail())
+                })
+            }
         }
     }
 
@@ -161,9 +200,13 @@ impl Worker {
         match queue.iter(memory.clone()) {
             Ok(chains) => {
                 let next = self.first_number + self.order.len() as u64;
+                let count = self.order.len();
                 for (number, chain) in (next..).zip(chains.take(room)) {
                     self.order.push_back(Slot { head: chain.head_index(), written: None });
                     self.waiting.push_back(Waiting { number, parsed: None });
+                }
+                if self.order.len() > count {
+                    self.patience[1].came();
                 }
             }
             Err(error) => {
@@ -296,6 +339,9 @@ impl Worker {
         let mut ended = Vec::new();
         if let Some(ring) = &mut self.ring {
             ring.reap(|done| ended.push(done));
+        }
+        if !ended.is_empty() {
+            self.patience[0].came();
         }
         for done in ended {
             let Some(mut job) = self.jobs.remove(&done.token) else { continue };

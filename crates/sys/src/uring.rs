@@ -68,6 +68,11 @@ impl Ring {
         self.running.len() - self.free.len()
     }
 
+    /// Whether any has ended that was not handed out.
+    pub fn has_ended(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
     /// Tells the kernel of all that was begun.
     ///
     /// # Errors

@@ -1,0 +1,94 @@
+//! How long to look for an event before sleeping until it comes.
+//!
+//! A thread that sleeps on an idle core takes tens of microseconds to wake, more than a
+//! fast disk's request. So one that expects the event soon looks for it; what it expects
+//! is what it waited for lately, as KVM's halt polling does for vCPUs.
+
+use std::hint;
+use std::time::{Duration, Instant};
+
+/// The longest look. What takes longer hardly gains by it.
+const LOOK_MOST: Duration = Duration::from_micros(200);
+/// A wait counts as no longer than this, so that it is forgotten after a few short ones.
+const WAIT_MOST: Duration = Duration::from_micros(800);
+/// The weight of what is expected against what was just waited for.
+const WEIGHT: u32 = 3;
+
+/// What is known of the waits for one kind of event.
+pub(crate) struct Patience {
+    expected: Duration,
+    /// Since when it has been waited for.
+    since: Option<Instant>,
+}
+
+impl Default for Patience {
+    /// Expects a long wait.
+    fn default() -> Patience {
+        Patience { expected: WAIT_MOST, since: None }
+    }
+}
+
+impl Patience {
+    /// Looks for the event; `false`: it is time to sleep.
+    pub(crate) fn look(&mut self, mut has_come: impl FnMut() -> bool) -> bool {
+        let began = Instant::now();
+        self.since = Some(began);
+        let most = self.most();
+        while began.elapsed() < most {
+            if has_come() {
+                self.came();
+                return true;
+            }
+            hint::spin_loop();
+        }
+        false
+    }
+
+    /// The event has come, looked for or not.
+    pub(crate) fn came(&mut self) {
+        let Some(since) = self.since.take() else { return };
+        self.learn(since.elapsed());
+    }
+
+    fn learn(&mut self, waited: Duration) {
+        self.expected = (self.expected * WEIGHT + waited.min(WAIT_MOST)) / (WEIGHT + 1);
+    }
+
+    fn most(&self) -> Duration {
+        match self.expected <= LOOK_MOST {
+            true => (self.expected * 2).min(LOOK_MOST),
+            false => Duration::ZERO,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_waits_make_it_look_and_long_ones_sleep() {
+        let mut patience = Patience::default();
+        assert_eq!(patience.most(), Duration::ZERO);
+        (0..20).for_each(|_| patience.learn(Duration::from_micros(50)));
+        assert!(patience.most() > Duration::from_micros(90), "{:?}", patience.most());
+        (0..2).for_each(|_| patience.learn(Duration::from_secs(1)));
+        assert_eq!(patience.most(), Duration::ZERO);
+        (0..6).for_each(|_| patience.learn(Duration::from_micros(50)));
+        assert!(patience.most() > Duration::ZERO);
+    }
+
+    #[test]
+    fn what_comes_while_it_looks_is_seen() {
+        let mut patience = Patience { expected: Duration::from_micros(100), since: None };
+        let mut looks = 0;
+        let come = |looks: &mut i32| {
+            *looks += 1;
+            *looks > 1
+        };
+        assert!(patience.look(|| come(&mut looks)));
+        assert_eq!((looks, patience.since), (2, None));
+        assert!(!patience.look(|| false));
+        assert!(patience.since.is_some());
+    }
+}
