@@ -137,7 +137,7 @@ impl Limiter {
             && !self.keeps_freed
         {
             let known = Known { guest, still_runs, pager, free: &self.free };
-            self.hand = sweep(pager, &known, self.hand);
+            self.hand = drop_free(pager, &known, self.hand);
         }
     }
 
@@ -251,7 +251,7 @@ impl Limiter {
 
 /// Drops what is kept of free frames, from `hand` on as far as one turn goes. Returns where
 /// the next begins.
-fn sweep(pager: &Pager, known: &Known<'_>, hand: Gfn) -> Gfn {
+fn drop_free(pager: &Pager, known: &Known<'_>, hand: Gfn) -> Gfn {
     let from = known.free.partition_point(|block| block.frames().end() <= hand);
     let frames = known.free[from..].iter().flat_map(|block| block.frames().frames());
     let (mut looked, mut dropped) = (0, 0);

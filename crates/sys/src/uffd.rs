@@ -264,21 +264,12 @@ impl Uffd {
     /// As [`Uffd::copy`], when not even the first was filled.
     pub fn copy_run(&self, to: Hva, pages: &[u8], protected: bool) -> io::Result<u64> {
         let mode = MODE_DONTWAKE | if protected { COPY_MODE_WP } else { 0 };
-        let mut done = 0;
-        // EAGAIN: as in `again`, and after a part was filled.
-        for _ in 0..1000 {
-            let left = &pages[done..];
-            let (src, dst) = (left.as_ptr() as u64, to.0 + done as u64);
+        fill_run(|done| {
+            let left = &pages[done as usize..];
+            let (src, dst) = (left.as_ptr() as u64, to.0 + done);
             let mut arg = CopyArg { dst, src, len: left.len() as u64, mode, copy: 0 };
-            let result = self.ioctl(UFFDIO_COPY, &mut arg);
-            done += usize::try_from(arg.copy).unwrap_or(0);
-            match result {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                Err(error) if done == 0 => return Err(error),
-                _ => return Ok(done as u64),
-            }
-        }
-        Err(io::ErrorKind::WouldBlock.into())
+            (self.ioctl(UFFDIO_COPY, &mut arg), arg.copy)
+        })
     }
 
     /// Fills missing pages with zeros, and wakes their waiters if `wake` says so.
@@ -298,20 +289,11 @@ impl Uffd {
     /// # Errors
     /// As [`Uffd::copy`], when not even the first was filled.
     pub fn zero_run(&self, range: HvaRange) -> io::Result<u64> {
-        let mut done = 0;
-        // EAGAIN: as in `again`, and after a part was filled.
-        for _ in 0..1000 {
+        fill_run(|done| {
             let left = HvaRange { start: Hva(range.start.0 + done), bytes: range.bytes - done };
             let mut arg = ZeroArg { range: left.arg(), mode: MODE_DONTWAKE, zeropage: 0 };
-            let result = self.ioctl(UFFDIO_ZEROPAGE, &mut arg);
-            done += u64::try_from(arg.zeropage).unwrap_or(0);
-            match result {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                Err(error) if done == 0 => return Err(error),
-                _ => return Ok(done),
-            }
-        }
-        Err(io::ErrorKind::WouldBlock.into())
+            (self.ioctl(UFFDIO_ZEROPAGE, &mut arg), arg.zeropage)
+        })
     }
 
     /// From now on a write to `range` is a fault.
@@ -372,6 +354,24 @@ impl Uffd {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// Fills pages in a row. `fill` goes on behind so many bytes, and tells how many it filled
+/// (or an error's negative number, which counts for nothing). Returns how many bytes were
+/// filled before one that was there already, or all; an error when not even the first was.
+fn fill_run(mut fill: impl FnMut(u64) -> (io::Result<()>, i64)) -> io::Result<u64> {
+    let mut done = 0;
+    // EAGAIN: as in `again`, and after a part was filled.
+    for _ in 0..1000 {
+        let (result, filled) = fill(done);
+        done += u64::try_from(filled).unwrap_or(0);
+        match result {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+            Err(error) if done == 0 => return Err(error),
+            _ => return Ok(done),
+        }
+    }
+    Err(io::ErrorKind::WouldBlock.into())
 }
 
 /// The features of this kernel's userfaultfd, without keeping one.

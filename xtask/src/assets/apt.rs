@@ -41,22 +41,42 @@ impl Suite {
     /// # Errors
     /// It cannot be fetched, or nobody we trust has signed it.
     pub fn open(cache: &Cache, name: &str) -> anyhow::Result<Suite> {
-        let root = cache.directory(&format!("apt/{name}"))?;
-        let mirror = mirror();
+        Suite::listed(cache, name, &format!("apt/{name}"), "deb", "Packages")
+    }
+
+    /// The same of the packages' sources.
+    ///
+    /// # Errors
+    /// As [`Suite::open`].
+    pub fn sources(cache: &Cache, name: &str) -> anyhow::Result<Suite> {
+        Suite::listed(cache, name, &format!("apt/{name}-sources"), "deb-src", "Sources")
+    }
+
+    fn listed(
+        cache: &Cache,
+        name: &str,
+        directory: &str,
+        kind: &str,
+        list: &str,
+    ) -> anyhow::Result<Suite> {
+        let root = cache.directory(directory)?;
         let suite = Suite { name: name.into(), options: options(&root) };
-        suite.update(&root, &mirror).or_else(|error| {
+        let line = |mirror: &str| {
+            format!("{kind} [signed-by={KEYS} target={list}] {mirror} {name} main\n")
+        };
+        let update = |mirror: &str| suite.update(&root, mirror, &line(mirror));
+        update(&mirror()).or_else(|error| {
             // The mirror's answer tells more than the archive's.
-            suite.update(&root, ARCHIVE).map_err(|_| error)
+            update(ARCHIVE).map_err(|_| error)
         })?;
         Ok(suite)
     }
 
-    fn update(&self, root: &Path, mirror: &str) -> anyhow::Result<()> {
+    fn update(&self, root: &Path, mirror: &str, line: &str) -> anyhow::Result<()> {
         for directory in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(root.join(directory))?;
         }
         fs::write(root.join("status"), "")?;
-        let line = format!("deb [signed-by={KEYS} target=Packages] {mirror} {} main\n", self.name);
         fs::write(root.join("sources.list"), line)?;
         let mut update = self.command("apt-get");
         update.args(["--quiet", "--error-on=any", "update"]);
@@ -86,6 +106,24 @@ impl Suite {
         output(download)?;
         let files = fs::read_dir(directory)?.map(|entry| Ok(entry?.path()));
         files.collect()
+    }
+
+    /// Downloads a package's source as its authors gave it, its checksum checked by apt.
+    ///
+    /// # Errors
+    /// It cannot be fetched.
+    pub fn download_source(&self, package: &str, directory: &Path) -> anyhow::Result<PathBuf> {
+        let mut download = self.command("apt-get");
+        download.current_dir(directory).args([
+            "--quiet",
+            "source",
+            "--download-only",
+            "--tar-only",
+        ]);
+        download.arg(package);
+        output(download)?;
+        let file = fs::read_dir(directory)?.flatten().next().map(|entry| entry.path());
+        file.ok_or_else(|| anyhow!("apt-get leaves no source of {package}"))
     }
 
     fn command(&self, program: &str) -> Command {

@@ -13,6 +13,8 @@ use super::cache::Cache;
 const SUITE: &str = "bookworm";
 /// Beside the smallest system: a start as all Debians have, a compressor, a compiler.
 const PACKAGES: &str = "systemd-sysv,udev,zstd,gcc,libc6-dev,make";
+/// A project in C for guests to compile, in `/usr/src`.
+const PROJECT: &str = "lua5.4";
 /// Checks every file against its package's checksums, once it has started. It speaks by
 /// the kernel's log: the terminal is taken from it when a login is offered there.
 const CHECK: &str = "[Unit]\nDescription=Check all files\n\
@@ -27,7 +29,7 @@ const CHECK: &str = "[Unit]\nDescription=Check all files\n\
 /// Debian's mirror cannot be reached, or this is not root.
 pub fn archive(cache: &Cache) -> anyhow::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
-    (PACKAGES, CHECK).hash(&mut hasher);
+    (PACKAGES, PROJECT, CHECK).hash(&mut hasher);
     let name = format!("{SUITE}-{:08x}.tar", hasher.finish() as u32);
     let path = cache.directory("userland")?.join(name);
     if path.exists() {
@@ -43,6 +45,7 @@ pub fn archive(cache: &Cache) -> anyhow::Result<PathBuf> {
         .arg(&root)
         .arg(mirror))?;
     finish(&root)?;
+    add_project(cache, &root)?;
     run(Command::new("tar")
         .arg("--create")
         .arg("--file")
@@ -52,6 +55,16 @@ pub fn archive(cache: &Cache) -> anyhow::Result<PathBuf> {
         .arg("."))?;
     fs::rename(&unfinished, &path)?;
     Ok(path)
+}
+
+fn add_project(cache: &Cache, root: &Path) -> anyhow::Result<()> {
+    let work = cache.temporary()?;
+    let archive = apt::Suite::sources(cache, SUITE)?.download_source(PROJECT, work.path())?;
+    let to = root.join("usr/src").join(PROJECT);
+    fs::create_dir_all(&to)?;
+    let mut unpack = Command::new("tar");
+    unpack.arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(&to);
+    run(unpack.args(["--strip-components=1", "--no-same-owner"]))
 }
 
 fn finish(root: &Path) -> anyhow::Result<()> {
