@@ -2,7 +2,8 @@
 
 use ebb_store::PageBuffer;
 
-use crate::read_ahead::{self, ReadAhead};
+use crate::read_ahead::ReadAhead;
+use crate::refill::PART_PAGES;
 
 /// Made before the first fault: serving one allocates nothing.
 pub(crate) struct Hand {
@@ -21,6 +22,6 @@ impl Hand {
 
     /// For a thread that may wait.
     pub(crate) fn with_pages() -> Hand {
-        Hand { pages: Some(PageBuffer::new(read_ahead::MAX)), ..Hand::empty() }
+        Hand { pages: Some(PageBuffer::new(PART_PAGES)), ..Hand::empty() }
     }
 }

@@ -5,7 +5,7 @@
 //! nothing.
 
 /// The most to read at once.
-pub(crate) const MAX: usize = 256;
+const MAX: usize = 256;
 const START_MAX: usize = 8;
 /// Readers told apart.
 const STREAMS: usize = 16;

@@ -23,6 +23,8 @@ use crate::pager::{Grain, Pager};
 const JOBS: usize = 1024;
 /// Blocks between two frames' that are read with them rather than skipped.
 const GAP_MAX: usize = 16;
+/// Read and filled at once: behind these the guest goes on while the next are read.
+pub(crate) const PART_PAGES: usize = 128;
 /// A VM at its limit waits so long for room, then goes beyond it.
 const ROOM_WAITS: u32 = 100;
 const ROOM_WAIT: Duration = Duration::from_millis(1);
@@ -94,7 +96,7 @@ fn run(pager: &Pager) {
     }
 }
 
-/// A frame that comes back, and which of the pages read is its.
+/// A frame that comes back, and which page it is behind the one that was asked for.
 struct Back<'l> {
     gfn: Gfn,
     word: LockedFrame<'l>,
@@ -151,25 +153,56 @@ impl Pager {
         add(&self.counters.ahead_hit_frames, window.hits);
         let slot = self.slot_to_keep(content, write);
         let mut back = vec![Back { gfn, word, page: 0, slot }];
-        self.neighbours(content, write, window.pages.min(buffer.pages().len()), &mut back);
+        self.neighbours(content, write, window.pages, &mut back);
         let count = back.iter().map(|back| back.page + 1).max().unwrap_or(1);
         lock().read(at, at + count as u64, back.len() as u64 - 1);
         add(&self.counters.refilled_frames, 1);
         add(&self.counters.false_reads, u64::from(verdict == Verdict::Unproven));
         add(&self.counters.ahead_frames, back.len() as u64 - 1);
-        let pages = &mut buffer.pages_mut()[..count];
-        let read = self.read_back(content, pages, &mut back);
-        let result = read.and_then(|()| self.copy_back(pages, &mut back));
-        for Back { gfn, word, page, slot } in back {
-            let wanted = match (&result, slot) {
-                (Ok(()), Some(slot)) => self.arrive_clean(word, slot),
-                (Ok(()), None) => self.arrive(gfn, word),
-                (Err(_), _) => word.abandon(),
+        let (mut first, mut rest) = (None, back);
+        while let Some(front) = rest.first() {
+            let border = (front.page / PART_PAGES + 1) * PART_PAGES;
+            let later = rest.split_off(rest.partition_point(|back| back.page < border));
+            let part = std::mem::replace(&mut rest, later);
+            let result = self.refill_part(content, part, buffer.pages_mut());
+            // What lies behind the first part was not asked for.
+            first.get_or_insert(result);
+        }
+        first.unwrap_or(Ok(())).map(|()| Served::Done)
+    }
+
+    /// Brings frames back, the first of them from the first page.
+    fn refill_part<'l>(
+        &'l self,
+        content: Content,
+        mut part: Vec<Back<'l>>,
+        pages: &mut [Page],
+    ) -> io::Result<()> {
+        let (Some(first), Some(last)) = (part.first(), part.last()) else { return Ok(()) };
+        let (first, count) = (first.page, last.page - first.page + 1);
+        let pages = pages.get_mut(..count).ok_or(io::ErrorKind::InvalidInput)?;
+        let read = self.read_back(content, first, pages, &mut part);
+        if let Err(error) = read.and_then(|()| self.copy_back(first, pages, &mut part)) {
+            self.stay_away(part);
+            return Err(error);
+        }
+        for Back { gfn, word, page, slot } in part {
+            let wanted = match slot {
+                Some(slot) => self.arrive_clean(word, slot),
+                None => self.arrive(gfn, word),
             };
             // The first is the one whose fault led here.
             self.after(wanted || page == 0, FrameRange::new(gfn, 1));
         }
-        result.map(|()| Served::Done)
+        Ok(())
+    }
+
+    /// They stay where they are; whoever waits for one asks again.
+    fn stay_away(&self, part: Vec<Back<'_>>) {
+        for Back { gfn, word, page, .. } in part {
+            let wanted = word.abandon();
+            self.after(wanted || page == 0, FrameRange::new(gfn, 1));
+        }
     }
 
     /// Whoever comes to write will soon write what lies behind it, too. With huge pages
@@ -224,42 +257,53 @@ impl Pager {
         }
     }
 
-    /// Reads the pages; frames whose page cannot be had stay where they are, but for
-    /// the first, which is the one asked for.
+    /// Reads the pages from the `first` behind `content` on; frames whose page cannot be
+    /// had stay where they are, but for the first of all, which is the one asked for.
     fn read_back<'l>(
         &'l self,
         content: Content,
+        first: usize,
         pages: &mut [Page],
-        back: &mut Vec<Back<'l>>,
+        part: &mut Vec<Back<'l>>,
     ) -> io::Result<()> {
         let slot = match content {
-            Content::OnDisk { block } => return self.disk.read(block, pages),
-            Content::Saved { slot } => slot,
+            Content::OnDisk { block } => {
+                let read = self.disk.read(block + first as u64, pages);
+                return match (read, pages) {
+                    // The one asked for does not go without for one behind it.
+                    (Err(_), [page, _, ..]) if first == 0 => {
+                        self.stay_away(part.split_off(1));
+                        self.disk.read(block, std::slice::from_mut(page))
+                    }
+                    (read, _) => read,
+                };
+            }
+            Content::Saved { slot } => slot + first as u64,
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
         let loaded = self.store.load_batch(slot, pages)?;
-        if !loaded.has(0) {
+        if first == 0 && !loaded.has(0) {
             // Says why.
             let page = pages.first_mut().ok_or(io::ErrorKind::InvalidInput)?;
             self.store.load(slot, page)?;
         }
         let (kept, lost): (Vec<_>, Vec<_>) =
-            back.drain(..).partition(|back| back.page == 0 || loaded.has(back.page));
-        *back = kept;
-        for Back { gfn, word, .. } in lost {
-            self.after(word.abandon(), FrameRange::new(gfn, 1));
-        }
+            part.drain(..).partition(|back| back.page == 0 || loaded.has(back.page - first));
+        *part = kept;
+        self.stay_away(lost);
         Ok(())
     }
 
-    /// Fills the frames, neighbours in one call.
-    fn copy_back(&self, pages: &[Page], back: &mut [Back<'_>]) -> io::Result<()> {
+    /// Fills the frames, neighbours in one call, from pages of which the first is the
+    /// `first` behind the one asked for.
+    fn copy_back(&self, first: usize, pages: &[Page], part: &mut [Back<'_>]) -> io::Result<()> {
         let follows = |a: &Back<'_>, b: &Back<'_>| {
             a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page && a.slot.is_some() == b.slot.is_some()
         };
-        for run in back.chunk_by_mut(follows) {
+        for run in part.chunk_by_mut(follows) {
             let frames = FrameRange::new(run[0].gfn, run.len() as u64);
-            let bytes = pages[run[0].page..run[0].page + run.len()].as_flattened();
+            let at = run[0].page - first;
+            let bytes = pages[at..at + run.len()].as_flattened();
             if !self.copy_run(frames, bytes, run[0].slot.is_some())? {
                 run.iter_mut().for_each(|back| back.slot = None);
             }
