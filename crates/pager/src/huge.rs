@@ -118,6 +118,25 @@ impl Pager {
         }
     }
 
+    /// Gives memory to what is empty of a huge frame.
+    ///
+    /// # Errors
+    /// As [`Pager::give_back_all`].
+    pub fn fill_huge(&self, huge: HugeFrame) -> io::Result<()> {
+        let frames = FrameRange::huge(huge);
+        let empty: Vec<Gfn> = { frames.frames() }
+            .filter(|&gfn| matches!(self.ledger.content(gfn), Content::Empty { .. }))
+            .collect();
+        for gfn in empty {
+            let fill = |content| match content {
+                content @ Content::Empty { .. } => self.install(gfn, content),
+                _ => Ok(Served::Done),
+            };
+            self.again(|| fill(self.ledger.content(gfn)))?;
+        }
+        Ok(())
+    }
+
     /// Serves a touch of an emptied frame, if the guest's allocator has to do with it.
     pub(crate) fn install_shared(&self, gfn: Gfn) -> io::Result<Option<Served>> {
         let huge = gfn.huge();

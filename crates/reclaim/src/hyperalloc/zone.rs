@@ -1,0 +1,212 @@
+//! One zone of the guest, as its header told when it was opened. Nothing that the guest
+//! writes there later is believed: only areas and trees are read again.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use ebb_llfree::layout::{
+    AREA_ALLOCATED, AREA_EVICTED, AREA_FRAMES, AREA_FREE_MASK, AREA_INVERTED, AREA_ROWS,
+    HEADER_HARD, HEADER_PURGE_ASKED, HEADER_PURGE_DONE, HEADER_WORDS,
+};
+use ebb_llfree::{Header, Host, Layout, LayoutError};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa, HugeFrame};
+use ebb_vm::Ram;
+
+use super::states::States;
+
+/// Linux's zone for devices of the last century: not worth its while.
+const DMA_ZONE_END: u64 = 4096;
+
+/// Why a zone is not one that can be worked on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadZone {
+    /// Its header, or a size in it.
+    #[error("its allocator's header at {at:#x}: {why}")]
+    Header {
+        /// Guest-physical.
+        at: u64,
+        /// What.
+        why: LayoutError,
+    },
+    /// A part of its state is not in the guest's memory as a whole.
+    #[error("its allocator has state at {0:#x}, which is not in its memory")]
+    Outside(u64),
+    /// Two parts of its state lie over each other, or two zones do.
+    #[error("its allocator's parts overlap at {0:#x}")]
+    Overlap(u64),
+    /// A zone has frames that the guest does not have.
+    #[error("a zone ends at frame {0}, beyond the guest's memory")]
+    End(u64),
+}
+
+/// A run of guest-physical bytes.
+pub(crate) type Extent = (Gpa, u64);
+
+/// A zone.
+pub(crate) struct Zone {
+    at: Gpa,
+    header: Header,
+    areas: usize,
+    /// R.
+    pub states: States,
+}
+
+impl Zone {
+    /// Reads and checks a zone's header; its frame must be in memory. `None`: a zone that
+    /// is too small to matter.
+    ///
+    /// # Errors
+    /// [`BadZone`].
+    pub fn open(ram: &Ram, at: Gpa) -> Result<Option<Zone>, BadZone> {
+        let words = ram.words(at, HEADER_WORDS).filter(|_| at.0.is_multiple_of(64));
+        let words = words.ok_or(BadZone::Outside(at.0))?;
+        let header = Header::read(words).map_err(|why| BadZone::Header { at: at.0, why })?;
+        let end = header.base_frame + header.frames;
+        if end <= DMA_ZONE_END {
+            return Ok(None);
+        }
+        if end > ram.end().0 {
+            return Err(BadZone::End(end));
+        }
+        let areas = header.frames.div_ceil(AREA_FRAMES) as usize;
+        let zone = Zone { at, header, areas, states: States::new(areas) };
+        let mut extents = zone.extents()?;
+        let inside = |&(at, bytes): &Extent| {
+            ram.place(at).is_some_and(|place| place.left_bytes >= bytes.next_multiple_of(64))
+        };
+        if let Some((at, _)) = extents.iter().find(|extent| !inside(extent)) {
+            return Err(BadZone::Outside(at.0));
+        }
+        extents.sort_unstable();
+        match extents.windows(2).find(|pair| pair[0].0.0 + pair[0].1 > pair[1].0.0) {
+            Some(pair) => Err(BadZone::Overlap(pair[1].0.0)),
+            None => Ok(Some(zone)),
+        }
+    }
+
+    /// Where its state lies: header, bits, areas, trees, slots.
+    pub fn extents(&self) -> Result<[Extent; 5], BadZone> {
+        let Header { frames, cores, bits, areas, trees, slots, .. } = self.header;
+        let layout = Layout::new(frames, cores)
+            .map_err(|why| BadZone::Header { at: self.at.0, why })?
+            .counts();
+        let extents = [
+            (self.at, HEADER_WORDS as u64 * 8),
+            (Gpa(bits), layout.rows as u64 * 8),
+            (Gpa(areas), layout.areas as u64 * 2),
+            (Gpa(trees), layout.trees as u64 * 4),
+            (Gpa(slots), layout.slot_words as u64 * 8),
+        ];
+        match extents.iter().find(|(at, bytes)| at.checked_add(*bytes).is_none()) {
+            Some((at, _)) => Err(BadZone::Outside(at.0)),
+            None => Ok(extents),
+        }
+    }
+
+    /// The frames of an extent.
+    pub fn frames_of((at, bytes): Extent) -> FrameRange {
+        let first = at.gfn();
+        FrameRange::new(first, (at.0 + bytes).div_ceil(FRAME_BYTES) - first.0)
+    }
+
+    /// Whether it spans frames of another.
+    pub fn overlaps(&self, other: &Zone) -> bool {
+        let (a, b) = (self.span(), other.span());
+        a.start < b.end() && b.start < a.end()
+    }
+
+    /// Its frames, holes among them.
+    pub fn span(&self) -> FrameRange {
+        FrameRange::new(Gfn(self.header.base_frame), self.header.frames)
+    }
+
+    /// How many huge frames it has.
+    pub fn areas(&self) -> usize {
+        self.areas
+    }
+
+    /// The huge frame of an area.
+    pub fn huge(&self, index: usize) -> HugeFrame {
+        HugeFrame(self.header.base_frame / FRAMES_PER_HUGE + index as u64)
+    }
+
+    /// The area of a huge frame.
+    pub fn index(&self, huge: HugeFrame) -> Option<usize> {
+        let index = huge.0.checked_sub(self.header.base_frame / FRAMES_PER_HUGE)?;
+        usize::try_from(index).ok().filter(|&index| index < self.areas)
+    }
+
+    /// The host's side of its state. `None` cannot be: the places were checked.
+    pub fn host<'r>(&self, ram: &'r Ram) -> Option<Host<'r>> {
+        let counts = Layout::new(self.header.frames, self.header.cores).ok()?.counts();
+        let areas = ram.quarter_words(Gpa(self.header.areas), counts.areas)?;
+        let trees = ram.half_words(Gpa(self.header.trees), counts.trees)?;
+        Host::new(areas, trees, self.header.frames).ok()
+    }
+
+    /// The words of its areas, and of its trees, to be read.
+    pub fn area(&self, ram: &Ram, index: usize) -> Option<u16> {
+        ram.quarter_words(Gpa(self.header.areas), self.areas)?
+            .get(index)
+            .map(|area| area.load(Acquire))
+    }
+
+    /// The word of an area's tree.
+    pub fn tree_of(&self, ram: &Ram, index: usize) -> Option<u32> {
+        let tree = index / ebb_llfree::layout::TREE_AREAS;
+        ram.half_words(Gpa(self.header.trees + tree as u64 * 4), 1)?
+            .first()
+            .map(|tree| tree.load(Relaxed))
+    }
+
+    /// The words of its slots.
+    pub fn slots<'r>(&self, ram: &'r Ram) -> &'r [AtomicU64] {
+        let counts = Layout::new(self.header.frames, self.header.cores).map(|all| all.counts());
+        let words = counts.ok().and_then(|all| ram.words(Gpa(self.header.slots), all.slot_words));
+        words.unwrap_or_default()
+    }
+
+    /// Whether an area looks like one that the host took and did not return: taken, while
+    /// its bits still say "free". Only to mend what a daemon's death left halfway.
+    pub fn looks_taken(&self, ram: &Ram, index: usize) -> bool {
+        let Some(area) = self.area(ram, index) else { return false };
+        let flip = if area & AREA_INVERTED != 0 { u64::MAX } else { 0 };
+        let both = AREA_ALLOCATED | AREA_EVICTED;
+        let rows = Gpa(self.header.bits + (index * AREA_ROWS * 8) as u64);
+        area & both == both
+            && area & AREA_FREE_MASK == 0
+            && ram
+                .words(rows, AREA_ROWS)
+                .is_some_and(|rows| rows.iter().all(|row| row.load(Acquire) ^ flip == 0))
+    }
+
+    fn word<'r>(&self, ram: &'r Ram, index: usize) -> Option<&'r AtomicU64> {
+        ram.words(self.at, HEADER_WORDS)?.get(index)
+    }
+
+    /// Whether the header is still as it was: not so once another kernel has the memory.
+    pub fn is_there(&self, ram: &Ram) -> bool {
+        ram.words(self.at, HEADER_WORDS)
+            .is_some_and(|words| Header::read(words) == Ok(self.header))
+    }
+
+    /// Tells the guest how many of its huge frames are the host's.
+    pub fn tell_hard(&self, ram: &Ram, huge_frames: u64) {
+        if let Some(word) = self.word(ram, HEADER_HARD) {
+            word.store(huge_frames, Release);
+        }
+    }
+
+    /// Asks the guest to free memory from its caches.
+    pub fn ask_purge(&self, ram: &Ram, frames: u64) {
+        if let Some(word) = self.word(ram, HEADER_PURGE_ASKED) {
+            word.fetch_add(frames, Release);
+        }
+    }
+
+    /// Whether the guest has tried all that it was asked for.
+    pub fn has_purged(&self, ram: &Ram) -> bool {
+        let get = |index| self.word(ram, index).map_or(0, |word| word.load(Acquire));
+        get(HEADER_PURGE_DONE) >= get(HEADER_PURGE_ASKED)
+    }
+}
