@@ -87,7 +87,8 @@ impl HyperAlloc {
     fn take_up(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
         let Some(held) = hold(pager, zone, index) else { return };
         let taken = zone.looks_taken(&self.ram, index);
-        let is_hard = held.contents().any(|content| matches!(content, Content::Empty { hard: true, .. }));
+        let is_hard =
+            held.contents().any(|content| matches!(content, Content::Empty { hard: true, .. }));
         let state = match (is_hard, held.is_empty()) {
             (true, _) if taken => State::Hard,
             (_, true) => State::Soft,
@@ -101,7 +102,8 @@ impl HyperAlloc {
             State::Hard => held.let_go(),
             State::Soft => held.settle(false),
             State::Installed => {
-                let partly = held.contents().any(|content| matches!(content, Content::Empty { .. }));
+                let partly =
+                    held.contents().any(|content| matches!(content, Content::Empty { .. }));
                 held.let_go();
                 if partly && let Err(error) = pager.fill_huge(zone.huge(index)) {
                     tracing::debug!("{:?}: {error}", zone.huge(index));
@@ -115,17 +117,17 @@ impl HyperAlloc {
 fn hold<'p>(pager: &'p Pager, zone: &Zone, index: usize) -> Option<HeldHuge<'p>> {
     let huge = zone.huge(index);
     pager.ram().range(FrameRange::huge(huge))?;
-    (0..TRIES).find_map(|_| pager.hold_huge(huge).or_else(|| {
-        std::thread::yield_now();
-        None
-    }))
+    (0..TRIES).find_map(|_| {
+        pager.hold_huge(huge).or_else(|| {
+            std::thread::yield_now();
+            None
+        })
+    })
 }
 
 fn headers_of<'a>(headers: &'a [Gpa], pager: &'a Pager) -> impl Iterator<Item = FrameRange> + 'a {
     let inside = |frames: &FrameRange| pager.ram().range(*frames).is_some();
-    { headers.iter() }
-        .map(|&at| Zone::frames_of((at, HEADER_WORDS as u64 * 8)))
-        .filter(inside)
+    { headers.iter() }.map(|&at| Zone::frames_of((at, HEADER_WORDS as u64 * 8))).filter(inside)
 }
 
 /// Opens zones; what they read and write in place stays in memory from now on.

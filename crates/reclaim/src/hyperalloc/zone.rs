@@ -186,8 +186,7 @@ impl Zone {
 
     /// Whether the header is still as it was: not so once another kernel has the memory.
     pub fn is_there(&self, ram: &Ram) -> bool {
-        ram.words(self.at, HEADER_WORDS)
-            .is_some_and(|words| Header::read(words) == Ok(self.header))
+        ram.words(self.at, HEADER_WORDS).is_some_and(|words| Header::read(words) == Ok(self.header))
     }
 
     /// Tells the guest how many of its huge frames are the host's.
