@@ -145,13 +145,13 @@ fn open_all(
     let mut zones: Vec<Zone> = Vec::new();
     for &at in headers {
         let Some(zone) = Zone::open(pager.ram(), at)? else { continue };
-        if zones.iter().any(|other| other.overlaps(&zone)) {
-            return Err(BadZone::Overlap(zone.span().start.gpa().0).into());
-        }
         zone.extents()?.into_iter().map(Zone::frames_of).try_for_each(&mut pin)?;
         zones.push(zone);
     }
     // Normal zones lie above DMA32.
     zones.sort_by_key(|zone| std::cmp::Reverse(zone.span().start));
+    let firsts: Vec<_> = zones.iter().map(|zone| zone.span().start).collect();
+    let mut below = zones.iter_mut().skip(1).zip(firsts);
+    below.try_for_each(|(zone, above)| zone.end_before(above))?;
     Ok(zones)
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use ebb_llfree::layout::{
     AREA_ALLOCATED, AREA_EVICTED, AREA_FRAMES, AREA_FREE_MASK, AREA_INVERTED, AREA_ROWS,
-    HEADER_HARD, HEADER_PURGE_ASKED, HEADER_PURGE_DONE, HEADER_WORDS,
+    HEADER_HARD, HEADER_PURGE_ASKED, HEADER_PURGE_DONE, HEADER_WORDS, ZONE_ALIGN_FRAMES,
 };
 use ebb_llfree::{Header, Host, Layout, LayoutError};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa, HugeFrame};
@@ -109,10 +109,22 @@ impl Zone {
         FrameRange::new(first, (at.0 + bytes).div_ceil(FRAME_BYTES) - first.0)
     }
 
-    /// Whether it spans frames of another.
-    pub fn overlaps(&self, other: &Zone) -> bool {
-        let (a, b) = (self.span(), other.span());
-        a.start < b.end() && b.start < a.end()
+    /// Leaves what it has at and above `first` to the zone above it. A zone begins at a
+    /// multiple of 1024 frames, so it may begin a little before its own first frame; what
+    /// both have is free in neither.
+    ///
+    /// # Errors
+    /// They have more than that in common.
+    pub fn end_before(&mut self, first: Gfn) -> Result<(), BadZone> {
+        let span = self.span();
+        if span.end() <= first {
+            return Ok(());
+        }
+        if first <= span.start || span.end().0 - first.0 >= ZONE_ALIGN_FRAMES {
+            return Err(BadZone::Overlap(first.gpa().0));
+        }
+        self.areas = ((first.0 - span.start.0) / AREA_FRAMES) as usize;
+        Ok(())
     }
 
     /// Its frames, holes among them.
