@@ -1,6 +1,7 @@
 //! Taking huge frames: hard, for good; soft, until the guest touches them.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use ebb_llfree::{CHUNK_AREAS, Host};
 use ebb_pager::{HeldHuge, Pager};
@@ -37,6 +38,8 @@ pub struct Taken {
     pub in_use: u64,
     /// Somebody else worked on them, or a device used them.
     pub busy: u64,
+    /// Of the time, what went into looking for how many are free.
+    pub scan: Duration,
 }
 
 /// Why it ended before everything was taken.
@@ -105,7 +108,9 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     /// Takes of one zone, passing over so many; how many it passed over.
     fn zone(&mut self, zone: &Zone, spare: u64) -> Result<u64, Stop> {
         let Some(host) = zone.host(&self.all.ram) else { return Ok(0) };
+        let began = Instant::now();
         let most = self.batch_size(zone, &host);
+        self.taken.scan += began.elapsed();
         let mut free = candidates(zone, host, self.how);
         let spared = { free.by_ref() }.take(usize::try_from(spare).unwrap_or(usize::MAX)).count();
         while most > 0 && self.taken.huge_frames < self.want {
