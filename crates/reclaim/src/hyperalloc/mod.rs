@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use ebb_pager::Latency;
-use ebb_units::{HUGE_BYTES, HugeFrame};
+use ebb_units::{Gpa, HUGE_BYTES, HugeFrame};
 use ebb_vm::Ram;
 
 pub use reclaim::{How, Stop, Taken};
@@ -44,6 +44,15 @@ pub use usage::{KindUsage, Usage};
 pub use zone::BadZone;
 
 use zone::Zone;
+
+/// Whether the header of a zone in the guest's memory is one that can be worked on; `false`:
+/// the zone is too small. Its frame must be in memory.
+///
+/// # Errors
+/// [`BadZone`].
+pub fn check_header(ram: &Ram, at: Gpa) -> Result<bool, BadZone> {
+    Zone::open(ram, at).map(|zone| zone.is_some())
+}
 
 /// The shared allocator of one guest. Its operations may run at once, on any threads;
 /// the pager is the one that it was attached to.

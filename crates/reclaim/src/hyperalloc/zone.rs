@@ -221,3 +221,165 @@ impl Zone {
         get(HEADER_PURGE_DONE) >= get(HEADER_PURGE_ASKED)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_llfree::layout::{
+        HEADER_AREAS, HEADER_BASE_FRAME, HEADER_BITS, HEADER_FRAMES, HEADER_SLOTS, HEADER_TREES,
+        HEADER_VERSION_CORES,
+    };
+    use ebb_sys::mapping::Mapping;
+    use ebb_sys::ram_file::RamFile;
+    use ebb_units::Hva;
+    use ebb_vm::Region;
+    use ebb_vm::ram::Backing;
+    use proptest::prelude::*;
+
+    const RAM_BYTES: u64 = 32 << 20;
+    const AT: Gpa = Gpa(1 << 20);
+
+    /// In two regions, with a gap between.
+    fn ram() -> Ram {
+        let file = RamFile::create("zone-test", RAM_BYTES).unwrap();
+        let mapping = Mapping::new(&file, 0, RAM_BYTES).unwrap();
+        let half = RAM_BYTES / 2;
+        let region = |gpa, offset| Region {
+            gpa: Gpa(gpa),
+            bytes: half,
+            hva: Hva(1 << 30 | offset),
+            file: 0,
+            offset,
+        };
+        let regions = vec![region(0, 0), region(2 * half, half)];
+        Ram::new(regions, vec![Backing { file, mapping }]).unwrap()
+    }
+
+    fn good() -> Header {
+        let layout = Layout::new(8192, 2).unwrap();
+        Header {
+            base_frame: 1024,
+            frames: 8192,
+            cores: 2,
+            bits: AT.0 + layout.bits_bytes,
+            areas: AT.0 + layout.areas_bytes,
+            trees: AT.0 + layout.trees_bytes,
+            slots: AT.0 + layout.slots_bytes,
+        }
+    }
+
+    fn open_with(change: impl Fn(&[AtomicU64])) -> Result<Option<Zone>, BadZone> {
+        let ram = ram();
+        let words = ram.words(AT, HEADER_WORDS).unwrap();
+        good().write(words).unwrap();
+        change(words);
+        Zone::open(&ram, AT)
+    }
+
+    fn open_word(index: usize, value: u64) -> Result<Option<Zone>, BadZone> {
+        open_with(|words| words[index].store(value, Relaxed))
+    }
+
+    #[test]
+    fn a_good_one_is_opened() {
+        let zone = open_with(|_| ()).unwrap().unwrap();
+        assert_eq!((zone.areas(), zone.huge(3)), (16, HugeFrame(5)));
+        assert_eq!(zone.index(HugeFrame(17)), Some(15));
+        assert_eq!((zone.index(HugeFrame(18)), zone.index(HugeFrame(1))), (None, None));
+        // Too small to matter.
+        assert!(
+            open_with(|words| {
+                words[HEADER_BASE_FRAME].store(0, Relaxed);
+                words[HEADER_FRAMES].store(4096, Relaxed);
+            })
+            .unwrap()
+            .is_none()
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let outside = |index, value| {
+            assert!(matches!(open_word(index, value), Err(BadZone::Outside(_))), "{index}");
+        };
+        // The gap, the end, beyond all sums.
+        for value in [RAM_BYTES / 2, RAM_BYTES * 2, u64::MAX - 63] {
+            [HEADER_BITS, HEADER_AREAS].into_iter().for_each(|index| outside(index, value));
+        }
+        outside(HEADER_BITS, RAM_BYTES / 2 - 64);
+        let overlap = |index, value| {
+            assert!(matches!(open_word(index, value), Err(BadZone::Overlap(_))), "{index}");
+        };
+        let good = good();
+        overlap(HEADER_AREAS, good.trees);
+        overlap(HEADER_SLOTS, good.bits + 64);
+        overlap(HEADER_BITS, AT.0 + 64);
+        overlap(HEADER_TREES, AT.0);
+        assert!(matches!(open_word(HEADER_FRAMES, 1 << 37), Err(BadZone::End(_))));
+        assert!(matches!(open_word(HEADER_BASE_FRAME, 1 << 38), Err(BadZone::End(_))));
+        for (index, value) in [(HEADER_AREAS, good.areas + 2), (HEADER_BASE_FRAME, 512), (0, 0)] {
+            assert!(matches!(open_word(index, value), Err(BadZone::Header { .. })), "{index}");
+        }
+        let ram = ram();
+        for at in [AT.0 + 8, RAM_BYTES / 2, !63] {
+            assert!(matches!(Zone::open(&ram, Gpa(at)), Err(BadZone::Outside(_))), "{at:#x}");
+        }
+    }
+
+    #[test]
+    fn zones_may_meet_within_a_block_and_no_more() {
+        let mut zone = open_with(|_| ()).unwrap().unwrap();
+        let end = zone.span().end().0;
+        assert_eq!(zone.end_before(Gfn(end)), Ok(()));
+        assert_eq!(zone.areas(), 16);
+        assert_eq!(zone.end_before(Gfn(end - 600)), Ok(()));
+        assert_eq!(zone.areas(), 14);
+        assert!(zone.end_before(Gfn(end - 1024)).is_err());
+        assert!(zone.end_before(Gfn(1024)).is_err());
+    }
+
+    fn word() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            any::<u64>(),
+            (0..RAM_BYTES * 2).prop_map(|at| at & !63),
+            (0..64u64).prop_map(|n| AT.0 + n * 64),
+            (0..1u64 << 16),
+            (0..64u32).prop_map(|bit| 1 << bit),
+        ]
+    }
+
+    proptest! {
+        /// Whatever the header says: what is opened lies in RAM, apart from each other.
+        #[test]
+        fn nothing_outside_is_ever_opened(
+            changes in proptest::collection::vec((1..HEADER_WORDS, word()), 0..6),
+            cores in 0..5000u64,
+        ) {
+            let ram = ram();
+            let words = ram.words(AT, HEADER_WORDS).unwrap();
+            good().write(words).unwrap();
+            for (index, value) in changes {
+                match index {
+                    HEADER_VERSION_CORES => words[index].store(1 | cores << 32, Relaxed),
+                    _ => words[index].store(value, Relaxed),
+                }
+            }
+            if let Ok(Some(zone)) = Zone::open(&ram, AT) {
+                let mut extents = zone.extents().unwrap();
+                extents.sort_unstable();
+                for (at, bytes) in extents {
+                    prop_assert!(ram.place(at).unwrap().left_bytes >= bytes);
+                }
+                for pair in extents.windows(2) {
+                    prop_assert!(pair[0].0.0 + pair[0].1 <= pair[1].0.0);
+                }
+                prop_assert!(zone.span().end() <= ram.end());
+                prop_assert!(zone.host(&ram).is_some());
+                prop_assert!(!zone.slots(&ram).is_empty());
+                let last = zone.areas() - 1;
+                let _ = (zone.looks_taken(&ram, last), zone.tree_of(&ram, last));
+                prop_assert_eq!(zone.index(zone.huge(last)), Some(last));
+            }
+        }
+    }
+}
