@@ -12,7 +12,13 @@ const MIB: u64 = 1 << 20;
 fn start(host: &Host, change: impl FnOnce(Guest) -> Guest) -> Vm {
     let vm = host.run(change(Guest::debian("llfree")));
     vm.wait_trusted();
+    see_kernel(&vm);
     vm
+}
+
+/// Has the guest see what its kernel tells for debugging.
+fn see_kernel(vm: &Vm) {
+    vm.guest("mount debugfs none /sys/kernel/debug");
 }
 
 fn resize(vm: &Vm, size: &str) -> ResizeReport {
@@ -130,6 +136,7 @@ fn automatic_reclaim_keeps_an_idle_guest_small() {
     until("the memory to go again", || (vm.host_bytes() < 300 * MIB).then_some(()));
     vm.reboot();
     vm.wait_trusted();
+    see_kernel(&vm);
     vm.guest("fill a 600M");
     assert_eq!(vm.guest("check a"), "0");
     vm.guest("free a");
