@@ -138,6 +138,18 @@ impl State {
         })
     }
 
+    /// Under a limit: what is free goes before anything in use, and nothing of it is saved.
+    pub(crate) fn take_what_is_free(&mut self) {
+        if self.may_share()
+            && let Ok(shared) = self.share()
+        {
+            let (_, stop) = self.take_shared(&shared, How::Soft, u64::MAX, 0);
+            if let Some(stop) = stop {
+                tracing::debug!("{}: {stop}", self.held.record.name);
+            }
+        }
+    }
+
     fn take_shared(
         &mut self,
         shared: &HyperAlloc,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use ebb_ledger::Content;
 use ebb_llfree::Host;
@@ -12,8 +13,10 @@ use ebb_units::{FrameRange, Gpa};
 use super::zone::{BadZone, Zone};
 use super::{HyperAlloc, State};
 
-/// So often a huge frame that somebody holds is tried, some milliseconds in all.
+/// So often a huge frame that somebody holds is tried, and so long is waited in between: an
+/// eviction holds its words for some 10 ms.
 const TRIES: u32 = 1000;
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Why a guest's allocator is not shared.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +84,8 @@ impl HyperAlloc {
     /// | hard | the host's | H |
     /// | hard | not so: it died while it returned it | S |
     /// | all empty | the host's: it died before it returned it | returned, S |
-    /// | all empty | not so | S |
+    /// | all empty | free | S; E is set, if this is another kernel |
+    /// | all empty | the guest has taken a part of it | gets memory, I |
     /// | else | the host's: it died before it wrote that down | returned, I |
     /// | else | not so | I, and what is empty of it gets memory |
     fn take_up(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
@@ -97,6 +101,9 @@ impl HyperAlloc {
         if taken && state != State::Hard {
             let _ = host.return_area(index);
         }
+        // E, for one that is free; who has one that is not waits for its memory.
+        let in_use = state == State::Soft && host.soft_reclaim(index).is_err();
+        let state = if in_use { State::Installed } else { state };
         zone.states.set(index, state);
         match state {
             State::Hard => held.let_go(),
@@ -119,7 +126,7 @@ fn hold<'p>(pager: &'p Pager, zone: &Zone, index: usize) -> Option<HeldHuge<'p>>
     pager.ram().range(FrameRange::huge(huge))?;
     (0..TRIES).find_map(|_| {
         pager.hold_huge(huge).or_else(|| {
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
             None
         })
     })

@@ -100,6 +100,12 @@ impl HyperAlloc {
         &self.install
     }
 
+    /// What a scan of all zones reads: two bytes of the guest's for each huge frame, and R.
+    pub fn scanned_bytes(&self) -> u64 {
+        let each = self.zones.iter().map(|zone| zone.areas() as u64 * 2 + zone.states.bytes());
+        each.sum()
+    }
+
     /// R of a huge frame; one that is in no zone is installed.
     pub fn state(&self, huge: HugeFrame) -> State {
         self.find(huge).map_or(State::Installed, |(zone, index)| zone.states.get(index))

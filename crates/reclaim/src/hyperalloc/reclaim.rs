@@ -109,9 +109,14 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     fn zone(&mut self, zone: &Zone, spare: u64) -> Result<u64, Stop> {
         let Some(host) = zone.host(&self.all.ram) else { return Ok(0) };
         let began = Instant::now();
+        let mut free = candidates(zone, host, self.how).peekable();
+        if free.peek().is_none() {
+            self.taken.scan += began.elapsed();
+            return Ok(0);
+        }
         let most = self.batch_size(zone, &host);
         self.taken.scan += began.elapsed();
-        let mut free = candidates(zone, host, self.how);
+        let mut hard = zone.states.count().1;
         let spared = { free.by_ref() }.take(usize::try_from(spare).unwrap_or(usize::MAX)).count();
         while most > 0 && self.taken.huge_frames < self.want {
             let left = usize::try_from(self.want - self.taken.huge_frames).unwrap_or(most);
@@ -122,8 +127,14 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             if !(self.still_runs)() || !zone.is_there(&self.all.ram) {
                 return Err(Stop::Reset);
             }
+            if self.how == How::Hard {
+                // Before they are gone: the guest may think that it has less, never more.
+                hard += batch.len() as u64;
+                zone.tell_hard(&self.all.ram, hard);
+            }
             self.batch(zone, &host, &batch)?;
         }
+        zone.tell_hard(&self.all.ram, zone.states.count().1);
         Ok(spared as u64)
     }
 
@@ -137,11 +148,6 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     }
 
     fn batch(&mut self, zone: &Zone, host: &Host<'_>, batch: &[usize]) -> io::Result<()> {
-        let hard = zone.states.count().1;
-        if self.how == How::Hard {
-            // Before they are gone: the guest may think that it has less, never more.
-            zone.tell_hard(&self.all.ram, hard + batch.len() as u64);
-        }
         let mut held = Vec::with_capacity(batch.len());
         for &index in batch {
             held.extend(self.take(zone, host, index).map(|frame| (index, frame)));
@@ -161,9 +167,6 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
                 let _ = host.return_area(index);
             }
             taken.held.settle(self.how == How::Hard);
-        }
-        if self.how == How::Hard {
-            zone.tell_hard(&self.all.ram, zone.states.count().1);
         }
         emptied
     }
@@ -185,10 +188,13 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             held.let_go();
             return None;
         }
-        let was_empty = held.is_empty();
-        let memory_bytes = if was_empty { 0 } else { self.memory_bytes(&held) };
+        if held.is_empty() {
+            // It was emptied, and unmapped, when it became soft.
+            return Some(Held { held, was_empty: true, memory_bytes: 0 });
+        }
+        let memory_bytes = self.memory_bytes(&held);
         match held.record() {
-            Ok(held) => Some(Held { held, was_empty, memory_bytes }),
+            Ok(held) => Some(Held { held, was_empty: false, memory_bytes }),
             Err(held) => {
                 self.taken.busy += 1;
                 let _ = host.return_area(index);

@@ -43,6 +43,11 @@ impl States {
         States { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
+    /// How much memory they take.
+    pub fn bytes(&self) -> u64 {
+        size_of_val(&*self.words) as u64
+    }
+
     fn pair(&self, index: usize) -> Option<(&[AtomicU64; CHUNK_WORDS], u64)> {
         let (chunks, _) = self.words.as_chunks();
         Some((chunks.get(index / CHUNK_AREAS)?, 1 << (index % CHUNK_AREAS)))
@@ -58,15 +63,18 @@ impl States {
         }
     }
 
-    /// As the holder of its words. Two atomic operations.
+    /// As the holder of its words. An atomic operation for each bit that changes.
     pub fn set(&self, index: usize, state: State) {
         let Some((words, bit)) = self.pair(index) else { return };
         let bits = [state != State::Installed, state == State::Hard];
         for (word, set) in words.iter().zip(bits) {
-            match set {
-                true => word.fetch_or(bit, AcqRel),
-                false => word.fetch_and(!bit, AcqRel),
-            };
+            // Nobody else changes this bit now.
+            let is_set = word.load(Relaxed) & bit != 0;
+            if set && !is_set {
+                word.fetch_or(bit, AcqRel);
+            } else if is_set && !set {
+                word.fetch_and(!bit, AcqRel);
+            }
         }
     }
 

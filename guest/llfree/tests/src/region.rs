@@ -8,6 +8,7 @@ use ebb_llfree::layout::HEADER_WORDS;
 use ebb_llfree::{Fill, Header, Host, Layout, Parts, Touch, Zone};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
+use ebb_units::{FRAME_BYTES, HUGE_BYTES};
 
 use crate::CZone;
 
@@ -58,7 +59,9 @@ impl Region {
     ) -> io::Result<Region> {
         let layout = Layout::new(frames, cores).map_err(io::Error::other)?;
         let file = RamFile::from(ram.as_fd().try_clone_to_owned()?);
-        let mapping = Mapping::new(&file, offset, bytes(&layout))?;
+        let page_bytes = if file.is_hugetlb()? { HUGE_BYTES } else { FRAME_BYTES };
+        let length = layout.total_bytes.next_multiple_of(page_bytes);
+        let mapping = Mapping::new(&file, offset, length)?;
         let region = Region { file, mapping, layout };
         let header = Header {
             base_frame,
