@@ -10,7 +10,7 @@ use std::sync::mpsc::Receiver;
 
 use ebb_ledger::{Content, Ledger};
 use ebb_pager::{
-    Evicted, FaultThread, Grain, Judge, NoDevices, NoDisk, NothingKnown, Pager, Parts,
+    Evicted, FaultThread, Grain, IoMapping, Judge, NoDevices, NoDisk, NothingKnown, Pager, Parts,
     RefillThreads, Restored,
 };
 use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
@@ -35,17 +35,31 @@ pub struct Daemon {
 impl Daemon {
     /// Takes a VM that nobody held before. Nothing is watched yet.
     pub fn take(machine: &Machine, grain: Grain) -> Daemon {
+        Daemon::take_with(machine, grain, Box::new(NoDevices))
+    }
+
+    /// The same, with devices that reach its memory by themselves.
+    pub fn take_with(machine: &Machine, grain: Grain, devices: Box<dyn IoMapping>) -> Daemon {
         let path = machine.run_directory().join("ledger");
-        Daemon::over(machine, grain, Ledger::create(&path, machine.ram().end()).expect("ledger"))
+        let ledger = Ledger::create(&path, machine.ram().end()).expect("ledger");
+        Daemon::over(machine, grain, ledger, devices)
     }
 
     /// Takes up a VM where a daemon before this one left it.
     pub fn adopt(machine: &Machine, grain: Grain) -> Daemon {
+        Daemon::adopt_with(machine, grain, Box::new(NoDevices))
+    }
+
+    /// The same, with devices that reach its memory by themselves.
+    pub fn adopt_with(machine: &Machine, grain: Grain, devices: Box<dyn IoMapping>) -> Daemon {
         let path = machine.run_directory().join("ledger");
         let mut ledger = Ledger::open(&path, machine.ram().end()).expect("ledger");
         let mut held = Vec::new();
         ledger.recover(|frames, content| held.push((frames, content)));
-        let daemon = Daemon::over(machine, grain, ledger);
+        let daemon = Daemon::over(machine, grain, ledger, devices);
+        for (frames, content) in &held {
+            daemon.pager.finish_taken(*frames, *content).expect("finish");
+        }
         daemon.pager.settle().expect("settle");
         for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
             daemon.pager.unprotect(*frames).expect("unprotect");
@@ -53,7 +67,12 @@ impl Daemon {
         daemon
     }
 
-    fn over(machine: &Machine, grain: Grain, ledger: Ledger) -> Daemon {
+    fn over(
+        machine: &Machine,
+        grain: Grain,
+        ledger: Ledger,
+        devices: Box<dyn IoMapping>,
+    ) -> Daemon {
         let slots = machine.ram().bytes() / FRAME_BYTES;
         let run = machine.run_directory();
         let health = Arc::new(Health::default());
@@ -65,7 +84,7 @@ impl Daemon {
             ledger,
             uffd: machine.uffd(),
             grain,
-            devices: Box::new(NoDevices),
+            devices,
             store: compressing(run, store.expect("store")),
             disk: Box::new(NoDisk),
         };

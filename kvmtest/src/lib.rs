@@ -4,8 +4,8 @@
 //! The [`Machine`] is the VM: the guest runs in ring 3 of long mode, on an
 //! identity map of 4 KiB pages that the host has built in its memory, and
 //! leaves by `out`. The [`Daemon`] holds it with the project's own pager, in
-//! the same process. [`blocks`], [`counting`] and [`reuse`] are what the guest does that
-//! shows whether a byte was lost.
+//! the same process. [`blocks`], [`counting`], [`reuse`] and [`sharing`] are what the
+//! guest does that shows whether a byte was lost.
 //!
 //! Everything here panics when it goes wrong: it serves tests only. Whoever
 //! waits, waits for an event; if it does not come, the panic says what every
@@ -19,6 +19,7 @@ mod machine;
 mod paging;
 mod program;
 pub mod reuse;
+pub mod sharing;
 mod vcpu;
 mod wait;
 

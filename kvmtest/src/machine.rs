@@ -127,6 +127,12 @@ impl Machine {
         self.guest.words(gpa.0, 1).expect("in RAM")[0].store(value, Relaxed);
     }
 
+    /// Its memory as the guest and the VMM's devices have it: touches of what is not there
+    /// are served as theirs.
+    pub fn guest(&self) -> &Arc<Mapping> {
+        &self.guest
+    }
+
     /// Takes all memory out of the VMM's page table, as an aging daemon does.
     pub fn forget(&self) {
         self.guest.forget(0, self.guest.bytes()).expect("MADV_DONTNEED");

@@ -10,6 +10,7 @@ mod dma;
 mod fault;
 mod front;
 mod handlers;
+mod hyperalloc;
 mod llfree;
 mod memory;
 mod reclaim;
@@ -65,6 +66,10 @@ enum Name {
     VswapperPlentiful,
     /// Getting and putting frames of the allocator that a guest shares with the host
     Llfree,
+    /// Taking memory in the allocator that a guest shares, and giving it back
+    HyperallocFig4,
+    /// Looking there for what is free
+    HyperallocScan,
     /// Each of them
     All,
 }
@@ -72,7 +77,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 13] = [
+const EACH: [(Name, Bench); 15] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -86,6 +91,8 @@ const EACH: [(Name, Bench); 13] = [
     (Name::VswapperFig15, swap::fig15::run),
     (Name::VswapperPlentiful, swap::plentiful::run),
     (Name::Llfree, llfree::run),
+    (Name::HyperallocFig4, hyperalloc::fig4),
+    (Name::HyperallocScan, hyperalloc::scan),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

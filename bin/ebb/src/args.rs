@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use ebb_api::{Backing, DiskRequest, Mode, VmName, route};
+use ebb_api::{Backing, DiskRequest, Mode, OnViolation, VmName, route};
 use ebb_units::Bytes;
 
 use crate::interval::Interval;
@@ -69,6 +69,17 @@ pub enum Command {
         /// Have the guest's faults wait for eviction above this [default: a little below the limit]
         #[arg(long, value_name = "SIZE")]
         high: Option<Bytes>,
+    },
+    /// Change how much of its memory a guest may have that shares its allocator
+    Resize {
+        #[command(flatten)]
+        vm: Vm,
+        /// What it may have, at most the VM's memory
+        #[arg(value_name = "SIZE")]
+        size: Bytes,
+        /// When it touches more: allow it, or stop the VM [default: as set before, at first allow]
+        #[arg(long, value_name = "allow|stop")]
+        on_violation: Option<OnViolation>,
     },
     /// Save and empty memory whether it is used or not: for tests and emergencies
     Evict {

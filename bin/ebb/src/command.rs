@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 
 use ebb_api::{
     AttachRequest, AutoRequest, AutoStatus, DetachReport, DiskRequest, EvictReport, EvictRequest,
-    LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest, RunRequest, VmStatus, VmSummary,
-    route,
+    LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
+    RunRequest, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
@@ -34,6 +34,9 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             let bytes = |size: Option<Bytes>| size.map(|size| size.0);
             let (bytes, low_bytes, high_bytes) = (bytes(limit.0), bytes(low), bytes(high));
             host.limit(&vm, &LimitRequest { bytes, low_bytes, high_bytes })?
+        }
+        Command::Resize { vm, size, on_violation } => {
+            host.resize(&vm, &ResizeRequest { bytes: size.0, on_violation })?
         }
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
@@ -122,6 +125,12 @@ impl Host {
         let path = route::of_vm(route::LIMIT, &vm.name);
         let status: LimitStatus = self.send(Method::PUT, &path, request)?;
         render(&status, vm.output.json, |status| show::limit(&vm.name, status))
+    }
+
+    fn resize(&self, vm: &Vm, request: &ResizeRequest) -> anyhow::Result<String> {
+        let path = route::of_vm(route::SIZE, &vm.name);
+        let report: ResizeReport = self.send(Method::PUT, &path, request)?;
+        render(&report, vm.output.json, |report| show::resized(&vm.name, report))
     }
 
     fn evict(&self, vm: &Vm, bytes: Bytes) -> anyhow::Result<String> {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use ebb_api::{
     AutoStatus, DetachReport, DiskCounts, EvictReport, FaultTimes, GuestStatus, LimitStatus,
-    ReclaimReport, VmName, VmStatus, VmSummary,
+    Mechanism, ReclaimReport, ResizeReport, VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -41,6 +41,7 @@ fn decisions(vm: &VmStatus) -> String {
     row("accelerator", because(vm.accelerator.as_str(), &vm.accelerator_reason))
         + &row("backing", because(vm.backing.as_str(), &vm.backing_reason))
         + &row("mode", because(vm.mode.as_str(), &vm.mode_reason))
+        + &row("mechanism", format!("{}: {}", vm.mechanism, vm.mechanism_reason))
 }
 
 /// Commands that show the console: its log beside it, and its socket to type into.
@@ -80,6 +81,7 @@ pub fn status(vm: &VmStatus) -> String {
         auto_rows(&vm.auto),
         "\nlimit\n".into(),
         limit_rows(&vm.limit),
+        sharing(vm),
         disks(vm.disks),
         warnings(vm),
     ]
@@ -117,13 +119,7 @@ fn faults(vm: &VmStatus) -> String {
         "missing {}, metadata {} ({} spurious), early {}",
         counts.missing, counts.metadata, counts.spurious, counts.early
     );
-    let time = match vm.fault_ns {
-        FaultTimes { p50: Some(p50), p99: Some(p99) } => {
-            format!("p50 {}, p99 {}", readable(p50), readable(p99))
-        }
-        _ => "no fault yet".into(),
-    };
-    "\nfaults\n".to_owned() + &row("served", served) + &row("took", time)
+    "\nfaults\n".to_owned() + &row("served", served) + &row("took", times(vm.fault_ns))
 }
 
 fn auto_rows(auto: &AutoStatus) -> String {
@@ -242,6 +238,49 @@ fn compressed(limit: &LimitStatus) -> String {
     row("compressed", text)
 }
 
+/// Of a guest that shares nothing there is nothing to say.
+fn sharing(vm: &VmStatus) -> String {
+    let shared = &vm.sharing;
+    if vm.mechanism != Mechanism::HyperAlloc && shared.size_bytes.is_none() {
+        return String::new();
+    }
+    let size = Bytes(shared.size_bytes.unwrap_or(vm.memory_bytes));
+    let gone = format!(
+        "{} until returned, {} until touched",
+        Bytes(shared.hard_bytes),
+        Bytes(shared.soft_bytes)
+    );
+    let installs = format!("{}, {}", shared.installs, times(shared.install_ns));
+    let violations = format!("{} ({})", shared.violations, shared.on_violation);
+    let kinds = shared.fragmentation.map(|all| {
+        [("unmovable", all.unmovable), ("movable", all.movable), ("huge", all.huge)].map(
+            |(kind, bytes)| {
+                let [used, huge] = [bytes.used_bytes, bytes.huge_bytes].map(Bytes);
+                row(kind, format!("{used} in use, in {huge} of huge frames"))
+            },
+        )
+    });
+    [
+        "\nshared allocator\n".into(),
+        row("size", size),
+        row("taken", gone),
+        row("installs", installs),
+        row("violations", violations),
+        kinds.map(|rows| rows.concat()).unwrap_or_default(),
+        shared.stopped.as_ref().map(|why| row("stopped", why)).unwrap_or_default(),
+    ]
+    .concat()
+}
+
+fn times(times: FaultTimes) -> String {
+    match times {
+        FaultTimes { p50: Some(p50), p99: Some(p99) } => {
+            format!("p50 {}, p99 {}", readable(p50), readable(p99))
+        }
+        _ => "none yet".into(),
+    }
+}
+
 /// Of a VM without disks of ours, or with none in use, there is nothing to say.
 fn disks(disks: DiskCounts) -> String {
     if disks == DiskCounts::default() {
@@ -262,6 +301,27 @@ pub fn evicted(name: &VmName, report: &EvictReport) -> String {
         format!("{name}: saved and emptied {saved} in {} frames\n", report.saved_frames),
         row("time", readable(report.duration_ns)),
         row("abandoned", format!("{} frames that the guest wrote to", report.abandoned)),
+        row("stopped by", &report.stopped_by),
+    ]
+    .concat()
+}
+
+/// What a change of the size did.
+pub fn resized(name: &VmName, report: &ResizeReport) -> String {
+    let (now, wanted) = (Bytes(report.bytes), Bytes(report.wanted_bytes));
+    [
+        format!("{name}: may have {now} of the {wanted} it is to have\n"),
+        row(
+            "taken",
+            format!(
+                "{}, of which {} had memory",
+                Bytes(report.taken_bytes),
+                Bytes(report.emptied_bytes)
+            ),
+        ),
+        row("returned", Bytes(report.returned_bytes)),
+        row("purges", report.purges),
+        row("time", readable(report.duration_ns)),
         row("stopped by", &report.stopped_by),
     ]
     .concat()

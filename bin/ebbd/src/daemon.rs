@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_api::{
-    Accelerator as ApiAccelerator, AttachRequest, Backing, MIN_ORDER_DEFAULT, RunRequest, VmName,
+    Accelerator as ApiAccelerator, AttachRequest, Backing, MIN_ORDER_DEFAULT, OnViolation,
+    RunRequest, VmName,
 };
 use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
 use ebb_sys::inject;
@@ -138,6 +139,9 @@ impl Daemon {
             min_order,
             begin: !request.qemu_args.iter().any(|word| word == "-S"),
             evicts: false,
+            shares: false,
+            size_bytes: None,
+            on_violation: OnViolation::default(),
             auto: Auto::default(),
             limit_bytes: None,
             low_bytes: None,
@@ -190,6 +194,9 @@ impl Daemon {
             min_order,
             begin: false,
             evicts: false,
+            shares: false,
+            size_bytes: None,
+            on_violation: OnViolation::default(),
             auto: Auto::default(),
             limit_bytes: None,
             low_bytes: None,

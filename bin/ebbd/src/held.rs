@@ -244,7 +244,7 @@ pub fn adopt(directory: &Path, settings: Settings) -> io::Result<Held> {
         }
         false => recovered(ram, uffd, &shared, &record, directory)?,
     };
-    if record.mode == Mode::Strict || record.evicts {
+    if record.mode == Mode::Strict || record.evicts || record.shares {
         pager.watch_all()?;
     }
     record.userfaultfd = Some(number);
@@ -270,6 +270,7 @@ fn recovered(
     let mut held = Vec::new();
     ledger.recover(|frames, content| held.push((frames, content)));
     let (pager, restored) = pager(ram, ledger, uffd, shared, record, directory)?;
+    held.iter().try_for_each(|(frames, content)| pager.finish_taken(*frames, *content))?;
     pager.settle()?;
     // A frame that was held and is still resident may be protected for a
     // block that was never committed.

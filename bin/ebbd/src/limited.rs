@@ -214,6 +214,12 @@ impl State {
         {
             self.confirm();
         }
+        if !relieved && limiter.is_spent() {
+            self.take_what_is_free();
+            if excess_bytes(&self.held.pager, marks)? == 0 {
+                return Ok(false);
+            }
+        }
         let qmp = RefCell::new(self.held.qmp.take());
         let reset = Cell::new(false);
         let still_runs = || {

@@ -15,6 +15,7 @@ mod problem;
 mod record;
 mod server;
 mod serving;
+mod sharing;
 mod status;
 mod trouble;
 mod worker;

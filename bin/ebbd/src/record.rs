@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ebb_api::{Accelerator, Backing, DiskRequest, Mode, VmName};
+use ebb_api::{Accelerator, Backing, DiskRequest, Mode, OnViolation, VmName};
 use ebb_sys::process::Process;
 use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
@@ -45,6 +45,15 @@ pub struct Record {
     pub begin: bool,
     /// Frames in use were evicted: first touches must come to Ebb.
     pub evicts: bool,
+    /// The guest's allocator is shared: first touches must come to Ebb.
+    #[serde(default)]
+    pub shares: bool,
+    /// What the guest is to have of its memory; none: all of it.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    /// What happens when it touches more.
+    #[serde(default)]
+    pub on_violation: OnViolation,
     /// Automatic reclaim.
     pub auto: Auto,
     /// What its resident memory is held at; none: no limit.

@@ -7,8 +7,8 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
     AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, LimitRequest,
-    LimitStatus, ReclaimReport, ReclaimRequest, RunRequest, StatusQuery, Version, VmName, VmStatus,
-    VmSummary, route,
+    LimitStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest,
+    StatusQuery, Version, VmName, VmStatus, VmSummary, route,
 };
 use tokio::sync::oneshot;
 
@@ -28,6 +28,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::RECLAIM, post(reclaim))
         .route(route::AUTO, put(auto))
         .route(route::LIMIT, put(limit))
+        .route(route::SIZE, put(resize))
         .route(route::EVICT, post(evict))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }))
         .with_state(Arc::new(daemon))
@@ -105,6 +106,14 @@ async fn limit(
     Json(request): Json<LimitRequest>,
 ) -> Answer<Json<LimitStatus>> {
     ask(&daemon, &name, |to| Command::Limit(request, to)).await.map(Json)
+}
+
+async fn resize(
+    State(daemon): Shared,
+    Path(name): Path<VmName>,
+    Json(request): Json<ResizeRequest>,
+) -> Answer<Json<ResizeReport>> {
+    ask(&daemon, &name, |to| Command::Resize(request, to)).await.map(Json)
 }
 
 async fn evict(

@@ -33,6 +33,7 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
             (totals.reclaimed_bytes + totals.absent_at_hold_bytes).saturating_sub(absent_bytes),
         ),
     };
+    let (mechanism, mechanism_reason) = state.mechanism();
     Ok(VmStatus {
         name: record.name.clone(),
         pid: record.pid,
@@ -43,6 +44,8 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         backing_reason: record.backing_reason.clone(),
         mode: record.mode,
         mode_reason: record.mode_reason.clone(),
+        mechanism,
+        mechanism_reason,
         console: record.started.then(|| state.held.directory.join("console.sock")),
         min_order: record.min_order,
         memory_bytes,
@@ -65,6 +68,7 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         returned_total_bytes,
         auto: auto(state),
         limit: limit(state),
+        sharing: state.sharing_status(),
         disks: state.held.disks.counts(),
         warnings: warnings(state),
     })
@@ -174,7 +178,7 @@ fn warnings(state: &State) -> Vec<String> {
             "its RAM is in 4 KiB pages, which cost some 60 times more to take and to give: {}",
             state.held.record.backing_reason
         )),
-        Backing::Hugetlb => all.push(
+        Backing::Hugetlb if !state.may_share() => all.push(
             "its RAM is in hugetlb pages, which cannot be write-protected 4 KiB at a time: free \
              memory cannot be taken"
                 .into(),

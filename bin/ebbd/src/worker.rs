@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{
     AutoRequest, AutoStatus, Backing, DetachReport, DmaMode, EvictReport, EvictRequest,
-    LimitRequest, LimitStatus, Mode, ReclaimReport, ReclaimRequest, Skipped, VmStatus,
+    LimitRequest, LimitStatus, Mode, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
+    Skipped, VmStatus,
 };
 use ebb_inspect::{Block, Guest, Run};
 use ebb_pager::{Evicted, NothingKnown, Witness};
@@ -23,6 +24,7 @@ use crate::insight::Insight;
 use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::serving::Serving;
+use crate::sharing::Sharing;
 use crate::status;
 use crate::trouble::{self, Attempt, Trouble};
 
@@ -50,6 +52,10 @@ pub enum Command {
     Limit(LimitRequest, oneshot::Sender<Answer<LimitStatus>>),
     /// More is resident than the limit allows.
     Pressure,
+    /// Change what the guest may have of its memory.
+    Resize(ResizeRequest, oneshot::Sender<Answer<ResizeReport>>),
+    /// The guest touched what it is not to have.
+    Violation,
     /// Save and empty frames whether used or not.
     Evict(EvictRequest, oneshot::Sender<Answer<EvictReport>>),
     /// Let the VM go.
@@ -91,6 +97,8 @@ pub struct State {
     pub(crate) last: Option<ReclaimReport>,
     /// What a limit needs to know, while there is one.
     pub(crate) limiter: Option<Limiter>,
+    /// What there is with a guest that shares its allocator.
+    pub(crate) sharing: Sharing,
     /// Why the limit is not held.
     pub(crate) stuck: Option<String>,
     /// What failed when memory was to be evicted.
@@ -124,6 +132,7 @@ impl State {
             needed: Vec::new(),
             last: None,
             limiter: None,
+            sharing: Sharing::default(),
             stuck: None,
             trouble: None,
             pressed: Arc::default(),
@@ -195,6 +204,8 @@ impl State {
             Command::Auto(request, to) => drop(to.send(self.set_auto(request))),
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
             Command::Pressure => self.hold_limit(),
+            Command::Resize(request, to) => drop(to.send(self.resize(request))),
+            Command::Violation => self.violated(),
             Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
             Command::Detach(to) => match self.detach() {
                 Ok(report) => return Next::End(Some((to, report))),
@@ -215,6 +226,7 @@ impl State {
         if self.insight.is_due() {
             self.confirm();
         }
+        self.keep_size();
         self.hold_limit();
         self.write_back_unlimited();
         self.note_disks();
@@ -239,6 +251,7 @@ impl State {
     /// must be there before the new kernel uses it.
     pub(crate) fn after_reset(&mut self) {
         self.insight.forget("it was reset and is booting");
+        self.unshare();
         self.tell_pager();
         if self.held.record.mode == Mode::Strict
             && let Err(error) = self.held.pager.give_back_all()
@@ -251,11 +264,15 @@ impl State {
     pub(crate) fn confirm(&mut self) -> bool {
         self.reconnect();
         let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut());
-        if trusted && let Err(error) = self.watch_metadata() {
+        if trusted
+            && !self.may_share()
+            && let Err(error) = self.watch_metadata()
+        {
             self.insight.forget(&format!("its metadata cannot be watched: {error}"));
             trusted = false;
         }
         self.tell_pager();
+        self.share_again();
         trusted
     }
 
@@ -265,7 +282,9 @@ impl State {
         if guest != self.witness.as_deref() {
             self.witness = guest.map(|guest| Arc::new(guest.clone()));
             self.needed = self.needed_frames();
-            let asked = self.witness.clone().filter(|_| !self.held.record.settings.read_freed);
+            // Of one that shares its allocator the metadata does not tell what is free.
+            let read_freed = self.held.record.settings.read_freed || self.may_share();
+            let asked = self.witness.clone().filter(|_| !read_freed);
             self.held.pager.believe(asked.map(|guest| guest as Arc<dyn Witness>));
         }
     }
@@ -326,13 +345,17 @@ impl State {
 
     fn take(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
         let began = Instant::now();
+        let trusted = self.confirm();
+        if trusted && self.may_share() {
+            return self.take_soft(want_bytes, keep_bytes);
+        }
         if self.held.record.backing == Backing::Hugetlb {
             return Err(not_allowed(
                 "hugetlb pages cannot be write-protected 4 KiB at a time, so the guest's metadata \
                  cannot be watched: start the VM with --backing thp",
             ));
         }
-        if !self.confirm() {
+        if !trusted {
             let why = self.insight.guest().err().unwrap_or_default();
             return Err(not_allowed(format!("the guest is not trusted: {why}")));
         }
@@ -374,7 +397,7 @@ impl State {
         Ok(result)
     }
 
-    fn save_totals(&mut self, bytes: u64) {
+    pub(crate) fn save_totals(&mut self, bytes: u64) {
         self.held.record.totals.reclaimed_bytes += bytes;
         self.save();
     }
@@ -491,7 +514,7 @@ impl State {
         let began = Instant::now();
         // Else what comes back would wait for what goes.
         self.held.pager.set_marks(u64::MAX, u64::MAX);
-        let restored_bytes = self.held.pager.give_back_all().map_err(|error| {
+        let restored_bytes = self.give_back_all().map_err(|error| {
             if let Err(error) = self.apply_limit() {
                 tracing::error!("{}: its limit: {error}", self.held.record.name);
             }

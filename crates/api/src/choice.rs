@@ -110,6 +110,30 @@ choice! {
     }
 }
 
+choice! {
+    /// How a VM's free memory is found and taken.
+    Mechanism {
+        /// The guest's page-frame allocator, shared by the host.
+        HyperAlloc = "hyper_alloc",
+        /// The guest's page metadata.
+        VProbe = "v_probe",
+        /// It is not taken.
+        None = "none",
+    }
+}
+
+choice! {
+    /// What happens when a guest touches memory that was taken from it for good.
+    #[derive(Default)]
+    OnViolation {
+        /// It has the memory, and that is counted.
+        #[default]
+        Allow = "allow",
+        /// The VM is stopped as well.
+        Stop = "stop",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +146,9 @@ mod tests {
         }
         for &mode in Mode::ALL {
             assert_eq!(serde_json::to_value(mode).ok(), Some(mode.as_str().into()));
+        }
+        for &mechanism in Mechanism::ALL {
+            assert_eq!(serde_json::to_value(mechanism).ok(), Some(mechanism.as_str().into()));
         }
         for &accelerator in Accelerator::ALL {
             assert_eq!(serde_json::to_value(accelerator).ok(), Some(accelerator.as_str().into()));

@@ -14,16 +14,18 @@ mod request;
 pub mod route;
 mod status;
 
-pub use choice::{Accelerator, Backing, DmaMode, Mode, State};
+pub use choice::{Accelerator, Backing, DmaMode, Mechanism, Mode, OnViolation, State};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
-pub use report::{DetachReport, EvictReport, Problem, ReclaimReport, Skipped, Version};
+pub use report::{
+    DetachReport, EvictReport, Problem, ReclaimReport, ResizeReport, Skipped, Version,
+};
 pub use request::{
     AttachRequest, AutoRequest, BadRequest, CPUS_MAX, DiskRequest, EvictRequest, INTERVAL_MS_MAX,
     INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT,
-    ReclaimRequest, RunRequest, StatusQuery,
+    ReclaimRequest, ResizeRequest, RunRequest, StatusQuery,
 };
 pub use status::{
-    AutoStatus, DiskCounts, FaultCounts, FaultTimes, GuestStatus, LimitStatus, ORDER_MAX, VmStatus,
-    VmSummary,
+    AutoStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestStatus, KindBytes,
+    LimitStatus, ORDER_MAX, SharingStatus, VmStatus, VmSummary,
 };

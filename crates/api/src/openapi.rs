@@ -25,6 +25,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::reclaim,
         v1::auto,
         v1::limit,
+        v1::resize,
         v1::evict,
         v1::openapi,
     )
@@ -37,8 +38,8 @@ struct Description;
 mod v1 {
     use crate::{
         AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest,
-        LimitRequest, LimitStatus, Problem, ReclaimReport, ReclaimRequest, RunRequest, StatusQuery,
-        Version, VmStatus, VmSummary, route,
+        LimitRequest, LimitStatus, Problem, ReclaimReport, ReclaimRequest, ResizeReport,
+        ResizeRequest, RunRequest, StatusQuery, Version, VmStatus, VmSummary, route,
     };
 
     /// The daemon's release, process and run directory.
@@ -124,6 +125,18 @@ mod v1 {
         ))]
     fn limit() {}
 
+    /// Change how much of its memory a VM may have.
+    #[utoipa::path(put, path = route::SIZE, request_body = ResizeRequest,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = ResizeReport),
+            (status = 400, body = Problem, description = "The request makes no sense."),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "This VM cannot be resized so."),
+            (status = 500, body = Problem, description = "It failed on the way."),
+        ))]
+    fn resize() {}
+
     /// Save and empty frames whether used or not: for tests and emergencies.
     #[utoipa::path(post, path = route::EVICT, request_body = EvictRequest,
         params(("name" = String, Path, description = "The VM's name.")),
@@ -157,6 +170,7 @@ mod tests {
             route::VM,
             route::RECLAIM,
             route::AUTO,
+            route::SIZE,
             route::EVICT,
             route::OPENAPI,
         ] {

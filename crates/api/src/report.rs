@@ -57,6 +57,27 @@ pub struct EvictReport {
     pub stopped_by: String,
 }
 
+/// What a change of a VM's size did.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ResizeReport {
+    /// What the guest may have now.
+    pub bytes: u64,
+    /// What it was to have.
+    pub wanted_bytes: u64,
+    /// Taken from it by this.
+    pub taken_bytes: u64,
+    /// Of that, what had memory of the host's.
+    pub emptied_bytes: u64,
+    /// Returned to it by this.
+    pub returned_bytes: u64,
+    /// How often it was asked to free its caches.
+    pub purges: u32,
+    /// How long it took.
+    pub duration_ns: u64,
+    /// Why it went no further, in words.
+    pub stopped_by: String,
+}
+
 /// Why a request failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Problem {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::status::ORDER_MAX;
-use crate::{Backing, DmaMode, Mode, VmName};
+use crate::{Backing, DmaMode, Mode, OnViolation, VmName};
 
 /// Smallest memory of a VM.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -289,6 +289,17 @@ impl LimitRequest {
             )
         })
     }
+}
+
+/// Change how much of its memory a VM may have, by the allocator that its guest shares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeRequest {
+    /// What the guest may have, at most the VM's memory.
+    pub bytes: u64,
+    /// What happens when it touches more; null keeps what is set (at first: allow).
+    #[serde(default)]
+    pub on_violation: Option<OnViolation>,
 }
 
 /// Save and empty frames whether used or not: for tests and emergencies.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Accelerator, Backing, Mode, ReclaimReport, State, VmName};
+use crate::{Accelerator, Backing, Mechanism, Mode, OnViolation, ReclaimReport, State, VmName};
 
 /// The largest buddy order of an x86-64 kernel with its standard configuration.
 pub const ORDER_MAX: u8 = 10;
@@ -32,6 +32,10 @@ pub struct VmStatus {
     pub mode: Mode,
     /// Why this mode.
     pub mode_reason: String,
+    /// How its free memory is found and taken.
+    pub mechanism: Mechanism,
+    /// Why this mechanism.
+    pub mechanism_reason: String,
     /// The guest's console: a UNIX socket or a log file; null for a VM that Ebb did not start.
     #[schema(value_type = Option<String>)]
     pub console: Option<PathBuf>,
@@ -62,6 +66,8 @@ pub struct VmStatus {
     pub auto: AutoStatus,
     /// The limit on resident memory.
     pub limit: LimitStatus,
+    /// What is done by the allocator that the guest shares.
+    pub sharing: SharingStatus,
     /// What its disks that Ebb serves have done.
     pub disks: DiskCounts,
     /// What the operator should know, one sentence each.
@@ -183,6 +189,49 @@ pub struct LimitStatus {
     /// Why more is resident than the limit, or the guest waits for what was evicted, and what to
     /// do; null: nothing is in the way.
     pub stuck: Option<String>,
+}
+
+/// What is done by the allocator that a guest shares; of others all is null or 0.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SharingStatus {
+    /// What the guest is to have of its memory; null: all of it.
+    pub size_bytes: Option<u64>,
+    /// Taken from it until it is returned.
+    pub hard_bytes: u64,
+    /// Taken from it until it touches it.
+    pub soft_bytes: u64,
+    /// How often it did: huge frames that came back so, since the daemon shares its allocator.
+    pub installs: u64,
+    /// Time from when such a huge frame was held to when it had memory.
+    pub install_ns: FaultTimes,
+    /// Touches of what the guest is not to have.
+    pub violations: u64,
+    /// What happens then.
+    pub on_violation: OnViolation,
+    /// Why the VM was stopped; null: it was not.
+    pub stopped: Option<String>,
+    /// How the guest keeps its frames together; null where that cannot be seen.
+    pub fragmentation: Option<Fragmentation>,
+}
+
+/// Memory in use by the guest's allocator, by what it was taken for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Fragmentation {
+    /// The kernel's own, which stays where it is.
+    pub unmovable: KindBytes,
+    /// Memory of processes, page cache.
+    pub movable: KindBytes,
+    /// Blocks of 2 MiB and more.
+    pub huge: KindBytes,
+}
+
+/// Memory in use of one kind.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct KindBytes {
+    /// In huge frames of which any part is in use.
+    pub huge_bytes: u64,
+    /// In use.
+    pub used_bytes: u64,
 }
 
 /// What the disks that Ebb serves have done since this daemon serves them, all together.

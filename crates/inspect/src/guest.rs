@@ -2,12 +2,13 @@
 
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 
+use crate::llfree;
 use crate::victims::victims;
 use crate::vmcoreinfo::find_notes;
 use crate::zones::Sight;
 use crate::{
-    Block, Counts, GuestMemory, Look, Memmap, Note, PageLayout, Request, Tables, Taken, Untrusted,
-    Zones,
+    Block, Counts, GuestMemory, LlfreeZone, Look, Memmap, Note, PageLayout, Request, Tables, Taken,
+    Untrusted, Zones,
 };
 
 /// Where x86-64 kernels map their own image, before KASLR moves it further.
@@ -31,6 +32,7 @@ pub struct Guest {
     layout: PageLayout,
     memmap: Memmap,
     zones: Zones,
+    llfree: Vec<LlfreeZone>,
 }
 
 /// Where `_stext` is: known in two ways that must agree.
@@ -73,11 +75,14 @@ impl Guest {
         let layout = PageLayout::new(&note)?;
         let memmap = Memmap::new(mem, &note, tables)?;
         let zones = Zones::new(mem, &note, &tables)?;
-        let guest = Guest { note, tables, text, layout, memmap, zones };
+        let llfree = llfree::zones(&note);
+        let guest = Guest { note, tables, text, layout, memmap, zones, llfree };
         if !roots.is_empty() && !guest.runs_on(mem, roots) {
             return Err(Untrusted::NotRunning);
         }
-        guest.gate(mem)?;
+        if guest.llfree.is_empty() {
+            guest.gate(mem)?;
+        }
         Ok(guest)
     }
 
@@ -104,6 +109,12 @@ impl Guest {
     /// The populated zones.
     pub fn zones(&self) -> &Zones {
         &self.zones
+    }
+
+    /// The zones whose allocator the kernel shares; with one of them, no frame is free by
+    /// its page metadata, and the gate was not asked.
+    pub fn llfree(&self) -> &[LlfreeZone] {
+        &self.llfree
     }
 
     /// Whether this kernel's note and page tables are still there. Cheap; `false`

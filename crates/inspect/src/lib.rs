@@ -14,6 +14,7 @@
 //! look        blocks' metadata as it is now
 //! freed       whether a frame was freed since it was in use
 //! needed      the frames that each look reads
+//! llfree      where a kernel that shares its allocator keeps it
 //! guest       all of it together, behind the gate
 //!
 //! write_intent  whether an instruction overwrites a whole page
@@ -30,6 +31,7 @@
 mod error;
 mod freed;
 mod guest;
+mod llfree;
 mod look;
 mod memmap;
 mod memory;
@@ -45,6 +47,7 @@ mod zones;
 
 pub use error::Untrusted;
 pub use guest::Guest;
+pub use llfree::LlfreeZone;
 pub use look::{Head, Look};
 pub use memmap::{Memmap, Run};
 pub use memory::GuestMemory;

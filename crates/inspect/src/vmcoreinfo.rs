@@ -133,6 +133,12 @@ impl Note {
         next().zip(next()).unwrap_or((0, 0))
     }
 
+    /// Its lines that are text.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
+        let lines = self.text.split(|&byte| byte == b'\n' || byte == 0);
+        lines.filter_map(|line| std::str::from_utf8(line).ok())
+    }
+
     pub(crate) fn symbol(&self, name: &'static str) -> Result<u64, Untrusted> {
         let value = self.get(Kind::Symbol, name).ok_or(Untrusted::Lacks(name))?;
         match value & KERNEL_HALF == KERNEL_HALF {

@@ -150,6 +150,18 @@ impl<'l> Locked<'l> {
         self.held = false;
         self.words.iter().fold(false, |wanted, word| unlock(word, next.to_word()) | wanted)
     }
+
+    /// Each of the words is what stands in its place from now on; whether a fault for one
+    /// must be served. A word for which there is nothing stays what it is.
+    #[must_use]
+    pub fn unlock_each(mut self, next: &[Content]) -> bool {
+        self.held = false;
+        let count = next.len().min(self.words.len());
+        let (words, rest) = self.words.split_at(count);
+        let each = words.iter().zip(next);
+        let wanted = each.fold(false, |wanted, (word, next)| unlock(word, next.to_word()) | wanted);
+        abandon_all(rest) | wanted
+    }
 }
 
 impl Drop for Locked<'_> {

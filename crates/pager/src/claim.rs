@@ -102,7 +102,7 @@ impl Pager {
         blocks.into_iter().for_each(|block| block.finish(false));
     }
 
-    fn punch(&self, run: FrameRange, so_far: io::Result<u64>) -> io::Result<u64> {
+    pub(crate) fn punch(&self, run: FrameRange, so_far: io::Result<u64>) -> io::Result<u64> {
         let frames = so_far?;
         if run.count > 0 {
             self.ram.punch(run)?;

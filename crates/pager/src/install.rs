@@ -117,6 +117,11 @@ impl Pager {
         content: Content,
         ahead: &mut ReadAhead,
     ) -> io::Result<Served> {
+        if let Content::Empty { .. } = content
+            && let Some(served) = self.install_shared(gfn)?
+        {
+            return Ok(served);
+        }
         let zero = matches!(content, Content::Resident | Content::Empty { fill: 0, .. });
         let whole = zero && self.grain == Grain::Huge && !self.ledger.is_split(gfn.huge());
         match content {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use ebb_ledger::{Busy, Content, Ledger};
 use ebb_store::{Store, Usage};
@@ -16,6 +16,7 @@ use crate::counters::{Counters, add};
 use crate::dead::Dead;
 use crate::disk::{Disk, Resting};
 use crate::failure::Failure;
+use crate::huge::Sharer;
 use crate::io_mapping::IoMapping;
 use crate::owners::Owners;
 use crate::pins::Pins;
@@ -75,6 +76,7 @@ pub struct Pager {
     pub(crate) owners: Owners,
     pub(crate) pins: Pins,
     pub(crate) dead: Dead,
+    pub(crate) sharer: RwLock<Option<Arc<dyn Sharer>>>,
     /// Of the store, and of the disk.
     pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
     pub(crate) jobs: Jobs,
@@ -134,6 +136,7 @@ impl Pager {
             owners,
             pins,
             dead,
+            sharer: RwLock::default(),
             ahead: Default::default(),
             jobs: Jobs::new(),
             refilling: AtomicBool::new(false),

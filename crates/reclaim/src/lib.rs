@@ -2,4 +2,5 @@
 #![forbid(unsafe_code)]
 
 pub mod aging;
+pub mod hyperalloc;
 pub mod vprobe;

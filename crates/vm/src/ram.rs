@@ -2,7 +2,7 @@
 //! the VMM has mapped.
 
 use std::io;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
@@ -211,10 +211,27 @@ impl Ram {
     /// Words in place. Loading one from a hole allocates a page: for memory
     /// that is known to be there.
     pub fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]> {
+        let (mapping, offset) = self.in_place(gpa, count, 8)?;
+        mapping.words(offset, count)
+    }
+
+    /// As [`Ram::words`], of four bytes each.
+    pub fn half_words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU32]> {
+        let (mapping, offset) = self.in_place(gpa, count, 4)?;
+        mapping.half_words(offset, count)
+    }
+
+    /// As [`Ram::words`], of two bytes each.
+    pub fn quarter_words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU16]> {
+        let (mapping, offset) = self.in_place(gpa, count, 2)?;
+        mapping.quarter_words(offset, count)
+    }
+
+    fn in_place(&self, gpa: Gpa, count: usize, each_bytes: u64) -> Option<(&Mapping, u64)> {
         let place = self.place(gpa)?;
-        let bytes = u64::try_from(count).ok()?.checked_mul(8)?;
+        let bytes = u64::try_from(count).ok()?.checked_mul(each_bytes)?;
         let backing = self.files.get(place.file).filter(|_| bytes <= place.left_bytes)?;
-        backing.mapping.words(place.offset, count)
+        Some((&backing.mapping, place.offset))
     }
 
     /// Whether no frame of the range has memory behind it.
@@ -224,6 +241,12 @@ impl Ram {
     pub fn is_hole(&self, frames: FrameRange) -> io::Result<bool> {
         let (backing, offset) = self.backing(frames)?;
         backing.file.is_hole(offset, frames.bytes())
+    }
+
+    /// Whether [`Ram::is_hole`] can tell: hugetlb files do not know their holes.
+    pub fn knows_holes(&self, frames: FrameRange) -> bool {
+        let backing = self.backing(frames);
+        backing.is_ok_and(|(backing, _)| backing.file.is_hugetlb().is_ok_and(|hugetlb| !hugetlb))
     }
 
     /// The next extent with memory behind it, at or after `from`: start and

@@ -111,6 +111,11 @@ impl Ebb {
 }
 
 impl Ebb {
+    /// The pager.
+    pub fn pager(&self) -> &Arc<Pager> {
+        &self.pager
+    }
+
     /// The fault thread may still hold the word of a fault that it just served.
     fn take(&self, block: &Block) -> Option<Committed<'_>> {
         (0..ATTEMPTS).find_map(|_| {

@@ -275,7 +275,11 @@ fn shuffle(blocks: &mut [u64], seed: &mut u64) {
 }
 
 /// Nanoseconds of one that nobody disturbs.
-fn compare_and_swap() -> anyhow::Result<f64> {
+/// Nanoseconds that one takes, uncontended, on the first processor.
+///
+/// # Errors
+/// This thread cannot be kept to it.
+pub fn compare_and_swap() -> anyhow::Result<f64> {
     let (word, mut samples) = (AtomicU64::new(0), Samples::default());
     let _pinned = Pinned::to(0)?;
     samples.time(CALLS, |call| {

@@ -8,6 +8,7 @@ use ebb_llfree::layout::HEADER_WORDS;
 use ebb_llfree::{Fill, Header, Host, Layout, Parts, Touch, Zone};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
+use ebb_units::{FRAME_BYTES, HUGE_BYTES};
 
 use crate::CZone;
 
@@ -38,6 +39,38 @@ impl Region {
             areas: layout.areas_bytes,
             trees: layout.trees_bytes,
             slots: layout.slots_bytes,
+        };
+        header.write(region.header()).map_err(io::Error::other)?;
+        region.zone(()).format(Fill::Free);
+        Ok(region)
+    }
+
+    /// For a zone whose first frame is `base_frame`, with its state in a guest's RAM: at
+    /// `offset`, a whole number of pages, of the file, which is the guest-physical address.
+    ///
+    /// # Errors
+    /// As [`Region::new`].
+    pub fn within(
+        ram: &RamFile,
+        offset: u64,
+        base_frame: u64,
+        frames: u64,
+        cores: u32,
+    ) -> io::Result<Region> {
+        let layout = Layout::new(frames, cores).map_err(io::Error::other)?;
+        let file = RamFile::from(ram.as_fd().try_clone_to_owned()?);
+        let page_bytes = if file.is_hugetlb()? { HUGE_BYTES } else { FRAME_BYTES };
+        let length = layout.total_bytes.next_multiple_of(page_bytes);
+        let mapping = Mapping::new(&file, offset, length)?;
+        let region = Region { file, mapping, layout };
+        let header = Header {
+            base_frame,
+            frames,
+            cores,
+            bits: offset + layout.bits_bytes,
+            areas: offset + layout.areas_bytes,
+            trees: offset + layout.trees_bytes,
+            slots: offset + layout.slots_bytes,
         };
         header.write(region.header()).map_err(io::Error::other)?;
         region.zone(()).format(Fill::Free);

@@ -1,0 +1,400 @@
+//! What a VM's worker does with a guest that shares its allocator: HyperAlloc.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Release};
+use std::time::{Duration, Instant};
+
+use ebb_api::{
+    FaultTimes, Fragmentation, KindBytes, Mechanism, OnViolation, ReclaimReport, ResizeReport,
+    ResizeRequest, SharingStatus, Skipped,
+};
+use ebb_inspect::LlfreeZone;
+use ebb_reclaim::hyperalloc::{How, HyperAlloc, KindUsage, Stop, Taken};
+use ebb_units::{Bytes, FRAMES_PER_HUGE, HUGE_BYTES};
+use serde_json::json;
+
+use crate::limit::floor_bytes;
+use crate::problem::{Answer, failed, not_allowed};
+use crate::worker::{Command, State, was_reset};
+
+/// A guest that has not tried to free memory by then does not do it.
+const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
+const PURGE_POLL: Duration = Duration::from_millis(10);
+/// It is asked so often, for twice as much each time: what it frees is in pieces.
+const PURGES_MAX: u32 = 5;
+/// What a size lacks is looked for so often.
+const MISSING_EVERY: Duration = Duration::from_secs(1);
+
+/// The shared allocator of one VM, and what came of it.
+#[derive(Default)]
+pub struct Sharing {
+    /// While there is one.
+    shared: Option<Arc<HyperAlloc>>,
+    /// Why there is none, though the guest announces one.
+    refused: Option<String>,
+    /// A violation was told and is not looked at yet.
+    told: Arc<AtomicBool>,
+    /// Why the VM was stopped.
+    stopped: Option<String>,
+    looked: Option<Instant>,
+}
+
+impl State {
+    /// Whether the trusted guest says that it shares its allocator.
+    pub(crate) fn may_share(&self) -> bool {
+        self.insight.guest().is_ok_and(|guest| !guest.llfree().is_empty())
+    }
+
+    /// The shared allocator of a guest that was just confirmed; from now on it is watched,
+    /// also by the daemons after this one.
+    pub(crate) fn share(&mut self) -> Answer<Arc<HyperAlloc>> {
+        if let Some(shared) = &self.sharing.shared {
+            return Ok(Arc::clone(shared));
+        }
+        let zones = self.insight.guest().map(|guest| guest.llfree().to_vec());
+        let zones = zones.map_err(|why| not_allowed(format!("the guest is not trusted: {why}")))?;
+        let shared = self.share_with(&zones);
+        self.sharing.refused = shared.as_ref().err().map(ToString::to_string);
+        shared
+    }
+
+    fn share_with(&mut self, zones: &[LlfreeZone]) -> Answer<Arc<HyperAlloc>> {
+        if zones.is_empty() {
+            return Err(not_allowed(
+                "the guest's kernel does not share its allocator: it needs one with LLFree \
+                 (docs/hyperalloc.md)",
+            ));
+        }
+        self.held.record.shares = true;
+        self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
+        let pager = &self.held.pager;
+        pager.watch_all().map_err(failed("watching the VM's memory"))?;
+        let headers: Vec<_> = zones.iter().map(|zone| zone.header).collect();
+        let shared = HyperAlloc::attach(pager, &headers).map_err(not_allowed)?;
+        let (told, own) = (Arc::clone(&self.sharing.told), self.own.clone());
+        shared.on_violation(move || {
+            if !told.swap(true, AcqRel) {
+                // A worker that is gone stops nothing.
+                let _ = own.send(Command::Violation);
+            }
+        });
+        self.sharing.shared = Some(Arc::clone(&shared));
+        Ok(shared)
+    }
+
+    /// Takes the sharing up again after a restart of the daemon or the guest.
+    pub(crate) fn share_again(&mut self) {
+        if self.held.record.shares && self.sharing.shared.is_none() && self.may_share() {
+            match self.share() {
+                Ok(_) => self.hold_size(),
+                Err(why) => tracing::debug!("{}: {why}", self.held.record.name),
+            }
+        }
+    }
+
+    /// The guest was reset: what was taken from it by its allocator is memory like any other.
+    pub(crate) fn unshare(&mut self) {
+        if let Some(shared) = self.sharing.shared.take() {
+            shared.forget(&self.held.pager);
+        } else if self.held.record.shares {
+            self.held.pager.soften_all();
+        }
+    }
+
+    /// Brings everything back, what was taken for good included.
+    pub(crate) fn give_back_all(&mut self) -> std::io::Result<u64> {
+        let pager = &self.held.pager;
+        let bytes = match &self.sharing.shared {
+            Some(shared) => shared.give_back_all(pager)?,
+            None => pager.give_back_all()?,
+        };
+        self.sharing.shared = None;
+        Ok(bytes)
+    }
+
+    /// Takes free huge frames until the guest touches them.
+    pub(crate) fn take_soft(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
+        let began = Instant::now();
+        let shared = self.share()?;
+        let (want, keep) = (want_bytes.div_ceil(HUGE_BYTES), keep_bytes.div_ceil(HUGE_BYTES));
+        let (taken, stop) = self.take_shared(&shared, How::Soft, want, keep);
+        let stopped_by = match stop {
+            Some(stop) => stop.to_string(),
+            None if taken.huge_frames >= want => "the amount asked for was reached".into(),
+            None => "nothing more is free in whole huge frames".into(),
+        };
+        Ok(ReclaimReport {
+            bytes: taken.emptied_bytes,
+            blocks: taken.huge_frames - taken.already_empty,
+            duration_ns: ns(began.elapsed()),
+            scan_ns: ns(taken.scan),
+            stopped_by,
+            skipped: Skipped {
+                in_use: taken.in_use,
+                already_empty: taken.already_empty,
+                cancelled: taken.busy,
+            },
+        })
+    }
+
+    /// Under a limit: what is free goes before anything in use, and nothing of it is saved.
+    pub(crate) fn take_what_is_free(&mut self) {
+        if self.may_share()
+            && let Ok(shared) = self.share()
+        {
+            let (_, stop) = self.take_shared(&shared, How::Soft, u64::MAX, 0);
+            if let Some(stop) = stop {
+                tracing::debug!("{}: {stop}", self.held.record.name);
+            }
+        }
+    }
+
+    fn take_shared(
+        &mut self,
+        shared: &HyperAlloc,
+        how: How,
+        want: u64,
+        keep: u64,
+    ) -> (Taken, Option<Stop>) {
+        let (pager, qmp) = (Arc::clone(&self.held.pager), &mut self.held.qmp);
+        let mut reset = false;
+        let result = shared.reclaim(&pager, how, want, keep, || {
+            reset |= was_reset(qmp);
+            // Without the socket nobody tells of resets.
+            !reset && qmp.is_some()
+        });
+        if reset {
+            self.after_reset();
+        }
+        if result.0.emptied_bytes > 0 {
+            self.save_totals(result.0.emptied_bytes);
+        }
+        result
+    }
+
+    /// Changes what the guest may have.
+    pub(crate) fn resize(&mut self, request: ResizeRequest) -> Answer<ResizeReport> {
+        let began = Instant::now();
+        let memory_bytes = self.held.pager.ram().bytes();
+        let floor = floor_bytes(memory_bytes);
+        if !(floor..=memory_bytes).contains(&request.bytes) {
+            return Err(not_allowed(format!(
+                "a size of {} is out of range: give {} to {}, the VM's memory",
+                Bytes(request.bytes),
+                Bytes(floor),
+                Bytes(memory_bytes)
+            )));
+        }
+        if !self.confirm() {
+            let why = self.insight.guest().err().unwrap_or_default();
+            return Err(not_allowed(format!("the guest is not trusted: {why}")));
+        }
+        let shared = self.share()?;
+        let record = &mut self.held.record;
+        record.size_bytes = (request.bytes < memory_bytes).then_some(request.bytes);
+        record.on_violation = request.on_violation.unwrap_or(record.on_violation);
+        self.sharing.stopped = None;
+        self.save();
+        let mut resize = Resize::new(&shared, self.wanted_hard());
+        resize.taken.returned = shared.give(&self.held.pager, resize.surplus());
+        let stopped_by = self.shrink(&mut resize);
+        let counts = shared.counts();
+        Ok(ResizeReport {
+            bytes: memory_bytes.saturating_sub(counts.hard_bytes),
+            wanted_bytes: request.bytes,
+            taken_bytes: resize.taken.huge_frames * HUGE_BYTES,
+            emptied_bytes: resize.taken.emptied_bytes,
+            returned_bytes: resize.taken.returned * HUGE_BYTES,
+            purges: resize.purges,
+            duration_ns: ns(began.elapsed()),
+            stopped_by,
+        })
+    }
+
+    /// Huge frames that the guest is not to have.
+    fn wanted_hard(&self) -> u64 {
+        let memory_bytes = self.held.pager.ram().bytes();
+        let size = self.held.record.size_bytes.unwrap_or(memory_bytes);
+        memory_bytes.saturating_sub(size).div_ceil(HUGE_BYTES)
+    }
+
+    /// Takes, has the guest free its caches, and takes again; why it ended.
+    fn shrink(&mut self, resize: &mut Resize<'_>) -> String {
+        loop {
+            let missing = resize.missing();
+            let (taken, stop) = match missing {
+                0 => return "the size asked for was reached".into(),
+                _ => self.take_shared(resize.shared, How::Hard, missing, 0),
+            };
+            resize.taken.add(taken);
+            if let Some(stop) = stop {
+                return stop.to_string();
+            }
+            let missing = resize.missing();
+            if missing > 0 && resize.purges == PURGES_MAX {
+                return resize.what_is_in_the_way();
+            }
+            if missing > 0 {
+                resize.shared.ask_purge((missing * FRAMES_PER_HUGE) << resize.purges);
+                resize.purges += 1;
+                if !self.wait_for_purge(resize.shared) {
+                    return format!(
+                        "the guest does not answer when it is asked to free its caches; {}",
+                        resize.what_is_in_the_way()
+                    );
+                }
+            }
+        }
+    }
+
+    /// Waits until the guest has tried; `false`: it did not in time, or was reset.
+    fn wait_for_purge(&mut self, shared: &HyperAlloc) -> bool {
+        let end = Instant::now() + PURGE_TIMEOUT;
+        while !shared.has_purged() {
+            if Instant::now() > end || !shared.is_there() {
+                return false;
+            }
+            self.hold_limit();
+            std::thread::sleep(PURGE_POLL);
+        }
+        true
+    }
+
+    /// Takes what the size on record lacks, or returns what is too much.
+    pub(crate) fn hold_size(&mut self) {
+        let Some(shared) = self.sharing.shared.clone() else { return };
+        let resize = Resize::new(&shared, self.wanted_hard());
+        self.sharing.looked = Some(Instant::now());
+        if resize.missing() > 0 && self.confirm() {
+            let (_, stop) = self.take_shared(&shared, How::Hard, resize.missing(), 0);
+            if let Some(stop) = stop {
+                tracing::debug!("{}: {stop}", self.held.record.name);
+            }
+        } else if resize.surplus() > 0 {
+            shared.give(&self.held.pager, resize.surplus());
+        }
+    }
+
+    /// The same now and then.
+    pub(crate) fn keep_size(&mut self) {
+        if self.sharing.looked.is_none_or(|looked| looked.elapsed() >= MISSING_EVERY) {
+            self.hold_size();
+        }
+    }
+
+    /// The guest touched what it is not to have.
+    pub(crate) fn violated(&mut self) {
+        self.sharing.told.store(false, Release);
+        if self.held.record.on_violation != OnViolation::Stop || self.sharing.stopped.is_some() {
+            return;
+        }
+        self.reconnect();
+        let stopped = self.held.qmp.as_mut().map(|qmp| qmp.execute("stop", json!({})));
+        let why = match stopped {
+            Some(Ok(_)) => {
+                "the guest touched memory that was taken from it; QMP `cont` has it go on"
+            }
+            _ => "the guest touched memory that was taken from it, and QEMU did not obey `stop`",
+        };
+        tracing::error!("{}: stopped: {why}", self.held.record.name);
+        self.sharing.stopped = Some(why.into());
+    }
+
+    /// How free memory is found, and why so.
+    pub(crate) fn mechanism(&self) -> (Mechanism, String) {
+        match (self.insight.guest(), &self.sharing.refused) {
+            (Err(why), _) => (Mechanism::None, format!("the guest is not trusted: {why}")),
+            (Ok(guest), _) if guest.llfree().is_empty() => (
+                Mechanism::VProbe,
+                "its kernel has a buddy allocator, whose metadata is known".into(),
+            ),
+            (Ok(_), Some(why)) => (Mechanism::None, why.clone()),
+            (Ok(_), None) => (Mechanism::HyperAlloc, "its kernel shares its allocator".into()),
+        }
+    }
+
+    /// What is done by the shared allocator.
+    pub(crate) fn sharing_status(&self) -> SharingStatus {
+        let shared = self.sharing.shared.as_deref();
+        let counts = shared.map(HyperAlloc::counts).unwrap_or_default();
+        let percentile = |percent| shared?.install_times().percentile_ns(percent);
+        SharingStatus {
+            size_bytes: self.held.record.size_bytes,
+            hard_bytes: counts.hard_bytes,
+            soft_bytes: counts.soft_bytes,
+            installs: counts.installs,
+            install_ns: FaultTimes { p50: percentile(50), p99: percentile(99) },
+            violations: counts.violations,
+            on_violation: self.held.record.on_violation,
+            stopped: self.sharing.stopped.clone(),
+            fragmentation: shared.map(fragmentation),
+        }
+    }
+}
+
+/// On the way to a size.
+struct Resize<'a> {
+    shared: &'a HyperAlloc,
+    wanted_hard: u64,
+    purges: u32,
+    taken: Moved,
+}
+
+#[derive(Default)]
+struct Moved {
+    huge_frames: u64,
+    emptied_bytes: u64,
+    returned: u64,
+}
+
+impl Moved {
+    fn add(&mut self, taken: Taken) {
+        self.huge_frames += taken.huge_frames;
+        self.emptied_bytes += taken.emptied_bytes;
+    }
+}
+
+impl Resize<'_> {
+    fn new(shared: &HyperAlloc, wanted_hard: u64) -> Resize<'_> {
+        Resize { shared, wanted_hard, purges: 0, taken: Moved::default() }
+    }
+
+    fn hard(&self) -> u64 {
+        self.shared.counts().hard_bytes / HUGE_BYTES
+    }
+
+    fn missing(&self) -> u64 {
+        self.wanted_hard.saturating_sub(self.hard())
+    }
+
+    fn surplus(&self) -> u64 {
+        self.hard().saturating_sub(self.wanted_hard)
+    }
+
+    fn what_is_in_the_way(&self) -> String {
+        let all = fragmentation(self.shared);
+        let kinds = [all.unmovable, all.movable, all.huge];
+        let [huge, used] = [|kind: &KindBytes| kind.huge_bytes, |kind: &KindBytes| kind.used_bytes]
+            .map(|bytes| Bytes(kinds.iter().map(bytes).sum()));
+        format!(
+            "{} more are not free in whole huge frames: {used} are in use, in {huge} of them",
+            Bytes(self.missing() * HUGE_BYTES)
+        )
+    }
+}
+
+fn fragmentation(shared: &HyperAlloc) -> Fragmentation {
+    let usage = shared.usage();
+    let bytes =
+        |kind: KindUsage| KindBytes { huge_bytes: kind.huge_bytes, used_bytes: kind.used_bytes };
+    Fragmentation {
+        unmovable: bytes(usage.unmovable),
+        movable: bytes(usage.movable),
+        huge: bytes(usage.huge),
+    }
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

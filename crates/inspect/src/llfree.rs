@@ -1,0 +1,80 @@
+//! A kernel that allocates its frames by LLFree, and says where its state is.
+//!
+//! One line of the note for each zone: `LLFREE_ZONE_<node>_<zone>=<hex>`, the
+//! guest-physical address of the zone's header (`docs/llfree.md`). No page of such a
+//! kernel is flagged as buddy, so nothing is free by its page metadata.
+
+use ebb_units::Gpa;
+
+use crate::Note;
+
+const PREFIX: &str = "LLFREE_ZONE_";
+/// Nodes times zones that are worth it; a note has no room for many more.
+const ZONES_MAX: usize = 64;
+
+/// A zone's header, as the note announces it. Nothing of it is checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LlfreeZone {
+    /// The NUMA node.
+    pub node: u32,
+    /// Linux's number of the zone.
+    pub zone: u32,
+    /// Where the header is.
+    pub header: Gpa,
+}
+
+/// The zones that a note announces, in its order; none by a kernel with the buddy
+/// allocator.
+pub(crate) fn zones(note: &Note) -> Vec<LlfreeZone> {
+    note.lines().filter_map(zone).take(ZONES_MAX).collect()
+}
+
+fn zone(line: &str) -> Option<LlfreeZone> {
+    let (name, value) = line.strip_prefix(PREFIX)?.split_once('=')?;
+    let (node, zone) = name.split_once('_')?;
+    let header = u64::from_str_radix(value.strip_prefix("0x").unwrap_or(value), 16).ok()?;
+    Some(LlfreeZone { node: node.parse().ok()?, zone: zone.parse().ok()?, header: Gpa(header) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn announced(lines: &str) -> Vec<LlfreeZone> {
+        let text = format!("OSRELEASE=6.1.0\n{lines}");
+        zones(&Note::parse(Gpa(0), text.into()).expect("a note"))
+    }
+
+    #[test]
+    fn finds_each_zone() {
+        let found = announced(
+            "SIZE(page)=64\nLLFREE_ZONES=2\nLLFREE_ZONE_0_1=7ff00000\nPAGESIZE=4096\n\
+             LLFREE_ZONE_1_2=0x23ff0000\n",
+        );
+        let zone = |node, zone, header| LlfreeZone { node, zone, header: Gpa(header) };
+        assert_eq!(found, [zone(0, 1, 0x7ff0_0000), zone(1, 2, 0x23ff_0000)]);
+    }
+
+    #[test]
+    fn what_is_no_announcement_is_none() {
+        for line in [
+            "LLFREE_ZONE_=1",
+            "LLFREE_ZONE_0=1",
+            "LLFREE_ZONE_0_0",
+            "LLFREE_ZONE_0_0=",
+            "LLFREE_ZONE_0_0=zz",
+            "LLFREE_ZONE_-1_0=1",
+            "LLFREE_ZONE_0_0_0=1",
+            "LLFREE_ZONE_0_0=10000000000000000",
+            " LLFREE_ZONE_0_0=1",
+        ] {
+            assert_eq!(announced(line), [], "{line}");
+        }
+    }
+
+    #[test]
+    fn a_note_of_nothing_else_is_cut() {
+        let many: String = (0..200).map(|n| format!("LLFREE_ZONE_{n}_0={n:x}000\n")).collect();
+        assert_eq!(announced(&many).len(), ZONES_MAX);
+    }
+}

@@ -1,0 +1,164 @@
+//! Beginning to share a guest's allocator, and taking it up where a dead daemon left it.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use ebb_ledger::Content;
+use ebb_llfree::Host;
+use ebb_llfree::layout::HEADER_WORDS;
+use ebb_pager::{HeldHuge, Latency, Pager};
+use ebb_units::{FrameRange, Gpa};
+
+use super::zone::{BadZone, Zone};
+use super::{HyperAlloc, State};
+
+/// So often a huge frame that somebody holds is tried, and so long is waited in between: an
+/// eviction holds its words for some 10 ms.
+const TRIES: u32 = 1000;
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Why a guest's allocator is not shared.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// What it announces cannot be.
+    #[error(transparent)]
+    Zone(#[from] BadZone),
+    /// It announces no zone that is worth it.
+    #[error("its kernel announces no zone of its allocator")]
+    NoZone,
+    /// Its state cannot be had in memory.
+    #[error("its allocator's state: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl HyperAlloc {
+    /// Shares the allocator whose zones' headers are at these places. The pager must watch
+    /// all of RAM ([`Pager::watch_all`]), and asks and tells this from now on. What the
+    /// ledger knows as empty is soft or hard from the start.
+    ///
+    /// # Errors
+    /// [`AttachError`]; nothing is shared then.
+    pub fn attach(pager: &Pager, headers: &[Gpa]) -> Result<Arc<HyperAlloc>, AttachError> {
+        let mut pinned = Vec::new();
+        let zones = open_all(pager, headers, &mut pinned);
+        let zones = match zones {
+            Ok(zones) if !zones.is_empty() => zones,
+            refused => {
+                pinned.iter().for_each(|&frames| pager.unpin(frames));
+                return Err(refused.err().unwrap_or(AttachError::NoZone));
+            }
+        };
+        // The header was pinned to be read; its zone's extents have it once more.
+        headers_of(headers, pager).for_each(|frames| pager.unpin(frames));
+        let shared = Arc::new(HyperAlloc {
+            ram: Arc::clone(pager.ram()),
+            zones,
+            installs: Default::default(),
+            violations: Default::default(),
+            install: Latency::default(),
+            on_violation: OnceLock::new(),
+        });
+        pager.share(Some(Arc::clone(&shared) as _));
+        for zone in &shared.zones {
+            let Some(host) = zone.host(&shared.ram) else { continue };
+            (0..zone.areas()).for_each(|index| shared.take_up(pager, zone, &host, index));
+            zone.tell_hard(&shared.ram, zone.states.count().1);
+        }
+        Ok(shared)
+    }
+
+    /// The guest is another one now: its state is nobody's, and nothing is hard any more.
+    pub fn forget(&self, pager: &Pager) {
+        pager.share(None);
+        pager.soften_all();
+        for extent in self.zones.iter().flat_map(Zone::extents).flatten() {
+            pager.unpin(Zone::frames_of(extent));
+        }
+    }
+
+    /// What a huge frame was when the daemon before this one died.
+    ///
+    /// | ledger | in the guest's allocator | becomes |
+    /// |---|---|---|
+    /// | hard | the host's | H |
+    /// | hard | not so: it died while it returned it | S |
+    /// | all empty | the host's: it died before it returned it | returned, S |
+    /// | all empty | free | S; E is set, if this is another kernel |
+    /// | all empty | the guest has taken a part of it | gets memory, I |
+    /// | else | the host's: it died before it wrote that down | returned, I |
+    /// | else | not so | I, and what is empty of it gets memory |
+    fn take_up(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
+        let Some(held) = hold(pager, zone, index) else { return };
+        let taken = zone.looks_taken(&self.ram, index);
+        let is_hard =
+            held.contents().any(|content| matches!(content, Content::Empty { hard: true, .. }));
+        let state = match (is_hard, held.is_empty()) {
+            (true, _) if taken => State::Hard,
+            (_, true) => State::Soft,
+            _ => State::Installed,
+        };
+        if taken && state != State::Hard {
+            let _ = host.return_area(index);
+        }
+        // E, for one that is free; who has one that is not waits for its memory.
+        let in_use = state == State::Soft && host.soft_reclaim(index).is_err();
+        let state = if in_use { State::Installed } else { state };
+        zone.states.set(index, state);
+        match state {
+            State::Hard => held.let_go(),
+            State::Soft => held.settle(false),
+            State::Installed => {
+                let partly =
+                    held.contents().any(|content| matches!(content, Content::Empty { .. }));
+                held.let_go();
+                if partly && let Err(error) = pager.fill_huge(zone.huge(index)) {
+                    tracing::debug!("{:?}: {error}", zone.huge(index));
+                }
+                host.install(index);
+            }
+        }
+    }
+}
+
+fn hold<'p>(pager: &'p Pager, zone: &Zone, index: usize) -> Option<HeldHuge<'p>> {
+    let huge = zone.huge(index);
+    pager.ram().range(FrameRange::huge(huge))?;
+    (0..TRIES).find_map(|_| {
+        pager.hold_huge(huge).or_else(|| {
+            std::thread::sleep(PAUSE);
+            None
+        })
+    })
+}
+
+fn headers_of<'a>(headers: &'a [Gpa], pager: &'a Pager) -> impl Iterator<Item = FrameRange> + 'a {
+    let inside = |frames: &FrameRange| pager.ram().range(*frames).is_some();
+    { headers.iter() }.map(|&at| Zone::frames_of((at, HEADER_WORDS as u64 * 8))).filter(inside)
+}
+
+/// Opens zones; what they read and write in place stays in memory from now on.
+fn open_all(
+    pager: &Pager,
+    headers: &[Gpa],
+    pinned: &mut Vec<FrameRange>,
+) -> Result<Vec<Zone>, AttachError> {
+    let mut pin = |frames: FrameRange| {
+        pager.pin(frames, false)?;
+        pinned.push(frames);
+        Ok::<_, io::Error>(())
+    };
+    headers_of(headers, pager).try_for_each(&mut pin)?;
+    let mut zones: Vec<Zone> = Vec::new();
+    for &at in headers {
+        let Some(zone) = Zone::open(pager.ram(), at)? else { continue };
+        zone.extents()?.into_iter().map(Zone::frames_of).try_for_each(&mut pin)?;
+        zones.push(zone);
+    }
+    // Normal zones lie above DMA32.
+    zones.sort_by_key(|zone| std::cmp::Reverse(zone.span().start));
+    let firsts: Vec<_> = zones.iter().map(|zone| zone.span().start).collect();
+    let mut below = zones.iter_mut().skip(1).zip(firsts);
+    below.try_for_each(|(zone, above)| zone.end_before(above))?;
+    Ok(zones)
+}

@@ -1,0 +1,246 @@
+//! Taking huge frames: hard, for good; soft, until the guest touches them.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use ebb_llfree::{CHUNK_AREAS, Host};
+use ebb_pager::{HeldHuge, Pager};
+use ebb_units::{FRAMES_PER_HUGE, HUGE_BYTES};
+
+use super::zone::Zone;
+use super::{HyperAlloc, State};
+
+/// Taken together, so that neighbours leave in one call: 64 MiB, as V-Probe's.
+const BATCH: usize = 32;
+/// Of a zone's free huge frames, the guest goes without one in so many at most while
+/// they are emptied to be soft.
+const SOFT_SHARE: u64 = 4;
+
+/// For how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// Until the guest touches it.
+    Soft,
+    /// Until it is returned.
+    Hard,
+}
+
+/// What was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Taken {
+    /// Huge frames that changed their state.
+    pub huge_frames: u64,
+    /// Memory that the host got by that.
+    pub emptied_bytes: u64,
+    /// Of the huge frames, those that had no memory before.
+    pub already_empty: u64,
+    /// In use when they were to be taken, though they had looked free.
+    pub in_use: u64,
+    /// Somebody else worked on them, or a device used them.
+    pub busy: u64,
+    /// Of the time, what went into looking for how many are free.
+    pub scan: Duration,
+}
+
+/// Why it ended before everything was taken.
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// The guest may not be the one any more whose allocator this is.
+    #[error("the guest was reset")]
+    Reset,
+    /// A system call failed; what was taken so far stays taken.
+    #[error("the host refused: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl How {
+    fn becomes(self) -> State {
+        match self {
+            How::Soft => State::Soft,
+            How::Hard => State::Hard,
+        }
+    }
+
+    /// Whether it has something to take of such a one.
+    fn wants(self, state: State) -> bool {
+        match self {
+            How::Soft => state == State::Installed,
+            How::Hard => state != State::Hard,
+        }
+    }
+}
+
+impl HyperAlloc {
+    /// Takes at most `want` huge frames that are free as a whole. Soft: after `keep` of them
+    /// that have memory were passed over. `still_runs` is asked right before each batch:
+    /// `false` once the guest may have been reset.
+    ///
+    /// Returns what was taken, and what ended it early.
+    pub fn reclaim(
+        &self,
+        pager: &Pager,
+        how: How,
+        want: u64,
+        keep: u64,
+        still_runs: impl FnMut() -> bool,
+    ) -> (Taken, Option<Stop>) {
+        let (taken, mut kept) = (Taken::default(), 0);
+        let mut pass = Pass { all: self, pager, how, want, taken, still_runs };
+        let each = self.zones.iter().try_for_each(|zone| {
+            let spare = keep.saturating_sub(kept);
+            kept += pass.zone(zone, spare)?;
+            Ok(())
+        });
+        (pass.taken, each.err())
+    }
+}
+
+struct Pass<'a, R> {
+    all: &'a HyperAlloc,
+    pager: &'a Pager,
+    how: How,
+    want: u64,
+    taken: Taken,
+    still_runs: R,
+}
+
+impl<'a, R: FnMut() -> bool> Pass<'a, R> {
+    /// Takes of one zone, passing over so many; how many it passed over.
+    fn zone(&mut self, zone: &Zone, spare: u64) -> Result<u64, Stop> {
+        let Some(host) = zone.host(&self.all.ram) else { return Ok(0) };
+        let began = Instant::now();
+        let mut free = candidates(zone, host, self.how).peekable();
+        if free.peek().is_none() {
+            self.taken.scan += began.elapsed();
+            return Ok(0);
+        }
+        let most = self.batch_size(zone, &host);
+        self.taken.scan += began.elapsed();
+        let mut hard = zone.states.count().1;
+        let spared = { free.by_ref() }.take(usize::try_from(spare).unwrap_or(usize::MAX)).count();
+        while most > 0 && self.taken.huge_frames < self.want {
+            let left = usize::try_from(self.want - self.taken.huge_frames).unwrap_or(most);
+            let batch: Vec<usize> = free.by_ref().take(most.min(left)).collect();
+            if batch.is_empty() {
+                break;
+            }
+            if !(self.still_runs)() || !zone.is_there(&self.all.ram) {
+                return Err(Stop::Reset);
+            }
+            if self.how == How::Hard {
+                // Before they are gone: the guest may think that it has less, never more.
+                hard += batch.len() as u64;
+                zone.tell_hard(&self.all.ram, hard);
+            }
+            self.batch(zone, &host, &batch)?;
+        }
+        zone.tell_hard(&self.all.ram, zone.states.count().1);
+        Ok(spared as u64)
+    }
+
+    fn batch_size(&self, zone: &Zone, host: &Host<'_>) -> usize {
+        if self.how == How::Hard {
+            return BATCH;
+        }
+        let chunks = 0..zone.areas().div_ceil(CHUNK_AREAS);
+        let free: u64 = chunks.map(|chunk| u64::from(host.free_areas(chunk).count_ones())).sum();
+        usize::try_from(free / SOFT_SHARE).map_or(BATCH, |share| share.min(BATCH))
+    }
+
+    fn batch(&mut self, zone: &Zone, host: &Host<'_>, batch: &[usize]) -> io::Result<()> {
+        let mut held = Vec::with_capacity(batch.len());
+        for &index in batch {
+            held.extend(self.take(zone, host, index).map(|frame| (index, frame)));
+        }
+        let to_empty = held.iter().map(|(_, taken)| taken).filter(|taken| !taken.was_empty);
+        let emptied = self.pager.empty_huge(to_empty.map(|taken| &taken.held));
+        for (index, taken) in held {
+            self.taken.huge_frames += 1;
+            match taken.memory_bytes {
+                0 => self.taken.already_empty += 1,
+                bytes if emptied.is_ok() => self.taken.emptied_bytes += bytes,
+                _ => {}
+            }
+            zone.states.set(index, self.how.becomes());
+            if self.how == How::Soft {
+                // A guest that has changed it meanwhile has itself to blame.
+                let _ = host.return_area(index);
+            }
+            taken.held.settle(self.how == How::Hard);
+        }
+        emptied
+    }
+
+    /// Takes one in the guest's allocator, and writes that down.
+    fn take(&mut self, zone: &Zone, host: &Host<'_>, index: usize) -> Option<Held<'a>> {
+        let pager = self.pager;
+        let Some(held) = pager.hold_huge(zone.huge(index)) else {
+            self.taken.busy += 1;
+            return None;
+        };
+        let before = zone.states.get(index);
+        if !self.how.wants(before) {
+            held.let_go();
+            return None;
+        }
+        if host.hard_reclaim(index).is_err() {
+            self.taken.in_use += 1;
+            held.let_go();
+            return None;
+        }
+        if held.is_empty() {
+            // It was emptied, and unmapped, when it became soft.
+            return Some(Held { held, was_empty: true, memory_bytes: 0 });
+        }
+        let memory_bytes = self.memory_bytes(&held);
+        match held.record() {
+            Ok(held) => Some(Held { held, was_empty: false, memory_bytes }),
+            Err(held) => {
+                self.taken.busy += 1;
+                let _ = host.return_area(index);
+                if before == State::Installed {
+                    host.install(index);
+                }
+                held.into_iter().for_each(HeldHuge::let_go);
+                None
+            }
+        }
+    }
+
+    /// What the host will get. Of hugetlb pages nobody can tell, so all of them count.
+    fn memory_bytes(&self, held: &HeldHuge<'_>) -> u64 {
+        match self.pager.ram().is_hole(held.frames()) {
+            Ok(true) => 0,
+            _ => HUGE_BYTES,
+        }
+    }
+}
+
+/// A huge frame that is the host's, on record so.
+struct Held<'p> {
+    held: HeldHuge<'p>,
+    was_empty: bool,
+    memory_bytes: u64,
+}
+
+/// The free areas of a zone that are to be had, chunk by chunk: the scan.
+fn candidates<'a>(zone: &'a Zone, host: Host<'a>, how: How) -> impl Iterator<Item = usize> + 'a {
+    (0..zone.areas().div_ceil(CHUNK_AREAS)).flat_map(move |chunk| {
+        let states = zone.states.chunk(chunk);
+        let mut mask = match how {
+            How::Soft => !states.gone,
+            How::Hard => !states.hard,
+        };
+        // Where nothing is to be had the guest's line is not even read.
+        if mask != 0 {
+            mask &= host.free_areas(chunk);
+        }
+        std::iter::from_fn(move || {
+            let bit = (mask != 0).then(|| mask.trailing_zeros() as usize)?;
+            mask &= mask - 1;
+            Some(chunk * CHUNK_AREAS + bit)
+        })
+    })
+}
+
+const _: () = assert!(FRAMES_PER_HUGE == ebb_llfree::layout::AREA_FRAMES);

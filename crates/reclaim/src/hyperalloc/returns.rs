@@ -1,0 +1,85 @@
+//! Returning hard-reclaimed huge frames, and ending the sharing.
+
+use ebb_llfree::{CHUNK_AREAS, Host};
+use ebb_pager::Pager;
+
+use super::zone::Zone;
+use super::{HyperAlloc, State};
+
+impl HyperAlloc {
+    /// Lets the guest have at most `want` hard-reclaimed huge frames again, those that were
+    /// taken last first; they get memory when they are touched. How many there were.
+    pub fn give(&self, pager: &Pager, want: u64) -> u64 {
+        let mut given = 0;
+        for zone in self.zones.iter().rev() {
+            let Some(host) = zone.host(&self.ram) else { continue };
+            for index in hard(zone).rev() {
+                if given == want {
+                    break;
+                }
+                given += u64::from(self.give_one(pager, zone, &host, index));
+            }
+            zone.tell_hard(&self.ram, zone.states.count().1);
+        }
+        given
+    }
+
+    fn give_one(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) -> bool {
+        let Some(held) = pager.hold_huge(zone.huge(index)) else { return false };
+        if zone.states.get(index) != State::Hard {
+            held.let_go();
+            return false;
+        }
+        // One that the guest has made its own against the rules is no concern of ours.
+        let _ = host.return_area(index);
+        match held.is_empty() {
+            true => {
+                zone.states.set(index, State::Soft);
+                held.settle(false);
+            }
+            // It was touched against the rules: its memory stays.
+            false => {
+                zone.states.set(index, State::Installed);
+                host.install(index);
+                held.let_go();
+            }
+        }
+        true
+    }
+
+    /// Returns everything, has the pager bring all of it back, and tells the guest that
+    /// nothing is gone. Before the VM is let go.
+    ///
+    /// # Errors
+    /// As [`Pager::give_back_all`]; what is not back is still shared then.
+    pub fn give_back_all(&self, pager: &Pager) -> std::io::Result<u64> {
+        self.give(pager, u64::MAX);
+        let bytes = pager.give_back_all()?;
+        for zone in &self.zones {
+            let Some(host) = zone.host(&self.ram) else { continue };
+            for index in gone(zone) {
+                zone.states.set(index, State::Installed);
+                host.install(index);
+            }
+            zone.tell_hard(&self.ram, 0);
+        }
+        self.forget(pager);
+        Ok(bytes)
+    }
+}
+
+/// The zone's hard areas, as far as is known without holding them.
+fn hard(zone: &Zone) -> impl DoubleEndedIterator<Item = usize> {
+    let chunks = 0..zone.areas().div_ceil(CHUNK_AREAS);
+    chunks.flat_map(|chunk| bits(chunk, zone.states.chunk(chunk).hard))
+}
+
+fn gone(zone: &Zone) -> impl Iterator<Item = usize> {
+    let chunks = 0..zone.areas().div_ceil(CHUNK_AREAS);
+    chunks.flat_map(|chunk| bits(chunk, zone.states.chunk(chunk).gone))
+}
+
+fn bits(chunk: usize, mask: u64) -> impl DoubleEndedIterator<Item = usize> {
+    let set = (0..CHUNK_AREAS).filter(move |bit| mask >> bit & 1 != 0);
+    set.map(move |bit| chunk * CHUNK_AREAS + bit)
+}

@@ -1,0 +1,286 @@
+//! The host takes huge frames in the allocator of a guest that allocates all the time.
+
+use std::mem::forget;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use ebb_pager::{Grain, IoMapping, NoDevices, Pager, SoftIommu};
+use ebb_reclaim::hyperalloc::{How, HyperAlloc, State, Stop};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, HugeFrame};
+use kvmtest::sharing::{Language, Sharing, told_hard};
+use kvmtest::{Daemon, until};
+use vmtest::require;
+
+/// Huge frames that change hands before it is enough.
+const ENOUGH: u64 = 300;
+
+fn hold(guest: &Sharing, grain: Grain, devices: Box<dyn IoMapping>) -> (Daemon, Arc<HyperAlloc>) {
+    let mut daemon = Daemon::take_with(&guest.machine, grain, devices);
+    daemon.pager.watch_all().unwrap();
+    daemon.serve();
+    let shared = HyperAlloc::attach(&daemon.pager, &guest.headers()).unwrap();
+    (daemon, shared)
+}
+
+fn reclaim(daemon: &Daemon, shared: &HyperAlloc, how: How, want: u64) -> u64 {
+    let (taken, stop) = shared.reclaim(&daemon.pager, how, want, 0, || true);
+    assert!(stop.is_none(), "{stop:?}");
+    taken.huge_frames
+}
+
+/// Everything is the guest's again, and its words and the pager's say so.
+fn all_is_back(mut guest: Sharing, daemon: Daemon, shared: &HyperAlloc) {
+    guest.finish();
+    shared.give_back_all(&daemon.pager).unwrap();
+    let counts = shared.counts();
+    assert_eq!((counts.soft_bytes, counts.hard_bytes), (0, 0));
+    assert_eq!(daemon.pager.ledger().runs().count(), 0);
+    let frames: u64 = guest.zones().iter().map(|(_, region)| region.layout().frames).sum();
+    assert_eq!(guest.verify(), frames);
+    for (_, region) in guest.zones() {
+        assert_eq!(told_hard(region), 0);
+        let evicted = region
+            .parts()
+            .areas
+            .iter()
+            .filter(|area| area.load(Relaxed) & ebb_llfree::layout::AREA_EVICTED != 0);
+        assert_eq!(evicted.count(), 0);
+    }
+}
+
+#[test]
+fn what_a_guest_frees_is_taken_and_comes_back_when_touched() {
+    require!(kvmtest::available());
+    for grain in [Grain::Frame, Grain::Huge] {
+        let guest = Sharing::new();
+        let (daemon, shared) = hold(&guest, grain, Box::new(NoDevices));
+        let all = guest.huge_frames();
+        assert_eq!(reclaim(&daemon, &shared, How::Soft, 3), 3);
+        assert_eq!(reclaim(&daemon, &shared, How::Soft, u64::MAX), all - 3);
+        assert_eq!(reclaim(&daemon, &shared, How::Soft, u64::MAX), 0);
+        assert_eq!(shared.counts().soft_bytes, all * HUGE_BYTES);
+        let view = daemon.pager.ledger();
+        assert_eq!(view.runs().map(|(frames, _)| frames.bytes()).sum::<u64>(), all * HUGE_BYTES);
+        guest.verify();
+        let mut guest = guest;
+        guest.start(Language::C, None);
+        until("installs", || (shared.counts().installs > 4).then_some(()));
+        guest.finish();
+        assert!(shared.install_times().percentile_ns(50).is_some());
+        all_is_back(guest, daemon, &shared);
+    }
+}
+
+fn keeps_every_word(languages: &[Language], grain: Grain, strict: bool) {
+    let mut guest = Sharing::new();
+    let ram = guest.machine.ram();
+    let iommu = strict.then(|| {
+        ram.populate(FrameRange::new(Gfn(0), ram.end().0)).unwrap();
+        Arc::new(SoftIommu::new(ram))
+    });
+    let devices: Box<dyn IoMapping> = match &iommu {
+        Some(iommu) => Box::new(Arc::clone(iommu)),
+        None => Box::new(NoDevices),
+    };
+    let (daemon, shared) = hold(&guest, grain, devices);
+    languages.iter().for_each(|&language| guest.start(language, iommu.clone()));
+    let (mut soft, mut hard, mut given) = (0, 0, 0);
+    until(format_args!("{ENOUGH} huge frames"), || {
+        soft += reclaim(&daemon, &shared, How::Soft, u64::MAX);
+        hard += reclaim(&daemon, &shared, How::Hard, 6);
+        given += shared.give(&daemon.pager, 5);
+        (soft >= ENOUGH && hard >= ENOUGH / 4).then_some(())
+    });
+    let counts = shared.counts();
+    eprintln!(
+        "{languages:?} {grain:?} {strict}: {soft} soft, {hard} hard, {given} back, {counts:?}"
+    );
+    assert_eq!(counts.violations, 0);
+    assert_eq!(counts.hard_bytes, (hard - given) * HUGE_BYTES);
+    let told: u64 = guest.zones().iter().map(|(_, region)| told_hard(region)).sum();
+    assert_eq!(told * HUGE_BYTES, counts.hard_bytes);
+    all_is_back(guest, daemon, &shared);
+}
+
+#[test]
+fn no_word_is_lost_while_memory_comes_and_goes() {
+    require!(kvmtest::available());
+    keeps_every_word(&[Language::C, Language::Rust], Grain::Frame, false);
+    keeps_every_word(&[Language::C, Language::C, Language::Rust], Grain::Huge, false);
+}
+
+#[test]
+fn no_device_meets_what_is_not_there() {
+    require!(kvmtest::available());
+    for grain in [Grain::Frame, Grain::Huge] {
+        keeps_every_word(&[Language::C, Language::Rust], grain, true);
+    }
+}
+
+/// Higher zones first, and none that the guest is to keep.
+#[test]
+fn zones_are_taken_from_the_top_down() {
+    require!(kvmtest::available());
+    let guest = Sharing::new();
+    let (daemon, shared) = hold(&guest, Grain::Huge, Box::new(NoDevices));
+    let told = || guest.zones().iter().map(|(_, region)| told_hard(region)).collect::<Vec<_>>();
+    assert_eq!(reclaim(&daemon, &shared, How::Hard, 10), 10);
+    assert_eq!(told(), [0, 10]);
+    assert_eq!(reclaim(&daemon, &shared, How::Hard, 10), 10);
+    assert_eq!(told(), [5, 15]);
+    let (taken, _) = shared.reclaim(&daemon.pager, How::Soft, u64::MAX, 4, || true);
+    assert_eq!(taken.huge_frames, guest.huge_frames() - 20 - 4);
+    assert_eq!(shared.give(&daemon.pager, 7), 7);
+    assert_eq!(told(), [0, 13]);
+    // A guest that was reset is left alone.
+    let (taken, stop) = shared.reclaim(&daemon.pager, How::Hard, 1, 0, || false);
+    assert!(taken.huge_frames == 0 && matches!(stop, Some(Stop::Reset)));
+    all_is_back(guest, daemon, &shared);
+}
+
+#[test]
+fn a_touch_of_what_the_guest_may_not_have_is_counted() {
+    require!(kvmtest::available());
+    for grain in [Grain::Frame, Grain::Huge] {
+        let guest = Sharing::new();
+        let (daemon, shared) = hold(&guest, grain, Box::new(NoDevices));
+        let told = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&told);
+        shared.on_violation(move || {
+            count.fetch_add(1, Relaxed);
+        });
+        assert_eq!(reclaim(&daemon, &shared, How::Hard, 2), 2);
+        let gpa = Gpa(guest.zones()[1].0 * FRAME_BYTES + HUGE_BYTES + 5 * FRAME_BYTES);
+        guest.machine.write_as_vmm(gpa, 7);
+        assert_eq!(guest.machine.read_as_vmm(gpa), 7);
+        assert_eq!((shared.counts().violations, told.load(Relaxed)), (1, 1));
+        assert_eq!(shared.state(gpa.gfn().huge()), State::Hard);
+        // Once it is returned it is a huge frame like any other.
+        assert_eq!(shared.give(&daemon.pager, 2), 2);
+        assert_eq!(shared.state(gpa.gfn().huge()), State::Installed);
+        assert_eq!(shared.counts().soft_bytes, HUGE_BYTES);
+        all_is_back(guest, daemon, &shared);
+    }
+}
+
+/// Leaves a huge frame at one of the steps of taking it, or of returning it.
+fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) {
+    let (base, region) = &guest.zones()[step % 2];
+    let host = region.host();
+    let huge = |index: usize| HugeFrame(base / 512 + index as u64);
+    if step >= 5 {
+        let hard = (0..host.areas()).find(|&index| shared.state(huge(index)) == State::Hard);
+        let Some(index) = hard else { return };
+        let held = until("a hard one", || pager.hold_huge(huge(index)));
+        host.return_area(index).unwrap();
+        return forget(held);
+    }
+    let mut indexes = (0..host.areas()).cycle();
+    let found = until("a free huge frame", || {
+        let index = indexes.next()?;
+        if shared.state(huge(index)) == State::Hard || host.free_areas(0) >> index & 1 == 0 {
+            return None;
+        }
+        let held = pager.hold_huge(huge(index))?;
+        let taken = step == 0 || host.hard_reclaim(index).is_ok();
+        if !taken {
+            held.let_go();
+            return None;
+        }
+        Some((index, held))
+    });
+    let (index, held) = found;
+    if step < 2 {
+        return forget(held);
+    }
+    let held = held.record().ok().expect("nobody else uses it");
+    if step > 2 {
+        pager.empty_huge([&held].into_iter()).unwrap();
+    }
+    if step > 3 {
+        host.return_area(index).unwrap();
+    }
+    forget(held);
+}
+
+#[test]
+fn what_was_taken_outlives_its_daemon() {
+    require!(kvmtest::available());
+    for grain in [Grain::Frame, Grain::Huge] {
+        let mut guest = Sharing::new();
+        let (mut daemon, mut shared) = hold(&guest, grain, Box::new(NoDevices));
+        guest.start(Language::C, None);
+        guest.start(Language::Rust, None);
+        let mut installs = 0;
+        for round in 0..20 {
+            reclaim(&daemon, &shared, How::Hard, 2);
+            until("a reclaim", || {
+                (reclaim(&daemon, &shared, How::Soft, u64::MAX) > 0).then_some(())
+            });
+            until("an install", || (shared.counts().installs > 0).then_some(()));
+            installs += shared.counts().installs;
+            (0..6).filter(|step| round % 2 == 0 || step % 2 == 1).for_each(|step| {
+                die_at(step, &guest, &daemon.pager, &shared);
+            });
+            let hard = shared.counts().hard_bytes;
+            daemon.stop_serving();
+            drop((shared, daemon));
+            daemon = Daemon::adopt(&guest.machine, grain);
+            daemon.serve();
+            shared = HyperAlloc::attach(&daemon.pager, &guest.headers()).unwrap();
+            // Those that were to be soft, and were not returned yet, count as hard.
+            let now = shared.counts().hard_bytes;
+            assert!((hard.saturating_sub(HUGE_BYTES)..=hard + 3 * HUGE_BYTES).contains(&now));
+            shared.give(&daemon.pager, now / HUGE_BYTES / 2);
+        }
+        eprintln!("{grain:?}: {installs} installs, {:?}", shared.counts());
+        all_is_back(guest, daemon, &shared);
+    }
+}
+
+/// A guest's thread writes what it likes over the allocator's state, while the host works
+/// on it: the host goes on, and takes nothing but what is the guest's.
+#[test]
+fn a_guest_that_writes_garbage_harms_itself_only() {
+    require!(kvmtest::available());
+    let guest = Sharing::new();
+    let (daemon, shared) = hold(&guest, Grain::Huge, Box::new(NoDevices));
+    let leave = AtomicBool::new(false);
+    let areas = guest.zones()[0].1.layout();
+    let zones = guest.zones();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = 0x9e37_79b9_7f4a_7c15u64;
+            while !leave.load(Relaxed) {
+                for (_, region) in zones {
+                    let words = region.words(0, (areas.total_bytes / 8) as usize);
+                    random = random.rotate_left(7).wrapping_mul(0xbf58_476d_1ce4_e5b9) + 1;
+                    // Half of the time an area looks free, so that something is taken.
+                    let areas_at = (areas.areas_bytes / 8) as usize;
+                    let value = if random & 1 == 0 { random } else { 0x0200_0200_0200_0200 };
+                    words[areas_at + random as usize / 3 % 8].store(value, Relaxed);
+                    // The header but for what tells that it is still there, the rest at random.
+                    let rest = 8 + random as usize % (words.len() - 8);
+                    words[rest].store(random, Relaxed);
+                }
+            }
+        });
+        let mut taken = 0;
+        until("many operations", || {
+            taken += reclaim(&daemon, &shared, How::Soft, u64::MAX);
+            taken += reclaim(&daemon, &shared, How::Hard, 5);
+            shared.give(&daemon.pager, 4);
+            shared.ask_purge(1);
+            let _ = (shared.usage(), shared.has_purged());
+            let gpa = Gpa(guest.zones()[0].0 * FRAME_BYTES + taken % 14 * HUGE_BYTES);
+            let _ = guest.machine.read_as_vmm(gpa);
+            (taken > 500).then_some(())
+        });
+        leave.store(true, Relaxed);
+    });
+    // What does not belong to a zone was never touched: the machine's own first 2 MiB.
+    assert_eq!(daemon.pager.ledger().content(Gfn(0)), ebb_ledger::Content::Resident);
+    shared.give_back_all(&daemon.pager).unwrap();
+    assert_eq!(daemon.pager.ledger().runs().count(), 0);
+}
