@@ -2,8 +2,12 @@
 
 mod forge;
 
-use ebb_inspect::{Block, End, Guest, Head, Request, Untrusted};
-use ebb_units::{Gfn, Gpa};
+use std::sync::atomic::AtomicU64;
+
+use ebb_inspect::{
+    Block, End, Guest, GuestMemory, Head, PageWords, Request, Snapshot, Tables, Untrusted,
+};
+use ebb_units::{FrameRange, Gfn, Gpa};
 use forge::Forge;
 
 fn inspected(forge: &Forge) -> Guest {
@@ -185,4 +189,57 @@ fn refresh_follows_sections_that_come_and_go() {
     forge.mem.set(forge::SECTIONS, forge::VMEMMAP_VA | 0b10_1111);
     assert_eq!(guest.refresh(&forge.mem), Ok(true));
     assert_eq!(guest.refresh(&forge.mem), Ok(false));
+}
+
+/// Memory of which only some frames are there.
+struct Only<'a>(&'a Snapshot, Vec<FrameRange>);
+
+impl Only<'_> {
+    fn has(&self, gpa: Gpa) -> bool {
+        self.1.iter().any(|frames| frames.contains(gpa.gfn()))
+    }
+}
+
+impl GuestMemory for Only<'_> {
+    fn word(&self, gpa: Gpa) -> Option<u64> {
+        self.has(gpa).then(|| self.0.word(gpa))?
+    }
+
+    fn page(&self, gpa: Gpa) -> Option<PageWords> {
+        self.has(gpa).then(|| self.0.page(gpa))?
+    }
+
+    fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]> {
+        let last = Gpa(gpa.0 + 8 * count as u64 - 1);
+        (self.has(gpa) && self.has(last)).then(|| self.0.words(gpa, count))?
+    }
+
+    fn next_populated(&self, from: Gpa) -> Option<(Gpa, u64)> {
+        self.0.next_populated(from)
+    }
+
+    fn segments(&self) -> Vec<(Gpa, u64)> {
+        self.0.segments()
+    }
+}
+
+#[test]
+fn every_look_does_with_the_frames_that_are_needed() {
+    for levels in [4, 5] {
+        let forge = Forge::with_free_blocks(levels);
+        let guest = inspected(&forge);
+        let needed = Only(&forge.mem, guest.needed_frames(&forge.mem));
+        assert!(guest.recheck(&needed) && !guest.memmap().changed(&needed));
+        assert_eq!(guest.free_bytes(&needed), guest.free_bytes(&forge.mem));
+        assert_eq!(guest.counts(&needed), guest.counts(&forge.mem));
+        for gfn in (0..forge::FRAMES).step_by(61).map(Gfn) {
+            assert_eq!(guest.metadata_frame(&needed, gfn), guest.metadata_frame(&forge.mem, gfn));
+        }
+        // And they are few: without its tables nothing is known of it.
+        let frames: u64 = needed.1.iter().map(|frames| frames.count).sum();
+        assert!(frames < forge::FRAMES / 32, "{frames} of {}", forge::FRAMES);
+        let tables = Tables { root: forge::ROOT, levels };
+        let others = needed.1.iter().filter(|frames| !frames.contains(tables.root.gfn()));
+        assert!(!guest.recheck(&Only(&forge.mem, others.copied().collect())));
+    }
 }
