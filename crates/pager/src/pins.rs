@@ -5,7 +5,7 @@
 //! of them sees the other: who evicts lets go, the device waits and looks again.
 
 use std::io;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, SeqCst};
 use std::sync::atomic::fence;
 
 use ebb_ledger::Content;
@@ -46,7 +46,7 @@ impl Pins {
     /// As whoever has made sure that no more come unseen.
     pub(crate) fn has_any(&self, frames: FrameRange) -> bool {
         fence(SeqCst);
-        { frames.frames() }.any(|gfn| self.0.get(gfn.0).is_some_and(|pins| pins.load(Acquire) > 0))
+        self.0.has_any(frames.start.0, frames.count)
     }
 }
 

@@ -152,15 +152,9 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         for &index in batch {
             held.extend(self.take(zone, host, index).map(|frame| (index, frame)));
         }
-        let to_empty = held.iter().map(|(_, taken)| taken).filter(|taken| !taken.was_empty);
-        let emptied = self.pager.empty_huge(to_empty.map(|taken| &taken.held));
+        let emptied = self.empty(&held);
+        self.taken.huge_frames += held.len() as u64;
         for (index, taken) in held {
-            self.taken.huge_frames += 1;
-            match taken.memory_bytes {
-                0 => self.taken.already_empty += 1,
-                bytes if emptied.is_ok() => self.taken.emptied_bytes += bytes,
-                _ => {}
-            }
             zone.states.set(index, self.how.becomes());
             if self.how == How::Soft {
                 // A guest that has changed it meanwhile has itself to blame.
@@ -169,6 +163,23 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             taken.held.settle(self.how == How::Hard);
         }
         emptied
+    }
+
+    /// Punches what has memory, and counts that. What the guest takes elsewhere meanwhile
+    /// is not told apart.
+    fn empty(&mut self, held: &[(usize, Held<'a>)]) -> io::Result<()> {
+        let to_empty = || held.iter().map(|(_, taken)| taken).filter(|taken| !taken.was_empty);
+        let most = to_empty().count() as u64 * HUGE_BYTES;
+        if most == 0 {
+            self.taken.already_empty += held.len() as u64;
+            return Ok(());
+        }
+        let before = self.resident_bytes();
+        let result = self.pager.empty_huge(to_empty().map(|taken| &taken.held));
+        let bytes = before.saturating_sub(self.resident_bytes()).min(most);
+        self.taken.emptied_bytes += bytes;
+        self.taken.already_empty += held.len() as u64 - bytes.div_ceil(HUGE_BYTES);
+        result
     }
 
     /// Takes one in the guest's allocator, and writes that down.
@@ -190,11 +201,10 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         }
         if held.is_empty() {
             // It was emptied, and unmapped, when it became soft.
-            return Some(Held { held, was_empty: true, memory_bytes: 0 });
+            return Some(Held { held, was_empty: true });
         }
-        let memory_bytes = self.memory_bytes(&held);
         match held.record() {
-            Ok(held) => Some(Held { held, was_empty: false, memory_bytes }),
+            Ok(held) => Some(Held { held, was_empty: false }),
             Err(held) => {
                 self.taken.busy += 1;
                 let _ = host.return_area(index);
@@ -207,12 +217,8 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         }
     }
 
-    /// What the host will get. Of hugetlb pages nobody can tell, so all of them count.
-    fn memory_bytes(&self, held: &HeldHuge<'_>) -> u64 {
-        match self.pager.ram().is_hole(held.frames()) {
-            Ok(true) => 0,
-            _ => HUGE_BYTES,
-        }
+    fn resident_bytes(&self) -> u64 {
+        self.pager.ram().resident_bytes().unwrap_or(0)
     }
 }
 
@@ -220,7 +226,6 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
 struct Held<'p> {
     held: HeldHuge<'p>,
     was_empty: bool,
-    memory_bytes: u64,
 }
 
 /// The free areas of a zone that are to be had, chunk by chunk: the scan.
