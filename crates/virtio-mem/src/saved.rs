@@ -66,6 +66,12 @@ impl Saved {
         self.geometry
     }
 
+    /// So much of it is plugged.
+    pub fn plugged_bytes(&self) -> u64 {
+        let blocks: u64 = self.words.iter().map(|word| u64::from(word.count_ones())).sum();
+        blocks * self.geometry.block_bytes
+    }
+
     /// Its bytes. `sequence` tells which of two is the newer.
     pub fn to_bytes(&self, sequence: u64) -> Vec<u8> {
         let Geometry { start, region_bytes, block_bytes, node } = self.geometry;

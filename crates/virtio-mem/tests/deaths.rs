@@ -43,6 +43,10 @@ fn die_everywhere(request: Request) -> i64 {
         }
         let in_use = in_use(&driver, request);
         driver.check_content(&in_use);
+        // Every byte of a plugged block has memory here.
+        let [memory, recorded] = [driver.host.bytes(), driver.host.recorded_bytes()];
+        assert!(memory >= recorded, "{steps}: {memory} bytes, {recorded} on record");
+        assert!(recorded >= in_use.len() as u64 * BLOCK, "in use, and not on record");
         driver.restart();
         driver.check_content(&in_use);
         let [_, plugged, _] = driver.blocks();

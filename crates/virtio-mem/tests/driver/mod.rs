@@ -72,6 +72,11 @@ impl Host {
         self.file.metadata().unwrap().blocks() * 512
     }
 
+    /// What the record says to be plugged.
+    pub fn recorded_bytes(&self) -> u64 {
+        self.saved.lock().unwrap().plugged_bytes()
+    }
+
     fn step(&self) {
         if self.dies.burns_down() {
             panic_any(Death);
