@@ -1,0 +1,447 @@
+//! The device: virtio 1.2, section 5.15, all but its queue.
+//!
+//! Memory comes before the record says so, and the record before the driver hears of it;
+//! when memory goes, the record is first. So whatever dies in between: what the driver
+//! was told to be plugged has memory, and what it may use is on record as plugged.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use crate::config::{Config, F_ACPI_PXM, F_UNPLUGGED_INACCESSIBLE, Sizes};
+use crate::geometry::Geometry;
+use crate::guard::Guard;
+use crate::memory::Memory;
+use crate::record::Record;
+use crate::request::{BlockState, Named, RESPONSE_BYTES, Request, Response};
+use crate::saved::{Change, Saved};
+
+/// What a device may be told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Offer `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`: a driver that accepts it does not even
+    /// read what is unplugged.
+    pub inaccessible: bool,
+    /// Blocks get all their memory when they are plugged, not at a touch.
+    pub prealloc: bool,
+    /// So much more than requested is usable, for the driver to choose blocks from: two of
+    /// Linux's memory blocks serve it well.
+    pub spare_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { inaccessible: true, prealloc: false, spare_bytes: 256 << 20 }
+    }
+}
+
+/// What a device works with.
+pub struct Parts {
+    /// Gives and takes the blocks' memory.
+    pub memory: Box<dyn Memory>,
+    /// Keeps the state.
+    pub record: Box<dyn Record>,
+    /// Sends the driver a configuration change notification. Called without any lock, by
+    /// the thread that calls the device.
+    pub notify: Box<dyn Fn() + Send + Sync>,
+}
+
+/// A device does not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// It could not be brought to what the state says.
+    #[error("the memory of a virtio-mem device: {0}")]
+    Memory(#[source] io::Error),
+    /// Its state is not kept.
+    #[error(transparent)]
+    Record(#[from] Stopped),
+}
+
+/// The device's state could not be kept, or its memory not be brought back to what the
+/// driver knows. It answers nothing any more, so the driver knows of nothing that may
+/// be otherwise; a device that starts with the state that was kept goes on.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("the virtio-mem device has stopped: {0}")]
+pub struct Stopped(String);
+
+/// A size that a device cannot have.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum SizeError {
+    /// Section 5.15.4.2.
+    #[error("the size must be a multiple of {block_bytes} bytes")]
+    Alignment {
+        /// The device's block size.
+        block_bytes: u64,
+    },
+    /// More than there is.
+    #[error("the size must be {region_bytes} bytes at most")]
+    TooLarge {
+        /// The device's region.
+        region_bytes: u64,
+    },
+    /// It answers nothing.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// A device. Every thread may call it; what changes blocks is done one after the other.
+pub struct Device {
+    geometry: Geometry,
+    options: Options,
+    guard: Arc<Guard>,
+    config: Mutex<Config>,
+    work: Mutex<Work>,
+    held: AtomicBool,
+    notify: Box<dyn Fn() + Send + Sync>,
+}
+
+/// What is used to change blocks, one thread at a time.
+struct Work {
+    memory: Box<dyn Memory>,
+    record: Box<dyn Record>,
+    last: Option<Change>,
+    /// At the first request after a start: the change that the driver may not know to be
+    /// done. It asks for it again then.
+    unanswered: Option<Change>,
+    stopped: Option<Stopped>,
+}
+
+impl Work {
+    fn check(&self) -> Result<(), Stopped> {
+        self.stopped.clone().map_or(Ok(()), Err)
+    }
+
+    fn stop(&mut self, why: String) -> Stopped {
+        tracing::error!("virtio-mem: stopped: {why}");
+        let stopped = Stopped(why);
+        self.stopped = Some(stopped.clone());
+        stopped
+    }
+}
+
+impl Device {
+    /// A device that goes on from `saved`: its memory is made to be what that says first.
+    ///
+    /// # Errors
+    /// That cannot be done, or not be kept.
+    pub fn start(saved: Saved, options: Options, parts: Parts) -> Result<Device, StartError> {
+        let Parts { memory, record, notify } = parts;
+        let Saved { geometry, usable_bytes, requested_bytes, last, words } = saved;
+        let guard = Arc::new(Guard::new(geometry));
+        guard.blocks.load(&words).ok_or_else(|| Stopped("its state has other blocks".into()))?;
+        guard.set_usable(usable_bytes);
+        let plugged_bytes = guard.blocks.count() * geometry.block_bytes;
+        let sizes = Sizes { usable_bytes, plugged_bytes, requested_bytes };
+        let work = Work { memory, record, last, unanswered: last, stopped: None };
+        let device = Device {
+            geometry,
+            options,
+            guard,
+            config: Mutex::new(Config::new(geometry, sizes)),
+            work: Mutex::new(work),
+            held: AtomicBool::new(false),
+            notify,
+        };
+        let mut work = device.work();
+        device.settle(&mut *work.memory).map_err(StartError::Memory)?;
+        device.keep(&mut work, sizes)?;
+        drop(work);
+        Ok(device)
+    }
+
+    /// Whatever was begun before the last death ends here, as the record says.
+    fn settle(&self, memory: &mut dyn Memory) -> io::Result<()> {
+        let runs = |plugged| self.guard.blocks.runs(plugged).into_iter();
+        runs(false).try_for_each(|run| memory.unplug(self.geometry.frames(&run)))?;
+        runs(true).try_for_each(|run| memory.plug(self.geometry.frames(&run), false))
+    }
+
+    /// Its region.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Device features to be offered; the transport adds its own. Section 5.15.3.
+    pub fn features(&self) -> u64 {
+        let pxm = self.geometry.node.map_or(0, |_| F_ACPI_PXM);
+        pxm | if self.options.inaccessible { F_UNPLUGGED_INACCESSIBLE } else { 0 }
+    }
+
+    /// The driver has accepted these features.
+    pub fn negotiated(&self, features: u64) {
+        self.guard.set_inaccessible(features & self.features() & F_UNPLUGGED_INACCESSIBLE != 0);
+    }
+
+    /// Fills `bytes` with the configuration space from `offset` on; zeros where it has no
+    /// fields. Never waits for a request that is being served.
+    pub fn read_config(&self, offset: u32, bytes: &mut [u8]) {
+        self.config().read(offset, bytes);
+    }
+
+    /// A number that changes whenever the configuration space does: section 2.5.1.
+    pub fn generation(&self) -> u32 {
+        self.config().generation()
+    }
+
+    /// The sizes that change.
+    pub fn sizes(&self) -> Sizes {
+        self.config().sizes()
+    }
+
+    /// Who tells what touches of the region mean.
+    pub fn guard(&self) -> &Arc<Guard> {
+        &self.guard
+    }
+
+    /// Whether the VM is held, as for migration: then no block changes, and the driver is
+    /// told `BUSY`, and asks again by itself.
+    pub fn set_held(&self, held: bool) {
+        // Whoever changes blocks has ended when this returns.
+        let _work = self.work();
+        self.held.store(held, SeqCst);
+    }
+
+    /// The guest is to have this much, in bytes; the driver is told. More than that it
+    /// cannot plug from now on; what it has beyond is its own to give back.
+    ///
+    /// # Errors
+    /// A size that the device cannot have; nothing has changed then. Or it has stopped.
+    pub fn request_bytes(&self, requested_bytes: u64) -> Result<(), SizeError> {
+        let Geometry { region_bytes, block_bytes, .. } = self.geometry;
+        if !self.geometry.is_aligned(requested_bytes) {
+            return Err(SizeError::Alignment { block_bytes });
+        }
+        if requested_bytes > region_bytes {
+            return Err(SizeError::TooLarge { region_bytes });
+        }
+        let mut work = self.work();
+        work.check()?;
+        let before = self.sizes();
+        // Section 5.15.4.2: it does not shrink, as blocks up there may be plugged.
+        let usable_bytes = before.usable_bytes.max(self.usable_for(requested_bytes));
+        let sizes = Sizes { usable_bytes, requested_bytes, ..before };
+        if sizes != before {
+            self.keep(&mut work, sizes)?;
+            self.show(sizes);
+            drop(work);
+            (self.notify)();
+        }
+        Ok(())
+    }
+
+    /// Answers a request: what the device reads of a chain, and what it writes to it. The
+    /// driver must not see the answer before this returns.
+    ///
+    /// # Errors
+    /// The device has stopped: the driver gets no answer.
+    pub fn handle(&self, request: &[u8]) -> Result<[u8; RESPONSE_BYTES], Stopped> {
+        let response = match Request::parse(request) {
+            Some(request) => self.answer(request)?,
+            None => Response::Error,
+        };
+        Ok(response.to_bytes())
+    }
+
+    /// As [`Device::handle`], for a request that was read already.
+    ///
+    /// # Errors
+    /// The device has stopped: the driver gets no answer.
+    pub fn answer(&self, request: Request) -> Result<Response, Stopped> {
+        let mut work = self.work();
+        work.check()?;
+        let done = work.unanswered.take();
+        match request {
+            Request::Plug(named) => self.plug(&mut work, named, done),
+            Request::Unplug(named) => self.unplug(&mut work, named, done),
+            Request::UnplugAll => self.unplug_all(&mut work),
+            Request::State(named) => Ok(match self.blocks(named) {
+                Some(blocks) => Response::AckState(self.guard.blocks.state(&blocks)),
+                None => Response::Error,
+            }),
+        }
+    }
+
+    /// The driver resets the device. No block changes: section 5.15.5.2.
+    pub fn reset(&self) {
+        self.guard.set_inaccessible(false);
+    }
+
+    /// The guest is reset: every block is unplugged, and the usable region is what is
+    /// requested. `false`: not so, as the VM is held or the host could not do it; then the
+    /// next driver unplugs them, which it does before all else. Sections 5.15.6.2, 5.15.
+    ///
+    /// # Errors
+    /// The device has stopped.
+    pub fn system_reset(&self) -> Result<bool, Stopped> {
+        self.reset();
+        let mut work = self.work();
+        work.check()?;
+        let before = self.sizes().usable_bytes;
+        let done = self.unplug_all(&mut work)? == Response::Ack;
+        drop(work);
+        if self.sizes().usable_bytes != before {
+            (self.notify)();
+        }
+        Ok(done)
+    }
+
+    /// Section 5.15.6.3.
+    fn plug(
+        &self,
+        work: &mut Work,
+        named: Named,
+        done: Option<Change>,
+    ) -> Result<Response, Stopped> {
+        let Some(blocks) = self.blocks(named) else { return Ok(Response::Error) };
+        let change = Change { plugs: true, blocks: named };
+        match self.guard.blocks.state(&blocks) {
+            BlockState::Unplugged => {}
+            BlockState::Plugged if done == Some(change) => return Ok(Response::Ack),
+            _ => return Ok(Response::Error),
+        }
+        let frames = self.geometry.frames(&blocks);
+        let Sizes { plugged_bytes, requested_bytes, .. } = self.sizes();
+        if plugged_bytes + frames.bytes() > requested_bytes {
+            return Ok(Response::Nack);
+        }
+        if self.is_held() {
+            return Ok(Response::Busy);
+        }
+        if let Err(error) = work.memory.plug(frames, self.options.prealloc) {
+            tracing::warn!("virtio-mem: {frames:?} cannot be plugged: {error}");
+            return Ok(Response::Busy);
+        }
+        self.guard.blocks.set(&blocks, true);
+        self.changed(work, Some(change), self.sizes().usable_bytes)?;
+        Ok(Response::Ack)
+    }
+
+    /// Section 5.15.6.4.
+    fn unplug(
+        &self,
+        work: &mut Work,
+        named: Named,
+        done: Option<Change>,
+    ) -> Result<Response, Stopped> {
+        let Some(blocks) = self.blocks(named) else { return Ok(Response::Error) };
+        let change = Change { plugs: false, blocks: named };
+        match self.guard.blocks.state(&blocks) {
+            BlockState::Plugged => {}
+            BlockState::Unplugged if done == Some(change) => return Ok(Response::Ack),
+            _ => return Ok(Response::Error),
+        }
+        if self.is_held() {
+            return Ok(Response::Busy);
+        }
+        self.take(work, &[blocks], Some(change), self.sizes().usable_bytes)
+    }
+
+    /// Section 5.15.6.5.
+    fn unplug_all(&self, work: &mut Work) -> Result<Response, Stopped> {
+        if self.is_held() {
+            return Ok(Response::Busy);
+        }
+        let usable_bytes = self.usable_for(self.sizes().requested_bytes);
+        self.take(work, &self.guard.blocks.runs(true), None, usable_bytes)
+    }
+
+    /// Unplugs all of these plugged blocks, or none.
+    fn take(
+        &self,
+        work: &mut Work,
+        runs: &[Range<u64>],
+        change: Option<Change>,
+        usable_bytes: u64,
+    ) -> Result<Response, Stopped> {
+        let before = (work.last, self.sizes().usable_bytes);
+        runs.iter().for_each(|run| self.guard.blocks.set(run, false));
+        // Before the memory goes. The driver does not know yet: it sees the old sizes.
+        work.last = change;
+        self.keep(work, self.count(usable_bytes))?;
+        for (index, run) in runs.iter().enumerate() {
+            if let Err(error) = work.memory.unplug(self.geometry.frames(run)) {
+                tracing::warn!("virtio-mem: {run:?} cannot be unplugged: {error}");
+                self.put_back(work, runs.get(..index).unwrap_or_default())?;
+                runs.iter().for_each(|run| self.guard.blocks.set(run, true));
+                self.changed(work, before.0, before.1)?;
+                return Ok(Response::Busy);
+            }
+        }
+        self.show(self.count(usable_bytes));
+        Ok(Response::Ack)
+    }
+
+    /// The driver is about to hear that these are still plugged.
+    fn put_back(&self, work: &mut Work, runs: &[Range<u64>]) -> Result<(), Stopped> {
+        let mut runs = runs.iter().map(|run| self.geometry.frames(run));
+        let result = runs.try_for_each(|frames| work.memory.plug(frames, false));
+        result.map_err(|error| work.stop(format!("memory does not come back: {error}")))
+    }
+
+    /// After the memory has changed: on record, and for the driver to see.
+    fn changed(
+        &self,
+        work: &mut Work,
+        change: Option<Change>,
+        usable_bytes: u64,
+    ) -> Result<(), Stopped> {
+        work.last = change;
+        let sizes = self.count(usable_bytes);
+        self.keep(work, sizes)?;
+        self.show(sizes);
+        Ok(())
+    }
+
+    fn keep(&self, work: &mut Work, sizes: Sizes) -> Result<(), Stopped> {
+        let state = Saved {
+            geometry: self.geometry,
+            usable_bytes: sizes.usable_bytes,
+            requested_bytes: sizes.requested_bytes,
+            last: work.last,
+            words: self.guard.blocks.words(),
+        };
+        let result = work.record.keep(&state);
+        result.map_err(|error| work.stop(format!("its state cannot be kept: {error}")))
+    }
+
+    fn show(&self, sizes: Sizes) {
+        self.guard.set_usable(sizes.usable_bytes);
+        self.config().set(sizes);
+    }
+
+    /// The sizes, with what is plugged counted anew.
+    fn count(&self, usable_bytes: u64) -> Sizes {
+        let plugged_bytes = self.guard.blocks.count() * self.geometry.block_bytes;
+        Sizes { usable_bytes, plugged_bytes, ..self.sizes() }
+    }
+
+    /// Whole blocks of the usable region, if they are.
+    fn blocks(&self, named: Named) -> Option<Range<u64>> {
+        let Named { start, count } = named;
+        self.geometry.blocks_at(start, count, self.sizes().usable_bytes)
+    }
+
+    fn usable_for(&self, requested_bytes: u64) -> u64 {
+        if requested_bytes == 0 {
+            return 0;
+        }
+        let wanted = requested_bytes.saturating_add(self.options.spare_bytes);
+        // The region is made of whole blocks.
+        wanted.min(self.geometry.region_bytes).next_multiple_of(self.geometry.block_bytes)
+    }
+
+    fn is_held(&self) -> bool {
+        self.held.load(SeqCst)
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn config(&self) -> MutexGuard<'_, Config> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,65 @@
+//! A virtio-mem device (virtio 1.2, section 5.15) without a transport: memory of a VM
+//! that comes and goes in blocks while it runs.
+//!
+//! A VMM, or a process beside it, makes a [`Device`] for a part of guest-physical memory
+//! (its [`Geometry`]), hands it each request that the driver puts into the queue
+//! ([`Device::handle`]), lets the driver read the configuration space
+//! ([`Device::read_config`]) and says how much the guest is to have
+//! ([`Device::request_bytes`]). The device decides what is plugged; a [`Memory`] gives
+//! blocks their memory and takes it, a [`Record`] has the device survive its process,
+//! and a [`Guard`] tells which touches of the region are none of the guest's business.
+//!
+//! ```
+//! use ebb_units::Gpa;
+//! use ebb_virtio_mem::*;
+//!
+//! # struct Nothing;
+//! # impl Memory for Nothing {
+//! #     fn plug(&mut self, _: ebb_units::FrameRange, _: bool) -> std::io::Result<()> { Ok(()) }
+//! #     fn unplug(&mut self, _: ebb_units::FrameRange) -> std::io::Result<()> { Ok(()) }
+//! # }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let geometry = Geometry {
+//!     start: Gpa(4 << 30),
+//!     region_bytes: 16 << 30,
+//!     block_bytes: 2 << 20,
+//!     node: Some(0),
+//! };
+//! let parts = Parts {
+//!     memory: Box::new(Nothing), // or a `FileMemory`
+//!     record: Box::new(NotKept), // or a `StateFile`
+//!     notify: Box::new(|| { /* tell the driver: the configuration has changed */ }),
+//! };
+//! let device = Device::start(Saved::new(geometry)?, Options::default(), parts)?;
+//! device.request_bytes(1 << 30)?;
+//! let request = Request::Plug(Named { start: geometry.start, count: 512 });
+//! assert_eq!(device.handle(&request.to_bytes())?, Response::Ack.to_bytes());
+//! assert_eq!(device.sizes().plugged_bytes, 1 << 30);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What comes from the guest is checked; it can have no more memory than was requested
+//! for it, and nothing that it sends stops the device. Which section each rule is from,
+//! and what the saved state looks like: `docs/virtio-mem.md`.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod block_map;
+mod config;
+mod device;
+mod geometry;
+mod guard;
+mod memory;
+mod record;
+mod request;
+mod saved;
+
+pub use config::{CONFIG_BYTES, F_ACPI_PXM, F_UNPLUGGED_INACCESSIBLE, Sizes};
+pub use device::{Device, Options, Parts, SizeError, StartError, Stopped};
+pub use geometry::{BLOCKS_MAX, Geometry, GeometryError};
+pub use guard::{Guard, Touch};
+pub use memory::{FileMemory, Memory};
+pub use record::{NotKept, Record, StateFile, StateFileError};
+pub use request::{BlockState, Named, REQUEST_BYTES, RESPONSE_BYTES, Request, Response};
+pub use saved::{Saved, SavedError};
