@@ -1,6 +1,6 @@
 # What the project does, in one word each. Rust is all that must be there: the rest is
 # installed by apt, and said beforehand.
-.PHONY: demo test test-long bench fuzz sanitizers programs
+.PHONY: demo test test-long bench fuzz sanitizers guest-kernel programs
 
 # A real VM on screen, with Ebb and without.
 demo: programs
@@ -26,6 +26,11 @@ fuzz:
 sanitizers:
 	$(MAKE) --no-print-directory -C guest/llfree check \
 		OUT="$(abspath $(or $(CARGO_TARGET_DIR),target))/guest-llfree"
+
+# Linux with LLFree in the buddy allocator's place, for guests; minutes the first time.
+guest-kernel:
+	scripts/setup kernel
+	cargo xtask guest-kernel
 
 programs:
 	scripts/setup

@@ -277,6 +277,38 @@ static u64 count_owned(u32 owner)
 	return count;
 }
 
+static u64 frames_of(const struct llfree_summary *summary)
+{
+	u64 frames = 0;
+	unsigned int order;
+
+	for (order = 0; order <= LLFREE_MAX_ORDER; order++)
+		frames += summary->blocks[order] << order;
+	return frames;
+}
+
+/* What is looked at agrees with what is got. */
+static void check_look(void)
+{
+	struct llfree_summary summary;
+	unsigned int order;
+
+	llfree_drain(&zone);
+	llfree_summarize(&zone, &summary);
+	check(summary.free == count_owned(0) && summary.claimed == 0);
+	check(frames_of(&summary) == summary.free);
+	check(summary.free_areas == llfree_free_areas(&zone));
+	for (order = 0; order <= LLFREE_MAX_ORDER; order++) {
+		bool has = llfree_has(&zone, order, order);
+		s64 frame = llfree_get(&zone, order, 0, order);
+
+		check(has == (frame >= 0));
+		if (frame >= 0)
+			check(llfree_put(&zone, frame, order) == 0);
+	}
+	llfree_drain(&zone);
+}
+
 /* One thread: each answer is foretold. */
 static void check_alone(void)
 {
@@ -304,8 +336,10 @@ static void check_alone(void)
 		else
 			check(llfree_put(&zone, block.frame, block.order) < 0);
 		check(llfree_put(&zone, block.frame, block.order) < 0);
-		if (step % 4096 == 0)
+		if (step % 4096 == 0) {
 			check_free(count_owned(0));
+			check_look();
+		}
 	}
 	for (frame = 0; frame < FRAMES; frame++) {
 		if (llf_peek(&owners[frame]))

@@ -45,6 +45,21 @@ struct llfree {
 	void *context;
 };
 
+/* What a zone holds; exact while nothing changes. */
+struct llfree_summary {
+	/* Frames. */
+	u64 free;
+	/* Of these, frames that slots have claimed. */
+	u64 claimed;
+	/* Areas that are free as a whole, and of these those without memory. */
+	u64 free_areas;
+	u64 evicted_areas;
+	/* Areas that are the host's. */
+	u64 hosts_areas;
+	/* Free blocks by order, none of which is part of a greater one. */
+	u64 blocks[LLFREE_MAX_ORDER + 1];
+};
+
 /* Where the parts of a zone's state lie in one region, bytes from its start. */
 struct llfree_layout {
 	u64 bits;
@@ -104,6 +119,15 @@ void llfree_drain(struct llfree *zone);
 
 /* Whether every frame of a block is free at this moment; no such block: false. */
 bool llfree_is_free(struct llfree *zone, u64 frame, unsigned int order);
+
+/*
+ * Whether llfree_get() would find a block, near @core's trees first. Claims of
+ * slots may hide one.
+ */
+bool llfree_has(struct llfree *zone, unsigned int order, unsigned int core);
+
+/* Looks at all of a zone. */
+void llfree_summarize(struct llfree *zone, struct llfree_summary *summary);
 
 /* Free frames, and areas that are free as a whole; exact while nothing changes. */
 u64 llfree_free_frames(struct llfree *zone);

@@ -136,6 +136,53 @@ bool llf_rows_are(llf_u64 *rows, u32 first, unsigned int order, u64 flip, bool f
 	return true;
 }
 
+bool llf_rows_have(llf_u64 *rows, unsigned int order, u64 flip)
+{
+	u32 first = 0;
+
+	while (first < LLFREE_AREA_FRAMES) {
+		if (order > ROW_ORDER ? llf_rows_are(rows, first, order, flip, true) :
+		    first_run(~(llf_load(&rows[first / LLFREE_ROW_FRAMES]) ^ flip), order) >= 0)
+			return true;
+		first += order > ROW_ORDER ? 1u << order : LLFREE_ROW_FRAMES;
+	}
+	return false;
+}
+
+/* Of one row. */
+static void count_runs(u64 free, u64 *blocks)
+{
+	unsigned int order = ROW_ORDER;
+
+	while (free) {
+		int bit = first_run(free, order);
+
+		if (bit < 0) {
+			order--;
+			continue;
+		}
+		free &= ~row_run(bit, order);
+		blocks[order]++;
+	}
+}
+
+void llf_rows_count_blocks(llf_u64 *rows, u64 flip, u64 *blocks)
+{
+	u32 first = 0;
+
+	while (first < LLFREE_AREA_FRAMES) {
+		unsigned int order = first ? llf_first_set(first) : LLFREE_HUGE_ORDER;
+
+		while (order > ROW_ORDER && !llf_rows_are(rows, first, order, flip, true))
+			order--;
+		if (order > ROW_ORDER)
+			blocks[order]++;
+		else
+			count_runs(~(llf_load(&rows[first / LLFREE_ROW_FRAMES]) ^ flip), blocks);
+		first += order > ROW_ORDER ? 1u << order : LLFREE_ROW_FRAMES;
+	}
+}
+
 u32 llf_rows_count_free(llf_u64 *rows, u64 flip)
 {
 	u32 row, free = 0;

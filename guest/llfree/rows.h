@@ -44,6 +44,15 @@ u16 llf_rows_give_many(llf_u64 *rows, u32 first, unsigned int order, u64 flip);
 /* Whether all frames of a block are free, or allocated; orders 0 to 9. */
 bool llf_rows_are(llf_u64 *rows, u32 first, unsigned int order, u64 flip, bool free);
 
+/* Whether a block of this order is free in the area; orders 0 to 9. */
+bool llf_rows_have(llf_u64 *rows, unsigned int order, u64 flip);
+
+/*
+ * Adds to blocks[n] the free blocks of order n, none of which is part of a
+ * greater one; orders 0 to 9.
+ */
+void llf_rows_count_blocks(llf_u64 *rows, u64 flip, u64 *blocks);
+
 /* How many frames are free. */
 u32 llf_rows_count_free(llf_u64 *rows, u64 flip);
 

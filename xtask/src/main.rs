@@ -6,6 +6,7 @@ mod bench;
 mod cargo;
 mod demo;
 mod guard;
+mod guest_kernel;
 mod plot;
 mod soak;
 
@@ -23,6 +24,8 @@ enum Task {
     Demo,
     /// Measure Ebb against the bare system calls and against QEMU: tables, and JSON in target/bench
     Bench(bench::Args),
+    /// Build the guest's Linux with the allocator that it shares with the host
+    GuestKernel(guest_kernel::Args),
     /// Repeat the tests that look for rare events, and fuzz, until the time is up
     Soak(soak::Args),
 }
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
         Task::Assets(args) => assets::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Demo => demo::run(),
+        Task::GuestKernel(args) => guest_kernel::run(&args),
         Task::Soak(args) => soak::run(&args),
     };
     match result {

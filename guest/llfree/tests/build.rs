@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use ebb_llfree::layout::TABLE;
 
-const SOURCES: [&str; 5] = ["get.c", "put.c", "rows.c", "search.c", "zone.c"];
+const SOURCES: [&str; 6] = ["get.c", "look.c", "put.c", "rows.c", "search.c", "zone.c"];
 
 fn main() {
     let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::churn::Churn;
 use crate::disk;
 use crate::files::{self, Files};
-use crate::{Context, Result, boot, measure, power};
+use crate::{Context, Result, boot, measure, power, shell};
 
 /// Left to the kernel whatever is asked for: init must not be in want of memory.
 const RESERVE_BYTES: u64 = 24 << 20;
@@ -56,6 +56,7 @@ impl Guest {
             ["churnon", name, cycles] => find(&mut self.churns, name)?.wait(number(cycles)?),
             ["churnstop", name] => take(&mut self.churns, name)?.stop(),
             ["timed", what, ..] => timed(what, request),
+            ["sh", ..] => shell::run(request.trim_start_matches("sh ")),
             _ => self.obey_on_memory(&words),
         }
     }

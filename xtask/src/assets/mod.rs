@@ -5,10 +5,10 @@
 //! cache may be thrown away at any time. The target directory gets a list of
 //! what was found (see `vmtest::assets`), with the reason for what was not.
 
-mod apt;
-mod cache;
+pub(crate) mod apt;
+pub(crate) mod cache;
 mod cpio;
-mod initrd;
+pub(crate) mod initrd;
 mod kernel;
 mod modules;
 mod qemu;

@@ -1,0 +1,19 @@
+//! What busybox does for the host.
+
+use std::process::Command;
+
+use crate::{Context, Result};
+
+const BUSYBOX: &str = "/bin/busybox";
+
+/// What a line of the shell prints; its programs are busybox's.
+pub fn run(line: &str) -> Result<String> {
+    let output = Command::new(BUSYBOX).args(["sh", "-c", line]).output().context(BUSYBOX)?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim_end().into()),
+        false => {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            Err(format!("{}: {}", output.status, errors.trim_end()))
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! `cargo xtask guest-kernel`: Linux with LLFree in the buddy allocator's place.
+//!
+//! Debian's source, our patches and options from `guest/linux`, and `guest/llfree`.
+//! What was built lies in the assets' cache, under a name that tells what made it, and
+//! is not built again; tests boot it as the kernel `llfree`.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use vmtest::assets::Kernel;
+
+use crate::assets::apt::{self, Suite};
+use crate::assets::cache::{self, Cache};
+use crate::assets::initrd::Init;
+use crate::cargo::workspace;
+
+/// What tests call it.
+const LABEL: &str = "llfree";
+const SUITE: &str = "bookworm";
+const PACKAGE: &str = "linux-source-6.1";
+/// Of the allocator, only tests in user space use this.
+const USER_SPACE_ONLY: &str = "check.c";
+/// Changed when the same files are built in another way.
+const RECIPE: u32 = 1;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Look for a newer source also where there is a kernel
+    #[arg(long)]
+    refresh: bool,
+    /// Say what the compiler says
+    #[arg(long)]
+    verbose: bool,
+}
+
+/// Builds it, or finds it built.
+///
+/// # Errors
+/// It cannot be had; tests are told why.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let made = make(args);
+    let mut kernels = vmtest::assets::load().unwrap_or_default();
+    let told = made.as_ref().map(Kernel::clone).map_err(|error| format!("{error:#}"));
+    kernels.insert(LABEL.into(), told);
+    vmtest::assets::store(&kernels)?;
+    println!("{LABEL:<10} {}", made?.package);
+    Ok(())
+}
+
+fn make(args: &Args) -> anyhow::Result<Kernel> {
+    let cache = Cache::open()?;
+    let recipe = Recipe::read()?;
+    let shelf = cache.directory(&format!("guest-kernel/{:016x}", recipe.stamp()))?;
+    let directory = match cache::newest(&shelf).filter(|_| !args.refresh) {
+        Some(directory) => directory,
+        None => build(&cache, &recipe, &shelf, args.verbose)?,
+    };
+    let modules = cache.directory("guest-kernel/no-modules")?;
+    // It has everything built in.
+    fs::write(modules.join("order"), "")?;
+    Ok(Kernel {
+        package: cache::base_name(&directory),
+        vmlinuz: directory.join("vmlinuz"),
+        initrd: Init::build()?.image(&cache, LABEL, &modules)?,
+        qemu_directory: None,
+    })
+}
+
+/// Files of ours that make the kernel, with what is in them.
+struct Recipe {
+    patches: Vec<(PathBuf, Vec<u8>)>,
+    config: PathBuf,
+    options: String,
+    allocator: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Recipe {
+    fn read() -> anyhow::Result<Recipe> {
+        let guest = workspace().join("guest");
+        let config = guest.join("linux/config");
+        let mut allocator = files(&guest.join("llfree"), &["c", "h"])?;
+        allocator.retain(|(path, _)| cache::base_name(path) != USER_SPACE_ONLY);
+        Ok(Recipe {
+            patches: files(&guest.join("linux/patches"), &["patch"])?,
+            options: fs::read_to_string(&config).context("guest/linux/config")?,
+            config: std::path::absolute(config)?,
+            allocator,
+        })
+    }
+
+    fn stamp(&self) -> u64 {
+        let contents =
+            self.patches.iter().chain(&self.allocator).map(|(path, text)| (path.file_name(), text));
+        let mut hasher = DefaultHasher::new();
+        (RECIPE, &self.options, contents.collect::<Vec<_>>()).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Lines that stand in the finished configuration if they took effect.
+    fn wanted(&self) -> impl Iterator<Item = &str> {
+        let is_option = |line: &&str| line.starts_with("CONFIG_") || line.starts_with("# CONFIG_");
+        self.options.lines().filter(is_option)
+    }
+}
+
+/// By name.
+fn files(directory: &Path, extensions: &[&str]) -> anyhow::Result<Vec<(PathBuf, Vec<u8>)>> {
+    let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    let is_wanted = |path: &PathBuf| {
+        path.extension().is_some_and(|extension| extensions.iter().any(|&one| extension == one))
+    };
+    paths.retain(is_wanted);
+    paths.sort();
+    paths.into_iter().map(|path| Ok((path.clone(), fs::read(&path)?))).collect()
+}
+
+fn build(cache: &Cache, recipe: &Recipe, shelf: &Path, verbose: bool) -> anyhow::Result<PathBuf> {
+    let start = Instant::now();
+    let suite = Suite::open(cache, SUITE)?;
+    let package = suite.package(PACKAGE)?;
+    let directory = shelf.join(format!("{PACKAGE}_{}", package.version));
+    if directory.exists() {
+        return Ok(directory);
+    }
+    println!("{LABEL:<10} building from {PACKAGE} {}, which takes minutes", package.version);
+    let (work, archives) = (cache.temporary()?, cache.temporary()?);
+    for file in suite.download(&[package], archives.path())? {
+        apt::unpack(&file, archives.path())?;
+    }
+    let archive = archives.path().join("usr/src").join(format!("{PACKAGE}.tar.xz"));
+    run_in(work.path(), "tar", |tar| tar.arg("--extract").arg("--file").arg(&archive))?;
+    let tree = work.path().join(PACKAGE);
+    prepare(recipe, &tree)?;
+    configure(recipe, &tree)?;
+    compile(cache, &tree, verbose)?;
+    let made = work.path().join("made");
+    fs::create_dir(&made)?;
+    fs::rename(tree.join("arch/x86/boot/bzImage"), made.join("vmlinuz"))?;
+    fs::rename(tree.join(".config"), made.join("config"))?;
+    fs::rename(&made, &directory)?;
+    println!("{LABEL:<10} built in {} s", start.elapsed().as_secs());
+    Ok(directory)
+}
+
+/// The allocator's only copy stays where it is: the tree is thrown away.
+fn prepare(recipe: &Recipe, tree: &Path) -> anyhow::Result<()> {
+    let allocator = tree.join("mm/llfree");
+    fs::create_dir_all(&allocator)?;
+    for (path, text) in &recipe.allocator {
+        fs::write(allocator.join(cache::base_name(path)), text)?;
+    }
+    for (path, _) in &recipe.patches {
+        let patch = File::open(path)?;
+        run_in(tree, "patch", |command| {
+            command.args(["--strip=1", "--fuzz=0", "--no-backup-if-mismatch"]).stdin(patch)
+        })
+        .with_context(|| cache::base_name(path))?;
+    }
+    Ok(())
+}
+
+fn configure(recipe: &Recipe, tree: &Path) -> anyhow::Result<()> {
+    run_in(tree, "make", |make| make.args(["--silent", "tinyconfig"]))?;
+    run_in(tree, "scripts/kconfig/merge_config.sh", |merge| {
+        merge.args(["-m", ".config"]).arg(&recipe.config)
+    })?;
+    run_in(tree, "make", |make| make.args(["--silent", "olddefconfig"]))?;
+    let config = fs::read_to_string(tree.join(".config"))?;
+    for wanted in recipe.wanted() {
+        // An option that is unknown where others are off is off.
+        let is_off = || {
+            let name = wanted.strip_prefix("# ").and_then(|rest| rest.strip_suffix(" is not set"));
+            name.is_some_and(|name| !config.contains(&format!("\n{name}=")))
+        };
+        let took_effect = config.lines().any(|line| line == wanted) || is_off();
+        ensure!(took_effect, "guest/linux/config: {wanted} takes no effect");
+    }
+    Ok(())
+}
+
+fn compile(cache: &Cache, tree: &Path, verbose: bool) -> anyhow::Result<()> {
+    let jobs = thread::available_parallelism()?.to_string();
+    let compiled = cache.directory("ccache")?;
+    run_in(tree, "make", |make| {
+        make.args(["--silent", "bzImage", "CC=ccache gcc"])
+            .args(["--jobs", &jobs])
+            .args(["KBUILD_BUILD_USER=ebb", "KBUILD_BUILD_HOST=ebb"])
+            // Else nothing that says when it was built is found again.
+            .arg("KBUILD_BUILD_TIMESTAMP=1970-01-01")
+            .env("CCACHE_DIR", compiled)
+            .env("CCACHE_MAXSIZE", "1G");
+        if verbose { make.stderr(Stdio::inherit()) } else { make }
+    })
+}
+
+fn run_in(
+    directory: &Path,
+    program: &str,
+    add: impl FnOnce(&mut Command) -> &mut Command,
+) -> anyhow::Result<()> {
+    let mut command = Command::new(match program.contains('/') {
+        true => directory.join(program),
+        false => program.into(),
+    });
+    command.current_dir(directory).env("LC_ALL", "C").stdin(Stdio::null());
+    add(&mut command);
+    let output =
+        command.output().with_context(|| format!("{program}: run scripts/setup kernel"))?;
+    let printed = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&printed);
+    let lines: Vec<&str> = text.lines().collect();
+    let last = &lines[lines.len().saturating_sub(20)..];
+    ensure!(output.status.success(), "{program} fails: {}", last.join("\n"));
+    Ok(())
+}
