@@ -155,11 +155,10 @@ impl Pager {
             return Ok(if gone { None } else { Some(Served::Busy) });
         }
         let frames = held.frames();
-        if let Err(error) = self.ram.populate(frames) {
+        if let Err(error) = self.fill_unseen(frames) {
             held.let_go();
             return Err(error);
         }
-        self.devices.map(frames);
         self.count_returned(held.words.contents());
         match sharing {
             Sharing::Hard => sharer.violated(huge),
@@ -168,7 +167,28 @@ impl Pager {
         }
         // Whoever asked meanwhile is woken with the rest.
         let _ = held.words.unlock(Content::Resident);
-        self.wake(frames).map(|()| Some(Served::Done))
+        match self.devices.any() {
+            true => self.unprotect(frames).map(|()| Some(Served::Done)),
+            false => self.wake(frames).map(|()| Some(Served::Done)),
+        }
+    }
+
+    /// Gives all of a held huge frame memory, and maps it for devices. Other vCPUs that got a
+    /// part of it, and found E, touch it too, and would go on as soon as their own page is
+    /// there: before devices may use it, and before the rest is there.
+    fn fill_unseen(&self, frames: FrameRange) -> io::Result<()> {
+        if !self.devices.any() {
+            // A touch of what is not there yet faults, and waits.
+            return self.ram.populate(frames);
+        }
+        // The touch is a write. Also with huge pages: the host may have none just now.
+        self.protect(frames)?;
+        let filled = self.ram.populate(frames);
+        match filled {
+            Ok(()) => self.devices.map(frames),
+            Err(_) => self.unprotect(frames)?,
+        }
+        filled
     }
 }
 

@@ -19,6 +19,10 @@ pub trait IoMapping: Send + Sync {
     /// Somebody who does not know of devices has taken the memory of some of these
     /// frames, which are about to get other memory: devices still have the old.
     fn lost(&self, frames: FrameRange);
+    /// Whether there may be any such device.
+    fn any(&self) -> bool {
+        true
+    }
 }
 
 /// A VM whose devices all go through the VMM's own mapping, as QEMU's do:
@@ -33,6 +37,10 @@ impl IoMapping for NoDevices {
     }
 
     fn lost(&self, _: FrameRange) {}
+
+    fn any(&self) -> bool {
+        false
+    }
 }
 
 impl<Shared: IoMapping + ?Sized> IoMapping for Arc<Shared> {
@@ -46,5 +54,9 @@ impl<Shared: IoMapping + ?Sized> IoMapping for Arc<Shared> {
 
     fn lost(&self, frames: FrameRange) {
         Shared::lost(self, frames);
+    }
+
+    fn any(&self) -> bool {
+        Shared::any(self)
     }
 }
