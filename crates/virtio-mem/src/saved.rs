@@ -91,8 +91,12 @@ impl Saved {
             last.0 | last.1 << 16 | node,
             last.2,
         ];
-        let words = header.iter().chain(&self.words);
-        let mut bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
+        // Up to 2 MiB, before every answer: in one allocation.
+        let length = (HEADER_WORDS + self.words.len()) * 8 + CHECKSUM_BYTES;
+        let mut bytes = Vec::with_capacity(length);
+        for word in header.iter().chain(&self.words) {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
         bytes.extend(XxHash3_128::oneshot(&bytes).to_le_bytes());
         bytes
     }
