@@ -174,7 +174,10 @@ struct TouchIn<'a> {
 
 impl Touch for TouchIn<'_> {
     fn touch(&self, frame: u64) {
-        words(self.memory, Gfn(self.base + frame))[0].fetch_or(0, AcqRel);
+        let word = &words(self.memory, Gfn(self.base + frame))[0];
+        let seen = word.load(Relaxed);
+        // Not `fetch_or(0)`, of which compilers make a load. Whoever changes it writes it.
+        let _ = word.compare_exchange(seen, seen, AcqRel, Relaxed);
     }
 }
 
