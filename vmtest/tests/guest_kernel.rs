@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use vmtest::{Disk, Guest, Host, Vm, assets, require, until};
+use vmtest::{Disk, Guest, Host, Vm, assets, require, rounds, until};
 
 const CONSISTENCY: &str = "/sys/kernel/debug/llfree";
 const AREA_FRAMES: u64 = 512;
@@ -273,7 +273,7 @@ fn the_oom_killer_ends_what_takes_all() {
     let vm = start(guest().memory("256M"));
     vm.forgive();
     vm.guest("fill a 60M");
-    for round in 1..=3 {
+    for round in 1..=rounds(1, 3).into() {
         // A line without end is kept until it ends.
         vm.try_guest("sh busybox tail /dev/zero").expect_err("it is killed");
         zones(&vm);

@@ -75,7 +75,7 @@ fn a_size_is_reached_and_left_again_under_load() {
     vm.guest("fill kept 100M");
     let all = total_bytes(&vm);
     vm.churn("200M");
-    for _ in 0..rounds(3, 20) {
+    for _ in 0..rounds(2, 20) {
         let report = resize(&vm, "600M");
         assert_eq!(report.bytes, 600 * MIB, "{report:?}");
         vm.churn_on(1);
@@ -132,7 +132,7 @@ fn automatic_reclaim_keeps_an_idle_guest_small() {
     vm.guest("free a");
     until("the memory to go", || (vm.host_bytes() < 300 * MIB).then_some(()));
     vm.churn("400M");
-    vm.churn_on(rounds(3, 20).into());
+    vm.churn_on(rounds(2, 20).into());
     assert_eq!(vm.churn_stop().wrong_bytes, 0);
     until("the memory to go again", || (vm.host_bytes() < 300 * MIB).then_some(()));
     vm.reboot();
@@ -160,7 +160,7 @@ fn killed_daemons_lose_nothing() {
     let vm = start(&host, |guest| guest);
     vm.guest("fill kept 100M");
     vm.churn("400M");
-    for round in 0..rounds(12, 100) {
+    for round in 0..rounds(6, 100) {
         let taking = thread::spawn({
             let host = host.clone();
             let line = ["reclaim vm0", "resize vm0 700M", "resize vm0 1G"][round as usize % 3];
@@ -188,7 +188,7 @@ fn in_huge_pages(backing: &str) {
     let vm = start(&Host::new(), |guest| guest.backing(backing));
     vm.guest("fill kept 100M");
     vm.churn("300M");
-    for _ in 0..rounds(3, 20) {
+    for _ in 0..rounds(2, 20) {
         vm.reclaim();
         assert_eq!(resize(&vm, "700M").bytes, 700 * MIB);
         vm.churn_on(1);
@@ -280,7 +280,7 @@ fn no_request_of_a_strict_disk_fails() {
     vm.guest("files a 100M /mnt");
     vm.guest("diskchurn load /mnt 60M");
     vm.ebb("auto on --interval 100ms").ok();
-    for _ in 0..rounds(4, 20) {
+    for _ in 0..rounds(2, 20) {
         let before = vm.status().reclaimed_total_bytes;
         vm.guest("fill b 400M");
         vm.guest("free b");

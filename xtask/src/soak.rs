@@ -9,7 +9,18 @@ use super::cargo;
 
 /// What may go wrong once in thousands of times: kvmtest whole, the allocator's threads, and
 /// these of vmtest.
-const VM_TESTS: [&str; 8] = ["attach", "death", "disk", "dma", "evict", "reclaim", "store", "swap"];
+const VM_TESTS: [&str; 10] = [
+    "attach",
+    "death",
+    "disk",
+    "dma",
+    "evict",
+    "guest_kernel",
+    "hyperalloc",
+    "reclaim",
+    "store",
+    "swap",
+];
 
 /// How long.
 #[derive(clap::Args)]
