@@ -76,22 +76,9 @@ impl Pager {
     /// As fallocate(2). What was not punched keeps its memory; no block is left.
     pub fn empty(&self, blocks: &mut Vec<Committed<'_>>, keep: bool) -> io::Result<u64> {
         blocks.sort_unstable_by_key(|block| block.claim.head);
-        let mut result = Ok(0);
-        let mut run = FrameRange::new(Gfn(0), 0);
-        for block in blocks.iter().map(Committed::block) {
-            if !self.devices.unmap(block) {
-                // A page that is there wins over its word.
-                continue;
-            }
-            let joined = FrameRange::new(run.start, run.count + block.count);
-            if run.end() == block.start && self.ram.range(joined).is_some() {
-                run = joined;
-            } else {
-                result = self.punch(run, result);
-                run = block;
-            }
-        }
-        result = self.punch(run, result);
+        // A page that is there wins over its word.
+        let unmapped = |frames: &FrameRange| self.devices.unmap(*frames);
+        let result = self.punch_runs(blocks.iter().map(Committed::block).filter(unmapped));
         blocks.drain(..).for_each(|block| block.finish(keep));
         result
     }
@@ -102,7 +89,24 @@ impl Pager {
         blocks.into_iter().for_each(|block| block.finish(false));
     }
 
-    pub(crate) fn punch(&self, run: FrameRange, so_far: io::Result<u64>) -> io::Result<u64> {
+    /// Punches frames that come in order, neighbours in one call, up to the first failure.
+    /// Returns how many they were.
+    pub(crate) fn punch_runs(&self, each: impl Iterator<Item = FrameRange>) -> io::Result<u64> {
+        let mut run = FrameRange::new(Gfn(0), 0);
+        let mut result = Ok(0);
+        for frames in each {
+            let joined = FrameRange::new(run.start, run.count + frames.count);
+            if run.end() == frames.start && self.ram.range(joined).is_some() {
+                run = joined;
+            } else {
+                result = self.punch(run, result);
+                run = frames;
+            }
+        }
+        self.punch(run, result)
+    }
+
+    fn punch(&self, run: FrameRange, so_far: io::Result<u64>) -> io::Result<u64> {
         let frames = so_far?;
         if run.count > 0 {
             self.ram.punch(run)?;

@@ -79,18 +79,7 @@ impl Pager {
     /// # Errors
     /// As fallocate(2). What was not punched keeps its memory, which wins over its word.
     pub fn empty_huge<'h>(&self, held: impl Iterator<Item = &'h HeldHuge<'h>>) -> io::Result<()> {
-        let mut run = FrameRange::new(Gfn(0), 0);
-        let mut result = Ok(0);
-        for frames in held.map(HeldHuge::frames) {
-            let joined = FrameRange::new(run.start, run.count + frames.count);
-            if run.end() == frames.start && self.ram.range(joined).is_some() {
-                run = joined;
-            } else {
-                result = self.punch(run, result);
-                run = frames;
-            }
-        }
-        self.punch(run, result).map(drop)
+        self.punch_runs(held.map(HeldHuge::frames)).map(drop)
     }
 
     /// After a restart, before [`Pager::settle`] and any fault: what a dead daemon held and
