@@ -4,7 +4,7 @@
 //! fast disk's request. So one that expects the event soon looks for it; what it expects
 //! is what it waited for lately, as KVM's halt polling does for vCPUs.
 
-use std::hint;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The longest look. What takes longer hardly gains by it.
@@ -39,7 +39,8 @@ impl Patience {
                 self.came();
                 return true;
             }
-            hint::spin_loop();
+            // The processor may be wanted by the very guest that is to ask.
+            thread::yield_now();
         }
         false
     }
