@@ -170,6 +170,7 @@ fn directory() -> anyhow::Result<PathBuf> {
 
 fn with_noise(rounds: &Rounds) -> String {
     match rounds.min() == rounds.max() {
+        _ if rounds.median().is_nan() => "-".into(),
         true => short(rounds.median()),
         false => {
             let [middle, min, max] = [rounds.median(), rounds.min(), rounds.max()].map(short);

@@ -51,9 +51,9 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
         for keeper in KEEPERS {
             let mut run = Run { work, keeper, limit_mib, seconds: Rounds::default(), killed: 0 };
             for _ in 0..rounds {
-                match one(work, keeper, limit_mib, &image) {
-                    Ok(seconds) => run.seconds.push(seconds),
-                    Err(_) => run.killed += 1,
+                match one(work, keeper, limit_mib, &image)? {
+                    Some(seconds) => run.seconds.push(seconds),
+                    None => run.killed += 1,
                 }
             }
             runs.push(run);
@@ -66,15 +66,20 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-fn one(work: usize, keeper: Keeper, limit_mib: u64, image: &Path) -> anyhow::Result<f64> {
+/// Seconds; none: for want of memory a kernel killed what it needed.
+fn one(work: usize, keeper: Keeper, limit_mib: u64, image: &Path) -> anyhow::Result<Option<f64>> {
     let medium = Medium::Ssd;
     let setup = Setup { keeper, medium, memory_mib: MEMORY_MIB, limit_mib, cpus: 1, image };
-    crate::guard::guard(|| {
+    let seconds = crate::guard::guard(|| {
         let rig = Rig::start(&setup)?;
         let seconds = work::seconds(&rig.vm, &format!("program /mnt {}", WORKS[work].1));
         rig.vm.forgive();
         seconds
-    })
+    });
+    match seconds {
+        Err(error) if work::was_killed(&error) => Ok(None),
+        seconds => seconds.map(Some),
+    }
 }
 
 fn rows(report: &mut Report, work: usize, limit_mib: u64, runs: &[Run]) {

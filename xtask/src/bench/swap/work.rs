@@ -56,6 +56,15 @@ pub fn seconds(vm: &Vm, what: &str) -> anyhow::Result<f64> {
     Ok(answer.parse::<f64>().with_context(|| answer)? / 1e6)
 }
 
+/// Whether that tells of somebody who had too little memory: a program of the guest, which
+/// its kernel killed, or QEMU, which the host's did.
+pub fn was_killed(error: &anyhow::Error) -> bool {
+    let text = error.to_string();
+    ["Killed", "Cannot allocate memory", "kernel panic", "QEMU ended"]
+        .iter()
+        .any(|word| text.contains(word))
+}
+
 /// Does it again where a VM was killed meanwhile.
 ///
 /// # Errors
