@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ebb_inspect::{Block, Guest, PageKind};
 use ebb_ledger::Content;
 use ebb_pager::{Evicted, Grain, Judge, NothingKnown, Pager};
-use ebb_reclaim::aging::Aging;
+use ebb_reclaim::aging::{Aging, Choice};
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
@@ -15,8 +15,10 @@ use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa};
 
 use crate::injector;
 
-/// Frames that rest are told from others by rounds of this length, at least.
-const ROUND: Duration = Duration::from_secs(1);
+/// Frames that rest are told from others by rounds: a new one begins once what rests is
+/// used up, since each costs the guest a minor fault for every frame that it works with.
+const ROUND_LEAST: Duration = Duration::from_secs(1);
+const ROUND_MOST: Duration = Duration::from_secs(8);
 /// A choice of victims is used up or given up after this.
 const CHOICE: Duration = Duration::from_millis(500);
 /// What the guest has freed is looked for so often where nothing is to be evicted.
@@ -80,7 +82,12 @@ pub struct Limiter {
     aging: Aging,
     pagemap: Pagemap,
     round: Option<Instant>,
+    /// The next victims are at its end.
     chosen: Vec<Gfn>,
+    /// So many of them, the last to go, are likely to be at work.
+    at_work: usize,
+    /// What rests is used up.
+    at_work_goes: bool,
     chosen_at: Instant,
     swept_at: Instant,
     free: Vec<Block>,
@@ -106,6 +113,8 @@ impl Limiter {
             pagemap: Pagemap::open(process)?,
             round: None,
             chosen: Vec::new(),
+            at_work: 0,
+            at_work_goes: false,
             chosen_at: Instant::now(),
             swept_at: Instant::now(),
             free: Vec::new(),
@@ -172,6 +181,7 @@ impl Limiter {
         let want = (over + ahead).div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
         let step = self.chosen.len().min(want).min(STEP_FRAMES);
         let mut frames = self.chosen.split_off(self.chosen.len() - step);
+        self.at_work_goes |= self.chosen.len() < self.at_work;
         frames.sort_unstable();
         let evicted = match guest {
             Some((guest, still_runs)) => {
@@ -198,12 +208,13 @@ impl Limiter {
         spare: impl Fn(Gfn) -> bool,
     ) -> io::Result<()> {
         self.see_mapped(pager)?;
-        if self.round.is_none_or(|round| round.elapsed() >= ROUND) {
+        let least = if self.at_work_goes { ROUND_LEAST } else { ROUND_MOST };
+        if self.round.is_none_or(|round| round.elapsed() >= least) {
             self.aging.next_round();
             let ranges: Vec<HvaRange> =
                 pager.ram().regions().iter().map(|region| region.hva_range()).collect();
             injector::forget(process, &ranges)?;
-            self.round = Some(Instant::now());
+            (self.round, self.at_work_goes) = (Some(Instant::now()), false);
         }
         self.see_kinds(pager, guest);
         let extents = populated(pager);
@@ -216,8 +227,8 @@ impl Limiter {
             Grain::Huge => FRAMES_PER_HUGE,
         };
         let may_go = |gfn| is_there(gfn) && resident(gfn) && !spare(gfn);
-        self.chosen = self.aging.choose(CHOICE_FRAMES, unit, may_go);
-        // Taken from the end.
+        let Choice { frames, at_rest } = self.aging.choose(CHOICE_FRAMES, unit, may_go);
+        (self.at_work, self.chosen) = (frames.len() - at_rest, frames);
         self.chosen.reverse();
         self.chosen_at = Instant::now();
         Ok(())

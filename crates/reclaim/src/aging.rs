@@ -8,12 +8,14 @@ use ebb_inspect::PageKind;
 use ebb_units::{FrameRange, Gfn};
 
 /// Ranks of candidates, best first.
-const RANKS: usize = 8;
+const RANKS: usize = 10;
+/// From this rank on, what goes is likely to be at work.
+const AT_WORK: usize = 6;
 /// Rounds at rest from which on a frame counts as old: page cache, which is not written
 /// anywhere when it goes,
 const OLD_CACHE: u8 = 2;
 /// and everything else.
-const OLD: u8 = 5;
+const OLD: u8 = 3;
 
 /// How long each frame of a VM has rested.
 pub struct Aging {
@@ -27,12 +29,21 @@ pub struct Aging {
     hand: u64,
 }
 
+/// What is to go, those that cost least first.
+#[derive(Default)]
+pub struct Choice {
+    /// The frames.
+    pub frames: Vec<Gfn>,
+    /// So many of them, the first, have rested; the others are likely to be missed.
+    pub at_rest: usize,
+}
+
 impl Aging {
     /// For frames below `end`; nothing is known yet.
     pub fn new(end: Gfn) -> Aging {
         let count = usize::try_from(end.0).unwrap_or(0);
         Aging {
-            ages: vec![0; count],
+            ages: vec![1; count],
             mapped: vec![false; count],
             kinds: vec![None; count],
             hand: 0,
@@ -69,7 +80,7 @@ impl Aging {
     /// About `want` frames to evict, those that cost least first, in units of so
     /// many frames that go whole, of frames that `may_go` (asked for candidates
     /// only).
-    pub fn choose(&mut self, want: usize, unit: u64, may_go: impl Fn(Gfn) -> bool) -> Vec<Gfn> {
+    pub fn choose(&mut self, want: usize, unit: u64, may_go: impl Fn(Gfn) -> bool) -> Choice {
         let mut ranks: [Vec<Gfn>; RANKS] = Default::default();
         let count = self.ages.len() as u64 / unit;
         let hand = (self.hand / unit).min(count);
@@ -83,27 +94,32 @@ impl Aging {
             }
         }
         let wanted = want.next_multiple_of(unit as usize);
-        let chosen: Vec<Gfn> = ranks.into_iter().flatten().take(wanted).collect();
-        self.hand = chosen.last().map_or(self.hand, |gfn| gfn.0 + 1);
-        chosen
+        let at_rest = ranks.iter().take(AT_WORK).map(Vec::len).sum::<usize>().min(wanted);
+        let frames: Vec<Gfn> = ranks.into_iter().flatten().take(wanted).collect();
+        self.hand = frames.last().map_or(self.hand, |gfn| gfn.0 + 1);
+        Choice { frames, at_rest }
     }
 
     /// Free frames first, then the page cache, which mostly equals a disk, then the
-    /// rest; among them what has rested. Page tables never.
+    /// rest; among them what has rested. Page cache that is used round after round stays
+    /// as long as anonymous memory does. Page tables never.
     fn rank(&self, gfn: Gfn) -> Option<usize> {
         let index = usize::try_from(gfn.0).ok()?;
         let (mapped, age) = (*self.mapped.get(index)?, *self.ages.get(index)?);
-        let (old, [old_rank, young_rank, mapped_rank]) = match self.kinds.get(index)? {
-            Some(PageKind::Free { .. }) => (0, [0, 0, 0]),
-            Some(PageKind::File) => (OLD_CACHE, [1, 2, 4]),
-            Some(PageKind::Anonymous) | None => (OLD, [3, 5, 6]),
-            Some(PageKind::Table) => return None,
-            Some(_) => (OLD, [5, 6, 7]),
-        };
-        Some(match mapped {
-            true => mapped_rank,
-            false if age >= old => old_rank,
-            false => young_rank,
+        let (old, [at_rest, this_round, last_round, both_rounds, at_rest_for_long]) =
+            match self.kinds.get(index)? {
+                Some(PageKind::Free { .. }) => (0, [0; 5]),
+                Some(PageKind::File) => (OLD_CACHE, [2, 4, 2, 7, 1]),
+                Some(PageKind::Anonymous) | None => (OLD, [5, 7, 6, 8, 3]),
+                Some(PageKind::Table) => return None,
+                Some(_) => (OLD, [7, 8, 8, 9, 6]),
+            };
+        Some(match (mapped, age) {
+            (true, 0) => both_rounds,
+            (true, _) => this_round,
+            (false, 0) => last_round,
+            (false, age) if age < old => at_rest,
+            _ => at_rest_for_long,
         })
     }
 }
@@ -137,7 +153,7 @@ mod tests {
         }
         aging.saw_mapped(frame(5));
         let mut order = Vec::new();
-        while let [gfn] = aging.choose(1, 1, |gfn| !order.contains(&gfn))[..] {
+        while let [gfn] = aging.choose(1, 1, |gfn| !order.contains(&gfn)).frames[..] {
             order.push(gfn);
         }
         assert_eq!(order, [2, 1, 5, 0, 4].map(Gfn));
@@ -155,14 +171,31 @@ mod tests {
             aging.next_round();
         }
         aging.look_anew();
-        assert_eq!(aging.choose(1, 1, |_| true), [Gfn(2)]);
-        assert_eq!(aging.ages, [0, 0, 6]);
+        assert_eq!(aging.choose(1, 1, |_| true).frames, [Gfn(2)]);
+        assert_eq!(aging.ages, [0, 0, 7]);
+    }
+
+    #[test]
+    fn what_is_used_round_after_round_is_at_work() {
+        let mut aging = Aging::new(Gfn(4));
+        let kinds = [PageKind::Anonymous, PageKind::File, PageKind::File, PageKind::Anonymous];
+        (0..4).zip(kinds).for_each(|(gfn, kind)| aging.saw_kind(frame(gfn), kind));
+        for _ in 0..2 {
+            aging.look_anew();
+            aging.saw_mapped(frame(0));
+            aging.saw_mapped(frame(1));
+            aging.next_round();
+        }
+        // Of the page cache, 2 was read for the first time just now.
+        aging.saw_mapped(frame(2));
+        let choice = aging.choose(4, 1, |_| true);
+        assert_eq!((choice.frames, choice.at_rest), ([3, 2, 1, 0].map(Gfn).into(), 2));
     }
 
     #[test]
     fn equals_take_turns() {
         let mut aging = Aging::new(Gfn(4));
-        let turns: Vec<_> = (0..4).flat_map(|_| aging.choose(2, 1, |_| true)).collect();
+        let turns: Vec<_> = (0..4).flat_map(|_| aging.choose(2, 1, |_| true).frames).collect();
         assert_eq!(turns, [0, 1, 2, 3, 0, 1, 2, 3].map(Gfn));
     }
 
@@ -171,7 +204,7 @@ mod tests {
         let mut aging = Aging::new(Gfn(2));
         aging.saw_mapped(FrameRange::new(Gfn(1), 9));
         aging.saw_kind(FrameRange::new(Gfn(5), 9), PageKind::Slab);
-        assert_eq!(aging.choose(9, 1, |_| true), [0, 1].map(Gfn));
+        assert_eq!(aging.choose(9, 1, |_| true).frames, [0, 1].map(Gfn));
     }
 
     #[test]
@@ -179,7 +212,7 @@ mod tests {
         let mut aging = Aging::new(Gfn(9));
         aging.saw_kind(frame(1), PageKind::Table);
         let chosen = aging.choose(1, 4, |gfn| gfn.0 != 9);
-        assert_eq!(chosen, [4, 5, 6, 7].map(Gfn));
-        assert_eq!(aging.choose(9, 4, |gfn| gfn != Gfn(6)), []);
+        assert_eq!(chosen.frames, [4, 5, 6, 7].map(Gfn));
+        assert_eq!(aging.choose(9, 4, |gfn| gfn != Gfn(6)).frames, []);
     }
 }
