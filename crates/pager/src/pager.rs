@@ -137,7 +137,7 @@ impl Pager {
             pins,
             dead,
             sharer: RwLock::default(),
-            ahead: Default::default(),
+            ahead: (Mutex::new(ReadAhead::around()), Mutex::default()),
             jobs: Jobs::new(),
             refilling: AtomicBool::new(false),
             marks: [const { AtomicU64::new(u64::MAX) }; 2],

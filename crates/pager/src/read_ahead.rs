@@ -2,7 +2,8 @@
 //!
 //! Whoever reads on where an earlier read ended gets twice as much as then; a
 //! read anywhere else begins small, and smaller where such beginnings led to
-//! nothing.
+//! nothing. Or, where neighbours went together and may be wanted in any order, it begins
+//! with what lies around.
 
 /// The most to read at once.
 const MAX: usize = 256;
@@ -24,6 +25,8 @@ struct Stream {
 /// The readers of one store or disk.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
+    /// Whether a new stream begins with the aligned pages around.
+    around: bool,
     streams: [Stream; STREAMS],
     /// Where a new stream begins, as a shift below [`START_MAX`].
     timid: u32,
@@ -35,6 +38,8 @@ pub(crate) struct ReadAhead {
 pub(crate) struct Window {
     /// Pages, the one asked for among them.
     pub(crate) pages: usize,
+    /// So many of them lie before it.
+    pub(crate) before: usize,
     /// Pages read ahead before that turn out to be of use now.
     pub(crate) hits: u64,
 }
@@ -45,6 +50,11 @@ impl ReadAhead {
         ReadAhead { timid: START_MAX.ilog2(), ..ReadAhead::default() }
     }
 
+    /// One that begins with what lies around.
+    pub(crate) fn around() -> ReadAhead {
+        ReadAhead { around: true, ..ReadAhead::default() }
+    }
+
     /// A page at `at` is wanted.
     pub(crate) fn window(&mut self, at: u64) -> Window {
         self.reads += 1;
@@ -53,9 +63,11 @@ impl ReadAhead {
             stream.window = (stream.window * 2).min(MAX);
             stream.used = reads;
             self.timid = self.timid.saturating_sub(1);
-            return Window { pages: stream.window, hits: std::mem::take(&mut stream.pending) };
+            let hits = std::mem::take(&mut stream.pending);
+            return Window { pages: stream.window, before: 0, hits };
         }
-        let start = START_MAX >> self.timid;
+        let start = if self.around { START_MAX } else { START_MAX >> self.timid };
+        let before = if self.around { at as usize % START_MAX } else { 0 };
         if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
             if oldest.used > 0 && oldest.pending > 0 {
                 self.timid = (self.timid + 1).min(START_MAX.ilog2());
@@ -63,7 +75,7 @@ impl ReadAhead {
             // Found again by `read`.
             *oldest = Stream { next: at, window: start, pending: 0, used: reads };
         }
-        Window { pages: start, hits: 0 }
+        Window { pages: start, before, hits: 0 }
     }
 
     /// The read at `at` brought pages up to `end`, `ahead` beside the one asked for.
@@ -120,10 +132,18 @@ mod tests {
     #[test]
     fn what_was_of_use_is_told_once() {
         let mut ahead = ReadAhead::default();
-        assert_eq!(ahead.window(5), Window { pages: 8, hits: 0 });
+        assert_eq!(ahead.window(5), Window { pages: 8, before: 0, hits: 0 });
         ahead.read(5, 13, 7);
-        assert_eq!(ahead.window(13), Window { pages: 16, hits: 7 });
+        assert_eq!(ahead.window(13), Window { pages: 16, before: 0, hits: 7 });
         ahead.read(13, 14, 0);
-        assert_eq!(ahead.window(14), Window { pages: 32, hits: 0 });
+        assert_eq!(ahead.window(14), Window { pages: 32, before: 0, hits: 0 });
+    }
+
+    #[test]
+    fn what_lies_around_comes_with_a_first_page() {
+        let mut ahead = ReadAhead::around();
+        assert_eq!(ahead.window(13), Window { pages: 8, before: 5, hits: 0 });
+        ahead.read(13, 16, 7);
+        assert_eq!(ahead.window(16), Window { pages: 16, before: 0, hits: 7 });
     }
 }

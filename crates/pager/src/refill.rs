@@ -96,7 +96,14 @@ fn run(pager: &Pager) {
     }
 }
 
-/// A frame that comes back, and which page it is behind the one that was asked for.
+/// What is read: from the page at `base` on, for the sake of the one `asked` behind it.
+#[derive(Clone, Copy)]
+struct Reading {
+    base: Content,
+    asked: usize,
+}
+
+/// A frame that comes back, and which page it is behind the base.
 struct Back<'l> {
     gfn: Gfn,
     word: LockedFrame<'l>,
@@ -123,8 +130,8 @@ impl Pager {
         }
     }
 
-    /// Brings a frame back, and with it those whose content lies behind its own. `write`:
-    /// as far as is known they are written at once.
+    /// Brings a frame back, and with it those whose content lies behind its own, or around.
+    /// `write`: as far as is known they are written at once.
     pub(crate) fn refill_ahead(
         &self,
         gfn: Gfn,
@@ -152,10 +159,12 @@ impl Pager {
         let window = lock().window(at);
         add(&self.counters.ahead_hit_frames, window.hits);
         let slot = self.slot_to_keep(content, write);
-        let mut back = vec![Back { gfn, word, page: 0, slot }];
-        self.neighbours(content, write, window.pages, &mut back);
-        let count = back.iter().map(|back| back.page + 1).max().unwrap_or(1);
-        lock().read(at, at + count as u64, back.len() as u64 - 1);
+        let asked = window.before;
+        let reading = Reading { base: behind(content, -(asked as i64)), asked };
+        let mut back = vec![Back { gfn, word, page: asked, slot }];
+        self.neighbours(reading, write, window.pages, &mut back);
+        let behind = back.last().map_or(0, |back| back.page - asked);
+        lock().read(at, at + 1 + behind as u64, back.len() as u64 - 1);
         add(&self.counters.refilled_frames, 1);
         add(&self.counters.false_reads, u64::from(verdict == Verdict::Unproven));
         add(&self.counters.ahead_frames, back.len() as u64 - 1);
@@ -164,7 +173,7 @@ impl Pager {
             let border = (front.page / PART_PAGES + 1) * PART_PAGES;
             let later = rest.split_off(rest.partition_point(|back| back.page < border));
             let part = std::mem::replace(&mut rest, later);
-            let result = self.refill_part(content, part, buffer.pages_mut());
+            let result = self.refill_part(reading, part, buffer.pages_mut());
             // What lies behind the first part was not asked for.
             first.get_or_insert(result);
         }
@@ -174,16 +183,16 @@ impl Pager {
     /// Brings frames back, the first of them from the first page.
     fn refill_part<'l>(
         &'l self,
-        content: Content,
+        reading: Reading,
         mut part: Vec<Back<'l>>,
         pages: &mut [Page],
     ) -> io::Result<()> {
         let (Some(first), Some(last)) = (part.first(), part.last()) else { return Ok(()) };
         let (first, count) = (first.page, last.page - first.page + 1);
         let pages = pages.get_mut(..count).ok_or(io::ErrorKind::InvalidInput)?;
-        let read = self.read_back(content, first, pages, &mut part);
+        let read = self.read_back(reading, first, pages, &mut part);
         if let Err(error) = read.and_then(|()| self.copy_back(first, pages, &mut part)) {
-            self.stay_away(part);
+            self.stay_away(part, Some(reading.asked));
             return Err(error);
         }
         for Back { gfn, word, page, slot } in part {
@@ -191,17 +200,17 @@ impl Pager {
                 Some(slot) => self.arrive_clean(word, slot),
                 None => self.arrive(gfn, word),
             };
-            // The first is the one whose fault led here.
-            self.after(wanted || page == 0, FrameRange::new(gfn, 1));
+            // Of one of them the fault led here.
+            self.after(wanted || page == reading.asked, FrameRange::new(gfn, 1));
         }
         Ok(())
     }
 
-    /// They stay where they are; whoever waits for one asks again.
-    fn stay_away(&self, part: Vec<Back<'_>>) {
+    /// They stay where they are; whoever waits for one asks again, also for the one `asked`.
+    fn stay_away(&self, part: Vec<Back<'_>>, asked: Option<usize>) {
         for Back { gfn, word, page, .. } in part {
             let wanted = word.abandon();
-            self.after(wanted || page == 0, FrameRange::new(gfn, 1));
+            self.after(wanted || Some(page) == asked, FrameRange::new(gfn, 1));
         }
     }
 
@@ -215,25 +224,20 @@ impl Pager {
         }
     }
 
-    /// Takes the frames whose content lies behind `content`, up to `pages` on.
+    /// Takes the frames whose content is among the `pages` from the base on.
     fn neighbours<'l>(
         &'l self,
-        content: Content,
+        reading: Reading,
         write: bool,
         pages: usize,
         back: &mut Vec<Back<'l>>,
     ) {
-        let mut last = 0;
-        for page in 1..pages {
-            let (wanted, owner) = match content {
-                Content::Saved { slot } => {
-                    let slot = slot + page as u64;
-                    (Content::Saved { slot }, self.owners.get(slot))
-                }
-                Content::OnDisk { block } => {
-                    let block = block + page as u64;
-                    (Content::OnDisk { block }, self.resting.first_on(block))
-                }
+        let mut last = reading.asked;
+        for page in (0..reading.asked).chain(reading.asked + 1..pages) {
+            let wanted = behind(reading.base, page as i64);
+            let owner = match wanted {
+                Content::Saved { slot } => self.owners.get(slot),
+                Content::OnDisk { block } => self.resting.first_on(block),
                 _ => return,
             };
             let held = owner.and_then(|gfn| Some((gfn, self.ledger.lock_frame(gfn).ok()?)));
@@ -244,53 +248,55 @@ impl Pager {
                         self.after(asked, FrameRange::new(gfn, 1));
                         continue;
                     }
-                    last = page;
+                    last = last.max(page);
                     let slot = self.slot_to_keep(wanted, write);
                     back.push(Back { gfn, word, page, slot });
                 }
                 Some((gfn, word)) => self.after(word.abandon(), FrameRange::new(gfn, 1)),
                 None => {}
             }
-            if page - last > GAP_MAX {
-                return;
+            if page > last + GAP_MAX {
+                break;
             }
         }
+        back.sort_unstable_by_key(|back| back.page);
     }
 
-    /// Reads the pages from the `first` behind `content` on; frames whose page cannot be
-    /// had stay where they are, but for the first of all, which is the one asked for.
+    /// Reads the pages from the `first` behind the base on; frames whose page cannot be
+    /// had stay where they are, but for the one asked for.
     fn read_back<'l>(
         &'l self,
-        content: Content,
+        Reading { base, asked }: Reading,
         first: usize,
         pages: &mut [Page],
         part: &mut Vec<Back<'l>>,
     ) -> io::Result<()> {
-        let slot = match content {
+        let slot = match behind(base, first as i64) {
             Content::OnDisk { block } => {
-                let read = self.disk.read(block + first as u64, pages);
+                let read = self.disk.read(block, pages);
                 return match (read, pages) {
                     // The one asked for does not go without for one behind it.
-                    (Err(_), [page, _, ..]) if first == 0 => {
-                        self.stay_away(part.split_off(1));
+                    (Err(_), [page, _, ..]) if first == asked => {
+                        self.stay_away(part.split_off(1), None);
                         self.disk.read(block, std::slice::from_mut(page))
                     }
                     (read, _) => read,
                 };
             }
-            Content::Saved { slot } => slot + first as u64,
+            Content::Saved { slot } => slot,
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
         let loaded = self.store.load_batch(slot, pages)?;
-        if first == 0 && !loaded.has(0) {
+        if let Some(at) = asked.checked_sub(first).filter(|at| *at < pages.len())
+            && !loaded.has(at)
+        {
             // Says why.
-            let page = pages.first_mut().ok_or(io::ErrorKind::InvalidInput)?;
-            self.store.load(slot, page)?;
+            self.store.load(slot + at as u64, &mut pages[at])?;
         }
         let (kept, lost): (Vec<_>, Vec<_>) =
-            part.drain(..).partition(|back| back.page == 0 || loaded.has(back.page - first));
+            part.drain(..).partition(|back| back.page == asked || loaded.has(back.page - first));
         *part = kept;
-        self.stay_away(lost);
+        self.stay_away(lost, None);
         Ok(())
     }
 
@@ -371,5 +377,14 @@ impl Pager {
             })?;
         }
         Ok(())
+    }
+}
+
+/// The content so many pages behind another.
+fn behind(content: Content, pages: i64) -> Content {
+    match content {
+        Content::Saved { slot } => Content::Saved { slot: slot.wrapping_add_signed(pages) },
+        Content::OnDisk { block } => Content::OnDisk { block: block.wrapping_add_signed(pages) },
+        other => other,
     }
 }
