@@ -85,8 +85,10 @@ fn next_random(mut random: u64) -> u64 {
 pub fn program(root: &str, line: &str) -> Result<String> {
     timed(|| {
         let mut command = Command::new("/bin/busybox");
-        let output =
-            command.args(["chroot", root, "/bin/sh", "-c", line]).output().context(line)?;
+        command.args(["chroot", root, "/bin/sh", "-c", line]);
+        // For what the shell starts: it exports none of its own.
+        command.env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        let output = command.output().context(line)?;
         match output.status.success() {
             true => Ok(()),
             false => {

@@ -130,7 +130,7 @@ impl Run {
         cpu_before: Duration,
     ) -> anyhow::Result<()> {
         course.mark("compile");
-        self.compile_s.push(work::seconds(vm, &format!("program /mnt {}", work::COMPILE))?);
+        self.compile_s.push(work::seconds(vm, &format!("program /mnt {}", work::COMPILE_WIDE))?);
         self.cpu_s.push((cpu_time(vm, self.keeper) - cpu_before).as_secs_f64());
         course.mark("rest");
         course.rest(scale.rest)?;
@@ -188,12 +188,12 @@ fn rows(report: &mut Report, runs: &[Run; 5]) {
             report.row(if is_goal { row.at_most(KEPT_MOST) } else { row });
         }
     }
-    let times = [[ebb, llfree], [reporting, buddy], [vprobe, buddy]];
+    let times = [[ebb, llfree], [reporting, buddy], [vprobe, buddy], [llfree, buddy]];
     for pair in times {
-        report.row(row("compile, guest's time", "s", &|run| &run.compile_s, pair));
+        let row = row("compile, guest's time", "s", &|run| &run.compile_s, pair);
+        let is_goal = pair[0].keeper == Keeper::Llfree;
+        report.row(if is_goal { row.within(TIME_OFF) } else { row });
     }
-    let allocators = row("compile, guest's time", "s", &|run| &run.compile_s, [llfree, buddy]);
-    report.row(allocators.within(TIME_OFF));
     for pair in times {
         report.row(row("compile, host's CPU", "s", &|run| &run.cpu_s, pair));
     }
