@@ -23,7 +23,7 @@ const FILL: &str = "fill a 1400M";
 const KEEPERS: [Keeper; 5] =
     [Keeper::HyperAlloc, Keeper::Balloon, Keeper::Reporting, Keeper::VirtioMem, Keeper::VProbe];
 /// Of the guest program, with its unit.
-const LOADS: [(&str, &str); 2] = [("stream", "MiB/s"), ("quanta", "steps/50 ms")];
+const LOADS: [(&str, &str); 2] = [("stream", "MiB/s"), ("quanta", "steps/125 ms")];
 
 struct Scale {
     rounds: usize,
