@@ -29,10 +29,12 @@ struct Scale {
     apart: Duration,
 }
 
+// A guest begins about when the one before has compiled: their peaks lie apart, and one that
+// works has the processors for itself.
 const FULL: Scale =
-    Scale { rounds: 3, works: 3, rest: Duration::from_secs(60), apart: Duration::from_secs(30) };
+    Scale { rounds: 1, works: 3, rest: Duration::from_secs(120), apart: Duration::from_secs(60) };
 const QUICK: Scale =
-    Scale { rounds: 1, works: 2, rest: Duration::from_secs(25), apart: Duration::from_secs(15) };
+    Scale { rounds: 1, works: 2, rest: Duration::from_secs(50), apart: Duration::from_secs(35) };
 
 /// What became of one keeper's guests.
 struct Run {
