@@ -8,6 +8,7 @@ mod bare;
 mod cpu;
 mod dma;
 mod fault;
+mod footprint;
 mod front;
 mod handlers;
 mod hyperalloc;
@@ -20,6 +21,7 @@ mod scan;
 mod store;
 mod swap;
 mod vm;
+mod work;
 
 use clap::ValueEnum;
 use vmtest::HostSetting;
@@ -70,6 +72,12 @@ enum Name {
     HyperallocFig4,
     /// Looking there for what is free
     HyperallocScan,
+    /// The guest's speed while its VM is made smaller and larger
+    HyperallocTab2,
+    /// A compile in a guest, and what the host keeps for it
+    HyperallocFig7,
+    /// Three guests that compile one after the other, and what they take together
+    HyperallocFig11,
     /// Each of them
     All,
 }
@@ -77,7 +85,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 15] = [
+const EACH: [(Name, Bench); 18] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -93,6 +101,9 @@ const EACH: [(Name, Bench); 15] = [
     (Name::Llfree, llfree::run),
     (Name::HyperallocFig4, hyperalloc::fig4),
     (Name::HyperallocScan, hyperalloc::scan),
+    (Name::HyperallocTab2, hyperalloc::tab2::run),
+    (Name::HyperallocFig7, hyperalloc::fig7::run),
+    (Name::HyperallocFig11, hyperalloc::fig11::run),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

@@ -21,6 +21,10 @@ use crate::cargo::workspace;
 
 /// What tests call it.
 const LABEL: &str = "llfree";
+/// What benchmarks call the one that they compare it with.
+const BUDDY_LABEL: &str = "buddy";
+const ON: &str = "CONFIG_LLFREE=y";
+const OFF: &str = "# CONFIG_LLFREE is not set";
 const SUITE: &str = "bookworm";
 const PACKAGE: &str = "linux-source-6.1";
 /// Of the allocator, only tests in user space use this.
@@ -33,9 +37,18 @@ pub struct Args {
     /// Look for a newer source also where there is a kernel
     #[arg(long)]
     refresh: bool,
+    /// The same with the buddy allocator, which benchmarks compare it with
+    #[arg(long)]
+    buddy: bool,
     /// Say what the compiler says
     #[arg(long)]
     verbose: bool,
+}
+
+impl Args {
+    fn label(&self) -> &'static str {
+        if self.buddy { BUDDY_LABEL } else { LABEL }
+    }
 }
 
 /// Builds it, or finds it built.
@@ -46,19 +59,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let made = make(args);
     let mut kernels = vmtest::assets::load().unwrap_or_default();
     let told = made.as_ref().map(Kernel::clone).map_err(|error| format!("{error:#}"));
-    kernels.insert(LABEL.into(), told);
+    kernels.insert(args.label().into(), told);
     vmtest::assets::store(&kernels)?;
-    println!("{LABEL:<10} {}", made?.package);
+    println!("{:<10} {}", args.label(), made?.package);
     Ok(())
 }
 
 fn make(args: &Args) -> anyhow::Result<Kernel> {
     let cache = Cache::open()?;
-    let recipe = Recipe::read()?;
+    let recipe = Recipe::read(args.buddy)?;
     let shelf = cache.directory(&format!("guest-kernel/{:016x}", recipe.stamp()))?;
     let directory = match cache::newest(&shelf).filter(|_| !args.refresh) {
         Some(directory) => directory,
-        None => build(&cache, &recipe, &shelf, args.verbose)?,
+        None => build(&cache, &recipe, &shelf, args)?,
     };
     let modules = cache.directory("guest-kernel/no-modules")?;
     // It has everything built in.
@@ -66,7 +79,7 @@ fn make(args: &Args) -> anyhow::Result<Kernel> {
     Ok(Kernel {
         package: cache::base_name(&directory),
         vmlinuz: directory.join("vmlinuz"),
-        initrd: Init::build()?.image(&cache, LABEL, &modules)?,
+        initrd: Init::build()?.image(&cache, args.label(), &modules)?,
         qemu_directory: None,
     })
 }
@@ -74,23 +87,21 @@ fn make(args: &Args) -> anyhow::Result<Kernel> {
 /// Files of ours that make the kernel, with what is in them.
 struct Recipe {
     patches: Vec<(PathBuf, Vec<u8>)>,
-    config: PathBuf,
     options: String,
     allocator: Vec<(PathBuf, Vec<u8>)>,
 }
 
 impl Recipe {
-    fn read() -> anyhow::Result<Recipe> {
+    fn read(buddy: bool) -> anyhow::Result<Recipe> {
         let guest = workspace().join("guest");
         let config = guest.join("linux/config");
+        let mut options = fs::read_to_string(&config).context("guest/linux/config")?;
+        if buddy {
+            options = options.replace(ON, OFF);
+        }
         let mut allocator = files(&guest.join("llfree"), &["c", "h"])?;
         allocator.retain(|(path, _)| cache::base_name(path) != USER_SPACE_ONLY);
-        Ok(Recipe {
-            patches: files(&guest.join("linux/patches"), &["patch"])?,
-            options: fs::read_to_string(&config).context("guest/linux/config")?,
-            config: std::path::absolute(config)?,
-            allocator,
-        })
+        Ok(Recipe { patches: files(&guest.join("linux/patches"), &["patch"])?, options, allocator })
     }
 
     fn stamp(&self) -> u64 {
@@ -120,7 +131,7 @@ fn files(directory: &Path, extensions: &[&str]) -> anyhow::Result<Vec<(PathBuf, 
     paths.into_iter().map(|path| Ok((path.clone(), fs::read(&path)?))).collect()
 }
 
-fn build(cache: &Cache, recipe: &Recipe, shelf: &Path, verbose: bool) -> anyhow::Result<PathBuf> {
+fn build(cache: &Cache, recipe: &Recipe, shelf: &Path, args: &Args) -> anyhow::Result<PathBuf> {
     let start = Instant::now();
     let suite = Suite::open(cache, SUITE)?;
     let package = suite.package(PACKAGE)?;
@@ -128,7 +139,8 @@ fn build(cache: &Cache, recipe: &Recipe, shelf: &Path, verbose: bool) -> anyhow:
     if directory.exists() {
         return Ok(directory);
     }
-    println!("{LABEL:<10} building from {PACKAGE} {}, which takes minutes", package.version);
+    let label = args.label();
+    println!("{label:<10} building from {PACKAGE} {}, which takes minutes", package.version);
     let (work, archives) = (cache.temporary()?, cache.temporary()?);
     for file in suite.download(&[package], archives.path())? {
         apt::unpack(&file, archives.path())?;
@@ -138,13 +150,13 @@ fn build(cache: &Cache, recipe: &Recipe, shelf: &Path, verbose: bool) -> anyhow:
     let tree = work.path().join(PACKAGE);
     prepare(recipe, &tree)?;
     configure(recipe, &tree)?;
-    compile(cache, &tree, verbose)?;
+    compile(cache, &tree, args.verbose)?;
     let made = work.path().join("made");
     fs::create_dir(&made)?;
     fs::rename(tree.join("arch/x86/boot/bzImage"), made.join("vmlinuz"))?;
     fs::rename(tree.join(".config"), made.join("config"))?;
     fs::rename(&made, &directory)?;
-    println!("{LABEL:<10} built in {} s", start.elapsed().as_secs());
+    println!("{label:<10} built in {} s", start.elapsed().as_secs());
     Ok(directory)
 }
 
@@ -167,8 +179,9 @@ fn prepare(recipe: &Recipe, tree: &Path) -> anyhow::Result<()> {
 
 fn configure(recipe: &Recipe, tree: &Path) -> anyhow::Result<()> {
     run_in(tree, "make", |make| make.args(["--silent", "tinyconfig"]))?;
+    fs::write(tree.join("ebb.config"), &recipe.options)?;
     run_in(tree, "scripts/kconfig/merge_config.sh", |merge| {
-        merge.args(["-m", ".config"]).arg(&recipe.config)
+        merge.args(["-m", ".config", "ebb.config"])
     })?;
     run_in(tree, "make", |make| make.args(["--silent", "olddefconfig"]))?;
     let config = fs::read_to_string(tree.join(".config"))?;

@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::churn::Churn;
 use crate::disk;
 use crate::files::{self, Files};
-use crate::{Context, Result, boot, measure, power, shell};
+use crate::{Context, Result, boot, measure, power, samples, shell};
 
 /// Left to the kernel whatever is asked for: init must not be in want of memory.
 const RESERVE_BYTES: u64 = 24 << 20;
@@ -45,6 +45,12 @@ impl Guest {
             ["poweroff"] => power::off().map(|never| match never {}),
             ["panic"] => power::panic().map(|never| match never {}),
             ["bench", "mem", seconds] => bench(number(seconds)?),
+            ["bench", "stream", threads, seconds] => {
+                samples::stream(number(threads)? as usize, number(seconds)?)
+            }
+            ["bench", "quanta", threads, seconds] => {
+                samples::quanta(number(threads)? as usize, number(seconds)?)
+            }
             ["disk", path, size] => disk::round_trip(path, bytes(size)?, self.next()),
             ["mount", kind, device, at] => boot::mount_disk(kind, device, at).and(done()),
             ["umount", at] => boot::unmount(at).and(done()),

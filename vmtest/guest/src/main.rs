@@ -17,6 +17,7 @@ mod loaded_file;
 mod measure;
 mod pattern;
 mod power;
+mod samples;
 mod shell;
 
 use std::convert::Infallible;

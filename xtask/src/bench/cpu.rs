@@ -42,10 +42,23 @@ impl Thread {
 
 /// Time that all threads of `pid` have spent in the kernel; by ticks of 10 ms.
 pub fn in_kernel(pid: i32) -> Duration {
+    user_and_kernel(pid)[1]
+}
+
+/// What all threads of `pid` have run for so far, those that have ended among them; by ticks
+/// of 10 ms.
+pub fn of_all(pid: i32) -> Duration {
+    user_and_kernel(pid).iter().sum()
+}
+
+fn user_and_kernel(pid: i32) -> [Duration; 2] {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let field = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(12));
-    let ticks: u64 = field.and_then(|ticks| ticks.parse().ok()).unwrap_or(0);
-    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    [11, 12].map(|field| {
+        let ticks = rest.split_whitespace().nth(field).and_then(|ticks| ticks.parse().ok());
+        let ticks: u64 = ticks.unwrap_or(0);
+        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+    })
 }
 
 /// Processes that share one processor, until this is dropped.

@@ -82,6 +82,12 @@ impl Row {
         Row { goal: Some(format!(">= {limit:?}")), met, ..self }
     }
 
+    /// The ratio is to be 1, with `off` to either side.
+    pub fn within(self, off: f64) -> Row {
+        let met = self.ratio.map(|ratio| (ratio - 1.0).abs() <= off);
+        Row { goal: Some(format!("1 +- {off:?}")), met, ..self }
+    }
+
     /// The figure itself is to be no more than this.
     pub fn no_more_than(self, limit: f64) -> Row {
         let met = Some(self.ebb <= limit);
@@ -220,6 +226,8 @@ mod tests {
         assert_eq!(row(2.0, 1.0).at_most(2.0).met, Some(true));
         assert_eq!(row(2.1, 1.0).at_most(2.0).met, Some(false));
         assert_eq!(row(0.994, 1.0).at_least(0.995).met, Some(false));
+        assert_eq!(row(0.98, 1.0).within(0.03).met, Some(true));
+        assert_eq!(row(1.04, 1.0).within(0.03).met, Some(false));
         assert_eq!(row(1.0, 1.0).met, None);
     }
 

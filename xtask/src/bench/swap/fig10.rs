@@ -6,9 +6,9 @@ use std::path::Path;
 use super::fig9::{LIMIT_MIB, MEMORY_MIB};
 use super::medium::Medium;
 use super::rig::{self, Both, Keeper, Rig, Setup};
-use super::work;
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
+use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
 const IMAGE_BYTES: u64 = 700 << 20;

@@ -10,9 +10,9 @@ use vmtest::{Vm, assets};
 
 use super::medium::Medium;
 use super::rig::{self, Ground, Keeper, Setup};
-use super::work;
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
+use crate::bench::work;
 use crate::guard::guard;
 use crate::plot::{Figure, Panel, Series};
 

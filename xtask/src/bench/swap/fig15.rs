@@ -6,9 +6,9 @@ use anyhow::Context;
 
 use super::medium::Medium;
 use super::rig::{self, Keeper, Rig, Setup};
-use super::work;
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
+use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
 const MEMORY_MIB: u64 = 1024;

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::medium::Medium;
 use super::rig::{self, Both, Keeper, Rig, Setup};
-use super::work;
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
+use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
 pub const MEMORY_MIB: u64 = 512;

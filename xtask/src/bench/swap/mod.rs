@@ -4,7 +4,6 @@
 mod cgroup;
 mod medium;
 mod rig;
-mod work;
 
 pub mod fig10;
 pub mod fig11;

@@ -15,11 +15,12 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES};
 use llfree_tests::Region;
 use vmtest::HostSetting;
 
-use super::bare::{Bare, advise};
-use super::handlers::{Ebb, Handler};
-use super::llfree::compare_and_swap;
-use super::report::{Report, Row};
-use super::rounds::{Rounds, us};
+use super::speed;
+use crate::bench::bare::{Bare, advise};
+use crate::bench::handlers::{Ebb, Handler};
+use crate::bench::llfree::compare_and_swap;
+use crate::bench::report::{Report, Row};
+use crate::bench::rounds::{Rounds, us};
 
 /// The allocator's state is below the zone.
 const ZONE: Gfn = Gfn(1024);
@@ -155,6 +156,9 @@ pub fn fig4(quick: bool) -> anyhow::Result<Report> {
         };
         let figures = measure(kind, rounds, &mut swap)?;
         rows(&mut report, kind, &figures, &swap);
+    }
+    if let Err(why) = speed::rows(&mut report, if quick { 2 } else { 10 }) {
+        report.note(format!("No guests: {why:#}."));
     }
     Ok(report)
 }

@@ -25,6 +25,14 @@ pub const COMPRESS: &str = "tar --create --directory / usr/lib/gcc usr/lib/x86_6
 pub const COMPILE: &str = "make --directory /usr/src/lua5.4/src --jobs=2 --silent \
     CFLAGS='-O0 -DLUA_COMPAT_5_3' clean generic";
 
+/// The same by more processes than there are processors, as build farms have it: what they
+/// take goes up and down.
+pub const COMPILE_WIDE: &str = "make --directory /usr/src/lua5.4/src --jobs=6 --silent \
+    CFLAGS='-O0 -DLUA_COMPAT_5_3' clean generic";
+
+/// Takes away what it made.
+pub const CLEAN: &str = "make --directory /usr/src/lua5.4/src --silent clean";
+
 /// Puts a small Debian on a disk.
 ///
 /// # Errors

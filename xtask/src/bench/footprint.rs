@@ -1,0 +1,131 @@
+//! The host's memory that VMs take, over time.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vmtest::Vm;
+
+use super::vm::GIB;
+use crate::guard::guard;
+use crate::interrupt;
+
+/// Five times as often as the paper.
+const SAMPLE_EVERY: Duration = Duration::from_millis(200);
+
+/// What all of some VMs took together.
+pub struct Footprint {
+    /// Seconds since the beginning, and GiB; in order.
+    points: Vec<(f64, f64)>,
+    marks: Vec<(f64, String)>,
+}
+
+/// What goes on while it is taken.
+pub struct Course {
+    began: Instant,
+    marks: Mutex<Vec<(f64, String)>>,
+}
+
+impl Course {
+    /// Seconds since the beginning.
+    pub fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Something begins now.
+    pub fn mark(&self, what: &str) {
+        let mark = (self.seconds(), what.to_owned());
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
+    }
+
+    /// Lets time pass: what is free goes meanwhile, or stays.
+    ///
+    /// # Errors
+    /// The user has had enough.
+    pub fn rest(&self, time: Duration) -> anyhow::Result<()> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            interrupt::check()?;
+            thread::sleep(SAMPLE_EVERY.min(end.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+}
+
+impl Footprint {
+    /// Of `vms`, for as long as `work` takes.
+    ///
+    /// # Errors
+    /// As `work`, or one of the VMs is gone.
+    pub fn during<T>(
+        vms: &[&Vm],
+        work: impl FnOnce(&Course) -> anyhow::Result<T>,
+    ) -> anyhow::Result<(T, Footprint)> {
+        let course = Course { began: Instant::now(), marks: Mutex::default() };
+        let done = AtomicBool::new(false);
+        let (result, points) = thread::scope(|scope| {
+            let sampler = scope.spawn(|| guard(|| Ok(sample(vms, course.began, &done))));
+            let result = guard(|| work(&course));
+            done.store(true, Ordering::Relaxed);
+            (result, sampler.join())
+        });
+        let points = points.map_err(|panic| crate::guard::reason(&*panic))??;
+        let marks = course.marks.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok((result?, Footprint { points, marks }))
+    }
+
+    /// All of it over time.
+    pub fn gib_s(&self) -> f64 {
+        let steps = self.points.windows(2);
+        steps.map(|pair| (pair[1].0 - pair[0].0) * (pair[0].1 + pair[1].1) / 2.0).sum()
+    }
+
+    /// The most at any time.
+    pub fn peak_gib(&self) -> f64 {
+        self.points.iter().map(|point| point.1).fold(0.0, f64::max)
+    }
+
+    /// Seconds and GiB.
+    pub fn points(&self) -> &[(f64, f64)] {
+        &self.points
+    }
+
+    /// What began when.
+    pub fn marks(&self) -> &[(f64, String)] {
+        &self.marks
+    }
+}
+
+fn sample(vms: &[&Vm], began: Instant, done: &AtomicBool) -> Vec<(f64, f64)> {
+    let mut points = Vec::new();
+    loop {
+        // Whoever is done wants the end in it.
+        let is_last = done.load(Ordering::Relaxed);
+        let bytes: u64 = vms.iter().map(|vm| vm.host_bytes()).sum();
+        points.push((began.elapsed().as_secs_f64(), bytes as f64 / GIB as f64));
+        if is_last {
+            return points;
+        }
+        thread::sleep(SAMPLE_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_footprint_is_what_lies_below_the_curve() {
+        let points = vec![(0.0, 1.0), (1.0, 1.0), (3.0, 2.0)];
+        let footprint = Footprint { points, marks: Vec::new() };
+        assert_eq!((footprint.gib_s(), footprint.peak_gib()), (4.0, 2.0));
+    }
+
+    #[test]
+    fn work_that_panics_is_an_error() {
+        let result = Footprint::during::<()>(&[], |_| panic!("no"));
+        assert_eq!(result.err().map(|error| error.to_string()), Some("no".into()));
+    }
+}
