@@ -1,4 +1,4 @@
-//! Figure 15: what could rest on the guest's disk follows its page cache.
+//! Figure 15: the blocks that Ebb knows, and the page cache whose pages may rest on them.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ fn steps() -> Vec<String> {
 
 /// After one step, bytes.
 struct Sample {
-    /// Of the guest's memory that is equal to a block known.
+    /// Of the disk's blocks that are known by content.
     tracked: f64,
     /// Of its page cache, less what is yet to be written.
     clean: f64,
@@ -59,7 +59,7 @@ pub fn run(_quick: bool) -> anyhow::Result<Report> {
         samples.push(sample(&rig)?);
     }
     let of = |figure: fn(&Sample) -> f64| samples.iter().map(figure).collect::<Rounds>();
-    let tracked = Row::new("equal to a block known", "MiB", &of(|sample| sample.tracked));
+    let tracked = Row::new("blocks known by content", "MiB", &of(|sample| sample.tracked));
     report.row(tracked.against("the clean page cache", &of(|sample| sample.clean)));
     let series = |name: &str, figure: fn(&Sample) -> f64| Series {
         name: name.into(),
@@ -67,11 +67,11 @@ pub fn run(_quick: bool) -> anyhow::Result<Report> {
         is_bound: false,
     };
     let series = vec![
-        series("equal to a block known", |sample| sample.tracked),
+        series("blocks known by content", |sample| sample.tracked),
         series("clean page cache", |sample| sample.clean),
     ];
     report.plot(&Figure {
-        title: "What could rest on the disk, and the guest's page cache (VSwapper, fig. 15)",
+        title: "Blocks known, and the guest's page cache (VSwapper, fig. 15)",
         x_label: "step",
         y_label: "MiB",
         panels: &[Panel { series, ..Panel::default() }],
