@@ -301,6 +301,47 @@ fn no_request_of_a_strict_disk_fails() {
     disk.check("ext4");
 }
 
+/// Programs that read again what they have written: memory of every kind, files, forks.
+#[test]
+fn stress_ng_finds_no_wrong_byte() {
+    require!(assets::kernel("llfree"));
+    require!(tools());
+    let userland = assets::userland();
+    require!(userland.as_ref());
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "disk", "2G").formatted("ext4").filled(&userland.unwrap());
+    let vm = start(&host, |guest| guest.own_disk(&disk));
+    vm.guest("mount ext4 /dev/vda /mnt");
+    vm.guest("sh busybox mount -t proc proc /mnt/proc");
+    vm.ebb("auto on --interval 100ms").ok();
+    let stress = format!(
+        "timed program /mnt stress-ng --quiet --verify --temp-path /root --vm 1 --vm-bytes 96M \
+         --mmap 1 --mmap-bytes 64M --fork 1 --memfd 1 --memfd-bytes 64M --hdd 1 --hdd-bytes 64M \
+         --timeout {}",
+        rounds(15, 300)
+    );
+    let times = thread::scope(|scope| {
+        let stress = scope.spawn(|| vm.guest(&stress));
+        let mut times = 0;
+        while !stress.is_finished() {
+            resize(&vm, "640M");
+            resize(&vm, "1G");
+            times += 1;
+        }
+        // It ends with an error where a byte is not what it was.
+        stress.join().map(|_| times).expect("stress-ng ends well")
+    });
+    assert!(times > 1, "{times}");
+    let status = vm.status();
+    assert!(status.sharing.installs > 0, "{:?}", status.sharing);
+    assert_eq!(status.sharing.violations, 0);
+    vm.guest("sh busybox umount /mnt/proc");
+    vm.guest("umount /mnt");
+    assert_consistent(&vm);
+    vm.power_off();
+    disk.check("ext4");
+}
+
 /// What a limit has put elsewhere is dropped once it is free.
 #[test]
 fn what_is_saved_and_free_is_dropped() {

@@ -11,8 +11,8 @@ use super::apt;
 use super::cache::Cache;
 
 const SUITE: &str = "bookworm";
-/// Beside the smallest system: a start as all Debians have, a compressor, a compiler.
-const PACKAGES: &str = "systemd-sysv,udev,zstd,gcc,libc6-dev,make";
+/// Beside the smallest system: a start as all Debians have, a compressor, a compiler, a load.
+const PACKAGES: &str = "systemd-sysv,udev,zstd,gcc,libc6-dev,make,stress-ng";
 /// A project in C for guests to compile, in `/usr/src`.
 const PROJECT: &str = "lua5.4";
 /// Checks every file against its package's checksums, once it has started. It speaks by
