@@ -27,6 +27,7 @@ pub struct Guest {
     ram: &'static str,
     accelerator: &'static str,
     disk: Option<Bytes>,
+    room: Option<Bytes>,
 }
 
 impl Guest {
@@ -48,12 +49,26 @@ impl Guest {
             ram: "memfd,share=on",
             accelerator: "tcg",
             disk: None,
+            room: None,
         }
     }
 
     /// RAM, as in `2G`.
     pub fn memory(mut self, size: &str) -> Guest {
         self.memory = size.parse().expect("a size");
+        self
+    }
+
+    /// Run by the QEMU in this directory.
+    pub fn qemu_in(mut self, directory: &Path) -> Guest {
+        self.kernel.qemu_directory = Some(directory.into());
+        self
+    }
+
+    /// Room for memory devices, up to `size` with what it has from the beginning; for
+    /// [`crate::Host::qemu`] only.
+    pub fn room(mut self, size: &str) -> Guest {
+        self.room = Some(size.parse().expect("a size"));
         self
     }
 
@@ -182,7 +197,8 @@ impl Guest {
         option("-name", name.into());
         option("-accel", self.accelerator.into());
         option("-smp", self.cpus.to_string());
-        option("-m", format!("{}M", self.memory.0 >> 20));
+        let room = self.room.map(|room| format!(",slots=0,maxmem={}M", room.0 >> 20));
+        option("-m", format!("{}M{}", self.memory.0 >> 20, room.unwrap_or_default()));
         option("-qmp", format!("unix:{},server=on,wait=off", socket("qmp.sock")));
         option(
             "-chardev",
