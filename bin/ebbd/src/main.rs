@@ -11,13 +11,17 @@ mod injector;
 mod insight;
 mod limit;
 mod limited;
+mod obstacle;
+mod offers;
 mod problem;
 mod record;
 mod server;
 mod serving;
 mod sharing;
+mod sizing;
 mod status;
 mod trouble;
+mod way;
 mod worker;
 
 use std::fs::{self, DirBuilder, File, Permissions};
