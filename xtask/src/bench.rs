@@ -19,6 +19,7 @@ mod rounds;
 mod scan;
 mod store;
 mod swap;
+mod virtio_mem;
 mod vm;
 
 use clap::ValueEnum;
@@ -70,6 +71,14 @@ enum Name {
     HyperallocFig4,
     /// Looking there for what is free
     HyperallocScan,
+    /// Two NUMA nodes resized step by step
+    VirtioMemTab1,
+    /// What Linux keeps metadata for while a guest grows and shrinks
+    VirtioMemFig3,
+    /// Shrinking with memory that cannot move
+    VirtioMemFig5,
+    /// How long growing and shrinking takes
+    VirtioMemPlug,
     /// Each of them
     All,
 }
@@ -77,7 +86,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 15] = [
+const EACH: [(Name, Bench); 19] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -93,6 +102,10 @@ const EACH: [(Name, Bench); 15] = [
     (Name::Llfree, llfree::run),
     (Name::HyperallocFig4, hyperalloc::fig4),
     (Name::HyperallocScan, hyperalloc::scan),
+    (Name::VirtioMemTab1, virtio_mem::tab1),
+    (Name::VirtioMemFig3, virtio_mem::fig3),
+    (Name::VirtioMemFig5, virtio_mem::fig5),
+    (Name::VirtioMemPlug, virtio_mem::plug),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.
