@@ -94,6 +94,16 @@ impl Guest {
         self.hold("--mode", mode)
     }
 
+    /// Memory that can be plugged, up to this size; for [`crate::Host::run`] only.
+    pub fn grow_to(self, size: &str) -> Guest {
+        self.hold("--grow-to", size)
+    }
+
+    /// NUMA nodes of equal size; for [`crate::Host::run`] only.
+    pub fn run_nodes(self, count: u64) -> Guest {
+        self.hold("--nodes", &count.to_string())
+    }
+
     /// The smallest block to take.
     pub fn min_order(self, order: u8) -> Guest {
         self.hold("--min-order", &order.to_string())

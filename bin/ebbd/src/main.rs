@@ -12,14 +12,18 @@ mod insight;
 mod limit;
 mod limited;
 mod memory;
+mod obstacle;
+mod offers;
 mod problem;
 mod record;
 mod relay;
 mod server;
 mod serving;
 mod sharing;
+mod sizing;
 mod status;
 mod trouble;
+mod way;
 mod worker;
 
 use std::fs::{self, DirBuilder, File, Permissions};
