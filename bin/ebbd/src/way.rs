@@ -9,6 +9,8 @@ use ebb_policy::resize::{Mechanism, Plan};
 /// Who does not get closer for so long waits for something. Linux tries again after 5 s when it
 /// could not unplug a block, then less and less often.
 const STILL: Duration = Duration::from_secs(6);
+/// What is taken at once, where a guest can spare it.
+const AT_ONCE_BYTES: u64 = 32 << 20;
 /// A guest that had its balloon back is left alone for so long at first,
 const REST_MIN: Duration = Duration::from_secs(30);
 /// and twice as long each further time, up to this.
@@ -93,8 +95,8 @@ impl Way {
     }
 
     /// What the guest may have next, on the way down to `wanted_bytes` from what it has:
-    /// whole `piece_bytes` above that. A step goes as far as the guest's figures allow; the next one
-    /// waits for figures told after this one.
+    /// whole `piece_bytes` above that. A step takes half of what the guest can spare by its own
+    /// figures, or a little; the next one waits for figures told after this one.
     pub fn step(&mut self, wanted_bytes: u64, figures: Option<Figures>, piece_bytes: u64) -> u64 {
         let size = self.size_bytes;
         if wanted_bytes >= size {
@@ -103,10 +105,12 @@ impl Way {
         }
         let above = |bytes: u64| wanted_bytes + (bytes - wanted_bytes) / piece_bytes * piece_bytes;
         if let Some(figures) = figures {
-            let least = size.saturating_sub(figures.spare_bytes());
-            self.least_bytes = Some(least);
-            let least = least.max(wanted_bytes).saturating_add(piece_bytes - 1);
-            let step = above(least).min(above(size));
+            let spare = figures.spare_bytes();
+            self.least_bytes = Some(size.saturating_sub(spare));
+            // What it can spare shrinks by more than is taken.
+            let taken = (spare / 2).max(spare.min(AT_ONCE_BYTES));
+            let least = (size - taken.min(size)).max(wanted_bytes);
+            let step = above(least.saturating_add(piece_bytes - 1)).min(above(size));
             (self.step_bytes, self.at_least) = (Some(step), step == above(size));
         }
         // Nothing is taken on no word at all.
@@ -184,24 +188,24 @@ mod tests {
     fn a_step_leaves_the_guest_its_reserve() {
         let mut way = way(1024 * MIB);
         assert_eq!(way.step(100 * MIB, None, 4096), 1024 * MIB);
-        assert_eq!(way.step(100 * MIB, available(500), 4096), 588 * MIB);
+        assert_eq!(way.step(100 * MIB, available(500), 4096), 806 * MIB);
         // Until there is word of what came of it.
-        way.saw(600 * MIB, 100 * MIB, 101);
-        assert_eq!(way.step(100 * MIB, None, 4096), 588 * MIB);
+        way.saw(810 * MIB, 100 * MIB, 101);
+        assert_eq!(way.step(100 * MIB, None, 4096), 806 * MIB);
         assert!(!way.is_at_least());
-        way.saw(588 * MIB, 100 * MIB, 102);
+        way.saw(806 * MIB, 100 * MIB, 102);
         assert!(!way.is_at_least());
-        assert_eq!(way.step(100 * MIB, available(164), 4096), 488 * MIB);
+        assert_eq!(way.step(100 * MIB, available(96), 4096), 774 * MIB);
         assert!(!way.is_at_least());
-        assert_eq!(way.step(100 * MIB, available(10), 4096), 588 * MIB);
+        assert_eq!(way.step(100 * MIB, available(10), 4096), 806 * MIB);
         assert!(way.is_at_least() && way.state(1) == SizeState::Waiting);
-        assert_eq!(way.step(800 * MIB, available(10), 4096), 800 * MIB);
+        assert_eq!(way.step(900 * MIB, available(10), 4096), 900 * MIB);
     }
 
     #[test]
     fn steps_are_whole_pieces_above_the_size_wanted() {
         let mut way = way(1024 * MIB);
-        assert_eq!(way.step(101 * MIB, available(500), 2 * MIB), 589 * MIB);
+        assert_eq!(way.step(101 * MIB, available(500), 2 * MIB), 807 * MIB);
         let mut way = self::way(1000 * MIB);
         assert_eq!(way.step(999 * MIB, available(64), 2 * MIB), 999 * MIB);
         assert_eq!(way.step(900 * MIB, available(64), 3 * MIB), 999 * MIB);
