@@ -66,8 +66,10 @@ impl ReadAhead {
             let hits = std::mem::take(&mut stream.pending);
             return Window { pages: stream.window, before: 0, hits };
         }
-        let start = if self.around { START_MAX } else { START_MAX >> self.timid };
-        let before = if self.around { at as usize % START_MAX } else { 0 };
+        let (start, before) = match self.around {
+            true => (START_MAX, at as usize % START_MAX),
+            false => (START_MAX >> self.timid, 0),
+        };
         if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
             if oldest.used > 0 && oldest.pending > 0 {
                 self.timid = (self.timid + 1).min(START_MAX.ilog2());

@@ -30,7 +30,6 @@ pub struct Aging {
 }
 
 /// What is to go, those that cost least first.
-#[derive(Default)]
 pub struct Choice {
     /// The frames.
     pub frames: Vec<Gfn>,

@@ -18,8 +18,6 @@ use crate::plot::{Figure, Panel, Series};
 
 const MEMORY_MIB: u64 = 768;
 const VMS: u32 = 3;
-const KEEPERS: [Keeper; 5] =
-    [Keeper::HyperAlloc, Keeper::Reporting, Keeper::VProbe, Keeper::Llfree, Keeper::Buddy];
 
 /// How often each guest works; how long it rests after that; how far apart guests begin.
 struct Scale {
@@ -65,7 +63,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     let ground = Host::new();
     let image = fig7::image(&ground)?;
     let new = Rounds::default;
-    let mut runs = KEEPERS.map(|keeper| Run {
+    let mut runs = fig7::KEEPERS.map(|keeper| Run {
         keeper,
         footprint: new(),
         peak: new(),

@@ -22,7 +22,8 @@ const FOOTPRINT_MOST: f64 = 0.75;
 const KEPT_MOST: f64 = 0.5;
 /// LLFree's part of the buddy allocator's time, to either side.
 const TIME_OFF: f64 = 0.03;
-const KEEPERS: [Keeper; 5] =
+/// Ebb's first.
+pub const KEEPERS: [Keeper; 5] =
     [Keeper::HyperAlloc, Keeper::Reporting, Keeper::VProbe, Keeper::Llfree, Keeper::Buddy];
 
 /// How often, and how long nothing is done after each step.
