@@ -189,10 +189,12 @@ impl Server {
         while !self.signals.is_stopped() {
             self.wait(&session, more)?;
             self.signals.clear();
-            if self.signals.changed.swap(false, SeqCst) {
+            let changed = self.signals.changed.swap(false, SeqCst);
+            // It may be that the device is to stop.
+            session.listen()?;
+            if changed {
                 session.announce();
             }
-            session.listen()?;
             more = session.serve();
         }
         Ok(())

@@ -72,8 +72,12 @@ impl<'a> Session<'a> {
     }
 
     /// Tells the driver that the configuration space has changed. Without a channel it sees
-    /// that when it looks.
+    /// that when it looks; one whose queue does not run is told once it does, as QEMU 11 does
+    /// not survive a notice for a device that it has stopped.
     pub(crate) fn announce(&mut self) {
+        if self.ring.kick().is_none() {
+            return;
+        }
         if let Some(Err(why)) = self.channel.as_ref().map(announce) {
             tracing::warn!("virtio-mem: the driver does not hear of a change: {why}");
             self.channel = None;

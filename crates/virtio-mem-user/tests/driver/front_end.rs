@@ -122,6 +122,23 @@ impl FrontEnd {
         assert_eq!((request, flags, length), (2, 1, 0));
     }
 
+    /// Goes, with its device stopped as QEMU does it: what it is told from `change` on, in
+    /// bytes.
+    pub fn stop_and_go(self, change: impl FnOnce()) -> Vec<u8> {
+        let FrontEnd { mut protocol, mut channel, .. } = self;
+        protocol.set_vring_enable(0, false).unwrap();
+        channel.set_nonblocking(true).unwrap();
+        // Its end is still open: this is only what was told before.
+        let _ = channel.read_to_end(&mut Vec::new());
+        change();
+        protocol.get_vring_base(0).unwrap();
+        drop(protocol);
+        channel.set_nonblocking(false).unwrap();
+        let mut told = Vec::new();
+        channel.read_to_end(&mut told).unwrap();
+        told
+    }
+
     /// Stops the queue; where it stands.
     pub fn stop(&self) -> u16 {
         self.protocol.get_vring_base(0).unwrap() as u16
