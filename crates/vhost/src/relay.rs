@@ -111,7 +111,7 @@ impl Relay {
     /// do with it is an error.
     fn serve_device(&mut self) -> Result<(), Parted> {
         if self.device.is_none() {
-            self.device = self.connect();
+            self.device = self.connect()?;
         }
         let Some(mut device) = self.device.take() else { return Ok(()) };
         match self.pass_on(&mut device) {
@@ -122,13 +122,24 @@ impl Relay {
         Ok(())
     }
 
-    /// A device that knows all that the one before did.
-    fn connect(&self) -> Option<Connection> {
-        let mut device = Connection::new(UnixStream::connect(&self.path).ok()?);
+    /// A device that knows all that the one before did, and what was said since.
+    fn connect(&mut self) -> Result<Option<Connection>, Parted> {
+        let Ok(stream) = UnixStream::connect(&self.path) else { return Ok(None) };
+        // It is not to begin what the front end has ended meanwhile.
+        while self.asked.is_none() {
+            let Some(message) = self
+                .message
+                .take()
+                .map_or_else(|| self.front_end.receive(), |message| Ok(Some(message)))?
+            else {
+                break;
+            };
+            self.remember(message);
+        }
+        let mut device = Connection::new(stream);
         let told = self.kept.messages().try_for_each(|message| device.send(message));
         let asked = self.asked.as_ref().map_or(Ok(()), |message| device.send(message));
-        told.and(asked).ok()?;
-        Some(device)
+        Ok(told.and(asked).ok().map(|()| device))
     }
 
     /// The front end's failure outside, the device's inside.

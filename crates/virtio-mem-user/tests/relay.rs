@@ -107,6 +107,18 @@ fn what_is_asked_meanwhile_is_answered_by_the_next() {
     assert_eq!(stopped.join().unwrap(), 2);
 }
 
+/// It must not begin with what the front end has ended while it was away: QEMU 11 ends by
+/// SIGSEGV then.
+#[test]
+fn a_device_that_comes_back_to_stop_announces_nothing() {
+    let mut bench = Bench::new();
+    let mut front_end = bench.connect();
+    front_end.notice();
+    bench.stop();
+    let told = front_end.stop_and_go(|| bench.start());
+    assert_eq!(told, []);
+}
+
 #[test]
 fn one_front_end_comes_after_the_other() {
     let mut bench = Bench::new();
