@@ -15,8 +15,9 @@ use anyhow::{Context, anyhow, bail};
 
 use ebb_api::route;
 
-/// Taking up VMs left by a dead daemon comes before its socket.
-const START_LIMIT: Duration = Duration::from_secs(60);
+/// Taking up VMs left by a dead daemon comes before its socket; the last I/O to their
+/// disks may take a minute to end.
+const START_LIMIT: Duration = Duration::from_secs(120);
 /// A daemon that lost the race for the run directory ends before the winner listens.
 const RACE_LIMIT: Duration = Duration::from_secs(2);
 const POLL_EVERY: Duration = Duration::from_millis(10);

@@ -39,6 +39,14 @@ pub fn open(wanted: &[DiskRequest]) -> Result<Vec<Image>, OpenError> {
     wanted.iter().map(|disk| Image::open(&disk.path, disk.readonly)).collect()
 }
 
+/// The same, of a VM whose daemon has died.
+///
+/// # Errors
+/// As [`open`].
+pub fn reopen(wanted: &[DiskRequest]) -> Result<Vec<Image>, OpenError> {
+    wanted.iter().map(|disk| Image::reopen(&disk.path, disk.readonly)).collect()
+}
+
 /// Whether so many disks of these sizes can be told apart.
 ///
 /// # Errors

@@ -234,7 +234,7 @@ pub fn adopt(directory: &Path, settings: Settings) -> io::Result<Held> {
     };
     let uffd = Uffd::from(userfaultfd(&process, number)?);
     prepare(&ram, record.backing);
-    let images = disks::open(&record.disks).map_err(io::Error::other)?;
+    let images = disks::reopen(&record.disks).map_err(io::Error::other)?;
     let shared = Shared::new(&images, &record.disks, ram.bytes())?;
     let (pager, restored) = match fresh {
         true => {

@@ -19,8 +19,11 @@ use crate::observer::Block;
 use crate::probe::{SmallSectors, probe};
 
 /// A process that was killed holds its lock until the kernel has ended its last I/O;
-/// so long a successor waits for that.
+/// so long others wait for that.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// A flush of much to a slow disk takes longer. Who takes up a VM waits for that too:
+/// without its disk the VM would stand still until the next daemon.
+const SUCCESSOR_LOCK_WAIT: Duration = Duration::from_secs(60);
 const LOCK_LOOK_EVERY: Duration = Duration::from_millis(10);
 const ZERO_CHUNK_BYTES: u64 = 1 << 20;
 
@@ -115,12 +118,21 @@ impl Image {
         Image::open_with(path, readonly, true)
     }
 
-    /// The same, through the page cache unless `direct`.
+    /// The same, after the death of a process that served it: waits longer for what
+    /// the kernel still does on its behalf.
+    ///
+    /// # Errors
+    /// It cannot be used; one line says why and what to do.
+    pub fn reopen(path: &Path, readonly: bool) -> Result<Image, OpenError> {
+        open(path, readonly, true, SUCCESSOR_LOCK_WAIT)
+    }
+
+    /// As [`Image::open`], through the page cache unless `direct`.
     ///
     /// # Errors
     /// It cannot be used; one line says why and what to do.
     pub fn open_with(path: &Path, readonly: bool, direct: bool) -> Result<Image, OpenError> {
-        open(path, readonly, direct).map_err(|why| OpenError { path: path.into(), why })
+        open(path, readonly, direct, LOCK_WAIT)
     }
 
     /// Where it is.
@@ -257,7 +269,17 @@ fn move_own(
     }
 }
 
-fn open(path: &Path, readonly: bool, direct: bool) -> Result<Image, OpenErrorKind> {
+fn open(path: &Path, readonly: bool, direct: bool, wait: Duration) -> Result<Image, OpenError> {
+    let image = open_within(path, readonly, direct, wait);
+    image.map_err(|why| OpenError { path: path.into(), why })
+}
+
+fn open_within(
+    path: &Path,
+    readonly: bool,
+    direct: bool,
+    wait: Duration,
+) -> Result<Image, OpenErrorKind> {
     // Before it is opened: a pipe would wait for somebody at its other end.
     let kind = std::fs::metadata(path)?.file_type();
     let (is_file, is_device) = (kind.is_file(), kind.is_block_device());
@@ -267,7 +289,7 @@ fn open(path: &Path, readonly: bool, direct: bool) -> Result<Image, OpenErrorKin
     // A device that is mounted, or otherwise taken, is not to be written.
     let exclusive = if is_device && !readonly { OFlags::EXCL } else { OFlags::empty() };
     let (file, is_direct) = open_direct(path, readonly, exclusive, direct)?;
-    lock(&file, readonly)?;
+    lock(&file, readonly, wait)?;
     // Some disks have no direct I/O in units of 4 KiB.
     let usable = !is_direct || reads_first_block(&file);
     let (file, is_direct) = match usable {
@@ -275,7 +297,7 @@ fn open(path: &Path, readonly: bool, direct: bool) -> Result<Image, OpenErrorKin
         false => {
             drop(file);
             let file = open_file(path, readonly, exclusive)?;
-            lock(&file, readonly)?;
+            lock(&file, readonly, wait)?;
             (file, false)
         }
     };
@@ -312,12 +334,12 @@ fn open_file(path: &Path, readonly: bool, flags: OFlags) -> io::Result<File> {
     options.read(true).write(!readonly).custom_flags(flags.bits() as i32).open(path)
 }
 
-fn lock(file: &File, readonly: bool) -> Result<(), OpenErrorKind> {
+fn lock(file: &File, readonly: bool, wait: Duration) -> Result<(), OpenErrorKind> {
     let operation = match readonly {
         true => FlockOperation::NonBlockingLockShared,
         false => FlockOperation::NonBlockingLockExclusive,
     };
-    let end = Instant::now() + LOCK_WAIT;
+    let end = Instant::now() + wait;
     loop {
         match flock(file, operation) {
             Ok(()) => return Ok(()),

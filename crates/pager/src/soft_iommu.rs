@@ -11,6 +11,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::thread;
+use std::time::Duration;
 
 use ebb_units::{FrameRange, Gfn};
 use ebb_vm::Ram;
@@ -19,6 +21,11 @@ use crate::io_mapping::IoMapping;
 use crate::pins::Pins;
 
 const WORD_FRAMES: u64 = u64::BITS as u64;
+
+/// A page that the host moves just then (compaction, or a huge page being put together)
+/// looks like a hole for a moment: lseek(2) asks whether the new page is up to date.
+const HOLE_LOOKS: u32 = 20;
+const HOLE_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// What devices in strict DMA mode may use of one VM's memory.
 pub struct SoftIommu {
@@ -63,7 +70,15 @@ impl SoftIommu {
 
     fn is_usable(&self, gfn: Gfn) -> bool {
         let is_mapped = self.word(gfn).is_some_and(|(word, bit)| word.load(Acquire) & bit != 0);
-        is_mapped && !self.is_hole(gfn)
+        is_mapped && !self.stays_hole(gfn)
+    }
+
+    fn stays_hole(&self, gfn: Gfn) -> bool {
+        self.is_hole(gfn)
+            && (1..HOLE_LOOKS).all(|_| {
+                thread::sleep(HOLE_LOOK_EVERY);
+                self.is_hole(gfn)
+            })
     }
 
     fn is_hole(&self, gfn: Gfn) -> bool {
