@@ -298,19 +298,19 @@ fn plugged_memory_is_reclaimed_as_any_other() {
     for mode in ["release", "strict"] {
         let vm = Host::new().run(growing().mode(mode));
         vm.wait_trusted();
-        vm.churn("300M");
+        vm.churn("100M");
         for _ in 0..rounds(1, 4) {
-            reach(&vm, "2G");
-            vm.guest("fill a 1400M");
+            reach(&vm, "1536M");
+            vm.guest("fill a 1100M");
             vm.guest("free a");
             let before = vm.host_bytes();
             until("the free memory to be taken", || {
                 vm.reclaim();
-                (vm.host_bytes() + GIB < before).then_some(())
+                (vm.host_bytes() + 800 * MIB < before).then_some(())
             });
             vm.churn_on(1);
             vm.ebb("auto on --interval 100ms").ok();
-            vm.guest("fill a 1000M");
+            vm.guest("fill a 900M");
             assert_eq!(vm.guest("check a"), "0");
             vm.guest("free a");
             reach(&vm, "1G");
