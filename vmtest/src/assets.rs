@@ -75,6 +75,30 @@ pub fn store_userland(archive: &Result<PathBuf, String>) -> io::Result<()> {
     fs::write(userland_manifest(), serde_json::to_vec_pretty(archive)?)
 }
 
+/// The directory with QEMU 11's `qemu-system-x86_64`, or why it is not there.
+///
+/// # Errors
+/// As recorded when it was fetched.
+pub fn qemu11() -> Result<PathBuf, String> {
+    let path = qemu11_manifest();
+    let recorded = fs::read(&path).and_then(|json| Ok(serde_json::from_slice(&json)?));
+    recorded.unwrap_or_else(|error| {
+        Err(format!("{}: {error}: run `cargo xtask qemu11` first", path.display()))
+    })
+}
+
+/// Records where it is, or why it is not there.
+///
+/// # Errors
+/// As the file system's.
+pub fn store_qemu11(directory: &Result<PathBuf, String>) -> io::Result<()> {
+    fs::write(qemu11_manifest(), serde_json::to_vec_pretty(directory)?)
+}
+
+fn qemu11_manifest() -> PathBuf {
+    target_directory().join("qemu11.json")
+}
+
 fn userland_manifest() -> PathBuf {
     target_directory().join("userland.json")
 }

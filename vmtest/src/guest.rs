@@ -27,6 +27,7 @@ pub struct Guest {
     ram: &'static str,
     accelerator: &'static str,
     disk: Option<Bytes>,
+    room: Option<Bytes>,
 }
 
 impl Guest {
@@ -48,12 +49,26 @@ impl Guest {
             ram: "memfd,share=on",
             accelerator: "tcg",
             disk: None,
+            room: None,
         }
     }
 
     /// RAM, as in `2G`.
     pub fn memory(mut self, size: &str) -> Guest {
         self.memory = size.parse().expect("a size");
+        self
+    }
+
+    /// Run by the QEMU in this directory.
+    pub fn qemu_in(mut self, directory: &Path) -> Guest {
+        self.kernel.qemu_directory = Some(directory.into());
+        self
+    }
+
+    /// Room for memory devices, up to `size` with what it has from the beginning; for
+    /// [`crate::Host::qemu`] only.
+    pub fn room(mut self, size: &str) -> Guest {
+        self.room = Some(size.parse().expect("a size"));
         self
     }
 
@@ -77,6 +92,16 @@ impl Guest {
     /// `strict` or `release`.
     pub fn mode(self, mode: &str) -> Guest {
         self.hold("--mode", mode)
+    }
+
+    /// Memory that can be plugged, up to this size; for [`crate::Host::run`] only.
+    pub fn grow_to(self, size: &str) -> Guest {
+        self.hold("--grow-to", size)
+    }
+
+    /// NUMA nodes of equal size; for [`crate::Host::run`] only.
+    pub fn run_nodes(self, count: u64) -> Guest {
+        self.hold("--nodes", &count.to_string())
     }
 
     /// The smallest block to take.
@@ -182,7 +207,8 @@ impl Guest {
         option("-name", name.into());
         option("-accel", self.accelerator.into());
         option("-smp", self.cpus.to_string());
-        option("-m", format!("{}M", self.memory.0 >> 20));
+        let room = self.room.map(|room| format!(",slots=0,maxmem={}M", room.0 >> 20));
+        option("-m", format!("{}M{}", self.memory.0 >> 20, room.unwrap_or_default()));
         option("-qmp", format!("unix:{},server=on,wait=off", socket("qmp.sock")));
         option(
             "-chardev",

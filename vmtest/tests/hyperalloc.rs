@@ -120,7 +120,7 @@ fn caches_are_freed_for_a_size() {
     assert!(report.bytes > 600 * MIB && report.stopped_by.contains("in use"), "{report:?}");
     assert_eq!(vm.guest("check a"), "0");
     let refused = vm.ebb("resize 2G").refused();
-    assert!(refused.contains("out of range"), "{refused}");
+    assert!(refused.contains("over the maximum of 1 GiB"), "{refused}");
 }
 
 #[test]

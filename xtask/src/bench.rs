@@ -20,6 +20,7 @@ mod rounds;
 mod scan;
 mod store;
 mod swap;
+mod virtio_mem;
 mod vm;
 mod work;
 
@@ -78,6 +79,14 @@ enum Name {
     HyperallocFig7,
     /// Three guests that compile one after the other, and what they take together
     HyperallocFig11,
+    /// Two NUMA nodes resized step by step
+    VirtioMemTab1,
+    /// What Linux keeps metadata for while a guest grows and shrinks
+    VirtioMemFig3,
+    /// Shrinking with memory that cannot move
+    VirtioMemFig5,
+    /// How long growing and shrinking takes
+    VirtioMemPlug,
     /// Each of them
     All,
 }
@@ -85,7 +94,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 18] = [
+const EACH: [(Name, Bench); 22] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -104,6 +113,10 @@ const EACH: [(Name, Bench); 18] = [
     (Name::HyperallocTab2, hyperalloc::tab2::run),
     (Name::HyperallocFig7, hyperalloc::fig7::run),
     (Name::HyperallocFig11, hyperalloc::fig11::run),
+    (Name::VirtioMemTab1, virtio_mem::tab1),
+    (Name::VirtioMemFig3, virtio_mem::fig3),
+    (Name::VirtioMemFig5, virtio_mem::fig5),
+    (Name::VirtioMemPlug, virtio_mem::plug),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

@@ -27,6 +27,9 @@ enum Task {
     Bench(bench::Args),
     /// Build the guest's Linux with the allocator that it shares with the host
     GuestKernel(guest_kernel::Args),
+    /// Fetch QEMU 11, which has a device for any vhost-user back-end, and print where it is
+    #[command(name = "qemu11")]
+    Qemu11,
     /// Repeat the tests that look for rare events, and fuzz, until the time is up
     Soak(soak::Args),
 }
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::run(&args),
         Task::Demo => demo::run(),
         Task::GuestKernel(args) => guest_kernel::run(&args),
+        Task::Qemu11 => assets::run_qemu11(),
         Task::Soak(args) => soak::run(&args),
     };
     match result {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use ebb_api::{Backing, DiskRequest, Mode, OnViolation, VmName, route};
+use ebb_api::{Backing, DiskRequest, Mode, OnViolation, SizeMechanism, VmName, route};
 use ebb_units::Bytes;
 
 use crate::interval::Interval;
@@ -62,7 +62,7 @@ pub enum Command {
         vm: Vm,
         /// The limit, or `off`
         #[arg(value_name = "SIZE|off")]
-        limit: Limit,
+        limit: SizeOrOff,
         /// Evict in the background down to this [default: a little below where faults wait]
         #[arg(long, value_name = "SIZE")]
         low: Option<Bytes>,
@@ -70,14 +70,21 @@ pub enum Command {
         #[arg(long, value_name = "SIZE")]
         high: Option<Bytes>,
     },
-    /// Change how much of its memory a guest may have that shares its allocator
+    /// Make a VM larger or smaller, by whatever it offers
     Resize {
         #[command(flatten)]
         vm: Vm,
-        /// What it may have, at most the VM's memory
-        #[arg(value_name = "SIZE")]
-        size: Bytes,
-        /// When it touches more: allow it, or stop the VM [default: as set before, at first allow]
+        /// What the guest is to have, on its node if one is named; or `off`: what it has now
+        #[arg(value_name = "SIZE|off")]
+        size: SizeOrOff,
+        /// This NUMA node alone
+        #[arg(long, value_name = "NODE")]
+        node: Option<u32>,
+        /// By this and nothing else: hyperalloc, balloon or virtio-mem [default: what fits]
+        #[arg(long, value_name = "MECHANISM", value_parser = size_mechanism)]
+        by: Option<SizeMechanism>,
+        /// When it touches what HyperAlloc took: allow it, or stop the VM [default: as set before,
+        /// at first allow]
         #[arg(long, value_name = "allow|stop")]
         on_violation: Option<OnViolation>,
     },
@@ -133,9 +140,16 @@ pub struct Run {
     /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB
     #[arg(long, value_name = "SIZE")]
     pub memory: Bytes,
+    /// The size up to which `ebb resize` can bring it, by memory that the guest's driver
+    /// virtio_mem plugs [default: --memory]
+    #[arg(long, value_name = "SIZE")]
+    pub grow_to: Option<Bytes>,
     /// vCPUs, 1 to 255
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub cpus: u32,
+    /// NUMA nodes, 1 to 16, each with the same part of memory and vCPUs
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub nodes: u32,
     /// Kernel image to boot directly
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
@@ -208,19 +222,29 @@ pub struct Auto {
 
 /// A size, or none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limit(pub Option<Bytes>);
+pub struct SizeOrOff(pub Option<Bytes>);
 
-impl FromStr for Limit {
+impl FromStr for SizeOrOff {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Limit, String> {
+    fn from_str(text: &str) -> Result<SizeOrOff, String> {
         match text {
-            "off" => Ok(Limit(None)),
-            size => size.parse().map(|bytes| Limit(Some(bytes))).map_err(|error| {
+            "off" => Ok(SizeOrOff(None)),
+            size => size.parse().map(|bytes| SizeOrOff(Some(bytes))).map_err(|error| {
                 let error: <Bytes as FromStr>::Err = error;
                 format!("{error}, or `off`")
             }),
         }
+    }
+}
+
+/// As people write them.
+fn size_mechanism(text: &str) -> Result<SizeMechanism, String> {
+    match text {
+        "hyperalloc" => Ok(SizeMechanism::HyperAlloc),
+        "virtio-mem" => Ok(SizeMechanism::VirtioMem),
+        "balloon" => Ok(SizeMechanism::Balloon),
+        other => Err(format!("{other:?} is not one of hyperalloc, balloon, virtio-mem")),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::{env, fs, path};
+use std::time::Duration;
+use std::{env, fs, path, thread};
 
 use anyhow::{Context, bail};
 use hyper::Method;
@@ -12,12 +13,16 @@ use serde::de::DeserializeOwned;
 use ebb_api::{
     AttachRequest, AutoRequest, AutoStatus, DetachReport, DiskRequest, EvictReport, EvictRequest,
     LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
-    RunRequest, VmStatus, VmSummary, route,
+    RunRequest, SizeState, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
 use crate::args::{Args, Attach, Auto, Command, Run, Switch, Vm};
+use crate::progress::Progress;
 use crate::{Outcome, client, daemon, doctor, manual, show};
+
+/// So often the daemon is asked how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// Does what the command line says; the text to print.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
@@ -35,8 +40,9 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             let (bytes, low_bytes, high_bytes) = (bytes(limit.0), bytes(low), bytes(high));
             host.limit(&vm, &LimitRequest { bytes, low_bytes, high_bytes })?
         }
-        Command::Resize { vm, size, on_violation } => {
-            host.resize(&vm, &ResizeRequest { bytes: size.0, on_violation })?
+        Command::Resize { vm, size, node, by, on_violation } => {
+            let bytes = size.0.map(|size| size.0);
+            host.resize(&vm, &ResizeRequest { bytes, node, by, on_violation })?
         }
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
@@ -128,8 +134,16 @@ impl Host {
     }
 
     fn resize(&self, vm: &Vm, request: &ResizeRequest) -> anyhow::Result<String> {
+        request.check()?;
         let path = route::of_vm(route::SIZE, &vm.name);
-        let report: ResizeReport = self.send(Method::PUT, &path, request)?;
+        let mut report: ResizeReport = self.send(Method::PUT, &path, request)?;
+        let mut progress = Progress::new();
+        while report.state == SizeState::Moving {
+            progress.show(&show::resizing(&vm.name, &report));
+            thread::sleep(PROGRESS_EVERY);
+            report = self.ask(Method::GET, &path)?;
+        }
+        drop(progress);
         render(&report, vm.output.json, |report| show::resized(&vm.name, report))
     }
 
@@ -153,6 +167,8 @@ fn run_request(run: Run) -> anyhow::Result<RunRequest> {
     let request = RunRequest {
         name: run.name,
         memory_bytes: run.memory.0,
+        grow_to_bytes: run.grow_to.map(|size| size.0),
+        nodes: run.nodes,
         cpus: run.cpus,
         kernel: run.kernel.map(absolute).transpose()?,
         initrd: run.initrd.map(absolute).transpose()?,

@@ -9,6 +9,7 @@ mod daemon;
 mod doctor;
 mod interval;
 mod manual;
+mod progress;
 mod show;
 
 use std::io::{self, Write};

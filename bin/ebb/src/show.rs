@@ -6,8 +6,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use ebb_api::{
-    AutoStatus, DetachReport, DiskCounts, EvictReport, FaultTimes, GuestStatus, LimitStatus,
-    Mechanism, ReclaimReport, ResizeReport, VmName, VmStatus, VmSummary,
+    AutoStatus, BalloonStatus, DetachReport, DiskCounts, EvictReport, FaultTimes, GuestStatus,
+    LimitStatus, Mechanism, MemoryDeviceStatus, ReclaimReport, ResizeReport, SizeStatus, VmName,
+    VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -81,6 +82,7 @@ pub fn status(vm: &VmStatus) -> String {
         auto_rows(&vm.auto),
         "\nlimit\n".into(),
         limit_rows(&vm.limit),
+        sizes(&vm.size, vm.balloon.as_ref()),
         sharing(vm),
         disks(vm.disks),
         warnings(vm),
@@ -306,20 +308,111 @@ pub fn evicted(name: &VmName, report: &EvictReport) -> String {
     .concat()
 }
 
+/// What the guest may have; of a VM that has what it began with there is only its balloon to
+/// speak of.
+fn sizes(size: &SizeStatus, held: Option<&BalloonStatus>) -> String {
+    let differs = size.bytes != size.initial_bytes || size.wanted_bytes.is_some();
+    let rows = match differs || !size.devices.is_empty() {
+        true => size_rows(size),
+        false => String::new(),
+    };
+    let rows = rows + &held.map(balloon).unwrap_or_default();
+    if rows.is_empty() { rows } else { "\nsize\n".to_owned() + &rows }
+}
+
+fn size_rows(size: &SizeStatus) -> String {
+    let [bytes, max, initial, plugged, ballooned, hard] = [
+        size.bytes,
+        size.max_bytes,
+        size.initial_bytes,
+        size.plugged_bytes,
+        size.ballooned_bytes,
+        size.hard_bytes,
+    ]
+    .map(Bytes);
+    let made_of = format!(
+        "{initial} at the beginning, {plugged} plugged; less {ballooned} ballooned, {hard} taken by \
+         HyperAlloc"
+    );
+    let stopped = size.stopped_by.as_ref().map(|why| row("in the way", why));
+    let devices: String = size.devices.iter().map(device).collect();
+    row("guest has", format!("{bytes}, at most {max}"))
+        + &row("made of", made_of)
+        + &row("wanted", wanted(size))
+        + &stopped.unwrap_or_default()
+        + &devices
+}
+
+fn wanted(size: &SizeStatus) -> String {
+    let Some(bytes) = size.wanted_bytes else { return "as it is".into() };
+    let node = size.wanted_node.map(|node| format!(" on node {node}")).unwrap_or_default();
+    let by = size.mechanism.map(|by| format!(" by {by}")).unwrap_or_default();
+    format!("{}{node}{by}: {}", Bytes(bytes), size.state)
+}
+
+fn device(device: &MemoryDeviceStatus) -> String {
+    let [plugged, requested, max, block] =
+        [device.plugged_bytes, device.requested_bytes, device.max_bytes, device.block_bytes]
+            .map(Bytes);
+    let text = format!(
+        "{plugged} of {max} plugged, {requested} requested, in blocks of {block}; driver {}",
+        device.driver
+    );
+    row(&format!("node {}", device.node), text)
+}
+
+fn balloon(balloon: &BalloonStatus) -> String {
+    let reporting = match (balloon.reporting_offered, balloon.reporting) {
+        (false, _) => "off",
+        (true, Some(true)) => "on",
+        (true, Some(false)) => "not used by the guest",
+        (true, None) => "offered",
+    };
+    let holds = format!(
+        "{}; driver {}; deflates on OOM: {}; emptied under pressure: {} times; free page reporting: \
+         {reporting}",
+        Bytes(balloon.ballooned_bytes),
+        balloon.driver,
+        if balloon.deflates_on_oom { "yes" } else { "no" },
+        balloon.releases
+    );
+    let figures = balloon.figures.map(|told| {
+        let [total, free, available, cache] =
+            [told.total_bytes, told.free_bytes, told.available_bytes, told.cache_bytes].map(size);
+        let text = format!(
+            "{available} available of {total}: {free} free, {cache} page cache; {} s ago",
+            told.age_s
+        );
+        row("guest says", text)
+    });
+    row("balloon", holds) + &figures.unwrap_or_default()
+}
+
+/// On the way, in one line.
+pub fn resizing(name: &VmName, report: &ResizeReport) -> String {
+    let (now, wanted) = (Bytes(report.bytes), Bytes(report.wanted_bytes));
+    let time = readable(report.duration_ns);
+    format!("{name}: {now} on the way to {wanted} by {}, {time}", report.mechanism)
+}
+
 /// What a change of the size did.
 pub fn resized(name: &VmName, report: &ResizeReport) -> String {
     let (now, wanted) = (Bytes(report.bytes), Bytes(report.wanted_bytes));
+    let node = report.node.map(|node| format!(" on node {node}")).unwrap_or_default();
     [
-        format!("{name}: may have {now} of the {wanted} it is to have\n"),
+        format!("{name}: has {now}{node} of the {wanted} it is to have\n"),
+        row("by", format!("{}: {}", report.mechanism, report.reason)),
+        row("state", report.state),
+        report.least_bytes.map(|least| row("needs", Bytes(least))).unwrap_or_default(),
         row(
             "taken",
             format!(
-                "{}, of which {} had memory",
+                "{}; {} of the host's came free",
                 Bytes(report.taken_bytes),
                 Bytes(report.emptied_bytes)
             ),
         ),
-        row("returned", Bytes(report.returned_bytes)),
+        row("given", Bytes(report.returned_bytes)),
         row("purges", report.purges),
         row("time", readable(report.duration_ns)),
         row("stopped by", &report.stopped_by),

@@ -18,7 +18,7 @@ use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
 use ebb_sys::inject;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
-use ebb_vm::launch::{Accelerator, Launch};
+use ebb_vm::launch::{Accelerator, Launch, Memory, Node};
 use ebb_vm::{Qmp, Ram, layout, takeover};
 use serde_json::json;
 
@@ -116,7 +116,7 @@ impl Daemon {
         let backing = host::backing(request.backing, request.memory_bytes)?;
         let images = disks::open(&request.disks).map_err(not_allowed)?;
         disks::check(&images).map_err(not_allowed)?;
-        let shared = Shared::new(&images, &request.disks, request.memory_bytes)
+        let shared = Shared::new(&images, &request.disks, request.max_bytes())
             .map_err(failed("a random key"))?;
         let served = Disks::start(images, &shared, &reserved.directory, request.cpus);
         let served = served.map_err(failed("its disks"))?;
@@ -140,6 +140,7 @@ impl Daemon {
             begin: !request.qemu_args.iter().any(|word| word == "-S"),
             evicts: false,
             shares: false,
+            size: None,
             size_bytes: None,
             on_violation: OnViolation::default(),
             auto: Auto::default(),
@@ -195,6 +196,7 @@ impl Daemon {
             begin: false,
             evicts: false,
             shares: false,
+            size: None,
             size_bytes: None,
             on_violation: OnViolation::default(),
             auto: Auto::default(),
@@ -321,20 +323,15 @@ fn start(
     directory: &Path,
     disks: &Disks,
 ) -> Answer<Started> {
-    let name = format!("ebb-{}", request.name);
-    let memory = match backing {
-        Backing::Hugetlb => RamFile::create_hugetlb(&name, request.memory_bytes),
-        _ => RamFile::create(&name, request.memory_bytes),
-    };
-    let memory = memory.map_err(failed("the VM's RAM"))?;
+    let nodes = nodes(request, backing).map_err(failed("the VM's RAM"))?;
     let sockets: Vec<PathBuf> =
         (0..disks.count()).map(|index| disks::socket(directory, index)).collect();
     let launch = Launch {
         name: request.name.as_str(),
         directory,
         qemu: &qemu(),
-        ram: &memory,
-        memory_bytes: request.memory_bytes,
+        nodes: &nodes,
+        balloon: wants_balloon(request),
         cpus: request.cpus,
         accelerator: host::accelerator().value,
         kernel: request.kernel.as_deref(),
@@ -363,6 +360,32 @@ fn start(
         }
     }
     Ok(Started { child, process, ram, qmp })
+}
+
+/// Files for its RAM, and for what can be plugged: all of them holes.
+fn nodes(request: &RunRequest, backing: Backing) -> io::Result<Vec<Node>> {
+    let count = u64::from(request.nodes);
+    let memory = |name: &str, all_bytes: u64| {
+        let bytes = all_bytes / count;
+        let file = match backing {
+            Backing::Hugetlb => RamFile::create_hugetlb(name, bytes),
+            _ => RamFile::create(name, bytes),
+        };
+        file.map(|file| Memory { file, bytes })
+    };
+    let growth_bytes = request.max_bytes() - request.memory_bytes;
+    let node = |_| {
+        let name = format!("ebb-{}", request.name);
+        let growth = (growth_bytes > 0).then(|| memory(&(name.clone() + "-growth"), growth_bytes));
+        Ok(Node { ram: memory(&name, request.memory_bytes)?, growth: growth.transpose()? })
+    };
+    (0..request.nodes).map(node).collect()
+}
+
+/// QEMU has room for one balloon. A device that cannot wait is not to meet what it takes.
+fn wants_balloon(request: &RunRequest) -> bool {
+    let has_one = request.qemu_args.iter().any(|word| word.contains("virtio-balloon"));
+    !has_one && request.strict_disk().is_none()
 }
 
 /// The program to run; `EBB_QEMU` names another one.

@@ -54,7 +54,8 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn wait_end() -> io::Result<Signal> {
+/// Waits until somebody wants this process to end.
+pub fn wait_end() -> io::Result<Signal> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;

@@ -47,11 +47,14 @@ impl Insight {
 
     /// Makes sure that what is known is true of the kernel that runs now: the
     /// note is in place, and a vCPU's page tables are this kernel's. Inspects
-    /// anew where it is not. `true`: there is a trusted guest.
-    pub fn confirm(&mut self, pager: &Pager, mut qmp: Option<&mut Qmp>) -> bool {
+    /// anew where it is not. `true`: there is a trusted guest. `moves`: memory comes and goes,
+    /// which changes where its metadata lies.
+    pub fn confirm(&mut self, pager: &Pager, mut qmp: Option<&mut Qmp>, moves: bool) -> bool {
         let view = pager.view();
-        let known = self.guest.as_ref().is_ok_and(|guest| {
-            guest.recheck(&view) && is_running(guest, &view, qmp.as_deref_mut()) == Ok(true)
+        let known = self.guest.as_mut().is_ok_and(|guest| {
+            guest.recheck(&view)
+                && is_running(guest, &view, qmp.as_deref_mut()) == Ok(true)
+                && (!moves || guest.refresh(&view).is_ok())
         });
         if !known {
             self.tried = Some(Instant::now());

@@ -60,7 +60,7 @@ impl State {
     }
 
     fn may_limit(&self, bytes: u64, low_bytes: Option<u64>) -> Answer<()> {
-        let memory_bytes = self.held.pager.ram().bytes();
+        let memory_bytes = self.memory_bytes();
         let floor = floor_bytes(memory_bytes);
         if bytes < floor {
             return Err(not_allowed(format!(
@@ -115,7 +115,7 @@ impl State {
     /// it needs to live, and half of the rest.
     fn compressed_bytes(&self) -> u64 {
         let wanted = self.held.record.settings.compressed_bytes;
-        let floor = floor_bytes(self.held.pager.ram().bytes());
+        let floor = floor_bytes(self.memory_bytes());
         let share = |marks: Marks| marks.limit_bytes.saturating_sub(floor) / 2;
         self.marks().map_or(wanted, |marks| wanted.min(share(marks)))
     }

@@ -11,13 +11,19 @@ mod injector;
 mod insight;
 mod limit;
 mod limited;
+mod memory;
+mod obstacle;
+mod offers;
 mod problem;
 mod record;
+mod relay;
 mod server;
 mod serving;
 mod sharing;
+mod sizing;
 mod status;
 mod trouble;
+mod way;
 mod worker;
 
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -42,7 +48,8 @@ const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
 
 /// Holds VMs and gives their unused memory back to the host.
 ///
-/// `ebbd disk --help` tells how it serves a disk instead.
+/// `ebbd disk --help` and `ebbd memory --help` tell how it serves a disk, or memory that can
+/// be plugged, instead.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -72,6 +79,8 @@ fn main() {
             injector::main(&std::env::args().skip(2).collect::<Vec<String>>())
         }
         Some(disk::COMMAND) => disk::main(std::env::args().skip(2)),
+        Some(memory::COMMAND) => memory::main(std::env::args().skip(2)),
+        Some(relay::COMMAND) => relay::main(std::env::args().skip(2)),
         _ => serve(&Arguments::parse()),
     };
     if let Err(error) = result {

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ebb_api::{Accelerator, Backing, DiskRequest, Mode, OnViolation, VmName};
+use ebb_api::{Accelerator, Backing, DiskRequest, Mode, OnViolation, SizeMechanism, VmName};
 use ebb_sys::process::Process;
 use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
@@ -48,7 +48,11 @@ pub struct Record {
     /// The guest's allocator is shared: first touches must come to Ebb.
     #[serde(default)]
     pub shares: bool,
-    /// What the guest is to have of its memory; none: all of it.
+    /// The size that it is to have, by whatever; none: no other than it has.
+    #[serde(default)]
+    pub size: Option<SizeRecord>,
+    /// What the guest is to have of its memory, by the allocator that it shares; none: all of
+    /// it.
     #[serde(default)]
     pub size_bytes: Option<u64>,
     /// What happens when it touches more.
@@ -83,6 +87,17 @@ pub struct Record {
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.
     pub totals: Totals,
+}
+
+/// A size asked for.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct SizeRecord {
+    /// The VM's size, or the node's.
+    pub bytes: u64,
+    /// The NUMA node.
+    pub node: Option<u32>,
+    /// By this alone.
+    pub by: Option<SizeMechanism>,
 }
 
 /// What holds for all VMs of a daemon, until the next one starts.

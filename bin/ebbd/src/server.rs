@@ -28,7 +28,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::RECLAIM, post(reclaim))
         .route(route::AUTO, put(auto))
         .route(route::LIMIT, put(limit))
-        .route(route::SIZE, put(resize))
+        .route(route::SIZE, get(size).put(resize))
         .route(route::EVICT, post(evict))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }))
         .with_state(Arc::new(daemon))
@@ -114,6 +114,10 @@ async fn resize(
     Json(request): Json<ResizeRequest>,
 ) -> Answer<Json<ResizeReport>> {
     ask(&daemon, &name, |to| Command::Resize(request, to)).await.map(Json)
+}
+
+async fn size(State(daemon): Shared, Path(name): Path<VmName>) -> Answer<Json<ResizeReport>> {
+    ask(&daemon, &name, Command::Size).await.map(Json)
 }
 
 async fn evict(

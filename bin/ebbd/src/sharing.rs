@@ -6,15 +6,14 @@ use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::time::{Duration, Instant};
 
 use ebb_api::{
-    FaultTimes, Fragmentation, KindBytes, Mechanism, OnViolation, ReclaimReport, ResizeReport,
-    ResizeRequest, SharingStatus, Skipped,
+    FaultTimes, Fragmentation, KindBytes, Mechanism, OnViolation, ReclaimReport, SharingStatus,
+    Skipped,
 };
 use ebb_inspect::LlfreeZone;
 use ebb_reclaim::hyperalloc::{How, HyperAlloc, KindUsage, Stop, Taken};
 use ebb_units::{Bytes, FRAMES_PER_HUGE, HUGE_BYTES};
 use serde_json::json;
 
-use crate::limit::floor_bytes;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::worker::{Command, State, was_reset};
 
@@ -87,10 +86,18 @@ impl State {
     pub(crate) fn share_again(&mut self) {
         if self.held.record.shares && self.sharing.shared.is_none() && self.may_share() {
             match self.share() {
-                Ok(_) => self.hold_size(),
+                // Of what it began with, which QEMU may not have told yet.
+                Ok(_) => self.hold_size_of_known(),
                 Err(why) => tracing::debug!("{}: {why}", self.held.record.name),
             }
         }
+    }
+
+    fn hold_size_of_known(&mut self) {
+        if self.seen().is_none() {
+            self.glance_at_offers();
+        }
+        self.hold_size();
     }
 
     /// The guest was reset: what was taken from it by its allocator is memory like any other.
@@ -173,50 +180,40 @@ impl State {
         result
     }
 
-    /// Changes what the guest may have.
-    pub(crate) fn resize(&mut self, request: ResizeRequest) -> Answer<ResizeReport> {
-        let began = Instant::now();
-        let memory_bytes = self.held.pager.ram().bytes();
-        let floor = floor_bytes(memory_bytes);
-        if !(floor..=memory_bytes).contains(&request.bytes) {
-            return Err(not_allowed(format!(
-                "a size of {} is out of range: give {} to {}, the VM's memory",
-                Bytes(request.bytes),
-                Bytes(floor),
-                Bytes(memory_bytes)
-            )));
-        }
-        if !self.confirm() {
-            let why = self.insight.guest().err().unwrap_or_default();
-            return Err(not_allowed(format!("the guest is not trusted: {why}")));
-        }
+    /// Changes what the guest may have of what the VM began with.
+    pub(crate) fn resize_shared(&mut self, bytes: u64) -> Answer<Shrunk> {
+        let initial_bytes = self.initial_bytes();
         let shared = self.share()?;
-        let record = &mut self.held.record;
-        record.size_bytes = (request.bytes < memory_bytes).then_some(request.bytes);
-        record.on_violation = request.on_violation.unwrap_or(record.on_violation);
+        self.held.record.size_bytes = (bytes < initial_bytes).then_some(bytes);
         self.sharing.stopped = None;
         self.save();
         let mut resize = Resize::new(&shared, self.wanted_hard());
         resize.taken.returned = shared.give(&self.held.pager, resize.surplus());
         let stopped_by = self.shrink(&mut resize);
-        let counts = shared.counts();
-        Ok(ResizeReport {
-            bytes: memory_bytes.saturating_sub(counts.hard_bytes),
-            wanted_bytes: request.bytes,
+        Ok(Shrunk {
             taken_bytes: resize.taken.huge_frames * HUGE_BYTES,
             emptied_bytes: resize.taken.emptied_bytes,
             returned_bytes: resize.taken.returned * HUGE_BYTES,
             purges: resize.purges,
-            duration_ns: ns(began.elapsed()),
             stopped_by,
         })
     }
 
     /// Huge frames that the guest is not to have.
     fn wanted_hard(&self) -> u64 {
-        let memory_bytes = self.held.pager.ram().bytes();
-        let size = self.held.record.size_bytes.unwrap_or(memory_bytes);
-        memory_bytes.saturating_sub(size).div_ceil(HUGE_BYTES)
+        let initial_bytes = self.initial_bytes();
+        let size = self.held.record.size_bytes.unwrap_or(initial_bytes);
+        initial_bytes.saturating_sub(size).div_ceil(HUGE_BYTES)
+    }
+
+    /// The same in bytes.
+    pub(crate) fn wanted_hard_bytes(&self) -> u64 {
+        self.wanted_hard() * HUGE_BYTES
+    }
+
+    /// What it has not.
+    pub(crate) fn hard_bytes(&self) -> u64 {
+        self.sharing.shared.as_ref().map_or(0, |shared| shared.counts().hard_bytes)
     }
 
     /// Takes, has the guest free its caches, and takes again; why it ended.
@@ -331,6 +328,21 @@ impl State {
             fragmentation: shared.map(fragmentation),
         }
     }
+}
+
+/// What a change of the size did in the shared allocator.
+#[derive(Default)]
+pub struct Shrunk {
+    /// Taken from the guest.
+    pub taken_bytes: u64,
+    /// Of that, what had memory of the host's.
+    pub emptied_bytes: u64,
+    /// Returned to the guest.
+    pub returned_bytes: u64,
+    /// How often it was asked to free its caches.
+    pub purges: u32,
+    /// Why it went no further, in words.
+    pub stopped_by: String,
 }
 
 /// On the way to a size.

@@ -18,9 +18,10 @@ use crate::worker::State;
 /// All of it; with `counts`, every frame is classified.
 pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
     let (record, pager) = (&state.held.record, &state.held.pager);
-    let memory_bytes = pager.ram().bytes();
+    let (all_bytes, memory_bytes) = (pager.ram().bytes(), state.memory_bytes());
     let resident_bytes = pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
-    let absent_bytes = memory_bytes.saturating_sub(resident_bytes);
+    // What is not plugged among it, as it was when the VM was first held.
+    let absent_bytes = all_bytes.saturating_sub(resident_bytes);
     let totals = record.totals;
     let read = |counter: &AtomicU64| counter.load(Relaxed);
     let (emptied_bytes, returned_total_bytes) = match record.mode {
@@ -29,7 +30,7 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
             read(&pager.counters.returned_frames) * FRAME_BYTES,
         ),
         Mode::Release => (
-            absent_bytes,
+            memory_bytes.saturating_sub(resident_bytes),
             (totals.reclaimed_bytes + totals.absent_at_hold_bytes).saturating_sub(absent_bytes),
         ),
     };
@@ -68,6 +69,8 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         returned_total_bytes,
         auto: auto(state),
         limit: limit(state),
+        size: state.size_status(),
+        balloon: state.balloon_status(),
         sharing: state.sharing_status(),
         disks: state.held.disks.counts(),
         warnings: warnings(state),

@@ -25,6 +25,7 @@ use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::serving::Serving;
 use crate::sharing::Sharing;
+use crate::sizing::Sizing;
 use crate::status;
 use crate::trouble::{self, Attempt, Trouble};
 
@@ -52,8 +53,10 @@ pub enum Command {
     Limit(LimitRequest, oneshot::Sender<Answer<LimitStatus>>),
     /// More is resident than the limit allows.
     Pressure,
-    /// Change what the guest may have of its memory.
+    /// Bring the VM to another size.
     Resize(ResizeRequest, oneshot::Sender<Answer<ResizeReport>>),
+    /// Tell how far that is.
+    Size(oneshot::Sender<Answer<ResizeReport>>),
     /// The guest touched what it is not to have.
     Violation,
     /// Save and empty frames whether used or not.
@@ -99,6 +102,8 @@ pub struct State {
     pub(crate) limiter: Option<Limiter>,
     /// What there is with a guest that shares its allocator.
     pub(crate) sharing: Sharing,
+    /// What is known of its size.
+    pub(crate) sizing: Sizing,
     /// Why the limit is not held.
     pub(crate) stuck: Option<String>,
     /// What failed when memory was to be evicted.
@@ -133,6 +138,7 @@ impl State {
             last: None,
             limiter: None,
             sharing: Sharing::default(),
+            sizing: Sizing::default(),
             stuck: None,
             trouble: None,
             pressed: Arc::default(),
@@ -198,6 +204,7 @@ impl State {
                     self.confirm();
                 }
                 self.judge_restored();
+                self.glance_at_offers();
                 drop(to.send(status::of(self, counts)));
             }
             Command::Reclaim(request, to) => drop(to.send(self.reclaim(request))),
@@ -205,6 +212,10 @@ impl State {
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
             Command::Pressure => self.hold_limit(),
             Command::Resize(request, to) => drop(to.send(self.resize(request))),
+            Command::Size(to) => {
+                self.keep_sizes();
+                drop(to.send(self.size_report()));
+            }
             Command::Violation => self.violated(),
             Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
             Command::Detach(to) => match self.detach() {
@@ -227,6 +238,7 @@ impl State {
             self.confirm();
         }
         self.keep_size();
+        self.keep_sizes();
         self.hold_limit();
         self.write_back_unlimited();
         self.note_disks();
@@ -252,6 +264,7 @@ impl State {
     pub(crate) fn after_reset(&mut self) {
         self.insight.forget("it was reset and is booting");
         self.unshare();
+        self.size_after_reset();
         self.tell_pager();
         if self.held.record.mode == Mode::Strict
             && let Err(error) = self.held.pager.give_back_all()
@@ -263,7 +276,8 @@ impl State {
     /// Whether the guest is trusted and the one that runs; inspects if need be.
     pub(crate) fn confirm(&mut self) -> bool {
         self.reconnect();
-        let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut());
+        let moves = self.has_pluggers();
+        let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut(), moves);
         if trusted
             && !self.may_share()
             && let Err(error) = self.watch_metadata()
@@ -512,6 +526,7 @@ impl State {
             ));
         }
         let began = Instant::now();
+        self.give_balloon_back();
         // Else what comes back would wait for what goes.
         self.held.pager.set_marks(u64::MAX, u64::MAX);
         let restored_bytes = self.give_back_all().map_err(|error| {

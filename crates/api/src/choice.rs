@@ -123,6 +123,44 @@ choice! {
 }
 
 choice! {
+    /// By what a VM's size changes.
+    SizeMechanism {
+        /// The guest's page-frame allocator, shared by the host.
+        HyperAlloc = "hyper_alloc",
+        /// A balloon in the guest.
+        Balloon = "balloon",
+        /// Blocks plugged and unplugged beyond what the VM began with.
+        VirtioMem = "virtio_mem",
+    }
+}
+
+choice! {
+    /// How far a VM is on the way to its size.
+    SizeState {
+        /// It has it.
+        Reached = "reached",
+        /// It gets closer.
+        Moving = "moving",
+        /// Something is in the way; it is tried again and again.
+        Waiting = "waiting",
+        /// Nobody wants another size than it has.
+        Off = "off",
+    }
+}
+
+choice! {
+    /// Whether the guest drives a device.
+    DriverState {
+        /// It does.
+        Ready = "ready",
+        /// It does not, or not yet.
+        Absent = "absent",
+        /// QEMU does not tell.
+        Unknown = "unknown",
+    }
+}
+
+choice! {
     /// What happens when a guest touches memory that was taken from it for good.
     #[derive(Default)]
     OnViolation {
@@ -148,6 +186,9 @@ mod tests {
             assert_eq!(serde_json::to_value(mode).ok(), Some(mode.as_str().into()));
         }
         for &mechanism in Mechanism::ALL {
+            assert_eq!(serde_json::to_value(mechanism).ok(), Some(mechanism.as_str().into()));
+        }
+        for &mechanism in SizeMechanism::ALL {
             assert_eq!(serde_json::to_value(mechanism).ok(), Some(mechanism.as_str().into()));
         }
         for &accelerator in Accelerator::ALL {

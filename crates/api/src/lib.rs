@@ -14,7 +14,10 @@ mod request;
 pub mod route;
 mod status;
 
-pub use choice::{Accelerator, Backing, DmaMode, Mechanism, Mode, OnViolation, State};
+pub use choice::{
+    Accelerator, Backing, DmaMode, DriverState, Mechanism, Mode, OnViolation, SizeMechanism,
+    SizeState, State,
+};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
 pub use report::{
@@ -23,9 +26,10 @@ pub use report::{
 pub use request::{
     AttachRequest, AutoRequest, BadRequest, CPUS_MAX, DiskRequest, EvictRequest, INTERVAL_MS_MAX,
     INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT,
-    ReclaimRequest, ResizeRequest, RunRequest, StatusQuery,
+    NODES_MAX, ReclaimRequest, ResizeRequest, RunRequest, StatusQuery,
 };
 pub use status::{
-    AutoStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestStatus, KindBytes,
-    LimitStatus, ORDER_MAX, SharingStatus, VmStatus, VmSummary,
+    AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
+    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, SharingStatus, SizeStatus,
+    VmStatus, VmSummary,
 };

@@ -26,6 +26,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::auto,
         v1::limit,
         v1::resize,
+        v1::size,
         v1::evict,
         v1::openapi,
     )
@@ -125,7 +126,7 @@ mod v1 {
         ))]
     fn limit() {}
 
-    /// Change how much of its memory a VM may have.
+    /// Bring a VM to another size: answered at once, and gone on with in the background.
     #[utoipa::path(put, path = route::SIZE, request_body = ResizeRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
@@ -136,6 +137,16 @@ mod v1 {
             (status = 500, body = Problem, description = "It failed on the way."),
         ))]
     fn resize() {}
+
+    /// How far that is.
+    #[utoipa::path(get, path = route::SIZE,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = ResizeReport),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "No size was asked for."),
+        ))]
+    fn size() {}
 
     /// Save and empty frames whether used or not: for tests and emergencies.
     #[utoipa::path(post, path = route::EVICT, request_body = EvictRequest,

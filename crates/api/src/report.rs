@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::{SizeMechanism, SizeState};
+
 /// What one reclaim did.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ReclaimReport {
@@ -57,24 +59,35 @@ pub struct EvictReport {
     pub stopped_by: String,
 }
 
-/// What a change of a VM's size did.
+/// What a change of a VM's size did so far.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ResizeReport {
-    /// What the guest may have now.
+    /// What the guest may have now, on that node if one was named.
     pub bytes: u64,
-    /// What it was to have.
+    /// What it is to have.
     pub wanted_bytes: u64,
+    /// The NUMA node that this is about; null: all.
+    pub node: Option<u32>,
+    /// By what its size changes.
+    pub mechanism: SizeMechanism,
+    /// Why by this.
+    pub reason: String,
+    /// How far it is.
+    pub state: SizeState,
+    /// The least that the guest can have now without going out of memory, by its own figures;
+    /// null: it tells nothing, or they were not asked for.
+    pub least_bytes: Option<u64>,
     /// Taken from it by this.
     pub taken_bytes: u64,
-    /// Of that, what had memory of the host's.
+    /// The host's memory that came free with that.
     pub emptied_bytes: u64,
-    /// Returned to it by this.
+    /// Given to it by this.
     pub returned_bytes: u64,
     /// How often it was asked to free its caches.
     pub purges: u32,
-    /// How long it took.
+    /// How long it took, to where it is.
     pub duration_ns: u64,
-    /// Why it went no further, in words.
+    /// Why it goes no further, in words.
     pub stopped_by: String,
 }
 

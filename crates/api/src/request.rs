@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::status::ORDER_MAX;
-use crate::{Backing, DmaMode, Mode, OnViolation, VmName};
+use crate::{Backing, DmaMode, Mode, OnViolation, SizeMechanism, VmName};
 
 /// Smallest memory of a VM.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -16,6 +16,8 @@ pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
 pub const MEMORY_BYTES_MAX: u64 = 1 << 40;
 /// Most vCPUs of a VM (QEMU's limit without interrupt remapping).
 pub const CPUS_MAX: u32 = 255;
+/// Most NUMA nodes of a VM.
+pub const NODES_MAX: u32 = 16;
 /// Shortest time between two automatic reclaims.
 pub const INTERVAL_MS_MIN: u64 = 100;
 /// Longest time between two automatic reclaims.
@@ -41,6 +43,13 @@ pub struct RunRequest {
     pub name: VmName,
     /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB.
     pub memory_bytes: u64,
+    /// The size up to which `resize` can bring the VM, by memory that the guest plugs
+    /// (virtio-mem); null: `memory_bytes`.
+    #[serde(default)]
+    pub grow_to_bytes: Option<u64>,
+    /// NUMA nodes, 1 to 16, each with the same part of memory and vCPUs.
+    #[serde(default = "one")]
+    pub nodes: u32,
     /// vCPUs, 1 to 255.
     #[serde(default = "one")]
     pub cpus: u32,
@@ -125,8 +134,54 @@ impl RunRequest {
             format!("{} vCPUs: give 1 to {CPUS_MAX}", self.cpus)
         })?;
         check_min_order(self.min_order)?;
+        self.check_nodes()?;
+        self.check_growth()?;
         self.check_dma()?;
         self.check_boot()
+    }
+
+    /// What the VM can have in all.
+    pub fn max_bytes(&self) -> u64 {
+        self.grow_to_bytes.unwrap_or(self.memory_bytes)
+    }
+
+    fn check_nodes(&self) -> Result<(), BadRequest> {
+        let Self { nodes, cpus, memory_bytes, .. } = *self;
+        ensure((1..=NODES_MAX).contains(&nodes), || {
+            format!("{nodes} NUMA nodes: give 1 to {NODES_MAX}")
+        })?;
+        ensure(cpus.is_multiple_of(nodes), || {
+            format!("{cpus} vCPUs cannot be shared evenly by {nodes} NUMA nodes")
+        })?;
+        ensure(memory_bytes.is_multiple_of(u64::from(nodes) * HUGE_BYTES), || {
+            format!("memory of {} cannot be shared by {nodes} NUMA nodes", Bytes(memory_bytes))
+        })
+    }
+
+    fn check_growth(&self) -> Result<(), BadRequest> {
+        let Some(most) = self.grow_to_bytes else { return Ok(()) };
+        ensure((self.memory_bytes + 1..=MEMORY_BYTES_MAX).contains(&most), || {
+            let (memory, max) = (Bytes(self.memory_bytes), Bytes(MEMORY_BYTES_MAX));
+            format!(
+                "--grow-to {} is out of range: give more than {memory}, up to {max}",
+                Bytes(most)
+            )
+        })?;
+        let (nodes, growth) = (self.nodes, most - self.memory_bytes);
+        ensure(growth.is_multiple_of(u64::from(nodes) * HUGE_BYTES), || {
+            format!("{growth} bytes beyond the memory are not {nodes} times a multiple of 2 MiB")
+        })?;
+        ensure(self.backing != Backing::Hugetlb, || {
+            "--grow-to would reserve hugetlb pages for all that may be plugged: give --backing thp"
+                .into()
+        })?;
+        self.strict_disk().map_or(Ok(()), |disk| {
+            Err(BadRequest(format!(
+                "{} with dma=strict must know of all memory, and QEMU's virtio-mem plugs without a \
+                 word to its IOMMU: leave out --grow-to",
+                disk.path.display()
+            )))
+        })
     }
 
     /// The first disk that reaches the guest's memory as a device passed through does.
@@ -291,15 +346,31 @@ impl LimitRequest {
     }
 }
 
-/// Change how much of its memory a VM may have, by the allocator that its guest shares.
+/// Bring a VM to another size, or leave it at the one that it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeRequest {
-    /// What the guest may have, at most the VM's memory.
-    pub bytes: u64,
-    /// What happens when it touches more; null keeps what is set (at first: allow).
+    /// What the guest may have, on the node if one is named; null: what it has now, and no other
+    /// size is sought any more.
+    pub bytes: Option<u64>,
+    /// Of this NUMA node alone; null: of all.
+    #[serde(default)]
+    pub node: Option<u32>,
+    /// By this and nothing else; null lets Ebb choose.
+    #[serde(default)]
+    pub by: Option<SizeMechanism>,
+    /// What happens when the guest touches what HyperAlloc took; null keeps what is set (at first: allow).
     #[serde(default)]
     pub on_violation: Option<OnViolation>,
+}
+
+impl ResizeRequest {
+    /// Checks all that needs no VM.
+    pub fn check(&self) -> Result<(), BadRequest> {
+        ensure(self.bytes.is_some() || (self.node.is_none() && self.by.is_none()), || {
+            "`off` leaves the VM as it is: --node and --by belong to a size".into()
+        })
+    }
 }
 
 /// Save and empty frames whether used or not: for tests and emergencies.
@@ -318,6 +389,8 @@ mod tests {
         RunRequest {
             name: "web".parse().expect("a name"),
             memory_bytes: 2 << 30,
+            grow_to_bytes: None,
+            nodes: 1,
             cpus: 1,
             kernel: Some("/boot/vmlinuz".into()),
             initrd: None,
@@ -378,6 +451,42 @@ mod tests {
         assert!(refused(RunRequest { cpus: 0, ..run() }).contains("give 1 to 255"));
         assert!(refused(RunRequest { cpus: 256, ..run() }).contains("give 1 to 255"));
         assert!(refused(RunRequest { min_order: Some(11), ..run() }).contains("0 to 10"));
+    }
+
+    #[test]
+    fn nodes_share_evenly() {
+        let nodes = |nodes, cpus| RunRequest { nodes, cpus, ..run() };
+        assert_eq!(nodes(2, 4).check(), Ok(()));
+        assert!(refused(nodes(0, 1)).contains("give 1 to 16"));
+        assert!(refused(nodes(17, 17)).contains("give 1 to 16"));
+        assert!(refused(nodes(2, 3)).contains("3 vCPUs cannot be shared"));
+        let odd = RunRequest { memory_bytes: 66 << 20, ..nodes(2, 2) };
+        assert!(refused(odd).contains("cannot be shared by 2 NUMA nodes"));
+    }
+
+    #[test]
+    fn growth_is_beyond_the_memory_in_whole_blocks() {
+        let to = |bytes| RunRequest { grow_to_bytes: Some(bytes), ..run() };
+        assert_eq!((to(16 << 30).check(), to(16 << 30).max_bytes()), (Ok(()), 16 << 30));
+        for bytes in [0, 2 << 30, MEMORY_BYTES_MAX + HUGE_BYTES] {
+            assert!(refused(to(bytes)).contains("give more than 2 GiB"), "{bytes}");
+        }
+        assert!(refused(to((4 << 30) + 4096)).contains("a multiple of 2 MiB"));
+        let nodes = RunRequest { nodes: 2, cpus: 2, ..to((2 << 30) + HUGE_BYTES) };
+        assert!(refused(nodes).contains("2 times a multiple"));
+        let reserved = RunRequest { backing: Backing::Hugetlb, ..to(4 << 30) };
+        assert!(refused(reserved).contains("--backing thp"));
+        let disks = vec!["/a.img,dma=strict".parse().expect("a disk")];
+        assert!(refused(RunRequest { disks, ..to(4 << 30) }).contains("leave out --grow-to"));
+    }
+
+    #[test]
+    fn off_goes_alone() {
+        let off = ResizeRequest { bytes: None, node: None, by: None, on_violation: None };
+        assert_eq!(off.check(), Ok(()));
+        assert_eq!(ResizeRequest { bytes: Some(1), node: Some(0), ..off }.check(), Ok(()));
+        assert!(ResizeRequest { node: Some(0), ..off }.check().is_err());
+        assert!(ResizeRequest { by: Some(SizeMechanism::Balloon), ..off }.check().is_err());
     }
 
     #[test]

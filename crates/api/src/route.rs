@@ -18,7 +18,7 @@ pub const RECLAIM: &str = "/v1/vms/{name}/reclaim";
 pub const AUTO: &str = "/v1/vms/{name}/auto";
 /// PUT [`crate::LimitRequest`]: [`crate::LimitStatus`].
 pub const LIMIT: &str = "/v1/vms/{name}/limit";
-/// PUT [`crate::ResizeRequest`]: [`crate::ResizeReport`].
+/// PUT [`crate::ResizeRequest`], GET: [`crate::ResizeReport`].
 pub const SIZE: &str = "/v1/vms/{name}/size";
 /// POST [`crate::EvictRequest`]: [`crate::EvictReport`].
 pub const EVICT: &str = "/v1/vms/{name}/evict";

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Accelerator, Backing, Mechanism, Mode, OnViolation, ReclaimReport, State, VmName};
+use crate::{
+    Accelerator, Backing, DriverState, Mechanism, Mode, OnViolation, ReclaimReport, SizeMechanism,
+    SizeState, State, VmName,
+};
 
 /// The largest buddy order of an x86-64 kernel with its standard configuration.
 pub const ORDER_MAX: u8 = 10;
@@ -41,7 +44,7 @@ pub struct VmStatus {
     pub console: Option<PathBuf>,
     /// Smallest buddy block to take: 9 is 2 MiB.
     pub min_order: u8,
-    /// The guest's RAM as QEMU gives it.
+    /// The guest's RAM as QEMU gives it: what it began with, and what is plugged.
     pub memory_bytes: u64,
     /// The part of it that takes host memory now.
     pub resident_bytes: u64,
@@ -66,6 +69,10 @@ pub struct VmStatus {
     pub auto: AutoStatus,
     /// The limit on resident memory.
     pub limit: LimitStatus,
+    /// What the guest may have of it, and what that can be.
+    pub size: SizeStatus,
+    /// Its balloon; null: it has none.
+    pub balloon: Option<BalloonStatus>,
     /// What is done by the allocator that the guest shares.
     pub sharing: SharingStatus,
     /// What its disks that Ebb serves have done.
@@ -191,10 +198,101 @@ pub struct LimitStatus {
     pub stuck: Option<String>,
 }
 
+/// The size of a VM: what its guest may have.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SizeStatus {
+    /// The size: `initial_bytes + plugged_bytes - ballooned_bytes - hard_bytes`.
+    pub bytes: u64,
+    /// What it began with.
+    pub initial_bytes: u64,
+    /// Plugged beyond that.
+    pub plugged_bytes: u64,
+    /// In the balloon.
+    pub ballooned_bytes: u64,
+    /// Taken in the allocator that it shares, until returned.
+    pub hard_bytes: u64,
+    /// The largest size that it can have.
+    pub max_bytes: u64,
+    /// The size that it is to have, on `wanted_node` if that is not null; null: no other.
+    pub wanted_bytes: Option<u64>,
+    /// The NUMA node that is about.
+    pub wanted_node: Option<u32>,
+    /// By what its size changes; null: it is not to.
+    pub mechanism: Option<SizeMechanism>,
+    /// Why by this.
+    pub reason: Option<String>,
+    /// How far it is.
+    pub state: SizeState,
+    /// Why it goes no further, in words; null: nothing is in the way.
+    pub stopped_by: Option<String>,
+    /// Memory that can be plugged, by device.
+    pub devices: Vec<MemoryDeviceStatus>,
+}
+
+/// A virtio-mem device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct MemoryDeviceStatus {
+    /// The guest's NUMA node that its memory is of.
+    pub node: u32,
+    /// Plugged.
+    pub plugged_bytes: u64,
+    /// What the guest is asked to plug.
+    pub requested_bytes: u64,
+    /// The most that can be.
+    pub max_bytes: u64,
+    /// It is plugged in pieces of this size.
+    pub block_bytes: u64,
+    /// Whether the guest drives it.
+    pub driver: DriverState,
+}
+
+/// A balloon.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct BalloonStatus {
+    /// What it holds.
+    pub ballooned_bytes: u64,
+    /// Whether the guest drives it.
+    pub driver: DriverState,
+    /// The guest takes memory out of it before it kills a process.
+    pub deflates_on_oom: bool,
+    /// How often it was emptied at once because the guest was about to run out of memory, since
+    /// this daemon holds the VM.
+    pub releases: u64,
+    /// QEMU takes free pages by itself where the guest tells of them (free page reporting).
+    pub reporting_offered: bool,
+    /// The guest does; null: not known.
+    pub reporting: Option<bool>,
+    /// What the guest told of its memory by it; null: it did not.
+    pub figures: Option<GuestFigures>,
+}
+
+/// What a guest tells of its memory through its balloon; null: not this.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct GuestFigures {
+    /// How long ago, in seconds.
+    pub age_s: u64,
+    /// What its kernel manages, the balloon not included.
+    pub total_bytes: Option<u64>,
+    /// Free.
+    pub free_bytes: Option<u64>,
+    /// What it could use without going out of memory.
+    pub available_bytes: Option<u64>,
+    /// Its page cache.
+    pub cache_bytes: Option<u64>,
+    /// Read from its own swap space since it booted.
+    pub swapped_in_bytes: Option<u64>,
+    /// Written there since it booted.
+    pub swapped_out_bytes: Option<u64>,
+    /// Its faults that waited for a disk since it booted.
+    pub major_faults: Option<u64>,
+    /// Its other faults since it booted.
+    pub minor_faults: Option<u64>,
+}
+
 /// What is done by the allocator that a guest shares; of others all is null or 0.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SharingStatus {
-    /// What the guest is to have of its memory; null: all of it.
+    /// What the guest is to have, by its allocator, of its memory; null: all of it.
     pub size_bytes: Option<u64>,
     /// Taken from it until it is returned.
     pub hard_bytes: u64,

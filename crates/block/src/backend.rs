@@ -4,12 +4,14 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use ebb_vhost::Dma;
+use ebb_vhost::socket::{SocketError, listen};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use thiserror::Error;
 use vhost::vhost_user::{Error as ProtocolError, Listener};
@@ -21,7 +23,6 @@ use crate::block_locks::{BlockLocks, wake_up};
 use crate::config::{Config, SECTOR_BYTES};
 use crate::counters::Counts;
 use crate::device::Device;
-use crate::dma::Dma;
 use crate::image::Image;
 use crate::job::Disk;
 use crate::observer::Observer;
@@ -51,18 +52,9 @@ pub enum StartError {
     /// No queue, or too many.
     #[error("a disk has 1 to {QUEUES_MAX} queues, not {0}")]
     Queues(u16),
-    /// Somebody answers there.
-    #[error("{}: another process serves a disk at this socket", .0.display())]
-    SocketInUse(PathBuf),
-    /// The socket, or what is beside it.
-    #[error("{}: {error}", path.display())]
-    Socket {
-        /// Where.
-        path: PathBuf,
-        /// What went wrong.
-        #[source]
-        error: io::Error,
-    },
+    /// Nobody can connect.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// No thread, or no descriptor, to be had.
     #[error("starting a disk: {0}")]
     Host(#[from] io::Error),
@@ -218,22 +210,6 @@ fn id(path: &Path) -> [u8; ID_BYTES] {
     std::path::absolute(path).unwrap_or_else(|_| path.into()).hash(&mut hasher);
     let text = format!("ebb-{:016x}", hasher.finish());
     *text.as_bytes().first_chunk().unwrap_or(&[b'0'; ID_BYTES])
-}
-
-/// A socket file that a dead process left is removed first.
-fn listen(path: &Path) -> Result<UnixListener, StartError> {
-    let failed = |error| StartError::Socket { path: path.into(), error };
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(StartError::SocketInUse(path.into())),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed)?;
-        }
-        // Whatever else is the matter, binding tells it better.
-        Err(_) => {}
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
 }
 
 /// The thread that takes front ends.

@@ -1,5 +1,6 @@
 //! What a disk has done.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counted since the backend was started, over all queues and front ends.
@@ -13,7 +14,7 @@ pub(crate) struct Counters {
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     pub(crate) failed: AtomicU64,
-    pub(crate) dma_faults: AtomicU64,
+    pub(crate) dma_faults: Arc<AtomicU64>,
 }
 
 /// The counters at one moment. Requests count when they end well, `failed` counts

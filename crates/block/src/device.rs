@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use ebb_vhost::DESCRIPTORS_MAX;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::{VhostUserBackend, VringMutex};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
@@ -12,7 +13,6 @@ use vmm_sys_util::epoll::EventSet;
 
 use crate::backend::CacheMode;
 use crate::block_locks::wake_up;
-use crate::chain::DESCRIPTORS_MAX;
 use crate::config;
 use crate::job::Disk;
 use crate::queue::Worker;

@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 use ebb_sys::transfer::{AlignedBuffer, Memory, Operation, Transfer};
 use ebb_units::{FRAME_BYTES, Gpa};
+use ebb_vhost::{Access, Dma, Guest, Pinned, Segment, bytes_of, slice, whole_frames};
 
 use crate::block_locks::{BlockLocks, Held};
 use crate::config::Config;
 use crate::counters::{Counters, add};
-use crate::dma::{Access, Dma, Pinned, Segment, slice, whole_frames};
-use crate::guest::Guest;
 use crate::image::{Image, outer};
 use crate::observer::{Direction, Observer};
 use crate::request::{Data, ID_BYTES, Limits, Request, Sectors, Status};
@@ -225,7 +224,7 @@ impl Job {
             }
             Request::GetId(segments) => {
                 let part = slice(segments, 0, ID_BYTES as u64);
-                let bytes = crate::dma::bytes_of(&part);
+                let bytes = bytes_of(&part);
                 self.guest.write(part, &disk.id)?;
                 Ok(Step::Over(Status::Ok, bytes as u32))
             }

@@ -13,13 +13,10 @@
 
 mod backend;
 mod block_locks;
-mod chain;
 mod config;
 mod counters;
 mod device;
 mod digest;
-mod dma;
-mod guest;
 mod hashes;
 mod image;
 mod job;
@@ -34,7 +31,7 @@ pub mod solo;
 pub use backend::{Backend, Options, QUEUES_MAX, StartError};
 pub use config::SECTOR_BYTES;
 pub use counters::Counts;
-pub use dma::{Access, AllResident, Dma, DmaFault, Segment};
+pub use ebb_vhost::{Access, AllResident, Dma, DmaFault, Segment};
 pub use hashes::Hashes;
 pub use image::{Image, OpenError, OpenErrorKind, Reader};
 pub use observer::{Block, Direction, Nobody, Observer};

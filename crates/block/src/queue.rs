@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 
 use ebb_sys::uring::Ring;
 use ebb_units::Gpa;
+use ebb_vhost::{Access, Chain, Guest, Pinned, Segment, walk};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_user_backend::{VringMutex, VringT};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::block_locks::wake_up;
-use crate::chain::{self, Chain};
 use crate::counters::add;
-use crate::dma::{Access, Pinned, Segment};
-use crate::guest::Guest;
 use crate::job::{Buffers, Disk, Job, Step};
 use crate::patience::Patience;
 use crate::request::{self, Request, Status};
@@ -240,7 +238,7 @@ impl Worker {
 
     fn guest(&self) -> Guest {
         let Disk { dma, counters, .. } = &*self.disk;
-        Guest::new(self.memory.memory().into_inner(), dma.clone(), counters.clone())
+        Guest::new(self.memory.memory().into_inner(), dma.clone(), counters.dma_faults.clone())
     }
 
     fn give_up(&mut self, why: &str) {
@@ -270,7 +268,7 @@ impl Worker {
     fn parse(&mut self, number: u64) -> Option<Parsed> {
         let (head, guest) = (self.slot(number)?.head, self.guest());
         let chain = match &self.table {
-            Some(table) => chain::walk(&guest, table.gpa, table.size, head),
+            Some(table) => walk(&guest, table.gpa, table.size, head),
             None => Ok(Chain::default()),
         };
         let chain = chain.unwrap_or_else(|malformed| {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use ebb_units::Gpa;
+use ebb_vhost::{Chain, DmaFault, Guest, Segment, bytes_of, slice};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
@@ -10,13 +11,10 @@ use virtio_bindings::virtio_blk::{
 };
 
 use crate::block_locks::Span;
-use crate::chain::Chain;
 use crate::config::{
     DISCARD_SECTORS_MAX, RANGES_MAX, SECTOR_BYTES, SECTORS_PER_BLOCK, SEGMENTS_MAX,
     ZERO_SECTORS_MAX,
 };
-use crate::dma::{DmaFault, Segment, bytes_of, slice};
-use crate::guest::Guest;
 
 const HEADER_BYTES: u64 = 16;
 const RANGE_BYTES: u64 = 16;

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use ebb_vhost::Dma;
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost_user_backend::{VringMutex, VringT};
 use virtio_queue::{Error as QueueError, QueueT};
@@ -11,7 +12,6 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use crate::backend::disk;
 use crate::config;
 use crate::counters::Counts;
-use crate::dma::Dma;
 use crate::image::Image;
 use crate::job::Disk;
 use crate::observer::Observer;

@@ -149,6 +149,6 @@ fn a_socket_serves_one_disk() {
         let (dma, observer) = (Arc::new(AllResident), Arc::new(Nobody));
         Backend::start(&bench.socket(), image, dma, observer, options).err().unwrap()
     };
-    assert!(matches!(start(1), StartError::SocketInUse(_)));
+    assert!(matches!(start(1), StartError::Socket(_)));
     assert!(matches!(start(0), StartError::Queues(0)));
 }

@@ -10,6 +10,11 @@ use std::process::{Child, Command, Stdio};
 
 use ebb_sys::ram_file::RamFile;
 
+/// The balloon of a VM that Ebb starts.
+const BALLOON: &str = "ebb-balloon";
+/// Its virtio-mem devices, with the node's number behind it.
+const GROWTH: &str = "ebb-growth";
+
 /// What runs the guest's instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accelerator {
@@ -29,6 +34,22 @@ impl Accelerator {
     }
 }
 
+/// A file of RAM, made beforehand.
+pub struct Memory {
+    /// The file.
+    pub file: RamFile,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A NUMA node of a VM to be started.
+pub struct Node {
+    /// What it begins with.
+    pub ram: Memory,
+    /// What can be plugged beyond, by virtio-mem.
+    pub growth: Option<Memory>,
+}
+
 /// A VM to be started.
 pub struct Launch<'a> {
     /// Its name.
@@ -37,10 +58,10 @@ pub struct Launch<'a> {
     pub directory: &'a Path,
     /// The QEMU to start: a name looked up in PATH, or a path.
     pub qemu: &'a Path,
-    /// Its RAM, made beforehand.
-    pub ram: &'a RamFile,
-    /// The size of that RAM.
-    pub memory_bytes: u64,
+    /// Its NUMA nodes, one at least.
+    pub nodes: &'a [Node],
+    /// It gets a balloon.
+    pub balloon: bool,
     /// Processors.
     pub cpus: u32,
     /// What runs it.
@@ -90,32 +111,16 @@ impl Launch<'_> {
     }
 
     fn arguments(&self) -> Vec<OsString> {
-        let Launch { name, memory_bytes, cpus, .. } = self;
-        let ram = format!(
-            "/proc/{}/fd/{}",
-            std::process::id(),
-            rustix::fd::AsFd::as_fd(self.ram).as_raw_fd()
-        );
+        let Launch { name, .. } = self;
         let socket = |file| escape(&self.directory.join(file));
         let mut words: Vec<OsString> = Vec::new();
         let mut option = |key: &str, value: String| words.extend([key.into(), value.into()]);
         option("-name", escape(Path::new(name)));
-        option("-machine", "q35,memory-backend=ram".into());
         option("-accel", self.accelerator.name().into());
         if self.accelerator == Accelerator::Kvm {
             option("-cpu", "host".into());
         }
-        option("-m", format!("{}M", memory_bytes >> 20));
-        option("-smp", cpus.to_string());
-        // The memfd is ours, opened by its path in /proc: QEMU's own memfd
-        // backend cannot be told to align its mapping to 2 MiB, and without
-        // that no huge page is ever mapped.
-        option(
-            "-object",
-            format!(
-                "memory-backend-file,id=ram,size={memory_bytes},mem-path={ram},share=on,align=2M"
-            ),
-        );
+        self.memory(&mut option);
         option("-qmp", format!("unix:{},server=on,wait=off", escape(&self.qmp_path())));
         option(
             "-chardev",
@@ -127,6 +132,10 @@ impl Launch<'_> {
         );
         option("-serial", "chardev:ebb-console".into());
         option("-display", "none".into());
+        if self.balloon {
+            // Free page reporting is for whoever asks for it: Ebb takes free memory itself.
+            option("-device", format!("virtio-balloon-pci,id={BALLOON},deflate-on-oom=on"));
+        }
         for (index, socket) in self.disks.iter().enumerate() {
             let (id, queues) = (format!("ebb-disk{index}"), self.disk_queues);
             // Whoever serves it may die and come back.
@@ -145,6 +154,61 @@ impl Launch<'_> {
         words.extend(self.qemu_args.iter().map(OsString::from));
         words
     }
+
+    /// Machine, processors, RAM and what can be plugged.
+    fn memory(&self, option: &mut impl FnMut(&str, String)) {
+        let initial: u64 = self.nodes.iter().map(|node| node.ram.bytes).sum();
+        let growths = self.nodes.iter().filter_map(|node| node.growth.as_ref());
+        let growth: u64 = growths.map(|growth| growth.bytes).sum();
+        let memory = format!("{}M", initial >> 20);
+        option(
+            "-m",
+            match growth {
+                0 => memory,
+                growth => format!("{memory},slots=0,maxmem={}M", (initial + growth) >> 20),
+            },
+        );
+        match self.nodes.len() {
+            1 => {
+                option("-machine", "q35,memory-backend=ram0".into());
+                option("-smp", self.cpus.to_string());
+            }
+            // A socket each: processors that share a cache are on one node.
+            count => {
+                let each = self.cpus / count as u32;
+                option("-machine", "q35".into());
+                option("-smp", format!("{},sockets={count},cores={each},threads=1", self.cpus));
+                for node in 0..count as u32 {
+                    let cpus = format!("{}-{}", node * each, (node + 1) * each - 1);
+                    option("-numa", format!("node,nodeid={node},cpus={cpus},memdev=ram{node}"));
+                }
+            }
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            option("-object", backend(&format!("ram{index}"), &node.ram));
+            if let Some(growth) = &node.growth {
+                let name = format!("growth{index}");
+                option("-object", backend(&name, growth) + ",reserve=off");
+                option(
+                    "-device",
+                    format!(
+                        "virtio-mem-pci,id={GROWTH}{index},memdev={name},node={index},requested-size=0"
+                    ),
+                );
+            }
+        }
+    }
+}
+
+/// The memfd is ours, opened by its path in /proc: QEMU's own memfd backend cannot be told to
+/// align its mapping to 2 MiB, and without that no huge page is ever mapped.
+fn backend(name: &str, memory: &Memory) -> String {
+    let number = rustix::fd::AsFd::as_fd(&memory.file).as_raw_fd();
+    let (pid, bytes) = (std::process::id(), memory.bytes);
+    format!(
+        "memory-backend-file,id={name},size={bytes},mem-path=/proc/{pid}/fd/{number},share=on,\
+         align=2M"
+    )
 }
 
 /// In QEMU's option strings a comma ends a value; two stand for one.
@@ -155,6 +219,65 @@ fn escape(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn memory(bytes: u64) -> Memory {
+        Memory { file: RamFile::create("launch-test", bytes).unwrap(), bytes }
+    }
+
+    fn words(nodes: &[Node], cpus: u32) -> Vec<String> {
+        let launch = Launch {
+            name: "web",
+            directory: Path::new("/run/web"),
+            qemu: Path::new("qemu"),
+            nodes,
+            balloon: true,
+            cpus,
+            accelerator: Accelerator::Tcg,
+            kernel: None,
+            initrd: None,
+            append: None,
+            disks: &[],
+            disk_queues: 1,
+            qemu_args: &[],
+            cwd: Path::new("/"),
+        };
+        let words = launch.arguments().into_iter();
+        words.map(|word| word.into_string().unwrap()).collect()
+    }
+
+    fn has(words: &[String], key: &str, value: &str) -> bool {
+        words.windows(2).any(|pair| pair[0] == key && pair[1].starts_with(value))
+    }
+
+    #[test]
+    fn a_vm_has_one_node_and_what_it_began_with() {
+        let words = words(&[Node { ram: memory(64 << 20), growth: None }], 3);
+        for (key, value) in [
+            ("-m", "64M"),
+            ("-smp", "3"),
+            ("-machine", "q35,memory-backend=ram0"),
+            ("-object", "memory-backend-file,id=ram0,size=67108864,mem-path=/proc/"),
+            ("-device", "virtio-balloon-pci,"),
+        ] {
+            assert!(has(&words, key, value), "{key} {value}: {words:?}");
+        }
+        assert!(!words.iter().any(|word| word.contains("maxmem") || word.contains("virtio-mem")));
+    }
+
+    #[test]
+    fn each_node_that_grows_has_a_device() {
+        let node = || Node { ram: memory(32 << 20), growth: Some(memory(128 << 20)) };
+        let words = words(&[node(), node()], 4);
+        for (key, value) in [
+            ("-m", "64M,slots=0,maxmem=320M"),
+            ("-smp", "4,sockets=2,cores=2,threads=1"),
+            ("-numa", "node,nodeid=1,cpus=2-3,memdev=ram1"),
+            ("-object", "memory-backend-file,id=growth1,size=134217728,"),
+            ("-device", "virtio-mem-pci,id=ebb-growth1,memdev=growth1,node=1,"),
+        ] {
+            assert!(has(&words, key, value), "{key} {value}: {words:?}");
+        }
+    }
 
     #[test]
     fn commas_in_paths_are_doubled() {

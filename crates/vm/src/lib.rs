@@ -2,11 +2,15 @@
 //!
 //! [`Ram`] translates between guest-physical addresses, the VMM's addresses
 //! and the files behind them; [`layout`] asks QEMU for that; [`launch`] starts
-//! a QEMU, [`takeover`] makes sure that one may be held.
+//! a QEMU, [`takeover`] makes sure that one may be held. [`memory_device`] and
+//! [`balloon`] change how much memory its guest may have.
 #![forbid(unsafe_code)]
 
+pub mod balloon;
+pub mod driver;
 pub mod launch;
 pub mod layout;
+pub mod memory_device;
 pub mod qmp;
 pub mod ram;
 pub mod takeover;

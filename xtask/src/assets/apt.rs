@@ -44,6 +44,21 @@ impl Suite {
         Suite::listed(cache, name, &format!("apt/{name}"), "deb", "Packages")
     }
 
+    /// A release that stands on another one, as backports do: what it lacks comes from there.
+    ///
+    /// # Errors
+    /// As [`Suite::open`].
+    pub fn layered(cache: &Cache, name: &str, below: &str) -> anyhow::Result<Suite> {
+        let root = cache.directory(&format!("apt/{name}-on-{below}"))?;
+        let mut suite = Suite { name: name.into(), options: options(&root) };
+        // Backports are taken only where somebody asks for them.
+        suite.options.extend(["-o".into(), format!("APT::Default-Release={name}")]);
+        let mirror = mirror();
+        let line = |suite: &str| format!("deb [signed-by={KEYS}] {mirror} {suite} main\n");
+        suite.update(&root, &mirror, &[line(name), line(below)].concat())?;
+        Ok(suite)
+    }
+
     /// The same of the packages' sources.
     ///
     /// # Errors
@@ -106,6 +121,26 @@ impl Suite {
         output(download)?;
         let files = fs::read_dir(directory)?.map(|entry| Ok(entry?.path()));
         files.collect()
+    }
+
+    /// Downloads a package and all that it cannot do without, for a system that has nothing
+    /// yet; the files.
+    ///
+    /// # Errors
+    /// One cannot be fetched.
+    pub fn download_closure(
+        &self,
+        package: &str,
+        directory: &Path,
+    ) -> anyhow::Result<Vec<PathBuf>> {
+        fs::create_dir_all(directory.join("partial"))?;
+        let mut download = self.command("apt-get");
+        download.arg("-o").arg(format!("Dir::Cache::archives={}", directory.display()));
+        download.args(["--quiet", "--yes", "--no-install-recommends", "--download-only"]);
+        download.args(["install", package]);
+        output(download)?;
+        let files = fs::read_dir(directory)?.flatten().map(|entry| entry.path());
+        Ok(files.filter(|file| file.extension().is_some_and(|kind| kind == "deb")).collect())
     }
 
     /// Downloads a package's source as its authors gave it, its checksum checked by apt.

@@ -12,6 +12,7 @@ pub(crate) mod initrd;
 mod kernel;
 mod modules;
 mod qemu;
+mod qemu11;
 mod userland;
 
 use std::path::PathBuf;
@@ -36,6 +37,19 @@ pub struct Args {
     /// Kernels to make ready [default: all, and only the one called 6.1-cloud must succeed]
     #[arg(value_name = "KERNEL")]
     labels: Vec<String>,
+}
+
+/// Fetches QEMU 11, and says where it is.
+///
+/// # Errors
+/// It is not to be had, or does not run here.
+pub fn run_qemu11() -> anyhow::Result<()> {
+    let directory = qemu11::fetch(&Cache::open()?);
+    vmtest::assets::store_qemu11(
+        &directory.as_ref().map_err(|error| format!("{error:#}")).cloned(),
+    )?;
+    println!("{}", directory?.join(qemu::PROGRAM).display());
+    Ok(())
 }
 
 /// Makes the assets asked for, or all.
@@ -63,6 +77,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             Err(why) => println!("{:<10} unavailable: {why}", "userland"),
         }
         vmtest::assets::store_userland(&archive)?;
+    }
+    if args.labels.is_empty() {
+        let directory = qemu11::fetch(&cache).map_err(|error| format!("{error:#}"));
+        match &directory {
+            Ok(path) => println!("{:<10} {}", "qemu11", path.display()),
+            Err(why) => println!("{:<10} unavailable: {why}", "qemu11"),
+        }
+        vmtest::assets::store_qemu11(&directory)?;
     }
     let required = |label: &&str| *label == DEFAULT || args.labels.iter().any(|l| l == label);
     let missing = wanted.iter().map(|source| source.label).filter(required);

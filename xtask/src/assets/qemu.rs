@@ -11,7 +11,7 @@ use super::apt::{self, Suite};
 use super::cache::{self, Cache};
 
 const SUITE: &str = "bookworm-backports";
-const PROGRAM: &str = "qemu-system-x86_64";
+pub const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGES: [&str; 4] =
     ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
 

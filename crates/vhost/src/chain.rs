@@ -9,29 +9,34 @@ use crate::dma::{Access, DmaFault, Segment};
 use crate::guest::Guest;
 
 /// No queue is longer, so no chain is.
-pub(crate) const DESCRIPTORS_MAX: u32 = 1024;
+pub const DESCRIPTORS_MAX: u32 = 1024;
 const DESCRIPTOR_BYTES: u32 = 16;
 
 /// What the driver has put together for one request; both may be cut in any way.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Chain {
+pub struct Chain {
     /// For the device to read.
-    pub(crate) readable: Vec<Segment>,
+    pub readable: Vec<Segment>,
     /// For the device to write.
-    pub(crate) writable: Vec<Segment>,
+    pub writable: Vec<Segment>,
 }
 
 /// A chain that is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-pub(crate) enum Malformed {
+pub enum Malformed {
+    /// Of the table itself, or of an indirect one.
     #[error("a descriptor's number is beyond its table")]
     Index,
+    /// More than [`DESCRIPTORS_MAX`], as of one that leads into itself.
     #[error("a chain has too many descriptors")]
     Length,
+    /// Section 2.7.5.3.
     #[error("an indirect table is inside another, has no whole descriptors, or too many")]
     Indirect,
+    /// Section 2.7.4.2.
     #[error("a descriptor to be read stands behind one to be written")]
     Order,
+    /// Or in memory that no device may use.
     #[error("a descriptor is in no memory: {0}")]
     Memory(#[from] DmaFault),
 }
@@ -44,8 +49,11 @@ struct Descriptor {
 }
 
 /// Walks the chain that begins at `head` of a table of `size` descriptors, which is
-/// pinned already.
-pub(crate) fn walk(guest: &Guest, table: Gpa, size: u16, head: u16) -> Result<Chain, Malformed> {
+/// pinned already. Virtio 1.2, section 2.7.5.
+///
+/// # Errors
+/// There is none.
+pub fn walk(guest: &Guest, table: Gpa, size: u16, head: u16) -> Result<Chain, Malformed> {
     let (mut table, mut size, mut index) = (table, u32::from(size), u32::from(head));
     let mut indirect = None;
     let mut chain = Chain::default();

@@ -63,13 +63,17 @@ impl Dma for AllResident {
 }
 
 /// Segments that are pinned as long as this lives.
-pub(crate) struct Pinned {
+pub struct Pinned {
     dma: Arc<dyn Dma>,
     segments: Vec<Segment>,
 }
 
 impl Pinned {
-    pub(crate) fn new(
+    /// Pins them.
+    ///
+    /// # Errors
+    /// As [`Dma::pin`].
+    pub fn new(
         dma: &Arc<dyn Dma>,
         segments: Vec<Segment>,
         access: Access,
@@ -78,7 +82,8 @@ impl Pinned {
         Ok(Pinned { dma: dma.clone(), segments })
     }
 
-    pub(crate) fn segments(&self) -> &[Segment] {
+    /// What is pinned.
+    pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 }
@@ -91,18 +96,18 @@ impl Drop for Pinned {
 
 impl Segment {
     /// Whether it begins and ends on a frame's border.
-    pub(crate) fn is_aligned(self) -> bool {
+    pub fn is_aligned(self) -> bool {
         self.gpa.0.is_multiple_of(FRAME_BYTES) && u64::from(self.bytes).is_multiple_of(FRAME_BYTES)
     }
 }
 
 /// How many bytes `segments` have together.
-pub(crate) fn bytes_of(segments: &[Segment]) -> u64 {
+pub fn bytes_of(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.bytes)).sum()
 }
 
 /// The part of `segments` that `count` bytes from byte `start` on make up.
-pub(crate) fn slice(segments: &[Segment], start: u64, count: u64) -> Vec<Segment> {
+pub fn slice(segments: &[Segment], start: u64, count: u64) -> Vec<Segment> {
     let (mut at, end) = (0u64, start.saturating_add(count));
     let mut part = Vec::new();
     for segment in segments {
@@ -120,7 +125,7 @@ pub(crate) fn slice(segments: &[Segment], start: u64, count: u64) -> Vec<Segment
 /// The whole frames in `segments` whose bytes are a whole block of the disk, when the
 /// segments' first byte is at `disk_offset`: (block, frame, where in the segments'
 /// bytes).
-pub(crate) fn whole_frames(
+pub fn whole_frames(
     segments: &[Segment],
     disk_offset: u64,
 ) -> impl Iterator<Item = (u64, Gfn, usize)> {

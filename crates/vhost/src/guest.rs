@@ -1,39 +1,41 @@
 //! A guest's memory as the device sees it: every access is checked and pinned.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ebb_units::Gpa;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use crate::counters::{Counters, add};
 use crate::dma::{Access, Dma, DmaFault, Pinned, Segment};
 
 /// The memory that one request is about.
 #[derive(Clone)]
-pub(crate) struct Guest {
+pub struct Guest {
     memory: Arc<GuestMemoryMmap>,
     dma: Arc<dyn Dma>,
-    counters: Arc<Counters>,
+    faults: Arc<AtomicU64>,
 }
 
 impl Guest {
-    pub(crate) fn new(
-        memory: Arc<GuestMemoryMmap>,
-        dma: Arc<dyn Dma>,
-        counters: Arc<Counters>,
-    ) -> Guest {
-        Guest { memory, dma, counters }
+    /// All of `memory`, as far as `dma` lets devices use it; what it does not is counted in
+    /// `faults`.
+    pub fn new(memory: Arc<GuestMemoryMmap>, dma: Arc<dyn Dma>, faults: Arc<AtomicU64>) -> Guest {
+        Guest { memory, dma, faults }
     }
 
-    pub(crate) fn memory(&self) -> Arc<GuestMemoryMmap> {
+    /// The mapping, which only who has pinned something there may use.
+    pub fn memory(&self) -> Arc<GuestMemoryMmap> {
         self.memory.clone()
     }
 
     /// Pins what lies in RAM; what is refused is counted.
-    pub(crate) fn pin(&self, segments: Vec<Segment>, access: Access) -> Result<Pinned, DmaFault> {
+    ///
+    /// # Errors
+    /// Some of it is no RAM, or the device may not use it.
+    pub fn pin(&self, segments: Vec<Segment>, access: Access) -> Result<Pinned, DmaFault> {
         self.try_pin(segments, access).inspect_err(|fault| {
-            add(&self.counters.dma_faults, 1);
             tracing::debug!("{fault}");
+            self.faults.fetch_add(1, Relaxed);
         })
     }
 
@@ -48,7 +50,10 @@ impl Guest {
     }
 
     /// Copies `segments` to the beginning of `into`.
-    pub(crate) fn read(&self, segments: Vec<Segment>, into: &mut [u8]) -> Result<(), DmaFault> {
+    ///
+    /// # Errors
+    /// As [`Guest::pin`].
+    pub fn read(&self, segments: Vec<Segment>, into: &mut [u8]) -> Result<(), DmaFault> {
         let pinned = self.pin(segments, Access::Keep)?;
         let mut rest = into;
         for segment in pinned.segments() {
@@ -62,7 +67,10 @@ impl Guest {
     }
 
     /// Copies the beginning of `from` to `segments`.
-    pub(crate) fn write(&self, segments: Vec<Segment>, from: &[u8]) -> Result<(), DmaFault> {
+    ///
+    /// # Errors
+    /// As [`Guest::pin`].
+    pub fn write(&self, segments: Vec<Segment>, from: &[u8]) -> Result<(), DmaFault> {
         let pinned = self.pin(segments, Access::Replace)?;
         let mut rest = from;
         for segment in pinned.segments() {
@@ -76,7 +84,10 @@ impl Guest {
     }
 
     /// A few bytes.
-    pub(crate) fn read_array<const N: usize>(&self, gpa: Gpa) -> Result<[u8; N], DmaFault> {
+    ///
+    /// # Errors
+    /// As [`Guest::pin`].
+    pub fn read_array<const N: usize>(&self, gpa: Gpa) -> Result<[u8; N], DmaFault> {
         let mut bytes = [0; N];
         self.read(vec![Segment { gpa, bytes: N as u32 }], &mut bytes)?;
         Ok(bytes)

@@ -1,0 +1,21 @@
+//! What the devices that Ebb serves by vhost-user have in common (vhost-user protocol, QEMU
+//! documentation interop/vhost-user): how they get at guest memory ([`Dma`], [`Guest`]),
+//! what a driver has put together for one request ([`Chain`]), the socket at which a
+//! front end finds them ([`socket`]), what it says there ([`Message`]), and who stands between
+//! the two where a front end cannot bear to lose its device ([`relay`]).
+//!
+//! What comes from the guest is read once and checked.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod chain;
+mod connection;
+mod dma;
+mod guest;
+pub mod relay;
+pub mod socket;
+
+pub use chain::{Chain, DESCRIPTORS_MAX, Malformed, walk};
+pub use connection::{Connection, Message, Parted, announce};
+pub use dma::{Access, AllResident, Dma, DmaFault, Pinned, Segment, bytes_of, slice, whole_frames};
+pub use guest::Guest;

@@ -1,0 +1,263 @@
+//! Stands between a front end and a device's process, so that the first does not notice when
+//! the second dies: what was set up is kept here, and told to the next process.
+//!
+//! For front ends that do not set a back-end up anew: QEMU's generic vhost-user device
+//! (`vhost-user-test-device`) ends QEMU when its back-end comes back. It knows of no device:
+//! messages are passed on as they are.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vhost::vhost_user::message::FrontendReq as Request;
+
+use crate::connection::{Connection, Message, Parted};
+
+/// So often it looks whether there is a device again.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+/// A ring's number in a `u64` with a file, and in a pair of `u32`.
+const RING_MASK: u64 = 0xff;
+
+/// What a back-end must know, in the order in which it is told: a ring is started last.
+const KEPT: [Request; 13] = [
+    Request::SET_PROTOCOL_FEATURES,
+    Request::SET_OWNER,
+    Request::SET_FEATURES,
+    Request::SET_BACKEND_REQ_FD,
+    Request::SET_MEM_TABLE,
+    Request::SET_VRING_NUM,
+    Request::SET_VRING_BASE,
+    Request::SET_VRING_ADDR,
+    Request::SET_VRING_ERR,
+    Request::SET_VRING_CALL,
+    Request::SET_VRING_KICK,
+    Request::SET_VRING_ENABLE,
+    Request::SET_STATUS,
+];
+
+/// Passes on what front ends at `listener` and the device at `device` say to each other,
+/// one front end after the other.
+pub fn run(listener: &UnixListener, device: &Path) -> ! {
+    loop {
+        // Interrupted, it finds nobody.
+        let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], None);
+        let Ok((stream, _)) = listener.accept() else { continue };
+        let mut relay = Relay::new(stream, device);
+        let why = relay.serve();
+        tracing::info!("{}: the front end: {why}", device.display());
+    }
+}
+
+/// One front end, and its device while there is one.
+struct Relay {
+    front_end: Connection,
+    path: PathBuf,
+    device: Option<Connection>,
+    kept: Kept,
+    /// What the front end has said and was not passed on.
+    message: Option<Message>,
+    /// Passed on, and to be answered: by the next device, if this one does not.
+    asked: Option<Message>,
+}
+
+impl Relay {
+    fn new(stream: UnixStream, device: &Path) -> Relay {
+        Relay {
+            front_end: Connection::new(stream),
+            path: device.into(),
+            device: None,
+            kept: Kept::default(),
+            message: None,
+            asked: None,
+        }
+    }
+
+    /// Until the front end goes; why it did.
+    fn serve(&mut self) -> Parted {
+        loop {
+            let done = self.wait().and_then(|spoke| if spoke { self.hear() } else { Ok(()) });
+            if let Err(why) = done.and_then(|()| self.serve_device()) {
+                return why;
+            }
+        }
+    }
+
+    /// Whether the front end has something to say, or is gone. It is not heard before what it
+    /// said last is done.
+    fn wait(&self) -> Result<bool, Parted> {
+        let is_free = self.message.is_none() && self.asked.is_none();
+        let interest = if is_free { PollFlags::IN } else { PollFlags::empty() };
+        let mut events = vec![PollFd::new(self.front_end.stream(), interest)];
+        let device = self.device.as_ref().map(Connection::stream);
+        events.extend(device.map(|stream| PollFd::new(stream, PollFlags::IN)));
+        let timeout = self.device.is_none().then_some(LOOK_EVERY);
+        match poll(&mut events, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(events.first().is_some_and(|event| !event.revents().is_empty()))
+    }
+
+    fn hear(&mut self) -> Result<(), Parted> {
+        if let Some(message) = self.front_end.receive()? {
+            self.message = Some(message);
+        }
+        Ok(())
+    }
+
+    /// Brings the device up to date, or finds the next one. Only what the front end has to
+    /// do with it is an error.
+    fn serve_device(&mut self) -> Result<(), Parted> {
+        if self.device.is_none() {
+            self.device = self.connect()?;
+        }
+        let Some(mut device) = self.device.take() else { return Ok(()) };
+        match self.pass_on(&mut device) {
+            Ok(Ok(())) => self.device = Some(device),
+            Ok(Err(why)) => tracing::info!("{}: the device: {why}", self.path.display()),
+            Err(why) => return Err(why),
+        }
+        Ok(())
+    }
+
+    /// A device that knows all that the one before did, and what was said since.
+    fn connect(&mut self) -> Result<Option<Connection>, Parted> {
+        let Ok(stream) = UnixStream::connect(&self.path) else { return Ok(None) };
+        // It is not to begin what the front end has ended meanwhile.
+        while self.asked.is_none() {
+            let Some(message) = self
+                .message
+                .take()
+                .map_or_else(|| self.front_end.receive(), |message| Ok(Some(message)))?
+            else {
+                break;
+            };
+            self.remember(message);
+        }
+        let mut device = Connection::new(stream);
+        let told = self.kept.messages().try_for_each(|message| device.send(message));
+        let asked = self.asked.as_ref().map_or(Ok(()), |message| device.send(message));
+        Ok(told.and(asked).ok().map(|()| device))
+    }
+
+    /// The front end's failure outside, the device's inside.
+    fn pass_on(&mut self, device: &mut Connection) -> Result<Result<(), Parted>, Parted> {
+        loop {
+            let answer = match device.receive() {
+                Ok(answer) => answer,
+                Err(why) => return Ok(Err(why)),
+            };
+            if let Some(answer) = answer {
+                self.answer(&answer)?;
+                continue;
+            }
+            if self.asked.is_some() {
+                return Ok(Ok(()));
+            }
+            let Some(message) = self.message.take() else { return Ok(Ok(())) };
+            let sent = device.send(&message);
+            self.remember(message);
+            if let Err(why) = sent {
+                return Ok(Err(why));
+            }
+        }
+    }
+
+    fn remember(&mut self, message: Message) {
+        let copy = copy(&message);
+        if is_answered(&message) {
+            self.asked = Some(message);
+        }
+        // A copy fails where there are no descriptors left: then a successor lacks it.
+        match copy {
+            Some(copy) => self.kept.keep(copy),
+            None => tracing::error!("{}: no descriptor is to be had", self.path.display()),
+        }
+    }
+
+    /// An answer that nobody has asked for is dropped.
+    fn answer(&mut self, answer: &Message) -> Result<(), Parted> {
+        let is_it = |asked: &Message| answer.is_reply && asked.request == answer.request;
+        let Some(asked) = self.asked.take_if(|asked| is_it(asked)) else { return Ok(()) };
+        self.kept.forget(&asked);
+        self.front_end.send(answer)
+    }
+}
+
+/// The last message of each kind that sets something.
+#[derive(Default)]
+struct Kept(BTreeMap<(usize, u32), Message>);
+
+impl Kept {
+    fn keep(&mut self, mut message: Message) {
+        let Some(request) = request(&message) else { return };
+        let ring = ring(request, &message);
+        if let Some(kind) = KEPT.iter().position(|kept| *kept == request) {
+            // A successor's acknowledgement is for nobody.
+            message.needs_reply = false;
+            self.0.insert((kind, ring), message);
+        }
+    }
+
+    /// What is void since `message` was answered: a ring that was stopped (vhost-user protocol,
+    /// "Ring states").
+    fn forget(&mut self, message: &Message) {
+        if request(message) == Some(Request::GET_VRING_BASE) {
+            let ring = ring(Request::GET_VRING_BASE, message);
+            let kick = KEPT.iter().position(|kept| *kept == Request::SET_VRING_KICK);
+            self.0.retain(|key, _| Some(key.0) != kick || key.1 != ring);
+        }
+    }
+
+    fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.0.values()
+    }
+}
+
+fn request(message: &Message) -> Option<Request> {
+    Request::try_from(message.request).ok()
+}
+
+/// The ring that a message is about; 0, if it is about none.
+fn ring(request: Request, message: &Message) -> u32 {
+    let ring = match request {
+        Request::SET_VRING_KICK | Request::SET_VRING_CALL | Request::SET_VRING_ERR => {
+            message.u64(0).map(|word| (word & RING_MASK) as u32)
+        }
+        Request::SET_VRING_NUM
+        | Request::SET_VRING_ADDR
+        | Request::SET_VRING_BASE
+        | Request::GET_VRING_BASE
+        | Request::SET_VRING_ENABLE => message.u32(0),
+        _ => None,
+    };
+    // More than it has rings of are of no use to a device, and would be kept here.
+    ring.map_or(0, |ring| ring & RING_MASK as u32)
+}
+
+fn is_answered(message: &Message) -> bool {
+    use Request as R;
+    let asks = |request| {
+        matches!(
+            request,
+            R::GET_FEATURES
+                | R::GET_PROTOCOL_FEATURES
+                | R::GET_QUEUE_NUM
+                | R::GET_VRING_BASE
+                | R::GET_CONFIG
+                | R::GET_INFLIGHT_FD
+                | R::GET_MAX_MEM_SLOTS
+                | R::GET_STATUS
+        )
+    };
+    message.needs_reply || request(message).is_some_and(asks)
+}
+
+/// The same, with files of its own.
+fn copy(message: &Message) -> Option<Message> {
+    let files = message.files.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().ok()?;
+    let Message { request, is_reply, needs_reply, .. } = *message;
+    Some(Message { request, is_reply, needs_reply, body: message.body.clone(), files })
+}

@@ -1,0 +1,224 @@
+//! A device served at a socket, to one front end after the other.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+
+use ebb_vhost::socket::{SocketError, listen};
+use ebb_vhost::{Dma, Parted};
+use ebb_virtio_mem::{Device, Memory, Options, Parts, Record, Saved};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use thiserror::Error;
+
+use crate::gate::Gate;
+use crate::session::{Access, Session};
+
+/// What a device is made of.
+pub struct Setup {
+    /// Where it goes on from.
+    pub saved: Saved,
+    /// What it may be told.
+    pub options: Options,
+    /// Gives and takes the blocks' memory.
+    pub memory: Box<dyn Memory>,
+    /// Keeps the state.
+    pub record: Box<dyn Record>,
+    /// How it gets at its queue. Unplugged memory of its own region is kept from it here.
+    pub dma: Arc<dyn Dma>,
+}
+
+/// Why a device is not served.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// It does not start.
+    #[error(transparent)]
+    Device(#[from] ebb_virtio_mem::StartError),
+    /// Nobody can connect.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// No thread, or no descriptor, to be had.
+    #[error("starting a virtio-mem device: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// A device that is being served. Dropping it is stopping it.
+pub struct Backend {
+    device: Arc<Device>,
+    signals: Arc<Signals>,
+    access: Access,
+    socket: PathBuf,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What other threads have to say to the one that serves.
+struct Signals {
+    wake: OwnedFd,
+    stop: AtomicBool,
+    changed: AtomicBool,
+}
+
+impl Signals {
+    fn raise(&self, which: &AtomicBool) {
+        which.store(true, SeqCst);
+        // A counter that is full wakes as well.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let mut count = [0; 8];
+        // Nothing to read: it was somebody else's event.
+        let _ = rustix::io::read(&self.wake, &mut count);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(SeqCst)
+    }
+}
+
+impl Backend {
+    /// Serves a device at `socket` until it is stopped. A front end that loses its
+    /// connection may come again, here or at the next process that starts with the state
+    /// that was kept: nothing is lost.
+    ///
+    /// # Errors
+    /// The socket is in use or cannot be made, or the device does not start.
+    pub fn start(socket: &Path, setup: Setup) -> Result<Backend, StartError> {
+        let Setup { saved, options, memory, record, dma } = setup;
+        // First: who has the socket has the device, and its memory.
+        let listener = listen(socket)?;
+        let signals = Arc::new(Signals {
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(io::Error::from)?,
+            stop: AtomicBool::new(false),
+            changed: AtomicBool::new(false),
+        });
+        let changed = signals.clone();
+        let notify = Box::new(move || changed.raise(&changed.changed));
+        let parts = Parts { memory, record, notify };
+        let device = Arc::new(Device::start(saved, options, parts)?);
+        let gate = Arc::new(Gate::new(dma, device.guard().clone()));
+        let access = Access { dma: gate, faults: Arc::default() };
+        let server = Server {
+            listener,
+            device: device.clone(),
+            signals: signals.clone(),
+            access: access.clone(),
+            socket: socket.into(),
+        };
+        let thread =
+            thread::Builder::new().name("virtio-mem".into()).spawn(move || server.run())?;
+        Ok(Backend { device, signals, access, socket: socket.into(), thread: Some(thread) })
+    }
+
+    /// What it serves.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Accesses to guest memory that were refused.
+    pub fn dma_faults(&self) -> u64 {
+        self.access.faults.load(SeqCst)
+    }
+
+    /// Closes the connection and removes the socket; no request is half done then.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.signals.raise(&self.signals.stop);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("{}: the device's thread has panicked", self.socket.display());
+        }
+        if let Err(error) = fs::remove_file(&self.socket) {
+            tracing::debug!("{}: {error}", self.socket.display());
+        }
+    }
+}
+
+/// The thread that serves.
+struct Server {
+    listener: UnixListener,
+    device: Arc<Device>,
+    signals: Arc<Signals>,
+    access: Access,
+    socket: PathBuf,
+}
+
+impl Server {
+    fn run(self) {
+        while let Some(stream) = self.wait_front_end() {
+            match self.serve(stream) {
+                Ok(()) | Err(Parted::Gone) => {
+                    tracing::debug!("{}: the front end has gone", self.socket.display());
+                }
+                Err(why) => tracing::warn!("{}: front end: {why}", self.socket.display()),
+            }
+        }
+    }
+
+    /// `None`: it is over.
+    fn wait_front_end(&self) -> Option<UnixStream> {
+        while !self.signals.is_stopped() {
+            let mut events = [
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&self.signals.wake, PollFlags::IN),
+            ];
+            // Interrupted, it knows of nothing and finds nobody.
+            let _ = poll(&mut events, None);
+            self.signals.clear();
+            match self.listener.accept() {
+                Ok((stream, _)) => return Some(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => tracing::warn!("{}: {error}", self.socket.display()),
+            }
+        }
+        None
+    }
+
+    fn serve(&self, stream: UnixStream) -> Result<(), Parted> {
+        let mut session = Session::new(&self.device, &self.access, stream);
+        let mut more = false;
+        while !self.signals.is_stopped() {
+            self.wait(&session, more)?;
+            self.signals.clear();
+            let changed = self.signals.changed.swap(false, SeqCst);
+            // It may be that the device is to stop.
+            session.listen()?;
+            if changed {
+                session.announce();
+            }
+            more = session.serve();
+        }
+        Ok(())
+    }
+
+    /// For the front end, the driver or another thread; not at all, where there is more to
+    /// do already.
+    fn wait(&self, session: &Session<'_>, more: bool) -> Result<(), Parted> {
+        let mut events = vec![
+            PollFd::new(session.stream(), PollFlags::IN),
+            PollFd::new(&self.signals.wake, PollFlags::IN),
+        ];
+        let kick = session.kick();
+        events.extend(kick.map(|kick| PollFd::new(kick, PollFlags::IN)));
+        match poll(&mut events, more.then(Timespec::default).as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let kicked = events.get(2).is_some_and(|event| event.revents().contains(PollFlags::IN));
+        if let Some(kick) = kick.filter(|_| kicked) {
+            let mut count = [0; 8];
+            // Somebody else has read it: then there is nothing to read.
+            let _ = rustix::io::read(kick, &mut count);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! The request queue: virtio 1.2, sections 2.7 and 5.15.6.
+//!
+//! Requests are answered one after the other, so the used index alone tells a successor
+//! which one is next.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use ebb_units::Gpa;
+use ebb_vhost::{Access, DESCRIPTORS_MAX, Guest, Pinned, Segment, bytes_of, slice, walk};
+use ebb_virtio_mem::{Device, REQUEST_BYTES, RESPONSE_BYTES, Stopped};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+/// Where the three parts of a queue are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Places {
+    pub(crate) descriptors: Gpa,
+    pub(crate) available: Gpa,
+    pub(crate) used: Gpa,
+}
+
+/// The queue and what it is heard and signalled by.
+pub(crate) struct Ring {
+    queue: Queue,
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    enabled: bool,
+    /// All three parts, since this queue was begun with.
+    pinned: Option<Pinned>,
+    /// What ended before us was perhaps not signalled.
+    must_signal: bool,
+    /// It makes no sense, or the device has stopped: nothing more is taken from it until it
+    /// is set up anew.
+    broken: bool,
+}
+
+impl Ring {
+    pub(crate) fn new() -> Ring {
+        Ring {
+            // Its only error is a size that is no power of two.
+            queue: Queue::new(DESCRIPTORS_MAX as u16).unwrap_or_default(),
+            kick: None,
+            call: None,
+            enabled: false,
+            pinned: None,
+            must_signal: true,
+            broken: false,
+        }
+    }
+
+    /// `None`: no queue has this size.
+    pub(crate) fn set_size(&mut self, size: u32) -> Option<()> {
+        self.queue.try_set_size(u16::try_from(size).ok()?).ok()
+    }
+
+    /// `None`: they are not aligned.
+    pub(crate) fn set_places(&mut self, places: Places) -> Option<()> {
+        let Places { descriptors, available, used } = places;
+        self.queue.try_set_desc_table_address(GuestAddress(descriptors.0)).ok()?;
+        self.queue.try_set_avail_ring_address(GuestAddress(available.0)).ok()?;
+        self.queue.try_set_used_ring_address(GuestAddress(used.0)).ok()?;
+        self.pinned = None;
+        Some(())
+    }
+
+    /// Where it stood. The used ring knows better, once it is looked at.
+    pub(crate) fn set_base(&mut self, base: u32) {
+        self.queue.set_next_used(base as u16);
+        self.queue.set_next_avail(base as u16);
+    }
+
+    /// It is started by this: vhost-user protocol, "Ring states".
+    pub(crate) fn start(&mut self, kick: OwnedFd) {
+        self.stop();
+        self.kick = Some(kick);
+        self.queue.set_ready(true);
+    }
+
+    pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.call = call;
+        // Whoever listens there now has heard of nothing.
+        self.must_signal = true;
+    }
+
+    pub(crate) fn set_enabled(&mut self, enabled: bool) {
+        self.enabled = enabled;
+    }
+
+    /// Where it stands: the first request that was not answered.
+    pub(crate) fn stop(&mut self) -> u16 {
+        self.queue.set_ready(false);
+        (self.kick, self.pinned, self.must_signal, self.broken) = (None, None, true, false);
+        self.queue.next_used()
+    }
+
+    /// The memory is another.
+    pub(crate) fn moved(&mut self) {
+        self.pinned = None;
+    }
+
+    /// What is readable when there are requests; `None`: it does not run.
+    pub(crate) fn kick(&self) -> Option<&OwnedFd> {
+        self.kick.as_ref().filter(|_| self.runs())
+    }
+
+    fn runs(&self) -> bool {
+        self.queue.ready() && self.enabled && !self.broken
+    }
+
+    /// Answers what is available; whether there is more by now.
+    pub(crate) fn serve(&mut self, guest: &Guest, device: &Device) -> bool {
+        if !self.runs() || (self.pinned.is_none() && !self.begin(guest)) {
+            return false;
+        }
+        match self.answer_all(guest, device) {
+            Ok(more) => more,
+            Err(why) => {
+                self.give_up(&why);
+                false
+            }
+        }
+    }
+
+    /// Pins the queue, and goes on behind the last request that was answered: by whomever,
+    /// and whatever the front end believes (it may not know of an answer before our death).
+    fn begin(&mut self, guest: &Guest) -> bool {
+        let (size, count) = (self.queue.size(), u32::from(self.queue.size()));
+        let segment = |gpa, bytes| Segment { gpa: Gpa(gpa), bytes };
+        // Section 2.7: sizes of the three parts, event indices included.
+        let parts = vec![
+            segment(self.queue.desc_table(), 16 * u32::from(size)),
+            segment(self.queue.avail_ring(), 6 + 2 * count),
+            segment(self.queue.used_ring(), 6 + 8 * count),
+        ];
+        match guest.pin(parts, Access::Keep) {
+            Ok(pinned) => self.pinned = Some(pinned),
+            Err(fault) => {
+                self.give_up(&fault.to_string());
+                return false;
+            }
+        }
+        match self.queue.used_idx(&*guest.memory(), Ordering::Acquire) {
+            Ok(used) => {
+                self.queue.set_next_used(used.0);
+                self.queue.set_next_avail(used.0);
+                true
+            }
+            Err(error) => {
+                self.give_up(&error.to_string());
+                false
+            }
+        }
+    }
+
+    /// As many as there can be at once, so that other events get their turn.
+    fn answer_all(&mut self, guest: &Guest, device: &Device) -> Result<bool, String> {
+        let memory = guest.memory();
+        let memory: &GuestMemoryMmap = &memory;
+        let failed = |error: virtio_queue::Error| error.to_string();
+        self.queue.disable_notification(memory).map_err(failed)?;
+        let mut any = self.must_signal;
+        for _ in 0..self.queue.size() {
+            let next = self.queue.iter(memory).map_err(failed)?.next();
+            let Some(head) = next.map(|chain| chain.head_index()) else { break };
+            let written = self.answer(guest, device, head).map_err(|error| error.to_string())?;
+            self.queue.add_used(memory, head, written).map_err(failed)?;
+            any = true;
+        }
+        if any {
+            self.signal();
+        }
+        self.queue.enable_notification(memory).map_err(failed)
+    }
+
+    /// Answers one request; how many bytes were written. A chain that has no room for an
+    /// answer is no request, and nothing is done.
+    fn answer(&self, guest: &Guest, device: &Device, head: u16) -> Result<u32, Stopped> {
+        let table = Gpa(self.queue.desc_table());
+        let chain = match walk(guest, table, self.queue.size(), head) {
+            Ok(chain) => chain,
+            Err(malformed) => {
+                tracing::debug!("virtio-mem: {malformed}");
+                return Ok(0);
+            }
+        };
+        let place = slice(&chain.writable, 0, RESPONSE_BYTES as u64);
+        let sent = slice(&chain.readable, 0, REQUEST_BYTES as u64);
+        let mut request = vec![0; bytes_of(&sent) as usize];
+        if bytes_of(&place) < RESPONSE_BYTES as u64 || guest.read(sent, &mut request).is_err() {
+            return Ok(0);
+        }
+        // Before anything is done that could not be told.
+        let Ok(_pinned) = guest.pin(place.clone(), Access::Keep) else { return Ok(0) };
+        let response = device.handle(&request)?;
+        // The request may have unplugged the very place.
+        match guest.write(place, &response) {
+            Ok(()) => Ok(RESPONSE_BYTES as u32),
+            Err(_) => Ok(0),
+        }
+    }
+
+    fn signal(&mut self) {
+        let Some(call) = &self.call else { return };
+        // A counter that is full is a signal already, and not to be waited for.
+        let mut room = [PollFd::new(call, PollFlags::OUT)];
+        if poll(&mut room, Some(&Timespec::default())) != Ok(0)
+            && let Err(error) = rustix::io::write(call, &1u64.to_ne_bytes())
+        {
+            tracing::debug!("virtio-mem: a signal is not taken: {error}");
+        }
+        self.must_signal = false;
+    }
+
+    fn give_up(&mut self, why: &str) {
+        tracing::warn!("virtio-mem: the request queue is not served any more: {why}");
+        self.broken = true;
+    }
+}

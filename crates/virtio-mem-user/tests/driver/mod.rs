@@ -1,0 +1,176 @@
+//! A driver's side of the request queue, and the host's side of the region, in memory of
+//! the test's own.
+#![allow(dead_code, reason = "each test uses its part")]
+
+pub mod front_end;
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use ebb_units::Gpa;
+use ebb_virtio_mem::{FileMemory, Geometry, Named, Request};
+use ebb_virtio_mem_user::solo::Rings;
+use rustix::fs::{MemfdFlags, memfd_create};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+
+pub const RAM_BYTES: u64 = 1 << 20;
+pub const RINGS: Rings = Rings { descriptors: 0, available: 0x4000, used: 0x8000, size: 64 };
+/// Requests are written here, one line each, with 16 bytes for the answer behind.
+const LINES: u64 = 0x1_0000;
+const LINES_END: u64 = 0x8_0000;
+const LINE_BYTES: u64 = 64;
+const ANSWER: u64 = 32;
+
+pub const BLOCK: u64 = 2 << 20;
+pub const BLOCKS: u64 = 40;
+pub const GEOMETRY: Geometry =
+    Geometry { start: Gpa(1 << 32), region_bytes: BLOCKS * BLOCK, block_bytes: BLOCK, node: None };
+
+pub const ACK: u8 = 0;
+pub const NACK: u8 = 1;
+pub const BUSY: u8 = 2;
+pub const ERROR: u8 = 3;
+
+/// A piece of memory in a chain: (address, bytes).
+pub type Piece = (u64, u32);
+
+/// The VM's memory: RAM, and the region in a file of its own.
+pub struct Vm {
+    pub memory: Arc<GuestMemoryMmap>,
+    pub region: File,
+}
+
+impl Vm {
+    pub fn new() -> Vm {
+        let file = |name: &str, bytes: u64| {
+            let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC).unwrap());
+            file.set_len(bytes).unwrap();
+            file
+        };
+        let region = file("region", GEOMETRY.region_bytes);
+        let range = |gpa, bytes: u64, file| {
+            (GuestAddress(gpa), bytes as usize, Some(FileOffset::new(file, 0)))
+        };
+        let ranges = [
+            range(0, RAM_BYTES, file("ram", RAM_BYTES)),
+            range(GEOMETRY.start.0, GEOMETRY.region_bytes, region.try_clone().unwrap()),
+        ];
+        let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
+        Vm { memory: Arc::new(memory), region }
+    }
+
+    /// What the device gives and takes.
+    pub fn file_memory(&self) -> FileMemory {
+        FileMemory::new(self.region.try_clone().unwrap(), 0, &GEOMETRY)
+    }
+
+    /// Memory that the region has.
+    pub fn region_bytes(&self) -> u64 {
+        self.region.metadata().unwrap().blocks() * 512
+    }
+
+    /// The guest uses a block.
+    pub fn touch(&self, block: u64) {
+        self.put(GEOMETRY.start.0 + block * BLOCK, &[1; 4096]);
+    }
+
+    pub fn put(&self, gpa: u64, bytes: &[u8]) {
+        self.memory.write_slice(bytes, GuestAddress(gpa)).unwrap();
+    }
+
+    pub fn get<const N: usize>(&self, gpa: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.memory.read_slice(&mut bytes, GuestAddress(gpa)).unwrap();
+        bytes
+    }
+}
+
+/// The driver.
+pub struct Driver {
+    pub vm: Vm,
+    pub next: u16,
+    descriptor: u16,
+    line: u64,
+}
+
+impl Driver {
+    pub fn new() -> Driver {
+        Driver { vm: Vm::new(), next: 0, descriptor: 0, line: LINES }
+    }
+
+    /// Makes a request available; where the answer will be.
+    pub fn prepare(&mut self, request: Request) -> u64 {
+        let line = self.new_line();
+        self.vm.put(line, &request.to_bytes());
+        self.offer(&[(line, 24)], &[(line + ANSWER, 10)]);
+        line + ANSWER
+    }
+
+    /// A place for a request, with `0xff` where the answer will be.
+    pub fn new_line(&mut self) -> u64 {
+        let line = self.line;
+        self.line = if line + LINE_BYTES >= LINES_END { LINES } else { line + LINE_BYTES };
+        self.vm.put(line + ANSWER, &[0xff; 16]);
+        line
+    }
+
+    /// Makes a chain available as it is; its place in the used ring.
+    pub fn offer(&mut self, readable: &[Piece], writable: &[Piece]) -> u16 {
+        let head = self.descriptor;
+        let count = readable.len() + writable.len();
+        let flagged =
+            readable.iter().map(|piece| (piece, 0)).chain(writable.iter().map(|p| (p, 2)));
+        for (index, (&(gpa, bytes), flag)) in flagged.enumerate() {
+            let place = (head + index as u16) % RINGS.size;
+            let flags = flag | u128::from(index + 1 < count);
+            let next = u128::from((place + 1) % RINGS.size);
+            let word = u128::from(gpa) | u128::from(bytes) << 64 | flags << 96 | next << 112;
+            self.vm.put(RINGS.descriptors + 16 * u64::from(place), &word.to_le_bytes());
+        }
+        self.descriptor = (head + count as u16) % RINGS.size;
+        self.make_available(head)
+    }
+
+    pub fn make_available(&mut self, head: u16) -> u16 {
+        let slot = self.next;
+        let entry = RINGS.available + 4 + 2 * u64::from(slot % RINGS.size);
+        self.vm.put(entry, &head.to_le_bytes());
+        self.next = slot.wrapping_add(1);
+        self.vm.put(RINGS.available + 2, &self.next.to_le_bytes());
+        slot
+    }
+
+    /// The used index.
+    pub fn used(&self) -> u16 {
+        u16::from_le_bytes(self.vm.get(RINGS.used + 2))
+    }
+
+    /// What the used ring says at a place: (head, bytes written).
+    pub fn used_at(&self, slot: u16) -> (u32, u32) {
+        let word =
+            u64::from_le_bytes(self.vm.get(RINGS.used + 4 + 8 * u64::from(slot % RINGS.size)));
+        (word as u32, (word >> 32) as u32)
+    }
+
+    /// The answer at a place.
+    pub fn answer(&self, at: u64) -> u8 {
+        self.vm.get::<1>(at)[0]
+    }
+}
+
+pub fn named(first: u64, count: u16) -> Named {
+    Named { start: Gpa(GEOMETRY.start.0 + first * BLOCK), count }
+}
+
+pub fn plug(first: u64, count: u16) -> Request {
+    Request::Plug(named(first, count))
+}
+
+pub fn unplug(first: u64, count: u16) -> Request {
+    Request::Unplug(named(first, count))
+}
+
+pub fn state(first: u64, count: u16) -> Request {
+    Request::State(named(first, count))
+}

@@ -1,0 +1,116 @@
+//! Whether the guest drives a device of QEMU's, and which of the features offered it took.
+
+use serde_json::{Value, json};
+
+use crate::qmp::{Qmp, QmpError};
+
+/// What the guest's driver is known to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Driver {
+    /// It drives the device, with these features, as QEMU names them.
+    Ready {
+        /// `VIRTIO_BALLOON_F_REPORTING` and its like.
+        features: Vec<String>,
+    },
+    /// There is none, or it has not begun.
+    Absent,
+    /// QEMU is too old to tell (before 7.2).
+    Unknown,
+}
+
+impl Driver {
+    /// Whether it took this feature; `None`: not known.
+    pub fn took(&self, feature: &str) -> Option<bool> {
+        match self {
+            Driver::Ready { features } => Some(features.iter().any(|name| name == feature)),
+            Driver::Absent => Some(false),
+            Driver::Unknown => None,
+        }
+    }
+}
+
+/// Asks about the virtio device behind the proxy at QOM path `path`.
+///
+/// # Errors
+/// [`QmpError`], but for a refusal: then it is not known.
+pub fn of(qmp: &mut Qmp, path: &str) -> Result<Driver, QmpError> {
+    let backend = format!("{path}/virtio-backend");
+    match qmp.execute("x-query-virtio-status", json!({ "path": backend })) {
+        Ok(answer) => Ok(parse(&answer)),
+        Err(QmpError::Refused { .. }) => Ok(Driver::Unknown),
+        Err(error) => Err(error),
+    }
+}
+
+fn parse(answer: &Value) -> Driver {
+    let Some(statuses) = answer.pointer("/status/statuses") else { return Driver::Unknown };
+    match names(statuses).any(|name| name == "VIRTIO_CONFIG_S_DRIVER_OK") {
+        false => Driver::Absent,
+        true => {
+            let features = answer.pointer("/guest-features/dev-features");
+            let features = features.map(|list| names(list).map(str::to_owned).collect());
+            Driver::Ready { features: features.unwrap_or_default() }
+        }
+    }
+}
+
+/// `NAME: what it means`, each.
+fn names(list: &Value) -> impl Iterator<Item = &str> {
+    let items = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+    items.map(|text| text.split(':').next().unwrap_or(text))
+}
+
+/// The devices of QEMU's command line or hot-plugged whose type begins with `kind`: their QOM
+/// paths.
+///
+/// # Errors
+/// [`QmpError`].
+pub fn devices(qmp: &mut Qmp, kind: &str) -> Result<Vec<String>, QmpError> {
+    let mut found = Vec::new();
+    for parent in ["/machine/peripheral", "/machine/peripheral-anon"] {
+        let list = qmp.execute("qom-list", json!({ "path": parent }))?;
+        for child in list.as_array().into_iter().flatten() {
+            let text = |key| child.get(key).and_then(Value::as_str).unwrap_or_default();
+            let child_type = text("type").strip_prefix("child<");
+            if child_type.is_some_and(|child_type| child_type.starts_with(kind)) {
+                found.push(format!("{parent}/{}", text("name")));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A property of the object at `path`; `None`: QEMU refuses.
+///
+/// # Errors
+/// [`QmpError`], but for a refusal.
+pub fn property(qmp: &mut Qmp, path: &str, name: &str) -> Result<Option<Value>, QmpError> {
+    match qmp.execute("qom-get", json!({ "path": path, "property": name })) {
+        Ok(value) => Ok(Some(value)),
+        Err(QmpError::Refused { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_is_ready_once_it_says_so() {
+        let status = |statuses: &[&str]| {
+            json!({
+                "status": { "statuses": statuses },
+                "guest-features": {
+                    "dev-features": ["VIRTIO_BALLOON_F_REPORTING: Page reporting VQ available"],
+                },
+            })
+        };
+        let ready = parse(&status(&["VIRTIO_CONFIG_S_DRIVER: x", "VIRTIO_CONFIG_S_DRIVER_OK: y"]));
+        assert_eq!(ready.took("VIRTIO_BALLOON_F_REPORTING"), Some(true));
+        assert_eq!(ready.took("VIRTIO_BALLOON_F_STATS_VQ"), Some(false));
+        let absent = parse(&status(&["VIRTIO_CONFIG_S_DRIVER: x"]));
+        assert_eq!((absent.took("x"), absent), (Some(false), Driver::Absent));
+        assert_eq!((parse(&json!([])), Driver::Unknown.took("x")), (Driver::Unknown, None));
+    }
+}

@@ -1,0 +1,194 @@
+//! QEMU's own virtio-mem devices (VIRTIO 1.2, 5.15), and what the VM has besides.
+
+use ebb_units::Gpa;
+use serde_json::{Value, json};
+
+use crate::driver::{self, Driver};
+use crate::qmp::{Qmp, QmpError};
+
+/// No VM has more: an answer that says so is none.
+const BYTES_MAX: u64 = 1 << 52;
+
+/// A virtio-mem device of QEMU's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemoryDevice {
+    /// Its QOM path.
+    pub path: String,
+    /// The guest's NUMA node.
+    pub node: u32,
+    /// Where its region begins.
+    pub address: Gpa,
+    /// What the guest has plugged.
+    pub plugged_bytes: u64,
+    /// What it is to plug.
+    pub requested_bytes: u64,
+    /// The size of its region.
+    pub max_bytes: u64,
+    /// The size of a block.
+    pub block_bytes: u64,
+    /// Whether the guest drives it.
+    pub driver: Driver,
+}
+
+/// The memory that a VM has, by where it comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Memory {
+    /// What it began with, DIMMs included.
+    pub initial_bytes: u64,
+    /// The same by NUMA node; of a VM without nodes all is on node 0.
+    pub node_bytes: Vec<u64>,
+    /// Its virtio-mem devices.
+    pub devices: Vec<MemoryDevice>,
+}
+
+/// Asks QEMU.
+///
+/// # Errors
+/// [`QmpError`].
+pub fn look(qmp: &mut Qmp) -> Result<Memory, QmpError> {
+    let summary = qmp.execute("query-memory-size-summary", json!({}))?;
+    let base = bytes(&summary, "base-memory").ok_or_else(|| unclear("base-memory"))?;
+    let list = qmp.execute("query-memory-devices", json!({}))?;
+    let (dimms, found) = parse(&list).ok_or_else(|| unclear("query-memory-devices"))?;
+    let mut devices = Vec::new();
+    for mut device in found {
+        if device.path.is_empty() {
+            device.path = anonymous(qmp, device.address)?;
+        }
+        device.driver = driver::of(qmp, &device.path)?;
+        devices.push(device);
+    }
+    let initial_bytes = base + dimms.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    let node_bytes = parse_nodes(&qmp.human("info numa")?, &dimms);
+    let node_bytes = if node_bytes.is_empty() { vec![initial_bytes] } else { node_bytes };
+    Ok(Memory { initial_bytes, node_bytes, devices })
+}
+
+/// Tells the guest how much of the device to plug.
+///
+/// # Errors
+/// [`QmpError::Refused`]: not a whole number of blocks, or more than the region.
+pub fn request(qmp: &mut Qmp, device: &MemoryDevice, bytes: u64) -> Result<(), QmpError> {
+    let property = json!({ "path": device.path, "property": "requested-size", "value": bytes });
+    qmp.execute("qom-set", property).map(drop)
+}
+
+fn unclear(what: &str) -> QmpError {
+    QmpError::Protocol(format!("its answer on {what} is not understood"))
+}
+
+fn bytes(object: &Value, key: &str) -> Option<u64> {
+    object.get(key).and_then(Value::as_u64).filter(|bytes| *bytes <= BYTES_MAX)
+}
+
+type Dimm = (u32, u64);
+
+/// Nodes and sizes of DIMMs, and the virtio-mem devices; those without a name have no path yet.
+fn parse(list: &Value) -> Option<(Vec<Dimm>, Vec<MemoryDevice>)> {
+    let (mut dimms, mut devices) = (Vec::new(), Vec::new());
+    for item in list.as_array()? {
+        let data = item.get("data")?;
+        let node = || u32::try_from(data.get("node").and_then(Value::as_u64)?).ok();
+        match item.get("type").and_then(Value::as_str)? {
+            "dimm" => dimms.push((node()?, bytes(data, "size")?)),
+            "virtio-mem" => devices.push(MemoryDevice {
+                path: data.get("id").and_then(Value::as_str).map_or(String::new(), named),
+                node: node()?,
+                address: Gpa(data.get("memaddr").and_then(Value::as_u64)?),
+                plugged_bytes: bytes(data, "size")?,
+                requested_bytes: bytes(data, "requested-size")?,
+                max_bytes: bytes(data, "max-size")?,
+                block_bytes: bytes(data, "block-size").filter(|block| *block > 0)?,
+                driver: Driver::Unknown,
+            }),
+            _ => {}
+        }
+    }
+    devices.sort_by_key(|device| (device.node, device.address));
+    Some((dimms, devices))
+}
+
+fn named(id: &str) -> String {
+    format!("/machine/peripheral/{id}")
+}
+
+/// A device without a name is told from others by its place.
+fn anonymous(qmp: &mut Qmp, address: Gpa) -> Result<String, QmpError> {
+    for path in driver::devices(qmp, "virtio-mem")? {
+        let found = driver::property(qmp, &path, "memaddr")?;
+        if found.and_then(|value| value.as_u64()) == Some(address.0) {
+            return Ok(path);
+        }
+    }
+    Err(unclear("a virtio-mem device without an id"))
+}
+
+/// What each node began with: `node 0 size: 4096 MB`, of which `node 0 plugged: 8 MB`, DIMMs
+/// among it.
+fn parse_nodes(text: &str, dimms: &[Dimm]) -> Vec<u64> {
+    let figure = |node: usize, what: &str| {
+        let key = format!("node {node} {what}: ");
+        let mib = text.lines().find_map(|line| line.trim().strip_prefix(&key)?.strip_suffix(" MB"));
+        mib.and_then(|mib| mib.parse::<u64>().ok()?.checked_mul(1 << 20))
+    };
+    (0..)
+        .map_while(|node| {
+            let dimms = dimms.iter().filter(|(on, _)| usize::try_from(*on) == Ok(node));
+            let dimms: u64 = dimms.map(|(_, bytes)| bytes).sum();
+            let plugged = figure(node, "plugged").unwrap_or(0);
+            Some(figure(node, "size")?.saturating_sub(plugged).saturating_add(dimms))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn virtio_mem(id: Option<&str>, node: u64, size: u64) -> Value {
+        let mut data = json!({
+            "memaddr": 0x1_4000_0000u64 * (node + 1), "node": node, "memdev": "/objects/grow0",
+            "size": size, "requested-size": 8 * MIB, "max-size": 64 * MIB, "block-size": 2 * MIB,
+        });
+        if let Some(id) = id {
+            data["id"] = id.into();
+        }
+        json!({ "type": "virtio-mem", "data": data })
+    }
+
+    #[test]
+    fn devices_are_read_in_order_of_nodes() {
+        let dimm = json!({ "type": "dimm", "data": { "node": 1, "size": 128 * MIB, "addr": 0 } });
+        let other = json!({ "type": "sgx-epc", "data": {} });
+        let list = json!([virtio_mem(None, 1, 4 * MIB), dimm, other, virtio_mem(Some("m0"), 0, 0)]);
+        let (dimms, devices) = parse(&list).expect("a list");
+        assert_eq!(dimms, [(1, 128 * MIB)]);
+        let paths: Vec<&str> = devices.iter().map(|device| device.path.as_str()).collect();
+        assert_eq!(paths, ["/machine/peripheral/m0", ""]);
+        assert_eq!((devices[1].plugged_bytes, devices[1].max_bytes), (4 * MIB, 64 * MIB));
+    }
+
+    #[test]
+    fn an_answer_of_another_form_is_none() {
+        assert_eq!(parse(&json!({})), None);
+        let mut device = virtio_mem(Some("m0"), 0, 0);
+        for (key, wrong) in [("block-size", 0), ("size", u64::MAX)] {
+            let before = device["data"][key].take();
+            device["data"][key] = wrong.into();
+            assert_eq!(parse(&json!([device])), None, "{key}");
+            device["data"][key] = before;
+        }
+    }
+
+    #[test]
+    fn nodes_are_what_they_began_with() {
+        let text = "2 nodes\r\nnode 0 cpus: 0\r\nnode 0 size: 4104 MB\r\nnode 0 plugged: 8 MB\r\n\
+                    node 1 cpus: 1\r\nnode 1 size: 4224 MB\r\nnode 1 plugged: 128 MB\r\n";
+        assert_eq!(parse_nodes(text, &[]), [4096 * MIB, 4096 * MIB]);
+        assert_eq!(parse_nodes(text, &[(1, 128 * MIB)]), [4096 * MIB, 4224 * MIB]);
+        assert!(parse_nodes("0 nodes\r\n", &[]).is_empty());
+        assert!(parse_nodes("node 0 size: 99999999999999999999 MB", &[]).is_empty());
+    }
+}

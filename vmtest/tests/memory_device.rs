@@ -1,0 +1,193 @@
+//! The virtio-mem device served by `ebbd memory`, with Linux's own driver, under QEMU 11.
+
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vmtest::{Guest, Host, MemoryDevice, Ran, Vm, assets, require, rounds, until};
+
+const MIB: u64 = 1 << 20;
+/// What the guest's kernel takes for itself of memory that it gets: page metadata, mostly.
+const OVERHEAD: u64 = 64 * MIB;
+
+fn here() -> Result<Host, String> {
+    assets::qemu11()?;
+    assets::kernel("6.1-cloud")?;
+    Host::in_memory()
+}
+
+/// A VM of 512 MiB with a device of 4 GiB.
+struct Bench {
+    vm: Vm,
+    device: MemoryDevice,
+}
+
+impl Bench {
+    fn new(host: &Host, options: &str) -> Bench {
+        let device = MemoryDevice::new(host, "4G", options);
+        let guest = Guest::debian("6.1-cloud")
+            .memory("512M")
+            .append("memhp_default_state=online_movable")
+            .qemu_in(&assets::qemu11().expect("required"))
+            .served_memory(&device);
+        Bench { vm: host.qemu(guest), device }
+    }
+
+    /// What the guest's kernel calls its memory.
+    fn guest_bytes(&self) -> u64 {
+        let text = self.vm.guest("cat /proc/meminfo");
+        let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let kib = kib.and_then(|rest| rest.trim().strip_suffix(" kB")).expect("MemTotal");
+        kib.parse::<u64>().expect("a number") * 1024
+    }
+
+    /// Waits until the guest has so much more than `base`.
+    fn wait_guest(&self, base: u64, more: u64) {
+        until(format_args!("{more} bytes more in the guest"), || {
+            let now = self.guest_bytes();
+            (now + OVERHEAD >= base + more && now <= base + more).then_some(())
+        });
+    }
+}
+
+#[test]
+fn memory_comes_and_goes() {
+    let host = here();
+    require!(host.as_ref().map_err(Clone::clone));
+    let host = host.expect("required");
+    let mut bench = Bench::new(&host, "");
+    let base = bench.guest_bytes();
+    assert_eq!(bench.device.host_bytes(), 0);
+    bench.device.resize("1G");
+    bench.wait_guest(base, 1 << 30);
+    // More than it began with, so it is in the region.
+    bench.vm.guest("fill a 1000M");
+    let bytes = bench.device.host_bytes();
+    assert!((488 * MIB..=1 << 30).contains(&bytes), "{bytes} bytes");
+    assert_eq!(bench.vm.guest("check a"), "0");
+    bench.vm.guest("free a");
+    for size in ["130M", "770M", "256M"] {
+        bench.device.resize(size);
+        let plugged = bench.device.sizes().plugged_bytes;
+        bench.wait_guest(base, plugged);
+        assert!(bench.device.host_bytes() <= plugged, "more memory than is plugged");
+        bench.vm.guest("fill a 400M");
+        assert_eq!(bench.vm.guest("check a"), "0");
+        bench.vm.guest("free a");
+    }
+    bench.device.resize("0");
+    bench.wait_guest(base, 0);
+    assert_eq!(bench.device.host_bytes(), 0);
+    assert_eq!(bench.device.sizes().violations, 0);
+}
+
+#[test]
+fn plugged_memory_is_there_at_once_where_that_is_asked_for() {
+    let host = here();
+    require!(host.as_ref().map_err(Clone::clone));
+    let host = host.expect("required");
+    let mut bench = Bench::new(&host, "--prealloc --requested 64M");
+    bench.device.wait_plugged();
+    assert_eq!(bench.device.host_bytes(), 64 * MIB);
+    bench.device.resize("300M");
+    assert_eq!(bench.device.host_bytes(), 300 * MIB);
+    bench.device.resize("0");
+    assert_eq!(bench.device.host_bytes(), 0);
+}
+
+/// Lets time pass: which instruction a kill meets does not matter, as long as it is
+/// another one each time.
+fn busy_for(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn killed_servers_lose_nothing() {
+    let host = here();
+    require!(host.as_ref().map_err(Clone::clone));
+    let host = host.expect("required");
+    let mut bench = Bench::new(&host, "");
+    let base = bench.guest_bytes();
+    bench.device.resize("512M");
+    bench.vm.churn("400M");
+    for round in 0..u64::from(rounds(8, 100)) {
+        let size = ["1G", "600M", "800M", "512M"][round as usize % 4];
+        assert_eq!(bench.device.request(size).error, None);
+        busy_for(Duration::from_millis(round * 37 % 211));
+        bench.device.kill9();
+        busy_for(Duration::from_millis(round * 17 % 53));
+        bench.device.start();
+        bench.device.wait_plugged();
+    }
+    assert_eq!(bench.vm.churn_stop().wrong_bytes, 0);
+    bench.device.resize("0");
+    bench.wait_guest(base, 0);
+    assert_eq!(bench.device.host_bytes(), 0);
+}
+
+/// The driver unplugs what it finds plugged, and plugs what is requested; if there is nobody to
+/// ask, as soon as there is.
+#[test]
+fn a_reboot_brings_the_memory_back() {
+    let host = here();
+    require!(host.as_ref().map_err(Clone::clone));
+    let host = host.expect("required");
+    let mut bench = Bench::new(&host, "");
+    let base = bench.guest_bytes();
+    bench.device.resize("768M");
+    bench.wait_guest(base, 768 * MIB);
+    bench.vm.guest("fill a 900M");
+    let before = bench.device.host_bytes();
+    for (size, late) in [("768M", false), ("256M", true)] {
+        bench.device.request(size);
+        let Bench { vm, device } = &mut bench;
+        if late {
+            device.kill9();
+        }
+        thread::scope(|scope| {
+            let reboot = scope.spawn(|| vm.reboot());
+            if late {
+                busy_for(Duration::from_secs(2));
+                device.start();
+            }
+            reboot.join().expect("the guest boots");
+        });
+        bench.device.wait_plugged();
+        let plugged = bench.device.sizes().plugged_bytes;
+        bench.wait_guest(base, plugged);
+        let bytes = bench.device.host_bytes();
+        assert!(bytes < before, "what the old kernel had is gone: {bytes} of {before} bytes");
+    }
+}
+
+#[test]
+fn bad_sizes_and_arguments_are_refused_with_the_reason() {
+    let host = Host::in_memory();
+    require!(host.as_ref().map_err(Clone::clone));
+    let host = host.expect("required");
+    let mut device = MemoryDevice::new(&host, "4G", "");
+    for (size, why) in [("3M", "multiple"), ("5G", "at most"), ("much", "no size")] {
+        let error = device.request(size).error.expect("it is refused");
+        assert!(error.contains(why), "{error}");
+    }
+    assert_eq!(device.request("1G").requested_bytes, 1 << 30);
+    // One that is there already, by its state and by its socket.
+    let why = Ran::of(device.command().stdin(Stdio::null())).refused();
+    assert!(why.contains("another process serves this device"), "{why}");
+    device.kill9();
+    for (arguments, why) in [
+        (&["--size", "3M"][..], "multiples of its blocks"),
+        (&["--block", "3M"], "power of two"),
+        (&["--address", "here"], "no address"),
+        (&["--file", "/etc/hostname"], "on a disk"),
+        (&["--size", "2G"], "another region"),
+    ] {
+        let mut command = device.command();
+        let error = Ran::of(command.args(arguments).stdin(Stdio::null()));
+        assert_ne!(error.code, Some(0));
+        assert!(error.stderr.contains(why), "{}", error.stderr);
+    }
+}
