@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use vmtest::{Guest, Host, Vm};
+use vmtest::{Guest, Host, Vm, rounds};
 
 /// No userfaultfd, no protection: as if Ebb had never been there.
 fn assert_no_trace(vm: &Vm) {
@@ -32,10 +32,10 @@ fn assert_comes_and_goes(vm: &Vm) {
 }
 
 #[test]
-fn twenty_times_in_strict_mode() {
+fn again_and_again_in_strict_mode() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud").mode("strict"));
-    for _ in 0..20 {
+    for _ in 0..rounds(8, 20) {
         assert_comes_and_goes(&vm);
     }
     host.kill9();

@@ -30,7 +30,7 @@ fn torture(mode: &str) {
     vm.guest("fill kept 100M");
     vm.guest("files f 50M");
     vm.churn("300M");
-    for round in 0..rounds(6, 30) {
+    for round in 0..rounds(3, 30) {
         evict(&vm, 1024 * MIB);
         vm.reclaim();
         if round % 3 == 2 {
