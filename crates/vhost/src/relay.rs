@@ -127,13 +127,11 @@ impl Relay {
         let Ok(stream) = UnixStream::connect(&self.path) else { return Ok(None) };
         // It is not to begin what the front end has ended meanwhile.
         while self.asked.is_none() {
-            let Some(message) = self
-                .message
-                .take()
-                .map_or_else(|| self.front_end.receive(), |message| Ok(Some(message)))?
-            else {
-                break;
+            let said = match self.message.take() {
+                Some(message) => Some(message),
+                None => self.front_end.receive()?,
             };
+            let Some(message) = said else { break };
             self.remember(message);
         }
         let mut device = Connection::new(stream);
