@@ -11,6 +11,7 @@ mod fault;
 mod footprint;
 mod front;
 mod handlers;
+mod heat;
 mod hyperalloc;
 mod llfree;
 mod memory;
@@ -78,6 +79,10 @@ enum Name {
     HyperallocFig7,
     /// Three guests that compile one after the other, and what they take together
     HyperallocFig11,
+    /// What looking for used memory looks at
+    VtmmFig2,
+    /// Sorting pages by how hot they are
+    VtmmSort,
     /// Each of them
     All,
 }
@@ -85,7 +90,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 18] = [
+const EACH: [(Name, Bench); 20] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -104,6 +109,8 @@ const EACH: [(Name, Bench); 18] = [
     (Name::HyperallocTab2, hyperalloc::tab2::run),
     (Name::HyperallocFig7, hyperalloc::fig7::run),
     (Name::HyperallocFig11, hyperalloc::fig11::run),
+    (Name::VtmmFig2, heat::fig2),
+    (Name::VtmmSort, heat::sort),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

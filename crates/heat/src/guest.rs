@@ -51,7 +51,8 @@ pub struct GuestTracker<'a> {
 
 impl<'a> GuestTracker<'a> {
     /// Of a guest that is trusted now. `is_running` is asked again and again before bits are
-    /// cleared: `false` once the kernel may have been reset. `roots` are kept from one round to
+    /// cleared: `false` once the kernel may have been reset. It is asked while metadata is held,
+    /// so it must not wait for the VMM, which may wait for that metadata. `roots` are kept from one round to
     /// the next, and found anew by a full one.
     pub fn new(
         memory: &'a dyn TableMemory,
@@ -117,6 +118,7 @@ struct Look<'a> {
     large_frames_left: u64,
     /// Tables of the level below.
     next: Vec<Gfn>,
+    last_held: Option<Gfn>,
     round: Round,
 }
 
@@ -137,6 +139,7 @@ impl<'a> Look<'a> {
             tables_left: TABLES_LEAST.max(frames / TABLES_PART),
             large_frames_left: LARGE_TIMES * frames,
             next: Vec::new(),
+            last_held: None,
             round: Round::default(),
         }
     }
@@ -154,7 +157,16 @@ impl<'a> Look<'a> {
             let to_write = self.read(&tables, level, count);
             self.write(&to_write, level, count)?;
         }
-        Ok(())
+        self.settle()
+    }
+
+    /// A protection after the last bit was cleared: the host's kernel then has processors
+    /// forget the translations by which a page in use would not set its bit again.
+    fn settle(&mut self) -> Result<(), TrackError> {
+        match self.last_held {
+            Some(metadata) => Ok(self.memory.while_held(metadata, &mut |_| ()).map(drop)?),
+            None => Ok(()),
+        }
     }
 
     /// Tells of what is in the tables; returns those in which something is to be cleared, of
@@ -255,7 +267,10 @@ impl<'a> Look<'a> {
             })?;
             result?;
             match held {
-                true => self.round.held_frames += 1,
+                true => {
+                    self.round.held_frames += 1;
+                    self.last_held = Some(metadata);
+                }
                 false => group_tables.iter().for_each(|&table| self.miss(table, level, count)),
             }
         }

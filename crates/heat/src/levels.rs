@@ -155,8 +155,8 @@ impl Levels {
 impl Observer for Levels {
     fn would_clear(&self, frames: FrameRange) -> bool {
         let pages = self.indices(frames).and_then(|indices| self.pages.get(indices));
-        let clears = |page: &Page| page.clone().saw(self.window, Access::Read, self.top_level);
-        pages.unwrap_or_default().iter().any(|page| clears(page) == Verdict::Clear)
+        let told = |mut page: Page| page.saw(self.window, Access::Read, self.top_level);
+        pages.unwrap_or_default().iter().any(|page| told(*page) == Verdict::Clear)
     }
 
     /// One page that is due is enough for all that share its bit.

@@ -14,7 +14,7 @@ const NO_CHUNK: u32 = u32::MAX;
 
 /// The pages of a VM from coldest to hottest.
 pub struct Sorted {
-    /// Frame numbers, less the first of their range's base: see `frames`.
+    /// Frame numbers.
     chunks: Vec<[u32; CHUNK_PAGES]>,
     /// Each chunk's one before, in the same bucket.
     before: Vec<u32>,
@@ -46,37 +46,22 @@ impl Sorted {
     /// Frame numbers have 32 bits here: 16 TiB of guest-physical memory; pages above count as
     /// not used.
     pub fn new(levels: &Levels, weights: Weights) -> Sorted {
-        let width = usize::from(levels.window()) + 1;
-        let mut open = vec![
-            Open { chunk: NO_CHUNK, pages: CHUNK_PAGES as u32, full_chunks: 0 };
-            width * width
-        ];
-        let (mut chunks, mut before, mut unused) = (Vec::new(), Vec::new(), 0);
+        let mut filling = Filling::new(levels);
         for (first, pages) in levels.ranges() {
             for (gfn, uses) in (first.0..).zip(pages) {
-                let pair = usize::from(uses.reads) * width + usize::from(uses.writes);
-                let frame = u32::try_from(gfn).ok();
-                let (true, Some(frame), Some(open)) = (pair != 0, frame, open.get_mut(pair)) else {
-                    unused += 1;
-                    continue;
-                };
-                if open.pages as usize == CHUNK_PAGES {
-                    before.push(open.chunk);
-                    *open = Open {
-                        full_chunks: open.full_chunks + u32::from(open.chunk != NO_CHUNK),
-                        chunk: chunks.len() as u32,
-                        pages: 0,
-                    };
-                    chunks.push([0; CHUNK_PAGES]);
-                }
-                let chunk: Option<&mut [u32; CHUNK_PAGES]> = chunks.get_mut(open.chunk as usize);
-                if let Some(place) = chunk.and_then(|chunk| chunk.get_mut(open.pages as usize)) {
-                    *place = frame;
-                    open.pages += 1;
-                }
+                filling.add(gfn, uses);
             }
         }
-        Sorted { chunks, before, buckets: in_order(&open, width, weights), unused }
+        let buckets = in_order(&filling.open, filling.width, weights);
+        let Filling { chunks, before, unused, .. } = filling;
+        Sorted { chunks, before, buckets, unused }
+    }
+
+    /// What it takes.
+    pub fn bytes(&self) -> u64 {
+        (size_of_val(&self.chunks[..])
+            + size_of_val(&self.before[..])
+            + size_of_val(&self.buckets[..])) as u64
     }
 
     /// Pages that were used.
@@ -136,6 +121,55 @@ impl Sorted {
                 self.chunks.get(number as usize).map(|chunk| &chunk[..pages]).unwrap_or_default()
             })
             .map(move |&frame| (Gfn(frame.into()), degree))
+    }
+}
+
+/// Buckets while they are filled.
+struct Filling {
+    chunks: Vec<[u32; CHUNK_PAGES]>,
+    before: Vec<u32>,
+    /// By reads, and by writes.
+    open: Vec<Open>,
+    width: usize,
+    unused: u64,
+}
+
+impl Filling {
+    fn new(levels: &Levels) -> Filling {
+        let width = usize::from(levels.window()) + 1;
+        let none = Open { chunk: NO_CHUNK, pages: CHUNK_PAGES as u32, full_chunks: 0 };
+        let pages: u64 = levels.ram().iter().map(|range| range.count).sum();
+        let pages = usize::try_from(pages).unwrap_or(0);
+        // Address space for all of them; the host gives memory for what is used.
+        let most = pages / CHUNK_PAGES + pages.min(width * width);
+        Filling {
+            chunks: Vec::with_capacity(most),
+            before: Vec::with_capacity(most),
+            open: vec![none; width * width],
+            width,
+            unused: 0,
+        }
+    }
+
+    #[inline]
+    fn add(&mut self, gfn: u64, uses: Uses) {
+        let pair = usize::from(uses.reads) * self.width + usize::from(uses.writes);
+        let frame = u32::try_from(gfn).ok().filter(|_| pair != 0);
+        let (Some(frame), Some(open)) = (frame, self.open.get_mut(pair)) else {
+            self.unused += 1;
+            return;
+        };
+        if open.pages as usize == CHUNK_PAGES {
+            self.before.push(open.chunk);
+            open.full_chunks += u32::from(open.chunk != NO_CHUNK);
+            (open.chunk, open.pages) = (self.chunks.len() as u32, 0);
+            self.chunks.push([0; CHUNK_PAGES]);
+        }
+        let chunk = self.chunks.get_mut(open.chunk as usize);
+        if let Some(place) = chunk.and_then(|chunk| chunk.get_mut(open.pages as usize)) {
+            *place = frame;
+            open.pages += 1;
+        }
     }
 }
 
