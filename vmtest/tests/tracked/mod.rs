@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -11,13 +12,12 @@ use ebb_inspect::{Guest, Run};
 use ebb_ledger::Ledger;
 use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, Restored};
 use ebb_store::{Protection, SwapFile};
-use ebb_sys::inject;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange};
 use ebb_vm::{Qmp, layout};
 use tempfile::TempDir;
-use vmtest::Vm;
+use vmtest::{Ran, Vm, assets};
 
 /// The pager of a VM, and its guest.
 pub struct Tracked {
@@ -35,8 +35,7 @@ impl Tracked {
         let process = Process::open(vm.pid()).expect("QEMU runs");
         let mut qmp = Qmp::connect(&vm.own_qmp_socket()).expect("QMP");
         let ram = Arc::new(layout::discover(&process, &mut qmp).expect("the RAM"));
-        let number = inject::userfaultfd(&process, None).expect("a userfaultfd: run as root");
-        let uffd = Uffd::from(process.descriptor(number).expect("the userfaultfd"));
+        let uffd = Uffd::from(process.descriptor(make_uffd(vm)).expect("the userfaultfd"));
         uffd.handshake(feature::needed()).expect("features");
         let directory = tempfile::tempdir().expect("a directory");
         let run = directory.path();
@@ -84,4 +83,12 @@ impl Tracked {
         let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
         runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count)).collect()
     }
+}
+
+/// Makes a userfaultfd in the VMM, by another process as the daemon does: here QEMU is a child,
+/// and whoever waits for its end would take what the kernel tells its tracer.
+fn make_uffd(vm: &Vm) -> i32 {
+    let mut command = Command::new(assets::program_directory().join("ebbd"));
+    let number = Ran::of(command.args(["inject", "make", &vm.pid().to_string()])).ok();
+    number.trim().parse().expect("its number")
 }
