@@ -6,7 +6,7 @@
 //! from one `struct page` to another or into the kernel's image, and what it holds maps the
 //! kernel as the kernel's own root does.
 
-use ebb_units::{FRAME_BYTES, Gfn, Gpa};
+use ebb_units::{Gfn, Gpa};
 
 use crate::page::PageWords;
 use crate::{Guest, GuestMemory, PageKind};
@@ -68,6 +68,6 @@ impl Guest {
     pub fn table_metadata(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Gfn> {
         let page = self.memmap().walk(mem, gfn)?;
         let kind = self.layout().decode(&mem.page(page)?, None);
-        (kind == PageKind::Table).then(|| Gfn(page.0 / FRAME_BYTES))
+        (kind == PageKind::Table).then_some(page.gfn())
     }
 }
