@@ -11,6 +11,7 @@ mod fault;
 mod footprint;
 mod front;
 mod handlers;
+mod heat;
 mod hyperalloc;
 mod llfree;
 mod memory;
@@ -87,6 +88,10 @@ enum Name {
     VirtioMemFig5,
     /// How long growing and shrinking takes
     VirtioMemPlug,
+    /// What looking for used memory looks at
+    VtmmFig2,
+    /// Sorting pages by how hot they are
+    VtmmSort,
     /// Each of them
     All,
 }
@@ -94,7 +99,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 22] = [
+const EACH: [(Name, Bench); 24] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -117,6 +122,8 @@ const EACH: [(Name, Bench); 22] = [
     (Name::VirtioMemFig3, virtio_mem::fig3),
     (Name::VirtioMemFig5, virtio_mem::fig5),
     (Name::VirtioMemPlug, virtio_mem::plug),
+    (Name::VtmmFig2, heat::fig2),
+    (Name::VtmmSort, heat::sort),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

@@ -96,6 +96,11 @@ impl Guest {
         &self.note
     }
 
+    /// The kernel's own page tables.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
     /// How the kernel's `struct page` is read.
     pub fn layout(&self) -> &PageLayout {
         &self.layout
@@ -135,7 +140,7 @@ impl Guest {
         })
     }
 
-    fn maps_kernel(&self, mem: &dyn GuestMemory, root: u64) -> bool {
+    pub(crate) fn maps_kernel(&self, mem: &dyn GuestMemory, root: u64) -> bool {
         let tables = Tables { root: Gpa(root), ..self.tables };
         let same = |va| {
             let ours = self.tables.translate(mem, va);

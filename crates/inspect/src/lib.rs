@@ -14,6 +14,7 @@
 //! look        blocks' metadata as it is now
 //! freed       whether a frame was freed since it was in use
 //! needed      the frames that each look reads
+//! roots       the roots of the processes' page tables
 //! llfree      where a kernel that shares its allocator keeps it
 //! guest       all of it together, behind the gate
 //!
@@ -38,6 +39,7 @@ mod memory;
 mod needed;
 mod page;
 mod paging;
+mod roots;
 mod scan;
 mod snapshot;
 mod victims;

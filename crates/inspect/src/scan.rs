@@ -128,7 +128,7 @@ impl Memmap {
 
     /// Visits the metadata in windows: the first frame, and the metadata or the number
     /// of frames whose metadata cannot be read.
-    fn windows(
+    pub(crate) fn windows(
         &self,
         mem: &dyn GuestMemory,
         mut visit: impl FnMut(u64, Result<&[PageWords], u64>),

@@ -44,6 +44,11 @@ impl Buffer {
         pages.map(|page| page[0] = black_box(page[0])).count() as u64
     }
 
+    /// All of it.
+    pub fn words_mut(&mut self) -> &mut [u64] {
+        &mut self.words
+    }
+
     fn write(&mut self) {
         let pattern = self.pattern();
         for (page, words) in (0..).zip(self.words.chunks_mut(WORDS_PER_PAGE)) {

@@ -11,6 +11,7 @@ use crate::buffer::Buffer;
 use crate::churn::Churn;
 use crate::disk;
 use crate::files::{self, Files};
+use crate::hot::Hot;
 use crate::{Context, Result, boot, measure, power, samples, shell};
 
 /// Left to the kernel whatever is asked for: init must not be in want of memory.
@@ -23,6 +24,7 @@ pub struct Guest {
     buffers: HashMap<String, Buffer>,
     files: HashMap<String, Files>,
     churns: HashMap<String, Churn>,
+    hot: HashMap<String, Hot>,
     generation: u64,
 }
 
@@ -61,6 +63,16 @@ impl Guest {
             ["churn", name, seconds, size] => self.churn(name, number(seconds)?, bytes(size)?),
             ["churnon", name, cycles] => find(&mut self.churns, name)?.wait(number(cycles)?),
             ["churnstop", name] => take(&mut self.churns, name)?.stop(),
+            ["hot", name, size, unit, part] => {
+                let bytes = bytes(size)?;
+                affordable(bytes)?;
+                let hot = Hot::start(name, bytes, number(unit)?, number(part)?)?;
+                self.hot.insert(name.into(), hot);
+                done()
+            }
+            ["hoton", name, passes] => find(&mut self.hot, name)?.wait(number(passes)?),
+            ["hotframes", name] => Ok(find(&mut self.hot, name)?.frames()),
+            ["hotstop", name] => take(&mut self.hot, name)?.stop(),
             ["timed", what, ..] => timed(what, request),
             ["sh", ..] => shell::run(request.trim_start_matches("sh ")),
             _ => self.obey_on_memory(&words),

@@ -12,6 +12,7 @@ mod churn;
 mod command;
 mod disk;
 mod files;
+mod hot;
 mod line;
 mod loaded_file;
 mod measure;

@@ -1,0 +1,276 @@
+//! Intermittent monitoring (vTMM, section 3.2.3): when to begin one, when to look, and when
+//! not to begin since memory lies right as it is.
+//!
+//! Knows no clock: whoever has one tells it.
+
+use std::time::Duration;
+
+use crate::WINDOWS_MAX;
+
+/// How often and how long. The default is the paper's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// From one look to the next.
+    pub window: Duration,
+    /// Windows of a monitoring.
+    pub rounds: u8,
+    /// From the beginning of one monitoring to that of the next.
+    pub period: Duration,
+    /// A monitoring after which less than this was moved was quiet.
+    pub quiet_bytes: u64,
+    /// After so many quiet ones in a row no more periods are left out than after this many.
+    pub quiet_max: u8,
+}
+
+/// Settings that cannot hold together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadSettings {
+    /// No window, or no time in it.
+    #[error("a monitoring needs 1 to {WINDOWS_MAX} windows of at least a millisecond")]
+    Windows,
+    /// The next monitoring would begin before the last ends.
+    #[error("{rounds} windows of {window:?} do not fit into a period of {period:?}")]
+    Period {
+        /// Windows of a monitoring.
+        rounds: u8,
+        /// One of them.
+        window: Duration,
+        /// The period.
+        period: Duration,
+    },
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            window: Duration::from_millis(600),
+            rounds: 8,
+            period: Duration::from_secs(60),
+            quiet_bytes: 256 << 20,
+            quiet_max: 3,
+        }
+    }
+}
+
+impl Settings {
+    /// For a VM whose memory is in huge pages: every two minutes.
+    pub fn huge() -> Settings {
+        Settings { period: Duration::from_secs(120), ..Settings::default() }
+    }
+
+    /// Whether they hold together.
+    ///
+    /// # Errors
+    /// [`BadSettings`].
+    pub fn check(&self) -> Result<(), BadSettings> {
+        let Settings { window, rounds, period, .. } = *self;
+        if !(1..=WINDOWS_MAX).contains(&rounds) || window < Duration::from_millis(1) {
+            return Err(BadSettings::Windows);
+        }
+        match window.checked_mul(u32::from(rounds)) {
+            Some(all) if all <= period => Ok(()),
+            _ => Err(BadSettings::Period { rounds, window, period }),
+        }
+    }
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Nothing before this time.
+    Wait(Duration),
+    /// A monitoring begins: a round that clears all.
+    Begin,
+    /// A window has ended: a round.
+    Look,
+    /// The last window has ended: a round, then sort and move; [`Pace::moved`] is told how
+    /// much.
+    Last,
+}
+
+/// When to monitor one VM. Times are since whenever its owner counts from.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    settings: Settings,
+    /// When the current period began.
+    period: Duration,
+    /// Rounds done of this monitoring, the clearing one among them; 0: none runs.
+    rounds: u8,
+    /// When the last round was due.
+    looked: Duration,
+    /// This period has had its monitoring, or goes without.
+    is_done: bool,
+    /// Quiet monitorings in a row.
+    quiet: u8,
+    /// Periods still to be left out.
+    left_out: u8,
+}
+
+impl Pace {
+    /// From `now` on; the first monitoring begins at once.
+    ///
+    /// # Errors
+    /// [`BadSettings`].
+    pub fn new(settings: Settings, now: Duration) -> Result<Pace, BadSettings> {
+        settings.check()?;
+        Ok(Pace {
+            settings,
+            period: now,
+            rounds: 0,
+            looked: now,
+            is_done: false,
+            quiet: 0,
+            left_out: 0,
+        })
+    }
+
+    /// What is to be done at this time, which does not go backwards. Each step that is
+    /// answered has been taken.
+    pub fn step(&mut self, now: Duration) -> Step {
+        if self.rounds > 0 {
+            return self.look(now);
+        }
+        while self.is_done {
+            let next = self.period.saturating_add(self.settings.period);
+            if now < next {
+                return Step::Wait(next);
+            }
+            self.next_period(now);
+        }
+        (self.rounds, self.looked) = (1, now);
+        Step::Begin
+    }
+
+    /// After a monitoring so much memory was moved.
+    pub fn moved(&mut self, bytes: u64) {
+        self.quiet = match bytes < self.settings.quiet_bytes {
+            true => (self.quiet + 1).min(self.settings.quiet_max),
+            false => 0,
+        };
+        self.left_out = self.quiet;
+    }
+
+    /// Something changed by other means than the VM's own uses: the next period monitors.
+    pub fn disturb(&mut self) {
+        (self.quiet, self.left_out) = (0, 0);
+    }
+
+    fn look(&mut self, now: Duration) -> Step {
+        let next = self.looked.saturating_add(self.settings.window);
+        if now < next {
+            return Step::Wait(next);
+        }
+        // A late look makes its window longer, not the next one shorter.
+        self.looked = now;
+        if self.rounds < self.settings.rounds {
+            self.rounds += 1;
+            return Step::Look;
+        }
+        (self.rounds, self.is_done) = (0, true);
+        Step::Last
+    }
+
+    fn next_period(&mut self, now: Duration) {
+        self.period = self.period.saturating_add(self.settings.period);
+        if self.period.saturating_add(self.settings.period) <= now {
+            // Nobody asked for a whole period: what was to be left out is over too.
+            (self.period, self.left_out) = (now, 0);
+        }
+        self.is_done = self.left_out > 0;
+        self.left_out = self.left_out.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// When the monitorings of the first `minutes` begin, in seconds, and how many rounds
+    /// each has; each moves `moved` bytes.
+    fn begins(settings: Settings, minutes: u32, moved: u64) -> Vec<(u64, u32)> {
+        let mut pace = Pace::new(settings, Duration::ZERO).unwrap();
+        let (mut now, mut found) = (Duration::ZERO, Vec::<(u64, u32)>::new());
+        while now < minutes * Duration::from_secs(60) {
+            match pace.step(now) {
+                Step::Wait(until) => {
+                    assert!(until > now);
+                    now = until;
+                }
+                Step::Begin => found.push((now.as_secs(), 0)),
+                Step::Look | Step::Last if found.is_empty() => panic!("a look before the begin"),
+                step => {
+                    found.last_mut().unwrap().1 += 1;
+                    if step == Step::Last {
+                        pace.moved(moved);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_minute_eight_windows() {
+        let each = |period: u64| (0..6u64).map(|index| (index * period, 8)).collect::<Vec<_>>();
+        assert_eq!(begins(Settings::default(), 6, u64::MAX), each(60));
+        assert_eq!(begins(Settings::huge(), 12, 256 << 20), each(120));
+    }
+
+    #[test]
+    fn quiet_ones_leave_out_more_and_more_up_to_three() {
+        let found = begins(Settings::default(), 18, (256 << 20) - 1);
+        let minutes: Vec<u64> = found.iter().map(|(second, _)| second / 60).collect();
+        assert_eq!(minutes, [0, 2, 5, 9, 13, 17]);
+    }
+
+    #[test]
+    fn one_that_moved_something_ends_the_quiet() {
+        let mut pace = Pace::new(Settings::default(), Duration::ZERO).unwrap();
+        (0..3).for_each(|_| pace.moved(0));
+        assert_eq!(pace.left_out, 3);
+        pace.moved(1 << 30);
+        assert_eq!(pace.left_out, 0);
+        pace.moved(0);
+        assert_eq!(pace.left_out, 1);
+        pace.disturb();
+        assert_eq!(pace.left_out, 0);
+    }
+
+    #[test]
+    fn a_late_look_lengthens_its_window() {
+        let mut pace = Pace::new(Settings::default(), Duration::ZERO).unwrap();
+        assert_eq!(pace.step(Duration::ZERO), Step::Begin);
+        assert_eq!(pace.step(599 * MS), Step::Wait(600 * MS));
+        assert_eq!(pace.step(5000 * MS), Step::Look);
+        assert_eq!(pace.step(5001 * MS), Step::Wait(5600 * MS));
+    }
+
+    #[test]
+    fn who_slept_through_periods_monitors_once() {
+        let mut pace = Pace::new(Settings::default(), Duration::ZERO).unwrap();
+        let day = Duration::from_secs(86400);
+        assert_eq!((0..9).map(|index| pace.step(index * 600 * MS)).last(), Some(Step::Last));
+        pace.moved(0);
+        assert_eq!(pace.step(day), Step::Begin);
+        let rest = (1..9).map(|index| pace.step(day + index * 600 * MS));
+        assert_eq!(rest.last(), Some(Step::Last));
+        assert_eq!(pace.step(day + 5000 * MS), Step::Wait(day + Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn settings_must_hold_together() {
+        let bad = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.check().unwrap_err()
+        };
+        assert_eq!(bad(|s| s.rounds = 0), BadSettings::Windows);
+        assert_eq!(bad(|s| s.rounds = 251), BadSettings::Windows);
+        assert_eq!(bad(|s| s.window = Duration::ZERO), BadSettings::Windows);
+        let error = bad(|s| s.period = 4799 * MS).to_string();
+        assert_eq!(error, "8 windows of 600ms do not fit into a period of 4.799s");
+        assert!(matches!(bad(|s| s.window = Duration::MAX), BadSettings::Period { .. }));
+    }
+}

@@ -1,0 +1,261 @@
+//! The queue against a naive model that steps every page in every window, and against what a
+//! page was used for in truth.
+
+use ebb_heat::{Access, Levels, Observer, Sorted, TOP_LEVEL, Uses, Verdict, Weights};
+use ebb_units::{FrameRange, Gfn};
+use proptest::prelude::*;
+
+const PAGES: usize = 12;
+/// Pages in a table, whose entry above tells whether it is read.
+const TABLE: usize = 4;
+
+/// What a page is doing, in the paper's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Its bit is clear: the next window's look judges it.
+    Judged,
+    /// Not disturbed, for so many windows more.
+    Resting(u32),
+    /// Its rest is over, but its table was not read: the bit is from before.
+    Overdue,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Model {
+    level: u32,
+    phase: Phase,
+    uses: [u32; 2],
+    wrote: usize,
+}
+
+impl Model {
+    const NEW: Model = Model { level: 0, phase: Phase::Judged, uses: [0; 2], wrote: 0 };
+
+    fn begin(&mut self) {
+        (self.phase, self.uses) = (Phase::Judged, [0; 2]);
+    }
+
+    /// A window ends. `bit`: it is set; `seen`: its table is read. Whether it is cleared.
+    fn window(&mut self, bit: Option<usize>, seen: bool, top: u32) -> bool {
+        match (self.phase, bit.filter(|_| seen)) {
+            (Phase::Resting(left), bit) => {
+                self.uses[self.wrote] += 1;
+                self.phase = match (left, bit) {
+                    (1, Some(_)) => Phase::Judged,
+                    (1, None) => Phase::Overdue,
+                    _ => Phase::Resting(left - 1),
+                };
+                left == 1 && bit.is_some()
+            }
+            (Phase::Overdue, bit) => {
+                self.level = self.level.saturating_sub(1);
+                if bit.is_some() {
+                    self.phase = Phase::Judged;
+                }
+                bit.is_some()
+            }
+            (Phase::Judged, None) => {
+                self.level = self.level.saturating_sub(1);
+                false
+            }
+            (Phase::Judged, Some(wrote)) => {
+                self.uses[wrote] += 1;
+                self.level = top.min(self.level + 1);
+                self.wrote = wrote;
+                if self.level > 0 {
+                    self.phase = Phase::Resting(1 << (self.level - 1));
+                }
+                self.level == 0
+            }
+        }
+    }
+}
+
+/// A guest's bits, and the model beside the queue.
+struct Bench {
+    levels: Levels,
+    models: [Model; PAGES],
+    /// Accessed, and whether written.
+    bits: [Option<usize>; PAGES],
+    table_bits: [bool; PAGES / TABLE],
+    top: u32,
+}
+
+impl Bench {
+    fn new(top: u8) -> Bench {
+        let ram = [FrameRange::new(Gfn(1), 5), FrameRange::new(Gfn(100), PAGES as u64 - 5)];
+        Bench {
+            levels: Levels::new(&ram, top),
+            models: [Model::NEW; PAGES],
+            bits: [None; PAGES],
+            table_bits: [false; PAGES / TABLE],
+            top: top.into(),
+        }
+    }
+
+    fn gfn(page: usize) -> Gfn {
+        Gfn(if page < 5 { 1 + page as u64 } else { 95 + page as u64 })
+    }
+
+    fn touch(&mut self, page: usize, write: bool) {
+        self.bits[page] = Some(usize::from(write).max(self.bits[page].unwrap_or(0)));
+        self.table_bits[page / TABLE] = true;
+    }
+
+    /// The round that clears all.
+    fn begin(&mut self) {
+        self.levels.begin();
+        for page in 0..PAGES {
+            self.models[page].begin();
+            if self.bits[page].is_some() {
+                let frames = FrameRange::new(Bench::gfn(page), 1);
+                assert!(self.levels.would_clear(frames));
+                assert_eq!(self.levels.saw(frames, Access::Read), Verdict::Clear);
+            }
+        }
+        (self.bits, self.table_bits) = ([None; PAGES], [false; PAGES / TABLE]);
+    }
+
+    fn window(&mut self) {
+        self.levels.next_window();
+        let seen = std::mem::take(&mut self.table_bits);
+        for page in 0..PAGES {
+            let (bit, seen) = (self.bits[page], seen[page / TABLE]);
+            let cleared = self.models[page].window(bit, seen, self.top);
+            if let (Some(wrote), true) = (bit, seen) {
+                let frames = FrameRange::new(Bench::gfn(page), 1);
+                let would = self.levels.would_clear(frames);
+                let access = if wrote == 1 { Access::Write } else { Access::Read };
+                let verdict = self.levels.saw(frames, access);
+                assert_eq!(verdict == Verdict::Clear, cleared, "page {page}");
+                assert_eq!(would, cleared);
+                // Another entry that maps it, in the same round.
+                assert_eq!(self.levels.saw(frames, access), verdict);
+            }
+            if cleared {
+                self.bits[page] = None;
+            }
+        }
+    }
+
+    fn check(&self) {
+        for (page, model) in self.models.iter().enumerate() {
+            let uses = self.levels.uses(Bench::gfn(page));
+            let expected = Uses { reads: model.uses[0] as u8, writes: model.uses[1] as u8 };
+            assert_eq!(uses, expected, "page {page}: {model:?}");
+        }
+    }
+}
+
+/// Of one window: pages used, and how.
+fn windows() -> impl Strategy<Value = Vec<Vec<(usize, bool)>>> {
+    prop::collection::vec(prop::collection::vec((0..PAGES, any::<bool>()), 0..6), 1..40)
+}
+
+proptest! {
+    #[test]
+    fn the_queue_is_its_model(
+        top in prop::sample::select(vec![0, 1, 3, TOP_LEVEL]),
+        monitorings in prop::collection::vec(windows(), 1..4),
+    ) {
+        let mut bench = Bench::new(top);
+        for windows in monitorings {
+            bench.begin();
+            for touches in windows {
+                touches.into_iter().for_each(|(page, write)| bench.touch(page, write));
+                bench.window();
+                bench.check();
+            }
+        }
+    }
+
+    /// Without a queue the counts are exact, whatever is pruned.
+    #[test]
+    fn without_a_queue_counts_are_the_truth(windows in windows()) {
+        let mut bench = Bench::new(0);
+        let mut truth = [[0u32; 2]; PAGES];
+        bench.begin();
+        for touches in windows {
+            let mut used = [None; PAGES];
+            for (page, write) in touches {
+                bench.touch(page, write);
+                used[page] = Some(used[page].unwrap_or(false) | write);
+            }
+            for (page, write) in used.into_iter().enumerate() {
+                if let Some(write) = write {
+                    truth[page][usize::from(write)] += 1;
+                }
+            }
+            bench.window();
+        }
+        for (page, [reads, writes]) in truth.into_iter().enumerate() {
+            let uses = bench.levels.uses(Bench::gfn(page));
+            prop_assert_eq!(uses, Uses { reads: reads as u8, writes: writes as u8 });
+        }
+    }
+
+    /// The sort is a stable sort's order of degrees, and has every page once.
+    #[test]
+    fn sorting_is_sorting(windows in windows(), weights in (1u32..9, 1u32..9)) {
+        let mut bench = Bench::new(TOP_LEVEL);
+        bench.begin();
+        for touches in windows {
+            touches.into_iter().for_each(|(page, write)| bench.touch(page, write));
+            bench.window();
+        }
+        let weights = Weights::new(weights.0, weights.1).unwrap();
+        check_sorted(&bench.levels, weights)?;
+    }
+
+    /// The same with buckets of more than one chunk.
+    #[test]
+    fn sorting_many(pages in prop::collection::vec(0u8..4, 0..3000), write in any::<bool>()) {
+        let frames = FrameRange::new(Gfn(7), pages.len() as u64);
+        let mut levels = Levels::new(&[frames], 0);
+        levels.begin();
+        for window in 1..4 {
+            levels.next_window();
+            for (gfn, &uses) in (7..).zip(&pages) {
+                if uses >= window {
+                    let access = if write { Access::Write } else { Access::Read };
+                    levels.saw(FrameRange::new(Gfn(gfn), 1), access);
+                }
+            }
+        }
+        check_sorted(&levels, Weights::new(2, 3).unwrap())?;
+    }
+}
+
+fn check_sorted(levels: &Levels, weights: Weights) -> Result<(), TestCaseError> {
+    let mut naive: Vec<(Gfn, u64)> =
+        levels.all_uses().map(|(gfn, uses)| (gfn, weights.degree(uses))).collect();
+    naive.sort_by_key(|(_, degree)| *degree);
+    let unused = naive.iter().take_while(|(_, degree)| *degree == 0).count();
+    let sorted = Sorted::new(levels, weights);
+    prop_assert_eq!(sorted.unused_frames(), unused as u64);
+    let used = naive.split_off(unused);
+    let found: Vec<(Gfn, u64)> = sorted.coldest_first().collect();
+    let degrees = |pages: &[(Gfn, u64)]| pages.iter().map(|page| page.1).collect::<Vec<_>>();
+    prop_assert_eq!(degrees(&found), degrees(&used));
+    let as_set = |mut pages: Vec<(Gfn, u64)>| {
+        pages.sort_unstable();
+        pages
+    };
+    prop_assert_eq!(as_set(found), as_set(used.clone()));
+    let mut hottest: Vec<u64> = sorted.hottest_first().map(|page| page.1).collect();
+    hottest.reverse();
+    prop_assert_eq!(hottest, degrees(&used));
+    for cut in [0, 1, used.len() / 2, used.len() + 5] {
+        let hot: Vec<Gfn> = sorted.hot_set(cut as u64).collect();
+        prop_assert_eq!(hot.len(), cut.min(used.len()));
+        // None outside is hotter than one inside.
+        let degree = |gfn: &Gfn| weights.degree(levels.uses(*gfn));
+        let coldest_in = hot.iter().map(degree).min();
+        let hottest_out =
+            used.iter().filter(|page| !hot.contains(&page.0)).map(|page| page.1).max();
+        prop_assert!(coldest_in.zip(hottest_out).is_none_or(|(inside, out)| inside >= out));
+    }
+    let warm = used.iter().filter(|page| page.1 >= 3).count() as u64;
+    prop_assert_eq!(sorted.wanted_frames(80, 3), (warm * 80).div_ceil(100));
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! A VM held by the test itself, as the daemon holds one, to be tracked. Benchmarks use it too,
+//! and not all of it.
+#![allow(dead_code, unreachable_pub)]
+
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use ebb_heat::{GuestTracker, Levels, Observer, PagerTables, Roots, Round, Tracker, Walk};
+use ebb_inspect::{Guest, Run};
+use ebb_ledger::Ledger;
+use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, Restored};
+use ebb_store::{Protection, SwapFile};
+use ebb_sys::process::Process;
+use ebb_sys::uffd::{Uffd, feature};
+use ebb_units::{FRAME_BYTES, FrameRange};
+use ebb_vm::{Qmp, layout};
+use tempfile::TempDir;
+use vmtest::{Ran, Vm, assets};
+
+/// The pager of a VM, and its guest.
+pub struct Tracked {
+    guest: Guest,
+    roots: std::cell::RefCell<Roots>,
+    _faults: FaultThread,
+    _restored: Receiver<Restored>,
+    pager: Arc<Pager>,
+    _directory: TempDir,
+}
+
+impl Tracked {
+    /// Takes hold of a QEMU that Ebb knows nothing of.
+    pub fn take(vm: &Vm) -> Tracked {
+        let process = Process::open(vm.pid()).expect("QEMU runs");
+        let mut qmp = Qmp::connect(&vm.own_qmp_socket()).expect("QMP");
+        let ram = Arc::new(layout::discover(&process, &mut qmp).expect("the RAM"));
+        let uffd = Uffd::from(process.descriptor(make_uffd(vm)).expect("the userfaultfd"));
+        uffd.handshake(feature::needed()).expect("features");
+        let directory = tempfile::tempdir().expect("a directory");
+        let run = directory.path();
+        let slots = ram.bytes() / FRAME_BYTES;
+        let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted);
+        let parts = Parts {
+            ram: Arc::clone(&ram),
+            ledger: Ledger::create(&run.join("ledger"), ram.end()).expect("a ledger"),
+            uffd,
+            grain: Grain::Frame,
+            devices: Box::new(NoDevices),
+            store: Box::new(store.expect("a store")),
+            disk: Box::new(NoDisk),
+        };
+        let (pager, restored) = Pager::new(parts).expect("a pager");
+        let pager = Arc::new(pager);
+        let ended = process.as_fd().try_clone_to_owned().expect("a pidfd");
+        let faults = FaultThread::start(Arc::clone(&pager), ended, |_| ()).expect("a thread");
+        let guest = Guest::inspect(&pager.view(), &[]).expect("the guest is trusted");
+        let metadata = guest.memmap().runs().iter().map(Run::metadata_frames);
+        metadata.for_each(|frames| pager.watch_writes(frames).expect("metadata is watched"));
+        let roots = std::cell::RefCell::default();
+        Tracked { guest, roots, _faults: faults, _restored: restored, pager, _directory: directory }
+    }
+
+    /// A queue for all of its memory.
+    pub fn levels(&self, top_level: u8) -> Levels {
+        let ram: Vec<FrameRange> =
+            self.pager.ram().regions().iter().map(|region| region.frames()).collect();
+        Levels::new(&ram, top_level)
+    }
+
+    /// One round.
+    pub fn round(&self, walk: Walk, observer: &mut dyn Observer) -> Round {
+        let tables = PagerTables::new(&self.pager);
+        let mut roots = self.roots.borrow_mut();
+        let mut tracker = GuestTracker::new(&tables, &self.guest, &mut roots, &|| true);
+        tracker.round(walk, observer).expect("a round")
+    }
+
+    /// The frames that the guest's program uses, in order.
+    pub fn frames(&self, vm: &Vm, name: &str) -> Vec<u64> {
+        let answer = vm.guest(&format!("hotframes {name}"));
+        let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+        let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
+        runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count)).collect()
+    }
+}
+
+/// Makes a userfaultfd in the VMM, by another process as the daemon does: here QEMU is a child,
+/// and whoever waits for its end would take what the kernel tells its tracer.
+fn make_uffd(vm: &Vm) -> i32 {
+    let mut command = Command::new(assets::program_directory().join("ebbd"));
+    let number = Ran::of(command.args(["inject", "make", &vm.pid().to_string()])).ok();
+    number.trim().parse().expect("its number")
+}
