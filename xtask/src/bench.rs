@@ -21,6 +21,7 @@ mod scan;
 mod store;
 mod swap;
 mod vm;
+mod vtmm;
 mod work;
 
 use clap::ValueEnum;
@@ -78,6 +79,8 @@ enum Name {
     HyperallocFig7,
     /// Three guests that compile one after the other, and what they take together
     HyperallocFig11,
+    /// Moving pages between two nodes of memory, and what it costs who uses them
+    VtmmTab4,
     /// Each of them
     All,
 }
@@ -85,7 +88,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 18] = [
+const EACH: [(Name, Bench); 19] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -104,6 +107,7 @@ const EACH: [(Name, Bench); 18] = [
     (Name::HyperallocTab2, hyperalloc::tab2::run),
     (Name::HyperallocFig7, hyperalloc::fig7::run),
     (Name::HyperallocFig11, hyperalloc::fig11::run),
+    (Name::VtmmTab4, vtmm::tab4),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.
