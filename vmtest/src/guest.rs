@@ -112,6 +112,11 @@ impl Guest {
         self.hold("--disk", &path.display().to_string())
     }
 
+    /// Its tiers, as in `dram=160M,file=/path:352M`; for [`crate::Host::run`] only.
+    pub fn tier(self, ladder: &str) -> Guest {
+        self.hold("--tier", ladder)
+    }
+
     /// The same, behind Ebb's IOMMU in software.
     pub fn strict_disk(self, disk: &Disk) -> Guest {
         self.hold("--disk", &format!("{},dma=strict", disk.image().display()))

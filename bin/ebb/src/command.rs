@@ -152,7 +152,8 @@ fn render<T: Serialize>(
 fn run_request(run: Run) -> anyhow::Result<RunRequest> {
     let request = RunRequest {
         name: run.name,
-        memory_bytes: run.memory.0,
+        memory_bytes: run.memory.map_or(0, |memory| memory.0),
+        tier: run.tier,
         cpus: run.cpus,
         kernel: run.kernel.map(absolute).transpose()?,
         initrd: run.initrd.map(absolute).transpose()?,

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use ebb_api::{
     AutoStatus, DetachReport, DiskCounts, EvictReport, FaultTimes, GuestStatus, LimitStatus,
-    Mechanism, ReclaimReport, ResizeReport, VmName, VmStatus, VmSummary,
+    Mechanism, ReclaimReport, ResizeReport, TierStatus, VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -81,11 +81,23 @@ pub fn status(vm: &VmStatus) -> String {
         auto_rows(&vm.auto),
         "\nlimit\n".into(),
         limit_rows(&vm.limit),
+        vm.tier.as_ref().map(tiers).unwrap_or_default(),
         sharing(vm),
         disks(vm.disks),
         warnings(vm),
     ]
     .concat()
+}
+
+fn tiers(tier: &TierStatus) -> String {
+    let active = match tier.active_bytes {
+        Some(bytes) => share(bytes, tier.fast_bytes),
+        None => "unknown: nothing had to leave the fast tier yet".into(),
+    };
+    "\ntiers\n".to_owned()
+        + &row("ladder", &tier.ladder)
+        + &row("fast", Bytes(tier.fast_bytes))
+        + &row("active", active)
 }
 
 fn guest(guest: &GuestStatus) -> String {

@@ -17,6 +17,7 @@ mod server;
 mod serving;
 mod sharing;
 mod status;
+mod tiers;
 mod trouble;
 mod worker;
 

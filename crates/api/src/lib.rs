@@ -27,5 +27,5 @@ pub use request::{
 };
 pub use status::{
     AutoStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestStatus, KindBytes,
-    LimitStatus, ORDER_MAX, SharingStatus, VmStatus, VmSummary,
+    LimitStatus, ORDER_MAX, SharingStatus, TierStatus, VmStatus, VmSummary,
 };

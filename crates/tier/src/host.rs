@@ -134,7 +134,7 @@ fn enough(tier: Kind, bytes: u64, has_bytes: u64) -> Result<(), HostError> {
 
 /// A new file needs a directory with room for it; a block device must be large enough.
 fn has_file(path: &Path, bytes: u64) -> Result<(), HostError> {
-    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    use std::os::unix::fs::FileTypeExt;
     let wrong = |why: String| HostError::File { path: path.display().to_string(), why };
     let directory: PathBuf = path.parent().unwrap_or(path).into();
     match fs::metadata(path) {
@@ -142,8 +142,7 @@ fn has_file(path: &Path, bytes: u64) -> Result<(), HostError> {
         Ok(found) if !found.is_file() => {
             Err(wrong("this is no file: name one, or a block device".into()))
         }
-        // What it has of the disk already is there for it.
-        Ok(found) => has_room(&directory, bytes.saturating_sub(found.blocks() * 512), wrong),
+        Ok(_) => Err(wrong("exists already: name a new file, which goes when its VM goes".into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => has_room(&directory, bytes, wrong),
         Err(error) => Err(wrong(error.to_string())),
     }
@@ -224,5 +223,8 @@ mod tests {
         let file = directory.path().join("swap");
         check(&format!("dram=2M,file={}:2M", file.display()).parse().unwrap()).unwrap();
         assert!(!file.exists());
+        fs::write(&file, "mine").unwrap();
+        let why = refused(&format!("dram=2M,file={}:2M", file.display()));
+        assert!(why.contains("exists already"), "{why}");
     }
 }

@@ -60,7 +60,11 @@ pub struct Rung {
 impl fmt::Display for Rung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let between = if let Kind::File(_) = self.kind { ':' } else { '=' };
-        write!(f, "{}{between}{}", self.kind, self.bytes)
+        let (number, unit) = match self.bytes {
+            bytes if bytes.is_multiple_of(1 << 30) => (bytes >> 30, "G"),
+            bytes => (bytes >> 20, "M"),
+        };
+        write!(f, "{}{between}{number}{unit}", self.kind)
     }
 }
 
@@ -389,10 +393,10 @@ mod tests {
             let ladder: Ladder = text.parse().unwrap();
             ladder.fit(mib * MIB).map(|ladder| ladder.to_string()).map_err(|e| e.to_string())
         };
-        assert_eq!(fit("dram=1G,file=/p:4G", 5120).unwrap(), "dram=1073741824,file=/p:4294967296");
+        assert_eq!(fit("dram=1G,file=/p:4G", 5120).unwrap(), "dram=1G,file=/p:4G");
         assert_eq!(
             fit("compressed=512M,file=/p:4G", 5120).unwrap().split_once(',').unwrap().0,
-            "dram=1073741824"
+            "dram=1G"
         );
         assert!(fit("dram=1G,compressed=512M,file=/p:4G", 5120).is_ok());
         let more = fit("dram=1G,file=/p:4G", 6144).unwrap_err();

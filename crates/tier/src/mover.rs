@@ -94,13 +94,8 @@ impl Mover {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
             });
-            std::iter::once(own).chain(ended.collect::<Vec<_>>()).try_fold(
-                Vec::new(),
-                |mut all, result| {
-                    all.extend(result?);
-                    Ok(all)
-                },
-            )
+            let parts: Result<Vec<_>, TierError> = std::iter::once(own).chain(ended).collect();
+            Ok(parts?.into_iter().flatten().collect())
         })
     }
 

@@ -1,13 +1,16 @@
 //! Memory, compressed memory and a file as tiers, over the project's own pager and stores:
 //! every byte comes back, by a plan or by a touch.
 
+use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use ebb_ledger::Ledger;
 use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
-use ebb_store::{Compressed, Protection, Store, SwapFile};
+use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
@@ -39,13 +42,15 @@ fn small_pages(file: &RamFile) -> Mapping {
 
 /// Every second page shrinks.
 fn word_of(page: u64, index: u64) -> u64 {
-    let seed = if page % 2 == 0 { index * 8191 + page } else { index / 32 + page };
-    if page % 2 == 0 { seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { seed }
+    match page.is_multiple_of(2) {
+        true => (index * 8191 + page).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        false => index / 32 + page,
+    }
 }
 
 impl Machine {
     /// `None`: this process may make no userfaultfd that does this.
-    fn new(slots: u64, compressed_bytes: u64) -> Option<Machine> {
+    fn new(store: impl FnOnce(&Path) -> Box<dyn Store>) -> Option<Machine> {
         let uffd = Uffd::new().ok()?;
         uffd.handshake(feature::needed()).ok()?;
         let file = RamFile::create("stored", BYTES).unwrap();
@@ -58,12 +63,7 @@ impl Machine {
         let region = Region { gpa: Gpa(0), bytes: BYTES, hva, file: 0, offset: 0 };
         let ram = Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap());
         let run = tempfile::tempdir_in("/dev/shm").unwrap();
-        let swap =
-            SwapFile::open(&run.path().join("swap"), run.path(), slots, Protection::Encrypted);
-        let store: Box<dyn Store> = match compressed_bytes {
-            0 => Box::new(swap.unwrap()),
-            bytes => Box::new(Compressed::open(run.path(), bytes, swap.unwrap()).unwrap()),
-        };
+        let store = store(run.path());
         let ledger = Ledger::create(&run.path().join("ledger"), ram.end()).unwrap();
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let grain = Grain::Frame;
@@ -98,12 +98,51 @@ impl Machine {
     }
 }
 
-fn machine(slots: u64, compressed_bytes: u64) -> Option<Machine> {
-    let machine = Machine::new(slots, compressed_bytes);
+fn machine(store: impl FnOnce(&Path) -> Box<dyn Store>) -> Option<Machine> {
+    let machine = Machine::new(store);
     if machine.is_none() {
         eprintln!("SKIPPED: no userfaultfd for this process (it takes root and a kernel with it)");
     }
     machine
+}
+
+fn swap_file(run: &Path, slots: u64) -> SwapFile {
+    SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted).unwrap()
+}
+
+fn with_file(slots: u64) -> impl FnOnce(&Path) -> Box<dyn Store> {
+    move |run| Box::new(swap_file(run, slots))
+}
+
+/// A disk that fails when it is told to.
+struct Failing {
+    disk: Disk,
+    fails: Arc<AtomicBool>,
+}
+
+impl Failing {
+    fn check(&self) -> io::Result<()> {
+        // EIO.
+        if self.fails.load(SeqCst) { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
+    }
+}
+
+impl Medium for Failing {
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        self.check().and_then(|()| self.disk.read_at(offset, bytes))
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        self.check().and_then(|()| self.disk.write_at(offset, bytes))
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.disk.discard(offset, bytes)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.disk.is_direct()
+    }
 }
 
 fn all() -> Vec<Gfn> {
@@ -112,7 +151,7 @@ fn all() -> Vec<Gfn> {
 
 #[test]
 fn pages_go_to_a_file_and_come_back_by_plan_or_touch() {
-    let Some(machine) = machine(FRAMES, 0) else { return };
+    let Some(machine) = machine(with_file(FRAMES)) else { return };
     let (memory, file) = machine.tiers(Kind::File("/swap".into()));
     assert_eq!((memory.kind(), file.kind().is_addressable()), (Kind::Dram, false));
     assert!(file.bring(&all()).unwrap().iter().all(|&outcome| outcome == Outcome::Moved));
@@ -129,7 +168,10 @@ fn pages_go_to_a_file_and_come_back_by_plan_or_touch() {
 
 #[test]
 fn what_shrinks_stays_in_memory_compressed() {
-    let Some(machine) = machine(FRAMES, BYTES) else { return };
+    let store = |run: &Path| -> Box<dyn Store> {
+        Box::new(Compressed::open(run, BYTES, swap_file(run, FRAMES)).unwrap())
+    };
+    let Some(machine) = machine(store) else { return };
     let (memory, stored) = machine.tiers(Kind::Compressed);
     assert!(stored.bring(&all()).unwrap().iter().all(|&outcome| outcome == Outcome::Moved));
     assert_eq!(
@@ -142,7 +184,7 @@ fn what_shrinks_stays_in_memory_compressed() {
 
 #[test]
 fn a_full_store_takes_no_more_and_loses_nothing() {
-    let Some(machine) = machine(64, 0) else { return };
+    let Some(machine) = machine(with_file(64)) else { return };
     let (_, file) = machine.tiers(Kind::File("/swap".into()));
     let outcomes = file.bring(&all()).unwrap();
     let count = |wanted| outcomes.iter().filter(|&&outcome| outcome == wanted).count() as u64;
@@ -151,8 +193,32 @@ fn a_full_store_takes_no_more_and_loses_nothing() {
 }
 
 #[test]
+fn a_tier_that_fails_loses_nothing() {
+    let fails = Arc::new(AtomicBool::new(true));
+    let medium_fails = Arc::clone(&fails);
+    let Some(machine) = machine(move |run| {
+        let disk = Disk::open(&run.join("swap"), BYTES).unwrap();
+        let medium = Failing { disk, fails: medium_fails };
+        Box::new(SwapFile::over(medium, run, FRAMES, Protection::Encrypted).unwrap())
+    }) else {
+        return;
+    };
+    let (memory, file) = machine.tiers(Kind::File("/swap".into()));
+    let said = file.bring(&all()).unwrap_err().to_string();
+    assert!(said.starts_with("file=/swap: ") && !said.contains('\n'), "{said}");
+    assert_eq!((machine.count(Home::Memory), machine.wrong_words()), (FRAMES, 0));
+    fails.store(false, SeqCst);
+    assert!(file.bring(&all()).unwrap().iter().all(|&outcome| outcome == Outcome::Moved));
+    fails.store(true, SeqCst);
+    memory.bring(&all()).unwrap_err();
+    assert_eq!(machine.count(Home::Disk), FRAMES);
+    fails.store(false, SeqCst);
+    assert_eq!(machine.wrong_words(), 0);
+}
+
+#[test]
 fn pages_that_a_request_uses_wait() {
-    let Some(machine) = machine(FRAMES, 0) else { return };
+    let Some(machine) = machine(with_file(FRAMES)) else { return };
     let (_, file) = machine.tiers(Kind::File("/swap".into()));
     let used = FrameRange::new(Gfn(5), 2);
     machine.pager.pin(used, false).unwrap();
@@ -166,7 +232,7 @@ fn pages_that_a_request_uses_wait() {
 
 #[test]
 fn a_plan_leaves_the_hot_half_in_memory() {
-    let Some(machine) = machine(FRAMES, 0) else { return };
+    let Some(machine) = machine(with_file(FRAMES)) else { return };
     let (memory, file) = machine.tiers(Kind::File("/swap".into()));
     let degree = |gfn: Gfn| (gfn.0 * 37 % 101) as u32;
     let mut order: Vec<Heat> =

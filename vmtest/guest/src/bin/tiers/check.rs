@@ -108,7 +108,8 @@ fn a_page_in_use_waits(rig: &mut Rig) -> anyhow::Result<u64> {
 fn exchange(rig: &mut Rig) -> anyhow::Result<u64> {
     let (even, _): (Vec<Gfn>, Vec<Gfn>) = rig.frames.iter().partition(|gfn| gfn.0 % 2 == 0);
     let half = even.len() as u64;
-    while bring(rig, SLOW, &even)?.of(Outcome::InUse) > 0 {}
+    let moved = bring(rig, SLOW, &even)?;
+    ensure!(moved.of(Outcome::Moved) == half, "{moved:?}");
     let mut order: Vec<Heat> =
         rig.frames.iter().map(|&gfn| Heat { gfn, degree: degree(gfn) }).collect();
     order.sort_by_key(|heat| heat.degree);

@@ -1,5 +1,6 @@
 //! A file of memory in two processes, and the nodes as tiers.
 
+use std::fs;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
@@ -14,6 +15,8 @@ use ebb_vm::{Ram, Region};
 
 use crate::peer::{self, Peer};
 
+/// By this the kernel moves pages on its own, and lets who touches them fault for it.
+const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 /// The node with the processors.
 pub const FAST: u32 = 0;
 /// The one without.
@@ -29,6 +32,9 @@ pub struct Rig {
 impl Rig {
     /// Every page is filled, and mapped by both processes.
     pub fn new(bytes: u64) -> anyhow::Result<Rig> {
+        if fs::exists(BALANCING)? {
+            fs::write(BALANCING, "0").context(BALANCING)?;
+        }
         let nodes = ebb_tier::host::nodes()?;
         let found: Vec<_> = nodes.iter().map(|node| (node.number, node.has_cpus)).collect();
         ensure!(found == [(FAST, true), (SLOW, false)], "the nodes are {nodes:?}");
