@@ -10,8 +10,8 @@ const MIB: u64 = 1 << 20;
 const SLACK_BYTES: u64 = 48 * MIB;
 
 fn keeps_every_byte(kernel: &str) {
-    let guest = Guest::debian(kernel).memory("512M").slow_node("128M");
-    let found = Host::new().qemu(guest).guest("sh /bin/tiers check 48M");
+    let guest = Guest::debian(kernel).memory("512M").slow_node("64M");
+    let found = Host::new().qemu(guest).guest("sh /bin/tiers check 4M");
     eprintln!("{kernel}: {found}");
     assert!(found.starts_with("moved "), "{found}");
 }
@@ -35,8 +35,8 @@ fn pages_move_between_nodes_with_every_byte_on_7() {
 
 #[test]
 fn a_full_node_takes_no_more() {
-    let guest = Guest::debian("6.1-cloud").memory("512M").slow_node("96M");
-    let found = Host::new().qemu(guest).guest("sh /bin/tiers full 128M");
+    let guest = Guest::debian("6.1-cloud").memory("512M").slow_node("24M");
+    let found = Host::new().qemu(guest).guest("sh /bin/tiers full 32M");
     assert!(found.contains("no room for "), "{found}");
 }
 

@@ -1,8 +1,8 @@
 //! Moving pages between NUMA nodes, by several threads (vTMM, section 3.4).
 
 use std::io;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::thread;
 use std::time::Duration;
 
@@ -61,13 +61,13 @@ impl Mover {
         node: u32,
     ) -> Result<Vec<Outcome>, TierError> {
         let batches: Vec<&[Hva]> = pages.chunks(self.batch_pages).collect();
-        let next = AtomicUsize::new(0);
+        let (next, is_full) = (AtomicUsize::new(0), AtomicBool::new(false));
         let work = || {
             let mut done = Vec::new();
             loop {
                 let at = next.fetch_add(1, Relaxed);
                 let Some(batch) = batches.get(at) else { return Ok(done) };
-                match self.batch(process, batch, node) {
+                match self.batch(process, batch, node, &is_full) {
                     Ok(outcomes) => done.push((at, outcomes)),
                     Err(error) => {
                         // Others stop, too.
@@ -104,6 +104,7 @@ impl Mover {
         process: &Process,
         pages: &[Hva],
         node: u32,
+        is_full: &AtomicBool,
     ) -> Result<Vec<Outcome>, TierError> {
         let failed = |error| explain(error, node);
         let mut statuses = vec![UNTOLD; pages.len()];
@@ -113,7 +114,8 @@ impl Mover {
         for attempt in 0..ATTEMPTS {
             let open: Vec<usize> =
                 (0..pages.len()).filter(|&at| outcomes.get(at) == Some(&Outcome::InUse)).collect();
-            if open.is_empty() {
+            // On a full node the kernel looks for memory for a long time, at each call.
+            if open.is_empty() || is_full.load(Relaxed) {
                 break;
             }
             if attempt > 0 {
@@ -122,8 +124,13 @@ impl Mover {
             let now: Vec<Hva> = open.iter().filter_map(|&at| pages.get(at).copied()).collect();
             let moved = self.attempt(process, &now, node).map_err(failed)?;
             for (at, result) in open.into_iter().zip(moved) {
+                is_full.fetch_or(result == Outcome::NoRoom, Relaxed);
                 outcomes.get_mut(at).into_iter().for_each(|outcome| *outcome = result);
             }
+        }
+        if is_full.load(Relaxed) {
+            let waiting = outcomes.iter_mut().filter(|outcome| **outcome == Outcome::InUse);
+            waiting.for_each(|outcome| *outcome = Outcome::NoRoom);
         }
         Ok(outcomes)
     }

@@ -9,6 +9,9 @@ use crate::rig::{FAST, Rig, SLOW};
 /// The workload alone is measured so long.
 const ALONE: Duration = Duration::from_secs(1);
 
+/// Each thread has so many.
+const BATCHES: usize = 2;
+
 /// One way to move them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -21,7 +24,10 @@ impl Way {
     fn node(self, rig: &Rig, number: u32) -> Node {
         match self {
             Way::Serial => rig.node(number, Mover::new(1, usize::MAX, Pace::unlimited())),
-            Way::Parallel => rig.node(number, Mover::default()),
+            Way::Parallel => {
+                let batch = rig.frames.len().div_ceil(mover::WORKERS * BATCHES);
+                rig.node(number, Mover::new(mover::WORKERS, batch, Pace::unlimited()))
+            }
         }
     }
 
