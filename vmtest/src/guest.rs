@@ -24,6 +24,7 @@ pub struct Guest {
     qemu: Vec<String>,
     machine: String,
     nodes: u64,
+    slow_node: Option<Bytes>,
     ram: &'static str,
     accelerator: &'static str,
     disk: Option<Bytes>,
@@ -46,6 +47,7 @@ impl Guest {
             qemu: Vec::new(),
             machine: "q35".into(),
             nodes: 1,
+            slow_node: None,
             ram: "memfd,share=on",
             accelerator: "tcg",
             disk: None,
@@ -135,6 +137,11 @@ impl Guest {
         self.hold("--disk", &path.display().to_string())
     }
 
+    /// Its tiers, as in `dram=160M,file=/path:352M`; for [`crate::Host::run`] only.
+    pub fn tier(self, ladder: &str) -> Guest {
+        self.hold("--tier", ladder)
+    }
+
     /// The same, behind Ebb's IOMMU in software.
     pub fn strict_disk(self, disk: &Disk) -> Guest {
         self.hold("--disk", &format!("{},dma=strict", disk.image().display()))
@@ -163,6 +170,13 @@ impl Guest {
     /// [`crate::Host::qemu`] only.
     pub fn nodes(mut self, count: u64) -> Guest {
         self.nodes = count;
+        self
+    }
+
+    /// A second NUMA node of this size, with memory and no processor, beside the one that
+    /// has all the rest; for [`crate::Host::qemu`] only.
+    pub fn slow_node(mut self, size: &str) -> Guest {
+        self.slow_node = Some(size.parse().expect("a size"));
         self
     }
 
@@ -207,8 +221,10 @@ impl Guest {
         option("-name", name.into());
         option("-accel", self.accelerator.into());
         option("-smp", self.cpus.to_string());
+        let slow_bytes = self.slow_node.map_or(0, |slow| slow.0);
         let room = self.room.map(|room| format!(",slots=0,maxmem={}M", room.0 >> 20));
-        option("-m", format!("{}M{}", self.memory.0 >> 20, room.unwrap_or_default()));
+        let memory_mib = (self.memory.0 + slow_bytes) >> 20;
+        option("-m", format!("{memory_mib}M{}", room.unwrap_or_default()));
         option("-qmp", format!("unix:{},server=on,wait=off", socket("qmp.sock")));
         option(
             "-chardev",
@@ -230,6 +246,26 @@ impl Guest {
     }
 
     fn ram_args(&self) -> Vec<String> {
+        match self.slow_node {
+            Some(slow) => self.two_nodes(slow),
+            None => self.equal_nodes(),
+        }
+    }
+
+    fn two_nodes(&self, slow: Bytes) -> Vec<String> {
+        let backend = |id, bytes| format!("memory-backend-{},id={id},size={bytes}", self.ram);
+        let last = self.cpus.saturating_sub(1);
+        let words = [
+            ("-object", backend("fast", self.memory.0)),
+            ("-object", backend("slow", slow.0)),
+            ("-machine", self.machine.clone()),
+            ("-numa", format!("node,nodeid=0,cpus=0-{last},memdev=fast")),
+            ("-numa", "node,nodeid=1,memdev=slow".into()),
+        ];
+        words.into_iter().flat_map(|(key, value)| [key.to_owned(), value]).collect()
+    }
+
+    fn equal_nodes(&self) -> Vec<String> {
         let bytes = self.memory.0 / self.nodes;
         let mut words = Vec::new();
         let mut option = |key: &str, value: String| words.extend([key.to_owned(), value]);

@@ -23,6 +23,7 @@ mod store;
 mod swap;
 mod virtio_mem;
 mod vm;
+mod vtmm;
 mod work;
 
 use clap::ValueEnum;
@@ -92,6 +93,8 @@ enum Name {
     VtmmFig2,
     /// Sorting pages by how hot they are
     VtmmSort,
+    /// Moving pages between two nodes of memory, and what it costs who uses them
+    VtmmTab4,
     /// Each of them
     All,
 }
@@ -99,7 +102,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 24] = [
+const EACH: [(Name, Bench); 25] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -124,6 +127,7 @@ const EACH: [(Name, Bench); 24] = [
     (Name::VirtioMemPlug, virtio_mem::plug),
     (Name::VtmmFig2, heat::fig2),
     (Name::VtmmSort, heat::sort),
+    (Name::VtmmTab4, vtmm::tab4),
 ];
 
 /// Runs the benchmarks asked for; a missed goal is no failure.

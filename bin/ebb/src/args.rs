@@ -137,9 +137,13 @@ pub struct Run {
     /// The VM's name, unique on the host
     #[arg(long)]
     pub name: VmName,
-    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB
-    #[arg(long, value_name = "SIZE")]
-    pub memory: Bytes,
+    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB [default: what the tiers hold]
+    #[arg(long, value_name = "SIZE", required_unless_present = "tier")]
+    pub memory: Option<Bytes>,
+    /// The tiers of memory that hold it, fastest first, as dram=1G,file=/var/lib/ebb/web:4G: held to
+    /// 1 GiB of the host's memory, with the rest in a new file [default: the host's memory]
+    #[arg(long, value_name = "TIER=SIZE,...")]
+    pub tier: Option<String>,
     /// The size up to which `ebb resize` can bring it, by memory that the guest's driver
     /// virtio_mem plugs [default: --memory]
     #[arg(long, value_name = "SIZE")]
@@ -274,6 +278,6 @@ mod tests {
             panic!("not run")
         };
         assert_eq!(run.qemu_args, ["-drive", "file=a.img,if=virtio", "--name", "inner"]);
-        assert_eq!(run.memory, Bytes(2 << 30));
+        assert_eq!(run.memory, Some(Bytes(2 << 30)));
     }
 }

@@ -166,7 +166,8 @@ fn render<T: Serialize>(
 fn run_request(run: Run) -> anyhow::Result<RunRequest> {
     let request = RunRequest {
         name: run.name,
-        memory_bytes: run.memory.0,
+        memory_bytes: run.memory.map_or(0, |memory| memory.0),
+        tier: run.tier,
         grow_to_bytes: run.grow_to.map(|size| size.0),
         nodes: run.nodes,
         cpus: run.cpus,

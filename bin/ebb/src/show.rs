@@ -7,8 +7,8 @@ use std::path::Path;
 
 use ebb_api::{
     AutoStatus, BalloonStatus, DetachReport, DiskCounts, EvictReport, FaultTimes, GuestStatus,
-    LimitStatus, Mechanism, MemoryDeviceStatus, ReclaimReport, ResizeReport, SizeStatus, VmName,
-    VmStatus, VmSummary,
+    LimitStatus, Mechanism, MemoryDeviceStatus, ReclaimReport, ResizeReport, SizeStatus,
+    TierStatus, VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -83,11 +83,23 @@ pub fn status(vm: &VmStatus) -> String {
         "\nlimit\n".into(),
         limit_rows(&vm.limit),
         sizes(&vm.size, vm.balloon.as_ref()),
+        vm.tier.as_ref().map(tiers).unwrap_or_default(),
         sharing(vm),
         disks(vm.disks),
         warnings(vm),
     ]
     .concat()
+}
+
+fn tiers(tier: &TierStatus) -> String {
+    let active = match tier.active_bytes {
+        Some(bytes) => share(bytes, tier.fast_bytes),
+        None => "unknown: nothing had to leave the fast tier yet".into(),
+    };
+    "\ntiers\n".to_owned()
+        + &row("ladder", &tier.ladder)
+        + &row("fast", Bytes(tier.fast_bytes))
+        + &row("active", active)
 }
 
 fn guest(guest: &GuestStatus) -> String {

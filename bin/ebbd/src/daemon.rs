@@ -27,6 +27,7 @@ use crate::held::{self, Held};
 use crate::host::{self, Chosen};
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::{Auto, Record, Settings, Totals};
+use crate::tiers::{self, Claimed};
 use crate::worker::{self, Command};
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -110,9 +111,13 @@ impl Daemon {
     /// # Errors
     /// [`Refused`]; nothing is left behind then.
     pub fn run(&self, request: &RunRequest) -> Answer<()> {
+        let mut request = request.clone();
+        let tiers = tiers::resolve(&mut request)?;
+        let request = &request;
         request.check()?;
         let min_order = min_order(request.min_order)?;
         let reserved = self.reserve(&request.name, false)?;
+        let claimed = Claimed::file_of(tiers.as_ref())?;
         let backing = host::backing(request.backing, request.memory_bytes)?;
         let images = disks::open(&request.disks).map_err(not_allowed)?;
         disks::check(&images).map_err(not_allowed)?;
@@ -120,7 +125,10 @@ impl Daemon {
             .map_err(failed("a random key"))?;
         let served = Disks::start(images, &shared, &reserved.directory, request.cpus);
         let served = served.map_err(failed("its disks"))?;
-        let started = start(request, backing.value, &reserved.directory, &served)?;
+        let mut started = start(request, backing.value, &reserved.directory, &served)?;
+        if tiers.is_some() {
+            tiers::check(backing.value, &mut started.qmp)?;
+        }
         let accelerator = host::accelerator();
         let mode = host::mode(request.mode, request.strict_disk().map(|disk| disk.path.as_path()));
         let record = Record {
@@ -138,19 +146,23 @@ impl Daemon {
             mode_reason: mode.reason,
             min_order,
             begin: !request.qemu_args.iter().any(|word| word == "-S"),
-            evicts: false,
+            evicts: tiers.is_some(),
             shares: false,
             size: None,
             size_bytes: None,
             on_violation: OnViolation::default(),
             auto: Auto::default(),
-            limit_bytes: None,
+            limit_bytes: tiers.as_ref().map(|tiers| tiers.fast_bytes),
             low_bytes: None,
             high_bytes: None,
             disks: request.disks.clone(),
             cpus: request.cpus,
             disks_used: false,
-            swap: self.swap_path(&request.name, started.process.pid()),
+            swap: match &tiers {
+                Some(tiers) => tiers.file.clone(),
+                None => self.swap_path(&request.name, started.process.pid()),
+            },
+            tiers,
             settings: self.settings,
             regions: Vec::new(),
             totals: Totals::default(),
@@ -159,6 +171,7 @@ impl Daemon {
         let held = held::take(process, ram, qmp, served, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
         child.release();
+        claimed.keep();
         reserved.keep();
         Ok(())
     }
@@ -207,6 +220,7 @@ impl Daemon {
             cpus: 0,
             disks_used: false,
             swap: self.swap_path(&request.name, process.pid()),
+            tiers: None,
             settings: self.settings,
             regions: Vec::new(),
             totals: Totals::default(),

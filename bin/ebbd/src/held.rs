@@ -118,7 +118,7 @@ fn take_with(
     let ledger = Ledger::create(&ledger_path(directory), ram.end()).map_err(failed("the VM"))?;
     let (pager, restored) =
         pager(ram, ledger, uffd, shared, record, directory).map_err(failed("the VM"))?;
-    if record.mode == Mode::Strict {
+    if record.mode == Mode::Strict || record.evicts {
         pager.watch_all().map_err(|error| match error.raw_os_error() {
             Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => not_allowed(
                 "another userfaultfd serves a part of the VM's memory: only one pager can hold it",
@@ -177,8 +177,9 @@ fn pager(
 /// The swap file, and compressed memory in front of it: also where none is wanted any
 /// more, but a daemon before this one had some.
 fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>, StoreError> {
+    let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
     let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
-    match record.settings.compressed_bytes {
+    match record.compressed_bytes() {
         0 if !ebb_store::has_compressed(directory) => Ok(Box::new(disk)),
         bytes => Ok(Box::new(Compressed::open(directory, bytes, disk)?)),
     }
@@ -200,8 +201,12 @@ fn ledger_path(directory: &Path) -> PathBuf {
     directory.join("ledger")
 }
 
-/// Removes a VM's swap file, which nobody can read any more once its key is gone.
+/// Removes a VM's swap file, which nobody can read any more once its key is gone. A block
+/// device stays.
 pub fn remove_swap(record: &Record) {
+    if record.swap.metadata().is_ok_and(|found| !found.is_file()) {
+        return;
+    }
     match fs::remove_file(&record.swap) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::error!("{}: {error}", record.swap.display());

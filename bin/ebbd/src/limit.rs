@@ -139,6 +139,12 @@ impl Limiter {
             && elsewhere.iter().any(|frames| frames.load(Relaxed) > 0)
     }
 
+    /// What the VMM and its guest work with; `None`: nothing had to be evicted yet, and so
+    /// nobody looked.
+    pub fn active_bytes(&self) -> Option<u64> {
+        self.round.map(|_| self.aging.active_frames() * FRAME_BYTES)
+    }
+
     /// Drops what is kept of frames that are free by what was seen last.
     fn sweep(&mut self, pager: &Pager, guest: Option<(&Guest, &dyn Fn() -> bool)>) {
         self.swept_at = Instant::now();

@@ -114,7 +114,7 @@ impl State {
     /// What its compressed pages may take. Of a limit it is a part: the guest keeps what
     /// it needs to live, and half of the rest.
     fn compressed_bytes(&self) -> u64 {
-        let wanted = self.held.record.settings.compressed_bytes;
+        let wanted = self.held.record.compressed_bytes();
         let floor = floor_bytes(self.memory_bytes());
         let share = |marks: Marks| marks.limit_bytes.saturating_sub(floor) / 2;
         self.marks().map_or(wanted, |marks| wanted.min(share(marks)))

@@ -22,6 +22,7 @@ mod serving;
 mod sharing;
 mod sizing;
 mod status;
+mod tiers;
 mod trouble;
 mod way;
 mod worker;

@@ -10,6 +10,8 @@ use ebb_sys::process::Process;
 use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
 
+use crate::tiers::Tiers;
+
 const FILE: &str = "vm.json";
 
 /// One VM on record.
@@ -80,6 +82,9 @@ pub struct Record {
     pub disks_used: bool,
     /// Its swap file.
     pub swap: PathBuf,
+    /// Its tiers, where it was started with some.
+    #[serde(default)]
+    pub tiers: Option<Tiers>,
     /// What the daemon was told when it started.
     #[serde(flatten)]
     pub settings: Settings,
@@ -186,6 +191,13 @@ impl Record {
             process.has_ended().is_ok_and(|ended| !ended)
                 && process.start_ticks().is_ok_and(|ticks| ticks == self.start_ticks)
         })
+    }
+
+    /// What its compressed pages may take in memory: by its tiers, else by the daemon's
+    /// settings.
+    pub fn compressed_bytes(&self) -> u64 {
+        let own = self.tiers.as_ref().map(|tiers| tiers.compressed_bytes);
+        own.unwrap_or(self.settings.compressed_bytes)
     }
 
     /// Reads it.

@@ -13,6 +13,7 @@ use ebb_store::Usage;
 use ebb_units::FRAME_BYTES;
 
 use crate::problem::{Answer, failed};
+use crate::tiers;
 use crate::worker::State;
 
 /// All of it; with `counts`, every frame is classified.
@@ -71,6 +72,7 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         limit: limit(state),
         size: state.size_status(),
         balloon: state.balloon_status(),
+        tier: tiers::status(state),
         sharing: state.sharing_status(),
         disks: state.held.disks.counts(),
         warnings: warnings(state),
@@ -188,6 +190,7 @@ fn warnings(state: &State) -> Vec<String> {
         ),
         _ => {}
     }
+    all.extend(tiers::status(state).as_ref().and_then(tiers::warning));
     if state.held.qmp.is_none() {
         all.push(
             "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is taken".into(),

@@ -31,5 +31,5 @@ pub use request::{
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
     GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, SharingStatus, SizeStatus,
-    VmStatus, VmSummary,
+    TierStatus, VmStatus, VmSummary,
 };

@@ -41,8 +41,13 @@ pub struct RunRequest {
     /// The VM's name, unique on the host.
     #[schema(value_type = String)]
     pub name: VmName,
-    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB.
+    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB; with `tier` 0, or left out: what
+    /// the tiers hold.
+    #[serde(default)]
     pub memory_bytes: u64,
+    /// The tiers that hold it, as in `dram=1G,file=/var/lib/ebb/web:4G`; null: the host's memory.
+    #[serde(default)]
+    pub tier: Option<String>,
     /// The size up to which `resize` can bring the VM, by memory that the guest plugs
     /// (virtio-mem); null: `memory_bytes`.
     #[serde(default)]
@@ -129,7 +134,9 @@ fn one() -> u32 {
 impl RunRequest {
     /// Checks all that needs neither the host nor QEMU.
     pub fn check(&self) -> Result<(), BadRequest> {
-        check_memory(self.memory_bytes)?;
+        if self.tier.is_none() || self.memory_bytes > 0 {
+            check_memory(self.memory_bytes)?;
+        }
         ensure((1..=CPUS_MAX).contains(&self.cpus), || {
             format!("{} vCPUs: give 1 to {CPUS_MAX}", self.cpus)
         })?;
@@ -389,6 +396,7 @@ mod tests {
         RunRequest {
             name: "web".parse().expect("a name"),
             memory_bytes: 2 << 30,
+            tier: None,
             grow_to_bytes: None,
             nodes: 1,
             cpus: 1,

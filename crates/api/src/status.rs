@@ -73,6 +73,9 @@ pub struct VmStatus {
     pub size: SizeStatus,
     /// Its balloon; null: it has none.
     pub balloon: Option<BalloonStatus>,
+    /// The tiers that hold its memory; null: it was started without.
+    #[serde(default)]
+    pub tier: Option<TierStatus>,
     /// What is done by the allocator that the guest shares.
     pub sharing: SharingStatus,
     /// What its disks that Ebb serves have done.
@@ -287,6 +290,19 @@ pub struct GuestFigures {
     pub major_faults: Option<u64>,
     /// Its other faults since it booted.
     pub minor_faults: Option<u64>,
+}
+
+/// The tiers that hold a VM's memory, and whether the fast one is large enough.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct TierStatus {
+    /// All of them, fastest first.
+    pub ladder: String,
+    /// What the first holds.
+    pub fast_bytes: u64,
+    /// What the VM works with: used in the last round of looking or in this one, also where it has
+    /// left the first since; null: nothing had to leave it yet, and so nobody looked. More than
+    /// half of `fast_bytes` is too much.
+    pub active_bytes: Option<u64>,
 }
 
 /// What is done by the allocator that a guest shares; of others all is null or 0.

@@ -66,6 +66,13 @@ impl Aging {
         }
     }
 
+    /// Frames that were used in the round before this one, or in this one up to the last
+    /// look: what is at work, also where some of it was evicted since.
+    pub fn active_frames(&self) -> u64 {
+        let each = self.ages.iter().zip(&self.mapped);
+        each.filter(|(age, mapped)| **age == 0 || **mapped).count() as u64
+    }
+
     /// Forgets what the frames are used for.
     pub fn forget_kinds(&mut self) {
         self.kinds.fill(None);
@@ -172,6 +179,7 @@ mod tests {
         aging.look_anew();
         assert_eq!(aging.choose(1, 1, |_| true).frames, [Gfn(2)]);
         assert_eq!(aging.ages, [0, 0, 7]);
+        assert_eq!(aging.active_frames(), 2);
     }
 
     #[test]

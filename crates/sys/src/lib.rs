@@ -8,6 +8,7 @@ pub mod inject;
 pub mod kvm;
 pub mod kvm_vm;
 pub mod mapping;
+pub mod numa;
 pub mod pagemap;
 pub mod process;
 pub mod ram_file;

@@ -1,4 +1,4 @@
-//! Initial RAM disks: the test guest's init, busybox and a kernel's modules.
+//! Initial RAM disks: the test guest's programs, busybox and a kernel's modules.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,15 +23,17 @@ fn is_static(program: &[u8]) -> bool {
 /// What is the same in all of them.
 pub struct Init {
     program: Vec<u8>,
+    /// What moves pages between nodes there.
+    tiers: Vec<u8>,
     busybox: Vec<u8>,
 }
 
 impl Init {
-    /// Builds the init program, without any library that it would need at run
+    /// Builds the guest's programs, without any library that they would need at run
     /// time.
     ///
     /// # Errors
-    /// It does not build, or there is no static busybox.
+    /// They do not build, or there is no static busybox.
     pub fn build() -> anyhow::Result<Init> {
         let target = vmtest::assets::target_directory().join("guest");
         let mut build = cargo::command();
@@ -42,11 +44,13 @@ impl Init {
         build.env_remove("CARGO_ENCODED_RUSTFLAGS");
         build.env("RUSTFLAGS", "-C target-feature=+crt-static");
         cargo::run(&mut build)?;
-        let program = target.join(TARGET).join("release/vmtest-guest");
+        let built = |name: &str| {
+            let path = target.join(TARGET).join("release").join(name);
+            fs::read(&path).with_context(|| path.display().to_string())
+        };
         let busybox = fs::read(BUSYBOX).with_context(|| format!("{BUSYBOX}: run scripts/setup"))?;
         ensure!(is_static(&busybox), "{BUSYBOX} is not static: run scripts/setup");
-        let program = fs::read(&program).with_context(|| program.display().to_string())?;
-        Ok(Init { program, busybox })
+        Ok(Init { program: built("vmtest-guest")?, tiers: built("tiers")?, busybox })
     }
 
     /// The image for the kernel with these modules, named after its content.
@@ -78,6 +82,7 @@ impl Init {
         archive.device("dev/null", 1, 3);
         archive.file("init", &self.program);
         archive.file("bin/busybox", &self.busybox);
+        archive.file("bin/tiers", &self.tiers);
         let mut names: Vec<_> = fs::read_dir(modules)?.collect::<Result<_, _>>()?;
         names.sort_by_key(|entry| entry.file_name());
         for entry in names {

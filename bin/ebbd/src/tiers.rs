@@ -1,0 +1,223 @@
+//! A VM's tiers, as `ebb run --tier` asks for them: the host's memory up to a limit, and a
+//! file behind it.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use ebb_api::{Backing, RunRequest, TierStatus};
+use ebb_tier::{Kind, Ladder, host};
+use ebb_units::{Bytes, FRAME_BYTES};
+use ebb_vm::Qmp;
+use serde::{Deserialize, Serialize};
+
+use crate::devices;
+use crate::limit::{Marks, floor_bytes};
+use crate::problem::{Answer, not_allowed};
+use crate::worker::State;
+
+/// A VM that works with more than this part of its fast memory waits for the slow one more
+/// than it should.
+const ACTIVE_PERCENT_MAX: u64 = 50;
+
+/// The tiers of a VM, on record.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Tiers {
+    /// As they were asked for.
+    pub ladder: String,
+    /// What is held in the host's memory at most.
+    pub fast_bytes: u64,
+    /// What compressed pages may take of it; 0: there are none.
+    pub compressed_bytes: u64,
+    /// Where the rest is.
+    pub file: PathBuf,
+    /// Pages that have room there.
+    pub slots: u64,
+}
+
+/// What a request's tiers are, which then says how much memory the VM has.
+///
+/// # Errors
+/// They make no sense, or this host has them not, or the VM cannot use them.
+pub fn resolve(request: &mut RunRequest) -> Answer<Option<Tiers>> {
+    let Some(text) = &request.tier else { return Ok(None) };
+    let ladder: Ladder = text.parse().map_err(not_allowed)?;
+    let memory_bytes = match request.memory_bytes {
+        0 => ladder.bytes(),
+        bytes => bytes,
+    };
+    let ladder = ladder.fit(memory_bytes).map_err(not_allowed)?;
+    host::check(&ladder).map_err(not_allowed)?;
+    request.memory_bytes = memory_bytes;
+    request.check()?;
+    let tiers = of(&ladder, memory_bytes)?;
+    if let Some(disk) = request.strict_disk() {
+        return Err(not_allowed(format!(
+            "its disk {} has dma=strict: such a device cannot wait for memory to come back from \
+             another tier",
+            disk.path.display()
+        )));
+    }
+    Ok(Some(tiers))
+}
+
+fn of(ladder: &Ladder, memory_bytes: u64) -> Answer<Tiers> {
+    let nodes = ladder.rungs().iter().find(|rung| matches!(rung.kind, Kind::Node(_)));
+    if let Some(node) = nodes {
+        return Err(not_allowed(format!(
+            "{}: ebbd places no VM on single nodes: write dram=SIZE for the host's memory",
+            node.kind
+        )));
+    }
+    let file = ladder.file().map(|(path, _)| path.to_owned());
+    let file = file.ok_or_else(|| not_allowed("one tier is none: add file=PATH:SIZE"))?;
+    let fast_bytes = ladder.addressable_bytes();
+    let floor = floor_bytes(memory_bytes);
+    if fast_bytes < floor {
+        return Err(not_allowed(format!(
+            "dram of {} is below what keeps this guest alive: give {} or more",
+            Bytes(fast_bytes),
+            Bytes(floor)
+        )));
+    }
+    // All that does not stay when the limit's low mark is kept.
+    let low_bytes = Marks::new(fast_bytes, None, None).low_bytes;
+    let slots = memory_bytes.saturating_sub(low_bytes).div_ceil(FRAME_BYTES);
+    let compressed_bytes = ladder.compressed_bytes();
+    Ok(Tiers { ladder: ladder.to_string(), fast_bytes, compressed_bytes, file, slots })
+}
+
+/// A file made for a VM that is being started; removed unless kept.
+pub struct Claimed(Option<PathBuf>);
+
+impl Claimed {
+    /// Makes the file of these tiers. A block device is there already.
+    ///
+    /// # Errors
+    /// It cannot be made, or somebody else was faster.
+    pub fn file_of(tiers: Option<&Tiers>) -> Answer<Claimed> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let Some(path) = tiers.map(|tiers| &tiers.file) else { return Ok(Claimed(None)) };
+        // A file that came to be there since is somebody else's: making it fails.
+        if path.metadata().is_ok_and(|found| !found.is_file()) {
+            return Ok(Claimed(None));
+        }
+        let made = File::options().write(true).create_new(true).mode(0o600).open(path);
+        made.map_err(|error| not_allowed(format!("{}: {error}", path.display())))?;
+        Ok(Claimed(Some(path.clone())))
+    }
+
+    /// The VM has it from now on.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        if let Some(path) = self.0.take()
+            && let Err(error) = fs::remove_file(&path)
+        {
+            tracing::error!("{}: {error}", path.display());
+        }
+    }
+}
+
+/// Whether a VM that is about to be held can use them.
+///
+/// # Errors
+/// It cannot; why.
+pub fn check(backing: Backing, qmp: &mut Qmp) -> Answer<()> {
+    if backing == Backing::Hugetlb {
+        return Err(not_allowed(
+            "hugetlb pages stay where they are: give --backing thp or small with --tier",
+        ));
+    }
+    match devices::foreign(qmp).map_err(not_allowed)? {
+        None => Ok(()),
+        Some(device) => Err(not_allowed(format!(
+            "its {device} is served by another process, which would find zeros where memory is on \
+             another tier; disks can be given by --disk"
+        ))),
+    }
+}
+
+/// What the VM does with them.
+pub fn status(state: &State) -> Option<TierStatus> {
+    let tiers = state.held.record.tiers.as_ref()?;
+    Some(TierStatus {
+        ladder: tiers.ladder.clone(),
+        fast_bytes: tiers.fast_bytes,
+        active_bytes: state.limiter.as_ref().and_then(|limiter| limiter.active_bytes()),
+    })
+}
+
+/// What the operator should know of that.
+pub fn warning(status: &TierStatus) -> Option<String> {
+    let active_bytes = status.active_bytes?;
+    let percent = active_bytes.saturating_mul(100).checked_div(status.fast_bytes)?;
+    (percent > ACTIVE_PERCENT_MAX).then(|| {
+        format!(
+            "it works with {} of its {} of fast memory ({percent} %): above {ACTIVE_PERCENT_MAX} % \
+             it waits for its slow tier; give it more dram",
+            Bytes(active_bytes),
+            Bytes(status.fast_bytes)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolved(tier: &str, memory_bytes: u64) -> Result<(u64, Tiers), String> {
+        let json = serde_json::json!({
+            "name": "a", "kernel": "/k", "memory_bytes": memory_bytes, "tier": tier
+        });
+        let mut request: RunRequest = serde_json::from_value(json).unwrap();
+        let tiers = resolve(&mut request).map_err(|error| error.to_string())?;
+        Ok((request.memory_bytes, tiers.unwrap()))
+    }
+
+    #[test]
+    fn a_vm_has_what_its_tiers_hold() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("swap");
+        let (memory_bytes, tiers) =
+            resolved(&format!("dram=128M,file={}:384M", file.display()), 0).unwrap();
+        assert_eq!((memory_bytes, tiers.fast_bytes), (512 << 20, 128 << 20));
+        assert_eq!(tiers.file, file);
+        assert!(tiers.slots * FRAME_BYTES >= 384 << 20);
+        let compressed = format!("compressed=32M,file={}:384M", file.display());
+        let (_, tiers) = resolved(&compressed, 512 << 20).unwrap();
+        assert_eq!((tiers.fast_bytes, tiers.compressed_bytes), (128 << 20, 32 << 20));
+    }
+
+    #[test]
+    fn tiers_that_cannot_be_are_refused() {
+        for (tier, memory_bytes, why) in [
+            ("dram=128M,file=/tmp/none:384M", 1 << 30, "must be the same"),
+            ("dram=32M,file=/tmp/none:480M", 0, "keeps this guest alive"),
+            ("dram=512M", 0, "add file=PATH:SIZE"),
+            ("node0=128M,file=/tmp/none:384M", 0, "places no VM on single nodes"),
+            ("dram=128M,file=/no/such/none:384M", 0, "make /no/such first"),
+            ("dram=16M,file=/tmp/none:16M", 0, "out of range"),
+            ("tape=16M", 0, "is no tier"),
+        ] {
+            let said = resolved(tier, memory_bytes).unwrap_err();
+            assert!(said.contains(why) && !said.contains('\n'), "{tier}: {said}");
+        }
+    }
+
+    #[test]
+    fn more_than_half_at_work_is_told() {
+        let status = |active_bytes| TierStatus {
+            ladder: String::new(),
+            fast_bytes: 100 << 20,
+            active_bytes,
+        };
+        assert_eq!(warning(&status(None)), None);
+        assert_eq!(warning(&status(Some(50 << 20))), None);
+        let said = warning(&status(Some(51 << 20))).unwrap();
+        assert!(said.contains("51 MiB of its 100 MiB of fast memory (51 %)"), "{said}");
+    }
+}

@@ -1,0 +1,122 @@
+//! Carrying out a plan.
+
+use ebb_units::Gfn;
+
+use crate::plan::{Move, Plan, Step};
+use crate::tier::{Outcome, Tally, Tier, TierError};
+
+/// What became of a plan.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Exchanged {
+    /// Frames for slower tiers.
+    pub down: Tally,
+    /// Frames for faster ones.
+    pub up: Tally,
+    /// Frames that stayed, since what was to make room for them did.
+    pub held_back_frames: u64,
+}
+
+/// Does what a plan says, `batch` steps at a time: first what goes down, and then so much
+/// comes up as has become free. So the faster tier needs no room of its own, the slower one
+/// as much as a batch. `tiers` are the VM's, by their number.
+///
+/// # Errors
+/// A tier takes nothing; what was moved until then stays moved, and no content is lost.
+pub fn carry_out(tiers: &[&dyn Tier], plan: &Plan, batch: usize) -> Result<Exchanged, TierError> {
+    let mut all = Exchanged::default();
+    for steps in plan.steps.chunks(batch.max(1)) {
+        let down = bring(tiers, steps.iter().filter_map(|step| step.down))?;
+        let stuck: Vec<Gfn> = { down.iter() }
+            .filter_map(|(moved, outcome)| leaves_no_room(*outcome).then_some(moved.gfn))
+            .collect();
+        let (free, held_back): (Vec<&Step>, Vec<&Step>) = { steps.iter() }
+            .filter(|step| step.up.is_some())
+            .partition(|step| step.down.is_none_or(|down| !stuck.contains(&down.gfn)));
+        let up = bring(tiers, free.iter().filter_map(|step| step.up))?;
+        all.down.extend(down.into_iter().map(|(_, outcome)| outcome));
+        all.up.extend(up.into_iter().map(|(_, outcome)| outcome));
+        all.held_back_frames += held_back.len() as u64;
+    }
+    Ok(all)
+}
+
+/// Whether the frame is where it was.
+fn leaves_no_room(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::InUse | Outcome::NoRoom | Outcome::Refused(_))
+}
+
+/// Each tier gets its frames at once.
+fn bring(
+    tiers: &[&dyn Tier],
+    moves: impl Iterator<Item = Move>,
+) -> Result<Vec<(Move, Outcome)>, TierError> {
+    let moves: Vec<Move> = moves.collect();
+    let mut done = Vec::with_capacity(moves.len());
+    for (number, tier) in (0u8..=u8::MAX).zip(tiers) {
+        let own: Vec<Move> = moves.iter().filter(|moved| moved.to == number).copied().collect();
+        if own.is_empty() {
+            continue;
+        }
+        let frames: Vec<Gfn> = own.iter().map(|moved| moved.gfn).collect();
+        done.extend(own.into_iter().zip(tier.bring(&frames)?));
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::ladder::Kind;
+
+    /// Keeps frames that it is told to; notes what comes.
+    struct Shelf {
+        stuck: Vec<Gfn>,
+        came: Mutex<Vec<Gfn>>,
+    }
+
+    impl Tier for Shelf {
+        fn kind(&self) -> Kind {
+            Kind::Dram
+        }
+
+        fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
+            self.came.lock().unwrap().extend(frames);
+            let outcome = |gfn| match self.stuck.contains(gfn) {
+                true => Outcome::InUse,
+                false => Outcome::Moved,
+            };
+            Ok(frames.iter().map(outcome).collect())
+        }
+    }
+
+    fn swap(down: u64, up: u64) -> Step {
+        Step {
+            down: Some(Move { gfn: Gfn(down), from: 0, to: 1 }),
+            up: Some(Move { gfn: Gfn(up), from: 1, to: 0 }),
+        }
+    }
+
+    #[test]
+    fn what_cannot_go_down_lets_nothing_up() {
+        let shelf = |stuck: &[u64]| Shelf {
+            stuck: stuck.iter().copied().map(Gfn).collect(),
+            came: Mutex::default(),
+        };
+        let (fast, slow) = (shelf(&[12]), shelf(&[2]));
+        let alone = Step { down: None, up: Some(Move { gfn: Gfn(14), from: 1, to: 0 }) };
+        let steps = vec![swap(1, 11), swap(2, 12), swap(3, 13), alone];
+        let plan = Plan { steps, ..Plan::default() };
+        for batch in [1, 2, 100] {
+            fast.came.lock().unwrap().clear();
+            slow.came.lock().unwrap().clear();
+            let done = carry_out(&[&fast, &slow], &plan, batch).unwrap();
+            assert_eq!(*slow.came.lock().unwrap(), [1, 2, 3].map(Gfn));
+            assert_eq!(*fast.came.lock().unwrap(), [11, 13, 14].map(Gfn));
+            assert_eq!(done.held_back_frames, 1);
+            assert_eq!((done.down.of(Outcome::Moved), done.down.of(Outcome::InUse)), (2, 1));
+            assert_eq!(done.up.of(Outcome::Moved), 3);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Whether a host has the tiers of a ladder.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ebb_units::Bytes;
+
+use crate::ladder::{Kind, Ladder};
+
+/// Where Linux lists its NUMA nodes.
+const NODES: &str = "/sys/devices/system/node";
+
+/// A NUMA node with memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeMemory {
+    /// Its number.
+    pub number: u32,
+    /// All its memory.
+    pub total_bytes: u64,
+    /// What nobody uses.
+    pub free_bytes: u64,
+    /// Whether processors belong to it.
+    pub has_cpus: bool,
+}
+
+/// A tier that this host does not have.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No such node, or one without memory.
+    #[error("node{node}: this host has no such node with memory; it has {there}")]
+    NoNode {
+        /// The one asked for.
+        node: u32,
+        /// Those that there are.
+        there: String,
+    },
+    /// More than there is.
+    #[error("{tier}: {} is more than the {} that this host has there", Bytes(*bytes), Bytes(*has_bytes))]
+    TooLarge {
+        /// The tier.
+        tier: Kind,
+        /// What was asked for.
+        bytes: u64,
+        /// What there is.
+        has_bytes: u64,
+    },
+    /// A file that cannot be.
+    #[error("{path}: {why}")]
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// The list of nodes cannot be read.
+    #[error("{NODES}: {0}")]
+    Nodes(#[source] io::Error),
+}
+
+/// The nodes with memory of this host, in order. One without NUMA has node 0.
+///
+/// # Errors
+/// As reading `/sys/devices/system/node`.
+pub fn nodes() -> io::Result<Vec<NodeMemory>> {
+    match nodes_in(Path::new(NODES)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![only_node()?]),
+        nodes => nodes,
+    }
+}
+
+/// The memory of a kernel that knows of no nodes.
+fn only_node() -> io::Result<NodeMemory> {
+    let table = fs::read_to_string("/proc/meminfo")?;
+    let (total_bytes, free_bytes) = (meminfo(&table, "MemTotal:"), meminfo(&table, "MemFree:"));
+    Ok(NodeMemory { number: 0, total_bytes, free_bytes, has_cpus: true })
+}
+
+fn nodes_in(directory: &Path) -> io::Result<Vec<NodeMemory>> {
+    let mut nodes = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let (name, path) = entry.map(|entry| (entry.file_name(), entry.path()))?;
+        let number = name.to_str().and_then(|name| name.strip_prefix("node")?.parse().ok());
+        let Some(number) = number else { continue };
+        let table = fs::read_to_string(path.join("meminfo"))?;
+        let cpus = fs::read_to_string(path.join("cpulist")).unwrap_or_default();
+        let total_bytes = meminfo(&table, "MemTotal:");
+        let (free_bytes, has_cpus) = (meminfo(&table, "MemFree:"), !cpus.trim().is_empty());
+        nodes.push(NodeMemory { number, total_bytes, free_bytes, has_cpus });
+    }
+    nodes.retain(|node| node.total_bytes > 0);
+    nodes.sort_unstable_by_key(|node| node.number);
+    Ok(nodes)
+}
+
+/// `Node 0 MemFree:         13172 kB`.
+fn meminfo(table: &str, key: &str) -> u64 {
+    let line = table.lines().find_map(|line| Some(line.split_once(key)?.1));
+    let number = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    number.unwrap_or(0).saturating_mul(1 << 10)
+}
+
+/// Makes sure that this host has a ladder's tiers, and that they are large enough.
+///
+/// # Errors
+/// The first that it has not.
+pub fn check(ladder: &Ladder) -> Result<(), HostError> {
+    let nodes = nodes().map_err(HostError::Nodes)?;
+    ladder.rungs().iter().try_for_each(|rung| match &rung.kind {
+        Kind::Node(number) => has_node(&nodes, *number, rung.bytes),
+        Kind::Dram | Kind::Compressed => {
+            let has_bytes = nodes.iter().map(|node| node.total_bytes).sum();
+            enough(rung.kind.clone(), rung.bytes, has_bytes)
+        }
+        Kind::File(path) => has_file(path, rung.bytes),
+    })
+}
+
+fn has_node(nodes: &[NodeMemory], number: u32, bytes: u64) -> Result<(), HostError> {
+    let found = nodes.iter().find(|node| node.number == number);
+    let found = found.ok_or_else(|| {
+        let names: Vec<String> = nodes.iter().map(|node| format!("node{}", node.number)).collect();
+        HostError::NoNode { node: number, there: names.join(", ") }
+    })?;
+    enough(Kind::Node(number), bytes, found.total_bytes)
+}
+
+fn enough(tier: Kind, bytes: u64, has_bytes: u64) -> Result<(), HostError> {
+    match bytes <= has_bytes {
+        true => Ok(()),
+        false => Err(HostError::TooLarge { tier, bytes, has_bytes }),
+    }
+}
+
+/// A new file needs a directory with room for it; a block device must be large enough.
+fn has_file(path: &Path, bytes: u64) -> Result<(), HostError> {
+    use std::os::unix::fs::FileTypeExt;
+    let wrong = |why: String| HostError::File { path: path.display().to_string(), why };
+    let directory: PathBuf = path.parent().unwrap_or(path).into();
+    match fs::metadata(path) {
+        Ok(found) if found.file_type().is_block_device() => Ok(()),
+        Ok(found) if !found.is_file() => {
+            Err(wrong("this is no file: name one, or a block device".into()))
+        }
+        Ok(_) => Err(wrong("exists already: name a new file, which goes when its VM goes".into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => has_room(&directory, bytes, wrong),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+fn has_room(
+    directory: &Path,
+    bytes: u64,
+    wrong: impl Fn(String) -> HostError,
+) -> Result<(), HostError> {
+    let found = rustix::fs::statvfs(directory).map_err(|error| {
+        wrong(format!("its directory cannot be used ({error}): make {} first", directory.display()))
+    })?;
+    let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+    match bytes <= free_bytes {
+        true => Ok(()),
+        false => Err(wrong(format!(
+            "{} do not fit: {} has {} free",
+            Bytes(bytes),
+            directory.display(),
+            Bytes(free_bytes)
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(ladder: &str) -> String {
+        let error = check(&ladder.parse().unwrap()).unwrap_err().to_string();
+        assert!(!error.contains('\n'), "{error}");
+        error
+    }
+
+    #[test]
+    fn nodes_with_memory_are_listed() {
+        assert!(only_node().unwrap().total_bytes > 1 << 20);
+        let directory = tempfile::tempdir().unwrap();
+        for (name, meminfo, cpus) in [
+            ("node1", "Node 1 MemTotal: 2048 kB\nNode 1 MemFree: 1024 kB\n", "\n"),
+            ("node0", "Node 0 MemTotal:    4096 kB\nNode 0 MemFree: 4 kB\n", "0-1\n"),
+            ("node2", "Node 2 MemTotal: 0 kB\n", "2\n"),
+        ] {
+            let node = directory.path().join(name);
+            fs::create_dir(&node).unwrap();
+            fs::write(node.join("meminfo"), meminfo).unwrap();
+            fs::write(node.join("cpulist"), cpus).unwrap();
+        }
+        fs::write(directory.path().join("possible"), "0-2\n").unwrap();
+        let node = |number, total: u64, free: u64, has_cpus| NodeMemory {
+            number,
+            total_bytes: total << 10,
+            free_bytes: free << 10,
+            has_cpus,
+        };
+        let found = nodes_in(directory.path()).unwrap();
+        assert_eq!(found, [node(0, 4096, 4, true), node(1, 2048, 1024, false)]);
+    }
+
+    #[test]
+    fn tiers_that_this_host_has_not_are_named() {
+        assert!(nodes().unwrap().iter().any(|node| node.has_cpus));
+        let why = refused("node0=2M,node4711=8M");
+        assert!(
+            why.contains("node4711: this host has no such node") && why.contains("node0"),
+            "{why}"
+        );
+        let why = refused("dram=1000T");
+        assert!(why.contains("dram: 1000 TiB is more than"), "{why}");
+        let why = refused("dram=2M,file=/nowhere/at/all:2M");
+        assert!(why.contains("make /nowhere/at first"), "{why}");
+        let why = refused("dram=2M,file=/tmp:2M");
+        assert!(why.contains("/tmp: this is no file"), "{why}");
+        let why = refused("dram=2M,file=/tmp/a:9000000T");
+        assert!(why.contains("do not fit: /tmp has"), "{why}");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("swap");
+        check(&format!("dram=2M,file={}:2M", file.display()).parse().unwrap()).unwrap();
+        assert!(!file.exists());
+        fs::write(&file, "mine").unwrap();
+        let why = refused(&format!("dram=2M,file={}:2M", file.display()));
+        assert!(why.contains("exists already"), "{why}");
+    }
+}

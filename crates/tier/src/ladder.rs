@@ -1,0 +1,432 @@
+//! Which tiers a VM has, as its owner writes them: `dram=1G,file=/var/lib/ebb/web:4G`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
+
+/// A kind of memory.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// Memory of the host, wherever its kernel takes it from.
+    Dram,
+    /// Memory of one NUMA node, by its number.
+    Node(u32),
+    /// Memory that holds pages compressed.
+    Compressed,
+    /// A file or block device.
+    File(PathBuf),
+}
+
+impl Kind {
+    /// Whether a processor reads and writes what is there. From others pages come back on
+    /// fault.
+    pub fn is_addressable(&self) -> bool {
+        matches!(self, Kind::Dram | Kind::Node(_))
+    }
+
+    /// Those of one rank are as fast as their order says; others stand in this order.
+    fn rank(&self) -> u8 {
+        match self {
+            Kind::Dram | Kind::Node(_) => 0,
+            Kind::Compressed => 1,
+            Kind::File(_) => 2,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Dram => f.write_str("dram"),
+            Kind::Node(number) => write!(f, "node{number}"),
+            Kind::Compressed => f.write_str("compressed"),
+            Kind::File(path) => write!(f, "file={}", path.display()),
+        }
+    }
+}
+
+/// One tier of a VM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rung {
+    /// What it is.
+    pub kind: Kind,
+    /// How much of the VM's memory it may hold; of compressed memory, what the compressed
+    /// pages may take.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let between = if let Kind::File(_) = self.kind { ':' } else { '=' };
+        let (number, unit) = match self.bytes {
+            bytes if bytes.is_multiple_of(1 << 30) => (bytes >> 30, "G"),
+            bytes => (bytes >> 20, "M"),
+        };
+        write!(f, "{}{between}{number}{unit}", self.kind)
+    }
+}
+
+/// A VM's tiers, fastest first. There is at least one, of which each is there once; those
+/// that a processor can address come first, then compressed memory, then a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ladder {
+    rungs: Vec<Rung>,
+}
+
+/// What is wrong with a ladder, and what to do.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LadderError {
+    /// Not a list of tiers.
+    #[error(
+        "{0:?} is no tier: write dram=SIZE, nodeN=SIZE, compressed=SIZE or file=PATH:SIZE, as in \
+         dram=1G,file=/var/lib/ebb/web:4G"
+    )]
+    NoTier(String),
+    /// A tier with a size that cannot be read.
+    #[error("{tier}: {size:?} is no size: write a number with K, M, G or T behind it, as in 512M")]
+    NoSize {
+        /// The tier.
+        tier: String,
+        /// What stands in the size's place.
+        size: String,
+    },
+    /// A file that is not named by its whole path.
+    #[error("file={0}: give the whole path, from / on")]
+    RelativePath(String),
+    /// A tier that nothing fits in, or that has half pages.
+    #[error("{tier}: {} is not a size for a tier: give whole MiB, 2 at least", Bytes(*bytes))]
+    TooSmall {
+        /// The tier.
+        tier: String,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The same tier again.
+    #[error("{0} is there twice: give each tier one size")]
+    Twice(String),
+    /// Any node, and a certain one.
+    #[error("dram is any node's memory: name dram or nodes, not both")]
+    DramAndNodes,
+    /// A faster tier behind a slower one.
+    #[error("{faster} stands behind {slower}: name the fastest tier first")]
+    Order {
+        /// What should come before.
+        faster: String,
+        /// What stands before it.
+        slower: String,
+    },
+    /// Compressed memory with nothing behind it.
+    #[error("compressed memory needs a file behind it, for pages that do not shrink")]
+    NothingBehind,
+    /// The tiers hold another amount than the VM has.
+    #[error(
+        "the tiers hold {}, the VM has {}: they must be the same (compressed memory is a part of \
+         the tier before it and does not count)",
+        Bytes(*tiers_bytes), Bytes(*memory_bytes)
+    )]
+    Sum {
+        /// All tiers together.
+        tiers_bytes: u64,
+        /// The VM's memory.
+        memory_bytes: u64,
+    },
+    /// The slow tiers alone hold as much as the VM has.
+    #[error(
+        "slow tiers of {} leave nothing of the VM's {} in memory: make them smaller",
+        Bytes(*slow_bytes), Bytes(*memory_bytes)
+    )]
+    NothingFast {
+        /// The slow ones together.
+        slow_bytes: u64,
+        /// The VM's memory.
+        memory_bytes: u64,
+    },
+}
+
+/// The least that a tier may hold.
+const TIER_BYTES_MIN: u64 = HUGE_BYTES;
+const TIER_BYTES_UNIT: u64 = 1 << 20;
+
+impl FromStr for Ladder {
+    type Err = LadderError;
+
+    /// Reads `dram=1G,file=/path:4G`, `node0=2G,node1=8G`, `compressed=512M,file=/path:4G`.
+    /// A path may have commas in it, as long as what follows them is no tier.
+    fn from_str(text: &str) -> Result<Ladder, LadderError> {
+        Ladder::new(pieces(text).iter().map(|piece| rung(piece)).collect::<Result<_, _>>()?)
+    }
+}
+
+/// Splits at the commas before a tier's name: a path may hold others.
+fn pieces(text: &str) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    for (at, _) in text.match_indices(',') {
+        let (piece, rest) = (&text[start..at], &text[at + 1..]);
+        let begins = rest.split_once('=').is_some_and(|(name, _)| is_name(name));
+        if begins || !piece.starts_with("file=") {
+            pieces.push(piece);
+            start = at + 1;
+        }
+    }
+    pieces.push(&text[start..]);
+    pieces
+}
+
+fn is_name(name: &str) -> bool {
+    ["dram", "compressed", "file"].contains(&name) || node(name).is_some()
+}
+
+fn node(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix("node")?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+fn rung(piece: &str) -> Result<Rung, LadderError> {
+    let no_tier = || LadderError::NoTier(piece.into());
+    let (name, value) = piece.trim().split_once('=').ok_or_else(no_tier)?;
+    let (kind, size) = match name {
+        "dram" => (Kind::Dram, value),
+        "compressed" => (Kind::Compressed, value),
+        "file" => {
+            let (path, size) = value.rsplit_once(':').ok_or_else(no_tier)?;
+            if !Path::new(path).is_absolute() {
+                return Err(LadderError::RelativePath(path.into()));
+            }
+            (Kind::File(path.into()), size)
+        }
+        _ => (Kind::Node(node(name).ok_or_else(no_tier)?), value),
+    };
+    let bytes = size
+        .parse::<Bytes>()
+        .map_err(|_| LadderError::NoSize { tier: name.into(), size: size.into() })?;
+    Ok(Rung { kind, bytes: bytes.0 })
+}
+
+impl Ladder {
+    /// A ladder of these tiers, fastest first.
+    ///
+    /// # Errors
+    /// They make none; why.
+    pub fn new(rungs: Vec<Rung>) -> Result<Ladder, LadderError> {
+        if rungs.is_empty() {
+            return Err(LadderError::NoTier(String::new()));
+        }
+        for (index, rung) in rungs.iter().enumerate() {
+            check_size(rung)?;
+            let before = rungs.get(..index).unwrap_or_default();
+            before.iter().try_for_each(|other| stands_behind(rung, other))?;
+        }
+        let has = |wanted: fn(&Kind) -> bool| rungs.iter().any(|rung| wanted(&rung.kind));
+        if has(|kind| *kind == Kind::Compressed) && !has(|kind| matches!(kind, Kind::File(_))) {
+            return Err(LadderError::NothingBehind);
+        }
+        Ok(Ladder { rungs })
+    }
+
+    /// Its tiers.
+    pub fn rungs(&self) -> &[Rung] {
+        &self.rungs
+    }
+
+    /// What its tiers hold of a VM's memory together. Compressed memory is a part of the
+    /// one before it (`docs/decisions/0014-*`), and may come to hold nothing.
+    pub fn bytes(&self) -> u64 {
+        self.sum(|kind| *kind != Kind::Compressed)
+    }
+
+    /// What a processor can address of it.
+    pub fn addressable_bytes(&self) -> u64 {
+        self.sum(Kind::is_addressable)
+    }
+
+    /// What compressed pages may take.
+    pub fn compressed_bytes(&self) -> u64 {
+        self.sum(|kind| *kind == Kind::Compressed)
+    }
+
+    /// The file, and what it holds.
+    pub fn file(&self) -> Option<(&Path, u64)> {
+        self.rungs.iter().find_map(|rung| match &rung.kind {
+            Kind::File(path) => Some((path.as_path(), rung.bytes)),
+            _ => None,
+        })
+    }
+
+    fn sum(&self, wanted: impl Fn(&Kind) -> bool) -> u64 {
+        let rungs = self.rungs.iter().filter(|rung| wanted(&rung.kind));
+        rungs.fold(0, |sum, rung| sum.saturating_add(rung.bytes))
+    }
+
+    /// The ladder for a VM with so much memory. Where no tier can be addressed, `dram` is
+    /// what the others leave.
+    ///
+    /// # Errors
+    /// The tiers hold more or less than that.
+    pub fn fit(mut self, memory_bytes: u64) -> Result<Ladder, LadderError> {
+        let tiers_bytes = self.bytes();
+        if self.addressable_bytes() == 0 {
+            let bytes = memory_bytes.saturating_sub(tiers_bytes);
+            if bytes == 0 {
+                return Err(LadderError::NothingFast { slow_bytes: tiers_bytes, memory_bytes });
+            }
+            let dram = Rung { kind: Kind::Dram, bytes };
+            check_size(&dram)?;
+            self.rungs.insert(0, dram);
+            return Ok(self);
+        }
+        match tiers_bytes == memory_bytes {
+            true => Ok(self),
+            false => Err(LadderError::Sum { tiers_bytes, memory_bytes }),
+        }
+    }
+
+    /// What each tier may hold, in frames, fastest first.
+    pub fn capacity_frames(&self) -> Vec<u64> {
+        self.rungs.iter().map(|rung| rung.bytes / FRAME_BYTES).collect()
+    }
+}
+
+fn check_size(rung: &Rung) -> Result<(), LadderError> {
+    let bytes = rung.bytes;
+    match bytes >= TIER_BYTES_MIN && bytes.is_multiple_of(TIER_BYTES_UNIT) {
+        true => Ok(()),
+        false => Err(LadderError::TooSmall { tier: rung.kind.to_string(), bytes }),
+    }
+}
+
+/// Whether a tier may stand behind another.
+fn stands_behind(rung: &Rung, before: &Rung) -> Result<(), LadderError> {
+    let (kind, other) = (&rung.kind, &before.kind);
+    match (kind, other) {
+        (Kind::File(_), Kind::File(_)) => Err(LadderError::Twice("file".into())),
+        _ if kind == other => Err(LadderError::Twice(kind.to_string())),
+        (Kind::Dram, Kind::Node(_)) | (Kind::Node(_), Kind::Dram) => Err(LadderError::DramAndNodes),
+        _ if kind.rank() < other.rank() => {
+            Err(LadderError::Order { faster: kind.to_string(), slower: other.to_string() })
+        }
+        _ => Ok(()),
+    }
+}
+
+impl fmt::Display for Ladder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, rung) in self.rungs.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma}{rung}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn parse(text: &str) -> Result<Vec<(Kind, u64)>, String> {
+        let ladder = text.parse::<Ladder>().map_err(|error| error.to_string())?;
+        Ok(ladder.rungs.into_iter().map(|rung| (rung.kind, rung.bytes / MIB)).collect())
+    }
+
+    fn refused(text: &str) -> String {
+        let error = parse(text).unwrap_err();
+        assert!(!error.contains('\n'), "{error}");
+        error
+    }
+
+    #[test]
+    fn reads_what_people_write() {
+        let file = |path: &str| Kind::File(path.into());
+        assert_eq!(
+            parse("dram=1G,file=/p/a b:4G").unwrap(),
+            [(Kind::Dram, 1024), (file("/p/a b"), 4096)]
+        );
+        assert_eq!(
+            parse("node0=2G,node1=8G").unwrap(),
+            [(Kind::Node(0), 2048), (Kind::Node(1), 8192)]
+        );
+        assert_eq!(
+            parse("dram=1G,compressed=512M,file=/a,b:c:4G").unwrap(),
+            [(Kind::Dram, 1024), (Kind::Compressed, 512), (file("/a,b:c"), 4096)]
+        );
+        assert_eq!(parse("dram=2M").unwrap(), [(Kind::Dram, 2)]);
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        for (text, why) in [
+            ("", "\"\" is no tier"),
+            ("dram", "\"dram\" is no tier"),
+            ("tape=1G", "\"tape=1G\" is no tier"),
+            ("node=1G", "\"node=1G\" is no tier"),
+            ("node-1=1G", "\"node-1=1G\" is no tier"),
+            ("node99999999999=1G", "is no tier"),
+            ("dram=1G,", "\"\" is no tier"),
+            ("file=/p", "\"file=/p\" is no tier"),
+            ("dram=much", "dram: \"much\" is no size"),
+            ("dram=1G,file=p:4G", "file=p: give the whole path"),
+            ("dram=1G,file=:4G", "give the whole path"),
+            ("dram=0", "dram: 0 B is not a size"),
+            ("dram=1G,file=/p:1M", "file=/p: 1 MiB is not a size"),
+            ("dram=4097K", "dram: 4 MiB is not a size"),
+            ("dram=1G,dram=1G", "dram is there twice"),
+            ("node1=1G,node01=1G", "node1 is there twice"),
+            ("dram=1G,file=/a:1G,file=/b:1G", "file is there twice"),
+            ("dram=1G,node1=1G", "not both"),
+            ("file=/p:4G,dram=1G", "dram stands behind file=/p"),
+            ("dram=1G,file=/p:4G,compressed=1G", "compressed stands behind file=/p"),
+            ("dram=1G,compressed=1G", "needs a file behind it"),
+        ] {
+            let said = refused(text);
+            assert!(said.contains(why), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn sizes_add_up_to_the_vms_memory() {
+        let fit = |text: &str, mib: u64| {
+            let ladder: Ladder = text.parse().unwrap();
+            ladder.fit(mib * MIB).map(|ladder| ladder.to_string()).map_err(|e| e.to_string())
+        };
+        assert_eq!(fit("dram=1G,file=/p:4G", 5120).unwrap(), "dram=1G,file=/p:4G");
+        assert_eq!(
+            fit("compressed=512M,file=/p:4G", 5120).unwrap().split_once(',').unwrap().0,
+            "dram=1G"
+        );
+        assert!(fit("dram=1G,compressed=512M,file=/p:4G", 5120).is_ok());
+        let more = fit("dram=1G,file=/p:4G", 6144).unwrap_err();
+        assert!(more.contains("hold 5 GiB, the VM has 6 GiB"), "{more}");
+        assert!(fit("dram=1G,file=/p:4G", 4096).is_err());
+        assert!(fit("node0=1G,node1=1G", 1024).is_err());
+        let slow = fit("file=/p:4G", 4096).unwrap_err();
+        assert!(slow.contains("leave nothing"), "{slow}");
+        assert!(fit("file=/p:4G", 4097).is_err(), "1 MiB is too small");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_is_read_again(
+            nodes in prop::collection::btree_set(0u32..9, 0..4),
+            sizes in prop::collection::vec(2u64..(1 << 30), 6),
+            has_compressed: bool, path in "/[a-z,: ]{0,12}",
+        ) {
+            let mut kinds: Vec<Kind> = nodes.into_iter().map(Kind::Node).collect();
+            kinds.extend(has_compressed.then_some(Kind::Compressed));
+            kinds.push(Kind::File(path.into()));
+            let rungs = kinds.into_iter().zip(&sizes).map(|(kind, mib)| Rung { kind, bytes: mib * MIB });
+            let ladder = Ladder::new(rungs.collect()).unwrap();
+            let text = ladder.to_string();
+            prop_assert_eq!(text.parse::<Ladder>(), Ok(ladder));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "(dram|node1|file|compressed|=|,|:|/|[0-9]|G|\\PC){0,20}") {
+            let _ = text.parse::<Ladder>();
+        }
+    }
+}

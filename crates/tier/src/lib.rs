@@ -1,0 +1,29 @@
+//! Where a VM's pages are best: tiers of memory, and what moves between them.
+//!
+//! A *tier* is a kind of memory. A VM's *ladder* names its tiers, fastest first
+//! ([`Ladder`]). From how hot each page is, [`plan::plan`] tells what to exchange between
+//! them, and [`Pool`] how much of the fast memory each VM may have; [`carry_out`] then
+//! moves pages, by each [`Tier`]'s own means. `docs/tiers.md` has the whole; the paper is
+//! vTMM (EuroSys '23), sections 3.3 to 3.5.
+#![forbid(unsafe_code)]
+
+mod exchange;
+pub mod host;
+pub mod ladder;
+pub mod mover;
+mod node;
+mod pace;
+mod paged;
+pub mod plan;
+pub mod pool;
+mod tier;
+
+pub use exchange::{Exchanged, carry_out};
+pub use ladder::{Kind, Ladder, LadderError, Rung};
+pub use mover::Mover;
+pub use node::Node;
+pub use pace::Pace;
+pub use paged::{Home, Memory, Stored, home};
+pub use plan::{Heat, Move, Place, Plan, Rules, Step};
+pub use pool::{Limits, Need, Pool, PoolError};
+pub use tier::{Outcome, Tally, Tier, TierError};

@@ -1,0 +1,211 @@
+//! Moving pages between NUMA nodes, by several threads (vTMM, section 3.4).
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::thread;
+use std::time::Duration;
+
+use ebb_sys::numa;
+use ebb_sys::process::Process;
+use ebb_units::{FRAME_BYTES, Hva};
+use rustix::io::Errno;
+
+use crate::ladder::Kind;
+use crate::pace::Pace;
+use crate::tier::{Outcome, TierError};
+
+/// The paper's number of threads.
+pub const WORKERS: usize = 4;
+/// Moved by one call: the kernel drains every processor's page lists at each, which a small
+/// one would not be worth.
+pub const BATCH_PAGES: usize = 2048;
+/// Pages in use are asked for so often.
+const ATTEMPTS: u32 = 4;
+/// Before the second time; twice as long before each later one.
+const PAUSE: Duration = Duration::from_millis(1);
+/// What the kernel leaves where it does not say what became of a page.
+const UNTOLD: i32 = i32::MIN;
+
+/// Moves pages in batches.
+#[derive(Debug)]
+pub struct Mover {
+    workers: usize,
+    batch_pages: usize,
+    pace: Pace,
+}
+
+impl Default for Mover {
+    fn default() -> Mover {
+        Mover::new(WORKERS, BATCH_PAGES, Pace::unlimited())
+    }
+}
+
+impl Mover {
+    /// With so many threads, each of which moves so many pages at once, all of them together
+    /// at this pace.
+    pub fn new(workers: usize, batch_pages: usize, pace: Pace) -> Mover {
+        Mover { workers: workers.max(1), batch_pages: batch_pages.max(1), pace }
+    }
+
+    /// Moves pages of a process to a node, also where others map them; what became of each.
+    /// Of huge pages, one address is enough. The kernel maps every page again where it was
+    /// mapped: nobody faults on one afterwards who has not touched it while it moved.
+    ///
+    /// # Errors
+    /// Why nothing can be moved; some pages may have been.
+    pub fn run(
+        &self,
+        process: &Process,
+        pages: &[Hva],
+        node: u32,
+    ) -> Result<Vec<Outcome>, TierError> {
+        let batches: Vec<&[Hva]> = pages.chunks(self.batch_pages).collect();
+        let (next, is_full) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let work = || {
+            let mut done = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Relaxed);
+                let Some(batch) = batches.get(at) else { return Ok(done) };
+                match self.batch(process, batch, node, &is_full) {
+                    Ok(outcomes) => done.push((at, outcomes)),
+                    Err(error) => {
+                        // Others stop, too.
+                        next.store(batches.len(), Relaxed);
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        let mut done = if self.workers.min(batches.len()) <= 1 { work()? } else { self.all(work)? };
+        done.sort_unstable_by_key(|(at, _)| *at);
+        Ok(done.into_iter().flat_map(|(_, outcomes)| outcomes).collect())
+    }
+
+    fn all<T: Send>(
+        &self,
+        work: impl Fn() -> Result<Vec<T>, TierError> + Sync,
+    ) -> Result<Vec<T>, TierError> {
+        thread::scope(|scope| {
+            // The caller is one of them.
+            let others: Vec<_> = (1..self.workers).map(|_| scope.spawn(&work)).collect();
+            let own = work();
+            let ended = others.into_iter().map(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            let parts: Result<Vec<_>, TierError> = std::iter::once(own).chain(ended).collect();
+            Ok(parts?.into_iter().flatten().collect())
+        })
+    }
+
+    fn batch(
+        &self,
+        process: &Process,
+        pages: &[Hva],
+        node: u32,
+        is_full: &AtomicBool,
+    ) -> Result<Vec<Outcome>, TierError> {
+        let failed = |error| explain(error, node);
+        let mut statuses = vec![UNTOLD; pages.len()];
+        numa::locate(process, pages, &mut statuses).map_err(failed)?;
+        let mut outcomes: Vec<Outcome> =
+            statuses.iter().map(|&status| outcome(status, node, Outcome::There)).collect();
+        for attempt in 0..ATTEMPTS {
+            let open: Vec<usize> =
+                (0..pages.len()).filter(|&at| outcomes.get(at) == Some(&Outcome::InUse)).collect();
+            // On a full node the kernel looks for memory for a long time, at each call.
+            if open.is_empty() || is_full.load(Relaxed) {
+                break;
+            }
+            if attempt > 0 {
+                thread::sleep(PAUSE * 2u32.pow(attempt - 1));
+            }
+            let now: Vec<Hva> = open.iter().filter_map(|&at| pages.get(at).copied()).collect();
+            let moved = self.attempt(process, &now, node).map_err(failed)?;
+            for (at, result) in open.into_iter().zip(moved) {
+                is_full.fetch_or(result == Outcome::NoRoom, Relaxed);
+                outcomes.get_mut(at).into_iter().for_each(|outcome| *outcome = result);
+            }
+        }
+        if is_full.load(Relaxed) {
+            let waiting = outcomes.iter_mut().filter(|outcome| **outcome == Outcome::InUse);
+            waiting.for_each(|outcome| *outcome = Outcome::NoRoom);
+        }
+        Ok(outcomes)
+    }
+
+    /// Moves pages that are elsewhere; one that is still there is in use.
+    fn attempt(&self, process: &Process, pages: &[Hva], node: u32) -> io::Result<Vec<Outcome>> {
+        self.pace.wait(pages.len() as u64 * FRAME_BYTES);
+        let mut statuses = vec![UNTOLD; pages.len()];
+        let is_full = match numa::move_to(process, pages, node, &mut statuses) {
+            Err(error) if is(&error, Errno::NOMEM) => true,
+            result => result.map(|()| false)?,
+        };
+        // When one page fails, nothing is told of those that the kernel took together with it.
+        let untold = |status: i32| status == UNTOLD || status == -Errno::BUSY.raw_os_error();
+        if statuses.iter().any(|&status| untold(status)) {
+            let mut now = vec![UNTOLD; pages.len()];
+            numa::locate(process, pages, &mut now)?;
+            for (status, now) in statuses.iter_mut().zip(now) {
+                *status = if untold(*status) { now } else { *status };
+            }
+        }
+        let of = |&status: &i32| match outcome(status, node, Outcome::Moved) {
+            Outcome::InUse if is_full => Outcome::NoRoom,
+            outcome => outcome,
+        };
+        Ok(statuses.iter().map(of).collect())
+    }
+}
+
+/// What a status says; `here`: the page is on the node.
+fn outcome(status: i32, node: u32, here: Outcome) -> Outcome {
+    match u32::try_from(status) {
+        Ok(at) if at == node => here,
+        Ok(_) => Outcome::InUse,
+        Err(_) => match status.checked_neg().map(Errno::from_raw_os_error) {
+            // The second: no mapping, or the zero page.
+            Some(Errno::NOENT | Errno::FAULT) => Outcome::Nothing,
+            Some(Errno::NOMEM) => Outcome::NoRoom,
+            Some(Errno::BUSY) | None => Outcome::InUse,
+            Some(error) => Outcome::Refused(error.raw_os_error()),
+        },
+    }
+}
+
+fn explain(error: io::Error, node: u32) -> TierError {
+    match Errno::from_io_error(&error) {
+        Some(Errno::SRCH) => TierError::Gone,
+        Some(Errno::PERM) => TierError::NotAllowed(error),
+        Some(Errno::NODEV | Errno::ACCESS | Errno::NOSYS) => TierError::NoNode { node, error },
+        _ => TierError::Failed { tier: Kind::Node(node), error },
+    }
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    Errno::from_io_error(error) == Some(errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_status_has_its_meaning() {
+        let of = |status| outcome(status, 1, Outcome::Moved);
+        assert_eq!(of(1), Outcome::Moved);
+        assert_eq!(of(0), Outcome::InUse);
+        for (errno, meaning) in [
+            (Errno::NOENT, Outcome::Nothing),
+            (Errno::FAULT, Outcome::Nothing),
+            (Errno::BUSY, Outcome::InUse),
+            (Errno::NOMEM, Outcome::NoRoom),
+            (Errno::ACCESS, Outcome::Refused(Errno::ACCESS.raw_os_error())),
+        ] {
+            assert_eq!(of(-errno.raw_os_error()), meaning, "{errno}");
+        }
+        assert_eq!(of(UNTOLD), Outcome::InUse);
+    }
+}

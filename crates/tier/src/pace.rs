@@ -1,0 +1,67 @@
+//! A limit on bandwidth: moves take it from the guests (vTMM, section 3.4).
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lets so many bytes pass a second, for all who share it. What was not used is not saved up.
+#[derive(Debug)]
+pub struct Pace {
+    /// `u64::MAX`: any number.
+    bytes_per_second: u64,
+    /// Until then what was asked for takes.
+    busy_until: Mutex<Option<Instant>>,
+}
+
+impl Pace {
+    /// At most `bytes_per_second`; 0 counts as 1.
+    pub fn new(bytes_per_second: u64) -> Pace {
+        Pace { bytes_per_second: bytes_per_second.max(1), busy_until: Mutex::new(None) }
+    }
+
+    /// No limit.
+    pub fn unlimited() -> Pace {
+        Pace::new(u64::MAX)
+    }
+
+    /// Waits until `bytes` more may be moved.
+    pub fn wait(&self, bytes: u64) {
+        std::thread::sleep(self.reserve(Instant::now(), bytes));
+    }
+
+    /// How long to wait from `now` on; they are counted as moved.
+    fn reserve(&self, now: Instant, bytes: u64) -> Duration {
+        if self.bytes_per_second == u64::MAX {
+            return Duration::ZERO;
+        }
+        let mut busy_until = self.busy_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = busy_until.map_or(now, |until| until.max(now));
+        let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        *busy_until = start.checked_add(takes);
+        start - now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_come_too_early_wait() {
+        let (pace, now) = (Pace::new(1000), Instant::now());
+        let at = |ms| now + Duration::from_millis(ms);
+        assert_eq!(pace.reserve(now, 500), Duration::ZERO);
+        assert_eq!(pace.reserve(at(100), 1000), Duration::from_millis(400));
+        assert_eq!(pace.reserve(at(100), 1), Duration::from_millis(1400));
+        // A pause is not saved up.
+        assert_eq!(pace.reserve(at(9000), 2000), Duration::ZERO);
+        assert_eq!(pace.reserve(at(9000), 1), Duration::from_secs(2));
+    }
+
+    #[test]
+    fn without_a_limit_nobody_waits() {
+        let (pace, now) = (Pace::unlimited(), Instant::now());
+        assert_eq!(pace.reserve(now, u64::MAX), Duration::ZERO);
+        assert_eq!(pace.reserve(now, u64::MAX), Duration::ZERO);
+        assert_eq!(Pace::new(0).reserve(now, 1), Duration::ZERO);
+    }
+}

@@ -1,0 +1,118 @@
+//! Memory, and what is behind it that no processor can address: the pager's two sides.
+
+use std::io;
+use std::sync::Arc;
+
+use ebb_ledger::Content;
+use ebb_pager::{Judge, Pager};
+use ebb_store::MEMORY_SLOTS;
+use ebb_units::{FrameRange, Gfn};
+
+use crate::ladder::Kind;
+use crate::tier::{Outcome, Tier, TierError};
+
+/// Where a frame's content is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Home {
+    /// In memory that a processor can address.
+    Memory,
+    /// Compressed in memory.
+    Compressed,
+    /// In a file, on a block device, or on an equal block of the guest's disk.
+    Disk,
+}
+
+/// Where this frame's content is; `None`: there is none to be kept, or something works on
+/// it.
+pub fn home(pager: &Pager, gfn: Gfn) -> Option<Home> {
+    match pager.ledger().unlocked(gfn)? {
+        Content::Resident | Content::Clean { .. } => Some(Home::Memory),
+        Content::Saved { slot } if slot >= MEMORY_SLOTS => Some(Home::Compressed),
+        Content::Saved { .. } | Content::OnDisk { .. } => Some(Home::Disk),
+        Content::Empty { .. } | Content::Watch { .. } | Content::Guarded => None,
+    }
+}
+
+/// The host's memory, as the tier that pages come back to. They also come back by
+/// themselves, at their next touch.
+pub struct Memory {
+    pager: Arc<Pager>,
+}
+
+impl Memory {
+    /// For this pager's VM.
+    pub fn new(pager: Arc<Pager>) -> Memory {
+        Memory { pager }
+    }
+}
+
+impl Tier for Memory {
+    fn kind(&self) -> Kind {
+        Kind::Dram
+    }
+
+    fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
+        let mut outcomes = Vec::with_capacity(frames.len());
+        for &gfn in frames {
+            outcomes.push(match home(&self.pager, gfn) {
+                Some(Home::Memory) => Outcome::There,
+                None => Outcome::Nothing,
+                Some(_) => {
+                    let frame = FrameRange::new(gfn, 1);
+                    self.pager.pin(frame, false).map_err(failed(Kind::Dram))?;
+                    self.pager.unpin(frame);
+                    Outcome::Moved
+                }
+            });
+        }
+        Ok(outcomes)
+    }
+}
+
+/// What a pager's store keeps: compressed memory, a file, or the one in front of the other.
+/// Which of the two holds a page is the store's affair: what shrinks stays compressed until
+/// it has been there longest (`docs/decisions/0014-*`). Pages come back on fault.
+pub struct Stored {
+    pager: Arc<Pager>,
+    kind: Kind,
+    judge: Box<dyn Judge + Send + Sync>,
+}
+
+impl Stored {
+    /// The store of this pager, of the kind that it is said to be. `judge` knows which
+    /// frames need not be kept.
+    pub fn new(pager: Arc<Pager>, kind: Kind, judge: Box<dyn Judge + Send + Sync>) -> Stored {
+        Stored { pager, kind, judge }
+    }
+}
+
+impl Tier for Stored {
+    fn kind(&self) -> Kind {
+        self.kind.clone()
+    }
+
+    /// With huge pages only whole huge frames go; others are in use.
+    fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
+        let before: Vec<_> = frames.iter().map(|&gfn| home(&self.pager, gfn)).collect();
+        let mut sorted = frames.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let is_full = match self.pager.evict(&sorted, &*self.judge) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => true,
+            result => result.map(|_| false).map_err(failed(self.kind.clone()))?,
+        };
+        let outcome = |(before, &gfn): (Option<Home>, &Gfn)| match (before, home(&self.pager, gfn))
+        {
+            (_, Some(Home::Memory)) if is_full => Outcome::NoRoom,
+            (_, Some(Home::Memory)) => Outcome::InUse,
+            (None, _) => Outcome::Nothing,
+            (Some(Home::Memory), _) => Outcome::Moved,
+            (Some(_), _) => Outcome::There,
+        };
+        Ok(before.into_iter().zip(frames).map(outcome).collect())
+    }
+}
+
+fn failed(tier: Kind) -> impl FnOnce(io::Error) -> TierError {
+    move |error| TierError::Failed { tier, error }
+}

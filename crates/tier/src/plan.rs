@@ -1,0 +1,260 @@
+//! What to move between a VM's tiers: the hottest of slow ones against the coldest of
+//! fast ones (vTMM, section 3.3.2), as far as it pays and the budget goes.
+
+use std::cmp::Ordering;
+
+use ebb_units::Gfn;
+
+/// A page, and how hot it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Heat {
+    /// The page.
+    pub gfn: Gfn,
+    /// Its page-degree: weighted reads and writes of one round of monitoring (vTMM,
+    /// section 3.3.1).
+    pub degree: u32,
+}
+
+/// Where a page is now. Tiers go by their number on the ladder; 0 is the fastest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// In this tier.
+    Tier(u8),
+    /// In this tier, where an I/O uses it: it waits for the next plan.
+    Busy(u8),
+    /// In none: it holds nothing that could be moved.
+    Nowhere,
+}
+
+/// What a plan keeps to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// What each tier may hold of this VM, fastest first; no more than 256 count.
+    pub capacity_frames: Vec<u64>,
+    /// A page takes another's place when it is hotter by so much, and a free place when
+    /// it is so hot; at least 1. Without it pages of about the same degree would change
+    /// places for ever.
+    pub margin_degrees: u32,
+    /// Pages that may be moved, those that make room included: what the bandwidth allows
+    /// until the next plan.
+    pub budget_frames: u64,
+}
+
+/// A page on its way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Move {
+    /// Which.
+    pub gfn: Gfn,
+    /// The tier that it leaves.
+    pub from: u8,
+    /// The tier that it is for.
+    pub to: u8,
+}
+
+/// What is done together: `down` first, which makes room for `up`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// To a slower tier.
+    pub down: Option<Move>,
+    /// To a faster one.
+    pub up: Option<Move>,
+}
+
+/// What to do, what matters most first. No page is in it twice, and no tier holds more
+/// than it may at the end of any step, unless it did before.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Plan {
+    /// In this order.
+    pub steps: Vec<Step>,
+    /// Pages that were passed over because of an I/O.
+    pub waiting_frames: u64,
+    /// The budget was used up: there is more to do.
+    pub is_cut: bool,
+}
+
+impl Plan {
+    /// Pages that it moves.
+    pub fn frames(&self) -> u64 {
+        self.steps.iter().map(|step| step.frames()).sum()
+    }
+}
+
+impl Step {
+    /// Pages that it moves: 1 or 2.
+    pub fn frames(&self) -> u64 {
+        u64::from(self.down.is_some()) + u64::from(self.up.is_some())
+    }
+}
+
+/// Plans for all pages of a VM, in order of their degree, coldest first; each is asked
+/// for its place once. Pages that are not in `order` stay, and do not count.
+///
+/// From the fastest tier down: of one that holds too much the coldest go to the next that
+/// has room; free room is for the hottest from below; and the rest changes places in
+/// pairs. Takes time in proportion to the pages, for each tier.
+pub fn plan(order: &[Heat], place: impl FnMut(Gfn) -> Place, rules: &Rules) -> Plan {
+    let mut planner = Planner::new(order, place, rules);
+    for tier in 0..planner.used_frames.len().saturating_sub(1) {
+        planner.settle(tier as u8);
+    }
+    planner.plan
+}
+
+struct Planner<'a> {
+    order: &'a [Heat],
+    /// Of each of them; one that moves is nowhere from then on.
+    places: Vec<Place>,
+    used_frames: Vec<u64>,
+    rules: &'a Rules,
+    left_frames: u64,
+    plan: Plan,
+}
+
+/// Where the search for a tier's pages goes on.
+struct Ends {
+    cold: usize,
+    /// One above the next.
+    hot: usize,
+}
+
+/// A page that may move, by its index in the order.
+#[derive(Clone, Copy)]
+struct Candidate {
+    index: usize,
+    heat: Heat,
+    tier: u8,
+}
+
+impl Candidate {
+    fn to(self, to: u8) -> Option<(usize, Move)> {
+        Some((self.index, Move { gfn: self.heat.gfn, from: self.tier, to }))
+    }
+}
+
+/// A step that pays: what goes down, and what goes up.
+type Found = [Option<(usize, Move)>; 2];
+
+impl<'a> Planner<'a> {
+    fn new(order: &'a [Heat], mut place: impl FnMut(Gfn) -> Place, rules: &'a Rules) -> Self {
+        let mut used_frames = vec![0; rules.capacity_frames.len().min(256)];
+        let known = |heat: &Heat| {
+            let place = place(heat.gfn);
+            let (Place::Tier(tier) | Place::Busy(tier)) = place else { return place };
+            let Some(used) = used_frames.get_mut(usize::from(tier)) else { return Place::Nowhere };
+            *used += 1;
+            place
+        };
+        let places: Vec<Place> = order.iter().map(known).collect();
+        let (plan, left_frames) = (Plan::default(), rules.budget_frames);
+        Planner { order, places, used_frames, rules, left_frames, plan }
+    }
+
+    /// Gives one tier what it should have from below.
+    fn settle(&mut self, tier: u8) {
+        let mut ends = Ends { cold: 0, hot: self.order.len() };
+        loop {
+            let found = match self.used(tier).cmp(&self.capacity(tier)) {
+                Ordering::Less => self.promote(tier, &mut ends),
+                Ordering::Equal => self.exchange(tier, &mut ends),
+                Ordering::Greater => {
+                    self.relieve(tier, &mut ends).or_else(|| self.exchange(tier, &mut ends))
+                }
+            };
+            let Some(found) = found else { return };
+            if !self.take(found) {
+                self.plan.is_cut = true;
+                return;
+            }
+        }
+    }
+
+    fn relieve(&mut self, tier: u8, ends: &mut Ends) -> Option<Found> {
+        let mut lower = (tier.saturating_add(1)..=u8::MAX).take(self.used_frames.len());
+        let to = lower.find(|&tier| self.used(tier) < self.capacity(tier))?;
+        Some([self.coldest(tier, ends)?.to(to), None])
+    }
+
+    fn promote(&mut self, tier: u8, ends: &mut Ends) -> Option<Found> {
+        let up = self.hottest_below(tier, ends)?;
+        (up.heat.degree >= self.margin()).then_some([None, up.to(tier)])
+    }
+
+    fn exchange(&mut self, tier: u8, ends: &mut Ends) -> Option<Found> {
+        let up = self.hottest_below(tier, ends)?;
+        let down = self.coldest(tier, ends)?;
+        let pays = up.heat.degree >= down.heat.degree.saturating_add(self.margin());
+        pays.then_some([down.to(up.tier), up.to(tier)])
+    }
+
+    /// `false`: the budget does not reach so far.
+    fn take(&mut self, found: Found) -> bool {
+        let [down, up] = found.map(|page| page.map(|(_, moved)| moved));
+        let step = Step { down, up };
+        let Some(left) = self.left_frames.checked_sub(step.frames()) else { return false };
+        self.left_frames = left;
+        for (index, moved) in found.into_iter().flatten() {
+            self.places.get_mut(index).into_iter().for_each(|place| *place = Place::Nowhere);
+            self.count(moved.from, |used| used.saturating_sub(1));
+            self.count(moved.to, |used| used + 1);
+        }
+        self.plan.steps.push(step);
+        true
+    }
+
+    /// The coldest page of a tier that is left.
+    fn coldest(&mut self, tier: u8, ends: &mut Ends) -> Option<Candidate> {
+        while ends.cold < self.places.len() {
+            if let Some(found) = self.look(ends.cold, |here| here == tier) {
+                return Some(found);
+            }
+            ends.cold += 1;
+        }
+        None
+    }
+
+    /// The hottest page that is left of all tiers below one.
+    fn hottest_below(&mut self, tier: u8, ends: &mut Ends) -> Option<Candidate> {
+        while let Some(index) = ends.hot.checked_sub(1) {
+            if let Some(found) = self.look(index, |here| here > tier) {
+                return Some(found);
+            }
+            ends.hot = index;
+        }
+        None
+    }
+
+    /// The page at this index, if it is where it is wanted; one that is in use is counted,
+    /// and passed over.
+    fn look(&mut self, index: usize, wanted: impl Fn(u8) -> bool) -> Option<Candidate> {
+        let place = self.places.get_mut(index)?;
+        match *place {
+            Place::Tier(tier) if wanted(tier) => {
+                Some(Candidate { index, heat: *self.order.get(index)?, tier })
+            }
+            Place::Busy(tier) if wanted(tier) => {
+                *place = Place::Nowhere;
+                self.plan.waiting_frames += 1;
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn margin(&self) -> u32 {
+        self.rules.margin_degrees.max(1)
+    }
+
+    fn used(&self, tier: u8) -> u64 {
+        self.used_frames.get(usize::from(tier)).copied().unwrap_or(0)
+    }
+
+    fn capacity(&self, tier: u8) -> u64 {
+        self.rules.capacity_frames.get(usize::from(tier)).copied().unwrap_or(0)
+    }
+
+    fn count(&mut self, tier: u8, change: impl FnOnce(u64) -> u64) {
+        if let Some(used) = self.used_frames.get_mut(usize::from(tier)) {
+            *used = change(*used);
+        }
+    }
+}

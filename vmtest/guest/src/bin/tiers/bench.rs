@@ -1,0 +1,105 @@
+//! How fast pages move, and what that costs who uses them.
+
+use std::time::{Duration, Instant};
+
+use ebb_tier::{Mover, Node, Outcome, Pace, Tier, mover};
+
+use crate::rig::{FAST, Rig, SLOW};
+
+/// The workload alone is measured so long.
+const ALONE: Duration = Duration::from_secs(1);
+
+/// Each thread has so many.
+const BATCHES: usize = 2;
+
+/// One way to move them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By one thread in one call, as the kernel's own.
+    Serial,
+    Parallel,
+}
+
+impl Way {
+    fn node(self, rig: &Rig, number: u32) -> Node {
+        match self {
+            Way::Serial => rig.node(number, Mover::new(1, usize::MAX, Pace::unlimited())),
+            Way::Parallel => {
+                let batch = rig.frames.len().div_ceil(mover::WORKERS * BATCHES);
+                rig.node(number, Mover::new(mover::WORKERS, batch, Pace::unlimited()))
+            }
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Serial => "serial",
+            Way::Parallel => "parallel",
+        }
+    }
+}
+
+/// Lines of `NAME FIGURE`, each figure of one round.
+pub fn run(bytes: u64, rounds: usize) -> anyhow::Result<String> {
+    let mut rig = Rig::new(bytes)?;
+    let mut lines = vec![format!("workers {}", mover::WORKERS)];
+    for _ in 0..rounds {
+        for way in [Way::Serial, Way::Parallel] {
+            at_rest(&mut rig, way, bytes, &mut lines)?;
+        }
+        for way in [Way::Serial, Way::Parallel] {
+            at_work(&mut rig, way, bytes, &mut lines)?;
+        }
+    }
+    anyhow::ensure!(rig.peer.ask("check")? == [0], "wrong bytes");
+    Ok(lines.join("\n"))
+}
+
+/// To the slow node and back; how long, and how many pages.
+fn to_and_fro(rig: &Rig, way: Way) -> anyhow::Result<(Duration, u64)> {
+    let start = Instant::now();
+    let mut moved = 0;
+    for number in [SLOW, FAST] {
+        let outcomes = way.node(rig, number).bring(&rig.frames)?;
+        moved += outcomes.iter().filter(|&&outcome| outcome == Outcome::Moved).count() as u64;
+    }
+    Ok((start.elapsed(), moved))
+}
+
+fn at_rest(rig: &mut Rig, way: Way, bytes: u64, lines: &mut Vec<String>) -> anyhow::Result<()> {
+    let (time, moved) = to_and_fro(rig, way)?;
+    let all = 2 * rig.frames.len() as u64;
+    anyhow::ensure!(moved == all, "{moved} of {all} pages were moved");
+    let faults = rig.peer.ask("read")?[0];
+    let rate = (2 * bytes) as f64 / f64::from(1 << 20) / time.as_secs_f64();
+    lines.push(format!("{}-rest-mib-s {rate:.2}", way.name()));
+    lines.push(format!("{}-rest-faults {faults}", way.name()));
+    Ok(())
+}
+
+/// The same under a process that counts in pages at random, and how often it can.
+fn at_work(rig: &mut Rig, way: Way, bytes: u64, lines: &mut Vec<String>) -> anyhow::Result<()> {
+    rig.peer.ask("work")?;
+    let (start, before) = (Instant::now(), rig.peer.ask("so-far")?[0]);
+    std::thread::sleep(ALONE);
+    let alone = (rig.peer.ask("so-far")?[0] - before) as f64 / start.elapsed().as_secs_f64();
+    let stopped = rig.peer.ask("stop")?;
+    let mut push = |what: &str, figure: f64| {
+        lines.push(format!("{}-work-{what} {figure:.4}", way.name()));
+    };
+    push("faults-alone", stopped[1] as f64);
+    rig.peer.ask("work")?;
+    let (start, before) = (Instant::now(), rig.peer.ask("so-far")?[0]);
+    let (time, moved) = to_and_fro(rig, way)?;
+    let ops = (rig.peer.ask("so-far")?[0] - before) as f64;
+    let all = start.elapsed().as_secs_f64();
+    let faults = rig.peer.ask("stop")?[1];
+    push("mib-s", (2 * bytes) as f64 / f64::from(1 << 20) / time.as_secs_f64());
+    push("moved-percent", 100.0 * moved as f64 / (2 * rig.frames.len()) as f64);
+    push("speed-percent", 100.0 * ops / all / alone);
+    // Of the time that the workload would have needed for what it did not do.
+    push("lost-ms", 1000.0 * (all - ops / alone));
+    push("faults-percent", 100.0 * faults as f64 / moved.max(1) as f64);
+    push("faults-after", rig.peer.ask("read")?[0] as f64);
+    Ok(())
+}

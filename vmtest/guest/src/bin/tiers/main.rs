@@ -1,0 +1,48 @@
+//! Moves the pages of another process between the nodes of a guest that has two, as the
+//! daemon does on a host that has two: by `ebb-tier`, on a memfd that both have mapped.
+//!
+//! `tiers check SIZE` checks placement and every byte; `tiers full SIZE` moves more than the
+//! second node takes; `tiers bench SIZE ROUNDS` measures. `tiers peer FILE SIZE` is the other
+//! process.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod check;
+#[path = "../../pattern.rs"]
+mod pattern;
+mod peer;
+mod rig;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use ebb_units::Bytes;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match run(&words) {
+        Ok(answer) => {
+            println!("{answer}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("tiers: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[&str]) -> anyhow::Result<String> {
+    match *words {
+        ["peer", file, size] => peer::serve(file.as_ref(), bytes(size)?).map(|()| String::new()),
+        ["check", size] => check::run(bytes(size)?),
+        ["full", size] => check::full(bytes(size)?),
+        ["bench", size, rounds] => bench::run(bytes(size)?, rounds.parse().context("rounds")?),
+        _ => bail!("no such task: {}", words.join(" ")),
+    }
+}
+
+fn bytes(text: &str) -> anyhow::Result<u64> {
+    Ok(text.parse::<Bytes>()?.0.next_multiple_of(4096))
+}

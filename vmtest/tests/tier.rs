@@ -1,0 +1,95 @@
+//! Tiers of memory. Pages that move between the nodes of a guest which has two: `ebb-tier`
+//! at work inside. And VMs with more memory than their fast tier holds.
+
+use std::fs;
+
+use vmtest::{Guest, Host, assets, require, until};
+
+const MIB: u64 = 1 << 20;
+/// What the guest touches while the evicting threads get their turn.
+const SLACK_BYTES: u64 = 48 * MIB;
+
+fn keeps_every_byte(kernel: &str) {
+    let guest = Guest::debian(kernel).memory("512M").slow_node("64M");
+    let found = Host::new().qemu(guest).guest("sh /bin/tiers check 4M");
+    eprintln!("{kernel}: {found}");
+    assert!(found.starts_with("moved "), "{found}");
+}
+
+#[test]
+fn pages_move_between_nodes_with_every_byte() {
+    keeps_every_byte("6.1-cloud");
+}
+
+#[test]
+fn pages_move_between_nodes_with_every_byte_on_6_12() {
+    require!(assets::kernel("6.12"));
+    keeps_every_byte("6.12");
+}
+
+#[test]
+fn pages_move_between_nodes_with_every_byte_on_7() {
+    require!(assets::kernel("7.x"));
+    keeps_every_byte("7.x");
+}
+
+#[test]
+fn a_full_node_takes_no_more() {
+    let guest = Guest::debian("6.1-cloud").memory("512M").slow_node("24M");
+    let found = Host::new().qemu(guest).guest("sh /bin/tiers full 32M");
+    assert!(found.contains("no room for "), "{found}");
+}
+
+#[test]
+fn a_vm_has_more_memory_than_its_fast_tier() {
+    let host = Host::new();
+    let file = host.directory().join("slow");
+    let tiers = format!("dram=160M,file={}:352M", file.display());
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M").tier(&tiers));
+    assert_eq!(vm.status().limit.bytes, Some(160 * MIB));
+    vm.guest("fill a 300M");
+    for _ in 0..2 {
+        assert_eq!(vm.guest("check a"), "0");
+        assert!(vm.host_bytes() <= 160 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
+    }
+    let status = vm.status();
+    let tier = status.tier.expect("tiers");
+    assert_eq!((tier.ladder, tier.fast_bytes), (tiers, 160 * MIB));
+    assert!(tier.active_bytes > Some(80 * MIB), "{:?}", tier.active_bytes);
+    assert!(
+        status.warnings.iter().any(|line| line.contains("fast memory")),
+        "{:?}",
+        status.warnings
+    );
+    assert!(vm.ebb("status").ok().contains("tiers\n"));
+    host.kill9();
+    host.start();
+    assert_eq!(vm.guest("check a"), "0");
+    assert!(vm.host_bytes() <= 160 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
+    assert_eq!(vm.status().tier.expect("tiers").fast_bytes, 160 * MIB);
+    vm.power_off();
+    until("the end of its file", || (!file.exists()).then_some(()));
+}
+
+#[test]
+fn tiers_that_cannot_be_change_nothing() {
+    let host = Host::new();
+    let mine = host.directory().join("mine");
+    fs::write(&mine, "mine").unwrap();
+    let slow = host.directory().join("slow");
+    let run = |rest: &str| host.ebb(&format!("run --name a --kernel /bin/true {rest}")).refused();
+    for (tiers, why) in [
+        (format!("dram=128M,file={}:384M", mine.display()), "exists already"),
+        (format!("dram=128M,file={}:384M --memory 1G", slow.display()), "must be the same"),
+        (format!("dram=32M,file={}:480M", slow.display()), "keeps this guest alive"),
+        (format!("node7=128M,file={}:384M", slow.display()), "no such node"),
+        (format!("dram=128M,file={}:384M --backing hugetlb", slow.display()), "huge"),
+        ("dram=128M,file=slow:384M".into(), "give the whole path"),
+        ("tape=512M".into(), "is no tier"),
+    ] {
+        let said = run(&format!("--tier {tiers}"));
+        assert!(said.contains(why), "{tiers}: {said}");
+        assert!(host.list().is_empty() && !slow.exists(), "{tiers}");
+    }
+    assert_eq!(fs::read_to_string(&mine).unwrap(), "mine");
+}
