@@ -167,6 +167,9 @@ impl RunRequest {
 
     fn check_growth(&self) -> Result<(), BadRequest> {
         let Some(most) = self.grow_to_bytes else { return Ok(()) };
+        ensure(self.tier.is_none(), || {
+            "--tier holds what the VM has, and no more: leave out --grow-to, or --tier".into()
+        })?;
         ensure((self.memory_bytes + 1..=MEMORY_BYTES_MAX).contains(&most), || {
             let (memory, max) = (Bytes(self.memory_bytes), Bytes(MEMORY_BYTES_MAX));
             format!(
@@ -484,6 +487,8 @@ mod tests {
         assert!(refused(nodes).contains("2 times a multiple"));
         let reserved = RunRequest { backing: Backing::Hugetlb, ..to(4 << 30) };
         assert!(refused(reserved).contains("--backing thp"));
+        let tier = Some("dram=1G,file=/f:1G".into());
+        assert!(refused(RunRequest { tier, ..to(4 << 30) }).contains("leave out --grow-to"));
         let disks = vec!["/a.img,dma=strict".parse().expect("a disk")];
         assert!(refused(RunRequest { disks, ..to(4 << 30) }).contains("leave out --grow-to"));
     }
