@@ -21,7 +21,8 @@ impl State {
                 left.as_secs() + 1
             );
         }
-        if way.is_at_least() {
+        // HyperAlloc does not ask them, and tells itself what it could not have.
+        if way.is_at_least() && way.mechanism != Mechanism::HyperAlloc {
             let least = Bytes(way.least_bytes.unwrap_or(0));
             return format!(
                 "by its own figures the guest needs {least}, a small reserve included: with less it \
