@@ -123,7 +123,8 @@ const NEW: Memory = Memory { is_table: false, word: 0, is_protected: false };
 #[test]
 fn no_order_changes_data() {
     let (wrong, all) = explore(NEW, &LIFE, Tracker::Protect);
-    assert!(all > 1000, "{all}");
+    // The protection makes the guest wait in most others.
+    assert!(all > 50, "{all}");
     assert_eq!(wrong, 0, "of {all}");
 }
 

@@ -32,11 +32,17 @@ impl Guest {
         };
         let own = image(self.tables().root);
         let most = ROOTS_LEAST.max(self.memmap().frames() / ROOTS_PART) as usize;
-        let mut roots = Vec::new();
+        let (mut roots, mut free_until) = (Vec::new(), 0);
         self.memmap().windows(mem, |first, window| {
             let Ok(pages) = window else { return };
             for (gfn, page) in (first..).map(Gfn).zip(pages) {
-                if roots.len() < most
+                if gfn.0 < free_until {
+                    // The metadata inside of a free block is from before, links too.
+                    continue;
+                }
+                if let Some(order) = self.layout().free_order(page) {
+                    free_until = gfn.0 + (1 << order);
+                } else if roots.len() < most
                     && self.is_listed(page)
                     && own.is_some()
                     && image(gfn.gpa()) == own
