@@ -22,10 +22,10 @@ pub enum Home {
     Disk,
 }
 
-/// Where this frame's content is; `None`: there is none to be kept, or something works on
-/// it.
+/// Where this frame's content is, or was until somebody took it in hand just now; `None`:
+/// there is none to be kept.
 pub fn home(pager: &Pager, gfn: Gfn) -> Option<Home> {
-    match pager.ledger().unlocked(gfn)? {
+    match pager.ledger().content(gfn) {
         Content::Resident | Content::Clean { .. } => Some(Home::Memory),
         Content::Saved { slot } if slot >= MEMORY_SLOTS => Some(Home::Compressed),
         Content::Saved { .. } | Content::OnDisk { .. } => Some(Home::Disk),

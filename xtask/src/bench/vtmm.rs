@@ -11,7 +11,7 @@ use vmtest::{Guest, Host};
 use super::report::{Report, Row};
 use super::rounds::Rounds;
 
-const MIB: u64 = 16;
+const MIB: u64 = 128;
 /// So often as fast as one thread.
 const SPEED_GOAL: f64 = 2.0;
 
@@ -31,7 +31,7 @@ pub fn tab4(quick: bool) -> anyhow::Result<Report> {
     let of = |name: &str| figures.get(name).cloned().unwrap_or_default();
     report.note(format!(
         "A guest of two translated processors, its second node without any: {MIB} MiB of a memfd \
-         that two processes have mapped go there and back, by {} threads in two batches each, and by one \
+         that two processes have mapped go there and back, by {} threads in batches, and by one \
          thread in one call. Both processors are the workload's and the threads' alike.",
         of("workers").median()
     ));

@@ -9,9 +9,6 @@ use crate::rig::{FAST, Rig, SLOW};
 /// The workload alone is measured so long.
 const ALONE: Duration = Duration::from_secs(1);
 
-/// Each thread has so many.
-const BATCHES: usize = 2;
-
 /// One way to move them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -24,10 +21,7 @@ impl Way {
     fn node(self, rig: &Rig, number: u32) -> Node {
         match self {
             Way::Serial => rig.node(number, Mover::new(1, usize::MAX, Pace::unlimited())),
-            Way::Parallel => {
-                let batch = rig.frames.len().div_ceil(mover::WORKERS * BATCHES);
-                rig.node(number, Mover::new(mover::WORKERS, batch, Pace::unlimited()))
-            }
+            Way::Parallel => rig.node(number, Mover::default()),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::peer;
 use crate::rig::{FAST, Rig, SLOW};
 
 /// Small, so that many meet.
-const BATCH: usize = 128;
+const BATCH: usize = 512;
 const ROUNDS: usize = 8;
 
 fn mover() -> Mover {
