@@ -35,7 +35,7 @@ fn assert_comes_and_goes(vm: &Vm) {
 fn again_and_again_in_strict_mode() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud").mode("strict"));
-    for _ in 0..rounds(8, 20) {
+    for _ in 0..rounds(5, 20) {
         assert_comes_and_goes(&vm);
     }
     host.kill9();
@@ -51,7 +51,7 @@ fn in_release_mode() {
 
 #[test]
 fn a_pc_with_memory_above_4_gib() {
-    let guest = Guest::debian("6.1-cloud").machine("pc").memory("5G").mode("strict");
+    let guest = Guest::debian("6.1-cloud").machine("pc").memory("4G").mode("strict");
     let vm = Host::new().qemu(guest);
     vm.guest("fill a 3G");
     vm.guest("free a");
@@ -59,20 +59,20 @@ fn a_pc_with_memory_above_4_gib() {
     let before = vm.host_bytes();
     vm.reclaim();
     assert!(vm.host_bytes() + (2 << 30) < before);
-    assert_comes_and_goes_attached(&vm, "4G");
+    assert_comes_and_goes_attached(&vm, "2G");
 }
 
 #[test]
 fn a_q35_with_two_memory_backends_on_two_nodes() {
-    let guest = Guest::debian("6.1-cloud").nodes(2).memory("6G").mode("strict");
+    let guest = Guest::debian("6.1-cloud").nodes(2).memory("4G").mode("strict");
     let vm = Host::new().qemu(guest);
-    vm.guest("fill a 5G");
+    vm.guest("fill a 3G");
     vm.guest("free a");
     vm.attach();
     let before = vm.host_bytes();
     vm.reclaim();
-    assert!(vm.host_bytes() + (4 << 30) < before);
-    assert_comes_and_goes_attached(&vm, "5G");
+    assert!(vm.host_bytes() + (2 << 30) < before);
+    assert_comes_and_goes_attached(&vm, "2G");
 }
 
 fn assert_comes_and_goes_attached(vm: &Vm, size: &str) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmtest::{Guest, Host, Ran, until};
+use vmtest::{Guest, Host, Ran, rounds, until};
 
 /// Lets time pass between the start of an action and its interruption; which
 /// instruction is hit does not matter, as long as it is another one each time.
@@ -16,17 +16,18 @@ fn busy_for(time: Duration) {
 }
 
 #[test]
-fn fifty_killed_daemons_lose_nothing() {
+fn killed_daemons_lose_nothing() {
     let host = Host::new();
     let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
     vm.guest("fill kept 100M");
     vm.churn("400M");
-    for round in 0..50 {
+    let count = u64::from(rounds(20, 50));
+    for round in 0..count {
         let taking = thread::spawn({
             let host = host.clone();
             move || host.ebb("reclaim vm0")
         });
-        busy_for(Duration::from_millis(round * 7));
+        busy_for(Duration::from_millis(round * 350 / count));
         host.kill9();
         // It may have finished before.
         let _ = taking.join().expect("ebb ends");

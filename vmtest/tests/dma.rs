@@ -2,7 +2,7 @@
 //! wait, so whoever takes memory must have it back before a request uses it.
 
 use ebb_api::{DiskCounts, Mode};
-use vmtest::{Disk, Guest, Host, HostSetting, Vm, require, until};
+use vmtest::{Disk, Guest, Host, HostSetting, Vm, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -51,7 +51,7 @@ fn no_request_fails(backing: &str) {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
     let vm = loaded(&host, guest(&disk).backing(backing));
-    for _ in 0..6 {
+    for _ in 0..rounds(3, 20) {
         free_and_read(&vm);
         vm.churn_on(4);
     }

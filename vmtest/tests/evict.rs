@@ -30,10 +30,10 @@ fn torture(mode: &str) {
     vm.guest("fill kept 100M");
     vm.guest("files f 50M");
     vm.churn("300M");
-    for round in 0..rounds(3, 30) {
+    for round in 0..rounds(2, 30) {
         evict(&vm, 1024 * MIB);
         vm.reclaim();
-        if round % 3 == 2 {
+        if round % 2 == 1 {
             host.kill9();
             host.start();
         }
@@ -59,7 +59,7 @@ fn torture_in_release_mode() {
 #[test]
 fn a_device_writes_into_evicted_memory() {
     let vm = Host::new().run(Guest::debian("6.1-cloud").disk("200M").mode("strict"));
-    for _ in 0..rounds(2, 5) {
+    for _ in 0..rounds(1, 5) {
         vm.guest("fill a 300M");
         evict(&vm, 1024 * MIB);
         assert_eq!(vm.guest("disk /dev/vda 200M"), "0");

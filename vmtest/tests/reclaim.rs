@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 fn assert_goes_and_comes_back(vm: &Vm) {
     vm.guest("fill kept 100M");
     vm.churn("300M");
-    for _ in 0..rounds(5, 20) {
+    for _ in 0..rounds(2, 20) {
         vm.reclaim();
         vm.churn_on(1);
     }
