@@ -18,7 +18,7 @@ fn assert_no_trace(vm: &Vm) {
 
 fn assert_comes_and_goes(vm: &Vm) {
     vm.guest("fill kept 100M");
-    vm.churn("200M");
+    vm.churn("100M");
     vm.attach();
     vm.wait_trusted();
     vm.reclaim();

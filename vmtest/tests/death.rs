@@ -20,7 +20,7 @@ fn killed_daemons_lose_nothing() {
     let host = Host::new();
     let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
     vm.guest("fill kept 100M");
-    vm.churn("400M");
+    vm.churn("200M");
     let count = u64::from(rounds(20, 50));
     for round in 0..count {
         let taking = thread::spawn({

@@ -29,7 +29,7 @@ fn torture(mode: &str) {
     let vm = host.run(Guest::debian("6.1-cloud").mode(mode));
     vm.guest("fill kept 100M");
     vm.guest("files f 50M");
-    vm.churn("300M");
+    vm.churn("150M");
     for round in 0..rounds(2, 30) {
         evict(&vm, 1024 * MIB);
         vm.reclaim();

@@ -159,7 +159,7 @@ fn killed_daemons_lose_nothing() {
     let host = Host::new();
     let vm = start(&host, |guest| guest);
     vm.guest("fill kept 100M");
-    vm.churn("400M");
+    vm.churn("200M");
     for round in 0..rounds(6, 100) {
         let taking = thread::spawn({
             let host = host.clone();

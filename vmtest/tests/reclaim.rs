@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 /// Taken while everything in the guest moves, then at rest.
 fn assert_goes_and_comes_back(vm: &Vm) {
     vm.guest("fill kept 100M");
-    vm.churn("300M");
+    vm.churn("150M");
     for _ in 0..rounds(2, 20) {
         vm.reclaim();
         vm.churn_on(1);
