@@ -9,7 +9,7 @@ use ebb_ledger::{Content, Locked};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 
 use crate::clean::is_clean;
-use crate::counters::add;
+use crate::counters::{add, subtract};
 use crate::install::Served;
 use crate::pager::Pager;
 
@@ -233,6 +233,44 @@ impl HeldHuge<'_> {
         add(&all.pager.counters.emptied_frames, frames);
         all.words.set(TAKEN);
         Ok(all)
+    }
+
+    /// Writes down that the guest has unplugged it: from then on it is guarded. `false`: it
+    /// could not be held to the end.
+    ///
+    /// # Errors
+    /// `ResourceBusy`: a device uses a part of it, and it stays what it is.
+    pub(crate) fn guard(self) -> io::Result<bool> {
+        let Some(all) = self.drop_elsewhere() else { return Ok(false) };
+        let (pager, frames) = (all.pager, all.frames());
+        let plain = |content| matches!(content, Content::Resident | Content::Empty { .. });
+        if !all.contents().all(|content| plain(content) || content == Content::Guarded) {
+            all.let_go();
+            return Ok(false);
+        }
+        if pager.pins.has_any(frames) || !pager.devices.unmap(frames) {
+            all.let_go();
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let empty = all.words.contents().filter(|(_, c)| matches!(c, Content::Empty { .. }));
+        subtract(&pager.counters.emptied_frames, empty.map(|(frames, _)| frames.count).sum());
+        let wanted = all.words.unlock(Content::Guarded);
+        pager.after(wanted, frames);
+        Ok(true)
+    }
+
+    /// What is guarded of it is `plugged` from now on.
+    pub(crate) fn plug(self, plugged: Content) {
+        let (pager, frames) = (self.pager, self.frames());
+        let is_guarded = |content| content == Content::Guarded;
+        if let Content::Empty { .. } = plugged {
+            let guarded = self.words.contents().filter(|(_, content)| is_guarded(*content));
+            add(&pager.counters.emptied_frames, guarded.map(|(frames, _)| frames.count).sum());
+        }
+        let each = self.contents().map(|held| if is_guarded(held) { plugged } else { held });
+        let each: Vec<Content> = each.collect();
+        let wanted = self.words.unlock_each(&each);
+        pager.after(wanted, frames);
     }
 
     /// What it holds elsewhere nobody will ask for. `None`: it could not be held again.

@@ -79,6 +79,7 @@ impl Pager {
                 (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
                     self.refill_ahead(gfn, fault.write, buffer)
                 }
+                (Content::Guarded, _) => self.serve_guarded(gfn, fault.write),
                 (Content::Empty { .. }, _) => {
                     add(&self.counters.early, 1);
                     self.install_ahead(gfn, content, &mut hand.zeros)
@@ -217,7 +218,7 @@ impl Pager {
     }
 
     /// A hole that reads as zero and was never taken: nothing to write down.
-    fn install_zero(&self, gfn: Gfn) -> io::Result<Served> {
+    pub(crate) fn install_zero(&self, gfn: Gfn) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
         self.devices.lost(frame);
         let frame = self.hva(frame)?;

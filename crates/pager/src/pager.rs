@@ -10,12 +10,13 @@ use ebb_ledger::{Busy, Content, Ledger};
 use ebb_store::{Store, Usage};
 use ebb_sys::uffd::{HvaRange, Uffd, Watch};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
-use ebb_vm::Ram;
+use ebb_vm::{Ram, Region};
 
 use crate::counters::{Counters, add};
 use crate::dead::Dead;
 use crate::disk::{Disk, Resting};
 use crate::failure::Failure;
+use crate::guarded::Sentry;
 use crate::huge::Sharer;
 use crate::io_mapping::IoMapping;
 use crate::owners::Owners;
@@ -77,6 +78,9 @@ pub struct Pager {
     pub(crate) pins: Pins,
     pub(crate) dead: Dead,
     pub(crate) sharer: RwLock<Option<Arc<dyn Sharer>>>,
+    /// Where memory can be plugged, and who is told of touches of what is not.
+    pub(crate) pluggable: OnceLock<Vec<FrameRange>>,
+    pub(crate) sentry: RwLock<Option<Arc<dyn Sentry>>>,
     /// Of the store, and of the disk.
     pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
     pub(crate) jobs: Jobs,
@@ -137,6 +141,8 @@ impl Pager {
             pins,
             dead,
             sharer: RwLock::default(),
+            pluggable: OnceLock::new(),
+            sentry: RwLock::default(),
             ahead: (Mutex::new(ReadAhead::around()), Mutex::default()),
             jobs: Jobs::new(),
             refilling: AtomicBool::new(false),
@@ -240,7 +246,7 @@ impl Pager {
     /// # Errors
     /// As [`Pager::watch_all`]; `InvalidInput`: the range is not in one region.
     pub fn watch_writes(&self, frames: FrameRange) -> io::Result<()> {
-        self.uffd.register(self.hva(frames)?, Watch::Write)
+        self.uffd.register(self.hva(frames)?, self.watch_of(frames))
     }
 
     /// Writes to protected frames come here, wherever they are in RAM.
@@ -248,10 +254,11 @@ impl Pager {
     /// # Errors
     /// As [`Pager::watch_all`].
     pub fn watch_all_writes(&self) -> io::Result<()> {
+        let watch = |region: &Region| self.watch_of(region.frames());
         self.ram
             .regions()
             .iter()
-            .try_for_each(|region| self.uffd.register(region.hva_range(), Watch::Write))
+            .try_for_each(|region| self.uffd.register(region.hva_range(), watch(region)))
     }
 
     /// Wakes everybody: events that a dead daemon had read are asked again.

@@ -1,0 +1,169 @@
+//! Memory that comes and goes while the VM runs: every touch of what is unplugged is told. The
+//! guest is this very process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+
+use ebb_ledger::{Content, Ledger};
+use ebb_pager::{
+    FaultThread, Grain, IoMapping, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
+    Sentry, SoftIommu,
+};
+use ebb_store::{Protection, SwapFile};
+use ebb_sys::process::Process;
+use ebb_units::{FrameRange, Gfn};
+use vmtest::require;
+
+use machine::{Machine, new_uffd, page_of};
+
+const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
+
+fn available() -> Result<(), String> {
+    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
+}
+
+/// Touches of guarded frames, in order; `true`: a write.
+#[derive(Default)]
+struct Touches(Mutex<Vec<(u64, bool)>>);
+
+impl Touches {
+    fn take(&self) -> Vec<(u64, bool)> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl Sentry for Touches {
+    fn touched(&self, gfn: Gfn, write: bool) {
+        self.0.lock().unwrap().push((gfn.0, write));
+    }
+}
+
+struct Daemon {
+    machine: Machine,
+    pager: Arc<Pager>,
+    touches: Arc<Touches>,
+    _threads: (RefillThreads, FaultThread),
+}
+
+impl Daemon {
+    /// All of the VM's memory can be plugged, and is.
+    fn new(devices: impl FnOnce(&Machine) -> Box<dyn IoMapping>) -> Daemon {
+        let machine = Machine::new();
+        machine.ram.populate(ALL).unwrap();
+        let ledger = Ledger::create(&machine.run().join("ledger"), machine.ram.end()).unwrap();
+        let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
+        let parts = Parts {
+            ram: Arc::clone(&machine.ram),
+            ledger,
+            uffd: machine.uffd(),
+            grain: Grain::Frame,
+            devices: devices(&machine),
+            store: Box::new(store.unwrap()),
+            disk: Box::new(NoDisk),
+        };
+        let pager = Arc::new(Pager::new(parts).unwrap().0);
+        let touches = Arc::new(Touches::default());
+        pager.watch_pluggable(vec![ALL], Arc::clone(&touches) as Arc<dyn Sentry>).unwrap();
+        let this = Process::open(std::process::id() as i32).unwrap();
+        let vmm = this.as_fd().try_clone_to_owned().unwrap();
+        let ended = |why| panic!("the fault thread ended: {why:?}");
+        let refills = RefillThreads::start(&pager, 1).unwrap();
+        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
+        Daemon { machine, pager, touches, _threads: (refills, faults) }
+    }
+
+    fn plain() -> Daemon {
+        Daemon::new(|_| Box::new(NoDevices))
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.machine.ram.resident_bytes().unwrap()
+    }
+}
+
+#[test]
+fn every_touch_of_unplugged_memory_is_told() {
+    require!(available());
+    let daemon = Daemon::plain();
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    guest.write(Gfn(5), &page_of(7));
+    pager.guard(ALL).unwrap();
+    assert_eq!(daemon.resident_bytes(), 0);
+    assert_eq!(pager.ledger().content(Gfn(511)), Content::Guarded);
+    let refused = pager.pin(FrameRange::new(Gfn(5), 1), false).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    assert_eq!(daemon.touches.take(), []);
+    for gfn in (0..512).step_by(64) {
+        assert_eq!(guest.read(Gfn(gfn)), page_of(0));
+        guest.write(Gfn(gfn + 1), &page_of(3));
+        assert_eq!(daemon.touches.take(), [(gfn, false), (gfn + 1, true)]);
+    }
+    // Whoever unplugs it again takes what it was given for all that.
+    pager.guard(ALL).unwrap();
+    assert_eq!(daemon.resident_bytes(), 0);
+    pager.unguard(ALL, false).unwrap();
+    assert_eq!(daemon.resident_bytes(), 0);
+    assert_eq!(guest.read(Gfn(5)), page_of(0));
+    guest.write(Gfn(6), &page_of(9));
+    assert_eq!(daemon.touches.take(), []);
+    // What is plugged keeps its content.
+    pager.unguard(ALL, true).unwrap();
+    assert_eq!((guest.read(Gfn(6)), daemon.resident_bytes()), (page_of(9), 2 << 20));
+}
+
+#[test]
+fn what_a_device_uses_is_not_unplugged() {
+    require!(available());
+    let daemon = Daemon::plain();
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    guest.write(Gfn(5), &page_of(7));
+    pager.pin(FrameRange::new(Gfn(100), 1), false).unwrap();
+    let refused = pager.guard(ALL).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy);
+    assert_eq!((guest.read(Gfn(5)), daemon.touches.take()), (page_of(7), vec![]));
+    pager.unpin(FrameRange::new(Gfn(100), 1));
+    pager.guard(ALL).unwrap();
+    assert_eq!(daemon.resident_bytes(), 0);
+    for frames in [FrameRange::new(Gfn(0), 511), FrameRange::new(Gfn(0), 1024)] {
+        assert_eq!(pager.guard(frames).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn a_device_that_cannot_wait_is_kept_from_unplugged_memory() {
+    require!(available());
+    let mut iommu = None;
+    let daemon = Daemon::new(|machine| {
+        Box::new(Arc::clone(iommu.insert(Arc::new(SoftIommu::new(&machine.ram)))))
+    });
+    let (iommu, one) = (iommu.unwrap(), FrameRange::new(Gfn(9), 1));
+    daemon.pager.guard(ALL).unwrap();
+    assert!(iommu.pin(one).is_err());
+    daemon.pager.unguard(ALL, false).unwrap();
+    assert_eq!(daemon.machine.guest().read(Gfn(9)), page_of(0));
+    assert!(iommu.pin(one).is_ok());
+    iommu.unpin(one);
+    assert_eq!(daemon.touches.take(), []);
+}
+
+#[test]
+fn what_is_elsewhere_goes_with_its_block() {
+    require!(available());
+    let daemon = Daemon::plain();
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    (0..512).for_each(|gfn| guest.write(Gfn(gfn), &page_of(gfn + 2)));
+    let frames: Vec<Gfn> = (0..256).map(Gfn).collect();
+    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().frames(), 256);
+    assert!(pager.store_usage().disk_slots_used > 0);
+    // Some are back, and keep their slots.
+    (0..16).for_each(|gfn| assert_eq!(guest.read(Gfn(gfn)), page_of(gfn + 2)));
+    pager.guard(ALL).unwrap();
+    assert_eq!((daemon.resident_bytes(), pager.store_usage().disk_slots_used), (0, 0));
+    pager.unguard(ALL, false).unwrap();
+    assert_eq!((guest.read(Gfn(3)), guest.read(Gfn(300))), (page_of(0), page_of(0)));
+}
