@@ -6,9 +6,11 @@
 //! messages are passed on as they are.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::message::FrontendReq as Request;
@@ -48,6 +50,19 @@ pub fn run(listener: &UnixListener, device: &Path) -> ! {
         let why = relay.serve();
         tracing::info!("{}: the front end: {why}", device.display());
     }
+}
+
+/// The same for one front end, which connects `within` some time; why it has gone.
+///
+/// # Errors
+/// `TimedOut`: there was none. Or as poll(2) and accept(2).
+pub fn run_once(listener: &UnixListener, device: &Path, within: Duration) -> io::Result<Parted> {
+    let timeout = Timespec::try_from(within).map_err(|_| io::ErrorKind::InvalidInput)?;
+    if poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let (stream, _) = listener.accept()?;
+    Ok(Relay::new(stream, device).serve())
 }
 
 /// One front end, and its device while there is one.

@@ -60,6 +60,8 @@ struct Signals {
     wake: OwnedFd,
     stop: AtomicBool,
     changed: AtomicBool,
+    /// The other way: the queue runs.
+    driven: AtomicBool,
 }
 
 impl Signals {
@@ -96,6 +98,7 @@ impl Backend {
                 .map_err(io::Error::from)?,
             stop: AtomicBool::new(false),
             changed: AtomicBool::new(false),
+            driven: AtomicBool::new(false),
         });
         let changed = signals.clone();
         let notify = Box::new(move || changed.raise(&changed.changed));
@@ -118,6 +121,11 @@ impl Backend {
     /// What it serves.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Whether a driver has its queue running.
+    pub fn is_driven(&self) -> bool {
+        self.signals.driven.load(SeqCst)
     }
 
     /// Accesses to guest memory that were refused.
@@ -155,7 +163,9 @@ struct Server {
 impl Server {
     fn run(self) {
         while let Some(stream) = self.wait_front_end() {
-            match self.serve(stream) {
+            let served = self.serve(stream);
+            self.signals.driven.store(false, SeqCst);
+            match served {
                 Ok(()) | Err(Parted::Gone) => {
                     tracing::debug!("{}: the front end has gone", self.socket.display());
                 }
@@ -196,6 +206,7 @@ impl Server {
                 session.announce();
             }
             more = session.serve();
+            self.signals.driven.store(session.kick().is_some(), SeqCst);
         }
         Ok(())
     }
