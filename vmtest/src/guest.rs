@@ -101,6 +101,12 @@ impl Guest {
         self.hold("--grow-to", size)
     }
 
+    /// What is plugged has its memory at once; for [`crate::Host::run`] only.
+    pub fn grow_prealloc(mut self) -> Guest {
+        self.hold.push("--grow-prealloc".into());
+        self
+    }
+
     /// NUMA nodes of equal size; for [`crate::Host::run`] only.
     pub fn run_nodes(self, count: u64) -> Guest {
         self.hold("--nodes", &count.to_string())

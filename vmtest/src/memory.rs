@@ -152,7 +152,7 @@ impl Guest {
         let (file, socket) = (device.path("region"), device.path("front.sock"));
         self.room("16G").qemu_args(&format!(
             "-object memory-backend-file,id=region,mem-path={},size={},share=on,reserve=off \
-             -device virtio-pmem-pci,memdev=region,memaddr={ADDRESS:#x} \
+             -device virtio-pmem-pci,memdev=region,memaddr={ADDRESS:#x},addr=1e.1 \
              -chardev socket,id=memory,path={} \
              -device vhost-user-test-device-pci,chardev=memory,virtio-id=24,num_vqs=1,\
              config_size=56",

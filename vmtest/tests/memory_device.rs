@@ -4,9 +4,13 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ebb_api::{DeviceServer, SizeState, SizeStatus};
+use serde_json::json;
 use vmtest::{Guest, Host, MemoryDevice, Ran, Vm, assets, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
+/// Where what a VM of 512 MiB can plug begins, where Ebb started it.
+const ADDRESS: u64 = 5 << 30;
 /// What the guest's kernel takes for itself of memory that it gets: page metadata, mostly.
 const OVERHEAD: u64 = 64 * MIB;
 
@@ -190,4 +194,106 @@ fn bad_sizes_and_arguments_are_refused_with_the_reason() {
         assert_ne!(error.code, Some(0));
         assert!(error.stderr.contains(why), "{}", error.stderr);
     }
+}
+
+/// A VM that Ebb holds, and whose device it serves.
+fn held(host: &Host, mode: &str, with: impl FnOnce(Guest) -> Guest) -> Vm {
+    let guest = Guest::debian("6.1-cloud")
+        .memory("512M")
+        .grow_to("2560M")
+        .mode(mode)
+        .append("memhp_default_state=online_movable")
+        .qemu_in(&assets::qemu11().expect("required"));
+    host.run(with(guest))
+}
+
+fn size(vm: &Vm) -> SizeStatus {
+    vm.status().size
+}
+
+fn reach(vm: &Vm, size_mib: u64) {
+    vm.ebb(&format!("resize {size_mib}M")).ok();
+    until(format_args!("a size of {size_mib} MiB"), || {
+        let size = size(vm);
+        (size.state == SizeState::Reached && size.bytes == size_mib * MIB).then_some(())
+    });
+}
+
+/// Reads the region in places that nobody in the guest would: nothing is plugged there.
+fn touch_unplugged(vm: &Vm, touches: u64) {
+    for index in 0..touches {
+        let line = format!("xp /1xg {:#x}", ADDRESS + (1 + index) * 64 * MIB);
+        vm.qmp("human-monitor-command", json!({ "command-line": line }));
+    }
+}
+
+fn violations(vm: &Vm) -> Option<u64> {
+    size(vm).devices.first().and_then(|device| device.violations)
+}
+
+#[test]
+fn a_vm_that_ebb_holds_grows_by_a_device_of_its_own() {
+    let host = here().map(|_| Host::new());
+    require!(host.as_ref().map_err(Clone::clone));
+    let host = host.expect("required");
+    for mode in ["release", "strict"] {
+        let vm = held(&host, mode, |guest| guest);
+        let before = size(&vm);
+        assert_eq!((before.bytes, before.max_bytes), (512 * MIB, 2560 * MIB));
+        assert_eq!(before.devices[0].served_by, DeviceServer::Ebb);
+        reach(&vm, 1280);
+        assert_eq!(size(&vm).plugged_bytes, 768 * MIB);
+        assert!(vm.host_bytes() < 512 * MIB + OVERHEAD, "nothing is taken before it is touched");
+        vm.guest("fill a 1000M");
+        assert!(vm.host_bytes() > 1000 * MIB);
+        // The device comes back with its daemon.
+        host.kill9();
+        host.start();
+        assert_eq!(size(&vm).plugged_bytes, 768 * MIB);
+        assert_eq!(vm.guest("check a"), "0");
+        vm.wait_trusted();
+        vm.ebb("limit 700M").ok();
+        assert_eq!(vm.guest("check a"), "0");
+        vm.guest("free a");
+        reach(&vm, 512);
+        vm.ebb("limit off").ok();
+        assert!(vm.host_bytes() < 512 * MIB + OVERHEAD, "{}", vm.host_bytes());
+        assert_eq!(violations(&vm), Some(0));
+        reach(&vm, 768);
+        vm.guest("fill b 250M");
+        vm.reboot();
+        until("the size to be reached again", || {
+            let size = size(&vm);
+            (size.plugged_bytes == 256 * MIB && size.state == SizeState::Reached).then_some(())
+        });
+        vm.guest("fill b 250M");
+        assert_eq!(vm.guest("check b"), "0");
+        assert_eq!(violations(&vm), Some(0));
+        let why = vm.ebb("detach").refused();
+        assert!(why.contains("serves this VM's virtio-mem devices"), "{why}");
+    }
+}
+
+#[test]
+fn every_touch_of_what_is_not_plugged_is_counted() {
+    let host = here().map(|_| Host::new());
+    require!(host.as_ref().map_err(Clone::clone));
+    let vm = held(&host.expect("required"), "release", |guest| guest.grow_prealloc());
+    touch_unplugged(&vm, 20);
+    assert_eq!(violations(&vm), Some(20));
+    assert_eq!(vm.status().sharing.stopped, None);
+    // What they were given is taken again.
+    reach(&vm, 1024);
+    assert!(vm.host_bytes() >= 512 * MIB, "what is plugged is there at once");
+    vm.ebb("resize 512M --on-violation stop").ok();
+    reach(&vm, 512);
+    assert!(vm.host_bytes() < 512 * MIB + OVERHEAD, "{}", vm.host_bytes());
+    touch_unplugged(&vm, 1);
+    until("the VM to be stopped", || vm.status().sharing.stopped);
+    assert_eq!(violations(&vm), Some(21));
+    let state = vm.qmp("query-status", json!({}));
+    assert_eq!(state["status"], "paused", "{state}");
+    vm.qmp("cont", json!({}));
+    vm.guest("fill a 100M");
+    assert_eq!(vm.guest("check a"), "0");
 }

@@ -148,6 +148,9 @@ pub struct Run {
     /// virtio_mem plugs [default: --memory]
     #[arg(long, value_name = "SIZE")]
     pub grow_to: Option<Bytes>,
+    /// Give what is plugged all its memory at once, not at a touch
+    #[arg(long, requires = "grow_to")]
+    pub grow_prealloc: bool,
     /// vCPUs, 1 to 255
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub cpus: u32,

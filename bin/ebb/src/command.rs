@@ -169,6 +169,7 @@ fn run_request(run: Run) -> anyhow::Result<RunRequest> {
         memory_bytes: run.memory.map_or(0, |memory| memory.0),
         tier: run.tier,
         grow_to_bytes: run.grow_to.map(|size| size.0),
+        grow_prealloc: run.grow_prealloc,
         nodes: run.nodes,
         cpus: run.cpus,
         kernel: run.kernel.map(absolute).transpose()?,

@@ -366,9 +366,14 @@ fn device(device: &MemoryDeviceStatus) -> String {
     let [plugged, requested, max, block] =
         [device.plugged_bytes, device.requested_bytes, device.max_bytes, device.block_bytes]
             .map(Bytes);
+    let touches = match device.violations.unwrap_or(0) {
+        0 => String::new(),
+        count => format!("; {count} touches of what is not plugged"),
+    };
     let text = format!(
-        "{plugged} of {max} plugged, {requested} requested, in blocks of {block}; driver {}",
-        device.driver
+        "{plugged} of {max} plugged, {requested} requested, in blocks of {block}; driver {}, served \
+         by {}{touches}",
+        device.driver, device.served_by
     );
     row(&format!("node {}", device.node), text)
 }

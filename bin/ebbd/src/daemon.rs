@@ -23,6 +23,7 @@ use ebb_vm::{Qmp, Ram, layout, takeover};
 use serde_json::json;
 
 use crate::disks::{self, Disks, Shared};
+use crate::growth::{self, Growth, GrowthRecord};
 use crate::held::{self, Held};
 use crate::host::{self, Chosen};
 use crate::problem::{Answer, Refused, failed, not_allowed};
@@ -125,7 +126,10 @@ impl Daemon {
             .map_err(failed("a random key"))?;
         let served = Disks::start(images, &shared, &reserved.directory, request.cpus);
         let served = served.map_err(failed("its disks"))?;
-        let mut started = start(request, backing.value, &reserved.directory, &served)?;
+        let records = growth::plan(request, &qemu());
+        let devices = Growth::start(&records, &reserved.directory, None);
+        let devices = devices.map_err(failed("its memory devices"))?;
+        let mut started = start(request, backing.value, &reserved.directory, &served, &records)?;
         if tiers.is_some() {
             tiers::check(backing.value, &mut started.qmp)?;
         }
@@ -156,6 +160,7 @@ impl Daemon {
             low_bytes: None,
             high_bytes: None,
             disks: request.disks.clone(),
+            growth: records,
             cpus: request.cpus,
             disks_used: false,
             swap: match &tiers {
@@ -167,10 +172,11 @@ impl Daemon {
             regions: Vec::new(),
             totals: Totals::default(),
         };
-        let Started { child, process, ram, qmp } = started;
-        let held = held::take(process, ram, qmp, served, record, &reserved.directory)?;
+        let Started { children, process, ram, qmp } = started;
+        let with = (served, devices);
+        let held = held::take(process, ram, qmp, with, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
-        child.release();
+        children.into_iter().for_each(Running::release);
         claimed.keep();
         reserved.keep();
         Ok(())
@@ -217,6 +223,7 @@ impl Daemon {
             low_bytes: None,
             high_bytes: None,
             disks: Vec::new(),
+            growth: Vec::new(),
             cpus: 0,
             disks_used: false,
             swap: self.swap_path(&request.name, process.pid()),
@@ -226,7 +233,8 @@ impl Daemon {
             totals: Totals::default(),
         };
         let disks = Disks::none().map_err(failed("a random key"))?;
-        let held = held::take(process, ram, qmp, disks, record, &reserved.directory)?;
+        let with = (disks, Growth::none());
+        let held = held::take(process, ram, qmp, with, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
         reserved.keep();
         Ok(())
@@ -301,7 +309,7 @@ impl Drop for Reserved {
     }
 }
 
-/// A QEMU of ours; killed unless released.
+/// A QEMU of ours, or a relay; killed unless released.
 struct Running(Option<Child>);
 
 impl Running {
@@ -324,7 +332,8 @@ impl Drop for Running {
 }
 
 struct Started {
-    child: Running,
+    /// QEMU, and who stands before its devices.
+    children: Vec<Running>,
     process: Process,
     ram: Ram,
     qmp: Qmp,
@@ -336,7 +345,10 @@ fn start(
     backing: Backing,
     directory: &Path,
     disks: &Disks,
+    growth: &[GrowthRecord],
 ) -> Answer<Started> {
+    let relays = growth::start_relays(growth, directory).map_err(failed("its memory devices"))?;
+    let mut children: Vec<Running> = relays.into_iter().map(|relay| Running(Some(relay))).collect();
     let nodes = nodes(request, backing).map_err(failed("the VM's RAM"))?;
     let sockets: Vec<PathBuf> =
         (0..disks.count()).map(|index| disks::socket(directory, index)).collect();
@@ -345,6 +357,8 @@ fn start(
         directory,
         qemu: &qemu(),
         nodes: &nodes,
+        served: &growth::served(growth, directory),
+        prealloc: request.grow_prealloc,
         balloon: wants_balloon(request),
         cpus: request.cpus,
         accelerator: host::accelerator().value,
@@ -373,7 +387,8 @@ fn start(
             inject::no_huge_pages(&process, region.hva_range()).map_err(failed("small pages"))?;
         }
     }
-    Ok(Started { child, process, ram, qmp })
+    children.push(child);
+    Ok(Started { children, process, ram, qmp })
 }
 
 /// Files for its RAM, and for what can be plugged: all of them holes.

@@ -21,7 +21,7 @@ fn in_tree(tree: &str) -> Option<String> {
             device = rest.split(',').next().unwrap_or_default();
         }
         let chardev = line.strip_prefix("chardev = \"")?;
-        let is_foreign = device.starts_with("vhost-user") && !chardev.starts_with("ebb-disk");
+        let is_foreign = device.starts_with("vhost-user") && !chardev.starts_with("ebb-");
         is_foreign.then(|| device.to_owned())
     })
 }
@@ -40,8 +40,10 @@ mod tests {
         dev: isa-serial, id \"\"\n    chardev = \"ebb-console\"\n";
 
     #[test]
-    fn our_own_disks_are_known() {
+    fn our_own_are_known() {
         assert_eq!(in_tree(OURS), None);
+        let memory = "  dev: vhost-user-test-device, id \"\"\n    chardev = \"ebb-growth0\"\n";
+        assert_eq!(in_tree(&(OURS.to_owned() + memory)), None);
     }
 
     #[test]

@@ -175,17 +175,21 @@ impl Dma for Port {
     fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
         match self.dma() {
             DmaMode::Strict => self.pin_mapped(segments),
-            DmaMode::Pinned => self.pin_waiting(segments, access),
+            DmaMode::Pinned => {
+                let pager = self.pager().ok_or_else(|| nobody_there(segments))?;
+                pin_waiting(&pager, segments, access)
+            }
         }?;
         self.shared.used[self.disk].store(true, Release);
         Ok(())
     }
 
     fn unpin(&self, segments: &[Segment]) {
-        let frames = segments.iter().map(|segment| frames_of(*segment));
         match (self.dma(), self.shared.iommu.get(), self.pager()) {
-            (DmaMode::Strict, Some(iommu), _) => frames.for_each(|frames| iommu.unpin(frames)),
-            (DmaMode::Pinned, _, Some(pager)) => frames.for_each(|frames| pager.unpin(frames)),
+            (DmaMode::Strict, Some(iommu), _) => {
+                segments.iter().for_each(|segment| iommu.unpin(frames_of(*segment)));
+            }
+            (DmaMode::Pinned, _, Some(pager)) => unpin(&pager, segments),
             _ => {}
         }
     }
@@ -207,23 +211,31 @@ impl Port {
         }
         Ok(())
     }
+}
 
-    fn pin_waiting(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
-        let pager = self.pager().ok_or_else(|| nobody_there(segments))?;
-        let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
-        for (index, &(frames, replace)) in pieces.iter().enumerate() {
-            if let Err(error) = pager.pin(frames, replace) {
-                tracing::error!("a frame for disk {}: {error}", self.disk);
-                pieces[..index].iter().for_each(|(frames, _)| pager.unpin(*frames));
-                return Err(DmaFault { gpa: frames.start.gpa() });
-            }
+/// Has what a request uses in memory, and there it stays until [`unpin`].
+///
+/// # Errors
+/// A frame that is not to be had; nothing is pinned then.
+pub fn pin_waiting(pager: &Pager, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
+    let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
+    for (index, &(frames, replace)) in pieces.iter().enumerate() {
+        if let Err(error) = pager.pin(frames, replace) {
+            tracing::error!("a frame that a device is to use: {error}");
+            pieces[..index].iter().for_each(|(frames, _)| pager.unpin(*frames));
+            return Err(DmaFault { gpa: frames.start.gpa() });
         }
-        Ok(())
     }
+    Ok(())
+}
+
+/// Ends one [`pin_waiting`] of the same segments.
+pub fn unpin(pager: &Pager, segments: &[Segment]) {
+    segments.iter().for_each(|segment| pager.unpin(frames_of(*segment)));
 }
 
 /// Before the VM is held no device of it does anything.
-fn nobody_there(segments: &[Segment]) -> DmaFault {
+pub fn nobody_there(segments: &[Segment]) -> DmaFault {
     DmaFault { gpa: segments.first().map(|segment| segment.gpa).unwrap_or_default() }
 }
 

@@ -16,6 +16,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gpa, Hva};
 use ebb_vm::{Qmp, Ram, Region, layout};
 
 use crate::disks::{self, Disks, Shared, Source};
+use crate::growth::Growth;
 use crate::injector;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord, Settings};
@@ -34,6 +35,8 @@ pub struct Held {
     pub qmp: Option<Qmp>,
     /// Its disks that Ebb serves.
     pub disks: Disks,
+    /// Its virtio-mem devices that Ebb serves.
+    pub growth: Growth,
     /// What is on record of it.
     pub record: Record,
     /// Its directory.
@@ -49,7 +52,7 @@ pub fn take(
     process: Process,
     ram: Ram,
     qmp: Qmp,
-    disks: Disks,
+    (disks, growth): (Disks, Growth),
     mut record: Record,
     directory: &Path,
 ) -> Answer<Held> {
@@ -73,14 +76,19 @@ pub fn take(
         ))
     })?;
     let taken = take_with(&process, number, ram, &disks.shared, &record, directory);
+    let taken = taken.and_then(|(pager, restored)| {
+        let pager = Arc::new(pager);
+        let held = growth.hold(&pager, true);
+        held.map(|()| (pager, restored)).map_err(failed("the memory that it can grow by"))
+    });
     match taken {
         Ok((pager, restored)) => {
             record.userfaultfd = Some(number);
             record.save(directory).map_err(failed("the VM's record"))?;
-            let pager = Arc::new(pager);
             disks.shared.serve_with(&pager);
             let directory = directory.to_owned();
-            Ok(Held { process, pager, restored, qmp: Some(qmp), disks, record, directory })
+            let qmp = Some(qmp);
+            Ok(Held { process, pager, restored, qmp, disks, growth, record, directory })
         }
         Err(refused) => {
             // Leaves the VMM as it was; the reason for the refusal matters more
@@ -257,8 +265,11 @@ pub fn adopt(directory: &Path, settings: Settings) -> io::Result<Held> {
     let pager = Arc::new(pager);
     shared.serve_with(&pager);
     let disks = Disks::start(images, &shared, directory, record.cpus).map_err(io::Error::other)?;
+    let growth = Growth::start(&record.growth, directory, Some(&pager));
+    let growth = growth.map_err(io::Error::other)?;
+    growth.hold(&pager, false)?;
     let directory = directory.to_owned();
-    Ok(Held { process, pager, restored, qmp: None, disks, record, directory })
+    Ok(Held { process, pager, restored, qmp: None, disks, growth, record, directory })
 }
 
 /// The recovery rule: a page in the RAM file wins; a hole is what the ledger

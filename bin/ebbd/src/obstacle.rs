@@ -21,12 +21,19 @@ impl State {
                 left.as_secs() + 1
             );
         }
-        // HyperAlloc does not ask them, and tells itself what it could not have.
+        // HyperAlloc asks its metadata instead, and tells itself what it could not have.
         if way.is_at_least() && way.mechanism != Mechanism::HyperAlloc {
             let least = Bytes(way.least_bytes.unwrap_or(0));
             return format!(
                 "by its own figures the guest needs {least}, a small reserve included: with less it \
                  would run out of memory"
+            );
+        }
+        if let Some(left) = self.reserve.rests_for() {
+            return format!(
+                "the guest was about to run out of memory and has back what was taken; tried again \
+                 in {} s",
+                left.as_secs() + 1
             );
         }
         match way.mechanism {

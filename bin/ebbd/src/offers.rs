@@ -1,48 +1,93 @@
 //! What a VM offers to change its size by, as its VMM told it last.
 
-use ebb_api::{BalloonStatus, DriverState, GuestFigures, MemoryDeviceStatus};
+use std::sync::Arc;
+
+use ebb_api::{BalloonStatus, DeviceServer, DriverState, GuestFigures, MemoryDeviceStatus};
 use ebb_policy::need::Figures;
 use ebb_policy::resize::{Balloon as BalloonOffer, Device, Driver};
+use ebb_virtio_mem::Device as Served;
 use ebb_vm::balloon::{self, Balloon};
 use ebb_vm::driver::Driver as SeenDriver;
 use ebb_vm::memory_device::{self, MemoryDevice};
 use ebb_vm::qmp::QmpError;
 use ebb_vm::{Qmp, Region};
 
+use crate::growth::Growth;
+
 /// A device by which the guest plugs memory, whoever has it.
 pub enum Plugger {
-    /// QEMU's own, told by QMP. One of Ebb's own would stand beside it: asked and told without
-    /// QMP, and the same to everybody else.
+    /// QEMU's own, told by QMP.
     Qemu(MemoryDevice),
+    /// Ebb's own.
+    Ebb {
+        /// Itself.
+        device: Arc<Served>,
+        /// The guest's NUMA node.
+        node: u32,
+        /// Whether the guest drives it.
+        driver: Driver,
+    },
 }
 
 impl Plugger {
     /// As it is now.
     pub fn device(&self) -> Device {
-        let Plugger::Qemu(device) = self;
-        Device {
-            node: device.node,
-            plugged_bytes: device.plugged_bytes,
-            requested_bytes: device.requested_bytes,
-            max_bytes: device.max_bytes,
-            block_bytes: device.block_bytes,
-            driver: offered(&device.driver),
+        match self {
+            Plugger::Qemu(device) => Device {
+                node: device.node,
+                plugged_bytes: device.plugged_bytes,
+                requested_bytes: device.requested_bytes,
+                max_bytes: device.max_bytes,
+                block_bytes: device.block_bytes,
+                driver: offered(&device.driver),
+            },
+            Plugger::Ebb { device, node, driver } => {
+                let (sizes, geometry) = (device.sizes(), device.geometry());
+                Device {
+                    node: *node,
+                    plugged_bytes: sizes.plugged_bytes,
+                    requested_bytes: sizes.requested_bytes,
+                    max_bytes: geometry.region_bytes,
+                    block_bytes: geometry.block_bytes,
+                    driver: *driver,
+                }
+            }
+        }
+    }
+
+    /// Who serves it, and how often the guest touched what it has not plugged, if that is
+    /// known.
+    fn server(&self) -> (DeviceServer, Option<u64>) {
+        match self {
+            Plugger::Qemu(_) => (DeviceServer::Qemu, None),
+            Plugger::Ebb { device, .. } => (DeviceServer::Ebb, Some(device.guard().violations())),
         }
     }
 
     /// Has the guest plug so much, or so little.
     ///
     /// # Errors
-    /// The VMM's refusal.
-    pub fn request(&self, qmp: &mut Qmp, bytes: u64) -> Result<(), QmpError> {
-        let Plugger::Qemu(device) = self;
-        memory_device::request(qmp, device, bytes)
+    /// The VMM's refusal, or the device's.
+    pub fn request(&self, qmp: &mut Qmp, bytes: u64) -> Result<(), String> {
+        match self {
+            Plugger::Qemu(device) => {
+                memory_device::request(qmp, device, bytes).map_err(|error| error.to_string())
+            }
+            Plugger::Ebb { device, .. } => {
+                device.request_bytes(bytes).map_err(|error| error.to_string())
+            }
+        }
     }
 
     /// Whether a part of RAM is what it plugs.
     pub fn has(&self, region: &Region) -> bool {
-        let Plugger::Qemu(device) = self;
-        region.gpa >= device.address && region.gpa.0 - device.address.0 < device.max_bytes
+        let (address, bytes) = match self {
+            Plugger::Qemu(device) => (device.address, device.max_bytes),
+            Plugger::Ebb { device, .. } => {
+                (device.geometry().start, device.geometry().region_bytes)
+            }
+        };
+        region.gpa >= address && region.gpa.0 - address.0 < bytes
     }
 }
 
@@ -59,17 +104,23 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Asks QEMU.
+    /// Asks QEMU, and the devices of Ebb's own.
     ///
     /// # Errors
     /// [`QmpError`].
-    pub fn ask(qmp: &mut Qmp) -> Result<Seen, QmpError> {
+    pub fn ask(qmp: &mut Qmp, own: &Growth) -> Result<Seen, QmpError> {
         let memory = memory_device::look(qmp)?;
         let balloon = balloon::look(qmp, memory.initial_bytes)?;
+        let mut pluggers: Vec<_> = memory.devices.into_iter().map(Plugger::Qemu).collect();
+        let own = (0..).zip(own.devices());
+        pluggers.extend(own.map(|(node, (device, driven))| {
+            let driver = if driven { Driver::Ready } else { Driver::Absent };
+            Plugger::Ebb { device: Arc::clone(device), node, driver }
+        }));
         Ok(Seen {
             initial_bytes: memory.initial_bytes,
             node_bytes: memory.node_bytes,
-            pluggers: memory.devices.into_iter().map(Plugger::Qemu).collect(),
+            pluggers,
             balloon,
         })
     }
@@ -102,15 +153,20 @@ impl Seen {
 
     /// The devices for the status.
     pub fn device_status(&self) -> Vec<MemoryDeviceStatus> {
-        let status = |device: Device| MemoryDeviceStatus {
-            node: device.node,
-            plugged_bytes: device.plugged_bytes,
-            requested_bytes: device.requested_bytes,
-            max_bytes: device.max_bytes,
-            block_bytes: device.block_bytes,
-            driver: state(device.driver),
+        let status = |plugger: &Plugger| {
+            let (device, (served_by, violations)) = (plugger.device(), plugger.server());
+            MemoryDeviceStatus {
+                node: device.node,
+                plugged_bytes: device.plugged_bytes,
+                requested_bytes: device.requested_bytes,
+                max_bytes: device.max_bytes,
+                block_bytes: device.block_bytes,
+                driver: state(device.driver),
+                served_by,
+                violations,
+            }
         };
-        self.devices().into_iter().map(status).collect()
+        self.pluggers.iter().map(status).collect()
     }
 
     /// The balloon for the status. `now_s`: seconds since 1970.

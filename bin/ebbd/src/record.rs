@@ -10,6 +10,7 @@ use ebb_sys::process::Process;
 use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
 
+use crate::growth::GrowthRecord;
 use crate::tiers::Tiers;
 
 const FILE: &str = "vm.json";
@@ -74,6 +75,9 @@ pub struct Record {
     /// Its disks that Ebb serves.
     #[serde(default)]
     pub disks: Vec<DiskRequest>,
+    /// Its virtio-mem devices that Ebb serves, by NUMA node.
+    #[serde(default)]
+    pub growth: Vec<GrowthRecord>,
     /// Its processors, where Ebb started it.
     #[serde(default)]
     pub cpus: u32,

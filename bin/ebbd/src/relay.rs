@@ -1,9 +1,15 @@
 //! `ebbd relay`: keeps a front end connected while the process of its device dies and comes
 //! back.
 
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Parser;
+
+/// A QEMU that was to connect by now was never started.
+const QEMU_WITHIN: Duration = Duration::from_secs(60);
 
 /// The name of the subcommand.
 pub const COMMAND: &str = "relay";
@@ -16,11 +22,14 @@ pub const COMMAND: &str = "relay";
 #[command(name = "ebbd relay", version)]
 struct Arguments {
     /// Where QEMU connects to
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "once")]
+    socket: Option<PathBuf>,
     /// Where the device is served; it need not be there yet
     #[arg(long, value_name = "PATH")]
     device: PathBuf,
+    /// Serve one QEMU, which connects to the socket that is standard input, and end with it
+    #[arg(long, conflicts_with = "socket")]
+    once: bool,
 }
 
 /// Runs `ebbd relay` with what stands behind that.
@@ -30,7 +39,14 @@ struct Arguments {
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd relay".to_owned()].into_iter().chain(words));
     crate::log_to_stderr();
-    let listener = ebb_vhost::socket::listen(&arguments.socket)?;
-    tracing::info!("serving {} at {}", arguments.device.display(), arguments.socket.display());
-    ebb_vhost::relay::run(&listener, &arguments.device)
+    let device = &arguments.device;
+    let Some(socket) = &arguments.socket else {
+        let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+        let why = ebb_vhost::relay::run_once(&listener, device, QEMU_WITHIN)?;
+        tracing::info!("{}: the front end: {why}", device.display());
+        return Ok(());
+    };
+    let listener = ebb_vhost::socket::listen(socket)?;
+    tracing::info!("serving {} at {}", device.display(), socket.display());
+    ebb_vhost::relay::run(&listener, device)
 }

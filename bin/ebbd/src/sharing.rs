@@ -15,6 +15,7 @@ use ebb_units::{Bytes, FRAMES_PER_HUGE, HUGE_BYTES};
 use serde_json::json;
 
 use crate::problem::{Answer, failed, not_allowed};
+use crate::reserve;
 use crate::worker::{Command, State, was_reset};
 
 /// A guest that has not tried to free memory by then does not do it.
@@ -22,6 +23,8 @@ const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
 const PURGE_POLL: Duration = Duration::from_millis(10);
 /// It is asked so often, for twice as much each time: what it frees is in pieces.
 const PURGES_MAX: u32 = 5;
+/// What a guest can spare is taken in no smaller pieces: it asks for some all the time.
+const PIECE_HUGE: u64 = 16;
 /// What a size lacks is looked for so often.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
 
@@ -186,6 +189,7 @@ impl State {
         let shared = self.share()?;
         self.held.record.size_bytes = (bytes < initial_bytes).then_some(bytes);
         self.sharing.stopped = None;
+        self.reserve.begin_again();
         self.save();
         let mut resize = Resize::new(&shared, self.wanted_hard());
         resize.taken.returned = shared.give(&self.held.pager, resize.surplus());
@@ -216,24 +220,28 @@ impl State {
         self.sharing.shared.as_ref().map_or(0, |shared| shared.counts().hard_bytes)
     }
 
-    /// Takes, has the guest free its caches, and takes again; why it ended.
+    /// Takes what the guest can spare, has it free its caches, and takes again; why it ended.
     fn shrink(&mut self, resize: &mut Resize<'_>) -> String {
         loop {
             let missing = resize.missing();
-            let (taken, stop) = match missing {
-                0 => return "the size asked for was reached".into(),
-                _ => self.take_shared(resize.shared, How::Hard, missing, 0),
-            };
+            if missing == 0 {
+                return "the size asked for was reached".into();
+            }
+            let want = missing.min(self.spare_huge(resize.shared));
+            if want < missing.min(PIECE_HUGE) {
+                return self.what_it_needs(resize);
+            }
+            let (taken, stop) = self.take_shared(resize.shared, How::Hard, want, 0);
             resize.taken.add(taken);
             if let Some(stop) = stop {
                 return stop.to_string();
             }
-            let missing = resize.missing();
-            if missing > 0 && resize.purges == PURGES_MAX {
+            let left = want.saturating_sub(taken.huge_frames);
+            if left > 0 && resize.purges == PURGES_MAX {
                 return resize.what_is_in_the_way();
             }
-            if missing > 0 {
-                resize.shared.ask_purge((missing * FRAMES_PER_HUGE) << resize.purges);
+            if left > 0 {
+                resize.shared.ask_purge((left * FRAMES_PER_HUGE) << resize.purges);
                 resize.purges += 1;
                 if !self.wait_for_purge(resize.shared) {
                     return format!(
@@ -243,6 +251,14 @@ impl State {
                 }
             }
         }
+    }
+
+    fn what_it_needs(&self, resize: &Resize<'_>) -> String {
+        if self.insight.guest().is_err() {
+            return "the guest is not trusted, so nothing more is taken from it".into();
+        }
+        let used = Bytes(resize.shared.usage().used_bytes());
+        reserve::in_the_way(used, Bytes(resize.missing() * HUGE_BYTES))
     }
 
     /// Waits until the guest has tried; `false`: it did not in time, or was reset.
@@ -261,16 +277,25 @@ impl State {
     /// Takes what the size on record lacks, or returns what is too much.
     pub(crate) fn hold_size(&mut self) {
         let Some(shared) = self.sharing.shared.clone() else { return };
-        let resize = Resize::new(&shared, self.wanted_hard());
         self.sharing.looked = Some(Instant::now());
-        if resize.missing() > 0 && self.confirm() {
-            let (_, stop) = self.take_shared(&shared, How::Hard, resize.missing(), 0);
-            if let Some(stop) = stop {
-                tracing::debug!("{}: {stop}", self.held.record.name);
-            }
+        self.relieve(&shared);
+        let resize = Resize::new(&shared, self.wanted_hard());
+        if resize.missing() > 0 && self.reserve.may_look() && self.confirm() {
+            self.take_missing(&resize);
         } else if resize.surplus() > 0 {
             shared.give(&self.held.pager, resize.surplus());
         }
+    }
+
+    fn take_missing(&mut self, resize: &Resize<'_>) {
+        let want = resize.missing().min(self.spare_huge(resize.shared));
+        let stopped_by = if want < resize.missing().min(PIECE_HUGE) {
+            self.what_it_needs(resize)
+        } else {
+            let (_, stop) = self.take_shared(resize.shared, How::Hard, want, 0);
+            stop.map_or_else(|| resize.what_is_in_the_way(), |stop| stop.to_string())
+        };
+        self.note_word(stopped_by);
     }
 
     /// The same now and then.
@@ -283,6 +308,7 @@ impl State {
     /// The guest touched what it is not to have.
     pub(crate) fn violated(&mut self) {
         self.sharing.told.store(false, Release);
+        self.held.growth.look();
         if self.held.record.on_violation != OnViolation::Stop || self.sharing.stopped.is_some() {
             return;
         }

@@ -78,7 +78,7 @@ impl State {
         self.reconnect();
         let qmp = self.held.qmp.as_mut();
         let qmp = qmp.ok_or_else(|| not_allowed("QEMU's QMP socket does not answer"))?;
-        let seen = Seen::ask(qmp).map_err(not_allowed)?;
+        let seen = Seen::ask(qmp, &self.held.growth).map_err(not_allowed)?;
         let wanted_s = if self.held.record.size.is_some() { POLL_BUSY_S } else { POLL_IDLE_S };
         let ready = seen.balloon_offer().is_some_and(|balloon| balloon.driver != Driver::Absent);
         if let Some(balloon) = seen.balloon.as_ref().filter(|_| ready)
@@ -317,7 +317,7 @@ impl State {
         let devices = seen.pluggers.iter().zip(&offer.devices).zip(&plan.requested_bytes);
         for ((plugger, device), &bytes) in devices {
             if device.requested_bytes != bytes {
-                plugger.request(qmp, bytes).map_err(text)?;
+                plugger.request(qmp, bytes)?;
             }
         }
         let wanted = plan.ballooned_bytes;
@@ -335,10 +335,15 @@ impl State {
     fn take_shared_part(&mut self, offer: &Offer, plan: &Plan) -> Answer<()> {
         self.sizing.shrunk =
             self.resize_shared(offer.initial_bytes.saturating_sub(plan.hard_bytes))?;
-        if let Some(way) = &mut self.sizing.way {
-            way.last_word = Some(self.sizing.shrunk.stopped_by.clone());
-        }
+        self.note_word(self.sizing.shrunk.stopped_by.clone());
         Ok(())
+    }
+
+    /// Why the shared allocator has not all of what is wished for.
+    pub(crate) fn note_word(&mut self, stopped_by: String) {
+        if let Some(way) = &mut self.sizing.way {
+            way.last_word = Some(stopped_by);
+        }
     }
 
     /// The guest was reset. The balloon is not to be in the new kernel's way; it is filled again
@@ -347,6 +352,7 @@ impl State {
         if let Some(way) = &mut self.sizing.way {
             way.begin_again(now_s());
         }
+        self.reserve.begin_again();
         self.empty_balloon();
     }
 

@@ -23,6 +23,7 @@ use crate::held::Held;
 use crate::insight::Insight;
 use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::reserve::Reserve;
 use crate::serving::Serving;
 use crate::sharing::Sharing;
 use crate::sizing::Sizing;
@@ -102,6 +103,7 @@ pub struct State {
     pub(crate) limiter: Option<Limiter>,
     /// What there is with a guest that shares its allocator.
     pub(crate) sharing: Sharing,
+    pub(crate) reserve: Reserve,
     /// What is known of its size.
     pub(crate) sizing: Sizing,
     /// Why the limit is not held.
@@ -130,6 +132,9 @@ enum Next {
 
 impl State {
     fn new(held: Held, faults: Serving, own: Sender<Command>) -> State {
+        let to = own.clone();
+        // A worker that is gone stops nothing.
+        held.growth.on_violation(move || drop(to.send(Command::Violation)));
         State {
             held,
             insight: Insight::new(),
@@ -138,6 +143,7 @@ impl State {
             last: None,
             limiter: None,
             sharing: Sharing::default(),
+            reserve: Reserve::default(),
             sizing: Sizing::default(),
             stuck: None,
             trouble: None,
@@ -523,6 +529,12 @@ impl State {
         if !self.held.record.disks.is_empty() {
             return Err(not_allowed(
                 "Ebb serves this VM's disks, so it cannot be let go while it runs: power it off",
+            ));
+        }
+        if !self.held.record.growth.is_empty() {
+            return Err(not_allowed(
+                "Ebb serves this VM's virtio-mem devices, so it cannot be let go while it runs: \
+                 power it off",
             ));
         }
         let began = Instant::now();

@@ -161,6 +161,16 @@ choice! {
 }
 
 choice! {
+    /// Who serves a device.
+    DeviceServer {
+        /// QEMU itself.
+        Qemu = "qemu",
+        /// Ebb.
+        Ebb = "ebb",
+    }
+}
+
+choice! {
     /// What happens when a guest touches memory that was taken from it for good.
     #[derive(Default)]
     OnViolation {

@@ -15,8 +15,8 @@ pub mod route;
 mod status;
 
 pub use choice::{
-    Accelerator, Backing, DmaMode, DriverState, Mechanism, Mode, OnViolation, SizeMechanism,
-    SizeState, State,
+    Accelerator, Backing, DeviceServer, DmaMode, DriverState, Mechanism, Mode, OnViolation,
+    SizeMechanism, SizeState, State,
 };
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};

@@ -52,6 +52,9 @@ pub struct RunRequest {
     /// (virtio-mem); null: `memory_bytes`.
     #[serde(default)]
     pub grow_to_bytes: Option<u64>,
+    /// What is plugged has all its memory at once, not at a touch.
+    #[serde(default)]
+    pub grow_prealloc: bool,
     /// NUMA nodes, 1 to 16, each with the same part of memory and vCPUs.
     #[serde(default = "one")]
     pub nodes: u32,
@@ -401,6 +404,7 @@ mod tests {
             memory_bytes: 2 << 30,
             tier: None,
             grow_to_bytes: None,
+            grow_prealloc: false,
             nodes: 1,
             cpus: 1,
             kernel: Some("/boot/vmlinuz".into()),

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    Accelerator, Backing, DriverState, Mechanism, Mode, OnViolation, ReclaimReport, SizeMechanism,
-    SizeState, State, VmName,
+    Accelerator, Backing, DeviceServer, DriverState, Mechanism, Mode, OnViolation, ReclaimReport,
+    SizeMechanism, SizeState, State, VmName,
 };
 
 /// The largest buddy order of an x86-64 kernel with its standard configuration.
@@ -247,6 +247,10 @@ pub struct MemoryDeviceStatus {
     pub block_bytes: u64,
     /// Whether the guest drives it.
     pub driver: DriverState,
+    /// Who serves it.
+    pub served_by: DeviceServer,
+    /// Touches of what is not plugged; none: QEMU does not tell.
+    pub violations: Option<u64>,
 }
 
 /// A balloon.

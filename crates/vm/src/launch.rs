@@ -9,11 +9,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use ebb_sys::ram_file::RamFile;
+use ebb_units::Gpa;
 
 /// The balloon of a VM that Ebb starts.
 const BALLOON: &str = "ebb-balloon";
 /// Its virtio-mem devices, with the node's number behind it.
 const GROWTH: &str = "ebb-growth";
+/// QEMU places memory devices at whole GiB, and Linux wants memory blocks of 2 GiB at most.
+const REGION_ALIGN: u64 = 1 << 30;
+/// A slot without a function 0 is not looked into: what is there has its memory mapped, and
+/// the guest never learns of it. Slot 31 is the chipset's.
+const HIDDEN_SLOT: usize = 30;
+const HIDDEN_FUNCTIONS: usize = 7;
+/// VIRTIO 1.2, sections 5.15.1 and 5.15.4.
+const VIRTIO_MEM: u32 = 24;
+const VIRTIO_MEM_CONFIG_BYTES: u32 = 56;
 
 /// What runs the guest's instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +60,21 @@ pub struct Node {
     pub growth: Option<Memory>,
 }
 
+/// A virtio-mem device that another process serves, by vhost-user.
+pub struct Served {
+    /// Where it is served.
+    pub socket: PathBuf,
+    /// Where its region begins: [`growth_start`].
+    pub address: Gpa,
+}
+
+/// Where the memory that a node can plug begins, of VMs that begin with `initial_bytes` and can
+/// plug `node_bytes` on each node: behind all that a machine of QEMU's maps elsewhere.
+pub fn growth_start(initial_bytes: u64, node_bytes: u64, node: u64) -> Gpa {
+    let all = (4 << 30) + initial_bytes.next_multiple_of(REGION_ALIGN);
+    Gpa(all + node * node_bytes.next_multiple_of(REGION_ALIGN))
+}
+
 /// A VM to be started.
 pub struct Launch<'a> {
     /// Its name.
@@ -60,6 +85,10 @@ pub struct Launch<'a> {
     pub qemu: &'a Path,
     /// Its NUMA nodes, one at least.
     pub nodes: &'a [Node],
+    /// Who serves what each node can plug; none: QEMU itself.
+    pub served: &'a [Served],
+    /// Where QEMU does: what is plugged has all its memory at once.
+    pub prealloc: bool,
     /// It gets a balloon.
     pub balloon: bool,
     /// Processors.
@@ -159,7 +188,14 @@ impl Launch<'_> {
     fn memory(&self, option: &mut impl FnMut(&str, String)) {
         let initial: u64 = self.nodes.iter().map(|node| node.ram.bytes).sum();
         let growths = self.nodes.iter().filter_map(|node| node.growth.as_ref());
-        let growth: u64 = growths.map(|growth| growth.bytes).sum();
+        let growth: u64 = match self.served.is_empty() {
+            true => growths.map(|growth| growth.bytes).sum(),
+            // As far as [`growth_start`] may go.
+            false => {
+                let each = growths.map(|growth| growth.bytes.next_multiple_of(REGION_ALIGN));
+                initial.next_multiple_of(REGION_ALIGN) + each.sum::<u64>()
+            }
+        };
         let memory = format!("{}M", initial >> 20);
         option(
             "-m",
@@ -189,14 +225,42 @@ impl Launch<'_> {
             if let Some(growth) = &node.growth {
                 let name = format!("growth{index}");
                 option("-object", backend(&name, growth) + ",reserve=off");
-                option(
-                    "-device",
-                    format!(
-                        "virtio-mem-pci,id={GROWTH}{index},memdev={name},node={index},requested-size=0"
+                match self.served.get(index) {
+                    Some(served) => served.options(index, &name, option),
+                    None => option(
+                        "-device",
+                        format!(
+                            "virtio-mem-pci,id={GROWTH}{index},memdev={name},node={index},\
+                             requested-size=0,prealloc={}",
+                            if self.prealloc { "on" } else { "off" }
+                        ),
                     ),
-                );
+                }
             }
         }
+    }
+}
+
+impl Served {
+    /// QEMU's generic device knows nothing of memory: the region is mapped by another device,
+    /// which the guest is not to find.
+    fn options(&self, index: usize, memory: &str, option: &mut impl FnMut(&str, String)) {
+        let slot = HIDDEN_SLOT - index / HIDDEN_FUNCTIONS;
+        let place = format!("{slot:#x}.{}", 1 + index % HIDDEN_FUNCTIONS);
+        let Gpa(address) = self.address;
+        option(
+            "-device",
+            format!("virtio-pmem-pci,memdev={memory},memaddr={address:#x},addr={place}"),
+        );
+        let id = format!("{GROWTH}{index}");
+        option("-chardev", format!("socket,id={id},path={}", escape(&self.socket)));
+        option(
+            "-device",
+            format!(
+                "vhost-user-test-device-pci,id={id},chardev={id},virtio-id={VIRTIO_MEM},num_vqs=1,\
+                 config_size={VIRTIO_MEM_CONFIG_BYTES}"
+            ),
+        );
     }
 }
 
@@ -224,12 +288,14 @@ mod tests {
         Memory { file: RamFile::create("launch-test", bytes).unwrap(), bytes }
     }
 
-    fn words(nodes: &[Node], cpus: u32) -> Vec<String> {
+    fn words(nodes: &[Node], cpus: u32, served: &[Served]) -> Vec<String> {
         let launch = Launch {
             name: "web",
             directory: Path::new("/run/web"),
             qemu: Path::new("qemu"),
             nodes,
+            served,
+            prealloc: true,
             balloon: true,
             cpus,
             accelerator: Accelerator::Tcg,
@@ -251,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_vm_has_one_node_and_what_it_began_with() {
-        let words = words(&[Node { ram: memory(64 << 20), growth: None }], 3);
+        let words = words(&[Node { ram: memory(64 << 20), growth: None }], 3, &[]);
         for (key, value) in [
             ("-m", "64M"),
             ("-smp", "3"),
@@ -267,16 +333,38 @@ mod tests {
     #[test]
     fn each_node_that_grows_has_a_device() {
         let node = || Node { ram: memory(32 << 20), growth: Some(memory(128 << 20)) };
-        let words = words(&[node(), node()], 4);
+        let words = words(&[node(), node()], 4, &[]);
         for (key, value) in [
             ("-m", "64M,slots=0,maxmem=320M"),
             ("-smp", "4,sockets=2,cores=2,threads=1"),
             ("-numa", "node,nodeid=1,cpus=2-3,memdev=ram1"),
             ("-object", "memory-backend-file,id=growth1,size=134217728,"),
-            ("-device", "virtio-mem-pci,id=ebb-growth1,memdev=growth1,node=1,"),
+            (
+                "-device",
+                "virtio-mem-pci,id=ebb-growth1,memdev=growth1,node=1,requested-size=0,prealloc=on",
+            ),
         ] {
             assert!(has(&words, key, value), "{key} {value}: {words:?}");
         }
+    }
+
+    #[test]
+    fn others_serve_devices_at_addresses_of_their_own() {
+        let node = || Node { ram: memory(32 << 20), growth: Some(memory(128 << 20)) };
+        let served = [0, 1].map(|node| Served {
+            socket: format!("/run/web/memory{node}").into(),
+            address: growth_start(64 << 20, 128 << 20, node),
+        });
+        let words = words(&[node(), node()], 4, &served);
+        for (key, value) in [
+            ("-m", "64M,slots=0,maxmem=3136M"),
+            ("-device", "virtio-pmem-pci,memdev=growth1,memaddr=0x180000000,addr=0x1e.2"),
+            ("-chardev", "socket,id=ebb-growth1,path=/run/web/memory1"),
+            ("-device", "vhost-user-test-device-pci,id=ebb-growth0,chardev=ebb-growth0,"),
+        ] {
+            assert!(has(&words, key, value), "{key} {value}: {words:?}");
+        }
+        assert!(!words.iter().any(|word| word.contains("virtio-mem-pci")));
     }
 
     #[test]
