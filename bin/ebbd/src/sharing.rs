@@ -24,7 +24,7 @@ const PURGE_POLL: Duration = Duration::from_millis(10);
 /// It is asked so often, for twice as much each time: what it frees is in pieces.
 const PURGES_MAX: u32 = 5;
 /// What a guest can spare is taken in no smaller pieces: it asks for some all the time.
-const PIECE_HUGE: u64 = 16;
+const PIECE_HUGE: u64 = 4;
 /// What a size lacks is looked for so often.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
 

@@ -32,7 +32,19 @@ pub struct Usage {
     pub huge: KindUsage,
 }
 
+impl Usage {
+    /// Frames in use, of any kind.
+    pub fn used_bytes(&self) -> u64 {
+        self.unmovable.used_bytes + self.movable.used_bytes + self.huge.used_bytes
+    }
+}
+
 impl HyperAlloc {
+    /// Zones that are shared.
+    pub fn zone_count(&self) -> u64 {
+        self.zones.len() as u64
+    }
+
     /// What is in use at this moment, more or less; what slots have claimed and not handed
     /// out is not in use, as far as it is told apart.
     pub fn usage(&self) -> Usage {
