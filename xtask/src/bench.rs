@@ -18,6 +18,7 @@ mod memory;
 mod reclaim;
 mod report;
 mod rounds;
+mod samples;
 mod scan;
 mod store;
 mod swap;
@@ -87,6 +88,8 @@ enum Name {
     VirtioMemFig3,
     /// Shrinking with memory that cannot move
     VirtioMemFig5,
+    /// A guest's speed while it shrinks
+    VirtioMemFig7,
     /// How long growing and shrinking takes
     VirtioMemPlug,
     /// What looking for used memory looks at
@@ -102,7 +105,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 25] = [
+const EACH: [(Name, Bench); 26] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -124,6 +127,7 @@ const EACH: [(Name, Bench); 25] = [
     (Name::VirtioMemTab1, virtio_mem::tab1),
     (Name::VirtioMemFig3, virtio_mem::fig3),
     (Name::VirtioMemFig5, virtio_mem::fig5),
+    (Name::VirtioMemFig7, virtio_mem::fig7),
     (Name::VirtioMemPlug, virtio_mem::plug),
     (Name::VtmmFig2, heat::fig2),
     (Name::VtmmSort, heat::sort),

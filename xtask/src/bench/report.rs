@@ -94,6 +94,12 @@ impl Row {
         Row { goal: Some(format!("no more than {limit}")), met, ..self }
     }
 
+    /// The figure itself is to be no less than this.
+    pub fn not_less_than(self, limit: f64) -> Row {
+        let met = Some(self.ebb >= limit);
+        Row { goal: Some(format!("no less than {limit}")), met, ..self }
+    }
+
     fn cells(&self) -> [String; 7] {
         [
             self.what.clone(),

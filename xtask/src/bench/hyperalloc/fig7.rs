@@ -45,6 +45,8 @@ struct Run {
     peak_mib: Rounds,
     /// After the compile, `make clean`, and without page cache.
     kept_mib: [Rounds; 3],
+    /// What the guest's allocator has given out then, and was not returned; of HyperAlloc.
+    used_mib: [Rounds; 3],
     /// Of the last round.
     course: Option<Footprint>,
 }
@@ -96,6 +98,7 @@ impl Run {
             footprint: new(),
             peak_mib: new(),
             kept_mib: [new(), new(), new()],
+            used_mib: [new(), new(), new()],
             course: None,
         }
     }
@@ -135,17 +138,28 @@ impl Run {
         self.cpu_s.push((cpu_time(vm, self.keeper) - cpu_before).as_secs_f64());
         course.mark("rest");
         course.rest(scale.rest)?;
-        self.kept_mib[0].push(mib(vm));
+        self.note_kept(0, vm);
         course.mark("make clean");
         work::seconds(vm, &format!("program /mnt {}", work::CLEAN))?;
         course.rest(scale.rest)?;
-        self.kept_mib[1].push(mib(vm));
+        self.note_kept(1, vm);
         course.mark("drop caches");
         vm.guest("sh busybox sync");
         vm.guest("dropcaches");
         course.rest(scale.rest)?;
-        self.kept_mib[2].push(mib(vm));
+        self.note_kept(2, vm);
         Ok(())
+    }
+
+    fn note_kept(&mut self, step: usize, vm: &Vm) {
+        self.kept_mib[step].push(mib(vm));
+        if self.keeper == Keeper::HyperAlloc
+            && let Some(all) = vm.status().sharing.fragmentation
+        {
+            let kinds = [all.unmovable, all.movable, all.huge];
+            let used: u64 = kinds.iter().map(|kind| kind.used_bytes).sum();
+            self.used_mib[step].push(used as f64 / f64::from(1 << 20));
+        }
     }
 }
 
@@ -188,6 +202,8 @@ fn rows(report: &mut Report, runs: &[Run; 5]) {
             let is_goal = step == 2 && other.keeper == Keeper::Reporting;
             report.row(if is_goal { row.at_most(KEPT_MOST) } else { row });
         }
+        let kept = Row::new(format!("{what}, HyperAlloc"), "MiB", &ebb.kept_mib[step]);
+        report.row(kept.against("of it in use", &ebb.used_mib[step]));
     }
     let times = [[ebb, llfree], [reporting, buddy], [vprobe, buddy], [llfree, buddy]];
     for pair in times {

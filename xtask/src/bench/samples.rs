@@ -1,0 +1,107 @@
+//! A guest's speed, sampled while something else happens to its VM.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use vmtest::Vm;
+
+use crate::guard::guard;
+use crate::interrupt;
+
+/// Of the guest program, with its unit.
+pub const LOADS: [(&str, &str); 2] = [("stream", "MiB/s"), ("quanta", "steps/125 ms")];
+
+/// Seconds from the beginning, and what the guest managed.
+pub type Samples = Vec<(f64, f64)>;
+
+/// What a guest does while it is sampled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Of [`LOADS`].
+    pub index: usize,
+    pub threads: u32,
+    pub seconds: u64,
+}
+
+impl Load {
+    /// As tables have it.
+    pub fn name(self) -> String {
+        format!("{}, {} threads", LOADS[self.index].0, self.threads)
+    }
+
+    /// Of a sample.
+    pub fn unit(self) -> &'static str {
+        LOADS[self.index].1
+    }
+
+    /// Runs it in the guest.
+    ///
+    /// # Errors
+    /// The guest's answer makes no sense.
+    pub fn samples(self, vm: &Vm) -> anyhow::Result<Samples> {
+        let (load, Load { threads, seconds, .. }) = (LOADS[self.index].0, self);
+        let text = vm.guest(&format!("bench {load} {threads} {seconds}"));
+        parse(&text).with_context(|| format!("the guest's samples: {text}"))
+    }
+
+    /// The same, while `change` runs on a thread of its own, which is told when it began.
+    ///
+    /// # Errors
+    /// As [`Load::samples`], and as `change`.
+    pub fn samples_while(
+        self,
+        vm: &Vm,
+        change: impl FnOnce(Instant) -> anyhow::Result<()> + Send,
+    ) -> anyhow::Result<Samples> {
+        let began = Instant::now();
+        let (samples, changed) = thread::scope(|scope| {
+            let change = scope.spawn(move || guard(|| change(began)));
+            (guard(|| self.samples(vm)), change.join())
+        });
+        changed.map_err(|panic| crate::guard::reason(&*panic))??;
+        samples
+    }
+}
+
+/// Waits, unless somebody interrupts.
+///
+/// # Errors
+/// Somebody did.
+pub fn wait_until(moment: Instant) -> anyhow::Result<()> {
+    while Instant::now() < moment {
+        interrupt::check()?;
+        let left = moment.saturating_duration_since(Instant::now());
+        thread::sleep(left.min(Duration::from_millis(100)));
+    }
+    Ok(())
+}
+
+/// `MILLISECONDS:FIGURE ...`.
+fn parse(text: &str) -> Option<Samples> {
+    let sample = |word: &str| {
+        let (ms, figure) = word.split_once(':')?;
+        Some((ms.parse::<f64>().ok()? / 1e3, figure.parse().ok()?))
+    };
+    text.split_whitespace().map(sample).collect()
+}
+
+/// The figure that a hundredth of the samples do not exceed.
+pub fn first_percentile(samples: &[(f64, f64)]) -> f64 {
+    let mut figures: Vec<f64> = samples.iter().map(|sample| sample.1).collect();
+    figures.sort_unstable_by(f64::total_cmp);
+    figures.get(figures.len().div_ceil(100).saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_percentile_is_the_slowest_hundredth() {
+        let text: Vec<String> = (1..=200).rev().map(|figure| format!("7:{figure}")).collect();
+        let samples = parse(&text.join(" ")).unwrap();
+        assert_eq!((samples[0].0, first_percentile(&samples)), (0.007, 2.0));
+        assert!(parse("7").is_none() && first_percentile(&[]).is_nan());
+    }
+}

@@ -1,0 +1,80 @@
+//! Figures 5 and 6: shrinking when memory that cannot move may lie anywhere.
+
+use anyhow::ensure;
+use ebb_api::SizeState;
+use vmtest::{Guest, Vm};
+
+use super::way::Way;
+use super::{KERNEL, MIB, reach, resize, settled_blocks};
+use crate::bench::report::{Report, Row};
+use crate::bench::rounds::Rounds;
+
+/// Plugged memory is for the kernel itself, too.
+const KERNELS: &str = "memhp_default_state=online_kernel";
+/// Of what was plugged, in percent: the paper's worst.
+const UNPLUGGED_LEAST: f64 = 99.7;
+
+/// What one way came to.
+struct Figures {
+    way: Way,
+    gone_percent: Rounds,
+    blocks_left: Rounds,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// The VM does not grow.
+pub fn run(quick: bool) -> anyhow::Result<Report> {
+    let mut report = Report::new("virtio-mem-fig5");
+    let (began, most, rounds) = if quick { (1024, 3072, 1) } else { (2048, 8192, 3) };
+    report.note(format!(
+        "A guest of {began} MiB grows to {most} MiB, all of it in ZONE_NORMAL, is filled and \
+         emptied by processes and files while slabs grow among them, and shrinks to where it \
+         began; {rounds} rounds, a VM each. What is left are slabs."
+    ));
+    let new =
+        |way| Figures { way, gone_percent: Rounds::default(), blocks_left: Rounds::default() };
+    let mut all: Vec<Figures> = Way::here(&mut report).into_iter().map(new).collect();
+    for _ in 0..rounds {
+        for Figures { way, gone_percent, blocks_left } in &mut all {
+            let vm = way.start(Guest::debian(KERNEL).append(KERNELS), began, most);
+            reach(&vm, &format!("{most}M"))?;
+            work(&vm, most)?;
+            let told = resize(&vm, &format!("{began}M"))?;
+            if told.state != SizeState::Reached {
+                report.note(format!("{}: {}", way.name(), told.stopped_by));
+            }
+            let gone = (most * MIB).saturating_sub(told.bytes);
+            gone_percent.push(100.0 * gone as f64 / ((most - began) * MIB) as f64);
+            blocks_left.push(settled_blocks(&vm));
+        }
+    }
+    let Some((balloon, devices)) = all.split_last() else { return Ok(report) };
+    for device in devices {
+        let what = format!("{}: of what is to go, went", device.way.name());
+        let row = Row::new(what, "%", &device.gone_percent).not_less_than(UNPLUGGED_LEAST);
+        report.row(row.against("balloon", &balloon.gone_percent));
+        let what = format!("{}: memory blocks left", device.way.name());
+        let row = Row::new(what, "", &device.blocks_left);
+        report.row(row.against("balloon", &balloon.blocks_left));
+    }
+    Ok(report)
+}
+
+/// Memory of processes, page cache and slabs, all over.
+fn work(vm: &Vm, size_mib: u64) -> anyhow::Result<()> {
+    vm.forgive();
+    vm.guest(&format!("fill a {}M", size_mib / 2));
+    vm.guest(&format!("files b {}M", size_mib / 8));
+    let many = "i=0; while [ $i -lt 20000 ]; do echo > /tmp/d/$i; i=$((i+1)); done";
+    vm.guest(&format!("sh mkdir /tmp/d; {many}"));
+    vm.guest(&format!("churn load 86400 {}M", size_mib / 8));
+    vm.churn_on(4);
+    let churn = vm.churn_stop();
+    ensure!(churn.wrong_bytes == 0, "{churn:?}");
+    ["free a", "rmfiles b", "sh rm -r /tmp/d", "dropcaches"].iter().for_each(|line| {
+        vm.guest(line);
+    });
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! The ways by which `ebb resize` brings a VM to a size here.
+
+use vmtest::{Guest, Host, Vm, assets};
+
+use crate::bench::report::Report;
+
+/// What changes a VM's size.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// virtio-mem that Ebb serves, under QEMU 11.
+    Own,
+    /// QEMU's virtio-mem.
+    Qemus,
+    /// QEMU's balloon, in a VM that begins with all its memory.
+    Balloon,
+}
+
+impl Way {
+    /// Those that this machine has.
+    pub fn here(report: &mut Report) -> Vec<Way> {
+        if let Err(why) = assets::qemu11() {
+            report.note(format!("No device of Ebb's own: {why}"));
+            return vec![Way::Qemus, Way::Balloon];
+        }
+        report.note("Ebb's own device under QEMU 11, the others under this system's QEMU.");
+        vec![Way::Own, Way::Qemus, Way::Balloon]
+    }
+
+    /// As tables have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Own => "own device",
+            Way::Qemus => "QEMU's device",
+            Way::Balloon => "balloon",
+        }
+    }
+
+    /// A VM that can have any size from `began_mib` to `most_mib`.
+    ///
+    /// # Panics
+    /// As the test bench.
+    pub fn start(self, guest: Guest, began_mib: u64, most_mib: u64) -> Vm {
+        let (began, most) = (format!("{began_mib}M"), format!("{most_mib}M"));
+        let guest = match self {
+            Way::Own => {
+                let qemu = assets::qemu11().expect("looked for before");
+                guest.memory(&began).grow_to(&most).qemu_in(&qemu)
+            }
+            Way::Qemus => guest.memory(&began).grow_to(&most),
+            Way::Balloon => guest.memory(&most),
+        };
+        // Each has a QEMU of its own, and so a daemon.
+        Host::new().run(guest)
+    }
+}
