@@ -52,13 +52,21 @@ impl Disk {
 
     /// With what is in an archive on its file system.
     pub fn filled(self, archive: &Path) -> Disk {
+        self.mounted(|at| call(&[&"tar", &"--extract", &"--file", &archive, &"--directory", &at]))
+    }
+
+    /// With these files on its file system, by these names.
+    pub fn with_files(self, files: &[(&Path, &str)]) -> Disk {
+        self.mounted(|at| {
+            files.iter().for_each(|(file, name)| call(&[&"cp", file, &at.join(name)]))
+        })
+    }
+
+    fn mounted(self, fill: impl FnOnce(&Path)) -> Disk {
         let at = self.image.with_extension("mounted");
         std::fs::create_dir(&at).expect("a directory");
-        let call = |words: &[&dyn AsRef<OsStr>]| {
-            Ran::of(Command::new(words[0]).args(&words[1..])).ok();
-        };
         call(&[&"mount", &"-o", &"loop", &self.image, &at]);
-        call(&[&"tar", &"--extract", &"--file", &archive, &"--directory", &at]);
+        fill(&at);
         call(&[&"umount", &at]);
         self
     }
@@ -160,4 +168,8 @@ impl Drop for Disk {
             let _ = server.wait();
         }
     }
+}
+
+fn call(words: &[&dyn AsRef<OsStr>]) {
+    Ran::of(Command::new(words[0]).args(&words[1..])).ok();
 }

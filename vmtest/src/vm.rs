@@ -157,6 +157,12 @@ impl Vm {
         self.wait_boot();
     }
 
+    /// Has the guest's kernel start another one from these files, without a reset.
+    pub fn kexec(&self, kernel: &str, initrd: &str) {
+        self.console().tell(&format!("kexec {kernel} {initrd}"));
+        self.wait_boot();
+    }
+
     fn wait_boot(&self) {
         let boots = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
         self.console().wait_ready(boots);

@@ -2,7 +2,7 @@
 
 use ebb_api::{DriverState, ResizeReport, SizeMechanism, SizeState, SizeStatus};
 use serde_json::json;
-use vmtest::{Guest, Host, Vm, rounds, until};
+use vmtest::{Disk, Guest, Host, Vm, assets, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -265,6 +265,34 @@ fn a_rebooted_guest_has_its_size_again() {
         vm.guest("fill a 200M");
         assert_eq!(vm.guest("check a"), "0");
         vm.guest("free a");
+    }
+}
+
+/// Nobody tells of it: no reset, and the old kernel's metadata stays in memory.
+#[test]
+fn a_kernel_started_by_another_has_its_size_again() {
+    let kernel = assets::kernel("6.1-cloud");
+    require!(kernel.as_ref().map_err(Clone::clone));
+    let kernel = kernel.expect("required");
+    let host = Host::new();
+    let files = [(kernel.vmlinuz.as_path(), "vmlinuz"), (kernel.initrd.as_path(), "initrd")];
+    let disk = Disk::new(&host, "disk", "256M").formatted("ext4").with_files(&files);
+    let vm = host.run(growing().own_disk(&disk));
+    let began_bytes = total_bytes(&vm);
+    reach(&vm, "1536M");
+    vm.ebb("auto on --interval 100ms").ok();
+    for _ in 0..rounds(2, 20) {
+        vm.wait_trusted();
+        vm.guest("fill a 1100M");
+        vm.guest("free a");
+        vm.guest("mount ext4 /dev/vda /mnt");
+        vm.kexec("/mnt/vmlinuz", "/mnt/initrd");
+        wait_total(&vm, began_bytes + 512 * MIB);
+        vm.guest("fill a 1100M");
+        assert_eq!(vm.guest("check a"), "0");
+        vm.guest("free a");
+        vm.wait_trusted();
+        until("the host to have back what is free", || (vm.host_bytes() < GIB).then_some(()));
     }
 }
 

@@ -14,10 +14,16 @@ const RETRY_MOST: Duration = Duration::from_secs(30);
 /// How often the vCPUs' page tables are asked for before a kernel counts as
 /// one that does not run.
 const ROOT_TRIES: u32 = 8;
+/// Of CR0.
+const PAGING: u64 = 1 << 31;
+/// Where a processor stands before it was started.
+const RESET_VECTOR: u64 = 0xfff0;
 
 /// The guest as far as it is known.
 pub struct Insight {
     guest: Result<Guest, String>,
+    /// When it was last known to run.
+    confirmed: Instant,
     tried: Option<Instant>,
     retry_after: Duration,
 }
@@ -26,12 +32,17 @@ impl Insight {
     /// Nothing is known yet.
     pub fn new() -> Insight {
         let guest = Err("it was not inspected yet".into());
-        Insight { guest, tried: None, retry_after: RETRY_FIRST }
+        Insight { guest, confirmed: Instant::now(), tried: None, retry_after: RETRY_FIRST }
     }
 
     /// The guest, if it is trusted; else why not.
     pub fn guest(&self) -> Result<&Guest, &str> {
         self.guest.as_ref().map_err(String::as_str)
+    }
+
+    /// When a trusted guest was last known to run.
+    pub fn confirmed(&self) -> Instant {
+        self.confirmed
     }
 
     /// What was known is void: the guest was reset.
@@ -46,11 +57,11 @@ impl Insight {
     }
 
     /// Makes sure that what is known is true of the kernel that runs now: the
-    /// note is in place, and a vCPU's page tables are this kernel's. Inspects
+    /// note is in place, and the vCPUs' page tables are this kernel's. Inspects
     /// anew where it is not. `true`: there is a trusted guest. `moves`: memory comes and goes,
     /// which changes where its metadata lies.
     pub fn confirm(&mut self, pager: &Pager, mut qmp: Option<&mut Qmp>, moves: bool) -> bool {
-        let view = pager.view();
+        let (view, asked) = (pager.view(), Instant::now());
         let known = self.guest.as_mut().is_ok_and(|guest| {
             guest.recheck(&view)
                 && is_running(guest, &view, qmp.as_deref_mut()) == Ok(true)
@@ -61,6 +72,7 @@ impl Insight {
             self.retry_after = (self.retry_after * 2).min(RETRY_MOST);
             self.guest = inspect(&view, qmp);
         }
+        self.confirmed = asked;
         self.guest.is_ok()
     }
 }
@@ -79,42 +91,84 @@ fn inspect(view: &View<'_>, mut qmp: Option<&mut Qmp>) -> Result<Guest, String> 
     Err(reason.to_string())
 }
 
-/// Whether a vCPU runs this kernel. Between QEMU's answer and our look a
+/// Whether the vCPUs run this kernel, and nothing else. Between QEMU's answer and our look a
 /// process may end and its page tables be freed, so one "no" is not believed.
-fn is_running(guest: &Guest, view: &View<'_>, mut qmp: Option<&mut Qmp>) -> Result<bool, String> {
+pub(crate) fn is_running(
+    guest: &Guest,
+    view: &View<'_>,
+    mut qmp: Option<&mut Qmp>,
+) -> Result<bool, String> {
     for _ in 0..ROOT_TRIES {
-        if guest.runs_on(view, &page_table_roots(qmp.as_deref_mut())?) {
+        let vcpus = vcpus(qmp.as_deref_mut())?;
+        let runs_it = |vcpu: &Vcpu| guest.runs_on(view, &[vcpu.root]);
+        // kexec leaves all but one where they are: halted, in the page tables of the old kernel.
+        if vcpus.iter().any(runs_it) && vcpus.iter().all(|vcpu| vcpu.waits || runs_it(vcpu)) {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// CR3 of every vCPU, asked of QEMU.
-fn page_table_roots(qmp: Option<&mut Qmp>) -> Result<Vec<u64>, String> {
-    let qmp = qmp.ok_or("QEMU's QMP socket is lost, so nobody tells whether this kernel runs")?;
-    let text = qmp.human("info registers -a").map_err(|error: QmpError| error.to_string())?;
-    let roots = parse_roots(&text);
-    // Without roots nobody would ask whether the kernel runs.
-    if roots.is_empty() { Err("QEMU does not tell its vCPUs' registers".into()) } else { Ok(roots) }
+/// What tells which kernel a vCPU runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Vcpu {
+    /// CR3.
+    root: u64,
+    /// Nobody has started it, or the firmware has put it to rest: without paging, it runs
+    /// nothing.
+    waits: bool,
 }
 
-fn parse_roots(registers: &str) -> Vec<u64> {
-    let words = registers.split_ascii_whitespace();
-    words
-        .filter_map(|word| word.strip_prefix("CR3="))
-        .filter_map(|hex| u64::from_str_radix(hex, 16).ok())
-        .collect()
+/// Every vCPU, asked of QEMU.
+fn vcpus(qmp: Option<&mut Qmp>) -> Result<Vec<Vcpu>, String> {
+    let qmp = qmp.ok_or("QEMU's QMP socket is lost, so nobody tells whether this kernel runs")?;
+    let text = qmp.human("info registers -a").map_err(|error: QmpError| error.to_string())?;
+    // Without them nobody would ask whether the kernel runs.
+    parse_vcpus(&text).ok_or_else(|| "QEMU does not tell its vCPUs' registers".into())
+}
+
+/// `None`: there is none, or something is missing of one.
+fn parse_vcpus(registers: &str) -> Option<Vec<Vcpu>> {
+    let parts = registers.split("CPU#").skip(1);
+    let vcpus: Vec<Vcpu> = parts.map(parse_vcpu).collect::<Option<_>>()?;
+    (!vcpus.is_empty()).then_some(vcpus)
+}
+
+fn parse_vcpu(registers: &str) -> Option<Vcpu> {
+    let field = |names: &[&str]| {
+        let mut words = registers.split_ascii_whitespace();
+        let hex = words.find_map(|word| names.iter().find_map(|name| word.strip_prefix(name)))?;
+        u64::from_str_radix(hex, 16).ok()
+    };
+    let is_paging = field(&["CR0="])? & PAGING != 0;
+    let is_halted = field(&["HLT="])? != 0 || field(&["RIP=", "EIP="])? == RESET_VECTOR;
+    Some(Vcpu { root: field(&["CR3="])?, waits: !is_paging && is_halted })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const RUNNING: &str = "RAX=0 RIP=ffffffff9e1a10b RFL=2 [-------] CPL=0 II=0 A20=1 SMM=0 HLT=1\n\
+        CR0=80050033 CR2=0 CR3=0000000005c0a000 CR4=06f0\n";
+    const UNSTARTED: &str = "EAX=0 EIP=0000fff0 EFL=2 [-------] CPL=0 II=0 A20=1 SMM=0 HLT=0\n\
+        CR0=60000010 CR2=0 CR3=00000000 CR4=0\n";
+
     #[test]
-    fn finds_every_processors_root() {
-        let text = "CPU#0\nCR0=80050033 CR2=0 CR3=0000000005c0a000 CR4=06f0\n\nCPU#1\nCR3=10 CR4=0";
-        assert_eq!(parse_roots(text), [0x5c0_a000, 0x10]);
-        assert!(parse_roots("CR3=zz").is_empty());
+    fn every_processor_is_told() {
+        let text = format!("\nCPU#0\n{RUNNING}\nCPU#1\n{UNSTARTED}");
+        let expected = [Vcpu { root: 0x5c0_a000, waits: false }, Vcpu { root: 0, waits: true }];
+        assert_eq!(parse_vcpus(&text).unwrap(), expected);
+    }
+
+    #[test]
+    fn who_runs_without_paging_does_not_wait() {
+        let told = |text: &str| parse_vcpus(&format!("CPU#0\n{text}"));
+        let runs = UNSTARTED.replace("fff0", "7c00");
+        assert!(!told(&runs).unwrap()[0].waits);
+        assert!(told(&runs.replace("HLT=0", "HLT=1")).unwrap()[0].waits);
+        assert_eq!(told(&RUNNING.replace("CR3=", "CR9=")), None);
+        assert_eq!(told(&RUNNING.replace("CR3=0", "CR3=zz")), None);
+        assert_eq!(parse_vcpus("no"), None);
     }
 }

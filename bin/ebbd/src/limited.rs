@@ -1,6 +1,6 @@
 //! What a VM's worker does about a limit on its resident memory.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
 use crate::trouble::{Attempt, Trouble};
-use crate::worker::{Command, State, was_reset};
+use crate::worker::{Command, State};
 
 /// So long it evicts before it looks at commands again.
 const TURN: Duration = Duration::from_millis(50);
@@ -220,18 +220,10 @@ impl State {
                 return Ok(false);
             }
         }
-        let qmp = RefCell::new(self.held.qmp.take());
-        let reset = Cell::new(false);
-        let still_runs = || {
-            reset.set(reset.get() || was_reset(&mut qmp.borrow_mut()));
-            // Without the socket nobody tells of resets.
-            !reset.get() && qmp.borrow().is_some()
-        };
+        let pulse = RefCell::new(self.pulse());
+        let still_runs = || pulse.borrow_mut().beats();
         let result = self.limit_step_with(limiter, marks, &still_runs);
-        self.held.qmp = qmp.into_inner();
-        if reset.get() {
-            self.after_reset();
-        }
+        self.end_pulse(pulse.into_inner());
         result
     }
 

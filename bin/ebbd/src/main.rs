@@ -16,6 +16,7 @@ mod memory;
 mod obstacle;
 mod offers;
 mod problem;
+mod pulse;
 mod record;
 mod relay;
 mod reserve;

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::problem::{Answer, failed, not_allowed};
 use crate::reserve;
-use crate::worker::{Command, State, was_reset};
+use crate::worker::{Command, State};
 
 /// A guest that has not tried to free memory by then does not do it.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -167,16 +167,9 @@ impl State {
         want: u64,
         keep: u64,
     ) -> (Taken, Option<Stop>) {
-        let (pager, qmp) = (Arc::clone(&self.held.pager), &mut self.held.qmp);
-        let mut reset = false;
-        let result = shared.reclaim(&pager, how, want, keep, || {
-            reset |= was_reset(qmp);
-            // Without the socket nobody tells of resets.
-            !reset && qmp.is_some()
-        });
-        if reset {
-            self.after_reset();
-        }
+        let (pager, mut pulse) = (Arc::clone(&self.held.pager), self.pulse());
+        let result = shared.reclaim(&pager, how, want, keep, || pulse.beats());
+        self.end_pulse(pulse);
         if result.0.emptied_bytes > 0 {
             self.save_totals(result.0.emptied_bytes);
         }

@@ -23,6 +23,7 @@ use crate::held::Held;
 use crate::insight::Insight;
 use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::pulse::{End, Pulse};
 use crate::reserve::Reserve;
 use crate::serving::Serving;
 use crate::sharing::Sharing;
@@ -265,17 +266,22 @@ impl State {
         }
     }
 
-    /// After a reset nothing that was known is true. What devices may reach
-    /// must be there before the new kernel uses it.
+    /// After a reset nothing that was known is true.
     pub(crate) fn after_reset(&mut self) {
         self.insight.forget("it was reset and is booting");
-        self.unshare();
+        self.lose_kernel();
         self.size_after_reset();
         self.tell_pager();
+    }
+
+    /// Another kernel may run. What this one shared is memory like any other, and what devices
+    /// may reach must be there before the next one uses it.
+    fn lose_kernel(&mut self) {
+        self.unshare();
         if self.held.record.mode == Mode::Strict
             && let Err(error) = self.held.pager.give_back_all()
         {
-            tracing::error!("{}: after its reset: {error}", self.held.record.name);
+            tracing::error!("{}: for its next kernel: {error}", self.held.record.name);
         }
     }
 
@@ -284,6 +290,13 @@ impl State {
         self.reconnect();
         let moves = self.has_pluggers();
         let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut(), moves);
+        let same = |before: &Arc<Guest>| {
+            self.insight.guest().is_ok_and(|guest| guest.note() == before.note())
+        };
+        if !self.witness.as_ref().is_none_or(same) {
+            // kexec tells nobody.
+            self.lose_kernel();
+        }
         if trusted
             && !self.may_share()
             && let Err(error) = self.watch_metadata()
@@ -404,17 +417,33 @@ impl State {
                 _ => BATCH_HUGE_BYTES,
             },
         };
+        let mut pulse = self.pulse();
         let guest = self.insight.guest().map_err(not_allowed)?;
-        let (pager, qmp) = (Arc::clone(&self.held.pager), &mut self.held.qmp);
-        let mut reset = false;
-        let result = vprobe::reclaim(&pager, guest, order, &mut self.blocks, || {
-            reset |= was_reset(qmp);
-            !reset
-        });
-        if reset {
-            self.after_reset();
-        }
+        let pager = Arc::clone(&self.held.pager);
+        let result = vprobe::reclaim(&pager, guest, order, &mut self.blocks, || pulse.beats());
+        self.end_pulse(pulse);
         Ok(result)
+    }
+
+    /// Whether the trusted guest still runs; takes the QMP socket along.
+    pub(crate) fn pulse(&mut self) -> Pulse {
+        let (pager, qmp) = (Arc::clone(&self.held.pager), self.held.qmp.take());
+        Pulse::new(&self.insight, self.witness.clone(), pager, qmp)
+    }
+
+    /// Takes the socket back.
+    pub(crate) fn end_pulse(&mut self, pulse: Pulse) {
+        let ended;
+        (self.held.qmp, ended) = pulse.end();
+        match ended {
+            Some(End::Reset) => self.after_reset(),
+            Some(End::Unknown) => {
+                self.insight.forget("its vCPUs do not all run the kernel that is known");
+                self.lose_kernel();
+                self.tell_pager();
+            }
+            None => {}
+        }
     }
 
     pub(crate) fn save_totals(&mut self, bytes: u64) {

@@ -5,6 +5,7 @@
 #![deny(missing_docs)]
 
 pub mod inject;
+pub mod kexec;
 pub mod kvm;
 pub mod kvm_vm;
 pub mod mapping;

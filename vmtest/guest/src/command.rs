@@ -44,6 +44,7 @@ impl Guest {
             }
             ["boot", kind, device] => boot::system(kind, device).map(|never| match never {}),
             ["reboot"] => power::restart().map(|never| match never {}),
+            ["kexec", kernel, initrd] => power::kexec(kernel, initrd).map(|never| match never {}),
             ["poweroff"] => power::off().map(|never| match never {}),
             ["panic"] => power::panic().map(|never| match never {}),
             ["bench", "mem", seconds] => bench(number(seconds)?),

@@ -1,7 +1,7 @@
 //! Ends of a boot.
 
 use std::convert::Infallible;
-use std::fs;
+use std::fs::{self, File};
 
 use rustix::system::{RebootCommand, reboot};
 
@@ -10,6 +10,15 @@ use crate::{Context, Result};
 /// Starts the machine anew.
 pub fn restart() -> Result<Infallible> {
     reboot(RebootCommand::Restart).context("reboot")?;
+    Err("reboot(2) returned".into())
+}
+
+/// Starts another kernel in the place of this one, without the firmware.
+pub fn kexec(kernel: &str, initrd: &str) -> Result<Infallible> {
+    let open = |path| File::open(path).context(path);
+    let line = fs::read_to_string("/proc/cmdline").context("the command line")?;
+    ebb_sys::kexec::load(&open(kernel)?, &open(initrd)?, line.trim_end()).context("kexec")?;
+    reboot(RebootCommand::Kexec).context("reboot")?;
     Err("reboot(2) returned".into())
 }
 

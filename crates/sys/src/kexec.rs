@@ -1,0 +1,29 @@
+//! The kernel to boot next, without the firmware: kexec_file_load(2). For guests of tests.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Loads a kernel image with its initial RAM disk; reboot(2) then starts it.
+///
+/// # Errors
+/// As kexec_file_load(2): `EPERM` without the privilege, `ENOEXEC` if that is no kernel;
+/// `InvalidInput`: a NUL in the command line.
+pub fn load(kernel: &File, initrd: &File, command_line: &str) -> io::Result<()> {
+    let line = CString::new(command_line).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let bytes = line.as_bytes_with_nul();
+    // SAFETY: the files are open, and the line with its NUL has so many bytes and outlives the
+    // call, which reads only.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_kexec_file_load,
+            kernel.as_raw_fd(),
+            initrd.as_raw_fd(),
+            bytes.len(),
+            bytes.as_ptr(),
+            0_u64,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
