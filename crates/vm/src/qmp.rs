@@ -38,6 +38,8 @@ pub enum QmpError {
 /// A connection past its greeting.
 pub struct Qmp {
     lines: BufReader<UnixStream>,
+    /// Of the last request: an answer that came too late is not that of the next.
+    id: u64,
     events: VecDeque<String>,
 }
 
@@ -51,7 +53,7 @@ impl Qmp {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        let mut qmp = Qmp { lines: BufReader::new(stream), events: VecDeque::new() };
+        let mut qmp = Qmp { lines: BufReader::new(stream), id: 0, events: VecDeque::new() };
         let greeting = qmp.message()?;
         if greeting.get("QMP").is_none() {
             return Err(QmpError::Protocol("no greeting".into()));
@@ -73,12 +75,16 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`].
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        let request = json!({ "execute": command, "arguments": arguments });
+        self.id += 1;
+        let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
         let mut line = request.to_string();
         line.push('\n');
         self.lines.get_mut().write_all(line.as_bytes())?;
         loop {
             let mut message = self.message()?;
+            if message.get("id").is_some_and(|id| id != &json!(self.id)) {
+                continue;
+            }
             if let Some(value) = message.get_mut("return") {
                 return Ok(value.take());
             }
@@ -170,6 +176,17 @@ mod tests {
         let mut qmp = Qmp::connect(&path).unwrap();
         assert_eq!(qmp.human("info version").unwrap(), "text");
         assert_eq!(qmp.events().unwrap(), ["RESET"]);
+    }
+
+    #[test]
+    fn an_answer_that_came_too_late_is_not_the_next_ones() {
+        let (_dir, path) = peer(&[
+            "{\"QMP\":{}}\n",
+            "{\"return\":{},\"id\":1}\n",
+            "{\"return\":\"late\",\"id\":1}\n{\"return\":\"text\",\"id\":2}\n",
+        ]);
+        let mut qmp = Qmp::connect(&path).unwrap();
+        assert_eq!(qmp.human("info version").unwrap(), "text");
     }
 
     #[test]
