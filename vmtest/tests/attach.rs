@@ -35,7 +35,7 @@ fn assert_comes_and_goes(vm: &Vm) {
 fn again_and_again_in_strict_mode() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud").mode("strict"));
-    for _ in 0..rounds(5, 20) {
+    for _ in 0..rounds(3, 20) {
         assert_comes_and_goes(&vm);
     }
     host.kill9();

@@ -21,7 +21,7 @@ fn killed_daemons_lose_nothing() {
     let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
     vm.guest("fill kept 100M");
     vm.churn("200M");
-    let count = u64::from(rounds(20, 50));
+    let count = u64::from(rounds(12, 50));
     for round in 0..count {
         let taking = thread::spawn({
             let host = host.clone();

@@ -109,7 +109,7 @@ fn killed_servers_lose_nothing() {
     vm.guest("mount ext4 /dev/vda /mnt");
     vm.guest("diskchurn load /mnt 24M");
     vm.churn_on(20);
-    for round in 0..u64::from(rounds(12, 100)) {
+    for round in 0..u64::from(rounds(8, 100)) {
         busy_for(Duration::from_millis(round * 13 % 101));
         disk.kill9();
         disk.start();

@@ -51,7 +51,7 @@ fn no_request_fails(backing: &str) {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
     let vm = loaded(&host, guest(&disk).backing(backing));
-    for _ in 0..rounds(3, 20) {
+    for _ in 0..rounds(2, 20) {
         free_and_read(&vm);
         vm.churn_on(4);
     }

@@ -30,10 +30,10 @@ fn torture(mode: &str) {
     vm.guest("fill kept 100M");
     vm.guest("files f 50M");
     vm.churn("150M");
-    for round in 0..rounds(2, 30) {
+    for round in 0..rounds(1, 30) {
         evict(&vm, 1024 * MIB);
         vm.reclaim();
-        if round % 2 == 1 {
+        if round % 2 == 0 {
             host.kill9();
             host.start();
         }

@@ -113,7 +113,7 @@ fn page_tables_that_become_data_are_left_alone() {
     vm.churn("200M");
     let mut levels = tracked.levels(0);
     let (mut cleared, mut held) = (0, 0);
-    for _ in 0..vmtest::rounds(20, 400) {
+    for _ in 0..vmtest::rounds(12, 400) {
         vm.churn_on(1);
         for _ in 0..10 {
             levels.begin();

@@ -166,7 +166,7 @@ fn killed_daemons_lose_nothing() {
     let vm = start(&host, |guest| guest);
     vm.guest("fill kept 100M");
     vm.churn("200M");
-    for round in 0..rounds(6, 100) {
+    for round in 0..rounds(4, 100) {
         let taking = thread::spawn({
             let host = host.clone();
             let line = ["reclaim vm0", "resize vm0 700M", "resize vm0 1G"][round as usize % 3];
@@ -324,7 +324,7 @@ fn stress_ng_finds_no_wrong_byte() {
         "timed program /mnt stress-ng --quiet --verify --temp-path /root --vm 1 --vm-bytes 96M \
          --mmap 1 --mmap-bytes 64M --fork 1 --memfd 1 --memfd-bytes 64M --hdd 1 --hdd-bytes 64M \
          --timeout {}",
-        rounds(15, 300)
+        rounds(8, 300)
     );
     let times = thread::scope(|scope| {
         let stress = scope.spawn(|| vm.guest(&stress));

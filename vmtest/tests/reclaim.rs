@@ -121,7 +121,7 @@ fn kernel_7_in_strict_mode() {
 fn a_device_meets_no_empty_memory_in_strict_mode() {
     let guest = Guest::debian("6.1-cloud").disk("300M").mode("strict");
     let vm = Host::new().run(guest);
-    for _ in 0..5 {
+    for _ in 0..rounds(2, 20) {
         vm.guest("fill a 600M");
         vm.guest("free a");
         vm.guest("dropcaches");

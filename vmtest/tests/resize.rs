@@ -283,12 +283,12 @@ fn a_kernel_started_by_another_has_its_size_again() {
     vm.ebb("auto on --interval 100ms").ok();
     for _ in 0..rounds(2, 20) {
         vm.wait_trusted();
-        vm.guest("fill a 1100M");
+        vm.guest("fill a 800M");
         vm.guest("free a");
         vm.guest("mount ext4 /dev/vda /mnt");
         vm.kexec("/mnt/vmlinuz", "/mnt/initrd");
         wait_total(&vm, began_bytes + 512 * MIB);
-        vm.guest("fill a 1100M");
+        vm.guest("fill a 800M");
         assert_eq!(vm.guest("check a"), "0");
         vm.guest("free a");
         vm.wait_trusted();

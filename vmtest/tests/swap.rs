@@ -91,7 +91,7 @@ fn no_byte_is_lost_when_the_daemon_dies() {
     limit(&vm, 150);
     vm.guest("files a 100M /mnt");
     vm.guest("diskchurn load /mnt 60M");
-    for _ in 0..rounds(10, 100) {
+    for _ in 0..rounds(6, 100) {
         vm.churn_on(2);
         host.kill9();
         host.start();
