@@ -326,9 +326,12 @@ fn plugged_memory_is_reclaimed_as_any_other() {
     for mode in ["strict", "release"].into_iter().take(rounds(1, 2) as usize) {
         let vm = Host::new().run(growing().mode(mode));
         vm.wait_trusted();
+        let began_bytes = total_bytes(&vm);
         vm.churn("100M");
         for _ in 0..rounds(1, 4) {
             reach(&vm, "1536M");
+            // QEMU has it before Linux has put it online.
+            wait_total(&vm, began_bytes + 512 * MIB);
             vm.guest("fill a 1100M");
             vm.guest("free a");
             let before = vm.host_bytes();
