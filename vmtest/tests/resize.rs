@@ -361,7 +361,9 @@ fn plugged_memory_is_reclaimed_as_any_other() {
 fn plugged_memory_is_held_at_a_limit() {
     let vm = Host::new().run(growing());
     vm.wait_trusted();
+    let began_bytes = total_bytes(&vm);
     reach(&vm, "1536M");
+    wait_total(&vm, began_bytes + 512 * MIB);
     vm.ebb("limit 700M").ok();
     vm.guest("fill a 1100M");
     assert_eq!(vm.guest("check a"), "0");
@@ -370,6 +372,7 @@ fn plugged_memory_is_held_at_a_limit() {
     reach(&vm, "1G");
     vm.ebb("limit off").ok();
     reach(&vm, "1536M");
+    wait_total(&vm, began_bytes + 512 * MIB);
     vm.guest("fill b 1100M");
     assert_eq!(vm.guest("check b"), "0");
 }
@@ -382,11 +385,13 @@ fn a_vm_that_others_started() {
         -device virtio-mem-pci,memdev=more -device virtio-balloon-pci,free-page-reporting=on";
     let guest = Guest::debian("6.1-cloud").append(MOVABLE).qemu_args(devices);
     let vm = Host::new().qemu(guest);
+    let began_bytes = total_bytes(&vm);
     vm.attach();
     let balloon = vm.status().balloon.expect("a balloon");
     assert!(balloon.reporting_offered && !balloon.deflates_on_oom, "{balloon:?}");
     assert_eq!(balloon.reporting, Some(true));
     reach(&vm, "1536M");
+    wait_total(&vm, began_bytes + 512 * MIB);
     vm.guest("fill a 1100M");
     assert_eq!(vm.guest("check a"), "0");
     vm.guest("free a");
