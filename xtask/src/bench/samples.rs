@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use vmtest::Vm;
 
+use super::rounds::Rounds;
 use crate::guard::guard;
 use crate::interrupt;
+use crate::plot::{Panel, Series};
 
 /// Of the guest program, with its unit.
 pub const LOADS: [(&str, &str); 2] = [("stream", "MiB/s"), ("quanta", "steps/125 ms")];
 
 /// Seconds from the beginning, and what the guest managed.
-pub type Samples = Vec<(f64, f64)>;
+type Samples = Vec<(f64, f64)>;
 
 /// What a guest does while it is sampled.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,7 +41,7 @@ impl Load {
     ///
     /// # Errors
     /// The guest's answer makes no sense.
-    pub fn samples(self, vm: &Vm) -> anyhow::Result<Samples> {
+    fn samples(self, vm: &Vm) -> anyhow::Result<Samples> {
         let (load, Load { threads, seconds, .. }) = (LOADS[self.index].0, self);
         let text = vm.guest(&format!("bench {load} {threads} {seconds}"));
         parse(&text).with_context(|| format!("the guest's samples: {text}"))
@@ -49,7 +51,7 @@ impl Load {
     ///
     /// # Errors
     /// As [`Load::samples`], and as `change`.
-    pub fn samples_while(
+    fn samples_while(
         self,
         vm: &Vm,
         change: impl FnOnce(Instant) -> anyhow::Result<()> + Send,
@@ -61,6 +63,67 @@ impl Load {
         });
         changed.map_err(|panic| crate::guard::reason(&*panic))??;
         samples
+    }
+}
+
+/// One load of one VM, without a change and with one.
+pub struct Sampled {
+    pub load: Load,
+    /// 1st percentiles.
+    pub still: Rounds,
+    pub changed: Rounds,
+    /// With the change, of the last round.
+    course: Samples,
+}
+
+impl Sampled {
+    pub fn new(load: Load) -> Sampled {
+        let (still, changed) = (Rounds::default(), Rounds::default());
+        Sampled { load, still, changed, course: Vec::new() }
+    }
+
+    /// A round without a change.
+    ///
+    /// # Errors
+    /// As [`Load::samples`].
+    pub fn sample_still(&mut self, vm: &Vm) -> anyhow::Result<()> {
+        self.still.push(first_percentile(&self.load.samples(vm)?));
+        Ok(())
+    }
+
+    /// A round with one.
+    ///
+    /// # Errors
+    /// As [`Load::samples_while`].
+    pub fn sample_while(
+        &mut self,
+        vm: &Vm,
+        change: impl FnOnce(Instant) -> anyhow::Result<()> + Send,
+    ) -> anyhow::Result<()> {
+        self.course = self.load.samples_while(vm, change)?;
+        self.changed.push(first_percentile(&self.course));
+        Ok(())
+    }
+
+    /// Its last round as a curve.
+    pub fn series(&self, name: &str) -> Series {
+        Series { name: name.into(), points: self.course.clone(), is_bound: false }
+    }
+}
+
+/// The last rounds of one of [`LOADS`], with what happened when.
+pub fn panel(
+    index: usize,
+    title: String,
+    series: Vec<Series>,
+    marks: &[(Duration, &str)],
+) -> Panel {
+    Panel {
+        title,
+        y_label: Some(LOADS[index].1.into()),
+        series,
+        marks: marks.iter().map(|&(at, what)| (at.as_secs_f64(), what.into())).collect(),
+        ..Panel::default()
     }
 }
 
@@ -87,7 +150,7 @@ fn parse(text: &str) -> Option<Samples> {
 }
 
 /// The figure that a hundredth of the samples do not exceed.
-pub fn first_percentile(samples: &[(f64, f64)]) -> f64 {
+fn first_percentile(samples: &[(f64, f64)]) -> f64 {
     let mut figures: Vec<f64> = samples.iter().map(|sample| sample.1).collect();
     figures.sort_unstable_by(f64::total_cmp);
     figures.get(figures.len().div_ceil(100).saturating_sub(1)).copied().unwrap_or(f64::NAN)

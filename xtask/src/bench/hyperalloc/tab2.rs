@@ -7,9 +7,8 @@ use vmtest::{Host, Vm};
 
 use super::keeper::{self, Keeper, Setup};
 use crate::bench::report::{Report, Row};
-use crate::bench::rounds::Rounds;
-use crate::bench::samples::{LOADS, Load, Samples, first_percentile, wait_until};
-use crate::plot::{Figure, Panel, Series};
+use crate::bench::samples::{self, LOADS, Load, Sampled, wait_until};
+use crate::plot::Figure;
 
 const MEMORY_MIB: u64 = 2048;
 const SMALL_MIB: u64 = 640;
@@ -46,16 +45,6 @@ impl Scale {
     }
 }
 
-/// One load with one keeper.
-struct Run {
-    keeper: Keeper,
-    load: Load,
-    still: Rounds,
-    resized: Rounds,
-    /// Of the last round.
-    course: Samples,
-}
-
 /// Runs it.
 ///
 /// # Errors
@@ -76,72 +65,53 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     ));
     let mut runs = Vec::new();
     for keeper in KEEPERS {
-        runs.extend(measure(keeper, &scale)?);
+        runs.extend(measure(keeper, &scale)?.into_iter().map(|sampled| (keeper, sampled)));
     }
     rows(&mut report, &runs);
     plot(&report, &scale, &runs)?;
     Ok(report)
 }
 
-fn measure(keeper: Keeper, scale: &Scale) -> anyhow::Result<Vec<Run>> {
+fn measure(keeper: Keeper, scale: &Scale) -> anyhow::Result<Vec<Sampled>> {
     let setup = Setup { memory_mib: MEMORY_MIB, cpus: 2, image: None };
     let vm = keeper.start(&Host::new(), &setup);
-    let new = |load| {
-        let (still, resized) = (Rounds::default(), Rounds::default());
-        Run { keeper, load, still, resized, course: Vec::new() }
-    };
-    let mut runs: Vec<Run> = scale.loads().map(new).collect();
+    let mut runs: Vec<Sampled> = scale.loads().map(Sampled::new).collect();
     for _ in 0..scale.rounds {
-        for run in &mut runs {
-            run.round(&vm, scale)?;
-        }
+        runs.iter_mut().try_for_each(|run| round(run, keeper, &vm, scale))?;
     }
     Ok(runs)
 }
 
-impl Run {
-    fn round(&mut self, vm: &Vm, scale: &Scale) -> anyhow::Result<()> {
-        self.still.push(first_percentile(&self.load.samples(vm)?));
-        vm.guest(FILL);
-        vm.guest("free a");
-        self.course = self.load.samples_while(vm, |began| {
-            wait_until(began + scale.shrink_at())?;
-            self.keeper.shrink(vm, SMALL_MIB);
-            wait_until(began + scale.grow_at())?;
-            self.keeper.grow(vm, MEMORY_MIB);
-            Ok(())
-        })?;
-        self.resized.push(first_percentile(&self.course));
+fn round(run: &mut Sampled, keeper: Keeper, vm: &Vm, scale: &Scale) -> anyhow::Result<()> {
+    run.sample_still(vm)?;
+    vm.guest(FILL);
+    vm.guest("free a");
+    run.sample_while(vm, |began| {
+        wait_until(began + scale.shrink_at())?;
+        keeper.shrink(vm, SMALL_MIB);
+        wait_until(began + scale.grow_at())?;
+        keeper.grow(vm, MEMORY_MIB);
         Ok(())
-    }
+    })
 }
 
-fn rows(report: &mut Report, runs: &[Run]) {
-    for run in runs {
-        let what = format!("{}, {}", run.load.name(), run.keeper.name());
-        let row = Row::new(what, run.load.unit(), &run.resized).against("no change", &run.still);
-        report.row(if run.keeper == Keeper::HyperAlloc { row.at_least(GOAL) } else { row });
+fn rows(report: &mut Report, runs: &[(Keeper, Sampled)]) {
+    for (keeper, Sampled { load, still, changed, .. }) in runs {
+        let what = format!("{}, {}", load.name(), keeper.name());
+        let row = Row::new(what, load.unit(), changed).against("no change", still);
+        report.row(if *keeper == Keeper::HyperAlloc { row.at_least(GOAL) } else { row });
     }
 }
 
 /// The most threads.
-fn plot(report: &Report, scale: &Scale, runs: &[Run]) -> anyhow::Result<()> {
+fn plot(report: &Report, scale: &Scale, runs: &[(Keeper, Sampled)]) -> anyhow::Result<()> {
     let threads = scale.threads.iter().copied().max().unwrap_or(1);
-    let panel = |load: usize| {
-        let of = runs.iter().filter(|run| (run.load.index, run.load.threads) == (load, threads));
-        let series = of.map(|run| Series {
-            name: run.keeper.name().into(),
-            points: run.course.clone(),
-            is_bound: false,
-        });
-        let moments = [(scale.shrink_at(), "smaller"), (scale.grow_at(), "larger")];
-        Panel {
-            title: format!("{}, {threads} threads", LOADS[load].0),
-            y_label: Some(LOADS[load].1.into()),
-            series: series.collect(),
-            marks: moments.map(|(at, what)| (at.as_secs_f64(), what.into())).into(),
-            ..Panel::default()
-        }
+    let panel = |index: usize| {
+        let of =
+            runs.iter().filter(|(_, run)| (run.load.index, run.load.threads) == (index, threads));
+        let series = of.map(|(keeper, run)| run.series(keeper.name())).collect();
+        let marks = [(scale.shrink_at(), "smaller"), (scale.grow_at(), "larger")];
+        samples::panel(index, format!("{}, {threads} threads", LOADS[index].0), series, &marks)
     };
     let title = "A guest's speed while its VM is made smaller and larger (HyperAlloc, fig. 5, 6)";
     let (x_label, y_label) = ("s", "");

@@ -8,9 +8,8 @@ use vmtest::{Guest, Vm};
 use super::way::Way;
 use super::{KERNEL, MOVABLE, reach, resize};
 use crate::bench::report::{Report, Row};
-use crate::bench::rounds::Rounds;
-use crate::bench::samples::{LOADS, Load, Samples, first_percentile, wait_until};
-use crate::plot::{Figure, Panel, Series};
+use crate::bench::samples::{self, LOADS, Load, Sampled, wait_until};
+use crate::plot::Figure;
 
 struct Scale {
     small_mib: u64,
@@ -27,16 +26,6 @@ impl Scale {
     fn shrink_at(&self) -> Duration {
         Duration::from_secs(self.seconds) / 4
     }
-}
-
-/// One load by one way.
-struct Run {
-    way: Way,
-    load: Load,
-    still: Rounds,
-    resized: Rounds,
-    /// Of the last round.
-    course: Samples,
 }
 
 /// Runs it.
@@ -57,63 +46,45 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     ));
     let mut runs = Vec::new();
     for way in Way::here(&mut report) {
-        runs.extend(measure(way, &scale)?);
+        runs.extend(measure(way, &scale)?.into_iter().map(|sampled| (way, sampled)));
     }
-    for Run { way, load, still, resized, .. } in &runs {
+    for (way, Sampled { load, still, changed, .. }) in &runs {
         let what = format!("{}, {}", load.name(), way.name());
-        report.row(Row::new(what, load.unit(), resized).against("no change", still));
+        report.row(Row::new(what, load.unit(), changed).against("no change", still));
     }
     plot(&report, &scale, &runs)?;
     Ok(report)
 }
 
-fn measure(way: Way, scale: &Scale) -> anyhow::Result<Vec<Run>> {
+fn measure(way: Way, scale: &Scale) -> anyhow::Result<Vec<Sampled>> {
     let guest = Guest::debian(KERNEL).append(MOVABLE).cpus(2);
     let vm = way.start(guest, scale.small_mib, scale.large_mib);
-    let new = |index| {
-        let load = Load { index, threads: 1, seconds: scale.seconds };
-        Run { way, load, still: Rounds::default(), resized: Rounds::default(), course: Vec::new() }
-    };
-    let mut runs: Vec<Run> = (0..LOADS.len()).map(new).collect();
+    let load = |index| Load { index, threads: 1, seconds: scale.seconds };
+    let mut runs: Vec<Sampled> = (0..LOADS.len()).map(load).map(Sampled::new).collect();
     for _ in 0..scale.rounds {
-        for run in &mut runs {
-            run.round(&vm, scale)?;
-        }
+        runs.iter_mut().try_for_each(|run| round(run, &vm, scale))?;
     }
     Ok(runs)
 }
 
-impl Run {
-    fn round(&mut self, vm: &Vm, scale: &Scale) -> anyhow::Result<()> {
-        reach(vm, &format!("{}M", scale.large_mib))?;
-        vm.guest(&format!("fill a {}M", scale.large_mib - 512));
-        vm.guest("free a");
-        self.still.push(first_percentile(&self.load.samples(vm)?));
-        self.course = self.load.samples_while(vm, |began| {
-            wait_until(began + scale.shrink_at())?;
-            // How far it comes is another figure's question.
-            resize(vm, &format!("{}M", scale.small_mib)).map(drop)
-        })?;
-        self.resized.push(first_percentile(&self.course));
-        Ok(())
-    }
+fn round(run: &mut Sampled, vm: &Vm, scale: &Scale) -> anyhow::Result<()> {
+    reach(vm, &format!("{}M", scale.large_mib))?;
+    vm.guest(&format!("fill a {}M", scale.large_mib - 512));
+    vm.guest("free a");
+    run.sample_still(vm)?;
+    run.sample_while(vm, |began| {
+        wait_until(began + scale.shrink_at())?;
+        // How far it comes is another figure's question.
+        resize(vm, &format!("{}M", scale.small_mib)).map(drop)
+    })
 }
 
-fn plot(report: &Report, scale: &Scale, runs: &[Run]) -> anyhow::Result<()> {
+fn plot(report: &Report, scale: &Scale, runs: &[(Way, Sampled)]) -> anyhow::Result<()> {
     let panel = |index: usize| {
-        let of = runs.iter().filter(|run| run.load.index == index);
-        let series = of.map(|run| Series {
-            name: run.way.name().into(),
-            points: run.course.clone(),
-            is_bound: false,
-        });
-        Panel {
-            title: LOADS[index].0.into(),
-            y_label: Some(LOADS[index].1.into()),
-            series: series.collect(),
-            marks: vec![(scale.shrink_at().as_secs_f64(), "smaller".into())],
-            ..Panel::default()
-        }
+        let of = runs.iter().filter(|(_, run)| run.load.index == index);
+        let series = of.map(|(way, run)| run.series(way.name())).collect();
+        let marks = [(scale.shrink_at(), "smaller")];
+        samples::panel(index, LOADS[index].0.into(), series, &marks)
     };
     let title = "A guest's speed while its VM is made smaller (virtio-mem, fig. 7, 8)";
     let (x_label, y_label) = ("s", "");
