@@ -59,11 +59,9 @@ impl Pulse {
         if self.qmp.is_some() && self.asked.elapsed() < FRESH {
             return None;
         }
-        let asked = Instant::now();
-        let (Some(guest), view) = (&self.guest, self.pager.view()) else {
-            return Some(End::Unknown);
-        };
-        if insight::is_running(guest, &view, self.qmp.as_mut()) != Ok(true) {
+        let (asked, view) = (Instant::now(), self.pager.view());
+        let runs = |guest| insight::is_running(guest, &view, self.qmp.as_mut()) == Ok(true);
+        if !self.guest.as_deref().is_some_and(runs) {
             return Some(End::Unknown);
         }
         self.asked = asked;

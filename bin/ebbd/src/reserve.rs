@@ -56,13 +56,10 @@ impl State {
     /// By the state of its allocator and its page metadata; none: it is not known now.
     fn shared_figures(&mut self, shared: &HyperAlloc) -> Option<Figures> {
         let began = Instant::now();
-        let cache_frames = {
-            let guest = self.insight.guest().ok()?;
-            guest.counts(&self.held.pager.view()).file_frames
-        };
+        let guest = self.insight.guest().ok()?;
+        let cache_frames = guest.counts(&self.held.pager.view()).file_frames;
         self.reserve.next_look = Some(began + (LOOK_PART + 1) * began.elapsed());
-        let figures = self.figures_with(shared, cache_frames * FRAME_BYTES);
-        Some(figures)
+        Some(self.figures_with(shared, cache_frames * FRAME_BYTES))
     }
 
     fn figures_with(&self, shared: &HyperAlloc, cache_bytes: u64) -> Figures {
