@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use ebb_inspect::{Guest, Untrusted, find_notes};
 use ebb_pager::{Pager, View};
+use ebb_units::FrameRange;
 use ebb_vm::Qmp;
 use ebb_vm::qmp::QmpError;
 
@@ -70,7 +71,7 @@ impl Insight {
         if !known {
             self.tried = Some(Instant::now());
             self.retry_after = (self.retry_after * 2).min(RETRY_MOST);
-            self.guest = inspect(&view, qmp);
+            self.guest = inspect(pager, qmp);
         }
         self.confirmed = asked;
         self.guest.is_ok()
@@ -79,16 +80,37 @@ impl Insight {
 
 /// Looks at every note in memory: one of a kernel that was there before may
 /// stand beside that of the kernel that runs.
-fn inspect(view: &View<'_>, mut qmp: Option<&mut Qmp>) -> Result<Guest, String> {
+fn inspect(pager: &Pager, mut qmp: Option<&mut Qmp>) -> Result<Guest, String> {
+    let view = pager.view();
     let mut reason = Untrusted::NoNote;
-    for note in find_notes(view) {
-        match Guest::from_note(view, note, &[]) {
-            Ok(guest) if is_running(&guest, view, qmp.as_deref_mut())? => return Ok(guest),
-            Ok(_) => reason = reason.or(Untrusted::NotRunning),
+    for note in find_notes(&view) {
+        let passed = match Guest::from_note(&view, note) {
+            Ok(guest) if is_running(&guest, &view, qmp.as_deref_mut())? => {
+                // What was evicted before anybody knew what it is.
+                bring_back(pager, &guest.needed_frames(&view));
+                guest.gate(&view).map(|()| guest)
+            }
+            Ok(_) => Err(Untrusted::NotRunning),
+            Err(why) => Err(why),
+        };
+        match passed {
+            Ok(guest) => return Ok(guest),
             Err(why) => reason = reason.or(why),
         }
     }
     Err(reason.to_string())
+}
+
+/// Has these frames in memory, as far as they can be had.
+pub(crate) fn bring_back(pager: &Pager, frames: &[FrameRange]) {
+    let frames = frames.iter().flat_map(|frames| frames.frames());
+    for gfn in frames.filter(|&gfn| pager.ledger().content(gfn).is_elsewhere()) {
+        let frame = FrameRange::new(gfn, 1);
+        match pager.pin(frame, false) {
+            Ok(()) => pager.unpin(frame),
+            Err(error) => tracing::debug!("{gfn:?}: {error}"),
+        }
+    }
 }
 
 /// Whether the vCPUs run this kernel, and nothing else. Between QEMU's answer and our look a

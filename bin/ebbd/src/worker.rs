@@ -20,7 +20,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::held::Held;
-use crate::insight::Insight;
+use crate::insight::{Insight, bring_back};
 use crate::limit::Limiter;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::pulse::{End, Pulse};
@@ -328,14 +328,7 @@ impl State {
         let Some(guest) = &self.witness else { return Vec::new() };
         let pager = &self.held.pager;
         let needed = guest.needed_frames(&pager.view());
-        let frames = needed.iter().flat_map(|frames| frames.frames());
-        for gfn in frames.filter(|&gfn| pager.ledger().content(gfn).is_elsewhere()) {
-            let frame = FrameRange::new(gfn, 1);
-            match pager.pin(frame, false) {
-                Ok(()) => pager.unpin(frame),
-                Err(error) => tracing::debug!("{}: {error}", self.held.record.name),
-            }
-        }
+        bring_back(pager, &needed);
         needed
     }
 

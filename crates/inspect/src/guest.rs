@@ -53,9 +53,15 @@ impl Guest {
     ///
     /// Looks at every populated frame of the RAM once.
     pub fn inspect(mem: &dyn GuestMemory, roots: &[u64]) -> Result<Guest, Untrusted> {
+        let passes = |guest: Guest| {
+            if !roots.is_empty() && !guest.runs_on(mem, roots) {
+                return Err(Untrusted::NotRunning);
+            }
+            guest.gate(mem).map(|()| guest)
+        };
         let mut reason = Untrusted::NoNote;
         for note in find_notes(mem) {
-            match Guest::from_note(mem, note, roots) {
+            match Guest::from_note(mem, note).and_then(passes) {
                 Ok(guest) => return Ok(guest),
                 Err(why) => reason = reason.or(why),
             }
@@ -63,8 +69,9 @@ impl Guest {
         Err(reason)
     }
 
-    /// Lets the kernel that wrote `note` pass the gate; see [`Guest::inspect`].
-    pub fn from_note(mem: &dyn GuestMemory, note: Note, roots: &[u64]) -> Result<Guest, Untrusted> {
+    /// The kernel that wrote `note`, if its page tables agree with it. It is not to be
+    /// trusted before somebody has asked whether it runs, and [`Guest::gate`].
+    pub fn from_note(mem: &dyn GuestMemory, note: Note) -> Result<Guest, Untrusted> {
         if note.number("sme_mask").is_ok_and(|mask| mask != 0) {
             return Err(Untrusted::Encrypted);
         }
@@ -76,14 +83,19 @@ impl Guest {
         let memmap = Memmap::new(mem, &note, tables)?;
         let zones = Zones::new(mem, &note, &tables)?;
         let llfree = llfree::zones(&note);
-        let guest = Guest { note, tables, text, layout, memmap, zones, llfree };
-        if !roots.is_empty() && !guest.runs_on(mem, roots) {
-            return Err(Untrusted::NotRunning);
+        Ok(Guest { note, tables, text, layout, memmap, zones, llfree })
+    }
+
+    /// Whether the free frames found agree with the kernel's own count; of a kernel that
+    /// shares its allocator that is not asked.
+    ///
+    /// Looks at all metadata that is in memory: [`Guest::needed_frames`] says where it
+    /// has to be.
+    pub fn gate(&self, mem: &dyn GuestMemory) -> Result<(), Untrusted> {
+        match self.llfree.is_empty() {
+            true => self.compare_counts(mem),
+            false => Ok(()),
         }
-        if guest.llfree.is_empty() {
-            guest.gate(mem)?;
-        }
-        Ok(guest)
     }
 
     /// The kernel's release, as `uname -r` has it.
@@ -194,7 +206,7 @@ impl Guest {
 
     /// The guest's count is read before and after the scan: what was found must lie
     /// between, give or take the tolerance.
-    fn gate(&self, mem: &dyn GuestMemory) -> Result<(), Untrusted> {
+    fn compare_counts(&self, mem: &dyn GuestMemory) -> Result<(), Untrusted> {
         let tolerance = GATE_FRAMES.max(self.memmap.frames() / GATE_PART);
         let mut reason = Untrusted::NoZones;
         for _ in 0..GATE_TRIES {

@@ -58,6 +58,6 @@ pub use paging::{Tables, Walk};
 pub use scan::Counts;
 pub use snapshot::Snapshot;
 pub use victims::{Block, Request, Taken};
-pub use vmcoreinfo::{Note, find_notes};
+pub use vmcoreinfo::{NOTES_MAX, Note, find_notes, may_hold_note};
 pub use write_intent::{CodeSize, Registers, Segment, Stopped, WriteIntent};
 pub use zones::{End, FreeList, ListFault, Sight, Zone, ZoneKind, Zones};

@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use ebb_units::{FRAME_BYTES, Gpa};
+use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 
 use crate::memory::for_windows;
 use crate::{GuestMemory, Untrusted};
@@ -25,7 +25,7 @@ const TEXT_BYTES_MAX: usize = 4096;
 /// As in `struct new_utsname`.
 const RELEASE_BYTES_MAX: usize = 64;
 /// Notes of earlier boots may lie about, but not many: a new kernel takes most memory.
-const NOTES_MAX: usize = 32;
+pub const NOTES_MAX: usize = 32;
 /// Offsets, sizes and lengths are within structures and static arrays.
 const EXTENT_MAX: u64 = 1 << 24;
 /// Bits 63..47 of every kernel address are set, on 5-level tables 63..56.
@@ -65,6 +65,11 @@ pub fn find_notes(mem: &dyn GuestMemory) -> Vec<Note> {
         from = end;
     }
     notes
+}
+
+/// Whether a note may begin in this frame, as far as it is in memory.
+pub fn may_hold_note(mem: &dyn GuestMemory, gfn: Gfn) -> bool {
+    mem.words(gfn.gpa(), HEADER_WORDS).and_then(text_bytes).is_some()
 }
 
 fn collect(mem: &dyn GuestMemory, at: Gpa, words: &[AtomicU64], notes: &mut Vec<Note>) {
