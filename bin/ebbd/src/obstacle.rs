@@ -1,6 +1,6 @@
 //! What keeps a VM from the size wished for, in words.
 
-use ebb_inspect::{Guest, PageKind};
+use ebb_inspect::PageKind;
 use ebb_policy::resize::{Driver, Mechanism, Offer, Wish};
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
 
@@ -62,18 +62,18 @@ impl State {
             );
         }
         let left = Bytes(size - wish.bytes);
-        match (self.insight.guest(), self.seen()) {
-            (Ok(guest), Some(seen)) => {
-                let usage = self.usage_of(guest, seen, concerned);
-                format!("the guest does not unplug {left} more: {usage}")
-            }
-            _ => format!("the guest does not unplug {left} more, and does not show why"),
+        match self.seen().and_then(|seen| self.usage_of(seen, concerned)) {
+            Some(usage) => format!("the guest does not unplug {left} more: {usage}"),
+            None => format!("the guest does not unplug {left} more, and does not show why"),
         }
     }
 
-    /// What is in the memory that these nodes have plugged.
-    fn usage_of(&self, guest: &Guest, seen: &Seen, concerned: impl Fn(u32) -> bool) -> String {
+    /// What is in the memory that these nodes have plugged; `None`: the guest is not known.
+    fn usage_of(&self, seen: &Seen, concerned: impl Fn(u32) -> bool) -> Option<String> {
         let pager = &self.held.pager;
+        let mut guest = self.insight.guest().ok()?.clone();
+        // Of what has gone since the last look, the metadata is memory of other uses.
+        guest.refresh(&pager.view()).ok()?;
         let regions = pager.ram().regions().iter().filter(|region| {
             let mut pluggers = seen.pluggers.iter();
             pluggers.any(|plugger| concerned(plugger.device().node) && plugger.has(region))
@@ -84,7 +84,7 @@ impl State {
             let inside = regions.iter().map(|region| overlap(frames, *region)).sum::<u64>();
             usage.add(kind, inside);
         });
-        usage.to_string()
+        Some(usage.to_string())
     }
 }
 
