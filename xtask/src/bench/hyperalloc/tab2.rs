@@ -25,8 +25,8 @@ struct Scale {
     seconds: u64,
 }
 
-const FULL: Scale = Scale { rounds: 3, threads: &[1, 2], seconds: 40 };
-const QUICK: Scale = Scale { rounds: 1, threads: &[1], seconds: 20 };
+const FULL: Scale = Scale { rounds: 3, threads: &[1, 2], seconds: 20 };
+const QUICK: Scale = Scale { rounds: 3, threads: &[1], seconds: 20 };
 
 impl Scale {
     fn shrink_at(&self) -> Duration {
