@@ -88,6 +88,17 @@ pub enum Command {
         #[arg(long, value_name = "allow|stop")]
         on_violation: Option<OnViolation>,
     },
+    /// Show which of a VM's memory is hot; monitors it for some seconds where that is not known
+    Heat {
+        #[command(flatten)]
+        vm: Vm,
+        /// Monitor it anew, whatever is known
+        #[arg(long)]
+        fresh: bool,
+        /// Write the map into this file, too, as a picture
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+    },
     /// Save and empty memory whether it is used or not: for tests and emergencies
     Evict {
         #[command(flatten)]

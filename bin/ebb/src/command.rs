@@ -1,5 +1,6 @@
 //! One function per command: check, ask the daemon, show.
 
+use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,14 +13,14 @@ use serde::de::DeserializeOwned;
 
 use ebb_api::{
     AttachRequest, AutoRequest, AutoStatus, DetachReport, DiskRequest, EvictReport, EvictRequest,
-    LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
-    RunRequest, SizeState, VmStatus, VmSummary, route,
+    HeatReport, HeatRequest, LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest,
+    ResizeReport, ResizeRequest, RunRequest, SizeState, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
 use crate::args::{Args, Attach, Auto, Command, Run, Switch, Vm};
 use crate::progress::Progress;
-use crate::{Outcome, client, daemon, doctor, manual, show};
+use crate::{Outcome, client, daemon, doctor, heat, manual, show};
 
 /// So often the daemon is asked how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -44,6 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             let bytes = size.0.map(|size| size.0);
             host.resize(&vm, &ResizeRequest { bytes, node, by, on_violation })?
         }
+        Command::Heat { vm, fresh, svg } => host.heat(&vm, fresh, svg.as_deref())?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Completions { shell } => manual::completions(shell)?,
@@ -147,6 +149,35 @@ impl Host {
         render(&report, vm.output.json, |report| show::resized(&vm.name, report))
     }
 
+    fn heat(&self, vm: &Vm, fresh: bool, svg: Option<&Path>) -> anyhow::Result<String> {
+        svg.map(writable_place).transpose()?;
+        let path = route::of_vm(route::HEAT, &vm.name);
+        let mut report: HeatReport = self.send(Method::POST, &path, &HeatRequest { fresh })?;
+        let mut progress = Progress::new();
+        // What is known is shown at once, also while the next monitoring is under way.
+        while report.monitoring && (fresh || report.figures.is_none()) {
+            progress.show(&show::monitoring(&vm.name, &report));
+            thread::sleep(PROGRESS_EVERY);
+            report = self.ask(Method::GET, &path)?;
+        }
+        drop(progress);
+        let why = report.failed.as_ref().filter(|_| fresh || report.figures.is_none());
+        let figures = match (&report.figures, why) {
+            (Some(figures), None) => figures,
+            (_, why) => bail!(
+                "{} was not monitored: {}; try again",
+                vm.name,
+                why.map_or("it ended before", String::as_str)
+            ),
+        };
+        if let Some(file) = svg {
+            let picture = heat::svg(&vm.name, figures);
+            fs::write(file, picture).with_context(|| file.display().to_string())?;
+        }
+        let colour = io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none();
+        render(&report, vm.output.json, |_| heat::text(&vm.name, figures, colour))
+    }
+
     fn evict(&self, vm: &Vm, bytes: Bytes) -> anyhow::Result<String> {
         let path = route::of_vm(route::EVICT, &vm.name);
         let request = EvictRequest { bytes: bytes.0 };
@@ -204,6 +235,18 @@ fn existing_file(path: &Path) -> anyhow::Result<()> {
     let found = fs::metadata(path).with_context(|| path.display().to_string())?;
     if !found.is_file() {
         bail!("{} is not a file", path.display());
+    }
+    Ok(())
+}
+
+fn writable_place(file: &Path) -> anyhow::Result<()> {
+    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    if !directory.is_dir() {
+        bail!("{}: {} is no directory", file.display(), directory.display());
+    }
+    if file.is_dir() {
+        bail!("{} is a directory: give a file's name", file.display());
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ mod client;
 mod command;
 mod daemon;
 mod doctor;
+mod heat;
 mod interval;
 mod manual;
 mod progress;

@@ -7,15 +7,15 @@ use std::path::Path;
 
 use ebb_api::{
     AutoStatus, BalloonStatus, DetachReport, DiskCounts, EvictReport, FaultTimes, GuestStatus,
-    LimitStatus, Mechanism, MemoryDeviceStatus, ReclaimReport, ResizeReport, SizeStatus,
-    TierStatus, VmName, VmStatus, VmSummary,
+    HeatReport, LimitStatus, Mechanism, MemoryDeviceStatus, ReclaimReport, ResizeReport,
+    SizeStatus, TierStatus, VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
 use crate::interval::readable;
 
 /// One labelled line. Control characters go: some of the text is the guest's own.
-fn row(label: &str, value: impl Display) -> String {
+pub fn row(label: &str, value: impl Display) -> String {
     let value = value.to_string().replace(char::is_control, "?");
     format!("  {label:<14}{value}\n")
 }
@@ -24,7 +24,7 @@ fn size(bytes: Option<u64>) -> String {
     bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string())
 }
 
-fn share(bytes: u64, of_bytes: u64) -> String {
+pub fn share(bytes: u64, of_bytes: u64) -> String {
     let percent = u128::from(bytes) * 100 / u128::from(of_bytes.max(1));
     format!("{:<12}{percent} %", Bytes(bytes).to_string())
 }
@@ -410,6 +410,11 @@ pub fn resizing(name: &VmName, report: &ResizeReport) -> String {
     let (now, wanted) = (Bytes(report.bytes), Bytes(report.wanted_bytes));
     let time = readable(report.duration_ns);
     format!("{name}: {now} on the way to {wanted} by {}, {time}", report.mechanism)
+}
+
+/// On the way, in one line.
+pub fn monitoring(name: &VmName, report: &HeatReport) -> String {
+    format!("{name}: window {} of {}", report.windows_done + 1, report.windows)
 }
 
 /// What a change of the size did.

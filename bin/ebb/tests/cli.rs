@@ -49,6 +49,7 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("run --name web --memory 2G --nodes 17 --kernel /dev/null", "give 1 to 16"),
         ("run --name web --memory 2G --nodes 2 --kernel /dev/null", "cannot be shared evenly"),
         ("evict web", "not provided: --bytes <SIZE>"),
+        ("heat", "not provided: <NAME>"),
         ("statsu web", "a similar subcommand exists: 'status'"),
     ] {
         let dir = Dir::new();
@@ -68,6 +69,8 @@ fn files_that_are_not_there_are_named() {
         ("run --name web --memory 2G --kernel /nowhere/vmlinuz", "/nowhere/vmlinuz: No such file"),
         ("run --name web --memory 2G --kernel /dev", "/dev is not a file"),
         ("attach --name web --pid 4242 --qmp /dev/null", "/dev/null is not a UNIX socket"),
+        ("heat web --svg /nowhere/a.svg", "/nowhere is no directory"),
+        ("heat web --svg /dev", "/dev is a directory"),
     ] {
         let ran = ebb(&run_dir, line);
         assert_eq!(ran.code, Some(1), "{line}: {}", ran.stderr);
@@ -198,6 +201,14 @@ fn each_command_asks_for_what_it_says() {
         "state": "reached", "least_bytes": null, "taken_bytes": 1u64 << 30, "emptied_bytes": 0,
         "returned_bytes": 0, "purges": 0, "duration_ns": 1_500_000,
         "stopped_by": "the size asked for was reached" });
+    let heat = json!({ "monitoring": true, "windows_done": 3, "windows": 8, "failed": null,
+        "figures": { "age_s": 7, "windows": 8, "duration_ms": 5000, "tracker": "vmm_table",
+            "tracker_reason": "its guest is not trusted", "host_needs": "nothing",
+            "read_weight": 1, "write_weight": 1, "degree_max": 8, "memory_bytes": 1u64 << 30,
+            "used_bytes": 4096, "hot_bytes": 4096, "looking_us": 9, "tables_read": 0,
+            "tables_pruned": 0, "marks_cleared": 1, "is_truncated": false,
+            "degrees": [{ "degree": 8, "bytes": 4096 }], "block_bytes": 2 << 20, "regions": [
+                { "start": 0, "blocks": [{ "degree": 6.5, "used_bytes": 0, "hot_bytes": 0 }] }] } });
     let detach = json!({ "restored_bytes": 4 << 20, "duration_ns": 2_000_000 });
     let mut limit = a_status()["limit"].clone();
     for (field, mib) in [("bytes", 200u64), ("high_bytes", 190), ("low_bytes", 180)] {
@@ -232,6 +243,13 @@ fn each_command_asks_for_what_it_says() {
             json!({ "bytes": 1u64 << 30, "node": 1, "by": "virtio_mem", "on_violation": null }),
             resize,
             "has 1 GiB on node 1 of the 1 GiB it is to have",
+        ),
+        (
+            "heat web --json",
+            "POST /v1/vms/web/heat",
+            json!({ "fresh": false }),
+            heat,
+            "\"degree\": 6.5",
         ),
         (
             "evict web --bytes 4K",

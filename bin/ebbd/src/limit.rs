@@ -80,6 +80,8 @@ impl Marks {
 pub struct Limiter {
     keeps_freed: bool,
     aging: Aging,
+    /// Somebody else has emptied the VMM's page table since the round began.
+    was_emptied: bool,
     pagemap: Pagemap,
     round: Option<Instant>,
     /// The next victims are at its end.
@@ -110,6 +112,7 @@ impl Limiter {
         Ok(Limiter {
             keeps_freed,
             aging: Aging::new(pager.ram().end()),
+            was_emptied: false,
             pagemap: Pagemap::open(process)?,
             round: None,
             chosen: Vec::new(),
@@ -213,10 +216,11 @@ impl Limiter {
         guest: Option<&Guest>,
         spare: impl Fn(Gfn) -> bool,
     ) -> io::Result<()> {
-        self.see_mapped(pager)?;
+        self.look_at_mapped(pager)?;
         let least = if self.at_work_goes { ROUND_LEAST } else { ROUND_MOST };
         if self.round.is_none_or(|round| round.elapsed() >= least) {
             self.aging.next_round();
+            self.was_emptied = false;
             let ranges: Vec<HvaRange> =
                 pager.ram().regions().iter().map(|region| region.hva_range()).collect();
             injector::forget(process, &ranges)?;
@@ -240,8 +244,20 @@ impl Limiter {
         Ok(())
     }
 
-    fn see_mapped(&mut self, pager: &Pager) -> io::Result<()> {
-        self.aging.look_anew();
+    /// Takes note of what the VMM has mapped, before somebody else empties its page table.
+    ///
+    /// # Errors
+    /// As reading the pagemap.
+    pub fn see_mapped(&mut self, pager: &Pager) -> io::Result<()> {
+        self.look_at_mapped(pager)?;
+        self.was_emptied = true;
+        Ok(())
+    }
+
+    fn look_at_mapped(&mut self, pager: &Pager) -> io::Result<()> {
+        if !self.was_emptied {
+            self.aging.look_anew();
+        }
         for region in pager.ram().regions() {
             let range = region.hva_range();
             self.pagemap.mapped(range, |part| {

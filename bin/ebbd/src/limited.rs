@@ -17,7 +17,7 @@ use crate::trouble::{Attempt, Trouble};
 use crate::worker::{Command, State};
 
 /// So long it evicts before it looks at commands again.
-const TURN: Duration = Duration::from_millis(50);
+pub const TURN: Duration = Duration::from_millis(50);
 
 impl State {
     /// Sets the limit, or lifts it.

@@ -8,7 +8,7 @@ use ebb_pager::Pager;
 use ebb_vm::Qmp;
 
 use crate::insight::{self, Insight};
-use crate::worker::was_reset;
+use crate::trust::was_reset;
 
 /// An answer of QEMU's on its vCPUs is as good as one of now for so long. It costs the guest a
 /// stop of each, so it is not asked for at every batch; RESET events are read every time.
@@ -50,6 +50,15 @@ impl Pulse {
             self.ended = self.look();
         }
         self.ended.is_none()
+    }
+
+    /// Whether nothing was told of a reset. It does not wait for QEMU, which may wait for what
+    /// the caller holds.
+    pub fn hears_no_reset(&mut self) -> bool {
+        if self.ended.is_none() && was_reset(&mut self.qmp) {
+            self.ended = Some(End::Reset);
+        }
+        self.ended.is_none() && self.qmp.is_some()
     }
 
     fn look(&mut self) -> Option<End> {

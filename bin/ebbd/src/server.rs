@@ -6,9 +6,9 @@ use axum::extract::{Path, Query, State};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, LimitRequest,
-    LimitStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest,
-    StatusQuery, Version, VmName, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, HeatReport,
+    HeatRequest, LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest, ResizeReport,
+    ResizeRequest, RunRequest, StatusQuery, Version, VmName, VmStatus, VmSummary, route,
 };
 use tokio::sync::oneshot;
 
@@ -30,6 +30,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::LIMIT, put(limit))
         .route(route::SIZE, get(size).put(resize))
         .route(route::EVICT, post(evict))
+        .route(route::HEAT, get(heat).post(monitor))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }))
         .with_state(Arc::new(daemon))
 }
@@ -126,6 +127,18 @@ async fn evict(
     Json(request): Json<EvictRequest>,
 ) -> Answer<Json<EvictReport>> {
     ask(&daemon, &name, |to| Command::Evict(request, to)).await.map(Json)
+}
+
+async fn monitor(
+    State(daemon): Shared,
+    Path(name): Path<VmName>,
+    Json(request): Json<HeatRequest>,
+) -> Answer<Json<HeatReport>> {
+    ask(&daemon, &name, |to| Command::Monitor(request, to)).await.map(Json)
+}
+
+async fn heat(State(daemon): Shared, Path(name): Path<VmName>) -> Answer<Json<HeatReport>> {
+    ask(&daemon, &name, Command::Heat).await.map(Json)
 }
 
 /// Puts a question to a VM's worker and waits for its answer.

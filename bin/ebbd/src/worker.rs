@@ -7,23 +7,22 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use ebb_api::{
-    AutoRequest, AutoStatus, Backing, DetachReport, DmaMode, EvictReport, EvictRequest,
-    LimitRequest, LimitStatus, Mode, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
-    Skipped, VmStatus,
+    AutoRequest, AutoStatus, Backing, DetachReport, DmaMode, EvictReport, EvictRequest, HeatReport,
+    HeatRequest, LimitRequest, LimitStatus, Mode, ReclaimReport, ReclaimRequest, ResizeReport,
+    ResizeRequest, Skipped, VmStatus,
 };
-use ebb_inspect::{Block, Guest, Run};
-use ebb_pager::{Evicted, NothingKnown, Witness};
+use ebb_inspect::{Block, Guest};
+use ebb_pager::{Evicted, NothingKnown};
 use ebb_reclaim::vprobe;
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
-use ebb_vm::Qmp;
 use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::held::Held;
-use crate::insight::{Insight, bring_back};
+use crate::insight::Insight;
 use crate::limit::Limiter;
+use crate::monitor::Monitor;
 use crate::problem::{Answer, Refused, failed, not_allowed};
-use crate::pulse::{End, Pulse};
 use crate::reserve::Reserve;
 use crate::serving::Serving;
 use crate::sharing::Sharing;
@@ -39,9 +38,6 @@ const TICK: Duration = Duration::from_millis(200);
 /// about 2 ms with small pages, a quarter with huge ones.
 const BATCH_SMALL_BYTES: u64 = 8 << 20;
 const BATCH_HUGE_BYTES: u64 = 64 << 20;
-/// More pieces of metadata than this are not watched one by one: each costs
-/// the VMM a mapping.
-const WATCHED_RUNS_MAX: usize = 64;
 
 /// What a worker is asked to do; each with a place for its answer.
 pub enum Command {
@@ -63,6 +59,10 @@ pub enum Command {
     Violation,
     /// Save and empty frames whether used or not.
     Evict(EvictRequest, oneshot::Sender<Answer<EvictReport>>),
+    /// Begin to find out which memory is hot.
+    Monitor(HeatRequest, oneshot::Sender<Answer<HeatReport>>),
+    /// Tell how far that is, and what was found.
+    Heat(oneshot::Sender<Answer<HeatReport>>),
     /// Let the VM go.
     Detach(oneshot::Sender<Answer<DetachReport>>),
     /// The VMM ended, or its faults cannot be read: why.
@@ -102,6 +102,8 @@ pub struct State {
     pub(crate) last: Option<ReclaimReport>,
     /// What a limit needs to know, while there is one.
     pub(crate) limiter: Option<Limiter>,
+    /// Which memory is hot.
+    pub(crate) monitor: Monitor,
     /// What there is with a guest that shares its allocator.
     pub(crate) sharing: Sharing,
     pub(crate) reserve: Reserve,
@@ -117,7 +119,8 @@ pub struct State {
     pub(crate) own: Sender<Command>,
     faults: Option<Serving>,
     blocks: Vec<Block>,
-    watched: Vec<FrameRange>,
+    /// Of its metadata, where not all memory is.
+    pub(crate) watched: Vec<FrameRange>,
     due: Instant,
 }
 
@@ -136,6 +139,7 @@ impl State {
         let to = own.clone();
         // A worker that is gone stops nothing.
         held.growth.on_violation(move || drop(to.send(Command::Violation)));
+        let monitor = Monitor::new(held.record.backing);
         State {
             held,
             insight: Insight::new(),
@@ -143,6 +147,7 @@ impl State {
             needed: Vec::new(),
             last: None,
             limiter: None,
+            monitor,
             sharing: Sharing::default(),
             reserve: Reserve::default(),
             sizing: Sizing::default(),
@@ -225,6 +230,8 @@ impl State {
             }
             Command::Violation => self.violated(),
             Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
+            Command::Monitor(request, to) => drop(to.send(self.ask_heat(request))),
+            Command::Heat(to) => drop(to.send(Ok(self.monitor.report()))),
             Command::Detach(to) => match self.detach() {
                 Ok(report) => return Next::End(Some((to, report))),
                 Err(refused) => drop(to.send(Err(refused))),
@@ -248,6 +255,7 @@ impl State {
         self.keep_sizes();
         self.hold_limit();
         self.write_back_unlimited();
+        self.keep_heat();
         self.note_disks();
         let auto = self.held.record.auto;
         if auto.on && Instant::now() >= self.due {
@@ -258,111 +266,6 @@ impl State {
             }
         }
         Next::Go
-    }
-
-    fn notice_reset(&mut self) {
-        if was_reset(&mut self.held.qmp) {
-            self.after_reset();
-        }
-    }
-
-    /// After a reset nothing that was known is true.
-    pub(crate) fn after_reset(&mut self) {
-        self.insight.forget("it was reset and is booting");
-        self.lose_kernel();
-        self.size_after_reset();
-        self.tell_pager();
-    }
-
-    /// Another kernel may run. What this one shared is memory like any other, and what devices
-    /// may reach must be there before the next one uses it.
-    fn lose_kernel(&mut self) {
-        self.unshare();
-        if self.held.record.mode == Mode::Strict
-            && let Err(error) = self.held.pager.give_back_all()
-        {
-            tracing::error!("{}: for its next kernel: {error}", self.held.record.name);
-        }
-    }
-
-    /// Whether the guest is trusted and the one that runs; inspects if need be.
-    pub(crate) fn confirm(&mut self) -> bool {
-        self.reconnect();
-        let moves = self.has_pluggers();
-        let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut(), moves);
-        let same = |before: &Arc<Guest>| {
-            self.insight.guest().is_ok_and(|guest| guest.note() == before.note())
-        };
-        if !self.witness.as_ref().is_none_or(same) {
-            // kexec tells nobody.
-            self.lose_kernel();
-        }
-        if trusted
-            && !self.may_share()
-            && let Err(error) = self.watch_metadata()
-        {
-            self.insight.forget(&format!("its metadata cannot be watched: {error}"));
-            trusted = false;
-        }
-        self.tell_pager();
-        self.share_again();
-        trusted
-    }
-
-    /// Whom to believe when a frame is wanted back, wherever that changed.
-    fn tell_pager(&mut self) {
-        let guest = self.insight.guest().ok();
-        if guest != self.witness.as_deref() {
-            self.witness = guest.map(|guest| Arc::new(guest.clone()));
-            self.needed = self.needed_frames();
-            // Of one that shares its allocator the metadata does not tell what is free.
-            let read_freed = self.held.record.settings.read_freed || self.may_share();
-            let asked = self.witness.clone().filter(|_| !read_freed);
-            self.held.pager.believe(asked.map(|guest| guest as Arc<dyn Witness>));
-        }
-    }
-
-    /// The frames that each look at a trusted guest reads, there from now on: from a disk
-    /// they would be read again and again.
-    fn needed_frames(&self) -> Vec<FrameRange> {
-        let Some(guest) = &self.witness else { return Vec::new() };
-        let pager = &self.held.pager;
-        let needed = guest.needed_frames(&pager.view());
-        bring_back(pager, &needed);
-        needed
-    }
-
-    pub(crate) fn reconnect(&mut self) {
-        if self.held.qmp.is_some() {
-            return;
-        }
-        match Qmp::connect(&self.held.record.qmp) {
-            Ok(qmp) => self.held.qmp = Some(qmp),
-            Err(error) => tracing::debug!("{}: {error}", self.held.record.name),
-        }
-    }
-
-    /// In release mode only the metadata is watched, so that the guest's RAM
-    /// itself stays as it was.
-    fn watch_metadata(&mut self) -> std::io::Result<()> {
-        let watched = self.metadata_frames();
-        if self.held.record.mode == Mode::Strict || watched == self.watched {
-            return Ok(());
-        }
-        match watched.len() {
-            0..=WATCHED_RUNS_MAX => {
-                watched.iter().try_for_each(|&frames| self.held.pager.watch_writes(frames))?;
-            }
-            _ => self.held.pager.watch_all_writes()?,
-        }
-        self.watched = watched;
-        Ok(())
-    }
-
-    /// The frames that hold the metadata of a trusted guest.
-    fn metadata_frames(&self) -> Vec<FrameRange> {
-        let Ok(guest) = self.insight.guest() else { return Vec::new() };
-        guest.memmap().runs().iter().map(Run::metadata_frames).collect()
     }
 
     fn reclaim(&mut self, request: ReclaimRequest) -> Answer<ReclaimReport> {
@@ -416,27 +319,6 @@ impl State {
         let result = vprobe::reclaim(&pager, guest, order, &mut self.blocks, || pulse.beats());
         self.end_pulse(pulse);
         Ok(result)
-    }
-
-    /// Whether the trusted guest still runs; takes the QMP socket along.
-    pub(crate) fn pulse(&mut self) -> Pulse {
-        let (pager, qmp) = (Arc::clone(&self.held.pager), self.held.qmp.take());
-        Pulse::new(&self.insight, self.witness.clone(), pager, qmp)
-    }
-
-    /// Takes the socket back.
-    pub(crate) fn end_pulse(&mut self, pulse: Pulse) {
-        let ended;
-        (self.held.qmp, ended) = pulse.end();
-        match ended {
-            Some(End::Reset) => self.after_reset(),
-            Some(End::Unknown) => {
-                self.insight.forget("its vCPUs do not all run the kernel that is known");
-                self.lose_kernel();
-                self.tell_pager();
-            }
-            None => {}
-        }
     }
 
     pub(crate) fn save_totals(&mut self, bytes: u64) {
@@ -610,19 +492,6 @@ impl State {
             tracing::error!("{name}: {error}");
         }
         Next::End(None)
-    }
-}
-
-/// Whether a reset was announced since the last look. A socket that fails is
-/// dropped: it may be made again.
-pub(crate) fn was_reset(qmp: &mut Option<Qmp>) -> bool {
-    match qmp.as_mut().map(Qmp::events) {
-        Some(Ok(events)) => events.iter().any(|event| event == "RESET"),
-        Some(Err(_)) => {
-            *qmp = None;
-            false
-        }
-        None => false,
     }
 }
 

@@ -182,6 +182,16 @@ choice! {
     }
 }
 
+choice! {
+    /// By what is seen which memory a VM uses.
+    HeatTracker {
+        /// The accessed bits of the guest's own page tables.
+        GuestTables = "guest_tables",
+        /// What the VMM has mapped.
+        VmmTable = "vmm_table",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +210,9 @@ mod tests {
         }
         for &mechanism in SizeMechanism::ALL {
             assert_eq!(serde_json::to_value(mechanism).ok(), Some(mechanism.as_str().into()));
+        }
+        for &tracker in HeatTracker::ALL {
+            assert_eq!(serde_json::to_value(tracker).ok(), Some(tracker.as_str().into()));
         }
         for &accelerator in Accelerator::ALL {
             assert_eq!(serde_json::to_value(accelerator).ok(), Some(accelerator.as_str().into()));

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod choice;
+mod heat;
 mod name;
 mod openapi;
 mod report;
@@ -15,9 +16,10 @@ pub mod route;
 mod status;
 
 pub use choice::{
-    Accelerator, Backing, DeviceServer, DmaMode, DriverState, Mechanism, Mode, OnViolation,
-    SizeMechanism, SizeState, State,
+    Accelerator, Backing, DeviceServer, DmaMode, DriverState, HeatTracker, Mechanism, Mode,
+    OnViolation, SizeMechanism, SizeState, State,
 };
+pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
 pub use report::{

@@ -28,6 +28,8 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::resize,
         v1::size,
         v1::evict,
+        v1::monitor,
+        v1::heat,
         v1::openapi,
     )
 )]
@@ -39,8 +41,8 @@ struct Description;
 mod v1 {
     use crate::{
         AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest,
-        LimitRequest, LimitStatus, Problem, ReclaimReport, ReclaimRequest, ResizeReport,
-        ResizeRequest, RunRequest, StatusQuery, Version, VmStatus, VmSummary, route,
+        HeatReport, HeatRequest, LimitRequest, LimitStatus, Problem, ReclaimReport, ReclaimRequest,
+        ResizeReport, ResizeRequest, RunRequest, StatusQuery, Version, VmStatus, VmSummary, route,
     };
 
     /// The daemon's release, process and run directory.
@@ -160,6 +162,27 @@ mod v1 {
         ))]
     fn evict() {}
 
+    /// Begin to monitor which memory is hot, unless that is known: answered at once, and gone on
+    /// with in the background.
+    #[utoipa::path(post, path = route::HEAT, request_body = HeatRequest,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = HeatReport),
+            (status = 400, body = Problem, description = "The request makes no sense."),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "This VM cannot be monitored."),
+        ))]
+    fn monitor() {}
+
+    /// How far that is, and what the last one found.
+    #[utoipa::path(get, path = route::HEAT,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = HeatReport),
+            (status = 404, body = Problem, description = "No such VM."),
+        ))]
+    fn heat() {}
+
     /// This document.
     #[utoipa::path(get, path = route::OPENAPI, responses((status = 200, description = "OpenAPI 3.1.")))]
     fn openapi() {}
@@ -183,6 +206,7 @@ mod tests {
             route::AUTO,
             route::SIZE,
             route::EVICT,
+            route::HEAT,
             route::OPENAPI,
         ] {
             assert!(document.paths.paths.contains_key(path), "{path}");

@@ -22,6 +22,8 @@ pub const LIMIT: &str = "/v1/vms/{name}/limit";
 pub const SIZE: &str = "/v1/vms/{name}/size";
 /// POST [`crate::EvictRequest`]: [`crate::EvictReport`].
 pub const EVICT: &str = "/v1/vms/{name}/evict";
+/// POST [`crate::HeatRequest`], GET: [`crate::HeatReport`].
+pub const HEAT: &str = "/v1/vms/{name}/heat";
 /// GET: the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 

@@ -27,6 +27,8 @@ const LARGE_TIMES: u64 = 8;
 /// good one (`pmd_bad` of `arch/x86/include/asm/pgtable.h`); older ones clear it, and with it
 /// what it maps.
 const PRUNES_SINCE: (u32, u32) = (6, 1);
+/// Between two questions whether to go on, so many tables are read at most.
+const TABLES_AT_ONCE: usize = 256;
 /// Of the entries above a page table.
 const MIDDLE: u32 = 1;
 
@@ -50,9 +52,10 @@ pub struct GuestTracker<'a> {
 }
 
 impl<'a> GuestTracker<'a> {
-    /// Of a guest that is trusted now. `is_running` is asked again and again before bits are
-    /// cleared: `false` once the kernel may have been reset. It is asked while metadata is held,
-    /// so it must not wait for the VMM, which may wait for that metadata. `roots` are kept from one round to
+    /// Of a guest that is trusted now. `is_running` is asked again and again, and before bits are
+    /// cleared: `false` once the kernel may have been reset, or who asks has no more time. It is
+    /// asked while metadata is held, so it must not wait for the VMM, which may wait for that
+    /// metadata. `roots` are kept from one round to
     /// the next, and found anew by a full one.
     pub fn new(
         memory: &'a dyn TableMemory,
@@ -154,7 +157,7 @@ impl<'a> Look<'a> {
             tables.sort_unstable();
             // The other half of a root is the kernel's.
             let count = if level == top { ENTRIES / 2 } else { ENTRIES };
-            let to_write = self.read(&tables, level, count);
+            let to_write = self.read(&tables, level, count)?;
             self.write(&to_write, level, count)?;
         }
         self.settle()
@@ -171,9 +174,12 @@ impl<'a> Look<'a> {
 
     /// Tells of what is in the tables; returns those in which something is to be cleared, of
     /// which nothing was told.
-    fn read(&mut self, tables: &[Gfn], level: u32, count: usize) -> Vec<Gfn> {
+    fn read(&mut self, tables: &[Gfn], level: u32, count: usize) -> Result<Vec<Gfn>, TrackError> {
         let (mut entries, mut to_write) = ([0; ENTRIES], Vec::new());
-        for &table in tables {
+        for (index, &table) in tables.iter().enumerate() {
+            if index % TABLES_AT_ONCE == TABLES_AT_ONCE - 1 && !(self.is_running)() {
+                return Err(TrackError::NotRunning);
+            }
             if !self.memory.read(table, &mut entries) {
                 continue;
             }
@@ -186,7 +192,7 @@ impl<'a> Look<'a> {
                 self.tell(Entry(entry), level);
             }
         }
-        to_write
+        Ok(to_write)
     }
 
     fn is_to_clear(&self, entry: Entry, level: u32) -> bool {

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use ebb_inspect::{
     Block, End, Guest, GuestMemory, Head, PageWords, Request, Snapshot, Tables, Untrusted,
+    may_hold_note,
 };
 use ebb_units::{FrameRange, Gfn, Gpa};
 use forge::Forge;
@@ -32,6 +33,13 @@ fn passes_with_four_and_five_levels() {
         assert_eq!(guest.memmap().frames(), forge::FRAMES);
         assert_eq!(guest.free_bytes(&forge.mem), Some(forge.free_frames() * 4096));
     }
+}
+
+#[test]
+fn a_frame_that_may_hold_a_note_is_told() {
+    let forge = Forge::with_free_blocks(4);
+    let told = |frames_behind| may_hold_note(&forge.mem, Gfn(forge::NOTE.gfn().0 + frames_behind));
+    assert_eq!([0, 1].map(told), [true, false]);
 }
 
 #[test]

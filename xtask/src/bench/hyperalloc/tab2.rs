@@ -26,7 +26,7 @@ struct Scale {
 }
 
 const FULL: Scale = Scale { rounds: 3, threads: &[1, 2], seconds: 20 };
-const QUICK: Scale = Scale { rounds: 3, threads: &[1], seconds: 20 };
+const QUICK: Scale = Scale { rounds: 2, threads: &[1], seconds: 20 };
 
 impl Scale {
     fn shrink_at(&self) -> Duration {

@@ -1,0 +1,239 @@
+//! What a monitoring found: each page's degree, and a map of them.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use ebb_api::{Accelerator, DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatTracker};
+use ebb_heat::{Levels, Round, Sorted, Weights};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
+
+use crate::monitor::Run;
+
+/// The hot set is these percent of the pages with at least this degree, the hottest of them
+/// (vTMM, section 3.5).
+const HOT_PERCENT: u32 = 80;
+const HOT_DEGREE_MIN: u64 = 3;
+/// Blocks of a map at most.
+const BLOCKS_MAX: u64 = 4096;
+
+/// What is known of each page.
+pub struct Heat {
+    ended: Instant,
+    took: Duration,
+    looking: Duration,
+    windows: u8,
+    rounds: Round,
+    tracker: HeatTracker,
+    why: String,
+    host_needs: String,
+    weights: Weights,
+    used_frames: u64,
+    hot_frames: u64,
+    degrees: Vec<DegreeBytes>,
+    map: Map,
+}
+
+impl Heat {
+    /// From a monitoring that has ended.
+    pub fn new(run: &Run, accelerator: Accelerator) -> Heat {
+        let weights = Weights::EVEN;
+        let sorted = Sorted::new(&run.levels, weights);
+        let hot_frames = sorted.wanted_frames(HOT_PERCENT, HOT_DEGREE_MIN);
+        let mut degrees: Vec<DegreeBytes> = Vec::new();
+        for (degree, pages) in sorted.degrees() {
+            let bytes = pages * FRAME_BYTES;
+            match degrees.last_mut() {
+                Some(last) if last.degree == degree => last.bytes += bytes,
+                _ => degrees.push(DegreeBytes { degree, bytes }),
+            }
+        }
+        Heat {
+            ended: Instant::now(),
+            took: run.began.elapsed(),
+            looking: run.looking,
+            windows: run.windows,
+            rounds: run.rounds,
+            tracker: match run.is_by_guest() {
+                true => HeatTracker::GuestTables,
+                false => HeatTracker::VmmTable,
+            },
+            why: run.why.clone(),
+            host_needs: host_needs(run.is_by_guest(), accelerator),
+            weights,
+            used_frames: sorted.used_frames(),
+            hot_frames,
+            degrees,
+            map: Map::new(&run.levels, &sorted, hot_frames),
+        }
+    }
+
+    /// All of it, for who asked.
+    pub fn figures(&self) -> HeatFigures {
+        let most = ebb_heat::Uses { reads: 0, writes: self.windows };
+        let least = ebb_heat::Uses { reads: self.windows, writes: 0 };
+        let weight = |reads, writes| {
+            let one = self.weights.degree(ebb_heat::Uses { reads, writes });
+            u32::try_from(one).unwrap_or(u32::MAX)
+        };
+        HeatFigures {
+            age_s: self.ended.elapsed().as_secs(),
+            windows: self.windows,
+            duration_ms: u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX),
+            tracker: self.tracker,
+            tracker_reason: self.why.clone(),
+            host_needs: self.host_needs.clone(),
+            read_weight: weight(1, 0),
+            write_weight: weight(0, 1),
+            degree_max: self.weights.degree(most).max(self.weights.degree(least)),
+            memory_bytes: self.map.frames() * FRAME_BYTES,
+            used_bytes: self.used_frames * FRAME_BYTES,
+            hot_bytes: self.hot_frames * FRAME_BYTES,
+            looking_us: u64::try_from(self.looking.as_micros()).unwrap_or(u64::MAX),
+            tables_read: self.rounds.tables,
+            tables_pruned: self.rounds.pruned_tables,
+            marks_cleared: self.rounds.cleared_entries,
+            is_truncated: self.rounds.is_truncated,
+            degrees: self.degrees.clone(),
+            block_bytes: self.map.block_frames * FRAME_BYTES,
+            regions: self.map.regions.iter().map(Region::told).collect(),
+        }
+    }
+}
+
+/// Degrees by block.
+struct Map {
+    block_frames: u64,
+    regions: Vec<Region>,
+}
+
+struct Region {
+    frames: FrameRange,
+    block_frames: u64,
+    blocks: Vec<Block>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Block {
+    degrees: u64,
+    used_frames: u64,
+    hot_frames: u64,
+}
+
+impl Map {
+    fn new(levels: &Levels, sorted: &Sorted, hot_frames: u64) -> Map {
+        let ram = levels.ram();
+        let block_frames = block_frames(ram);
+        let regions = ram.iter().map(|&frames| {
+            let count = frames.count.div_ceil(block_frames);
+            let blocks = vec![Block::default(); usize::try_from(count).unwrap_or(0)];
+            Region { frames, block_frames, blocks }
+        });
+        let mut map = Map { block_frames, regions: regions.collect() };
+        for (index, (gfn, degree)) in (0..).zip(sorted.hottest_first()) {
+            if let Some(block) = map.block(gfn) {
+                block.degrees += degree;
+                block.used_frames += 1;
+                block.hot_frames += u64::from(index < hot_frames);
+            }
+        }
+        map
+    }
+
+    fn block(&mut self, gfn: Gfn) -> Option<&mut Block> {
+        let region = self.regions.iter_mut().find(|region| region.frames.contains(gfn))?;
+        let index = (gfn.0 - region.frames.start.0) / region.block_frames;
+        region.blocks.get_mut(usize::try_from(index).ok()?)
+    }
+
+    fn frames(&self) -> u64 {
+        self.regions.iter().map(|region| region.frames.count).sum()
+    }
+}
+
+impl Region {
+    fn told(&self) -> HeatRegion {
+        let ends = (1..).map(|index: u64| (index * self.block_frames).min(self.frames.count));
+        let blocks = self.blocks.iter().zip(ends).enumerate().map(|(index, (block, end))| {
+            let frames = end - (index as u64 * self.block_frames).min(end);
+            let hundredths = block.degrees.saturating_mul(100) / frames.max(1);
+            HeatBlock {
+                degree: hundredths as f64 / 100.0,
+                used_bytes: block.used_frames * FRAME_BYTES,
+                hot_bytes: block.hot_frames * FRAME_BYTES,
+            }
+        });
+        HeatRegion { start: self.frames.start.gpa().0, blocks: blocks.collect() }
+    }
+}
+
+/// A power of two of them, 2 MiB at least, so that there are not too many blocks.
+fn block_frames(ram: &[FrameRange]) -> u64 {
+    let frames: u64 = ram.iter().map(|range| range.count).sum();
+    frames.div_ceil(BLOCKS_MAX).max(HUGE_BYTES / FRAME_BYTES).next_power_of_two()
+}
+
+/// What makes a page's next use set its mark again, once that was cleared.
+fn host_needs(by_guest: bool, accelerator: Accelerator) -> String {
+    let two_dimensional = || {
+        let parameters =
+            ["/sys/module/kvm_intel/parameters/ept", "/sys/module/kvm_amd/parameters/npt"];
+        let values = parameters.iter().filter_map(|path| fs::read_to_string(path).ok());
+        values.into_iter().any(|value| matches!(value.trim(), "Y" | "1"))
+    };
+    match (by_guest, accelerator) {
+        (false, _) => "PAGEMAP_SCAN (Linux 6.7); each use is a minor fault once a window",
+        (true, Accelerator::Tcg) => {
+            "an emulator keeps translations until the guest loads other page tables: pages of \
+             a program that never leaves the processor are missed (pti=on in the guest helps)"
+        }
+        (true, Accelerator::Kvm) if two_dimensional() => {
+            "two-dimensional paging: a write-protection at the end of each round has processors \
+             forget their translations"
+        }
+        (true, Accelerator::Kvm) => {
+            "shadow paging: a translation that is kept does not set its mark again before its \
+             page is protected, so hot pages are taken for colder than they are"
+        }
+    }
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_heat::{Access, Observer};
+
+    #[test]
+    fn a_map_has_the_degrees_where_the_pages_are() {
+        let ram = [FrameRange::new(Gfn(0), 1000), FrameRange::new(Gfn(1 << 20), 512)];
+        let mut levels = Levels::new(&ram, 0);
+        for _ in 0..4 {
+            levels.next_window();
+            levels.saw(FrameRange::new(Gfn(512), 100), Access::Read);
+            levels.saw(FrameRange::new(Gfn(1 << 20), 1), Access::Write);
+        }
+        let sorted = Sorted::new(&levels, Weights::new(1, 3).unwrap());
+        let map = Map::new(&levels, &sorted, 81);
+        let told: Vec<HeatRegion> = map.regions.iter().map(Region::told).collect();
+        assert_eq!((map.block_frames, map.frames(), told.len()), (512, 1512, 2));
+        assert_eq!((told[0].start, told[1].start), (0, 4 << 30));
+        let cold = HeatBlock::default();
+        // 100 of the 488 pages of the last block of the first region.
+        let warm = HeatBlock { degree: 0.81, used_bytes: 100 << 12, hot_bytes: 80 << 12 };
+        assert_eq!(told[0].blocks, [cold, warm]);
+        let one = HeatBlock { degree: 0.02, used_bytes: 1 << 12, hot_bytes: 1 << 12 };
+        assert_eq!(told[1].blocks, [one]);
+    }
+
+    #[test]
+    fn a_map_is_no_larger_than_it_should_be() {
+        let blocks = |gib: u64| {
+            let ram = [FrameRange::new(Gfn(0), gib << 18)];
+            (block_frames(&ram), (gib << 18).div_ceil(block_frames(&ram)))
+        };
+        assert_eq!(blocks(1), (512, 512));
+        assert_eq!(blocks(8), (512, 4096));
+        assert_eq!(blocks(9), (1024, 2304));
+        assert_eq!(blocks(1024).1, 4096);
+    }
+}

@@ -1,0 +1,345 @@
+//! Which of a VM's memory is hot: looked at by its worker, at its ticks, and only as far as
+//! nothing has to be evicted just then. `docs/tiering.md`.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::{Duration, Instant};
+
+use ebb_api::{Backing, HeatReport, HeatRequest};
+use ebb_heat::{
+    GuestTracker, HostPages, HostTracker, Levels, Pace, PagerTables, Roots, Round, Settings, Step,
+    TOP_LEVEL, TrackError, Tracker, Walk,
+};
+use ebb_inspect::Guest;
+use ebb_sys::pagemap::Pagemap;
+use ebb_sys::process::Process;
+use ebb_sys::uffd::HvaRange;
+use ebb_units::{FRAME_BYTES, FrameRange};
+
+use crate::heat::Heat;
+use crate::injector;
+use crate::limited::TURN;
+use crate::problem::{Answer, failed, not_allowed};
+use crate::worker::State;
+
+/// A guest has so long to boot and be trusted before a VM is monitored by itself without that.
+const BOOT: Duration = Duration::from_secs(60);
+/// Ranges that the VMM is asked to forget at once: a command line has room for them.
+const RANGES_AT_ONCE: usize = 4096;
+
+/// What one VM's worker knows of its monitoring.
+pub struct Monitor {
+    since: Instant,
+    settings: Settings,
+    /// None: nobody wants it monitored.
+    pace: Option<Pace>,
+    /// When the pace has something to do next.
+    due: Duration,
+    /// The queue of the last monitoring, for the next.
+    levels: Option<Levels>,
+    roots: Roots,
+    run: Option<Run>,
+    /// Moved between tiers up to the end of the last monitoring.
+    moved_bytes: u64,
+    /// What the last one found.
+    pub heat: Option<Heat>,
+    failed: Option<String>,
+    /// One is to begin as soon as nothing has to be evicted.
+    is_asked: bool,
+}
+
+/// A monitoring under way.
+pub struct Run {
+    by: By,
+    pub why: String,
+    pub levels: Levels,
+    pub began: Instant,
+    pub windows: u8,
+    pub looking: Duration,
+    /// All rounds together.
+    pub rounds: Round,
+}
+
+enum By {
+    /// Its page tables.
+    Guest(Arc<Guest>),
+    /// The VMM's.
+    Vmm(Pagemap),
+}
+
+impl Run {
+    /// Whether the guest's page tables tell.
+    pub fn is_by_guest(&self) -> bool {
+        matches!(self.by, By::Guest(_))
+    }
+}
+
+impl Monitor {
+    /// Of a VM whose memory is so; nothing is known yet.
+    pub fn new(backing: Backing) -> Monitor {
+        let settings = match backing {
+            Backing::Small => Settings::default(),
+            _ => Settings::huge(),
+        };
+        Monitor {
+            since: Instant::now(),
+            settings,
+            pace: None,
+            due: Duration::ZERO,
+            levels: None,
+            roots: Roots::default(),
+            run: None,
+            moved_bytes: 0,
+            heat: None,
+            failed: None,
+            is_asked: false,
+        }
+    }
+
+    /// Another kernel may run, whose memory is used otherwise.
+    pub fn lose(&mut self) {
+        (self.levels, self.heat) = (None, None);
+        if self.run.take().is_some() {
+            self.failed = Some("the guest was reset or runs another kernel".into());
+        }
+    }
+
+    fn begin(&mut self) -> Answer<()> {
+        let pace = Pace::new(self.settings, self.since.elapsed());
+        self.pace = Some(pace.map_err(failed("monitoring"))?);
+        (self.due, self.failed, self.is_asked) = (self.since.elapsed(), None, true);
+        Ok(())
+    }
+
+    /// How far it is, and what was found.
+    pub fn report(&self) -> HeatReport {
+        HeatReport {
+            monitoring: self.run.is_some() || self.is_asked,
+            windows_done: self.run.as_ref().map_or(0, |run| run.windows),
+            windows: self.settings.rounds,
+            failed: self.failed.clone(),
+            figures: self.heat.as_ref().map(Heat::figures),
+        }
+    }
+}
+
+/// The VMM's page table, emptied by an injected call.
+struct Vmm<'a>(&'a Process);
+
+impl HostPages for Vmm<'_> {
+    fn forget(&self, ranges: &[HvaRange]) -> io::Result<()> {
+        ranges.chunks(RANGES_AT_ONCE).try_for_each(|ranges| injector::forget(self.0, ranges))
+    }
+}
+
+impl State {
+    /// Begins a monitoring, unless there are figures or new ones are not asked for.
+    pub(crate) fn ask_heat(&mut self, request: HeatRequest) -> Answer<HeatReport> {
+        if self.held.record.backing == Backing::Hugetlb {
+            return Err(not_allowed(
+                "nothing tells which of its hugetlb pages are used: start the VM with --backing \
+                 thp or small",
+            ));
+        }
+        let monitor = &mut self.monitor;
+        if monitor.run.is_none() && (request.fresh || monitor.heat.is_none()) {
+            monitor.begin()?;
+            self.keep_heat();
+        }
+        Ok(self.monitor.report())
+    }
+
+    /// Whether it is monitored again and again, for the sake of its tiers.
+    fn is_monitored(&self) -> bool {
+        self.held.record.tiers.is_some()
+    }
+
+    /// Does what is due.
+    pub(crate) fn keep_heat(&mut self) {
+        if self.monitor.pace.is_none() {
+            let known = self.insight.guest().is_ok() || self.monitor.since.elapsed() > BOOT;
+            if !self.is_monitored() || !known {
+                return;
+            }
+            if let Err(error) = self.monitor.begin() {
+                return tracing::error!("{}: {error}", self.held.record.name);
+            }
+        }
+        let monitor = &mut self.monitor;
+        let (now, latest) = (monitor.since.elapsed(), monitor.due + monitor.settings.window);
+        if self.pressed.load(Acquire) && now < latest {
+            return;
+        }
+        match monitor.pace.as_mut().map(|pace| pace.step(now)) {
+            None => {}
+            Some(Step::Wait(until)) => monitor.due = until,
+            Some(Step::Begin) => self.begin_monitoring(),
+            Some(Step::Look) => self.look_at_window(),
+            Some(Step::Last) => {
+                self.look_at_window();
+                self.end_monitoring();
+            }
+        }
+    }
+
+    fn begin_monitoring(&mut self) {
+        self.monitor.is_asked = false;
+        let frames = || self.held.pager.ram().regions().iter().map(|region| region.frames());
+        let queue = || Levels::new(&frames().collect::<Vec<FrameRange>>(), TOP_LEVEL);
+        let mut levels = self.monitor.levels.take().unwrap_or_else(queue);
+        levels.begin();
+        let first = match self.by_guest() {
+            Ok((guest, why)) => self.first_round(By::Guest(guest), why, levels),
+            Err(why) => self.first_round_of_vmm(&why, levels),
+        };
+        match first {
+            Ok(run) => (self.monitor.run, self.monitor.failed) = (Some(run), None),
+            Err(why) => self.end_without(why),
+        }
+    }
+
+    /// The guest, if its page tables can tell; else why not.
+    fn by_guest(&mut self) -> Result<(Arc<Guest>, String), String> {
+        if self.insight.guest().is_ok() {
+            self.confirm();
+        }
+        let guest = self.insight.guest().map_err(|why| format!("its guest is not trusted: {why}"));
+        let why = format!("its kernel is known and trusted: {}", guest?.release());
+        if self.may_share() {
+            return Err("it shares its allocator, and its page metadata is not watched".into());
+        }
+        let guest = self.witness.clone().ok_or("its guest is not trusted")?;
+        Ok((guest, why))
+    }
+
+    fn first_round(&mut self, by: By, why: String, levels: Levels) -> Result<Run, String> {
+        let (began, rounds) = (Instant::now(), Round::default());
+        let mut run = Run { by, why, levels, began, windows: 0, looking: Duration::ZERO, rounds };
+        match self.round(&mut run, Walk::Full) {
+            Ok(()) => Ok(run),
+            Err(error @ TrackError::NoRoots) => {
+                self.first_round_of_vmm(&error.to_string(), run.levels)
+            }
+            Err(error) => Err(self.explain_lost(&error)),
+        }
+    }
+
+    fn first_round_of_vmm(&mut self, why: &str, levels: Levels) -> Result<Run, String> {
+        let pagemap = Pagemap::open(&self.held.process);
+        let pagemap = pagemap.map_err(|error| format!("QEMU's page table: {error}"))?;
+        self.first_round(By::Vmm(pagemap), why.into(), levels)
+    }
+
+    fn look_at_window(&mut self) {
+        let Some(mut run) = self.monitor.run.take() else { return };
+        run.levels.next_window();
+        run.windows += 1;
+        let result = self.round(&mut run, Walk::Pruned);
+        match result {
+            Ok(()) => self.monitor.run = Some(run),
+            Err(error) => {
+                let why = self.explain_lost(&error);
+                self.end_without(why);
+            }
+        }
+    }
+
+    /// Of no use are figures of half a guest.
+    fn end_without(&mut self, why: String) {
+        tracing::debug!("{}: not monitored: {why}", self.held.record.name);
+        (self.monitor.run, self.monitor.failed) = (None, Some(why));
+        if !self.is_monitored() {
+            self.monitor.pace = None;
+        }
+    }
+
+    fn explain_lost(&self, error: &TrackError) -> String {
+        match error {
+            TrackError::NotRunning if self.insight.guest().is_ok() => {
+                "memory had to be evicted meanwhile, which comes first".into()
+            }
+            error => error.to_string(),
+        }
+    }
+
+    fn end_monitoring(&mut self) {
+        let goes_on = self.is_monitored();
+        let moved_bytes = self.moved_bytes();
+        let monitor = &mut self.monitor;
+        let newly = moved_bytes.saturating_sub(monitor.moved_bytes);
+        monitor.moved_bytes = moved_bytes;
+        match &mut monitor.pace {
+            Some(pace) if goes_on => pace.moved(newly),
+            pace => *pace = None,
+        }
+        let Some(run) = monitor.run.take() else { return };
+        // The old figures first: both at once would be one byte a page more.
+        monitor.heat = None;
+        monitor.heat = Some(Heat::new(&run, self.held.record.accelerator));
+        monitor.levels = goes_on.then_some(run.levels);
+    }
+
+    /// Between its memory and where else it rests, in both directions.
+    fn moved_bytes(&self) -> u64 {
+        let counters = &self.held.pager.counters;
+        let up = counters.refilled_frames.load(Relaxed) + counters.ahead_frames.load(Relaxed);
+        let down = self.limiter.as_ref().map_or(0, |limiter| limiter.total.frames());
+        (up + down) * FRAME_BYTES
+    }
+
+    fn round(&mut self, run: &mut Run, walk: Walk) -> Result<(), TrackError> {
+        let began = Instant::now();
+        let round = match &run.by {
+            By::Guest(guest) => self.guest_round(&Arc::clone(guest), walk, &mut run.levels)?,
+            By::Vmm(pagemap) => self.vmm_round(pagemap, walk, &mut run.levels)?,
+        };
+        run.looking += began.elapsed();
+        let all = &mut run.rounds;
+        all.tables += round.tables;
+        all.pruned_tables += round.pruned_tables;
+        all.cleared_entries += round.cleared_entries;
+        all.is_truncated |= round.is_truncated;
+        Ok(())
+    }
+
+    /// Who has to evict meanwhile gets its turn: a round goes on for as long as one of an
+    /// eviction's at most.
+    fn guest_round(
+        &mut self,
+        guest: &Guest,
+        walk: Walk,
+        levels: &mut Levels,
+    ) -> Result<Round, TrackError> {
+        let trusted = self.insight.guest().is_ok() && self.confirm();
+        let now = self.witness.clone().filter(|now| trusted && now.note() == guest.note());
+        let guest = now.ok_or(TrackError::NotRunning)?;
+        let (pager, pressed) = (Arc::clone(&self.held.pager), Arc::clone(&self.pressed));
+        let (pulse, began) = (RefCell::new(self.pulse()), Instant::now());
+        let goes_on = || {
+            (!pressed.load(Acquire) || began.elapsed() < TURN)
+                && pulse.borrow_mut().hears_no_reset()
+        };
+        let mut roots = std::mem::take(&mut self.monitor.roots);
+        let tables = PagerTables::new(&pager);
+        let result = GuestTracker::new(&tables, &guest, &mut roots, &goes_on).round(walk, levels);
+        self.monitor.roots = roots;
+        self.end_pulse(pulse.into_inner());
+        result
+    }
+
+    fn vmm_round(
+        &mut self,
+        pagemap: &Pagemap,
+        walk: Walk,
+        levels: &mut Levels,
+    ) -> Result<Round, TrackError> {
+        let held = &self.held;
+        if let Some(limiter) = &mut self.limiter {
+            // What the limit goes by is about to be forgotten.
+            limiter.see_mapped(&held.pager)?;
+        }
+        HostTracker::new(held.pager.ram(), pagemap, &Vmm(&held.process)).round(walk, levels)
+    }
+}

@@ -1,0 +1,159 @@
+//! Whether a VM's guest is trusted and the kernel that runs, and who is told when that changes.
+
+use std::sync::Arc;
+
+use ebb_api::Mode;
+use ebb_inspect::{Guest, Run};
+use ebb_pager::Witness;
+use ebb_units::FrameRange;
+use ebb_vm::Qmp;
+
+use crate::insight::bring_back;
+use crate::pulse::{End, Pulse};
+use crate::worker::State;
+
+/// More pieces of metadata than this are not watched one by one: each costs
+/// the VMM a mapping.
+const WATCHED_RUNS_MAX: usize = 64;
+
+impl State {
+    pub(crate) fn notice_reset(&mut self) {
+        if was_reset(&mut self.held.qmp) {
+            self.after_reset();
+        }
+    }
+
+    /// After a reset nothing that was known is true.
+    pub(crate) fn after_reset(&mut self) {
+        self.insight.forget("it was reset and is booting");
+        self.lose_kernel();
+        self.size_after_reset();
+        self.tell_pager();
+    }
+
+    /// Another kernel may run. What this one shared is memory like any other, and what devices
+    /// may reach must be there before the next one uses it.
+    fn lose_kernel(&mut self) {
+        self.unshare();
+        self.monitor.lose();
+        if self.held.record.mode == Mode::Strict
+            && let Err(error) = self.held.pager.give_back_all()
+        {
+            tracing::error!("{}: for its next kernel: {error}", self.held.record.name);
+        }
+    }
+
+    /// Whether the guest is trusted and the one that runs; inspects if need be.
+    pub(crate) fn confirm(&mut self) -> bool {
+        self.reconnect();
+        let moves = self.has_pluggers();
+        let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut(), moves);
+        let same = |before: &Arc<Guest>| {
+            self.insight.guest().is_ok_and(|guest| guest.note() == before.note())
+        };
+        if !self.witness.as_ref().is_none_or(same) {
+            // kexec tells nobody.
+            self.lose_kernel();
+        }
+        if trusted
+            && !self.may_share()
+            && let Err(error) = self.watch_metadata()
+        {
+            self.insight.forget(&format!("its metadata cannot be watched: {error}"));
+            trusted = false;
+        }
+        self.tell_pager();
+        self.share_again();
+        trusted
+    }
+
+    /// Whom to believe when a frame is wanted back, wherever that changed.
+    fn tell_pager(&mut self) {
+        let guest = self.insight.guest().ok();
+        if guest != self.witness.as_deref() {
+            self.witness = guest.map(|guest| Arc::new(guest.clone()));
+            self.needed = self.needed_frames();
+            // Of one that shares its allocator the metadata does not tell what is free.
+            let read_freed = self.held.record.settings.read_freed || self.may_share();
+            let asked = self.witness.clone().filter(|_| !read_freed);
+            self.held.pager.believe(asked.map(|guest| guest as Arc<dyn Witness>));
+        }
+    }
+
+    /// The frames that each look at a trusted guest reads, there from now on: from a disk
+    /// they would be read again and again.
+    fn needed_frames(&self) -> Vec<FrameRange> {
+        let Some(guest) = &self.witness else { return Vec::new() };
+        let pager = &self.held.pager;
+        let needed = guest.needed_frames(&pager.view());
+        bring_back(pager, &needed);
+        needed
+    }
+
+    pub(crate) fn reconnect(&mut self) {
+        if self.held.qmp.is_some() {
+            return;
+        }
+        match Qmp::connect(&self.held.record.qmp) {
+            Ok(qmp) => self.held.qmp = Some(qmp),
+            Err(error) => tracing::debug!("{}: {error}", self.held.record.name),
+        }
+    }
+
+    /// In release mode only the metadata is watched, so that the guest's RAM
+    /// itself stays as it was.
+    fn watch_metadata(&mut self) -> std::io::Result<()> {
+        let watched = self.metadata_frames();
+        if self.held.record.mode == Mode::Strict || watched == self.watched {
+            return Ok(());
+        }
+        match watched.len() {
+            0..=WATCHED_RUNS_MAX => {
+                watched.iter().try_for_each(|&frames| self.held.pager.watch_writes(frames))?;
+            }
+            _ => self.held.pager.watch_all_writes()?,
+        }
+        self.watched = watched;
+        Ok(())
+    }
+
+    /// The frames that hold the metadata of a trusted guest.
+    fn metadata_frames(&self) -> Vec<FrameRange> {
+        let Ok(guest) = self.insight.guest() else { return Vec::new() };
+        guest.memmap().runs().iter().map(Run::metadata_frames).collect()
+    }
+
+    /// Whether the trusted guest still runs; takes the QMP socket along.
+    pub(crate) fn pulse(&mut self) -> Pulse {
+        let (pager, qmp) = (Arc::clone(&self.held.pager), self.held.qmp.take());
+        Pulse::new(&self.insight, self.witness.clone(), pager, qmp)
+    }
+
+    /// Takes the socket back.
+    pub(crate) fn end_pulse(&mut self, pulse: Pulse) {
+        let ended;
+        (self.held.qmp, ended) = pulse.end();
+        match ended {
+            Some(End::Reset) => self.after_reset(),
+            Some(End::Unknown) => {
+                self.insight.forget("its vCPUs do not all run the kernel that is known");
+                self.lose_kernel();
+                self.tell_pager();
+            }
+            None => {}
+        }
+    }
+}
+
+/// Whether a reset was announced since the last look. A socket that fails is
+/// dropped: it may be made again.
+pub(crate) fn was_reset(qmp: &mut Option<Qmp>) -> bool {
+    match qmp.as_mut().map(Qmp::events) {
+        Some(Ok(events)) => events.iter().any(|event| event == "RESET"),
+        Some(Err(_)) => {
+            *qmp = None;
+            false
+        }
+        None => false,
+    }
+}

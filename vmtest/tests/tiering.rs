@@ -1,0 +1,81 @@
+//! Hot memory told from cold by the daemon, and what it does with that.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use ebb_api::{HeatReport, HeatTracker};
+use vmtest::{Guest, Host, Vm};
+
+const BLOCK_FRAMES: u64 = 512;
+
+/// The daemon's word on which memory is hot.
+fn heat(vm: &Vm, options: &str) -> HeatReport {
+    let json = vm.ebb(&format!("heat --json {options}")).ok();
+    serde_json::from_str(&json).expect("a report")
+}
+
+/// How many pages of each block the guest's program uses, by its own page tables.
+fn truth(vm: &Vm, name: &str) -> BTreeMap<u64, u64> {
+    let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+    let answer = vm.guest(&format!("hotframes {name}"));
+    let mut blocks = BTreeMap::new();
+    for run in answer.split_whitespace() {
+        let (first, count) = run.split_once('+').expect("a run");
+        for frame in hex(first)..hex(first) + hex(count) {
+            *blocks.entry(frame / BLOCK_FRAMES).or_default() += 1;
+        }
+    }
+    blocks
+}
+
+/// Of the blocks that the program uses, and of all others: the part that is hot.
+fn hot_parts(report: &HeatReport, truth: &BTreeMap<u64, u64>) -> (f64, f64) {
+    let figures = report.figures.as_ref().expect("figures");
+    assert_eq!(figures.block_bytes, BLOCK_FRAMES << 12);
+    let (mut used, mut others) = ((0, 0), (0, 0));
+    for region in &figures.regions {
+        for (block, heat) in (region.start / figures.block_bytes..).zip(&region.blocks) {
+            let (hot, all) = match truth.get(&block) {
+                Some(pages) if *pages == BLOCK_FRAMES => &mut used,
+                Some(_) => continue,
+                None => &mut others,
+            };
+            *all += 1;
+            *hot += u64::from(heat.degree >= f64::from(figures.windows) / 2.0);
+        }
+    }
+    let part = |(hot, all): (u64, u64)| hot as f64 / all.max(1) as f64;
+    println!("of {used:?} used and {others:?} other blocks hot; {} us", figures.looking_us);
+    assert!(used.1 >= 10, "{used:?}");
+    (part(used), part(others))
+}
+
+/// A fifth of 200 MiB is used all the time, by huge pages, each in a block of the map. The
+/// emulator keeps translations until page tables are switched, so they have to be.
+#[test]
+fn the_hot_set_is_found() {
+    let host = Host::new();
+    let options = "pti=on transparent_hugepage=always";
+    let vm = host.run(Guest::debian("6.1-cloud").memory("768M").append(options));
+    vm.guest("hot h 200M 512 5");
+    let truth = truth(&vm, "h");
+    vm.guest("fill cold 100M");
+    vm.guest("hoton h 3");
+    // Nobody trusts it yet, or somebody does: both tell what is hot.
+    vm.wait_trusted();
+    let picture = host.directory().join("heat.svg");
+    let report = heat(&vm, &format!("--svg {}", picture.display()));
+    let figures = report.figures.as_ref().expect("figures");
+    assert_eq!((figures.windows, figures.tracker), (8, HeatTracker::GuestTables), "{report:?}");
+    let (used, others) = hot_parts(&report, &truth);
+    assert!(used >= 0.9 && others <= 0.1, "{used} of the hot blocks, {others} of the others");
+    let text = fs::read_to_string(&picture).expect("a picture");
+    assert!(text.starts_with("<svg") && text.contains("#e53935"), "{text}");
+    // Kept, and not found out anew.
+    let again = heat(&vm, "").figures.expect("figures");
+    assert_eq!((again.looking_us, again.duration_ms), (figures.looking_us, figures.duration_ms));
+    let shown = vm.ebb("heat").ok();
+    assert!(shown.contains("hot set") && shown.contains('█'), "{shown}");
+    assert!(vm.guest("hotstop h").ends_with(" 0"));
+    assert_eq!(vm.guest("check cold"), "0");
+}
