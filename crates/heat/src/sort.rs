@@ -78,9 +78,9 @@ impl Sorted {
     }
 
     /// Degrees and how many pages have them, coldest first; those not used are not among them.
-    /// A degree comes once for each level of its pages.
     pub fn degrees(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
-        self.buckets.iter().map(|bucket| (bucket.degree, bucket.pages))
+        let levels = self.buckets.chunk_by(|one, next| one.degree == next.degree);
+        levels.map(|levels| (levels[0].degree, levels.iter().map(|bucket| bucket.pages).sum()))
     }
 
     /// Pages that were used, coldest first, with their degrees.

@@ -251,6 +251,14 @@ fn check_sorted(levels: &Levels, weights: Weights) -> Result<(), TestCaseError> 
         pages
     };
     prop_assert_eq!(as_set(found.clone()), as_set(used.clone()));
+    let mut counts: Vec<(u64, u64)> = Vec::new();
+    for &(_, degree) in &used {
+        match counts.last_mut() {
+            Some((last, count)) if *last == degree => *count += 1,
+            _ => counts.push((degree, 1)),
+        }
+    }
+    prop_assert_eq!(sorted.degrees().collect::<Vec<_>>(), counts);
     // Of one degree the level decides.
     let ranks: Vec<(u64, u8)> =
         found.iter().map(|&(gfn, degree)| (degree, levels.level(gfn))).collect();
