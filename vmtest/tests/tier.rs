@@ -40,6 +40,15 @@ fn a_full_node_takes_no_more() {
     assert!(found.contains("no room for "), "{found}");
 }
 
+/// Whoever moves pages dies with all its threads amid them.
+#[test]
+fn a_mover_killed_in_mid_exchange_loses_nothing() {
+    let guest = Guest::debian("6.1-cloud").memory("512M").slow_node("64M");
+    let found = Host::new().qemu(guest).guest("sh /bin/tiers killed 8M");
+    eprintln!("{found}");
+    assert!(found.starts_with("killed 8, in mid-exchange "), "{found}");
+}
+
 #[test]
 fn a_vm_has_more_memory_than_its_fast_tier() {
     let host = Host::new();

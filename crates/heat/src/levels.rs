@@ -1,18 +1,20 @@
 //! The multi-level queue (vTMM, section 3.2.2): a page that was used again and again is
 //! left alone for a while, and counts as used.
 //!
-//! A page of level `x` that was found used is not disturbed for `2^(x-1)` windows. Then its
-//! bit is cleared, and the window after that judges: used, it rises and rests again; not
-//! used, it sinks a level and is judged again in the next window, since its bit is clear.
+//! A page that was found used is not disturbed for `2^(x-1)` windows, where `x` is its step. Then
+//! its bit is cleared, and the window after that judges: used, it rises and rests again; not
+//! used, it sinks and is judged again in the next window, since its bit is clear. Each
+//! monitoring begins with steps of 0: a page that was hot and has cooled would else pass for hot
+//! by a single use. The level goes up and down with the step, and stays.
 //!
 //! Pages that nobody uses are not told of, and cost nothing: how far they sank is reckoned
 //! when they are seen again. Four bytes a page:
 //!
 //! ```text
-//!   31        24 23        16 15         8 7    6 5    4      3     2     0
-//!  +------------+------------+------------+------+---+-------+-------+-----+
-//!  | writes     | reads      | due window |  0   | 0 | wrote | rests |level|
-//!  +------------+------------+------------+------+---+-------+-------+-----+
+//!   31        24 23        16 15         8 7        5    4      3     2     0
+//!  +------------+------------+------------+----------+-------+-------+-------+
+//!  | writes     | reads      | due window |   step   | wrote | rests | level |
+//!  +------------+------------+------------+----------+-------+-------+-------+
 //! ```
 
 use ebb_units::{FrameRange, Gfn};
@@ -29,6 +31,8 @@ pub const BYTES_PER_PAGE: usize = size_of::<Page>();
 const LEVEL: u8 = 0b111;
 const RESTS: u8 = 1 << 3;
 const WROTE: u8 = 1 << 4;
+/// Where the step stands.
+const STEP: u32 = 5;
 
 /// Windows of a monitoring in which a page was used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
@@ -40,7 +44,7 @@ pub struct Uses {
 }
 
 /// One page.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Page {
     state: u8,
     /// At rest: when its bit is cleared. Else: the window that judges it next.
@@ -64,17 +68,16 @@ impl Levels {
     /// a `top_level` of 0 there is no queue: every page is looked at in every window.
     pub fn new(ram: &[FrameRange], top_level: u8) -> Levels {
         let count: u64 = ram.iter().map(|range| range.count).sum();
-        let page = Page { due: 1, ..Page::default() };
         Levels {
             ram: ram.to_vec(),
-            pages: vec![page; usize::try_from(count).unwrap_or(0)],
+            pages: vec![Page::NEW; usize::try_from(count).unwrap_or(0)],
             window: 0,
             top_level: top_level.min(TOP_LEVEL),
         }
     }
 
-    /// A monitoring begins: counts are zero and no page rests; levels stay. The round that
-    /// follows clears every bit and counts nothing.
+    /// A monitoring begins: counts are zero, no page rests and rests are short again; levels
+    /// stay. The round that follows clears every bit and counts nothing.
     pub fn begin(&mut self) {
         let window = self.window;
         self.pages.iter_mut().for_each(|page| page.begin(window));
@@ -101,9 +104,9 @@ impl Levels {
         self.page(gfn).map_or(Uses::default(), |page| page.uses(self.window))
     }
 
-    /// Its level.
+    /// Its level, with how far it sank since it was seen last.
     pub fn level(&self, gfn: Gfn) -> u8 {
-        self.page(gfn).map_or(0, |page| page.level())
+        self.page(gfn).map_or(0, |page| page.level_in(self.window))
     }
 
     /// Every page's count, in order of frames.
@@ -112,13 +115,14 @@ impl Levels {
         frames.zip(&self.pages).map(|(gfn, page)| (gfn, page.uses(self.window)))
     }
 
-    /// The counts of each range's pages.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = (Gfn, impl Iterator<Item = Uses>)> {
+    /// The counts and levels of each range's pages.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (Gfn, impl Iterator<Item = (Uses, u8)>)> {
         let mut rest = &self.pages[..];
         self.ram.iter().map(move |range| {
             let (pages, others) = rest.split_at(rest.len().min(range.count as usize));
             rest = others;
-            (range.start, pages.iter().map(|page| page.uses(self.window)))
+            let window = self.window;
+            (range.start, pages.iter().map(move |page| (page.uses(window), page.level_in(window))))
         })
     }
 
@@ -174,8 +178,14 @@ impl Observer for Levels {
 }
 
 impl Page {
+    const NEW: Page = Page { state: 0, due: 1, reads: 0, writes: 0 };
+
     fn level(self) -> u8 {
         self.state & LEVEL
+    }
+
+    fn step(self) -> u8 {
+        self.state >> STEP
     }
 
     fn rests(self) -> bool {
@@ -183,13 +193,17 @@ impl Page {
     }
 
     fn begin(&mut self, window: u8) {
+        *self = Page { state: self.level_in(window), ..Page::NEW };
+    }
+
+    /// At the end of a window.
+    fn level_in(self, window: u8) -> u8 {
         // Judged in every window since, and in none of them used. One at rest was not judged.
         let unused = match self.rests() {
             true => window.saturating_sub(self.due),
             false => (window + 1).saturating_sub(self.due),
         };
-        self.sink(unused);
-        *self = Page { state: self.level(), due: 1, reads: 0, writes: 0 };
+        self.level().saturating_sub(unused)
     }
 
     fn saw(&mut self, window: u8, access: Access, top_level: u8) -> Verdict {
@@ -211,10 +225,10 @@ impl Page {
     }
 
     fn count(&mut self, window: u8, access: Access, top_level: u8) -> Verdict {
-        let level = top_level.min(self.level() + 1);
-        let rest = match level {
+        let [level, step] = [self.level(), self.step()].map(|level| top_level.min(level + 1));
+        let rest = match step {
             0 => 0,
-            level => (1 << (level - 1)).min(WINDOWS_MAX - window),
+            step => (1 << (step - 1)).min(WINDOWS_MAX - window),
         };
         let (count, wrote) = match access {
             Access::Read => (&mut self.reads, 0),
@@ -222,22 +236,23 @@ impl Page {
         };
         // Each window counts once, so it fits.
         *count = count.saturating_add(1 + rest);
-        if level == 0 {
+        if step == 0 {
             self.judge_in(window + 1);
             return Verdict::Clear;
         }
-        self.state = level | RESTS | wrote;
+        self.state = level | step << STEP | RESTS | wrote;
         self.due = window + rest;
         Verdict::Leave
     }
 
     fn judge_in(&mut self, window: u8) {
-        self.state = self.level();
+        self.state &= !(RESTS | WROTE);
         self.due = window;
     }
 
     fn sink(&mut self, levels: u8) {
-        self.state = (self.state & !LEVEL) | self.level().saturating_sub(levels);
+        let [level, step] = [self.level(), self.step()].map(|level| level.saturating_sub(levels));
+        self.state = (self.state & (RESTS | WROTE)) | level | step << STEP;
     }
 
     /// What was counted ahead of a rest that goes on does not count yet.
@@ -300,17 +315,35 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_ends_with_its_monitoring_and_the_level_stays() {
+    fn a_page_that_is_used_no_more_sinks_in_each_window() {
         let mut levels = levels();
         always_used(&mut levels, 8);
         assert_eq!(levels.level(Gfn(3)), 3);
+        // At rest until the ninth window, whose bit is from before.
+        let sunk: Vec<u8> = (0..5)
+            .map(|_| {
+                levels.next_window();
+                levels.level(Gfn(3))
+            })
+            .collect();
+        assert_eq!(sunk, [3, 3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn a_monitoring_begins_with_levels_and_nothing_else() {
+        let mut levels = levels();
+        always_used(&mut levels, 8);
         levels.begin();
         assert_eq!((levels.level(Gfn(3)), levels.uses(Gfn(3))), (3, Uses::default()));
         assert!(levels.would_clear(PAGE));
-        // Used no more: judged in each window.
-        (0..2).for_each(|_| levels.next_window());
+        // A single use, of a page that was hot before, is not taken for many.
+        levels.next_window();
+        levels.saw(PAGE, Access::Read);
+        assert_eq!(levels.level(Gfn(3)), 4);
+        (0..7).for_each(|_| levels.next_window());
+        assert_eq!(levels.uses(Gfn(3)), Uses { reads: 2, writes: 0 });
         levels.begin();
-        assert_eq!(levels.level(Gfn(3)), 1);
+        assert_eq!(levels.level(Gfn(3)), 0);
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! Bucket sort by page-degree (vTMM, section 3.3.2), in one pass over all pages.
 //!
 //! A degree follows from two counts that are each as large as the number of windows, so there
-//! is a bucket for each pair of counts, and they are put in order once they are filled. Pages
-//! that were not used are the coldest and stand in no bucket.
+//! is a bucket for each pair of counts and level, and they are put in order once they are
+//! filled. Of pages of the same degree those of a higher level are hotter: it knows of earlier
+//! monitorings. Pages that were not used are the coldest and stand in no bucket.
 
 use ebb_units::Gfn;
 
-use crate::{Levels, Uses, Weights};
+use crate::{Levels, TOP_LEVEL, Uses, Weights};
 
 /// Pages that a bucket takes at a time.
 const CHUNK_PAGES: usize = 256;
 const NO_CHUNK: u32 = u32::MAX;
+const LEVELS: usize = TOP_LEVEL as usize + 1;
 
 /// The pages of a VM from coldest to hottest.
 pub struct Sorted {
@@ -23,10 +25,11 @@ pub struct Sorted {
     unused: u64,
 }
 
-/// Pages of one degree.
+/// Pages of one degree and level.
 #[derive(Clone, Copy)]
 struct Bucket {
     degree: u64,
+    level: u8,
     pages: u64,
     last_chunk: u32,
 }
@@ -48,8 +51,8 @@ impl Sorted {
     pub fn new(levels: &Levels, weights: Weights) -> Sorted {
         let mut filling = Filling::new(levels);
         for (first, pages) in levels.ranges() {
-            for (gfn, uses) in (first.0..).zip(pages) {
-                filling.add(gfn, uses);
+            for (gfn, (uses, level)) in (first.0..).zip(pages) {
+                filling.add(gfn, uses, level);
             }
         }
         let buckets = in_order(&filling.open, filling.width, weights);
@@ -76,7 +79,8 @@ impl Sorted {
 
     /// Degrees and how many pages have them, coldest first; those not used are not among them.
     pub fn degrees(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
-        self.buckets.iter().map(|bucket| (bucket.degree, bucket.pages))
+        let levels = self.buckets.chunk_by(|one, next| one.degree == next.degree);
+        levels.map(|levels| (levels[0].degree, levels.iter().map(|bucket| bucket.pages).sum()))
     }
 
     /// Pages that were used, coldest first, with their degrees.
@@ -105,7 +109,7 @@ impl Sorted {
     }
 
     fn pages(&self, bucket: &Bucket) -> impl Iterator<Item = (Gfn, u64)> {
-        let Bucket { degree, pages, last_chunk } = *bucket;
+        let Bucket { degree, pages, last_chunk, .. } = *bucket;
         // Only the last chunk has room.
         let last_pages = match pages as usize % CHUNK_PAGES {
             0 => CHUNK_PAGES,
@@ -128,7 +132,7 @@ impl Sorted {
 struct Filling {
     chunks: Vec<[u32; CHUNK_PAGES]>,
     before: Vec<u32>,
-    /// By reads, and by writes.
+    /// By reads, by writes, and by level.
     open: Vec<Open>,
     width: usize,
     unused: u64,
@@ -141,21 +145,23 @@ impl Filling {
         let pages: u64 = levels.ram().iter().map(|range| range.count).sum();
         let pages = usize::try_from(pages).unwrap_or(0);
         // Address space for all of them; the host gives memory for what is used.
-        let most = pages / CHUNK_PAGES + pages.min(width * width);
+        let buckets = width * width * LEVELS;
+        let most = pages / CHUNK_PAGES + pages.min(buckets);
         Filling {
             chunks: Vec::with_capacity(most),
             before: Vec::with_capacity(most),
-            open: vec![none; width * width],
+            open: vec![none; buckets],
             width,
             unused: 0,
         }
     }
 
     #[inline]
-    fn add(&mut self, gfn: u64, uses: Uses) {
+    fn add(&mut self, gfn: u64, uses: Uses, level: u8) {
         let pair = usize::from(uses.reads) * self.width + usize::from(uses.writes);
         let frame = u32::try_from(gfn).ok().filter(|_| pair != 0);
-        let (Some(frame), Some(open)) = (frame, self.open.get_mut(pair)) else {
+        let bucket = pair * LEVELS + usize::from(level);
+        let (Some(frame), Some(open)) = (frame, self.open.get_mut(bucket)) else {
             self.unused += 1;
             return;
         };
@@ -173,19 +179,21 @@ impl Filling {
     }
 }
 
-/// The buckets that have pages, by degree. Different pairs may have the same one.
+/// The buckets that have pages, by degree and level. Different pairs may have the same ones.
 fn in_order(open: &[Open], width: usize, weights: Weights) -> Vec<Bucket> {
     let filled = open.iter().enumerate().filter(|(_, open)| open.chunk != NO_CHUNK);
     let mut buckets: Vec<Bucket> = filled
-        .map(|(pair, open)| {
+        .map(|(bucket, open)| {
+            let (pair, level) = (bucket / LEVELS, (bucket % LEVELS) as u8);
             let uses = Uses { reads: (pair / width) as u8, writes: (pair % width) as u8 };
             Bucket {
                 degree: weights.degree(uses),
+                level,
                 pages: u64::from(open.full_chunks) * CHUNK_PAGES as u64 + u64::from(open.pages),
                 last_chunk: open.chunk,
             }
         })
         .collect();
-    buckets.sort_by_key(|bucket| bucket.degree);
+    buckets.sort_by_key(|bucket| (bucket.degree, bucket.level));
     buckets
 }

@@ -23,16 +23,22 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct Model {
     level: u32,
+    step: u32,
     phase: Phase,
     uses: [u32; 2],
     wrote: usize,
 }
 
 impl Model {
-    const NEW: Model = Model { level: 0, phase: Phase::Judged, uses: [0; 2], wrote: 0 };
+    const NEW: Model = Model { level: 0, step: 0, phase: Phase::Judged, uses: [0; 2], wrote: 0 };
 
     fn begin(&mut self) {
-        (self.phase, self.uses) = (Phase::Judged, [0; 2]);
+        (self.phase, self.uses, self.step) = (Phase::Judged, [0; 2], 0);
+    }
+
+    fn sink(&mut self) {
+        self.level = self.level.saturating_sub(1);
+        self.step = self.step.saturating_sub(1);
     }
 
     /// A window ends. `bit`: it is set; `seen`: its table is read. Whether it is cleared.
@@ -48,24 +54,25 @@ impl Model {
                 left == 1 && bit.is_some()
             }
             (Phase::Overdue, bit) => {
-                self.level = self.level.saturating_sub(1);
+                self.sink();
                 if bit.is_some() {
                     self.phase = Phase::Judged;
                 }
                 bit.is_some()
             }
             (Phase::Judged, None) => {
-                self.level = self.level.saturating_sub(1);
+                self.sink();
                 false
             }
             (Phase::Judged, Some(wrote)) => {
                 self.uses[wrote] += 1;
                 self.level = top.min(self.level + 1);
+                self.step = top.min(self.step + 1);
                 self.wrote = wrote;
-                if self.level > 0 {
-                    self.phase = Phase::Resting(1 << (self.level - 1));
+                if self.step > 0 {
+                    self.phase = Phase::Resting(1 << (self.step - 1));
                 }
-                self.level == 0
+                self.step == 0
             }
         }
     }
@@ -143,6 +150,8 @@ impl Bench {
             let uses = self.levels.uses(Bench::gfn(page));
             let expected = Uses { reads: model.uses[0] as u8, writes: model.uses[1] as u8 };
             assert_eq!(uses, expected, "page {page}: {model:?}");
+            let level = u32::from(self.levels.level(Bench::gfn(page)));
+            assert_eq!(level, model.level, "page {page}: {model:?}");
         }
     }
 }
@@ -241,7 +250,19 @@ fn check_sorted(levels: &Levels, weights: Weights) -> Result<(), TestCaseError> 
         pages.sort_unstable();
         pages
     };
-    prop_assert_eq!(as_set(found), as_set(used.clone()));
+    prop_assert_eq!(as_set(found.clone()), as_set(used.clone()));
+    let mut counts: Vec<(u64, u64)> = Vec::new();
+    for &(_, degree) in &used {
+        match counts.last_mut() {
+            Some((last, count)) if *last == degree => *count += 1,
+            _ => counts.push((degree, 1)),
+        }
+    }
+    prop_assert_eq!(sorted.degrees().collect::<Vec<_>>(), counts);
+    // Of one degree the level decides.
+    let ranks: Vec<(u64, u8)> =
+        found.iter().map(|&(gfn, degree)| (degree, levels.level(gfn))).collect();
+    prop_assert!(ranks.is_sorted(), "{ranks:?}");
     let mut hottest: Vec<u64> = sorted.hottest_first().map(|page| page.1).collect();
     hottest.reverse();
     prop_assert_eq!(hottest, degrees(&used));

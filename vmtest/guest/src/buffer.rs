@@ -1,8 +1,15 @@
 //! Memory with a pattern in it.
 
+use std::fs::File;
 use std::hint::black_box;
+use std::os::unix::fs::FileExt;
 
 use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+use crate::{Context, Result};
+
+const PAGE_BYTES: u64 = 4096;
+/// Of an entry of `/proc/PID/pagemap`: the frame's number.
+const FRAME: u64 = (1 << 55) - 1;
 
 /// Anonymous memory; what it holds goes back to the kernel when it is dropped:
 /// the allocator maps blocks of this size one by one.
@@ -49,6 +56,25 @@ impl Buffer {
         &mut self.words
     }
 
+    /// The number of the page in which it begins. An allocation of this size begins 16 bytes
+    /// into a page: each of ours ends in the next.
+    pub fn first_page(&self) -> u64 {
+        self.words.as_ptr().addr() as u64 / PAGE_BYTES
+    }
+
+    /// The guest's frames of those of its pages, in their order.
+    pub fn frames(&self, is_wanted: impl Fn(usize) -> bool) -> Result<Vec<u64>> {
+        let pagemap = File::open("/proc/self/pagemap").context("pagemap")?;
+        let pages = (0..self.words.len() / WORDS_PER_PAGE).filter(|page| is_wanted(*page));
+        let frame = |page: usize| {
+            let mut entry = [0; 8];
+            let at = (self.first_page() + page as u64) * 8;
+            pagemap.read_exact_at(&mut entry, at).context("pagemap")?;
+            Ok(u64::from_ne_bytes(entry) & FRAME)
+        };
+        pages.map(frame).collect()
+    }
+
     fn write(&mut self) {
         let pattern = self.pattern();
         for (page, words) in (0..).zip(self.words.chunks_mut(WORDS_PER_PAGE)) {
@@ -61,9 +87,28 @@ impl Buffer {
     }
 }
 
+/// Frames as `FIRST+COUNT` in hexadecimal, one run behind the other.
+pub fn runs(frames: &[u64]) -> String {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for &frame in frames {
+        match runs.last_mut() {
+            Some((first, count)) if *first + *count == frame => *count += 1,
+            _ => runs.push((frame, 1)),
+        }
+    }
+    let words = runs.iter().map(|(first, count)| format!("{first:x}+{count:x}"));
+    words.collect::<Vec<_>>().join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_are_told_in_their_order() {
+        assert_eq!(runs(&[]), "");
+        assert_eq!(runs(&[7, 8, 9, 0x20, 0x1f, 0x20]), "7+3 20+1 1f+2");
+    }
 
     #[test]
     fn touching_and_refilling_leave_the_right_content() {

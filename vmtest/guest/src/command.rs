@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ebb_units::Bytes;
 
+use crate::access::{Access, Law};
 use crate::buffer::Buffer;
 use crate::churn::Churn;
 use crate::disk;
@@ -25,6 +26,7 @@ pub struct Guest {
     files: HashMap<String, Files>,
     churns: HashMap<String, Churn>,
     hot: HashMap<String, Hot>,
+    accesses: HashMap<String, Access>,
     generation: u64,
 }
 
@@ -74,6 +76,16 @@ impl Guest {
             ["hoton", name, passes] => find(&mut self.hot, name)?.wait(number(passes)?),
             ["hotframes", name] => Ok(find(&mut self.hot, name)?.frames()),
             ["hotstop", name] => take(&mut self.hot, name)?.stop(),
+            ["access", name, size, ref law @ ..] => {
+                self.access(name, bytes(size)?, Law::parse(law)?)
+            }
+            ["accesslaw", name, ref law @ ..] => {
+                find(&mut self.accesses, name)?.change(Law::parse(law)?);
+                done()
+            }
+            ["accesson", name, more] => find(&mut self.accesses, name)?.wait(number(more)?),
+            ["accessframes", name] => Ok(find(&mut self.accesses, name)?.frames()),
+            ["accessstop", name] => take(&mut self.accesses, name)?.stop(),
             ["timed", what, ..] => timed(what, request),
             ["sh", ..] => shell::run(request.trim_start_matches("sh ")),
             _ => self.obey_on_memory(&words),
@@ -112,6 +124,13 @@ impl Guest {
         affordable(bytes)?;
         let files = Files::write_in(Path::new(directory), name, self.next(), bytes)?;
         self.files.insert(name.into(), files);
+        done()
+    }
+
+    fn access(&mut self, name: &str, bytes: u64, law: Law) -> Result<String> {
+        affordable(bytes)?;
+        let access = Access::start(name, bytes, law)?;
+        self.accesses.insert(name.into(), access);
         done()
     }
 

@@ -1,20 +1,15 @@
 //! Memory of which a known part is used again and again.
 
-use std::fs::File;
 use std::hint::black_box;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::buffer::Buffer;
+use crate::buffer::{self, Buffer};
 use crate::pattern::{WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
-const PAGE_BYTES: u64 = 4096;
-/// Of an entry of `/proc/PID/pagemap`: the frame's number.
-const FRAME: u64 = (1 << 55) - 1;
 /// Between two passes: the kernel is entered, and with page-table isolation other page tables
 /// are loaded, so that an emulator looks them up again.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -34,9 +29,10 @@ impl Hot {
             return Err("a unit has a page, and a part is a fraction".into());
         }
         let mut buffer = Buffer::new(name, 0, bytes);
-        let first = buffer.words_mut().as_ptr().addr() as u64 / PAGE_BYTES;
+        let first = buffer.first_page();
         let is_hot = move |page: usize| ((first + page as u64) / unit).is_multiple_of(part);
-        let frames = frames(&mut buffer, is_hot)?;
+        let mut frames = buffer.frames(is_hot)?;
+        frames.sort_unstable();
         let (stop, passes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, passed) = (Arc::clone(&stop), Arc::clone(&passes));
         let thread = thread::Builder::new().name("hot".into()).spawn(move || {
@@ -65,17 +61,9 @@ impl Hot {
         Ok("done".into())
     }
 
-    /// The guest's frames of the part, as `FIRST+COUNT` in hexadecimal.
+    /// The guest's frames of the part, as [`buffer::runs`] has them.
     pub fn frames(&self) -> String {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        for &frame in &self.frames {
-            match runs.last_mut() {
-                Some((first, count)) if *first + *count == frame => *count += 1,
-                _ => runs.push((frame, 1)),
-            }
-        }
-        let words = runs.iter().map(|(first, count)| format!("{first:x}+{count:x}"));
-        words.collect::<Vec<_>>().join(" ")
+        buffer::runs(&self.frames)
     }
 
     /// Ends it: passes done, and bytes found wrong in all of the memory.
@@ -84,22 +72,4 @@ impl Hot {
         let wrong = self.thread.join().map_err(|_| "the hot thread died")?;
         Ok(format!("{} {wrong}", self.passes.load(Ordering::Relaxed)))
     }
-}
-
-fn frames(buffer: &mut Buffer, is_hot: impl Fn(usize) -> bool) -> Result<Vec<u64>> {
-    let pagemap = File::open("/proc/self/pagemap").context("pagemap")?;
-    let words = buffer.words_mut();
-    // An allocation of this size begins 16 bytes into a page: its last page has the rest.
-    let address = words.as_ptr().addr() as u64;
-    let pages = (0..words.len() / WORDS_PER_PAGE).filter(|page| is_hot(*page));
-    let mut found: Vec<u64> = pages
-        .map(|page| {
-            let mut entry = [0; 8];
-            let at = (address / PAGE_BYTES + page as u64) * 8;
-            pagemap.read_exact_at(&mut entry, at).context("pagemap")?;
-            Ok(u64::from_ne_bytes(entry) & FRAME)
-        })
-        .collect::<Result<_>>()?;
-    found.sort_unstable();
-    Ok(found)
 }

@@ -6,6 +6,7 @@
 //! in between is told from it, and `again` repeats an answer that was torn.
 #![forbid(unsafe_code)]
 
+mod access;
 mod boot;
 mod buffer;
 mod churn;
@@ -20,6 +21,7 @@ mod pattern;
 mod power;
 mod samples;
 mod shell;
+mod spread;
 
 use std::convert::Infallible;
 use std::fmt::Display;

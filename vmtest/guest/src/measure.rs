@@ -74,8 +74,8 @@ pub fn disk(path: &str, access: &str, bytes: u64, at_once: u64, threads: u64) ->
     })
 }
 
-/// xorshift64.
-fn next_random(mut random: u64) -> u64 {
+/// xorshift64: the number after this one.
+pub fn next_random(mut random: u64) -> u64 {
     random ^= random << 13;
     random ^= random >> 7;
     random ^ random << 17

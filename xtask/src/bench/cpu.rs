@@ -34,9 +34,18 @@ pub fn of_process(pid: i32) -> Duration {
 impl Thread {
     /// Time on a processor so far: exact, from the scheduler.
     pub fn ran(&self) -> Duration {
+        self.schedstat(0)
+    }
+
+    /// Time that it wanted a processor and had none.
+    pub fn waited(&self) -> Duration {
+        self.schedstat(1)
+    }
+
+    fn schedstat(&self, field: usize) -> Duration {
         let text = fs::read_to_string(format!("{}/schedstat", self.directory)).unwrap_or_default();
-        let first = text.split_whitespace().next().and_then(|ns| ns.parse().ok());
-        Duration::from_nanos(first.unwrap_or(0))
+        let ns = text.split_whitespace().nth(field).and_then(|ns| ns.parse().ok());
+        Duration::from_nanos(ns.unwrap_or(0))
     }
 }
 

@@ -2,12 +2,14 @@
 //! daemon does on a host that has two: by `ebb-tier`, on a memfd that both have mapped.
 //!
 //! `tiers check SIZE` checks placement and every byte; `tiers full SIZE` moves more than the
-//! second node takes; `tiers bench SIZE ROUNDS` measures. `tiers peer FILE SIZE` is the other
-//! process.
+//! second node takes; `tiers killed SIZE` kills who moves them; `tiers bench SIZE ROUNDS`
+//! measures. `tiers peer FILE SIZE` is the other process, `tiers exchange PID ADDRESS FILE SIZE`
+//! the mover to be killed.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod check;
+mod killed;
 #[path = "../../pattern.rs"]
 mod pattern;
 mod peer;
@@ -38,6 +40,11 @@ fn run(words: &[&str]) -> anyhow::Result<String> {
         ["peer", file, size] => peer::serve(file.as_ref(), bytes(size)?).map(|()| String::new()),
         ["check", size] => check::run(bytes(size)?),
         ["full", size] => check::full(bytes(size)?),
+        ["killed", size] => killed::run(bytes(size)?),
+        ["exchange", pid, address, file, size] => {
+            let (pid, address) = (pid.parse()?, address.parse()?);
+            killed::serve(pid, address, file, bytes(size)?).map(|()| String::new())
+        }
         ["bench", size, rounds] => bench::run(bytes(size)?, rounds.parse().context("rounds")?),
         _ => bail!("no such task: {}", words.join(" ")),
     }

@@ -1,6 +1,7 @@
 //! A file of memory in two processes, and the nodes as tiers.
 
 use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
@@ -9,7 +10,7 @@ use ebb_sys::numa;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_tier::{Mover, Node};
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
+use ebb_units::{FRAME_BYTES, Gfn, Gpa, Hva};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region};
 
@@ -22,11 +23,47 @@ pub const FAST: u32 = 0;
 /// The one without.
 pub const SLOW: u32 = 1;
 
+/// Pages of a process, and the file that they are of.
+pub struct Target {
+    pub ram: Arc<Ram>,
+    process: Arc<Process>,
+}
+
+impl Target {
+    /// A process that has the file mapped at `address`. This one maps it, too.
+    pub fn new(
+        process: Process,
+        address: Hva,
+        file: OwnedFd,
+        bytes: u64,
+    ) -> anyhow::Result<Target> {
+        let file = RamFile::from(file);
+        let mapping = Mapping::new(&file, 0, bytes)?;
+        let region = Region { gpa: Gpa(0), bytes, hva: address, file: 0, offset: 0 };
+        let ram = Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }])?);
+        Ok(Target { ram, process: Arc::new(process) })
+    }
+
+    pub fn frames(&self) -> Vec<Gfn> {
+        self.ram.regions().iter().flat_map(|region| region.frames().frames()).collect()
+    }
+
+    pub fn node(&self, number: u32, mover: Mover) -> Node {
+        let (process, ram) = (Arc::clone(&self.process), Arc::clone(&self.ram));
+        Node::new(number, process, ram, Arc::new(mover))
+    }
+
+    /// On which node each page is, by the process's page table.
+    pub fn nodes(&self) -> anyhow::Result<Vec<i32>> {
+        let start = self.ram.regions().first().context("its memory")?.hva;
+        locate(&self.process, start, &self.frames())
+    }
+}
+
 pub struct Rig {
     pub peer: Peer,
     pub frames: Vec<Gfn>,
-    ram: Arc<Ram>,
-    process: Arc<Process>,
+    pub target: Target,
 }
 
 impl Rig {
@@ -39,44 +76,44 @@ impl Rig {
         let found: Vec<_> = nodes.iter().map(|node| (node.number, node.has_cpus)).collect();
         ensure!(found == [(FAST, true), (SLOW, false)], "the nodes are {nodes:?}");
         let file = RamFile::create("tiers", bytes)?;
-        let mapping = Mapping::new(&file, 0, bytes)?;
-        let frames: Vec<Gfn> = FrameRange::new(Gfn(0), bytes / FRAME_BYTES).frames().collect();
-        peer::fill(&mapping, frames.len() as u64);
+        peer::fill(&Mapping::new(&file, 0, bytes)?, bytes / FRAME_BYTES);
         let mut peer = Peer::start(&file, bytes)?;
         peer.ask("read")?;
-        let region = Region { gpa: Gpa(0), bytes, hva: peer.address, file: 0, offset: 0 };
-        let ram = Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }])?);
-        let process = Arc::new(Process::open(peer.pid())?);
-        Ok(Rig { peer, frames, ram, process })
+        let process = Process::open(peer.pid())?;
+        let target = Target::new(process, peer.address, file.as_fd().try_clone_to_owned()?, bytes)?;
+        let rig = Rig { peer, frames: target.frames(), target };
+        // This puts all pages into its own page table, too.
+        ensure!(peer::check(rig.mapping()?, &vec![0; rig.frames.len()]) == 0, "wrong bytes");
+        Ok(rig)
     }
 
     pub fn node(&self, number: u32, mover: Mover) -> Node {
-        let (process, ram) = (Arc::clone(&self.process), Arc::clone(&self.ram));
-        Node::new(number, process, ram, Arc::new(mover))
+        self.target.node(number, mover)
     }
 
     pub fn ram(&self) -> &Ram {
-        &self.ram
+        &self.target.ram
     }
 
     pub fn mapping(&self) -> anyhow::Result<&Mapping> {
-        Ok(&self.ram.files().first().context("its file")?.mapping)
+        Ok(&self.ram().files().first().context("its file")?.mapping)
     }
 
     /// On which node each page is, by this process's own page table.
     pub fn nodes(&self) -> anyhow::Result<Vec<i32>> {
-        self.nodes_for(std::process::id() as i32, self.mapping()?.address())
+        let own = Process::open(std::process::id() as i32)?;
+        locate(&own, self.mapping()?.address(), &self.frames)
     }
 
     /// The same by the other process's.
     pub fn nodes_of_peer(&self) -> anyhow::Result<Vec<i32>> {
-        self.nodes_for(self.peer.pid(), self.peer.address)
+        self.target.nodes()
     }
+}
 
-    fn nodes_for(&self, pid: i32, start: Hva) -> anyhow::Result<Vec<i32>> {
-        let pages: Vec<Hva> = self.frames.iter().map(|gfn| Hva(start.0 + gfn.gpa().0)).collect();
-        let mut nodes = vec![i32::MIN; pages.len()];
-        numa::locate(&Process::open(pid)?, &pages, &mut nodes)?;
-        Ok(nodes)
-    }
+fn locate(process: &Process, start: Hva, frames: &[Gfn]) -> anyhow::Result<Vec<i32>> {
+    let pages: Vec<Hva> = frames.iter().map(|gfn| Hva(start.0 + gfn.gpa().0)).collect();
+    let mut nodes = vec![i32::MIN; pages.len()];
+    numa::locate(process, &pages, &mut nodes)?;
+    Ok(nodes)
 }

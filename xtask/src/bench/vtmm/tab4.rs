@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use vmtest::{Guest, Host};
 
-use super::report::{Report, Row};
-use super::rounds::Rounds;
+use crate::bench::report::{Report, Row};
+use crate::bench::rounds::Rounds;
 
 const MIB: u64 = 128;
 /// So often as fast as one thread.
@@ -19,7 +19,7 @@ const SPEED_GOAL: f64 = 2.0;
 ///
 /// # Errors
 /// None: what does not work here panics, as in tests.
-pub fn tab4(quick: bool) -> anyhow::Result<Report> {
+pub fn run(quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vtmm-tab4");
     let guest = Guest::debian("6.1-cloud").memory("512M").slow_node("512M");
     let vm = Host::new().qemu(guest);

@@ -1,0 +1,188 @@
+//! Memory that is accessed at random, some of its pages more often than others.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::buffer::{self, Buffer};
+use crate::pattern::{WORDS_PER_PAGE, Wrong};
+use crate::{Context, Result, measure, spread};
+
+/// Between two entries into the kernel: with page-table isolation other page tables are loaded
+/// then, so that an emulator looks pages up again.
+const BATCH: u64 = 256;
+/// Of a hundred accesses so many are of the hot part; the others of all of it.
+const HOT_PERCENT: u64 = 90;
+/// The last words of our pages are in the next of the kernel's.
+const WORDS: u64 = WORDS_PER_PAGE as u64 - 2;
+
+/// How often each page is accessed, by its rank (`spread.rs`).
+#[derive(Clone, Copy)]
+pub enum Law {
+    /// The pages of so many ranks are hot, from the first on, round the end.
+    Hot { first: u64, count: u64 },
+    /// Rank by rank less often: by Zipf's law with an exponent of 1.
+    Zipf,
+}
+
+/// Accesses under way: every second one is a write, of what is there.
+pub struct Access {
+    shared: Arc<Shared>,
+    frames: Vec<u64>,
+    began: Instant,
+    thread: JoinHandle<Wrong>,
+}
+
+struct Shared {
+    law: Mutex<Law>,
+    stop: AtomicBool,
+    done: AtomicU64,
+}
+
+impl Law {
+    /// `hot FIRST COUNT`, or `zipf`.
+    pub fn parse(words: &[&str]) -> Result<Law> {
+        match *words {
+            ["hot", first, count] => {
+                let (first, count) = (first.parse().context(first)?, count.parse().context(count)?);
+                if count == 0 {
+                    Err("nothing is hot".into())
+                } else {
+                    Ok(Law::Hot { first, count })
+                }
+            }
+            ["zipf"] => Ok(Law::Zipf),
+            _ => Err(format!("no such law: {}", words.join(" "))),
+        }
+    }
+
+    fn rank(self, random: u64, pages: u64) -> u64 {
+        match self {
+            Law::Hot { first, count } if random % 100 < HOT_PERCENT => {
+                first + random / 100 % count.min(pages)
+            }
+            Law::Hot { .. } => random / 100 % pages,
+            Law::Zipf => {
+                // Its distribution to within a part of the first ranks, without a table.
+                let part = random as f64 / u64::MAX as f64;
+                ((pages as f64).powf(part) as u64 - 1).min(pages - 1)
+            }
+        }
+    }
+}
+
+impl Access {
+    /// Takes `bytes`, writes all of it, and begins.
+    pub fn start(name: &str, bytes: u64, law: Law) -> Result<Access> {
+        let buffer = Buffer::new(name, 0, bytes);
+        let frames = buffer.frames(|_| true)?;
+        let shared = Arc::new(Shared {
+            law: Mutex::new(law),
+            stop: AtomicBool::new(false),
+            done: AtomicU64::new(0),
+        });
+        let told = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("access".into());
+        let thread = thread.spawn(move || work(buffer, &told)).context("thread")?;
+        Ok(Access { shared, frames, began: Instant::now(), thread })
+    }
+
+    /// From now on by this law.
+    pub fn change(&self, law: Law) {
+        *self.shared.law.lock().unwrap_or_else(PoisonError::into_inner) = law;
+    }
+
+    /// Waits for so many more: all that were done, and microseconds since it began.
+    pub fn wait(&self, more: u64) -> Result<String> {
+        let goal = self.shared.done.load(Relaxed) + more;
+        while self.shared.done.load(Relaxed) < goal {
+            if self.thread.is_finished() {
+                return Err("the load has ended".into());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(format!("{} {}", self.shared.done.load(Relaxed), self.began.elapsed().as_micros()))
+    }
+
+    /// The guest's frames of its pages, in their order.
+    pub fn frames(&self) -> String {
+        buffer::runs(&self.frames)
+    }
+
+    /// Ends it: accesses done, and bytes found wrong.
+    pub fn stop(self) -> Result<String> {
+        self.shared.stop.store(true, Relaxed);
+        let wrong = self.thread.join().map_err(|_| "the accessing thread died")?;
+        Ok(format!("{} {wrong}", self.shared.done.load(Relaxed)))
+    }
+}
+
+fn work(mut buffer: Buffer, shared: &Shared) -> Wrong {
+    let pages = (buffer.words_mut().len() / WORDS_PER_PAGE) as u64;
+    let mut random = 1;
+    while !shared.stop.load(Relaxed) {
+        let law = *shared.law.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..BATCH {
+            random = measure::next_random(random);
+            let page = spread::page(law.rank(random, pages), pages);
+            let at = page * WORDS_PER_PAGE as u64 + (random >> 40) % WORDS;
+            if let Some(word) = buffer.words_mut().get_mut(at as usize) {
+                let value = black_box(*word);
+                if random >> 20 & 1 == 0 {
+                    *word = black_box(value);
+                }
+            }
+        }
+        shared.done.fetch_add(BATCH, Relaxed);
+        thread::yield_now();
+    }
+    buffer.check()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: u64 = 5120;
+
+    fn counts(law: Law) -> Vec<u64> {
+        let (mut counts, mut random) = (vec![0; PAGES as usize], 1);
+        for _ in 0..100 * PAGES {
+            random = measure::next_random(random);
+            counts[spread::page(law.rank(random, PAGES), PAGES) as usize] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn nine_of_ten_accesses_are_of_the_hot_part() {
+        let (first, count) = (PAGES - 100, PAGES / 5);
+        let counts = counts(Law::Hot { first, count });
+        let hot = (first..first + count).map(|rank| counts[spread::page(rank, PAGES) as usize]);
+        let percent = hot.sum::<u64>() as f64 / PAGES as f64;
+        // 90 %, and a fifth of the other 10 %.
+        assert!((91.0..93.0).contains(&percent), "{percent}");
+        assert!(counts.iter().all(|&count| count > 0));
+    }
+
+    #[test]
+    fn by_zipfs_law_the_first_ranks_come_most_often() {
+        let mut counts = counts(Law::Zipf);
+        assert_eq!(counts.iter().max(), counts.get(spread::page(0, PAGES) as usize));
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        let tenth: u64 = counts[..PAGES as usize / 10].iter().sum();
+        let percent = tenth as f64 / PAGES as f64;
+        assert!((65.0..85.0).contains(&percent), "{percent}");
+    }
+
+    #[test]
+    fn laws_are_told_in_words() {
+        assert!(matches!(Law::parse(&["hot", "3", "4"]), Ok(Law::Hot { first: 3, count: 4 })));
+        assert!(matches!(Law::parse(&["zipf"]), Ok(Law::Zipf)));
+        for words in [&["hot", "3", "0"][..], &["hot"], &["cold"]] {
+            assert!(Law::parse(words).is_err());
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The figures of the vTMM paper: finding hot memory, placing it, and moving it.
+
+pub mod fig2;
+pub mod fig3;
+pub mod fig5;
+mod placement;
+mod rig;
+pub mod sort;
+#[path = "../../../../vmtest/guest/src/spread.rs"]
+mod spread;
+pub mod tab4;
+// A VM held by this process, as the tests of the tracker have it.
+#[path = "../../../../vmtest/tests/tracked/mod.rs"]
+mod tracked;

@@ -1,0 +1,135 @@
+//! Which pages of a VM fast memory holds, as plans move them.
+
+use std::collections::{HashMap, HashSet};
+
+use ebb_heat::{Access, Levels, Observer, Sorted, Uses, Verdict, Weights};
+use ebb_tier::plan::plan;
+use ebb_tier::{Heat, Place, Rules};
+use ebb_units::{FrameRange, Gfn};
+
+use super::rig::HotSet;
+
+/// What is hot for whoever knows one limit: used in half of the windows.
+const THRESHOLD: u64 = 4;
+const FAST: u8 = 0;
+
+/// Two tiers, of which the fast one has room for so many pages.
+pub struct Placement {
+    fast: HashSet<Gfn>,
+    room_frames: u64,
+}
+
+impl Placement {
+    /// The fast tier holds these.
+    pub fn new(fast: &[Gfn]) -> Placement {
+        Placement { fast: fast.iter().copied().collect(), room_frames: fast.len() as u64 }
+    }
+
+    /// Moves what a plan says, for pages from coldest to hottest.
+    pub fn follow(&mut self, order: &[Heat]) {
+        let rules = Rules {
+            capacity_frames: vec![self.room_frames, u64::MAX],
+            margin_degrees: 1,
+            budget_frames: u64::MAX,
+        };
+        let place = |gfn| Place::Tier(if self.fast.contains(&gfn) { FAST } else { FAST + 1 });
+        let plan = plan(order, place, &rules);
+        for moved in plan.steps.iter().flat_map(|step| [step.down, step.up]).flatten() {
+            match moved.to {
+                FAST => self.fast.insert(moved.gfn),
+                _ => self.fast.remove(&moved.gfn),
+            };
+        }
+    }
+
+    /// The share of accesses that the fast tier serves, of what it could at best; `frames` are
+    /// the program's, of which `hot_frames`, in order, are hot.
+    pub fn share_of_best(&self, frames: &[Gfn], hot: HotSet, hot_frames: &[Gfn]) -> f64 {
+        let pages = frames.len() as u64;
+        let held = frames.iter().filter(|gfn| self.fast.contains(gfn));
+        let (hot_held, others): (Vec<&Gfn>, Vec<&Gfn>) =
+            held.partition(|gfn| hot_frames.binary_search(gfn).is_ok());
+        let most = hot.count.min(self.room_frames);
+        let best = hot.share(most, self.room_frames - most, pages);
+        hot.share(hot_held.len() as u64, others.len() as u64, pages) / best
+    }
+}
+
+/// These pages in the order of their degree.
+pub fn by_degree(levels: &Levels, frames: &[Gfn]) -> Vec<Heat> {
+    let wanted: HashSet<Gfn> = frames.iter().copied().collect();
+    let sorted = Sorted::new(levels, Weights::EVEN);
+    let used = sorted.coldest_first().filter(|(gfn, _)| wanted.contains(gfn));
+    let used: Vec<Heat> = used.map(|(gfn, degree)| heat(gfn, degree)).collect();
+    let is_used = |gfn: &Gfn| levels.uses(*gfn) != Uses::default();
+    let unused = frames.iter().filter(|gfn| !is_used(gfn)).map(|&gfn| heat(gfn, 0));
+    unused.chain(used).collect()
+}
+
+/// These pages, those above one limit behind the others.
+pub fn by_threshold(levels: &Levels, frames: &[Gfn]) -> Vec<Heat> {
+    let is_hot = |gfn: &Gfn| Weights::EVEN.degree(levels.uses(*gfn)) >= THRESHOLD;
+    let (hot, cold): (Vec<Gfn>, Vec<Gfn>) = frames.iter().copied().partition(is_hot);
+    let of = |frames: Vec<Gfn>, degree| frames.into_iter().map(move |gfn| heat(gfn, degree));
+    of(cold, 0).chain(of(hot, 1)).collect()
+}
+
+fn heat(gfn: Gfn, degree: u64) -> Heat {
+    Heat { gfn, degree: u32::try_from(degree).unwrap_or(u32::MAX) }
+}
+
+/// When each page was used last.
+#[derive(Default)]
+pub struct Recency {
+    window: u64,
+    counts: bool,
+    last: HashMap<Gfn, u64>,
+}
+
+impl Recency {
+    /// A window ends, and its uses count, or a round that clears.
+    pub fn next(&mut self, counts: bool) {
+        (self.window, self.counts) = (self.window + 1, counts);
+    }
+
+    /// These pages, the least recently used first.
+    pub fn order(&self, frames: &[Gfn]) -> Vec<Heat> {
+        let last = |gfn: Gfn| self.last.get(&gfn).copied().unwrap_or(0);
+        let mut order: Vec<Heat> = frames.iter().map(|&gfn| heat(gfn, last(gfn))).collect();
+        order.sort_by_key(|heat| heat.degree);
+        order
+    }
+}
+
+impl Observer for Recency {
+    fn would_clear(&self, _: FrameRange) -> bool {
+        true
+    }
+
+    fn saw(&mut self, frames: FrameRange, _: Access) -> Verdict {
+        if self.counts {
+            self.last.extend(frames.frames().map(|gfn| (gfn, self.window)));
+        }
+        Verdict::Clear
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_placement_has_all_of_its_share() {
+        let frames: Vec<Gfn> = (0..100).map(Gfn).collect();
+        let hot = HotSet { first: 0, count: 20 };
+        let truth = &frames[..20];
+        let of = |fast: &[Gfn]| Placement::new(fast).share_of_best(&frames, hot, truth);
+        assert_eq!(of(&frames[..50]), 1.0);
+        // Of 93 % of the accesses 5 %: the other 50 pages have 0.1 % each.
+        assert!((of(&frames[50..]) - 0.05 / 0.95).abs() < 1e-9);
+        let mut placement = Placement::new(&frames[50..]);
+        let order: Vec<Heat> = frames.iter().rev().map(|&gfn| heat(gfn, 100 - gfn.0)).collect();
+        placement.follow(&order);
+        assert_eq!(placement.share_of_best(&frames, hot, truth), 1.0);
+    }
+}
