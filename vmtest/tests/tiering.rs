@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use ebb_api::{HeatReport, HeatTracker};
-use vmtest::{Guest, Host, Vm};
+use vmtest::{Guest, Host, Vm, until};
 
+const MIB: u64 = 1 << 20;
 const BLOCK_FRAMES: u64 = 512;
 
 /// The daemon's word on which memory is hot.
@@ -76,6 +77,36 @@ fn the_hot_set_is_found() {
     assert_eq!((again.looking_us, again.duration_ms), (figures.looking_us, figures.duration_ms));
     let shown = vm.ebb("heat").ok();
     assert!(shown.contains("hot set") && shown.contains('█'), "{shown}");
+    assert!(vm.guest("hotstop h").ends_with(" 0"));
+    assert_eq!(vm.guest("check cold"), "0");
+}
+
+/// A VM with tiers is monitored by itself, and what is hot stays while what is cold goes.
+#[test]
+fn the_fast_tier_keeps_what_is_hot() {
+    let host = Host::new();
+    let tiers = format!("dram=200M,file={}:312M", host.directory().join("slow").display());
+    let options = "pti=on transparent_hugepage=always";
+    let guest = Guest::debian("6.1-cloud").memory("512M").append(options).tier(&tiers);
+    let vm = host.run(guest);
+    vm.guest("hot h 100M 512 5");
+    until("a monitoring of its own", || vm.status().tier.expect("tiers").hot_bytes);
+    // Monitored while the program works.
+    heat(&vm, "--fresh");
+    // More than has room beside it.
+    vm.guest("fill cold 200M");
+    assert_eq!(vm.guest("check cold"), "0");
+    let before = vm.status().limit.refilled_total_bytes;
+    vm.guest("hoton h 20");
+    let refilled = vm.status().limit.refilled_total_bytes - before;
+    println!("{} KiB of 20 MiB brought back", refilled >> 10);
+    assert!(refilled < 5 * MIB, "{refilled} bytes of the hot set had gone");
+    let tier = vm.status().tier.expect("tiers");
+    let held: Vec<u64> = tier.tiers.iter().map(|tier| tier.held_bytes).collect();
+    assert!(held[0] <= 248 * MIB && held[1] > 50 * MIB, "{tier:?}");
+    assert!(tier.hot_bytes > Some(10 * MIB), "{tier:?}");
+    let shown = vm.ebb("tier").ok();
+    assert!(shown.contains("of 200 MiB dram") && shown.contains("of 312 MiB file="), "{shown}");
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
 }

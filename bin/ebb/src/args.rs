@@ -99,6 +99,11 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
     },
+    /// Show the tiers that hold a VM's memory, and whether the fast one is large enough
+    Tier {
+        #[command(flatten)]
+        vm: Vm,
+    },
     /// Save and empty memory whether it is used or not: for tests and emergencies
     Evict {
         #[command(flatten)]

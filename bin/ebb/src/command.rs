@@ -46,6 +46,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             host.resize(&vm, &ResizeRequest { bytes, node, by, on_violation })?
         }
         Command::Heat { vm, fresh, svg } => host.heat(&vm, fresh, svg.as_deref())?,
+        Command::Tier { vm } => host.tier(&vm)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Completions { shell } => manual::completions(shell)?,
@@ -147,6 +148,17 @@ impl Host {
         }
         drop(progress);
         render(&report, vm.output.json, |report| show::resized(&vm.name, report))
+    }
+
+    fn tier(&self, vm: &Vm) -> anyhow::Result<String> {
+        let status: VmStatus = self.ask(Method::GET, &route::of_vm(route::VM, &vm.name))?;
+        let Some(tier) = &status.tier else {
+            bail!("{} has one tier, the host's memory: `ebb run --tier` gives a VM more", vm.name);
+        };
+        // What concerns its tiers.
+        let about = |warning: &&String| warning.contains("fast memory");
+        let warnings: Vec<String> = status.warnings.iter().filter(about).cloned().collect();
+        render(tier, vm.output.json, |tier| show::tier(&vm.name, tier, &warnings))
     }
 
     fn heat(&self, vm: &Vm, fresh: bool, svg: Option<&Path>) -> anyhow::Result<String> {

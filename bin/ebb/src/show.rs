@@ -91,15 +91,33 @@ pub fn status(vm: &VmStatus) -> String {
     .concat()
 }
 
+/// The tiers that hold a VM's memory.
+pub fn tier(name: &VmName, status: &TierStatus, warnings: &[String]) -> String {
+    let warnings: String = warnings.iter().map(|warning| row("warning", warning)).collect();
+    format!("{name}: {}\n", status.ladder) + &tier_rows(status) + &warnings
+}
+
 fn tiers(tier: &TierStatus) -> String {
+    "\ntiers\n".to_owned() + &row("ladder", &tier.ladder) + &tier_rows(tier)
+}
+
+fn tier_rows(tier: &TierStatus) -> String {
     let active = match tier.active_bytes {
         Some(bytes) => share(bytes, tier.fast_bytes),
         None => "unknown: nothing had to leave the fast tier yet".into(),
     };
-    "\ntiers\n".to_owned()
-        + &row("ladder", &tier.ladder)
-        + &row("fast", Bytes(tier.fast_bytes))
+    let hot = match tier.hot_bytes {
+        Some(bytes) => share(bytes, tier.fast_bytes),
+        None => "unknown: it was not monitored lately".into(),
+    };
+    let each = tier
+        .tiers
+        .iter()
+        .map(|tier| format!("{} of {} {}", Bytes(tier.held_bytes), Bytes(tier.bytes), tier.tier));
+    row("fast", Bytes(tier.fast_bytes))
         + &row("active", active)
+        + &row("hot set", hot)
+        + &row("held by", each.collect::<Vec<_>>().join(", "))
 }
 
 fn guest(guest: &GuestStatus) -> String {

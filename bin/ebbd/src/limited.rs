@@ -236,7 +236,9 @@ impl State {
         let held = &self.held;
         let guest = self.insight.guest().ok().map(|guest| (guest, still_runs));
         let spare = |gfn: Gfn| self.needed.iter().any(|frames| frames.contains(gfn));
-        let more = limiter.step(&held.process, &held.pager, guest, marks, spare)?;
+        let heat = self.monitor.heat.as_ref().filter(|heat| heat.is_recent());
+        let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
+        let more = limiter.step(&held.process, &held.pager, guest, marks, spare, heat)?;
         let over = held.pager.taken_bytes()? > marks.limit_bytes;
         self.stuck = (over && !more).then(|| "nothing more can be evicted now".into());
         Ok(more)

@@ -33,5 +33,5 @@ pub use request::{
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
     GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, SharingStatus, SizeStatus,
-    TierStatus, VmStatus, VmSummary,
+    TierStatus, TierUse, VmStatus, VmSummary,
 };
