@@ -12,13 +12,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, DetachReport, DiskRequest, EvictReport, EvictRequest,
-    HeatReport, HeatRequest, LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest,
-    ResizeReport, ResizeRequest, RunRequest, SizeState, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport,
+    EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PoolRequest, PoolStatus,
+    ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest, ShareRequest,
+    SizeState, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Command, Run, Switch, Vm};
+use crate::args::{Args, Attach, Auto, Command, Run, SizeOrOff, Switch, Vm};
 use crate::progress::Progress;
 use crate::{Outcome, client, daemon, doctor, heat, manual, show};
 
@@ -47,6 +48,13 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         }
         Command::Heat { vm, fresh, svg } => host.heat(&vm, fresh, svg.as_deref())?,
         Command::Tier { vm } => host.tier(&vm)?,
+        Command::Pool { size, output } => host.pool(size, output.json)?,
+        Command::Share { vm, share, lower, upper } => {
+            let bytes = share.0.map(|share| share.0);
+            let (lower_percent, upper_percent) = (lower, upper);
+            host.share(&vm, &ShareRequest { bytes, lower_percent, upper_percent })?
+        }
+        Command::Calibrate { output } => host.calibrate(output.json)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Completions { shell } => manual::completions(shell)?,
@@ -159,6 +167,29 @@ impl Host {
         let about = |warning: &&String| warning.contains("fast memory");
         let warnings: Vec<String> = status.warnings.iter().filter(about).cloned().collect();
         render(tier, vm.output.json, |tier| show::tier(&vm.name, tier, &warnings))
+    }
+
+    fn pool(&self, size: Option<SizeOrOff>, json: bool) -> anyhow::Result<String> {
+        let status: PoolStatus = match size {
+            None => self.ask(Method::GET, route::POOL)?,
+            Some(size) => {
+                let request = PoolRequest { bytes: size.0.map(|size| size.0) };
+                self.send(Method::PUT, route::POOL, &request)?
+            }
+        };
+        render(&status, json, show::pool)
+    }
+
+    fn share(&self, vm: &Vm, request: &ShareRequest) -> anyhow::Result<String> {
+        request.check()?;
+        let path = route::of_vm(route::SHARE, &vm.name);
+        let status: PoolStatus = self.send(Method::PUT, &path, request)?;
+        render(&status, vm.output.json, show::pool)
+    }
+
+    fn calibrate(&self, json: bool) -> anyhow::Result<String> {
+        let found: Calibration = self.ask(Method::POST, route::CALIBRATION)?;
+        render(&found, json, show::calibration)
     }
 
     fn heat(&self, vm: &Vm, fresh: bool, svg: Option<&Path>) -> anyhow::Result<String> {

@@ -38,9 +38,8 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// From a monitoring that has ended.
-    pub fn new(run: &Run, accelerator: Accelerator) -> Heat {
-        let weights = Weights::EVEN;
+    /// From a monitoring that has ended; `weights` are what reads and writes count for.
+    pub fn new(run: &Run, weights: Weights, accelerator: Accelerator) -> Heat {
         let sorted = Sorted::new(&run.levels, weights);
         let hot_frames = sorted.wanted_frames(HOT_PERCENT, HOT_DEGREE_MIN);
         let mut degrees: Vec<DegreeBytes> = Vec::new();

@@ -22,6 +22,12 @@ impl State {
     /// Sets the limit, or lifts it.
     pub fn set_limit(&mut self, request: LimitRequest) -> Answer<LimitStatus> {
         request.check()?;
+        if self.held.record.share.is_some() {
+            let name = &self.held.record.name;
+            return Err(not_allowed(format!(
+                "the pool says what its limit is: take it out first, ebb share {name} off"
+            )));
+        }
         if let Some(bytes) = request.bytes {
             self.may_limit(bytes, request.low_bytes)?;
             self.may_evict()?;
