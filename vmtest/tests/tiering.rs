@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use ebb_api::{HeatReport, HeatTracker};
-use vmtest::{Guest, Host, Vm};
+use ebb_api::{HeatReport, HeatTracker, PoolStatus};
+use vmtest::{Guest, Host, Vm, assets, until};
 
+const MIB: u64 = 1 << 20;
 const BLOCK_FRAMES: u64 = 512;
 
 /// The daemon's word on which memory is hot.
@@ -78,4 +79,91 @@ fn the_hot_set_is_found() {
     assert!(shown.contains("hot set") && shown.contains('█'), "{shown}");
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
+}
+
+/// A VM with tiers is monitored by itself, and what is hot stays while what is cold goes.
+#[test]
+fn the_fast_tier_keeps_what_is_hot() {
+    let host = Host::new();
+    let tiers = format!("dram=200M,file={}:312M", host.directory().join("slow").display());
+    let options = "pti=on transparent_hugepage=always";
+    let guest = Guest::debian("6.1-cloud").memory("512M").append(options).tier(&tiers);
+    let vm = host.run(guest);
+    vm.guest("hot h 100M 512 5");
+    until("a monitoring of its own", || vm.status().tier.expect("tiers").hot_bytes);
+    // Monitored while the program works.
+    heat(&vm, "--fresh");
+    // More than has room beside it.
+    vm.guest("fill cold 200M");
+    assert_eq!(vm.guest("check cold"), "0");
+    let before = vm.status().limit.refilled_total_bytes;
+    vm.guest("hoton h 20");
+    let refilled = vm.status().limit.refilled_total_bytes - before;
+    println!("{} KiB of 20 MiB brought back", refilled >> 10);
+    assert!(refilled < 5 * MIB, "{refilled} bytes of the hot set had gone");
+    let tier = vm.status().tier.expect("tiers");
+    let held: Vec<u64> = tier.tiers.iter().map(|tier| tier.held_bytes).collect();
+    assert!(held[0] <= 248 * MIB && held[1] > 50 * MIB, "{tier:?}");
+    assert!(tier.hot_bytes > Some(10 * MIB), "{tier:?}");
+    let shown = vm.ebb("tier").ok();
+    assert!(shown.contains("of 200 MiB dram") && shown.contains("of 312 MiB file="), "{shown}");
+    assert!(vm.guest("hotstop h").ends_with(" 0"));
+    assert_eq!(vm.guest("check cold"), "0");
+}
+
+/// Two VMs share what is too little for both: what the one does not need the other has, and the
+/// one has its share back when it works.
+#[test]
+fn what_one_does_not_need_another_has() {
+    let host = Host::new();
+    let guest =
+        || Guest::debian("6.1-cloud").memory("512M").append("pti=on transparent_hugepage=always");
+    let (idle, busy) = (host.run(guest()), host.run(guest()));
+    assert!(idle.ebb("share 200M").refused().contains("there is no pool"));
+    host.ebb("pool 400M").ok();
+    idle.guest("fill a 150M");
+    busy.guest("hot h 300M 512 1");
+    idle.wait_trusted();
+    busy.wait_trusted();
+    idle.ebb("share 200M").ok();
+    assert!(busy.ebb("share 201M").refused().contains("leave 200 MiB"));
+    assert!(busy.ebb("share 40M").refused().contains("keeps this guest alive"));
+    busy.ebb("share 200M --lower 50").ok();
+    assert!(idle.ebb("limit 300M").refused().contains("share vm0 off"));
+    assert!(host.ebb("pool 399M").refused().contains("make those smaller first"));
+    assert!(host.ebb("pool off").refused().contains("take it out first"));
+    let limits = || {
+        let pool: PoolStatus = serde_json::from_str(&host.ebb("pool --json").ok()).expect("a pool");
+        let limits: Vec<u64> = pool.vms.iter().map(|vm| vm.limit_bytes.expect("a limit")).collect();
+        assert!(limits.iter().sum::<u64>() <= 400 * MIB, "{pool:?}");
+        assert!(limits[0] >= 150 * MIB && limits[1] >= 100 * MIB, "{pool:?}");
+        [limits[0] / MIB, limits[1] / MIB]
+    };
+    until("the idle VM's surplus with the busy one", || (limits() == [150, 250]).then_some(()));
+    // Also a daemon that comes after knows who has what.
+    host.kill9();
+    host.start();
+    limits();
+    assert_eq!(idle.guest("check a"), "0");
+    idle.ebb("share off").ok();
+    assert_eq!(idle.status().limit.bytes, None);
+    assert!(busy.guest("hotstop h").ends_with(" 0"));
+}
+
+/// Before anybody knows its kernel QEMU's page table tells what a guest uses: here, to boot.
+#[test]
+fn an_unknown_guest_is_seen_from_outside() {
+    let host = Host::new();
+    let kernel = assets::kernel("6.1-cloud").expect("a kernel");
+    let [vmlinuz, initrd] = [&kernel.vmlinuz, &kernel.initrd].map(|path| path.display());
+    let files = format!("--kernel {vmlinuz} --initrd {initrd}");
+    host.ebb(&format!("run --name a --memory 512M {files} --append console=ttyS0")).ok();
+    let json = host.ebb("heat a --json").ok();
+    let report: HeatReport = serde_json::from_str(&json).expect("a report");
+    let figures = report.figures.as_ref().expect("figures");
+    assert_eq!((figures.tracker, figures.windows), (HeatTracker::VmmTable, 8), "{report:?}");
+    assert!(figures.tracker_reason.contains("not trusted"), "{}", figures.tracker_reason);
+    // What boots reads and writes megabytes; it does not use all of its memory all the time.
+    assert!(figures.used_bytes > 4 * MIB && figures.hot_bytes < 400 * MIB, "{report:?}");
+    assert!(figures.marks_cleared > 0 && figures.tables_read == 0, "{report:?}");
 }

@@ -99,6 +99,38 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
     },
+    /// Show the tiers that hold a VM's memory, and whether the fast one is large enough
+    Tier {
+        #[command(flatten)]
+        vm: Vm,
+    },
+    /// Show the fast memory that VMs share, or say how much it is
+    Pool {
+        /// All of it, or `off`: none [default: only show]
+        #[arg(value_name = "SIZE|off")]
+        size: Option<SizeOrOff>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Give a VM a share of the pool: its limit then follows its hot set
+    Share {
+        #[command(flatten)]
+        vm: Vm,
+        /// Its share, or `off`: it is in the pool no more, and has no limit
+        #[arg(value_name = "SIZE|off")]
+        share: SizeOrOff,
+        /// In percent of the share: it never has less [default: 75]
+        #[arg(long, value_name = "PERCENT")]
+        lower: Option<u32>,
+        /// In percent of the share: it never has more [default: 125]
+        #[arg(long, value_name = "PERCENT")]
+        upper: Option<u32>,
+    },
+    /// Measure how fast this host's tiers of memory are, for some seconds, and keep it
+    Calibrate {
+        #[command(flatten)]
+        output: Output,
+    },
     /// Save and empty memory whether it is used or not: for tests and emergencies
     Evict {
         #[command(flatten)]

@@ -12,13 +12,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, DetachReport, DiskRequest, EvictReport, EvictRequest,
-    HeatReport, HeatRequest, LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest,
-    ResizeReport, ResizeRequest, RunRequest, SizeState, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport,
+    EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PoolRequest, PoolStatus,
+    ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest, ShareRequest,
+    SizeState, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Command, Run, Switch, Vm};
+use crate::args::{Args, Attach, Auto, Command, Run, SizeOrOff, Switch, Vm};
 use crate::progress::Progress;
 use crate::{Outcome, client, daemon, doctor, heat, manual, show};
 
@@ -46,6 +47,14 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             host.resize(&vm, &ResizeRequest { bytes, node, by, on_violation })?
         }
         Command::Heat { vm, fresh, svg } => host.heat(&vm, fresh, svg.as_deref())?,
+        Command::Tier { vm } => host.tier(&vm)?,
+        Command::Pool { size, output } => host.pool(size, output.json)?,
+        Command::Share { vm, share, lower, upper } => {
+            let bytes = share.0.map(|share| share.0);
+            let (lower_percent, upper_percent) = (lower, upper);
+            host.share(&vm, &ShareRequest { bytes, lower_percent, upper_percent })?
+        }
+        Command::Calibrate { output } => host.calibrate(output.json)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Completions { shell } => manual::completions(shell)?,
@@ -147,6 +156,40 @@ impl Host {
         }
         drop(progress);
         render(&report, vm.output.json, |report| show::resized(&vm.name, report))
+    }
+
+    fn tier(&self, vm: &Vm) -> anyhow::Result<String> {
+        let status: VmStatus = self.ask(Method::GET, &route::of_vm(route::VM, &vm.name))?;
+        let Some(tier) = &status.tier else {
+            bail!("{} has one tier, the host's memory: `ebb run --tier` gives a VM more", vm.name);
+        };
+        // What concerns its tiers.
+        let about = |warning: &&String| warning.contains("fast memory");
+        let warnings: Vec<String> = status.warnings.iter().filter(about).cloned().collect();
+        render(tier, vm.output.json, |tier| show::tier(&vm.name, tier, &warnings))
+    }
+
+    fn pool(&self, size: Option<SizeOrOff>, json: bool) -> anyhow::Result<String> {
+        let status: PoolStatus = match size {
+            None => self.ask(Method::GET, route::POOL)?,
+            Some(size) => {
+                let request = PoolRequest { bytes: size.0.map(|size| size.0) };
+                self.send(Method::PUT, route::POOL, &request)?
+            }
+        };
+        render(&status, json, show::pool)
+    }
+
+    fn share(&self, vm: &Vm, request: &ShareRequest) -> anyhow::Result<String> {
+        request.check()?;
+        let path = route::of_vm(route::SHARE, &vm.name);
+        let status: PoolStatus = self.send(Method::PUT, &path, request)?;
+        render(&status, vm.output.json, show::pool)
+    }
+
+    fn calibrate(&self, json: bool) -> anyhow::Result<String> {
+        let found: Calibration = self.ask(Method::POST, route::CALIBRATION)?;
+        render(&found, json, show::calibration)
     }
 
     fn heat(&self, vm: &Vm, fresh: bool, svg: Option<&Path>) -> anyhow::Result<String> {

@@ -6,9 +6,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use ebb_api::{
-    AutoStatus, BalloonStatus, DetachReport, DiskCounts, EvictReport, FaultTimes, GuestStatus,
-    HeatReport, LimitStatus, Mechanism, MemoryDeviceStatus, ReclaimReport, ResizeReport,
-    SizeStatus, TierStatus, VmName, VmStatus, VmSummary,
+    AutoStatus, BalloonStatus, Calibration, DetachReport, DiskCounts, EvictReport, FaultTimes,
+    GuestStatus, HeatReport, LimitStatus, Mechanism, MemoryDeviceStatus, PoolMember, PoolStatus,
+    ReclaimReport, ResizeReport, SizeStatus, TierStatus, VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -91,15 +91,30 @@ pub fn status(vm: &VmStatus) -> String {
     .concat()
 }
 
+/// The tiers that hold a VM's memory.
+pub fn tier(name: &VmName, status: &TierStatus, warnings: &[String]) -> String {
+    let warnings: String = warnings.iter().map(|warning| row("warning", warning)).collect();
+    format!("{name}: {}\n", status.ladder) + &tier_rows(status) + &warnings
+}
+
 fn tiers(tier: &TierStatus) -> String {
-    let active = match tier.active_bytes {
-        Some(bytes) => share(bytes, tier.fast_bytes),
-        None => "unknown: nothing had to leave the fast tier yet".into(),
+    "\ntiers\n".to_owned() + &row("ladder", &tier.ladder) + &tier_rows(tier)
+}
+
+/// Of its fast memory, what it works with, and what each tier holds.
+fn tier_rows(tier: &TierStatus) -> String {
+    let part = |bytes: u64| {
+        let percent = u128::from(bytes) * 100 / u128::from(tier.fast_bytes.max(1));
+        format!("{}, {percent} % of the fast tier", Bytes(bytes))
     };
-    "\ntiers\n".to_owned()
-        + &row("ladder", &tier.ladder)
-        + &row("fast", Bytes(tier.fast_bytes))
-        + &row("active", active)
+    let active = tier.active_bytes.map_or("unknown, nothing had to leave yet".into(), part);
+    let hot = tier.hot_bytes.map_or("unknown, not monitored lately".into(), part);
+    let each = tier
+        .tiers
+        .iter()
+        .map(|tier| format!("{} of {} {}", Bytes(tier.held_bytes), Bytes(tier.bytes), tier.tier));
+    row("active", format!("{active}; hot set {hot}"))
+        + &row("held by", each.collect::<Vec<_>>().join(", "))
 }
 
 fn guest(guest: &GuestStatus) -> String {
@@ -446,6 +461,40 @@ pub fn resized(name: &VmName, report: &ResizeReport) -> String {
 pub fn detached(name: &VmName, report: &DetachReport) -> String {
     let (restored, time) = (Bytes(report.restored_bytes), readable(report.duration_ns));
     format!("{name} is let go: {restored} brought back in {time}; the guest runs on\n")
+}
+
+/// The pool, and a line for each VM in it.
+pub fn pool(pool: &PoolStatus) -> String {
+    let Some(bytes) = pool.bytes else {
+        return "there is no pool: `ebb pool SIZE` makes one\n".into();
+    };
+    let [all, shares, free] = [bytes, pool.shares_bytes, pool.free_bytes].map(Bytes);
+    let head = format!("pool of {all}: {shares} in shares, {free} in nobody's hands now\n");
+    if pool.vms.is_empty() {
+        return head + "no VM is in it: `ebb share NAME SIZE` puts one in\n";
+    }
+    let names = ["NAME", "SHARE", "LOWER", "UPPER", "HOT SET", "HELD", "GOAL", "LIMIT"];
+    let lines: Vec<[String; 8]> =
+        std::iter::once(names.map(String::from)).chain(pool.vms.iter().map(member)).collect();
+    head + &table(&lines)
+}
+
+fn member(vm: &PoolMember) -> [String; 8] {
+    let [share, lower, upper, held, goal] =
+        [vm.share_bytes, vm.lower_bytes, vm.upper_bytes, vm.held_bytes, vm.goal_bytes]
+            .map(|bytes| Bytes(bytes).to_string());
+    let limit = vm.limit_bytes.map_or("none".into(), |bytes| Bytes(bytes).to_string());
+    [vm.name.to_string(), share, lower, upper, size(vm.hot_bytes), held, goal, limit]
+}
+
+/// How fast tiers are, and what reads and writes count for by that.
+pub fn calibration(found: &Calibration) -> String {
+    let each = found.tiers.iter().map(|tier| {
+        let (read, write) = (readable(tier.read_ns), readable(tier.write_ns));
+        row(&tier.tier, format!("{read} to read a page, {write} to write one"))
+    });
+    let weights = format!("read {}, written {}", found.read_weight, found.write_weight);
+    "this host's tiers\n".to_owned() + &each.collect::<String>() + &row("weights", weights)
 }
 
 /// One line per VM.

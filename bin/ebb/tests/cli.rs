@@ -50,6 +50,12 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("run --name web --memory 2G --nodes 2 --kernel /dev/null", "cannot be shared evenly"),
         ("evict web", "not provided: --bytes <SIZE>"),
         ("heat", "not provided: <NAME>"),
+        ("pool lots", "as in 512M, or `off`"),
+        ("share web", "not provided: <SIZE|off>"),
+        ("share web off --lower 50", "belong to a share"),
+        ("share web 0", "a share of nothing"),
+        ("share web 1G --lower 101", "give 1 to 100"),
+        ("share web 1G --upper 99", "give 100 to 10000"),
         ("statsu web", "a similar subcommand exists: 'status'"),
     ] {
         let dir = Dir::new();
@@ -201,6 +207,10 @@ fn each_command_asks_for_what_it_says() {
         "state": "reached", "least_bytes": null, "taken_bytes": 1u64 << 30, "emptied_bytes": 0,
         "returned_bytes": 0, "purges": 0, "duration_ns": 1_500_000,
         "stopped_by": "the size asked for was reached" });
+    let pool = json!({ "bytes": 4u64 << 30, "shares_bytes": 1u64 << 30, "free_bytes": 3u64 << 30,
+        "vms": [{ "name": "web", "share_bytes": 1u64 << 30, "lower_bytes": 512 << 20,
+            "upper_bytes": 1280 << 20, "hot_bytes": null, "held_bytes": 800 << 20,
+            "goal_bytes": 1u64 << 30, "limit_bytes": 1u64 << 30 }] });
     let heat = json!({ "monitoring": true, "windows_done": 3, "windows": 8, "failed": null,
         "figures": { "age_s": 7, "windows": 8, "duration_ms": 5000, "tracker": "vmm_table",
             "tracker_reason": "its guest is not trusted", "host_needs": "nothing",
@@ -250,6 +260,29 @@ fn each_command_asks_for_what_it_says() {
             json!({ "fresh": false }),
             heat,
             "\"degree\": 6.5",
+        ),
+        (
+            "share web 1G --lower 50",
+            "PUT /v1/vms/web/share",
+            json!({ "bytes": 1u64 << 30, "lower_percent": 50, "upper_percent": null }),
+            pool.clone(),
+            "web   1 GiB  512 MiB",
+        ),
+        (
+            "pool 4G",
+            "PUT /v1/pool",
+            json!({ "bytes": 4u64 << 30 }),
+            pool.clone(),
+            "pool of 4 GiB: 1 GiB in shares, 3 GiB in nobody's hands",
+        ),
+        ("pool", "GET /v1/pool", Value::Null, pool, "unknown  800 MiB"),
+        (
+            "calibrate",
+            "POST /v1/calibration",
+            Value::Null,
+            json!({ "tiers": [{ "tier": "file", "read_ns": 80000, "write_ns": 9000 }],
+                "read_weight": 2, "write_weight": 3 }),
+            "80 us to read a page, 9 us to write one",
         ),
         (
             "evict web --bytes 4K",

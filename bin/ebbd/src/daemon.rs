@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_api::{
-    Accelerator as ApiAccelerator, AttachRequest, Backing, MIN_ORDER_DEFAULT, OnViolation,
-    RunRequest, VmName,
+    Accelerator as ApiAccelerator, AttachRequest, Backing, Calibration, MIN_ORDER_DEFAULT,
+    OnViolation, RunRequest, VmName,
 };
 use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
 use ebb_sys::inject;
@@ -22,10 +22,12 @@ use ebb_vm::launch::{Accelerator, Launch, Memory, Node};
 use ebb_vm::{Qmp, Ram, layout, takeover};
 use serde_json::json;
 
+use crate::calibrate::Calibrated;
 use crate::disks::{self, Disks, Shared};
 use crate::growth::{self, Growth, GrowthRecord};
 use crate::held::{self, Held};
 use crate::host::{self, Chosen};
+use crate::pool;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::{Auto, Record, Settings, Totals};
 use crate::tiers::{self, Claimed};
@@ -45,13 +47,22 @@ pub struct Daemon {
     swap_dir: PathBuf,
     settings: Settings,
     vms: Arc<Mutex<Vms>>,
+    /// The memory that VMs share.
+    pub(crate) pool: Arc<pool::Shared>,
+    /// How fast its tiers are.
+    pub(crate) calibrated: Arc<Calibrated>,
 }
 
 impl Daemon {
     /// A daemon over a run directory that nobody else uses.
-    pub fn new(run_dir: &Path, swap_dir: &Path, settings: Settings) -> Daemon {
+    pub fn new(
+        run_dir: &Path,
+        swap_dir: &Path,
+        settings: Settings,
+        (pool, calibrated): (Arc<pool::Shared>, Arc<Calibrated>),
+    ) -> Daemon {
         let (run_dir, swap_dir) = (run_dir.to_owned(), swap_dir.to_owned());
-        Daemon { run_dir, swap_dir, settings, vms: Arc::default() }
+        Daemon { run_dir, swap_dir, settings, vms: Arc::default(), pool, calibrated }
     }
 
     /// Where a VM's swap file goes. The process's number tells it from that of a
@@ -63,6 +74,14 @@ impl Daemon {
     /// The directory.
     pub fn run_dir(&self) -> &Path {
         &self.run_dir
+    }
+
+    /// Measures how fast this host's tiers are.
+    ///
+    /// # Errors
+    /// A tier cannot be measured.
+    pub fn calibrate(&self) -> Answer<Calibration> {
+        self.calibrated.measure(&self.run_dir, &self.swap_dir)
     }
 
     /// The names of all VMs that are held.
@@ -159,6 +178,7 @@ impl Daemon {
             limit_bytes: tiers.as_ref().map(|tiers| tiers.fast_bytes),
             low_bytes: None,
             high_bytes: None,
+            share: None,
             disks: request.disks.clone(),
             growth: records,
             cpus: request.cpus,
@@ -222,6 +242,7 @@ impl Daemon {
             limit_bytes: None,
             low_bytes: None,
             high_bytes: None,
+            share: None,
             disks: Vec::new(),
             growth: Vec::new(),
             cpus: 0,
@@ -243,7 +264,7 @@ impl Daemon {
     fn serve(&self, name: VmName, held: Held) -> Answer<()> {
         let (daemon, ended) = (self.clone(), name.clone());
         let directory = held.directory.clone();
-        let commands = worker::start(held, move || {
+        let commands = worker::start(held, Arc::clone(&self.calibrated), move || {
             remove_if_dead(&directory);
             daemon.vms().remove(&ended);
         })?;

@@ -4,7 +4,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use ebb_api::{Accelerator, DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatTracker};
-use ebb_heat::{Levels, Round, Sorted, Weights};
+use ebb_heat::{Levels, Round, Sorted, Uses, Weights};
+use ebb_reclaim::aging::HEATS;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
 
 use crate::monitor::Run;
@@ -13,6 +14,9 @@ use crate::monitor::Run;
 /// (vTMM, section 3.5).
 const HOT_PERCENT: u32 = 80;
 const HOT_DEGREE_MIN: u64 = 3;
+/// Figures that are older say nothing of what is hot now: the longest time between two
+/// monitorings is 8 minutes.
+const RECENT: Duration = Duration::from_secs(600);
 /// Blocks of a map at most.
 const BLOCKS_MAX: u64 = 4096;
 
@@ -34,9 +38,8 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// From a monitoring that has ended.
-    pub fn new(run: &Run, accelerator: Accelerator) -> Heat {
-        let weights = Weights::EVEN;
+    /// From a monitoring that has ended; `weights` are what reads and writes count for.
+    pub fn new(run: &Run, weights: Weights, accelerator: Accelerator) -> Heat {
         let sorted = Sorted::new(&run.levels, weights);
         let hot_frames = sorted.wanted_frames(HOT_PERCENT, HOT_DEGREE_MIN);
         let mut degrees: Vec<DegreeBytes> = Vec::new();
@@ -63,17 +66,33 @@ impl Heat {
             used_frames: sorted.used_frames(),
             hot_frames,
             degrees,
-            map: Map::new(&run.levels, &sorted, hot_frames),
+            map: Map::new(&run.levels, &sorted, hot_frames, degree_max(weights, run.windows)),
         }
+    }
+
+    /// Whether it still tells what is hot.
+    pub fn is_recent(&self) -> bool {
+        self.ended.elapsed() <= RECENT
+    }
+
+    /// What the hot set takes.
+    pub fn hot_bytes(&self) -> u64 {
+        self.hot_frames * FRAME_BYTES
+    }
+
+    /// How hot a frame is, as [`ebb_reclaim::aging`] counts: 0 if it was not used.
+    pub fn of(&self, gfn: Gfn) -> usize {
+        let region = self.map.regions.iter().find(|region| region.frames.contains(gfn));
+        let heat = region.and_then(|region| {
+            region.heats.get(usize::try_from(gfn.0 - region.frames.start.0).ok()?)
+        });
+        heat.map_or(0, |&heat| heat.into())
     }
 
     /// All of it, for who asked.
     pub fn figures(&self) -> HeatFigures {
-        let most = ebb_heat::Uses { reads: 0, writes: self.windows };
-        let least = ebb_heat::Uses { reads: self.windows, writes: 0 };
         let weight = |reads, writes| {
-            let one = self.weights.degree(ebb_heat::Uses { reads, writes });
-            u32::try_from(one).unwrap_or(u32::MAX)
+            u32::try_from(self.weights.degree(Uses { reads, writes })).unwrap_or(u32::MAX)
         };
         HeatFigures {
             age_s: self.ended.elapsed().as_secs(),
@@ -84,10 +103,10 @@ impl Heat {
             host_needs: self.host_needs.clone(),
             read_weight: weight(1, 0),
             write_weight: weight(0, 1),
-            degree_max: self.weights.degree(most).max(self.weights.degree(least)),
+            degree_max: degree_max(self.weights, self.windows),
             memory_bytes: self.map.frames() * FRAME_BYTES,
             used_bytes: self.used_frames * FRAME_BYTES,
-            hot_bytes: self.hot_frames * FRAME_BYTES,
+            hot_bytes: self.hot_bytes(),
             looking_us: u64::try_from(self.looking.as_micros()).unwrap_or(u64::MAX),
             tables_read: self.rounds.tables,
             tables_pruned: self.rounds.pruned_tables,
@@ -100,7 +119,13 @@ impl Heat {
     }
 }
 
-/// Degrees by block.
+/// A page's that was used in every window.
+fn degree_max(weights: Weights, windows: u8) -> u64 {
+    let degree = |reads, writes| weights.degree(Uses { reads, writes });
+    degree(windows, 0).max(degree(0, windows)).max(1)
+}
+
+/// Degrees by block, and how hot each page is.
 struct Map {
     block_frames: u64,
     regions: Vec<Region>,
@@ -110,6 +135,8 @@ struct Region {
     frames: FrameRange,
     block_frames: u64,
     blocks: Vec<Block>,
+    /// By page, below [`HEATS`].
+    heats: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -120,29 +147,34 @@ struct Block {
 }
 
 impl Map {
-    fn new(levels: &Levels, sorted: &Sorted, hot_frames: u64) -> Map {
+    fn new(levels: &Levels, sorted: &Sorted, hot_frames: u64, degree_max: u64) -> Map {
         let ram = levels.ram();
         let block_frames = block_frames(ram);
         let regions = ram.iter().map(|&frames| {
             let count = frames.count.div_ceil(block_frames);
             let blocks = vec![Block::default(); usize::try_from(count).unwrap_or(0)];
-            Region { frames, block_frames, blocks }
+            let heats = vec![0; usize::try_from(frames.count).unwrap_or(0)];
+            Region { frames, block_frames, blocks, heats }
         });
         let mut map = Map { block_frames, regions: regions.collect() };
         for (index, (gfn, degree)) in (0..).zip(sorted.hottest_first()) {
-            if let Some(block) = map.block(gfn) {
+            // Used at all is more than nothing.
+            let heat = (degree * (HEATS as u64 - 1)).div_ceil(degree_max) as u8;
+            if let Some((block, heat_of)) = map.place(gfn) {
                 block.degrees += degree;
                 block.used_frames += 1;
                 block.hot_frames += u64::from(index < hot_frames);
+                *heat_of = heat;
             }
         }
         map
     }
 
-    fn block(&mut self, gfn: Gfn) -> Option<&mut Block> {
+    fn place(&mut self, gfn: Gfn) -> Option<(&mut Block, &mut u8)> {
         let region = self.regions.iter_mut().find(|region| region.frames.contains(gfn))?;
-        let index = (gfn.0 - region.frames.start.0) / region.block_frames;
-        region.blocks.get_mut(usize::try_from(index).ok()?)
+        let index = gfn.0 - region.frames.start.0;
+        let block = region.blocks.get_mut(usize::try_from(index / region.block_frames).ok()?)?;
+        Some((block, region.heats.get_mut(usize::try_from(index).ok()?)?))
     }
 
     fn frames(&self) -> u64 {
@@ -213,7 +245,7 @@ mod tests {
             levels.saw(FrameRange::new(Gfn(1 << 20), 1), Access::Write);
         }
         let sorted = Sorted::new(&levels, Weights::new(1, 3).unwrap());
-        let map = Map::new(&levels, &sorted, 81);
+        let map = Map::new(&levels, &sorted, 81, 12);
         let told: Vec<HeatRegion> = map.regions.iter().map(Region::told).collect();
         assert_eq!((map.block_frames, map.frames(), told.len()), (512, 1512, 2));
         assert_eq!((told[0].start, told[1].start), (0, 4 << 30));
@@ -223,6 +255,9 @@ mod tests {
         assert_eq!(told[0].blocks, [cold, warm]);
         let one = HeatBlock { degree: 0.02, used_bytes: 1 << 12, hot_bytes: 1 << 12 };
         assert_eq!(told[1].blocks, [one]);
+        let heats = [(0, 511), (0, 512), (0, 611), (0, 612), (1, 0)];
+        let heats = heats.map(|(region, page)| map.regions[region].heats[page]);
+        assert_eq!(heats, [0, 1, 1, 0, 3]);
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Limiter {
 
     /// Evicts a step, as long as more than the low mark is resident; `true`: there is more to
     /// do. `guest`: with a way to ask whether it still runs, right before its word
-    /// is taken. `spare` names frames that stay.
+    /// is taken. `spare` names frames that stay, `heat` tells how hot they are.
     ///
     /// # Errors
     /// From the store or the system calls; frames not evicted stay resident.
@@ -172,6 +172,7 @@ impl Limiter {
         guest: Option<(&Guest, &dyn Fn() -> bool)>,
         marks: Marks,
         spare: impl Fn(Gfn) -> bool,
+        heat: impl Fn(Gfn) -> usize,
     ) -> io::Result<bool> {
         let taken = pager.taken_bytes()?;
         let over = taken.saturating_sub(marks.low_bytes);
@@ -182,7 +183,7 @@ impl Limiter {
             return Ok(false);
         }
         if self.is_spent() {
-            self.choose(process, pager, guest.map(|(guest, _)| guest), spare)?;
+            self.choose(process, pager, guest.map(|(guest, _)| guest), spare, heat)?;
             self.sweep(pager, guest);
         }
         // In whole huge frames, which have an order of their own in the choice.
@@ -215,6 +216,7 @@ impl Limiter {
         pager: &Pager,
         guest: Option<&Guest>,
         spare: impl Fn(Gfn) -> bool,
+        heat: impl Fn(Gfn) -> usize,
     ) -> io::Result<()> {
         self.look_at_mapped(pager)?;
         let least = if self.at_work_goes { ROUND_LEAST } else { ROUND_MOST };
@@ -237,7 +239,7 @@ impl Limiter {
             Grain::Huge => FRAMES_PER_HUGE,
         };
         let may_go = |gfn| is_there(gfn) && resident(gfn) && !spare(gfn);
-        let Choice { frames, at_rest } = self.aging.choose(CHOICE_FRAMES, unit, may_go);
+        let Choice { frames, at_rest } = self.aging.choose(CHOICE_FRAMES, unit, may_go, heat);
         (self.at_work, self.chosen) = (frames.len() - at_rest, frames);
         self.chosen.reverse();
         self.chosen_at = Instant::now();

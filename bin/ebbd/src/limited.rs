@@ -23,6 +23,12 @@ impl State {
     /// Sets the limit, or lifts it.
     pub fn set_limit(&mut self, request: LimitRequest) -> Answer<LimitStatus> {
         request.check()?;
+        if self.held.record.share.is_some() {
+            let name = &self.held.record.name;
+            return Err(not_allowed(format!(
+                "the pool says what its limit is: take it out first, ebb share {name} off"
+            )));
+        }
         if let Some(bytes) = request.bytes {
             self.may_limit(bytes, request.low_bytes)?;
             self.may_evict()?;
@@ -246,7 +252,9 @@ impl State {
         };
         let is_needed = |gfn: Gfn| self.needed.iter().any(|frames| frames.contains(gfn));
         let spare = |gfn: Gfn| is_needed(gfn) || is_note(gfn);
-        let more = limiter.step(&held.process, &held.pager, guest, marks, spare)?;
+        let heat = self.monitor.heat.as_ref().filter(|heat| heat.is_recent());
+        let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
+        let more = limiter.step(&held.process, &held.pager, guest, marks, spare, heat)?;
         let over = held.pager.taken_bytes()? > marks.limit_bytes;
         self.stuck = (over && !more).then(|| "nothing more can be evicted now".into());
         Ok(more)

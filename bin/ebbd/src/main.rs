@@ -1,6 +1,7 @@
 //! `ebbd`: holds the VMs of a host and gives their unused memory back.
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod daemon;
 mod devices;
 mod disk;
@@ -17,6 +18,7 @@ mod memory;
 mod monitor;
 mod obstacle;
 mod offers;
+mod pool;
 mod problem;
 mod pulse;
 mod record;
@@ -24,6 +26,7 @@ mod relay;
 mod reserve;
 mod server;
 mod serving;
+mod share;
 mod sharing;
 mod sizing;
 mod status;
@@ -114,7 +117,11 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     check_compressed(arguments.compressed, &run_dir)?;
     let settings =
         Settings { compressed_bytes: arguments.compressed.0, read_freed: arguments.read_freed };
-    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, settings);
+    let pool = pool::Shared::open(&run_dir).context("the pool's record, pool.json")?;
+    let calibrated = calibrate::Calibrated::open(&run_dir)
+        .context("the calibration's record, calibration.json: remove it")?;
+    let shared = (pool, calibrated);
+    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, settings, shared);
     daemon.adopt_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -189,7 +196,9 @@ async fn listen(daemon: daemon::Daemon, run_dir: &Path) -> anyhow::Result<()> {
         }
     };
     tracing::info!("listening on {}", path.display());
+    let keeper = tokio::spawn(pool::keep(daemon.clone()));
     axum::serve(listener, server::router(daemon)).with_graceful_shutdown(ended).await?;
+    keeper.abort();
     // The VMs stay as they are, for the next daemon.
     fs::remove_file(&path)?;
     Ok(())

@@ -18,6 +18,7 @@ use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
 use ebb_units::{FRAME_BYTES, FrameRange};
 
+use crate::calibrate::Calibrated;
 use crate::heat::Heat;
 use crate::injector;
 use crate::limited::TURN;
@@ -32,6 +33,8 @@ const RANGES_AT_ONCE: usize = 4096;
 /// What one VM's worker knows of its monitoring.
 pub struct Monitor {
     since: Instant,
+    /// What reads and writes count for.
+    calibrated: Arc<Calibrated>,
     settings: Settings,
     /// None: nobody wants it monitored.
     pace: Option<Pace>,
@@ -78,13 +81,14 @@ impl Run {
 
 impl Monitor {
     /// Of a VM whose memory is so; nothing is known yet.
-    pub fn new(backing: Backing) -> Monitor {
+    pub fn new(backing: Backing, calibrated: Arc<Calibrated>) -> Monitor {
         let settings = match backing {
             Backing::Small => Settings::default(),
             _ => Settings::huge(),
         };
         Monitor {
             since: Instant::now(),
+            calibrated,
             settings,
             pace: None,
             due: Duration::ZERO,
@@ -151,9 +155,9 @@ impl State {
         Ok(self.monitor.report())
     }
 
-    /// Whether it is monitored again and again, for the sake of its tiers.
+    /// Whether it is monitored again and again, for the sake of its tiers or of the pool.
     fn is_monitored(&self) -> bool {
-        self.held.record.tiers.is_some()
+        self.held.record.tiers.is_some() || self.held.record.share.is_some()
     }
 
     /// Does what is due.
@@ -277,7 +281,8 @@ impl State {
         let Some(run) = monitor.run.take() else { return };
         // The old figures first: both at once would be one byte a page more.
         monitor.heat = None;
-        monitor.heat = Some(Heat::new(&run, self.held.record.accelerator));
+        let weights = monitor.calibrated.weights();
+        monitor.heat = Some(Heat::new(&run, weights, self.held.record.accelerator));
         monitor.levels = goes_on.then_some(run.levels);
     }
 

@@ -11,6 +11,7 @@ use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
 
 use crate::growth::GrowthRecord;
+use crate::pool::Share;
 use crate::tiers::Tiers;
 
 const FILE: &str = "vm.json";
@@ -72,6 +73,9 @@ pub struct Record {
     /// Its high mark, where one was asked for.
     #[serde(default)]
     pub high_bytes: Option<u64>,
+    /// Its share of the pool, which then says what the limit is.
+    #[serde(default)]
+    pub share: Option<Share>,
     /// Its disks that Ebb serves.
     #[serde(default)]
     pub disks: Vec<DiskRequest>,

@@ -6,14 +6,16 @@ use axum::extract::{Path, Query, State};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, HeatReport,
-    HeatRequest, LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest, ResizeReport,
-    ResizeRequest, RunRequest, StatusQuery, Version, VmName, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, EvictReport, EvictRequest,
+    HeatReport, HeatRequest, LimitRequest, LimitStatus, PoolRequest, PoolStatus, ReclaimReport,
+    ReclaimRequest, ResizeReport, ResizeRequest, RunRequest, ShareRequest, StatusQuery, Version,
+    VmName, VmStatus, VmSummary, route,
 };
 use tokio::sync::oneshot;
 
 use crate::daemon::Daemon;
-use crate::problem::{Answer, Refused, failed};
+use crate::pool;
+use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::status;
 use crate::worker::Command;
 
@@ -31,6 +33,9 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::SIZE, get(size).put(resize))
         .route(route::EVICT, post(evict))
         .route(route::HEAT, get(heat).post(monitor))
+        .route(route::SHARE, put(share))
+        .route(route::POOL, get(show_pool).put(set_pool))
+        .route(route::CALIBRATION, get(calibration).post(calibrate))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }))
         .with_state(Arc::new(daemon))
 }
@@ -141,8 +146,36 @@ async fn heat(State(daemon): Shared, Path(name): Path<VmName>) -> Answer<Json<He
     ask(&daemon, &name, Command::Heat).await.map(Json)
 }
 
+async fn share(
+    State(daemon): Shared,
+    Path(name): Path<VmName>,
+    Json(request): Json<ShareRequest>,
+) -> Answer<Json<PoolStatus>> {
+    pool::share(&daemon, &name, request).await.map(Json)
+}
+
+async fn set_pool(
+    State(daemon): Shared,
+    Json(request): Json<PoolRequest>,
+) -> Answer<Json<PoolStatus>> {
+    pool::set(&daemon, request).await.map(Json)
+}
+
+async fn show_pool(State(daemon): Shared) -> Answer<Json<PoolStatus>> {
+    pool::status(&daemon).await.map(Json)
+}
+
+async fn calibrate(State(daemon): Shared) -> Answer<Json<Calibration>> {
+    apart(&daemon, Daemon::calibrate).await.map(Json)
+}
+
+async fn calibration(State(daemon): Shared) -> Answer<Json<Calibration>> {
+    let last = apart(&daemon, |daemon| Ok(daemon.calibrated.last())).await?;
+    last.map(Json).ok_or_else(|| not_allowed("nothing was measured yet: ebb calibrate does it"))
+}
+
 /// Puts a question to a VM's worker and waits for its answer.
-async fn ask<T>(
+pub async fn ask<T>(
     daemon: &Daemon,
     name: &VmName,
     question: impl FnOnce(oneshot::Sender<Answer<T>>) -> Command,

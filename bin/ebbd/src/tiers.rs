@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use ebb_api::{Backing, RunRequest, TierStatus};
+use ebb_api::{Backing, RunRequest, TierStatus, TierUse};
 use ebb_tier::{Kind, Ladder, host};
 use ebb_units::{Bytes, FRAME_BYTES};
 use ebb_vm::Qmp;
@@ -148,12 +148,35 @@ pub fn status(state: &State) -> Option<TierStatus> {
         ladder: tiers.ladder.clone(),
         fast_bytes: tiers.fast_bytes,
         active_bytes: state.limiter.as_ref().and_then(|limiter| limiter.active_bytes()),
+        hot_bytes: { state.monitor.heat.as_ref() }
+            .filter(|heat| heat.is_recent())
+            .map(|heat| heat.hot_bytes()),
+        tiers: uses(state, tiers),
     })
+}
+
+/// What each of them holds.
+fn uses(state: &State, tiers: &Tiers) -> Vec<TierUse> {
+    let pager = &state.held.pager;
+    let usage = pager.store_usage();
+    let ladder: Option<Ladder> = tiers.ladder.parse().ok();
+    let rungs = ladder.as_ref().map(Ladder::rungs).unwrap_or_default();
+    let of = |rung: &ebb_tier::Rung| TierUse {
+        tier: rung.kind.to_string(),
+        bytes: rung.bytes,
+        held_bytes: match rung.kind {
+            Kind::Compressed => usage.compressed_pages * FRAME_BYTES,
+            Kind::File(_) => usage.disk_slots_used * FRAME_BYTES,
+            _ => pager.ram().resident_bytes().unwrap_or(0),
+        },
+    };
+    rungs.iter().map(of).collect()
 }
 
 /// What the operator should know of that.
 pub fn warning(status: &TierStatus) -> Option<String> {
-    let active_bytes = status.active_bytes?;
+    // A hot set that was not touched for a while is no less hot.
+    let active_bytes = status.active_bytes.max(status.hot_bytes)?;
     let percent = active_bytes.saturating_mul(100).checked_div(status.fast_bytes)?;
     (percent > ACTIVE_PERCENT_MAX).then(|| {
         format!(
@@ -214,10 +237,14 @@ mod tests {
             ladder: String::new(),
             fast_bytes: 100 << 20,
             active_bytes,
+            hot_bytes: None,
+            tiers: Vec::new(),
         };
         assert_eq!(warning(&status(None)), None);
         assert_eq!(warning(&status(Some(50 << 20))), None);
         let said = warning(&status(Some(51 << 20))).unwrap();
         assert!(said.contains("51 MiB of its 100 MiB of fast memory (51 %)"), "{said}");
+        let hot = TierStatus { hot_bytes: Some(60 << 20), ..status(Some(1)) };
+        assert!(warning(&hot).is_some_and(|said| said.contains("60 MiB of its 100 MiB")));
     }
 }

@@ -18,10 +18,12 @@ use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 use serde_json::json;
 use tokio::sync::oneshot;
 
+use crate::calibrate::Calibrated;
 use crate::held::Held;
 use crate::insight::Insight;
 use crate::limit::Limiter;
 use crate::monitor::Monitor;
+use crate::pool::{Member, Share};
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::reserve::Reserve;
 use crate::serving::Serving;
@@ -63,6 +65,12 @@ pub enum Command {
     Monitor(HeatRequest, oneshot::Sender<Answer<HeatReport>>),
     /// Tell how far that is, and what was found.
     Heat(oneshot::Sender<Answer<HeatReport>>),
+    /// Put it into the pool, or take it out.
+    Share(Option<Share>, oneshot::Sender<Answer<()>>),
+    /// Tell what the pool wants to know; none: it is not in it.
+    Member(oneshot::Sender<Answer<Option<Member>>>),
+    /// The pool's word on its limit.
+    Allow(Option<u64>),
     /// Let the VM go.
     Detach(oneshot::Sender<Answer<DetachReport>>),
     /// The VMM ended, or its faults cannot be read: why.
@@ -74,14 +82,18 @@ pub enum Command {
 ///
 /// # Errors
 /// When threads cannot be made.
-pub fn start(held: Held, ended: impl FnOnce() + Send + 'static) -> Answer<Sender<Command>> {
+pub fn start(
+    held: Held,
+    calibrated: Arc<Calibrated>,
+    ended: impl FnOnce() + Send + 'static,
+) -> Answer<Sender<Command>> {
     let (commands, mailbox) = channel();
     let faults = Serving::start(&held, &commands).map_err(failed("the fault thread"))?;
     held.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
     let name = held.record.name.to_string();
     let gone = commands.clone();
     let worker = std::thread::Builder::new().name(format!("vm {name}")).spawn(move || {
-        let farewell = State::new(held, faults, gone).run(&mailbox);
+        let farewell = State::new(held, calibrated, faults, gone).run(&mailbox);
         ended();
         if let Some((to, report)) = farewell {
             drop(to.send(Ok(report)));
@@ -135,11 +147,16 @@ enum Next {
 }
 
 impl State {
-    fn new(held: Held, faults: Serving, own: Sender<Command>) -> State {
+    fn new(
+        held: Held,
+        calibrated: Arc<Calibrated>,
+        faults: Serving,
+        own: Sender<Command>,
+    ) -> State {
         let to = own.clone();
         // A worker that is gone stops nothing.
         held.growth.on_violation(move || drop(to.send(Command::Violation)));
-        let monitor = Monitor::new(held.record.backing);
+        let monitor = Monitor::new(held.record.backing, calibrated);
         State {
             held,
             insight: Insight::new(),
@@ -232,6 +249,9 @@ impl State {
             Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
             Command::Monitor(request, to) => drop(to.send(self.ask_heat(request))),
             Command::Heat(to) => drop(to.send(Ok(self.monitor.report()))),
+            Command::Share(share, to) => drop(to.send(self.set_share(share))),
+            Command::Member(to) => drop(to.send(self.member())),
+            Command::Allow(limit_bytes) => self.allow(limit_bytes),
             Command::Detach(to) => match self.detach() {
                 Ok(report) => return Next::End(Some((to, report))),
                 Err(refused) => drop(to.send(Err(refused))),

@@ -6,15 +6,18 @@
 //! No I/O and no policy here: both sides of the socket share only this crate.
 #![forbid(unsafe_code)]
 
+mod calibration;
 mod choice;
 mod heat;
 mod name;
 mod openapi;
+mod pool;
 mod report;
 mod request;
 pub mod route;
 mod status;
 
+pub use calibration::{Calibration, TierSpeed};
 pub use choice::{
     Accelerator, Backing, DeviceServer, DmaMode, DriverState, HeatTracker, Mechanism, Mode,
     OnViolation, SizeMechanism, SizeState, State,
@@ -22,6 +25,10 @@ pub use choice::{
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
+pub use pool::{
+    LOWER_PERCENT_DEFAULT, PoolMember, PoolRequest, PoolStatus, ShareRequest,
+    UPPER_PERCENT_DEFAULT, UPPER_PERCENT_MAX,
+};
 pub use report::{
     DetachReport, EvictReport, Problem, ReclaimReport, ResizeReport, Skipped, Version,
 };
@@ -33,5 +40,5 @@ pub use request::{
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
     GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, SharingStatus, SizeStatus,
-    TierStatus, VmStatus, VmSummary,
+    TierStatus, TierUse, VmStatus, VmSummary,
 };

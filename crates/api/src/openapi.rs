@@ -30,6 +30,11 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::evict,
         v1::monitor,
         v1::heat,
+        v1::share,
+        v1::set_pool,
+        v1::pool,
+        v1::calibrate,
+        v1::calibration,
         v1::openapi,
     )
 )]
@@ -40,9 +45,10 @@ struct Description;
 #[expect(dead_code, reason = "only their descriptions are used")]
 mod v1 {
     use crate::{
-        AttachRequest, AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest,
-        HeatReport, HeatRequest, LimitRequest, LimitStatus, Problem, ReclaimReport, ReclaimRequest,
-        ResizeReport, ResizeRequest, RunRequest, StatusQuery, Version, VmStatus, VmSummary, route,
+        AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, EvictReport,
+        EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PoolRequest, PoolStatus,
+        Problem, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest,
+        ShareRequest, StatusQuery, Version, VmStatus, VmSummary, route,
     };
 
     /// The daemon's release, process and run directory.
@@ -183,6 +189,45 @@ mod v1 {
         ))]
     fn heat() {}
 
+    /// Give a VM a share of the pool, or take it out.
+    #[utoipa::path(put, path = route::SHARE, request_body = ShareRequest,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = PoolStatus),
+            (status = 400, body = Problem, description = "The request makes no sense."),
+            (status = 404, body = Problem, description = "No such VM."),
+            (status = 422, body = Problem, description = "The shares do not fit together, or this VM \
+                cannot have one."),
+        ))]
+    fn share() {}
+
+    /// Set how much memory the VMs of the pool share.
+    #[utoipa::path(put, path = route::POOL, request_body = PoolRequest, responses(
+        (status = 200, body = PoolStatus),
+        (status = 422, body = Problem, description = "Less than was promised, or more than there is."),
+        (status = 500, body = Problem, description = "It failed on the way."),
+    ))]
+    fn set_pool() {}
+
+    /// The pool, and the VMs in it.
+    #[utoipa::path(get, path = route::POOL, responses((status = 200, body = PoolStatus)))]
+    fn pool() {}
+
+    /// Measure how fast this host's tiers are: some seconds.
+    #[utoipa::path(post, path = route::CALIBRATION, responses(
+        (status = 200, body = Calibration),
+        (status = 422, body = Problem, description = "A tier cannot be measured."),
+        (status = 500, body = Problem, description = "It failed on the way."),
+    ))]
+    fn calibrate() {}
+
+    /// What was measured last.
+    #[utoipa::path(get, path = route::CALIBRATION, responses(
+        (status = 200, body = Calibration),
+        (status = 422, body = Problem, description = "Nothing was measured yet."),
+    ))]
+    fn calibration() {}
+
     /// This document.
     #[utoipa::path(get, path = route::OPENAPI, responses((status = 200, description = "OpenAPI 3.1.")))]
     fn openapi() {}
@@ -207,6 +252,9 @@ mod tests {
             route::SIZE,
             route::EVICT,
             route::HEAT,
+            route::SHARE,
+            route::POOL,
+            route::CALIBRATION,
             route::OPENAPI,
         ] {
             assert!(document.paths.paths.contains_key(path), "{path}");

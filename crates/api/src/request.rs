@@ -30,7 +30,7 @@ pub const MIN_ORDER_DEFAULT: u8 = 9;
 #[error("{0}")]
 pub struct BadRequest(String);
 
-fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), BadRequest> {
+pub(crate) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), BadRequest> {
     if holds { Ok(()) } else { Err(BadRequest(otherwise())) }
 }
 

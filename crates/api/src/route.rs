@@ -24,6 +24,12 @@ pub const SIZE: &str = "/v1/vms/{name}/size";
 pub const EVICT: &str = "/v1/vms/{name}/evict";
 /// POST [`crate::HeatRequest`], GET: [`crate::HeatReport`].
 pub const HEAT: &str = "/v1/vms/{name}/heat";
+/// PUT [`crate::ShareRequest`]: [`crate::PoolStatus`].
+pub const SHARE: &str = "/v1/vms/{name}/share";
+/// PUT [`crate::PoolRequest`], GET: [`crate::PoolStatus`].
+pub const POOL: &str = "/v1/pool";
+/// POST, GET: [`crate::Calibration`].
+pub const CALIBRATION: &str = "/v1/calibration";
 /// GET: the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 

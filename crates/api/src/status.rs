@@ -307,6 +307,24 @@ pub struct TierStatus {
     /// left the first since; null: nothing had to leave it yet, and so nobody looked. More than
     /// half of `fast_bytes` is too much.
     pub active_bytes: Option<u64>,
+    /// Its hot set, as the last monitoring found it, wherever it is; null: there was none lately.
+    /// More than half of `fast_bytes` is too much, too.
+    #[serde(default)]
+    pub hot_bytes: Option<u64>,
+    /// What each tier holds now, fastest first.
+    #[serde(default)]
+    pub tiers: Vec<TierUse>,
+}
+
+/// What a tier holds.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct TierUse {
+    /// The tier, as its ladder names it.
+    pub tier: String,
+    /// What it may hold; of compressed memory what it may take.
+    pub bytes: u64,
+    /// Of the guest's memory it holds so much.
+    pub held_bytes: u64,
 }
 
 /// What is done by the allocator that a guest shares; of others all is null or 0.

@@ -11,6 +11,8 @@ use ebb_units::{FrameRange, Gfn};
 const RANKS: usize = 10;
 /// From this rank on, what goes is likely to be at work.
 const AT_WORK: usize = 6;
+/// How hot a frame can be, besides: from 0, not used, up.
+pub const HEATS: usize = 4;
 /// Rounds at rest from which on a frame counts as old: page cache, which is not written
 /// anywhere when it goes,
 const OLD_CACHE: u8 = 2;
@@ -85,22 +87,30 @@ impl Aging {
 
     /// About `want` frames to evict, those that cost least first, in units of so
     /// many frames that go whole, of frames that `may_go` (asked for candidates
-    /// only).
-    pub fn choose(&mut self, want: usize, unit: u64, may_go: impl Fn(Gfn) -> bool) -> Choice {
-        let mut ranks: [Vec<Gfn>; RANKS] = Default::default();
+    /// only). Among those that cost the same the coldest go first, by their `heat`, below
+    /// [`HEATS`].
+    pub fn choose(
+        &mut self,
+        want: usize,
+        unit: u64,
+        may_go: impl Fn(Gfn) -> bool,
+        heat: impl Fn(Gfn) -> usize,
+    ) -> Choice {
+        let mut ranks: [Vec<Gfn>; RANKS * HEATS] = [const { Vec::new() }; RANKS * HEATS];
+        let rank = |gfn| Some(self.rank(gfn)? * HEATS + heat(gfn).min(HEATS - 1));
         let count = self.ages.len() as u64 / unit;
         let hand = (self.hand / unit).min(count);
         for first in (hand..count).chain(0..hand).map(|index| Gfn(index * unit)) {
             let frames = FrameRange::new(first, unit);
             // A unit is as dear as its dearest frame.
-            let rank = frames.frames().try_fold(0, |most, gfn| Some(most.max(self.rank(gfn)?)));
-            let Some(rank) = rank.and_then(|rank| ranks.get_mut(rank)) else { continue };
+            let dearest = frames.frames().try_fold(0, |most, gfn| Some(most.max(rank(gfn)?)));
+            let Some(rank) = dearest.and_then(|rank| ranks.get_mut(rank)) else { continue };
             if rank.len() < want && frames.frames().all(&may_go) {
                 rank.extend(frames.frames());
             }
         }
         let wanted = want.next_multiple_of(unit as usize);
-        let at_rest = ranks.iter().take(AT_WORK).map(Vec::len).sum::<usize>().min(wanted);
+        let at_rest = ranks.iter().take(AT_WORK * HEATS).map(Vec::len).sum::<usize>().min(wanted);
         let frames: Vec<Gfn> = ranks.into_iter().flatten().take(wanted).collect();
         self.hand = frames.last().map_or(self.hand, |gfn| gfn.0 + 1);
         Choice { frames, at_rest }
@@ -140,6 +150,10 @@ fn part<T>(all: &mut [T], frames: FrameRange) -> &mut [T] {
 mod tests {
     use super::*;
 
+    fn cold(_: Gfn) -> usize {
+        0
+    }
+
     fn frame(gfn: u64) -> FrameRange {
         FrameRange::new(Gfn(gfn), 1)
     }
@@ -159,7 +173,7 @@ mod tests {
         }
         aging.saw_mapped(frame(5));
         let mut order = Vec::new();
-        while let [gfn] = aging.choose(1, 1, |gfn| !order.contains(&gfn)).frames[..] {
+        while let [gfn] = aging.choose(1, 1, |gfn| !order.contains(&gfn), cold).frames[..] {
             order.push(gfn);
         }
         assert_eq!(order, [2, 1, 5, 0, 4].map(Gfn));
@@ -177,7 +191,7 @@ mod tests {
             aging.next_round();
         }
         aging.look_anew();
-        assert_eq!(aging.choose(1, 1, |_| true).frames, [Gfn(2)]);
+        assert_eq!(aging.choose(1, 1, |_| true, cold).frames, [Gfn(2)]);
         assert_eq!(aging.ages, [0, 0, 7]);
         assert_eq!(aging.active_frames(), 2);
     }
@@ -195,14 +209,29 @@ mod tests {
         }
         // Of the page cache, 2 was read for the first time just now.
         aging.saw_mapped(frame(2));
-        let choice = aging.choose(4, 1, |_| true);
+        let choice = aging.choose(4, 1, |_| true, cold);
         assert_eq!((choice.frames, choice.at_rest), ([3, 2, 1, 0].map(Gfn).into(), 2));
+    }
+
+    #[test]
+    fn among_equals_the_coldest_goes_first() {
+        let mut aging = Aging::new(Gfn(5));
+        aging.saw_kind(frame(0), PageKind::File);
+        let heat = |gfn: Gfn| [3, 2, 0, 9, 1][gfn.0 as usize];
+        // Page cache goes before, however hot; a heat beyond the last is the last.
+        assert_eq!(aging.choose(5, 1, |_| true, heat).frames, [0, 2, 4, 1, 3].map(Gfn));
+        // A unit is as hot as its hottest frame.
+        assert_eq!(aging.choose(2, 2, |_| true, heat).frames, [0, 1].map(Gfn));
+        aging.saw_mapped(frame(2));
+        // What was used just now comes after all that rests.
+        assert_eq!(aging.choose(5, 1, |_| true, heat).frames.last(), Some(&Gfn(2)));
     }
 
     #[test]
     fn equals_take_turns() {
         let mut aging = Aging::new(Gfn(4));
-        let turns: Vec<_> = (0..4).flat_map(|_| aging.choose(2, 1, |_| true).frames).collect();
+        let turns: Vec<_> =
+            (0..4).flat_map(|_| aging.choose(2, 1, |_| true, cold).frames).collect();
         assert_eq!(turns, [0, 1, 2, 3, 0, 1, 2, 3].map(Gfn));
     }
 
@@ -211,15 +240,15 @@ mod tests {
         let mut aging = Aging::new(Gfn(2));
         aging.saw_mapped(FrameRange::new(Gfn(1), 9));
         aging.saw_kind(FrameRange::new(Gfn(5), 9), PageKind::Slab);
-        assert_eq!(aging.choose(9, 1, |_| true).frames, [0, 1].map(Gfn));
+        assert_eq!(aging.choose(9, 1, |_| true, cold).frames, [0, 1].map(Gfn));
     }
 
     #[test]
     fn units_go_whole_or_not_at_all() {
         let mut aging = Aging::new(Gfn(9));
         aging.saw_kind(frame(1), PageKind::Table);
-        let chosen = aging.choose(1, 4, |gfn| gfn.0 != 9);
+        let chosen = aging.choose(1, 4, |gfn| gfn.0 != 9, cold);
         assert_eq!(chosen.frames, [4, 5, 6, 7].map(Gfn));
-        assert_eq!(aging.choose(9, 4, |gfn| gfn != Gfn(6)).frames, []);
+        assert_eq!(aging.choose(9, 4, |gfn| gfn != Gfn(6), cold).frames, []);
     }
 }

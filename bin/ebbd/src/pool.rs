@@ -1,0 +1,345 @@
+//! Fast memory that VMs share: who may have how much of it becomes their limits.
+//! `docs/tiers.md`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ebb_api::{
+    LOWER_PERCENT_DEFAULT, PoolMember, PoolRequest, PoolStatus, ShareRequest,
+    UPPER_PERCENT_DEFAULT, VmName,
+};
+use ebb_tier::{Limits, Need, Pool};
+use ebb_units::{Bytes, FRAME_BYTES};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
+
+use crate::daemon::Daemon;
+use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::server::ask;
+use crate::worker::Command;
+
+const FILE: &str = "pool.json";
+/// So often it is looked who needs what.
+const EVERY: Duration = Duration::from_secs(1);
+/// A worker that has not answered by then is busy; nothing is given out meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A VM's share, on record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Share {
+    /// The share.
+    pub bytes: u64,
+    /// Of it, what the VM never has less than.
+    pub lower_percent: u32,
+    /// And never more.
+    pub upper_percent: u32,
+}
+
+impl Share {
+    fn limits(self) -> Limits {
+        let Share { bytes, lower_percent, upper_percent } = self;
+        Limits { share_frames: bytes / FRAME_BYTES, lower_percent, upper_percent }
+    }
+
+    /// The least that the VM has.
+    pub fn lower_bytes(self) -> u64 {
+        self.limits().lower_frames() * FRAME_BYTES
+    }
+}
+
+/// What a worker says of a VM in the pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    /// On record.
+    pub share: Share,
+    /// It takes so much.
+    pub held_bytes: u64,
+    /// It may have so much; none: all of its memory.
+    pub limit_bytes: Option<u64>,
+    /// Its hot set, if it was monitored lately.
+    pub hot_bytes: Option<u64>,
+    /// All of its memory.
+    pub memory_bytes: u64,
+}
+
+impl Member {
+    /// What it was given counts as held, whether it took it or not; a hot set that is not
+    /// known is as large as the share.
+    fn need(&self) -> Need {
+        let given = self.limit_bytes.unwrap_or(self.memory_bytes);
+        Need {
+            held_frames: self.held_bytes.max(given).div_ceil(FRAME_BYTES),
+            hot_frames: self.hot_bytes.unwrap_or(self.share.bytes).div_ceil(FRAME_BYTES),
+        }
+    }
+}
+
+type Members = BTreeMap<VmName, Member>;
+
+/// How much memory the pool has, kept in the run directory. Whoever changes shares holds
+/// it, so that they fit together.
+pub struct Shared {
+    path: PathBuf,
+    bytes: Mutex<Option<u64>>,
+}
+
+impl Shared {
+    /// As a daemon before this one left it.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn open(run_dir: &Path) -> io::Result<Arc<Shared>> {
+        let path = run_dir.join(FILE);
+        let bytes = match fs::read(&path) {
+            Ok(text) => serde_json::from_slice::<PoolRequest>(&text)?.bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Arc::new(Shared { path, bytes: Mutex::new(bytes) }))
+    }
+
+    fn save(&self, bytes: Option<u64>) -> io::Result<()> {
+        let next = self.path.with_extension("json.next");
+        fs::write(&next, serde_json::to_vec(&PoolRequest { bytes })?)?;
+        fs::rename(next, &self.path)
+    }
+}
+
+/// Gives VMs what they may have, again and again.
+pub async fn keep(daemon: Daemon) {
+    let mut interval = tokio::time::interval(EVERY);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        if let Err(error) = look(&daemon).await {
+            tracing::debug!("the pool: {error}");
+        }
+    }
+}
+
+async fn look(daemon: &Daemon) -> Answer<()> {
+    let bytes = daemon.pool.bytes.lock().await;
+    let Some(bytes) = *bytes else { return Ok(()) };
+    let members = members(daemon).await?;
+    let pool = of(bytes, &members)?;
+    for (name, limit_bytes) in limits(&pool, &members) {
+        if members.get(&name).is_some_and(|member| member.limit_bytes != limit_bytes) {
+            // One that ended since needs no limit.
+            let _ = daemon.commands(&name).map(|to| to.send(Command::Allow(limit_bytes)));
+        }
+    }
+    Ok(())
+}
+
+/// What each may have now; none: all of its memory.
+fn limits(pool: &Pool, members: &Members) -> Vec<(VmName, Option<u64>)> {
+    let needs = { members.iter() }.map(|(name, member)| (name.to_string(), member.need()));
+    let targets = pool.targets(&needs.collect());
+    let limit = |(name, member): (&VmName, &Member)| {
+        let frames = *targets.get(name.as_str())?;
+        let bytes = (frames * FRAME_BYTES).max(member.share.lower_bytes());
+        Some((name.clone(), (bytes < member.memory_bytes).then_some(bytes)))
+    };
+    members.iter().filter_map(limit).collect()
+}
+
+/// The pool of these VMs. Shares that do not fit any more are not in it.
+fn of(bytes: u64, members: &Members) -> Answer<Pool> {
+    let mut pool = Pool::new(bytes / FRAME_BYTES);
+    for (name, member) in members {
+        pool.set(name.as_str(), member.share.limits()).map_err(not_allowed)?;
+    }
+    Ok(pool)
+}
+
+/// What the workers of all VMs in the pool say.
+async fn members(daemon: &Daemon) -> Answer<Members> {
+    let mut members = Members::new();
+    for name in daemon.names() {
+        let asked = ask(daemon, &name, Command::Member);
+        match tokio::time::timeout(PATIENCE, asked).await {
+            Ok(Ok(Some(member))) => drop(members.insert(name, member)),
+            // Not in the pool, or gone.
+            Ok(Ok(None) | Err(Refused::Unknown(_))) => {}
+            Ok(Err(refused)) => return Err(refused),
+            Err(_) => {
+                return Err(not_allowed(format!("{name} is busy: try again in a while")));
+            }
+        }
+    }
+    Ok(members)
+}
+
+/// Sets how much memory the pool has.
+///
+/// # Errors
+/// The shares need more, or VMs are in it that is to be none.
+pub async fn set(daemon: &Daemon, request: PoolRequest) -> Answer<PoolStatus> {
+    let mut bytes = daemon.pool.bytes.lock().await;
+    let members = members(daemon).await?;
+    match request.bytes {
+        Some(wanted) => {
+            let mut pool = of(bytes.unwrap_or(0).max(wanted), &members)?;
+            pool.set_capacity(wanted / FRAME_BYTES).map_err(not_allowed)?;
+            has(wanted)?;
+        }
+        None => {
+            if let Some(name) = members.keys().next() {
+                return Err(not_allowed(format!(
+                    "{name} has a share of the pool: take it out first, ebb share {name} off"
+                )));
+            }
+        }
+    }
+    daemon.pool.save(request.bytes).map_err(failed("the pool's record"))?;
+    *bytes = request.bytes;
+    status_of(*bytes, &members)
+}
+
+/// Whether this host has so much memory.
+fn has(bytes: u64) -> Answer<()> {
+    let nodes = ebb_tier::host::nodes().map_err(failed("this host's memory"))?;
+    let total: u64 = nodes.iter().map(|node| node.total_bytes).sum();
+    match bytes > total {
+        true => Err(not_allowed(format!(
+            "a pool of {} is more than the {} that this host has",
+            Bytes(bytes),
+            Bytes(total)
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Gives a VM a share, or takes it out of the pool.
+///
+/// # Errors
+/// The shares do not fit together, or the VM cannot have one; nothing has changed then.
+pub async fn share(daemon: &Daemon, name: &VmName, request: ShareRequest) -> Answer<PoolStatus> {
+    request.check()?;
+    daemon.commands(name)?;
+    let capacity = daemon.pool.bytes.lock().await;
+    let share = request.bytes.map(|bytes| Share {
+        bytes,
+        lower_percent: request.lower_percent.unwrap_or(LOWER_PERCENT_DEFAULT),
+        upper_percent: request.upper_percent.unwrap_or(UPPER_PERCENT_DEFAULT),
+    });
+    if let Some(share) = share {
+        let Some(bytes) = *capacity else {
+            return Err(not_allowed("there is no pool: say how large it is, as in ebb pool 4G"));
+        };
+        let mut pool = of(bytes, &members(daemon).await?)?;
+        pool.set(name.as_str(), share.limits()).map_err(not_allowed)?;
+    }
+    ask(daemon, name, |to| Command::Share(share, to)).await?;
+    status_of(*capacity, &members(daemon).await?)
+}
+
+/// The pool, and who has what of it.
+///
+/// # Errors
+/// A worker does not answer.
+pub async fn status(daemon: &Daemon) -> Answer<PoolStatus> {
+    let bytes = *daemon.pool.bytes.lock().await;
+    status_of(bytes, &members(daemon).await?)
+}
+
+fn status_of(bytes: Option<u64>, members: &Members) -> Answer<PoolStatus> {
+    let pool = of(bytes.unwrap_or(u64::MAX), members)?;
+    let needs = { members.iter() }.map(|(name, member)| (name.to_string(), member.need()));
+    let goals = pool.goals(&needs.collect());
+    let vms = members.iter().map(|(name, member)| {
+        let limits = member.share.limits();
+        PoolMember {
+            name: name.clone(),
+            share_bytes: member.share.bytes,
+            lower_bytes: limits.lower_frames() * FRAME_BYTES,
+            upper_bytes: limits.upper_frames() * FRAME_BYTES,
+            hot_bytes: member.hot_bytes,
+            held_bytes: member.held_bytes,
+            goal_bytes: goals.get(name.as_str()).map_or(0, |frames| frames * FRAME_BYTES),
+            limit_bytes: member.limit_bytes,
+        }
+    });
+    let given: u64 = members.values().map(|member| member.need().held_frames * FRAME_BYTES).sum();
+    Ok(PoolStatus {
+        bytes,
+        shares_bytes: members.values().map(|member| member.share.bytes).sum(),
+        free_bytes: bytes.map_or(0, |bytes| bytes.saturating_sub(given)),
+        vms: vms.collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn member(share_mib: u64, held_mib: u64, hot_mib: Option<u64>) -> Member {
+        Member {
+            share: Share { bytes: share_mib * MIB, lower_percent: 75, upper_percent: 125 },
+            held_bytes: held_mib * MIB,
+            limit_bytes: Some(share_mib * MIB),
+            hot_bytes: hot_mib.map(|mib| mib * MIB),
+            memory_bytes: 512 * MIB,
+        }
+    }
+
+    fn limits_of(bytes: u64, all: &[(&str, Member)]) -> Vec<Option<u64>> {
+        let members: Members =
+            all.iter().map(|(name, member)| (name.parse().unwrap(), *member)).collect();
+        let limits = limits(&of(bytes, &members).unwrap(), &members);
+        limits.into_iter().map(|(_, limit)| limit.map(|bytes| bytes / MIB)).collect()
+    }
+
+    #[test]
+    fn who_needs_less_gives_up_to_its_lower_limit() {
+        let idle = member(200, 200, Some(10));
+        let busy = member(200, 200, Some(400));
+        // At first what the one has too much of goes; it is given out once it is free.
+        assert_eq!(limits_of(400 * MIB, &[("a", idle), ("b", busy)]), [Some(150), Some(200)]);
+        let gone = Member { limit_bytes: Some(150 * MIB), ..member(200, 140, Some(10)) };
+        assert_eq!(limits_of(400 * MIB, &[("a", gone), ("b", busy)]), [Some(150), Some(250)]);
+    }
+
+    #[test]
+    fn who_was_never_monitored_has_its_share() {
+        let new = member(200, 50, None);
+        assert_eq!(limits_of(400 * MIB, &[("a", new)]), [Some(200)]);
+        // More than all of its memory is no limit.
+        let small = Member { memory_bytes: 200 * MIB, ..new };
+        assert_eq!(limits_of(400 * MIB, &[("a", small)]), [None]);
+    }
+
+    #[test]
+    fn a_share_is_there_at_once() {
+        let late = member(200, 0, Some(200));
+        let first = Member { limit_bytes: Some(250 * MIB), ..member(200, 250, Some(250)) };
+        assert_eq!(limits_of(400 * MIB, &[("a", late), ("b", first)]), [Some(200), Some(200)]);
+    }
+
+    #[test]
+    fn nobody_falls_below_its_lower_limit_for_others() {
+        // It was put down to less before, and another is slow to give up what it has.
+        let low = Member { limit_bytes: Some(100 * MIB), ..member(200, 100, Some(300)) };
+        let slow = Member { limit_bytes: Some(200 * MIB), ..member(200, 300, Some(300)) };
+        assert_eq!(limits_of(400 * MIB, &[("a", low), ("b", slow)]), [Some(150), Some(200)]);
+    }
+
+    #[test]
+    fn a_pool_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let bytes = |shared: &Shared| runtime.block_on(async { *shared.bytes.lock().await });
+        let shared = Shared::open(directory.path()).unwrap();
+        assert_eq!(bytes(&shared), None);
+        shared.save(Some(4 << 30)).unwrap();
+        assert_eq!(bytes(&Shared::open(directory.path()).unwrap()), Some(4 << 30));
+        fs::write(directory.path().join(FILE), "no").unwrap();
+        assert!(Shared::open(directory.path()).is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! A VM in the pool: its limit is what the pool gives it.
+
+use crate::limit::floor_bytes;
+use crate::pool::{Member, Share};
+use crate::problem::{Answer, failed, not_allowed};
+use crate::worker::State;
+use ebb_units::Bytes;
+
+impl State {
+    /// Puts the VM into the pool, with its share as the first limit, or takes it out, and
+    /// lifts the limit.
+    pub(crate) fn set_share(&mut self, share: Option<Share>) -> Answer<()> {
+        let was = self.held.record.share;
+        let Some(share) = share else {
+            if was.is_none() {
+                return Err(not_allowed(format!(
+                    "{} is not in the pool: ebb pool shows who is",
+                    self.held.record.name
+                )));
+            }
+            self.held.record.share = None;
+            return self.set_limit_on_record(None);
+        };
+        self.may_have(share)?;
+        self.held.record.evicts = true;
+        self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
+        self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
+        self.held.record.share = Some(share);
+        if was.is_some() {
+            // What it may have now the pool says in a moment.
+            self.save();
+            return Ok(());
+        }
+        self.set_limit_on_record(Some(share.bytes))
+    }
+
+    fn may_have(&mut self, share: Share) -> Answer<()> {
+        if let Some(tiers) = &self.held.record.tiers {
+            return Err(not_allowed(format!(
+                "its tiers, {}, say how much of it is in memory: a share is for a VM started \
+                 without --tier",
+                tiers.ladder
+            )));
+        }
+        let floor = floor_bytes(self.memory_bytes());
+        if share.lower_bytes() < floor {
+            return Err(not_allowed(format!(
+                "a lower limit of {} is below what keeps this guest alive: give a share of {} or \
+                 more, or a higher --lower",
+                Bytes(share.lower_bytes()),
+                Bytes(floor.saturating_mul(100) / u64::from(share.lower_percent.max(1)) + 1)
+            )));
+        }
+        self.may_evict()?;
+        self.no_foreign_devices()
+    }
+
+    /// What the pool lets it have from now on; none: all of its memory.
+    pub(crate) fn allow(&mut self, limit_bytes: Option<u64>) {
+        if self.held.record.share.is_none() || self.held.record.limit_bytes == limit_bytes {
+            return;
+        }
+        if let Err(error) = self.set_limit_on_record(limit_bytes) {
+            tracing::error!("{}: its share of the pool: {error}", self.held.record.name);
+        }
+    }
+
+    fn set_limit_on_record(&mut self, bytes: Option<u64>) -> Answer<()> {
+        let memory_bytes = self.memory_bytes();
+        let record = &mut self.held.record;
+        record.limit_bytes = bytes.filter(|&bytes| bytes < memory_bytes);
+        (record.low_bytes, record.high_bytes) = (None, None);
+        self.save();
+        self.apply_limit()
+    }
+
+    /// What the pool wants to know.
+    pub(crate) fn member(&self) -> Answer<Option<Member>> {
+        let Some(share) = self.held.record.share else { return Ok(None) };
+        let held_bytes = self.held.pager.taken_bytes().map_err(failed("the VM's RAM"))?;
+        let heat = self.monitor.heat.as_ref().filter(|heat| heat.is_recent());
+        Ok(Some(Member {
+            share,
+            held_bytes,
+            limit_bytes: self.held.record.limit_bytes,
+            hot_bytes: heat.map(|heat| heat.hot_bytes()),
+            memory_bytes: self.memory_bytes(),
+        }))
+    }
+}
