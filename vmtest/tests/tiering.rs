@@ -139,7 +139,11 @@ fn what_one_does_not_need_another_has() {
         assert!(limits[0] >= 150 * MIB && limits[1] >= 100 * MIB, "{pool:?}");
         [limits[0] / MIB, limits[1] / MIB]
     };
-    until("the idle VM's surplus with the busy one", || (limits() == [150, 250]).then_some(()));
+    // Four fifths of 300 MiB, if it was seen at work in enough windows.
+    until("the idle VM's surplus with the busy one", || {
+        let [idle, busy] = limits();
+        (idle == 150 && (225..=250).contains(&busy)).then_some(())
+    });
     // Also a daemon that comes after knows who has what.
     host.kill9();
     host.start();
