@@ -76,6 +76,7 @@ fn the_hot_set_is_found() {
     let again = heat(&vm, "").figures.expect("figures");
     assert_eq!((again.looking_us, again.duration_ms), (figures.looking_us, figures.duration_ms));
     let shown = vm.ebb("heat").ok();
+    println!("{shown}");
     assert!(shown.contains("hot set") && shown.contains('█'), "{shown}");
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");

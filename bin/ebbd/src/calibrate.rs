@@ -142,31 +142,35 @@ fn measure(run_dir: &Path, swap_dir: &Path, count: usize) -> Answer<Calibration>
     Ok(Calibration { tiers, read_weight, write_weight })
 }
 
-/// Half of each page is in no order, as is most of what guests hold; the rest is zero.
+/// Half of each page is in no order, the rest is zero: it shrinks to half.
 fn fill(pages: &mut [ebb_store::Page]) {
     let mut number = MIX;
     for page in pages {
         let (words, _) = page.as_chunks_mut::<8>();
-        for word in words.iter_mut().step_by(2) {
+        let half = words.len() / 2;
+        for word in &mut words[..half] {
             number = (number ^ number >> 29).wrapping_mul(MIX);
             *word = number.to_ne_bytes();
         }
     }
 }
 
-/// Pages in no order, none twice in a row.
-fn order(count: usize) -> impl Iterator<Item = usize> {
-    (0..READS as u64).map(move |index| (index.wrapping_mul(MIX) >> 33) as usize % count.max(1))
+/// Pages in no order; others from another `first` on.
+fn order(count: usize, first: usize) -> impl Iterator<Item = usize> {
+    let indices = first as u64..(first + READS) as u64;
+    indices.map(move |index| (index.wrapping_mul(MIX) >> 33) as usize % count.max(1))
 }
 
 /// What the host's memory costs, a page at a time.
 fn memory(pages: &mut [ebb_store::Page]) -> TierSpeed {
     let mut copy = [0; FRAME_BYTES as usize];
     let (mut reads, mut writes) = (Vec::with_capacity(READS), Vec::with_capacity(READS));
-    for index in order(pages.len()) {
+    for index in order(pages.len(), 0) {
         let began = Instant::now();
         copy.copy_from_slice(black_box(&pages[index]));
         reads.push(began.elapsed());
+    }
+    for index in order(pages.len(), READS) {
         let began = Instant::now();
         pages[index].copy_from_slice(black_box(&copy));
         writes.push(began.elapsed());
@@ -187,7 +191,7 @@ fn stored(tier: &str, store: &dyn Store, pages: &[ebb_store::Page]) -> Answer<Ti
         slots.extend(saved.slots.into_iter().flatten());
     }
     let (mut buffer, mut reads, began) = (PageBuffer::new(1), Vec::new(), Instant::now());
-    for slot in order(slots.len()).filter_map(|index| slots.get(index)) {
+    for slot in order(slots.len(), 0).filter_map(|index| slots.get(index)) {
         let began_one = Instant::now();
         let page = &mut buffer.pages_mut()[0];
         store.load(*slot, page).map_err(|error| {
