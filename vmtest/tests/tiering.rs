@@ -130,6 +130,7 @@ fn what_one_does_not_need_another_has() {
     assert!(busy.ebb("share 201M").refused().contains("leave 200 MiB"));
     assert!(busy.ebb("share 40M").refused().contains("keeps this guest alive"));
     busy.ebb("share 200M --lower 50").ok();
+    assert_eq!(busy.status().limit.share_bytes, Some(200 * MIB));
     assert!(idle.ebb("limit 300M").refused().contains("share vm0 off"));
     assert!(host.ebb("pool 399M").refused().contains("make those smaller first"));
     assert!(host.ebb("pool off").refused().contains("take it out first"));
