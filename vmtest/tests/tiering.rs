@@ -76,6 +76,7 @@ fn the_hot_set_is_found() {
     let again = heat(&vm, "").figures.expect("figures");
     assert_eq!((again.looking_us, again.duration_ms), (figures.looking_us, figures.duration_ms));
     let shown = vm.ebb("heat").ok();
+    println!("{shown}");
     assert!(shown.contains("hot set") && shown.contains('█'), "{shown}");
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
@@ -129,6 +130,7 @@ fn what_one_does_not_need_another_has() {
     assert!(busy.ebb("share 201M").refused().contains("leave 200 MiB"));
     assert!(busy.ebb("share 40M").refused().contains("keeps this guest alive"));
     busy.ebb("share 200M --lower 50").ok();
+    assert_eq!(busy.status().limit.share_bytes, Some(200 * MIB));
     assert!(idle.ebb("limit 300M").refused().contains("share vm0 off"));
     assert!(host.ebb("pool 399M").refused().contains("make those smaller first"));
     assert!(host.ebb("pool off").refused().contains("take it out first"));
@@ -139,7 +141,11 @@ fn what_one_does_not_need_another_has() {
         assert!(limits[0] >= 150 * MIB && limits[1] >= 100 * MIB, "{pool:?}");
         [limits[0] / MIB, limits[1] / MIB]
     };
-    until("the idle VM's surplus with the busy one", || (limits() == [150, 250]).then_some(()));
+    // Four fifths of 300 MiB, if it was seen at work in enough windows.
+    until("the idle VM's surplus with the busy one", || {
+        let [idle, busy] = limits();
+        (idle == 150 && (225..=250).contains(&busy)).then_some(())
+    });
     // Also a daemon that comes after knows who has what.
     host.kill9();
     host.start();

@@ -75,8 +75,10 @@ pub fn text(name: &VmName, figures: &HeatFigures, colour: bool) -> String {
     let map = Map::new(figures);
     let mut text = summary(name, figures);
     let cell = Bytes(map.cell_bytes);
-    let legend = "hotter to the right: · unused  ░ ▒ ▓ █".to_owned();
-    let _ = writeln!(text, "\nguest-physical memory, {cell} a character; {legend}");
+    let _ = writeln!(
+        text,
+        "\nguest-physical memory, {cell} a character: · not used, and from cold to hot ░ ▒ ▓ █"
+    );
     for line in &map.lines {
         let _ = write!(text, "  {:#013x} ", line.start);
         for &degree in &line.degrees {

@@ -205,8 +205,10 @@ fn limit_rows(limit: &LimitStatus) -> String {
         }
         _ => "none".into(),
     };
+    let pool =
+        limit.share_bytes.map(|share| format!("; by the pool, its share is {}", Bytes(share)));
     let rows = [
-        row("held at", state),
+        row("held at", state + &pool.unwrap_or_default()),
         row(
             "elsewhere",
             format!(

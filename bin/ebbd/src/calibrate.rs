@@ -34,6 +34,8 @@ const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What was measured last, for all VMs; kept in the run directory.
 pub struct Calibrated {
     path: PathBuf,
+    /// So many are written and read.
+    pages: usize,
     last: Mutex<Option<Calibration>>,
 }
 
@@ -43,6 +45,10 @@ impl Calibrated {
     /// # Errors
     /// The file is there and cannot be read, or makes no sense.
     pub fn open(run_dir: &Path) -> io::Result<Arc<Calibrated>> {
+        Calibrated::with(run_dir, PAGES)
+    }
+
+    fn with(run_dir: &Path, pages: usize) -> io::Result<Arc<Calibrated>> {
         let path = run_dir.join(FILE);
         let last: Option<Calibration> = match fs::read(&path) {
             Ok(text) => Some(serde_json::from_slice(&text)?),
@@ -52,7 +58,7 @@ impl Calibrated {
         if let Some(last) = &last {
             Weights::new(last.read_weight, last.write_weight).map_err(io::Error::other)?;
         }
-        Ok(Arc::new(Calibrated { path, last: Mutex::new(last) }))
+        Ok(Arc::new(Calibrated { path, pages, last: Mutex::new(last) }))
     }
 
     /// What was measured last.
@@ -74,7 +80,7 @@ impl Calibrated {
     pub fn measure(&self, run_dir: &Path, swap_dir: &Path) -> Answer<Calibration> {
         // One at a time: two would measure each other.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = measure(run_dir, swap_dir)?;
+        let found = measure(run_dir, swap_dir, self.pages)?;
         let next = self.path.with_extension("json.next");
         let text = serde_json::to_vec(&found).map_err(failed("the figures"))?;
         fs::write(&next, text).map_err(failed("the calibration's record"))?;
@@ -114,19 +120,19 @@ impl Drop for Place {
     }
 }
 
-fn measure(run_dir: &Path, swap_dir: &Path) -> Answer<Calibration> {
+fn measure(run_dir: &Path, swap_dir: &Path, count: usize) -> Answer<Calibration> {
     let place = Place::new(run_dir, swap_dir).map_err(failed("a place to measure"))?;
-    let mut pages = PageBuffer::new(PAGES);
+    let mut pages = PageBuffer::new(count);
     fill(pages.pages_mut());
     let mut tiers = vec![memory(pages.pages_mut())];
-    let slots = PAGES as u64;
+    let slots = count as u64;
     let open = || SwapFile::open(&place.file, &place.directory, slots, Protection::Encrypted);
     let unusable =
         |error| not_allowed(format!("{} cannot be measured: {error}", swap_dir.display()));
     if ebb_store::is_in_memory(run_dir).map_err(failed("the run directory"))? {
         let disk = open().map_err(unusable)?;
-        let room = PAGES as u64 * FRAME_BYTES;
-        let store = Compressed::open(&place.directory, room, disk).map_err(unusable)?;
+        let store =
+            Compressed::open(&place.directory, slots * FRAME_BYTES, disk).map_err(unusable)?;
         tiers.push(stored("compressed", &store, pages.pages())?);
     }
     let disk = open().map_err(unusable)?;
@@ -136,31 +142,35 @@ fn measure(run_dir: &Path, swap_dir: &Path) -> Answer<Calibration> {
     Ok(Calibration { tiers, read_weight, write_weight })
 }
 
-/// Half of each page is in no order, as is most of what guests hold; the rest is zero.
+/// Half of each page is in no order, the rest is zero: it shrinks to half.
 fn fill(pages: &mut [ebb_store::Page]) {
     let mut number = MIX;
     for page in pages {
         let (words, _) = page.as_chunks_mut::<8>();
-        for word in words.iter_mut().step_by(2) {
+        let half = words.len() / 2;
+        for word in &mut words[..half] {
             number = (number ^ number >> 29).wrapping_mul(MIX);
             *word = number.to_ne_bytes();
         }
     }
 }
 
-/// Pages in no order, none twice in a row.
-fn order(count: usize) -> impl Iterator<Item = usize> {
-    (0..READS as u64).map(move |index| (index.wrapping_mul(MIX) >> 33) as usize % count.max(1))
+/// Pages in no order; others from another `first` on.
+fn order(count: usize, first: usize) -> impl Iterator<Item = usize> {
+    let indices = first as u64..(first + READS) as u64;
+    indices.map(move |index| (index.wrapping_mul(MIX) >> 33) as usize % count.max(1))
 }
 
 /// What the host's memory costs, a page at a time.
 fn memory(pages: &mut [ebb_store::Page]) -> TierSpeed {
     let mut copy = [0; FRAME_BYTES as usize];
     let (mut reads, mut writes) = (Vec::with_capacity(READS), Vec::with_capacity(READS));
-    for index in order(pages.len()) {
+    for index in order(pages.len(), 0) {
         let began = Instant::now();
         copy.copy_from_slice(black_box(&pages[index]));
         reads.push(began.elapsed());
+    }
+    for index in order(pages.len(), READS) {
         let began = Instant::now();
         pages[index].copy_from_slice(black_box(&copy));
         writes.push(began.elapsed());
@@ -181,7 +191,7 @@ fn stored(tier: &str, store: &dyn Store, pages: &[ebb_store::Page]) -> Answer<Ti
         slots.extend(saved.slots.into_iter().flatten());
     }
     let (mut buffer, mut reads, began) = (PageBuffer::new(1), Vec::new(), Instant::now());
-    for slot in order(slots.len()).filter_map(|index| slots.get(index)) {
+    for slot in order(slots.len(), 0).filter_map(|index| slots.get(index)) {
         let began_one = Instant::now();
         let page = &mut buffer.pages_mut()[0];
         store.load(*slot, page).map_err(|error| {
@@ -245,7 +255,7 @@ mod tests {
     #[test]
     fn what_was_measured_is_kept_and_leaves_nothing_behind() {
         let directory = tempfile::tempdir().unwrap();
-        let calibrated = Calibrated::open(directory.path()).unwrap();
+        let calibrated = Calibrated::with(directory.path(), 600).unwrap();
         assert_eq!((calibrated.last(), calibrated.weights()), (None, Weights::EVEN));
         let found = calibrated.measure(directory.path(), directory.path()).unwrap();
         let names: Vec<&str> = found.tiers.iter().map(|tier| tier.tier.as_str()).collect();
@@ -262,7 +272,7 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_is_told_in_a_line() {
         let directory = tempfile::tempdir().unwrap();
-        let calibrated = Calibrated::open(directory.path()).unwrap();
+        let calibrated = Calibrated::with(directory.path(), 1).unwrap();
         let nowhere = directory.path().join("nowhere");
         let refused = calibrated.measure(directory.path(), &nowhere).unwrap_err().to_string();
         assert!(refused.contains("nowhere cannot be measured"), "{refused}");

@@ -98,6 +98,7 @@ pub fn limit(state: &State) -> LimitStatus {
     let (marks, usage) = (state.marks(), state.held.pager.store_usage());
     LimitStatus {
         bytes: marks.map(|marks| marks.limit_bytes),
+        share_bytes: state.held.record.share.map(|share| share.bytes),
         high_bytes: marks.map(|marks| marks.high_bytes),
         low_bytes: marks.map(|marks| marks.low_bytes),
         saved_bytes: bytes(&counters.saved_frames),

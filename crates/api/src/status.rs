@@ -148,6 +148,9 @@ pub struct AutoStatus {
 pub struct LimitStatus {
     /// What resident memory is held at; null: no limit.
     pub bytes: Option<u64>,
+    /// The VM's share of the pool, which then says what the limit is; null: it is not in it.
+    #[serde(default)]
+    pub share_bytes: Option<u64>,
     /// Above this the guest's faults wait a little for eviction; null: no limit.
     pub high_bytes: Option<u64>,
     /// What is resident above this is evicted in the background; null: no limit.
