@@ -97,6 +97,8 @@ enum Name {
     VtmmFig3,
     /// How many accesses fast memory serves, by who places pages
     VtmmFig5,
+    /// How many accesses a guest manages whose memory is mostly swapped out or compressed
+    VtmmFig5Fault,
     /// Sorting pages by how hot they are
     VtmmSort,
     /// Moving pages between two nodes of memory, and what it costs who uses them
@@ -108,7 +110,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 28] = [
+const EACH: [(Name, Bench); 29] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -135,6 +137,7 @@ const EACH: [(Name, Bench); 28] = [
     (Name::VtmmFig2, vtmm::fig2::run),
     (Name::VtmmFig3, vtmm::fig3::run),
     (Name::VtmmFig5, vtmm::fig5::run),
+    (Name::VtmmFig5Fault, vtmm::fault::run),
     (Name::VtmmSort, vtmm::sort::run),
     (Name::VtmmTab4, vtmm::tab4::run),
 ];

@@ -2,8 +2,8 @@
 //! swapping of QEMU, by the balloon, and by Ebb. Each row's meaning: `docs/benchmarks.md`.
 
 mod cgroup;
-mod medium;
-mod rig;
+pub mod medium;
+pub mod rig;
 
 pub mod fig10;
 pub mod fig11;

@@ -15,6 +15,8 @@ const MIB: u64 = 1 << 20;
 const QEMU_BYTES: u64 = 66 * MIB;
 const TRANSLATOR: &str = "tcg,tb-size=32";
 const SWAP_BYTES: u64 = 1536 * MIB;
+/// Of `EbbCompressed`.
+const COMPRESSED: &str = "64M";
 
 /// Whoever keeps a guest's memory small.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub enum Keeper {
     Balloon,
     /// Ebb.
     Ebb,
+    /// Ebb, which keeps a part of what it evicts in memory, compressed.
+    EbbCompressed,
     /// Ebb, which must read what the guest is about to overwrite.
     EbbBlind,
     /// The balloon, and Ebb for what it cannot give.
@@ -44,6 +48,7 @@ impl Keeper {
             Keeper::Memfd => "Linux, memfd",
             Keeper::Balloon => "balloon",
             Keeper::Ebb => "Ebb",
+            Keeper::EbbCompressed => "Ebb, compressed",
             Keeper::EbbBlind => "Ebb, blind",
             Keeper::EbbBalloon => "Ebb and balloon",
         }
@@ -76,7 +81,8 @@ impl Keeper {
 
     /// Whether Ebb holds its VMs.
     pub fn is_ebb(self) -> bool {
-        matches!(self, Keeper::Ebb | Keeper::EbbBlind | Keeper::EbbBalloon)
+        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbCompressed};
+        matches!(self, Ebb | EbbBlind | EbbBalloon | EbbCompressed)
     }
 
     fn has_balloon(self) -> bool {
@@ -142,8 +148,10 @@ impl Ground {
                 medium::format(&swap)?;
                 let mounted = Mounted::on(&swap, &files.path().join("swap"))?;
                 host.set("EBB_SWAP_DIR", mounted.path());
-                if keeper == Keeper::EbbBlind {
-                    host.set("EBB_READ_FREED", "true");
+                match keeper {
+                    Keeper::EbbBlind => host.set("EBB_READ_FREED", "true"),
+                    Keeper::EbbCompressed => host.set("EBB_COMPRESSED", COMPRESSED),
+                    _ => (),
                 }
                 swap_directory = Some(mounted);
             }

@@ -1,5 +1,6 @@
 //! The figures of the vTMM paper: finding hot memory, placing it, and moving it.
 
+pub mod fault;
 pub mod fig2;
 pub mod fig3;
 pub mod fig5;
