@@ -61,6 +61,11 @@ pub struct Run {
     pub began: Instant,
     pub windows: u8,
     pub looking: Duration,
+    /// A round that was broken off, to be gone on with at the next tick.
+    rest: Option<Walk>,
+    /// How often it was.
+    broken_off: u32,
+    is_last: bool,
     /// All rounds together.
     pub rounds: Round,
 }
@@ -176,15 +181,15 @@ impl State {
         if self.pressed.load(Acquire) && now < latest {
             return;
         }
+        if monitor.run.as_ref().is_some_and(|run| run.rest.is_some()) {
+            return self.go_on();
+        }
         match monitor.pace.as_mut().map(|pace| pace.step(now)) {
             None => {}
             Some(Step::Wait(until)) => monitor.due = until,
             Some(Step::Begin) => self.begin_monitoring(),
-            Some(Step::Look) => self.look_at_window(),
-            Some(Step::Last) => {
-                self.look_at_window();
-                self.end_monitoring();
-            }
+            Some(Step::Look) => self.next_window(false),
+            Some(Step::Last) => self.next_window(true),
         }
     }
 
@@ -220,13 +225,24 @@ impl State {
 
     fn first_round(&mut self, by: By, why: String, levels: Levels) -> Result<Run, String> {
         let (began, rounds) = (Instant::now(), Round::default());
-        let mut run = Run { by, why, levels, began, windows: 0, looking: Duration::ZERO, rounds };
+        let mut run = Run {
+            by,
+            why,
+            levels,
+            began,
+            windows: 0,
+            looking: Duration::ZERO,
+            rest: None,
+            broken_off: 0,
+            is_last: false,
+            rounds,
+        };
         match self.round(&mut run, Walk::Full) {
             Ok(()) => Ok(run),
             Err(error @ TrackError::NoRoots) => {
                 self.first_round_of_vmm(&error.to_string(), run.levels)
             }
-            Err(error) => Err(self.explain_lost(&error)),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -236,17 +252,31 @@ impl State {
         self.first_round(By::Vmm(pagemap), why.into(), levels)
     }
 
-    fn look_at_window(&mut self) {
-        let Some(mut run) = self.monitor.run.take() else { return };
-        run.levels.next_window();
-        run.windows += 1;
-        let result = self.round(&mut run, Walk::Pruned);
-        match result {
-            Ok(()) => self.monitor.run = Some(run),
-            Err(error) => {
-                let why = self.explain_lost(&error);
-                self.end_without(why);
+    fn next_window(&mut self, is_last: bool) {
+        match &mut self.monitor.run {
+            Some(run) => {
+                run.levels.next_window();
+                run.windows += 1;
+                (run.rest, run.is_last) = (Some(Walk::Pruned), is_last);
+                self.go_on();
             }
+            // Broken off before.
+            None if is_last => self.end_monitoring(),
+            None => {}
+        }
+    }
+
+    /// Goes on with a round: what it did before it was broken off is done.
+    fn go_on(&mut self) {
+        let Some(mut run) = self.monitor.run.take() else { return };
+        let Some(walk) = run.rest else { return };
+        if let Err(error) = self.round(&mut run, walk) {
+            return self.end_without(error.to_string());
+        }
+        let ends = run.is_last && run.rest.is_none();
+        self.monitor.run = Some(run);
+        if ends {
+            self.end_monitoring();
         }
     }
 
@@ -256,15 +286,6 @@ impl State {
         (self.monitor.run, self.monitor.failed) = (None, Some(why));
         if !self.is_monitored() {
             self.monitor.pace = None;
-        }
-    }
-
-    fn explain_lost(&self, error: &TrackError) -> String {
-        match error {
-            TrackError::NotRunning if self.insight.guest().is_ok() => {
-                "memory had to be evicted meanwhile, which comes first".into()
-            }
-            error => error.to_string(),
         }
     }
 
@@ -296,11 +317,20 @@ impl State {
 
     fn round(&mut self, run: &mut Run, walk: Walk) -> Result<(), TrackError> {
         let began = Instant::now();
+        // Each time it was broken off it has twice the time, so that it comes to its end.
+        let turn = TURN * 2_u32.saturating_pow(run.broken_off.min(8));
         let round = match &run.by {
-            By::Guest(guest) => self.guest_round(&Arc::clone(guest), walk, &mut run.levels)?,
-            By::Vmm(pagemap) => self.vmm_round(pagemap, walk, &mut run.levels)?,
+            By::Guest(guest) => {
+                self.guest_round(&Arc::clone(guest), walk, &mut run.levels, turn)?
+            }
+            By::Vmm(pagemap) => Some(self.vmm_round(pagemap, walk, &mut run.levels)?),
         };
         run.looking += began.elapsed();
+        let Some(round) = round else {
+            (run.rest, run.broken_off) = (Some(walk), run.broken_off + 1);
+            return Ok(());
+        };
+        (run.rest, run.broken_off) = (None, 0);
         let all = &mut run.rounds;
         all.tables += round.tables;
         all.pruned_tables += round.pruned_tables;
@@ -309,29 +339,32 @@ impl State {
         Ok(())
     }
 
-    /// Who has to evict meanwhile gets its turn: a round goes on for as long as one of an
-    /// eviction's at most.
+    /// Who has to evict meanwhile gets its turn: then it is broken off after `turn`, which is
+    /// none.
     fn guest_round(
         &mut self,
         guest: &Guest,
         walk: Walk,
         levels: &mut Levels,
-    ) -> Result<Round, TrackError> {
+        turn: Duration,
+    ) -> Result<Option<Round>, TrackError> {
         let trusted = self.insight.guest().is_ok() && self.confirm();
         let now = self.witness.clone().filter(|now| trusted && now.note() == guest.note());
         let guest = now.ok_or(TrackError::NotRunning)?;
         let (pager, pressed) = (Arc::clone(&self.held.pager), Arc::clone(&self.pressed));
         let (pulse, began) = (RefCell::new(self.pulse()), Instant::now());
         let goes_on = || {
-            (!pressed.load(Acquire) || began.elapsed() < TURN)
+            (!pressed.load(Acquire) || began.elapsed() < turn)
                 && pulse.borrow_mut().hears_no_reset()
         };
         let mut roots = std::mem::take(&mut self.monitor.roots);
         let tables = PagerTables::new(&pager);
         let result = GuestTracker::new(&tables, &guest, &mut roots, &goes_on).round(walk, levels);
         self.monitor.roots = roots;
-        self.end_pulse(pulse.into_inner());
-        result
+        let pulse = pulse.into_inner();
+        let gave_way = matches!(result, Err(TrackError::NotRunning)) && pulse.is_sound();
+        self.end_pulse(pulse);
+        if gave_way { Ok(None) } else { result.map(Some) }
     }
 
     fn vmm_round(

@@ -61,6 +61,11 @@ impl Pulse {
         self.ended.is_none() && self.qmp.is_some()
     }
 
+    /// Whether nothing was heard so far that ends it.
+    pub fn is_sound(&self) -> bool {
+        self.ended.is_none() && self.qmp.is_some()
+    }
+
     fn look(&mut self) -> Option<End> {
         if was_reset(&mut self.qmp) {
             return Some(End::Reset);
