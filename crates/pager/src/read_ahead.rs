@@ -3,13 +3,25 @@
 //! Whoever reads on where an earlier read ended gets twice as much as then; a
 //! read anywhere else begins small, and smaller where such beginnings led to
 //! nothing. Or, where neighbours went together and may be wanted in any order, it begins
-//! with what lies around.
+//! with what lies around, as long as that pays: now and then a page comes alone, to see
+//! whether another one around it is asked for soon (`docs/decisions/0020-*`).
+
+use std::ops::RangeInclusive;
 
 /// The most to read at once.
 const MAX: usize = 256;
 const START_MAX: usize = 8;
 /// Readers told apart.
 const STREAMS: usize = 16;
+
+/// Of reads that begin somewhere, one in so many brings its page alone.
+const ALONE_EVERY: u64 = 8;
+/// So many of these are remembered, each for 512 such reads.
+const ALONE: usize = 64;
+const NOBODY: u64 = u64::MAX;
+/// Bounds of the balance, and where it begins.
+const BALANCE: RangeInclusive<i32> = -32..=32;
+const BALANCE_FIRST: i32 = 8;
 
 #[derive(Clone, Copy, Default)]
 struct Stream {
@@ -25,8 +37,8 @@ struct Stream {
 /// The readers of one store or disk.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
-    /// Whether a new stream begins with the aligned pages around.
-    around: bool,
+    /// A new stream begins with the aligned pages around, where that pays.
+    around: Option<Around>,
     streams: [Stream; STREAMS],
     /// Where a new stream begins, as a shift below [`START_MAX`].
     timid: u32,
@@ -52,13 +64,16 @@ impl ReadAhead {
 
     /// One that begins with what lies around.
     pub(crate) fn around() -> ReadAhead {
-        ReadAhead { around: true, ..ReadAhead::default() }
+        ReadAhead { around: Some(Around::new()), ..ReadAhead::default() }
     }
 
     /// A page at `at` is wanted.
     pub(crate) fn window(&mut self, at: u64) -> Window {
         self.reads += 1;
         let reads = self.reads;
+        if let Some(around) = &mut self.around {
+            around.wanted(at);
+        }
         if let Some(stream) = self.streams.iter_mut().find(|s| s.used > 0 && s.next == at) {
             stream.window = (stream.window * 2).min(MAX);
             stream.used = reads;
@@ -66,9 +81,10 @@ impl ReadAhead {
             let hits = std::mem::take(&mut stream.pending);
             return Window { pages: stream.window, before: 0, hits };
         }
-        let (start, before) = match self.around {
-            true => (START_MAX, at as usize % START_MAX),
-            false => (START_MAX >> self.timid, 0),
+        let (start, before) = match self.around.as_mut().map(|around| around.comes_with(at)) {
+            Some(true) => (START_MAX, at as usize % START_MAX),
+            Some(false) => (1, 0),
+            None => (START_MAX >> self.timid, 0),
         };
         if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
             if oldest.used > 0 && oldest.pending > 0 {
@@ -88,9 +104,56 @@ impl ReadAhead {
     }
 }
 
+/// Whether it pays to bring what lies around a page. Of pages that came it cannot be told
+/// which are used; of those that did not it can: they are asked for.
+struct Around {
+    /// Around pages that came alone; the oldest is the next to be forgotten.
+    alone: [u64; ALONE],
+    oldest: usize,
+    begun: u64,
+    /// More than half of them were followed by another page, if it is not negative.
+    balance: i32,
+}
+
+impl Around {
+    fn new() -> Around {
+        Around { alone: [NOBODY; ALONE], oldest: 0, begun: 0, balance: BALANCE_FIRST }
+    }
+
+    /// A page at `at` is asked for.
+    fn wanted(&mut self, at: u64) {
+        if let Some(found) = self.alone.iter_mut().find(|group| **group == group_of(at)) {
+            *found = NOBODY;
+            self.weigh(1);
+        }
+    }
+
+    /// A read begins at `at`: whether what lies around comes with it.
+    fn comes_with(&mut self, at: u64) -> bool {
+        self.begun += 1;
+        if !self.begun.is_multiple_of(ALONE_EVERY) {
+            return self.balance >= 0;
+        }
+        if std::mem::replace(&mut self.alone[self.oldest], group_of(at)) != NOBODY {
+            self.weigh(-1);
+        }
+        self.oldest = (self.oldest + 1) % ALONE;
+        false
+    }
+
+    fn weigh(&mut self, by: i32) {
+        self.balance = (self.balance + by).clamp(*BALANCE.start(), *BALANCE.end());
+    }
+}
+
+fn group_of(at: u64) -> u64 {
+    at / START_MAX as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     fn fault(ahead: &mut ReadAhead, at: u64) -> usize {
         let pages = ahead.window(at).pages;
@@ -147,5 +210,65 @@ mod tests {
         assert_eq!(ahead.window(13), Window { pages: 8, before: 5, hits: 0 });
         ahead.read(13, 16, 7);
         assert_eq!(ahead.window(16), Window { pages: 16, before: 0, hits: 7 });
+    }
+
+    /// Asks for these pages in turn, of which some are there by then: how many are brought at
+    /// each fault of the last quarter, on average.
+    fn brought(pages: impl Iterator<Item = u64>) -> f64 {
+        let pages: Vec<u64> = pages.collect();
+        let (mut ahead, mut there) = (ReadAhead::around(), HashSet::new());
+        let late = pages.len() * 3 / 4;
+        let mut windows = Vec::new();
+        for (index, at) in pages.into_iter().enumerate() {
+            if there.contains(&at) {
+                continue;
+            }
+            let Window { pages, before, .. } = ahead.window(at);
+            let first = at - before as u64;
+            there.extend(first..first + pages as u64);
+            ahead.read(at, first + pages as u64, pages as u64 - 1);
+            if index >= late {
+                windows.push(pages as f64);
+            }
+        }
+        windows.iter().sum::<f64>() / windows.len() as f64
+    }
+
+    /// A permutation of `0..65536`.
+    fn shuffled(n: u64) -> u64 {
+        n.wrapping_mul(40_503).wrapping_add(12_345) % 65_536
+    }
+
+    #[test]
+    fn pages_of_no_neighbourhood_come_alone() {
+        // Of each eight only one is ever wanted.
+        let mean = brought((0..8192).map(|n| shuffled(n) * 8 + n % 8));
+        assert!(mean < 1.1, "{mean}");
+    }
+
+    #[test]
+    fn neighbours_in_any_order_come_together() {
+        // Sixteen groups at a time, all of their pages, in any order.
+        let mean = brought((0..32_768).map(|n| {
+            let within = shuffled(n % 128) % 128;
+            shuffled(n / 128 * 16 + within / 8) * 8 + within % 8
+        }));
+        assert!(mean > 6.0, "{mean}");
+    }
+
+    #[test]
+    fn who_comes_to_jump_about_gets_less_and_back() {
+        let mut around = Around::new();
+        let mut pays = |neighbours: bool| {
+            for n in 0..4096 {
+                let at = shuffled(n) * 8;
+                around.wanted(at);
+                if !around.comes_with(at) && neighbours {
+                    around.wanted(at + 1);
+                }
+            }
+            around.balance >= 0
+        };
+        assert_eq!([false, true, false].map(&mut pays), [false, true, false]);
     }
 }
