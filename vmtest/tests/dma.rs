@@ -94,16 +94,16 @@ fn requests_fail_with_free_page_reporting() {
     let host = Host::new();
     let disk = Disk::new(&host, "disk", "512M");
     let reporting = "-device virtio-balloon-pci,free-page-reporting=on";
-    let vm = host.run(guest(&disk).qemu_args(reporting));
+    let vm = host.run(guest(&disk).memory("512M").qemu_args(reporting));
     // The guest's kernel says so.
     vm.forgive();
     // Of the rest some may be reported already.
-    vm.guest("fill a 600M");
-    assert!(vm.host_bytes() >= 600 * MIB);
+    vm.guest("fill a 300M");
+    assert!(vm.host_bytes() >= 300 * MIB);
     vm.guest("free a");
     // What was reported is used last: nearly all of it.
-    until("free pages to be reported", || (vm.host_bytes() < 300 * MIB).then_some(()));
-    let answer = vm.try_guest("disk /dev/vda 256M");
+    until("free pages to be reported", || (vm.host_bytes() < 200 * MIB).then_some(()));
+    let answer = vm.try_guest("disk /dev/vda 128M");
     assert!(answer.is_err(), "{answer:?}");
     let disks = vm.status().disks;
     assert!(disks.failed_requests > 0 && disks.dma_faults > 0, "{disks:?}");
