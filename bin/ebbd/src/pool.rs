@@ -25,8 +25,9 @@ use crate::worker::Command;
 const FILE: &str = "pool.json";
 /// So often it is looked who needs what.
 const EVERY: Duration = Duration::from_secs(1);
-/// A worker that has not answered by then is busy; nothing is given out meanwhile.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// A worker that has not answered by then hangs; nothing is given out meanwhile. One that evicts
+/// answers between two steps, each of which writes 16 MiB: seconds, on a slow disk.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A VM's share, on record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
