@@ -12,7 +12,7 @@ use vmtest::require;
 
 const VCPUS: u64 = 2;
 /// Longer than frames are held before they go.
-const LONG: u64 = 40_000_000;
+const LONG: u64 = 160_000_000;
 
 fn avoided(pager: &Pager) -> u64 {
     pager.counters.false_reads_avoided.load(Relaxed)
