@@ -33,11 +33,12 @@ fn a_guest_lives_within_its_limit() {
 fn a_guest_reboots_within_its_limit() {
     let vm = Host::new().run(Guest::debian("6.1-cloud").memory("512M").backing("small"));
     limit(&vm, 100);
-    vm.guest("fill a 200M");
+    vm.guest("fill a 300M");
+    assert_eq!(vm.guest("check a"), "0");
     vm.reboot();
     vm.wait_trusted();
     assert!(vm.host_bytes() <= 100 * MIB + SLACK_BYTES);
-    vm.guest("fill b 150M");
+    vm.guest("fill b 200M");
     assert_eq!(vm.guest("check b"), "0");
 }
 
