@@ -14,6 +14,7 @@ use ebb_heat::Weights;
 use ebb_store::{Compressed, PageBuffer, Protection, Store, SwapFile};
 use ebb_units::FRAME_BYTES;
 
+use crate::kept;
 use crate::problem::{Answer, failed, not_allowed};
 
 const FILE: &str = "calibration.json";
@@ -37,6 +38,7 @@ pub struct Calibrated {
     /// So many are written and read.
     pages: usize,
     last: Mutex<Option<Calibration>>,
+    measuring: Mutex<()>,
 }
 
 impl Calibrated {
@@ -50,15 +52,16 @@ impl Calibrated {
 
     fn with(run_dir: &Path, pages: usize) -> io::Result<Arc<Calibrated>> {
         let path = run_dir.join(FILE);
-        let last: Option<Calibration> = match fs::read(&path) {
-            Ok(text) => Some(serde_json::from_slice(&text)?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
+        let last: Option<Calibration> = kept::load(&path)?;
         if let Some(last) = &last {
             Weights::new(last.read_weight, last.write_weight).map_err(io::Error::other)?;
         }
-        Ok(Arc::new(Calibrated { path, pages, last: Mutex::new(last) }))
+        Ok(Arc::new(Calibrated {
+            path,
+            pages,
+            last: Mutex::new(last),
+            measuring: Mutex::default(),
+        }))
     }
 
     /// What was measured last.
@@ -78,14 +81,11 @@ impl Calibrated {
     /// # Errors
     /// The store cannot be written.
     pub fn measure(&self, run_dir: &Path, swap_dir: &Path) -> Answer<Calibration> {
-        // One at a time: two would measure each other.
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        // One at a time: two would measure each other. Workers ask for the last one meanwhile.
+        let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let found = measure(run_dir, swap_dir, self.pages)?;
-        let next = self.path.with_extension("json.next");
-        let text = serde_json::to_vec(&found).map_err(failed("the figures"))?;
-        fs::write(&next, text).map_err(failed("the calibration's record"))?;
-        fs::rename(next, &self.path).map_err(failed("the calibration's record"))?;
-        *last = Some(found.clone());
+        kept::save(&self.path, &found).map_err(failed("the calibration's record"))?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(found.clone());
         Ok(found)
     }
 }

@@ -252,7 +252,7 @@ impl State {
         };
         let is_needed = |gfn: Gfn| self.needed.iter().any(|frames| frames.contains(gfn));
         let spare = |gfn: Gfn| is_needed(gfn) || is_note(gfn);
-        let heat = self.monitor.heat.as_ref().filter(|heat| heat.is_recent());
+        let heat = self.monitor.recent_heat();
         let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
         let more = limiter.step(&held.process, &held.pager, guest, marks, spare, heat)?;
         let over = held.pager.taken_bytes()? > marks.limit_bytes;

@@ -12,6 +12,7 @@ mod held;
 mod host;
 mod injector;
 mod insight;
+mod kept;
 mod limit;
 mod limited;
 mod memory;

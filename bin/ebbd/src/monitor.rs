@@ -122,6 +122,11 @@ impl Monitor {
         Ok(())
     }
 
+    /// What the last one found, if it still tells what is hot.
+    pub fn recent_heat(&self) -> Option<&Heat> {
+        self.heat.as_ref().filter(|heat| heat.is_recent())
+    }
+
     /// How far it is, and what was found.
     pub fn report(&self) -> HeatReport {
         HeatReport {

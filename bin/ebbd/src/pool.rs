@@ -2,7 +2,6 @@
 //! `docs/tiers.md`.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
 use crate::daemon::Daemon;
+use crate::kept;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::server::ask;
 use crate::worker::Command;
@@ -95,18 +95,12 @@ impl Shared {
     /// The file is there and cannot be read.
     pub fn open(run_dir: &Path) -> io::Result<Arc<Shared>> {
         let path = run_dir.join(FILE);
-        let bytes = match fs::read(&path) {
-            Ok(text) => serde_json::from_slice::<PoolRequest>(&text)?.bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        Ok(Arc::new(Shared { path, bytes: Mutex::new(bytes) }))
+        let last = kept::load::<PoolRequest>(&path)?;
+        Ok(Arc::new(Shared { path, bytes: Mutex::new(last.and_then(|last| last.bytes)) }))
     }
 
     fn save(&self, bytes: Option<u64>) -> io::Result<()> {
-        let next = self.path.with_extension("json.next");
-        fs::write(&next, serde_json::to_vec(&PoolRequest { bytes })?)?;
-        fs::rename(next, &self.path)
+        kept::save(&self.path, &PoolRequest { bytes })
     }
 }
 
@@ -138,14 +132,17 @@ async fn look(daemon: &Daemon) -> Answer<()> {
 
 /// What each may have now; none: all of its memory.
 fn limits(pool: &Pool, members: &Members) -> Vec<(VmName, Option<u64>)> {
-    let needs = { members.iter() }.map(|(name, member)| (name.to_string(), member.need()));
-    let targets = pool.targets(&needs.collect());
+    let targets = pool.targets(&needs(members));
     let limit = |(name, member): (&VmName, &Member)| {
         let frames = *targets.get(name.as_str())?;
         let bytes = (frames * FRAME_BYTES).max(member.share.lower_bytes());
         Some((name.clone(), (bytes < member.memory_bytes).then_some(bytes)))
     };
     members.iter().filter_map(limit).collect()
+}
+
+fn needs(members: &Members) -> BTreeMap<String, Need> {
+    members.iter().map(|(name, member)| (name.to_string(), member.need())).collect()
 }
 
 /// The pool of these VMs. Shares that do not fit any more are not in it.
@@ -250,20 +247,16 @@ pub async fn status(daemon: &Daemon) -> Answer<PoolStatus> {
 
 fn status_of(bytes: Option<u64>, members: &Members) -> Answer<PoolStatus> {
     let pool = of(bytes.unwrap_or(u64::MAX), members)?;
-    let needs = { members.iter() }.map(|(name, member)| (name.to_string(), member.need()));
-    let goals = pool.goals(&needs.collect());
-    let vms = members.iter().map(|(name, member)| {
-        let limits = member.share.limits();
-        PoolMember {
-            name: name.clone(),
-            share_bytes: member.share.bytes,
-            lower_bytes: limits.lower_frames() * FRAME_BYTES,
-            upper_bytes: limits.upper_frames() * FRAME_BYTES,
-            hot_bytes: member.hot_bytes,
-            held_bytes: member.held_bytes,
-            goal_bytes: goals.get(name.as_str()).map_or(0, |frames| frames * FRAME_BYTES),
-            limit_bytes: member.limit_bytes,
-        }
+    let goals = pool.goals(&needs(members));
+    let vms = members.iter().map(|(name, member)| PoolMember {
+        name: name.clone(),
+        share_bytes: member.share.bytes,
+        lower_bytes: member.share.lower_bytes(),
+        upper_bytes: member.share.limits().upper_frames() * FRAME_BYTES,
+        hot_bytes: member.hot_bytes,
+        held_bytes: member.held_bytes,
+        goal_bytes: goals.get(name.as_str()).map_or(0, |frames| frames * FRAME_BYTES),
+        limit_bytes: member.limit_bytes,
     });
     let given: u64 = members.values().map(|member| member.need().held_frames * FRAME_BYTES).sum();
     Ok(PoolStatus {
@@ -277,6 +270,7 @@ fn status_of(bytes: Option<u64>, members: &Members) -> Answer<PoolStatus> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const MIB: u64 = 1 << 20;
 

@@ -11,6 +11,7 @@ use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
 
 use crate::growth::GrowthRecord;
+use crate::kept;
 use crate::pool::Share;
 use crate::tiers::Tiers;
 
@@ -186,9 +187,7 @@ impl Record {
     /// # Errors
     /// As write(2) and rename(2).
     pub fn save(&self, directory: &Path) -> io::Result<()> {
-        let next = directory.join("vm.json.next");
-        fs::write(&next, serde_json::to_vec_pretty(self)?)?;
-        fs::rename(next, directory.join(FILE))
+        kept::save(&directory.join(FILE), self)
     }
 
     /// Whether its VMM runs: the same process, not one that got its number.

@@ -78,7 +78,7 @@ impl State {
     pub(crate) fn member(&self) -> Answer<Option<Member>> {
         let Some(share) = self.held.record.share else { return Ok(None) };
         let held_bytes = self.held.pager.taken_bytes().map_err(failed("the VM's RAM"))?;
-        let heat = self.monitor.heat.as_ref().filter(|heat| heat.is_recent());
+        let heat = self.monitor.recent_heat();
         Ok(Some(Member {
             share,
             held_bytes,

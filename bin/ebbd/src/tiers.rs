@@ -11,6 +11,7 @@ use ebb_vm::Qmp;
 use serde::{Deserialize, Serialize};
 
 use crate::devices;
+use crate::heat::Heat;
 use crate::limit::{Marks, floor_bytes};
 use crate::problem::{Answer, not_allowed};
 use crate::worker::State;
@@ -148,9 +149,7 @@ pub fn status(state: &State) -> Option<TierStatus> {
         ladder: tiers.ladder.clone(),
         fast_bytes: tiers.fast_bytes,
         active_bytes: state.limiter.as_ref().and_then(|limiter| limiter.active_bytes()),
-        hot_bytes: { state.monitor.heat.as_ref() }
-            .filter(|heat| heat.is_recent())
-            .map(|heat| heat.hot_bytes()),
+        hot_bytes: state.monitor.recent_heat().map(Heat::hot_bytes),
         tiers: uses(state, tiers),
     })
 }
