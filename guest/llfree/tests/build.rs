@@ -5,14 +5,14 @@
 use std::env;
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ebb_llfree::layout::TABLE;
 
 const SOURCES: [&str; 6] = ["get.c", "look.c", "put.c", "rows.c", "search.c", "zone.c"];
 
 fn main() {
-    let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let guest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("..");
     let checks = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("checks.c");
     let header = fs::read_to_string(guest.join("llfree_layout.h")).expect("the layout's header");
     fs::write(&checks, layout_checks(&header)).expect("the output directory takes a file");
