@@ -9,6 +9,8 @@ use crate::refill::PART_PAGES;
 pub(crate) struct Hand {
     /// Who goes on touching memory that reads as zero.
     pub(crate) zeros: ReadAhead,
+    /// Who comes for what the store has in memory.
+    pub(crate) in_memory: ReadAhead,
     /// Room for pages that come from a store or a disk; without it the thread must not
     /// wait for one, and reads nothing ahead.
     pub(crate) pages: Option<PageBuffer>,
@@ -17,7 +19,7 @@ pub(crate) struct Hand {
 impl Hand {
     /// For the thread that reads the faults.
     pub(crate) fn empty() -> Hand {
-        Hand { zeros: ReadAhead::timid(), pages: None }
+        Hand { zeros: ReadAhead::timid(), in_memory: ReadAhead::around(), pages: None }
     }
 
     /// For a thread that may wait.

@@ -22,14 +22,19 @@ impl Pager {
     /// Serves a fault that was read at `began`, leaves it to the refill threads, or
     /// leaves a mark for whoever holds the frame. `true`: it is done.
     pub(crate) fn serve(&self, fault: Fault, began: Instant, hand: &mut Hand) -> bool {
-        if !fault.write_protected && self.needs_time(fault) && self.refill_later(fault, began) {
-            return false;
+        if !fault.write_protected && self.needs_time(fault) {
+            if self.refill_at_once(fault, &mut hand.in_memory) {
+                return true;
+            }
+            if self.refill_later(fault, began) {
+                return false;
+            }
         }
         self.serve_on(fault, hand);
         true
     }
 
-    /// Whether serving it may wait for a disk, or for room.
+    /// Whether its content is elsewhere, or it may have to wait for room.
     fn needs_time(&self, fault: Fault) -> bool {
         let gfn = self.ram.gpa(fault.address).map(|gpa| gpa.gfn());
         let content = gfn.map(|gfn| self.ledger.content(gfn));

@@ -6,6 +6,7 @@
 //! mark in the ledger, and the holder serves the fault when it is done.
 #![forbid(unsafe_code)]
 
+mod at_once;
 mod claim;
 mod clean;
 mod counters;
@@ -20,6 +21,7 @@ mod hand;
 mod huge;
 mod install;
 mod io_mapping;
+mod jobs;
 mod latency;
 mod owners;
 mod pager;
@@ -42,9 +44,10 @@ pub use fault_thread::FaultThread;
 pub use guarded::Sentry;
 pub use huge::{HeldHuge, Sharer, Sharing};
 pub use io_mapping::{IoMapping, NoDevices};
+pub use jobs::RefillThreads;
 pub use latency::Latency;
 pub use pager::{Grain, Pager, Parts, Restored};
-pub use refill::RefillThreads;
+
 pub use soft_iommu::SoftIommu;
 pub use tables::HeldMetadata;
 pub use view::View;

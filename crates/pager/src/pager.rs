@@ -1,8 +1,8 @@
 //! One VM's frames, and what may be done to them.
 
 use std::io;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
@@ -19,10 +19,10 @@ use crate::failure::Failure;
 use crate::guarded::Sentry;
 use crate::huge::Sharer;
 use crate::io_mapping::IoMapping;
+use crate::jobs::Jobs;
 use crate::owners::Owners;
 use crate::pins::Pins;
 use crate::read_ahead::ReadAhead;
-use crate::refill::Jobs;
 use crate::view::View;
 
 /// The pieces in which missing memory is given.
@@ -84,7 +84,6 @@ pub struct Pager {
     /// Of the store, and of the disk.
     pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
     pub(crate) jobs: Jobs,
-    pub(crate) refilling: AtomicBool,
     /// Taken above the first, whoever evicts is told; above the second, faults wait.
     marks: [AtomicU64; 2],
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -145,7 +144,6 @@ impl Pager {
             sentry: RwLock::default(),
             ahead: (Mutex::new(ReadAhead::around()), Mutex::default()),
             jobs: Jobs::new(),
-            refilling: AtomicBool::new(false),
             marks: [const { AtomicU64::new(u64::MAX) }; 2],
             pressure: OnceLock::new(),
             failure: Failure::default(),

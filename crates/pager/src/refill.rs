@@ -1,100 +1,26 @@
-//! Bringing frames back whose content is in the store or on a disk: on threads
-//! of their own, so that the fault thread never waits for a disk.
+//! Bringing frames back whose content is in the store or on a disk.
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
 use ebb_ledger::{Content, LockedFrame};
 use ebb_store::{MEMORY_SLOTS, Page, PageBuffer};
-use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
 use crate::dead::Verdict;
-use crate::hand::Hand;
 use crate::install::Served;
 use crate::pager::{Grain, Pager};
 
-/// Beyond that the fault thread serves them itself.
-const JOBS: usize = 1024;
 /// Blocks between two frames' that are read with them rather than skipped.
 const GAP_MAX: usize = 16;
 /// Read and filled at once: behind these the guest goes on while the next are read.
 pub(crate) const PART_PAGES: usize = 128;
 /// A VM at its limit waits so long for room, then goes beyond it.
-const ROOM_WAITS: u32 = 100;
-const ROOM_WAIT: Duration = Duration::from_millis(1);
-
-/// A fault that waits for a refill.
-struct Job {
-    fault: Fault,
-    began: Instant,
-}
-
-/// Where faults go that need a disk.
-pub(crate) struct Jobs {
-    sender: Sender<Option<Job>>,
-    receiver: Receiver<Option<Job>>,
-}
-
-impl Jobs {
-    pub(crate) fn new() -> Jobs {
-        let (sender, receiver) = bounded(JOBS);
-        Jobs { sender, receiver }
-    }
-}
-
-/// The threads that refill one VM's frames.
-pub struct RefillThreads {
-    pager: Arc<Pager>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl RefillThreads {
-    /// Begins to refill, on so many threads.
-    ///
-    /// # Errors
-    /// As pthread_create(3).
-    pub fn start(pager: &Arc<Pager>, count: usize) -> io::Result<RefillThreads> {
-        let mut started = RefillThreads { pager: Arc::clone(pager), threads: Vec::new() };
-        for _ in 0..count {
-            let pager = Arc::clone(pager);
-            let run = move || run(&pager);
-            started.threads.push(std::thread::Builder::new().name("refill".into()).spawn(run)?);
-        }
-        pager.refilling.store(true, std::sync::atomic::Ordering::Release);
-        Ok(started)
-    }
-}
-
-impl Drop for RefillThreads {
-    /// Ends the threads after what waits is served. The fault thread must have
-    /// ended before.
-    fn drop(&mut self) {
-        self.pager.refilling.store(false, std::sync::atomic::Ordering::Release);
-        for _ in &self.threads {
-            // The receiver lives in the pager.
-            let _ = self.pager.jobs.sender.send(None);
-        }
-        for thread in self.threads.drain(..) {
-            // A panic of that thread has been printed already.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn run(pager: &Pager) {
-    let mut hand = Hand::with_pages();
-    while let Ok(Some(job)) = pager.jobs.receiver.recv() {
-        pager.wait_for_room();
-        pager.serve_on(job.fault, &mut hand);
-        pager.counters.fault.record(job.began.elapsed());
-    }
-}
+const ROOM_WAITS: u32 = 400;
+const ROOM_WAIT: Duration = Duration::from_micros(250);
 
 /// What is read: from the page at `base` on, for the sake of the one `asked` behind it.
 #[derive(Clone, Copy)]
@@ -113,15 +39,8 @@ struct Back<'l> {
 }
 
 impl Pager {
-    /// Leaves the fault to the refill threads; `false`: there are none, or too
-    /// much waits for them already.
-    pub(crate) fn refill_later(&self, fault: Fault, began: Instant) -> bool {
-        self.refilling.load(std::sync::atomic::Ordering::Acquire)
-            && self.jobs.sender.try_send(Some(Job { fault, began })).is_ok()
-    }
-
     /// Has whoever evicts catch up first.
-    fn wait_for_room(&self) {
+    pub(crate) fn wait_for_room(&self) {
         for _ in 0..ROOM_WAITS {
             if !self.is_over_limit() {
                 return;

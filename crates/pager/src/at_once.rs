@@ -1,0 +1,97 @@
+//! Content that the store has in memory comes back on the thread that reads the faults:
+//! nothing is read for it, and waiting for another thread would take longer than filling it.
+
+use std::io;
+
+use ebb_ledger::{Content, LockedFrame};
+use ebb_store::{MEMORY_SLOTS, Page};
+use ebb_sys::uffd::Fault;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+use crate::counters::add;
+use crate::dead::Verdict;
+use crate::pager::Pager;
+use crate::read_ahead::ReadAhead;
+
+/// Whoever touches something else meanwhile waits no longer than for these.
+const TOGETHER_MAX: usize = 8;
+
+impl Pager {
+    /// Serves the touch of a frame whose content is in memory, and brings what lies around it
+    /// where that pays. `false`: it is for a thread that may wait: for room, for whoever holds
+    /// the frame, or for content that cannot be had.
+    pub(crate) fn refill_at_once(&self, fault: Fault, ahead: &mut ReadAhead) -> bool {
+        let Some(gfn) = self.ram.gpa(fault.address).map(|gpa| gpa.gfn()) else { return false };
+        let Some(slot) = slot_in_memory(self.ledger.content(gfn)) else { return false };
+        if self.is_over_limit() {
+            return false;
+        }
+        let Some(word) = self.hold_saved(gfn, slot) else { return false };
+        let verdict = self.verdict(gfn);
+        if verdict == Verdict::Dead || self.fill_from(gfn, slot).is_err() {
+            self.after(word.abandon(), FrameRange::new(gfn, 1));
+            return false;
+        }
+        add(&self.counters.missing, 1);
+        add(&self.counters.refilled_frames, 1);
+        add(&self.counters.false_reads, u64::from(verdict == Verdict::Unproven));
+        let _ = self.arrive(gfn, word);
+        self.after(true, FrameRange::new(gfn, 1));
+        self.bring_around(slot, ahead);
+        true
+    }
+
+    fn bring_around(&self, slot: u64, ahead: &mut ReadAhead) {
+        if self.owners.get(slot).is_none() {
+            // A number without neighbours.
+            return;
+        }
+        let window = ahead.window(slot);
+        let first = slot.saturating_sub(window.before as u64);
+        let all = first..first + window.pages.min(TOGETHER_MAX) as u64;
+        let brought = |near: &u64| *near != slot && self.bring(*near);
+        let (count, last) = all.filter(brought).fold((0, slot), |(n, _), near| (n + 1, near));
+        ahead.read(slot, last.max(slot) + 1, count);
+        add(&self.counters.ahead_hit_frames, window.hits);
+        add(&self.counters.ahead_frames, count);
+    }
+
+    /// Nobody asked for it.
+    fn bring(&self, slot: u64) -> bool {
+        let Some(gfn) = self.owners.get(slot) else { return false };
+        let Some(word) = self.hold_saved(gfn, slot) else { return false };
+        let (wanted, came) = match self.verdict(gfn) {
+            Verdict::Dead => (self.become_empty(gfn, word), false),
+            _ if self.fill_from(gfn, slot).is_err() => (word.abandon(), false),
+            _ => (self.arrive(gfn, word), true),
+        };
+        self.after(wanted, FrameRange::new(gfn, 1));
+        came
+    }
+
+    fn hold_saved(&self, gfn: Gfn, slot: u64) -> Option<LockedFrame<'_>> {
+        let word = self.ledger.lock_frame(gfn).ok()?;
+        if word.content() == (Content::Saved { slot }) {
+            return Some(word);
+        }
+        self.after(word.abandon(), FrameRange::new(gfn, 1));
+        None
+    }
+
+    /// As the holder of the frame's word.
+    fn fill_from(&self, gfn: Gfn, slot: u64) -> io::Result<()> {
+        let mut page: Page = [0; FRAME_BYTES as usize];
+        self.store.load(slot, &mut page)?;
+        self.copy_page(gfn, &page)?;
+        // Devices before the guest: it may hand the frame to one at once.
+        self.devices.map(FrameRange::new(gfn, 1));
+        Ok(())
+    }
+}
+
+fn slot_in_memory(content: Content) -> Option<u64> {
+    match content {
+        Content::Saved { slot } => Some(slot).filter(|slot| *slot >= MEMORY_SLOTS),
+        _ => None,
+    }
+}
