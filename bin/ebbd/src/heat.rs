@@ -75,6 +75,11 @@ impl Heat {
         self.ended.elapsed() <= RECENT
     }
 
+    /// Whether it tells what programs use, and nothing of the kernel.
+    pub fn is_by_guest(&self) -> bool {
+        self.tracker == HeatTracker::GuestTables
+    }
+
     /// What the hot set takes.
     pub fn hot_bytes(&self) -> u64 {
         self.hot_frames * FRAME_BYTES

@@ -60,13 +60,14 @@ impl Marks {
     /// With the marks that were asked for, which are in order, and defaults for others.
     pub fn new(limit_bytes: u64, low_bytes: Option<u64>, high_bytes: Option<u64>) -> Marks {
         let gap = (limit_bytes / GAP_PART).clamp(*GAP_BYTES.start(), *GAP_BYTES.end());
-        let below = |bytes: u64| bytes.saturating_sub(gap / 2);
+        let below = |bytes: u64, part: u64| bytes.saturating_sub(gap / part);
         let high = match (high_bytes, low_bytes) {
             (Some(high), _) => high,
-            (None, Some(low)) if low >= below(limit_bytes) => limit_bytes,
-            _ => below(limit_bytes),
+            (None, Some(low)) if low >= below(limit_bytes, 4) => limit_bytes,
+            // What threads that see room bring together.
+            _ => below(limit_bytes, 4),
         };
-        Marks { limit_bytes, high_bytes: high, low_bytes: low_bytes.unwrap_or(below(high)) }
+        Marks { limit_bytes, high_bytes: high, low_bytes: low_bytes.unwrap_or(below(high, 2)) }
     }
 
     /// Above which eviction begins, and above which faults wait: in between is what the
@@ -146,6 +147,11 @@ impl Limiter {
     /// nobody looked.
     pub fn active_bytes(&self) -> Option<u64> {
         self.round.map(|_| self.aging.active_frames() * FRAME_BYTES)
+    }
+
+    /// What the guest's kernel has for itself, by the last look; 0: not known.
+    pub fn kernel_bytes(&self) -> u64 {
+        self.aging.kernel_frames() * FRAME_BYTES
     }
 
     /// Drops what is kept of frames that are free by what was seen last.

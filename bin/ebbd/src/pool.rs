@@ -63,18 +63,24 @@ pub struct Member {
     pub limit_bytes: Option<u64>,
     /// Its hot set, if it was monitored lately.
     pub hot_bytes: Option<u64>,
+    /// What it needs besides, since nobody could see it used: its kernel's own memory.
+    pub unseen_bytes: u64,
     /// All of its memory.
     pub memory_bytes: u64,
 }
 
 impl Member {
-    /// What it was given counts as held, whether it took it or not; a hot set that is not
-    /// known is as large as the share.
+    /// Of a hot set that is not known: the share.
+    fn wanted_bytes(&self) -> u64 {
+        self.hot_bytes.map_or(self.share.bytes, |bytes| bytes + self.unseen_bytes)
+    }
+
+    /// What it was given counts as held, whether it took it or not.
     fn need(&self) -> Need {
         let given = self.limit_bytes.unwrap_or(self.memory_bytes);
         Need {
             held_frames: self.held_bytes.max(given).div_ceil(FRAME_BYTES),
-            hot_frames: self.hot_bytes.unwrap_or(self.share.bytes).div_ceil(FRAME_BYTES),
+            hot_frames: self.wanted_bytes().div_ceil(FRAME_BYTES),
         }
     }
 }
@@ -280,6 +286,7 @@ mod tests {
             held_bytes: held_mib * MIB,
             limit_bytes: Some(share_mib * MIB),
             hot_bytes: hot_mib.map(|mib| mib * MIB),
+            unseen_bytes: 0,
             memory_bytes: 512 * MIB,
         }
     }
@@ -308,6 +315,14 @@ mod tests {
         // More than all of its memory is no limit.
         let small = Member { memory_bytes: 200 * MIB, ..new };
         assert_eq!(limits_of(400 * MIB, &[("a", small)]), [None]);
+    }
+
+    #[test]
+    fn a_kernel_needs_its_memory_too() {
+        let hot = Member { unseen_bytes: 40 * MIB, ..member(200, 200, Some(180)) };
+        assert_eq!(limits_of(400 * MIB, &[("a", hot)]), [Some(220)]);
+        let unknown = Member { hot_bytes: None, ..hot };
+        assert_eq!(limits_of(400 * MIB, &[("a", unknown)]), [Some(200)]);
     }
 
     #[test]

@@ -84,6 +84,10 @@ impl State {
             held_bytes,
             limit_bytes: self.held.record.limit_bytes,
             hot_bytes: heat.map(|heat| heat.hot_bytes()),
+            unseen_bytes: match (heat, &self.limiter) {
+                (Some(heat), Some(limiter)) if heat.is_by_guest() => limiter.kernel_bytes(),
+                _ => 0,
+            },
             memory_bytes: self.memory_bytes(),
         }))
     }

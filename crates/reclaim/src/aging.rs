@@ -18,6 +18,8 @@ pub const HEATS: usize = 4;
 const OLD_CACHE: u8 = 2;
 /// and everything else.
 const OLD: u8 = 3;
+/// From which on the kernel's own memory is taken for something that it never uses again.
+const FORGOTTEN: u8 = 8;
 
 /// How long each frame of a VM has rested.
 pub struct Aging {
@@ -85,6 +87,14 @@ impl Aging {
         part(&mut self.kinds, frames).fill(Some(kind));
     }
 
+    /// Frames that the guest's kernel has for itself, by what it was seen to use them for.
+    pub fn kernel_frames(&self) -> u64 {
+        use PageKind::{Hugetlb, Other, Slab, Table};
+        let is_kernel =
+            |kind: &&Option<PageKind>| matches!(kind, Some(Table | Slab | Hugetlb | Other));
+        self.kinds.iter().filter(is_kernel).count() as u64
+    }
+
     /// About `want` frames to evict, those that cost least first, in units of so
     /// many frames that go whole, of frames that `may_go` (asked for candidates
     /// only). Among those that cost the same the coldest go first, by their `heat`, below
@@ -128,7 +138,7 @@ impl Aging {
                 Some(PageKind::File) => (OLD_CACHE, [2, 4, 2, 7, 1]),
                 Some(PageKind::Anonymous) | None => (OLD, [5, 7, 6, 8, 3]),
                 Some(PageKind::Table) => return None,
-                Some(_) => (OLD, [7, 8, 8, 9, 6]),
+                Some(_) => (OLD, [7, 8, 8, 9, if age < FORGOTTEN { 6 } else { 3 }]),
             };
         Some(match (mapped, age) {
             (true, 0) => both_rounds,
@@ -171,6 +181,7 @@ mod tests {
         ] {
             aging.saw_kind(frame(gfn), kind);
         }
+        assert_eq!(aging.kernel_frames(), 2);
         aging.saw_mapped(frame(5));
         let mut order = Vec::new();
         while let [gfn] = aging.choose(1, 1, |gfn| !order.contains(&gfn), cold).frames[..] {
@@ -211,6 +222,24 @@ mod tests {
         aging.saw_mapped(frame(2));
         let choice = aging.choose(4, 1, |_| true, cold);
         assert_eq!((choice.frames, choice.at_rest), ([3, 2, 1, 0].map(Gfn).into(), 2));
+    }
+
+    #[test]
+    fn what_the_kernel_forgot_goes_with_what_processes_did() {
+        let mut aging = Aging::new(Gfn(3));
+        let kinds = [PageKind::Anonymous, PageKind::Other, PageKind::Anonymous];
+        (0..).zip(kinds).for_each(|(gfn, kind)| aging.saw_kind(frame(gfn), kind));
+        let next = |aging: &mut Aging| {
+            aging.look_anew();
+            aging.saw_mapped(frame(2));
+            aging.next_round();
+        };
+        (0..4).for_each(|_| next(&mut aging));
+        assert_eq!(aging.choose(3, 1, |_| true, cold).frames, [0, 1, 2].map(Gfn));
+        (0..4).for_each(|_| next(&mut aging));
+        // The one whose turn it is.
+        assert_eq!(aging.choose(3, 1, |_| true, cold).frames, [0, 1, 2].map(Gfn));
+        assert_eq!(aging.rank(Gfn(0)), aging.rank(Gfn(1)));
     }
 
     #[test]
