@@ -28,7 +28,7 @@ pub struct Host(Arc<Inner>);
 
 struct Inner {
     directory: TempDir,
-    /// What its daemon is told by the environment.
+    /// What its daemon and QEMUs are told by the environment.
     settings: Mutex<BTreeMap<String, OsString>>,
     programs: PathBuf,
     /// Where the first guest's QEMU is.
@@ -123,7 +123,7 @@ impl Host {
         }))
     }
 
-    /// Sets a variable of the environment from the daemon's next start on.
+    /// Sets a variable of the environment of the daemon from its next start on, and of each QEMU.
     ///
     /// # Panics
     /// Another thread did while it set one.
@@ -177,6 +177,7 @@ impl Host {
         let log = File::create(directory.join("qemu.log")).expect("a log");
         let mut command = Command::new("qemu-system-x86_64");
         command.args(guest.plain_args(&name, &directory)).env("PATH", self.path());
+        command.envs(self.0.settings.lock().expect("settings").iter());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         let mut child = command.spawn().expect("QEMU starts");
         let pid = child.id() as i32;

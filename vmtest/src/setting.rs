@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ebb_units::HUGE_BYTES;
 
 const SHMEM: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
 const HUGETLB: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 /// A setting changed, and put back when this is dropped: also when the test
@@ -29,6 +30,18 @@ impl HostSetting {
             "never" | "deny" => write(path, "advise")?,
             _ => {}
         }
+        Ok(HostSetting { path: path.to_owned(), before })
+    }
+
+    /// Linux compresses what it swaps out, and keeps it in memory while there is room, or does
+    /// not: zswap.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub fn zswap(on: bool) -> Result<HostSetting, String> {
+        let path = Path::new(ZSWAP);
+        let before = read(path)?;
+        write(path, if on { "Y" } else { "N" })?;
         Ok(HostSetting { path: path.to_owned(), before })
     }
 

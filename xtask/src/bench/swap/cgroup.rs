@@ -3,33 +3,25 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use rustix::mm::{MlockAllFlags, mlockall, munlockall};
+
+use super::warden::{Guest, Warden};
 
 const ROOT: &str = "/sys/fs/cgroup";
 /// Version 1: a hierarchy for each controller.
 const CONTROLLERS: [&str; 2] = ["memory", "blkio"];
 const LIMIT_STEP_BYTES: u64 = 8 << 20;
 const TRIES: u32 = 500;
-const REVIVE_BYTES: u64 = 1 << 20;
-const REVIVE_EVERY: Duration = Duration::from_millis(2);
 
 /// Processes started while it is entered are in it. When it goes, they must have ended.
 pub struct Cgroup {
     name: String,
-    reviver: Mutex<Option<Reviver>>,
-}
-
-/// Wakes processes that wait for memory. While all that could go is on its way to the
-/// disk, version 1 gives up and kills, or, told not to, has them wait for somebody to make
-/// room; nobody does once the disk is done.
-struct Reviver {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    warden: Mutex<Option<Warden>>,
 }
 
 /// See [`Cgroup::enter`].
@@ -43,6 +35,10 @@ impl Cgroup {
     /// # Errors
     /// The host has no such controllers, or does not let us.
     pub fn new(name: &str) -> anyhow::Result<Cgroup> {
+        // What this process touches while it is in the group is charged to it, and would be
+        // swapped out. Whose pages the kernel itself cannot have back at once it kills.
+        mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
+            .context("mlockall")?;
         let name = format!("ebb-bench-{}-{name}", std::process::id());
         for controller in CONTROLLERS {
             let root = Path::new(ROOT).join(controller);
@@ -54,32 +50,34 @@ impl Cgroup {
             let path = root.join(&name);
             fs::create_dir(&path).with_context(|| path.display().to_string())?;
         }
-        Ok(Cgroup { name, reviver: Mutex::default() })
+        Ok(Cgroup { name, warden: Mutex::default() })
     }
 
     fn directory(&self, controller: &str) -> PathBuf {
         Path::new(ROOT).join(controller).join(&self.name)
     }
 
-    /// Limits the memory of all its processes. What is too much is swapped out, little by
-    /// little: whose pages are all on their way to a disk at once would be killed.
+    /// Limits the memory that all of these guests have together, from now on. What is too much
+    /// is swapped out, little by little: whose pages are all on their way to a disk at once
+    /// would be killed.
     ///
     /// # Errors
     /// The kernel cannot bring it down to that.
-    pub fn limit_memory(&self, bytes: u64) -> anyhow::Result<()> {
+    pub fn limit_guests(&self, guests: Vec<Guest>, bytes: u64) -> anyhow::Result<()> {
         let directory = self.directory("memory");
         let usage = fs::read_to_string(directory.join("memory.usage_in_bytes"))?;
         let mut limit = usage.trim().parse::<u64>()?.max(bytes);
         let path = directory.join("memory.limit_in_bytes");
         fs::write(directory.join("memory.oom_control"), "1")?;
         loop {
-            limit = limit.saturating_sub(LIMIT_STEP_BYTES).max(bytes);
+            let wanted = bytes + super::warden::own_bytes(&directory, &guests)?;
+            limit = limit.saturating_sub(LIMIT_STEP_BYTES).max(wanted);
             // Busy while it swaps.
             retry(|| fs::write(&path, limit.to_string()))
                 .with_context(|| path.display().to_string())?;
-            if limit == bytes {
-                let reviver = Reviver::start(directory, bytes)?;
-                *self.reviver.lock().unwrap_or_else(PoisonError::into_inner) = Some(reviver);
+            if limit == wanted {
+                let warden = Warden::start(directory, guests, bytes)?;
+                *self.warden.lock().unwrap_or_else(PoisonError::into_inner) = Some(warden);
                 return Ok(());
             }
         }
@@ -135,37 +133,6 @@ impl Cgroup {
     }
 }
 
-impl Reviver {
-    fn start(directory: PathBuf, limit_bytes: u64) -> io::Result<Reviver> {
-        let stop = Arc::<AtomicBool>::default();
-        let stopped = Arc::clone(&stop);
-        let revive = move || {
-            let limit = directory.join("memory.limit_in_bytes");
-            while !stopped.load(Ordering::Relaxed) {
-                let state = fs::read_to_string(directory.join("memory.oom_control"));
-                if state.is_ok_and(|state| state.contains("under_oom 1")) {
-                    // Less has the kernel make room, more has it wake. It may be busy.
-                    for bytes in [limit_bytes - REVIVE_BYTES, limit_bytes] {
-                        let _ = fs::write(&limit, bytes.to_string());
-                    }
-                }
-                thread::sleep(REVIVE_EVERY);
-            }
-        };
-        Ok(Reviver { stop, thread: Some(thread::Builder::new().spawn(revive)?) })
-    }
-}
-
-impl Drop for Reviver {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // Its panic has been printed.
-            let _ = thread.join();
-        }
-    }
-}
-
 fn move_into(directory: &Path) -> anyhow::Result<()> {
     let path = directory.join("cgroup.procs");
     fs::write(&path, std::process::id().to_string()).with_context(|| path.display().to_string())
@@ -183,7 +150,10 @@ impl Drop for Entered {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        self.reviver.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Err(error) = munlockall() {
+            eprintln!("munlockall: {error}");
+        }
+        self.warden.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         for controller in CONTROLLERS {
             let path = self.directory(controller);
             // The kernel takes a group away only some time after its last process.

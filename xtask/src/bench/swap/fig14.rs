@@ -70,10 +70,10 @@ fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Vec<f64
         Setup { keeper, medium, memory_mib: MEMORY_MIB, limit_mib: HOST_MIB, cpus: 1, image };
     let ground = Ground::new(keeper, medium)?;
     let booted = (0..guests).map(|_| ground.boot(&setup)).collect::<anyhow::Result<Vec<_>>>()?;
-    if !keeper.is_ebb() {
-        ground.limit(guests, HOST_MIB)?;
-    }
     let vms: Vec<&Vm> = booted.iter().map(|(vm, _)| vm).collect();
+    if !keeper.is_ebb() {
+        ground.limit(&vms, MEMORY_MIB, HOST_MIB)?;
+    }
     let manager = Manager { keeper, vms: &vms, at_work: Mutex::new(vec![false; vms.len()]) };
     let manager = &manager;
     let began = Instant::now();

@@ -4,6 +4,7 @@
 mod cgroup;
 pub mod medium;
 pub mod rig;
+mod warden;
 
 pub mod fig10;
 pub mod fig11;

@@ -3,16 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use vmtest::{Guest, Host, Vm};
+use vmtest::{Host, HostSetting, Vm};
 
 use super::cgroup::Cgroup;
 use super::medium::{self, Content, Drive, Medium, Mounted, SwapArea, Traffic};
+use super::warden::{self, Guest};
 use crate::bench::vm as vms;
 use crate::interrupt;
 
 const MIB: u64 = 1 << 20;
-/// What QEMU itself takes beside its guest's memory, with a translator this small.
-const QEMU_BYTES: u64 = 66 * MIB;
 const TRANSLATOR: &str = "tcg,tb-size=32";
 const SWAP_BYTES: u64 = 1536 * MIB;
 /// Of `EbbCompressed`.
@@ -25,6 +24,8 @@ pub enum Keeper {
     Nobody,
     /// Linux swaps QEMU, whose guest has anonymous memory: the stronger baseline.
     Anonymous,
+    /// The same, and what is swapped is compressed and in memory, as far as it shrinks.
+    Zswap,
     /// Linux swaps QEMU, whose guest has a memfd.
     Memfd,
     /// The guest's balloon driver, and Linux for what it cannot give.
@@ -45,6 +46,7 @@ impl Keeper {
         match self {
             Keeper::Nobody => "no limit",
             Keeper::Anonymous => "Linux, anonymous",
+            Keeper::Zswap => "Linux, zswap",
             Keeper::Memfd => "Linux, memfd",
             Keeper::Balloon => "balloon",
             Keeper::Ebb => "Ebb",
@@ -108,6 +110,7 @@ pub struct Setup<'a> {
 pub struct Ground {
     // Taken away in this order.
     host: Host,
+    _zswap: Option<HostSetting>,
     _swap_area: Option<SwapArea>,
     _swap_directory: Option<Mounted>,
     cgroup: Cgroup,
@@ -121,6 +124,8 @@ pub struct Rig {
     pub vm: Vm,
     disk: Drive,
     ground: Ground,
+    memory_mib: u64,
+    is_ebb: bool,
 }
 
 /// What went over both drives.
@@ -141,7 +146,7 @@ impl Ground {
         let swap = Drive::new(&files.path().join("swap.img"), Content::Empty(SWAP_BYTES), medium)?;
         let cgroup = Cgroup::new("vm")?;
         swap.throttle(&cgroup, medium)?;
-        let (mut swap_area, mut swap_directory) = (None, None);
+        let (mut swap_area, mut swap_directory, mut zswap) = (None, None, None);
         let host = Host::in_memory().unwrap_or_default();
         match keeper.is_ebb() {
             true => {
@@ -155,10 +160,18 @@ impl Ground {
                 }
                 swap_directory = Some(mounted);
             }
-            false => swap_area = Some(SwapArea::on(&swap)?),
+            false => {
+                let on = keeper == Keeper::Zswap;
+                zswap = Some(HostSetting::zswap(on).map_err(anyhow::Error::msg)?);
+                // Of QEMU's threads, too, the kernel touches memory that it cannot have back at
+                // once, and kills them for it.
+                host.set("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+                swap_area = Some(SwapArea::on(&swap)?);
+            }
         }
         Ok(Ground {
             host,
+            _zswap: zswap,
             _swap_area: swap_area,
             _swap_directory: swap_directory,
             cgroup,
@@ -189,12 +202,24 @@ impl Ground {
         Ok((vm, disk))
     }
 
-    /// All QEMUs together have so much for their guests.
+    /// Boots another one that Ebb holds, without a disk.
+    ///
+    /// # Errors
+    /// As [`Ground::new`].
+    pub fn run(&self, guest: vmtest::Guest) -> anyhow::Result<Vm> {
+        let inside = self.cgroup.enter()?;
+        let vm = self.host.run(guest);
+        drop(inside);
+        Ok(vm)
+    }
+
+    /// Guests that believe to have so much each have so much together.
     ///
     /// # Errors
     /// The kernel cannot bring them down to that.
-    pub fn limit(&self, guests: u64, mib: u64) -> anyhow::Result<()> {
-        self.cgroup.limit_memory(mib * MIB + guests * QEMU_BYTES)
+    pub fn limit(&self, vms: &[&Vm], memory_mib: u64, mib: u64) -> anyhow::Result<()> {
+        let guests = vms.iter().map(|vm| Guest { pid: vm.pid(), memory_bytes: memory_mib * MIB });
+        self.cgroup.limit_guests(guests.collect(), mib * MIB)
     }
 }
 
@@ -209,12 +234,12 @@ impl Rig {
         if setup.limit_mib < setup.memory_mib && setup.keeper != Keeper::Nobody {
             setup.keeper.limit(&vm, setup.limit_mib);
             if !setup.keeper.is_ebb() {
-                ground.limit(1, setup.limit_mib)?;
+                ground.limit(&[&vm], setup.memory_mib, setup.limit_mib)?;
             }
         }
         // Asking forgets.
         ground.cgroup.peak_bytes()?;
-        Ok(Rig { vm, disk, ground })
+        Ok(Rig { vm, disk, ground, memory_mib: setup.memory_mib, is_ebb: setup.keeper.is_ebb() })
     }
 
     /// What went over the drives so far.
@@ -223,6 +248,18 @@ impl Rig {
     /// As the file system's.
     pub fn traffic(&self) -> anyhow::Result<Both> {
         Ok(Both { disk: self.disk.traffic()?, swap: self.ground.swap.traffic()? })
+    }
+
+    /// What the host gives for the guest's memory.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn guest_mib(&self) -> anyhow::Result<u64> {
+        if self.is_ebb {
+            return Ok(self.vm.host_bytes() / MIB);
+        }
+        let memory_bytes = self.memory_mib * MIB;
+        Ok(warden::guest_bytes(Guest { pid: self.vm.pid(), memory_bytes })? / MIB)
     }
 
     /// The most memory that all processes took together since this was asked last.
@@ -235,9 +272,10 @@ impl Rig {
 }
 
 impl Setup<'_> {
-    fn guest(&self, disk: &Drive) -> Guest {
-        let guest =
-            Guest::debian("6.1-cloud").memory(&format!("{}M", self.memory_mib)).cpus(self.cpus);
+    fn guest(&self, disk: &Drive) -> vmtest::Guest {
+        let guest = vmtest::Guest::debian("6.1-cloud")
+            .memory(&format!("{}M", self.memory_mib))
+            .cpus(self.cpus);
         // What Ebb starts has QEMU's own default, and no limit but on the guest's memory.
         let guest = match self.limit_mib < self.memory_mib {
             true => guest.accelerator(TRANSLATOR),
@@ -245,7 +283,7 @@ impl Setup<'_> {
         };
         let device = disk.device().display();
         let guest = match self.keeper {
-            Keeper::Anonymous | Keeper::Balloon => guest.ram("ram"),
+            Keeper::Anonymous | Keeper::Zswap | Keeper::Balloon => guest.ram("ram"),
             Keeper::Nobody | Keeper::Memfd => guest.ram("memfd,share=on"),
             _ => return self.with_balloon(guest.backing("small").own_device(disk.device())),
         };
@@ -255,7 +293,7 @@ impl Setup<'_> {
         )))
     }
 
-    fn with_balloon(&self, guest: Guest) -> Guest {
+    fn with_balloon(&self, guest: vmtest::Guest) -> vmtest::Guest {
         match self.keeper.has_balloon() {
             true => guest.qemu_args("-device virtio-balloon-pci,id=balloon"),
             false => guest,

@@ -52,7 +52,7 @@ impl Content {
     fn keepers(self) -> &'static [Keeper] {
         match self {
             Content::Noise => &[Keeper::Ebb, Keeper::Anonymous, Keeper::Memfd],
-            Content::Shrinks => &[Keeper::EbbCompressed, Keeper::Anonymous],
+            Content::Shrinks => &[Keeper::EbbCompressed, Keeper::Anonymous, Keeper::Zswap],
         }
     }
 }
@@ -71,6 +71,7 @@ struct Slices {
     speed: Rounds,
     /// Of each slice, what went over the swap device for a thousand accesses: see [`DISK`].
     disk: [Rounds; 3],
+    guest_mib: Rounds,
     course: Vec<(f64, f64)>,
 }
 
@@ -167,6 +168,7 @@ fn slices(
         for (rounds, (_, of)) in slices.disk.iter_mut().zip(DISK) {
             rounds.push(1e3 * of(&traffic) as f64 / accesses);
         }
+        slices.guest_mib.push(rig.guest_mib()? as f64);
         let at = f64::from(slice + 1) * scale.slice.as_secs_f64();
         slices.course.push((at, accesses / seconds));
     }
@@ -195,6 +197,8 @@ fn rows(report: &mut Report, content: Content, runs: &[Run]) {
             for ((ebb, other), (name, _)) in ebb.disk.iter().zip(&other.disk).zip(DISK) {
                 report.row(Row::new(what(name), "of 1000", ebb).against(against, other));
             }
+            let row = Row::new(what("memory that it has"), "MiB", &ebb.guest_mib);
+            report.row(row.against(against, &other.guest_mib));
         }
     }
 }
