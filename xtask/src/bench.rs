@@ -99,6 +99,8 @@ enum Name {
     VtmmFig5,
     /// How many accesses a guest manages whose memory is mostly swapped out or compressed
     VtmmFig5Fault,
+    /// Four VMs with unlike needs, each on its own and in a pool
+    VtmmFig8,
     /// Sorting pages by how hot they are
     VtmmSort,
     /// Moving pages between two nodes of memory, and what it costs who uses them
@@ -110,7 +112,7 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 29] = [
+const EACH: [(Name, Bench); 30] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -138,6 +140,7 @@ const EACH: [(Name, Bench); 29] = [
     (Name::VtmmFig3, vtmm::fig3::run),
     (Name::VtmmFig5, vtmm::fig5::run),
     (Name::VtmmFig5Fault, vtmm::fault::run),
+    (Name::VtmmFig8, vtmm::fig8::run),
     (Name::VtmmSort, vtmm::sort::run),
     (Name::VtmmTab4, vtmm::tab4::run),
 ];

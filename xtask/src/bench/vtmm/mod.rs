@@ -4,6 +4,7 @@ pub mod fault;
 pub mod fig2;
 pub mod fig3;
 pub mod fig5;
+pub mod fig8;
 mod placement;
 mod rig;
 pub mod sort;
