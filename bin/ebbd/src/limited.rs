@@ -250,8 +250,7 @@ impl State {
             notes.set(notes.get() + usize::from(found));
             found
         };
-        let is_needed = |gfn: Gfn| self.needed.iter().any(|frames| frames.contains(gfn));
-        let spare = |gfn: Gfn| is_needed(gfn) || is_note(gfn);
+        let spare = |gfn: Gfn| self.is_needed(gfn) || is_note(gfn);
         let heat = self.monitor.recent_heat();
         let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
         let more = limiter.step(&held.process, &held.pager, guest, marks, spare, heat)?;

@@ -15,6 +15,8 @@ use ebb_tier::{Limits, Need, Pool};
 use ebb_units::{Bytes, FRAME_BYTES};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::daemon::Daemon;
 use crate::kept;
@@ -160,17 +162,25 @@ fn of(bytes: u64, members: &Members) -> Answer<Pool> {
     Ok(pool)
 }
 
-/// What the workers of all VMs in the pool say.
+/// What the workers of all VMs in the pool say, who are asked together: one that is slow to
+/// answer holds nobody else up for longer.
 async fn members(daemon: &Daemon) -> Answer<Members> {
-    let mut members = Members::new();
+    let mut asked = JoinSet::new();
     for name in daemon.names() {
-        let asked = ask(daemon, &name, Command::Member);
-        match tokio::time::timeout(PATIENCE, asked).await {
-            Ok(Ok(Some(member))) => drop(members.insert(name, member)),
+        let daemon = daemon.clone();
+        asked.spawn(async move {
+            let answer = timeout(PATIENCE, ask(&daemon, &name, Command::Member)).await;
+            (name, answer)
+        });
+    }
+    let mut members = Members::new();
+    while let Some(answer) = asked.join_next().await {
+        match answer.map_err(failed("asking the VMs"))? {
+            (name, Ok(Ok(Some(member)))) => drop(members.insert(name, member)),
             // Not in the pool, or gone.
-            Ok(Ok(None) | Err(Refused::Unknown(_))) => {}
-            Ok(Err(refused)) => return Err(refused),
-            Err(_) => {
+            (_, Ok(Ok(None) | Err(Refused::Unknown(_)))) => {}
+            (_, Ok(Err(refused))) => return Err(refused),
+            (name, Err(_)) => {
                 return Err(not_allowed(format!("{name} is busy: try again in a while")));
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ebb_api::Mode;
 use ebb_inspect::{Guest, Run};
 use ebb_pager::Witness;
-use ebb_units::FrameRange;
+use ebb_units::{FrameRange, Gfn};
 use ebb_vm::Qmp;
 
 use crate::insight::bring_back;
@@ -88,6 +88,11 @@ impl State {
         let needed = guest.needed_frames(&pager.view());
         bring_back(pager, &needed);
         needed
+    }
+
+    /// Whether a look at the guest reads the frame: such frames stay.
+    pub(crate) fn is_needed(&self, gfn: Gfn) -> bool {
+        self.needed.iter().any(|frames| frames.contains(gfn))
     }
 
     pub(crate) fn reconnect(&mut self) {

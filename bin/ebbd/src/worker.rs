@@ -388,8 +388,6 @@ impl State {
         self.expect_refills().map_err(failed("the refill threads"))?;
         // So that they are known also right after a restart.
         self.confirm();
-        let needed = &self.needed;
-        let spare = |gfn: &Gfn| needed.iter().any(|frames| frames.contains(*gfn));
         let mut done = Evicted::default();
         let regions = self.held.pager.ram().regions().iter();
         let pieces = regions.flat_map(|region| region.frames().by_huge());
@@ -397,7 +395,7 @@ impl State {
             if done.frames() * FRAME_BYTES >= want_bytes {
                 break;
             }
-            let frames: Vec<Gfn> = piece.frames().filter(|gfn| !spare(gfn)).collect();
+            let frames: Vec<Gfn> = piece.frames().filter(|gfn| !self.is_needed(*gfn)).collect();
             let evicted = self.held.pager.evict(&frames, &NothingKnown);
             done.add(evicted.map_err(|error| not_allowed(self.explain(Attempt::Save, &error)))?);
         }
