@@ -50,8 +50,15 @@ pub fn run(_quick: bool) -> anyhow::Result<Report> {
     let image = rig::image(directory.path(), IMAGE_BYTES, parts)?;
     let (memory_mib, limit_mib) = (MEMORY_MIB, MEMORY_MIB);
     let keeper = Keeper::Ebb;
-    let setup =
-        Setup { keeper, medium: Medium::Ssd, memory_mib, limit_mib, cpus: 1, image: &image };
+    let setup = Setup {
+        keeper,
+        medium: Medium::Ssd,
+        memory_mib,
+        limit_mib,
+        cpus: 1,
+        append: "",
+        image: &image,
+    };
     let rig = Rig::start(&setup)?;
     let mut samples = Vec::new();
     for step in steps() {

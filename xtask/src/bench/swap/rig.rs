@@ -32,6 +32,8 @@ pub enum Keeper {
     Balloon,
     /// Ebb.
     Ebb,
+    /// Ebb, which monitors the guest besides, and so knows how hot its memory is.
+    EbbByHeat,
     /// Ebb, which keeps a part of what it evicts in memory, compressed.
     EbbCompressed,
     /// Ebb, which must read what the guest is about to overwrite.
@@ -50,6 +52,7 @@ impl Keeper {
             Keeper::Memfd => "Linux, memfd",
             Keeper::Balloon => "balloon",
             Keeper::Ebb => "Ebb",
+            Keeper::EbbByHeat => "Ebb, by temperature",
             Keeper::EbbCompressed => "Ebb, compressed",
             Keeper::EbbBlind => "Ebb, blind",
             Keeper::EbbBalloon => "Ebb and balloon",
@@ -65,7 +68,13 @@ impl Keeper {
             vmtest::until_or(|| (vms::balloon_bytes(vm) <= bytes).then_some(()));
         }
         if self.is_ebb() {
-            vm.ebb(&format!("limit {mib}M")).ok();
+            match self {
+                Keeper::EbbByHeat => {
+                    vm.host().ebb(&format!("pool {mib}M")).ok();
+                    vm.ebb(&format!("share {mib}M --lower 100 --upper 100")).ok();
+                }
+                _ => drop(vm.ebb(&format!("limit {mib}M")).ok()),
+            }
             vmtest::until("the limit to hold", || (vm.host_bytes() <= bytes).then_some(()));
         }
     }
@@ -83,8 +92,8 @@ impl Keeper {
 
     /// Whether Ebb holds its VMs.
     pub fn is_ebb(self) -> bool {
-        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbCompressed};
-        matches!(self, Ebb | EbbBlind | EbbBalloon | EbbCompressed)
+        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbByHeat, EbbCompressed};
+        matches!(self, Ebb | EbbByHeat | EbbBlind | EbbBalloon | EbbCompressed)
     }
 
     fn has_balloon(self) -> bool {
@@ -102,6 +111,8 @@ pub struct Setup<'a> {
     /// What it has.
     pub limit_mib: u64,
     pub cpus: u32,
+    /// To its kernel's command line.
+    pub append: &'static str,
     /// Its disk, an ext4 on which it finds what it works on; it gets a copy.
     pub image: &'a Path,
 }
@@ -274,6 +285,7 @@ impl Rig {
 impl Setup<'_> {
     fn guest(&self, disk: &Drive) -> vmtest::Guest {
         let guest = vmtest::Guest::debian("6.1-cloud")
+            .append(self.append)
             .memory(&format!("{}M", self.memory_mib))
             .cpus(self.cpus);
         // What Ebb starts has QEMU's own default, and no limit but on the guest's memory.

@@ -51,7 +51,7 @@ impl Content {
     /// Ebb first.
     fn keepers(self) -> &'static [Keeper] {
         match self {
-            Content::Noise => &[Keeper::Ebb, Keeper::Anonymous, Keeper::Memfd],
+            Content::Noise => &[Keeper::EbbByHeat, Keeper::Ebb, Keeper::Anonymous, Keeper::Memfd],
             Content::Shrinks => &[Keeper::EbbCompressed, Keeper::Anonymous, Keeper::Zswap],
         }
     }
@@ -131,11 +131,16 @@ fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::
         memory_mib: MEMORY_MIB,
         limit_mib: LIMIT_MIB,
         cpus: 2,
+        // Who monitors sees uses only where page tables are loaded again and again.
+        append: "pti=on",
         image,
     };
     let rig = Rig::start(&setup)?;
     let name = content.buffer();
     rig.vm.guest(&format!("access {name} {PROGRAM_MIB}M zipf"));
+    if keeper == Keeper::EbbByHeat {
+        rig.vm.ebb("heat --fresh").ok();
+    }
     // What was written first is not what is hot.
     slices(&rig, content, scale, |_| ())?;
     let zipf = slices(&rig, content, scale, |_| ())?;
@@ -188,17 +193,18 @@ fn rows(report: &mut Report, content: Content, runs: &[Run]) {
     };
     for other in others {
         let against = other.keeper.name();
-        for (load, ebb, other) in
+        for (load, ebb, other_run) in
             [("zipf", &ebb.zipf, &other.zipf), ("phased", &ebb.phased, &other.phased)]
         {
             let what = |figure| format!("{load}, {}: {figure}", content.name());
             let row = Row::new(what("accesses"), "/s", &ebb.speed);
-            report.row(row.against(against, &other.speed).at_least(GOAL));
-            for ((ebb, other), (name, _)) in ebb.disk.iter().zip(&other.disk).zip(DISK) {
+            let row = row.against(against, &other_run.speed);
+            report.row(if other.keeper.is_ebb() { row } else { row.at_least(GOAL) });
+            for ((ebb, other), (name, _)) in ebb.disk.iter().zip(&other_run.disk).zip(DISK) {
                 report.row(Row::new(what(name), "of 1000", ebb).against(against, other));
             }
             let row = Row::new(what("memory that it has"), "MiB", &ebb.guest_mib);
-            report.row(row.against(against, &other.guest_mib));
+            report.row(row.against(against, &other_run.guest_mib));
         }
     }
 }
