@@ -92,7 +92,7 @@ fn huge_frames_in_use_keep_every_write() {
     require!(kvmtest::available());
     let (mut counting, daemon) = Counting::new(Grain::Huge);
     // It rests for longer than an eviction takes, most of the time.
-    counting.start(1, 40_000_000);
+    counting.start(1, 160_000_000);
     let huge = FrameRange::huge(PAGES.start.huge());
     let mut abandoned = 0;
     for _ in 0..10 {
