@@ -35,10 +35,6 @@ impl Cgroup {
     /// # Errors
     /// The host has no such controllers, or does not let us.
     pub fn new(name: &str) -> anyhow::Result<Cgroup> {
-        // What this process touches while it is in the group is charged to it, and would be
-        // swapped out. Whose pages the kernel itself cannot have back at once it kills.
-        mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
-            .context("mlockall")?;
         let name = format!("ebb-bench-{}-{name}", std::process::id());
         for controller in CONTROLLERS {
             let root = Path::new(ROOT).join(controller);
@@ -50,7 +46,12 @@ impl Cgroup {
             let path = root.join(&name);
             fs::create_dir(&path).with_context(|| path.display().to_string())?;
         }
-        Ok(Cgroup { name, warden: Mutex::default() })
+        let cgroup = Cgroup { name, warden: Mutex::default() };
+        // What this process touches while it is in the group is charged to it, and would be
+        // swapped out. Whose pages the kernel itself cannot have back at once it kills.
+        mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
+            .context("mlockall")?;
+        Ok(cgroup)
     }
 
     fn directory(&self, controller: &str) -> PathBuf {
@@ -76,7 +77,7 @@ impl Cgroup {
             retry(|| fs::write(&path, limit.to_string()))
                 .with_context(|| path.display().to_string())?;
             if limit == wanted {
-                let warden = Warden::start(directory, guests, bytes)?;
+                let warden = Warden::start(directory, guests, bytes, limit)?;
                 *self.warden.lock().unwrap_or_else(PoisonError::into_inner) = Some(warden);
                 return Ok(());
             }

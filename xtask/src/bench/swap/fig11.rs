@@ -69,8 +69,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
 /// Seconds; none: for want of memory a kernel killed what it needed.
 fn one(work: usize, keeper: Keeper, limit_mib: u64, image: &Path) -> anyhow::Result<Option<f64>> {
     let medium = Medium::Ssd;
-    let setup =
-        Setup { keeper, medium, memory_mib: MEMORY_MIB, limit_mib, cpus: 1, append: "", image };
+    let setup = Setup::new(keeper, medium, [MEMORY_MIB, limit_mib], image);
     let seconds = crate::guard::guard(|| {
         let rig = Rig::start(&setup)?;
         let seconds = work::seconds(&rig.vm, &format!("program /mnt {}", WORKS[work].1));

@@ -66,15 +66,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
 
 fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Vec<f64>> {
     let medium = Medium::Ssd;
-    let setup = Setup {
-        keeper,
-        medium,
-        memory_mib: MEMORY_MIB,
-        limit_mib: HOST_MIB,
-        cpus: 1,
-        append: "",
-        image,
-    };
+    let setup = Setup::new(keeper, medium, [MEMORY_MIB, HOST_MIB], image);
     let ground = Ground::new(keeper, medium)?;
     let booted = (0..guests).map(|_| ground.boot(&setup)).collect::<anyhow::Result<Vec<_>>>()?;
     let vms: Vec<&Vm> = booted.iter().map(|(vm, _)| vm).collect();

@@ -48,17 +48,7 @@ pub fn run(_quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-fig15");
     let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
     let image = rig::image(directory.path(), IMAGE_BYTES, parts)?;
-    let (memory_mib, limit_mib) = (MEMORY_MIB, MEMORY_MIB);
-    let keeper = Keeper::Ebb;
-    let setup = Setup {
-        keeper,
-        medium: Medium::Ssd,
-        memory_mib,
-        limit_mib,
-        cpus: 1,
-        append: "",
-        image: &image,
-    };
+    let setup = Setup::new(Keeper::Ebb, Medium::Ssd, [MEMORY_MIB; 2], &image);
     let rig = Rig::start(&setup)?;
     let mut samples = Vec::new();
     for step in steps() {

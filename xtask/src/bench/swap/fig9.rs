@@ -68,15 +68,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
 }
 
 fn one(keeper: Keeper, medium: Medium, image: &Path, count: usize) -> anyhow::Result<Run> {
-    let setup = Setup {
-        keeper,
-        medium,
-        memory_mib: MEMORY_MIB,
-        limit_mib: LIMIT_MIB,
-        cpus: 1,
-        append: "",
-        image,
-    };
+    let setup = Setup::new(keeper, medium, [MEMORY_MIB, LIMIT_MIB], image);
     let rig = Rig::start(&setup)?;
     let mut run = Run { keeper, iterations: Vec::new(), peak_mib: 0 };
     for _ in 0..count {

@@ -79,9 +79,8 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
 
 fn one(keeper: Keeper, image: &Path) -> anyhow::Result<Run> {
     let medium = Medium::Ssd;
-    let (memory_mib, limit_mib) = (MEMORY_MIB, MEMORY_MIB);
-    let rig =
-        Rig::start(&Setup { keeper, medium, memory_mib, limit_mib, cpus: 2, append: "", image })?;
+    let setup = Setup::new(keeper, medium, [MEMORY_MIB; 2], image);
+    let rig = Rig::start(&Setup { cpus: 2, ..setup })?;
     let file_s = work::seconds(&rig.vm, "read /mnt/file")?;
     let memory = rig.vm.guest("bench mem 3").parse()?;
     rig.vm.guest("umount /mnt");

@@ -282,7 +282,17 @@ impl Rig {
     }
 }
 
-impl Setup<'_> {
+impl<'a> Setup<'a> {
+    /// A guest of one processor that believes to have the first of these, and has the second.
+    pub fn new(
+        keeper: Keeper,
+        medium: Medium,
+        [memory_mib, limit_mib]: [u64; 2],
+        image: &'a Path,
+    ) -> Setup<'a> {
+        Setup { keeper, medium, memory_mib, limit_mib, cpus: 1, append: "", image }
+    }
+
     fn guest(&self, disk: &Drive) -> vmtest::Guest {
         let guest = vmtest::Guest::debian("6.1-cloud")
             .append(self.append)

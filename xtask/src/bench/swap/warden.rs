@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,14 +37,19 @@ pub struct Warden {
 }
 
 impl Warden {
-    /// Begins. `directory`: the group's, of the memory controller.
+    /// Begins. `directory`: the group's, of the memory controller, whose limit is `limit` now;
+    /// the guests are to have `bytes` of it.
     ///
     /// # Errors
-    /// As pthread_create(3), or no guest's memory is found.
-    pub fn start(directory: PathBuf, guests: Vec<Guest>, bytes: u64) -> anyhow::Result<Warden> {
+    /// As pthread_create(3).
+    pub fn start(
+        directory: PathBuf,
+        guests: Vec<Guest>,
+        bytes: u64,
+        mut limit: u64,
+    ) -> io::Result<Warden> {
         let stop = Arc::<AtomicBool>::default();
         let stopped = Arc::clone(&stop);
-        let mut limit = bytes + own_bytes(&directory, &guests)?;
         let guard = move || {
             let file = directory.join("memory.limit_in_bytes");
             // It may be busy.
@@ -111,8 +117,12 @@ pub fn guest_bytes(guest: Guest) -> anyhow::Result<u64> {
 fn zswap_bytes() -> anyhow::Result<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo")?;
     let value = meminfo.lines().find_map(|line| line.strip_prefix("Zswap:"));
-    let kib: u64 = value.map_or(Ok(0), |value| value.trim().trim_end_matches(" kB").parse())?;
-    Ok(kib << 10)
+    Ok(value.map_or(Ok(0), bytes)?)
+}
+
+/// Of `  12 kB`.
+fn bytes(value: &str) -> Result<u64, ParseIntError> {
+    value.trim().trim_end_matches(" kB").parse::<u64>().map(|kib| kib << 10)
 }
 
 fn number(path: &Path) -> anyhow::Result<u64> {
@@ -126,14 +136,13 @@ fn resident(smaps: &str, memory_bytes: u64) -> anyhow::Result<(u64, u64)> {
     let (mut size, mut found, mut guest, mut own) = (0, 0, 0, 0);
     for line in smaps.lines() {
         let Some((name, value)) = line.split_once(':') else { continue };
-        let bytes = || value.trim().trim_end_matches(" kB").parse::<u64>().map(|kib| kib << 10);
         match name {
             "Size" => {
-                size = bytes()?;
+                size = bytes(value)?;
                 found += u32::from(size == memory_bytes);
             }
-            "Rss" if size == memory_bytes => guest += bytes()?,
-            "Anonymous" if size != memory_bytes => own += bytes()?,
+            "Rss" if size == memory_bytes => guest += bytes(value)?,
+            "Anonymous" if size != memory_bytes => own += bytes(value)?,
             _ => {}
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ebb_units::FRAME_BYTES;
+use vmtest::Vm;
 
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
@@ -125,17 +126,9 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
 }
 
 fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::Result<Run> {
-    let setup = Setup {
-        keeper,
-        medium: Medium::Ssd,
-        memory_mib: MEMORY_MIB,
-        limit_mib: LIMIT_MIB,
-        cpus: 2,
-        // Who monitors sees uses only where page tables are loaded again and again.
-        append: "pti=on",
-        image,
-    };
-    let rig = Rig::start(&setup)?;
+    let setup = Setup::new(keeper, Medium::Ssd, [MEMORY_MIB, LIMIT_MIB], image);
+    // Who monitors sees uses only where page tables are loaded again and again.
+    let rig = Rig::start(&Setup { cpus: 2, append: "pti=on", ..setup })?;
     let name = content.buffer();
     rig.vm.guest(&format!("access {name} {PROGRAM_MIB}M zipf"));
     if keeper == Keeper::EbbByHeat {
@@ -164,9 +157,9 @@ fn slices(
     let mut slices = Slices::default();
     for slice in 0..scale.slices {
         begin(slice);
-        let (before, traffic) = (so_far(rig, content)?, rig.traffic()?);
+        let (before, traffic) = (so_far(&rig.vm, content.buffer())?, rig.traffic()?);
         wait_until(Instant::now() + scale.slice)?;
-        let after = so_far(rig, content)?;
+        let after = so_far(&rig.vm, content.buffer())?;
         let traffic = (rig.traffic()? - traffic).swap;
         let (accesses, seconds) = (after.0 - before.0, after.1 - before.1);
         slices.speed.push(accesses / seconds);
@@ -180,9 +173,12 @@ fn slices(
     Ok(slices)
 }
 
-/// Accesses, and seconds by the guest's clock.
-fn so_far(rig: &Rig, content: Content) -> anyhow::Result<(f64, f64)> {
-    let answer = rig.vm.guest(&format!("accesson {} 0", content.buffer()));
+/// Accesses to a program's memory of this name, and seconds by the guest's clock.
+///
+/// # Errors
+/// The guest answers something else.
+pub fn so_far(vm: &Vm, name: &str) -> anyhow::Result<(f64, f64)> {
+    let answer = vm.guest(&format!("accesson {name} 0"));
     let (accesses, us) = answer.split_once(' ').context("two numbers")?;
     Ok((accesses.parse()?, us.parse::<f64>()? / 1e6))
 }

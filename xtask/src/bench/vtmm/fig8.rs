@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use ebb_api::PoolStatus;
 use vmtest::{Guest, Vm};
 
+use super::fault;
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
 use crate::bench::samples::wait_until;
@@ -48,9 +48,8 @@ const QUICK: Scale = Scale { rounds: 1, slice: Duration::from_secs(5), slices: 3
 /// What all VMs managed in one way.
 #[derive(Default)]
 struct Run {
-    /// Of each VM, accesses a second.
-    speeds: [Rounds; HOT_PERCENTS.len()],
     limits_mib: [Rounds; HOT_PERCENTS.len()],
+    /// Of each slice and VM, accesses a second.
     course: Vec<[f64; HOT_PERCENTS.len()]>,
 }
 
@@ -103,6 +102,10 @@ fn guest() -> Guest {
 }
 
 impl Run {
+    fn speeds(&self, vm: usize) -> Rounds {
+        self.course.iter().map(|speeds| speeds[vm]).collect()
+    }
+
     fn round(&mut self, way: Way, vms: &[Vm], scale: &Scale) -> anyhow::Result<()> {
         let [lower, upper] = way.limits;
         for vm in vms {
@@ -120,21 +123,15 @@ impl Run {
             for (speed, (before, after)) in speeds.iter_mut().zip(before.into_iter().zip(after)) {
                 *speed = (after.0 - before.0) / (after.1 - before.1);
             }
-            self.speeds.iter_mut().zip(speeds).for_each(|(rounds, speed)| rounds.push(speed));
             self.course.push(speeds);
         }
         Ok(())
     }
 }
 
-/// Accesses of each VM, and seconds by its guest's clock.
+/// Of each VM, as [`fault::so_far`].
 fn so_far(vms: &[Vm]) -> anyhow::Result<Vec<(f64, f64)>> {
-    let each = vms.iter().map(|vm| {
-        let answer = vm.guest("accesson noise 0");
-        let (accesses, us) = answer.split_once(' ').context("two numbers")?;
-        Ok((accesses.parse()?, us.parse::<f64>()? / 1e6))
-    });
-    each.collect()
+    vms.iter().map(|vm| fault::so_far(vm, "noise")).collect()
 }
 
 /// Waits until the pool has given what it gives: each VM's limit.
@@ -165,14 +162,16 @@ fn rows(report: &mut Report, [island, pool]: &[Run; 2]) {
         let row = |what: &str, unit, of: &dyn Fn(&Run) -> Rounds| {
             Row::new(format!("{name}: {what}"), unit, &of(pool)).against("island", &of(island))
         };
-        report.row(row("accesses", "/s", &|run| run.speeds[index].clone()));
+        report.row(row("accesses", "/s", &|run| run.speeds(index)));
         report.row(row("limit", "MiB", &|run| run.limits_mib[index].clone()));
     }
+    let alone: Vec<f64> =
+        (0..HOT_PERCENTS.len()).map(|index| island.speeds(index).median()).collect();
     let overall = |run: &Run| -> Rounds {
         let slices = run.course.iter();
         let parts = slices.map(|speeds| {
-            let each = speeds.iter().zip(&island.speeds);
-            each.map(|(speed, island)| speed / island.median()).sum::<f64>() / speeds.len() as f64
+            let each = speeds.iter().zip(&alone);
+            each.map(|(speed, alone)| speed / alone).sum::<f64>() / speeds.len() as f64
         });
         parts.collect()
     };
