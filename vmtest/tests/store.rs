@@ -51,6 +51,9 @@ fn compressed_memory_is_a_part_of_the_limit() {
     let status = limit(&vm, 80);
     assert_eq!(status.compressed_limit_bytes, 8 * MIB);
     assert_eq!(vm.guest("check soft"), "0");
+    // QEMU was asked while its vCPU waited for frames that were held: each let go of the other.
+    let log = fs::read_to_string(host.run_directory().join("ebbd.log")).expect("a log");
+    assert!(!log.contains("do not all run the kernel"), "{log}");
     vm.detach();
     assert_eq!(vm.guest("check soft"), "0");
 }

@@ -228,7 +228,7 @@ impl State {
             }
         }
         let pulse = RefCell::new(self.pulse());
-        let still_runs = || pulse.borrow_mut().beats();
+        let still_runs = || pulse.borrow_mut().beats_at_once();
         let result = self.limit_step_with(limiter, marks, &still_runs);
         self.end_pulse(pulse.into_inner());
         result

@@ -13,6 +13,9 @@ use crate::trust::was_reset;
 /// An answer of QEMU's on its vCPUs is as good as one of now for so long. It costs the guest a
 /// stop of each, so it is not asked for at every batch; RESET events are read every time.
 const FRESH: Duration = Duration::from_millis(10);
+/// A vCPU may wait for a frame that the caller holds, and QEMU for the vCPU: so long they
+/// may wait for each other, about as long as frames are held anyway.
+const HURRY: Duration = Duration::from_millis(10);
 
 /// Of one VM, for one pass.
 pub struct Pulse {
@@ -22,6 +25,8 @@ pub struct Pulse {
     qmp: Option<Qmp>,
     asked: Instant,
     ended: Option<End>,
+    /// QEMU did not answer in time.
+    is_silent: bool,
 }
 
 /// Why it does not run.
@@ -41,24 +46,43 @@ impl Pulse {
         pager: Arc<Pager>,
         qmp: Option<Qmp>,
     ) -> Pulse {
-        Pulse { guest, pager, qmp, asked: insight.confirmed(), ended: None }
+        let asked = insight.confirmed();
+        Pulse { guest, pager, qmp, asked, ended: None, is_silent: false }
     }
 
-    /// Whether it still runs; once it does not, never again.
+    /// Whether it still runs; once it does not, never again. It waits for QEMU: the caller
+    /// holds nothing.
     pub fn beats(&mut self) -> bool {
-        if self.ended.is_none() {
-            self.ended = self.look();
+        if self.ended.is_none() && !self.was_reset() && !self.is_fresh() {
+            let asked = Instant::now();
+            match self.qmp.as_mut().is_some_and(|qmp| runs(&self.guest, &self.pager, qmp)) {
+                true => self.asked = asked,
+                false => self.ended = Some(End::Unknown),
+            }
         }
         self.ended.is_none()
+    }
+
+    /// The same for who holds frames: where QEMU does not answer at once, nobody knows, and
+    /// it is not asked again.
+    pub fn beats_at_once(&mut self) -> bool {
+        if self.ended.is_none() && !self.is_silent && !self.was_reset() && !self.is_fresh() {
+            let (asked, guest, pager) = (Instant::now(), &self.guest, &self.pager);
+            let answer =
+                self.qmp.as_mut().map(|qmp| qmp.in_a_hurry(HURRY, |qmp| runs(guest, pager, qmp)));
+            match answer {
+                Some(Ok(true)) => self.asked = asked,
+                Some(Ok(false)) if asked.elapsed() >= HURRY => self.is_silent = true,
+                _ => self.ended = Some(End::Unknown),
+            }
+        }
+        self.ended.is_none() && !self.is_silent
     }
 
     /// Whether nothing was told of a reset. It does not wait for QEMU, which may wait for what
     /// the caller holds.
     pub fn hears_no_reset(&mut self) -> bool {
-        if self.ended.is_none() && was_reset(&mut self.qmp) {
-            self.ended = Some(End::Reset);
-        }
-        self.ended.is_none() && self.qmp.is_some()
+        self.ended.is_none() && !self.was_reset() && self.qmp.is_some()
     }
 
     /// Whether nothing was heard so far that ends it.
@@ -66,24 +90,25 @@ impl Pulse {
         self.ended.is_none() && self.qmp.is_some()
     }
 
-    fn look(&mut self) -> Option<End> {
-        if was_reset(&mut self.qmp) {
-            return Some(End::Reset);
+    fn was_reset(&mut self) -> bool {
+        let reset = was_reset(&mut self.qmp);
+        if reset {
+            self.ended = Some(End::Reset);
         }
-        if self.qmp.is_some() && self.asked.elapsed() < FRESH {
-            return None;
-        }
-        let (asked, view) = (Instant::now(), self.pager.view());
-        let runs = |guest| insight::is_running(guest, &view, self.qmp.as_mut()) == Ok(true);
-        if !self.guest.as_deref().is_some_and(runs) {
-            return Some(End::Unknown);
-        }
-        self.asked = asked;
-        None
+        reset
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.qmp.is_some() && self.asked.elapsed() < FRESH
     }
 
     /// The socket, and why the guest does not run any more, if that was seen.
     pub fn end(self) -> (Option<Qmp>, Option<End>) {
         (self.qmp, self.ended)
     }
+}
+
+fn runs(guest: &Option<Arc<Guest>>, pager: &Pager, qmp: &mut Qmp) -> bool {
+    let runs = |guest| insight::is_running(guest, &pager.view(), Some(qmp)) == Ok(true);
+    guest.as_deref().is_some_and(runs)
 }

@@ -141,7 +141,9 @@ impl State {
         match ended {
             Some(End::Reset) => self.after_reset(),
             Some(End::Unknown) => {
-                self.insight.forget("its vCPUs do not all run the kernel that is known");
+                let why = "its vCPUs do not all run the kernel that is known";
+                tracing::info!("{}: {why}", self.held.record.name);
+                self.insight.forget(why);
                 self.lose_kernel();
                 self.tell_pager();
             }

@@ -67,19 +67,33 @@ pub struct Taken {
     pub cancelled: u64,
 }
 
+impl Taken {
+    /// Of two passes, one after the other: what the second passed over counts.
+    #[must_use]
+    pub fn and_then(self, next: Taken) -> Taken {
+        Taken {
+            bytes: self.bytes + next.bytes,
+            blocks: self.blocks + next.blocks,
+            scan: self.scan + next.scan,
+            cancelled: self.cancelled + next.cancelled,
+            ..next
+        }
+    }
+}
+
 /// Why it ended before everything was taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
-    /// The guest is not the one that was inspected any more.
-    #[error("the guest was reset")]
-    Reset,
+    /// Nobody vouches for the guest's kernel: it may not be the one that was inspected any more.
+    #[error("the guest was reset, or QEMU did not tell in time that it was not")]
+    Unknown,
     /// A system call failed; blocks taken so far stay taken.
     #[error("the host refused: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Takes free blocks. `still_runs` is asked right before each batch is emptied:
-/// `false` once the guest may have been reset since it was last known to run.
+/// Takes free blocks. `still_runs` is asked right before each batch is emptied,
+/// with the batch held: `false` once the guest may have been reset since it was last known to run.
 ///
 /// Returns what was taken, and what ended it early.
 pub fn reclaim(
@@ -145,7 +159,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         let (mut committed, watched) = self.look_again(claims);
         if !(self.still_runs)() {
             self.pager.spare(committed);
-            return Err(Stop::Reset);
+            return Err(Stop::Unknown);
         }
         let blocks = committed.len() as u64;
         let frames = self.pager.empty(&mut committed, self.order.mode == Mode::Strict)?;

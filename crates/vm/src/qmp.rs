@@ -38,6 +38,8 @@ pub enum QmpError {
 /// A connection past its greeting.
 pub struct Qmp {
     lines: BufReader<UnixStream>,
+    /// What came of a line when the time was over.
+    part: Vec<u8>,
     /// Of the last request: an answer that came too late is not that of the next.
     id: u64,
     events: VecDeque<String>,
@@ -53,7 +55,8 @@ impl Qmp {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        let mut qmp = Qmp { lines: BufReader::new(stream), id: 0, events: VecDeque::new() };
+        let (lines, part, events) = (BufReader::new(stream), Vec::new(), VecDeque::new());
+        let mut qmp = Qmp { lines, part, id: 0, events };
         let greeting = qmp.message()?;
         if greeting.get("QMP").is_none() {
             return Err(QmpError::Protocol("no greeting".into()));
@@ -68,6 +71,22 @@ impl Qmp {
     /// As getsockopt(2) for `SO_PEERCRED`.
     pub fn peer_pid(&self) -> io::Result<i32> {
         Ok(rustix::net::sockopt::socket_peercred(self.lines.get_ref())?.pid.as_raw_pid())
+    }
+
+    /// Does `ask`, which waits for so long at most between two pieces of an answer: for who
+    /// holds what QEMU may wait for. What comes later is nobody's.
+    ///
+    /// # Errors
+    /// As setsockopt(2) for `SO_RCVTIMEO`.
+    pub fn in_a_hurry<T>(
+        &mut self,
+        most: Duration,
+        ask: impl FnOnce(&mut Qmp) -> T,
+    ) -> io::Result<T> {
+        self.lines.get_ref().set_read_timeout(Some(most))?;
+        let answer = ask(self);
+        self.lines.get_ref().set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        Ok(answer)
     }
 
     /// Runs one command and returns what it returned.
@@ -136,11 +155,12 @@ impl Qmp {
     }
 
     fn message(&mut self) -> Result<Value, QmpError> {
-        let mut line = Vec::new();
-        let got = (&mut self.lines).take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
+        let room = MAX_LINE_BYTES.saturating_sub(self.part.len() as u64);
+        let got = (&mut self.lines).take(room).read_until(b'\n', &mut self.part)?;
         if got == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
+        let line = std::mem::take(&mut self.part);
         serde_json::from_slice(&line).map_err(|error| QmpError::Protocol(error.to_string()))
     }
 }
@@ -186,6 +206,19 @@ mod tests {
             "{\"return\":\"late\",\"id\":1}\n{\"return\":\"text\",\"id\":2}\n",
         ]);
         let mut qmp = Qmp::connect(&path).unwrap();
+        assert_eq!(qmp.human("info version").unwrap(), "text");
+    }
+
+    #[test]
+    fn an_answer_may_come_in_parts_and_too_late() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (lines, part, events) = (BufReader::new(ours), Vec::new(), VecDeque::new());
+        let mut qmp = Qmp { lines, part, id: 0, events };
+        (&theirs).write_all(b"{\"return\":\"la").unwrap();
+        let most = Duration::from_millis(1);
+        let late = qmp.in_a_hurry(most, |qmp| qmp.human("info version")).unwrap();
+        assert!(matches!(late, Err(QmpError::Io(_))), "{late:?}");
+        (&theirs).write_all(b"te\",\"id\":1}\n{\"return\":\"text\",\"id\":2}\n").unwrap();
         assert_eq!(qmp.human("info version").unwrap(), "text");
     }
 
