@@ -32,6 +32,7 @@ pub struct Heat {
     host_needs: String,
     weights: Weights,
     used_frames: u64,
+    reused_frames: u64,
     hot_frames: u64,
     degrees: Vec<DegreeBytes>,
     map: Map,
@@ -64,6 +65,7 @@ impl Heat {
             host_needs: host_needs(run.is_by_guest(), accelerator),
             weights,
             used_frames: sorted.used_frames(),
+            reused_frames: sorted.wanted_frames(100, 2 * least_weight(weights)),
             hot_frames,
             degrees,
             map: Map::new(&run.levels, &sorted, hot_frames, degree_max(weights, run.windows)),
@@ -83,6 +85,12 @@ impl Heat {
     /// What the hot set takes.
     pub fn hot_bytes(&self) -> u64 {
         self.hot_frames * FRAME_BYTES
+    }
+
+    /// What was used more than once: of memory that comes back by a fault what it pays to keep,
+    /// since a fault costs as much as thousands of accesses.
+    pub fn reused_bytes(&self) -> u64 {
+        self.reused_frames * FRAME_BYTES
     }
 
     /// How hot a frame is, as [`ebb_reclaim::aging`] counts: 0 if it was not used.
@@ -125,6 +133,12 @@ impl Heat {
 }
 
 /// A page's that was used in every window.
+/// What the lighter kind of use counts for.
+fn least_weight(weights: Weights) -> u64 {
+    let degree = |reads, writes| weights.degree(Uses { reads, writes });
+    degree(1, 0).min(degree(0, 1))
+}
+
 fn degree_max(weights: Weights, windows: u8) -> u64 {
     let degree = |reads, writes| weights.degree(Uses { reads, writes });
     degree(windows, 0).max(degree(0, windows)).max(1)

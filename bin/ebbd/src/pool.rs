@@ -63,7 +63,8 @@ pub struct Member {
     pub held_bytes: u64,
     /// It may have so much; none: all of its memory.
     pub limit_bytes: Option<u64>,
-    /// Its hot set, if it was monitored lately.
+    /// What it uses again and again, if it was monitored lately: a page below comes back by a
+    /// fault, so more is hot than where slow memory is only slower.
     pub hot_bytes: Option<u64>,
     /// What it needs besides, since nobody could see it used: its kernel's own memory.
     pub unseen_bytes: u64,

@@ -1,5 +1,6 @@
 //! A VM in the pool: its limit is what the pool gives it.
 
+use crate::heat::Heat;
 use crate::limit::floor_bytes;
 use crate::pool::{Member, Share};
 use crate::problem::{Answer, failed, not_allowed};
@@ -83,7 +84,7 @@ impl State {
             share,
             held_bytes,
             limit_bytes: self.held.record.limit_bytes,
-            hot_bytes: heat.map(|heat| heat.hot_bytes()),
+            hot_bytes: heat.map(Heat::reused_bytes),
             unseen_bytes: match (heat, &self.limiter) {
                 (Some(heat), Some(limiter)) if heat.is_by_guest() => limiter.kernel_bytes(),
                 _ => 0,

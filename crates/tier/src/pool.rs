@@ -1,9 +1,9 @@
 //! Fast memory that VMs share (vTMM, section 3.5).
 //!
-//! Each VM has a *share*. What its hot set does not need of it goes to the pool; a VM
-//! whose hot set is larger takes from there. Both within limits, 75 % and 125 % of the
-//! share unless the administrator says otherwise. A VM's share is its own: what others took
-//! from the pool comes back when it is needed for that.
+//! Each VM has a *share*. A VM whose hot set is larger takes of what the others' hot sets do
+//! not need of theirs. Both within limits, 75 % and 125 % of the share unless the
+//! administrator says otherwise. A VM's share is its own: what nobody takes of it stays, and
+//! what others took comes back when it is needed for the hot set.
 
 use std::collections::BTreeMap;
 
@@ -193,8 +193,9 @@ impl Pool {
 
     /// What each VM should have in the end: within its limits what its hot set needs, up
     /// to its share at all events, beyond that from what the others leave, in equal parts
-    /// as far as they are wanted. What nobody needs stays in the pool. `needs` of VMs that
-    /// are not in the pool do not count; a VM without any has no hot set.
+    /// as far as they are wanted. What nobody needs stays with those whose share it is, in
+    /// equal parts as well. `needs` of VMs that are not in the pool do not count; a VM
+    /// without any has no hot set.
     pub fn goals(&self, needs: &BTreeMap<String, Need>) -> BTreeMap<String, u64> {
         let wanted = { self.vms.iter() }
             .map(|(vm, limits)| limits.want(needs.get(vm).map_or(0, |need| need.hot_frames)));
@@ -202,9 +203,13 @@ impl Pool {
         let own: Vec<u64> = { self.vms.values().zip(&wanted) }
             .map(|(limits, &want)| want.min(limits.share_frames))
             .collect();
-        let more: Vec<u64> = wanted.iter().zip(&own).map(|(want, own)| want - own).collect();
+        let wanted_more: Vec<u64> = wanted.iter().zip(&own).map(|(want, own)| want - own).collect();
+        let shares = self.vms.values().map(|limits| limits.share_frames);
+        let unneeded: Vec<u64> = shares.zip(&own).map(|(share, own)| share - own).collect();
         let left = self.capacity_frames.saturating_sub(own.iter().sum());
-        let goals = own.iter().zip(spread(left, &more)).map(|(own, more)| own + more);
+        let more = spread(left, &wanted_more);
+        let back = spread(left - more.iter().sum::<u64>(), &unneeded);
+        let goals = own.iter().zip(more).zip(back).map(|((own, more), back)| own + more + back);
         self.vms.keys().cloned().zip(goals).collect()
     }
 

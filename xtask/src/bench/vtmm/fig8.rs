@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ebb_api::PoolStatus;
+use ebb_api::{PoolMember, PoolStatus};
 use vmtest::{Guest, Vm};
 
 use super::fault;
@@ -15,10 +15,11 @@ use crate::plot::{Figure, Panel, Series};
 
 const MIB: u64 = 1 << 20;
 const MEMORY_MIB: u64 = 320;
-const PROGRAM_MIB: u64 = 200;
 const SHARE_MIB: u64 = 160;
-/// Of each VM's program, the part that gets nine accesses of ten.
-const HOT_PERCENTS: [u64; 4] = [5, 20, 60, 60];
+/// What each VM's program works with.
+const PROGRAMS_MIB: [u64; 4] = [20, 60, 200, 200];
+/// The part of it that gets nine accesses of ten.
+const HOT_PERCENT: u64 = 70;
 /// The pool of the paper's limits, and one in which nobody gives or takes.
 const WAYS: [Way; 2] =
     [Way { name: "island", limits: [100, 100] }, Way { name: "pool", limits: [75, 125] }];
@@ -48,9 +49,11 @@ const QUICK: Scale = Scale { rounds: 1, slice: Duration::from_secs(5), slices: 3
 /// What all VMs managed in one way.
 #[derive(Default)]
 struct Run {
-    limits_mib: [Rounds; HOT_PERCENTS.len()],
+    limits_mib: [Rounds; PROGRAMS_MIB.len()],
+    /// The hot sets that the pool was told of.
+    hot_mib: [Rounds; PROGRAMS_MIB.len()],
     /// Of each slice and VM, accesses a second.
-    course: Vec<[f64; HOT_PERCENTS.len()]>,
+    course: Vec<[f64; PROGRAMS_MIB.len()]>,
 }
 
 /// Runs it.
@@ -61,8 +64,8 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vtmm-fig8");
     let scale = if quick { QUICK } else { FULL };
     report.note(format!(
-        "Four VMs of {MEMORY_MIB} MiB with a share of {SHARE_MIB} each; in each a program accesses \
-         {PROGRAM_MIB} MiB at random, 90 % of the time {HOT_PERCENTS:?} % of them. The rest is in a \
+        "Four VMs of {MEMORY_MIB} MiB with a share of {SHARE_MIB} each; in them programs access \
+         {PROGRAMS_MIB:?} MiB at random, 90 % of the time {HOT_PERCENT} % of them. The rest is in a \
          swap file on a loop device with direct I/O on this machine's disk. Island: nobody gives or \
          takes; pool: {:?} % of the share. All: the mean of the VMs' speeds, each as a part of its \
          island's; {} rounds.",
@@ -70,11 +73,11 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     ));
     let ground = Ground::new(Keeper::Ebb, Medium::Ssd)?;
     let vms: Vec<Vm> =
-        HOT_PERCENTS.iter().map(|_| ground.run(guest())).collect::<Result<_, _>>()?;
-    for (vm, percent) in vms.iter().zip(HOT_PERCENTS) {
+        PROGRAMS_MIB.iter().map(|_| ground.run(guest())).collect::<Result<_, _>>()?;
+    for (vm, mib) in vms.iter().zip(PROGRAMS_MIB) {
         vm.wait_trusted();
-        let pages = (PROGRAM_MIB * MIB) / ebb_units::FRAME_BYTES;
-        vm.guest(&format!("access noise {PROGRAM_MIB}M hot 0 {}", pages * percent / 100));
+        let hot = mib * MIB / ebb_units::FRAME_BYTES * HOT_PERCENT / 100;
+        vm.guest(&format!("access noise {mib}M hot 0 {hot}"));
     }
     vms[0].host().ebb(&format!("pool {}M", SHARE_MIB * vms.len() as u64)).ok();
     let mut runs = WAYS.map(|_| Run::default());
@@ -111,15 +114,20 @@ impl Run {
         for vm in vms {
             vm.ebb(&format!("share {SHARE_MIB}M --lower {lower} --upper {upper}")).ok();
         }
-        let limits = wait_steady(&vms[0])?;
-        for (rounds, limit) in self.limits_mib.iter_mut().zip(limits) {
-            rounds.push(limit as f64 / MIB as f64);
+        for vm in vms {
+            // Of before its program began nothing is to count.
+            vm.ebb("heat --fresh --json").ok();
+        }
+        let members = wait_steady(&vms[0])?;
+        for (index, member) in members.iter().enumerate() {
+            self.limits_mib[index].push(limit_bytes(member) as f64 / MIB as f64);
+            self.hot_mib[index].push(member.hot_bytes.unwrap_or(0) as f64 / MIB as f64);
         }
         for _ in 0..scale.slices {
             let before = so_far(vms)?;
             wait_until(Instant::now() + scale.slice)?;
             let after = so_far(vms)?;
-            let mut speeds = [0.0; HOT_PERCENTS.len()];
+            let mut speeds = [0.0; PROGRAMS_MIB.len()];
             for (speed, (before, after)) in speeds.iter_mut().zip(before.into_iter().zip(after)) {
                 *speed = (after.0 - before.0) / (after.1 - before.1);
             }
@@ -134,39 +142,42 @@ fn so_far(vms: &[Vm]) -> anyhow::Result<Vec<(f64, f64)>> {
     vms.iter().map(|vm| fault::so_far(vm, "noise")).collect()
 }
 
-/// Waits until the pool has given what it gives: each VM's limit.
-fn wait_steady(vm: &Vm) -> anyhow::Result<Vec<u64>> {
-    let limits = || -> anyhow::Result<Option<Vec<u64>>> {
-        let pool: PoolStatus = serde_json::from_str(&vm.host().ebb("pool --json").ok())?;
-        let known = pool.vms.iter().all(|vm| vm.hot_bytes.is_some());
-        let limits = pool.vms.iter().map(|vm| vm.limit_bytes.unwrap_or(MEMORY_MIB * MIB));
-        Ok(known.then(|| limits.collect()))
+/// Waits until the pool has given what it gives.
+fn wait_steady(vm: &Vm) -> anyhow::Result<Vec<PoolMember>> {
+    let look = || -> anyhow::Result<PoolStatus> {
+        Ok(serde_json::from_str(&vm.host().ebb("pool --json").ok())?)
     };
+    let limits = |pool: &PoolStatus| -> Vec<u64> { pool.vms.iter().map(limit_bytes).collect() };
     let end = Instant::now() + STEADY_MOST;
-    let (mut last, mut since) = (limits()?, Instant::now());
-    while last.is_none() || since.elapsed() < STEADY {
+    let (mut last, mut since) = (look()?, Instant::now());
+    while last.vms.iter().any(|vm| vm.hot_bytes.is_none()) || since.elapsed() < STEADY {
         anyhow::ensure!(Instant::now() < end, "the pool does not come to rest: {last:?}");
         wait_until(Instant::now() + Duration::from_secs(1))?;
-        let now = limits()?;
-        if now != last {
-            (last, since) = (now, Instant::now());
+        let now = look()?;
+        if limits(&now) != limits(&last) {
+            since = Instant::now();
         }
+        last = now;
     }
-    Ok(last.unwrap_or_default())
+    Ok(last.vms)
+}
+
+fn limit_bytes(member: &PoolMember) -> u64 {
+    member.limit_bytes.unwrap_or(MEMORY_MIB * MIB)
 }
 
 fn rows(report: &mut Report, [island, pool]: &[Run; 2]) {
-    let names =
-        HOT_PERCENTS.iter().zip('a'..).map(|(percent, vm)| format!("{vm}, {percent} % hot"));
+    let names = PROGRAMS_MIB.iter().zip('a'..).map(|(mib, vm)| format!("{vm}, {mib} MiB"));
     for (index, name) in names.enumerate() {
         let row = |what: &str, unit, of: &dyn Fn(&Run) -> Rounds| {
             Row::new(format!("{name}: {what}"), unit, &of(pool)).against("island", &of(island))
         };
         report.row(row("accesses", "/s", &|run| run.speeds(index)));
         report.row(row("limit", "MiB", &|run| run.limits_mib[index].clone()));
+        report.row(row("hot set found", "MiB", &|run| run.hot_mib[index].clone()));
     }
     let alone: Vec<f64> =
-        (0..HOT_PERCENTS.len()).map(|index| island.speeds(index).median()).collect();
+        (0..PROGRAMS_MIB.len()).map(|index| island.speeds(index).median()).collect();
     let overall = |run: &Run| -> Rounds {
         let slices = run.course.iter();
         let parts = slices.map(|speeds| {
@@ -180,11 +191,11 @@ fn rows(report: &mut Report, [island, pool]: &[Run; 2]) {
 }
 
 fn plot(report: &Report, runs: &[Run; 2], scale: &Scale) -> anyhow::Result<()> {
-    let panels: Vec<Panel> = HOT_PERCENTS
+    let panels: Vec<Panel> = PROGRAMS_MIB
         .iter()
         .enumerate()
-        .map(|(index, percent)| Panel {
-            title: format!("{percent} % hot"),
+        .map(|(index, mib)| Panel {
+            title: format!("{mib} MiB"),
             series: WAYS
                 .iter()
                 .zip(runs)
