@@ -215,23 +215,32 @@ impl State {
             }
         }
         self.expect_refills()?;
-        // A guest's word counts only while it is the kernel that runs.
-        if (relieved || limiter.is_spent())
-            && (self.insight.guest().is_ok() || self.insight.is_due())
-        {
-            self.confirm();
+        if relieved || limiter.is_spent() {
+            // QEMU may wait for the vCPU whose fault waits for room.
+            let (tell, wait) = self.held.pager.marks();
+            self.held.pager.set_marks(u64::MAX, u64::MAX);
+            self.ask_guest(relieved);
+            self.held.pager.set_marks(tell, wait);
         }
-        if !relieved && limiter.is_spent() {
-            self.take_what_is_free();
-            if excess_bytes(&self.held.pager, marks)? == 0 {
-                return Ok(false);
-            }
+        if !relieved && excess_bytes(&self.held.pager, marks)? == 0 {
+            return Ok(false);
         }
         let pulse = RefCell::new(self.pulse());
         let still_runs = || pulse.borrow_mut().beats_at_once();
         let result = self.limit_step_with(limiter, marks, &still_runs);
         self.end_pulse(pulse.into_inner());
         result
+    }
+
+    /// Sees to it that the guest's kernel is the one that runs, for its word to count, and under
+    /// pressure takes what it says is free.
+    fn ask_guest(&mut self, relieved: bool) {
+        if self.insight.guest().is_ok() || self.insight.is_due() {
+            self.confirm();
+        }
+        if !relieved {
+            self.take_what_is_free();
+        }
     }
 
     fn limit_step_with(

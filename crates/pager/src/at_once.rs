@@ -1,12 +1,10 @@
 //! Content that the store has in memory comes back on the thread that reads the faults:
 //! nothing is read for it, and waiting for another thread would take longer than filling it.
 
-use std::io;
-
 use ebb_ledger::{Content, LockedFrame};
-use ebb_store::{MEMORY_SLOTS, Page};
+use ebb_store::MEMORY_SLOTS;
 use ebb_sys::uffd::Fault;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{FrameRange, Gfn};
 
 use crate::counters::add;
 use crate::dead::Verdict;
@@ -28,7 +26,7 @@ impl Pager {
         }
         let Some(word) = self.hold_saved(gfn, slot) else { return false };
         let verdict = self.verdict(gfn);
-        if verdict == Verdict::Dead || self.fill_from(gfn, slot).is_err() {
+        if verdict == Verdict::Dead || self.fill_backed(gfn, word.content()).is_err() {
             self.after(word.abandon(), FrameRange::new(gfn, 1));
             return false;
         }
@@ -62,7 +60,7 @@ impl Pager {
         let Some(word) = self.hold_saved(gfn, slot) else { return false };
         let (wanted, came) = match self.verdict(gfn) {
             Verdict::Dead => (self.become_empty(gfn, word), false),
-            _ if self.fill_from(gfn, slot).is_err() => (word.abandon(), false),
+            _ if self.fill_backed(gfn, word.content()).is_err() => (word.abandon(), false),
             _ => (self.arrive(gfn, word), true),
         };
         self.after(wanted, FrameRange::new(gfn, 1));
@@ -76,16 +74,6 @@ impl Pager {
         }
         self.after(word.abandon(), FrameRange::new(gfn, 1));
         None
-    }
-
-    /// As the holder of the frame's word.
-    fn fill_from(&self, gfn: Gfn, slot: u64) -> io::Result<()> {
-        let mut page: Page = [0; FRAME_BYTES as usize];
-        self.store.load(slot, &mut page)?;
-        self.copy_page(gfn, &page)?;
-        // Devices before the guest: it may hand the frame to one at once.
-        self.devices.map(FrameRange::new(gfn, 1));
-        Ok(())
     }
 }
 

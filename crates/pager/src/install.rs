@@ -194,23 +194,31 @@ impl Pager {
         let frame = FrameRange::new(gfn, 1);
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
         let content = held.content();
-        let mut page: Page = [0; FRAME_BYTES as usize];
-        let read = match content {
-            Content::Saved { slot } => self.store.load(slot, &mut page).map_err(io::Error::from),
-            Content::OnDisk { block } => self.disk.read(block, std::slice::from_mut(&mut page)),
-            _ => {
-                self.after(held.abandon(), frame);
-                return Ok(Served::Busy);
-            }
-        };
-        if let Err(error) = read.and_then(|()| self.copy_page(gfn, &page)) {
+        if !content.is_elsewhere() {
+            self.after(held.abandon(), frame);
+            return Ok(Served::Busy);
+        }
+        if let Err(error) = self.fill_backed(gfn, content) {
             self.after(held.abandon(), frame);
             return Err(error);
         }
-        self.devices.map(frame);
         add(&self.counters.refilled_frames, 1);
         let _ = self.arrive(gfn, held);
         self.wake(frame).map(Served::done)
+    }
+
+    /// Puts the frame's content where it was, as the holder of its word.
+    pub(crate) fn fill_backed(&self, gfn: Gfn, content: Content) -> io::Result<()> {
+        let mut page: Page = [0; FRAME_BYTES as usize];
+        match content {
+            Content::Saved { slot } => self.store.load(slot, &mut page)?,
+            Content::OnDisk { block } => self.disk.read(block, std::slice::from_mut(&mut page))?,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        self.copy_page(gfn, &page)?;
+        // Devices before the guest: it may hand the frame to one at once.
+        self.devices.map(FrameRange::new(gfn, 1));
+        Ok(())
     }
 
     pub(crate) fn copy_page(&self, gfn: Gfn, page: &[u8]) -> io::Result<()> {

@@ -99,6 +99,8 @@ impl Drop for RefillThreads {
             // A panic of that thread has been printed already.
             let _ = thread.join();
         }
+        // Of threads that could not be started.
+        run(&self.pager);
     }
 }
 

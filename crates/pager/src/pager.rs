@@ -200,6 +200,12 @@ impl Pager {
         }
     }
 
+    /// What [`Pager::set_marks`] set last.
+    pub fn marks(&self) -> (u64, u64) {
+        let [tell, wait] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
+        (tell, wait)
+    }
+
     /// Who is told of pressure, from the threads that serve faults; once.
     pub fn on_pressure(&self, tell: impl Fn() + Send + Sync + 'static) {
         // A second one would only be told of the same.
@@ -213,7 +219,7 @@ impl Pager {
 
     /// Whether faults should wait for room; whoever evicts is told in time.
     pub(crate) fn is_over_limit(&self) -> bool {
-        let [tell_bytes, wait_bytes] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
+        let (tell_bytes, wait_bytes) = self.marks();
         if tell_bytes == u64::MAX {
             return false;
         }
