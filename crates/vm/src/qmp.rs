@@ -132,17 +132,37 @@ impl Qmp {
     /// # Errors
     /// [`QmpError::Io`] once the socket is closed.
     pub fn events(&mut self) -> Result<Vec<String>, QmpError> {
-        while self.has_input()? {
+        while self.has_line()? {
             let message = self.message()?;
             self.keep_event(&message);
         }
         Ok(self.events.drain(..).collect())
     }
 
-    fn has_input(&self) -> io::Result<bool> {
+    /// Whether a whole line has come; of another the part that has come is kept.
+    fn has_line(&mut self) -> Result<bool, QmpError> {
+        while !self.lines.buffer().contains(&b'\n') {
+            let part = self.lines.buffer();
+            let bytes = part.len();
+            self.part.extend_from_slice(part);
+            self.lines.consume(bytes);
+            if self.part.len() as u64 > MAX_LINE_BYTES {
+                return Err(QmpError::Protocol("a line without an end".into()));
+            }
+            if !self.is_readable()? {
+                return Ok(false);
+            }
+            if self.lines.fill_buf()?.is_empty() {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_readable(&self) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
-        Ok(!self.lines.buffer().is_empty() || poll(&mut fds, Some(&Timespec::default()))? > 0)
+        Ok(poll(&mut fds, Some(&Timespec::default()))? > 0)
     }
 
     fn keep_event(&mut self, message: &Value) {
@@ -218,8 +238,15 @@ mod tests {
         let most = Duration::from_millis(1);
         let late = qmp.in_a_hurry(most, |qmp| qmp.human("info version")).unwrap();
         assert!(matches!(late, Err(QmpError::Io(_))), "{late:?}");
+        assert_eq!(qmp.events().unwrap(), [""; 0]);
         (&theirs).write_all(b"te\",\"id\":1}\n{\"return\":\"text\",\"id\":2}\n").unwrap();
         assert_eq!(qmp.human("info version").unwrap(), "text");
+        (&theirs).write_all(b"{\"event\":\"RE").unwrap();
+        assert_eq!(qmp.events().unwrap(), [""; 0]);
+        (&theirs).write_all(b"SET\"}\n{\"event\":\"STOP\"}\n{").unwrap();
+        assert_eq!(qmp.events().unwrap(), ["RESET", "STOP"]);
+        drop(theirs);
+        assert!(matches!(qmp.events(), Err(QmpError::Io(_))));
     }
 
     #[test]
