@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod calibrate;
+mod compaction;
 mod daemon;
 mod devices;
 mod disk;

@@ -14,6 +14,7 @@ use ebb_reclaim::hyperalloc::{How, HyperAlloc, KindUsage, Stop, Taken};
 use ebb_units::{Bytes, FRAMES_PER_HUGE, HUGE_BYTES};
 use serde_json::json;
 
+use crate::compaction::Compaction;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::reserve;
 use crate::worker::{Command, State};
@@ -85,6 +86,11 @@ impl State {
         Ok(shared)
     }
 
+    /// The shared allocator, where there is one now.
+    pub(crate) fn shared(&self) -> Option<Arc<HyperAlloc>> {
+        self.sharing.shared.clone()
+    }
+
     /// Takes the sharing up again after a restart of the daemon or the guest.
     pub(crate) fn share_again(&mut self) {
         if self.held.record.shares && self.sharing.shared.is_none() && self.may_share() {
@@ -105,6 +111,7 @@ impl State {
 
     /// The guest was reset: what was taken from it by its allocator is memory like any other.
     pub(crate) fn unshare(&mut self) {
+        self.compaction = Compaction::default();
         if let Some(shared) = self.sharing.shared.take() {
             shared.forget(&self.held.pager);
         } else if self.held.record.shares {

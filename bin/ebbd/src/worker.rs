@@ -19,6 +19,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::calibrate::Calibrated;
+use crate::compaction::Compaction;
 use crate::held::Held;
 use crate::insight::Insight;
 use crate::limit::Limiter;
@@ -121,6 +122,8 @@ pub struct State {
     /// What there is with a guest that shares its allocator.
     pub(crate) sharing: Sharing,
     pub(crate) reserve: Reserve,
+    /// When that guest puts its memory together.
+    pub(crate) compaction: Compaction,
     /// What is known of its size.
     pub(crate) sizing: Sizing,
     /// Why the limit is not held.
@@ -169,6 +172,7 @@ impl State {
             monitor,
             sharing: Sharing::default(),
             reserve: Reserve::default(),
+            compaction: Compaction::default(),
             sizing: Sizing::default(),
             stuck: None,
             trouble: None,
@@ -278,6 +282,7 @@ impl State {
         self.hold_limit();
         self.write_back_unlimited();
         self.keep_heat();
+        self.keep_compact();
         self.note_disks();
         let auto = self.held.record.auto;
         if auto.on && Instant::now() >= self.due {

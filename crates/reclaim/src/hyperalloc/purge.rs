@@ -10,6 +10,12 @@ impl HyperAlloc {
         }
     }
 
+    /// Asks for as little as can be asked for, in each zone: what is free is made contiguous
+    /// after that.
+    pub fn ask_to_compact(&self) {
+        self.zones.iter().for_each(|zone| zone.ask_purge(&self.ram, 1));
+    }
+
     /// Whether the guest has tried all that it was asked for, with or without success.
     pub fn has_purged(&self) -> bool {
         self.zones.iter().all(|zone| zone.has_purged(&self.ram))
