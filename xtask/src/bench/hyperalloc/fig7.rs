@@ -26,14 +26,9 @@ const TIME_OFF: f64 = 0.03;
 pub const KEEPERS: [Keeper; 5] =
     [Keeper::HyperAlloc, Keeper::Reporting, Keeper::VProbe, Keeper::Llfree, Keeper::Buddy];
 
-/// How often, and how long nothing is done after each step.
-struct Scale {
-    rounds: usize,
-    rest: Duration,
-}
-
-const FULL: Scale = Scale { rounds: 5, rest: Duration::from_secs(40) };
-const QUICK: Scale = Scale { rounds: 1, rest: Duration::from_secs(15) };
+const ROUNDS: usize = 5;
+/// So long nothing is done after each step.
+const REST: Duration = Duration::from_secs(40);
 
 /// What became of one keeper's guests.
 struct Run {
@@ -57,20 +52,19 @@ struct Run {
 /// There is no such kernel, or no Debian to run.
 pub fn run(quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("hyperalloc-fig7");
-    let scale = if quick { QUICK } else { FULL };
+    let rounds = if quick { 1 } else { ROUNDS };
     keeper::note_kernels(&mut report)?;
     report.note(format!(
         "Three compiles of Lua at once in a guest of {MEMORY_MIB} MiB, {} s of rest, make clean, rest, no page \
-         cache, rest; {} rounds.",
-        scale.rest.as_secs(),
-        scale.rounds
+         cache, rest; {rounds} rounds.",
+        REST.as_secs(),
     ));
     let ground = Host::new();
     let image = image(&ground)?;
     let mut runs = KEEPERS.map(Run::new);
-    for round in 0..scale.rounds {
+    for round in 0..rounds {
         for run in &mut runs {
-            run.measure(&mut report, image.image(), &scale, round == 0)?;
+            run.measure(&mut report, image.image(), round == 0)?;
         }
     }
     rows(&mut report, &runs);
@@ -103,19 +97,12 @@ impl Run {
         }
     }
 
-    fn measure(
-        &mut self,
-        report: &mut Report,
-        image: &Path,
-        scale: &Scale,
-        note: bool,
-    ) -> anyhow::Result<()> {
+    fn measure(&mut self, report: &mut Report, image: &Path, note: bool) -> anyhow::Result<()> {
         let setup = Setup { memory_mib: MEMORY_MIB, cpus: CPUS, image: Some(image) };
         let vm = self.keeper.start(&Host::new(), &setup);
         self.keeper.automatic(&vm);
         let before = cpu_time(&vm, self.keeper);
-        let ((), course) =
-            Footprint::during(&[&vm], |course| self.work(&vm, course, scale, before))?;
+        let ((), course) = Footprint::during(&[&vm], |course| self.work(&vm, course, before))?;
         self.cpu_all_s.push((cpu_time(&vm, self.keeper) - before).as_secs_f64());
         self.footprint.push(course.gib_s());
         self.peak_mib.push(course.peak_gib() * 1024.0);
@@ -126,27 +113,21 @@ impl Run {
         Ok(())
     }
 
-    fn work(
-        &mut self,
-        vm: &Vm,
-        course: &Course,
-        scale: &Scale,
-        cpu_before: Duration,
-    ) -> anyhow::Result<()> {
+    fn work(&mut self, vm: &Vm, course: &Course, cpu_before: Duration) -> anyhow::Result<()> {
         course.mark("compile");
         self.compile_s.push(work::seconds(vm, &format!("program /mnt {}", work::COMPILE_WIDE))?);
         self.cpu_s.push((cpu_time(vm, self.keeper) - cpu_before).as_secs_f64());
         course.mark("rest");
-        course.rest(scale.rest)?;
+        course.rest(REST)?;
         self.note_kept(0, vm);
         course.mark("make clean");
         work::seconds(vm, &format!("program /mnt {}", work::CLEAN_WIDE))?;
-        course.rest(scale.rest)?;
+        course.rest(REST)?;
         self.note_kept(1, vm);
         course.mark("drop caches");
         vm.guest("sh busybox sync");
         vm.guest("dropcaches");
-        course.rest(scale.rest)?;
+        course.rest(REST)?;
         self.note_kept(2, vm);
         Ok(())
     }
