@@ -55,6 +55,11 @@ impl Compaction {
         is_worth
     }
 
+    /// It could not be asked.
+    fn give_up(&mut self, now: Instant) {
+        (self.asked, self.rests_until) = (None, Some(now + REST_LEAST));
+    }
+
     /// The guest has tried: the less has come of it, the longer it is left alone.
     fn end(&mut self, now: Instant, movable: KindUsage) {
         let Some(Asked { at, before }) = self.asked.take() else { return };
@@ -87,7 +92,7 @@ impl State {
             // Another kernel would find the request in memory of its own.
             match self.confirm() && shared.is_there() {
                 true => shared.ask_to_compact(),
-                false => self.compaction = Compaction::default(),
+                false => self.compaction.give_up(Instant::now()),
             }
         }
     }

@@ -132,13 +132,13 @@ impl Heat {
     }
 }
 
-/// A page's that was used in every window.
 /// What the lighter kind of use counts for.
 fn least_weight(weights: Weights) -> u64 {
     let degree = |reads, writes| weights.degree(Uses { reads, writes });
     degree(1, 0).min(degree(0, 1))
 }
 
+/// A page's that was used in every window.
 fn degree_max(weights: Weights, windows: u8) -> u64 {
     let degree = |reads, writes| weights.degree(Uses { reads, writes });
     degree(windows, 0).max(degree(0, windows)).max(1)

@@ -221,9 +221,9 @@ impl State {
             self.held.pager.set_marks(u64::MAX, u64::MAX);
             self.ask_guest(relieved);
             self.held.pager.set_marks(tell, wait);
-        }
-        if !relieved && excess_bytes(&self.held.pager, marks)? == 0 {
-            return Ok(false);
+            if !relieved && excess_bytes(&self.held.pager, marks)? == 0 {
+                return Ok(false);
+            }
         }
         let pulse = RefCell::new(self.pulse());
         let still_runs = || pulse.borrow_mut().beats_at_once();
