@@ -23,6 +23,7 @@ mod install;
 mod io_mapping;
 mod jobs;
 mod latency;
+mod mapped;
 mod owners;
 mod pager;
 mod pins;

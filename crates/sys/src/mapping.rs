@@ -97,6 +97,14 @@ impl Mapping {
         self.advise(offset, bytes, Advice::LinuxPopulateWrite)
     }
 
+    /// Maps what a range has in memory; a page that is not there is made, and is zero.
+    ///
+    /// # Errors
+    /// As madvise(2) for `MADV_POPULATE_READ` (Linux 5.14).
+    pub fn map(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.advise(offset, bytes, Advice::LinuxPopulateRead)
+    }
+
     /// Takes a range out of this process's page table; the memory stays.
     ///
     /// # Errors

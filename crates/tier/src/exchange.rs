@@ -2,10 +2,10 @@
 
 use ebb_units::Gfn;
 
-use crate::plan::{Move, Plan, Step};
+use crate::plan::{Move, Step};
 use crate::tier::{Outcome, Tally, Tier, TierError};
 
-/// What became of a plan.
+/// What became of a plan's steps.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Exchanged {
     /// Frames for slower tiers.
@@ -16,15 +16,19 @@ pub struct Exchanged {
     pub held_back_frames: u64,
 }
 
-/// Does what a plan says, `batch` steps at a time: first what goes down, and then so much
+/// Does what steps of a plan say, `batch` of them at a time: first what goes down, and then so much
 /// comes up as has become free. So the faster tier needs no room of its own, the slower one
 /// as much as a batch. `tiers` are the VM's, by their number.
 ///
 /// # Errors
 /// A tier takes nothing; what was moved until then stays moved, and no content is lost.
-pub fn carry_out(tiers: &[&dyn Tier], plan: &Plan, batch: usize) -> Result<Exchanged, TierError> {
+pub fn carry_out(
+    tiers: &[&dyn Tier],
+    steps: &[Step],
+    batch: usize,
+) -> Result<Exchanged, TierError> {
     let mut all = Exchanged::default();
-    for steps in plan.steps.chunks(batch.max(1)) {
+    for steps in steps.chunks(batch.max(1)) {
         let down = bring(tiers, steps.iter().filter_map(|step| step.down))?;
         let stuck: Vec<Gfn> = { down.iter() }
             .filter_map(|(moved, outcome)| leaves_no_room(*outcome).then_some(moved.gfn))
@@ -107,11 +111,10 @@ mod tests {
         let (fast, slow) = (shelf(&[12]), shelf(&[2]));
         let alone = Step { down: None, up: Some(Move { gfn: Gfn(14), from: 1, to: 0 }) };
         let steps = vec![swap(1, 11), swap(2, 12), swap(3, 13), alone];
-        let plan = Plan { steps, ..Plan::default() };
         for batch in [1, 2, 100] {
             fast.came.lock().unwrap().clear();
             slow.came.lock().unwrap().clear();
-            let done = carry_out(&[&fast, &slow], &plan, batch).unwrap();
+            let done = carry_out(&[&fast, &slow], &steps, batch).unwrap();
             assert_eq!(*slow.came.lock().unwrap(), [1, 2, 3].map(Gfn));
             assert_eq!(*fast.came.lock().unwrap(), [11, 13, 14].map(Gfn));
             assert_eq!(done.held_back_frames, 1);

@@ -21,7 +21,7 @@ mod tier;
 pub use exchange::{Exchanged, carry_out};
 pub use ladder::{Kind, Ladder, LadderError, Rung};
 pub use mover::Mover;
-pub use node::Node;
+pub use node::{Node, Pages};
 pub use pace::Pace;
 pub use paged::{Home, Memory, Stored, home};
 pub use plan::{Heat, Move, Place, Plan, Rules, Step};

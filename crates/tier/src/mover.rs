@@ -16,7 +16,7 @@ use crate::pace::Pace;
 use crate::tier::{Outcome, TierError};
 
 /// The paper's number of threads.
-pub const WORKERS: usize = 4;
+const WORKERS_MAX: usize = 4;
 /// Moved by one call: the kernel drains every processor's page lists at each, which a small
 /// one would not be worth.
 pub const BATCH_PAGES: usize = 2048;
@@ -35,9 +35,14 @@ pub struct Mover {
     pace: Pace,
 }
 
+/// The paper's number of threads, as far as there are processors for them.
+pub fn workers() -> usize {
+    thread::available_parallelism().map_or(1, |count| count.get().min(WORKERS_MAX))
+}
+
 impl Default for Mover {
     fn default() -> Mover {
-        Mover::new(WORKERS, BATCH_PAGES, Pace::unlimited())
+        Mover::new(workers(), BATCH_PAGES, Pace::unlimited())
     }
 }
 
@@ -80,6 +85,17 @@ impl Mover {
         let mut done = if self.workers.min(batches.len()) <= 1 { work()? } else { self.all(work)? };
         done.sort_unstable_by_key(|(at, _)| *at);
         Ok(done.into_iter().flat_map(|(_, outcomes)| outcomes).collect())
+    }
+
+    /// Asks on which node each page is; a status as of [`numa::locate`].
+    ///
+    /// # Errors
+    /// As [`Mover::run`].
+    pub fn locate(&self, process: &Process, pages: &[Hva]) -> Result<Vec<i32>, TierError> {
+        let mut statuses = vec![UNTOLD; pages.len()];
+        let asked = numa::locate(process, pages, &mut statuses);
+        asked.map_err(|error| explain(error, 0))?;
+        Ok(statuses)
     }
 
     fn all<T: Send>(

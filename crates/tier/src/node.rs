@@ -1,32 +1,136 @@
 //! The memory of one NUMA node as a tier.
 
+use std::io;
 use std::sync::Arc;
 
+use ebb_pager::Pager;
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn, Hva};
 use ebb_vm::Ram;
+use rustix::io::Errno;
 
 use crate::ladder::Kind;
 use crate::mover::Mover;
 use crate::tier::{Outcome, Tier, TierError};
 
-/// A node, for the pages that a VMM has mapped of its guest's RAM. What it has not mapped is
-/// [`Outcome::Nothing`], also where the RAM's file has memory.
+/// On which node pages are is asked for so many at once.
+const ASKED_PAGES: u64 = 64 << 10;
+
+/// The pages of one VM, as a process has them mapped by whose number and addresses the kernel
+/// finds them. Wherever else they are mapped, there they stay so.
+pub struct Pages {
+    process: Arc<Process>,
+    mapped: Mapped,
+    mover: Mover,
+}
+
+enum Mapped {
+    /// By the VMM.
+    Vmm(Arc<Ram>),
+    /// By this process, as far as somebody asked for them.
+    Here(Arc<Pager>),
+}
+
+impl Pages {
+    /// As the VMM has them mapped, which is this process. What it has not mapped is
+    /// [`Outcome::Nothing`], also where the RAM's file has memory.
+    pub fn of_vmm(process: Arc<Process>, ram: Arc<Ram>, mover: Mover) -> Pages {
+        Pages { process, mapped: Mapped::Vmm(ram), mover }
+    }
+
+    /// All that is in memory, by this process's own mapping.
+    ///
+    /// # Errors
+    /// As opening `/proc/self`.
+    pub fn of_pager(pager: Arc<Pager>, mover: Mover) -> io::Result<Pages> {
+        let process = Process::open(rustix::process::getpid().as_raw_nonzero().get())?;
+        Ok(Pages { process: Arc::new(process), mapped: Mapped::Here(pager), mover })
+    }
+
+    /// The node of each frame of a range; `None`: it holds no page, or somebody works on it.
+    ///
+    /// # Errors
+    /// [`TierError`].
+    pub fn nodes(&self, frames: FrameRange) -> Result<Vec<Option<u32>>, TierError> {
+        let mut nodes = Vec::with_capacity(usize::try_from(frames.count).unwrap_or(0));
+        for start in (0..frames.count).step_by(ASKED_PAGES as usize) {
+            let count = ASKED_PAGES.min(frames.count - start);
+            let part = FrameRange::new(Gfn(frames.start.0 + start), count);
+            let frames: Vec<Gfn> = part.frames().collect();
+            nodes.extend(
+                self.located(&frames)?.into_iter().map(|status| u32::try_from(status).ok()),
+            );
+        }
+        Ok(nodes)
+    }
+
+    /// A status for each frame, as of [`ebb_sys::numa::locate`].
+    fn located(&self, frames: &[Gfn]) -> Result<Vec<i32>, TierError> {
+        let mut statuses = self.ask(frames)?;
+        let Mapped::Here(pager) = &self.mapped else { return Ok(statuses) };
+        let no_page = -Errno::NOENT.raw_os_error();
+        let unmapped: Vec<(usize, Gfn)> = { frames.iter().copied().enumerate() }
+            .filter(|(at, _)| statuses.get(*at) == Some(&no_page))
+            .collect();
+        let mut huge = None;
+        for (_, gfn) in &unmapped {
+            if huge != Some(gfn.huge()) {
+                huge = Some(gfn.huge());
+                // What somebody works on is left for the next time.
+                pager.map_here(gfn.huge()).map_err(TierError::Mapping)?;
+            }
+        }
+        let again: Vec<Gfn> = unmapped.iter().map(|(_, gfn)| *gfn).collect();
+        for ((at, _), now) in unmapped.into_iter().zip(self.ask(&again)?) {
+            statuses.get_mut(at).into_iter().for_each(|status| *status = now);
+        }
+        Ok(statuses)
+    }
+
+    fn ask(&self, frames: &[Gfn]) -> Result<Vec<i32>, TierError> {
+        let (places, addresses) = self.addresses(frames);
+        let found = self.mover.locate(&self.process, &addresses)?;
+        // What is not RAM holds no page.
+        let mut statuses = vec![-Errno::FAULT.raw_os_error(); frames.len()];
+        put(&mut statuses, places, found);
+        Ok(statuses)
+    }
+
+    fn bring(&self, frames: &[Gfn], node: u32) -> Result<Vec<Outcome>, TierError> {
+        let (places, addresses) = self.addresses(frames);
+        let moved = self.mover.run(&self.process, &addresses, node)?;
+        let mut outcomes = vec![Outcome::Nothing; frames.len()];
+        put(&mut outcomes, places, moved);
+        Ok(outcomes)
+    }
+
+    /// Those that are RAM: their place among all, and their address.
+    fn addresses(&self, frames: &[Gfn]) -> (Vec<usize>, Vec<Hva>) {
+        let address = |gfn: Gfn| match &self.mapped {
+            Mapped::Vmm(ram) => Some(ram.hva_range(FrameRange::new(gfn, 1))?.start),
+            Mapped::Here(pager) => pager.ram().here(gfn),
+        };
+        let each = frames.iter().enumerate();
+        each.filter_map(|(at, gfn)| Some((at, address(*gfn)?))).unzip()
+    }
+}
+
+fn put<T: Copy>(all: &mut [T], places: Vec<usize>, values: Vec<T>) {
+    for (at, value) in places.into_iter().zip(values) {
+        all.get_mut(at).into_iter().for_each(|to| *to = value);
+    }
+}
+
+/// A node, for the pages of one VM.
 pub struct Node {
     number: u32,
-    process: Arc<Process>,
-    ram: Arc<Ram>,
-    mover: Arc<Mover>,
+    pages: Arc<Pages>,
 }
 
 impl Node {
-    /// Node `number`, for the VM of this process.
-    pub fn new(number: u32, process: Arc<Process>, ram: Arc<Ram>, mover: Arc<Mover>) -> Node {
-        Node { number, process, ram, mover }
-    }
-
-    fn hva(&self, gfn: Gfn) -> Option<Hva> {
-        Some(self.ram.hva_range(FrameRange::new(gfn, 1))?.start)
+    /// Node `number`.
+    pub fn new(number: u32, pages: Arc<Pages>) -> Node {
+        Node { number, pages }
     }
 }
 
@@ -36,15 +140,6 @@ impl Tier for Node {
     }
 
     fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
-        let (places, pages): (Vec<usize>, Vec<Hva>) = { frames.iter().enumerate() }
-            .filter_map(|(at, gfn)| Some((at, self.hva(*gfn)?)))
-            .unzip();
-        // What is not RAM holds no page.
-        let mut outcomes = vec![Outcome::Nothing; frames.len()];
-        let moved = self.mover.run(&self.process, &pages, self.number)?;
-        for (at, outcome) in places.into_iter().zip(moved) {
-            outcomes.get_mut(at).into_iter().for_each(|to| *to = outcome);
-        }
-        Ok(outcomes)
+        self.pages.bring(frames, self.number)
     }
 }

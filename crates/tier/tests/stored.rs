@@ -252,7 +252,7 @@ fn a_plan_leaves_the_hot_half_in_memory() {
     };
     let first = plan::plan(&order, place, &rules);
     assert!(!first.steps.is_empty());
-    let done = carry_out(&[&memory, &file], &first, 32).unwrap();
+    let done = carry_out(&[&memory, &file], &first.steps, 32).unwrap();
     assert_eq!(done.held_back_frames, 0, "{done:?}");
     let coldest = order[half as usize].degree;
     for gfn in all() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::HvaRange;
-use ebb_units::{FrameRange, Gfn, Gpa, Hva};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
 
 /// A run of guest-physical addresses that is contiguous in the VMM's address
 /// space and in its file.
@@ -28,7 +28,7 @@ pub struct Region {
 impl Region {
     /// The frames of this region.
     pub fn frames(&self) -> FrameRange {
-        FrameRange::new(self.gpa.gfn(), self.bytes / ebb_units::FRAME_BYTES)
+        FrameRange::new(self.gpa.gfn(), self.bytes / FRAME_BYTES)
     }
 
     /// The region in the VMM's address space.
@@ -83,7 +83,7 @@ impl Ram {
             let file_bytes = files.get(region.file).map_or(0, |file| file.mapping.bytes());
             let in_file = region.offset.checked_add(region.bytes).is_some_and(|e| e <= file_bytes);
             let aligned = (region.gpa.0 | region.bytes | region.hva.0 | region.offset)
-                .is_multiple_of(ebb_units::FRAME_BYTES);
+                .is_multiple_of(FRAME_BYTES);
             match end {
                 Some(end) if region.gpa.0 >= free_from && in_file && aligned => free_from = end,
                 _ => return Err(BadLayout(region.gpa)),
@@ -155,7 +155,7 @@ impl Ram {
 
     /// The part of a range that is RAM and lies in the region of its first frame.
     pub fn clip(&self, frames: FrameRange) -> Option<FrameRange> {
-        let left = self.place(frames.start.gpa())?.left_bytes / ebb_units::FRAME_BYTES;
+        let left = self.place(frames.start.gpa())?.left_bytes / FRAME_BYTES;
         Some(FrameRange::new(frames.start, frames.count.min(left)))
     }
 
@@ -184,6 +184,31 @@ impl Ram {
         // The guest maps it on its own account; an entry here would only make
         // the next punch dearer.
         backing.mapping.forget(offset, frames.bytes())
+    }
+
+    /// Maps what a range has in memory in this process, where it stays mapped. Of holes that
+    /// are made meanwhile some may be given memory again, zeros.
+    ///
+    /// # Errors
+    /// As madvise(2) for `MADV_POPULATE_READ` (Linux 5.14).
+    pub fn map(&self, frames: FrameRange) -> io::Result<()> {
+        let mut from = frames.start;
+        while let Some((start, bytes)) = self.next_populated(from.gpa())
+            && start < frames.end().gpa()
+        {
+            let end = start.0.saturating_add(bytes).min(frames.end().gpa().0);
+            let run = FrameRange::new(start.gfn(), (end - start.0) / FRAME_BYTES);
+            let (backing, offset) = self.backing(run)?;
+            backing.mapping.map(offset, run.bytes())?;
+            from = run.end();
+        }
+        Ok(())
+    }
+
+    /// A frame's address in this process; `None`: not in RAM.
+    pub fn here(&self, gfn: Gfn) -> Option<Hva> {
+        let place = self.place(gfn.gpa())?;
+        Some(Hva(self.files.get(place.file)?.mapping.address().0 + place.offset))
     }
 
     /// Reads the range; holes read as zeros and stay holes.

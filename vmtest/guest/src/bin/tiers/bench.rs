@@ -36,7 +36,7 @@ impl Way {
 /// Lines of `NAME FIGURE`, each figure of one round.
 pub fn run(bytes: u64, rounds: usize) -> anyhow::Result<String> {
     let mut rig = Rig::new(bytes)?;
-    let mut lines = vec![format!("workers {}", mover::WORKERS)];
+    let mut lines = vec![format!("workers {}", mover::workers())];
     for _ in 0..rounds {
         for way in [Way::Serial, Way::Parallel] {
             at_rest(&mut rig, way, bytes, &mut lines)?;

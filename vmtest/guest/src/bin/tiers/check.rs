@@ -130,7 +130,7 @@ fn exchange(rig: &mut Rig) -> anyhow::Result<u64> {
             break;
         }
         ensure!(round < ROUNDS, "{} steps are left", plan.steps.len());
-        pairs += carry_out(&tiers, &plan, BATCH)?.up.of(Outcome::Moved);
+        pairs += carry_out(&tiers, &plan.steps, BATCH)?.up.of(Outcome::Moved);
     }
     rig.peer.ask("stop")?;
     let nodes = &rig.nodes()?;

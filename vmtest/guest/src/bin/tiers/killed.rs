@@ -103,6 +103,6 @@ fn exchange(target: &Target, frames: &[Gfn], rest: u64) -> anyhow::Result<()> {
         if plan.steps.is_empty() {
             return Ok(());
         }
-        carry_out(&tiers, &plan, BATCH)?;
+        carry_out(&tiers, &plan.steps, BATCH)?;
     }
 }

@@ -9,7 +9,7 @@ use ebb_sys::mapping::Mapping;
 use ebb_sys::numa;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
-use ebb_tier::{Mover, Node};
+use ebb_tier::{Mover, Node, Pages};
 use ebb_units::{FRAME_BYTES, Gfn, Gpa, Hva};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region};
@@ -50,7 +50,7 @@ impl Target {
 
     pub fn node(&self, number: u32, mover: Mover) -> Node {
         let (process, ram) = (Arc::clone(&self.process), Arc::clone(&self.ram));
-        Node::new(number, process, ram, Arc::new(mover))
+        Node::new(number, Arc::new(Pages::of_vmm(process, ram, mover)))
     }
 
     /// On which node each page is, by the process's page table.
