@@ -17,6 +17,7 @@ mod disk;
 mod guest;
 mod host;
 mod memory;
+pub mod nested;
 mod process;
 mod setting;
 pub mod skip;

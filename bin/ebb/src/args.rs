@@ -184,7 +184,8 @@ pub struct Run {
     #[arg(long, value_name = "SIZE", required_unless_present = "tier")]
     pub memory: Option<Bytes>,
     /// The tiers of memory that hold it, fastest first, as dram=1G,file=/var/lib/ebb/web:4G: held to
-    /// 1 GiB of the host's memory, with the rest in a new file [default: the host's memory]
+    /// 1 GiB of the host's memory, with the rest in a new file; or as node0=2G,node1=8G: its hot
+    /// pages on the first of these NUMA nodes [default: the host's memory]
     #[arg(long, value_name = "TIER=SIZE,...")]
     pub tier: Option<String>,
     /// The size up to which `ebb resize` can bring it, by memory that the guest's driver

@@ -107,14 +107,17 @@ fn tier_rows(tier: &TierStatus) -> String {
         let percent = u128::from(bytes) * 100 / u128::from(tier.fast_bytes.max(1));
         format!("{}, {percent} % of the fast tier", Bytes(bytes))
     };
-    let active = tier.active_bytes.map_or("unknown, nothing had to leave yet".into(), part);
+    let active = tier.active_bytes.map_or("unknown, nothing had to leave memory yet".into(), part);
     let hot = tier.hot_bytes.map_or("unknown, not monitored lately".into(), part);
     let each = tier
         .tiers
         .iter()
         .map(|tier| format!("{} of {} {}", Bytes(tier.held_bytes), Bytes(tier.bytes), tier.tier));
+    let moved =
+        tier.moved_bytes.map(|bytes| row("moved", format!("{} between nodes", Bytes(bytes))));
     row("active", format!("{active}; hot set {hot}"))
         + &row("held by", each.collect::<Vec<_>>().join(", "))
+        + &moved.unwrap_or_default()
 }
 
 fn guest(guest: &GuestStatus) -> String {

@@ -149,8 +149,8 @@ impl Daemon {
         let devices = Growth::start(&records, &reserved.directory, None);
         let devices = devices.map_err(failed("its memory devices"))?;
         let mut started = start(request, backing.value, &reserved.directory, &served, &records)?;
-        if tiers.is_some() {
-            tiers::check(backing.value, &mut started.qmp)?;
+        if let Some(tiers) = &tiers {
+            tiers.check(backing.value, &mut started.qmp)?;
         }
         let accelerator = host::accelerator();
         let mode = host::mode(request.mode, request.strict_disk().map(|disk| disk.path.as_path()));
@@ -169,13 +169,13 @@ impl Daemon {
             mode_reason: mode.reason,
             min_order,
             begin: !request.qemu_args.iter().any(|word| word == "-S"),
-            evicts: tiers.is_some(),
+            evicts: tiers.as_ref().is_some_and(|tiers| tiers.file.is_some()),
             shares: false,
             size: None,
             size_bytes: None,
             on_violation: OnViolation::default(),
             auto: Auto::default(),
-            limit_bytes: tiers.as_ref().map(|tiers| tiers.fast_bytes),
+            limit_bytes: tiers.as_ref().and_then(|tiers| tiers.limit_bytes),
             low_bytes: None,
             high_bytes: None,
             share: None,
@@ -183,8 +183,8 @@ impl Daemon {
             growth: records,
             cpus: request.cpus,
             disks_used: false,
-            swap: match &tiers {
-                Some(tiers) => tiers.file.clone(),
+            swap: match tiers.as_ref().and_then(|tiers| tiers.file.clone()) {
+                Some(file) => file,
                 None => self.swap_path(&request.name, started.process.pid()),
             },
             tiers,

@@ -14,9 +14,6 @@ use crate::monitor::Run;
 /// (vTMM, section 3.5).
 const HOT_PERCENT: u32 = 80;
 const HOT_DEGREE_MIN: u64 = 3;
-/// Figures that are older say nothing of what is hot now: the longest time between two
-/// monitorings is 8 minutes.
-const RECENT: Duration = Duration::from_secs(600);
 /// Blocks of a map at most.
 const BLOCKS_MAX: u64 = 4096;
 
@@ -39,10 +36,17 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// From a monitoring that has ended; `weights` are what reads and writes count for.
-    pub fn new(run: &Run, weights: Weights, accelerator: Accelerator) -> Heat {
-        let sorted = Sorted::new(&run.levels, weights);
+    /// From a monitoring that has ended, and its pages in order; `weights` are what reads and writes count for. With a
+    /// `threshold`, in windows, a page is either as hot as can be or not at all, for a limit.
+    pub fn new(
+        run: &Run,
+        sorted: &Sorted,
+        weights: Weights,
+        threshold: Option<u8>,
+        accelerator: Accelerator,
+    ) -> Heat {
         let hot_frames = sorted.wanted_frames(HOT_PERCENT, HOT_DEGREE_MIN);
+        let scale = Scale { degree_max: degree_max(weights, run.windows), threshold };
         let mut degrees: Vec<DegreeBytes> = Vec::new();
         for (degree, pages) in sorted.degrees() {
             let bytes = pages * FRAME_BYTES;
@@ -68,13 +72,13 @@ impl Heat {
             reused_frames: sorted.wanted_frames(100, 2 * least_weight(weights)),
             hot_frames,
             degrees,
-            map: Map::new(&run.levels, &sorted, hot_frames, degree_max(weights, run.windows)),
+            map: Map::new(&run.levels, sorted, hot_frames, scale),
         }
     }
 
-    /// Whether it still tells what is hot.
-    pub fn is_recent(&self) -> bool {
-        self.ended.elapsed() <= RECENT
+    /// Since the monitoring ended.
+    pub fn age(&self) -> Duration {
+        self.ended.elapsed()
     }
 
     /// Whether it tells what programs use, and nothing of the kernel.
@@ -108,7 +112,7 @@ impl Heat {
             u32::try_from(self.weights.degree(Uses { reads, writes })).unwrap_or(u32::MAX)
         };
         HeatFigures {
-            age_s: self.ended.elapsed().as_secs(),
+            age_s: self.age().as_secs(),
             windows: self.windows,
             duration_ms: u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX),
             tracker: self.tracker,
@@ -139,9 +143,29 @@ fn least_weight(weights: Weights) -> u64 {
 }
 
 /// A page's that was used in every window.
-fn degree_max(weights: Weights, windows: u8) -> u64 {
+pub fn degree_max(weights: Weights, windows: u8) -> u64 {
     let degree = |reads, writes| weights.degree(Uses { reads, writes });
     degree(windows, 0).max(degree(0, windows)).max(1)
+}
+
+/// What makes a heat of a degree.
+#[derive(Clone, Copy)]
+struct Scale {
+    degree_max: u64,
+    threshold: Option<u8>,
+}
+
+impl Scale {
+    fn heat(self, degree: u64, uses: Uses) -> u8 {
+        let most = HEATS as u64 - 1;
+        let heat = match self.threshold {
+            Some(windows) if uses.reads + uses.writes >= windows => most,
+            Some(_) => 0,
+            // Used at all is more than nothing.
+            None => (degree * most).div_ceil(self.degree_max),
+        };
+        heat as u8
+    }
 }
 
 /// Degrees by block, and how hot each page is.
@@ -166,7 +190,7 @@ struct Block {
 }
 
 impl Map {
-    fn new(levels: &Levels, sorted: &Sorted, hot_frames: u64, degree_max: u64) -> Map {
+    fn new(levels: &Levels, sorted: &Sorted, hot_frames: u64, scale: Scale) -> Map {
         let ram = levels.ram();
         let block_frames = block_frames(ram);
         let regions = ram.iter().map(|&frames| {
@@ -177,8 +201,7 @@ impl Map {
         });
         let mut map = Map { block_frames, regions: regions.collect() };
         for (index, (gfn, degree)) in (0..).zip(sorted.hottest_first()) {
-            // Used at all is more than nothing.
-            let heat = (degree * (HEATS as u64 - 1)).div_ceil(degree_max) as u8;
+            let heat = scale.heat(degree, levels.uses(gfn));
             if let Some((block, heat_of)) = map.place(gfn) {
                 block.degrees += degree;
                 block.used_frames += 1;
@@ -264,7 +287,8 @@ mod tests {
             levels.saw(FrameRange::new(Gfn(1 << 20), 1), Access::Write);
         }
         let sorted = Sorted::new(&levels, Weights::new(1, 3).unwrap());
-        let map = Map::new(&levels, &sorted, 81, 12);
+        let by_degree = Scale { degree_max: 12, threshold: None };
+        let map = Map::new(&levels, &sorted, 81, by_degree);
         let told: Vec<HeatRegion> = map.regions.iter().map(Region::told).collect();
         assert_eq!((map.block_frames, map.frames(), told.len()), (512, 1512, 2));
         assert_eq!((told[0].start, told[1].start), (0, 4 << 30));
@@ -277,6 +301,11 @@ mod tests {
         let heats = [(0, 511), (0, 512), (0, 611), (0, 612), (1, 0)];
         let heats = heats.map(|(region, page)| map.regions[region].heats[page]);
         assert_eq!(heats, [0, 1, 1, 0, 3]);
+        let uses = |reads| Uses { reads, writes: 1 };
+        let by_threshold = Scale { degree_max: 12, threshold: Some(4) };
+        let heats = [(12, 2), (1, 3), (12, 7)]
+            .map(|(degree, reads)| by_threshold.heat(degree, uses(reads)));
+        assert_eq!(heats, [0, 3, 3]);
     }
 
     #[test]

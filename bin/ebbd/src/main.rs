@@ -16,10 +16,12 @@ mod insight;
 mod kept;
 mod limit;
 mod limited;
+mod looking;
 mod memory;
 mod monitor;
 mod obstacle;
 mod offers;
+mod placing;
 mod pool;
 mod problem;
 mod pulse;
@@ -80,6 +82,12 @@ struct Arguments {
     /// Read back also what a guest has freed since it was evicted.
     #[arg(long, env = "EBB_READ_FREED")]
     read_freed: bool,
+    /// How much of a VM's memory may move between NUMA nodes each second, as 256M, where its
+    /// tiers are nodes. 0: as fast as it goes.
+    #[arg(long, env = "EBB_MOVE_RATE", value_name = "SIZE", default_value = "1G")]
+    move_rate: Bytes,
+    #[command(flatten)]
+    looking: looking::Looking,
     /// Leave the session of whoever started it.
     #[arg(long)]
     background: bool,
@@ -117,8 +125,13 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&swap_dir);
     made.with_context(|| format!("swap directory {}", swap_dir.display()))?;
     check_compressed(arguments.compressed, &run_dir)?;
-    let settings =
-        Settings { compressed_bytes: arguments.compressed.0, read_freed: arguments.read_freed };
+    arguments.looking.check().map_err(anyhow::Error::msg)?;
+    let settings = Settings {
+        compressed_bytes: arguments.compressed.0,
+        read_freed: arguments.read_freed,
+        looking: arguments.looking,
+        move_rate: arguments.move_rate.0,
+    };
     let pool = pool::Shared::open(&run_dir).context("the pool's record, pool.json")?;
     let calibrated = calibrate::Calibrated::open(&run_dir)
         .context("the calibration's record, calibration.json: remove it")?;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{Backing, HeatReport, HeatRequest};
 use ebb_heat::{
-    GuestTracker, HostPages, HostTracker, Levels, Pace, PagerTables, Roots, Round, Settings, Step,
-    TOP_LEVEL, TrackError, Tracker, Walk,
+    GuestTracker, HostPages, HostTracker, Levels, Pace, PagerTables, Roots, Round, Settings,
+    Sorted, Step, TOP_LEVEL, TrackError, Tracker, Walk, Weights,
 };
 use ebb_inspect::Guest;
 use ebb_sys::pagemap::Pagemap;
@@ -19,7 +19,7 @@ use ebb_sys::uffd::HvaRange;
 use ebb_units::{FRAME_BYTES, FrameRange};
 
 use crate::calibrate::Calibrated;
-use crate::heat::Heat;
+use crate::heat::{Heat, degree_max};
 use crate::injector;
 use crate::limited::TURN;
 use crate::problem::{Answer, failed, not_allowed};
@@ -85,12 +85,8 @@ impl Run {
 }
 
 impl Monitor {
-    /// Of a VM whose memory is so; nothing is known yet.
-    pub fn new(backing: Backing, calibrated: Arc<Calibrated>) -> Monitor {
-        let settings = match backing {
-            Backing::Small => Settings::default(),
-            _ => Settings::huge(),
-        };
+    /// Nothing is known yet.
+    pub fn new(settings: Settings, calibrated: Arc<Calibrated>) -> Monitor {
         Monitor {
             since: Instant::now(),
             calibrated,
@@ -124,7 +120,9 @@ impl Monitor {
 
     /// What the last one found, if it still tells what is hot.
     pub fn recent_heat(&self) -> Option<&Heat> {
-        self.heat.as_ref().filter(|heat| heat.is_recent())
+        self.heat
+            .as_ref()
+            .filter(|heat| heat.age() <= self.settings.period + self.settings.rarest())
     }
 
     /// How far it is, and what was found.
@@ -296,28 +294,51 @@ impl State {
 
     fn end_monitoring(&mut self) {
         let goes_on = self.is_monitored();
-        let moved_bytes = self.moved_bytes();
+        if self.placing.is_none() {
+            self.tell_pace();
+        }
         let monitor = &mut self.monitor;
-        let newly = moved_bytes.saturating_sub(monitor.moved_bytes);
-        monitor.moved_bytes = moved_bytes;
-        match &mut monitor.pace {
-            Some(pace) if goes_on => pace.moved(newly),
-            pace => *pace = None,
+        if !goes_on {
+            monitor.pace = None;
         }
         let Some(run) = monitor.run.take() else { return };
         // The old figures first: both at once would be one byte a page more.
         monitor.heat = None;
-        let weights = monitor.calibrated.weights();
-        monitor.heat = Some(Heat::new(&run, weights, self.held.record.accelerator));
+        // What was calibrated are tiers behind memory.
+        let weights = match self.placing {
+            Some(_) => Weights::EVEN,
+            None => monitor.calibrated.weights(),
+        };
+        let threshold = self.held.record.settings.looking.threshold();
+        let sorted = Sorted::new(&run.levels, weights);
+        let accelerator = self.held.record.accelerator;
+        monitor.heat = Some(Heat::new(&run, &sorted, weights, threshold, accelerator));
         monitor.levels = goes_on.then_some(run.levels);
+        // The VMM's page table tells of the kernel's uses, too.
+        let guest = match run.by {
+            By::Guest(guest) => Some(guest),
+            By::Vmm(_) => None,
+        };
+        self.place(sorted, degree_max(weights, run.windows), guest);
     }
 
-    /// Between its memory and where else it rests, in both directions.
+    /// What was moved since it was told so last; between nodes that is done when the thread that
+    /// moves has ended, some time after a monitoring.
+    pub(crate) fn tell_pace(&mut self) {
+        let moved_bytes = self.moved_bytes();
+        let monitor = &mut self.monitor;
+        let newly = moved_bytes.saturating_sub(monitor.moved_bytes);
+        monitor.moved_bytes = moved_bytes;
+        monitor.pace.iter_mut().for_each(|pace| pace.moved(newly));
+    }
+
+    /// Between its memory and where else it rests, in both directions, and between nodes.
     fn moved_bytes(&self) -> u64 {
+        let between = self.placing.as_ref().map_or(0, |placing| placing.figures().moved_bytes);
         let counters = &self.held.pager.counters;
         let up = counters.refilled_frames.load(Relaxed) + counters.ahead_frames.load(Relaxed);
         let down = self.limiter.as_ref().map_or(0, |limiter| limiter.total.frames());
-        (up + down) * FRAME_BYTES
+        (up + down) * FRAME_BYTES + between
     }
 
     fn round(&mut self, run: &mut Run, walk: Walk) -> Result<(), TrackError> {

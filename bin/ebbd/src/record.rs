@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::growth::GrowthRecord;
 use crate::kept;
+use crate::looking::Looking;
 use crate::pool::Share;
 use crate::tiers::Tiers;
 
@@ -123,6 +124,12 @@ pub struct Settings {
     /// What the guest has freed since it was evicted is read back for all that.
     #[serde(default)]
     pub read_freed: bool,
+    /// How it is looked at for what it uses.
+    #[serde(default)]
+    pub looking: Looking,
+    /// Bytes a second that move between nodes at most; 0: any number.
+    #[serde(default)]
+    pub move_rate: u64,
 }
 
 /// Automatic reclaim.

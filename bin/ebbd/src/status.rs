@@ -12,6 +12,7 @@ use ebb_pager::Pager;
 use ebb_store::Usage;
 use ebb_units::FRAME_BYTES;
 
+use crate::placing;
 use crate::problem::{Answer, failed};
 use crate::tiers;
 use crate::worker::State;
@@ -192,6 +193,7 @@ fn warnings(state: &State) -> Vec<String> {
         _ => {}
     }
     all.extend(tiers::status(state).as_ref().and_then(tiers::warning));
+    all.extend(state.placing.iter().flat_map(placing::warnings));
     if state.held.qmp.is_none() {
         all.push(
             "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is taken".into(),

@@ -1,5 +1,5 @@
-//! A VM's tiers, as `ebb run --tier` asks for them: the host's memory up to a limit, and a
-//! file behind it.
+//! A VM's tiers, as `ebb run --tier` asks for them: the host's memory up to a limit with a file
+//! behind it, or NUMA nodes, or both.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::devices;
 use crate::heat::Heat;
 use crate::limit::{Marks, floor_bytes};
+use crate::placing::Placing;
 use crate::problem::{Answer, not_allowed};
 use crate::worker::State;
 
@@ -25,13 +26,16 @@ const ACTIVE_PERCENT_MAX: u64 = 50;
 pub struct Tiers {
     /// As they were asked for.
     pub ladder: String,
-    /// What is held in the host's memory at most.
+    /// What the first holds.
     pub fast_bytes: u64,
+    /// What is held in the host's memory at most, where there is a file for the rest.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
     /// What compressed pages may take of it; 0: there are none.
     pub compressed_bytes: u64,
     /// Where the rest is.
-    pub file: PathBuf,
-    /// Pages that have room there.
+    pub file: Option<PathBuf>,
+    /// Pages that have room there, or in the VM's swap file.
     pub slots: u64,
 }
 
@@ -51,7 +55,17 @@ pub fn resolve(request: &mut RunRequest) -> Answer<Option<Tiers>> {
     request.memory_bytes = memory_bytes;
     request.check()?;
     let tiers = of(&ladder, memory_bytes)?;
-    if let Some(disk) = request.strict_disk() {
+    if has_nodes(&ladder) {
+        request.backing = match request.backing {
+            Backing::Auto | Backing::Small => Backing::Small,
+            Backing::Thp | Backing::Hugetlb => {
+                return Err(not_allowed(
+                    "pages move between nodes one by one: give --backing small with nodes",
+                ));
+            }
+        };
+    }
+    if let (Some(disk), Some(_)) = (request.strict_disk(), &tiers.file) {
         return Err(not_allowed(format!(
             "its disk {} has dma=strict: such a device cannot wait for memory to come back from \
              another tier",
@@ -62,29 +76,35 @@ pub fn resolve(request: &mut RunRequest) -> Answer<Option<Tiers>> {
 }
 
 fn of(ladder: &Ladder, memory_bytes: u64) -> Answer<Tiers> {
-    let nodes = ladder.rungs().iter().find(|rung| matches!(rung.kind, Kind::Node(_)));
-    if let Some(node) = nodes {
-        return Err(not_allowed(format!(
-            "{}: ebbd places no VM on single nodes: write dram=SIZE for the host's memory",
-            node.kind
-        )));
+    if ladder.rungs().len() < 2 {
+        let more = if has_nodes(ladder) { " or another node" } else { "" };
+        return Err(not_allowed(format!("one tier is none: add file=PATH:SIZE{more}")));
     }
     let file = ladder.file().map(|(path, _)| path.to_owned());
-    let file = file.ok_or_else(|| not_allowed("one tier is none: add file=PATH:SIZE"))?;
-    let fast_bytes = ladder.addressable_bytes();
+    let resident_bytes = ladder.addressable_bytes();
     let floor = floor_bytes(memory_bytes);
-    if fast_bytes < floor {
+    if resident_bytes < floor {
         return Err(not_allowed(format!(
-            "dram of {} is below what keeps this guest alive: give {} or more",
-            Bytes(fast_bytes),
+            "{} in memory is below what keeps this guest alive: give {} or more",
+            Bytes(resident_bytes),
             Bytes(floor)
         )));
     }
+    let limit_bytes = file.is_some().then_some(resident_bytes);
     // All that does not stay when the limit's low mark is kept.
-    let low_bytes = Marks::new(fast_bytes, None, None).low_bytes;
-    let slots = memory_bytes.saturating_sub(low_bytes).div_ceil(FRAME_BYTES);
-    let compressed_bytes = ladder.compressed_bytes();
-    Ok(Tiers { ladder: ladder.to_string(), fast_bytes, compressed_bytes, file, slots })
+    let low_bytes = limit_bytes.map_or(0, |limit| Marks::new(limit, None, None).low_bytes);
+    Ok(Tiers {
+        ladder: ladder.to_string(),
+        fast_bytes: ladder.rungs().first().map_or(0, |rung| rung.bytes),
+        limit_bytes,
+        compressed_bytes: ladder.compressed_bytes(),
+        file,
+        slots: memory_bytes.saturating_sub(low_bytes).div_ceil(FRAME_BYTES),
+    })
+}
+
+fn has_nodes(ladder: &Ladder) -> bool {
+    ladder.rungs().iter().any(|rung| matches!(rung.kind, Kind::Node(_)))
 }
 
 /// A file made for a VM that is being started; removed unless kept.
@@ -97,7 +117,9 @@ impl Claimed {
     /// It cannot be made, or somebody else was faster.
     pub fn file_of(tiers: Option<&Tiers>) -> Answer<Claimed> {
         use std::os::unix::fs::OpenOptionsExt;
-        let Some(path) = tiers.map(|tiers| &tiers.file) else { return Ok(Claimed(None)) };
+        let Some(path) = tiers.and_then(|tiers| tiers.file.as_ref()) else {
+            return Ok(Claimed(None));
+        };
         // A file that came to be there since is somebody else's: making it fails.
         if path.metadata().is_ok_and(|found| !found.is_file()) {
             return Ok(Claimed(None));
@@ -123,22 +145,27 @@ impl Drop for Claimed {
     }
 }
 
-/// Whether a VM that is about to be held can use them.
-///
-/// # Errors
-/// It cannot; why.
-pub fn check(backing: Backing, qmp: &mut Qmp) -> Answer<()> {
-    if backing == Backing::Hugetlb {
-        return Err(not_allowed(
-            "hugetlb pages stay where they are: give --backing thp or small with --tier",
-        ));
-    }
-    match devices::foreign(qmp).map_err(not_allowed)? {
-        None => Ok(()),
-        Some(device) => Err(not_allowed(format!(
-            "its {device} is served by another process, which would find zeros where memory is on \
-             another tier; disks can be given by --disk"
-        ))),
+impl Tiers {
+    /// Whether a VM that is about to be held can use them.
+    ///
+    /// # Errors
+    /// It cannot; why.
+    pub fn check(&self, backing: Backing, qmp: &mut Qmp) -> Answer<()> {
+        if backing == Backing::Hugetlb {
+            return Err(not_allowed(
+                "hugetlb pages stay where they are: give --backing thp or small with --tier",
+            ));
+        }
+        if self.file.is_none() {
+            return Ok(());
+        }
+        match devices::foreign(qmp).map_err(not_allowed)? {
+            None => Ok(()),
+            Some(device) => Err(not_allowed(format!(
+                "its {device} is served by another process, which would find zeros where memory \
+                 is on another tier; disks can be given by --disk"
+            ))),
+        }
     }
 }
 
@@ -151,6 +178,7 @@ pub fn status(state: &State) -> Option<TierStatus> {
         active_bytes: state.limiter.as_ref().and_then(|limiter| limiter.active_bytes()),
         hot_bytes: state.monitor.recent_heat().map(Heat::hot_bytes),
         tiers: uses(state, tiers),
+        moved_bytes: state.placing.as_ref().map(|placing| placing.figures().moved_bytes),
     })
 }
 
@@ -160,13 +188,16 @@ fn uses(state: &State, tiers: &Tiers) -> Vec<TierUse> {
     let usage = pager.store_usage();
     let ladder: Option<Ladder> = tiers.ladder.parse().ok();
     let rungs = ladder.as_ref().map(Ladder::rungs).unwrap_or_default();
+    let on_nodes = state.placing.as_ref().map(Placing::figures).unwrap_or_default();
+    let mut on_nodes = on_nodes.held_bytes.into_iter();
     let of = |rung: &ebb_tier::Rung| TierUse {
         tier: rung.kind.to_string(),
         bytes: rung.bytes,
         held_bytes: match rung.kind {
             Kind::Compressed => usage.compressed_pages * FRAME_BYTES,
             Kind::File(_) => usage.disk_slots_used * FRAME_BYTES,
-            _ => pager.ram().resident_bytes().unwrap_or(0),
+            Kind::Node(_) => on_nodes.next().unwrap_or(0),
+            Kind::Dram => pager.ram().resident_bytes().unwrap_or(0),
         },
     };
     rungs.iter().map(of).collect()
@@ -180,7 +211,7 @@ pub fn warning(status: &TierStatus) -> Option<String> {
     (percent > ACTIVE_PERCENT_MAX).then(|| {
         format!(
             "it works with {} of its {} of fast memory ({percent} %): above {ACTIVE_PERCENT_MAX} % \
-             it waits for its slow tier; give it more dram",
+             it waits for its slow tier; give it more of the fast one",
             Bytes(active_bytes),
             Bytes(status.fast_bytes)
         )
@@ -192,11 +223,22 @@ mod tests {
     use super::*;
 
     fn resolved(tier: &str, memory_bytes: u64) -> Result<(u64, Tiers), String> {
+        resolved_in(Backing::Auto, tier, memory_bytes)
+    }
+
+    fn resolved_in(
+        backing: Backing,
+        tier: &str,
+        memory_bytes: u64,
+    ) -> Result<(u64, Tiers), String> {
         let json = serde_json::json!({
             "name": "a", "kernel": "/k", "memory_bytes": memory_bytes, "tier": tier
         });
         let mut request: RunRequest = serde_json::from_value(json).unwrap();
+        request.backing = backing;
         let tiers = resolve(&mut request).map_err(|error| error.to_string())?;
+        let is_node = tier.starts_with("node");
+        assert_eq!(request.backing, if is_node { Backing::Small } else { backing });
         Ok((request.memory_bytes, tiers.unwrap()))
     }
 
@@ -207,8 +249,17 @@ mod tests {
         let (memory_bytes, tiers) =
             resolved(&format!("dram=128M,file={}:384M", file.display()), 0).unwrap();
         assert_eq!((memory_bytes, tiers.fast_bytes), (512 << 20, 128 << 20));
-        assert_eq!(tiers.file, file);
+        assert_eq!((tiers.limit_bytes, tiers.file), (Some(128 << 20), Some(file.clone())));
         assert!(tiers.slots * FRAME_BYTES >= 384 << 20);
+        let node = host::nodes().unwrap().remove(0).number;
+        let (_, tiers) =
+            resolved(&format!("node{node}=128M,file={}:384M", file.display()), 0).unwrap();
+        assert_eq!((tiers.fast_bytes, tiers.limit_bytes), (128 << 20, Some(128 << 20)));
+        let nodes = format!("node{node}=128M,file={}:384M", file.display());
+        for backing in [Backing::Thp, Backing::Hugetlb] {
+            let said = resolved_in(backing, &nodes, 0).unwrap_err();
+            assert!(said.contains("give --backing small"), "{said}");
+        }
         let compressed = format!("compressed=32M,file={}:384M", file.display());
         let (_, tiers) = resolved(&compressed, 512 << 20).unwrap();
         assert_eq!((tiers.fast_bytes, tiers.compressed_bytes), (128 << 20, 32 << 20));
@@ -220,7 +271,8 @@ mod tests {
             ("dram=128M,file=/tmp/none:384M", 1 << 30, "must be the same"),
             ("dram=32M,file=/tmp/none:480M", 0, "keeps this guest alive"),
             ("dram=512M", 0, "add file=PATH:SIZE"),
-            ("node0=128M,file=/tmp/none:384M", 0, "places no VM on single nodes"),
+            ("node0=512M", 0, "or another node"),
+            ("node0=256M,node77=256M", 0, "no such node"),
             ("dram=128M,file=/no/such/none:384M", 0, "make /no/such first"),
             ("dram=16M,file=/tmp/none:16M", 0, "out of range"),
             ("tape=16M", 0, "is no tier"),
@@ -238,6 +290,7 @@ mod tests {
             active_bytes,
             hot_bytes: None,
             tiers: Vec::new(),
+            moved_bytes: None,
         };
         assert_eq!(warning(&status(None)), None);
         assert_eq!(warning(&status(Some(50 << 20))), None);

@@ -24,6 +24,7 @@ use crate::held::Held;
 use crate::insight::Insight;
 use crate::limit::Limiter;
 use crate::monitor::Monitor;
+use crate::placing::Placing;
 use crate::pool::{Member, Share};
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::reserve::Reserve;
@@ -119,6 +120,8 @@ pub struct State {
     pub(crate) limiter: Option<Limiter>,
     /// Which memory is hot.
     pub(crate) monitor: Monitor,
+    /// Where its pages are, if its tiers are NUMA nodes.
+    pub(crate) placing: Option<Placing>,
     /// What there is with a guest that shares its allocator.
     pub(crate) sharing: Sharing,
     pub(crate) reserve: Reserve,
@@ -161,7 +164,8 @@ impl State {
         let to = own.clone();
         // A worker that is gone stops nothing.
         held.growth.on_violation(move || drop(to.send(Command::Violation)));
-        let monitor = Monitor::new(held.record.backing, calibrated);
+        let settings = held.record.settings.looking.settings(held.record.backing);
+        let monitor = Monitor::new(settings, calibrated);
         State {
             held,
             insight: Insight::new(),
@@ -170,6 +174,7 @@ impl State {
             last: None,
             limiter: None,
             monitor,
+            placing: None,
             sharing: Sharing::default(),
             reserve: Reserve::default(),
             compaction: Compaction::default(),
@@ -187,6 +192,7 @@ impl State {
 
     fn run(mut self, mailbox: &Receiver<Command>) -> Option<Farewell> {
         self.begin();
+        self.begin_placing();
         if let Err(error) = self.apply_limit() {
             tracing::error!("{}: its limit: {error}", self.held.record.name);
         }
@@ -282,6 +288,7 @@ impl State {
         self.hold_limit();
         self.write_back_unlimited();
         self.keep_heat();
+        self.keep_placing();
         self.keep_compact();
         self.note_disks();
         let auto = self.held.record.auto;

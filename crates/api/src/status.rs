@@ -314,9 +314,12 @@ pub struct TierStatus {
     /// More than half of `fast_bytes` is too much, too.
     #[serde(default)]
     pub hot_bytes: Option<u64>,
-    /// What each tier holds now, fastest first.
+    /// What each tier holds, fastest first: now, but nodes when pages were placed last.
     #[serde(default)]
     pub tiers: Vec<TierUse>,
+    /// Moved between NUMA nodes by this daemon; null: its tiers are none.
+    #[serde(default)]
+    pub moved_bytes: Option<u64>,
 }
 
 /// What a tier holds.

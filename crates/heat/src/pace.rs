@@ -58,6 +58,11 @@ impl Settings {
         Settings { period: Duration::from_secs(120), ..Settings::default() }
     }
 
+    /// From the beginning of one monitoring to that of the next at most.
+    pub fn rarest(&self) -> Duration {
+        self.period.saturating_mul(1 + u32::from(self.quiet_max))
+    }
+
     /// Whether they hold together.
     ///
     /// # Errors
@@ -223,6 +228,7 @@ mod tests {
         let found = begins(Settings::default(), 18, (256 << 20) - 1);
         let minutes: Vec<u64> = found.iter().map(|(second, _)| second / 60).collect();
         assert_eq!(minutes, [0, 2, 5, 9, 13, 17]);
+        assert_eq!(Settings::default().rarest(), Duration::from_secs(4 * 60));
     }
 
     #[test]

@@ -1,0 +1,117 @@
+//! How VMs are looked at for what they use, as `ebbd` is told when it starts.
+
+use std::time::Duration;
+
+use ebb_api::Backing;
+use ebb_heat::Settings;
+use serde::{Deserialize, Serialize};
+
+/// No window ends more exactly than by a tick of the VM's worker.
+const WINDOW_MS_MIN: u64 = 200;
+
+/// The pace of monitorings (vTMM, section 3.2.3), and what counts as hot.
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Looking {
+    /// How long a window takes in which pages are used or not, in milliseconds, 200 at least.
+    #[arg(long, env = "EBB_HEAT_WINDOW_MS", value_name = "MS", default_value_t = 600)]
+    heat_window_ms: u64,
+    /// Windows of a monitoring.
+    #[arg(long, env = "EBB_HEAT_WINDOWS", value_name = "COUNT", default_value_t = 8)]
+    heat_windows: u8,
+    /// Seconds from one monitoring to the next [default: 60; 120 for a VM in huge pages].
+    #[arg(long, env = "EBB_HEAT_PERIOD_S", value_name = "S")]
+    heat_period_s: Option<u64>,
+    /// For comparison only: pages that were used in so many windows are hot, all others cold,
+    /// in place of their degrees.
+    #[arg(long, env = "EBB_HEAT_THRESHOLD", value_name = "COUNT", hide = true)]
+    heat_threshold: Option<u8>,
+}
+
+impl Default for Looking {
+    fn default() -> Looking {
+        let Settings { window, rounds, .. } = Settings::default();
+        Looking {
+            heat_window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
+            heat_windows: rounds,
+            heat_period_s: None,
+            heat_threshold: None,
+        }
+    }
+}
+
+impl Looking {
+    /// For a VM whose memory is so.
+    pub fn settings(&self, backing: Backing) -> Settings {
+        let settings = match backing {
+            Backing::Small => Settings::default(),
+            _ => Settings::huge(),
+        };
+        Settings {
+            window: Duration::from_millis(self.heat_window_ms),
+            rounds: self.heat_windows,
+            period: self.heat_period_s.map_or(settings.period, Duration::from_secs),
+            ..settings
+        }
+    }
+
+    /// Used in so many windows a page is hot, and else cold; `None`: by its degree.
+    pub fn threshold(&self) -> Option<u8> {
+        self.heat_threshold
+    }
+
+    /// Whether it holds together.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    pub fn check(&self) -> Result<(), String> {
+        if self.heat_window_ms < WINDOW_MS_MIN {
+            return Err(format!(
+                "--heat-window-ms {} is shorter than a VM can be looked at: give {WINDOW_MS_MIN} \
+                 or more",
+                self.heat_window_ms
+            ));
+        }
+        if let Some(threshold) = self.heat_threshold
+            && !(1..=self.heat_windows).contains(&threshold)
+        {
+            return Err(format!(
+                "--heat-threshold {threshold}: give 1 to {} windows",
+                self.heat_windows
+            ));
+        }
+        let settings = self.settings(Backing::Small);
+        settings.check().map_err(|why| {
+            format!("{why}: see --heat-window-ms, --heat-windows and --heat-period-s")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_told_is_as_in_the_paper() {
+        let looking = Looking::default();
+        assert_eq!(looking.settings(Backing::Small), Settings::default());
+        assert_eq!(looking.settings(Backing::Thp), Settings::huge());
+        let every_hour = Looking { heat_period_s: Some(3600), ..looking };
+        assert_eq!(every_hour.settings(Backing::Thp).period, Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn what_cannot_hold_together_is_told() {
+        let good = Looking::default();
+        assert_eq!(good.check(), Ok(()));
+        for (bad, why) in [
+            (Looking { heat_window_ms: 199, ..good }, "give 200 or more"),
+            (Looking { heat_windows: 0, ..good }, "needs 1 to 250 windows"),
+            (Looking { heat_windows: 101, ..good }, "101 windows of 600ms do not fit"),
+            (Looking { heat_period_s: Some(4), ..good }, "period of 4s"),
+            (Looking { heat_threshold: Some(9), ..good }, "give 1 to 8 windows"),
+        ] {
+            let said = bad.check().unwrap_err();
+            assert!(said.contains(why) && !said.contains('\n'), "{said}");
+        }
+    }
+}

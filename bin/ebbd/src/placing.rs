@@ -1,0 +1,392 @@
+//! Keeps a VM's pages on the NUMA nodes of its tiers, the hottest on the first: a thread of its
+//! own, which the worker tells how hot they are. `docs/tiers.md`.
+
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use ebb_heat::Sorted;
+use ebb_inspect::{Guest, PageKind};
+use ebb_pager::Pager;
+use ebb_tier::mover::{BATCH_PAGES, workers};
+use ebb_tier::{
+    Heat, Kind, Ladder, Mover, Node, Outcome, Pace, Pages, Place, Plan, Rules, Tier, TierError,
+    carry_out, plan,
+};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+use crate::worker::State;
+
+/// Parts of the most that a degree can be. Pages that are nearer to each other than this would
+/// change places again and again.
+const MARGIN_PART: u32 = 4;
+/// A guest's page tables tell nothing of its kernel's own memory: that is as hot as this.
+const KERNEL_PART: u32 = 2;
+/// Exchanged before the thread looks whether it is to end.
+const STEPS: usize = 2 * BATCH_PAGES;
+/// What the guest may touch anew before its pages are placed again between two monitorings, as
+/// a part of the first node's share.
+const GROWTH_PART: u64 = 32;
+/// The kernel's own way to move pages, which goes by other rules.
+const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
+/// Not on a node of the ladder, or nowhere.
+const NOWHERE: u8 = u8::MAX;
+/// On one, and the kernel's.
+const KERNEL: u8 = u8::MAX - 1;
+
+/// One VM's thread.
+pub struct Placing {
+    jobs: Option<Sender<Known>>,
+    thread: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    fast_bytes: u64,
+    /// Resident when its pages were placed last.
+    placed_bytes: u64,
+    /// Of the figures, what the pace was told.
+    told_rounds: u64,
+}
+
+/// What is to go by.
+#[derive(Default)]
+struct Known {
+    /// What a monitoring found; none: as it was known before, with what came since as the
+    /// coldest.
+    sorted: Option<Sorted>,
+    /// Who knows what is the kernel's, if that was not seen.
+    guest: Option<Arc<Guest>>,
+    /// A page's that was used in every window.
+    degree_max: u32,
+}
+
+#[derive(Default)]
+struct Shared {
+    is_ended: AtomicBool,
+    is_busy: AtomicBool,
+    figures: Mutex<Figures>,
+}
+
+/// What became of it.
+#[derive(Clone, Default, Debug)]
+pub struct Figures {
+    /// What each node held when its pages were placed last, fastest first.
+    pub held_bytes: Vec<u64>,
+    /// Moved by now, in either direction.
+    pub moved_bytes: u64,
+    /// How often its pages were placed.
+    rounds: u64,
+    /// Why they are not.
+    pub failed: Option<String>,
+}
+
+impl Placing {
+    /// For a ladder with nodes; `None`: it has none. At most so many bytes a second are moved;
+    /// 0: any number.
+    ///
+    /// # Errors
+    /// When the thread cannot be made.
+    pub fn start(ladder: &Ladder, pager: &Arc<Pager>, rate: u64) -> io::Result<Option<Placing>> {
+        let nodes: Vec<(u32, u64)> = { ladder.rungs().iter() }
+            .filter_map(|rung| match rung.kind {
+                Kind::Node(number) => Some((number, rung.bytes)),
+                _ => None,
+            })
+            .collect();
+        let Some(&(_, fast_bytes)) = nodes.first() else { return Ok(None) };
+        let pace = if rate > 0 { Pace::new(rate) } else { Pace::unlimited() };
+        let mover = Mover::new(workers(), BATCH_PAGES, pace);
+        let pages = Arc::new(Pages::of_pager(Arc::clone(pager), mover)?);
+        let (shared, (jobs, taken)) = (Arc::<Shared>::default(), channel());
+        let placer = Placer {
+            nodes: nodes.iter().map(|(number, _)| Node::new(*number, Arc::clone(&pages))).collect(),
+            numbers: nodes.iter().map(|(number, _)| *number).collect(),
+            capacity_frames: nodes.iter().map(|(_, bytes)| bytes / FRAME_BYTES).collect(),
+            pages,
+            pager: Arc::clone(pager),
+            shared: Arc::clone(&shared),
+            known: Known::default(),
+        };
+        let thread = std::thread::Builder::new().name("ebb-placer".into());
+        let thread = thread.spawn(move || placer.run(&taken))?;
+        Ok(Some(Placing {
+            jobs: Some(jobs),
+            thread: Some(thread),
+            shared,
+            fast_bytes,
+            placed_bytes: 0,
+            told_rounds: 0,
+        }))
+    }
+
+    /// As of the last time.
+    pub fn figures(&self) -> Figures {
+        self.shared.figures().clone()
+    }
+
+    /// Unless it is still at work.
+    fn place(&mut self, known: Known, resident_bytes: u64) {
+        if self.shared.is_busy.swap(true, Acquire) {
+            return;
+        }
+        self.placed_bytes = resident_bytes;
+        // A thread that is gone places nothing.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(known));
+    }
+
+    /// Whether it is to be placed again: the first node may hold more than its share, by what
+    /// the guest has touched since.
+    fn has_grown(&self, resident_bytes: u64) -> bool {
+        let room_bytes = self.fast_bytes / GROWTH_PART;
+        resident_bytes > self.fast_bytes && resident_bytes > self.placed_bytes + room_bytes
+    }
+}
+
+impl Drop for Placing {
+    fn drop(&mut self) {
+        self.shared.is_ended.store(true, Release);
+        self.jobs = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that places pages has panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn figures(&self) -> std::sync::MutexGuard<'_, Figures> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Begins to place its pages, where its tiers are nodes.
+    pub(crate) fn begin_placing(&mut self) {
+        let record = &self.held.record;
+        let Some(Ok(ladder)) = record.tiers.as_ref().map(|tiers| tiers.ladder.parse()) else {
+            return;
+        };
+        match Placing::start(&ladder, &self.held.pager, record.settings.move_rate) {
+            Ok(placing) => self.placing = placing,
+            Err(error) => tracing::error!("{}: placing its pages: {error}", record.name),
+        }
+    }
+
+    /// Has its pages placed by what a monitoring found, in which a page's degree was this at
+    /// most; by a guest's page tables, if that is given.
+    pub(crate) fn place(&mut self, sorted: Sorted, degree_max: u64, guest: Option<Arc<Guest>>) {
+        let resident_bytes = self.held.pager.ram().resident_bytes().unwrap_or(0);
+        if let Some(placing) = &mut self.placing {
+            let degree_max = u32::try_from(degree_max).unwrap_or(u32::MAX);
+            placing.place(Known { sorted: Some(sorted), guest, degree_max }, resident_bytes);
+        }
+    }
+
+    /// Sees to what the guest touched between monitorings, and tells the pace what was moved.
+    pub(crate) fn keep_placing(&mut self) {
+        let Some(placing) = &mut self.placing else { return };
+        let resident_bytes = self.held.pager.ram().resident_bytes().unwrap_or(0);
+        if placing.has_grown(resident_bytes) {
+            placing.place(Known::default(), resident_bytes);
+        }
+        let rounds = placing.figures().rounds;
+        if std::mem::replace(&mut placing.told_rounds, rounds) != rounds {
+            self.tell_pace();
+        }
+    }
+}
+
+/// What the operator should know of it.
+pub fn warnings(placing: &Placing) -> Vec<String> {
+    let mut all = Vec::new();
+    if let Some(why) = placing.figures().failed {
+        all.push(format!("its pages are not placed by heat: {why}"));
+    }
+    if std::fs::read_to_string(BALANCING).is_ok_and(|text| text.trim() != "0") {
+        all.push(format!(
+            "the kernel's NUMA balancing moves its pages by other rules: echo 0 >{BALANCING}"
+        ));
+    }
+    all
+}
+
+struct Placer {
+    nodes: Vec<Node>,
+    /// Theirs.
+    numbers: Vec<u32>,
+    capacity_frames: Vec<u64>,
+    pages: Arc<Pages>,
+    pager: Arc<Pager>,
+    shared: Arc<Shared>,
+    /// From the last monitoring.
+    known: Known,
+}
+
+/// On which node each frame is, by its number on the ladder.
+type Places = Vec<(FrameRange, Vec<u8>)>;
+
+impl Placer {
+    fn run(mut self, jobs: &Receiver<Known>) {
+        for known in jobs {
+            if known.sorted.is_some() {
+                self.known = known;
+            }
+            let result = self.place();
+            let mut figures = self.shared.figures();
+            figures.rounds += 1;
+            let failed = result.err().map(|error| error.to_string());
+            if let Some(why) = &failed
+                && figures.failed != failed
+            {
+                tracing::warn!("placing pages: {why}");
+            }
+            figures.failed = failed;
+            drop(figures);
+            self.shared.is_busy.store(false, Release);
+        }
+    }
+
+    fn place(&self) -> Result<(), TierError> {
+        let places = self.places()?;
+        self.note_held(&places);
+        let plan = self.plan(&places);
+        tracing::debug!("{} pages to be moved between nodes", plan.frames());
+        if plan.steps.is_empty() {
+            return Ok(());
+        }
+        let tiers: Vec<&dyn Tier> = self.nodes.iter().map(|node| node as &dyn Tier).collect();
+        for steps in plan.steps.chunks(STEPS) {
+            if self.shared.is_ended.load(Relaxed) {
+                return Ok(());
+            }
+            let done = carry_out(&tiers, steps, BATCH_PAGES)?;
+            let moved = done.up.of(Outcome::Moved) + done.down.of(Outcome::Moved);
+            self.shared.figures().moved_bytes += moved * FRAME_BYTES;
+        }
+        self.note_held(&self.places()?);
+        Ok(())
+    }
+
+    fn plan(&self, places: &Places) -> Plan {
+        let rules = Rules {
+            capacity_frames: self.capacity_frames.clone(),
+            margin_degrees: self.known.degree_max / MARGIN_PART,
+            budget_frames: u64::MAX,
+        };
+        let place = |gfn| match place_of(places, gfn) {
+            Some(NOWHERE) | None => Place::Nowhere,
+            Some(tier) => Place::Tier(tier),
+        };
+        let order = order(places, &self.known, |kernels| {
+            let Some(guest) = &self.known.guest else { return };
+            guest.memmap().kinds(&self.pager.view(), guest.layout(), |frames, kind| {
+                if matches!(kind, PageKind::Table | PageKind::Slab | PageKind::Other) {
+                    kernels(frames);
+                }
+            });
+        });
+        plan::plan(&order, place, &rules)
+    }
+
+    fn places(&self) -> Result<Places, TierError> {
+        let number = |node: Option<u32>| {
+            let at = node.and_then(|node| self.numbers.iter().position(|number| *number == node));
+            at.and_then(|at| u8::try_from(at).ok()).unwrap_or(NOWHERE)
+        };
+        let ranges = self.pager.ram().regions().iter().map(|region| region.frames());
+        let places = ranges.map(|frames| {
+            let nodes = self.pages.nodes(frames)?;
+            Ok((frames, nodes.into_iter().map(number).collect()))
+        });
+        places.collect()
+    }
+
+    fn note_held(&self, places: &Places) {
+        let mut held = vec![0; self.numbers.len()];
+        for place in places.iter().flat_map(|(_, places)| places) {
+            held.get_mut(usize::from(*place)).into_iter().for_each(|held| *held += FRAME_BYTES);
+        }
+        self.shared.figures().held_bytes = held;
+    }
+}
+
+fn place_of(places: &Places, gfn: Gfn) -> Option<u8> {
+    let (frames, places) = places.iter().find(|(frames, _)| frames.contains(gfn))?;
+    places.get(usize::try_from(gfn.0 - frames.start.0).ok()?).copied()
+}
+
+/// Pages that are on a node, coldest first; what is not known is as cold as what was not used,
+/// but for the frames that `each_of_kernel` tells of.
+fn order(
+    places: &Places,
+    known: &Known,
+    each_of_kernel: impl FnOnce(&mut dyn FnMut(FrameRange)),
+) -> Vec<Heat> {
+    let sorted = || known.sorted.iter().flat_map(Sorted::coldest_first);
+    let mut left = places.clone();
+    for (gfn, _) in sorted() {
+        mark(&mut left, gfn, NOWHERE);
+    }
+    each_of_kernel(&mut |frames| frames.frames().for_each(|gfn| mark(&mut left, gfn, KERNEL)));
+    let of = |wanted: fn(u8) -> bool, degree: u32| {
+        let ranges = left.iter().flat_map(|(frames, places)| frames.frames().zip(places));
+        let those = ranges.filter(move |(_, place)| wanted(**place));
+        those.map(move |(gfn, _)| Heat { gfn, degree })
+    };
+    let kernel_degree = known.degree_max / KERNEL_PART;
+    let used = || {
+        let heats = sorted()
+            .map(|(gfn, degree)| Heat { gfn, degree: u32::try_from(degree).unwrap_or(u32::MAX) });
+        heats.filter(|heat| place_of(places, heat.gfn).is_some_and(|place| place != NOWHERE))
+    };
+    let is_cooler = |heat: &Heat| heat.degree < kernel_degree;
+    of(|place| place != NOWHERE && place != KERNEL, 0)
+        .chain(used().filter(is_cooler))
+        .chain(of(|place| place == KERNEL, kernel_degree))
+        .chain(used().filter(|heat| !is_cooler(heat)))
+        .collect()
+}
+
+/// Notes that a frame which is on a node is not to be counted among the others.
+fn mark(left: &mut Places, gfn: Gfn, mark: u8) {
+    let found = left.iter_mut().find(|(frames, _)| frames.contains(gfn));
+    let place = found
+        .and_then(|(frames, places)| places.get_mut(usize::try_from(gfn.0 - frames.start.0).ok()?));
+    place.into_iter().filter(|place| **place != NOWHERE).for_each(|place| *place = mark);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_heat::{Access, Levels, Observer, Weights};
+
+    #[test]
+    fn what_is_not_known_is_the_coldest_and_what_is_nowhere_does_not_count() {
+        let ranges = [FrameRange::new(Gfn(0), 4), FrameRange::new(Gfn(8), 2)];
+        let places = vec![(ranges[0], vec![0, NOWHERE, 1, 0]), (ranges[1], vec![1, NOWHERE])];
+        let mut levels = Levels::new(&ranges, 0);
+        for used in [&[0, 1, 8][..], &[0, 9], &[8, 0]] {
+            levels.next_window();
+            for &gfn in used {
+                levels.saw(FrameRange::new(Gfn(gfn), 1), Access::Read);
+            }
+        }
+        let sorted = Sorted::new(&levels, Weights::EVEN);
+        let told = |sorted, kernel: &[u64]| -> Vec<(u64, u32)> {
+            let known = Known { sorted, guest: None, degree_max: 6 };
+            let each = |tell: &mut dyn FnMut(FrameRange)| {
+                kernel.iter().for_each(|gfn| tell(FrameRange::new(Gfn(*gfn), 1)));
+            };
+            let order = order(&places, &known, each);
+            order.into_iter().map(|heat| (heat.gfn.0, heat.degree)).collect()
+        };
+        assert_eq!(told(None, &[]), [(0, 0), (2, 0), (3, 0), (8, 0)]);
+        // Its kernel's page that a program uses, too, and one that is nowhere.
+        let order = told(Some(sorted), &[3, 8, 1]);
+        assert_eq!(order, [(2, 0), (8, 2), (3, 3), (0, 3)]);
+        assert_eq!(place_of(&places, Gfn(8)), Some(1));
+        assert_eq!(place_of(&places, Gfn(4)), None);
+    }
+}

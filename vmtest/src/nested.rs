@@ -1,0 +1,155 @@
+//! A host with two NUMA nodes: a guest, in which the test runs again, with VMs of its own.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::assets::{self, Kernel};
+use crate::{Guest, Host, Ran, Vm, skip};
+
+/// The kernel of that host: `PAGEMAP_SCAN` has come with 6.7.
+pub const KERNEL: &str = "6.12";
+/// Of the VMs in it.
+pub const INNER_KERNEL: &str = "6.1-cloud";
+/// Emulators under an emulator take twenty times as long.
+const DEADLINE: Duration = Duration::from_secs(900);
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Memory of its two nodes.
+const MEMORY: [&str; 2] = ["2G", "1G"];
+const IMAGE_BYTES: u64 = 2 << 30;
+/// Where the test's programs are in it, as cargo has them.
+const PROGRAMS: &str = "ebb/release";
+const TEST: &str = "ebb/release/deps/test";
+const QEMU: &str = "qemu-system-x86_64";
+/// What QEMU loads besides its libraries, where a distribution has it so.
+const QEMU_FILES: [&str; 3] =
+    ["/usr/share/qemu", "/usr/share/seabios", "/usr/lib/x86_64-linux-gnu/qemu"];
+
+/// Runs the test of this name in a guest that has two nodes, or records that it is skipped;
+/// `false`: this host has them, and the caller is to go on.
+///
+/// # Panics
+/// It fails there, or cannot run.
+pub fn on_two_nodes(test: &str) -> bool {
+    let nodes = fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
+    let names = nodes.filter_map(|entry| entry.file_name().into_string().ok());
+    let is_node =
+        |name: &String| name.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok());
+    if names.filter(is_node).count() > 1 {
+        return false;
+    }
+    if let Err(reason) = assets::kernel(KERNEL) {
+        skip::record(test, &reason);
+        return true;
+    }
+    let host = Host::new();
+    let image = image(host.directory());
+    let [fast, slow] = MEMORY;
+    let drive = format!("file={},if=virtio,format=raw,cache=unsafe", image.display());
+    let guest = Guest::debian(KERNEL).memory(fast).slow_node(slow);
+    let vm = host.qemu(guest.qemu_args(&format!("-drive {drive}")));
+    prepare(&vm);
+    let variables = format!("PATH=/usr/bin:/bin EBB_BIN_DIR=/{PROGRAMS} HOME=/root");
+    let run = format!("env {variables} chroot /mnt /{TEST} --exact --nocapture {test}");
+    vm.guest(&format!("sh ({run}; echo status $?) >/tmp/out 2>&1 </dev/null &"));
+    let output = wait(&vm);
+    println!("{output}");
+    assert!(output.ends_with("status 0"), "{test} on two nodes");
+    // No test of that name, or one that was skipped, would be a success, too.
+    let ran = output.contains("1 passed") && !output.contains("SKIPPED");
+    assert!(ran, "{test} ran on two nodes");
+    true
+}
+
+fn prepare(vm: &Vm) {
+    vm.guest("mount ext4 /dev/vda /mnt");
+    for at in ["proc", "sys", "dev"] {
+        vm.guest(&format!("sh mount --bind /{at} /mnt/{at}"));
+    }
+    for at in ["tmp", "run", "dev/shm"] {
+        vm.guest(&format!("sh mkdir -p /mnt/{at}; mount -t tmpfs none /mnt/{at}"));
+    }
+}
+
+/// What the test says, up to its status.
+fn wait(vm: &Vm) -> String {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        std::thread::sleep(LOOK_EVERY);
+        let output = vm.guest("sh cat /tmp/out");
+        let last = output.lines().last().unwrap_or_default();
+        if last.starts_with("status ") {
+            return output;
+        }
+        assert!(Instant::now() < end, "no end after {DEADLINE:?}: {output}");
+    }
+}
+
+/// A disk with this test, Ebb, QEMU, and a kernel for its guests.
+fn image(directory: &Path) -> PathBuf {
+    let (root, image) = (directory.join("root"), directory.join("root.img"));
+    for at in ["proc", "sys", "dev", "tmp", "run", "root"] {
+        fs::create_dir_all(root.join(at)).expect("a directory");
+    }
+    let own = std::env::current_exe().expect("this program");
+    let programs = assets::program_directory();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let qemu = std::env::split_paths(&path).map(|at| at.join(QEMU)).find(|at| at.is_file());
+    let qemu = qemu.expect("QEMU");
+    copy(&own, &root.join(TEST));
+    copy(&qemu, &root.join("usr/bin").join(QEMU));
+    for program in ["ebb", "ebbd"] {
+        copy(&programs.join(program), &root.join(PROGRAMS).join(program));
+    }
+    for directory in QEMU_FILES.map(Path::new).into_iter().filter(|path| path.is_dir()) {
+        let to = inside(&root, directory);
+        fs::create_dir_all(&to).expect("a directory");
+        call(&[&"cp", &"--recursive", &"--dereference", &directory.join("."), &to]);
+    }
+    let accelerators = Path::new(QEMU_FILES[2]).join("accel-tcg-x86_64.so");
+    let needed = [own, programs.join("ebb"), programs.join("ebbd"), qemu, accelerators];
+    needed.iter().filter(|file| file.is_file()).for_each(|file| add_libraries(file, &root));
+    add_kernel(&root);
+    File::create(&image).and_then(|file| file.set_len(IMAGE_BYTES)).expect("an image");
+    call(&[&"mkfs.ext4", &"-q", &"-d", &root, &image]);
+    fs::remove_dir_all(&root).expect("no more of it");
+    image
+}
+
+fn add_kernel(root: &Path) {
+    let kernel = assets::kernel(INNER_KERNEL).unwrap_or_else(|why| panic!("{why}"));
+    for file in [&kernel.vmlinuz, &kernel.initrd] {
+        copy(file, &inside(root, file));
+    }
+    let kernels: BTreeMap<&str, Result<Kernel, String>> = [(INNER_KERNEL, Ok(kernel))].into();
+    let manifest = serde_json::to_vec(&kernels).expect("JSON");
+    fs::write(root.join("ebb/assets.json"), manifest).expect("a manifest");
+}
+
+/// What the program is linked with.
+fn add_libraries(program: &Path, root: &Path) {
+    let list = Ran::of(Command::new("ldd").arg(program)).ok();
+    for word in list.split_whitespace().filter(|word| word.starts_with('/')) {
+        let to = inside(root, Path::new(word));
+        if !to.exists() {
+            copy(Path::new(word), &to);
+        }
+    }
+}
+
+/// The same path below another root.
+fn inside(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+    fs::copy(from, to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+}
+
+fn call(words: &[&dyn AsRef<OsStr>]) {
+    Ran::of(Command::new(words[0]).args(&words[1..])).ok();
+}

@@ -1,0 +1,140 @@
+//! VMs whose tiers are NUMA nodes. Where this host has one node, each test runs in a guest that
+//! has two, with the daemon, QEMU and the VM inside.
+
+use std::fs;
+
+use ebb_sys::numa;
+use ebb_sys::process::Process;
+use ebb_units::{FRAME_BYTES, Hva};
+use serde_json::Value;
+use vmtest::nested::{INNER_KERNEL, on_two_nodes};
+use vmtest::{Guest, Host, Vm, until};
+
+const MIB: u64 = 1 << 20;
+const FAST: i32 = 0;
+const SLOW: i32 = 1;
+/// What the guest touches before its pages are placed again.
+const SLACK_BYTES: u64 = 24 * MIB;
+/// A program's memory, and one page of how many it uses again and again.
+const PROGRAM: &str = "60M";
+const PART: u64 = 5;
+
+/// A VM with these tiers, monitored every few seconds.
+fn run(host: &Host, tiers: &str) -> Vm {
+    host.set("EBB_HEAT_PERIOD_S", "6");
+    let guest = Guest::debian(INNER_KERNEL).memory("384M");
+    // The emulator keeps translations until page tables are switched, so they have to be.
+    let vm = host.run(guest.append("pti=on transparent_hugepage=never").tier(tiers));
+    vm.wait_trusted();
+    vm
+}
+
+/// What each tier holds.
+fn held(vm: &Vm) -> Vec<u64> {
+    let tiers = vm.status().tier.expect("tiers").tiers;
+    tiers.iter().map(|tier| tier.held_bytes).collect()
+}
+
+/// Pages of QEMU: those that the guest's program uses.
+struct Hot {
+    qemu: Process,
+    pages: Vec<Hva>,
+}
+
+impl Hot {
+    fn of(vm: &Vm, name: &str) -> Hot {
+        let record = vm.host().run_directory().join("vms").join(vm.name()).join("vm.json");
+        let record: Value =
+            serde_json::from_slice(&fs::read(record).expect("its record")).expect("JSON");
+        let regions = record["regions"].as_array().expect("its RAM");
+        let number = |region: &Value, key| region[key].as_u64().expect("a number");
+        let page = |gpa: u64| {
+            let holds = |region: &&Value| {
+                let gpas = number(region, "gpa")..number(region, "gpa") + number(region, "bytes");
+                gpas.contains(&gpa)
+            };
+            let region = regions.iter().find(holds).expect("RAM");
+            Hva(number(region, "hva") + (gpa - number(region, "gpa")))
+        };
+        let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+        let answer = vm.guest(&format!("hotframes {name}"));
+        let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
+        let frames = runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count));
+        let pages = frames.map(|frame| page(frame * FRAME_BYTES)).collect();
+        Hot { qemu: Process::open(vm.pid()).expect("QEMU"), pages }
+    }
+
+    /// How many of its pages are on a node, in percent.
+    fn percent_on(&self, node: i32) -> usize {
+        let mut statuses = vec![i32::MIN; self.pages.len()];
+        numa::locate(&self.qemu, &self.pages, &mut statuses).expect("nodes");
+        100 * statuses.iter().filter(|status| **status == node).count() / self.pages.len()
+    }
+
+    /// Puts them where they should not be.
+    fn move_to_slow(&self) {
+        let mut statuses = vec![i32::MIN; self.pages.len()];
+        numa::move_to(&self.qemu, &self.pages, SLOW as u32, &mut statuses).expect("moved");
+        assert!(self.percent_on(SLOW) > 90, "on the slow node");
+    }
+}
+
+/// What a guest works with is brought to the first node, also by a daemon that comes after one
+/// that was killed; what rests leaves that for the second; and not a byte is lost.
+#[test]
+fn hot_pages_are_on_the_fast_node() {
+    if on_two_nodes("hot_pages_are_on_the_fast_node") {
+        return;
+    }
+    let host = Host::new();
+    let vm = run(&host, "node0=160M,node1=224M");
+    vm.guest("fill cold 150M");
+    vm.guest(&format!("hot h {PROGRAM} 1 {PART}"));
+    let holds = || {
+        let [fast, slow] = held(&vm)[..] else { panic!("two nodes") };
+        println!("{} and {} MiB", fast / MIB, slow / MIB);
+        fast <= 160 * MIB + SLACK_BYTES && slow > 40 * MIB
+    };
+    until("the first node to hold its share", || holds().then_some(()));
+    let hot = Hot::of(&vm, "h");
+    let is_fast = || {
+        println!("{} % on the fast node", hot.percent_on(FAST));
+        (hot.percent_on(FAST) >= 95).then_some(())
+    };
+    hot.move_to_slow();
+    until("what is hot on the fast node", is_fast);
+    hot.move_to_slow();
+    host.kill9();
+    host.start();
+    until("the same by the next daemon", is_fast);
+    assert!(holds(), "its share: {:?}", held(&vm));
+    assert!(vm.status().tier.expect("tiers").moved_bytes > Some(MIB));
+    let shown = vm.ebb("tier").ok();
+    assert!(shown.contains("of 160 MiB node0") && shown.contains("of 224 MiB node1"), "{shown}");
+    assert!(vm.guest("hotstop h").ends_with(" 0"));
+    assert_eq!(vm.guest("check cold"), "0");
+}
+
+/// Two nodes, and a file for what is colder still.
+#[test]
+fn a_file_stands_behind_nodes() {
+    if on_two_nodes("a_file_stands_behind_nodes") {
+        return;
+    }
+    let host = Host::new();
+    let file = host.directory().join("slow");
+    let vm = run(&host, &format!("node0=96M,node1=96M,file={}:192M", file.display()));
+    vm.guest("fill cold 160M");
+    vm.guest(&format!("hot h {PROGRAM} 1 {PART}"));
+    until("each tier to hold its share", || {
+        let [fast, slow, stored] = held(&vm)[..] else { panic!("three tiers") };
+        println!("{}, {} and {} MiB", fast / MIB, slow / MIB, stored / MIB);
+        let fits = fast <= 96 * MIB + SLACK_BYTES && slow <= 96 * MIB + SLACK_BYTES;
+        (fits && slow > 40 * MIB && stored > 40 * MIB).then_some(())
+    });
+    let hot = Hot::of(&vm, "h");
+    until("what is hot on the fast node", || (hot.percent_on(FAST) >= 90).then_some(()));
+    assert!(vm.guest("hotstop h").ends_with(" 0"));
+    assert_eq!(vm.guest("check cold"), "0");
+    assert!(vm.host_bytes() <= 192 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
+}
