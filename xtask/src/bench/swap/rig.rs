@@ -16,6 +16,8 @@ const TRANSLATOR: &str = "tcg,tb-size=32";
 const SWAP_BYTES: u64 = 1536 * MIB;
 /// Of `EbbCompressed`.
 const COMPRESSED: &str = "64M";
+/// Of `EbbByThreshold`: windows, of 8.
+const THRESHOLD: &str = "4";
 
 /// Whoever keeps a guest's memory small.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub enum Keeper {
     Ebb,
     /// Ebb, which monitors the guest besides, and so knows how hot its memory is.
     EbbByHeat,
+    /// The same, for whom pages are hot that were used in half of the windows, and no others.
+    EbbByThreshold,
     /// Ebb, which keeps a part of what it evicts in memory, compressed.
     EbbCompressed,
     /// Ebb, which must read what the guest is about to overwrite.
@@ -53,6 +57,7 @@ impl Keeper {
             Keeper::Balloon => "balloon",
             Keeper::Ebb => "Ebb",
             Keeper::EbbByHeat => "Ebb, by temperature",
+            Keeper::EbbByThreshold => "Ebb, fixed threshold",
             Keeper::EbbCompressed => "Ebb, compressed",
             Keeper::EbbBlind => "Ebb, blind",
             Keeper::EbbBalloon => "Ebb and balloon",
@@ -69,7 +74,7 @@ impl Keeper {
         }
         if self.is_ebb() {
             match self {
-                Keeper::EbbByHeat => {
+                _ if self.is_monitored() => {
                     vm.host().ebb(&format!("pool {mib}M")).ok();
                     vm.ebb(&format!("share {mib}M --lower 100 --upper 100")).ok();
                 }
@@ -92,8 +97,13 @@ impl Keeper {
 
     /// Whether Ebb holds its VMs.
     pub fn is_ebb(self) -> bool {
-        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbByHeat, EbbCompressed};
-        matches!(self, Ebb | EbbByHeat | EbbBlind | EbbBalloon | EbbCompressed)
+        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbCompressed};
+        self.is_monitored() || matches!(self, Ebb | EbbBlind | EbbBalloon | EbbCompressed)
+    }
+
+    /// Whether Ebb looks at what its VMs use.
+    pub fn is_monitored(self) -> bool {
+        matches!(self, Keeper::EbbByHeat | Keeper::EbbByThreshold)
     }
 
     fn has_balloon(self) -> bool {
@@ -167,6 +177,7 @@ impl Ground {
                 match keeper {
                     Keeper::EbbBlind => host.set("EBB_READ_FREED", "true"),
                     Keeper::EbbCompressed => host.set("EBB_COMPRESSED", COMPRESSED),
+                    Keeper::EbbByThreshold => host.set("EBB_HEAT_THRESHOLD", THRESHOLD),
                     _ => (),
                 }
                 swap_directory = Some(mounted);

@@ -52,7 +52,13 @@ impl Content {
     /// Ebb first.
     fn keepers(self) -> &'static [Keeper] {
         match self {
-            Content::Noise => &[Keeper::EbbByHeat, Keeper::Ebb, Keeper::Anonymous, Keeper::Memfd],
+            Content::Noise => &[
+                Keeper::EbbByHeat,
+                Keeper::Ebb,
+                Keeper::EbbByThreshold,
+                Keeper::Anonymous,
+                Keeper::Memfd,
+            ],
             Content::Shrinks => &[Keeper::EbbCompressed, Keeper::Anonymous, Keeper::Zswap],
         }
     }
@@ -131,7 +137,7 @@ fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::
     let rig = Rig::start(&Setup { cpus: 2, append: "pti=on", ..setup })?;
     let name = content.buffer();
     rig.vm.guest(&format!("access {name} {PROGRAM_MIB}M zipf"));
-    if keeper == Keeper::EbbByHeat {
+    if keeper.is_monitored() {
         rig.vm.ebb("heat --fresh").ok();
     }
     // What was written first is not what is hot.
