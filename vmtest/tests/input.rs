@@ -122,3 +122,32 @@ fn without_privilege_it_asks_for_root() {
     assert!(why.contains("root"), "{why}");
     assert_untouched(&host);
 }
+
+#[test]
+fn a_daemon_with_settings_that_cannot_be_does_not_start() {
+    for (name, value, reason) in [
+        ("EBB_HEAT_WINDOW_MS", "199", "give 200 or more"),
+        ("EBB_HEAT_WINDOWS", "0", "needs 1 to 250 windows"),
+        ("EBB_HEAT_PERIOD_S", "4", "do not fit into a period of 4s"),
+        ("EBB_MOVE_RATE", "1M", "give 16 MiB or more, or 0"),
+        ("EBB_COMPRESSED", "64K", "give 1 MiB or more, or 0"),
+    ] {
+        let host = Host::new();
+        host.set(name, value);
+        let why = Ran::of(&mut host.command("ebbd")).refused();
+        assert!(why.contains(reason), "{name}={value}: {why}");
+        assert_eq!(host.daemon(), None);
+    }
+}
+
+#[test]
+fn tiers_that_cannot_be_are_refused() {
+    let host = Host::new();
+    let run = |tier: &str| format!("run --name a --kernel /bin/true --tier {tier}");
+    assert_refused(&host, &run("node0=128M,node99=128M"), "no such node");
+    assert_refused(&host, &run("node0=128M,dram=128M"), "not both");
+    assert_refused(&host, &run("node0=256M"), "or another node");
+    assert_refused(&host, &run("dram=128M,file=/dev/null/x:128M"), "/dev/null");
+    let huge = format!("{} --backing thp", run("node0=128M,file=/tmp/ebb-none:128M"));
+    assert_refused(&host, &huge, "give --backing small");
+}

@@ -126,6 +126,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     made.with_context(|| format!("swap directory {}", swap_dir.display()))?;
     check_compressed(arguments.compressed, &run_dir)?;
     arguments.looking.check().map_err(anyhow::Error::msg)?;
+    placing::check_rate(arguments.move_rate).map_err(anyhow::Error::msg)?;
     let settings = Settings {
         compressed_bytes: arguments.compressed.0,
         read_freed: arguments.read_freed,

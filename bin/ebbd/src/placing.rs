@@ -16,7 +16,7 @@ use ebb_tier::{
     Heat, Kind, Ladder, Mover, Node, Outcome, Pace, Pages, Place, Plan, Rules, Tier, TierError,
     carry_out, plan,
 };
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 
 use crate::worker::State;
 
@@ -25,8 +25,8 @@ use crate::worker::State;
 const MARGIN_PART: u32 = 4;
 /// A guest's page tables tell nothing of its kernel's own memory: that is as hot as this.
 const KERNEL_PART: u32 = 2;
-/// Exchanged before the thread looks whether it is to end.
-const STEPS: usize = 2 * BATCH_PAGES;
+/// With less a thread that is to end would end its batches for minutes.
+const RATE_MIN: u64 = 16 << 20;
 /// What the guest may touch anew before its pages are placed again between two monitorings, as
 /// a part of the first node's share.
 const GROWTH_PART: u64 = 32;
@@ -198,6 +198,20 @@ impl State {
     }
 }
 
+/// Whether so much may be moved each second; 0: any amount.
+///
+/// # Errors
+/// Too little; what to do.
+pub fn check_rate(rate: Bytes) -> Result<(), String> {
+    if rate.0 > 0 && rate.0 < RATE_MIN {
+        return Err(format!(
+            "--move-rate {rate} is too little: give {} or more, or 0 for no limit",
+            Bytes(RATE_MIN)
+        ));
+    }
+    Ok(())
+}
+
 /// What the operator should know of it.
 pub fn warnings(placing: &Placing) -> Vec<String> {
     let mut all = Vec::new();
@@ -257,11 +271,13 @@ impl Placer {
             return Ok(());
         }
         let tiers: Vec<&dyn Tier> = self.nodes.iter().map(|node| node as &dyn Tier).collect();
-        for steps in plan.steps.chunks(STEPS) {
+        // A batch for each of the mover's threads.
+        let batch = workers() * BATCH_PAGES;
+        for steps in plan.steps.chunks(batch) {
             if self.shared.is_ended.load(Relaxed) {
                 return Ok(());
             }
-            let done = carry_out(&tiers, steps, BATCH_PAGES)?;
+            let done = carry_out(&tiers, steps, batch)?;
             let moved = done.up.of(Outcome::Moved) + done.down.of(Outcome::Moved);
             self.shared.figures().moved_bytes += moved * FRAME_BYTES;
         }
@@ -361,6 +377,13 @@ fn mark(left: &mut Places, gfn: Gfn, mark: u8) {
 mod tests {
     use super::*;
     use ebb_heat::{Access, Levels, Observer, Weights};
+
+    #[test]
+    fn a_rate_is_none_or_enough() {
+        assert_eq!((check_rate(Bytes(0)), check_rate(Bytes(RATE_MIN))), (Ok(()), Ok(())));
+        let said = check_rate(Bytes(1 << 20)).unwrap_err();
+        assert!(said.contains("--move-rate 1 MiB is too little: give 16 MiB or more"), "{said}");
+    }
 
     #[test]
     fn what_is_not_known_is_the_coldest_and_what_is_nowhere_does_not_count() {
