@@ -106,6 +106,9 @@ fn the_fast_tier_keeps_what_is_hot() {
     let held: Vec<u64> = tier.tiers.iter().map(|tier| tier.held_bytes).collect();
     assert!(held[0] <= 248 * MIB && held[1] > 50 * MIB, "{tier:?}");
     assert!(tier.hot_bytes > Some(10 * MIB), "{tier:?}");
+    let warnings = vm.status().warnings;
+    let is_told = |warning: &String| warning.contains("use of its memory is seen: an emulator");
+    assert!(warnings.iter().any(is_told), "{warnings:?}");
     let shown = vm.ebb("tier").ok();
     assert!(shown.contains("of 200 MiB dram") && shown.contains("of 312 MiB file="), "{shown}");
     assert!(vm.guest("hotstop h").ends_with(" 0"));

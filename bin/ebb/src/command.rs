@@ -164,7 +164,7 @@ impl Host {
             bail!("{} has one tier, the host's memory: `ebb run --tier` gives a VM more", vm.name);
         };
         // What concerns its tiers.
-        let words = ["fast memory", "placed by heat", "NUMA balancing"];
+        let words = ["fast memory", "placed by heat", "NUMA", "use of its memory"];
         let about = |warning: &&String| words.iter().any(|word| warning.contains(word));
         let warnings: Vec<String> = status.warnings.iter().filter(about).cloned().collect();
         render(tier, vm.output.json, |tier| show::tier(&vm.name, tier, &warnings))

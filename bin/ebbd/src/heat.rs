@@ -27,6 +27,8 @@ pub struct Heat {
     tracker: HeatTracker,
     why: String,
     host_needs: String,
+    /// What it needs it cannot have.
+    misses_uses: bool,
     weights: Weights,
     used_frames: u64,
     reused_frames: u64,
@@ -46,6 +48,7 @@ impl Heat {
         accelerator: Accelerator,
     ) -> Heat {
         let hot_frames = sorted.wanted_frames(HOT_PERCENT, HOT_DEGREE_MIN);
+        let needs = host_needs(run.is_by_guest(), accelerator);
         let scale = Scale { degree_max: degree_max(weights, run.windows), threshold };
         let mut degrees: Vec<DegreeBytes> = Vec::new();
         for (degree, pages) in sorted.degrees() {
@@ -66,7 +69,8 @@ impl Heat {
                 false => HeatTracker::VmmTable,
             },
             why: run.why.clone(),
-            host_needs: host_needs(run.is_by_guest(), accelerator),
+            host_needs: needs.0,
+            misses_uses: needs.1,
             weights,
             used_frames: sorted.used_frames(),
             reused_frames: sorted.wanted_frames(100, 2 * least_weight(weights)),
@@ -95,6 +99,11 @@ impl Heat {
     /// since a fault costs as much as thousands of accesses.
     pub fn reused_bytes(&self) -> u64 {
         self.reused_frames * FRAME_BYTES
+    }
+
+    /// Why uses are missed on this host, if they are.
+    pub fn blind_spot(&self) -> Option<&str> {
+        self.misses_uses.then_some(&self.host_needs)
     }
 
     /// How hot a frame is, as [`ebb_reclaim::aging`] counts: 0 if it was not used.
@@ -246,30 +255,34 @@ fn block_frames(ram: &[FrameRange]) -> u64 {
     frames.div_ceil(BLOCKS_MAX).max(HUGE_BYTES / FRAME_BYTES).next_power_of_two()
 }
 
-/// What makes a page's next use set its mark again, once that was cleared.
-fn host_needs(by_guest: bool, accelerator: Accelerator) -> String {
+/// What makes a page's next use set its mark again, once that was cleared, and whether some do
+/// not for all that.
+fn host_needs(by_guest: bool, accelerator: Accelerator) -> (String, bool) {
     let two_dimensional = || {
         let parameters =
             ["/sys/module/kvm_intel/parameters/ept", "/sys/module/kvm_amd/parameters/npt"];
         let values = parameters.iter().filter_map(|path| fs::read_to_string(path).ok());
         values.into_iter().any(|value| matches!(value.trim(), "Y" | "1"))
     };
-    match (by_guest, accelerator) {
-        (false, _) => "PAGEMAP_SCAN (Linux 6.7); each use is a minor fault once a window",
-        (true, Accelerator::Tcg) => {
+    let (needs, misses) = match (by_guest, accelerator) {
+        (false, _) => ("PAGEMAP_SCAN (Linux 6.7); each use is a minor fault once a window", false),
+        (true, Accelerator::Tcg) => (
             "an emulator keeps translations until the guest loads other page tables: pages of \
-             a program that never leaves the processor are missed (pti=on in the guest helps)"
-        }
-        (true, Accelerator::Kvm) if two_dimensional() => {
+             a program that never leaves the processor are missed (pti=on in the guest helps)",
+            true,
+        ),
+        (true, Accelerator::Kvm) if two_dimensional() => (
             "two-dimensional paging: a write-protection at the end of each round has processors \
-             forget their translations"
-        }
-        (true, Accelerator::Kvm) => {
+             forget their translations",
+            false,
+        ),
+        (true, Accelerator::Kvm) => (
             "shadow paging: a translation that is kept does not set its mark again before its \
-             page is protected, so hot pages are taken for colder than they are"
-        }
-    }
-    .into()
+             page is protected, so hot pages are taken for colder than they are",
+            true,
+        ),
+    };
+    (needs.into(), misses)
 }
 
 #[cfg(test)]

@@ -125,6 +125,11 @@ impl Monitor {
             .filter(|heat| heat.age() <= self.settings.period + self.settings.rarest())
     }
 
+    /// Why what it finds is not all, if that is so on this host.
+    pub fn blind_spot(&self) -> Option<&str> {
+        self.heat.as_ref().and_then(Heat::blind_spot)
+    }
+
     /// How far it is, and what was found.
     pub fn report(&self) -> HeatReport {
         HeatReport {
@@ -164,7 +169,7 @@ impl State {
     }
 
     /// Whether it is monitored again and again, for the sake of its tiers or of the pool.
-    fn is_monitored(&self) -> bool {
+    pub(crate) fn is_monitored(&self) -> bool {
         self.held.record.tiers.is_some() || self.held.record.share.is_some()
     }
 

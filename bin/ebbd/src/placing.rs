@@ -77,7 +77,9 @@ pub struct Figures {
     pub moved_bytes: u64,
     /// How often its pages were placed.
     rounds: u64,
-    /// Why they are not.
+    /// The last time they found no room on the node that they were for.
+    no_room_frames: u64,
+    /// Why they are not placed.
     pub failed: Option<String>,
 }
 
@@ -215,8 +217,15 @@ pub fn check_rate(rate: Bytes) -> Result<(), String> {
 /// What the operator should know of it.
 pub fn warnings(placing: &Placing) -> Vec<String> {
     let mut all = Vec::new();
-    if let Some(why) = placing.figures().failed {
+    let figures = placing.figures();
+    if let Some(why) = figures.failed {
         all.push(format!("its pages are not placed by heat: {why}"));
+    }
+    if figures.no_room_frames > 0 {
+        all.push(format!(
+            "a NUMA node is full: {} that should be there found no room; others use it, too",
+            Bytes(figures.no_room_frames * FRAME_BYTES)
+        ));
     }
     if std::fs::read_to_string(BALANCING).is_ok_and(|text| text.trim() != "0") {
         all.push(format!(
@@ -267,12 +276,10 @@ impl Placer {
         self.note_held(&places);
         let plan = self.plan(&places);
         tracing::debug!("{} pages to be moved between nodes", plan.frames());
-        if plan.steps.is_empty() {
-            return Ok(());
-        }
         let tiers: Vec<&dyn Tier> = self.nodes.iter().map(|node| node as &dyn Tier).collect();
         // A batch for each of the mover's threads.
         let batch = workers() * BATCH_PAGES;
+        let mut no_room_frames = 0;
         for steps in plan.steps.chunks(batch) {
             if self.shared.is_ended.load(Relaxed) {
                 return Ok(());
@@ -280,8 +287,12 @@ impl Placer {
             let done = carry_out(&tiers, steps, batch)?;
             let moved = done.up.of(Outcome::Moved) + done.down.of(Outcome::Moved);
             self.shared.figures().moved_bytes += moved * FRAME_BYTES;
+            no_room_frames += done.up.of(Outcome::NoRoom) + done.down.of(Outcome::NoRoom);
         }
-        self.note_held(&self.places()?);
+        self.shared.figures().no_room_frames = no_room_frames;
+        if !plan.steps.is_empty() {
+            self.note_held(&self.places()?);
+        }
         Ok(())
     }
 

@@ -193,6 +193,9 @@ fn warnings(state: &State) -> Vec<String> {
         _ => {}
     }
     all.extend(tiers::status(state).as_ref().and_then(tiers::warning));
+    if let (true, Some(why)) = (state.is_monitored(), state.monitor.blind_spot()) {
+        all.push(format!("not each use of its memory is seen: {why}"));
+    }
     all.extend(state.placing.iter().flat_map(placing::warnings));
     if state.held.qmp.is_none() {
         all.push(
