@@ -151,6 +151,22 @@ impl Vm {
         }
     }
 
+    /// Leaves so many files of 48 KiB in its memory, each beside a hole of that size; told is what
+    /// they hold.
+    pub fn scatter(&self, files: u32) -> String {
+        self.guest(&format!(
+            "sh busybox mkdir /tmp/keep /tmp/go; i=0; while [ $i -lt {files} ]; do \
+             for at in keep go; do busybox head -c 49152 /dev/urandom >/tmp/$at/$i; done; \
+             i=$((i+1)); done; busybox rm -r /tmp/go"
+        ));
+        self.scattered()
+    }
+
+    /// What the files of [`Vm::scatter`] hold, as a checksum.
+    pub fn scattered(&self) -> String {
+        self.guest("sh cd /tmp/keep && busybox cat * | busybox md5sum")
+    }
+
     /// Boots the guest again.
     pub fn reboot(&self) {
         self.console().tell("reboot");

@@ -155,20 +155,13 @@ fn automatic_reclaim_keeps_an_idle_guest_small() {
 fn scattered_memory_is_put_together() {
     require!(assets::kernel("llfree"));
     let vm = start(&Host::new(), |guest| guest.memory("512M"));
-    // Files of a few pages side by side, of which every other one goes.
-    vm.guest(
-        "sh busybox mkdir /tmp/keep /tmp/go; i=0; while [ $i -lt 2500 ]; do \
-         for at in keep go; do busybox head -c 49152 /dev/urandom >/tmp/$at/$i; done; \
-         i=$((i+1)); done; busybox rm -r /tmp/go",
-    );
-    let sums = "sh cd /tmp/keep && busybox cat * | busybox md5sum";
-    let content = vm.guest(sums);
+    let content = vm.scatter(2500);
     vm.reclaim();
     let scattered = vm.host_bytes();
     vm.ebb("auto on --interval 200ms").ok();
     // 117 MiB were freed in pieces of 48 KiB.
     until("what is scattered to go", || (vm.host_bytes() + 60 * MIB < scattered).then_some(()));
-    assert_eq!(vm.guest(sums), content);
+    assert_eq!(vm.scattered(), content);
     assert_consistent(&vm);
 }
 
