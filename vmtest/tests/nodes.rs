@@ -16,13 +16,15 @@ const SLOW: i32 = 1;
 /// What the guest touches before its pages are placed again.
 const SLACK_BYTES: u64 = 24 * MIB;
 /// A program's memory, and one page of how many it uses again and again.
-const PROGRAM: &str = "60M";
+const PROGRAM: &str = "40M";
 const PART: u64 = 5;
 
-/// A VM with these tiers, monitored every few seconds.
+/// A VM with these tiers, monitored every few seconds, for not as long as others are.
 fn run(host: &Host, tiers: &str) -> Vm {
-    host.set("EBB_HEAT_PERIOD_S", "6");
-    let guest = Guest::debian(INNER_KERNEL).memory("384M");
+    let settings =
+        [("EBB_HEAT_PERIOD_S", "2"), ("EBB_HEAT_WINDOWS", "4"), ("EBB_HEAT_WINDOW_MS", "500")];
+    settings.into_iter().for_each(|(name, value)| host.set(name, value));
+    let guest = Guest::debian(INNER_KERNEL).memory("256M");
     // The emulator keeps translations until page tables are switched, so they have to be.
     let vm = host.run(guest.append("pti=on transparent_hugepage=never").tier(tiers));
     vm.wait_trusted();
@@ -87,13 +89,13 @@ fn hot_pages_are_on_the_fast_node() {
         return;
     }
     let host = Host::new();
-    let vm = run(&host, "node0=160M,node1=224M");
-    vm.guest("fill cold 150M");
+    let vm = run(&host, "node0=128M,node1=128M");
+    vm.guest("fill cold 70M");
     vm.guest(&format!("hot h {PROGRAM} 1 {PART}"));
     let holds = || {
         let [fast, slow] = held(&vm)[..] else { panic!("two nodes") };
         println!("{} and {} MiB", fast / MIB, slow / MIB);
-        fast <= 160 * MIB + SLACK_BYTES && slow > 40 * MIB
+        fast <= 128 * MIB + SLACK_BYTES && slow > 30 * MIB
     };
     until("the first node to hold its share", || holds().then_some(()));
     let hot = Hot::of(&vm, "h");
@@ -110,7 +112,7 @@ fn hot_pages_are_on_the_fast_node() {
     assert!(holds(), "its share: {:?}", held(&vm));
     assert!(vm.status().tier.expect("tiers").moved_bytes > Some(MIB));
     let shown = vm.ebb("tier").ok();
-    assert!(shown.contains("of 160 MiB node0") && shown.contains("of 224 MiB node1"), "{shown}");
+    assert!(shown.contains("of 128 MiB node0") && shown.contains("of 128 MiB node1"), "{shown}");
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
 }
@@ -123,18 +125,18 @@ fn a_file_stands_behind_nodes() {
     }
     let host = Host::new();
     let file = host.directory().join("slow");
-    let vm = run(&host, &format!("node0=96M,node1=96M,file={}:192M", file.display()));
-    vm.guest("fill cold 160M");
+    let vm = run(&host, &format!("node0=80M,node1=64M,file={}:112M", file.display()));
+    vm.guest("fill cold 80M");
     vm.guest(&format!("hot h {PROGRAM} 1 {PART}"));
     until("each tier to hold its share", || {
         let [fast, slow, stored] = held(&vm)[..] else { panic!("three tiers") };
         println!("{}, {} and {} MiB", fast / MIB, slow / MIB, stored / MIB);
-        let fits = fast <= 96 * MIB + SLACK_BYTES && slow <= 96 * MIB + SLACK_BYTES;
-        (fits && slow > 40 * MIB && stored > 40 * MIB).then_some(())
+        let fits = fast <= 80 * MIB + SLACK_BYTES && slow <= 64 * MIB + SLACK_BYTES;
+        (fits && slow > 30 * MIB && stored > 30 * MIB).then_some(())
     });
     let hot = Hot::of(&vm, "h");
     until("what is hot on the fast node", || (hot.percent_on(FAST) >= 90).then_some(()));
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
-    assert!(vm.host_bytes() <= 192 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
+    assert!(vm.host_bytes() <= 144 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
 }

@@ -120,9 +120,9 @@ impl Monitor {
 
     /// What the last one found, if it still tells what is hot.
     pub fn recent_heat(&self) -> Option<&Heat> {
-        self.heat
-            .as_ref()
-            .filter(|heat| heat.age() <= self.settings.period + self.settings.rarest())
+        self.heat.as_ref().filter(|heat| {
+            heat.age() <= self.settings.period.saturating_add(self.settings.rarest())
+        })
     }
 
     /// Why what it finds is not all, if that is so on this host.
@@ -185,7 +185,8 @@ impl State {
             }
         }
         let monitor = &mut self.monitor;
-        let (now, latest) = (monitor.since.elapsed(), monitor.due + monitor.settings.window);
+        let now = monitor.since.elapsed();
+        let latest = monitor.due.saturating_add(monitor.settings.window);
         if self.pressed.load(Acquire) && now < latest {
             return;
         }
@@ -319,12 +320,7 @@ impl State {
         let accelerator = self.held.record.accelerator;
         monitor.heat = Some(Heat::new(&run, &sorted, weights, threshold, accelerator));
         monitor.levels = goes_on.then_some(run.levels);
-        // The VMM's page table tells of the kernel's uses, too.
-        let guest = match run.by {
-            By::Guest(guest) => Some(guest),
-            By::Vmm(_) => None,
-        };
-        self.place(sorted, degree_max(weights, run.windows), guest);
+        self.place(sorted, degree_max(weights, run.windows), matches!(run.by, By::Guest(_)));
     }
 
     /// What was moved since it was told so last; between nodes that is done when the thread that

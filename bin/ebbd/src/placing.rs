@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use ebb_heat::Sorted;
-use ebb_inspect::{Guest, PageKind};
+use ebb_inspect::PageKind;
 use ebb_pager::Pager;
 use ebb_tier::mover::{BATCH_PAGES, workers};
 use ebb_tier::{
@@ -25,6 +26,11 @@ use crate::worker::State;
 const MARGIN_PART: u32 = 4;
 /// A guest's page tables tell nothing of its kernel's own memory: that is as hot as this.
 const KERNEL_PART: u32 = 2;
+/// A plan moves so much at most: what its rate allows in this time.
+const PLAN: Duration = Duration::from_secs(60);
+/// On which node pages are is asked for so many at once; then the thread looks whether it is to
+/// end.
+const ASKED_FRAMES: u64 = 16 << 10;
 /// With less a thread that is to end would end its batches for minutes.
 const RATE_MIN: u64 = 16 << 20;
 /// What the guest may touch anew before its pages are placed again between two monitorings, as
@@ -39,24 +45,35 @@ const KERNEL: u8 = u8::MAX - 1;
 
 /// One VM's thread.
 pub struct Placing {
-    jobs: Option<Sender<Known>>,
+    jobs: Option<Sender<Job>>,
+    /// Waits until the thread has nothing to do.
+    next: Option<Job>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
     fast_bytes: u64,
-    /// Resident when its pages were placed last.
-    placed_bytes: u64,
+    /// Resident when its pages were placed last, and what came back from elsewhere by then; none:
+    /// nothing is known of their heat.
+    placed_bytes: Option<u64>,
     /// Of the figures, what the pace was told.
     told_rounds: u64,
+}
+
+enum Job {
+    /// What is known now.
+    Known(Known),
+    /// What was known before, with what came since as the coldest.
+    Again,
+    /// Nothing that was known counts any more.
+    Forget,
 }
 
 /// What is to go by.
 #[derive(Default)]
 struct Known {
-    /// What a monitoring found; none: as it was known before, with what came since as the
-    /// coldest.
+    /// What a monitoring found.
     sorted: Option<Sorted>,
-    /// Who knows what is the kernel's, if that was not seen.
-    guest: Option<Arc<Guest>>,
+    /// The kernel's own frames, if their use was not seen.
+    kernel: Vec<FrameRange>,
     /// A page's that was used in every window.
     degree_max: u32,
 }
@@ -75,7 +92,7 @@ pub struct Figures {
     pub held_bytes: Vec<u64>,
     /// Moved by now, in either direction.
     pub moved_bytes: u64,
-    /// How often its pages were placed.
+    /// Monitorings by which its pages were placed.
     rounds: u64,
     /// The last time they found no room on the node that they were for.
     no_room_frames: u64,
@@ -109,15 +126,20 @@ impl Placing {
             pager: Arc::clone(pager),
             shared: Arc::clone(&shared),
             known: Known::default(),
+            budget_frames: match rate {
+                0 => u64::MAX,
+                _ => rate.saturating_mul(PLAN.as_secs()) / FRAME_BYTES,
+            },
         };
         let thread = std::thread::Builder::new().name("ebb-placer".into());
         let thread = thread.spawn(move || placer.run(&taken))?;
         Ok(Some(Placing {
             jobs: Some(jobs),
+            next: None,
             thread: Some(thread),
             shared,
             fast_bytes,
-            placed_bytes: 0,
+            placed_bytes: None,
             told_rounds: 0,
         }))
     }
@@ -127,21 +149,31 @@ impl Placing {
         self.shared.figures().clone()
     }
 
-    /// Unless it is still at work.
-    fn place(&mut self, known: Known, resident_bytes: u64) {
-        if self.shared.is_busy.swap(true, Acquire) {
-            return;
-        }
-        self.placed_bytes = resident_bytes;
-        // A thread that is gone places nothing.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(known));
+    /// Another kernel may run.
+    pub fn lose(&mut self) {
+        (self.next, self.placed_bytes) = (Some(Job::Forget), None);
     }
 
-    /// Whether it is to be placed again: the first node may hold more than its share, by what
-    /// the guest has touched since.
-    fn has_grown(&self, resident_bytes: u64) -> bool {
+    /// Gives the thread its next job, if it has none. The first node may hold more than its share
+    /// by what the guest has touched since the last one: memory that became resident, or came
+    /// back from elsewhere.
+    fn keep(&mut self, resident_bytes: u64, came_bytes: u64) {
+        let touched_bytes = resident_bytes.saturating_add(came_bytes);
         let room_bytes = self.fast_bytes / GROWTH_PART;
-        resident_bytes > self.fast_bytes && resident_bytes > self.placed_bytes + room_bytes
+        let has_grown = self.placed_bytes.is_some_and(|placed_bytes| {
+            resident_bytes > self.fast_bytes && touched_bytes > placed_bytes + room_bytes
+        });
+        // What it gives up it may touch anew.
+        self.placed_bytes = self.placed_bytes.map(|placed_bytes| placed_bytes.min(touched_bytes));
+        if self.next.is_none() && !has_grown || self.shared.is_busy.swap(true, Acquire) {
+            return;
+        }
+        let job = self.next.take().unwrap_or(Job::Again);
+        if !matches!(job, Job::Forget) {
+            self.placed_bytes = Some(touched_bytes);
+        }
+        // A thread that is gone places nothing.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 }
 
@@ -177,22 +209,41 @@ impl State {
     }
 
     /// Has its pages placed by what a monitoring found, in which a page's degree was this at
-    /// most; by a guest's page tables, if that is given.
-    pub(crate) fn place(&mut self, sorted: Sorted, degree_max: u64, guest: Option<Arc<Guest>>) {
-        let resident_bytes = self.held.pager.ram().resident_bytes().unwrap_or(0);
-        if let Some(placing) = &mut self.placing {
-            let degree_max = u32::try_from(degree_max).unwrap_or(u32::MAX);
-            placing.place(Known { sorted: Some(sorted), guest, degree_max }, resident_bytes);
+    /// most. `by_guest`: the guest's page tables told, which know nothing of its kernel.
+    pub(crate) fn place(&mut self, sorted: Sorted, degree_max: u64, by_guest: bool) {
+        if self.placing.is_none() {
+            return;
         }
+        // By this thread, which evicts: what it reads in place stays.
+        let kernel = if by_guest { self.kernel_frames() } else { Vec::new() };
+        let degree_max = u32::try_from(degree_max).unwrap_or(u32::MAX);
+        let known = Known { sorted: Some(sorted), kernel, degree_max };
+        if let Some(placing) = &mut self.placing {
+            placing.next = Some(Job::Known(known));
+        }
+    }
+
+    fn kernel_frames(&self) -> Vec<FrameRange> {
+        let mut kernel: Vec<FrameRange> = Vec::new();
+        let Some(guest) = &self.witness else { return kernel };
+        guest.memmap().kinds(&self.held.pager.view(), guest.layout(), |frames, kind| {
+            if !matches!(kind, PageKind::Table | PageKind::Slab | PageKind::Other) {
+                return;
+            }
+            match kernel.last_mut() {
+                Some(last) if last.end() == frames.start => last.count += frames.count,
+                _ => kernel.push(frames),
+            }
+        });
+        kernel
     }
 
     /// Sees to what the guest touched between monitorings, and tells the pace what was moved.
     pub(crate) fn keep_placing(&mut self) {
         let Some(placing) = &mut self.placing else { return };
-        let resident_bytes = self.held.pager.ram().resident_bytes().unwrap_or(0);
-        if placing.has_grown(resident_bytes) {
-            placing.place(Known::default(), resident_bytes);
-        }
+        let (pager, counters) = (&self.held.pager, &self.held.pager.counters);
+        let came = counters.refilled_frames.load(Relaxed) + counters.ahead_frames.load(Relaxed);
+        placing.keep(pager.ram().resident_bytes().unwrap_or(0), came * FRAME_BYTES);
         let rounds = placing.figures().rounds;
         if std::mem::replace(&mut placing.told_rounds, rounds) != rounds {
             self.tell_pace();
@@ -218,6 +269,9 @@ pub fn check_rate(rate: Bytes) -> Result<(), String> {
 pub fn warnings(placing: &Placing) -> Vec<String> {
     let mut all = Vec::new();
     let figures = placing.figures();
+    if placing.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+        all.push("its pages are not placed by heat: the thread that does so has ended".into());
+    }
     if let Some(why) = figures.failed {
         all.push(format!("its pages are not placed by heat: {why}"));
     }
@@ -245,20 +299,32 @@ struct Placer {
     shared: Arc<Shared>,
     /// From the last monitoring.
     known: Known,
+    /// Of one plan.
+    budget_frames: u64,
 }
 
 /// On which node each frame is, by its number on the ladder.
 type Places = Vec<(FrameRange, Vec<u8>)>;
 
 impl Placer {
-    fn run(mut self, jobs: &Receiver<Known>) {
-        for known in jobs {
-            if known.sorted.is_some() {
-                self.known = known;
+    fn run(mut self, jobs: &Receiver<Job>) {
+        for job in jobs {
+            let is_new = matches!(job, Job::Known(_));
+            match job {
+                Job::Known(known) => self.known = known,
+                Job::Again => {}
+                Job::Forget => {
+                    self.known = Known::default();
+                    self.shared.is_busy.store(false, Release);
+                    continue;
+                }
             }
             let result = self.place();
+            // An entry of this process's would make the next punch dearer, and its own share of
+            // the host's memory look like the VM's.
+            self.pages.unmap();
             let mut figures = self.shared.figures();
-            figures.rounds += 1;
+            figures.rounds += u64::from(is_new);
             let failed = result.err().map(|error| error.to_string());
             if let Some(why) = &failed
                 && figures.failed != failed
@@ -272,6 +338,7 @@ impl Placer {
     }
 
     fn place(&self) -> Result<(), TierError> {
+        self.shared.figures().no_room_frames = 0;
         let places = self.places()?;
         self.note_held(&places);
         let plan = self.plan(&places);
@@ -279,7 +346,6 @@ impl Placer {
         let tiers: Vec<&dyn Tier> = self.nodes.iter().map(|node| node as &dyn Tier).collect();
         // A batch for each of the mover's threads.
         let batch = workers() * BATCH_PAGES;
-        let mut no_room_frames = 0;
         for steps in plan.steps.chunks(batch) {
             if self.shared.is_ended.load(Relaxed) {
                 return Ok(());
@@ -287,9 +353,13 @@ impl Placer {
             let done = carry_out(&tiers, steps, batch)?;
             let moved = done.up.of(Outcome::Moved) + done.down.of(Outcome::Moved);
             self.shared.figures().moved_bytes += moved * FRAME_BYTES;
-            no_room_frames += done.up.of(Outcome::NoRoom) + done.down.of(Outcome::NoRoom);
+            let no_room_frames = done.up.of(Outcome::NoRoom) + done.down.of(Outcome::NoRoom);
+            self.shared.figures().no_room_frames = no_room_frames;
+            if no_room_frames > 0 {
+                // The kernel looks for memory on a full node for a long time.
+                break;
+            }
         }
-        self.shared.figures().no_room_frames = no_room_frames;
         if !plan.steps.is_empty() {
             self.note_held(&self.places()?);
         }
@@ -300,21 +370,13 @@ impl Placer {
         let rules = Rules {
             capacity_frames: self.capacity_frames.clone(),
             margin_degrees: self.known.degree_max / MARGIN_PART,
-            budget_frames: u64::MAX,
+            budget_frames: self.budget_frames,
         };
         let place = |gfn| match place_of(places, gfn) {
             Some(NOWHERE) | None => Place::Nowhere,
             Some(tier) => Place::Tier(tier),
         };
-        let order = order(places, &self.known, |kernels| {
-            let Some(guest) = &self.known.guest else { return };
-            guest.memmap().kinds(&self.pager.view(), guest.layout(), |frames, kind| {
-                if matches!(kind, PageKind::Table | PageKind::Slab | PageKind::Other) {
-                    kernels(frames);
-                }
-            });
-        });
-        plan::plan(&order, place, &rules)
+        plan::plan(&order(places, &self.known), place, &rules)
     }
 
     fn places(&self) -> Result<Places, TierError> {
@@ -322,12 +384,20 @@ impl Placer {
             let at = node.and_then(|node| self.numbers.iter().position(|number| *number == node));
             at.and_then(|at| u8::try_from(at).ok()).unwrap_or(NOWHERE)
         };
-        let ranges = self.pager.ram().regions().iter().map(|region| region.frames());
-        let places = ranges.map(|frames| {
-            let nodes = self.pages.nodes(frames)?;
-            Ok((frames, nodes.into_iter().map(number).collect()))
-        });
-        places.collect()
+        let mut all = Places::new();
+        for frames in self.pager.ram().regions().iter().map(|region| region.frames()) {
+            let mut places = Vec::with_capacity(usize::try_from(frames.count).unwrap_or(0));
+            for start in (0..frames.count).step_by(ASKED_FRAMES as usize) {
+                if self.shared.is_ended.load(Relaxed) {
+                    return Ok(Places::new());
+                }
+                let count = ASKED_FRAMES.min(frames.count - start);
+                let part = FrameRange::new(Gfn(frames.start.0 + start), count);
+                places.extend(self.pages.nodes(part)?.into_iter().map(number));
+            }
+            all.push((frames, places));
+        }
+        Ok(all)
     }
 
     fn note_held(&self, places: &Places) {
@@ -345,18 +415,15 @@ fn place_of(places: &Places, gfn: Gfn) -> Option<u8> {
 }
 
 /// Pages that are on a node, coldest first; what is not known is as cold as what was not used,
-/// but for the frames that `each_of_kernel` tells of.
-fn order(
-    places: &Places,
-    known: &Known,
-    each_of_kernel: impl FnOnce(&mut dyn FnMut(FrameRange)),
-) -> Vec<Heat> {
+/// but for the kernel's.
+fn order(places: &Places, known: &Known) -> Vec<Heat> {
     let sorted = || known.sorted.iter().flat_map(Sorted::coldest_first);
     let mut left = places.clone();
     for (gfn, _) in sorted() {
         mark(&mut left, gfn, NOWHERE);
     }
-    each_of_kernel(&mut |frames| frames.frames().for_each(|gfn| mark(&mut left, gfn, KERNEL)));
+    let kernel = known.kernel.iter().flat_map(|frames| frames.frames());
+    kernel.for_each(|gfn| mark(&mut left, gfn, KERNEL));
     let of = |wanted: fn(u8) -> bool, degree: u32| {
         let ranges = left.iter().flat_map(|(frames, places)| frames.frames().zip(places));
         let those = ranges.filter(move |(_, place)| wanted(**place));
@@ -369,11 +436,14 @@ fn order(
         heats.filter(|heat| place_of(places, heat.gfn).is_some_and(|place| place != NOWHERE))
     };
     let is_cooler = |heat: &Heat| heat.degree < kernel_degree;
-    of(|place| place != NOWHERE && place != KERNEL, 0)
+    let all = places.iter().flat_map(|(_, places)| places);
+    let mut order = Vec::with_capacity(all.filter(|place| **place != NOWHERE).count());
+    let coldest_first = of(|place| place != NOWHERE && place != KERNEL, 0)
         .chain(used().filter(is_cooler))
         .chain(of(|place| place == KERNEL, kernel_degree))
-        .chain(used().filter(|heat| !is_cooler(heat)))
-        .collect()
+        .chain(used().filter(|heat| !is_cooler(heat)));
+    order.extend(coldest_first);
+    order
 }
 
 /// Notes that a frame which is on a node is not to be counted among the others.
@@ -409,11 +479,8 @@ mod tests {
         }
         let sorted = Sorted::new(&levels, Weights::EVEN);
         let told = |sorted, kernel: &[u64]| -> Vec<(u64, u32)> {
-            let known = Known { sorted, guest: None, degree_max: 6 };
-            let each = |tell: &mut dyn FnMut(FrameRange)| {
-                kernel.iter().for_each(|gfn| tell(FrameRange::new(Gfn(*gfn), 1)));
-            };
-            let order = order(&places, &known, each);
+            let kernel = kernel.iter().map(|gfn| FrameRange::new(Gfn(*gfn), 1)).collect();
+            let order = order(&places, &Known { sorted, kernel, degree_max: 6 });
             order.into_iter().map(|heat| (heat.gfn.0, heat.degree)).collect()
         };
         assert_eq!(told(None, &[]), [(0, 0), (2, 0), (3, 0), (8, 0)]);

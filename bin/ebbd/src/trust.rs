@@ -9,6 +9,7 @@ use ebb_units::{FrameRange, Gfn};
 use ebb_vm::Qmp;
 
 use crate::insight::bring_back;
+use crate::placing::Placing;
 use crate::pulse::{End, Pulse};
 use crate::worker::State;
 
@@ -36,6 +37,7 @@ impl State {
     fn lose_kernel(&mut self) {
         self.unshare();
         self.monitor.lose();
+        self.placing.iter_mut().for_each(Placing::lose);
         if self.held.record.mode == Mode::Strict
             && let Err(error) = self.held.pager.give_back_all()
         {

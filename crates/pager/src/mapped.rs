@@ -3,18 +3,19 @@
 
 use std::io;
 
-use ebb_units::{FrameRange, HugeFrame};
+use ebb_units::{FrameRange, Gfn, HugeFrame};
 
 use crate::pager::Pager;
 use crate::view::readable;
 
 impl Pager {
-    /// Maps what is in memory of a huge frame. Holes stay holes: nobody empties a frame
-    /// meanwhile, and a fault for one waits for so long. `false`: somebody else works on some
-    /// of them, and none was mapped.
+    /// Maps what is in memory of a huge frame. Nobody saves or brings back one of its frames
+    /// meanwhile, and a fault for one waits for so long. A free block that is just being emptied may
+    /// have memory again by this, zeros. `false`: somebody else works on some of the frames,
+    /// and none was mapped.
     ///
     /// # Errors
-    /// As madvise(2) for `MADV_POPULATE_READ` (Linux 5.14).
+    /// As [`ebb_vm::Ram::map`].
     pub fn map_here(&self, huge: HugeFrame) -> io::Result<bool> {
         let frames = FrameRange::huge(huge);
         let held = match self.ledger.lock(frames) {
@@ -24,10 +25,31 @@ impl Pager {
                 return Ok(false);
             }
         };
-        let mut there = held.contents().filter(|(_, content)| readable(*content));
-        let result = there.try_for_each(|(frames, _)| self.ram.map(frames));
-        drop(there);
+        let mut there: Vec<FrameRange> = Vec::new();
+        for (frames, _) in held.contents().filter(|(_, content)| readable(*content)) {
+            match there.last_mut() {
+                Some(last) if last.end() == frames.start => last.count += frames.count,
+                _ => there.push(frames),
+            }
+        }
+        let result = there.into_iter().try_for_each(|frames| self.map_runs(frames));
         self.after(held.abandon(), frames);
         result.map(|()| true)
+    }
+
+    /// In each region that the frames lie in.
+    fn map_runs(&self, frames: FrameRange) -> io::Result<()> {
+        let mut from = frames.start;
+        while from < frames.end() {
+            let left = FrameRange::new(from, frames.end().0 - from.0);
+            // What is no RAM is a hole of the board's.
+            let Some(run) = self.ram.clip(left) else {
+                from = Gfn(from.0 + 1);
+                continue;
+            };
+            self.ram.map(run)?;
+            from = run.end();
+        }
+        Ok(())
     }
 }

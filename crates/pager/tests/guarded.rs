@@ -15,6 +15,7 @@ use ebb_pager::{
     Sentry, SoftIommu,
 };
 use ebb_store::{Protection, SwapFile};
+use ebb_sys::numa;
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
 use vmtest::require;
@@ -166,4 +167,37 @@ fn what_is_elsewhere_goes_with_its_block() {
     assert_eq!((daemon.resident_bytes(), pager.store_usage().disk_slots_used), (0, 0));
     pager.unguard(ALL, false).unwrap();
     assert_eq!((guest.read(Gfn(3)), guest.read(Gfn(300))), (page_of(0), page_of(0)));
+}
+
+/// What rests elsewhere, or is unplugged, has no memory by being looked for.
+#[test]
+fn only_what_is_in_memory_is_mapped_here() {
+    require!(available());
+    let daemon = Daemon::plain();
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    for gfn in [5, 6, 8] {
+        guest.write(Gfn(gfn), &page_of(gfn));
+    }
+    assert_eq!(pager.evict(&[Gfn(5), Gfn(8)], &NothingKnown).unwrap().frames(), 2);
+    let here = |gfn| {
+        let this = Process::open(std::process::id() as i32).unwrap();
+        let mut status = [0];
+        let address = pager.ram().here(Gfn(gfn)).unwrap();
+        numa::locate(&this, &[address], &mut status).unwrap();
+        status[0] >= 0
+    };
+    pager.ram().unmap().unwrap();
+    assert!(!here(6));
+    assert!(pager.map_here(Gfn(0).huge()).unwrap());
+    assert_eq!([5, 6, 8, 511].map(here), [false, true, false, true]);
+    assert!([5, 8].iter().all(|&gfn| daemon.machine.in_file(Gfn(gfn)).is_none()));
+    assert_eq!([5, 8].map(|gfn| guest.read(Gfn(gfn))), [page_of(5), page_of(8)]);
+    // Of frames that somebody works on nothing is known.
+    pager.ram().unmap().unwrap();
+    let held = pager.ledger().lock_frame(Gfn(9)).unwrap();
+    assert!(!pager.map_here(Gfn(0).huge()).unwrap() && !here(6));
+    assert!(!held.abandon());
+    pager.guard(ALL).unwrap();
+    assert!(pager.map_here(Gfn(0).huge()).unwrap());
+    assert_eq!((daemon.resident_bytes(), here(6)), (0, false));
 }

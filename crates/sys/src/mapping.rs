@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-use ebb_units::Hva;
+use ebb_units::{FRAME_BYTES, Hva};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// An atomic integer; only for the types below.
@@ -95,6 +95,32 @@ impl Mapping {
     /// `EFAULT` when the host has no memory to give.
     pub fn populate(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.advise(offset, bytes, Advice::LinuxPopulateWrite)
+    }
+
+    /// Which pages of a range, one byte of `pages` each, are in memory, whether they are mapped
+    /// here or not.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in the mapping, or is not as long as `pages` says; as
+    /// mincore(2).
+    pub fn in_memory(&self, offset: u64, pages: &mut [bool]) -> io::Result<()> {
+        let bytes = pages.len() as u64 * FRAME_BYTES;
+        let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes());
+        if end.is_none() || !offset.is_multiple_of(FRAME_BYTES) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut found = vec![0_u8; pages.len()];
+        // SAFETY: the range lies in the mapping, and `found` has a byte for each of its pages;
+        // nothing else is written.
+        let result = unsafe {
+            let start = self.start.as_ptr().add(offset as usize);
+            libc::mincore(start.cast(), bytes as usize, found.as_mut_ptr())
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        pages.iter_mut().zip(found).for_each(|(page, found)| *page = found & 1 == 1);
+        Ok(())
     }
 
     /// Maps what a range has in memory; a page that is not there is made, and is zero.

@@ -104,7 +104,9 @@ impl Mover {
     ) -> Result<Vec<T>, TierError> {
         thread::scope(|scope| {
             // The caller is one of them.
-            let others: Vec<_> = (1..self.workers).map(|_| scope.spawn(&work)).collect();
+            // As many others as there can be.
+            let other = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
+            let others: Vec<_> = (1..self.workers).map_while(other).collect();
             let own = work();
             let ended = others.into_iter().map(|thread| match thread.join() {
                 Ok(result) => result,

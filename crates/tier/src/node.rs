@@ -13,9 +13,6 @@ use crate::ladder::Kind;
 use crate::mover::Mover;
 use crate::tier::{Outcome, Tier, TierError};
 
-/// On which node pages are is asked for so many at once.
-const ASKED_PAGES: u64 = 64 << 10;
-
 /// The pages of one VM, as a process has them mapped by whose number and addresses the kernel
 /// finds them. Wherever else they are mapped, there they stay so.
 pub struct Pages {
@@ -27,7 +24,7 @@ pub struct Pages {
 enum Mapped {
     /// By the VMM.
     Vmm(Arc<Ram>),
-    /// By this process, as far as somebody asked for them.
+    /// By this process, from when somebody asks for them.
     Here(Arc<Pager>),
 }
 
@@ -48,43 +45,30 @@ impl Pages {
     }
 
     /// The node of each frame of a range; `None`: it holds no page, or somebody works on it.
+    /// Its pages are mapped here from then on, until [`Pages::unmap`].
     ///
     /// # Errors
     /// [`TierError`].
     pub fn nodes(&self, frames: FrameRange) -> Result<Vec<Option<u32>>, TierError> {
-        let mut nodes = Vec::with_capacity(usize::try_from(frames.count).unwrap_or(0));
-        for start in (0..frames.count).step_by(ASKED_PAGES as usize) {
-            let count = ASKED_PAGES.min(frames.count - start);
-            let part = FrameRange::new(Gfn(frames.start.0 + start), count);
-            let frames: Vec<Gfn> = part.frames().collect();
-            nodes.extend(
-                self.located(&frames)?.into_iter().map(|status| u32::try_from(status).ok()),
-            );
-        }
-        Ok(nodes)
-    }
-
-    /// A status for each frame, as of [`ebb_sys::numa::locate`].
-    fn located(&self, frames: &[Gfn]) -> Result<Vec<i32>, TierError> {
-        let mut statuses = self.ask(frames)?;
-        let Mapped::Here(pager) = &self.mapped else { return Ok(statuses) };
-        let no_page = -Errno::NOENT.raw_os_error();
-        let unmapped: Vec<(usize, Gfn)> = { frames.iter().copied().enumerate() }
-            .filter(|(at, _)| statuses.get(*at) == Some(&no_page))
-            .collect();
-        let mut huge = None;
-        for (_, gfn) in &unmapped {
-            if huge != Some(gfn.huge()) {
-                huge = Some(gfn.huge());
-                // What somebody works on is left for the next time.
-                pager.map_here(gfn.huge()).map_err(TierError::Mapping)?;
+        if let Mapped::Here(pager) = &self.mapped {
+            for part in frames.by_huge() {
+                // What cannot be mapped now is left for the next time.
+                if let Err(error) = pager.map_here(part.start.huge()) {
+                    tracing::debug!("mapping {part:?}: {error}");
+                }
             }
         }
-        let again: Vec<Gfn> = unmapped.iter().map(|(_, gfn)| *gfn).collect();
-        for ((at, _), now) in unmapped.into_iter().zip(self.ask(&again)?) {
-            statuses.get_mut(at).into_iter().for_each(|status| *status = now);
+        let statuses = self.ask(&frames.frames().collect::<Vec<Gfn>>())?;
+        Ok(statuses.into_iter().map(|status| u32::try_from(status).ok()).collect())
+    }
+
+    /// They are not mapped here any more, for the time being.
+    pub fn unmap(&self) {
+        if let Mapped::Here(pager) = &self.mapped
+            && let Err(error) = pager.ram().unmap()
+        {
+            tracing::debug!("taking pages out of the page table: {error}");
         }
-        Ok(statuses)
     }
 
     fn ask(&self, frames: &[Gfn]) -> Result<Vec<i32>, TierError> {

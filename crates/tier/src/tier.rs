@@ -94,9 +94,6 @@ pub enum TierError {
         #[source]
         error: io::Error,
     },
-    /// Its pages cannot be mapped, by which the kernel finds them.
-    #[error("mapping the VM's pages: {0}")]
-    Mapping(#[source] io::Error),
     /// Its store or the kernel failed.
     #[error("{tier}: {error}")]
     Failed {

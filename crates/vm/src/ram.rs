@@ -190,19 +190,29 @@ impl Ram {
     /// are made meanwhile some may be given memory again, zeros.
     ///
     /// # Errors
-    /// As madvise(2) for `MADV_POPULATE_READ` (Linux 5.14).
+    /// `InvalidInput`: the range is not in one region; as mincore(2), and as madvise(2) for
+    /// `MADV_POPULATE_READ` (Linux 5.14).
     pub fn map(&self, frames: FrameRange) -> io::Result<()> {
-        let mut from = frames.start;
-        while let Some((start, bytes)) = self.next_populated(from.gpa())
-            && start < frames.end().gpa()
-        {
-            let end = start.0.saturating_add(bytes).min(frames.end().gpa().0);
-            let run = FrameRange::new(start.gfn(), (end - start.0) / FRAME_BYTES);
-            let (backing, offset) = self.backing(run)?;
-            backing.mapping.map(offset, run.bytes())?;
-            from = run.end();
+        let (backing, offset) = self.backing(frames)?;
+        let mut there = vec![false; usize::try_from(frames.count).unwrap_or(0)];
+        backing.mapping.in_memory(offset, &mut there)?;
+        let mut at = offset;
+        for run in there.chunk_by(|one, next| one == next) {
+            let bytes = run.len() as u64 * FRAME_BYTES;
+            if run.first() == Some(&true) {
+                backing.mapping.map(at, bytes)?;
+            }
+            at += bytes;
         }
         Ok(())
+    }
+
+    /// Takes all of it out of this process's page table; the memory stays.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn unmap(&self) -> io::Result<()> {
+        self.files.iter().try_for_each(|file| file.mapping.forget(0, file.mapping.bytes()))
     }
 
     /// A frame's address in this process; `None`: not in RAM.
