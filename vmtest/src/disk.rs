@@ -1,6 +1,5 @@
 //! A disk served by `ebbd disk`, and the programs that make and check what is on it.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use ebb_units::Bytes;
 
 use crate::assets;
-use crate::host::{Host, Ran};
+use crate::host::{Host, Ran, call};
 use crate::process;
 use crate::wait::until;
 
@@ -168,8 +167,4 @@ impl Drop for Disk {
             let _ = server.wait();
         }
     }
-}
-
-fn call(words: &[&dyn AsRef<OsStr>]) {
-    Ran::of(Command::new(words[0]).args(&words[1..])).ok();
 }

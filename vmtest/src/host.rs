@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -264,4 +264,9 @@ impl Drop for Inner {
         left.sort_by_key(|(_, program)| program != "ebbd");
         left.into_iter().for_each(|(pid, _)| process::kill(pid));
     }
+}
+
+/// Runs a program of this host's, by the words of its command.
+pub(crate) fn call(words: &[&dyn AsRef<OsStr>]) {
+    Ran::of(Command::new(words[0]).args(&words[1..])).ok();
 }

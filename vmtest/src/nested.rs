@@ -1,17 +1,17 @@
 //! A host with two NUMA nodes: a guest, in which the test runs again, with VMs of its own.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::assets::{self, Kernel};
+use crate::host::call;
 use crate::{Guest, Host, Ran, Vm, skip};
 
 /// The kernel of that host: `PAGEMAP_SCAN` has come with 6.7.
-pub const KERNEL: &str = "6.12";
+const KERNEL: &str = "6.12";
 /// Of the VMs in it.
 pub const INNER_KERNEL: &str = "6.1-cloud";
 /// Emulators under an emulator take twenty times as long.
@@ -34,11 +34,7 @@ const QEMU_FILES: [&str; 3] =
 /// # Panics
 /// It fails there, or cannot run.
 pub fn on_two_nodes(test: &str) -> bool {
-    let nodes = fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
-    let names = nodes.filter_map(|entry| entry.file_name().into_string().ok());
-    let is_node =
-        |name: &String| name.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok());
-    if names.filter(is_node).count() > 1 {
+    if ebb_tier::host::nodes().is_ok_and(|nodes| nodes.len() > 1) {
         return false;
     }
     if let Err(reason) = assets::kernel(KERNEL) {
@@ -148,8 +144,4 @@ fn inside(root: &Path, path: &Path) -> PathBuf {
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
     fs::copy(from, to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
-}
-
-fn call(words: &[&dyn AsRef<OsStr>]) {
-    Ran::of(Command::new(words[0]).args(&words[1..])).ok();
 }

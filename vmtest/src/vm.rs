@@ -151,6 +151,15 @@ impl Vm {
         }
     }
 
+    /// The frames that a program of the guest's uses, by `hotframes NAME` or `accessframes NAME`, in
+    /// the order that it tells them.
+    pub fn frames(&self, request: &str) -> Vec<u64> {
+        let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+        let answer = self.guest(request);
+        let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
+        runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count)).collect()
+    }
+
     /// Leaves so many files of 48 KiB in its memory, each beside a hole of that size; told is what
     /// they hold.
     pub fn scatter(&self, files: u32) -> String {

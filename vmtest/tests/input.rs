@@ -139,15 +139,3 @@ fn a_daemon_with_settings_that_cannot_be_does_not_start() {
         assert_eq!(host.daemon(), None);
     }
 }
-
-#[test]
-fn tiers_that_cannot_be_are_refused() {
-    let host = Host::new();
-    let run = |tier: &str| format!("run --name a --kernel /bin/true --tier {tier}");
-    assert_refused(&host, &run("node0=128M,node99=128M"), "no such node");
-    assert_refused(&host, &run("node0=128M,dram=128M"), "not both");
-    assert_refused(&host, &run("node0=256M"), "or another node");
-    assert_refused(&host, &run("dram=128M,file=/dev/null/x:128M"), "/dev/null");
-    let huge = format!("{} --backing thp", run("node0=128M,file=/tmp/ebb-none:128M"));
-    assert_refused(&host, &huge, "give --backing small");
-}

@@ -58,11 +58,8 @@ impl Hot {
             let region = regions.iter().find(holds).expect("RAM");
             Hva(number(region, "hva") + (gpa - number(region, "gpa")))
         };
-        let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
-        let answer = vm.guest(&format!("hotframes {name}"));
-        let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
-        let frames = runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count));
-        let pages = frames.map(|frame| page(frame * FRAME_BYTES)).collect();
+        let frames = vm.frames(&format!("hotframes {name}"));
+        let pages = frames.into_iter().map(|frame| page(frame * FRAME_BYTES)).collect();
         Hot { qemu: Process::open(vm.pid()).expect("QEMU"), pages }
     }
 

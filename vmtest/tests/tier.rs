@@ -95,10 +95,18 @@ fn tiers_that_cannot_be_change_nothing() {
         (format!("dram=128M,file={}:384M --backing hugetlb", slow.display()), "huge"),
         ("dram=128M,file=slow:384M".into(), "give the whole path"),
         ("tape=512M".into(), "is no tier"),
+        ("dram=128M,file=/dev/null/x:128M".into(), "/dev/null"),
+        ("node0=128M,node99=128M".into(), "no such node"),
+        ("node0=128M,dram=128M".into(), "not both"),
+        ("node0=256M".into(), "or another node"),
+        (format!("node0=128M,file={}:128M --backing thp", slow.display()), "give --backing small"),
     ] {
         let said = run(&format!("--tier {tiers}"));
         assert!(said.contains(why), "{tiers}: {said}");
         assert!(host.list().is_empty() && !slow.exists(), "{tiers}");
+        assert!(host.processes().iter().all(|name| name == "ebbd"), "{tiers}");
+        let records = fs::read_dir(host.run_directory().join("vms")).map(Iterator::count);
+        assert_eq!(records.unwrap_or(0), 0, "{tiers}: a record is left");
     }
     assert_eq!(fs::read_to_string(&mine).unwrap(), "mine");
 }

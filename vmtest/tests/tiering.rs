@@ -17,14 +17,9 @@ fn heat(vm: &Vm, options: &str) -> HeatReport {
 
 /// How many pages of each block the guest's program uses, by its own page tables.
 fn truth(vm: &Vm, name: &str) -> BTreeMap<u64, u64> {
-    let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
-    let answer = vm.guest(&format!("hotframes {name}"));
     let mut blocks = BTreeMap::new();
-    for run in answer.split_whitespace() {
-        let (first, count) = run.split_once('+').expect("a run");
-        for frame in hex(first)..hex(first) + hex(count) {
-            *blocks.entry(frame / BLOCK_FRAMES).or_default() += 1;
-        }
+    for frame in vm.frames(&format!("hotframes {name}")) {
+        *blocks.entry(frame / BLOCK_FRAMES).or_default() += 1;
     }
     blocks
 }

@@ -38,8 +38,9 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// From a monitoring that has ended, and its pages in order; `weights` are what reads and writes count for. With a
-    /// `threshold`, in windows, a page is either as hot as can be or not at all, for a limit.
+    /// From a monitoring that has ended, and its pages in order; `weights` are what reads and
+    /// writes count for. With a `threshold`, in windows, a page is either as hot as can be or not
+    /// at all, for a limit.
     pub fn new(
         run: &Run,
         sorted: &Sorted,
@@ -48,7 +49,7 @@ impl Heat {
         accelerator: Accelerator,
     ) -> Heat {
         let hot_frames = sorted.wanted_frames(HOT_PERCENT, HOT_DEGREE_MIN);
-        let needs = host_needs(run.is_by_guest(), accelerator);
+        let (host_needs, misses_uses) = host_needs(run.is_by_guest(), accelerator);
         let scale = Scale { degree_max: degree_max(weights, run.windows), threshold };
         let mut degrees: Vec<DegreeBytes> = Vec::new();
         for (degree, pages) in sorted.degrees() {
@@ -69,8 +70,8 @@ impl Heat {
                 false => HeatTracker::VmmTable,
             },
             why: run.why.clone(),
-            host_needs: needs.0,
-            misses_uses: needs.1,
+            host_needs,
+            misses_uses,
             weights,
             used_frames: sorted.used_frames(),
             reused_frames: sorted.wanted_frames(100, 2 * least_weight(weights)),

@@ -47,7 +47,7 @@ const KERNEL: u8 = u8::MAX - 1;
 pub struct Placing {
     jobs: Option<Sender<Job>>,
     /// Waits until the thread has nothing to do.
-    next: Option<Job>,
+    next: Option<Known>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
     fast_bytes: u64,
@@ -63,8 +63,6 @@ enum Job {
     Known(Known),
     /// What was known before, with what came since as the coldest.
     Again,
-    /// Nothing that was known counts any more.
-    Forget,
 }
 
 /// What is to go by.
@@ -149,9 +147,9 @@ impl Placing {
         self.shared.figures().clone()
     }
 
-    /// Another kernel may run.
+    /// Another kernel may run: nothing goes by the heat of the old one.
     pub fn lose(&mut self) {
-        (self.next, self.placed_bytes) = (Some(Job::Forget), None);
+        (self.next, self.placed_bytes) = (None, None);
     }
 
     /// Gives the thread its next job, if it has none. The first node may hold more than its share
@@ -168,10 +166,8 @@ impl Placing {
         if self.next.is_none() && !has_grown || self.shared.is_busy.swap(true, Acquire) {
             return;
         }
-        let job = self.next.take().unwrap_or(Job::Again);
-        if !matches!(job, Job::Forget) {
-            self.placed_bytes = Some(touched_bytes);
-        }
+        let job = self.next.take().map_or(Job::Again, Job::Known);
+        self.placed_bytes = Some(touched_bytes);
         // A thread that is gone places nothing.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
@@ -219,7 +215,7 @@ impl State {
         let degree_max = u32::try_from(degree_max).unwrap_or(u32::MAX);
         let known = Known { sorted: Some(sorted), kernel, degree_max };
         if let Some(placing) = &mut self.placing {
-            placing.next = Some(Job::Known(known));
+            placing.next = Some(known);
         }
     }
 
@@ -227,12 +223,8 @@ impl State {
         let mut kernel: Vec<FrameRange> = Vec::new();
         let Some(guest) = &self.witness else { return kernel };
         guest.memmap().kinds(&self.held.pager.view(), guest.layout(), |frames, kind| {
-            if !matches!(kind, PageKind::Table | PageKind::Slab | PageKind::Other) {
-                return;
-            }
-            match kernel.last_mut() {
-                Some(last) if last.end() == frames.start => last.count += frames.count,
-                _ => kernel.push(frames),
+            if matches!(kind, PageKind::Table | PageKind::Slab | PageKind::Other) {
+                frames.join(&mut kernel);
             }
         });
         kernel
@@ -310,14 +302,8 @@ impl Placer {
     fn run(mut self, jobs: &Receiver<Job>) {
         for job in jobs {
             let is_new = matches!(job, Job::Known(_));
-            match job {
-                Job::Known(known) => self.known = known,
-                Job::Again => {}
-                Job::Forget => {
-                    self.known = Known::default();
-                    self.shared.is_busy.store(false, Release);
-                    continue;
-                }
+            if let Job::Known(known) = job {
+                self.known = known;
             }
             let result = self.place();
             // An entry of this process's would make the next punch dearer, and its own share of

@@ -27,10 +27,7 @@ impl Pager {
         };
         let mut there: Vec<FrameRange> = Vec::new();
         for (frames, _) in held.contents().filter(|(_, content)| readable(*content)) {
-            match there.last_mut() {
-                Some(last) if last.end() == frames.start => last.count += frames.count,
-                _ => there.push(frames),
-            }
+            frames.join(&mut there);
         }
         let result = there.into_iter().try_for_each(|frames| self.map_runs(frames));
         self.after(held.abandon(), frames);

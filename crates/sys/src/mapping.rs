@@ -97,20 +97,16 @@ impl Mapping {
         self.advise(offset, bytes, Advice::LinuxPopulateWrite)
     }
 
-    /// Which pages of a range, one byte of `pages` each, are in memory, whether they are mapped
-    /// here or not.
+    /// Which pages from `offset` on, one for each of `pages`, are in memory, whether they are
+    /// mapped here or not.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in the mapping, or is not as long as `pages` says; as
-    /// mincore(2).
+    /// `InvalidInput`: they are not all in the mapping; as mincore(2).
     pub fn in_memory(&self, offset: u64, pages: &mut [bool]) -> io::Result<()> {
         let bytes = pages.len() as u64 * FRAME_BYTES;
-        let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes());
-        if end.is_none() || !offset.is_multiple_of(FRAME_BYTES) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+        self.check(offset, bytes)?;
         let mut found = vec![0_u8; pages.len()];
-        // SAFETY: the range lies in the mapping, and `found` has a byte for each of its pages;
+        // SAFETY: the range lies in the mapping (just checked), and `found` has a byte for each of its pages;
         // nothing else is written.
         let result = unsafe {
             let start = self.start.as_ptr().add(offset as usize);
@@ -148,11 +144,16 @@ impl Mapping {
         self.advise(0, self.bytes(), advice)
     }
 
-    fn advise(&self, offset: u64, bytes: u64, advice: Advice) -> io::Result<()> {
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes());
-        if !inside {
-            return Err(io::ErrorKind::InvalidInput.into());
+    /// Whether the range lies in the mapping.
+    fn check(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        match offset.checked_add(bytes).is_some_and(|end| end <= self.bytes()) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::InvalidInput.into()),
         }
+    }
+
+    fn advise(&self, offset: u64, bytes: u64, advice: Advice) -> io::Result<()> {
+        self.check(offset, bytes)?;
         // SAFETY: the range lies in our own shared mapping (just checked); the
         // advice used here never changes what the file's pages hold.
         unsafe {

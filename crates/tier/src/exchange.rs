@@ -16,9 +16,9 @@ pub struct Exchanged {
     pub held_back_frames: u64,
 }
 
-/// Does what steps of a plan say, `batch` of them at a time: first what goes down, and then so much
-/// comes up as has become free. So the faster tier needs no room of its own, the slower one
-/// as much as a batch. `tiers` are the VM's, by their number.
+/// Does what steps of a plan say, `batch` of them at a time: first what goes down, and then so
+/// much comes up as has become free. So the faster tier needs no room of its own, the slower
+/// one as much as a batch. `tiers` are the VM's, by their number.
 ///
 /// # Errors
 /// A tier takes nothing; what was moved until then stays moved, and no content is lost.

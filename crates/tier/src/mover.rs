@@ -87,24 +87,12 @@ impl Mover {
         Ok(done.into_iter().flat_map(|(_, outcomes)| outcomes).collect())
     }
 
-    /// Asks on which node each page is; a status as of [`numa::locate`].
-    ///
-    /// # Errors
-    /// As [`Mover::run`].
-    pub fn locate(&self, process: &Process, pages: &[Hva]) -> Result<Vec<i32>, TierError> {
-        let mut statuses = vec![UNTOLD; pages.len()];
-        let asked = numa::locate(process, pages, &mut statuses);
-        asked.map_err(|error| explain(error, 0))?;
-        Ok(statuses)
-    }
-
     fn all<T: Send>(
         &self,
         work: impl Fn() -> Result<Vec<T>, TierError> + Sync,
     ) -> Result<Vec<T>, TierError> {
         thread::scope(|scope| {
-            // The caller is one of them.
-            // As many others as there can be.
+            // The caller is one of them; as many others as there can be.
             let other = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
             let others: Vec<_> = (1..self.workers).map_while(other).collect();
             let own = work();
@@ -125,8 +113,7 @@ impl Mover {
         is_full: &AtomicBool,
     ) -> Result<Vec<Outcome>, TierError> {
         let failed = |error| explain(error, node);
-        let mut statuses = vec![UNTOLD; pages.len()];
-        numa::locate(process, pages, &mut statuses).map_err(failed)?;
+        let statuses = locate(process, pages).map_err(failed)?;
         let mut outcomes: Vec<Outcome> =
             statuses.iter().map(|&status| outcome(status, node, Outcome::There)).collect();
         for attempt in 0..ATTEMPTS {
@@ -164,8 +151,7 @@ impl Mover {
         // When one page fails, nothing is told of those that the kernel took together with it.
         let untold = |status: i32| status == UNTOLD || status == -Errno::BUSY.raw_os_error();
         if statuses.iter().any(|&status| untold(status)) {
-            let mut now = vec![UNTOLD; pages.len()];
-            numa::locate(process, pages, &mut now)?;
+            let now = locate(process, pages)?;
             for (status, now) in statuses.iter_mut().zip(now) {
                 *status = if untold(*status) { now } else { *status };
             }
@@ -176,6 +162,16 @@ impl Mover {
         };
         Ok(statuses.iter().map(of).collect())
     }
+}
+
+/// Asks on which node each page is; a status as of [`numa::locate`].
+///
+/// # Errors
+/// As move_pages(2).
+pub(crate) fn locate(process: &Process, pages: &[Hva]) -> io::Result<Vec<i32>> {
+    let mut statuses = vec![UNTOLD; pages.len()];
+    numa::locate(process, pages, &mut statuses)?;
+    Ok(statuses)
 }
 
 /// What a status says; `here`: the page is on the node.

@@ -10,7 +10,7 @@ use ebb_vm::Ram;
 use rustix::io::Errno;
 
 use crate::ladder::Kind;
-use crate::mover::Mover;
+use crate::mover::{self, Mover};
 use crate::tier::{Outcome, Tier, TierError};
 
 /// The pages of one VM, as a process has them mapped by whose number and addresses the kernel
@@ -73,7 +73,7 @@ impl Pages {
 
     fn ask(&self, frames: &[Gfn]) -> Result<Vec<i32>, TierError> {
         let (places, addresses) = self.addresses(frames);
-        let found = self.mover.locate(&self.process, &addresses)?;
+        let found = mover::locate(&self.process, &addresses).map_err(TierError::Asking)?;
         // What is not RAM holds no page.
         let mut statuses = vec![-Errno::FAULT.raw_os_error(); frames.len()];
         put(&mut statuses, places, found);

@@ -94,6 +94,9 @@ pub enum TierError {
         #[source]
         error: io::Error,
     },
+    /// The kernel does not say where its pages are.
+    #[error("asking where the VM's pages are: {0}")]
+    Asking(#[source] io::Error),
     /// Its store or the kernel failed.
     #[error("{tier}: {error}")]
     Failed {

@@ -1,5 +1,6 @@
 //! Addresses and frame numbers.
 
+use alloc::vec::Vec;
 use core::fmt;
 
 use crate::{FRAME_BYTES, FRAMES_PER_HUGE, HUGE_BYTES};
@@ -112,6 +113,14 @@ impl FrameRange {
         (self.start.0..self.end().0).map(Gfn)
     }
 
+    /// Adds it to ranges in order: to the last of them, if it begins where that ends.
+    pub fn join(self, ranges: &mut Vec<FrameRange>) {
+        match ranges.last_mut() {
+            Some(last) if last.end() == self.start => last.count += self.count,
+            _ => ranges.push(self),
+        }
+    }
+
     /// Splits at huge-frame borders: each piece lies in one huge frame.
     pub fn by_huge(self) -> impl Iterator<Item = FrameRange> {
         let end = self.end().0;
@@ -161,6 +170,15 @@ impl fmt::Debug for FrameRange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbours_become_one() {
+        let mut ranges = Vec::new();
+        for (start, count) in [(0, 2), (2, 3), (6, 1)] {
+            FrameRange::new(Gfn(start), count).join(&mut ranges);
+        }
+        assert_eq!(ranges, [FrameRange::new(Gfn(0), 5), FrameRange::new(Gfn(6), 1)]);
+    }
 
     #[test]
     fn a_wild_frame_number_does_not_wrap() {

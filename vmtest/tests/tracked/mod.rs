@@ -78,15 +78,8 @@ impl Tracked {
 
     /// The frames that the guest's program uses, in order.
     pub fn frames(&self, vm: &Vm, name: &str) -> Vec<u64> {
-        frames(&vm.guest(&format!("hotframes {name}")))
+        vm.frames(&format!("hotframes {name}"))
     }
-}
-
-/// Frames as the guest tells them.
-pub fn frames(answer: &str) -> Vec<u64> {
-    let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
-    let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
-    runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count)).collect()
 }
 
 /// Makes a userfaultfd in the VMM, by another process as the daemon does: here QEMU is a child,

@@ -5,7 +5,7 @@ use ebb_units::Gfn;
 use vmtest::{Guest, Host, Vm};
 
 use super::spread;
-use super::tracked::{Tracked, frames};
+use super::tracked::Tracked;
 use crate::interrupt;
 
 /// Of a monitoring, as the daemon has them.
@@ -47,7 +47,7 @@ impl Rig {
         let vm = Host::new().qemu(guest);
         let tracked = Tracked::take(&vm);
         vm.guest(&format!("access a {program_mib}M hot 0 1"));
-        let frames = frames(&vm.guest("accessframes a")).into_iter().map(Gfn).collect();
+        let frames = vm.frames("accessframes a").into_iter().map(Gfn).collect();
         Rig { tracked, vm, frames }
     }
 
