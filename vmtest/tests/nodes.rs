@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use ebb_api::Calibration;
 use ebb_sys::numa;
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, Hva};
@@ -112,6 +113,12 @@ fn hot_pages_are_on_the_fast_node() {
     assert!(shown.contains("of 128 MiB node0") && shown.contains("of 128 MiB node1"), "{shown}");
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
+    // An emulator's nodes are as fast as each other.
+    let measured: Calibration =
+        serde_json::from_str(&host.ebb("calibrate --json").ok()).expect("speeds");
+    let names: Vec<&str> = measured.tiers.iter().map(|tier| tier.tier.as_str()).collect();
+    assert!(names.starts_with(&["dram", "node0", "node1"]), "{names:?}");
+    assert!(measured.tiers.iter().all(|tier| tier.read_ns > 0 && tier.write_ns > 0));
 }
 
 /// Two nodes, and a file for what is colder still.

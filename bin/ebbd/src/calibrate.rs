@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 use ebb_api::{Calibration, TierSpeed};
 use ebb_heat::Weights;
 use ebb_store::{Compressed, PageBuffer, Protection, Store, SwapFile};
-use ebb_units::FRAME_BYTES;
+use ebb_sys::process::Process;
+use ebb_tier::host::NodeMemory;
+use ebb_tier::{Kind, Mover, Outcome};
+use ebb_units::{FRAME_BYTES, Hva};
 
 use crate::kept;
 use crate::problem::{Answer, failed, not_allowed};
@@ -25,6 +28,11 @@ const BATCH_PAGES: usize = 512;
 /// Pages read, one by one; no more once the time is over.
 const READS: usize = 2048;
 const TIME: Duration = Duration::from_secs(2);
+/// On each NUMA node, where there are several: more than its processors cache by far.
+const NODE_PAGES: usize = 65536;
+/// A node that is slower by less than this part is taken for as fast: two measurements of the
+/// same differ by as much.
+const NOISE_PART: u64 = 10;
 /// A ratio is told by numbers up to these. Below 3, so that one window with reads alone makes
 /// no page hot, and as the paper has it (1:3, 2:3).
 const READ_WEIGHT_MAX: u64 = 2;
@@ -35,8 +43,10 @@ const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What was measured last, for all VMs; kept in the run directory.
 pub struct Calibrated {
     path: PathBuf,
-    /// So many are written and read.
+    /// So many are written and read,
     pages: usize,
+    /// and so many on each node.
+    node_pages: usize,
     last: Mutex<Option<Calibration>>,
     measuring: Mutex<()>,
 }
@@ -47,10 +57,10 @@ impl Calibrated {
     /// # Errors
     /// The file is there and cannot be read, or makes no sense.
     pub fn open(run_dir: &Path) -> io::Result<Arc<Calibrated>> {
-        Calibrated::with(run_dir, PAGES)
+        Calibrated::with(run_dir, PAGES, NODE_PAGES)
     }
 
-    fn with(run_dir: &Path, pages: usize) -> io::Result<Arc<Calibrated>> {
+    fn with(run_dir: &Path, pages: usize, node_pages: usize) -> io::Result<Arc<Calibrated>> {
         let path = run_dir.join(FILE);
         let last: Option<Calibration> = kept::load(&path)?;
         if let Some(last) = &last {
@@ -59,6 +69,7 @@ impl Calibrated {
         Ok(Arc::new(Calibrated {
             path,
             pages,
+            node_pages,
             last: Mutex::new(last),
             measuring: Mutex::default(),
         }))
@@ -76,6 +87,20 @@ impl Calibrated {
         weights.unwrap_or(Weights::EVEN)
     }
 
+    /// The same for a VM whose pages are on nodes, by the slowest of them and the fastest.
+    pub fn node_weights(&self, [fastest, slowest]: [u32; 2]) -> Weights {
+        let Some(last) = self.last() else { return Weights::EVEN };
+        let speed = |number| {
+            let name = Kind::Node(number).to_string();
+            last.tiers.iter().find(|tier| tier.tier == name)
+        };
+        let (Some(fast), Some(slow)) = (speed(fastest), speed(slowest)) else {
+            return Weights::EVEN;
+        };
+        let (read, write) = node_weights(fast, slow);
+        Weights::new(read, write).unwrap_or(Weights::EVEN)
+    }
+
     /// Measures, and keeps it.
     ///
     /// # Errors
@@ -83,7 +108,9 @@ impl Calibrated {
     pub fn measure(&self, run_dir: &Path, swap_dir: &Path) -> Answer<Calibration> {
         // One at a time: two would measure each other. Workers ask for the last one meanwhile.
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = measure(run_dir, swap_dir, self.pages)?;
+        let mut found = measure(run_dir, swap_dir, self.pages)?;
+        // What is addressable comes first.
+        found.tiers.splice(1..1, nodes(self.node_pages));
         kept::save(&self.path, &found).map_err(failed("the calibration's record"))?;
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(found.clone());
         Ok(found)
@@ -124,7 +151,7 @@ fn measure(run_dir: &Path, swap_dir: &Path, count: usize) -> Answer<Calibration>
     let place = Place::new(run_dir, swap_dir).map_err(failed("a place to measure"))?;
     let mut pages = PageBuffer::new(count);
     fill(pages.pages_mut());
-    let mut tiers = vec![memory(pages.pages_mut())];
+    let mut tiers = vec![memory("dram", pages.pages_mut())];
     let slots = count as u64;
     let open = || SwapFile::open(&place.file, &place.directory, slots, Protection::Encrypted);
     let unusable =
@@ -161,8 +188,40 @@ fn order(count: usize, first: usize) -> impl Iterator<Item = usize> {
     indices.map(move |index| (index.wrapping_mul(MIX) >> 33) as usize % count.max(1))
 }
 
-/// What the host's memory costs, a page at a time.
-fn memory(pages: &mut [ebb_store::Page]) -> TierSpeed {
+/// Each node where there are several, but for those that have no room.
+fn nodes(pages: usize) -> Vec<TierSpeed> {
+    let nodes = ebb_tier::host::nodes().unwrap_or_default();
+    if nodes.len() < 2 {
+        return Vec::new();
+    }
+    let speed = |node: NodeMemory| match on_node(node.number, pages) {
+        Ok(speed) => Some(speed),
+        Err(error) => {
+            tracing::warn!("node{} cannot be measured: {error}", node.number);
+            None
+        }
+    };
+    nodes.into_iter().filter_map(speed).collect()
+}
+
+fn on_node(node: u32, count: usize) -> io::Result<TierSpeed> {
+    let mut buffer = PageBuffer::new(count);
+    // Only what was written has memory that can be moved.
+    buffer.pages_mut().iter_mut().for_each(|page| page[0] = 1);
+    let addresses: Vec<Hva> =
+        buffer.pages().iter().map(|page| Hva(page.as_ptr().addr() as u64)).collect();
+    let own = Process::open(rustix::process::getpid().as_raw_nonzero().get())?;
+    let outcomes = Mover::default().run(&own, &addresses, node).map_err(io::Error::other)?;
+    let is_there = |outcome: &&Outcome| matches!(outcome, Outcome::Moved | Outcome::There);
+    let there = outcomes.iter().filter(is_there).count();
+    if there < count / 10 * 9 {
+        return Err(io::Error::other(format!("of {count} pages {there} found room")));
+    }
+    Ok(memory(&Kind::Node(node).to_string(), buffer.pages_mut()))
+}
+
+/// What memory costs, a page at a time.
+fn memory(tier: &str, pages: &mut [ebb_store::Page]) -> TierSpeed {
     let mut copy = [0; FRAME_BYTES as usize];
     let (mut reads, mut writes) = (Vec::with_capacity(READS), Vec::with_capacity(READS));
     for index in order(pages.len(), 0) {
@@ -175,7 +234,7 @@ fn memory(pages: &mut [ebb_store::Page]) -> TierSpeed {
         pages[index].copy_from_slice(black_box(&copy));
         writes.push(began.elapsed());
     }
-    TierSpeed { tier: "dram".into(), read_ns: median_ns(reads), write_ns: median_ns(writes) }
+    TierSpeed { tier: tier.into(), read_ns: median_ns(reads), write_ns: median_ns(writes) }
 }
 
 /// What a store costs: saved in batches, read back page by page.
@@ -217,7 +276,23 @@ fn median_ns(mut times: Vec<Duration>) -> u64 {
 fn weights(fast: &TierSpeed, slow: &TierSpeed) -> (u32, u32) {
     let read_ns = slow.read_ns.saturating_sub(fast.read_ns).max(1);
     let both_ns = slow.read_ns.saturating_add(slow.write_ns);
-    let write_ns = both_ns.saturating_sub(fast.write_ns).max(1);
+    ratio(read_ns, both_ns.saturating_sub(fast.write_ns).max(1))
+}
+
+/// The ratio in which uses are slower on the slow node: nothing goes back to the fast one but for
+/// another page.
+fn node_weights(fast: &TierSpeed, slow: &TierSpeed) -> (u32, u32) {
+    let read_ns = slow.read_ns.saturating_sub(fast.read_ns);
+    let write_ns = slow.write_ns.saturating_sub(fast.write_ns);
+    let is_noise = |slower_ns: u64, ns: u64| slower_ns < ns.div_ceil(NOISE_PART);
+    if is_noise(read_ns, fast.read_ns) && is_noise(write_ns, fast.write_ns) {
+        return (1, 1);
+    }
+    ratio(read_ns.max(1), write_ns.max(1))
+}
+
+/// In numbers as small as they can be.
+fn ratio(read_ns: u64, write_ns: u64) -> (u32, u32) {
     let write_for = |read: u64| {
         let wanted = u128::from(write_ns) * u128::from(read);
         let rounded = (wanted + u128::from(read_ns / 2)) / u128::from(read_ns);
@@ -253,9 +328,22 @@ mod tests {
     }
 
     #[test]
+    fn nodes_weigh_by_how_much_slower_they_are() {
+        for (slow, expected) in [
+            (speed(109, 209), (1, 1)),
+            (speed(200, 500), (1, 3)),
+            (speed(200, 350), (2, 3)),
+            (speed(300, 200), (2, 1)),
+            (speed(90, 1000), (1, 16)),
+        ] {
+            assert_eq!(node_weights(&speed(100, 200), &slow), expected, "{slow:?}");
+        }
+    }
+
+    #[test]
     fn what_was_measured_is_kept_and_leaves_nothing_behind() {
         let directory = tempfile::tempdir().unwrap();
-        let calibrated = Calibrated::with(directory.path(), 600).unwrap();
+        let calibrated = Calibrated::with(directory.path(), 600, 600).unwrap();
         assert_eq!((calibrated.last(), calibrated.weights()), (None, Weights::EVEN));
         let found = calibrated.measure(directory.path(), directory.path()).unwrap();
         let names: Vec<&str> = found.tiers.iter().map(|tier| tier.tier.as_str()).collect();
@@ -272,7 +360,7 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_is_told_in_a_line() {
         let directory = tempfile::tempdir().unwrap();
-        let calibrated = Calibrated::with(directory.path(), 1).unwrap();
+        let calibrated = Calibrated::with(directory.path(), 1, 1).unwrap();
         let nowhere = directory.path().join("nowhere");
         let refused = calibrated.measure(directory.path(), &nowhere).unwrap_err().to_string();
         assert!(refused.contains("nowhere cannot be measured"), "{refused}");

@@ -147,7 +147,7 @@ impl Heat {
 }
 
 /// What the lighter kind of use counts for.
-fn least_weight(weights: Weights) -> u64 {
+pub fn least_weight(weights: Weights) -> u64 {
     let degree = |reads, writes| weights.degree(Uses { reads, writes });
     degree(1, 0).min(degree(0, 1))
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ebb_api::{Backing, HeatReport, HeatRequest};
 use ebb_heat::{
     GuestTracker, HostPages, HostTracker, Levels, Pace, PagerTables, Roots, Round, Settings,
-    Sorted, Step, TOP_LEVEL, TrackError, Tracker, Walk, Weights,
+    Sorted, Step, TOP_LEVEL, TrackError, Tracker, Walk,
 };
 use ebb_inspect::Guest;
 use ebb_sys::pagemap::Pagemap;
@@ -19,7 +19,7 @@ use ebb_sys::uffd::HvaRange;
 use ebb_units::{FRAME_BYTES, FrameRange};
 
 use crate::calibrate::Calibrated;
-use crate::heat::{Heat, degree_max};
+use crate::heat::Heat;
 use crate::injector;
 use crate::limited::TURN;
 use crate::problem::{Answer, failed, not_allowed};
@@ -310,9 +310,8 @@ impl State {
         let Some(run) = monitor.run.take() else { return };
         // The old figures first: both at once would be one byte a page more.
         monitor.heat = None;
-        // What was calibrated are tiers behind memory.
-        let weights = match self.placing {
-            Some(_) => Weights::EVEN,
+        let weights = match &self.placing {
+            Some(placing) => monitor.calibrated.node_weights(placing.ends()),
             None => monitor.calibrated.weights(),
         };
         let threshold = self.held.record.settings.looking.threshold();
@@ -320,7 +319,7 @@ impl State {
         let accelerator = self.held.record.accelerator;
         monitor.heat = Some(Heat::new(&run, &sorted, weights, threshold, accelerator));
         monitor.levels = goes_on.then_some(run.levels);
-        self.place(sorted, degree_max(weights, run.windows), matches!(run.by, By::Guest(_)));
+        self.place(sorted, weights, run.windows, matches!(run.by, By::Guest(_)));
     }
 
     /// What was moved since it was told so last; between nodes that is done when the thread that

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ebb_heat::Sorted;
+use ebb_heat::{Sorted, Weights};
 use ebb_inspect::PageKind;
 use ebb_pager::Pager;
 use ebb_tier::mover::{BATCH_PAGES, workers};
@@ -19,11 +19,12 @@ use ebb_tier::{
 };
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 
+use crate::heat::{degree_max, least_weight};
 use crate::worker::State;
 
-/// Parts of the most that a degree can be. Pages that are nearer to each other than this would
-/// change places again and again.
-const MARGIN_PART: u32 = 4;
+/// A part of the windows. Pages that were used in numbers of them nearer to each other than this
+/// would change places again and again.
+const MARGIN_PART: u64 = 4;
 /// A guest's page tables tell nothing of its kernel's own memory: that is as hot as this.
 const KERNEL_PART: u32 = 2;
 /// A plan moves so much at most: what its rate allows in this time.
@@ -48,8 +49,11 @@ pub struct Placing {
     jobs: Option<Sender<Job>>,
     /// Waits until the thread has nothing to do.
     next: Option<Known>,
+    /// None: it could not be started.
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
+    /// Numbers of the fastest node and the slowest.
+    ends: [u32; 2],
     fast_bytes: u64,
     /// Resident when its pages were placed last, and what came back from elsewhere by then; none:
     /// nothing is known of their heat.
@@ -74,6 +78,8 @@ struct Known {
     kernel: Vec<FrameRange>,
     /// A page's that was used in every window.
     degree_max: u32,
+    /// By so much hotter is one that takes another's place.
+    margin_degrees: u32,
 }
 
 #[derive(Default)]
@@ -100,46 +106,38 @@ pub struct Figures {
 
 impl Placing {
     /// For a ladder with nodes; `None`: it has none. At most so many bytes a second are moved;
-    /// 0: any number.
-    ///
-    /// # Errors
-    /// When the thread cannot be made.
-    pub fn start(ladder: &Ladder, pager: &Arc<Pager>, rate: u64) -> io::Result<Option<Placing>> {
+    /// 0: any number. Where it cannot be started its figures say why.
+    pub fn start(ladder: &Ladder, pager: &Arc<Pager>, rate: u64) -> Option<Placing> {
         let nodes: Vec<(u32, u64)> = { ladder.rungs().iter() }
             .filter_map(|rung| match rung.kind {
                 Kind::Node(number) => Some((number, rung.bytes)),
                 _ => None,
             })
             .collect();
-        let Some(&(_, fast_bytes)) = nodes.first() else { return Ok(None) };
-        let pace = if rate > 0 { Pace::new(rate) } else { Pace::unlimited() };
-        let mover = Mover::new(workers(), BATCH_PAGES, pace);
-        let pages = Arc::new(Pages::of_pager(Arc::clone(pager), mover)?);
+        let [&(fastest, fast_bytes), &(slowest, _)] = [nodes.first()?, nodes.last()?];
         let (shared, (jobs, taken)) = (Arc::<Shared>::default(), channel());
-        let placer = Placer {
-            nodes: nodes.iter().map(|(number, _)| Node::new(*number, Arc::clone(&pages))).collect(),
-            numbers: nodes.iter().map(|(number, _)| *number).collect(),
-            capacity_frames: nodes.iter().map(|(_, bytes)| bytes / FRAME_BYTES).collect(),
-            pages,
-            pager: Arc::clone(pager),
-            shared: Arc::clone(&shared),
-            known: Known::default(),
-            budget_frames: match rate {
-                0 => u64::MAX,
-                _ => rate.saturating_mul(PLAN.as_secs()) / FRAME_BYTES,
-            },
-        };
-        let thread = std::thread::Builder::new().name("ebb-placer".into());
-        let thread = thread.spawn(move || placer.run(&taken))?;
-        Ok(Some(Placing {
+        let thread = Placer::new(&nodes, pager, rate, &shared).and_then(|placer| {
+            let thread = std::thread::Builder::new().name("ebb-placer".into());
+            thread.spawn(move || placer.run(&taken))
+        });
+        if let Err(error) = &thread {
+            shared.figures().failed = Some(format!("the thread that does so: {error}"));
+        }
+        Some(Placing {
             jobs: Some(jobs),
             next: None,
-            thread: Some(thread),
+            thread: thread.ok(),
             shared,
+            ends: [fastest, slowest],
             fast_bytes,
             placed_bytes: None,
             told_rounds: 0,
-        }))
+        })
+    }
+
+    /// Numbers of its fastest node and of its slowest.
+    pub fn ends(&self) -> [u32; 2] {
+        self.ends
     }
 
     /// As of the last time.
@@ -198,22 +196,24 @@ impl State {
         let Some(Ok(ladder)) = record.tiers.as_ref().map(|tiers| tiers.ladder.parse()) else {
             return;
         };
-        match Placing::start(&ladder, &self.held.pager, record.settings.move_rate) {
-            Ok(placing) => self.placing = placing,
-            Err(error) => tracing::error!("{}: placing its pages: {error}", record.name),
-        }
+        self.placing = Placing::start(&ladder, &self.held.pager, record.settings.move_rate);
     }
 
-    /// Has its pages placed by what a monitoring found, in which a page's degree was this at
-    /// most. `by_guest`: the guest's page tables told, which know nothing of its kernel.
-    pub(crate) fn place(&mut self, sorted: Sorted, degree_max: u64, by_guest: bool) {
+    /// Has its pages placed by what a monitoring of so many windows found. `by_guest`: the guest's
+    /// page tables told, which know nothing of its kernel.
+    pub(crate) fn place(&mut self, sorted: Sorted, weights: Weights, windows: u8, by_guest: bool) {
         if self.placing.is_none() {
             return;
         }
         // By this thread, which evicts: what it reads in place stays.
         let kernel = if by_guest { self.kernel_frames() } else { Vec::new() };
-        let degree_max = u32::try_from(degree_max).unwrap_or(u32::MAX);
-        let known = Known { sorted: Some(sorted), kernel, degree_max };
+        let degrees = |degree: u64| u32::try_from(degree).unwrap_or(u32::MAX);
+        let known = Known {
+            sorted: Some(sorted),
+            kernel,
+            degree_max: degrees(degree_max(weights, windows)),
+            margin_degrees: degrees(least_weight(weights) * u64::from(windows) / MARGIN_PART),
+        };
         if let Some(placing) = &mut self.placing {
             placing.next = Some(known);
         }
@@ -283,8 +283,7 @@ pub fn warnings(placing: &Placing) -> Vec<String> {
 
 struct Placer {
     nodes: Vec<Node>,
-    /// Theirs.
-    numbers: Vec<u32>,
+    /// What each may hold.
     capacity_frames: Vec<u64>,
     pages: Arc<Pages>,
     pager: Arc<Pager>,
@@ -299,6 +298,29 @@ struct Placer {
 type Places = Vec<(FrameRange, Vec<u8>)>;
 
 impl Placer {
+    fn new(
+        nodes: &[(u32, u64)],
+        pager: &Arc<Pager>,
+        rate: u64,
+        shared: &Arc<Shared>,
+    ) -> io::Result<Placer> {
+        let pace = if rate > 0 { Pace::new(rate) } else { Pace::unlimited() };
+        let mover = Mover::new(workers(), BATCH_PAGES, pace);
+        let pages = Arc::new(Pages::of_pager(Arc::clone(pager), mover)?);
+        Ok(Placer {
+            nodes: nodes.iter().map(|(number, _)| Node::new(*number, Arc::clone(&pages))).collect(),
+            capacity_frames: nodes.iter().map(|(_, bytes)| bytes / FRAME_BYTES).collect(),
+            pages,
+            pager: Arc::clone(pager),
+            shared: Arc::clone(shared),
+            known: Known::default(),
+            budget_frames: match rate {
+                0 => u64::MAX,
+                _ => rate.saturating_mul(PLAN.as_secs()) / FRAME_BYTES,
+            },
+        })
+    }
+
     fn run(mut self, jobs: &Receiver<Job>) {
         for job in jobs {
             let is_new = matches!(job, Job::Known(_));
@@ -355,7 +377,7 @@ impl Placer {
     fn plan(&self, places: &Places) -> Plan {
         let rules = Rules {
             capacity_frames: self.capacity_frames.clone(),
-            margin_degrees: self.known.degree_max / MARGIN_PART,
+            margin_degrees: self.known.margin_degrees,
             budget_frames: self.budget_frames,
         };
         let place = |gfn| match place_of(places, gfn) {
@@ -367,7 +389,8 @@ impl Placer {
 
     fn places(&self) -> Result<Places, TierError> {
         let number = |node: Option<u32>| {
-            let at = node.and_then(|node| self.numbers.iter().position(|number| *number == node));
+            let kind = node.map(Kind::Node);
+            let at = self.nodes.iter().position(|node| kind == Some(node.kind()));
             at.and_then(|at| u8::try_from(at).ok()).unwrap_or(NOWHERE)
         };
         let mut all = Places::new();
@@ -387,7 +410,7 @@ impl Placer {
     }
 
     fn note_held(&self, places: &Places) {
-        let mut held = vec![0; self.numbers.len()];
+        let mut held = vec![0; self.nodes.len()];
         for place in places.iter().flat_map(|(_, places)| places) {
             held.get_mut(usize::from(*place)).into_iter().for_each(|held| *held += FRAME_BYTES);
         }
@@ -443,13 +466,83 @@ fn mark(left: &mut Places, gfn: Gfn, mark: u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ebb_heat::{Access, Levels, Observer, Weights};
+    use ebb_heat::{Access, Levels, Observer};
 
     #[test]
     fn a_rate_is_none_or_enough() {
         assert_eq!((check_rate(Bytes(0)), check_rate(Bytes(RATE_MIN))), (Ok(()), Ok(())));
         let said = check_rate(Bytes(1 << 20)).unwrap_err();
         assert!(said.contains("--move-rate 1 MiB is too little: give 16 MiB or more"), "{said}");
+    }
+
+    const FAST: u64 = 64 << 20;
+    const ROOM: u64 = FAST / GROWTH_PART;
+
+    /// With a thread that this test plays.
+    fn placing() -> (Placing, Receiver<Job>) {
+        let (jobs, taken) = channel();
+        let placing = Placing {
+            jobs: Some(jobs),
+            next: None,
+            thread: None,
+            shared: Arc::default(),
+            ends: [0, 1],
+            fast_bytes: FAST,
+            placed_bytes: None,
+            told_rounds: 0,
+        };
+        (placing, taken)
+    }
+
+    fn end_job(placing: &Placing) {
+        assert!(placing.shared.is_busy.swap(false, Release), "it has a job");
+    }
+
+    #[test]
+    fn what_a_monitoring_found_waits_for_the_thread() {
+        let (mut placing, jobs) = placing();
+        for degree_max in [1, 2, 3] {
+            placing.next = Some(Known { degree_max, ..Known::default() });
+            placing.keep(FAST, 0);
+        }
+        let Ok(Job::Known(first)) = jobs.try_recv() else { panic!("the first at once") };
+        assert!(jobs.try_recv().is_err(), "it is busy");
+        end_job(&placing);
+        placing.keep(FAST, 0);
+        // What came between is out of date.
+        let Ok(Job::Known(last)) = jobs.try_recv() else { panic!("the last") };
+        assert_eq!((first.degree_max, last.degree_max), (1, 3));
+        end_job(&placing);
+        placing.keep(FAST, 0);
+        assert!(jobs.try_recv().is_err(), "nothing is new");
+    }
+
+    #[test]
+    fn what_is_touched_anew_is_placed_between_monitorings() {
+        let (mut placing, jobs) = placing();
+        placing.keep(4 * FAST, 0);
+        assert!(jobs.try_recv().is_err(), "nothing is known of its heat");
+        placing.next = Some(Known::default());
+        placing.keep(FAST / 2, 0);
+        assert!(matches!(jobs.try_recv(), Ok(Job::Known(_))));
+        end_job(&placing);
+        placing.keep(FAST, 0);
+        assert!(jobs.try_recv().is_err(), "all has room on the first node");
+        placing.keep(FAST + 4096, 0);
+        assert!(matches!(jobs.try_recv(), Ok(Job::Again)));
+        placing.keep(2 * FAST, 0);
+        assert!(jobs.try_recv().is_err(), "it is busy");
+        end_job(&placing);
+        placing.keep(FAST + 4096, ROOM);
+        assert!(jobs.try_recv().is_err(), "less than the room for that");
+        // It gave up memory, and what it has again is new.
+        placing.keep(FAST + 4096 - ROOM, 0);
+        placing.keep(FAST + 4096, 1);
+        assert!(matches!(jobs.try_recv(), Ok(Job::Again)));
+        end_job(&placing);
+        placing.lose();
+        placing.keep(4 * FAST, 0);
+        assert!(jobs.try_recv().is_err(), "another kernel's memory");
     }
 
     #[test]
@@ -466,7 +559,8 @@ mod tests {
         let sorted = Sorted::new(&levels, Weights::EVEN);
         let told = |sorted, kernel: &[u64]| -> Vec<(u64, u32)> {
             let kernel = kernel.iter().map(|gfn| FrameRange::new(Gfn(*gfn), 1)).collect();
-            let order = order(&places, &Known { sorted, kernel, degree_max: 6 });
+            let known = Known { sorted, kernel, degree_max: 6, margin_degrees: 1 };
+            let order = order(&places, &known);
             order.into_iter().map(|heat| (heat.gfn.0, heat.degree)).collect()
         };
         assert_eq!(told(None, &[]), [(0, 0), (2, 0), (3, 0), (8, 0)]);
