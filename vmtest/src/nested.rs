@@ -1,4 +1,5 @@
-//! A host with two NUMA nodes: a guest, in which the test runs again, with VMs of its own.
+//! A host that has what this one has not: a guest, in which the test runs again, with VMs of
+//! its own.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -6,19 +7,23 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ebb_sys::page_idle::PageIdle;
+
 use crate::assets::{self, Kernel};
 use crate::host::call;
 use crate::{Guest, Host, Ran, Vm, skip};
 
-/// The kernel of that host: `PAGEMAP_SCAN` has come with 6.7.
-const KERNEL: &str = "6.12";
+/// The kernel of a host with two nodes: `PAGEMAP_SCAN` has come with 6.7.
+const TWO_NODES: &str = "6.12";
+/// The one of a host with idle page tracking: no kernel of Debian's has it.
+const IDLE_TRACKING: &str = "llfree";
 /// Of the VMs in it.
 pub const INNER_KERNEL: &str = "6.1-cloud";
 /// Emulators under an emulator take twenty times as long.
 const DEADLINE: Duration = Duration::from_secs(900);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Memory of its two nodes.
-const MEMORY: [&str; 2] = ["2G", "1G"];
+const MEMORY: &str = "2G";
+const SLOW_MEMORY: &str = "1G";
 const IMAGE_BYTES: u64 = 2 << 30;
 /// Where the test's programs are in it, as cargo has them.
 const PROGRAMS: &str = "ebb/release";
@@ -34,29 +39,39 @@ const QEMU_FILES: [&str; 3] =
 /// # Panics
 /// It fails there, or cannot run.
 pub fn on_two_nodes(test: &str) -> bool {
-    if ebb_tier::host::nodes().is_ok_and(|nodes| nodes.len() > 1) {
-        return false;
-    }
-    if let Err(reason) = assets::kernel(KERNEL) {
+    let has = ebb_tier::host::nodes().is_ok_and(|nodes| nodes.len() > 1);
+    !has && is_run_in(TWO_NODES, test, |guest| guest.slow_node(SLOW_MEMORY))
+}
+
+/// The same in a guest whose kernel has idle page tracking.
+///
+/// # Panics
+/// As [`on_two_nodes`].
+pub fn with_idle_tracking(test: &str) -> bool {
+    PageIdle::open().is_err() && is_run_in(IDLE_TRACKING, test, |guest| guest)
+}
+
+/// `true`, also if it is skipped.
+fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest) -> Guest) -> bool {
+    if let Err(reason) = assets::kernel(kernel) {
         skip::record(test, &reason);
         return true;
     }
     let host = Host::new();
     let image = image(host.directory());
-    let [fast, slow] = MEMORY;
     let drive = format!("file={},if=virtio,format=raw,cache=unsafe", image.display());
-    let guest = Guest::debian(KERNEL).memory(fast).slow_node(slow);
-    let vm = host.qemu(guest.qemu_args(&format!("-drive {drive}")));
+    let guest = Guest::debian(kernel).memory(MEMORY).qemu_args(&format!("-drive {drive}"));
+    let vm = host.qemu(machine(guest));
     prepare(&vm);
     let variables = format!("PATH=/usr/bin:/bin EBB_BIN_DIR=/{PROGRAMS} HOME=/root");
     let run = format!("env {variables} chroot /mnt /{TEST} --exact --nocapture {test}");
     vm.guest(&format!("sh ({run}; echo status $?) >/tmp/out 2>&1 </dev/null &"));
     let output = wait(&vm);
     println!("{output}");
-    assert!(output.ends_with("status 0"), "{test} on two nodes");
+    assert!(output.ends_with("status 0"), "{test} in a guest with {kernel}");
     // No test of that name, or one that was skipped, would be a success, too.
     let ran = output.contains("1 passed") && !output.contains("SKIPPED");
-    assert!(ran, "{test} ran on two nodes");
+    assert!(ran, "{test} ran in a guest with {kernel}");
     true
 }
 

@@ -98,6 +98,7 @@ fn summary(name: &VmName, figures: &HeatFigures) -> String {
     let by = match figures.tracker {
         HeatTracker::GuestTables => "the guest's page tables",
         HeatTracker::VmmTable => "QEMU's page table",
+        HeatTracker::IdlePages => "the host's idle page tracking",
     };
     let cost = format!(
         "{} in all; {} page tables read, {} left out, {} marks cleared{}",

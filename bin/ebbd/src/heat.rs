@@ -49,7 +49,7 @@ impl Heat {
         accelerator: Accelerator,
     ) -> Heat {
         let hot_frames = sorted.wanted_frames(HOT_PERCENT, HOT_DEGREE_MIN);
-        let (host_needs, misses_uses) = host_needs(run.is_by_guest(), accelerator);
+        let (host_needs, misses_uses) = host_needs(run.tracker(), accelerator);
         let scale = Scale { degree_max: degree_max(weights, run.windows), threshold };
         let mut degrees: Vec<DegreeBytes> = Vec::new();
         for (degree, pages) in sorted.degrees() {
@@ -65,10 +65,7 @@ impl Heat {
             looking: run.looking,
             windows: run.windows,
             rounds: run.rounds,
-            tracker: match run.is_by_guest() {
-                true => HeatTracker::GuestTables,
-                false => HeatTracker::VmmTable,
-            },
+            tracker: run.tracker(),
             why: run.why.clone(),
             host_needs,
             misses_uses,
@@ -258,26 +255,31 @@ fn block_frames(ram: &[FrameRange]) -> u64 {
 
 /// What makes a page's next use set its mark again, once that was cleared, and whether some do
 /// not for all that.
-fn host_needs(by_guest: bool, accelerator: Accelerator) -> (String, bool) {
+fn host_needs(tracker: HeatTracker, accelerator: Accelerator) -> (String, bool) {
     let two_dimensional = || {
         let parameters =
             ["/sys/module/kvm_intel/parameters/ept", "/sys/module/kvm_amd/parameters/npt"];
         let values = parameters.iter().filter_map(|path| fs::read_to_string(path).ok());
         values.into_iter().any(|value| matches!(value.trim(), "Y" | "1"))
     };
-    let (needs, misses) = match (by_guest, accelerator) {
-        (false, _) => ("PAGEMAP_SCAN (Linux 6.7); each use is a minor fault once a window", false),
-        (true, Accelerator::Tcg) => (
+    let (needs, misses) = match (tracker, accelerator) {
+        (HeatTracker::VmmTable, _) => {
+            ("PAGEMAP_SCAN (Linux 6.7); each use is a minor fault once a window", false)
+        }
+        (HeatTracker::IdlePages, _) => {
+            ("CONFIG_IDLE_PAGE_TRACKING; of 2 MiB each use is a minor fault once a window", false)
+        }
+        (HeatTracker::GuestTables, Accelerator::Tcg) => (
             "an emulator keeps translations until the guest loads other page tables: pages of \
              a program that never leaves the processor are missed (pti=on in the guest helps)",
             true,
         ),
-        (true, Accelerator::Kvm) if two_dimensional() => (
+        (HeatTracker::GuestTables, Accelerator::Kvm) if two_dimensional() => (
             "two-dimensional paging: a write-protection at the end of each round has processors \
              forget their translations",
             false,
         ),
-        (true, Accelerator::Kvm) => (
+        (HeatTracker::GuestTables, Accelerator::Kvm) => (
             "shadow paging: a translation that is kept does not set its mark again before its \
              page is protected, so hot pages are taken for colder than they are",
             true,

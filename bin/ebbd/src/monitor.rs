@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
-use ebb_api::{Backing, HeatReport, HeatRequest};
+use ebb_api::{Backing, HeatReport, HeatRequest, HeatTracker};
 use ebb_heat::{
-    GuestTracker, HostPages, HostTracker, Levels, Pace, PagerTables, Roots, Round, Settings,
-    Sorted, Step, TOP_LEVEL, TrackError, Tracker, Walk,
+    GuestTracker, HostPages, HostTracker, IdleTracker, Levels, Pace, PagerTables, Roots, Round,
+    Settings, Sorted, Step, TOP_LEVEL, TrackError, Tracker, Walk,
 };
 use ebb_inspect::Guest;
+use ebb_sys::page_idle::PageIdle;
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
@@ -29,6 +30,8 @@ use crate::worker::State;
 const BOOT: Duration = Duration::from_secs(60);
 /// Ranges that the VMM is asked to forget at once: a command line has room for them.
 const RANGES_AT_ONCE: usize = 4096;
+/// A round by idle page tracking may take so much of a window: it looks at all memory.
+const IDLE_PART: u32 = 4;
 
 /// What one VM's worker knows of its monitoring.
 pub struct Monitor {
@@ -73,14 +76,20 @@ pub struct Run {
 enum By {
     /// Its page tables.
     Guest(Arc<Guest>),
-    /// The VMM's.
+    /// The host's marks on the frames that the VMM has mapped.
+    Idle(Pagemap, PageIdle),
+    /// The VMM's page table.
     Vmm(Pagemap),
 }
 
 impl Run {
-    /// Whether the guest's page tables tell.
-    pub fn is_by_guest(&self) -> bool {
-        matches!(self.by, By::Guest(_))
+    /// What tells.
+    pub fn tracker(&self) -> HeatTracker {
+        match self.by {
+            By::Guest(_) => HeatTracker::GuestTables,
+            By::Idle(..) => HeatTracker::IdlePages,
+            By::Vmm(_) => HeatTracker::VmmTable,
+        }
     }
 }
 
@@ -210,7 +219,7 @@ impl State {
         levels.begin();
         let first = match self.by_guest() {
             Ok((guest, why)) => self.first_round(By::Guest(guest), why, levels),
-            Err(why) => self.first_round_of_vmm(&why, levels),
+            Err(why) => self.first_round_from_outside(why, levels),
         };
         match first {
             Ok(run) => (self.monitor.run, self.monitor.failed) = (Some(run), None),
@@ -249,16 +258,27 @@ impl State {
         match self.round(&mut run, Walk::Full) {
             Ok(()) => Ok(run),
             Err(error @ TrackError::NoRoots) => {
-                self.first_round_of_vmm(&error.to_string(), run.levels)
+                self.first_round_from_outside(error.to_string(), run.levels)
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => match run.by {
+                By::Idle(pagemap, _) => {
+                    let why = format!("{}; no idle page tracking: {error}", run.why);
+                    self.first_round(By::Vmm(pagemap), why, run.levels)
+                }
+                _ => Err(error.to_string()),
+            },
         }
     }
 
-    fn first_round_of_vmm(&mut self, why: &str, levels: Levels) -> Result<Run, String> {
+    /// Huge pages have one mark for all of their frames.
+    fn first_round_from_outside(&mut self, why: String, levels: Levels) -> Result<Run, String> {
         let pagemap = Pagemap::open(&self.held.process);
         let pagemap = pagemap.map_err(|error| format!("QEMU's page table: {error}"))?;
-        self.first_round(By::Vmm(pagemap), why.into(), levels)
+        let by = match PageIdle::open() {
+            Ok(idle) if self.held.record.backing == Backing::Small => By::Idle(pagemap, idle),
+            _ => By::Vmm(pagemap),
+        };
+        self.first_round(by, why, levels)
     }
 
     fn next_window(&mut self, is_last: bool) {
@@ -348,6 +368,12 @@ impl State {
         let round = match &run.by {
             By::Guest(guest) => {
                 self.guest_round(&Arc::clone(guest), walk, &mut run.levels, turn)?
+            }
+            By::Idle(pagemap, idle) => {
+                let (held, time) = (&self.held, self.monitor.settings.window / IDLE_PART);
+                let pages = Vmm(&held.process);
+                let mut tracker = IdleTracker::new(held.pager.ram(), pagemap, idle, &pages, time);
+                Some(tracker.round(walk, &mut run.levels)?)
             }
             By::Vmm(pagemap) => Some(self.vmm_round(pagemap, walk, &mut run.levels)?),
         };

@@ -189,6 +189,8 @@ choice! {
         GuestTables = "guest_tables",
         /// What the VMM has mapped.
         VmmTable = "vmm_table",
+        /// The host kernel's idle page tracking.
+        IdlePages = "idle_pages",
     }
 }
 

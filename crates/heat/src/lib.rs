@@ -5,6 +5,7 @@
 //! tracker   one round: what was used since the round before; the bits cleared
 //! guest     ... by the accessed bits in the guest's own page tables
 //! host      ... by the VMM's page table, for guests that are not known
+//! idle      ... by the host kernel's idle page tracking, for those
 //! entry     an entry of an x86-64 page table
 //! door      where a bit in a guest's page table is cleared
 //! levels    the multi-level queue: what is used again and again is looked at less often
@@ -22,6 +23,7 @@ mod door;
 mod entry;
 mod guest;
 mod host;
+mod idle;
 mod levels;
 mod pace;
 mod sort;
@@ -32,6 +34,7 @@ pub use door::{ENTRIES, Entries, HeldTables, PagerTables, TableMemory};
 pub use entry::Entry;
 pub use guest::{GuestTracker, Roots};
 pub use host::{HostPages, HostTracker};
+pub use idle::IdleTracker;
 pub use levels::{BYTES_PER_PAGE, Levels, TOP_LEVEL, Uses, WINDOWS_MAX};
 pub use pace::{BadSettings, Pace, Settings, Step};
 pub use sort::Sorted;

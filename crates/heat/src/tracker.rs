@@ -70,6 +70,12 @@ pub enum TrackError {
     /// The kernel that was inspected may run no more.
     #[error("the guest was reset or runs another kernel")]
     NotRunning,
+    /// A full round did not come to its end in its time.
+    #[error("marking all of its memory takes too long")]
+    TooMuch,
+    /// Pages that were marked have no mark.
+    #[error("the kernel keeps no marks of much of its memory")]
+    Unmarked,
     /// From the host.
     #[error("the VM's memory cannot be watched: {0}")]
     Host(#[from] io::Error),

@@ -10,6 +10,7 @@ pub mod kvm;
 pub mod kvm_vm;
 pub mod mapping;
 pub mod numa;
+pub mod page_idle;
 pub mod pagemap;
 pub mod process;
 pub mod ram_file;

@@ -1,11 +1,12 @@
-//! Which pages of another process are mapped: PAGEMAP_SCAN of proc_pid_pagemap(5).
+//! Which pages of another process are mapped, and to which page frames: proc_pid_pagemap(5).
 
 use std::fs::File;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
-use ebb_units::Hva;
+use ebb_units::{FRAME_BYTES, Hva};
 
 use crate::process::Process;
 use crate::uffd::HvaRange;
@@ -43,6 +44,12 @@ const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | 0x66 <
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 /// With longer vectors kernels have been seen to repeat entries.
 const REGIONS: usize = 512;
+/// An entry of the file: the page is in memory, and in which frame.
+const ENTRY_PRESENT: u64 = 1 << 63;
+const ENTRY_FRAME: u64 = (1 << 55) - 1;
+const ENTRY_BYTES: usize = size_of::<u64>();
+/// Entries read at once.
+const ENTRIES: u64 = 4096;
 
 /// The page table of a process, to be read.
 pub struct Pagemap {
@@ -91,6 +98,32 @@ impl Pagemap {
         }
         Ok(())
     }
+
+    /// Visits the pages of `range` that are mapped to memory, in order: a page's number in the
+    /// range, and the number of its page frame.
+    ///
+    /// # Errors
+    /// `PermissionDenied`: the kernel tells frames with `CAP_SYS_ADMIN` only.
+    pub fn frames(&self, range: HvaRange, mut visit: impl FnMut(u64, u64)) -> io::Result<()> {
+        let first = range.start.0 / FRAME_BYTES;
+        let (mut page, pages) = (0, range.bytes / FRAME_BYTES);
+        while page < pages {
+            let count = ENTRIES.min(pages - page);
+            let mut bytes = vec![0; count as usize * ENTRY_BYTES];
+            self.file.read_exact_at(&mut bytes, (first + page) * ENTRY_BYTES as u64)?;
+            let (entries, _) = bytes.as_chunks::<ENTRY_BYTES>();
+            for (page, entry) in (page..).zip(entries) {
+                let entry = u64::from_ne_bytes(*entry);
+                match (entry & ENTRY_PRESENT != 0, entry & ENTRY_FRAME) {
+                    (false, _) => {}
+                    (true, 0) => return Err(io::ErrorKind::PermissionDenied.into()),
+                    (true, frame) => visit(page, frame),
+                }
+            }
+            page += count;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -124,6 +157,27 @@ mod tests {
             result => {
                 result.unwrap();
                 assert_eq!(seen, touched);
+            }
+        }
+    }
+
+    #[test]
+    fn only_pages_in_memory_have_frames() {
+        const BYTES: u64 = 8 << 12;
+        let file = RamFile::create("frames", BYTES).unwrap();
+        let mapping = Mapping::new(&file, 0, BYTES).unwrap();
+        mapping.populate(3 << 12, 4096).unwrap();
+        let own = Process::open(std::process::id() as i32).unwrap();
+        let all = HvaRange { start: mapping.address(), bytes: BYTES };
+        let mut found = Vec::new();
+        let read = Pagemap::open(&own).unwrap().frames(all, |page, _| found.push(page));
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                eprintln!("SKIPPED: the kernel hides frame numbers from who is not root");
+            }
+            result => {
+                result.unwrap();
+                assert_eq!(found, [3]);
             }
         }
     }

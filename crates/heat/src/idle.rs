@@ -1,0 +1,163 @@
+//! Tracking by the host kernel's idle page tracking, for guests that are not known.
+//!
+//! The kernel looks at the accessed bit wherever a frame of the host is mapped, in KVM's tables,
+//! too; the guest takes no fault for it. It does so frame by frame, for those that are idle as
+//! well, so that its cost follows the size of the VM: who has too much memory is told so by
+//! the first round.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use ebb_sys::page_idle::{FRAMES_PER_WORD, PageIdle};
+use ebb_sys::pagemap::Pagemap;
+use ebb_sys::uffd::HvaRange;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Hva};
+use ebb_vm::{Ram, Region};
+
+use crate::{Access, HostPages, Observer, Round, TrackError, Tracker, Verdict, Walk};
+
+/// Pages looked at in one go.
+const PAGES: u64 = 32768;
+/// Of the pages that were to be marked, one in so many may have kept no mark: it is in use just
+/// now, or not among those that the kernel reclaims yet. Of huge pages hardly one has any.
+const UNMARKED_PART: u64 = 2;
+/// Less than that says nothing of the others.
+const MARKED_MIN: u64 = 4096;
+
+/// Looks at the frames that one VMM has mapped.
+pub struct IdleTracker<'a> {
+    ram: &'a Ram,
+    pagemap: &'a Pagemap,
+    idle: &'a PageIdle,
+    pages: &'a dyn HostPages,
+    time: Duration,
+}
+
+impl<'a> IdleTracker<'a> {
+    /// Of the VMM whose pagemap this is; a full round may take `time`.
+    pub fn new(
+        ram: &'a Ram,
+        pagemap: &'a Pagemap,
+        idle: &'a PageIdle,
+        pages: &'a dyn HostPages,
+        time: Duration,
+    ) -> IdleTracker<'a> {
+        IdleTracker { ram, pagemap, idle, pages, time }
+    }
+
+    /// In order of frames of the host.
+    fn mapped(&self, region: &Region, from: u64) -> io::Result<Vec<Mapped>> {
+        let (start, bytes) = (region.hva.0 + from * FRAME_BYTES, region.bytes);
+        let bytes = (bytes - from * FRAME_BYTES).min(PAGES * FRAME_BYTES);
+        let first = region.frames().start.0 + from;
+        let mut mapped = Vec::new();
+        let range = HvaRange { start: Hva(start), bytes };
+        self.pagemap.frames(range, |page, frame| {
+            mapped.push(Mapped { frame, gfn: Gfn(first + page) });
+        })?;
+        mapped.sort_unstable_by_key(|page| page.frame);
+        Ok(mapped)
+    }
+
+    /// Tells what was used of these, whose words lie side by side.
+    fn look(
+        &self,
+        pages: &[Mapped],
+        walk: Walk,
+        told: &mut Told,
+        observer: &mut dyn Observer,
+    ) -> io::Result<()> {
+        let [Some(first), Some(last)] = [pages.first(), pages.last()] else { return Ok(()) };
+        let word = first.word();
+        let mut idle = vec![0; usize::try_from(last.word() - word + 1).unwrap_or(0)];
+        if walk == Walk::Pruned {
+            self.idle.read(word, &mut idle)?;
+        }
+        let mut marks = vec![0; idle.len()];
+        for page in pages {
+            let at = (page.word() - word) as usize;
+            if idle[at] & page.bit() != 0 {
+                continue;
+            }
+            told.round.used_entries += 1;
+            if observer.saw(FrameRange::new(page.gfn, 1), Access::Read) == Verdict::Clear {
+                told.round.cleared_entries += 1;
+                told.last_cleared = Some(page.gfn);
+                marks[at] |= page.bit();
+            }
+        }
+        if marks.iter().any(|&mark| mark != 0) {
+            self.idle.mark(word, &marks)?;
+        }
+        if walk == Walk::Full {
+            self.idle.read(word, &mut idle)?;
+            let kept = idle.iter().zip(&marks).map(|(idle, mark)| (idle & mark).count_ones());
+            told.kept += kept.map(u64::from).sum::<u64>();
+        }
+        Ok(())
+    }
+
+    /// A translation that a processor keeps sets no bit again. What is taken out of the VMM's
+    /// page table has processors forget all of the guest's under KVM, and all of the VMM's if
+    /// it is more than a few pages.
+    fn forget_translations(&self, near: Gfn) -> io::Result<()> {
+        let huge = self.ram.clip(FrameRange::huge(near.huge()));
+        let range = huge.and_then(|frames| self.ram.hva_range(frames));
+        range.map_or(Ok(()), |range| self.pages.forget(&[range]))
+    }
+}
+
+impl Tracker for IdleTracker<'_> {
+    fn round(&mut self, walk: Walk, observer: &mut dyn Observer) -> Result<Round, TrackError> {
+        let (began, mut told) = (Instant::now(), Told::default());
+        for region in self.ram.regions() {
+            for from in (0..region.frames().count).step_by(PAGES as usize) {
+                if walk == Walk::Full && began.elapsed() > self.time {
+                    return Err(TrackError::TooMuch);
+                }
+                let mapped = self.mapped(region, from)?;
+                for pages in mapped.chunk_by(|one, next| next.word() - one.word() <= 1) {
+                    self.look(pages, walk, &mut told, observer)?;
+                }
+            }
+        }
+        let cleared = told.round.cleared_entries;
+        if walk == Walk::Full && cleared > MARKED_MIN && told.unmarked() > cleared / UNMARKED_PART {
+            return Err(TrackError::Unmarked);
+        }
+        if let Some(gfn) = told.last_cleared {
+            self.forget_translations(gfn)?;
+        }
+        Ok(told.round)
+    }
+}
+
+#[derive(Default)]
+struct Told {
+    round: Round,
+    /// Of a full round: cleared, and seen to be so.
+    kept: u64,
+    last_cleared: Option<Gfn>,
+}
+
+impl Told {
+    fn unmarked(&self) -> u64 {
+        self.round.cleared_entries.saturating_sub(self.kept)
+    }
+}
+
+/// A page of the guest's and the host's frame that it lies in.
+struct Mapped {
+    frame: u64,
+    gfn: Gfn,
+}
+
+impl Mapped {
+    fn word(&self) -> u64 {
+        self.frame / FRAMES_PER_WORD
+    }
+
+    fn bit(&self) -> u64 {
+        1 << (self.frame % FRAMES_PER_WORD)
+    }
+}
