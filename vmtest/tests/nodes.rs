@@ -6,10 +6,10 @@ use std::fs;
 use ebb_api::Calibration;
 use ebb_sys::numa;
 use ebb_sys::process::Process;
-use ebb_units::{FRAME_BYTES, Hva};
+use ebb_units::{FRAME_BYTES, HUGE_BYTES, Hva};
 use serde_json::Value;
 use vmtest::nested::{INNER_KERNEL, on_two_nodes};
-use vmtest::{Guest, Host, Vm, until};
+use vmtest::{Guest, Host, HostSetting, Vm, until};
 
 const MIB: u64 = 1 << 20;
 const FAST: i32 = 0;
@@ -20,14 +20,18 @@ const SLACK_BYTES: u64 = 24 * MIB;
 const PROGRAM: &str = "40M";
 const PART: u64 = 5;
 
-/// A VM with these tiers, monitored every few seconds, for not as long as others are.
-fn run(host: &Host, tiers: &str) -> Vm {
+/// The emulator keeps translations until page tables are switched, so they have to be.
+fn guest(tiers: &str, huge_pages: &str) -> Guest {
+    let options = format!("pti=on transparent_hugepage={huge_pages}");
+    Guest::debian(INNER_KERNEL).memory("256M").append(&options).tier(tiers)
+}
+
+/// A VM that is monitored every few seconds, for not as long as others are.
+fn run(host: &Host, guest: Guest) -> Vm {
     let settings =
         [("EBB_HEAT_PERIOD_S", "2"), ("EBB_HEAT_WINDOWS", "4"), ("EBB_HEAT_WINDOW_MS", "500")];
     settings.into_iter().for_each(|(name, value)| host.set(name, value));
-    let guest = Guest::debian(INNER_KERNEL).memory("256M");
-    // The emulator keeps translations until page tables are switched, so they have to be.
-    let vm = host.run(guest.append("pti=on transparent_hugepage=never").tier(tiers));
+    let vm = host.run(guest);
     vm.wait_trusted();
     vm
 }
@@ -87,7 +91,7 @@ fn hot_pages_are_on_the_fast_node() {
         return;
     }
     let host = Host::new();
-    let vm = run(&host, "node0=128M,node1=128M");
+    let vm = run(&host, guest("node0=128M,node1=128M", "never"));
     vm.guest("fill cold 70M");
     vm.guest(&format!("hot h {PROGRAM} 1 {PART}"));
     let holds = || {
@@ -121,6 +125,42 @@ fn hot_pages_are_on_the_fast_node() {
     assert!(measured.tiers.iter().all(|tier| tier.read_ns > 0 && tier.write_ns > 0));
 }
 
+/// Huge pages change places as they are: what a guest works with comes to the first node, and
+/// is in huge pages there.
+#[test]
+fn huge_pages_move_as_a_whole() {
+    if on_two_nodes("huge_pages_move_as_a_whole") {
+        return;
+    }
+    let _huge_pages = HostSetting::shared_huge_pages().expect("huge pages");
+    let host = Host::new();
+    let vm = run(&host, guest("node0=128M,node1=128M", "always").backing("thp"));
+    vm.guest("fill cold 70M");
+    // Every second run of eight huge frames: where one begins and ends in the midst of a huge
+    // frame, too little of that is used.
+    vm.guest(&format!("hot h {PROGRAM} {} 2", 8 * HUGE_BYTES / FRAME_BYTES));
+    let hot = Hot::of(&vm, "h");
+    hot.move_to_slow();
+    until("what is hot on the fast node", || {
+        println!("{} % on the fast node, {:?} bytes held", hot.percent_on(FAST), held(&vm));
+        let [fast, _] = held(&vm)[..] else { panic!("two nodes") };
+        (hot.percent_on(FAST) >= 85 && fast <= 128 * MIB + SLACK_BYTES).then_some(())
+    });
+    let huge_bytes = shared_huge_bytes();
+    assert!(huge_bytes > 150 * MIB, "{huge_bytes} bytes in huge pages");
+    assert!(vm.status().tier.expect("tiers").moved_bytes > Some(MIB));
+    assert!(vm.guest("hotstop h").ends_with(" 0"));
+    assert_eq!(vm.guest("check cold"), "0");
+}
+
+/// Shared memory of this host in huge pages.
+fn shared_huge_bytes() -> u64 {
+    let all = fs::read_to_string("/proc/meminfo").expect("meminfo");
+    let line = all.lines().find_map(|line| line.strip_prefix("ShmemHugePages:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.expect("huge pages of shared memory") << 10
+}
+
 /// Two nodes, and a file for what is colder still.
 #[test]
 fn a_file_stands_behind_nodes() {
@@ -129,7 +169,8 @@ fn a_file_stands_behind_nodes() {
     }
     let host = Host::new();
     let file = host.directory().join("slow");
-    let vm = run(&host, &format!("node0=80M,node1=64M,file={}:112M", file.display()));
+    let tiers = format!("node0=80M,node1=64M,file={}:112M", file.display());
+    let vm = run(&host, guest(&tiers, "never"));
     vm.guest("fill cold 80M");
     vm.guest(&format!("hot h {PROGRAM} 1 {PART}"));
     until("each tier to hold its share", || {

@@ -211,7 +211,8 @@ fn on_node(node: u32, count: usize) -> io::Result<TierSpeed> {
     let addresses: Vec<Hva> =
         buffer.pages().iter().map(|page| Hva(page.as_ptr().addr() as u64)).collect();
     let own = Process::open(rustix::process::getpid().as_raw_nonzero().get())?;
-    let outcomes = Mover::default().run(&own, &addresses, node).map_err(io::Error::other)?;
+    let outcomes = Mover::default().run(&own, &addresses, FRAME_BYTES, node);
+    let outcomes = outcomes.map_err(io::Error::other)?;
     let is_there = |outcome: &&Outcome| matches!(outcome, Outcome::Moved | Outcome::There);
     let there = outcomes.iter().filter(is_there).count();
     if there < count / 10 * 9 {

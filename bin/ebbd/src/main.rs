@@ -21,6 +21,7 @@ mod memory;
 mod monitor;
 mod obstacle;
 mod offers;
+mod order;
 mod placing;
 mod pool;
 mod problem;

@@ -11,22 +11,21 @@ use std::time::Duration;
 
 use ebb_heat::{Sorted, Weights};
 use ebb_inspect::PageKind;
-use ebb_pager::Pager;
+use ebb_pager::{Grain, Pager};
 use ebb_tier::mover::{BATCH_PAGES, workers};
 use ebb_tier::{
-    Heat, Kind, Ladder, Mover, Node, Outcome, Pace, Pages, Place, Plan, Rules, Tier, TierError,
+    Kind, Ladder, Mover, Node, Outcome, Pace, Pages, Place, Plan, Rules, Tier, TierError,
     carry_out, plan,
 };
-use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
 
 use crate::heat::{degree_max, least_weight};
+use crate::order::{Huge, Known, NOWHERE, Places, order, place_of};
 use crate::worker::State;
 
 /// A part of the windows. Pages that were used in numbers of them nearer to each other than this
 /// would change places again and again.
 const MARGIN_PART: u64 = 4;
-/// A guest's page tables tell nothing of its kernel's own memory: that is as hot as this.
-const KERNEL_PART: u32 = 2;
 /// A plan moves so much at most: what its rate allows in this time.
 const PLAN: Duration = Duration::from_secs(60);
 /// On which node pages are is asked for so many at once; then the thread looks whether it is to
@@ -39,10 +38,6 @@ const RATE_MIN: u64 = 16 << 20;
 const GROWTH_PART: u64 = 32;
 /// The kernel's own way to move pages, which goes by other rules.
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-/// Not on a node of the ladder, or nowhere.
-const NOWHERE: u8 = u8::MAX;
-/// On one, and the kernel's.
-const KERNEL: u8 = u8::MAX - 1;
 
 /// One VM's thread.
 pub struct Placing {
@@ -67,19 +62,6 @@ enum Job {
     Known(Known),
     /// What was known before, with what came since as the coldest.
     Again,
-}
-
-/// What is to go by.
-#[derive(Default)]
-struct Known {
-    /// What a monitoring found.
-    sorted: Option<Sorted>,
-    /// The kernel's own frames, if their use was not seen.
-    kernel: Vec<FrameRange>,
-    /// A page's that was used in every window.
-    degree_max: u32,
-    /// By so much hotter is one that takes another's place.
-    margin_degrees: u32,
 }
 
 #[derive(Default)]
@@ -287,15 +269,14 @@ struct Placer {
     capacity_frames: Vec<u64>,
     pages: Arc<Pages>,
     pager: Arc<Pager>,
+    /// Its memory is in huge pages: huge frames are what is planned with.
+    is_huge: bool,
     shared: Arc<Shared>,
     /// From the last monitoring.
     known: Known,
     /// Of one plan.
     budget_frames: u64,
 }
-
-/// On which node each frame is, by its number on the ladder.
-type Places = Vec<(FrameRange, Vec<u8>)>;
 
 impl Placer {
     fn new(
@@ -307,11 +288,14 @@ impl Placer {
         let pace = if rate > 0 { Pace::new(rate) } else { Pace::unlimited() };
         let mover = Mover::new(workers(), BATCH_PAGES, pace);
         let pages = Arc::new(Pages::of_pager(Arc::clone(pager), mover)?);
+        let is_huge = pager.grain() == Grain::Huge;
+        let node = if is_huge { Node::huge } else { Node::new };
         Ok(Placer {
-            nodes: nodes.iter().map(|(number, _)| Node::new(*number, Arc::clone(&pages))).collect(),
+            nodes: nodes.iter().map(|(number, _)| node(*number, Arc::clone(&pages))).collect(),
             capacity_frames: nodes.iter().map(|(_, bytes)| bytes / FRAME_BYTES).collect(),
             pages,
             pager: Arc::clone(pager),
+            is_huge,
             shared: Arc::clone(shared),
             known: Known::default(),
             budget_frames: match rate {
@@ -350,20 +334,22 @@ impl Placer {
         let places = self.places()?;
         self.note_held(&places);
         let plan = self.plan(&places);
-        tracing::debug!("{} pages to be moved between nodes", plan.frames());
+        let bytes = plan.frames() * self.unit_frames() * FRAME_BYTES;
+        tracing::debug!("{} to be moved between nodes", Bytes(bytes));
         let tiers: Vec<&dyn Tier> = self.nodes.iter().map(|node| node as &dyn Tier).collect();
+        let unit_frames = self.unit_frames();
         // A batch for each of the mover's threads.
-        let batch = workers() * BATCH_PAGES;
+        let batch = (workers() * BATCH_PAGES).div_ceil(unit_frames as usize);
         for steps in plan.steps.chunks(batch) {
             if self.shared.is_ended.load(Relaxed) {
                 return Ok(());
             }
             let done = carry_out(&tiers, steps, batch)?;
             let moved = done.up.of(Outcome::Moved) + done.down.of(Outcome::Moved);
-            self.shared.figures().moved_bytes += moved * FRAME_BYTES;
-            let no_room_frames = done.up.of(Outcome::NoRoom) + done.down.of(Outcome::NoRoom);
-            self.shared.figures().no_room_frames = no_room_frames;
-            if no_room_frames > 0 {
+            self.shared.figures().moved_bytes += moved * unit_frames * FRAME_BYTES;
+            let no_room = done.up.of(Outcome::NoRoom) + done.down.of(Outcome::NoRoom);
+            self.shared.figures().no_room_frames = no_room * unit_frames;
+            if no_room > 0 {
                 // The kernel looks for memory on a full node for a long time.
                 break;
             }
@@ -374,17 +360,28 @@ impl Placer {
         Ok(())
     }
 
+    /// Frames of what is planned with.
+    fn unit_frames(&self) -> u64 {
+        if self.is_huge { HUGE_BYTES / FRAME_BYTES } else { 1 }
+    }
+
     fn plan(&self, places: &Places) -> Plan {
+        let unit = self.unit_frames();
         let rules = Rules {
-            capacity_frames: self.capacity_frames.clone(),
-            margin_degrees: self.known.margin_degrees,
-            budget_frames: self.budget_frames,
+            capacity_frames: self.capacity_frames.iter().map(|frames| frames / unit).collect(),
+            margin_degrees: self.known.margin_degrees.saturating_mul(unit as u32),
+            budget_frames: self.budget_frames / unit,
         };
-        let place = |gfn| match place_of(places, gfn) {
+        let place = |place: Option<u8>| match place {
             Some(NOWHERE) | None => Place::Nowhere,
             Some(tier) => Place::Tier(tier),
         };
-        plan::plan(&order(places, &self.known), place, &rules)
+        let frames = order(places, &self.known);
+        if !self.is_huge {
+            return plan::plan(&frames, |gfn| place(place_of(places, gfn)), &rules);
+        }
+        let huge = Huge::new(frames, places);
+        plan::plan(huge.order(), |gfn| place(huge.place_of(gfn)), &rules)
     }
 
     fn places(&self) -> Result<Places, TierError> {
@@ -418,55 +415,9 @@ impl Placer {
     }
 }
 
-fn place_of(places: &Places, gfn: Gfn) -> Option<u8> {
-    let (frames, places) = places.iter().find(|(frames, _)| frames.contains(gfn))?;
-    places.get(usize::try_from(gfn.0 - frames.start.0).ok()?).copied()
-}
-
-/// Pages that are on a node, coldest first; what is not known is as cold as what was not used,
-/// but for the kernel's.
-fn order(places: &Places, known: &Known) -> Vec<Heat> {
-    let sorted = || known.sorted.iter().flat_map(Sorted::coldest_first);
-    let mut left = places.clone();
-    for (gfn, _) in sorted() {
-        mark(&mut left, gfn, NOWHERE);
-    }
-    let kernel = known.kernel.iter().flat_map(|frames| frames.frames());
-    kernel.for_each(|gfn| mark(&mut left, gfn, KERNEL));
-    let of = |wanted: fn(u8) -> bool, degree: u32| {
-        let ranges = left.iter().flat_map(|(frames, places)| frames.frames().zip(places));
-        let those = ranges.filter(move |(_, place)| wanted(**place));
-        those.map(move |(gfn, _)| Heat { gfn, degree })
-    };
-    let kernel_degree = known.degree_max / KERNEL_PART;
-    let used = || {
-        let heats = sorted()
-            .map(|(gfn, degree)| Heat { gfn, degree: u32::try_from(degree).unwrap_or(u32::MAX) });
-        heats.filter(|heat| place_of(places, heat.gfn).is_some_and(|place| place != NOWHERE))
-    };
-    let is_cooler = |heat: &Heat| heat.degree < kernel_degree;
-    let all = places.iter().flat_map(|(_, places)| places);
-    let mut order = Vec::with_capacity(all.filter(|place| **place != NOWHERE).count());
-    let coldest_first = of(|place| place != NOWHERE && place != KERNEL, 0)
-        .chain(used().filter(is_cooler))
-        .chain(of(|place| place == KERNEL, kernel_degree))
-        .chain(used().filter(|heat| !is_cooler(heat)));
-    order.extend(coldest_first);
-    order
-}
-
-/// Notes that a frame which is on a node is not to be counted among the others.
-fn mark(left: &mut Places, gfn: Gfn, mark: u8) {
-    let found = left.iter_mut().find(|(frames, _)| frames.contains(gfn));
-    let place = found
-        .and_then(|(frames, places)| places.get_mut(usize::try_from(gfn.0 - frames.start.0).ok()?));
-    place.into_iter().filter(|place| **place != NOWHERE).for_each(|place| *place = mark);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ebb_heat::{Access, Levels, Observer};
 
     #[test]
     fn a_rate_is_none_or_enough() {
@@ -543,31 +494,5 @@ mod tests {
         placing.lose();
         placing.keep(4 * FAST, 0);
         assert!(jobs.try_recv().is_err(), "another kernel's memory");
-    }
-
-    #[test]
-    fn what_is_not_known_is_the_coldest_and_what_is_nowhere_does_not_count() {
-        let ranges = [FrameRange::new(Gfn(0), 4), FrameRange::new(Gfn(8), 2)];
-        let places = vec![(ranges[0], vec![0, NOWHERE, 1, 0]), (ranges[1], vec![1, NOWHERE])];
-        let mut levels = Levels::new(&ranges, 0);
-        for used in [&[0, 1, 8][..], &[0, 9], &[8, 0]] {
-            levels.next_window();
-            for &gfn in used {
-                levels.saw(FrameRange::new(Gfn(gfn), 1), Access::Read);
-            }
-        }
-        let sorted = Sorted::new(&levels, Weights::EVEN);
-        let told = |sorted, kernel: &[u64]| -> Vec<(u64, u32)> {
-            let kernel = kernel.iter().map(|gfn| FrameRange::new(Gfn(*gfn), 1)).collect();
-            let known = Known { sorted, kernel, degree_max: 6, margin_degrees: 1 };
-            let order = order(&places, &known);
-            order.into_iter().map(|heat| (heat.gfn.0, heat.degree)).collect()
-        };
-        assert_eq!(told(None, &[]), [(0, 0), (2, 0), (3, 0), (8, 0)]);
-        // Its kernel's page that a program uses, too, and one that is nowhere.
-        let order = told(Some(sorted), &[3, 8, 1]);
-        assert_eq!(order, [(2, 0), (8, 2), (3, 3), (0, 3)]);
-        assert_eq!(place_of(&places, Gfn(8)), Some(1));
-        assert_eq!(place_of(&places, Gfn(4)), None);
     }
 }

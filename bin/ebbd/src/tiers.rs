@@ -56,13 +56,10 @@ pub fn resolve(request: &mut RunRequest) -> Answer<Option<Tiers>> {
     request.check()?;
     let tiers = of(&ladder, memory_bytes)?;
     if has_nodes(&ladder) {
+        // What is hot is found more exactly so.
         request.backing = match request.backing {
-            Backing::Auto | Backing::Small => Backing::Small,
-            Backing::Thp | Backing::Hugetlb => {
-                return Err(not_allowed(
-                    "pages move between nodes one by one: give --backing small with nodes",
-                ));
-            }
+            Backing::Auto => Backing::Small,
+            backing => backing,
         };
     }
     if let (Some(disk), Some(_)) = (request.strict_disk(), &tiers.file) {
@@ -238,7 +235,8 @@ mod tests {
         request.backing = backing;
         let tiers = resolve(&mut request).map_err(|error| error.to_string())?;
         let is_node = tier.starts_with("node");
-        assert_eq!(request.backing, if is_node { Backing::Small } else { backing });
+        let chosen = if is_node && backing == Backing::Auto { Backing::Small } else { backing };
+        assert_eq!(request.backing, chosen);
         Ok((request.memory_bytes, tiers.unwrap()))
     }
 
@@ -256,10 +254,7 @@ mod tests {
             resolved(&format!("node{node}=128M,file={}:384M", file.display()), 0).unwrap();
         assert_eq!((tiers.fast_bytes, tiers.limit_bytes), (128 << 20, Some(128 << 20)));
         let nodes = format!("node{node}=128M,file={}:384M", file.display());
-        for backing in [Backing::Thp, Backing::Hugetlb] {
-            let said = resolved_in(backing, &nodes, 0).unwrap_err();
-            assert!(said.contains("give --backing small"), "{said}");
-        }
+        assert!(resolved_in(Backing::Thp, &nodes, 0).is_ok());
         let compressed = format!("compressed=32M,file={}:384M", file.display());
         let (_, tiers) = resolved(&compressed, 512 << 20).unwrap();
         assert_eq!((tiers.fast_bytes, tiers.compressed_bytes), (128 << 20, 32 << 20));

@@ -45,13 +45,12 @@ impl<'a> IdleTracker<'a> {
         IdleTracker { ram, pagemap, idle, pages, time }
     }
 
-    /// In order of frames of the host.
+    /// What is mapped from a page of the region on, in order of frames of the host.
     fn mapped(&self, region: &Region, from: u64) -> io::Result<Vec<Mapped>> {
-        let (start, bytes) = (region.hva.0 + from * FRAME_BYTES, region.bytes);
-        let bytes = (bytes - from * FRAME_BYTES).min(PAGES * FRAME_BYTES);
-        let first = region.frames().start.0 + from;
-        let mut mapped = Vec::new();
-        let range = HvaRange { start: Hva(start), bytes };
+        let (frames, mut mapped) = (region.frames(), Vec::new());
+        let first = frames.start.0 + from;
+        let bytes = PAGES.min(frames.count - from) * FRAME_BYTES;
+        let range = HvaRange { start: Hva(region.hva.0 + from * FRAME_BYTES), bytes };
         self.pagemap.frames(range, |page, frame| {
             mapped.push(Mapped { frame, gfn: Gfn(first + page) });
         })?;

@@ -35,6 +35,14 @@ pub struct Mover {
     pace: Pace,
 }
 
+/// Whose pages go where.
+#[derive(Clone, Copy)]
+struct To<'a> {
+    process: &'a Process,
+    node: u32,
+    page_bytes: u64,
+}
+
 /// The paper's number of threads, as far as there are processors for them.
 pub fn workers() -> usize {
     thread::available_parallelism().map_or(1, |count| count.get().min(WORKERS_MAX))
@@ -53,8 +61,8 @@ impl Mover {
         Mover { workers: workers.max(1), batch_pages: batch_pages.max(1), pace }
     }
 
-    /// Moves pages of a process to a node, also where others map them; what became of each.
-    /// Of huge pages, one address is enough. The kernel maps every page again where it was
+    /// Moves pages of `page_bytes` each of a process to a node, also where others map them; what
+    /// became of each. Of a huge page any one address is enough. The kernel maps every page again where it was
     /// mapped: nobody faults on one afterwards who has not touched it while it moved.
     ///
     /// # Errors
@@ -63,16 +71,19 @@ impl Mover {
         &self,
         process: &Process,
         pages: &[Hva],
+        page_bytes: u64,
         node: u32,
     ) -> Result<Vec<Outcome>, TierError> {
-        let batches: Vec<&[Hva]> = pages.chunks(self.batch_pages).collect();
+        let frames = usize::try_from(page_bytes / FRAME_BYTES).unwrap_or(usize::MAX).max(1);
+        let batches: Vec<&[Hva]> = pages.chunks((self.batch_pages / frames).max(1)).collect();
+        let to = To { process, node, page_bytes };
         let (next, is_full) = (AtomicUsize::new(0), AtomicBool::new(false));
         let work = || {
             let mut done = Vec::new();
             loop {
                 let at = next.fetch_add(1, Relaxed);
                 let Some(batch) = batches.get(at) else { return Ok(done) };
-                match self.batch(process, batch, node, &is_full) {
+                match self.batch(to, batch, &is_full) {
                     Ok(outcomes) => done.push((at, outcomes)),
                     Err(error) => {
                         // Others stop, too.
@@ -107,11 +118,11 @@ impl Mover {
 
     fn batch(
         &self,
-        process: &Process,
+        to: To<'_>,
         pages: &[Hva],
-        node: u32,
         is_full: &AtomicBool,
     ) -> Result<Vec<Outcome>, TierError> {
+        let To { process, node, .. } = to;
         let failed = |error| explain(error, node);
         let statuses = locate(process, pages).map_err(failed)?;
         let mut outcomes: Vec<Outcome> =
@@ -127,7 +138,7 @@ impl Mover {
                 thread::sleep(PAUSE * 2u32.pow(attempt - 1));
             }
             let now: Vec<Hva> = open.iter().filter_map(|&at| pages.get(at).copied()).collect();
-            let moved = self.attempt(process, &now, node).map_err(failed)?;
+            let moved = self.attempt(to, &now).map_err(failed)?;
             for (at, result) in open.into_iter().zip(moved) {
                 is_full.fetch_or(result == Outcome::NoRoom, Relaxed);
                 outcomes.get_mut(at).into_iter().for_each(|outcome| *outcome = result);
@@ -141,8 +152,9 @@ impl Mover {
     }
 
     /// Moves pages that are elsewhere; one that is still there is in use.
-    fn attempt(&self, process: &Process, pages: &[Hva], node: u32) -> io::Result<Vec<Outcome>> {
-        self.pace.wait(pages.len() as u64 * FRAME_BYTES);
+    fn attempt(&self, to: To<'_>, pages: &[Hva]) -> io::Result<Vec<Outcome>> {
+        let To { process, node, page_bytes } = to;
+        self.pace.wait(pages.len() as u64 * page_bytes);
         let mut statuses = vec![UNTOLD; pages.len()];
         let is_full = match numa::move_to(process, pages, node, &mut statuses) {
             Err(error) if is(&error, Errno::NOMEM) => true,

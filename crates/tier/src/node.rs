@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ebb_pager::Pager;
 use ebb_sys::process::Process;
-use ebb_units::{FrameRange, Gfn, Hva};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES, Hva};
 use ebb_vm::Ram;
 use rustix::io::Errno;
 
@@ -80,9 +80,10 @@ impl Pages {
         Ok(statuses)
     }
 
-    fn bring(&self, frames: &[Gfn], node: u32) -> Result<Vec<Outcome>, TierError> {
+    /// Each of the frames stands for a page of so many bytes.
+    fn bring(&self, frames: &[Gfn], page_bytes: u64, node: u32) -> Result<Vec<Outcome>, TierError> {
         let (places, addresses) = self.addresses(frames);
-        let moved = self.mover.run(&self.process, &addresses, node)?;
+        let moved = self.mover.run(&self.process, &addresses, page_bytes, node)?;
         let mut outcomes = vec![Outcome::Nothing; frames.len()];
         put(&mut outcomes, places, moved);
         Ok(outcomes)
@@ -109,12 +110,40 @@ fn put<T: Copy>(all: &mut [T], places: Vec<usize>, values: Vec<T>) {
 pub struct Node {
     number: u32,
     pages: Arc<Pages>,
+    is_huge: bool,
 }
 
 impl Node {
     /// Node `number`.
     pub fn new(number: u32, pages: Arc<Pages>) -> Node {
-        Node { number, pages }
+        Node { number, pages, is_huge: false }
+    }
+
+    /// The same for memory in transparent huge pages: a frame brings what its huge frame holds
+    /// from there on, in huge pages or in small ones.
+    pub fn huge(number: u32, pages: Arc<Pages>) -> Node {
+        Node { number, pages, is_huge: true }
+    }
+
+    fn bring_huge(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
+        // One address brings all of a huge page, if it is one.
+        let mut outcomes = self.pages.bring(frames, HUGE_BYTES, self.number)?;
+        let others = |gfn: &Gfn| (gfn.0 + 1..FrameRange::huge(gfn.huge()).end().0).map(Gfn);
+        let all: Vec<Gfn> = frames.iter().flat_map(others).collect();
+        let mut brought = self.pages.bring(&all, FRAME_BYTES, self.number)?.into_iter();
+        for (gfn, outcome) in frames.iter().zip(&mut outcomes) {
+            let others = brought.by_ref().take(others(gfn).count());
+            *outcome = others.fold(*outcome, together);
+        }
+        Ok(outcomes)
+    }
+}
+
+/// What became of two pages, one of which may have stayed.
+fn together(one: Outcome, other: Outcome) -> Outcome {
+    match one.max(other) {
+        stayed @ (Outcome::InUse | Outcome::NoRoom | Outcome::Refused(_)) => stayed,
+        _ => one.min(other),
     }
 }
 
@@ -124,6 +153,28 @@ impl Tier for Node {
     }
 
     fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
-        self.pages.bring(frames, self.number)
+        match self.is_huge {
+            true => self.bring_huge(frames),
+            false => self.pages.bring(frames, FRAME_BYTES, self.number),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_page_that_stays_counts_for_its_huge_frame() {
+        use Outcome::{InUse, Moved, NoRoom, Nothing, There};
+        for (pages, all) in [
+            (&[Nothing, There, Moved][..], Moved),
+            (&[Nothing, There], There),
+            (&[Nothing, Nothing], Nothing),
+            (&[Moved, InUse, There], InUse),
+            (&[InUse, NoRoom, Moved], NoRoom),
+        ] {
+            assert_eq!(pages.iter().copied().reduce(together), Some(all), "{pages:?}");
+        }
     }
 }

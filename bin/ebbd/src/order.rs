@@ -1,0 +1,167 @@
+//! A VM's pages in the order by which they are placed on nodes.
+
+use ebb_heat::Sorted;
+use ebb_tier::Heat;
+use ebb_units::{FrameRange, Gfn};
+
+/// A guest's page tables tell nothing of its kernel's own memory: that is as hot as this part of
+/// the most.
+const KERNEL_PART: u32 = 2;
+/// Not on a node of the ladder, or nowhere.
+pub const NOWHERE: u8 = u8::MAX;
+/// On one, and the kernel's.
+const KERNEL: u8 = u8::MAX - 1;
+
+/// On which node each frame is, by its number on the ladder.
+pub type Places = Vec<(FrameRange, Vec<u8>)>;
+
+/// What is to go by.
+#[derive(Default)]
+pub struct Known {
+    /// What a monitoring found.
+    pub sorted: Option<Sorted>,
+    /// The kernel's own frames, if their use was not seen.
+    pub kernel: Vec<FrameRange>,
+    /// A page's that was used in every window.
+    pub degree_max: u32,
+    /// By so much hotter is one that takes another's place.
+    pub margin_degrees: u32,
+}
+
+/// On which node a frame is.
+pub fn place_of(places: &Places, gfn: Gfn) -> Option<u8> {
+    let (frames, places) = places.iter().find(|(frames, _)| frames.contains(gfn))?;
+    places.get(usize::try_from(gfn.0 - frames.start.0).ok()?).copied()
+}
+
+/// Pages that are on a node, coldest first; what is not known is as cold as what was not used,
+/// but for the kernel's.
+pub fn order(places: &Places, known: &Known) -> Vec<Heat> {
+    let sorted = || known.sorted.iter().flat_map(Sorted::coldest_first);
+    let mut left = places.clone();
+    for (gfn, _) in sorted() {
+        mark(&mut left, gfn, NOWHERE);
+    }
+    let kernel = known.kernel.iter().flat_map(|frames| frames.frames());
+    kernel.for_each(|gfn| mark(&mut left, gfn, KERNEL));
+    let of = |wanted: fn(u8) -> bool, degree: u32| {
+        let ranges = left.iter().flat_map(|(frames, places)| frames.frames().zip(places));
+        let those = ranges.filter(move |(_, place)| wanted(**place));
+        those.map(move |(gfn, _)| Heat { gfn, degree })
+    };
+    let kernel_degree = known.degree_max / KERNEL_PART;
+    let used = || {
+        let heats = sorted()
+            .map(|(gfn, degree)| Heat { gfn, degree: u32::try_from(degree).unwrap_or(u32::MAX) });
+        heats.filter(|heat| place_of(places, heat.gfn).is_some_and(|place| place != NOWHERE))
+    };
+    let is_cooler = |heat: &Heat| heat.degree < kernel_degree;
+    let all = places.iter().flat_map(|(_, places)| places);
+    let mut order = Vec::with_capacity(all.filter(|place| **place != NOWHERE).count());
+    let coldest_first = of(|place| place != NOWHERE && place != KERNEL, 0)
+        .chain(used().filter(is_cooler))
+        .chain(of(|place| place == KERNEL, kernel_degree))
+        .chain(used().filter(|heat| !is_cooler(heat)));
+    order.extend(coldest_first);
+    order
+}
+
+/// Notes that a frame which is on a node is not to be counted among the others.
+fn mark(left: &mut Places, gfn: Gfn, mark: u8) {
+    let found = left.iter_mut().find(|(frames, _)| frames.contains(gfn));
+    let place = found
+        .and_then(|(frames, places)| places.get_mut(usize::try_from(gfn.0 - frames.start.0).ok()?));
+    place.into_iter().filter(|place| **place != NOWHERE).for_each(|place| *place = mark);
+}
+
+/// Huge frames with pages on nodes, each known by the first of them.
+pub struct Huge {
+    order: Vec<Heat>,
+    /// In order of frames.
+    places: Vec<(Gfn, u8)>,
+}
+
+impl Huge {
+    /// From pages that are on nodes. What all pages of a huge frame have for degrees makes its own.
+    pub fn new(mut pages: Vec<Heat>, places: &Places) -> Huge {
+        pages.sort_unstable_by_key(|heat| heat.gfn);
+        let mut huge = Huge { order: Vec::new(), places: Vec::new() };
+        for pages in pages.chunk_by(|one, next| one.gfn.huge() == next.gfn.huge()) {
+            let gfn = pages[0].gfn;
+            let degree = pages.iter().fold(0, |sum: u32, page| sum.saturating_add(page.degree));
+            huge.order.push(Heat { gfn, degree });
+            huge.places.push((gfn, most(pages, places)));
+        }
+        huge.order.sort_by_key(|heat| heat.degree);
+        huge
+    }
+
+    /// Coldest first.
+    pub fn order(&self) -> &[Heat] {
+        &self.order
+    }
+
+    /// On which node most of its pages are.
+    pub fn place_of(&self, gfn: Gfn) -> Option<u8> {
+        let at = self.places.binary_search_by_key(&gfn, |(gfn, _)| *gfn).ok()?;
+        self.places.get(at).map(|(_, place)| *place)
+    }
+}
+
+fn most(pages: &[Heat], places: &Places) -> u8 {
+    let mut counts = [0_u32; 1 << u8::BITS];
+    for place in pages.iter().filter_map(|page| place_of(places, page.gfn)) {
+        counts[usize::from(place)] += 1;
+    }
+    (0..=u8::MAX).zip(counts).max_by_key(|(_, count)| *count).map_or(NOWHERE, |(place, _)| place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_heat::{Access, Levels, Observer, Weights};
+
+    #[test]
+    fn what_is_not_known_is_the_coldest_and_what_is_nowhere_does_not_count() {
+        let ranges = [FrameRange::new(Gfn(0), 4), FrameRange::new(Gfn(8), 2)];
+        let places = vec![(ranges[0], vec![0, NOWHERE, 1, 0]), (ranges[1], vec![1, NOWHERE])];
+        let mut levels = Levels::new(&ranges, 0);
+        for used in [&[0, 1, 8][..], &[0, 9], &[8, 0]] {
+            levels.next_window();
+            for &gfn in used {
+                levels.saw(FrameRange::new(Gfn(gfn), 1), Access::Read);
+            }
+        }
+        let sorted = Sorted::new(&levels, Weights::EVEN);
+        let told = |sorted, kernel: &[u64]| -> Vec<(u64, u32)> {
+            let kernel = kernel.iter().map(|gfn| FrameRange::new(Gfn(*gfn), 1)).collect();
+            let known = Known { sorted, kernel, degree_max: 6, margin_degrees: 1 };
+            let order = order(&places, &known);
+            order.into_iter().map(|heat| (heat.gfn.0, heat.degree)).collect()
+        };
+        assert_eq!(told(None, &[]), [(0, 0), (2, 0), (3, 0), (8, 0)]);
+        // Its kernel's page that a program uses, too, and one that is nowhere.
+        let order = told(Some(sorted), &[3, 8, 1]);
+        assert_eq!(order, [(2, 0), (8, 2), (3, 3), (0, 3)]);
+        assert_eq!(place_of(&places, Gfn(8)), Some(1));
+        assert_eq!(place_of(&places, Gfn(4)), None);
+    }
+
+    #[test]
+    fn a_huge_frame_is_as_hot_as_all_of_its_pages() {
+        let frames = FrameRange::new(Gfn(0), 1600);
+        let mut on = vec![0; 1600];
+        on[..3].fill(NOWHERE);
+        on[512..900].fill(1);
+        on[1024..1536].fill(NOWHERE);
+        on[1599] = 1;
+        let places = vec![(frames, on)];
+        let degree = |gfn: Gfn| if gfn.0 < 512 { 2 } else { 0 };
+        let there = frames.frames().filter(|gfn| place_of(&places, *gfn) != Some(NOWHERE));
+        let huge = Huge::new(there.map(|gfn| Heat { gfn, degree: degree(gfn) }).collect(), &places);
+        let order: Vec<(u64, u32)> = huge.order().iter().map(|h| (h.gfn.0, h.degree)).collect();
+        assert_eq!(order, [(512, 0), (1536, 0), (3, 1018)]);
+        let place = |gfn| huge.place_of(Gfn(gfn));
+        assert_eq!([3, 512, 1536, 1024, 0].map(place), [Some(0), Some(1), Some(0), None, None]);
+    }
+}
