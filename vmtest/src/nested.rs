@@ -16,7 +16,8 @@ use crate::{Guest, Host, Ran, Vm, skip};
 /// The kernel of a host with two nodes: `PAGEMAP_SCAN` has come with 6.7.
 const TWO_NODES: &str = "6.12";
 /// The one of a host with idle page tracking: no kernel of Debian's has it.
-const IDLE_TRACKING: &str = "llfree";
+const IDLE_TRACKING: &str = "host";
+const MAKE_IT: &str = "cargo xtask guest-kernel --host";
 /// Of the VMs in it.
 pub const INNER_KERNEL: &str = "6.1-cloud";
 /// Emulators under an emulator take twenty times as long.
@@ -48,7 +49,14 @@ pub fn on_two_nodes(test: &str) -> bool {
 /// # Panics
 /// As [`on_two_nodes`].
 pub fn with_idle_tracking(test: &str) -> bool {
-    PageIdle::open().is_err() && is_run_in(IDLE_TRACKING, test, |guest| guest)
+    if PageIdle::open().is_ok() {
+        return false;
+    }
+    if assets::kernel(IDLE_TRACKING).is_err() {
+        skip::record(test, &format!("no kernel with idle page tracking: {MAKE_IT} builds one"));
+        return true;
+    }
+    is_run_in(IDLE_TRACKING, test, |guest| guest)
 }
 
 /// `true`, also if it is skipped.

@@ -141,13 +141,16 @@ fn huge_pages_move_as_a_whole() {
     vm.guest(&format!("hot h {PROGRAM} {} 2", 8 * HUGE_BYTES / FRAME_BYTES));
     let hot = Hot::of(&vm, "h");
     hot.move_to_slow();
+    let huge_bytes = shared_huge_bytes();
+    assert!(huge_bytes > 150 * MIB, "{huge_bytes} bytes in huge pages");
     until("what is hot on the fast node", || {
         println!("{} % on the fast node, {:?} bytes held", hot.percent_on(FAST), held(&vm));
         let [fast, _] = held(&vm)[..] else { panic!("two nodes") };
         (hot.percent_on(FAST) >= 85 && fast <= 128 * MIB + SLACK_BYTES).then_some(())
     });
-    let huge_bytes = shared_huge_bytes();
-    assert!(huge_bytes > 150 * MIB, "{huge_bytes} bytes in huge pages");
+    // Some of what moved may have been split, but not much of 24 MiB.
+    let left_bytes = shared_huge_bytes();
+    assert!(left_bytes + 8 * MIB > huge_bytes, "{left_bytes} of {huge_bytes} in huge pages");
     assert!(vm.status().tier.expect("tiers").moved_bytes > Some(MIB));
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");

@@ -99,7 +99,7 @@ fn tiers_that_cannot_be_change_nothing() {
         ("node0=128M,node99=128M".into(), "no such node"),
         ("node0=128M,dram=128M".into(), "not both"),
         ("node0=256M".into(), "or another node"),
-        (format!("node0=128M,file={}:128M --backing thp", slow.display()), "give --backing small"),
+        (format!("node0=128M,file={}:128M --backing hugetlb", slow.display()), "huge"),
     ] {
         let said = run(&format!("--tier {tiers}"));
         assert!(said.contains(why), "{tiers}: {said}");

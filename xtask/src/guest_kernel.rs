@@ -23,6 +23,10 @@ use crate::cargo::workspace;
 const LABEL: &str = "llfree";
 /// What benchmarks call the one that they compare it with.
 const BUDDY_LABEL: &str = "buddy";
+/// What tests call the one in which Ebb itself runs.
+const HOST_LABEL: &str = "host";
+/// What a host has and no kernel of Debian's.
+const HOST_OPTIONS: &str = "CONFIG_USERFAULTFD=y\nCONFIG_IDLE_PAGE_TRACKING=y\n";
 const ON: &str = "CONFIG_LLFREE=y";
 const OFF: &str = "# CONFIG_LLFREE is not set";
 const SUITE: &str = "bookworm";
@@ -40,14 +44,26 @@ pub struct Args {
     /// The same with the buddy allocator, which benchmarks compare it with
     #[arg(long)]
     buddy: bool,
+    /// A host for tests with idle page tracking, in which Ebb and a VM run
+    #[arg(long, conflicts_with = "buddy")]
+    host: bool,
     /// Say what the compiler says
     #[arg(long)]
     verbose: bool,
 }
 
 impl Args {
+    /// Of the host for tests.
+    pub fn host() -> Args {
+        Args { refresh: false, buddy: false, host: true, verbose: false }
+    }
+
     fn label(&self) -> &'static str {
-        if self.buddy { BUDDY_LABEL } else { LABEL }
+        match (self.host, self.buddy) {
+            (true, _) => HOST_LABEL,
+            (false, true) => BUDDY_LABEL,
+            (false, false) => LABEL,
+        }
     }
 }
 
@@ -67,7 +83,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 fn make(args: &Args) -> anyhow::Result<Kernel> {
     let cache = Cache::open()?;
-    let recipe = Recipe::read(args.buddy)?;
+    let recipe = Recipe::read(args.label())?;
     let shelf = cache.directory(&format!("guest-kernel/{:016x}", recipe.stamp()))?;
     let directory = match cache::newest(&shelf).filter(|_| !args.refresh) {
         Some(directory) => directory,
@@ -92,12 +108,15 @@ struct Recipe {
 }
 
 impl Recipe {
-    fn read(buddy: bool) -> anyhow::Result<Recipe> {
+    fn read(label: &str) -> anyhow::Result<Recipe> {
         let guest = workspace().join("guest");
         let config = guest.join("linux/config");
         let mut options = fs::read_to_string(&config).context("guest/linux/config")?;
-        if buddy {
+        if label != LABEL {
             options = options.replace(ON, OFF);
+        }
+        if label == HOST_LABEL {
+            options += HOST_OPTIONS;
         }
         let mut allocator = files(&guest.join("llfree"), &["c", "h"])?;
         allocator.retain(|(path, _)| cache::base_name(path) != USER_SPACE_ONLY);

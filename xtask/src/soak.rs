@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-use super::cargo;
+use super::{cargo, guest_kernel};
 
 /// What may go wrong once in thousands of times: kvmtest whole, the allocator's threads, and
 /// these of vmtest.
-const VM_TESTS: [&str; 10] = [
+const VM_TESTS: [&str; 11] = [
     "attach",
     "death",
     "disk",
@@ -17,6 +17,7 @@ const VM_TESTS: [&str; 10] = [
     "evict",
     "guest_kernel",
     "hyperalloc",
+    "idle",
     "reclaim",
     "store",
     "swap",
@@ -40,6 +41,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let (began, limit) = (Instant::now(), Duration::from_secs(60 * args.minutes));
     cargo::run(cargo::command().args(["build", "--release", "-p", "ebb", "-p", "ebbd"]))?;
+    guest_kernel::run(&guest_kernel::Args::host())?;
     for round in 1.. {
         println!("== soak: round {round}, {} min so far", began.elapsed().as_secs() / 60);
         tests("kvmtest", &[])?;

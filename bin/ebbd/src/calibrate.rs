@@ -285,11 +285,12 @@ fn weights(fast: &TierSpeed, slow: &TierSpeed) -> (u32, u32) {
 fn node_weights(fast: &TierSpeed, slow: &TierSpeed) -> (u32, u32) {
     let read_ns = slow.read_ns.saturating_sub(fast.read_ns);
     let write_ns = slow.write_ns.saturating_sub(fast.write_ns);
-    let is_noise = |slower_ns: u64, ns: u64| slower_ns < ns.div_ceil(NOISE_PART);
-    if is_noise(read_ns, fast.read_ns) && is_noise(write_ns, fast.write_ns) {
+    let noise_ns = [fast.read_ns, fast.write_ns].map(|ns| ns.div_ceil(NOISE_PART).max(1));
+    if read_ns < noise_ns[0] && write_ns < noise_ns[1] {
         return (1, 1);
     }
-    ratio(read_ns.max(1), write_ns.max(1))
+    // Less than can be measured counts as that: nothing to divide by.
+    ratio(read_ns.max(noise_ns[0]), write_ns.max(noise_ns[1]))
 }
 
 /// In numbers as small as they can be.
@@ -336,6 +337,7 @@ mod tests {
             (speed(200, 350), (2, 3)),
             (speed(300, 200), (2, 1)),
             (speed(90, 1000), (1, 16)),
+            (speed(100, 221), (1, 2)),
         ] {
             assert_eq!(node_weights(&speed(100, 200), &slow), expected, "{slow:?}");
         }

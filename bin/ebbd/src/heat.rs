@@ -150,7 +150,7 @@ pub fn least_weight(weights: Weights) -> u64 {
 }
 
 /// A page's that was used in every window.
-pub fn degree_max(weights: Weights, windows: u8) -> u64 {
+fn degree_max(weights: Weights, windows: u8) -> u64 {
     let degree = |reads, writes| weights.degree(Uses { reads, writes });
     degree(windows, 0).max(degree(0, windows)).max(1)
 }

@@ -54,6 +54,8 @@ pub struct Monitor {
     failed: Option<String>,
     /// One is to begin as soon as nothing has to be evicted.
     is_asked: bool,
+    /// Why idle page tracking does not serve this VM.
+    not_idle: Option<String>,
 }
 
 /// A monitoring under way.
@@ -109,6 +111,7 @@ impl Monitor {
             heat: None,
             failed: None,
             is_asked: false,
+            not_idle: None,
         }
     }
 
@@ -260,25 +263,27 @@ impl State {
             Err(error @ TrackError::NoRoots) => {
                 self.first_round_from_outside(error.to_string(), run.levels)
             }
-            Err(error) => match run.by {
-                By::Idle(pagemap, _) => {
-                    let why = format!("{}; no idle page tracking: {error}", run.why);
-                    self.first_round(By::Vmm(pagemap), why, run.levels)
-                }
-                _ => Err(error.to_string()),
-            },
+            Err(_) if matches!(run.by, By::Idle(..)) => {
+                self.first_round_from_outside(run.why, run.levels)
+            }
+            Err(error) => Err(error.to_string()),
         }
     }
 
-    /// Huge pages have one mark for all of their frames.
+    /// Huge pages have one mark for all of their frames. What is placed on nodes the daemon
+    /// maps now and then, which is a use like others.
     fn first_round_from_outside(&mut self, why: String, levels: Levels) -> Result<Run, String> {
         let pagemap = Pagemap::open(&self.held.process);
         let pagemap = pagemap.map_err(|error| format!("QEMU's page table: {error}"))?;
-        let by = match PageIdle::open() {
-            Ok(idle) if self.held.record.backing == Backing::Small => By::Idle(pagemap, idle),
-            _ => By::Vmm(pagemap),
-        };
-        self.first_round(by, why, levels)
+        let is_fit = self.held.record.backing == Backing::Small && self.placing.is_none();
+        match (PageIdle::open(), &self.monitor.not_idle) {
+            (Ok(idle), None) if is_fit => self.first_round(By::Idle(pagemap, idle), why, levels),
+            (_, None) => self.first_round(By::Vmm(pagemap), why, levels),
+            (_, Some(not_idle)) => {
+                let why = format!("{why}; no idle page tracking: {not_idle}");
+                self.first_round(By::Vmm(pagemap), why, levels)
+            }
+        }
     }
 
     fn next_window(&mut self, is_last: bool) {
@@ -370,10 +375,7 @@ impl State {
                 self.guest_round(&Arc::clone(guest), walk, &mut run.levels, turn)?
             }
             By::Idle(pagemap, idle) => {
-                let (held, time) = (&self.held, self.monitor.settings.window / IDLE_PART);
-                let pages = Vmm(&held.process);
-                let mut tracker = IdleTracker::new(held.pager.ram(), pagemap, idle, &pages, time);
-                Some(tracker.round(walk, &mut run.levels)?)
+                Some(self.idle_round((pagemap, idle), walk, &mut run.levels)?)
             }
             By::Vmm(pagemap) => Some(self.vmm_round(pagemap, walk, &mut run.levels)?),
         };
@@ -417,6 +419,26 @@ impl State {
         let gave_way = matches!(result, Err(TrackError::NotRunning)) && pulse.is_sound();
         self.end_pulse(pulse);
         if gave_way { Ok(None) } else { result.map(Some) }
+    }
+
+    /// A VM for which it is too slow, or finds no marks, is not looked at so again.
+    fn idle_round(
+        &mut self,
+        (pagemap, idle): (&Pagemap, &PageIdle),
+        walk: Walk,
+        levels: &mut Levels,
+    ) -> Result<Round, TrackError> {
+        let (held, time) = (&self.held, self.monitor.settings.window / IDLE_PART);
+        if let Some(limiter) = &mut self.limiter {
+            // A little of what the limit goes by is about to be forgotten.
+            limiter.see_mapped(&held.pager)?;
+        }
+        let (pages, began) = (Vmm(&held.process), Instant::now());
+        let goes_on = || began.elapsed() <= time;
+        let mut tracker = IdleTracker::new(held.pager.ram(), pagemap, idle, &pages, &goes_on);
+        let round = tracker.round(walk, levels);
+        self.monitor.not_idle = round.as_ref().err().map(ToString::to_string);
+        round
     }
 
     fn vmm_round(

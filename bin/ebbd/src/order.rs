@@ -4,9 +4,6 @@ use ebb_heat::Sorted;
 use ebb_tier::Heat;
 use ebb_units::{FrameRange, Gfn};
 
-/// A guest's page tables tell nothing of its kernel's own memory: that is as hot as this part of
-/// the most.
-const KERNEL_PART: u32 = 2;
 /// Not on a node of the ladder, or nowhere.
 pub const NOWHERE: u8 = u8::MAX;
 /// On one, and the kernel's.
@@ -22,8 +19,8 @@ pub struct Known {
     pub sorted: Option<Sorted>,
     /// The kernel's own frames, if their use was not seen.
     pub kernel: Vec<FrameRange>,
-    /// A page's that was used in every window.
-    pub degree_max: u32,
+    /// What those count for.
+    pub kernel_degree: u32,
     /// By so much hotter is one that takes another's place.
     pub margin_degrees: u32,
 }
@@ -49,7 +46,7 @@ pub fn order(places: &Places, known: &Known) -> Vec<Heat> {
         let those = ranges.filter(move |(_, place)| wanted(**place));
         those.map(move |(gfn, _)| Heat { gfn, degree })
     };
-    let kernel_degree = known.degree_max / KERNEL_PART;
+    let kernel_degree = known.kernel_degree;
     let used = || {
         let heats = sorted()
             .map(|(gfn, degree)| Heat { gfn, degree: u32::try_from(degree).unwrap_or(u32::MAX) });
@@ -135,7 +132,7 @@ mod tests {
         let sorted = Sorted::new(&levels, Weights::EVEN);
         let told = |sorted, kernel: &[u64]| -> Vec<(u64, u32)> {
             let kernel = kernel.iter().map(|gfn| FrameRange::new(Gfn(*gfn), 1)).collect();
-            let known = Known { sorted, kernel, degree_max: 6, margin_degrees: 1 };
+            let known = Known { sorted, kernel, kernel_degree: 3, margin_degrees: 1 };
             let order = order(&places, &known);
             order.into_iter().map(|heat| (heat.gfn.0, heat.degree)).collect()
         };

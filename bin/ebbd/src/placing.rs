@@ -17,15 +17,18 @@ use ebb_tier::{
     Kind, Ladder, Mover, Node, Outcome, Pace, Pages, Place, Plan, Rules, Tier, TierError,
     carry_out, plan,
 };
-use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
+use ebb_units::{Bytes, FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
-use crate::heat::{degree_max, least_weight};
+use crate::heat::least_weight;
 use crate::order::{Huge, Known, NOWHERE, Places, order, place_of};
 use crate::worker::State;
 
 /// A part of the windows. Pages that were used in numbers of them nearer to each other than this
 /// would change places again and again.
 const MARGIN_PART: u64 = 4;
+/// A guest's page tables tell nothing of its kernel's own memory: that counts as used in this part
+/// of the windows.
+const KERNEL_PART: u64 = 2;
 /// A plan moves so much at most: what its rate allows in this time.
 const PLAN: Duration = Duration::from_secs(60);
 /// On which node pages are is asked for so many at once; then the thread looks whether it is to
@@ -189,12 +192,14 @@ impl State {
         }
         // By this thread, which evicts: what it reads in place stays.
         let kernel = if by_guest { self.kernel_frames() } else { Vec::new() };
+        // Of the lighter kind of use.
+        let all = least_weight(weights) * u64::from(windows);
         let degrees = |degree: u64| u32::try_from(degree).unwrap_or(u32::MAX);
         let known = Known {
             sorted: Some(sorted),
             kernel,
-            degree_max: degrees(degree_max(weights, windows)),
-            margin_degrees: degrees(least_weight(weights) * u64::from(windows) / MARGIN_PART),
+            kernel_degree: degrees(all / KERNEL_PART),
+            margin_degrees: degrees(all / MARGIN_PART),
         };
         if let Some(placing) = &mut self.placing {
             placing.next = Some(known);
@@ -362,7 +367,7 @@ impl Placer {
 
     /// Frames of what is planned with.
     fn unit_frames(&self) -> u64 {
-        if self.is_huge { HUGE_BYTES / FRAME_BYTES } else { 1 }
+        if self.is_huge { FRAMES_PER_HUGE } else { 1 }
     }
 
     fn plan(&self, places: &Places) -> Plan {
@@ -370,6 +375,8 @@ impl Placer {
         let rules = Rules {
             capacity_frames: self.capacity_frames.iter().map(|frames| frames / unit).collect(),
             margin_degrees: self.known.margin_degrees.saturating_mul(unit as u32),
+            // Of a huge frame that no other has to make room for a few hot pages are enough.
+            free_degrees: self.known.margin_degrees,
             budget_frames: self.budget_frames / unit,
         };
         let place = |place: Option<u8>| match place {
@@ -452,8 +459,8 @@ mod tests {
     #[test]
     fn what_a_monitoring_found_waits_for_the_thread() {
         let (mut placing, jobs) = placing();
-        for degree_max in [1, 2, 3] {
-            placing.next = Some(Known { degree_max, ..Known::default() });
+        for kernel_degree in [1, 2, 3] {
+            placing.next = Some(Known { kernel_degree, ..Known::default() });
             placing.keep(FAST, 0);
         }
         let Ok(Job::Known(first)) = jobs.try_recv() else { panic!("the first at once") };
@@ -462,7 +469,7 @@ mod tests {
         placing.keep(FAST, 0);
         // What came between is out of date.
         let Ok(Job::Known(last)) = jobs.try_recv() else { panic!("the last") };
-        assert_eq!((first.degree_max, last.degree_max), (1, 3));
+        assert_eq!((first.kernel_degree, last.kernel_degree), (1, 3));
         end_job(&placing);
         placing.keep(FAST, 0);
         assert!(jobs.try_recv().is_err(), "nothing is new");

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 /// What was measured, and what windows with reads and with writes count for by that.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Calibration {
-    /// The tiers at hand, fastest first.
+    /// The tiers at hand: memory, NUMA nodes in order of number, then what is reached by fault.
     pub tiers: Vec<TierSpeed>,
     /// What a window in which a page was read counts for in its degree.
     pub read_weight: u32,

@@ -2,11 +2,9 @@
 //!
 //! The kernel looks at the accessed bit wherever a frame of the host is mapped, in KVM's tables,
 //! too; the guest takes no fault for it. It does so frame by frame, for those that are idle as
-//! well, so that its cost follows the size of the VM: who has too much memory is told so by
-//! the first round.
+//! well, so that its cost follows the size of the VM: who has too much memory is told so.
 
 use std::io;
-use std::time::{Duration, Instant};
 
 use ebb_sys::page_idle::{FRAMES_PER_WORD, PageIdle};
 use ebb_sys::pagemap::Pagemap;
@@ -30,19 +28,19 @@ pub struct IdleTracker<'a> {
     pagemap: &'a Pagemap,
     idle: &'a PageIdle,
     pages: &'a dyn HostPages,
-    time: Duration,
+    goes_on: &'a dyn Fn() -> bool,
 }
 
 impl<'a> IdleTracker<'a> {
-    /// Of the VMM whose pagemap this is; a full round may take `time`.
+    /// Of the VMM whose pagemap this is. A round is given up when `goes_on` says no.
     pub fn new(
         ram: &'a Ram,
         pagemap: &'a Pagemap,
         idle: &'a PageIdle,
         pages: &'a dyn HostPages,
-        time: Duration,
+        goes_on: &'a dyn Fn() -> bool,
     ) -> IdleTracker<'a> {
-        IdleTracker { ram, pagemap, idle, pages, time }
+        IdleTracker { ram, pagemap, idle, pages, goes_on }
     }
 
     /// What is mapped from a page of the region on, in order of frames of the host.
@@ -100,23 +98,24 @@ impl<'a> IdleTracker<'a> {
     /// page table has processors forget all of the guest's under KVM, and all of the VMM's if
     /// it is more than a few pages.
     fn forget_translations(&self, near: Gfn) -> io::Result<()> {
-        let huge = self.ram.clip(FrameRange::huge(near.huge()));
-        let range = huge.and_then(|frames| self.ram.hva_range(frames));
+        let clip = |frames| self.ram.clip(frames);
+        let frames = clip(FrameRange::huge(near.huge())).or_else(|| clip(FrameRange::new(near, 1)));
+        let range = frames.and_then(|frames| self.ram.hva_range(frames));
         range.map_or(Ok(()), |range| self.pages.forget(&[range]))
     }
 }
 
 impl Tracker for IdleTracker<'_> {
     fn round(&mut self, walk: Walk, observer: &mut dyn Observer) -> Result<Round, TrackError> {
-        let (began, mut told) = (Instant::now(), Told::default());
+        let mut told = Told::default();
         for region in self.ram.regions() {
             for from in (0..region.frames().count).step_by(PAGES as usize) {
-                if walk == Walk::Full && began.elapsed() > self.time {
-                    return Err(TrackError::TooMuch);
-                }
                 let mapped = self.mapped(region, from)?;
                 for pages in mapped.chunk_by(|one, next| next.word() - one.word() <= 1) {
                     self.look(pages, walk, &mut told, observer)?;
+                }
+                if !(self.goes_on)() {
+                    return Err(TrackError::TooMuch);
                 }
             }
         }

@@ -70,8 +70,8 @@ pub enum TrackError {
     /// The kernel that was inspected may run no more.
     #[error("the guest was reset or runs another kernel")]
     NotRunning,
-    /// A full round did not come to its end in its time.
-    #[error("marking all of its memory takes too long")]
+    /// A round did not come to its end in its time.
+    #[error("looking at all of its memory takes too long")]
     TooMuch,
     /// Pages that were marked have no mark.
     #[error("the kernel keeps no marks of much of its memory")]

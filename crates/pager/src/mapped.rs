@@ -5,14 +5,14 @@ use std::io;
 
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 
-use crate::pager::Pager;
+use crate::pager::{Grain, Pager};
 use crate::view::readable;
 
 impl Pager {
     /// Maps what is in memory of a huge frame. Nobody saves or brings back one of its frames
     /// meanwhile, and a fault for one waits for so long. A free block that is just being emptied may
     /// have memory again by this, zeros. `false`: somebody else works on some of the frames,
-    /// and none was mapped.
+    /// or memory in huge pages is elsewhere in part, and none was mapped.
     ///
     /// # Errors
     /// As [`ebb_vm::Ram::map`].
@@ -28,6 +28,12 @@ impl Pager {
         let mut there: Vec<FrameRange> = Vec::new();
         for (frames, _) in held.contents().filter(|(_, content)| readable(*content)) {
             frames.join(&mut there);
+        }
+        // A hole that is touched has memory for all of its huge page: also for what is elsewhere.
+        let all = FrameRange::huge(huge);
+        if self.grain == Grain::Huge && self.ram.clip(all).is_some_and(|ram| there != [ram]) {
+            self.after(held.abandon(), frames);
+            return Ok(false);
         }
         let result = there.into_iter().try_for_each(|frames| self.map_runs(frames));
         self.after(held.abandon(), frames);

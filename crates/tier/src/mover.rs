@@ -62,8 +62,9 @@ impl Mover {
     }
 
     /// Moves pages of `page_bytes` each of a process to a node, also where others map them; what
-    /// became of each. Of a huge page any one address is enough. The kernel maps every page again where it was
-    /// mapped: nobody faults on one afterwards who has not touched it while it moved.
+    /// became of each. Of a huge page any one address is enough. The kernel maps every page
+    /// again where it was mapped: nobody faults on one afterwards who has not touched it while it
+    /// moved.
     ///
     /// # Errors
     /// Why nothing can be moved; some pages may have been.

@@ -128,12 +128,17 @@ impl Node {
     fn bring_huge(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
         // One address brings all of a huge page, if it is one.
         let mut outcomes = self.pages.bring(frames, HUGE_BYTES, self.number)?;
-        let others = |gfn: &Gfn| (gfn.0 + 1..FrameRange::huge(gfn.huge()).end().0).map(Gfn);
-        let all: Vec<Gfn> = frames.iter().flat_map(others).collect();
+        // Where that stayed, the rest of it would, too.
+        let others = |gfn: Gfn, first: Outcome| match stays(first) {
+            true => gfn.0..gfn.0,
+            false => gfn.0 + 1..FrameRange::huge(gfn.huge()).end().0,
+        };
+        let each = || frames.iter().zip(&outcomes).map(|(gfn, first)| others(*gfn, *first));
+        let all: Vec<Gfn> = each().flatten().map(Gfn).collect();
+        let counts: Vec<usize> = each().map(Iterator::count).collect();
         let mut brought = self.pages.bring(&all, FRAME_BYTES, self.number)?.into_iter();
-        for (gfn, outcome) in frames.iter().zip(&mut outcomes) {
-            let others = brought.by_ref().take(others(gfn).count());
-            *outcome = others.fold(*outcome, together);
+        for (outcome, count) in outcomes.iter_mut().zip(counts) {
+            *outcome = brought.by_ref().take(count).fold(*outcome, together);
         }
         Ok(outcomes)
     }
@@ -141,10 +146,12 @@ impl Node {
 
 /// What became of two pages, one of which may have stayed.
 fn together(one: Outcome, other: Outcome) -> Outcome {
-    match one.max(other) {
-        stayed @ (Outcome::InUse | Outcome::NoRoom | Outcome::Refused(_)) => stayed,
-        _ => one.min(other),
-    }
+    let worse = one.max(other);
+    if stays(worse) { worse } else { one.min(other) }
+}
+
+fn stays(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::InUse | Outcome::NoRoom | Outcome::Refused(_))
 }
 
 impl Tier for Node {

@@ -31,10 +31,11 @@ pub enum Place {
 pub struct Rules {
     /// What each tier may hold of this VM, fastest first; no more than 256 count.
     pub capacity_frames: Vec<u64>,
-    /// A page takes another's place when it is hotter by so much, and a free place when
-    /// it is so hot; at least 1. Without it pages of about the same degree would change
-    /// places for ever.
+    /// A page takes another's place when it is hotter by so much; at least 1. Without it pages of
+    /// about the same degree would change places for ever.
     pub margin_degrees: u32,
+    /// A page takes a free place when it is so hot; at least 1.
+    pub free_degrees: u32,
     /// Pages that may be moved, those that make room included: what the bandwidth allows
     /// until the next plan.
     pub budget_frames: u64,
@@ -176,13 +177,14 @@ impl<'a> Planner<'a> {
 
     fn promote(&mut self, tier: u8, ends: &mut Ends) -> Option<Found> {
         let up = self.hottest_below(tier, ends)?;
-        (up.heat.degree >= self.margin()).then_some([None, up.to(tier)])
+        (up.heat.degree >= self.rules.free_degrees.max(1)).then_some([None, up.to(tier)])
     }
 
     fn exchange(&mut self, tier: u8, ends: &mut Ends) -> Option<Found> {
         let up = self.hottest_below(tier, ends)?;
         let down = self.coldest(tier, ends)?;
-        let pays = up.heat.degree >= down.heat.degree.saturating_add(self.margin());
+        let margin = self.rules.margin_degrees.max(1);
+        let pays = up.heat.degree >= down.heat.degree.saturating_add(margin);
         pays.then_some([down.to(up.tier), up.to(tier)])
     }
 
@@ -238,10 +240,6 @@ impl<'a> Planner<'a> {
             }
             _ => None,
         }
-    }
-
-    fn margin(&self) -> u32 {
-        self.rules.margin_degrees.max(1)
     }
 
     fn used(&self, tier: u8) -> u64 {

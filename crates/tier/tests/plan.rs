@@ -27,7 +27,12 @@ fn case() -> impl Strategy<Value = Case> {
         let capacity = prop::collection::vec(0u64..30, usize::from(tiers));
         let budget = prop_oneof![Just(u64::MAX), 0u64..20];
         (pages, capacity, 0u32..4, budget).prop_map(|(pages, capacity_frames, margin, budget)| {
-            let rules = Rules { capacity_frames, margin_degrees: margin, budget_frames: budget };
+            let rules = Rules {
+                capacity_frames,
+                margin_degrees: margin,
+                free_degrees: margin,
+                budget_frames: budget,
+            };
             Case { pages, rules }
         })
     })
@@ -173,7 +178,12 @@ proptest! {
 fn pages_in_use_wait() {
     let pages =
         vec![(0, Place::Busy(0)), (1, Place::Tier(0)), (8, Place::Tier(1)), (9, Place::Busy(1))];
-    let rules = Rules { capacity_frames: vec![2, 2], margin_degrees: 1, budget_frames: u64::MAX };
+    let rules = Rules {
+        capacity_frames: vec![2, 2],
+        margin_degrees: 1,
+        free_degrees: 1,
+        budget_frames: u64::MAX,
+    };
     let plan = planned(&Case { pages, rules });
     let down = Some(Move { gfn: Gfn(1), from: 0, to: 1 });
     let up = Some(Move { gfn: Gfn(2), from: 1, to: 0 });
@@ -183,7 +193,8 @@ fn pages_in_use_wait() {
 #[test]
 fn a_plan_that_the_budget_cuts_says_so() {
     let pages = vec![(0, Place::Tier(0)), (9, Place::Tier(1))];
-    let rules = Rules { capacity_frames: vec![1, 1], margin_degrees: 1, budget_frames: 1 };
+    let rules =
+        Rules { capacity_frames: vec![1, 1], margin_degrees: 1, free_degrees: 1, budget_frames: 1 };
     let plan = planned(&Case { pages, rules });
     assert!(plan.steps.is_empty() && plan.is_cut);
 }

@@ -244,7 +244,8 @@ fn a_plan_leaves_the_hot_half_in_memory() {
     let cold: Vec<Gfn> = (0..half).map(Gfn).collect();
     file.bring(&cold).unwrap();
     let capacity_frames = vec![half, FRAMES];
-    let rules = Rules { capacity_frames, margin_degrees: 1, budget_frames: u64::MAX };
+    let rules =
+        Rules { capacity_frames, margin_degrees: 1, free_degrees: 1, budget_frames: u64::MAX };
     let place = |gfn| match home(&machine.pager, gfn) {
         Some(Home::Memory) => Place::Tier(0),
         Some(_) => Place::Tier(1),

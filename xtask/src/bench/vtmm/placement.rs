@@ -30,6 +30,7 @@ impl Placement {
         let rules = Rules {
             capacity_frames: vec![self.room_frames, u64::MAX],
             margin_degrees: 1,
+            free_degrees: 1,
             budget_frames: u64::MAX,
         };
         let place = |gfn| Place::Tier(if self.fast.contains(&gfn) { FAST } else { FAST + 1 });

@@ -114,7 +114,8 @@ fn exchange(rig: &mut Rig) -> anyhow::Result<u64> {
         rig.frames.iter().map(|&gfn| Heat { gfn, degree: degree(gfn) }).collect();
     order.sort_by_key(|heat| heat.degree);
     let capacity_frames = vec![rig.frames.len() as u64 - half, half];
-    let rules = Rules { capacity_frames, margin_degrees: 1, budget_frames: u64::MAX };
+    let rules =
+        Rules { capacity_frames, margin_degrees: 1, free_degrees: 1, budget_frames: u64::MAX };
     let tiers = [rig.node(FAST, mover()), rig.node(SLOW, mover())];
     let tiers: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
     let mut pairs = 0;

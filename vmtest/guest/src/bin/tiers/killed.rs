@@ -89,8 +89,12 @@ fn exchange(target: &Target, frames: &[Gfn], rest: u64) -> anyhow::Result<()> {
         frames.iter().map(|&gfn| Heat { gfn, degree: degree(gfn) }).collect();
     order.sort_by_key(|heat| heat.degree);
     let half = frames.len() as u64 / 2;
-    let rules =
-        Rules { capacity_frames: vec![half, half], margin_degrees: 1, budget_frames: u64::MAX };
+    let rules = Rules {
+        capacity_frames: vec![half, half],
+        margin_degrees: 1,
+        free_degrees: 1,
+        budget_frames: u64::MAX,
+    };
     let tiers = [FAST, SLOW].map(|node| target.node(node, Mover::new(4, BATCH, Pace::unlimited())));
     let tiers: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
     loop {
