@@ -263,7 +263,8 @@ impl State {
             Err(error @ TrackError::NoRoots) => {
                 self.first_round_from_outside(error.to_string(), run.levels)
             }
-            Err(_) if matches!(run.by, By::Idle(..)) => {
+            Err(error) if matches!(run.by, By::Idle(..)) => {
+                self.monitor.not_idle = Some(error.to_string());
                 self.first_round_from_outside(run.why, run.levels)
             }
             Err(error) => Err(error.to_string()),
@@ -437,7 +438,9 @@ impl State {
         let goes_on = || began.elapsed() <= time;
         let mut tracker = IdleTracker::new(held.pager.ram(), pagemap, idle, &pages, &goes_on);
         let round = tracker.round(walk, levels);
-        self.monitor.not_idle = round.as_ref().err().map(ToString::to_string);
+        if let Err(error) = &round {
+            self.monitor.not_idle = Some(error.to_string());
+        }
         round
     }
 
