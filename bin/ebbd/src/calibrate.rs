@@ -14,7 +14,7 @@ use ebb_heat::Weights;
 use ebb_store::{Compressed, PageBuffer, Protection, Store, SwapFile};
 use ebb_sys::process::Process;
 use ebb_tier::host::NodeMemory;
-use ebb_tier::{Kind, Mover, Outcome};
+use ebb_tier::{Kind, Mover};
 use ebb_units::{FRAME_BYTES, Hva};
 
 use crate::kept;
@@ -210,11 +210,9 @@ fn on_node(node: u32, count: usize) -> io::Result<TierSpeed> {
     buffer.pages_mut().iter_mut().for_each(|page| page[0] = 1);
     let addresses: Vec<Hva> =
         buffer.pages().iter().map(|page| Hva(page.as_ptr().addr() as u64)).collect();
-    let own = Process::open(rustix::process::getpid().as_raw_nonzero().get())?;
-    let outcomes = Mover::default().run(&own, &addresses, FRAME_BYTES, node);
+    let outcomes = Mover::default().run(&Process::own()?, &addresses, FRAME_BYTES, node);
     let outcomes = outcomes.map_err(io::Error::other)?;
-    let is_there = |outcome: &&Outcome| matches!(outcome, Outcome::Moved | Outcome::There);
-    let there = outcomes.iter().filter(is_there).count();
+    let there = outcomes.into_iter().filter(|outcome| outcome.is_here()).count();
     if there < count / 10 * 9 {
         return Err(io::Error::other(format!("of {count} pages {there} found room")));
     }

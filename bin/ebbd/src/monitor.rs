@@ -263,8 +263,7 @@ impl State {
             Err(error @ TrackError::NoRoots) => {
                 self.first_round_from_outside(error.to_string(), run.levels)
             }
-            Err(error) if matches!(run.by, By::Idle(..)) => {
-                self.monitor.not_idle = Some(error.to_string());
+            Err(_) if matches!(run.by, By::Idle(..)) => {
                 self.first_round_from_outside(run.why, run.levels)
             }
             Err(error) => Err(error.to_string()),
@@ -276,15 +275,16 @@ impl State {
     fn first_round_from_outside(&mut self, why: String, levels: Levels) -> Result<Run, String> {
         let pagemap = Pagemap::open(&self.held.process);
         let pagemap = pagemap.map_err(|error| format!("QEMU's page table: {error}"))?;
-        let is_fit = self.held.record.backing == Backing::Small && self.placing.is_none();
-        match (PageIdle::open(), &self.monitor.not_idle) {
-            (Ok(idle), None) if is_fit => self.first_round(By::Idle(pagemap, idle), why, levels),
-            (_, None) => self.first_round(By::Vmm(pagemap), why, levels),
-            (_, Some(not_idle)) => {
-                let why = format!("{why}; no idle page tracking: {not_idle}");
-                self.first_round(By::Vmm(pagemap), why, levels)
-            }
+        if let Some(not_idle) = &self.monitor.not_idle {
+            let why = format!("{why}; no idle page tracking: {not_idle}");
+            return self.first_round(By::Vmm(pagemap), why, levels);
         }
+        let is_fit = self.held.record.backing == Backing::Small && self.placing.is_none();
+        let by = match PageIdle::open() {
+            Ok(idle) if is_fit => By::Idle(pagemap, idle),
+            _ => By::Vmm(pagemap),
+        };
+        self.first_round(by, why, levels)
     }
 
     fn next_window(&mut self, is_last: bool) {
@@ -376,7 +376,12 @@ impl State {
                 self.guest_round(&Arc::clone(guest), walk, &mut run.levels, turn)?
             }
             By::Idle(pagemap, idle) => {
-                Some(self.idle_round((pagemap, idle), walk, &mut run.levels)?)
+                let round = self.idle_round((pagemap, idle), walk, &mut run.levels);
+                if let Err(error) = &round {
+                    // A VM for which it fails, or is too slow, is not looked at so again.
+                    self.monitor.not_idle = Some(error.to_string());
+                }
+                Some(round?)
             }
             By::Vmm(pagemap) => Some(self.vmm_round(pagemap, walk, &mut run.levels)?),
         };
@@ -422,26 +427,24 @@ impl State {
         if gave_way { Ok(None) } else { result.map(Some) }
     }
 
-    /// A VM for which it is too slow, or finds no marks, is not looked at so again.
+    /// What a limit goes by is about to be forgotten.
+    fn see_mapped(&mut self) -> io::Result<()> {
+        let Some(limiter) = &mut self.limiter else { return Ok(()) };
+        limiter.see_mapped(&self.held.pager)
+    }
+
     fn idle_round(
         &mut self,
         (pagemap, idle): (&Pagemap, &PageIdle),
         walk: Walk,
         levels: &mut Levels,
     ) -> Result<Round, TrackError> {
+        self.see_mapped()?;
         let (held, time) = (&self.held, self.monitor.settings.window / IDLE_PART);
-        if let Some(limiter) = &mut self.limiter {
-            // A little of what the limit goes by is about to be forgotten.
-            limiter.see_mapped(&held.pager)?;
-        }
         let (pages, began) = (Vmm(&held.process), Instant::now());
         let goes_on = || began.elapsed() <= time;
         let mut tracker = IdleTracker::new(held.pager.ram(), pagemap, idle, &pages, &goes_on);
-        let round = tracker.round(walk, levels);
-        if let Err(error) = &round {
-            self.monitor.not_idle = Some(error.to_string());
-        }
-        round
+        tracker.round(walk, levels)
     }
 
     fn vmm_round(
@@ -450,11 +453,8 @@ impl State {
         walk: Walk,
         levels: &mut Levels,
     ) -> Result<Round, TrackError> {
+        self.see_mapped()?;
         let held = &self.held;
-        if let Some(limiter) = &mut self.limiter {
-            // What the limit goes by is about to be forgotten.
-            limiter.see_mapped(&held.pager)?;
-        }
         HostTracker::new(held.pager.ram(), pagemap, &Vmm(&held.process)).round(walk, levels)
     }
 }

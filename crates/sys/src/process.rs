@@ -48,6 +48,14 @@ impl Process {
         Ok(Process { pid, pidfd: pidfd_open(number, PidfdFlags::empty())? })
     }
 
+    /// Takes hold of this process.
+    ///
+    /// # Errors
+    /// As pidfd_open(2).
+    pub fn own() -> io::Result<Process> {
+        Process::open(rustix::process::getpid().as_raw_nonzero().get())
+    }
+
     /// Its number.
     pub fn pid(&self) -> i32 {
         self.pid

@@ -31,7 +31,7 @@ pub fn carry_out(
     for steps in steps.chunks(batch.max(1)) {
         let down = bring(tiers, steps.iter().filter_map(|step| step.down))?;
         let stuck: Vec<Gfn> = { down.iter() }
-            .filter_map(|(moved, outcome)| leaves_no_room(*outcome).then_some(moved.gfn))
+            .filter_map(|(moved, outcome)| outcome.stays().then_some(moved.gfn))
             .collect();
         let (free, held_back): (Vec<&Step>, Vec<&Step>) = { steps.iter() }
             .filter(|step| step.up.is_some())
@@ -42,11 +42,6 @@ pub fn carry_out(
         all.held_back_frames += held_back.len() as u64;
     }
     Ok(all)
-}
-
-/// Whether the frame is where it was.
-fn leaves_no_room(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::InUse | Outcome::NoRoom | Outcome::Refused(_))
 }
 
 /// Each tier gets its frames at once.

@@ -40,8 +40,7 @@ impl Pages {
     /// # Errors
     /// As opening `/proc/self`.
     pub fn of_pager(pager: Arc<Pager>, mover: Mover) -> io::Result<Pages> {
-        let process = Process::open(rustix::process::getpid().as_raw_nonzero().get())?;
-        Ok(Pages { process: Arc::new(process), mapped: Mapped::Here(pager), mover })
+        Ok(Pages { process: Arc::new(Process::own()?), mapped: Mapped::Here(pager), mover })
     }
 
     /// The node of each frame of a range; `None`: it holds no page, or somebody works on it.
@@ -129,7 +128,7 @@ impl Node {
         // One address brings all of a huge page, if it is one.
         let mut outcomes = self.pages.bring(frames, HUGE_BYTES, self.number)?;
         // Where that stayed, the rest of it would, too.
-        let others = |gfn: Gfn, first: Outcome| match stays(first) {
+        let others = |gfn: Gfn, first: Outcome| match first.stays() {
             true => gfn.0..gfn.0,
             false => gfn.0 + 1..FrameRange::huge(gfn.huge()).end().0,
         };
@@ -147,11 +146,7 @@ impl Node {
 /// What became of two pages, one of which may have stayed.
 fn together(one: Outcome, other: Outcome) -> Outcome {
     let worse = one.max(other);
-    if stays(worse) { worse } else { one.min(other) }
-}
-
-fn stays(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::InUse | Outcome::NoRoom | Outcome::Refused(_))
+    if worse.stays() { worse } else { one.min(other) }
 }
 
 impl Tier for Node {

@@ -42,6 +42,11 @@ impl Outcome {
     pub fn is_here(self) -> bool {
         matches!(self, Outcome::Moved | Outcome::There)
     }
+
+    /// Whether the frame is where it was, elsewhere.
+    pub fn stays(self) -> bool {
+        matches!(self, Outcome::InUse | Outcome::NoRoom | Outcome::Refused(_))
+    }
 }
 
 /// How many frames had each outcome.
