@@ -110,7 +110,7 @@ impl Process {
     /// # Errors
     /// As reading `/proc/PID/maps`.
     pub fn mappings(&self) -> io::Result<Vec<Vma>> {
-        Ok(fs::read_to_string(self.proc("maps"))?.lines().filter_map(parse_vma).collect())
+        Ok(parse_mappings(&fs::read_to_string(self.proc("maps"))?))
     }
 
     /// Its command line, word by word.
@@ -126,6 +126,11 @@ impl Process {
     fn proc(&self, file: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{file}", self.pid))
     }
+}
+
+/// The mappings that a text of `/proc/PID/maps` tells of; lines that make no sense are left out.
+pub fn parse_mappings(text: &str) -> Vec<Vma> {
+    text.lines().filter_map(parse_vma).collect()
 }
 
 /// Field 22 of stat; the command's name before it may hold anything, so count
