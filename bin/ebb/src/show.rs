@@ -7,8 +7,9 @@ use std::path::Path;
 
 use ebb_api::{
     AutoStatus, BalloonStatus, Calibration, DetachReport, DiskCounts, EvictReport, FaultTimes,
-    GuestStatus, HeatReport, LimitStatus, Mechanism, MemoryDeviceStatus, PoolMember, PoolStatus,
-    ReclaimReport, ResizeReport, SizeStatus, TierStatus, VmName, VmStatus, VmSummary,
+    GuestStatus, HeatReport, LimitStatus, MayTake, Mechanism, MemoryDeviceStatus, PoolMember,
+    PoolStatus, ReachStatus, ReclaimReport, ResizeReport, SizeStatus, TierStatus, VmName, VmStatus,
+    VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -42,6 +43,7 @@ fn decisions(vm: &VmStatus) -> String {
     row("accelerator", because(vm.accelerator.as_str(), &vm.accelerator_reason))
         + &row("backing", because(vm.backing.as_str(), &vm.backing_reason))
         + &row("mode", because(vm.mode.as_str(), &vm.mode_reason))
+        + &reach(&vm.reach)
         + &row("mechanism", format!("{}: {}", vm.mechanism, vm.mechanism_reason))
 }
 
@@ -99,6 +101,20 @@ pub fn tier(name: &VmName, status: &TierStatus, warnings: &[String]) -> String {
 
 fn tiers(tier: &TierStatus) -> String {
     "\ntiers\n".to_owned() + &row("ladder", &tier.ladder) + &tier_rows(tier)
+}
+
+/// What is in the way of taking all of its memory, and how far its migration is.
+fn reach(reach: &ReachStatus) -> String {
+    let in_the_way = reach.devices.iter().map(|device| {
+        let left = match device.may_take {
+            MayTake::Everything => "everything is taken",
+            MayTake::FreeOnly => "free memory only is taken",
+            MayTake::Nothing => "nothing is taken",
+        };
+        row("device", format!("{}: {left}: {}", device.name, device.why))
+    });
+    let migration = reach.migration.as_ref().map(|status| row("migration", status));
+    in_the_way.chain(migration).collect()
 }
 
 /// Of its fast memory, what it works with, and what each tier holds.

@@ -18,11 +18,12 @@ use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
 use ebb_sys::inject;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
-use ebb_vm::launch::{Accelerator, Launch, Memory, Node};
+use ebb_vm::launch::{self, Accelerator, Launch, Memory, Node};
 use ebb_vm::{Qmp, Ram, layout, takeover};
 use serde_json::json;
 
 use crate::calibrate::Calibrated;
+use crate::devices;
 use crate::disks::{self, Disks, Shared};
 use crate::growth::{self, Growth, GrowthRecord};
 use crate::held::{self, Held};
@@ -149,8 +150,10 @@ impl Daemon {
         let devices = Growth::start(&records, &reserved.directory, None);
         let devices = devices.map_err(failed("its memory devices"))?;
         let mut started = start(request, backing.value, &reserved.directory, &served, &records)?;
+        let own = launch::served_names(request.disks.len(), records.len());
+        let found = devices::of_new(&started.process, &mut started.qmp, &own)?;
         if let Some(tiers) = &tiers {
-            tiers.check(backing.value, &mut started.qmp)?;
+            tiers.check(backing.value, &found)?;
         }
         let accelerator = host::accelerator();
         let mode = host::mode(request.mode, request.strict_disk().map(|disk| disk.path.as_path()));
@@ -213,6 +216,7 @@ impl Daemon {
         let process = takeover::open(request.pid).map_err(not_allowed)?;
         let (path, mut qmp) =
             takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
+        devices::of_new(&process, &mut qmp, &[])?;
         let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
         let hugetlb = ram.files().iter().any(|file| file.file.is_hugetlb().unwrap_or(false));
         let backing = host::backing_of(&ram, hugetlb);

@@ -16,6 +16,9 @@ use crate::problem::{Answer, not_allowed};
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 const FREE_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 
+/// Why a VM is in release mode, unless something is found in the way of that later.
+pub const NO_DEVICE: &str = "no device reaches its memory by itself";
+
 /// A choice and the reason for it, in words.
 #[derive(Clone, Debug)]
 pub struct Chosen<T> {
@@ -113,6 +116,6 @@ pub fn mode(asked: Option<Mode>, strict_disk: Option<&Path>) -> Chosen<Mode> {
             Mode::Strict,
             format!("{} reaches its memory as a device passed through", disk.display()),
         ),
-        (None, None) => Chosen::new(Mode::Release, "no device reaches its memory by itself"),
+        (None, None) => Chosen::new(Mode::Release, NO_DEVICE),
     }
 }

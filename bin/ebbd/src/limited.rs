@@ -9,7 +9,6 @@ use ebb_api::{LimitRequest, LimitStatus};
 use ebb_inspect::{NOTES_MAX, may_hold_note};
 use ebb_units::{Bytes, Gfn};
 
-use crate::devices;
 use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
@@ -31,8 +30,8 @@ impl State {
         }
         if let Some(bytes) = request.bytes {
             self.may_limit(bytes, request.low_bytes)?;
+            self.look_at_devices();
             self.may_evict()?;
-            self.no_foreign_devices()?;
             self.held.record.evicts = true;
             self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
             self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
@@ -50,20 +49,6 @@ impl State {
         let record = &self.held.record;
         let limit_bytes = record.limit_bytes?;
         Some(Marks::new(limit_bytes, record.low_bytes, record.high_bytes))
-    }
-
-    /// Devices that other processes serve must find all memory where it was.
-    pub(crate) fn no_foreign_devices(&mut self) -> Answer<()> {
-        self.reconnect();
-        let qmp = self.held.qmp.as_mut();
-        let qmp = qmp.ok_or_else(|| not_allowed("QEMU's QMP socket does not answer"))?;
-        match devices::foreign(qmp).map_err(not_allowed)? {
-            None => Ok(()),
-            Some(device) => Err(not_allowed(format!(
-                "its {device} is served by another process, which would find zeros where memory \
-                 in use was evicted; disks can be given by `ebb run --disk`"
-            ))),
-        }
     }
 
     fn may_limit(&self, bytes: u64, low_bytes: Option<u64>) -> Answer<()> {
@@ -130,6 +115,7 @@ impl State {
     /// Evicts for a while, if more than the limit allows is resident.
     pub(crate) fn hold_limit(&mut self) {
         self.pressed.store(false, Release);
+        self.glance_at_devices();
         let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
         self.note_disks();
         if let Err(why) = self.may_evict() {
@@ -143,7 +129,7 @@ impl State {
         }
         let end = Instant::now() + TURN;
         let mut more = true;
-        while more && Instant::now() < end {
+        while more && Instant::now() < end && self.is_as_seen() {
             let result = self.limit_step(&mut limiter, marks);
             more = self.note(result.and_then(|more| self.write_back(end).map(|()| more)));
         }
@@ -192,6 +178,7 @@ impl State {
     pub fn what_is_stuck(&self) -> Option<String> {
         let reading = self.held.pager.failure();
         { reading.map(|error| self.explain(Attempt::Load, &error)) }
+            .or_else(|| self.why_it_rests())
             .or_else(|| self.trouble.as_ref().map(|trouble| trouble.why().into()))
             .or_else(|| self.stuck.clone())
     }

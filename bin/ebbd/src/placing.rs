@@ -187,7 +187,7 @@ impl State {
     /// Has its pages placed by what a monitoring of so many windows found. `by_guest`: the guest's
     /// page tables told, which know nothing of its kernel.
     pub(crate) fn place(&mut self, sorted: Sorted, weights: Weights, windows: u8, by_guest: bool) {
-        if self.placing.is_none() {
+        if self.placing.is_none() || self.may_take().is_err() {
             return;
         }
         // By this thread, which evicts: what it reads in place stays.

@@ -7,6 +7,7 @@ use ebb_inspect::Guest;
 use ebb_pager::Pager;
 use ebb_vm::Qmp;
 
+use crate::devices::Seen;
 use crate::insight::{self, Insight};
 use crate::trust::was_reset;
 
@@ -27,6 +28,8 @@ pub struct Pulse {
     ended: Option<End>,
     /// QEMU did not answer in time.
     is_silent: bool,
+    /// Its descriptors when it told its devices.
+    seen: Option<Arc<Seen>>,
 }
 
 /// Why it does not run.
@@ -45,9 +48,15 @@ impl Pulse {
         guest: Option<Arc<Guest>>,
         pager: Arc<Pager>,
         qmp: Option<Qmp>,
+        seen: Option<Arc<Seen>>,
     ) -> Pulse {
         let asked = insight.confirmed();
-        Pulse { guest, pager, qmp, asked, ended: None, is_silent: false }
+        Pulse { guest, pager, qmp, asked, ended: None, is_silent: false, seen }
+    }
+
+    /// Whether no device can have come that reaches the memory by itself.
+    fn is_as_seen(&self) -> bool {
+        self.seen.as_ref().is_some_and(|seen| seen.holds())
     }
 
     /// Whether it still runs; once it does not, never again. It waits for QEMU: the caller
@@ -60,7 +69,7 @@ impl Pulse {
                 false => self.ended = Some(End::Unknown),
             }
         }
-        self.ended.is_none()
+        self.ended.is_none() && self.is_as_seen()
     }
 
     /// The same for who holds frames: where QEMU does not answer at once, nobody knows, and
@@ -76,7 +85,7 @@ impl Pulse {
                 _ => self.ended = Some(End::Unknown),
             }
         }
-        self.ended.is_none() && !self.is_silent
+        self.ended.is_none() && !self.is_silent && self.is_as_seen()
     }
 
     /// Whether nothing was told of a reset. It does not wait for QEMU, which may wait for what

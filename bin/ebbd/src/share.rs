@@ -52,8 +52,8 @@ impl State {
                 Bytes(floor.saturating_mul(100) / u64::from(share.lower_percent.max(1)) + 1)
             )));
         }
-        self.may_evict()?;
-        self.no_foreign_devices()
+        self.look_at_devices();
+        self.may_evict()
     }
 
     /// What the pool lets it have from now on; none: all of its memory.

@@ -52,6 +52,7 @@ impl State {
     /// The shared allocator of a guest that was just confirmed; from now on it is watched,
     /// also by the daemons after this one.
     pub(crate) fn share(&mut self) -> Answer<Arc<HyperAlloc>> {
+        self.may_take()?;
         if let Some(shared) = &self.sharing.shared {
             return Ok(Arc::clone(shared));
         }
@@ -133,6 +134,7 @@ impl State {
     /// Takes free huge frames until the guest touches them.
     pub(crate) fn take_soft(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
         let began = Instant::now();
+        self.keep_devices();
         let shared = self.share()?;
         let (want, keep) = (want_bytes.div_ceil(HUGE_BYTES), keep_bytes.div_ceil(HUGE_BYTES));
         let (taken, stop) = self.take_shared(&shared, How::Soft, want, keep);
@@ -276,7 +278,9 @@ impl State {
 
     /// Takes what the size on record lacks, or returns what is too much.
     pub(crate) fn hold_size(&mut self) {
-        let Some(shared) = self.sharing.shared.clone() else { return };
+        let Some(shared) = self.sharing.shared.clone().filter(|_| self.may_take().is_ok()) else {
+            return;
+        };
         self.sharing.looked = Some(Instant::now());
         self.relieve(&shared);
         let resize = Resize::new(&shared, self.wanted_hard());

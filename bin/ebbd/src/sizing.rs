@@ -125,6 +125,8 @@ impl State {
         request.check()?;
         self.look_at_offers()?;
         let Some(bytes) = request.bytes else { return self.stay_at_size(request.on_violation) };
+        self.look_at_devices();
+        self.may_take()?;
         let trusted = self.confirm();
         let wish = Wish { bytes, node: request.node, by: request.by.map(mechanism) };
         let offer = self.offer();
@@ -213,6 +215,7 @@ impl State {
 
     fn take_step(&mut self) -> Answer<()> {
         let Some(wish) = self.wish() else { return Ok(()) };
+        self.may_take()?;
         self.look_at_offers()?;
         let offer = self.offer();
         self.begin_way(&offer, &wish)?;

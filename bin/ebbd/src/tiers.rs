@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use ebb_api::{Backing, RunRequest, TierStatus, TierUse};
 use ebb_tier::{Kind, Ladder, host};
 use ebb_units::{Bytes, FRAME_BYTES};
-use ebb_vm::Qmp;
+use ebb_vm::reach::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::devices;
+use crate::devices::may_evict_beside;
 use crate::heat::Heat;
 use crate::limit::{Marks, floor_bytes};
 use crate::placing::Placing;
@@ -147,7 +147,7 @@ impl Tiers {
     ///
     /// # Errors
     /// It cannot; why.
-    pub fn check(&self, backing: Backing, qmp: &mut Qmp) -> Answer<()> {
+    pub fn check(&self, backing: Backing, devices: &[Device]) -> Answer<()> {
         if backing == Backing::Hugetlb {
             return Err(not_allowed(
                 "hugetlb pages stay where they are: give --backing thp or small with --tier",
@@ -156,13 +156,7 @@ impl Tiers {
         if self.file.is_none() {
             return Ok(());
         }
-        match devices::foreign(qmp).map_err(not_allowed)? {
-            None => Ok(()),
-            Some(device) => Err(not_allowed(format!(
-                "its {device} is served by another process, which would find zeros where memory \
-                 is on another tier; disks can be given by --disk"
-            ))),
-        }
+        may_evict_beside(devices)
     }
 }
 

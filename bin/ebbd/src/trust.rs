@@ -133,7 +133,8 @@ impl State {
     /// Whether the trusted guest still runs; takes the QMP socket along.
     pub(crate) fn pulse(&mut self) -> Pulse {
         let (pager, qmp) = (Arc::clone(&self.held.pager), self.held.qmp.take());
-        Pulse::new(&self.insight, self.witness.clone(), pager, qmp)
+        let seen = self.seen_descriptors();
+        Pulse::new(&self.insight, self.witness.clone(), pager, qmp, seen)
     }
 
     /// Takes the socket back.

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::calibrate::Calibrated;
 use crate::compaction::Compaction;
+use crate::devices::Devices;
 use crate::held::Held;
 use crate::insight::Insight;
 use crate::limit::Limiter;
@@ -111,6 +112,8 @@ pub fn start(
 pub struct State {
     pub(crate) held: Held,
     pub(crate) insight: Insight,
+    /// Who reaches its memory by itself.
+    pub(crate) devices: Devices,
     /// Whom the pager was told of.
     pub(crate) witness: Option<Arc<Guest>>,
     /// The frames that each look at that guest reads.
@@ -169,6 +172,7 @@ impl State {
         State {
             held,
             insight: Insight::new(),
+            devices: Devices::default(),
             witness: None,
             needed: Vec::new(),
             last: None,
@@ -191,6 +195,7 @@ impl State {
     }
 
     fn run(mut self, mailbox: &Receiver<Command>) -> Option<Farewell> {
+        self.look_at_devices();
         self.begin();
         self.begin_placing();
         if let Err(error) = self.apply_limit() {
@@ -200,12 +205,17 @@ impl State {
         loop {
             // By the clock, however many commands there are.
             let wait = due.saturating_duration_since(Instant::now());
+            let glance = self.glance_after().filter(|&glance| glance < wait);
             let command = match wait.is_zero() {
                 true => Err(RecvTimeoutError::Timeout),
-                false => mailbox.recv_timeout(wait),
+                false => mailbox.recv_timeout(glance.unwrap_or(wait)),
             };
             let next = match command {
                 Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) if glance.is_some() => {
+                    self.glance_at_devices();
+                    Next::Go
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     let next = self.tick();
                     due = Instant::now() + TICK;
@@ -219,9 +229,10 @@ impl State {
         }
     }
 
-    /// Starts a guest that waits before its first instruction until it is held.
-    fn begin(&mut self) {
-        if !self.held.record.begin {
+    /// Starts a guest that waits before its first instruction until it is held, or was stopped
+    /// until its memory is back.
+    pub(crate) fn begin(&mut self) {
+        if !self.held.record.begin || self.must_rest() {
             return;
         }
         self.reconnect();
@@ -239,6 +250,7 @@ impl State {
     /// An answer that nobody waits for any more is dropped.
     fn obey(&mut self, command: Command) -> Next {
         self.notice_reset();
+        self.glance_at_devices();
         match command {
             Command::Status(counts, to) => {
                 if self.insight.guest().is_err() {
@@ -274,6 +286,7 @@ impl State {
     }
 
     fn tick(&mut self) -> Next {
+        self.keep_devices();
         self.begin();
         self.notice_reset();
         self.judge_restored();
@@ -308,6 +321,8 @@ impl State {
 
     fn take(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
         let began = Instant::now();
+        self.keep_devices();
+        self.may_take()?;
         let trusted = self.confirm();
         if trusted && self.may_share() {
             return self.take_soft(want_bytes, keep_bytes);
@@ -343,6 +358,8 @@ impl State {
             if !matches!(stop, Some(vprobe::Stop::Unknown)) || !self.confirm() {
                 return Ok((before, stop));
             }
+            self.keep_devices();
+            self.may_take()?;
         }
         Ok((before, Some(vprobe::Stop::Unknown)))
     }
@@ -414,8 +431,8 @@ impl State {
     /// the note stay: they are read in place.
     fn evict(&mut self, want_bytes: u64) -> Answer<EvictReport> {
         let began = Instant::now();
+        self.look_at_devices();
         self.may_evict()?;
-        self.no_foreign_devices()?;
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
@@ -423,27 +440,35 @@ impl State {
         // So that they are known also right after a restart.
         self.confirm();
         let mut done = Evicted::default();
-        let regions = self.held.pager.ram().regions().iter();
-        let pieces = regions.flat_map(|region| region.frames().by_huge());
+        let (pager, mut in_the_way) = (Arc::clone(&self.held.pager), None);
+        let pieces = pager.ram().regions().iter().flat_map(|region| region.frames().by_huge());
         for piece in pieces {
             if done.frames() * FRAME_BYTES >= want_bytes {
                 break;
+            }
+            if !self.is_as_seen() {
+                self.look_at_devices();
+                in_the_way = self.may_evict().err();
+                if in_the_way.is_some() {
+                    break;
+                }
             }
             let frames: Vec<Gfn> = piece.frames().filter(|gfn| !self.is_needed(*gfn)).collect();
             let evicted = self.held.pager.evict(&frames, &NothingKnown);
             done.add(evicted.map_err(|error| not_allowed(self.explain(Attempt::Save, &error)))?);
         }
         let saved_bytes = done.frames() * FRAME_BYTES;
-        let stopped_by = match saved_bytes >= want_bytes {
-            true => "the amount asked for was reached",
-            false => "nothing more can be evicted now",
+        let stopped_by = match in_the_way {
+            Some(why) => why.to_string(),
+            None if saved_bytes >= want_bytes => "the amount asked for was reached".into(),
+            None => "nothing more can be evicted now".into(),
         };
         Ok(EvictReport {
             saved_bytes,
             saved_frames: done.frames(),
             abandoned: done.abandoned,
             duration_ns: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            stopped_by: stopped_by.into(),
+            stopped_by,
         })
     }
 
@@ -456,6 +481,7 @@ impl State {
     /// may have made large folios that are not ours to take whole, nothing in
     /// use is evicted.
     pub(crate) fn may_evict(&self) -> Answer<()> {
+        self.may_evict_beside_devices()?;
         let record = &self.held.record;
         if let Some(disk) = record.disks.iter().find(|disk| disk.dma == DmaMode::Strict) {
             return Err(not_allowed(format!(
@@ -503,6 +529,7 @@ impl State {
             }
             not_allowed(format!("not all memory could be given back, so it stays held: {error}"))
         })?;
+        self.all_is_back();
         self.faults = None;
         if let Err(error) = self.held.let_go() {
             self.serve_again();

@@ -93,6 +93,20 @@ choice! {
 }
 
 choice! {
+    /// What of a VM's memory may be taken.
+    #[derive(Default)]
+    MayTake {
+        /// Free memory, and memory in use.
+        #[default]
+        Everything = "everything",
+        /// Free memory only: nothing in use is evicted.
+        FreeOnly = "free_only",
+        /// Nothing.
+        Nothing = "nothing",
+    }
+}
+
+choice! {
     /// What runs the guest's instructions.
     Accelerator {
         /// QEMU's own translator.

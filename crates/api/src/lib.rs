@@ -19,8 +19,8 @@ mod status;
 
 pub use calibration::{Calibration, TierSpeed};
 pub use choice::{
-    Accelerator, Backing, DeviceServer, DmaMode, DriverState, HeatTracker, Mechanism, Mode,
-    OnViolation, SizeMechanism, SizeState, State,
+    Accelerator, Backing, DeviceServer, DmaMode, DriverState, HeatTracker, MayTake, Mechanism,
+    Mode, OnViolation, SizeMechanism, SizeState, State,
 };
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
@@ -39,6 +39,6 @@ pub use request::{
 };
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
-    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, SharingStatus, SizeStatus,
-    TierStatus, TierUse, VmStatus, VmSummary,
+    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, ReachStatus,
+    ReachingDevice, SharingStatus, SizeStatus, TierStatus, TierUse, VmStatus, VmSummary,
 };

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    Accelerator, Backing, DeviceServer, DriverState, Mechanism, Mode, OnViolation, ReclaimReport,
-    SizeMechanism, SizeState, State, VmName,
+    Accelerator, Backing, DeviceServer, DriverState, MayTake, Mechanism, Mode, OnViolation,
+    ReclaimReport, SizeMechanism, SizeState, State, VmName,
 };
 
 /// The largest buddy order of an x86-64 kernel with its standard configuration.
@@ -35,6 +35,9 @@ pub struct VmStatus {
     pub mode: Mode,
     /// Why this mode.
     pub mode_reason: String,
+    /// What of its memory may be taken, by what reaches it beside QEMU.
+    #[serde(default)]
+    pub reach: ReachStatus,
     /// How its free memory is found and taken.
     pub mechanism: Mechanism,
     /// Why this mechanism.
@@ -82,6 +85,28 @@ pub struct VmStatus {
     pub disks: DiskCounts,
     /// What the operator should know, one sentence each.
     pub warnings: Vec<String>,
+}
+
+/// What of a VM's memory may be taken, and what is in the way of more.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ReachStatus {
+    /// What may be taken.
+    pub may_take: MayTake,
+    /// Devices, and what else reaches its memory, that leave less than everything.
+    pub devices: Vec<ReachingDevice>,
+    /// How far its last migration is, in QEMU's word; null: there was none.
+    pub migration: Option<String>,
+}
+
+/// What reaches a VM's memory by itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ReachingDevice {
+    /// As QEMU or the kernel calls it.
+    pub name: String,
+    /// What may be taken beside it.
+    pub may_take: MayTake,
+    /// Why no more.
+    pub why: String,
 }
 
 /// What the guest's own memory tells about it.

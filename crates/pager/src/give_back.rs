@@ -27,15 +27,6 @@ impl Pager {
     /// `ENOMEM`: the host has not enough memory; what is not back stays on
     /// record and is served on touch.
     pub fn give_back_all(&self) -> io::Result<u64> {
-        let result = self.give_back_each();
-        if result.is_err() {
-            // Who asked for a frame whose holder failed was not told.
-            self.wake_all()?;
-        }
-        result
-    }
-
-    fn give_back_each(&self) -> io::Result<u64> {
         let Counters { emptied_frames, saved_frames, on_disk_frames, .. } = &self.counters;
         let counters = [emptied_frames, saved_frames, on_disk_frames];
         let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
@@ -43,11 +34,40 @@ impl Pager {
         for (frames, content) in self.off_record() {
             if let Content::Watch { head, order } = content {
                 for metadata in frames.frames() {
-                    self.again(|| self.restore(metadata, head, order))?;
+                    let back = self.again(|| self.restore(metadata, head, order));
+                    self.or_wake(back)?;
                 }
             }
         }
-        for (frames, content) in self.off_record() {
+        self.or_wake(self.give_back_each(|_| true))?;
+        Ok(before * FRAME_BYTES)
+    }
+
+    /// Brings back the frames whose content is elsewhere, for processes that map the memory
+    /// without us: what stays away is free in the guest, or reads as the zeros that it was. Nobody
+    /// relies on a protection any more, which such a process does not meet. Returns the bytes
+    /// brought back. Faults are served meanwhile.
+    ///
+    /// # Errors
+    /// As [`Pager::give_back_all`].
+    pub fn give_back_in_use(&self) -> io::Result<u64> {
+        let Counters { saved_frames, on_disk_frames, .. } = &self.counters;
+        let before = saved_frames.load(Relaxed) + on_disk_frames.load(Relaxed);
+        let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
+        self.or_wake(self.give_back_each(|content| !reads_as_zero(content)))?;
+        Ok(before * FRAME_BYTES)
+    }
+
+    /// Who asked for a frame whose holder failed was not told.
+    fn or_wake(&self, result: io::Result<()>) -> io::Result<()> {
+        if result.is_err() {
+            self.wake_all()?;
+        }
+        result
+    }
+
+    fn give_back_each(&self, wanted: impl Fn(Content) -> bool) -> io::Result<()> {
+        for (frames, content) in self.off_record().into_iter().filter(|(_, what)| wanted(*what)) {
             match content {
                 Content::Empty { .. } => {
                     self.again(|| self.give_back(frames))?;
@@ -60,8 +80,7 @@ impl Pager {
             }
         }
         // Last: until now some that were touched have come back so.
-        self.give_up_clean(usize::MAX)?;
-        Ok(before * FRAME_BYTES)
+        self.give_up_clean(usize::MAX).map(drop)
     }
 
     /// After a restart: a block that a dead daemon was working on comes back,

@@ -8,6 +8,9 @@ use std::path::PathBuf;
 use ebb_units::Hva;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+/// More descriptors than this are no VMM's: its devices take a few each.
+const DESCRIPTORS_MAX: usize = 1 << 16;
+
 /// A process held by its pidfd, so that a reused number cannot deceive.
 pub struct Process {
     pid: i32,
@@ -96,6 +99,9 @@ impl Process {
         let mut all = Vec::new();
         for entry in fs::read_dir(self.proc("fd"))? {
             let entry = entry?;
+            if all.len() == DESCRIPTORS_MAX {
+                return Err(io::Error::other("the process has too many open files"));
+            }
             let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
             // A descriptor may be closed between the listing and the look.
             if let (Some(number), Ok(link)) = (number, fs::read_link(entry.path())) {
@@ -103,6 +109,14 @@ impl Process {
             }
         }
         Ok(all)
+    }
+
+    /// How many descriptors it has open: one system call. `None`: kernels before 6.2 do not tell.
+    ///
+    /// # Errors
+    /// As stat(2) of `/proc/PID/fd`.
+    pub fn descriptor_count(&self) -> io::Result<Option<u64>> {
+        Ok(Some(fs::metadata(self.proc("fd"))?.len()).filter(|&count| count > 0))
     }
 
     /// Its mappings, in address order.
@@ -187,6 +201,8 @@ mod tests {
         assert!(!me.has_ended().unwrap());
         assert!(me.start_ticks().unwrap() > 0);
         assert!(me.mappings().unwrap().len() > 3);
+        let counted = me.descriptor_count().unwrap();
+        assert!(counted.is_none_or(|count| count >= 3), "{counted:?}");
         let copy = me.descriptor(0);
         assert!(copy.is_ok(), "{copy:?}");
     }

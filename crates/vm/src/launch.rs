@@ -15,6 +15,8 @@ use ebb_units::Gpa;
 const BALLOON: &str = "ebb-balloon";
 /// Its virtio-mem devices, with the node's number behind it.
 const GROWTH: &str = "ebb-growth";
+/// Its disks that Ebb serves, with their number behind it.
+const DISK: &str = "ebb-disk";
 /// QEMU places memory devices at whole GiB, and Linux wants memory blocks of 2 GiB at most.
 const REGION_ALIGN: u64 = 1 << 30;
 /// A slot without a function 0 is not looked into: what is there has its memory mapped, and
@@ -66,6 +68,12 @@ pub struct Served {
     pub socket: PathBuf,
     /// Where its region begins: [`growth_start`].
     pub address: Gpa,
+}
+
+/// The character devices behind which so many disks and virtio-mem devices are served.
+pub fn served_names(disks: usize, growths: usize) -> Vec<String> {
+    let names = |name: &'static str, count| (0..count).map(move |index| format!("{name}{index}"));
+    names(DISK, disks).chain(names(GROWTH, growths)).collect()
 }
 
 /// Where the memory that a node can plug begins, of VMs that begin with `initial_bytes` and can
@@ -166,7 +174,7 @@ impl Launch<'_> {
             option("-device", format!("virtio-balloon-pci,id={BALLOON},deflate-on-oom=on"));
         }
         for (index, socket) in self.disks.iter().enumerate() {
-            let (id, queues) = (format!("ebb-disk{index}"), self.disk_queues);
+            let (id, queues) = (format!("{DISK}{index}"), self.disk_queues);
             // Whoever serves it may die and come back.
             option("-chardev", format!("socket,id={id},path={},reconnect=1", escape(socket)));
             option("-device", format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"));

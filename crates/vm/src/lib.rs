@@ -13,6 +13,7 @@ pub mod layout;
 pub mod memory_device;
 pub mod qmp;
 pub mod ram;
+pub mod reach;
 pub mod takeover;
 
 pub use qmp::Qmp;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use ebb_sys::process::Process;
 
 use crate::qmp::{Qmp, QmpError};
+use crate::reach::{self, Device, Reach};
 
 /// Why a process is not taken over.
 #[derive(Debug, thiserror::Error)]
@@ -52,18 +53,17 @@ pub enum Refusal {
         source: QmpError,
     },
     /// Memory that a device reaches by itself.
-    #[error(
-        "process {0} has passed-through devices (VFIO or vDPA): their DMA needs memory that stays \
-         where it is, and Ebb does not drive their IOMMU"
-    )]
-    Vfio(i32),
+    #[error("process {pid} cannot be held because of {device}")]
+    Device {
+        /// The process.
+        pid: i32,
+        /// The device.
+        device: Device,
+    },
     /// Somebody else serves its faults.
     #[error("process {0} has a userfaultfd already: another pager, or another ebbd, holds it")]
     OtherUserfaultfd(i32),
 }
-
-/// Descriptors of devices that pin guest memory for their DMA.
-const PINNING: [&str; 4] = ["/dev/vfio/", "kvm-vfio", "/dev/vhost-vdpa", "/dev/iommu"];
 
 /// Takes hold of a process that is free to be held.
 ///
@@ -73,15 +73,20 @@ pub fn open(pid: i32) -> Result<Process, Refusal> {
     let process = Process::open(pid).map_err(|_| Refusal::NoProcess(pid))?;
     let descriptors = process.descriptors();
     let descriptors = descriptors.map_err(|source| Refusal::NotPermitted { pid, source })?;
-    for (_, link) in &descriptors {
-        if PINNING.iter().any(|what| link.contains(what)) {
-            return Err(Refusal::Vfio(pid));
-        }
-        if link == "anon_inode:[userfaultfd]" {
-            return Err(Refusal::OtherUserfaultfd(pid));
-        }
+    may_be_held(pid, &reach::of_descriptors(descriptors.iter().map(|(_, link)| link.as_str())))?;
+    match descriptors.iter().any(|(_, link)| link == "anon_inode:[userfaultfd]") {
+        true => Err(Refusal::OtherUserfaultfd(pid)),
+        false => Ok(process),
     }
-    Ok(process)
+}
+
+/// Whether these devices leave anything to be taken.
+///
+/// # Errors
+/// [`Refusal::Device`], with the one in the way.
+pub fn may_be_held(pid: i32, devices: &[Device]) -> Result<(), Refusal> {
+    let in_the_way = reach::narrowest(devices).filter(|found| found.kind.reach() == Reach::Nothing);
+    in_the_way.map_or(Ok(()), |found| Err(Refusal::Device { pid, device: found.clone() }))
 }
 
 /// Connects to the QEMU's QMP socket: the one given, else the one its command

@@ -12,7 +12,7 @@ const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio
 
 /// File systems that tests mount, loaded only then. Their checksums are asked for
 /// by name, so no module depends on the one that has them.
-const FILE_SYSTEMS: [&str; 3] = ["ext4", "xfs", "btrfs"];
+const FILE_SYSTEMS: [&str; 4] = ["ext4", "xfs", "btrfs", "virtiofs"];
 const CHECKSUM: &str = "crc32c_generic";
 
 /// Which modules are picked: others need another cache.

@@ -1,0 +1,503 @@
+//! What of a VM's memory may be taken, by what of its VMM reaches it. A device that QEMU emulates
+//! reads and writes guest memory through QEMU's address space, and waits there for what was taken.
+//! Others pin the memory, or map it in a process of their own. `docs/devices.md` has the table.
+//!
+//! Two sources tell: the VMM's open descriptors, which cost no answer of its own, and its objects,
+//! which it is asked for by QMP.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::qmp::{Qmp, QmpError};
+
+/// All questions of one look have so long together.
+const LOOK: Duration = Duration::from_secs(5);
+/// One piece of an answer may take so long.
+const PIECE: Duration = Duration::from_secs(2);
+/// More objects in one place than this are not QEMU's.
+const OBJECTS_MAX: usize = 8192;
+/// Names are cut here: they go into messages.
+const NAME_MAX: usize = 64;
+/// Where QEMU has its devices and what was made beside them.
+const PLACES: [&str; 4] =
+    ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached", "/objects"];
+/// Drivers of QEMU's block layer that hand guest memory to somebody else.
+const BLOCK_DRIVERS: [(&str, Kind); 3] = [
+    ("virtio-blk-vhost-user", Kind::VhostUser),
+    ("virtio-blk-vhost-vdpa", Kind::Vdpa),
+    ("virtio-blk-vfio-pci", Kind::Vfio),
+];
+
+/// What may be taken, from the least to the most.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Reach {
+    /// All memory must stay where it is.
+    Nothing,
+    /// What the guest does not use may go: nobody asks for what it held.
+    FreeOnly,
+    /// Memory in use as well: whoever touches it waits until it is back.
+    Everything,
+}
+
+/// How memory is reached other than through the VMM's address space, or why it must stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A device passed through.
+    Vfio,
+    /// A virtio device in hardware, or one by VDUSE.
+    Vdpa,
+    /// Memory registered with a network card.
+    Rdma,
+    /// Memory that the host cannot read.
+    Confidential,
+    /// A migration that hands the memory itself to another process.
+    SharedMigration,
+    /// A device that another process serves.
+    VhostUser,
+    /// A PCI device that another process serves.
+    OtherProcess,
+    /// The kernel's SCSI target.
+    VhostScsi,
+    /// Guest memory as buffers of the host's graphics.
+    Udmabuf,
+    /// Nobody tells.
+    Unknown,
+}
+
+impl Kind {
+    /// What may be taken beside it.
+    pub fn reach(self) -> Reach {
+        match self {
+            Kind::Vfio | Kind::Vdpa | Kind::Rdma | Kind::Confidential | Kind::SharedMigration => {
+                Reach::Nothing
+            }
+            Kind::VhostUser
+            | Kind::OtherProcess
+            | Kind::VhostScsi
+            | Kind::Udmabuf
+            | Kind::Unknown => Reach::FreeOnly,
+        }
+    }
+
+    /// Why no more than that.
+    pub fn why(self) -> &'static str {
+        match self {
+            Kind::Vfio | Kind::Vdpa => {
+                "its DMA needs memory that stays where it is, and Ebb does not drive its IOMMU"
+            }
+            Kind::Rdma => "it pins memory for the network card",
+            Kind::Confidential => "the host cannot read or move the memory of such a guest",
+            Kind::SharedMigration => {
+                "the memory is to be another process's, which Ebb does not hold"
+            }
+            Kind::VhostUser | Kind::OtherProcess => {
+                "another process serves it, which would find zeros where memory in use was evicted"
+            }
+            Kind::VhostScsi => "it pins memory in use while requests are under way",
+            Kind::Udmabuf => "it pins the memory in use that is shown",
+            Kind::Unknown => "it does not say which devices the VM has",
+        }
+    }
+}
+
+/// Somebody who reaches the memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Device {
+    /// As QEMU or the kernel calls it.
+    pub name: String,
+    /// How it does.
+    pub kind: Kind,
+}
+
+impl Device {
+    fn new(name: &str, kind: Kind) -> Device {
+        let shown = name.chars().take(NAME_MAX).map(|c| if c.is_control() { '?' } else { c });
+        Device { name: shown.collect(), kind }
+    }
+
+    /// A VMM that does not tell what it has.
+    pub fn unknown() -> Device {
+        Device::new("QEMU", Kind::Unknown)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.kind.why())
+    }
+}
+
+/// What may be taken beside all of these.
+pub fn reach(devices: &[Device]) -> Reach {
+    devices.iter().map(|device| device.kind.reach()).min().unwrap_or(Reach::Everything)
+}
+
+/// The one of them that leaves least to be taken, if any does not leave everything.
+pub fn narrowest(devices: &[Device]) -> Option<&Device> {
+    devices.iter().min_by_key(|device| device.kind.reach())
+}
+
+/// By the VMM's open descriptors, as `/proc/PID/fd` names them. What is not named here reaches
+/// memory through the VMM's address space (vhost-net, vhost-vsock) or not at all: `kvm-vfio`
+/// pins nothing, and QEMU keeps it open after the last such device is gone.
+pub fn of_descriptors<'a>(links: impl IntoIterator<Item = &'a str>) -> Vec<Device> {
+    let mut found: Vec<Device> = Vec::new();
+    for link in links {
+        if let Some(kind) = of_descriptor(link)
+            && found.iter().all(|device| device.kind != kind)
+        {
+            found.push(Device::new(link, kind));
+        }
+    }
+    found
+}
+
+fn of_descriptor(link: &str) -> Option<Kind> {
+    const PATHS: [(&str, Kind); 8] = [
+        ("/dev/vfio/", Kind::Vfio),
+        ("/dev/iommu", Kind::Vfio),
+        ("/dev/vhost-vdpa", Kind::Vdpa),
+        ("/dev/infiniband/", Kind::Rdma),
+        ("/dev/sev", Kind::Confidential),
+        ("/dev/vhost-scsi", Kind::VhostScsi),
+        ("/dev/udmabuf", Kind::Udmabuf),
+        ("anon_inode:[vfio-device]", Kind::Vfio),
+    ];
+    let named = PATHS.iter().find(|(path, _)| link.starts_with(path)).map(|&(_, kind)| kind);
+    let is_private = || link.contains("kvm-gmem") || link.contains("guest_memfd");
+    named.or_else(|| is_private().then_some(Kind::Confidential))
+}
+
+/// By the VMM's own word: its objects, network back ends, block drivers and migration. `own` are
+/// the character devices behind which this daemon serves.
+///
+/// # Errors
+/// It does not answer, or not in time.
+pub fn of_vmm(qmp: &mut Qmp, own: &[String]) -> Result<Vec<Device>, QmpError> {
+    qmp.in_a_hurry(PIECE, |qmp| {
+        let mut asked = Asked { qmp, end: Instant::now() + LOOK };
+        let mut found = Vec::new();
+        for place in PLACES {
+            asked.objects(place, own, &mut found)?;
+        }
+        asked.machine(&mut found)?;
+        asked.networks(&mut found)?;
+        asked.block_drivers(&mut found)?;
+        Ok(found)
+    })?
+}
+
+/// What the VMM is about to do with its memory as a whole.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Migration {
+    /// The next one hands over the memory itself.
+    pub shared: Option<Device>,
+    /// How far the last one is, in QEMU's word; none: there was none.
+    pub status: Option<String>,
+}
+
+/// The VMM's own word on its migration. It sets what makes memory shared without an event, and
+/// without a descriptor.
+///
+/// # Errors
+/// It does not answer, or not in time.
+pub fn of_migration(qmp: &mut Qmp) -> Result<Migration, QmpError> {
+    qmp.in_a_hurry(PIECE, |qmp| {
+        let mut asked = Asked { qmp, end: Instant::now() + LOOK };
+        let capabilities = asked.ask_if_known("query-migrate-capabilities", json!({}))?;
+        let parameters = asked.ask_if_known("query-migrate-parameters", json!({}))?;
+        let answer = asked.ask_if_known("query-migrate", json!({}))?;
+        let shared = shared_migration(&capabilities, &parameters);
+        let shared = shared.map(|name| Device::new(&name, Kind::SharedMigration));
+        let status = answer.get("status").and_then(Value::as_str);
+        let status = status.filter(|&status| status != "none" && status.len() <= NAME_MAX);
+        Ok(Migration { shared, status: status.map(str::to_owned) })
+    })?
+}
+
+/// A VMM that is asked question after question.
+struct Asked<'a> {
+    qmp: &'a mut Qmp,
+    end: Instant,
+}
+
+impl Asked<'_> {
+    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        if Instant::now() > self.end {
+            return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+        }
+        self.qmp.execute(command, arguments)
+    }
+
+    /// The same, where older versions or other builds do not know the command.
+    fn ask_if_known(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        match self.ask(command, arguments) {
+            Err(QmpError::Refused { .. }) => Ok(Value::Null),
+            answer => answer,
+        }
+    }
+
+    fn objects(
+        &mut self,
+        place: &str,
+        own: &[String],
+        found: &mut Vec<Device>,
+    ) -> Result<(), QmpError> {
+        let list = self.ask("qom-list", json!({ "path": place }))?;
+        for (name, object_type, kind) in kinds_of_objects(&list)? {
+            let path = format!("{place}/{name}");
+            if kind == Kind::VhostUser && self.is_own(&path, own)? {
+                continue;
+            }
+            found.push(Device::new(&full_name(object_type, name), kind));
+        }
+        Ok(())
+    }
+
+    /// Whether this daemon is behind it.
+    fn is_own(&mut self, path: &str, own: &[String]) -> Result<bool, QmpError> {
+        if own.is_empty() {
+            return Ok(false);
+        }
+        let arguments = json!({ "path": path, "property": "chardev" });
+        let chardev = self.ask_if_known("qom-get", arguments)?;
+        Ok(chardev.as_str().is_some_and(|chardev| own.iter().any(|own| own == chardev)))
+    }
+
+    fn machine(&mut self, found: &mut Vec<Device>) -> Result<(), QmpError> {
+        let arguments = json!({ "path": "/machine", "property": "confidential-guest-support" });
+        let support = self.ask_if_known("qom-get", arguments)?;
+        if let Some(path) = support.as_str().filter(|path| !path.is_empty()) {
+            let name = format!("confidential guest support by {path}");
+            found.push(Device::new(&name, Kind::Confidential));
+        }
+        Ok(())
+    }
+
+    /// QEMU has no object and no QMP command that tells of them.
+    fn networks(&mut self, found: &mut Vec<Device>) -> Result<(), QmpError> {
+        found.extend(kinds_of_networks(&self.qmp.human("info network")?));
+        Ok(())
+    }
+
+    fn block_drivers(&mut self, found: &mut Vec<Device>) -> Result<(), QmpError> {
+        let nodes = self.ask_if_known("query-named-block-nodes", json!({ "flat": true }))?;
+        for driver in nodes.as_array().into_iter().flatten().filter_map(|node| node.get("drv")) {
+            let known = BLOCK_DRIVERS.iter().find(|(name, _)| driver.as_str() == Some(name));
+            found.extend(known.map(|&(name, kind)| Device::new(name, kind)));
+        }
+        Ok(())
+    }
+}
+
+/// The children of one place that are of a kind that matters: name, type and kind.
+fn kinds_of_objects(list: &Value) -> Result<Vec<(&str, &str, Kind)>, QmpError> {
+    let list = list.as_array().filter(|list| list.len() <= OBJECTS_MAX);
+    let list = list.ok_or_else(|| QmpError::Protocol("qom-list answers no list".into()))?;
+    Ok(list.iter().filter_map(kind_of_entry).collect())
+}
+
+fn kind_of_entry(entry: &Value) -> Option<(&str, &str, Kind)> {
+    let object_type = entry.get("type")?.as_str()?.strip_prefix("child<")?.strip_suffix('>')?;
+    Some((entry.get("name")?.as_str()?, object_type, kind_of_type(object_type)?))
+}
+
+/// By the name of QEMU's type, from 7.2 to 11.
+fn kind_of_type(name: &str) -> Option<Kind> {
+    const PREFIXES: [(&str, Kind); 11] = [
+        ("vhost-user-", Kind::VhostUser),
+        ("cryptodev-vhost-user", Kind::VhostUser),
+        ("vfio-user-", Kind::OtherProcess),
+        ("x-pci-proxy-dev", Kind::OtherProcess),
+        ("vfio-", Kind::Vfio),
+        ("iommufd", Kind::Vfio),
+        ("vhost-vdpa-", Kind::Vdpa),
+        ("vhost-scsi", Kind::VhostScsi),
+        ("pvrdma", Kind::Rdma),
+        ("sev-", Kind::Confidential),
+        ("tdx-guest", Kind::Confidential),
+    ];
+    // Made with the machine for graphics that are passed through: no device by itself.
+    if name == "vfio-pci-igd-lpc-bridge" {
+        return None;
+    }
+    PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|&(_, kind)| kind)
+}
+
+/// One that was given no name has a number in brackets.
+fn full_name(object_type: &str, name: &str) -> String {
+    match name.contains('[') {
+        true => object_type.to_owned(),
+        false => format!("{object_type} {name}"),
+    }
+}
+
+/// `NAME: index=0,type=vhost-user,...`
+fn kinds_of_networks(text: &str) -> Vec<Device> {
+    let of_line = |line: &str| {
+        let line = line.trim_start_matches([' ', '\\']);
+        let (name, rest) = line.split_once(": ")?;
+        let back_end = rest.split(',').find_map(|word| word.strip_prefix("type="))?;
+        let kind = match back_end {
+            // It serves by vhost-user where it is told to, which is not shown.
+            "vhost-user" | "passt" => Kind::VhostUser,
+            "vhost-vdpa" => Kind::Vdpa,
+            _ => return None,
+        };
+        Some(Device::new(&format!("{back_end} network {name}"), kind))
+    };
+    text.lines().take(OBJECTS_MAX).filter_map(of_line).collect()
+}
+
+/// What makes the next migration hand over the memory itself, if anything does.
+fn shared_migration(capabilities: &Value, parameters: &Value) -> Option<String> {
+    let is_on = |capability: &&Value| {
+        capability.get("capability").and_then(Value::as_str) == Some("x-ignore-shared")
+            && capability.get("state").and_then(Value::as_bool) == Some(true)
+    };
+    if capabilities.as_array().into_iter().flatten().any(|capability| is_on(&capability)) {
+        return Some("migration with x-ignore-shared".into());
+    }
+    let mode = parameters.get("mode").and_then(Value::as_str)?;
+    mode.starts_with("cpr-").then(|| format!("migration in mode {mode}"))
+}
+
+/// Ends a migration that is under way.
+///
+/// # Errors
+/// The VMM does not answer.
+pub fn cancel_migration(qmp: &mut Qmp) -> Result<bool, QmpError> {
+    let answer = qmp.execute("query-migrate", json!({}))?;
+    let is_over = |status| matches!(status, "none" | "completed" | "failed" | "cancelled");
+    match answer.get("status").and_then(Value::as_str) {
+        Some(status) if !is_over(status) => qmp.execute("migrate_cancel", json!({})).map(|_| true),
+        _ => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(devices: &[Device]) -> Vec<(&str, Kind)> {
+        devices.iter().map(|device| (device.name.as_str(), device.kind)).collect()
+    }
+
+    /// As QEMU 7.2 and 11 answer `qom-list /machine/peripheral`, shortened.
+    #[test]
+    fn objects_are_told_by_their_types() {
+        let list = json!([
+            { "name": "type", "type": "string" },
+            { "name": "b0", "type": "child<vhost-user-blk-pci>" },
+            { "name": "device[1]", "type": "child<vhost-user-fs-pci>" },
+            { "name": "rp0", "type": "child<pcie-root-port>" },
+            { "name": "n", "type": "child<virtio-net-pci>" },
+            { "name": "bridge", "type": "child<vfio-pci-igd-lpc-bridge>" },
+            { "name": "gpu", "type": "child<vfio-pci-nohotplug>" },
+            { "name": "u", "type": "child<vfio-user-pci>" },
+            { "name": "v", "type": "child<vhost-vsock-pci>" },
+            { "name": "s", "type": "child<vhost-scsi-pci>" },
+            { "name": "bus", "type": "link<vfio-pci>" },
+        ]);
+        let found = kinds_of_objects(&list).unwrap();
+        let found: Vec<(String, Kind)> =
+            found.iter().map(|&(name, kind, what)| (full_name(kind, name), what)).collect();
+        let expected = [
+            ("vhost-user-blk-pci b0", Kind::VhostUser),
+            ("vhost-user-fs-pci", Kind::VhostUser),
+            ("vfio-pci-nohotplug gpu", Kind::Vfio),
+            ("vfio-user-pci u", Kind::OtherProcess),
+            ("vhost-scsi-pci s", Kind::VhostScsi),
+        ];
+        assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind)));
+        assert!(kinds_of_objects(&json!({ "no": "list" })).is_err());
+        assert!(kinds_of_objects(&json!(vec![1; OBJECTS_MAX + 1])).is_err());
+    }
+
+    #[test]
+    fn each_kind_leaves_something_or_nothing() {
+        for (name, expected) in [
+            ("vfio-pci", Reach::Nothing),
+            ("iommufd", Reach::Nothing),
+            ("vhost-vdpa-device-pci", Reach::Nothing),
+            ("pvrdma", Reach::Nothing),
+            ("sev-guest", Reach::Nothing),
+            ("sev-snp-guest", Reach::Nothing),
+            ("tdx-guest", Reach::Nothing),
+            ("vhost-user-gpu-pci", Reach::FreeOnly),
+            ("vhost-user-test-device-pci", Reach::FreeOnly),
+            ("cryptodev-vhost-user", Reach::FreeOnly),
+            ("x-pci-proxy-dev", Reach::FreeOnly),
+        ] {
+            assert_eq!(kind_of_type(name).map(Kind::reach), Some(expected), "{name}");
+        }
+        for name in ["virtio-blk-pci", "vhost-vsock-pci", "ivshmem-plain", "memory-backend-memfd"] {
+            assert_eq!(kind_of_type(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn descriptors_tell_what_pins_memory() {
+        let links = [
+            "socket:[23392]",
+            "/dev/kvm",
+            "anon_inode:kvm-vfio",
+            "/dev/vhost-net",
+            "/dev/vhost-vsock",
+            "/memfd:ram0 (deleted)",
+            "anon_inode:[eventfd]",
+        ];
+        assert_eq!(of_descriptors(links), []);
+        let links = [
+            "/dev/vfio/vfio",
+            "/dev/vfio/12",
+            "/dev/vhost-vdpa-0",
+            "/dev/sev",
+            "/dev/vhost-scsi",
+            "/dev/udmabuf",
+            "anon_inode:[kvm-gmem]",
+        ];
+        let found = of_descriptors(links);
+        let kinds: Vec<Kind> = found.iter().map(|device| device.kind).collect();
+        let expected = [Kind::Vfio, Kind::Vdpa, Kind::Confidential, Kind::VhostScsi, Kind::Udmabuf];
+        assert_eq!(kinds, expected);
+        assert_eq!(reach(&found), Reach::Nothing);
+        assert_eq!(narrowest(&found).unwrap().name, "/dev/vfio/vfio");
+        assert_eq!(reach(&of_descriptors(["/dev/iommu"])), Reach::Nothing);
+        assert_eq!(reach(&[]), Reach::Everything);
+    }
+
+    /// As QEMU prints them.
+    #[test]
+    fn network_back_ends_are_told_by_their_types() {
+        let text = "hub 0\n \\ net0: index=0,type=user,net=10.0.2.0\n\
+                    virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci\n \
+                    \\ n0: index=0,type=vhost-user,vhost-user0 to charnet0\nh: index=1,type=passt,x\n";
+        let expected =
+            [("vhost-user network n0", Kind::VhostUser), ("passt network h", Kind::VhostUser)];
+        assert_eq!(named(&kinds_of_networks(text)), expected);
+    }
+
+    #[test]
+    fn a_migration_that_shares_memory_is_told() {
+        let capabilities = |state| {
+            json!([{ "capability": "xbzrle", "state": true },
+                   { "capability": "x-ignore-shared", "state": state }])
+        };
+        let none = json!({});
+        assert_eq!(shared_migration(&capabilities(false), &none), None);
+        assert!(shared_migration(&capabilities(true), &none).unwrap().contains("x-ignore-shared"));
+        let mode = |mode: &str| shared_migration(&Value::Null, &json!({ "mode": mode }));
+        assert_eq!(mode("normal"), None);
+        assert_eq!(mode("cpr-transfer").unwrap(), "migration in mode cpr-transfer");
+    }
+
+    #[test]
+    fn a_hostile_name_is_cut() {
+        let name = format!("{}\u{1b}[2J", "x".repeat(1000));
+        assert_eq!(Device::new(&name, Kind::Vfio).name.len(), NAME_MAX);
+        assert_eq!(Device::new("a\nb", Kind::Vfio).name, "a?b");
+    }
+}
