@@ -190,6 +190,29 @@ impl Host {
         Vm::free(self.clone(), name, guest, directory, pid)
     }
 
+    /// Starts a QEMU like that of `from`, which waits for its guest at `socket`, and which Ebb
+    /// knows nothing of; with memory of its own, or with the same.
+    ///
+    /// # Panics
+    /// It does not start.
+    pub fn arriving(&self, from: &Vm, socket: &Path, shares: bool) -> Vm {
+        let (name, directory) = self.new_vm();
+        let log = File::create(directory.join("qemu.log")).expect("a log");
+        let mut words = from.arguments_in(&directory, shares);
+        words.extend(["-incoming".into(), format!("unix:{}", socket.display())]);
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(words).env("PATH", self.path()).stdin(Stdio::null());
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
+        let mut child = command.spawn().expect("QEMU starts");
+        let pid = child.id() as i32;
+        // Whoever kills it asks /proc whether it is gone; this only takes the remains away.
+        std::thread::spawn(move || child.wait());
+        until(format_args!("a QEMU that waits, see {}", directory.display()), || {
+            (socket.exists() && directory.join("test.sock").exists()).then_some(())
+        });
+        from.arriving(self.clone(), name, directory, pid)
+    }
+
     /// The daemon's process.
     pub fn daemon(&self) -> Option<i32> {
         let all = process::with_path(&self.run_directory());

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use ebb_api::{DetachReport, ReclaimReport, VmStatus};
+use ebb_sys::process::Process;
 use ebb_vm::Qmp;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -81,6 +82,65 @@ impl Vm {
             Vm { host, name, guest, pid, directory, console: Mutex::new(console), boots, forgiven };
         vm.wait_boot();
         vm
+    }
+
+    /// One whose guest is to come from this one.
+    pub(crate) fn arriving(&self, host: Host, name: String, directory: PathBuf, pid: i32) -> Vm {
+        let (socket, log) = (directory.join("console.sock"), directory.join("console.log"));
+        let console = Console::connect(&socket, &log, pid)
+            .unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
+        Vm {
+            host,
+            name,
+            guest: self.guest.clone(),
+            pid,
+            directory,
+            console: Mutex::new(console),
+            boots: AtomicUsize::new(self.boots.load(Ordering::Relaxed)),
+            forgiven: AtomicBool::new(false),
+        }
+    }
+
+    /// What its QEMU was started with, for another one with its files in `directory`: with memory
+    /// of its own, or with the same.
+    pub(crate) fn arguments_in(&self, directory: &Path, shares: bool) -> Vec<String> {
+        let words = Process::open(self.pid).and_then(|qemu| qemu.command_line());
+        let held = self.host.run_directory().join("vms").join(&self.name);
+        let to = directory.display().to_string();
+        let moved = |word: String| {
+            let word = word.replace(&held.display().to_string(), &to);
+            let word = word.replace(&self.directory.display().to_string(), &to);
+            match word.starts_with("memory-backend-") {
+                true => self.memory_like(&word, shares),
+                false => word,
+            }
+        };
+        let words = words.expect("QEMU runs").into_iter().skip(1);
+        words.filter(|word| word != "-S").map(moved).collect()
+    }
+
+    /// A memory backend of the same name and size.
+    fn memory_like(&self, word: &str, shares: bool) -> String {
+        let kept =
+            word.split(',').filter(|part| part.starts_with("id=") || part.starts_with("size="));
+        let kept = kept.collect::<Vec<_>>().join(",");
+        match shares {
+            false => format!("memory-backend-memfd,{kept},share=on"),
+            true => format!(
+                "memory-backend-file,{kept},mem-path={},share=on",
+                self.ram_paths().next().expect("a memfd").display()
+            ),
+        }
+    }
+
+    /// The descriptors of its guest's RAM.
+    fn ram_paths(&self) -> impl Iterator<Item = PathBuf> {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("QEMU runs");
+        entries.flatten().map(|entry| entry.path()).filter(|path| {
+            let is_memory = |target: PathBuf| target.to_string_lossy().starts_with("/memfd:");
+            let is_large = |file: fs::Metadata| file.len() >= RAM_BYTES_MIN;
+            fs::read_link(path).is_ok_and(is_memory) && fs::metadata(path).is_ok_and(is_large)
+        })
     }
 
     /// Its name, as Ebb has it.

@@ -106,20 +106,6 @@ fn no_byte_is_lost_when_the_daemon_dies() {
 }
 
 #[test]
-fn a_device_that_others_serve_forbids_a_limit() {
-    let host = Host::new();
-    let mut disk = Disk::new(&host, "disk", "64M");
-    disk.start();
-    let vm = host.run(Guest::debian("6.1-cloud").backing("small").served_disk(&disk));
-    for command in ["limit 300M", "evict --bytes 100M"] {
-        let why = vm.ebb(command).refused();
-        assert!(why.contains("served by another process"), "{why}");
-    }
-    vm.reclaim();
-    assert_eq!(vm.guest("disk /dev/vda 32M"), "0");
-}
-
-#[test]
 fn a_vm_whose_disk_is_served_stays_held() {
     let host = Host::new();
     let disk = Disk::new(&host, "disk", "64M").formatted("ext4");

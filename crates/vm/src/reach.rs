@@ -93,7 +93,8 @@ impl Kind {
                 "the memory is to be another process's, which Ebb does not hold"
             }
             Kind::VhostUser | Kind::OtherProcess => {
-                "another process serves it, which would find zeros where memory in use was evicted"
+                "it is served by another process, which would find zeros where memory in use was \
+                 evicted"
             }
             Kind::VhostScsi => "it pins memory in use while requests are under way",
             Kind::Udmabuf => "it pins the memory in use that is shown",

@@ -1,0 +1,252 @@
+//! Devices that reach a VM's memory by themselves, and migrations that hand it over: what is taken
+//! beside them, and what happens when one comes while memory is elsewhere.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use ebb_api::{MayTake, VmStatus};
+use serde_json::json;
+use vmtest::{Disk, Guest, Host, Ran, Vm, require, until};
+
+const MIB: u64 = 1 << 20;
+const VIRTIOFSD: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
+
+/// A directory of the host's, served by virtiofsd for one connection.
+struct Share {
+    directory: PathBuf,
+    socket: PathBuf,
+    server: Child,
+}
+
+impl Share {
+    fn start(host: &Host, program: &Path) -> Share {
+        let directory = host.directory().join("share");
+        fs::create_dir_all(&directory).expect("a directory");
+        let socket = host.directory().join("share.sock");
+        let log = File::create(host.directory().join("virtiofsd.log")).expect("a log");
+        let server = Command::new(program)
+            .arg(format!("--socket-path={}", socket.display()))
+            .args(["-o", &format!("source={}", directory.display()), "-o", "sandbox=chroot"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("virtiofsd starts");
+        until("virtiofsd's socket", || socket.exists().then_some(()));
+        Share { directory, socket, server }
+    }
+
+    fn sum(&self, name: &str) -> String {
+        let sum = Ran::of(Command::new("md5sum").arg(self.directory.join(name))).ok();
+        sum.split(' ').next().expect("a sum").into()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        // It ends by itself when QEMU lets go of it.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn virtiofsd() -> Result<PathBuf, String> {
+    let found = VIRTIOFSD.iter().map(Path::new).find(|path| path.is_file());
+    found.map(Path::to_owned).ok_or_else(|| "no virtiofsd: install qemu-system-common".into())
+}
+
+fn hold_at(vm: &Vm, mib: u64) {
+    vm.ebb(&format!("limit {mib}M")).ok();
+    wait_held_at(vm, mib);
+}
+
+fn wait_held_at(vm: &Vm, mib: u64) {
+    until("the limit to hold", || (vm.host_bytes() <= mib * MIB).then_some(()));
+}
+
+/// Waits until so much may be taken; what Ebb says then.
+fn wait_reach(vm: &Vm, what: MayTake) -> VmStatus {
+    until(format_args!("{what} to be what may be taken"), || {
+        Some(vm.status()).filter(|status| status.reach.may_take == what)
+    })
+}
+
+fn plug(vm: &Vm, share: &Share) {
+    let address = json!({ "type": "unix", "data": { "path": share.socket } });
+    let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
+    vm.qmp("chardev-add", json!({ "id": "files", "backend": backend }));
+    let device = json!({ "driver": "vhost-user-fs-pci", "id": "files0", "chardev": "files",
+                         "tag": "shared", "bus": "port0" });
+    vm.qmp("device_add", device);
+}
+
+fn unplug(vm: &Vm) {
+    vm.qmp("device_del", json!({ "id": "files0" }));
+    until("the device to go", || {
+        let list = vm.qmp("qom-list", json!({ "path": "/machine/peripheral" }));
+        let all = list.as_array().expect("a list").iter();
+        (!all.clone().any(|object| object["name"] == "files0")).then_some(())
+    });
+    vm.qmp("chardev-remove", json!({ "id": "files" }));
+}
+
+fn guest_sum(vm: &Vm, path: &str) -> String {
+    let answer = vm.guest(&format!("sh busybox md5sum {path}"));
+    answer.split(' ').next().expect("a sum").into()
+}
+
+/// Found by a review: the limit went on, and pages of zeros were written to the host's files.
+#[test]
+fn a_shared_directory_plugged_under_a_limit_suspends_it() {
+    let program = virtiofsd();
+    require!(program.as_ref().map_err(Clone::clone).map(drop));
+    let host = Host::new();
+    let port = "-device pcie-root-port,id=port0,chassis=1,slot=1";
+    let vm = host.run(Guest::debian("6.1-cloud").memory("448M").backing("small").qemu_args(port));
+    vm.wait_trusted();
+    hold_at(&vm, 110);
+    vm.guest("fill a 100M");
+    vm.guest("sh busybox head -c 50331648 /dev/urandom > /tmp/source");
+    let source = guest_sum(&vm, "/tmp/source");
+    assert!(vm.status().limit.saved_bytes > 32 * MIB);
+
+    let share = Share::start(&host, &program.expect("it is there"));
+    fs::write(share.directory.join("theirs"), random(16 << 20)).expect("a file");
+    plug(&vm, &share);
+    until("the shared directory", || vm.try_guest("mount virtiofs shared /mnt").ok());
+    for name in ["first", "second"] {
+        vm.guest(&format!("sh busybox cp /tmp/source /mnt/{name}; busybox sync"));
+        assert_eq!(share.sum(name), source, "{name} on the host");
+    }
+    assert_eq!(guest_sum(&vm, "/mnt/theirs"), share.sum("theirs"));
+    let status = wait_reach(&vm, MayTake::FreeOnly);
+    assert_eq!(status.reach.devices[0].name, "vhost-user-fs-pci files0");
+    assert!(status.mode_reason.contains("vhost-user-fs-pci files0"), "{}", status.mode_reason);
+    let stuck = status.limit.stuck.expect("the limit does not hold");
+    assert!(stuck.contains("vhost-user-fs-pci files0"), "{stuck}");
+    assert_eq!((status.limit.saved_bytes, status.limit.clean_bytes), (0, 0));
+    assert!(vm.ebb("evict --bytes 64M").refused().contains("files0"));
+    vm.reclaim();
+    assert_eq!(vm.guest("check a"), "0");
+
+    vm.guest("umount /mnt");
+    unplug(&vm);
+    wait_reach(&vm, MayTake::Everything);
+    wait_held_at(&vm, 110);
+    assert_eq!(vm.guest("check a"), "0");
+    assert_eq!(guest_sum(&vm, "/tmp/source"), source);
+    assert_shared_migration_is_in_the_way(&vm);
+}
+
+fn random(bytes: u64) -> Vec<u8> {
+    let mut all = Vec::new();
+    File::open("/dev/urandom").expect("random").take(bytes).read_to_end(&mut all).expect("random");
+    all
+}
+
+fn set_ignore_shared(vm: &Vm, on: bool) {
+    let capability = json!([{ "capability": "x-ignore-shared", "state": on }]);
+    vm.qmp("migrate-set-capabilities", json!({ "capabilities": capability }));
+}
+
+/// Nothing is elsewhere while the next migration hands over the memory itself.
+fn assert_shared_migration_is_in_the_way(vm: &Vm) {
+    assert!(vm.status().limit.saved_bytes > 0);
+    set_ignore_shared(vm, true);
+    let status = wait_reach(vm, MayTake::Nothing);
+    assert_eq!((status.limit.saved_bytes, status.limit.on_disk_bytes), (0, 0));
+    assert!(status.limit.stuck.expect("in the way").contains("x-ignore-shared"));
+    assert!(vm.ebb("reclaim").refused().contains("x-ignore-shared"));
+    set_ignore_shared(vm, false);
+    wait_reach(vm, MayTake::Everything);
+    wait_held_at(vm, 110);
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn a_disk_of_another_process_leaves_free_memory_only() {
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "other", "64M");
+    disk.start();
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M").served_disk(&disk));
+    let status = vm.wait_trusted();
+    assert_eq!(status.reach.may_take, MayTake::FreeOnly);
+    assert_eq!(status.reach.devices[0].name, "vhost-user-blk-pci");
+    for line in ["limit 200M", "evict --bytes 64M", "share 256M"] {
+        let why = vm.ebb(line).refused();
+        assert!(why.contains("vhost-user-blk-pci"), "{line}: {why}");
+    }
+    vm.guest("fill a 200M");
+    vm.guest("free a");
+    assert!(vm.reclaim().bytes > 100 * MIB);
+    vm.guest("disk /dev/vda 32M");
+}
+
+/// Waits until the migration is over; the most memory that the source took meanwhile.
+fn migrate(from: &Vm, socket: &Path) -> u64 {
+    from.qmp("migrate", json!({ "uri": format!("unix:{}", socket.display()) }));
+    let mut most = 0;
+    until("the migration", || {
+        most = most.max(from.host_bytes());
+        let state = from.qmp("query-migrate", json!({}));
+        assert_ne!(state["status"], "failed", "{state}");
+        (state["status"] == "completed").then_some(most)
+    })
+}
+
+#[test]
+fn a_migration_under_a_limit_loses_no_byte() {
+    let host = Host::new();
+    let from = host.run(Guest::debian("6.1-cloud").memory("384M").backing("small"));
+    from.wait_trusted();
+    hold_at(&from, 128);
+    from.guest("fill a 200M");
+    assert!(from.status().limit.saved_bytes > 64 * MIB);
+
+    let copy = host.arriving(&from, &host.directory().join("copy.sock"), false);
+    let most = migrate(&from, &host.directory().join("copy.sock"));
+    eprintln!("the source took {} MiB at most during the migration", most / MIB);
+    assert_eq!(copy.guest("check a"), "0", "at the destination");
+    copy.kill();
+    let status = from.status();
+    assert_eq!(status.reach.migration.as_deref(), Some("completed"));
+    assert_eq!(status.reach.may_take, MayTake::Everything);
+    wait_held_at(&from, 128);
+    from.qmp("cont", json!({}));
+    assert_eq!(from.guest("check a"), "0", "at the source");
+
+    // Now the memory itself.
+    assert!(from.status().limit.saved_bytes > 64 * MIB);
+    set_ignore_shared(&from, true);
+    wait_reach(&from, MayTake::Nothing);
+    let heir = host.arriving(&from, &host.directory().join("heir.sock"), true);
+    set_ignore_shared(&heir, true);
+    migrate(&from, &host.directory().join("heir.sock"));
+    assert_eq!(heir.guest("check a"), "0", "in the same memory");
+    from.kill();
+    until("the source to be forgotten", || host.list().is_empty().then_some(()));
+    assert_eq!(heir.guest("check a"), "0", "in the same memory, alone");
+}
+
+/// Begun before anybody knew that it would hand over the memory.
+#[test]
+fn a_migration_of_memory_that_is_not_there_is_cancelled() {
+    let host = Host::new();
+    let from = host.run(Guest::debian("6.1-cloud").memory("384M").backing("small"));
+    from.wait_trusted();
+    hold_at(&from, 128);
+    from.guest("fill a 200M");
+    from.qmp("migrate-set-parameters", json!({ "max-bandwidth": 4096 }));
+    set_ignore_shared(&from, true);
+    from.qmp("migrate", json!({ "uri": "exec:cat > /dev/null" }));
+    wait_reach(&from, MayTake::Nothing);
+    let state = until("the end of the migration", || {
+        let state = from.qmp("query-migrate", json!({}))["status"].as_str().map(str::to_owned);
+        state.filter(|state| state != "active" && state != "setup" && state != "cancelling")
+    });
+    assert_eq!(state, "cancelled");
+    assert_eq!(from.status().limit.saved_bytes, 0);
+    assert_eq!(from.guest("check a"), "0");
+}
