@@ -238,7 +238,8 @@ impl State {
         for device in after.iter().filter(|device| !before.contains(device)) {
             tracing::warn!("{name}: {} is left to be taken because of {device}", left(device));
         }
-        for device in before.iter().filter(|device| !after.contains(device)) {
+        let is_gone = |device: &&Device| !after.contains(device) && device.kind != Kind::Unknown;
+        for device in before.iter().filter(is_gone) {
             tracing::info!("{name}: {} is in the way no more", device.name);
         }
     }
@@ -281,7 +282,8 @@ impl State {
             return;
         }
         let reach = self.reach();
-        if reach >= self.devices.settled {
+        let is_all_there = reach == Reach::FreeOnly && !self.held.record.evicts;
+        if is_all_there || reach >= self.devices.settled {
             self.devices.settled = reach;
             return;
         }

@@ -495,6 +495,53 @@ mod tests {
         assert_eq!(mode("cpr-transfer").unwrap(), "migration in mode cpr-transfer");
     }
 
+    /// A VMM that gives these answers, and hangs up.
+    fn vmm(answers: &'static [&'static str]) -> (tempfile::TempDir, Qmp) {
+        use std::io::{BufRead, BufReader, Write};
+        let dir = tempfile::tempdir().unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(dir.path().join("qmp")).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut requests = BufReader::new(stream.try_clone().unwrap());
+            stream.write_all(b"{\"QMP\":{}}\n").unwrap();
+            for answer in ["{\"return\":{}}"].iter().chain(answers) {
+                requests.read_line(&mut String::new()).unwrap();
+                stream.write_all(format!("{answer}\n").as_bytes()).unwrap();
+            }
+        });
+        let qmp = Qmp::connect(&dir.path().join("qmp")).unwrap();
+        (dir, qmp)
+    }
+
+    #[test]
+    fn what_this_daemon_serves_is_told_from_the_rest() {
+        const NONE: &str = "{\"return\":[]}";
+        let (_dir, mut qmp) = vmm(&[
+            "{\"return\":[{\"name\":\"a\",\"type\":\"child<vhost-user-blk-pci>\"},\
+             {\"name\":\"b\",\"type\":\"child<vhost-user-blk-pci>\"}]}",
+            "{\"return\":\"ebb-disk0\"}",
+            "{\"return\":\"ebb-disk00\"}",
+            NONE,
+            NONE,
+            NONE,
+            "{\"error\":{\"desc\":\"no such property\"}}",
+            "{\"return\":\"\"}",
+            "{\"return\":[{\"drv\":\"raw\"},{\"drv\":\"virtio-blk-vhost-user\"}]}",
+        ]);
+        let found = of_vmm(&mut qmp, &["ebb-disk0".into()]).unwrap();
+        let expected =
+            [("vhost-user-blk-pci b", Kind::VhostUser), ("virtio-blk-vhost-user", Kind::VhostUser)];
+        assert_eq!(named(&found), expected);
+    }
+
+    #[test]
+    fn a_vmm_that_does_not_tell_is_no_answer() {
+        assert!(of_vmm(&mut vmm(&[]).1, &[]).is_err());
+        assert!(of_vmm(&mut vmm(&["{\"return\":{}}"]).1, &[]).is_err());
+        assert!(of_vmm(&mut vmm(&["{\"error\":{\"desc\":\"no\"}}"]).1, &[]).is_err());
+        assert!(of_migration(&mut vmm(&[]).1).is_err());
+    }
+
     #[test]
     fn a_hostile_name_is_cut() {
         let name = format!("{}\u{1b}[2J", "x".repeat(1000));
