@@ -242,3 +242,15 @@ fn a_migration_under_a_limit_loses_no_byte() {
     until("the source to be forgotten", || host.list().is_empty().then_some(()));
     assert_eq!(heir.guest("check a"), "0", "in the same memory, alone");
 }
+
+/// By QEMU's type alone: such an object can be made also where the processor has no SEV.
+#[test]
+fn a_vm_whose_memory_must_stay_is_refused() {
+    let host = Host::new();
+    let object = "-object sev-guest,id=sev0,cbitpos=47,reduced-phys-bits=1";
+    let why = host.ebb(&format!("run --name a --memory 256M -- {object}")).refused();
+    assert!(why.contains("sev-guest sev0"), "{why}");
+    assert!(host.list().is_empty());
+    assert!(!host.processes().iter().any(|program| program.contains("qemu")));
+    assert!(!host.run_directory().join("vms/a").exists());
+}

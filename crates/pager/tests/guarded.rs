@@ -201,3 +201,23 @@ fn only_what_is_in_memory_is_mapped_here() {
     assert!(pager.map_here(Gfn(0).huge()).unwrap());
     assert_eq!((daemon.resident_bytes(), here(6)), (0, false));
 }
+
+/// A process that maps the memory without us, as a vhost-user device's does, meets no hole where
+/// memory is in use, and no protection that anybody relies on.
+#[test]
+fn who_maps_the_memory_by_itself_finds_what_is_in_use() {
+    require!(available());
+    let daemon = Daemon::plain();
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    (0..8).for_each(|gfn| guest.write(Gfn(gfn), &page_of(gfn)));
+    let frames: Vec<Gfn> = (0..8).map(Gfn).collect();
+    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().frames(), 8);
+    assert_eq!(guest.read(Gfn(7)), page_of(7));
+    assert!((0..2).all(|gfn| daemon.machine.in_file(Gfn(gfn)).is_none()));
+    pager.give_back_in_use().unwrap();
+    assert!(daemon.machine.in_file(Gfn(0)).is_none(), "it reads as zero by itself");
+    assert!((1..8).all(|gfn| daemon.machine.in_file(Gfn(gfn)) == Some(page_of(gfn))));
+    let is_clean = |gfn| matches!(pager.ledger().content(Gfn(gfn)), Content::Clean { .. });
+    assert!(!(0..8).any(is_clean));
+    assert_eq!(pager.store_usage().disk_slots_used, 0);
+}
