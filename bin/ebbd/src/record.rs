@@ -47,7 +47,8 @@ pub struct Record {
     pub mode_reason: String,
     /// The smallest blocks to take.
     pub min_order: u8,
-    /// The guest is yet to be started: QEMU waits before its first instruction.
+    /// The guest is yet to go on: QEMU waits before its first instruction, or until memory is back
+    /// for a device that was plugged in.
     pub begin: bool,
     /// Frames in use were evicted: first touches must come to Ebb.
     pub evicts: bool,
