@@ -26,8 +26,9 @@ use crate::calibrate::Calibrated;
 use crate::devices;
 use crate::disks::{self, Disks, Shared};
 use crate::growth::{self, Growth, GrowthRecord};
-use crate::held::{self, Held};
+use crate::held::{self, Held, NotAdopted};
 use crate::host::{self, Chosen};
+use crate::life::{self, Life};
 use crate::pool;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::{Auto, Record, Settings, Totals};
@@ -117,11 +118,10 @@ impl Daemon {
                     Ok(()) => tracing::info!("{}: taken up", directory.display()),
                     Err(error) => tracing::error!("{}: {error}", directory.display()),
                 },
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    remove_if_dead(&directory);
+                Err(NotAdopted::Over) => remove_if_dead(&directory),
+                Err(NotAdopted::Failed(error)) => {
+                    tracing::error!("{}: not taken up: {error}", directory.display())
                 }
-                // The VM waits where it is: better than a wrong byte.
-                Err(error) => tracing::error!("{}: not taken up: {error}", directory.display()),
             }
         }
         Ok(())
@@ -161,6 +161,7 @@ impl Daemon {
             name: request.name.clone(),
             pid: started.process.pid(),
             start_ticks: started.process.start_ticks().map_err(failed("QEMU"))?,
+            boot: life::boot().map_err(failed("the host's boot"))?,
             userfaultfd: None,
             started: true,
             qmp: reserved.directory.join("qmp.sock"),
@@ -226,6 +227,7 @@ impl Daemon {
             name: request.name.clone(),
             pid: process.pid(),
             start_ticks: process.start_ticks().map_err(failed("QEMU"))?,
+            boot: life::boot().map_err(failed("the host's boot"))?,
             userfaultfd: None,
             started: false,
             qmp: path,
@@ -290,7 +292,8 @@ impl Daemon {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             made => made.map(|()| true).map_err(failed("the VM's directory"))?,
         };
-        if !made && (!again || Record::load(&directory).is_ok()) {
+        let on_record = Record::load(&directory).map_err(failed("the VM's record"))?;
+        if !made && (!again || on_record.is_some()) {
             return Err(Refused::Taken(format!(
                 "{} is of a VM that still runs: take another name, or end that VM",
                 directory.display()
@@ -494,21 +497,20 @@ fn min_order(asked: Option<u8>) -> Answer<u8> {
     }
 }
 
-/// Removes what a VM has left, unless it is still on record or lives on.
+/// Removes what a VM has left, if it has ended for certain.
 fn remove_if_dead(directory: &Path) {
-    let record = Record::load(directory);
-    if record.as_ref().is_ok_and(Record::lives) || has_console(directory) {
-        return;
+    let looked = Record::load(directory).and_then(|record| {
+        let dead = match record.as_ref().map(Record::life) {
+            Some(Life::Lives(_)) => None,
+            Some(Life::Dead(dead)) => Some(dead),
+            Some(Life::Unknown(error)) => return Err(error),
+            None => Life::of_listener(&directory.join("console.sock"))?,
+        };
+        dead.map_or(Ok(()), |dead| held::clear(record.as_ref(), directory, &dead))
+    });
+    if let Err(error) = looked {
+        tracing::error!("{}: not cleared away: {error}", directory.display());
     }
-    if let Ok(record) = record {
-        held::remove_swap(&record);
-    }
-    remove(directory);
-}
-
-/// A VM that was let go keeps its sockets as long as it runs.
-fn has_console(directory: &Path) -> bool {
-    std::os::unix::net::UnixStream::connect(directory.join("console.sock")).is_ok()
 }
 
 fn remove(directory: &Path) {

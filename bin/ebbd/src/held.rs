@@ -18,6 +18,7 @@ use ebb_vm::{Qmp, Ram, Region, layout};
 use crate::disks::{self, Disks, Shared, Source};
 use crate::growth::Growth;
 use crate::injector;
+use crate::life::{Dead, Life};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord, Settings};
 
@@ -188,7 +189,7 @@ fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>
     let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
     let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
     match record.compressed_bytes() {
-        0 if !ebb_store::has_compressed(directory) => Ok(Box::new(disk)),
+        0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk)),
         bytes => Ok(Box::new(Compressed::open(directory, bytes, disk)?)),
     }
 }
@@ -209,9 +210,23 @@ fn ledger_path(directory: &Path) -> PathBuf {
     directory.join("ledger")
 }
 
+/// Removes all that a VM left which has ended.
+///
+/// # Errors
+/// As unlink(2).
+pub fn clear(record: Option<&Record>, directory: &Path, _: &Dead) -> io::Result<()> {
+    if let Some(record) = record {
+        remove_swap(record);
+    }
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Removes a VM's swap file, which nobody can read any more once its key is gone. A block
 /// device stays.
-pub fn remove_swap(record: &Record) {
+fn remove_swap(record: &Record) {
     if record.swap.metadata().is_ok_and(|found| !found.is_file()) {
         return;
     }
@@ -229,15 +244,29 @@ pub fn remove_swap(record: &Record) {
 /// can serve.
 ///
 /// # Errors
-/// `NotFound`: the VM has ended, and its directory is of no use any more.
-pub fn adopt(directory: &Path, settings: Settings) -> io::Result<Held> {
-    let gone = || io::Error::from(io::ErrorKind::NotFound);
-    let mut record = Record::load(directory)?;
+/// [`NotAdopted`].
+pub fn adopt(directory: &Path, settings: Settings) -> Result<Held, NotAdopted> {
+    let mut record = Record::load(directory)?.ok_or(NotAdopted::Over)?;
     record.settings = settings;
-    if !record.lives() {
-        return Err(gone());
+    match record.life() {
+        Life::Lives(process) => Ok(adopt_process(process, record, directory)?),
+        Life::Dead(_) => Err(NotAdopted::Over),
+        Life::Unknown(error) => Err(error.into()),
     }
-    let process = Process::open(record.pid).map_err(|_| gone())?;
+}
+
+/// Why a VM is not taken up.
+#[derive(Debug, thiserror::Error)]
+pub enum NotAdopted {
+    /// Its VMM has ended, or it was let go.
+    #[error("it has ended, or was let go")]
+    Over,
+    /// Not now. Nothing was removed; the VM waits where it is: better than a wrong byte.
+    #[error(transparent)]
+    Failed(#[from] io::Error),
+}
+
+fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::Result<Held> {
     let regions: Vec<(Region, u64)> = record.regions.iter().map(known).collect();
     let ram = layout::reopen(&process, &regions).map_err(io::Error::other)?;
     let fresh = record.userfaultfd.is_none();
@@ -354,14 +383,19 @@ impl Held {
         self.forget()
     }
 
-    /// Removes the VM's record and ledger; a VM that Ebb started keeps its
-    /// sockets and logs while it runs.
+    /// Its VMM has ended: removes the VM's record, ledger and swap file.
     ///
     /// # Errors
     /// As unlink(2).
-    pub fn forget(&self) -> io::Result<()> {
+    pub fn bury(&self, _: &Dead) -> io::Result<()> {
+        self.forget()
+    }
+
+    /// Removes the VM's record and ledger; a VM that Ebb started keeps its
+    /// sockets and logs while it runs.
+    fn forget(&self) -> io::Result<()> {
         remove_swap(&self.record);
-        fs::remove_file(self.directory.join("vm.json"))?;
+        Record::remove(&self.directory)?;
         ebb_store::remove(&self.directory)?;
         fs::remove_file(ledger_path(&self.directory))
     }

@@ -14,6 +14,7 @@ mod host;
 mod injector;
 mod insight;
 mod kept;
+mod life;
 mod limit;
 mod limited;
 mod looking;

@@ -6,12 +6,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ebb_api::{Accelerator, Backing, DiskRequest, Mode, OnViolation, SizeMechanism, VmName};
-use ebb_sys::process::Process;
 use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
 
 use crate::growth::GrowthRecord;
 use crate::kept;
+use crate::life::{Identity, Life};
 use crate::looking::Looking;
 use crate::pool::Share;
 use crate::tiers::Tiers;
@@ -27,6 +27,9 @@ pub struct Record {
     pub pid: i32,
     /// Clock ticks since boot.
     pub start_ticks: u64,
+    /// The boot that it started in; empty: a daemon before this one did not write it down.
+    #[serde(default)]
+    pub boot: String,
     /// The userfaultfd's number in the VMM; none while it is being made.
     pub userfaultfd: Option<i32>,
     /// Whether Ebb started the VMM.
@@ -199,13 +202,9 @@ impl Record {
     }
 
     /// Whether its VMM runs: the same process, not one that got its number.
-    /// One that ended and waits to be reaped does not.
-    pub fn lives(&self) -> bool {
-        let process = Process::open(self.pid);
-        process.is_ok_and(|process| {
-            process.has_ended().is_ok_and(|ended| !ended)
-                && process.start_ticks().is_ok_and(|ticks| ticks == self.start_ticks)
-        })
+    pub fn life(&self) -> Life {
+        let (pid, start_ticks) = (self.pid, self.start_ticks);
+        Life::of(Identity { pid, start_ticks, boot: &self.boot })
     }
 
     /// What its compressed pages may take in memory: by its tiers, else by the daemon's
@@ -215,11 +214,22 @@ impl Record {
         own.unwrap_or(self.settings.compressed_bytes)
     }
 
-    /// Reads it.
+    /// Reads it; none: the VM was never held, or was let go.
     ///
     /// # Errors
-    /// `NotFound`: the VM was never held; `InvalidData`: not a record.
-    pub fn load(directory: &Path) -> io::Result<Record> {
-        Ok(serde_json::from_slice(&fs::read(directory.join(FILE))?)?)
+    /// As read(2); `InvalidData`: not a record.
+    pub fn load(directory: &Path) -> io::Result<Option<Record>> {
+        kept::load(&directory.join(FILE))
+    }
+
+    /// Removes it from the VM's directory, where there is one.
+    ///
+    /// # Errors
+    /// As unlink(2).
+    pub fn remove(directory: &Path) -> io::Result<()> {
+        match fs::remove_file(directory.join(FILE)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 }

@@ -23,6 +23,7 @@ use crate::compaction::Compaction;
 use crate::devices::Devices;
 use crate::held::Held;
 use crate::insight::Insight;
+use crate::life::Life;
 use crate::limit::Limiter;
 use crate::monitor::Monitor;
 use crate::placing::Placing;
@@ -556,18 +557,23 @@ impl State {
 
     fn gone(&mut self, why: std::io::Result<()>) -> Next {
         let name = &self.held.record.name;
-        match (why, self.held.process.has_ended()) {
-            (Err(error), Ok(false)) => {
-                tracing::error!("{name}: its faults cannot be read: {error}");
-                // Whatever it was, it may be there still.
-                std::thread::sleep(TICK);
-                self.serve_again();
-                return Next::Go;
+        let ended = Life::of_held(&self.held.process);
+        let Ok(Some(dead)) = ended else {
+            match (why, ended) {
+                // Its memory is gone: so will it be.
+                (Ok(()), Ok(_)) => {}
+                (Err(error), _) | (_, Err(error)) => {
+                    tracing::error!("{name}: its faults cannot be read: {error}");
+                }
             }
-            _ => tracing::info!("{name}: QEMU {} ended", self.held.record.pid),
-        }
+            // Whatever it was, it may be there still.
+            std::thread::sleep(TICK);
+            self.serve_again();
+            return Next::Go;
+        };
+        tracing::info!("{name}: QEMU {} ended", self.held.record.pid);
         self.faults = None;
-        if let Err(error) = self.held.forget() {
+        if let Err(error) = self.held.bury(&dead) {
             tracing::error!("{name}: {error}");
         }
         Next::End(None)

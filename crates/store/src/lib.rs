@@ -140,8 +140,11 @@ pub fn is_in_memory(run: &Path) -> io::Result<bool> {
 }
 
 /// Whether a daemon before this one had a [`Compressed`] store in `run`.
-pub fn has_compressed(run: &Path) -> bool {
-    run.join(slabs::FILE).exists()
+///
+/// # Errors
+/// As stat(2).
+pub fn has_compressed(run: &Path) -> io::Result<bool> {
+    run.join(slabs::FILE).try_exists()
 }
 
 /// Removes what stores keep in a VM's run directory, its key first: what lies

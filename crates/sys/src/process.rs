@@ -47,7 +47,8 @@ impl Process {
     /// # Errors
     /// `ESRCH`: there is none; as pidfd_open(2).
     pub fn open(pid: i32) -> io::Result<Process> {
-        let number = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        let number = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw);
+        let number = number.ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Process { pid, pidfd: pidfd_open(number, PidfdFlags::empty())? })
     }
 
@@ -87,7 +88,15 @@ impl Process {
     /// # Errors
     /// As reading `/proc/PID/stat`.
     pub fn start_ticks(&self) -> io::Result<u64> {
-        let stat = fs::read_to_string(self.proc("stat"))?;
+        Process::start_ticks_of(self.pid)
+    }
+
+    /// When the process or thread that has this number now started.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/stat`.
+    pub fn start_ticks_of(pid: i32) -> io::Result<u64> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         start_ticks(&stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 

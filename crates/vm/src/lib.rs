@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod balloon;
+pub mod dial;
 pub mod driver;
 pub mod launch;
 pub mod layout;
@@ -16,5 +17,6 @@ pub mod ram;
 pub mod reach;
 pub mod takeover;
 
+pub use dial::dial;
 pub use qmp::Qmp;
 pub use ram::{Ram, Region};

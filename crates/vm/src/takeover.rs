@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ebb_sys::process::Process;
+use rustix::io::Errno;
 
 use crate::qmp::{Qmp, QmpError};
 use crate::reach::{self, Device, Reach};
@@ -70,7 +71,10 @@ pub enum Refusal {
 /// # Errors
 /// [`Refusal`].
 pub fn open(pid: i32) -> Result<Process, Refusal> {
-    let process = Process::open(pid).map_err(|_| Refusal::NoProcess(pid))?;
+    let process = Process::open(pid).map_err(|source| match source.raw_os_error() {
+        Some(code) if code == Errno::SRCH.raw_os_error() => Refusal::NoProcess(pid),
+        _ => Refusal::NotPermitted { pid, source },
+    })?;
     let descriptors = process.descriptors();
     let descriptors = descriptors.map_err(|source| Refusal::NotPermitted { pid, source })?;
     may_be_held(pid, &reach::of_descriptors(descriptors.iter().map(|(_, link)| link.as_str())))?;
