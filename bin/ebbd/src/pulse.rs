@@ -80,8 +80,8 @@ impl Pulse {
             let answer =
                 self.qmp.as_mut().map(|qmp| qmp.in_a_hurry(HURRY, |qmp| runs(guest, pager, qmp)));
             match answer {
-                Some(Ok(true)) => self.asked = asked,
-                Some(Ok(false)) if asked.elapsed() >= HURRY => self.is_silent = true,
+                Some(true) => self.asked = asked,
+                Some(false) if asked.elapsed() >= HURRY => self.is_silent = true,
                 _ => self.ended = Some(End::Unknown),
             }
         }

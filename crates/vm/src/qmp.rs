@@ -1,20 +1,36 @@
-//! A QMP client: one request at a time, events kept apart.
+//! A QMP client: one request at a time, events kept apart. The other side may say what it
+//! likes, as slowly or as fast as it likes: every call ends by a deadline of its own, and keeps
+//! and reads so much at most.
 //! QEMU documentation: interop/qmp-spec.
 
-use std::collections::VecDeque;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde_json::{Value, json};
+
+use crate::dial::dial;
 
 /// A QEMU that does not answer for so long counts as stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// A longer line is no QMP.
-const MAX_LINE_BYTES: u64 = 4 << 20;
-/// Events kept while a request is answered; beyond that the oldest go.
-const MAX_EVENTS: usize = 256;
+/// So long is waited for one that is stuck already.
+const STUCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// A longer line is no event.
+const EVENT_BYTES: usize = 64 << 10;
+/// A longer line is no answer of QMP's own.
+const ANSWER_BYTES: usize = 1 << 20;
+/// A longer line is no answer of the human monitor's, which tells of each of 255 processors.
+const HUMAN_BYTES: usize = 4 << 20;
+/// Beside an answer no call reads more events than this.
+const EVENTS_BYTES: usize = 1 << 20;
+/// Events of so many names are kept: QEMU 11 knows 70.
+const EVENT_NAMES: usize = 128;
+/// Their names are no longer.
+const EVENT_NAME_BYTES: usize = 64;
+const PIECE_BYTES: usize = 16 << 10;
 
 /// What can go wrong between Ebb and a QMP socket.
 #[derive(Debug, thiserror::Error)]
@@ -37,12 +53,19 @@ pub enum QmpError {
 
 /// A connection past its greeting.
 pub struct Qmp {
-    lines: BufReader<UnixStream>,
-    /// What came of a line when the time was over.
-    part: Vec<u8>,
+    stream: UnixStream,
+    /// What has come and was not looked at: whole lines, and the part of another.
+    come: Vec<u8>,
+    /// So much of it is known to hold no end of a line.
+    searched: usize,
     /// Of the last request: an answer that came too late is not that of the next.
     id: u64,
-    events: VecDeque<String>,
+    /// The last request that was not answered yet: when it was made, and how long a line its
+    /// answer may be.
+    owed: Option<(Instant, usize)>,
+    patience: Duration,
+    /// By name, each once, in the order in which they came first.
+    events: Vec<String>,
 }
 
 impl Qmp {
@@ -52,17 +75,34 @@ impl Qmp {
     /// [`QmpError::Io`] when there is nobody, or QEMU serves another client:
     /// its socket takes one at a time and lets others wait.
     pub fn connect(path: &Path) -> Result<Qmp, QmpError> {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        let (lines, part, events) = (BufReader::new(stream), Vec::new(), VecDeque::new());
-        let mut qmp = Qmp { lines, part, id: 0, events };
-        let greeting = qmp.message()?;
+        Qmp::connect_within(path, ANSWER_TIMEOUT)
+    }
+
+    /// The same, where so long is waited at most.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect`].
+    pub fn connect_within(path: &Path, most: Duration) -> Result<Qmp, QmpError> {
+        let deadline = Instant::now() + most;
+        let mut qmp = Qmp::over(dial(path, deadline)?);
+        let greeting = qmp.message(deadline, &mut EVENT_BYTES.clone())?;
         if greeting.get("QMP").is_none() {
             return Err(QmpError::Protocol("no greeting".into()));
         }
-        qmp.execute("qmp_capabilities", json!({}))?;
+        qmp.request("qmp_capabilities", json!({}), ANSWER_BYTES, deadline)?;
         Ok(qmp)
+    }
+
+    fn over(stream: UnixStream) -> Qmp {
+        Qmp {
+            stream,
+            come: Vec::new(),
+            searched: 0,
+            id: 0,
+            owed: None,
+            patience: ANSWER_TIMEOUT,
+            events: Vec::new(),
+        }
     }
 
     /// The process at the other end.
@@ -70,23 +110,16 @@ impl Qmp {
     /// # Errors
     /// As getsockopt(2) for `SO_PEERCRED`.
     pub fn peer_pid(&self) -> io::Result<i32> {
-        Ok(rustix::net::sockopt::socket_peercred(self.lines.get_ref())?.pid.as_raw_pid())
+        Ok(rustix::net::sockopt::socket_peercred(&self.stream)?.pid.as_raw_pid())
     }
 
-    /// Does `ask`, which waits for so long at most between two pieces of an answer: for who
-    /// holds what QEMU may wait for. What comes later is nobody's.
-    ///
-    /// # Errors
-    /// As setsockopt(2) for `SO_RCVTIMEO`.
-    pub fn in_a_hurry<T>(
-        &mut self,
-        most: Duration,
-        ask: impl FnOnce(&mut Qmp) -> T,
-    ) -> io::Result<T> {
-        self.lines.get_ref().set_read_timeout(Some(most))?;
+    /// Does `ask`, whose every request waits for so long at most: for who holds what QEMU may
+    /// wait for. What comes later is nobody's.
+    pub fn in_a_hurry<T>(&mut self, most: Duration, ask: impl FnOnce(&mut Qmp) -> T) -> T {
+        let patience = std::mem::replace(&mut self.patience, most);
         let answer = ask(self);
-        self.lines.get_ref().set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        Ok(answer)
+        self.patience = patience;
+        answer
     }
 
     /// Runs one command and returns what it returned.
@@ -94,25 +127,8 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`].
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.id += 1;
-        let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
-        let mut line = request.to_string();
-        line.push('\n');
-        self.lines.get_mut().write_all(line.as_bytes())?;
-        loop {
-            let mut message = self.message()?;
-            if message.get("id").is_some_and(|id| id != &json!(self.id)) {
-                continue;
-            }
-            if let Some(value) = message.get_mut("return") {
-                return Ok(value.take());
-            }
-            if let Some(error) = message.get("error") {
-                let reason = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given");
-                return Err(QmpError::Refused { command: command.into(), reason: reason.into() });
-            }
-            self.keep_event(&message);
-        }
+        let deadline = self.deadline();
+        self.request(command, arguments, ANSWER_BYTES, deadline)
     }
 
     /// Runs a command of the human monitor: for what QMP itself does not tell.
@@ -120,75 +136,179 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`].
     pub fn human(&mut self, line: &str) -> Result<String, QmpError> {
-        let answer = self.execute("human-monitor-command", json!({ "command-line": line }))?;
-        match answer {
+        let (arguments, deadline) = (json!({ "command-line": line }), self.deadline());
+        match self.request("human-monitor-command", arguments, HUMAN_BYTES, deadline)? {
             Value::String(text) => Ok(text),
             other => Err(QmpError::Protocol(format!("{line}: {other}"))),
         }
     }
 
-    /// Events that have come, by name; does not wait.
+    /// Events that have come, by name, each once; does not wait.
     ///
     /// # Errors
-    /// [`QmpError::Io`] once the socket is closed.
+    /// [`QmpError::Io`] once the socket is closed; [`QmpError::Protocol`]: more came than QEMU
+    /// has to tell.
     pub fn events(&mut self) -> Result<Vec<String>, QmpError> {
-        while self.has_line()? {
-            let message = self.message()?;
-            self.keep_event(&message);
+        let mut room = EVENTS_BYTES + self.owed.map_or(0, |(_, bytes)| bytes);
+        while let Some(message) = self.message_now(&mut room)? {
+            self.take(&message)?;
         }
-        Ok(self.events.drain(..).collect())
+        Ok(std::mem::take(&mut self.events))
     }
 
-    /// Whether a whole line has come; of another the part that has come is kept.
-    fn has_line(&mut self) -> Result<bool, QmpError> {
-        while !self.lines.buffer().contains(&b'\n') {
-            let part = self.lines.buffer();
-            let bytes = part.len();
-            self.part.extend_from_slice(part);
-            self.lines.consume(bytes);
-            if self.part.len() as u64 > MAX_LINE_BYTES {
-                return Err(QmpError::Protocol("a line without an end".into()));
-            }
-            if !self.is_readable()? {
-                return Ok(false);
-            }
-            if self.lines.fill_buf()?.is_empty() {
-                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+    /// One that has been stuck for long is not waited for again as long.
+    fn deadline(&self) -> Instant {
+        let is_stuck = self.owed.is_some_and(|(since, _)| since.elapsed() >= ANSWER_TIMEOUT);
+        let most = if is_stuck { self.patience.min(STUCK_TIMEOUT) } else { self.patience };
+        Instant::now() + most
+    }
+
+    fn request(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        bytes: usize,
+        deadline: Instant,
+    ) -> Result<Value, QmpError> {
+        let mut room = EVENTS_BYTES + bytes + self.owed.map_or(0, |(_, bytes)| bytes);
+        // Who does not answer is asked nothing more.
+        while self.owed.is_some() {
+            let message = self.message(deadline, &mut room)?;
+            self.take(&message)?;
+        }
+        self.id += 1;
+        let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
+        self.owed = Some((Instant::now(), bytes));
+        self.send(format!("{request}\n").as_bytes(), deadline)?;
+        loop {
+            let message = self.message(deadline, &mut room)?;
+            if let Some(answer) = self.take(&message)? {
+                return answer
+                    .map_err(|reason| QmpError::Refused { command: command.into(), reason });
             }
         }
-        Ok(true)
     }
 
-    fn is_readable(&self) -> io::Result<bool> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut fds = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
-        Ok(poll(&mut fds, Some(&Timespec::default()))? > 0)
-    }
-
-    fn keep_event(&mut self, message: &Value) {
+    /// The last request's answer, if it is that. Events are kept, and what was said too late is
+    /// nobody's.
+    fn take(&mut self, message: &Value) -> Result<Option<Result<Value, String>>, QmpError> {
         if let Some(event) = message.get("event").and_then(Value::as_str) {
-            if self.events.len() == MAX_EVENTS {
-                self.events.pop_front();
+            self.keep_event(event)?;
+            return Ok(None);
+        }
+        if message.get("id").is_some_and(|id| id != &json!(self.id)) || self.owed.is_none() {
+            return Ok(None);
+        }
+        let answer = match (message.get("return"), message.get("error")) {
+            (Some(value), _) => Ok(value.clone()),
+            (None, Some(error)) => {
+                let reason = error.get("desc").and_then(Value::as_str);
+                Err(reason.unwrap_or("no reason given").to_owned())
             }
-            self.events.push_back(event.to_owned());
+            (None, None) => return Ok(None),
+        };
+        self.owed = None;
+        Ok(Some(answer))
+    }
+
+    /// One that nobody has read yet says no more by coming again.
+    fn keep_event(&mut self, event: &str) -> Result<(), QmpError> {
+        if self.events.iter().any(|kept| kept == event) {
+            return Ok(());
+        }
+        if event.len() > EVENT_NAME_BYTES || self.events.len() == EVENT_NAMES {
+            return Err(QmpError::Protocol("more events than QEMU has".into()));
+        }
+        self.events.push(event.to_owned());
+        Ok(())
+    }
+
+    /// The next message, waited for until the deadline; `room`: so much may be read for it.
+    fn message(&mut self, deadline: Instant, room: &mut usize) -> Result<Value, QmpError> {
+        loop {
+            if let Some(message) = self.message_now(room)? {
+                return Ok(message);
+            }
+            self.wait(PollFlags::IN, deadline)?;
         }
     }
 
-    fn message(&mut self) -> Result<Value, QmpError> {
-        let room = MAX_LINE_BYTES.saturating_sub(self.part.len() as u64);
-        let got = (&mut self.lines).take(room).read_until(b'\n', &mut self.part)?;
-        if got == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+    /// The same, if it has come as a whole.
+    fn message_now(&mut self, room: &mut usize) -> Result<Option<Value>, QmpError> {
+        loop {
+            if let Some(line) = self.line() {
+                let message = serde_json::from_slice(&line);
+                return message.map(Some).map_err(|error| QmpError::Protocol(error.to_string()));
+            }
+            let longest = self.owed.map_or(EVENT_BYTES, |(_, bytes)| bytes);
+            if self.come.len() >= longest || *room == 0 {
+                return Err(QmpError::Protocol("it says more than it was asked for".into()));
+            }
+            let mut piece = [0; PIECE_BYTES];
+            let most = (*room).min(piece.len());
+            let got = match recv(&self.stream, &mut piece[..most], RecvFlags::DONTWAIT) {
+                Err(rustix::io::Errno::AGAIN) => return Ok(None),
+                Err(rustix::io::Errno::INTR) => continue,
+                got => got.map_err(io::Error::from)?.0,
+            };
+            if got == 0 {
+                return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+            }
+            *room -= got;
+            self.come.extend_from_slice(&piece[..got]);
         }
-        let line = std::mem::take(&mut self.part);
-        serde_json::from_slice(&line).map_err(|error| QmpError::Protocol(error.to_string()))
+    }
+
+    /// The first line that has come, if one has.
+    fn line(&mut self) -> Option<Vec<u8>> {
+        let new = self.come.get(self.searched..).unwrap_or_default();
+        let Some(end) = new.iter().position(|byte| *byte == b'\n') else {
+            self.searched = self.come.len();
+            return None;
+        };
+        let rest = self.come.split_off(self.searched + end + 1);
+        self.searched = 0;
+        Some(std::mem::replace(&mut self.come, rest))
+    }
+
+    /// A request that went in part is followed by no other: nobody would tell them apart.
+    fn send(&mut self, mut line: &[u8], deadline: Instant) -> Result<(), QmpError> {
+        while !line.is_empty() {
+            match send(&self.stream, line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => line = line.get(sent..).unwrap_or_default(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    if let Err(error) = self.wait(PollFlags::OUT, deadline) {
+                        self.stream.shutdown(std::net::Shutdown::Both)?;
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), QmpError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(ErrorKind::TimedOut, "it does not answer in time").into());
+        }
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&self.stream, what)];
+        match poll(&mut fds, Some(&left)) {
+            Err(rustix::io::Errno::INTR) => Ok(()),
+            polled => Ok(polled.map(drop).map_err(io::Error::from)?),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
+    use std::thread::JoinHandle;
 
     /// A peer that says what it is told to, line by line, one per request.
     fn peer(answers: &'static [&'static str]) -> (tempfile::TempDir, std::path::PathBuf) {
@@ -232,11 +352,10 @@ mod tests {
     #[test]
     fn an_answer_may_come_in_parts_and_too_late() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (lines, part, events) = (BufReader::new(ours), Vec::new(), VecDeque::new());
-        let mut qmp = Qmp { lines, part, id: 0, events };
+        let mut qmp = Qmp::over(ours);
         (&theirs).write_all(b"{\"return\":\"la").unwrap();
         let most = Duration::from_millis(1);
-        let late = qmp.in_a_hurry(most, |qmp| qmp.human("info version")).unwrap();
+        let late = qmp.in_a_hurry(most, |qmp| qmp.human("info version"));
         assert!(matches!(late, Err(QmpError::Io(_))), "{late:?}");
         assert_eq!(qmp.events().unwrap(), [""; 0]);
         (&theirs).write_all(b"te\",\"id\":1}\n{\"return\":\"text\",\"id\":2}\n").unwrap();
@@ -247,6 +366,104 @@ mod tests {
         assert_eq!(qmp.events().unwrap(), ["RESET", "STOP"]);
         drop(theirs);
         assert!(matches!(qmp.events(), Err(QmpError::Io(_))));
+    }
+
+    /// A connection whose other side says `what` again and again until it is closed.
+    fn babbler(what: &'static [u8]) -> (Qmp, JoinHandle<()>) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let talk = move || while theirs.write_all(what).is_ok() {};
+        (Qmp::over(ours), std::thread::spawn(talk))
+    }
+
+    #[test]
+    fn who_drips_bytes_is_waited_for_no_longer() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut qmp = Qmp::over(ours);
+        let drip = std::thread::spawn(move || {
+            while theirs.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        // Each byte comes within the time that is given to the whole.
+        let most = Duration::from_millis(200);
+        let answer = qmp.in_a_hurry(most, |qmp| qmp.human("info version"));
+        assert!(matches!(answer, Err(QmpError::Io(error)) if error.kind() == ErrorKind::TimedOut));
+        assert_eq!(qmp.events().unwrap(), [""; 0]);
+        drop(qmp);
+        drip.join().unwrap();
+    }
+
+    #[test]
+    fn a_flood_of_events_ends_the_call_and_not_the_daemon() {
+        let (mut qmp, flood) = babbler(b"{\"event\":\"STOP\"}\n");
+        assert!(matches!(qmp.human("info version"), Err(QmpError::Protocol(_))));
+        let all = std::iter::repeat_with(|| qmp.events()).take(1000).find(Result::is_err);
+        assert!(matches!(all, Some(Err(QmpError::Protocol(_)))), "{all:?}");
+        assert!(qmp.events.len() <= 1 && qmp.come.len() <= EVENT_BYTES + PIECE_BYTES);
+        drop(qmp);
+        flood.join().unwrap();
+    }
+
+    #[test]
+    fn no_event_is_lost_among_many() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut qmp = Qmp::over(ours);
+        theirs.write_all(b"{\"event\":\"RESET\"}\n").unwrap();
+        for _ in 0..2000 {
+            theirs.write_all(b"{\"event\":\"STOP\"}\n{\"event\":\"RESUME\"}\n").unwrap();
+            // As who waits for an answer does: nobody asks for events.
+            while let Some(message) = qmp.message_now(&mut EVENT_BYTES.clone()).unwrap() {
+                qmp.take(&message).unwrap();
+            }
+        }
+        assert_eq!(qmp.events().unwrap(), ["RESET", "STOP", "RESUME"]);
+    }
+
+    #[test]
+    fn names_that_are_none_are_not_kept() {
+        let (mut qmp, theirs) = UnixStream::pair().map(|(a, b)| (Qmp::over(a), b)).unwrap();
+        let name = "X".repeat(EVENT_NAME_BYTES + 1);
+        (&theirs).write_all(format!("{{\"event\":\"{name}\"}}\n").as_bytes()).unwrap();
+        assert!(matches!(qmp.events(), Err(QmpError::Protocol(_))));
+        let names = (0..=EVENT_NAMES).map(|number| format!("{{\"event\":\"{number}\"}}\n"));
+        (&theirs).write_all(names.collect::<String>().as_bytes()).unwrap();
+        assert!(matches!(qmp.events(), Err(QmpError::Protocol(_))));
+        assert!(qmp.events.len() <= EVENT_NAMES);
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_not_kept() {
+        let (mut qmp, flood) = babbler(&[b'x'; 4096]);
+        let all = std::iter::repeat_with(|| qmp.events()).take(100_000).find(Result::is_err);
+        assert!(matches!(all, Some(Err(QmpError::Protocol(_)))), "{all:?}");
+        assert!(qmp.come.len() <= EVENT_BYTES + PIECE_BYTES);
+        drop(qmp);
+        flood.join().unwrap();
+    }
+
+    #[test]
+    fn who_does_not_answer_is_asked_nothing_more() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut qmp = Qmp::over(ours);
+        let most = Duration::from_millis(1);
+        for _ in 0..3 {
+            let late = qmp.in_a_hurry(most, |qmp| qmp.execute("query-status", json!({})));
+            assert!(matches!(late, Err(QmpError::Io(_))), "{late:?}");
+        }
+        let mut asked = BufReader::new(&theirs);
+        asked.read_line(&mut String::new()).unwrap();
+        assert!(asked.buffer().is_empty(), "{:?}", asked.buffer());
+        (&theirs).write_all(b"{\"return\":1,\"id\":1}\n{\"return\":2,\"id\":2}\n").unwrap();
+        assert_eq!(qmp.execute("query-status", json!({})).unwrap(), json!(2));
+    }
+
+    #[test]
+    fn a_socket_that_nobody_serves_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let error = Qmp::connect_within(&path, Duration::from_millis(20)).err().unwrap();
+        assert!(matches!(error, QmpError::Io(_)), "{error}");
     }
 
     #[test]
