@@ -103,7 +103,10 @@ impl Placing {
         let (shared, (jobs, taken)) = (Arc::<Shared>::default(), channel());
         let thread = Placer::new(&nodes, pager, rate, &shared).and_then(|placer| {
             let thread = std::thread::Builder::new().name("ebb-placer".into());
-            thread.spawn(move || placer.run(&taken))
+            let pager = Arc::clone(pager);
+            thread.spawn(move || {
+                pager.catch(|| placer.run(&taken));
+            })
         });
         if let Err(error) = &thread {
             shared.figures().failed = Some(format!("the thread that does so: {error}"));
@@ -160,10 +163,9 @@ impl Drop for Placing {
     fn drop(&mut self) {
         self.shared.is_ended.store(true, Release);
         self.jobs = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that places pages has panicked");
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread was caught.
+            let _ = thread.join();
         }
     }
 }

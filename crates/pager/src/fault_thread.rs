@@ -20,7 +20,8 @@ pub struct FaultThread {
 
 impl FaultThread {
     /// Begins to serve. `vmm` becomes readable at the VMM's end; `ended` is
-    /// called then, or when faults cannot be read any more, with the reason.
+    /// called then, or when faults cannot be read any more, with the reason; not after a
+    /// panic ([`Pager::on_panic`]).
     ///
     /// # Errors
     /// As eventfd(2) and pthread_create(3).
@@ -31,10 +32,11 @@ impl FaultThread {
     ) -> io::Result<FaultThread> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stopped = stop.try_clone()?;
-        let run = move || match serve_until(&pager, &vmm, &stopped) {
-            Ok(End::Stopped) => {}
-            Ok(End::VmmGone) => ended(Ok(())),
-            Err(error) => ended(Err(error)),
+        let run = move || match pager.catch(|| serve_until(&pager, &vmm, &stopped)) {
+            // Whoever is told of panics was told.
+            None | Some(Ok(End::Stopped)) => {}
+            Some(Ok(End::VmmGone)) => ended(Ok(())),
+            Some(Err(error)) => ended(Err(error)),
         };
         let thread = std::thread::Builder::new().name("fault".into()).spawn(run)?;
         Ok(FaultThread { stop, thread: Some(thread) })
@@ -48,7 +50,7 @@ impl Drop for FaultThread {
         if let (Ok(_), Some(thread)) = (told, self.thread.take())
             && thread.thread().id() != std::thread::current().id()
         {
-            // A panic of that thread has been printed already.
+            // A panic of that thread was caught.
             let _ = thread.join();
         }
     }

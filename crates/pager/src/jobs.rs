@@ -82,7 +82,9 @@ impl RefillThreads {
         pager.jobs.queue().is_open = true;
         for _ in 0..count {
             let pager = Arc::clone(pager);
-            let run = move || run(&pager);
+            let run = move || {
+                pager.catch(|| run(&pager));
+            };
             started.threads.push(std::thread::Builder::new().name("refill".into()).spawn(run)?);
         }
         Ok(started)
@@ -96,11 +98,11 @@ impl Drop for RefillThreads {
         self.pager.jobs.queue().is_open = false;
         self.pager.jobs.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic of that thread has been printed already.
+            // A panic of that thread was caught.
             let _ = thread.join();
         }
-        // Of threads that could not be started.
-        run(&self.pager);
+        // Of threads that could not be started, or that ended early.
+        self.pager.catch(|| run(&self.pager));
     }
 }
 

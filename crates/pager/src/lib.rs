@@ -26,6 +26,7 @@ mod latency;
 mod mapped;
 mod owners;
 mod pager;
+mod panic;
 mod pins;
 mod read_ahead;
 mod refill;
@@ -48,6 +49,7 @@ pub use io_mapping::{IoMapping, NoDevices};
 pub use jobs::RefillThreads;
 pub use latency::Latency;
 pub use pager::{Grain, Pager, Parts, Restored};
+pub use panic::panic_text;
 
 pub use soft_iommu::SoftIommu;
 pub use tables::HeldMetadata;

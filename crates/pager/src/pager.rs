@@ -87,6 +87,7 @@ pub struct Pager {
     /// Taken above the first, whoever evicts is told; above the second, faults wait.
     marks: [AtomicU64; 2],
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub(crate) panicked: OnceLock<Box<dyn Fn(String) + Send + Sync>>,
     pub(crate) failure: Failure,
     pub(crate) restored: SyncSender<Restored>,
     /// What it counts.
@@ -146,6 +147,7 @@ impl Pager {
             jobs: Jobs::new(),
             marks: [const { AtomicU64::new(u64::MAX) }; 2],
             pressure: OnceLock::new(),
+            panicked: OnceLock::new(),
             failure: Failure::default(),
             restored,
             counters,
