@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ebb_api::VmSummary;
+use ebb_api::{State, VmSummary};
 use tempfile::TempDir;
 
 use crate::assets;
@@ -238,9 +238,11 @@ impl Host {
         process::kill(self.daemon().expect("a daemon runs"));
     }
 
-    /// Starts the daemon again, as any command does.
+    /// Starts the daemon again, as any command does, and waits until it has taken up its VMs.
     pub fn start(&self) {
-        self.ebb("list").ok();
+        until("the VMs to be taken up", || {
+            self.list().iter().all(|vm| vm.state == State::Held).then_some(())
+        });
         assert!(self.daemon().is_some(), "a daemon runs");
     }
 

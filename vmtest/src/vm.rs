@@ -284,8 +284,15 @@ impl Vm {
         self.host.ebb(&format!("{verb} {} {rest}", self.name))
     }
 
-    /// What Ebb knows about it.
+    /// What Ebb knows about it, as it is now.
     pub fn status(&self) -> VmStatus {
+        until(format_args!("figures of {} as it is now", self.name), || {
+            Some(self.last_status()).filter(|status| status.age_ms == 0)
+        })
+    }
+
+    /// The same as it was last, where it is slow to answer.
+    pub fn last_status(&self) -> VmStatus {
         parse(&self.ebb("status --json").ok())
     }
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use vmtest::{Guest, Host, Vm, rounds, until};
+use vmtest::{Guest, Host, Ran, Vm, rounds, until, until_or};
 
 const MIB: u64 = 1 << 20;
 
@@ -26,13 +26,19 @@ impl Scarce {
         Scarce { child: command.spawn().expect("prlimit starts"), log }
     }
 
-    /// Waits until it has said of so many VMs what comes of them, or has given up.
-    fn wait(&mut self, vms: usize) {
-        until(format_args!("word on {vms} VMs in {}", self.log.display()), || {
-            let told = fs::read_to_string(&self.log).unwrap_or_default();
+    /// Waits until it has said of each VM what comes of it, or has given up.
+    fn wait(&mut self, vms: &[Vm]) {
+        let told = || fs::read_to_string(&self.log).unwrap_or_default();
+        let has_word = |name: &str| {
+            ["taken up", "not taken up"]
+                .iter()
+                .any(|word| told().contains(&format!("{name}: {word}")))
+        };
+        let found = until_or(|| {
             let ended = self.child.try_wait().expect("its end").is_some();
-            (ended || told.matches("taken up").count() >= vms).then_some(())
+            (ended || vms.iter().all(|vm| has_word(vm.name()))).then_some(())
         });
+        assert!(found.is_some(), "no word on each VM: {}", told());
     }
 }
 
@@ -75,13 +81,63 @@ fn a_daemon_without_descriptors_removes_nothing() {
     assert_eq!(before.len(), 3 * 6, "{before:?}");
     host.kill9();
     // From one that cannot begin to one that lacks a few.
-    let step = rounds(5, 1);
+    let step = rounds(7, 1);
     for descriptors in (8..90).step_by(step as usize) {
-        Scarce::start(&host, descriptors).wait(3);
+        Scarce::start(&host, descriptors).wait(&vms);
         assert_eq!(kept(&host), before, "with {descriptors} descriptors");
     }
     host.start();
     for vm in &vms {
         assert_eq!(vm.guest("check a"), "0");
     }
+    // And one that loses them while it runs goes on with what it has.
+    allow(&host, 3);
+    for vm in &vms {
+        assert_eq!(vm.guest("check a"), "0");
+    }
+    assert_eq!(kept(&host), before);
+    allow(&host, 1 << 10);
+    assert_eq!(host.list().len(), vms.len());
+}
+
+/// Its daemon may open no descriptor with such a number or above.
+fn allow(host: &Host, descriptors: u32) {
+    let pid = host.daemon().expect("a daemon runs").to_string();
+    let limit = format!("--nofile={descriptors}:{}", 1 << 10);
+    Ran::of(Command::new("prlimit").args(["--pid", &pid, &limit])).ok();
+}
+
+/// Descriptors of a process, by what they are.
+fn descriptors(pid: i32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+    let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.map(|link| link.to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_vm_that_cannot_be_served_is_left_as_it_was() {
+    let host = Host::new();
+    let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
+    vm.guest("fill a 60M");
+    host.start();
+    let daemon = host.daemon().expect("a daemon runs");
+    // Enough to hear the request; then one more each time, so that each place fails once.
+    let idle = descriptors(daemon).len() as u32 + 4;
+    let refused = (idle..idle + 60).find(|&most| {
+        allow(&host, most);
+        let ran = vm.try_attach();
+        if ran.code == Some(0) {
+            return true;
+        }
+        let left = descriptors(vm.pid()).iter().any(|link| link.contains("userfaultfd"));
+        assert!(!left, "with {most} descriptors a userfaultfd is left in QEMU: {}", ran.stderr);
+        let record = host.run_directory().join("vms").join(vm.name()).join("vm.json");
+        assert!(!record.exists(), "with {most} descriptors it is on record: {}", ran.stderr);
+        false
+    });
+    assert!(refused.is_some_and(|most| most > idle), "{refused:?}");
+    allow(&host, 1 << 10);
+    assert_eq!(vm.guest("check a"), "0");
+    vm.detach();
+    assert_eq!(vm.guest("check a"), "0");
 }

@@ -60,6 +60,13 @@ fn watch_with(console: &Path) -> String {
     }
 }
 
+/// Of one that is held and answers there is nothing more to say.
+fn state(vm: &VmStatus) -> String {
+    let Some(reason) = &vm.state_reason else { return String::new() };
+    let age = format!("{} s old", vm.age_ms / 1000);
+    row("why", reason) + &row("figures", age)
+}
+
 fn warnings(vm: &VmStatus) -> String {
     vm.warnings.iter().map(|warning| row("warning", warning)).collect()
 }
@@ -69,6 +76,7 @@ pub fn status(vm: &VmStatus) -> String {
     let order_bytes = Bytes(4096 << vm.min_order.min(ebb_api::ORDER_MAX));
     [
         format!("{}: {}, QEMU's pid is {}\n", vm.name, vm.state, vm.pid),
+        state(vm),
         decisions(vm),
         row("least block", format!("order {} ({order_bytes})", vm.min_order)),
         "\nmemory\n".into(),
@@ -528,7 +536,8 @@ pub fn list(vms: &[VmSummary]) -> String {
     ];
     let lines: Vec<[String; 10]> =
         std::iter::once(head.map(String::from)).chain(vms.iter().map(summary)).collect();
-    table(&lines)
+    let reason = |vm: &VmSummary| Some(format!("{}: {}\n", vm.name, vm.state_reason.as_ref()?));
+    table(&lines) + &vms.iter().filter_map(reason).collect::<String>()
 }
 
 fn summary(vm: &VmSummary) -> [String; 10] {
@@ -541,7 +550,7 @@ fn summary(vm: &VmSummary) -> [String; 10] {
         vm.mode.to_string(),
         if vm.trusted { "yes".into() } else { "no".into() },
         if vm.auto { "on".into() } else { "off".into() },
-        Bytes(vm.resident_bytes).to_string(),
+        vm.age_ms.map_or_else(|| "?".into(), |_| Bytes(vm.resident_bytes).to_string()),
         Bytes(vm.memory_bytes).to_string(),
     ]
 }

@@ -6,8 +6,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ebb_api::{
@@ -26,21 +27,23 @@ use crate::calibrate::Calibrated;
 use crate::devices;
 use crate::disks::{self, Disks, Shared};
 use crate::growth::{self, Growth, GrowthRecord};
-use crate::held::{self, Held, NotAdopted};
+use crate::held::{self, Held};
 use crate::host::{self, Chosen};
 use crate::life::{self, Life};
+use crate::listing::{Listing, Stage};
 use crate::pool;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::{Auto, Record, Settings, Totals};
+use crate::supervisor::Supervisor;
 use crate::tiers::{self, Claimed};
-use crate::worker::{self, Command};
+use crate::worker::{Command, Ready};
 
 const QEMU: &str = "qemu-system-x86_64";
 /// A QEMU that does not open its control socket within this time is given up.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The VMs by name. `None`: one that is just being taken hold of.
-type Vms = BTreeMap<VmName, Option<Sender<Command>>>;
+/// The VMs by name. `None`: one that is just being taken hold of, or whose record cannot be read.
+type Vms = BTreeMap<VmName, Option<Arc<Listing>>>;
 
 /// The daemon's state.
 #[derive(Clone)]
@@ -49,6 +52,8 @@ pub struct Daemon {
     swap_dir: PathBuf,
     settings: Settings,
     vms: Arc<Mutex<Vms>>,
+    /// VMs on record for which there was no thread yet.
+    left: Arc<Mutex<Vec<Supervisor>>>,
     /// The memory that VMs share.
     pub(crate) pool: Arc<pool::Shared>,
     /// How fast its tiers are.
@@ -64,7 +69,8 @@ impl Daemon {
         (pool, calibrated): (Arc<pool::Shared>, Arc<Calibrated>),
     ) -> Daemon {
         let (run_dir, swap_dir) = (run_dir.to_owned(), swap_dir.to_owned());
-        Daemon { run_dir, swap_dir, settings, vms: Arc::default(), pool, calibrated }
+        let (vms, left) = (Arc::default(), Arc::default());
+        Daemon { run_dir, swap_dir, settings, vms, left, pool, calibrated }
     }
 
     /// Where a VM's swap file goes. The process's number tells it from that of a
@@ -86,45 +92,91 @@ impl Daemon {
         self.calibrated.measure(&self.run_dir, &self.swap_dir)
     }
 
-    /// The names of all VMs that are held.
-    pub fn names(&self) -> Vec<VmName> {
+    /// What VMs are to be taken up with.
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// What is known of each VM.
+    pub fn listings(&self) -> Vec<(VmName, Arc<Listing>)> {
         let vms = self.vms();
-        vms.iter().filter(|(_, vm)| vm.is_some()).map(|(name, _)| name.clone()).collect()
+        let listed = |(name, vm): (&VmName, &Option<_>)| Some((name.clone(), vm.clone()?));
+        vms.iter().filter_map(listed).collect()
+    }
+
+    /// What is known of a VM.
+    pub fn listed(&self, name: &VmName) -> Option<Arc<Listing>> {
+        self.vms().get(name).cloned().flatten()
+    }
+
+    /// The same; of one that nothing is known of it is made.
+    pub fn listing(&self, name: &VmName, make: impl FnOnce() -> Listing) -> Arc<Listing> {
+        let mut vms = self.vms();
+        let vm = vms.entry(name.clone()).or_default();
+        Arc::clone(vm.get_or_insert_with(|| Arc::new(make())))
     }
 
     /// Where a VM takes its commands.
     ///
     /// # Errors
-    /// [`Refused::Unknown`].
+    /// [`Refused::Unknown`]; [`Refused::Unavailable`]: it is not held now.
     pub fn commands(&self, name: &VmName) -> Answer<Sender<Command>> {
-        let found = self.vms().get(name).cloned().flatten();
-        found.ok_or_else(|| Refused::Unknown(name.clone()))
+        self.listed(name).ok_or_else(|| Refused::Unknown(name.clone()))?.commands()
     }
 
-    /// Takes up every VM that a daemon before this one held, and clears away
-    /// what VMs that ended since have left.
+    /// Begins to take up every VM that a daemon before this one held, each in a thread of its
+    /// own, and clears away what VMs that ended since have left.
     ///
     /// # Errors
     /// As reading the run directory.
-    pub fn adopt_all(&self) -> io::Result<()> {
+    pub fn take_up_all(&self) -> io::Result<()> {
         let vms = self.run_dir.join("vms");
         DirBuilder::new().recursive(true).mode(0o700).create(&vms)?;
+        let mut all = Vec::new();
         for entry in fs::read_dir(vms)? {
             let directory = entry?.path();
             let named = directory.file_name().and_then(|name| name.to_str()?.parse().ok());
             let Some(name) = named else { continue };
-            match held::adopt(&directory, self.settings) {
-                Ok(held) => match self.serve(name, held) {
-                    Ok(()) => tracing::info!("{}: taken up", directory.display()),
-                    Err(error) => tracing::error!("{}: {error}", directory.display()),
-                },
-                Err(NotAdopted::Over) => remove_if_dead(&directory),
-                Err(NotAdopted::Failed(error)) => {
-                    tracing::error!("{}: not taken up: {error}", directory.display())
+            let listing = match Record::load(&directory) {
+                Ok(Some(record)) => Some(Arc::new(Listing::new(&record, Stage::TakingUp))),
+                Ok(None) => {
+                    remove_if_dead(&directory);
+                    continue;
+                }
+                Err(error) => {
+                    tracing::error!("{}: its record: {error}", directory.display());
+                    None
+                }
+            };
+            self.vms().insert(VmName::clone(&name), listing);
+            all.push(Supervisor { name, directory, daemon: self.clone() });
+        }
+        *self.left() = all;
+        self.take_up_left();
+        Ok(())
+    }
+
+    /// Begins to take up those for which there was no thread before.
+    pub fn take_up_left(&self) {
+        let all = std::mem::take(&mut *self.left());
+        for supervisor in all {
+            let (give, take) = channel();
+            let run = move || take.recv().map_or((), |supervisor: Supervisor| supervisor.run(None));
+            let thread = thread::Builder::new().name(format!("vm {}", supervisor.name));
+            match thread.spawn(run) {
+                Ok(_) => drop(give.send(supervisor)),
+                Err(error) => {
+                    tracing::error!("{}: no thread to take it up: {error}", supervisor.name);
+                    self.left().push(supervisor);
                 }
             }
         }
-        Ok(())
+    }
+
+    /// A VM is not held any more.
+    pub fn forget(&self, name: &VmName, directory: &Path) {
+        remove_if_dead(directory);
+        self.vms().remove(name);
     }
 
     /// Starts a VM and holds it.
@@ -267,14 +319,24 @@ impl Daemon {
         Ok(())
     }
 
+    /// Has a VM served that was just taken hold of. Its thread is there before its service is.
     fn serve(&self, name: VmName, held: Held) -> Answer<()> {
-        let (daemon, ended) = (self.clone(), name.clone());
+        let (give, take) = channel();
         let directory = held.directory.clone();
-        let commands = worker::start(held, Arc::clone(&self.calibrated), move || {
-            remove_if_dead(&directory);
-            daemon.vms().remove(&ended);
+        let supervisor = Supervisor { name: name.clone(), directory, daemon: self.clone() };
+        let run = move || take.recv().map_or((), |ready| supervisor.run(Some(ready)));
+        let ready = match thread::Builder::new().name(format!("vm {name}")).spawn(run) {
+            Ok(_) => Ready::new(held),
+            Err(error) => Err((error, Box::new(held))),
+        };
+        let ready = ready.map_err(|(error, held)| {
+            held.undo();
+            failed("the VM's threads")(error)
         })?;
-        self.vms().insert(name, Some(commands));
+        let listing = Arc::new(Listing::new(ready.record(), Stage::Held(ready.commands())));
+        self.vms().insert(name, Some(Arc::clone(&listing)));
+        // It waits for nothing else.
+        let _ = give.send((ready, listing));
         Ok(())
     }
 
@@ -301,6 +363,10 @@ impl Daemon {
         }
         vms.insert(name.clone(), None);
         Ok(Reserved { daemon: self.clone(), name: name.clone(), directory, made, kept: false })
+    }
+
+    fn left(&self) -> MutexGuard<'_, Vec<Supervisor>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn vms(&self) -> MutexGuard<'_, Vms> {

@@ -16,6 +16,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gpa, Hva};
 use ebb_vm::{Qmp, Ram, Region, layout};
 
 use crate::disks::{self, Disks, Shared, Source};
+use crate::failpoint;
 use crate::growth::Growth;
 use crate::injector;
 use crate::life::{Dead, Life};
@@ -68,24 +69,21 @@ pub fn take(
     }
     let resident = ram.resident_bytes().map_err(failed("the VM's RAM"))?;
     record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
-    record.save(directory).map_err(failed("the VM's record"))?;
-    let number = injector::make(&process).map_err(|error| {
-        not_allowed(format!(
-            "process {} cannot be given a userfaultfd ({error}): run ebbd as root; a kernel \
-             without CONFIG_USERFAULTFD cannot hold VMs",
-            process.pid()
-        ))
-    })?;
-    let taken = take_with(&process, number, ram, &disks.shared, &record, directory);
-    let taken = taken.and_then(|(pager, restored)| {
-        let pager = Arc::new(pager);
-        let held = growth.hold(&pager, true);
-        held.map(|()| (pager, restored)).map_err(failed("the memory that it can grow by"))
-    });
+    let swap_was_there = record.swap.exists();
+    let taken = { record.save(directory).map_err(failed("the VM's record")) }
+        .and_then(|()| make(&process))
+        .and_then(|number| {
+            record.userfaultfd = Some(number);
+            let (pager, restored) =
+                take_with(&process, number, ram, &disks.shared, &record, directory)?;
+            let pager = Arc::new(pager);
+            let held = growth.hold(&pager, true);
+            held.map_err(failed("the memory that it can grow by"))?;
+            record.save(directory).map_err(failed("the VM's record"))?;
+            Ok((pager, restored))
+        });
     match taken {
         Ok((pager, restored)) => {
-            record.userfaultfd = Some(number);
-            record.save(directory).map_err(failed("the VM's record"))?;
             disks.shared.serve_with(&pager);
             let directory = directory.to_owned();
             let qmp = Some(qmp);
@@ -94,11 +92,43 @@ pub fn take(
         Err(refused) => {
             // Leaves the VMM as it was; the reason for the refusal matters more
             // than a second failure here.
-            if let Err(error) = injector::close(&process, number) {
-                tracing::error!("closing the userfaultfd in {}: {error}", process.pid());
+            leave(&process, &record);
+            if !swap_was_there {
+                remove_swap(&record);
             }
+            forget(directory).unwrap_or_else(|error| tracing::error!("{}: {error}", record.name));
             Err(refused)
         }
+    }
+}
+
+fn make(process: &Process) -> Answer<i32> {
+    injector::make(process).map_err(|error| {
+        not_allowed(format!(
+            "process {} cannot be given a userfaultfd ({error}): run ebbd as root; a kernel \
+             without CONFIG_USERFAULTFD cannot hold VMs",
+            process.pid()
+        ))
+    })
+}
+
+/// Closes the userfaultfd in the VMM, if there is one: all that it watched is the kernel's again.
+fn leave(process: &Process, record: &Record) {
+    if let Some(number) = record.userfaultfd
+        && let Err(error) = injector::close(process, number)
+    {
+        tracing::error!("{}: closing the userfaultfd in QEMU: {error}", record.name);
+    }
+}
+
+/// Removes what is kept of a VM in its directory, its record first. What is not there is no
+/// error.
+fn forget(directory: &Path) -> io::Result<()> {
+    Record::remove(directory)?;
+    ebb_store::remove(directory)?;
+    match fs::remove_file(ledger_path(directory)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -171,7 +201,7 @@ fn pager(
     }
     let slots = ram.bytes() / FRAME_BYTES;
     let ram = Arc::new(ram);
-    let devices = shared.devices(&ram);
+    let devices = failpoint::devices(shared.devices(&ram), &record.name);
     Pager::new(Parts {
         ram,
         ledger,
@@ -395,9 +425,19 @@ impl Held {
     /// sockets and logs while it runs.
     fn forget(&self) -> io::Result<()> {
         remove_swap(&self.record);
-        Record::remove(&self.directory)?;
-        ebb_store::remove(&self.directory)?;
-        fs::remove_file(ledger_path(&self.directory))
+        forget(&self.directory)
+    }
+
+    /// Leaves a VM as it was that was just taken hold of and cannot be served: all of its memory
+    /// is where it was.
+    pub fn undo(self) {
+        if let Err(error) = self.pager.unwatch_all() {
+            tracing::error!("{}: {error}", self.record.name);
+        }
+        leave(&self.process, &self.record);
+        if let Err(error) = self.forget() {
+            tracing::error!("{}: {error}", self.record.name);
+        }
     }
 
     /// A copy of the VMM's pidfd.

@@ -7,6 +7,7 @@ mod daemon;
 mod devices;
 mod disk;
 mod disks;
+mod failpoint;
 mod growth;
 mod heat;
 mod held;
@@ -17,6 +18,7 @@ mod kept;
 mod life;
 mod limit;
 mod limited;
+mod listing;
 mod looking;
 mod memory;
 mod monitor;
@@ -36,6 +38,7 @@ mod share;
 mod sharing;
 mod sizing;
 mod status;
+mod supervisor;
 mod tiers;
 mod trouble;
 mod trust;
@@ -107,9 +110,14 @@ fn main() {
     };
     if let Err(error) = result {
         eprintln!("ebbd: {error:#}");
-        std::process::exit(1);
+        std::process::exit(if error.is::<Owned>() { route::EXIT_OWNED } else { 1 });
     }
 }
+
+/// Whoever tries again once that daemon has ended may have the directory.
+#[derive(Debug, thiserror::Error)]
+#[error("another ebbd runs with {}", .0.display())]
+struct Owned(PathBuf);
 
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.background {
@@ -140,7 +148,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the calibration's record, calibration.json: remove it")?;
     let shared = (pool, calibrated);
     let daemon = daemon::Daemon::new(&run_dir, &swap_dir, settings, shared);
-    daemon.adopt_all().context("taking up the VMs of the daemon before")?;
+    daemon.take_up_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -187,9 +195,7 @@ fn own(run_dir: &Path) -> anyhow::Result<File> {
     let lock = lock.with_context(|| path.display().to_string())?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            bail!("another ebbd runs with {}", run_dir.display())
-        }
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Owned(run_dir.to_owned()).into()),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
 }
@@ -215,9 +221,20 @@ async fn listen(daemon: daemon::Daemon, run_dir: &Path) -> anyhow::Result<()> {
     };
     tracing::info!("listening on {}", path.display());
     let keeper = tokio::spawn(pool::keep(daemon.clone()));
+    let starter = tokio::spawn(start_left(daemon.clone()));
     axum::serve(listener, server::router(daemon)).with_graceful_shutdown(ended).await?;
     keeper.abort();
+    starter.abort();
     // The VMs stay as they are, for the next daemon.
     fs::remove_file(&path)?;
     Ok(())
+}
+
+/// Has VMs taken up for which there was no thread before.
+async fn start_left(daemon: daemon::Daemon) {
+    let mut interval = tokio::time::interval(std::time::Duration::from_secs(1));
+    loop {
+        interval.tick().await;
+        daemon.take_up_left();
+    }
 }

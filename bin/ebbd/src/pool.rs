@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ebb_api::{
@@ -14,22 +14,19 @@ use ebb_api::{
 use ebb_tier::{Limits, Need, Pool};
 use ebb_units::{Bytes, FRAME_BYTES};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Mutex;
-use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::TryRecvError;
 
 use crate::daemon::Daemon;
 use crate::kept;
 use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::record::Record;
 use crate::server::ask;
 use crate::worker::Command;
 
 const FILE: &str = "pool.json";
 /// So often it is looked who needs what.
 const EVERY: Duration = Duration::from_secs(1);
-/// A worker that has not answered by then hangs; nothing is given out meanwhile. One that evicts
-/// answers between two steps, each of which writes 16 MiB: seconds, on a slow disk.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A VM's share, on record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -73,6 +70,21 @@ pub struct Member {
 }
 
 impl Member {
+    /// Of a VM that is not taken up yet: it has what it was given last.
+    pub fn on_record(record: &Record) -> Option<Member> {
+        let (share, memory_bytes) = (record.share?, record.memory_bytes());
+        let limit_bytes = record.limit_bytes;
+        let held_bytes = limit_bytes.unwrap_or(memory_bytes);
+        Some(Member {
+            share,
+            held_bytes,
+            limit_bytes,
+            hot_bytes: None,
+            unseen_bytes: 0,
+            memory_bytes,
+        })
+    }
+
     /// Of a hot set that is not known: the share.
     fn wanted_bytes(&self) -> u64 {
         self.hot_bytes.map_or(self.share.bytes, |bytes| bytes + self.unseen_bytes)
@@ -90,11 +102,18 @@ impl Member {
 
 type Members = BTreeMap<VmName, Member>;
 
-/// How much memory the pool has, kept in the run directory. Whoever changes shares holds
-/// it, so that they fit together.
+/// How much memory the pool has, kept in the run directory. Nobody holds it while a VM is asked.
 pub struct Shared {
     path: PathBuf,
-    bytes: Mutex<Option<u64>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// None: there is no pool.
+    bytes: Option<u64>,
+    /// Shares that VMs are about to have, so that those who ask together fit together.
+    coming: BTreeMap<VmName, Share>,
 }
 
 impl Shared {
@@ -104,8 +123,17 @@ impl Shared {
     /// The file is there and cannot be read.
     pub fn open(run_dir: &Path) -> io::Result<Arc<Shared>> {
         let path = run_dir.join(FILE);
-        let last = kept::load::<PoolRequest>(&path)?;
-        Ok(Arc::new(Shared { path, bytes: Mutex::new(last.and_then(|last| last.bytes)) }))
+        let bytes = kept::load::<PoolRequest>(&path)?.and_then(|last| last.bytes);
+        Ok(Arc::new(Shared { path, state: Mutex::new(State { bytes, ..State::default() }) }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // It is whole between any two statements that change it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bytes(&self) -> Option<u64> {
+        self.state().bytes
     }
 
     fn save(&self, bytes: Option<u64>) -> io::Result<()> {
@@ -113,27 +141,45 @@ impl Shared {
     }
 }
 
+/// What VMs were told that they may have, and have not heard of yet.
+type Promises = BTreeMap<VmName, (Option<u64>, oneshot::Receiver<Answer<()>>)>;
+
 /// Gives VMs what they may have, again and again.
 pub async fn keep(daemon: Daemon) {
     let mut interval = tokio::time::interval(EVERY);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut promises = Promises::new();
     loop {
         interval.tick().await;
-        if let Err(error) = look(&daemon).await {
+        if let Err(error) = look(&daemon, &mut promises) {
             tracing::debug!("the pool: {error}");
         }
     }
 }
 
-async fn look(daemon: &Daemon) -> Answer<()> {
-    let bytes = daemon.pool.bytes.lock().await;
-    let Some(bytes) = *bytes else { return Ok(()) };
-    let members = members(daemon).await?;
+/// Waits for nobody: who is slow to answer is as it was last, and may take what it was promised.
+fn look(daemon: &Daemon, promises: &mut Promises) -> Answer<()> {
+    let Some(bytes) = daemon.pool.bytes() else { return Ok(()) };
+    let mut members = members(daemon);
+    promises.retain(|_, (_, heard)| matches!(heard.try_recv(), Err(TryRecvError::Empty)));
+    for (name, (limit_bytes, _)) in &*promises {
+        if let Some(member) = members.get_mut(name) {
+            let most = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+            member.limit_bytes =
+                std::cmp::max_by_key(member.limit_bytes, *limit_bytes, |limit| most(*limit));
+        }
+    }
     let pool = of(bytes, &members)?;
     for (name, limit_bytes) in limits(&pool, &members) {
-        if members.get(&name).is_some_and(|member| member.limit_bytes != limit_bytes) {
-            // One that ended since needs no limit.
-            let _ = daemon.commands(&name).map(|to| to.send(Command::Allow(limit_bytes)));
+        let has_news = members.get(&name).is_some_and(|member| member.limit_bytes != limit_bytes);
+        // One that ended since needs no limit.
+        if has_news
+            && !promises.contains_key(&name)
+            && let Ok(commands) = daemon.commands(&name)
+        {
+            let (to, heard) = oneshot::channel();
+            let _ = commands.send(Command::Allow(limit_bytes, to));
+            promises.insert(name, (limit_bytes, heard));
         }
     }
     Ok(())
@@ -163,47 +209,40 @@ fn of(bytes: u64, members: &Members) -> Answer<Pool> {
     Ok(pool)
 }
 
-/// What the workers of all VMs in the pool say, who are asked together: one that is slow to
-/// answer holds nobody else up for longer.
-async fn members(daemon: &Daemon) -> Answer<Members> {
-    let mut asked = JoinSet::new();
-    for name in daemon.names() {
-        let daemon = daemon.clone();
-        asked.spawn(async move {
-            let answer = timeout(PATIENCE, ask(&daemon, &name, Command::Member)).await;
-            (name, answer)
-        });
-    }
-    let mut members = Members::new();
-    while let Some(answer) = asked.join_next().await {
-        match answer.map_err(failed("asking the VMs"))? {
-            (name, Ok(Ok(Some(member)))) => drop(members.insert(name, member)),
-            // Not in the pool, or gone.
-            (_, Ok(Ok(None) | Err(Refused::Unknown(_)))) => {}
-            (_, Ok(Err(refused))) => return Err(refused),
-            (name, Err(_)) => {
-                return Err(not_allowed(format!("{name} is busy: try again in a while")));
-            }
+/// What the workers of all VMs in the pool said last.
+fn members(daemon: &Daemon) -> Members {
+    let each = daemon.listings().into_iter();
+    each.filter_map(|(name, listing)| Some((name, listing.member()?))).collect()
+}
+
+/// With the shares that they are about to have. Of two the larger counts: nobody knows yet which
+/// it will be.
+fn with_coming(mut pool: Pool, state: &State, members: &Members) -> Answer<Pool> {
+    for (name, coming) in &state.coming {
+        let has = members.get(name).map_or(0, |member| member.share.lower_bytes());
+        if coming.lower_bytes() > has {
+            pool.set(name.as_str(), coming.limits()).map_err(not_allowed)?;
         }
     }
-    Ok(members)
+    Ok(pool)
 }
 
 /// Sets how much memory the pool has.
 ///
 /// # Errors
 /// The shares need more, or VMs are in it that is to be none.
-pub async fn set(daemon: &Daemon, request: PoolRequest) -> Answer<PoolStatus> {
-    let mut bytes = daemon.pool.bytes.lock().await;
-    let members = members(daemon).await?;
+pub fn set(daemon: &Daemon, request: PoolRequest) -> Answer<PoolStatus> {
+    let mut state = daemon.pool.state();
+    let members = members(daemon);
     match request.bytes {
         Some(wanted) => {
-            let mut pool = of(bytes.unwrap_or(0).max(wanted), &members)?;
+            let pool = of(state.bytes.unwrap_or(0).max(wanted), &members)?;
+            let mut pool = with_coming(pool, &state, &members)?;
             pool.set_capacity(wanted / FRAME_BYTES).map_err(not_allowed)?;
             has(wanted)?;
         }
         None => {
-            if let Some(name) = members.keys().next() {
+            if let Some(name) = members.keys().chain(state.coming.keys()).next() {
                 return Err(not_allowed(format!(
                     "{name} has a share of the pool: take it out first, ebb share {name} off"
                 )));
@@ -211,8 +250,9 @@ pub async fn set(daemon: &Daemon, request: PoolRequest) -> Answer<PoolStatus> {
         }
     }
     daemon.pool.save(request.bytes).map_err(failed("the pool's record"))?;
-    *bytes = request.bytes;
-    status_of(*bytes, &members)
+    state.bytes = request.bytes;
+    drop(state);
+    status_of(request.bytes, &members)
 }
 
 /// Whether this host has so much memory.
@@ -236,30 +276,53 @@ fn has(bytes: u64) -> Answer<()> {
 pub async fn share(daemon: &Daemon, name: &VmName, request: ShareRequest) -> Answer<PoolStatus> {
     request.check()?;
     daemon.commands(name)?;
-    let capacity = daemon.pool.bytes.lock().await;
     let share = request.bytes.map(|bytes| Share {
         bytes,
         lower_percent: request.lower_percent.unwrap_or(LOWER_PERCENT_DEFAULT),
         upper_percent: request.upper_percent.unwrap_or(UPPER_PERCENT_DEFAULT),
     });
-    if let Some(share) = share {
-        let Some(bytes) = *capacity else {
+    let coming = share.map(|share| Coming::new(daemon, name, share)).transpose()?;
+    ask(daemon, name, |to| Command::Share(share, to)).await?;
+    // What it has now was published before it answered.
+    drop(coming);
+    status(daemon)
+}
+
+/// A share that fits, kept free until it is told to the VM or given up.
+struct Coming {
+    pool: Arc<Shared>,
+    name: VmName,
+}
+
+impl Coming {
+    fn new(daemon: &Daemon, name: &VmName, share: Share) -> Answer<Coming> {
+        let mut state = daemon.pool.state();
+        let Some(bytes) = state.bytes else {
             return Err(not_allowed("there is no pool: say how large it is, as in ebb pool 4G"));
         };
-        let mut pool = of(bytes, &members(daemon).await?)?;
+        if state.coming.contains_key(name) {
+            return Err(Refused::Unavailable(format!("{name} is being given a share: try again")));
+        }
+        let members = members(daemon);
+        let mut pool = with_coming(of(bytes, &members)?, &state, &members)?;
         pool.set(name.as_str(), share.limits()).map_err(not_allowed)?;
+        state.coming.insert(name.clone(), share);
+        Ok(Coming { pool: Arc::clone(&daemon.pool), name: name.clone() })
     }
-    ask(daemon, name, |to| Command::Share(share, to)).await?;
-    status_of(*capacity, &members(daemon).await?)
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.pool.state().coming.remove(&self.name);
+    }
 }
 
 /// The pool, and who has what of it.
 ///
 /// # Errors
-/// A worker does not answer.
-pub async fn status(daemon: &Daemon) -> Answer<PoolStatus> {
-    let bytes = *daemon.pool.bytes.lock().await;
-    status_of(bytes, &members(daemon).await?)
+/// The shares do not fit together.
+pub fn status(daemon: &Daemon) -> Answer<PoolStatus> {
+    status_of(daemon.pool.bytes(), &members(daemon))
 }
 
 fn status_of(bytes: Option<u64>, members: &Members) -> Answer<PoolStatus> {
@@ -354,8 +417,7 @@ mod tests {
     #[test]
     fn a_pool_is_kept() {
         let directory = tempfile::tempdir().unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let bytes = |shared: &Shared| runtime.block_on(async { *shared.bytes.lock().await });
+        let bytes = |shared: &Shared| shared.bytes();
         let shared = Shared::open(directory.path()).unwrap();
         assert_eq!(bytes(&shared), None);
         shared.save(Some(4 << 30)).unwrap();

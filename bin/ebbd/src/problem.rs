@@ -20,6 +20,9 @@ pub enum Refused {
     /// This VM or this host does not allow it.
     #[error("{0}")]
     NotAllowed(String),
+    /// It is not possible now.
+    #[error("{0}")]
+    Unavailable(String),
     /// The daemon failed.
     #[error("{0}")]
     Failed(String),
@@ -45,6 +48,7 @@ impl IntoResponse for Refused {
             Refused::Unknown(_) => StatusCode::NOT_FOUND,
             Refused::Taken(_) => StatusCode::CONFLICT,
             Refused::NotAllowed(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, Json(Problem { error: self.to_string() })).into_response()

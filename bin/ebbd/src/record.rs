@@ -207,6 +207,11 @@ impl Record {
         Life::of(Identity { pid, start_ticks, boot: &self.boot })
     }
 
+    /// All of its RAM, what can be plugged included.
+    pub fn memory_bytes(&self) -> u64 {
+        self.regions.iter().map(|region| region.bytes).sum()
+    }
+
     /// What its compressed pages may take in memory: by its tiers, else by the daemon's
     /// settings.
     pub fn compressed_bytes(&self) -> u64 {

@@ -14,6 +14,7 @@ use ebb_units::FRAME_BYTES;
 
 use crate::placing;
 use crate::problem::{Answer, failed};
+use crate::record::Record;
 use crate::tiers;
 use crate::worker::State;
 
@@ -41,6 +42,8 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         name: record.name.clone(),
         pid: record.pid,
         state: ApiState::Held,
+        state_reason: None,
+        age_ms: 0,
         accelerator: record.accelerator,
         accelerator_reason: record.accelerator_reason.clone(),
         backing: record.backing,
@@ -140,6 +143,8 @@ pub fn summary(status: &VmStatus) -> VmSummary {
         name: status.name.clone(),
         pid: status.pid,
         state: status.state,
+        state_reason: status.state_reason.clone(),
+        age_ms: Some(status.age_ms),
         accelerator: status.accelerator,
         backing: status.backing,
         mode: status.mode,
@@ -147,6 +152,24 @@ pub fn summary(status: &VmStatus) -> VmSummary {
         auto: status.auto.on,
         memory_bytes: status.memory_bytes,
         resident_bytes: status.resident_bytes,
+    }
+}
+
+/// The short form of a VM that is not taken up yet.
+pub fn on_record(record: &Record) -> VmSummary {
+    VmSummary {
+        name: record.name.clone(),
+        pid: record.pid,
+        state: ApiState::TakingUp,
+        state_reason: None,
+        age_ms: None,
+        accelerator: record.accelerator,
+        backing: record.backing,
+        mode: record.mode,
+        trusted: false,
+        auto: record.auto.on,
+        memory_bytes: record.memory_bytes(),
+        resident_bytes: 0,
     }
 }
 

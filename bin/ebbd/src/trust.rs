@@ -1,6 +1,7 @@
 //! Whether a VM's guest is trusted and the kernel that runs, and who is told when that changes.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ebb_api::Mode;
 use ebb_inspect::{Guest, Run};
@@ -16,6 +17,12 @@ use crate::worker::State;
 /// More pieces of metadata than this are not watched one by one: each costs
 /// the VMM a mapping.
 const WATCHED_RUNS_MAX: usize = 64;
+
+/// A QEMU that does not greet within this time is busy, or serves another client.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// For so long it is left alone then, at first and at most.
+const DIAL_PAUSE_FIRST: Duration = Duration::from_millis(500);
+const DIAL_PAUSE_MOST: Duration = Duration::from_secs(10);
 
 impl State {
     pub(crate) fn notice_reset(&mut self) {
@@ -98,12 +105,20 @@ impl State {
     }
 
     pub(crate) fn reconnect(&mut self) {
-        if self.held.qmp.is_some() {
+        let (due, pause) = self.dial;
+        if self.held.qmp.is_some() || Instant::now() < due {
             return;
         }
-        match Qmp::connect(&self.held.record.qmp) {
-            Ok(qmp) => self.held.qmp = Some(qmp),
-            Err(error) => tracing::debug!("{}: {error}", self.held.record.name),
+        match Qmp::connect_within(&self.held.record.qmp, GREETING_TIMEOUT) {
+            Ok(qmp) => {
+                self.held.qmp = Some(qmp);
+                self.dial = (Instant::now(), Duration::ZERO);
+            }
+            Err(error) => {
+                tracing::debug!("{}: {error}", self.held.record.name);
+                let pause = (pause * 2).clamp(DIAL_PAUSE_FIRST, DIAL_PAUSE_MOST);
+                self.dial = (Instant::now() + pause, pause);
+            }
         }
     }
 

@@ -21,14 +21,17 @@ use tokio::sync::oneshot;
 use crate::calibrate::Calibrated;
 use crate::compaction::Compaction;
 use crate::devices::Devices;
+use crate::failpoint;
 use crate::held::Held;
 use crate::insight::Insight;
 use crate::life::Life;
 use crate::limit::Limiter;
+use crate::listing::Listing;
 use crate::monitor::Monitor;
 use crate::placing::Placing;
-use crate::pool::{Member, Share};
+use crate::pool::Share;
 use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::record::Record;
 use crate::reserve::Reserve;
 use crate::serving::Serving;
 use crate::sharing::Sharing;
@@ -40,6 +43,8 @@ use crate::trouble::{self, Attempt, Trouble};
 pub const RESERVE_BYTES: u64 = 64 << 20;
 /// Events of the VMM are looked for this often.
 const TICK: Duration = Duration::from_millis(200);
+/// Others see figures so old at most, unless the worker is busy.
+const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// A guest that wants memory of a batch being emptied waits for all of it:
 /// about 2 ms with small pages, a quarter with huge ones.
 const BATCH_SMALL_BYTES: u64 = 8 << 20;
@@ -73,40 +78,92 @@ pub enum Command {
     Heat(oneshot::Sender<Answer<HeatReport>>),
     /// Put it into the pool, or take it out.
     Share(Option<Share>, oneshot::Sender<Answer<()>>),
-    /// Tell what the pool wants to know; none: it is not in it.
-    Member(oneshot::Sender<Answer<Option<Member>>>),
     /// The pool's word on its limit.
-    Allow(Option<u64>),
+    Allow(Option<u64>, oneshot::Sender<Answer<()>>),
+    /// Say that commands are obeyed.
+    Ready(oneshot::Sender<Answer<()>>),
     /// Let the VM go.
     Detach(oneshot::Sender<Answer<DetachReport>>),
     /// The VMM ended, or its faults cannot be read: why.
     Gone(std::io::Result<()>),
+    /// A thread of this VM panicked, and said so.
+    Panicked(String),
 }
 
-/// Starts serving a VM: its faults at once, then everything else. `ended` is
-/// called when the VM is not held any more. Returns where commands go.
-///
-/// # Errors
-/// When threads cannot be made.
-pub fn start(
-    held: Held,
-    calibrated: Arc<Calibrated>,
-    ended: impl FnOnce() + Send + 'static,
-) -> Answer<Sender<Command>> {
-    let (commands, mailbox) = channel();
-    let faults = Serving::start(&held, &commands).map_err(failed("the fault thread"))?;
-    held.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
-    let name = held.record.name.to_string();
-    let gone = commands.clone();
-    let worker = std::thread::Builder::new().name(format!("vm {name}")).spawn(move || {
-        let farewell = State::new(held, calibrated, faults, gone).run(&mailbox);
-        ended();
-        if let Some((to, report)) = farewell {
-            drop(to.send(Ok(report)));
+impl Command {
+    /// Nobody waits for its answer any more: who asked was told that nothing was done.
+    fn is_moot(&self) -> bool {
+        match self {
+            Command::Status(_, to) => to.is_closed(),
+            Command::Reclaim(_, to) => to.is_closed(),
+            Command::Auto(_, to) => to.is_closed(),
+            Command::Limit(_, to) => to.is_closed(),
+            Command::Resize(_, to) => to.is_closed(),
+            Command::Size(to) => to.is_closed(),
+            Command::Evict(_, to) => to.is_closed(),
+            Command::Monitor(_, to) => to.is_closed(),
+            Command::Heat(to) => to.is_closed(),
+            Command::Share(_, to) | Command::Ready(to) => to.is_closed(),
+            Command::Detach(to) => to.is_closed(),
+            Command::Pressure
+            | Command::Violation
+            | Command::Allow(..)
+            | Command::Gone(_)
+            | Command::Panicked(_) => false,
         }
-    });
-    // It ends by itself, once the VM is let go or gone.
-    worker.map(|_| commands).map_err(failed("the worker"))
+    }
+}
+
+/// A VM whose faults are served, and whose worker can begin.
+pub struct Ready {
+    held: Held,
+    faults: Serving,
+    commands: Sender<Command>,
+    mailbox: Receiver<Command>,
+}
+
+impl Ready {
+    /// Serves its faults.
+    ///
+    /// # Errors
+    /// Threads cannot be made; with it comes the VM.
+    pub fn new(held: Held) -> Result<Ready, (std::io::Error, Box<Held>)> {
+        let (commands, mailbox) = channel();
+        let to = commands.clone();
+        // A worker that is gone has ended for good, or panicked itself.
+        held.pager.on_panic(move |why| drop(to.send(Command::Panicked(why))));
+        let faults = match Serving::start(&held, &commands) {
+            Ok(faults) => faults,
+            Err(error) => return Err((error, Box::new(held))),
+        };
+        held.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
+        Ok(Ready { held, faults, commands, mailbox })
+    }
+
+    /// What is on record of it.
+    pub fn record(&self) -> &Record {
+        &self.held.record
+    }
+
+    /// Where commands go.
+    pub fn commands(&self) -> Sender<Command> {
+        self.commands.clone()
+    }
+
+    /// Does everything else, until the VM is not held any more. What is known of it is told
+    /// by `listing`.
+    pub fn run(self, calibrated: Arc<Calibrated>, listing: &Arc<Listing>) -> Outcome {
+        let Ready { held, faults, commands, mailbox } = self;
+        State::new(held, calibrated, faults, commands, listing).run(&mailbox)
+    }
+}
+
+/// Why a worker ended.
+pub enum Outcome {
+    /// The VM is not held any more; what is left to say once that is known to everybody.
+    Ended(Option<Farewell>),
+    /// A thread of this VM panicked, and said so.
+    Panicked(String),
 }
 
 /// All that the worker's thread owns.
@@ -146,16 +203,20 @@ pub struct State {
     /// Of its metadata, where not all memory is.
     pub(crate) watched: Vec<FrameRange>,
     due: Instant,
+    /// What others see of it.
+    listing: Arc<Listing>,
+    /// When they see it anew.
+    publish: Instant,
+    /// When QEMU's socket may be tried again, and how long it is left alone then.
+    pub(crate) dial: (Instant, Duration),
 }
 
 /// Who waits to hear that the VM was let go, and what of it.
-type Farewell = (oneshot::Sender<Answer<DetachReport>>, DetachReport);
+pub type Farewell = (oneshot::Sender<Answer<DetachReport>>, DetachReport);
 
 enum Next {
     Go,
-    /// The VM is not held any more; what is left to say once that is known to
-    /// everybody.
-    End(Option<Farewell>),
+    End(Outcome),
 }
 
 impl State {
@@ -164,6 +225,7 @@ impl State {
         calibrated: Arc<Calibrated>,
         faults: Serving,
         own: Sender<Command>,
+        listing: &Arc<Listing>,
     ) -> State {
         let to = own.clone();
         // A worker that is gone stops nothing.
@@ -192,10 +254,14 @@ impl State {
             blocks: Vec::new(),
             watched: Vec::new(),
             due: Instant::now(),
+            listing: Arc::clone(listing),
+            publish: Instant::now(),
+            dial: (Instant::now(), Duration::ZERO),
         }
     }
 
-    fn run(mut self, mailbox: &Receiver<Command>) -> Option<Farewell> {
+    fn run(mut self, mailbox: &Receiver<Command>) -> Outcome {
+        self.publish();
         self.look_at_devices();
         self.begin();
         self.begin_placing();
@@ -222,10 +288,24 @@ impl State {
                     due = Instant::now() + TICK;
                     next
                 }
-                Err(RecvTimeoutError::Disconnected) => Next::End(None),
+                Err(RecvTimeoutError::Disconnected) => Next::End(Outcome::Ended(None)),
             };
-            if let Next::End(farewell) = next {
-                return farewell;
+            if let Next::End(outcome) = next {
+                return outcome;
+            }
+            if Instant::now() >= self.publish {
+                self.publish();
+            }
+        }
+    }
+
+    /// Shows everybody what there is to know.
+    fn publish(&mut self) {
+        self.publish = Instant::now() + PUBLISH_EVERY;
+        match (status::of(self, false), self.member()) {
+            (Ok(status), Ok(member)) => self.listing.publish(status, member),
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::debug!("{}: {error}", self.held.record.name);
             }
         }
     }
@@ -250,6 +330,9 @@ impl State {
 
     /// An answer that nobody waits for any more is dropped.
     fn obey(&mut self, command: Command) -> Next {
+        if command.is_moot() {
+            return Next::Go;
+        }
         self.notice_reset();
         self.glance_at_devices();
         match command {
@@ -261,6 +344,7 @@ impl State {
                 self.glance_at_offers();
                 drop(to.send(status::of(self, counts)));
             }
+            Command::Ready(to) => drop(to.send(Ok(()))),
             Command::Reclaim(request, to) => drop(to.send(self.reclaim(request))),
             Command::Auto(request, to) => drop(to.send(self.set_auto(request))),
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
@@ -274,20 +358,29 @@ impl State {
             Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
             Command::Monitor(request, to) => drop(to.send(self.ask_heat(request))),
             Command::Heat(to) => drop(to.send(Ok(self.monitor.report()))),
-            Command::Share(share, to) => drop(to.send(self.set_share(share))),
-            Command::Member(to) => drop(to.send(self.member())),
-            Command::Allow(limit_bytes) => self.allow(limit_bytes),
+            Command::Share(share, to) => {
+                let answer = self.set_share(share);
+                self.publish();
+                drop(to.send(answer));
+            }
+            Command::Allow(limit_bytes, to) => {
+                self.allow(limit_bytes);
+                self.publish();
+                drop(to.send(Ok(())));
+            }
             Command::Detach(to) => match self.detach() {
-                Ok(report) => return Next::End(Some((to, report))),
+                Ok(report) => return Next::End(Outcome::Ended(Some((to, report)))),
                 Err(refused) => drop(to.send(Err(refused))),
             },
             Command::Gone(why) => return self.gone(why),
+            Command::Panicked(why) => return Next::End(Outcome::Panicked(why)),
         }
         Next::Go
     }
 
     fn tick(&mut self) -> Next {
         self.keep_devices();
+        failpoint::reached("tick", &self.held.record.name);
         self.begin();
         self.notice_reset();
         self.judge_restored();
@@ -576,7 +669,7 @@ impl State {
         if let Err(error) = self.held.bury(&dead) {
             tracing::error!("{name}: {error}");
         }
-        Next::End(None)
+        Next::End(Outcome::Ended(None))
     }
 }
 

@@ -121,6 +121,10 @@ choice! {
     State {
         /// Ebb serves its faults and may take its memory.
         Held = "held",
+        /// A daemon before this one held it, and this one is about to.
+        TakingUp = "taking_up",
+        /// That failed, or its service did. A guest that needs Ebb waits; it is tried again.
+        NotTakenUp = "not_taken_up",
     }
 }
 

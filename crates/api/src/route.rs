@@ -2,6 +2,9 @@
 
 use crate::VmName;
 
+/// How `ebbd` ends where another one has its run directory.
+pub const EXIT_OWNED: i32 = 75;
+
 /// GET: [`crate::Version`].
 pub const VERSION: &str = "/v1/version";
 /// GET: a list of [`crate::VmSummary`].

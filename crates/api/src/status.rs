@@ -23,6 +23,13 @@ pub struct VmStatus {
     pub pid: i32,
     /// What Ebb does with it.
     pub state: State,
+    /// Why this state, and what comes next; null for one that is held and answers.
+    #[serde(default)]
+    pub state_reason: Option<String>,
+    /// How old all these figures are, in milliseconds: 0 unless the VM is slow to answer, or not
+    /// held.
+    #[serde(default)]
+    pub age_ms: u64,
     /// What runs the guest's instructions.
     pub accelerator: Accelerator,
     /// Why this accelerator.
@@ -426,6 +433,13 @@ pub struct VmSummary {
     pub pid: i32,
     /// What Ebb does with it.
     pub state: State,
+    /// Why this state, and what comes next; null for one that is held and answers.
+    #[serde(default)]
+    pub state_reason: Option<String>,
+    /// How old these figures are, in milliseconds; null: this daemon has none yet, and those
+    /// that are not on record are 0.
+    #[serde(default)]
+    pub age_ms: Option<u64>,
     /// What runs the guest's instructions.
     pub accelerator: Accelerator,
     /// What the guest's RAM is made of; never `auto`.

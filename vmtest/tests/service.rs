@@ -1,0 +1,119 @@
+//! What goes wrong with one VM is that VM's own: a thread that panics, a QEMU that stands still, a
+//! disk that is not to be had.
+
+use std::fs::File;
+
+use ebb_api::State;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+use vmtest::{Disk, Guest, Host, Vm, rounds, until};
+
+const MIB: u64 = 1 << 20;
+
+fn small() -> Guest {
+    Guest::debian("6.1-cloud").memory("256M").backing("small").cpus(1)
+}
+
+fn state(host: &Host, vm: &Vm) -> Option<State> {
+    host.list().into_iter().find(|line| line.name.as_str() == vm.name()).map(|line| line.state)
+}
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).expect("a process"), signal).expect("it runs");
+}
+
+#[test]
+fn a_panic_costs_a_moment_of_one_vms_service() {
+    let host = Host::new();
+    let large = small().memory("512M").mode("strict");
+    let (vm, other) = (host.run(large), host.run(small()));
+    vm.guest("fill kept 60M");
+    other.guest("fill kept 60M");
+    // The worker; the thread that reads faults; one that refills.
+    for place in ["tick:3", "map:40", "map:400"] {
+        host.set("EBB_FAIL", format!("{}:{place}", vm.name()));
+        host.kill9();
+        host.start();
+        let before = host.log().matches("its service failed").count();
+        match place {
+            "map:40" => {
+                vm.wait_trusted();
+                vm.reclaim();
+            }
+            "map:400" => drop(vm.ebb("limit 150M").ok()),
+            _ => {}
+        }
+        vm.guest("fill load 200M");
+        until(format_args!("a panic at {place}"), || {
+            assert_eq!(vm.guest("check kept"), "0", "{place}");
+            (host.log().matches("its service failed").count() > before).then_some(())
+        });
+        assert_eq!(state(&host, &other), Some(State::Held), "{place}");
+        until("it to be taken up again", || (state(&host, &vm) == Some(State::Held)).then_some(()));
+        assert_eq!(vm.guest("check kept"), "0", "{place}");
+        assert_eq!(vm.guest("check load"), "0", "{place}");
+        assert_eq!(other.guest("check kept"), "0", "{place}");
+        vm.guest("free load");
+    }
+    let daemons = host.log().matches("listening on").count();
+    assert_eq!(daemons, 4, "the daemon itself went on");
+}
+
+#[test]
+fn a_qemu_that_stands_still_delays_nobody() {
+    let host = Host::new();
+    let (vm, other) = (host.run(small()), host.run(small()));
+    vm.guest("fill a 60M");
+    vm.ebb("limit 90M").ok();
+    until("the limit to hold", || (vm.host_bytes() <= 90 * MIB).then_some(()));
+    vm.status();
+    signal(vm.pid(), Signal::STOP);
+    // QEMU does not answer; what is known of the VM is there all the same.
+    let shown = vm.last_status();
+    assert_eq!((shown.pid, shown.state), (vm.pid(), State::Held));
+    assert_eq!(host.list().len(), 2);
+    host.ebb("pool 400M").ok();
+    other.ebb("share 150M").ok();
+    other.reclaim();
+    // Nor is it waited for by who takes up all.
+    host.kill9();
+    host.start();
+    assert_eq!(host.list().len(), 2);
+    other.reclaim();
+    signal(vm.pid(), Signal::CONT);
+    assert_eq!(vm.guest("check a"), "0");
+    vm.wait_trusted();
+}
+
+#[test]
+fn a_disk_that_is_not_to_be_had_keeps_one_vm_waiting() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "64M");
+    let (vm, other) = (host.run(small().own_disk(&disk)), host.run(small()));
+    vm.guest("fill a 60M");
+    host.kill9();
+    let image = File::open(disk.image()).expect("the image");
+    flock(&image, FlockOperation::LockExclusive).expect("nobody else has it");
+    assert_eq!(host.list().len(), 2);
+    until("the other VM to be taken up", || {
+        (state(&host, &other) == Some(State::Held)).then_some(())
+    });
+    other.reclaim();
+    assert_eq!(state(&host, &vm), Some(State::TakingUp));
+    drop(image);
+    until("the VM to be taken up", || (state(&host, &vm) == Some(State::Held)).then_some(()));
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn the_first_command_after_a_death_starts_the_next_daemon() {
+    let host = Host::new();
+    let vm = host.run(small());
+    vm.guest("fill a 60M");
+    for _ in 0..rounds(40, 500) {
+        // As it is killed, and not once it is gone.
+        signal(host.daemon().expect("a daemon runs"), Signal::KILL);
+        assert_eq!(host.list().len(), 1);
+    }
+    assert_eq!(vm.guest("check a"), "0");
+}
