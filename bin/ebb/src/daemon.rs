@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -15,20 +15,49 @@ use anyhow::{Context, anyhow, bail};
 
 use ebb_api::route;
 
-/// Taking up VMs left by a dead daemon comes before its socket; the last I/O to their
-/// disks may take a minute to end.
+/// It listens as soon as it has read what is on record.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// A daemon that lost the race for the run directory ends before the winner listens.
-const RACE_LIMIT: Duration = Duration::from_secs(2);
+/// A daemon that was killed has its run directory until its memory is taken down.
+const DEATH_LIMIT: Duration = Duration::from_secs(30);
+/// One that listens and does not say who it is by then is stuck.
+const GREETING_LIMIT: Duration = Duration::from_secs(30);
 const POLL_EVERY: Duration = Duration::from_millis(10);
 const LOG_TAIL_BYTES: u64 = 16 << 10;
 
 /// A connection to the daemon of `run_dir`.
 pub fn connect(run_dir: &Path) -> anyhow::Result<UnixStream> {
     let run_dir = std::path::absolute(run_dir).context("the run directory")?;
-    match listening(&run_dir)? {
+    match living(&run_dir)? {
         Some(stream) => Ok(stream),
         None => start(&run_dir),
+    }
+}
+
+/// A connection to a daemon that answers. One that was killed still takes connections while its
+/// memory is taken down, and then closes them: `None`.
+fn living(run_dir: &Path) -> anyhow::Result<Option<UnixStream>> {
+    let Some(stream) = listening(run_dir)? else { return Ok(None) };
+    if greets(stream)
+        .with_context(|| format!("the ebbd of {} does not answer", run_dir.display()))?
+    {
+        return listening(run_dir);
+    }
+    Ok(None)
+}
+
+/// Whether the daemon says anything at all before it closes the connection.
+fn greets(mut stream: UnixStream) -> io::Result<bool> {
+    stream.set_read_timeout(Some(GREETING_LIMIT))?;
+    stream.set_write_timeout(Some(GREETING_LIMIT))?;
+    let request =
+        format!("GET {} HTTP/1.1\r\nHost: ebbd\r\nConnection: close\r\n\r\n", route::VERSION);
+    let answer = stream.write_all(request.as_bytes()).and_then(|()| stream.read(&mut [0]));
+    match answer {
+        Ok(count) => Ok(count > 0),
+        Err(error) => match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Ok(false),
+            _ => Err(error),
+        },
     }
 }
 
@@ -62,9 +91,12 @@ fn start(run_dir: &Path) -> anyhow::Result<UnixStream> {
     let file = File::options().append(true).create(true).mode(0o600).open(&log);
     let file = file.map_err(|error| explain(error, &log))?;
     let old_bytes = file.metadata()?.len();
-    let child = spawn(&program, run_dir, file)
-        .with_context(|| format!("{} does not start", program.display()))?;
-    wait(child, run_dir).with_context(|| match last_line(&log, old_bytes) {
+    let start = || {
+        let log = file.try_clone()?;
+        spawn(&program, run_dir, log)
+            .with_context(|| format!("{} does not start", program.display()))
+    };
+    wait(start, run_dir).with_context(|| match last_line(&log, old_bytes) {
         Some(line) => format!("ebbd does not run: {line}"),
         None => format!("ebbd does not run and wrote nothing to {}", log.display()),
     })
@@ -91,25 +123,31 @@ fn spawn(program: &Path, run_dir: &Path, log: File) -> io::Result<Child> {
         .spawn()
 }
 
-fn wait(mut child: Child, run_dir: &Path) -> anyhow::Result<UnixStream> {
-    let mut deadline = Instant::now() + START_LIMIT;
-    let mut ended = None;
-    while Instant::now() < deadline {
-        if let Some(stream) = listening(run_dir)? {
+/// Starts it until one listens: this one, or one that somebody else started at the same time.
+/// While a daemon that was killed still has the run directory, the next ends at once.
+fn wait(start: impl Fn() -> anyhow::Result<Child>, run_dir: &Path) -> anyhow::Result<UnixStream> {
+    let (began, mut child) = (Instant::now(), start()?);
+    while began.elapsed() < START_LIMIT {
+        if let Some(stream) = living(run_dir)? {
             return Ok(stream);
         }
-        if ended.is_none() {
-            ended = child.try_wait()?;
-            if ended.is_some_and(|status| !status.success()) {
-                deadline = Instant::now() + RACE_LIMIT;
+        match child.try_wait()? {
+            Some(status) if status.code() == Some(route::EXIT_OWNED) => {
+                if began.elapsed() >= DEATH_LIMIT {
+                    bail!("another one has the run directory and does not listen");
+                }
+                thread::sleep(POLL_EVERY);
+                child = start()?;
             }
+            // Who lost a race may find the winner.
+            Some(status) => match living(run_dir)? {
+                Some(stream) => return Ok(stream),
+                None => bail!("it ended with {status}"),
+            },
+            None => thread::sleep(POLL_EVERY),
         }
-        thread::sleep(POLL_EVERY);
     }
-    match ended {
-        Some(status) => bail!("it ended with {status}"),
-        None => bail!("it does not listen after {} s", START_LIMIT.as_secs()),
-    }
+    bail!("it does not listen after {} s", START_LIMIT.as_secs())
 }
 
 /// The log's last line, if it was written after the first `old_bytes`.

@@ -95,10 +95,17 @@ impl Dir {
     pub fn daemon(&self, answer: Answer) -> Daemon {
         let listener = UnixListener::bind(self.path().join("ebbd.sock")).unwrap();
         Daemon(thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let request = Request::read(&stream);
-            stream.write_all(answer.0.as_bytes()).unwrap();
-            request
+            loop {
+                let (mut stream, _) = listener.accept().unwrap();
+                let request = Request::read(&stream);
+                // First `ebb` asks who is there.
+                if request.line.starts_with("GET /v1/version ") {
+                    stream.write_all(Answer::text(200, "{}").0.as_bytes()).unwrap();
+                    continue;
+                }
+                stream.write_all(answer.0.as_bytes()).unwrap();
+                return request;
+            }
         }))
     }
 }
