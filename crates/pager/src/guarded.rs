@@ -15,8 +15,8 @@ use crate::zero::EMPTY;
 /// Who knows what a touch of unplugged memory means. Called on the fault path: no waiting, no
 /// allocation.
 pub trait Sentry: Send + Sync {
-    /// A processor touches this frame, which is guarded; it finds zeros there for all that, or
-    /// it would wait for ever.
+    /// A processor touches this frame, which is guarded and stays so until this returns; it finds
+    /// zeros there for all that, or it would wait for ever.
     fn touched(&self, gfn: Gfn, write: bool);
 }
 
@@ -139,9 +139,10 @@ impl Pager {
     /// Serves a touch of a guarded frame.
     pub(crate) fn serve_guarded(&self, gfn: Gfn, write: bool) -> io::Result<Served> {
         let sentry = self.sentry.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(sentry) = sentry {
-            sentry.touched(gfn, write);
-        }
-        self.install_zero(gfn)
+        self.install_zero(gfn, Content::Guarded, || {
+            if let Some(sentry) = sentry {
+                sentry.touched(gfn, write);
+            }
+        })
     }
 }

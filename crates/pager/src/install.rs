@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Instant;
 
-use ebb_ledger::{Content, Want};
+use ebb_ledger::{Content, Locked, Want};
 use ebb_store::Page;
 use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
@@ -99,9 +99,8 @@ impl Pager {
     /// must not be the one that ends.
     fn let_through(&self, gfn: Gfn) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
-        let whole = FrameRange::huge(gfn.huge());
-        let words = if self.ledger.is_split(gfn.huge()) { frame } else { whole };
-        let Ok(held) = self.ledger.lock(words) else { return Ok(Served::Busy) };
+        let Some(held) = self.hold_word_of(gfn) else { return Ok(Served::Busy) };
+        let words = held.frames();
         let watched = held
             .contents()
             .any(|(_, content)| matches!(content, Content::Watch { .. } | Content::Clean { .. }));
@@ -133,7 +132,7 @@ impl Pager {
         match content {
             _ if whole => self.install_huge(gfn),
             Content::Resident | EMPTY => self.install_zeros(gfn, ahead),
-            Content::Guarded | Content::Watch { .. } => self.install_zero(gfn),
+            Content::Guarded | Content::Watch { .. } => self.install_zero(gfn, content, || {}),
             Content::Empty { fill, .. } => self.install_frame(gfn, fill),
             Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
             Content::Clean { .. } => self.touch_clean(gfn),
@@ -230,16 +229,43 @@ impl Pager {
         }
     }
 
-    /// A hole that reads as zero and was never taken: nothing to write down.
-    pub(crate) fn install_zero(&self, gfn: Gfn) -> io::Result<Served> {
+    /// A hole that reads as zero and was never taken: nothing to write down. `first` is done
+    /// once it is certain that the frame is still `content`.
+    ///
+    /// Under the word's lock: a frame that somebody else has given memory meanwhile may have
+    /// been written and saved since, and these zeros would win over what was saved.
+    pub(crate) fn install_zero(
+        &self,
+        gfn: Gfn,
+        content: Content,
+        first: impl FnOnce(),
+    ) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
-        self.devices.lost(frame);
-        let frame = self.hva(frame)?;
-        match self.uffd.zero(frame, true) {
-            // There already: the page in the file wins.
-            Err(error) if is_present(&error) => self.uffd.wake(frame).map(Served::done),
-            result => result.map(Served::done),
+        let Some(held) = self.hold_word_of(gfn) else { return Ok(Served::Busy) };
+        let words = held.frames();
+        let served = match held.contents().all(|(_, now)| now == content) {
+            true => {
+                first();
+                self.devices.lost(frame);
+                self.fill(gfn, 0).map(Served::done)
+            }
+            false => Ok(Served::Busy),
+        };
+        self.after(held.abandon(), words);
+        if let Ok(Served::Done) = served {
+            self.wake(frame)?;
         }
+        served
+    }
+
+    /// Holds the word that speaks for a frame: its own, or that of its huge frame.
+    pub(crate) fn hold_word_of(&self, gfn: Gfn) -> Option<Locked<'_>> {
+        let words = match self.ledger.is_split(gfn.huge()) {
+            true => FrameRange::new(gfn, 1),
+            false => FrameRange::huge(gfn.huge()),
+        };
+        let held = self.ledger.lock(words);
+        held.inspect_err(|busy| self.after(busy.wanted, words)).ok()
     }
 
     /// Puts a page of `fill` where there is none.

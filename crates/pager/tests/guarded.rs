@@ -7,7 +7,9 @@ mod machine;
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ebb_ledger::{Content, Ledger};
 use ebb_pager::{
@@ -41,6 +43,29 @@ impl Touches {
 impl Sentry for Touches {
     fn touched(&self, gfn: Gfn, write: bool) {
         self.0.lock().unwrap().push((gfn.0, write));
+    }
+}
+
+type Act = Box<dyn Fn() + Send + Sync>;
+
+/// What somebody else does at the moment in which a hole is about to be filled.
+struct Beside(Arc<OnceLock<Act>>);
+
+impl IoMapping for Beside {
+    fn map(&self, _: FrameRange) {}
+
+    fn unmap(&self, _: FrameRange) -> bool {
+        true
+    }
+
+    fn lost(&self, _: FrameRange) {
+        if let Some(act) = self.0.get() {
+            act();
+        }
+    }
+
+    fn any(&self) -> bool {
+        false
     }
 }
 
@@ -220,4 +245,34 @@ fn who_maps_the_memory_by_itself_finds_what_is_in_use() {
     let is_clean = |gfn| matches!(pager.ledger().content(Gfn(gfn)), Content::Clean { .. });
     assert!(!(0..8).any(is_clean));
     assert_eq!(pager.store_usage().disk_slots_used, 0);
+}
+
+/// While the fault thread fills a guarded frame with zeros, the device plugs its memory, and
+/// what comes into it is saved: the zeros must not come after that.
+#[test]
+fn zeros_never_win_over_what_was_saved_meanwhile() {
+    require!(available());
+    let (beside, others_came) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+    let daemon = Daemon::new(|_| Box::new(Beside(Arc::clone(&beside))));
+    let (pager, frame) = (&daemon.pager, Gfn(5));
+    pager.guard(ALL).unwrap();
+    let act: Act = {
+        let (pager, others_came) = (Arc::downgrade(pager), Arc::clone(&others_came));
+        Box::new(move || {
+            let pager = pager.upgrade().unwrap();
+            // Everybody holds the words first.
+            let Some(held) = pager.hold_huge(frame.huge()) else { return };
+            held.let_go();
+            pager.unguard(ALL, true).unwrap();
+            Machine::put(pager.ram(), frame, &page_of(7));
+            assert_eq!(pager.evict(&[frame], &NothingKnown).unwrap().saved, 1);
+            others_came.store(true, SeqCst);
+        })
+    };
+    assert!(beside.set(act).is_ok());
+    let found = daemon.machine.guest().read(frame);
+    assert!(found == page_of(if others_came.load(SeqCst) { 7 } else { 0 }));
+    assert_eq!(daemon.touches.take(), [(5, false)]);
+    // The words are free again.
+    pager.unguard(ALL, true).unwrap();
 }
