@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering::{AcqRel, SeqCst};
 use std::sync::atomic::fence;
 
 use ebb_ledger::Content;
-use ebb_units::{FrameRange, Gfn};
+use ebb_units::{FrameRange, Gfn, HugeFrame};
 
 use crate::counters::add;
 use crate::dead::Verdict;
 use crate::install::Served;
-use crate::pager::Pager;
+use crate::pager::{Grain, Pager};
 use crate::sparse::Sparse;
 
 /// How many requests use each frame.
@@ -61,6 +61,7 @@ impl Pager {
         frames.frames().for_each(|gfn| self.pins.pin(gfn));
         let there =
             frames.frames().try_for_each(|gfn| self.again(|| self.settle_pin(gfn, replace)));
+        let there = there.and_then(|()| self.fill_holes(frames, replace));
         if there.is_err() {
             self.unpin(frames);
         }
@@ -82,6 +83,50 @@ impl Pager {
             Some(Content::Saved { .. } | Content::OnDisk { .. }) => self.pin_back(gfn, replace),
             Some(content) => self.install(gfn, content),
         }
+    }
+
+    /// Gives holes that are resident on record their memory before the device does it by its own
+    /// access: that could bring a huge page, whose zeros would win over what is elsewhere of it.
+    fn fill_holes(&self, frames: FrameRange, replace: bool) -> io::Result<()> {
+        for part in frames.by_huge() {
+            // Of a huge frame whose one word says that all of it is resident nothing is elsewhere.
+            let whole = self.grain == Grain::Huge && !self.ledger.is_split(part.start.huge());
+            let Some(part) = self.ram.clip(part).filter(|_| !whole) else { continue };
+            if !self.ram.is_full(part)? {
+                part.frames().try_for_each(|gfn| self.again(|| self.fill_hole(gfn, replace)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_hole(&self, gfn: Gfn, replace: bool) -> io::Result<Served> {
+        let frame = FrameRange::new(gfn, 1);
+        if !self.ram.is_hole(frame)? {
+            return Ok(Served::Done);
+        }
+        let Some(held) = self.hold_word_of(gfn) else { return Ok(Served::Busy) };
+        let words = held.frames();
+        if held.contents().any(|(_, content)| content != Content::Resident) {
+            self.after(held.abandon(), words);
+            return self.settle_pin(gfn, replace).map(|_| Served::Busy);
+        }
+        self.devices.lost(frame);
+        let filled = match self.grain {
+            // Our own mapping has no huge pages.
+            Grain::Frame => self.ram.populate(frame),
+            Grain::Huge if self.is_mixed(gfn.huge()) => self.fill(gfn, 0),
+            Grain::Huge => Ok(()),
+        };
+        self.after(held.abandon(), words);
+        // Who touched it waits for it, too.
+        filled.and_then(|()| self.wake(frame)).map(|()| Served::Done)
+    }
+
+    /// Whether parts of a huge frame are elsewhere or empty. Then all of RAM is watched, and
+    /// since evictions take no huge frame with a pin in it, only what is there now can be.
+    fn is_mixed(&self, huge: HugeFrame) -> bool {
+        let there = |content| matches!(content, Content::Resident | Content::Watch { .. });
+        FrameRange::huge(huge).frames().any(|gfn| !there(self.ledger.content(gfn)))
     }
 
     /// A frame that is elsewhere comes back; unread, if what it held is not needed.

@@ -278,6 +278,15 @@ impl Ram {
         backing.file.is_hole(offset, frames.bytes())
     }
 
+    /// Whether every frame of the range has memory behind it.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; as lseek(2).
+    pub fn is_full(&self, frames: FrameRange) -> io::Result<bool> {
+        let (backing, offset) = self.backing(frames)?;
+        Ok(backing.file.next_hole(offset)? >= offset + frames.bytes())
+    }
+
     /// Whether [`Ram::is_hole`] can tell: hugetlb files do not know their holes.
     pub fn knows_holes(&self, frames: FrameRange) -> bool {
         let backing = self.backing(frames);
@@ -336,6 +345,8 @@ mod tests {
         ram.populate(frames).unwrap();
         assert_eq!(ram.next_populated(Gpa(0)), Some((Gpa(4 << 30), 8192)));
         assert_eq!(ram.word(Gpa(4 << 30)), Some(0));
+        assert!(ram.is_full(frames).unwrap());
+        assert!(!ram.is_full(FrameRange::new(Gfn(1 << 20), 3)).unwrap());
         ram.punch(frames).unwrap();
         assert!(ram.is_hole(frames).unwrap());
         assert_eq!(ram.next_populated(Gpa(0)), None);
