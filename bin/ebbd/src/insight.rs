@@ -1,6 +1,6 @@
 //! What is known of a guest from its memory, and whether it may be acted on.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ebb_inspect::{Guest, Untrusted, find_notes};
 use ebb_pager::{Pager, View};
@@ -8,10 +8,8 @@ use ebb_units::FrameRange;
 use ebb_vm::Qmp;
 use ebb_vm::qmp::QmpError;
 
-/// Between two attempts to inspect a guest that is not trusted, at first and
-/// at most: looking for its note reads all populated memory.
-const RETRY_FIRST: Duration = Duration::from_millis(500);
-const RETRY_MOST: Duration = Duration::from_secs(30);
+use crate::searches::Searches;
+
 /// How often the vCPUs' page tables are asked for before a kernel counts as
 /// one that does not run.
 const ROOT_TRIES: u32 = 8;
@@ -25,15 +23,14 @@ pub struct Insight {
     guest: Result<Guest, String>,
     /// When it was last known to run.
     confirmed: Instant,
-    tried: Option<Instant>,
-    retry_after: Duration,
+    searches: Searches,
 }
 
 impl Insight {
     /// Nothing is known yet.
     pub fn new() -> Insight {
         let guest = Err("it was not inspected yet".into());
-        Insight { guest, confirmed: Instant::now(), tried: None, retry_after: RETRY_FIRST }
+        Insight { guest, confirmed: Instant::now(), searches: Searches::new() }
     }
 
     /// The guest, if it is trusted; else why not.
@@ -48,13 +45,13 @@ impl Insight {
 
     /// What was known is void: the guest was reset.
     pub fn forget(&mut self, why: &str) {
-        *self = Insight { guest: Err(why.into()), ..Insight::new() };
+        (self.guest, self.confirmed) = (Err(why.into()), Instant::now());
+        self.searches.begin_anew();
     }
 
     /// Whether it is time to try again.
     pub fn is_due(&self) -> bool {
-        let waited = |tried: Instant| tried.elapsed() >= self.retry_after;
-        self.guest.is_err() && self.tried.is_none_or(waited)
+        self.guest.is_err() && self.searches.are_due(Instant::now())
     }
 
     /// Makes sure that what is known is true of the kernel that runs now: the
@@ -69,9 +66,7 @@ impl Insight {
                 && (!moves || guest.refresh(&view).is_ok())
         });
         if !known {
-            self.tried = Some(Instant::now());
-            self.retry_after = (self.retry_after * 2).min(RETRY_MOST);
-            self.guest = inspect(pager, qmp);
+            self.guest = self.searches.search(Instant::now, || inspect(pager, qmp));
         }
         self.confirmed = asked;
         self.guest.is_ok()

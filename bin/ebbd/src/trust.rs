@@ -9,6 +9,7 @@ use ebb_pager::Witness;
 use ebb_units::{FrameRange, Gfn};
 use ebb_vm::Qmp;
 
+use crate::frame_set::FrameSet;
 use crate::insight::bring_back;
 use crate::placing::Placing;
 use crate::pulse::{End, Pulse};
@@ -91,17 +92,17 @@ impl State {
 
     /// The frames that each look at a trusted guest reads, there from now on: from a disk
     /// they would be read again and again.
-    fn needed_frames(&self) -> Vec<FrameRange> {
-        let Some(guest) = &self.witness else { return Vec::new() };
+    fn needed_frames(&self) -> FrameSet {
+        let Some(guest) = &self.witness else { return FrameSet::default() };
         let pager = &self.held.pager;
-        let needed = guest.needed_frames(&pager.view());
-        bring_back(pager, &needed);
+        let needed = FrameSet::new(guest.needed_frames(&pager.view()));
+        bring_back(pager, needed.runs());
         needed
     }
 
     /// Whether a look at the guest reads the frame: such frames stay.
     pub(crate) fn is_needed(&self, gfn: Gfn) -> bool {
-        self.needed.iter().any(|frames| frames.contains(gfn))
+        self.needed.contains(gfn)
     }
 
     pub(crate) fn reconnect(&mut self) {

@@ -22,6 +22,7 @@ use crate::calibrate::Calibrated;
 use crate::compaction::Compaction;
 use crate::devices::Devices;
 use crate::failpoint;
+use crate::frame_set::FrameSet;
 use crate::held::Held;
 use crate::insight::Insight;
 use crate::life::Life;
@@ -175,7 +176,7 @@ pub struct State {
     /// Whom the pager was told of.
     pub(crate) witness: Option<Arc<Guest>>,
     /// The frames that each look at that guest reads.
-    pub(crate) needed: Vec<FrameRange>,
+    pub(crate) needed: FrameSet,
     pub(crate) last: Option<ReclaimReport>,
     /// What a limit needs to know, while there is one.
     pub(crate) limiter: Option<Limiter>,
@@ -237,7 +238,7 @@ impl State {
             insight: Insight::new(),
             devices: Devices::default(),
             witness: None,
-            needed: Vec::new(),
+            needed: FrameSet::default(),
             last: None,
             limiter: None,
             monitor,
