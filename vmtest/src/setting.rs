@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ebb_units::HUGE_BYTES;
 
 const SHMEM: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+const FOLIOS: &str = "/sys/kernel/mm/transparent_hugepage";
 const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
 const HUGETLB: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
@@ -31,6 +32,18 @@ impl HostSetting {
             _ => {}
         }
         Ok(HostSetting { path: path.to_owned(), before })
+    }
+
+    /// Folios of so many KiB for shared memory, where a program asks for huge pages.
+    ///
+    /// # Errors
+    /// Why they cannot be had.
+    pub fn shared_folios(kib: u64) -> Result<HostSetting, String> {
+        let path = PathBuf::from(format!("{FOLIOS}/hugepages-{kib}kB/shmem_enabled"));
+        let text = read(&path)?;
+        let before = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{path:?} is {text}"))?;
+        write(&path, "advise")?;
+        Ok(HostSetting { path, before: before.to_owned() })
     }
 
     /// Linux compresses what it swaps out, and keeps it in memory while there is room, or does

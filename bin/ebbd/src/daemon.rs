@@ -16,7 +16,6 @@ use ebb_api::{
     OnViolation, RunRequest, VmName,
 };
 use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
-use ebb_sys::inject;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_vm::launch::{self, Accelerator, Launch, Memory, Node};
@@ -225,6 +224,7 @@ impl Daemon {
             mode_reason: mode.reason,
             min_order,
             begin: !request.qemu_args.iter().any(|word| word == "-S"),
+            small_pages: false,
             evicts: tiers.as_ref().is_some_and(|tiers| tiers.file.is_some()),
             shares: false,
             size: None,
@@ -291,6 +291,7 @@ impl Daemon {
             mode_reason: mode.reason,
             min_order,
             begin: false,
+            small_pages: false,
             evicts: false,
             shares: false,
             size: None,
@@ -476,11 +477,6 @@ fn start(
     let mut qmp = control(&launch, &mut child)?;
     let process = Process::open(pid).map_err(failed("QEMU"))?;
     let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
-    if backing == Backing::Small && host::shmem_huge_pages() {
-        for region in ram.regions() {
-            inject::no_huge_pages(&process, region.hva_range()).map_err(failed("small pages"))?;
-        }
-    }
     children.push(child);
     Ok(Started { children, process, ram, qmp })
 }

@@ -22,6 +22,7 @@ use crate::injector;
 use crate::life::{Dead, Life};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord, Settings};
+use crate::small_pages;
 
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
@@ -68,6 +69,11 @@ pub fn take(
         fill(&ram)?;
     }
     let resident = ram.resident_bytes().map_err(failed("the VM's RAM"))?;
+    if record.backing == Backing::Small {
+        // Before anything is looked at: what comes from now on is small.
+        small_pages::keep(&process, &ram).map_err(failed("small pages"))?;
+        record.small_pages = true;
+    }
     record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
     let swap_was_there = record.swap.exists();
     let taken = { record.save(directory).map_err(failed("the VM's record")) }
@@ -85,6 +91,7 @@ pub fn take(
     match taken {
         Ok((pager, restored)) => {
             disks.shared.serve_with(&pager);
+            small_pages::mind(&pager, &process, record.backing);
             let directory = directory.to_owned();
             let qmp = Some(qmp);
             Ok(Held { process, pager, restored, qmp, disks, growth, record, directory })
@@ -323,6 +330,7 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     record.save(directory)?;
     let pager = Arc::new(pager);
     shared.serve_with(&pager);
+    small_pages::mind(&pager, &process, record.backing);
     let disks = Disks::start(images, &shared, directory, record.cpus).map_err(io::Error::other)?;
     let growth = Growth::start(&record.growth, directory, Some(&pager));
     let growth = growth.map_err(io::Error::other)?;

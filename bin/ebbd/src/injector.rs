@@ -44,10 +44,23 @@ pub fn close(process: &Process, fd: i32) -> io::Result<()> {
 /// # Errors
 /// As [`make`].
 pub fn forget(process: &Process, ranges: &[HvaRange]) -> io::Result<()> {
+    run_on(process, "forget", ranges)
+}
+
+/// Tells the kernel to give ranges of the process's memory no huge pages, whatever the host's
+/// settings are or become.
+///
+/// # Errors
+/// As [`make`].
+pub fn small_pages(process: &Process, ranges: &[HvaRange]) -> io::Result<()> {
+    run_on(process, "small-pages", ranges)
+}
+
+fn run_on(process: &Process, what: &str, ranges: &[HvaRange]) -> io::Result<()> {
     let numbers = ranges.iter().flat_map(|range| [range.start.0, range.bytes]);
     let words: Vec<String> = numbers.map(|number| number.to_string()).collect();
     let pid = process.pid().to_string();
-    let mut arguments = vec!["forget", &pid];
+    let mut arguments = vec![what, &pid];
     arguments.extend(words.iter().map(String::as_str));
     run(&arguments).map(drop)
 }
@@ -76,7 +89,11 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
         Some("make") => println!("{}", make_either_way(&process)?),
         Some("close") => inject::close(&process, number(2)?)?,
         Some("forget") => inject::forget(&process, &ranges(&arguments[2..])?)?,
-        other => anyhow::bail!("{COMMAND}: {other:?} is none of make, close and forget"),
+        Some("small-pages") => { ranges(&arguments[2..])?.into_iter() }
+            .try_for_each(|range| inject::no_huge_pages(&process, range))?,
+        other => {
+            anyhow::bail!("{COMMAND}: {other:?} is none of make, close, forget and small-pages")
+        }
     }
     Ok(())
 }

@@ -39,6 +39,7 @@ mod serving;
 mod share;
 mod sharing;
 mod sizing;
+mod small_pages;
 mod status;
 mod supervisor;
 mod tiers;

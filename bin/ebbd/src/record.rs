@@ -53,6 +53,9 @@ pub struct Record {
     /// The guest is yet to go on: QEMU waits before its first instruction, or until memory is back
     /// for a device that was plugged in.
     pub begin: bool,
+    /// The VMM was told to have no huge pages in its RAM.
+    #[serde(default)]
+    pub small_pages: bool,
     /// Frames in use were evicted: first touches must come to Ebb.
     pub evicts: bool,
     /// The guest's allocator is shared: first touches must come to Ebb.

@@ -383,6 +383,7 @@ impl State {
         self.keep_devices();
         failpoint::reached("tick", &self.held.record.name);
         self.begin();
+        self.keep_small_pages();
         self.notice_reset();
         self.judge_restored();
         if let Err(error) = self.held.pager.trim_store() {
@@ -572,9 +573,8 @@ impl State {
         trouble::explain(what, error, &self.held.record.swap, &self.held.directory)
     }
 
-    /// Punching a part of a large folio may zero it in place: where the kernel
-    /// may have made large folios that are not ours to take whole, nothing in
-    /// use is evicted.
+    /// Punching a part of a large folio may zero it in place: where the kernel may have made, or
+    /// may yet make, large folios that nobody tells, nothing in use is evicted.
     pub(crate) fn may_evict(&self) -> Answer<()> {
         self.may_evict_beside_devices()?;
         let record = &self.held.record;
@@ -592,10 +592,14 @@ impl State {
         }
         match record.backing {
             Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
-            Backing::Small if !record.started && crate::host::shmem_huge_pages() => {
+            Backing::Small if !record.small_pages => Err(not_allowed(
+                "QEMU could not be told yet to have no huge pages in its RAM; it is tried again",
+            )),
+            Backing::Small if !record.started && !self.held.pager.minds_large_folios() => {
                 Err(not_allowed(
-                    "this VM was not started by Ebb, and the host may have put its memory into \
-                     large folios, which cannot be evicted in parts",
+                    "this VM was not started by Ebb, and the host does not tell which of its \
+                     memory is in large folios, which cannot be evicted in parts: run ebbd as \
+                     root, outside of containers",
                 ))
             }
             _ => Ok(()),

@@ -7,11 +7,12 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ebb_ledger::{Content, LockedFrame};
 use ebb_store::{Page, PageBuffer};
-use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
 use crate::pager::{Grain, Pager};
@@ -177,9 +178,11 @@ impl Pager {
             };
             piece.push(Held { gfn, word, kept });
         }
-        let all = piece.len() as u64 == FRAMES_PER_HUGE;
-        if piece.is_empty() || (self.grain == Grain::Huge && !all) {
+        if let Err(error) = self.leave_large(&mut piece) {
             self.open_all(piece);
+            return Err(error);
+        }
+        if piece.is_empty() {
             return Ok(None);
         }
         let protected =
@@ -191,6 +194,24 @@ impl Pager {
                 Err(error)
             }
         }
+    }
+
+    /// Lets go of those that cannot go one by one, unless all of their huge frame is there to go.
+    fn leave_large(&self, piece: &mut Piece<'_>) -> io::Result<()> {
+        let gfns: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
+        if self.grain == Grain::Frame {
+            self.split_folios(&gfns)?;
+        }
+        let goes_whole = |gfn| self.goes_whole([gfn]);
+        let Some(large) = gfns.into_iter().find(|gfn| goes_whole(*gfn)) else { return Ok(()) };
+        let all = piece.len() as u64 == FRAMES_PER_HUGE;
+        if !all || (self.grain == Grain::Frame && !self.holds_whole_folios(large)) {
+            let each = piece.drain(..);
+            let (large, small): (Piece<'_>, _) = each.partition(|held| goes_whole(held.gfn));
+            *piece = small;
+            self.open_all(large);
+        }
+        Ok(())
     }
 
     /// Lets go of frames that stay in memory. Clean ones give their slots up: whether
@@ -223,6 +244,7 @@ impl Pager {
         evicted: &mut Evicted,
     ) -> io::Result<()> {
         let mut pages = PageBuffer::new(piece.len());
+        let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
         let read = runs(&piece, |held| held.gfn).try_for_each(|(frames, at)| {
             let to = &mut pages.pages_mut()[at..at + frames.count as usize];
             self.ram.read(frames, to.as_flattened_mut())
@@ -249,13 +271,15 @@ impl Pager {
                 }
             }
         }
-        if self.grain == Grain::Huge && !stay.is_empty() {
+        let goes_whole = self.goes_whole(gone.iter().map(|(held, _)| held.gfn));
+        if goes_whole && !stay.is_empty() {
             self.take_back(gone);
             self.open_all(stay);
             return result;
         }
         self.open_all(stay);
-        self.punch_gone(gone, evicted).and(result)
+        let page_of = |gfn| frames.binary_search(&gfn).ok().and_then(|at| pages.pages().get(at));
+        self.punch_gone(gone, page_of, evicted).and(result)
     }
 
     /// Notes what the frames are, for when they are wanted back.
@@ -327,9 +351,10 @@ impl Pager {
         }
     }
 
-    fn punch_gone(
+    fn punch_gone<'p>(
         &self,
         mut gone: Vec<(Held<'_>, Content)>,
+        page_of: impl Fn(Gfn) -> Option<&'p Page>,
         evicted: &mut Evicted,
     ) -> io::Result<()> {
         let mut punched = 0;
@@ -338,6 +363,10 @@ impl Pager {
                 return Err(io::ErrorKind::ResourceBusy.into());
             }
             self.ram.punch(frames)?;
+            if !self.ram.is_hole(frames)? {
+                self.put_back(frames, &page_of)?;
+                return Err(io::Error::other("the kernel keeps a large folio's part as zeros"));
+            }
             punched += frames.count as usize;
             Ok(())
         });
@@ -351,6 +380,26 @@ impl Pager {
             self.after(wanted, frame);
         }
         result
+    }
+
+    /// Held frames were punched, and some have become zeros that stay in memory: they lie in a
+    /// large folio after all. What they held is put back, and all of them stay.
+    fn put_back<'p>(
+        &self,
+        frames: FrameRange,
+        page_of: &impl Fn(Gfn) -> Option<&'p Page>,
+    ) -> io::Result<()> {
+        tracing::error!("{frames:?}: a part of a large folio was punched; its content is put back");
+        for gfn in frames.frames() {
+            let words = self.ram.words(gfn.gpa(), (FRAME_BYTES / 8) as usize);
+            let (Some(words), Some(page)) = (words, page_of(gfn)) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
+            for (word, bytes) in words.iter().zip(page.as_chunks().0) {
+                word.store(u64::from_ne_bytes(*bytes), Relaxed);
+            }
+        }
+        Ok(())
     }
 
     fn count_gone(&self, content: Content) {
@@ -407,7 +456,6 @@ fn filled_with(page: &Page) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ebb_units::FRAME_BYTES;
 
     #[test]
     fn frames_in_a_row_make_one_run() {

@@ -15,6 +15,7 @@ mod disk;
 mod evict;
 mod failure;
 mod fault_thread;
+mod folios;
 mod give_back;
 mod guarded;
 mod hand;

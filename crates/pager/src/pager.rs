@@ -16,6 +16,7 @@ use crate::counters::{Counters, add};
 use crate::dead::Dead;
 use crate::disk::{Disk, Resting};
 use crate::failure::Failure;
+use crate::folios::Folios;
 use crate::guarded::Sentry;
 use crate::huge::Sharer;
 use crate::io_mapping::IoMapping;
@@ -76,6 +77,7 @@ pub struct Pager {
     pub(crate) resting: Resting,
     pub(crate) owners: Owners,
     pub(crate) pins: Pins,
+    pub(crate) folios: Folios,
     pub(crate) dead: Dead,
     pub(crate) sharer: RwLock<Option<Arc<dyn Sharer>>>,
     /// Where memory can be plugged, and who is told of touches of what is not.
@@ -106,7 +108,7 @@ impl Pager {
         let counters = Counters::default();
         let resting = Resting::default();
         let owners = Owners::new(store.usage());
-        let pins = Pins::new(ram.end().0);
+        let (pins, folios) = (Pins::new(ram.end().0), Folios::new(ram.end().0));
         let dead = Dead::new(ram.end().0);
         for (frames, content) in ledger.runs() {
             if !matches!(content, Content::Watch { .. }) && !devices.unmap(frames) {
@@ -139,6 +141,7 @@ impl Pager {
             resting,
             owners,
             pins,
+            folios,
             dead,
             sharer: RwLock::default(),
             pluggable: OnceLock::new(),

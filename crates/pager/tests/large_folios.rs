@@ -5,23 +5,37 @@
 #[path = "consistency/machine.rs"]
 mod machine;
 
+use std::io::{PipeReader, PipeWriter};
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ebb_ledger::Ledger;
 use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
-use ebb_store::{Protection, SwapFile};
+use ebb_store::{Page, Protection, SwapFile};
+use ebb_sys::folios;
 use ebb_sys::process::Process;
-use ebb_units::{FrameRange, Gfn};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use rustix::fs::sendfile;
 use vmtest::{HostSetting, require};
 
-use machine::{Machine, new_uffd, page_of};
+use machine::{Machine, new_uffd};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 
-fn available() -> Result<HostSetting, String> {
+fn available(setting: Result<HostSetting, String>) -> Result<HostSetting, String> {
     new_uffd().map_err(|error| format!("no userfaultfd: {error}"))?;
-    HostSetting::shared_huge_pages()
+    folios::Folios::open().map_err(|error| format!("nobody tells large folios: {error}"))?;
+    setting
+}
+
+/// Settings of the host are for one test at a time.
+static SETTINGS: Mutex<()> = Mutex::new(());
+
+/// What a frame holds.
+fn page(gfn: Gfn) -> Page {
+    let mut page = [0; FRAME_BYTES as usize];
+    page[..8].copy_from_slice(&(gfn.0 + 1).to_ne_bytes());
+    page
 }
 
 struct Daemon {
@@ -54,13 +68,13 @@ impl Daemon {
 
     fn fill(&self) {
         let guest = self.machine.guest();
-        ALL.frames().for_each(|gfn| guest.write(gfn, &page_of(gfn.0 + 2)));
+        ALL.frames().for_each(|gfn| guest.write(gfn, &page(gfn)));
     }
 
     /// Frames in which the guest finds something else than [`Daemon::fill`] has put there.
     fn wrong(&self) -> Vec<Gfn> {
         let guest = self.machine.guest();
-        ALL.frames().filter(|gfn| guest.read(*gfn) != page_of(gfn.0 + 2)).collect()
+        ALL.frames().filter(|gfn| guest.read(*gfn) != page(*gfn)).collect()
     }
 }
 
@@ -68,7 +82,8 @@ impl Daemon {
 /// device writes to that hole by the daemon's own mapping, which may get huge pages.
 #[test]
 fn a_pin_on_a_hole_brings_no_huge_page() {
-    let setting = available();
+    let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let setting = available(HostSetting::shared_huge_pages());
     require!(setting.as_ref());
     let machine = Machine::new();
     let _ = machine.ram.files()[0].mapping.use_huge_pages(true);
@@ -77,14 +92,105 @@ fn a_pin_on_a_hole_brings_no_huge_page() {
     daemon.fill();
     let all: Vec<Gfn> = ALL.frames().collect();
     assert_eq!(pager.evict(&all, &NothingKnown).unwrap().frames(), 512);
-    assert!(daemon.machine.guest().read(frame.start) == page_of(9));
+    assert!(daemon.machine.guest().read(frame.start) == page(Gfn(7)));
     // It, and those that came with it.
     let back: Vec<Gfn> =
         ALL.frames().filter(|gfn| daemon.machine.in_file(*gfn).is_some()).collect();
     back.iter().for_each(|gfn| pager.ram().punch(FrameRange::new(*gfn, 1)).unwrap());
     pager.pin(frame, true).unwrap();
-    Machine::put(pager.ram(), frame.start, &page_of(9));
+    Machine::put(pager.ram(), frame.start, &page(Gfn(7)));
     pager.unpin(frame);
     let punched: Vec<Gfn> = back.into_iter().filter(|gfn| *gfn != frame.start).collect();
     assert!(punched.len() < 256 && daemon.wrong() == punched);
+}
+
+/// A VM of small pages, all of whose memory came before huge pages were forbidden.
+fn in_large_folios() -> Daemon {
+    in_folios_of(Machine::new())
+}
+
+fn in_folios_of(machine: Machine) -> Daemon {
+    machine.allow_huge_pages(true);
+    let daemon = Daemon::new(machine, Grain::Frame);
+    ALL.frames().for_each(|gfn| Machine::put(daemon.pager.ram(), gfn, &page(gfn)));
+    daemon.machine.allow_huge_pages(false);
+    daemon
+}
+
+/// Of each 64 KiB the second half.
+fn half() -> Vec<Gfn> {
+    ALL.frames().filter(|gfn| gfn.0 % 16 >= 8).collect()
+}
+
+/// Somebody who uses a page of the file, as an I/O does: meanwhile its folio cannot be split.
+fn in_use(daemon: &Daemon, gfn: Gfn) -> (PipeReader, PipeWriter) {
+    let pipe = std::io::pipe().unwrap();
+    let (file, mut offset) = (&daemon.pager.ram().files()[0].file, gfn.gpa().0);
+    // The pipe takes the page itself.
+    let sent = sendfile(&pipe.1, file, Some(&mut offset), FRAME_BYTES as usize).unwrap();
+    assert_eq!(sent, FRAME_BYTES as usize);
+    pipe
+}
+
+/// Frames that lie in one large folio with one in use stay until that use has ended.
+fn parts_go_once_they_can(daemon: &Daemon, frames_in_use: u64) {
+    daemon.pager.mind_large_folios(Process::own().unwrap()).unwrap();
+    let used = in_use(daemon, Gfn(0));
+    let evict = || daemon.pager.evict(&half(), &NothingKnown).unwrap().frames();
+    assert_eq!(evict(), 256 - frames_in_use / 2);
+    assert_eq!(daemon.wrong(), []);
+    drop(used);
+    assert_eq!(evict(), 256);
+    assert_eq!(daemon.wrong(), []);
+}
+
+#[test]
+fn parts_of_a_huge_page_go_once_it_is_split() {
+    let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let setting = available(HostSetting::shared_huge_pages());
+    require!(setting.as_ref());
+    parts_go_once_they_can(&in_large_folios(), 512);
+}
+
+#[test]
+fn parts_of_a_folio_of_64_kib_go_once_it_is_split() {
+    let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let setting = available(HostSetting::shared_folios(64));
+    require!(setting.as_ref());
+    // With this its mappings begin where large folios fit.
+    let huge_pages = HostSetting::shared_huge_pages();
+    require!(huge_pages.as_ref());
+    let machine = Machine::new();
+    drop(huge_pages);
+    parts_go_once_they_can(&in_folios_of(machine), 16);
+}
+
+#[test]
+fn what_cannot_be_split_goes_with_its_whole_huge_frame() {
+    let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let setting = available(HostSetting::shared_huge_pages());
+    require!(setting.as_ref());
+    let daemon = in_large_folios();
+    daemon.pager.mind_large_folios(Process::own().unwrap()).unwrap();
+    let _used = in_use(&daemon, Gfn(0));
+    let all: Vec<Gfn> = ALL.frames().collect();
+    assert_eq!(daemon.pager.evict(&all, &NothingKnown).unwrap().frames(), 512);
+    assert_eq!(daemon.wrong(), []);
+    // What came back did so in small pages; the last of it may be on its way.
+    assert!(daemon.pager.evict(&half(), &NothingKnown).unwrap().frames() >= 128);
+    assert_eq!(daemon.wrong(), []);
+}
+
+/// The control, and the net below: nobody looks for large folios, and what the kernel leaves as
+/// zeros is found and put back.
+#[test]
+fn a_part_that_became_zeros_is_put_back() {
+    let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let setting = available(HostSetting::shared_huge_pages());
+    require!(setting.as_ref());
+    let daemon = in_large_folios();
+    let _used = in_use(&daemon, Gfn(0));
+    let error = daemon.pager.evict(&half(), &NothingKnown).unwrap_err();
+    assert!(error.to_string().contains("large folio"), "{error}");
+    assert_eq!(daemon.wrong(), []);
 }

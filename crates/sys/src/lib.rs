@@ -4,6 +4,7 @@
 //! Nothing here knows what a guest is; [`ebb_units`] gives the address types.
 #![deny(missing_docs)]
 
+pub mod folios;
 pub mod inject;
 pub mod kexec;
 pub mod kvm;

@@ -60,6 +60,14 @@ impl Process {
         Process::open(rustix::process::getpid().as_raw_nonzero().get())
     }
 
+    /// Another hold of the same process.
+    ///
+    /// # Errors
+    /// As dup(2).
+    pub fn try_clone(&self) -> io::Result<Process> {
+        Ok(Process { pid: self.pid, pidfd: self.pidfd.try_clone()? })
+    }
+
     /// Its number.
     pub fn pid(&self) -> i32 {
         self.pid

@@ -207,6 +207,29 @@ impl Ram {
         Ok(())
     }
 
+    /// Maps what a range has in memory, or had until the host swapped it out.
+    ///
+    /// # Errors
+    /// As [`Ram::map`], and as lseek(2).
+    pub fn map_data(&self, frames: FrameRange) -> io::Result<()> {
+        let (backing, offset) = self.backing(frames)?;
+        let (mut at, end) = (offset, offset + frames.bytes());
+        while let Some(data) = backing.file.next_data(at)?.filter(|data| *data < end) {
+            at = backing.file.next_hole(data)?.min(end);
+            backing.mapping.map(data, at - data)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a range out of this process's page table; the memory stays.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; as madvise(2).
+    pub fn forget(&self, frames: FrameRange) -> io::Result<()> {
+        let (backing, offset) = self.backing(frames)?;
+        backing.mapping.forget(offset, frames.bytes())
+    }
+
     /// Takes all of it out of this process's page table; the memory stays.
     ///
     /// # Errors

@@ -64,6 +64,12 @@ impl Machine {
         Machine { ram: Arc::new(ram), guest, uffd: new_uffd().unwrap(), run, daemons: Cell::new(0) }
     }
 
+    /// In the VMM and here.
+    pub fn allow_huge_pages(&self, yes: bool) {
+        let ours = self.ram.files().iter().map(|file| &file.mapping);
+        ours.chain([&*self.guest]).for_each(|mapping| mapping.use_huge_pages(yes).unwrap());
+    }
+
     pub fn run(&self) -> &Path {
         self.run.path()
     }

@@ -14,6 +14,7 @@
 
 mod daemon;
 mod fuse;
+#[allow(dead_code)]
 mod machine;
 mod play;
 

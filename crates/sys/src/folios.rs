@@ -1,0 +1,84 @@
+//! Large folios: runs of pages that the kernel keeps together, of which a part can be given back
+//! only once it has split them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
+
+use ebb_units::{FRAME_BYTES, Hva};
+
+use crate::pagemap::Pagemap;
+use crate::process::Process;
+use crate::uffd::HvaRange;
+
+/// One word of flags for each page frame of the host, `Documentation/admin-guide/mm/pagemap.rst`.
+const FLAGS: &str = "/proc/kpageflags";
+/// `KPF_COMPOUND_HEAD` and `KPF_COMPOUND_TAIL`.
+const COMPOUND: u64 = 1 << 15 | 1 << 16;
+const WORD_BYTES: usize = size_of::<u64>();
+/// `UIO_MAXIOV`.
+const PIECES_MAX: usize = 1024;
+
+/// Tells pages in large folios from others.
+pub struct Folios {
+    flags: File,
+    own: Pagemap,
+}
+
+impl Folios {
+    /// Opens what tells them.
+    ///
+    /// # Errors
+    /// As open(2) of `/proc/kpageflags`, which takes root.
+    pub fn open() -> io::Result<Folios> {
+        Ok(Folios { flags: File::open(FLAGS)?, own: Pagemap::open(&Process::own()?)? })
+    }
+
+    /// Visits the pages of a range of this process's that are mapped to memory, in order: a
+    /// page's number in the range, and whether it is a part of a large folio.
+    ///
+    /// # Errors
+    /// `PermissionDenied`: the kernel tells page frames with `CAP_SYS_ADMIN` only.
+    pub fn look(&self, range: HvaRange, mut visit: impl FnMut(u64, bool)) -> io::Result<()> {
+        let mut pages = Vec::new();
+        self.own.frames(range, |page, frame| pages.push((page, frame)))?;
+        for run in pages.chunk_by(|a, b| a.1 + 1 == b.1) {
+            let mut bytes = vec![0; run.len() * WORD_BYTES];
+            let first = run.first().map_or(0, |(_, frame)| *frame);
+            self.flags.read_exact_at(&mut bytes, first * WORD_BYTES as u64)?;
+            let (words, _) = bytes.as_chunks::<WORD_BYTES>();
+            for ((page, _), word) in run.iter().zip(words) {
+                visit(*page, u64::from_ne_bytes(*word) & COMPOUND != 0);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Asks the kernel to split the large folios that pages of a process lie in. It does for those
+/// that no other process maps: whoever calls a single page of a folio cold (`MADV_COLD`) makes it
+/// do so. What the pages hold and where they are mapped does not change.
+///
+/// # Errors
+/// As process_madvise(2). Whether it has split them only a look tells.
+pub fn split(process: &Process, pages: impl Iterator<Item = Hva>) -> io::Result<()> {
+    let piece = |page: Hva| libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(page.0 as usize),
+        iov_len: FRAME_BYTES as usize,
+    };
+    let pieces: Vec<libc::iovec> = pages.map(piece).collect();
+    let pidfd = process.as_fd().as_raw_fd();
+    for pieces in pieces.chunks(PIECES_MAX) {
+        // SAFETY: the kernel reads `pieces`, which has this length; MADV_COLD changes no byte
+        // of memory in whichever process.
+        let done = unsafe {
+            let (at, count) = (pieces.as_ptr(), pieces.len());
+            libc::syscall(libc::SYS_process_madvise, pidfd, at, count, libc::MADV_COLD, 0)
+        };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
