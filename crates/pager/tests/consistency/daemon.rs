@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ebb_block::Hashes;
 use ebb_ledger::{Content, Ledger};
-use ebb_pager::{Disk, FaultThread, Grain, IoMapping, Pager, Parts, RefillThreads};
+use ebb_pager::{Disk, FaultThread, IoMapping, Pager, Parts, RefillThreads};
 use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, SwapFile, Usage};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
@@ -70,7 +70,7 @@ impl Daemon {
             ram: Arc::clone(&machine.ram),
             ledger,
             uffd: machine.uffd(),
-            grain: Grain::Frame,
+            grain: machine.grain,
             devices: Box::new(Points(Arc::clone(&fuse))),
             store: Box::new(FusedStore { store: Arc::clone(&store), fuse: Arc::clone(&fuse) }),
             disk: Box::new(source),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use ebb_pager::Grain;
 use ebb_store::Page;
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
@@ -37,6 +38,8 @@ pub struct Machine {
     run: TempDir,
     /// Daemons that have held it.
     daemons: Cell<u32>,
+    /// The pieces in which its memory is given.
+    pub grain: Grain,
 }
 
 pub fn new_uffd() -> io::Result<Uffd> {
@@ -61,7 +64,17 @@ impl Machine {
         let region = Region { gpa: Gpa(0), bytes: RAM_BYTES, hva, file: 0, offset: 0 };
         let ram = Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap();
         let run = tempfile::tempdir().unwrap();
-        Machine { ram: Arc::new(ram), guest, uffd: new_uffd().unwrap(), run, daemons: Cell::new(0) }
+        let (uffd, daemons) = (new_uffd().unwrap(), Cell::new(0));
+        Machine { ram: Arc::new(ram), guest, uffd, run, daemons, grain: Grain::Frame }
+    }
+
+    /// With memory in huge pages, where the host gives them.
+    pub fn of(grain: Grain) -> Machine {
+        let machine = Machine { grain, ..Machine::new() };
+        if grain == Grain::Huge {
+            machine.allow_huge_pages(true);
+        }
+        machine
     }
 
     /// In the VMM and here.

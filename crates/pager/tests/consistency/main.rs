@@ -20,6 +20,7 @@ mod play;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ebb_pager::Grain;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -29,6 +30,7 @@ use machine::{BLOCKS, FRAMES};
 use play::{Action, Crash, Step, play};
 
 const CASES: u32 = 40;
+const HUGE_CASES: u32 = 20;
 /// Enough for each broken rule to be found.
 const CONTROL_CASES: u32 = 200;
 const STEPS: std::ops::Range<usize> = 10..40;
@@ -51,6 +53,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => run(BLOCKS).prop_map(|(block, count)| Action::Discard { block, count }),
         5 => (0..FRAMES).prop_flat_map(|gfn| (Just(gfn), 1..=FRAMES - gfn))
             .prop_map(|(gfn, count)| Action::Evict { gfn, count }),
+        1 => (0..FRAMES).prop_map(|gfn| Action::Punch { gfn }),
         1 => Just(Action::GiveBack),
     ]
 }
@@ -68,7 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-fn run(broken: Broken, cases: u32, seed: u64) -> Result<(), TestError<Vec<Step>>> {
+fn run(grain: Grain, broken: Broken, cases: u32, seed: u64) -> Result<(), TestError<Vec<Step>>> {
     println!("EBB_SEED={seed}");
     allow_many_files();
     let config = Config {
@@ -81,7 +84,7 @@ fn run(broken: Broken, cases: u32, seed: u64) -> Result<(), TestError<Vec<Step>>
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let steps = prop::collection::vec(step(), STEPS);
-    TestRunner::new_with_rng(config, rng).run(&steps, |steps| play(&steps, broken))
+    TestRunner::new_with_rng(config, rng).run(&steps, |steps| play(&steps, grain, broken))
 }
 
 /// A daemon that was killed takes its descriptors with it; here they stay.
@@ -102,7 +105,20 @@ fn available() -> Result<(), String> {
 #[test]
 fn nothing_rests_on_a_block_that_changed() {
     vmtest::require!(available());
-    match run(Broken::Nothing, CASES, seed()) {
+    holds(Grain::Frame, CASES);
+}
+
+/// What one huge page brings may be elsewhere, frame by frame.
+#[test]
+fn nothing_rests_on_a_block_that_changed_in_huge_pages() {
+    vmtest::require!(available());
+    let setting = vmtest::HostSetting::shared_huge_pages();
+    vmtest::require!(setting.as_ref());
+    holds(Grain::Huge, HUGE_CASES);
+}
+
+fn holds(grain: Grain, cases: u32) {
+    match run(grain, Broken::Nothing, cases, seed()) {
         Ok(()) => {}
         Err(TestError::Fail(why, steps)) => panic!("{why}, in {steps:?}"),
         Err(TestError::Abort(why)) => panic!("{why}"),
@@ -114,7 +130,7 @@ fn nothing_rests_on_a_block_that_changed() {
 fn a_broken_rule_is_found() {
     vmtest::require!(available());
     for broken in [Broken::Vacate, Broken::Forget, Broken::Pin] {
-        match run(broken, CONTROL_CASES, 1) {
+        match run(Grain::Frame, broken, CONTROL_CASES, 1) {
             Err(TestError::Fail(why, steps)) => {
                 println!("{broken:?}: {why}, after {} steps: {steps:?}", steps.len());
             }

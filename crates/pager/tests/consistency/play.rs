@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use ebb_pager::NothingKnown;
+use ebb_pager::{Grain, NothingKnown};
+use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use proptest::test_runner::TestCaseError;
 
@@ -29,6 +30,9 @@ pub enum Action {
     Discard { block: u64, count: u64 },
     /// Frames are evicted.
     Evict { gfn: u64, count: u64 },
+    /// The VMM takes a frame's memory, as for a balloon: it reads as zeros, or, if it was
+    /// elsewhere, as what it was.
+    Punch { gfn: u64 },
     /// All comes back.
     GiveBack,
 }
@@ -80,7 +84,10 @@ impl Reference {
             Action::Discard { block, count } => {
                 (0..count).for_each(|at| self.disk[(block + at) as usize] = 0);
             }
-            Action::Read { .. } | Action::Evict { .. } | Action::GiveBack => {}
+            Action::Read { .. }
+            | Action::Evict { .. }
+            | Action::Punch { .. }
+            | Action::GiveBack => {}
         }
     }
 }
@@ -99,8 +106,8 @@ fn failed(why: impl Into<String>) -> TestCaseError {
 }
 
 /// Plays the steps; what is wrong first, if anything.
-pub fn play(steps: &[Step], broken: Broken) -> Result<(), TestCaseError> {
-    let (machine, disk) = (Machine::new(), Arc::new(FakeDisk::new()));
+pub fn play(steps: &[Step], grain: Grain, broken: Broken) -> Result<(), TestCaseError> {
+    let (machine, disk) = (Machine::of(grain), Arc::new(FakeDisk::new()));
     let daemon = Daemon::over(&machine, &disk, broken, false);
     let reference = Reference { memory: [0; FRAMES as usize], disk: [0; BLOCKS as usize] };
     let mut stage = Stage { machine, daemon: Some(daemon), disk, reference, broken };
@@ -133,7 +140,17 @@ impl Stage {
         let done = self.begin(action);
         wait(&done)?;
         beside.iter().try_for_each(wait)?;
+        self.note(action)
+    }
+
+    /// It is done: the reference follows.
+    fn note(&mut self, action: Action) -> Result<(), TestCaseError> {
         self.reference.apply(action);
+        if let Action::Punch { gfn } = action
+            && self.page(Gfn(gfn))? == page_of(0)
+        {
+            self.reference.memory[gfn as usize] = 0;
+        }
         Ok(())
     }
 
@@ -159,9 +176,14 @@ impl Stage {
             Action::DiskWrite { gfn, block, count } => text(device.write(Gfn(gfn), block, count)),
             Action::Discard { block, count } => text(device.discard(block..block + count)),
             Action::Evict { gfn, count } => {
-                let frames: Vec<Gfn> = FrameRange::new(Gfn(gfn), count).frames().collect();
+                let frames = match pager.grain() {
+                    Grain::Frame => FrameRange::new(Gfn(gfn), count),
+                    Grain::Huge => FrameRange::huge(Gfn(gfn).huge()),
+                };
+                let frames: Vec<Gfn> = frames.frames().collect();
                 text(pager.evict(&frames, &NothingKnown).map(drop))
             }
+            Action::Punch { gfn } => text(pager.ram().punch(FrameRange::new(Gfn(gfn), 1))),
             Action::GiveBack => text(pager.give_back_all().map(drop)),
         };
         // Nobody listens any more to who was killed.
@@ -213,8 +235,7 @@ impl Stage {
         } else if !is_over && action.is_request() {
             wait(&self.begin(action))?;
         }
-        self.reference.apply(action);
-        Ok(())
+        self.note(action)
     }
 
     /// Of the VM nothing is left. Its last request has reached the disk, in part, or not.
@@ -228,7 +249,7 @@ impl Stage {
             }
         }
         self.reference.memory = [0; FRAMES as usize];
-        self.machine = Machine::new();
+        self.machine = Machine::of(self.machine.grain);
         let next = Daemon::over(&self.machine, &self.disk, self.broken, false);
         if let Some(daemon) = self.daemon.replace(next) {
             daemon.killed(at_work);
@@ -244,17 +265,22 @@ impl Stage {
             }
         }
         for (gfn, seed) in (0..).map(Gfn).zip(self.reference.memory) {
-            let content = self.daemon().pager.ledger().content(gfn);
-            let hole = || self.daemon().elsewhere(content, &self.disk);
-            let page = match self.machine.in_file(gfn) {
-                Some(page) => page,
-                None => hole().map_err(|error| failed(format!("{gfn:?}, {content:?}: {error}")))?,
-            };
-            if page != page_of(seed) {
+            if self.page(gfn)? != page_of(seed) {
+                let content = self.daemon().pager.ledger().content(gfn);
                 return Err(failed(format!("{gfn:?} is wrong: {content:?}")));
             }
         }
         Ok(())
+    }
+
+    /// What a frame holds, wherever that is.
+    fn page(&self, gfn: Gfn) -> Result<Page, TestCaseError> {
+        let content = self.daemon().pager.ledger().content(gfn);
+        let hole = || self.daemon().elsewhere(content, &self.disk);
+        match self.machine.in_file(gfn) {
+            Some(page) => Ok(page),
+            None => hole().map_err(|error| failed(format!("{gfn:?}, {content:?}: {error}"))),
+        }
     }
 
     /// The guest finds all of it, and it can be let go.
