@@ -27,7 +27,8 @@ struct Emptied(i32);
 impl HostPages for Emptied {
     fn forget(&self, ranges: &[HvaRange]) -> io::Result<()> {
         let mut command = Command::new(assets::program_directory().join("ebbd"));
-        command.args(["inject", "forget", &self.0.to_string()]);
+        let start_ticks = Process::open(self.0)?.start_ticks()?;
+        command.args(["inject", "forget", &self.0.to_string(), &start_ticks.to_string()]);
         let numbers = ranges.iter().flat_map(|range| [range.start.0, range.bytes]);
         Ran::of(command.args(numbers.map(|number| number.to_string()))).ok();
         Ok(())

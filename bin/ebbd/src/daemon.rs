@@ -30,6 +30,7 @@ use crate::held::{self, Held};
 use crate::host::{self, Chosen};
 use crate::life::{self, Life};
 use crate::listing::{Listing, Stage};
+use crate::injector;
 use crate::pool;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::{Auto, Record, Settings, Totals};

@@ -32,7 +32,7 @@ pub fn keep(process: &Process, ram: &Ram) -> io::Result<()> {
         mappings.filter(|vma| vma.name.starts_with("/memfd:") && inodes.contains(&vma.inode));
     let ranges: Vec<HvaRange> =
         of_ram.map(|vma| HvaRange { start: vma.start, bytes: vma.bytes }).collect();
-    injector::small_pages(process, &ranges)
+    injector::no_huge_pages(process, &ranges)
 }
 
 /// Has the pager look for what is in large folios all the same. Where the host does not tell

@@ -1,28 +1,96 @@
 //! System calls made inside another process, by ptrace(2).
 //!
-//! A userfaultfd belongs to the address space that made it, so Ebb has the VMM
-//! make its own: one thread is stopped for some tens of microseconds, runs a
-//! `syscall` instruction of its own vDSO with our arguments, and goes on where
-//! it was. A system call that the stop cut short is begun again by hand,
-//! because the kernel does that only for the state it left itself.
+//! A userfaultfd belongs to the address space that made it, so Ebb has the VMM make its own: one
+//! thread is stopped for some tens of microseconds, makes a system call with our arguments, and
+//! goes on where it was. Whatever becomes of us meanwhile, it does so: see `thread`, and
+//! `docs/decisions/0034-*`.
+
+mod frame;
+mod gadgets;
+#[cfg(test)]
+mod tests;
+mod thread;
+mod trace;
+#[cfg(test)]
+mod victim;
 
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::process::Process;
-use crate::uffd::USERFAULTFD_IOC_NEW;
+use ebb_units::Hva;
 
-/// A thread that cannot be stopped within this time is left alone.
-const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Stack that the x86-64 ABI lets a function use below its stack pointer.
-const RED_ZONE_BYTES: u64 = 128;
-const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
-/// The kernel's internal "begin this call again" results, `include/linux/errno.h`.
-const RESTARTS: [i64; 3] = [-512, -513, -514];
-const RESTART_BLOCK: i64 = -516;
+use crate::process::{Process, Vma};
+use crate::uffd::{HvaRange, USERFAULTFD_IOC_NEW};
+use gadgets::Gadgets;
+use thread::Stopped;
+
+/// The most that one call is told to advise. KVM lets no processor of the guest take a fault in
+/// the range while the call lasts.
+const PIECE_BYTES: u64 = 32 << 20;
+/// Advising all ranges may take so long; what is left then stays as it is.
+const ADVISE_TIMEOUT: Duration = Duration::from_secs(60);
+/// After so long the thread does a while what it is there for: a stop lasts as long, and a
+/// piece.
+const STOPPED_AT_MOST: Duration = Duration::from_millis(5);
+
+/// The process to inject calls into.
+pub struct Target<'p> {
+    process: &'p Process,
+    start_ticks: u64,
+    gadgets: Gadgets,
+}
+
+impl<'p> Target<'p> {
+    /// The process, which must have started at that time; it is made sure of again whenever one
+    /// of its threads was stopped.
+    ///
+    /// # Errors
+    /// `ESRCH`: it is another one, or gone; `EPERM` and `EACCES`: it may not be looked into; its
+    /// code has nothing that a call can be made of.
+    pub fn new(process: &'p Process, start_ticks: u64) -> io::Result<Target<'p>> {
+        let memory = File::open(format!("/proc/{}/mem", process.pid()))?;
+        let gadgets = Gadgets::find(&process.mappings()?, &memory)?;
+        let target = Target { process, start_ticks, gadgets };
+        target.check()?;
+        Ok(target)
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// While it has not ended nobody else has its number: look at that last.
+    fn check(&self) -> io::Result<()> {
+        let is_same = self.process.start_ticks()? == self.start_ticks;
+        match is_same && !self.process.has_ended()? {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        }
+    }
+
+    /// Runs `work` on a stopped thread of the process. From a thread of our own: the kernel lets
+    /// go of what a tracer holds when that very thread ends, so nothing stays stopped whatever
+    /// happens here.
+    fn inside<T: Send>(
+        &self,
+        work: impl FnOnce(&mut Stopped) -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        let run = || {
+            let mut stopped = Stopped::stop(self)?;
+            let result = work(&mut stopped);
+            let resumed = stopped.resume();
+            may_die_here();
+            result.and_then(|result| resumed.map(|()| result))
+        };
+        std::thread::scope(|scope| match scope.spawn(run).join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    }
+}
 
 /// Makes a userfaultfd inside the process; returns its number there.
 ///
@@ -32,9 +100,9 @@ const RESTART_BLOCK: i64 = -516;
 /// # Errors
 /// `EPERM` where tracing is not allowed, `TimedOut` when the process does not
 /// stop, or what the injected calls returned.
-pub fn userfaultfd(process: &Process, node: Option<&CStr>) -> io::Result<i32> {
+pub fn userfaultfd(target: &Target, node: Option<&CStr>) -> io::Result<i32> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
-    inside(process, |thread| match node {
+    let made = target.inside(|thread| match node {
         None => thread.call(libc::SYS_userfaultfd, [flags, 0, 0]),
         Some(node) => {
             let device = thread.open(node)?;
@@ -42,253 +110,90 @@ pub fn userfaultfd(process: &Process, node: Option<&CStr>) -> io::Result<i32> {
             thread.call(libc::SYS_close, [device, 0, 0])?;
             made
         }
-    })
-    .and_then(|fd| i32::try_from(fd).map_err(io::Error::other))
+    });
+    made.and_then(|fd| i32::try_from(fd).map_err(io::Error::other))
 }
 
 /// Closes descriptor `fd` inside the process.
 ///
 /// # Errors
 /// As [`userfaultfd`].
-pub fn close(process: &Process, fd: i32) -> io::Result<()> {
-    inside(process, |thread| thread.call(libc::SYS_close, [fd as u64, 0, 0])).map(drop)
+pub fn close(target: &Target, fd: i32) -> io::Result<()> {
+    target.inside(|thread| thread.call(libc::SYS_close, [fd as u64, 0, 0])).map(drop)
 }
 
-/// Tells the kernel not to back a range of the process with huge pages.
+/// Tells the kernel not to back ranges of shared memory with huge pages. What is not mapped
+/// there as shared memory stays as it is.
 ///
 /// # Errors
 /// As [`userfaultfd`].
-pub fn no_huge_pages(process: &Process, range: crate::uffd::HvaRange) -> io::Result<()> {
-    let advice = libc::MADV_NOHUGEPAGE as u64;
-    inside(process, |thread| thread.call(libc::SYS_madvise, [range.start.0, range.bytes, advice]))
-        .map(drop)
+pub fn no_huge_pages(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
+    advise(target, ranges, libc::MADV_NOHUGEPAGE)
 }
 
-/// Takes ranges out of the process's page table: the next touch of each page is
-/// a minor fault. For shared mappings of files only: their memory stays, a
-/// private one's would be lost.
+/// Takes ranges of shared memory out of the process's page table: the next touch of each page is
+/// a minor fault. What is not mapped there as shared memory stays as it is: of private memory
+/// the content would be lost.
 ///
 /// # Errors
 /// As [`userfaultfd`].
-pub fn forget(process: &Process, ranges: &[crate::uffd::HvaRange]) -> io::Result<()> {
-    let advice = libc::MADV_DONTNEED as u64;
-    inside(process, |thread| {
-        ranges.iter().try_fold(0, |_, range| {
-            thread.call(libc::SYS_madvise, [range.start.0, range.bytes, advice])
-        })
-    })
-    .map(drop)
+pub fn forget(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
+    advise(target, ranges, libc::MADV_DONTNEED)
 }
 
-/// Runs `work` on a stopped thread of the process. From a thread of our own:
-/// the kernel lets go of what a tracer holds when that very thread ends, so
-/// nothing stays stopped whatever happens here.
-fn inside(
-    process: &Process,
-    work: impl FnOnce(&Stopped) -> io::Result<u64> + Send,
-) -> io::Result<u64> {
-    let run = || {
-        let stopped = Stopped::stop(process)?;
-        let result = work(&stopped);
-        stopped.resume()?;
-        result
-    };
-    std::thread::scope(|scope| match scope.spawn(run).join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
-}
-
-/// The process's first thread, stopped, with its signals held back.
-struct Stopped {
-    tid: libc::pid_t,
-    registers: libc::user_regs_struct,
-    signals: u64,
-    syscall_at: u64,
-    memory: File,
-}
-
-impl Stopped {
-    fn stop(process: &Process) -> io::Result<Stopped> {
-        let tid = process.pid();
-        let memory = File::options().read(true).write(true).open(format!("/proc/{tid}/mem"))?;
-        let syscall_at = find_syscall(process, &memory)?;
-        trace(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as u64)?;
-        trace(libc::PTRACE_INTERRUPT, tid, 0, 0)?;
-        wait_for(tid, |status| libc::WSTOPSIG(status) == libc::SIGTRAP)?;
-        let mut registers = zeroed_registers();
-        trace(libc::PTRACE_GETREGS, tid, 0, (&raw mut registers) as u64)?;
-        let mut signals = 0u64;
-        trace(libc::PTRACE_GETSIGMASK as _, tid, 8, (&raw mut signals) as u64)?;
-        let all = u64::MAX;
-        trace(libc::PTRACE_SETSIGMASK as _, tid, 8, (&raw const all) as u64)?;
-        Ok(Stopped { tid, registers, signals, syscall_at, memory })
-    }
-
-    /// One system call with up to three arguments.
-    fn call(&self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<u64> {
-        let mut registers = self.registers;
-        registers.rip = self.syscall_at;
-        registers.rax = number as u64;
-        // No call is in progress: nothing for the kernel to begin again.
-        registers.orig_rax = u64::MAX;
-        [registers.rdi, registers.rsi, registers.rdx] = arguments;
-        trace(libc::PTRACE_SETREGS, self.tid, 0, (&raw const registers) as u64)?;
-        for _ in ["entry", "exit"] {
-            trace(libc::PTRACE_SYSCALL, self.tid, 0, 0)?;
-            wait_for(self.tid, |status| libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80)?;
+/// Advises piece by piece, and lets the thread go now and then.
+fn advise(target: &Target, ranges: &[HvaRange], advice: i32) -> io::Result<()> {
+    let deadline = Instant::now() + ADVISE_TIMEOUT;
+    let mut pieces = ranges.iter().flat_map(pieces).peekable();
+    while pieces.peek().is_some() {
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
         }
-        trace(libc::PTRACE_GETREGS, self.tid, 0, (&raw mut registers) as u64)?;
-        match registers.rax as i64 {
-            error @ -4095..=-1 => Err(io::Error::from_raw_os_error(-error as i32)),
-            value => Ok(value as u64),
-        }
-    }
-
-    /// openat(2) of a path, lent below the thread's stack while it is stopped.
-    fn open(&self, path: &CStr) -> io::Result<u64> {
-        let bytes = path.to_bytes_with_nul();
-        let at = self.registers.rsp - RED_ZONE_BYTES - bytes.len() as u64;
-        let mut before = vec![0; bytes.len()];
-        self.memory.read_exact_at(&mut before, at)?;
-        self.memory.write_all_at(bytes, at)?;
-        let flags = (libc::O_RDWR | libc::O_CLOEXEC) as u64;
-        let opened = self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, at, flags]);
-        self.memory.write_all_at(&before, at)?;
-        opened
-    }
-
-    fn resume(self) -> io::Result<()> {
-        let mut registers = self.registers;
-        begin_again(&mut registers);
-        trace(libc::PTRACE_SETREGS, self.tid, 0, (&raw const registers) as u64)?;
-        trace(libc::PTRACE_SETSIGMASK as _, self.tid, 8, (&raw const self.signals) as u64)?;
-        trace(libc::PTRACE_DETACH, self.tid, 0, 0)
-    }
-}
-
-/// A call that the stop cut short: step back onto its instruction.
-fn begin_again(registers: &mut libc::user_regs_struct) {
-    let in_call = registers.orig_rax as i64 >= 0;
-    let result = registers.rax as i64;
-    if in_call && RESTARTS.contains(&result) {
-        registers.rax = registers.orig_rax;
-        registers.rip -= SYSCALL_INSTRUCTION.len() as u64;
-    } else if in_call && result == RESTART_BLOCK {
-        registers.rax = libc::SYS_restart_syscall as u64;
-        registers.rip -= SYSCALL_INSTRUCTION.len() as u64;
-    }
-    registers.orig_rax = u64::MAX;
-}
-
-fn find_syscall(process: &Process, memory: &File) -> io::Result<u64> {
-    let vdso = process.mappings()?.into_iter().find(|vma| vma.name == "[vdso]");
-    let vdso = vdso.ok_or_else(|| io::Error::other("the process has no vDSO to call from"))?;
-    let mut code = vec![0; usize::try_from(vdso.bytes.min(1 << 16)).unwrap_or(0)];
-    memory.read_exact_at(&mut code, vdso.start.0)?;
-    let at = code.windows(2).position(|pair| pair == SYSCALL_INSTRUCTION);
-    let at = at.ok_or_else(|| io::Error::other("the process's vDSO has no syscall instruction"))?;
-    Ok(vdso.start.0 + at as u64)
-}
-
-/// Waits for the stop that `wanted` knows. Signals that cannot be held back
-/// may stop the thread in between; it is sent on its way again.
-fn wait_for(tid: libc::pid_t, wanted: impl Fn(i32) -> bool) -> io::Result<()> {
-    let deadline = Instant::now() + STOP_TIMEOUT;
-    loop {
-        let mut status = 0;
-        // SAFETY: waitpid(2) writes one integer to `status`.
-        let got = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::WNOHANG) };
-        match got {
-            0 if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
-            0 => std::thread::sleep(Duration::from_micros(20)),
-            _ if got != tid => return Err(io::Error::last_os_error()),
-            _ if !libc::WIFSTOPPED(status) => {
-                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        target.inside(|thread| {
+            let began = Instant::now();
+            for piece in pieces.by_ref() {
+                if thread.is_shared(piece)? {
+                    let arguments = [piece.start.0, piece.bytes, advice as u64];
+                    thread.call(libc::SYS_madvise, arguments)?;
+                }
+                if began.elapsed() > STOPPED_AT_MOST {
+                    break;
+                }
             }
-            _ if wanted(status) => return Ok(()),
-            _ => trace(libc::PTRACE_SYSCALL, tid, 0, 0)?,
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn pieces(range: &HvaRange) -> impl Iterator<Item = HvaRange> + use<> {
+    let range = *range;
+    (0..range.bytes).step_by(PIECE_BYTES as usize).map(move |at| HvaRange {
+        start: Hva(range.start.0.saturating_add(at)),
+        bytes: PIECE_BYTES.min(range.bytes - at),
+    })
+}
+
+/// Whether all of a range is shared memory of a file.
+fn is_shared(mappings: &[Vma], range: HvaRange) -> bool {
+    let (mut at, end) = (range.start.0, range.start.0.saturating_add(range.bytes));
+    for vma in mappings.iter().filter(|vma| vma.shared_write && vma.inode != 0) {
+        if vma.contains(at) {
+            at = vma.start.0 + vma.bytes;
         }
     }
+    at >= end
 }
 
-fn zeroed_registers() -> libc::user_regs_struct {
-    // SAFETY: a struct of integers, for which zero is a value.
-    unsafe { std::mem::zeroed() }
+/// Tests are not to wait for so long.
+#[cfg(not(test))]
+fn timeout(usual: Duration) -> Duration {
+    usual
 }
 
-fn trace(request: libc::c_uint, tid: libc::pid_t, address: u64, data: u64) -> io::Result<()> {
-    // SAFETY: of the requests made here only GETREGS and GETSIGMASK write to
-    // memory of ours, and their callers pass a place of the size that the
-    // kernel fills.
-    match unsafe { libc::ptrace(request, tid, address, data) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
-}
+/// Tests kill whoever injects at each of these places.
+#[cfg(not(test))]
+fn may_die_here() {}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::process::{Child, Command, Stdio};
-
-    struct Victim(Child);
-
-    impl Drop for Victim {
-        fn drop(&mut self) {
-            drop(self.0.kill());
-            drop(self.0.wait());
-        }
-    }
-
-    fn victim(command: &[&str]) -> Victim {
-        let child = Command::new(command[0]).args(&command[1..]).stdout(Stdio::null()).spawn();
-        let victim = Victim(child.unwrap());
-        let process = Process::open(victim.0.id() as i32).unwrap();
-        // It exists before its program is mapped.
-        let begun = || process.mappings().unwrap().iter().any(|vma| vma.name == "[vdso]");
-        while !process.has_ended().unwrap() && !begun() {
-            std::thread::yield_now();
-        }
-        victim
-    }
-
-    #[test]
-    fn a_descriptor_is_made_and_closed_in_a_sleeping_process() {
-        let victim = victim(&["sleep", "60"]);
-        let process = Process::open(victim.0.id() as i32).unwrap();
-        for _ in 0..50 {
-            let fd = match userfaultfd(&process, None) {
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                    return eprintln!("SKIPPED: tracing is not permitted here: {error}");
-                }
-                fd => fd.unwrap(),
-            };
-            let there = process.descriptors().unwrap();
-            assert!(there.contains(&(fd, "anon_inode:[userfaultfd]".to_owned())), "{there:?}");
-            close(&process, fd).unwrap();
-        }
-        assert!(!process.has_ended().unwrap());
-    }
-
-    #[test]
-    fn a_call_cut_short_is_begun_again() {
-        // `sleep` would return early, or fail, if its call were lost.
-        let mut victim = victim(&["sleep", "1"]);
-        let process = Process::open(victim.0.id() as i32).unwrap();
-        let began = Instant::now();
-        if userfaultfd(&process, None).is_err() {
-            return eprintln!("SKIPPED: tracing is not permitted here");
-        }
-        assert!(victim.0.wait().unwrap().success());
-        assert!(began.elapsed() >= Duration::from_millis(900));
-    }
-
-    #[test]
-    fn a_process_that_is_gone_is_an_error() {
-        let mut victim = victim(&["true"]);
-        let process = Process::open(victim.0.id() as i32).unwrap();
-        victim.0.wait().unwrap();
-        assert!(userfaultfd(&process, None).is_err());
-    }
-}
+use tests::{may_die_here, timeout};

@@ -24,14 +24,25 @@ pub struct Vma {
     pub start: Hva,
     /// Length.
     pub bytes: u64,
+    /// Writable.
+    pub writable: bool,
     /// Writable and shared.
     pub shared_write: bool,
+    /// Its bytes may be run.
+    pub executable: bool,
     /// Offset in the file.
     pub offset: u64,
     /// The file's inode number, 0 for none.
     pub inode: u64,
     /// The file's name as the kernel prints it.
     pub name: String,
+}
+
+impl Vma {
+    /// Whether this address lies in it.
+    pub fn contains(&self, address: u64) -> bool {
+        address.checked_sub(self.start.0).is_some_and(|into| into < self.bytes)
+    }
 }
 
 impl AsFd for Process {
@@ -108,6 +119,20 @@ impl Process {
         start_ticks(&stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
+    /// The numbers of its threads, the first one's first.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/task`.
+    pub fn threads(&self) -> io::Result<Vec<i32>> {
+        let mut threads = vec![self.pid];
+        for entry in fs::read_dir(self.proc("task"))? {
+            let name = entry?.file_name();
+            let number = name.to_str().and_then(|name| name.parse::<i32>().ok());
+            threads.extend(number.filter(|&thread| thread != self.pid));
+        }
+        Ok(threads)
+    }
+
     /// Its open descriptors and what each is, as `/proc/PID/fd` names it.
     ///
     /// # Errors
@@ -134,6 +159,27 @@ impl Process {
     /// As stat(2) of `/proc/PID/fd`.
     pub fn descriptor_count(&self) -> io::Result<Option<u64>> {
         Ok(Some(fs::metadata(self.proc("fd"))?.len()).filter(|&count| count > 0))
+    }
+
+    /// Its userfaultfds.
+    ///
+    /// # Errors
+    /// As [`Process::descriptors`].
+    pub fn userfaultfds(&self) -> io::Result<Vec<i32>> {
+        let all = self.descriptors()?.into_iter();
+        Ok(all.filter(|(_, link)| link == crate::uffd::LINK).map(|(number, _)| number).collect())
+    }
+
+    /// The user by whom its access to files is judged.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/status`.
+    pub fn user(&self) -> io::Result<u32> {
+        let status = fs::read_to_string(self.proc("status"))?;
+        let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        // Real, effective, saved, file system.
+        let user = users.and_then(|users| users.split_ascii_whitespace().nth(3)?.parse().ok());
+        user.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Its mappings, in address order.
@@ -177,10 +223,13 @@ fn parse_vma(line: &str) -> Option<Vma> {
     let flags = words.next()?.as_bytes();
     let offset = u64::from_str_radix(words.next()?, 16).ok()?;
     let inode = words.nth(1)?.parse().ok()?;
+    let has = |index: usize, flag: u8| flags.get(index) == Some(&flag);
     Some(Vma {
         start: Hva(start),
         bytes: end.checked_sub(start)?,
-        shared_write: flags.get(1) == Some(&b'w') && flags.get(3) == Some(&b's'),
+        writable: has(1, b'w'),
+        shared_write: has(1, b'w') && has(3, b's'),
+        executable: has(2, b'x'),
         offset,
         inode,
         name: words.next().unwrap_or("").trim_start().to_owned(),

@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use ebb_units::Hva;
 
 const API: u64 = 0xaa;
+/// What `/proc/PID/fd` calls one.
+pub const LINK: &str = "anon_inode:[userfaultfd]";
 
 /// Feature bits of `UFFDIO_API` that Ebb asks for or reports.
 pub mod feature {

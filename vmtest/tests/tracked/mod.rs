@@ -86,6 +86,8 @@ impl Tracked {
 /// and whoever waits for its end would take what the kernel tells its tracer.
 fn make_uffd(vm: &Vm) -> i32 {
     let mut command = Command::new(assets::program_directory().join("ebbd"));
-    let number = Ran::of(command.args(["inject", "make", &vm.pid().to_string()])).ok();
+    let started = Process::open(vm.pid()).and_then(|qemu| qemu.start_ticks());
+    let started = started.expect("when QEMU started").to_string();
+    let number = Ran::of(command.args(["inject", "make", &vm.pid().to_string(), &started])).ok();
     number.trim().parse().expect("its number")
 }
