@@ -59,7 +59,7 @@ fn helper() {
             target.inside(|thread| thread.call(libc::SYS_madvise, arguments)).map(drop)
         }
         // Waits for somebody to write.
-        _ => target.inside(|thread| thread.call(libc::SYS_read, [0, 0, 1])).map(drop),
+        _ => target.inside(|thread| thread.call(libc::SYS_read, [0, number(2), 1])).map(drop),
     };
     println!("{result:?}");
 }
@@ -107,6 +107,12 @@ impl Victim {
         Process::open(self.pid()).unwrap()
     }
 
+    /// Memory of its own that it does not touch.
+    fn shared(&self) -> Vma {
+        let mut mappings = self.process().mappings().unwrap().into_iter();
+        mappings.find(|vma| vma.name.starts_with("/memfd:victim")).unwrap()
+    }
+
     /// Two rounds from now on: one may have ended before.
     fn goes_on(&mut self) {
         self.drain();
@@ -146,10 +152,10 @@ fn may_trace() -> bool {
     may
 }
 
-/// Waits until a file of `/proc` says what is wanted.
-fn wait_until(path: &str, says: impl Fn(&str) -> bool) {
+/// Waits until a file of `/proc` or a cgroup says what is wanted.
+fn wait_until(path: &str, mut says: impl FnMut(&str) -> bool) {
     while !says(&fs::read_to_string(path).unwrap()) {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -160,9 +166,14 @@ fn is_in_state(status: &str, states: &str) -> bool {
 
 /// A helper that waits in a call of the victim's until something is written to it.
 fn helper_in_a_call(victim: &Victim) -> Child {
-    let helper = helper_for(format!("read {}", victim.pid())).spawn().unwrap();
+    let room = victim.shared().start.0;
+    let mut helper = helper_for(format!("read {} {room}", victim.pid())).spawn().unwrap();
     let calls = format!("/proc/{}/syscall", victim.pid());
-    wait_until(&calls, |call| call.starts_with("0 0x0 0x0 0x1 "));
+    let in_call = format!("0 0x0 {room:#x} 0x1 ");
+    wait_until(&calls, |call| {
+        assert!(call.starts_with(&in_call) || helper.try_wait().unwrap().is_none());
+        call.starts_with(&in_call)
+    });
     helper
 }
 
@@ -212,7 +223,8 @@ fn a_call_that_takes_too_long_is_given_up() {
         return;
     }
     let mut victim = Victim::of("ppoll");
-    let mut helper = helper_for(format!("read {}", victim.pid()));
+    let room = victim.shared().start.0;
+    let mut helper = helper_for(format!("read {} {room}", victim.pid()));
     let output = helper.env("EBB_TIMEOUT_MS", "50").output().unwrap();
     assert!(said(&output).contains("was given up"), "{output:?}");
     victim.goes_on();
@@ -229,8 +241,7 @@ fn a_call_that_cannot_be_given_up_ends_by_itself() {
     let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
     let uffd = Uffd::from(process.descriptor(userfaultfd(&target, None).unwrap()).unwrap());
     uffd.handshake(0).unwrap();
-    let mappings = process.mappings().unwrap();
-    let shared = mappings.iter().find(|vma| vma.name.starts_with("/memfd:victim")).unwrap();
+    let shared = victim.shared();
     let range = HvaRange { start: shared.start, bytes: shared.bytes };
     uffd.register(range, Watch::MissingAndWrite).unwrap();
     // Nobody answers the fault.
@@ -340,7 +351,10 @@ const INTO_A_CALL: u64 = 9;
 /// Starts a helper, and returns once it has stopped at a place.
 fn paused_at(mut helper: Command, place: u64) -> Child {
     let helper = helper.env("EBB_PAUSE_AT", place.to_string()).spawn().unwrap();
-    wait_until(&format!("/proc/{}/status", helper.id()), |status| is_in_state(status, "T"));
+    wait_until(&format!("/proc/{}/status", helper.id()), |status| {
+        assert!(!is_in_state(status, "Z"), "the helper ended");
+        is_in_state(status, "T")
+    });
     helper
 }
 

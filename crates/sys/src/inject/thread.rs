@@ -97,15 +97,20 @@ impl<'p> Stopped<'p> {
         let registers = self.in_call(number as u64, arguments, self.gadgets.call);
         // Death behind this: it makes the call, and goes the way back.
         trace::set_registers(self.tid, &registers)?;
-        for _ in ["entry", "exit"] {
-            trace::run_to_call(self.tid)?;
-            // Death while it runs: as before, however long the call takes.
-            self.wait_in_call()?;
-        }
-        // Death behind this: it goes the way back.
-        match trace::registers(self.tid)?.rax as i64 {
-            error @ -4095..=-1 => Err(io::Error::from_raw_os_error(-error as i32)),
-            value => Ok(value as u64),
+        let deadline = Instant::now() + timeout(CALL_TIMEOUT);
+        loop {
+            for _ in ["entry", "exit"] {
+                trace::run_to_call(self.tid)?;
+                // Death while it runs: as before, however long the call takes.
+                self.wait_in_call(deadline)?;
+            }
+            // Death behind this: it goes the way back.
+            match trace::registers(self.tid)?.rax as i64 {
+                // A freezer, say, has cut it short: the kernel begins it again.
+                result if is_cut_short(result) => {}
+                error @ -4095..=-1 => return Err(io::Error::from_raw_os_error(-error as i32)),
+                value => return Ok(value as u64),
+            }
         }
     }
 
@@ -123,14 +128,15 @@ impl<'p> Stopped<'p> {
         registers
     }
 
-    fn wait_in_call(&mut self) -> io::Result<()> {
-        if self.stops_within(timeout(CALL_TIMEOUT), |stop| stop == Stop::Call)? {
+    fn wait_in_call(&mut self, deadline: Instant) -> io::Result<()> {
+        if trace::wait(Some(self.tid), deadline, |stop| stop == Stop::Call)?.is_some() {
             return Ok(());
         }
         // A call that waits is cut short by this; one that cannot be goes on without us, and a
         // thread that is frozen has not begun it.
         trace::interrupt(self.tid)?;
-        self.is_away = !self.stops_within(timeout(GRACE), |_| true)?;
+        let grace = Instant::now() + timeout(GRACE);
+        self.is_away = trace::wait(Some(self.tid), grace, |_| true)?.is_none();
         Err(io::Error::new(
             io::ErrorKind::TimedOut,
             match self.is_away {
@@ -143,10 +149,6 @@ impl<'p> Stopped<'p> {
     /// Whether all of a range is shared memory at this moment.
     pub fn is_shared(&mut self, range: HvaRange) -> io::Result<bool> {
         Ok(super::is_shared(&self.process.mappings()?, range))
-    }
-
-    fn stops_within(&self, time: Duration, wanted: impl Fn(Stop) -> bool) -> io::Result<bool> {
-        Ok(trace::wait(Some(self.tid), Instant::now() + time, wanted)?.is_some())
     }
 
     /// openat(2) of a path, lent below the way back.
@@ -225,13 +227,17 @@ fn begun_again(mut registers: user_regs_struct) -> user_regs_struct {
     registers
 }
 
+fn is_cut_short(result: i64) -> bool {
+    RESTARTS.contains(&result) || result == RESTART_BLOCK
+}
+
 /// As [`begun_again`], by way of rt_sigreturn(2), which has the kernel forget that: who waited
 /// for some time does so from the beginning. It waits longer, but is not told of a signal that
 /// there was not.
 fn begun_anew(mut registers: user_regs_struct) -> user_regs_struct {
     let result = registers.rax as i64;
     let in_call = registers.orig_rax as i64 >= 0;
-    if in_call && (RESTARTS.contains(&result) || result == RESTART_BLOCK) {
+    if in_call && is_cut_short(result) {
         registers.rax = registers.orig_rax;
         registers.rip = registers.rip.wrapping_sub(SYSCALL_INSTRUCTION_BYTES);
     }
