@@ -158,7 +158,8 @@ fn take_with(
     record: &Record,
     directory: &Path,
 ) -> Answer<(Pager, std::sync::mpsc::Receiver<Restored>)> {
-    let uffd = Uffd::from(process.descriptor(number).map_err(failed("the VMM's userfaultfd"))?);
+    let uffd = process.descriptor(number).and_then(Uffd::taken);
+    let uffd = uffd.map_err(failed("the VMM's userfaultfd"))?;
     shake_hands(&uffd)?;
     prepare(&ram, record.backing);
     let ledger = Ledger::create(&ledger_path(directory), ram.end()).map_err(failed("the VM"))?;
@@ -311,7 +312,7 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
         Some(number) => number,
         None => remake(&process)?,
     };
-    let uffd = Uffd::from(userfaultfd(&process, number)?);
+    let uffd = Uffd::taken(userfaultfd(&process, number)?)?;
     prepare(&ram, record.backing);
     let images = disks::reopen(&record.disks).map_err(io::Error::other)?;
     let shared = Shared::new(&images, &record.disks, ram.bytes())?;

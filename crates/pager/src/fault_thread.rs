@@ -71,11 +71,15 @@ fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> 
             result => result?,
         };
         let ready = fds.map(|fd| !fd.revents().is_empty());
+        let cannot_be_polled = fds[0].revents().contains(PollFlags::ERR);
         if ready[2] {
             return Ok(End::Stopped);
         }
         if ready[1] {
             return Ok(End::VmmGone);
+        }
+        if cannot_be_polled {
+            pager.uffd.never_wait()?;
         }
         match serve_waiting(pager, &mut events, &mut hand) {
             Err(error) if is_gone(&error) => return Ok(End::VmmGone),
@@ -84,9 +88,12 @@ fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> 
     }
 }
 
-/// Serves all that waits, without going back to sleep in between.
+/// Reads that are served before it is looked whether to stop: a VMM may raise faults without end.
+const READS_AT_MOST: usize = 64;
+
+/// Serves what waits, without going back to sleep in between.
 fn serve_waiting(pager: &Pager, events: &mut Events, hand: &mut Hand) -> io::Result<()> {
-    loop {
+    for _ in 0..READS_AT_MOST {
         let mut any = false;
         for fault in pager.uffd.read(events)? {
             let began = Instant::now();
@@ -96,7 +103,8 @@ fn serve_waiting(pager: &Pager, events: &mut Events, hand: &mut Hand) -> io::Res
             any = true;
         }
         if !any {
-            return Ok(());
+            break;
         }
     }
+    Ok(())
 }

@@ -198,6 +198,21 @@ impl From<OwnedFd> for Uffd {
 }
 
 impl Uffd {
+    /// One that was taken out of another process, which may have put anything at its number.
+    ///
+    /// # Errors
+    /// `InvalidInput`: it is no userfaultfd; as readlink(2).
+    pub fn taken(fd: OwnedFd) -> io::Result<Uffd> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        match link.as_os_str() == LINK {
+            true => Ok(Uffd { fd }),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the VMM has {} where its userfaultfd should be", link.display()),
+            )),
+        }
+    }
+
     /// A userfaultfd over this process's own memory.
     ///
     /// # Errors
@@ -316,22 +331,49 @@ impl Uffd {
     /// # Errors
     /// As read(2); a VMM that is gone reads as no events.
     pub fn read<'e>(&self, events: &'e mut Events) -> io::Result<impl Iterator<Item = Fault> + 'e> {
-        let room = events.messages.as_mut_ptr().cast();
-        let bytes = Events::CAPACITY * size_of::<Message>();
-        // SAFETY: `room` is valid for `bytes` bytes, and every bit pattern is a `Message`.
-        let got = unsafe { libc::read(self.fd.as_raw_fd(), room, bytes) };
-        let count = match usize::try_from(got) {
+        let count = match self.read_at_once(events) {
             Ok(bytes) => bytes / size_of::<Message>(),
-            Err(_) => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::WouldBlock => 0,
-                error => return Err(error),
-            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(error),
         };
         Ok(events.messages[..count].iter().filter(|m| m.event == EVENT_PAGEFAULT).map(|m| Fault {
             address: Hva(m.address),
             write_protected: m.flags & FLAG_WP != 0,
             write: m.flags & (FLAG_WRITE | FLAG_WP) != 0,
         }))
+    }
+
+    /// Tells the descriptor again not to wait: poll(2) has only an error for one that does.
+    ///
+    /// # Errors
+    /// As fcntl(2).
+    pub fn never_wait(&self) -> io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(&self.fd)?;
+        Ok(rustix::fs::fcntl_setfl(&self.fd, flags | rustix::fs::OFlags::NONBLOCK)?)
+    }
+
+    /// As read(2), without waiting: by a flag of this one call, since whether the descriptor
+    /// waits is the VMM's to change, which shares the open file.
+    fn read_at_once(&self, events: &mut Events) -> io::Result<usize> {
+        let iov_base = events.messages.as_mut_ptr().cast();
+        let room = libc::iovec { iov_base, iov_len: Events::CAPACITY * size_of::<Message>() };
+        // SAFETY: `room` is all of `events`, for whose messages every bit pattern is one.
+        let got = unsafe { libc::preadv2(self.fd.as_raw_fd(), &room, 1, -1, libc::RWF_NOWAIT) };
+        if let Ok(bytes) = usize::try_from(got) {
+            return Ok(bytes);
+        }
+        match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.read_before_6_10(room),
+            error => Err(error),
+        }
+    }
+
+    /// Kernels before 6.10 know no such flag: the descriptor is told not to wait each time.
+    fn read_before_6_10(&self, room: libc::iovec) -> io::Result<usize> {
+        self.never_wait()?;
+        // SAFETY: as its caller says of `room`.
+        let got = unsafe { libc::read(self.fd.as_raw_fd(), room.iov_base, room.iov_len) };
+        usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
     /// EAGAIN says that the VMM's mappings are changing under the call (fork,
@@ -465,6 +507,35 @@ mod tests {
             assert_eq!(fault.address, Hva(range.start.0 + 4096));
             uffd.unprotect(range).unwrap();
             writer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn what_is_no_userfaultfd_is_refused() {
+        let file = RamFile::create("uffd-test", 4096).unwrap();
+        let copy = file.as_fd().try_clone_to_owned().unwrap();
+        let error = Uffd::taken(copy).err().unwrap();
+        assert!(error.to_string().contains("memfd:uffd-test"), "{error}");
+        let Ok(uffd) = Uffd::new() else { return eprintln!("SKIPPED: no userfaultfd here") };
+        assert!(Uffd::taken(uffd.fd).is_ok());
+    }
+
+    #[test]
+    fn a_descriptor_that_is_told_to_wait_is_read_without_waiting() {
+        let file = RamFile::create("uffd-test", 1 << 20).unwrap();
+        let Some((uffd, mapping, range)) = over(&file, Watch::MissingAndWrite) else { return };
+        let flags = rustix::fs::fcntl_getfl(&uffd.fd).unwrap();
+        let waits = flags - rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&uffd.fd, waits).unwrap();
+        let mut events = Events::new();
+        assert_eq!(uffd.read(&mut events).unwrap().count(), 0);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                mapping.words(0, 1).unwrap()[0].load(std::sync::atomic::Ordering::Relaxed)
+            });
+            assert_eq!(one_fault(&uffd).address, range.start);
+            uffd.zero(HvaRange { bytes: 4096, ..range }, true).unwrap();
+            assert_eq!(reader.join().unwrap(), 0);
         });
     }
 
