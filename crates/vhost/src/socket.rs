@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +14,9 @@ pub enum SocketError {
     /// Somebody answers there.
     #[error("{}: another process serves a device at this socket", .0.display())]
     InUse(PathBuf),
+    /// Something else has this name, and it may be somebody's file.
+    #[error("{}: this is no socket, and it is kept: remove it, or give another path", .0.display())]
+    NoSocket(PathBuf),
     /// The socket, or what is beside it.
     #[error("{}: {error}", path.display())]
     Io {
@@ -25,12 +29,19 @@ pub enum SocketError {
 }
 
 /// Listens at `path`, without waiting in accept(2). A socket file that a dead process left
-/// is removed first.
+/// is removed first, and nothing else.
 ///
 /// # Errors
-/// The socket is in use, or cannot be made.
+/// The socket is in use, its name is that of another file, or it cannot be made.
 pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
     let failed = |error| SocketError::Io { path: path.into(), error };
+    // connect(2) also refuses what is no socket, and it follows links.
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(SocketError::NoSocket(path.into()));
+        }
+        _ => {}
+    }
     match UnixStream::connect(path) {
         Ok(_) => return Err(SocketError::InUse(path.into())),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -58,5 +69,23 @@ mod tests {
         listen(&path).unwrap();
         let beyond = directory.path().join("none").join("socket");
         assert!(matches!(listen(&beyond).unwrap_err(), SocketError::Io { .. }));
+    }
+
+    #[test]
+    fn what_is_no_socket_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        fs::write(&file, "a user's").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for path in [&file, &link, &directory.path().to_owned()] {
+            assert!(matches!(listen(path).unwrap_err(), SocketError::NoSocket(_)));
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "a user's");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        // Nor a link to a socket that nobody listens at.
+        fs::remove_file(&file).unwrap();
+        drop(UnixListener::bind(&file).unwrap());
+        assert!(matches!(listen(&link).unwrap_err(), SocketError::NoSocket(_)));
+        listen(&file).unwrap();
     }
 }
