@@ -212,8 +212,9 @@ pub struct Run {
     pub append: Option<String>,
     /// Raw image that Ebb serves to the guest as a virtio disk; can be given again. With
     /// `dma=strict` it reaches the guest's memory as a device passed through does: through an
-    /// IOMMU (in software), and a request that meets memory not mapped there fails
-    #[arg(long = "disk", value_name = "IMAGE[,readonly][,dma=strict]")]
+    /// IOMMU (in software), and a request that meets memory not mapped there fails. With
+    /// `format=raw` an image is served whose first bytes are those of another format
+    #[arg(long = "disk", value_name = "IMAGE[,readonly][,dma=strict][,format=raw]")]
     pub disks: Vec<DiskRequest>,
     /// What the guest's RAM is made of: auto, hugetlb, thp or small
     #[arg(long, default_value_t = Backing::Auto)]

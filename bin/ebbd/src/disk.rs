@@ -7,9 +7,11 @@ use std::sync::Arc;
 use anyhow::ensure;
 use clap::Parser;
 use ebb_api::{DiskRequest, DmaMode};
-use ebb_block::{AllResident, Backend, Image, Nobody, Options};
+use ebb_block::{AllResident, Backend, Nobody, Options};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
+
+use crate::disks;
 
 /// The name of the subcommand.
 pub const COMMAND: &str = "disk";
@@ -21,8 +23,9 @@ struct Arguments {
     /// Where QEMU connects to
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Raw image, a file or a block device; with `,readonly` behind it, the guest cannot write
-    #[arg(long, value_name = "IMAGE[,readonly]")]
+    /// Raw image, a file or a block device; with `,readonly` behind it, the guest cannot
+    /// write; with `,format=raw` its content is not looked at
+    #[arg(long, value_name = "IMAGE[,readonly][,format=raw]")]
     image: DiskRequest,
     /// Queues that the guest can use, a thread each
     #[arg(long, value_name = "COUNT", default_value_t = 1,
@@ -37,12 +40,12 @@ struct Arguments {
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd disk".to_owned()].into_iter().chain(words));
     crate::log_to_stderr();
-    let DiskRequest { path, readonly, dma } = &arguments.image;
+    let DiskRequest { path, dma, .. } = &arguments.image;
     ensure!(
         *dma == DmaMode::Pinned,
         "dma=strict is for the disks of VMs that Ebb holds: see ebb run --disk"
     );
-    let image = Image::open(path, *readonly)?;
+    let image = disks::open_one(&arguments.image)?;
     let options = Options { queues: arguments.queues, ..Options::default() };
     // Nothing takes memory away from this guest, and nobody wants to know.
     let disk =

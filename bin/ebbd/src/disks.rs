@@ -3,21 +3,23 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::iter;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, OnceLock, Weak};
 
-use ebb_api::{DiskCounts, DiskRequest, DmaMode};
+use ebb_api::{DiskCounts, DiskFormat, DiskRequest, DmaMode};
 use ebb_block::{
-    Access, Backend, Block, Direction, Dma, DmaFault, Hashes, Image, Observer, OpenError, Options,
-    Reader, Segment,
+    Access, Backend, Block, Direction, Dma, DmaFault, Hashes, Identity, Image, Observer, OpenError,
+    Options, Reader, Segment,
 };
 use ebb_pager::{Disk, IoMapping, NoDevices, Pager, SoftIommu};
 use ebb_store::Page;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Ram;
+use serde::{Deserialize, Serialize};
 
 /// All disks of a VM share one space of block numbers: the disk's number above
 /// these bits, which leaves it 256 GiB.
@@ -36,15 +38,43 @@ pub fn socket(directory: &Path, index: usize) -> PathBuf {
 /// # Errors
 /// One cannot be used: why, and what to do.
 pub fn open(wanted: &[DiskRequest]) -> Result<Vec<Image>, OpenError> {
-    wanted.iter().map(|disk| Image::open(&disk.path, disk.readonly)).collect()
+    wanted.iter().map(open_one).collect()
 }
 
-/// The same, of a VM whose daemon has died.
+/// One of them.
 ///
 /// # Errors
 /// As [`open`].
-pub fn reopen(wanted: &[DiskRequest]) -> Result<Vec<Image>, OpenError> {
-    wanted.iter().map(|disk| Image::reopen(&disk.path, disk.readonly)).collect()
+pub fn open_one(wanted: &DiskRequest) -> Result<Image, OpenError> {
+    match wanted.format {
+        Some(DiskFormat::Raw) => Image::open_raw(&wanted.path, wanted.readonly),
+        None => Image::open(&wanted.path, wanted.readonly),
+    }
+}
+
+/// The same, of a VM whose daemon has died: the images that are on record, if they are there.
+///
+/// # Errors
+/// One cannot be used, or is another: why, and what to do.
+pub fn reopen(wanted: &[DiskRequest], known: &[ImageRecord]) -> Result<Vec<Image>, OpenError> {
+    let known = known.iter().map(|image| Some(image.identity())).chain(iter::repeat(None));
+    let reopen = |(disk, known): (&DiskRequest, _)| Image::reopen(&disk.path, disk.readonly, known);
+    wanted.iter().zip(known).map(reopen).collect()
+}
+
+/// Which file or block device an image is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// The file system's device number, or the block device's own.
+    pub device: u64,
+    /// The file's inode number; 0 for a block device.
+    pub inode: u64,
+}
+
+impl ImageRecord {
+    fn identity(self) -> Identity {
+        Identity { device: self.device, inode: self.inode }
+    }
 }
 
 /// Whether so many disks of these sizes can be told apart.
@@ -63,6 +93,7 @@ pub fn check(images: &[Image]) -> Result<(), String> {
 
 /// What the pager and the disks of one VM know of each other.
 pub struct Shared {
+    images: Vec<ImageRecord>,
     hashes: Hashes,
     readers: Vec<Reader>,
     pager: OnceLock<Weak<Pager>>,
@@ -77,7 +108,7 @@ impl Shared {
     /// For these images, and a VM of so much memory.
     ///
     /// # Errors
-    /// No random key is to be had.
+    /// No random key is to be had, or as fstat(2).
     pub fn new(
         images: &[Image],
         wanted: &[DiskRequest],
@@ -87,7 +118,12 @@ impl Shared {
         File::open("/dev/urandom")?.read_exact(&mut key)?;
         // Of more blocks than it has frames a guest holds none.
         let room = if images.is_empty() { 0 } else { memory_bytes / FRAME_BYTES };
+        let record = |image: &Image| {
+            let Identity { device, inode } = image.identity()?;
+            Ok(ImageRecord { device, inode })
+        };
         Ok(Arc::new(Shared {
+            images: images.iter().map(record).collect::<io::Result<_>>()?,
             hashes: Hashes::new(room, key),
             readers: images.iter().map(Image::reader).collect(),
             pager: OnceLock::new(),
@@ -95,6 +131,11 @@ impl Shared {
             iommu: OnceLock::new(),
             used: images.iter().map(|_| AtomicBool::new(false)).collect(),
         }))
+    }
+
+    /// Which images these are, for the record.
+    pub fn images(&self) -> Vec<ImageRecord> {
+        self.images.clone()
     }
 
     /// Who pins frames from now on.
@@ -339,6 +380,25 @@ pub fn queues(cpus: u32) -> u16 {
 mod tests {
     use super::*;
     use ebb_units::Gpa;
+
+    #[test]
+    fn an_image_that_was_exchanged_is_not_taken_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, other) = (directory.path().join("image"), directory.path().join("other"));
+        for path in [&path, &other] {
+            File::create(path).unwrap().set_len(1 << 20).unwrap();
+        }
+        let wanted: Vec<DiskRequest> = vec![path.to_str().unwrap().parse().unwrap()];
+        let images = open(&wanted).unwrap();
+        let known = Shared::new(&images, &wanted, 64 << 20).unwrap().images();
+        drop(images);
+        // Of an older daemon there is no record.
+        drop(reopen(&wanted, &[]).unwrap());
+        drop(reopen(&wanted, &known).unwrap());
+        std::fs::rename(other, &path).unwrap();
+        let why = reopen(&wanted, &known).err().unwrap().to_string();
+        assert!(why.contains("not the image") && !why.contains('\n'), "{why}");
+    }
 
     #[test]
     fn only_frames_covered_as_a_whole_are_replaced() {

@@ -314,7 +314,7 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     };
     let uffd = Uffd::taken(userfaultfd(&process, number)?)?;
     prepare(&ram, record.backing);
-    let images = disks::reopen(&record.disks).map_err(io::Error::other)?;
+    let images = disks::reopen(&record.disks, &record.images).map_err(io::Error::other)?;
     let shared = Shared::new(&images, &record.disks, ram.bytes())?;
     let (pager, restored) = match fresh {
         true => {

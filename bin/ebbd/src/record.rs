@@ -9,6 +9,7 @@ use ebb_api::{Accelerator, Backing, DiskRequest, Mode, OnViolation, SizeMechanis
 use ebb_vm::Region;
 use serde::{Deserialize, Serialize};
 
+use crate::disks::ImageRecord;
 use crate::growth::GrowthRecord;
 use crate::kept;
 use crate::life::{Identity, Life};
@@ -88,6 +89,9 @@ pub struct Record {
     /// Its disks that Ebb serves.
     #[serde(default)]
     pub disks: Vec<DiskRequest>,
+    /// Which images these are. A record of an older daemon has none.
+    #[serde(default)]
+    pub images: Vec<ImageRecord>,
     /// Its virtio-mem devices that Ebb serves, by NUMA node.
     #[serde(default)]
     pub growth: Vec<GrowthRecord>,

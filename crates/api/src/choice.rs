@@ -81,6 +81,14 @@ choice! {
 }
 
 choice! {
+    /// What a disk's image is, by the word of who starts the VM.
+    DiskFormat {
+        /// The guest's disk, byte for byte. Its content is not looked at.
+        Raw = "raw",
+    }
+}
+
+choice! {
     /// How emptied memory is watched.
     Mode {
         /// A record of every emptied block, its metadata write-protected: memory is back before

@@ -19,8 +19,8 @@ mod status;
 
 pub use calibration::{Calibration, TierSpeed};
 pub use choice::{
-    Accelerator, Backing, DeviceServer, DmaMode, DriverState, HeatTracker, MayTake, Mechanism,
-    Mode, OnViolation, SizeMechanism, SizeState, State,
+    Accelerator, Backing, DeviceServer, DiskFormat, DmaMode, DriverState, HeatTracker, MayTake,
+    Mechanism, Mode, OnViolation, SizeMechanism, SizeState, State,
 };
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::status::ORDER_MAX;
-use crate::{Backing, DmaMode, Mode, OnViolation, SizeMechanism, VmName};
+use crate::{Backing, DiskFormat, DmaMode, Mode, OnViolation, SizeMechanism, VmName};
 
 /// Smallest memory of a VM.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -107,23 +107,29 @@ pub struct DiskRequest {
     /// How it reaches the guest's memory.
     #[serde(default)]
     pub dma: DmaMode,
+    /// What the image is; null: raw, and refused if it begins as another format does.
+    #[serde(default)]
+    pub format: Option<DiskFormat>,
 }
 
 impl FromStr for DiskRequest {
     type Err = String;
 
-    /// As on the command line: `PATH`, and behind it `,readonly` and `,dma=MODE`.
+    /// As on the command line: `PATH`, and behind it `,readonly`, `,dma=MODE` and
+    /// `,format=raw`.
     fn from_str(text: &str) -> Result<DiskRequest, String> {
         let mut words = text.split(',');
         let path = words.next().filter(|path| !path.is_empty());
-        let usage = || "write PATH, PATH,readonly or PATH,dma=strict".to_owned();
+        let usage = || "write PATH, and behind it ,readonly ,dma=strict or ,format=raw".to_owned();
         let path = path.ok_or_else(usage)?.into();
-        let mut disk = DiskRequest { path, readonly: false, dma: DmaMode::default() };
+        let mut disk = DiskRequest { path, readonly: false, dma: DmaMode::default(), format: None };
         for word in words {
-            match word.strip_prefix("dma=") {
-                Some(mode) => disk.dma = mode.parse().map_err(|error| format!("dma: {error}"))?,
+            let bad = |error| format!("{word}: {error}");
+            match word.split_once('=') {
+                Some(("dma", mode)) => disk.dma = mode.parse().map_err(bad)?,
+                Some(("format", format)) => disk.format = Some(format.parse().map_err(bad)?),
                 None if word == "readonly" => disk.readonly = true,
-                None => return Err(usage()),
+                _ => return Err(usage()),
             }
         }
         Ok(disk)
@@ -430,6 +436,15 @@ mod tests {
         assert_eq!(image("a.img"), Ok(("a.img".into(), false)));
         assert_eq!(image("a.img,readonly"), Ok(("a.img".into(), true)));
         assert!(image("").is_err() && image(",readonly").is_err());
+    }
+
+    #[test]
+    fn an_image_may_be_raw_by_word() {
+        let format = |text: &str| text.parse().map(|disk: DiskRequest| disk.format);
+        assert_eq!(format("a.img,readonly"), Ok(None));
+        assert_eq!(format("a.img,format=raw,readonly"), Ok(Some(DiskFormat::Raw)));
+        assert!(format("a.img,format=qcow2").is_err_and(|why| why.contains("format=qcow2")));
+        assert!(format("a.img,format").is_err());
     }
 
     #[test]

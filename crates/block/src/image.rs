@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, fl
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::format::format_of;
 use crate::observer::Block;
 use crate::probe::{SmallSectors, probe};
 
@@ -61,6 +62,35 @@ pub enum OpenErrorKind {
     /// It is made for sectors of another size.
     #[error("{0}")]
     SmallSectors(#[from] SmallSectors),
+    /// It is not raw.
+    #[error(
+        "begins as a {0} image, and only raw images are served: convert it with \
+         `qemu-img convert -O raw`, or write `,format=raw` behind it if these are a disk's first bytes"
+    )]
+    Format(&'static str),
+    /// Another one has its name now.
+    #[error("is not the image that the guest had before: put that one back, then start ebbd again")]
+    Exchanged,
+}
+
+/// Tells an image from another that gets its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// The file system's device number, or the block device's own.
+    pub device: u64,
+    /// The file's inode number; 0 for a block device.
+    pub inode: u64,
+}
+
+/// How an image is opened.
+struct Opening {
+    readonly: bool,
+    direct: bool,
+    wait: Duration,
+    /// Its content says whether it can be used.
+    looks: bool,
+    /// Which one it is to be.
+    wanted: Option<Identity>,
 }
 
 /// An image that is open and locked: against all others, or if it is only read,
@@ -118,13 +148,27 @@ impl Image {
         Image::open_with(path, readonly, true)
     }
 
-    /// The same, after the death of a process that served it: waits longer for what
-    /// the kernel still does on its behalf.
+    /// The same for a raw image by somebody's word, whatever is in it.
     ///
     /// # Errors
     /// It cannot be used; one line says why and what to do.
-    pub fn reopen(path: &Path, readonly: bool) -> Result<Image, OpenError> {
-        open(path, readonly, true, SUCCESSOR_LOCK_WAIT)
+    pub fn open_raw(path: &Path, readonly: bool) -> Result<Image, OpenError> {
+        open(path, &Opening { readonly, direct: true, wait: LOCK_WAIT, looks: false, wanted: None })
+    }
+
+    /// The same, after the death of a process that served it: waits longer for what
+    /// the kernel still does on its behalf. What the guest wrote meanwhile decides nothing;
+    /// it is to be the same image, where `wanted` says which one that is.
+    ///
+    /// # Errors
+    /// It cannot be used; one line says why and what to do.
+    pub fn reopen(
+        path: &Path,
+        readonly: bool,
+        wanted: Option<Identity>,
+    ) -> Result<Image, OpenError> {
+        let wait = SUCCESSOR_LOCK_WAIT;
+        open(path, &Opening { readonly, direct: true, wait, looks: false, wanted })
     }
 
     /// As [`Image::open`], through the page cache unless `direct`.
@@ -132,7 +176,15 @@ impl Image {
     /// # Errors
     /// It cannot be used; one line says why and what to do.
     pub fn open_with(path: &Path, readonly: bool, direct: bool) -> Result<Image, OpenError> {
-        open(path, readonly, direct, LOCK_WAIT)
+        open(path, &Opening { readonly, direct, wait: LOCK_WAIT, looks: true, wanted: None })
+    }
+
+    /// Which one it is.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn identity(&self) -> io::Result<Identity> {
+        identity(&self.file)
     }
 
     /// Where it is.
@@ -269,17 +321,12 @@ fn move_own(
     }
 }
 
-fn open(path: &Path, readonly: bool, direct: bool, wait: Duration) -> Result<Image, OpenError> {
-    let image = open_within(path, readonly, direct, wait);
-    image.map_err(|why| OpenError { path: path.into(), why })
+fn open(path: &Path, opening: &Opening) -> Result<Image, OpenError> {
+    open_as(path, opening).map_err(|why| OpenError { path: path.into(), why })
 }
 
-fn open_within(
-    path: &Path,
-    readonly: bool,
-    direct: bool,
-    wait: Duration,
-) -> Result<Image, OpenErrorKind> {
+fn open_as(path: &Path, opening: &Opening) -> Result<Image, OpenErrorKind> {
+    let &Opening { readonly, direct, wait, .. } = opening;
     // Before it is opened: a pipe would wait for somebody at its other end.
     let kind = std::fs::metadata(path)?.file_type();
     let (is_file, is_device) = (kind.is_file(), kind.is_block_device());
@@ -301,16 +348,39 @@ fn open_within(
             (file, false)
         }
     };
-    let bytes = seek(&file, SeekFrom::End(0)).map_err(io::Error::from)?;
+    let file = Arc::new(file);
+    let bytes = check(&file, opening)?;
+    tracing::debug!("{}: {}, direct: {is_direct}", path.display(), Bytes(bytes));
+    Ok(Image { path: path.into(), file, bytes, readonly, is_direct, is_file })
+}
+
+/// Whether it is the image that is wanted, and can be used; its size.
+fn check(file: &Arc<File>, opening: &Opening) -> Result<u64, OpenErrorKind> {
+    if opening.wanted.is_some_and(|wanted| identity(file).ok() != Some(wanted)) {
+        return Err(OpenErrorKind::Exchanged);
+    }
+    let read_at = |offset, into: &mut [u8]| read_at(file, offset, into);
+    if let Some(format) = opening.looks.then(|| format_of(&read_at)).flatten() {
+        return Err(OpenErrorKind::Format(format));
+    }
+    let bytes = seek(file, SeekFrom::End(0)).map_err(io::Error::from)?;
     match bytes {
         0 => return Err(OpenErrorKind::Empty),
         bytes if !bytes.is_multiple_of(FRAME_BYTES) => return Err(OpenErrorKind::Size(bytes)),
         _ => {}
     }
-    let file = Arc::new(file);
-    probe(&|offset, into| read_at(&file, offset, into), bytes)?;
-    tracing::debug!("{}: {}, direct: {is_direct}", path.display(), Bytes(bytes));
-    Ok(Image { path: path.into(), file, bytes, readonly, is_direct, is_file })
+    if opening.looks {
+        probe(&read_at, bytes)?;
+    }
+    Ok(bytes)
+}
+
+fn identity(file: &File) -> io::Result<Identity> {
+    let metadata = file.metadata()?;
+    Ok(match metadata.file_type().is_block_device() {
+        true => Identity { device: metadata.rdev(), inode: 0 },
+        false => Identity { device: metadata.dev(), inode: metadata.ino() },
+    })
 }
 
 /// tmpfs of old kernels and others refuse direct I/O.
@@ -399,6 +469,34 @@ mod tests {
         xfs[102] = 2;
         let why = why(image_of(&xfs).path());
         assert!(why.contains("sectors of 512") && !why.contains('\n'), "{why}");
+    }
+
+    #[test]
+    fn another_format_is_served_as_raw_only_by_word() {
+        let mut qcow2 = vec![0; 8192];
+        qcow2[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        let file = image_of(&qcow2);
+        let why = why(file.path());
+        assert!(why.contains("qcow2") && why.contains("format=raw"), "{why}");
+        drop(Image::open_raw(file.path(), false).unwrap());
+        // Of a size that a raw image cannot have, too.
+        file.as_file().set_len(8192 + 512).unwrap();
+        assert!(self::why(file.path()).contains("qcow2"));
+    }
+
+    #[test]
+    fn what_a_guest_has_written_does_not_close_its_disk() {
+        let file = image_of(&[0; 8192]);
+        let image = Image::open(file.path(), false).unwrap();
+        let identity = image.identity().unwrap();
+        drop(image);
+        file.as_file().write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
+        file.as_file().write_all_at(b"EFI PART", 512).unwrap();
+        drop(Image::reopen(file.path(), false, Some(identity)).unwrap());
+        let other = image_of(&[0; 8192]);
+        let error = Image::reopen(other.path(), false, Some(identity)).err().unwrap();
+        assert!(matches!(error.why, OpenErrorKind::Exchanged), "{error}");
+        Image::reopen(other.path(), false, None).unwrap();
     }
 
     #[test]
