@@ -216,6 +216,16 @@ fn warnings(state: &State) -> Vec<String> {
         ),
         _ => {}
     }
+    let ram = state.held.pager.ram();
+    match ram.is_broken() {
+        true => all.push("QEMU has shrunk the file of its RAM: its memory is lost, stop it".into()),
+        false if ram.may_shrink() => all.push(
+            "the file of its RAM is not sealed: should QEMU shrink it, the VM's memory is lost, and \
+             no other VM's (start QEMU with memory-backend-memfd, which seals it)"
+                .into(),
+        ),
+        false => {}
+    }
     all.extend(tiers::status(state).as_ref().and_then(tiers::warning));
     if let (true, Some(why)) = (state.is_monitored(), state.monitor.blind_spot()) {
         all.push(format!("not each use of its memory is seen: {why}"));

@@ -5,6 +5,7 @@
 #![deny(missing_docs)]
 
 pub mod folios;
+pub mod bus_guard;
 pub mod inject;
 pub mod kexec;
 pub mod kvm;

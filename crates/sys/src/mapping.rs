@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 use ebb_units::{FRAME_BYTES, Hva};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use crate::bus_guard::BusGuard;
+
 /// An atomic integer; only for the types below.
 trait Atomic {}
 impl Atomic for AtomicU16 {}
@@ -19,6 +21,8 @@ impl Atomic for AtomicU64 {}
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
+    /// Dropped before the memory is unmapped.
+    guard: Option<BusGuard>,
 }
 
 // SAFETY: the mapping is shared memory that is only accessed through atomics
@@ -39,7 +43,27 @@ impl Mapping {
         let start =
             unsafe { mmap(std::ptr::null_mut(), length, prot, MapFlags::SHARED, file, offset)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
-        Ok(Mapping { start, bytes: length })
+        Ok(Mapping { start, bytes: length, guard: None })
+    }
+
+    /// The same mapping of a file that others may shrink, and whose content may be lost then:
+    /// this process lives on, and [`Mapping::is_broken`] says so.
+    ///
+    /// # Errors
+    /// As [`BusGuard::new`].
+    pub fn guarded(mut self) -> io::Result<Mapping> {
+        self.guard = Some(BusGuard::new(self.address(), self.bytes())?);
+        Ok(self)
+    }
+
+    /// Whether others may shrink its file.
+    pub fn is_guarded(&self) -> bool {
+        self.guard.is_some()
+    }
+
+    /// Whether it shows zeros in place of its file, as that was shrunk.
+    pub fn is_broken(&self) -> bool {
+        self.guard.as_ref().is_some_and(BusGuard::is_broken)
     }
 
     /// Where it lies in this process.
@@ -166,6 +190,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.guard = None;
         // SAFETY: this is the mapping made in `new`, and no borrow of it is left.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());

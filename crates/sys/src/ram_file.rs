@@ -5,7 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, ftruncate, memfd_create, seek};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate, fcntl_add_seals, fcntl_get_seals,
+    ftruncate, memfd_create, seek,
+};
 
 /// The file; what is asked of it here never allocates memory for a hole.
 pub struct RamFile {
@@ -25,10 +28,11 @@ impl From<OwnedFd> for RamFile {
 }
 
 impl RamFile {
-    /// A new memfd of `bytes`, all of it a hole.
+    /// A new memfd of `bytes`, all of it a hole. Nobody can change its size, nor add a seal
+    /// that would keep it from being punched.
     ///
     /// # Errors
-    /// As memfd_create(2) and ftruncate(2).
+    /// As memfd_create(2), ftruncate(2) and fcntl(2).
     pub fn create(name: &str, bytes: u64) -> io::Result<RamFile> {
         RamFile::create_with(name, bytes, MemfdFlags::CLOEXEC)
     }
@@ -36,16 +40,22 @@ impl RamFile {
     /// The same on hugetlb pages of 2 MiB.
     ///
     /// # Errors
-    /// As memfd_create(2) and ftruncate(2).
+    /// As [`RamFile::create`].
     pub fn create_hugetlb(name: &str, bytes: u64) -> io::Result<RamFile> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         RamFile::create_with(name, bytes, flags)
     }
 
     fn create_with(name: &str, bytes: u64, flags: MemfdFlags) -> io::Result<RamFile> {
-        let fd = memfd_create(name, flags)?;
+        let fd = memfd_create(name, flags | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(RamFile::from(fd))
+    }
+
+    /// Has nobody shrink it, where that can be; whether nobody can now.
+    pub fn seal(&self) -> bool {
+        keep_from_shrinking(&self.file)
     }
 
     /// Its size, holes included.
@@ -127,9 +137,40 @@ impl RamFile {
     }
 }
 
+/// Adds `F_SEAL_SHRINK`, if that is missing and the file lets itself be sealed: memfds do that
+/// were made with `MFD_ALLOW_SEALING` and not sealed for good, and no other files. Whether it is
+/// there now.
+pub fn keep_from_shrinking(file: impl AsFd) -> bool {
+    let has = || fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    has() || fcntl_add_seals(&file, SealFlags::SHRINK).is_ok() && has()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_changes_the_size_of_what_was_made_here() {
+        let file = RamFile::create("ram-test", 1 << 20).unwrap();
+        for bytes in [4096, 2 << 20] {
+            assert_eq!(ftruncate(&file, bytes), Err(rustix::io::Errno::PERM));
+        }
+        let write = SealFlags::FUTURE_WRITE;
+        assert_eq!(fcntl_add_seals(&file, write), Err(rustix::io::Errno::PERM));
+        file.punch(0, 1 << 20).unwrap();
+        assert!(file.seal());
+    }
+
+    #[test]
+    fn only_what_lets_itself_be_sealed_is() {
+        let memfd = |flags| memfd_create("ram-test", flags).unwrap();
+        let sealable = memfd(MemfdFlags::ALLOW_SEALING);
+        ftruncate(&sealable, 8192).unwrap();
+        assert!(keep_from_shrinking(&sealable));
+        assert_eq!(ftruncate(&sealable, 4096), Err(rustix::io::Errno::PERM));
+        assert!(!keep_from_shrinking(memfd(MemfdFlags::empty())));
+        assert!(!keep_from_shrinking(tempfile::tempfile().unwrap()));
+    }
 
     #[test]
     fn a_punched_range_is_a_hole_and_reads_as_zero() {

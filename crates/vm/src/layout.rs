@@ -161,7 +161,10 @@ impl Files<'_> {
             return Ok(Some(index));
         }
         let Some(file) = open_memfd(self.process, inode)? else { return Ok(None) };
+        // First: its size must not change between the two.
+        let is_sealed = file.seal();
         let mapping = Mapping::new(&file, 0, file.bytes()?)?;
+        let mapping = if is_sealed { mapping } else { mapping.guarded()? };
         self.inodes.push(inode);
         self.backings.push(Backing { file, mapping });
         Ok(Some(self.backings.len() - 1))
@@ -184,6 +187,38 @@ fn open_memfd(process: &Process, inode: u64) -> io::Result<Option<RamFile>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    /// RAM in a file of this process, as a VMM has it.
+    fn own_ram(flags: MemfdFlags) -> (std::fs::File, Ram) {
+        let file = std::fs::File::from(memfd_create("layout-test", flags).unwrap());
+        file.set_len(1 << 20).unwrap();
+        let region = Region { gpa: Gpa(0), bytes: 1 << 20, hva: Hva(1 << 30), file: 0, offset: 0 };
+        let process = Process::open(std::process::id() as i32).unwrap();
+        let ram = reopen(&process, &[(region, file.metadata().unwrap().ino())]).unwrap();
+        (file, ram)
+    }
+
+    #[test]
+    fn a_vmms_memory_is_sealed_where_it_can_be() {
+        let (file, ram) = own_ram(MemfdFlags::ALLOW_SEALING);
+        assert!(!ram.may_shrink());
+        assert!(file.set_len(4096).is_err());
+        ram.words(Gpa(512 << 10), 1).unwrap()[0].store(1, Relaxed);
+        assert!(!ram.is_broken());
+    }
+
+    #[test]
+    fn a_vmm_that_shrinks_its_memory_ends_nobody_else() {
+        let (file, ram) = own_ram(MemfdFlags::empty());
+        assert!(ram.may_shrink() && !ram.is_broken());
+        file.set_len(4096).unwrap();
+        ram.words(Gpa(512 << 10), 1).unwrap()[0].store(1, Relaxed);
+        assert!(ram.is_broken());
+        assert!(ram.populate(ebb_units::FrameRange::new(ebb_units::Gfn(0), 256)).is_ok());
+    }
 
     const MTREE: &str = r#"FlatView #0
  AS "mch", root: bus master container

@@ -102,6 +102,16 @@ impl Ram {
         &self.files
     }
 
+    /// Whether the VMM can shrink a file of it.
+    pub fn may_shrink(&self) -> bool {
+        self.files.iter().any(|backing| backing.mapping.is_guarded())
+    }
+
+    /// Whether the VMM did, and that was met here: the guest's memory is lost.
+    pub fn is_broken(&self) -> bool {
+        self.files.iter().any(|backing| backing.mapping.is_broken())
+    }
+
     /// Its size as the guest sees it.
     pub fn bytes(&self) -> u64 {
         self.regions.iter().map(|region| region.bytes).sum()
