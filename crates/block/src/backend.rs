@@ -3,19 +3,19 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use ebb_vhost::Dma;
-use ebb_vhost::socket::{SocketError, listen};
+use ebb_vhost::socket::{SocketError, listen, tired};
+use ebb_vhost::{Dma, Parted as Left, Passage, changes_memory};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use thiserror::Error;
-use vhost::vhost_user::{Error as ProtocolError, Listener};
-use vhost_user_backend::{Error as DaemonError, ShutdownHandle, VhostUserDaemon};
+use vhost::vhost_user::Error as ProtocolError;
+use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
 
@@ -72,7 +72,6 @@ pub struct Backend {
 struct Stop {
     wanted: AtomicBool,
     wake: OwnedFd,
-    front_end: Mutex<Option<ShutdownHandle>>,
 }
 
 /// Whether the driver has turned the cache off, in a file beside the socket: the
@@ -127,16 +126,9 @@ impl Backend {
         let stop = Arc::new(Stop {
             wanted: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?,
-            front_end: Mutex::new(None),
         });
-        let server = Server {
-            arrivals: listener.try_clone()?,
-            listener: listener.into(),
-            disk: disk.clone(),
-            stop: stop.clone(),
-            options,
-            cache_mode,
-        };
+        let server =
+            Server { listener, disk: disk.clone(), stop: stop.clone(), options, cache_mode };
         let thread = thread::Builder::new().name("block".into()).spawn(move || server.run())?;
         Ok(Backend { disk, stop, socket: socket.into(), thread: Some(thread) })
     }
@@ -161,9 +153,6 @@ impl Drop for Backend {
     fn drop(&mut self) {
         self.stop.wanted.store(true, Ordering::SeqCst);
         wake_up(&self.stop.wake);
-        if let Some(front_end) = &*self.stop.front_end() {
-            front_end.shutdown();
-        }
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("{}: the disk's thread has panicked", self.socket.display());
         }
@@ -176,10 +165,6 @@ impl Drop for Backend {
 impl Stop {
     fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::SeqCst)
-    }
-
-    fn front_end(&self) -> std::sync::MutexGuard<'_, Option<ShutdownHandle>> {
-        self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -214,9 +199,7 @@ fn id(path: &Path) -> [u8; ID_BYTES] {
 
 /// The thread that takes front ends.
 struct Server {
-    listener: Listener,
-    /// The same, to wait at.
-    arrivals: UnixListener,
+    listener: UnixListener,
     disk: Arc<Disk>,
     stop: Arc<Stop>,
     options: Options,
@@ -228,6 +211,8 @@ struct Server {
 enum Parted {
     #[error("{0}")]
     Io(#[from] io::Error),
+    #[error("{0}")]
+    Left(#[from] Left),
     #[error("{0}")]
     Protocol(DaemonError),
 }
@@ -248,33 +233,34 @@ impl Drop for Closing<'_> {
 }
 
 impl Server {
-    fn run(mut self) {
-        while self.wait_front_end() {
-            let path = self.disk.image.path().to_owned();
-            match self.serve() {
+    fn run(self) {
+        while let Some(stream) = self.wait_front_end() {
+            let path = self.disk.image.path();
+            match self.serve(stream) {
                 Ok(()) => tracing::debug!("{}: the front end has gone", path.display()),
                 Err(error) => tracing::warn!("{}: front end: {error}", path.display()),
             }
         }
     }
 
-    /// `false`: it is over.
-    fn wait_front_end(&self) -> bool {
-        let mut events = [
-            PollFd::new(&self.arrivals, PollFlags::IN),
-            PollFd::new(&self.stop.wake, PollFlags::IN),
-        ];
+    /// `None`: it is over.
+    fn wait_front_end(&self) -> Option<UnixStream> {
         while !self.stop.is_wanted() {
-            // Interrupted, it knows of nothing.
-            let known = poll(&mut events, None).is_ok();
-            if known && events[0].revents().contains(PollFlags::IN) {
-                return !self.stop.is_wanted();
+            let mut events = [
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&self.stop.wake, PollFlags::IN),
+            ];
+            // Interrupted, it knows of nothing and finds nobody.
+            let _ = poll(&mut events, None);
+            match self.listener.accept() {
+                Ok((stream, _)) => return Some(stream),
+                Err(error) => tired(&error),
             }
         }
-        false
+        None
     }
 
-    fn serve(&mut self) -> Result<(), Parted> {
+    fn serve(&self, stream: UnixStream) -> Result<(), Parted> {
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
         let (disk, cache_mode) = (self.disk.clone(), self.cache_mode.clone());
         let Options { queues, use_ring } = self.options;
@@ -286,18 +272,27 @@ impl Server {
                 handler.register_listener(fd, EventSet::IN, number)?;
             }
         }
-        daemon.start(&mut self.listener)?;
-        *self.stop.front_end() = daemon.shutdown_handle();
-        if self.stop.is_wanted() {
-            daemon.request_shutdown();
-        }
+        let (mut passage, listener) = Passage::new(stream)?;
+        daemon.start(&mut listener.into())?;
+        let left = passage.run(&[self.stop.wake.as_fd(), device.kept().broken()], |message| {
+            if changes_memory(message) {
+                device.pause();
+            }
+        });
+        // Both sides: the library goes, too, and nothing that it does waits for a queue.
+        drop(passage);
+        device.close();
         let end = daemon.wait();
-        *self.stop.front_end() = None;
-        match end {
-            Err(DaemonError::HandleRequest(
-                ProtocolError::Disconnected | ProtocolError::PartialMessage,
-            )) => Ok(()),
-            end => Ok(end?),
+        match (left, end) {
+            _ if device.kept().is_broken() => Err(Left::Memory.into()),
+            (Err(left), _) if !matches!(left, Left::Gone) => Err(left.into()),
+            (_, Err(error)) if !has_gone(&error) => Err(error.into()),
+            _ => Ok(()),
         }
     }
+}
+
+fn has_gone(error: &DaemonError) -> bool {
+    use ProtocolError::{Disconnected, PartialMessage};
+    matches!(error, DaemonError::HandleRequest(Disconnected | PartialMessage))
 }

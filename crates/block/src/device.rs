@@ -2,13 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use ebb_vhost::DESCRIPTORS_MAX;
+use ebb_vhost::{DESCRIPTORS_MAX, Kept};
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::{VhostUserBackend, VringMutex};
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
 
 use crate::backend::CacheMode;
@@ -22,6 +22,9 @@ pub(crate) struct Device {
     disk: Arc<Disk>,
     queues: Vec<Queue>,
     cache_mode: CacheMode,
+    kept: Arc<Kept>,
+    /// Changes of memory that were asked for and are not done: no queue is served meanwhile.
+    changes: AtomicU32,
     closing: AtomicBool,
 }
 
@@ -45,13 +48,15 @@ impl Device {
         use_ring: bool,
         cache_mode: CacheMode,
     ) -> io::Result<Device> {
+        let kept = Arc::new(Kept::new()?);
         let queue = |_| {
-            let worker = Worker::new(disk.clone(), memory.clone(), use_ring)?;
+            let worker = Worker::new(disk.clone(), memory.clone(), kept.clone(), use_ring)?;
             let wake = worker.wake().clone();
             Ok(Queue { worker: Mutex::new(worker), wake, idle: Condvar::new() })
         };
         let queues = (0..queues).map(queue).collect::<io::Result<_>>()?;
-        Ok(Device { disk, queues, cache_mode, closing: AtomicBool::new(false) })
+        let (changes, closing) = (AtomicU32::new(0), AtomicBool::new(false));
+        Ok(Device { disk, queues, cache_mode, kept, changes, closing })
     }
 
     /// What queue `index`'s thread must listen to, and the number of that event.
@@ -63,8 +68,34 @@ impl Device {
     /// Has the queues' threads end: their library would lose a descriptor with each
     /// thread that it ends itself.
     pub(crate) fn close(&self) {
-        self.closing.store(true, Ordering::SeqCst);
+        self.closing.store(true, SeqCst);
         self.queues.iter().for_each(|queue| wake_up(&queue.wake));
+        self.wake_waiting();
+    }
+
+    /// The memory that the front end shares.
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// The front end asks for a change of its memory. The library maps what is new and has the
+    /// queues use it before we are told: they stand still until it is guarded.
+    pub(crate) fn pause(&self) {
+        self.changes.fetch_add(1, SeqCst);
+        // Who serves now sees the old memory, and ends.
+        self.queues.iter().for_each(|queue| drop(queue.worker()));
+    }
+
+    fn wake_waiting(&self) {
+        for queue in &self.queues {
+            // Who is about to wait has the lock until it does.
+            let _worker = queue.worker();
+            queue.idle.notify_all();
+        }
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(SeqCst)
     }
 }
 
@@ -107,8 +138,12 @@ impl VhostUserBackend for Device {
         self.cache_mode.store(writeback)
     }
 
-    fn update_memory(&self, _: GuestMemoryAtomic<GuestMemoryMmap>) -> io::Result<()> {
-        // It is the one that the workers have.
+    /// It is the one that the workers have.
+    fn update_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) -> io::Result<()> {
+        self.kept.keep(memory.memory().into_inner())?;
+        if self.changes.fetch_sub(1, SeqCst) == 1 {
+            self.wake_waiting();
+        }
         Ok(())
     }
 
@@ -121,7 +156,7 @@ impl VhostUserBackend for Device {
     fn stop_vring(&self, index: u32) -> io::Result<()> {
         let Some(queue) = self.queues.get(index as usize) else { return Ok(()) };
         let mut worker = queue.worker();
-        while !worker.is_idle() && !self.closing.load(Ordering::SeqCst) {
+        while !worker.is_idle() && !self.is_closing() {
             worker = queue.idle.wait(worker).unwrap_or_else(PoisonError::into_inner);
         }
         worker.stopped();
@@ -135,12 +170,15 @@ impl VhostUserBackend for Device {
         vrings: &[VringMutex],
         thread: usize,
     ) -> io::Result<()> {
-        if self.closing.load(Ordering::SeqCst) {
-            // An error ends the thread; nobody looks at it.
-            return Err(io::ErrorKind::Interrupted.into());
-        }
         if let (Some(queue), [vring]) = (self.queues.get(thread), vrings) {
             let mut worker = queue.worker();
+            while self.changes.load(SeqCst) > 0 && !self.is_closing() {
+                worker = queue.idle.wait(worker).unwrap_or_else(PoisonError::into_inner);
+            }
+            if self.is_closing() {
+                // An error ends the thread; nobody looks at it.
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             worker.serve(vring);
             if worker.is_idle() {
                 queue.idle.notify_all();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ebb_sys::uring::Ring;
 use ebb_units::Gpa;
-use ebb_vhost::{Access, Chain, Guest, Pinned, Segment, walk};
+use ebb_vhost::{Access, Chain, Guest, Kept, Pinned, Segment, walk};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_user_backend::{VringMutex, VringT};
 use virtio_queue::{QueueOwnedT, QueueT};
@@ -32,6 +32,8 @@ const TURN: Duration = Duration::from_millis(2);
 pub(crate) struct Worker {
     disk: Arc<Disk>,
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
+    /// Tells whether it is all there.
+    kept: Arc<Kept>,
     /// Readable when [`Worker::serve`] is to be called.
     wake: Arc<OwnedFd>,
     /// None: transfers run in this thread.
@@ -85,6 +87,7 @@ impl Worker {
     pub(crate) fn new(
         disk: Arc<Disk>,
         memory: GuestMemoryAtomic<GuestMemoryMmap>,
+        kept: Arc<Kept>,
         use_ring: bool,
     ) -> std::io::Result<Worker> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -94,6 +97,7 @@ impl Worker {
         Ok(Worker {
             disk,
             memory,
+            kept,
             wake,
             ring,
             order: VecDeque::new(),
@@ -364,6 +368,11 @@ impl Worker {
 
     /// Tells the driver of what has ended, as far as all before it has.
     fn publish(&mut self, vring: &VringMutex) {
+        if self.kept.is_broken() {
+            // What was read or written there is worth nothing. The front end is let go.
+            self.broken = true;
+            return;
+        }
         let mut state = vring.get_mut();
         let mut any = false;
         while let Some(&Slot { head, written: Some(written) }) = self.order.front() {

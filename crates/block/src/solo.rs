@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use ebb_vhost::Dma;
+use ebb_vhost::{Dma, Kept};
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost_user_backend::{VringMutex, VringT};
 use virtio_queue::{Error as QueueError, QueueT};
@@ -56,7 +56,7 @@ impl Solo {
         let memory = GuestMemoryAtomic::new(memory);
         let disk = Arc::new(disk(image, dma, observer, 1, true));
         disk.config.negotiated(config::features(disk.image.is_readonly()));
-        let worker = Worker::new(disk.clone(), memory.clone(), use_ring)?;
+        let worker = Worker::new(disk.clone(), memory.clone(), Arc::new(Kept::new()?), use_ring)?;
         let failed = |error: QueueError| io::Error::other(error.to_string());
         let vring = VringMutex::new(memory, 1024).map_err(failed)?;
         vring.set_queue_size(rings.size);

@@ -3,12 +3,16 @@
 mod driver;
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use driver::front_end::{FrontEnd, shared_memory};
+use driver::front_end::{FrontEnd, sealable_memory, shared_memory};
 use driver::*;
 use ebb_block::{AllResident, Backend, Image, Nobody, Options, StartError};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
 
 struct Bench {
     directory: tempfile::TempDir,
@@ -65,6 +69,78 @@ fn one_front_end_comes_after_the_other() {
     assert_eq!((backend.counts().reads, backend.counts().writes), (20, 20));
     backend.stop();
     assert!(!bench.socket().exists());
+}
+
+fn file_of(ring: &Ring) -> Arc<fs::File> {
+    let region = ring.memory.iter().next().unwrap();
+    region.file_offset().unwrap().arc().clone()
+}
+
+/// Of a front end that does not matter any more.
+fn served_next(bench: &Bench) {
+    let mut ring = Ring::new(shared_memory(RAM_BYTES));
+    let front_end = bench.connect(&ring);
+    ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
+    finish(&front_end, &ring);
+}
+
+#[test]
+fn half_a_message_keeps_nobody_out() {
+    let bench = Bench::new();
+    let mut half = UnixStream::connect(bench.socket()).unwrap();
+    half.write_all(&[1, 0, 0, 0, 1, 0]).unwrap();
+    served_next(&bench);
+}
+
+#[test]
+fn memory_that_goes_away_ends_its_connection_alone() {
+    let bench = Bench::new();
+    // The whole queue, and its used ring.
+    for bytes in [0, RINGS.used] {
+        let ring = Ring::new(shared_memory(RAM_BYTES));
+        let front_end = bench.connect(&ring);
+        file_of(&ring).set_len(bytes).unwrap();
+        front_end.kick();
+        served_next(&bench);
+    }
+}
+
+#[test]
+fn a_request_whose_memory_went_away_fails() {
+    let bench = Bench::new();
+    let mut ring = Ring::new(shared_memory(RAM_BYTES));
+    let front_end = bench.connect(&ring);
+    file_of(&ring).set_len(FREE).unwrap();
+    // A whole block is read by the kernel, where there is nothing to read into.
+    let status = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
+    finish(&front_end, &ring);
+    assert_eq!(ring.get(status, 1), [IOERR]);
+}
+
+#[test]
+fn memory_that_can_be_sealed_does_not_go_away() {
+    let bench = Bench::new();
+    let mut ring = Ring::new(sealable_memory(RAM_BYTES));
+    let front_end = bench.connect(&ring);
+    front_end.wait();
+    assert!(file_of(&ring).set_len(0).is_err());
+    ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
+    finish(&front_end, &ring);
+}
+
+#[test]
+fn a_signal_that_nobody_takes_keeps_nobody_out() {
+    let bench = Bench::new();
+    let mut ring = Ring::new(shared_memory(RAM_BYTES));
+    // To be waited for, and full.
+    let call = EventFd::new(0).unwrap();
+    call.write(u64::MAX - 1).unwrap();
+    let front_end = FrontEnd::connect_with(&bench.socket(), &ring, 0, call);
+    ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
+    front_end.kick();
+    front_end.stop();
+    drop(front_end);
+    served_next(&bench);
 }
 
 #[test]

@@ -132,17 +132,19 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
 
 /// Puts zeros over the guarded mapping around `address`; `false`: there is none.
 fn replace(address: u64) -> bool {
+    let mut found = None;
     for node in nodes() {
         let pages = node.pages.load(SeqCst);
         let (first, count) = (pages >> COUNT_BITS, pages & ((1 << COUNT_BITS) - 1));
         if (first..first + count).contains(&(address / FRAME_BYTES)) {
-            // First: who sees the zeros sees this.
+            // First: who sees the zeros sees this. A mapping can have more guards than one.
             node.broken.store(true, SeqCst);
-            BROKEN.fetch_add(1, SeqCst);
-            return put_zeros(first * FRAME_BYTES, count * FRAME_BYTES);
+            found = Some((first, count));
         }
     }
-    false
+    let Some((first, count)) = found else { return false };
+    BROKEN.fetch_add(1, SeqCst);
+    put_zeros(first * FRAME_BYTES, count * FRAME_BYTES)
 }
 
 fn put_zeros(start: u64, bytes: u64) -> bool {

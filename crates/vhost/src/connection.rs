@@ -6,7 +6,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
+use rustix::event::Timespec;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -19,6 +21,8 @@ const HEADER_BYTES: usize = 12;
 const BODY_BYTES_MAX: usize = 4096;
 /// Of a memory table's regions: the protocol's limit.
 const FILES_MAX: usize = 8;
+/// From a message's first byte to its last. Others wait for this one's turn to end.
+const MESSAGE_WITHIN: Duration = Duration::from_secs(5);
 
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
@@ -45,6 +49,15 @@ pub enum Parted {
     /// More than the regions of a memory table.
     #[error("a message with too many files")]
     Files,
+    /// What is to signal a ring, or to be signalled by it.
+    #[error("a ring's descriptor that is no eventfd")]
+    NoEvent,
+    /// Where a mapping was touched its file had nothing.
+    #[error("its memory is gone: the file was shrunk, or has no room to grow")]
+    Memory,
+    /// It does not go on with what it began to say.
+    #[error("a message whose end does not come")]
+    Slow,
     /// It reads nothing.
     #[error("it does not take our messages")]
     Deaf,
@@ -98,12 +111,22 @@ pub struct Connection {
     /// Of the message that is coming.
     received: Vec<u8>,
     files: VecDeque<OwnedFd>,
+    /// By then all of it has to be here.
+    deadline: Option<Instant>,
 }
 
 impl Connection {
     /// By this stream.
     pub fn new(stream: UnixStream) -> Connection {
-        Connection { stream, received: Vec::new(), files: VecDeque::new() }
+        Connection { stream, received: Vec::new(), files: VecDeque::new(), deadline: None }
+    }
+
+    /// After so long [`Connection::receive`] is to be called, whether anything came or not.
+    /// `None`: nothing is awaited but what makes the stream readable.
+    pub fn patience(&self) -> Option<Timespec> {
+        let left = self.deadline?.saturating_duration_since(Instant::now());
+        // A little later, so that it is over then.
+        Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
     /// What is readable when a message comes.
@@ -122,8 +145,13 @@ impl Connection {
                 return Ok(Some(self.take()));
             }
             if !self.receive_more(whole)? {
-                return Ok(None);
+                return match self.deadline {
+                    Some(deadline) if Instant::now() >= deadline => Err(Parted::Slow),
+                    _ => Ok(None),
+                };
             }
+            // Absolute: a byte now and then gains nothing.
+            self.deadline.get_or_insert_with(|| Instant::now() + MESSAGE_WITHIN);
         }
     }
 
@@ -186,6 +214,7 @@ impl Connection {
         let body = self.received.split_off(HEADER_BYTES.min(self.received.len()));
         self.received.clear();
         let files = std::mem::take(&mut self.files);
+        self.deadline = None;
         let (is_reply, needs_reply) = (flags & REPLY != 0, flags & NEED_REPLY != 0);
         Message { request, is_reply, needs_reply, body, files }
     }
@@ -274,6 +303,32 @@ mod tests {
         assert!(ours.receive().unwrap().is_none());
         drop(front_end);
         assert!(matches!(ours.receive(), Err(Parted::Gone)));
+    }
+
+    #[test]
+    fn a_message_has_to_end() {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let (mut front_end, mut ours) = pair();
+        assert!(ours.receive().unwrap().is_none() && ours.patience().is_none());
+        let bytes = message(8, 1, &[0; 8]);
+        front_end.write_all(&bytes[..1]).unwrap();
+        assert!(ours.receive().unwrap().is_none());
+        let mut rest = bytes[1..19].iter();
+        // A byte at a time, as long as it is heard.
+        let why = loop {
+            let patience = ours.patience().expect("it is not waited for without end");
+            poll(&mut [PollFd::new(ours.stream(), PollFlags::IN)], Some(&patience)).unwrap();
+            match ours.receive() {
+                Ok(message) => assert!(message.is_none()),
+                Err(why) => break why,
+            }
+            rest.next().map_or(Ok(()), |byte| front_end.write_all(&[*byte])).unwrap();
+        };
+        assert!(matches!(why, Parted::Slow), "{why}");
+        // What is whole is not late.
+        let (mut front_end, mut ours) = pair();
+        front_end.write_all(&bytes).unwrap();
+        assert!(ours.receive().unwrap().is_some() && ours.patience().is_none());
     }
 
     #[test]

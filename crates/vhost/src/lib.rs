@@ -12,10 +12,16 @@ mod chain;
 mod connection;
 mod dma;
 mod guest;
+mod kept;
+mod passage;
 pub mod relay;
 pub mod socket;
+mod vet;
 
 pub use chain::{Chain, DESCRIPTORS_MAX, Malformed, walk};
 pub use connection::{Connection, Message, Parted, announce};
 pub use dma::{Access, AllResident, Dma, DmaFault, Pinned, Segment, bytes_of, slice, whole_frames};
 pub use guest::Guest;
+pub use kept::Kept;
+pub use passage::Passage;
+pub use vet::{changes_memory, vet};

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::message::FrontendReq as Request;
 
 use crate::connection::{Connection, Message, Parted};
+use crate::socket::tired;
 
 /// So often it looks whether there is a device again.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -45,7 +46,13 @@ pub fn run(listener: &UnixListener, device: &Path) -> ! {
     loop {
         // Interrupted, it finds nobody.
         let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], None);
-        let Ok((stream, _)) = listener.accept() else { continue };
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tired(&error);
+                continue;
+            }
+        };
         let mut relay = Relay::new(stream, device);
         let why = relay.serve();
         tracing::info!("{}: the front end: {why}", device.display());
@@ -107,12 +114,17 @@ impl Relay {
         let mut events = vec![PollFd::new(self.front_end.stream(), interest)];
         let device = self.device.as_ref().map(Connection::stream);
         events.extend(device.map(|stream| PollFd::new(stream, PollFlags::IN)));
-        let timeout = self.device.is_none().then_some(LOOK_EVERY);
+        let look = self.device.is_none().then_some(LOOK_EVERY);
+        let heard = self.device.iter().chain(is_free.then_some(&self.front_end));
+        let patience = heard.filter_map(Connection::patience);
+        let timeout = patience.chain(look).min();
         match poll(&mut events, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        Ok(events.first().is_some_and(|event| !event.revents().is_empty()))
+        let spoke = events.first().is_some_and(|event| !event.revents().is_empty());
+        // One that does not end what it began has to be heard, too.
+        Ok(spoke || is_free && self.front_end.patience().is_some())
     }
 
     fn hear(&mut self) -> Result<(), Parted> {

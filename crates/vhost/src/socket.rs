@@ -5,8 +5,13 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use thiserror::Error;
+
+/// So long nobody is taken after one could not be.
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Nobody can connect.
 #[derive(Debug, Error)]
@@ -53,6 +58,15 @@ pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
     let listener = UnixListener::bind(path).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
+}
+
+/// After an accept(2) that failed: goes on at once where nobody was there. Else, as where there are no descriptors left, who
+/// waits stays, and would be met again and again.
+pub fn tired(error: &io::Error) {
+    if error.kind() != io::ErrorKind::WouldBlock {
+        tracing::warn!("a front end cannot be taken: {error}");
+        thread::sleep(TRY_AGAIN_AFTER);
+    }
 }
 
 #[cfg(test)]

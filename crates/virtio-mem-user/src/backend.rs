@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
-use ebb_vhost::socket::{SocketError, listen};
+use ebb_vhost::socket::{SocketError, listen, tired};
 use ebb_vhost::{Dma, Parted};
 use ebb_virtio_mem::{Device, Memory, Options, Parts, Record, Saved};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -186,8 +186,7 @@ impl Server {
             self.signals.clear();
             match self.listener.accept() {
                 Ok((stream, _)) => return Some(stream),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => tracing::warn!("{}: {error}", self.socket.display()),
+                Err(error) => tired(&error),
             }
         }
         None
@@ -206,6 +205,7 @@ impl Server {
                 session.announce();
             }
             more = session.serve();
+            session.check()?;
             self.signals.driven.store(session.kick().is_some(), SeqCst);
         }
         Ok(())
@@ -220,7 +220,8 @@ impl Server {
         ];
         let kick = session.kick();
         events.extend(kick.map(|kick| PollFd::new(kick, PollFlags::IN)));
-        match poll(&mut events, more.then(Timespec::default).as_ref()) {
+        let timeout = if more { Some(Timespec::default()) } else { session.patience() };
+        match poll(&mut events, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

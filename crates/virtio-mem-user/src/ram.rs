@@ -6,9 +6,13 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ebb_units::Gpa;
+use ebb_sys::bus_guard::BusGuard;
+use ebb_units::{Gpa, Hva};
 use ebb_vhost::Message;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap,
+};
 
 /// Address in the guest, bytes, address in the front end, offset in the file.
 const REGION_WORDS: usize = 4;
@@ -16,6 +20,8 @@ const REGION_WORDS: usize = 4;
 /// A mapping of all of it.
 #[derive(Default)]
 pub(crate) struct Ram {
+    /// Over what the front end can shrink; they go before the memory does.
+    guards: Vec<BusGuard>,
     memory: Arc<GuestMemoryMmap>,
     regions: Vec<Region>,
 }
@@ -49,7 +55,16 @@ impl Ram {
         let memory = GuestMemoryMmap::from_regions(mappings);
         let memory =
             memory.inspect_err(|error| tracing::warn!("a front end's memory: {error}")).ok()?;
-        Some(Ram { memory: Arc::new(memory), regions })
+        // Before any of it is touched.
+        let guard =
+            |region: &GuestRegionMmap| BusGuard::new(Hva(region.as_ptr() as u64), region.len());
+        let guards = memory.iter().map(guard).collect::<Result<_, _>>().ok()?;
+        Some(Ram { guards, memory: Arc::new(memory), regions })
+    }
+
+    /// Whether some of it was touched where its file had nothing.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.guards.iter().any(BusGuard::is_broken)
     }
 
     pub(crate) fn memory(&self) -> Arc<GuestMemoryMmap> {

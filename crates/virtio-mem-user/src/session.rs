@@ -6,8 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use ebb_vhost::{Connection, Dma, Guest, Message, Parted, announce};
+use ebb_vhost::{Connection, Dma, Guest, Message, Parted, announce, vet};
 use ebb_virtio_mem::Device;
+use rustix::event::Timespec;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
@@ -60,6 +61,16 @@ impl<'a> Session<'a> {
         self.connection.stream()
     }
 
+    /// After so long [`Session::listen`] is to be called, whether anything came or not.
+    pub(crate) fn patience(&self) -> Option<Timespec> {
+        self.connection.patience()
+    }
+
+    /// Fails where the memory is gone: what was read there makes no sense.
+    pub(crate) fn check(&self) -> Result<(), Parted> {
+        if self.ram.is_broken() { Err(Parted::Memory) } else { Ok(()) }
+    }
+
     pub(crate) fn kick(&self) -> Option<&OwnedFd> {
         self.ring.kick()
     }
@@ -87,6 +98,7 @@ impl<'a> Session<'a> {
     /// Does what the front end asks for, as far as it has asked.
     pub(crate) fn listen(&mut self) -> Result<(), Parted> {
         while let Some(mut message) = self.connection.receive()? {
+            vet(&mut message)?;
             let request = message.request;
             match self.obey(&mut message) {
                 Some(Some(answer)) => self.connection.send(&Message::reply(request, answer))?,

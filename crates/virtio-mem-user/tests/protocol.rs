@@ -12,6 +12,7 @@ use driver::*;
 use ebb_vhost::AllResident;
 use ebb_virtio_mem::{Options, Request, StateFile};
 use ebb_virtio_mem_user::{Backend, Setup, StartError};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 struct Bench {
     directory: tempfile::TempDir,
@@ -127,6 +128,31 @@ fn a_stopped_device_announces_nothing() {
     let mut front_end = FrontEnd::connect(&bench.socket(), &driver);
     front_end.notice();
     assert_eq!(front_end.sizes()[2], BLOCK);
+}
+
+#[test]
+fn half_a_message_keeps_nobody_out() {
+    let driver = Driver::new();
+    let bench = Bench::new(&driver.vm);
+    stream(&bench.socket()).write_all(&message(1, 1, &[0])[..6]).unwrap();
+    let mut half = stream(&bench.socket());
+    half.write_all(&message(2, 1, &[0])[..15]).unwrap();
+    FrontEnd::connect(&bench.socket(), &driver).wait();
+}
+
+#[test]
+fn memory_that_goes_away_ends_its_connection_alone() {
+    let bench = Bench::new(&Driver::new().vm);
+    for bytes in [0, RINGS.used] {
+        let mut driver = Driver::new();
+        driver.prepare(plug(0, 1));
+        let file = driver.vm.memory.iter().next().unwrap().file_offset().unwrap().arc().clone();
+        let front_end = FrontEnd::connect(&bench.socket(), &driver);
+        file.set_len(bytes).unwrap();
+        front_end.kick();
+        let other = Driver::new();
+        FrontEnd::connect(&bench.socket(), &other).wait();
+    }
 }
 
 #[test]

@@ -3,11 +3,12 @@
 mod driver;
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use driver::front_end::FrontEnd;
+use driver::front_end::{FrontEnd, stream};
 use driver::*;
 use ebb_vhost::{AllResident, relay, socket};
 use ebb_virtio_mem::{Options, Request, StateFile};
@@ -105,6 +106,14 @@ fn what_is_asked_meanwhile_is_answered_by_the_next() {
     let stopped = thread::spawn(move || front_end.stop());
     bench.start();
     assert_eq!(stopped.join().unwrap(), 2);
+}
+
+#[test]
+fn half_a_message_keeps_nobody_out() {
+    let bench = Bench::new();
+    let mut half = stream(&bench.path("front"));
+    half.write_all(&[1, 0, 0, 0, 1]).unwrap();
+    bench.connect().wait();
 }
 
 /// It must not begin with what the front end has ended while it was away: QEMU 11 ends by

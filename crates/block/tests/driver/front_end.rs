@@ -30,7 +30,16 @@ pub struct FrontEnd {
 
 /// Memory that another process can map.
 pub fn shared_memory(bytes: u64) -> GuestMemoryMmap {
-    let fd = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
+    memory_with(MemfdFlags::CLOEXEC, bytes)
+}
+
+/// The same, as QEMU makes it.
+pub fn sealable_memory(bytes: u64) -> GuestMemoryMmap {
+    memory_with(MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING, bytes)
+}
+
+fn memory_with(flags: MemfdFlags, bytes: u64) -> GuestMemoryMmap {
+    let fd = memfd_create("ram", flags).unwrap();
     ftruncate(&fd, bytes).unwrap();
     let file = FileOffset::new(File::from(fd), 0);
     let ranges = [(GuestAddress(0), bytes as usize, Some(file))];
@@ -41,6 +50,11 @@ impl FrontEnd {
     /// Connects as soon as somebody listens, and has the queue run from request
     /// `base` on.
     pub fn connect(socket: &Path, ring: &Ring, base: u16) -> FrontEnd {
+        FrontEnd::connect_with(socket, ring, base, EventFd::new(EFD_NONBLOCK).unwrap())
+    }
+
+    /// The same, to be signalled by `call`.
+    pub fn connect_with(socket: &Path, ring: &Ring, base: u16, call: EventFd) -> FrontEnd {
         let end = Instant::now() + DEADLINE;
         let stream = loop {
             match UnixStream::connect(socket) {
@@ -60,8 +74,8 @@ impl FrontEnd {
         let region = ring.memory.iter().next().unwrap();
         let region = VhostUserMemoryRegionInfo::from_guest_region(region).unwrap();
         protocol.set_mem_table(&[region]).unwrap();
-        let new = || EventFd::new(EFD_NONBLOCK).unwrap();
-        let front_end = FrontEnd { protocol, kick: new(), call: new() };
+        let kick = EventFd::new(EFD_NONBLOCK).unwrap();
+        let front_end = FrontEnd { protocol, kick, call };
         front_end.start(ring, base);
         front_end
     }
