@@ -1,9 +1,9 @@
 //! Finds the daemon, and starts it where it does not run.
 
 use std::env;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 
 use ebb_api::route;
+use ebb_sys::private_dir::{self, PrivateDirError};
 
 /// It listens as soon as it has read what is on record.
 const START_LIMIT: Duration = Duration::from_secs(120);
@@ -85,8 +86,10 @@ fn explain(error: io::Error, path: &Path) -> anyhow::Error {
 
 fn start(run_dir: &Path) -> anyhow::Result<UnixStream> {
     let program = find()?;
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(run_dir);
-    made.map_err(|error| explain(error, run_dir))?;
+    private_dir::make(run_dir).map_err(|error| match error {
+        PrivateDirError::Io(path, error) => explain(error, &path),
+        error => anyhow!(error).context("run directory"),
+    })?;
     let log = run_dir.join(route::LOG_FILE);
     let file = File::options().append(true).create(true).mode(0o600).open(&log);
     let file = file.map_err(|error| explain(error, &log))?;

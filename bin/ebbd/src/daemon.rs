@@ -16,6 +16,7 @@ use ebb_api::{
     OnViolation, RunRequest, VmName,
 };
 use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
+use ebb_sys::private_dir;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_vm::launch::{self, Accelerator, Launch, Memory, Node};
@@ -131,7 +132,7 @@ impl Daemon {
     /// As reading the run directory.
     pub fn take_up_all(&self) -> io::Result<()> {
         let vms = self.run_dir.join("vms");
-        DirBuilder::new().recursive(true).mode(0o700).create(&vms)?;
+        private_dir::make(&vms).map_err(io::Error::other)?;
         let mut all = Vec::new();
         for entry in fs::read_dir(vms)? {
             let directory = entry?.path();

@@ -48,14 +48,15 @@ mod trust;
 mod way;
 mod worker;
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Parser;
 use ebb_api::route;
+use ebb_sys::private_dir;
 use ebb_units::Bytes;
 use record::Settings;
 use rustix::fs::{FlockOperation, flock};
@@ -135,8 +136,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         None if run_dir == Path::new(route::RUN_DIR_DEFAULT) => SWAP_DIR_DEFAULT.into(),
         None => run_dir.clone(),
     };
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&swap_dir);
-    made.with_context(|| format!("swap directory {}", swap_dir.display()))?;
+    private_dir::make(&swap_dir).context("swap directory")?;
     check_compressed(arguments.compressed, &run_dir)?;
     arguments.looking.check().map_err(anyhow::Error::msg)?;
     placing::check_rate(arguments.move_rate).map_err(anyhow::Error::msg)?;
@@ -191,8 +191,7 @@ fn log_to_stderr() {
 
 /// Makes the run directory and locks it: one daemon a directory.
 fn own(run_dir: &Path) -> anyhow::Result<File> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(run_dir);
-    made.with_context(|| format!("run directory {}", run_dir.display()))?;
+    private_dir::make(run_dir).context("run directory")?;
     let path = run_dir.join("ebbd.lock");
     let lock = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
     let lock = lock.with_context(|| path.display().to_string())?;

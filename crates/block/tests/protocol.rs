@@ -12,7 +12,6 @@ use driver::front_end::{FrontEnd, sealable_memory, shared_memory};
 use driver::*;
 use ebb_block::{AllResident, Backend, Image, Nobody, Options, StartError};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
-use vmm_sys_util::eventfd::EventFd;
 
 struct Bench {
     directory: tempfile::TempDir,
@@ -126,21 +125,6 @@ fn memory_that_can_be_sealed_does_not_go_away() {
     assert!(file_of(&ring).set_len(0).is_err());
     ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
     finish(&front_end, &ring);
-}
-
-#[test]
-fn a_signal_that_nobody_takes_keeps_nobody_out() {
-    let bench = Bench::new();
-    let mut ring = Ring::new(shared_memory(RAM_BYTES));
-    // To be waited for, and full.
-    let call = EventFd::new(0).unwrap();
-    call.write(u64::MAX - 1).unwrap();
-    let front_end = FrontEnd::connect_with(&bench.socket(), &ring, 0, call);
-    ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
-    front_end.kick();
-    front_end.stop();
-    drop(front_end);
-    served_next(&bench);
 }
 
 #[test]

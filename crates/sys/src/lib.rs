@@ -14,6 +14,7 @@ pub mod mapping;
 pub mod numa;
 pub mod page_idle;
 pub mod pagemap;
+pub mod private_dir;
 pub mod process;
 pub mod ram_file;
 pub mod transfer;

@@ -50,11 +50,6 @@ impl FrontEnd {
     /// Connects as soon as somebody listens, and has the queue run from request
     /// `base` on.
     pub fn connect(socket: &Path, ring: &Ring, base: u16) -> FrontEnd {
-        FrontEnd::connect_with(socket, ring, base, EventFd::new(EFD_NONBLOCK).unwrap())
-    }
-
-    /// The same, to be signalled by `call`.
-    pub fn connect_with(socket: &Path, ring: &Ring, base: u16, call: EventFd) -> FrontEnd {
         let end = Instant::now() + DEADLINE;
         let stream = loop {
             match UnixStream::connect(socket) {
@@ -74,8 +69,8 @@ impl FrontEnd {
         let region = ring.memory.iter().next().unwrap();
         let region = VhostUserMemoryRegionInfo::from_guest_region(region).unwrap();
         protocol.set_mem_table(&[region]).unwrap();
-        let kick = EventFd::new(EFD_NONBLOCK).unwrap();
-        let front_end = FrontEnd { protocol, kick, call };
+        let new = || EventFd::new(EFD_NONBLOCK).unwrap();
+        let front_end = FrontEnd { protocol, kick: new(), call: new() };
         front_end.start(ring, base);
         front_end
     }

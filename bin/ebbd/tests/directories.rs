@@ -1,0 +1,37 @@
+//! Directories that others could put something into are not used.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+/// What `ebbd` says when it does not start.
+fn refused(run_dir: &Path, swap_dir: &Path) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ebbd"));
+    command.arg("--run-dir").arg(run_dir).arg("--swap-dir").arg(swap_dir);
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_daemon_does_not_start_where_others_can_write() {
+    let base = tempfile::tempdir().unwrap();
+    let path = |name| base.path().join(name);
+    let (good, link, open) = (path("good"), path("link"), path("open"));
+    for directory in [&good, &open] {
+        fs::create_dir(directory).unwrap();
+    }
+    symlink(&good, &link).unwrap();
+    fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+    let why = refused(&link, &good);
+    assert!(why.contains("run directory") && why.contains("symbolic link"), "{why}");
+    let why = refused(&open, &good);
+    assert!(why.contains("run directory") && why.contains("chmod go-w"), "{why}");
+    for swap_dir in [&link, &open] {
+        let why = refused(&path("run"), swap_dir);
+        assert!(why.contains("swap directory") && why.trim().lines().count() == 1, "{why}");
+    }
+    assert_eq!(fs::read_dir(&good).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(&open).unwrap().count(), 0);
+}

@@ -1,0 +1,129 @@
+//! Directories in which nobody else can put anything.
+//!
+//! What lies there is opened by name: a link, or a file of somebody else's, would be followed
+//! and written to as root.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// Why a directory is not used.
+#[derive(Debug)]
+pub enum PrivateDirError {
+    /// It cannot be made or opened.
+    Io(PathBuf, io::Error),
+    /// A link, a file or the like has its name.
+    NoDirectory(PathBuf),
+    /// It is this user's.
+    Owner(PathBuf, u32),
+    /// These are its permissions.
+    Mode(PathBuf, u32),
+}
+
+impl std::fmt::Display for PrivateDirError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Self::NoDirectory(path) => write!(
+                f,
+                "{} is a symbolic link, or no directory: remove it, or name the directory itself",
+                path.display()
+            ),
+            Self::Owner(path, uid) => write!(
+                f,
+                "{0} belongs to user {uid}, who can exchange what is in it: give it to user {1} \
+                 (`chown {1} {0}`) once you know what is in it, or name another directory",
+                path.display(),
+                geteuid().as_raw()
+            ),
+            Self::Mode(path, mode) => write!(
+                f,
+                "{0} can be written by others (mode {mode:04o}): take that from them \
+                 (`chmod go-w {0}`) once you know what is in it, or name another directory",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PrivateDirError {}
+
+/// Makes it, for this user alone, where there is none; then only this user can put anything
+/// into it.
+///
+/// # Errors
+/// It is another's, or others can write it; one line says what to do.
+pub fn make(path: &Path) -> Result<(), PrivateDirError> {
+    use PrivateDirError::{Io, Mode, NoDirectory, Owner};
+    // What is there already shows below what it is.
+    match DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(Io(path.into(), error));
+        }
+        _ => {}
+    }
+    let metadata = open(path).and_then(|directory| directory.metadata());
+    let metadata =
+        metadata.map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::LOOP | Errno::NOTDIR) => NoDirectory(path.into()),
+            _ => Io(path.into(), error),
+        })?;
+    match (metadata.uid(), metadata.mode() & 0o7777) {
+        (uid, _) if uid != geteuid().as_raw() => Err(Owner(path.into(), uid)),
+        (_, mode) if mode & WRITABLE_BY_OTHERS != 0 => Err(Mode(path.into(), mode)),
+        _ => Ok(()),
+    }
+}
+
+/// Not by a link.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    #[test]
+    fn only_what_is_ours_alone_is_used() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("beyond").join("run");
+        make(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        make(&path).unwrap();
+        for mode in [0o777, 0o720, 0o1702] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(make(&path), Err(PrivateDirError::Mode(_, found)) if found == mode));
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        make(&path).unwrap();
+        // Only root can give it away.
+        if chown(&path, Some(12345), None).is_ok() {
+            let why = make(&path).unwrap_err().to_string();
+            assert!(why.contains("user 12345") && !why.contains('\n'), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_link_is_not_followed() {
+        let base = tempfile::tempdir().unwrap();
+        let (target, link, file) =
+            (base.path().join("target"), base.path().join("link"), base.path().join("file"));
+        make(&target).unwrap();
+        symlink(&target, &link).unwrap();
+        fs::write(&file, "").unwrap();
+        for path in [link, file] {
+            assert!(matches!(make(&path), Err(PrivateDirError::NoDirectory(_))), "{path:?}");
+        }
+    }
+}
