@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Receiver;
 
-use ebb_ledger::{Content, Ledger};
+use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::{
     Evicted, FaultThread, Grain, IoMapping, Judge, NoDevices, NoDisk, NothingKnown, Pager, Parts,
     RefillThreads, Restored,
@@ -41,7 +41,7 @@ impl Daemon {
     /// The same, with devices that reach its memory by themselves.
     pub fn take_with(machine: &Machine, grain: Grain, devices: Box<dyn IoMapping>) -> Daemon {
         let path = machine.run_directory().join("ledger");
-        let ledger = Ledger::create(&path, machine.ram().end()).expect("ledger");
+        let ledger = Ledger::create(&path, machine.ram().end(), Tables::WhenSplit).expect("ledger");
         Daemon::over(machine, grain, ledger, devices)
     }
 

@@ -112,7 +112,11 @@ impl Host {
         }
     }
 
-    fn at(place: &Path) -> Host {
+    /// The same in a directory that is there.
+    ///
+    /// # Panics
+    /// `ebb` is not built, or the directory is none.
+    pub fn at(place: &Path) -> Host {
         let directory = tempfile::Builder::new().prefix("ebb-test-").tempdir_in(place);
         Host(Arc::new(Inner {
             directory: directory.expect("a directory"),

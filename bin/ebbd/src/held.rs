@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ebb_api::{Backing, Mode};
-use ebb_ledger::{Content, Ledger};
+use ebb_ledger::{Content, Ledger, LedgerError, Tables};
 use ebb_pager::{Grain, Pager, Parts, Restored};
 use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
 use ebb_sys::process::Process;
@@ -162,7 +162,7 @@ fn take_with(
     let uffd = uffd.map_err(failed("the VMM's userfaultfd"))?;
     shake_hands(&uffd)?;
     prepare(&ram, record.backing);
-    let ledger = Ledger::create(&ledger_path(directory), ram.end()).map_err(failed("the VM"))?;
+    let ledger = new_ledger(&ram, record, directory).map_err(failed("the VM"))?;
     let (pager, restored) =
         pager(ram, ledger, uffd, shared, record, directory).map_err(failed("the VM"))?;
     if record.mode == Mode::Strict || record.evicts {
@@ -244,6 +244,15 @@ fn prepare(ram: &Ram, backing: Backing) {
     }
 }
 
+/// With small pages each fault may need its huge frame's table.
+fn new_ledger(ram: &Ram, record: &Record, directory: &Path) -> Result<Ledger, LedgerError> {
+    let tables = match record.backing {
+        Backing::Small => Tables::AtOnce,
+        _ => Tables::WhenSplit,
+    };
+    Ledger::create(&ledger_path(directory), ram.end(), tables)
+}
+
 fn ledger_path(directory: &Path) -> PathBuf {
     directory.join("ledger")
 }
@@ -319,7 +328,7 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     let (pager, restored) = match fresh {
         true => {
             shake_hands(&uffd).map_err(io::Error::other)?;
-            let ledger = Ledger::create(&ledger_path(directory), ram.end());
+            let ledger = new_ledger(&ram, &record, directory);
             pager(ram, ledger.map_err(io::Error::other)?, uffd, &shared, &record, directory)?
         }
         false => recovered(ram, uffd, &shared, &record, directory)?,

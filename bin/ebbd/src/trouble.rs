@@ -94,7 +94,7 @@ mod tests {
             (medium(Errno::IO), "/swap/a: Input/output error (os error 5): look for its disk"),
             (StoreError::Medium(io::ErrorKind::WriteZero.into()), "/swap/a: takes no more ("),
             (StoreError::Full, "/swap/a: all its slots are in use: raise the limit; what"),
-            (StoreError::RunDirectory(Errno::FAULT.into()), "/run/a: Bad address"),
+            (StoreError::RunDirectory(Errno::NOSPC.into()), "/run/a: No space left on device"),
         ] {
             let line =
                 explain(Attempt::Save, &error.into(), Path::new("/swap/a"), Path::new("/run/a"));

@@ -28,6 +28,18 @@ pub enum LedgerError {
     /// More guest-physical memory than the format has room for.
     #[error("ledger: guest-physical memory ends beyond 128 TiB")]
     TooLarge,
+    /// Its file system is full.
+    #[error("ledger: {0}: make room in the run directory")]
+    NoRoom(#[source] io::Error),
+}
+
+/// Which tables of base words have their memory from the beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tables {
+    /// All of them, 2 MiB for each GiB: a fault may need any of them, and must be served.
+    AtOnce,
+    /// Each once its huge frame is split; see [`crate::SplitError::NoRoom`].
+    WhenSplit,
 }
 
 /// Header, huge words, tables of base words; see [`Words::bytes_for`].
@@ -37,7 +49,11 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    pub(crate) fn create(path: &Path, huge_count: u64) -> Result<Words, LedgerError> {
+    pub(crate) fn create(
+        path: &Path,
+        huge_count: u64,
+        tables: Tables,
+    ) -> Result<Words, LedgerError> {
         if huge_count > MAX_HUGE {
             return Err(LedgerError::TooLarge);
         }
@@ -45,6 +61,11 @@ impl Words {
         let file = options.read(true).write(true).create(true).truncate(true).open(path)?;
         file.set_len(Words::bytes_for(huge_count))?;
         let words = Words::map(&file, huge_count)?;
+        let reserved = match tables {
+            Tables::AtOnce => Words::bytes_for(huge_count),
+            Tables::WhenSplit => Words::tables_at(huge_count),
+        };
+        words.mapping.reserve(0, reserved).map_err(LedgerError::NoRoom)?;
         words.header(1).store(VERSION, Release);
         words.header(2).store(huge_count, Release);
         // Last: a file without it was never finished.
@@ -59,6 +80,8 @@ impl Words {
             return Err(foreign());
         }
         let words = Words::map(&file, huge_count)?;
+        // There since it was made; a file of another Ebb may have holes.
+        words.mapping.reserve(0, Words::tables_at(huge_count)).map_err(LedgerError::NoRoom)?;
         let header = [0, 1, 2].map(|index| words.header(index).load(Acquire));
         if header == [MAGIC, VERSION, huge_count] { Ok(words) } else { Err(foreign()) }
     }
@@ -85,10 +108,18 @@ impl Words {
         self.slice(HEADER_BYTES, self.huge_count as usize)
     }
 
-    /// The words of one huge frame's frames; its index must be in range.
+    /// The words of one huge frame's frames; its index must be in range, and the table reserved.
     pub(crate) fn table(&self, huge: u64) -> &[Word] {
-        let at = Words::tables_at(self.huge_count) + huge * FRAMES_PER_HUGE * 8;
-        self.slice(at, FRAMES_PER_HUGE as usize)
+        self.slice(self.table_at(huge), FRAMES_PER_HUGE as usize)
+    }
+
+    /// Puts memory behind the table of a huge frame.
+    pub(crate) fn reserve_table(&self, huge: u64) -> io::Result<()> {
+        self.mapping.reserve(self.table_at(huge), FRAMES_PER_HUGE * 8)
+    }
+
+    fn table_at(&self, huge: u64) -> u64 {
+        Words::tables_at(self.huge_count) + huge * FRAMES_PER_HUGE * 8
     }
 
     fn slice(&self, offset: u64, count: usize) -> &[Word] {

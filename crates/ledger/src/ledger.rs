@@ -1,5 +1,6 @@
 //! The words of all frames, looked up by frame number.
 
+use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -7,8 +8,19 @@ use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::content::{Content, LOCK, MIXED, WANT, is_mixed};
 use crate::entry::{Want, Word, try_lock, unlock, want};
-use crate::file::{LedgerError, Words};
+use crate::file::{LedgerError, Tables, Words};
 use crate::locked::{Busy, Locked, LockedFrame};
+
+/// The frames of a huge frame have no words of their own.
+#[derive(Debug, thiserror::Error)]
+pub enum SplitError {
+    /// Somebody holds the huge frame.
+    #[error("somebody holds the huge frame")]
+    Busy,
+    /// The file system of the ledger has no room for their words.
+    #[error("the ledger: {0}")]
+    NoRoom(#[source] io::Error),
+}
 
 /// The ledger of one VM, for guest-physical memory from 0 up.
 pub struct Ledger {
@@ -20,8 +32,8 @@ impl Ledger {
     ///
     /// # Errors
     /// [`LedgerError`].
-    pub fn create(path: &Path, end: Gfn) -> Result<Ledger, LedgerError> {
-        Ok(Ledger { words: Words::create(path, huge_count(end))? })
+    pub fn create(path: &Path, end: Gfn, tables: Tables) -> Result<Ledger, LedgerError> {
+        Ok(Ledger { words: Words::create(path, huge_count(end), tables)? })
     }
 
     /// The ledger that a daemon before this one left. Locks and marks of its
@@ -104,13 +116,15 @@ impl Ledger {
     /// somebody asked for one of them meanwhile and must be woken to ask again.
     ///
     /// # Errors
-    /// [`Busy`]: somebody holds the huge frame.
-    pub fn split(&self, huge: HugeFrame) -> Result<bool, Busy> {
-        let word = self.huge(huge).ok_or(Busy::UNTOUCHED)?;
+    /// [`SplitError`]; the huge frame keeps its one word.
+    pub fn split(&self, huge: HugeFrame) -> Result<bool, SplitError> {
+        let word = self.huge(huge).ok_or(SplitError::Busy)?;
         if is_mixed(word.load(Acquire)) {
             return Ok(false);
         }
-        let before = try_lock(word).ok_or(Busy::UNTOUCHED)?;
+        // Before the lock: what is reserved is no word yet, and nobody waits meanwhile.
+        self.words.reserve_table(huge.0).map_err(SplitError::NoRoom)?;
+        let before = try_lock(word).ok_or(SplitError::Busy)?;
         if is_mixed(before) {
             return Ok(unlock(word, MIXED));
         }

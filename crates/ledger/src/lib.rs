@@ -21,7 +21,7 @@ mod locked;
 pub use content::Content;
 pub use entry::Want;
 #[cfg(not(loom))]
-pub use file::LedgerError;
+pub use file::{LedgerError, Tables};
 #[cfg(not(loom))]
-pub use ledger::Ledger;
+pub use ledger::{Ledger, SplitError};
 pub use locked::{Busy, Locked, LockedFrame};

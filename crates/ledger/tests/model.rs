@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ebb_ledger::{Content, Ledger, Want};
+use ebb_ledger::{Content, Ledger, Tables, Want};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 use proptest::prelude::*;
 
@@ -49,7 +49,7 @@ proptest! {
     fn says_what_was_written(steps in prop::collection::vec(step(), 1..60)) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ledger");
-        let mut ledger = Ledger::create(&path, END).unwrap();
+        let mut ledger = Ledger::create(&path, END, Tables::WhenSplit).unwrap();
         let mut model: BTreeMap<u64, Content> = (0..END.0).map(|g| (g, Content::Resident)).collect();
         for step in steps {
             match step {
@@ -92,7 +92,7 @@ proptest! {
 #[test]
 fn a_mark_makes_the_commit_fail_and_reaches_the_holder() {
     let dir = tempfile::tempdir().unwrap();
-    let ledger = Ledger::create(&dir.path().join("ledger"), END).unwrap();
+    let ledger = Ledger::create(&dir.path().join("ledger"), END, Tables::WhenSplit).unwrap();
     assert!(!ledger.split(HugeFrame(0)).unwrap());
     let empty = Content::Empty { fill: 0, hard: false };
     let mut early = ledger.lock_frame(Gfn(3)).unwrap();
@@ -109,7 +109,7 @@ fn a_mark_makes_the_commit_fail_and_reaches_the_holder() {
 #[test]
 fn a_busy_part_gives_nothing_and_loses_no_mark() {
     let dir = tempfile::tempdir().unwrap();
-    let ledger = Ledger::create(&dir.path().join("ledger"), END).unwrap();
+    let ledger = Ledger::create(&dir.path().join("ledger"), END, Tables::WhenSplit).unwrap();
     assert!(!ledger.split(HugeFrame(1)).unwrap());
     let held = ledger.lock_frame(Gfn(700)).unwrap();
     assert!(ledger.lock(FrameRange::huge(HugeFrame(1))).is_err());
@@ -123,7 +123,7 @@ fn a_busy_part_gives_nothing_and_loses_no_mark() {
 fn what_a_dead_daemon_held_is_told_and_free() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
-    let ledger = Ledger::create(&path, END).unwrap();
+    let ledger = Ledger::create(&path, END, Tables::WhenSplit).unwrap();
     assert!(!ledger.split(HugeFrame(2)).unwrap());
     let watch = Content::Watch { head: Gfn(512), order: 9 };
     let mut frame = ledger.lock_frame(Gfn(1030)).unwrap();
@@ -145,7 +145,7 @@ fn a_file_that_is_no_ledger_is_refused() {
     let path = dir.path().join("ledger");
     std::fs::write(&path, [7; 65536]).unwrap();
     assert!(Ledger::open(&path, END).is_err());
-    Ledger::create(&path, END).unwrap();
+    Ledger::create(&path, END, Tables::WhenSplit).unwrap();
     assert!(Ledger::open(&path, Gfn(END.0 * 2)).is_err());
     assert!(Ledger::open(&path, END).is_ok());
 }

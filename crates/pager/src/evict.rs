@@ -10,8 +10,8 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use ebb_ledger::{Content, LockedFrame};
-use ebb_store::{Page, PageBuffer};
+use ebb_ledger::{Content, LockedFrame, SplitError};
+use ebb_store::{Page, PageBuffer, StoreError};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
@@ -162,8 +162,10 @@ impl Pager {
     /// or with huge pages all or none.
     fn hold(&self, frames: &[Gfn]) -> io::Result<Option<Piece<'_>>> {
         let Some(huge) = frames.first().map(|gfn| gfn.huge()) else { return Ok(None) };
-        if self.split(huge).is_err() {
-            return Ok(None);
+        match self.split(huge) {
+            Ok(()) => {}
+            Err(SplitError::Busy) => return Ok(None),
+            Err(SplitError::NoRoom(error)) => return Err(StoreError::RunDirectory(error).into()),
         }
         let mut piece = Vec::with_capacity(frames.len());
         for &gfn in frames {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
-use ebb_ledger::{Busy, Content, Ledger};
+use ebb_ledger::{Content, Ledger, SplitError};
 use ebb_store::{Store, Usage};
 use ebb_sys::uffd::{HvaRange, Uffd, Watch};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
@@ -308,7 +308,7 @@ impl Pager {
     }
 
     /// Gives each frame of a huge frame its own ledger word.
-    pub(crate) fn split(&self, huge: HugeFrame) -> Result<(), Busy> {
+    pub(crate) fn split(&self, huge: HugeFrame) -> Result<(), SplitError> {
         self.ledger.split(huge).map(|wanted| self.after(wanted, FrameRange::huge(huge)))
     }
 

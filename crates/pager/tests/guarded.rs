@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ebb_ledger::{Content, Ledger};
+use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::{
     FaultThread, Grain, IoMapping, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
     Sentry, SoftIommu,
@@ -81,7 +81,7 @@ impl Daemon {
     fn new(devices: impl FnOnce(&Machine) -> Box<dyn IoMapping>) -> Daemon {
         let machine = Machine::new();
         machine.ram.populate(ALL).unwrap();
-        let ledger = Ledger::create(&machine.run().join("ledger"), machine.ram.end()).unwrap();
+        let ledger = Ledger::create(&machine.run().join("ledger"), machine.ram.end(), Tables::WhenSplit).unwrap();
         let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
         let parts = Parts {
             ram: Arc::clone(&machine.ram),

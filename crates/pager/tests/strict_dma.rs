@@ -8,7 +8,7 @@ mod machine;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use ebb_ledger::{Content, Ledger};
+use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::{FaultThread, Grain, NoDisk, NothingKnown, Pager, Parts, SoftIommu};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
@@ -41,7 +41,7 @@ impl Daemon {
     fn take(machine: &Machine) -> Daemon {
         machine.ram.populate(FrameRange::new(Gfn(0), 512)).unwrap();
         let path = machine.run().join("ledger");
-        Daemon::over(machine, Ledger::create(&path, machine.ram.end()).unwrap())
+        Daemon::over(machine, Ledger::create(&path, machine.ram.end(), Tables::WhenSplit).unwrap())
     }
 
     /// Takes it up after another.

@@ -84,7 +84,7 @@ impl Seals {
 
     fn map(file: &File, slot_count: u64) -> Result<Seals, StoreError> {
         let mapping = Mapping::new(file, 0, bytes_for(slot_count))?;
-        mapping.populate(0, HEADER_BYTES)?;
+        mapping.reserve(0, HEADER_BYTES).map_err(StoreError::RunDirectory)?;
         let prepared = NumberSet::new(slot_count.div_ceil(CLUSTER_SLOTS) as usize);
         Ok(Seals { mapping, slot_count, prepared })
     }
@@ -98,7 +98,7 @@ impl Seals {
         let cluster = slot / CLUSTER_SLOTS;
         if !self.prepared.has(cluster as usize) {
             let at = HEADER_BYTES + cluster * CLUSTER_BYTES;
-            self.mapping.populate(at, CLUSTER_BYTES).map_err(StoreError::RunDirectory)?;
+            self.mapping.reserve(at, CLUSTER_BYTES).map_err(StoreError::RunDirectory)?;
             self.prepared.insert(cluster as usize);
         }
         Ok(())

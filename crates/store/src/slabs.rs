@@ -1,7 +1,7 @@
 //! Objects of a few hundred bytes in a mapped file that outlives the daemon.
 //! Layout: `docs/swap-store.md`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -79,13 +79,24 @@ impl Slabs {
             .map_err(|_| unusable("in use by another Ebb"))?;
         let length = file.metadata()?.len();
         let had = length.saturating_sub(CHUNKS_AT) / CHUNK_BYTES;
-        let count = limit_chunks.max(had);
-        if count > CHUNKS_MAX {
+        if had > CHUNKS_MAX {
             return Err(unusable("not of this version"));
         }
-        file.set_len(CHUNKS_AT + count * CHUNK_BYTES)?;
-        let mapping = Mapping::new(&file, 0, CHUNKS_AT + count * CHUNK_BYTES)?;
-        mapping.populate(0, (TABLE_AT + count * 8).next_multiple_of(4096))?;
+        let (count, mapping) = match map(&file, limit_chunks.max(had)) {
+            // What was there needs no room: a daemon takes it up also where there is none.
+            Err(_) if had > 0 => {
+                let mapped = map(&file, had);
+                file.set_len(length)?;
+                mapped?
+            }
+            Err(error) => {
+                // No table, so no object.
+                fs::remove_file(&path)?;
+                return Err(error);
+            }
+            Ok(mapped) => mapped,
+        };
+        let limit_chunks = limit_chunks.min(count);
         let slabs = Slabs {
             file,
             mapping,
@@ -287,7 +298,7 @@ impl Slabs {
                 let within = self.present_count.load(Relaxed) < self.limit_chunks();
                 let chunk = within.then(|| self.absent.first())?? as u64;
                 // A touch of what the host has no memory for would kill us.
-                self.mapping.populate(CHUNKS_AT + chunk * CHUNK_BYTES, CHUNK_BYTES).ok()?;
+                self.mapping.reserve(CHUNKS_AT + chunk * CHUNK_BYTES, CHUNK_BYTES).ok()?;
                 self.absent.remove(chunk as usize);
                 self.present_count.fetch_add(1, Relaxed);
                 chunk
@@ -347,6 +358,15 @@ impl Slabs {
     fn taking(&self) -> MutexGuard<'_, ()> {
         self.taking.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The file with a table for so many chunks, and that table in memory.
+fn map(file: &File, count: u64) -> Result<(u64, Mapping), StoreError> {
+    file.set_len(file.metadata()?.len().max(CHUNKS_AT + count * CHUNK_BYTES))?;
+    let mapping = Mapping::new(file, 0, CHUNKS_AT + count * CHUNK_BYTES)?;
+    let table = (TABLE_AT + count * 8).next_multiple_of(4096);
+    mapping.reserve(0, table).map_err(StoreError::RunDirectory)?;
+    Ok((count, mapping))
 }
 
 fn class_for(length: usize) -> Option<usize> {

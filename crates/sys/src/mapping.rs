@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use ebb_units::{FRAME_BYTES, Hva};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::bus_guard::BusGuard;
@@ -119,6 +120,19 @@ impl Mapping {
     /// `EFAULT` when the host has no memory to give.
     pub fn populate(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.advise(offset, bytes, Advice::LinuxPopulateWrite)
+    }
+
+    /// As [`Mapping::populate`], of a file whose file system may be full: a store into a page
+    /// without a block would end this process by SIGBUS.
+    ///
+    /// # Errors
+    /// `StorageFull`: the file system has no room, or the host no memory for it.
+    pub fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.populate(offset, bytes).map_err(|error| match Errno::from_io_error(&error) {
+            // What the kernel says in place of the SIGBUS.
+            Some(Errno::FAULT | Errno::NOMEM) => Errno::NOSPC.into(),
+            _ => error,
+        })
     }
 
     /// Which pages from `offset` on, one for each of `pages`, are in memory, whether they are

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use ebb_ledger::Ledger;
+use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
 use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
 use ebb_sys::mapping::Mapping;
@@ -64,7 +64,7 @@ impl Machine {
         let ram = Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap());
         let run = tempfile::tempdir_in("/dev/shm").unwrap();
         let store = store(run.path());
-        let ledger = Ledger::create(&run.path().join("ledger"), ram.end()).unwrap();
+        let ledger = Ledger::create(&run.path().join("ledger"), ram.end(), Tables::WhenSplit).unwrap();
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let grain = Grain::Frame;
         let parts = Parts { ram, ledger, uffd, grain, devices, store, disk };

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use ebb_ledger::{Content, Ledger};
+use ebb_ledger::{Content, Ledger, Tables};
 use ebb_units::Gfn;
 
 /// Four huge frames.
@@ -14,7 +14,7 @@ const FRAMES: u64 = 4 * 512;
 pub fn run(data: &[u8]) {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let path = directory.path().join("ledger");
-    drop(Ledger::create(&path, Gfn(FRAMES)).expect("a ledger"));
+    drop(Ledger::create(&path, Gfn(FRAMES), Tables::WhenSplit).expect("a ledger"));
     let file = File::options().write(true).open(&path).expect("the ledger");
     let words = file.metadata().expect("the ledger").len() / 8;
     for [low, high, value @ ..] in data.as_chunks::<10>().0 {

@@ -9,7 +9,7 @@ use std::sync::mpsc::Receiver;
 
 use ebb_heat::{GuestTracker, Levels, Observer, PagerTables, Roots, Round, Tracker, Walk};
 use ebb_inspect::{Guest, Run};
-use ebb_ledger::Ledger;
+use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, Restored};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
@@ -43,7 +43,7 @@ impl Tracked {
         let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted);
         let parts = Parts {
             ram: Arc::clone(&ram),
-            ledger: Ledger::create(&run.join("ledger"), ram.end()).expect("a ledger"),
+            ledger: Ledger::create(&run.join("ledger"), ram.end(), Tables::WhenSplit).expect("a ledger"),
             uffd,
             grain: Grain::Frame,
             devices: Box::new(NoDevices),

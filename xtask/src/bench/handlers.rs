@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::Context;
-use ebb_ledger::Ledger;
+use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{
     Committed, FaultThread, Grain, Latency, NoDevices, NoDisk, Pager, Parts, Restored,
 };
@@ -87,7 +87,7 @@ impl Ebb {
         let region = Region { gpa, bytes, hva, file: 0, offset: 0 };
         let ram = Ram::new(vec![region], vec![Backing { file, mapping }])?;
         let (uffd, _) = watched(&victim)?;
-        let ledger = Ledger::create(&directory.path().join("ledger"), ram.end())?;
+        let ledger = Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
         let (run, slots) = (directory.path(), bytes / FRAME_BYTES);
         let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted)?;
         let (pager, restored) = Pager::new(Parts {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use ebb_inspect::{Guest, GuestMemory, PAGE_BYTES};
-use ebb_ledger::Ledger;
+use ebb_ledger::{Ledger, Tables};
 use ebb_pager::View;
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
@@ -106,7 +106,7 @@ impl Seen {
         let mut qmp = Qmp::connect(&vm.own_qmp_socket())?;
         let ram = layout::discover(&Process::open(vm.pid())?, &mut qmp)?;
         let directory = tempfile::tempdir()?;
-        let ledger = Ledger::create(&directory.path().join("ledger"), ram.end())?;
+        let ledger = Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
         let (run, frames) = (directory.path(), ram.bytes() / FRAME_BYTES);
         let store = SwapFile::open(&run.join("swap"), run, frames, Protection::Encrypted)?;
         Ok(Seen { ram, ledger, store })

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ebb_block::Hashes;
-use ebb_ledger::{Content, Ledger};
+use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::{Disk, FaultThread, IoMapping, Pager, Parts, RefillThreads};
 use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, SwapFile, Usage};
 use ebb_sys::process::Process;
@@ -52,7 +52,7 @@ impl Daemon {
         let path = machine.run().join("ledger");
         let mut held = Vec::new();
         let ledger = match adopt {
-            false => Ledger::create(&path, machine.ram.end()).unwrap(),
+            false => Ledger::create(&path, machine.ram.end(), Tables::WhenSplit).unwrap(),
             true => {
                 let mut ledger = Ledger::open(&path, machine.ram.end()).unwrap();
                 ledger.recover(|frames, content| held.push((frames, content)));

@@ -1,0 +1,76 @@
+//! Small file systems that a test fills.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::host::call;
+
+/// A file system of its own; unmounted when it goes, so it must go after who uses it.
+pub struct SmallFs {
+    at: PathBuf,
+    _directory: TempDir,
+}
+
+impl SmallFs {
+    /// A tmpfs of so many bytes.
+    ///
+    /// # Panics
+    /// It cannot be mounted.
+    pub fn tmpfs(bytes: u64) -> SmallFs {
+        SmallFs::mount(|_, at| {
+            let size = format!("size={bytes},mode=0700");
+            call(&[&"mount", &"-t", &"tmpfs", &"-o", &size, &"ebb-test", &at]);
+        })
+    }
+
+    /// An ext4 of so many bytes, in a file.
+    ///
+    /// # Panics
+    /// It cannot be made or mounted.
+    pub fn ext4(bytes: u64) -> SmallFs {
+        SmallFs::mount(|directory, at| {
+            let image = directory.join("image");
+            File::create(&image).and_then(|file| file.set_len(bytes)).expect("an image");
+            call(&[&"mkfs.ext4", &"-q", &"-F", &"-m", &"0", &image]);
+            call(&[&"mount", &"-o", &"loop", &image, &at]);
+        })
+    }
+
+    fn mount(make: impl FnOnce(&Path, &Path)) -> SmallFs {
+        let directory = tempfile::Builder::new().prefix("ebb-test-").tempdir().expect("a place");
+        let at = directory.path().join("at");
+        fs::create_dir(&at).expect("a place");
+        make(directory.path(), &at);
+        SmallFs { at, _directory: directory }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.at
+    }
+
+    /// Fills it to the last block; the file that does.
+    ///
+    /// # Panics
+    /// Something else is wrong with it.
+    pub fn fill(&self) -> PathBuf {
+        let path = self.at.join("fill");
+        let mut file = File::options().create(true).append(true).open(&path).expect("a file");
+        for length in [1 << 20, 4096, 1] {
+            while let Ok(1..) = file.write(&vec![0x5a; length]) {}
+        }
+        path
+    }
+}
+
+impl Drop for SmallFs {
+    fn drop(&mut self) {
+        // One that is in use goes with its last user.
+        let done = Command::new("umount").arg("--lazy").arg(&self.at).status();
+        assert!(done.is_ok_and(|done| done.success()) || std::thread::panicking(), "umount");
+    }
+}
