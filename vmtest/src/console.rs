@@ -40,10 +40,12 @@ impl Console {
         Ok(Console { input, log: log.into(), vmm, last_number: 0, received })
     }
 
-    /// All that the guest has printed. QEMU logs a character twice when its
-    /// socket is full at that moment.
+    /// All that the guest has printed, as far as the log goes back. QEMU, where it keeps the log
+    /// itself, logs a character twice when its socket is full at that moment.
     pub fn text(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+        let before = fs::read(self.log.with_extension("log.1")).unwrap_or_default();
+        let text = [before, fs::read(&self.log).unwrap_or_default()].concat();
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// What came over the socket since the last request.

@@ -1,10 +1,14 @@
 //! File systems without room: nobody dies of it, nothing is lost, and room makes it good.
 
-use ebb_ledger::{Content, Ledger, LedgerError, SplitError, Tables};
-use ebb_store::{Compressed, Page, Protection, Store, StoreError, SwapFile};
-use ebb_units::{FrameRange, Gfn, HugeFrame};
-use vmtest::SmallFs;
+use std::path::Path;
+use std::sync::Arc;
 
+use ebb_ledger::{Content, Ledger, LedgerError, SplitError, Tables};
+use ebb_store::{Compressed, NoRoom, Page, Protection, Quota, Room, Store, StoreError, SwapFile};
+use ebb_units::{FrameRange, Gfn, HugeFrame};
+use vmtest::{Guest, Host, SmallFs, Vm, until};
+
+const MIB: u64 = 1 << 20;
 const HUGE_FRAMES: u64 = 64;
 const END: Gfn = Gfn(HUGE_FRAMES * 512);
 
@@ -81,4 +85,161 @@ fn a_store_whose_records_have_no_room_takes_what_fits_and_keeps_it() {
     check(&store);
     std::fs::remove_file(fill).unwrap();
     store.save(&page(9999)).unwrap();
+}
+
+/// Three files share the room, as those of three VMs do.
+#[test]
+fn swap_files_keep_to_their_quota_and_leave_the_floor() {
+    const SLOTS: u64 = 8192;
+    let (disk, runs) = (SmallFs::ext4(32 * MIB), [(); 3].map(|()| tempfile::tempdir().unwrap()));
+    let open = |room: &Arc<Room>, number: usize| {
+        let path = disk.path().join(number.to_string());
+        let file = SwapFile::open(&path, runs[number].path(), SLOTS, Protection::Encrypted);
+        file.unwrap().within(room)
+    };
+    // Pages that went in, by slot, until no more did.
+    let fill = |store: &dyn Store| {
+        let mut slots = Vec::new();
+        loop {
+            let pages: Vec<Page> = (0..100).map(|at| page(slots.len() as u64 + at)).collect();
+            let batch = store.save_batch(&pages);
+            slots.extend(batch.slots.iter().flatten());
+            if let Some(error) = batch.error {
+                return (slots, error);
+            }
+        }
+    };
+    let check = |store: &dyn Store, slots: &[u64]| {
+        for (&slot, number) in slots.iter().zip(0..) {
+            let mut found = [0; 4096];
+            store.load(slot, &mut found).unwrap();
+            assert!(found == page(number), "page {number}");
+        }
+    };
+    let quota =
+        Quota { all_bytes: Some(7 * MIB), each_bytes: Some(4 * MIB), floor_bytes: Some(8 * MIB) };
+    let room = Room::new(quota);
+    let (one, two) = (open(&room, 0), open(&room, 1));
+    let (slots, why) = fill(&one);
+    assert!(matches!(why, StoreError::NoRoom(NoRoom::Each)), "{why}");
+    assert!((900..=1024).contains(&slots.len()), "{}", slots.len());
+    let (others, why) = fill(&two);
+    assert!(matches!(why, StoreError::NoRoom(NoRoom::All)), "{why}");
+    assert!((600..=768).contains(&others.len()), "{}", others.len());
+    // A slot that is released and not trimmed has its space, whatever others do.
+    one.release(slots[5]);
+    assert_eq!(one.save(&page(5)).unwrap(), slots[5]);
+    assert!(one.save(&page(5)).is_err());
+    check(&one, &slots);
+    // Trimmed, it is for all.
+    slots.iter().for_each(|&slot| one.release(slot));
+    one.trim().unwrap();
+    assert!(two.save(&page(1)).is_ok());
+    check(&two, &others);
+    // Nobody goes below the floor.
+    let third = open(&Room::new(Quota { floor_bytes: Some(8 * MIB), ..Quota::default() }), 2);
+    let (slots, why) = fill(&third);
+    assert!(matches!(why, StoreError::NoRoom(NoRoom::Floor)), "{why}");
+    let left = free_bytes(disk.path());
+    assert!((8 * MIB - 64 * 1024..9 * MIB).contains(&left), "{left}");
+    check(&third, &slots);
+    // Nor does another, with what one before it had counted anew.
+    drop((one, two, third));
+    assert_eq!(room.taken_bytes(), 0);
+}
+
+fn free_bytes(path: &Path) -> u64 {
+    let space = rustix::fs::statvfs(path).expect("it is mounted");
+    space.f_bavail * space.f_frsize
+}
+
+fn limit(vm: &Vm, mib: u64) {
+    vm.ebb(&format!("limit {mib}M")).ok();
+    until("the limit to hold", || (vm.host_bytes() <= mib * MIB).then_some(()));
+}
+
+#[test]
+fn a_full_run_directory_costs_nobody_a_byte_or_the_daemon() {
+    let (run, swap) = (SmallFs::tmpfs(24 * MIB), tempfile::tempdir().unwrap());
+    let host = Host::at(run.path());
+    host.set("EBB_SWAP_DIR", swap.path());
+    let vm = host.run(Guest::debian("6.1-cloud").memory("400M").backing("small"));
+    vm.guest("fill a 150M");
+    let daemon = host.daemon();
+    let fill = run.fill();
+    // What must be on record first is not done.
+    let why = vm.ebb("limit 150M").refused();
+    assert!(why.contains("record") && why.contains("No space left"), "{why}");
+    std::fs::remove_file(fill).unwrap();
+    limit(&vm, 200);
+    let fill = run.fill();
+    // New memory needs words in the ledger, old memory seals; the console needs its log.
+    vm.guest("fill b 100M");
+    vm.guest("sh busybox seq 1 5000 >/dev/console");
+    let stuck = until("the run directory to be named", || vm.status().limit.stuck);
+    assert!(stuck.contains("the run directory needs room"), "{stuck}");
+    let warned = vm.status().warnings.iter().any(|why| why.contains("the run directory"));
+    assert!(warned, "{:?}", vm.status().warnings);
+    assert_eq!((vm.guest("check a"), vm.guest("check b")), ("0".into(), "0".into()));
+    assert_eq!(host.daemon(), daemon, "{}", host.log());
+    // Another daemon needs no room to take it up.
+    host.kill9();
+    host.start();
+    assert_eq!(host.list().len(), 1, "{}", host.log());
+    assert_eq!((vm.guest("check a"), vm.guest("check b")), ("0".into(), "0".into()));
+    std::fs::remove_file(fill).unwrap();
+    until("the limit to hold again", || (vm.host_bytes() <= 200 * MIB).then_some(()));
+    assert_eq!((vm.guest("check a"), vm.guest("check b")), ("0".into(), "0".into()));
+    until("nothing to be in the way", || vm.status().limit.stuck.is_none().then_some(()));
+}
+
+/// A guest at its limit waits for room in the swap directory, and for nothing else.
+#[test]
+fn a_guest_waits_for_room_in_the_swap_directory() {
+    let swap = SmallFs::ext4(400 * MIB);
+    let host = Host::new();
+    host.set("EBB_SWAP_DIR", swap.path());
+    host.set("EBB_SWAP_KEEP_FREE", "8M");
+    let vm = host.run(Guest::debian("6.1-cloud").memory("500M"));
+    // It says so where it waits for long.
+    vm.forgive();
+    vm.guest("fill a 150M");
+    let ballast = std::fs::File::create(swap.path().join("ballast")).unwrap();
+    let left = free_bytes(swap.path()) - 60 * MIB;
+    rustix::fs::fallocate(&ballast, rustix::fs::FallocateFlags::empty(), 0, left).unwrap();
+    limit(&vm, 200);
+    vm.leave("fill b 200M");
+    let waits = || {
+        until("the guest to wait", || {
+            Some(vm.status().limit).filter(|limit| limit.waits && limit.waiting_touches > 0)
+        })
+    };
+    let status = waits();
+    let stuck = status.stuck.unwrap_or_default();
+    assert!(stuck.contains("--swap-keep-free") && stuck.contains("the guest waits"), "{stuck}");
+    assert!(host.log().contains("the guest waits"), "{}", host.log());
+    let check = || {
+        assert!(vm.host_bytes() <= 200 * MIB, "{}", vm.host_bytes());
+        assert!(free_bytes(swap.path()) >= 8 * MIB - 64 * 1024);
+    };
+    check();
+    // The next daemon has it wait, too.
+    host.kill9();
+    host.start();
+    waits();
+    check();
+    std::fs::remove_file(swap.path().join("ballast")).unwrap();
+    assert_eq!((vm.guest("check a"), vm.guest("check b")), ("0".into(), "0".into()));
+    until("the limit to hold", || (vm.host_bytes() <= 200 * MIB).then_some(()));
+    assert!(!vm.status().limit.waits);
+    // A higher limit, too, is room.
+    let ballast = std::fs::File::create(swap.path().join("ballast")).unwrap();
+    let left = free_bytes(swap.path()).saturating_sub(20 * MIB);
+    rustix::fs::fallocate(&ballast, rustix::fs::FallocateFlags::empty(), 0, left).unwrap();
+    vm.leave("fill c 80M");
+    waits();
+    vm.ebb("limit 400M").ok();
+    for name in ["a", "b", "c"] {
+        assert_eq!(vm.guest(&format!("check {name}")), "0");
+    }
 }

@@ -167,6 +167,8 @@ fn a_full_disk_is_named_and_costs_the_guest_nothing() {
     let tight = tight.expect("it is there");
     let host = Host::new();
     host.set("EBB_SWAP_DIR", tight.swap());
+    host.set("EBB_SWAP_KEEP_FREE", "0");
+    host.set("EBB_WHEN_SWAP_IS_FULL", "give-way");
     let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
     vm.guest("fill a 400M");
     vm.ebb("limit 200M").ok();

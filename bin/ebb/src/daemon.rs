@@ -90,9 +90,7 @@ fn start(run_dir: &Path) -> anyhow::Result<UnixStream> {
         PrivateDirError::Io(path, error) => explain(error, &path),
         error => anyhow!(error).context("run directory"),
     })?;
-    let log = run_dir.join(route::LOG_FILE);
-    let file = File::options().append(true).create(true).mode(0o600).open(&log);
-    let file = file.map_err(|error| explain(error, &log))?;
+    let (log, file) = open_log(run_dir)?;
     let old_bytes = file.metadata()?.len();
     let start = || {
         let log = file.try_clone()?;
@@ -103,6 +101,21 @@ fn start(run_dir: &Path) -> anyhow::Result<UnixStream> {
         Some(line) => format!("ebbd does not run: {line}"),
         None => format!("ebbd does not run and wrote nothing to {}", log.display()),
     })
+}
+
+/// The daemon's log: in the logs' directory, or where that is not to be had in the run directory.
+fn open_log(run_dir: &Path) -> anyhow::Result<(PathBuf, File)> {
+    let named = env::var_os("EBB_LOG_DIR").map(PathBuf::from);
+    let dir = route::log_dir(run_dir, named.as_deref());
+    let open = |path: &Path| File::options().append(true).create(true).mode(0o600).open(path);
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    let log = dir.join(route::LOG_FILE);
+    if let Ok(file) = made.and_then(|()| open(&log)) {
+        return Ok((log, file));
+    }
+    let log = run_dir.join(route::LOG_FILE);
+    let file = open(&log).map_err(|error| explain(error, &log))?;
+    Ok((log, file))
 }
 
 /// `ebbd` beside this program, else the first in PATH.

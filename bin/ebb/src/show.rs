@@ -34,7 +34,10 @@ pub fn share(bytes: u64, of_bytes: u64) -> String {
 pub fn started(vm: &VmStatus) -> String {
     let memory = Bytes(vm.memory_bytes);
     let head = format!("{} is held: QEMU's pid is {}, memory {memory}\n", vm.name, vm.pid);
-    let console = vm.console.as_deref().map(|path| row("console", watch_with(path)));
+    let console = vm.console.as_deref().map(|path| {
+        let log = vm.console_log.clone().unwrap_or_else(|| path.with_extension("log"));
+        row("console", watch_with(path, &log))
+    });
     head + &decisions(vm) + &console.unwrap_or_default() + &warnings(vm)
 }
 
@@ -47,10 +50,9 @@ fn decisions(vm: &VmStatus) -> String {
         + &row("mechanism", format!("{}: {}", vm.mechanism, vm.mechanism_reason))
 }
 
-/// Commands that show the console: its log beside it, and its socket to type into.
-fn watch_with(console: &Path) -> String {
+/// Commands that show the console: its log, and its socket to type into.
+fn watch_with(console: &Path, log: &Path) -> String {
     let is_socket = fs::metadata(console).is_ok_and(|found| found.file_type().is_socket());
-    let log = console.with_extension("log");
     let watch = format!("tail -f {}", log.display());
     let type_into = format!("socat -,raw,echo=0,escape=0x1d {}", console.display());
     match (is_socket, log.exists()) {

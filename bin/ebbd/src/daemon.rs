@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
-use std::io;
+use std::io::{self, PipeReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -25,6 +25,7 @@ use serde_json::json;
 
 use crate::calibrate::Calibrated;
 use crate::devices;
+use crate::console;
 use crate::disks::{self, Disks, Shared};
 use crate::growth::{self, Growth, GrowthRecord};
 use crate::held::{self, Held};
@@ -51,6 +52,7 @@ type Vms = BTreeMap<VmName, Option<Arc<Listing>>>;
 pub struct Daemon {
     run_dir: PathBuf,
     swap_dir: PathBuf,
+    log_dir: PathBuf,
     settings: Settings,
     vms: Arc<Mutex<Vms>>,
     /// VMs on record for which there was no thread yet.
@@ -66,18 +68,24 @@ impl Daemon {
     pub fn new(
         run_dir: &Path,
         swap_dir: &Path,
+        log_dir: &Path,
         settings: Settings,
         (pool, calibrated): (Arc<pool::Shared>, Arc<Calibrated>),
     ) -> Daemon {
-        let (run_dir, swap_dir) = (run_dir.to_owned(), swap_dir.to_owned());
+        let [run_dir, swap_dir, log_dir] = [run_dir, swap_dir, log_dir].map(Path::to_owned);
         let (vms, left) = (Arc::default(), Arc::default());
-        Daemon { run_dir, swap_dir, settings, vms, left, pool, calibrated }
+        Daemon { run_dir, swap_dir, log_dir, settings, vms, left, pool, calibrated }
     }
 
     /// Where a VM's swap file goes. The process's number tells it from that of a
     /// VM of the same name under another run directory.
     fn swap_path(&self, name: &VmName, pid: i32) -> PathBuf {
         self.swap_dir.join(format!("{name}.{pid}.swap"))
+    }
+
+    /// Where a VM's logs go; none: in its directory.
+    fn logs(&self, name: &VmName) -> Option<PathBuf> {
+        (self.log_dir != self.run_dir).then(|| self.log_dir.join(name.as_str()))
     }
 
     /// The directory.
@@ -141,7 +149,7 @@ impl Daemon {
             let listing = match Record::load(&directory) {
                 Ok(Some(record)) => Some(Arc::new(Listing::new(&record, Stage::TakingUp))),
                 Ok(None) => {
-                    remove_if_dead(&directory);
+                    self.clear_away(&name, &directory);
                     continue;
                 }
                 Err(error) => {
@@ -176,7 +184,7 @@ impl Daemon {
 
     /// A VM is not held any more.
     pub fn forget(&self, name: &VmName, directory: &Path) {
-        remove_if_dead(directory);
+        self.clear_away(name, directory);
         self.vms().remove(name);
     }
 
@@ -202,7 +210,10 @@ impl Daemon {
         let records = growth::plan(request, &qemu());
         let devices = Growth::start(&records, &reserved.directory, None);
         let devices = devices.map_err(failed("its memory devices"))?;
-        let mut started = start(request, backing.value, &reserved.directory, &served, &records)?;
+        let logs = self.logs(&request.name);
+        let logs = logs.as_deref().unwrap_or(&reserved.directory);
+        let directories = (reserved.directory.as_path(), logs);
+        let mut started = start(request, backing.value, directories, &served, &records)?;
         let own = launch::served_names(request.disks.len(), records.len());
         let found = devices::of_new(&started.process, &mut started.qmp, &own)?;
         if let Some(tiers) = &tiers {
@@ -217,6 +228,7 @@ impl Daemon {
             boot: life::boot().map_err(failed("the host's boot"))?,
             userfaultfd: None,
             started: true,
+            logs: self.logs(&request.name),
             qmp: reserved.directory.join("qmp.sock"),
             accelerator: api(accelerator.value),
             accelerator_reason: accelerator.reason,
@@ -285,6 +297,7 @@ impl Daemon {
             boot: life::boot().map_err(failed("the host's boot"))?,
             userfaultfd: None,
             started: false,
+            logs: None,
             qmp: path,
             accelerator: accelerator.value,
             accelerator_reason: accelerator.reason,
@@ -354,7 +367,7 @@ impl Daemon {
         if vms.contains_key(name) {
             return Err(Refused::Taken(format!("a VM named {name} is held already")));
         }
-        remove_if_dead(&directory);
+        self.clear_away(name, &directory);
         let made = match DirBuilder::new().mode(0o700).create(&directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             made => made.map(|()| true).map_err(failed("the VM's directory"))?,
@@ -372,6 +385,15 @@ impl Daemon {
 
     fn left(&self) -> MutexGuard<'_, Vec<Supervisor>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes what a VM has left, unless it is still on record or lives on.
+    fn clear_away(&self, name: &VmName, directory: &Path) {
+        if remove_if_dead(directory)
+            && let Some(logs) = self.logs(name)
+        {
+            remove(&logs);
+        }
     }
 
     fn vms(&self) -> MutexGuard<'_, Vms> {
@@ -442,7 +464,7 @@ struct Started {
 fn start(
     request: &RunRequest,
     backing: Backing,
-    directory: &Path,
+    (directory, logs): (&Path, &Path),
     disks: &Disks,
     growth: &[GrowthRecord],
 ) -> Answer<Started> {
@@ -469,7 +491,8 @@ fn start(
         qemu_args: &request.qemu_args,
         cwd: request.cwd.as_deref().unwrap_or(Path::new("/")),
     };
-    let child = launch.start().map_err(|error| match error.kind() {
+    let (mut messages, to_messages) = io::pipe().map_err(failed("a pipe"))?;
+    let child = launch.start(to_messages).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => not_allowed(format!(
             "there is no {}: install it with apt-get install qemu-system-x86",
             qemu().display()
@@ -478,7 +501,11 @@ fn start(
     })?;
     let pid = child.id() as i32;
     let mut child = Running(Some(child));
-    let mut qmp = control(&launch, &mut child)?;
+    let mut qmp = control(&launch, &mut child, &mut messages)?;
+    // A directory that cannot be made leaves the VM without logs.
+    let _ = DirBuilder::new().recursive(true).mode(0o700).create(logs);
+    let keeper = console::start(directory, logs, Some(messages));
+    children.push(Running(Some(keeper.map_err(failed("its console"))?)));
     let process = Process::open(pid).map_err(failed("QEMU"))?;
     let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
     children.push(child);
@@ -517,12 +544,12 @@ fn qemu() -> PathBuf {
 }
 
 /// Waits for QEMU's control socket, or its end.
-fn control(launch: &Launch<'_>, child: &mut Running) -> Answer<Qmp> {
+fn control(launch: &Launch<'_>, child: &mut Running, messages: &mut PipeReader) -> Answer<Qmp> {
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
         let ended = child.0.as_mut().map(Child::try_wait).transpose().map_err(failed("QEMU"))?;
         if let Some(Some(_)) = ended {
-            return Err(not_allowed(format!("QEMU ended: {}", last_line(&launch.log_path()))));
+            return Err(not_allowed(format!("QEMU ended: {}", last_line(messages))));
         }
         match Qmp::connect(&launch.qmp_path()) {
             Ok(qmp) => return Ok(qmp),
@@ -532,9 +559,12 @@ fn control(launch: &Launch<'_>, child: &mut Running) -> Answer<Qmp> {
     }
 }
 
-fn last_line(log: &Path) -> String {
-    let text = fs::read(log).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
+/// Of a QEMU that has ended; what it started may not have.
+fn last_line(messages: &mut PipeReader) -> String {
+    let mut text = vec![0; 64 << 10];
+    let nothing = rustix::io::ioctl_fionread(&*messages).is_ok_and(|bytes| bytes == 0);
+    let length = if nothing { 0 } else { messages.read(&mut text).unwrap_or(0) };
+    let text = String::from_utf8_lossy(&text[..length]);
     let last = text.lines().rev().find(|line| !line.trim().is_empty());
     last.unwrap_or("it said nothing").trim().to_owned()
 }
@@ -563,20 +593,24 @@ fn min_order(asked: Option<u8>) -> Answer<u8> {
     }
 }
 
-/// Removes what a VM has left, if it has ended for certain.
-fn remove_if_dead(directory: &Path) {
+/// Removes what a VM has left, if it has ended for certain; `false`: it lives on, or nobody can
+/// tell.
+fn remove_if_dead(directory: &Path) -> bool {
     let looked = Record::load(directory).and_then(|record| {
         let dead = match record.as_ref().map(Record::life) {
             Some(Life::Lives(_)) => None,
             Some(Life::Dead(dead)) => Some(dead),
             Some(Life::Unknown(error)) => return Err(error),
-            None => Life::of_listener(&directory.join("console.sock"))?,
+            // One that was let go keeps its control socket as long as it runs.
+            None => Life::of_listener(&directory.join("qmp.sock"))?,
         };
-        dead.map_or(Ok(()), |dead| held::clear(record.as_ref(), directory, &dead))
+        let Some(dead) = dead else { return Ok(false) };
+        held::clear(record.as_ref(), directory, &dead).map(|()| true)
     });
-    if let Err(error) = looked {
+    looked.unwrap_or_else(|error| {
         tracing::error!("{}: not cleared away: {error}", directory.display());
-    }
+        false
+    })
 }
 
 fn remove(directory: &Path) {

@@ -99,10 +99,13 @@ pub fn start_relays(records: &[GrowthRecord], directory: &Path) -> io::Result<Ve
 fn start_relay(directory: &Path, node: usize) -> io::Result<Child> {
     let listener = ebb_vhost::socket::listen(&front_socket(directory, node))
         .map_err(|error| io::Error::other(error.to_string()))?;
-    let log = std::fs::File::create(directory.join(format!("memory{node}.log")))?;
+    let path = directory.join(format!("memory{node}.log"));
+    let log = std::fs::File::options().append(true).create(true).open(&path)?;
     Command::new(std::env::current_exe()?)
         .args([relay::COMMAND, "--once", "--device"])
         .arg(device_socket(directory, node))
+        .arg("--log")
+        .arg(path)
         .stdin(Stdio::from(OwnedFd::from(listener)))
         .stdout(Stdio::null())
         .stderr(log)

@@ -23,6 +23,7 @@ use crate::life::{Dead, Life};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord, Settings};
 use crate::small_pages;
+use crate::swap_room;
 
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
@@ -226,6 +227,7 @@ fn pager(
 fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>, StoreError> {
     let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
     let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
+    let disk = disk.within(swap_room::room());
     match record.compressed_bytes() {
         0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk)),
         bytes => Ok(Box::new(Compressed::open(directory, bytes, disk)?)),
@@ -337,7 +339,11 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
         pager.watch_all()?;
     }
     record.userfaultfd = Some(number);
-    record.save(directory)?;
+    match record.save(directory) {
+        // What was on record holds: of this daemon's settings its next change tells.
+        Err(error) if !fresh => tracing::warn!("{}: its record: {error}", record.name),
+        saved => saved?,
+    }
     let pager = Arc::new(pager);
     shared.serve_with(&pager);
     small_pages::mind(&pager, &process, record.backing);
@@ -456,6 +462,11 @@ impl Held {
         if let Err(error) = self.forget() {
             tracing::error!("{}: {error}", self.record.name);
         }
+    }
+
+    /// Where its logs are.
+    pub fn logs(&self) -> PathBuf {
+        self.record.logs.clone().unwrap_or_else(|| self.directory.clone())
     }
 
     /// A copy of the VMM's pidfd.

@@ -12,7 +12,8 @@ use ebb_units::{Bytes, Gfn};
 use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
-use crate::trouble::{Attempt, Trouble};
+use crate::swap_room::WhenFull;
+use crate::trouble::{self, Attempt, Trouble};
 use crate::worker::{Command, State};
 
 /// So long it evicts before it looks at commands again.
@@ -82,6 +83,7 @@ impl State {
     pub(crate) fn apply_limit(&mut self) -> Answer<()> {
         (self.stuck, self.trouble) = (None, None);
         self.held.pager.limit_store_memory(self.compressed_bytes());
+        self.held.pager.halt_above(u64::MAX);
         if self.marks().is_none() {
             self.held.pager.set_marks(u64::MAX, u64::MAX);
             self.limiter = None;
@@ -117,15 +119,15 @@ impl State {
         self.pressed.store(false, Release);
         self.glance_at_devices();
         let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
-        self.note_disks();
-        if let Err(why) = self.may_evict() {
+        if let Err(why) = self.note_disks().and_then(|()| self.may_evict()) {
             self.stuck = Some(why.to_string());
             self.limiter = Some(limiter);
+            self.held.pager.halt_above(u64::MAX);
             return self.held.pager.set_marks(u64::MAX, u64::MAX);
         }
         if self.trouble.as_ref().is_some_and(Trouble::rests) {
             self.limiter = Some(limiter);
-            return;
+            return self.halt(marks);
         }
         let end = Instant::now() + TURN;
         let mut more = true;
@@ -134,14 +136,39 @@ impl State {
             more = self.note(result.and_then(|more| self.write_back(end).map(|()| more)));
         }
         self.limiter = Some(limiter);
-        // Faults do not wait for room that nobody makes.
-        let in_the_way = self.stuck.is_some() || self.trouble.is_some();
+        self.halt(marks);
+        // Faults do not wait a little for room that nobody makes; for room that somebody may make
+        // the halted ones wait longer.
+        let in_the_way = (self.stuck.is_some() || self.trouble.is_some()) && !self.waits();
         let (tell, wait) = if in_the_way { (u64::MAX, u64::MAX) } else { marks.pressure() };
         self.held.pager.set_marks(tell, wait);
         if more && !self.pressed.swap(true, AcqRel) {
             // This is the thread that reads it.
             let _ = self.own.send(Command::Pressure);
         }
+    }
+
+    /// Whether the guest's first touches wait until the store has room.
+    pub(crate) fn waits(&self) -> bool {
+        self.held.record.settings.when_swap_is_full == WhenFull::Wait
+            && self.marks().is_some()
+            && self.trouble.as_ref().is_some_and(Trouble::is_no_room)
+    }
+
+    fn is_above_high(&self) -> bool {
+        let taken = self.held.pager.taken_bytes();
+        self.marks().zip(taken.ok()).is_some_and(|(marks, taken)| taken > marks.high_bytes)
+    }
+
+    /// Whether QEMU itself may wait for room, and so answers nobody.
+    pub(crate) fn is_halted(&self) -> bool {
+        self.waits() && self.held.pager.waiting_touches() > 0
+    }
+
+    /// Has first touches wait where they are to, and go on where there is room.
+    fn halt(&self, marks: Marks) {
+        let above = if self.waits() { marks.high_bytes } else { u64::MAX };
+        self.held.pager.halt_above(above);
     }
 
     /// Makes room in compressed memory, until `end` at most.
@@ -162,13 +189,26 @@ impl State {
     fn note(&mut self, result: std::io::Result<bool>) -> bool {
         let before = self.trouble.take();
         match result {
-            Ok(more) => more,
+            Ok(more) => {
+                // Nothing was tried that needs room: there is none as before.
+                let over = !more && self.is_above_high();
+                self.trouble = before.filter(|before| over && before.is_no_room());
+                more
+            }
             Err(error) => {
-                let why = self.explain(Attempt::Save, &error);
+                let no_room = trouble::is_no_room(&error);
+                let waits = no_room
+                    && self.marks().is_some()
+                    && self.held.record.settings.when_swap_is_full == WhenFull::Wait;
+                let attempt = if waits { Attempt::SaveOrWait } else { Attempt::Save };
+                let why = self.explain(attempt, &error);
                 if before.as_ref().is_none_or(|before| before.why() != why) {
                     tracing::error!("{}: {why}", self.held.record.name);
                 }
-                self.trouble = Some(Trouble::new(why, before));
+                self.trouble = Some(match no_room {
+                    true => Trouble::no_room(why),
+                    false => Trouble::new(why, before),
+                });
                 false
             }
         }
@@ -185,12 +225,18 @@ impl State {
 
     /// Once its disks were used a successor must wait for them before it evicts: they
     /// have rings in the guest's memory, which it does not know of.
-    pub(crate) fn note_disks(&mut self) {
+    ///
+    /// # Errors
+    /// It is not on record: nothing may be evicted.
+    pub(crate) fn note_disks(&mut self) -> Answer<()> {
         let any = !self.held.record.disks.is_empty();
         if any && !self.held.record.disks_used && self.held.disks.shared.any_used() {
             self.held.record.disks_used = true;
-            self.save();
+            let saved = self.held.record.save(&self.held.directory);
+            self.held.record.disks_used = saved.is_ok();
+            saved.map_err(failed("the VM's record"))?;
         }
+        Ok(())
     }
 
     fn limit_step(&mut self, limiter: &mut Limiter, marks: Marks) -> std::io::Result<bool> {
@@ -202,7 +248,7 @@ impl State {
             }
         }
         self.expect_refills()?;
-        if relieved || limiter.is_spent() {
+        if (relieved || limiter.is_spent()) && !self.is_halted() {
             // QEMU may wait for the vCPU whose fault waits for room.
             let (tell, wait) = self.held.pager.marks();
             self.held.pager.set_marks(u64::MAX, u64::MAX);

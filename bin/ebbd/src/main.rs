@@ -1,8 +1,10 @@
 //! `ebbd`: holds the VMs of a host and gives their unused memory back.
 #![forbid(unsafe_code)]
 
+mod bounded_log;
 mod calibrate;
 mod compaction;
+mod console;
 mod daemon;
 mod devices;
 mod disk;
@@ -20,6 +22,7 @@ mod life;
 mod limit;
 mod limited;
 mod listing;
+mod log;
 mod looking;
 mod memory;
 mod monitor;
@@ -42,6 +45,7 @@ mod sizing;
 mod small_pages;
 mod status;
 mod supervisor;
+mod swap_room;
 mod tiers;
 mod trouble;
 mod trust;
@@ -79,10 +83,16 @@ struct Arguments {
     /// Where the sockets, logs and records are.
     #[arg(long, env = "EBB_RUN_DIR", default_value = route::RUN_DIR_DEFAULT)]
     run_dir: PathBuf,
+    /// Where the logs are: this daemon's, and in a directory for each VM its console's and
+    /// QEMU's [default: /var/log/ebb, or the run directory if that is not the default].
+    #[arg(long, env = "EBB_LOG_DIR")]
+    log_dir: Option<PathBuf>,
     /// Where the content of evicted memory goes, encrypted: a directory on a disk
     /// [default: /var/lib/ebb, or the run directory if that is not the default].
     #[arg(long, env = "EBB_SWAP_DIR")]
     swap_dir: Option<PathBuf>,
+    #[command(flatten)]
+    swap_room: swap_room::SwapRoom,
     /// How much memory pages of each VM may take that are compressed in place of going to
     /// its swap file, as 64M; of a VM with a limit, no more than half of what lies above the
     /// least that keeps its guest alive. 0: none.
@@ -109,6 +119,7 @@ fn main() {
         }
         Some(disk::COMMAND) => disk::main(std::env::args().skip(2)),
         Some(memory::COMMAND) => memory::main(std::env::args().skip(2)),
+        Some(console::COMMAND) => console::main(std::env::args().skip(2)),
         Some(relay::COMMAND) => relay::main(std::env::args().skip(2)),
         _ => serve(&Arguments::parse()),
     };
@@ -128,8 +139,9 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         // Fails where this process leads a group already; then it has left.
         let _ = rustix::process::setsid();
     }
-    log_to_stderr();
     let run_dir = std::path::absolute(&arguments.run_dir)?;
+    let log_dir = std::path::absolute(route::log_dir(&run_dir, arguments.log_dir.as_deref()))?;
+    log::to_stderr(Some(&log_dir.join(route::LOG_FILE)));
     let _lock = own(&run_dir)?;
     let swap_dir = match &arguments.swap_dir {
         Some(directory) => std::path::absolute(directory)?,
@@ -145,12 +157,14 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         read_freed: arguments.read_freed,
         looking: arguments.looking,
         move_rate: arguments.move_rate.0,
+        when_swap_is_full: arguments.swap_room.when_swap_is_full,
     };
+    arguments.swap_room.begin();
     let pool = pool::Shared::open(&run_dir).context("the pool's record, pool.json")?;
     let calibrated = calibrate::Calibrated::open(&run_dir)
         .context("the calibration's record, calibration.json: remove it")?;
     let shared = (pool, calibrated);
-    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, settings, shared);
+    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, &log_dir, settings, shared);
     daemon.take_up_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -175,18 +189,6 @@ fn check_compressed(size: Bytes, run_dir: &Path) -> anyhow::Result<()> {
         bail!("--compressed needs a run directory in memory, and {run} is not on tmpfs");
     }
     Ok(())
-}
-
-/// What `EBB_LOG` asks for, `info` and above if it is not set.
-fn log_to_stderr() {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("EBB_LOG")
-                .unwrap_or_else(|_| "info".into()),
-        )
-        .with_ansi(false)
-        .with_writer(io::stderr)
-        .init();
 }
 
 /// Makes the run directory and locks it: one daemon a directory.

@@ -77,7 +77,7 @@ fn address(text: &str) -> Result<Gpa, String> {
 /// The file, the state or the socket cannot be used, or no device can have this region.
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd memory".to_owned()].into_iter().chain(words));
-    crate::log_to_stderr();
+    crate::log::to_stderr(None);
     let backend = start(&arguments)?;
     if let Some(Bytes(bytes)) = arguments.requested
         && backend.device().sizes().requested_bytes == 0

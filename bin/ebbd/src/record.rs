@@ -15,6 +15,7 @@ use crate::kept;
 use crate::life::{Identity, Life};
 use crate::looking::Looking;
 use crate::pool::Share;
+use crate::swap_room::WhenFull;
 use crate::tiers::Tiers;
 
 const FILE: &str = "vm.json";
@@ -35,6 +36,9 @@ pub struct Record {
     pub userfaultfd: Option<i32>,
     /// Whether Ebb started the VMM.
     pub started: bool,
+    /// Where its logs are, if not in its directory.
+    #[serde(default)]
+    pub logs: Option<PathBuf>,
     /// Its QMP socket.
     pub qmp: PathBuf,
     /// What runs it.
@@ -141,6 +145,9 @@ pub struct Settings {
     /// Bytes a second that move between nodes at most; 0: any number.
     #[serde(default)]
     pub move_rate: u64,
+    /// What becomes of it at its limit once its swap file can take no more.
+    #[serde(default)]
+    pub when_swap_is_full: WhenFull,
 }
 
 /// Automatic reclaim.

@@ -27,6 +27,9 @@ struct Arguments {
     /// Where the device is served; it need not be there yet
     #[arg(long, value_name = "PATH")]
     device: PathBuf,
+    /// The file that standard error is, to be kept short
+    #[arg(long, value_name = "PATH")]
+    log: Option<PathBuf>,
     /// Serve one QEMU, which connects to the socket that is standard input, and end with it
     #[arg(long, conflicts_with = "socket")]
     once: bool,
@@ -38,7 +41,7 @@ struct Arguments {
 /// The socket cannot be used.
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd relay".to_owned()].into_iter().chain(words));
-    crate::log_to_stderr();
+    crate::log::to_stderr(arguments.log.as_deref());
     let device = &arguments.device;
     let Some(socket) = &arguments.socket else {
         let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned()?);

@@ -1,5 +1,6 @@
 //! A VM's state, put together from all who know a part of it.
 
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,11 +11,13 @@ use ebb_api::{
 use ebb_inspect::{Counts, Guest};
 use ebb_pager::Pager;
 use ebb_store::Usage;
-use ebb_units::FRAME_BYTES;
+use ebb_units::{Bytes, FRAME_BYTES};
 
+use crate::console;
 use crate::placing;
 use crate::problem::{Answer, failed};
 use crate::record::Record;
+use crate::swap_room;
 use crate::tiers;
 use crate::worker::State;
 
@@ -53,7 +56,8 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         reach: state.reach_status(),
         mechanism,
         mechanism_reason,
-        console: record.started.then(|| state.held.directory.join("console.sock")),
+        console: record.started.then(|| console::socket(&state.held.directory)),
+        console_log: record.started.then(|| console::log(&state.held.logs())),
         min_order: record.min_order,
         memory_bytes,
         resident_bytes,
@@ -126,6 +130,10 @@ pub fn limit(state: &State) -> LimitStatus {
         compressed_limit_bytes: usage.memory_limit_bytes,
         compressed_ratio: ratio(usage),
         written_back_total_bytes: bytes(&counters.written_back_frames),
+        swap_file_bytes: usage.file_bytes,
+        all_swap_files_bytes: swap_room::room().taken_bytes(),
+        waits: state.waits(),
+        waiting_touches: state.held.pager.waiting_touches(),
         stuck: state.what_is_stuck(),
     }
 }
@@ -202,6 +210,9 @@ fn counted(known: GuestStatus, counts: &Counts) -> GuestStatus {
     }
 }
 
+/// With less than this free in the run directory something may find no room.
+const RUN_DIR_LEAST_BYTES: u64 = 256 << 10;
+
 fn warnings(state: &State) -> Vec<String> {
     let mut all = Vec::new();
     match state.held.record.backing {
@@ -231,10 +242,25 @@ fn warnings(state: &State) -> Vec<String> {
         all.push(format!("not each use of its memory is seen: {why}"));
     }
     all.extend(state.placing.iter().flat_map(placing::warnings));
+    all.extend(no_room(&state.held.directory));
     if state.held.qmp.is_none() {
         all.push(
             "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is taken".into(),
         );
     }
     all
+}
+
+/// Whether records find no room where they are to be.
+fn no_room(directory: &Path) -> Option<String> {
+    let found = rustix::fs::statvfs(directory).ok()?;
+    let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+    (free_bytes < RUN_DIR_LEAST_BYTES).then(|| {
+        format!(
+            "the run directory, {}, has {} left: what cannot be put on record there is not done; \
+             make room",
+            directory.display(),
+            Bytes(free_bytes)
+        )
+    })
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ebb_api::VmName;
 use ebb_pager::panic_text;
 
+use crate::console;
 use crate::daemon::Daemon;
 use crate::held::{self, NotAdopted};
 use crate::life::Life;
@@ -99,6 +100,11 @@ impl Supervisor {
             Err(NotAdopted::Over) => return Ok(None),
             Err(NotAdopted::Failed(error)) => return Err(error),
         };
+        if held.record.started
+            && let Err(error) = console::restart_if_gone(&self.directory, &held.logs())
+        {
+            tracing::warn!("{}: its console: {error}", self.name);
+        }
         let ready = Ready::new(held).map_err(|(error, _)| error)?;
         listing.set(Stage::Held(ready.commands()));
         tracing::info!("{}: taken up", self.name);

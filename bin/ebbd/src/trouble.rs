@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ebb_store::StoreError;
+use ebb_store::{NoRoom, StoreError};
 
 /// The first failure is tried again after this, each further one after twice as long,
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -14,6 +14,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(8);
 /// What is in the way of eviction.
 pub struct Trouble {
     why: String,
+    no_room: bool,
     pause: Duration,
     since: Instant,
 }
@@ -22,7 +23,17 @@ impl Trouble {
     /// It happens now, perhaps once more.
     pub fn new(why: String, before: Option<Trouble>) -> Trouble {
         let pause = before.map_or(PAUSE_MIN, |before| (before.pause * 2).min(PAUSE_MAX));
-        Trouble { why, pause, since: Instant::now() }
+        Trouble { why, no_room: false, pause, since: Instant::now() }
+    }
+
+    /// The store has no room. Its guest may wait for some: that is looked for soon again.
+    pub fn no_room(why: String) -> Trouble {
+        Trouble { why, no_room: true, pause: PAUSE_MIN, since: Instant::now() }
+    }
+
+    /// Whether room is all that is missing.
+    pub fn is_no_room(&self) -> bool {
+        self.no_room
     }
 
     /// What, and what to do.
@@ -33,6 +44,18 @@ impl Trouble {
     /// Whether it is too early to try again.
     pub fn rests(&self) -> bool {
         self.since.elapsed() < self.pause
+    }
+}
+
+/// Whether the store has no room for what is to be saved.
+pub fn is_no_room(error: &io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<StoreError>());
+    match inner {
+        Some(StoreError::Medium(error)) => {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        }
+        Some(StoreError::NoRoom(_) | StoreError::Full) => true,
+        _ => false,
     }
 }
 
@@ -51,6 +74,15 @@ pub fn explain(what: Attempt, error: &io::Error, swap: &Path, run: &Path) -> Str
             }
             _ => format!("{swap}: {error}: look for its disk in the host's kernel log (dmesg)"),
         },
+        Some(StoreError::NoRoom(NoRoom::Floor)) => format!(
+            "{swap}: only what --swap-keep-free keeps is free: make room on its file system"
+        ),
+        Some(StoreError::NoRoom(NoRoom::All)) => {
+            format!("{swap}: all swap files take what --swap-max allows")
+        }
+        Some(StoreError::NoRoom(NoRoom::Each)) => {
+            format!("{swap}: takes what --swap-max-each allows")
+        }
         Some(StoreError::Full) => {
             format!("{swap}: all its slots are in use: raise the limit")
         }
@@ -67,6 +99,8 @@ pub fn explain(what: Attempt, error: &io::Error, swap: &Path, run: &Path) -> Str
 pub enum Attempt {
     /// To save what is evicted.
     Save,
+    /// The same, where the guest waits for room.
+    SaveOrWait,
     /// To bring back what was.
     Load,
 }
@@ -75,6 +109,7 @@ impl Attempt {
     fn consequence(self) -> &'static str {
         match self {
             Attempt::Save => "what cannot be saved stays in memory",
+            Attempt::SaveOrWait => "the guest waits where it needs more memory",
             Attempt::Load => "the guest waits for what cannot be read",
         }
     }

@@ -334,15 +334,22 @@ impl State {
         if command.is_moot() {
             return Next::Go;
         }
+        if !matches!(command, Command::Status(..) | Command::Pressure | Command::Member(_)) {
+            // What it takes may need QEMU, which may wait for room; so it goes on until the next
+            // look at the limit.
+            self.held.pager.halt_above(u64::MAX);
+        }
         self.notice_reset();
         self.glance_at_devices();
         match command {
             Command::Status(counts, to) => {
-                if self.insight.guest().is_err() {
-                    self.confirm();
+                if !self.is_halted() {
+                    if self.insight.guest().is_err() {
+                        self.confirm();
+                    }
+                    self.glance_at_offers();
                 }
                 self.judge_restored();
-                self.glance_at_offers();
                 drop(to.send(status::of(self, counts)));
             }
             Command::Ready(to) => drop(to.send(Ok(()))),
@@ -386,7 +393,14 @@ impl State {
         self.keep_small_pages();
         self.notice_reset();
         self.judge_restored();
-        if let Err(error) = self.held.pager.trim_store() {
+        if self.is_halted() {
+            self.hold_limit();
+            return Next::Go;
+        }
+        // While it waits for room it keeps what it has: what comes back makes place for others.
+        if !self.waits()
+            && let Err(error) = self.held.pager.trim_store()
+        {
             tracing::debug!("{}: trimming: {error}", self.held.record.name);
         }
         if self.insight.is_due() {
@@ -399,7 +413,8 @@ impl State {
         self.keep_heat();
         self.keep_placing();
         self.keep_compact();
-        self.note_disks();
+        // Who evicts is told why not.
+        let _ = self.note_disks();
         let auto = self.held.record.auto;
         if auto.on && Instant::now() >= self.due {
             self.due = Instant::now() + Duration::from_millis(auto.interval_ms);
@@ -528,6 +543,7 @@ impl State {
     fn evict(&mut self, want_bytes: u64) -> Answer<EvictReport> {
         let began = Instant::now();
         self.look_at_devices();
+        self.note_disks()?;
         self.may_evict()?;
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;

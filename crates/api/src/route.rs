@@ -1,5 +1,7 @@
 //! Paths, as axum and OpenAPI write them, and as a client fills them in.
 
+use std::path::{Path, PathBuf};
+
 use crate::VmName;
 
 /// How `ebbd` ends where another one has its run directory.
@@ -38,10 +40,22 @@ pub const OPENAPI: &str = "/v1/openapi.json";
 
 /// The daemon's socket inside its run directory.
 pub const SOCKET_FILE: &str = "ebbd.sock";
-/// The daemon's log inside its run directory.
+/// The daemon's log inside the logs' directory.
 pub const LOG_FILE: &str = "ebbd.log";
+/// The logs' directory where neither that nor the run directory is named.
+pub const LOG_DIR_DEFAULT: &str = "/var/log/ebb";
 /// The run directory where none is named.
 pub const RUN_DIR_DEFAULT: &str = "/run/ebb";
+
+/// Where logs are: what `named` says, else the default, or the run directory if that is not its
+/// default.
+pub fn log_dir(run_dir: &Path, named: Option<&Path>) -> PathBuf {
+    match named {
+        Some(named) => named.into(),
+        None if run_dir == Path::new(RUN_DIR_DEFAULT) => LOG_DIR_DEFAULT.into(),
+        None => run_dir.into(),
+    }
+}
 
 /// `route` with the VM's name filled in. A name needs no escaping.
 pub fn of_vm(route: &str, name: &VmName) -> String {

@@ -52,6 +52,10 @@ pub struct VmStatus {
     /// The guest's console: a UNIX socket or a log file; null for a VM that Ebb did not start.
     #[schema(value_type = Option<String>)]
     pub console: Option<PathBuf>,
+    /// The log of what the guest printed there; null for a VM that Ebb did not start.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub console_log: Option<PathBuf>,
     /// Smallest buddy block to take: 9 is 2 MiB.
     pub min_order: u8,
     /// The guest's RAM as QEMU gives it: what it began with, and what is plugged.
@@ -231,6 +235,19 @@ pub struct LimitStatus {
     pub compressed_ratio: Option<f64>,
     /// Moved from there to the swap file since the daemon holds the VM.
     pub written_back_total_bytes: u64,
+    /// What its swap file takes on its disk, when last looked at.
+    #[serde(default)]
+    pub swap_file_bytes: u64,
+    /// What the swap files of all VMs take.
+    #[serde(default)]
+    pub all_swap_files_bytes: u64,
+    /// The swap file can take no more, and the guest waits where it needs more memory: until there
+    /// is room, or the limit is higher.
+    #[serde(default)]
+    pub waits: bool,
+    /// Touches that wait so now.
+    #[serde(default)]
+    pub waiting_touches: u64,
     /// Why more is resident than the limit, or the guest waits for what was evicted, and what to
     /// do; null: nothing is in the way.
     pub stuck: Option<String>,

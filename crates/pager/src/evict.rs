@@ -124,10 +124,12 @@ impl Pager {
     /// The pager must watch all of RAM ([`Pager::watch_all`]).
     ///
     /// # Errors
-    /// From the store or the system calls. Frames not evicted stay resident.
+    /// From the store or the system calls. Frames not evicted stay resident. A store without
+    /// room keeps nothing from going that needs none.
     pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
         let mut evicted = Evicted::default();
         let mut held: VecDeque<Batch<'_>> = VecDeque::new();
+        let mut no_room = Ok(());
         let result = { frames.chunk_by(|a, b| a.huge() == b.huge()) }.try_for_each(|frames| {
             if let Some(piece) = self.hold(frames)? {
                 add_piece(&mut held, piece);
@@ -135,18 +137,18 @@ impl Pager {
             let ripe = |batch: &Batch<'_>| batch.since.elapsed() >= HOLD;
             while is_full(&held) || (held.len() > 1 && held.front().is_some_and(ripe)) {
                 let Some(batch) = held.pop_front() else { break };
-                evicted.add(self.evict_batch(batch, judge)?);
+                evicted.add(self.evict_batch(batch, judge, &mut no_room)?);
             }
             Ok(())
         });
         let result = held.drain(..).fold(result, |result, batch| match result {
-            Ok(()) => self.evict_batch(batch, judge).map(|more| evicted.add(more)),
+            Ok(()) => self.evict_batch(batch, judge, &mut no_room).map(|more| evicted.add(more)),
             Err(_) => {
                 self.open_all(batch.pieces.into_iter().flatten());
                 result
             }
         });
-        result.map(|()| evicted)
+        result.and(no_room).map(|()| evicted)
     }
 
     /// Gives back the space of what was saved and is not needed any more. From
@@ -227,12 +229,21 @@ impl Pager {
         }
     }
 
-    fn evict_batch(&self, batch: Batch<'_>, judge: &dyn Judge) -> io::Result<Evicted> {
+    /// Goes on where there is only no room, and notes that.
+    fn evict_batch(
+        &self,
+        batch: Batch<'_>,
+        judge: &dyn Judge,
+        no_room: &mut io::Result<()>,
+    ) -> io::Result<Evicted> {
         std::thread::sleep(HOLD.saturating_sub(batch.since.elapsed()));
         let (mut evicted, mut result) = (Evicted::default(), Ok(()));
         for piece in batch.pieces {
             match result {
-                Ok(()) => result = self.evict_piece(piece, judge, &mut evicted),
+                Ok(()) => match self.evict_piece(piece, judge, &mut evicted) {
+                    Err(error) if is_no_room(&error) => *no_room = Err(error),
+                    done => result = done,
+                },
                 Err(_) => self.open_all(piece),
             }
         }
@@ -415,6 +426,10 @@ impl Pager {
             1,
         );
     }
+}
+
+fn is_no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Into the last batch, as long as that has room.

@@ -109,7 +109,14 @@ impl Drop for RefillThreads {
 fn run(pager: &Pager) {
     let mut hand = Hand::with_pages();
     while let Some(job) = pager.jobs.next() {
-        pager.wait_for_room();
+        if pager.may_halt() {
+            // Nobody makes room: what is elsewhere comes at once, the rest once there is some.
+            if pager.leave_waiting(job.fault) {
+                continue;
+            }
+        } else {
+            pager.wait_for_room();
+        }
         pager.serve_on(job.fault, &mut hand);
         pager.counters.fault.record(job.began.elapsed());
     }

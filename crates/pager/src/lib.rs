@@ -18,6 +18,7 @@ mod fault_thread;
 mod folios;
 mod give_back;
 mod guarded;
+mod halt;
 mod hand;
 mod huge;
 mod install;

@@ -18,6 +18,7 @@ use crate::disk::{Disk, Resting};
 use crate::failure::Failure;
 use crate::folios::Folios;
 use crate::guarded::Sentry;
+use crate::halt::Halt;
 use crate::huge::Sharer;
 use crate::io_mapping::IoMapping;
 use crate::jobs::Jobs;
@@ -88,6 +89,7 @@ pub struct Pager {
     pub(crate) jobs: Jobs,
     /// Taken above the first, whoever evicts is told; above the second, faults wait.
     marks: [AtomicU64; 2],
+    pub(crate) halt: Halt,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub(crate) panicked: OnceLock<Box<dyn Fn(String) + Send + Sync>>,
     pub(crate) failure: Failure,
@@ -149,6 +151,7 @@ impl Pager {
             ahead: (Mutex::new(ReadAhead::around()), Mutex::default()),
             jobs: Jobs::new(),
             marks: [const { AtomicU64::new(u64::MAX) }; 2],
+            halt: Halt::new(),
             pressure: OnceLock::new(),
             panicked: OnceLock::new(),
             failure: Failure::default(),

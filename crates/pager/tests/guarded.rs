@@ -81,7 +81,9 @@ impl Daemon {
     fn new(devices: impl FnOnce(&Machine) -> Box<dyn IoMapping>) -> Daemon {
         let machine = Machine::new();
         machine.ram.populate(ALL).unwrap();
-        let ledger = Ledger::create(&machine.run().join("ledger"), machine.ram.end(), Tables::WhenSplit).unwrap();
+        let ledger =
+            Ledger::create(&machine.run().join("ledger"), machine.ram.end(), Tables::WhenSplit)
+                .unwrap();
         let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
         let parts = Parts {
             ram: Arc::clone(&machine.ram),

@@ -85,12 +85,39 @@ impl Clusters {
         }
     }
 
+    /// As [`Clusters::take_run`], of slots that were released since [`Clusters::take_stale`]:
+    /// they have their space on the disk.
+    pub(crate) fn take_stale_run(&self, most: u64) -> Option<(u64, u64)> {
+        let _taking = self.taking();
+        let touched = self.clusters.iter().enumerate().filter(|(at, _)| self.touched.has(*at));
+        let (index, cluster, first, free) = { touched }
+            .filter_map(|(index, cluster)| {
+                let (first, count) =
+                    slot_bits::runs(cluster.stale.without(&cluster.used)).next()?;
+                Some((index, cluster, first, count))
+            })
+            .next()?;
+        let count = free.min(most);
+        cluster.used.fill(first, first + count);
+        self.used.fetch_add(count, Relaxed);
+        Some((index as u64 * CLUSTER_SLOTS + first, count))
+    }
+
     /// Takes this slot; `false`: it is in use, or there is none such.
     pub(crate) fn take_this(&self, slot: u64) -> bool {
         let _taking = self.taking();
         let taken = self.place(slot).is_some_and(|(cluster, at)| cluster.used.set(at));
         self.used.fetch_add(u64::from(taken), Relaxed);
         taken
+    }
+
+    /// Nothing was written there: it has no space of its own.
+    pub(crate) fn give_back(&self, slot: u64) {
+        let Some((cluster, at)) = self.place(slot) else { return };
+        if cluster.used.clear(at) {
+            self.used.fetch_sub(1, Relaxed);
+            self.list((slot / CLUSTER_SLOTS) as usize);
+        }
     }
 
     /// Waits for nobody.

@@ -2,13 +2,13 @@
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 
-use crate::{Medium, StoreError, signature};
+use crate::{Medium, Space, StoreError, signature};
 
 /// What is left alone at a device's start and end: where formats have their marks.
 /// So nothing that a guest wrote is ever taken for one.
@@ -106,6 +106,19 @@ impl Medium for Disk {
             Err(Errno::OPNOTSUPP) => Ok(()),
             result => Ok(result?),
         }
+    }
+
+    fn space(&self) -> io::Result<Option<Space>> {
+        let found = self.file.metadata()?;
+        if !found.is_file() {
+            return Ok(None);
+        }
+        let system = fstatvfs(&self.file)?;
+        Ok(Some(Space {
+            taken_bytes: found.blocks().saturating_mul(512),
+            free_bytes: system.f_bavail.saturating_mul(system.f_frsize),
+            total_bytes: system.f_blocks.saturating_mul(system.f_frsize),
+        }))
     }
 
     fn is_direct(&self) -> bool {

@@ -2,12 +2,17 @@
 
 use std::io;
 
+use crate::NoRoom;
+
 /// What a store cannot do.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Every slot holds a page.
     #[error("the store is full")]
     Full,
+    /// The store may take no more.
+    #[error("the store may take no more: {0:?}")]
+    NoRoom(NoRoom),
     /// What was read is not what was saved there; the page is lost.
     #[error("slot {slot} of the store is damaged")]
     Damaged {
@@ -42,7 +47,7 @@ impl From<StoreError> for io::Error {
     fn from(error: StoreError) -> io::Error {
         let kind = match &error {
             StoreError::Medium(error) | StoreError::RunDirectory(error) => error.kind(),
-            StoreError::Full => io::ErrorKind::StorageFull,
+            StoreError::Full | StoreError::NoRoom(_) => io::ErrorKind::StorageFull,
             StoreError::Damaged { .. } => io::ErrorKind::InvalidData,
             StoreError::NotInUse { .. } => io::ErrorKind::InvalidInput,
             StoreError::Unusable(_) => io::ErrorKind::Other,

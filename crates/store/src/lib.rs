@@ -14,6 +14,7 @@ mod key;
 mod medium;
 mod number_set;
 mod page_buffer;
+mod room;
 mod sealer;
 mod seals;
 mod signature;
@@ -28,6 +29,7 @@ pub use disk::Disk;
 pub use error::StoreError;
 pub use medium::Medium;
 pub use page_buffer::PageBuffer;
+pub use room::{NoRoom, Quota, Room, Space};
 pub use sealer::Protection;
 pub use swap_file::SwapFile;
 
@@ -115,6 +117,8 @@ pub struct Usage {
     pub disk_slots: u64,
     /// Slots on disk that hold a page.
     pub disk_slots_used: u64,
+    /// What the file on disk took when it was last written or trimmed.
+    pub file_bytes: u64,
     /// Numbers of slots for compressed pages: so many from [`MEMORY_SLOTS`] on. Few of
     /// them are ever in use.
     pub memory_slots: u64,

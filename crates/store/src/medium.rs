@@ -5,7 +5,7 @@ use std::io;
 use ebb_units::FRAME_BYTES;
 
 use crate::page_buffer::is_aligned;
-use crate::{Page, StoreError};
+use crate::{Page, Space, StoreError};
 
 /// A file or device as a swap file needs it. A trait, so that tests can fail,
 /// shorten and tear what is written.
@@ -27,6 +27,14 @@ pub trait Medium: Send + Sync {
     /// # Errors
     /// As fallocate(2).
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()>;
+
+    /// What it takes, and what is left where it is; none: it has all that it will ever have.
+    ///
+    /// # Errors
+    /// As fstat(2) and fstatfs(2).
+    fn space(&self) -> io::Result<Option<Space>> {
+        Ok(None)
+    }
 
     /// Whether it takes page-aligned memory only.
     fn is_direct(&self) -> bool;

@@ -74,6 +74,13 @@ impl SlotBits {
         taken
     }
 
+    /// Those that are set here and not in `other`.
+    pub(crate) fn without(&self, other: &SlotBits) -> Words {
+        let mut words = self.words();
+        words.iter_mut().zip(other.words()).for_each(|(word, other)| *word &= !other);
+        words
+    }
+
     pub(crate) fn words(&self) -> Words {
         self.0.each_ref().map(|word| word.load(SeqCst))
     }

@@ -1,11 +1,13 @@
 //! Pages in slots on a disk, each sealed: `docs/swap-store.md`.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ebb_units::FRAME_BYTES;
 
 use crate::clusters::{CLUSTER_SLOTS, Clusters};
 use crate::page_buffer::{Pages, Pool};
+use crate::room::{Part, Promise, Quota, Room};
 use crate::sealer::{Place, Protection, Sealer, Tag};
 use crate::seals::Seals;
 use crate::{
@@ -23,6 +25,7 @@ pub struct SwapFile<M = Disk> {
     sealer: Sealer,
     /// What is written, sealed.
     buffers: Pool,
+    part: Part,
 }
 
 impl SwapFile {
@@ -66,7 +69,37 @@ impl<M: Medium> SwapFile<M> {
         };
         let clusters = Clusters::new(slot_count);
         let buffers = Pool::new(CLUSTER_SLOTS as usize);
-        Ok(SwapFile { medium, clusters, seals, sealer, buffers })
+        let part = Part::new(&Room::new(Quota { floor_bytes: Some(0), ..Quota::default() }));
+        Ok(SwapFile { medium, clusters, seals, sealer, buffers, part })
+    }
+
+    /// With so much room, which it shares with others; it had all that there is.
+    #[must_use]
+    pub fn within(self, room: &Arc<Room>) -> SwapFile<M> {
+        SwapFile { part: Part::new(room), ..self }
+    }
+
+    /// Takes adjacent slots, up to `most` of them, for which there is room: that is promised,
+    /// or they have it already.
+    fn take_run(&self, most: u64) -> Result<(u64, u64, Option<Promise<'_>>), StoreError> {
+        match self.part.promise(&self.medium, most) {
+            Ok(promise) => {
+                let run = self.clusters.take_run(promise.pages).ok_or(StoreError::Full)?;
+                Ok((run.0, run.1, Some(promise)))
+            }
+            Err(error) => match self.clusters.take_stale_run(most) {
+                Some((first, count)) => Ok((first, count, None)),
+                None => Err(error),
+            },
+        }
+    }
+
+    /// What could not be stored has left nothing, or a part of it that is overwritten.
+    fn give_back(&self, slot: u64, promised: bool) {
+        match promised {
+            true => self.clusters.give_back(slot),
+            false => self.clusters.release(slot),
+        }
     }
 
     /// Seals pages and writes them to adjacent slots; how many are stored.
@@ -175,11 +208,11 @@ fn keyed(run: &Path, slot_count: u64) -> Result<(Seals, Sealer), StoreError> {
 
 impl<M: Medium> Store for SwapFile<M> {
     fn save(&self, page: &Page) -> Result<u64, StoreError> {
-        let (slot, _) = self.clusters.take_run(1).ok_or(StoreError::Full)?;
+        let (slot, _, promise) = self.take_run(1)?;
         match self.save_run(slot, std::slice::from_ref(page)) {
             (1, _) => Ok(slot),
             (_, error) => {
-                self.clusters.release(slot);
+                self.give_back(slot, promise.is_some());
                 Err(error.unwrap_or(StoreError::Full))
             }
         }
@@ -189,9 +222,12 @@ impl<M: Medium> Store for SwapFile<M> {
         let mut batch = SavedBatch { slots: vec![None; pages.len()], error: None };
         let mut left = (pages, batch.slots.as_mut_slice());
         while batch.error.is_none() && !left.0.is_empty() {
-            let Some((first, count)) = self.clusters.take_run(left.0.len() as u64) else {
-                batch.error = Some(StoreError::Full);
-                break;
+            let (first, count, promise) = match self.take_run(left.0.len() as u64) {
+                Ok(run) => run,
+                Err(error) => {
+                    batch.error = Some(error);
+                    break;
+                }
             };
             let (now, pages) = left.0.split_at(count as usize);
             let (slots, later) = left.1.split_at_mut(count as usize);
@@ -199,9 +235,12 @@ impl<M: Medium> Store for SwapFile<M> {
             for (index, (to, slot)) in slots.iter_mut().zip(first..).enumerate() {
                 match index < stored {
                     true => *to = Some(slot),
-                    false => self.clusters.release(slot),
+                    false => self.give_back(slot, promise.is_some()),
                 }
             }
+            // Counted before it is not promised any more.
+            let _ = self.part.look(&self.medium);
+            drop(promise);
             (left, batch.error) = ((pages, later), error);
         }
         batch
@@ -246,9 +285,16 @@ impl<M: Medium> Store for SwapFile<M> {
     }
 
     fn trim(&self) -> Result<(), StoreError> {
-        self.clusters.take_stale(|first, count| {
+        let mut any = false;
+        let trimmed = self.clusters.take_stale(|first, count| {
+            any = true;
             Ok(self.medium.discard(first * FRAME_BYTES, count * FRAME_BYTES)?)
-        })
+        });
+        if any {
+            // Others may have what it took.
+            self.part.look(&self.medium)?;
+        }
+        trimmed
     }
 
     fn claim(&self, slot: u64) -> Result<(), StoreError> {
@@ -267,6 +313,7 @@ impl<M: Medium> Store for SwapFile<M> {
 
     fn usage(&self) -> Usage {
         let (disk_slots, disk_slots_used) = (self.clusters.count(), self.clusters.used());
-        Usage { disk_slots, disk_slots_used, ..Usage::default() }
+        let file_bytes = self.part.taken_bytes();
+        Usage { disk_slots, disk_slots_used, file_bytes, ..Usage::default() }
     }
 }

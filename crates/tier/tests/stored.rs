@@ -64,7 +64,8 @@ impl Machine {
         let ram = Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap());
         let run = tempfile::tempdir_in("/dev/shm").unwrap();
         let store = store(run.path());
-        let ledger = Ledger::create(&run.path().join("ledger"), ram.end(), Tables::WhenSplit).unwrap();
+        let ledger =
+            Ledger::create(&run.path().join("ledger"), ram.end(), Tables::WhenSplit).unwrap();
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let grain = Grain::Frame;
         let parts = Parts { ram, ledger, uffd, grain, devices, store, disk };

@@ -1,8 +1,7 @@
 //! Starting a stock QEMU whose RAM can be held.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io;
+use std::io::{self, PipeWriter};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -125,24 +124,19 @@ impl Launch<'_> {
         self.directory.join("qmp.sock")
     }
 
-    /// Where QEMU's own messages go.
-    pub fn log_path(&self) -> PathBuf {
-        self.directory.join("qemu.log")
-    }
-
     /// Starts QEMU, stopped before its guest's first instruction, in a process
-    /// group of its own: it outlives this process.
+    /// group of its own: it outlives this process. Its own messages go to `messages`, which
+    /// somebody must read.
     ///
     /// # Errors
     /// As fork(2) and execve(2): `NotFound` when there is no such QEMU.
-    pub fn start(&self) -> io::Result<Child> {
-        let log = File::create(self.log_path())?;
+    pub fn start(&self, messages: PipeWriter) -> io::Result<Child> {
         Command::new(self.qemu)
             .args(self.arguments())
             .current_dir(self.cwd)
             .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
+            .stdout(messages.try_clone()?)
+            .stderr(messages)
             .process_group(0)
             .spawn()
     }
@@ -161,11 +155,7 @@ impl Launch<'_> {
         option("-qmp", format!("unix:{},server=on,wait=off", escape(&self.qmp_path())));
         option(
             "-chardev",
-            format!(
-                "socket,id=ebb-console,path={},server=on,wait=off,logfile={}",
-                socket("console.sock"),
-                socket("console.log")
-            ),
+            format!("socket,id=ebb-console,path={},server=on,wait=off", socket("console.qemu")),
         );
         option("-serial", "chardev:ebb-console".into());
         option("-display", "none".into());

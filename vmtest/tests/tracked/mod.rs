@@ -43,7 +43,8 @@ impl Tracked {
         let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted);
         let parts = Parts {
             ram: Arc::clone(&ram),
-            ledger: Ledger::create(&run.join("ledger"), ram.end(), Tables::WhenSplit).expect("a ledger"),
+            ledger: Ledger::create(&run.join("ledger"), ram.end(), Tables::WhenSplit)
+                .expect("a ledger"),
             uffd,
             grain: Grain::Frame,
             devices: Box::new(NoDevices),

@@ -87,7 +87,8 @@ impl Ebb {
         let region = Region { gpa, bytes, hva, file: 0, offset: 0 };
         let ram = Ram::new(vec![region], vec![Backing { file, mapping }])?;
         let (uffd, _) = watched(&victim)?;
-        let ledger = Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
+        let ledger =
+            Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
         let (run, slots) = (directory.path(), bytes / FRAME_BYTES);
         let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted)?;
         let (pager, restored) = Pager::new(Parts {

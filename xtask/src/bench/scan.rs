@@ -106,7 +106,8 @@ impl Seen {
         let mut qmp = Qmp::connect(&vm.own_qmp_socket())?;
         let ram = layout::discover(&Process::open(vm.pid())?, &mut qmp)?;
         let directory = tempfile::tempdir()?;
-        let ledger = Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
+        let ledger =
+            Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
         let (run, frames) = (directory.path(), ram.bytes() / FRAME_BYTES);
         let store = SwapFile::open(&run.join("swap"), run, frames, Protection::Encrypted)?;
         Ok(Seen { ram, ledger, store })

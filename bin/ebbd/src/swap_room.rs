@@ -1,0 +1,59 @@
+//! What swap files may take of their disk, and what happens once they take it.
+
+use std::sync::{Arc, OnceLock};
+
+use clap::{Args, ValueEnum};
+use ebb_store::{Quota, Room};
+use ebb_units::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// What becomes of a VM at its limit when nothing more can be saved.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhenFull {
+    /// Its guest waits where it needs more memory, until there is room
+    #[default]
+    Wait,
+    /// Its limit gives way: it takes more memory of the host
+    GiveWay,
+}
+
+/// The options.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct SwapRoom {
+    /// The most that all swap files take together, as 64G [default: what there is].
+    #[arg(long, env = "EBB_SWAP_MAX", value_name = "SIZE")]
+    swap_max: Option<Bytes>,
+    /// The most that the swap file of each VM takes [default: what there is].
+    #[arg(long, env = "EBB_SWAP_MAX_EACH", value_name = "SIZE")]
+    swap_max_each: Option<Bytes>,
+    /// So much of the swap files' file system stays free [default: a fiftieth of it, 1 GiB at
+    /// most].
+    #[arg(long, env = "EBB_SWAP_KEEP_FREE", value_name = "SIZE")]
+    swap_keep_free: Option<Bytes>,
+    /// What becomes of a VM at its limit when its swap file can take no more.
+    #[arg(long, env = "EBB_WHEN_SWAP_IS_FULL", value_name = "CHOICE", default_value = "wait")]
+    pub when_swap_is_full: WhenFull,
+}
+
+/// One a process, since it is of the host's disks.
+static ROOM: OnceLock<Arc<Room>> = OnceLock::new();
+
+impl SwapRoom {
+    /// From now on all swap files keep to it.
+    pub fn begin(self) {
+        let bytes = |size: Option<Bytes>| size.map(|size| size.0);
+        let quota = Quota {
+            all_bytes: bytes(self.swap_max),
+            each_bytes: bytes(self.swap_max_each),
+            floor_bytes: bytes(self.swap_keep_free),
+        };
+        // Nobody began before.
+        let _ = ROOM.set(Room::new(quota));
+    }
+}
+
+/// What the swap files of this host share.
+pub fn room() -> &'static Arc<Room> {
+    ROOM.get_or_init(|| Room::new(Quota::default()))
+}

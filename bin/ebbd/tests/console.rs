@@ -1,0 +1,92 @@
+//! The process between a guest's serial port and its readers, with this test in QEMU's place.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+const MOST_BYTES: u64 = 1 << 20;
+
+fn start(directory: &Path) -> (UnixStream, Child) {
+    let qemu = UnixListener::bind(directory.join("console.qemu")).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ebbd"))
+        .arg("console")
+        .args(["--from", "console.qemu", "--socket", "console.sock"])
+        .args(["--log", "console.log", "--messages", "qemu.log"])
+        .current_dir(directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (port, _) = qemu.accept().unwrap();
+    let mut told = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut told).unwrap();
+    assert_eq!(&told, b"ready\n");
+    (port, child)
+}
+
+/// What there is of a log, and that it is short.
+fn read(directory: &Path, name: &str) -> String {
+    let part = |name: String| fs::read(directory.join(name)).unwrap_or_default();
+    let (now, before) = (part(name.into()), part(format!("{name}.1")));
+    assert!(now.len() as u64 <= MOST_BYTES && before.len() as u64 <= MOST_BYTES, "{name}");
+    String::from_utf8([before, now].concat()).unwrap()
+}
+
+#[test]
+fn a_guest_that_prints_for_ever_fills_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut port, mut child) = start(directory.path());
+    let mut messages = child.stdin.take().unwrap();
+    let line = |number: u32| format!("{number:0>63}\n");
+    let count = 100_000;
+    for number in 0..count {
+        port.write_all(line(number).as_bytes()).unwrap();
+        messages.write_all(line(number).as_bytes()).unwrap();
+    }
+    drop((port, messages));
+    assert!(child.wait().unwrap().success());
+    for name in ["console.log", "qemu.log"] {
+        let text = read(directory.path(), name);
+        let first = count - text.lines().count() as u32;
+        assert!(first < count - 10_000, "{name}: too little is kept");
+        assert!(text == (first..count).map(line).collect::<String>(), "{name}");
+    }
+    assert!(!directory.path().join("console.sock").exists());
+}
+
+#[test]
+fn readers_come_and_go_and_type_and_one_that_does_not_read_holds_up_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut port, mut child) = start(directory.path());
+    let socket = directory.path().join("console.sock");
+    let connect = || UnixStream::connect(&socket).unwrap();
+    for _ in 0..100 {
+        drop(connect());
+    }
+    let (mut one, idle, mut two) = (connect(), connect(), connect());
+    // What is typed comes after who types has joined.
+    let mut typed = [0; 6];
+    one.write_all(b"one").unwrap();
+    port.read_exact(&mut typed[..3]).unwrap();
+    two.write_all(b"two").unwrap();
+    port.read_exact(&mut typed[3..]).unwrap();
+    assert_eq!(&typed, b"onetwo");
+    let text = "to all of you\n".repeat(100_000);
+    let readers = [one, two].map(|mut stream| {
+        let length = text.len();
+        std::thread::spawn(move || {
+            let mut read = vec![0; length];
+            stream.read_exact(&mut read).map(|()| read)
+        })
+    });
+    port.write_all(text.as_bytes()).unwrap();
+    for reader in readers {
+        assert!(reader.join().unwrap().unwrap() == text.as_bytes());
+    }
+    drop(idle);
+    assert!(read(directory.path(), "console.log").ends_with("to all of you\n"));
+    drop(port);
+    assert!(child.wait().unwrap().success());
+}
