@@ -219,7 +219,8 @@ fn a_guest_waits_for_room_in_the_swap_directory() {
     assert!(stuck.contains("--swap-keep-free") && stuck.contains("the guest waits"), "{stuck}");
     assert!(host.log().contains("the guest waits"), "{}", host.log());
     let check = || {
-        assert!(vm.host_bytes() <= 200 * MIB, "{}", vm.host_bytes());
+        // What came before it was known that there is no room, which each daemon finds out anew.
+        assert!(vm.host_bytes() <= 220 * MIB, "{}", vm.host_bytes());
         assert!(free_bytes(swap.path()) >= 8 * MIB - 64 * 1024);
     };
     check();
