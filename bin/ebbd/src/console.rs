@@ -121,8 +121,6 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let admitting = Arc::clone(&readers);
     thread::spawn(move || admitting.admit(&listener));
     readers.serve(port, BoundedLog::open(&arguments.log));
-    // Nobody connects to a VM that is gone.
-    let _ = std::fs::remove_file(&arguments.socket);
     // What QEMU said last.
     let _ = noting.join();
     Ok(())

@@ -226,11 +226,20 @@ fn pager(
 /// more, but a daemon before this one had some.
 fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>, StoreError> {
     let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
-    let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
-    let disk = disk.within(swap_room::room());
+    let disk = || {
+        let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
+        Ok::<_, StoreError>(disk.within(swap_room::room()))
+    };
     match record.compressed_bytes() {
-        0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk)),
-        bytes => Ok(Box::new(Compressed::open(directory, bytes, disk)?)),
+        0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk()?)),
+        bytes => match Compressed::open(directory, bytes, disk()?) {
+            // One that is taken up does not wait for room that it did not need so far.
+            Err(StoreError::RunDirectory(error)) if !ebb_store::has_compressed(directory)? => {
+                tracing::warn!("{}: without compressed memory: {error}", record.name);
+                Ok(Box::new(disk()?))
+            }
+            store => Ok(Box::new(store?)),
+        },
     }
 }
 
