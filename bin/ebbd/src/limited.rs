@@ -33,6 +33,7 @@ impl State {
             self.may_limit(bytes, request.low_bytes)?;
             self.look_at_devices();
             self.may_evict()?;
+            self.nothing_pins()?;
             self.held.record.evicts = true;
             self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
             self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
@@ -119,7 +120,8 @@ impl State {
         self.pressed.store(false, Release);
         self.glance_at_devices();
         let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
-        if let Err(why) = self.note_disks().and_then(|()| self.may_evict()) {
+        let may = self.note_disks().and_then(|()| self.may_evict());
+        if let Err(why) = may.and_then(|()| self.nothing_pins()) {
             self.stuck = Some(why.to_string());
             self.limiter = Some(limiter);
             self.held.pager.halt_above(u64::MAX);

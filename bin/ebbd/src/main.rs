@@ -15,6 +15,7 @@ mod growth;
 mod heat;
 mod held;
 mod host;
+mod in_flight;
 mod injector;
 mod insight;
 mod kept;

@@ -53,7 +53,8 @@ impl State {
             )));
         }
         self.look_at_devices();
-        self.may_evict()
+        self.may_evict()?;
+        self.nothing_pins()
     }
 
     /// What the pool lets it have from now on; none: all of its memory.

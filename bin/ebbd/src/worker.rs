@@ -545,6 +545,7 @@ impl State {
         self.look_at_devices();
         self.note_disks()?;
         self.may_evict()?;
+        self.nothing_pins()?;
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;

@@ -1,15 +1,19 @@
 //! Another process, seen from outside: its descriptors, its mappings, its end.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use ebb_units::Hva;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// More descriptors than this are no VMM's: its devices take a few each.
 const DESCRIPTORS_MAX: usize = 1 << 16;
+
+/// Of what the kernel tells of one descriptor.
+const INFO_BYTES_MAX: u64 = 256 << 10;
 
 /// A process held by its pidfd, so that a reused number cannot deceive.
 pub struct Process {
@@ -182,6 +186,39 @@ impl Process {
         user.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
+    /// What the kernel tells of its descriptor `fd` beyond the name, as in
+    /// `/proc/PID/fdinfo`; of long texts the beginning.
+    ///
+    /// # Errors
+    /// As reading that file; `ENOENT`: it was closed.
+    pub fn descriptor_info(&self, fd: i32) -> io::Result<String> {
+        let mut text = Vec::new();
+        let file = File::open(self.proc(&format!("fdinfo/{fd}")))?;
+        file.take(INFO_BYTES_MAX).read_to_end(&mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Whether its descriptor `fd` is a file, a block device or something else. No file
+    /// system is asked, so none can keep the caller waiting.
+    ///
+    /// # Errors
+    /// As statx(2); `ENOENT`: it was closed.
+    pub fn descriptor_type(&self, fd: i32) -> io::Result<FileType> {
+        let path = self.proc(&format!("fd/{fd}"));
+        let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+        Ok(FileType::from_raw_mode(found.stx_mode.into()))
+    }
+
+    /// The file systems that it has mounted: their numbers, as in [`Self::descriptor_info`],
+    /// and types.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/mountinfo`.
+    pub fn mounts(&self) -> io::Result<Vec<(u64, String)>> {
+        let text = fs::read(self.proc("mountinfo"))?;
+        Ok(String::from_utf8_lossy(&text).lines().filter_map(parse_mount).collect())
+    }
+
     /// Its mappings, in address order.
     ///
     /// # Errors
@@ -214,6 +251,13 @@ pub fn parse_mappings(text: &str) -> Vec<Vma> {
 /// from its closing parenthesis.
 fn start_ticks(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`
+fn parse_mount(line: &str) -> Option<(u64, String)> {
+    let number = line.split(' ').next()?.parse().ok()?;
+    let (_, after) = line.split_once(" - ")?;
+    Some((number, after.split(' ').next()?.to_owned()))
 }
 
 fn parse_vma(line: &str) -> Option<Vma> {
@@ -250,6 +294,13 @@ mod tests {
         assert_eq!(vma.name, "/memfd:memory-backend-memfd (deleted)");
         assert_eq!(parse_vma("00400000-00401000 r--p 00000000 00:00 0").unwrap().name, "");
         assert!(parse_vma("no such line").is_none());
+    }
+
+    #[test]
+    fn a_mount_is_known_by_its_number_and_type() {
+        let line = "36 35 98:0 / /a\\040-\\040b rw,noatime master:1 - fuse.sshfs host: rw";
+        assert_eq!(parse_mount(line), Some((36, "fuse.sshfs".into())));
+        assert_eq!(parse_mount("36 35 98:0 / /a rw"), None);
     }
 
     #[test]

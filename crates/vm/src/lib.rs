@@ -2,7 +2,7 @@
 //!
 //! [`Ram`] translates between guest-physical addresses, the VMM's addresses
 //! and the files behind them; [`layout`] asks QEMU for that; [`launch`] starts
-//! a QEMU, [`takeover`] makes sure that one may be held. [`memory_device`] and
+//! a QEMU, [`takeover`] makes sure that one may be held. [`pinning`] tells what in it writes past its page table. [`memory_device`] and
 //! [`balloon`] change how much memory its guest may have.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod driver;
 pub mod launch;
 pub mod layout;
 pub mod memory_device;
+pub mod pinning;
 pub mod qmp;
 pub mod ram;
 pub mod reach;
