@@ -19,12 +19,17 @@ const LOW_FLAGS: u64 = (1 << 19) - 1;
 /// What it takes to tell.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Usage {
-    refcount: Field,
-    lru: u64,
+    pub(crate) refcount: Field,
+    pub(crate) lru: u64,
+    /// Its file system has attached something, such as buffers.
+    pub(crate) private: u64,
     /// All flags that are known to be flags.
     flags: u64,
     /// A tail page tells its head by address.
-    points: bool,
+    pub(crate) points: bool,
+    /// Where the second page of a compound counts the mappings of the whole. Kernels before
+    /// 6.3: between fields that the note tells of.
+    pub(crate) whole_mapcount: Option<Field>,
 }
 
 impl Usage {
@@ -38,10 +43,18 @@ impl Usage {
         Ok(Usage {
             refcount: Field::new(note, "page._refcount", 4)?,
             lru,
+            private: flag(note, "PG_private").ok_or(lacks("PG_private"))?,
             flags: LOW_FLAGS | lru | backed | head | named,
             points: note.offset("page.compound_head").is_ok(),
+            whole_mapcount: whole_mapcount(note),
         })
     }
+}
+
+fn whole_mapcount(note: &Note) -> Option<Field> {
+    let fields = ["page.compound_dtor", "page.compound_order"].map(|name| note.offset(name));
+    let known = note.version() < (6, 3) && fields == [Ok(16), Ok(17)];
+    known.then_some(Field { word: 2, shift: 32 })
 }
 
 impl PageLayout {
@@ -120,8 +133,7 @@ impl Guest {
             self.layout().is_in_use(&page).then_some(by)
         };
         let by: Vec<Option<Gfn>> = frames.iter().map(telling).collect();
-        let places = || Places { guest: self, mem, last: None };
-        let (mut own, mut heads) = (places(), places());
+        let (mut own, mut heads) = (Places::new(self, mem), Places::new(self, mem));
         let each = frames.iter().zip(by);
         each.map(|(&gfn, by)| by.is_some_and(|by| own.hold(gfn) && heads.hold(by))).collect()
     }
@@ -145,16 +157,20 @@ fn in_place(mem: &dyn GuestMemory, gpa: Gpa) -> Option<PageWords> {
 }
 
 /// Where metadata was when the guest was inspected.
-struct Places<'a> {
+pub(crate) struct Places<'a> {
     guest: &'a Guest,
     mem: &'a dyn GuestMemory,
     /// The last frame of it, and what was found.
     last: Option<(Gfn, bool)>,
 }
 
-impl Places<'_> {
+impl<'a> Places<'a> {
+    pub(crate) fn new(guest: &'a Guest, mem: &'a dyn GuestMemory) -> Places<'a> {
+        Places { guest, mem, last: None }
+    }
+
     /// Whether that of `gfn` is there now; asked once for neighbours.
-    fn hold(&mut self, gfn: Gfn) -> bool {
+    pub(crate) fn hold(&mut self, gfn: Gfn) -> bool {
         let Some(known) = self.guest.memmap().metadata_gpa(gfn) else { return false };
         match self.last {
             Some((frame, held)) if frame == known.gfn() => held,

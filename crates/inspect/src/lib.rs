@@ -13,6 +13,7 @@
 //! victims     which free blocks to take
 //! look        blocks' metadata as it is now
 //! freed       whether a frame was freed since it was in use
+//! settled     whether no request in flight writes to a frame
 //! needed      the frames that each look reads
 //! roots       the roots of the processes' page tables
 //! llfree      where a kernel that shares its allocator keeps it
@@ -41,6 +42,7 @@ mod page;
 mod paging;
 mod roots;
 mod scan;
+mod settled;
 mod snapshot;
 mod victims;
 mod vmcoreinfo;

@@ -78,8 +78,8 @@ pub struct PageLayout {
 /// Where a field is: its word, and how far to shift that right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Field {
-    word: usize,
-    shift: u32,
+    pub(crate) word: usize,
+    pub(crate) shift: u32,
 }
 
 /// A page type is there if `type & mask == value`.

@@ -128,6 +128,7 @@ impl Forge {
              OFFSET(page.flags)=0\nOFFSET(page.mapping)=24\nOFFSET(page.lru)={LRU}\n\
              OFFSET(page._mapcount)={MAPCOUNT}\nOFFSET(page.private)={PRIVATE}\n\
              OFFSET(page.compound_head)=8\nOFFSET(page.compound_dtor)=16\n\
+             OFFSET(page.compound_order)=17\n\
              OFFSET(pglist_data.node_zones)=0\nOFFSET(pglist_data.nr_zones)={NR_ZONES}\n\
              OFFSET(zone.free_area)={FREE_AREA}\nOFFSET(zone.vm_stat)={VM_STAT}\n\
              OFFSET(zone.spanned_pages)={SPANNED}\nOFFSET(free_area.free_list)=0\n\
