@@ -120,6 +120,10 @@ impl Judge for Metadata {
         self.state(gfn) == FREE
     }
 
+    fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![true; frames.len()]
+    }
+
     fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
         frames.iter().map(|&gfn| self.state(gfn) == IN_USE).collect()
     }
@@ -137,6 +141,10 @@ pub struct Hasty(pub Metadata);
 impl Judge for Hasty {
     fn is_dead(&self, gfn: Gfn) -> bool {
         self.0.is_dead(gfn)
+    }
+
+    fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![true; frames.len()]
     }
 
     fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {

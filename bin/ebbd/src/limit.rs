@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ebb_inspect::{Block, Guest, PageKind};
 use ebb_ledger::Content;
-use ebb_pager::{Evicted, Grain, Judge, NothingKnown, Pager};
+use ebb_pager::{Evicted, Grain, Pager};
 use ebb_reclaim::aging::{Aging, Choice};
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::Process;
@@ -14,6 +14,7 @@ use ebb_sys::uffd::HvaRange;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa};
 
 use crate::injector;
+use crate::judge::{Known, Sources, holding};
 
 /// Frames that rest are told from others by rounds: a new one begins once what rests is
 /// used up, since each costs the guest a minor fault for every frame that it works with.
@@ -155,27 +156,23 @@ impl Limiter {
     }
 
     /// Drops what is kept of frames that are free by what was seen last.
-    fn sweep(&mut self, pager: &Pager, guest: Option<(&Guest, &dyn Fn() -> bool)>) {
+    fn sweep(&mut self, pager: &Pager, of: Sources<'_>) {
         self.swept_at = Instant::now();
-        if let Some((guest, still_runs)) = guest
-            && !self.keeps_freed
-        {
-            let known = Known { guest, still_runs, pager, free: &self.free };
+        if of.guest.is_some() && !self.keeps_freed {
+            let known = Known { of, pager, free: &self.free };
             self.hand = drop_free(pager, &known, self.hand);
         }
     }
 
     /// Evicts a step, as long as more than the low mark is resident; `true`: there is more to
-    /// do. `guest`: with a way to ask whether it still runs, right before its word
-    /// is taken. `spare` names frames that stay, `heat` tells how hot they are.
+    /// do. `of`: who knows what frames are. `spare` names frames that stay, `heat` tells how hot they are.
     ///
     /// # Errors
     /// From the store or the system calls; frames not evicted stay resident.
     pub fn step(
         &mut self,
-        process: &Process,
         pager: &Pager,
-        guest: Option<(&Guest, &dyn Fn() -> bool)>,
+        of: Sources<'_>,
         marks: Marks,
         spare: impl Fn(Gfn) -> bool,
         heat: impl Fn(Gfn) -> usize,
@@ -184,13 +181,13 @@ impl Limiter {
         let over = taken.saturating_sub(marks.low_bytes);
         if over == 0 {
             self.ahead_bytes = 0;
-            self.see_kinds(pager, guest.map(|(guest, _)| guest));
-            self.sweep(pager, guest);
+            self.see_kinds(pager, of.guest.map(|(guest, _)| guest));
+            self.sweep(pager, of);
             return Ok(false);
         }
         if self.is_spent() {
-            self.choose(process, pager, guest.map(|(guest, _)| guest), spare, heat)?;
-            self.sweep(pager, guest);
+            self.choose(of.process, pager, of.guest.map(|(guest, _)| guest), spare, heat)?;
+            self.sweep(pager, of);
         }
         // In whole huge frames, which have an order of their own in the choice.
         let ahead = self.ahead_bytes.min(2 * (marks.high_bytes - marks.low_bytes));
@@ -199,12 +196,7 @@ impl Limiter {
         let mut frames = self.chosen.split_off(self.chosen.len() - step);
         self.at_work_goes |= self.chosen.len() < self.at_work;
         frames.sort_unstable();
-        let evicted = match guest {
-            Some((guest, still_runs)) => {
-                pager.evict(&frames, &Known { guest, still_runs, pager, free: &self.free })
-            }
-            None => pager.evict(&frames, &NothingKnown),
-        };
+        let evicted = pager.evict(&frames, &Known { of, pager, free: &self.free });
         let evicted = match evicted {
             // Who has a slot without need makes room for who needs one.
             Err(_) if pager.give_up_clean(STEP_FRAMES)? > 0 => return Ok(true),
@@ -324,50 +316,9 @@ fn populated(pager: &Pager) -> Vec<FrameRange> {
     .collect()
 }
 
-/// Of items apart from each other, in order of address, the one with this frame.
-fn holding<T: Copy>(items: &[T], gfn: Gfn, frames: impl Fn(T) -> FrameRange) -> Option<T> {
-    let after = items.partition_point(|item| frames(*item).start <= gfn);
-    let item = *items.get(after.checked_sub(1)?)?;
-    frames(item).contains(gfn).then_some(item)
-}
-
-/// A trusted guest's word on its frames.
-struct Known<'a> {
-    guest: &'a Guest,
-    /// `false` once it may have been reset.
-    still_runs: &'a dyn Fn() -> bool,
-    pager: &'a Pager,
-    /// Free when the victims were chosen, in order of address.
-    free: &'a [Block],
-}
-
-impl Judge for Known<'_> {
-    fn is_dead(&self, gfn: Gfn) -> bool {
-        let Some(block) = holding(self.free, gfn, Block::frames) else { return false };
-        let now = self.guest.look(&self.pager.view()).head(block.head);
-        // After the look: of a guest that was reset before it the look says nothing.
-        now.is_some_and(|now| now.order >= block.order) && (self.still_runs)()
-    }
-
-    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
-        let found = self.guest.in_use(&self.pager.view(), frames);
-        if (self.still_runs)() { found } else { vec![false; frames.len()] }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_frame_is_found_in_the_range_that_holds_it() {
-        let range = |first, count| FrameRange::new(Gfn(first), count);
-        let ranges = [range(2, 3), range(5, 1), range(9, 2)];
-        let found = |gfn| holding(&ranges, Gfn(gfn), |frames| frames).map(|frames| frames.start.0);
-        let expected = [None, None, Some(2), Some(2), Some(2), Some(5), None, None, None, Some(9)];
-        assert!((0..10).map(found).eq(expected));
-        assert_eq!((found(10), found(11)), (Some(9), None));
-    }
 
     #[test]
     fn the_marks_lie_below_the_limit() {

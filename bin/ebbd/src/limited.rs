@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use ebb_api::{LimitRequest, LimitStatus};
 use ebb_inspect::{NOTES_MAX, may_hold_note};
 use ebb_units::{Bytes, Gfn};
+use ebb_vm::pinning::pinning;
 
+use crate::judge::Sources;
 use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
@@ -33,7 +35,7 @@ impl State {
             self.may_limit(bytes, request.low_bytes)?;
             self.look_at_devices();
             self.may_evict()?;
-            self.nothing_pins()?;
+            self.ask_in_flight()?;
             self.held.record.evicts = true;
             self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
             self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
@@ -121,7 +123,7 @@ impl State {
         self.glance_at_devices();
         let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
         let may = self.note_disks().and_then(|()| self.may_evict());
-        if let Err(why) = may.and_then(|()| self.nothing_pins()) {
+        if let Err(why) = may.and_then(|()| self.may_tell_in_flight()) {
             self.stuck = Some(why.to_string());
             self.limiter = Some(limiter);
             self.held.pager.halt_above(u64::MAX);
@@ -285,7 +287,9 @@ impl State {
         still_runs: &dyn Fn() -> bool,
     ) -> std::io::Result<bool> {
         let held = &self.held;
+        let pinned = pinning(&held.process)?;
         let guest = self.insight.guest().ok().map(|guest| (guest, still_runs));
+        let of = Sources { process: &held.process, guest, pins: pinned.is_some() };
         // Of a kernel that is not known its note must be there to know it by. Anybody can
         // write one: of so many the note is looked for, no more stay.
         let (view, notes) = (held.pager.view(), Cell::new(0));
@@ -294,12 +298,14 @@ impl State {
             notes.set(notes.get() + usize::from(found));
             found
         };
-        let spare = |gfn: Gfn| self.is_needed(gfn) || is_note(gfn);
+        let stays =
+            |gfn| of.pins && guest.is_none_or(|(guest, _)| !guest.looks_settled(&view, gfn));
+        let spare = |gfn: Gfn| self.is_needed(gfn) || is_note(gfn) || stays(gfn);
         let heat = self.monitor.recent_heat();
         let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
-        let more = limiter.step(&held.process, &held.pager, guest, marks, spare, heat)?;
+        let more = limiter.step(&held.pager, of, marks, spare, heat)?;
         let over = held.pager.taken_bytes()? > marks.limit_bytes;
-        self.stuck = (over && !more).then(|| "nothing more can be evicted now".into());
+        self.stuck = (over && !more).then(|| self.nothing_more(pinned.as_deref()));
         Ok(more)
     }
 }

@@ -18,6 +18,7 @@ mod host;
 mod in_flight;
 mod injector;
 mod insight;
+mod judge;
 mod kept;
 mod life;
 mod limit;

@@ -243,6 +243,7 @@ fn warnings(state: &State) -> Vec<String> {
     }
     all.extend(state.placing.iter().flat_map(placing::warnings));
     all.extend(no_room(&state.held.directory));
+    all.extend(state.in_flight_warning());
     if state.held.qmp.is_none() {
         all.push(
             "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is taken".into(),

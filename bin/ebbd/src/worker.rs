@@ -12,9 +12,8 @@ use ebb_api::{
     ResizeRequest, Skipped, VmStatus,
 };
 use ebb_inspect::{Block, Guest};
-use ebb_pager::{Evicted, NothingKnown};
 use ebb_reclaim::vprobe;
-use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -538,43 +537,24 @@ impl State {
         }
     }
 
-    /// Evicts from the bottom of RAM up, huge frame by huge frame. Metadata and
-    /// the note stay: they are read in place.
     fn evict(&mut self, want_bytes: u64) -> Answer<EvictReport> {
         let began = Instant::now();
         self.look_at_devices();
         self.note_disks()?;
         self.may_evict()?;
-        self.nothing_pins()?;
+        // Also so that its metadata is known right after a restart.
+        self.confirm();
+        let pinned = self.may_tell_in_flight()?;
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
         self.expect_refills().map_err(failed("the refill threads"))?;
-        // So that they are known also right after a restart.
-        self.confirm();
-        let mut done = Evicted::default();
-        let (pager, mut in_the_way) = (Arc::clone(&self.held.pager), None);
-        let pieces = pager.ram().regions().iter().flat_map(|region| region.frames().by_huge());
-        for piece in pieces {
-            if done.frames() * FRAME_BYTES >= want_bytes {
-                break;
-            }
-            if !self.is_as_seen() {
-                self.look_at_devices();
-                in_the_way = self.may_evict().err();
-                if in_the_way.is_some() {
-                    break;
-                }
-            }
-            let frames: Vec<Gfn> = piece.frames().filter(|gfn| !self.is_needed(*gfn)).collect();
-            let evicted = self.held.pager.evict(&frames, &NothingKnown);
-            done.add(evicted.map_err(|error| not_allowed(self.explain(Attempt::Save, &error)))?);
-        }
+        let (done, in_the_way) = self.evict_by_force(want_bytes, pinned.is_some())?;
         let saved_bytes = done.frames() * FRAME_BYTES;
         let stopped_by = match in_the_way {
             Some(why) => why.to_string(),
             None if saved_bytes >= want_bytes => "the amount asked for was reached".into(),
-            None => "nothing more can be evicted now".into(),
+            None => self.nothing_more(pinned.as_deref()),
         };
         Ok(EvictReport {
             saved_bytes,

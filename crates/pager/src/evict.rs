@@ -1,14 +1,11 @@
 //! Emptying frames that are in use.
 //!
-//! The order is the only safe one: protect, hold, save or prove, check that
-//! nobody wrote, punch. *Hold*: an I/O of the VMM that began before the
-//! protection writes through it; the wait is longer than such an I/O is taken
-//! to last.
+//! The order is the only safe one: protect, ask what is in flight, save or prove, check
+//! that nobody wrote, punch. *In flight*: a request of the VMM that has pinned a page before
+//! it was protected writes past the protection (`docs/decisions/0031-*`).
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
 
 use ebb_ledger::{Content, LockedFrame, SplitError};
 use ebb_store::{Page, PageBuffer, StoreError};
@@ -17,14 +14,9 @@ use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 use crate::counters::{add, subtract};
 use crate::pager::{Grain, Pager};
 
-/// Longer than an O_DIRECT request to a local disk (attach notes in
-/// `docs/decisions/0004-evict-whole-folios.md`).
-const HOLD: Duration = Duration::from_millis(10);
-/// Held together, so that the wait is for many.
+/// Held together, so that what is in flight is asked for many at once. A guest that writes
+/// one of them waits no longer than it takes to save all.
 const BATCH_FRAMES: usize = 512;
-/// Held at once, while those before them are saved; a guest that writes one of them
-/// waits no longer than it takes to save all.
-const HELD_FRAMES: usize = 2048;
 
 /// What an eviction did, in frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,6 +32,8 @@ pub struct Evicted {
     pub empty: u64,
     /// They were written to meanwhile; they stay.
     pub abandoned: u64,
+    /// A request may be writing to them; they stay.
+    pub in_flight: u64,
 }
 
 impl Evicted {
@@ -55,6 +49,7 @@ impl Evicted {
         self.clean += other.clean;
         self.empty += other.empty;
         self.abandoned += other.abandoned;
+        self.in_flight += other.in_flight;
     }
 
     fn count(&mut self, content: Content, clean: bool) {
@@ -73,17 +68,26 @@ pub trait Judge {
     /// the frame is protected.
     fn is_dead(&self, gfn: Gfn) -> bool;
 
+    /// Which of these no device writes to by a request that began before they were
+    /// protected. Asked while they are, and before they are read; `false` where it is not
+    /// known.
+    fn settled(&self, frames: &[Gfn]) -> Vec<bool>;
+
     /// Which of these are page cache or anonymous memory in use, by the word of the
     /// kernel that the pager believes ([`Pager::believe`]). Asked while they are protected.
     fn in_use(&self, frames: &[Gfn]) -> Vec<bool>;
 }
 
-/// Nothing is known of them.
+/// Nothing is known of them, but that no device of the VMM pins any.
 pub struct NothingKnown;
 
 impl Judge for NothingKnown {
     fn is_dead(&self, _gfn: Gfn) -> bool {
         false
+    }
+
+    fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![true; frames.len()]
     }
 
     fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
@@ -108,14 +112,6 @@ impl Held<'_> {
 /// Frames of one huge frame, in order.
 type Piece<'l> = Vec<Held<'l>>;
 
-/// Pieces held together.
-struct Batch<'l> {
-    pieces: Vec<Piece<'l>>,
-    frames: usize,
-    /// When the last of them was protected.
-    since: Instant,
-}
-
 impl Pager {
     /// Empties those of `frames`, which are in order, that are resident. With
     /// huge pages only whole huge frames go: punching a part of a large folio
@@ -128,27 +124,25 @@ impl Pager {
     /// room keeps nothing from going that needs none.
     pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
         let mut evicted = Evicted::default();
-        let mut held: VecDeque<Batch<'_>> = VecDeque::new();
-        let mut no_room = Ok(());
-        let result = { frames.chunk_by(|a, b| a.huge() == b.huge()) }.try_for_each(|frames| {
-            if let Some(piece) = self.hold(frames)? {
-                add_piece(&mut held, piece);
+        let (mut batch, mut count, mut no_room) = (Vec::new(), 0, Ok(()));
+        for frames in frames.chunk_by(|a, b| a.huge() == b.huge()) {
+            match self.hold(frames) {
+                Ok(piece) => {
+                    count += piece.as_ref().map_or(0, Vec::len);
+                    batch.extend(piece);
+                }
+                Err(error) => {
+                    self.open_all(batch.into_iter().flatten());
+                    return Err(error);
+                }
             }
-            let ripe = |batch: &Batch<'_>| batch.since.elapsed() >= HOLD;
-            while is_full(&held) || (held.len() > 1 && held.front().is_some_and(ripe)) {
-                let Some(batch) = held.pop_front() else { break };
-                evicted.add(self.evict_batch(batch, judge, &mut no_room)?);
+            if count >= BATCH_FRAMES {
+                count = 0;
+                self.evict_batch(std::mem::take(&mut batch), judge, &mut evicted, &mut no_room)?;
             }
-            Ok(())
-        });
-        let result = held.drain(..).fold(result, |result, batch| match result {
-            Ok(()) => self.evict_batch(batch, judge, &mut no_room).map(|more| evicted.add(more)),
-            Err(_) => {
-                self.open_all(batch.pieces.into_iter().flatten());
-                result
-            }
-        });
-        result.and(no_room).map(|()| evicted)
+        }
+        self.evict_batch(batch, judge, &mut evicted, &mut no_room)?;
+        no_room.map(|()| evicted)
     }
 
     /// Gives back the space of what was saved and is not needed any more. From
@@ -232,22 +226,33 @@ impl Pager {
     /// Goes on where there is only no room, and notes that.
     fn evict_batch(
         &self,
-        batch: Batch<'_>,
+        batch: Vec<Piece<'_>>,
         judge: &dyn Judge,
+        evicted: &mut Evicted,
         no_room: &mut io::Result<()>,
-    ) -> io::Result<Evicted> {
-        std::thread::sleep(HOLD.saturating_sub(batch.since.elapsed()));
-        let (mut evicted, mut result) = (Evicted::default(), Ok(()));
-        for piece in batch.pieces {
+    ) -> io::Result<()> {
+        let frames: Vec<Gfn> = batch.iter().flatten().map(|held| held.gfn).collect();
+        let mut settled = judge.settled(&frames).into_iter();
+        let mut result = Ok(());
+        for piece in batch {
+            let (quiet, in_flight): (Piece<'_>, Piece<'_>) =
+                // A clean one was protected all the time.
+                piece.into_iter().partition(|held| {
+                    let settled = settled.next() == Some(true);
+                    settled || held.kept.is_some()
+                });
+            evicted.in_flight += in_flight.len() as u64;
+            let all_or_none = self.grain == Grain::Huge && !in_flight.is_empty();
+            self.open_all(in_flight);
             match result {
-                Ok(()) => match self.evict_piece(piece, judge, &mut evicted) {
+                Ok(()) if !all_or_none => match self.evict_piece(quiet, judge, evicted) {
                     Err(error) if is_no_room(&error) => *no_room = Err(error),
                     done => result = done,
                 },
-                Err(_) => self.open_all(piece),
+                _ => self.open_all(quiet),
             }
         }
-        result.map(|()| evicted)
+        result
     }
 
     fn evict_piece(
@@ -256,6 +261,9 @@ impl Pager {
         judge: &dyn Judge,
         evicted: &mut Evicted,
     ) -> io::Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
         let mut pages = PageBuffer::new(piece.len());
         let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
         let read = runs(&piece, |held| held.gfn).try_for_each(|(frames, at)| {
@@ -430,23 +438,6 @@ impl Pager {
 
 fn is_no_room(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// Into the last batch, as long as that has room.
-fn add_piece<'l>(held: &mut VecDeque<Batch<'l>>, piece: Piece<'l>) {
-    let (frames, since) = (piece.len(), Instant::now());
-    match held.back_mut().filter(|batch| batch.frames < BATCH_FRAMES) {
-        Some(batch) => {
-            batch.frames += frames;
-            batch.since = since;
-            batch.pieces.push(piece);
-        }
-        None => held.push_back(Batch { pieces: vec![piece], frames, since }),
-    }
-}
-
-fn is_full(held: &VecDeque<Batch<'_>>) -> bool {
-    held.iter().map(|batch| batch.frames).sum::<usize>() >= HELD_FRAMES
 }
 
 /// Runs of consecutive frames, each with the index of its first.

@@ -14,8 +14,25 @@ use rustix::fs::{FileType, OFlags};
 /// File systems that copy from their page cache whatever is read without O_DIRECT. Of others
 /// that is not known: FUSE, 9p, CIFS, Lustre and ZFS read past it where they were told to.
 const COPYING: [&str; 19] = [
-    "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "hugetlbfs",
-    "iso9660", "nfs", "nfs4", "proc", "ramfs", "squashfs", "sysfs", "tmpfs", "vfat", "xfs",
+    "bcachefs",
+    "btrfs",
+    "devtmpfs",
+    "erofs",
+    "ext2",
+    "ext3",
+    "ext4",
+    "f2fs",
+    "hugetlbfs",
+    "iso9660",
+    "nfs",
+    "nfs4",
+    "proc",
+    "ramfs",
+    "squashfs",
+    "sysfs",
+    "tmpfs",
+    "vfat",
+    "xfs",
 ];
 /// Devices that hand on commands together with the pages of their buffers: SCSI generic, NVMe
 /// generic, and a SCSI target in the kernel.
@@ -99,7 +116,9 @@ fn of_ring(process: &Process, fd: i32) -> Option<String> {
         let told = [field(&info, "UserFiles:", 10), field(&info, "UserBufs:", 10)];
         match told {
             [Some(0), Some(0)] => return None,
-            [Some(_), Some(_)] => return Some("an io_uring has registered buffers or files".into()),
+            [Some(_), Some(_)] => {
+                return Some("an io_uring has registered buffers or files".into());
+            }
             _ => std::thread::yield_now(),
         }
     }

@@ -1,0 +1,91 @@
+//! What is known of frames that are about to be evicted.
+
+use ebb_inspect::{Block, Guest};
+use ebb_pager::{Judge, Pager};
+use ebb_sys::process::Process;
+use ebb_units::{FrameRange, Gfn};
+use ebb_vm::pinning::pinning;
+
+/// Who is asked.
+#[derive(Clone, Copy)]
+pub struct Sources<'a> {
+    /// The VMM.
+    pub process: &'a Process,
+    /// A trusted guest, and whether it still runs: `false` once it may have been reset.
+    pub guest: Option<(&'a Guest, &'a dyn Fn() -> bool)>,
+    /// The VMM pins memory ([`pinning`]), so that the guest has to tell what is in flight.
+    pub pins: bool,
+}
+
+/// Their word.
+pub struct Known<'a> {
+    /// Who is asked.
+    pub of: Sources<'a>,
+    /// Of the same VM.
+    pub pager: &'a Pager,
+    /// Free when the victims were chosen, in order of address.
+    pub free: &'a [Block],
+}
+
+impl Known<'_> {
+    /// Whether the guest's allocator has it now, as part of a block that was free before.
+    fn is_free(&self, guest: &Guest, gfn: Gfn) -> bool {
+        let Some(block) = holding(self.free, gfn, Block::frames) else { return false };
+        let now = guest.look(&self.pager.view()).head(block.head);
+        now.is_some_and(|now| now.order >= block.order)
+    }
+
+    /// No look at the descriptors before the protection tells of those opened since.
+    fn nothing_pins(&self) -> bool {
+        !self.of.pins && matches!(pinning(self.of.process), Ok(None))
+    }
+}
+
+impl Judge for Known<'_> {
+    fn is_dead(&self, gfn: Gfn) -> bool {
+        let Some((guest, still_runs)) = self.of.guest else { return false };
+        // After the look: of a guest that was reset before it the look says nothing.
+        self.is_free(guest, gfn) && still_runs()
+    }
+
+    fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+        if self.nothing_pins() {
+            return vec![true; frames.len()];
+        }
+        let Some((guest, still_runs)) = self.of.guest else { return vec![false; frames.len()] };
+        let mut settled = guest.settled(&self.pager.view(), frames);
+        for (settled, &gfn) in settled.iter_mut().zip(frames) {
+            // No request of a kernel's writes to what it has freed.
+            *settled = *settled || self.is_free(guest, gfn);
+        }
+        if still_runs() { settled } else { vec![false; frames.len()] }
+    }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        let Some((guest, still_runs)) = self.of.guest else { return vec![false; frames.len()] };
+        let found = guest.in_use(&self.pager.view(), frames);
+        if still_runs() { found } else { vec![false; frames.len()] }
+    }
+}
+
+/// Of items apart from each other, in order of address, the one with this frame.
+pub fn holding<T: Copy>(items: &[T], gfn: Gfn, frames: impl Fn(T) -> FrameRange) -> Option<T> {
+    let after = items.partition_point(|item| frames(*item).start <= gfn);
+    let item = *items.get(after.checked_sub(1)?)?;
+    frames(item).contains(gfn).then_some(item)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_found_in_the_range_that_holds_it() {
+        let range = |first, count| FrameRange::new(Gfn(first), count);
+        let ranges = [range(2, 3), range(5, 1), range(9, 2)];
+        let found = |gfn| holding(&ranges, Gfn(gfn), |frames| frames).map(|frames| frames.start.0);
+        let expected = [None, None, Some(2), Some(2), Some(2), Some(5), None, None, None, Some(9)];
+        assert!((0..10).map(found).eq(expected));
+        assert_eq!((found(10), found(11)), (Some(9), None));
+    }
+}

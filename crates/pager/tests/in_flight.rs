@@ -1,0 +1,139 @@
+//! Frames that a request of the VMM may still be writing to. The guest is this very process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::cell::RefCell;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_ledger::{Content, Ledger};
+use ebb_pager::{FaultThread, Grain, Judge, NoDevices, NoDisk, Pager, Parts, RefillThreads};
+use ebb_store::{Protection, SwapFile};
+use ebb_sys::process::Process;
+use ebb_units::{FrameRange, Gfn};
+use vmtest::require;
+
+use machine::{Machine, new_uffd, page_of};
+
+fn available() -> Result<(), String> {
+    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
+}
+
+struct Daemon {
+    machine: Machine,
+    pager: Arc<Pager>,
+    _threads: (RefillThreads, FaultThread),
+}
+
+fn daemon() -> Daemon {
+    let machine = Machine::new();
+    let ledger = Ledger::create(&machine.run().join("ledger"), machine.ram.end()).unwrap();
+    let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
+    let parts = Parts {
+        ram: Arc::clone(&machine.ram),
+        ledger,
+        uffd: machine.uffd(),
+        grain: Grain::Frame,
+        devices: Box::new(NoDevices),
+        store: Box::new(store.unwrap()),
+        disk: Box::new(NoDisk),
+    };
+    let pager = Arc::new(Pager::new(parts).unwrap().0);
+    pager.watch_all().unwrap();
+    let this = Process::open(std::process::id() as i32).unwrap();
+    let vmm = this.as_fd().try_clone_to_owned().unwrap();
+    let refills = RefillThreads::start(&pager, 1).unwrap();
+    let ended = |why| panic!("the fault thread ended: {why:?}");
+    let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
+    Daemon { machine, pager, _threads: (refills, faults) }
+}
+
+/// A device that writes past the protection: its requests for odd frames end just when they
+/// are asked for, those for even ones have not ended yet.
+struct Device<'a> {
+    pager: &'a Pager,
+    asked: RefCell<Vec<Gfn>>,
+}
+
+impl Judge for Device<'_> {
+    fn is_dead(&self, _gfn: Gfn) -> bool {
+        false
+    }
+
+    fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+        self.asked.borrow_mut().extend(frames);
+        let ends = frames.iter().map(|gfn| gfn.0 % 2 == 1);
+        frames.iter().zip(ends).for_each(|(gfn, ends)| {
+            let word = &self.pager.ram().words(gfn.gpa(), 1).expect("in memory")[0];
+            if ends {
+                word.store(gfn.0, Relaxed);
+            }
+        });
+        frames.iter().map(|gfn| gfn.0 % 2 == 1).collect()
+    }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![false; frames.len()]
+    }
+}
+
+#[test]
+fn what_is_in_flight_stays_and_what_has_just_ended_is_saved() {
+    require!(available());
+    let daemon = daemon();
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    let frames: Vec<Gfn> = (0..8).map(Gfn).collect();
+    frames.iter().for_each(|&gfn| guest.write(gfn, &page_of(gfn.0 + 20)));
+    let device = Device { pager, asked: RefCell::default() };
+    let evicted = pager.evict(&frames, &device).unwrap();
+    assert_eq!((evicted.saved, evicted.in_flight), (4, 4), "{evicted:?}");
+    assert_eq!(*device.asked.borrow(), frames);
+    for &gfn in &frames {
+        let (one, odd) = (FrameRange::new(gfn, 1), gfn.0 % 2 == 1);
+        assert_eq!(pager.ram().is_hole(one).unwrap(), odd);
+        assert_eq!(pager.ledger().content(gfn) == Content::Resident, !odd);
+    }
+    // What is read brings others along.
+    for gfn in frames {
+        let mut expected = page_of(gfn.0 + 20);
+        if gfn.0 % 2 == 1 {
+            expected[..8].copy_from_slice(&gfn.0.to_ne_bytes());
+        }
+        assert_eq!(guest.read(gfn), expected, "{gfn:?}");
+        guest.write(gfn, &page_of(3));
+    }
+}
+
+/// What came back protected has met every write since.
+#[test]
+fn a_clean_frame_is_not_in_flight() {
+    require!(available());
+    let daemon = daemon();
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    guest.write(Gfn(3), &page_of(30));
+    let device = Device { pager, asked: RefCell::default() };
+    assert_eq!(pager.evict(&[Gfn(3)], &device).unwrap().saved, 1);
+    let mut expected = page_of(30);
+    expected[..8].copy_from_slice(&3u64.to_ne_bytes());
+    assert_eq!(guest.read(Gfn(3)), expected);
+    assert!(matches!(pager.ledger().content(Gfn(3)), Content::Clean { .. }));
+    struct AllInFlight;
+    impl Judge for AllInFlight {
+        fn is_dead(&self, _gfn: Gfn) -> bool {
+            false
+        }
+        fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+            vec![false; frames.len()]
+        }
+        fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+            vec![false; frames.len()]
+        }
+    }
+    assert_eq!(pager.evict(&[Gfn(3)], &AllInFlight).unwrap().clean, 1);
+    guest.write(Gfn(3), &page_of(31));
+    assert_eq!(pager.evict(&[Gfn(3)], &AllInFlight).unwrap().in_flight, 1);
+    assert_eq!(guest.read(Gfn(3)), page_of(31));
+}
