@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use ebb_units::Bytes;
 
 use crate::assets;
-use crate::host::{Host, Ran, call};
+use crate::file_system;
+use crate::host::{Host, call};
 use crate::process;
 use crate::wait::until;
 
@@ -39,13 +40,7 @@ impl Disk {
 
     /// With a file system made by its own program.
     pub fn formatted(self, kind: &str) -> Disk {
-        let arguments: &[&str] = match kind {
-            "ext4" => &["mkfs.ext4", "-q", "-b", "4096"],
-            "xfs" => &["mkfs.xfs", "-q", "-s", "size=4096"],
-            "btrfs" => &["mkfs.btrfs", "-q", "--sectorsize", "4096"],
-            kind => panic!("no program makes {kind}"),
-        };
-        self.run(arguments);
+        file_system::make(kind, &self.image);
         self
     }
 
@@ -132,18 +127,7 @@ impl Disk {
     /// Something is wrong with it.
     pub fn check(&mut self, kind: &str) {
         self.kill9();
-        let arguments: &[&str] = match kind {
-            "ext4" => &["e2fsck", "-fn"],
-            "xfs" => &["xfs_repair", "-n", "-f"],
-            "btrfs" => &["btrfs", "check", "--readonly"],
-            kind => panic!("no program checks {kind}"),
-        };
-        self.run(arguments);
-    }
-
-    fn run(&self, arguments: &[&str]) {
-        let [program, options @ ..] = arguments else { return };
-        Ran::of(Command::new(program).args(options).arg(&self.image)).ok();
+        file_system::check(kind, &self.image);
     }
 
     fn text(&self) -> String {

@@ -14,6 +14,7 @@ pub mod assets;
 mod complaints;
 mod console;
 mod disk;
+mod file_system;
 mod guest;
 mod host;
 mod memory;
@@ -22,6 +23,7 @@ pub mod nested;
 mod process;
 mod setting;
 pub mod skip;
+mod slow_disk;
 mod vm;
 mod wait;
 
@@ -32,6 +34,7 @@ pub use host::{Host, Ran};
 pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;
 pub use setting::HostSetting;
+pub use slow_disk::{SlowDisk, slow_disks};
 pub use vm::{Churn, Vm};
 pub use wait::{DEADLINE, give_up, until, until_or};
 

@@ -9,7 +9,7 @@ use super::{cargo, guest_kernel};
 
 /// What may go wrong once in thousands of times: kvmtest whole, the allocator's threads, and
 /// these of vmtest.
-const VM_TESTS: [&str; 11] = [
+const VM_TESTS: [&str; 12] = [
     "attach",
     "death",
     "disk",
@@ -18,6 +18,7 @@ const VM_TESTS: [&str; 11] = [
     "guest_kernel",
     "hyperalloc",
     "idle",
+    "in_flight",
     "reclaim",
     "store",
     "swap",

@@ -1,0 +1,99 @@
+//! A disk whose requests take long: a loop device that the kernel holds a process back from.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ebb_units::Bytes;
+
+use crate::file_system;
+use crate::host::{Host, Ran};
+use crate::wait::until_or;
+
+const CGROUP: &str = "/sys/fs/cgroup/blkio";
+
+/// An image behind a loop device, and the group of processes for which that is slow.
+pub struct SlowDisk {
+    image: PathBuf,
+    device: PathBuf,
+    group: PathBuf,
+}
+
+/// Whether there can be one.
+///
+/// # Errors
+/// Why not.
+pub fn slow_disks() -> Result<(), String> {
+    let (file, control) =
+        (Path::new(CGROUP).join("blkio.throttle.read_iops_device"), "/dev/loop-control");
+    match (file.exists(), Path::new(control).exists()) {
+        (true, true) => Ok(()),
+        (false, _) => Err(format!("{} is not there: no version 1 of cgroups", file.display())),
+        (_, false) => Err(format!("{control} is not there")),
+    }
+}
+
+impl SlowDisk {
+    /// An empty one in the host's directory; slow from [`SlowDisk::slow_down`] on.
+    ///
+    /// # Panics
+    /// There can be none: `require!` [`slow_disks`] first.
+    pub fn new(host: &Host, name: &str, size: &str) -> SlowDisk {
+        let image = host.directory().join(format!("{name}.img"));
+        let bytes: Bytes = size.parse().expect("a size");
+        let made = File::create(&image).expect("an image");
+        // A hole would have to be allocated first.
+        rustix::fs::fallocate(&made, rustix::fs::FallocateFlags::empty(), 0, bytes.0)
+            .expect("room for an image");
+        let mut command = Command::new("losetup");
+        command.args(["--find", "--show", "--direct-io=on"]).arg(&image);
+        let device = PathBuf::from(Ran::of(&mut command).ok().trim());
+        let group = Path::new(CGROUP).join(format!("ebb-test-{}-{name}", std::process::id()));
+        fs::create_dir(&group).expect("a cgroup");
+        SlowDisk { image, device, group }
+    }
+
+    /// With a file system made by its own program.
+    pub fn formatted(self, kind: &str) -> SlowDisk {
+        file_system::make(kind, &self.device);
+        self
+    }
+
+    /// What to give to QEMU.
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+
+    /// From now on this process has so many requests a second done.
+    pub fn slow_down(&self, pid: i32, requests: u32) {
+        let name = self.device.file_name().expect("a device");
+        let number = Path::new("/sys/block").join(name).join("dev");
+        let number = fs::read_to_string(number).expect("a block device");
+        for file in ["blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device"] {
+            fs::write(self.group.join(file), format!("{} {requests}", number.trim()))
+                .expect("a limit");
+        }
+        fs::write(self.group.join("cgroup.procs"), pid.to_string()).expect("QEMU is moved");
+    }
+
+    /// Checks the file system, with no guest at it.
+    ///
+    /// # Panics
+    /// Something is wrong with it.
+    pub fn check(&self, kind: &str) {
+        file_system::check(kind, &self.device);
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        // Busy until the last process has ended.
+        if until_or(|| fs::remove_dir(&self.group).ok()).is_none() {
+            eprintln!("{} cannot be removed", self.group.display());
+        }
+        Ran::of(Command::new("losetup").arg("--detach").arg(&self.device));
+        if let Err(error) = fs::remove_file(&self.image) {
+            eprintln!("{}: {error}", self.image.display());
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Memory is evicted while QEMU's own disk, without the host's page cache, still writes to it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use ebb_api::EvictReport;
+use serde_json::json;
+use vmtest::{Guest, Host, SlowDisk, Vm, assets, require, rounds, slow_disks};
+
+/// A second: each takes many times longer than an eviction.
+const REQUESTS: u32 = 25;
+const KINDS: [&str; 3] = ["ext4", "xfs", "btrfs"];
+const AIO: [&str; 3] = ["native", "io_uring", "threads"];
+/// The digest of many small files, for which the file system reads its metadata.
+const SMALL_FILES: &str = "sh cd /mnt/d && busybox cat $(busybox ls) | busybox md5sum";
+
+/// A disk of QEMU's own, past the host's page cache.
+fn with_drive(guest: Guest, disk: &SlowDisk, aio: &str) -> Guest {
+    let device = disk.device().display();
+    guest.qemu_args(&format!("-drive file={device},if=virtio,format=raw,cache=none,aio={aio}"))
+}
+
+fn small_guest(label: &str) -> Guest {
+    Guest::debian(label).memory("256M").backing("small")
+}
+
+/// While the guest works, memory in use is taken away, again and again.
+fn while_evicted(vm: &Vm, verb: &str, work: impl FnOnce()) {
+    let ends = AtomicBool::new(false);
+    let evicted = thread::scope(|scope| {
+        let evicts = scope.spawn(|| {
+            let mut evicted = 0;
+            while !ends.load(Ordering::Relaxed) {
+                evicted += if verb == "evict" { evict(vm) } else { limit(vm) };
+            }
+            evicted
+        });
+        // Also where the work fails.
+        let end = Ended(&ends);
+        work();
+        drop(end);
+        evicts.join().expect("it evicts")
+    });
+    eprintln!("{evicted} evicted");
+    assert!(evicted > 0, "nothing was evicted");
+}
+
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn evict(vm: &Vm) -> u64 {
+    let report = vm.ebb("evict --bytes 1G --json").ok();
+    serde_json::from_str::<EvictReport>(&report).expect("a report").saved_frames
+}
+
+fn limit(vm: &Vm) -> u64 {
+    vm.ebb("limit 72M").ok();
+    let limit = vm.status().limit;
+    vm.ebb("limit off").ok();
+    limit.saved_total_bytes + limit.on_disk_total_bytes + limit.empty_total_bytes
+}
+
+/// File data and metadata, read through the guest's cache and past it.
+fn files(label: &str, kind: &str, aio: &str, verb: &str) {
+    let host = Host::new();
+    let disk = SlowDisk::new(&host, "slow", "512M").formatted(kind);
+    let vm = host.run(with_drive(small_guest(label), &disk, aio));
+    let mount = format!("mount {kind} /dev/vda /mnt");
+    vm.guest(&mount);
+    vm.guest("files a 8M /mnt");
+    vm.guest("sh mkdir /mnt/d; for i in $(busybox seq 50); do echo $i >/mnt/d/$i; done");
+    let (small, large) = (vm.guest(SMALL_FILES), vm.guest("sh busybox md5sum </mnt/a.pattern"));
+    vm.guest("umount /mnt");
+    vm.guest(&mount);
+    vm.wait_trusted();
+    disk.slow_down(vm.pid(), REQUESTS);
+    while_evicted(&vm, verb, || {
+        for round in 0..rounds(2, 4) {
+            let about = format!("{label}, {kind}, {aio}, {verb}: round {round}");
+            vm.guest("dropcaches");
+            assert_eq!(vm.guest("checkfiles a"), "0", "{about}");
+            let direct = "sh busybox dd if=/mnt/a.pattern iflag=direct bs=4M | busybox md5sum";
+            assert_eq!(vm.guest(direct), large, "{about}, past the page cache");
+            assert_eq!(vm.guest(SMALL_FILES), small, "{about}, small files");
+            vm.guest("sh busybox touch /mnt/d/1 && busybox sync");
+        }
+    });
+    vm.guest("umount /mnt");
+    vm.power_off();
+    disk.check(kind);
+}
+
+#[test]
+fn files_read_from_a_slow_drive() {
+    require!(slow_disks());
+    files("6.1-cloud", "ext4", "native", "evict");
+}
+
+/// The matrix, in the long form: file systems, ways of I/O, kernels.
+#[test]
+fn files_of_all_kinds() {
+    require!(slow_disks());
+    if rounds(0, 1) == 0 {
+        return;
+    }
+    for kind in KINDS {
+        for aio in AIO {
+            files("6.1-cloud", kind, aio, "evict");
+            files("6.1-cloud", kind, aio, "limit");
+        }
+    }
+    for label in ["5.10", "6.12", "7.x"] {
+        require!(assets::kernel(label));
+        files(label, "ext4", "native", "evict");
+        files(label, "btrfs", "io_uring", "limit");
+    }
+}
+
+/// A guest that swaps to a slow drive itself.
+fn swap(label: &str, aio: &str) {
+    let host = Host::new();
+    let disk = SlowDisk::new(&host, "swap", "512M");
+    let vm = host.run(with_drive(small_guest(label), &disk, aio));
+    vm.guest("sh busybox mkswap /dev/vda && busybox swapon /dev/vda");
+    vm.wait_trusted();
+    vm.guest("fill a 60M");
+    disk.slow_down(vm.pid(), 4 * REQUESTS);
+    while_evicted(&vm, "evict", || {
+        for round in 0..rounds(1, 4) {
+            // Has to make room, by swapping.
+            vm.guest("sh busybox dd if=/dev/zero of=/dev/null bs=160M count=1");
+            assert_eq!(vm.guest("check a"), "0", "{label}, {aio}: round {round}");
+        }
+    });
+    let swapped = vm.guest("cat /proc/vmstat");
+    let pages =
+        |name| swapped.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    assert!(pages("pswpin ").is_some_and(|pages: u64| pages > 0), "the guest swaps: {swapped}");
+}
+
+#[test]
+fn a_guest_swaps_to_a_slow_drive() {
+    require!(slow_disks());
+    for aio in AIO.iter().take(rounds(1, 3) as usize) {
+        swap("6.1-cloud", aio);
+    }
+}
+
+/// Nobody tells what is in flight to a guest that nobody knows.
+#[test]
+fn of_an_unknown_guest_nothing_goes() {
+    require!(slow_disks());
+    let host = Host::new();
+    let disk = SlowDisk::new(&host, "slow", "64M");
+    let vm = host.run(with_drive(small_guest("6.1-cloud"), &disk, "native"));
+    vm.wait_trusted();
+    vm.ebb("evict --bytes 1M").ok();
+    // Before its first instruction no kernel runs.
+    vm.qmp("stop", json!({}));
+    vm.qmp("system_reset", json!({}));
+    for command in ["evict --bytes 1G", "limit 100M"] {
+        let why = vm.ebb(command).refused();
+        assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
+    }
+}
