@@ -11,6 +11,7 @@ use crate::host::{Host, Ran};
 use crate::wait::until_or;
 
 const CGROUP: &str = "/sys/fs/cgroup/blkio";
+const READS: &str = "blkio.throttle.read_iops_device";
 
 /// An image behind a loop device, and the group of processes for which that is slow.
 pub struct SlowDisk {
@@ -24,8 +25,7 @@ pub struct SlowDisk {
 /// # Errors
 /// Why not.
 pub fn slow_disks() -> Result<(), String> {
-    let (file, control) =
-        (Path::new(CGROUP).join("blkio.throttle.read_iops_device"), "/dev/loop-control");
+    let (file, control) = (Path::new(CGROUP).join(READS), "/dev/loop-control");
     match (file.exists(), Path::new(control).exists()) {
         (true, true) => Ok(()),
         (false, _) => Err(format!("{} is not there: no version 1 of cgroups", file.display())),
@@ -64,15 +64,13 @@ impl SlowDisk {
         &self.device
     }
 
-    /// From now on this process has so many requests a second done.
+    /// From now on this process has so many reads a second done.
     pub fn slow_down(&self, pid: i32, requests: u32) {
         let name = self.device.file_name().expect("a device");
         let number = Path::new("/sys/block").join(name).join("dev");
         let number = fs::read_to_string(number).expect("a block device");
-        for file in ["blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device"] {
-            fs::write(self.group.join(file), format!("{} {requests}", number.trim()))
-                .expect("a limit");
-        }
+        let limit = format!("{} {requests}", number.trim());
+        fs::write(self.group.join(READS), limit).expect("a limit");
         fs::write(self.group.join("cgroup.procs"), pid.to_string()).expect("QEMU is moved");
     }
 

@@ -5,7 +5,7 @@ use std::thread;
 
 use ebb_api::EvictReport;
 use serde_json::json;
-use vmtest::{Guest, Host, SlowDisk, Vm, assets, require, rounds, slow_disks};
+use vmtest::{Guest, Host, SlowDisk, Vm, assets, require, rounds, slow_disks, until};
 
 /// A second: each takes many times longer than an eviction.
 const REQUESTS: u32 = 25;
@@ -149,6 +149,26 @@ fn a_guest_swaps_to_a_slow_drive() {
     for aio in AIO.iter().take(rounds(1, 3) as usize) {
         swap("6.1-cloud", aio);
     }
+}
+
+/// While memory is evicted because nothing pins any, a drive comes that does.
+#[test]
+fn a_slow_drive_is_plugged_in() {
+    require!(slow_disks());
+    let host = Host::new();
+    let disk = SlowDisk::new(&host, "slow", "64M");
+    let guest = small_guest("6.1-cloud").qemu_args("-device pcie-root-port,id=port,chassis=1");
+    let vm = host.run(guest);
+    vm.wait_trusted();
+    disk.slow_down(vm.pid(), REQUESTS);
+    while_evicted(&vm, "evict", || {
+        let node = json!({"driver": "host_device", "node-name": "slow", "aio": "native",
+            "filename": disk.device(), "cache": {"direct": true}});
+        vm.qmp("blockdev-add", node);
+        vm.qmp("device_add", json!({"driver": "virtio-blk-pci", "bus": "port", "drive": "slow"}));
+        until("the drive", || vm.try_guest("cat /sys/block/vda/size").ok());
+        assert_eq!(vm.guest("disk /dev/vda 12M"), "0");
+    });
 }
 
 /// Nobody tells what is in flight to a guest that nobody knows.
