@@ -122,6 +122,13 @@ impl Pager {
             };
             looked = looked.and(telling.folios.look(range, visit));
             self.ram.forget(run)?;
+            // What comes into a hole from now on is small.
+            let unseen = |gfn: &Gfn| !self.folios.is_small(*gfn) && !large.contains(gfn);
+            for gfn in run.frames().filter(unseen) {
+                if self.ram.is_hole(FrameRange::new(gfn, 1))? {
+                    self.folios.note_small(gfn);
+                }
+            }
         }
         looked.map(|()| large)
     }
