@@ -30,9 +30,13 @@ impl Folios {
     /// Opens what tells them.
     ///
     /// # Errors
-    /// As open(2) of `/proc/kpageflags`, which takes root.
+    /// As open(2) of `/proc/kpageflags`, which takes root; as [`Folios::look`].
     pub fn open() -> io::Result<Folios> {
-        Ok(Folios { flags: File::open(FLAGS)?, own: Pagemap::open(&Process::own()?)? })
+        let folios = Folios { flags: File::open(FLAGS)?, own: Pagemap::open(&Process::own()?)? };
+        // Without the privilege this page, which is there, has no frame.
+        let start = Hva((&raw const folios).addr() as u64 / FRAME_BYTES * FRAME_BYTES);
+        folios.look(HvaRange { start, bytes: FRAME_BYTES }, |_, _| {})?;
+        Ok(folios)
     }
 
     /// Visits the pages of a range of this process's that are mapped to memory, in order: a
