@@ -25,13 +25,13 @@ fn small_guest(label: &str) -> Guest {
 }
 
 /// While the guest works, memory in use is taken away, again and again.
-fn while_evicted(vm: &Vm, verb: &str, work: impl FnOnce()) {
+fn while_evicted(vm: &Vm, work: impl FnOnce()) {
     let ends = AtomicBool::new(false);
     let evicted = thread::scope(|scope| {
         let evicts = scope.spawn(|| {
             let mut evicted = 0;
             while !ends.load(Ordering::Relaxed) {
-                evicted += if verb == "evict" { evict(vm) } else { limit(vm) };
+                evicted += evict(vm);
             }
             evicted
         });
@@ -58,15 +58,8 @@ fn evict(vm: &Vm) -> u64 {
     serde_json::from_str::<EvictReport>(&report).expect("a report").saved_frames
 }
 
-fn limit(vm: &Vm) -> u64 {
-    vm.ebb("limit 72M").ok();
-    let limit = vm.status().limit;
-    vm.ebb("limit off").ok();
-    limit.saved_total_bytes + limit.on_disk_total_bytes + limit.empty_total_bytes
-}
-
 /// File data and metadata, read through the guest's cache and past it.
-fn files(label: &str, kind: &str, aio: &str, verb: &str) {
+fn files(label: &str, kind: &str, aio: &str) {
     let host = Host::new();
     let disk = SlowDisk::new(&host, "slow", "512M").formatted(kind);
     let vm = host.run(with_drive(small_guest(label), &disk, aio));
@@ -79,9 +72,9 @@ fn files(label: &str, kind: &str, aio: &str, verb: &str) {
     vm.guest(&mount);
     vm.wait_trusted();
     disk.slow_down(vm.pid(), REQUESTS);
-    while_evicted(&vm, verb, || {
+    while_evicted(&vm, || {
         for round in 0..rounds(2, 4) {
-            let about = format!("{label}, {kind}, {aio}, {verb}: round {round}");
+            let about = format!("{label}, {kind}, {aio}: round {round}");
             vm.guest("dropcaches");
             assert_eq!(vm.guest("checkfiles a"), "0", "{about}");
             let direct = "sh busybox dd if=/mnt/a.pattern iflag=direct bs=4M | busybox md5sum";
@@ -98,7 +91,7 @@ fn files(label: &str, kind: &str, aio: &str, verb: &str) {
 #[test]
 fn files_read_from_a_slow_drive() {
     require!(slow_disks());
-    files("6.1-cloud", "ext4", "native", "evict");
+    files("6.1-cloud", "ext4", "native");
 }
 
 /// The matrix, in the long form: file systems, ways of I/O, kernels.
@@ -110,14 +103,13 @@ fn files_of_all_kinds() {
     }
     for kind in KINDS {
         for aio in AIO {
-            files("6.1-cloud", kind, aio, "evict");
-            files("6.1-cloud", kind, aio, "limit");
+            files("6.1-cloud", kind, aio);
         }
     }
     for label in ["5.10", "6.12", "7.x"] {
         require!(assets::kernel(label));
-        files(label, "ext4", "native", "evict");
-        files(label, "btrfs", "io_uring", "limit");
+        files(label, "ext4", "native");
+        files(label, "btrfs", "io_uring");
     }
 }
 
@@ -130,7 +122,7 @@ fn swap(label: &str, aio: &str) {
     vm.wait_trusted();
     vm.guest("fill a 60M");
     disk.slow_down(vm.pid(), 4 * REQUESTS);
-    while_evicted(&vm, "evict", || {
+    while_evicted(&vm, || {
         for round in 0..rounds(1, 4) {
             // Has to make room, by swapping.
             vm.guest("sh busybox dd if=/dev/zero of=/dev/null bs=160M count=1");
@@ -161,7 +153,7 @@ fn a_slow_drive_is_plugged_in() {
     let vm = host.run(guest);
     vm.wait_trusted();
     disk.slow_down(vm.pid(), REQUESTS);
-    while_evicted(&vm, "evict", || {
+    while_evicted(&vm, || {
         let node = json!({"driver": "host_device", "node-name": "slow", "aio": "native",
             "filename": disk.device(), "cache": {"direct": true}});
         vm.qmp("blockdev-add", node);
@@ -183,8 +175,8 @@ fn of_an_unknown_guest_nothing_goes() {
     // Before its first instruction no kernel runs.
     vm.qmp("stop", json!({}));
     vm.qmp("system_reset", json!({}));
-    for command in ["evict --bytes 1G", "limit 100M"] {
-        let why = vm.ebb(command).refused();
-        assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
-    }
+    let why = vm.ebb("evict --bytes 1G").refused();
+    assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
+    let why = vm.ebb("limit 100M").refused();
+    assert!(why.contains("is open with O_DIRECT"), "{why}");
 }

@@ -70,9 +70,14 @@ fn of_descriptor(
     if !link.starts_with('/') || link.starts_with("/memfd:") {
         return Ok(None);
     }
-    // Closed since it was listed: what it was open for has ended.
-    let Ok(info) = process.descriptor_info(fd) else { return Ok(None) };
-    let Ok(kind) = process.descriptor_type(fd) else { return Ok(None) };
+    let (info, kind) = match (process.descriptor_info(fd), process.descriptor_type(fd)) {
+        (Ok(info), Ok(kind)) => (info, kind),
+        // Closed since it was listed: what it was open for has ended.
+        (Err(error), _) | (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        (Err(error), _) | (_, Err(error)) => return Err(error),
+    };
     let flags = OFlags::from_bits_retain(field(&info, "flags:", 8).unwrap_or(0) as u32);
     let reads = !flags.contains(OFlags::WRONLY);
     Ok(match kind {
