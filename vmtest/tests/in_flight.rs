@@ -149,7 +149,7 @@ fn a_slow_drive_is_plugged_in() {
     require!(slow_disks());
     let host = Host::new();
     let disk = SlowDisk::new(&host, "slow", "64M");
-    let guest = small_guest("6.1-cloud").qemu_args("-device pcie-root-port,id=port,chassis=1");
+    let guest = small_guest("6.1-cloud").qemu_args("-device pcie-root-port,id=plug0,chassis=1");
     let vm = host.run(guest);
     vm.wait_trusted();
     disk.slow_down(vm.pid(), REQUESTS);
@@ -157,7 +157,7 @@ fn a_slow_drive_is_plugged_in() {
         let node = json!({"driver": "host_device", "node-name": "slow", "aio": "native",
             "filename": disk.device(), "cache": {"direct": true}});
         vm.qmp("blockdev-add", node);
-        vm.qmp("device_add", json!({"driver": "virtio-blk-pci", "bus": "port", "drive": "slow"}));
+        vm.qmp("device_add", json!({"driver": "virtio-blk-pci", "bus": "plug0", "drive": "slow"}));
         until("the drive", || vm.try_guest("cat /sys/block/vda/size").ok());
         assert_eq!(vm.guest("disk /dev/vda 12M"), "0");
     });
