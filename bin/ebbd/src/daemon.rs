@@ -24,15 +24,14 @@ use ebb_vm::{Qmp, Ram, layout, takeover};
 use serde_json::json;
 
 use crate::calibrate::Calibrated;
-use crate::devices;
 use crate::console;
+use crate::devices;
 use crate::disks::{self, Disks, Shared};
 use crate::growth::{self, Growth, GrowthRecord};
 use crate::held::{self, Held};
 use crate::host::{self, Chosen};
 use crate::life::{self, Life};
 use crate::listing::{Listing, Stage};
-use crate::injector;
 use crate::pool;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::{Auto, Record, Settings, Totals};

@@ -203,6 +203,8 @@ impl State {
             self.look_at_devices();
         } else if self.held.record.evicts
             && self.devices.is_told
+            // Each question lets touches that wait for room go on.
+            && !self.is_halted()
             && self.devices.asked_migration.is_none_or(|asked| asked.elapsed() >= MIGRATION_EVERY)
         {
             self.ask(false);
@@ -222,8 +224,12 @@ impl State {
         let before = self.devices.all();
         let (tell, wait) = self.held.pager.marks();
         self.held.pager.set_marks(u64::MAX, u64::MAX);
+        self.held.pager.halt_above(u64::MAX);
         let told = if all { self.ask_all() } else { self.ask_migration() };
         self.held.pager.set_marks(tell, wait);
+        if let Some(marks) = self.marks() {
+            self.halt(marks);
+        }
         let name = &self.held.record.name;
         let devices = &mut self.devices;
         devices.is_told = told.is_ok();

@@ -170,7 +170,7 @@ impl State {
     }
 
     /// Has first touches wait where they are to, and go on where there is room.
-    fn halt(&self, marks: Marks) {
+    pub(crate) fn halt(&self, marks: Marks) {
         let above = if self.waits() { marks.high_bytes } else { u64::MAX };
         self.held.pager.halt_above(above);
     }

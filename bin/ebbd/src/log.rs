@@ -152,7 +152,9 @@ mod tests {
         assert_eq!(sources.admit(&place, b"a", start + EVERY), Some(1000 - u64::from(AT_ONCE)));
         assert_eq!(sources.admit(&place, b"a", start + EVERY), None);
         assert_eq!(sources.admit(&place, b"a", start + 100 * EVERY), Some(1));
-        (0..10_000_u32).for_each(|n| drop(sources.admit(&place, &n.to_le_bytes(), start)));
+        for n in 0..10_000_u32 {
+            let _ = sources.admit(&place, &n.to_le_bytes(), start);
+        }
         assert!(sources.0.len() <= SOURCES);
     }
 

@@ -333,7 +333,7 @@ impl State {
         if command.is_moot() {
             return Next::Go;
         }
-        if !matches!(command, Command::Status(..) | Command::Pressure | Command::Member(_)) {
+        if !matches!(command, Command::Status(..) | Command::Pressure) {
             // What it takes may need QEMU, which may wait for room; so it goes on until the next
             // look at the limit.
             self.held.pager.halt_above(u64::MAX);

@@ -70,8 +70,8 @@ fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> 
             Err(rustix::io::Errno::INTR) => continue,
             result => result?,
         };
-        let ready = fds.map(|fd| !fd.revents().is_empty());
         let cannot_be_polled = fds[0].revents().contains(PollFlags::ERR);
+        let ready = fds.map(|fd| !fd.revents().is_empty());
         if ready[2] {
             return Ok(End::Stopped);
         }

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use ebb_ledger::{Content, Ledger};
+use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::{FaultThread, Grain, Judge, NoDevices, NoDisk, Pager, Parts, RefillThreads};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
@@ -30,7 +30,9 @@ struct Daemon {
 
 fn daemon() -> Daemon {
     let machine = Machine::new();
-    let ledger = Ledger::create(&machine.run().join("ledger"), machine.ram.end()).unwrap();
+    let ledger =
+        Ledger::create(&machine.run().join("ledger"), machine.ram.end(), Tables::WhenSplit)
+            .unwrap();
     let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
     let parts = Parts {
         ram: Arc::clone(&machine.ram),

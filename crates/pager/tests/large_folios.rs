@@ -9,7 +9,7 @@ use std::io::{PipeReader, PipeWriter};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ebb_ledger::Ledger;
+use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
 use ebb_store::{Page, Protection, SwapFile};
 use ebb_sys::folios;
@@ -47,7 +47,9 @@ struct Daemon {
 
 impl Daemon {
     fn new(machine: Machine, grain: Grain) -> Daemon {
-        let ledger = Ledger::create(&machine.run().join("ledger"), machine.ram.end()).unwrap();
+        let ledger =
+            Ledger::create(&machine.run().join("ledger"), machine.ram.end(), Tables::WhenSplit)
+                .unwrap();
         let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
         let parts = Parts {
             ram: Arc::clone(&machine.ram),

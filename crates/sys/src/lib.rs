@@ -4,8 +4,8 @@
 //! Nothing here knows what a guest is; [`ebb_units`] gives the address types.
 #![deny(missing_docs)]
 
-pub mod folios;
 pub mod bus_guard;
+pub mod folios;
 pub mod inject;
 pub mod kexec;
 pub mod kvm;

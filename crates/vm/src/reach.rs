@@ -187,7 +187,7 @@ pub fn of_vmm(qmp: &mut Qmp, own: &[String]) -> Result<Vec<Device>, QmpError> {
         asked.networks(&mut found)?;
         asked.block_drivers(&mut found)?;
         Ok(found)
-    })?
+    })
 }
 
 /// What the VMM is about to do with its memory as a whole.
@@ -215,7 +215,7 @@ pub fn of_migration(qmp: &mut Qmp) -> Result<Migration, QmpError> {
         let status = answer.get("status").and_then(Value::as_str);
         let status = status.filter(|&status| status != "none" && status.len() <= NAME_MAX);
         Ok(Migration { shared, status: status.map(str::to_owned) })
-    })?
+    })
 }
 
 /// A VMM that is asked question after question.
