@@ -17,6 +17,7 @@ pub mod pagemap;
 pub mod private_dir;
 pub mod process;
 pub mod ram_file;
+pub mod session;
 pub mod transfer;
 pub mod uffd;
 pub mod uring;

@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 use std::io::{self, PipeWriter};
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use ebb_sys::ram_file::RamFile;
+use ebb_sys::session;
 use ebb_units::Gpa;
 
 /// The balloon of a VM that Ebb starts.
@@ -124,21 +124,21 @@ impl Launch<'_> {
         self.directory.join("qmp.sock")
     }
 
-    /// Starts QEMU, stopped before its guest's first instruction, in a process
-    /// group of its own: it outlives this process. Its own messages go to `messages`, which
+    /// Starts QEMU, stopped before its guest's first instruction, in a session
+    /// of its own: it outlives this process. Its own messages go to `messages`, which
     /// somebody must read.
     ///
     /// # Errors
     /// As fork(2) and execve(2): `NotFound` when there is no such QEMU.
     pub fn start(&self, messages: PipeWriter) -> io::Result<Child> {
-        Command::new(self.qemu)
+        let mut command = Command::new(self.qemu);
+        command
             .args(self.arguments())
             .current_dir(self.cwd)
             .stdin(Stdio::null())
             .stdout(messages.try_clone()?)
-            .stderr(messages)
-            .process_group(0)
-            .spawn()
+            .stderr(messages);
+        session::of_its_own(&mut command).spawn()
     }
 
     fn arguments(&self) -> Vec<OsString> {
