@@ -75,7 +75,7 @@ pub fn explain(what: Attempt, error: &io::Error, swap: &Path, run: &Path) -> Str
             _ => format!("{swap}: {error}: look for its disk in the host's kernel log (dmesg)"),
         },
         Some(StoreError::NoRoom(NoRoom::Floor)) => format!(
-            "{swap}: only what --swap-keep-free keeps is free: make room on its file system"
+            "{swap}: no space left but what --swap-keep-free keeps: make room on its file system"
         ),
         Some(StoreError::NoRoom(NoRoom::All)) => {
             format!("{swap}: all swap files take what --swap-max allows")
