@@ -84,9 +84,9 @@ impl Vm {
         vm
     }
 
-    /// One whose guest is to come from this one.
+    /// One whose guest is to come from this one, with nobody between its console and the test.
     pub(crate) fn arriving(&self, host: Host, name: String, directory: PathBuf, pid: i32) -> Vm {
-        let (socket, log) = (directory.join("console.sock"), directory.join("console.log"));
+        let (socket, log) = (directory.join("console.qemu"), directory.join("console.log"));
         let console = Console::connect(&socket, &log, pid)
             .unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
         Vm {

@@ -7,7 +7,7 @@ const MIB: u64 = 1 << 20;
 
 fn evict_and_check(vm: &Vm) {
     for _ in 0..rounds(2, 30) {
-        vm.ebb("evict").ok();
+        vm.ebb("evict --bytes 512M").ok();
         assert_eq!(vm.guest("check a"), "0");
     }
 }

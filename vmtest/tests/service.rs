@@ -30,13 +30,13 @@ fn a_panic_costs_a_moment_of_one_vms_service() {
     vm.guest("fill kept 60M");
     other.guest("fill kept 60M");
     // The worker; the thread that reads faults; one that refills.
-    for place in ["tick:3", "map:40", "map:400"] {
+    for place in ["tick:3", "map:10", "map:400"] {
         host.set("EBB_FAIL", format!("{}:{place}", vm.name()));
         host.kill9();
         host.start();
         let before = host.log().matches("its service failed").count();
         match place {
-            "map:40" => {
+            "map:10" => {
                 vm.wait_trusted();
                 vm.reclaim();
             }
