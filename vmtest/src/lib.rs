@@ -14,6 +14,7 @@ pub mod assets;
 mod complaints;
 mod console;
 mod disk;
+mod faulty;
 mod file_system;
 mod guest;
 mod host;
@@ -29,6 +30,7 @@ mod wait;
 
 pub use console::GuestError;
 pub use disk::Disk;
+pub use faulty::{Failing, FaultyDisk};
 pub use guest::Guest;
 pub use host::{Host, Ran};
 pub use memory::{MemoryDevice, Sizes};

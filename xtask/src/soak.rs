@@ -9,17 +9,24 @@ use super::{cargo, guest_kernel};
 
 /// What may go wrong once in thousands of times: kvmtest whole, the allocator's threads, and
 /// these of vmtest.
-const VM_TESTS: [&str; 12] = [
+const VM_TESTS: [&str; 19] = [
     "attach",
     "death",
+    "devices",
     "disk",
     "dma",
     "evict",
+    "faults",
+    "full",
     "guest_kernel",
     "hyperalloc",
     "idle",
     "in_flight",
+    "large_folios",
+    "limit",
     "reclaim",
+    "scarce",
+    "service",
     "store",
     "swap",
 ];

@@ -1,0 +1,190 @@
+//! What fails beneath a VM, one test for each line of `docs/faults.md` that is no other test's.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use vmtest::{Failing, FaultyDisk, Guest, Host, Vm, require, rounds, until};
+
+const MIB: u64 = 1 << 20;
+
+/// A VM of 512 MiB under a limit of 160 MiB, with its swap file on a disk that can be told to
+/// fail, and memory of a known content beyond the limit.
+fn limited(disk: &FaultyDisk) -> (Host, Vm) {
+    let host = Host::new();
+    host.set("EBB_SWAP_DIR", disk.path());
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M"));
+    vm.guest("fill hard 200M");
+    vm.ebb("limit 160M").ok();
+    wait_limit(&vm);
+    (host, vm)
+}
+
+fn wait_limit(vm: &Vm) {
+    until("the limit to hold", || (vm.host_bytes() <= 160 * MIB).then_some(()));
+}
+
+fn wait_stuck(vm: &Vm) -> String {
+    until("the failure to be told", || vm.status().limit.stuck)
+}
+
+/// Has the guest check its memory while something fails, until `mend` ends that; whether the
+/// guest had to wait for it.
+fn check_while(vm: &Vm, fails: impl FnOnce(), mend: impl FnOnce()) -> bool {
+    thread::scope(|scope| {
+        let checking = scope.spawn(|| vm.guest("check hard"));
+        fails();
+        let waited = !checking.is_finished();
+        mend();
+        assert_eq!(checking.join().expect("the guest answers"), "0");
+        waited
+    })
+}
+
+#[test]
+fn a_swap_disk_that_does_not_write_costs_the_guest_nothing() {
+    let disk = FaultyDisk::new();
+    require!(disk.as_ref());
+    let disk = disk.expect("it is there");
+    let (_host, vm) = limited(&disk);
+    disk.set(Failing::Writes);
+    vm.guest("fill more 100M");
+    let stuck = wait_stuck(&vm);
+    assert!(stuck.contains(".swap: Input/output error"), "{stuck}");
+    assert_eq!(vm.guest("check more"), "0");
+    assert_eq!(vm.guest("check hard"), "0");
+    disk.set(Failing::Nothing);
+    wait_limit(&vm);
+    until("the store to be well again", || vm.status().limit.stuck.is_none().then_some(()));
+    assert_eq!(vm.guest("check more"), "0");
+    assert_eq!(vm.guest("check hard"), "0");
+}
+
+#[test]
+fn a_guest_waits_for_a_swap_disk_that_does_not_read() {
+    let disk = FaultyDisk::new();
+    require!(disk.as_ref());
+    let disk = disk.expect("it is there");
+    let (_host, vm) = limited(&disk);
+    disk.set(Failing::Reads);
+    let fails = || {
+        let stuck = wait_stuck(&vm);
+        assert!(stuck.contains(".swap: Input/output error"), "{stuck}");
+    };
+    let waited = check_while(&vm, fails, || disk.set(Failing::Nothing));
+    assert!(waited, "what could not be read was handed out");
+    until("the store to be well again", || vm.status().limit.stuck.is_none().then_some(()));
+}
+
+#[test]
+fn a_slow_swap_disk_is_slow_and_no_more() {
+    let disk = FaultyDisk::new();
+    require!(disk.as_ref());
+    let disk = disk.expect("it is there");
+    let (host, vm) = limited(&disk);
+    disk.set(Failing::Slow(Duration::from_millis(20)));
+    // It answers while its worker waits for the disk.
+    let other = host.run(Guest::debian("6.1-cloud").memory("256M"));
+    other.guest("fill a 50M");
+    vm.guest("fill more 20M");
+    assert_eq!(vm.guest("check more"), "0");
+    assert_eq!(other.guest("check a"), "0");
+    disk.set(Failing::Nothing);
+    assert_eq!(vm.guest("check hard"), "0");
+}
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).expect("a number"), signal).expect("it runs");
+}
+
+#[test]
+fn a_guest_waits_for_a_daemon_that_is_stopped() {
+    let disk = FaultyDisk::new();
+    require!(disk.as_ref());
+    let disk = disk.expect("it is there");
+    let (host, vm) = limited(&disk);
+    let daemon = host.daemon().expect("a daemon runs");
+    let stop = Duration::from_secs(u64::from(rounds(3, 30)));
+    signal(daemon, Signal::STOP);
+    let waited = check_while(&vm, || thread::sleep(stop), || signal(daemon, Signal::CONT));
+    assert!(waited, "the guest cannot have had its memory without the daemon");
+    wait_limit(&vm);
+    assert_eq!(vm.status().limit.stuck, None);
+}
+
+/// A group of processes with this controller, removed at the end.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    fn new(controller: &str) -> Result<Group, String> {
+        let path = format!("/sys/fs/cgroup/{controller}/ebb-faults-{}", std::process::id());
+        fs::create_dir(&path).map_err(|error| format!("{path}: {error}"))?;
+        Ok(Group(path.into()))
+    }
+
+    fn write(&self, name: &str, value: &str) -> Result<(), String> {
+        let path = self.0.join(name);
+        fs::write(&path, value).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    fn add(&self, pid: i32) {
+        self.write("cgroup.procs", &pid.to_string()).expect("the process joins the group");
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let emptied = vmtest::until_or(|| fs::remove_dir(&self.0).is_ok().then_some(()));
+        if emptied.is_none() {
+            eprintln!("{}: not removed", self.0.display());
+        }
+    }
+}
+
+#[test]
+fn a_daemon_that_gets_no_more_threads_loses_nothing() {
+    let group = Group::new("pids");
+    require!(group.as_ref());
+    let group = group.expect("it is there");
+    let disk = FaultyDisk::new();
+    require!(disk.as_ref());
+    let disk = disk.expect("it is there");
+    let host = Host::new();
+    host.set("EBB_SWAP_DIR", disk.path());
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M"));
+    vm.guest("fill hard 200M");
+    let daemon = host.daemon().expect("a daemon runs");
+    group.add(daemon);
+    let threads = fs::read_dir(format!("/proc/{daemon}/task")).expect("its threads").count();
+    group.write("pids.max", &threads.to_string()).expect("a limit");
+    // Refused, or held without the threads that it would have: both may be.
+    vm.ebb("limit 160M");
+    assert_eq!(vm.guest("check hard"), "0");
+    group.write("pids.max", "max").expect("no limit");
+    vm.ebb("limit 160M").ok();
+    wait_limit(&vm);
+    assert_eq!(vm.guest("check hard"), "0");
+    signal(daemon, Signal::KILL);
+    host.start();
+    assert_eq!(vm.guest("check hard"), "0");
+}
+
+#[test]
+fn a_guests_own_disk_that_fails_is_an_error_to_the_guest_alone() {
+    let disk = FaultyDisk::new();
+    require!(disk.as_ref());
+    let disk = disk.expect("it is there");
+    let image = disk.path().join("image");
+    fs::File::create(&image).and_then(|file| file.set_len(64 * MIB)).expect("an image");
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M").own_device(&image));
+    vm.forgive();
+    vm.guest("fill a 50M");
+    disk.set(Failing::Reads);
+    assert!(vm.try_guest("sh dd if=/dev/vda of=/dev/null bs=4k count=1 iflag=direct").is_err());
+    disk.set(Failing::Nothing);
+    vm.guest("sh dd if=/dev/vda of=/dev/null bs=4k count=1 iflag=direct");
+    assert_eq!(vm.guest("check a"), "0");
+    assert!(vm.status().disks.failed_requests > 0);
+}
