@@ -242,7 +242,9 @@ impl Pager {
                     settled || held.kept.is_some()
                 });
             evicted.in_flight += in_flight.len() as u64;
-            let all_or_none = self.grain == Grain::Huge && !in_flight.is_empty();
+            // Of what goes whole no part goes, where another is in flight.
+            let each = quiet.iter().chain(&in_flight).map(|held| held.gfn);
+            let all_or_none = !in_flight.is_empty() && self.goes_whole(each);
             self.open_all(in_flight);
             match result {
                 Ok(()) if !all_or_none => match self.evict_piece(quiet, judge, evicted) {

@@ -44,6 +44,12 @@ impl Folios {
         word.is_some_and(|word| word.load(Acquire) & 1 << bit != 0)
     }
 
+    /// Nothing is known to be small any more: somebody else maps the memory, and may have brought
+    /// it in larger pieces.
+    pub(crate) fn forget(&self) {
+        self.small.iter().for_each(|word| word.store(0, Release));
+    }
+
     fn note_small(&self, gfn: Gfn) {
         if let Some(word) = usize::try_from(gfn.0 / 64).ok().and_then(|at| self.small.get(at)) {
             word.fetch_or(1 << (gfn.0 % 64), Release);

@@ -27,6 +27,7 @@ impl Pager {
     /// `ENOMEM`: the host has not enough memory; what is not back stays on
     /// record and is served on touch.
     pub fn give_back_all(&self) -> io::Result<u64> {
+        self.folios.forget();
         let Counters { emptied_frames, saved_frames, on_disk_frames, .. } = &self.counters;
         let counters = [emptied_frames, saved_frames, on_disk_frames];
         let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
@@ -51,6 +52,7 @@ impl Pager {
     /// # Errors
     /// As [`Pager::give_back_all`].
     pub fn give_back_in_use(&self) -> io::Result<u64> {
+        self.folios.forget();
         let Counters { saved_frames, on_disk_frames, .. } = &self.counters;
         let before = saved_frames.load(Relaxed) + on_disk_frames.load(Relaxed);
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ebb_sys::uffd::Fault;
+use ebb_units::FrameRange;
 
 use crate::pager::Pager;
 
@@ -44,6 +45,11 @@ impl Pager {
         }
     }
 
+    /// What [`Pager::halt_above`] was told last.
+    pub fn halts_above(&self) -> u64 {
+        self.halt.above_bytes.load(Acquire)
+    }
+
     /// How many touches wait for room.
     pub fn waiting_touches(&self) -> u64 {
         *self.halt.waiting()
@@ -57,8 +63,10 @@ impl Pager {
 
     /// Leaves a first touch to wait; `false`: it is to be served.
     pub(crate) fn leave_waiting(&self, fault: Fault) -> bool {
-        let gfn = self.ram.gpa(fault.address).map(|gpa| gpa.gfn());
-        if fault.write_protected || gfn.is_none_or(|gfn| self.ledger.content(gfn).is_elsewhere()) {
+        let Some(gfn) = self.ram.gpa(fault.address).map(|gpa| gpa.gfn()) else { return false };
+        // It may have come as another one's neighbour since it was touched.
+        let is_there = || !self.ram.is_hole(FrameRange::new(gfn, 1)).unwrap_or(false);
+        if fault.write_protected || self.ledger.content(gfn).is_elsewhere() || is_there() {
             return false;
         }
         // Looked at with the count locked: who ends the wait after this finds it counted.

@@ -337,7 +337,8 @@ impl Pager {
         }
         self.count_returned(held.contents());
         let wanted = held.unlock(Content::Resident);
-        self.after(wanted, frames);
+        // Who was left to wait for room has marked nothing.
+        self.after(wanted || self.may_halt(), frames);
         Ok(true)
     }
 
