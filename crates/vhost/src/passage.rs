@@ -74,6 +74,11 @@ impl Passage {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        // One that has gone is not heard while its last message waits for room.
+        let left = events.get(ends.len()).map_or(PollFlags::empty(), PollFd::revents);
+        if self.pending.is_some() && left.intersects(PollFlags::HUP | PollFlags::ERR) {
+            return Err(Parted::Gone);
+        }
         Ok(events.iter().take(ends.len()).any(|event| !event.revents().is_empty()))
     }
 
