@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 
@@ -64,7 +64,7 @@ pub fn log(logs: &Path) -> PathBuf {
 /// # Errors
 /// As fork(2); its own words.
 pub fn start(directory: &Path, logs: &Path, messages: Option<PipeReader>) -> io::Result<Child> {
-    let mut child = Command::new(std::env::current_exe()?)
+    let mut child = Command::new("/proc/self/exe")
         .arg0(NAME)
         .arg(COMMAND)
         .arg("--from")
@@ -97,8 +97,14 @@ pub fn start(directory: &Path, logs: &Path, messages: Option<PipeReader>) -> io:
 /// # Errors
 /// As [`start`].
 pub fn restart_if_gone(directory: &Path, logs: &Path) -> io::Result<()> {
-    if UnixStream::connect(socket(directory)).is_ok() {
-        return Ok(());
+    match ebb_vm::dial(&socket(directory), Instant::now()) {
+        // Only these two prove that nobody listens.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) => {}
+        _ => return Ok(()),
     }
     let mut child = start(directory, logs, None)?;
     thread::spawn(move || child.wait());

@@ -388,10 +388,16 @@ impl Daemon {
 
     /// Removes what a VM has left, unless it is still on record or lives on.
     fn clear_away(&self, name: &VmName, directory: &Path) {
+        let was_there = directory.exists();
         if remove_if_dead(directory)
+            && was_there
             && let Some(logs) = self.logs(name)
         {
-            remove(&logs);
+            // Somebody else's files may be there, too.
+            for file in ["console.log", "console.log.1", "qemu.log", "qemu.log.1"] {
+                let _ = fs::remove_file(logs.join(file));
+            }
+            let _ = fs::remove_dir(&logs);
         }
     }
 

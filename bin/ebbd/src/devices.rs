@@ -224,12 +224,11 @@ impl State {
         let before = self.devices.all();
         let (tell, wait) = self.held.pager.marks();
         self.held.pager.set_marks(u64::MAX, u64::MAX);
+        let above = self.held.pager.halts_above();
         self.held.pager.halt_above(u64::MAX);
         let told = if all { self.ask_all() } else { self.ask_migration() };
         self.held.pager.set_marks(tell, wait);
-        if let Some(marks) = self.marks() {
-            self.halt(marks);
-        }
+        self.held.pager.halt_above(above);
         let name = &self.held.record.name;
         let devices = &mut self.devices;
         devices.is_told = told.is_ok();
@@ -296,8 +295,9 @@ impl State {
         let all = self.devices.all();
         let Some(device) = reach::narrowest(&all) else { return };
         let began = Instant::now();
-        // Else what comes back would wait for what goes.
+        // Else what comes back would wait for what goes, and QEMU for a vCPU that waits for room.
         self.held.pager.set_marks(u64::MAX, u64::MAX);
+        self.held.pager.halt_above(u64::MAX);
         match device.kind {
             Kind::SharedMigration => self.cancel_migration(),
             _ => self.pause_guest(),
@@ -335,7 +335,8 @@ impl State {
 
     /// Whether the guest must not go on yet: a device would find zeros.
     pub(crate) fn must_rest(&self) -> bool {
-        self.devices.owes()
+        // A VMM that does not tell may have one: only a full answer lets the guest go on.
+        self.devices.owes() || (self.held.record.evicts && self.reach() < self.devices.settled)
     }
 
     /// Why the guest does not go on.
@@ -345,7 +346,8 @@ impl State {
 
     /// It goes on once all is back ([`State::begin`]), also if another daemon has to see to that.
     fn pause_guest(&mut self) {
-        if !self.held.record.evicts || self.held.record.begin {
+        // A `cont` that was not answered in time may have been carried out since.
+        if !self.held.record.evicts {
             return;
         }
         let Some(qmp) = &mut self.held.qmp else { return };

@@ -124,7 +124,8 @@ impl State {
         let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
         let may = self.note_disks().and_then(|()| self.may_evict());
         if let Err(why) = may.and_then(|()| self.nothing_pins()) {
-            self.stuck = Some(why.to_string());
+            // Nobody waits for room that is not looked for.
+            (self.stuck, self.trouble) = (Some(why.to_string()), None);
             self.limiter = Some(limiter);
             self.held.pager.halt_above(u64::MAX);
             return self.held.pager.set_marks(u64::MAX, u64::MAX);
@@ -170,7 +171,7 @@ impl State {
     }
 
     /// Has first touches wait where they are to, and go on where there is room.
-    pub(crate) fn halt(&self, marks: Marks) {
+    fn halt(&self, marks: Marks) {
         let above = if self.waits() { marks.high_bytes } else { u64::MAX };
         self.held.pager.halt_above(above);
     }

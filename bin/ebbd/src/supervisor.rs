@@ -100,15 +100,25 @@ impl Supervisor {
             Err(NotAdopted::Over) => return Ok(None),
             Err(NotAdopted::Failed(error)) => return Err(error),
         };
-        if held.record.started
-            && let Err(error) = console::restart_if_gone(&self.directory, &held.logs())
-        {
-            tracing::warn!("{}: its console: {error}", self.name);
-        }
+        let console = held.record.started.then(|| held.logs());
         let ready = Ready::new(held).map_err(|(error, _)| error)?;
         listing.set(Stage::Held(ready.commands()));
+        console.into_iter().for_each(|logs| self.keep_console(logs));
         tracing::info!("{}: taken up", self.name);
         Ok(Some((ready, listing)))
+    }
+
+    /// QEMU may be slow to answer there, and its faults are not to wait for that.
+    fn keep_console(&self, logs: PathBuf) {
+        let (name, directory) = (self.name.clone(), self.directory.clone());
+        let keep = move || {
+            if let Err(error) = console::restart_if_gone(&directory, &logs) {
+                tracing::warn!("{name}: its console: {error}");
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("console".into()).spawn(keep) {
+            tracing::warn!("{}: its console: {error}", self.name);
+        }
     }
 
     /// The VM waits where it is: better than a wrong byte.

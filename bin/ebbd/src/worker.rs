@@ -342,7 +342,7 @@ impl State {
         self.glance_at_devices();
         match command {
             Command::Status(counts, to) => {
-                if !self.is_halted() {
+                if !self.waits() {
                     if self.insight.guest().is_err() {
                         self.confirm();
                     }
@@ -388,18 +388,18 @@ impl State {
     fn tick(&mut self) -> Next {
         self.keep_devices();
         failpoint::reached("tick", &self.held.record.name);
-        self.begin();
+        // QEMU itself may be the next to wait for room.
+        if !self.waits() {
+            self.begin();
+        }
         self.keep_small_pages();
         self.notice_reset();
         self.judge_restored();
-        if self.is_halted() {
+        if self.waits() {
             self.hold_limit();
             return Next::Go;
         }
-        // While it waits for room it keeps what it has: what comes back makes place for others.
-        if !self.waits()
-            && let Err(error) = self.held.pager.trim_store()
-        {
+        if let Err(error) = self.held.pager.trim_store() {
             tracing::debug!("{}: trimming: {error}", self.held.record.name);
         }
         if self.insight.is_due() {

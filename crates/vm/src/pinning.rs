@@ -117,7 +117,12 @@ fn passes_on(link: &str) -> bool {
 
 fn of_ring(process: &Process, fd: i32) -> Option<String> {
     for _ in 0..RING_TRIES {
-        let info = process.descriptor_info(fd).ok()?;
+        let info = match process.descriptor_info(fd) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            // Not looked at is not known.
+            Err(_) => break,
+            Ok(info) => info,
+        };
         let told = [field(&info, "UserFiles:", 10), field(&info, "UserBufs:", 10)];
         match told {
             [Some(0), Some(0)] => return None,
