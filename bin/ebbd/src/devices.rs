@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ebb_api::{MayTake, ReachStatus, ReachingDevice};
@@ -335,8 +336,12 @@ impl State {
 
     /// Whether the guest must not go on yet: a device would find zeros.
     pub(crate) fn must_rest(&self) -> bool {
-        // A VMM that does not tell may have one: only a full answer lets the guest go on.
-        self.devices.owes() || (self.held.record.evicts && self.reach() < self.devices.settled)
+        // A VMM that does not tell may have one: while anything is elsewhere only a full answer
+        // lets the guest go on.
+        let counters = &self.held.pager.counters;
+        let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
+        let any = elsewhere.iter().any(|count| count.load(Relaxed) > 0);
+        self.devices.owes() || (any && self.reach() < self.devices.settled)
     }
 
     /// Why the guest does not go on.

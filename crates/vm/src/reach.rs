@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use crate::qmp::{Qmp, QmpError};
 
 /// All questions of one look have so long together.
-const LOOK: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_secs(20);
 /// One piece of an answer may take so long.
-const PIECE: Duration = Duration::from_secs(2);
+const PIECE: Duration = Duration::from_secs(10);
 /// More objects in one place than this are not QEMU's.
 const OBJECTS_MAX: usize = 8192;
 /// Names are cut here: they go into messages.
