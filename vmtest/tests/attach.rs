@@ -1,8 +1,11 @@
 //! A QEMU that Ebb did not start: taken over, let go, or refused.
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use vmtest::{Guest, Host, Vm, rounds};
+use serde_json::json;
+use vmtest::{Guest, Host, Ran, Vm, rounds};
 
 /// No userfaultfd, no protection: as if Ebb had never been there.
 fn assert_no_trace(vm: &Vm) {
@@ -122,4 +125,63 @@ fn what_is_held_is_refused() {
     vm.guest("fill a 300M");
     vm.reclaim();
     assert_eq!(vm.guest("check a"), "0");
+}
+
+/// A file that can be read and written in place, and neither be removed nor replaced.
+struct Fixed(PathBuf);
+
+impl Fixed {
+    fn new(path: &Path) -> Fixed {
+        Ran::of(Command::new("mount").arg("--bind").args([path, path])).ok();
+        Fixed(path.into())
+    }
+}
+
+impl Drop for Fixed {
+    fn drop(&mut self) {
+        Ran::of(Command::new("umount").arg(&self.0));
+    }
+}
+
+#[test]
+fn a_detach_that_fails_leaves_it_held_and_is_done_again() {
+    let host = Host::new();
+    let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
+    vm.guest("fill a 100M");
+    vm.attach();
+    let record = host.run_directory().join("vms").join(vm.name()).join("vm.json");
+    let fixed = Fixed::new(&record);
+    let why = vm.ebb("detach").refused();
+    assert!(why.contains("stays held"), "{why}");
+    // QEMU gives new descriptors the lowest number there is: once its userfaultfd is closed, that.
+    let log = host.directory().join("of-qemu");
+    let backend = json!({"type": "file", "data": {"out": log.to_str()}});
+    vm.qmp("chardev-add", json!({"id": "of-qemu", "backend": backend}));
+    drop(fixed);
+    vm.ebb("evict --bytes 20M").ok();
+    assert_eq!(vm.guest("check a"), "0");
+    vm.detach();
+    assert_no_trace(&vm);
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", vm.pid())).expect("QEMU runs").flatten();
+    let mut links = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    assert!(links.any(|link| link == log), "a descriptor of QEMU's own was closed");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+#[test]
+fn what_cannot_be_removed_keeps_no_vm() {
+    let host = Host::new();
+    let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
+    vm.guest("fill a 100M");
+    vm.attach();
+    let fixed = Fixed::new(&host.run_directory().join("vms").join(vm.name()).join("ledger"));
+    vm.detach();
+    assert_no_trace(&vm);
+    assert!(host.list().is_empty());
+    drop(fixed);
+    vm.attach();
+    vm.ebb("evict --bytes 20M").ok();
+    assert_eq!(vm.guest("check a"), "0");
+    vm.detach();
+    assert_no_trace(&vm);
 }

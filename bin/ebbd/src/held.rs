@@ -437,13 +437,32 @@ impl Held {
     /// wait are woken.
     ///
     /// # Errors
-    /// When the VMM cannot be reached; it then waits for another daemon.
-    pub fn let_go(&self) -> io::Result<()> {
+    /// When the VMM cannot be reached, or the record cannot be written: the VM is still held, and
+    /// its faults are to be served again.
+    pub fn let_go(&mut self) -> io::Result<()> {
         self.pager.unwatch_all()?;
-        if let Some(number) = self.record.userfaultfd {
-            injector::close(&self.process, number)?;
+        self.close_userfaultfd()?;
+        // It is let go all the same: what is left behind says so.
+        if let Err(error) = self.forget() {
+            tracing::error!("{}: what was kept of it is not removed: {error}", self.record.name);
         }
-        self.forget()
+        Ok(())
+    }
+
+    /// Closes it in the VMM, if it is there. It leaves the record first: a daemon that finds none
+    /// on record makes a new one, while QEMU may use its number for something else.
+    fn close_userfaultfd(&mut self) -> io::Result<()> {
+        let Some(number) = self.record.userfaultfd.take() else { return Ok(()) };
+        let closed = self.record.save(&self.directory).and_then(|()| {
+            match self.process.userfaultfds()?.contains(&number) {
+                true => injector::close(&self.process, number),
+                false => Ok(()),
+            }
+        });
+        if closed.is_err() {
+            self.record.userfaultfd = Some(number);
+        }
+        closed
     }
 
     /// Its VMM has ended: removes the VM's record, ledger and swap file.
