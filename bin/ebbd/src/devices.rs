@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::Record;
+use crate::retry::Retry;
 use crate::worker::State;
 
 /// While memory in use may be elsewhere the descriptors are looked at so often.
@@ -66,7 +67,7 @@ pub struct Devices {
     is_told: bool,
     asked: Option<Instant>,
     asked_migration: Option<Instant>,
-    retry_after: Duration,
+    retry: Retry,
     /// What was elsewhere has come back for devices that leave so much to be taken.
     settled: Reach,
     failed: Option<String>,
@@ -82,7 +83,7 @@ impl Default for Devices {
             is_told: false,
             asked: None,
             asked_migration: None,
-            retry_after: RETRY_FIRST,
+            retry: Retry::new(RETRY_FIRST, RETRY_MOST),
             settled: Reach::Everything,
             failed: None,
         }
@@ -107,7 +108,7 @@ impl Devices {
         let since = |at: Option<Instant>, most| at.is_none_or(|at: Instant| at.elapsed() >= most);
         match self.is_told {
             true => since(self.asked, ALL_EVERY) || self.owes(),
-            false => since(self.asked, self.retry_after),
+            false => self.retry.is_due(),
         }
     }
 }
@@ -234,9 +235,9 @@ impl State {
         let devices = &mut self.devices;
         devices.is_told = told.is_ok();
         match told {
-            Ok(()) => devices.retry_after = RETRY_FIRST,
+            Ok(()) => devices.retry.worked(),
             Err(why) => {
-                devices.retry_after = (devices.retry_after * 2).min(RETRY_MOST);
+                devices.retry.failed();
                 tracing::debug!("{name}: its devices: {why}");
             }
         }

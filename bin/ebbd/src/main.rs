@@ -38,6 +38,7 @@ mod pulse;
 mod record;
 mod relay;
 mod reserve;
+mod retry;
 mod searches;
 mod server;
 mod serving;

@@ -52,7 +52,7 @@ impl State {
     /// before its faults are served: the thread that is to do it may wait in one.
     pub(crate) fn keep_small_pages(&mut self) {
         let record = &self.held.record;
-        if record.small_pages || record.backing != Backing::Small {
+        if record.small_pages || record.backing != Backing::Small || !self.small_pages.is_due() {
             return;
         }
         match keep(&self.held.process, self.held.pager.ram()) {
@@ -60,7 +60,10 @@ impl State {
                 self.held.record.small_pages = true;
                 self.save();
             }
-            Err(error) => tracing::warn!("{}: small pages: {error}", record.name),
+            Err(error) => {
+                tracing::warn!("{}: small pages: {error}", record.name);
+                self.small_pages.failed();
+            }
         }
     }
 }

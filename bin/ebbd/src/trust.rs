@@ -1,7 +1,7 @@
 //! Whether a VM's guest is trusted and the kernel that runs, and who is told when that changes.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ebb_api::Mode;
 use ebb_inspect::{Guest, Run};
@@ -21,9 +21,6 @@ const WATCHED_RUNS_MAX: usize = 64;
 
 /// A QEMU that does not greet within this time is busy, or serves another client.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// For so long it is left alone then, at first and at most.
-const DIAL_PAUSE_FIRST: Duration = Duration::from_millis(500);
-const DIAL_PAUSE_MOST: Duration = Duration::from_secs(10);
 
 impl State {
     pub(crate) fn notice_reset(&mut self) {
@@ -106,19 +103,17 @@ impl State {
     }
 
     pub(crate) fn reconnect(&mut self) {
-        let (due, pause) = self.dial;
-        if self.held.qmp.is_some() || Instant::now() < due {
+        if self.held.qmp.is_some() || !self.dial.is_due() {
             return;
         }
         match Qmp::connect_within(&self.held.record.qmp, GREETING_TIMEOUT) {
             Ok(qmp) => {
                 self.held.qmp = Some(qmp);
-                self.dial = (Instant::now(), Duration::ZERO);
+                self.dial.worked();
             }
             Err(error) => {
                 tracing::debug!("{}: {error}", self.held.record.name);
-                let pause = (pause * 2).clamp(DIAL_PAUSE_FIRST, DIAL_PAUSE_MOST);
-                self.dial = (Instant::now() + pause, pause);
+                self.dial.failed();
             }
         }
     }

@@ -33,6 +33,7 @@ use crate::pool::Share;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::Record;
 use crate::reserve::Reserve;
+use crate::retry::Retry;
 use crate::serving::Serving;
 use crate::sharing::Sharing;
 use crate::sizing::Sizing;
@@ -49,6 +50,9 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// about 2 ms with small pages, a quarter with huge ones.
 const BATCH_SMALL_BYTES: u64 = 8 << 20;
 const BATCH_HUGE_BYTES: u64 = 64 << 20;
+/// A QEMU that refused or did not answer is left alone for so long, at first and at most.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MOST: Duration = Duration::from_secs(10);
 /// So many passes, where QEMU is too slow to answer in the middle of one.
 const TRIES: u32 = 4;
 
@@ -207,8 +211,10 @@ pub struct State {
     listing: Arc<Listing>,
     /// When they see it anew.
     publish: Instant,
-    /// When QEMU's socket may be tried again, and how long it is left alone then.
-    pub(crate) dial: (Instant, Duration),
+    /// When QEMU's socket may be tried.
+    pub(crate) dial: Retry,
+    /// When it may be asked for small pages alone.
+    pub(crate) small_pages: Retry,
 }
 
 /// Who waits to hear that the VM was let go, and what of it.
@@ -256,7 +262,8 @@ impl State {
             due: Instant::now(),
             listing: Arc::clone(listing),
             publish: Instant::now(),
-            dial: (Instant::now(), Duration::ZERO),
+            dial: Retry::new(RETRY_FIRST, RETRY_MOST),
+            small_pages: Retry::new(RETRY_FIRST, RETRY_MOST),
         }
     }
 
@@ -386,6 +393,9 @@ impl State {
     }
 
     fn tick(&mut self) -> Next {
+        if self.faults.is_none() {
+            self.serve_again();
+        }
         self.keep_devices();
         failpoint::reached("tick", &self.held.record.name);
         // QEMU itself may be the next to wait for room.
