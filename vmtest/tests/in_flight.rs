@@ -4,11 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use ebb_api::EvictReport;
+use ebb_units::FRAME_BYTES;
 use serde_json::json;
 use vmtest::{Guest, Host, SlowDisk, Vm, assets, require, rounds, slow_disks, until};
 
 /// A second: each takes many times longer than an eviction.
 const REQUESTS: u32 = 25;
+/// Less than a guest takes that reads the drive, more than its kernel needs.
+const LIMIT_BYTES: u64 = 72 << 20;
 const KINDS: [&str; 3] = ["ext4", "xfs", "btrfs"];
 const AIO: [&str; 3] = ["native", "io_uring", "threads"];
 /// The digest of many small files, for which the file system reads its metadata.
@@ -24,14 +27,33 @@ fn small_guest(label: &str) -> Guest {
     Guest::debian(label).memory("256M").backing("small")
 }
 
+/// How memory in use is taken away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum By {
+    /// `ebb evict`, again and again.
+    Force,
+    /// `ebb limit`, on and off in turns.
+    Limit,
+}
+
+impl By {
+    /// Once. Returns how many frames went.
+    fn take(self, vm: &Vm) -> u64 {
+        match self {
+            By::Force => evict(vm),
+            By::Limit => limit(vm),
+        }
+    }
+}
+
 /// While the guest works, memory in use is taken away, again and again.
-fn while_evicted(vm: &Vm, work: impl FnOnce()) {
+fn while_evicted(vm: &Vm, by: By, work: impl FnOnce()) {
     let ends = AtomicBool::new(false);
     let evicted = thread::scope(|scope| {
         let evicts = scope.spawn(|| {
             let mut evicted = 0;
             while !ends.load(Ordering::Relaxed) {
-                evicted += evict(vm);
+                evicted += by.take(vm);
             }
             evicted
         });
@@ -41,7 +63,7 @@ fn while_evicted(vm: &Vm, work: impl FnOnce()) {
         drop(end);
         evicts.join().expect("it evicts")
     });
-    eprintln!("{evicted} evicted");
+    eprintln!("{evicted} evicted, {by:?}");
     assert!(evicted > 0, "nothing was evicted");
 }
 
@@ -58,8 +80,21 @@ fn evict(vm: &Vm) -> u64 {
     serde_json::from_str::<EvictReport>(&report).expect("a report").saved_frames
 }
 
+/// A limit, until it is held or nothing more can go.
+fn limit(vm: &Vm) -> u64 {
+    vm.ebb(&format!("limit {}M", LIMIT_BYTES >> 20)).ok();
+    let status = until("the limit", || {
+        let status = vm.status();
+        let held = status.resident_bytes <= LIMIT_BYTES;
+        (held || status.limit.stuck.is_some()).then_some(status.limit)
+    });
+    vm.ebb("limit off").ok();
+    let went = [status.saved_total_bytes, status.clean_total_bytes, status.empty_total_bytes];
+    went.iter().sum::<u64>() / FRAME_BYTES
+}
+
 /// File data and metadata, read through the guest's cache and past it.
-fn files(label: &str, kind: &str, aio: &str) {
+fn files(label: &str, kind: &str, aio: &str, by: By) {
     let host = Host::new();
     let disk = SlowDisk::new(&host, "slow", "512M").formatted(kind);
     let vm = host.run(with_drive(small_guest(label), &disk, aio));
@@ -72,9 +107,9 @@ fn files(label: &str, kind: &str, aio: &str) {
     vm.guest(&mount);
     vm.wait_trusted();
     disk.slow_down(vm.pid(), REQUESTS);
-    while_evicted(&vm, || {
+    while_evicted(&vm, by, || {
         for round in 0..rounds(2, 4) {
-            let about = format!("{label}, {kind}, {aio}: round {round}");
+            let about = format!("{label}, {kind}, {aio}, {by:?}: round {round}");
             vm.guest("dropcaches");
             assert_eq!(vm.guest("checkfiles a"), "0", "{about}");
             let direct = "sh busybox dd if=/mnt/a.pattern iflag=direct bs=4M | busybox md5sum";
@@ -91,7 +126,13 @@ fn files(label: &str, kind: &str, aio: &str) {
 #[test]
 fn files_read_from_a_slow_drive() {
     require!(slow_disks());
-    files("6.1-cloud", "ext4", "native");
+    files("6.1-cloud", "ext4", "native", By::Force);
+}
+
+#[test]
+fn files_read_from_a_slow_drive_under_a_limit() {
+    require!(slow_disks());
+    files("6.1-cloud", "ext4", "threads", By::Limit);
 }
 
 /// The matrix, in the long form: file systems, ways of I/O, kernels.
@@ -101,20 +142,22 @@ fn files_of_all_kinds() {
     if rounds(0, 1) == 0 {
         return;
     }
-    for kind in KINDS {
-        for aio in AIO {
-            files("6.1-cloud", kind, aio);
+    for by in [By::Force, By::Limit] {
+        for kind in KINDS {
+            for aio in AIO {
+                files("6.1-cloud", kind, aio, by);
+            }
         }
-    }
-    for label in ["5.10", "6.12", "7.x"] {
-        require!(assets::kernel(label));
-        files(label, "ext4", "native");
-        files(label, "btrfs", "io_uring");
+        for label in ["5.10", "6.12", "7.x"] {
+            require!(assets::kernel(label));
+            files(label, "ext4", "native", by);
+            files(label, "btrfs", "io_uring", by);
+        }
     }
 }
 
 /// A guest that swaps to a slow drive itself.
-fn swap(label: &str, aio: &str) {
+fn swap(label: &str, aio: &str, by: By) {
     let host = Host::new();
     let disk = SlowDisk::new(&host, "swap", "512M");
     let vm = host.run(with_drive(small_guest(label), &disk, aio));
@@ -122,11 +165,11 @@ fn swap(label: &str, aio: &str) {
     vm.wait_trusted();
     vm.guest("fill a 60M");
     disk.slow_down(vm.pid(), 4 * REQUESTS);
-    while_evicted(&vm, || {
+    while_evicted(&vm, by, || {
         for round in 0..rounds(1, 4) {
             // Has to make room, by swapping.
             vm.guest("sh busybox dd if=/dev/zero of=/dev/null bs=160M count=1");
-            assert_eq!(vm.guest("check a"), "0", "{label}, {aio}: round {round}");
+            assert_eq!(vm.guest("check a"), "0", "{label}, {aio}, {by:?}: round {round}");
         }
     });
     let swapped = vm.guest("cat /proc/vmstat");
@@ -139,7 +182,10 @@ fn swap(label: &str, aio: &str) {
 fn a_guest_swaps_to_a_slow_drive() {
     require!(slow_disks());
     for aio in AIO.iter().take(rounds(1, 3) as usize) {
-        swap("6.1-cloud", aio);
+        swap("6.1-cloud", aio, By::Force);
+    }
+    for aio in AIO.iter().take(rounds(0, 3) as usize) {
+        swap("6.1-cloud", aio, By::Limit);
     }
 }
 
@@ -153,7 +199,7 @@ fn a_slow_drive_is_plugged_in() {
     let vm = host.run(guest);
     vm.wait_trusted();
     disk.slow_down(vm.pid(), REQUESTS);
-    while_evicted(&vm, || {
+    while_evicted(&vm, By::Force, || {
         let node = json!({"driver": "host_device", "node-name": "slow", "aio": "native",
             "filename": disk.device(), "cache": {"direct": true}});
         vm.qmp("blockdev-add", node);
@@ -172,11 +218,14 @@ fn of_an_unknown_guest_nothing_goes() {
     let vm = host.run(with_drive(small_guest("6.1-cloud"), &disk, "native"));
     vm.wait_trusted();
     vm.ebb("evict --bytes 1M").ok();
+    vm.ebb("limit 100M").ok();
     // Before its first instruction no kernel runs.
     vm.qmp("stop", json!({}));
     vm.qmp("system_reset", json!({}));
     let why = vm.ebb("evict --bytes 1G").refused();
     assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
     let why = vm.ebb("limit 100M").refused();
-    assert!(why.contains("is open with O_DIRECT"), "{why}");
+    assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
+    let why = until("the limit that was set to wait", || vm.status().limit.stuck);
+    assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
 }

@@ -36,16 +36,12 @@ impl State {
         }
     }
 
-    /// Limits are refused where anything pins: with a limit on and off in turns, one of three
-    /// long runs of `vmtest/tests/in_flight.rs` still found wrong bytes, and why is not known.
-    pub(crate) fn nothing_pins(&self) -> Answer<()> {
-        match pinning(&self.held.process).map_err(failed("QEMU's descriptors"))? {
-            None => Ok(()),
-            Some(why) => Err(not_allowed(format!(
-                "{why}, so a read may still write to memory that is evicted: start QEMU with \
-                 cache=writeback, or give the disk by `ebb run --disk`"
-            ))),
+    /// The same for a command: an unknown guest is asked anew who it is.
+    pub(crate) fn ask_in_flight(&mut self) -> Answer<()> {
+        if self.insight.guest().is_err() {
+            self.confirm();
         }
+        self.may_tell_in_flight().map(drop)
     }
 
     /// What the user is to know of it, where memory in use is evicted.

@@ -35,7 +35,7 @@ impl State {
             self.may_limit(bytes, request.low_bytes)?;
             self.look_at_devices();
             self.may_evict()?;
-            self.nothing_pins()?;
+            self.ask_in_flight()?;
             self.held.record.evicts = true;
             self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
             self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
@@ -123,7 +123,7 @@ impl State {
         self.glance_at_devices();
         let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
         let may = self.note_disks().and_then(|()| self.may_evict());
-        if let Err(why) = may.and_then(|()| self.nothing_pins()) {
+        if let Err(why) = may.and_then(|()| self.may_tell_in_flight().map(drop)) {
             // Nobody waits for room that is not looked for.
             (self.stuck, self.trouble) = (Some(why.to_string()), None);
             self.limiter = Some(limiter);

@@ -54,7 +54,7 @@ impl State {
         }
         self.look_at_devices();
         self.may_evict()?;
-        self.nothing_pins()
+        self.ask_in_flight()
     }
 
     /// What the pool lets it have from now on; none: all of its memory.

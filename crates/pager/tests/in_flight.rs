@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, Judge, NoDevices, NoDisk, Pager, Parts, RefillThreads};
+use ebb_pager::{
+    FaultThread, Grain, Judge, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
+};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
@@ -138,4 +140,38 @@ fn a_clean_frame_is_not_in_flight() {
     guest.write(Gfn(3), &page_of(31));
     assert_eq!(pager.evict(&[Gfn(3)], &AllInFlight).unwrap().in_flight, 1);
     assert_eq!(guest.read(Gfn(3)), page_of(31));
+}
+
+/// A limit empties the VMM's page table, to see which frames are used. The first write to a clean
+/// frame is noticed for all that.
+#[test]
+fn a_protection_outlives_its_page_table() {
+    require!(available());
+    let daemon = daemon();
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    guest.write(Gfn(3), &page_of(30));
+    assert_eq!(pager.evict(&[Gfn(3)], &NothingKnown).unwrap().saved, 1);
+    for touch in [Touch::None, Touch::Read] {
+        assert_eq!(guest.read(Gfn(3)), page_of(30));
+        assert!(matches!(pager.ledger().content(Gfn(3)), Content::Clean { .. }));
+        guest.forget();
+        if touch == Touch::Read {
+            assert_eq!(guest.read(Gfn(3)), page_of(30));
+        }
+        assert_eq!(pager.evict(&[Gfn(3)], &NothingKnown).unwrap().clean, 1, "{touch:?}");
+        assert_eq!(guest.read(Gfn(3)), page_of(30));
+        guest.forget();
+        guest.write(Gfn(3), &page_of(31));
+        assert_eq!(pager.ledger().content(Gfn(3)), Content::Resident, "{touch:?}");
+        assert_eq!(pager.evict(&[Gfn(3)], &NothingKnown).unwrap().saved, 1);
+        assert_eq!(guest.read(Gfn(3)), page_of(31), "{touch:?}");
+        guest.write(Gfn(3), &page_of(30));
+        assert_eq!(pager.evict(&[Gfn(3)], &NothingKnown).unwrap().saved, 1);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Touch {
+    None,
+    Read,
 }

@@ -136,6 +136,12 @@ impl Guest {
         }
     }
 
+    /// Takes all of it out of the page table.
+    #[allow(dead_code)]
+    pub fn forget(&self) {
+        self.0.forget(0, RAM_BYTES).unwrap();
+    }
+
     pub fn read(&self, gfn: Gfn) -> Page {
         let words = self.0.words(gfn.gpa().0, 512).unwrap();
         let mut page = [0; FRAME_BYTES as usize];
