@@ -6,7 +6,7 @@ use std::thread;
 use ebb_api::EvictReport;
 use ebb_units::FRAME_BYTES;
 use serde_json::json;
-use vmtest::{Guest, Host, SlowDisk, Vm, assets, require, rounds, slow_disks, until};
+use vmtest::{Guest, Host, HostSetting, SlowDisk, Vm, assets, require, rounds, slow_disks, until};
 
 /// A second: each takes many times longer than an eviction.
 const REQUESTS: u32 = 25;
@@ -98,29 +98,46 @@ fn files(label: &str, kind: &str, aio: &str, by: By) {
     let host = Host::new();
     let disk = SlowDisk::new(&host, "slow", "512M").formatted(kind);
     let vm = host.run(with_drive(small_guest(label), &disk, aio));
-    let mount = format!("mount {kind} /dev/vda /mnt");
-    vm.guest(&mount);
-    vm.guest("files a 8M /mnt");
-    vm.guest("sh mkdir /mnt/d; for i in $(busybox seq 50); do echo $i >/mnt/d/$i; done");
-    let (small, large) = (vm.guest(SMALL_FILES), vm.guest("sh busybox md5sum </mnt/a.pattern"));
-    vm.guest("umount /mnt");
-    vm.guest(&mount);
+    let files = Files::write(&vm, kind);
     vm.wait_trusted();
     disk.slow_down(vm.pid(), REQUESTS);
-    while_evicted(&vm, by, || {
-        for round in 0..rounds(2, 4) {
-            let about = format!("{label}, {kind}, {aio}, {by:?}: round {round}");
-            vm.guest("dropcaches");
-            assert_eq!(vm.guest("checkfiles a"), "0", "{about}");
-            let direct = "sh busybox dd if=/mnt/a.pattern iflag=direct bs=4M | busybox md5sum";
-            assert_eq!(vm.guest(direct), large, "{about}, past the page cache");
-            assert_eq!(vm.guest(SMALL_FILES), small, "{about}, small files");
-            vm.guest("sh busybox touch /mnt/d/1 && busybox sync");
-        }
-    });
+    while_evicted(&vm, by, || files.read(&vm, &format!("{label}, {kind}, {aio}, {by:?}")));
     vm.guest("umount /mnt");
     vm.power_off();
     disk.check(kind);
+}
+
+/// One large file, and many small ones.
+struct Files {
+    large: String,
+    small: String,
+}
+
+impl Files {
+    /// On a disk that is not slow yet. None of it stays in the guest's cache.
+    fn write(vm: &Vm, kind: &str) -> Files {
+        let mount = format!("mount {kind} /dev/vda /mnt");
+        vm.guest(&mount);
+        vm.guest("files a 8M /mnt");
+        vm.guest("sh mkdir /mnt/d; for i in $(busybox seq 50); do echo $i >/mnt/d/$i; done");
+        let large = vm.guest("sh busybox md5sum </mnt/a.pattern");
+        let files = Files { large, small: vm.guest(SMALL_FILES) };
+        vm.guest("umount /mnt");
+        vm.guest(&mount);
+        files
+    }
+
+    fn read(&self, vm: &Vm, about: &str) {
+        for round in 0..rounds(2, 4) {
+            let about = format!("{about}: round {round}");
+            vm.guest("dropcaches");
+            assert_eq!(vm.guest("checkfiles a"), "0", "{about}");
+            let direct = "sh busybox dd if=/mnt/a.pattern iflag=direct bs=4M | busybox md5sum";
+            assert_eq!(vm.guest(direct), self.large, "{about}, past the page cache");
+            assert_eq!(vm.guest(SMALL_FILES), self.small, "{about}, small files");
+            vm.guest("sh busybox touch /mnt/d/1 && busybox sync");
+        }
+    }
 }
 
 #[test]
@@ -133,6 +150,27 @@ fn files_read_from_a_slow_drive() {
 fn files_read_from_a_slow_drive_under_a_limit() {
     require!(slow_disks());
     files("6.1-cloud", "ext4", "threads", By::Limit);
+}
+
+/// A part of a large folio that is punched while a request uses another part stays as zeros. This
+/// VM is in large folios: before Ebb came it had what the host then allowed.
+#[test]
+fn files_read_into_large_folios_under_a_limit() {
+    require!(slow_disks());
+    let folios = HostSetting::shared_folios(64);
+    require!(folios.as_ref());
+    let host = Host::new();
+    let disk = SlowDisk::new(&host, "slow", "512M").formatted("ext4");
+    let vm = host.qemu(with_drive(Guest::debian("6.1-cloud").memory("256M"), &disk, "threads"));
+    let files = Files::write(&vm, "ext4");
+    vm.attach();
+    drop(folios);
+    vm.wait_trusted();
+    disk.slow_down(vm.pid(), REQUESTS);
+    while_evicted(&vm, By::Limit, || files.read(&vm, "large folios"));
+    vm.guest("umount /mnt");
+    vm.power_off();
+    disk.check("ext4");
 }
 
 /// The matrix, in the long form: file systems, ways of I/O, kernels.
