@@ -41,7 +41,7 @@ fn monitored(vm: &Vm, ram: &Ram) -> Levels {
     let pagemap = Process::open(vm.pid()).and_then(|qemu| Pagemap::open(&qemu));
     let pagemap = pagemap.expect("QEMU's page table");
     let (idle, pages) = (PageIdle::open().expect("idle page tracking"), Emptied(vm.pid()));
-    let frames: Vec<FrameRange> = ram.regions().iter().map(|region| region.frames()).collect();
+    let frames: Vec<FrameRange> = ram.regions().map(|region| region.frames()).collect();
     let mut levels = Levels::new(&frames, TOP_LEVEL);
     let mut tracker = IdleTracker::new(ram, &pagemap, &idle, &pages, &|| true);
     println!("{:?}", tracker.round(Walk::Full, &mut levels).expect("a round"));

@@ -65,7 +65,7 @@ pub fn take(
         .collect::<io::Result<_>>()
         .map_err(failed("the VM's RAM"))?;
     record.regions =
-        ram.regions().iter().map(|region| RegionRecord::new(region, inodes[region.file])).collect();
+        ram.regions().map(|region| RegionRecord::new(region, inodes[region.file])).collect();
     if disks.shared.is_strict() {
         fill(&ram)?;
     }
@@ -143,7 +143,7 @@ fn forget(directory: &Path) -> io::Result<()> {
 /// All memory is there before a device that cannot wait may use it, as for one that
 /// is passed through.
 fn fill(ram: &Ram) -> Answer<()> {
-    let mut regions = ram.regions().iter();
+    let mut regions = ram.regions();
     regions.try_for_each(|region| ram.populate(region.frames())).map_err(|error| {
         not_allowed(format!(
             "a disk with dma=strict needs all of the VM's memory at the start: {error}"

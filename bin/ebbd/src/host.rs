@@ -80,7 +80,6 @@ pub fn backing(asked: Backing, memory_bytes: u64) -> Answer<Chosen<Backing>> {
 pub fn backing_of(ram: &Ram, hugetlb: bool) -> Chosen<Backing> {
     let aligned = ram
         .regions()
-        .iter()
         .all(|region| (region.hva.0.wrapping_sub(region.offset)).is_multiple_of(HUGE_BYTES));
     match (hugetlb, aligned, shmem_huge_pages()) {
         (true, ..) => Chosen::new(Backing::Hugetlb, "its RAM is in hugetlb pages"),

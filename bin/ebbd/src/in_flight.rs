@@ -64,7 +64,7 @@ impl State {
         pins: bool,
     ) -> Answer<(Evicted, Option<Refused>)> {
         let pager = Arc::clone(&self.held.pager);
-        let mut pieces = pager.ram().regions().iter().flat_map(|region| region.frames().by_huge());
+        let mut pieces = pager.ram().regions().flat_map(|region| region.frames().by_huge());
         let mut done = Evicted::default();
         loop {
             let left = want_bytes.saturating_sub(done.frames() * FRAME_BYTES);

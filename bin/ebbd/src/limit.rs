@@ -222,7 +222,7 @@ impl Limiter {
             self.aging.next_round();
             self.was_emptied = false;
             let ranges: Vec<HvaRange> =
-                pager.ram().regions().iter().map(|region| region.hva_range()).collect();
+                pager.ram().regions().map(|region| region.hva_range()).collect();
             injector::forget(process, &ranges)?;
             (self.round, self.at_work_goes) = (Some(Instant::now()), false);
         }

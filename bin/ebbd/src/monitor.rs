@@ -216,7 +216,7 @@ impl State {
 
     fn begin_monitoring(&mut self) {
         self.monitor.is_asked = false;
-        let frames = || self.held.pager.ram().regions().iter().map(|region| region.frames());
+        let frames = || self.held.pager.ram().regions().map(|region| region.frames());
         let queue = || Levels::new(&frames().collect::<Vec<FrameRange>>(), TOP_LEVEL);
         let mut levels = self.monitor.levels.take().unwrap_or_else(queue);
         levels.begin();

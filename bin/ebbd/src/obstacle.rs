@@ -74,7 +74,7 @@ impl State {
         let mut guest = self.insight.guest().ok()?.clone();
         // Of what has gone since the last look, the metadata is memory of other uses.
         guest.refresh(&pager.view()).ok()?;
-        let regions = pager.ram().regions().iter().filter(|region| {
+        let regions = pager.ram().regions().filter(|region| {
             let mut pluggers = seen.pluggers.iter();
             pluggers.any(|plugger| concerned(plugger.device().node) && plugger.has(region))
         });

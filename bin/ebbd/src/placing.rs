@@ -400,7 +400,7 @@ impl Placer {
             at.and_then(|at| u8::try_from(at).ok()).unwrap_or(NOWHERE)
         };
         let mut all = Places::new();
-        for frames in self.pager.ram().regions().iter().map(|region| region.frames()) {
+        for frames in self.pager.ram().regions().map(|region| region.frames()) {
             let mut places = Vec::with_capacity(usize::try_from(frames.count).unwrap_or(0));
             for start in (0..frames.count).step_by(ASKED_FRAMES as usize) {
                 if self.shared.is_ended.load(Relaxed) {

@@ -151,7 +151,7 @@ mod tests {
         own.0.use_huge_pages(false).unwrap();
         let ram = ram(&own.0, file);
         let pagemap = Pagemap::open(&Process::open(std::process::id() as i32).unwrap()).unwrap();
-        let frames: Vec<FrameRange> = ram.regions().iter().map(Region::frames).collect();
+        let frames: Vec<FrameRange> = ram.regions().map(Region::frames).collect();
         let mut levels = Levels::new(&frames, 7);
         let mut tracker = HostTracker::new(&ram, &pagemap, &own);
         (0..BYTES / FRAME_BYTES).for_each(|frame| own.touch(frame));

@@ -47,7 +47,8 @@ impl Pager {
     /// # Errors
     /// As ioctl_userfaultfd(2).
     pub fn claim(&self, metadata: Gfn, head: Gfn, order: u8) -> io::Result<Option<Claim<'_>>> {
-        let inside = self.ram.range(FrameRange::block(head, order.min(MAX_ORDER))).is_some();
+        let inside = self.ram.range(FrameRange::block(head, order.min(MAX_ORDER))).is_some()
+            && self.ram.region_of(metadata).is_some();
         if order > MAX_ORDER || !inside || self.split(metadata.huge()).is_err() {
             return Ok(None);
         }

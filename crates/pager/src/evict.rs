@@ -164,7 +164,8 @@ impl Pager {
             Err(SplitError::NoRoom(error)) => return Err(StoreError::RunDirectory(error).into()),
         }
         let mut piece = Vec::with_capacity(frames.len());
-        for &gfn in frames {
+        // What was chosen may be gone since.
+        for &gfn in frames.iter().filter(|gfn| self.ram.region_of(**gfn).is_some()) {
             let Ok(word) = self.ledger.lock_frame(gfn) else { continue };
             let kept = match word.content() {
                 Content::Resident if !self.pins.has(gfn) => None,

@@ -155,7 +155,7 @@ impl Pager {
         })
     }
 
-    fn end_watch(&self, metadata: Gfn) -> io::Result<Served> {
+    pub(crate) fn end_watch(&self, metadata: Gfn) -> io::Result<Served> {
         let Ok(held) = self.ledger.lock_frame(metadata) else { return Ok(Served::Busy) };
         let frame = FrameRange::new(metadata, 1);
         let open = self.unprotect(frame);
@@ -182,7 +182,7 @@ impl Pager {
         }
     }
 
-    fn off_record(&self) -> Vec<(FrameRange, Content)> {
+    pub(crate) fn off_record(&self) -> Vec<(FrameRange, Content)> {
         self.ledger.runs().collect()
     }
 

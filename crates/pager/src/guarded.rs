@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, PoisonError};
 
 use ebb_ledger::Content;
-use ebb_sys::uffd::Watch;
+use ebb_sys::uffd::{HvaRange, Watch};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 
 use crate::install::Served;
@@ -31,8 +31,11 @@ impl Pager {
         regions: Vec<FrameRange>,
         sentry: Arc<dyn Sentry>,
     ) -> io::Result<()> {
-        let mut hvas = regions.iter().map(|frames| self.hva(*frames));
-        hvas.try_for_each(|hva| self.uffd.register(hva?, Watch::MissingAndWrite))?;
+        // What is gone is not watched.
+        let there = regions.iter().filter(|frames| self.ram.region_of(frames.start).is_some());
+        let hvas: Vec<HvaRange> =
+            there.map(|frames| self.hva(*frames)).collect::<io::Result<_>>()?;
+        self.watch_missing(hvas.into_iter())?;
         // A second one would be of the same devices.
         let _ = self.pluggable.set(regions);
         *self.sentry.write().unwrap_or_else(PoisonError::into_inner) = Some(sentry);

@@ -7,6 +7,7 @@ use ebb_ledger::{Content, Locked, Want};
 use ebb_store::Page;
 use ebb_sys::uffd::Fault;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
+use ebb_vm::Region;
 
 use crate::counters::{add, subtract};
 use crate::hand::Hand;
@@ -165,8 +166,7 @@ impl Pager {
     /// The part of the frame's huge frame that is RAM of the same region.
     fn part_in_ram(&self, gfn: Gfn) -> FrameRange {
         let huge = FrameRange::huge(gfn.huge());
-        let region = self.ram.regions().iter().map(|region| region.frames());
-        let region = { region }.find(|frames| frames.contains(gfn)).unwrap_or(huge);
+        let region = self.ram.region_of(gfn).map_or(huge, Region::frames);
         let start = huge.start.max(region.start);
         FrameRange::new(start, huge.end().0.min(region.end().0) - start.0)
     }
@@ -286,7 +286,8 @@ impl Pager {
     pub(crate) fn restore(&self, metadata: Gfn, head: Gfn, order: u8) -> io::Result<Served> {
         let Ok(watch) = self.ledger.lock_frame(metadata) else { return Ok(Served::Busy) };
         let block = FrameRange::block(head, order);
-        for part in block.by_huge() {
+        // What is gone needs no memory (`Pager::let_go`).
+        for part in block.by_huge().filter(|part| self.ram.region_of(part.start).is_some()) {
             match self.refill(part) {
                 Ok(true) => {}
                 refilled => {

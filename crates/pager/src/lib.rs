@@ -17,6 +17,7 @@ mod failure;
 mod fault_thread;
 mod folios;
 mod give_back;
+mod gone;
 mod guarded;
 mod halt;
 mod hand;

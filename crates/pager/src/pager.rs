@@ -91,6 +91,7 @@ pub struct Pager {
     marks: [AtomicU64; 2],
     pub(crate) halt: Halt,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    mapped: OnceLock<Box<dyn Fn() -> io::Result<()> + Send + Sync>>,
     pub(crate) panicked: OnceLock<Box<dyn Fn(String) + Send + Sync>>,
     pub(crate) failure: Failure,
     pub(crate) restored: SyncSender<Restored>,
@@ -153,6 +154,7 @@ impl Pager {
             marks: [const { AtomicU64::new(u64::MAX) }; 2],
             halt: Halt::new(),
             pressure: OnceLock::new(),
+            mapped: OnceLock::new(),
             panicked: OnceLock::new(),
             failure: Failure::default(),
             restored,
@@ -247,10 +249,27 @@ impl Pager {
     /// # Errors
     /// `EBUSY`: another userfaultfd has a part of it; as ioctl_userfaultfd(2).
     pub fn watch_all(&self) -> io::Result<()> {
-        self.ram
-            .regions()
-            .iter()
-            .try_for_each(|region| self.uffd.register(region.hva_range(), Watch::MissingAndWrite))
+        self.watch_missing(self.ram.regions().map(Region::hva_range))
+    }
+
+    /// First touches of these ranges come here. What else the VMM has at such an address by then
+    /// must not be filled with the guest's memory: it is looked at before, and once more after.
+    pub(crate) fn watch_missing(
+        &self,
+        ranges: impl Iterator<Item = HvaRange> + Clone,
+    ) -> io::Result<()> {
+        let is_ours = || self.mapped.get().map_or(Ok(()), |is_ours| is_ours());
+        is_ours()?;
+        ranges.clone().try_for_each(|range| self.uffd.register(range, Watch::MissingAndWrite))?;
+        is_ours().inspect_err(|_| {
+            ranges.for_each(|range| self.report("unwatch", self.uffd.unregister(range)));
+        })
+    }
+
+    /// Who says whether the VMM has mapped all of its RAM where it had, from now on; once.
+    pub fn check_mapped(&self, is_ours: impl Fn() -> io::Result<()> + Send + Sync + 'static) {
+        // A second one would look at the same VMM.
+        let _ = self.mapped.set(Box::new(is_ours));
     }
 
     /// Writes to protected frames of this range come here.
@@ -269,7 +288,6 @@ impl Pager {
         let watch = |region: &Region| self.watch_of(region.frames());
         self.ram
             .regions()
-            .iter()
             .try_for_each(|region| self.uffd.register(region.hva_range(), watch(region)))
     }
 
@@ -278,7 +296,7 @@ impl Pager {
     /// # Errors
     /// As ioctl_userfaultfd(2).
     pub fn wake_all(&self) -> io::Result<()> {
-        self.ram.regions().iter().try_for_each(|region| self.uffd.wake(region.hva_range()))
+        self.ram.regions().try_for_each(|region| self.uffd.wake(region.hva_range()))
     }
 
     /// Ends every protection and gives all faults back to the kernel. Content
@@ -287,7 +305,7 @@ impl Pager {
     /// # Errors
     /// As ioctl_userfaultfd(2).
     pub fn unwatch_all(&self) -> io::Result<()> {
-        self.ram.regions().iter().try_for_each(|region| self.uffd.unregister(region.hva_range()))
+        self.ram.regions().try_for_each(|region| self.uffd.unregister(region.hva_range()))
     }
 
     /// Lets writes to these frames through, and wakes whoever waits to write.

@@ -76,6 +76,6 @@ impl GuestMemory for View<'_> {
     }
 
     fn segments(&self) -> Vec<(Gpa, u64)> {
-        self.ram.regions().iter().map(|region| (region.gpa, region.bytes)).collect()
+        self.ram.regions().map(|region| (region.gpa, region.bytes)).collect()
     }
 }

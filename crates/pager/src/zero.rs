@@ -104,9 +104,7 @@ impl Pager {
     /// Frames from this one on, up to the border of its huge frame or its region.
     pub(crate) fn frames_to_border(&self, gfn: Gfn) -> u64 {
         let huge = FRAMES_PER_HUGE - gfn.index_in_huge() as u64;
-        let mut regions = self.ram.regions().iter().map(|region| region.frames());
-        let region = regions.find(|frames| frames.contains(gfn));
-        region.map_or(1, |region| huge.min(region.end().0 - gfn.0))
+        self.ram.region_of(gfn).map_or(1, |region| huge.min(region.frames().end().0 - gfn.0))
     }
 
     /// Fills frames until one that is there already; the first may be that one, and

@@ -2,7 +2,8 @@
 //! the VMM has mapped.
 
 use std::io;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
@@ -59,9 +60,14 @@ pub struct Backing {
 }
 
 /// All RAM of a VM.
+///
+/// A file can go: the VMM has unplugged what lies in it, and has the file no more. Its regions are
+/// no RAM from then on.
 pub struct Ram {
     regions: Vec<Region>,
     files: Vec<Backing>,
+    /// For each file whether it is gone.
+    gone: Vec<AtomicBool>,
 }
 
 /// The regions overlap, or leave their files.
@@ -89,35 +95,71 @@ impl Ram {
                 _ => return Err(BadLayout(region.gpa)),
             }
         }
-        Ok(Ram { regions, files })
+        let gone = files.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Ram { regions, files, gone })
     }
 
-    /// Its regions in guest-physical order.
-    pub fn regions(&self) -> &[Region] {
-        &self.regions
+    /// Its regions in guest-physical order, without those that are gone.
+    pub fn regions(&self) -> impl Iterator<Item = &Region> + Clone {
+        self.regions.iter().filter(|region| !self.is_gone(region.file))
     }
 
-    /// Its files.
+    /// The regions that lie in a file, gone or not.
+    pub fn regions_in(&self, file: usize) -> impl Iterator<Item = &Region> {
+        self.regions.iter().filter(move |region| region.file == file)
+    }
+
+    /// The region that a frame lies in; `None`: not in RAM.
+    pub fn region_of(&self, gfn: Gfn) -> Option<&Region> {
+        let gpa = gfn.gpa();
+        let index = self.regions.partition_point(|region| region.gpa <= gpa).checked_sub(1)?;
+        let region = self.regions.get(index)?;
+        (gpa.0 - region.gpa.0 < region.bytes && !self.is_gone(region.file)).then_some(region)
+    }
+
+    /// The VMM has this file no more: what lies in it is no RAM from now on, for good.
+    pub fn set_gone(&self, file: usize) {
+        if let Some(gone) = self.gone.get(file) {
+            gone.store(true, Release);
+        }
+    }
+
+    /// Whether the VMM has this file no more.
+    pub fn is_gone(&self, file: usize) -> bool {
+        self.gone.get(file).is_none_or(|gone| gone.load(Acquire))
+    }
+
+    /// Its files, also those that are gone.
     pub fn files(&self) -> &[Backing] {
         &self.files
     }
 
+    fn files_there(&self) -> impl Iterator<Item = &Backing> {
+        let all = self.files.iter().enumerate();
+        all.filter(|(file, _)| !self.is_gone(*file)).map(|(_, backing)| backing)
+    }
+
     /// Whether the VMM can shrink a file of it.
     pub fn may_shrink(&self) -> bool {
-        self.files.iter().any(|backing| backing.mapping.is_guarded())
+        self.files_there().any(|backing| backing.mapping.is_guarded())
     }
 
     /// Whether the VMM did, and that was met here: the guest's memory is lost.
     pub fn is_broken(&self) -> bool {
-        self.files.iter().any(|backing| backing.mapping.is_broken())
+        self.files_there().any(|backing| backing.mapping.is_broken())
     }
 
     /// Its size as the guest sees it.
     pub fn bytes(&self) -> u64 {
+        self.regions().map(|region| region.bytes).sum()
+    }
+
+    /// Its size when the VM was first held, with what is gone by now.
+    pub fn first_bytes(&self) -> u64 {
         self.regions.iter().map(|region| region.bytes).sum()
     }
 
-    /// The frame after the last one of RAM.
+    /// The frame after the last one of RAM, gone or not: it never changes.
     pub fn end(&self) -> Gfn {
         self.regions.last().map_or(Gfn(0), |region| region.frames().end())
     }
@@ -127,15 +169,14 @@ impl Ram {
     /// # Errors
     /// As fstat(2).
     pub fn resident_bytes(&self) -> io::Result<u64> {
-        self.files.iter().map(|backing| backing.file.resident_bytes()).sum()
+        self.files_there().map(|backing| backing.file.resident_bytes()).sum()
     }
 
     /// Where a guest-physical address lies; `None`: not in RAM.
     pub fn place(&self, gpa: Gpa) -> Option<Place> {
-        let index = self.regions.partition_point(|region| region.gpa <= gpa).checked_sub(1)?;
-        let region = self.regions.get(index)?;
+        let region = self.region_of(gpa.gfn())?;
         let into = gpa.0 - region.gpa.0;
-        (into < region.bytes).then(|| Place {
+        Some(Place {
             hva: Hva(region.hva.0 + into),
             file: region.file,
             offset: region.offset + into,
@@ -157,8 +198,7 @@ impl Ram {
     pub fn gpa(&self, hva: Hva) -> Option<Gpa> {
         // A handful of regions: a search over another order would not pay.
         let region = self
-            .regions
-            .iter()
+            .regions()
             .find(|region| hva >= region.hva && hva.0 - region.hva.0 < region.bytes)?;
         Some(Gpa(region.gpa.0 + (hva.0 - region.hva.0)))
     }
@@ -329,8 +369,8 @@ impl Ram {
     /// The next extent with memory behind it, at or after `from`: start and
     /// length, both whole frames. `None`: there is none.
     pub fn next_populated(&self, from: Gpa) -> Option<(Gpa, u64)> {
-        let first = self.regions.partition_point(|r| r.gpa.0 + r.bytes <= from.0);
-        self.regions.get(first..)?.iter().find_map(|region| {
+        let mut left = self.regions().filter(|region| region.gpa.0 + region.bytes > from.0);
+        left.find_map(|region| {
             let into = from.0.saturating_sub(region.gpa.0);
             let file = &self.files.get(region.file)?.file;
             let end = region.offset + region.bytes;
@@ -383,6 +423,29 @@ mod tests {
         ram.punch(frames).unwrap();
         assert!(ram.is_hole(frames).unwrap());
         assert_eq!(ram.next_populated(Gpa(0)), None);
+    }
+
+    #[test]
+    fn what_is_gone_is_no_ram() {
+        let backing = |name| {
+            let file = RamFile::create(name, 2 << 20).unwrap();
+            let mapping = Mapping::new(&file, 0, 2 << 20).unwrap();
+            Backing { file, mapping }
+        };
+        let region =
+            |gpa, hva, file| Region { gpa: Gpa(gpa), bytes: 2 << 20, hva: Hva(hva), file, offset: 0 };
+        let regions = vec![region(0, 0x7000_0000, 0), region(4 << 30, 0x9000_0000, 1)];
+        let ram = Ram::new(regions, vec![backing("stays"), backing("goes")]).unwrap();
+        let (end, frames) = (ram.end(), FrameRange::new(Gfn(1 << 20), 2));
+        ram.populate(frames).unwrap();
+        ram.set_gone(1);
+        assert_eq!((ram.place(Gpa(4 << 30)), ram.gpa(Hva(0x9000_0000))), (None, None));
+        assert_eq!((ram.clip(frames), ram.here(frames.start)), (None, None));
+        assert!(ram.punch(frames).is_err() && ram.is_hole(frames).is_err());
+        assert_eq!((ram.bytes(), ram.first_bytes(), ram.end()), (2 << 20, 4 << 20, end));
+        assert_eq!((ram.regions().count(), ram.regions_in(1).count()), (1, 1));
+        assert_eq!((ram.next_populated(Gpa(0)), ram.resident_bytes().unwrap()), (None, 0));
+        assert!(ram.place(Gpa(0)).is_some() && ram.place(Gpa(4096)).is_some());
     }
 
     #[test]

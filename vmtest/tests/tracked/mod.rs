@@ -65,7 +65,7 @@ impl Tracked {
     /// A queue for all of its memory.
     pub fn levels(&self, top_level: u8) -> Levels {
         let ram: Vec<FrameRange> =
-            self.pager.ram().regions().iter().map(|region| region.frames()).collect();
+            self.pager.ram().regions().map(|region| region.frames()).collect();
         Levels::new(&ram, top_level)
     }
 

@@ -45,7 +45,7 @@ impl Target {
     }
 
     pub fn frames(&self) -> Vec<Gfn> {
-        self.ram.regions().iter().flat_map(|region| region.frames().frames()).collect()
+        self.ram.regions().flat_map(|region| region.frames().frames()).collect()
     }
 
     pub fn node(&self, number: u32, mover: Mover) -> Node {
@@ -55,7 +55,7 @@ impl Target {
 
     /// On which node each page is, by the process's page table.
     pub fn nodes(&self) -> anyhow::Result<Vec<i32>> {
-        let start = self.ram.regions().first().context("its memory")?.hva;
+        let start = self.ram.regions().next().context("its memory")?.hva;
         locate(&self.process, start, &self.frames())
     }
 }

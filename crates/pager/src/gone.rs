@@ -1,0 +1,105 @@
+//! Letting go of memory that the VMM has unplugged for good.
+//!
+//! Whoever calls this has proof that the VMM has the file no more. The order makes it safe to die
+//! at any instruction, and to begin again:
+//!
+//! 1. The file is gone ([`ebb_vm::Ram::set_gone`]): from now on nobody finds a place for its frames, so
+//!    nothing of it is taken, filled or watched any more.
+//! 2. Each word becomes resident, and only then its slot or block is free: no word names a slot
+//!    that another page may be put into. A slot that no word names is free for the next daemon.
+//! 3. Watches on blocks of it end, so that nobody waits to write their metadata.
+//! 4. Its memory goes: nothing of it is needed, whatever its words said before.
+
+use std::io;
+
+use ebb_ledger::{Content, Locked, SplitError};
+use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
+use ebb_vm::Region;
+
+use crate::counters::subtract;
+use crate::install::Served;
+use crate::pager::Pager;
+
+impl Pager {
+    /// Lets go of all that lies in `file`, one of [`ebb_vm::Ram::files`], which the VMM has neither
+    /// open nor mapped any more. Once more is no harm.
+    ///
+    /// # Errors
+    /// The ledger has no room, a frame stays held, or as fallocate(2): what is left is let go of by
+    /// the next call. The file is gone in any case.
+    pub fn let_go(&self, file: usize) -> io::Result<()> {
+        self.ram.set_gone(file);
+        let regions: Vec<FrameRange> = self.ram.regions_in(file).map(Region::frames).collect();
+        for frames in &regions {
+            frames.by_huge().try_for_each(|part| self.forget(part))?;
+        }
+        self.end_watches_on(|head| regions.iter().any(|frames| frames.contains(head)))?;
+        let Some(backing) = self.ram.files().get(file) else { return Ok(()) };
+        backing.mapping.forget(0, backing.mapping.bytes())?;
+        backing.file.punch(0, backing.mapping.bytes())
+    }
+
+    /// Frames of one huge frame have nothing elsewhere from now on.
+    fn forget(&self, frames: FrameRange) -> io::Result<()> {
+        let is_whole = frames.count == FRAMES_PER_HUGE;
+        let huge = frames.start.huge();
+        self.again(|| {
+            if !is_whole && !self.ledger.is_split(huge) {
+                // Its other part is another region, or no RAM.
+                if self.ledger.unlocked(frames.start) == Some(Content::Resident) {
+                    return Ok(Served::Done);
+                }
+                match self.split(huge) {
+                    Ok(()) => {}
+                    Err(SplitError::Busy) => return Ok(Served::Busy),
+                    Err(SplitError::NoRoom(error)) => return Err(error),
+                }
+            }
+            match self.ledger.lock(frames) {
+                Ok(held) => {
+                    self.release(held);
+                    Ok(Served::Done)
+                }
+                Err(_) => Ok(Served::Busy),
+            }
+        })
+    }
+
+    /// Nobody waits for these frames: they are in no mapping of the VMM's.
+    fn release(&self, held: Locked<'_>) {
+        let counters = &self.counters;
+        let mut slots = Vec::new();
+        for (frames, content) in held.contents() {
+            let counter = match content {
+                Content::Empty { .. } => &counters.emptied_frames,
+                Content::Saved { .. } => &counters.saved_frames,
+                Content::OnDisk { .. } => &counters.on_disk_frames,
+                Content::Clean { .. } => &counters.clean_frames,
+                Content::Resident | Content::Guarded | Content::Watch { .. } => continue,
+            };
+            subtract(counter, frames.count);
+            match content {
+                Content::Saved { slot } | Content::Clean { slot } => {
+                    slots.extend(frames.frames().map(|_| slot));
+                }
+                // Before the unlock, as where a frame comes back (`Pager::arrive`).
+                Content::OnDisk { block } => {
+                    frames.frames().for_each(|gfn| self.resting.leave(gfn, block));
+                }
+                _ => {}
+            }
+        }
+        let _ = held.unlock(Content::Resident);
+        slots.into_iter().for_each(|slot| self.store.release(slot));
+    }
+
+    /// Ends the watches on blocks with such a first frame, wherever their metadata lies.
+    fn end_watches_on(&self, is_gone: impl Fn(Gfn) -> bool) -> io::Result<()> {
+        for (frames, content) in self.off_record() {
+            if matches!(content, Content::Watch { head, .. } if is_gone(head)) {
+                frames.frames().try_for_each(|gfn| self.again(|| self.end_watch(gfn)))?;
+            }
+        }
+        Ok(())
+    }
+}

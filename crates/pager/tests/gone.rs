@@ -1,0 +1,290 @@
+//! Memory that the VMM has unplugged: nothing of it is left on record, and all else is as it was.
+//! The guest is this very process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_ledger::{Content, Ledger, Tables};
+use ebb_pager::{
+    FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
+};
+use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, SwapFile, Usage};
+use ebb_sys::mapping::Mapping;
+use ebb_sys::process::Process;
+use ebb_sys::ram_file::RamFile;
+use ebb_sys::uffd::Uffd;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
+use ebb_vm::ram::Backing;
+use ebb_vm::{Ram, Region};
+use tempfile::TempDir;
+use vmtest::require;
+
+use machine::{new_uffd, page_of};
+
+const STAYS: FrameRange = FrameRange::new(Gfn(0), 512);
+/// Two huge frames, of which it has the second in part.
+const GOES: FrameRange = FrameRange::new(Gfn(512), 768);
+const FILES: [FrameRange; 2] = [STAYS, GOES];
+/// In what stays: the metadata of a block of what goes.
+const METADATA: Gfn = Gfn(400);
+const BLOCK: (Gfn, u8) = (Gfn(1024), 6);
+
+fn available() -> Result<(), String> {
+    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
+}
+
+/// A VM with two memory back-ends, as its VMM has it.
+struct Machine {
+    files: Vec<RamFile>,
+    guest: Vec<Option<Mapping>>,
+    places: Vec<Hva>,
+    uffd: Uffd,
+    run: TempDir,
+}
+
+fn small_pages(file: &RamFile) -> Mapping {
+    let mapping = Mapping::new(file, 0, file.bytes().unwrap()).unwrap();
+    // A kernel without huge pages has no need to be told.
+    let _ = mapping.use_huge_pages(false);
+    mapping
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let files = FILES.map(|frames| RamFile::create("gone", frames.bytes()).unwrap());
+        let guest: Vec<Mapping> = files.iter().map(small_pages).collect();
+        let places = guest.iter().map(Mapping::address).collect();
+        Machine {
+            files: files.into(),
+            guest: guest.into_iter().map(Some).collect(),
+            places,
+            uffd: new_uffd().unwrap(),
+            run: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn ram(&self) -> Ram {
+        let backing = |file: &RamFile| {
+            let file = RamFile::from(file.as_fd().try_clone_to_owned().unwrap());
+            let mapping = small_pages(&file);
+            Backing { file, mapping }
+        };
+        let region = |(file, frames): (usize, &FrameRange)| Region {
+            gpa: frames.start.gpa(),
+            bytes: frames.bytes(),
+            hva: self.places[file],
+            file,
+            offset: 0,
+        };
+        let regions = FILES.iter().enumerate().map(region).collect();
+        Ram::new(regions, self.files.iter().map(backing).collect()).unwrap()
+    }
+
+    fn words(&self, gfn: Gfn) -> &[AtomicU64] {
+        let file = FILES.iter().position(|frames| frames.contains(gfn)).unwrap();
+        let at = Gpa(gfn.gpa().0 - FILES[file].start.gpa().0);
+        self.guest[file].as_ref().unwrap().words(at.0, 512).unwrap()
+    }
+
+    fn write(&self, gfn: Gfn, page: &Page) {
+        for (word, bytes) in self.words(gfn).iter().zip(page.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+
+    fn reads(&self, gfn: Gfn, page: &Page) -> bool {
+        let mut each = self.words(gfn).iter().zip(page.as_chunks().0);
+        each.all(|(word, bytes)| word.load(Relaxed) == u64::from_ne_bytes(*bytes))
+    }
+}
+
+/// A swap file whose daemon dies when it is about to free a slot, after so many.
+struct Mortal {
+    file: SwapFile,
+    left: AtomicU64,
+}
+
+impl Store for Mortal {
+    fn save(&self, page: &Page) -> Result<u64, StoreError> {
+        self.file.save(page)
+    }
+    fn save_batch(&self, pages: &[Page]) -> SavedBatch {
+        self.file.save_batch(pages)
+    }
+    fn load(&self, slot: u64, page: &mut Page) -> Result<(), StoreError> {
+        self.file.load(slot, page)
+    }
+    fn load_batch(&self, slot: u64, pages: &mut [Page]) -> Result<Loaded, StoreError> {
+        self.file.load_batch(slot, pages)
+    }
+    fn claim(&self, slot: u64) -> Result<(), StoreError> {
+        self.file.claim(slot)
+    }
+    fn release(&self, slot: u64) {
+        let left = self.left.fetch_sub(1, Relaxed);
+        assert!(left > 0, "the daemon dies here");
+        self.file.release(slot);
+    }
+    fn trim(&self) -> Result<(), StoreError> {
+        self.file.trim()
+    }
+    fn usage(&self) -> Usage {
+        self.file.usage()
+    }
+}
+
+/// A daemon that has just taken the VM, or taken it up with the work of the one before undone.
+fn pager(machine: &Machine, adopt: bool, releases: u64) -> Arc<Pager> {
+    let (run, ram) = (machine.run.path(), machine.ram());
+    let ledger = match adopt {
+        false => Ledger::create(&run.join("ledger"), ram.end(), Tables::WhenSplit).unwrap(),
+        true => {
+            let mut ledger = Ledger::open(&run.join("ledger"), ram.end()).unwrap();
+            ledger.recover(|_, _| ());
+            ledger
+        }
+    };
+    let slots = ram.first_bytes() / FRAME_BYTES;
+    let file = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted).unwrap();
+    let parts = Parts {
+        ram: Arc::new(ram),
+        ledger,
+        uffd: Uffd::from(machine.uffd.as_fd().try_clone_to_owned().unwrap()),
+        grain: Grain::Frame,
+        devices: Box::new(NoDevices),
+        store: Box::new(Mortal { file, left: AtomicU64::new(releases) }),
+        disk: Box::new(NoDisk),
+    };
+    Arc::new(Pager::new(parts).unwrap().0)
+}
+
+fn threads(pager: &Arc<Pager>) -> (RefillThreads, FaultThread) {
+    let vmm = Process::own().unwrap().as_fd().try_clone_to_owned().unwrap();
+    let ended = |why: io::Result<()>| panic!("the fault thread ended: {why:?}");
+    let refills = RefillThreads::start(pager, 1).unwrap();
+    (refills, FaultThread::start(Arc::clone(pager), vmm, ended).unwrap())
+}
+
+/// Of each range: saved, a byte again and again, and saved frames that were read since.
+fn take(machine: &Machine, pager: &Arc<Pager>) {
+    for frames in FILES {
+        let some: Vec<Gfn> = frames.frames().take(24).chain([Gfn(frames.end().0 - 1)]).collect();
+        for &gfn in &some {
+            machine.write(gfn, &page_of(if gfn.0 % 4 == 0 { 1 } else { gfn.0 + 2 }));
+        }
+        pager.evict(&some, &NothingKnown).unwrap();
+        assert!(machine.reads(some[1], &page_of(some[1].0 + 2)));
+    }
+    machine.write(METADATA, &page_of(9));
+    let claim = pager.claim(METADATA, BLOCK.0, BLOCK.1).unwrap().expect("a claim");
+    let committed = claim.commit(true, 0).expect("committed");
+    pager.empty(&mut vec![committed], true).unwrap();
+}
+
+/// What is on record of a range: slots that words name, and other words than resident ones.
+fn on_record(pager: &Pager, frames: FrameRange) -> (u64, u64) {
+    let slot = |gfn: &Gfn| {
+        matches!(pager.ledger().content(*gfn), Content::Saved { .. } | Content::Clean { .. })
+    };
+    let odd = |gfn: &Gfn| pager.ledger().content(*gfn) != Content::Resident;
+    let count = |what: &dyn Fn(&Gfn) -> bool| frames.frames().filter(|gfn| what(gfn)).count() as u64;
+    (count(&slot), count(&odd))
+}
+
+fn assert_gone(machine: &Machine, pager: &Pager) {
+    assert_eq!(on_record(pager, GOES), (0, 0));
+    let (slots, _) = on_record(pager, STAYS);
+    assert!(slots > 10, "{slots}");
+    assert_eq!(pager.store_usage().disk_slots_used, slots, "each slot has its word");
+    let counters = &pager.counters;
+    let counted = [&counters.saved_frames, &counters.clean_frames].map(|count| count.load(Relaxed));
+    assert_eq!(counted.iter().sum::<u64>(), slots);
+    assert_eq!(machine.files[1].resident_bytes().unwrap(), 0);
+}
+
+#[test]
+fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
+    require!(available());
+    let mut machine = Machine::new();
+    let pager = pager(&machine, false, u64::MAX);
+    pager.watch_all().unwrap();
+    let _threads = threads(&pager);
+    take(&machine, &pager);
+    let before = on_record(&pager, STAYS);
+    assert!(on_record(&pager, GOES).0 > 10 && before.0 > 10);
+    machine.guest[1] = None;
+    pager.let_go(1).unwrap();
+    assert_gone(&machine, &pager);
+    // But for the watch on a block that is no more: a write of its metadata waits for nothing.
+    assert_eq!(on_record(&pager, STAYS), (before.0, before.1 - 1));
+    machine.write(METADATA, &page_of(10));
+    pager.let_go(1).unwrap();
+    assert!(pager.claim(METADATA, BLOCK.0, BLOCK.1).unwrap().is_none());
+    assert_eq!(pager.evict(&GOES.frames().collect::<Vec<_>>(), &NothingKnown).unwrap().frames(), 0);
+    pager.watch_all().unwrap();
+    pager.watch_all_writes().unwrap();
+    pager.wake_all().unwrap();
+    pager.give_back_all().unwrap();
+    for gfn in STAYS.frames().take(24) {
+        let page = page_of(if gfn.0 % 4 == 0 { 1 } else { gfn.0 + 2 });
+        assert!(machine.reads(gfn, &page), "{gfn:?}");
+    }
+    assert_eq!(pager.store_usage().disk_slots_used, 0);
+    pager.unwatch_all().unwrap();
+}
+
+/// Wherever a daemon dies in this, the next one does it again, and no slot is lost or freed twice.
+#[test]
+fn a_daemon_that_dies_over_it_leaves_it_to_the_next() {
+    require!(available());
+    for releases in 0.. {
+        let mut machine = Machine::new();
+        {
+            let first = pager(&machine, false, releases);
+            first.watch_all().unwrap();
+            let faults = threads(&first);
+            take(&machine, &first);
+            drop(faults);
+            machine.guest[1] = None;
+            let done = catch_unwind(AssertUnwindSafe(|| first.let_go(1).unwrap()));
+            if done.is_ok() {
+                assert!(releases > 10, "there was hardly anything to free");
+                return;
+            }
+        }
+        let next = pager(&machine, true, u64::MAX);
+        next.let_go(1).unwrap();
+        next.settle().unwrap();
+        assert_eq!(on_record(&next, GOES), (0, 0));
+        assert_eq!(next.store_usage().disk_slots_used, on_record(&next, STAYS).0);
+    }
+}
+
+#[test]
+fn what_is_not_the_guests_any_more_is_not_watched() {
+    require!(available());
+    let machine = Machine::new();
+    let pager = pager(&machine, false, u64::MAX);
+    let looks = Arc::new(AtomicU64::new(0));
+    pager.check_mapped({
+        let looks = Arc::clone(&looks);
+        move || match looks.fetch_add(1, Relaxed) {
+            // Right before; then another mapping takes its place.
+            1 => Err(io::Error::other("something else is there")),
+            _ => Ok(()),
+        }
+    });
+    assert!(pager.watch_all().is_err());
+    // Nobody serves faults: one that is watched would hang.
+    STAYS.frames().take(4).for_each(|gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
+    pager.watch_all().unwrap();
+    assert_eq!(looks.load(Relaxed), 4);
+}
