@@ -13,9 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{
-    FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
-};
+use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
 use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, SwapFile, Usage};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -195,7 +193,8 @@ fn on_record(pager: &Pager, frames: FrameRange) -> (u64, u64) {
         matches!(pager.ledger().content(*gfn), Content::Saved { .. } | Content::Clean { .. })
     };
     let odd = |gfn: &Gfn| pager.ledger().content(*gfn) != Content::Resident;
-    let count = |what: &dyn Fn(&Gfn) -> bool| frames.frames().filter(|gfn| what(gfn)).count() as u64;
+    let count =
+        |what: &dyn Fn(&Gfn) -> bool| frames.frames().filter(|gfn| what(gfn)).count() as u64;
     (count(&slot), count(&odd))
 }
 

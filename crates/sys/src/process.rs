@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ebb_units::Hva;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
@@ -157,6 +157,42 @@ impl Process {
         Ok(all)
     }
 
+    /// The inode numbers of the files behind its descriptors whose name in `/proc/PID/fd` begins with
+    /// `prefix`: all of those that are open from before this call until after it.
+    ///
+    /// # Errors
+    /// As reading that directory. What cannot be looked at is an error too: it may be one of them.
+    pub fn open_inodes(&self, prefix: &str) -> io::Result<Vec<u64>> {
+        let mut inodes = Vec::new();
+        for (count, entry) in fs::read_dir(self.proc("fd"))?.enumerate() {
+            if count == DESCRIPTORS_MAX {
+                return Err(io::Error::other("the process has too many open files"));
+            }
+            let path = entry?.path();
+            let found = fs::read_link(&path).and_then(|link| {
+                let is_one = link.to_string_lossy().starts_with(prefix);
+                is_one.then(|| inode_of(&path)).transpose()
+            });
+            match found {
+                // Closed since it was listed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                found => inodes.extend(found?),
+            }
+        }
+        Ok(inodes)
+    }
+
+    /// The inode number of the file behind its descriptor `fd`; `None`: it has no such descriptor.
+    ///
+    /// # Errors
+    /// As statx(2).
+    pub fn descriptor_inode(&self, fd: i32) -> io::Result<Option<u64>> {
+        match inode_of(&self.proc(&format!("fd/{fd}"))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
     /// How many descriptors it has open: one system call. `None`: kernels before 6.2 do not tell.
     ///
     /// # Errors
@@ -242,6 +278,11 @@ impl Process {
     }
 }
 
+/// No file system is asked, so none can keep the caller waiting.
+fn inode_of(path: &Path) -> io::Result<u64> {
+    Ok(statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?.stx_ino)
+}
+
 /// The mappings that a text of `/proc/PID/maps` tells of; lines that make no sense are left out.
 pub fn parse_mappings(text: &str) -> Vec<Vma> {
     text.lines().filter_map(parse_vma).collect()
@@ -282,6 +323,8 @@ fn parse_vma(line: &str) -> Option<Vma> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -320,6 +363,11 @@ mod tests {
         assert!(me.mappings().unwrap().len() > 3);
         let counted = me.descriptor_count().unwrap();
         assert!(counted.is_none_or(|count| count >= 3), "{counted:?}");
+        let file = crate::ram_file::RamFile::create("process-test", 4096).unwrap();
+        let (inode, fd) = (file.identity().unwrap().1, file.as_fd().as_raw_fd());
+        assert!(me.open_inodes("/memfd:process-test").unwrap().contains(&inode));
+        assert_eq!(me.descriptor_inode(fd).unwrap(), Some(inode));
+        assert_eq!(me.descriptor_inode(i32::MAX).unwrap(), None);
         let copy = me.descriptor(0);
         assert!(copy.is_ok(), "{copy:?}");
     }

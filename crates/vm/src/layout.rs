@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
 use crate::ram::{Backing, BadLayout, Ram, Region};
+use crate::unplugged;
 
 /// Why the RAM of a VMM cannot be held.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,12 @@ pub enum LayoutError {
          -object memory-backend-memfd,id={0},size=...,share=on"
     )]
     NotShared(String),
+    /// RAM whose file cannot be had.
+    #[error(
+        "the VMM has closed the memfd with inode {0}, and still has its memory mapped: it cannot be \
+         served any more"
+    )]
+    Closed(u64),
     /// No RAM was found at all.
     #[error(
         "the VM has no RAM in a shared memfd: start QEMU with -object \
@@ -80,19 +87,57 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     Ok(Ram::new(regions, files.backings)?)
 }
 
-/// The RAM of a VMM whose layout is known; each region comes with its file's
-/// inode number. Needs no answer from the VMM.
+/// A region as it was when the VM was first held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KnownRegion {
+    /// Where it lay; its file is found by the inode.
+    pub region: Region,
+    /// Its file's inode number.
+    pub inode: u64,
+    /// The VMM is known to have that file no more.
+    pub is_gone: bool,
+}
+
+/// The RAM of a VMM whose layout is known. Needs no answer from the VMM. What the VMM has
+/// unplugged since is gone ([`Ram::is_gone`]).
 ///
 /// # Errors
-/// [`LayoutError`].
-pub fn reopen(process: &Process, known: &[(Region, u64)]) -> Result<Ram, LayoutError> {
+/// [`LayoutError`]; also if nothing is left: then the VMM is about to end.
+pub fn reopen(process: &Process, known: &[KnownRegion]) -> Result<Ram, LayoutError> {
     let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
-    let mut regions = Vec::new();
-    for &(region, inode) in known {
-        let file = files.of(inode)?.ok_or(LayoutError::NoRam)?;
-        regions.push(Region { file, ..region });
+    let (mut regions, mut gone) = (Vec::new(), Vec::new());
+    for &KnownRegion { region, inode, is_gone } in known {
+        let file = match is_gone || gone.iter().any(|&(other, _)| other == inode) {
+            true => None,
+            false => files.of(inode)?,
+        };
+        match file {
+            Some(file) => regions.push(Region { file, ..region }),
+            None if is_gone || !unplugged::gone(process, &[inode])?.is_empty() => {
+                gone.push((inode, region));
+            }
+            None => return Err(LayoutError::Closed(inode)),
+        }
     }
-    Ok(Ram::new(regions, files.backings)?)
+    if regions.is_empty() {
+        return Err(LayoutError::NoRam);
+    }
+    let first_gone = files.backings.len();
+    for (_, region) in gone {
+        regions.push(Region { file: files.backings.len(), offset: 0, ..region });
+        files.backings.push(stand_in(region.bytes)?);
+    }
+    let all = first_gone..files.backings.len();
+    let ram = Ram::new(regions, files.backings)?;
+    all.for_each(|file| ram.set_gone(file));
+    Ok(ram)
+}
+
+/// For a file that is gone: all of it a hole, and nobody else's.
+fn stand_in(bytes: u64) -> io::Result<Backing> {
+    let file = RamFile::create("ebb-gone", bytes)?;
+    let mapping = Mapping::new(&file, 0, bytes)?;
+    Ok(Backing { file, mapping })
 }
 
 /// The shared memory backends by name; an unshared one is refused, since part
@@ -197,8 +242,78 @@ mod tests {
         file.set_len(1 << 20).unwrap();
         let region = Region { gpa: Gpa(0), bytes: 1 << 20, hva: Hva(1 << 30), file: 0, offset: 0 };
         let process = Process::open(std::process::id() as i32).unwrap();
-        let ram = reopen(&process, &[(region, file.metadata().unwrap().ino())]).unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let known = KnownRegion { region, inode, is_gone: false };
+        let ram = reopen(&process, &[known]).unwrap();
         (file, ram)
+    }
+
+    /// What a VMM has left of two files, one of which it has closed.
+    fn left(is_on_record: bool) -> (std::fs::File, Result<Ram, LayoutError>) {
+        let create = || {
+            let file = memfd_create("layout-test", MemfdFlags::ALLOW_SEALING).unwrap();
+            let file = std::fs::File::from(file);
+            file.set_len(1 << 20).unwrap();
+            file
+        };
+        let (stays, goes) = (create(), create());
+        let known = |file: &std::fs::File, gpa: u64| KnownRegion {
+            region: Region {
+                gpa: Gpa(gpa),
+                bytes: 512 << 10,
+                hva: Hva(gpa + (1 << 30)),
+                file: 0,
+                offset: 512 << 10,
+            },
+            inode: file.metadata().unwrap().ino(),
+            is_gone: is_on_record && gpa > 0,
+        };
+        let mut all = [known(&goes, 4 << 30), known(&stays, 0), known(&goes, 8 << 30)];
+        let process = Process::own().unwrap();
+        let ram = match is_on_record {
+            // Its number may be another file's by now.
+            true => reopen(&process, &all),
+            false => {
+                drop(goes);
+                reopen(&process, &all)
+            }
+        };
+        // Without what stays there is no VM.
+        all[1].inode = u64::MAX;
+        assert!(matches!(reopen(&process, &all[..2]), Err(LayoutError::NoRam)));
+        (stays, ram)
+    }
+
+    #[test]
+    fn a_vm_is_taken_up_with_what_it_has_left() {
+        for is_on_record in [false, true] {
+            let (file, ram) = left(is_on_record);
+            let ram = ram.unwrap();
+            assert_eq!((ram.bytes(), ram.first_bytes()), (512 << 10, 1536 << 10));
+            assert_eq!(ram.end().gpa(), Gpa((8 << 30) + (512 << 10)));
+            ram.words(Gpa(0), 1).unwrap()[0].store(7, Relaxed);
+            let mut word = [0; 8];
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut word, 512 << 10).unwrap();
+            assert_eq!(u64::from_ne_bytes(word), 7);
+            assert_eq!((ram.place(Gpa(4 << 30)), ram.place(Gpa(8 << 30))), (None, None));
+        }
+    }
+
+    #[test]
+    fn memory_that_is_still_mapped_is_not_gone() {
+        let file = memfd_create("layout-test", MemfdFlags::ALLOW_SEALING).unwrap();
+        let file = std::fs::File::from(file);
+        file.set_len(1 << 20).unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let mapping = Mapping::new(&file, 0, 1 << 20).unwrap();
+        drop(file);
+        let region =
+            Region { gpa: Gpa(0), bytes: 1 << 20, hva: mapping.address(), file: 0, offset: 0 };
+        let known = [KnownRegion { region, inode, is_gone: false }];
+        let process = Process::own().unwrap();
+        assert!(matches!(reopen(&process, &known), Err(LayoutError::Closed(_))));
+        drop(mapping);
+        assert!(matches!(reopen(&process, &known), Err(LayoutError::NoRam)));
     }
 
     #[test]

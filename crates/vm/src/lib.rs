@@ -17,6 +17,7 @@ pub mod qmp;
 pub mod ram;
 pub mod reach;
 pub mod takeover;
+pub mod unplugged;
 
 pub use dial::dial;
 pub use qmp::Qmp;

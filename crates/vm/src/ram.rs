@@ -432,8 +432,13 @@ mod tests {
             let mapping = Mapping::new(&file, 0, 2 << 20).unwrap();
             Backing { file, mapping }
         };
-        let region =
-            |gpa, hva, file| Region { gpa: Gpa(gpa), bytes: 2 << 20, hva: Hva(hva), file, offset: 0 };
+        let region = |gpa, hva, file| Region {
+            gpa: Gpa(gpa),
+            bytes: 2 << 20,
+            hva: Hva(hva),
+            file,
+            offset: 0,
+        };
         let regions = vec![region(0, 0x7000_0000, 0), region(4 << 30, 0x9000_0000, 1)];
         let ram = Ram::new(regions, vec![backing("stays"), backing("goes")]).unwrap();
         let (end, frames) = (ram.end(), FrameRange::new(Gfn(1 << 20), 2));
