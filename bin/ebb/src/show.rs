@@ -73,6 +73,12 @@ fn warnings(vm: &VmStatus) -> String {
     vm.warnings.iter().map(|warning| row("warning", warning)).collect()
 }
 
+/// Memory devices that left the VM for good.
+fn unplugged(vm: &VmStatus) -> String {
+    let bytes = Some(vm.unplugged_bytes).filter(|&bytes| bytes > 0);
+    bytes.map(|bytes| row("unplugged", format!("{}, let go of", Bytes(bytes)))).unwrap_or_default()
+}
+
 /// All that is known about a VM.
 pub fn status(vm: &VmStatus) -> String {
     let order_bytes = Bytes(4096 << vm.min_order.min(ebb_api::ORDER_MAX));
@@ -83,6 +89,7 @@ pub fn status(vm: &VmStatus) -> String {
         row("least block", format!("order {} ({order_bytes})", vm.min_order)),
         "\nmemory\n".into(),
         row("total", Bytes(vm.memory_bytes)),
+        unplugged(vm),
         row("resident", share(vm.resident_bytes, vm.memory_bytes)),
         row("emptied", share(vm.emptied_bytes, vm.memory_bytes)),
         row("guest free", size(vm.guest_free_bytes)),

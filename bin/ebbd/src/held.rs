@@ -12,8 +12,9 @@ use ebb_pager::{Grain, Pager, Parts, Restored};
 use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
-use ebb_units::{FRAME_BYTES, FrameRange, Gpa, Hva};
-use ebb_vm::{Qmp, Ram, Region, layout};
+use ebb_units::{FRAME_BYTES, FrameRange};
+use ebb_vm::layout::{self, KnownRegion};
+use ebb_vm::{Qmp, Ram};
 
 use crate::disks::{self, Disks, Shared, Source};
 use crate::failpoint;
@@ -24,6 +25,7 @@ use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord, Settings};
 use crate::small_pages;
 use crate::swap_room;
+use crate::unplugged;
 
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
@@ -166,6 +168,7 @@ fn take_with(
     let ledger = new_ledger(&ram, record, directory).map_err(failed("the VM"))?;
     let (pager, restored) =
         pager(ram, ledger, uffd, shared, record, directory).map_err(failed("the VM"))?;
+    unplugged::mind(&pager, process).map_err(failed("the VM"))?;
     if record.mode == Mode::Strict || record.evicts {
         pager.watch_all().map_err(|error| match error.raw_os_error() {
             Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => not_allowed(
@@ -208,7 +211,7 @@ fn pager(
     if !ebb_store::is_in_memory(directory)? {
         tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
     }
-    let slots = ram.bytes() / FRAME_BYTES;
+    let slots = ram.first_bytes() / FRAME_BYTES;
     let ram = Arc::new(ram);
     let devices = failpoint::devices(shared.devices(&ram), &record.name);
     Pager::new(Parts {
@@ -325,8 +328,9 @@ pub enum NotAdopted {
 }
 
 fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::Result<Held> {
-    let regions: Vec<(Region, u64)> = record.regions.iter().map(known).collect();
+    let regions: Vec<KnownRegion> = record.regions.iter().map(RegionRecord::known).collect();
     let ram = layout::reopen(&process, &regions).map_err(io::Error::other)?;
+    unplugged::note(&mut record, &ram, directory);
     let fresh = record.userfaultfd.is_none();
     let number = match record.userfaultfd {
         Some(number) => number,
@@ -335,7 +339,7 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     let uffd = Uffd::taken(userfaultfd(&process, number)?)?;
     prepare(&ram, record.backing);
     let images = disks::reopen(&record.disks, &record.images).map_err(io::Error::other)?;
-    let shared = Shared::new(&images, &record.disks, ram.bytes())?;
+    let shared = Shared::new(&images, &record.disks, ram.first_bytes())?;
     let (pager, restored) = match fresh {
         true => {
             shake_hands(&uffd).map_err(io::Error::other)?;
@@ -344,6 +348,7 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
         }
         false => recovered(ram, uffd, &shared, &record, directory)?,
     };
+    unplugged::mind(&pager, &process)?;
     if record.mode == Mode::Strict || record.evicts || record.shares {
         pager.watch_all()?;
     }
@@ -378,6 +383,8 @@ fn recovered(
     let mut held = Vec::new();
     ledger.recover(|frames, content| held.push((frames, content)));
     let (pager, restored) = pager(ram, ledger, uffd, shared, record, directory)?;
+    // First: what is gone has no place that could be looked at.
+    unplugged::let_go(&pager)?;
     held.iter().try_for_each(|(frames, content)| pager.finish_taken(*frames, *content))?;
     pager.settle()?;
     // A frame that was held and is still resident may be protected for a
@@ -418,17 +425,6 @@ fn userfaultfd(process: &Process, number: i32) -> io::Result<OwnedFd> {
         true => process.descriptor(number),
         false => Err(io::Error::other("the userfaultfd in the VMM is gone")),
     }
-}
-
-fn known(region: &RegionRecord) -> (Region, u64) {
-    let place = Region {
-        gpa: Gpa(region.gpa),
-        bytes: region.bytes,
-        hva: Hva(region.hva),
-        file: 0,
-        offset: region.offset,
-    };
-    (place, region.inode)
 }
 
 impl Held {

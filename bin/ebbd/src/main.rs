@@ -52,6 +52,7 @@ mod swap_room;
 mod tiers;
 mod trouble;
 mod trust;
+mod unplugged;
 mod way;
 mod worker;
 

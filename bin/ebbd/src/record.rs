@@ -6,7 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ebb_api::{Accelerator, Backing, DiskRequest, Mode, OnViolation, SizeMechanism, VmName};
+use ebb_units::{Gpa, Hva};
 use ebb_vm::Region;
+use ebb_vm::layout::KnownRegion;
 use serde::{Deserialize, Serialize};
 
 use crate::disks::ImageRecord;
@@ -191,6 +193,9 @@ pub struct RegionRecord {
     pub inode: u64,
     /// Offset in it.
     pub offset: u64,
+    /// The VMM has unplugged it, and has that memfd no more.
+    #[serde(default)]
+    pub gone: bool,
 }
 
 impl RegionRecord {
@@ -202,7 +207,15 @@ impl RegionRecord {
             hva: region.hva.0,
             inode,
             offset: region.offset,
+            gone: false,
         }
+    }
+
+    /// The region, as it is reopened.
+    pub fn known(&self) -> KnownRegion {
+        let (gpa, hva) = (Gpa(self.gpa), Hva(self.hva));
+        let region = Region { gpa, bytes: self.bytes, hva, file: 0, offset: self.offset };
+        KnownRegion { region, inode: self.inode, is_gone: self.gone }
     }
 }
 
@@ -221,9 +234,14 @@ impl Record {
         Life::of(Identity { pid, start_ticks, boot: &self.boot })
     }
 
-    /// All of its RAM, what can be plugged included.
+    /// All of its RAM, what can be plugged included, without what is gone.
     pub fn memory_bytes(&self) -> u64 {
-        self.regions.iter().map(|region| region.bytes).sum()
+        self.regions.iter().filter(|region| !region.gone).map(|region| region.bytes).sum()
+    }
+
+    /// What of its RAM the VMM has unplugged.
+    pub fn unplugged_bytes(&self) -> u64 {
+        self.regions.iter().filter(|region| region.gone).map(|region| region.bytes).sum()
     }
 
     /// What its compressed pages may take in memory: by its tiers, else by the daemon's

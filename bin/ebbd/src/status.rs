@@ -60,6 +60,7 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         console_log: record.started.then(|| console::log(&state.held.logs())),
         min_order: record.min_order,
         memory_bytes,
+        unplugged_bytes: record.unplugged_bytes(),
         resident_bytes,
         emptied_bytes,
         guest_free_bytes: { state.insight.guest().ok() }

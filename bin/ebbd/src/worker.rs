@@ -39,6 +39,7 @@ use crate::sharing::Sharing;
 use crate::sizing::Sizing;
 use crate::status;
 use crate::trouble::{self, Attempt, Trouble};
+use crate::unplugged::Unplugged;
 
 /// Left at the heads of the guest's free lists, where it takes memory next.
 pub const RESERVE_BYTES: u64 = 64 << 20;
@@ -202,6 +203,8 @@ pub struct State {
     pub(crate) pressed: Arc<AtomicBool>,
     /// The way into its own mailbox.
     pub(crate) own: Sender<Command>,
+    /// Which of its memory the VMM has still.
+    pub(crate) unplugged: Unplugged,
     faults: Option<Serving>,
     blocks: Vec<Block>,
     /// Of its metadata, where not all memory is.
@@ -256,6 +259,7 @@ impl State {
             trouble: None,
             pressed: Arc::default(),
             own,
+            unplugged: Unplugged::default(),
             faults: Some(faults),
             blocks: Vec::new(),
             watched: Vec::new(),
@@ -345,6 +349,7 @@ impl State {
             // look at the limit.
             self.held.pager.halt_above(u64::MAX);
         }
+        self.keep_regions();
         self.notice_reset();
         self.glance_at_devices();
         match command {
@@ -396,6 +401,7 @@ impl State {
         if self.faults.is_none() {
             self.serve_again();
         }
+        self.keep_regions();
         self.keep_devices();
         failpoint::reached("tick", &self.held.record.name);
         // QEMU itself may be the next to wait for room.

@@ -60,6 +60,9 @@ pub struct VmStatus {
     pub min_order: u8,
     /// The guest's RAM as QEMU gives it: what it began with, and what is plugged.
     pub memory_bytes: u64,
+    /// What it had when Ebb took hold of it, and QEMU has unplugged since: let go of.
+    #[serde(default)]
+    pub unplugged_bytes: u64,
     /// The part of it that takes host memory now.
     pub resident_bytes: u64,
     /// The part of it that takes none and reads as zero. In strict mode what Ebb emptied and the
