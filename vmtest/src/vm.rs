@@ -11,6 +11,7 @@ use std::thread;
 use ebb_api::{DetachReport, ReclaimReport, VmStatus};
 use ebb_sys::process::Process;
 use ebb_vm::Qmp;
+use ebb_vm::qmp::QmpError;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -338,8 +339,16 @@ impl Vm {
     /// # Panics
     /// QEMU refuses it.
     pub fn qmp(&self, command: &str, arguments: Value) -> Value {
+        self.try_qmp(command, arguments).expect("QMP")
+    }
+
+    /// The same, where QEMU may refuse.
+    ///
+    /// # Errors
+    /// QEMU's own words.
+    pub fn try_qmp(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let mut qmp = Qmp::connect(&self.directory.join("test.sock")).expect("QMP");
-        qmp.execute(command, arguments).expect("QMP")
+        qmp.execute(command, arguments)
     }
 
     /// Runs `action` with the guest's processors stopped.

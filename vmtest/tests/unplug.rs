@@ -1,0 +1,179 @@
+//! Memory devices that leave a VM while Ebb holds it: what was kept of them is let go of, and all
+//! else is served on, by the next daemon too.
+
+use ebb_api::VmStatus;
+use serde_json::{Value, json};
+use vmtest::{Guest, Host, Vm, until};
+
+const MIB: u64 = 1 << 20;
+const DIMM_BYTES: u64 = 256 * MIB;
+const MAIN_BYTES: u64 = 512 * MIB;
+/// Linux uses the memory of such devices first, and can do without it again.
+const MOVABLE: &str = "memhp_default_state=online_movable";
+const ROOM: &str = "-m slots=4,maxmem=4G";
+
+fn guest() -> Guest {
+    Guest::debian("6.1-cloud").memory("512M").append(MOVABLE).qemu_args(ROOM)
+}
+
+fn total_bytes(vm: &Vm) -> u64 {
+    let text = vm.guest("cat /proc/meminfo");
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = kib.and_then(|rest| rest.trim().strip_suffix(" kB")).expect("MemTotal");
+    kib.parse::<u64>().expect("a number") * 1024
+}
+
+/// Waits until the guest uses so many of them.
+fn wait_dimms(vm: &Vm, count: u64) {
+    let bytes = MAIN_BYTES + count * DIMM_BYTES;
+    until(format_args!("{count} memory devices in the guest"), || {
+        (total_bytes(vm).abs_diff(bytes) < DIMM_BYTES / 2).then_some(())
+    });
+}
+
+fn plug(vm: &Vm, number: u32) {
+    let (object, device) = (format!("mem{number}"), format!("dimm{number}"));
+    vm.qmp(
+        "object-add",
+        json!({ "qom-type": "memory-backend-memfd", "id": object, "size": DIMM_BYTES, "share": true }),
+    );
+    vm.qmp("device_add", json!({ "driver": "pc-dimm", "id": device, "memdev": object }));
+}
+
+fn memory_devices(vm: &Vm) -> usize {
+    let devices = vm.qmp("query-memory-devices", json!({}));
+    devices.as_array().map_or(0, Vec::len)
+}
+
+/// Has the guest give a device back. Its memory stays in QEMU.
+fn unplug(vm: &Vm, number: u32) {
+    let before = memory_devices(vm);
+    until(format_args!("dimm{number} to be unplugged"), || {
+        // Linux may find a page that does not move at once.
+        let _ = vm.try_qmp("device_del", json!({ "id": format!("dimm{number}") }));
+        (memory_devices(vm) < before).then_some(())
+    });
+}
+
+/// Takes its memory out of QEMU.
+fn delete(vm: &Vm, number: u32) {
+    let object = json!({ "id": format!("mem{number}") });
+    // The device's end comes after its answer.
+    until(format_args!("mem{number} to be deleted"), || {
+        vm.try_qmp("object-del", object.clone()).ok()
+    });
+}
+
+/// Has most of the VM elsewhere, and a part of that dead in the guest, which nobody tells Ebb.
+fn take(vm: &Vm) -> VmStatus {
+    vm.guest("fill kept 60M");
+    vm.guest("fill a 500M");
+    vm.ebb("evict --bytes 2147483648").ok();
+    vm.guest("free a");
+    let status = vm.status();
+    assert!(status.limit.saved_bytes > MAIN_BYTES, "{:?}", status.limit);
+    status
+}
+
+/// `unplugged` devices were let go of, and with them what was saved of them.
+fn assert_let_go(vm: &Vm, unplugged: u64, dimms: u64) -> VmStatus {
+    let status = until(format_args!("{unplugged} devices to be let go of"), || {
+        Some(vm.status()).filter(|status| status.unplugged_bytes == unplugged * DIMM_BYTES)
+    });
+    assert_eq!(status.memory_bytes, MAIN_BYTES + dimms * DIMM_BYTES);
+    let saved = status.limit.saved_bytes + status.limit.clean_bytes;
+    assert!(saved <= status.memory_bytes, "{:?}", status.limit);
+    assert_eq!(vm.guest("check kept"), "0");
+    status
+}
+
+fn on_record(vm: &Vm) -> Vec<bool> {
+    let path = vm.host().run_directory().join("vms").join(vm.name()).join("vm.json");
+    let record: Value =
+        serde_json::from_slice(&std::fs::read(path).expect("a record")).expect("JSON");
+    let regions = record["regions"].as_array().expect("regions").iter();
+    regions.map(|region| region["gone"] == true).collect()
+}
+
+#[test]
+fn devices_leave_a_vm_that_was_attached() {
+    let host = Host::new();
+    let vm = host.qemu(guest());
+    plug(&vm, 0);
+    plug(&vm, 1);
+    wait_dimms(&vm, 2);
+    vm.attach();
+    vm.wait_trusted();
+    let before = take(&vm);
+    assert_eq!((before.memory_bytes, before.unplugged_bytes), (MAIN_BYTES + 2 * DIMM_BYTES, 0));
+
+    // As long as QEMU has it, it may come back.
+    unplug(&vm, 1);
+    let half = vm.status();
+    assert_eq!((half.memory_bytes, half.unplugged_bytes), (before.memory_bytes, 0));
+    delete(&vm, 1);
+    let after = assert_let_go(&vm, 1, 1);
+    assert!(after.limit.saved_bytes + 100 * MIB < half.limit.saved_bytes, "{after:?}");
+    assert_eq!(on_record(&vm).iter().filter(|gone| **gone).count(), 1);
+    host.kill9();
+    host.start();
+    assert_let_go(&vm, 1, 1);
+
+    // Nobody is there to see the second one go.
+    unplug(&vm, 0);
+    host.kill9();
+    delete(&vm, 0);
+    host.start();
+    let last = assert_let_go(&vm, 2, 0);
+    assert!(last.limit.saved_bytes <= MAIN_BYTES, "{last:?}");
+    assert!(on_record(&vm).iter().filter(|gone| **gone).count() == 2);
+    until("the swap file to be no larger than what is left", || {
+        (vm.status().limit.swap_file_bytes <= MAIN_BYTES).then_some(())
+    });
+    assert_stays_away_from_others(&host, &vm);
+}
+
+/// A new device, of the same name and at the same address, is the guest's and not Ebb's.
+fn assert_stays_away_from_others(host: &Host, vm: &Vm) {
+    plug(vm, 0);
+    wait_dimms(vm, 1);
+    vm.guest("fill b 200M");
+    vm.wait_trusted();
+    vm.ebb("evict --bytes 2147483648").ok();
+    vm.reclaim();
+    assert_eq!(vm.status().memory_bytes, MAIN_BYTES);
+    assert_eq!((vm.guest("check b"), vm.guest("check kept")), ("0".into(), "0".into()));
+    host.kill9();
+    host.start();
+    assert_eq!((vm.guest("check b"), vm.guest("check kept")), ("0".into(), "0".into()));
+    vm.detach();
+    assert_eq!((vm.guest("check b"), vm.guest("check kept")), ("0".into(), "0".into()));
+}
+
+#[test]
+fn a_device_leaves_a_vm_that_ebb_started() {
+    let host = Host::new();
+    let backend = format!("memory-backend-memfd,id=mem0,size={DIMM_BYTES},share=on");
+    let words = format!("-object {backend} -device pc-dimm,id=dimm0,memdev=mem0");
+    let vm = host.run(guest().mode("strict").qemu_args(&words));
+    wait_dimms(&vm, 1);
+    vm.wait_trusted();
+    vm.guest("fill kept 60M");
+    vm.guest("fill a 400M");
+    // Now under watch, now saved.
+    vm.ebb("limit 160M").ok();
+    vm.guest("free a");
+    vm.reclaim();
+    unplug(&vm, 0);
+    delete(&vm, 0);
+    assert_let_go(&vm, 1, 0);
+    vm.guest("fill a 200M");
+    assert_eq!((vm.guest("check a"), vm.guest("check kept")), ("0".into(), "0".into()));
+    host.kill9();
+    host.start();
+    assert_let_go(&vm, 1, 0);
+    assert_eq!(vm.guest("check a"), "0");
+    vm.ebb("limit off").ok();
+    vm.detach();
+    assert_eq!((vm.guest("check a"), vm.guest("check kept")), ("0".into(), "0".into()));
+}
