@@ -53,8 +53,12 @@ impl State {
     /// Whether the guest is trusted and the one that runs; inspects if need be.
     pub(crate) fn confirm(&mut self) -> bool {
         self.reconnect();
-        let moves = self.has_pluggers();
+        let moves = self.has_pluggers() || self.may_lose_regions();
         let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut(), moves);
+        if trusted && let Err(why) = self.is_in_place() {
+            self.insight.forget(&why);
+            trusted = false;
+        }
         let same = |before: &Arc<Guest>| {
             self.insight.guest().is_ok_and(|guest| guest.note() == before.note())
         };

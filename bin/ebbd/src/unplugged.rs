@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ebb_pager::Pager;
 use ebb_sys::process::Process;
 use ebb_units::{Bytes, Gpa};
-use ebb_vm::{Ram, unplugged};
+use ebb_vm::{Ram, layout, unplugged};
 
 use crate::record::Record;
 use crate::worker::State;
@@ -126,6 +126,28 @@ impl State {
                 .is_err()
         });
         self.unplugged.unfinished = left;
+    }
+
+    /// Whether a part of its RAM can leave: one that is alone in its file stays.
+    pub(crate) fn may_lose_regions(&self) -> bool {
+        self.held.pager.ram().files().len() > 1
+    }
+
+    /// Whether the guest speaks of the same memory as we do, by its address.
+    pub(crate) fn is_in_place(&mut self) -> Result<(), String> {
+        if !self.may_lose_regions() {
+            return Ok(());
+        }
+        let qmp = self.held.qmp.as_mut().ok_or("QEMU's QMP socket does not answer")?;
+        match layout::moved(qmp, self.held.pager.ram()) {
+            Ok(None) => Ok(()),
+            Ok(Some(at)) => Err(format!(
+                "a memory device was unplugged, and other memory is at its address {:#x} now: \
+                 delete its back end, or detach and attach the VM",
+                at.0
+            )),
+            Err(error) => Err(format!("QEMU does not tell where its memory devices are: {error}")),
+        }
     }
 
     fn note_gone(&mut self, file: usize) {

@@ -87,6 +87,45 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     Ok(Ram::new(regions, files.backings)?)
 }
 
+/// The address of a memory device that has other memory than the region that was there when the VM
+/// was first held; `None`: there is no such device. A device can leave and its back end be plugged
+/// in again elsewhere: the guest's word on an address is then about other memory than ours.
+///
+/// # Errors
+/// [`LayoutError`].
+pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
+    let devices = parse_devices(&qmp.execute("query-memory-devices", json!({}))?)
+        .ok_or_else(|| LayoutError::Answer("query-memory-devices".into()))?;
+    for (start, last) in devices {
+        for region in ram.regions() {
+            let at = start.max(region.gpa.0);
+            if at > last || at - region.gpa.0 >= region.bytes {
+                continue;
+            }
+            let hva = parse_hva(&qmp.human(&format!("gpa2hva {at:#x}"))?)?;
+            if hva.0 != region.hva.0 + (at - region.gpa.0) {
+                return Ok(Some(Gpa(at)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// First and last address of each memory device; those without an address have no memory here.
+fn parse_devices(list: &Value) -> Option<Vec<(u64, u64)>> {
+    let number = |data: &Value, keys: [&str; 2]| {
+        keys.iter().find_map(|key| data.get(key).and_then(Value::as_u64))
+    };
+    let range = |item: &Value| {
+        let data = item.get("data")?;
+        let Some(start) = number(data, ["addr", "memaddr"]) else { return Some(None) };
+        let bytes = number(data, ["max-size", "size"])?;
+        Some(bytes.checked_sub(1).and_then(|more| Some((start, start.checked_add(more)?))))
+    };
+    let ranges: Option<Vec<_>> = list.as_array()?.iter().map(range).collect();
+    Some(ranges?.into_iter().flatten().collect())
+}
+
 /// A region as it was when the VM was first held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KnownRegion {
@@ -370,6 +409,25 @@ FlatView #1
         assert_eq!(parse_mtree("FlatView #0\n AS \"memory\", root\n zz-yy (prio 0, ram): r"), []);
         assert!(parse_hva("No memory is mapped at address 0x0").is_err());
         assert_eq!(parse_hva("... (ram) is 0x7f11200ff000\r\n").unwrap(), Hva(0x7f11_200f_f000));
+    }
+
+    /// As QEMU 10 prints them, shortened.
+    #[test]
+    fn memory_devices_are_where_they_say() {
+        let answer = json!([
+            { "type": "dimm", "data": { "addr": 4_294_967_296_u64, "size": 268_435_456,
+                                        "memdev": "/objects/mem0", "node": 0, "slot": 0 } },
+            { "type": "virtio-mem", "data": { "memaddr": 8_589_934_592_u64, "size": 0,
+                                              "max-size": 1_073_741_824 } },
+            { "type": "sgx-epc", "data": { "memaddr": 0, "size": 0 } },
+            { "type": "other", "data": {} },
+        ]);
+        let expected = [(1 << 32, (1 << 32) + (256 << 20) - 1), (2 << 32, (9 << 30) - 1)];
+        assert_eq!(parse_devices(&answer).unwrap(), expected);
+        assert_eq!(parse_devices(&json!({})), None);
+        assert_eq!(parse_devices(&json!([{ "data": { "addr": 0 } }])), None);
+        let far = json!([{ "data": { "addr": u64::MAX, "size": 2 } }]);
+        assert_eq!(parse_devices(&far).unwrap(), []);
     }
 
     #[test]
