@@ -231,7 +231,7 @@ fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>
     let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
     let disk = || {
         let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
-        Ok::<_, StoreError>(disk.within(swap_room::room()))
+        Ok::<_, StoreError>(disk.within(swap_room::room()).among(&swap_room::traffic(&record.swap)))
     };
     match record.compressed_bytes() {
         0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk()?)),

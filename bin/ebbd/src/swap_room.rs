@@ -1,9 +1,12 @@
 //! What swap files may take of their disk, and what happens once they take it.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use clap::{Args, ValueEnum};
-use ebb_store::{Quota, Room};
+use ebb_store::{Quota, Room, Traffic};
 use ebb_units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -56,4 +59,18 @@ impl SwapRoom {
 /// What the swap files of this host share.
 pub fn room() -> &'static Arc<Room> {
     ROOM.get_or_init(|| Room::new(Quota::default()))
+}
+
+/// By device number. Few hosts have more than one such disk, so none is ever forgotten.
+static DISKS: Mutex<BTreeMap<u64, Arc<Traffic>>> = Mutex::new(BTreeMap::new());
+
+/// What the swap files on one disk share, a file's or a block device's. Partitions of one disk
+/// count as several.
+pub fn traffic(swap: &Path) -> Arc<Traffic> {
+    let number = swap.metadata().map_or(0, |found| match found.file_type().is_block_device() {
+        true => found.rdev(),
+        false => found.dev(),
+    });
+    let mut disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(disks.entry(number).or_insert_with(Traffic::new))
 }

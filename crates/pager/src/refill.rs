@@ -75,7 +75,11 @@ impl Pager {
             return Ok(if self.install_freed(gfn)? { Served::Done } else { Served::Busy });
         }
         let lock = || ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        let window = lock().window(at);
+        let mut window = lock().window(at);
+        if let Content::Saved { .. } = content {
+            // Never less than what lies before it.
+            window.pages = window.pages.min(self.store.most_at_once());
+        }
         add(&self.counters.ahead_hit_frames, window.hits);
         let slot = self.slot_to_keep(content, write);
         let asked = window.before;

@@ -257,6 +257,10 @@ impl<S: Store> Store for Compressed<S> {
         self.slabs.set_limit(bytes);
     }
 
+    fn most_at_once(&self) -> usize {
+        self.behind.most_at_once()
+    }
+
     fn usage(&self) -> Usage {
         Usage {
             memory_slots: self.slabs.chunk_count() << INDEX_BITS,

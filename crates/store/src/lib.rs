@@ -21,6 +21,7 @@ mod signature;
 mod slabs;
 mod slot_bits;
 mod swap_file;
+mod traffic;
 
 pub use batch::{Loaded, SavedBatch};
 pub use clusters::CLUSTER_SLOTS;
@@ -32,6 +33,7 @@ pub use page_buffer::PageBuffer;
 pub use room::{NoRoom, Quota, Room, Space};
 pub use sealer::Protection;
 pub use swap_file::SwapFile;
+pub use traffic::Traffic;
 
 use std::io;
 use std::path::Path;
@@ -86,6 +88,12 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`StoreError::NotInUse`]: there is no such slot, or two frames claim it.
     fn claim(&self, slot: u64) -> Result<(), StoreError>;
+
+    /// How many slots are read at once, at most, for the sake of one that is wanted: fewer
+    /// while others wait for the same disk.
+    fn most_at_once(&self) -> usize {
+        CLUSTER_SLOTS as usize
+    }
 
     /// How much of it is in use now.
     fn usage(&self) -> Usage;

@@ -10,6 +10,7 @@ use crate::page_buffer::{Pages, Pool};
 use crate::room::{Part, Promise, Quota, Room};
 use crate::sealer::{Place, Protection, Sealer, Tag};
 use crate::seals::Seals;
+use crate::traffic::{Lane, Traffic};
 use crate::{
     Disk, Loaded, MEMORY_SLOTS, Medium, Page, SavedBatch, Store, StoreError, Usage, key, medium,
 };
@@ -26,6 +27,7 @@ pub struct SwapFile<M = Disk> {
     /// What is written, sealed.
     buffers: Pool,
     part: Part,
+    lane: Lane,
 }
 
 impl SwapFile {
@@ -70,13 +72,20 @@ impl<M: Medium> SwapFile<M> {
         let clusters = Clusters::new(slot_count);
         let buffers = Pool::new(CLUSTER_SLOTS as usize);
         let part = Part::new(&Room::new(Quota { floor_bytes: Some(0), ..Quota::default() }));
-        Ok(SwapFile { medium, clusters, seals, sealer, buffers, part })
+        let lane = Lane::new(&Traffic::new());
+        Ok(SwapFile { medium, clusters, seals, sealer, buffers, part, lane })
     }
 
     /// With so much room, which it shares with others; it had all that there is.
     #[must_use]
     pub fn within(self, room: &Arc<Room>) -> SwapFile<M> {
         SwapFile { part: Part::new(room), ..self }
+    }
+
+    /// On a disk whose traffic it shares with others; it had it alone.
+    #[must_use]
+    pub fn among(self, traffic: &Arc<Traffic>) -> SwapFile<M> {
+        SwapFile { lane: Lane::new(traffic), ..self }
     }
 
     /// Takes adjacent slots, up to `most` of them, for which there is room: that is promised,
@@ -144,10 +153,20 @@ impl<M: Medium> SwapFile<M> {
         pages: &[Page],
         sealed: Result<(), StoreError>,
     ) -> (usize, Option<StoreError>) {
-        match sealed {
-            Ok(()) => medium::write(&self.medium, first * FRAME_BYTES, pages),
-            Err(error) => (0, Some(error)),
+        if let Err(error) = sealed {
+            return (0, Some(error));
         }
+        let mut stored = 0;
+        while let Some(rest) = pages.get(stored..).filter(|rest| !rest.is_empty()) {
+            let piece = rest.get(..self.lane.most_pages() as usize).unwrap_or(rest);
+            let at = (first + stored as u64) * FRAME_BYTES;
+            let (count, error) = medium::write(&self.medium, at, piece);
+            stored += count;
+            if error.is_some() {
+                return (stored, error);
+            }
+        }
+        (stored, None)
     }
 
     /// What is known of a slot that is in use.
@@ -178,7 +197,9 @@ impl<M: Medium> SwapFile<M> {
             let (start, length) = (number * PIECE_PAGES, to.len());
             let sealed = piece.0.get_mut(..length).unwrap_or_default();
             let slot = first + start as u64;
+            let turn = self.lane.read();
             let (count, error) = medium::read(&self.medium, slot * FRAME_BYTES, sealed);
+            drop(turn);
             let read = sealed.get_mut(..count).unwrap_or_default();
             self.open_each(slot, read, |index| loaded.set(start + index));
             to.copy_from_slice(sealed);
@@ -249,7 +270,9 @@ impl<M: Medium> Store for SwapFile<M> {
     fn load(&self, slot: u64, page: &mut Page) -> Result<(), StoreError> {
         let (place, tag) = self.seal_of(slot).ok_or(StoreError::NotInUse { slot })?;
         let mut sealed = Pages::<1>::zeroed();
+        let turn = self.lane.read();
         let (_, error) = medium::read(&self.medium, slot * FRAME_BYTES, &mut sealed.0);
+        drop(turn);
         let [sealed] = &sealed.0;
         match error {
             Some(error) => Err(error.into()),
@@ -271,7 +294,9 @@ impl<M: Medium> Store for SwapFile<M> {
             self.load_pieces(first, pages, &mut loaded)?;
             return Ok(loaded);
         }
+        let turn = self.lane.read();
         let (count, error) = medium::read(&self.medium, first * FRAME_BYTES, pages);
+        drop(turn);
         let read = pages.get_mut(..count).unwrap_or_default();
         self.open_each(first, read, |index| loaded.set(index));
         match error {
@@ -309,6 +334,10 @@ impl<M: Medium> Store for SwapFile<M> {
                 result.and(Err(StoreError::NotInUse { slot }))
             }
         }
+    }
+
+    fn most_at_once(&self) -> usize {
+        self.lane.most_pages() as usize
     }
 
     fn usage(&self) -> Usage {

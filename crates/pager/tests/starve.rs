@@ -1,0 +1,189 @@
+//! Two VMs whose swap files are on one disk: what one of them wants at once does not fill the
+//! disk's queue ahead of the other's fault. The guests are this very process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+
+use ebb_ledger::{Ledger, Tables};
+use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
+use ebb_store::{Medium, Protection, SwapFile, Traffic};
+use ebb_sys::process::Process;
+use ebb_units::{FRAME_BYTES, Gfn};
+use vmtest::{require, until};
+
+use machine::{Guest, Machine, new_uffd, page_of};
+
+const REFILL_THREADS: usize = 4;
+/// Frames of a guest that are elsewhere, and as many that are to go.
+const HALF: u64 = 256;
+
+fn available() -> Result<(), String> {
+    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Read,
+    Write,
+}
+
+/// Of the machine with this number, for so many pages.
+type Request = (usize, Kind, u64);
+
+/// A disk that has any number of requests wait while it stands still.
+#[derive(Default)]
+struct Stand {
+    still: bool,
+    /// Since it was last made to stand still, in this order.
+    came: Vec<Request>,
+}
+
+#[derive(Default)]
+struct OneDisk {
+    stand: Mutex<Stand>,
+    goes_on: Condvar,
+}
+
+/// Ends that, also for who fails meanwhile.
+struct Still<'d>(&'d OneDisk);
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        self.0.stand.lock().unwrap().still = false;
+        self.0.goes_on.notify_all();
+    }
+}
+
+impl OneDisk {
+    fn stand_still(&self) -> Still<'_> {
+        *self.stand.lock().unwrap() = Stand { still: true, came: Vec::new() };
+        Still(self)
+    }
+
+    fn come(&self, request: Request) {
+        let mut stand = self.stand.lock().unwrap();
+        stand.came.push(request);
+        drop(self.goes_on.wait_while(stand, |stand| stand.still).unwrap());
+    }
+
+    fn came(&self) -> Vec<Request> {
+        self.stand.lock().unwrap().came.clone()
+    }
+
+    fn of(&self, machine: usize, kind: Kind) -> usize {
+        self.came().iter().filter(|came| (came.0, came.1) == (machine, kind)).count()
+    }
+}
+
+/// A machine's part of that disk.
+struct Part {
+    machine: usize,
+    disk: Arc<OneDisk>,
+    file: File,
+}
+
+impl Medium for Part {
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        self.disk.come((self.machine, Kind::Read, bytes.len() as u64 / FRAME_BYTES));
+        self.file.read_at(bytes, offset)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        self.disk.come((self.machine, Kind::Write, bytes.len() as u64 / FRAME_BYTES));
+        self.file.write_at(bytes, offset)
+    }
+
+    fn discard(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn is_direct(&self) -> bool {
+        false
+    }
+}
+
+struct Vm {
+    guest: Guest,
+    pager: Arc<Pager>,
+    _threads: (FaultThread, RefillThreads),
+}
+
+impl Vm {
+    fn new(machine: &Machine, number: usize, disk: &Arc<OneDisk>, traffic: &Arc<Traffic>) -> Vm {
+        let run = machine.run();
+        let ledger = Ledger::create(&run.join("ledger"), machine.ram.end(), Tables::WhenSplit);
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 * HALF * FRAME_BYTES).unwrap();
+        let part = Part { machine: number, disk: Arc::clone(disk), file };
+        let store = SwapFile::over(part, run, 2 * HALF, Protection::Encrypted).unwrap();
+        let parts = Parts {
+            ram: Arc::clone(&machine.ram),
+            ledger: ledger.unwrap(),
+            uffd: machine.uffd(),
+            grain: Grain::Frame,
+            devices: Box::new(NoDevices),
+            store: Box::new(store.among(traffic)),
+            disk: Box::new(NoDisk),
+        };
+        let pager = Arc::new(Pager::new(parts).unwrap().0);
+        pager.watch_all().unwrap();
+        let this = Process::open(std::process::id() as i32).unwrap();
+        let vmm = this.as_fd().try_clone_to_owned().unwrap();
+        let refills = RefillThreads::start(&pager, REFILL_THREADS).unwrap();
+        let ended = |why| panic!("the fault thread ended: {why:?}");
+        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
+        let guest = machine.guest();
+        (0..2 * HALF).for_each(|n| guest.write(Gfn(n), &page_of(n + 2)));
+        Vm { guest, pager, _threads: (faults, refills) }
+    }
+
+    fn evict(&self, frames: std::ops::Range<u64>) {
+        let frames: Vec<Gfn> = frames.map(Gfn).collect();
+        assert_eq!(self.pager.evict(&frames, &NothingKnown).unwrap().saved, HALF);
+    }
+
+    fn check(&self, n: u64) {
+        assert!(self.guest.read(Gfn(n)) == page_of(n + 2), "frame {n}");
+    }
+}
+
+#[test]
+fn a_fault_waits_for_little_of_what_another_vm_wants_at_once() {
+    require!(available());
+    let (disk, traffic) = (Arc::new(OneDisk::default()), Traffic::new());
+    let machines = [Machine::new(), Machine::new()];
+    let [storm, victim] = [0, 1].map(|number| Vm::new(&machines[number], number, &disk, &traffic));
+    [&storm, &victim].into_iter().for_each(|vm| vm.evict(0..HALF));
+    thread::scope(|scope| {
+        let still = disk.stand_still();
+        let (storm, victim) = (&storm, &victim);
+        scope.spawn(|| victim.check(0));
+        until("the victim's first read", || (disk.of(1, Kind::Read) == 1).then_some(()));
+        // All at once: more faults than there are threads, and what is to go.
+        let before = storm.pager.counters.missing.load(Relaxed);
+        (0..8).for_each(|part| drop(scope.spawn(move || storm.check(part * HALF / 8))));
+        scope.spawn(|| storm.evict(HALF..2 * HALF));
+        until("the storm", || {
+            let taken = storm.pager.counters.missing.load(Relaxed) - before;
+            let all = taken == REFILL_THREADS as u64 && disk.of(0, Kind::Write) == 1;
+            (all && disk.of(0, Kind::Read) >= 2).then_some(())
+        });
+        scope.spawn(|| victim.check(HALF / 2));
+        until("the victim's second read", || (disk.of(1, Kind::Read) == 2).then_some(()));
+        let came = disk.came();
+        drop(still);
+        let ahead: Vec<&Request> = came.iter().filter(|request| request.0 == 0).collect();
+        assert_eq!(ahead.len(), 3, "two reads and a write: {came:?}");
+        assert!(ahead.iter().all(|(_, _, pages)| *pages <= 64), "{came:?}");
+    });
+    [&storm, &victim].into_iter().for_each(|vm| (0..2 * HALF).for_each(|n| vm.check(n)));
+}
