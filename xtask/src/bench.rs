@@ -19,6 +19,7 @@ mod report;
 mod rounds;
 mod samples;
 mod scan;
+mod starve;
 mod store;
 mod swap;
 mod virtio_mem;
@@ -55,6 +56,8 @@ enum Name {
     Memory,
     /// Saving pages to disk and in memory, and loading them
     Store,
+    /// What a VM that refills without end costs another one on the same disk
+    Starve,
     /// Requests of a disk that cannot wait while free memory is taken
     Dma,
     /// A file read again and again by a guest that is short of memory
@@ -112,12 +115,13 @@ enum Name {
 /// A benchmark; `true`: the quick one.
 type Bench = fn(bool) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 30] = [
+const EACH: [(Name, Bench); 31] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
     (Name::Memory, memory::run),
     (Name::Store, store::run),
+    (Name::Starve, starve::run),
     (Name::Dma, dma::run),
     (Name::VswapperFig9, swap::fig9::run),
     (Name::VswapperFig10, swap::fig10::run),

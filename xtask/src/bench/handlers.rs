@@ -153,7 +153,7 @@ impl Handler for Ebb {
 }
 
 /// Where `ebbd` keeps its own ledgers: memory, not a disk.
-fn run_directory() -> anyhow::Result<TempDir> {
+pub(super) fn run_directory() -> anyhow::Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("ebb-bench-");
     match Path::new("/run").is_dir() {

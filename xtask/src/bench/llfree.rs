@@ -265,7 +265,7 @@ impl Samples {
     }
 }
 
-fn shuffle(blocks: &mut [u64], seed: &mut u64) {
+pub(super) fn shuffle(blocks: &mut [u64], seed: &mut u64) {
     for last in (1..blocks.len()).rev() {
         *seed ^= *seed << 13;
         *seed ^= *seed >> 7;
