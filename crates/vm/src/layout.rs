@@ -52,6 +52,9 @@ pub enum LayoutError {
     Answer(String),
 }
 
+/// One question each: a VM has one for each backend, and one more where a hole lies in it.
+const SEGMENTS_MAX: usize = 1024;
+
 /// A guest-physical run of one memory backend.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Segment {
@@ -68,14 +71,18 @@ struct Segment {
 pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     let backends = memory_backends(&qmp.execute("query-memdev", json!({}))?)?;
     let segments = parse_mtree(&qmp.human("info mtree -f")?);
+    if segments.len() > SEGMENTS_MAX {
+        return Err(LayoutError::Answer(format!("{} ranges of memory", segments.len())));
+    }
     let mappings = process.mappings()?;
     let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
     let mut regions = Vec::new();
     for segment in segments.iter().filter(|s| backends.contains(&s.backend)) {
         let hva = parse_hva(&qmp.human(&format!("gpa2hva {:#x}", segment.gpa))?)?;
-        let bytes = segment.last - segment.gpa + 1;
+        let bytes = (segment.last - segment.gpa).saturating_add(1);
         let vma = mappings.iter().find(|v| hva >= v.start && hva.0 - v.start.0 < v.bytes);
-        let vma = vma.filter(|v| is_shared_memfd(v) && hva.0 - v.start.0 + bytes <= v.bytes);
+        let fits = |v: &Vma| bytes <= v.bytes - (hva.0 - v.start.0);
+        let vma = vma.filter(|v| is_shared_memfd(v) && fits(v));
         let vma = vma.ok_or_else(|| LayoutError::NotShared(segment.backend.clone()))?;
         let offset = vma.offset + (hva.0 - vma.start.0);
         let file = files.of(vma.inode)?.ok_or(LayoutError::NotShared(segment.backend.clone()))?;

@@ -8,6 +8,10 @@ use crate::qmp::{Qmp, QmpError};
 
 /// No VM has more: an answer that says so is none.
 const BYTES_MAX: u64 = 1 << 52;
+/// As QEMU has.
+const NODES_MAX: usize = 128;
+/// QEMU has 256 slots for DIMMs, and KVM no more of them.
+const DEVICES_MAX: usize = 512;
 
 /// A virtio-mem device of QEMU's.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,6 +54,9 @@ pub fn look(qmp: &mut Qmp) -> Result<Memory, QmpError> {
     let base = bytes(&summary, "base-memory").ok_or_else(|| unclear("base-memory"))?;
     let list = qmp.execute("query-memory-devices", json!({}))?;
     let (dimms, found) = parse(&list).ok_or_else(|| unclear("query-memory-devices"))?;
+    if dimms.len().max(found.len()) > DEVICES_MAX {
+        return Err(unclear("query-memory-devices"));
+    }
     let mut devices = Vec::new();
     for mut device in found {
         if device.path.is_empty() {
@@ -131,10 +138,10 @@ fn parse_nodes(text: &str, dimms: &[Dimm]) -> Vec<u64> {
         let mib = text.lines().find_map(|line| line.trim().strip_prefix(&key)?.strip_suffix(" MB"));
         mib.and_then(|mib| mib.parse::<u64>().ok()?.checked_mul(1 << 20))
     };
-    (0..)
+    (0..NODES_MAX)
         .map_while(|node| {
             let dimms = dimms.iter().filter(|(on, _)| usize::try_from(*on) == Ok(node));
-            let dimms: u64 = dimms.map(|(_, bytes)| bytes).sum();
+            let dimms = dimms.fold(0, |all: u64, (_, bytes)| all.saturating_add(*bytes));
             let plugged = figure(node, "plugged").unwrap_or(0);
             Some(figure(node, "size")?.saturating_sub(plugged).saturating_add(dimms))
         })

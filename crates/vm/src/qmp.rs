@@ -93,7 +93,8 @@ impl Qmp {
         Ok(qmp)
     }
 
-    fn over(stream: UnixStream) -> Qmp {
+    /// One whose other side has said what it can do, and was told the same.
+    pub fn over(stream: UnixStream) -> Qmp {
         Qmp {
             stream,
             come: Vec::new(),

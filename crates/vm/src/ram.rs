@@ -90,8 +90,10 @@ impl Ram {
             let in_file = region.offset.checked_add(region.bytes).is_some_and(|e| e <= file_bytes);
             let aligned = (region.gpa.0 | region.bytes | region.hva.0 | region.offset)
                 .is_multiple_of(FRAME_BYTES);
+            let in_vmm = region.hva.0.checked_add(region.bytes).is_some();
+            let fits = in_file && in_vmm && aligned;
             match end {
-                Some(end) if region.gpa.0 >= free_from && in_file && aligned => free_from = end,
+                Some(end) if region.gpa.0 >= free_from && fits => free_from = end,
                 _ => return Err(BadLayout(region.gpa)),
             }
         }
