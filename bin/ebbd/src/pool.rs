@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ebb_api::{
     LOWER_PERCENT_DEFAULT, PoolMember, PoolRequest, PoolStatus, ShareRequest,
-    UPPER_PERCENT_DEFAULT, VmName,
+    UPPER_PERCENT_DEFAULT, UPPER_PERCENT_MAX, VmName,
 };
 use ebb_tier::{Limits, Need, Pool};
 use ebb_units::{Bytes, FRAME_BYTES};
@@ -20,7 +20,7 @@ use tokio::sync::oneshot::error::TryRecvError;
 use crate::daemon::Daemon;
 use crate::kept;
 use crate::problem::{Answer, Refused, failed, not_allowed};
-use crate::record::Record;
+use crate::record::{BYTES_MAX, Record};
 use crate::server::ask;
 use crate::worker::Command;
 
@@ -43,6 +43,14 @@ impl Share {
     fn limits(self) -> Limits {
         let Share { bytes, lower_percent, upper_percent } = self;
         Limits { share_frames: bytes / FRAME_BYTES, lower_percent, upper_percent }
+    }
+
+    /// Whether it is one that could be asked for.
+    pub(crate) fn adds_up(self) -> bool {
+        let Share { bytes, lower_percent, upper_percent } = self;
+        bytes <= BYTES_MAX
+            && lower_percent <= 100
+            && (100..=UPPER_PERCENT_MAX).contains(&upper_percent)
     }
 
     /// The least that the VM has.
@@ -73,7 +81,7 @@ impl Member {
     /// Of a VM that is not taken up yet: it has what it was given last.
     pub fn on_record(record: &Record) -> Option<Member> {
         let (share, memory_bytes) = (record.share?, record.memory_bytes());
-        let limit_bytes = record.limit_bytes;
+        let limit_bytes = record.limit_bytes.map(|bytes| bytes.min(memory_bytes));
         let held_bytes = limit_bytes.unwrap_or(memory_bytes);
         Some(Member {
             share,
@@ -323,6 +331,24 @@ impl Drop for Coming {
 /// The shares do not fit together.
 pub fn status(daemon: &Daemon) -> Answer<PoolStatus> {
     status_of(daemon.pool.bytes(), &members(daemon))
+}
+
+/// The pool that a daemon left in `run_dir`, with VMs that nobody has taken up yet, and what each
+/// of them may have.
+///
+/// # Errors
+/// The pool's record cannot be read, or the shares do not fit together; in one line.
+pub fn on_record(
+    run_dir: &Path,
+    records: &[Record],
+) -> Result<(PoolStatus, BTreeMap<VmName, Option<u64>>), String> {
+    let bytes = Shared::open(run_dir).map_err(|error| error.to_string())?.bytes();
+    let member = |record: &Record| Some((record.name.clone(), Member::on_record(record)?));
+    let members: Members = records.iter().filter_map(member).collect();
+    let text = |refused: Refused| refused.to_string();
+    let pool = of(bytes.unwrap_or(u64::MAX), &members).map_err(text)?;
+    let limits = limits(&pool, &members).into_iter().collect();
+    Ok((status_of(bytes, &members).map_err(text)?, limits))
 }
 
 fn status_of(bytes: Option<u64>, members: &Members) -> Answer<PoolStatus> {

@@ -21,6 +21,8 @@ use crate::swap_room::WhenFull;
 use crate::tiers::Tiers;
 
 const FILE: &str = "vm.json";
+/// No memory is larger.
+pub(crate) const BYTES_MAX: u64 = 1 << 52;
 
 /// One VM on record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -254,9 +256,26 @@ impl Record {
     /// Reads it; none: the VM was never held, or was let go.
     ///
     /// # Errors
-    /// As read(2); `InvalidData`: not a record.
+    /// As read(2); `InvalidData`: not a record, or one of no VM that can be.
     pub fn load(directory: &Path) -> io::Result<Option<Record>> {
-        kept::load(&directory.join(FILE))
+        let found = kept::load::<Record>(&directory.join(FILE))?;
+        match found.as_ref().is_none_or(Record::adds_up) {
+            true => Ok(found),
+            false => Err(io::Error::new(io::ErrorKind::InvalidData, "its sizes make no sense")),
+        }
+    }
+
+    /// Whether what is computed from it is never more than a number holds.
+    fn adds_up(&self) -> bool {
+        let ends = |region: &RegionRecord| {
+            let starts = [region.gpa, region.hva, region.offset];
+            starts.iter().all(|start| start.checked_add(region.bytes).is_some())
+        };
+        let total =
+            { self.regions.iter() }.try_fold(0u64, |total, region| total.checked_add(region.bytes));
+        total.is_some_and(|bytes| bytes <= BYTES_MAX)
+            && self.regions.iter().all(ends)
+            && self.share.is_none_or(Share::adds_up)
     }
 
     /// Removes it from the VM's directory, where there is one.

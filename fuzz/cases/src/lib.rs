@@ -18,6 +18,8 @@ pub mod llfree_host;
 pub mod maps;
 mod overwritten;
 pub mod page_walk;
+pub mod pool_json;
+pub mod qmp;
 pub mod queue;
 pub mod relay;
 pub mod swap_seals;
@@ -26,6 +28,7 @@ pub mod virtio_mem_front_end;
 pub mod virtio_mem_queue;
 pub mod virtio_mem_request;
 pub mod virtio_mem_saved;
+pub mod vm_json;
 pub mod vmcoreinfo;
 pub mod write_intent;
 
@@ -33,7 +36,7 @@ pub mod write_intent;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target: its name is that of its program and of the directory of its inputs.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 22] = [
     ("blk_front_end", blk_front_end::run),
     ("classify", classify::run),
     ("compressed", compressed::run),
@@ -44,6 +47,8 @@ pub const TARGETS: [Target; 19] = [
     ("llfree_host", llfree_host::run),
     ("maps", maps::run),
     ("page_walk", page_walk::run),
+    ("pool_json", pool_json::run),
+    ("qmp", qmp::run),
     ("queue", queue::run),
     ("relay", relay::run),
     ("swap_seals", swap_seals::run),
@@ -51,6 +56,7 @@ pub const TARGETS: [Target; 19] = [
     ("virtio_mem_queue", virtio_mem_queue::run),
     ("virtio_mem_request", virtio_mem_request::run),
     ("virtio_mem_saved", virtio_mem_saved::run),
+    ("vm_json", vm_json::run),
     ("vmcoreinfo", vmcoreinfo::run),
     ("write_intent", write_intent::run),
 ];

@@ -1,4 +1,5 @@
-//! `ebbd`: holds the VMs of a host and gives their unused memory back.
+//! `ebbd`: holds the VMs of a host and gives their unused memory back. Its program is
+//! `src/bin/ebbd.rs`; beside [`main`] only what fuzz targets need can be called from outside.
 #![forbid(unsafe_code)]
 
 mod bounded_log;
@@ -55,6 +56,9 @@ mod trust;
 mod unplugged;
 mod way;
 mod worker;
+
+pub use pool::on_record as pool_on_record;
+pub use record::Record;
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -116,7 +120,8 @@ struct Arguments {
     background: bool,
 }
 
-fn main() {
+/// The program.
+pub fn main() {
     let result = match std::env::args().nth(1).as_deref() {
         Some(injector::COMMAND) => {
             injector::main(&std::env::args().skip(2).collect::<Vec<String>>())
