@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ebb_api::{Backing, Mode};
 use ebb_ledger::{Content, Ledger, LedgerError, Tables};
-use ebb_pager::{Grain, Pager, Parts, Restored};
+use ebb_pager::{Digests, Grain, Pager, Parts, Restored};
 use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
@@ -136,10 +136,11 @@ fn leave(process: &Process, record: &Record) {
 fn forget(directory: &Path) -> io::Result<()> {
     Record::remove(directory)?;
     ebb_store::remove(directory)?;
-    match fs::remove_file(ledger_path(directory)) {
+    let paths = [ledger_path(directory), digests_path(directory)];
+    paths.iter().try_for_each(|path| match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
-    }
+    })
 }
 
 /// All memory is there before a device that cannot wait may use it, as for one that
@@ -214,7 +215,10 @@ fn pager(
     let slots = ram.first_bytes() / FRAME_BYTES;
     let ram = Arc::new(ram);
     let devices = failpoint::devices(shared.devices(&ram), &record.name);
-    Pager::new(Parts {
+    let digests = (!record.disks.is_empty())
+        .then(|| Digests::open(&digests_path(directory), ram.end()))
+        .transpose()?;
+    let (pager, restored) = Pager::new(Parts {
         ram,
         ledger,
         uffd,
@@ -222,7 +226,9 @@ fn pager(
         devices,
         store: store(slots, record, directory)?,
         disk: Box::new(Source(Arc::clone(shared))),
-    })
+    })?;
+    digests.into_iter().for_each(|digests| pager.compare_with(digests));
+    Ok((pager, restored))
 }
 
 /// The swap file, and compressed memory in front of it: also where none is wanted any
@@ -269,6 +275,10 @@ fn new_ledger(ram: &Ram, record: &Record, directory: &Path) -> Result<Ledger, Le
 
 fn ledger_path(directory: &Path) -> PathBuf {
     directory.join("ledger")
+}
+
+fn digests_path(directory: &Path) -> PathBuf {
+    directory.join("digests")
 }
 
 /// Removes all that a VM left which has ended.

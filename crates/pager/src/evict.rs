@@ -355,6 +355,10 @@ impl Pager {
             return Some(Content::Empty { fill: 0, hard: false });
         }
         let block = self.resting.rest(gfn, || self.disk.find(page))?;
+        if !self.note_rest(gfn, block, page) {
+            self.resting.leave(gfn, block);
+            return None;
+        }
         Some(Content::OnDisk { block })
     }
 

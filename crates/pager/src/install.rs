@@ -211,7 +211,10 @@ impl Pager {
         let mut page: Page = [0; FRAME_BYTES as usize];
         match content {
             Content::Saved { slot } => self.store.load(slot, &mut page)?,
-            Content::OnDisk { block } => self.disk.read(block, std::slice::from_mut(&mut page))?,
+            Content::OnDisk { block } => {
+                self.disk.read(block, std::slice::from_mut(&mut page))?;
+                self.check_rest(gfn, block, &page)?;
+            }
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         }
         self.copy_page(gfn, &page)?;

@@ -14,6 +14,7 @@ use ebb_vm::{Ram, Region};
 
 use crate::counters::{Counters, add};
 use crate::dead::Dead;
+use crate::digests::Digests;
 use crate::disk::{Disk, Resting};
 use crate::failure::Failure;
 use crate::folios::Folios;
@@ -76,6 +77,8 @@ pub struct Pager {
     pub(crate) store: Box<dyn Store>,
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) resting: Resting,
+    /// What rests there, by digest.
+    pub(crate) digests: OnceLock<Digests>,
     pub(crate) owners: Owners,
     pub(crate) pins: Pins,
     pub(crate) folios: Folios,
@@ -142,6 +145,7 @@ impl Pager {
             store,
             disk,
             resting,
+            digests: OnceLock::new(),
             owners,
             pins,
             folios,

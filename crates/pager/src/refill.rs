@@ -196,15 +196,15 @@ impl Pager {
     ) -> io::Result<()> {
         let slot = match behind(base, first as i64) {
             Content::OnDisk { block } => {
-                let read = self.disk.read(block, pages);
-                return match (read, pages) {
+                match (self.disk.read(block, pages), &mut *pages) {
                     // The one asked for does not go without for one behind it.
                     (Err(_), [page, _, ..]) if first == asked => {
                         self.stay_away(part.split_off(1), None);
-                        self.disk.read(block, std::slice::from_mut(page))
+                        self.disk.read(block, std::slice::from_mut(page))?;
                     }
-                    (read, _) => read,
-                };
+                    (read, _) => read?,
+                }
+                return self.leave_changed((block, first, asked), pages, part);
             }
             Content::Saved { slot } => slot,
             _ => return Err(io::ErrorKind::InvalidInput.into()),
@@ -220,6 +220,27 @@ impl Pager {
             part.drain(..).partition(|back| back.page == asked || loaded.has(back.page - first));
         *part = kept;
         self.stay_away(lost, None);
+        Ok(())
+    }
+
+    /// Of pages read from `block` on, of which that is the `first`: frames whose page is not what
+    /// they held stay where they are.
+    fn leave_changed<'l>(
+        &'l self,
+        (block, first, asked): (u64, usize, usize),
+        pages: &[Page],
+        part: &mut Vec<Back<'l>>,
+    ) -> io::Result<()> {
+        let check = |back: &Back<'_>| {
+            let at = back.page - first;
+            self.check_rest(back.gfn, block + at as u64, &pages[at])
+        };
+        if let Some(wanted) = part.iter().find(|back| back.page == asked) {
+            check(wanted)?;
+        }
+        let (kept, changed) = part.drain(..).partition(|back| check(back).is_ok());
+        *part = kept;
+        self.stay_away(changed, None);
         Ok(())
     }
 

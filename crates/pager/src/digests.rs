@@ -1,0 +1,162 @@
+//! What frames held that rest on a disk: whoever else changes the disk is noticed, and nobody gets
+//! what was written there. A mapped file that outlives the daemon: `docs/run-directory.md`.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use ebb_store::Page;
+use ebb_sys::mapping::Mapping;
+use ebb_units::Gfn;
+use rustix::rand::{GetRandomFlags, getrandom};
+use twox_hash::XxHash3_128;
+
+use crate::pager::Pager;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"EBBREST1");
+const HEADER_BYTES: u64 = 4096;
+/// Magic and count of frames; then the key.
+const KEY_AT: u64 = 64;
+const KEY_WORDS: usize = 24;
+/// A block's number and one, and the digest. 0: nothing is known.
+const ROW_WORDS: usize = 2;
+const ROW_BYTES: u64 = ROW_WORDS as u64 * 8;
+/// A page of rows gets its memory as a whole.
+const ROWS: u64 = 4096 / ROW_BYTES;
+
+/// A block and the keyed digest of its content for each frame that rests on one.
+pub struct Digests {
+    mapping: Mapping,
+    frames: u64,
+    key: [u8; KEY_WORDS * 8],
+    /// Pages of rows that have memory, as far as this process knows.
+    prepared: Vec<AtomicBool>,
+}
+
+impl Digests {
+    /// The file of a VM whose memory ends there, as a daemon before this one left it, or made
+    /// anew. Of frames that rested before it was made nothing is known.
+    ///
+    /// # Errors
+    /// As open(2), mmap(2) and getrandom(2); `StorageFull`: there is no room for its header.
+    pub fn open(path: &Path, end: Gfn) -> io::Result<Digests> {
+        let bytes = HEADER_BYTES + end.0.next_multiple_of(ROWS) * ROW_BYTES;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path)?;
+        if file.metadata()?.len() != bytes {
+            file.set_len(0)?;
+            file.set_len(bytes)?;
+        }
+        let mapping = Mapping::new(&file, 0, bytes)?;
+        mapping.reserve(0, HEADER_BYTES)?;
+        let prepared = (0..end.0.div_ceil(ROWS)).map(|_| AtomicBool::new(false)).collect();
+        let mut digests = Digests { mapping, frames: end.0, key: [0; _], prepared };
+        match digests.is_made() {
+            true => digests.read_key(),
+            false => digests.make(&file, bytes)?,
+        }
+        Ok(digests)
+    }
+
+    fn is_made(&self) -> bool {
+        let header = self.mapping.words(0, 2).unwrap_or_default();
+        header.iter().map(|word| word.load(Acquire)).eq([MAGIC, self.frames])
+    }
+
+    fn make(&mut self, file: &File, bytes: u64) -> io::Result<()> {
+        // What another format left is nobody's.
+        file.set_len(0)?;
+        file.set_len(bytes)?;
+        self.mapping.reserve(0, HEADER_BYTES)?;
+        if getrandom(&mut self.key, GetRandomFlags::empty())? != self.key.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let words = self.mapping.words(KEY_AT, KEY_WORDS).unwrap_or_default();
+        for (word, bytes) in words.iter().zip(self.key.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+        // The magic last: a file without it was never finished.
+        for (word, value) in
+            self.mapping.words(0, 2).unwrap_or_default().iter().zip([MAGIC, self.frames]).rev()
+        {
+            word.store(value, Release);
+        }
+        Ok(())
+    }
+
+    fn read_key(&mut self) {
+        let words = self.mapping.words(KEY_AT, KEY_WORDS).unwrap_or_default();
+        for (bytes, word) in self.key.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = word.load(Relaxed).to_ne_bytes();
+        }
+    }
+
+    /// Notes what the frame holds that is to rest on the block, as the holder of its word.
+    fn note(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<()> {
+        self.prepare(gfn)?;
+        let [known, digest] = self.row(gfn).ok_or(io::ErrorKind::InvalidInput)?;
+        known.store(0, Release);
+        digest.store(self.digest(page), Release);
+        known.store(block + 1, Release);
+        Ok(())
+    }
+
+    /// Whether the page is not what the frame held. Of a daemon without digests nothing is known.
+    fn is_changed(&self, gfn: Gfn, block: u64, page: &Page) -> bool {
+        // A row without memory reads as zeros where there is room, and is given it here.
+        let Ok(Some([known, digest])) = self.prepare(gfn).map(|()| self.row(gfn)) else {
+            return false;
+        };
+        known.load(Acquire) == block + 1 && digest.load(Acquire) != self.digest(page)
+    }
+
+    fn digest(&self, page: &Page) -> u64 {
+        // A secret of this length is never refused.
+        XxHash3_128::oneshot_with_secret(&self.key, page).map_or(0, |hash| hash as u64)
+    }
+
+    fn prepare(&self, gfn: Gfn) -> io::Result<()> {
+        let page = gfn.0 / ROWS;
+        let prepared = self.prepared.get(page as usize).ok_or(io::ErrorKind::InvalidInput)?;
+        if !prepared.load(Acquire) {
+            self.mapping.reserve(HEADER_BYTES + page * ROWS * ROW_BYTES, ROWS * ROW_BYTES)?;
+            prepared.store(true, Release);
+        }
+        Ok(())
+    }
+
+    fn row(&self, gfn: Gfn) -> Option<&[std::sync::atomic::AtomicU64; ROW_WORDS]> {
+        let inside = (gfn.0 < self.frames).then_some(HEADER_BYTES + gfn.0 * ROW_BYTES)?;
+        self.mapping.words(inside, ROW_WORDS)?.first_chunk()
+    }
+}
+
+impl Pager {
+    /// From now on what comes back from a disk is compared with what went. Before anything is
+    /// served.
+    pub fn compare_with(&self, digests: Digests) {
+        // A second one would be of the same file.
+        let _ = self.digests.set(digests);
+    }
+
+    /// Notes what is to rest on a block; `false`: there is no room for that, so it may not.
+    pub(crate) fn note_rest(&self, gfn: Gfn, block: u64, page: &Page) -> bool {
+        self.digests.get().is_none_or(|digests| digests.note(gfn, block, page).is_ok())
+    }
+
+    /// Refuses a block's content that the frame never held.
+    pub(crate) fn check_rest(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<()> {
+        match self.digests.get().is_some_and(|digests| digests.is_changed(gfn, block, page)) {
+            true => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "an image of its disks was changed by somebody else while memory rests on it: put \
+                 back what it held; the guest waits for that",
+            )),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A disk image that somebody else changes while memory rests on it. The guest is this very
+//! process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use ebb_ledger::{Content, Ledger, Tables};
+use ebb_pager::{
+    Digests, Disk, FaultThread, Grain, NoDevices, NothingKnown, Pager, Parts, RefillThreads,
+};
+use ebb_store::{Page, Protection, SwapFile};
+use ebb_sys::process::Process;
+use ebb_units::{FrameRange, Gfn};
+use vmtest::{require, until};
+
+use machine::{Machine, new_uffd, page_of};
+
+const FRAMES: u64 = 8;
+
+fn available() -> Result<(), String> {
+    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
+}
+
+/// An image that the daemon serves, and others can write.
+#[derive(Clone)]
+struct Image(Arc<Mutex<Vec<Page>>>);
+
+impl Image {
+    fn put(&self, block: u64, page: Page) {
+        self.0.lock().unwrap()[block as usize] = page;
+    }
+}
+
+impl Disk for Image {
+    fn find(&self, page: &Page) -> Option<u64> {
+        self.0.lock().unwrap().iter().position(|block| block == page).map(|at| at as u64)
+    }
+
+    fn read(&self, block: u64, pages: &mut [Page]) -> io::Result<()> {
+        let blocks = self.0.lock().unwrap();
+        pages.iter_mut().zip(&blocks[block as usize..]).for_each(|(to, from)| *to = *from);
+        Ok(())
+    }
+}
+
+struct Daemon {
+    pager: Arc<Pager>,
+    _threads: (FaultThread, RefillThreads),
+}
+
+impl Daemon {
+    fn over(machine: &Machine, ledger: Ledger, image: &Image) -> Daemon {
+        let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
+        let parts = Parts {
+            ram: Arc::clone(&machine.ram),
+            ledger,
+            uffd: machine.uffd(),
+            grain: Grain::Frame,
+            devices: Box::new(NoDevices),
+            store: Box::new(store.unwrap()),
+            disk: Box::new(image.clone()),
+        };
+        let pager = Arc::new(Pager::new(parts).unwrap().0);
+        let digests = machine.run().join("digests");
+        pager.compare_with(Digests::open(&digests, machine.ram.end()).unwrap());
+        pager.watch_all().unwrap();
+        let this = Process::open(std::process::id() as i32).unwrap();
+        let vmm = this.as_fd().try_clone_to_owned().unwrap();
+        let refills = RefillThreads::start(&pager, 2).unwrap();
+        let ended = |why| panic!("the fault thread ended: {why:?}");
+        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
+        Daemon { pager, _threads: (faults, refills) }
+    }
+}
+
+fn ledger(machine: &Machine) -> PathBuf {
+    machine.run().join("ledger")
+}
+
+/// All of its frames rest on the image.
+fn evicted(machine: &Machine, image: &Image) -> Daemon {
+    let new = Ledger::create(&ledger(machine), machine.ram.end(), Tables::WhenSplit).unwrap();
+    let daemon = Daemon::over(machine, new, image);
+    let (guest, frames) = (machine.guest(), (0..FRAMES).map(Gfn));
+    frames.clone().for_each(|gfn| guest.write(gfn, &page_of(gfn.0 + 20)));
+    let evicted = daemon.pager.evict(&frames.collect::<Vec<Gfn>>(), &NothingKnown).unwrap();
+    assert_eq!(evicted.on_disk, FRAMES);
+    daemon
+}
+
+fn image() -> Image {
+    Image(Arc::new(Mutex::new((0..FRAMES).map(|block| page_of(block + 20)).collect())))
+}
+
+/// Frame 3 waits until its block is what it was; those around it come.
+fn check(machine: &Machine, daemon: &Daemon, image: &Image) {
+    let (guest, asking) = (machine.guest(), machine.guest());
+    let foreign = page_of(99);
+    image.put(3, foreign);
+    let waiting = thread::spawn(move || asking.read(Gfn(3)));
+    let why = until("the change to be told", || daemon.pager.failure());
+    assert!(why.to_string().contains("was changed by somebody else"), "{why}");
+    (0..FRAMES)
+        .filter(|n| *n != 3)
+        .for_each(|n| assert!(guest.read(Gfn(n)) == page_of(n + 20), "frame {n}"));
+    assert!(!waiting.is_finished(), "it got what somebody else wrote");
+    assert_eq!(daemon.pager.ledger().content(Gfn(3)), Content::OnDisk { block: 3 });
+    assert!(daemon.pager.vacate(3..4).is_err(), "its block may not be written");
+    assert!(daemon.pager.ram().is_hole(FrameRange::new(Gfn(3), 1)).unwrap());
+    image.put(3, page_of(23));
+    assert!(waiting.join().unwrap() == page_of(23));
+}
+
+#[test]
+fn a_frame_waits_while_its_block_is_not_what_it_was() {
+    require!(available());
+    let (machine, image) = (Machine::new(), image());
+    let daemon = evicted(&machine, &image);
+    check(&machine, &daemon, &image);
+}
+
+#[test]
+fn so_it_does_after_a_daemons_death() {
+    require!(available());
+    let (machine, image) = (Machine::new(), image());
+    drop(evicted(&machine, &image));
+    let old = Ledger::open(&ledger(&machine), machine.ram.end()).unwrap();
+    let daemon = Daemon::over(&machine, old, &image);
+    check(&machine, &daemon, &image);
+}
+
+#[test]
+fn what_rested_before_there_were_digests_comes_as_it_is() {
+    require!(available());
+    let (machine, image) = (Machine::new(), image());
+    drop(evicted(&machine, &image));
+    std::fs::remove_file(machine.run().join("digests")).unwrap();
+    let old = Ledger::open(&ledger(&machine), machine.ram.end()).unwrap();
+    let _daemon = Daemon::over(&machine, old, &image);
+    let guest = machine.guest();
+    (0..FRAMES).for_each(|n| assert!(guest.read(Gfn(n)) == page_of(n + 20), "frame {n}"));
+}
