@@ -1,10 +1,9 @@
 //! Where a QEMU keeps its guest's RAM: asked of QEMU, checked against the kernel.
 //!
-//! `info mtree -f` gives the guest-physical ranges, `gpa2hva` their address in
+//! `info mtree` gives the guest-physical ranges, `gpa2hva` their address in
 //! QEMU, `/proc/PID/maps` the file behind that address. Nothing is assumed of
 //! the machine type.
 
-use std::collections::BTreeMap;
 use std::io;
 
 use ebb_sys::mapping::Mapping;
@@ -13,6 +12,7 @@ use ebb_sys::ram_file::RamFile;
 use ebb_units::{Gpa, Hva};
 use serde_json::{Value, json};
 
+use crate::memory_tree;
 use crate::qmp::{Qmp, QmpError};
 use crate::ram::{Backing, BadLayout, Ram, Region};
 use crate::unplugged;
@@ -55,29 +55,20 @@ pub enum LayoutError {
 /// One question each: a VM has one for each backend, and one more where a hole lies in it.
 const SEGMENTS_MAX: usize = 1024;
 
-/// A guest-physical run of one memory backend.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Segment {
-    backend: String,
-    gpa: u64,
-    /// Last address, inclusive.
-    last: u64,
-}
-
 /// Finds all RAM of the VM and maps it here.
 ///
 /// # Errors
 /// [`LayoutError`].
 pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     let backends = memory_backends(&qmp.execute("query-memdev", json!({}))?)?;
-    let segments = parse_mtree(&qmp.human("info mtree -f")?);
+    let segments = memory_tree::segments(&qmp.human("info mtree")?, &backends);
     if segments.len() > SEGMENTS_MAX {
         return Err(LayoutError::Answer(format!("{} ranges of memory", segments.len())));
     }
     let mappings = process.mappings()?;
     let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
     let mut regions = Vec::new();
-    for segment in segments.iter().filter(|s| backends.contains(&s.backend)) {
+    for segment in &segments {
         let hva = parse_hva(&qmp.human(&format!("gpa2hva {:#x}", segment.gpa))?)?;
         let bytes = (segment.last - segment.gpa).saturating_add(1);
         let vma = mappings.iter().find(|v| hva >= v.start && hva.0 - v.start.0 < v.bytes);
@@ -199,33 +190,6 @@ fn memory_backends(answer: &Value) -> Result<Vec<String>, LayoutError> {
             }
         })
         .collect()
-}
-
-/// The RAM ranges of the view that the processors have. Ranges of one backend
-/// at one distance are joined: the holes between them are the legacy ROM
-/// windows below 1 MiB, which the firmware turns into RAM as it boots.
-fn parse_mtree(text: &str) -> Vec<Segment> {
-    let view = text.split("FlatView #").find(|view| view.contains("AS \"memory\""));
-    let mut joined: BTreeMap<(String, u64), (u64, u64)> = BTreeMap::new();
-    for (backend, gpa, last, offset) in view.unwrap_or("").lines().filter_map(parse_ram_line) {
-        let distance = gpa.wrapping_sub(offset);
-        let run = joined.entry((backend, distance)).or_insert((gpa, last));
-        *run = (run.0.min(gpa), run.1.max(last));
-    }
-    joined.into_iter().map(|((backend, _), (gpa, last))| Segment { backend, gpa, last }).collect()
-}
-
-/// `0000000000100000-000000007fffffff (prio 0, ram): r0 @0000000000100000 KVM`
-fn parse_ram_line(line: &str) -> Option<(String, u64, u64, u64)> {
-    let (range, rest) = line.trim().split_once(" (prio ")?;
-    let (_, name) = rest.split_once(", ram): ")?;
-    let (gpa, last) = range.split_once('-')?;
-    let (gpa, last) = (u64::from_str_radix(gpa, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
-    let mut words = name.split_ascii_whitespace();
-    let backend = words.next()?.to_owned();
-    let offset = words.next().and_then(|word| word.strip_prefix('@'));
-    let offset = offset.map_or(Some(0), |hex| u64::from_str_radix(hex, 16).ok())?;
-    (last >= gpa).then_some((backend, gpa, last, offset))
 }
 
 /// `Host virtual address for 0x100000 (ram) is 0x7f11200ff000`
@@ -381,39 +345,8 @@ mod tests {
         assert!(ram.populate(ebb_units::FrameRange::new(ebb_units::Gfn(0), 256)).is_ok());
     }
 
-    const MTREE: &str = r#"FlatView #0
- AS "mch", root: bus master container
- Root memory region: (none)
-  No rendered FlatView
-
-FlatView #1
- AS "memory", root: system
- AS "cpu-memory-0", root: system
- Root memory region: system
-  0000000000000000-00000000000bffff (prio 0, ram): r0
-  00000000000c0000-00000000000dffff (prio 1, rom): pc.rom
-  0000000000100000-000000007fffffff (prio 0, ram): r0 @0000000000100000 KVM
-  00000000fec00000-00000000fec00fff (prio 0, i/o): ioapic
-  0000000100000000-000000013fffffff (prio 0, ram): r0 @0000000080000000
-  0000000140000000-00000001bfffffff (prio 0, ram): r1
-"#;
-
-    #[test]
-    fn reads_the_processors_view_and_joins_around_rom() {
-        let segment = |backend: &str, gpa, last| Segment { backend: backend.into(), gpa, last };
-        assert_eq!(
-            parse_mtree(MTREE),
-            [
-                segment("r0", 0, 0x7fff_ffff),
-                segment("r0", 0x1_0000_0000, 0x1_3fff_ffff),
-                segment("r1", 0x1_4000_0000, 0x1_bfff_ffff),
-            ]
-        );
-    }
-
     #[test]
     fn nonsense_gives_nothing() {
-        assert_eq!(parse_mtree("FlatView #0\n AS \"memory\", root\n zz-yy (prio 0, ram): r"), []);
         assert!(parse_hva("No memory is mapped at address 0x0").is_err());
         assert_eq!(parse_hva("... (ram) is 0x7f11200ff000\r\n").unwrap(), Hva(0x7f11_200f_f000));
     }

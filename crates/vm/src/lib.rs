@@ -12,6 +12,7 @@ pub mod driver;
 pub mod launch;
 pub mod layout;
 pub mod memory_device;
+mod memory_tree;
 pub mod pinning;
 pub mod qmp;
 pub mod ram;

@@ -1,0 +1,225 @@
+//! Where a guest's RAM lies, from the memory tree that QEMU prints by `info mtree`.
+//!
+//! The flat view of `info mtree -f` would be easier to read. But QEMU (7.2, and the source of those after
+//! it) takes a reference to a view for each address space that shows it, and gives one back: the view
+//! stays for ever, and with it all RAM in it. A memory device whose back end is deleted afterwards
+//! would keep its memory as long as QEMU lives.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Aliases lead to aliases, on real boards twice.
+const DEPTH_MAX: usize = 8;
+/// Lines looked at in all: a board has some hundred.
+const LOOKS_MAX: usize = 1 << 20;
+
+/// A guest-physical run of one memory backend.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Segment {
+    pub(crate) backend: String,
+    pub(crate) gpa: u64,
+    /// Last address, inclusive.
+    pub(crate) last: u64,
+}
+
+/// A region in the tree; its addresses are those of the section that it stands in.
+struct Line<'t> {
+    start: u64,
+    last: u64,
+    /// Its own name, or of an alias the name of what it shows.
+    name: &'t str,
+    /// Of an alias: from where on.
+    shows: Option<u64>,
+}
+
+type Sections<'t> = HashMap<&'t str, Vec<Line<'t>>>;
+
+/// The ranges of these backends that the processors see. Ranges of one backend at one distance
+/// are joined: the holes between them are the legacy ROM windows below 1 MiB, which the firmware
+/// turns into RAM as it boots.
+pub(crate) fn segments(text: &str, backends: &[String]) -> Vec<Segment> {
+    let (memory, regions) = sections(text);
+    let mut walk = Walk { regions, backends, joined: BTreeMap::new(), looks: LOOKS_MAX };
+    walk.visit(&memory, (0, u64::MAX), 0, 0);
+    let each = walk.joined.into_iter();
+    each.map(|((backend, _), (gpa, last))| Segment { backend, gpa, last }).collect()
+}
+
+/// The address space of the processors, and the regions that aliases show, by name.
+fn sections(text: &str) -> (Vec<Line<'_>>, Sections<'_>) {
+    let (mut memory, mut regions) = (Vec::new(), HashMap::new());
+    // Address spaces that are alike stand one below the other, before what is in them.
+    let (mut is_memory, mut region) = (false, None);
+    let mut begun = false;
+    for line in text.lines() {
+        if !line.starts_with(' ') {
+            if begun {
+                (is_memory, region, begun) = (false, None, false);
+            }
+            is_memory |= line.trim_end() == "address-space: memory";
+            region = line.strip_prefix("memory-region: ").map(str::trim_end).or(region);
+            continue;
+        }
+        begun = true;
+        let Some(line) = parse(line) else { continue };
+        match region {
+            _ if is_memory => memory.push(line),
+            Some(name) => regions.entry(name).or_insert_with(Vec::new).push(line),
+            None => {}
+        }
+    }
+    (memory, regions)
+}
+
+/// `0000000100000000-000000013fffffff (prio 0, ram): alias above-4g @r0 0000000080000000-00000000bfffffff`
+fn parse(line: &str) -> Option<Line<'_>> {
+    let (range, rest) = line.trim().split_once(" (prio ")?;
+    let (_, what) = rest.split_once("): ")?;
+    let (start, last) = parse_range(range)?;
+    if what.ends_with("[disabled]") {
+        return None;
+    }
+    match what.strip_prefix("alias ") {
+        Some(alias) => {
+            let (_, shown) = alias.rsplit_once(" @")?;
+            let (name, range) = shown.rsplit_once(' ')?;
+            Some(Line { start, last, name, shows: Some(parse_range(range)?.0) })
+        }
+        None => Some(Line { start, last, name: what, shows: None }),
+    }
+}
+
+fn parse_range(text: &str) -> Option<(u64, u64)> {
+    let (start, last) = text.split_once('-')?;
+    let (start, last) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
+    (last >= start).then_some((start, last))
+}
+
+struct Walk<'t> {
+    regions: Sections<'t>,
+    backends: &'t [String],
+    /// By backend and distance from its beginning.
+    joined: BTreeMap<(String, u64), (u64, u64)>,
+    looks: usize,
+}
+
+impl Walk<'_> {
+    /// What of these lines lies in a window, which begins at guest-physical address `gpa`.
+    fn visit(&mut self, lines: &[Line<'_>], (from, to): (u64, u64), gpa: u64, depth: usize) {
+        for line in lines {
+            let Some(left) = self.looks.checked_sub(1) else { return };
+            self.looks = left;
+            let (start, last) = (line.start.max(from), line.last.min(to));
+            if start > last {
+                continue;
+            }
+            let into = line.shows.unwrap_or(0).checked_add(start - line.start);
+            let at = gpa.checked_add(start - from);
+            let (Some(into), Some(at)) = (into, at) else { continue };
+            let (Some(end), Some(shown)) =
+                (at.checked_add(last - start), into.checked_add(last - start))
+            else {
+                continue;
+            };
+            if self.backends.iter().any(|backend| backend == line.name) {
+                let key = (line.name.to_owned(), at.wrapping_sub(into));
+                let run = self.joined.entry(key).or_insert((at, end));
+                *run = (run.0.min(at), run.1.max(end));
+            } else if line.shows.is_some()
+                && depth < DEPTH_MAX
+                && let Some((name, lines)) = self.regions.remove_entry(line.name)
+            {
+                // A region that shows itself is not found again.
+                self.visit(&lines, (into, shown), at, depth + 1);
+                self.regions.insert(name, lines);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As QEMU 7.2 prints it, shortened.
+    const PLAIN: &str = "address-space: mch
+  0000000000000000-ffffffffffffffff (prio 0, i/o): bus master container
+
+address-space: cpu-memory-0
+address-space: memory
+  0000000000000000-ffffffffffffffff (prio 0, i/o): system
+    0000000000000000-000000007fffffff (prio 0, ram): alias ram-below-4g @r0 0000000000000000-000000007fffffff
+    0000000000000000-ffffffffffffffff (prio -1, i/o): pci
+      00000000000c0000-00000000000dffff (prio 1, rom): pc.rom
+      00000000000e0000-00000000000fffff (prio 1, rom): alias isa-bios @pc.bios 0000000000020000-000000000003ffff
+    00000000000a0000-00000000000bffff (prio 1, i/o): alias smram-region @pci 00000000000a0000-00000000000bffff
+    00000000000c0000-00000000000c3fff (prio 1, ram): alias pam-ram @r0 00000000000c0000-00000000000c3fff
+    00000000000f0000-00000000000fffff (prio 1, ram): alias pam-rom @r0 00000000000f0000-00000000000fffff [disabled]
+    0000000100000000-000000013fffffff (prio 0, ram): alias ram-above-4g @r0 0000000080000000-00000000bfffffff
+    0000000140000000-00000009ffffffff (prio 0, i/o): device-memory
+      0000000140000000-00000001bfffffff (prio 0, ram): r1
+
+address-space: I/O
+  0000000000000000-000000000000ffff (prio 0, i/o): io
+
+memory-region: pci
+  0000000000000000-ffffffffffffffff (prio -1, i/o): pci
+
+memory-region: r0
+  0000000000000000-00000000bfffffff (prio 0, ram): r0
+";
+
+    /// Two nodes, each with a backend: the board's RAM is a container of them.
+    const NODES: &str = "address-space: memory
+  0000000000000000-ffffffffffffffff (prio 0, container): system
+    0000000000000000-000000007fffffff (prio 0, ram): alias ram-below-4g @pc.ram 0000000000000000-000000007fffffff
+    0000000100000000-000000017fffffff (prio 0, ram): alias ram-above-4g @pc.ram 0000000080000000-00000000ffffffff
+
+memory-region: pc.ram
+  0000000000000000-00000000ffffffff (prio 0, container): pc.ram
+    0000000000000000-000000005fffffff (prio 0, ram): r0
+    0000000060000000-00000000ffffffff (prio 0, ram): r1
+";
+
+    fn found(text: &str) -> Vec<Segment> {
+        segments(text, &["r0".into(), "r1".into()])
+    }
+
+    fn segment(backend: &str, gpa: u64, last: u64) -> Segment {
+        Segment { backend: backend.into(), gpa, last }
+    }
+
+    #[test]
+    fn reads_the_processors_view_and_joins_around_rom() {
+        let expected = [
+            segment("r0", 0, 0x7fff_ffff),
+            segment("r0", 0x1_0000_0000, 0x1_3fff_ffff),
+            segment("r1", 0x1_4000_0000, 0x1_bfff_ffff),
+        ];
+        assert_eq!(found(PLAIN), expected);
+        assert_eq!(segments(PLAIN, &["r1".into()]), expected[2..]);
+    }
+
+    #[test]
+    fn aliases_are_followed_into_containers() {
+        let expected = [
+            segment("r0", 0, 0x5fff_ffff),
+            segment("r1", 0x6000_0000, 0x7fff_ffff),
+            segment("r1", 0x1_0000_0000, 0x1_7fff_ffff),
+        ];
+        assert_eq!(found(NODES), expected);
+    }
+
+    #[test]
+    fn nonsense_gives_nothing_and_ends() {
+        assert_eq!(found(""), []);
+        assert_eq!(found("address-space: memory\n  zz-yy (prio 0, ram): r0"), []);
+        assert_eq!(found("memory-region: r0\n  00-ff (prio 0, ram): r0"), []);
+        let turns = "address-space: memory\n  00-ff (prio 0, ram): alias a @b 00-ff\n\
+                     memory-region: b\n  00-ff (prio 0, ram): alias b @b 00-ff\n  \
+                     00-0f (prio 0, ram): r0\n";
+        assert_eq!(found(turns), [segment("r0", 0, 15)]);
+        let far = "address-space: memory\n  ff-ffffffffffffffff (prio 0, ram): \
+                   alias a @r0 ffffffffffffff00-ffffffffffffffff\n";
+        assert_eq!(found(far), []);
+    }
+}
