@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -85,6 +87,34 @@ pub fn qemu11() -> Result<PathBuf, String> {
     recorded.unwrap_or_else(|error| {
         Err(format!("{}: {error}: run `cargo xtask qemu11` first", path.display()))
     })
+}
+
+/// A copy of this QEMU that every user can run, as QEMUs are users of their own: it lies with
+/// temporary files, and costs nothing where they are on the same file system.
+///
+/// # Panics
+/// It cannot be copied, or what is there is somebody else's.
+pub fn for_all_users(programs: &Path) -> PathBuf {
+    let whole = programs.parent().expect("a QEMU's directory is in its own");
+    let places = env::temp_dir().join("ebb-test-qemu");
+    let place = places.join(whole.file_name().expect("it has a name"));
+    if !place.exists() {
+        fs::create_dir_all(&places).expect("a directory");
+        let copy = tempfile::tempdir_in(&places).expect("a directory");
+        let to = copy.path().join("qemu");
+        let copied = |how: &str| {
+            let mut command = Command::new("cp");
+            command.args(["--archive", how]).arg(whole).arg(&to).stderr(Stdio::null()).status()
+        };
+        let linked = copied("--link").expect("cp runs").success();
+        assert!(linked || copied("--force").expect("cp runs").success(), "{}", whole.display());
+        if let Err(error) = fs::rename(&to, &place) {
+            assert!(place.exists(), "{}: {error}", place.display());
+        }
+    }
+    let owner = fs::symlink_metadata(&place).expect("it is there").uid();
+    assert_eq!(owner, rustix::process::getuid().as_raw(), "{}: whose is it?", place.display());
+    place.join(programs.file_name().expect("it has a name"))
 }
 
 /// Records where it is, or why it is not there.

@@ -8,7 +8,7 @@ use ebb_units::Bytes;
 
 use crate::assets;
 use crate::file_system;
-use crate::host::{Host, call};
+use crate::host::{Host, call, permit};
 use crate::process;
 use crate::wait::until;
 
@@ -111,6 +111,15 @@ impl Disk {
         until(format_args!("a disk to be served: {}", self.text()), || {
             (self.served() > served).then_some(())
         });
+        permit(&self.socket, 0o666);
+    }
+
+    /// The server's process.
+    ///
+    /// # Panics
+    /// It does not run.
+    pub fn pid(&self) -> i32 {
+        self.server.as_ref().expect("it is served").id() as i32
     }
 
     /// Kills the server between two instructions.

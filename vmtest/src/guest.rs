@@ -7,6 +7,7 @@ use ebb_units::Bytes;
 
 use crate::assets::{self, Kernel};
 use crate::disk::Disk;
+use crate::host::permit;
 
 /// Messages down to warnings on the console; no watchdog, since guests are
 /// stopped on purpose; no check at boot whether timer interrupts come in time,
@@ -89,6 +90,27 @@ impl Guest {
     /// `small`, `thp`, `hugetlb` or `auto`; for [`crate::Host::run`] only.
     pub fn backing(self, backing: &str) -> Guest {
         self.hold("--backing", backing)
+    }
+
+    /// A name, a number or `own`; for [`crate::Host::run`] only.
+    pub fn user(self, user: &str) -> Guest {
+        self.hold("--user", user)
+    }
+
+    /// QEMU as root; for [`crate::Host::run`] only.
+    pub fn privileged(mut self) -> Guest {
+        self.hold.push("--privileged".into());
+        self
+    }
+
+    /// Boots from copies of its kernel and its initial RAM disk in this directory, with this mode.
+    pub fn own_boot_files(&mut self, directory: &Path, mode: u32) {
+        for file in [&mut self.kernel.vmlinuz, &mut self.kernel.initrd] {
+            let copy = directory.join(file.file_name().expect("a file"));
+            std::fs::copy(&*file, &copy).expect("a copy");
+            permit(&copy, mode);
+            *file = copy;
+        }
     }
 
     /// `strict` or `release`.
@@ -298,6 +320,7 @@ impl Guest {
         if let Some(size) = self.disk {
             let path = directory.join("disk.img");
             File::create(&path).and_then(|file| file.set_len(size.0)).expect("a disk image");
+            permit(&path, 0o666);
             let drive = format!("file={},if=virtio,format=raw", path.display());
             words.extend(["-drive".to_owned(), drive]);
         }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -106,9 +107,9 @@ impl Host {
     /// There is none.
     pub fn in_memory() -> Result<Host, String> {
         let place = Path::new("/dev/shm");
-        match rustix::fs::statfs(place).map(|found| found.f_type as u64) {
-            Ok(TMPFS) => Ok(Host::at(place)),
-            _ => Err(format!("{} is no tmpfs", place.display())),
+        match is_in_memory(place) {
+            true => Ok(Host::at(place)),
+            false => Err(format!("{} is no tmpfs", place.display())),
         }
     }
 
@@ -118,16 +119,24 @@ impl Host {
     /// `ebb` is not built, or the directory is none.
     pub fn at(place: &Path) -> Host {
         let directory = tempfile::Builder::new().prefix("ebb-test-").tempdir_in(place);
+        let directory = directory.expect("a directory");
+        // QEMUs are users of their own, and their drives are below.
+        permit(directory.path(), 0o711);
+        let mut settings = BTreeMap::new();
+        if !is_in_memory(place) {
+            settings.insert("EBB_ALLOW_KEYS_ON_DISK".into(), "true".into());
+        }
         Host(Arc::new(Inner {
-            directory: directory.expect("a directory"),
-            settings: Mutex::default(),
+            directory,
+            settings: Mutex::new(settings),
             programs: assets::program_directory(),
             qemu_directory: OnceLock::new(),
             vms: AtomicUsize::new(0),
         }))
     }
 
-    /// Sets a variable of the environment of the daemon from its next start on, and of each QEMU.
+    /// Sets a variable of the environment of the daemon from its next start on, and of each QEMU
+    /// that is not confined.
     ///
     /// # Panics
     /// Another thread did while it set one.
@@ -138,6 +147,11 @@ impl Host {
     /// Where things of this host are.
     pub fn directory(&self) -> &Path {
         self.0.directory.path()
+    }
+
+    /// Whether it is on a disk.
+    pub fn is_on_disk(&self) -> bool {
+        !is_in_memory(self.directory())
     }
 
     /// The daemon's directory.
@@ -219,8 +233,13 @@ impl Host {
 
     /// The daemon's process.
     pub fn daemon(&self) -> Option<i32> {
+        self.find("ebbd")
+    }
+
+    /// A process of this program that is told the daemon's directory.
+    pub fn find(&self, program: &str) -> Option<i32> {
         let all = process::with_path(&self.run_directory());
-        all.into_iter().find(|(_, program)| program == "ebbd").map(|(pid, _)| pid)
+        all.into_iter().find(|(_, found)| found == program).map(|(pid, _)| pid)
     }
 
     /// How many of the daemon's threads have this name.
@@ -269,14 +288,16 @@ impl Host {
         let name = format!("vm{}", self.0.vms.fetch_add(1, Ordering::Relaxed));
         let directory = self.directory().join(&name);
         fs::create_dir(&directory).expect("a directory");
+        // QEMU makes the test's own control socket there.
+        permit(&directory, 0o777);
         (name, directory)
     }
 
     /// The daemon finds QEMU where it was started to look.
     fn use_qemu(&self, guest: &Guest) {
-        let wanted = &guest.kernel.qemu_directory;
+        let wanted = guest.kernel.qemu_directory.as_deref().map(assets::for_all_users);
         let first = self.0.qemu_directory.get_or_init(|| wanted.clone());
-        assert_eq!(first, wanted, "one host has one QEMU");
+        assert_eq!(first, &wanted, "one host has one QEMU");
     }
 
     fn path(&self) -> OsString {
@@ -284,6 +305,18 @@ impl Host {
         let first = self.0.qemu_directory.get().cloned().flatten();
         env::join_paths(first.into_iter().chain(env::split_paths(&path))).expect("PATH")
     }
+}
+
+fn is_in_memory(place: &Path) -> bool {
+    rustix::fs::statfs(place).is_ok_and(|found| found.f_type as u64 == TMPFS)
+}
+
+/// Sets who may use a file, a directory or a socket.
+///
+/// # Panics
+/// It is not there.
+pub fn permit(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("it can be permitted");
 }
 
 impl Drop for Inner {

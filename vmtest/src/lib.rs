@@ -32,7 +32,7 @@ pub use console::GuestError;
 pub use disk::Disk;
 pub use faulty::{Failing, FaultyDisk};
 pub use guest::Guest;
-pub use host::{Host, Ran};
+pub use host::{Host, Ran, permit};
 pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;
 pub use setting::HostSetting;

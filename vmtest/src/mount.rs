@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::host::call;
+use crate::host::{call, permit};
 
 /// A file system of its own; unmounted when it goes, so it must go after who uses it.
 pub struct SmallFs {
@@ -45,6 +45,8 @@ impl SmallFs {
         let at = directory.path().join("at");
         fs::create_dir(&at).expect("a place");
         make(directory.path(), &at);
+        // QEMUs are users of their own, and their drives may be below.
+        [directory.path(), &at].into_iter().for_each(|path| permit(path, 0o711));
         SmallFs { at, _directory: directory }
     }
 

@@ -1,4 +1,4 @@
-//! Processes, told by a path of ours on their command lines.
+//! Processes, told by a path of ours on their command lines, or among what they have open.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::wait::until;
 
-/// All processes with `path` in an argument, and the base name of their program.
+/// All processes with `path` in an argument, and QEMUs with a file below it open; each with the
+/// base name of its program.
 pub fn with_path(path: &Path) -> Vec<(i32, String)> {
     let needle = path.as_os_str().as_bytes();
     let entries = fs::read_dir("/proc").expect("/proc is mounted");
@@ -17,10 +18,19 @@ pub fn with_path(path: &Path) -> Vec<(i32, String)> {
     pids.filter(|&pid| pid != std::process::id() as i32)
         .filter_map(|pid: i32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-            let found = line.windows(needle.len()).any(|window| window == needle);
-            found.then(|| (pid, program(&line)))
+            let named = line.windows(needle.len()).any(|window| window == needle);
+            let program = program(&line);
+            // One that inherits what it needs names nothing.
+            let found = named || program.starts_with("qemu-system") && has_open(pid, path);
+            found.then_some((pid, program))
         })
         .collect()
+}
+
+fn has_open(pid: i32, directory: &Path) -> bool {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.any(|link| link.starts_with(directory))
 }
 
 fn program(command_line: &[u8]) -> String {

@@ -106,15 +106,20 @@ impl Vm {
     /// of its own, or with the same.
     pub(crate) fn arguments_in(&self, directory: &Path, shares: bool) -> Vec<String> {
         let words = Process::open(self.pid).and_then(|qemu| qemu.command_line());
-        let held = self.host.run_directory().join("vms").join(&self.name);
         let to = directory.display().to_string();
         let moved = |word: String| {
-            let word = word.replace(&held.display().to_string(), &to);
             let word = word.replace(&self.directory.display().to_string(), &to);
-            match word.starts_with("memory-backend-") {
-                true => self.memory_like(&word, shares),
-                false => word,
+            if word.starts_with("memory-backend-") {
+                return self.memory_like(&word, shares);
             }
+            let file = word.strip_prefix("/proc/self/fd/");
+            let file = file.map(|number| format!("/proc/{}/fd/{number}", self.pid));
+            let socket = [("ebb-qmp", "qmp.sock"), ("ebb-console", "console.qemu")];
+            let socket =
+                socket.into_iter().find(|(id, _)| word.starts_with(&format!("socket,id={id},fd=")));
+            let socket = socket
+                .map(|(id, name)| format!("socket,id={id},path={to}/{name},server=on,wait=off"));
+            file.or(socket).unwrap_or(word)
         };
         let words = words.expect("QEMU runs").into_iter().skip(1);
         words.filter(|word| word != "-S").map(moved).collect()
@@ -138,9 +143,9 @@ impl Vm {
     fn ram_paths(&self) -> impl Iterator<Item = PathBuf> {
         let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("QEMU runs");
         entries.flatten().map(|entry| entry.path()).filter(|path| {
-            let is_memory = |target: PathBuf| target.to_string_lossy().starts_with("/memfd:");
             let is_large = |file: fs::Metadata| file.len() >= RAM_BYTES_MIN;
-            fs::read_link(path).is_ok_and(is_memory) && fs::metadata(path).is_ok_and(is_large)
+            fs::read_link(path).is_ok_and(|target| is_ram(&target))
+                && fs::metadata(path).is_ok_and(is_large)
         })
     }
 
@@ -347,8 +352,15 @@ impl Vm {
     /// # Errors
     /// QEMU's own words.
     pub fn try_qmp(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        let mut qmp = Qmp::connect(&self.directory.join("test.sock")).expect("QMP");
-        qmp.execute(command, arguments)
+        self.open_qmp().execute(command, arguments)
+    }
+
+    /// The test's own control socket.
+    ///
+    /// # Panics
+    /// QEMU does not answer there.
+    pub fn open_qmp(&self) -> Qmp {
+        Qmp::connect(&self.directory.join("test.sock")).expect("QMP")
     }
 
     /// Runs `action` with the guest's processors stopped.
@@ -364,7 +376,7 @@ impl Vm {
         let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("QEMU runs");
         let files = entries.flatten().filter_map(|entry| {
             let target = fs::read_link(entry.path()).ok()?;
-            let is_memory = target.to_str()?.starts_with("/memfd:");
+            let is_memory = is_ram(&target);
             is_memory.then(|| fs::metadata(entry.path()).ok()).flatten()
         });
         let mut seen = HashSet::new();
@@ -392,6 +404,12 @@ impl Vm {
     fn console(&self) -> MutexGuard<'_, Console> {
         self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// By the name of a descriptor's file. What a guest boots from may be in memory, too.
+fn is_ram(target: &Path) -> bool {
+    let name = target.to_string_lossy();
+    name.starts_with("/memfd:") && !name.starts_with("/memfd:ebb-boot")
 }
 
 fn parse<T: DeserializeOwned>(json: &str) -> T {

@@ -3,12 +3,13 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use ebb_api::{MayTake, VmStatus};
 use serde_json::json;
-use vmtest::{Disk, Guest, Host, Ran, Vm, require, until};
+use vmtest::{Disk, Guest, Host, Ran, Vm, permit, require, until};
 
 const MIB: u64 = 1 << 20;
 const VIRTIOFSD: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
@@ -35,6 +36,7 @@ impl Share {
             .spawn()
             .expect("virtiofsd starts");
         until("virtiofsd's socket", || socket.exists().then_some(()));
+        permit(&socket, 0o666);
         Share { directory, socket, server }
     }
 
@@ -186,6 +188,7 @@ fn a_disk_of_another_process_leaves_free_memory_only() {
 
 /// Waits until the guest runs there; the most memory that the source took meanwhile.
 fn migrate(from: &Vm, to: &Vm, socket: &Path) -> u64 {
+    permit(socket, 0o666);
     from.qmp("migrate", json!({ "uri": format!("unix:{}", socket.display()) }));
     let mut most = 0;
     let most = until("the migration", || {
@@ -199,6 +202,19 @@ fn migrate(from: &Vm, to: &Vm, socket: &Path) -> u64 {
         (to.qmp("query-status", json!({}))["status"] == "running").then_some(())
     });
     most
+}
+
+/// A socket that takes what it is given, once, and keeps nothing.
+fn nowhere(host: &Host) -> PathBuf {
+    let path = host.directory().join("nowhere.sock");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    permit(&path, 0o666);
+    std::thread::spawn(move || {
+        let (mut from, _) = listener.accept().expect("a migration");
+        // It is cancelled.
+        let _ = std::io::copy(&mut from, &mut std::io::sink());
+    });
+    path
 }
 
 #[test]
@@ -229,7 +245,8 @@ fn a_migration_under_a_limit_loses_no_byte() {
     };
     speed(4096);
     set_ignore_shared(&from, true);
-    from.qmp("migrate", json!({ "uri": "exec:cat > /dev/null" }));
+    let nowhere = nowhere(&host);
+    from.qmp("migrate", json!({ "uri": format!("unix:{}", nowhere.display()) }));
     wait_reach(&from, MayTake::Nothing);
     let state = until("the end of the migration", || {
         let state = from.qmp("query-migrate", json!({}))["status"].as_str().map(str::to_owned);

@@ -23,8 +23,9 @@ fn with_drive(guest: Guest, disk: &SlowDisk, aio: &str) -> Guest {
     guest.qemu_args(&format!("-drive file={device},if=virtio,format=raw,cache=none,aio={aio}"))
 }
 
+/// Its QEMU may open loop devices, which are root's.
 fn small_guest(label: &str) -> Guest {
-    Guest::debian(label).memory("256M").backing("small")
+    Guest::debian(label).memory("256M").backing("small").user("root")
 }
 
 /// How memory in use is taken away.

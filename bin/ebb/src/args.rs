@@ -219,6 +219,13 @@ pub struct Run {
     /// What the guest's RAM is made of: auto, hugetlb, thp or small
     #[arg(long, default_value_t = Backing::Auto)]
     pub backing: Backing,
+    /// The user that QEMU runs as: a name, a number, UID:GID, or `own`, one that no other process
+    /// has [default: as ebbd was told, at first own]
+    #[arg(long, value_name = "USER", conflicts_with = "privileged")]
+    pub user: Option<String>,
+    /// Run QEMU as root, with all that the daemon may do and without its filter of system calls
+    #[arg(long)]
+    pub privileged: bool,
     #[command(flatten)]
     pub watch: Watch,
     #[command(flatten)]

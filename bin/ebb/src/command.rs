@@ -256,6 +256,8 @@ fn run_request(run: Run) -> anyhow::Result<RunRequest> {
         disks: run.disks.into_iter().map(absolute_disk).collect::<Result<_, _>>()?,
         qemu_args: run.qemu_args,
         cwd: Some(env::current_dir().context("the working directory")?),
+        user: run.user,
+        privileged: run.privileged,
     };
     request.check()?;
     request.kernel.iter().chain(&request.initrd).try_for_each(|file| existing_file(file))?;

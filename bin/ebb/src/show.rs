@@ -6,10 +6,10 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use ebb_api::{
-    AutoStatus, BalloonStatus, Calibration, DetachReport, DiskCounts, EvictReport, FaultTimes,
-    GuestStatus, HeatReport, LimitStatus, MayTake, Mechanism, MemoryDeviceStatus, PoolMember,
-    PoolStatus, ReachStatus, ReclaimReport, ResizeReport, SizeStatus, TierStatus, VmName, VmStatus,
-    VmSummary,
+    AutoStatus, BalloonStatus, Calibration, Confinement, DetachReport, DiskCounts, EvictReport,
+    FaultTimes, GuestStatus, HeatReport, LimitStatus, MayTake, Mechanism, MemoryDeviceStatus,
+    PoolMember, PoolStatus, ReachStatus, ReclaimReport, ResizeReport, SizeStatus, TierStatus,
+    VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -48,6 +48,20 @@ fn decisions(vm: &VmStatus) -> String {
         + &row("mode", because(vm.mode.as_str(), &vm.mode_reason))
         + &reach(&vm.reach)
         + &row("mechanism", format!("{}: {}", vm.mechanism, vm.mechanism_reason))
+        + &vm.confinement.as_ref().map(confinement).unwrap_or_default()
+}
+
+/// What QEMU is, and what keeps it to itself.
+fn confinement(confinement: &Confinement) -> String {
+    if confinement.privileged {
+        return row("QEMU", "root, with all that the daemon may do (--privileged)");
+    }
+    let sandbox = if confinement.sandbox { ", seccomp filter" } else { "" };
+    let group = match confinement.cgroups.first() {
+        Some(_) => ", control group of its own",
+        None => "",
+    };
+    row("QEMU", format!("user {}, no capabilities{sandbox}{group}", confinement.uid))
 }
 
 /// Commands that show the console: its log, and its socket to type into.

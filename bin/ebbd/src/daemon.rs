@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io::{self, PipeReader, Read};
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::mpsc::{Sender, channel};
@@ -20,10 +21,11 @@ use ebb_sys::private_dir;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_vm::launch::{self, Accelerator, Launch, Memory, Node};
-use ebb_vm::{Qmp, Ram, layout, takeover};
+use ebb_vm::{Qmp, Ram, handed, layout, takeover};
 use serde_json::json;
 
 use crate::calibrate::Calibrated;
+use crate::confine::{Plan, VmUser};
 use crate::console;
 use crate::devices;
 use crate::disks::{self, Disks, Shared};
@@ -60,6 +62,8 @@ pub struct Daemon {
     pub(crate) pool: Arc<pool::Shared>,
     /// How fast its tiers are.
     pub(crate) calibrated: Arc<Calibrated>,
+    /// Who QEMUs are, unless told otherwise.
+    vm_user: VmUser,
 }
 
 impl Daemon {
@@ -73,7 +77,13 @@ impl Daemon {
     ) -> Daemon {
         let [run_dir, swap_dir, log_dir] = [run_dir, swap_dir, log_dir].map(Path::to_owned);
         let (vms, left) = (Arc::default(), Arc::default());
-        Daemon { run_dir, swap_dir, log_dir, settings, vms, left, pool, calibrated }
+        let vm_user = VmUser::default();
+        Daemon { run_dir, swap_dir, log_dir, settings, vms, left, pool, calibrated, vm_user }
+    }
+
+    /// The same, whose QEMUs run as this user unless told otherwise.
+    pub fn running_vms_as(self, vm_user: VmUser) -> Daemon {
+        Daemon { vm_user, ..self }
     }
 
     /// Where a VM's swap file goes. The process's number tells it from that of a
@@ -200,19 +210,22 @@ impl Daemon {
         let reserved = self.reserve(&request.name, false)?;
         let claimed = Claimed::file_of(tiers.as_ref())?;
         let backing = host::backing(request.backing, request.memory_bytes)?;
+        let plan = Plan::new(request, self.vm_user, &qemu(), host::accelerator().value)?;
+        handed::make_socket_directory(&reserved.directory).map_err(failed("the VM's directory"))?;
         let images = disks::open(&request.disks).map_err(not_allowed)?;
         disks::check(&images).map_err(not_allowed)?;
         let shared = Shared::new(&images, &request.disks, request.max_bytes())
             .map_err(failed("a random key"))?;
         let served = Disks::start(images, &shared, &reserved.directory, request.cpus);
         let served = served.map_err(failed("its disks"))?;
-        let records = growth::plan(request, &qemu());
+        let records = growth::plan(request, &qemu(), plan.identity.clone());
         let devices = Growth::start(&records, &reserved.directory, None);
         let devices = devices.map_err(failed("its memory devices"))?;
         let logs = self.logs(&request.name);
         let logs = logs.as_deref().unwrap_or(&reserved.directory);
         let directories = (reserved.directory.as_path(), logs);
-        let mut started = start(request, backing.value, directories, &served, &records)?;
+        let with = (&served, records.as_slice(), &plan);
+        let mut started = start(request, backing.value, directories, with)?;
         let own = launch::served_names(request.disks.len(), records.len());
         let found = devices::of_new(&started.process, &mut started.qmp, &own)?;
         if let Some(tiers) = &tiers {
@@ -228,6 +241,7 @@ impl Daemon {
             userfaultfd: None,
             started: true,
             logs: self.logs(&request.name),
+            confinement: Some(plan.of(started.process.pid())),
             qmp: reserved.directory.join("qmp.sock"),
             accelerator: api(accelerator.value),
             accelerator_reason: accelerator.reason,
@@ -297,6 +311,7 @@ impl Daemon {
             userfaultfd: None,
             started: false,
             logs: None,
+            confinement: None,
             qmp: path,
             accelerator: accelerator.value,
             accelerator_reason: accelerator.reason,
@@ -470,8 +485,7 @@ fn start(
     request: &RunRequest,
     backing: Backing,
     (directory, logs): (&Path, &Path),
-    disks: &Disks,
-    growth: &[GrowthRecord],
+    (disks, growth, plan): (&Disks, &[GrowthRecord], &Plan),
 ) -> Answer<Started> {
     let relays = growth::start_relays(growth, directory).map_err(failed("its memory devices"))?;
     let mut children: Vec<Running> = relays.into_iter().map(|relay| Running(Some(relay))).collect();
@@ -495,18 +509,24 @@ fn start(
         disk_queues: disks::queues(request.cpus),
         qemu_args: &request.qemu_args,
         cwd: request.cwd.as_deref().unwrap_or(Path::new("/")),
+        sandbox: plan.sandbox,
     };
     let (mut messages, to_messages) = io::pipe().map_err(failed("a pipe"))?;
-    let child = launch.start(to_messages).map_err(|error| match error.kind() {
+    let started = launch.start(plan.child(), to_messages);
+    let child = started.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => not_allowed(format!(
             "there is no {}: install it with apt-get install qemu-system-x86",
             qemu().display()
         )),
+        io::ErrorKind::PermissionDenied => {
+            let advice = plan.advice(&error.to_string(), None);
+            not_allowed(format!("{} does not start: {error}{advice}", qemu().display()))
+        }
         _ => not_allowed(format!("QEMU does not start: {error}")),
     })?;
     let pid = child.id() as i32;
     let mut child = Running(Some(child));
-    let mut qmp = control(&launch, &mut child, &mut messages)?;
+    let mut qmp = control(&launch, &mut child, &mut messages, plan)?;
     // A directory that cannot be made leaves the VM without logs.
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(logs);
     let keeper = console::start(directory, logs, Some(messages));
@@ -549,12 +569,19 @@ fn qemu() -> PathBuf {
 }
 
 /// Waits for QEMU's control socket, or its end.
-fn control(launch: &Launch<'_>, child: &mut Running, messages: &mut PipeReader) -> Answer<Qmp> {
+fn control(
+    launch: &Launch<'_>,
+    child: &mut Running,
+    messages: &mut PipeReader,
+    plan: &Plan,
+) -> Answer<Qmp> {
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
         let ended = child.0.as_mut().map(Child::try_wait).transpose().map_err(failed("QEMU"))?;
-        if let Some(Some(_)) = ended {
-            return Err(not_allowed(format!("QEMU ended: {}", last_line(messages))));
+        if let Some(Some(status)) = ended {
+            let why = last_line(messages);
+            let advice = plan.advice(&why, status.signal());
+            return Err(not_allowed(format!("QEMU ended: {why}{advice}")));
         }
         match Qmp::connect(&launch.qmp_path()) {
             Ok(qmp) => return Ok(qmp),

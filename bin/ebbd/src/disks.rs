@@ -18,7 +18,7 @@ use ebb_block::{
 use ebb_pager::{Disk, IoMapping, NoDevices, Pager, SoftIommu};
 use ebb_store::Page;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
-use ebb_vm::Ram;
+use ebb_vm::{Ram, handed};
 use serde::{Deserialize, Serialize};
 
 /// All disks of a VM share one space of block numbers: the disk's number above
@@ -30,7 +30,7 @@ const QUEUES_MAX: u32 = 4;
 
 /// The socket of disk `index` in the VM's directory.
 pub fn socket(directory: &Path, index: usize) -> PathBuf {
-    directory.join(format!("disk{index}.sock"))
+    handed::socket_directory(directory).join(format!("disk{index}.sock"))
 }
 
 /// Opens and locks the images.
@@ -338,9 +338,14 @@ impl Disks {
         let options = Options { queues: queues(cpus), ..Options::default() };
         let start = |(disk, image)| {
             let port = Arc::new(Port { shared: Arc::clone(shared), disk });
-            Backend::start(&socket(directory, disk), image, port.clone(), port, options)
+            let socket = socket(directory, disk);
+            let backend = Backend::start(&socket, image, port.clone(), port, options)?;
+            // QEMU tries again where it came too early.
+            handed::admit(&socket).map_err(ebb_block::StartError::Host)?;
+            Ok(backend)
         };
-        let backends = images.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
+        let backends = images.into_iter().enumerate().map(start);
+        let backends = backends.collect::<Result<_, ebb_block::StartError>>()?;
         Ok(Disks { backends, shared: Arc::clone(shared) })
     }
 

@@ -12,11 +12,13 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use ebb_api::RunRequest;
 use ebb_pager::{Pager, Sentry};
+use ebb_sys::confine::Identity;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES};
 use ebb_vhost::{Access, Dma, DmaFault, Segment};
 use ebb_virtio_mem::{Device, Geometry, Guard, Memory, Options, StateFile, Touch};
 use ebb_virtio_mem_user::{Backend, Setup};
-use ebb_vm::launch::{Served, growth_start};
+use ebb_vm::handed;
+use ebb_vm::launch::{self, Served, growth_start};
 use serde::{Deserialize, Serialize};
 
 use crate::disks;
@@ -48,10 +50,10 @@ impl GrowthRecord {
 }
 
 /// What the devices of a VM to be started are, by NUMA node; none, if QEMU has to serve them.
-pub fn plan(request: &RunRequest, qemu: &Path) -> Vec<GrowthRecord> {
+pub fn plan(request: &RunRequest, qemu: &Path, identity: Option<Identity>) -> Vec<GrowthRecord> {
     let bytes = (request.max_bytes() - request.memory_bytes) / u64::from(request.nodes.max(1));
     // Whatever is wrong with that QEMU, starting it tells better.
-    if bytes == 0 || !has_generic_device(qemu).unwrap_or(false) {
+    if bytes == 0 || !has_generic_device(qemu, identity).unwrap_or(false) {
         return Vec::new();
     }
     (0..u64::from(request.nodes))
@@ -63,16 +65,15 @@ pub fn plan(request: &RunRequest, qemu: &Path) -> Vec<GrowthRecord> {
         .collect()
 }
 
-fn has_generic_device(qemu: &Path) -> io::Result<bool> {
+fn has_generic_device(qemu: &Path, identity: Option<Identity>) -> io::Result<bool> {
     let help = format!("{GENERIC_DEVICE},help");
-    let mut asked = Command::new(qemu);
-    let asked = asked.args(["-machine", "none", "-device", &help]).stdin(Stdio::null()).output()?;
+    let asked = launch::ask(qemu, identity, &["-machine", "none", "-device", &help])?;
     // One that has no such device says so on standard error, and ends with success too.
     Ok(String::from_utf8_lossy(&asked.stdout).contains("options"))
 }
 
 fn front_socket(directory: &Path, node: usize) -> PathBuf {
-    directory.join(format!("memory{node}.front"))
+    handed::socket_directory(directory).join(format!("memory{node}.front"))
 }
 
 fn device_socket(directory: &Path, node: usize) -> PathBuf {
@@ -97,8 +98,10 @@ pub fn start_relays(records: &[GrowthRecord], directory: &Path) -> io::Result<Ve
 }
 
 fn start_relay(directory: &Path, node: usize) -> io::Result<Child> {
-    let listener = ebb_vhost::socket::listen(&front_socket(directory, node))
-        .map_err(|error| io::Error::other(error.to_string()))?;
+    let socket = front_socket(directory, node);
+    let listener =
+        ebb_vhost::socket::listen(&socket).map_err(|error| io::Error::other(error.to_string()))?;
+    handed::admit(&socket)?;
     let path = directory.join(format!("memory{node}.log"));
     let log = std::fs::File::options().append(true).create(true).open(&path)?;
     Command::new(std::env::current_exe()?)

@@ -5,6 +5,7 @@
 mod bounded_log;
 mod calibrate;
 mod compaction;
+mod confine;
 mod console;
 mod daemon;
 mod devices;
@@ -115,6 +116,10 @@ struct Arguments {
     move_rate: Bytes,
     #[command(flatten)]
     looking: looking::Looking,
+    /// The user that QEMUs run as, unless `ebb run --user` names one: a name, a number, UID:GID,
+    /// or `own`, one that no other process has.
+    #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own")]
+    vm_user: confine::VmUser,
     /// Leave the session of whoever started it.
     #[arg(long)]
     background: bool,
@@ -173,7 +178,8 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let calibrated = calibrate::Calibrated::open(&run_dir)
         .context("the calibration's record, calibration.json: remove it")?;
     let shared = (pool, calibrated);
-    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, &log_dir, settings, shared);
+    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, &log_dir, settings, shared)
+        .running_vms_as(arguments.vm_user);
     daemon.take_up_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

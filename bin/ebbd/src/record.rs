@@ -5,7 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ebb_api::{Accelerator, Backing, DiskRequest, Mode, OnViolation, SizeMechanism, VmName};
+use ebb_api::{
+    Accelerator, Backing, Confinement, DiskRequest, Mode, OnViolation, SizeMechanism, VmName,
+};
 use ebb_units::{Gpa, Hva};
 use ebb_vm::Region;
 use ebb_vm::layout::KnownRegion;
@@ -43,6 +45,9 @@ pub struct Record {
     /// Where its logs are, if not in its directory.
     #[serde(default)]
     pub logs: Option<PathBuf>,
+    /// What the VMM is and may do, where Ebb started it.
+    #[serde(default)]
+    pub confinement: Option<Confinement>,
     /// Its QMP socket.
     pub qmp: PathBuf,
     /// What runs it.

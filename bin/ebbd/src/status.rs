@@ -58,6 +58,7 @@ pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
         mechanism_reason,
         console: record.started.then(|| console::socket(&state.held.directory)),
         console_log: record.started.then(|| console::log(&state.held.logs())),
+        confinement: record.confinement.clone(),
         min_order: record.min_order,
         memory_bytes,
         unplugged_bytes: record.unplugged_bytes(),
@@ -238,6 +239,8 @@ fn warnings(state: &State) -> Vec<String> {
         ),
         false => {}
     }
+    let confinement = state.held.record.confinement.iter();
+    all.extend(confinement.flat_map(|confinement| confinement.lacks.iter().cloned()));
     all.extend(tiers::status(state).as_ref().and_then(tiers::warning));
     if let (true, Some(why)) = (state.is_monitored(), state.monitor.blind_spot()) {
         all.push(format!("not each use of its memory is seen: {why}"));

@@ -8,6 +8,7 @@
 
 mod calibration;
 mod choice;
+mod confinement;
 mod heat;
 mod name;
 mod openapi;
@@ -22,6 +23,7 @@ pub use choice::{
     Accelerator, Backing, DeviceServer, DiskFormat, DmaMode, DriverState, HeatTracker, MayTake,
     Mechanism, Mode, OnViolation, SizeMechanism, SizeState, State,
 };
+pub use confinement::Confinement;
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};

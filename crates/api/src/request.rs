@@ -92,6 +92,13 @@ pub struct RunRequest {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub cwd: Option<PathBuf>,
+    /// The user that QEMU runs as: a name, a number, `UID:GID`, or `own`: one that no other process
+    /// has. Null: as the daemon was told, at first `own`.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// QEMU runs as root, with all that the daemon may do, and without a filter of system calls.
+    #[serde(default)]
+    pub privileged: bool,
 }
 
 /// A disk that Ebb serves.
@@ -153,6 +160,9 @@ impl RunRequest {
         self.check_nodes()?;
         self.check_growth()?;
         self.check_dma()?;
+        ensure(!self.privileged || self.user.is_none(), || {
+            "--privileged is root with all capabilities: leave out --user".into()
+        })?;
         self.check_boot()
     }
 
@@ -422,11 +432,21 @@ mod tests {
             disks: vec![],
             qemu_args: vec![],
             cwd: None,
+            user: None,
+            privileged: false,
         }
     }
 
     fn refused(request: RunRequest) -> String {
         request.check().expect_err("it makes no sense").to_string()
+    }
+
+    #[test]
+    fn who_is_privileged_has_no_other_user() {
+        let privileged = RunRequest { privileged: true, ..run() };
+        assert_eq!(privileged.check(), Ok(()));
+        let both = RunRequest { user: Some("web".into()), ..privileged };
+        assert!(both.check().unwrap_err().to_string().contains("leave out --user"));
     }
 
     #[test]

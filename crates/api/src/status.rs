@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    Accelerator, Backing, DeviceServer, DriverState, MayTake, Mechanism, Mode, OnViolation,
-    ReclaimReport, SizeMechanism, SizeState, State, VmName,
+    Accelerator, Backing, Confinement, DeviceServer, DriverState, MayTake, Mechanism, Mode,
+    OnViolation, ReclaimReport, SizeMechanism, SizeState, State, VmName,
 };
 
 /// The largest buddy order of an x86-64 kernel with its standard configuration.
@@ -56,6 +56,9 @@ pub struct VmStatus {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub console_log: Option<PathBuf>,
+    /// What its QEMU is and may do; null for a VM that Ebb did not start.
+    #[serde(default)]
+    pub confinement: Option<Confinement>,
     /// Smallest buddy block to take: 9 is 2 MiB.
     pub min_order: u8,
     /// The guest's RAM as QEMU gives it: what it began with, and what is plugged.

@@ -1,14 +1,18 @@
 //! Starting a stock QEMU whose RAM can be held.
 
+use std::env;
 use std::ffi::OsString;
 use std::io::{self, PipeWriter};
-use std::os::fd::AsRawFd;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
+use ebb_sys::confine::{self, Child as Settled, Identity};
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::session;
 use ebb_units::Gpa;
+
+use crate::handed::{Handed, by_number};
 
 /// The balloon of a VM that Ebb starts.
 const BALLOON: &str = "ebb-balloon";
@@ -22,6 +26,10 @@ const REGION_ALIGN: u64 = 1 << 30;
 /// the guest never learns of it. Slot 31 is the chipset's.
 const HIDDEN_SLOT: usize = 30;
 const HIDDEN_FUNCTIONS: usize = 7;
+/// Where a QEMU without privilege looks for programs.
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+/// All that QEMU's own filter of system calls can deny.
+pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// VIRTIO 1.2, sections 5.15.1 and 5.15.4.
 const VIRTIO_MEM: u32 = 24;
 const VIRTIO_MEM_CONFIG_BYTES: u32 = 56;
@@ -116,6 +124,8 @@ pub struct Launch<'a> {
     pub qemu_args: &'a [String],
     /// Where relative paths among those begin.
     pub cwd: &'a Path,
+    /// QEMU filters its own system calls.
+    pub sandbox: bool,
 }
 
 impl Launch<'_> {
@@ -126,24 +136,31 @@ impl Launch<'_> {
 
     /// Starts QEMU, stopped before its guest's first instruction, in a session
     /// of its own: it outlives this process. Its own messages go to `messages`, which
-    /// somebody must read.
+    /// somebody must read. Beside what is in `child` it inherits its memory and its sockets;
+    /// one with an identity has no environment.
     ///
     /// # Errors
-    /// As fork(2) and execve(2): `NotFound` when there is no such QEMU.
-    pub fn start(&self, messages: PipeWriter) -> io::Result<Child> {
-        let mut command = Command::new(self.qemu);
+    /// As fork(2) and execve(2): `NotFound` when there is no such QEMU. What it is to inherit
+    /// cannot be opened.
+    pub fn start(&self, mut child: Settled, messages: PipeWriter) -> io::Result<Child> {
+        let handed = Handed::open(self, &mut child)?;
+        let mut command = Command::new(program(self.qemu)?);
+        if child.identity.is_some() {
+            command.env_clear().env("PATH", PATH);
+        }
         command
-            .args(self.arguments())
+            .args(self.arguments(&handed))
             .current_dir(self.cwd)
             .stdin(Stdio::null())
             .stdout(messages.try_clone()?)
             .stderr(messages);
-        session::of_its_own(&mut command).spawn()
+        session::of_its_own(&mut command);
+        confine::settle(&mut command, child);
+        command.spawn()
     }
 
-    fn arguments(&self) -> Vec<OsString> {
+    fn arguments(&self, handed: &Handed) -> Vec<OsString> {
         let Launch { name, .. } = self;
-        let socket = |file| escape(&self.directory.join(file));
         let mut words: Vec<OsString> = Vec::new();
         let mut option = |key: &str, value: String| words.extend([key.into(), value.into()]);
         option("-name", escape(Path::new(name)));
@@ -151,12 +168,14 @@ impl Launch<'_> {
         if self.accelerator == Accelerator::Kvm {
             option("-cpu", "host".into());
         }
-        self.memory(&mut option);
-        option("-qmp", format!("unix:{},server=on,wait=off", escape(&self.qmp_path())));
-        option(
-            "-chardev",
-            format!("socket,id=ebb-console,path={},server=on,wait=off", socket("console.qemu")),
-        );
+        if self.sandbox {
+            option("-sandbox", SANDBOX.into());
+        }
+        self.memory(handed, &mut option);
+        let Handed { qmp, console, .. } = handed;
+        option("-chardev", format!("socket,id=ebb-qmp,fd={qmp},server=on,wait=off"));
+        option("-mon", "chardev=ebb-qmp,mode=control".into());
+        option("-chardev", format!("socket,id=ebb-console,fd={console},server=on,wait=off"));
         option("-serial", "chardev:ebb-console".into());
         option("-display", "none".into());
         if self.balloon {
@@ -165,12 +184,13 @@ impl Launch<'_> {
         }
         for (index, socket) in self.disks.iter().enumerate() {
             let (id, queues) = (format!("{DISK}{index}"), self.disk_queues);
+            let socket = escape(&handed.socket(socket));
             // Whoever serves it may die and come back.
-            option("-chardev", format!("socket,id={id},path={},reconnect=1", escape(socket)));
+            option("-chardev", format!("socket,id={id},path={socket},reconnect=1"));
             option("-device", format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"));
         }
         words.extend(["-nodefaults".into(), "-no-user-config".into(), "-S".into()]);
-        for (key, file) in [("-kernel", self.kernel), ("-initrd", self.initrd)] {
+        for (key, file) in [("-kernel", &handed.kernel), ("-initrd", &handed.initrd)] {
             if let Some(file) = file {
                 words.extend([key.into(), file.into()]);
             }
@@ -183,7 +203,7 @@ impl Launch<'_> {
     }
 
     /// Machine, processors, RAM and what can be plugged.
-    fn memory(&self, option: &mut impl FnMut(&str, String)) {
+    fn memory(&self, handed: &Handed, option: &mut impl FnMut(&str, String)) {
         let initial: u64 = self.nodes.iter().map(|node| node.ram.bytes).sum();
         let growths = self.nodes.iter().filter_map(|node| node.growth.as_ref());
         let growth: u64 = match self.served.is_empty() {
@@ -218,13 +238,13 @@ impl Launch<'_> {
                 }
             }
         }
-        for (index, node) in self.nodes.iter().enumerate() {
-            option("-object", backend(&format!("ram{index}"), &node.ram));
-            if let Some(growth) = &node.growth {
+        for (index, (node, (ram, plugged))) in self.nodes.iter().zip(&handed.nodes).enumerate() {
+            option("-object", backend(&format!("ram{index}"), node.ram.bytes, *ram));
+            if let (Some(growth), Some(plugged)) = (&node.growth, plugged) {
                 let name = format!("growth{index}");
-                option("-object", backend(&name, growth) + ",reserve=off");
+                option("-object", backend(&name, growth.bytes, *plugged) + ",reserve=off");
                 match self.served.get(index) {
-                    Some(served) => served.options(index, &name, option),
+                    Some(served) => served.options(index, &name, handed, option),
                     None => option(
                         "-device",
                         format!(
@@ -242,7 +262,13 @@ impl Launch<'_> {
 impl Served {
     /// QEMU's generic device knows nothing of memory: the region is mapped by another device,
     /// which the guest is not to find.
-    fn options(&self, index: usize, memory: &str, option: &mut impl FnMut(&str, String)) {
+    fn options(
+        &self,
+        index: usize,
+        memory: &str,
+        handed: &Handed,
+        option: &mut impl FnMut(&str, String),
+    ) {
         let slot = HIDDEN_SLOT - index / HIDDEN_FUNCTIONS;
         let place = format!("{slot:#x}.{}", 1 + index % HIDDEN_FUNCTIONS);
         let Gpa(address) = self.address;
@@ -251,7 +277,8 @@ impl Served {
             format!("virtio-pmem-pci,memdev={memory},memaddr={address:#x},addr={place}"),
         );
         let id = format!("{GROWTH}{index}");
-        option("-chardev", format!("socket,id={id},path={}", escape(&self.socket)));
+        let socket = escape(&handed.socket(&self.socket));
+        option("-chardev", format!("socket,id={id},path={socket}"));
         option(
             "-device",
             format!(
@@ -263,14 +290,38 @@ impl Served {
 }
 
 /// The memfd is ours, opened by its path in /proc: QEMU's own memfd backend cannot be told to
-/// align its mapping to 2 MiB, and without that no huge page is ever mapped.
-fn backend(name: &str, memory: &Memory) -> String {
-    let number = rustix::fd::AsFd::as_fd(&memory.file).as_raw_fd();
-    let (pid, bytes) = (std::process::id(), memory.bytes);
+/// align its mapping to 2 MiB, and without that no huge page is ever mapped. A core dump of QEMU
+/// has none of it.
+fn backend(name: &str, bytes: u64, number: RawFd) -> String {
+    let path = by_number(number);
     format!(
-        "memory-backend-file,id={name},size={bytes},mem-path=/proc/{pid}/fd/{number},share=on,\
-         align=2M"
+        "memory-backend-file,id={name},size={bytes},mem-path={},share=on,align=2M,dump=off",
+        path.display()
     )
+}
+
+/// Has QEMU tell something about itself, confined as one that runs a VM.
+///
+/// # Errors
+/// As fork(2) and execve(2).
+pub fn ask(qemu: &Path, identity: Option<Identity>, words: &[&str]) -> io::Result<Output> {
+    let mut command = Command::new(program(qemu)?);
+    if identity.is_some() {
+        command.env_clear().env("PATH", PATH);
+    }
+    command.args(words).stdin(Stdio::null());
+    confine::settle(&mut command, Settled { identity, ..Settled::default() });
+    command.output()
+}
+
+/// The program as this process finds it: the one that is started looks elsewhere.
+fn program(name: &Path) -> io::Result<PathBuf> {
+    if name.components().count() > 1 || name.is_absolute() {
+        return Ok(name.to_owned());
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| PATH.into());
+    let found = env::split_paths(&path).map(|place| place.join(name)).find(|file| file.is_file());
+    found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// In QEMU's option strings a comma ends a value; two stand for one.
@@ -304,8 +355,17 @@ mod tests {
             disk_queues: 1,
             qemu_args: &[],
             cwd: Path::new("/"),
+            sandbox: true,
         };
-        let words = launch.arguments().into_iter();
+        let handed = Handed {
+            nodes: nodes.iter().map(|node| (5, node.growth.as_ref().map(|_| 6))).collect(),
+            qmp: 7,
+            console: 8,
+            sockets: 9,
+            kernel: None,
+            initrd: None,
+        };
+        let words = launch.arguments(&handed).into_iter();
         words.map(|word| word.into_string().unwrap()).collect()
     }
 
@@ -320,7 +380,10 @@ mod tests {
             ("-m", "64M"),
             ("-smp", "3"),
             ("-machine", "q35,memory-backend=ram0"),
-            ("-object", "memory-backend-file,id=ram0,size=67108864,mem-path=/proc/"),
+            ("-object", "memory-backend-file,id=ram0,size=67108864,mem-path=/proc/self/fd/5,"),
+            ("-chardev", "socket,id=ebb-qmp,fd=7,server=on"),
+            ("-chardev", "socket,id=ebb-console,fd=8,server=on,wait=off"),
+            ("-sandbox", SANDBOX),
             ("-device", "virtio-balloon-pci,"),
         ] {
             assert!(has(&words, key, value), "{key} {value}: {words:?}");
@@ -336,7 +399,7 @@ mod tests {
             ("-m", "64M,slots=0,maxmem=320M"),
             ("-smp", "4,sockets=2,cores=2,threads=1"),
             ("-numa", "node,nodeid=1,cpus=2-3,memdev=ram1"),
-            ("-object", "memory-backend-file,id=growth1,size=134217728,"),
+            ("-object", "memory-backend-file,id=growth1,size=134217728,mem-path=/proc/self/fd/6,"),
             (
                 "-device",
                 "virtio-mem-pci,id=ebb-growth1,memdev=growth1,node=1,requested-size=0,prealloc=on",
@@ -350,14 +413,14 @@ mod tests {
     fn others_serve_devices_at_addresses_of_their_own() {
         let node = || Node { ram: memory(32 << 20), growth: Some(memory(128 << 20)) };
         let served = [0, 1].map(|node| Served {
-            socket: format!("/run/web/memory{node}").into(),
+            socket: format!("/run/web/sockets/memory{node}").into(),
             address: growth_start(64 << 20, 128 << 20, node),
         });
         let words = words(&[node(), node()], 4, &served);
         for (key, value) in [
             ("-m", "64M,slots=0,maxmem=3136M"),
             ("-device", "virtio-pmem-pci,memdev=growth1,memaddr=0x180000000,addr=0x1e.2"),
-            ("-chardev", "socket,id=ebb-growth1,path=/run/web/memory1"),
+            ("-chardev", "socket,id=ebb-growth1,path=/proc/self/fd/9/memory1"),
             ("-device", "vhost-user-test-device-pci,id=ebb-growth0,chardev=ebb-growth0,"),
         ] {
             assert!(has(&words, key, value), "{key} {value}: {words:?}");

@@ -9,6 +9,7 @@
 pub mod balloon;
 pub mod dial;
 pub mod driver;
+pub mod handed;
 pub mod launch;
 pub mod layout;
 pub mod memory_device;

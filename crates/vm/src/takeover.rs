@@ -105,7 +105,11 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
         Some(path) => path.to_owned(),
         None => {
             let command = words.first().cloned().unwrap_or_default();
-            let named = qmp_of_command_line(&words);
+            let named = match qmp_of_command_line(&words) {
+                Some(Control::Path(path)) => Some(path),
+                Some(Control::Inherited(number)) => socket_path(pid, number),
+                None => None,
+            };
             let named = named.ok_or(Refusal::NoQmp { pid, command })?;
             // A relative path is meant from where QEMU was started.
             Path::new(&format!("/proc/{pid}/cwd")).join(named)
@@ -119,23 +123,46 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
     }
 }
 
+/// How a command line names QEMU's control socket.
+#[derive(PartialEq, Eq, Debug)]
+enum Control {
+    Path(String),
+    /// By the number of a descriptor.
+    Inherited(i32),
+}
+
 /// `-qmp unix:PATH,...`, or `-chardev socket,id=X,path=PATH` with
-/// `-mon chardev=X,mode=control`.
-fn qmp_of_command_line(words: &[String]) -> Option<String> {
+/// `-mon chardev=X,mode=control`, or `fd=NUMBER` in place of the path.
+fn qmp_of_command_line(words: &[String]) -> Option<Control> {
     let values = |option: &'static str| {
         words.windows(2).filter(move |pair| pair[0] == option).map(|pair| pair[1].as_str())
     };
     if let Some(path) = values("-qmp").find_map(|value| value.strip_prefix("unix:")) {
-        return Some(path.split(',').next()?.to_owned());
+        return Some(Control::Path(path.split(',').next()?.to_owned()));
     }
     let key = |value: &str, key: &str| {
         value.split(',').find_map(|part| part.strip_prefix(key).map(str::to_owned))
     };
     let control = values("-mon").find(|value| value.contains("mode=control"))?;
     let chardev = key(control, "chardev=")?;
-    values("-chardev")
-        .find(|v| key(v, "id=").as_ref() == Some(&chardev))
-        .and_then(|v| key(v, "path="))
+    let socket = values("-chardev").find(|v| key(v, "id=").as_ref() == Some(&chardev))?;
+    let number = || key(socket, "fd=")?.parse().ok().map(Control::Inherited);
+    key(socket, "path=").map(Control::Path).or_else(number)
+}
+
+/// The path of the socket that is this descriptor of the process.
+fn socket_path(pid: i32, number: i32) -> Option<String> {
+    let link = std::fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
+    let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+    let all = std::fs::read_to_string(format!("/proc/{pid}/net/unix")).ok()?;
+    all.lines().find_map(|line| path_of_inode(line, inode))
+}
+
+/// `ffff8881: 00000002 00000000 00010000 0001 01 61536 /run/qmp.sock`
+fn path_of_inode(line: &str, inode: &str) -> Option<String> {
+    let mut words = line.split_ascii_whitespace();
+    let found = words.nth(6)? == inode;
+    words.next().filter(|_| found).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -149,13 +176,27 @@ mod tests {
     #[test]
     fn finds_the_socket_in_both_spellings() {
         let short = words("qemu -qmp unix:/run/q.sock,server=on,wait=off");
-        assert_eq!(qmp_of_command_line(&short).as_deref(), Some("/run/q.sock"));
+        let path = |path: &str| Some(Control::Path(path.into()));
+        assert_eq!(qmp_of_command_line(&short), path("/run/q.sock"));
         let long = words(
             "qemu -chardev socket,id=con,path=/c -chardev socket,id=m,path=/run/m.sock,server=on \
              -mon chardev=m,mode=control",
         );
-        assert_eq!(qmp_of_command_line(&long).as_deref(), Some("/run/m.sock"));
+        assert_eq!(qmp_of_command_line(&long), path("/run/m.sock"));
+        let ours = words("qemu -chardev socket,id=m,fd=7,server=on -mon chardev=m,mode=control");
+        assert_eq!(qmp_of_command_line(&ours), Some(Control::Inherited(7)));
         assert_eq!(qmp_of_command_line(&words("sleep 60")), None);
+    }
+
+    #[test]
+    fn an_inherited_socket_is_found_by_its_inode() {
+        use std::os::fd::AsRawFd;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("qmp.sock");
+        let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let found = socket_path(std::process::id() as i32, socket.as_raw_fd());
+        assert_eq!(found.as_deref(), path.to_str());
+        assert_eq!(socket_path(std::process::id() as i32, 0), None);
     }
 
     #[test]

@@ -118,7 +118,10 @@ pub fn mapped_bytes(pid: i32) -> (u64, u64) {
             Some(("Rss", size)) if is_memfd => all += kib(size),
             Some(("ShmemPmdMapped", size)) if is_memfd => huge += kib(size),
             // `7f00-7f01 rw-s 0 00:01 7    /memfd:x (deleted)` begins a mapping.
-            Some((range, _)) if range.contains('-') => is_memfd = line.contains("/memfd:"),
+            // What the guest was booted from may be in one, too.
+            Some((range, _)) if range.contains('-') => {
+                is_memfd = line.contains("/memfd:") && !line.contains("/memfd:ebb-boot");
+            }
             _ => {}
         }
     }

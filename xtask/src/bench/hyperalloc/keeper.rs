@@ -70,6 +70,8 @@ impl Keeper {
         let vm = match self {
             // What is plugged cannot be held.
             Keeper::VirtioMem => host.qemu(self.guest(setup)),
+            // The image is root's.
+            _ if setup.image.is_some() => host.run(self.guest(setup).user("root")),
             _ => host.run(self.guest(setup)),
         };
         match self {

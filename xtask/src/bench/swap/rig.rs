@@ -212,8 +212,9 @@ impl Ground {
         disk.throttle(&self.cgroup, setup.medium)?;
         let guest = setup.guest(&disk);
         let inside = self.cgroup.enter()?;
+        // Privileged, QEMU stays in this group, which counts what it takes.
         let vm = match setup.keeper.is_ebb() {
-            true => self.host.run(guest),
+            true => self.host.run(guest.privileged()),
             false => self.host.qemu(guest),
         };
         drop(inside);
@@ -230,7 +231,7 @@ impl Ground {
     /// As [`Ground::new`].
     pub fn run(&self, guest: vmtest::Guest) -> anyhow::Result<Vm> {
         let inside = self.cgroup.enter()?;
-        let vm = self.host.run(guest);
+        let vm = self.host.run(guest.privileged());
         drop(inside);
         Ok(vm)
     }

@@ -1,0 +1,237 @@
+//! Who the QEMUs are that Ebb starts, and what they may do.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use ebb_api::{Confinement, RunRequest};
+use ebb_sys::confine::{Child, Identity, User};
+use ebb_vm::launch::{self, Accelerator};
+use rustix::process::Signal;
+
+use crate::problem::{Answer, not_allowed};
+
+/// What the number of a process is added to for that of its user. Linux gives process numbers
+/// below 2^22, and nobody else uses these: what distributions, containers and systemd take for
+/// users ends below 2^31 - 2^28, and begins again above 2^31 - 2^17.
+const USERS: u32 = 0x7000_0000;
+const OWN: &str = "own";
+const KVM: &str = "/dev/kvm";
+/// strerror(3) of `EACCES` and of `EPERM`.
+const DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
+
+/// A user as it is asked for, its name resolved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VmUser(User);
+
+impl Default for VmUser {
+    fn default() -> VmUser {
+        VmUser(User::PerProcess(USERS))
+    }
+}
+
+impl FromStr for VmUser {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<VmUser, String> {
+        if text == OWN {
+            return Ok(VmUser::default());
+        }
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (text, None),
+        };
+        let number = |text: &str| text.parse().ok().filter(|&number| number != u32::MAX);
+        let (uid, own_gid) = match number(user) {
+            Some(uid) => (uid, uid),
+            None => named(user)?,
+        };
+        let gid = match group {
+            Some(group) => number(group)
+                .ok_or_else(|| format!("{group:?} is no group's number: write UID:GID"))?,
+            None => own_gid,
+        };
+        Ok(VmUser(User::Fixed { uid, gid }))
+    }
+}
+
+/// The numbers of a user on this host, and of its group.
+fn named(name: &str) -> Result<(u32, u32), String> {
+    let all = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    numbers_of(&all, name)
+        .ok_or_else(|| format!("there is no user {name:?} in /etc/passwd: give its number"))
+}
+
+/// `www-data:x:33:33:...`
+fn numbers_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
+    passwd.lines().find_map(|line| {
+        let mut words = line.split(':');
+        words.next().filter(|&found| found == name)?;
+        Some((words.nth(1)?.parse().ok()?, words.next()?.parse().ok()?))
+    })
+}
+
+/// How a QEMU is to be confined.
+pub struct Plan {
+    /// Who it is; none: root.
+    pub identity: Option<Identity>,
+    /// It filters its own system calls.
+    pub sandbox: bool,
+    lacks: Vec<String>,
+}
+
+impl Plan {
+    /// For a VM asked for, where the daemon has `default` for those that name no user.
+    ///
+    /// # Errors
+    /// There is no such user, or it could not use what the VM needs.
+    pub fn new(
+        request: &RunRequest,
+        default: VmUser,
+        qemu: &Path,
+        accelerator: Accelerator,
+    ) -> Answer<Plan> {
+        if request.privileged {
+            tracing::warn!("{}: QEMU runs as root, unconfined (--privileged)", request.name);
+            return Ok(Plan { identity: None, sandbox: false, lacks: Vec::new() });
+        }
+        let asked = request.user.as_deref().map(str::parse).transpose().map_err(not_allowed)?;
+        let VmUser(user) = asked.unwrap_or(default);
+        let groups = match accelerator {
+            Accelerator::Kvm => kvm_groups(user).map_err(not_allowed)?,
+            Accelerator::Tcg => Vec::new(),
+        };
+        let identity = Identity { user, groups };
+        let mut lacks = Vec::new();
+        let sandbox = match own_sandbox(&request.qemu_args) {
+            true => false,
+            false => has_sandbox(qemu, &identity),
+        };
+        if own_sandbox(&request.qemu_args) {
+            lacks.push("QEMU filters system calls as its own arguments say (-sandbox)".into());
+        } else if !sandbox {
+            lacks.push(
+                "QEMU filters no system calls: it was built without seccomp (-sandbox)".into(),
+            );
+        }
+        Ok(Plan { identity: Some(identity), sandbox, lacks })
+    }
+
+    /// What of this process QEMU is to have.
+    pub fn child(&self) -> Child {
+        let cgroups: Vec<OwnedFd> = Vec::new();
+        Child { identity: self.identity.clone(), cgroups, ..Child::default() }
+    }
+
+    /// The same of a QEMU that runs.
+    pub fn of(&self, pid: i32) -> Confinement {
+        let user = self.identity.as_ref().map(|identity| identity.user.of(pid as u32));
+        let (uid, gid) = user.unwrap_or_default();
+        Confinement {
+            privileged: self.identity.is_none(),
+            uid,
+            gid,
+            sandbox: self.sandbox,
+            cgroups: Vec::new(),
+            lacks: self.lacks.clone(),
+        }
+    }
+
+    /// What to do about a QEMU that ended in this way after these words; empty: this confinement
+    /// is not why.
+    pub fn advice(&self, why: &str, signal: Option<i32>) -> &'static str {
+        if self.identity.is_none() {
+            return "";
+        }
+        if self.sandbox && signal == Some(Signal::SYS.as_raw()) {
+            return ". Its filter of system calls forbade something, as starting a program: leave \
+                    that out, or pass a -sandbox of your own; --privileged runs QEMU as root";
+        }
+        match DENIED.iter().any(|denied| why.contains(denied)) {
+            true => {
+                ". QEMU has a user of its own: give drives by --disk, or what it uses to a user, and \
+                 name that by --user; --privileged runs QEMU as root"
+            }
+            false => "",
+        }
+    }
+}
+
+fn own_sandbox(qemu_args: &[String]) -> bool {
+    qemu_args.iter().any(|word| word == "-sandbox" || word == "--sandbox")
+}
+
+/// Whether this QEMU can filter its system calls. Tried once in a daemon's life.
+fn has_sandbox(qemu: &Path, identity: &Identity) -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        let words = ["-sandbox", launch::SANDBOX, "-machine", "help"];
+        let asked = launch::ask(qemu, Some(identity.clone()), &words);
+        // Whatever else is wrong with that QEMU, starting it tells better.
+        !asked.is_ok_and(|told| String::from_utf8_lossy(&told.stderr).contains("sandbox"))
+    })
+}
+
+/// The group that lets a user run guests on the processor.
+fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
+    let found = fs::metadata(KVM).map_err(|error| format!("{KVM}: {error}"))?;
+    let (mode, owner, group) = (found.mode(), found.uid(), found.gid());
+    let is_owner = matches!(user, User::Fixed { uid, .. } if uid == owner);
+    match is_owner || mode & 0o006 == 0o006 {
+        true => Ok(Vec::new()),
+        false if mode & 0o060 == 0o060 && group != 0 => Ok(vec![group]),
+        false => Err(format!(
+            "QEMU is not to be root, and only root may use {KVM}: give that to a group (chgrp kvm \
+             {KVM} && chmod 660 {KVM}), or run the VM with --user root"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_names_numbers_and_their_own() {
+        let fixed = |uid, gid| Ok(VmUser(User::Fixed { uid, gid }));
+        assert_eq!("own".parse(), Ok(VmUser(User::PerProcess(USERS))));
+        assert_eq!("1000".parse(), fixed(1000, 1000));
+        assert_eq!("1000:44".parse(), fixed(1000, 44));
+        assert_eq!("root".parse(), fixed(0, 0));
+        for wrong in ["4294967295", "1:x", "no such user", ""] {
+            assert!(wrong.parse::<VmUser>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_user_has_its_group() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nqemu:x:64055:994::/:/bin/false\n";
+        assert_eq!(numbers_of(passwd, "qemu"), Some((64055, 994)));
+        assert_eq!(numbers_of(passwd, "qem"), None);
+        assert_eq!(numbers_of("qemu:x", "qemu"), None);
+    }
+
+    #[test]
+    fn advice_is_for_who_was_denied_something() {
+        let identity = Some(Identity { user: User::PerProcess(USERS), groups: Vec::new() });
+        let plan = Plan { identity, sandbox: true, lacks: Vec::new() };
+        let denied = plan.advice("a.img: Permission denied", None);
+        for way in ["--disk", "--user", "--privileged"] {
+            assert!(denied.contains(way), "{denied}");
+        }
+        assert!(plan.advice("it said nothing", Some(Signal::SYS.as_raw())).contains("-sandbox"));
+        assert_eq!(plan.advice("it said nothing", Some(Signal::KILL.as_raw())), "");
+        assert_eq!(plan.advice("no such device", None), "");
+        let privileged = Plan { identity: None, ..plan };
+        assert_eq!(privileged.advice("a.img: Permission denied", None), "");
+    }
+
+    #[test]
+    fn the_own_users_stay_below_what_others_use() {
+        let (last, _) = User::PerProcess(USERS).of((1 << 22) - 1);
+        assert!(last < (1 << 31) - (1 << 17));
+    }
+}
