@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::json;
-use vmtest::{Disk, Guest, Host, Vm, until};
+use vmtest::{Disk, Guest, Host, Vm, require, until};
 
 const MIB: u64 = 1 << 20;
 /// A QEMU's user is this and its process number.
 const USERS: u64 = 0x7000_0000;
+/// A user without privilege.
+const NOBODY: u32 = 65534;
 const SECRET: &str = "only root is to read this";
 
 fn guest() -> Guest {
@@ -73,21 +77,75 @@ fn assert_has_only_what_it_needs(vm: &Vm, host: &Host) {
     assert!(!words.contains(&format!("/proc/{daemon}/")), "{words}");
 }
 
+/// The control group of a process in a hierarchy of version 1 or 2 that has this controller.
+fn control_group(pid: i32, controller: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it runs");
+    let mut lines = text.lines().filter_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        rest.split_once(':')
+    });
+    let one = lines.clone().find(|(all, _)| all.split(',').any(|word| word == controller));
+    let found = one.or_else(|| lines.find(|(all, _)| all.is_empty()));
+    found.map(|(_, path)| path.to_owned()).unwrap_or_default()
+}
+
+/// Its kernel and its RAM disk are files that only root may read; so are all of its directory.
 #[test]
 fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
     let host = Host::new();
     host.set("EBB_TEST_SECRET", SECRET);
     let disk = Disk::new(&host, "disk", "64M");
-    let vm = host.run(guest().own_disk(&disk));
+    let mut guest = guest();
+    guest.own_boot_files(host.directory(), 0o600);
+    let vm = host.run(guest.clone().own_disk(&disk));
     assert_confined(&vm);
     assert_has_only_what_it_needs(&vm, &host);
     let told = vm.status().confinement.expect("Ebb started it");
-    assert!(!told.privileged && told.sandbox && told.lacks.is_empty(), "{told:?}");
+    assert!(!told.privileged && told.sandbox, "{told:?}");
     assert_eq!(u64::from(told.uid), USERS + vm.pid() as u64);
 
-    let other = host.run(guest());
+    let console = host.find("ebb-console").expect("it stands before the VM's console");
+    assert_eq!(privileges(console), ["1", "2", FILES, FILES]);
+    let other = host.run(guest);
     assert_ne!(about(vm.pid())["Uid"], about(other.pid())["Uid"]);
     assert_confined(&other);
+    // One that was let go is found again, though its command line names no socket.
+    other.detach();
+    host.ebb(&format!("attach --name {} --pid {}", other.name(), other.pid())).ok();
+    assert_eq!(other.status().pid, other.pid());
+    assert_confined(&other);
+}
+
+/// What the kernel holds it to, and that nothing is left of it.
+#[test]
+fn a_qemu_is_in_a_control_group_of_its_own() {
+    let host = Host::new();
+    let vm = host.run(guest());
+    let told = vm.status().confinement.expect("Ebb started it");
+    if let Some(why) = told.lacks.iter().find(|why| why.contains("control group")) {
+        require!(Err::<(), _>(why.clone()));
+    }
+    let ours = format!("/ebb/{}.{}", vm.name(), host.daemon().expect("a daemon runs"));
+    for controller in ["memory", "pids"] {
+        assert!(control_group(vm.pid(), controller).ends_with(&ours), "{controller}");
+    }
+    let limit = |names: [&str; 2]| -> u64 {
+        let mut files = told.cgroups.iter().flat_map(|group| names.map(|name| group.join(name)));
+        let text = files.find_map(|file| fs::read_to_string(file).ok()).expect("a limit");
+        text.trim().parse().expect("a number")
+    };
+    let most = limit(["memory.max", "memory.limit_in_bytes"]);
+    assert!((512 * MIB..4096 * MIB).contains(&most), "{most}");
+    assert!(limit(["pids.max", "pids.max"]) < 2048);
+    vm.power_off();
+    until("its groups to go", || told.cgroups.iter().all(|group| !group.exists()).then_some(()));
+    until("the VM to be forgotten", || host.list().is_empty().then_some(()));
+    // What one of this name left that was let go is in nobody's way.
+    told.cgroups.iter().for_each(|group| fs::create_dir(group).expect("a control group"));
+    host.ebb("run --name vm0 --memory 64M -- -S").ok();
+    let again = host.list().into_iter().find(|vm| vm.name.as_str() == "vm0").expect("it is held");
+    let group = control_group(again.pid, "pids");
+    assert!(group.ends_with(&ours), "{group}");
 }
 
 #[test]
@@ -116,18 +174,7 @@ fn a_confined_vm_lives_as_any_other() {
     });
 }
 
-/// A VM that was let go is found again, though its command line names no socket.
-#[test]
-fn a_confined_vm_is_let_go_and_held_again() {
-    let host = Host::new();
-    let vm = host.run(guest());
-    vm.detach();
-    host.ebb(&format!("attach --name {} --pid {}", vm.name(), vm.pid())).ok();
-    assert_eq!(vm.status().pid, vm.pid());
-    assert_confined(&vm);
-}
-
-fn secret(host: &Host, bytes: usize) -> std::path::PathBuf {
+fn secret(host: &Host, bytes: usize) -> PathBuf {
     let path = host.directory().join("secret.img");
     fs::write(&path, SECRET.repeat(bytes / SECRET.len())).expect("a file");
     close(&path);
@@ -143,8 +190,13 @@ fn what_is_roots_alone_is_closed_to_qemu() {
     let host = Host::new();
     let path = secret(&host, 1 << 20);
     let vm = host.run(guest());
-    let key = host.run_directory().join("vms").join(vm.name()).join("swap.key");
-    for file in [&path, &key] {
+    let directory = host.run_directory().join("vms").join(vm.name());
+    // The one directory of ours that it has.
+    let entries = fs::read_dir(format!("/proc/{}/fd", vm.pid())).expect("it runs");
+    let is_sockets = |path: &PathBuf| fs::read_link(path).is_ok_and(|at| at.ends_with("sockets"));
+    let sockets = entries.flatten().map(|entry| entry.path()).find(is_sockets);
+    let above = sockets.expect("a directory of sockets").join("../vm.json");
+    for file in [path, directory.join("swap.key"), directory.join("vm.json"), above] {
         let arguments = json!({ "driver": "raw", "read-only": true, "node-name": "stolen",
             "file": { "driver": "file", "filename": file.display().to_string() } });
         let mut qmp = vm.open_qmp();
@@ -176,16 +228,6 @@ fn a_drive_that_qemu_may_not_open_is_told_with_what_to_do() {
 }
 
 #[test]
-fn a_kernel_of_roots_alone_boots() {
-    let host = Host::new();
-    let mut guest = guest();
-    guest.own_boot_files(host.directory(), 0o600);
-    let vm = host.run(guest);
-    assert_confined(&vm);
-    vm.wait_trusted();
-}
-
-#[test]
 fn a_privileged_vm_is_told_so() {
     let host = Host::new();
     host.set("EBB_TEST_SECRET", SECRET);
@@ -200,4 +242,115 @@ fn a_privileged_vm_is_told_so() {
     assert!(vm.status().confinement.expect("Ebb started it").privileged);
     assert!(vm.ebb("status").ok().contains("--privileged"));
     assert!(host.log().contains("--privileged"));
+}
+
+/// CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
+const FILES: &str = "0000000000000006";
+
+fn privileges(pid: i32) -> [String; 4] {
+    let about = about(pid);
+    ["NoNewPrivs", "Seccomp", "CapEff", "CapBnd"].map(|name| about[name].clone())
+}
+
+/// Capabilities by their bits: `SYS_MODULE` and `SYS_BOOT`.
+const NEVER_NEEDED: u64 = 1 << 16 | 1 << 22;
+
+#[test]
+fn the_daemon_and_its_helpers_give_up_what_they_never_need() {
+    let host = Host::new();
+    host.start();
+    let daemon = host.daemon().expect("a daemon runs");
+    let told = about(daemon);
+    assert_eq!(told["NoNewPrivs"], "1");
+    for set in ["CapEff", "CapPrm", "CapBnd"] {
+        let bits = u64::from_str_radix(&told[set], 16).expect("bits");
+        assert_eq!(bits & NEVER_NEEDED, 0, "{set}: {bits:#x}");
+        assert_ne!(bits, 0, "{set}");
+    }
+    let limits = fs::read_to_string(format!("/proc/{daemon}/limits")).expect("it runs");
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
+    assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+
+    let mut disk = Disk::new(&host, "disk", "64M");
+    disk.start();
+    assert_eq!(privileges(disk.pid()), ["1", "2", FILES, FILES]);
+    let relay = Helper::relay(&host);
+    let none = "0000000000000000";
+    assert_eq!(privileges(relay.0.id() as i32), ["1", "2", none, none]);
+}
+
+/// A subcommand of ebbd's, killed when it goes.
+struct Helper(Child);
+
+impl Helper {
+    fn relay(host: &Host) -> Helper {
+        let socket = host.directory().join("front.sock");
+        let mut command = Command::new(vmtest::assets::program_directory().join("ebbd"));
+        command.arg("relay").arg("--socket").arg(&socket).stderr(Stdio::null());
+        command.arg("--device").arg(host.directory().join("back.sock"));
+        let relay = Helper(command.spawn().expect("ebbd starts"));
+        let filtered = || about(relay.0.id() as i32)["Seccomp"] == "2";
+        until("a relay", || (socket.exists() && filtered()).then_some(()));
+        relay
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Of a process that may be dumped, what it is in /proc is its user's; of others it is root's.
+#[test]
+fn there_is_no_core_dump_of_what_serves_a_vm() {
+    let host = Host::new();
+    let path = |name: &str| host.directory().join(name);
+    let image = path("disk.img");
+    fs::File::create(&image).and_then(|file| file.set_len(MIB)).expect("an image");
+    fs::create_dir(path("open")).expect("a directory");
+    for (file, mode) in [(image.clone(), 0o666), (path("open"), 0o777)] {
+        fs::set_permissions(file, fs::Permissions::from_mode(mode)).expect("its own file");
+    }
+    let socket = path("open").join("disk.sock");
+    let mut command = Command::new(vmtest::assets::program_directory().join("ebbd"));
+    command.arg("disk").arg("--socket").arg(&socket).arg("--image").arg(&image);
+    let server = command.uid(NOBODY).gid(NOBODY).stderr(Stdio::null()).spawn();
+    let server = Helper(server.expect("ebbd starts"));
+    until("a disk to be served", || socket.exists().then_some(()));
+    let pid = server.0.id() as i32;
+    assert!(about(pid)["Uid"].starts_with(&NOBODY.to_string()));
+    let owner = fs::metadata(format!("/proc/{pid}/maps")).expect("it runs").uid();
+    assert_eq!(owner, 0);
+}
+
+#[test]
+fn a_daemon_is_killed_later_than_others_and_its_qemus_are_not() {
+    let host = Host::new();
+    let vm = host.run(guest());
+    let score = |pid: i32| -> i32 {
+        let text = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("it runs");
+        text.trim().parse().expect("a number")
+    };
+    assert_eq!(score(vm.pid()), 0);
+    let may = u64::from_str_radix(&about(std::process::id() as i32)["CapEff"], 16).expect("bits");
+    let resource = (may >> 24) & 1 == 1;
+    require!(if resource { Ok(()) } else { Err("it takes CAP_SYS_RESOURCE, which is not here") });
+    assert_eq!(score(host.daemon().expect("a daemon runs")), -900);
+}
+
+/// What is on a disk may stay there for ever.
+#[test]
+fn a_run_directory_on_a_disk_holds_no_keys_unless_told_so() {
+    let host = Host::new();
+    require!(if host.is_on_disk() { Ok(()) } else { Err("temporary files are in memory") });
+    host.set("EBB_ALLOW_KEYS_ON_DISK", "false");
+    let why = host.ebb("run --name a --memory 64M --kernel /bin/true").refused();
+    assert!(why.contains("--allow-keys-on-disk"), "{why}");
+    let vm = host.qemu(guest());
+    let why = vm.try_attach().refused();
+    assert!(why.contains("--allow-keys-on-disk"), "{why}");
+    assert!(host.list().is_empty());
 }

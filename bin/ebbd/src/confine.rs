@@ -1,7 +1,7 @@
 //! Who the QEMUs are that Ebb starts, and what they may do.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
@@ -12,6 +12,7 @@ use ebb_sys::confine::{Child, Identity, User};
 use ebb_vm::launch::{self, Accelerator};
 use rustix::process::Signal;
 
+use crate::cgroup::Group;
 use crate::problem::{Answer, not_allowed};
 
 /// What the number of a process is added to for that of its user. Linux gives process numbers
@@ -80,6 +81,7 @@ pub struct Plan {
     pub identity: Option<Identity>,
     /// It filters its own system calls.
     pub sandbox: bool,
+    group: Group,
     lacks: Vec<String>,
 }
 
@@ -96,7 +98,8 @@ impl Plan {
     ) -> Answer<Plan> {
         if request.privileged {
             tracing::warn!("{}: QEMU runs as root, unconfined (--privileged)", request.name);
-            return Ok(Plan { identity: None, sandbox: false, lacks: Vec::new() });
+            let group = Group::default();
+            return Ok(Plan { identity: None, sandbox: false, group, lacks: Vec::new() });
         }
         let asked = request.user.as_deref().map(str::parse).transpose().map_err(not_allowed)?;
         let VmUser(user) = asked.unwrap_or(default);
@@ -117,13 +120,25 @@ impl Plan {
                 "QEMU filters no system calls: it was built without seccomp (-sandbox)".into(),
             );
         }
-        Ok(Plan { identity: Some(identity), sandbox, lacks })
+        let group = Group::make(request).unwrap_or_else(|why| {
+            lacks.push(format!("QEMU has no control group that limits it: {why}"));
+            Group::default()
+        });
+        Ok(Plan { identity: Some(identity), sandbox, group, lacks })
     }
 
     /// What of this process QEMU is to have.
-    pub fn child(&self) -> Child {
-        let cgroups: Vec<OwnedFd> = Vec::new();
-        Child { identity: self.identity.clone(), cgroups, ..Child::default() }
+    ///
+    /// # Errors
+    /// Its control group cannot be entered.
+    pub fn child(&self) -> io::Result<Child> {
+        let cgroups = self.group.doors()?;
+        Ok(Child { identity: self.identity.clone(), cgroups, ..Child::default() })
+    }
+
+    /// The QEMU runs on.
+    pub fn keep(self) {
+        self.group.keep();
     }
 
     /// The same of a QEMU that runs.
@@ -135,7 +150,7 @@ impl Plan {
             uid,
             gid,
             sandbox: self.sandbox,
-            cgroups: Vec::new(),
+            cgroups: self.group.directories().to_owned(),
             lacks: self.lacks.clone(),
         }
     }
@@ -217,7 +232,8 @@ mod tests {
     #[test]
     fn advice_is_for_who_was_denied_something() {
         let identity = Some(Identity { user: User::PerProcess(USERS), groups: Vec::new() });
-        let plan = Plan { identity, sandbox: true, lacks: Vec::new() };
+        let (group, lacks) = (Group::default(), Vec::new());
+        let plan = Plan { identity, sandbox: true, group, lacks };
         let denied = plan.advice("a.img: Permission denied", None);
         for way in ["--disk", "--user", "--privileged"] {
             assert!(denied.contains(way), "{denied}");

@@ -64,6 +64,8 @@ pub struct Daemon {
     pub(crate) calibrated: Arc<Calibrated>,
     /// Who QEMUs are, unless told otherwise.
     vm_user: VmUser,
+    /// The keys of swap files may be on a disk.
+    keys_on_disk: bool,
 }
 
 impl Daemon {
@@ -78,12 +80,37 @@ impl Daemon {
         let [run_dir, swap_dir, log_dir] = [run_dir, swap_dir, log_dir].map(Path::to_owned);
         let (vms, left) = (Arc::default(), Arc::default());
         let vm_user = VmUser::default();
-        Daemon { run_dir, swap_dir, log_dir, settings, vms, left, pool, calibrated, vm_user }
+        Daemon {
+            run_dir,
+            swap_dir,
+            log_dir,
+            settings,
+            vms,
+            left,
+            pool,
+            calibrated,
+            vm_user,
+            keys_on_disk: false,
+        }
     }
 
-    /// The same, whose QEMUs run as this user unless told otherwise.
-    pub fn running_vms_as(self, vm_user: VmUser) -> Daemon {
-        Daemon { vm_user, ..self }
+    /// The same, whose QEMUs run as this user unless told otherwise, and whose keys may be on a
+    /// disk.
+    pub fn with_rules(self, vm_user: VmUser, keys_on_disk: bool) -> Daemon {
+        Daemon { vm_user, keys_on_disk, ..self }
+    }
+
+    /// A key on a disk may outlive its VM there, whatever is done to remove it. VMs that are held
+    /// already have theirs.
+    fn check_keys(&self) -> Answer<()> {
+        let run = self.run_dir.display();
+        match ebb_store::is_in_memory(&self.run_dir).map_err(failed("the run directory"))? {
+            false if !self.keys_on_disk => Err(not_allowed(format!(
+                "the run directory {run} is on a disk, and the key of the VM's swap file would be, \
+                 too: choose one on tmpfs, or start ebbd with --allow-keys-on-disk"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Where a VM's swap file goes. The process's number tells it from that of a
@@ -210,8 +237,7 @@ impl Daemon {
         let reserved = self.reserve(&request.name, false)?;
         let claimed = Claimed::file_of(tiers.as_ref())?;
         let backing = host::backing(request.backing, request.memory_bytes)?;
-        let plan = Plan::new(request, self.vm_user, &qemu(), host::accelerator().value)?;
-        handed::make_socket_directory(&reserved.directory).map_err(failed("the VM's directory"))?;
+        let plan = self.confine(request, &reserved.directory)?;
         let images = disks::open(&request.disks).map_err(not_allowed)?;
         disks::check(&images).map_err(not_allowed)?;
         let shared = Shared::new(&images, &request.disks, request.max_bytes())
@@ -281,9 +307,16 @@ impl Daemon {
         let held = held::take(process, ram, qmp, with, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
         children.into_iter().for_each(Running::release);
+        plan.keep();
         claimed.keep();
         reserved.keep();
         Ok(())
+    }
+
+    /// Settles what the VM's QEMU may do, and makes the directory that it may go to.
+    fn confine(&self, request: &RunRequest, directory: &Path) -> Answer<Plan> {
+        handed::make_socket_directory(directory).map_err(failed("the VM's directory"))?;
+        Plan::new(request, self.vm_user, &qemu(), host::accelerator().value)
     }
 
     /// Holds a VM that somebody else started.
@@ -376,6 +409,7 @@ impl Daemon {
     /// a VM that was let go and still runs: it can be held again, and no other
     /// VM can be started in it.
     fn reserve(&self, name: &VmName, again: bool) -> Answer<Reserved> {
+        self.check_keys()?;
         let directory = self.run_dir.join("vms").join(name.as_str());
         let mut vms = self.vms();
         if vms.contains_key(name) {
@@ -511,9 +545,9 @@ fn start(
         cwd: request.cwd.as_deref().unwrap_or(Path::new("/")),
         sandbox: plan.sandbox,
     };
+    let settled = plan.child().map_err(failed("QEMU's control group"))?;
     let (mut messages, to_messages) = io::pipe().map_err(failed("a pipe"))?;
-    let started = launch.start(plan.child(), to_messages);
-    let child = started.map_err(|error| match error.kind() {
+    let child = launch.start(settled, to_messages).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => not_allowed(format!(
             "there is no {}: install it with apt-get install qemu-system-x86",
             qemu().display()

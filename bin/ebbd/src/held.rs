@@ -16,6 +16,7 @@ use ebb_units::{FRAME_BYTES, FrameRange};
 use ebb_vm::layout::{self, KnownRegion};
 use ebb_vm::{Qmp, Ram};
 
+use crate::cgroup;
 use crate::disks::{self, Disks, Shared, Source};
 use crate::failpoint;
 use crate::growth::Growth;
@@ -288,6 +289,7 @@ fn digests_path(directory: &Path) -> PathBuf {
 pub fn clear(record: Option<&Record>, directory: &Path, _: &Dead) -> io::Result<()> {
     if let Some(record) = record {
         remove_swap(record);
+        cgroup::remove_of(record);
     }
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -471,11 +473,12 @@ impl Held {
         closed
     }
 
-    /// Its VMM has ended: removes the VM's record, ledger and swap file.
+    /// Its VMM has ended: removes its control group, and the VM's record, ledger and swap file.
     ///
     /// # Errors
     /// As unlink(2).
     pub fn bury(&self, _: &Dead) -> io::Result<()> {
+        cgroup::remove_of(&self.record);
         self.forget()
     }
 

@@ -4,6 +4,7 @@
 
 mod bounded_log;
 mod calibrate;
+mod cgroup;
 mod compaction;
 mod confine;
 mod console;
@@ -35,6 +36,7 @@ mod offers;
 mod order;
 mod placing;
 mod pool;
+mod privileges;
 mod problem;
 mod pulse;
 mod record;
@@ -120,6 +122,9 @@ struct Arguments {
     /// or `own`, one that no other process has.
     #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own")]
     vm_user: confine::VmUser,
+    /// Hold VMs although the keys of their swap files are on a disk, since the run directory is.
+    #[arg(long, env = "EBB_ALLOW_KEYS_ON_DISK")]
+    allow_keys_on_disk: bool,
     /// Leave the session of whoever started it.
     #[arg(long)]
     background: bool,
@@ -127,7 +132,15 @@ struct Arguments {
 
 /// The program.
 pub fn main() {
-    let result = match std::env::args().nth(1).as_deref() {
+    let result = privileges::close_up().map_err(Into::into).and_then(|()| run());
+    if let Err(error) = result {
+        eprintln!("ebbd: {error:#}");
+        std::process::exit(if error.is::<Owned>() { route::EXIT_OWNED } else { 1 });
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    match std::env::args().nth(1).as_deref() {
         Some(injector::COMMAND) => {
             injector::main(&std::env::args().skip(2).collect::<Vec<String>>())
         }
@@ -136,10 +149,6 @@ pub fn main() {
         Some(console::COMMAND) => console::main(std::env::args().skip(2)),
         Some(relay::COMMAND) => relay::main(std::env::args().skip(2)),
         _ => serve(&Arguments::parse()),
-    };
-    if let Err(error) = result {
-        eprintln!("ebbd: {error:#}");
-        std::process::exit(if error.is::<Owned>() { route::EXIT_OWNED } else { 1 });
     }
 }
 
@@ -166,6 +175,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     check_compressed(arguments.compressed, &run_dir)?;
     arguments.looking.check().map_err(anyhow::Error::msg)?;
     placing::check_rate(arguments.move_rate).map_err(anyhow::Error::msg)?;
+    privileges::of_daemon().context("giving up privileges")?;
     let settings = Settings {
         compressed_bytes: arguments.compressed.0,
         read_freed: arguments.read_freed,
@@ -179,7 +189,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the calibration's record, calibration.json: remove it")?;
     let shared = (pool, calibrated);
     let daemon = daemon::Daemon::new(&run_dir, &swap_dir, &log_dir, settings, shared)
-        .running_vms_as(arguments.vm_user);
+        .with_rules(arguments.vm_user, arguments.allow_keys_on_disk);
     daemon.take_up_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

@@ -44,12 +44,14 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     crate::log::to_stderr(arguments.log.as_deref());
     let device = &arguments.device;
     let Some(socket) = &arguments.socket else {
+        crate::privileges::of_relay()?;
         let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned()?);
         let why = ebb_vhost::relay::run_once(&listener, device, QEMU_WITHIN)?;
         tracing::info!("{}: the front end: {why}", device.display());
         return Ok(());
     };
     let listener = ebb_vhost::socket::listen(socket)?;
+    crate::privileges::of_relay()?;
     tracing::info!("serving {} at {}", device.display(), socket.display());
     ebb_vhost::relay::run(&listener, device)
 }

@@ -6,19 +6,20 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::rand::{GetRandomFlags, getrandom};
+use zeroize::Zeroizing;
 
 use crate::StoreError;
 
 /// Its file.
 pub(crate) const FILE: &str = "swap.key";
 
-/// For AES-256.
-pub(crate) type Key = [u8; 32];
+/// For AES-256. Overwritten when it goes.
+pub(crate) type Key = Zeroizing<[u8; 32]>;
 
 /// The key that is there, if it is whole.
 pub(crate) fn load(run: &Path) -> Result<Option<Key>, StoreError> {
     let mut key = Key::default();
-    let read = File::open(run.join(FILE)).and_then(|mut file| file.read_exact(&mut key));
+    let read = File::open(run.join(FILE)).and_then(|mut file| file.read_exact(&mut *key));
     match read {
         Ok(()) => Ok(Some(key)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -29,13 +30,13 @@ pub(crate) fn load(run: &Path) -> Result<Option<Key>, StoreError> {
 /// A new one. It is there as a whole or not at all.
 pub(crate) fn create(run: &Path) -> Result<Key, StoreError> {
     let mut key = Key::default();
-    if getrandom(&mut key, GetRandomFlags::empty())? != key.len() {
+    if getrandom(&mut *key, GetRandomFlags::empty())? != key.len() {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
     let next = run.join(format!("{FILE}.next"));
     let mut options = File::options();
     options.write(true).create(true).truncate(true).mode(0o600);
-    options.open(&next)?.write_all(&key)?;
+    options.open(&next)?.write_all(&*key)?;
     fs::rename(&next, run.join(FILE))?;
     Ok(key)
 }

@@ -1,11 +1,13 @@
 //! What makes a slot unreadable to others, and damage to it known.
 
+use std::io;
+
 use aes_gcm::aead::inout::InOutBuf;
 use aes_gcm::{AeadInOut, Aes256Gcm, KeyInit};
+use ebb_sys::confine::lock_in_memory;
 use twox_hash::XxHash3_128;
 
 use crate::Page;
-use crate::key::Key;
 
 /// What a slot on disk is protected against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,8 +52,11 @@ pub(crate) enum Sealer {
 }
 
 impl Sealer {
-    pub(crate) fn aes(key: &Key) -> Sealer {
-        Sealer::Aes(Box::new(Aes256Gcm::new(key.into())))
+    /// The cipher overwrites its keys when it goes; until then they stay out of swap.
+    pub(crate) fn aes(key: &[u8; 32]) -> io::Result<Sealer> {
+        let cipher = Box::new(Aes256Gcm::new(key.into()));
+        lock_in_memory(&*cipher)?;
+        Ok(Sealer::Aes(cipher))
     }
 
     /// Whether the sealed page is the page itself.
@@ -121,7 +126,7 @@ mod tests {
     const PLACE: Place = Place { slot: 7, generation: 3 };
 
     fn sealers() -> [Sealer; 2] {
-        [Sealer::aes(&[5; 32]), Sealer::Xxh3]
+        [Sealer::aes(&[5; 32]).unwrap(), Sealer::Xxh3]
     }
 
     #[test]

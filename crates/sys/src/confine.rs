@@ -7,16 +7,72 @@ use std::process::Command;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
-use rustix::process::{Resource, Rlimit, setrlimit, umask};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit, umask,
+};
+pub use rustix::thread::CapabilitySet;
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, Gid, Uid, remove_capability_from_bounding_set, set_capabilities,
+    CapabilitySets, Gid, Uid, remove_capability_from_bounding_set, set_capabilities,
     set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 /// Capabilities have numbers below this.
 const CAPABILITIES_MAX: u32 = 64;
 /// The number of user and group that means "leave it".
 const NOBODY: u32 = u32::MAX;
+
+/// System calls of no use to a process that serves a device, and of much to who took it over.
+const FORBIDDEN: [libc::c_long; 48] = [
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_userfaultfd,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_mknod,
+    libc::SYS_mknodat,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsmount,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setgroups,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_add_key,
+    libc::SYS_keyctl,
+    libc::SYS_request_key,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_iopl,
+    libc::SYS_ioperm,
+    libc::SYS_clock_settime,
+];
 
 /// Who a child is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,6 +186,8 @@ fn limit_capabilities(kept: CapabilitySet) -> Result<(), Errno> {
             Ok(()) => {}
             // This kernel knows no more.
             Err(Errno::INVAL) => break,
+            // Who may not take them out has none to pass on.
+            Err(Errno::PERM) => break,
             Err(error) => return Err(error),
         }
     }
@@ -154,4 +212,90 @@ fn inherit_only(inherited: &[OwnedFd]) -> Result<(), Errno> {
         return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::NOSYS));
     }
     inherited.iter().try_for_each(|descriptor| fcntl_setfd(descriptor, FdFlags::empty()))
+}
+
+/// Nobody can have a core dump of this process, or look into it, but with the privilege for all.
+/// No program that it starts can gain a privilege.
+///
+/// # Errors
+/// As prctl(2) and setrlimit(2).
+pub fn close_up() -> io::Result<()> {
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    Ok(set_no_new_privs(true)?)
+}
+
+/// Leaves this thread, those that it makes and the programs that they start no other capability
+/// than these: to be called before there are other threads.
+///
+/// # Errors
+/// As prctl(2) and capset(2).
+pub fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
+    limit_capabilities(kept)?;
+    Ok(drop_capabilities(kept)?)
+}
+
+/// From now on system calls that no server of a device makes fail with `EPERM`, in all threads:
+/// those that start programs, look into other processes, mount, change users, or change the host.
+///
+/// # Errors
+/// As seccomp(2), in words.
+pub fn forbid_calls() -> io::Result<()> {
+    let rules = FORBIDDEN.iter().map(|&call| (call, Vec::new())).collect();
+    let denied = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, TargetArch::x86_64);
+    let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(io::Error::other)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(io::Error::other)
+}
+
+/// Keeps what `value` itself holds out of swap, for as long as this process lives: other things
+/// may lie on the same pages.
+///
+/// # Errors
+/// As mlock(2).
+pub fn lock_in_memory<T>(value: &T) -> io::Result<()> {
+    // SAFETY: the bytes are borrowed, so they are mapped; locking changes none of them.
+    let locked = unsafe { libc::mlock(std::ptr::from_ref(value).cast(), size_of::<T>()) };
+    if locked == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_of_its_own_goes_by_the_process() {
+        assert_eq!(User::PerProcess(1000).of(7), (1007, 1007));
+        assert_eq!(User::Fixed { uid: 1, gid: 2 }.of(7), (1, 2));
+    }
+
+    #[test]
+    fn a_locked_value_is_counted() {
+        let locked = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+        };
+        let before = locked();
+        let value = Box::new([1_u8; 8192]);
+        lock_in_memory(&*value).unwrap();
+        assert!(locked() >= before + 8, "{before} kB, then {} kB", locked());
+    }
+
+    #[test]
+    fn a_child_has_the_descriptors_meant_for_it_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
+        let (meant, other) = (open("meant"), open("other"));
+        // Nobody has marked it as not to be inherited.
+        fcntl_setfd(&other, FdFlags::empty()).unwrap();
+        let mut child = Child::default();
+        let number = child.inherit(meant);
+        let mut command = Command::new("sh");
+        command.args(["-c", "ls -l /proc/$$/fd"]);
+        settle(&mut command, child);
+        let told = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert!(told.contains(&format!(" {number} -> ")) && told.contains("/meant"), "{told}");
+        assert!(!told.contains("/other"), "{told}");
+    }
 }

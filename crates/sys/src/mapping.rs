@@ -33,10 +33,10 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes` of `file` from `offset` on, both page aligned.
+    /// Maps `bytes` of `file` from `offset` on, both page aligned. A core dump has nothing of it.
     ///
     /// # Errors
-    /// As mmap(2).
+    /// As mmap(2) and madvise(2).
     pub fn new(file: impl AsFd, offset: u64, bytes: u64) -> io::Result<Mapping> {
         let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -44,7 +44,9 @@ impl Mapping {
         let start =
             unsafe { mmap(std::ptr::null_mut(), length, prot, MapFlags::SHARED, file, offset)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
-        Ok(Mapping { start, bytes: length, guard: None })
+        let mapping = Mapping { start, bytes: length, guard: None };
+        mapping.advise(0, bytes, Advice::LinuxDontDump)?;
+        Ok(mapping)
     }
 
     /// The same mapping of a file that others may shrink, and whose content may be lost then:
@@ -229,6 +231,17 @@ mod tests {
         assert!(mapping.half_words(8190, 1).is_none());
         assert!(mapping.quarter_words(8190, 1).is_some());
         assert!(mapping.quarter_words(8190, 2).is_none());
+    }
+
+    #[test]
+    fn a_core_dump_has_nothing_of_it() {
+        let file = RamFile::create("mapping-test", 8192).unwrap();
+        let mapping = Mapping::new(&file, 0, 8192).unwrap();
+        let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:08x}-", mapping.address().0);
+        let mut lines = all.lines().skip_while(|line| !line.starts_with(&start));
+        let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
     }
 
     #[test]

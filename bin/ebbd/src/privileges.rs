@@ -1,0 +1,71 @@
+//! What the daemon and its helpers give up as they start.
+
+use std::fs;
+use std::io;
+
+use ebb_sys::confine::{self, CapabilitySet};
+
+/// Other processes are killed for want of memory before the one that holds their memory.
+const OOM_SCORE: &str = "-900";
+/// What the daemon does with each, or a QEMU that is started with `--privileged`:
+const DAEMON: [CapabilitySet; 17] = [
+    // images, devices and directories of others;
+    CapabilitySet::CHOWN,
+    CapabilitySet::DAC_OVERRIDE,
+    CapabilitySet::DAC_READ_SEARCH,
+    CapabilitySet::FOWNER,
+    // QEMUs that are users of their own;
+    CapabilitySet::KILL,
+    CapabilitySet::SETGID,
+    CapabilitySet::SETUID,
+    CapabilitySet::SETPCAP,
+    // a userfaultfd in a VMM, and the node by which it is made;
+    CapabilitySet::SYS_PTRACE,
+    CapabilitySet::MKNOD,
+    // where pages are, and moving them between nodes; keys that are locked in memory;
+    CapabilitySet::SYS_ADMIN,
+    CapabilitySet::SYS_NICE,
+    CapabilitySet::SYS_RESOURCE,
+    CapabilitySet::IPC_LOCK,
+    // networks of privileged QEMUs.
+    CapabilitySet::NET_ADMIN,
+    CapabilitySet::NET_RAW,
+    CapabilitySet::NET_BIND_SERVICE,
+];
+
+/// For all of them: no core dump, and no privilege to be gained.
+///
+/// # Errors
+/// As prctl(2) and setrlimit(2).
+pub fn close_up() -> io::Result<()> {
+    confine::close_up()
+}
+
+/// For the daemon: what it, and what it starts, can never do is given up, and it is killed late.
+///
+/// # Errors
+/// As prctl(2) and capset(2).
+pub fn of_daemon() -> io::Result<()> {
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
+        tracing::warn!("as likely to be killed for want of memory as others: {error}");
+    }
+    confine::keep_capabilities(DAEMON.into_iter().collect())
+}
+
+/// For a relay, which only passes messages on between two sockets of its own user.
+///
+/// # Errors
+/// As prctl(2), capset(2) and seccomp(2).
+pub fn of_relay() -> io::Result<()> {
+    confine::keep_capabilities(CapabilitySet::empty())?;
+    confine::forbid_calls()
+}
+
+/// For who serves one device: its files may be another user's, and it makes some beside its socket.
+///
+/// # Errors
+/// As prctl(2), capset(2) and seccomp(2).
+pub fn of_device() -> io::Result<()> {
+    confine::keep_capabilities(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH)?;
+    confine::forbid_calls()
+}
