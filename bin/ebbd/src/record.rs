@@ -294,3 +294,22 @@ impl Record {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a daemon wrote it that knew of no regions that leave.
+    #[test]
+    fn a_region_of_an_older_record_is_there() {
+        let text = r#"{"gpa":4294967296,"bytes":4096,"hva":8192,"inode":7,"offset":0}"#;
+        let region: RegionRecord = serde_json::from_str(text).expect("a region");
+        let known = region.known();
+        assert!(!region.gone && !known.is_gone);
+        assert_eq!((known.region.gpa, known.region.hva, known.inode), (Gpa(1 << 32), Hva(8192), 7));
+        let gone = RegionRecord { gone: true, ..region };
+        let text = serde_json::to_string(&gone).expect("text");
+        let again: RegionRecord = serde_json::from_str(&text).expect("a region");
+        assert!(again.known().is_gone);
+    }
+}
