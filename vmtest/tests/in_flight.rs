@@ -6,7 +6,7 @@ use std::thread;
 use ebb_api::EvictReport;
 use ebb_units::FRAME_BYTES;
 use serde_json::json;
-use vmtest::{Guest, Host, HostSetting, SlowDisk, Vm, assets, require, rounds, slow_disks, until};
+use vmtest::{Guest, Host, SlowDisk, Vm, assets, require, rounds, slow_disks, until};
 
 /// A second: each takes many times longer than an eviction.
 const REQUESTS: u32 = 25;
@@ -151,36 +151,6 @@ fn files_read_from_a_slow_drive() {
 fn files_read_from_a_slow_drive_under_a_limit() {
     require!(slow_disks());
     files("6.1-cloud", "ext4", "threads", By::Limit);
-}
-
-/// How many folios of 64 KiB the host has made of shared memory.
-fn folios_made() -> u64 {
-    let path = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/stats/shmem_alloc";
-    let made = std::fs::read_to_string(path).expect("the host counts folios");
-    made.trim().parse().expect("a number")
-}
-
-/// A part of a large folio that is punched while a request uses another part stays as zeros. This
-/// VM is in large folios: before Ebb came it had what the host then allowed.
-#[test]
-fn files_read_into_large_folios_under_a_limit() {
-    require!(slow_disks());
-    let setting = HostSetting::shared_folios(64);
-    require!(setting.as_ref());
-    let before = folios_made();
-    let host = Host::new();
-    let disk = SlowDisk::new(&host, "slow", "512M").formatted("ext4");
-    let vm = host.qemu(with_drive(Guest::debian("6.1-cloud").memory("256M"), &disk, "threads"));
-    let files = Files::write(&vm, "ext4");
-    assert!(folios_made() >= before + 1024, "the VM is in small pages");
-    vm.attach();
-    drop(setting);
-    vm.wait_trusted();
-    disk.slow_down(vm.pid(), REQUESTS);
-    while_evicted(&vm, By::Limit, || files.read(&vm, "large folios"));
-    vm.guest("umount /mnt");
-    vm.power_off();
-    disk.check("ext4");
 }
 
 /// The matrix, in the long form: file systems, ways of I/O, kernels.
