@@ -495,9 +495,13 @@ impl Held {
         if let Err(error) = self.pager.unwatch_all() {
             tracing::error!("{}: {error}", self.record.name);
         }
-        leave(&self.process, &self.record);
-        if let Err(error) = self.forget() {
-            tracing::error!("{}: {error}", self.record.name);
+        let Held { process, pager, restored, qmp, disks, growth, record, directory } = self;
+        // What is wanting may be descriptors, and letting go takes some.
+        drop((disks, growth, pager, restored, qmp));
+        leave(&process, &record);
+        remove_swap(&record);
+        if let Err(error) = forget(&directory) {
+            tracing::error!("{}: {error}", record.name);
         }
     }
 
