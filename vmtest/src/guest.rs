@@ -26,7 +26,7 @@ pub struct Guest {
     machine: String,
     nodes: u64,
     slow_node: Option<Bytes>,
-    ram: &'static str,
+    ram: String,
     accelerator: &'static str,
     disk: Option<Bytes>,
     room: Option<Bytes>,
@@ -49,7 +49,7 @@ impl Guest {
             machine: "q35".into(),
             nodes: 1,
             slow_node: None,
-            ram: "memfd,share=on",
+            ram: "memfd,share=on".into(),
             accelerator: "tcg",
             disk: None,
             room: None,
@@ -210,8 +210,8 @@ impl Guest {
 
     /// The kind of memory backend and its properties, as in `ram,share=off`;
     /// for [`crate::Host::qemu`] only.
-    pub fn ram(mut self, backend: &'static str) -> Guest {
-        self.ram = backend;
+    pub fn ram(mut self, backend: impl Into<String>) -> Guest {
+        self.ram = backend.into();
         self
     }
 

@@ -34,6 +34,18 @@ impl HostSetting {
         Ok(HostSetting { path: path.to_owned(), before })
     }
 
+    /// No huge pages for shared memory, whoever asks for them.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub fn no_shared_huge_pages() -> Result<HostSetting, String> {
+        let path = Path::new(SHMEM);
+        let text = read(path)?;
+        let before = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{SHMEM} is {text}"))?;
+        write(path, "never")?;
+        Ok(HostSetting { path: path.to_owned(), before: before.to_owned() })
+    }
+
     /// Folios of so many KiB for shared memory, where a program asks for huge pages.
     ///
     /// # Errors
