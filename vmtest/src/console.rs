@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::complaints;
 use crate::process;
-use crate::wait::{DEADLINE, until_or};
+use crate::wait::{deadline, until_or};
 
 const TAIL_LINES: usize = 30;
 
@@ -138,7 +138,7 @@ impl Console {
                 None => panicked.then(|| Err(format!("kernel panic before {what}"))),
             }
         });
-        let timeout = || Err(format!("waited {DEADLINE:?} in vain for {what}"));
+        let timeout = || Err(format!("waited {:?} in vain for {what}", deadline()));
         found.unwrap_or_else(timeout).map_err(GuestError)
     }
 

@@ -38,7 +38,7 @@ pub use mount::SmallFs;
 pub use setting::HostSetting;
 pub use slow_disk::{SlowDisk, slow_disks};
 pub use vm::{Churn, Vm};
-pub use wait::{DEADLINE, give_up, until, until_or};
+pub use wait::{deadline, give_up, until, until_or};
 
 /// How often a test does what may go wrong once in many times: `usual`, or in the long form,
 /// which `EBB_LONG` asks for, `long`.

@@ -11,6 +11,7 @@ use ebb_sys::page_idle::PageIdle;
 
 use crate::assets::{self, Kernel};
 use crate::host::call;
+use crate::wait::NESTED;
 use crate::{Guest, Host, Ran, Vm, skip};
 
 /// The kernel of a host with two nodes: `PAGEMAP_SCAN` has come with 6.7.
@@ -71,7 +72,7 @@ fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest) -> Guest) -> bool
     let guest = Guest::debian(kernel).memory(MEMORY).qemu_args(&format!("-drive {drive}"));
     let vm = host.qemu(machine(guest));
     prepare(&vm);
-    let variables = format!("PATH=/usr/bin:/bin EBB_BIN_DIR=/{PROGRAMS} HOME=/root");
+    let variables = format!("PATH=/usr/bin:/bin EBB_BIN_DIR=/{PROGRAMS} HOME=/root {NESTED}=1");
     let run = format!("env {variables} chroot /mnt /{TEST} --exact --nocapture {test}");
     vm.guest(&format!("sh ({run}; echo status $?) >/tmp/out 2>&1 </dev/null &"));
     let output = wait(&vm);

@@ -7,7 +7,19 @@ use std::time::{Duration, Instant};
 
 /// Nothing on a test bench takes so long unless it is stuck: translated guests
 /// on two busy cores included.
-pub const DEADLINE: Duration = Duration::from_secs(240);
+const DEADLINE: Duration = Duration::from_secs(240);
+/// A guest in a guest is translated twice.
+const NESTED_DEADLINE: Duration = Duration::from_secs(720);
+/// Set for tests that run in a guest.
+pub(crate) const NESTED: &str = "EBB_TEST_NESTED";
+
+/// How long anything is waited for.
+pub fn deadline() -> Duration {
+    match std::env::var_os(NESTED) {
+        Some(_) => NESTED_DEADLINE,
+        None => DEADLINE,
+    }
+}
 
 /// Somebody asked that nobody waits any more.
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
@@ -23,9 +35,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Looks until `probe` finds something.
 ///
 /// # Panics
-/// It does not within [`DEADLINE`].
+/// It does not within [`deadline`].
 pub fn until<T>(what: impl Display, probe: impl FnMut() -> Option<T>) -> T {
-    until_or(probe).unwrap_or_else(|| panic!("waited {DEADLINE:?} in vain for {what}"))
+    until_or(probe).unwrap_or_else(|| panic!("waited {:?} in vain for {what}", deadline()))
 }
 
 /// The same, but `None` when time is up.
@@ -33,7 +45,7 @@ pub fn until<T>(what: impl Display, probe: impl FnMut() -> Option<T>) -> T {
 /// # Panics
 /// After [`give_up`].
 pub fn until_or<T>(mut probe: impl FnMut() -> Option<T>) -> Option<T> {
-    let end = Instant::now() + DEADLINE;
+    let end = Instant::now() + deadline();
     while Instant::now() < end {
         assert!(!GIVEN_UP.swap(false, Ordering::Relaxed), "interrupted");
         if let Some(found) = probe() {

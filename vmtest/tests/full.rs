@@ -200,7 +200,7 @@ fn a_guest_waits_for_room_in_the_swap_directory() {
     let host = Host::new();
     host.set("EBB_SWAP_DIR", swap.path());
     host.set("EBB_SWAP_KEEP_FREE", "8M");
-    let vm = host.run(Guest::debian("6.1-cloud").memory("500M"));
+    let vm = host.run(Guest::debian("6.1-cloud").memory("500M").backing("small"));
     // It says so where it waits for long.
     vm.forgive();
     vm.guest("fill a 150M");
