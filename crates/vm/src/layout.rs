@@ -10,6 +10,7 @@ use ebb_sys::mapping::Mapping;
 use ebb_sys::process::{Process, Vma};
 use ebb_sys::ram_file::RamFile;
 use ebb_units::{Gpa, Hva};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::memory_tree;
@@ -230,7 +231,12 @@ impl Files<'_> {
 fn open_memfd(process: &Process, inode: u64) -> io::Result<Option<RamFile>> {
     for (number, link) in process.descriptors()? {
         if link.starts_with("/memfd:") {
-            let file = RamFile::from(process.descriptor(number)?);
+            let file = match process.descriptor(number) {
+                Ok(descriptor) => RamFile::from(descriptor),
+                // The VMM has closed it since.
+                Err(error) if error.raw_os_error() == Some(Errno::BADF.raw_os_error()) => continue,
+                Err(error) => return Err(error),
+            };
             if file.identity()?.1 == inode {
                 return Ok(Some(file));
             }
