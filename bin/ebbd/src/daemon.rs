@@ -301,6 +301,7 @@ impl Daemon {
             settings: self.settings,
             regions: Vec::new(),
             totals: Totals::default(),
+            digests: 0,
         };
         let Started { children, process, ram, qmp } = started;
         let with = (served, devices);
@@ -375,6 +376,7 @@ impl Daemon {
             settings: self.settings,
             regions: Vec::new(),
             totals: Totals::default(),
+            digests: 0,
         };
         let disks = Disks::none().map_err(failed("a random key"))?;
         let with = (disks, Growth::none());

@@ -15,6 +15,7 @@ use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange};
 use ebb_vm::layout::{self, KnownRegion};
 use ebb_vm::{Qmp, Ram};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::cgroup;
 use crate::disks::{self, Disks, Shared, Source};
@@ -79,6 +80,7 @@ pub fn take(
         record.small_pages = true;
     }
     record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
+    own_digests(&mut record).map_err(failed("random numbers"))?;
     let swap_was_there = record.swap.exists();
     let taken = { record.save(directory).map_err(failed("the VM's record")) }
         .and_then(|()| make(&process))
@@ -198,6 +200,37 @@ fn shake_hands(uffd: &Uffd) -> Answer<()> {
     })
 }
 
+/// Gives the digests an owner, if they have none.
+fn own_digests(record: &mut Record) -> io::Result<()> {
+    if record.digests == 0 {
+        let mut number = [0; 8];
+        getrandom(&mut number, GetRandomFlags::empty())?;
+        record.digests = u64::from_ne_bytes(number).max(1);
+    }
+    Ok(())
+}
+
+/// Those of a VM with disks. One that is taken up while there is no room for them goes without.
+fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Digests>> {
+    if record.disks.is_empty() {
+        return Ok(None);
+    }
+    let path = digests_path(directory);
+    match Digests::open(&path, ram.end(), record.digests) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            tracing::warn!(
+                "{}: what rests on its disks is not compared as it comes back: {}: {error}",
+                record.name,
+                path.display()
+            );
+            // What it holds is not kept up from now on.
+            fs::remove_file(&path)?;
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
+}
+
 fn pager(
     ram: Ram,
     ledger: Ledger,
@@ -216,9 +249,7 @@ fn pager(
     let slots = ram.first_bytes() / FRAME_BYTES;
     let ram = Arc::new(ram);
     let devices = failpoint::devices(shared.devices(&ram), &record.name);
-    let digests = (!record.disks.is_empty())
-        .then(|| Digests::open(&digests_path(directory), ram.end()))
-        .transpose()?;
+    let digests = digests(&ram, record, directory)?;
     let (pager, restored) = Pager::new(Parts {
         ram,
         ledger,
@@ -344,6 +375,7 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     let ram = layout::reopen(&process, &regions).map_err(io::Error::other)?;
     unplugged::note(&mut record, &ram, directory);
     let fresh = record.userfaultfd.is_none();
+    own_digests(&mut record)?;
     let number = match record.userfaultfd {
         Some(number) => number,
         None => remake(&process)?,

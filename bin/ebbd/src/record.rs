@@ -126,6 +126,9 @@ pub struct Record {
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.
     pub totals: Totals,
+    /// Whose the digests beside it are; 0: of a daemon that made none.
+    #[serde(default)]
+    pub digests: u64,
 }
 
 /// A size asked for.

@@ -55,10 +55,7 @@ impl State {
         self.reconnect();
         let moves = self.has_pluggers() || self.may_lose_regions();
         let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut(), moves);
-        if trusted && let Err(why) = self.is_in_place() {
-            self.insight.forget(&why);
-            trusted = false;
-        }
+        trusted = trusted && self.is_in_place();
         let same = |before: &Arc<Guest>| {
             self.insight.guest().is_ok_and(|guest| guest.note() == before.note())
         };

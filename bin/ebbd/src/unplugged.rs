@@ -78,7 +78,7 @@ impl Unplugged {
 /// As dup(2).
 pub fn mind(pager: &Pager, process: &Process) -> io::Result<()> {
     let (vmm, ram) = (process.try_clone()?, Arc::clone(pager.ram()));
-    pager.check_mapped(move || unplugged::check_mapped(&vmm, &ram));
+    pager.check_mapped(move |ranges| unplugged::mapped(&vmm, &ram, ranges));
     Ok(())
 }
 
@@ -134,19 +134,26 @@ impl State {
     }
 
     /// Whether the guest speaks of the same memory as we do, by its address.
-    pub(crate) fn is_in_place(&mut self) -> Result<(), String> {
+    /// A QEMU that does not tell is asked again.
+    pub(crate) fn is_in_place(&mut self) -> bool {
         if !self.may_lose_regions() {
-            return Ok(());
+            return true;
         }
-        let qmp = self.held.qmp.as_mut().ok_or("QEMU's QMP socket does not answer")?;
+        let Some(qmp) = self.held.qmp.as_mut() else { return false };
         match layout::moved(qmp, self.held.pager.ram()) {
-            Ok(None) => Ok(()),
-            Ok(Some(at)) => Err(format!(
-                "a memory device was unplugged, and other memory is at its address {:#x} now: \
-                 delete its back end, or detach and attach the VM",
-                at.0
-            )),
-            Err(error) => Err(format!("QEMU does not tell where its memory devices are: {error}")),
+            Ok(None) => true,
+            Ok(Some(at)) => {
+                self.insight.forget(&format!(
+                    "a memory device was unplugged, and other memory is at its address {:#x} now: \
+                     delete its back end, or detach and attach the VM",
+                    at.0
+                ));
+                false
+            }
+            Err(error) => {
+                tracing::debug!("{}: its memory devices: {error}", self.held.record.name);
+                false
+            }
         }
     }
 

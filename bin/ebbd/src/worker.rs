@@ -644,11 +644,30 @@ impl State {
         self.all_is_back();
         self.faults = None;
         if let Err(error) = self.held.let_go() {
-            self.serve_again();
+            self.hold_on();
             return Err(Refused::Failed(format!("it stays held, letting go failed: {error}")));
         }
         let duration_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(DetachReport { restored_bytes, duration_ns })
+    }
+
+    /// It was to be let go of, and is held as before.
+    fn hold_on(&mut self) {
+        self.serve_again();
+        // Nothing is watched any more.
+        self.watched.clear();
+        let record = &self.held.record;
+        let watched = match record.mode == Mode::Strict || record.evicts || record.shares {
+            true => self.held.pager.watch_all(),
+            false => Ok(()),
+        };
+        if let Err(error) = watched {
+            tracing::error!("{}: watching its memory: {error}", record.name);
+        }
+        self.save();
+        if let Err(error) = self.apply_limit() {
+            tracing::error!("{}: its limit: {error}", self.held.record.name);
+        }
     }
 
     /// Frames are about to be evicted.

@@ -18,7 +18,8 @@ use crate::pager::Pager;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBREST1");
 const HEADER_BYTES: u64 = 4096;
-/// Magic and count of frames; then the key.
+/// Magic, count of frames, and which record the file belongs to; then the key.
+const HEADER_WORDS: usize = 3;
 const KEY_AT: u64 = 64;
 const KEY_WORDS: usize = 24;
 /// A block's number and one, and the digest. 0: nothing is known.
@@ -31,6 +32,7 @@ const ROWS: u64 = 4096 / ROW_BYTES;
 pub struct Digests {
     mapping: Mapping,
     frames: u64,
+    owner: u64,
     key: [u8; KEY_WORDS * 8],
     /// Pages of rows that have memory, as far as this process knows.
     prepared: Vec<AtomicBool>,
@@ -40,9 +42,12 @@ impl Digests {
     /// The file of a VM whose memory ends there, as a daemon before this one left it, or made
     /// anew. Of frames that rested before it was made nothing is known.
     ///
+    /// It is made anew for another `owner`: the number on record with the VM. A daemon that knows of no
+    /// digests drops that number, and what it let rest is not what is noted here.
+    ///
     /// # Errors
     /// As open(2), mmap(2) and getrandom(2); `StorageFull`: there is no room for its header.
-    pub fn open(path: &Path, end: Gfn) -> io::Result<Digests> {
+    pub fn open(path: &Path, end: Gfn, owner: u64) -> io::Result<Digests> {
         let bytes = HEADER_BYTES + end.0.next_multiple_of(ROWS) * ROW_BYTES;
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -54,7 +59,7 @@ impl Digests {
         let mapping = Mapping::new(&file, 0, bytes)?;
         mapping.reserve(0, HEADER_BYTES)?;
         let prepared = (0..end.0.div_ceil(ROWS)).map(|_| AtomicBool::new(false)).collect();
-        let mut digests = Digests { mapping, frames: end.0, key: [0; _], prepared };
+        let mut digests = Digests { mapping, frames: end.0, owner, key: [0; _], prepared };
         match digests.is_made() {
             true => digests.read_key(),
             false => digests.make(&file, bytes)?,
@@ -63,8 +68,12 @@ impl Digests {
     }
 
     fn is_made(&self) -> bool {
-        let header = self.mapping.words(0, 2).unwrap_or_default();
-        header.iter().map(|word| word.load(Acquire)).eq([MAGIC, self.frames])
+        let header = self.mapping.words(0, HEADER_WORDS).unwrap_or_default();
+        header.iter().map(|word| word.load(Acquire)).eq(self.header())
+    }
+
+    fn header(&self) -> [u64; HEADER_WORDS] {
+        [MAGIC, self.frames, self.owner]
     }
 
     fn make(&mut self, file: &File, bytes: u64) -> io::Result<()> {
@@ -80,9 +89,8 @@ impl Digests {
             word.store(u64::from_ne_bytes(*bytes), Relaxed);
         }
         // The magic last: a file without it was never finished.
-        for (word, value) in
-            self.mapping.words(0, 2).unwrap_or_default().iter().zip([MAGIC, self.frames]).rev()
-        {
+        let header = self.mapping.words(0, HEADER_WORDS).unwrap_or_default();
+        for (word, value) in header.iter().zip(self.header()).rev() {
             word.store(value, Release);
         }
         Ok(())

@@ -35,7 +35,7 @@ impl Pager {
         let there = regions.iter().filter(|frames| self.ram.region_of(frames.start).is_some());
         let hvas: Vec<HvaRange> =
             there.map(|frames| self.hva(*frames)).collect::<io::Result<_>>()?;
-        self.watch_missing(hvas.into_iter())?;
+        self.watch_missing(&hvas)?;
         // A second one would be of the same devices.
         let _ = self.pluggable.set(regions);
         *self.sentry.write().unwrap_or_else(PoisonError::into_inner) = Some(sentry);

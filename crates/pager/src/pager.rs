@@ -67,6 +67,9 @@ pub struct Restored {
 /// Restored blocks waiting to be looked at; beyond that they are not judged.
 const RESTORED_CAPACITY: usize = 1024;
 
+/// Tells in which of some ranges the VMM has its RAM.
+type Mapped = Box<dyn Fn(&[HvaRange]) -> io::Result<Vec<HvaRange>> + Send + Sync>;
+
 /// The pager of one VM. Used by its fault thread and its worker at once.
 pub struct Pager {
     pub(crate) ram: Arc<Ram>,
@@ -94,7 +97,7 @@ pub struct Pager {
     marks: [AtomicU64; 2],
     pub(crate) halt: Halt,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    mapped: OnceLock<Box<dyn Fn() -> io::Result<()> + Send + Sync>>,
+    mapped: OnceLock<Mapped>,
     pub(crate) panicked: OnceLock<Box<dyn Fn(String) + Send + Sync>>,
     pub(crate) failure: Failure,
     pub(crate) restored: SyncSender<Restored>,
@@ -253,27 +256,41 @@ impl Pager {
     /// # Errors
     /// `EBUSY`: another userfaultfd has a part of it; as ioctl_userfaultfd(2).
     pub fn watch_all(&self) -> io::Result<()> {
-        self.watch_missing(self.ram.regions().map(Region::hva_range))
+        let ranges: Vec<HvaRange> = self.ram.regions().map(Region::hva_range).collect();
+        self.watch_missing(&ranges)
     }
 
-    /// First touches of these ranges come here. What else the VMM has at such an address by then
-    /// must not be filled with the guest's memory: it is looked at before, and once more after.
-    pub(crate) fn watch_missing(
+    /// First touches of these ranges come here, but for those where the VMM has no RAM any more:
+    /// they are about to be let go of.
+    ///
+    /// What else it has at such an address must not be filled with the guest's memory, so it is
+    /// looked at before, and once more after. Only a range that is proved to be something else is
+    /// unwatched: in all others content may be elsewhere, and its place would read as zeros.
+    pub(crate) fn watch_missing(&self, ranges: &[HvaRange]) -> io::Result<()> {
+        let ours = self.of_ram(ranges)?;
+        ours.iter().try_for_each(|range| self.uffd.register(*range, Watch::MissingAndWrite))?;
+        let Ok(left) = self.of_ram(&ours) else { return Ok(()) };
+        for range in ours.iter().filter(|range| !left.contains(range)) {
+            self.report("unwatch", self.uffd.unregister(*range));
+        }
+        Ok(())
+    }
+
+    /// Those of the ranges where the VMM has its RAM.
+    fn of_ram(&self, ranges: &[HvaRange]) -> io::Result<Vec<HvaRange>> {
+        match self.mapped.get() {
+            Some(which) => which(ranges),
+            None => Ok(ranges.to_vec()),
+        }
+    }
+
+    /// Who says in which of some ranges the VMM has its RAM mapped where it had, from now on; once.
+    pub fn check_mapped(
         &self,
-        ranges: impl Iterator<Item = HvaRange> + Clone,
-    ) -> io::Result<()> {
-        let is_ours = || self.mapped.get().map_or(Ok(()), |is_ours| is_ours());
-        is_ours()?;
-        ranges.clone().try_for_each(|range| self.uffd.register(range, Watch::MissingAndWrite))?;
-        is_ours().inspect_err(|_| {
-            ranges.for_each(|range| self.report("unwatch", self.uffd.unregister(range)));
-        })
-    }
-
-    /// Who says whether the VMM has mapped all of its RAM where it had, from now on; once.
-    pub fn check_mapped(&self, is_ours: impl Fn() -> io::Result<()> + Send + Sync + 'static) {
+        which: impl Fn(&[HvaRange]) -> io::Result<Vec<HvaRange>> + Send + Sync + 'static,
+    ) {
         // A second one would look at the same VMM.
-        let _ = self.mapped.set(Box::new(is_ours));
+        let _ = self.mapped.set(Box::new(which));
     }
 
     /// Writes to protected frames of this range come here.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ebb_ledger::{Content, LockedFrame};
 use ebb_store::{MEMORY_SLOTS, Page, PageBuffer};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use rustix::io::Errno;
 
 use crate::counters::{add, subtract};
 use crate::dead::Verdict;
@@ -163,6 +164,8 @@ impl Pager {
                 Content::OnDisk { block } => self.resting.first_on(block),
                 _ => return,
             };
+            // What the VMM has unplugged has no place to be filled (`Pager::let_go`).
+            let owner = owner.filter(|gfn| self.ram.region_of(*gfn).is_some());
             let held = owner.and_then(|gfn| Some((gfn, self.ledger.lock_frame(gfn).ok()?)));
             match held {
                 Some((gfn, word)) if word.content() == wanted => {
@@ -316,12 +319,23 @@ impl Pager {
             // The pair goes only once the block was read.
             self.again(|| match self.resting.has(gfn, block) {
                 true if self.drop_if_dead(gfn) => Ok(Served::Done),
-                true => self.install_backed(gfn),
+                // The VMM has unplugged it: nobody reads it any more.
+                true if self.ram.region_of(gfn).is_none() => Ok(Served::Done),
+                true => match self.install_backed(gfn) {
+                    // It has unmapped it, and is about to be seen to have.
+                    Err(error) if is_unmapped(&error) => Ok(Served::Busy),
+                    done => done,
+                },
                 false => Ok(Served::Done),
             })?;
         }
         Ok(())
     }
+}
+
+/// Whether the VMM has nothing at the address that was to be filled.
+fn is_unmapped(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::NOENT.raw_os_error())
 }
 
 /// The content so many pages behind another.

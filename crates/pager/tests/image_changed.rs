@@ -69,7 +69,7 @@ impl Daemon {
         };
         let pager = Arc::new(Pager::new(parts).unwrap().0);
         let digests = machine.run().join("digests");
-        pager.compare_with(Digests::open(&digests, machine.ram.end()).unwrap());
+        pager.compare_with(Digests::open(&digests, machine.ram.end(), 1).unwrap());
         pager.watch_all().unwrap();
         let this = Process::open(std::process::id() as i32).unwrap();
         let vmm = this.as_fd().try_clone_to_owned().unwrap();

@@ -114,7 +114,7 @@ pub fn reclaim(
     };
     guest.victims(&pager.view(), request, blocks);
     taken.scan = began.elapsed();
-    let mut pass = Pass { pager, guest, order, taken, still_runs };
+    let mut pass = Pass { pager, guest, order, taken, still_runs, is_watched: false };
     let mut left = blocks.iter().copied();
     let stop = loop {
         if pass.taken.bytes >= order.want_bytes {
@@ -135,6 +135,8 @@ struct Pass<'a, R> {
     order: Order,
     taken: Taken,
     still_runs: R,
+    /// All first touches come to the pager.
+    is_watched: bool,
 }
 
 impl<'a, R: FnMut() -> bool> Pass<'a, R> {
@@ -184,6 +186,15 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         Ok(claim)
     }
 
+    /// Has all first touches come to the pager, once a pass.
+    fn watch(&mut self) -> io::Result<()> {
+        if !self.is_watched {
+            self.pager.watch_all()?;
+            self.is_watched = true;
+        }
+        Ok(())
+    }
+
     /// Commits what is still free, until an error.
     fn look_again(&mut self, claims: Vec<Claim<'a>>) -> (Vec<Committed<'a>>, io::Result<()>) {
         let view = self.pager.view();
@@ -194,7 +205,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             let same = |now: &Head| now.order == claim.order() && now.metadata == claim.metadata();
             match now.filter(same).and_then(|_| self.fill_of(claim.block())) {
                 // Only a served fault can bring another byte than zero back.
-                Some(fill) if fill != 0 && result.is_ok() => match self.pager.watch_all() {
+                Some(fill) if fill != 0 && result.is_ok() => match self.watch() {
                     Ok(()) => committed.extend(self.commit(claim, fill)),
                     Err(error) => {
                         result = Err(error);

@@ -3,9 +3,10 @@
 use std::io;
 
 use ebb_sys::process::{Process, Vma};
+use ebb_sys::uffd::HvaRange;
 use ebb_units::Hva;
 
-use crate::ram::Ram;
+use crate::ram::{Ram, Region};
 
 /// How `/proc/PID/fd` names guest memory.
 const MEMFD: &str = "/memfd:";
@@ -38,23 +39,27 @@ pub fn gone(process: &Process, inodes: &[u64]) -> io::Result<Vec<u64>> {
     Ok(absent(&mappings, &suspects))
 }
 
-/// Makes sure that the VMM has all of its RAM, but for what is gone, mapped where it had.
+/// In which of these ranges, each in one region of the RAM, the VMM has that mapped. In others
+/// something else may be by now, or nothing.
 ///
 /// # Errors
-/// It has not: something else may be there. As reading `/proc/PID/maps`.
-pub fn check_mapped(process: &Process, ram: &Ram) -> io::Result<()> {
+/// As reading `/proc/PID/maps`: then nothing is known.
+pub fn mapped(process: &Process, ram: &Ram, ranges: &[HvaRange]) -> io::Result<Vec<HvaRange>> {
     let mappings = process.mappings()?;
-    for region in ram.regions() {
+    let mut found = Vec::new();
+    for range in ranges {
+        let into = |region: &Region| {
+            range.start.0.checked_sub(region.hva.0).filter(|into| *into < region.bytes)
+        };
+        let place = ram.regions().find_map(|region| Some((region, into(region)?)));
+        let Some((region, into)) = place else { continue };
         let Some(backing) = ram.files().get(region.file) else { continue };
         let inode = backing.file.identity()?.1;
-        if !is_mapped(&mappings, region.hva, region.bytes, (inode, region.offset)) {
-            return Err(io::Error::other(format!(
-                "QEMU has its RAM at guest-physical address {:#x} no more where it had it",
-                region.gpa.0
-            )));
+        if is_mapped(&mappings, range.start, range.bytes, (inode, region.offset + into)) {
+            found.push(*range);
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Whether a range shows this file from this offset on, in one mapping or several in a row.
@@ -80,7 +85,7 @@ mod tests {
     use ebb_units::Gpa;
 
     use super::*;
-    use crate::ram::{Backing, Region};
+    use crate::ram::Backing;
 
     const BYTES: u64 = 1 << 20;
     const NONE: [u64; 0] = [];
@@ -134,18 +139,23 @@ mod tests {
             let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset };
             Ram::new(vec![region], vec![Backing { file, mapping }]).expect("a layout")
         };
-        let check = |ram: &Ram| check_mapped(&process, ram);
+        let is_there = |ram: &Ram| {
+            let all: Vec<HvaRange> = ram.regions().map(Region::hva_range).collect();
+            mapped(&process, ram, &all).expect("/proc") == all
+        };
         let (hva, half) = (guest.address(), BYTES / 2);
         let ours = ram(file, hva, 0, BYTES);
-        check(&ours).expect("as it was");
-        check(&ram(other, hva, 0, BYTES)).expect_err("another file");
+        assert!(is_there(&ours), "as it was");
+        assert!(!is_there(&ram(other, hva, 0, BYTES)), "another file");
         let file =
             || RamFile::from(ours.files()[0].file.as_fd().try_clone_to_owned().expect("dup"));
-        check(&ram(file(), Hva(hva.0 + half), half, half)).expect("its second half");
-        check(&ram(file(), Hva(hva.0 + half), 0, half)).expect_err("another offset");
+        assert!(is_there(&ram(file(), Hva(hva.0 + half), half, half)), "its second half");
+        assert!(!is_there(&ram(file(), Hva(hva.0 + half), 0, half)), "another offset");
+        let end = HvaRange { start: Hva(hva.0 + half), bytes: half };
+        assert_eq!(mapped(&process, &ours, &[end]).expect("/proc"), [end], "a part of it");
         drop(guest);
-        check(&ours).expect_err("unmapped");
+        assert!(!is_there(&ours), "unmapped");
         ours.set_gone(0);
-        check(&ours).expect("nothing is left to be there");
+        assert!(is_there(&ours), "nothing is left to be there");
     }
 }
