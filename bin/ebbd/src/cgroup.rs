@@ -35,11 +35,11 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes one for the QEMU of such a VM.
+    /// Makes one for the QEMU of such a VM, whose memory may be unknown.
     ///
     /// # Errors
     /// No hierarchy is mounted here, or none can be written, in words.
-    pub fn make(request: &RunRequest) -> Result<Group, String> {
+    pub fn make(request: &RunRequest, limits_memory: bool) -> Result<Group, String> {
         let mounts = fs::read_to_string(MOUNTS).map_err(|error| format!("{MOUNTS}: {error}"))?;
         let most = request.max_bytes();
         let limits = [most + most / 8 + OVERHEAD_BYTES, u64::from(request.cpus) + TASKS];
@@ -48,6 +48,9 @@ impl Group {
             let hierarchy = find(&mounts, controller)
                 .ok_or_else(|| format!("no hierarchy with {controller} is mounted"))?;
             let file = if hierarchy.version == 2 { two } else { one };
+            if controller == "memory" && !limits_memory {
+                continue;
+            }
             let made = group.add(&hierarchy, controller, &request.name);
             made.and_then(|directory| fs::write(directory.join(file), limit.to_string()))
                 .map_err(|error| format!("{}: {error}", hierarchy.root.display()))?;

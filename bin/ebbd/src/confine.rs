@@ -120,7 +120,15 @@ impl Plan {
                 "QEMU filters no system calls: it was built without seccomp (-sandbox)".into(),
             );
         }
-        let group = Group::make(request).unwrap_or_else(|why| {
+        lacks.extend(shared_user(user));
+        let limits_memory = !adds_memory(&request.qemu_args);
+        if !limits_memory {
+            lacks.push(
+                "QEMU's memory has no limit: its own arguments give it memory that Ebb does not count"
+                    .into(),
+            );
+        }
+        let group = Group::make(request, limits_memory).unwrap_or_else(|why| {
             lacks.push(format!("QEMU has no control group that limits it: {why}"));
             Group::default()
         });
@@ -175,6 +183,25 @@ impl Plan {
     }
 }
 
+/// What others can do to QEMUs of a user that is not theirs alone.
+fn shared_user(user: User) -> Option<String> {
+    match user {
+        User::PerProcess(_) => None,
+        User::Fixed { uid: 0, .. } => {
+            Some("QEMU is user 0, which owns the run directory with its keys".into())
+        }
+        User::Fixed { uid, .. } => {
+            Some(format!("QEMU shares user {uid} with whatever else is that user"))
+        }
+    }
+}
+
+/// Whether memory comes to the VM that its size does not tell.
+fn adds_memory(qemu_args: &[String]) -> bool {
+    let kinds = ["memory-backend", "nvdimm", "ivshmem"];
+    qemu_args.iter().any(|word| kinds.iter().any(|kind| word.contains(kind)))
+}
+
 fn own_sandbox(qemu_args: &[String]) -> bool {
     qemu_args.iter().any(|word| word == "-sandbox" || word == "--sandbox")
 }
@@ -219,6 +246,20 @@ mod tests {
         for wrong in ["4294967295", "1:x", "no such user", ""] {
             assert!(wrong.parse::<VmUser>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn memory_of_the_arguments_is_not_limited() {
+        let words = |text: &str| -> Vec<String> { text.split(' ').map(Into::into).collect() };
+        assert!(adds_memory(&words("-object memory-backend-memfd,id=a,size=8G,share=on")));
+        assert!(!adds_memory(&words("-drive file=disk.img,if=virtio")));
+    }
+
+    #[test]
+    fn a_user_of_others_is_told() {
+        assert_eq!(shared_user(User::PerProcess(USERS)), None);
+        let told = |uid| shared_user(User::Fixed { uid, gid: 1 }).unwrap_or_default();
+        assert!(told(0).contains("keys") && told(33).contains("user 33"));
     }
 
     #[test]

@@ -218,11 +218,11 @@ impl<M: Medium> SwapFile<M> {
 fn keyed(run: &Path, slot_count: u64) -> Result<(Seals, Sealer), StoreError> {
     let seals = Seals::open(run, Protection::Encrypted, slot_count)?;
     match (seals, key::load(run)?) {
-        (Some(seals), Some(key)) => Ok((seals, Sealer::aes(&key)?)),
+        (Some(seals), Some(key)) => Ok((seals, Sealer::aes(&key))),
         _ => {
             crate::remove_file(&run.join(key::FILE))?;
             let seals = Seals::create(run, Protection::Encrypted, slot_count)?;
-            Ok((seals, Sealer::aes(&*key::create(run)?)?))
+            Ok((seals, Sealer::aes(&*key::create(run)?)))
         }
     }
 }

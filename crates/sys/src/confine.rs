@@ -1,5 +1,6 @@
 //! What a child process is and may do, settled between fork and exec.
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -8,7 +9,7 @@ use std::process::Command;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::process::{
-    DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit, umask,
+    DumpableBehavior, Resource, Rlimit, chdir, set_dumpable_behavior, setrlimit, umask,
 };
 pub use rustix::thread::CapabilitySet;
 use rustix::thread::{
@@ -116,6 +117,8 @@ pub struct Child {
     pub inherited: Vec<OwnedFd>,
     /// Files `cgroup.procs` of control groups that it is put into.
     pub cgroups: Vec<OwnedFd>,
+    /// Where it begins, if it may go there; none: where this process is.
+    pub directory: Option<CString>,
     /// Who it is; none: who this process is, with all that it may.
     pub identity: Option<Identity>,
 }
@@ -149,12 +152,25 @@ fn be(child: &Child, groups: &[Gid]) -> Result<(), Errno> {
     // "0" is whoever writes it.
     child.cgroups.iter().try_for_each(|cgroup| write(cgroup, b"0").map(drop))?;
     if let Ok(score) = open("/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty()) {
-        write(&score, b"0")?;
+        // Who may not lower it leaves it: that is no reason to start nothing.
+        let _ = write(&score, b"0");
     }
     if let Some(identity) = &child.identity {
         become_user(identity, groups)?;
     }
+    if let Some(directory) = &child.directory {
+        enter(directory)?;
+    }
     inherit_only(&child.inherited)
+}
+
+/// Makes a directory the current one, or the root if this user cannot go there: whoever is in a
+/// directory reaches what is below it, past closed ones above.
+fn enter(directory: &CStr) -> Result<(), Errno> {
+    match chdir(directory) {
+        Err(Errno::ACCESS) => chdir(c"/"),
+        entered => entered,
+    }
 }
 
 fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), Errno> {

@@ -71,9 +71,9 @@ impl Handed {
             rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
             rustix::fs::Mode::empty(),
         )?;
-        let mut readable = |file: &Path| match is_public(file) {
-            true => Ok(file.to_owned()),
-            false => Ok::<_, io::Error>(by_number(child.inherit(sealed(file)?))),
+        let mut readable = |file: &Path| match public(file) {
+            Some(path) => Ok(path),
+            None => Ok::<_, io::Error>(by_number(child.inherit(sealed(file)?))),
         };
         let kernel = launch.kernel.map(&mut readable).transpose()?;
         let initrd = launch.initrd.map(&mut readable).transpose()?;
@@ -109,11 +109,12 @@ fn bound(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whether every user may read the file, as far as modes tell.
-fn is_public(path: &Path) -> bool {
-    let Ok(path) = path.canonicalize() else { return false };
+/// The path without links of a file that every user may read, as far as modes tell.
+fn public(path: &Path) -> Option<PathBuf> {
+    let path = path.canonicalize().ok()?;
     let mode = |path: &Path| path.metadata().map_or(0, |found| found.mode());
-    mode(&path) & 0o004 != 0 && path.ancestors().skip(1).all(|above| mode(above) & 0o001 != 0)
+    let is_open = path.ancestors().skip(1).all(|above| mode(above) & 0o001 != 0);
+    (mode(&path) & 0o004 != 0 && is_open).then_some(path)
 }
 
 /// A copy in memory, which cannot be changed.
@@ -143,7 +144,7 @@ mod tests {
         let path = directory.path().join("vmlinuz");
         std::fs::write(&path, "a kernel").unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-        assert!(!is_public(&path));
+        assert_eq!(public(&path), None);
         let mut copy = File::from(sealed(&path).unwrap());
         let mut text = String::new();
         copy.read_to_string(&mut text).unwrap();
@@ -158,9 +159,9 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         std::fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
-        assert!(!is_public(&path));
+        assert_eq!(public(&path), None);
         std::fs::set_permissions(directory.path(), Permissions::from_mode(0o711)).unwrap();
-        assert!(is_public(&path));
+        assert_eq!(public(&path), path.canonicalize().ok());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Starting a stock QEMU whose RAM can be held.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::io::{self, PipeWriter};
 use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -145,12 +146,15 @@ impl Launch<'_> {
     pub fn start(&self, mut child: Settled, messages: PipeWriter) -> io::Result<Child> {
         let handed = Handed::open(self, &mut child)?;
         let mut command = Command::new(program(self.qemu)?);
-        if child.identity.is_some() {
-            command.env_clear().env("PATH", PATH);
+        match child.identity.is_some() {
+            true => {
+                command.env_clear().env("PATH", PATH);
+                child.directory = Some(CString::new(self.cwd.as_os_str().as_bytes())?);
+            }
+            false => drop(command.current_dir(self.cwd)),
         }
         command
             .args(self.arguments(&handed))
-            .current_dir(self.cwd)
             .stdin(Stdio::null())
             .stdout(messages.try_clone()?)
             .stderr(messages);
