@@ -11,7 +11,6 @@ use std::thread;
 use ebb_api::{DetachReport, ReclaimReport, VmStatus};
 use ebb_sys::process::Process;
 use ebb_vm::Qmp;
-use ebb_vm::qmp::QmpError;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -344,15 +343,7 @@ impl Vm {
     /// # Panics
     /// QEMU refuses it.
     pub fn qmp(&self, command: &str, arguments: Value) -> Value {
-        self.try_qmp(command, arguments).expect("QMP")
-    }
-
-    /// The same, where QEMU may refuse.
-    ///
-    /// # Errors
-    /// QEMU's own words.
-    pub fn try_qmp(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.open_qmp().execute(command, arguments)
+        self.open_qmp().execute(command, arguments).expect("QMP")
     }
 
     /// The test's own control socket.

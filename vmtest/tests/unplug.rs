@@ -1,7 +1,10 @@
 //! Memory devices that leave a VM while Ebb holds it: what was kept of them is let go of, and all
 //! else is served on, by the next daemon too.
 
+use std::time::{Duration, Instant};
+
 use ebb_api::VmStatus;
+use ebb_vm::Qmp;
 use serde_json::{Value, json};
 use vmtest::{Guest, Host, Vm, until};
 
@@ -10,6 +13,8 @@ const DIMM_BYTES: u64 = 256 * MIB;
 const MAIN_BYTES: u64 = 512 * MIB;
 /// Linux uses the memory of such devices first, and can do without it again.
 const MOVABLE: &str = "memhp_default_state=online_movable";
+/// A guest that is asked to give a device back has done so by then, or will not.
+const ASK_AGAIN: Duration = Duration::from_secs(20);
 const ROOM: &str = "-m slots=4,maxmem=4G";
 
 fn guest() -> Guest {
@@ -40,27 +45,34 @@ fn plug(vm: &Vm, number: u32) {
     vm.qmp("device_add", json!({ "driver": "pc-dimm", "id": device, "memdev": object }));
 }
 
-fn memory_devices(vm: &Vm) -> usize {
-    let devices = vm.qmp("query-memory-devices", json!({}));
+fn memory_devices(qmp: &mut Qmp) -> usize {
+    let devices = qmp.execute("query-memory-devices", json!({})).expect("QMP");
     devices.as_array().map_or(0, Vec::len)
 }
 
 /// Has the guest give a device back. Its memory stays in QEMU.
 fn unplug(vm: &Vm, number: u32) {
-    let before = memory_devices(vm);
+    let mut qmp = vm.open_qmp();
+    let before = memory_devices(&mut qmp);
+    let mut asked: Option<Instant> = None;
     until(format_args!("dimm{number} to be unplugged"), || {
-        // Linux may find a page that does not move at once.
-        let _ = vm.try_qmp("device_del", json!({ "id": format!("dimm{number}") }));
-        (memory_devices(vm) < before).then_some(())
+        // Linux may find a page that does not move at once. A request that it did not come to
+        // yet would eject the next device of that slot.
+        if asked.is_none_or(|asked| asked.elapsed() > ASK_AGAIN) {
+            let _ = qmp.execute("device_del", json!({ "id": format!("dimm{number}") }));
+            asked = Some(Instant::now());
+        }
+        (memory_devices(&mut qmp) < before).then_some(())
     });
 }
 
 /// Takes its memory out of QEMU.
 fn delete(vm: &Vm, number: u32) {
     let object = json!({ "id": format!("mem{number}") });
+    let mut qmp = vm.open_qmp();
     // The device's end comes after its answer.
     until(format_args!("mem{number} to be deleted"), || {
-        vm.try_qmp("object-del", object.clone()).ok()
+        qmp.execute("object-del", object.clone()).ok()
     });
 }
 
