@@ -29,8 +29,6 @@ use crate::small_pages;
 use crate::swap_room;
 use crate::unplugged;
 
-const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
-
 /// A VM in hand: everything that serving it needs.
 pub struct Held {
     /// Its VMM.
@@ -455,17 +453,12 @@ fn unprotect_in_ram(pager: &Pager, frames: FrameRange) {
 /// A daemon died while it made the userfaultfd: whatever it left is closed,
 /// and one is made anew.
 fn remake(process: &Process) -> io::Result<i32> {
-    for (number, link) in process.descriptors()? {
-        if link == USERFAULTFD {
-            injector::close(process, number)?;
-        }
-    }
+    process.userfaultfds()?.into_iter().try_for_each(|number| injector::close(process, number))?;
     injector::make(process)
 }
 
 fn userfaultfd(process: &Process, number: i32) -> io::Result<OwnedFd> {
-    let there = process.descriptors()?;
-    match there.iter().any(|(fd, link)| *fd == number && link == USERFAULTFD) {
+    match process.userfaultfds()?.contains(&number) {
         true => process.descriptor(number),
         false => Err(io::Error::other("the userfaultfd in the VMM is gone")),
     }
