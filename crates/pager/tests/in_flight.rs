@@ -8,12 +8,13 @@ use std::cell::RefCell;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::{
     FaultThread, Grain, Judge, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
 };
-use ebb_store::{Protection, SwapFile};
+use ebb_store::{Page, Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
 use vmtest::require;
@@ -53,6 +54,19 @@ fn daemon() -> Daemon {
     let ended = |why| panic!("the fault thread ended: {why:?}");
     let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
     Daemon { machine, pager, _threads: (refills, faults) }
+}
+
+impl Daemon {
+    /// Writes a clean frame, and waits until the pager has it on record: the fault thread lets
+    /// the guest go on a moment before that.
+    fn write_clean(&self, gfn: Gfn, page: &Page) {
+        self.machine.guest().write(gfn, page);
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.pager.ledger().content(gfn) != Content::Resident {
+            assert!(Instant::now() < end, "a write to {gfn:?} went unnoticed");
+            std::thread::yield_now();
+        }
+    }
 }
 
 /// A device that writes past the protection: its requests for odd frames end just when they
@@ -137,7 +151,8 @@ fn a_clean_frame_is_not_in_flight() {
         }
     }
     assert_eq!(pager.evict(&[Gfn(3)], &AllInFlight).unwrap().clean, 1);
-    guest.write(Gfn(3), &page_of(31));
+    assert_eq!(guest.read(Gfn(3)), expected);
+    daemon.write_clean(Gfn(3), &page_of(31));
     assert_eq!(pager.evict(&[Gfn(3)], &AllInFlight).unwrap().in_flight, 1);
     assert_eq!(guest.read(Gfn(3)), page_of(31));
 }
@@ -161,11 +176,10 @@ fn a_protection_outlives_its_page_table() {
         assert_eq!(pager.evict(&[Gfn(3)], &NothingKnown).unwrap().clean, 1, "{touch:?}");
         assert_eq!(guest.read(Gfn(3)), page_of(30));
         guest.forget();
-        guest.write(Gfn(3), &page_of(31));
-        assert_eq!(pager.ledger().content(Gfn(3)), Content::Resident, "{touch:?}");
+        daemon.write_clean(Gfn(3), &page_of(31));
         assert_eq!(pager.evict(&[Gfn(3)], &NothingKnown).unwrap().saved, 1);
         assert_eq!(guest.read(Gfn(3)), page_of(31), "{touch:?}");
-        guest.write(Gfn(3), &page_of(30));
+        daemon.write_clean(Gfn(3), &page_of(30));
         assert_eq!(pager.evict(&[Gfn(3)], &NothingKnown).unwrap().saved, 1);
     }
 }
