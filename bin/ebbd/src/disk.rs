@@ -40,7 +40,7 @@ struct Arguments {
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd disk".to_owned()].into_iter().chain(words));
     crate::log::to_stderr(None);
-    crate::privileges::of_device()?;
+    crate::privileges::of_device(true)?;
     let DiskRequest { path, dma, .. } = &arguments.image;
     ensure!(
         *dma == DmaMode::Pinned,

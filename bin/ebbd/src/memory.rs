@@ -78,7 +78,7 @@ fn address(text: &str) -> Result<Gpa, String> {
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd memory".to_owned()].into_iter().chain(words));
     crate::log::to_stderr(None);
-    crate::privileges::of_device()?;
+    crate::privileges::of_device(false)?;
     let backend = start(&arguments)?;
     if let Some(Bytes(bytes)) = arguments.requested
         && backend.device().sizes().requested_bytes == 0

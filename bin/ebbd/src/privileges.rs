@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 
+use ebb_sys::call_filter::forbid_calls;
 use ebb_sys::confine::{self, CapabilitySet};
 
 /// Other processes are killed for want of memory before the one that holds their memory.
@@ -58,14 +59,14 @@ pub fn of_daemon() -> io::Result<()> {
 /// As prctl(2), capset(2) and seccomp(2).
 pub fn of_relay() -> io::Result<()> {
     confine::keep_capabilities(CapabilitySet::empty())?;
-    confine::forbid_calls()
+    forbid_calls(false)
 }
 
 /// For who serves one device: its files may be another user's, and it makes some beside its socket.
 ///
 /// # Errors
 /// As prctl(2), capset(2) and seccomp(2).
-pub fn of_device() -> io::Result<()> {
+pub fn of_device(uses_uring: bool) -> io::Result<()> {
     confine::keep_capabilities(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH)?;
-    confine::forbid_calls()
+    forbid_calls(uses_uring)
 }

@@ -16,64 +16,11 @@ use rustix::thread::{
     CapabilitySets, Gid, Uid, remove_capability_from_bounding_set, set_capabilities,
     set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 /// Capabilities have numbers below this.
 const CAPABILITIES_MAX: u32 = 64;
 /// The number of user and group that means "leave it".
 const NOBODY: u32 = u32::MAX;
-
-/// System calls of no use to a process that serves a device, and of much to who took it over.
-const FORBIDDEN: [libc::c_long; 48] = [
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_fork,
-    libc::SYS_vfork,
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_process_madvise,
-    libc::SYS_pidfd_open,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_kcmp,
-    libc::SYS_userfaultfd,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_mknod,
-    libc::SYS_mknodat,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_move_mount,
-    libc::SYS_open_tree,
-    libc::SYS_fsopen,
-    libc::SYS_fsmount,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_setns,
-    libc::SYS_unshare,
-    libc::SYS_setuid,
-    libc::SYS_setgid,
-    libc::SYS_setreuid,
-    libc::SYS_setregid,
-    libc::SYS_setresuid,
-    libc::SYS_setresgid,
-    libc::SYS_setgroups,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_kexec_file_load,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_add_key,
-    libc::SYS_keyctl,
-    libc::SYS_request_key,
-    libc::SYS_reboot,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_iopl,
-    libc::SYS_ioperm,
-    libc::SYS_clock_settime,
-];
 
 /// Who a child is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,19 +196,6 @@ pub fn close_up() -> io::Result<()> {
 pub fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     limit_capabilities(kept)?;
     Ok(drop_capabilities(kept)?)
-}
-
-/// From now on system calls that no server of a device makes fail with `EPERM`, in all threads:
-/// those that start programs, look into other processes, mount, change users, or change the host.
-///
-/// # Errors
-/// As seccomp(2), in words.
-pub fn forbid_calls() -> io::Result<()> {
-    let rules = FORBIDDEN.iter().map(|&call| (call, Vec::new())).collect();
-    let denied = SeccompAction::Errno(libc::EPERM as u32);
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, TargetArch::x86_64);
-    let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(io::Error::other)?;
-    seccompiler::apply_filter_all_threads(&program).map_err(io::Error::other)
 }
 
 /// Keeps what `value` itself holds out of swap, for as long as this process lives: other things

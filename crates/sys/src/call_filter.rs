@@ -1,0 +1,240 @@
+//! A filter of system calls, for processes that serve a device.
+
+use std::io;
+
+use libc::c_long;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, sock_filter,
+};
+
+/// Calls of no use to a process that serves a device, and of much to who took it over.
+const FORBIDDEN: [c_long; 79] = [
+    // They start programs, or look into other processes.
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_uselib,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_process_mrelease,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_kcmp,
+    libc::SYS_move_pages,
+    libc::SYS_migrate_pages,
+    libc::SYS_userfaultfd,
+    libc::SYS_perf_event_open,
+    libc::SYS_bpf,
+    UPROBE,
+    URETPROBE,
+    // They reach files past directories, watch whole file systems, or make devices.
+    libc::SYS_open_by_handle_at,
+    libc::SYS_fanotify_init,
+    libc::SYS_fanotify_mark,
+    libc::SYS_mknod,
+    libc::SYS_mknodat,
+    // They mount, or change what is seen as the root.
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    OPEN_TREE_ATTR,
+    libc::SYS_mount_setattr,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    // They change users and what those may do.
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setfsuid,
+    libc::SYS_setfsgid,
+    libc::SYS_setgroups,
+    libc::SYS_capset,
+    libc::SYS_personality,
+    libc::SYS_modify_ldt,
+    libc::SYS_add_key,
+    libc::SYS_keyctl,
+    libc::SYS_request_key,
+    // They change the host.
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_iopl,
+    libc::SYS_ioperm,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_nfsservctl,
+    libc::SYS_lookup_dcookie,
+    libc::SYS_syslog,
+    libc::SYS_vhangup,
+    libc::SYS__sysctl,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_settimeofday,
+    libc::SYS_adjtimex,
+];
+/// The calls of io_uring.
+const URING: [c_long; 3] =
+    [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+/// Newer than the library that names the others.
+const UPROBE: c_long = 336;
+const URETPROBE: c_long = 335;
+const OPEN_TREE_ATTR: c_long = 467;
+/// Numbers from here on are calls in the x32 way of calling, under numbers of their own.
+const X32: u32 = 0x4000_0000;
+
+/// From now on system calls that no server of a device makes fail with `EPERM`, in all threads:
+/// those that start programs, look into other processes, mount, change users, or change the host.
+///
+/// # Errors
+/// As seccomp(2), in words.
+pub fn forbid_calls(uses_uring: bool) -> io::Result<()> {
+    let program = program(uses_uring).map_err(io::Error::other)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(io::Error::other)
+}
+
+fn program(uses_uring: bool) -> Result<BpfProgram, seccompiler::BackendError> {
+    let uring = URING.iter().filter(|_| !uses_uring);
+    let always = FORBIDDEN.iter().chain(uring).map(|&call| (call, Vec::new()));
+    // What it makes is to be a thread: neither a process nor in other namespaces.
+    let thread = SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64);
+    let no_thread = SeccompCondition::new(0, SeccompCmpArgLen::Dword, thread, 0)?;
+    let clone = (libc::SYS_clone, vec![SeccompRule::new(vec![no_thread])?]);
+    let rules = always.chain([clone]).collect();
+    let denied = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, TargetArch::x86_64)?;
+    let rest: BpfProgram = filter.try_into()?;
+    Ok(by_number().into_iter().chain(rest).collect())
+}
+
+/// What comes before the list: x32's calls, which the list does not name, and clone3(2), whose
+/// flags a filter cannot see. Who finds clone3(2) missing calls clone(2).
+fn by_number() -> [sock_filter; 5] {
+    let statement = |code: u32, k: u32| sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let unless = |compare: u32, k: u32| {
+        let code = (libc::BPF_JMP | compare | libc::BPF_K) as u16;
+        sock_filter { code, jt: 0, jf: 1, k }
+    };
+    let fail =
+        |errno: i32| statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32);
+    [
+        // `seccomp_data` begins with the number.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        unless(libc::BPF_JGE, X32),
+        fail(libc::EPERM),
+        unless(libc::BPF_JEQ, libc::SYS_clone3 as u32),
+        fail(libc::ENOSYS),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Makes a call that would do nothing: none of its arguments means anything.
+    fn errno_of(call: c_long) -> Option<i32> {
+        // SAFETY: no address is mapped at -1, no descriptor has that number, and the calls that
+        // this is for change nothing then.
+        let result = unsafe { libc::syscall(call, -1, -1, -1, -1, -1, -1) };
+        (result < 0).then(|| io::Error::last_os_error().raw_os_error()).flatten()
+    }
+
+    fn run_alone(test: &str) {
+        let me = std::env::current_exe().unwrap();
+        let test = format!("call_filter::tests::{test}");
+        let ran = Command::new(me).args([&test, "--exact", "--ignored"]).output().unwrap();
+        let told = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && told.contains("1 passed"), "{told}");
+    }
+
+    #[test]
+    fn a_server_of_a_device_starts_threads_and_nothing_else() {
+        run_alone("with_the_filter");
+        run_alone("with_io_uring");
+    }
+
+    #[test]
+    #[ignore = "a_server_of_a_device_starts_threads_and_nothing_else runs it in a process of its \
+                own: a filter stays"]
+    fn with_the_filter() {
+        let x32 = c_long::from(X32);
+        assert_ne!(errno_of(x32 | libc::SYS_getpid), Some(libc::EPERM));
+        forbid_calls(false).unwrap();
+        // 520 is execve(2) in x32.
+        for call in [libc::SYS_getpid, libc::SYS_ptrace, 520] {
+            assert_eq!(errno_of(x32 | call), Some(libc::EPERM), "x32: {call}");
+        }
+        for call in [
+            libc::SYS_fsopen,
+            libc::SYS_fsconfig,
+            libc::SYS_fsmount,
+            libc::SYS_fspick,
+            libc::SYS_move_mount,
+            libc::SYS_open_tree,
+            OPEN_TREE_ATTR,
+            libc::SYS_mount_setattr,
+            libc::SYS_kexec_file_load,
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_pidfd_getfd,
+            libc::SYS_pidfd_send_signal,
+            libc::SYS_process_mrelease,
+            libc::SYS_userfaultfd,
+            libc::SYS_fanotify_init,
+            libc::SYS_quotactl_fd,
+            libc::SYS_clock_adjtime,
+            libc::SYS_io_uring_setup,
+            libc::SYS_io_uring_enter,
+        ] {
+            assert_eq!(errno_of(call), Some(libc::EPERM), "{call}");
+        }
+        assert_eq!(errno_of(libc::SYS_clone3), Some(libc::ENOSYS));
+        // SAFETY: a process that these made would have all of this one, and would end at once.
+        let made = unsafe {
+            [0, libc::CLONE_NEWUSER].map(|flags| {
+                let made = libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0);
+                if made == 0 {
+                    libc::_exit(0);
+                }
+                (made, io::Error::last_os_error().raw_os_error())
+            })
+        };
+        assert_eq!(made, [(-1, Some(libc::EPERM)); 2]);
+        let thread = std::thread::spawn(|| 7);
+        assert_eq!(thread.join().unwrap(), 7);
+        assert!(std::fs::read("/proc/self/status").is_ok());
+    }
+
+    #[test]
+    #[ignore = "a_server_of_a_device_starts_threads_and_nothing_else runs it in a process of its \
+                own: a filter stays"]
+    fn with_io_uring() {
+        let without = errno_of(libc::SYS_io_uring_setup);
+        forbid_calls(true).unwrap();
+        assert_eq!(errno_of(libc::SYS_io_uring_setup), without);
+        assert_eq!(errno_of(libc::SYS_bpf), Some(libc::EPERM));
+    }
+}
