@@ -61,7 +61,7 @@ fn assert_has_only_what_it_needs(vm: &Vm, host: &Host) {
     assert_eq!(names, ["PATH"]);
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
-    assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+    assert_eq!(core.split_whitespace().nth(4), Some("1"), "{core}");
     let directory = host.run_directory().join("vms").join(vm.name());
     let ours = ["qemu.log", "console.log", "sockets"].map(|name| directory.join(name));
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten() {
@@ -269,7 +269,7 @@ fn the_daemon_and_its_helpers_give_up_what_they_never_need() {
     }
     let limits = fs::read_to_string(format!("/proc/{daemon}/limits")).expect("it runs");
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
-    assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+    assert_eq!(core.split_whitespace().nth(4), Some("1"), "{core}");
 
     let mut disk = Disk::new(&host, "disk", "64M");
     disk.start();

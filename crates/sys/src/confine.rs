@@ -14,13 +14,18 @@ use rustix::process::{
 pub use rustix::thread::CapabilitySet;
 use rustix::thread::{
     CapabilitySets, Gid, Uid, remove_capability_from_bounding_set, set_capabilities,
-    set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
 };
 
 /// Capabilities have numbers below this.
 const CAPABILITIES_MAX: u32 = 64;
 /// The number of user and group that means "leave it".
 const NOBODY: u32 = u32::MAX;
+/// In bytes, the limit on core dumps that the kernel takes to mean none at all. With 0 it still
+/// gives one to a program that `core_pattern` names behind a `|`. As a file, a core dump takes a
+/// page at least.
+const NO_CORE: u64 = 1;
 
 /// Who a child is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,15 +132,29 @@ fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), Errno> {
         return Err(Errno::INVAL);
     }
     umask(Mode::from_raw_mode(0o077));
-    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    forbid_core_dumps()?;
     limit_capabilities(CapabilitySet::empty())?;
     set_thread_groups(groups)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     set_thread_res_gid(gid, gid, gid)?;
+    // Until it executes another program, the child has this process's memory, keys among it. A
+    // change of the user lets others of that user look into it where `fs.suid_dumpable` is 1, but
+    // not into one that has capabilities which they lack.
+    let _ = set_keep_capabilities(true);
     set_thread_res_uid(uid, uid, uid)?;
-    // Root would keep them.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     drop_capabilities(CapabilitySet::empty())?;
     set_no_new_privs(true)
+}
+
+fn forbid_core_dumps() -> Result<(), Errno> {
+    let limit =
+        |bytes| setrlimit(Resource::Core, Rlimit { current: Some(bytes), maximum: Some(bytes) });
+    match limit(NO_CORE) {
+        // It is 0 already, and may not be raised.
+        Err(Errno::PERM) => limit(0),
+        limited => limited,
+    }
 }
 
 /// Takes all other capabilities out of what a program can ever gain that this thread executes.
@@ -183,7 +202,7 @@ fn inherit_only(inherited: &[OwnedFd]) -> Result<(), Errno> {
 /// # Errors
 /// As prctl(2) and setrlimit(2).
 pub fn close_up() -> io::Result<()> {
-    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    forbid_core_dumps()?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(set_no_new_privs(true)?)
 }
@@ -247,5 +266,56 @@ mod tests {
         let told = String::from_utf8(command.output().unwrap().stdout).unwrap();
         assert!(told.contains(&format!(" {number} -> ")) && told.contains("/meant"), "{told}");
         assert!(!told.contains("/other"), "{told}");
+    }
+
+    fn told_by(child: Child, script: &str) -> String {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        settle(&mut command, child);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
+    #[test]
+    fn a_child_leaves_no_core_dump_to_a_program_either() {
+        let user = User::Fixed { uid: 65534, gid: 65534 };
+        let identity = Identity { user, groups: Vec::new() };
+        let child = Child { identity: Some(identity), ..Child::default() };
+        let told = told_by(child, "grep '^Max core file size' /proc/self/limits");
+        let limits: Vec<&str> = told.split_whitespace().skip(4).take(2).collect();
+        assert_eq!(limits, ["1", "1"], "{told}");
+    }
+
+    const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
+
+    /// The host's setting, which is put back.
+    struct SuidDumpable(String);
+
+    impl Drop for SuidDumpable {
+        fn drop(&mut self) {
+            let _ = std::fs::write(SUID_DUMPABLE, &self.0);
+        }
+    }
+
+    #[test]
+    fn a_child_is_closed_to_its_user_before_it_is_another_program() {
+        let _put_back = SuidDumpable(std::fs::read_to_string(SUID_DUMPABLE).unwrap());
+        // Where it cannot be set, the host's own is as good as it gets.
+        let _ = std::fs::write(SUID_DUMPABLE, "1");
+        let me = std::env::current_exe().unwrap();
+        let test = "confine::tests::one_that_became_a_user_is_closed";
+        let ran = Command::new(me).args([test, "--exact", "--ignored"]).output().unwrap();
+        let told = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && told.contains("1 passed"), "{told}");
+    }
+
+    #[test]
+    #[ignore = "a_child_is_closed_to_its_user_before_it_is_another_program runs it in a process \
+                of its own"]
+    fn one_that_became_a_user_is_closed() {
+        let user = User::Fixed { uid: 65534, gid: 65534 };
+        become_user(&Identity { user, groups: Vec::new() }, &[]).unwrap();
+        let dumpable = rustix::process::dumpable_behavior().unwrap();
+        assert_eq!(dumpable, DumpableBehavior::NotDumpable);
+        assert!(rustix::thread::capabilities(None).unwrap().permitted.is_empty());
     }
 }
