@@ -2,12 +2,15 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use ebb_api::{RunRequest, VmName};
+use ebb_sys::process::Process;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 
 use crate::record::Record;
 
@@ -21,11 +24,24 @@ const TRIES: u32 = 10;
 const TRY_EVERY: Duration = Duration::from_millis(10);
 /// Beside its processors.
 const TASKS: u64 = 1024;
+const MEMBERS: &str = "cgroup.procs";
+/// Whoever writes 1 there ends all in the group; there is none in version 1.
+const KILL: &str = "cgroup.kill";
+/// How much of a group's memory may go to the host's swap; there is none in version 1.
+const SWAP: &str = "memory.swap.max";
 
-/// What limits a process, and the files that take a limit, in a hierarchy of version 1 and in
-/// one of version 2.
-const CONTROLLERS: [(&str, &str, &str); 2] =
-    [("memory", "memory.limit_in_bytes", "memory.max"), ("pids", "pids.max", "pids.max")];
+/// What is limited, by which controller, and the files that take a limit, in a hierarchy of
+/// version 1 and in one of version 2.
+const CONTROLLERS: [Controller; 2] = [
+    Controller { of: "memory", name: "memory", files: ["memory.limit_in_bytes", "memory.max"] },
+    Controller { of: "threads", name: "pids", files: ["pids.max", "pids.max"] },
+];
+
+struct Controller {
+    of: &'static str,
+    name: &'static str,
+    files: [&'static str; 2],
+}
 
 /// A control group, in each hierarchy that can limit it. Removed unless kept.
 #[derive(Default)]
@@ -35,80 +51,194 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes one for the QEMU of such a VM, whose memory may be unknown.
-    ///
-    /// # Errors
-    /// No hierarchy is mounted here, or none can be written, in words.
-    pub fn make(request: &RunRequest, limits_memory: bool) -> Result<Group, String> {
-        let mounts = fs::read_to_string(MOUNTS).map_err(|error| format!("{MOUNTS}: {error}"))?;
+    /// Makes one for the QEMU of such a VM, whose memory may be unknown; what has no limit then,
+    /// and why.
+    pub fn make(request: &RunRequest, limits_memory: bool) -> (Group, Vec<String>) {
+        let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
         let most = request.max_bytes();
         let limits = [most + most / 8 + OVERHEAD_BYTES, u64::from(request.cpus) + TASKS];
-        let mut group = Group::default();
-        for ((controller, one, two), limit) in CONTROLLERS.into_iter().zip(limits) {
-            let hierarchy = find(&mounts, controller)
-                .ok_or_else(|| format!("no hierarchy with {controller} is mounted"))?;
-            let file = if hierarchy.version == 2 { two } else { one };
-            if controller == "memory" && !limits_memory {
+        let (mut group, mut without) = (Group::default(), Vec::new());
+        for (controller, limit) in CONTROLLERS.iter().zip(limits) {
+            if controller.name == "memory" && !limits_memory {
                 continue;
             }
-            let made = group.add(&hierarchy, controller, &request.name);
-            made.and_then(|directory| fs::write(directory.join(file), limit.to_string()))
-                .map_err(|error| format!("{}: {error}", hierarchy.root.display()))?;
+            if let Err(why) = group.limit(&mounts, controller, limit, &request.name) {
+                without.push((controller.of, why));
+            }
         }
-        Ok(group)
+        (group, lacks(&without))
+    }
+
+    fn limit(
+        &mut self,
+        mounts: &str,
+        controller: &Controller,
+        limit: u64,
+        name: &VmName,
+    ) -> Result<(), String> {
+        let at = find(mounts, controller.name)
+            .ok_or_else(|| format!("no hierarchy with {} is mounted", controller.name))?;
+        let [one, two] = controller.files;
+        let file = if at.version == 2 { two } else { one };
+        let directory = self.add(&at, controller.name, name)?;
+        set(&directory, file, limit).map_err(in_words(&directory))
     }
 
     /// Its directory in one hierarchy.
-    fn add(&mut self, at: &Hierarchy, controller: &str, name: &VmName) -> io::Result<PathBuf> {
+    fn add(&mut self, at: &Hierarchy, controller: &str, name: &VmName) -> Result<PathBuf, String> {
         let parent = at.root.join(PARENT);
-        fs::create_dir_all(&parent)?;
+        fs::create_dir_all(&parent).map_err(in_words(&parent))?;
         if at.version == 2 {
-            for above in [&at.root, &parent] {
-                enable(above, controller)?;
-            }
+            enable(&at.root, controller)?;
+            enable(&parent, controller)?;
         }
         // Another daemon may have a VM of this name.
         let directory = parent.join(format!("{name}.{}", std::process::id()));
         if !self.directories.contains(&directory) {
-            make_anew(&directory)?;
+            make_anew(&directory).map_err(in_words(&directory))?;
             self.directories.push(directory.clone());
         }
         Ok(directory)
     }
 
-    /// Where who is to be in it writes itself into.
-    ///
-    /// # Errors
-    /// As open(2).
-    pub fn doors(&self) -> io::Result<Vec<OwnedFd>> {
+    /// Where who is to be in it writes itself into; those that can be opened.
+    pub fn doors(&self) -> Vec<OwnedFd> {
         let open = |directory: &PathBuf| {
-            File::options().write(true).open(directory.join("cgroup.procs")).map(OwnedFd::from)
+            File::options().write(true).open(directory.join(MEMBERS)).ok().map(OwnedFd::from)
         };
-        self.directories.iter().map(open).collect()
+        self.directories.iter().filter_map(open).collect()
     }
 
-    /// Its directories.
-    pub fn directories(&self) -> &[PathBuf] {
-        &self.directories
+    /// Those of its directories that the process is in, and those that it is not.
+    pub fn around(&self, pid: i32) -> (Vec<PathBuf>, Vec<PathBuf>) {
+        let is_in = |directory: &PathBuf| members(directory).is_ok_and(|all| all.contains(&pid));
+        self.directories.iter().cloned().partition(is_in)
     }
 
     /// Somebody is in it.
     pub fn keep(mut self) {
         self.kept = true;
+        for directory in &self.directories {
+            // Only one that it could not enter goes.
+            let _ = fs::remove_dir(directory);
+        }
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         if !self.kept {
+            // It was made for one QEMU, which was started in vain.
+            self.directories.iter().for_each(|directory| end_members(directory));
             remove(&self.directories);
         }
     }
 }
 
-/// Removes the control group of a QEMU that has ended.
+/// What is told to users.
+fn lacks(without: &[(&str, String)]) -> Vec<String> {
+    match without {
+        [(one, why), (other, same)] if why == same => {
+            vec![format!("no control group limits QEMU's {one} and {other}: {why}")]
+        }
+        all => { all.iter() }
+            .map(|(of, why)| format!("no control group limits QEMU's {of}: {why}"))
+            .collect(),
+    }
+}
+
+fn in_words(at: &Path) -> impl FnOnce(io::Error) -> String {
+    move |error| format!("{}: {error}", at.display())
+}
+
+/// Sets a limit. Where it is the memory's nothing of that goes to the host's swap: guests' bytes
+/// would be on a disk as they are, and count as given back, while Ebb takes them for resident.
+fn set(directory: &Path, file: &str, limit: u64) -> io::Result<()> {
+    let swap = directory.join(SWAP);
+    if file.starts_with("memory") && swap.exists() {
+        fs::write(swap, "0")?;
+    }
+    fs::write(directory.join(file), limit.to_string())
+}
+
+/// The processes in a group; 0 is one that has no number here.
+fn members(directory: &Path) -> io::Result<Vec<i32>> {
+    let text = fs::read_to_string(directory.join(MEMBERS))?;
+    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// Ends what a QEMU that has ended left running, and removes its control group.
 pub fn remove_of(record: &Record) {
-    record.confinement.iter().for_each(|confinement| remove(&confinement.cgroups));
+    if let Some(confinement) = &record.confinement {
+        let ours = |directory: &&PathBuf| has_only(directory, confinement.uid).unwrap_or(false);
+        confinement.cgroups.iter().filter(ours).for_each(|directory| end_members(directory));
+        remove(&confinement.cgroups);
+    }
+}
+
+/// Has the control group of a QEMU that is let go removed when that has ended, if this daemon
+/// still runs then.
+pub fn remove_later(record: &Record, process: io::Result<Process>) {
+    let groups: Vec<PathBuf> =
+        record.confinement.iter().flat_map(|confinement| confinement.cgroups.clone()).collect();
+    let Some(process) = process.ok().filter(|_| !groups.is_empty()) else { return };
+    let wait = move || {
+        let mut end = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+        if retry_on_intr(|| poll(&mut end, None)).is_ok() {
+            remove(&groups);
+        }
+    };
+    // Without a thread the next daemon removes it.
+    drop(thread::Builder::new().name("control group".into()).spawn(wait));
+}
+
+/// Removes groups that daemons which have ended left, and nobody is in. At the `start` of a
+/// daemon those that bear its number, too: it was another's then.
+pub fn clear_left(start: bool) {
+    let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
+    for controller in CONTROLLERS {
+        if let Some(hierarchy) = find(&mounts, controller.name) {
+            clear_below(&hierarchy.root.join(PARENT), start);
+        }
+    }
+}
+
+fn clear_below(parent: &Path, start: bool) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_left = match name.to_str().and_then(maker) {
+            Some(pid) if pid == std::process::id() => start,
+            Some(pid) => !Path::new("/proc").join(pid.to_string()).exists(),
+            None => false,
+        };
+        // One that somebody is in stays.
+        if is_left && fs::remove_dir(entry.path()).is_ok() {
+            tracing::info!("{}: removed, an ended daemon left it", entry.path().display());
+        }
+    }
+}
+
+/// The number of the daemon that made a group of this name.
+fn maker(name: &str) -> Option<u32> {
+    let (vm, pid) = name.rsplit_once('.')?;
+    vm.parse::<VmName>().ok().and_then(|_| pid.parse().ok())
+}
+
+/// Whether all in a group are this user's. One of another container's, which may have a group
+/// of the same name, has no number here.
+fn has_only(directory: &Path, uid: u32) -> io::Result<bool> {
+    let mut users = members(directory)?.into_iter().map(|pid| Process::open(pid)?.user());
+    users.try_fold(true, |all, user| Ok(all && user? == uid))
+}
+
+/// Where the kernel cannot, they stay, and so does the group.
+fn end_members(directory: &Path) {
+    let kill = directory.join(KILL);
+    if kill.exists()
+        && let Err(error) = fs::write(&kill, "1")
+    {
+        tracing::warn!("{}: {error}", kill.display());
+    }
 }
 
 /// Removes a control group that nobody is in any more.
@@ -146,12 +276,24 @@ fn make_anew(directory: &Path) -> io::Result<()> {
 }
 
 /// Lets groups in this one have the controller.
-fn enable(directory: &Path, controller: &str) -> io::Result<()> {
+fn enable(directory: &Path, controller: &str) -> Result<(), String> {
     let path = directory.join("cgroup.subtree_control");
-    match fs::read_to_string(&path)?.split_ascii_whitespace().any(|word| word == controller) {
+    let has = |text: String| text.split_ascii_whitespace().any(|word| word == controller);
+    let enabled = fs::read_to_string(&path).and_then(|text| match has(text) {
         true => Ok(()),
         false => fs::write(&path, format!("+{controller}")),
-    }
+    });
+    enabled.map_err(|error| match error.kind() {
+        io::ErrorKind::ResourceBusy => {
+            let at = directory.display();
+            format!(
+                "{at} has processes in it, so that groups below it cannot be limited; in a \
+                 container, before it starts ebbd: mkdir {at}/init && xargs -rn1 <{at}/{MEMBERS} \
+                 >{at}/init/{MEMBERS}"
+            )
+        }
+        _ => in_words(&path)(error),
+    })
 }
 
 /// A tree of control groups.
@@ -204,5 +346,112 @@ mod tests {
         let two = Hierarchy { root: directory.path().into(), version: 2 };
         assert_eq!(find(&mounts, "memory"), Some(two));
         assert!(find(&mounts, "pids").is_some());
+    }
+
+    #[test]
+    fn a_lack_is_told_once() {
+        let why = || "no way".to_owned();
+        assert_eq!(lacks(&[]), [""; 0]);
+        assert_eq!(
+            lacks(&[("memory", why()), ("threads", why())]),
+            ["no control group limits QEMU's memory and threads: no way"]
+        );
+        assert_eq!(lacks(&[("memory", why()), ("threads", "other".into())]).len(), 2);
+    }
+
+    #[test]
+    fn nothing_of_a_limited_memory_is_swapped() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |file: &str| fs::read_to_string(directory.path().join(file)).unwrap();
+        fs::write(directory.path().join(SWAP), "max").unwrap();
+        set(directory.path(), "pids.max", 7).unwrap();
+        assert_eq!((read("pids.max").as_str(), read(SWAP).as_str()), ("7", "max"));
+        set(directory.path(), "memory.max", 8).unwrap();
+        assert_eq!((read("memory.max").as_str(), read(SWAP).as_str()), ("8", "0"));
+    }
+
+    #[test]
+    fn empty_groups_of_daemons_that_ended_go() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id();
+        child.wait().unwrap();
+        let parent = tempfile::tempdir().unwrap();
+        let (own, init) = (format!("a.{}", std::process::id()), "a.1".to_owned());
+        let used = format!("used.{dead}");
+        let left = [format!("a.{dead}"), format!("a.b-c.{dead}")];
+        let others = ["a".to_owned(), "a.b".into(), format!("A b.{dead}"), init, used.clone()];
+        for name in left.iter().chain(&others).chain([&own]) {
+            fs::create_dir(parent.path().join(name)).unwrap();
+        }
+        // As one with a process in it, it cannot be removed.
+        fs::create_dir(parent.path().join(used).join("below")).unwrap();
+        let is_there = |name: &String| parent.path().join(name).exists();
+        clear_below(parent.path(), false);
+        assert!(!left.iter().any(is_there) && others.iter().all(is_there) && is_there(&own));
+        clear_below(parent.path(), true);
+        assert!(others.iter().all(is_there) && !is_there(&own));
+    }
+
+    /// A group in a hierarchy of version 2; none: nobody can make one here.
+    fn real_group(name: &str) -> Option<PathBuf> {
+        let mounts = fs::read_to_string(MOUNTS).unwrap();
+        let mut roots = mounts.lines().filter_map(parse);
+        let root = roots.find_map(|(root, kind, _)| (kind == "cgroup2").then_some(root))?;
+        let directory = root.join(format!("ebb-test-{name}.{}", std::process::id()));
+        fs::create_dir(&directory).ok().map(|()| directory)
+    }
+
+    fn sleeper_in(group: &Path) -> std::process::Child {
+        let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        fs::write(group.join(MEMBERS), child.id().to_string()).unwrap();
+        child
+    }
+
+    #[test]
+    fn what_an_ended_qemu_left_in_its_group_is_ended() {
+        let Some(group) = real_group("left") else { return };
+        let mut child = sleeper_in(&group);
+        let pid = child.id() as i32;
+        let uid = Process::own().unwrap().user().unwrap();
+        assert_eq!(members(&group).unwrap(), [pid]);
+        assert!(has_only(&group, uid).unwrap() && !has_only(&group, uid + 1).unwrap());
+        let held = Group { directories: vec![group.clone()], kept: false };
+        assert_eq!(held.around(pid), (vec![group.clone()], vec![]));
+        assert_eq!(held.around(1), (vec![], vec![group.clone()]));
+        held.keep();
+        assert!(group.exists(), "somebody is in it");
+        drop(Group { directories: vec![group.clone()], kept: false });
+        assert!(!group.exists());
+        assert_eq!(child.wait().unwrap().code(), None);
+    }
+
+    /// A group that is emptied and removed, and a controller that was given to it.
+    struct Given<'a>(&'a Path, &'a str);
+
+    impl Drop for Given<'_> {
+        fn drop(&mut self) {
+            end_members(self.0);
+            remove(&[self.0.to_owned()]);
+            let above = self.0.parent().unwrap();
+            let _ = fs::write(above.join("cgroup.subtree_control"), format!("-{}", self.1));
+        }
+    }
+
+    #[test]
+    fn a_group_with_processes_is_told_with_what_to_do() {
+        let Some(group) = real_group("full") else { return };
+        let above = group.parent().unwrap();
+        let read = |file: &str| fs::read_to_string(above.join(file)).unwrap();
+        let (all, given) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+        let free = all.split_ascii_whitespace().find(|&word| !given.contains(word));
+        let _put_back = Given(&group, free.unwrap_or("none"));
+        let Some(controller) = free.or(given.split_ascii_whitespace().next()) else { return };
+        enable(above, controller).unwrap();
+        let mut child = sleeper_in(&group);
+        let why = enable(&group, controller).unwrap_err();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(why.contains("has processes in it") && why.contains("/init"), "{why}");
+        assert!(!why.contains("os error"), "{why}");
     }
 }

@@ -1,18 +1,17 @@
 //! Who the QEMUs are that Ebb starts, and what they may do.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use ebb_api::{Confinement, RunRequest};
 use ebb_sys::confine::{Child, Identity, User};
 use ebb_vm::launch::{self, Accelerator};
 use rustix::process::Signal;
 
-use crate::cgroup::Group;
+use crate::cgroup::{self, Group};
 use crate::problem::{Answer, not_allowed};
 
 /// What the number of a process is added to for that of its user. Linux gives process numbers
@@ -128,20 +127,17 @@ impl Plan {
                     .into(),
             );
         }
-        let group = Group::make(request, limits_memory).unwrap_or_else(|why| {
-            lacks.push(format!("QEMU has no control group that limits it: {why}"));
-            Group::default()
-        });
+        cgroup::clear_left(false);
+        let (group, without) = Group::make(request, limits_memory);
+        tell_once(&without);
+        lacks.extend(without);
         Ok(Plan { identity: Some(identity), sandbox, group, lacks })
     }
 
     /// What of this process QEMU is to have.
-    ///
-    /// # Errors
-    /// Its control group cannot be entered.
-    pub fn child(&self) -> io::Result<Child> {
-        let cgroups = self.group.doors()?;
-        Ok(Child { identity: self.identity.clone(), cgroups, ..Child::default() })
+    pub fn child(&self) -> Child {
+        let cgroups = self.group.doors();
+        Child { identity: self.identity.clone(), cgroups, ..Child::default() }
     }
 
     /// The QEMU runs on.
@@ -153,13 +149,18 @@ impl Plan {
     pub fn of(&self, pid: i32) -> Confinement {
         let user = self.identity.as_ref().map(|identity| identity.user.of(pid as u32));
         let (uid, gid) = user.unwrap_or_default();
+        let (cgroups, outside) = self.group.around(pid);
+        let outside =
+            outside.iter().map(|group| format!("QEMU could not enter {}", group.display()));
+        let outside: Vec<String> = outside.collect();
+        tell_once(&outside);
         Confinement {
             privileged: self.identity.is_none(),
             uid,
             gid,
             sandbox: self.sandbox,
-            cgroups: self.group.directories().to_owned(),
-            lacks: self.lacks.clone(),
+            cgroups,
+            lacks: [self.lacks.clone(), outside].concat(),
         }
     }
 
@@ -180,6 +181,15 @@ impl Plan {
             }
             false => "",
         }
+    }
+}
+
+/// A host that has no control group for one QEMU has none for the others; `ebb status` says it
+/// of each.
+fn tell_once(lacks: &[String]) {
+    static TOLD: Once = Once::new();
+    if !lacks.is_empty() {
+        TOLD.call_once(|| tracing::warn!("QEMUs run without limits: {}", lacks.join("; ")));
     }
 }
 

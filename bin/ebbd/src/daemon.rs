@@ -547,9 +547,8 @@ fn start(
         cwd: request.cwd.as_deref().unwrap_or(Path::new("/")),
         sandbox: plan.sandbox,
     };
-    let settled = plan.child().map_err(failed("QEMU's control group"))?;
     let (mut messages, to_messages) = io::pipe().map_err(failed("a pipe"))?;
-    let child = launch.start(settled, to_messages).map_err(|error| match error.kind() {
+    let child = launch.start(plan.child(), to_messages).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => not_allowed(format!(
             "there is no {}: install it with apt-get install qemu-system-x86",
             qemu().display()

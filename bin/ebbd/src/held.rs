@@ -475,6 +475,7 @@ impl Held {
     pub fn let_go(&mut self) -> io::Result<()> {
         self.pager.unwatch_all()?;
         self.close_userfaultfd()?;
+        cgroup::remove_later(&self.record, self.process.try_clone());
         // It is let go all the same: what is left behind says so.
         if let Err(error) = self.forget() {
             tracing::error!("{}: what was kept of it is not removed: {error}", self.record.name);

@@ -67,7 +67,7 @@ pub struct Child {
     /// Descriptors under the numbers that they have here; beside its standard streams it has
     /// no others.
     pub inherited: Vec<OwnedFd>,
-    /// Files `cgroup.procs` of control groups that it is put into.
+    /// Files `cgroup.procs` of control groups that it is put into, if they take it.
     pub cgroups: Vec<OwnedFd>,
     /// Where it begins, if it may go there; none: where this process is.
     pub directory: Option<CString>,
@@ -101,8 +101,10 @@ pub fn settle(command: &mut Command, child: Child) {
 }
 
 fn be(child: &Child, groups: &[Gid]) -> Result<(), Errno> {
-    // "0" is whoever writes it.
-    child.cgroups.iter().try_for_each(|cgroup| write(cgroup, b"0").map(drop))?;
+    // "0" is whoever writes it. Who started the child sees where it is.
+    for cgroup in &child.cgroups {
+        let _ = write(cgroup, b"0");
+    }
     if let Ok(score) = open("/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty()) {
         // Who may not lower it leaves it: that is no reason to start nothing.
         let _ = write(&score, b"0");
@@ -273,6 +275,13 @@ mod tests {
         command.args(["-c", script]);
         settle(&mut command, child);
         String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
+    #[test]
+    fn a_control_group_that_takes_nobody_keeps_no_child_from_starting() {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let child = Child { cgroups: vec![full.into()], ..Child::default() };
+        assert_eq!(told_by(child, "echo started"), "started\n");
     }
 
     #[test]
