@@ -12,6 +12,7 @@ use ebb_vm::launch::{self, Accelerator};
 use rustix::process::Signal;
 
 use crate::cgroup::{self, Group};
+use crate::denied_args;
 use crate::problem::{Answer, not_allowed};
 
 /// What the number of a process is added to for that of its user. Linux gives process numbers
@@ -112,6 +113,9 @@ impl Plan {
             true => false,
             false => has_sandbox(qemu, &identity),
         };
+        if let Some(why) = sandbox.then(|| denied_args::refusal(&request.qemu_args)).flatten() {
+            return Err(not_allowed(why));
+        }
         if own_sandbox(&request.qemu_args) {
             lacks.push("QEMU filters system calls as its own arguments say (-sandbox)".into());
         } else if !sandbox {

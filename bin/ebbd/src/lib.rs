@@ -9,6 +9,7 @@ mod compaction;
 mod confine;
 mod console;
 mod daemon;
+mod denied_args;
 mod devices;
 mod disk;
 mod disks;
