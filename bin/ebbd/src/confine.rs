@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Output;
 use std::str::FromStr;
 use std::sync::{Once, OnceLock};
 
@@ -220,15 +221,27 @@ fn own_sandbox(qemu_args: &[String]) -> bool {
     qemu_args.iter().any(|word| word == "-sandbox" || word == "--sandbox")
 }
 
-/// Whether this QEMU can filter its system calls. Tried once in a daemon's life.
+/// Whether this QEMU can filter its system calls.
 fn has_sandbox(qemu: &Path, identity: &Identity) -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| {
-        let words = ["-sandbox", launch::SANDBOX, "-machine", "help"];
-        let asked = launch::ask(qemu, Some(identity.clone()), &words);
-        // Whatever else is wrong with that QEMU, starting it tells better.
-        !asked.is_ok_and(|told| String::from_utf8_lossy(&told.stderr).contains("sandbox"))
-    })
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    let words = ["-sandbox", launch::SANDBOX, "-machine", "help"];
+    remembered(&KNOWN, || clear(&launch::ask(qemu, Some(identity.clone()), &words).ok()?))
+}
+
+/// Asks until there is an answer. Whatever else is wrong with that QEMU, starting it tells better.
+fn remembered(known: &OnceLock<bool>, ask: impl FnOnce() -> Option<bool>) -> bool {
+    if let Some(&has) = known.get() {
+        return has;
+    }
+    ask().is_none_or(|has| *known.get_or_init(|| has))
+}
+
+/// What a QEMU has answered; none: it failed by something else.
+fn clear(told: &Output) -> Option<bool> {
+    match told.status.success() {
+        true => Some(true),
+        false => String::from_utf8_lossy(&told.stderr).contains("sandbox").then_some(false),
+    }
 }
 
 /// The group that lets a user run guests on the processor.
@@ -304,5 +317,20 @@ mod tests {
     fn the_own_users_stay_below_what_others_use() {
         let (last, _) = User::PerProcess(USERS).of((1 << 22) - 1);
         assert!(last < (1 << 31) - (1 << 17));
+    }
+
+    #[test]
+    fn only_a_clear_answer_of_a_qemu_is_remembered() {
+        let answer = |script: &str| {
+            clear(&std::process::Command::new("sh").args(["-c", script]).output().unwrap())
+        };
+        assert_eq!(answer("echo sandbox >&2"), Some(true));
+        assert_eq!(answer("echo '-sandbox: no such option' >&2; exit 1"), Some(false));
+        assert_eq!(answer("echo no memory >&2; exit 1"), None);
+        assert_eq!(answer("kill -9 $$"), None);
+        let known = OnceLock::new();
+        assert!(remembered(&known, || None));
+        assert!(!remembered(&known, || Some(false)));
+        assert!(!remembered(&known, || Some(true)));
     }
 }
