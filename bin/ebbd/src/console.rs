@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use clap::Parser;
 
 use crate::bounded_log::BoundedLog;
@@ -88,8 +89,12 @@ pub fn start(directory: &Path, logs: &Path, messages: Option<PipeReader>) -> io:
     if word.trim_end() == "ready" {
         return Ok(child);
     }
-    child.wait()?;
-    Err(io::Error::other(format!("{}: {}", socket(directory).display(), word.trim_end())))
+    let ended = child.wait()?;
+    let why = match word.trim_end() {
+        "" => format!("ebbd console ended ({ended})"),
+        why => why.to_owned(),
+    };
+    Err(io::Error::other(format!("{}: {why}", socket(directory).display())))
 }
 
 /// Has somebody stand there again, where that process was killed: QEMU listens on.
@@ -117,9 +122,10 @@ pub fn restart_if_gone(directory: &Path, logs: &Path) -> io::Result<()> {
 /// QEMU does not listen, or the readers' socket cannot be made.
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd console".to_owned()].into_iter().chain(words));
-    crate::privileges::of_device(false)?;
-    let begun = begin(&arguments);
-    let told = begun.as_ref().map_or_else(ToString::to_string, |_| "ready".into());
+    let confined = crate::privileges::of_device(false).context("giving up privileges");
+    let begun = confined.and_then(|()| begin(&arguments));
+    // Standard error is nobody's: who started this reads one line.
+    let told = begun.as_ref().map_or_else(|error| format!("{error:#}"), |_| "ready".into());
     writeln!(io::stdout(), "{told}")?;
     let (port, listener) = begun?;
     let messages = arguments.messages;

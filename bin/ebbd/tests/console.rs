@@ -6,19 +6,24 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+
 const MOST_BYTES: u64 = 1 << 20;
 
-fn start(directory: &Path) -> (UnixStream, Child) {
-    let qemu = UnixListener::bind(directory.join("console.qemu")).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ebbd"))
+fn command(directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ebbd"));
+    command
         .arg("console")
         .args(["--from", "console.qemu", "--socket", "console.sock"])
         .args(["--log", "console.log", "--messages", "qemu.log"])
-        .current_dir(directory)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .current_dir(directory);
+    command
+}
+
+fn start(directory: &Path) -> (UnixStream, Child) {
+    let qemu = UnixListener::bind(directory.join("console.qemu")).unwrap();
+    let mut child =
+        command(directory).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (port, _) = qemu.accept().unwrap();
     let mut told = [0; 6];
     child.stdout.as_mut().unwrap().read_exact(&mut told).unwrap();
@@ -89,4 +94,29 @@ fn readers_come_and_go_and_type_and_one_that_does_not_read_holds_up_nobody() {
     assert!(read(directory.path(), "console.log").ends_with("to all of you\n"));
     drop(port);
     assert!(child.wait().unwrap().success());
+}
+
+/// Nobody who is started by this thread can filter system calls.
+fn deny_filters() {
+    let denied = SeccompAction::Errno(libc::EPERM as u32);
+    let rules = [(libc::SYS_seccomp, Vec::new())].into_iter().collect();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, TargetArch::x86_64);
+    let program: BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}
+
+#[test]
+fn one_that_cannot_be_confined_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let _qemu = UnixListener::bind(directory.path().join("console.qemu")).unwrap();
+    let path = directory.path().to_owned();
+    let start = move || {
+        deny_filters();
+        command(&path).stdin(Stdio::null()).output().unwrap()
+    };
+    let output = std::thread::spawn(start).join().unwrap();
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(!output.status.success());
+    assert!(told.starts_with("giving up privileges: ") && told.contains("not permitted"), "{told}");
+    assert!(!directory.path().join("console.sock").exists());
 }
