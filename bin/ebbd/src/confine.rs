@@ -21,17 +21,24 @@ use crate::problem::{Answer, not_allowed};
 /// users ends below 2^31 - 2^28, and begins again above 2^31 - 2^17.
 const USERS: u32 = 0x7000_0000;
 const OWN: &str = "own";
+const GROUPS: &str = "/etc/group";
+/// Linux lets a process have so many.
+const GROUPS_MAX: usize = 1 << 16;
 const KVM: &str = "/dev/kvm";
 /// strerror(3) of `EACCES` and of `EPERM`.
 const DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
 
 /// A user as it is asked for, its name resolved.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VmUser(User);
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VmUser {
+    user: User,
+    /// Its other groups.
+    groups: Vec<u32>,
+}
 
 impl Default for VmUser {
     fn default() -> VmUser {
-        VmUser(User::PerProcess(USERS))
+        VmUser { user: User::PerProcess(USERS), groups: Vec::new() }
     }
 }
 
@@ -51,12 +58,14 @@ impl FromStr for VmUser {
             Some(uid) => (uid, uid),
             None => named(user)?,
         };
-        let gid = match group {
-            Some(group) => number(group)
-                .ok_or_else(|| format!("{group:?} is no group's number: write UID:GID"))?,
-            None => own_gid,
+        let (gid, groups) = match group {
+            Some(group) => {
+                let wrong = || format!("{group:?} is no group's number: write UID:GID");
+                (number(group).ok_or_else(wrong)?, Vec::new())
+            }
+            None => (own_gid, groups_of(&fs::read_to_string(GROUPS).unwrap_or_default(), user)),
         };
-        Ok(VmUser(User::Fixed { uid, gid }))
+        Ok(VmUser { user: User::Fixed { uid, gid }, groups })
     }
 }
 
@@ -76,6 +85,16 @@ fn numbers_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
     })
 }
 
+/// Of `kvm:x:106:alice,bob` and others, the groups that the user is in beside its own.
+fn groups_of(all: &str, name: &str) -> Vec<u32> {
+    let group = |line: &str| {
+        let mut words = line.split(':');
+        let number = words.nth(2)?.parse().ok()?;
+        words.next()?.split(',').any(|member| member.trim() == name).then_some(number)
+    };
+    all.lines().filter_map(group).take(GROUPS_MAX).collect()
+}
+
 /// How a QEMU is to be confined.
 pub struct Plan {
     /// Who it is; none: root.
@@ -93,7 +112,7 @@ impl Plan {
     /// There is no such user, or it could not use what the VM needs.
     pub fn new(
         request: &RunRequest,
-        default: VmUser,
+        default: &VmUser,
         qemu: &Path,
         accelerator: Accelerator,
     ) -> Answer<Plan> {
@@ -103,11 +122,13 @@ impl Plan {
             return Ok(Plan { identity: None, sandbox: false, group, lacks: Vec::new() });
         }
         let asked = request.user.as_deref().map(str::parse).transpose().map_err(not_allowed)?;
-        let VmUser(user) = asked.unwrap_or(default);
-        let groups = match accelerator {
-            Accelerator::Kvm => kvm_groups(user).map_err(not_allowed)?,
-            Accelerator::Tcg => Vec::new(),
-        };
+        let VmUser { user, mut groups } = asked.unwrap_or_else(|| default.clone());
+        if accelerator == Accelerator::Kvm {
+            let more = kvm_groups(user).map_err(not_allowed)?;
+            groups.retain(|group| !more.contains(group));
+            groups.splice(..0, more);
+            groups.truncate(GROUPS_MAX);
+        }
         let identity = Identity { user, groups };
         let mut lacks = Vec::new();
         let sandbox = match own_sandbox(&request.qemu_args) {
@@ -265,11 +286,13 @@ mod tests {
 
     #[test]
     fn users_are_names_numbers_and_their_own() {
-        let fixed = |uid, gid| Ok(VmUser(User::Fixed { uid, gid }));
-        assert_eq!("own".parse(), Ok(VmUser(User::PerProcess(USERS))));
-        assert_eq!("1000".parse(), fixed(1000, 1000));
-        assert_eq!("1000:44".parse(), fixed(1000, 44));
-        assert_eq!("root".parse(), fixed(0, 0));
+        let fixed = |uid, gid| Ok((User::Fixed { uid, gid }, Vec::new()));
+        let parse = |text: &str| text.parse().map(|VmUser { user, groups }| (user, groups));
+        assert_eq!(parse("own"), Ok((User::PerProcess(USERS), Vec::new())));
+        assert_eq!(parse("1000"), fixed(1000, 1000));
+        assert_eq!(parse("1000:44"), fixed(1000, 44));
+        assert_eq!(parse("root:0"), fixed(0, 0));
+        assert_eq!(parse("root").unwrap().0, User::Fixed { uid: 0, gid: 0 });
         for wrong in ["4294967295", "1:x", "no such user", ""] {
             assert!(wrong.parse::<VmUser>().is_err(), "{wrong}");
         }
@@ -295,6 +318,14 @@ mod tests {
         assert_eq!(numbers_of(passwd, "qemu"), Some((64055, 994)));
         assert_eq!(numbers_of(passwd, "qem"), None);
         assert_eq!(numbers_of("qemu:x", "qemu"), None);
+    }
+
+    #[test]
+    fn a_named_user_is_in_its_groups() {
+        let all = "kvm:x:106:alice,bob\ndisk:x:6:bob\nbob:x:1001:\nwrong:x:y:bob\nshort:x\n";
+        assert_eq!(groups_of(all, "bob"), [106, 6]);
+        assert_eq!(groups_of(all, "alice"), [106]);
+        assert_eq!(groups_of(all, "ali"), [0; 0]);
     }
 
     #[test]

@@ -317,7 +317,7 @@ impl Daemon {
     /// Settles what the VM's QEMU may do, and makes the directory that it may go to.
     fn confine(&self, request: &RunRequest, directory: &Path) -> Answer<Plan> {
         handed::make_socket_directory(directory).map_err(failed("the VM's directory"))?;
-        Plan::new(request, self.vm_user, &qemu(), host::accelerator().value)
+        Plan::new(request, &self.vm_user, &qemu(), host::accelerator().value)
     }
 
     /// Holds a VM that somebody else started.

@@ -190,7 +190,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the calibration's record, calibration.json: remove it")?;
     let shared = (pool, calibrated);
     let daemon = daemon::Daemon::new(&run_dir, &swap_dir, &log_dir, settings, shared)
-        .with_rules(arguments.vm_user, arguments.allow_keys_on_disk);
+        .with_rules(arguments.vm_user.clone(), arguments.allow_keys_on_disk);
     cgroup::clear_left(true);
     daemon.take_up_all().context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
