@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use ebb_vm::Qmp;
 use serde_json::json;
 use vmtest::{Disk, Guest, Host, Vm, require, until};
 
@@ -225,6 +226,27 @@ fn a_drive_that_qemu_may_not_open_is_told_with_what_to_do() {
     assert_eq!((about["Uid"].as_str(), about["CapEff"].as_str()), ("0 0 0 0", "0000000000000000"));
     assert_eq!((about["NoNewPrivs"].as_str(), about["Seccomp"].as_str()), ("1", "2"));
     assert!(vm.guest("sh busybox head -c 25 /dev/vda").contains(SECRET));
+}
+
+/// A migration by `exec:` starts a program, long after QEMU was started.
+#[test]
+fn a_qemu_that_its_filter_ended_is_told() {
+    let host = Host::new();
+    let place = host.directory().join("open");
+    fs::create_dir(&place).expect("a directory");
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).expect("its own file");
+    let socket = place.join("qmp.sock");
+    let monitor = format!("-qmp unix:{},server=on,wait=off", socket.display());
+    host.ebb(&format!("run --name a --memory 64M -- -S {monitor}")).ok();
+    let mut qmp = Qmp::connect(&socket).expect("QEMU listens");
+    // It ends before it answers.
+    let _ = qmp.execute("migrate", json!({ "uri": "exec:true" }));
+    until("its end to be on record", || host.log().contains("SIGSYS").then_some(()));
+    until("the VM to be forgotten", || host.list().is_empty().then_some(()));
+    let why = host.ebb("status a").refused();
+    assert!(why.contains("SIGSYS") && why.contains("-sandbox"), "{why}");
+    let why = host.ebb("run --name a --memory 64M -- -netdev tap,id=n").refused();
+    assert!(why.contains("script=no") && why.contains("--privileged"), "{why}");
 }
 
 #[test]

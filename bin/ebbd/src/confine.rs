@@ -7,7 +7,7 @@ use std::process::Output;
 use std::str::FromStr;
 use std::sync::{Once, OnceLock};
 
-use ebb_api::{Confinement, RunRequest};
+use ebb_api::{Confinement, RunRequest, VmName};
 use ebb_sys::confine::{Child, Identity, User};
 use ebb_vm::launch::{self, Accelerator};
 use rustix::process::Signal;
@@ -25,6 +25,9 @@ const GROUPS: &str = "/etc/group";
 /// Linux lets a process have so many.
 const GROUPS_MAX: usize = 1 << 16;
 const KVM: &str = "/dev/kvm";
+/// What to do about a QEMU that its filter ended.
+const FILTERED: &str = ". Its filter of system calls forbade something, as starting a program: leave \
+                        that out, or pass a -sandbox of your own; --privileged runs QEMU as root";
 /// strerror(3) of `EACCES` and of `EPERM`.
 const DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
 
@@ -197,8 +200,7 @@ impl Plan {
             return "";
         }
         if self.sandbox && signal == Some(Signal::SYS.as_raw()) {
-            return ". Its filter of system calls forbade something, as starting a program: leave \
-                    that out, or pass a -sandbox of your own; --privileged runs QEMU as root";
+            return FILTERED;
         }
         match DENIED.iter().any(|denied| why.contains(denied)) {
             true => {
@@ -217,6 +219,13 @@ fn tell_once(lacks: &[String]) {
     if !lacks.is_empty() {
         TOLD.call_once(|| tracing::warn!("QEMUs run without limits: {}", lacks.join("; ")));
     }
+}
+
+/// What is said of a QEMU that filters its system calls and ended in this way; none: its filter
+/// is not why.
+pub fn filtered(name: &VmName, pid: i32, signal: Option<i32>) -> Option<String> {
+    let is_filter = signal == Some(Signal::SYS.as_raw());
+    is_filter.then(|| format!("{name}: QEMU {pid} was ended by SIGSYS{FILTERED}"))
 }
 
 /// What others can do to QEMUs of a user that is not theirs alone.
@@ -340,6 +349,11 @@ mod tests {
         assert!(plan.advice("it said nothing", Some(Signal::SYS.as_raw())).contains("-sandbox"));
         assert_eq!(plan.advice("it said nothing", Some(Signal::KILL.as_raw())), "");
         assert_eq!(plan.advice("no such device", None), "");
+        let name: VmName = "web".parse().unwrap();
+        let told = filtered(&name, 7, Some(Signal::SYS.as_raw())).unwrap();
+        assert!(told.contains("web: QEMU 7") && told.contains("-sandbox"), "{told}");
+        assert_eq!(filtered(&name, 7, Some(Signal::KILL.as_raw())), None);
+        assert_eq!(filtered(&name, 7, None), None);
         let privileged = Plan { identity: None, ..plan };
         assert_eq!(privileged.advice("a.img: Permission denied", None), "");
     }

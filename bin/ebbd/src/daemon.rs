@@ -6,7 +6,7 @@ use std::io::{self, PipeReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -25,7 +25,7 @@ use ebb_vm::{Qmp, Ram, handed, layout, takeover};
 use serde_json::json;
 
 use crate::calibrate::Calibrated;
-use crate::confine::{Plan, VmUser};
+use crate::confine::{self, Plan, VmUser};
 use crate::console;
 use crate::devices;
 use crate::disks::{self, Disks, Shared};
@@ -45,6 +45,9 @@ const QEMU: &str = "qemu-system-x86_64";
 /// A QEMU that does not open its control socket within this time is given up.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Of so many it is remembered that their filters ended them.
+const FILTERED_MAX: usize = 64;
+
 /// The VMs by name. `None`: one that is just being taken hold of, or whose record cannot be read.
 type Vms = BTreeMap<VmName, Option<Arc<Listing>>>;
 
@@ -58,6 +61,8 @@ pub struct Daemon {
     vms: Arc<Mutex<Vms>>,
     /// VMs on record for which there was no thread yet.
     left: Arc<Mutex<Vec<Supervisor>>>,
+    /// Why VMs ended whose QEMUs their filters of system calls ended.
+    filtered: Arc<Mutex<BTreeMap<VmName, String>>>,
     /// The memory that VMs share.
     pub(crate) pool: Arc<pool::Shared>,
     /// How fast its tiers are.
@@ -87,6 +92,7 @@ impl Daemon {
             settings,
             vms,
             left,
+            filtered: Arc::default(),
             pool,
             calibrated,
             vm_user,
@@ -166,7 +172,28 @@ impl Daemon {
     /// # Errors
     /// [`Refused::Unknown`]; [`Refused::Unavailable`]: it is not held now.
     pub fn commands(&self, name: &VmName) -> Answer<Sender<Command>> {
-        self.listed(name).ok_or_else(|| Refused::Unknown(name.clone()))?.commands()
+        self.listed(name).ok_or_else(|| self.unknown(name))?.commands()
+    }
+
+    /// What is said of a VM that is not there.
+    pub fn unknown(&self, name: &VmName) -> Refused {
+        let filtered = self.filtered().get(name).cloned();
+        filtered.map_or_else(|| Refused::Unknown(name.clone()), Refused::Over)
+    }
+
+    /// Has who asks for a VM hear that its QEMU was ended by its filter, if it was.
+    fn note_end(&self, name: &VmName, pid: i32, ended: ExitStatus) {
+        let Some(told) = confine::filtered(name, pid, ended.signal()) else { return };
+        tracing::error!("{told}");
+        let mut filtered = self.filtered();
+        if filtered.len() == FILTERED_MAX {
+            filtered.pop_first();
+        }
+        filtered.insert(name.clone(), told);
+    }
+
+    fn filtered(&self) -> MutexGuard<'_, BTreeMap<VmName, String>> {
+        self.filtered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins to take up every VM that a daemon before this one held, each in a thread of its
@@ -304,10 +331,19 @@ impl Daemon {
             digests: 0,
         };
         let Started { children, process, ram, qmp } = started;
+        let pid = process.pid();
         let with = (served, devices);
         let held = held::take(process, ram, qmp, with, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
-        children.into_iter().for_each(Running::release);
+        for child in children {
+            let (daemon, name) = (self.clone(), request.name.clone());
+            let filters = plan.sandbox && child.pid() == Some(pid);
+            child.release(move |ended| {
+                if filters {
+                    daemon.note_end(&name, pid, ended);
+                }
+            });
+        }
         plan.keep();
         claimed.keep();
         reserved.keep();
@@ -430,6 +466,7 @@ impl Daemon {
             )));
         }
         vms.insert(name.clone(), None);
+        self.filtered().remove(name);
         Ok(Reserved { daemon: self.clone(), name: name.clone(), directory, made, kept: false })
     }
 
@@ -490,10 +527,14 @@ impl Drop for Reserved {
 struct Running(Option<Child>);
 
 impl Running {
-    /// It lives on; somebody must still take note of its end.
-    fn release(mut self) {
+    fn pid(&self) -> Option<i32> {
+        self.0.as_ref().map(|child| child.id() as i32)
+    }
+
+    /// It lives on; `note` takes note of its end.
+    fn release(mut self, note: impl FnOnce(ExitStatus) + Send + 'static) {
         if let Some(mut child) = self.0.take() {
-            std::thread::spawn(move || child.wait());
+            std::thread::spawn(move || child.wait().map(note));
         }
     }
 }

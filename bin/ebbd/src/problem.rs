@@ -14,6 +14,9 @@ pub enum Refused {
     /// No such VM.
     #[error("there is no VM {0}: ebb list shows those that are held")]
     Unknown(VmName),
+    /// No such VM any more: why it ended.
+    #[error("{0}")]
+    Over(String),
     /// The name is taken, or the VM is held already.
     #[error("{0}")]
     Taken(String),
@@ -45,7 +48,7 @@ impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let status = match self {
             Refused::Bad(_) => StatusCode::BAD_REQUEST,
-            Refused::Unknown(_) => StatusCode::NOT_FOUND,
+            Refused::Unknown(_) | Refused::Over(_) => StatusCode::NOT_FOUND,
             Refused::Taken(_) => StatusCode::CONFLICT,
             Refused::NotAllowed(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,

@@ -203,7 +203,7 @@ pub async fn ask<T>(
     name: &VmName,
     question: impl FnOnce(oneshot::Sender<Answer<T>>) -> Command,
 ) -> Answer<T> {
-    let lost = || daemon.commands(name).err().unwrap_or_else(|| Refused::Unknown(name.clone()));
+    let lost = || daemon.commands(name).err().unwrap_or_else(|| daemon.unknown(name));
     let ((ready, heard), (to, answer)) = (oneshot::channel(), oneshot::channel());
     let commands = taken_up(daemon, name).await?;
     commands.send(Command::Ready(ready)).map_err(|_| lost())?;
@@ -246,7 +246,7 @@ async fn current(
     while is_coming(daemon, name, deadline) {
         sleep(LOOK_EVERY).await;
     }
-    let listing = daemon.listed(name).ok_or_else(|| Refused::Unknown(name.clone()))?;
+    let listing = daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
     match now(&listing, counts, patience).await {
         Some(status) => Ok(status),
         None => listing.status(),
