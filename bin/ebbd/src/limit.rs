@@ -236,7 +236,13 @@ impl Limiter {
             Grain::Frame => 1,
             Grain::Huge => FRAMES_PER_HUGE,
         };
-        let may_go = |gfn| is_there(gfn) && resident(gfn) && !spare(gfn);
+        // Of memory in one file nothing can leave.
+        let unmapped = match pager.ram().files().len() {
+            0 | 1 => Vec::new(),
+            _ => pager.unmapped()?,
+        };
+        let is_mapped = |gfn| !unmapped.iter().any(|frames| frames.contains(gfn));
+        let may_go = |gfn| is_there(gfn) && resident(gfn) && is_mapped(gfn) && !spare(gfn);
         let Choice { frames, at_rest } = self.aging.choose(CHOICE_FRAMES, unit, may_go, heat);
         (self.at_work, self.chosen) = (frames.len() - at_rest, frames);
         self.chosen.reverse();

@@ -13,6 +13,7 @@ use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
 use crate::pager::{Grain, Pager};
+use crate::unmapped::is_unmapped;
 
 /// Held together, so that what is in flight is asked for many at once. A guest that writes
 /// one of them waits no longer than it takes to save all.
@@ -190,7 +191,8 @@ impl Pager {
             Ok(()) => Ok(Some(piece)),
             Err(error) => {
                 self.open_all(piece);
-                Err(error)
+                // What the VMM has mapped nowhere stays.
+                if is_unmapped(&error) { Ok(None) } else { Err(error) }
             }
         }
     }

@@ -224,10 +224,9 @@ impl Pager {
     }
 
     pub(crate) fn copy_page(&self, gfn: Gfn, page: &[u8]) -> io::Result<()> {
-        let to = self.hva(FrameRange::new(gfn, 1))?;
-        match self.uffd.copy(to.start, page) {
+        match self.fill_by(gfn, |uffd, to| uffd.copy(to.start, page)) {
             // There already: a daemon died between the copy and the word.
-            Err(error) if is_present(&error) => self.uffd.unprotect(to),
+            Err(error) if is_present(&error) => self.unprotect(FrameRange::new(gfn, 1)),
             result => result,
         }
     }
@@ -273,11 +272,10 @@ impl Pager {
 
     /// Puts a page of `fill` where there is none.
     pub(crate) fn fill(&self, gfn: Gfn, fill: u8) -> io::Result<()> {
-        let to = self.hva(FrameRange::new(gfn, 1))?;
-        let filled = match fill {
-            0 => self.uffd.zero(to, false),
-            _ => self.uffd.copy(to.start, &[fill; FRAME_BYTES as usize]),
-        };
+        let filled = self.fill_by(gfn, |uffd, to| match fill {
+            0 => uffd.zero(to, false),
+            _ => uffd.copy(to.start, &[fill; FRAME_BYTES as usize]),
+        });
         match filled {
             Err(error) if is_present(&error) => Ok(()),
             result => result,

@@ -37,6 +37,7 @@ mod refill;
 mod soft_iommu;
 mod sparse;
 mod tables;
+mod unmapped;
 mod view;
 mod write_back;
 mod zero;

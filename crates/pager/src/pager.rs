@@ -26,6 +26,7 @@ use crate::jobs::Jobs;
 use crate::owners::Owners;
 use crate::pins::Pins;
 use crate::read_ahead::ReadAhead;
+use crate::unmapped::is_unmapped;
 use crate::view::View;
 
 /// The pieces in which missing memory is given.
@@ -98,6 +99,8 @@ pub struct Pager {
     pub(crate) halt: Halt,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
     mapped: OnceLock<Mapped>,
+    /// For what the VMM has not mapped ([`Pager::unmapped`]).
+    pub(crate) uffd_here: OnceLock<Uffd>,
     pub(crate) panicked: OnceLock<Box<dyn Fn(String) + Send + Sync>>,
     pub(crate) failure: Failure,
     pub(crate) restored: SyncSender<Restored>,
@@ -162,6 +165,7 @@ impl Pager {
             halt: Halt::new(),
             pressure: OnceLock::new(),
             mapped: OnceLock::new(),
+            uffd_here: OnceLock::new(),
             panicked: OnceLock::new(),
             failure: Failure::default(),
             restored,
@@ -277,7 +281,7 @@ impl Pager {
     }
 
     /// Those of the ranges where the VMM has its RAM.
-    fn of_ram(&self, ranges: &[HvaRange]) -> io::Result<Vec<HvaRange>> {
+    pub(crate) fn of_ram(&self, ranges: &[HvaRange]) -> io::Result<Vec<HvaRange>> {
         match self.mapped.get() {
             Some(which) => which(ranges),
             None => Ok(ranges.to_vec()),
@@ -306,10 +310,11 @@ impl Pager {
     /// # Errors
     /// As [`Pager::watch_all`].
     pub fn watch_all_writes(&self) -> io::Result<()> {
+        let all: Vec<HvaRange> = self.ram.regions().map(Region::hva_range).collect();
+        let there = self.of_ram(&all)?;
+        let mut regions = self.ram.regions().filter(|region| there.contains(&region.hva_range()));
         let watch = |region: &Region| self.watch_of(region.frames());
-        self.ram
-            .regions()
-            .try_for_each(|region| self.uffd.register(region.hva_range(), watch(region)))
+        regions.try_for_each(|region| self.uffd.register(region.hva_range(), watch(region)))
     }
 
     /// Wakes everybody: events that a dead daemon had read are asked again.
@@ -326,15 +331,23 @@ impl Pager {
     /// # Errors
     /// As ioctl_userfaultfd(2).
     pub fn unwatch_all(&self) -> io::Result<()> {
-        self.ram.regions().try_for_each(|region| self.uffd.unregister(region.hva_range()))
+        let all: Vec<HvaRange> = self.ram.regions().map(Region::hva_range).collect();
+        // What is not there any more is not watched either.
+        let there = self.of_ram(&all).unwrap_or(all);
+        there.into_iter().try_for_each(|range| self.uffd.unregister(range))
     }
 
-    /// Lets writes to these frames through, and wakes whoever waits to write.
+    /// Lets writes to these frames through, and wakes whoever waits to write. Where the VMM has
+    /// nothing of ours mapped nothing is protected.
     ///
     /// # Errors
     /// `InvalidInput`: the range is not in one region; as ioctl_userfaultfd(2).
     pub fn unprotect(&self, frames: FrameRange) -> io::Result<()> {
-        self.uffd.unprotect(self.hva(frames)?)
+        let range = self.hva(frames)?;
+        match self.uffd.unprotect(range) {
+            Err(error) if is_unmapped(&error) => self.uffd.wake(range),
+            done => done,
+        }
     }
 
     pub(crate) fn protect(&self, frames: FrameRange) -> io::Result<()> {

@@ -8,12 +8,12 @@ use std::time::Duration;
 use ebb_ledger::{Content, LockedFrame};
 use ebb_store::{MEMORY_SLOTS, Page, PageBuffer};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
-use rustix::io::Errno;
 
 use crate::counters::{add, subtract};
 use crate::dead::Verdict;
 use crate::install::Served;
 use crate::pager::{Grain, Pager};
+use crate::unmapped::is_unmapped;
 
 /// Blocks between two frames' that are read with them rather than skipped.
 const GAP_MAX: usize = 16;
@@ -115,7 +115,9 @@ impl Pager {
         let (first, count) = (first.page, last.page - first.page + 1);
         let pages = pages.get_mut(..count).ok_or(io::ErrorKind::InvalidInput)?;
         let read = self.read_back(reading, first, pages, &mut part);
-        if let Err(error) = read.and_then(|()| self.copy_back(first, pages, &mut part)) {
+        if let Err(error) =
+            read.and_then(|()| self.copy_back((first, reading.asked), pages, &mut part))
+        {
             self.stay_away(part, Some(reading.asked));
             return Err(error);
         }
@@ -247,34 +249,63 @@ impl Pager {
         Ok(())
     }
 
-    /// Fills the frames, neighbours in one call, from pages of which the first is the
-    /// `first` behind the one asked for.
-    fn copy_back(&self, first: usize, pages: &[Page], part: &mut [Back<'_>]) -> io::Result<()> {
+    /// Fills the frames, neighbours in one call, from pages of which that is the `first`. Frames
+    /// that cannot be filled stay where they are, but for those around the one `asked` for.
+    fn copy_back<'l>(
+        &'l self,
+        (first, asked): (usize, usize),
+        pages: &[Page],
+        part: &mut Vec<Back<'l>>,
+    ) -> io::Result<()> {
+        // One region may be mapped where its neighbour is not.
+        let region = |back: &Back<'_>| self.ram.region_of(back.gfn).map(|region| region.gpa);
         let follows = |a: &Back<'_>, b: &Back<'_>| {
-            a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page && a.slot.is_some() == b.slot.is_some()
+            let is_next = a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page;
+            is_next && a.slot.is_some() == b.slot.is_some() && region(a) == region(b)
         };
+        let (mut away, mut result) = (Vec::new(), Ok(()));
         for run in part.chunk_by_mut(follows) {
             let frames = FrameRange::new(run[0].gfn, run.len() as u64);
             let at = run[0].page - first;
             let bytes = pages[at..at + run.len()].as_flattened();
-            if !self.copy_run(frames, bytes, run[0].slot.is_some())? {
-                run.iter_mut().for_each(|back| back.slot = None);
+            let is_asked = run.iter().any(|back| back.page == asked);
+            match self.copy_run(frames, bytes, run[0].slot.is_some(), is_asked) {
+                Ok(true) => {}
+                Ok(false) => run.iter_mut().for_each(|back| back.slot = None),
+                Err(error) if is_asked => {
+                    result = Err(error);
+                    break;
+                }
+                Err(_) => {
+                    away.push(run[0].page..run[0].page + run.len());
+                    continue;
+                }
             }
             // Devices before the guest: it may hand the frame to one at once.
             self.devices.map(frames);
         }
-        Ok(())
+        let (lost, kept): (Vec<_>, Vec<_>) =
+            part.drain(..).partition(|back| away.iter().any(|run| run.contains(&back.page)));
+        *part = kept;
+        self.stay_away(lost, None);
+        result
     }
 
-    /// Fills frames in a row. Whether they are protected, if that was asked for.
-    fn copy_run(&self, frames: FrameRange, bytes: &[u8], protect: bool) -> io::Result<bool> {
-        let to = self.ram.hva_range(frames);
-        let done = to.and_then(|to| self.uffd.copy_run(to.start, bytes, protect).ok());
-        if done == Some(frames.bytes()) {
-            return Ok(true);
+    /// Fills frames in a row. Whether they are protected, if that was asked for. Where the VMM has
+    /// them mapped nowhere they are filled only if one of them `is_asked` for.
+    fn copy_run(
+        &self,
+        frames: FrameRange,
+        bytes: &[u8],
+        protect: bool,
+        is_asked: bool,
+    ) -> io::Result<bool> {
+        match self.uffd.copy_run(self.hva(frames)?.start, bytes, protect) {
+            Ok(done) if done == frames.bytes() => return Ok(true),
+            Err(error) if !is_asked && is_unmapped(&error) => return Err(error),
+            _ => {}
         }
-        // Over the border of two regions, or some are there already: a daemon died
-        // between the copy and the word.
+        // Some are there already: a daemon died between the copy and the word.
         let mut pages = frames.frames().zip(bytes.chunks(FRAME_BYTES as usize));
         pages.try_for_each(|(gfn, page)| {
             self.copy_page(gfn, page)?;
@@ -322,8 +353,8 @@ impl Pager {
                 // The VMM has unplugged it: nobody reads it any more.
                 true if self.ram.region_of(gfn).is_none() => Ok(Served::Done),
                 true => match self.install_backed(gfn) {
-                    // It has unmapped it, and is about to be seen to have.
-                    Err(error) if is_unmapped(&error) => Ok(Served::Busy),
+                    // Unplugged just now.
+                    Err(_) if self.ram.region_of(gfn).is_none() => Ok(Served::Done),
                     done => done,
                 },
                 false => Ok(Served::Done),
@@ -331,11 +362,6 @@ impl Pager {
         }
         Ok(())
     }
-}
-
-/// Whether the VMM has nothing at the address that was to be filled.
-fn is_unmapped(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(Errno::NOENT.raw_os_error())
 }
 
 /// The content so many pages behind another.

@@ -21,7 +21,7 @@ use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::Uffd;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
 use ebb_vm::ram::Backing;
-use ebb_vm::{Ram, Region};
+use ebb_vm::{Ram, Region, unplugged};
 use tempfile::TempDir;
 use vmtest::require;
 
@@ -286,6 +286,50 @@ fn what_is_not_the_guests_any_more_is_not_watched() {
     // Nobody serves faults: one that is watched would hang.
     GOES.frames().take(4).for_each(|gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
     assert_eq!(looks.load(Relaxed), 2);
+}
+
+/// A descriptor of it is open, by which the VMM can map it again.
+#[test]
+fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
+    require!(available());
+    let mut machine = Machine::new();
+    let pager = pager(&machine, false, u64::MAX);
+    pager.check_mapped({
+        let (vmm, ram) = (Process::own().unwrap(), Arc::clone(pager.ram()));
+        move |ranges| unplugged::mapped(&vmm, &ram, ranges)
+    });
+    pager.watch_all().unwrap();
+    let _threads = threads(&pager);
+    take(&machine, &pager);
+    // In one batch, and so side by side in the store.
+    let (near, far) = (Gfn(STAYS.start.0 + 101), Gfn(GOES.start.0 + 101));
+    [near, far].iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
+    assert_eq!(pager.evict(&[near, far], &NothingKnown).unwrap().saved, 2);
+    assert_eq!(pager.unmapped().unwrap(), []);
+    machine.guest[1] = None;
+    assert_eq!(pager.unmapped().unwrap(), [GOES]);
+    // None of it goes any more, and it keeps nothing else from going.
+    let all: Vec<Gfn> = [STAYS, GOES].iter().flat_map(|frames| frames.frames()).collect();
+    let away = |frames: FrameRange| {
+        frames.frames().filter(|gfn| pager.ledger().content(*gfn).is_elsewhere()).count()
+    };
+    let before = [STAYS, GOES].map(away);
+    assert!(pager.evict(&all, &NothingKnown).unwrap().frames() > 0);
+    assert!(away(STAYS) > before[0] && away(GOES) == before[1] && before[1] > 10);
+    // A fault next to it brings nothing of it.
+    assert!(machine.reads(near, &page_of(near.0 + 2)));
+    assert!(matches!(pager.ledger().content(far), Content::Saved { .. }));
+    pager.watch_all_writes().unwrap();
+    pager.give_back_all().unwrap();
+    assert_eq!((on_record(&pager, GOES), on_record(&pager, STAYS)), ((0, 0), (0, 0)));
+    pager.unwatch_all().unwrap();
+    machine.guest[1] = Some(small_pages(&machine.files[1]));
+    for frames in FILES {
+        for gfn in frames.frames().take(24).chain([Gfn(frames.end().0 - 1), near, far]) {
+            let page = page_of(if gfn.0 % 4 == 0 { 1 } else { gfn.0 + 2 });
+            assert!(machine.reads(gfn, &page), "{gfn:?}");
+        }
+    }
 }
 
 #[test]
