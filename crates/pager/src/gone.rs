@@ -8,7 +8,8 @@
 //! 2. Each word becomes resident, and only then its slot or block is free: no word names a slot
 //!    that another page may be put into. A slot that no word names is free for the next daemon.
 //! 3. Watches on blocks of it end, so that nobody waits to write their metadata.
-//! 4. Its memory goes: nothing of it is needed, whatever its words said before.
+//! 4. This process lets go of the file, and its memory goes with the last who has it. It is not
+//!    punched: another process may have it still, and no look can prove that none does.
 
 use std::io;
 
@@ -25,8 +26,8 @@ impl Pager {
     /// open nor mapped any more. Once more is no harm.
     ///
     /// # Errors
-    /// The ledger has no room, a frame stays held, or as fallocate(2): what is left is let go of by
-    /// the next call. The file is gone in any case.
+    /// The ledger has no room, a frame stays held, or as [`ebb_vm::ram::Backing::let_go`]: what is left
+    /// is let go of by the next call. The file is gone in any case.
     pub fn let_go(&self, file: usize) -> io::Result<()> {
         self.ram.set_gone(file);
         let regions: Vec<FrameRange> = self.ram.regions_in(file).map(Region::frames).collect();
@@ -35,8 +36,7 @@ impl Pager {
         }
         self.end_watches_on(|head| regions.iter().any(|frames| frames.contains(head)))?;
         let Some(backing) = self.ram.files().get(file) else { return Ok(()) };
-        backing.mapping.forget(0, backing.mapping.bytes())?;
-        backing.file.punch(0, backing.mapping.bytes())
+        backing.let_go()
     }
 
     /// Frames of one huge frame have nothing elsewhere from now on.

@@ -198,7 +198,7 @@ fn on_record(pager: &Pager, frames: FrameRange) -> (u64, u64) {
     (count(&slot), count(&odd))
 }
 
-fn assert_gone(machine: &Machine, pager: &Pager) {
+fn assert_gone(pager: &Pager) {
     assert_eq!(on_record(pager, GOES), (0, 0));
     let (slots, _) = on_record(pager, STAYS);
     assert!(slots > 10, "{slots}");
@@ -206,7 +206,18 @@ fn assert_gone(machine: &Machine, pager: &Pager) {
     let counters = &pager.counters;
     let counted = [&counters.saved_frames, &counters.clean_frames].map(|count| count.load(Relaxed));
     assert_eq!(counted.iter().sum::<u64>(), slots);
-    assert_eq!(machine.files[1].resident_bytes().unwrap(), 0);
+    assert_eq!(pager.ram().files()[1].file.resident_bytes().unwrap(), 0);
+}
+
+/// Who else has the memory keeps it, and it goes with him: the daemon has it no more.
+fn assert_let_go(machine: &mut Machine, gfn: Gfn) {
+    let file = machine.files.remove(1);
+    let mut page = [0; FRAME_BYTES as usize];
+    file.read_at((gfn.0 - GOES.start.0) * FRAME_BYTES, &mut page).unwrap();
+    assert!(page == page_of(gfn.0 + 2));
+    let inode = file.identity().unwrap().1;
+    drop(file);
+    assert_eq!(unplugged::gone(&Process::own().unwrap(), &[inode]).unwrap(), [inode]);
 }
 
 #[test]
@@ -219,9 +230,11 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     take(&machine, &pager);
     let before = on_record(&pager, STAYS);
     assert!(on_record(&pager, GOES).0 > 10 && before.0 > 10);
+    let resident = Gfn(GOES.start.0 + 200);
+    machine.write(resident, &page_of(resident.0 + 2));
     machine.guest[1] = None;
     pager.let_go(1).unwrap();
-    assert_gone(&machine, &pager);
+    assert_gone(&pager);
     // But for the watch on a block that is no more: a write of its metadata waits for nothing.
     assert_eq!(on_record(&pager, STAYS), (before.0, before.1 - 1));
     machine.write(METADATA, &page_of(10));
@@ -238,6 +251,7 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     }
     assert_eq!(pager.store_usage().disk_slots_used, 0);
     pager.unwatch_all().unwrap();
+    assert_let_go(&mut machine, resident);
 }
 
 /// Wherever a daemon dies in this, the next one does it again, and no slot is lost or freed twice.

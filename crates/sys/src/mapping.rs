@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::bus_guard::BusGuard;
+use crate::ram_file::RamFile;
 
 /// An atomic integer; only for the types below.
 trait Atomic {}
@@ -175,6 +176,22 @@ impl Mapping {
         self.advise(offset, bytes, Advice::LinuxDontNeed)
     }
 
+    /// Shows all of another file in place of its own, at the same address.
+    ///
+    /// # Errors
+    /// `InvalidInput`: that file is shorter; as mmap(2) and madvise(2).
+    pub fn replace(&self, other: &RamFile) -> io::Result<()> {
+        if other.bytes()? < self.bytes() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let (start, prot) = (self.start.as_ptr().cast(), ProtFlags::READ | ProtFlags::WRITE);
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: what is replaced is this very mapping, all of it. Whoever has words of it meets another
+        // file's at once, of the same kind: atomics that others may change at any time.
+        unsafe { mmap(start, self.bytes, prot, flags, other, 0)? };
+        self.advise(0, self.bytes(), Advice::LinuxDontDump)
+    }
+
     /// Whether [`Mapping::populate`] may use huge pages.
     ///
     /// # Errors
@@ -216,7 +233,6 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ram_file::RamFile;
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]

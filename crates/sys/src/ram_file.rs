@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{
@@ -98,6 +98,18 @@ impl RamFile {
     pub fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(fallocate(&self.file, flags, offset, bytes)?)
+    }
+
+    /// Closes the file: its descriptor leads to `other` from now on, also for who uses it meanwhile.
+    ///
+    /// # Errors
+    /// As dup3(2): then it stays what it was.
+    pub fn replace(&self, other: &RamFile) -> io::Result<()> {
+        // SAFETY: both numbers are open descriptors of ours, which nobody closes meanwhile. The number
+        // stays ours; whoever uses it at this moment reaches one file or the other.
+        let done =
+            unsafe { libc::dup3(other.file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC) };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Reads into `to`; a hole reads as zeros and stays a hole.

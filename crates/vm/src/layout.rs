@@ -163,19 +163,12 @@ pub fn reopen(process: &Process, known: &[KnownRegion]) -> Result<Ram, LayoutErr
     let first_gone = files.backings.len();
     for (_, region) in gone {
         regions.push(Region { file: files.backings.len(), offset: 0, ..region });
-        files.backings.push(stand_in(region.bytes)?);
+        files.backings.push(Backing::stand_in(region.bytes)?);
     }
     let all = first_gone..files.backings.len();
     let ram = Ram::new(regions, files.backings)?;
     all.for_each(|file| ram.set_gone(file));
     Ok(ram)
-}
-
-/// For a file that is gone: all of it a hole, and nobody else's.
-fn stand_in(bytes: u64) -> io::Result<Backing> {
-    let file = RamFile::create("ebb-gone", bytes)?;
-    let mapping = Mapping::new(&file, 0, bytes)?;
-    Ok(Backing { file, mapping })
 }
 
 /// The shared memory backends by name; an unshared one is refused, since part

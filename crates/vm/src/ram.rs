@@ -59,6 +59,29 @@ pub struct Backing {
     pub mapping: Mapping,
 }
 
+impl Backing {
+    /// For a file that the VMM has no more: all of it a hole, and nobody else's.
+    ///
+    /// # Errors
+    /// As memfd_create(2) and mmap(2).
+    pub fn stand_in(bytes: u64) -> io::Result<Backing> {
+        let file = RamFile::create("ebb-gone", bytes)?;
+        let mapping = Mapping::new(&file, 0, bytes)?;
+        Ok(Backing { file, mapping })
+    }
+
+    /// Lets go of the file, and has a stand-in in its place. Its memory stays as long as somebody
+    /// else has it.
+    ///
+    /// # Errors
+    /// As [`Backing::stand_in`], and as dup3(2).
+    pub fn let_go(&self) -> io::Result<()> {
+        let stand_in = RamFile::create("ebb-gone", self.mapping.bytes())?;
+        self.mapping.replace(&stand_in)?;
+        self.file.replace(&stand_in)
+    }
+}
+
 /// All RAM of a VM.
 ///
 /// A file can go: the VMM has unplugged what lies in it, and has the file no more. Its regions are
