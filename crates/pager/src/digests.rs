@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -30,6 +30,7 @@ const ROWS: u64 = 4096 / ROW_BYTES;
 
 /// A block and the keyed digest of its content for each frame that rests on one.
 pub struct Digests {
+    file: File,
     mapping: Mapping,
     frames: u64,
     owner: u64,
@@ -59,10 +60,10 @@ impl Digests {
         let mapping = Mapping::new(&file, 0, bytes)?;
         mapping.reserve(0, HEADER_BYTES)?;
         let prepared = (0..end.0.div_ceil(ROWS)).map(|_| AtomicBool::new(false)).collect();
-        let mut digests = Digests { mapping, frames: end.0, owner, key: [0; _], prepared };
+        let mut digests = Digests { file, mapping, frames: end.0, owner, key: [0; _], prepared };
         match digests.is_made() {
             true => digests.read_key(),
-            false => digests.make(&file, bytes)?,
+            false => digests.make(bytes)?,
         }
         Ok(digests)
     }
@@ -76,10 +77,10 @@ impl Digests {
         [MAGIC, self.frames, self.owner]
     }
 
-    fn make(&mut self, file: &File, bytes: u64) -> io::Result<()> {
+    fn make(&mut self, bytes: u64) -> io::Result<()> {
         // What another format left is nobody's.
-        file.set_len(0)?;
-        file.set_len(bytes)?;
+        self.file.set_len(0)?;
+        self.file.set_len(bytes)?;
         self.mapping.reserve(0, HEADER_BYTES)?;
         if getrandom(&mut self.key, GetRandomFlags::empty())? != self.key.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -114,12 +115,17 @@ impl Digests {
     }
 
     /// Whether the page is not what the frame held. Of a daemon without digests nothing is known.
-    fn is_changed(&self, gfn: Gfn, block: u64, page: &Page) -> bool {
-        // A row without memory reads as zeros where there is room, and is given it here.
-        let Ok(Some([known, digest])) = self.prepare(gfn).map(|()| self.row(gfn)) else {
-            return false;
-        };
-        known.load(Acquire) == block + 1 && digest.load(Acquire) != self.digest(page)
+    ///
+    /// Read by pread(2): a row without memory reads as zeros, and needs none.
+    ///
+    /// # Errors
+    /// As pread(2): then nobody can tell.
+    fn is_changed(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<bool> {
+        let mut row = [0; ROW_BYTES as usize];
+        self.file.read_exact_at(&mut row, HEADER_BYTES + gfn.0 * ROW_BYTES)?;
+        let (words, _) = row.as_chunks();
+        let word = |at: usize| words.get(at).copied().map_or(0, u64::from_ne_bytes);
+        Ok(word(0) == block + 1 && word(1) != self.digest(page))
     }
 
     fn digest(&self, page: &Page) -> u64 {
@@ -158,7 +164,8 @@ impl Pager {
 
     /// Refuses a block's content that the frame never held.
     pub(crate) fn check_rest(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<()> {
-        match self.digests.get().is_some_and(|digests| digests.is_changed(gfn, block, page)) {
+        let Some(digests) = self.digests.get() else { return Ok(()) };
+        match digests.is_changed(gfn, block, page)? {
             true => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "an image of its disks was changed by somebody else while memory rests on it: put \
@@ -166,5 +173,29 @@ impl Pager {
             )),
             false => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also where there is no room for a row that has no memory.
+    #[test]
+    fn what_nobody_can_compare_is_not_taken_to_be_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("digests");
+        let open = || Digests::open(&path, Gfn(2 * ROWS), 1).unwrap();
+        let (page, other) = ([1; 4096], [2; 4096]);
+        open().note(Gfn(3), 7, &page).unwrap();
+        let next = open();
+        let is_changed = |page| next.is_changed(Gfn(3), 7, page);
+        assert!(!is_changed(&page).unwrap() && is_changed(&other).unwrap());
+        // Of another block, and of another frame, nothing is known.
+        assert!(!next.is_changed(Gfn(3), 8, &other).unwrap());
+        assert!(!next.is_changed(Gfn(ROWS), 7, &other).unwrap());
+        let last = open();
+        last.file.set_len(HEADER_BYTES).unwrap();
+        assert!(last.is_changed(Gfn(3), 7, &other).is_err());
     }
 }

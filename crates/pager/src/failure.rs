@@ -4,10 +4,10 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ebb_units::Gfn;
+
 use crate::pager::{Pager, is_gone};
 
-/// A refill thread rests so long before the guest may ask again for what cannot be read.
-const PAUSE: Duration = Duration::from_millis(100);
 /// A failure that nobody met for so long is over.
 const FORGOTTEN: Duration = Duration::from_secs(2);
 
@@ -36,18 +36,16 @@ impl Pager {
         recent.map(|(error, _)| Arc::clone(error))
     }
 
-    /// A fault cannot be served. On threads that may wait the guest does, too: else it
-    /// would ask without end.
-    pub(crate) fn fault_failed(&self, error: io::Error, may_wait: bool) {
+    /// The fault of a frame cannot be served. One that a refill thread has read waits for a while,
+    /// as the guest would ask without end; that thread goes on. `false`: the frame is to be woken now.
+    pub(crate) fn fault_failed(&self, gfn: Gfn, error: io::Error, may_wait: bool) -> bool {
         if is_gone(&error) {
-            return;
+            return false;
         }
         let text = error.to_string();
         if self.failure.note(error) {
             tracing::error!("fault: {text}");
         }
-        if may_wait {
-            std::thread::sleep(PAUSE);
-        }
+        may_wait && self.ask_again_later(gfn)
     }
 }

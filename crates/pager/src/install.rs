@@ -57,7 +57,10 @@ impl Pager {
                 Ok(Served::Done) => return,
                 Ok(Served::Busy) => std::thread::yield_now(),
                 Err(error) => {
-                    self.fault_failed(error, hand.pages.is_some());
+                    if self.fault_failed(gfn, error, hand.pages.is_some()) {
+                        add(&self.counters.retried, 1);
+                        return;
+                    }
                     break;
                 }
             }

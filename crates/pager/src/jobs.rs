@@ -3,25 +3,38 @@
 //!
 //! Threads sleep at once where there is nothing to do: one that yields for a while first counts
 //! as one that runs, and waits behind the guest's processors when it is woken.
+//!
+//! A fault that failed waits without a thread: one of them wakes it when its time has come, and the
+//! guest touches the frame again.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ebb_sys::uffd::Fault;
+use ebb_units::{FrameRange, Gfn};
 
 use crate::hand::Hand;
 use crate::pager::Pager;
 
 /// Beyond that the fault thread serves them itself.
 const JOBS: usize = 1024;
+/// Who touched a frame that cannot be brought back rests so long before it asks again.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A fault that was read.
 struct Job {
     fault: Fault,
     began: Instant,
+}
+
+/// What a refill thread is to do next.
+enum Work {
+    Serve(Job),
+    /// Its fault has failed and rested.
+    Wake(Gfn),
 }
 
 /// Faults for the refill threads.
@@ -33,13 +46,16 @@ pub(crate) struct Jobs {
 struct Queue {
     /// It has room for all from the beginning.
     jobs: VecDeque<Job>,
+    /// Frames whose faults failed, and when to wake them; in this order, and at most as many.
+    failed: VecDeque<(Instant, Gfn)>,
     /// There are threads.
     is_open: bool,
 }
 
 impl Jobs {
     pub(crate) fn new() -> Jobs {
-        let queue = Queue { jobs: VecDeque::with_capacity(JOBS), is_open: false };
+        let (jobs, failed) = (VecDeque::with_capacity(JOBS), VecDeque::with_capacity(JOBS));
+        let queue = Queue { jobs, failed, is_open: false };
         Jobs { queue: Mutex::new(queue), changed: Condvar::new() }
     }
 
@@ -58,11 +74,43 @@ impl Jobs {
         takes
     }
 
+    /// Has a frame woken after a pause; `false`: too many rest already.
+    fn wake_later(&self, gfn: Gfn) -> bool {
+        let mut queue = self.queue();
+        let takes = queue.is_open && queue.failed.len() < JOBS;
+        if takes {
+            queue.failed.push_back((Instant::now() + PAUSE, gfn));
+            drop(queue);
+            // It has to wait until then, and not for ever.
+            self.changed.notify_one();
+        }
+        takes
+    }
+
     /// The next; none once there are to be no threads, and nothing is left.
-    fn next(&self) -> Option<Job> {
-        let waits = |queue: &mut Queue| queue.is_open && queue.jobs.is_empty();
-        let queue = self.changed.wait_while(self.queue(), waits);
-        queue.unwrap_or_else(PoisonError::into_inner).jobs.pop_front()
+    fn next(&self) -> Option<Work> {
+        let mut queue = self.queue();
+        loop {
+            let left =
+                queue.failed.front().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            // Without threads there is nobody to wait.
+            if left.is_some_and(|left| left.is_zero() || !queue.is_open) {
+                return queue.failed.pop_front().map(|(_, gfn)| Work::Wake(gfn));
+            }
+            if let Some(job) = queue.jobs.pop_front() {
+                return Some(Work::Serve(job));
+            }
+            if !queue.is_open {
+                return None;
+            }
+            queue = match left {
+                Some(left) => {
+                    let waited = self.changed.wait_timeout(queue, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
     }
 }
 
@@ -108,7 +156,14 @@ impl Drop for RefillThreads {
 
 fn run(pager: &Pager) {
     let mut hand = Hand::with_pages();
-    while let Some(job) = pager.jobs.next() {
+    while let Some(work) = pager.jobs.next() {
+        let job = match work {
+            Work::Serve(job) => job,
+            Work::Wake(gfn) => {
+                pager.after(true, FrameRange::new(gfn, 1));
+                continue;
+            }
+        };
         if pager.may_halt() {
             // Nobody makes room: what is elsewhere comes at once, the rest once there is some.
             if pager.leave_waiting(job.fault) {
@@ -127,5 +182,15 @@ impl Pager {
     /// much waits for them already.
     pub(crate) fn refill_later(&self, fault: Fault, began: Instant) -> bool {
         self.jobs.give(Job { fault, began })
+    }
+
+    /// Has whoever touches a frame that cannot be brought back wait, and ask again. `false`: it is
+    /// to be woken now, after this thread has waited.
+    pub(crate) fn ask_again_later(&self, gfn: Gfn) -> bool {
+        let later = self.jobs.wake_later(gfn);
+        if !later {
+            std::thread::sleep(PAUSE);
+        }
+        later
     }
 }

@@ -118,7 +118,13 @@ impl Pager {
         if let Err(error) =
             read.and_then(|()| self.copy_back((first, reading.asked), pages, &mut part))
         {
-            self.stay_away(part, Some(reading.asked));
+            // Who wants the one asked for is woken by whoever is told of the error, all of them at once.
+            let (asked, rest): (Vec<_>, _) =
+                part.into_iter().partition(|back| back.page == reading.asked);
+            for back in asked {
+                let _ = back.word.abandon();
+            }
+            self.stay_away(rest);
             return Err(error);
         }
         for Back { gfn, word, page, slot } in part {
@@ -132,11 +138,10 @@ impl Pager {
         Ok(())
     }
 
-    /// They stay where they are; whoever waits for one asks again, also for the one `asked`.
-    fn stay_away(&self, part: Vec<Back<'_>>, asked: Option<usize>) {
-        for Back { gfn, word, page, .. } in part {
-            let wanted = word.abandon();
-            self.after(wanted || Some(page) == asked, FrameRange::new(gfn, 1));
+    /// They stay where they are; whoever waits for one asks again.
+    fn stay_away(&self, part: Vec<Back<'_>>) {
+        for Back { gfn, word, .. } in part {
+            self.after(word.abandon(), FrameRange::new(gfn, 1));
         }
     }
 
@@ -204,7 +209,7 @@ impl Pager {
                 match (self.disk.read(block, pages), &mut *pages) {
                     // The one asked for does not go without for one behind it.
                     (Err(_), [page, _, ..]) if first == asked => {
-                        self.stay_away(part.split_off(1), None);
+                        self.stay_away(part.split_off(1));
                         self.disk.read(block, std::slice::from_mut(page))?;
                     }
                     (read, _) => read?,
@@ -224,7 +229,7 @@ impl Pager {
         let (kept, lost): (Vec<_>, Vec<_>) =
             part.drain(..).partition(|back| back.page == asked || loaded.has(back.page - first));
         *part = kept;
-        self.stay_away(lost, None);
+        self.stay_away(lost);
         Ok(())
     }
 
@@ -245,7 +250,7 @@ impl Pager {
         }
         let (kept, changed) = part.drain(..).partition(|back| check(back).is_ok());
         *part = kept;
-        self.stay_away(changed, None);
+        self.stay_away(changed);
         Ok(())
     }
 
@@ -287,7 +292,7 @@ impl Pager {
         let (lost, kept): (Vec<_>, Vec<_>) =
             part.drain(..).partition(|back| away.iter().any(|run| run.contains(&back.page)));
         *part = kept;
-        self.stay_away(lost, None);
+        self.stay_away(lost);
         result
     }
 

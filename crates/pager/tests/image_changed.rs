@@ -8,6 +8,7 @@ mod machine;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -73,7 +74,7 @@ impl Daemon {
         pager.watch_all().unwrap();
         let this = Process::open(std::process::id() as i32).unwrap();
         let vmm = this.as_fd().try_clone_to_owned().unwrap();
-        let refills = RefillThreads::start(&pager, 2).unwrap();
+        let refills = RefillThreads::start(&pager, 1).unwrap();
         let ended = |why| panic!("the fault thread ended: {why:?}");
         let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
         Daemon { pager, _threads: (faults, refills) }
@@ -124,6 +125,34 @@ fn a_frame_waits_while_its_block_is_not_what_it_was() {
     let (machine, image) = (Machine::new(), image());
     let daemon = evicted(&machine, &image);
     check(&machine, &daemon, &image);
+}
+
+/// With one thread to refill frames: who waits for a frame that cannot be had does not keep it.
+#[test]
+fn nobody_else_waits_for_a_frame_that_waits() {
+    require!(available());
+    const ROUNDS: u64 = 50;
+    let (machine, image) = (Machine::new(), image());
+    let daemon = evicted(&machine, &image);
+    image.put(3, page_of(99));
+    let (guest, asking, other) = (machine.guest(), machine.guest(), Gfn(100));
+    let waiting = thread::spawn(move || asking.read(Gfn(3)));
+    until("the change to be told", || daemon.pager.failure());
+    let retried = || daemon.pager.counters.retried.load(Relaxed);
+    let before = retried();
+    for round in 0..ROUNDS {
+        guest.write(other, &page_of(round + 40));
+        // Whoever let the write through may have the word a little longer.
+        until("it to go", || {
+            let gone = daemon.pager.evict(&[other], &NothingKnown).unwrap().frames();
+            (gone == 1).then_some(())
+        });
+        assert!(guest.read(other) == page_of(round + 40));
+    }
+    let asked = retried() - before;
+    assert!(asked < ROUNDS / 2, "the frame was asked for {asked} times meanwhile");
+    image.put(3, page_of(23));
+    assert!(waiting.join().unwrap() == page_of(23));
 }
 
 #[test]
