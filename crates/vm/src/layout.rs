@@ -13,7 +13,8 @@ use ebb_units::{Gpa, Hva};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::memory_tree;
+use crate::memory_device::DEVICES_MAX;
+use crate::memory_tree::{self, Segment};
 use crate::qmp::{Qmp, QmpError};
 use crate::ram::{Backing, BadLayout, Ram, Region};
 use crate::unplugged;
@@ -55,6 +56,10 @@ pub enum LayoutError {
 
 /// One question each: a VM has one for each backend, and one more where a hole lies in it.
 const SEGMENTS_MAX: usize = 1024;
+/// Questions of where devices are: one for each device and each border of regions in it.
+const QUESTIONS_MAX: usize = SEGMENTS_MAX + DEVICES_MAX;
+/// What QEMU says of an address without memory.
+const NOT_MAPPED: &str = "No memory is mapped at address";
 
 /// Finds all RAM of the VM and maps it here.
 ///
@@ -63,6 +68,7 @@ const SEGMENTS_MAX: usize = 1024;
 pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     let backends = memory_backends(&qmp.execute("query-memdev", json!({}))?)?;
     let segments = memory_tree::segments(&qmp.human("info mtree")?, &backends);
+    let segments = whole(segments, &devices(qmp)?);
     if segments.len() > SEGMENTS_MAX {
         return Err(LayoutError::Answer(format!("{} ranges of memory", segments.len())));
     }
@@ -70,7 +76,9 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
     let mut regions = Vec::new();
     for segment in &segments {
-        let hva = parse_hva(&qmp.human(&format!("gpa2hva {:#x}", segment.gpa))?)?;
+        let mapped = hva(qmp, segment.mapped)?.map(|at| at.0);
+        let hva = mapped.and_then(|at| at.checked_sub(segment.mapped - segment.gpa)).map(Hva);
+        let hva = hva.ok_or_else(|| LayoutError::Answer(segment.backend.clone()))?;
         let bytes = (segment.last - segment.gpa).saturating_add(1);
         let vma = mappings.iter().find(|v| hva >= v.start && hva.0 - v.start.0 < v.bytes);
         let fits = |v: &Vma| bytes <= v.bytes - (hva.0 - v.start.0);
@@ -93,25 +101,89 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
 /// # Errors
 /// [`LayoutError`].
 pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
-    let devices = parse_devices(&qmp.execute("query-memory-devices", json!({}))?)
-        .ok_or_else(|| LayoutError::Answer("query-memory-devices".into()))?;
-    for (start, last) in devices {
-        for region in ram.regions() {
-            let at = start.max(region.gpa.0);
-            if at > last || at - region.gpa.0 >= region.bytes {
-                continue;
+    let (devices, mut tree) = (devices(qmp)?, None);
+    let overlap = |(device, region): (&Device, &Region)| {
+        let at = device.start.max(region.gpa.0);
+        let last = device.last.min((region.gpa.0 + region.bytes).checked_sub(1)?);
+        (at <= last).then_some((at, last))
+    };
+    let pairs = devices.iter().flat_map(|device| ram.regions().map(move |region| (device, region)));
+    let shared = pairs.filter_map(|pair| Some((pair, overlap(pair)?)));
+    for (asked, ((device, region), (at, last))) in shared.enumerate() {
+        if asked == QUESTIONS_MAX {
+            return Err(LayoutError::Answer("memory devices at one address".into()));
+        }
+        let found = match hva(qmp, at)? {
+            Some(hva) => Some((at, hva)),
+            None => {
+                let tree = match &tree {
+                    Some(tree) => tree,
+                    None => tree.insert(qmp.human("info mtree")?),
+                };
+                let mapped = memory_tree::first_mapped(tree, &device.backend, (at, last));
+                match mapped {
+                    Some(at) => hva(qmp, at)?.map(|hva| (at, hva)),
+                    None => None,
+                }
             }
-            let hva = parse_hva(&qmp.human(&format!("gpa2hva {at:#x}"))?)?;
-            if hva.0 != region.hva.0 + (at - region.gpa.0) {
-                return Ok(Some(Gpa(at)));
-            }
+        };
+        // Where nothing is mapped the guest has no memory to speak of.
+        if found.is_some_and(|(at, hva)| hva.0 != region.hva.0 + (at - region.gpa.0)) {
+            return Ok(found.map(|(at, _)| Gpa(at)));
         }
     }
     Ok(None)
 }
 
-/// First and last address of each memory device; those without an address have no memory here.
-fn parse_devices(list: &Value) -> Option<Vec<(u64, u64)>> {
+/// Where a memory device is that has an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Device {
+    start: u64,
+    /// Inclusive.
+    last: u64,
+    /// The name of its memory backend, if it tells.
+    backend: String,
+}
+
+fn devices(qmp: &mut Qmp) -> Result<Vec<Device>, LayoutError> {
+    let list = qmp.execute("query-memory-devices", json!({}))?;
+    parse_devices(&list).ok_or_else(|| LayoutError::Answer("query-memory-devices".into()))
+}
+
+/// A virtio-mem device with `dynamic-memslots=on` shows only those parts to the processors of which
+/// the guest has plugged something. It is found as a whole, like any other device: the guest may
+/// plug all of it.
+fn whole(mut segments: Vec<Segment>, devices: &[Device]) -> Vec<Segment> {
+    for device in devices {
+        let of_device = |segment: &Segment| segment.backend == device.backend;
+        let is_inside =
+            |segment: &Segment| segment.gpa >= device.start && segment.last <= device.last;
+        let mut parts = segments.iter().filter(|segment| of_device(segment));
+        // One distance from the backend's beginning, and so one run of it.
+        let (Some(part), None) = (parts.next().cloned(), parts.next()) else { continue };
+        if is_inside(&part) {
+            segments.retain(|segment| !of_device(segment));
+            segments.push(Segment { gpa: device.start, last: device.last, ..part });
+        }
+    }
+    segments
+}
+
+/// Where QEMU has what is at an address; `None`: nothing is mapped there.
+fn hva(qmp: &mut Qmp, gpa: u64) -> Result<Option<Hva>, LayoutError> {
+    parse_place(&qmp.human(&format!("gpa2hva {gpa:#x}"))?)
+}
+
+fn parse_place(text: &str) -> Result<Option<Hva>, LayoutError> {
+    match text.trim_start().starts_with(NOT_MAPPED) {
+        true => Ok(None),
+        false => parse_hva(text).map(Some),
+    }
+}
+
+/// The memory devices that have an address: others have no memory here. `None`: there cannot be so
+/// many, or it is no such list.
+fn parse_devices(list: &Value) -> Option<Vec<Device>> {
     let number = |data: &Value, keys: [&str; 2]| {
         keys.iter().find_map(|key| data.get(key).and_then(Value::as_u64))
     };
@@ -119,10 +191,14 @@ fn parse_devices(list: &Value) -> Option<Vec<(u64, u64)>> {
         let data = item.get("data")?;
         let Some(start) = number(data, ["addr", "memaddr"]) else { return Some(None) };
         let bytes = number(data, ["max-size", "size"])?;
-        Some(bytes.checked_sub(1).and_then(|more| Some((start, start.checked_add(more)?))))
+        let last = bytes.checked_sub(1).and_then(|more| start.checked_add(more));
+        let memdev = data.get("memdev").and_then(Value::as_str).unwrap_or_default();
+        let backend = memdev.strip_prefix("/objects/").unwrap_or(memdev).to_owned();
+        Some(last.map(|last| Device { start, last, backend }))
     };
-    let ranges: Option<Vec<_>> = list.as_array()?.iter().map(range).collect();
-    Some(ranges?.into_iter().flatten().collect())
+    let list = list.as_array().filter(|list| list.len() <= DEVICES_MAX)?;
+    let devices: Option<Vec<_>> = list.iter().map(range).collect();
+    Some(devices?.into_iter().flatten().collect())
 }
 
 /// A region as it was when the VM was first held.
@@ -344,9 +420,111 @@ mod tests {
         assert!(ram.populate(ebb_units::FrameRange::new(ebb_units::Gfn(0), 256)).is_ok());
     }
 
+    /// A QEMU that says this.
+    fn says(answer: impl Fn(&str) -> Value + Send + 'static) -> Qmp {
+        use std::io::{BufRead, BufReader, Write};
+        let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            let requests = BufReader::new(theirs.try_clone().unwrap());
+            for request in requests.lines() {
+                let request: Value = serde_json::from_str(&request.unwrap()).unwrap();
+                let line = request["arguments"]["command-line"].as_str();
+                let answer = answer(line.or(request["execute"].as_str()).unwrap());
+                let told = json!({ "return": answer, "id": request["id"] });
+                // The one who asks may be gone.
+                let _ = theirs.write_all(format!("{told}\n").as_bytes());
+            }
+        });
+        Qmp::over(ours)
+    }
+
+    const DEVICE_BYTES: u64 = 2 << 30;
+
+    /// RAM that is one virtio-mem device, at 4 GiB.
+    fn device_ram() -> Ram {
+        let file = RamFile::create("layout-test", DEVICE_BYTES).unwrap();
+        let mapping = Mapping::new(&file, 0, DEVICE_BYTES).unwrap();
+        let (gpa, hva) = (Gpa(4 << 30), Hva(64 << 30));
+        let region = Region { gpa, bytes: DEVICE_BYTES, hva, file: 0, offset: 0 };
+        Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap()
+    }
+
+    fn virtio_mem() -> Value {
+        json!({ "type": "virtio-mem", "data": {
+            "memaddr": 4_u64 << 30, "max-size": DEVICE_BYTES, "size": 300 << 20,
+            "memdev": "/objects/more",
+        } })
+    }
+
+    /// The guest has unplugged what lies in the first part of a device with dynamic-memslots=on.
+    #[test]
+    fn a_device_of_which_a_part_is_mapped_has_not_moved() {
+        for (second, moved) in
+            [(Some(65_u64 << 30), None), (Some(1 << 30), Some(Gpa(5 << 30))), (None, None)]
+        {
+            let mut qmp = says(move |asked| match (asked, second) {
+                ("query-memory-devices", _) => json!([virtio_mem()]),
+                ("info mtree", Some(_)) => memory_tree::tests::SLOTS
+                    .replace("100000000-000000013fffffff", "140000000-000000017fffffff")
+                    .replace("@more 0000000000000000-000000003", "@more 0000000040000000-000000007")
+                    .into(),
+                ("info mtree", None) => "address-space: memory\n".into(),
+                ("gpa2hva 0x140000000", Some(hva)) => {
+                    format!("Host virtual address for 0x140000000 (more) is {hva:#x}\r\n").into()
+                }
+                _ => "No memory is mapped at address 0x100000000\r\n".into(),
+            });
+            assert_eq!(super::moved(&mut qmp, &device_ram()).unwrap(), moved);
+        }
+    }
+
+    #[test]
+    fn a_device_of_which_a_part_is_mapped_is_found_as_a_whole() {
+        let devices = parse_devices(&json!([virtio_mem()])).unwrap();
+        let parts =
+            memory_tree::segments(memory_tree::tests::SLOTS, &["more".into(), "ram".into()]);
+        let found = whole(parts, &devices);
+        let ranges: Vec<_> = found.iter().map(|found| (found.gpa, found.last)).collect();
+        assert_eq!(ranges, [(0, (512 << 20) - 1), (4 << 30, (4 << 30) + DEVICE_BYTES - 1)]);
+        // What contradicts the tree changes nothing.
+        let elsewhere = [Device { start: 8 << 30, ..devices[0].clone() }];
+        let parts = memory_tree::segments(memory_tree::tests::SLOTS, &["more".into()]);
+        assert_eq!(whole(parts.clone(), &elsewhere), parts);
+    }
+
+    /// As many devices as there can be, each over all regions.
+    #[test]
+    fn devices_at_one_address_are_not_asked_for_without_end() {
+        let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = std::sync::Arc::clone(&asked);
+        let mut qmp = says(move |what| match what {
+            "query-memory-devices" => Value::from(vec![virtio_mem(); DEVICES_MAX]),
+            _ => {
+                count.fetch_add(1, Relaxed);
+                let gpa = what.trim_start_matches("gpa2hva 0x");
+                let gpa = u64::from_str_radix(gpa, 16).unwrap();
+                format!("is {:#x}", gpa + (60 << 30)).into()
+            }
+        });
+        let file = RamFile::create("layout-test", 8 << 20).unwrap();
+        let mapping = Mapping::new(&file, 0, 8 << 20).unwrap();
+        let region = |at: u64| Region {
+            gpa: Gpa((4 << 30) + (at << 20)),
+            bytes: 1 << 20,
+            hva: Hva((64 << 30) + (at << 20)),
+            file: 0,
+            offset: at << 20,
+        };
+        let ram = Ram::new((0..8).map(region).collect(), vec![Backing { file, mapping }]).unwrap();
+        assert!(matches!(super::moved(&mut qmp, &ram), Err(LayoutError::Answer(_))));
+        assert_eq!(asked.load(Relaxed), QUESTIONS_MAX);
+    }
+
     #[test]
     fn nonsense_gives_nothing() {
         assert!(parse_hva("No memory is mapped at address 0x0").is_err());
+        assert_eq!(parse_place("No memory is mapped at address 0x140000000\r\n").unwrap(), None);
+        assert!(parse_place("Memory at address 0xe0000is not RAM\r\n").is_err());
         assert_eq!(parse_hva("... (ram) is 0x7f11200ff000\r\n").unwrap(), Hva(0x7f11_200f_f000));
     }
 
@@ -361,8 +539,15 @@ mod tests {
             { "type": "sgx-epc", "data": { "memaddr": 0, "size": 0 } },
             { "type": "other", "data": {} },
         ]);
-        let expected = [(1 << 32, (1 << 32) + (256 << 20) - 1), (2 << 32, (9 << 30) - 1)];
+        let device = |start, last, backend: &str| Device { start, last, backend: backend.into() };
+        let expected = [
+            device(1 << 32, (1 << 32) + (256 << 20) - 1, "mem0"),
+            device(2 << 32, (9 << 30) - 1, ""),
+        ];
         assert_eq!(parse_devices(&answer).unwrap(), expected);
+        let many = |count| Value::from(vec![answer[0].clone(); count]);
+        assert!(parse_devices(&many(DEVICES_MAX)).is_some());
+        assert_eq!(parse_devices(&many(DEVICES_MAX + 1)), None);
         assert_eq!(parse_devices(&json!({})), None);
         assert_eq!(parse_devices(&json!([{ "data": { "addr": 0 } }])), None);
         let far = json!([{ "data": { "addr": u64::MAX, "size": 2 } }]);

@@ -11,7 +11,7 @@ const BYTES_MAX: u64 = 1 << 52;
 /// As QEMU has.
 const NODES_MAX: usize = 128;
 /// QEMU has 256 slots for DIMMs, and KVM no more of them.
-const DEVICES_MAX: usize = 512;
+pub(crate) const DEVICES_MAX: usize = 512;
 
 /// A virtio-mem device of QEMU's.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,12 +5,14 @@
 //! stays for ever, and with it all RAM in it. A memory device whose back end is deleted afterwards
 //! would keep its memory as long as QEMU lives.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Aliases lead to aliases, on real boards twice.
 const DEPTH_MAX: usize = 8;
 /// Lines looked at in all: a board has some hundred.
 const LOOKS_MAX: usize = 1 << 20;
+/// Ranges of backends that are found in all: a board has some dozen, and a virtio-mem device 256.
+const PIECES_MAX: usize = 1 << 14;
 
 /// A guest-physical run of one memory backend.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,6 +21,18 @@ pub(crate) struct Segment {
     pub(crate) gpa: u64,
     /// Last address, inclusive.
     pub(crate) last: u64,
+    /// An address of it where QEMU has memory just now.
+    pub(crate) mapped: u64,
+}
+
+/// A range of one backend without holes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Piece<'t> {
+    backend: &'t str,
+    gpa: u64,
+    last: u64,
+    /// From the backend's beginning to the address.
+    distance: u64,
 }
 
 /// A region in the tree; its addresses are those of the section that it stands in.
@@ -37,11 +51,34 @@ type Sections<'t> = HashMap<&'t str, Vec<Line<'t>>>;
 /// are joined: the holes between them are the legacy ROM windows below 1 MiB, which the firmware
 /// turns into RAM as it boots.
 pub(crate) fn segments(text: &str, backends: &[String]) -> Vec<Segment> {
+    let mut joined = BTreeMap::new();
+    for Piece { backend, gpa, last, distance } in pieces(text, backends) {
+        let run = joined.entry((backend, distance)).or_insert((gpa, last));
+        *run = (run.0.min(gpa), run.1.max(last));
+    }
+    let segment = |((backend, _), (gpa, last)): ((&str, u64), (u64, u64))| Segment {
+        backend: backend.to_owned(),
+        gpa,
+        last,
+        mapped: gpa,
+    };
+    joined.into_iter().map(segment).collect()
+}
+
+/// The first address in a range at which the processors see memory of this backend.
+pub(crate) fn first_mapped(text: &str, backend: &str, (at, last): (u64, u64)) -> Option<u64> {
+    let backends = [backend.to_owned()];
+    let pieces = pieces(text, &backends).into_iter();
+    let inside = pieces.filter(|piece| piece.gpa <= last && piece.last >= at);
+    inside.map(|piece| piece.gpa.max(at)).min()
+}
+
+fn pieces<'t>(text: &'t str, backends: &[String]) -> Vec<Piece<'t>> {
     let (memory, regions) = sections(text);
-    let mut walk = Walk { regions, backends, joined: BTreeMap::new(), looks: LOOKS_MAX };
+    let backends = backends.iter().map(String::as_str).collect();
+    let mut walk = Walk { regions, backends, pieces: Vec::new(), looks: LOOKS_MAX };
     walk.visit(&memory, (0, u64::MAX), 0, 0);
-    let each = walk.joined.into_iter();
-    each.map(|((backend, _), (gpa, last))| Segment { backend, gpa, last }).collect()
+    walk.pieces
 }
 
 /// The address space of the processors, and the regions that aliases show, by name.
@@ -94,17 +131,16 @@ fn parse_range(text: &str) -> Option<(u64, u64)> {
     (last >= start).then_some((start, last))
 }
 
-struct Walk<'t> {
+struct Walk<'t, 'b> {
     regions: Sections<'t>,
-    backends: &'t [String],
-    /// By backend and distance from its beginning.
-    joined: BTreeMap<(String, u64), (u64, u64)>,
+    backends: HashSet<&'b str>,
+    pieces: Vec<Piece<'t>>,
     looks: usize,
 }
 
-impl Walk<'_> {
+impl<'t> Walk<'t, '_> {
     /// What of these lines lies in a window, which begins at guest-physical address `gpa`.
-    fn visit(&mut self, lines: &[Line<'_>], (from, to): (u64, u64), gpa: u64, depth: usize) {
+    fn visit(&mut self, lines: &[Line<'t>], (from, to): (u64, u64), gpa: u64, depth: usize) {
         for line in lines {
             let Some(left) = self.looks.checked_sub(1) else { return };
             self.looks = left;
@@ -120,10 +156,13 @@ impl Walk<'_> {
             else {
                 continue;
             };
-            if self.backends.iter().any(|backend| backend == line.name) {
-                let key = (line.name.to_owned(), at.wrapping_sub(into));
-                let run = self.joined.entry(key).or_insert((at, end));
-                *run = (run.0.min(at), run.1.max(end));
+            if self.backends.contains(line.name) {
+                if self.pieces.len() == PIECES_MAX {
+                    self.looks = 0;
+                    return;
+                }
+                let distance = at.wrapping_sub(into);
+                self.pieces.push(Piece { backend: line.name, gpa: at, last: end, distance });
             } else if line.shows.is_some()
                 && depth < DEPTH_MAX
                 && let Some((name, lines)) = self.regions.remove_entry(line.name)
@@ -137,7 +176,7 @@ impl Walk<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// As QEMU 7.2 prints it, shortened.
@@ -185,7 +224,7 @@ memory-region: pc.ram
     }
 
     fn segment(backend: &str, gpa: u64, last: u64) -> Segment {
-        Segment { backend: backend.into(), gpa, last }
+        Segment { backend: backend.into(), gpa, last, mapped: gpa }
     }
 
     #[test]
@@ -207,6 +246,43 @@ memory-region: pc.ram
             segment("r1", 0x1_0000_0000, 0x1_7fff_ffff),
         ];
         assert_eq!(found(NODES), expected);
+    }
+
+    /// A virtio-mem device with `dynamic-memslots=on`, of which the guest has plugged 300 MiB: as QEMU
+    /// 11.1 prints it, shortened.
+    pub(crate) const SLOTS: &str = "address-space: memory
+  0000000000000000-ffffffffffffffff (prio 0, i/o): system
+    0000000000000000-000000001fffffff (prio 0, ram): alias ram-below-4g @ram 0000000000000000-000000001fffffff
+    0000000100000000-00000001dfffffff (prio 0, i/o): device-memory
+      0000000100000000-000000017fffffff (prio 0, i/o): virtio-mem
+        0000000100000000-000000013fffffff (prio 0, ram): alias memslot-0 @more 0000000000000000-000000003fffffff
+
+memory-region: more
+  0000000000000000-000000007fffffff (prio 0, ram): more
+";
+
+    #[test]
+    fn a_part_of_a_device_is_mapped() {
+        let found = segments(SLOTS, &["more".into()]);
+        assert_eq!(found, [segment("more", 0x1_0000_0000, 0x1_3fff_ffff)]);
+        let first = |backend, at, last| first_mapped(SLOTS, backend, (at, last));
+        assert_eq!(first("more", 0xf000_0000, 0x1_7fff_ffff), Some(0x1_0000_0000));
+        assert_eq!(first("more", 0x1_3000_0000, 0x1_7fff_ffff), Some(0x1_3000_0000));
+        assert_eq!(first("more", 0x1_4000_0000, 0x1_7fff_ffff), None);
+        assert_eq!(first("less", 0, u64::MAX), None);
+    }
+
+    /// An answer in which everything is a backend, and shown again and again.
+    #[test]
+    fn an_answer_without_end_ends() {
+        let names: Vec<String> = (0..20_000).map(|at| format!("r{at}")).collect();
+        let lines = |line: &dyn Fn(usize) -> String| (0..20_000).map(line).collect::<String>();
+        let all = lines(&|at| format!("  {at:x}000-{at:x}fff (prio 0, ram): r{at}\n"));
+        let aliases = lines(&|_| "  0-ffffffff (prio 0, ram): alias a @all 0-ffffffff\n".into());
+        let text = format!("address-space: memory\n{aliases}\nmemory-region: all\n{all}");
+        assert_eq!(pieces(&text, &names).len(), PIECES_MAX);
+        let none = ["none".to_owned()];
+        assert_eq!(segments(&text, &none), []);
     }
 
     #[test]
