@@ -40,7 +40,7 @@ impl Pager {
                 }
             }
         }
-        self.or_wake(self.give_back_each(|_| true))?;
+        self.or_wake(self.give_back_each(|_, _| true))?;
         Ok(before * FRAME_BYTES)
     }
 
@@ -56,8 +56,27 @@ impl Pager {
         let Counters { saved_frames, on_disk_frames, .. } = &self.counters;
         let before = saved_frames.load(Relaxed) + on_disk_frames.load(Relaxed);
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
-        self.or_wake(self.give_back_each(|content| !reads_as_zero(content)))?;
+        self.or_wake(self.give_back_each(|_, content| !reads_as_zero(content)))?;
         Ok(before * FRAME_BYTES)
+    }
+
+    /// Brings back what is in use of memory that the VMM has mapped nowhere ([`Pager::unmapped`]), so
+    /// that it is there if the VMM maps it again, which nobody is told of.
+    ///
+    /// # Errors
+    /// As [`Pager::give_back_all`], and as [`Pager::unmapped`].
+    pub fn give_back_unmapped(&self) -> io::Result<()> {
+        let unmapped = self.unmapped()?;
+        if unmapped.is_empty() {
+            return Ok(());
+        }
+        let is_unmapped = |frames: FrameRange| {
+            unmapped.iter().any(|away| away.start < frames.end() && frames.start < away.end())
+        };
+        let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
+        self.or_wake(
+            self.give_back_each(|frames, content| is_unmapped(frames) && !reads_as_zero(content)),
+        )
     }
 
     /// Who asked for a frame whose holder failed was not told.
@@ -68,8 +87,9 @@ impl Pager {
         result
     }
 
-    fn give_back_each(&self, wanted: impl Fn(Content) -> bool) -> io::Result<()> {
-        for (frames, content) in self.off_record().into_iter().filter(|(_, what)| wanted(*what)) {
+    fn give_back_each(&self, wanted: impl Fn(FrameRange, Content) -> bool) -> io::Result<()> {
+        let each = self.off_record().into_iter();
+        for (frames, content) in each.filter(|(frames, content)| wanted(*frames, *content)) {
             match content {
                 Content::Empty { .. } => {
                     self.again(|| self.give_back(frames))?;

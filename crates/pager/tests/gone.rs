@@ -320,7 +320,9 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     [near, far].iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
     assert_eq!(pager.evict(&[near, far], &NothingKnown).unwrap().saved, 2);
     assert_eq!(pager.unmapped().unwrap(), []);
-    machine.guest[1] = None;
+    // The VMM has something else there.
+    let (other, place) = (RamFile::create("other", GOES.bytes()).unwrap(), machine.guest[1].take());
+    place.as_ref().unwrap().replace(&other).unwrap();
     assert_eq!(pager.unmapped().unwrap(), [GOES]);
     // None of it goes any more, and it keeps nothing else from going.
     let all: Vec<Gfn> = [STAYS, GOES].iter().flat_map(|frames| frames.frames()).collect();
@@ -333,10 +335,19 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     // A fault next to it brings nothing of it.
     assert!(machine.reads(near, &page_of(near.0 + 2)));
     assert!(matches!(pager.ledger().content(far), Content::Saved { .. }));
+    // Seen to be so, it has nothing elsewhere that is in use, and all else stays.
+    let before = away(STAYS);
+    assert!(before > 10);
+    pager.give_back_unmapped().unwrap();
+    let reads_as_zero =
+        |gfn: &Gfn| matches!(pager.ledger().content(*gfn), Content::Empty { fill: 0, .. });
+    assert!(away(GOES) == 0 && GOES.frames().any(|gfn| reads_as_zero(&gfn)));
+    assert_eq!(away(STAYS), before);
     pager.watch_all_writes().unwrap();
     pager.give_back_all().unwrap();
     assert_eq!((on_record(&pager, GOES), on_record(&pager, STAYS)), ((0, 0), (0, 0)));
     pager.unwatch_all().unwrap();
+    assert_eq!(other.resident_bytes().unwrap(), 0);
     machine.guest[1] = Some(small_pages(&machine.files[1]));
     for frames in FILES {
         for gfn in frames.frames().take(24).chain([Gfn(frames.end().0 - 1), near, far]) {
