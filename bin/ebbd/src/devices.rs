@@ -14,6 +14,7 @@ use ebb_vm::reach::{self, Device, Kind, Migration, Reach};
 use ebb_vm::{Qmp, launch, takeover};
 use serde_json::json;
 
+use crate::open_files::OpenFiles;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::Record;
 use crate::retry::Retry;
@@ -52,7 +53,11 @@ impl Seen {
     }
 
     fn holds_in_full(&self) -> bool {
-        self.process.descriptors().is_ok_and(|now| now == self.links)
+        self.is_of(&mut OpenFiles::default())
+    }
+
+    fn is_of(&self, open: &mut OpenFiles) -> bool {
+        open.of(&self.process).is_ok_and(|now| now == self.links)
     }
 }
 
@@ -199,8 +204,8 @@ impl State {
     }
 
     /// Looks, if the descriptors have changed or it is time to.
-    pub(crate) fn keep_devices(&mut self) {
-        let same = self.devices.seen.as_ref().is_some_and(|seen| seen.holds_in_full());
+    pub(crate) fn keep_devices(&mut self, open: &mut OpenFiles) {
+        let same = self.devices.seen.as_ref().is_some_and(|seen| seen.is_of(open));
         if self.devices.is_due() || (self.devices.is_told && !same) {
             self.look_at_devices();
         } else if self.held.record.evicts

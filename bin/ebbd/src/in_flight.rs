@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use ebb_pager::Evicted;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
-use ebb_vm::pinning::pinning;
+use ebb_vm::pinning::pinning_of;
 
 use crate::judge::{Known, Sources};
+use crate::open_files::OpenFiles;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::trouble::Attempt;
 use crate::worker::State;
@@ -20,12 +21,15 @@ const STAYS: &str = "its kernel's own memory, file pages with buffers and large 
 
 impl State {
     /// Why requests may write past a protection, if they may. Then the guest tells which
-    /// frames are in flight.
+    /// frames are in flight. Of descriptors opened since they were listed the judge finds out, once
+    /// frames are protected.
     ///
     /// # Errors
     /// The guest is not known, so nobody tells.
-    pub(crate) fn may_tell_in_flight(&self) -> Answer<Option<String>> {
-        let why = pinning(&self.held.process).map_err(failed("QEMU's descriptors"))?;
+    pub(crate) fn may_tell_in_flight(&self, open: &mut OpenFiles) -> Answer<Option<String>> {
+        let process = &self.held.process;
+        let why = open.of(process).and_then(|open| pinning_of(process, open));
+        let why = why.map_err(failed("QEMU's descriptors"))?;
         match (why, self.insight.guest()) {
             (Some(why), Err(unknown)) => Err(not_allowed(format!(
                 "{why}, and nobody tells which reads still write to memory that is to be evicted, \
@@ -41,7 +45,7 @@ impl State {
         if self.insight.guest().is_err() {
             self.confirm();
         }
-        self.may_tell_in_flight().map(drop)
+        self.may_tell_in_flight(&mut OpenFiles::default()).map(drop)
     }
 
     /// What the user is to know of it, where memory in use is evicted.
@@ -49,7 +53,7 @@ impl State {
         if !self.held.record.evicts {
             return None;
         }
-        match self.may_tell_in_flight() {
+        match self.may_tell_in_flight(&mut OpenFiles::default()) {
             Ok(why) => why.map(|why| format!("{why}: {STAYS}")),
             Err(why) => Some(why.to_string()),
         }

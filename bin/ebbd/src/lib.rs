@@ -34,6 +34,7 @@ mod memory;
 mod monitor;
 mod obstacle;
 mod offers;
+mod open_files;
 mod order;
 mod placing;
 mod pool;

@@ -12,6 +12,7 @@ use ebb_vm::pinning::pinning;
 
 use crate::judge::Sources;
 use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
+use crate::open_files::OpenFiles;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
 use crate::swap_room::WhenFull;
@@ -104,7 +105,7 @@ impl State {
                 let _ = own.send(Command::Pressure);
             }
         });
-        self.hold_limit();
+        self.hold_limit(&mut OpenFiles::default());
         Ok(())
     }
 
@@ -118,12 +119,12 @@ impl State {
     }
 
     /// Evicts for a while, if more than the limit allows is resident.
-    pub(crate) fn hold_limit(&mut self) {
+    pub(crate) fn hold_limit(&mut self, open: &mut OpenFiles) {
         self.pressed.store(false, Release);
         self.glance_at_devices();
         let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
         let may = self.note_disks().and_then(|()| self.may_evict());
-        if let Err(why) = may.and_then(|()| self.may_tell_in_flight().map(drop)) {
+        if let Err(why) = may.and_then(|()| self.may_tell_in_flight(open).map(drop)) {
             // Nobody waits for room that is not looked for.
             (self.stuck, self.trouble) = (Some(why.to_string()), None);
             self.limiter = Some(limiter);

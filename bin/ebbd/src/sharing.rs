@@ -15,6 +15,7 @@ use ebb_units::{Bytes, FRAMES_PER_HUGE, HUGE_BYTES};
 use serde_json::json;
 
 use crate::compaction::Compaction;
+use crate::open_files::OpenFiles;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::reserve;
 use crate::worker::{Command, State};
@@ -134,7 +135,7 @@ impl State {
     /// Takes free huge frames until the guest touches them.
     pub(crate) fn take_soft(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
         let began = Instant::now();
-        self.keep_devices();
+        self.keep_devices(&mut OpenFiles::default());
         let shared = self.share()?;
         let (want, keep) = (want_bytes.div_ceil(HUGE_BYTES), keep_bytes.div_ceil(HUGE_BYTES));
         let (taken, stop) = self.take_shared(&shared, How::Soft, want, keep);
@@ -270,7 +271,7 @@ impl State {
             if Instant::now() > end || !shared.is_there() {
                 return false;
             }
-            self.hold_limit();
+            self.hold_limit(&mut OpenFiles::default());
             std::thread::sleep(PURGE_POLL);
         }
         true

@@ -14,6 +14,7 @@ use ebb_sys::process::Process;
 use ebb_units::{Bytes, Gpa};
 use ebb_vm::{Ram, layout, unplugged};
 
+use crate::open_files::OpenFiles;
 use crate::record::Record;
 use crate::worker::State;
 
@@ -24,11 +25,18 @@ pub struct Unplugged {
     numbers: Vec<Option<i32>>,
     /// Files that are gone and were not let go of to the end.
     unfinished: Vec<usize>,
+    /// Some may be mapped nowhere, and have content elsewhere.
+    is_astray: bool,
 }
 
 impl Unplugged {
     /// Which files are gone since the last look.
-    fn look(&mut self, process: &Process, ram: &Ram) -> io::Result<Vec<usize>> {
+    fn look(
+        &mut self,
+        process: &Process,
+        ram: &Ram,
+        open: &mut OpenFiles,
+    ) -> io::Result<Vec<usize>> {
         self.numbers.resize(ram.files().len(), None);
         let (mut suspects, mut there) = (Vec::new(), 0);
         for (file, backing) in ram.files().iter().enumerate().filter(|(at, _)| !ram.is_gone(*at)) {
@@ -50,16 +58,22 @@ impl Unplugged {
         }
         let (gone, there): (Vec<_>, Vec<_>) =
             suspects.into_iter().partition(|(_, inode)| gone.contains(inode));
-        self.find(process, &there)?;
+        self.is_astray |= !there.is_empty();
+        self.find(process, &there, open)?;
         Ok(gone.into_iter().map(|(file, _)| file).collect())
     }
 
     /// Finds a descriptor of each of these files.
-    fn find(&mut self, process: &Process, files: &[(usize, u64)]) -> io::Result<()> {
+    fn find(
+        &mut self,
+        process: &Process,
+        files: &[(usize, u64)],
+        open: &mut OpenFiles,
+    ) -> io::Result<()> {
         if files.is_empty() {
             return Ok(());
         }
-        for (number, link) in process.descriptors()? {
+        for &(number, ref link) in open.of(process)? {
             if !link.starts_with("/memfd:") {
                 continue;
             }
@@ -108,9 +122,10 @@ pub fn let_go(pager: &Pager) -> io::Result<()> {
 
 impl State {
     /// Looks whether the VMM has all of the memory that it had, and lets go of what it has not.
-    pub(crate) fn keep_regions(&mut self) {
+    pub(crate) fn keep_regions(&mut self, open: &mut OpenFiles) {
         let pager = Arc::clone(&self.held.pager);
-        let gone = self.unplugged.look(&self.held.process, pager.ram()).unwrap_or_else(|error| {
+        let gone = self.unplugged.look(&self.held.process, pager.ram(), open);
+        let gone = gone.unwrap_or_else(|error| {
             tracing::debug!("{}: its memory in QEMU: {error}", self.held.record.name);
             Vec::new()
         });
@@ -126,6 +141,14 @@ impl State {
                 .is_err()
         });
         self.unplugged.unfinished = left;
+        if self.unplugged.is_astray {
+            // Who maps it anew finds all of it there.
+            let back = pager.give_back_unmapped();
+            self.unplugged.is_astray = back.is_err();
+            if let Err(error) = back {
+                tracing::warn!("{name}: memory that QEMU has mapped nowhere: {error}");
+            }
+        }
     }
 
     /// Whether a part of its RAM can leave: one that is alone in its file stays.

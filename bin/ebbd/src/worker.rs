@@ -28,6 +28,7 @@ use crate::life::Life;
 use crate::limit::Limiter;
 use crate::listing::Listing;
 use crate::monitor::Monitor;
+use crate::open_files::OpenFiles;
 use crate::placing::Placing;
 use crate::pool::Share;
 use crate::problem::{Answer, Refused, failed, not_allowed};
@@ -349,7 +350,7 @@ impl State {
             // look at the limit.
             self.held.pager.halt_above(u64::MAX);
         }
-        self.keep_regions();
+        self.keep_regions(&mut OpenFiles::default());
         self.notice_reset();
         self.glance_at_devices();
         match command {
@@ -367,7 +368,7 @@ impl State {
             Command::Reclaim(request, to) => drop(to.send(self.reclaim(request))),
             Command::Auto(request, to) => drop(to.send(self.set_auto(request))),
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
-            Command::Pressure => self.hold_limit(),
+            Command::Pressure => self.hold_limit(&mut OpenFiles::default()),
             Command::Resize(request, to) => drop(to.send(self.resize(request))),
             Command::Size(to) => {
                 self.keep_sizes();
@@ -401,8 +402,9 @@ impl State {
         if self.faults.is_none() {
             self.serve_again();
         }
-        self.keep_regions();
-        self.keep_devices();
+        let open = &mut OpenFiles::default();
+        self.keep_regions(open);
+        self.keep_devices(open);
         failpoint::reached("tick", &self.held.record.name);
         // QEMU itself may be the next to wait for room.
         if !self.waits() {
@@ -412,7 +414,7 @@ impl State {
         self.notice_reset();
         self.judge_restored();
         if self.waits() {
-            self.hold_limit();
+            self.hold_limit(open);
             return Next::Go;
         }
         if let Err(error) = self.held.pager.trim_store() {
@@ -423,7 +425,7 @@ impl State {
         }
         self.keep_size();
         self.keep_sizes();
-        self.hold_limit();
+        self.hold_limit(open);
         self.write_back_unlimited();
         self.keep_heat();
         self.keep_placing();
@@ -447,7 +449,7 @@ impl State {
 
     fn take(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
         let began = Instant::now();
-        self.keep_devices();
+        self.keep_devices(&mut OpenFiles::default());
         self.may_take()?;
         let trusted = self.confirm();
         if trusted && self.may_share() {
@@ -484,7 +486,7 @@ impl State {
             if !matches!(stop, Some(vprobe::Stop::Unknown)) || !self.confirm() {
                 return Ok((before, stop));
             }
-            self.keep_devices();
+            self.keep_devices(&mut OpenFiles::default());
             self.may_take()?;
         }
         Ok((before, Some(vprobe::Stop::Unknown)))
@@ -560,7 +562,7 @@ impl State {
         self.may_evict()?;
         // Also so that its metadata is known right after a restart.
         self.confirm();
-        let pinned = self.may_tell_in_flight()?;
+        let pinned = self.may_tell_in_flight(&mut OpenFiles::default())?;
         self.held.record.evicts = true;
         self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;

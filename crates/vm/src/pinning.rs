@@ -47,9 +47,18 @@ const RING_TRIES: u32 = 8;
 /// # Errors
 /// As reading `/proc/PID`.
 pub fn pinning(process: &Process) -> io::Result<Option<String>> {
+    pinning_of(process, &process.descriptors()?)
+}
+
+/// The same of descriptors that were listed before ([`Process::descriptors`]): of those that were
+/// opened since it tells nothing.
+///
+/// # Errors
+/// As [`pinning`].
+pub fn pinning_of(process: &Process, open: &[(i32, String)]) -> io::Result<Option<String>> {
     let mut mounts = None;
-    for (fd, link) in process.descriptors()? {
-        if let Some(why) = of_descriptor(process, fd, &link, &mut mounts)? {
+    for (fd, link) in open {
+        if let Some(why) = of_descriptor(process, *fd, link, &mut mounts)? {
             return Ok(Some(why));
         }
     }
