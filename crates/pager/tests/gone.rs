@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
+use ebb_pager::{Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts};
 use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, SwapFile, Usage};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -25,7 +25,7 @@ use ebb_vm::{Ram, Region, unplugged};
 use tempfile::TempDir;
 use vmtest::require;
 
-use machine::{new_uffd, page_of};
+use machine::{available, new_uffd, page_of, serve};
 
 const STAYS: FrameRange = FrameRange::new(Gfn(0), 512);
 /// Two huge frames, of which it has the second in part.
@@ -34,10 +34,6 @@ const FILES: [FrameRange; 2] = [STAYS, GOES];
 /// In what stays: the metadata of a block of what goes.
 const METADATA: Gfn = Gfn(400);
 const BLOCK: (Gfn, u8) = (Gfn(1024), 6);
-
-fn available() -> Result<(), String> {
-    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
-}
 
 /// A VM with two memory back-ends, as its VMM has it.
 struct Machine {
@@ -164,13 +160,6 @@ fn pager(machine: &Machine, adopt: bool, releases: u64) -> Arc<Pager> {
     Arc::new(Pager::new(parts).unwrap().0)
 }
 
-fn threads(pager: &Arc<Pager>) -> (RefillThreads, FaultThread) {
-    let vmm = Process::own().unwrap().as_fd().try_clone_to_owned().unwrap();
-    let ended = |why: io::Result<()>| panic!("the fault thread ended: {why:?}");
-    let refills = RefillThreads::start(pager, 1).unwrap();
-    (refills, FaultThread::start(Arc::clone(pager), vmm, ended).unwrap())
-}
-
 /// Of each range: saved, a byte again and again, and saved frames that were read since.
 fn take(machine: &Machine, pager: &Arc<Pager>) {
     for frames in FILES {
@@ -226,7 +215,7 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     let mut machine = Machine::new();
     let pager = pager(&machine, false, u64::MAX);
     pager.watch_all().unwrap();
-    let _threads = threads(&pager);
+    let _threads = serve(&pager, 1);
     take(&machine, &pager);
     let before = on_record(&pager, STAYS);
     assert!(on_record(&pager, GOES).0 > 10 && before.0 > 10);
@@ -263,7 +252,7 @@ fn a_daemon_that_dies_over_it_leaves_it_to_the_next() {
         {
             let first = pager(&machine, false, releases);
             first.watch_all().unwrap();
-            let faults = threads(&first);
+            let faults = serve(&first, 1);
             take(&machine, &first);
             drop(faults);
             machine.guest[1] = None;
@@ -313,7 +302,7 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
         move |ranges| unplugged::mapped(&vmm, &ram, ranges)
     });
     pager.watch_all().unwrap();
-    let _threads = threads(&pager);
+    let _threads = serve(&pager, 1);
     take(&machine, &pager);
     // In one batch, and so side by side in the store.
     let (near, far) = (Gfn(STAYS.start.0 + 101), Gfn(GOES.start.0 + 101));
@@ -365,7 +354,7 @@ fn who_cannot_look_unwatches_nothing() {
     let some: Vec<Gfn> = STAYS.frames().take(24).collect();
     some.iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
     pager.watch_all().unwrap();
-    let _threads = threads(&pager);
+    let _threads = serve(&pager, 1);
     pager.evict(&some, &NothingKnown).unwrap();
     let looks = AtomicU64::new(0);
     pager.check_mapped(move |ranges| match looks.fetch_add(1, Relaxed) {

@@ -6,29 +6,20 @@
 mod machine;
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{
-    FaultThread, Grain, IoMapping, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
-    Sentry, SoftIommu,
-};
-use ebb_store::{Protection, SwapFile};
+use ebb_ledger::Content;
+use ebb_pager::{IoMapping, NoDevices, NothingKnown, Pager, Parts, Sentry, SoftIommu};
 use ebb_sys::numa;
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
 use vmtest::require;
 
-use machine::{Machine, new_uffd, page_of};
+use machine::{Machine, Threads, available, page_of, serve};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
-
-fn available() -> Result<(), String> {
-    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
-}
 
 /// Touches of guarded frames, in order; `true`: a write.
 #[derive(Default)]
@@ -73,7 +64,7 @@ struct Daemon {
     machine: Machine,
     pager: Arc<Pager>,
     touches: Arc<Touches>,
-    _threads: (RefillThreads, FaultThread),
+    _threads: Threads,
 }
 
 impl Daemon {
@@ -81,28 +72,12 @@ impl Daemon {
     fn new(devices: impl FnOnce(&Machine) -> Box<dyn IoMapping>) -> Daemon {
         let machine = Machine::new();
         machine.ram.populate(ALL).unwrap();
-        let ledger =
-            Ledger::create(&machine.run().join("ledger"), machine.ram.end(), Tables::WhenSplit)
-                .unwrap();
-        let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
-        let parts = Parts {
-            ram: Arc::clone(&machine.ram),
-            ledger,
-            uffd: machine.uffd(),
-            grain: Grain::Frame,
-            devices: devices(&machine),
-            store: Box::new(store.unwrap()),
-            disk: Box::new(NoDisk),
-        };
+        let parts = Parts { devices: devices(&machine), ..machine.parts() };
         let pager = Arc::new(Pager::new(parts).unwrap().0);
         let touches = Arc::new(Touches::default());
         pager.watch_pluggable(vec![ALL], Arc::clone(&touches) as Arc<dyn Sentry>).unwrap();
-        let this = Process::open(std::process::id() as i32).unwrap();
-        let vmm = this.as_fd().try_clone_to_owned().unwrap();
-        let ended = |why| panic!("the fault thread ended: {why:?}");
-        let refills = RefillThreads::start(&pager, 1).unwrap();
-        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
-        Daemon { machine, pager, touches, _threads: (refills, faults) }
+        let _threads = serve(&pager, 1);
+        Daemon { machine, pager, touches, _threads }
     }
 
     fn plain() -> Daemon {

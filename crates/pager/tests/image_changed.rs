@@ -6,28 +6,20 @@
 mod machine;
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{
-    Digests, Disk, FaultThread, Grain, NoDevices, NothingKnown, Pager, Parts, RefillThreads,
-};
-use ebb_store::{Page, Protection, SwapFile};
-use ebb_sys::process::Process;
+use ebb_ledger::Content;
+use ebb_pager::{Digests, Disk, NothingKnown, Pager, Parts};
+use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use vmtest::{require, until};
 
-use machine::{Machine, new_uffd, page_of};
+use machine::{Machine, Threads, available, page_of, serve};
 
 const FRAMES: u64 = 8;
-
-fn available() -> Result<(), String> {
-    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
-}
 
 /// An image that the daemon serves, and others can write.
 #[derive(Clone)]
@@ -53,42 +45,24 @@ impl Disk for Image {
 
 struct Daemon {
     pager: Arc<Pager>,
-    _threads: (FaultThread, RefillThreads),
+    _threads: Threads,
 }
 
 impl Daemon {
-    fn over(machine: &Machine, ledger: Ledger, image: &Image) -> Daemon {
-        let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
-        let parts = Parts {
-            ram: Arc::clone(&machine.ram),
-            ledger,
-            uffd: machine.uffd(),
-            grain: Grain::Frame,
-            devices: Box::new(NoDevices),
-            store: Box::new(store.unwrap()),
-            disk: Box::new(image.clone()),
-        };
+    fn over(machine: &Machine, parts: Parts, image: &Image) -> Daemon {
+        let parts = Parts { disk: Box::new(image.clone()), ..parts };
         let pager = Arc::new(Pager::new(parts).unwrap().0);
         let digests = machine.run().join("digests");
         pager.compare_with(Digests::open(&digests, machine.ram.end(), 1).unwrap());
         pager.watch_all().unwrap();
-        let this = Process::open(std::process::id() as i32).unwrap();
-        let vmm = this.as_fd().try_clone_to_owned().unwrap();
-        let refills = RefillThreads::start(&pager, 1).unwrap();
-        let ended = |why| panic!("the fault thread ended: {why:?}");
-        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
-        Daemon { pager, _threads: (faults, refills) }
+        let _threads = serve(&pager, 1);
+        Daemon { pager, _threads }
     }
-}
-
-fn ledger(machine: &Machine) -> PathBuf {
-    machine.run().join("ledger")
 }
 
 /// All of its frames rest on the image.
 fn evicted(machine: &Machine, image: &Image) -> Daemon {
-    let new = Ledger::create(&ledger(machine), machine.ram.end(), Tables::WhenSplit).unwrap();
-    let daemon = Daemon::over(machine, new, image);
+    let daemon = Daemon::over(machine, machine.parts(), image);
     let (guest, frames) = (machine.guest(), (0..FRAMES).map(Gfn));
     frames.clone().for_each(|gfn| guest.write(gfn, &page_of(gfn.0 + 20)));
     let evicted = daemon.pager.evict(&frames.collect::<Vec<Gfn>>(), &NothingKnown).unwrap();
@@ -166,8 +140,7 @@ fn so_it_does_after_a_daemons_death() {
     require!(available());
     let (machine, image) = (Machine::new(), image());
     drop(evicted(&machine, &image));
-    let old = Ledger::open(&ledger(&machine), machine.ram.end()).unwrap();
-    let daemon = Daemon::over(&machine, old, &image);
+    let daemon = Daemon::over(&machine, machine.parts_left(), &image);
     check(&machine, &daemon, &image);
 }
 
@@ -177,8 +150,7 @@ fn what_rested_before_there_were_digests_comes_as_it_is() {
     let (machine, image) = (Machine::new(), image());
     drop(evicted(&machine, &image));
     std::fs::remove_file(machine.run().join("digests")).unwrap();
-    let old = Ledger::open(&ledger(&machine), machine.ram.end()).unwrap();
-    let _daemon = Daemon::over(&machine, old, &image);
+    let _daemon = Daemon::over(&machine, machine.parts_left(), &image);
     let guest = machine.guest();
     (0..FRAMES).for_each(|n| assert!(guest.read(Gfn(n)) == page_of(n + 20), "frame {n}"));
 }

@@ -5,55 +5,29 @@
 mod machine;
 
 use std::cell::RefCell;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{
-    FaultThread, Grain, Judge, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
-};
-use ebb_store::{Page, Protection, SwapFile};
-use ebb_sys::process::Process;
+use ebb_ledger::Content;
+use ebb_pager::{Judge, NothingKnown, Pager};
+use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use vmtest::require;
 
-use machine::{Machine, new_uffd, page_of};
-
-fn available() -> Result<(), String> {
-    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
-}
+use machine::{Machine, Threads, available, page_of, serve, watching};
 
 struct Daemon {
     machine: Machine,
     pager: Arc<Pager>,
-    _threads: (RefillThreads, FaultThread),
+    _threads: Threads,
 }
 
 fn daemon() -> Daemon {
     let machine = Machine::new();
-    let ledger =
-        Ledger::create(&machine.run().join("ledger"), machine.ram.end(), Tables::WhenSplit)
-            .unwrap();
-    let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
-    let parts = Parts {
-        ram: Arc::clone(&machine.ram),
-        ledger,
-        uffd: machine.uffd(),
-        grain: Grain::Frame,
-        devices: Box::new(NoDevices),
-        store: Box::new(store.unwrap()),
-        disk: Box::new(NoDisk),
-    };
-    let pager = Arc::new(Pager::new(parts).unwrap().0);
-    pager.watch_all().unwrap();
-    let this = Process::open(std::process::id() as i32).unwrap();
-    let vmm = this.as_fd().try_clone_to_owned().unwrap();
-    let refills = RefillThreads::start(&pager, 1).unwrap();
-    let ended = |why| panic!("the fault thread ended: {why:?}");
-    let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
-    Daemon { machine, pager, _threads: (refills, faults) }
+    let pager = watching(machine.parts());
+    let _threads = serve(&pager, 1);
+    Daemon { machine, pager, _threads }
 }
 
 impl Daemon {

@@ -6,25 +6,23 @@
 mod machine;
 
 use std::io::{PipeReader, PipeWriter};
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
-use ebb_store::{Page, Protection, SwapFile};
+use ebb_pager::{Grain, NothingKnown, Pager, Parts};
+use ebb_store::Page;
 use ebb_sys::folios;
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use rustix::fs::sendfile;
 use vmtest::{HostSetting, require};
 
-use machine::{Machine, new_uffd};
+use machine::{Machine, Threads, serve, watching};
 
 const ATTEMPTS: usize = 1000;
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 
 fn available(setting: Result<HostSetting, String>) -> Result<HostSetting, String> {
-    new_uffd().map_err(|error| format!("no userfaultfd: {error}"))?;
+    machine::available()?;
     folios::Folios::open().map_err(|error| format!("nobody tells large folios: {error}"))?;
     setting
 }
@@ -42,31 +40,14 @@ fn page(gfn: Gfn) -> Page {
 struct Daemon {
     machine: Machine,
     pager: Arc<Pager>,
-    _threads: (RefillThreads, FaultThread),
+    _threads: Threads,
 }
 
 impl Daemon {
     fn new(machine: Machine, grain: Grain) -> Daemon {
-        let ledger =
-            Ledger::create(&machine.run().join("ledger"), machine.ram.end(), Tables::WhenSplit)
-                .unwrap();
-        let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
-        let parts = Parts {
-            ram: Arc::clone(&machine.ram),
-            ledger,
-            uffd: machine.uffd(),
-            grain,
-            devices: Box::new(NoDevices),
-            store: Box::new(store.unwrap()),
-            disk: Box::new(NoDisk),
-        };
-        let pager = Arc::new(Pager::new(parts).unwrap().0);
-        pager.watch_all().unwrap();
-        let vmm = Process::own().unwrap().as_fd().try_clone_to_owned().unwrap();
-        let ended = |why| panic!("the fault thread ended: {why:?}");
-        let refills = RefillThreads::start(&pager, 1).unwrap();
-        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
-        Daemon { machine, pager, _threads: (refills, faults) }
+        let pager = watching(Parts { grain, ..machine.parts() });
+        let _threads = serve(&pager, 1);
+        Daemon { machine, pager, _threads }
     }
 
     fn fill(&self) {

@@ -7,28 +7,21 @@ mod machine;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
+use ebb_pager::{NothingKnown, Pager, Parts};
 use ebb_store::{Medium, Protection, SwapFile, Traffic};
-use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, Gfn};
 use vmtest::{require, until};
 
-use machine::{Guest, Machine, new_uffd, page_of};
+use machine::{Guest, Machine, Threads, available, page_of, serve, watching};
 
 const REFILL_THREADS: usize = 4;
 /// Frames of a guest that are elsewhere, and as many that are to go.
 const HALF: u64 = 256;
-
-fn available() -> Result<(), String> {
-    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -114,36 +107,22 @@ impl Medium for Part {
 struct Vm {
     guest: Guest,
     pager: Arc<Pager>,
-    _threads: (FaultThread, RefillThreads),
+    _threads: Threads,
 }
 
 impl Vm {
     fn new(machine: &Machine, number: usize, disk: &Arc<OneDisk>, traffic: &Arc<Traffic>) -> Vm {
         let run = machine.run();
-        let ledger = Ledger::create(&run.join("ledger"), machine.ram.end(), Tables::WhenSplit);
         let file = tempfile::tempfile().unwrap();
         file.set_len(2 * HALF * FRAME_BYTES).unwrap();
         let part = Part { machine: number, disk: Arc::clone(disk), file };
         let store = SwapFile::over(part, run, 2 * HALF, Protection::Encrypted).unwrap();
-        let parts = Parts {
-            ram: Arc::clone(&machine.ram),
-            ledger: ledger.unwrap(),
-            uffd: machine.uffd(),
-            grain: Grain::Frame,
-            devices: Box::new(NoDevices),
-            store: Box::new(store.among(traffic)),
-            disk: Box::new(NoDisk),
-        };
-        let pager = Arc::new(Pager::new(parts).unwrap().0);
-        pager.watch_all().unwrap();
-        let this = Process::open(std::process::id() as i32).unwrap();
-        let vmm = this.as_fd().try_clone_to_owned().unwrap();
-        let refills = RefillThreads::start(&pager, REFILL_THREADS).unwrap();
-        let ended = |why| panic!("the fault thread ended: {why:?}");
-        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
+        let parts = Parts { store: Box::new(store.among(traffic)), ..machine.parts() };
+        let pager = watching(parts);
+        let threads = serve(&pager, REFILL_THREADS);
         let guest = machine.guest();
         (0..2 * HALF).for_each(|n| guest.write(Gfn(n), &page_of(n + 2)));
-        Vm { guest, pager, _threads: (faults, refills) }
+        Vm { guest, pager, _threads: threads }
     }
 
     fn evict(&self, frames: std::ops::Range<u64>) {

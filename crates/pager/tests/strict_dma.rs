@@ -5,26 +5,19 @@
 #[path = "consistency/machine.rs"]
 mod machine;
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, NoDisk, NothingKnown, Pager, Parts, SoftIommu};
-use ebb_store::{Protection, SwapFile};
-use ebb_sys::process::Process;
+use ebb_ledger::Content;
+use ebb_pager::{NothingKnown, Pager, Parts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
 use vmtest::require;
 
-use machine::{Machine, new_uffd, page_of};
+use machine::{Machine, Threads, available, page_of, serve, watching};
 
 /// The frame with the block's metadata, and the block.
 const METADATA: Gfn = Gfn(3);
 const ORDER: u8 = 6;
 const BLOCK: FrameRange = FrameRange::block(Gfn(64), ORDER);
-
-fn available() -> Result<(), String> {
-    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
-}
 
 fn one(gfn: u64) -> FrameRange {
     FrameRange::new(Gfn(gfn), 1)
@@ -33,46 +26,30 @@ fn one(gfn: u64) -> FrameRange {
 struct Daemon {
     pager: Arc<Pager>,
     iommu: Arc<SoftIommu>,
-    _faults: FaultThread,
+    _threads: Threads,
 }
 
 impl Daemon {
     /// Takes a VM all of whose memory is there.
     fn take(machine: &Machine) -> Daemon {
         machine.ram.populate(FrameRange::new(Gfn(0), 512)).unwrap();
-        let path = machine.run().join("ledger");
-        Daemon::over(machine, Ledger::create(&path, machine.ram.end(), Tables::WhenSplit).unwrap())
+        Daemon::over(machine, machine.parts())
     }
 
     /// Takes it up after another.
     fn adopt(machine: &Machine) -> Daemon {
-        let path = machine.run().join("ledger");
-        let mut ledger = Ledger::open(&path, machine.ram.end()).unwrap();
-        ledger.recover(|frames, content| panic!("{frames:?} is held: {content:?}"));
-        let daemon = Daemon::over(machine, ledger);
+        let mut parts = machine.parts_left();
+        parts.ledger.recover(|frames, content| panic!("{frames:?} is held: {content:?}"));
+        let daemon = Daemon::over(machine, parts);
         daemon.pager.settle().unwrap();
         daemon
     }
 
-    fn over(machine: &Machine, ledger: Ledger) -> Daemon {
+    fn over(machine: &Machine, parts: Parts) -> Daemon {
         let iommu = Arc::new(SoftIommu::new(&machine.ram));
-        let store = SwapFile::open(&machine.swap(), machine.run(), 512, Protection::Encrypted);
-        let parts = Parts {
-            ram: Arc::clone(&machine.ram),
-            ledger,
-            uffd: machine.uffd(),
-            grain: Grain::Frame,
-            devices: Box::new(Arc::clone(&iommu)),
-            store: Box::new(store.unwrap()),
-            disk: Box::new(NoDisk),
-        };
-        let pager = Arc::new(Pager::new(parts).unwrap().0);
-        pager.watch_all().unwrap();
-        let this = Process::open(std::process::id() as i32).unwrap();
-        let vmm = this.as_fd().try_clone_to_owned().unwrap();
-        let ended = |why| panic!("the fault thread ended: {why:?}");
-        let faults = FaultThread::start(Arc::clone(&pager), vmm, ended).unwrap();
-        Daemon { pager, iommu, _faults: faults }
+        let pager = watching(Parts { devices: Box::new(Arc::clone(&iommu)), ..parts });
+        let _threads = serve(&pager, 0);
+        Daemon { pager, iommu, _threads }
     }
 
     /// The frames that the host gets of the block.

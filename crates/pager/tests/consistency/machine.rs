@@ -1,4 +1,4 @@
-//! What outlives a daemon: the VM and its disk.
+//! What outlives a daemon: the VM and its disk. And what most daemons over it are made of.
 
 use std::cell::Cell;
 use std::io;
@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use ebb_pager::Grain;
-use ebb_store::Page;
+use ebb_ledger::{Ledger, Tables};
+use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, RefillThreads};
+use ebb_store::{Page, Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
+use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
@@ -40,6 +42,11 @@ pub struct Machine {
     daemons: Cell<u32>,
     /// The pieces in which its memory is given.
     pub grain: Grain,
+}
+
+/// Whether this host lets the tests be a VMM.
+pub fn available() -> Result<(), String> {
+    new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
 }
 
 pub fn new_uffd() -> io::Result<Uffd> {
@@ -99,6 +106,36 @@ impl Machine {
         path(last + 1)
     }
 
+    fn ledger(&self) -> PathBuf {
+        self.run().join("ledger")
+    }
+
+    /// What a pager is made of that holds this VM for the first time: a swap file, no devices, no
+    /// disks.
+    pub fn parts(&self) -> Parts {
+        let end = self.ram.end();
+        self.parts_over(Ledger::create(&self.ledger(), end, Tables::WhenSplit).unwrap())
+    }
+
+    /// The same for a daemon that takes it up as the one before left it.
+    pub fn parts_left(&self) -> Parts {
+        self.parts_over(Ledger::open(&self.ledger(), self.ram.end()).unwrap())
+    }
+
+    fn parts_over(&self, ledger: Ledger) -> Parts {
+        let slots = self.ram.bytes() / FRAME_BYTES;
+        let store = SwapFile::open(&self.swap(), self.run(), slots, Protection::Encrypted);
+        Parts {
+            ram: Arc::clone(&self.ram),
+            ledger,
+            uffd: self.uffd(),
+            grain: self.grain,
+            devices: Box::new(NoDevices),
+            store: Box::new(store.unwrap()),
+            disk: Box::new(NoDisk),
+        }
+    }
+
     /// A copy, as a daemon takes it out of the VMM.
     pub fn uffd(&self) -> Uffd {
         Uffd::from(self.uffd.as_fd().try_clone_to_owned().unwrap())
@@ -126,6 +163,24 @@ impl Machine {
     }
 }
 
+/// The threads that serve a pager's faults, in the order in which they end.
+pub struct Threads(FaultThread, Option<RefillThreads>);
+
+/// Serves the faults, with so many threads that may wait for content.
+pub fn serve(pager: &Arc<Pager>, refills: usize) -> Threads {
+    let refills = (refills > 0).then(|| RefillThreads::start(pager, refills).unwrap());
+    let vmm = Process::own().unwrap().as_fd().try_clone_to_owned().unwrap();
+    let ended = |why| panic!("the fault thread ended: {why:?}");
+    Threads(FaultThread::start(Arc::clone(pager), vmm, ended).unwrap(), refills)
+}
+
+/// A pager, to whom all first touches of the VM come.
+pub fn watching(parts: Parts) -> Arc<Pager> {
+    let pager = Arc::new(Pager::new(parts).unwrap().0);
+    pager.watch_all().unwrap();
+    pager
+}
+
 pub struct Guest(Arc<Mapping>);
 
 impl Guest {
@@ -137,7 +192,6 @@ impl Guest {
     }
 
     /// Takes all of it out of the page table.
-    #[allow(dead_code)]
     pub fn forget(&self) {
         self.0.forget(0, RAM_BYTES).unwrap();
     }
