@@ -23,7 +23,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region, unplugged};
 use tempfile::TempDir;
-use vmtest::require;
+use vmtest::{require, until};
 
 use machine::{available, new_uffd, page_of, serve};
 
@@ -160,6 +160,14 @@ fn pager(machine: &Machine, adopt: bool, releases: u64) -> Arc<Pager> {
     Arc::new(Pager::new(parts).unwrap().0)
 }
 
+/// Waits for who brings frames back: the guest goes on as soon as its own is there.
+fn until_all_are_back(pager: &Pager) {
+    let is_free = |gfn: Gfn| pager.ledger().unlocked(gfn).is_some();
+    until("nobody to hold a frame", || {
+        FILES.iter().flat_map(|frames| frames.frames()).all(is_free).then_some(())
+    });
+}
+
 /// Of each range: saved, a byte again and again, and saved frames that were read since.
 fn take(machine: &Machine, pager: &Arc<Pager>) {
     for frames in FILES {
@@ -170,6 +178,7 @@ fn take(machine: &Machine, pager: &Arc<Pager>) {
         pager.evict(&some, &NothingKnown).unwrap();
         assert!(machine.reads(some[1], &page_of(some[1].0 + 2)));
     }
+    until_all_are_back(pager);
     machine.write(METADATA, &page_of(9));
     let claim = pager.claim(METADATA, BLOCK.0, BLOCK.1).unwrap().expect("a claim");
     let committed = claim.commit(true, 0).expect("committed");
@@ -323,6 +332,7 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     assert!(away(STAYS) > before[0] && away(GOES) == before[1] && before[1] > 10);
     // A fault next to it brings nothing of it.
     assert!(machine.reads(near, &page_of(near.0 + 2)));
+    until_all_are_back(&pager);
     assert!(matches!(pager.ledger().content(far), Content::Saved { .. }));
     // Seen to be so, it has nothing elsewhere that is in use, and all else stays.
     let before = away(STAYS);
