@@ -351,7 +351,12 @@ impl Vm {
     /// # Panics
     /// QEMU does not answer there.
     pub fn open_qmp(&self) -> Qmp {
-        Qmp::connect(&self.directory.join("test.sock")).expect("QMP")
+        Qmp::connect(&self.qmp_socket()).expect("QMP")
+    }
+
+    /// Where that is; QEMU serves one connection at a time.
+    pub fn qmp_socket(&self) -> PathBuf {
+        self.directory.join("test.sock")
     }
 
     /// Runs `action` with the guest's processors stopped.

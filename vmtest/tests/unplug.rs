@@ -1,10 +1,17 @@
 //! Memory devices that leave a VM while Ebb holds it: what was kept of them is let go of, and all
 //! else is served on, by the next daemon too.
 
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use ebb_api::VmStatus;
+use ebb_sys::process::Process;
 use ebb_vm::Qmp;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 use vmtest::{Guest, Host, Vm, until};
 
@@ -188,4 +195,59 @@ fn a_device_leaves_a_vm_that_ebb_started() {
     vm.ebb("limit off").ok();
     vm.detach();
     assert_eq!((vm.guest("check a"), vm.guest("check kept")), ("0".into(), "0".into()));
+}
+
+/// The memfd of its only memory device.
+fn dimm_memfd(vm: &Vm) -> std::fs::File {
+    let process = Process::open(vm.pid()).expect("QEMU runs");
+    let open = process.descriptors().expect("descriptors");
+    let files = open.into_iter().filter(|(_, link)| link.starts_with("/memfd:"));
+    let mut files =
+        files.map(|(fd, _)| std::fs::File::from(process.descriptor(fd).expect("a memfd")));
+    let is_dimm = |file: &std::fs::File| file.metadata().expect("a size").len() == DIMM_BYTES;
+    files.find(is_dimm).expect("its memfd")
+}
+
+/// Has QEMU keep a descriptor, whatever becomes of the device.
+fn keep_open(vm: &Vm, file: OwnedFd) {
+    let mut stream = UnixStream::connect(vm.qmp_socket()).expect("QMP");
+    let mut lines = BufReader::new(stream.try_clone().expect("a socket")).lines();
+    let mut line = || lines.next().expect("an answer").expect("a line");
+    assert!(line().contains("QMP"));
+    stream.write_all(b"{\"execute\":\"qmp_capabilities\"}\n").expect("sent");
+    assert!(line().contains("return"));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let file = [file.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&file)));
+    let words = IoSlice::new(b"{\"execute\":\"add-fd\"}\n");
+    sendmsg(&stream, &[words], &mut control, SendFlags::empty()).expect("sent");
+    until("the descriptor to be taken", || line().contains("fdset-id").then_some(()));
+}
+
+/// Nobody has such memory mapped, and QEMU could map it again: it keeps no limit and no detach from
+/// working, and all of it is in its file.
+#[test]
+fn memory_that_is_mapped_nowhere_is_in_its_file() {
+    let vm = Host::new().qemu(guest());
+    plug(&vm, 0);
+    wait_dimms(&vm, 1);
+    vm.attach();
+    vm.wait_trusted();
+    take(&vm);
+    let file = dimm_memfd(&vm);
+    let resident = || file.metadata().expect("blocks").blocks() * 512;
+    let before = resident();
+    keep_open(&vm, file.as_fd().try_clone_to_owned().expect("a copy"));
+    unplug(&vm, 0);
+    delete(&vm, 0);
+    until("its content to come back", || (resident() > before + 64 * MIB).then_some(()));
+    assert_eq!(
+        (vm.status().unplugged_bytes, vm.status().memory_bytes),
+        (0, MAIN_BYTES + DIMM_BYTES)
+    );
+    vm.ebb("evict --bytes 2147483648").ok();
+    assert_eq!(vm.guest("check kept"), "0");
+    vm.detach();
+    assert_eq!(vm.guest("check kept"), "0");
 }
