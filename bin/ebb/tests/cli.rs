@@ -354,8 +354,17 @@ fn doctor_judges_every_point_and_changes_nothing() {
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
     let checks = report["checks"].as_array().unwrap();
     let names: Vec<_> = checks.iter().filter_map(|check| check["check"].as_str()).collect();
-    let expected =
-        ["privilege", "userfaultfd", "shmem THP", "hugetlb", "QEMU", "/dev/kvm", "run directory"];
+    let expected = [
+        "privilege",
+        "userfaultfd",
+        "device node",
+        "users",
+        "shmem THP",
+        "hugetlb",
+        "QEMU",
+        "/dev/kvm",
+        "run directory",
+    ];
     assert_eq!(names, expected);
     let missing = checks.iter().any(|check| check["verdict"] == "missing");
     assert_eq!(ran.code, Some(i32::from(missing)));

@@ -9,12 +9,13 @@ use std::sync::{Once, OnceLock};
 
 use ebb_api::{Confinement, RunRequest, VmName};
 use ebb_sys::confine::{Child, Identity, User};
+use ebb_sys::user_namespace::UserNamespace;
 use ebb_vm::launch::{self, Accelerator};
 use rustix::process::Signal;
 
 use crate::cgroup::{self, Group};
 use crate::denied_args;
-use crate::problem::{Answer, not_allowed};
+use crate::problem::{Answer, failed, not_allowed};
 
 /// What the number of a process is added to for that of its user. Linux gives process numbers
 /// below 2^22, and nobody else uses these: what distributions, containers and systemd take for
@@ -126,6 +127,7 @@ impl Plan {
         }
         let asked = request.user.as_deref().map(str::parse).transpose().map_err(not_allowed)?;
         let VmUser { user, mut groups } = asked.unwrap_or_else(|| default.clone());
+        can_be(user)?;
         if accelerator == Accelerator::Kvm {
             let more = kvm_groups(user).map_err(not_allowed)?;
             groups.retain(|group| !more.contains(group));
@@ -226,6 +228,13 @@ fn tell_once(lacks: &[String]) {
 pub fn filtered(name: &VmName, pid: i32, signal: Option<i32>) -> Option<String> {
     let is_filter = signal == Some(Signal::SYS.as_raw());
     is_filter.then(|| format!("{name}: QEMU {pid} was ended by SIGSYS{FILTERED}"))
+}
+
+/// Whether QEMU can be this user where the daemon runs.
+fn can_be(user: User) -> Answer<()> {
+    let namespace = UserNamespace::own().map_err(failed("the daemon's user namespace"))?;
+    let why = namespace.obstacle(user);
+    why.map_or(Ok(()), |why| Err(not_allowed(format!("ebbd cannot start QEMU as a user: {why}"))))
 }
 
 /// What others can do to QEMUs of a user that is not theirs alone.

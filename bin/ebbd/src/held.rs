@@ -115,11 +115,7 @@ pub fn take(
 
 fn make(process: &Process) -> Answer<i32> {
     injector::make(process).map_err(|error| {
-        not_allowed(format!(
-            "process {} cannot be given a userfaultfd ({error}): run ebbd as root; a kernel \
-             without CONFIG_USERFAULTFD cannot hold VMs",
-            process.pid()
-        ))
+        not_allowed(format!("process {} cannot be given a userfaultfd: {error}", process.pid()))
     })
 }
 

@@ -4,26 +4,22 @@
 //! dies meanwhile, it goes on where it was (`ebb_sys::inject`). A process of its own has no other
 //! children whose end its tracing could take for the threads', and is nobody's to kill.
 
-use std::ffi::CString;
-use std::fs::Permissions;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use anyhow::{anyhow, bail};
 use ebb_sys::inject::{self, Target};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
+use ebb_sys::uffd_node::{self, Node};
 use ebb_units::Hva;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::io::Errno;
 
 /// The subcommand under which this program does the work.
 pub const COMMAND: &str = "inject";
-/// Major and minor number of `/dev/userfaultfd`.
-const DEVICE: (u32, u32) = (10, 257);
 /// A helper that has not ended by then is stopped or frozen, and is killed: by its own deadlines
 /// it gives up before.
 const TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
@@ -78,7 +74,7 @@ fn numbers(ranges: &[HvaRange]) -> Vec<u64> {
 fn run(what: &str, process: &Process, numbers: &[u64]) -> io::Result<String> {
     let start_ticks = process.start_ticks()?;
     if process.has_ended()? {
-        return Err(rustix::io::Errno::SRCH.into());
+        return Err(Errno::SRCH.into());
     }
     let words = numbers.iter().map(u64::to_string);
     // Not its path: an upgrade may have put another program there.
@@ -100,7 +96,10 @@ fn run(what: &str, process: &Process, numbers: &[u64]) -> io::Result<String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     match (output.status.success(), ended) {
         (true, _) => Ok(text(&output.stdout)),
-        (false, true) => Err(io::Error::other(text(&output.stderr))),
+        (false, true) => {
+            let told = text(&output.stderr);
+            Err(io::Error::other(told.strip_prefix("ebbd: ").unwrap_or(&told).to_owned()))
+        }
         (false, false) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
@@ -118,7 +117,12 @@ fn ends_in_time(child: &Child) -> io::Result<bool> {
 pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     let word = |index: usize| arguments.get(index).map(String::as_str).unwrap_or_default();
     let process = Process::open(word(1).parse()?)?;
-    let target = Target::new(&process, word(2).parse()?)?;
+    let target = Target::new(&process, word(2).parse()?).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            anyhow!("it may not be traced ({error}): run ebbd as root, with CAP_SYS_PTRACE")
+        }
+        _ => error.into(),
+    })?;
     let ranges = || ranges(arguments.get(3..).unwrap_or_default());
     match word(0) {
         "make" => println!("{}", make_either_way(&process, &target)?),
@@ -138,55 +142,33 @@ fn ranges(words: &[String]) -> anyhow::Result<Vec<HvaRange>> {
 
 /// userfaultfd(2) where the VMM may call it; else through a device node that
 /// it can open, which a sandboxed VMM without privilege can.
-fn make_either_way(process: &Process, target: &Target) -> io::Result<i32> {
+fn make_either_way(process: &Process, target: &Target) -> anyhow::Result<i32> {
     match inject::userfaultfd(target, None) {
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error()) => {
-            let node = Node::new(process.user()?)?;
-            inject::userfaultfd(target, Some(&node.name()?))
+        Err(error) if is(&error, Errno::PERM) => make_through_node(process.user()?, target),
+        Err(error) if is(&error, Errno::NOSYS) => {
+            bail!("{error}: boot a kernel built with CONFIG_USERFAULTFD")
         }
-        made => made,
+        made => Ok(made?),
     }
 }
 
-/// A device node that the VMM's user may open and nobody else, for a moment. Who makes a helper
-/// removes what a killed one leaves.
-struct Node {
-    directory: PathBuf,
+fn make_through_node(user: u32, target: &Target) -> anyhow::Result<i32> {
+    let closed = |error: io::Error| {
+        let (why, advice) = uffd_node::why_closed(&error);
+        anyhow!("{why}: {advice}")
+    };
+    let node = Node::make(user).map_err(closed)?;
+    inject::userfaultfd(target, Some(&node.name()?)).map_err(|error| match node.open() {
+        // The VMM's control group is another one, or somebody else traces it.
+        Ok(_) if is(&error, Errno::PERM) => anyhow!(
+            "it may not open a node of /dev/userfaultfd ({error}), which ebbd may: allow its \
+             device control group c 10:257 rwm, or set vm.unprivileged_userfaultfd=1; a debugger \
+             must let go of it"
+        ),
+        _ => closed(error),
+    })
 }
 
-impl Node {
-    /// That of a helper.
-    fn of(helper: u32) -> Node {
-        Node { directory: Path::new("/dev").join(format!("ebb-{helper}")) }
-    }
-
-    fn new(user: u32) -> io::Result<Node> {
-        let node = Node::of(std::process::id());
-        std::fs::create_dir(&node.directory)?;
-        std::fs::set_permissions(&node.directory, Permissions::from_mode(0o711))?;
-        let device = makedev(DEVICE.0, DEVICE.1);
-        mknodat(CWD, node.path(), FileType::CharacterDevice, Mode::empty(), device)?;
-        std::fs::set_permissions(node.path(), Permissions::from_mode(0o600))?;
-        chown(node.path(), Some(user), None)?;
-        Ok(node)
-    }
-
-    fn path(&self) -> PathBuf {
-        self.directory.join("userfaultfd")
-    }
-
-    fn name(&self) -> io::Result<CString> {
-        CString::new(self.path().into_os_string().into_encoded_bytes()).map_err(io::Error::other)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        match std::fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                eprintln!("{}: {error}", self.directory.display());
-            }
-            _ => {}
-        }
-    }
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
 }

@@ -22,4 +22,6 @@ pub mod ram_file;
 pub mod session;
 pub mod transfer;
 pub mod uffd;
+pub mod uffd_node;
 pub mod uring;
+pub mod user_namespace;

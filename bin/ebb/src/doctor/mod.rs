@@ -8,6 +8,7 @@ mod kvm;
 mod privilege;
 mod qemu;
 mod run_dir;
+mod user_namespace;
 mod userfaultfd;
 
 use std::path::Path;
@@ -44,6 +45,8 @@ fn check(run_dir: &Path) -> Vec<Finding> {
     vec![
         privilege::check(),
         userfaultfd::check(),
+        userfaultfd::check_device(),
+        user_namespace::check(),
         huge_pages::check_shmem(),
         huge_pages::check_hugetlb(),
         qemu::check(),

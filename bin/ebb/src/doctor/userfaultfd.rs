@@ -3,6 +3,8 @@
 use std::io;
 
 use ebb_sys::uffd::{self, feature};
+use ebb_sys::uffd_node::{self, Node};
+use ebb_sys::user_namespace::UserNamespace;
 
 use super::finding::Finding;
 
@@ -12,7 +14,10 @@ const COST: &str = "no VM can be held";
 pub fn check() -> Finding {
     match uffd::probe() {
         Ok(features) => judge(features),
-        Err(error) => unavailable(&error),
+        Err(error) => {
+            let is_host = UserNamespace::own().is_ok_and(|namespace| namespace.is_whole());
+            unavailable(&error, is_host)
+        }
     }
 }
 
@@ -26,12 +31,30 @@ fn judge(features: u64) -> Finding {
     Finding::missing(CHECK, format!("lacks {}", lacking.join(", ")), COST, mend)
 }
 
-fn unavailable(error: &io::Error) -> Finding {
+fn unavailable(error: &io::Error, is_host: bool) -> Finding {
     let mend = match error.kind() {
-        io::ErrorKind::PermissionDenied => "run as root, in no container",
+        io::ErrorKind::PermissionDenied if !is_host => uffd_node::NAMESPACE_ADVICE,
+        io::ErrorKind::PermissionDenied => "run as root, in a container with --privileged",
         _ => "boot a kernel built with CONFIG_USERFAULTFD",
     };
     Finding::missing(CHECK, error.to_string(), COST, mend)
+}
+
+/// Can a QEMU without privilege be given one? It needs a node of the device.
+pub fn check_device() -> Finding {
+    const CHECK: &str = "device node";
+    if uffd_node::is_needless() {
+        return Finding::ok(CHECK, "not needed: vm.unprivileged_userfaultfd is 1");
+    }
+    let opened = Node::make(rustix::process::geteuid().as_raw()).and_then(|node| node.open());
+    match opened {
+        Ok(_) => Finding::ok(CHECK, "one of /dev/userfaultfd can be made and opened"),
+        Err(error) => {
+            let (why, advice) = uffd_node::why_closed(&error);
+            let cost = "no QEMU that is not root can be held: no VM of ebb run";
+            Finding::missing(CHECK, why, cost, advice)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -46,5 +69,13 @@ mod tests {
         let finding = judge(feature::needed() & !feature::WP_HUGETLBFS_SHMEM);
         assert_eq!(finding.verdict, Verdict::Missing);
         assert_eq!(finding.found, "lacks WP_HUGETLBFS_SHMEM");
+    }
+
+    #[test]
+    fn a_user_namespace_has_advice_of_its_own() {
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let mend = |is_host| unavailable(&denied(), is_host).mend.unwrap();
+        assert!(mend(false).contains("vm.unprivileged_userfaultfd=1"), "{}", mend(false));
+        assert!(mend(true).contains("--privileged"), "{}", mend(true));
     }
 }

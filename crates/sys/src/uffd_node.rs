@@ -1,0 +1,170 @@
+//! A node of `/dev/userfaultfd`, by which a process without privilege gets a userfaultfd.
+
+use std::ffi::CString;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+
+use crate::user_namespace::UserNamespace;
+
+/// Major and minor number of `/dev/userfaultfd`.
+const DEVICE: (u32, u32) = (10, 257);
+/// `1`: everybody gets a userfaultfd without a node.
+const OPEN_TO_ALL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+
+/// What to do in a user namespace.
+pub const NAMESPACE_ADVICE: &str =
+    "set vm.unprivileged_userfaultfd=1 on the host, or run ebbd in no user namespace";
+
+/// A node that one user may open and nobody else, for a moment. Whoever starts a process that
+/// makes one removes what is left when that is killed.
+pub struct Node {
+    directory: PathBuf,
+}
+
+impl Node {
+    /// That of the process with this number.
+    pub fn of(pid: u32) -> Node {
+        Node { directory: Path::new("/dev").join(format!("ebb-{pid}")) }
+    }
+
+    /// Makes that of this process.
+    ///
+    /// # Errors
+    /// As mkdir(2), mknod(2) and chown(2); [`why_closed`] explains them.
+    pub fn make(user: u32) -> io::Result<Node> {
+        let node = Node::of(std::process::id());
+        fs::create_dir(&node.directory)?;
+        fs::set_permissions(&node.directory, Permissions::from_mode(0o711))?;
+        let device = makedev(DEVICE.0, DEVICE.1);
+        mknodat(CWD, node.path(), FileType::CharacterDevice, Mode::empty(), device)?;
+        fs::set_permissions(node.path(), Permissions::from_mode(0o600))?;
+        chown(node.path(), Some(user), None)?;
+        Ok(node)
+    }
+
+    /// Its path.
+    ///
+    /// # Errors
+    /// None that can be met.
+    pub fn name(&self) -> io::Result<CString> {
+        CString::new(self.path().into_os_string().into_encoded_bytes()).map_err(io::Error::other)
+    }
+
+    /// Opens it, as a VMM is to.
+    ///
+    /// # Errors
+    /// As open(2); [`why_closed`] explains them.
+    pub fn open(&self) -> io::Result<File> {
+        File::options().read(true).write(true).open(self.path())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.join("userfaultfd")
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        match fs::remove_dir_all(&self.directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                eprintln!("{}: {error}", self.directory.display());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether every process gets a userfaultfd without a node.
+pub fn is_needless() -> bool {
+    fs::read_to_string(OPEN_TO_ALL).is_ok_and(|text| text.trim() == "1")
+}
+
+/// Why no node can be made or opened, and what to do.
+pub fn why_closed(error: &io::Error) -> (String, &'static str) {
+    let is_whole = UserNamespace::own().is_ok_and(|namespace| namespace.is_whole());
+    let has =
+        rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |has| has.effective);
+    explain(error, !is_whole, has.contains(CapabilitySet::MKNOD))
+}
+
+fn explain(error: &io::Error, in_namespace: bool, may_make: bool) -> (String, &'static str) {
+    let is_any = |errnos: &[Errno]| {
+        errnos.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    };
+    let (why, advice) = match in_namespace {
+        true if is_any(&[Errno::PERM, Errno::ACCESS]) => {
+            ("no node of /dev/userfaultfd can be made in a user namespace", NAMESPACE_ADVICE)
+        }
+        _ if is_any(&[Errno::PERM]) && !may_make => (
+            "ebbd has no CAP_MKNOD, to make a node of /dev/userfaultfd",
+            "run it as root; in a container with --cap-add MKNOD or --privileged",
+        ),
+        _ if is_any(&[Errno::PERM]) => (
+            "the device control group, as a container has one, keeps /dev/userfaultfd closed",
+            "start the container with --device /dev/userfaultfd, the device rule c 10:257 rwm or \
+             --privileged",
+        ),
+        _ if is_any(&[Errno::ACCESS]) => (
+            "/dev is mounted so that no device can be opened there",
+            "mount it without nodev, or set vm.unprivileged_userfaultfd=1",
+        ),
+        _ if is_any(&[Errno::NXIO, Errno::NODEV]) => (
+            "the kernel has no /dev/userfaultfd, which came with 6.1",
+            "boot a newer one, or set vm.unprivileged_userfaultfd=1",
+        ),
+        _ if is_any(&[Errno::NOENT]) => (
+            "the process has a /dev of its own, in which no node can be put",
+            "set vm.unprivileged_userfaultfd=1",
+        ),
+        _ => ("a node of /dev/userfaultfd", "set vm.unprivileged_userfaultfd=1"),
+    };
+    (format!("{why} ({error})"), advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(errno: Errno, in_namespace: bool, may_make: bool) -> String {
+        let (why, advice) = explain(&errno.into(), in_namespace, may_make);
+        format!("{why}: {advice}")
+    }
+
+    #[test]
+    fn a_closed_device_names_its_rule() {
+        let told = told(Errno::PERM, false, true);
+        for word in ["device control group", "--device /dev/userfaultfd", "c 10:257 rwm"] {
+            assert!(told.contains(word), "{word}: {told}");
+        }
+        assert!(!told.contains('\n'));
+    }
+
+    #[test]
+    fn each_reason_has_its_own_advice() {
+        assert!(told(Errno::PERM, true, true).contains("user namespace"));
+        assert!(told(Errno::PERM, false, false).contains("CAP_MKNOD"));
+        assert!(told(Errno::ACCESS, false, true).contains("nodev"));
+        assert!(told(Errno::NODEV, false, true).contains("6.1"));
+        assert!(told(Errno::NOENT, false, true).contains("/dev of its own"));
+        assert!(told(Errno::NOSPC, false, true).contains("No space"));
+    }
+
+    #[test]
+    fn what_is_made_goes() {
+        match Node::make(0) {
+            Ok(node) => {
+                let directory = node.directory.clone();
+                assert!(directory.join("userfaultfd").exists());
+                drop(node);
+                assert!(!directory.exists());
+            }
+            Err(error) => eprintln!("SKIPPED: no node can be made here: {error}"),
+        }
+    }
+}
