@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmtest::{Guest, Host, Ran, rounds, until};
+use vmtest::{Guest, Host, Ran, permit, rounds, until};
 
 /// Lets time pass between the start of an action and its interruption; which
 /// instruction is hit does not matter, as long as it is another one each time.
@@ -127,6 +127,40 @@ fn a_vm_that_died_without_a_daemon_leaves_nothing() {
     vm.kill();
     host.start();
     assert_nothing_is_left(&host);
+}
+
+/// QEMU has its sockets by then, and does not listen there yet: it would stay stopped for ever.
+#[test]
+fn a_daemon_that_dies_while_it_starts_a_vm_leaves_no_qemu() {
+    let host = Host::new();
+    let place = host.directory().join("slow");
+    fs::create_dir(&place).unwrap();
+    permit(&place, 0o777);
+    let (slow, told) = (place.join("qemu"), place.join("pid"));
+    let waits =
+        format!("echo $$ > {0}.new; mv {0}.new {0}; while :; do sleep 1; done", told.display());
+    let text = format!("case \"$*\" in *ebb-qmp*) {waits};; esac\nexec qemu-system-x86_64 \"$@\"");
+    fs::write(&slow, format!("#!/bin/sh\n{text}\n")).unwrap();
+    permit(&slow, 0o755);
+    host.set("EBB_QEMU", &slow);
+    let run = "run --name cut --memory 64M -- -S";
+    let starting = thread::spawn({
+        let host = host.clone();
+        move || host.ebb(run)
+    });
+    let pid = until("QEMU to be started", || fs::read_to_string(&told).ok());
+    // One that has ended has none.
+    let line = || fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
+    host.kill9();
+    starting.join().expect("ebb ends").refused();
+    assert!(line().contains("ebb-qmp"), "it outlives its daemon");
+    host.set("EBB_QEMU", "qemu-system-x86_64");
+    host.start();
+    assert_eq!(line(), "", "{}", host.log());
+    assert!(host.log().contains("died while it started this VM"), "{}", host.log());
+    assert_eq!(fs::read_dir(host.run_directory().join("vms")).unwrap().count(), 0);
+    host.ebb(run).ok();
+    assert_eq!(host.list().len(), 1);
 }
 
 #[test]

@@ -109,6 +109,11 @@ impl Group {
         self.directories.iter().filter_map(open).collect()
     }
 
+    /// Its directories.
+    pub fn directories(&self) -> &[PathBuf] {
+        &self.directories
+    }
+
     /// Those of its directories that the process is in, and those that it is not.
     pub fn around(&self, pid: i32) -> (Vec<PathBuf>, Vec<PathBuf>) {
         let is_in = |directory: &PathBuf| members(directory).is_ok_and(|all| all.contains(&pid));
@@ -242,7 +247,7 @@ fn end_members(directory: &Path) {
 }
 
 /// Removes a control group that nobody is in any more.
-fn remove(directories: &[PathBuf]) {
+pub fn remove(directories: &[PathBuf]) {
     for directory in directories {
         match remove_soon(directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

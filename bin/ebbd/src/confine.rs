@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::str::FromStr;
 use std::sync::{Once, OnceLock};
@@ -169,6 +169,11 @@ impl Plan {
     pub fn child(&self) -> Child {
         let cgroups = self.group.doors();
         Child { identity: self.identity.clone(), cgroups, ..Child::default() }
+    }
+
+    /// The directories of its control group.
+    pub fn cgroups(&self) -> &[PathBuf] {
+        self.group.directories()
     }
 
     /// The QEMU runs on.

@@ -37,6 +37,7 @@ use crate::listing::{Listing, Stage};
 use crate::pool;
 use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::{Auto, Record, Settings, Totals};
+use crate::starting;
 use crate::supervisor::Supervisor;
 use crate::tiers::{self, Claimed};
 use crate::worker::{Command, Ready};
@@ -264,7 +265,7 @@ impl Daemon {
         let reserved = self.reserve(&request.name, false)?;
         let claimed = Claimed::file_of(tiers.as_ref())?;
         let backing = host::backing(request.backing, request.memory_bytes)?;
-        let plan = self.confine(request, &reserved.directory)?;
+        let plan = self.confine(request, &reserved.directory, &claimed)?;
         let images = disks::open(&request.disks).map_err(not_allowed)?;
         disks::check(&images).map_err(not_allowed)?;
         let shared = Shared::new(&images, &request.disks, request.max_bytes())
@@ -350,10 +351,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Settles what the VM's QEMU may do, and makes the directory that it may go to.
-    fn confine(&self, request: &RunRequest, directory: &Path) -> Answer<Plan> {
+    /// Settles what the VM's QEMU may do, makes the directory that it may go to, and notes that it
+    /// is being started.
+    fn confine(&self, request: &RunRequest, directory: &Path, claimed: &Claimed) -> Answer<Plan> {
         handed::make_socket_directory(directory).map_err(failed("the VM's directory"))?;
-        Plan::new(request, &self.vm_user, &qemu(), host::accelerator().value)
+        let plan = Plan::new(request, &self.vm_user, &qemu(), host::accelerator().value)?;
+        let marked = starting::mark(directory, plan.cgroups(), claimed.path());
+        marked.map_err(failed("the VM's directory"))?;
+        Ok(plan)
     }
 
     /// Holds a VM that somebody else started.
@@ -709,8 +714,11 @@ fn remove_if_dead(directory: &Path) -> bool {
             Some(Life::Lives(_)) => None,
             Some(Life::Dead(dead)) => Some(dead),
             Some(Life::Unknown(error)) => return Err(error),
-            // One that was let go keeps its control socket as long as it runs.
-            None => Life::of_listener(&directory.join("qmp.sock"))?,
+            None => match starting::end(directory)? {
+                Some(dead) => Some(dead),
+                // One that was let go keeps its control socket as long as it runs.
+                None => Life::of_listener(&directory.join("qmp.sock"))?,
+            },
         };
         let Some(dead) = dead else { return Ok(false) };
         held::clear(record.as_ref(), directory, &dead).map(|()| true)
@@ -727,5 +735,63 @@ fn remove(directory: &Path) {
             tracing::error!("{}: {error}", directory.display());
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_sys::confine::{self, Child as Settled};
+    use rustix::fs::{Mode, OFlags, open};
+    use std::os::unix::net::UnixListener;
+    use std::process::Command;
+
+    /// What is there while a VM is started: a process in place of QEMU, which has the directory of
+    /// sockets open.
+    fn begun(directory: &Path) -> Child {
+        handed::make_socket_directory(directory).unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let sockets = open(handed::socket_directory(directory), flags, Mode::empty()).unwrap();
+        let mut settled = Settled::default();
+        settled.inherit(sockets);
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        confine::settle(&mut command, settled);
+        command.spawn().unwrap()
+    }
+
+    #[test]
+    fn a_vm_whose_start_was_cut_off_is_ended() {
+        for listens in [false, true] {
+            let home = tempfile::tempdir().unwrap();
+            let directory = home.path().join("vm");
+            fs::create_dir(&directory).unwrap();
+            let file = home.path().join("tier");
+            fs::write(&file, "").unwrap();
+            starting::mark(&directory, &[], Some(&file)).unwrap();
+            let mut qemu = begun(&directory);
+            let socket = UnixListener::bind(directory.join("qmp.sock")).unwrap();
+            let listener = listens.then_some(socket);
+            assert!(remove_if_dead(&directory));
+            let ended = qemu.try_wait().unwrap();
+            assert_eq!(ended.and_then(|status| status.signal()), Some(9));
+            assert!(!directory.exists() && !file.exists());
+            drop(listener);
+        }
+    }
+
+    #[test]
+    fn a_vm_that_was_let_go_runs_on() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().to_owned();
+        starting::mark(&directory, &[], None).unwrap();
+        let mut qemu = begun(&directory);
+        let listener = UnixListener::bind(directory.join("qmp.sock")).unwrap();
+        starting::unmark(&directory).unwrap();
+        assert!(!remove_if_dead(&directory));
+        assert!(directory.exists() && qemu.try_wait().unwrap().is_none());
+        drop(listener);
+        qemu.kill().unwrap();
+        qemu.wait().unwrap();
     }
 }

@@ -26,6 +26,7 @@ use crate::life::{Dead, Life};
 use crate::problem::{Answer, failed, not_allowed};
 use crate::record::{Record, RegionRecord, Settings};
 use crate::small_pages;
+use crate::starting;
 use crate::swap_room;
 use crate::unplugged;
 
@@ -470,6 +471,7 @@ impl Held {
     /// its faults are to be served again.
     pub fn let_go(&mut self) -> io::Result<()> {
         self.pager.unwatch_all()?;
+        starting::unmark(&self.directory)?;
         self.close_userfaultfd()?;
         cgroup::remove_later(&self.record, self.process.try_clone());
         // It is let go all the same: what is left behind says so.

@@ -52,6 +52,7 @@ mod share;
 mod sharing;
 mod sizing;
 mod small_pages;
+mod starting;
 mod status;
 mod supervisor;
 mod swap_room;

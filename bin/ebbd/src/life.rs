@@ -4,10 +4,12 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ebb_sys::process::Process;
 
+/// Who does not end within this time after SIGKILL waits for a disk, or is frozen.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Proof that a VMM has ended. Whoever removes what a VM left asks for it; only this file
@@ -63,6 +65,25 @@ impl Life {
                 Ok(Some(Dead(())))
             }
             Err((_, error)) => Err(error),
+        }
+    }
+
+    /// Ends every process that has this directory open, whatever it does; their numbers.
+    ///
+    /// # Errors
+    /// Nobody can tell now whether there are any; `TimedOut`: one does not end.
+    pub fn end_all_with(directory: &Path) -> io::Result<(Dead, Vec<i32>)> {
+        let mut ended = Vec::new();
+        // What one of them starts before it ends has it open, too.
+        loop {
+            let found = Process::all_with(directory)?;
+            if found.is_empty() {
+                return Ok((Dead(()), ended));
+            }
+            for process in found {
+                process.kill(END_TIMEOUT)?;
+                ended.push(process.pid());
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //! behind it, or NUMA nodes, or both.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ebb_api::{Backing, RunRequest, TierStatus, TierUse};
 use ebb_tier::{Kind, Ladder, host};
@@ -124,6 +124,11 @@ impl Claimed {
         let made = File::options().write(true).create_new(true).mode(0o600).open(path);
         made.map_err(|error| not_allowed(format!("{}: {error}", path.display())))?;
         Ok(Claimed(Some(path.clone())))
+    }
+
+    /// The file, if one was made.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.as_deref()
     }
 
     /// The VM has it from now on.

@@ -4,10 +4,13 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ebb_units::Hva;
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open, pidfd_send_signal,
+};
 
 /// More descriptors than this are no VMM's: its devices take a few each.
 const DESCRIPTORS_MAX: usize = 1 << 16;
@@ -73,6 +76,72 @@ impl Process {
     /// As pidfd_open(2).
     pub fn own() -> io::Result<Process> {
         Process::open(rustix::process::getpid().as_raw_nonzero().get())
+    }
+
+    /// All other processes that have this file or directory open, or had it a moment ago. Those
+    /// that may not be looked into are not among them: they have privileges that this one has not.
+    ///
+    /// # Errors
+    /// As reading `/proc`, and looking at the descriptors of any process that has not ended: it
+    /// may be one of them.
+    pub fn all_with(file: &Path) -> io::Result<Vec<Process>> {
+        let name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
+        let (wanted, own) = ((name.as_ref(), file_of(file)?), std::process::id());
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let pid = name.to_str().and_then(|name| name.parse::<i32>().ok());
+            let Some(pid) = pid.filter(|&pid| pid.unsigned_abs() != own) else { continue };
+            let looked = Process::open(pid)
+                .and_then(|process| Ok(process.has_open(wanted)?.then_some(process)));
+            match looked {
+                Ok(process) => found.extend(process),
+                Err(error) if is_gone(&error) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    fn has_open(&self, (name, file): (&str, (u64, u64))) -> io::Result<bool> {
+        for entry in fs::read_dir(self.proc("fd"))? {
+            let path = entry?.path();
+            let found = fs::read_link(&path).and_then(|link| {
+                let link = link.to_string_lossy();
+                // Some file systems tell nobody else of their files: only what may be it is asked.
+                match link.strip_suffix(" (deleted)").unwrap_or(&link).ends_with(name) {
+                    true => Ok(file_of(&path)? == file),
+                    false => Ok(false),
+                }
+            });
+            match found {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                // Closed since it was listed.
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Ends it, whatever it does, and waits until it has.
+    ///
+    /// # Errors
+    /// As pidfd_send_signal(2) and poll(2); `TimedOut`: it has not ended within this time.
+    pub fn kill(&self, within: Duration) -> io::Result<()> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Err(rustix::io::Errno::SRCH) => return Ok(()),
+            sent => sent?,
+        }
+        let within = Timespec::try_from(within).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&within)))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Another hold of the same process.
@@ -276,6 +345,18 @@ impl Process {
     fn proc(&self, file: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{file}", self.pid))
     }
+}
+
+/// The device and the inode number of a file. No file system is asked.
+fn file_of(path: &Path) -> io::Result<(u64, u64)> {
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
+    Ok((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
+}
+
+/// Whether this says that a process, or a descriptor, is not there any more.
+fn is_gone(error: &io::Error) -> bool {
+    let codes = [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH];
+    codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()))
 }
 
 /// No file system is asked, so none can keep the caller waiting.

@@ -1,0 +1,67 @@
+//! A VM that is being started. Whoever starts one may die before anything of it is on record: then
+//! its QEMU is stopped for ever, and the next daemon ends it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ebb_vm::handed;
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup;
+use crate::kept;
+use crate::life::{Dead, Life};
+
+const FILE: &str = "start.json";
+
+/// There from before QEMU runs until the VM is let go: as long, a VM's directory without a record
+/// is of one whose start was cut off.
+#[derive(Serialize, Deserialize)]
+struct Mark {
+    /// The directories of its control group.
+    cgroups: Vec<PathBuf>,
+    /// The file of its tiers, where one was made.
+    file: Option<PathBuf>,
+}
+
+/// Marks a VM whose QEMU is about to be started.
+///
+/// # Errors
+/// As write(2).
+pub fn mark(directory: &Path, cgroups: &[PathBuf], file: Option<&Path>) -> io::Result<()> {
+    let mark = Mark { cgroups: cgroups.to_owned(), file: file.map(Path::to_owned) };
+    kept::save(&directory.join(FILE), &mark)
+}
+
+/// From now on its QEMU is nobody's once its record is gone.
+///
+/// # Errors
+/// As unlink(2).
+pub fn unmark(directory: &Path) -> io::Result<()> {
+    match fs::remove_file(directory.join(FILE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Ends what there is of a VM that is not on record, if its start was cut off; none: it was not.
+///
+/// # Errors
+/// Nobody can tell now whether its QEMU runs, or it does not end.
+pub fn end(directory: &Path) -> io::Result<Option<Dead>> {
+    let Some(mark) = kept::load::<Mark>(&directory.join(FILE))? else { return Ok(None) };
+    // QEMU has this directory open from its first moment on, and nobody else has.
+    let (dead, ended) = Life::end_all_with(&handed::socket_directory(directory))?;
+    let pids: Vec<String> = ended.iter().map(i32::to_string).collect();
+    let qemu = if pids.is_empty() { "none".into() } else { pids.join(" ") };
+    tracing::warn!(
+        "{}: a daemon died while it started this VM, which is given up; QEMU ended: {qemu}",
+        directory.display()
+    );
+    cgroup::remove(&mark.cgroups);
+    mark.file.iter().try_for_each(|file| match fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    })?;
+    Ok(Some(dead))
+}
