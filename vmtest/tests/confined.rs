@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,8 @@ use serde_json::json;
 use vmtest::{Disk, Guest, Host, Vm, require, until};
 
 const MIB: u64 = 1 << 20;
-/// A QEMU's user is this and its process number.
-const USERS: u64 = 0x7000_0000;
+/// A QEMU's user is one of these.
+const USERS: Range<u32> = 0x7000_0000..0x7ffe_0000;
 /// A user without privilege.
 const NOBODY: u32 = 65534;
 const SECRET: &str = "only root is to read this";
@@ -31,8 +32,10 @@ fn about(pid: i32) -> BTreeMap<String, String> {
 }
 
 fn assert_confined(vm: &Vm) {
-    let (pid, about) = (vm.pid(), about(vm.pid()));
-    let user = USERS + pid as u64;
+    let about = about(vm.pid());
+    let user: u32 =
+        about["Uid"].split(' ').next().and_then(|uid| uid.parse().ok()).expect("a user");
+    assert!(USERS.contains(&user), "{user}");
     let four = format!("{user} {user} {user} {user}");
     let none = "0000000000000000";
     for (key, value) in [
@@ -103,7 +106,11 @@ fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
     assert_has_only_what_it_needs(&vm, &host);
     let told = vm.status().confinement.expect("Ebb started it");
     assert!(!told.privileged && told.sandbox, "{told:?}");
-    assert_eq!(u64::from(told.uid), USERS + vm.pid() as u64);
+    assert!(about(vm.pid())["Uid"].starts_with(&format!("{} ", told.uid)), "{told:?}");
+
+    host.kill9();
+    host.start();
+    assert_eq!(vm.status().confinement.map(|now| now.uid), Some(told.uid));
 
     let console = host.find("ebb-console").expect("it stands before the VM's console");
     assert_eq!(privileges(console), ["1", "2", FILES, FILES]);

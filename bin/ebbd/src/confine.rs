@@ -1,6 +1,8 @@
 //! Who the QEMUs are that Ebb starts, and what they may do.
 
 use std::fs;
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -9,18 +11,18 @@ use std::sync::{Once, OnceLock};
 
 use ebb_api::{Confinement, RunRequest, VmName};
 use ebb_sys::confine::{Child, Identity, User};
-use ebb_sys::user_namespace::UserNamespace;
+use ebb_sys::user_namespace::{PIDS, UserNamespace};
 use ebb_vm::launch::{self, Accelerator};
 use rustix::process::Signal;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::cgroup::{self, Group};
 use crate::denied_args;
 use crate::problem::{Answer, failed, not_allowed};
 
-/// What the number of a process is added to for that of its user. Linux gives process numbers
-/// below 2^22, and nobody else uses these: what distributions, containers and systemd take for
-/// users ends below 2^31 - 2^28, and begins again above 2^31 - 2^17.
-const USERS: u32 = 0x7000_0000;
+/// Users of this range are QEMUs. Nobody else uses these: what distributions, containers and
+/// systemd take for users ends below 2^31 - 2^28, and begins again at 2^31 - 2^17.
+const USERS: Range<u32> = 0x7000_0000..0x7ffe_0000;
 const OWN: &str = "own";
 const GROUPS: &str = "/etc/group";
 /// Linux lets a process have so many.
@@ -33,17 +35,28 @@ const FILTERED: &str = ". Its filter of system calls forbade something, as start
 const DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
 
 /// A user as it is asked for, its name resolved.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct VmUser {
-    user: User,
+    /// None: one that nobody else is.
+    user: Option<User>,
     /// Its other groups.
     groups: Vec<u32>,
 }
 
-impl Default for VmUser {
-    fn default() -> VmUser {
-        VmUser { user: User::PerProcess(USERS), groups: Vec::new() }
+impl VmUser {
+    /// The user for one QEMU.
+    fn user(&self) -> io::Result<User> {
+        self.user.map_or_else(own_user, Ok)
     }
+}
+
+/// By a random number it is told from QEMUs that had its process number before, or have it in
+/// another container.
+fn own_user() -> io::Result<User> {
+    let mut random = [0; 4];
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    let bases = USERS.end - PIDS - USERS.start;
+    Ok(User::PerProcess(USERS.start + u32::from_ne_bytes(random) % bases))
 }
 
 impl FromStr for VmUser {
@@ -69,7 +82,7 @@ impl FromStr for VmUser {
             }
             None => (own_gid, groups_of(&fs::read_to_string(GROUPS).unwrap_or_default(), user)),
         };
-        Ok(VmUser { user: User::Fixed { uid, gid }, groups })
+        Ok(VmUser { user: Some(User::Fixed { uid, gid }), groups })
     }
 }
 
@@ -126,7 +139,9 @@ impl Plan {
             return Ok(Plan { identity: None, sandbox: false, group, lacks: Vec::new() });
         }
         let asked = request.user.as_deref().map(str::parse).transpose().map_err(not_allowed)?;
-        let VmUser { user, mut groups } = asked.unwrap_or_else(|| default.clone());
+        let wanted = asked.unwrap_or_else(|| default.clone());
+        let user = wanted.user().map_err(failed("a random number"))?;
+        let mut groups = wanted.groups;
         can_be(user)?;
         if accelerator == Accelerator::Kvm {
             let more = kvm_groups(user).map_err(not_allowed)?;
@@ -306,16 +321,17 @@ fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
     fn users_are_names_numbers_and_their_own() {
-        let fixed = |uid, gid| Ok((User::Fixed { uid, gid }, Vec::new()));
+        let fixed = |uid, gid| Ok((Some(User::Fixed { uid, gid }), Vec::new()));
         let parse = |text: &str| text.parse().map(|VmUser { user, groups }| (user, groups));
-        assert_eq!(parse("own"), Ok((User::PerProcess(USERS), Vec::new())));
+        assert_eq!(parse("own"), Ok((None, Vec::new())));
         assert_eq!(parse("1000"), fixed(1000, 1000));
         assert_eq!(parse("1000:44"), fixed(1000, 44));
         assert_eq!(parse("root:0"), fixed(0, 0));
-        assert_eq!(parse("root").unwrap().0, User::Fixed { uid: 0, gid: 0 });
+        assert_eq!(parse("root").unwrap().0, Some(User::Fixed { uid: 0, gid: 0 }));
         for wrong in ["4294967295", "1:x", "no such user", ""] {
             assert!(wrong.parse::<VmUser>().is_err(), "{wrong}");
         }
@@ -330,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_user_of_others_is_told() {
-        assert_eq!(shared_user(User::PerProcess(USERS)), None);
+        assert_eq!(shared_user(User::PerProcess(USERS.start)), None);
         let told = |uid| shared_user(User::Fixed { uid, gid: 1 }).unwrap_or_default();
         assert!(told(0).contains("keys") && told(33).contains("user 33"));
     }
@@ -353,7 +369,7 @@ mod tests {
 
     #[test]
     fn advice_is_for_who_was_denied_something() {
-        let identity = Some(Identity { user: User::PerProcess(USERS), groups: Vec::new() });
+        let identity = Some(Identity { user: User::PerProcess(USERS.start), groups: Vec::new() });
         let (group, lacks) = (Group::default(), Vec::new());
         let plan = Plan { identity, sandbox: true, group, lacks };
         let denied = plan.advice("a.img: Permission denied", None);
@@ -374,8 +390,20 @@ mod tests {
 
     #[test]
     fn the_own_users_stay_below_what_others_use() {
-        let (last, _) = User::PerProcess(USERS).of((1 << 22) - 1);
-        assert!(last < (1 << 31) - (1 << 17));
+        for _ in 0..1000 {
+            let user = own_user().unwrap();
+            for pid in [1, PIDS - 1] {
+                assert!(USERS.contains(&user.of(pid).0), "{user:?}");
+            }
+        }
+        assert_eq!(USERS, (1_u32 << 31) - (1 << 28)..(1 << 31) - (1 << 17));
+    }
+
+    #[test]
+    fn a_process_number_that_comes_again_is_another_user() {
+        let users: HashSet<u32> = (0..100).map(|_| own_user().unwrap().of(7).0).collect();
+        // One of them is drawn twice in 50,000 runs, two are never.
+        assert!(users.len() >= 99, "{users:?}");
     }
 
     #[test]
