@@ -1,19 +1,20 @@
 //! What a QEMU inherits: it opens nothing by a path that only root may go.
 
 use std::fs::{File, Permissions};
-use std::io::{self, Seek};
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use ebb_sys::confine::Child;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
 use crate::launch::{Launch, Memory, Node};
 
 /// The directory, beside its record, of sockets that a VM's QEMU connects to.
 const SOCKETS: &str = "sockets";
+const TOO_LARGE: &str = "it is larger than the VM's memory: give it more by --memory";
 
 /// Where sockets are that the QEMU of a VM connects to: it inherits this directory, and all
 /// others are closed to it. The VM's own directory for one that was started without.
@@ -68,12 +69,19 @@ impl Handed {
         let nodes = launch.nodes.iter().map(|node| each(node, child)).collect::<io::Result<_>>()?;
         let sockets = rustix::fs::open(
             socket_directory(launch.directory),
-            rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
         )?;
-        let mut readable = |file: &Path| match public(file) {
-            Some(path) => Ok(path),
-            None => Ok::<_, io::Error>(by_number(child.inherit(sealed(file)?))),
+        let room = launch.nodes.iter().map(|node| node.ram.bytes).sum();
+        let mut readable = |file: &Path| {
+            let opened = boot_file(file, room).map_err(|error| named(file, &error))?;
+            match public(file) {
+                Some(path) => Ok(path),
+                None => {
+                    let copy = sealed(&opened, room).map_err(|error| named(file, &error))?;
+                    Ok::<_, io::Error>(by_number(child.inherit(copy)))
+                }
+            }
         };
         let kernel = launch.kernel.map(&mut readable).transpose()?;
         let initrd = launch.initrd.map(&mut readable).transpose()?;
@@ -109,6 +117,11 @@ fn bound(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Of no kind by which QEMU itself could be meant.
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::other(format!("{}: {error}", path.display()))
+}
+
 /// The path without links of a file that every user may read, as far as modes tell.
 fn public(path: &Path) -> Option<PathBuf> {
     let path = path.canonicalize().ok()?;
@@ -117,14 +130,31 @@ fn public(path: &Path) -> Option<PathBuf> {
     (mode(&path) & 0o004 != 0 && is_open).then_some(path)
 }
 
-/// A copy in memory, which cannot be changed.
-fn sealed(path: &Path) -> io::Result<OwnedFd> {
-    let named =
-        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    let mut from = File::open(path).map_err(named)?;
+/// Opens a kernel or an initial RAM disk for a guest with so many bytes of memory. Nothing but a
+/// regular file is opened: another one may keep who opens it waiting, do something then, or never
+/// end.
+fn boot_file(path: &Path, room: u64) -> io::Result<File> {
+    let no = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    let place = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    let found = place.metadata()?;
+    if !found.is_file() {
+        return no("it is no regular file: give the kernel or RAM disk itself");
+    }
+    if found.len() > room {
+        return no(TOO_LARGE);
+    }
+    // The same file, whatever has its name by now.
+    File::open(by_number(place.as_raw_fd()))
+}
+
+/// A copy in memory, which cannot be changed, of at most so many bytes.
+fn sealed(from: &File, most: u64) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut copy = File::from(memfd_create("ebb-boot", flags)?);
-    io::copy(&mut from, &mut copy).map_err(named)?;
+    // It may grow, or be of a file system that tells no size.
+    if io::copy(&mut from.take(most.saturating_add(1)), &mut copy)? > most {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, TOO_LARGE));
+    }
     copy.rewind()?;
     fcntl_add_seals(
         &copy,
@@ -136,7 +166,6 @@ fn sealed(path: &Path) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
 
     #[test]
     fn what_only_root_may_read_is_a_sealed_copy() {
@@ -145,11 +174,36 @@ mod tests {
         std::fs::write(&path, "a kernel").unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         assert_eq!(public(&path), None);
-        let mut copy = File::from(sealed(&path).unwrap());
+        let mut copy = File::from(sealed(&boot_file(&path, 8).unwrap(), 8).unwrap());
         let mut text = String::new();
         copy.read_to_string(&mut text).unwrap();
         assert_eq!(text, "a kernel");
         assert!(copy.set_len(1).is_err());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR).unwrap();
+        // An open(2) that waits for a writer would never return.
+        for path in [path.as_path(), Path::new("/dev/zero"), directory.path()] {
+            let error = boot_file(path, u64::MAX).unwrap_err();
+            assert!(error.to_string().contains("no regular file"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_guest_is_not_copied() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("initrd");
+        std::fs::write(&path, [0; 4097]).unwrap();
+        let error = boot_file(&path, 4096).unwrap_err();
+        assert!(error.to_string().contains("--memory"), "{error}");
+        // It was short as it was opened.
+        let opened = boot_file(&path, 4097).unwrap();
+        assert!(sealed(&opened, 4096).unwrap_err().to_string().contains("--memory"));
+        assert!(sealed(&opened, 4097).is_ok());
     }
 
     #[test]
