@@ -1,6 +1,7 @@
 //! All VMs of the host: starting, taking over, taking up, letting go.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::{self, DirBuilder};
 use std::io::{self, PipeReader, Read};
 use std::os::unix::fs::DirBuilderExt;
@@ -454,25 +455,32 @@ impl Daemon {
     fn reserve(&self, name: &VmName, again: bool) -> Answer<Reserved> {
         self.check_keys()?;
         let directory = self.run_dir.join("vms").join(name.as_str());
-        let mut vms = self.vms();
-        if vms.contains_key(name) {
-            return Err(Refused::Taken(format!("a VM named {name} is held already")));
+        match self.vms().entry(name.clone()) {
+            Entry::Occupied(_) => {
+                return Err(Refused::Taken(format!("a VM named {name} is held already")));
+            }
+            Entry::Vacant(vacant) => drop(vacant.insert(None)),
         }
-        self.clear_away(name, &directory);
-        let made = match DirBuilder::new().mode(0o700).create(&directory) {
+        // The name is ours from here on, so others need not wait for what a look at disks, control
+        // groups and processes takes.
+        let daemon = self.clone();
+        let mut reserved =
+            Reserved { daemon, name: name.clone(), directory, made: false, kept: false };
+        let directory = &reserved.directory;
+        self.clear_away(name, directory);
+        reserved.made = match DirBuilder::new().mode(0o700).create(directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             made => made.map(|()| true).map_err(failed("the VM's directory"))?,
         };
-        let on_record = Record::load(&directory).map_err(failed("the VM's record"))?;
-        if !made && (!again || on_record.is_some()) {
+        let on_record = Record::load(&reserved.directory).map_err(failed("the VM's record"))?;
+        if !reserved.made && (!again || on_record.is_some()) {
             return Err(Refused::Taken(format!(
                 "{} is of a VM that still runs: take another name, or end that VM",
-                directory.display()
+                reserved.directory.display()
             )));
         }
-        vms.insert(name.clone(), None);
         self.filtered().remove(name);
-        Ok(Reserved { daemon: self.clone(), name: name.clone(), directory, made, kept: false })
+        Ok(reserved)
     }
 
     fn left(&self) -> MutexGuard<'_, Vec<Supervisor>> {
@@ -521,10 +529,11 @@ impl Drop for Reserved {
         if self.kept {
             return;
         }
-        self.daemon.vms().remove(&self.name);
+        // First: who has the name next makes a directory of its own there.
         if self.made {
             remove(&self.directory);
         }
+        self.daemon.vms().remove(&self.name);
     }
 }
 
@@ -793,5 +802,40 @@ mod tests {
         drop(listener);
         qemu.kill().unwrap();
         qemu.wait().unwrap();
+    }
+
+    /// A look that takes long, here at a record that is a FIFO, is nobody else's matter.
+    #[test]
+    fn others_do_not_wait_for_what_one_vm_left() {
+        let home = tempfile::tempdir().unwrap();
+        let run = home.path();
+        let directory = run.join("vms/slow");
+        fs::create_dir_all(&directory).unwrap();
+        let fifo = directory.join("vm.json");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR).unwrap();
+        let shared = (pool::Shared::open(run).unwrap(), Calibrated::open(run).unwrap());
+        let daemon = Daemon::new(run, run, run, Settings::default(), shared)
+            .with_rules(VmUser::default(), true);
+        let name: VmName = "slow".parse().unwrap();
+        thread::scope(|scope| {
+            let reserving = scope.spawn(|| daemon.reserve(&name, true).is_ok());
+            // There is a reader once this can be opened.
+            let mut all_free = true;
+            while !reserving.is_finished() {
+                let Ok(writer) = open(&fifo, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty())
+                else {
+                    continue;
+                };
+                // It is taken for moments.
+                all_free &= (0..1000).any(|_| {
+                    thread::yield_now();
+                    daemon.vms.try_lock().is_ok()
+                });
+                drop(writer);
+            }
+            assert!(all_free, "the VMs are locked");
+            assert!(!reserving.join().unwrap(), "an empty record is none");
+        });
+        assert!(daemon.vms().is_empty());
     }
 }
