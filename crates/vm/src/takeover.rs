@@ -1,7 +1,9 @@
 //! May this process be held? Every "no" is one clear line, before anything
 //! has been changed.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ebb_sys::process::Process;
@@ -106,7 +108,7 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
         None => {
             let command = words.first().cloned().unwrap_or_default();
             let named = match qmp_of_command_line(&words) {
-                Some(Control::Path(path)) => Some(path),
+                Some(Control::Path(path)) => Some(path.into()),
                 Some(Control::Inherited(number)) => socket_path(pid, number),
                 None => None,
             };
@@ -138,10 +140,10 @@ fn qmp_of_command_line(words: &[String]) -> Option<Control> {
         words.windows(2).filter(move |pair| pair[0] == option).map(|pair| pair[1].as_str())
     };
     if let Some(path) = values("-qmp").find_map(|value| value.strip_prefix("unix:")) {
-        return Some(Control::Path(path.split(',').next()?.to_owned()));
+        return parts(path).into_iter().next().map(Control::Path);
     }
     let key = |value: &str, key: &str| {
-        value.split(',').find_map(|part| part.strip_prefix(key).map(str::to_owned))
+        parts(value).iter().find_map(|part| part.strip_prefix(key).map(str::to_owned))
     };
     let control = values("-mon").find(|value| value.contains("mode=control"))?;
     let chardev = key(control, "chardev=")?;
@@ -150,19 +152,40 @@ fn qmp_of_command_line(words: &[String]) -> Option<Control> {
     key(socket, "path=").map(Control::Path).or_else(number)
 }
 
-/// The path of the socket that is this descriptor of the process.
-fn socket_path(pid: i32, number: i32) -> Option<String> {
-    let link = std::fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
-    let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
-    let all = std::fs::read_to_string(format!("/proc/{pid}/net/unix")).ok()?;
-    all.lines().find_map(|line| path_of_inode(line, inode))
+/// The parts of a value that commas end; two commas stand for one.
+fn parts(value: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut signs = value.chars().peekable();
+    while let Some(sign) = signs.next() {
+        match sign == ',' && signs.next_if_eq(&',').is_none() {
+            true => parts.push(String::new()),
+            false => parts.iter_mut().next_back().into_iter().for_each(|part| part.push(sign)),
+        }
+    }
+    parts
 }
 
-/// `ffff8881: 00000002 00000000 00010000 0001 01 61536 /run/qmp.sock`
-fn path_of_inode(line: &str, inode: &str) -> Option<String> {
-    let mut words = line.split_ascii_whitespace();
-    let found = words.nth(6)? == inode;
-    words.next().filter(|_| found).map(str::to_owned)
+/// The path of the socket that is this descriptor of the process.
+fn socket_path(pid: i32, number: i32) -> Option<PathBuf> {
+    let link = std::fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
+    let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+    let all = std::fs::read(format!("/proc/{pid}/net/unix")).ok()?;
+    all.split(|&byte| byte == b'\n').find_map(|line| path_of_inode(line, inode))
+}
+
+/// `ffff8881: 00000002 00000000 00010000 0001 01 61536 /run/qmp.sock`. Numbers are aligned by
+/// spaces; behind the inode's is one, and the path as it is.
+fn path_of_inode(line: &[u8], inode: &str) -> Option<PathBuf> {
+    let mut rest = line;
+    for field in 0..7 {
+        rest = rest.trim_ascii_start();
+        let (word, behind) = rest.split_at(rest.iter().position(|&byte| byte == b' ')?);
+        if field == 6 && word != inode.as_bytes() {
+            return None;
+        }
+        rest = behind;
+    }
+    Some(OsStr::from_bytes(rest.get(1..)?).into())
 }
 
 #[cfg(test)]
@@ -186,16 +209,26 @@ mod tests {
         let ours = words("qemu -chardev socket,id=m,fd=7,server=on -mon chardev=m,mode=control");
         assert_eq!(qmp_of_command_line(&ours), Some(Control::Inherited(7)));
         assert_eq!(qmp_of_command_line(&words("sleep 60")), None);
+        let odd = ["qemu", "-qmp", "unix:/a b/c,,d.sock,server=on"].map(str::to_owned);
+        assert_eq!(qmp_of_command_line(&odd), path("/a b/c,d.sock"));
+        let odd = ["-chardev", "socket,id=m,path=/a b/,,c", "-mon", "chardev=m,mode=control"];
+        assert_eq!(qmp_of_command_line(&odd.map(str::to_owned)), path("/a b/,c"));
     }
 
     #[test]
     fn an_inherited_socket_is_found_by_its_inode() {
         use std::os::fd::AsRawFd;
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("qmp.sock");
+        for name in ["qmp.sock", "a b", " a  b ", "a,\t:\\ b", "\u{e9} x"] {
+            let path = directory.path().join(name);
+            let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+            let found = socket_path(std::process::id() as i32, socket.as_raw_fd());
+            assert_eq!(found, Some(path));
+        }
+        // Others are no texts.
+        let path = directory.path().join(OsStr::from_bytes(b"\xff b"));
         let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        let found = socket_path(std::process::id() as i32, socket.as_raw_fd());
-        assert_eq!(found.as_deref(), path.to_str());
+        assert_eq!(socket_path(std::process::id() as i32, socket.as_raw_fd()), Some(path));
         assert_eq!(socket_path(std::process::id() as i32, 0), None);
     }
 
