@@ -111,12 +111,8 @@ impl Daemon {
     /// A key on a disk may outlive its VM there, whatever is done to remove it. VMs that are held
     /// already have theirs.
     fn check_keys(&self) -> Answer<()> {
-        let run = self.run_dir.display();
         match ebb_store::is_in_memory(&self.run_dir).map_err(failed("the run directory"))? {
-            false if !self.keys_on_disk => Err(not_allowed(format!(
-                "the run directory {run} is on a disk, and the key of the VM's swap file would be, \
-                 too: choose one on tmpfs, or start ebbd with --allow-keys-on-disk"
-            ))),
+            false if !self.keys_on_disk => Err(not_allowed(keys_refused(&self.run_dir))),
             _ => Ok(()),
         }
     }
@@ -691,6 +687,15 @@ fn last_line(messages: &mut PipeReader) -> String {
     last.unwrap_or("it said nothing").trim().to_owned()
 }
 
+fn keys_refused(run_dir: &Path) -> String {
+    format!(
+        "the run directory {} is on a disk, and the key of the VM's swap file would be, too: end ebbd \
+         and choose one on tmpfs (EBB_RUN_DIR, or --run-dir), or allow it \
+         (EBB_ALLOW_KEYS_ON_DISK=true, or ebbd --allow-keys-on-disk)",
+        run_dir.display()
+    )
+}
+
 fn accelerator_of(qmp: &mut Qmp) -> Answer<Chosen<ApiAccelerator>> {
     let answer = qmp.execute("query-kvm", json!({})).map_err(not_allowed)?;
     let kvm = answer.get("enabled").and_then(serde_json::Value::as_bool).unwrap_or(false);
@@ -802,6 +807,22 @@ mod tests {
         drop(listener);
         qemu.kill().unwrap();
         qemu.wait().unwrap();
+    }
+
+    /// `ebb` starts the daemon, so an option of it alone would help few.
+    #[test]
+    fn a_refused_key_names_what_to_set() {
+        let told = keys_refused(Path::new("/var/ebb"));
+        assert!(told.contains("/var/ebb") && !told.contains('\n'), "{told}");
+        // As clap knows them.
+        use clap::CommandFactory;
+        let known = crate::Arguments::command();
+        for id in ["run_dir", "allow_keys_on_disk"] {
+            let argument = known.get_arguments().find(|argument| argument.get_id() == id).unwrap();
+            let variable = argument.get_env().unwrap().to_str().unwrap();
+            let option = format!("--{}", argument.get_long().unwrap());
+            assert!(told.contains(variable) && told.contains(&option), "{told}");
+        }
     }
 
     /// A look that takes long, here at a record that is a FIFO, is nobody else's matter.
