@@ -82,6 +82,8 @@ struct Relay {
     message: Option<Message>,
     /// Passed on, and to be answered: by the next device, if this one does not.
     asked: Option<Message>,
+    /// Why no device could be connected to, as it was told.
+    told: Option<io::ErrorKind>,
 }
 
 impl Relay {
@@ -93,6 +95,7 @@ impl Relay {
             kept: Kept::default(),
             message: None,
             asked: None,
+            told: None,
         }
     }
 
@@ -151,7 +154,16 @@ impl Relay {
 
     /// A device that knows all that the one before did, and what was said since.
     fn connect(&mut self) -> Result<Option<Connection>, Parted> {
-        let Ok(stream) = UnixStream::connect(&self.path) else { return Ok(None) };
+        let stream = match UnixStream::connect(&self.path) {
+            Ok(stream) => stream,
+            Err(error) => {
+                if let Some(why) = self.obstacle(&error) {
+                    tracing::error!("{}: {why}", self.path.display());
+                }
+                return Ok(None);
+            }
+        };
+        self.told = None;
         // It is not to begin what the front end has ended meanwhile.
         while self.asked.is_none() {
             let said = match self.message.take() {
@@ -165,6 +177,26 @@ impl Relay {
         let told = self.kept.messages().try_for_each(|message| device.send(message));
         let asked = self.asked.as_ref().map_or(Ok(()), |message| device.send(message));
         Ok(told.and(asked).ok().map(|()| device))
+    }
+
+    /// What to tell of a device that cannot be connected to: once, since it is tried again and
+    /// again, and nothing of one that is not there yet.
+    fn obstacle(&mut self, error: &io::Error) -> Option<String> {
+        use io::ErrorKind as Kind;
+        let kind = error.kind();
+        if matches!(kind, Kind::NotFound | Kind::ConnectionRefused | Kind::Interrupted)
+            || self.told.replace(kind) == Some(kind)
+        {
+            return None;
+        }
+        let advice = match kind {
+            Kind::PermissionDenied => {
+                ": the relay has no privilege, and its user must be allowed to enter the directories \
+                 above and to write to the socket"
+            }
+            _ => "",
+        };
+        Some(format!("the device cannot be connected to: {error}{advice}; it is tried again"))
     }
 
     /// The front end's failure outside, the device's inside.
@@ -285,4 +317,41 @@ fn copy(message: &Message) -> Option<Message> {
     let files = message.files.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().ok()?;
     let Message { request, is_reply, needs_reply, .. } = *message;
     Some(Message { request, is_reply, needs_reply, body: message.body.clone(), files })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_way_of_a_device_is_told_once() {
+        let (stream, _front_end) = UnixStream::pair().unwrap();
+        let mut relay = Relay::new(stream, Path::new("/device"));
+        let mut told = |kind: io::ErrorKind| relay.obstacle(&kind.into());
+        assert_eq!(told(io::ErrorKind::NotFound), None);
+        let closed = told(io::ErrorKind::PermissionDenied).unwrap();
+        assert!(closed.contains("no privilege") && !closed.contains('\n'), "{closed}");
+        // Once, also where it comes and goes meanwhile.
+        for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::NotFound] {
+            assert_eq!(told(kind), None);
+        }
+        assert_eq!(told(io::ErrorKind::PermissionDenied), None);
+        assert!(told(io::ErrorKind::NotADirectory).is_some());
+    }
+
+    #[test]
+    fn a_device_that_is_there_again_ends_what_was_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("device");
+        let (stream, _front_end) = UnixStream::pair().unwrap();
+        let mut relay = Relay::new(stream, &path);
+        // Not a directory.
+        relay.path = "/dev/null/device".into();
+        assert!(relay.connect().is_ok_and(|device| device.is_none()));
+        assert_eq!(relay.told, Some(io::ErrorKind::NotADirectory));
+        relay.path = path.clone();
+        let _device = UnixListener::bind(&path).unwrap();
+        assert!(relay.connect().is_ok_and(|device| device.is_some()));
+        assert_eq!(relay.told, None);
+    }
 }
