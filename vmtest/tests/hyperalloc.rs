@@ -338,7 +338,7 @@ fn stress_ng_finds_no_wrong_byte() {
         "timed program /mnt stress-ng --quiet --verify --temp-path /root --vm 1 --vm-bytes 96M \
          --mmap 1 --mmap-bytes 64M --fork 1 --memfd 1 --memfd-bytes 64M --hdd 1 --hdd-bytes 64M \
          --timeout {}",
-        rounds(8, 300)
+        rounds(8, 150)
     );
     let times = thread::scope(|scope| {
         let stress = scope.spawn(|| vm.guest(&stress));
