@@ -1,8 +1,10 @@
 //! Another process, seen from outside: its descriptors, its mappings, its end.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -107,7 +109,12 @@ impl Process {
     fn has_open(&self, (name, file): (&str, (u64, u64))) -> io::Result<bool> {
         for entry in fs::read_dir(self.proc("fd"))? {
             let path = entry?.path();
-            let found = fs::read_link(&path).and_then(|link| {
+            let link = match fs::read_link(&path) {
+                // Longer than a page: of a path that the one that is looked for does not have.
+                Err(error) if is(&error, rustix::io::Errno::NAMETOOLONG) => continue,
+                link => link,
+            };
+            let found = link.and_then(|link| {
                 let link = link.to_string_lossy();
                 // Some file systems tell nobody else of their files: only what may be it is asked.
                 match link.strip_suffix(" (deleted)").unwrap_or(&link).ends_with(name) {
@@ -124,6 +131,17 @@ impl Process {
             }
         }
         Ok(false)
+    }
+
+    /// The program that it runs, as `/proc/PID/exe` names it; one that was removed, too.
+    ///
+    /// # Errors
+    /// As readlink(2).
+    pub fn program(&self) -> io::Result<PathBuf> {
+        let link = fs::read_link(self.proc("exe"))?;
+        let bytes = link.as_os_str().as_bytes();
+        let name = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
+        Ok(PathBuf::from(OsStr::from_bytes(name)))
     }
 
     /// Ends it, whatever it does, and waits until it has.
@@ -238,7 +256,12 @@ impl Process {
                 return Err(io::Error::other("the process has too many open files"));
             }
             let path = entry?.path();
-            let found = fs::read_link(&path).and_then(|link| {
+            let link = match fs::read_link(&path) {
+                // Longer than a page: no name that is made up, as a memfd's is.
+                Err(error) if is(&error, rustix::io::Errno::NAMETOOLONG) => continue,
+                link => link,
+            };
+            let found = link.and_then(|link| {
                 let is_one = link.to_string_lossy().starts_with(prefix);
                 is_one.then(|| inode_of(&path)).transpose()
             });
@@ -354,9 +377,12 @@ fn file_of(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 /// Whether this says that a process, or a descriptor, is not there any more.
-fn is_gone(error: &io::Error) -> bool {
-    let codes = [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH];
-    codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()))
+pub fn is_gone(error: &io::Error) -> bool {
+    [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].iter().any(|&code| is(error, code))
+}
+
+fn is(error: &io::Error, code: rustix::io::Errno) -> bool {
+    error.raw_os_error() == Some(code.raw_os_error())
 }
 
 /// No file system is asked, so none can keep the caller waiting.
@@ -406,6 +432,8 @@ fn parse_vma(line: &str) -> Option<Vma> {
 mod tests {
     use std::os::fd::AsRawFd;
 
+    use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
+
     use super::*;
 
     #[test]
@@ -418,6 +446,29 @@ mod tests {
         assert_eq!(vma.name, "/memfd:memory-backend-memfd (deleted)");
         assert_eq!(parse_vma("00400000-00401000 r--p 00000000 00:00 0").unwrap().name, "");
         assert!(parse_vma("no such line").is_none());
+    }
+
+    /// Any user can make such a path, step by step.
+    #[test]
+    fn a_descriptor_whose_path_is_longer_than_a_page_is_passed_over() {
+        let home = tempfile::tempdir().unwrap();
+        let wanted = home.path().join("wanted");
+        fs::write(&wanted, "").unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut deep = open(home.path(), flags, Mode::empty()).unwrap();
+        let name = "a".repeat(255);
+        for _ in 0..17 {
+            mkdirat(&deep, name.as_str(), Mode::RWXU).unwrap();
+            deep = openat(&deep, name.as_str(), flags, Mode::empty()).unwrap();
+        }
+        let link = format!("/proc/self/fd/{}", deep.as_raw_fd());
+        let error = fs::read_link(link).unwrap_err();
+        assert!(is(&error, rustix::io::Errno::NAMETOOLONG), "{error}");
+        let (own, id) = (Process::own().unwrap(), file_of(&wanted).unwrap());
+        assert!(!own.has_open(("wanted", id)).unwrap());
+        let _opened = File::open(&wanted).unwrap();
+        assert!(own.has_open(("wanted", id)).unwrap());
+        assert_eq!(own.open_inodes("/no such").unwrap(), [0; 0]);
     }
 
     #[test]
