@@ -19,6 +19,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::cgroup::{self, Group};
 use crate::denied_args;
 use crate::problem::{Answer, failed, not_allowed};
+use crate::starting::Qemu;
 
 /// Users of this range are QEMUs. Nobody else uses these: what distributions, containers and
 /// systemd take for users ends below 2^31 - 2^28, and begins again at 2^31 - 2^17.
@@ -194,6 +195,15 @@ impl Plan {
     /// The QEMU runs on.
     pub fn keep(self) {
         self.group.keep();
+    }
+
+    /// What tells the QEMU that is about to run from other processes.
+    pub fn qemu(&self, program: &Path) -> Qemu {
+        match self.identity.as_ref().map(|identity| identity.user) {
+            Some(User::Fixed { uid, .. }) => Qemu::User(uid),
+            Some(User::PerProcess(base)) => Qemu::UserFrom(base),
+            None => Qemu::Program(program.canonicalize().unwrap_or_else(|_| program.to_owned())),
+        }
     }
 
     /// The same of a QEMU that runs.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ebb_api::{
@@ -63,6 +63,8 @@ pub struct Daemon {
     vms: Arc<Mutex<Vms>>,
     /// VMs on record for which there was no thread yet.
     left: Arc<Mutex<Vec<Supervisor>>>,
+    /// Clears away what is on no record, at the start.
+    clearing: Arc<Mutex<Option<JoinHandle<()>>>>,
     /// Why VMs ended whose QEMUs their filters of system calls ended.
     filtered: Arc<Mutex<BTreeMap<VmName, String>>>,
     /// The memory that VMs share.
@@ -94,6 +96,7 @@ impl Daemon {
             settings,
             vms,
             left,
+            clearing: Arc::default(),
             filtered: Arc::default(),
             pool,
             calibrated,
@@ -202,7 +205,7 @@ impl Daemon {
     pub fn take_up_all(&self) -> io::Result<()> {
         let vms = self.run_dir.join("vms");
         private_dir::make(&vms).map_err(io::Error::other)?;
-        let mut all = Vec::new();
+        let (mut all, mut without) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(vms)? {
             let directory = entry?.path();
             let named = directory.file_name().and_then(|name| name.to_str()?.parse().ok());
@@ -210,7 +213,7 @@ impl Daemon {
             let listing = match Record::load(&directory) {
                 Ok(Some(record)) => Some(Arc::new(Listing::new(&record, Stage::TakingUp))),
                 Ok(None) => {
-                    self.clear_away(&name, &directory);
+                    without.push((name, directory));
                     continue;
                 }
                 Err(error) => {
@@ -223,7 +226,26 @@ impl Daemon {
         }
         *self.left() = all;
         self.take_up_left();
+        self.clear_later(without);
         Ok(())
+    }
+
+    /// Clears away what VMs left that are on no record: no guest waits for that, and it may take
+    /// long. Who wants one of the names waits for it.
+    fn clear_later(&self, without: Vec<(VmName, PathBuf)>) {
+        if without.is_empty() {
+            return;
+        }
+        let daemon = self.clone();
+        let clear = move || without.iter().for_each(|(name, at)| daemon.clear_away(name, at));
+        match thread::Builder::new().name("clearing".into()).spawn(clear) {
+            Ok(thread) => *self.clearing() = Some(thread),
+            Err(error) => tracing::error!("no thread to clear away what VMs left: {error}"),
+        }
+    }
+
+    fn clearing(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.clearing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins to take up those for which there was no thread before.
@@ -333,6 +355,8 @@ impl Daemon {
         let with = (served, devices);
         let held = held::take(process, ram, qmp, with, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
+        // Where it stays it says nothing beside the record.
+        let _ = starting::unmark(&reserved.directory);
         for child in children {
             let (daemon, name) = (self.clone(), request.name.clone());
             let filters = plan.sandbox && child.pid() == Some(pid);
@@ -353,7 +377,7 @@ impl Daemon {
     fn confine(&self, request: &RunRequest, directory: &Path, claimed: &Claimed) -> Answer<Plan> {
         handed::make_socket_directory(directory).map_err(failed("the VM's directory"))?;
         let plan = Plan::new(request, &self.vm_user, &qemu(), host::accelerator().value)?;
-        let marked = starting::mark(directory, plan.cgroups(), claimed.path());
+        let marked = starting::mark(directory, plan.qemu(&qemu()), plan.cgroups(), claimed.path());
         marked.map_err(failed("the VM's directory"))?;
         Ok(plan)
     }
@@ -450,6 +474,10 @@ impl Daemon {
     /// VM can be started in it.
     fn reserve(&self, name: &VmName, again: bool) -> Answer<Reserved> {
         self.check_keys()?;
+        if let Some(thread) = self.clearing().take() {
+            // One that panicked has cleared away less, which is done again below.
+            let _ = thread.join();
+        }
         let directory = self.run_dir.join("vms").join(name.as_str());
         match self.vms().entry(name.clone()) {
             Entry::Occupied(_) => {
@@ -760,6 +788,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::process::Command;
 
+    use crate::starting::Qemu;
+
     /// What is there while a VM is started: a process in place of QEMU, which has the directory of
     /// sockets open.
     fn begun(directory: &Path) -> Child {
@@ -774,6 +804,12 @@ mod tests {
         command.spawn().unwrap()
     }
 
+    /// What tells it.
+    fn sleep() -> Qemu {
+        let paths = ["/usr/bin/sleep", "/bin/sleep"].map(Path::new);
+        Qemu::Program(paths.iter().find(|path| path.exists()).unwrap().canonicalize().unwrap())
+    }
+
     #[test]
     fn a_vm_whose_start_was_cut_off_is_ended() {
         for listens in [false, true] {
@@ -782,7 +818,7 @@ mod tests {
             fs::create_dir(&directory).unwrap();
             let file = home.path().join("tier");
             fs::write(&file, "").unwrap();
-            starting::mark(&directory, &[], Some(&file)).unwrap();
+            starting::mark(&directory, sleep(), &[], Some(&file)).unwrap();
             let mut qemu = begun(&directory);
             let socket = UnixListener::bind(directory.join("qmp.sock")).unwrap();
             let listener = listens.then_some(socket);
@@ -794,11 +830,33 @@ mod tests {
         }
     }
 
+    /// QEMU may have handed the directory of its sockets to anybody.
+    #[test]
+    fn whoever_else_has_its_sockets_open_is_not_ended() {
+        for qemu in [Qemu::User(4711), Qemu::UserFrom(0x7000_0000), Qemu::Program("/qemu".into())] {
+            let home = tempfile::tempdir().unwrap();
+            let directory = home.path().join("vm");
+            fs::create_dir(&directory).unwrap();
+            starting::mark(&directory, qemu, &[], None).unwrap();
+            let mut other = begun(&directory);
+            // Until it is another program it is this one.
+            while Process::open(other.id() as i32).unwrap().program().unwrap()
+                == Process::own().unwrap().program().unwrap()
+            {
+                thread::yield_now();
+            }
+            assert!(remove_if_dead(&directory));
+            assert!(!directory.exists() && other.try_wait().unwrap().is_none());
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
+    }
+
     #[test]
     fn a_vm_that_was_let_go_runs_on() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().to_owned();
-        starting::mark(&directory, &[], None).unwrap();
+        starting::mark(&directory, sleep(), &[], None).unwrap();
         let mut qemu = begun(&directory);
         let listener = UnixListener::bind(directory.join("qmp.sock")).unwrap();
         starting::unmark(&directory).unwrap();

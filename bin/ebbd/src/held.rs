@@ -129,9 +129,10 @@ fn leave(process: &Process, record: &Record) {
     }
 }
 
-/// Removes what is kept of a VM in its directory, its record first. What is not there is no
-/// error.
+/// Removes what is kept of a VM in its directory, its record before what belongs to that. What is
+/// not there is no error.
 fn forget(directory: &Path) -> io::Result<()> {
+    starting::unmark(directory)?;
     Record::remove(directory)?;
     ebb_store::remove(directory)?;
     let paths = [ledger_path(directory), digests_path(directory)];
@@ -317,6 +318,7 @@ pub fn clear(record: Option<&Record>, directory: &Path, _: &Dead) -> io::Result<
         remove_swap(record);
         cgroup::remove_of(record);
     }
+    starting::unmark(directory)?;
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

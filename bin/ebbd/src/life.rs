@@ -6,10 +6,12 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ebb_sys::process::Process;
+use ebb_sys::process::{Process, is_gone};
 
 /// Who does not end within this time after SIGKILL waits for a disk, or is frozen.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// What starts others as long as it is looked at is given up after so many looks.
+const END_ROUNDS: u32 = 16;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Proof that a VMM has ended. Whoever removes what a VM left asks for it; only this file
@@ -68,23 +70,35 @@ impl Life {
         }
     }
 
-    /// Ends every process that has this directory open, whatever it does; their numbers.
+    /// Ends every process that has this directory open and that `is_meant` means, whatever it does;
+    /// their numbers.
     ///
     /// # Errors
-    /// Nobody can tell now whether there are any; `TimedOut`: one does not end.
-    pub fn end_all_with(directory: &Path) -> io::Result<(Dead, Vec<i32>)> {
+    /// Nobody can tell now whether there are any; `TimedOut`: one does not end, or they start
+    /// others without end.
+    pub fn end_all_with(
+        directory: &Path,
+        is_meant: impl Fn(&Process) -> io::Result<bool>,
+    ) -> io::Result<(Dead, Vec<i32>)> {
         let mut ended = Vec::new();
         // What one of them starts before it ends has it open, too.
-        loop {
-            let found = Process::all_with(directory)?;
-            if found.is_empty() {
+        for _ in 0..END_ROUNDS {
+            let mut any = false;
+            for process in Process::all_with(directory)? {
+                match is_meant(&process) {
+                    Ok(true) => process.kill(END_TIMEOUT)?,
+                    Ok(false) => continue,
+                    Err(error) if is_gone(&error) => continue,
+                    Err(error) => return Err(error),
+                }
+                ended.push(process.pid());
+                any = true;
+            }
+            if !any {
                 return Ok((Dead(()), ended));
             }
-            for process in found {
-                process.kill(END_TIMEOUT)?;
-                ended.push(process.pid());
-            }
         }
+        Err(io::ErrorKind::TimedOut.into())
     }
 
     /// Of a process that is held.

@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ebb_sys::process::Process;
+use ebb_sys::user_namespace::PIDS;
 use ebb_vm::handed;
 use serde::{Deserialize, Serialize};
 
@@ -14,26 +16,58 @@ use crate::life::{Dead, Life};
 
 const FILE: &str = "start.json";
 
-/// There from before QEMU runs until the VM is let go: as long, a VM's directory without a record
-/// is of one whose start was cut off.
+/// There from before QEMU runs until the VM is on record: a directory that has this and no record is
+/// of a VM whose start was cut off.
 #[derive(Serialize, Deserialize)]
 struct Mark {
+    qemu: Qemu,
     /// The directories of its control group.
     cgroups: Vec<PathBuf>,
     /// The file of its tiers, where one was made.
     file: Option<PathBuf>,
 }
 
+/// What the QEMU is told by that was about to run: others may have been handed what it has open.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Qemu {
+    /// Its user.
+    User(u32),
+    /// Its user is this number plus its process's; so is that of what it starts.
+    UserFrom(u32),
+    /// Its program: it has no user of its own.
+    Program(PathBuf),
+}
+
+impl Qemu {
+    /// Whether this is the process, or what was about to become it.
+    fn is(&self, process: &Process) -> io::Result<bool> {
+        let program = process.program()?;
+        Ok(program == Process::own()?.program()?
+            || match self {
+                Qemu::User(uid) => process.user()? == *uid,
+                Qemu::UserFrom(base) => {
+                    (*base..base.saturating_add(PIDS)).contains(&process.user()?)
+                }
+                Qemu::Program(path) => program == *path,
+            })
+    }
+}
+
 /// Marks a VM whose QEMU is about to be started.
 ///
 /// # Errors
 /// As write(2).
-pub fn mark(directory: &Path, cgroups: &[PathBuf], file: Option<&Path>) -> io::Result<()> {
-    let mark = Mark { cgroups: cgroups.to_owned(), file: file.map(Path::to_owned) };
+pub fn mark(
+    directory: &Path,
+    qemu: Qemu,
+    cgroups: &[PathBuf],
+    file: Option<&Path>,
+) -> io::Result<()> {
+    let mark = Mark { qemu, cgroups: cgroups.to_owned(), file: file.map(Path::to_owned) };
     kept::save(&directory.join(FILE), &mark)
 }
 
-/// From now on its QEMU is nobody's once its record is gone.
+/// The VM is on record, or is not to be ended once it is not any more.
 ///
 /// # Errors
 /// As unlink(2).
@@ -50,8 +84,9 @@ pub fn unmark(directory: &Path) -> io::Result<()> {
 /// Nobody can tell now whether its QEMU runs, or it does not end.
 pub fn end(directory: &Path) -> io::Result<Option<Dead>> {
     let Some(mark) = kept::load::<Mark>(&directory.join(FILE))? else { return Ok(None) };
-    // QEMU has this directory open from its first moment on, and nobody else has.
-    let (dead, ended) = Life::end_all_with(&handed::socket_directory(directory))?;
+    // QEMU has this directory open from its first moment on.
+    let sockets = handed::socket_directory(directory);
+    let (dead, ended) = Life::end_all_with(&sockets, |process| mark.qemu.is(process))?;
     let pids: Vec<String> = ended.iter().map(i32::to_string).collect();
     let qemu = if pids.is_empty() { "none".into() } else { pids.join(" ") };
     tracing::warn!(
