@@ -109,10 +109,19 @@ const X32: u32 = 0x4000_0000;
 /// those that start programs, look into other processes, mount, change users, or change the host.
 ///
 /// # Errors
-/// As seccomp(2), in words.
+/// `Unsupported`: the kernel was built without such filters. Else as seccomp(2), in words.
 pub fn forbid_calls(uses_uring: bool) -> io::Result<()> {
     let program = program(uses_uring).map_err(io::Error::other)?;
-    seccompiler::apply_filter_all_threads(&program).map_err(io::Error::other)
+    seccompiler::apply_filter_all_threads(&program).map_err(in_kind)
+}
+
+fn in_kind(error: seccompiler::Error) -> io::Error {
+    match &error {
+        seccompiler::Error::Seccomp(why) if why.raw_os_error() == Some(libc::ENOSYS) => {
+            io::Error::new(io::ErrorKind::Unsupported, error)
+        }
+        _ => io::Error::other(error),
+    }
 }
 
 fn program(uses_uring: bool) -> Result<BpfProgram, seccompiler::BackendError> {
@@ -168,6 +177,15 @@ mod tests {
         let ran = Command::new(me).args([&test, "--exact", "--ignored"]).output().unwrap();
         let told = String::from_utf8_lossy(&ran.stdout);
         assert!(ran.status.success() && told.contains("1 passed"), "{told}");
+    }
+
+    #[test]
+    fn a_kernel_without_filters_is_told_from_one_that_refuses() {
+        let kind = |errno| {
+            in_kind(seccompiler::Error::Seccomp(io::Error::from_raw_os_error(errno))).kind()
+        };
+        assert_eq!(kind(libc::ENOSYS), io::ErrorKind::Unsupported);
+        assert_eq!(kind(libc::EACCES), io::ErrorKind::Other);
     }
 
     #[test]
