@@ -8,6 +8,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ebb_pager::Pager;
 use ebb_sys::process::Process;
@@ -16,20 +17,58 @@ use ebb_vm::{Ram, layout, unplugged};
 
 use crate::open_files::OpenFiles;
 use crate::record::Record;
+use crate::retry::Retry;
 use crate::worker::State;
 
+/// What could not be let go of, or brought back, is tried again after so long, and at most so long.
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MOST: Duration = Duration::from_secs(30);
+
 /// What is known of where a VMM has the files of its RAM open.
-#[derive(Default)]
 pub struct Unplugged {
-    /// For each file a descriptor of the VMM that was seen to be it.
-    numbers: Vec<Option<i32>>,
+    /// For each file all descriptors of the VMM that were seen to be it.
+    numbers: Vec<Vec<i32>>,
     /// Files that are gone and were not let go of to the end.
     unfinished: Vec<usize>,
     /// Some may be mapped nowhere, and have content elsewhere.
     is_astray: bool,
+    /// Files of which the VMM has closed a descriptor: it may have unmapped them, and may have mapped
+    /// them again since.
+    doubted: Vec<usize>,
+    retry: Retry,
+    /// Why the last try failed.
+    failed: Option<String>,
+}
+
+impl Default for Unplugged {
+    fn default() -> Unplugged {
+        Unplugged {
+            numbers: Vec::new(),
+            unfinished: Vec::new(),
+            is_astray: false,
+            doubted: Vec::new(),
+            retry: Retry::new(RETRY_FIRST, RETRY_MOST),
+            failed: None,
+        }
+    }
 }
 
 impl Unplugged {
+    /// Whether the VMM has all descriptors that it was seen to have. One system call each.
+    fn is_as_seen(&self, process: &Process, ram: &Ram) -> io::Result<bool> {
+        for (file, inode) in there(ram)? {
+            let Some(known) = self.numbers.get(file).filter(|known| !known.is_empty()) else {
+                return Ok(false);
+            };
+            for &number in known {
+                if process.descriptor_inode(number)? != Some(inode) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
     /// Which files are gone since the last look.
     fn look(
         &mut self,
@@ -37,53 +76,103 @@ impl Unplugged {
         ram: &Ram,
         open: &mut OpenFiles,
     ) -> io::Result<Vec<usize>> {
-        self.numbers.resize(ram.files().len(), None);
-        let (mut suspects, mut there) = (Vec::new(), 0);
-        for (file, backing) in ram.files().iter().enumerate().filter(|(at, _)| !ram.is_gone(*at)) {
-            let inode = backing.file.identity()?.1;
-            let number = self.numbers[file];
-            match number.map(|number| process.descriptor_inode(number)).transpose()?.flatten() {
-                Some(now) if now == inode => there += 1,
-                _ => suspects.push((file, inode)),
+        self.numbers.resize(ram.files().len(), Vec::new());
+        let files = there(ram)?;
+        let now = numbers(process, ram.files().len(), &files, open)?;
+        // QEMU unmaps memory before it closes the descriptor that it had for that.
+        let is_suspect = |&(file, _): &(usize, u64)| {
+            let known = &self.numbers[file];
+            known.is_empty() || known.iter().any(|number| !now[file].contains(number))
+        };
+        let (suspects, there): (Vec<_>, Vec<_>) = files.into_iter().partition(is_suspect);
+        let mut gone = Vec::new();
+        if !suspects.is_empty() {
+            let inodes: Vec<u64> = suspects.iter().map(|(_, inode)| *inode).collect();
+            gone = unplugged::gone(process, &inodes)?;
+            // What has no memory at all is no VM any more: its end is for others to tell.
+            if there.is_empty() && gone.len() == inodes.len() {
+                return Ok(Vec::new());
             }
         }
-        if suspects.is_empty() {
-            return Ok(Vec::new());
-        }
-        let inodes: Vec<u64> = suspects.iter().map(|(_, inode)| *inode).collect();
-        let gone = unplugged::gone(process, &inodes)?;
-        // What has no memory at all is no VM any more: its end is for others to tell.
-        if there == 0 && gone.len() == inodes.len() {
-            return Ok(Vec::new());
-        }
-        let (gone, there): (Vec<_>, Vec<_>) =
+        let (gone, left): (Vec<_>, Vec<_>) =
             suspects.into_iter().partition(|(_, inode)| gone.contains(inode));
-        self.is_astray |= !there.is_empty();
-        self.find(process, &there, open)?;
+        for (file, _) in left {
+            match self.numbers[file].is_empty() {
+                true => self.is_astray = true,
+                false => self.doubt(file),
+            }
+        }
+        self.numbers = now;
         Ok(gone.into_iter().map(|(file, _)| file).collect())
     }
 
-    /// Finds a descriptor of each of these files.
-    fn find(
-        &mut self,
-        process: &Process,
-        files: &[(usize, u64)],
-        open: &mut OpenFiles,
-    ) -> io::Result<()> {
-        if files.is_empty() {
-            return Ok(());
+    fn doubt(&mut self, file: usize) {
+        if !self.doubted.contains(&file) {
+            self.doubted.push(file);
         }
-        for &(number, ref link) in open.of(process)? {
-            if !link.starts_with("/memfd:") {
-                continue;
-            }
-            let inode = process.descriptor_inode(number)?;
-            for (file, _) in files.iter().filter(|(_, wanted)| Some(*wanted) == inode) {
-                self.numbers[*file] = Some(number);
-            }
-        }
-        Ok(())
+        // It may be mapped again at any moment.
+        self.retry.worked();
     }
+
+    /// Lets go of what is gone, and brings back what may be mapped nowhere, once that is due.
+    /// Returns whether it was tried, and what is to be told of that.
+    fn finish(
+        &mut self,
+        let_go: impl Fn(usize) -> io::Result<()>,
+        give_back: impl FnOnce(&[usize]) -> io::Result<()>,
+    ) -> (bool, Option<String>) {
+        let astray = self.is_astray || !self.doubted.is_empty();
+        if (self.unfinished.is_empty() && !astray) || !self.retry.is_due() {
+            return (false, None);
+        }
+        let mut failed = Vec::new();
+        self.unfinished.retain(|&file| {
+            let done = let_go(file).map_err(|error| format!("letting go of memory: {error}"));
+            done.map_err(|why| failed.push(why)).is_err()
+        });
+        if astray {
+            match give_back(&self.doubted) {
+                Ok(()) => (self.is_astray, self.doubted) = (false, Vec::new()),
+                Err(error) => {
+                    failed.push(format!("memory that QEMU may have mapped nowhere: {error}"));
+                }
+            }
+        }
+        let failed = (!failed.is_empty()).then(|| failed.join("; "));
+        match failed {
+            Some(_) => self.retry.failed(),
+            None => self.retry.worked(),
+        }
+        let news = if failed == self.failed { None } else { failed.clone() };
+        self.failed = failed;
+        (true, news)
+    }
+}
+
+/// The files that are not gone, with their inode numbers.
+fn there(ram: &Ram) -> io::Result<Vec<(usize, u64)>> {
+    let all = ram.files().iter().enumerate().filter(|(file, _)| !ram.is_gone(*file));
+    all.map(|(file, backing)| Ok((file, backing.file.identity()?.1))).collect()
+}
+
+/// For each of so many files the descriptors of the VMM that lead to it, if it is among `files`.
+fn numbers(
+    process: &Process,
+    count: usize,
+    files: &[(usize, u64)],
+    open: &mut OpenFiles,
+) -> io::Result<Vec<Vec<i32>>> {
+    let mut numbers = vec![Vec::new(); count];
+    for &(number, ref link) in open.of(process)? {
+        if !link.starts_with("/memfd:") {
+            continue;
+        }
+        let inode = process.descriptor_inode(number)?;
+        for &(file, _) in files.iter().filter(|(_, wanted)| Some(*wanted) == inode) {
+            numbers[file].push(number);
+        }
+    }
+    Ok(numbers)
 }
 
 /// Has the pager watch nothing but memory of the guest's, whatever the VMM has mapped there since.
@@ -121,7 +210,16 @@ pub fn let_go(pager: &Pager) -> io::Result<()> {
 }
 
 impl State {
+    /// Looks whether the VMM has all of the memory that it had, if a descriptor of it was closed.
+    pub(crate) fn glance_at_regions(&mut self) {
+        let same = self.unplugged.is_as_seen(&self.held.process, self.held.pager.ram());
+        if !same.unwrap_or(false) {
+            self.keep_regions(&mut OpenFiles::default());
+        }
+    }
+
     /// Looks whether the VMM has all of the memory that it had, and lets go of what it has not.
+    /// What that takes may be long: the VMM's open files are listed anew then.
     pub(crate) fn keep_regions(&mut self, open: &mut OpenFiles) {
         let pager = Arc::clone(&self.held.pager);
         let gone = self.unplugged.look(&self.held.process, pager.ram(), open);
@@ -131,23 +229,17 @@ impl State {
         });
         for &file in &gone {
             self.note_gone(file);
+            self.unplugged.unfinished.push(file);
+            self.unplugged.retry.worked();
         }
-        let name = &self.held.record.name;
-        let mut left = std::mem::take(&mut self.unplugged.unfinished);
-        left.extend(gone);
-        left.retain(|&file| {
-            let done = pager.let_go(file);
-            done.inspect_err(|error| tracing::warn!("{name}: letting go of memory: {error}"))
-                .is_err()
-        });
-        self.unplugged.unfinished = left;
-        if self.unplugged.is_astray {
-            // Who maps it anew finds all of it there.
-            let back = pager.give_back_unmapped();
-            self.unplugged.is_astray = back.is_err();
-            if let Err(error) = back {
-                tracing::warn!("{name}: memory that QEMU has mapped nowhere: {error}");
-            }
+        // Who maps it anew finds all of it there.
+        let give_back = |doubted: &[usize]| pager.give_back_unmapped(doubted);
+        let (tried, news) = self.unplugged.finish(|file| pager.let_go(file), give_back);
+        if tried {
+            *open = OpenFiles::default();
+        }
+        if let Some(why) = news {
+            tracing::warn!("{}: {why}", self.held.record.name);
         }
     }
 
@@ -202,5 +294,82 @@ impl State {
             at.unwrap_or(0)
         );
         self.save();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use ebb_sys::mapping::Mapping;
+    use ebb_sys::ram_file::RamFile;
+    use ebb_units::Hva;
+    use ebb_vm::Region;
+    use ebb_vm::ram::Backing;
+
+    use super::*;
+
+    const BYTES: u64 = 1 << 20;
+
+    /// RAM of this process's own.
+    fn ram() -> Ram {
+        let file = RamFile::create("unplugged", BYTES).unwrap();
+        let mapping = Mapping::new(&file, 0, BYTES).unwrap();
+        let region = Region { gpa: Gpa(0), bytes: BYTES, hva: Hva(0), file: 0, offset: 0 };
+        Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap()
+    }
+
+    #[test]
+    fn each_descriptor_that_is_closed_is_noticed() {
+        let (process, ram) = (Process::own().unwrap(), ram());
+        let again = || ram.files()[0].file.as_fd().try_clone_to_owned().unwrap();
+        let (mut first, mut last) = (Some(again()), Some(again()));
+        let mut known = Unplugged::default();
+        let look = |known: &mut Unplugged| {
+            let gone = known.look(&process, &ram, &mut OpenFiles::default()).unwrap();
+            assert_eq!(gone, [0; 0], "it is open");
+            assert!(known.is_as_seen(&process, &ram).unwrap());
+            std::mem::take(&mut known.doubted)
+        };
+        assert!(!known.is_as_seen(&process, &ram).unwrap(), "nothing was seen");
+        assert_eq!(look(&mut known), [0; 0]);
+        assert!(known.is_astray, "what was before is not known");
+        for closed in [&mut first, &mut last] {
+            drop(closed.take());
+            assert!(!known.is_as_seen(&process, &ram).unwrap());
+            assert_eq!(look(&mut known), [0]);
+            assert_eq!(look(&mut known), [0; 0]);
+        }
+        // One that was opened meanwhile.
+        let more = again();
+        assert_eq!(look(&mut known), [0; 0]);
+        drop(more);
+        assert_eq!(look(&mut known), [0]);
+    }
+
+    #[test]
+    fn what_fails_is_told_once_and_tried_after_a_pause() {
+        let mut known = Unplugged::default();
+        let fails = |why: &'static str| move |_: &[usize]| Err(io::Error::other(why));
+        let nothing = |_| Ok(());
+        assert_eq!(known.finish(nothing, |_| unreachable!()), (false, None));
+        known.doubt(1);
+        let (tried, told) = known.finish(nothing, fails("no room"));
+        assert!(tried && told.is_some_and(|told| told.contains("no room")));
+        assert_eq!(known.finish(nothing, |_| unreachable!()), (false, None), "it is not due");
+        known.doubt(2);
+        assert_eq!(known.finish(nothing, fails("no room")), (true, None), "as before");
+        known.doubt(2);
+        assert!(known.finish(nothing, fails("bad sector")).1.is_some());
+        known.retry.worked();
+        known.unfinished.push(0);
+        let back = |files: &[usize]| {
+            assert_eq!(files, [1, 2]);
+            Ok(())
+        };
+        assert!(known.finish(|_| Err(io::Error::other("no room")), back).1.is_some());
+        known.retry.worked();
+        assert_eq!(known.finish(nothing, |_| unreachable!()), (true, None));
+        assert_eq!(known.finish(nothing, |_| unreachable!()), (false, None), "nothing is left");
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ebb_ledger::Content;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_vm::Region;
 
 use crate::clean::is_clean;
 use crate::counters::{Counters, subtract};
@@ -18,6 +19,10 @@ const ATTEMPTS: usize = 50_000;
 /// After so many, with a pause: an eviction holds its words for some 10 ms.
 const EAGER_ATTEMPTS: usize = 100;
 const PAUSE: Duration = Duration::from_micros(100);
+/// Where so many frames in a row fail, what fails is not theirs: the swap file, or the host.
+const FAILURES_MAX: u32 = 256;
+/// One that takes seconds counts as so many.
+const SLOW_FAILURE: u32 = 64;
 
 impl Pager {
     /// Brings every emptied frame back and ends every watch. Returns the bytes
@@ -40,7 +45,7 @@ impl Pager {
                 }
             }
         }
-        self.or_wake(self.give_back_each(|_, _| true))?;
+        self.or_wake(self.give_back_each(1, |_, _| true))?;
         Ok(before * FRAME_BYTES)
     }
 
@@ -56,17 +61,21 @@ impl Pager {
         let Counters { saved_frames, on_disk_frames, .. } = &self.counters;
         let before = saved_frames.load(Relaxed) + on_disk_frames.load(Relaxed);
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
-        self.or_wake(self.give_back_each(|_, content| !reads_as_zero(content)))?;
+        self.or_wake(self.give_back_each(1, |_, content| !reads_as_zero(content)))?;
         Ok(before * FRAME_BYTES)
     }
 
     /// Brings back what is in use of memory that the VMM has mapped nowhere ([`Pager::unmapped`]), so
-    /// that it is there if the VMM maps it again, which nobody is told of.
+    /// that it is there if the VMM maps it again, which nobody is told of; and what is in use of the
+    /// `doubted` files, which it may have mapped again already, where nobody watches it. A frame that
+    /// fails keeps no other from coming back.
     ///
     /// # Errors
-    /// As [`Pager::give_back_all`], and as [`Pager::unmapped`].
-    pub fn give_back_unmapped(&self) -> io::Result<()> {
-        let unmapped = self.unmapped()?;
+    /// As [`Pager::give_back_all`], of the first frame that failed, and as [`Pager::unmapped`].
+    pub fn give_back_unmapped(&self, doubted: &[usize]) -> io::Result<()> {
+        let mut unmapped = self.unmapped()?;
+        let doubted = self.ram.regions().filter(|region| doubted.contains(&region.file));
+        unmapped.extend(doubted.map(Region::frames));
         if unmapped.is_empty() {
             return Ok(());
         }
@@ -74,9 +83,9 @@ impl Pager {
             unmapped.iter().any(|away| away.start < frames.end() && frames.start < away.end())
         };
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
-        self.or_wake(
-            self.give_back_each(|frames, content| is_unmapped(frames) && !reads_as_zero(content)),
-        )
+        self.give_back_each(FAILURES_MAX, |frames, content| {
+            is_unmapped(frames) && !reads_as_zero(content)
+        })
     }
 
     /// Who asked for a frame whose holder failed was not told.
@@ -87,22 +96,48 @@ impl Pager {
         result
     }
 
-    fn give_back_each(&self, wanted: impl Fn(FrameRange, Content) -> bool) -> io::Result<()> {
+    /// Goes on where a frame fails, until so many have failed in a row.
+    fn give_back_each(
+        &self,
+        failures_max: u32,
+        wanted: impl Fn(FrameRange, Content) -> bool,
+    ) -> io::Result<()> {
+        let (mut first, mut in_a_row) = (None, 0);
         let each = self.off_record().into_iter();
         for (frames, content) in each.filter(|(frames, content)| wanted(*frames, *content)) {
-            match content {
-                Content::Empty { .. } => {
-                    self.again(|| self.give_back(frames))?;
-                    self.devices.map(frames);
+            let count = match content {
+                Content::Empty { .. } => frames.count,
+                Content::Saved { .. } | Content::OnDisk { .. } => 1,
+                _ => continue,
+            };
+            for start in (frames.start.0..frames.end().0).step_by(count as usize) {
+                let part = FrameRange::new(Gfn(start), count);
+                let Err(error) = self.give_back_part(part, content) else {
+                    in_a_row = 0;
+                    continue;
+                };
+                in_a_row += if error.kind() == io::ErrorKind::TimedOut { SLOW_FAILURE } else { 1 };
+                let first = first.get_or_insert(error);
+                if in_a_row >= failures_max {
+                    return Err(std::mem::replace(first, io::ErrorKind::Other.into()));
                 }
-                Content::Saved { .. } | Content::OnDisk { .. } => {
-                    frames.frames().try_for_each(|gfn| self.again(|| self.bring_back(gfn)))?;
-                }
-                _ => {}
             }
         }
+        first.map_or(Ok(()), Err)?;
         // Last: until now some that were touched have come back so.
         self.give_up_clean(usize::MAX).map(drop)
+    }
+
+    /// Frames that are empty in one, or one that is saved.
+    fn give_back_part(&self, part: FrameRange, content: Content) -> io::Result<()> {
+        match content {
+            Content::Empty { .. } => {
+                self.again(|| self.give_back(part))?;
+                self.devices.map(part);
+                Ok(())
+            }
+            _ => self.again(|| self.bring_back(part.start)),
+        }
     }
 
     /// After a restart: a block that a dead daemon was working on comes back,
@@ -214,6 +249,6 @@ impl Pager {
                 Served::Busy => std::thread::sleep(PAUSE),
             }
         }
-        Err(io::Error::other("a frame is held and not let go"))
+        Err(io::Error::new(io::ErrorKind::TimedOut, "a frame is held and not let go"))
     }
 }

@@ -22,6 +22,7 @@ use ebb_sys::uffd::Uffd;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region, unplugged};
+use rustix::io::Errno;
 use tempfile::TempDir;
 use vmtest::{require, until};
 
@@ -41,6 +42,8 @@ struct Machine {
     guest: Vec<Option<Mapping>>,
     places: Vec<Hva>,
     uffd: Uffd,
+    /// A slot that cannot be read.
+    bad: Arc<AtomicU64>,
     run: TempDir,
 }
 
@@ -61,6 +64,7 @@ impl Machine {
             guest: guest.into_iter().map(Some).collect(),
             places,
             uffd: new_uffd().unwrap(),
+            bad: Arc::new(AtomicU64::new(u64::MAX)),
             run: tempfile::tempdir().unwrap(),
         }
     }
@@ -100,10 +104,12 @@ impl Machine {
     }
 }
 
-/// A swap file whose daemon dies when it is about to free a slot, after so many.
+/// A swap file whose daemon dies when it is about to free a slot, after so many, and of which one
+/// slot may be on a bad sector.
 struct Mortal {
     file: SwapFile,
     left: AtomicU64,
+    bad: Arc<AtomicU64>,
 }
 
 impl Store for Mortal {
@@ -114,6 +120,9 @@ impl Store for Mortal {
         self.file.save_batch(pages)
     }
     fn load(&self, slot: u64, page: &mut Page) -> Result<(), StoreError> {
+        if slot == self.bad.load(Relaxed) {
+            return Err(io::Error::from(Errno::IO).into());
+        }
         self.file.load(slot, page)
     }
     fn load_batch(&self, slot: u64, pages: &mut [Page]) -> Result<Loaded, StoreError> {
@@ -154,7 +163,11 @@ fn pager(machine: &Machine, adopt: bool, releases: u64) -> Arc<Pager> {
         uffd: Uffd::from(machine.uffd.as_fd().try_clone_to_owned().unwrap()),
         grain: Grain::Frame,
         devices: Box::new(NoDevices),
-        store: Box::new(Mortal { file, left: AtomicU64::new(releases) }),
+        store: Box::new(Mortal {
+            file,
+            left: AtomicU64::new(releases),
+            bad: Arc::clone(&machine.bad),
+        }),
         disk: Box::new(NoDisk),
     };
     Arc::new(Pager::new(parts).unwrap().0)
@@ -337,7 +350,7 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     // Seen to be so, it has nothing elsewhere that is in use, and all else stays.
     let before = away(STAYS);
     assert!(before > 10);
-    pager.give_back_unmapped().unwrap();
+    pager.give_back_unmapped(&[]).unwrap();
     let reads_as_zero =
         |gfn: &Gfn| matches!(pager.ledger().content(*gfn), Content::Empty { fill: 0, .. });
     assert!(away(GOES) == 0 && GOES.frames().any(|gfn| reads_as_zero(&gfn)));
@@ -354,6 +367,42 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
             assert!(machine.reads(gfn, &page), "{gfn:?}");
         }
     }
+}
+
+/// Mapped again at the same place, it is not watched, and looks as it was.
+#[test]
+fn what_was_mapped_again_comes_back_though_a_frame_of_it_fails() {
+    require!(available());
+    let machine = Machine::new();
+    let pager = pager(&machine, false, u64::MAX);
+    pager.check_mapped({
+        let (vmm, ram) = (Process::own().unwrap(), Arc::clone(pager.ram()));
+        move |ranges| unplugged::mapped(&vmm, &ram, ranges)
+    });
+    let some = |frames: FrameRange| frames.frames().take(24).collect::<Vec<Gfn>>();
+    let all = [some(STAYS), some(GOES)].concat();
+    all.iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
+    pager.watch_all().unwrap();
+    assert_eq!(pager.evict(&all, &NothingKnown).unwrap().saved, all.len() as u64);
+    machine.guest[1].as_ref().unwrap().replace(&machine.files[1]).unwrap();
+    assert_eq!(pager.unmapped().unwrap(), []);
+    let slot = |gfn: Gfn| match pager.ledger().content(gfn) {
+        Content::Saved { slot } => Some(slot),
+        _ => None,
+    };
+    let first = some(GOES)[0];
+    machine.bad.store(slot(first).unwrap(), Relaxed);
+    let error = pager.give_back_unmapped(&[1]).unwrap_err();
+    assert!(error.to_string().contains("nput/output"), "{error}");
+    let saved = |gfn: &Gfn| slot(*gfn).is_some();
+    assert_eq!(some(GOES).into_iter().filter(saved).collect::<Vec<_>>(), [first]);
+    machine.bad.store(u64::MAX, Relaxed);
+    pager.give_back_unmapped(&[1]).unwrap();
+    assert!(some(STAYS).iter().all(saved), "the other file is in no doubt");
+    // Nobody serves faults: what did not come back would be zeros.
+    some(GOES).iter().for_each(|&gfn| assert!(machine.reads(gfn, &page_of(gfn.0 + 2)), "{gfn:?}"));
+    pager.give_back_all().unwrap();
+    pager.unwatch_all().unwrap();
 }
 
 #[test]
