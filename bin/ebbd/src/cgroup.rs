@@ -3,14 +3,16 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
 use ebb_api::{RunRequest, VmName};
+use ebb_sys::confine::User;
 use ebb_sys::process::Process;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::record::Record;
 
@@ -47,17 +49,20 @@ struct Controller {
 #[derive(Default)]
 pub struct Group {
     directories: Vec<PathBuf>,
+    /// Who the QEMU in it is; none: nobody is to be in it.
+    user: Option<User>,
     kept: bool,
 }
 
 impl Group {
-    /// Makes one for the QEMU of such a VM, whose memory may be unknown; what has no limit then,
-    /// and why.
-    pub fn make(request: &RunRequest, limits_memory: bool) -> (Group, Vec<String>) {
+    /// Makes one for the QEMU of such a VM, which is this user, and whose memory may be unknown;
+    /// what has no limit then, and why.
+    pub fn make(request: &RunRequest, user: User, limits_memory: bool) -> (Group, Vec<String>) {
         let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
         let most = request.max_bytes();
         let limits = [most + most / 8 + OVERHEAD_BYTES, u64::from(request.cpus) + TASKS];
-        let (mut group, mut without) = (Group::default(), Vec::new());
+        let mut group = Group { directories: Vec::new(), user: Some(user), kept: false };
+        let mut without = Vec::new();
         for (controller, limit) in CONTROLLERS.iter().zip(limits) {
             if controller.name == "memory" && !limits_memory {
                 continue;
@@ -133,8 +138,10 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if !self.kept {
-            // It was made for one QEMU, which was started in vain.
-            self.directories.iter().for_each(|directory| end_members(directory));
+            // It was made for one QEMU, which was started in vain. Others have a group of the same
+            // name where another container sees this hierarchy.
+            let is_one = |uid| self.user.is_some_and(|user| user.may_be(uid));
+            end_members_if(&self.directories, is_one);
             remove(&self.directories);
         }
     }
@@ -175,8 +182,7 @@ fn members(directory: &Path) -> io::Result<Vec<i32>> {
 /// Ends what a QEMU that has ended left running, and removes its control group.
 pub fn remove_of(record: &Record) {
     if let Some(confinement) = &record.confinement {
-        let ours = |directory: &&PathBuf| has_only(directory, confinement.uid).unwrap_or(false);
-        confinement.cgroups.iter().filter(ours).for_each(|directory| end_members(directory));
+        end_members_if(&confinement.cgroups, |uid| uid == confinement.uid);
         remove(&confinement.cgroups);
     }
 }
@@ -184,13 +190,15 @@ pub fn remove_of(record: &Record) {
 /// Has the control group of a QEMU that is let go removed when that has ended, if this daemon
 /// still runs then.
 pub fn remove_later(record: &Record, process: io::Result<Process>) {
-    let groups: Vec<PathBuf> =
-        record.confinement.iter().flat_map(|confinement| confinement.cgroups.clone()).collect();
+    let cgroups = record.confinement.iter().flat_map(|confinement| confinement.cgroups.clone());
+    // A VM that is run under its name afterwards has other ones.
+    let with_inode = |directory: PathBuf| inode(&directory).ok().map(|inode| (directory, inode));
+    let groups: Vec<(PathBuf, u64)> = cgroups.filter_map(with_inode).collect();
     let Some(process) = process.ok().filter(|_| !groups.is_empty()) else { return };
     let wait = move || {
         let mut end = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
         if retry_on_intr(|| poll(&mut end, None)).is_ok() {
-            remove(&groups);
+            remove_these(&groups);
         }
     };
     // Without a thread the next daemon removes it.
@@ -229,11 +237,41 @@ fn maker(name: &str) -> Option<u32> {
     vm.parse::<VmName>().ok().and_then(|_| pid.parse().ok())
 }
 
-/// Whether all in a group are this user's. One of another container's, which may have a group
-/// of the same name, has no number here.
-fn has_only(directory: &Path, uid: u32) -> io::Result<bool> {
-    let mut users = members(directory)?.into_iter().map(|pid| Process::open(pid)?.user());
-    users.try_fold(true, |all, user| Ok(all && user? == uid))
+/// The number of a directory, which no other has that is made in its place.
+fn inode(directory: &Path) -> io::Result<u64> {
+    Ok(fs::metadata(directory)?.ino())
+}
+
+/// Ends all in those of these groups in which nobody is but such users.
+fn end_members_if(directories: &[PathBuf], is_one: impl Fn(u32) -> bool) {
+    let ours = |directory: &&PathBuf| has_only(directory, &is_one).unwrap_or(false);
+    directories.iter().filter(ours).for_each(|directory| end_members(directory));
+}
+
+/// Whether all in a group are such users. One of another container's, which may have a group
+/// of the same name, has no number here. Looked at twice: one that has ended since it was listed
+/// tells nothing, and may have made another.
+fn has_only(directory: &Path, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
+    for _ in 0..2 {
+        for pid in members(directory)? {
+            if !is_ended_or(pid, &is_one)? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn is_ended_or(pid: i32, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
+    match Process::open(pid).and_then(|process| process.user()) {
+        Ok(user) => Ok(is_one(user)),
+        Err(error) if is_any(&error, &[Errno::SRCH, Errno::NOENT]) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_any(error: &io::Error, errnos: &[Errno]) -> bool {
+    errnos.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 /// Where the kernel cannot, they stay, and so does the group.
@@ -248,25 +286,41 @@ fn end_members(directory: &Path) {
 
 /// Removes a control group that nobody is in any more.
 pub fn remove(directories: &[PathBuf]) {
-    for directory in directories {
-        match remove_soon(directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("control group {}: {error}", directory.display());
-            }
-            _ => {}
+    directories.iter().for_each(|directory| told(directory, remove_soon(directory, None)));
+}
+
+/// As [`remove`], but for directories that were made anew since they had these numbers.
+fn remove_these(groups: &[(PathBuf, u64)]) {
+    groups.iter().for_each(|(directory, number)| {
+        told(directory, remove_soon(directory, Some(*number)));
+    });
+}
+
+fn told(directory: &Path, removed: io::Result<()>) {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("control group {}: {error}", directory.display());
         }
+        _ => {}
     }
 }
 
 /// A process counts as in its group for a moment after its end was told.
-fn remove_soon(directory: &Path) -> io::Result<()> {
-    for _ in 0..TRIES {
+fn remove_soon(directory: &Path, number: Option<u64>) -> io::Result<()> {
+    for tries in 0.. {
+        if let Some(number) = number
+            && inode(directory)? != number
+        {
+            break;
+        }
         match fs::remove_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => sleep(TRY_EVERY),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries < TRIES => {
+                sleep(TRY_EVERY);
+            }
             removed => return removed,
         }
     }
-    fs::remove_dir(directory)
+    Ok(())
 }
 
 /// In place of the empty one of a VM of this name that was let go before it ended.
@@ -419,15 +473,55 @@ mod tests {
         let pid = child.id() as i32;
         let uid = Process::own().unwrap().user().unwrap();
         assert_eq!(members(&group).unwrap(), [pid]);
-        assert!(has_only(&group, uid).unwrap() && !has_only(&group, uid + 1).unwrap());
-        let held = Group { directories: vec![group.clone()], kept: false };
-        assert_eq!(held.around(pid), (vec![group.clone()], vec![]));
-        assert_eq!(held.around(1), (vec![], vec![group.clone()]));
-        held.keep();
+        let only = |uid| has_only(&group, |other| other == uid).unwrap();
+        assert!(only(uid) && !only(uid + 1));
+        let held = |uid| Group {
+            directories: vec![group.clone()],
+            user: Some(User::Fixed { uid, gid: 0 }),
+            kept: false,
+        };
+        drop(held(uid + 1));
+        assert_eq!(members(&group).unwrap(), [pid], "it is of another user");
+        assert!(child.try_wait().unwrap().is_none());
+        let held = (held(uid), held(uid));
+        assert_eq!(held.0.around(pid), (vec![group.clone()], vec![]));
+        assert_eq!(held.0.around(1), (vec![], vec![group.clone()]));
+        held.0.keep();
         assert!(group.exists(), "somebody is in it");
-        drop(Group { directories: vec![group.clone()], kept: false });
+        drop(held.1);
         assert!(!group.exists());
         assert_eq!(child.wait().unwrap().code(), None);
+    }
+
+    #[test]
+    fn who_has_ended_since_he_was_listed_is_nobodys() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id();
+        child.wait().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let uid = Process::own().unwrap().user().unwrap();
+        let has_only = |pids: &[u32]| {
+            let text: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
+            fs::write(directory.path().join(MEMBERS), text).unwrap();
+            has_only(directory.path(), |user| user == uid)
+        };
+        assert!(has_only(&[dead, std::process::id()]).unwrap());
+        assert!(has_only(&[0]).is_err(), "one of another container's");
+    }
+
+    #[test]
+    fn a_group_that_was_made_anew_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let group = parent.path().join("web.1");
+        fs::create_dir(&group).unwrap();
+        let known = [(group.clone(), inode(&group).unwrap())];
+        // Else its number may be free for the new one.
+        fs::rename(&group, parent.path().join("before")).unwrap();
+        fs::create_dir(&group).unwrap();
+        remove_these(&known);
+        assert!(group.exists());
+        remove_these(&[(group.clone(), inode(&group).unwrap())]);
+        assert!(!group.exists());
     }
 
     /// A group that is emptied and removed, and a controller that was given to it.

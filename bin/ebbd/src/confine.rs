@@ -175,7 +175,7 @@ impl Plan {
             );
         }
         cgroup::clear_left(false);
-        let (group, without) = Group::make(request, limits_memory);
+        let (group, without) = Group::make(request, user, limits_memory);
         tell_once(&without);
         lacks.extend(without);
         Ok(Plan { identity: Some(identity), sandbox, group, lacks })

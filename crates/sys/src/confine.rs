@@ -18,6 +18,8 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
+use crate::user_namespace::PIDS;
+
 /// Capabilities have numbers below this.
 const CAPABILITIES_MAX: u32 = 64;
 /// The number of user and group that means "leave it".
@@ -48,6 +50,14 @@ impl User {
         match self {
             User::Fixed { uid, gid } => (uid, gid),
             User::PerProcess(base) => (base.saturating_add(pid), base.saturating_add(pid)),
+        }
+    }
+
+    /// Whether some child, whatever its process number, is the user with this number.
+    pub fn may_be(self, number: u32) -> bool {
+        match self {
+            User::Fixed { uid, .. } => number == uid,
+            User::PerProcess(base) => number.checked_sub(base).is_some_and(|pid| pid < PIDS),
         }
     }
 }
@@ -238,6 +248,9 @@ mod tests {
     fn a_user_of_its_own_goes_by_the_process() {
         assert_eq!(User::PerProcess(1000).of(7), (1007, 1007));
         assert_eq!(User::Fixed { uid: 1, gid: 2 }.of(7), (1, 2));
+        let may_be = |number| User::PerProcess(1000).may_be(number);
+        assert!(may_be(1007) && may_be(1000 + PIDS - 1) && !may_be(999) && !may_be(1000 + PIDS));
+        assert!(!User::Fixed { uid: 1, gid: 2 }.may_be(2));
     }
 
     #[test]
