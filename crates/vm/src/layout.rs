@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::memory_device::DEVICES_MAX;
-use crate::memory_tree::{self, Segment};
+use crate::memory_tree::{self, Mapped, Segment};
 use crate::qmp::{Qmp, QmpError};
 use crate::ram::{Backing, BadLayout, Ram, Region};
 use crate::unplugged;
@@ -101,7 +101,7 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
 /// # Errors
 /// [`LayoutError`].
 pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
-    let (devices, mut tree) = (devices(qmp)?, None);
+    let (devices, mut mapped) = (devices(qmp)?, None);
     let overlap = |(device, region): (&Device, &Region)| {
         let at = device.start.max(region.gpa.0);
         let last = device.last.min((region.gpa.0 + region.bytes).checked_sub(1)?);
@@ -116,12 +116,11 @@ pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
         let found = match hva(qmp, at)? {
             Some(hva) => Some((at, hva)),
             None => {
-                let tree = match &tree {
-                    Some(tree) => tree,
-                    None => tree.insert(qmp.human("info mtree")?),
+                let mapped = match &mapped {
+                    Some(mapped) => mapped,
+                    None => mapped.insert(all_mapped(qmp, &devices)?),
                 };
-                let mapped = memory_tree::first_mapped(tree, &device.backend, (at, last));
-                match mapped {
+                match mapped.first(&device.backend, (at, last)) {
                     Some(at) => hva(qmp, at)?.map(|hva| (at, hva)),
                     None => None,
                 }
@@ -133,6 +132,12 @@ pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
         }
     }
     Ok(None)
+}
+
+fn all_mapped(qmp: &mut Qmp, devices: &[Device]) -> Result<Mapped, LayoutError> {
+    let backends: Vec<String> = devices.iter().map(|device| device.backend.clone()).collect();
+    let mapped = Mapped::new(&qmp.human("info mtree")?, &backends);
+    mapped.ok_or_else(|| LayoutError::Answer("info mtree".into()))
 }
 
 /// Where a memory device is that has an address.

@@ -52,7 +52,7 @@ type Sections<'t> = HashMap<&'t str, Vec<Line<'t>>>;
 /// turns into RAM as it boots.
 pub(crate) fn segments(text: &str, backends: &[String]) -> Vec<Segment> {
     let mut joined = BTreeMap::new();
-    for Piece { backend, gpa, last, distance } in pieces(text, backends) {
+    for Piece { backend, gpa, last, distance } in pieces(text, backends).0 {
         let run = joined.entry((backend, distance)).or_insert((gpa, last));
         *run = (run.0.min(gpa), run.1.max(last));
     }
@@ -65,20 +65,34 @@ pub(crate) fn segments(text: &str, backends: &[String]) -> Vec<Segment> {
     joined.into_iter().map(segment).collect()
 }
 
-/// The first address in a range at which the processors see memory of this backend.
-pub(crate) fn first_mapped(text: &str, backend: &str, (at, last): (u64, u64)) -> Option<u64> {
-    let backends = [backend.to_owned()];
-    let pieces = pieces(text, &backends).into_iter();
-    let inside = pieces.filter(|piece| piece.gpa <= last && piece.last >= at);
-    inside.map(|piece| piece.gpa.max(at)).min()
+/// Where the processors see memory of some backends.
+pub(crate) struct Mapped(HashMap<String, Vec<(u64, u64)>>);
+
+impl Mapped {
+    /// Reads the tree once for all of these; `None`: there is more in it than can be.
+    pub(crate) fn new(text: &str, backends: &[String]) -> Option<Mapped> {
+        let mut mapped: HashMap<String, Vec<_>> = HashMap::new();
+        let (pieces, is_all) = pieces(text, backends);
+        for Piece { backend, gpa, last, .. } in pieces {
+            mapped.entry(backend.to_owned()).or_default().push((gpa, last));
+        }
+        is_all.then_some(Mapped(mapped))
+    }
+
+    /// The first address in a range with memory of this backend.
+    pub(crate) fn first(&self, backend: &str, (at, last): (u64, u64)) -> Option<u64> {
+        let pieces = self.0.get(backend)?.iter();
+        pieces.filter(|piece| piece.0 <= last && piece.1 >= at).map(|piece| piece.0.max(at)).min()
+    }
 }
 
-fn pieces<'t>(text: &'t str, backends: &[String]) -> Vec<Piece<'t>> {
+/// And whether these are all.
+fn pieces<'t>(text: &'t str, backends: &[String]) -> (Vec<Piece<'t>>, bool) {
     let (memory, regions) = sections(text);
     let backends = backends.iter().map(String::as_str).collect();
     let mut walk = Walk { regions, backends, pieces: Vec::new(), looks: LOOKS_MAX };
     walk.visit(&memory, (0, u64::MAX), 0, 0);
-    walk.pieces
+    (walk.pieces, walk.looks > 0)
 }
 
 /// The address space of the processors, and the regions that aliases show, by name.
@@ -265,11 +279,13 @@ memory-region: more
     fn a_part_of_a_device_is_mapped() {
         let found = segments(SLOTS, &["more".into()]);
         assert_eq!(found, [segment("more", 0x1_0000_0000, 0x1_3fff_ffff)]);
-        let first = |backend, at, last| first_mapped(SLOTS, backend, (at, last));
+        let mapped = Mapped::new(SLOTS, &["more".into(), "ram".into()]).unwrap();
+        let first = |backend, at, last| mapped.first(backend, (at, last));
         assert_eq!(first("more", 0xf000_0000, 0x1_7fff_ffff), Some(0x1_0000_0000));
         assert_eq!(first("more", 0x1_3000_0000, 0x1_7fff_ffff), Some(0x1_3000_0000));
         assert_eq!(first("more", 0x1_4000_0000, 0x1_7fff_ffff), None);
         assert_eq!(first("less", 0, u64::MAX), None);
+        assert_eq!(first("ram", 0x1000, u64::MAX), Some(0x1000));
     }
 
     /// An answer in which everything is a backend, and shown again and again.
@@ -280,7 +296,8 @@ memory-region: more
         let all = lines(&|at| format!("  {at:x}000-{at:x}fff (prio 0, ram): r{at}\n"));
         let aliases = lines(&|_| "  0-ffffffff (prio 0, ram): alias a @all 0-ffffffff\n".into());
         let text = format!("address-space: memory\n{aliases}\nmemory-region: all\n{all}");
-        assert_eq!(pieces(&text, &names).len(), PIECES_MAX);
+        assert_eq!(pieces(&text, &names).0.len(), PIECES_MAX);
+        assert!(Mapped::new(&text, &names).is_none());
         let none = ["none".to_owned()];
         assert_eq!(segments(&text, &none), []);
     }
