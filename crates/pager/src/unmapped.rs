@@ -10,6 +10,7 @@ use std::io;
 
 use ebb_sys::mapping::Mapping;
 use ebb_sys::uffd::{HvaRange, Uffd, Watch, feature};
+use ebb_sys::uffd_node;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Region;
 use rustix::io::Errno;
@@ -59,7 +60,7 @@ impl Pager {
     /// Of this process, made when it is first needed.
     fn uffd_here(&self) -> io::Result<&Uffd> {
         if self.uffd_here.get().is_none() {
-            let uffd = Uffd::new()?;
+            let uffd = uffd_node::own_uffd()?;
             uffd.handshake(feature::needed())?;
             // Somebody else's may have come first.
             let _ = self.uffd_here.set(uffd);

@@ -1,6 +1,7 @@
 //! userfaultfd(2): the kernel hands the page faults of a range to whoever
 //! holds the descriptor. ABI: `include/uapi/linux/userfaultfd.h`.
 
+use std::fs::File;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -226,6 +227,21 @@ impl Uffd {
         }
         // SAFETY: the call just returned this descriptor; nobody else has it.
         Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
+    }
+
+    /// As [`Uffd::new`], from an open `/dev/userfaultfd`, which needs no other privilege.
+    ///
+    /// # Errors
+    /// `ENOTTY`: it is another device.
+    pub fn of_device(device: &File) -> io::Result<Uffd> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: this ioctl takes one integer and touches no memory of ours.
+        let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call just returned this descriptor; nobody else has it.
+        Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
     /// Agrees on `features` with the kernel; once in a descriptor's life.

@@ -5,15 +5,19 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use rustix::thread::CapabilitySet;
 
+use crate::uffd::Uffd;
 use crate::user_namespace::UserNamespace;
 
 /// Major and minor number of `/dev/userfaultfd`.
 const DEVICE: (u32, u32) = (10, 257);
+const HOSTS: &str = "/dev/userfaultfd";
 /// `1`: everybody gets a userfaultfd without a node.
 const OPEN_TO_ALL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
@@ -80,6 +84,37 @@ impl Drop for Node {
     }
 }
 
+/// A userfaultfd over this process's own memory, also where it may not call userfaultfd(2): a
+/// container's filter of system calls may deny that to root.
+///
+/// # Errors
+/// As [`Uffd::new`], or what keeps the device closed, with what to do.
+pub fn own_uffd() -> io::Result<Uffd> {
+    Uffd::new().or_else(by_device)
+}
+
+fn by_device(denied: io::Error) -> io::Result<Uffd> {
+    if denied.raw_os_error() != Some(Errno::PERM.raw_os_error()) {
+        return Err(denied);
+    }
+    let device = open_own(Path::new(HOSTS)).map_err(|error| {
+        let (why, advice) = why_closed(&error);
+        io::Error::new(error.kind(), format!("{why}: {advice}"))
+    })?;
+    Uffd::of_device(&device)
+}
+
+/// All threads would make the same node.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// The host's own node if it is here, else one that is made for the moment.
+fn open_own(host: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).open(host).or_else(|_| {
+        let _alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Node::make(geteuid().as_raw())?.open()
+    })
+}
+
 /// Whether every process gets a userfaultfd without a node.
 pub fn is_needless() -> bool {
     fs::read_to_string(OPEN_TO_ALL).is_ok_and(|text| text.trim() == "1")
@@ -130,6 +165,7 @@ fn explain(error: &io::Error, in_namespace: bool, may_make: bool) -> (String, &'
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::uffd::feature;
 
     fn told(errno: Errno, in_namespace: bool, may_make: bool) -> String {
         let (why, advice) = explain(&errno.into(), in_namespace, may_make);
@@ -157,6 +193,7 @@ mod tests {
 
     #[test]
     fn what_is_made_goes() {
+        let _alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         match Node::make(0) {
             Ok(node) => {
                 let directory = node.directory.clone();
@@ -165,6 +202,36 @@ mod tests {
                 assert!(!directory.exists());
             }
             Err(error) => eprintln!("SKIPPED: no node can be made here: {error}"),
+        }
+    }
+
+    #[test]
+    fn who_may_not_call_it_has_one_by_the_device() {
+        let error = by_device(Errno::NOSYS.into()).err().expect("no kernel has it");
+        assert_eq!(error.raw_os_error(), Some(Errno::NOSYS.raw_os_error()));
+        match by_device(Errno::PERM.into()) {
+            Ok(uffd) => assert!(uffd.handshake(feature::needed()).is_ok()),
+            Err(error) => eprintln!("SKIPPED: {error}"),
+        }
+    }
+
+    #[test]
+    fn threads_that_make_a_node_at_once_are_not_in_each_others_way() {
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let open = || (0..50).map(|_| open_own(Path::new("/dev/none"))).collect::<Vec<_>>();
+            let threads = [(); 4].map(|()| scope.spawn(open));
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        for opened in opened {
+            match opened.map(|device| Uffd::of_device(&device).map(drop)) {
+                Ok(made) => made.unwrap(),
+                Err(error) => {
+                    let kind = error.kind();
+                    let in_the_way = [io::ErrorKind::AlreadyExists, io::ErrorKind::NotFound];
+                    assert!(!in_the_way.contains(&kind), "{error}");
+                    eprintln!("SKIPPED: no node can be made here: {error}");
+                }
+            }
         }
     }
 }
