@@ -232,13 +232,14 @@ fn memory_that_is_mapped_nowhere_is_in_its_file() {
     let vm = Host::new().qemu(guest());
     plug(&vm, 0);
     wait_dimms(&vm, 1);
+    // Before anybody looks: it is not the descriptor that QEMU closes with the memory.
+    let file = dimm_memfd(&vm);
+    keep_open(&vm, file.as_fd().try_clone_to_owned().expect("a copy"));
     vm.attach();
     vm.wait_trusted();
     take(&vm);
-    let file = dimm_memfd(&vm);
     let resident = || file.metadata().expect("blocks").blocks() * 512;
     let before = resident();
-    keep_open(&vm, file.as_fd().try_clone_to_owned().expect("a copy"));
     unplug(&vm, 0);
     delete(&vm, 0);
     until("its content to come back", || (resident() > before + 64 * MIB).then_some(()));
