@@ -162,8 +162,8 @@ fn make_through_node(user: u32, target: &Target) -> anyhow::Result<i32> {
         // The VMM's control group is another one, or somebody else traces it.
         Ok(_) if is(&error, Errno::PERM) => anyhow!(
             "it may not open a node of /dev/userfaultfd ({error}), which ebbd may: allow its \
-             device control group c 10:257 rwm, or set vm.unprivileged_userfaultfd=1; a debugger \
-             must let go of it"
+             device control group c 10:N rwm, where /proc/misc has N userfaultfd, or set \
+             vm.unprivileged_userfaultfd=1; a debugger must let go of it"
         ),
         _ => closed(error),
     })

@@ -95,7 +95,7 @@ impl<'p> Target<'p> {
 /// Makes a userfaultfd inside the process; returns its number there.
 ///
 /// An unprivileged VMM may not call userfaultfd(2); it may open `node`, a
-/// device node 10:257 made for it, and get one from there.
+/// node of `/dev/userfaultfd` made for it, and get one from there.
 ///
 /// # Errors
 /// `EPERM` where tracing is not allowed, `TimedOut` when the process does not

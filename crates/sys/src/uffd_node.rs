@@ -15,8 +15,11 @@ use rustix::thread::CapabilitySet;
 use crate::uffd::Uffd;
 use crate::user_namespace::UserNamespace;
 
-/// Major and minor number of `/dev/userfaultfd`.
-const DEVICE: (u32, u32) = (10, 257);
+/// The major number of `/dev/userfaultfd`, and where its minor number is listed: each boot gives it
+/// one anew, and what has that number on another host may be any device.
+const MISC_MAJOR: u32 = 10;
+const MISC: &str = "/proc/misc";
+const NAME: &str = "userfaultfd";
 const HOSTS: &str = "/dev/userfaultfd";
 /// `1`: everybody gets a userfaultfd without a node.
 const OPEN_TO_ALL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
@@ -40,12 +43,14 @@ impl Node {
     /// Makes that of this process.
     ///
     /// # Errors
-    /// As mkdir(2), mknod(2) and chown(2); [`why_closed`] explains them.
+    /// `ENODEV`: this kernel has no such device. Else as mkdir(2), mknod(2) and chown(2);
+    /// [`why_closed`] explains them.
     pub fn make(user: u32) -> io::Result<Node> {
+        let minor = minor_in(&fs::read_to_string(MISC)?).ok_or(Errno::NODEV)?;
         let node = Node::of(std::process::id());
         fs::create_dir(&node.directory)?;
         fs::set_permissions(&node.directory, Permissions::from_mode(0o711))?;
-        let device = makedev(DEVICE.0, DEVICE.1);
+        let device = makedev(MISC_MAJOR, minor);
         mknodat(CWD, node.path(), FileType::CharacterDevice, Mode::empty(), device)?;
         fs::set_permissions(node.path(), Permissions::from_mode(0o600))?;
         chown(node.path(), Some(user), None)?;
@@ -82,6 +87,15 @@ impl Drop for Node {
             _ => {}
         }
     }
+}
+
+/// ` 257 userfaultfd`, among others.
+fn minor_in(misc: &str) -> Option<u32> {
+    let mut words = misc.lines().map(|line| line.split_ascii_whitespace());
+    words.find_map(|mut words| {
+        let minor = words.next()?.parse().ok()?;
+        (words.next()? == NAME).then_some(minor)
+    })
 }
 
 /// A userfaultfd over this process's own memory, also where it may not call userfaultfd(2): a
@@ -142,8 +156,8 @@ fn explain(error: &io::Error, in_namespace: bool, may_make: bool) -> (String, &'
         ),
         _ if is_any(&[Errno::PERM]) => (
             "the device control group, as a container has one, keeps /dev/userfaultfd closed",
-            "start the container with --device /dev/userfaultfd, the device rule c 10:257 rwm or \
-             --privileged",
+            "start the container with --device /dev/userfaultfd, the device rule c 10:N rwm, where \
+             /proc/misc has N userfaultfd, or --privileged",
         ),
         _ if is_any(&[Errno::ACCESS]) => (
             "/dev is mounted so that no device can be opened there",
@@ -175,10 +189,17 @@ mod tests {
     #[test]
     fn a_closed_device_names_its_rule() {
         let told = told(Errno::PERM, false, true);
-        for word in ["device control group", "--device /dev/userfaultfd", "c 10:257 rwm"] {
+        for word in ["device control group", "--device /dev/userfaultfd", "c 10:N rwm"] {
             assert!(told.contains(word), "{word}: {told}");
         }
         assert!(!told.contains('\n'));
+    }
+
+    #[test]
+    fn the_number_is_this_boots() {
+        let misc = "259 cpu_dma_latency\n 61 userfaultfd\n256 vga_arbiter\n";
+        assert_eq!(minor_in(misc), Some(61));
+        assert_eq!(minor_in("256 vga_arbiter\n61 userfaultfds\nx\n\n"), None);
     }
 
     #[test]
