@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use ebb_api::{RunRequest, VmName};
 use ebb_sys::confine::User;
-use ebb_sys::process::Process;
+use ebb_sys::process::{Process, is_gone};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::retry_on_intr;
 
 use crate::record::Record;
 
@@ -265,13 +265,9 @@ fn has_only(directory: &Path, is_one: impl Fn(u32) -> bool) -> io::Result<bool> 
 fn is_ended_or(pid: i32, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
     match Process::open(pid).and_then(|process| process.user()) {
         Ok(user) => Ok(is_one(user)),
-        Err(error) if is_any(&error, &[Errno::SRCH, Errno::NOENT]) => Ok(true),
+        Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
     }
-}
-
-fn is_any(error: &io::Error, errnos: &[Errno]) -> bool {
-    errnos.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 /// Where the kernel cannot, they stay, and so does the group.
@@ -429,11 +425,16 @@ mod tests {
         assert_eq!((read("memory.max").as_str(), read(SWAP).as_str()), ("8", "0"));
     }
 
+    /// The number of a process that is not there any more.
+    fn ended() -> u32 {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id()
+    }
+
     #[test]
     fn empty_groups_of_daemons_that_ended_go() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let dead = child.id();
-        child.wait().unwrap();
+        let dead = ended();
         let parent = tempfile::tempdir().unwrap();
         let (own, init) = (format!("a.{}", std::process::id()), "a.1".to_owned());
         let used = format!("used.{dead}");
@@ -495,9 +496,7 @@ mod tests {
 
     #[test]
     fn who_has_ended_since_he_was_listed_is_nobodys() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let dead = child.id();
-        child.wait().unwrap();
+        let dead = ended();
         let directory = tempfile::tempdir().unwrap();
         let uid = Process::own().unwrap().user().unwrap();
         let has_only = |pids: &[u32]| {

@@ -109,12 +109,7 @@ impl Process {
     fn has_open(&self, (name, file): (&str, (u64, u64))) -> io::Result<bool> {
         for entry in fs::read_dir(self.proc("fd"))? {
             let path = entry?.path();
-            let link = match fs::read_link(&path) {
-                // Longer than a page: of a path that the one that is looked for does not have.
-                Err(error) if is(&error, rustix::io::Errno::NAMETOOLONG) => continue,
-                link => link,
-            };
-            let found = link.and_then(|link| {
+            let found = link_of(&path).and_then(|link| {
                 let link = link.to_string_lossy();
                 // Some file systems tell nobody else of their files: only what may be it is asked.
                 match link.strip_suffix(" (deleted)").unwrap_or(&link).ends_with(name) {
@@ -256,12 +251,7 @@ impl Process {
                 return Err(io::Error::other("the process has too many open files"));
             }
             let path = entry?.path();
-            let link = match fs::read_link(&path) {
-                // Longer than a page: no name that is made up, as a memfd's is.
-                Err(error) if is(&error, rustix::io::Errno::NAMETOOLONG) => continue,
-                link => link,
-            };
-            let found = link.and_then(|link| {
+            let found = link_of(&path).and_then(|link| {
                 let is_one = link.to_string_lossy().starts_with(prefix);
                 is_one.then(|| inode_of(&path)).transpose()
             });
@@ -374,6 +364,15 @@ impl Process {
 fn file_of(path: &Path) -> io::Result<(u64, u64)> {
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
     Ok((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
+}
+
+/// What a descriptor's entry in `/proc/PID/fd` leads to. Empty: a path that is longer than a page,
+/// which nobody who looks here looks for.
+fn link_of(entry: &Path) -> io::Result<PathBuf> {
+    match fs::read_link(entry) {
+        Err(error) if is(&error, rustix::io::Errno::NAMETOOLONG) => Ok(PathBuf::new()),
+        link => link,
+    }
 }
 
 /// Whether this says that a process, or a descriptor, is not there any more.
