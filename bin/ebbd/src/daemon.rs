@@ -230,8 +230,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Clears away what VMs left that are on no record: no guest waits for that, and it may take
-    /// long. Who wants one of the names waits for it.
+    /// Clears away what VMs left that are on no record. It may take long, so no guest waits for it;
+    /// a VM that is started or attached does.
     fn clear_later(&self, without: Vec<(VmName, PathBuf)>) {
         if without.is_empty() {
             return;
@@ -355,7 +355,7 @@ impl Daemon {
         let with = (served, devices);
         let held = held::take(process, ram, qmp, with, record, &reserved.directory)?;
         self.serve(request.name.clone(), held)?;
-        // Where it stays it says nothing beside the record.
+        // A mark that stays does no harm: the record counts before it.
         let _ = starting::unmark(&reserved.directory);
         for child in children {
             let (daemon, name) = (self.clone(), request.name.clone());

@@ -27,7 +27,7 @@ struct Mark {
     file: Option<PathBuf>,
 }
 
-/// What the QEMU is told by that was about to run: others may have been handed what it has open.
+/// How the QEMU that was about to run is recognised: it may have handed what it has open to others.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Qemu {
     /// Its user.
