@@ -84,13 +84,15 @@ fn evict(vm: &Vm) -> u64 {
 /// A limit, until it is held or nothing more can go.
 fn limit(vm: &Vm) -> u64 {
     vm.ebb(&format!("limit {}M", LIMIT_BYTES >> 20)).ok();
-    let status = until("the limit", || {
+    let limit = until("the limit", || {
         let status = vm.status();
         let held = status.resident_bytes <= LIMIT_BYTES;
         (held || status.limit.stuck.is_some()).then_some(status.limit)
     });
+    let is_told = |why: &String| !why.contains("nothing more") || why.contains("raise the limit");
+    assert!(limit.stuck.as_ref().is_none_or(is_told), "{:?}", limit.stuck);
     vm.ebb("limit off").ok();
-    let went = [status.saved_total_bytes, status.clean_total_bytes, status.empty_total_bytes];
+    let went = [limit.saved_total_bytes, limit.clean_total_bytes, limit.empty_total_bytes];
     went.iter().sum::<u64>() / FRAME_BYTES
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ebb_pager::Evicted;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{Bytes, FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::pinning::pinning_of;
 
 use crate::judge::{Known, Sources};
@@ -126,5 +126,11 @@ impl State {
     pub(crate) fn nothing_more(&self, pinned: Option<&str>) -> String {
         let told = "nothing more can be evicted now";
         pinned.map_or(told.into(), |why| format!("{told}: {why}, and so {STAYS}"))
+    }
+
+    /// Why a limit is not held, though all was evicted that can be.
+    pub(crate) fn out_of_reach(&self, pinned: Option<&str>, taken_bytes: u64) -> String {
+        let why = self.nothing_more(pinned);
+        format!("{why}; it takes {}: raise the limit above that", Bytes(taken_bytes))
     }
 }

@@ -306,8 +306,9 @@ impl State {
         let heat = self.monitor.recent_heat();
         let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
         let more = limiter.step(&held.pager, of, marks, spare, heat)?;
-        let over = held.pager.taken_bytes()? > marks.limit_bytes;
-        self.stuck = (over && !more).then(|| self.nothing_more(pinned.as_deref()));
+        let taken = held.pager.taken_bytes()?;
+        let over = taken > marks.limit_bytes;
+        self.stuck = (over && !more).then(|| self.out_of_reach(pinned.as_deref(), taken));
         Ok(more)
     }
 }
