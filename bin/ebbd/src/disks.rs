@@ -20,6 +20,9 @@ use ebb_store::Page;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::{Ram, handed};
 use serde::{Deserialize, Serialize};
+use vm_memory::GuestMemoryMmap;
+
+use crate::places::Places;
 
 /// All disks of a VM share one space of block numbers: the disk's number above
 /// these bits, which leaves it 256 GiB.
@@ -200,6 +203,7 @@ impl Disk for Source {
 struct Port {
     shared: Arc<Shared>,
     disk: usize,
+    places: Places,
 }
 
 impl Port {
@@ -233,6 +237,15 @@ impl Dma for Port {
             (DmaMode::Pinned, _, Some(pager)) => unpin(&pager, segments),
             _ => {}
         }
+    }
+
+    fn place(
+        &self,
+        memory: &Arc<GuestMemoryMmap>,
+        segments: &[Segment],
+    ) -> Result<Option<Vec<Segment>>, DmaFault> {
+        let pager = self.pager().ok_or_else(|| nobody_there(segments))?;
+        self.places.place(memory, pager.ram(), segments)
     }
 }
 
@@ -337,7 +350,8 @@ impl Disks {
     ) -> Result<Disks, ebb_block::StartError> {
         let options = Options { queues: queues(cpus), ..Options::default() };
         let start = |(disk, image)| {
-            let port = Arc::new(Port { shared: Arc::clone(shared), disk });
+            let port =
+                Arc::new(Port { shared: Arc::clone(shared), disk, places: Places::default() });
             let socket = socket(directory, disk);
             let backend = Backend::start(&socket, image, port.clone(), port, options)?;
             // QEMU tries again where it came too early.

@@ -20,8 +20,10 @@ use ebb_virtio_mem_user::{Backend, Setup};
 use ebb_vm::handed;
 use ebb_vm::launch::{self, Served, growth_start};
 use serde::{Deserialize, Serialize};
+use vm_memory::GuestMemoryMmap;
 
 use crate::disks;
+use crate::places::Places;
 use crate::relay;
 
 /// QEMU's generic device; before QEMU 11 there is none that a user may have.
@@ -202,6 +204,7 @@ fn region(device: &Device) -> FrameRange {
 #[derive(Default)]
 struct Link {
     pager: OnceLock<Weak<Pager>>,
+    places: Places,
     guards: OnceLock<Vec<Arc<Guard>>>,
     tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// It was told, and nobody has looked.
@@ -229,6 +232,15 @@ impl Dma for Link {
         if let Some(pager) = self.pager() {
             disks::unpin(&pager, segments);
         }
+    }
+
+    fn place(
+        &self,
+        memory: &Arc<GuestMemoryMmap>,
+        segments: &[Segment],
+    ) -> Result<Option<Vec<Segment>>, DmaFault> {
+        let pager = self.pager().ok_or_else(|| disks::nobody_there(segments))?;
+        self.places.place(memory, pager.ram(), segments)
     }
 }
 

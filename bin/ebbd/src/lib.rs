@@ -36,6 +36,7 @@ mod obstacle;
 mod offers;
 mod open_files;
 mod order;
+mod places;
 mod placing;
 mod pool;
 mod privileges;

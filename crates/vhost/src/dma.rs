@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
 
 /// A piece of guest-physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +49,19 @@ pub trait Dma: Send + Sync {
 
     /// Ends one [`Dma::pin`] of the same segments.
     fn unpin(&self, segments: &[Segment]);
+
+    /// Where who pins has what is at these addresses of the memory that the front end shares: that
+    /// can be elsewhere once a memory device was plugged in again. `None`: at the same addresses.
+    ///
+    /// # Errors
+    /// It is not to be found out.
+    fn place(
+        &self,
+        _memory: &Arc<GuestMemoryMmap>,
+        _segments: &[Segment],
+    ) -> Result<Option<Vec<Segment>>, DmaFault> {
+        Ok(None)
+    }
 }
 
 /// Memory of which nothing is ever taken away.
@@ -66,23 +80,27 @@ impl Dma for AllResident {
 pub struct Pinned {
     dma: Arc<dyn Dma>,
     segments: Vec<Segment>,
+    /// What was pinned, where it is not the same ([`Dma::place`]).
+    placed: Option<Vec<Segment>>,
 }
 
 impl Pinned {
-    /// Pins them.
+    /// Pins these of `memory`.
     ///
     /// # Errors
-    /// As [`Dma::pin`].
+    /// As [`Dma::pin`] and [`Dma::place`].
     pub fn new(
         dma: &Arc<dyn Dma>,
+        memory: &Arc<GuestMemoryMmap>,
         segments: Vec<Segment>,
         access: Access,
     ) -> Result<Pinned, DmaFault> {
-        dma.pin(&segments, access)?;
-        Ok(Pinned { dma: dma.clone(), segments })
+        let placed = dma.place(memory, &segments)?;
+        dma.pin(placed.as_ref().unwrap_or(&segments), access)?;
+        Ok(Pinned { dma: dma.clone(), segments, placed })
     }
 
-    /// What is pinned.
+    /// What is pinned, by the front end's addresses.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -90,7 +108,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.dma.unpin(&self.segments);
+        self.dma.unpin(self.placed.as_ref().unwrap_or(&self.segments));
     }
 }
 

@@ -46,7 +46,7 @@ impl Guest {
                 return Err(DmaFault { gpa: segment.gpa });
             }
         }
-        Pinned::new(&self.dma, segments, access)
+        Pinned::new(&self.dma, &self.memory, segments, access)
     }
 
     /// Copies `segments` to the beginning of `into`.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ebb_units::{FRAME_BYTES, Gpa};
 use ebb_vhost::{Access, Dma, DmaFault, Segment};
 use ebb_virtio_mem::{Guard, Touch};
+use vm_memory::GuestMemoryMmap;
 
 /// A [`Dma`] that lets nobody at what is unplugged.
 pub(crate) struct Gate {
@@ -36,5 +37,13 @@ impl Dma for Gate {
 
     fn unpin(&self, segments: &[Segment]) {
         self.dma.unpin(segments);
+    }
+
+    fn place(
+        &self,
+        memory: &Arc<GuestMemoryMmap>,
+        segments: &[Segment],
+    ) -> Result<Option<Vec<Segment>>, DmaFault> {
+        self.dma.place(memory, segments)
     }
 }

@@ -1,0 +1,180 @@
+//! Where Ebb has what a front end shares. A VM's frames are numbered as they lay when it was first
+//! held. A memory device that leaves and is plugged in again elsewhere keeps its file: the front
+//! end then has it at other addresses.
+
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+use ebb_units::Gpa;
+use ebb_vhost::{DmaFault, Segment};
+use ebb_vm::Ram;
+use rustix::fs::fstat;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+/// The places in the memory that was asked about last: it changes only when memory is plugged.
+#[derive(Default)]
+pub struct Places(RwLock<(Weak<GuestMemoryMmap>, Arc<[Piece]>)>);
+
+/// A run of the front end's memory that is a run of Ebb's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Piece {
+    /// The front end's address.
+    gpa: u64,
+    bytes: u64,
+    /// Where Ebb has it.
+    at: u64,
+}
+
+impl Places {
+    /// Where `ram` has these segments of `memory`; `None`: at the same addresses. What lies in none
+    /// of its files is left out: nothing is ever taken of that.
+    ///
+    /// # Errors
+    /// The files cannot be told apart.
+    pub fn place(
+        &self,
+        memory: &Arc<GuestMemoryMmap>,
+        ram: &Ram,
+        segments: &[Segment],
+    ) -> Result<Option<Vec<Segment>>, DmaFault> {
+        let pieces = self.pieces(memory, ram).map_err(|error| {
+            tracing::error!("the memory that a front end shares: {error}");
+            DmaFault { gpa: segments.first().map(|segment| segment.gpa).unwrap_or_default() }
+        })?;
+        let is_same = pieces.iter().all(|piece| piece.gpa == piece.at);
+        let is_inside = |segment: &Segment| pieces.iter().any(|piece| piece.holds(*segment));
+        if is_same && segments.iter().all(is_inside) {
+            return Ok(None);
+        }
+        let each = segments.iter();
+        Ok(Some(each.flat_map(|segment| pieces.iter().filter_map(|p| p.part(*segment))).collect()))
+    }
+
+    fn pieces(&self, memory: &Arc<GuestMemoryMmap>, ram: &Ram) -> io::Result<Arc<[Piece]>> {
+        // Where a weak pointer points to nothing else comes to lie.
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if known.0.as_ptr() == Arc::as_ptr(memory) {
+            return Ok(Arc::clone(&known.1));
+        }
+        drop(known);
+        let pieces: Arc<[Piece]> = pieces(memory, ram)?.into();
+        let known = (Arc::downgrade(memory), Arc::clone(&pieces));
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = known;
+        Ok(pieces)
+    }
+}
+
+fn pieces(memory: &GuestMemoryMmap, ram: &Ram) -> io::Result<Vec<Piece>> {
+    let files = ram.files().iter().map(|backing| backing.file.identity());
+    let files = files.collect::<io::Result<Vec<_>>>()?;
+    let mut pieces = Vec::new();
+    for shared in memory.iter() {
+        let from = shared.file_offset().ok_or(io::ErrorKind::InvalidInput)?;
+        let stat = fstat(from.file())?;
+        let is_in = |file: usize| files.get(file) == Some(&(stat.st_dev, stat.st_ino));
+        let end = from.start().saturating_add(shared.len());
+        for region in ram.regions().filter(|region| is_in(region.file)) {
+            let start = region.offset.max(from.start());
+            let end = end.min(region.offset + region.bytes);
+            if start < end {
+                pieces.push(Piece {
+                    gpa: shared.start_addr().0 + (start - from.start()),
+                    bytes: end - start,
+                    at: region.gpa.0 + (start - region.offset),
+                });
+            }
+        }
+    }
+    Ok(pieces)
+}
+
+impl Piece {
+    fn holds(&self, segment: Segment) -> bool {
+        let inside = segment.gpa.0.checked_sub(self.gpa);
+        inside.is_some_and(|at| at + u64::from(segment.bytes) <= self.bytes)
+    }
+
+    /// The part of a segment that lies in it, as Ebb has it.
+    fn part(&self, segment: Segment) -> Option<Segment> {
+        let start = segment.gpa.0.max(self.gpa);
+        let end = segment.gpa.0.saturating_add(segment.bytes.into()).min(self.gpa + self.bytes);
+        let bytes = u32::try_from(end.checked_sub(start)?).ok().filter(|bytes| *bytes > 0)?;
+        Some(Segment { gpa: Gpa(self.at + (start - self.gpa)), bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use ebb_sys::mapping::Mapping;
+    use ebb_sys::ram_file::RamFile;
+    use ebb_units::Hva;
+    use ebb_vm::Region;
+    use ebb_vm::ram::Backing;
+    use vm_memory::{FileOffset, GuestAddress};
+
+    const BYTES: u64 = 0x4000;
+
+    /// Two files of which Ebb has the first at 0 and the second at 0x10000.
+    fn ram() -> Ram {
+        let backing = |_| {
+            let file = RamFile::create("places", BYTES).unwrap();
+            let mapping = Mapping::new(&file, 0, BYTES).unwrap();
+            Backing { file, mapping }
+        };
+        let region = |file: u64| Region {
+            gpa: Gpa(0x10000 * file),
+            bytes: BYTES,
+            hva: Hva(0x10_0000 * (file + 1)),
+            file: file as usize,
+            offset: 0,
+        };
+        Ram::new((0..2).map(region).collect(), (0..2).map(backing).collect()).unwrap()
+    }
+
+    fn shared(ram: &Ram, at: [u64; 2]) -> Arc<GuestMemoryMmap> {
+        let file =
+            |backing: &Backing| File::from(backing.file.as_fd().try_clone_to_owned().unwrap());
+        let mut table: Vec<_> = at.into_iter().zip(ram.files()).collect();
+        table.sort_by_key(|(gpa, _)| *gpa);
+        let table = table.into_iter().map(|(gpa, backing)| {
+            (GuestAddress(gpa), BYTES as usize, Some(FileOffset::new(file(backing), 0)))
+        });
+        Arc::new(GuestMemoryMmap::from_ranges_with_files(table).unwrap())
+    }
+
+    fn segment(gpa: u64, bytes: u32) -> Segment {
+        Segment { gpa: Gpa(gpa), bytes }
+    }
+
+    #[test]
+    fn what_lies_as_it_lay_is_where_it_is() {
+        let (places, ram) = (Places::default(), ram());
+        let memory = shared(&ram, [0, 0x10000]);
+        for segments in [vec![segment(0, 0x4000)], vec![segment(0x10800, 0x1000), segment(8, 8)]] {
+            assert_eq!(places.place(&memory, &ram, &segments), Ok(None));
+        }
+        // Memory of which Ebb knows nothing stays by itself.
+        let far = places.place(&memory, &ram, &[segment(0x20000, 16), segment(0x3000, 16)]);
+        assert_eq!(far, Ok(Some(vec![segment(0x3000, 16)])));
+    }
+
+    #[test]
+    fn what_was_plugged_in_again_elsewhere_is_found() {
+        let (places, ram) = (Places::default(), ram());
+        let before = shared(&ram, [0, 0x10000]);
+        assert_eq!(places.place(&before, &ram, &[segment(0x10000, 8)]), Ok(None));
+        let after = shared(&ram, [0, 0x40000]);
+        let of = |memory, segments: &[Segment]| places.place(memory, &ram, segments);
+        let moved = of(&after, &[segment(0x1000, 64), segment(0x40800, 0x1000)]);
+        assert_eq!(moved, Ok(Some(vec![segment(0x1000, 64), segment(0x10800, 0x1000)])));
+        // Nothing of Ebb's is there any more.
+        assert_eq!(of(&after, &[segment(0x10000, 8)]), Ok(Some(Vec::new())));
+        let exchanged = shared(&ram, [0x10000, 0]);
+        let found = of(&exchanged, &[segment(0x10000, 8), segment(0x1000, 8)]);
+        assert_eq!(found, Ok(Some(vec![segment(0, 8), segment(0x11000, 8)])));
+    }
+}
