@@ -8,12 +8,12 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use ebb_api::VmStatus;
+use ebb_api::{EvictReport, VmStatus};
 use ebb_sys::process::Process;
 use ebb_vm::Qmp;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
-use vmtest::{Guest, Host, Vm, until};
+use vmtest::{Disk, Guest, Host, Vm, until};
 
 const MIB: u64 = 1 << 20;
 const DIMM_BYTES: u64 = 256 * MIB;
@@ -23,6 +23,8 @@ const MOVABLE: &str = "memhp_default_state=online_movable";
 /// A guest that is asked to give a device back has done so by then, or will not.
 const ASK_AGAIN: Duration = Duration::from_secs(20);
 const ROOM: &str = "-m slots=4,maxmem=4G";
+/// Within that room, away from where QEMU puts the first device.
+const ELSEWHERE: u64 = 6 << 30;
 
 fn guest() -> Guest {
     Guest::debian("6.1-cloud").memory("512M").append(MOVABLE).qemu_args(ROOM)
@@ -195,6 +197,38 @@ fn a_device_leaves_a_vm_that_ebb_started() {
     vm.ebb("limit off").ok();
     vm.detach();
     assert_eq!((vm.guest("check a"), vm.guest("check kept")), ("0".into(), "0".into()));
+}
+
+/// Its memory is the same, at an address that Ebb knows nothing of: the disks that Ebb serves read
+/// and write it there.
+#[test]
+fn a_device_comes_back_elsewhere_beside_ebbs_disk() {
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let backend = format!("memory-backend-memfd,id=mem0,size={DIMM_BYTES},share=on");
+    let words = format!("-object {backend} -device pc-dimm,id=dimm0,memdev=mem0");
+    let vm = host.run(guest().own_disk(&disk).qemu_args(&words));
+    wait_dimms(&vm, 1);
+    unplug(&vm, 0);
+    let device = json!({ "driver": "pc-dimm", "id": "dimm0", "memdev": "mem0", "addr": ELSEWHERE });
+    vm.qmp("device_add", device);
+    wait_dimms(&vm, 1);
+    vm.guest("mount ext4 /dev/vda /mnt");
+    // What was written stays in the guest's memory for now.
+    for (name, percent) in [("dirty_ratio", 90), ("dirty_background_ratio", 80)] {
+        vm.guest(&format!("write /proc/sys/vm/{name} {percent}"));
+    }
+    vm.guest("files a 200M /mnt");
+    let report = vm.ebb("evict --bytes 2147483648 --json").ok();
+    let report: EvictReport = serde_json::from_str(&report).expect("a report");
+    assert!(report.saved_bytes > DIMM_BYTES, "{report:?}");
+    vm.guest("sh busybox sync");
+    vm.guest("dropcaches");
+    vm.ebb("evict --bytes 2147483648").ok();
+    assert_eq!(vm.guest("checkfiles a"), "0");
+    vm.guest("umount /mnt");
+    vm.power_off();
+    disk.check("ext4");
 }
 
 /// The memfd of its only memory device.
