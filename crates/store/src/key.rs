@@ -13,6 +13,9 @@ use crate::StoreError;
 /// Its file.
 pub(crate) const FILE: &str = "swap.key";
 
+/// What becomes it, while it is written.
+pub(crate) const NEXT: &str = "swap.key.next";
+
 /// For AES-256. Overwritten when it goes.
 pub(crate) type Key = Zeroizing<[u8; 32]>;
 
@@ -33,10 +36,33 @@ pub(crate) fn create(run: &Path) -> Result<Key, StoreError> {
     if getrandom(&mut *key, GetRandomFlags::empty())? != key.len() {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
-    let next = run.join(format!("{FILE}.next"));
+    let next = run.join(NEXT);
     let mut options = File::options();
     options.write(true).create(true).truncate(true).mode(0o600);
-    options.open(&next)?.write_all(&*key)?;
-    fs::rename(&next, run.join(FILE))?;
+    let written = options.open(&next).and_then(|mut file| file.write_all(&*key));
+    if let Err(error) = written.and_then(|()| fs::rename(&next, run.join(FILE))) {
+        // The error matters more than a second one.
+        let _ = fs::remove_file(&next);
+        return Err(error.into());
+    }
     Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_cannot_be_put_in_place_leaves_nothing() {
+        let run = tempfile::tempdir().unwrap();
+        // No file takes the place of a directory.
+        fs::create_dir(run.path().join(FILE)).unwrap();
+        assert!(create(run.path()).is_err());
+        assert!(!run.path().join(NEXT).exists());
+        // Nor does the one of a daemon that died meanwhile stay.
+        fs::write(run.path().join(NEXT), "half").unwrap();
+        fs::remove_dir(run.path().join(FILE)).unwrap();
+        crate::remove(run.path()).unwrap();
+        assert!(!run.path().join(NEXT).exists());
+    }
 }

@@ -165,7 +165,8 @@ pub fn has_compressed(run: &Path) -> io::Result<bool> {
 /// # Errors
 /// As unlink(2); nothing that is missing is an error.
 pub fn remove(run: &Path) -> io::Result<()> {
-    [key::FILE, seals::FILE, slabs::FILE].iter().try_for_each(|name| remove_file(&run.join(name)))
+    let all = [key::FILE, key::NEXT, seals::FILE, slabs::FILE];
+    all.iter().try_for_each(|name| remove_file(&run.join(name)))
 }
 
 fn remove_file(path: &Path) -> io::Result<()> {
