@@ -1,6 +1,7 @@
 //! One HTTP/1.1 exchange with the daemon over its UNIX socket.
 
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use http_body_util::{BodyExt, Full};
@@ -11,14 +12,15 @@ use serde::de::DeserializeOwned;
 
 use ebb_api::Problem;
 
-/// Asks for `path` with `body`, which is JSON or empty; the answer read from JSON.
+/// Asks for `path` with `body`, which is JSON or empty; the answer read from JSON. `log`: where the
+/// daemon's messages are, if that is known.
 ///
 /// There is no time limit: a detach may have to bring back a terabyte.
 ///
 /// # Errors
 /// The daemon's refusal in its own words, or what went wrong on the way.
 pub fn call<A: DeserializeOwned>(
-    stream: UnixStream,
+    (stream, log): (UnixStream, Option<&Path>),
     method: Method,
     path: &str,
     body: Vec<u8>,
@@ -30,9 +32,18 @@ pub fn call<A: DeserializeOwned>(
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body)))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let (status, answer) = runtime
-        .block_on(exchange(stream, request))
-        .context("ebbd ended the connection without an answer; its log may say why")?;
+    let (status, answer) =
+        runtime.block_on(exchange(stream, request)).with_context(|| match log {
+            Some(log) => format!(
+                "ebbd ended the connection without an answer; its log, {}, may say why",
+                log.display()
+            ),
+            None => {
+                "ebbd ended the connection without an answer; who started it has its messages, \
+                     which may say why"
+                    .into()
+            }
+        })?;
     if !status.is_success() {
         bail!(refusal(status, &answer));
     }

@@ -69,7 +69,7 @@ struct Host {
 
 impl Host {
     fn ask<A: DeserializeOwned>(&self, method: Method, path: &str) -> anyhow::Result<A> {
-        client::call(daemon::connect(&self.run_dir)?, method, path, Vec::new())
+        self.call(method, path, Vec::new())
     }
 
     fn send<A: DeserializeOwned>(
@@ -79,7 +79,17 @@ impl Host {
         request: &impl Serialize,
     ) -> anyhow::Result<A> {
         let body = serde_json::to_vec(request)?;
-        client::call(daemon::connect(&self.run_dir)?, method, path, body)
+        self.call(method, path, body)
+    }
+
+    fn call<A: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> anyhow::Result<A> {
+        let (stream, log) = (daemon::connect(&self.run_dir)?, daemon::log(&self.run_dir));
+        client::call((stream, log.as_deref()), method, path, body)
     }
 
     fn run(&self, run: Run) -> anyhow::Result<String> {

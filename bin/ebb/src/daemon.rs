@@ -103,10 +103,21 @@ fn start(run_dir: &Path) -> anyhow::Result<UnixStream> {
     })
 }
 
+/// The daemon's log, where `ebb` has started one.
+pub fn log(run_dir: &Path) -> Option<PathBuf> {
+    let mut all =
+        [log_dir(run_dir), run_dir.into()].map(|dir| dir.join(route::LOG_FILE)).into_iter();
+    all.find(|log| log.exists())
+}
+
+fn log_dir(run_dir: &Path) -> PathBuf {
+    let named = env::var_os("EBB_LOG_DIR").map(PathBuf::from);
+    route::log_dir(run_dir, named.as_deref())
+}
+
 /// The daemon's log: in the logs' directory, or where that is not to be had in the run directory.
 fn open_log(run_dir: &Path) -> anyhow::Result<(PathBuf, File)> {
-    let named = env::var_os("EBB_LOG_DIR").map(PathBuf::from);
-    let dir = route::log_dir(run_dir, named.as_deref());
+    let dir = log_dir(run_dir);
     let open = |path: &Path| File::options().append(true).create(true).mode(0o600).open(path);
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     let log = dir.join(route::LOG_FILE);

@@ -158,7 +158,7 @@ fn an_answer_of_no_known_form_is_an_error() {
             "ebbd answered 500 Internal Server Error: it broke badly",
         ),
         (Answer::text(200, "{}"), "are both from one release?"),
-        (Answer::nothing(), "without an answer"),
+        (Answer::nothing(), "without an answer; who started it has its messages"),
     ] {
         let dir = Dir::new();
         let _daemon = dir.daemon(answer);
@@ -166,6 +166,17 @@ fn an_answer_of_no_known_form_is_an_error() {
         assert_eq!(ran.code, Some(1));
         assert!(ran.is_one_line_with(told), "{}", ran.stderr);
     }
+}
+
+#[test]
+fn a_daemon_that_ends_in_the_middle_has_its_log_named() {
+    let dir = Dir::new();
+    let log = dir.path().join("ebbd.log");
+    fs::write(&log, "panicked\n").unwrap();
+    let _daemon = dir.daemon(Answer::nothing());
+    let ran = ebb(dir.path(), "status web");
+    let told = format!("without an answer; its log, {}, may say why", log.display());
+    assert!(ran.is_one_line_with(&told), "{}", ran.stderr);
 }
 
 #[test]
