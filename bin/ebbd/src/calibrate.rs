@@ -18,7 +18,7 @@ use ebb_tier::{Kind, Mover};
 use ebb_units::{FRAME_BYTES, Hva};
 
 use crate::kept;
-use crate::problem::{Answer, failed, not_allowed};
+use crate::problem::{Answer, failed, not_allowed, unsaved};
 
 const FILE: &str = "calibration.json";
 /// Pages written: more than processors cache.
@@ -62,7 +62,7 @@ impl Calibrated {
 
     fn with(run_dir: &Path, pages: usize, node_pages: usize) -> io::Result<Arc<Calibrated>> {
         let path = run_dir.join(FILE);
-        let last: Option<Calibration> = kept::load(&path)?;
+        let last: Option<Calibration> = kept::load_own(&path)?;
         if let Some(last) = &last {
             Weights::new(last.read_weight, last.write_weight).map_err(io::Error::other)?;
         }
@@ -111,7 +111,7 @@ impl Calibrated {
         let mut found = measure(run_dir, swap_dir, self.pages)?;
         // What is addressable comes first.
         found.tiers.splice(1..1, nodes(self.node_pages));
-        kept::save(&self.path, &found).map_err(failed("the calibration's record"))?;
+        kept::save(&self.path, &found).map_err(unsaved("the calibration's record"))?;
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(found.clone());
         Ok(found)
     }
@@ -352,7 +352,9 @@ mod tests {
         assert!(found.tiers.iter().all(|tier| tier.read_ns > 0 && tier.write_ns > 0), "{found:?}");
         assert_eq!(Calibrated::open(directory.path()).unwrap().last(), Some(found));
         let left = fs::read_dir(directory.path()).unwrap().flatten();
-        assert_eq!(left.map(|entry| entry.file_name()).collect::<Vec<_>>(), [FILE]);
+        let mut left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        left.sort_unstable();
+        assert_eq!(left, [FILE, "calibration.json.next"]);
         let bad = r#"{"tiers":[],"read_weight":0,"write_weight":1}"#;
         fs::write(directory.path().join(FILE), bad).unwrap();
         assert!(Calibrated::open(directory.path()).is_err_and(|e| e.to_string().contains("reads")));

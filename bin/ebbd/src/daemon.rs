@@ -36,7 +36,7 @@ use crate::host::{self, Chosen};
 use crate::life::{self, Life};
 use crate::listing::{Listing, Stage};
 use crate::pool;
-use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::problem::{Answer, Refused, failed, not_allowed, unsaved};
 use crate::record::{Auto, Record, Settings, Totals};
 use crate::starting;
 use crate::supervisor::Supervisor;
@@ -378,7 +378,7 @@ impl Daemon {
         handed::make_socket_directory(directory).map_err(failed("the VM's directory"))?;
         let plan = Plan::new(request, &self.vm_user, &qemu(), host::accelerator().value)?;
         let marked = starting::mark(directory, plan.qemu(&qemu()), plan.cgroups(), claimed.path());
-        marked.map_err(failed("the VM's directory"))?;
+        marked.map_err(unsaved("the VM's directory"))?;
         Ok(plan)
     }
 

@@ -23,7 +23,7 @@ use crate::failpoint;
 use crate::growth::Growth;
 use crate::injector;
 use crate::life::{Dead, Life};
-use crate::problem::{Answer, failed, not_allowed};
+use crate::problem::{Answer, failed, not_allowed, unsaved};
 use crate::record::{Record, RegionRecord, Settings};
 use crate::small_pages;
 use crate::starting;
@@ -81,7 +81,7 @@ pub fn take(
     record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
     own_digests(&mut record).map_err(failed("random numbers"))?;
     let swap_was_there = record.swap.exists();
-    let taken = { record.save(directory).map_err(failed("the VM's record")) }
+    let taken = { record.save(directory).map_err(unsaved("the VM's record")) }
         .and_then(|()| make(&process))
         .and_then(|number| {
             record.userfaultfd = Some(number);
@@ -90,7 +90,7 @@ pub fn take(
             let pager = Arc::new(pager);
             let held = growth.hold(&pager, true);
             held.map_err(failed("the memory that it can grow by"))?;
-            record.save(directory).map_err(failed("the VM's record"))?;
+            record.save(directory).map_err(unsaved("the VM's record"))?;
             Ok((pager, restored))
         });
     match taken {

@@ -37,15 +37,15 @@ impl State {
             self.look_at_devices();
             self.may_evict()?;
             self.ask_in_flight()?;
-            self.held.record.evicts = true;
-            self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
+            self.put_on_record(|record| record.evicts = true)?;
             self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
+            self.make_limiter()?;
         }
-        let record = &mut self.held.record;
-        record.limit_bytes = request.bytes;
-        (record.low_bytes, record.high_bytes) = (request.low_bytes, request.high_bytes);
-        self.save();
-        self.apply_limit()?;
+        self.put_on_record(|record| {
+            record.limit_bytes = request.bytes;
+            (record.low_bytes, record.high_bytes) = (request.low_bytes, request.high_bytes);
+        })?;
+        self.apply_limit();
         Ok(status::limit(self))
     }
 
@@ -84,19 +84,13 @@ impl State {
     }
 
     /// Begins to hold the limit on record, or ends it.
-    pub(crate) fn apply_limit(&mut self) -> Answer<()> {
+    pub(crate) fn apply_limit(&mut self) {
         (self.stuck, self.trouble) = (None, None);
         self.held.pager.limit_store_memory(self.compressed_bytes());
         self.held.pager.halt_above(u64::MAX);
         if self.marks().is_none() {
-            self.held.pager.set_marks(u64::MAX, u64::MAX);
             self.limiter = None;
-            return Ok(());
-        }
-        if self.limiter.is_none() {
-            let keeps_freed = self.held.record.settings.read_freed;
-            let limiter = Limiter::new(&self.held.process, &self.held.pager, keeps_freed);
-            self.limiter = Some(limiter.map_err(failed("QEMU's page table"))?);
+            return self.held.pager.set_marks(u64::MAX, u64::MAX);
         }
         let (pressed, own) = (Arc::clone(&self.pressed), self.own.clone());
         self.held.pager.on_pressure(move || {
@@ -106,6 +100,15 @@ impl State {
             }
         });
         self.hold_limit(&mut OpenFiles::default());
+    }
+
+    /// What a limit needs, if it is not there yet.
+    fn make_limiter(&mut self) -> Answer<()> {
+        if self.limiter.is_none() {
+            let keeps_freed = self.held.record.settings.read_freed;
+            let limiter = Limiter::new(&self.held.process, &self.held.pager, keeps_freed);
+            self.limiter = Some(limiter.map_err(failed("QEMU's page table"))?);
+        }
         Ok(())
     }
 
@@ -122,7 +125,11 @@ impl State {
     pub(crate) fn hold_limit(&mut self, open: &mut OpenFiles) {
         self.pressed.store(false, Release);
         self.glance_at_devices();
-        let (Some(marks), Some(mut limiter)) = (self.marks(), self.limiter.take()) else { return };
+        let Some(marks) = self.marks() else { return self.limiter = None };
+        if let Err(why) = self.make_limiter() {
+            return self.stuck = Some(why.to_string());
+        }
+        let Some(mut limiter) = self.limiter.take() else { return };
         let may = self.note_disks().and_then(|()| self.may_evict());
         if let Err(why) = may.and_then(|()| self.may_tell_in_flight(open).map(drop)) {
             // Nobody waits for room that is not looked for.
@@ -237,10 +244,7 @@ impl State {
     pub(crate) fn note_disks(&mut self) -> Answer<()> {
         let any = !self.held.record.disks.is_empty();
         if any && !self.held.record.disks_used && self.held.disks.shared.any_used() {
-            self.held.record.disks_used = true;
-            let saved = self.held.record.save(&self.held.directory);
-            self.held.record.disks_used = saved.is_ok();
-            saved.map_err(failed("the VM's record"))?;
+            self.put_on_record(|record| record.disks_used = true)?;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use tokio::sync::oneshot::error::TryRecvError;
 
 use crate::daemon::Daemon;
 use crate::kept;
-use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::problem::{Answer, Refused, failed, not_allowed, unsaved};
 use crate::record::{BYTES_MAX, Record};
 use crate::server::ask;
 use crate::worker::Command;
@@ -131,7 +131,8 @@ impl Shared {
     /// The file is there and cannot be read.
     pub fn open(run_dir: &Path) -> io::Result<Arc<Shared>> {
         let path = run_dir.join(FILE);
-        let bytes = kept::load::<PoolRequest>(&path)?.and_then(|last| last.bytes);
+        let last = kept::load_own::<PoolRequest>(&path)?;
+        let bytes = last.and_then(|last| last.bytes);
         Ok(Arc::new(Shared { path, state: Mutex::new(State { bytes, ..State::default() }) }))
     }
 
@@ -257,7 +258,7 @@ pub fn set(daemon: &Daemon, request: PoolRequest) -> Answer<PoolStatus> {
             }
         }
     }
-    daemon.pool.save(request.bytes).map_err(failed("the pool's record"))?;
+    daemon.pool.save(request.bytes).map_err(unsaved("the pool's record"))?;
     state.bytes = request.bytes;
     drop(state);
     status_of(request.bytes, &members)

@@ -1,9 +1,13 @@
 //! What the daemon says when it refuses.
 
+use std::io;
+
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use ebb_api::{BadRequest, Problem, VmName};
+
+use crate::kept;
 
 /// A refusal: one line, and the kind of it.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +30,9 @@ pub enum Refused {
     /// It is not possible now.
     #[error("{0}")]
     Unavailable(String),
+    /// What must be on record first finds no room there.
+    #[error("{0}")]
+    NoRoom(String),
     /// The daemon failed.
     #[error("{0}")]
     Failed(String),
@@ -44,6 +51,14 @@ pub fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Refused {
     move |error| Refused::Failed(format!("{what}: {error}"))
 }
 
+/// Says which record could not be written ([`kept::save`]).
+pub fn unsaved(what: &str) -> impl FnOnce(io::Error) -> Refused {
+    move |error| match kept::is_no_room(&error) {
+        true => Refused::NoRoom(format!("nothing was changed: {what}: {error}")),
+        false => failed(what)(error),
+    }
+}
+
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let status = match self {
@@ -52,8 +67,24 @@ impl IntoResponse for Refused {
             Refused::Taken(_) => StatusCode::CONFLICT,
             Refused::NotAllowed(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Refused::NoRoom(_) => StatusCode::INSUFFICIENT_STORAGE,
             Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, Json(Problem { error: self.to_string() })).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_without_room_is_refused_as_such() {
+        let unsaved = |kind: io::ErrorKind| unsaved("the VM's record")(io::Error::from(kind));
+        let refused = unsaved(io::ErrorKind::StorageFull);
+        assert!(refused.to_string().starts_with("nothing was changed: the VM's record: "));
+        assert_eq!(refused.into_response().status(), StatusCode::INSUFFICIENT_STORAGE);
+        let failed = unsaved(io::ErrorKind::NotFound).into_response();
+        assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 }

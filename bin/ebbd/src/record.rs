@@ -1,7 +1,6 @@
 //! What a daemon must know to take up a VM that another one held: `vm.json`.
 //! Format: `docs/run-directory.md`.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -233,9 +232,21 @@ impl Record {
     /// Writes it into the VM's directory, whole or not at all.
     ///
     /// # Errors
-    /// As write(2) and rename(2).
+    /// As [`kept::save`].
     pub fn save(&self, directory: &Path) -> io::Result<()> {
         kept::save(&directory.join(FILE), self)
+    }
+
+    /// Changes it, and writes it into the VM's directory; where that fails nothing has changed.
+    ///
+    /// # Errors
+    /// As [`kept::save`].
+    pub fn change(&mut self, directory: &Path, change: impl FnOnce(&mut Record)) -> io::Result<()> {
+        let mut next = self.clone();
+        change(&mut next);
+        next.save(directory)?;
+        *self = next;
+        Ok(())
     }
 
     /// Whether its VMM runs: the same process, not one that got its number.
@@ -291,16 +302,27 @@ impl Record {
     /// # Errors
     /// As unlink(2).
     pub fn remove(directory: &Path) -> io::Result<()> {
-        match fs::remove_file(directory.join(FILE)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        kept::remove(&directory.join(FILE))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_written_has_not_changed() {
+        let text = include_str!("../../../fuzz/corpus/vm_json/whole");
+        let mut record: Record = serde_json::from_str(text).expect("a record");
+        let home = tempfile::tempdir().expect("a directory");
+        let before = record.auto.on;
+        let change = |record: &mut Record| record.auto.on = !before;
+        assert!(record.change(&home.path().join("nowhere"), change).is_err());
+        assert_eq!(record.auto.on, before);
+        record.change(home.path(), change).expect("room for it");
+        let kept = Record::load(home.path()).expect("a record").expect("it is there");
+        assert_eq!((record.auto.on, kept.auto.on), (!before, !before));
+    }
 
     /// As a daemon wrote it that knew of no regions that leave.
     #[test]

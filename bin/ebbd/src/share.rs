@@ -19,20 +19,16 @@ impl State {
                     self.held.record.name
                 )));
             }
-            self.held.record.share = None;
-            return self.set_limit_on_record(None);
+            return self.set_limit_on_record(None, None);
         };
         self.may_have(share)?;
-        self.held.record.evicts = true;
-        self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
+        self.put_on_record(|record| record.evicts = true)?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
-        self.held.record.share = Some(share);
         if was.is_some() {
             // What it may have now the pool says in a moment.
-            self.save();
-            return Ok(());
+            return self.put_on_record(|record| record.share = Some(share));
         }
-        self.set_limit_on_record(Some(share.bytes))
+        self.set_limit_on_record(Some(share), Some(share.bytes))
     }
 
     fn may_have(&mut self, share: Share) -> Answer<()> {
@@ -59,21 +55,24 @@ impl State {
 
     /// What the pool lets it have from now on; none: all of its memory.
     pub(crate) fn allow(&mut self, limit_bytes: Option<u64>) {
-        if self.held.record.share.is_none() || self.held.record.limit_bytes == limit_bytes {
+        let share = self.held.record.share;
+        if share.is_none() || self.held.record.limit_bytes == limit_bytes {
             return;
         }
-        if let Err(error) = self.set_limit_on_record(limit_bytes) {
+        if let Err(error) = self.set_limit_on_record(share, limit_bytes) {
             tracing::error!("{}: its share of the pool: {error}", self.held.record.name);
         }
     }
 
-    fn set_limit_on_record(&mut self, bytes: Option<u64>) -> Answer<()> {
+    fn set_limit_on_record(&mut self, share: Option<Share>, bytes: Option<u64>) -> Answer<()> {
         let memory_bytes = self.memory_bytes();
-        let record = &mut self.held.record;
-        record.limit_bytes = bytes.filter(|&bytes| bytes < memory_bytes);
-        (record.low_bytes, record.high_bytes) = (None, None);
-        self.save();
-        self.apply_limit()
+        self.put_on_record(|record| {
+            record.share = share;
+            record.limit_bytes = bytes.filter(|&bytes| bytes < memory_bytes);
+            (record.low_bytes, record.high_bytes) = (None, None);
+        })?;
+        self.apply_limit();
+        Ok(())
     }
 
     /// What the pool wants to know.

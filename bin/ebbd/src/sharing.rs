@@ -71,8 +71,7 @@ impl State {
                  (docs/hyperalloc.md)",
             ));
         }
-        self.held.record.shares = true;
-        self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
+        self.put_on_record(|record| record.shares = true)?;
         let pager = &self.held.pager;
         pager.watch_all().map_err(failed("watching the VM's memory"))?;
         let headers: Vec<_> = zones.iter().map(|zone| zone.header).collect();
@@ -190,10 +189,11 @@ impl State {
     pub(crate) fn resize_shared(&mut self, bytes: u64) -> Answer<Shrunk> {
         let initial_bytes = self.initial_bytes();
         let shared = self.share()?;
-        self.held.record.size_bytes = (bytes < initial_bytes).then_some(bytes);
+        self.put_on_record(|record| {
+            record.size_bytes = (bytes < initial_bytes).then_some(bytes);
+        })?;
         self.sharing.stopped = None;
         self.reserve.begin_again();
-        self.save();
         let mut resize = Resize::new(&shared, self.wanted_hard());
         resize.taken.returned = shared.give(&self.held.pager, resize.surplus());
         let stopped_by = self.shrink(&mut resize);

@@ -144,10 +144,10 @@ impl State {
             self.share()?;
         }
         let resident = self.held.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
-        let record = &mut self.held.record;
-        record.on_violation = request.on_violation.unwrap_or(record.on_violation);
-        record.size = Some(SizeRecord { bytes, node: request.node, by: request.by });
-        self.save();
+        self.put_on_record(|record| {
+            record.on_violation = request.on_violation.unwrap_or(record.on_violation);
+            record.size = Some(SizeRecord { bytes, node: request.node, by: request.by });
+        })?;
         self.sizing.shrunk = Shrunk::default();
         self.sizing.way = Some(Way::new(&plan, offer.size_of(&wish), resident, now_s()));
         if by_sharing {
@@ -168,10 +168,10 @@ impl State {
             hard_bytes: offer.hard_bytes.unwrap_or(0),
         };
         self.apply(&offer, &now).map_err(not_allowed)?;
-        let record = &mut self.held.record;
-        record.on_violation = on_violation.unwrap_or(record.on_violation);
-        record.size = None;
-        self.save();
+        self.put_on_record(|record| {
+            record.on_violation = on_violation.unwrap_or(record.on_violation);
+            record.size = None;
+        })?;
         let size = offer.size_bytes();
         self.sizing.way = None;
         Ok(ResizeReport {

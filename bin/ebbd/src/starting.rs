@@ -72,10 +72,7 @@ pub fn mark(
 /// # Errors
 /// As unlink(2).
 pub fn unmark(directory: &Path) -> io::Result<()> {
-    match fs::remove_file(directory.join(FILE)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    kept::remove(&directory.join(FILE))
 }
 
 /// Ends what there is of a VM that is not on record, if its start was cut off; none: it was not.

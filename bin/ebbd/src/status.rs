@@ -247,6 +247,12 @@ fn warnings(state: &State) -> Vec<String> {
     }
     all.extend(state.placing.iter().flat_map(placing::warnings));
     all.extend(no_room(&state.held.directory));
+    all.extend(
+        state
+            .unsaved
+            .iter()
+            .map(|why| format!("what changed last is not on record, which is tried again: {why}")),
+    );
     all.extend(state.in_flight_warning());
     if state.held.qmp.is_none() {
         all.push(

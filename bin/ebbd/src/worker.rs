@@ -31,7 +31,7 @@ use crate::monitor::Monitor;
 use crate::open_files::OpenFiles;
 use crate::placing::Placing;
 use crate::pool::Share;
-use crate::problem::{Answer, Refused, failed, not_allowed};
+use crate::problem::{Answer, Refused, failed, not_allowed, unsaved};
 use crate::record::Record;
 use crate::reserve::Reserve;
 use crate::retry::Retry;
@@ -200,6 +200,8 @@ pub struct State {
     pub(crate) stuck: Option<String>,
     /// What failed when memory was to be evicted.
     pub(crate) trouble: Option<Trouble>,
+    /// Why the VM's record is not what it should be.
+    pub(crate) unsaved: Option<String>,
     /// Pressure was told and is not looked at yet.
     pub(crate) pressed: Arc<AtomicBool>,
     /// The way into its own mailbox.
@@ -258,6 +260,7 @@ impl State {
             sizing: Sizing::default(),
             stuck: None,
             trouble: None,
+            unsaved: None,
             pressed: Arc::default(),
             own,
             unplugged: Unplugged::default(),
@@ -277,9 +280,7 @@ impl State {
         self.look_at_devices();
         self.begin();
         self.begin_placing();
-        if let Err(error) = self.apply_limit() {
-            tracing::error!("{}: its limit: {error}", self.held.record.name);
-        }
+        self.apply_limit();
         let mut due = Instant::now() + TICK;
         loop {
             // By the clock, however many commands there are.
@@ -406,6 +407,9 @@ impl State {
         self.keep_regions(open);
         self.keep_devices(open);
         failpoint::reached("tick", &self.held.record.name);
+        if self.unsaved.is_some() {
+            self.save();
+        }
         // QEMU itself may be the next to wait for room.
         if !self.waits() {
             self.begin();
@@ -525,20 +529,35 @@ impl State {
         self.save();
     }
 
-    pub(crate) fn save(&self) {
-        if let Err(error) = self.held.record.save(&self.held.directory) {
-            tracing::error!("{}: its record: {error}", self.held.record.name);
+    /// Writes the VM's record. What has happened already is not undone where that fails: it is
+    /// tried again at each tick.
+    pub(crate) fn save(&mut self) {
+        let saved = self.held.record.save(&self.held.directory);
+        let why = saved.err().map(|error| error.to_string());
+        if let Some(why) = why.as_ref().filter(|_| self.unsaved.is_none()) {
+            tracing::error!("{}: its record: {why}", self.held.record.name);
         }
+        self.unsaved = why;
+    }
+
+    /// Changes what is on record of the VM, for who waits for an answer: where that fails nothing
+    /// has changed.
+    pub(crate) fn put_on_record(&mut self, change: impl FnOnce(&mut Record)) -> Answer<()> {
+        let changed = self.held.record.change(&self.held.directory, change);
+        changed.map_err(unsaved("the VM's record"))?;
+        self.unsaved = None;
+        Ok(())
     }
 
     fn set_auto(&mut self, request: AutoRequest) -> Answer<AutoStatus> {
         request.check()?;
-        let auto = &mut self.held.record.auto;
-        auto.on = request.on;
-        auto.interval_ms = request.interval_ms.unwrap_or(auto.interval_ms);
-        auto.keep_bytes = request.keep_bytes.unwrap_or(auto.keep_bytes);
+        self.put_on_record(|record| {
+            let auto = &mut record.auto;
+            auto.on = request.on;
+            auto.interval_ms = request.interval_ms.unwrap_or(auto.interval_ms);
+            auto.keep_bytes = request.keep_bytes.unwrap_or(auto.keep_bytes);
+        })?;
         self.due = Instant::now();
-        self.save();
         Ok(status::auto(self))
     }
 
@@ -563,8 +582,7 @@ impl State {
         // Also so that its metadata is known right after a restart.
         self.confirm();
         let pinned = self.may_tell_in_flight(&mut OpenFiles::default())?;
-        self.held.record.evicts = true;
-        self.held.record.save(&self.held.directory).map_err(failed("the VM's record"))?;
+        self.put_on_record(|record| record.evicts = true)?;
         self.held.pager.watch_all().map_err(failed("watching the VM's memory"))?;
         self.expect_refills().map_err(failed("the refill threads"))?;
         let (done, in_the_way) = self.evict_by_force(want_bytes, pinned.is_some())?;
@@ -633,14 +651,16 @@ impl State {
                  power it off",
             ));
         }
+        // Its end is put on record once all is back. That needs no new room, unless this does.
+        if let Err(refused @ Refused::NoRoom(_)) = self.put_on_record(|_| {}) {
+            return Err(refused);
+        }
         let began = Instant::now();
         self.give_balloon_back();
         // Else what comes back would wait for what goes.
         self.held.pager.set_marks(u64::MAX, u64::MAX);
         let restored_bytes = self.give_back_all().map_err(|error| {
-            if let Err(error) = self.apply_limit() {
-                tracing::error!("{}: its limit: {error}", self.held.record.name);
-            }
+            self.apply_limit();
             not_allowed(format!("not all memory could be given back, so it stays held: {error}"))
         })?;
         self.all_is_back();
@@ -667,9 +687,7 @@ impl State {
             tracing::error!("{}: watching its memory: {error}", record.name);
         }
         self.save();
-        if let Err(error) = self.apply_limit() {
-            tracing::error!("{}: its limit: {error}", self.held.record.name);
-        }
+        self.apply_limit();
     }
 
     /// Frames are about to be evicted.

@@ -51,6 +51,8 @@ mod v1 {
         ShareRequest, StatusQuery, Version, VmStatus, VmSummary, route,
     };
 
+    const NO_ROOM: &str = "There is no room to put it on record; nothing was changed.";
+
     /// The daemon's release, process and run directory.
     #[utoipa::path(get, path = route::VERSION, responses((status = 200, body = Version)))]
     fn version() {}
@@ -66,6 +68,7 @@ mod v1 {
         (status = 409, body = Problem, description = "The name is taken."),
         (status = 422, body = Problem, description = "The host or QEMU does not allow it."),
         (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn run() {}
 
@@ -76,6 +79,7 @@ mod v1 {
         (status = 409, body = Problem, description = "The name is taken or the VM is held."),
         (status = 422, body = Problem, description = "This process cannot be held."),
         (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn attach() {}
 
@@ -96,6 +100,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "It cannot be let go now."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn detach() {}
 
@@ -108,6 +113,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn reclaim() {}
 
@@ -119,6 +125,7 @@ mod v1 {
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
+            (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn auto() {}
 
@@ -131,6 +138,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM cannot be limited so."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn limit() {}
 
@@ -143,6 +151,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM cannot be resized so."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn resize() {}
 
@@ -165,6 +174,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn evict() {}
 
@@ -198,6 +208,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "The shares do not fit together, or this VM \
                 cannot have one."),
+            (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn share() {}
 
@@ -206,6 +217,7 @@ mod v1 {
         (status = 200, body = PoolStatus),
         (status = 422, body = Problem, description = "Less than was promised, or more than there is."),
         (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn set_pool() {}
 
@@ -218,6 +230,7 @@ mod v1 {
         (status = 200, body = Calibration),
         (status = 422, body = Problem, description = "A tier cannot be measured."),
         (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn calibrate() {}
 
