@@ -100,6 +100,8 @@ pub struct Limiter {
     /// What the guest took while the last step was held and saved: the next one makes
     /// room for it, too.
     ahead_bytes: u64,
+    /// What the last step was refused by the store, where it found another way.
+    pub refused: Option<io::Error>,
     /// Evicted since this daemon holds the VM.
     pub total: Evicted,
 }
@@ -125,6 +127,7 @@ impl Limiter {
             free: Vec::new(),
             hand: Gfn(0),
             ahead_bytes: 0,
+            refused: None,
             total: Evicted::default(),
         })
     }
@@ -199,7 +202,10 @@ impl Limiter {
         let evicted = pager.evict(&frames, &Known { of, pager, free: &self.free });
         let evicted = match evicted {
             // Who has a slot without need makes room for who needs one.
-            Err(_) if pager.give_up_clean(STEP_FRAMES)? > 0 => return Ok(true),
+            Err(error) if pager.give_up_clean(STEP_FRAMES)? > 0 => {
+                self.refused = Some(error);
+                return Ok(true);
+            }
             evicted => evicted?,
         };
         self.total.add(evicted);

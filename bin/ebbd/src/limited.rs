@@ -89,7 +89,7 @@ impl State {
         self.held.pager.limit_store_memory(self.compressed_bytes());
         self.held.pager.halt_above(u64::MAX);
         if self.marks().is_none() {
-            self.limiter = None;
+            (self.limiter, self.last_trouble) = (None, None);
             return self.held.pager.set_marks(u64::MAX, u64::MAX);
         }
         let (pressed, own) = (Arc::clone(&self.pressed), self.own.clone());
@@ -168,9 +168,10 @@ impl State {
             && self.trouble.as_ref().is_some_and(Trouble::is_no_room)
     }
 
-    fn is_above_high(&self) -> bool {
+    /// Whether it takes more than the limit, or one of its marks, allows.
+    fn is_above(&self, mark: impl FnOnce(Marks) -> u64) -> bool {
         let taken = self.held.pager.taken_bytes();
-        self.marks().zip(taken.ok()).is_some_and(|(marks, taken)| taken > marks.high_bytes)
+        self.marks().zip(taken.ok()).is_some_and(|(marks, taken)| taken > mark(marks))
     }
 
     /// Whether QEMU itself may wait for room, and so answers nobody.
@@ -204,8 +205,11 @@ impl State {
         match result {
             Ok(more) => {
                 // Nothing was tried that needs room: there is none as before.
-                let over = !more && self.is_above_high();
+                let over = !more && self.is_above(|marks| marks.high_bytes);
                 self.trouble = before.filter(|before| over && before.is_no_room());
+                if !self.is_above(|marks| marks.limit_bytes) {
+                    self.last_trouble = None;
+                }
                 more
             }
             Err(error) => {
@@ -215,9 +219,10 @@ impl State {
                     && self.held.record.settings.when_swap_is_full == WhenFull::Wait;
                 let attempt = if waits { Attempt::SaveOrWait } else { Attempt::Save };
                 let why = self.explain(attempt, &error);
-                if before.as_ref().is_none_or(|before| before.why() != why) {
+                if self.last_trouble.as_ref() != Some(&why) {
                     tracing::error!("{}: {why}", self.held.record.name);
                 }
+                self.last_trouble = Some(why.clone());
                 self.trouble = Some(match no_room {
                     true => Trouble::no_room(why),
                     false => Trouble::new(why, before),
@@ -234,6 +239,10 @@ impl State {
             .or_else(|| self.why_it_rests())
             .or_else(|| self.trouble.as_ref().map(|trouble| trouble.why().into()))
             .or_else(|| self.stuck.clone())
+            // It is being tried again: until the limit holds nobody can say that it is over.
+            .or_else(|| {
+                self.last_trouble.clone().filter(|_| self.is_above(|marks| marks.limit_bytes))
+            })
     }
 
     /// Once its disks were used a successor must wait for them before it evicts: they
@@ -310,9 +319,11 @@ impl State {
         let heat = self.monitor.recent_heat();
         let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
         let more = limiter.step(&held.pager, of, marks, spare, heat)?;
+        let refused = limiter.refused.take().map(|error| self.explain(Attempt::Save, &error));
         let taken = held.pager.taken_bytes()?;
         let over = taken > marks.limit_bytes;
         self.stuck = (over && !more).then(|| self.out_of_reach(pinned.as_deref(), taken));
+        self.last_trouble = refused.or(self.last_trouble.take());
         Ok(more)
     }
 }

@@ -200,6 +200,8 @@ pub struct State {
     pub(crate) stuck: Option<String>,
     /// What failed when memory was to be evicted.
     pub(crate) trouble: Option<Trouble>,
+    /// What failed last since the limit was held.
+    pub(crate) last_trouble: Option<String>,
     /// Why the VM's record is not what it should be.
     pub(crate) unsaved: Option<String>,
     /// Pressure was told and is not looked at yet.
@@ -260,6 +262,7 @@ impl State {
             sizing: Sizing::default(),
             stuck: None,
             trouble: None,
+            last_trouble: None,
             unsaved: None,
             pressed: Arc::default(),
             own,
