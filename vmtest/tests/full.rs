@@ -260,6 +260,7 @@ fn a_guest_waits_for_room_in_the_swap_directory() {
     let status = waits();
     let stuck = status.stuck.unwrap_or_default();
     assert!(stuck.contains("--swap-keep-free") && stuck.contains("the guest waits"), "{stuck}");
+    assert!(stuck.contains(&format!("ebb limit {} off", vm.name())), "{stuck}");
     assert!(host.log().contains("the guest waits"), "{}", host.log());
     let check = || {
         // What came before it was known that there is no room, which each daemon finds out anew.

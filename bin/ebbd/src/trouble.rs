@@ -59,35 +59,67 @@ pub fn is_no_room(error: &io::Error) -> bool {
     }
 }
 
+/// Where a VM's store is, and what ends the need for it.
+pub struct Place<'a> {
+    /// Its swap file.
+    pub swap: &'a Path,
+    /// Its directory in the run directory.
+    pub run: &'a Path,
+    /// The command that lifts its limit, if it has one.
+    pub lift: Option<String>,
+}
+
+impl Place<'_> {
+    /// What is full, and what helps. A VM's swap file stays where it is, so another directory is for
+    /// VMs to come.
+    fn full(&self, what: &str, first: &str) -> String {
+        let swap = self.swap.display();
+        let lift = self.lift.as_ref().map(|line| format!(", or lift the limit: {line}"));
+        let lift = lift.unwrap_or_default();
+        format!(
+            "{swap}: {what}: {first}{lift}, or start ebbd with another --swap-dir for VMs to come"
+        )
+    }
+}
+
 /// What is wrong with a store, and what to do about it, in one line.
-pub fn explain(what: Attempt, error: &io::Error, swap: &Path, run: &Path) -> String {
+pub fn explain(what: Attempt, error: &io::Error, place: &Place<'_>) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<StoreError>());
-    let (swap, run) = (swap.display(), run.display());
+    let (swap, run) = (place.swap.display(), place.run.display());
     let trouble = match inner {
         None => return error.to_string(),
         Some(StoreError::Medium(error)) => match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                format!("{swap}: no space left: make room on its file system")
+            io::ErrorKind::StorageFull => {
+                place.full("no space left", "make room on its file system")
             }
+            io::ErrorKind::QuotaExceeded => place
+                .full("the quota of its file system is reached", "make room there, or raise it"),
             io::ErrorKind::WriteZero | io::ErrorKind::FileTooLarge => {
                 format!("{swap}: takes no more ({error}): look for a limit or a fault of its disk")
             }
             _ => format!("{swap}: {error}: look for its disk in the host's kernel log (dmesg)"),
         },
-        Some(StoreError::NoRoom(NoRoom::Floor)) => format!(
-            "{swap}: no space left but what --swap-keep-free keeps: make room on its file system"
+        Some(StoreError::NoRoom(NoRoom::Floor)) => place.full(
+            "no space left but what ebbd's --swap-keep-free keeps",
+            "make room on its file system, or keep less",
         ),
-        Some(StoreError::NoRoom(NoRoom::All)) => {
-            format!("{swap}: all swap files take what --swap-max allows")
-        }
+        Some(StoreError::NoRoom(NoRoom::All)) => place.full(
+            "all swap files take what ebbd's --swap-max allows",
+            "start ebbd with a higher one",
+        ),
         Some(StoreError::NoRoom(NoRoom::Each)) => {
-            format!("{swap}: takes what --swap-max-each allows")
+            place.full("takes what ebbd's --swap-max-each allows", "start ebbd with a higher one")
         }
         Some(StoreError::Full) => {
             format!("{swap}: all its slots are in use: raise the limit")
         }
         Some(StoreError::RunDirectory(error)) => {
-            format!("{run}: {error}: the run directory needs room for a record of each page saved")
+            let lift = place.lift.as_ref().map(|line| format!(", or lift the limit: {line}"));
+            format!(
+                "{run}: {error}: the run directory needs room for a record of each page saved: make \
+                 room there{}",
+                lift.unwrap_or_default()
+            )
         }
         Some(error) => format!("{swap}: {error}"),
     };
@@ -120,27 +152,46 @@ mod tests {
     use super::*;
     use rustix::io::Errno;
 
+    fn place(lift: &str) -> Place<'_> {
+        let (swap, run) = (Path::new("/swap/a"), Path::new("/run/a"));
+        Place { swap, run, lift: Some(lift.into()) }
+    }
+
     #[test]
     fn each_failure_is_named_with_a_remedy_in_one_line() {
         let medium = |errno: Errno| StoreError::Medium(errno.into());
         for (error, told) in [
-            (medium(Errno::NOSPC), "/swap/a: no space left: make room on its file system; what"),
-            (medium(Errno::DQUOT), "/swap/a: no space left: make room"),
+            (medium(Errno::NOSPC), "/swap/a: no space left: make room on its file system, or"),
+            (medium(Errno::DQUOT), "/swap/a: the quota of its file system is reached: make room"),
+            (
+                StoreError::NoRoom(NoRoom::All),
+                "/swap/a: all swap files take what ebbd's --swap-max ",
+            ),
+            (StoreError::NoRoom(NoRoom::Each), "/swap/a: takes what ebbd's --swap-max-each allows"),
+            (StoreError::NoRoom(NoRoom::Floor), "/swap/a: no space left but what ebbd's --swap-k"),
             (medium(Errno::IO), "/swap/a: Input/output error (os error 5): look for its disk"),
             (StoreError::Medium(io::ErrorKind::WriteZero.into()), "/swap/a: takes no more ("),
             (StoreError::Full, "/swap/a: all its slots are in use: raise the limit; what"),
             (StoreError::RunDirectory(Errno::NOSPC.into()), "/run/a: No space left on device"),
         ] {
-            let line =
-                explain(Attempt::Save, &error.into(), Path::new("/swap/a"), Path::new("/run/a"));
+            // Slots are no bytes.
+            let has_slots = !matches!(error, StoreError::Full);
+            let error = error.into();
+            let line = explain(Attempt::Save, &error, &place("ebb limit a off"));
             assert!(line.starts_with(told) && !line.contains('\n'), "{line}");
             assert!(line.ends_with("stays in memory"), "{line}");
+            // Each that is full names every way out.
+            let full = is_no_room(&error) && has_slots;
+            let ways = ["or lift the limit: ebb limit a off, or", "ebbd with another --swap-dir "];
+            assert_eq!(ways.iter().all(|way| line.contains(way)), full, "{line}");
+            let without = explain(Attempt::Save, &error, &Place { lift: None, ..place("") });
+            assert!(!without.contains("lift"), "{without}");
         }
         let damaged = io::Error::from(StoreError::Damaged { slot: 7 });
-        let line = explain(Attempt::Load, &damaged, Path::new("/swap/a"), Path::new("/run/a"));
+        let line = explain(Attempt::Load, &damaged, &place(""));
         assert!(line.starts_with("/swap/a: slot 7 of the store is damaged; the guest waits"));
         let other = io::Error::from(Errno::NOMEM);
-        let line = explain(Attempt::Save, &other, Path::new("/swap/a"), Path::new("/run/a"));
+        let line = explain(Attempt::Save, &other, &place(""));
         assert_eq!(line, other.to_string());
     }
 

@@ -39,7 +39,7 @@ use crate::serving::Serving;
 use crate::sharing::Sharing;
 use crate::sizing::Sizing;
 use crate::status;
-use crate::trouble::{self, Attempt, Trouble};
+use crate::trouble::{self, Attempt, Place, Trouble};
 use crate::unplugged::Unplugged;
 
 /// Left at the heads of the guest's free lists, where it takes memory next.
@@ -606,7 +606,17 @@ impl State {
 
     /// Why evicting or bringing back failed, and what to do.
     pub(crate) fn explain(&self, what: Attempt, error: &std::io::Error) -> String {
-        trouble::explain(what, error, &self.held.record.swap, &self.held.directory)
+        let record = &self.held.record;
+        let lift = match (record.share, record.limit_bytes) {
+            (Some(_), _) => Some(format!("ebb share {} off", record.name)),
+            (None, Some(_)) => Some(format!("ebb limit {} off", record.name)),
+            (None, None) => None,
+        };
+        trouble::explain(
+            what,
+            error,
+            &Place { swap: &record.swap, run: &self.held.directory, lift },
+        )
     }
 
     /// Punching a part of a large folio may zero it in place: where the kernel may have made, or
