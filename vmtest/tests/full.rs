@@ -262,6 +262,9 @@ fn a_guest_waits_for_room_in_the_swap_directory() {
     assert!(stuck.contains("--swap-keep-free") && stuck.contains("the guest waits"), "{stuck}");
     assert!(stuck.contains(&format!("ebb limit {} off", vm.name())), "{stuck}");
     assert!(host.log().contains("the guest waits"), "{}", host.log());
+    // Before QEMU is asked anything, which may not answer.
+    let why = vm.ebb("resize 450M").refused();
+    assert!(why.contains("waits for room") && why.contains(&stuck), "{why}");
     let check = || {
         // What came before it was known that there is no room, which each daemon finds out anew.
         assert!(vm.host_bytes() <= 220 * MIB, "{}", vm.host_bytes());

@@ -168,6 +168,11 @@ impl State {
             && self.trouble.as_ref().is_some_and(Trouble::is_no_room)
     }
 
+    /// What there is no room for, and what to do.
+    pub(crate) fn why_it_waits(&self) -> &str {
+        self.trouble.as_ref().map_or("", Trouble::why)
+    }
+
     /// Whether it takes more than the limit, or one of its marks, allows.
     fn is_above(&self, mark: impl FnOnce(Marks) -> u64) -> bool {
         let taken = self.held.pager.taken_bytes();

@@ -11,6 +11,12 @@ use crate::worker::State;
 impl State {
     /// What is in the way, by what the guest itself tells.
     pub(crate) fn obstacle(&self, offer: &Offer, wish: &Wish, way: &Way) -> String {
+        if self.waits() {
+            return format!(
+                "the size goes on changing once there is room: {}",
+                self.why_it_waits()
+            );
+        }
         if let Some(trouble) = &way.trouble {
             return trouble.clone();
         }
@@ -57,7 +63,7 @@ impl State {
         let size = offer.size_of(wish);
         if size < wish.bytes {
             return format!(
-                "the guest does not plug {} more: its kernel's log tells why",
+                "the guest does not plug {} more: run dmesg in it, its kernel says why",
                 Bytes(wish.bytes - size)
             );
         }

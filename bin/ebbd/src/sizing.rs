@@ -11,7 +11,7 @@ use ebb_vm::balloon;
 
 use crate::limit::floor_bytes;
 use crate::offers::Seen;
-use crate::problem::{Answer, failed, not_allowed};
+use crate::problem::{Answer, Refused, failed, not_allowed};
 use crate::record::SizeRecord;
 use crate::sharing::Shrunk;
 use crate::way::Way;
@@ -123,6 +123,13 @@ impl State {
     /// Begins to bring the VM to another size.
     pub(crate) fn resize(&mut self, request: ResizeRequest) -> Answer<ResizeReport> {
         request.check()?;
+        if self.waits() {
+            return Err(Refused::Unavailable(format!(
+                "{} waits for room, and QEMU may, so its size cannot change now: {}",
+                self.held.record.name,
+                self.why_it_waits()
+            )));
+        }
         self.look_at_offers()?;
         let Some(bytes) = request.bytes else { return self.stay_at_size(request.on_violation) };
         self.look_at_devices();
@@ -204,7 +211,7 @@ impl State {
 
     /// The same now and then.
     pub(crate) fn keep_sizes(&mut self) {
-        if self.held.record.size.is_none() {
+        if self.held.record.size.is_none() || self.waits() {
             return;
         }
         let due = self.sizing.stepped.is_none_or(|stepped| stepped.elapsed() >= STEP_EVERY);
@@ -387,7 +394,11 @@ impl State {
             Some(Mechanism::HyperAlloc) => HUGE_BYTES,
             _ => 1,
         };
-        self.sizing.way.as_ref().map_or(SizeState::Off, |way| way.state(piece))
+        match self.sizing.way.as_ref().map_or(SizeState::Off, |way| way.state(piece)) {
+            // The guest waits for room, and QEMU may: until there is some neither gets on.
+            SizeState::Moving if self.waits() => SizeState::Waiting,
+            state => state,
+        }
     }
 
     /// How far it is.

@@ -349,7 +349,12 @@ impl State {
         if command.is_moot() {
             return Next::Go;
         }
-        if !matches!(command, Command::Status(..) | Command::Pressure) {
+        let asks_qemu = match command {
+            Command::Status(..) | Command::Pressure => false,
+            Command::Resize(..) | Command::Size(_) => !self.waits(),
+            _ => true,
+        };
+        if asks_qemu {
             // What it takes may need QEMU, which may wait for room; so it goes on until the next
             // look at the limit.
             self.held.pager.halt_above(u64::MAX);
