@@ -34,6 +34,12 @@ pub fn connect(run_dir: &Path) -> anyhow::Result<UnixStream> {
     }
 }
 
+/// The process that listens there; none: nobody does, or nobody can tell.
+pub fn pid(run_dir: &Path) -> Option<i32> {
+    let stream = listening(run_dir).ok()??;
+    Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())
+}
+
 /// A connection to a daemon that answers. One that was killed still takes connections while its
 /// memory is taken down, and then closes them: `None`.
 fn living(run_dir: &Path) -> anyhow::Result<Option<UnixStream>> {

@@ -387,6 +387,18 @@ fn doctor_judges_every_point_and_changes_nothing() {
 }
 
 #[test]
+fn doctor_refuses_the_run_directory_that_run_refuses() {
+    // Not there yet, and not in memory once it is.
+    let mut command = harness::command("/proc/self/nowhere".as_ref(), "doctor --json");
+    command.0.env_remove("EBB_ALLOW_KEYS_ON_DISK");
+    let report: Value = serde_json::from_str(&command.run().stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let told = checks.iter().find(|check| check["check"] == "run directory").unwrap();
+    assert_eq!(told["verdict"], "missing", "{told}");
+    assert!(told["mend"].as_str().unwrap().contains("EBB_RUN_DIR"), "{told}");
+}
+
+#[test]
 fn completions_and_man_pages_come_from_the_same_definition() {
     let dir = Dir::new();
     for shell in ["bash", "zsh", "fish"] {

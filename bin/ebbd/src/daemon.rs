@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{
     Accelerator as ApiAccelerator, AttachRequest, Backing, Calibration, MIN_ORDER_DEFAULT,
-    OnViolation, RunRequest, VmName,
+    OnViolation, RunRequest, VmName, advice,
 };
 use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
 use ebb_sys::private_dir;
@@ -716,12 +716,8 @@ fn last_line(messages: &mut PipeReader) -> String {
 }
 
 fn keys_refused(run_dir: &Path) -> String {
-    format!(
-        "the run directory {} is on a disk, and the key of the VM's swap file would be, too: end ebbd \
-         and choose one on tmpfs (EBB_RUN_DIR, or --run-dir), or allow it \
-         (EBB_ALLOW_KEYS_ON_DISK=true, or ebbd --allow-keys-on-disk)",
-        run_dir.display()
-    )
+    let (why, advice) = advice::keys_on_disk(run_dir, i32::try_from(std::process::id()).ok());
+    format!("{why}: {advice}")
 }
 
 fn accelerator_of(qmp: &mut Qmp) -> Answer<Chosen<ApiAccelerator>> {
@@ -872,6 +868,7 @@ mod tests {
     fn a_refused_key_names_what_to_set() {
         let told = keys_refused(Path::new("/var/ebb"));
         assert!(told.contains("/var/ebb") && !told.contains('\n'), "{told}");
+        assert!(told.contains(&format!("kill {}", std::process::id())), "{told}");
         // As clap knows them.
         use clap::CommandFactory;
         let known = crate::Arguments::command();

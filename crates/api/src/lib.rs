@@ -6,6 +6,7 @@
 //! No I/O and no policy here: both sides of the socket share only this crate.
 #![forbid(unsafe_code)]
 
+pub mod advice;
 mod calibration;
 mod choice;
 mod confinement;

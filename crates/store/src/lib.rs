@@ -140,16 +140,9 @@ pub struct Usage {
     pub filled_pages: u64,
 }
 
-/// Whether a directory's files are in memory alone, as a run directory's should
-/// be: a key on a disk may be found there after its VM.
-///
-/// # Errors
-/// As statfs(2).
-pub fn is_in_memory(run: &Path) -> io::Result<bool> {
-    const TMPFS: u64 = 0x0102_1994;
-    const RAMFS: u64 = 0x8584_58f6;
-    Ok([TMPFS, RAMFS].contains(&(rustix::fs::statfs(run)?.f_type as u64)))
-}
+/// A run directory's files should be in memory alone: a key on a disk may be found there after
+/// its VM.
+pub use ebb_sys::memory_fs::is_in_memory;
 
 /// Whether a daemon before this one had a [`Compressed`] store in `run`.
 ///

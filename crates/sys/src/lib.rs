@@ -13,6 +13,7 @@ pub mod kexec;
 pub mod kvm;
 pub mod kvm_vm;
 pub mod mapping;
+pub mod memory_fs;
 pub mod numa;
 pub mod page_idle;
 pub mod pagemap;

@@ -3,7 +3,7 @@
 //! What lies there is opened by name: a link, or a file of somebody else's, would be followed
 //! and written to as root.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -27,29 +27,47 @@ pub enum PrivateDirError {
     Mode(PathBuf, u32),
 }
 
-impl std::fmt::Display for PrivateDirError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl PrivateDirError {
+    /// What is wrong.
+    pub fn why(&self) -> String {
         match self {
-            Self::Io(path, error) => write!(f, "{}: {error}", path.display()),
-            Self::NoDirectory(path) => write!(
-                f,
-                "{} is a symbolic link, or no directory: remove it, or name the directory itself",
-                path.display()
-            ),
-            Self::Owner(path, uid) => write!(
-                f,
-                "{0} belongs to user {uid}, who can exchange what is in it: give it to user {1} \
-                 (`chown {1} {0}`) once you know what is in it, or name another directory",
+            Self::Io(path, error) => format!("{}: {error}", path.display()),
+            Self::NoDirectory(path) => {
+                format!("{} is a symbolic link, or no directory", path.display())
+            }
+            Self::Owner(path, uid) => {
+                format!("{} belongs to user {uid}, who can exchange what is in it", path.display())
+            }
+            Self::Mode(path, mode) => {
+                format!("{} can be written by others (mode {mode:04o})", path.display())
+            }
+        }
+    }
+
+    /// What to do; none: the error says enough.
+    pub fn advice(&self) -> Option<String> {
+        match self {
+            Self::Io(..) => None,
+            Self::NoDirectory(_) => Some("remove it, or name the directory itself".into()),
+            Self::Owner(path, _) => Some(format!(
+                "give it to user {1} (`chown {1} {0}`) once you know what is in it, or name \
+                 another directory",
                 path.display(),
                 geteuid().as_raw()
-            ),
-            Self::Mode(path, mode) => write!(
-                f,
-                "{0} can be written by others (mode {mode:04o}): take that from them \
-                 (`chmod go-w {0}`) once you know what is in it, or name another directory",
+            )),
+            Self::Mode(path, _) => Some(format!(
+                "take that from them (`chmod go-w {}`) once you know what is in it, or name \
+                 another directory",
                 path.display()
-            ),
+            )),
         }
+    }
+}
+
+impl std::fmt::Display for PrivateDirError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why())?;
+        self.advice().map_or(Ok(()), |advice| write!(f, ": {advice}"))
     }
 }
 
@@ -61,14 +79,21 @@ impl std::error::Error for PrivateDirError {}
 /// # Errors
 /// It is another's, or others can write it; one line says what to do.
 pub fn make(path: &Path) -> Result<(), PrivateDirError> {
-    use PrivateDirError::{Io, Mode, NoDirectory, Owner};
     // What is there already shows below what it is.
     match DirBuilder::new().recursive(true).mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(Io(path.into(), error));
+            Err(PrivateDirError::Io(path.into(), error))
         }
-        _ => {}
+        _ => check(path).map(drop),
     }
+}
+
+/// Whether only this user can put anything into it; its metadata.
+///
+/// # Errors
+/// As [`make`]; there is none.
+pub fn check(path: &Path) -> Result<Metadata, PrivateDirError> {
+    use PrivateDirError::{Io, Mode, NoDirectory, Owner};
     let metadata = open(path).and_then(|directory| directory.metadata());
     let metadata =
         metadata.map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
@@ -78,7 +103,7 @@ pub fn make(path: &Path) -> Result<(), PrivateDirError> {
     match (metadata.uid(), metadata.mode() & 0o7777) {
         (uid, _) if uid != geteuid().as_raw() => Err(Owner(path.into(), uid)),
         (_, mode) if mode & WRITABLE_BY_OTHERS != 0 => Err(Mode(path.into(), mode)),
-        _ => Ok(()),
+        _ => Ok(metadata),
     }
 }
 

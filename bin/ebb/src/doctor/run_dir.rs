@@ -1,99 +1,167 @@
-//! Is the run directory private, and in memory?
+//! Would the daemon use the run directory, and is that private and in memory?
 
-use std::fs::{self, Metadata};
+use std::env;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use ebb_api::advice;
+use ebb_sys::memory_fs::is_in_memory;
+use ebb_sys::private_dir::{self, PrivateDirError};
+
 use super::finding::{Finding, Fix};
+use crate::daemon;
 
 const CHECK: &str = "run directory";
-/// `TMPFS_MAGIC` of `include/uapi/linux/magic.h`.
-const TMPFS: u64 = 0x0102_1994;
+const COST: &str = "the daemon cannot run";
 
 pub fn check(path: &Path) -> Finding {
-    match fs::metadata(path) {
-        Ok(found) => judge(path, &found),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Finding::fixable(
+    // As the daemon understands it.
+    let keys_on_disk = env::var("EBB_ALLOW_KEYS_ON_DISK").is_ok_and(|text| text == "true");
+    judge(path, keys_on_disk)
+}
+
+/// As a start of the daemon judges, in its words; `keys_on_disk`: they are allowed there.
+fn judge(path: &Path, keys_on_disk: bool) -> Finding {
+    let mode = match private_dir::check(path) {
+        Ok(found) => found.permissions().mode() & 0o777,
+        Err(PrivateDirError::Io(_, error)) if error.kind() == io::ErrorKind::NotFound => {
+            return absent(path, keys_on_disk);
+        }
+        Err(error) => return unusable(&error),
+    };
+    let in_memory = match in_memory(path, path, keys_on_disk) {
+        Ok(in_memory) => in_memory,
+        Err(finding) => return finding,
+    };
+    if mode & 0o077 != 0 {
+        let cost = "other users can see what the daemon has there";
+        let fixes = vec![Fix::Close { path: path.into() }];
+        return Finding::fixable(
+            CHECK,
+            format!("{} has mode {mode:o}", path.display()),
+            cost,
+            fixes,
+        );
+    }
+    if !in_memory {
+        let cost =
+            "keys and records of emptied memory are written to a disk, and may outlive the VMs";
+        let found = format!("{} is on a disk, and EBB_ALLOW_KEYS_ON_DISK is set", path.display());
+        return Finding::degraded(
+            CHECK,
+            found,
+            cost,
+            "name one on tmpfs, as /run is on most systems",
+        );
+    }
+    Finding::ok(CHECK, format!("{}, mode {mode:o}, in memory", path.display()))
+}
+
+/// The daemon's first start makes it, where its path ends today.
+fn absent(path: &Path, keys_on_disk: bool) -> Finding {
+    let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
+    match in_memory(path, above, keys_on_disk) {
+        Ok(_) => Finding::fixable(
             CHECK,
             format!("{} is not there yet", path.display()),
             "nothing: the daemon's first start makes it",
             vec![Fix::MakeDir { path: path.into() }],
         ),
-        Err(error) => unusable(path, &error.to_string()),
+        Err(finding) => finding,
     }
 }
 
-fn unusable(path: &Path, why: &str) -> Finding {
-    let found = format!("{}: {why}", path.display());
-    Finding::missing(CHECK, found, "the daemon cannot run", "name another by --run-dir, or be root")
+fn unusable(error: &PrivateDirError) -> Finding {
+    let advice = error.advice().unwrap_or_else(|| "name another by --run-dir, or be root".into());
+    Finding::missing(CHECK, error.why(), COST, advice)
 }
 
-fn judge(path: &Path, found: &Metadata) -> Finding {
-    if !found.is_dir() {
-        return unusable(path, "not a directory");
-    }
-    let text = path.display();
-    let owner = rustix::process::geteuid().as_raw();
-    if found.uid() != owner {
-        let cost = "its owner can take over the daemon's socket and records";
-        let mend = format!("chown {owner} {text}, when nothing in it is another's");
-        return Finding::degraded(CHECK, format!("{text} is user {}'s", found.uid()), cost, mend);
-    }
-    let mode = found.permissions().mode() & 0o777;
-    if mode & 0o077 != 0 {
-        let cost = "other users can reach the daemon's socket and records";
-        let fixes = vec![Fix::Close { path: path.into() }];
-        return Finding::fixable(CHECK, format!("{text} has mode {mode:o}"), cost, fixes);
-    }
-    match is_tmpfs(path) {
-        Ok(true) => Finding::ok(CHECK, format!("{text}, mode {mode:o}, tmpfs")),
-        Ok(false) => {
-            let cost = "records of emptied memory are written to a disk, and outlive the VMs";
-            let mend = "use a directory on tmpfs, as /run is on most systems";
-            Finding::degraded(CHECK, format!("{text} is not on tmpfs"), cost, mend)
+/// Whether it is in memory, as what lies at `place` is; a finding where no VM would be held.
+fn in_memory(path: &Path, place: &Path, keys_on_disk: bool) -> Result<bool, Finding> {
+    match is_in_memory(place) {
+        Ok(false) if !keys_on_disk => {
+            let (why, advice) = advice::keys_on_disk(path, daemon::pid(path));
+            Err(Finding::missing(CHECK, why, "ebb run and ebb attach refuse every VM", advice))
         }
-        Err(error) => unusable(path, &error.to_string()),
+        Ok(is) => Ok(is),
+        Err(error) => Err(unusable(&PrivateDirError::Io(path.into(), error))),
     }
-}
-
-fn is_tmpfs(path: &Path) -> io::Result<bool> {
-    Ok(u64::try_from(rustix::fs::statfs(path)?.f_type) == Ok(TMPFS))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::Permissions;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
 
     use super::super::finding::Verdict;
     use super::*;
 
+    /// In memory.
+    fn shared() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").unwrap()
+    }
+
+    /// Not there, and not in memory if it were.
+    const ELSEWHERE: &str = "/proc/self/nowhere";
+
     #[test]
     fn what_is_found_is_mended_by_its_own_fix() {
-        let temp = tempfile::tempdir().unwrap();
+        let temp = shared();
         let dir = temp.path().join("a/b");
-        let absent = check(&dir);
+        let absent = judge(&dir, false);
         assert_eq!(absent.fixes, [Fix::MakeDir { path: dir.clone() }]);
         absent.fixes[0].apply().unwrap();
-        assert_eq!(check(&dir).fixes, []);
+        assert_eq!(judge(&dir, false).verdict, Verdict::Ok);
 
         fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
-        let open = check(&dir);
+        let open = judge(&dir, false);
         assert_eq!(open.fixes, [Fix::Close { path: dir.clone() }]);
         open.fixes[0].apply().unwrap();
         assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(check(&dir).fixes, []);
+        assert_eq!(judge(&dir, false).verdict, Verdict::Ok);
     }
 
     #[test]
-    fn a_file_is_no_run_directory() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(check(file.path()).verdict, Verdict::Missing);
+    fn what_the_daemon_refuses_is_missing_in_its_words() {
+        let temp = shared();
+        let [dir, link, file] = ["dir", "link", "file"].map(|name| temp.path().join(name));
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
+        symlink(&dir, &link).unwrap();
+        fs::write(&file, "").unwrap();
+        for path in [dir, link, file] {
+            let (told, daemons) = (judge(&path, true), private_dir::make(&path).unwrap_err());
+            assert_eq!(told.verdict, Verdict::Missing, "{told:?}");
+            assert_eq!(format!("{}: {}", told.found, told.mend.unwrap()), daemons.to_string());
+            assert_eq!(told.fixes, []);
+        }
     }
 
     #[test]
-    fn dev_shm_is_tmpfs_and_proc_is_not() {
-        assert_eq!(is_tmpfs(Path::new("/dev/shm")).ok(), Some(true));
-        assert_eq!(is_tmpfs(Path::new("/proc")).ok(), Some(false));
+    fn a_place_on_a_disk_is_missing_unless_it_is_allowed() {
+        // Neither is in memory; the second one is not there yet.
+        for path in [PathBuf::from("/proc/self"), ELSEWHERE.into()] {
+            let told = in_memory(&path, Path::new("/proc"), false).unwrap_err();
+            assert_eq!(told.verdict, Verdict::Missing, "{told:?}");
+            let (why, advice) = advice::keys_on_disk(&path, None);
+            assert_eq!((told.found, told.mend), (why, Some(advice)));
+            assert_eq!(in_memory(&path, Path::new("/proc"), true).ok(), Some(false));
+        }
+        assert_eq!(judge(Path::new(ELSEWHERE), false).verdict, Verdict::Missing);
+        assert_eq!(judge(Path::new(ELSEWHERE), true).verdict, Verdict::Degraded);
+    }
+
+    #[test]
+    fn a_daemon_that_runs_is_named() {
+        let temp = tempfile::tempdir().unwrap();
+        assert_eq!(daemon::pid(temp.path()), None);
+        let _listener = UnixListener::bind(temp.path().join("ebbd.sock")).unwrap();
+        let pid = daemon::pid(temp.path());
+        assert_eq!(pid, i32::try_from(std::process::id()).ok());
+        let (_, advice) = advice::keys_on_disk(temp.path(), pid);
+        assert!(advice.contains(&format!("(`kill {}`)", std::process::id())), "{advice}");
     }
 }
