@@ -386,6 +386,43 @@ fn doctor_judges_every_point_and_changes_nothing() {
     assert!(!run_dir.exists());
 }
 
+/// Where this test runs as root, a user without privilege asks.
+#[test]
+fn a_user_without_privilege_hears_so_first_and_what_only_root_can_see() {
+    const NOBODY: u32 = 65534;
+    let dir = Dir::new();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let doctor = |run_dir: &str| {
+        let mut command = dir.own_ebb("doctor --json");
+        command.0.arg("--run-dir").arg(run_dir).env_remove("EBB_ALLOW_KEYS_ON_DISK");
+        if rustix::process::geteuid().is_root() {
+            command.0.uid(NOBODY).gid(NOBODY);
+        }
+        let ran = command.run();
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+        report["checks"].as_array().unwrap().clone()
+    };
+    // It is there, in memory, and root's.
+    let checks = doctor("/dev");
+    let told = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap();
+    assert_eq!(checks[0]["check"], "privilege");
+    assert_eq!(checks[0]["verdict"], "missing");
+    let mend = checks[0]["mend"].as_str().unwrap();
+    assert!(mend.contains("as root"), "{mend}");
+    if fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap().trim() == "0" {
+        for name in ["userfaultfd", "device node"] {
+            assert_eq!(told(name)["verdict"], "unknown", "{}", told(name));
+        }
+    }
+    assert_eq!(told("run directory")["verdict"], "unknown", "{}", told("run directory"));
+    assert!(told("users")["found"].as_str().unwrap().contains("only root"), "{}", told("users"));
+    for check in &checks {
+        assert!(!check.to_string().contains("chown"), "{check}");
+        assert!(!check.to_string().contains("nodev"), "{check}");
+    }
+}
+
 #[test]
 fn doctor_refuses_the_run_directory_that_run_refuses() {
     // Not there yet, and not in memory once it is.

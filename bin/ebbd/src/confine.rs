@@ -10,10 +10,10 @@ use std::str::FromStr;
 use std::sync::{Once, OnceLock};
 
 use ebb_api::{Confinement, RunRequest, VmName};
-use ebb_sys::confine::{Child, Identity, User};
-use ebb_sys::user_namespace::{PIDS, UserNamespace};
+use ebb_sys::confine::{CapabilitySet, Child, Identity, User};
+use ebb_sys::user_namespace::{PIDS, UserNamespace, privilege_obstacle};
 use ebb_vm::launch::{self, Accelerator};
-use rustix::process::Signal;
+use rustix::process::{Signal, geteuid};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::cgroup::{self, Group};
@@ -263,7 +263,11 @@ pub fn filtered(name: &VmName, pid: i32, signal: Option<i32>) -> Option<String> 
 /// Whether QEMU can be this user where the daemon runs.
 fn can_be(user: User) -> Answer<()> {
     let namespace = UserNamespace::own().map_err(failed("the daemon's user namespace"))?;
-    let why = namespace.obstacle(user);
+    let has =
+        rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |has| has.effective);
+    let unprivileged = privilege_obstacle(geteuid().as_raw(), has);
+    let unprivileged = unprivileged.map(|(why, advice)| format!("{why}: {advice}"));
+    let why = unprivileged.or_else(|| namespace.obstacle(user));
     why.map_or(Ok(()), |why| Err(not_allowed(format!("ebbd cannot start QEMU as a user: {why}"))))
 }
 
@@ -331,7 +335,9 @@ fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::CapabilitySets;
     use std::collections::HashSet;
+    use std::thread;
 
     #[test]
     fn users_are_names_numbers_and_their_own() {
@@ -345,6 +351,19 @@ mod tests {
         for wrong in ["4294967295", "1:x", "no such user", ""] {
             assert!(wrong.parse::<VmUser>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_daemon_that_may_not_change_users_says_so_beforehand() {
+        let told = thread::spawn(|| {
+            let none = CapabilitySet::empty();
+            let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            // Of this thread alone; who has none already keeps none.
+            rustix::thread::set_capabilities(None, sets).unwrap();
+            can_be(User::PerProcess(USERS.start)).unwrap_err().to_string()
+        });
+        let told = told.join().unwrap();
+        assert!(told.contains("start QEMU as another user"), "{told}");
     }
 
     #[test]

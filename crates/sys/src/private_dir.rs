@@ -49,6 +49,8 @@ impl PrivateDirError {
         match self {
             Self::Io(..) => None,
             Self::NoDirectory(_) => Some("remove it, or name the directory itself".into()),
+            // Root's is no matter of this user.
+            Self::Owner(_, 0) => Some("run it as root, or name another directory".into()),
             Self::Owner(path, _) => Some(format!(
                 "give it to user {1} (`chown {1} {0}`) once you know what is in it, or name \
                  another directory",

@@ -150,7 +150,7 @@ fn explain(error: &io::Error, in_namespace: bool, may_make: bool) -> (String, &'
         true if is_any(&[Errno::PERM, Errno::ACCESS]) => {
             ("no node of /dev/userfaultfd can be made in a user namespace", NAMESPACE_ADVICE)
         }
-        _ if is_any(&[Errno::PERM]) && !may_make => (
+        _ if is_any(&[Errno::PERM, Errno::ACCESS]) && !may_make => (
             "ebbd has no CAP_MKNOD, to make a node of /dev/userfaultfd",
             "run it as root; in a container with --cap-add MKNOD or --privileged",
         ),
@@ -205,7 +205,9 @@ mod tests {
     #[test]
     fn each_reason_has_its_own_advice() {
         assert!(told(Errno::PERM, true, true).contains("user namespace"));
-        assert!(told(Errno::PERM, false, false).contains("CAP_MKNOD"));
+        for denied in [Errno::PERM, Errno::ACCESS] {
+            assert!(told(denied, false, false).contains("CAP_MKNOD"), "{denied}");
+        }
         assert!(told(Errno::ACCESS, false, true).contains("nodev"));
         assert!(told(Errno::NODEV, false, true).contains("6.1"));
         assert!(told(Errno::NOENT, false, true).contains("/dev of its own"));

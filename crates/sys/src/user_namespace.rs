@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 
-use crate::confine::User;
+use crate::confine::{CapabilitySet, User};
 
 /// Linux gives process numbers below this.
 pub const PIDS: u32 = 1 << 22;
@@ -18,6 +18,24 @@ pub const ADVICE: &str = "pass --user UID:GID with one of those (for all VMs: eb
 /// What to do where groups cannot be given up.
 pub const GROUPS_ADVICE: &str =
     "pass --privileged, or make the namespace with newuidmap(1), as podman and docker do";
+
+/// Why this user, with these capabilities, cannot start processes as other users, and what to do;
+/// none: it can.
+pub fn privilege_obstacle(uid: u32, has: CapabilitySet) -> Option<(String, &'static str)> {
+    if has.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {
+        return None;
+    }
+    Some(match uid {
+        0 => (
+            "ebbd lacks CAP_SETUID or CAP_SETGID, to start QEMU as another user".into(),
+            "start the container with --cap-add SETUID --cap-add SETGID, or pass --privileged",
+        ),
+        uid => (
+            format!("only root can start QEMU as another user, and this is user {uid}"),
+            "run ebb as root",
+        ),
+    })
+}
 
 /// The users and groups of a user namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -167,6 +185,16 @@ mod tests {
         let why = namespace("0 0 1\n", "deny\n").obstacle(ROOT).unwrap();
         assert!(why.contains("setgroups") && why.contains("--privileged"), "{why}");
         assert!(!why.contains("--user"), "{why}");
+    }
+
+    #[test]
+    fn who_may_not_change_users_hears_what_to_do() {
+        let both = CapabilitySet::SETUID | CapabilitySet::SETGID;
+        assert_eq!(privilege_obstacle(1000, both), None);
+        let (why, advice) = privilege_obstacle(1000, CapabilitySet::empty()).unwrap();
+        assert!(why.contains("user 1000") && advice.contains("as root"), "{why}: {advice}");
+        let (why, advice) = privilege_obstacle(0, CapabilitySet::SETUID).unwrap();
+        assert!(why.contains("CAP_SETGID") && advice.contains("--cap-add"), "{why}: {advice}");
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub enum Verdict {
     Degraded,
     /// A main part of Ebb does not work.
     Missing,
+    /// Only root can tell.
+    Unknown,
 }
 
 /// One check's result.
@@ -60,6 +62,13 @@ impl Finding {
         Finding { verdict: Verdict::Missing, ..Finding::degraded(check, found, cost, mend) }
     }
 
+    /// What this user cannot see.
+    pub fn unknown(check: &'static str, found: impl Into<String>) -> Finding {
+        let mend = Some("run ebb doctor as root".into());
+        let cost = Some("nothing by itself: only root can tell whether it is well");
+        Finding { verdict: Verdict::Unknown, cost, mend, ..Finding::ok(check, found) }
+    }
+
     /// A lack that `--fix` mends.
     pub fn fixable(
         check: &'static str,
@@ -77,6 +86,7 @@ impl Finding {
             Verdict::Ok => "OK",
             Verdict::Degraded => "DEGRADED",
             Verdict::Missing => "MISSING",
+            Verdict::Unknown => "UNKNOWN",
         };
         let detail = |label: &str, text: &str| format!("{:10}{label:<15}{text}\n", "");
         let cost = self.cost.map(|cost| detail("costs", cost)).unwrap_or_default();

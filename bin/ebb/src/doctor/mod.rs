@@ -42,16 +42,17 @@ pub fn run(run_dir: &Path, fix: bool, json: bool) -> anyhow::Result<Outcome> {
 }
 
 fn check(run_dir: &Path) -> Vec<Finding> {
+    let as_root = !privilege::is_unprivileged();
     vec![
-        privilege::check(),
-        userfaultfd::check(),
-        userfaultfd::check_device(),
+        if as_root { privilege::check() } else { privilege::unprivileged() },
+        userfaultfd::check(as_root),
+        userfaultfd::check_device(as_root),
         user_namespace::check(),
         huge_pages::check_shmem(),
         huge_pages::check_hugetlb(),
         qemu::check(),
-        kvm::check(),
-        run_dir::check(run_dir),
+        kvm::check(as_root),
+        run_dir::check(run_dir, as_root),
     ]
 }
 

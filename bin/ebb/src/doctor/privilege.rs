@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use ebb_sys::confine::CapabilitySet;
+use rustix::process::geteuid;
+
 use super::finding::Finding;
 
 const CHECK: &str = "privilege";
@@ -12,6 +15,22 @@ const CAP_SYS_PTRACE: u32 = 19;
 const CAP_MKNOD: u32 = 27;
 /// Yama's scope in which nobody traces anybody until the next boot.
 const PTRACE_FORBIDDEN: &str = "3";
+
+/// A user who cannot take over another's paging.
+pub fn is_unprivileged() -> bool {
+    let has = rustix::thread::capabilities(None).map(|has| has.effective);
+    !geteuid().is_root() && !has.is_ok_and(|has| has.contains(CapabilitySet::SYS_PTRACE))
+}
+
+/// What a user without privilege is told before anything else.
+pub fn unprivileged() -> Finding {
+    Finding::missing(
+        CHECK,
+        format!("this is user {}: what only root can see is UNKNOWN below", geteuid().as_raw()),
+        "ebb run, and every command that speaks to ebbd, needs root",
+        "run ebb, and ebb doctor, as root",
+    )
+}
 
 pub fn check() -> Finding {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

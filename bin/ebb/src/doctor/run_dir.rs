@@ -1,8 +1,9 @@
 //! Would the daemon use the run directory, and is that private and in memory?
 
 use std::env;
+use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use ebb_api::advice;
@@ -15,10 +16,31 @@ use crate::daemon;
 const CHECK: &str = "run directory";
 const COST: &str = "the daemon cannot run";
 
-pub fn check(path: &Path) -> Finding {
+pub fn check(path: &Path, as_root: bool) -> Finding {
     // As the daemon understands it.
     let keys_on_disk = env::var("EBB_ALLOW_KEYS_ON_DISK").is_ok_and(|text| text == "true");
-    judge(path, keys_on_disk)
+    match as_root {
+        true => judge(path, keys_on_disk),
+        false => glance(path, keys_on_disk),
+    }
+}
+
+/// What can be told of a directory that is root's, or to be made by root.
+fn glance(path: &Path, keys_on_disk: bool) -> Finding {
+    let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
+    if let Err(finding) = in_memory(path, above, keys_on_disk) {
+        return finding;
+    }
+    let owner = fs::symlink_metadata(path).map(|found| found.uid());
+    let path = path.display();
+    match owner {
+        Ok(0) => Finding::unknown(CHECK, format!("{path} is root's")),
+        Ok(uid) => {
+            let found = format!("{path} belongs to user {uid}, and the daemon is root");
+            Finding::missing(CHECK, found, COST, "name another by --run-dir (EBB_RUN_DIR)")
+        }
+        Err(error) => Finding::unknown(CHECK, format!("{path}: {error}")),
+    }
 }
 
 /// As a start of the daemon judges, in its words; `keys_on_disk`: they are allowed there.
@@ -91,7 +113,7 @@ fn in_memory(path: &Path, place: &Path, keys_on_disk: bool) -> Result<bool, Find
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, Permissions};
+    use std::fs::Permissions;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
@@ -152,6 +174,18 @@ mod tests {
         }
         assert_eq!(judge(Path::new(ELSEWHERE), false).verdict, Verdict::Missing);
         assert_eq!(judge(Path::new(ELSEWHERE), true).verdict, Verdict::Degraded);
+    }
+
+    #[test]
+    fn who_is_not_root_is_not_told_to_take_a_directory() {
+        let temp = shared();
+        let told = glance(temp.path(), false);
+        let is_roots = fs::metadata(temp.path()).unwrap().uid() == 0;
+        let expected = if is_roots { Verdict::Unknown } else { Verdict::Missing };
+        assert_eq!(told.verdict, expected, "{told:?}");
+        assert!(!told.text().contains("chown"), "{told:?}");
+        assert_eq!(glance(&temp.path().join("a/b"), false).verdict, Verdict::Unknown);
+        assert_eq!(glance(Path::new(ELSEWHERE), false).verdict, Verdict::Missing);
     }
 
     #[test]

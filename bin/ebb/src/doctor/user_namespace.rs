@@ -2,7 +2,9 @@
 
 use std::io;
 
-use ebb_sys::user_namespace::{ADVICE, GROUPS_ADVICE, UserNamespace};
+use ebb_sys::confine::CapabilitySet;
+use ebb_sys::user_namespace::{ADVICE, GROUPS_ADVICE, UserNamespace, privilege_obstacle};
+use rustix::process::geteuid;
 
 use super::finding::Finding;
 
@@ -10,16 +12,21 @@ const CHECK: &str = "users";
 const COST: &str = "ebb run cannot give a QEMU a user that no other process has";
 
 pub fn check() -> Finding {
-    judge(UserNamespace::own())
+    let has =
+        rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |has| has.effective);
+    judge(UserNamespace::own(), privilege_obstacle(geteuid().as_raw(), has))
 }
 
-fn judge(namespace: io::Result<UserNamespace>) -> Finding {
+fn judge(namespace: io::Result<UserNamespace>, obstacle: Option<(String, &str)>) -> Finding {
     let namespace = match namespace {
         Ok(namespace) => namespace,
         Err(error) => return Finding::missing(CHECK, error.to_string(), COST, "mount /proc"),
     };
     if let Some(why) = namespace.group_obstacle() {
         return Finding::degraded(CHECK, why, COST, GROUPS_ADVICE);
+    }
+    if let Some((why, advice)) = obstacle {
+        return Finding::degraded(CHECK, why, COST, advice);
     }
     match namespace.is_whole() {
         true => Finding::ok(CHECK, "a QEMU can be any user"),
@@ -38,6 +45,7 @@ mod tests {
     fn judged(users: &str, setgroups: &str) -> Finding {
         judge(
             UserNamespace::parse(users, users, setgroups).ok_or(io::ErrorKind::InvalidData.into()),
+            None,
         )
     }
 
@@ -52,5 +60,13 @@ mod tests {
         assert!(unshared.found.contains("setgroups"), "{}", unshared.found);
         assert!(unshared.mend.is_some_and(|mend| mend.contains("--privileged")));
         assert_eq!(judged("0", "allow").verdict, Verdict::Missing);
+    }
+
+    #[test]
+    fn who_may_not_change_users_cannot_be_any() {
+        let whole = UserNamespace::parse("0 0 4294967295", "0 0 4294967295", "allow").unwrap();
+        let told = judge(Ok(whole), privilege_obstacle(1000, CapabilitySet::empty()));
+        assert_eq!(told.verdict, Verdict::Degraded);
+        assert!(told.found.contains("user 1000"), "{}", told.found);
     }
 }

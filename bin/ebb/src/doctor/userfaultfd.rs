@@ -11,9 +11,12 @@ use super::finding::Finding;
 const CHECK: &str = "userfaultfd";
 const COST: &str = "no VM can be held";
 
-pub fn check() -> Finding {
+pub fn check(as_root: bool) -> Finding {
     match uffd::probe() {
         Ok(features) => judge(features),
+        Err(error) if !as_root && error.kind() == io::ErrorKind::PermissionDenied => {
+            Finding::unknown(CHECK, "the kernel gives it to root alone")
+        }
         Err(error) => {
             let is_host = UserNamespace::own().is_ok_and(|namespace| namespace.is_whole());
             unavailable(&error, is_host)
@@ -41,10 +44,13 @@ fn unavailable(error: &io::Error, is_host: bool) -> Finding {
 }
 
 /// Can a QEMU without privilege be given one? It needs a node of the device.
-pub fn check_device() -> Finding {
+pub fn check_device(as_root: bool) -> Finding {
     const CHECK: &str = "device node";
     if uffd_node::is_needless() {
         return Finding::ok(CHECK, "not needed: vm.unprivileged_userfaultfd is 1");
+    }
+    if !as_root {
+        return Finding::unknown(CHECK, "only root can make a node of /dev/userfaultfd");
     }
     let opened = Node::make(rustix::process::geteuid().as_raw()).and_then(|node| node.open());
     match opened {
