@@ -10,7 +10,8 @@ use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
-use ebb_api::Problem;
+use ebb_api::{Problem, advice};
+use rustix::net::sockopt::socket_peercred;
 
 /// Asks for `path` with `body`, which is JSON or empty; the answer read from JSON. `log`: where the
 /// daemon's messages are, if that is known.
@@ -31,6 +32,7 @@ pub fn call<A: DeserializeOwned>(
         .header(header::HOST, "ebbd")
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body)))?;
+    let restart = restart(&stream);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let (status, answer) =
         runtime.block_on(exchange(stream, request)).with_context(|| match log {
@@ -45,10 +47,20 @@ pub fn call<A: DeserializeOwned>(
             }
         })?;
     if !status.is_success() {
-        bail!(refusal(status, &answer));
+        bail!(refusal(status, &answer, &restart));
     }
     serde_json::from_slice(&answer)
-        .context("this ebb does not understand ebbd's answer; are both from one release?")
+        .with_context(|| format!("this ebb does not understand ebbd's answer; {restart}"))
+}
+
+/// What to do about a daemon that speaks otherwise than this program.
+fn restart(daemon: &UnixStream) -> String {
+    let pid =
+        socket_peercred(daemon).map_or("PID".into(), |peer| peer.pid.as_raw_pid().to_string());
+    let end = advice::end(pid);
+    format!(
+        "if both are not from one release, {end}: the next ebb command starts its own, and no VM is lost"
+    )
 }
 
 async fn exchange(
@@ -64,9 +76,11 @@ async fn exchange(
     Ok((status, response.into_body().collect().await?.to_bytes()))
 }
 
-fn refusal(status: StatusCode, answer: &[u8]) -> String {
+fn refusal(status: StatusCode, answer: &[u8], restart: &str) -> String {
     match serde_json::from_slice::<Problem>(answer) {
         Ok(problem) => problem.error,
-        Err(_) => format!("ebbd answered {status}: {}", String::from_utf8_lossy(answer)),
+        Err(_) => {
+            format!("ebbd answered {status}: {}; {restart}", String::from_utf8_lossy(answer))
+        }
     }
 }

@@ -157,7 +157,9 @@ fn an_answer_of_no_known_form_is_an_error() {
             Answer::text(500, "it broke\nbadly"),
             "ebbd answered 500 Internal Server Error: it broke badly",
         ),
-        (Answer::text(200, "{}"), "are both from one release?"),
+        (Answer::text(200, "{}"), "both are not from one release"),
+        // It is served by this very process.
+        (Answer::text(200, "{}"), &format!("(`kill {}`)", std::process::id())),
         (Answer::nothing(), "without an answer; who started it has its messages"),
     ] {
         let dir = Dir::new();

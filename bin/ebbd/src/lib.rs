@@ -71,10 +71,11 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use ebb_api::route;
+use ebb_api::{advice, route};
 use ebb_sys::private_dir;
 use ebb_units::Bytes;
 use record::Settings;
@@ -158,8 +159,13 @@ fn run() -> anyhow::Result<()> {
 
 /// Whoever tries again once that daemon has ended may have the directory.
 #[derive(Debug, thiserror::Error)]
-#[error("another ebbd runs with {}", .0.display())]
-struct Owned(PathBuf);
+#[error("another ebbd runs with {}{}", .0.display(), told(.1))]
+struct Owned(PathBuf, Option<i32>);
+
+/// What to do about a daemon, if it says who it is.
+fn told(pid: &Option<i32>) -> String {
+    pid.map(|pid| format!(": {}, or name another directory", advice::end(pid))).unwrap_or_default()
+}
 
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.background {
@@ -229,9 +235,17 @@ fn own(run_dir: &Path) -> anyhow::Result<File> {
     let lock = lock.with_context(|| path.display().to_string())?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Owned(run_dir.to_owned()).into()),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Owned(run_dir.to_owned(), listener(run_dir)).into())
+        }
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
+}
+
+/// The process of the daemon that listens there.
+fn listener(run_dir: &Path) -> Option<i32> {
+    let stream = ebb_vm::dial(&run_dir.join(route::SOCKET_FILE), Instant::now()).ok()?;
+    Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())
 }
 
 async fn listen(daemon: daemon::Daemon, run_dir: &Path) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ebb_api::{State, VmStatus, VmSummary};
+use ebb_api::{State, VmStatus, VmSummary, advice};
 
 use crate::pool::Member;
 use crate::problem::{Answer, Refused};
@@ -54,7 +54,8 @@ impl Stage {
                 Some(format!("{why}; tried again in {} s", left.as_secs() + 1))
             }
             Stage::NotTakenUp(why, None) => {
-                Some(format!("{why}; not tried again: restart ebbd to do so"))
+                let end = advice::end(std::process::id());
+                Some(format!("{why}; not tried again: {end}, the next ebb command starts it anew"))
             }
         }
     }
@@ -151,4 +152,18 @@ fn slow(age: Duration) -> Option<String> {
 
 fn millis(age: Duration) -> u64 {
     u64::try_from(age.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_tried_again_names_the_process_to_end() {
+        let told = Stage::NotTakenUp("it broke".into(), None).reason().unwrap();
+        assert!(told.starts_with("it broke; "), "{told}");
+        assert!(told.contains(&format!("`kill {}`", std::process::id())), "{told}");
+        let later = Stage::NotTakenUp("it broke".into(), Some(Instant::now())).reason().unwrap();
+        assert!(later.contains("tried again in") && !later.contains("kill"), "{later}");
+    }
 }

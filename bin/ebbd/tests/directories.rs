@@ -2,6 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -34,4 +35,20 @@ fn a_daemon_does_not_start_where_others_can_write() {
     }
     assert_eq!(fs::read_dir(&good).unwrap().count(), 0);
     assert_eq!(fs::read_dir(&open).unwrap().count(), 0);
+}
+
+#[test]
+fn a_directory_in_use_names_the_process_to_end() {
+    let base = tempfile::tempdir().unwrap();
+    let run = base.path().join("run");
+    fs::create_dir(&run).unwrap();
+    fs::set_permissions(&run, Permissions::from_mode(0o700)).unwrap();
+    let lock = fs::File::create(run.join("ebbd.lock")).unwrap();
+    lock.lock().unwrap();
+    let why = refused(&run, &run);
+    assert!(why.contains("another ebbd runs with") && !why.contains("kill"), "{why}");
+    let _listener = UnixListener::bind(run.join("ebbd.sock")).unwrap();
+    let why = refused(&run, &run);
+    assert!(why.contains(&format!("(`kill {}`)", std::process::id())), "{why}");
+    assert_eq!(why.trim().lines().count(), 1, "{why}");
 }

@@ -69,7 +69,9 @@ pub enum OpenErrorKind {
     )]
     Format(&'static str),
     /// Another one has its name now.
-    #[error("is not the image that the guest had before: put that one back, then start ebbd again")]
+    #[error(
+        "is not the image that the guest had before: put that one back, and it is taken up by itself"
+    )]
     Exchanged,
 }
 
