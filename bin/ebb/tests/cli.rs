@@ -377,6 +377,7 @@ fn doctor_judges_every_point_and_changes_nothing() {
         "QEMU",
         "/dev/kvm",
         "run directory",
+        "swap directory",
     ];
     assert_eq!(names, expected);
     let missing = checks.iter().any(|check| check["verdict"] == "missing");

@@ -83,9 +83,6 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The run directory's default lies in memory, which is no place to swap to.
-const SWAP_DIR_DEFAULT: &str = "/var/lib/ebb";
-
 /// A chunk for each size of compressed pages, and as many again.
 const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
 
@@ -176,12 +173,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let log_dir = std::path::absolute(route::log_dir(&run_dir, arguments.log_dir.as_deref()))?;
     log::to_stderr(Some(&log_dir.join(route::LOG_FILE)));
     let _lock = own(&run_dir)?;
-    let swap_dir = match &arguments.swap_dir {
-        Some(directory) => std::path::absolute(directory)?,
-        None if run_dir == Path::new(route::RUN_DIR_DEFAULT) => SWAP_DIR_DEFAULT.into(),
-        None => run_dir.clone(),
-    };
-    private_dir::make(&swap_dir).context("swap directory")?;
+    let swap_dir = swap_dir(&run_dir, arguments.swap_dir.as_deref())?;
     check_compressed(arguments.compressed, &run_dir)?;
     arguments.looking.check().map_err(anyhow::Error::msg)?;
     placing::check_rate(arguments.move_rate).map_err(anyhow::Error::msg)?;
@@ -207,6 +199,22 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         .enable_all()
         .build()?
         .block_on(listen(daemon, &run_dir))
+}
+
+/// The directory of swap files, which is there then. One that is named may be a disk that is not
+/// mounted, or a slip: only the default is made.
+fn swap_dir(run_dir: &Path, named: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let directory = std::path::absolute(route::swap_dir(run_dir, named))?;
+    if named.is_some() && !directory.try_exists().context("swap directory")? {
+        let (why, advice) = advice::no_swap_dir(&directory);
+        bail!("{why}: {advice}");
+    }
+    private_dir::make(&directory).context("swap directory")?;
+    if ebb_store::is_in_memory(&directory).context("swap directory")? {
+        let (why, advice) = advice::swap_in_memory(&directory, false);
+        tracing::warn!("{why}: {advice}");
+    }
+    Ok(directory)
 }
 
 /// Guests' bytes are never written to a disk as they are.

@@ -253,6 +253,10 @@ fn warnings(state: &State) -> Vec<String> {
             .iter()
             .map(|why| format!("what changed last is not on record, which is tried again: {why}")),
     );
+    let (record, by_tier) = (&state.held.record, state.held.record.tiers.as_ref());
+    let by_tier = by_tier.is_some_and(|tiers| tiers.file.is_some());
+    let swaps = record.evicts.then(|| swap_room::in_memory(&record.swap, by_tier));
+    all.extend(swaps.flatten());
     all.extend(state.in_flight_warning());
     if state.held.qmp.is_none() {
         all.push(

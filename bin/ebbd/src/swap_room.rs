@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use clap::{Args, ValueEnum};
+use ebb_api::advice;
 use ebb_store::{Quota, Room, Traffic};
 use ebb_units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,19 @@ pub fn room() -> &'static Arc<Room> {
     ROOM.get_or_init(|| Room::new(Quota::default()))
 }
 
+/// What is wrong with a swap file that is in memory, and what to do; `by_tier`: a VM's tiers name
+/// it. It need not be there yet.
+pub fn in_memory(swap: &Path, by_tier: bool) -> Option<String> {
+    if swap.metadata().is_ok_and(|found| !found.is_file()) {
+        // A block device; its node may well be on tmpfs.
+        return None;
+    }
+    let place = swap.parent()?;
+    let is_memory = ebb_store::is_in_memory(place).is_ok_and(|is| is);
+    let (why, advice) = advice::swap_in_memory(place, by_tier);
+    is_memory.then(|| format!("{why}: {advice}"))
+}
+
 /// By device number. Few hosts have more than one such disk, so none is ever forgotten.
 static DISKS: Mutex<BTreeMap<u64, Arc<Traffic>>> = Mutex::new(BTreeMap::new());
 
@@ -73,4 +87,21 @@ pub fn traffic(swap: &Path) -> Arc<Traffic> {
     });
     let mut disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(disks.entry(number).or_insert_with(Traffic::new))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_swap_file_in_memory_is_told() {
+        let told = in_memory(Path::new("/dev/shm/web.7.swap"), false).unwrap();
+        for word in ["/dev/shm", "saves nothing", "EBB_SWAP_DIR"] {
+            assert!(told.contains(word) && !told.contains('\n'), "{told}");
+        }
+        assert!(in_memory(Path::new("/dev/shm/web"), true).unwrap().contains("--tier"));
+        assert_eq!(in_memory(Path::new("/proc/web.7.swap"), false), None);
+        // A device, though its node is on tmpfs.
+        assert_eq!(in_memory(Path::new("/dev/zero"), true), None);
+    }
 }

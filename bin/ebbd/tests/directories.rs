@@ -10,6 +10,8 @@ use std::process::Command;
 fn refused(run_dir: &Path, swap_dir: &Path) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ebbd"));
     command.arg("--run-dir").arg(run_dir).arg("--swap-dir").arg(swap_dir);
+    // With so little it does not start, whatever else it finds.
+    command.args(["--compressed", "1"]);
     let output = command.output().unwrap();
     assert!(!output.status.success());
     String::from_utf8(output.stderr).unwrap()
@@ -51,4 +53,27 @@ fn a_directory_in_use_names_the_process_to_end() {
     let why = refused(&run, &run);
     assert!(why.contains(&format!("(`kill {}`)", std::process::id())), "{why}");
     assert_eq!(why.trim().lines().count(), 1, "{why}");
+}
+
+#[test]
+fn a_swap_directory_that_is_named_is_not_made() {
+    let base = tempfile::tempdir().unwrap();
+    let mistyped = base.path().join("disk").join("swpa");
+    let why = refused(&base.path().join("run"), &mistyped);
+    assert!(why.contains("there is no swap directory") && why.contains("mkdir -m 700"), "{why}");
+    assert_eq!(why.trim().lines().count(), 1, "{why}");
+    assert!(!base.path().join("disk").exists());
+}
+
+#[test]
+fn swap_files_in_memory_are_warned_of() {
+    let base = tempfile::tempdir_in("/dev/shm").unwrap();
+    // No place to write to, but that is never tried, and it is no memory.
+    let elsewhere = format!("/proc/{}", std::process::id());
+    for (swap_dir, warns) in [(base.path(), true), (Path::new(&elsewhere), false)] {
+        let why = refused(&base.path().join("run"), swap_dir);
+        assert!(why.contains("--compressed"), "{why}");
+        let warned = why.lines().filter(|line| line.contains("saves nothing")).count();
+        assert_eq!(warned, usize::from(warns), "{why}");
+    }
 }

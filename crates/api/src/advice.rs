@@ -21,3 +21,23 @@ pub fn keys_on_disk(run_dir: &Path, daemon: Option<i32>) -> (String, String) {
     );
     (why, advice)
 }
+
+/// Of a named swap directory that is not there, with which no daemon starts.
+pub fn no_swap_dir(swap_dir: &Path) -> (String, String) {
+    let path = swap_dir.display();
+    let why = format!("there is no swap directory {path}");
+    (why, format!("make it (`mkdir -m 700 {path}`), or name another (EBB_SWAP_DIR, or --swap-dir)"))
+}
+
+/// Of swap files at this place, which is in memory; they are `named` by a VM's tiers.
+pub fn swap_in_memory(place: &Path, named: bool) -> (String, String) {
+    let why = format!(
+        "swap files in {} are in memory (tmpfs): what is evicted there saves nothing",
+        place.display()
+    );
+    let advice = match named {
+        true => "give the VM a file on a disk (ebb run --tier)",
+        false => "name a directory on a disk (EBB_SWAP_DIR, or --swap-dir)",
+    };
+    (why, advice.into())
+}

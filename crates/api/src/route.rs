@@ -46,6 +46,9 @@ pub const LOG_FILE: &str = "ebbd.log";
 pub const LOG_DIR_DEFAULT: &str = "/var/log/ebb";
 /// The run directory where none is named.
 pub const RUN_DIR_DEFAULT: &str = "/run/ebb";
+/// The swap directory where neither that nor the run directory is named: the run directory's
+/// default lies in memory, which is no place to swap to.
+pub const SWAP_DIR_DEFAULT: &str = "/var/lib/ebb";
 
 /// Where logs are: what `named` says, else the default, or the run directory if that is not its
 /// default.
@@ -53,6 +56,16 @@ pub fn log_dir(run_dir: &Path, named: Option<&Path>) -> PathBuf {
     match named {
         Some(named) => named.into(),
         None if run_dir == Path::new(RUN_DIR_DEFAULT) => LOG_DIR_DEFAULT.into(),
+        None => run_dir.into(),
+    }
+}
+
+/// Where swap files are: what `named` says, else the default, or the run directory if that is not
+/// its default.
+pub fn swap_dir(run_dir: &Path, named: Option<&Path>) -> PathBuf {
+    match named {
+        Some(named) => named.into(),
+        None if run_dir == Path::new(RUN_DIR_DEFAULT) => SWAP_DIR_DEFAULT.into(),
         None => run_dir.into(),
     }
 }

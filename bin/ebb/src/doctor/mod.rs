@@ -8,6 +8,7 @@ mod kvm;
 mod privilege;
 mod qemu;
 mod run_dir;
+mod swap_dir;
 mod user_namespace;
 mod userfaultfd;
 
@@ -53,6 +54,7 @@ fn check(run_dir: &Path) -> Vec<Finding> {
         qemu::check(),
         kvm::check(as_root),
         run_dir::check(run_dir, as_root),
+        swap_dir::check(run_dir, as_root),
     ]
 }
 

@@ -1,0 +1,76 @@
+//! Is there a place to swap to, and does it save memory?
+
+use std::env;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ebb_api::{advice, route};
+use ebb_sys::memory_fs::is_in_memory;
+use ebb_sys::private_dir::{self, PrivateDirError};
+
+use super::finding::Finding;
+
+const CHECK: &str = "swap directory";
+const COST: &str = "the daemon does not start";
+
+/// As a daemon that `ebb` starts finds it.
+pub fn check(run_dir: &Path, as_root: bool) -> Finding {
+    judge(run_dir, env::var_os("EBB_SWAP_DIR").map(PathBuf::from).as_deref(), as_root)
+}
+
+fn judge(run_dir: &Path, named: Option<&Path>, as_root: bool) -> Finding {
+    let path = match std::path::absolute(route::swap_dir(run_dir, named)) {
+        Ok(path) => path,
+        Err(error) => return Finding::missing(CHECK, error.to_string(), COST, "give a path"),
+    };
+    if named.is_some() && !path.exists() {
+        let (why, advice) = advice::no_swap_dir(&path);
+        return Finding::missing(CHECK, why, COST, advice);
+    }
+    let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
+    if is_in_memory(above).is_ok_and(|is| is) {
+        let (why, advice) = advice::swap_in_memory(&path, false);
+        return Finding::degraded(CHECK, why, "a limit on memory saves none", advice);
+    }
+    match private_dir::check(&path) {
+        Ok(_) => Finding::ok(CHECK, path.display().to_string()),
+        Err(PrivateDirError::Io(_, error)) if error.kind() == io::ErrorKind::NotFound => {
+            Finding::ok(CHECK, format!("{}, which the daemon's first start makes", path.display()))
+        }
+        Err(error) if !as_root => Finding::unknown(CHECK, error.why()),
+        Err(error) => {
+            let advice = error.advice().unwrap_or_else(|| "name another (EBB_SWAP_DIR)".into());
+            Finding::missing(CHECK, error.why(), COST, advice)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Verdict;
+    use super::*;
+
+    #[test]
+    fn a_place_in_memory_is_told_also_by_default() {
+        let shared = tempfile::tempdir_in("/dev/shm").unwrap();
+        for (run_dir, named) in [
+            (shared.path(), None),
+            (Path::new("/dev/shm/nowhere"), None),
+            (Path::new(route::RUN_DIR_DEFAULT), Some(shared.path())),
+        ] {
+            let told = judge(run_dir, named, true);
+            assert_eq!(told.verdict, Verdict::Degraded, "{told:?}");
+            assert!(told.found.contains("saves nothing"), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn a_named_one_has_to_be_there() {
+        let told = judge(Path::new("/run/ebb"), Some(Path::new("/nowhere/swap")), true);
+        assert_eq!(told.verdict, Verdict::Missing, "{told:?}");
+        assert!(told.mend.unwrap().contains("mkdir -m 700 /nowhere/swap"));
+        // The default is made.
+        let told = judge(Path::new("/nowhere/run"), None, true);
+        assert_eq!(told.verdict, Verdict::Ok, "{told:?}");
+    }
+}
