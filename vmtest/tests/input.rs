@@ -3,7 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 
+use ebb_vm::Qmp;
 use vmtest::{Guest, Host, Ran};
 
 /// No VM, no record of one, no process but the daemon.
@@ -72,6 +74,25 @@ fn another_vms_control_socket_is_refused() {
     let line = format!("attach --name a --pid {} --qmp {socket}", std::process::id());
     let why = host.ebb(&line).refused();
     assert!(why.contains(&vm.pid().to_string()), "{why}");
+    assert!(host.list().is_empty());
+    assert_eq!(vm.guest("ping"), "done");
+}
+
+#[test]
+fn a_control_socket_that_does_not_greet_says_why() {
+    let host = Host::new();
+    let vm = host.qemu(Guest::debian("6.1-cloud").memory("512M"));
+    let attach = |socket: &Path| {
+        let socket = socket.display();
+        host.ebb(&format!("attach --name a --pid {} --qmp {socket}", vm.pid())).refused()
+    };
+    let client = Qmp::connect(&vm.own_qmp_socket()).expect("QMP");
+    let why = attach(&vm.own_qmp_socket());
+    assert!(why.contains("one client at a time"), "{why}");
+    drop(client);
+    // The guest's console.
+    let why = attach(&vm.own_qmp_socket().with_file_name("console.sock"));
+    assert!(why.contains("-qmp"), "{why}");
     assert!(host.list().is_empty());
     assert_eq!(vm.guest("ping"), "done");
 }

@@ -1,8 +1,11 @@
 //! Connecting to a UNIX socket without waiting for its owner for ever.
 
-use std::io;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,6 +39,65 @@ pub fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     }
 }
 
+/// What becomes of a connection to an owner that serves one client at a time, as QEMU's monitors do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// The owner has accepted it.
+    Accepted,
+    /// The owner has accepted nobody: it is busy.
+    Next,
+    /// The owner has accepted somebody, and somebody waits.
+    Behind,
+}
+
+/// The turn of this connection. The kernel tells connections apart by the owner's path alone, so
+/// another socket of the same path can be taken for this one.
+///
+/// # Errors
+/// As getpeername(2) and reading `/proc/net/unix`.
+pub(crate) fn turn(stream: &UnixStream) -> io::Result<Turn> {
+    /// `SS_CONNECTING` and `SS_CONNECTED` of `include/uapi/linux/net.h`.
+    const STATES: [&[u8]; 2] = [b"02", b"03"];
+    let peer = stream.peer_addr()?;
+    let path = peer.as_pathname().map(|path| path.as_os_str().as_bytes());
+    let mut seen = STATES.map(|_| false);
+    for line in BufReader::new(File::open("/proc/self/net/unix")?).split(b'\n') {
+        let Some(row) = UnixSocket::parse(&line?) else { continue };
+        if Some(row.path.as_os_str().as_bytes()) == path {
+            let is_in = STATES.map(|state| row.state == state);
+            seen.iter_mut().zip(is_in).for_each(|(seen, is_in)| *seen |= is_in);
+        }
+    }
+    Ok(match seen {
+        [false, _] => Turn::Accepted,
+        [true, false] => Turn::Next,
+        [true, true] => Turn::Behind,
+    })
+}
+
+/// A socket with a path, as `/proc/net/unix` lists it.
+pub(crate) struct UnixSocket {
+    pub state: Vec<u8>,
+    pub inode: Vec<u8>,
+    pub path: PathBuf,
+}
+
+impl UnixSocket {
+    /// Of `ffff8881: 00000002 00000000 00010000 0001 01 61536 /run/qmp.sock`. Numbers are aligned
+    /// by spaces; behind the inode's is one, and the path as it is.
+    pub(crate) fn parse(line: &[u8]) -> Option<UnixSocket> {
+        let mut rest = line;
+        let mut words = [&line[..0]; 7];
+        for word in &mut words {
+            rest = rest.trim_ascii_start();
+            (*word, rest) = rest.split_at(rest.iter().position(|&byte| byte == b' ')?);
+        }
+        let [.., state, inode] = words.map(<[u8]>::to_vec);
+        let path = OsStr::from_bytes(rest.get(1..)?).into();
+        Some(UnixSocket { state, inode, path })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +120,21 @@ mod tests {
         drop((first, accepted, listener));
         let refused = dial(&path, Instant::now()).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_client_knows_whose_turn_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let first = dial(&path, Instant::now()).unwrap();
+        assert_eq!(turn(&first).unwrap(), Turn::Next);
+        let accepted = listener.accept().unwrap();
+        assert_eq!(turn(&first).unwrap(), Turn::Accepted);
+        let second = dial(&path, Instant::now()).unwrap();
+        assert_eq!(turn(&second).unwrap(), Turn::Behind);
+        drop((first, accepted));
+        let _accepted = listener.accept().unwrap();
+        assert_eq!(turn(&second).unwrap(), Turn::Accepted);
     }
 }

@@ -12,10 +12,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde_json::{Value, json};
 
-use crate::dial::dial;
+use crate::dial::{Turn, dial, turn};
 
 /// A QEMU that does not answer for so long counts as stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// QEMU greets as it accepts a connection.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// So long is waited for one that is stuck already.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// A longer line is no event.
@@ -41,6 +43,21 @@ pub enum QmpError {
     /// Something else than QMP came.
     #[error("QMP: the other side does not speak it: {0}")]
     Protocol(String),
+    /// Somebody has accepted the connection, and does not greet.
+    #[error(
+        "it did not greet as QMP within {} s: is it the socket of a monitor in control mode (-qmp)?",
+        .0.as_secs()
+    )]
+    Silent(Duration),
+    /// It greets with something else.
+    #[error("it does not greet as QMP: is it the socket of a monitor in control mode (-qmp)?")]
+    NoGreeting,
+    /// Others have connected before, and QEMU serves one after the other.
+    #[error(
+        "it serves one client at a time, and another one may hold it: disconnect that one, or give \
+         QEMU a second monitor (-qmp)"
+    )]
+    Taken,
     /// QEMU said no.
     #[error("QEMU refused {command}: {reason}")]
     Refused {
@@ -72,8 +89,9 @@ impl Qmp {
     /// Connects and negotiates.
     ///
     /// # Errors
-    /// [`QmpError::Io`] when there is nobody, or QEMU serves another client:
-    /// its socket takes one at a time and lets others wait.
+    /// [`QmpError::Io`]: there is nobody, or QEMU accepts nobody for long; [`QmpError::Taken`]: its
+    /// socket serves one client at a time and lets others wait; [`QmpError::Silent`],
+    /// [`QmpError::NoGreeting`]: it is no QMP.
     pub fn connect(path: &Path) -> Result<Qmp, QmpError> {
         Qmp::connect_within(path, ANSWER_TIMEOUT)
     }
@@ -85,12 +103,29 @@ impl Qmp {
     pub fn connect_within(path: &Path, most: Duration) -> Result<Qmp, QmpError> {
         let deadline = Instant::now() + most;
         let mut qmp = Qmp::over(dial(path, deadline)?);
-        let greeting = qmp.message(deadline, &mut EVENT_BYTES.clone())?;
-        if greeting.get("QMP").is_none() {
-            return Err(QmpError::Protocol("no greeting".into()));
-        }
+        qmp.await_greeting(GREETING_TIMEOUT, deadline)?;
         qmp.request("qmp_capabilities", json!({}), ANSWER_BYTES, deadline)?;
         Ok(qmp)
+    }
+
+    /// A QEMU that is too busy to accept anybody is waited for until the deadline, one that has
+    /// accepted us or another no longer than `most`.
+    fn await_greeting(&mut self, most: Duration, deadline: Instant) -> Result<(), QmpError> {
+        let mut room = EVENT_BYTES;
+        let soon = deadline.min(Instant::now() + most);
+        let mut greeting = self.message(soon, &mut room);
+        if is_timeout(&greeting) {
+            greeting = match turn(&self.stream)? {
+                Turn::Accepted => Err(QmpError::Silent(most)),
+                Turn::Behind => Err(QmpError::Taken),
+                Turn::Next => self.message(deadline, &mut room),
+            };
+        }
+        match greeting {
+            Ok(greeting) if greeting.get("QMP").is_some() => Ok(()),
+            Ok(_) | Err(QmpError::Protocol(_)) => Err(QmpError::NoGreeting),
+            Err(error) => Err(error),
+        }
     }
 
     /// One whose other side has said what it can do, and was told the same.
@@ -304,6 +339,10 @@ impl Qmp {
     }
 }
 
+fn is_timeout<T>(result: &Result<T, QmpError>) -> bool {
+    matches!(result, Err(QmpError::Io(error)) if error.kind() == ErrorKind::TimedOut)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -482,7 +521,61 @@ mod tests {
 
     #[test]
     fn something_else_than_qmp_is_an_error() {
-        let (_dir, path) = peer(&["SSH-2.0-OpenSSH\n"]);
-        assert!(matches!(Qmp::connect(&path), Err(QmpError::Protocol(_))));
+        for greeting in [
+            &["SSH-2.0-OpenSSH\n"],
+            &["QEMU 7.2.22 monitor - type 'help' for more information\r\n(qemu) "],
+            &["{\"event\":\"RESET\"}\n"],
+        ] {
+            let (_dir, path) = peer(greeting);
+            let error = Qmp::connect(&path).err().unwrap();
+            assert!(matches!(error, QmpError::NoGreeting), "{error}");
+            assert!(error.to_string().contains("-qmp"), "{error}");
+        }
+    }
+
+    /// Ends long before the deadline: an owner that has accepted somebody is not busy.
+    #[test]
+    fn who_accepts_and_is_silent_is_no_qmp() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let greeted =
+            |stream: UnixStream| Qmp::over(stream).await_greeting(Duration::ZERO, deadline);
+        let stream = dial(&path, deadline).unwrap();
+        let _accepted = listener.accept().unwrap();
+        let waits = dial(&path, deadline).unwrap();
+        let other = greeted(waits);
+        assert!(matches!(other, Err(QmpError::Taken)), "{other:?}");
+        // Nobody else waits any more.
+        let error = loop {
+            match greeted(stream.try_clone().unwrap()).unwrap_err() {
+                QmpError::Taken => drop(listener.accept().unwrap()),
+                error => break error,
+            }
+        };
+        assert!(matches!(error, QmpError::Silent(_)), "{error}");
+    }
+
+    #[test]
+    fn an_owner_that_is_late_to_accept_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut qmp = Qmp::over(dial(&path, deadline).unwrap());
+        assert_eq!(turn(&qmp.stream).unwrap(), Turn::Next);
+        let (begin, begun) = std::sync::mpsc::channel();
+        let late = std::thread::spawn(move || {
+            // As soon as it is known to be waited for.
+            begun.recv().unwrap();
+            let mut stream = listener.accept().unwrap().0;
+            stream.write_all(b"{\"QMP\":{}}\n").unwrap();
+        });
+        let error = qmp.await_greeting(Duration::ZERO, Instant::now()).unwrap_err();
+        assert!(matches!(error, QmpError::Io(_)), "{error}");
+        begin.send(()).unwrap();
+        qmp.await_greeting(Duration::from_secs(60), deadline).unwrap();
+        late.join().unwrap();
     }
 }

@@ -1,14 +1,13 @@
 //! May this process be held? Every "no" is one clear line, before anything
 //! has been changed.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ebb_sys::process::Process;
 use rustix::io::Errno;
 
+use crate::dial::UnixSocket;
 use crate::qmp::{Qmp, QmpError};
 use crate::reach::{self, Device, Reach};
 
@@ -48,7 +47,7 @@ pub enum Refusal {
         pid: i32,
     },
     /// QMP failed.
-    #[error("the QMP socket {path} does not answer ({source}): is another client connected to it?")]
+    #[error("the QMP socket {path}: {source}")]
     Qmp {
         /// The socket.
         path: PathBuf,
@@ -170,27 +169,15 @@ fn socket_path(pid: i32, number: i32) -> Option<PathBuf> {
     let link = std::fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
     let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
     let all = std::fs::read(format!("/proc/{pid}/net/unix")).ok()?;
-    all.split(|&byte| byte == b'\n').find_map(|line| path_of_inode(line, inode))
-}
-
-/// `ffff8881: 00000002 00000000 00010000 0001 01 61536 /run/qmp.sock`. Numbers are aligned by
-/// spaces; behind the inode's is one, and the path as it is.
-fn path_of_inode(line: &[u8], inode: &str) -> Option<PathBuf> {
-    let mut rest = line;
-    for field in 0..7 {
-        rest = rest.trim_ascii_start();
-        let (word, behind) = rest.split_at(rest.iter().position(|&byte| byte == b' ')?);
-        if field == 6 && word != inode.as_bytes() {
-            return None;
-        }
-        rest = behind;
-    }
-    Some(OsStr::from_bytes(rest.get(1..)?).into())
+    let mut sockets = all.split(|&byte| byte == b'\n').filter_map(UnixSocket::parse);
+    sockets.find(|socket| socket.inode == inode.as_bytes()).map(|socket| socket.path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
 
     fn words(line: &str) -> Vec<String> {
         line.split(' ').map(str::to_owned).collect()
