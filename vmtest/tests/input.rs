@@ -53,6 +53,8 @@ fn what_cannot_boot_is_refused() {
     assert_refused(&host, "run --name a --memory 1G --kernel /no/such/kernel", "/no/such/kernel");
     let no_option = "run --name a --memory 1G --kernel /bin/true -- -no-such-option";
     assert_refused(&host, no_option, "no-such-option");
+    let port = "run --name a --memory 1G --kernel /bin/true -- -nic user,hostfwd=tcp::80-:80";
+    assert_refused(&host, port, "Port 80 is for root");
 }
 
 #[test]

@@ -32,6 +32,10 @@ const KVM: &str = "/dev/kvm";
 /// What to do about a QEMU that its filter ended.
 const FILTERED: &str = ". Its filter of system calls forbade something, as starting a program: leave \
                         that out, or pass a -sandbox of your own; --privileged runs QEMU as root";
+const TUN: &str = "/dev/net/tun";
+/// The first port that who has no privilege can have, and what it is unless somebody sets it.
+const LOWEST_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+const LOWEST_PORT_DEFAULT: u32 = 1024;
 /// strerror(3) of `EACCES` and of `EPERM`.
 const DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
 
@@ -227,21 +231,54 @@ impl Plan {
 
     /// What to do about a QEMU that ended in this way after these words; empty: this confinement
     /// is not why.
-    pub fn advice(&self, why: &str, signal: Option<i32>) -> &'static str {
+    pub fn advice(&self, why: &str, signal: Option<i32>) -> String {
         if self.identity.is_none() {
-            return "";
+            return String::new();
         }
         if self.sandbox && signal == Some(Signal::SYS.as_raw()) {
-            return FILTERED;
+            return FILTERED.into();
         }
-        match DENIED.iter().any(|denied| why.contains(denied)) {
-            true => {
+        let lowest = fs::read_to_string(LOWEST_PORT).ok();
+        let lowest =
+            lowest.and_then(|text| text.trim().parse().ok()).unwrap_or(LOWEST_PORT_DEFAULT);
+        if let Some(advice) = port_advice(why, lowest) {
+            return advice;
+        }
+        let is_denied = DENIED.iter().any(|denied| why.contains(denied));
+        let advice = match (is_denied, why.contains(TUN)) {
+            (false, _) => "",
+            (true, true) if why.contains("configure") => {
+                ". The tap has to be there and to be QEMU's user's: ip tuntap add NAME mode tap user \
+                 UID, and --user UID; --privileged runs QEMU as root"
+            }
+            (true, true) => {
+                ". QEMU's user may not open /dev/net/tun: give that mode 0666, as udev does (who \
+                 opens it has only the taps of their own), and a tap to the user: ip tuntap add NAME \
+                 mode tap user UID, and --user UID; --privileged runs QEMU as root"
+            }
+            (true, false) => {
                 ". QEMU has a user of its own: give drives by --disk, or what it uses to a user, and \
                  name that by --user; --privileged runs QEMU as root"
             }
-            false => "",
-        }
+        };
+        advice.into()
     }
+}
+
+/// What to do about a port of the host that QEMU does not get, where users have those from `lowest`
+/// on; none: its words tell of no such port.
+fn port_advice(why: &str, lowest: u32) -> Option<String> {
+    // `Could not set up host forwarding rule 'tcp::80-:80'`
+    let (_, rule) = why.split_once("forwarding rule '")?;
+    let (from, _) = rule.split_once('\'')?.0.rsplit_once('-')?;
+    let port: u32 = from.rsplit(':').next()?.parse().ok()?;
+    Some(match port < lowest {
+        true => format!(
+            ". Port {port} is for root: forward one from {lowest} on (or lower \
+             net.ipv4.ip_unprivileged_port_start); --privileged runs QEMU as root"
+        ),
+        false => format!(". Port {port} of the host may be in use"),
+    })
 }
 
 /// A host that has no control group for one QEMU has none for the others; `ebb status` says it
@@ -415,6 +452,40 @@ mod tests {
         assert_eq!(filtered(&name, 7, None), None);
         let privileged = Plan { identity: None, ..plan };
         assert_eq!(privileged.advice("a.img: Permission denied", None), "");
+    }
+
+    #[test]
+    fn a_port_that_is_not_to_be_had_is_told() {
+        let words =
+            |rule| format!("qemu: -nic user: Could not set up host forwarding rule '{rule}'");
+        for rule in ["tcp::80-:80", "tcp:127.0.0.1:80-10.0.2.15:8080", "udp:my-host:80-:80"] {
+            let told = port_advice(&words(rule), 1024).unwrap();
+            for word in ["Port 80 ", "1024", "ip_unprivileged_port_start", "--privileged"] {
+                assert!(told.contains(word), "{rule}: {told}");
+            }
+        }
+        let told = port_advice(&words("tcp::8080-:80"), 1024).unwrap();
+        assert!(told.contains("in use") && !told.contains("--privileged"), "{told}");
+        assert!(port_advice(&words("tcp::80-:80"), 80).unwrap().contains("in use"));
+        for other in ["it said nothing", "forwarding rule '", "forwarding rule 'a-b'"] {
+            assert_eq!(port_advice(other, 1024), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_tap_is_of_the_user_that_qemu_is() {
+        let identity = Some(Identity { user: User::PerProcess(USERS.start), groups: Vec::new() });
+        let (group, lacks) = (Group::default(), Vec::new());
+        let plan = Plan { identity, sandbox: false, group, lacks };
+        for (words, way) in [
+            ("could not open /dev/net/tun: Permission denied", "0666"),
+            ("Could not open '/dev/net/tun': Permission denied", "0666"),
+            ("could not configure /dev/net/tun (t0): Operation not permitted", "has to be there"),
+        ] {
+            let told = plan.advice(words, None);
+            assert!(told.contains(way) && !told.contains("--disk"), "{words}: {told}");
+            assert!(told.contains("tap user UID, and --user UID"), "{words}: {told}");
+        }
     }
 
     #[test]

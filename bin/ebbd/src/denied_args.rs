@@ -31,8 +31,8 @@ type Denied = (&'static str, &'static str, &'static str);
 
 fn network(fields: &Fields) -> Option<Denied> {
     let starts = "would start a program";
-    let own_tap = "make the tap beforehand (ip tuntap add) and give \
-                   tap,ifname=NAME,script=no,downscript=no";
+    let own_tap = "make a tap of QEMU's user beforehand (ip tuntap add NAME mode tap user UID) and \
+                   give --user UID and tap,ifname=NAME,script=no,downscript=no";
     match fields.kind() {
         "bridge" => return Some(("a network of the kind bridge", starts, own_tap)),
         "passt" => {
