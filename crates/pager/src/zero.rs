@@ -9,6 +9,7 @@ use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 use crate::install::Served;
 use crate::pager::{Grain, Pager};
 use crate::read_ahead::ReadAhead;
+use crate::unmapped::is_unmapped;
 
 /// An ordinary emptied frame.
 pub(crate) const EMPTY: Content = Content::Empty { fill: 0, hard: false };
@@ -115,6 +116,10 @@ impl Pager {
             // The VMM has parted its mapping here: no call goes beyond that.
             Err(_) if frames.count > 1 => {
                 return self.zero_run(FrameRange::new(frames.start, 1));
+            }
+            Err(error) if is_unmapped(&error) => {
+                self.fill(frames.start, 0)?;
+                FRAME_BYTES
             }
             result => result?,
         };

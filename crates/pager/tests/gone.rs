@@ -347,6 +347,14 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     assert!(machine.reads(near, &page_of(near.0 + 2)));
     until_all_are_back(&pager);
     assert!(matches!(pager.ledger().content(far), Content::Saved { .. }));
+    // A device of ours uses a frame that reads as zero there: it gets it in the file.
+    pager.pin(FrameRange::new(BLOCK.0, 1), false).unwrap();
+    pager.unpin(FrameRange::new(BLOCK.0, 1));
+    assert_eq!(pager.ledger().content(BLOCK.0), Content::Resident);
+    let at = (BLOCK.0.0 - GOES.start.0) * FRAME_BYTES;
+    let mut page = [1; FRAME_BYTES as usize];
+    machine.files[1].read_at(at, &mut page).unwrap();
+    assert!(page == [0; FRAME_BYTES as usize]);
     // Seen to be so, it has nothing elsewhere that is in use, and all else stays.
     let before = away(STAYS);
     assert!(before > 10);
