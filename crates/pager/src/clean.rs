@@ -81,7 +81,16 @@ impl Pager {
     /// # Errors
     /// As ioctl_userfaultfd(2).
     pub fn give_up_clean(&self, most: usize) -> io::Result<usize> {
-        let clean = self.ledger.runs().filter(|(_, content)| is_clean(*content));
+        self.give_up_clean_in(most, |_| true)
+    }
+
+    /// The same, of the runs that are `wanted`.
+    pub(crate) fn give_up_clean_in(
+        &self,
+        most: usize,
+        wanted: impl Fn(FrameRange) -> bool,
+    ) -> io::Result<usize> {
+        let clean = self.ledger.runs().filter(|(run, content)| is_clean(*content) && wanted(*run));
         let frames: Vec<Gfn> = clean.flat_map(|(run, _)| run.frames()).take(most).collect();
         let end = |gfn| match self.ledger.content(gfn) {
             Content::Clean { .. } => self.end_clean(gfn),

@@ -166,7 +166,7 @@ impl Pager {
         }
         let mut piece = Vec::with_capacity(frames.len());
         // What was chosen may be gone since.
-        for &gfn in frames.iter().filter(|gfn| self.ram.region_of(**gfn).is_some()) {
+        for &gfn in frames.iter().filter(|gfn| self.is_in_no_doubt(**gfn)) {
             let Ok(word) = self.ledger.lock_frame(gfn) else { continue };
             let kept = match word.content() {
                 Content::Resident if !self.pins.has(gfn) => None,

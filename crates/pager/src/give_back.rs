@@ -46,6 +46,8 @@ impl Pager {
             }
         }
         self.or_wake(self.give_back_each(1, |_, _| true))?;
+        // Last: until now some that were touched have come back clean.
+        self.give_up_clean(usize::MAX)?;
         Ok(before * FRAME_BYTES)
     }
 
@@ -62,30 +64,40 @@ impl Pager {
         let before = saved_frames.load(Relaxed) + on_disk_frames.load(Relaxed);
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
         self.or_wake(self.give_back_each(1, |_, content| !reads_as_zero(content)))?;
+        self.give_up_clean(usize::MAX)?;
         Ok(before * FRAME_BYTES)
     }
 
     /// Brings back what is in use of memory that the VMM has mapped nowhere ([`Pager::unmapped`]), so
     /// that it is there if the VMM maps it again, which nobody is told of; and what is in use of the
     /// `doubted` files, which it may have mapped again already, where nobody watches it. A frame that
-    /// fails keeps no other from coming back.
+    /// fails keeps no other from coming back. Until this has worked nothing of `doubted` is evicted.
     ///
     /// # Errors
     /// As [`Pager::give_back_all`], of the first frame that failed, and as [`Pager::unmapped`].
     pub fn give_back_unmapped(&self, doubted: &[usize]) -> io::Result<()> {
+        self.doubt(doubted);
         let mut unmapped = self.unmapped()?;
         let doubted = self.ram.regions().filter(|region| doubted.contains(&region.file));
         unmapped.extend(doubted.map(Region::frames));
         if unmapped.is_empty() {
+            self.doubt(&[]);
             return Ok(());
         }
         let is_unmapped = |frames: FrameRange| {
             unmapped.iter().any(|away| away.start < frames.end() && frames.start < away.end())
         };
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
+        // First, whatever fails below: it may be written by now, without its protection.
+        let unclean = || self.give_up_clean_in(usize::MAX, is_unmapped).map(drop);
+        let first = unclean();
         self.give_back_each(FAILURES_MAX, |frames, content| {
             is_unmapped(frames) && !reads_as_zero(content)
-        })
+        })?;
+        // Once more: some that were touched meanwhile have come back clean.
+        first.and_then(|()| unclean())?;
+        self.doubt(&[]);
+        Ok(())
     }
 
     /// Who asked for a frame whose holder failed was not told.
@@ -123,9 +135,7 @@ impl Pager {
                 }
             }
         }
-        first.map_or(Ok(()), Err)?;
-        // Last: until now some that were touched have come back so.
-        self.give_up_clean(usize::MAX).map(drop)
+        first.map_or(Ok(()), Err)
     }
 
     /// Frames that are empty in one, or one that is saved.

@@ -101,6 +101,8 @@ pub struct Pager {
     mapped: OnceLock<Mapped>,
     /// For what the VMM has not mapped ([`Pager::unmapped`]).
     pub(crate) uffd_here: OnceLock<Uffd>,
+    /// Files of which nothing goes ([`Pager::give_back_unmapped`]).
+    pub(crate) doubted: Mutex<Vec<usize>>,
     pub(crate) panicked: OnceLock<Box<dyn Fn(String) + Send + Sync>>,
     pub(crate) failure: Failure,
     pub(crate) restored: SyncSender<Restored>,
@@ -166,6 +168,7 @@ impl Pager {
             pressure: OnceLock::new(),
             mapped: OnceLock::new(),
             uffd_here: OnceLock::new(),
+            doubted: Mutex::default(),
             panicked: OnceLock::new(),
             failure: Failure::default(),
             restored,

@@ -7,6 +7,7 @@
 //! does a page win that somebody else has put there.
 
 use std::io;
+use std::sync::{MutexGuard, PoisonError};
 
 use ebb_sys::mapping::Mapping;
 use ebb_sys::uffd::{HvaRange, Uffd, Watch, feature};
@@ -28,6 +29,21 @@ impl Pager {
         let there = self.of_ram(&all)?;
         let is_away = |region: &&Region| !there.contains(&region.hva_range());
         Ok(regions.iter().filter(is_away).map(Region::frames).collect())
+    }
+
+    /// Whether the VMM may have mapped these files again without anybody's being told.
+    pub(crate) fn doubt(&self, files: &[usize]) {
+        *self.lock_doubted() = files.to_vec();
+    }
+
+    /// Whether a frame is RAM, of a file that is not doubted.
+    pub(crate) fn is_in_no_doubt(&self, gfn: Gfn) -> bool {
+        let region = self.ram.region_of(gfn);
+        region.is_some_and(|region| !self.lock_doubted().contains(&region.file))
+    }
+
+    fn lock_doubted(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has `fill` fill a frame: in the VMM, or here where the VMM has nothing at its address. As the

@@ -413,6 +413,47 @@ fn what_was_mapped_again_comes_back_though_a_frame_of_it_fails() {
     pager.unwatch_all().unwrap();
 }
 
+/// What came back and was not written since keeps its slot, which its protection alone proves. That is
+/// gone where the VMM has mapped it again.
+#[test]
+fn what_was_mapped_again_and_written_is_saved_anew_though_a_frame_fails() {
+    require!(available());
+    let machine = Machine::new();
+    let pager = pager(&machine, false, u64::MAX);
+    pager.check_mapped({
+        let (vmm, ram) = (Process::own().unwrap(), Arc::clone(pager.ram()));
+        move |ranges| unplugged::mapped(&vmm, &ram, ranges)
+    });
+    pager.watch_all().unwrap();
+    let threads = serve(&pager, 1);
+    take(&machine, &pager);
+    drop(threads);
+    let content = |gfn: Gfn| pager.ledger().content(gfn);
+    let find = |is: fn(Content) -> bool| GOES.frames().find(|&gfn| is(content(gfn)));
+    let is_clean = |content| matches!(content, Content::Clean { .. });
+    let clean = find(is_clean).expect("some that was read");
+    let resident = Gfn(GOES.start.0 + 200);
+    machine.guest[1].as_ref().unwrap().replace(&machine.files[1]).unwrap();
+    [clean, resident].iter().for_each(|&gfn| machine.write(gfn, &page_of(77)));
+    // One that is elsewhere cannot be read.
+    let away = GOES.frames().find_map(|gfn| match content(gfn) {
+        Content::Saved { slot } => Some(slot),
+        _ => None,
+    });
+    machine.bad.store(away.expect("some that is saved"), Relaxed);
+    pager.give_back_unmapped(&[1]).unwrap_err();
+    assert_eq!(find(is_clean), None);
+    // Watched again, it goes only once all of it is back.
+    pager.watch_all().unwrap();
+    let both = [clean, resident];
+    assert_eq!(pager.evict(&both, &NothingKnown).unwrap().frames(), 0);
+    machine.bad.store(u64::MAX, Relaxed);
+    pager.give_back_unmapped(&[1]).unwrap();
+    assert_eq!(pager.evict(&both, &NothingKnown).unwrap().frames(), 2);
+    let _threads = serve(&pager, 1);
+    both.iter().for_each(|&gfn| assert!(machine.reads(gfn, &page_of(77)), "{gfn:?}"));
+}
+
 #[test]
 fn who_cannot_look_unwatches_nothing() {
     require!(available());
