@@ -4,8 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ebb_sys::inject::{self, Target};
+use ebb_sys::process::Process;
 use serde_json::json;
-use vmtest::{Guest, Host, Ran, Vm, rounds};
+use vmtest::{Guest, Host, Ran, Vm, rounds, until};
 
 /// No userfaultfd, no protection: as if Ebb had never been there.
 fn assert_no_trace(vm: &Vm) {
@@ -165,6 +167,47 @@ fn a_detach_that_fails_leaves_it_held_and_is_done_again() {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", vm.pid())).expect("QEMU runs").flatten();
     let mut links = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
     assert!(links.any(|link| link == log), "a descriptor of QEMU's own was closed");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+/// A thread of QEMU's that is sent to close it does so even if it is frozen and thawed much later.
+#[test]
+fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
+    let host = Host::new();
+    let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
+    vm.guest("fill a 100M");
+    // It is closed, and whoever did it was told that it is not.
+    host.set("EBB_FAIL", format!("{}:closed:1", vm.name()));
+    vm.attach();
+    vm.ebb("evict --bytes 20M").ok();
+    vm.detach();
+    assert_no_trace(&vm);
+    host.kill9();
+    host.set("EBB_FAIL", format!("{}:close:1", vm.name()));
+    vm.attach();
+    vm.ebb("limit 150M").ok();
+    let why = vm.ebb("detach").refused();
+    assert!(why.contains("userfaultfd in QEMU"), "{why}");
+    let told = vm.status().warnings;
+    assert!(told.iter().any(|line| line.contains("let go once that is closed")), "{told:?}");
+    for line in ["evict --bytes 20M", "limit 150M", "reclaim"] {
+        let why = vm.ebb(line).refused();
+        assert!(why.contains("let go once that is closed"), "{why}");
+    }
+    let qemu = Process::open(vm.pid()).expect("QEMU runs");
+    let target = Target::new(&qemu, qemu.start_ticks().expect("it runs")).expect("it is traced");
+    for number in qemu.userfaultfds().expect("its descriptors") {
+        inject::close(&target, number).expect("it is closed");
+    }
+    until("the VM to be let go", || host.list().is_empty().then_some(()));
+    assert_no_trace(&vm);
+    assert_eq!(vm.guest("check a"), "0");
+    // By who asks again, too.
+    host.kill9();
+    vm.attach();
+    vm.ebb("detach").refused();
+    vm.detach();
+    assert_no_trace(&vm);
     assert_eq!(vm.guest("check a"), "0");
 }
 

@@ -168,6 +168,7 @@ impl State {
 
     /// Whether free memory may be taken.
     pub(crate) fn may_take(&self) -> Answer<()> {
+        self.is_to_stay()?;
         let all = self.devices.all();
         let in_the_way =
             reach::narrowest(&all).filter(|found| found.kind.reach() == Reach::Nothing);
@@ -178,6 +179,7 @@ impl State {
 
     /// Whether memory in use may be evicted, as far as devices are concerned.
     pub(crate) fn may_evict_beside_devices(&self) -> Answer<()> {
+        self.is_to_stay()?;
         may_evict_beside(&self.devices.all())
     }
 

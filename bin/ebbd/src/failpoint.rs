@@ -1,8 +1,11 @@
-//! Panics on purpose, for tests: `EBB_FAIL=NAME:PLACE:COUNT` has the thread that comes to this
-//! place for the COUNTth time panic, once, where it serves the VM of that name. Places are
-//! `tick`, a worker's round, and `map`, where a frame has its memory and its word does not say
-//! so yet. Without the variable `map` is not there, and `tick` is one look at a constant.
+//! Failures on purpose, for tests: `EBB_FAIL=NAME:PLACE:COUNT` has the thread that comes to this
+//! place for the COUNTth time fail, once, where it serves the VM of that name. It panics at
+//! `tick`, a worker's round, and at `map`, where a frame has its memory and its word does not say
+//! so yet. It gets an error at `close`, in place of closing the userfaultfd in the VMM, and at
+//! `closed`, after it was closed. Without the variable `map` is not there, and the others are
+//! one look at a constant.
 
+use std::io;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -36,10 +39,25 @@ pub fn reached(place: &str, vm: &VmName) {
     }
 }
 
+/// The same, for a place where an error is told.
+///
+/// # Errors
+/// It is wanted here and now.
+pub fn fails(place: &str, vm: &VmName) -> io::Result<()> {
+    match wanted(place, vm).is_some_and(is_now) {
+        true => Err(io::Error::other(format!("{VARIABLE} wants it so"))),
+        false => Ok(()),
+    }
+}
+
 fn count(wanted: &Wanted) {
-    if wanted.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) == Ok(1) {
+    if is_now(wanted) {
         panic!("{VARIABLE} wants it so");
     }
+}
+
+fn is_now(wanted: &Wanted) -> bool {
+    wanted.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) == Ok(1)
 }
 
 /// The devices of this VM; with the place `map` in them, if that is wanted.

@@ -48,6 +48,9 @@ pub struct Held {
     pub record: Record,
     /// Its directory.
     pub directory: PathBuf,
+    /// The number of a userfaultfd in the VMM that may be closed there at any moment: the VM is all
+    /// but let go of. All of its memory is back then, and none of it is watched.
+    pub leaving: Option<i32>,
 }
 
 /// Takes hold of a VM whose RAM was found. Nothing has been changed in the VMM
@@ -99,7 +102,8 @@ pub fn take(
             small_pages::mind(&pager, &process, record.backing);
             let directory = directory.to_owned();
             let qmp = Some(qmp);
-            Ok(Held { process, pager, restored, qmp, disks, growth, record, directory })
+            let leaving = None;
+            Ok(Held { process, pager, restored, qmp, disks, growth, record, directory, leaving })
         }
         Err(refused) => {
             // Leaves the VMM as it was; the reason for the refusal matters more
@@ -406,8 +410,8 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     let growth = Growth::start(&record.growth, directory, Some(&pager));
     let growth = growth.map_err(io::Error::other)?;
     growth.hold(&pager, false)?;
-    let directory = directory.to_owned();
-    Ok(Held { process, pager, restored, qmp: None, disks, growth, record, directory })
+    let (directory, qmp, leaving) = (directory.to_owned(), None, None);
+    Ok(Held { process, pager, restored, qmp, disks, growth, record, directory, leaving })
 }
 
 /// The recovery rule: a page in the RAM file wins; a hole is what the ledger
@@ -470,33 +474,56 @@ impl Held {
     ///
     /// # Errors
     /// When the VMM cannot be reached, or the record cannot be written: the VM is still held, and
-    /// its faults are to be served again.
+    /// its faults are to be served again. When the userfaultfd cannot be closed: it is `leaving`.
     pub fn let_go(&mut self) -> io::Result<()> {
         self.pager.unwatch_all()?;
         starting::unmark(&self.directory)?;
         self.close_userfaultfd()?;
+        self.part();
+        Ok(())
+    }
+
+    /// Removes what is kept of a VM whose userfaultfd is closed. Its fault thread must have ended.
+    pub fn part(&mut self) {
         cgroup::remove_later(&self.record, self.process.try_clone());
         // It is let go all the same: what is left behind says so.
         if let Err(error) = self.forget() {
             tracing::error!("{}: what was kept of it is not removed: {error}", self.record.name);
         }
-        Ok(())
     }
 
     /// Closes it in the VMM, if it is there. It leaves the record first: a daemon that finds none
     /// on record makes a new one, while QEMU may use its number for something else.
+    ///
+    /// It stays off the record where that fails: a thread of QEMU's that was sent to close it does
+    /// so all the same, maybe much later (`docs/decisions/0034-*`).
     fn close_userfaultfd(&mut self) -> io::Result<()> {
-        let Some(number) = self.record.userfaultfd.take() else { return Ok(()) };
-        let closed = self.record.save(&self.directory).and_then(|()| {
-            match self.process.userfaultfds()?.contains(&number) {
-                true => injector::close(&self.process, number),
-                false => Ok(()),
-            }
-        });
-        if closed.is_err() {
+        let Some(number) = self.leaving.or(self.record.userfaultfd) else { return Ok(()) };
+        let is_there = self.process.userfaultfds()?.contains(&number);
+        if let Some(number) = self.record.userfaultfd.take()
+            && let Err(error) = self.record.save(&self.directory)
+        {
             self.record.userfaultfd = Some(number);
+            return Err(error);
         }
-        closed
+        self.leaving = Some(number);
+        if is_there {
+            let name = &self.record.name;
+            let closed = failpoint::fails("close", name)
+                .and_then(|()| injector::close(&self.process, number))
+                .and_then(|()| failpoint::fails("closed", name));
+            if closed.is_err() && !self.is_closed() {
+                return closed;
+            }
+        }
+        self.leaving = None;
+        Ok(())
+    }
+
+    /// Whether a userfaultfd that the VM is `leaving` by is closed in the VMM.
+    pub fn is_closed(&self) -> bool {
+        let all = self.process.userfaultfds();
+        self.leaving.is_none_or(|number| all.is_ok_and(|all| !all.contains(&number)))
     }
 
     /// Its VMM has ended: removes its control group, and the VM's record, ledger and swap file.
@@ -521,7 +548,7 @@ impl Held {
         if let Err(error) = self.pager.unwatch_all() {
             tracing::error!("{}: {error}", self.record.name);
         }
-        let Held { process, pager, restored, qmp, disks, growth, record, directory } = self;
+        let Held { process, pager, restored, qmp, disks, growth, record, directory, .. } = self;
         // What is wanting may be descriptors, and letting go takes some.
         drop((disks, growth, pager, restored, qmp));
         leave(&process, &record);

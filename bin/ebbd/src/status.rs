@@ -19,7 +19,7 @@ use crate::problem::{Answer, failed};
 use crate::record::Record;
 use crate::swap_room;
 use crate::tiers;
-use crate::worker::State;
+use crate::worker::{LEAVING, State};
 
 /// All of it; with `counts`, every frame is classified.
 pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
@@ -217,6 +217,7 @@ const RUN_DIR_LEAST_BYTES: u64 = 256 << 10;
 
 fn warnings(state: &State) -> Vec<String> {
     let mut all = Vec::new();
+    all.extend(state.held.leaving.map(|_| LEAVING.into()));
     match state.held.record.backing {
         Backing::Small => all.push(format!(
             "its RAM is in 4 KiB pages, which cost some 60 times more to take and to give: {}",

@@ -55,6 +55,9 @@ const BATCH_HUGE_BYTES: u64 = 64 << 20;
 /// A QEMU that refused or did not answer is left alone for so long, at first and at most.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MOST: Duration = Duration::from_secs(10);
+/// What is said of a VM that is all but let go of.
+pub const LEAVING: &str = "its memory is all back, but its userfaultfd in QEMU could not be closed yet: \
+                           it is let go once that is closed; `ebb detach` tries again";
 /// So many passes, where QEMU is too slow to answer in the middle of one.
 const TRIES: u32 = 4;
 
@@ -411,6 +414,9 @@ impl State {
         if self.faults.is_none() {
             self.serve_again();
         }
+        if self.held.leaving.is_some() {
+            return self.keep_leaving();
+        }
         let open = &mut OpenFiles::default();
         self.keep_regions(open);
         self.keep_devices(open);
@@ -684,6 +690,10 @@ impl State {
         self.all_is_back();
         self.faults = None;
         if let Err(error) = self.held.let_go() {
+            if self.held.leaving.is_some() {
+                self.serve_again();
+                return Err(Refused::Failed(format!("{LEAVING}: {error}")));
+            }
             self.hold_on();
             return Err(Refused::Failed(format!("it stays held, letting go failed: {error}")));
         }
@@ -691,7 +701,26 @@ impl State {
         Ok(DetachReport { restored_bytes, duration_ns })
     }
 
-    /// It was to be let go of, and is held as before.
+    /// Lets the VM go once its userfaultfd is closed, whoever closes it.
+    fn keep_leaving(&mut self) -> Next {
+        if !self.held.is_closed() {
+            return Next::Go;
+        }
+        self.faults = None;
+        self.held.part();
+        Next::End(Outcome::Ended(None))
+    }
+
+    /// Whether anything of its memory may go: what is not there would be lost with a userfaultfd
+    /// that is closed late.
+    pub(crate) fn is_to_stay(&self) -> Answer<()> {
+        match self.held.leaving {
+            Some(_) => Err(not_allowed(LEAVING)),
+            None => Ok(()),
+        }
+    }
+
+    /// It was to be let go of, and is held as before: what is on record of it has not changed.
     fn hold_on(&mut self) {
         self.serve_again();
         // Nothing is watched any more.
