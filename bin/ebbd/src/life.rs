@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ebb_sys::process::{Process, is_gone};
+use ebb_sys::process::Process;
 
 /// Who does not end within this time after SIGKILL waits for a disk, or is frozen.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,7 +70,7 @@ impl Life {
         }
     }
 
-    /// Ends every process that has this directory open and that `is_meant` means, whatever it does;
+    /// Ends every process that `is_meant` means and that has this directory open, whatever it does;
     /// their numbers.
     ///
     /// # Errors
@@ -84,13 +84,8 @@ impl Life {
         // What one of them starts before it ends has it open, too.
         for _ in 0..END_ROUNDS {
             let mut any = false;
-            for process in Process::all_with(directory)? {
-                match is_meant(&process) {
-                    Ok(true) => process.kill(END_TIMEOUT)?,
-                    Ok(false) => continue,
-                    Err(error) if is_gone(&error) => continue,
-                    Err(error) => return Err(error),
-                }
+            for process in Process::all_with(directory, &is_meant)? {
+                process.kill(END_TIMEOUT)?;
                 ended.push(process.pid());
                 any = true;
             }

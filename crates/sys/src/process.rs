@@ -15,7 +15,9 @@ use rustix::process::{
 };
 
 /// More descriptors than this are no VMM's: its devices take a few each.
-const DESCRIPTORS_MAX: usize = 1 << 16;
+const DESCRIPTORS_MAX: usize = if cfg!(test) { 1 << 12 } else { 1 << 16 };
+/// execve(2) takes 6 MiB at most.
+const COMMAND_LINE_MAX: u64 = 8 << 20;
 
 /// Of what the kernel tells of one descriptor.
 const INFO_BYTES_MAX: u64 = 256 << 10;
@@ -80,13 +82,17 @@ impl Process {
         Process::open(rustix::process::getpid().as_raw_nonzero().get())
     }
 
-    /// All other processes that have this file or directory open, or had it a moment ago. Those
-    /// that may not be looked into are not among them: they have privileges that this one has not.
+    /// All other processes that `is_meant` means and that have this file or directory open, or had it
+    /// a moment ago. Those that may not be looked into are not among them: they have privileges that
+    /// this one has not. Nobody else's descriptors are listed: anybody may have very many.
     ///
     /// # Errors
-    /// As reading `/proc`, and looking at the descriptors of any process that has not ended: it
-    /// may be one of them.
-    pub fn all_with(file: &Path) -> io::Result<Vec<Process>> {
+    /// As reading `/proc`, as `is_meant`, and looking at the descriptors of a process that is meant
+    /// and has not ended: it may be one of them.
+    pub fn all_with(
+        file: &Path,
+        is_meant: impl Fn(&Process) -> io::Result<bool>,
+    ) -> io::Result<Vec<Process>> {
         let name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
         let (wanted, own) = ((name.as_ref(), file_of(file)?), std::process::id());
         let mut found = Vec::new();
@@ -94,8 +100,9 @@ impl Process {
             let name = entry?.file_name();
             let pid = name.to_str().and_then(|name| name.parse::<i32>().ok());
             let Some(pid) = pid.filter(|&pid| pid.unsigned_abs() != own) else { continue };
-            let looked = Process::open(pid)
-                .and_then(|process| Ok(process.has_open(wanted)?.then_some(process)));
+            let looked = Process::open(pid).and_then(|process| {
+                Ok((is_meant(&process)? && process.has_open(wanted)?).then_some(process))
+            });
             match looked {
                 Ok(process) => found.extend(process),
                 Err(error) if is_gone(&error) => {}
@@ -107,7 +114,10 @@ impl Process {
     }
 
     fn has_open(&self, (name, file): (&str, (u64, u64))) -> io::Result<bool> {
-        for entry in fs::read_dir(self.proc("fd"))? {
+        for (count, entry) in fs::read_dir(self.proc("fd"))?.enumerate() {
+            if count == DESCRIPTORS_MAX {
+                return Err(io::Error::other("the process has too many open files"));
+            }
             let path = entry?.path();
             let found = link_of(&path).and_then(|link| {
                 let link = link.to_string_lossy();
@@ -345,12 +355,13 @@ impl Process {
         Ok(parse_mappings(&fs::read_to_string(self.proc("maps"))?))
     }
 
-    /// Its command line, word by word.
+    /// Its command line, word by word; of a long one the beginning.
     ///
     /// # Errors
     /// As reading `/proc/PID/cmdline`.
     pub fn command_line(&self) -> io::Result<Vec<String>> {
-        let bytes = fs::read(self.proc("cmdline"))?;
+        let mut bytes = Vec::new();
+        File::open(self.proc("cmdline"))?.take(COMMAND_LINE_MAX).read_to_end(&mut bytes)?;
         let text = String::from_utf8_lossy(&bytes);
         Ok(text.split_terminator('\0').map(str::to_owned).collect())
     }
@@ -468,6 +479,47 @@ mod tests {
         let _opened = File::open(&wanted).unwrap();
         assert!(own.has_open(("wanted", id)).unwrap());
         assert_eq!(own.open_inodes("/no such").unwrap(), [0; 0]);
+    }
+
+    /// The test's bound is lower: not everybody may open so many.
+    #[test]
+    fn who_is_not_meant_has_as_many_descriptors_as_he_likes() {
+        use std::io::{BufRead, BufReader};
+        use std::process::{Command, Stdio};
+        let home = tempfile::tempdir().unwrap();
+        let me = std::env::current_exe().unwrap();
+        let test = "process::tests::opens_more_than_any_vmm";
+        let mut child = Command::new(me)
+            .args([test, "--exact", "--ignored", "--nocapture"])
+            .current_dir(home.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains("all are open")));
+        let pid = child.id() as i32;
+        let others = Process::all_with(home.path(), |process| Ok(process.pid() != pid)).unwrap();
+        assert!(others.is_empty());
+        let error = Process::all_with(home.path(), |process| Ok(process.pid() == pid));
+        let error = error.err().expect("too many to look at");
+        assert!(error.to_string().contains("too many"), "{error}");
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "who_is_not_meant_has_as_many_descriptors_as_he_likes runs it in a process of its own"]
+    fn opens_more_than_any_vmm() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        let one = File::open("/dev/null").unwrap();
+        let copy = |_| one.try_clone().unwrap();
+        let mut all: Vec<File> = (0..DESCRIPTORS_MAX).map(copy).collect();
+        all.push(File::open(".").unwrap());
+        println!("all are open");
+        io::stdin().read_to_end(&mut Vec::new()).unwrap();
     }
 
     #[test]
