@@ -134,9 +134,9 @@ fn leave(process: &Process, record: &Record) {
 }
 
 /// Removes what is kept of a VM in its directory, its record before what belongs to that. What is
-/// not there is no error.
+/// not there is no error. The mark of a start stays: its QEMU may run, with nothing else to tell of
+/// it.
 fn forget(directory: &Path) -> io::Result<()> {
-    starting::unmark(directory)?;
     Record::remove(directory)?;
     ebb_store::remove(directory)?;
     let paths = [ledger_path(directory), digests_path(directory)];
@@ -539,6 +539,7 @@ impl Held {
     /// sockets and logs while it runs.
     fn forget(&self) -> io::Result<()> {
         remove_swap(&self.record);
+        starting::unmark(&self.directory)?;
         forget(&self.directory)
     }
 
@@ -569,5 +570,25 @@ impl Held {
     /// As dup(2).
     pub fn pidfd(&self) -> io::Result<OwnedFd> {
         self.process.as_fd().try_clone_to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::starting::Qemu;
+
+    #[test]
+    fn a_start_that_failed_is_marked_while_its_qemu_may_run() {
+        let home = tempfile::tempdir().unwrap();
+        starting::mark(home.path(), Qemu::User(1), &[], None).unwrap();
+        let left = || fs::read_dir(home.path()).unwrap().count();
+        let of_mark = left();
+        assert!(of_mark > 0);
+        fs::write(home.path().join("ledger"), "").unwrap();
+        forget(home.path()).unwrap();
+        assert_eq!(left(), of_mark);
+        starting::unmark(home.path()).unwrap();
+        assert_eq!(left(), 0);
     }
 }
