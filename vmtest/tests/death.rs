@@ -132,6 +132,16 @@ fn a_vm_that_died_without_a_daemon_leaves_nothing() {
 /// QEMU has its sockets by then, and does not listen there yet: it would stay stopped for ever.
 #[test]
 fn a_daemon_that_dies_while_it_starts_a_vm_leaves_no_qemu() {
+    assert_no_qemu_is_left("run --name cut --memory 64M -- -S");
+}
+
+/// Nor one that has no user of its own.
+#[test]
+fn a_daemon_that_dies_while_it_starts_a_privileged_vm_leaves_no_qemu() {
+    assert_no_qemu_is_left("run --name cut --memory 64M --privileged -- -S");
+}
+
+fn assert_no_qemu_is_left(run: &'static str) {
     let host = Host::new();
     let place = host.directory().join("slow");
     fs::create_dir(&place).unwrap();
@@ -143,7 +153,6 @@ fn a_daemon_that_dies_while_it_starts_a_vm_leaves_no_qemu() {
     fs::write(&slow, format!("#!/bin/sh\n{text}\n")).unwrap();
     permit(&slow, 0o755);
     host.set("EBB_QEMU", &slow);
-    let run = "run --name cut --memory 64M -- -S";
     let starting = thread::spawn({
         let host = host.clone();
         move || host.ebb(run)

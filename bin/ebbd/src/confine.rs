@@ -202,11 +202,11 @@ impl Plan {
     }
 
     /// What tells the QEMU that is about to run from other processes.
-    pub fn qemu(&self, program: &Path) -> Qemu {
+    pub fn qemu(&self, name: &VmName) -> Qemu {
         match self.identity.as_ref().map(|identity| identity.user) {
             Some(User::Fixed { uid, .. }) => Qemu::User(uid),
             Some(User::PerProcess(base)) => Qemu::UserFrom(base),
-            None => Qemu::Program(program.canonicalize().unwrap_or_else(|_| program.to_owned())),
+            None => Qemu::Named(name.clone()),
         }
     }
 

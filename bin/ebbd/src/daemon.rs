@@ -377,7 +377,8 @@ impl Daemon {
     fn confine(&self, request: &RunRequest, directory: &Path, claimed: &Claimed) -> Answer<Plan> {
         handed::make_socket_directory(directory).map_err(failed("the VM's directory"))?;
         let plan = Plan::new(request, &self.vm_user, &qemu(), host::accelerator().value)?;
-        let marked = starting::mark(directory, plan.qemu(&qemu()), plan.cgroups(), claimed.path());
+        let marked =
+            starting::mark(directory, plan.qemu(&request.name), plan.cgroups(), claimed.path());
         marked.map_err(unsaved("the VM's directory"))?;
         Ok(plan)
     }
@@ -782,28 +783,28 @@ mod tests {
     use ebb_sys::confine::{self, Child as Settled};
     use rustix::fs::{Mode, OFlags, open};
     use std::os::unix::net::UnixListener;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use crate::starting::Qemu;
 
-    /// What is there while a VM is started: a process in place of QEMU, which has the directory of
-    /// sockets open.
+    /// What is there while a VM is started: a script in place of QEMU, which has the directory of
+    /// sockets open, and waits.
     fn begun(directory: &Path) -> Child {
         handed::make_socket_directory(directory).unwrap();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let sockets = open(handed::socket_directory(directory), flags, Mode::empty()).unwrap();
         let mut settled = Settled::default();
         settled.inherit(sockets);
-        let mut command = Command::new("sleep");
-        command.arg("1000");
+        let mut command = Command::new("sh");
+        command.args(["-c", "read word", "qemu", "-name", "cut"]).stdin(Stdio::piped());
+        command.args(["-chardev", "socket,id=ebb-qmp,fd=9,server=on,wait=off"]);
         confine::settle(&mut command, settled);
         command.spawn().unwrap()
     }
 
     /// What tells it.
-    fn sleep() -> Qemu {
-        let paths = ["/usr/bin/sleep", "/bin/sleep"].map(Path::new);
-        Qemu::Program(paths.iter().find(|path| path.exists()).unwrap().canonicalize().unwrap())
+    fn cut() -> Qemu {
+        Qemu::Named("cut".parse().unwrap())
     }
 
     #[test]
@@ -814,7 +815,7 @@ mod tests {
             fs::create_dir(&directory).unwrap();
             let file = home.path().join("tier");
             fs::write(&file, "").unwrap();
-            starting::mark(&directory, sleep(), &[], Some(&file)).unwrap();
+            starting::mark(&directory, cut(), &[], Some(&file)).unwrap();
             let mut qemu = begun(&directory);
             let socket = UnixListener::bind(directory.join("qmp.sock")).unwrap();
             let listener = listens.then_some(socket);
@@ -829,7 +830,8 @@ mod tests {
     /// QEMU may have handed the directory of its sockets to anybody.
     #[test]
     fn whoever_else_has_its_sockets_open_is_not_ended() {
-        for qemu in [Qemu::User(4711), Qemu::UserFrom(0x7000_0000), Qemu::Program("/qemu".into())] {
+        let other = Qemu::Named("other".parse().unwrap());
+        for qemu in [Qemu::User(4711), Qemu::UserFrom(0x7000_0000), other] {
             let home = tempfile::tempdir().unwrap();
             let directory = home.path().join("vm");
             fs::create_dir(&directory).unwrap();
@@ -852,7 +854,7 @@ mod tests {
     fn a_vm_that_was_let_go_runs_on() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().to_owned();
-        starting::mark(&directory, sleep(), &[], None).unwrap();
+        starting::mark(&directory, cut(), &[], None).unwrap();
         let mut qemu = begun(&directory);
         let listener = UnixListener::bind(directory.join("qmp.sock")).unwrap();
         starting::unmark(&directory).unwrap();

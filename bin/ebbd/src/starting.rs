@@ -5,9 +5,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ebb_api::VmName;
 use ebb_sys::process::Process;
 use ebb_sys::user_namespace::PIDS;
-use ebb_vm::handed;
+use ebb_vm::{handed, launch};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup;
@@ -34,21 +35,25 @@ pub enum Qemu {
     User(u32),
     /// Its user is this number plus its process's; so is that of what it starts.
     UserFrom(u32),
-    /// Its program: it has no user of its own.
-    Program(PathBuf),
+    /// Its VM's name, on its command line: it has no user of its own.
+    Named(VmName),
 }
 
 impl Qemu {
     /// Whether this is the process, or what was about to become it.
     fn is(&self, process: &Process) -> io::Result<bool> {
-        let program = process.program()?;
-        Ok(program == Process::own()?.program()?
+        let own = Process::own()?;
+        Ok(process.program()? == own.program()?
             || match self {
                 Qemu::User(uid) => process.user()? == *uid,
                 Qemu::UserFrom(base) => {
                     (*base..base.saturating_add(PIDS)).contains(&process.user()?)
                 }
-                Qemu::Program(path) => program == *path,
+                // Whatever its program is: a script may stand for QEMU.
+                Qemu::Named(name) => {
+                    process.user()? == own.user()?
+                        && launch::is_of(&process.command_line()?, name.as_str())
+                }
             })
     }
 }

@@ -15,6 +15,9 @@ use ebb_units::Gpa;
 
 use crate::handed::{Handed, by_number};
 
+/// The option that has the VM's name, and how that of its control socket begins.
+const NAME: &str = "-name";
+const CONTROL: &str = "socket,id=ebb-qmp,fd=";
 /// The balloon of a VM that Ebb starts.
 const BALLOON: &str = "ebb-balloon";
 /// Its virtio-mem devices, with the node's number behind it.
@@ -167,7 +170,7 @@ impl Launch<'_> {
         let Launch { name, .. } = self;
         let mut words: Vec<OsString> = Vec::new();
         let mut option = |key: &str, value: String| words.extend([key.into(), value.into()]);
-        option("-name", escape(Path::new(name)));
+        option(NAME, escape(Path::new(name)));
         option("-accel", self.accelerator.name().into());
         if self.accelerator == Accelerator::Kvm {
             option("-cpu", "host".into());
@@ -177,7 +180,7 @@ impl Launch<'_> {
         }
         self.memory(handed, &mut option);
         let Handed { qmp, console, .. } = handed;
-        option("-chardev", format!("socket,id=ebb-qmp,fd={qmp},server=on,wait=off"));
+        option("-chardev", format!("{CONTROL}{qmp},server=on,wait=off"));
         option("-mon", "chardev=ebb-qmp,mode=control".into());
         option("-chardev", format!("socket,id=ebb-console,fd={console},server=on,wait=off"));
         option("-serial", "chardev:ebb-console".into());
@@ -318,6 +321,14 @@ pub fn ask(qemu: &Path, identity: Option<Identity>, words: &[&str]) -> io::Resul
     command.output()
 }
 
+/// Whether this is the command line of a QEMU that was started for the VM of this name, or of a
+/// script in its place.
+pub fn is_of(words: &[String], name: &str) -> bool {
+    let name = escape(Path::new(name));
+    words.windows(2).any(|pair| pair[0] == NAME && pair[1] == name)
+        && words.iter().any(|word| word.starts_with(CONTROL))
+}
+
 /// The program as this process finds it: the one that is started looks elsewhere.
 fn program(name: &Path) -> io::Result<PathBuf> {
     if name.components().count() > 1 || name.is_absolute() {
@@ -393,6 +404,8 @@ mod tests {
             assert!(has(&words, key, value), "{key} {value}: {words:?}");
         }
         assert!(!words.iter().any(|word| word.contains("maxmem") || word.contains("virtio-mem")));
+        assert!(is_of(&words, "web") && !is_of(&words, "we"));
+        assert!(!is_of(&["qemu", NAME, "web"].map(Into::into), "web"));
     }
 
     #[test]
