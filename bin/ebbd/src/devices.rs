@@ -125,8 +125,9 @@ impl Devices {
 pub fn of_new(process: &Process, qmp: &mut Qmp, own: &[String]) -> Answer<Vec<Device>> {
     let links = process.descriptors().map_err(failed("QEMU's descriptors"))?;
     let mut found = reach::of_descriptors(links.iter().map(|(_, link)| link.as_str()));
-    found.extend(reach::of_vmm(qmp, own).map_err(failed("its devices"))?);
-    found.extend(reach::of_migration(qmp).map_err(failed("its migration"))?.shared);
+    let end = reach::end_of_look();
+    found.extend(reach::of_vmm(qmp, own, end).map_err(failed("its devices"))?);
+    found.extend(reach::of_migration(qmp, end).map_err(failed("its migration"))?.shared);
     takeover::may_be_held(process.pid(), &found).map_err(not_allowed)?;
     Ok(found)
 }
@@ -235,7 +236,8 @@ impl State {
         self.held.pager.set_marks(u64::MAX, u64::MAX);
         let above = self.held.pager.halts_above();
         self.held.pager.halt_above(u64::MAX);
-        let told = if all { self.ask_all() } else { self.ask_migration() };
+        let end = reach::end_of_look();
+        let told = if all { self.ask_all(end) } else { self.ask_migration(end) };
         self.held.pager.set_marks(tell, wait);
         self.held.pager.halt_above(above);
         let name = &self.held.record.name;
@@ -258,7 +260,7 @@ impl State {
         }
     }
 
-    fn ask_all(&mut self) -> Result<(), String> {
+    fn ask_all(&mut self, end: Instant) -> Result<(), String> {
         self.devices.asked = Some(Instant::now());
         let text = |error: io::Error| error.to_string();
         let process = match &self.devices.process {
@@ -278,15 +280,16 @@ impl State {
         self.reconnect();
         let qmp = self.held.qmp.as_mut().ok_or("its QMP socket does not answer")?;
         let own = own_names(&self.held.record);
-        found.extend(reach::of_vmm(qmp, &own).map_err(|error| error.to_string())?);
+        found.extend(reach::of_vmm(qmp, &own, end).map_err(|error| error.to_string())?);
         (self.devices.found, self.devices.seen) = (found, Some(Arc::new(seen)));
-        self.ask_migration()
+        self.ask_migration(end)
     }
 
-    fn ask_migration(&mut self) -> Result<(), String> {
+    fn ask_migration(&mut self, end: Instant) -> Result<(), String> {
         self.devices.asked_migration = Some(Instant::now());
         let qmp = self.held.qmp.as_mut().ok_or("its QMP socket does not answer")?;
-        self.devices.migration = reach::of_migration(qmp).map_err(|error| error.to_string())?;
+        self.devices.migration =
+            reach::of_migration(qmp, end).map_err(|error| error.to_string())?;
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
 
-/// All questions of one look have so long together.
+/// No question of one look is asked later.
 const LOOK: Duration = Duration::from_secs(20);
 /// One piece of an answer may take so long.
 const PIECE: Duration = Duration::from_secs(10);
@@ -171,14 +171,19 @@ fn of_descriptor(link: &str) -> Option<Kind> {
     named.or_else(|| is_private().then_some(Kind::Confidential))
 }
 
-/// By the VMM's own word: its objects, network back ends, block drivers and migration. `own` are
-/// the character devices behind which this daemon serves.
+/// Until when the questions of a look that begins now are asked.
+pub fn end_of_look() -> Instant {
+    Instant::now() + LOOK
+}
+
+/// By the VMM's own word: its objects, network back ends and block drivers. `own` are the
+/// character devices behind which this daemon serves. Nothing is asked after `end`.
 ///
 /// # Errors
 /// It does not answer, or not in time.
-pub fn of_vmm(qmp: &mut Qmp, own: &[String]) -> Result<Vec<Device>, QmpError> {
+pub fn of_vmm(qmp: &mut Qmp, own: &[String], end: Instant) -> Result<Vec<Device>, QmpError> {
     qmp.in_a_hurry(PIECE, |qmp| {
-        let mut asked = Asked { qmp, end: Instant::now() + LOOK };
+        let mut asked = Asked { qmp, end };
         let mut found = Vec::new();
         for place in PLACES {
             asked.objects(place, own, &mut found)?;
@@ -200,13 +205,13 @@ pub struct Migration {
 }
 
 /// The VMM's own word on its migration. It sets what makes memory shared without an event, and
-/// without a descriptor.
+/// without a descriptor. Nothing is asked after `end`.
 ///
 /// # Errors
 /// It does not answer, or not in time.
-pub fn of_migration(qmp: &mut Qmp) -> Result<Migration, QmpError> {
+pub fn of_migration(qmp: &mut Qmp, end: Instant) -> Result<Migration, QmpError> {
     qmp.in_a_hurry(PIECE, |qmp| {
-        let mut asked = Asked { qmp, end: Instant::now() + LOOK };
+        let mut asked = Asked { qmp, end };
         let capabilities = asked.ask_if_known("query-migrate-capabilities", json!({}))?;
         let parameters = asked.ask_if_known("query-migrate-parameters", json!({}))?;
         let answer = asked.ask_if_known("query-migrate", json!({}))?;
@@ -528,7 +533,7 @@ mod tests {
             "{\"return\":\"\"}",
             "{\"return\":[{\"drv\":\"raw\"},{\"drv\":\"virtio-blk-vhost-user\"}]}",
         ]);
-        let found = of_vmm(&mut qmp, &["ebb-disk0".into()]).unwrap();
+        let found = of_vmm(&mut qmp, &["ebb-disk0".into()], end_of_look()).unwrap();
         let expected =
             [("vhost-user-blk-pci b", Kind::VhostUser), ("virtio-blk-vhost-user", Kind::VhostUser)];
         assert_eq!(named(&found), expected);
@@ -536,10 +541,22 @@ mod tests {
 
     #[test]
     fn a_vmm_that_does_not_tell_is_no_answer() {
-        assert!(of_vmm(&mut vmm(&[]).1, &[]).is_err());
-        assert!(of_vmm(&mut vmm(&["{\"return\":{}}"]).1, &[]).is_err());
-        assert!(of_vmm(&mut vmm(&["{\"error\":{\"desc\":\"no\"}}"]).1, &[]).is_err());
-        assert!(of_migration(&mut vmm(&[]).1).is_err());
+        assert!(of_vmm(&mut vmm(&[]).1, &[], end_of_look()).is_err());
+        assert!(of_vmm(&mut vmm(&["{\"return\":{}}"]).1, &[], end_of_look()).is_err());
+        assert!(
+            of_vmm(&mut vmm(&["{\"error\":{\"desc\":\"no\"}}"]).1, &[], end_of_look()).is_err()
+        );
+        assert!(of_migration(&mut vmm(&[]).1, end_of_look()).is_err());
+    }
+
+    /// A look asks for one after the other.
+    #[test]
+    fn a_look_that_is_over_asks_nothing_more() {
+        const ANSWERS: [&str; 3] = ["{\"return\":[]}", "{\"return\":{}}", "{\"return\":{}}"];
+        assert!(of_migration(&mut vmm(&ANSWERS).1, end_of_look()).is_ok());
+        let over = end_of_look().checked_sub(LOOK + PIECE).expect("a while after boot");
+        assert!(of_migration(&mut vmm(&ANSWERS).1, over).is_err());
+        assert!(of_vmm(&mut vmm(&ANSWERS).1, &[], over).is_err());
     }
 
     #[test]
