@@ -31,11 +31,14 @@ const MEMBERS: &str = "cgroup.procs";
 const KILL: &str = "cgroup.kill";
 /// How much of a group's memory may go to the host's swap; there is none in version 1.
 const SWAP: &str = "memory.swap.max";
+const MEMORY: &str = "memory.max";
+/// Kernels without swap have none.
+const SWAPS: &str = "/proc/swaps";
 
 /// What is limited, by which controller, and the files that take a limit, in a hierarchy of
 /// version 1 and in one of version 2.
 const CONTROLLERS: [Controller; 2] = [
-    Controller { of: "memory", name: "memory", files: ["memory.limit_in_bytes", "memory.max"] },
+    Controller { of: "memory", name: "memory", files: ["memory.limit_in_bytes", MEMORY] },
     Controller { of: "threads", name: "pids", files: ["pids.max", "pids.max"] },
 ];
 
@@ -62,31 +65,34 @@ impl Group {
         let most = request.max_bytes();
         let limits = [most + most / 8 + OVERHEAD_BYTES, u64::from(request.cpus) + TASKS];
         let mut group = Group { directories: Vec::new(), user: Some(user), kept: false };
-        let mut without = Vec::new();
+        let (mut without, mut told) = (Vec::new(), None);
         for (controller, limit) in CONTROLLERS.iter().zip(limits) {
             if controller.name == "memory" && !limits_memory {
                 continue;
             }
-            if let Err(why) = group.limit(&mounts, controller, limit, &request.name) {
-                without.push((controller.of, why));
+            match group.limit(&mounts, controller, limit, &request.name) {
+                Ok(lack) => told = told.or(lack),
+                Err(why) => without.push((controller.of, why)),
             }
         }
-        (group, lacks(&without))
+        (group, lacks(&without).into_iter().chain(told).collect())
     }
 
+    /// What is not limited of it for all that.
     fn limit(
         &mut self,
         mounts: &str,
         controller: &Controller,
         limit: u64,
         name: &VmName,
-    ) -> Result<(), String> {
+    ) -> Result<Option<String>, String> {
         let at = find(mounts, controller.name)
             .ok_or_else(|| format!("no hierarchy with {} is mounted", controller.name))?;
         let [one, two] = controller.files;
         let file = if at.version == 2 { two } else { one };
         let directory = self.add(&at, controller.name, name)?;
-        set(&directory, file, limit).map_err(in_words(&directory))
+        set(&directory, file, limit).map_err(in_words(&directory))?;
+        Ok((file == MEMORY).then(|| unlimited_swap(&directory, Path::new(SWAPS))).flatten())
     }
 
     /// Its directory in one hierarchy.
@@ -171,6 +177,18 @@ fn set(directory: &Path, file: &str, limit: u64) -> io::Result<()> {
         fs::write(swap, "0")?;
     }
     fs::write(directory.join(file), limit.to_string())
+}
+
+/// What is told of a group of version 2 whose memory the host may swap out.
+fn unlimited_swap(directory: &Path, swaps: &Path) -> Option<String> {
+    let may = swaps.exists() && !directory.join(SWAP).exists();
+    may.then(|| {
+        format!(
+            "QEMU's memory may go to the host's swap, as the guest wrote it: {} has no {SWAP}: boot the \
+             host with swapaccount=1, or encrypt its swap",
+            directory.display()
+        )
+    })
 }
 
 /// The processes in a group; 0 is one that has no number here.
@@ -423,6 +441,18 @@ mod tests {
         assert_eq!((read("pids.max").as_str(), read(SWAP).as_str()), ("7", "max"));
         set(directory.path(), "memory.max", 8).unwrap();
         assert_eq!((read("memory.max").as_str(), read(SWAP).as_str()), ("8", "0"));
+    }
+
+    #[test]
+    fn a_group_that_cannot_stay_out_of_the_swap_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let (group, swaps) = (directory.path(), directory.path().join("swaps"));
+        assert_eq!(unlimited_swap(group, &swaps), None, "there is no swap");
+        fs::write(&swaps, "").unwrap();
+        let told = unlimited_swap(group, &swaps).unwrap();
+        assert!(told.contains(SWAP) && told.contains("swapaccount") && !told.contains('\n'));
+        fs::write(group.join(SWAP), "0").unwrap();
+        assert_eq!(unlimited_swap(group, &swaps), None);
     }
 
     /// The number of a process that is not there any more.
