@@ -117,6 +117,35 @@ fn on_record(vm: &Vm) -> Vec<bool> {
 }
 
 #[test]
+fn memory_that_is_plugged_in_later_is_warned_of() {
+    let host = Host::new();
+    let vm = host.qemu(guest());
+    vm.attach();
+    let warned = |name: &str| {
+        until(format_args!("a warning of {name}"), || {
+            let warnings = vm.status().warnings;
+            warnings
+                .into_iter()
+                .find(|told| told.contains("plugged in after") && told.contains(name))
+        })
+    };
+    assert!(!vm.status().warnings.iter().any(|told| told.contains("plugged in after")));
+    // Memory of QEMU's alone: no descriptor tells of it.
+    let private = json!({ "qom-type": "memory-backend-ram", "id": "own", "size": DIMM_BYTES });
+    vm.qmp("object-add", private);
+    vm.qmp("device_add", json!({ "driver": "pc-dimm", "id": "private", "memdev": "own" }));
+    assert!(warned("private").contains("256 MiB"));
+    plug(&vm, 0);
+    assert!(warned("and 1 more").contains("512 MiB"));
+    // The next daemon finds out by itself.
+    host.kill9();
+    host.start();
+    warned("and 1 more");
+    assert_eq!(vm.status().memory_bytes, MAIN_BYTES);
+    assert_eq!(vm.guest("ping"), "done");
+}
+
+#[test]
 fn devices_leave_a_vm_that_was_attached() {
     let host = Host::new();
     let vm = host.qemu(guest());

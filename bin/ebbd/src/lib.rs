@@ -38,6 +38,7 @@ mod open_files;
 mod order;
 mod places;
 mod placing;
+mod plugged;
 mod pool;
 mod privileges;
 mod problem;

@@ -15,6 +15,7 @@ use ebb_units::{Bytes, FRAME_BYTES};
 
 use crate::console;
 use crate::placing;
+use crate::plugged;
 use crate::problem::{Answer, failed};
 use crate::record::Record;
 use crate::swap_room;
@@ -247,6 +248,7 @@ fn warnings(state: &State) -> Vec<String> {
         all.push(format!("not each use of its memory is seen: {why}"));
     }
     all.extend(state.placing.iter().flat_map(placing::warnings));
+    all.extend(plugged::warning(&state.plugged));
     all.extend(no_room(&state.held.directory));
     all.extend(
         state

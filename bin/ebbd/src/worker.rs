@@ -14,6 +14,7 @@ use ebb_api::{
 use ebb_inspect::{Block, Guest};
 use ebb_reclaim::vprobe;
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
+use ebb_vm::layout::Added;
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -213,6 +214,8 @@ pub struct State {
     pub(crate) own: Sender<Command>,
     /// Which of its memory the VMM has still.
     pub(crate) unplugged: Unplugged,
+    /// Memory that came after the VM was held, as QEMU told last.
+    pub(crate) plugged: Vec<Added>,
     faults: Option<Serving>,
     blocks: Vec<Block>,
     /// Of its metadata, where not all memory is.
@@ -270,6 +273,7 @@ impl State {
             pressed: Arc::default(),
             own,
             unplugged: Unplugged::default(),
+            plugged: Vec::new(),
             faults: Some(faults),
             blocks: Vec::new(),
             watched: Vec::new(),

@@ -58,6 +58,8 @@ pub enum LayoutError {
 const SEGMENTS_MAX: usize = 1024;
 /// Questions of where devices are: one for each device and each border of regions in it.
 const QUESTIONS_MAX: usize = SEGMENTS_MAX + DEVICES_MAX;
+/// Of a device's name as it is shown.
+const NAME_CHARS_MAX: usize = 64;
 /// What QEMU says of an address without memory.
 const NOT_MAPPED: &str = "No memory is mapped at address";
 
@@ -134,6 +136,40 @@ pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
     Ok(None)
 }
 
+/// A memory device that the VM was held without.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Added {
+    /// What QEMU calls it.
+    pub name: String,
+    /// Where it begins.
+    pub gpa: Gpa,
+    /// Of these the guest may have a part.
+    pub bytes: u64,
+}
+
+/// The memory devices with memory for the guest none of which is in `ram`: whatever they are made
+/// of, it is not held.
+///
+/// # Errors
+/// [`LayoutError`].
+pub fn added(qmp: &mut Qmp, ram: &Ram) -> Result<Vec<Added>, LayoutError> {
+    let is_held = |device: &Device| {
+        let overlaps = |region: &Region| {
+            region.gpa.0 <= device.last && device.start < region.gpa.0.saturating_add(region.bytes)
+        };
+        ram.regions().any(overlaps)
+    };
+    let added = devices(qmp)?.into_iter().filter(|device| device.has_memory && !is_held(device));
+    let name = |device: &Device| device.name.chars().take(NAME_CHARS_MAX).collect();
+    Ok(added
+        .map(|device| Added {
+            name: name(&device),
+            gpa: Gpa(device.start),
+            bytes: (device.last - device.start).saturating_add(1),
+        })
+        .collect())
+}
+
 fn all_mapped(qmp: &mut Qmp, devices: &[Device]) -> Result<Mapped, LayoutError> {
     let backends: Vec<String> = devices.iter().map(|device| device.backend.clone()).collect();
     let mapped = Mapped::new(&qmp.human("info mtree")?, &backends);
@@ -150,6 +186,9 @@ struct Device {
     backend: String,
     /// A virtio-mem device: the guest plugs and unplugs parts of it.
     has_parts: bool,
+    /// The guest has some of it.
+    has_memory: bool,
+    name: String,
 }
 
 fn devices(qmp: &mut Qmp) -> Result<Vec<Device>, LayoutError> {
@@ -202,7 +241,9 @@ fn parse_devices(list: &Value) -> Option<Vec<Device>> {
         let memdev = data.get("memdev").and_then(Value::as_str).unwrap_or_default();
         let backend = memdev.strip_prefix("/objects/").unwrap_or(memdev).to_owned();
         let has_parts = data.get("max-size").is_some();
-        Some(last.map(|last| Device { start, last, backend, has_parts }))
+        let has_memory = data.get("size").and_then(Value::as_u64).is_some_and(|bytes| bytes > 0);
+        let name = data.get("id").and_then(Value::as_str).unwrap_or("without a name").to_owned();
+        Some(last.map(|last| Device { start, last, backend, has_parts, has_memory, name }))
     };
     let list = list.as_array().filter(|list| list.len() <= DEVICES_MAX)?;
     let devices: Option<Vec<_>> = list.iter().map(range).collect();

@@ -172,6 +172,31 @@ fn a_device_of_which_a_part_is_mapped_is_found_as_a_whole() {
     assert_eq!(whole(parts.clone(), &elsewhere), parts);
 }
 
+#[test]
+fn memory_that_came_later_is_told_from_what_is_held() {
+    let dimm = |id: &str, at: u64, bytes: u64| {
+        json!({ "type": "dimm", "data": {
+            "id": id, "addr": at, "size": bytes, "memdev": "/objects/private",
+        } })
+    };
+    let end = (4 << 30) + DEVICE_BYTES;
+    let idle = json!({ "type": "virtio-mem", "data": {
+        "id": "idle", "memaddr": 32_u64 << 30, "max-size": 1 << 30, "size": 0,
+    } });
+    let long = "x".repeat(1000);
+    let list = json!([
+        virtio_mem(),
+        idle,
+        dimm("below", (4 << 30) - 4096, 4096),
+        dimm("last", end - 4096, 4096),
+        dimm(&long, end, 4096),
+    ]);
+    let mut qmp = says(move |_| list.clone());
+    let found = super::added(&mut qmp, &device_ram()).unwrap();
+    let found: Vec<_> = found.iter().map(|found| (found.name.len(), found.gpa.0)).collect();
+    assert_eq!(found, [(5, (4 << 30) - 4096), (NAME_CHARS_MAX, end)]);
+}
+
 /// As many devices as there can be, each over all regions.
 #[test]
 fn devices_at_one_address_are_not_asked_for_without_end() {
@@ -224,6 +249,8 @@ fn memory_devices_are_where_they_say() {
         last,
         backend: backend.into(),
         has_parts,
+        has_memory: !has_parts,
+        name: "without a name".into(),
     };
     let expected = [
         device(1 << 32, (1 << 32) + (256 << 20) - 1, "mem0", false),
