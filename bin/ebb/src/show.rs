@@ -8,8 +8,8 @@ use std::path::Path;
 use ebb_api::{
     AutoStatus, BalloonStatus, Calibration, Confinement, DetachReport, DiskCounts, EvictReport,
     FaultTimes, GuestStatus, HeatReport, LimitStatus, MayTake, Mechanism, MemoryDeviceStatus,
-    PoolMember, PoolStatus, ReachStatus, ReclaimReport, ResizeReport, SizeStatus, TierStatus,
-    VmName, VmStatus, VmSummary,
+    PoolMember, PoolStatus, ReachStatus, ReclaimReport, ResizeReport, SizeState, SizeStatus,
+    TierStatus, VmName, VmStatus, VmSummary,
 };
 use ebb_units::Bytes;
 
@@ -487,6 +487,9 @@ pub fn monitoring(name: &VmName, report: &HeatReport) -> String {
 /// What a change of the size did.
 pub fn resized(name: &VmName, report: &ResizeReport) -> String {
     let (now, wanted) = (Bytes(report.bytes), Bytes(report.wanted_bytes));
+    if report.state == SizeState::Off {
+        return format!("{name} stays at {now}: {}\n", report.stopped_by);
+    }
     let node = report.node.map(|node| format!(" on node {node}")).unwrap_or_default();
     [
         format!("{name}: has {now}{node} of the {wanted} it is to have\n"),

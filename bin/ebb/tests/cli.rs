@@ -220,6 +220,10 @@ fn each_command_asks_for_what_it_says() {
         "state": "reached", "least_bytes": null, "taken_bytes": 1u64 << 30, "emptied_bytes": 0,
         "returned_bytes": 0, "purges": 0, "duration_ns": 1_500_000,
         "stopped_by": "the size asked for was reached" });
+    let stays = json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": null,
+        "mechanism": "virtio_mem", "reason": "it stays as it is", "state": "off",
+        "least_bytes": null, "taken_bytes": 0, "emptied_bytes": 0, "returned_bytes": 0,
+        "purges": 0, "duration_ns": 0, "stopped_by": "no size was sought" });
     let pool = json!({ "bytes": 4u64 << 30, "shares_bytes": 1u64 << 30, "free_bytes": 3u64 << 30,
         "vms": [{ "name": "web", "share_bytes": 1u64 << 30, "lower_bytes": 512 << 20,
             "upper_bytes": 1280 << 20, "hot_bytes": null, "held_bytes": 800 << 20,
@@ -266,6 +270,13 @@ fn each_command_asks_for_what_it_says() {
             json!({ "bytes": 1u64 << 30, "node": 1, "by": "virtio_mem", "on_violation": null }),
             resize,
             "has 1 GiB on node 1 of the 1 GiB it is to have",
+        ),
+        (
+            "resize web off",
+            "PUT /v1/vms/web/size",
+            json!({ "bytes": null, "node": null, "by": null, "on_violation": null }),
+            stays,
+            "web stays at 1 GiB: no size was sought\n",
         ),
         (
             "heat web --json",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ebb_api::{OnViolation, ResizeReport, ResizeRequest, SizeMechanism, SizeState, SizeStatus};
 use ebb_policy::need::Figures;
 use ebb_policy::resize::{self, Driver, Mechanism, Offer, Plan, Refusal, Wish};
-use ebb_units::{FRAME_BYTES, HUGE_BYTES};
+use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
 use ebb_vm::balloon;
 
 use crate::limit::floor_bytes;
@@ -175,6 +175,7 @@ impl State {
             hard_bytes: offer.hard_bytes.unwrap_or(0),
         };
         self.apply(&offer, &now).map_err(not_allowed)?;
+        let stopped_by = no_more(self.held.record.size);
         self.put_on_record(|record| {
             record.on_violation = on_violation.unwrap_or(record.on_violation);
             record.size = None;
@@ -194,7 +195,7 @@ impl State {
             returned_bytes: 0,
             purges: 0,
             duration_ns: 0,
-            stopped_by: "no other size is sought any more".into(),
+            stopped_by,
         })
     }
 
@@ -484,6 +485,13 @@ enum Told {
     NotYet,
     /// There is nobody to say anything.
     Nobody,
+}
+
+/// What is said once no size is sought, where this one was before.
+fn no_more(size: Option<SizeRecord>) -> String {
+    let Some(SizeRecord { bytes, node, .. }) = size else { return "no size was sought".into() };
+    let node = node.map(|node| format!(" on node {node}")).unwrap_or_default();
+    format!("the {}{node} that it was to have are sought no more", Bytes(bytes))
 }
 
 /// Sizes that a VM can have lie so far apart.
