@@ -118,10 +118,25 @@ fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
     assert_ne!(about(vm.pid())["Uid"], about(other.pid())["Uid"]);
     assert_confined(&other);
     // One that was let go is found again, though its command line names no socket.
+    let was = other.status();
     other.detach();
     host.ebb(&format!("attach --name {} --pid {}", other.name(), other.pid())).ok();
-    assert_eq!(other.status().pid, other.pid());
+    let assert_known = || {
+        let now = other.status();
+        assert_eq!(now.pid, other.pid());
+        assert_eq!((now.console, now.console_log), (was.console.clone(), was.console_log.clone()));
+        assert!(was.console.is_some() && was.confinement.is_some());
+        assert_eq!(now.confinement, was.confinement);
+        let text = other.ebb("status").ok();
+        for line in ["\n  console       tail -f ", "\n  QEMU          user "] {
+            assert!(text.contains(line), "{text}");
+        }
+    };
+    assert_known();
     assert_confined(&other);
+    host.kill9();
+    host.start();
+    assert_known();
 }
 
 /// What the kernel holds it to, and that nothing is left of it.

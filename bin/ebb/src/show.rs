@@ -34,11 +34,16 @@ pub fn share(bytes: u64, of_bytes: u64) -> String {
 pub fn started(vm: &VmStatus) -> String {
     let memory = Bytes(vm.memory_bytes);
     let head = format!("{} is held: QEMU's pid is {}, memory {memory}\n", vm.name, vm.pid);
+    head + &decisions(vm) + &console(vm) + &warnings(vm)
+}
+
+/// How to see the console of a VM that Ebb started.
+fn console(vm: &VmStatus) -> String {
     let console = vm.console.as_deref().map(|path| {
         let log = vm.console_log.clone().unwrap_or_else(|| path.with_extension("log"));
         row("console", watch_with(path, &log))
     });
-    head + &decisions(vm) + &console.unwrap_or_default() + &warnings(vm)
+    console.unwrap_or_default()
 }
 
 fn decisions(vm: &VmStatus) -> String {
@@ -100,6 +105,7 @@ pub fn status(vm: &VmStatus) -> String {
         format!("{}: {}, QEMU's pid is {}\n", vm.name, vm.state, vm.pid),
         state(vm),
         decisions(vm),
+        console(vm),
         row("least block", format!("order {} ({order_bytes})", vm.min_order)),
         "\nmemory\n".into(),
         row("total", Bytes(vm.memory_bytes)),

@@ -367,6 +367,7 @@ fn status_of_an_unknown_hostile_guest_is_still_readable() {
     let ran = ebb(dir.path(), "status web");
     assert!(ran.stdout.contains("kernel        6.1?[2J?trusted yes\n"), "{}", ran.stdout);
     assert!(ran.stdout.contains("guest free    unknown\n"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("console       tail -f /run/ebb/web/console"), "{}", ran.stdout);
     assert!(ran.stdout.lines().count() <= 54, "more than a screen: {}", ran.stdout);
 }
 

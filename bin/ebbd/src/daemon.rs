@@ -35,6 +35,7 @@ use crate::held::{self, Held};
 use crate::host::{self, Chosen};
 use crate::life::{self, Life};
 use crate::listing::{Listing, Stage};
+use crate::origin;
 use crate::pool;
 use crate::problem::{Answer, Refused, failed, not_allowed, unsaved};
 use crate::record::{Auto, Record, Settings, Totals};
@@ -313,6 +314,7 @@ impl Daemon {
             boot: life::boot().map_err(failed("the host's boot"))?,
             userfaultfd: None,
             started: true,
+            console: false,
             logs: self.logs(&request.name),
             confinement: Some(plan.of(started.process.pid())),
             qmp: reserved.directory.join("qmp.sock"),
@@ -400,13 +402,14 @@ impl Daemon {
         let backing = host::backing_of(&ram, hugetlb);
         let accelerator = accelerator_of(&mut qmp)?;
         let mode = host::mode(request.mode, None);
-        let record = Record {
+        let mut record = Record {
             name: request.name.clone(),
             pid: process.pid(),
             start_ticks: process.start_ticks().map_err(failed("QEMU"))?,
             boot: life::boot().map_err(failed("the host's boot"))?,
             userfaultfd: None,
             started: false,
+            console: false,
             logs: None,
             confinement: None,
             qmp: path,
@@ -441,6 +444,7 @@ impl Daemon {
             totals: Totals::default(),
             digests: 0,
         };
+        origin::restore(&mut record, &reserved.directory);
         let disks = Disks::none().map_err(failed("a random key"))?;
         let with = (disks, Growth::none());
         let held = held::take(process, ram, qmp, with, record, &reserved.directory)?;

@@ -23,6 +23,7 @@ use crate::failpoint;
 use crate::growth::Growth;
 use crate::injector;
 use crate::life::{Dead, Life};
+use crate::origin;
 use crate::problem::{Answer, failed, not_allowed, unsaved};
 use crate::record::{Record, RegionRecord, Settings};
 use crate::small_pages;
@@ -485,6 +486,9 @@ impl Held {
 
     /// Removes what is kept of a VM whose userfaultfd is closed. Its fault thread must have ended.
     pub fn part(&mut self) {
+        if let Err(error) = origin::keep(&self.record, &self.directory) {
+            tracing::warn!("{}: where its console is: {error}", self.record.name);
+        }
         cgroup::remove_later(&self.record, self.process.try_clone());
         // It is let go all the same: what is left behind says so.
         if let Err(error) = self.forget() {

@@ -36,6 +36,7 @@ mod obstacle;
 mod offers;
 mod open_files;
 mod order;
+mod origin;
 mod places;
 mod placing;
 mod plugged;

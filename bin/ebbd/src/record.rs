@@ -41,6 +41,9 @@ pub struct Record {
     pub userfaultfd: Option<i32>,
     /// Whether Ebb started the VMM.
     pub started: bool,
+    /// Ebb started the VMM, let it go and holds it again: its console is Ebb's.
+    #[serde(default)]
+    pub console: bool,
     /// Where its logs are, if not in its directory.
     #[serde(default)]
     pub logs: Option<PathBuf>,
@@ -253,6 +256,11 @@ impl Record {
     pub fn life(&self) -> Life {
         let (pid, start_ticks) = (self.pid, self.start_ticks);
         Life::of(Identity { pid, start_ticks, boot: &self.boot })
+    }
+
+    /// Whether its console is Ebb's.
+    pub fn has_console(&self) -> bool {
+        self.started || self.console
     }
 
     /// All of its RAM, what can be plugged included, without what is gone.

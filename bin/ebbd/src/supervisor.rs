@@ -100,7 +100,7 @@ impl Supervisor {
             Err(NotAdopted::Over) => return Ok(None),
             Err(NotAdopted::Failed(error)) => return Err(error),
         };
-        let console = held.record.started.then(|| held.logs());
+        let console = held.record.has_console().then(|| held.logs());
         let ready = Ready::new(held).map_err(|(error, _)| error)?;
         listing.set(Stage::Held(ready.commands()));
         console.into_iter().for_each(|logs| self.keep_console(logs));
