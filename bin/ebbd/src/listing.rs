@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ebb_api::{State, VmStatus, VmSummary, advice};
 
 use crate::pool::Member;
+use crate::privileges::want_of_descriptors;
 use crate::problem::{Answer, Refused};
 use crate::record::Record;
 use crate::status;
@@ -49,14 +50,25 @@ impl Stage {
         match self {
             Stage::Held(_) => None,
             Stage::TakingUp => Some("a daemon before this one held it".into()),
-            Stage::NotTakenUp(why, Some(again)) => {
-                let left = again.saturating_duration_since(Instant::now());
-                Some(format!("{why}; tried again in {} s", left.as_secs() + 1))
-            }
-            Stage::NotTakenUp(why, None) => {
-                let end = advice::end(std::process::id());
-                Some(format!("{why}; not tried again: {end}, the next ebb command starts it anew"))
-            }
+            Stage::NotTakenUp(why, again) => Some(not_taken_up(why, *again)),
+        }
+    }
+}
+
+/// Why it is not served, and what is to be expected or done.
+fn not_taken_up(why: &str, again: Option<Instant>) -> String {
+    let why = match want_of_descriptors(why) {
+        Some(told) => format!("{why}: {told}"),
+        None => why.into(),
+    };
+    match again {
+        Some(again) => {
+            let left = again.saturating_duration_since(Instant::now());
+            format!("{why}; tried again in {} s", left.as_secs() + 1)
+        }
+        None => {
+            let end = advice::end(std::process::id());
+            format!("{why}; not tried again: {end}, the next ebb command starts it anew")
         }
     }
 }

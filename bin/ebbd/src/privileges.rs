@@ -3,11 +3,17 @@
 use std::fs;
 use std::io;
 
+use ebb_api::advice;
 use ebb_sys::call_filter::forbid_calls;
 use ebb_sys::confine::{self, CapabilitySet};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Other processes are killed for want of memory before the one that holds their memory.
 const OOM_SCORE: &str = "-900";
+/// With fewer descriptors a daemon soon has none left.
+const DESCRIPTORS_LEAST: u64 = 1024;
+/// What a VM takes, by and large.
+const DESCRIPTORS_EACH: u32 = 30;
 /// What the daemon does with each, or a QEMU that is started with `--privileged`:
 const DAEMON: [CapabilitySet; 20] = [
     // images, devices and directories of others;
@@ -55,7 +61,35 @@ pub fn of_daemon() -> io::Result<()> {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
         tracing::warn!("as likely to be killed for want of memory as others: {error}");
     }
+    if let Some(most) = raise_descriptors().filter(|&most| most < DESCRIPTORS_LEAST) {
+        tracing::warn!("{}", scarce(most));
+    }
     confine::keep_capabilities(DAEMON.into_iter().collect())
+}
+
+/// Lets the daemon open as many files as it is allowed to: a shell allows 1024 at first, which some
+/// dozens of VMs fill. How many that is; none: any number.
+fn raise_descriptors() -> Option<u64> {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!("no more files can be opened than before: {error}");
+    }
+    getrlimit(Resource::Nofile).current
+}
+
+/// What is said where a request failed for want of descriptors; none: that is not why.
+pub fn want_of_descriptors(why: &str) -> Option<String> {
+    let error = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    why.contains(&error).then(|| scarce(most))
+}
+
+fn scarce(most: u64) -> String {
+    format!(
+        "ebbd may open {most} files, and needs some {DESCRIPTORS_EACH} for each VM: {} and start it with \
+         more (`ulimit -Hn`, LimitNOFILE= of systemd)",
+        advice::end(std::process::id())
+    )
 }
 
 /// For a relay, which only passes messages on between two sockets of its own user.
@@ -90,6 +124,25 @@ fn filter(uses_uring: bool) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn want_of_descriptors_is_told_with_the_limit() {
+        let why = format!("QEMU: {}", io::Error::from(rustix::io::Errno::MFILE));
+        let told = want_of_descriptors(&why).unwrap();
+        for word in ["ulimit -Hn", "LimitNOFILE", &format!("`kill {}`", std::process::id())] {
+            assert!(told.contains(word) && !told.contains('\n'), "{told}");
+        }
+        assert_eq!(want_of_descriptors("QEMU: No such file or directory (os error 2)"), None);
+    }
+
+    #[test]
+    fn all_descriptors_that_are_allowed_are_had() {
+        let before = getrlimit(Resource::Nofile);
+        let less = before.maximum.map(|most| most / 2);
+        setrlimit(Resource::Nofile, Rlimit { current: less, ..before }).unwrap();
+        assert_eq!(raise_descriptors(), before.maximum);
+        setrlimit(Resource::Nofile, before).unwrap();
+    }
 
     #[test]
     fn a_privileged_qemu_can_do_what_it_needs_and_nobody_loads_modules() {

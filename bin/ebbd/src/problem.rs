@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use ebb_api::{BadRequest, Problem, VmName};
 
 use crate::kept;
+use crate::privileges::want_of_descriptors;
 
 /// A refusal: one line, and the kind of it.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +71,9 @@ impl IntoResponse for Refused {
             Refused::NoRoom(_) => StatusCode::INSUFFICIENT_STORAGE,
             Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        (status, Json(Problem { error: self.to_string() })).into_response()
+        let why = self.to_string();
+        let advice = want_of_descriptors(&why).map(|told| format!(": {told}"));
+        (status, Json(Problem { error: why + &advice.unwrap_or_default() })).into_response()
     }
 }
 

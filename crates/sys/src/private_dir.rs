@@ -12,6 +12,10 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use crate::user_namespace::UserNamespace;
+
+/// Who owns what belongs to nobody of this user namespace, unless the host sets another number.
+const OVERFLOW_USER: u32 = 65534;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Why a directory is not used.
@@ -49,6 +53,11 @@ impl PrivateDirError {
         match self {
             Self::Io(..) => None,
             Self::NoDirectory(_) => Some("remove it, or name the directory itself".into()),
+            Self::Owner(_, OVERFLOW_USER) if !is_host() => Some(
+                "that user is not in this user namespace: run it on the host, or name another \
+                 directory"
+                    .into(),
+            ),
             // Root's is no matter of this user.
             Self::Owner(_, 0) => Some("run it as root, or name another directory".into()),
             Self::Owner(path, _) => Some(format!(
@@ -107,6 +116,10 @@ pub fn check(path: &Path) -> Result<Metadata, PrivateDirError> {
         (_, mode) if mode & WRITABLE_BY_OTHERS != 0 => Err(Mode(path.into(), mode)),
         _ => Ok(metadata),
     }
+}
+
+fn is_host() -> bool {
+    UserNamespace::own().is_ok_and(|namespace| namespace.is_whole())
 }
 
 /// Not by a link.
