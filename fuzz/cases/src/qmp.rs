@@ -32,8 +32,8 @@ fn ask(what: u8, qmp: &mut Qmp) {
         2 => drop(memory_device::look(qmp)),
         3 => drop(driver::of(qmp, "/machine/peripheral/x")),
         4 => drop(balloon::look(qmp, 1 << 30)),
-        5 => drop(reach::of_vmm(qmp, &["own".to_owned()])),
-        6 => drop((reach::of_migration(qmp), reach::cancel_migration(qmp))),
+        5 => drop(reach::of_vmm(qmp, &["own".to_owned()], reach::end_of_look())),
+        6 => drop((reach::of_migration(qmp, reach::end_of_look()), reach::cancel_migration(qmp))),
         _ => {
             let this = Process::open(std::process::id() as i32).expect("it runs");
             drop(layout::discover(&this, qmp));
