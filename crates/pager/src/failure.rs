@@ -1,7 +1,7 @@
 //! Content that cannot be brought back: whoever needs it waits, and asks again.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_units::Gfn;
@@ -11,19 +11,37 @@ use crate::pager::{Pager, is_gone};
 /// A failure that nobody met for so long is over.
 const FORGOTTEN: Duration = Duration::from_secs(2);
 
-/// The last one, and when.
+/// Several failures may take turns, as damaged pages do: of those that differ the log gets one in
+/// so long.
+const TOLD_EVERY: Duration = Duration::from_secs(30);
+
 #[derive(Default)]
-pub(crate) struct Failure(Mutex<Option<(Arc<io::Error>, Instant)>>);
+pub(crate) struct Failure(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// The last one, and when.
+    last: Option<(Arc<io::Error>, Instant)>,
+    /// What was told last, and when.
+    told: Option<(String, Instant)>,
+}
 
 impl Failure {
-    /// Notes it; whether it is another one than before.
-    fn note(&self, error: io::Error) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = last.replace((Arc::new(error), Instant::now()));
-        let text = |failure: &Option<(Arc<io::Error>, Instant)>| {
-            failure.as_ref().map(|(error, _)| error.to_string())
-        };
-        text(&before) != text(&last)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes it; what is to be told of it, if it is another one than before.
+    fn note(&self, error: io::Error, now: Instant) -> Option<String> {
+        let (text, mut state) = (error.to_string(), self.state());
+        state.last = Some((Arc::new(error), now));
+        let is_known =
+            |(told, at): &(String, Instant)| *told == text || now.duration_since(*at) < TOLD_EVERY;
+        if state.told.as_ref().is_some_and(is_known) {
+            return None;
+        }
+        state.told = Some((text.clone(), now));
+        Some(text)
     }
 }
 
@@ -31,8 +49,8 @@ impl Pager {
     /// Why frames that the guest needs cannot be brought back; `None`: they can, or
     /// nobody asked of late.
     pub fn failure(&self) -> Option<Arc<io::Error>> {
-        let last = self.failure.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let recent = last.as_ref().filter(|(_, at)| at.elapsed() < FORGOTTEN);
+        let state = self.failure.state();
+        let recent = state.last.as_ref().filter(|(_, at)| at.elapsed() < FORGOTTEN);
         recent.map(|(error, _)| Arc::clone(error))
     }
 
@@ -42,10 +60,25 @@ impl Pager {
         if is_gone(&error) {
             return false;
         }
-        let text = error.to_string();
-        if self.failure.note(error) {
-            tracing::error!("fault: {text}");
+        if let Some(told) = self.failure.note(error, Instant::now()) {
+            tracing::error!("fault: {told}");
         }
         may_wait && self.ask_again_later(gfn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_that_take_turns_are_told_now_and_then() {
+        let (failure, start) = (Failure::default(), Instant::now());
+        let told = (0..1000).filter_map(|number: u32| {
+            let error = io::Error::other(format!("page {}", number % 2));
+            failure.note(error, start + Duration::from_millis(100) * number)
+        });
+        assert_eq!(told.collect::<Vec<_>>(), ["page 0", "page 1", "page 0", "page 1"]);
+        assert_eq!(failure.state().last.as_ref().unwrap().0.to_string(), "page 1");
     }
 }

@@ -136,26 +136,35 @@ impl Clusters {
     }
 
     /// Calls `visit` with each run (first, count) of slots that were released since
-    /// they were last asked for and are still free. Nobody gets them meanwhile.
+    /// they were last asked for and are still free, as long as `go_on` says so after each. Nobody
+    /// gets them meanwhile.
     ///
     /// # Errors
     /// What `visit` says; what it has not seen is asked for again.
     pub(crate) fn take_stale<E>(
         &self,
         mut visit: impl FnMut(u64, u64) -> Result<(), E>,
+        go_on: impl Fn() -> bool,
     ) -> Result<(), E> {
         while let Some(index) = self.touched.first() {
             self.touched.remove(index);
             let Some(cluster) = self.clusters.get(index) else { continue };
             let held = self.hold_stale(cluster);
             let first = index as u64 * CLUSTER_SLOTS;
-            let result = slot_bits::runs(held).try_for_each(|(at, count)| visit(first + at, count));
-            if result.is_err() {
-                cluster.stale.set_all(held);
+            let (mut result, mut ends) = (Ok(()), false);
+            for (at, count) in slot_bits::runs(held) {
+                let visited = !ends;
+                if visited {
+                    result = visit(first + at, count);
+                    ends = result.is_err() || !go_on();
+                }
+                if !visited || result.is_err() {
+                    cluster.stale.fill(at, at + count);
+                }
             }
             cluster.used.clear_all(held);
             self.list(index);
-            if result.is_err() {
+            if ends {
                 self.touched.insert(index);
                 return result;
             }
@@ -254,12 +263,12 @@ mod tests {
 
     fn stale(slots: &Clusters) -> Vec<(u64, u64)> {
         let mut runs = Vec::new();
-        let seen = slots.take_stale(|first, count| {
+        let visit = |first, count| {
             assert!((first..first + count).all(|slot| slots.is_taken(slot)));
             runs.push((first, count));
             Ok::<(), ()>(())
-        });
-        seen.unwrap();
+        };
+        slots.take_stale(visit, || true).unwrap();
         runs
     }
 
@@ -341,9 +350,32 @@ mod tests {
         assert_eq!(stale(&slots), [(3, 1), (5, 1), (63, 2), (255, 1), (256, 1)]);
         assert_eq!(stale(&slots), []);
         slots.release(100);
-        assert_eq!(slots.take_stale(|_, _| Err(())), Err(()));
+        assert_eq!(slots.take_stale(|_, _| Err(()), || true), Err(()));
         assert_eq!(stale(&slots), [(100, 1)]);
         assert_eq!(slots.take_run(1), Some((3, 1)));
+    }
+
+    /// Those who release keep up with who trims.
+    #[test]
+    fn trimming_ends_when_told() {
+        let slots = Clusters::new(600);
+        (0..600).for_each(|slot| assert!(slots.take_this(slot)));
+        [3, 5, 9, 300].into_iter().for_each(|slot| slots.release(slot));
+        let mut seen = Vec::new();
+        for end in [1, 3, 9] {
+            let (told, mut now) = (std::cell::Cell::new(seen.len()), Vec::new());
+            let visit = |first, _| {
+                now.push(first);
+                told.set(told.get() + 1);
+                // Another of the same cluster.
+                slots.release(20 + first);
+                Ok::<(), ()>(())
+            };
+            slots.take_stale(visit, || told.get() < end).unwrap();
+            seen.extend(now);
+        }
+        assert_eq!(seen, [3, 5, 9, 23, 25, 29, 43, 45, 49]);
+        assert_eq!(stale(&slots), [(63, 1), (65, 1), (69, 1), (300, 1)]);
     }
 
     #[test]

@@ -76,7 +76,8 @@ pub trait Store: Send + Sync {
     /// I/O here.
     fn release(&self, slot: u64);
 
-    /// Gives back the space of slots that were released.
+    /// Gives back the space of slots that were released, for a while: where the medium takes long the
+    /// rest goes the next time.
     ///
     /// # Errors
     /// What the medium said; the slots stay usable.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ebb_units::FRAME_BYTES;
 
@@ -17,6 +18,8 @@ use crate::{
 
 /// Pages that are read at once where the reader's memory is not aligned.
 const PIECE_PAGES: usize = 16;
+/// One trimming takes so long, and one discard more: other work of its thread waits.
+const TRIM: Duration = Duration::from_millis(50);
 
 /// Slots on a disk; a released slot takes no space once it was trimmed.
 pub struct SwapFile<M = Disk> {
@@ -310,11 +313,12 @@ impl<M: Medium> Store for SwapFile<M> {
     }
 
     fn trim(&self) -> Result<(), StoreError> {
-        let mut any = false;
-        let trimmed = self.clusters.take_stale(|first, count| {
+        let (mut any, end) = (false, Instant::now() + TRIM);
+        let discard = |first, count| {
             any = true;
             Ok(self.medium.discard(first * FRAME_BYTES, count * FRAME_BYTES)?)
-        });
+        };
+        let trimmed = self.clusters.take_stale(discard, || Instant::now() < end);
         if any {
             // Others may have what it took.
             self.part.look(&self.medium)?;
