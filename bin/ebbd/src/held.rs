@@ -31,6 +31,10 @@ use crate::starting;
 use crate::swap_room;
 use crate::unplugged;
 
+/// What is said of a VM that is all but let go of.
+pub const LEAVING: &str = "its memory is all back, but its userfaultfd in QEMU could not be closed yet: \
+                           it is let go once that is closed";
+
 /// A VM in hand: everything that serving it needs.
 pub struct Held {
     /// Its VMM.
@@ -49,9 +53,6 @@ pub struct Held {
     pub record: Record,
     /// Its directory.
     pub directory: PathBuf,
-    /// The number of a userfaultfd in the VMM that may be closed there at any moment: the VM is all
-    /// but let go of. All of its memory is back then, and none of it is watched.
-    pub leaving: Option<i32>,
 }
 
 /// Takes hold of a VM whose RAM was found. Nothing has been changed in the VMM
@@ -103,8 +104,7 @@ pub fn take(
             small_pages::mind(&pager, &process, record.backing);
             let directory = directory.to_owned();
             let qmp = Some(qmp);
-            let leaving = None;
-            Ok(Held { process, pager, restored, qmp, disks, growth, record, directory, leaving })
+            Ok(Held { process, pager, restored, qmp, disks, growth, record, directory })
         }
         Err(refused) => {
             // Leaves the VMM as it was; the reason for the refusal matters more
@@ -132,6 +132,25 @@ fn leave(process: &Process, record: &Record) {
     {
         tracing::error!("{}: closing the userfaultfd in QEMU: {error}", record.name);
     }
+}
+
+fn part(process: &Process, record: &Record, directory: &Path) {
+    if let Err(error) = origin::keep(record, directory) {
+        tracing::warn!("{}: where its console is: {error}", record.name);
+    }
+    cgroup::remove_later(record, process.try_clone());
+    // It is let go all the same: what is left behind says so.
+    if let Err(error) = forget_all(record, directory) {
+        tracing::error!("{}: what was kept of it is not removed: {error}", record.name);
+    }
+}
+
+/// Removes the VM's record and ledger; a VM that Ebb started keeps its sockets and logs while it
+/// runs.
+fn forget_all(record: &Record, directory: &Path) -> io::Result<()> {
+    remove_swap(record);
+    starting::unmark(directory)?;
+    forget(directory)
 }
 
 /// Removes what is kept of a VM in its directory, its record before what belongs to that. What is
@@ -355,9 +374,30 @@ pub fn adopt(directory: &Path, settings: Settings) -> Result<Held, NotAdopted> {
     let mut record = Record::load(directory)?.ok_or(NotAdopted::Over)?;
     record.settings = settings;
     match record.life() {
-        Life::Lives(process) => Ok(adopt_process(process, record, directory)?),
+        Life::Lives(process) => match record.leaving {
+            Some(number) => Err(end_leaving(&process, number, &record, directory)),
+            None => Ok(adopt_process(process, record, directory)?),
+        },
         Life::Dead(_) => Err(NotAdopted::Over),
         Life::Unknown(error) => Err(error.into()),
+    }
+}
+
+/// A daemon died while it let the VM go: all of its memory was back.
+fn end_leaving(process: &Process, number: i32, record: &Record, directory: &Path) -> NotAdopted {
+    let closed = has_userfaultfd(process, number).and_then(|is_there| match is_there {
+        true => injector::close(process, number).or_else(|error| {
+            // Somebody else has, all the same.
+            if has_userfaultfd(process, number)? { Err(error) } else { Ok(()) }
+        }),
+        false => Ok(()),
+    });
+    match closed {
+        Ok(()) => {
+            part(process, record, directory);
+            NotAdopted::Over
+        }
+        Err(error) => NotAdopted::Failed(io::Error::other(format!("{LEAVING}: {error}"))),
     }
 }
 
@@ -411,8 +451,8 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     let growth = Growth::start(&record.growth, directory, Some(&pager));
     let growth = growth.map_err(io::Error::other)?;
     growth.hold(&pager, false)?;
-    let (directory, qmp, leaving) = (directory.to_owned(), None, None);
-    Ok(Held { process, pager, restored, qmp, disks, growth, record, directory, leaving })
+    let (directory, qmp) = (directory.to_owned(), None);
+    Ok(Held { process, pager, restored, qmp, disks, growth, record, directory })
 }
 
 /// The recovery rule: a page in the RAM file wins; a hole is what the ledger
@@ -461,8 +501,12 @@ fn remake(process: &Process) -> io::Result<i32> {
     injector::make(process)
 }
 
+fn has_userfaultfd(process: &Process, number: i32) -> io::Result<bool> {
+    Ok(process.userfaultfds()?.contains(&number))
+}
+
 fn userfaultfd(process: &Process, number: i32) -> io::Result<OwnedFd> {
-    match process.userfaultfds()?.contains(&number) {
+    match has_userfaultfd(process, number)? {
         true => process.descriptor(number),
         false => Err(io::Error::other("the userfaultfd in the VMM is gone")),
     }
@@ -486,14 +530,7 @@ impl Held {
 
     /// Removes what is kept of a VM whose userfaultfd is closed. Its fault thread must have ended.
     pub fn part(&mut self) {
-        if let Err(error) = origin::keep(&self.record, &self.directory) {
-            tracing::warn!("{}: where its console is: {error}", self.record.name);
-        }
-        cgroup::remove_later(&self.record, self.process.try_clone());
-        // It is let go all the same: what is left behind says so.
-        if let Err(error) = self.forget() {
-            tracing::error!("{}: what was kept of it is not removed: {error}", self.record.name);
-        }
+        part(&self.process, &self.record, &self.directory);
     }
 
     /// Closes it in the VMM, if it is there. It leaves the record first: a daemon that finds none
@@ -502,15 +539,16 @@ impl Held {
     /// It stays off the record where that fails: a thread of QEMU's that was sent to close it does
     /// so all the same, maybe much later (`docs/decisions/0034-*`).
     fn close_userfaultfd(&mut self) -> io::Result<()> {
-        let Some(number) = self.leaving.or(self.record.userfaultfd) else { return Ok(()) };
-        let is_there = self.process.userfaultfds()?.contains(&number);
-        if let Some(number) = self.record.userfaultfd.take()
+        let Some(number) = self.record.leaving.or(self.record.userfaultfd) else { return Ok(()) };
+        let is_there = has_userfaultfd(&self.process, number)?;
+        let before = self.record.userfaultfd.take();
+        self.record.leaving = Some(number);
+        if before.is_some()
             && let Err(error) = self.record.save(&self.directory)
         {
-            self.record.userfaultfd = Some(number);
+            (self.record.userfaultfd, self.record.leaving) = (before, None);
             return Err(error);
         }
-        self.leaving = Some(number);
         if is_there {
             let name = &self.record.name;
             let closed = failpoint::fails("close", name)
@@ -520,14 +558,13 @@ impl Held {
                 return closed;
             }
         }
-        self.leaving = None;
         Ok(())
     }
 
-    /// Whether a userfaultfd that the VM is `leaving` by is closed in the VMM.
+    /// Whether a userfaultfd that the VM is leaving by is closed in the VMM.
     pub fn is_closed(&self) -> bool {
-        let all = self.process.userfaultfds();
-        self.leaving.is_none_or(|number| all.is_ok_and(|all| !all.contains(&number)))
+        let is_there = |number| has_userfaultfd(&self.process, number);
+        self.record.leaving.is_none_or(|number| is_there(number).is_ok_and(|is_there| !is_there))
     }
 
     /// Its VMM has ended: removes its control group, and the VM's record, ledger and swap file.
@@ -539,12 +576,8 @@ impl Held {
         self.forget()
     }
 
-    /// Removes the VM's record and ledger; a VM that Ebb started keeps its
-    /// sockets and logs while it runs.
     fn forget(&self) -> io::Result<()> {
-        remove_swap(&self.record);
-        starting::unmark(&self.directory)?;
-        forget(&self.directory)
+        forget_all(&self.record, &self.directory)
     }
 
     /// Leaves a VM as it was that was just taken hold of and cannot be served: all of its memory
@@ -553,7 +586,7 @@ impl Held {
         if let Err(error) = self.pager.unwatch_all() {
             tracing::error!("{}: {error}", self.record.name);
         }
-        let Held { process, pager, restored, qmp, disks, growth, record, directory, .. } = self;
+        let Held { process, pager, restored, qmp, disks, growth, record, directory } = self;
         // What is wanting may be descriptors, and letting go takes some.
         drop((disks, growth, pager, restored, qmp));
         leave(&process, &record);

@@ -39,6 +39,10 @@ pub struct Record {
     pub boot: String,
     /// The userfaultfd's number in the VMM; none while it is being made.
     pub userfaultfd: Option<i32>,
+    /// The number of one in the VMM that may be closed there at any moment: the VM is all but let
+    /// go of. All of its memory is back then, and none of it is watched.
+    #[serde(default)]
+    pub leaving: Option<i32>,
     /// Whether Ebb started the VMM.
     pub started: bool,
     /// Ebb started the VMM, let it go and holds it again: its console is Ebb's.

@@ -14,13 +14,14 @@ use ebb_store::Usage;
 use ebb_units::{Bytes, FRAME_BYTES};
 
 use crate::console;
+use crate::held::LEAVING;
 use crate::placing;
 use crate::plugged;
 use crate::problem::{Answer, failed};
 use crate::record::Record;
 use crate::swap_room;
 use crate::tiers;
-use crate::worker::{LEAVING, State};
+use crate::worker::State;
 
 /// All of it; with `counts`, every frame is classified.
 pub fn of(state: &State, counts: bool) -> Answer<VmStatus> {
@@ -218,7 +219,7 @@ const RUN_DIR_LEAST_BYTES: u64 = 256 << 10;
 
 fn warnings(state: &State) -> Vec<String> {
     let mut all = Vec::new();
-    all.extend(state.held.leaving.map(|_| LEAVING.into()));
+    all.extend(state.held.record.leaving.map(|_| format!("{LEAVING}; `ebb detach` tries again")));
     match state.held.record.backing {
         Backing::Small => all.push(format!(
             "its RAM is in 4 KiB pages, which cost some 60 times more to take and to give: {}",

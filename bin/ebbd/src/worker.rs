@@ -23,7 +23,7 @@ use crate::compaction::Compaction;
 use crate::devices::Devices;
 use crate::failpoint;
 use crate::frame_set::FrameSet;
-use crate::held::Held;
+use crate::held::{Held, LEAVING};
 use crate::insight::Insight;
 use crate::life::Life;
 use crate::limit::Limiter;
@@ -56,9 +56,6 @@ const BATCH_HUGE_BYTES: u64 = 64 << 20;
 /// A QEMU that refused or did not answer is left alone for so long, at first and at most.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MOST: Duration = Duration::from_secs(10);
-/// What is said of a VM that is all but let go of.
-pub const LEAVING: &str = "its memory is all back, but its userfaultfd in QEMU could not be closed yet: \
-                           it is let go once that is closed; `ebb detach` tries again";
 /// So many passes, where QEMU is too slow to answer in the middle of one.
 const TRIES: u32 = 4;
 
@@ -418,7 +415,7 @@ impl State {
         if self.faults.is_none() {
             self.serve_again();
         }
-        if self.held.leaving.is_some() {
+        if self.held.record.leaving.is_some() {
             return self.keep_leaving();
         }
         let open = &mut OpenFiles::default();
@@ -694,7 +691,7 @@ impl State {
         self.all_is_back();
         self.faults = None;
         if let Err(error) = self.held.let_go() {
-            if self.held.leaving.is_some() {
+            if self.held.record.leaving.is_some() {
                 self.serve_again();
                 return Err(Refused::Failed(format!("{LEAVING}: {error}")));
             }
@@ -718,7 +715,7 @@ impl State {
     /// Whether anything of its memory may go: what is not there would be lost with a userfaultfd
     /// that is closed late.
     pub(crate) fn is_to_stay(&self) -> Answer<()> {
-        match self.held.leaving {
+        match self.held.record.leaving {
             Some(_) => Err(not_allowed(LEAVING)),
             None => Ok(()),
         }
