@@ -354,7 +354,7 @@ impl State {
             return Next::Go;
         }
         let asks_qemu = match command {
-            Command::Status(..) | Command::Pressure => false,
+            Command::Status(..) | Command::Pressure | Command::Ready(_) => false,
             Command::Resize(..) | Command::Size(_) => !self.waits(),
             _ => true,
         };
