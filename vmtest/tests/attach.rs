@@ -209,6 +209,17 @@ fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
     vm.detach();
     assert_no_trace(&vm);
     assert_eq!(vm.guest("check a"), "0");
+    // And by the next daemon.
+    host.kill9();
+    vm.attach();
+    vm.ebb("evict --bytes 20M").ok();
+    vm.ebb("detach").refused();
+    host.kill9();
+    host.set("EBB_FAIL", "nobody:close:1");
+    host.start();
+    until("the VM to be let go", || host.list().is_empty().then_some(()));
+    assert_no_trace(&vm);
+    assert_eq!(vm.guest("check a"), "0");
 }
 
 #[test]
