@@ -253,7 +253,8 @@ impl Vm {
         self.wait_boot();
     }
 
-    fn wait_boot(&self) {
+    /// Waits until the guest has booted once more.
+    pub fn wait_boot(&self) {
         let boots = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
         self.console().wait_ready(boots);
     }

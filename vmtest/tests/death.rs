@@ -4,6 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use vmtest::{Guest, Host, Ran, permit, rounds, until};
 
 /// Lets time pass between the start of an action and its interruption; which
@@ -211,6 +212,40 @@ fn a_reset_guest_is_inspected_anew() {
         vm.guest("fill a 700M");
         assert_eq!(vm.guest("check a"), "0");
     }
+}
+
+/// Nobody tells the next daemon, and the guest's processors stand still: only the record tells
+/// that what was taken was another kernel's.
+#[test]
+fn a_reset_without_a_daemon_brings_all_back() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
+    vm.guest("fill a 500M");
+    vm.guest("free a");
+    vm.reclaim();
+    vm.qmp("stop", json!({}));
+    assert!(vm.status().emptied_bytes > 350 << 20);
+    host.kill9();
+    vm.qmp("system_reset", json!({}));
+    until("the reset", || {
+        let status = vm.qmp("query-status", json!({}));
+        (status["status"] == "prelaunch").then_some(())
+    });
+    host.start();
+    until("all to be back", || (vm.status().emptied_bytes == 0).then_some(()));
+    vm.qmp("cont", json!({}));
+    vm.wait_boot();
+    vm.wait_trusted();
+    vm.guest("fill a 500M");
+    vm.guest("free a");
+    vm.reclaim();
+    // The kernel that is on record now is the one that runs.
+    host.kill9();
+    host.start();
+    vm.wait_trusted();
+    assert!(vm.status().emptied_bytes > 250 << 20);
+    vm.guest("fill a 500M");
+    assert_eq!(vm.guest("check a"), "0");
 }
 
 #[test]

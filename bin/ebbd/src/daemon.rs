@@ -351,6 +351,7 @@ impl Daemon {
             settings: self.settings,
             regions: Vec::new(),
             totals: Totals::default(),
+            kernel: None,
             digests: 0,
         };
         let Started { children, process, ram, qmp } = started;
@@ -444,6 +445,7 @@ impl Daemon {
             settings: self.settings,
             regions: Vec::new(),
             totals: Totals::default(),
+            kernel: None,
             digests: 0,
         };
         origin::restore(&mut record, &reserved.directory);

@@ -132,6 +132,9 @@ pub struct Record {
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.
     pub totals: Totals,
+    /// The digest of the note of the kernel that what is taken was taken from; none: nothing is.
+    #[serde(default)]
+    pub kernel: Option<u64>,
     /// Whose the digests beside it are; 0: of a daemon that made none.
     #[serde(default)]
     pub digests: u64,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ebb_api::Mode;
-use ebb_inspect::{Guest, Run};
+use ebb_inspect::Run;
 use ebb_pager::Witness;
 use ebb_units::{FrameRange, Gfn};
 use ebb_vm::Qmp;
@@ -47,6 +47,11 @@ impl State {
             && let Err(error) = self.held.pager.give_back_all()
         {
             tracing::error!("{}: for its next kernel: {error}", self.held.record.name);
+            return;
+        }
+        // Last: until all is back, a daemon after this one is to bring it back.
+        if self.held.record.kernel.take().is_some() {
+            self.save();
         }
     }
 
@@ -56,11 +61,7 @@ impl State {
         let moves = self.has_pluggers() || self.may_lose_regions();
         let mut trusted = self.insight.confirm(&self.held.pager, self.held.qmp.as_mut(), moves);
         trusted = trusted && self.is_in_place();
-        let same = |before: &Arc<Guest>| {
-            self.insight.guest().is_ok_and(|guest| guest.note() == before.note())
-        };
-        if !self.witness.as_ref().is_none_or(same) {
-            // kexec tells nobody.
+        if self.has_lost_its_kernel() {
             self.lose_kernel();
         }
         if trusted
@@ -75,16 +76,35 @@ impl State {
         trusted
     }
 
+    /// Whether the kernel on record runs no more: kexec tells nobody, nor does a reset while there
+    /// was no daemon.
+    fn has_lost_its_kernel(&self) -> bool {
+        // A daemon that has not reached QEMU yet knows nothing.
+        let may_know = self.witness.is_some() || self.held.qmp.is_some();
+        let runs = self.insight.guest().ok().map(|guest| guest.note().digest());
+        may_know && self.held.record.kernel.is_some_and(|before| runs != Some(before))
+    }
+
     /// Whom to believe when a frame is wanted back, wherever that changed.
     fn tell_pager(&mut self) {
         let guest = self.insight.guest().ok();
         if guest != self.witness.as_deref() {
             self.witness = guest.map(|guest| Arc::new(guest.clone()));
+            self.put_kernel_on_record();
             self.needed = self.needed_frames();
             // Of one that shares its allocator the metadata does not tell what is free.
             let read_freed = self.held.record.settings.read_freed || self.may_share();
             let asked = self.witness.clone().filter(|_| !read_freed);
             self.held.pager.believe(asked.map(|guest| guest as Arc<dyn Witness>));
+        }
+    }
+
+    /// Before anything is taken from it.
+    fn put_kernel_on_record(&mut self) {
+        let kernel = self.witness.as_ref().map(|guest| guest.note().digest());
+        if kernel.is_some() && kernel != self.held.record.kernel {
+            self.held.record.kernel = kernel;
+            self.save();
         }
     }
 

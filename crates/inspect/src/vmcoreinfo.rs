@@ -13,6 +13,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
+use twox_hash::XxHash3_128;
 
 use crate::memory::for_windows;
 use crate::{GuestMemory, Untrusted};
@@ -116,6 +117,12 @@ impl Note {
         Some(Note { gpa, release, entries, text })
     }
 
+    /// Tells this boot's kernel from others, as far as the note does: by where it is and by all
+    /// that it says, the kernel's random base included.
+    pub fn digest(&self) -> u64 {
+        XxHash3_128::oneshot_with_seed(self.gpa.0, &self.text) as u64
+    }
+
     /// Whether the note is still in memory as it was read.
     pub fn is_there(&self, mem: &dyn GuestMemory) -> bool {
         text(mem, self.gpa).as_ref() == Some(&self.text)
@@ -216,6 +223,18 @@ mod tests {
 
     fn note(lines: &str) -> Note {
         Note::parse(Gpa(0), format!("OSRELEASE=6.12.107+deb13\n{lines}").into()).expect("a note")
+    }
+
+    #[test]
+    fn another_boot_has_another_digest() {
+        let at = |gpa, base: &str| {
+            let text = format!("OSRELEASE=6.12.107+deb13\nKERNELOFFSET={base}\n");
+            Note::parse(Gpa(gpa), text.into()).expect("a note").digest()
+        };
+        let first = at(4096, "28c00000");
+        assert_eq!(first, at(4096, "28c00000"));
+        assert_ne!(first, at(8192, "28c00000"));
+        assert_ne!(first, at(4096, "28e00000"));
     }
 
     #[test]
