@@ -151,6 +151,17 @@ impl<'l> Locked<'l> {
         self.words.iter().fold(false, |wanted, word| unlock(word, next.to_word()) | wanted)
     }
 
+    /// Each of the words is what `next` makes of it from now on; whether a fault for one must be
+    /// served.
+    #[must_use]
+    pub fn unlock_with(mut self, next: impl Fn(Content) -> Content) -> bool {
+        self.held = false;
+        self.words.iter().fold(false, |wanted, word| {
+            let content = Content::from_word(word.load(Acquire)).unwrap_or(Content::Resident);
+            unlock(word, next(content).to_word()) | wanted
+        })
+    }
+
     /// Each of the words is what stands in its place from now on; whether a fault for one
     /// must be served. A word for which there is nothing stays what it is.
     #[must_use]

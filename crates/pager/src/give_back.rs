@@ -38,9 +38,9 @@ impl Pager {
         let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
         // The watches first: each brings its block back before its devices.
         for (frames, content) in self.off_record() {
-            if let Content::Watch { head, order } = content {
+            if let Content::Watch { .. } = content {
                 for metadata in frames.frames() {
-                    let back = self.again(|| self.restore(metadata, head, order));
+                    let back = self.again(|| self.restore_watched(metadata));
                     self.or_wake(back)?;
                 }
             }
@@ -141,11 +141,7 @@ impl Pager {
     /// Frames that are empty in one, or one that is saved.
     fn give_back_part(&self, part: FrameRange, content: Content) -> io::Result<()> {
         match content {
-            Content::Empty { .. } => {
-                self.again(|| self.give_back(part))?;
-                self.devices.map(part);
-                Ok(())
-            }
+            Content::Empty { .. } => self.again(|| self.give_back(part)),
             _ => self.again(|| self.bring_back(part.start)),
         }
     }
@@ -156,10 +152,7 @@ impl Pager {
     /// # Errors
     /// As [`Pager::give_back_all`].
     pub fn settle_watch(&self, metadata: Gfn) -> io::Result<()> {
-        match self.ledger.content(metadata) {
-            Content::Watch { head, order } => self.again(|| self.restore(metadata, head, order)),
-            _ => Ok(()),
-        }
+        self.again(|| self.restore_watched(metadata))
     }
 
     /// Ends the watches without bringing their blocks back: for a VM in

@@ -96,10 +96,7 @@ impl Pager {
         if !self.ledger.is_split(part.start.huge()) {
             return Ok(());
         }
-        part.frames().try_for_each(|gfn| match self.ledger.content(gfn) {
-            Content::Watch { head, order } => self.again(|| self.restore(gfn, head, order)),
-            _ => Ok(()),
-        })
+        part.frames().try_for_each(|gfn| self.again(|| self.restore_watched(gfn)))
     }
 
     /// Lets the guest have whole huge frames: those that were guarded read as zeros, others

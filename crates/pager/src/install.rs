@@ -289,6 +289,11 @@ impl Pager {
     /// the block its memory, lets devices at it, then lets the write through.
     pub(crate) fn restore(&self, metadata: Gfn, head: Gfn, order: u8) -> io::Result<Served> {
         let Ok(watch) = self.ledger.lock_frame(metadata) else { return Ok(Served::Busy) };
+        // Another block's by now, or nobody's.
+        if watch.content() != (Content::Watch { head, order }) {
+            self.after(watch.abandon(), FrameRange::new(metadata, 1));
+            return Ok(Served::Busy);
+        }
         let block = FrameRange::block(head, order);
         // What is gone needs no memory (`Pager::let_go`).
         for part in block.by_huge().filter(|part| self.ram.region_of(part.start).is_some()) {
@@ -300,7 +305,6 @@ impl Pager {
                 }
             }
         }
-        self.devices.map(block);
         // Before the unlock: after it the worker may protect the frame anew.
         let frame = FrameRange::new(metadata, 1);
         let open = self.unprotect(frame);
@@ -309,8 +313,17 @@ impl Pager {
         open.map(Served::done)
     }
 
-    /// Brings every emptied frame of a range in one huge frame back; `false`:
-    /// somebody holds a part of it.
+    /// Brings the block of a metadata frame back, if that is a watch.
+    pub(crate) fn restore_watched(&self, metadata: Gfn) -> io::Result<Served> {
+        match self.ledger.content(metadata) {
+            Content::Watch { head, order } => self.restore(metadata, head, order),
+            _ => Ok(Served::Done),
+        }
+    }
+
+    /// Brings every emptied frame of a range in one huge frame back, and lets devices at it;
+    /// `false`: somebody holds a part of it. A frame that is not empty stays what it is: it was
+    /// touched early, and may have been evicted since.
     pub(crate) fn refill(&self, frames: FrameRange) -> io::Result<bool> {
         // Blocks that were not recorded were not split either.
         if frames.count < FRAMES_PER_HUGE && self.split(frames.start.huge()).is_err() {
@@ -340,8 +353,13 @@ impl Pager {
             self.after(held.abandon(), frames);
             return Err(error);
         }
+        let empty = |content| matches!(content, Content::Empty { .. });
+        for (part, _) in held.contents().filter(|(_, content)| empty(*content)) {
+            self.devices.map(part);
+        }
         self.count_returned(held.contents());
-        let wanted = held.unlock(Content::Resident);
+        let back = |content| if empty(content) { Content::Resident } else { content };
+        let wanted = held.unlock_with(back);
         // Who was left to wait for room has marked nothing.
         self.after(wanted || self.may_halt(), frames);
         Ok(true)
@@ -374,3 +392,6 @@ impl Served {
 fn is_present(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AlreadyExists
 }
+
+#[cfg(test)]
+mod tests;

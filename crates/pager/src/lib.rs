@@ -6,6 +6,10 @@
 //! mark in the ledger, and the holder serves the fault when it is done.
 #![forbid(unsafe_code)]
 
+// The machine that the tests share names this crate from outside.
+#[cfg(test)]
+extern crate self as ebb_pager;
+
 mod at_once;
 mod claim;
 mod clean;

@@ -1,0 +1,143 @@
+//! Frames of an emptied block that the guest used before it wrote the block's metadata, as a
+//! kernel does that knows nothing of the last one's: they keep their content when the rest of the
+//! block comes back. The guest is this very process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use ebb_ledger::Content;
+use ebb_pager::{Disk, IoMapping, NothingKnown, Pager, Parts};
+use ebb_store::Page;
+use ebb_units::{FrameRange, Gfn};
+use vmtest::{require, until};
+
+use machine::{Machine, Threads, available, page_of, serve, watching};
+
+const METADATA: Gfn = Gfn(3);
+const ORDER: u8 = 6;
+const BLOCK: FrameRange = FrameRange::block(Gfn(64), ORDER);
+const EARLY: Gfn = Gfn(70);
+const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
+
+/// What devices may use, and what they may not.
+#[derive(Clone, Default)]
+struct Mapped(Arc<Mutex<Vec<Gfn>>>);
+
+impl Mapped {
+    fn has(&self, gfn: Gfn) -> bool {
+        self.0.lock().unwrap().contains(&gfn)
+    }
+}
+
+impl IoMapping for Mapped {
+    fn map(&self, frames: FrameRange) {
+        self.0.lock().unwrap().extend(frames.frames());
+    }
+
+    fn unmap(&self, frames: FrameRange) -> bool {
+        self.0.lock().unwrap().retain(|gfn| !frames.contains(*gfn));
+        true
+    }
+
+    fn lost(&self, _: FrameRange) {}
+}
+
+/// Its only block holds one page.
+struct OnePage(Page);
+
+impl Disk for OnePage {
+    fn find(&self, page: &Page) -> Option<u64> {
+        (*page == self.0).then_some(0)
+    }
+
+    fn read(&self, _: u64, pages: &mut [Page]) -> io::Result<()> {
+        pages.fill(self.0);
+        Ok(())
+    }
+}
+
+struct Daemon {
+    machine: Machine,
+    pager: Arc<Pager>,
+    mapped: Mapped,
+    _threads: Threads,
+}
+
+impl Daemon {
+    /// A block is empty and watched; the guest has used one frame of it all the same.
+    fn new(resting: u64) -> Daemon {
+        let machine = Machine::new();
+        machine.ram.populate(ALL).unwrap();
+        let mapped = Mapped::default();
+        let devices = Box::new(mapped.clone());
+        let disk = Box::new(OnePage(page_of(resting)));
+        let pager = watching(Parts { devices, disk, ..machine.parts() });
+        let _threads = serve(&pager, 1);
+        let claim = pager.claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
+        let committed = claim.commit(true, 0).expect("nobody wants it");
+        assert_eq!(pager.empty(&mut vec![committed], true).unwrap(), BLOCK.count);
+        machine.guest().write(EARLY, &page_of(7));
+        let daemon = Daemon { machine, pager, mapped, _threads };
+        daemon.until_it_says(EARLY, |content| content == Content::Resident);
+        daemon
+    }
+
+    /// Whoever serves a fault may hold the word a little longer than the guest waits.
+    fn until_it_says(&self, gfn: Gfn, what: impl Fn(Content) -> bool) {
+        until("the word", || self.pager.ledger().unlocked(gfn).filter(|now| what(*now)));
+    }
+
+    fn restored(&self) {
+        self.machine.guest().write(METADATA, &page_of(2));
+        self.until_it_says(METADATA, |content| content == Content::Resident);
+        let others = || BLOCK.frames().filter(|gfn| *gfn != EARLY);
+        assert!(others().all(|gfn| self.pager.ledger().content(gfn) == Content::Resident));
+        assert!(others().all(|gfn| self.mapped.has(gfn)));
+    }
+}
+
+#[test]
+fn what_was_saved_of_a_block_stays_saved() {
+    require!(available());
+    let daemon = Daemon::new(99);
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    assert_eq!(pager.evict(&[EARLY], &NothingKnown).unwrap().saved, 1);
+    let saved = pager.ledger().content(EARLY);
+    assert!(matches!(saved, Content::Saved { .. }));
+    daemon.restored();
+    assert_eq!(pager.ledger().content(EARLY), saved);
+    assert!(!daemon.mapped.has(EARLY), "no device finds anything there");
+    assert!(guest.read(EARLY) == page_of(7));
+    assert!(guest.read(Gfn(71)) == page_of(0));
+    pager.give_back_all().unwrap();
+    assert_eq!(pager.store_usage().disk_slots_used, 0);
+}
+
+#[test]
+fn what_rests_on_a_disk_leaves_it() {
+    require!(available());
+    let daemon = Daemon::new(7);
+    let (pager, guest) = (&daemon.pager, daemon.machine.guest());
+    assert_eq!(pager.evict(&[EARLY], &NothingKnown).unwrap().on_disk, 1);
+    daemon.restored();
+    assert_eq!(pager.ledger().content(EARLY), Content::OnDisk { block: 0 });
+    pager.vacate(0..1).unwrap();
+    assert!(guest.read(EARLY) == page_of(7));
+}
+
+/// When everything comes back, the block before what is saved.
+#[test]
+fn what_was_saved_of_a_block_comes_back_with_all_else() {
+    require!(available());
+    let daemon = Daemon::new(99);
+    let pager = &daemon.pager;
+    assert_eq!(pager.evict(&[EARLY], &NothingKnown).unwrap().saved, 1);
+    pager.give_back_all().unwrap();
+    assert!(ALL.frames().all(|gfn| pager.ledger().content(gfn) == Content::Resident));
+    assert!(daemon.machine.guest().read(EARLY) == page_of(7));
+    assert!(BLOCK.frames().all(|gfn| daemon.mapped.has(gfn)));
+}
