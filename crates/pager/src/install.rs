@@ -134,22 +134,26 @@ impl Pager {
         let zero = matches!(content, Content::Resident | Content::Empty { fill: 0, .. });
         let whole = zero && self.grain == Grain::Huge && !self.ledger.is_split(gfn.huge());
         match content {
-            _ if whole => self.install_huge(gfn),
+            _ if whole => self.install_huge(gfn, content),
             Content::Resident | EMPTY => self.install_zeros(gfn, ahead),
             Content::Guarded | Content::Watch { .. } => self.install_zero(gfn, content, || {}),
-            Content::Empty { fill, .. } => self.install_frame(gfn, fill),
+            Content::Empty { fill, .. } => self.install_frame(gfn, content, fill),
             Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
             Content::Clean { .. } => self.touch_clean(gfn),
         }
     }
 
-    fn install_huge(&self, gfn: Gfn) -> io::Result<Served> {
-        let held = match self.ledger.lock(FrameRange::huge(gfn.huge())) {
-            Ok(held) => held,
-            Err(_) => return Ok(Served::Busy),
+    /// Gives a huge frame that reads as zero its memory, if all of it is `content` still.
+    fn install_huge(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
+        let Some(held) = self.hold_words(FrameRange::huge(gfn.huge())) else {
+            return Ok(Served::Busy);
         };
         let frames = self.part_in_ram(gfn);
-        let is_ours = held.contents().all(|(_, content)| content != Content::Resident);
+        if held.contents().any(|(_, now)| now != content) {
+            self.after(held.abandon(), frames);
+            return Ok(Served::Busy);
+        }
+        let is_ours = content != Content::Resident;
         if !is_ours {
             self.devices.lost(frames);
         }
@@ -174,19 +178,24 @@ impl Pager {
         FrameRange::new(start, huge.end().0.min(region.end().0) - start.0)
     }
 
-    fn install_frame(&self, gfn: Gfn, fill: u8) -> io::Result<Served> {
+    /// Gives a frame whose every byte is `fill` its memory, if it is `content` still.
+    fn install_frame(&self, gfn: Gfn, content: Content, fill: u8) -> io::Result<Served> {
         if self.split(gfn.huge()).is_err() {
             return Ok(Served::Busy);
         }
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
         let frame = FrameRange::new(gfn, 1);
+        if held.content() != content {
+            self.after(held.abandon(), frame);
+            return Ok(Served::Busy);
+        }
         if let Err(error) = self.fill(gfn, fill) {
             self.after(held.abandon(), frame);
             return Err(error);
         }
         // Devices before the guest: it may hand the frame to one at once.
         self.devices.map(frame);
-        self.count_returned([(frame, held.content())].into_iter());
+        self.count_returned([(frame, content)].into_iter());
         let _ = held.unlock(Content::Resident);
         self.wake(frame).map(Served::done)
     }
@@ -269,6 +278,11 @@ impl Pager {
             true => FrameRange::new(gfn, 1),
             false => FrameRange::huge(gfn.huge()),
         };
+        self.hold_words(words)
+    }
+
+    /// Holds all of these words, or none: then whoever asked for one meanwhile asks again.
+    fn hold_words(&self, words: FrameRange) -> Option<Locked<'_>> {
         let held = self.ledger.lock(words);
         held.inspect_err(|busy| self.after(busy.wanted, words)).ok()
     }
@@ -329,13 +343,7 @@ impl Pager {
         if frames.count < FRAMES_PER_HUGE && self.split(frames.start.huge()).is_err() {
             return Ok(false);
         }
-        let held = match self.ledger.lock(frames) {
-            Ok(held) => held,
-            Err(busy) => {
-                self.after(busy.wanted, frames);
-                return Ok(false);
-            }
-        };
+        let Some(held) = self.hold_words(frames) else { return Ok(false) };
         // Populating a part of a huge frame may give all of it memory, which would
         // win over what is saved of the rest.
         let in_pages = self.grain == Grain::Huge && frames.count < FRAMES_PER_HUGE;

@@ -6,15 +6,19 @@
 mod machine;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
 
 use ebb_ledger::Content;
 use ebb_units::{FrameRange, Gfn};
-use vmtest::require;
+use vmtest::{require, until};
 
 use super::Served;
 use crate::guarded::Sentry;
-use crate::pager::Pager;
-use machine::{Machine, available, page_of, watching};
+use crate::pager::{Grain, Pager};
+use crate::{Committed, NothingKnown};
+use machine::{Machine, available, page_of, serve, watching};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 const METADATA: Gfn = Gfn(3);
@@ -29,6 +33,78 @@ impl Sentry for Deaf {
 
 fn says(pager: &Pager, frames: FrameRange, content: Content) -> bool {
     frames.frames().all(|gfn| pager.ledger().content(gfn) == content)
+}
+
+fn committed(pager: &Pager, fill: u8) -> Vec<Committed<'_>> {
+    let claim = pager.claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
+    vec![claim.commit(true, fill).expect("nobody wants it")]
+}
+
+/// All of the guest's memory is saved by the time at which its huge frame is to get zeros.
+#[test]
+fn a_huge_frame_that_was_saved_meanwhile_gets_no_zeros() {
+    require!(available());
+    let machine = Machine::of(Grain::Huge);
+    machine.ram.populate(ALL).unwrap();
+    ALL.frames().for_each(|gfn| Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 2)));
+    let pager = watching(machine.parts());
+    let frames: Vec<Gfn> = ALL.frames().collect();
+    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().saved, ALL.count);
+    assert!(matches!(pager.install_huge(Gfn(5), Content::Resident).unwrap(), Served::Busy));
+    assert!(pager.ram().is_hole(ALL).unwrap());
+    let _threads = serve(&pager, 1);
+    let guest = machine.guest();
+    assert!(ALL.frames().all(|gfn| guest.read(gfn) == page_of(gfn.0 + 2)));
+}
+
+#[test]
+fn a_frame_that_was_saved_meanwhile_gets_no_fill() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    let pager = watching(machine.parts());
+    pager.empty(&mut committed(&pager, 0xaa), true).unwrap();
+    let (gfn, seen) = (Gfn(70), pager.ledger().content(Gfn(70)));
+    assert_eq!(seen, Content::Empty { fill: 0xaa, hard: false });
+    assert!(matches!(pager.install(gfn, seen).unwrap(), Served::Done));
+    assert_eq!(machine.in_file(gfn), Some([0xaa; 4096]));
+    Machine::put(&machine.ram, gfn, &page_of(7));
+    assert_eq!(pager.evict(&[gfn], &NothingKnown).unwrap().saved, 1);
+    assert!(matches!(pager.install(gfn, seen).unwrap(), Served::Busy));
+    assert!(machine.in_file(gfn).is_none());
+    let _threads = serve(&pager, 1);
+    assert!(machine.guest().read(gfn) == page_of(7));
+}
+
+/// Somebody tries for a huge frame, one frame of which is held, again and again: each time it
+/// holds the others for a moment, and faults for them leave their mark with it.
+#[test]
+fn who_asks_while_a_huge_frame_is_tried_goes_on() {
+    require!(available());
+    let machine = Machine::new();
+    let pager = watching(machine.parts());
+    let _threads = serve(&pager, 0);
+    pager.split(Gfn(0).huge()).unwrap();
+    let held = pager.ledger().lock_frame(Gfn(511)).unwrap();
+    let (is_done, guest) = (Arc::new(AtomicBool::new(false)), machine.guest());
+    let touching = {
+        let is_done = Arc::clone(&is_done);
+        thread::spawn(move || {
+            let zeros = (0..500).all(|gfn| guest.read(Gfn(gfn)) == page_of(0));
+            is_done.store(true, SeqCst);
+            zeros
+        })
+    };
+    until("the guest to go on", || {
+        let busy = (0..1000).all(|_| {
+            let tried = pager.install_huge(Gfn(0), Content::Resident).unwrap();
+            matches!(tried, Served::Busy)
+        });
+        assert!(busy);
+        is_done.load(SeqCst).then_some(())
+    });
+    assert!(touching.join().unwrap());
+    assert!(!held.abandon());
 }
 
 #[test]
@@ -49,9 +125,7 @@ fn a_watch_that_is_another_blocks_by_now_stays() {
     machine.ram.populate(ALL).unwrap();
     Machine::put(&machine.ram, METADATA, &page_of(9));
     let pager = watching(machine.parts());
-    let claim = pager.claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
-    let committed = claim.commit(true, 0).expect("nobody wants it");
-    pager.empty(&mut vec![committed], true).unwrap();
+    pager.empty(&mut committed(&pager, 0), true).unwrap();
     let last = BLOCK.end();
     assert!(matches!(pager.restore(METADATA, last, ORDER).unwrap(), Served::Busy));
     assert!(says(&pager, BLOCK, Content::Empty { fill: 0, hard: false }));
