@@ -58,7 +58,7 @@ impl Daemon {
         ledger.recover(|frames, content| held.push((frames, content)));
         let daemon = Daemon::over(machine, grain, ledger, devices);
         for (frames, content) in &held {
-            daemon.pager.finish_taken(*frames, *content).expect("finish");
+            daemon.pager.settle_held(*frames, *content).expect("settle held");
         }
         daemon.pager.settle().expect("settle");
         for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {

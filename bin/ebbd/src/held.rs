@@ -471,7 +471,7 @@ fn recovered(
     let (pager, restored) = pager(ram, ledger, uffd, shared, record, directory)?;
     // First: what is gone has no place that could be looked at.
     unplugged::let_go(&pager)?;
-    held.iter().try_for_each(|(frames, content)| pager.finish_taken(*frames, *content))?;
+    held.iter().try_for_each(|(frames, content)| pager.settle_held(*frames, *content))?;
     pager.settle()?;
     // A frame that was held and is still resident may be protected for a
     // block that was never committed.

@@ -181,7 +181,7 @@ impl Pager {
             let there = match content {
                 Content::Watch { .. } | Content::Guarded => false,
                 Content::Clean { .. } => true,
-                // Nobody can tell: what was held was seen to (`Pager::finish_taken`).
+                // Nobody can tell: what was held was seen to (`Pager::settle_held`).
                 Content::Empty { .. } if !self.ram.knows_holes(frames) => false,
                 _ => !self.ram.is_hole(frames)?,
             };
@@ -199,15 +199,19 @@ impl Pager {
             return Ok(());
         }
         let Ok(held) = self.ledger.lock_frame(gfn) else { return Ok(()) };
-        let open = self.unprotect(frame);
+        let open = self.unprotect_if_watched(frame);
         if let Content::Empty { .. } = held.content() {
             subtract(&self.counters.emptied_frames, 1);
         }
         self.devices.map(frame);
         let wanted = self.arrive(gfn, held);
         self.after(wanted, frame);
-        // Not watched: then it was not protected either.
-        open.or_else(|error| match error.kind() {
+        open
+    }
+
+    /// What is not watched was not protected either.
+    pub(crate) fn unprotect_if_watched(&self, frames: FrameRange) -> io::Result<()> {
+        self.unprotect(frames).or_else(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => Ok(()),
             _ => Err(error),
         })

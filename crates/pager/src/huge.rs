@@ -82,17 +82,27 @@ impl Pager {
         self.punch_runs(held.map(HeldHuge::frames)).map(drop)
     }
 
-    /// After a restart, before [`Pager::settle`] and any fault: what a dead daemon held and
-    /// had taken from the guest's allocator is emptied, if it was not yet. The guest has
-    /// no part of it, or waits for it.
+    /// After a restart, before [`Pager::settle`] and any fault: frames that a dead daemon held are
+    /// memory like any other again, if they were empty on record and all of their memory is there.
+    ///
+    /// It is not emptied now, though the guest's allocator may call it the host's: the guest may
+    /// have been reset since, and its next kernel uses memory that is there without a fault.
+    /// A hugetlb file does not tell what is there: a hole of it reads as zeros just as well.
     ///
     /// # Errors
-    /// As fallocate(2).
-    pub fn finish_taken(&self, frames: FrameRange, content: Content) -> io::Result<()> {
-        if content != TAKEN || self.ram.range(frames).is_none() {
+    /// As lseek(2) and ioctl_userfaultfd(2).
+    pub fn settle_held(&self, frames: FrameRange, content: Content) -> io::Result<()> {
+        let is_empty = matches!(content, Content::Empty { fill: 0, .. });
+        if !is_empty || self.ram.range(frames).is_none() || !self.ram.is_full(frames)? {
             return Ok(());
         }
-        self.ram.punch(frames)
+        let Some(held) = self.hold_words(frames) else { return Ok(()) };
+        let open = self.unprotect_if_watched(frames);
+        subtract(&self.counters.emptied_frames, frames.count);
+        self.devices.map(frames);
+        let wanted = held.unlock(Content::Resident);
+        self.after(wanted, frames);
+        open
     }
 
     /// Nothing is hard any more: nobody shares an allocator with this guest.

@@ -282,7 +282,7 @@ impl Pager {
     }
 
     /// Holds all of these words, or none: then whoever asked for one meanwhile asks again.
-    fn hold_words(&self, words: FrameRange) -> Option<Locked<'_>> {
+    pub(crate) fn hold_words(&self, words: FrameRange) -> Option<Locked<'_>> {
         let held = self.ledger.lock(words);
         held.inspect_err(|busy| self.after(busy.wanted, words)).ok()
     }

@@ -86,7 +86,7 @@ impl HyperAlloc {
     /// | all empty | the host's: it died before it returned it | returned, S |
     /// | all empty | free | S; E is set, if this is another kernel |
     /// | all empty | the guest has taken a part of it | gets memory, I |
-    /// | else | the host's: it died before it wrote that down | returned, I |
+    /// | else | the host's: it died before it wrote that down, or punched it | returned, I |
     /// | else | not so | I, and what is empty of it gets memory |
     fn take_up(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
         let Some(held) = hold(pager, zone, index) else { return };

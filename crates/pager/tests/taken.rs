@@ -1,0 +1,118 @@
+//! A huge frame that a daemon had taken from the guest's allocator when it died, and the guest,
+//! which may be another one by then. The guest is this very process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_ledger::Content;
+use ebb_pager::{HeldHuge, Pager, Parts, SoftIommu};
+use ebb_units::{FrameRange, Gfn};
+use vmtest::require;
+
+use machine::{Machine, Threads, available, page_of, serve, watching};
+
+const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
+const TAKEN: Content = Content::Empty { fill: 0, hard: true };
+
+/// A daemon that holds a huge frame, all of it in memory, and has recorded it as taken. It dies
+/// after `more`.
+fn dies(machine: &Machine, more: impl FnOnce(&Pager, &HeldHuge<'_>)) {
+    machine.ram.populate(ALL).unwrap();
+    let pager = watching(machine.parts());
+    let held = pager.hold_huge(Gfn(0).huge()).expect("nobody else works on it");
+    let held = held.record().ok().expect("nobody uses it");
+    more(&pager, &held);
+    std::mem::forget(held);
+}
+
+struct Next {
+    pager: Arc<Pager>,
+    iommu: Arc<SoftIommu>,
+    _threads: Threads,
+}
+
+impl Next {
+    fn adopt(machine: &Machine) -> Next {
+        let mut parts = machine.parts_left();
+        let mut held = Vec::new();
+        parts.ledger.recover(|frames, content| held.push((frames, content)));
+        assert_eq!(held, [(ALL, TAKEN)]);
+        let iommu = Arc::new(SoftIommu::new(&machine.ram));
+        let pager = watching(Parts { devices: Box::new(Arc::clone(&iommu)), ..parts });
+        held.iter().for_each(|(frames, content)| pager.settle_held(*frames, *content).unwrap());
+        pager.settle().unwrap();
+        let _threads = serve(&pager, 0);
+        Next { pager, iommu, _threads }
+    }
+
+    fn emptied(&self) -> u64 {
+        self.pager.counters.emptied_frames.load(Relaxed)
+    }
+}
+
+#[test]
+fn what_a_guest_wrote_after_its_reset_stays() {
+    require!(available());
+    let machine = Machine::new();
+    dies(&machine, |_, _| {});
+    // No daemon hears of that: the page is there.
+    let guest = machine.guest();
+    ALL.frames().for_each(|gfn| guest.write(gfn, &page_of(gfn.0 + 2)));
+    let next = Next::adopt(&machine);
+    assert!(ALL.frames().all(|gfn| guest.read(gfn) == page_of(gfn.0 + 2)));
+    assert_eq!(next.pager.ledger().runs().count(), 0);
+    assert!(!next.pager.ledger().is_split(Gfn(0).huge()), "it can be taken as a whole again");
+    assert_eq!(next.emptied(), 0);
+    next.iommu.pin(ALL).expect("devices may use it");
+    next.iommu.unpin(ALL);
+    guest.write(Gfn(7), &page_of(7));
+    assert!(guest.read(Gfn(7)) == page_of(7));
+}
+
+#[test]
+fn what_a_guest_wrote_of_what_was_emptied_stays() {
+    require!(available());
+    let machine = Machine::new();
+    dies(&machine, |pager, held| pager.empty_huge([held].into_iter()).unwrap());
+    // As where the daemon dies while it serves a touch of it.
+    Machine::put(&machine.ram, Gfn(9), &page_of(9));
+    let next = Next::adopt(&machine);
+    let guest = machine.guest();
+    assert!(guest.read(Gfn(9)) == page_of(9));
+    assert_eq!(next.pager.ledger().content(Gfn(9)), Content::Resident);
+    assert_eq!(next.pager.ledger().content(Gfn(10)), TAKEN);
+    assert_eq!(next.emptied(), 511);
+}
+
+#[test]
+fn what_was_emptied_stays_so() {
+    require!(available());
+    let machine = Machine::new();
+    dies(&machine, |pager, held| pager.empty_huge([held].into_iter()).unwrap());
+    let next = Next::adopt(&machine);
+    assert!(next.pager.ledger().runs().eq([(ALL, TAKEN)]));
+    assert_eq!(next.emptied(), 512);
+    assert_eq!(next.iommu.pin(ALL), Err(Gfn(0)));
+    let guest = machine.guest();
+    assert!(guest.read(Gfn(9)) == page_of(0));
+}
+
+/// A daemon that died between the memory and the word of a touched frame: whoever touched the rest
+/// of it goes on, and writes.
+#[test]
+fn what_had_its_memory_back_stays() {
+    require!(available());
+    let machine = Machine::new();
+    dies(&machine, |pager, held| {
+        pager.empty_huge([held].into_iter()).unwrap();
+        pager.ram().populate(ALL).unwrap();
+    });
+    machine.guest().write(Gfn(9), &page_of(9));
+    let next = Next::adopt(&machine);
+    assert!(machine.guest().read(Gfn(9)) == page_of(9));
+    assert_eq!(next.pager.ledger().runs().count(), 0);
+}
