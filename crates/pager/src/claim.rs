@@ -9,7 +9,7 @@ use std::io;
 use ebb_ledger::{Content, Locked, LockedFrame};
 use ebb_units::{FrameRange, Gfn};
 
-use crate::counters::add;
+use crate::counters::{add, subtract};
 use crate::pager::Pager;
 
 /// Linux's largest buddy order on x86-64; such a block spans two huge frames.
@@ -30,10 +30,18 @@ pub struct Claim<'p> {
 #[must_use]
 pub struct Committed<'p> {
     claim: Claim<'p>,
-    /// The block's own words, held until it is empty, where the ledger is to
-    /// know of it.
-    parts: Words<'p>,
+    /// Where the ledger is to know of the block.
+    parts: Vec<Part<'p>>,
     fill: u8,
+}
+
+/// A committed block's own words in one huge frame, held until it is empty.
+struct Part<'p> {
+    words: Locked<'p>,
+    /// What they said, word by word.
+    before: Vec<Content>,
+    /// So many of the frames were resident.
+    resident: u64,
 }
 
 type Words<'p> = [Option<Locked<'p>>; MAX_PARTS];
@@ -71,23 +79,24 @@ impl Pager {
     }
 
     /// Empties committed blocks, neighbours in one call, and leaves each either
-    /// watched (`keep`) or free to be used unseen. Returns the frames emptied.
+    /// watched (`keep`) or free to be used unseen. A block that a device uses stays as it was.
+    /// Returns the frames emptied.
     ///
     /// # Errors
     /// As fallocate(2). What was not punched keeps its memory; no block is left.
     pub fn empty(&self, blocks: &mut Vec<Committed<'_>>, keep: bool) -> io::Result<u64> {
         blocks.sort_unstable_by_key(|block| block.claim.head);
-        // A page that is there wins over its word.
-        let unmapped = |frames: &FrameRange| self.devices.unmap(*frames);
-        let result = self.punch_runs(blocks.iter().map(Committed::block).filter(unmapped));
-        blocks.drain(..).for_each(|block| block.finish(keep));
+        let unmapped = |block: &Committed<'_>| self.devices.unmap(block.block());
+        let (free, in_use): (Vec<_>, Vec<_>) = blocks.drain(..).partition(unmapped);
+        let result = self.punch_runs(free.iter().map(Committed::block));
+        free.into_iter().for_each(|block| block.finish(keep));
+        self.spare(in_use);
         result
     }
 
-    /// Lets go of committed blocks that are not to be emptied after all. They
-    /// may stay on record: a page that is there wins over its word.
+    /// Lets go of committed blocks that are not to be emptied after all: they are what they were.
     pub fn spare(&self, blocks: Vec<Committed<'_>>) {
-        blocks.into_iter().for_each(|block| block.finish(false));
+        blocks.into_iter().for_each(Committed::spare);
     }
 
     /// Punches frames that come in order, neighbours in one call, up to the first failure.
@@ -149,11 +158,10 @@ impl<'p> Claim<'p> {
             self.let_go();
             return None;
         }
-        for part in parts.iter().flatten() {
-            let resident = part.contents().filter(|(_, content)| *content == Content::Resident);
-            let frames: u64 = resident.map(|(frames, _)| frames.count).sum();
-            add(&self.pager.counters.emptied_frames, frames);
-            part.set(Content::Empty { fill, hard: false });
+        let parts: Vec<Part<'p>> = parts.into_iter().flatten().map(Part::new).collect();
+        for part in &parts {
+            add(&self.pager.counters.emptied_frames, part.resident);
+            part.words.set(Content::Empty { fill, hard: false });
         }
         Some(Committed { claim: self, parts, fill })
     }
@@ -195,6 +203,15 @@ impl<'p> Claim<'p> {
     }
 }
 
+impl<'p> Part<'p> {
+    fn new(words: Locked<'p>) -> Part<'p> {
+        let before = words.contents().map(|(_, content)| content).collect();
+        let resident = words.contents().filter(|(_, content)| *content == Content::Resident);
+        let resident = resident.map(|(frames, _)| frames.count).sum();
+        Part { words, before, resident }
+    }
+}
+
 impl Committed<'_> {
     /// The block.
     pub fn block(&self) -> FrameRange {
@@ -203,9 +220,9 @@ impl Committed<'_> {
 
     fn finish(self, keep: bool) {
         let Committed { claim, parts, fill } = self;
-        for held in parts.into_iter().flatten() {
-            let frames = held.frames();
-            let wanted = held.unlock(Content::Empty { fill, hard: false });
+        for Part { words, .. } in parts {
+            let frames = words.frames();
+            let wanted = words.unlock(Content::Empty { fill, hard: false });
             claim.pager.after(wanted, frames);
         }
         if !keep {
@@ -214,6 +231,17 @@ impl Committed<'_> {
         let watch = Content::Watch { head: claim.head, order: claim.order };
         let wanted = claim.watch.unlock(watch);
         claim.pager.after(wanted, FrameRange::new(claim.metadata, 1));
+    }
+
+    fn spare(self) {
+        let Committed { claim, parts, .. } = self;
+        for Part { words, before, resident } in parts {
+            let frames = words.frames();
+            subtract(&claim.pager.counters.emptied_frames, resident);
+            let wanted = words.unlock_each(&before);
+            claim.pager.after(wanted, frames);
+        }
+        claim.let_go();
     }
 }
 

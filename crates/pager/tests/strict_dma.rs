@@ -6,6 +6,7 @@
 mod machine;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
 use ebb_pager::{NothingKnown, Pager, Parts, SoftIommu};
@@ -108,6 +109,20 @@ fn a_block_in_a_devices_hands_stays() {
     assert_eq!(machine.guest().read(Gfn(70)), page_of(5));
     assert!(daemon.pager.evict(&[Gfn(70)], &NothingKnown).is_err());
     assert_eq!(daemon.pager.ledger().content(Gfn(70)), Content::Resident);
+    daemon.iommu.unpin(one(70));
+    assert_eq!(daemon.empty(), BLOCK.count);
+}
+
+/// The guest has not used it since: nothing but the device kept it.
+#[test]
+fn a_block_that_a_device_used_is_taken_when_it_is_free() {
+    require!(available());
+    let machine = Machine::new();
+    let daemon = Daemon::take(&machine);
+    daemon.iommu.pin(one(70)).unwrap();
+    assert_eq!(daemon.empty(), 0);
+    assert_eq!(daemon.pager.ledger().runs().count(), 0);
+    assert_eq!(daemon.pager.counters.emptied_frames.load(Relaxed), 0);
     daemon.iommu.unpin(one(70));
     assert_eq!(daemon.empty(), BLOCK.count);
 }

@@ -1,0 +1,65 @@
+//! Blocks that were to be emptied, and are not after all: they are what they were. The guest is
+//! this very process.
+
+#[allow(dead_code)]
+#[path = "consistency/machine.rs"]
+mod machine;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_ledger::Content;
+use ebb_pager::{Grain, NothingKnown, Pager};
+use ebb_store::Page;
+use ebb_units::{FrameRange, Gfn};
+use vmtest::require;
+
+use machine::{Machine, available, page_of, serve, watching};
+
+const METADATA: Gfn = Gfn(3);
+const ORDER: u8 = 6;
+const BLOCK: FrameRange = FrameRange::block(Gfn(64), ORDER);
+const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
+const POISONED: Gfn = Gfn(70);
+const POISON: Page = [0xaa; 4096];
+
+/// The guest may have been reset between the record and the punch.
+fn spare(pager: &Arc<Pager>) {
+    let claim = pager.claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
+    pager.spare(vec![claim.commit(true, 0).expect("nobody wants it")]);
+}
+
+#[test]
+fn what_is_spared_can_be_evicted_like_anything_else() {
+    require!(available());
+    for grain in [Grain::Frame, Grain::Huge] {
+        let machine = Machine::of(grain);
+        machine.ram.populate(ALL).unwrap();
+        ALL.frames().for_each(|gfn| Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 2)));
+        let pager = watching(machine.parts());
+        spare(&pager);
+        assert_eq!(pager.ledger().runs().count(), 0);
+        assert_eq!(pager.counters.emptied_frames.load(Relaxed), 0);
+        let frames: Vec<Gfn> = ALL.frames().collect();
+        assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().saved, ALL.count);
+        let _threads = serve(&pager, 1);
+        let guest = machine.guest();
+        assert!(ALL.frames().all(|gfn| guest.read(gfn) == page_of(gfn.0 + 2)));
+    }
+}
+
+#[test]
+fn what_was_empty_of_it_stays_so() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    Machine::put(&machine.ram, POISONED, &POISON);
+    let pager = watching(machine.parts());
+    assert_eq!(pager.evict(&[POISONED], &NothingKnown).unwrap().empty, 1);
+    spare(&pager);
+    let empty = Content::Empty { fill: POISON[0], hard: false };
+    assert!(pager.ledger().runs().eq([(FrameRange::new(POISONED, 1), empty)]));
+    assert_eq!(pager.counters.emptied_frames.load(Relaxed), 1);
+    let _threads = serve(&pager, 1);
+    assert!(machine.guest().read(POISONED) == POISON);
+}
