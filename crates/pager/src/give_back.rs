@@ -164,7 +164,7 @@ impl Pager {
         for (frames, content) in self.off_record() {
             if matches!(content, Content::Watch { .. }) {
                 { frames.frames() }
-                    .try_for_each(|metadata| self.again(|| self.end_watch(metadata)))?;
+                    .try_for_each(|metadata| self.again(|| self.end_watch(metadata, content)))?;
             }
         }
         Ok(())
@@ -217,14 +217,17 @@ impl Pager {
         })
     }
 
-    pub(crate) fn end_watch(&self, metadata: Gfn) -> io::Result<Served> {
+    /// Ends a watch, if the frame is that one still: what is protected for something else, as a
+    /// clean frame is, stays so.
+    pub(crate) fn end_watch(&self, metadata: Gfn, watch: Content) -> io::Result<Served> {
         let Ok(held) = self.ledger.lock_frame(metadata) else { return Ok(Served::Busy) };
         let frame = FrameRange::new(metadata, 1);
+        if held.content() != watch {
+            self.after(held.abandon(), frame);
+            return Ok(Served::Done);
+        }
         let open = self.unprotect(frame);
-        let wanted = match held.content() {
-            Content::Watch { .. } => held.unlock(Content::Resident),
-            _ => held.abandon(),
-        };
+        let wanted = held.unlock(Content::Resident);
         self.after(wanted, frame);
         open.map(|()| Served::Done)
     }

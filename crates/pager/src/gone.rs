@@ -97,7 +97,7 @@ impl Pager {
     fn end_watches_on(&self, is_gone: impl Fn(Gfn) -> bool) -> io::Result<()> {
         for (frames, content) in self.off_record() {
             if matches!(content, Content::Watch { head, .. } if is_gone(head)) {
-                frames.frames().try_for_each(|gfn| self.again(|| self.end_watch(gfn)))?;
+                frames.frames().try_for_each(|gfn| self.again(|| self.end_watch(gfn, content)))?;
             }
         }
         Ok(())
