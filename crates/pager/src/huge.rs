@@ -164,12 +164,11 @@ impl Pager {
             // Memory first: who sees the guest's word changed does not touch any more.
             _ => sharer.installed(huge, began.elapsed()),
         }
+        // Before the unlock: after it whoever evicts may protect the frames anew.
+        let open = if self.devices.any() { self.unprotect(frames) } else { Ok(()) };
         // Whoever asked meanwhile is woken with the rest.
         let _ = held.words.unlock(Content::Resident);
-        match self.devices.any() {
-            true => self.unprotect(frames).map(|()| Some(Served::Done)),
-            false => self.wake(frames).map(|()| Some(Served::Done)),
-        }
+        open.and(self.wake(frames)).map(|()| Some(Served::Done))
     }
 
     /// Gives all of a held huge frame memory, and maps it for devices. Other vCPUs that got a
