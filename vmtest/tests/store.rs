@@ -124,6 +124,7 @@ impl Tight {
         let space = rustix::fs::statvfs(&mount).map_err(|error| error.to_string())?;
         let ballast = (space.f_bavail * space.f_frsize).saturating_sub(free_bytes);
         run(Command::new("fallocate").args(["-l", &ballast.to_string()]).arg(tight.ballast()))?;
+        fs::create_dir(tight.swap()).map_err(|error| error.to_string())?;
         Ok(tight)
     }
 
