@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use vmtest::{Guest, Host, Ran, permit, rounds, until};
+use vmtest::{Disk, Guest, Host, Ran, assets, permit, require, rounds, until};
 
 /// Lets time pass between the start of an action and its interruption; which
 /// instruction is hit does not matter, as long as it is another one each time.
@@ -246,6 +246,32 @@ fn a_reset_without_a_daemon_brings_all_back() {
     assert!(vm.status().emptied_bytes > 250 << 20);
     vm.guest("fill a 500M");
     assert_eq!(vm.guest("check a"), "0");
+}
+
+/// The old kernel's memory counts as its own until all is back.
+#[test]
+fn nothing_is_taken_of_a_kernel_before_the_last_one_has_all_back() {
+    let kernel = assets::kernel("6.1-cloud");
+    require!(kernel.as_ref().map_err(Clone::clone));
+    let kernel = kernel.expect("required");
+    let host = Host::new();
+    let files = [(kernel.vmlinuz.as_path(), "vmlinuz"), (kernel.initrd.as_path(), "initrd")];
+    let disk = Disk::new(&host, "disk", "256M").formatted("ext4").with_files(&files);
+    host.set("EBB_FAIL", "vm0:lost:1");
+    let vm = host.run(Guest::debian("6.1-cloud").mode("strict").own_disk(&disk));
+    vm.guest("fill a 500M");
+    vm.guest("free a");
+    vm.reclaim();
+    vm.guest("mount ext4 /dev/vda /mnt");
+    vm.kexec("/mnt/vmlinuz", "/mnt/initrd");
+    let why = vm.ebb("reclaim").refused();
+    assert!(why.contains("is not back yet"), "{why}");
+    until("all to be back", || (vm.status().emptied_bytes == 0).then_some(()));
+    vm.wait_trusted();
+    vm.guest("fill a 500M");
+    assert_eq!(vm.guest("check a"), "0");
+    vm.guest("free a");
+    vm.reclaim();
 }
 
 #[test]

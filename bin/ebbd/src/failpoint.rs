@@ -1,8 +1,9 @@
 //! Failures on purpose, for tests: `EBB_FAIL=NAME:PLACE:COUNT` has the thread that comes to this
 //! place for the COUNTth time fail, once, where it serves the VM of that name. It panics at
 //! `tick`, a worker's round, and at `map`, where a frame has its memory and its word does not say
-//! so yet. It gets an error at `close`, in place of closing the userfaultfd in the VMM, and at
-//! `closed`, after it was closed. Without the variable `map` is not there, and the others are
+//! so yet. It gets an error at `close`, in place of closing the userfaultfd in the VMM, at
+//! `closed`, after it was closed, and at `lost`, in place of bringing all back for a guest's next
+//! kernel. Without the variable `map` is not there, and the others are
 //! one look at a constant.
 
 use std::io;

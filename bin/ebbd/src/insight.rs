@@ -21,6 +21,8 @@ const RESET_VECTOR: u64 = 0xfff0;
 /// The guest as far as it is known.
 pub struct Insight {
     guest: Result<Guest, String>,
+    /// Whether its memory and QEMU told so, or nobody answered.
+    is_answered: bool,
     /// When it was last known to run.
     confirmed: Instant,
     searches: Searches,
@@ -30,12 +32,19 @@ impl Insight {
     /// Nothing is known yet.
     pub fn new() -> Insight {
         let guest = Err("it was not inspected yet".into());
-        Insight { guest, confirmed: Instant::now(), searches: Searches::new() }
+        let (confirmed, searches) = (Instant::now(), Searches::new());
+        Insight { guest, is_answered: false, confirmed, searches }
     }
 
     /// The guest, if it is trusted; else why not.
     pub fn guest(&self) -> Result<&Guest, &str> {
         self.guest.as_ref().map_err(String::as_str)
+    }
+
+    /// Whether what is known was found out: silence of QEMU says nothing of a guest, and a search
+    /// that was put off neither.
+    pub fn is_answered(&self) -> bool {
+        self.is_answered
     }
 
     /// When a trusted guest was last known to run.
@@ -46,6 +55,7 @@ impl Insight {
     /// What was known is void: the guest was reset.
     pub fn forget(&mut self, why: &str) {
         (self.guest, self.confirmed) = (Err(why.into()), Instant::now());
+        self.is_answered = false;
         self.searches.begin_anew();
     }
 
@@ -66,7 +76,9 @@ impl Insight {
                 && (!moves || guest.refresh(&view).is_ok())
         });
         if !known {
-            self.guest = self.searches.search(Instant::now, || inspect(pager, qmp));
+            let found = self.searches.search(Instant::now, || inspect(pager, qmp));
+            self.is_answered = found.is_ok();
+            self.guest = found.and_then(|found| found.map_err(|why| why.to_string()));
         }
         self.confirmed = asked;
         self.guest.is_ok()
@@ -75,7 +87,10 @@ impl Insight {
 
 /// Looks at every note in memory: one of a kernel that was there before may
 /// stand beside that of the kernel that runs.
-fn inspect(pager: &Pager, mut qmp: Option<&mut Qmp>) -> Result<Guest, String> {
+///
+/// # Errors
+/// QEMU does not tell what its vCPUs run.
+fn inspect(pager: &Pager, mut qmp: Option<&mut Qmp>) -> Result<Result<Guest, Untrusted>, String> {
     let view = pager.view();
     let mut reason = Untrusted::NoNote;
     for note in find_notes(&view) {
@@ -89,11 +104,11 @@ fn inspect(pager: &Pager, mut qmp: Option<&mut Qmp>) -> Result<Guest, String> {
             Err(why) => Err(why),
         };
         match passed {
-            Ok(guest) => return Ok(guest),
+            Ok(guest) => return Ok(Ok(guest)),
             Err(why) => reason = reason.or(why),
         }
     }
-    Err(reason.to_string())
+    Ok(Err(reason))
 }
 
 /// Has these frames in memory, as far as they can be had.

@@ -9,6 +9,7 @@ use ebb_pager::Witness;
 use ebb_units::{FrameRange, Gfn};
 use ebb_vm::Qmp;
 
+use crate::failpoint;
 use crate::frame_set::FrameSet;
 use crate::insight::bring_back;
 use crate::placing::Placing;
@@ -43,10 +44,12 @@ impl State {
         self.unshare();
         self.monitor.lose();
         self.placing.iter_mut().for_each(Placing::lose);
+        let name = &self.held.record.name;
         if self.held.record.mode == Mode::Strict
-            && let Err(error) = self.held.pager.give_back_all()
+            && let Err(error) =
+                failpoint::fails("lost", name).and_then(|()| self.held.pager.give_back_all())
         {
-            tracing::error!("{}: for its next kernel: {error}", self.held.record.name);
+            tracing::error!("{name}: for its next kernel: {error}");
             return;
         }
         // Last: until all is back, a daemon after this one is to bring it back.
@@ -64,6 +67,10 @@ impl State {
         if self.has_lost_its_kernel() {
             self.lose_kernel();
         }
+        if trusted && self.has_lost_its_kernel() {
+            self.insight.forget("what was taken from its kernel before is not back yet");
+            trusted = false;
+        }
         if trusted
             && !self.may_share()
             && let Err(error) = self.watch_metadata()
@@ -79,8 +86,8 @@ impl State {
     /// Whether the kernel on record runs no more: kexec tells nobody, nor does a reset while there
     /// was no daemon.
     fn has_lost_its_kernel(&self) -> bool {
-        // A daemon that has not reached QEMU yet knows nothing.
-        let may_know = self.witness.is_some() || self.held.qmp.is_some();
+        // A daemon that has only just taken the VM up has nothing but what it is told.
+        let may_know = self.witness.is_some() || self.insight.is_answered();
         let runs = self.insight.guest().ok().map(|guest| guest.note().digest());
         may_know && self.held.record.kernel.is_some_and(|before| runs != Some(before))
     }
@@ -102,7 +109,7 @@ impl State {
     /// Before anything is taken from it.
     fn put_kernel_on_record(&mut self) {
         let kernel = self.witness.as_ref().map(|guest| guest.note().digest());
-        if kernel.is_some() && kernel != self.held.record.kernel {
+        if kernel.is_some() && self.held.record.kernel.is_none() {
             self.held.record.kernel = kernel;
             self.save();
         }
