@@ -15,10 +15,12 @@ use crate::install::Served;
 use crate::pager::Pager;
 
 /// A word that its holder does not let go of in so many looks is an error.
-const ATTEMPTS: usize = 50_000;
+pub(crate) const ATTEMPTS: usize = 50_000;
 /// After so many, with a pause: an eviction holds its words for some 10 ms.
 const EAGER_ATTEMPTS: usize = 100;
 const PAUSE: Duration = Duration::from_micros(100);
+/// Some milliseconds: for a device that asks again by itself ([`Pager::pin_soon`]).
+pub(crate) const SOON_ATTEMPTS: usize = EAGER_ATTEMPTS + 10;
 /// Where so many frames in a row fail, what fails is not theirs: the swap file, or the host.
 const FAILURES_MAX: u32 = 256;
 /// One that takes seconds counts as so many.
@@ -251,8 +253,16 @@ impl Pager {
         self.ledger.runs().collect()
     }
 
-    pub(crate) fn again(&self, mut attempt: impl FnMut() -> io::Result<Served>) -> io::Result<()> {
-        for attempts in 0..ATTEMPTS {
+    pub(crate) fn again(&self, attempt: impl FnMut() -> io::Result<Served>) -> io::Result<()> {
+        self.again_for(ATTEMPTS, attempt)
+    }
+
+    pub(crate) fn again_for(
+        &self,
+        attempts_max: usize,
+        mut attempt: impl FnMut() -> io::Result<Served>,
+    ) -> io::Result<()> {
+        for attempts in 0..attempts_max {
             match attempt()? {
                 Served::Done => return Ok(()),
                 Served::Busy if attempts < EAGER_ATTEMPTS => std::thread::yield_now(),

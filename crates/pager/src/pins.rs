@@ -13,6 +13,7 @@ use ebb_units::{FrameRange, Gfn, HugeFrame};
 
 use crate::counters::add;
 use crate::dead::Verdict;
+use crate::give_back::{ATTEMPTS, SOON_ATTEMPTS};
 use crate::install::Served;
 use crate::pager::{Grain, Pager};
 use crate::sparse::Sparse;
@@ -58,10 +59,24 @@ impl Pager {
     /// # Errors
     /// A frame cannot be brought back; nothing is pinned then.
     pub fn pin(&self, frames: FrameRange, replace: bool) -> io::Result<()> {
+        self.pin_for(ATTEMPTS, frames, replace)
+    }
+
+    /// The same for a device that asks again for as long as it takes: it waits some milliseconds at
+    /// most for whoever holds a frame, as a slow swap disk can hold one for any time.
+    ///
+    /// # Errors
+    /// `PermissionDenied`: no device may use a frame. Any other: it cannot be had now. Nothing is
+    /// pinned then.
+    pub fn pin_soon(&self, frames: FrameRange, replace: bool) -> io::Result<()> {
+        self.pin_for(SOON_ATTEMPTS, frames, replace)
+    }
+
+    fn pin_for(&self, attempts: usize, frames: FrameRange, replace: bool) -> io::Result<()> {
         frames.frames().for_each(|gfn| self.pins.pin(gfn));
-        let there =
-            frames.frames().try_for_each(|gfn| self.again(|| self.settle_pin(gfn, replace)));
-        let there = there.and_then(|()| self.fill_holes(frames, replace));
+        let settle = |gfn| self.again_for(attempts, || self.settle_pin(gfn, replace));
+        let there = frames.frames().try_for_each(settle);
+        let there = there.and_then(|()| self.fill_holes(attempts, frames, replace));
         if there.is_err() {
             self.unpin(frames);
         }
@@ -87,13 +102,14 @@ impl Pager {
 
     /// Gives holes that are resident on record their memory before the device does it by its own
     /// access: that could bring a huge page, whose zeros would win over what is elsewhere of it.
-    fn fill_holes(&self, frames: FrameRange, replace: bool) -> io::Result<()> {
+    fn fill_holes(&self, attempts: usize, frames: FrameRange, replace: bool) -> io::Result<()> {
+        let fill = |gfn| self.again_for(attempts, || self.fill_hole(gfn, replace));
         for part in frames.by_huge() {
             // Of a huge frame whose one word says that all of it is resident nothing is elsewhere.
             let whole = self.grain == Grain::Huge && !self.ledger.is_split(part.start.huge());
             let Some(part) = self.ram.clip(part).filter(|_| !whole) else { continue };
             if !self.ram.is_full(part)? {
-                part.frames().try_for_each(|gfn| self.again(|| self.fill_hole(gfn, replace)))?;
+                part.frames().try_for_each(fill)?;
             }
         }
         Ok(())

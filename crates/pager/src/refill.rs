@@ -11,6 +11,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
 use crate::dead::Verdict;
+use crate::give_back::{ATTEMPTS, SOON_ATTEMPTS};
 use crate::install::Served;
 use crate::pager::{Grain, Pager};
 use crate::unmapped::is_unmapped;
@@ -351,9 +352,21 @@ impl Pager {
     /// # Errors
     /// A frame cannot be brought back: the blocks must not be written.
     pub fn vacate(&self, blocks: Range<u64>) -> io::Result<()> {
+        self.vacate_for(ATTEMPTS, blocks)
+    }
+
+    /// The same for a device that asks again for as long as it takes, as [`Pager::pin_soon`].
+    ///
+    /// # Errors
+    /// `TimedOut`: somebody holds a frame now. Any other: as [`Pager::vacate`].
+    pub fn vacate_soon(&self, blocks: Range<u64>) -> io::Result<()> {
+        self.vacate_for(SOON_ATTEMPTS, blocks)
+    }
+
+    fn vacate_for(&self, attempts: usize, blocks: Range<u64>) -> io::Result<()> {
         for (block, gfn) in self.resting.on(blocks) {
             // The pair goes only once the block was read.
-            self.again(|| match self.resting.has(gfn, block) {
+            self.again_for(attempts, || match self.resting.has(gfn, block) {
                 true if self.drop_if_dead(gfn) => Ok(Served::Done),
                 // The VMM has unplugged it: nobody reads it any more.
                 true if self.ram.region_of(gfn).is_none() => Ok(Served::Done),

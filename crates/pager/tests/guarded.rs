@@ -100,6 +100,8 @@ fn every_touch_of_unplugged_memory_is_told() {
     assert_eq!(pager.ledger().content(Gfn(511)), Content::Guarded);
     let refused = pager.pin(FrameRange::new(Gfn(5), 1), false).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    let refused = pager.pin_soon(FrameRange::new(Gfn(5), 1), true).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     assert_eq!(daemon.touches.take(), []);
     for gfn in (0..512).step_by(64) {
         assert_eq!(guest.read(Gfn(gfn)), page_of(0));

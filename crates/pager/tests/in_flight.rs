@@ -43,6 +43,51 @@ impl Daemon {
     }
 }
 
+/// A device that asks for frames while an eviction holds them.
+struct Asks<'a> {
+    pager: &'a Pager,
+    kinds: RefCell<Vec<std::io::ErrorKind>>,
+}
+
+impl Judge for Asks<'_> {
+    fn is_dead(&self, _gfn: Gfn) -> bool {
+        false
+    }
+
+    fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+        for &gfn in frames {
+            let refused = self.pager.pin_soon(FrameRange::new(gfn, 1), gfn.0 == 3);
+            self.kinds.borrow_mut().push(refused.unwrap_err().kind());
+        }
+        vec![true; frames.len()]
+    }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![false; frames.len()]
+    }
+}
+
+#[test]
+fn a_device_that_asks_for_held_frames_is_told_to_ask_again() {
+    require!(available());
+    let daemon = daemon();
+    let (pager, guest) = (&*daemon.pager, daemon.machine.guest());
+    let frames = [2, 3].map(Gfn);
+    frames.iter().for_each(|&gfn| guest.write(gfn, &page_of(gfn.0)));
+    let judge = Asks { pager, kinds: RefCell::default() };
+    // What was refused is not pinned: both go.
+    assert_eq!(pager.evict(&frames, &judge).unwrap().frames(), 2);
+    assert_eq!(judge.kinds.into_inner(), [std::io::ErrorKind::TimedOut; 2]);
+    frames.iter().for_each(|&gfn| pager.pin_soon(FrameRange::new(gfn, 1), false).unwrap());
+    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().frames(), 0);
+    assert_eq!(
+        frames.map(|gfn| daemon.machine.ram.is_hole(FrameRange::new(gfn, 1)).unwrap()),
+        [false; 2]
+    );
+    frames.iter().for_each(|&gfn| pager.unpin(FrameRange::new(gfn, 1)));
+    assert_eq!(frames.map(|gfn| guest.read(gfn)), frames.map(|gfn| page_of(gfn.0)));
+}
+
 /// A device that writes past the protection: its requests for odd frames end just when they
 /// are asked for, those for even ones have not ended yet.
 struct Device<'a> {
