@@ -260,7 +260,7 @@ impl Port {
         for (index, segment) in segments.iter().enumerate() {
             if let Err(gfn) = iommu.pin(frames_of(*segment)) {
                 segments[..index].iter().for_each(|segment| iommu.unpin(frames_of(*segment)));
-                return Err(DmaFault { gpa: gfn.gpa() });
+                return Err(DmaFault::Forbidden(gfn.gpa()));
             }
         }
         Ok(())
@@ -270,14 +270,17 @@ impl Port {
 /// Has what a request uses in memory, and there it stays until [`unpin`].
 ///
 /// # Errors
-/// A frame that is not to be had; nothing is pinned then.
+/// A frame that is not to be had, or not now ([`Pager::pin_soon`]); nothing is pinned then.
 pub fn pin_waiting(pager: &Pager, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
     let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
     for (index, &(frames, replace)) in pieces.iter().enumerate() {
-        if let Err(error) = pager.pin(frames, replace) {
-            tracing::error!("a frame that a device is to use: {error}");
+        if let Err(error) = pager.pin_soon(frames, replace) {
             pieces[..index].iter().for_each(|(frames, _)| pager.unpin(*frames));
-            return Err(DmaFault { gpa: frames.start.gpa() });
+            let gpa = frames.start.gpa();
+            return Err(match error.kind() {
+                io::ErrorKind::PermissionDenied => DmaFault::Forbidden(gpa),
+                _ => DmaFault::NotNow(gpa),
+            });
         }
     }
     Ok(())
@@ -288,9 +291,9 @@ pub fn unpin(pager: &Pager, segments: &[Segment]) {
     segments.iter().for_each(|segment| pager.unpin(frames_of(*segment)));
 }
 
-/// Before the VM is held no device of it does anything.
+/// Before the VM is held, and when it is let go, no device of it does anything: it waits.
 pub fn nobody_there(segments: &[Segment]) -> DmaFault {
-    DmaFault { gpa: segments.first().map(|segment| segment.gpa).unwrap_or_default() }
+    DmaFault::NotNow(segments.first().map(|segment| segment.gpa).unwrap_or_default())
 }
 
 impl Observer for Port {
@@ -303,8 +306,13 @@ impl Observer for Port {
         // First nothing finds them any more, then what rests there comes back.
         self.shared.hashes.forget(blocks.clone());
         match self.pager() {
-            Some(pager) => pager.vacate(blocks),
-            None => Err(io::Error::other("nobody can bring back what rests there")),
+            // Whoever holds a frame that rests there lets go of it some time.
+            Some(pager) => pager.vacate_soon(blocks).map_err(|error| match error.kind() {
+                io::ErrorKind::TimedOut => io::ErrorKind::WouldBlock.into(),
+                _ => error,
+            }),
+            // Nobody can bring back what rests there: not yet, or not any more.
+            None => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 

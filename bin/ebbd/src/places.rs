@@ -39,7 +39,7 @@ impl Places {
     ) -> Result<Option<Vec<Segment>>, DmaFault> {
         let pieces = self.pieces(memory, ram).map_err(|error| {
             tracing::error!("the memory that a front end shares: {error}");
-            DmaFault { gpa: segments.first().map(|segment| segment.gpa).unwrap_or_default() }
+            DmaFault::NotNow(segments.first().map(|segment| segment.gpa).unwrap_or_default())
         })?;
         let is_same = pieces.iter().all(|piece| piece.gpa == piece.at);
         let is_inside = |segment: &Segment| pieces.iter().any(|piece| piece.holds(*segment));

@@ -15,6 +15,7 @@ use crate::backend::CacheMode;
 use crate::block_locks::wake_up;
 use crate::config;
 use crate::job::Disk;
+use crate::pause::wait_for;
 use crate::queue::Worker;
 
 /// A disk for one front end.
@@ -152,11 +153,13 @@ impl VhostUserBackend for Device {
     }
 
     /// The front end takes what we answer for all that we have seen of the queue,
-    /// and may reuse its memory then: what has begun must have ended.
+    /// and may reuse its memory then: every transfer must have ended. What the driver was not told
+    /// of, as it waits for memory or stands behind what does, counts as not seen.
     fn stop_vring(&self, index: u32) -> io::Result<()> {
         let Some(queue) = self.queues.get(index as usize) else { return Ok(()) };
         let mut worker = queue.worker();
-        while !worker.is_idle() && !self.is_closing() {
+        worker.stopping();
+        while !worker.is_still() && !self.is_closing() {
             worker = queue.idle.wait(worker).unwrap_or_else(PoisonError::into_inner);
         }
         worker.stopped();
@@ -180,8 +183,16 @@ impl VhostUserBackend for Device {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             worker.serve(vring);
-            if worker.is_idle() {
+            if worker.is_still() {
                 queue.idle.notify_all();
+            }
+            let pause = worker.pause();
+            // Who wants to stop the queue must not wait for the pause.
+            drop(worker);
+            if let Some(pause) = pause
+                && !wait_for(&queue.wake, pause)
+            {
+                wake_up(&queue.wake);
             }
         }
         Ok(())

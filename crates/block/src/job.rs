@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ebb_sys::transfer::{AlignedBuffer, Memory, Operation, Transfer};
-use ebb_units::{FRAME_BYTES, Gpa};
+use ebb_units::FRAME_BYTES;
 use ebb_vhost::{Access, Dma, Guest, Pinned, Segment, bytes_of, slice, whole_frames};
 
 use crate::block_locks::{BlockLocks, Held};
@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::counters::{Counters, add};
 use crate::image::{Image, outer};
 use crate::observer::{Direction, Observer};
-use crate::request::{Data, ID_BYTES, Limits, Request, Sectors, Status};
+use crate::request::{Data, Halted, ID_BYTES, Limits, Request, Sectors, Status, StatusByte};
 
 /// What goes through a buffer goes in pieces of this size.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -43,14 +43,16 @@ impl Disk {
         }
     }
 
-    fn before_overwrite(&self, bytes: &Range<u64>) -> io::Result<()> {
+    fn before_overwrite(&self, bytes: &Range<u64>) -> Result<(), Halted> {
         let bytes = outer(bytes);
-        match bytes.is_empty() {
-            true => Ok(()),
-            false => {
-                self.observer.before_overwrite(bytes.start / FRAME_BYTES..bytes.end / FRAME_BYTES)
-            }
+        if bytes.is_empty() {
+            return Ok(());
         }
+        let blocks = bytes.start / FRAME_BYTES..bytes.end / FRAME_BYTES;
+        self.observer.before_overwrite(blocks).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => Halted::NotNow,
+            _ => failed(&error),
+        })
     }
 }
 
@@ -120,6 +122,8 @@ impl Buffers {
 pub(crate) enum Step {
     /// Have this transfer run, and call [`Job::ended`] then.
     Run(Transfer),
+    /// Call [`Job::again`] after a while: memory that it needs cannot be had now.
+    Later,
     /// It is over; so many bytes of data were written into guest memory.
     Over(Status, u32),
 }
@@ -128,7 +132,7 @@ pub(crate) enum Step {
 pub(crate) struct Job {
     request: Request,
     guest: Guest,
-    status: Gpa,
+    status: StatusByte,
     stage: Stage,
     /// The request's bytes that are done.
     done: u64,
@@ -148,11 +152,11 @@ enum Stage {
 }
 
 /// A request that may fail in the middle.
-type Stepped = Result<Step, Status>;
+type Stepped = Result<Step, Halted>;
 
-fn failed(error: &io::Error) -> Status {
+fn failed(error: &io::Error) -> Halted {
     tracing::debug!("a request fails: {error}");
-    Status::IoError
+    Status::IoError.into()
 }
 
 impl Job {
@@ -161,7 +165,7 @@ impl Job {
         disk: &Disk,
         buffers: &mut Buffers,
         guest: Guest,
-        status: Gpa,
+        status: StatusByte,
         request: Request,
         held: Option<Held>,
     ) -> (Job, Step) {
@@ -171,14 +175,19 @@ impl Job {
         (job, or_over(step))
     }
 
-    /// The memory that it is about.
-    pub(crate) fn guest(&self) -> &Guest {
-        &self.guest
+    /// Where its status goes; its other frames are free then.
+    pub(crate) fn into_status(self) -> StatusByte {
+        self.status
     }
 
-    /// Where its status goes.
-    pub(crate) fn status(&self) -> Gpa {
-        self.status
+    /// Goes on after [`Step::Later`], with the piece at which it halted. What comes before a
+    /// request's first transfer can be done twice.
+    pub(crate) fn again(&mut self, disk: &Disk, buffers: &mut Buffers) -> Step {
+        // A disk is not read for memory that still cannot be had.
+        let there = self.piece().map_or(Ok(()), |piece| {
+            self.guest.pin(self.segments_of(&piece), self.access()).map(drop)
+        });
+        or_over(there.map_err(Halted::from).and_then(|()| self.first(disk, buffers)))
     }
 
     /// Goes on after a transfer.
@@ -212,7 +221,7 @@ impl Job {
             Request::Write(data) => {
                 let bytes = data.disk_offset()..data.disk_end();
                 disk.image.check_end(bytes.end).map_err(|error| failed(&error))?;
-                disk.before_overwrite(&bytes).map_err(|error| failed(&error))?;
+                disk.before_overwrite(&bytes)?;
                 self.first_transfer(disk, buffers)
             }
             Request::Flush => Ok(Step::Run(Transfer::sync(disk.image.file()))),
@@ -238,15 +247,16 @@ impl Job {
         ranges: &[Sectors],
         act: impl Fn(&Sectors) -> io::Result<()>,
     ) -> Stepped {
-        let all = || {
+        let all = || -> Result<(), Halted> {
             for range in ranges.iter().filter(|range| !range.sectors.is_empty()) {
-                disk.image.check_end(range.bytes().end)?;
+                disk.image.check_end(range.bytes().end).map_err(|error| failed(&error))?;
                 disk.before_overwrite(&range.bytes())?;
-                act(range)?;
+                act(range).map_err(|error| failed(&error))?;
             }
-            if disk.config.is_writeback() { Ok(()) } else { disk.image.sync() }
+            let synced = if disk.config.is_writeback() { Ok(()) } else { disk.image.sync() };
+            synced.map_err(|error| failed(&error))
         };
-        all().map_err(|error| failed(&error))?;
+        all()?;
         Ok(self.over(disk))
     }
 
@@ -261,6 +271,10 @@ impl Job {
         matches!(self.request, Request::Write(_))
     }
 
+    fn access(&self) -> Access {
+        if self.is_write() { Access::Keep } else { Access::Replace }
+    }
+
     fn operation(&self, disk: &Disk) -> Operation {
         match self.is_write() {
             true => Operation::Write { durable: !disk.config.is_writeback() },
@@ -269,7 +283,7 @@ impl Job {
     }
 
     fn first_transfer(&mut self, disk: &Disk, buffers: &mut Buffers) -> Stepped {
-        let Some(data) = self.data() else { return Err(Status::IoError) };
+        let Some(data) = self.data() else { return Err(Status::IoError.into()) };
         let offset = data.disk_offset();
         let aligned = offset.is_multiple_of(FRAME_BYTES)
             && data.segments.iter().all(|segment| segment.is_aligned());
@@ -277,7 +291,6 @@ impl Job {
             return self.next_piece(disk, buffers);
         }
         let segments = data.segments.clone();
-        let access = if self.is_write() { Access::Keep } else { Access::Replace };
         let pieces = segments.iter().map(|segment| (segment.gpa.0, segment.bytes as usize));
         let transfer = Transfer::guest(
             disk.image.file(),
@@ -286,7 +299,7 @@ impl Job {
             self.guest.memory(),
             pieces,
         );
-        self.pinned = Some(self.guest.pin(segments.clone(), access)?);
+        self.pinned = Some(self.guest.pin(segments.clone(), self.access())?);
         self.stage = Stage::Direct;
         transfer.map(Step::Run).map_err(|error| failed(&error))
     }
@@ -356,7 +369,7 @@ impl Job {
         buffers: &mut Buffers,
         buffer: AlignedBuffer,
     ) -> Stepped {
-        let Some(piece) = self.piece() else { return Err(Status::IoError) };
+        let Some(piece) = self.piece() else { return Err(Status::IoError.into()) };
         if self.stage == Stage::Fill {
             return self.write_piece(disk, buffers, &piece, buffer);
         }
@@ -372,9 +385,9 @@ impl Job {
         buffers: &mut Buffers,
         piece: &Range<u64>,
         buffer: AlignedBuffer,
-    ) -> Result<(), Status> {
+    ) -> Result<(), Halted> {
         let segments = self.segments_of(piece);
-        let content = buffer.get(within(piece, &outer(piece))).ok_or(Status::IoError);
+        let content = buffer.get(within(piece, &outer(piece))).ok_or(Status::IoError.into());
         let told = match self.is_write() {
             true => Ok(()),
             false => content.and_then(|read| Ok(self.guest.write(segments.clone(), read)?)),
@@ -413,7 +426,10 @@ impl Job {
 }
 
 fn or_over(step: Stepped) -> Step {
-    step.unwrap_or_else(|status| Step::Over(status, 0))
+    step.unwrap_or_else(|halted| match halted {
+        Halted::Ended(status) => Step::Over(status, 0),
+        Halted::NotNow => Step::Later,
+    })
 }
 
 /// Where `piece` is in a buffer that holds `blocks`.

@@ -23,6 +23,7 @@ mod image;
 mod job;
 mod observer;
 mod patience;
+mod pause;
 mod probe;
 mod queue;
 mod request;

@@ -34,7 +34,8 @@ pub trait Observer: Send + Sync {
     /// returns.
     ///
     /// # Errors
-    /// It cannot be brought elsewhere: the request fails, the blocks stay.
+    /// It cannot be brought elsewhere: the request fails, the blocks stay. `WouldBlock`: it cannot
+    /// now; the request waits, and this is called again.
     fn before_overwrite(&self, blocks: Range<u64>) -> io::Result<()>;
 
     /// `content` was read from this block and put into this frame, or was taken from

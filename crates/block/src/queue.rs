@@ -2,7 +2,7 @@
 //! side, and end in the order in which they were made available: the used index
 //! alone then tells a successor what is still to be done (docs/decisions/0010-*).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ebb_sys::uring::Ring;
 use ebb_units::Gpa;
-use ebb_vhost::{Access, Chain, Guest, Kept, Pinned, Segment, walk};
+use ebb_vhost::{Access, DmaFault, Guest, Kept, Malformed, Pinned, Segment, walk};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_user_backend::{VringMutex, VringT};
 use virtio_queue::{QueueOwnedT, QueueT};
@@ -20,7 +20,8 @@ use crate::block_locks::wake_up;
 use crate::counters::add;
 use crate::job::{Buffers, Disk, Job, Step};
 use crate::patience::Patience;
-use crate::request::{self, Request, Status};
+use crate::pause::Pause;
+use crate::request::{self, Halted, Request, Status, StatusByte};
 
 /// Transfers that the kernel is told of at once; more wait.
 const RING_ENTRIES: u32 = 256;
@@ -42,10 +43,16 @@ pub(crate) struct Worker {
     order: VecDeque<Slot>,
     /// The number of the oldest.
     first_number: u64,
-    /// Those of them that have begun, by number.
+    /// Those of them that are at a transfer, by number.
     jobs: HashMap<u64, Job>,
-    /// Those of them that have not, oldest first.
+    /// Those that go on once memory that they need can be had, by number.
+    later: BTreeMap<u64, Job>,
+    /// Those of them that have not begun, oldest first.
     waiting: VecDeque<Waiting>,
+    /// Until memory that could not be had is asked for again.
+    pause: Pause,
+    /// The oldest of `waiting`, or the rings, are among it.
+    stalled: bool,
     buffers: Buffers,
     /// For the disk to answer, and for the driver to ask.
     patience: [Patience; 2],
@@ -55,6 +62,10 @@ pub(crate) struct Worker {
     /// The rings make no sense: nothing more is taken from them until they are set
     /// up anew.
     broken: bool,
+    /// Somebody waits for it to be still.
+    stopping: bool,
+    /// The queue, once it was served.
+    vring: Option<VringMutex>,
 }
 
 /// A request that was made available.
@@ -70,10 +81,18 @@ struct Waiting {
     parsed: Option<Parsed>,
 }
 
+/// Why there is no request to begin.
+enum Unread {
+    /// It has ended.
+    Ended,
+    /// It cannot be read now, or never: then the queue is broken.
+    Waits,
+}
+
 struct Parsed {
     guest: Guest,
     request: Request,
-    status: Gpa,
+    status: StatusByte,
 }
 
 /// Where the descriptors are, with all three parts of the queue pinned.
@@ -103,12 +122,17 @@ impl Worker {
             order: VecDeque::new(),
             first_number: 0,
             jobs: HashMap::new(),
+            later: BTreeMap::new(),
             waiting: VecDeque::new(),
+            pause: Pause::default(),
+            stalled: false,
             buffers: Buffers::default(),
             patience: Default::default(),
             table: None,
             must_signal: true,
             broken: false,
+            stopping: false,
+            vring: None,
         })
     }
 
@@ -116,19 +140,53 @@ impl Worker {
         &self.wake
     }
 
-    /// Nothing that was taken from the queue is still to be answered.
+    /// Nothing that was taken from the queue is still to be answered, or will be.
     pub(crate) fn is_idle(&self) -> bool {
-        self.order.is_empty()
+        match self.broken {
+            true => self.jobs.is_empty(),
+            false => self.order.is_empty() && self.pause().is_none(),
+        }
     }
 
-    /// The queue was stopped; it may come back as another.
+    pub(crate) fn runs(&self) -> bool {
+        !self.broken
+    }
+
+    /// No transfer moves anything: the queue can be stopped.
+    pub(crate) fn is_still(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Begins nothing more: the queue is to be stopped.
+    pub(crate) fn stopping(&mut self) {
+        self.stopping = true;
+    }
+
+    /// The queue was stopped; it may come back as another. What the driver was not told of is left
+    /// in it as if it had never been taken, and done again then.
     pub(crate) fn stopped(&mut self) {
-        (self.table, self.must_signal, self.broken) = (None, true, false);
+        if let Some(vring) = self.vring.take() {
+            let undone = self.order.len() as u16;
+            vring.set_queue_next_avail(vring.queue_next_avail().wrapping_sub(undone));
+        }
+        self.first_number += self.order.len() as u64;
+        self.order.clear();
+        self.waiting.clear();
+        self.later.clear();
+        self.pause = Pause::default();
+        (self.table, self.must_signal) = (None, true);
+        (self.stalled, self.broken, self.stopping) = (false, false, false);
+    }
+
+    /// So long it is not to be served unless somebody wakes it.
+    pub(crate) fn pause(&self) -> Option<Duration> {
+        self.pause.rest().filter(|_| !self.broken && !self.stopping)
     }
 
     /// Does what there is to do, and what comes soon after. Waits for nothing else but what
     /// the observer and the DMA have to do first.
     pub(crate) fn serve(&mut self, vring: &VringMutex) {
+        self.vring.get_or_insert_with(|| vring.clone());
         let end = Instant::now() + TURN;
         loop {
             if self.round(vring) {
@@ -147,6 +205,10 @@ impl Worker {
         // Nothing to read: somebody else's event has brought us here.
         let _ = rustix::io::read(&self.wake, &mut count);
         self.reap();
+        if self.pause.is_over() {
+            self.stalled = false;
+            self.go_on_later();
+        }
         let more = self.take(vring);
         self.begin_waiting();
         if let Some(Err(error)) = self.ring.as_mut().map(Ring::submit) {
@@ -186,7 +248,7 @@ impl Worker {
         }
         let memory = self.memory.memory();
         let queue = state.get_queue_mut();
-        if self.table.is_none() && !self.pin_rings(queue) {
+        if self.table.is_none() && (self.stalled || !self.pin_rings(queue)) {
             return false;
         }
         let room = usize::from(queue.size()).saturating_sub(self.order.len());
@@ -234,10 +296,23 @@ impl Worker {
                 true
             }
             Err(fault) => {
-                self.give_up(&fault.to_string());
+                self.wait_or_give_up(fault);
                 false
             }
         }
+    }
+
+    fn wait_or_give_up(&mut self, fault: DmaFault) {
+        match fault.passes() {
+            true => self.stall(),
+            false => self.give_up(&fault.to_string()),
+        }
+    }
+
+    /// Nothing more is read of the queue until the pause is over.
+    fn stall(&mut self) {
+        self.stalled = true;
+        self.pause.begin();
     }
 
     fn guest(&self) -> Guest {
@@ -253,45 +328,69 @@ impl Worker {
     /// Begins what can begin, in order: what must wait holds up those behind it, or
     /// else it might wait for ever.
     fn begin_waiting(&mut self) {
-        while let Some(Waiting { number, parsed }) = self.waiting.pop_front() {
+        while !self.broken
+            && !self.stopping
+            && let Some(Waiting { number, parsed }) = self.waiting.pop_front()
+        {
             let parsed = match parsed {
-                Some(parsed) => parsed,
-                None => match self.parse(number) {
-                    Some(parsed) => parsed,
-                    None => continue,
-                },
+                None if self.stalled => Err(Unread::Waits),
+                None => self.parse(number),
+                Some(parsed) => Ok(parsed),
             };
-            if let Some(parsed) = self.begin(number, parsed) {
-                self.waiting.push_front(Waiting { number, parsed: Some(parsed) });
-                return;
+            let parsed = match parsed {
+                Ok(parsed) => self.begin(number, parsed).map(Some),
+                Err(Unread::Ended) => None,
+                Err(Unread::Waits) => Some(None),
+            };
+            if let Some(parsed) = parsed {
+                return self.waiting.push_front(Waiting { number, parsed });
             }
         }
     }
 
-    /// Reads a request; one that is none has ended then.
-    fn parse(&mut self, number: u64) -> Option<Parsed> {
-        let (head, guest) = (self.slot(number)?.head, self.guest());
-        let chain = match &self.table {
-            Some(table) => walk(&guest, table.gpa, table.size, head),
-            None => Ok(Chain::default()),
+    /// Reads a request; one that is none has ended then. A chain that cannot be read, or has no
+    /// place for a status, is never told to be used: the driver would take what that place holds
+    /// for the status.
+    fn parse(&mut self, number: u64) -> Result<Parsed, Unread> {
+        let (Some(head), guest) = (self.slot(number).map(|slot| slot.head), self.guest()) else {
+            return Err(Unread::Ended);
         };
-        let chain = chain.unwrap_or_else(|malformed| {
-            tracing::debug!("{malformed}");
-            Chain::default()
-        });
-        let Some(status) = request::status_byte(&chain) else {
-            // There is not even room to say so.
-            self.end(number, 0, Status::IoError);
-            return None;
+        let Some(table) = &self.table else { return Err(Unread::Waits) };
+        let chain = match walk(&guest, table.gpa, table.size, head) {
+            Ok(chain) => chain,
+            Err(Malformed::Memory(fault)) => return Err(self.unread(fault)),
+            Err(malformed) => {
+                self.give_up(&malformed.to_string());
+                return Err(Unread::Waits);
+            }
+        };
+        let status = match StatusByte::pin(&guest, &chain) {
+            Some(Ok(status)) => status,
+            Some(Err(fault)) => return Err(self.unread(fault)),
+            None => {
+                self.give_up("a request has no place for its status");
+                return Err(Unread::Waits);
+            }
         };
         match request::parse(&guest, &chain, self.disk.limits()) {
-            Ok(request) => Some(Parsed { guest, request, status }),
-            Err(refusal) => {
-                let written = tell(&guest, status, refusal);
-                self.end(number, written, refusal);
-                None
+            Ok(request) => {
+                self.pause.shorten();
+                Ok(Parsed { guest, request, status })
+            }
+            Err(Halted::Ended(refusal)) => {
+                self.end(number, status, refusal, 0);
+                Err(Unread::Ended)
+            }
+            Err(Halted::NotNow) => {
+                self.stall();
+                Err(Unread::Waits)
             }
         }
+    }
+
+    fn unread(&mut self, fault: DmaFault) -> Unread {
+        self.wait_or_give_up(fault);
+        Unread::Waits
     }
 
     /// Gives the request back where it must wait.
@@ -326,14 +425,32 @@ impl Worker {
                     let (result, memory) = transfer.run();
                     step = job.ended(&self.disk, &mut self.buffers, result, memory);
                 }
+                (Step::Later, _) => {
+                    self.pause.begin();
+                    self.later.insert(number, job);
+                    return;
+                }
                 (Step::Over(status, data_bytes), _) => {
-                    let written = tell(job.guest(), job.status(), status);
                     // Its frames are free before the driver hears of it.
-                    drop(job);
-                    self.end(number, written.saturating_add(data_bytes), status);
+                    self.end(number, job.into_status(), status, data_bytes);
                     return;
                 }
             }
+        }
+    }
+
+    /// Asks once more for memory that could not be had.
+    fn go_on_later(&mut self) {
+        if self.broken || self.stopping {
+            return;
+        }
+        let count = self.later.len();
+        for (number, mut job) in std::mem::take(&mut self.later) {
+            let step = job.again(&self.disk, &mut self.buffers);
+            self.go_on(number, job, step);
+        }
+        if self.later.len() < count {
+            self.pause.shorten();
         }
     }
 
@@ -357,12 +474,15 @@ impl Worker {
         self.order.get_mut(usize::try_from(place).ok()?)
     }
 
-    fn end(&mut self, number: u64, written: u32, status: Status) {
+    /// Writes the status behind the data. A request whose status cannot be told does not end.
+    fn end(&mut self, number: u64, place: StatusByte, status: Status, data_bytes: u32) {
         if status != Status::Ok {
             add(&self.disk.counters.failed, 1);
         }
-        if let Some(slot) = self.slot(number) {
-            slot.written = Some(written);
+        if !place.tell(status) {
+            self.give_up("a request's status cannot be told");
+        } else if let Some(slot) = self.slot(number) {
+            slot.written = Some(data_bytes.saturating_add(1));
         }
     }
 
@@ -398,16 +518,5 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // Before the jobs go, and with them the pins: the kernel may still write.
         self.ring = None;
-    }
-}
-
-/// Writes the status; how many bytes that were.
-fn tell(guest: &Guest, at: Gpa, status: Status) -> u32 {
-    match guest.write(vec![Segment { gpa: at, bytes: 1 }], &[status as u8]) {
-        Ok(()) => 1,
-        Err(fault) => {
-            tracing::debug!("a status cannot be told: {fault}");
-            0
-        }
     }
 }

@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use ebb_units::Gpa;
-use ebb_vhost::{Chain, DmaFault, Guest, Segment, bytes_of, slice};
+use ebb_vhost::{Access, Chain, DmaFault, Guest, Pinned, Segment, bytes_of, slice};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
     VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::block_locks::Span;
 use crate::config::{
@@ -30,9 +31,24 @@ pub(crate) enum Status {
     Unsupported = VIRTIO_BLK_S_UNSUPP as u8,
 }
 
-impl From<DmaFault> for Status {
-    fn from(_: DmaFault) -> Status {
-        Status::IoError
+/// Why a request does not go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Halted {
+    /// It ends so.
+    Ended(Status),
+    /// Memory that it needs cannot be had at the moment. Nothing is wrong with it.
+    NotNow,
+}
+
+impl From<Status> for Halted {
+    fn from(status: Status) -> Halted {
+        Halted::Ended(status)
+    }
+}
+
+impl From<DmaFault> for Halted {
+    fn from(fault: DmaFault) -> Halted {
+        if fault.passes() { Halted::NotNow } else { Halted::Ended(Status::IoError) }
     }
 }
 
@@ -69,16 +85,33 @@ pub(crate) struct Limits {
     pub(crate) readonly: bool,
 }
 
-/// Where the status goes: the last byte for the device to write.
-pub(crate) fn status_byte(chain: &Chain) -> Option<Gpa> {
-    let last = chain.writable.last()?;
-    last.gpa.checked_add(u64::from(last.bytes).checked_sub(1)?)
+/// Where the status goes. Pinned before the request begins, so that it can be told whatever comes:
+/// a driver takes what an unwritten byte holds for the status.
+pub(crate) struct StatusByte {
+    guest: Guest,
+    at: Gpa,
+    _pinned: Pinned,
+}
+
+impl StatusByte {
+    /// The last byte for the device to write. `None`: there is none.
+    pub(crate) fn pin(guest: &Guest, chain: &Chain) -> Option<Result<StatusByte, DmaFault>> {
+        let last = chain.writable.last()?;
+        let at = last.gpa.checked_add(u64::from(last.bytes).checked_sub(1)?)?;
+        let pinned = guest.pin(vec![Segment { gpa: at, bytes: 1 }], Access::Keep);
+        Some(pinned.map(|_pinned| StatusByte { guest: guest.clone(), at, _pinned }))
+    }
+
+    /// Whether it could be written, which fails only for memory that was not pinned.
+    pub(crate) fn tell(self, status: Status) -> bool {
+        self.guest.memory().write_slice(&[status as u8], GuestAddress(self.at.0)).is_ok()
+    }
 }
 
 /// Reads the request that `chain` is, once.
-pub(crate) fn parse(guest: &Guest, chain: &Chain, limits: Limits) -> Result<Request, Status> {
+pub(crate) fn parse(guest: &Guest, chain: &Chain, limits: Limits) -> Result<Request, Halted> {
     if bytes_of(&chain.readable) < HEADER_BYTES {
-        return Err(Status::IoError);
+        return Err(Status::IoError.into());
     }
     let mut header = [0; HEADER_BYTES as usize];
     guest.read(slice(&chain.readable, 0, HEADER_BYTES), &mut header)?;
@@ -87,7 +120,7 @@ pub(crate) fn parse(guest: &Guest, chain: &Chain, limits: Limits) -> Result<Requ
     let sent = slice(&chain.readable, HEADER_BYTES, u64::MAX);
     let wanted = slice(&chain.writable, 0, bytes_of(&chain.writable).saturating_sub(1));
     let empty = |segments: &[Segment]| segments.is_empty().then_some(()).ok_or(Status::IoError);
-    match kind {
+    let request = match kind {
         VIRTIO_BLK_T_IN => empty(&sent).and(data(sector, wanted, limits)).map(Request::Read),
         VIRTIO_BLK_T_OUT => {
             writable(limits)?;
@@ -98,13 +131,14 @@ pub(crate) fn parse(guest: &Guest, chain: &Chain, limits: Limits) -> Result<Requ
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
             writable(limits)?;
             empty(&wanted)?;
-            match kind {
+            return match kind {
                 VIRTIO_BLK_T_DISCARD => discard(guest, sent, limits),
                 _ => write_zeroes(guest, sent, limits),
-            }
+            };
         }
         _ => Err(Status::Unsupported),
-    }
+    };
+    Ok(request?)
 }
 
 fn writable(limits: Limits) -> Result<(), Status> {
@@ -124,16 +158,16 @@ fn inside(sector: u64, count: u64, limits: Limits) -> Option<Range<u64>> {
     Some(sector..end)
 }
 
-fn discard(guest: &Guest, sent: Vec<Segment>, limits: Limits) -> Result<Request, Status> {
+fn discard(guest: &Guest, sent: Vec<Segment>, limits: Limits) -> Result<Request, Halted> {
     let all = ranges(guest, sent, limits, DISCARD_SECTORS_MAX)?;
     // Section 5.2.6.2: a discard has nothing to unmap.
     match all.iter().any(|range| range.unmap) {
-        true => Err(Status::Unsupported),
+        true => Err(Status::Unsupported.into()),
         false => Ok(Request::Discard(all)),
     }
 }
 
-fn write_zeroes(guest: &Guest, sent: Vec<Segment>, limits: Limits) -> Result<Request, Status> {
+fn write_zeroes(guest: &Guest, sent: Vec<Segment>, limits: Limits) -> Result<Request, Halted> {
     Ok(Request::WriteZeroes(ranges(guest, sent, limits, ZERO_SECTORS_MAX)?))
 }
 
@@ -142,16 +176,16 @@ fn ranges(
     sent: Vec<Segment>,
     limits: Limits,
     sectors_max: u32,
-) -> Result<Vec<Sectors>, Status> {
+) -> Result<Vec<Sectors>, Halted> {
     let bytes = bytes_of(&sent);
     let allowed = RANGE_BYTES..=u64::from(RANGES_MAX) * RANGE_BYTES;
     if !bytes.is_multiple_of(RANGE_BYTES) || !allowed.contains(&bytes) {
-        return Err(Status::IoError);
+        return Err(Status::IoError.into());
     }
     let mut table = vec![0; bytes as usize];
     guest.read(sent, &mut table)?;
     let (entries, _) = table.as_chunks::<{ RANGE_BYTES as usize }>();
-    entries.iter().map(|entry| range(*entry, limits, sectors_max)).collect()
+    Ok(entries.iter().map(|entry| range(*entry, limits, sectors_max)).collect::<Result<_, _>>()?)
 }
 
 fn range(entry: [u8; 16], limits: Limits, sectors_max: u32) -> Result<Sectors, Status> {

@@ -15,6 +15,7 @@ use crate::counters::Counts;
 use crate::image::Image;
 use crate::job::Disk;
 use crate::observer::Observer;
+use crate::pause::wait_for;
 use crate::queue::Worker;
 
 /// A queue whose memory makes it look busy for ever is left after so many rounds.
@@ -73,9 +74,17 @@ impl Solo {
             if self.worker.is_idle() {
                 return;
             }
-            // Interrupted, it looks again.
-            let _ = poll(&mut [PollFd::new(self.worker.wake(), PollFlags::IN)], None);
+            match self.worker.pause() {
+                Some(pause) => drop(wait_for(self.worker.wake(), pause)),
+                // Interrupted, it looks again.
+                None => drop(poll(&mut [PollFd::new(self.worker.wake(), PollFlags::IN)], None)),
+            }
         }
+    }
+
+    /// Whether the queue is still served: its rings and chains make sense.
+    pub fn runs(&self) -> bool {
+        self.worker.runs()
     }
 
     /// Requests taken, modulo 2^16.

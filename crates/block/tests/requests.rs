@@ -82,24 +82,35 @@ fn wrong_directions_and_kinds_are_refused() {
 }
 
 #[test]
-fn chains_that_are_none_are_used_and_no_more() {
+fn a_header_that_is_none_fails() {
     let (_file, mut driver) = plain();
-    // A short header, no status, nothing at all, and what is nowhere.
     let slot = driver.offer(&[(FREE, 15)], &[(FREE + 64, 1)]);
+    let lost = driver.offer(&[(u64::MAX, 16)], &[(FREE + 65, 1)]);
+    driver.serve();
+    assert_eq!(driver.get(FREE + 64, 2), [IOERR; 2]);
+    assert_eq!((driver.used_at(slot).1, driver.used_at(lost).1), (1, 1));
+    assert_eq!(driver.counts().failed, 2);
+    assert_eq!(driver.read(0, &[(FREE, 512)]), OK);
+}
+
+#[test]
+fn chains_without_a_place_for_a_status_stop_the_queue() {
+    // No status, nothing at all, and what is nowhere.
     let chains: [(&[Piece], &[Piece]); 4] = [
         (&[(FREE, 16)], &[]),
-        (&[], &[]),
+        (&[(FREE, 0)], &[]),
         (&[(FREE, 16), (FREE, 0)], &[(FREE, 0)]),
-        (&[(u64::MAX, 16)], &[(RAM_BYTES, 1)]),
+        (&[(FREE, 16)], &[(RAM_BYTES, 1)]),
     ];
     for (readable, writable) in chains {
+        let (_file, mut driver) = plain();
+        assert_eq!(driver.read(0, &[(FREE, 512)]), OK);
         driver.offer(readable, writable);
+        driver.prepare(IN, 0, &[], &[(FREE, 512)]);
+        driver.solo.serve();
+        assert!(!driver.solo.runs());
+        assert_eq!(driver.used(), 1);
     }
-    driver.serve();
-    assert_eq!(driver.get(FREE + 64, 1), [IOERR]);
-    assert_eq!(driver.used_at(slot).1, 1);
-    assert_eq!(driver.counts().failed, 5);
-    assert_eq!(driver.read(0, &[(FREE, 512)]), OK);
 }
 
 #[test]

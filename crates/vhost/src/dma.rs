@@ -25,13 +25,24 @@ pub enum Access {
     Replace,
 }
 
-/// The device may not, or cannot, use the frame at this address: the request
-/// fails with an I/O error.
+/// The device does not get at the frame at this address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("no device may use {gpa:?}")]
-pub struct DmaFault {
-    /// An address in the frame.
-    pub gpa: Gpa,
+pub enum DmaFault {
+    /// It never will: the address is in no RAM, or in RAM that no device may use. The
+    /// request fails.
+    #[error("no device may use {0:?}")]
+    Forbidden(Gpa),
+    /// The frame's content cannot be brought back at the moment. The request waits, and is
+    /// tried again.
+    #[error("{0:?} cannot be brought back at the moment")]
+    NotNow(Gpa),
+}
+
+impl DmaFault {
+    /// Whether the same access may work later.
+    pub fn passes(self) -> bool {
+        matches!(self, DmaFault::NotNow(_))
+    }
 }
 
 /// Has frames stay where they are while the device uses them.
@@ -42,8 +53,10 @@ pub trait Dma: Send + Sync {
     /// From now on until [`Dma::unpin`] every frame of the segments is in memory,
     /// stays there, and is the one that the guest sees.
     ///
+    /// It does not wait for long: whoever calls it may hold what others wait for.
+    ///
     /// # Errors
-    /// A frame is not mapped for devices, or cannot be brought back; nothing is
+    /// A frame is not mapped for devices, or cannot be brought back now; nothing is
     /// pinned then.
     fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault>;
 

@@ -28,14 +28,14 @@ impl Guest {
         self.memory.clone()
     }
 
-    /// Pins what lies in RAM; what is refused is counted.
+    /// Pins what lies in RAM; what is forbidden is counted.
     ///
     /// # Errors
-    /// Some of it is no RAM, or the device may not use it.
+    /// Some of it is no RAM, the device may not use it, or it cannot be had now.
     pub fn pin(&self, segments: Vec<Segment>, access: Access) -> Result<Pinned, DmaFault> {
         self.try_pin(segments, access).inspect_err(|fault| {
             tracing::debug!("{fault}");
-            self.faults.fetch_add(1, Relaxed);
+            self.faults.fetch_add(u64::from(!fault.passes()), Relaxed);
         })
     }
 
@@ -43,7 +43,7 @@ impl Guest {
         for segment in &segments {
             let address = GuestAddress(segment.gpa.0);
             if !GuestMemoryBackend::check_range(&*self.memory, address, segment.bytes as usize) {
-                return Err(DmaFault { gpa: segment.gpa });
+                return Err(DmaFault::Forbidden(segment.gpa));
             }
         }
         Pinned::new(&self.dma, &self.memory, segments, access)
@@ -57,7 +57,7 @@ impl Guest {
         let pinned = self.pin(segments, Access::Keep)?;
         let mut rest = into;
         for segment in pinned.segments() {
-            let fault = DmaFault { gpa: segment.gpa };
+            let fault = DmaFault::Forbidden(segment.gpa);
             let (part, tail) = rest.split_at_mut_checked(segment.bytes as usize).ok_or(fault)?;
             let address = GuestAddress(segment.gpa.0);
             self.memory.read_slice(part, address).map_err(|_| fault)?;
@@ -74,7 +74,7 @@ impl Guest {
         let pinned = self.pin(segments, Access::Replace)?;
         let mut rest = from;
         for segment in pinned.segments() {
-            let fault = DmaFault { gpa: segment.gpa };
+            let fault = DmaFault::Forbidden(segment.gpa);
             let (part, tail) = rest.split_at_checked(segment.bytes as usize).ok_or(fault)?;
             let address = GuestAddress(segment.gpa.0);
             self.memory.write_slice(part, address).map_err(|_| fault)?;

@@ -16,7 +16,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use thiserror::Error;
 
 use crate::gate::Gate;
+use crate::ring::Next;
 use crate::session::{Access, Session};
+
+/// Until memory that could not be had is asked for again.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// What a device is made of.
 pub struct Setup {
@@ -194,9 +198,9 @@ impl Server {
 
     fn serve(&self, stream: UnixStream) -> Result<(), Parted> {
         let mut session = Session::new(&self.device, &self.access, stream);
-        let mut more = false;
+        let mut next = Next::Asked;
         while !self.signals.is_stopped() {
-            self.wait(&session, more)?;
+            self.wait(&session, next)?;
             self.signals.clear();
             let changed = self.signals.changed.swap(false, SeqCst);
             // It may be that the device is to stop.
@@ -204,23 +208,26 @@ impl Server {
             if changed {
                 session.announce();
             }
-            more = session.serve();
+            next = session.serve();
             session.check()?;
             self.signals.driven.store(session.kick().is_some(), SeqCst);
         }
         Ok(())
     }
 
-    /// For the front end, the driver or another thread; not at all, where there is more to
-    /// do already.
-    fn wait(&self, session: &Session<'_>, more: bool) -> Result<(), Parted> {
+    /// For the front end, the driver or another thread, until the queue is to be served again.
+    fn wait(&self, session: &Session<'_>, next: Next) -> Result<(), Parted> {
         let mut events = vec![
             PollFd::new(session.stream(), PollFlags::IN),
             PollFd::new(&self.signals.wake, PollFlags::IN),
         ];
         let kick = session.kick();
         events.extend(kick.map(|kick| PollFd::new(kick, PollFlags::IN)));
-        let timeout = if more { Some(Timespec::default()) } else { session.patience() };
+        let timeout = match next {
+            Next::Now => Some(Timespec::default()),
+            Next::Later => Some(PAUSE),
+            Next::Asked => session.patience(),
+        };
         match poll(&mut events, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),

@@ -28,7 +28,7 @@ impl Dma for Gate {
             for gfn in first..end {
                 let gpa = Gpa(gfn * FRAME_BYTES);
                 if self.guard.judge(gpa, true) == Touch::Forbidden {
-                    return Err(DmaFault { gpa });
+                    return Err(DmaFault::Forbidden(gpa));
                 }
             }
         }

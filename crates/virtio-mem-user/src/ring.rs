@@ -7,11 +7,41 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use ebb_units::Gpa;
-use ebb_vhost::{Access, DESCRIPTORS_MAX, Guest, Pinned, Segment, bytes_of, slice, walk};
+use ebb_vhost::{
+    Access, DESCRIPTORS_MAX, DmaFault, Guest, Malformed, Pinned, Segment, bytes_of, slice, walk,
+};
 use ebb_virtio_mem::{Device, REQUEST_BYTES, RESPONSE_BYTES, Stopped};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+/// A place for an answer is pinned, so whoever holds its frame lets go of it at once.
+const TELL_TRIES: u32 = 1000;
+
+/// When the queue is to be served again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// At the next kick.
+    Asked,
+    /// At once: there is more.
+    Now,
+    /// After a while: memory that it needs cannot be had now.
+    Later,
+}
+
+/// Why a request is not answered.
+enum Unanswered {
+    /// It is left in the queue.
+    NotNow,
+    /// The queue is served no more.
+    Never(String),
+}
+
+impl From<Stopped> for Unanswered {
+    fn from(stopped: Stopped) -> Unanswered {
+        Unanswered::Never(stopped.to_string())
+    }
+}
 
 /// Where the three parts of a queue are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,23 +139,26 @@ impl Ring {
         self.queue.ready() && self.enabled && !self.broken
     }
 
-    /// Answers what is available; whether there is more by now.
-    pub(crate) fn serve(&mut self, guest: &Guest, device: &Device) -> bool {
-        if !self.runs() || (self.pinned.is_none() && !self.begin(guest)) {
-            return false;
+    /// Answers what is available.
+    pub(crate) fn serve(&mut self, guest: &Guest, device: &Device) -> Next {
+        if !self.runs() {
+            return Next::Asked;
         }
-        match self.answer_all(guest, device) {
-            Ok(more) => more,
-            Err(why) => {
+        let begun = if self.pinned.is_none() { self.begin(guest) } else { Ok(()) };
+        match begun.and_then(|()| self.answer_all(guest, device)) {
+            Ok(true) => Next::Now,
+            Ok(false) => Next::Asked,
+            Err(Unanswered::NotNow) => Next::Later,
+            Err(Unanswered::Never(why)) => {
                 self.give_up(&why);
-                false
+                Next::Asked
             }
         }
     }
 
     /// Pins the queue, and goes on behind the last request that was answered: by whomever,
     /// and whatever the front end believes (it may not know of an answer before our death).
-    fn begin(&mut self, guest: &Guest) -> bool {
+    fn begin(&mut self, guest: &Guest) -> Result<(), Unanswered> {
         let (size, count) = (self.queue.size(), u32::from(self.queue.size()));
         let segment = |gpa, bytes| Segment { gpa: Gpa(gpa), bytes };
         // Section 2.7: sizes of the three parts, event indices included.
@@ -136,50 +169,53 @@ impl Ring {
         ];
         match guest.pin(parts, Access::Keep) {
             Ok(pinned) => self.pinned = Some(pinned),
-            Err(fault) => {
-                self.give_up(&fault.to_string());
-                return false;
-            }
+            Err(DmaFault::NotNow(_)) => return Err(Unanswered::NotNow),
+            Err(fault) => return Err(Unanswered::Never(fault.to_string())),
         }
-        match self.queue.used_idx(&*guest.memory(), Ordering::Acquire) {
-            Ok(used) => {
-                self.queue.set_next_used(used.0);
-                self.queue.set_next_avail(used.0);
-                true
-            }
-            Err(error) => {
-                self.give_up(&error.to_string());
-                false
-            }
-        }
+        let used = self.queue.used_idx(&*guest.memory(), Ordering::Acquire);
+        let used = used.map_err(|error| Unanswered::Never(error.to_string()))?;
+        self.queue.set_next_used(used.0);
+        self.queue.set_next_avail(used.0);
+        Ok(())
     }
 
     /// As many as there can be at once, so that other events get their turn.
-    fn answer_all(&mut self, guest: &Guest, device: &Device) -> Result<bool, String> {
+    fn answer_all(&mut self, guest: &Guest, device: &Device) -> Result<bool, Unanswered> {
         let memory = guest.memory();
         let memory: &GuestMemoryMmap = &memory;
-        let failed = |error: virtio_queue::Error| error.to_string();
+        let failed = |error: virtio_queue::Error| Unanswered::Never(error.to_string());
         self.queue.disable_notification(memory).map_err(failed)?;
-        let mut any = self.must_signal;
+        let (mut any, mut unanswered) = (self.must_signal, None);
         for _ in 0..self.queue.size() {
             let next = self.queue.iter(memory).map_err(failed)?.next();
             let Some(head) = next.map(|chain| chain.head_index()) else { break };
-            let written = self.answer(guest, device, head).map_err(|error| error.to_string())?;
-            self.queue.add_used(memory, head, written).map_err(failed)?;
+            match self.answer(guest, device, head) {
+                Ok(written) => self.queue.add_used(memory, head, written).map_err(failed)?,
+                Err(why) => {
+                    let undone = self.queue.next_avail().wrapping_sub(1);
+                    self.queue.set_next_avail(undone);
+                    unanswered = Some(why);
+                    break;
+                }
+            }
             any = true;
         }
         if any {
             self.signal();
         }
-        self.queue.enable_notification(memory).map_err(failed)
+        match unanswered {
+            Some(why) => Err(why),
+            None => self.queue.enable_notification(memory).map_err(failed),
+        }
     }
 
     /// Answers one request; how many bytes were written. A chain that has no room for an
     /// answer is no request, and nothing is done.
-    fn answer(&self, guest: &Guest, device: &Device, head: u16) -> Result<u32, Stopped> {
+    fn answer(&self, guest: &Guest, device: &Device, head: u16) -> Result<u32, Unanswered> {
         let table = Gpa(self.queue.desc_table());
         let chain = match walk(guest, table, self.queue.size(), head) {
             Ok(chain) => chain,
+            Err(Malformed::Memory(DmaFault::NotNow(_))) => return Err(Unanswered::NotNow),
             Err(malformed) => {
                 tracing::debug!("virtio-mem: {malformed}");
                 return Ok(0);
@@ -188,17 +224,27 @@ impl Ring {
         let place = slice(&chain.writable, 0, RESPONSE_BYTES as u64);
         let sent = slice(&chain.readable, 0, REQUEST_BYTES as u64);
         let mut request = vec![0; bytes_of(&sent) as usize];
-        if bytes_of(&place) < RESPONSE_BYTES as u64 || guest.read(sent, &mut request).is_err() {
+        if bytes_of(&place) < RESPONSE_BYTES as u64 {
             return Ok(0);
         }
         // Before anything is done that could not be told.
-        let Ok(_pinned) = guest.pin(place.clone(), Access::Keep) else { return Ok(0) };
+        let read = guest.read(sent, &mut request);
+        let _pinned = match read.and_then(|()| guest.pin(place.clone(), Access::Keep)) {
+            Ok(pinned) => pinned,
+            Err(DmaFault::NotNow(_)) => return Err(Unanswered::NotNow),
+            Err(DmaFault::Forbidden(_)) => return Ok(0),
+        };
         let response = device.handle(&request)?;
-        // The request may have unplugged the very place.
-        match guest.write(place, &response) {
-            Ok(()) => Ok(RESPONSE_BYTES as u32),
-            Err(_) => Ok(0),
+        for _ in 0..TELL_TRIES {
+            match guest.write(place.clone(), &response) {
+                Ok(()) => return Ok(RESPONSE_BYTES as u32),
+                // The request has unplugged the very place.
+                Err(DmaFault::Forbidden(_)) => return Ok(0),
+                // It must not be done once more.
+                Err(DmaFault::NotNow(_)) => std::thread::yield_now(),
+            }
         }
+        Err(Unanswered::Never("an answer cannot be told".into()))
     }
 
     fn signal(&mut self) {

@@ -14,7 +14,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
 use crate::ram::Ram;
-use crate::ring::{Places, Ring};
+use crate::ring::{Next, Places, Ring};
 
 /// A device has one: section 5.15.2.
 const QUEUES: u64 = 1;
@@ -75,8 +75,8 @@ impl<'a> Session<'a> {
         self.ring.kick()
     }
 
-    /// Answers the driver; whether there is more by now.
-    pub(crate) fn serve(&mut self) -> bool {
+    /// Answers the driver.
+    pub(crate) fn serve(&mut self) -> Next {
         let Access { dma, faults } = self.access;
         let guest = Guest::new(self.ram.memory(), dma.clone(), faults.clone());
         self.ring.serve(&guest, self.device)
@@ -163,6 +163,7 @@ impl<'a> Session<'a> {
             FrontendReq::GET_VRING_BASE => {
                 ring_value(message)?;
                 // What the driver has asked for it may wait for.
+                // What cannot be answered now stays in the queue.
                 self.serve();
                 let next = u32::from(self.ring.stop());
                 return Some(Some([0, next].map(u32::to_ne_bytes).concat()));

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
 use crate::gate::Gate;
-use crate::ring::{Places, Ring};
+use crate::ring::{Next, Places, Ring};
 use crate::session::{Access, Session};
 
 /// A queue whose memory makes it look busy for ever is left after so many rounds.
@@ -62,7 +62,7 @@ impl Solo {
     /// Answers all that is available.
     pub fn serve(&mut self) {
         for _ in 0..ROUNDS_MAX {
-            if !self.ring.serve(&self.guest, &self.device) {
+            if self.ring.serve(&self.guest, &self.device) == Next::Asked {
                 return;
             }
         }

@@ -3,9 +3,10 @@
 mod driver;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use driver::*;
-use ebb_vhost::AllResident;
+use ebb_vhost::{Access, AllResident, Dma, DmaFault, Segment};
 use ebb_virtio_mem::{Device, NotKept, Options, Parts, Saved};
 use ebb_virtio_mem_user::solo::{Rings, Solo};
 
@@ -20,6 +21,10 @@ impl Bench {
     }
 
     fn with(rings: Rings, requested_blocks: u64) -> Bench {
+        Bench::behind(rings, requested_blocks, Arc::new(AllResident))
+    }
+
+    fn behind(rings: Rings, requested_blocks: u64, dma: Arc<dyn Dma>) -> Bench {
         let driver = Driver::new();
         let parts = Parts {
             memory: Box::new(driver.vm.file_memory()),
@@ -30,7 +35,7 @@ impl Bench {
         let device = Device::start(Saved::new(GEOMETRY).unwrap(), options, parts).unwrap();
         device.request_bytes(requested_blocks * BLOCK).unwrap();
         let memory = driver.vm.memory.clone();
-        let solo = Solo::new(Arc::new(device), memory, rings, Arc::new(AllResident)).unwrap();
+        let solo = Solo::new(Arc::new(device), memory, rings, dma).unwrap();
         Bench { driver, solo }
     }
 
@@ -128,4 +133,41 @@ fn rings_that_make_no_sense_are_served_no_more() {
         bench.solo.serve();
         assert!(!bench.solo.runs(), "the used ring at {used:#x}");
     }
+}
+
+/// Memory whose `asked`th pin, and so many after it, cannot be had now.
+#[derive(Default)]
+struct Away {
+    asked: AtomicU32,
+    from: u32,
+}
+
+impl Dma for Away {
+    fn pin(&self, segments: &[Segment], _: Access) -> Result<(), DmaFault> {
+        let asked = self.asked.fetch_add(1, SeqCst);
+        let away = (self.from..self.from + 5).contains(&asked);
+        if away { Err(DmaFault::NotNow(segments[0].gpa)) } else { Ok(()) }
+    }
+
+    fn unpin(&self, _: &[Segment]) {}
+}
+
+#[test]
+fn memory_that_cannot_be_had_now_is_waited_for() {
+    // The rings, a descriptor, the request, the place of the answer, and the answer.
+    let mut from = 0;
+    loop {
+        let away = Arc::new(Away { from, ..Away::default() });
+        let mut bench = Bench::behind(RINGS, 4, away.clone());
+        let line = bench.driver.new_line();
+        bench.driver.vm.put(line, &plug(0, 1).to_bytes());
+        let slot = bench.driver.offer(&[(line, 24)], &[(line + 32, 10)]);
+        assert_eq!(bench.serve(slot), 10, "{from}");
+        assert_eq!((bench.driver.answer(line + 32), bench.plugged()), (ACK, 1), "{from}");
+        if away.asked.load(SeqCst) <= from {
+            break;
+        }
+        from += 1;
+    }
+    assert!(from >= 5);
 }

@@ -38,6 +38,8 @@ pub type Piece = (u64, u32);
 #[derive(Default)]
 pub struct Gate {
     pub closed_from: Mutex<Option<u64>>,
+    /// An address whose frame cannot be had now, and how often it is still asked for in vain.
+    pub away: Mutex<Option<(u64, u32)>>,
     pinned_bytes: AtomicI64,
 }
 
@@ -48,12 +50,24 @@ impl Gate {
     }
 }
 
+impl Gate {
+    fn is_away(&self, segments: &[Segment]) -> bool {
+        let mut away = self.away.lock().unwrap();
+        let Some((gpa, left)) = &mut *away else { return false };
+        let holds = |s: &Segment| (s.gpa.0..s.gpa.0 + u64::from(s.bytes)).contains(gpa);
+        let asked = *left > 0 && segments.iter().any(holds);
+        *left -= u32::from(asked);
+        asked
+    }
+}
+
 impl Dma for Gate {
     fn pin(&self, segments: &[Segment], _: Access) -> Result<(), DmaFault> {
         let from = self.closed_from.lock().unwrap().unwrap_or(u64::MAX);
         let end = |segment: &&Segment| segment.gpa.0 + u64::from(segment.bytes) > from;
         match segments.iter().find(end) {
-            Some(segment) => Err(DmaFault { gpa: segment.gpa }),
+            Some(segment) => Err(DmaFault::Forbidden(segment.gpa)),
+            None if self.is_away(segments) => Err(DmaFault::NotNow(segments[0].gpa)),
             None => {
                 self.count(segments, 1);
                 Ok(())
