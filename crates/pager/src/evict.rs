@@ -16,7 +16,7 @@ use crate::pager::{Grain, Pager};
 use crate::unmapped::is_unmapped;
 
 /// Held together, so that what is in flight is asked for many at once. A guest that writes
-/// one of them waits no longer than it takes to save all.
+/// one of them waits no longer than it takes to save all: in one batch, but for what goes whole.
 const BATCH_FRAMES: usize = 512;
 
 /// What an eviction did, in frames.
@@ -236,7 +236,7 @@ impl Pager {
     ) -> io::Result<()> {
         let frames: Vec<Gfn> = batch.iter().flatten().map(|held| held.gfn).collect();
         let mut settled = judge.settled(&frames).into_iter();
-        let mut result = Ok(());
+        let (mut result, mut small) = (Ok(()), Vec::new());
         for piece in batch {
             let (quiet, in_flight): (Piece<'_>, Piece<'_>) =
                 // A clean one was protected all the time.
@@ -250,14 +250,35 @@ impl Pager {
             let all_or_none = !in_flight.is_empty() && self.goes_whole(each);
             self.open_all(in_flight);
             match result {
-                Ok(()) if !all_or_none => match self.evict_piece(quiet, judge, evicted) {
-                    Err(error) if is_no_room(&error) => *no_room = Err(error),
-                    done => result = done,
-                },
+                Ok(()) if !all_or_none => {
+                    match self.goes_whole(quiet.iter().map(|held| held.gfn)) {
+                        true => result = self.evict_or_note(quiet, judge, evicted, no_room),
+                        false => small.extend(quiet),
+                    }
+                }
                 _ => self.open_all(quiet),
             }
         }
-        result
+        // Saved at once: a device, or the guest, waits for one write to a slow disk, not for many.
+        if result.is_err() {
+            self.open_all(small);
+            return result;
+        }
+        self.evict_or_note(small, judge, evicted, no_room)
+    }
+
+    fn evict_or_note(
+        &self,
+        piece: Piece<'_>,
+        judge: &dyn Judge,
+        evicted: &mut Evicted,
+        no_room: &mut io::Result<()>,
+    ) -> io::Result<()> {
+        match self.evict_piece(piece, judge, evicted) {
+            Err(error) if is_no_room(&error) => *no_room = Err(error),
+            done => return done,
+        }
+        Ok(())
     }
 
     fn evict_piece(
