@@ -29,7 +29,7 @@ pub enum Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum DmaFault {
     /// It never will: the address is in no RAM, or in RAM that no device may use. The
-    /// request fails.
+    /// request fails, or the queue stops where that cannot be told.
     #[error("no device may use {0:?}")]
     Forbidden(Gpa),
     /// The frame's content cannot be brought back at the moment. The request waits, and is
@@ -56,8 +56,8 @@ pub trait Dma: Send + Sync {
     /// It does not wait for long: whoever calls it may hold what others wait for.
     ///
     /// # Errors
-    /// A frame is not mapped for devices, or cannot be brought back now; nothing is
-    /// pinned then.
+    /// No device may use a frame, or it cannot be brought back now: the caller then leaves the request
+    /// undone and asks again later. Nothing is pinned.
     fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault>;
 
     /// Ends one [`Dma::pin`] of the same segments.
@@ -67,7 +67,7 @@ pub trait Dma: Send + Sync {
     /// can be elsewhere once a memory device was plugged in again. `None`: at the same addresses.
     ///
     /// # Errors
-    /// It is not to be found out.
+    /// It is not to be found out now.
     fn place(
         &self,
         _memory: &Arc<GuestMemoryMmap>,
