@@ -1,6 +1,6 @@
 //! A queue of any content: `flags | index, places and descriptors...`. Half of the
-//! memory is what the input says, rings, chains and headers alike; whatever it is, all
-//! that was taken is answered, and no byte beside the image is written.
+//! memory is what the input says, rings, chains and headers alike; whatever it is, the
+//! queue comes to rest, and no byte beside the image is written.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
