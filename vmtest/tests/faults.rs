@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use vmtest::{Failing, FaultyDisk, Guest, Host, Vm, require, rounds, until};
+use vmtest::{Disk, Failing, FaultyDisk, Guest, Host, Vm, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -92,6 +92,40 @@ fn a_slow_swap_disk_is_slow_and_no_more() {
     assert_eq!(other.guest("check a"), "0");
     disk.set(Failing::Nothing);
     assert_eq!(vm.guest("check hard"), "0");
+}
+
+/// What the guest has written to its own disk is in the swap file when the disk is to have it.
+#[test]
+fn a_guests_own_disk_waits_for_a_swap_disk_that_does_not_read() {
+    let swap = FaultyDisk::new();
+    require!(swap.as_ref());
+    let swap = swap.expect("it is there");
+    let host = Host::new();
+    host.set("EBB_SWAP_DIR", swap.path());
+    let disk = Disk::new(&host, "disk", "256M").formatted("ext4");
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M").own_disk(&disk));
+    vm.guest("mount ext4 /dev/vda /mnt");
+    for (name, value) in [("background_ratio", 90), ("ratio", 95), ("writeback_centisecs", 0)] {
+        vm.guest(&format!("write /proc/sys/vm/dirty_{name} {value}"));
+    }
+    vm.guest("sh dd if=/dev/urandom of=/mnt/file bs=1M count=60");
+    let sum = vm.guest("sh md5sum /mnt/file");
+    vm.ebb("evict --bytes 400M").ok();
+    swap.set(Failing::Slow(Duration::from_millis(1)));
+    thread::scope(|scope| {
+        let syncing = scope.spawn(|| vm.guest("fsync /mnt/file"));
+        let before = vm.status().disks.requests;
+        until("the disk to be written", || (vm.status().disks.requests > before + 4).then_some(()));
+        swap.set(Failing::Reads);
+        let stuck = wait_stuck(&vm);
+        assert!(stuck.contains(".swap: Input/output error"), "{stuck}");
+        assert!(!syncing.is_finished());
+        swap.set(Failing::Nothing);
+        syncing.join().expect("the guest answers");
+    });
+    assert_eq!(vm.status().disks.failed_requests, 0);
+    vm.guest("write /proc/sys/vm/drop_caches 3");
+    assert_eq!(vm.guest("sh md5sum /mnt/file"), sum);
 }
 
 fn signal(pid: i32, signal: Signal) {
