@@ -41,10 +41,10 @@ pub fn make(process: &Process) -> io::Result<i32> {
     made
 }
 
-/// Closes descriptor `fd` in the process.
+/// Closes userfaultfd `fd` in the process, unless it is closed by then.
 ///
 /// # Errors
-/// As [`make`].
+/// As [`make`]; a thread of the process may be on its way to close it.
 pub fn close(process: &Process, fd: i32) -> io::Result<()> {
     run("close", process, &[fd as u64]).map(drop)
 }
@@ -126,7 +126,11 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     let ranges = || ranges(arguments.get(3..).unwrap_or_default());
     match word(0) {
         "make" => println!("{}", make_either_way(&process, &target)?),
-        "close" => inject::close(&target, word(3).parse()?)?,
+        "close" => match inject::close(&target, word(3).parse()?) {
+            // A thread that was sent before has.
+            Err(error) if is(&error, Errno::BADF) => {}
+            closed => closed?,
+        },
         "forget" => inject::forget(&target, &ranges()?)?,
         "no-huge-pages" => inject::no_huge_pages(&target, &ranges()?)?,
         other => anyhow::bail!("{COMMAND}: there is no {other:?}"),

@@ -7,6 +7,7 @@
 
 mod frame;
 mod gadgets;
+mod sent;
 #[cfg(test)]
 mod tests;
 mod thread;
@@ -20,6 +21,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use ebb_units::Hva;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::process::{Process, Vma};
 use crate::uffd::{HvaRange, USERFAULTFD_IOC_NEW};
@@ -34,12 +36,16 @@ const ADVISE_TIMEOUT: Duration = Duration::from_secs(60);
 /// After so long the thread does a while what it is there for: a stop lasts as long, and a
 /// piece.
 const STOPPED_AT_MOST: Duration = Duration::from_millis(5);
+/// A userfaultfd has a number below this. A process with a descriptor of a high number has a table
+/// of so many entries.
+const NUMBER_MAX: u64 = 4096;
 
 /// The process to inject calls into.
 pub struct Target<'p> {
     process: &'p Process,
     start_ticks: u64,
     gadgets: Gadgets,
+    memory: File,
 }
 
 impl<'p> Target<'p> {
@@ -52,7 +58,7 @@ impl<'p> Target<'p> {
     pub fn new(process: &'p Process, start_ticks: u64) -> io::Result<Target<'p>> {
         let memory = File::open(format!("/proc/{}/mem", process.pid()))?;
         let gadgets = Gadgets::find(&process.mappings()?, &memory)?;
-        let target = Target { process, start_ticks, gadgets };
+        let target = Target { process, start_ticks, gadgets, memory };
         target.check()?;
         Ok(target)
     }
@@ -97,29 +103,54 @@ impl<'p> Target<'p> {
 /// An unprivileged VMM may not call userfaultfd(2); it may open `node`, a
 /// node of `/dev/userfaultfd` made for it, and get one from there.
 ///
+/// Its number is a high one by chance, where the process may have such: a thread that closes it late
+/// then closes nothing of the process's own, which gets the lowest numbers, nor a later userfaultfd.
+///
 /// # Errors
 /// `EPERM` where tracing is not allowed, `TimedOut` when the process does not
-/// stop, or what the injected calls returned.
+/// stop, or what the injected calls returned; a thread is still in an earlier call.
 pub fn userfaultfd(target: &Target, node: Option<&CStr>) -> io::Result<i32> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
-    let made = target.inside(|thread| match node {
-        None => thread.call(libc::SYS_userfaultfd, [flags, 0, 0]),
-        Some(node) => {
-            let device = thread.open(node)?;
-            let made = thread.call(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW, flags]);
-            thread.call(libc::SYS_close, [device, 0, 0])?;
-            made
+    let number = high_number(target.process)?;
+    sent::wait_for_none(target)?;
+    let made = target.inside(|thread| {
+        let made = match node {
+            None => thread.call(libc::SYS_userfaultfd, [flags, 0, 0])?,
+            Some(node) => {
+                let device = thread.open(node)?;
+                let made = thread.call(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW, flags]);
+                thread.call(libc::SYS_close, [device, 0, 0])?;
+                made?
+            }
+        };
+        match thread.call(libc::SYS_fcntl, [made, libc::F_DUPFD_CLOEXEC as u64, number]) {
+            Ok(moved) => thread.call(libc::SYS_close, [made, 0, 0]).map(|_| moved),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(error),
+            // There is none so high.
+            Err(_) => Ok(made),
         }
     });
     made.and_then(|fd| i32::try_from(fd).map_err(io::Error::other))
 }
 
-/// Closes descriptor `fd` inside the process.
+/// One in the upper half of those that the process may have.
+fn high_number(process: &Process) -> io::Result<u64> {
+    let most = process.descriptors_max()?.min(NUMBER_MAX);
+    let mut random = [0; 8];
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    Ok(most / 2 + u64::from_ne_bytes(random) % (most / 2).max(1))
+}
+
+/// Closes descriptor `fd` inside the process, which is a userfaultfd.
 ///
 /// # Errors
-/// As [`userfaultfd`].
+/// As [`userfaultfd`]; `EBADF`: it is none by now, and is left alone.
 pub fn close(target: &Target, fd: i32) -> io::Result<()> {
-    target.inside(|thread| thread.call(libc::SYS_close, [fd as u64, 0, 0])).map(drop)
+    sent::wait_for_none(target)?;
+    target.inside(|thread| match target.process.is_userfaultfd(fd)? {
+        true => thread.call(libc::SYS_close, [fd as u64, 0, 0]).map(drop),
+        false => Err(io::Error::from_raw_os_error(libc::EBADF)),
+    })
 }
 
 /// Tells the kernel not to back ranges of shared memory with huge pages. What is not mapped

@@ -302,15 +302,41 @@ impl Process {
         Ok(all.filter(|(_, link)| link == crate::uffd::LINK).map(|(number, _)| number).collect())
     }
 
+    /// Whether its descriptor `fd` is a userfaultfd.
+    ///
+    /// # Errors
+    /// As readlink(2).
+    pub fn is_userfaultfd(&self, fd: i32) -> io::Result<bool> {
+        match link_of(&self.proc(&format!("fd/{fd}"))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            link => Ok(link?.as_os_str() == crate::uffd::LINK),
+        }
+    }
+
+    /// So many descriptors it may have: their numbers are lower.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/limits`.
+    pub fn descriptors_max(&self) -> io::Result<u64> {
+        let limits = fs::read(self.proc("limits"))?;
+        let soft = line_of(&limits, "Max open files").and_then(|line| line.split(' ').next());
+        match soft {
+            Some("unlimited") => Ok(u64::MAX),
+            soft => {
+                soft.and_then(|soft| soft.parse().ok()).ok_or(io::ErrorKind::InvalidData.into())
+            }
+        }
+    }
+
     /// The user by whom its access to files is judged.
     ///
     /// # Errors
     /// As reading `/proc/PID/status`.
     pub fn user(&self) -> io::Result<u32> {
-        let status = fs::read_to_string(self.proc("status"))?;
-        let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        let status = fs::read(self.proc("status"))?;
         // Real, effective, saved, file system.
-        let user = users.and_then(|users| users.split_ascii_whitespace().nth(3)?.parse().ok());
+        let user = line_of(&status, "Uid:")
+            .and_then(|users| users.split_ascii_whitespace().nth(3)?.parse().ok());
         user.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
@@ -384,6 +410,14 @@ fn link_of(entry: &Path) -> io::Result<PathBuf> {
         Err(error) if is(&error, rustix::io::Errno::NAMETOOLONG) => Ok(PathBuf::new()),
         link => link,
     }
+}
+
+/// What follows this word at the beginning of a line of such a text. Another line may hold any bytes:
+/// everybody names his own process.
+pub(crate) fn line_of<'t>(text: &'t [u8], word: &str) -> Option<&'t str> {
+    let mut lines = text.split(|&byte| byte == b'\n');
+    let rest = lines.find_map(|line| line.strip_prefix(word.as_bytes()))?;
+    Some(std::str::from_utf8(rest).ok()?.trim())
 }
 
 /// Whether this says that a process, or a descriptor, is not there any more.

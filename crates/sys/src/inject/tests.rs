@@ -55,7 +55,11 @@ fn helper() {
     let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
     let range = || HvaRange { start: Hva(number(2)), bytes: number(3) };
     let result = match words[0] {
-        "close" => close(&target, number(2) as i32),
+        "close" => {
+            target.inside(|thread| thread.call(libc::SYS_close, [number(2), 0, 0])).map(drop)
+        }
+        "close-userfaultfd" => close(&target, number(2) as i32),
+        "make" => userfaultfd(&target, None).map(drop),
         "forget" => forget(&target, &[range()]),
         "populate" => {
             let arguments = [number(2), number(3), libc::MADV_POPULATE_READ as u64];
@@ -363,6 +367,16 @@ fn paused_at(mut helper: Command, place: u64) -> Child {
     helper
 }
 
+/// A helper that is killed in the end: nobody sees the end of whom it traces before.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
 fn goes_on(helper: Child) -> Output {
     kill_process(Pid::from_child(&helper), Signal::CONT).unwrap();
     helper.wait_with_output().unwrap()
@@ -466,6 +480,64 @@ fn descriptors_come_and_go() {
         assert!(there.contains(&(fd, "anon_inode:[userfaultfd]".to_owned())), "{there:?}");
         close(&target, fd).unwrap();
     }
+    victim.ends_well();
+}
+
+#[test]
+fn the_numbers_that_a_process_uses_stay_its_own() {
+    use rustix::process::{Resource, Rlimit, prlimit};
+    if !may_trace() {
+        return;
+    }
+    let victim = Victim::of("read");
+    let process = victim.process();
+    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
+    let before = process.descriptors().unwrap();
+    let fd = userfaultfd(&target, None).unwrap();
+    assert!(fd as u64 >= process.descriptors_max().unwrap().min(NUMBER_MAX) / 2, "{fd}");
+    assert_eq!(process.descriptors().unwrap().len(), before.len() + 1);
+    close(&target, fd).unwrap();
+    assert_eq!(process.descriptors().unwrap(), before);
+    // With room for one more.
+    let next = (0..).find(|number| before.iter().all(|(used, _)| used != number)).unwrap();
+    let limit = Rlimit { current: Some(next as u64 + 1), maximum: Some(next as u64 + 1) };
+    prlimit(Some(Pid::from_child(&victim.child)), Resource::Nofile, limit).unwrap();
+    assert_eq!(userfaultfd(&target, None).unwrap(), next);
+    close(&target, next).unwrap();
+    // And what is no userfaultfd is not closed.
+    assert_eq!(close(&target, 0).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    assert_eq!(process.descriptors().unwrap(), before);
+    victim.ends_well();
+}
+
+#[test]
+fn a_close_that_is_still_to_come_is_the_only_one() {
+    if !may_trace() {
+        return;
+    }
+    let mut victim = Victim::of("read");
+    let (process, pid) = (victim.process(), Pid::from_child(&victim.child));
+    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
+    let fd = userfaultfd(&target, None).unwrap();
+    let words = format!("close-userfaultfd {} {fd}", victim.pid());
+    let first = Killed(paused_at(helper_for(words.clone()), INTO_A_CALL));
+    let refused = |why: &str| {
+        for words in [words.clone(), format!("make {}", victim.child.id())] {
+            let output = helper_for(words).env("EBB_TIMEOUT_MS", "50").output().unwrap();
+            assert!(said(&output).contains(why), "{output:?}");
+        }
+        assert_eq!(process.userfaultfds().unwrap(), [fd]);
+    };
+    refused("traces thread");
+    // Stopped with the call before it, and nobody traces it any more.
+    kill_process(pid, Signal::STOP).unwrap();
+    drop(first);
+    let status = format!("/proc/{}/status", victim.pid());
+    wait_until(&status, |status| is_in_state(status, "T"));
+    refused("has not ended an earlier call");
+    kill_process(pid, Signal::CONT).unwrap();
+    victim.goes_on();
+    assert!(process.userfaultfds().unwrap().is_empty());
     victim.ends_well();
 }
 
