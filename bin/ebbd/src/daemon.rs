@@ -507,6 +507,7 @@ impl Daemon {
         };
         let on_record = Record::load(&reserved.directory).map_err(failed("the VM's record"))?;
         if !reserved.made && (!again || on_record.is_some()) {
+            starting::check(directory).map_err(failed("the VM's directory"))?;
             return Err(Refused::Taken(format!(
                 "{} is of a VM that still runs: take another name, or end that VM",
                 reserved.directory.display()
@@ -833,6 +834,24 @@ mod tests {
             assert!(!directory.exists() && !file.exists());
             drop(listener);
         }
+    }
+
+    /// The mark of a daemon before this one, and one that is no mark.
+    #[test]
+    fn a_mark_of_an_earlier_daemon_is_understood() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("vm");
+        fs::create_dir(&directory).unwrap();
+        let mark = directory.join("start.json");
+        fs::write(&mark, r#"{"qemu":{"Program":"/qemu"},"cgroups":[],"file":null}"#).unwrap();
+        let mut qemu = begun(&directory);
+        assert!(remove_if_dead(&directory));
+        assert_eq!(qemu.try_wait().unwrap().and_then(|status| status.signal()), Some(9));
+        fs::create_dir(&directory).unwrap();
+        fs::write(&mark, r#"{"qemu":{"Later":1}}"#).unwrap();
+        assert!(!remove_if_dead(&directory));
+        let told = starting::check(&directory).unwrap_err().to_string();
+        assert!(told.contains(mark.to_str().unwrap()) && told.contains("end the QEMU"), "{told}");
     }
 
     /// QEMU may have handed the directory of its sockets to anybody.

@@ -37,24 +37,25 @@ pub enum Qemu {
     UserFrom(u32),
     /// Its VM's name, on its command line: it has no user of its own.
     Named(VmName),
+    /// As an earlier daemon marked it: its program, which may be a script, so it tells nothing.
+    Program(PathBuf),
 }
 
 impl Qemu {
-    /// Whether this is the process, or what was about to become it.
+    /// Whether this is the process, or what was about to become it. Its user is looked at first: of
+    /// others' processes nothing else is asked, so nobody else can make that fail.
     fn is(&self, process: &Process) -> io::Result<bool> {
         let own = Process::own()?;
-        Ok(process.program()? == own.program()?
-            || match self {
-                Qemu::User(uid) => process.user()? == *uid,
-                Qemu::UserFrom(base) => {
-                    (*base..base.saturating_add(PIDS)).contains(&process.user()?)
-                }
-                // Whatever its program is: a script may stand for QEMU.
-                Qemu::Named(name) => {
-                    process.user()? == own.user()?
-                        && launch::is_of(&process.command_line()?, name.as_str())
-                }
-            })
+        let user = process.user()?;
+        let is_ours = user == own.user()?;
+        let is_its = match self {
+            Qemu::User(uid) => user == *uid,
+            Qemu::UserFrom(base) => (*base..base.saturating_add(PIDS)).contains(&user),
+            Qemu::Program(_) => is_ours,
+            // Whatever its program is: a script may stand for QEMU.
+            Qemu::Named(name) => is_ours && launch::is_of(&process.command_line()?, name.as_str()),
+        };
+        Ok(is_its || (is_ours && process.program()? == own.program()?))
     }
 }
 
@@ -80,12 +81,32 @@ pub fn unmark(directory: &Path) -> io::Result<()> {
     kept::remove(&directory.join(FILE))
 }
 
+/// Whether the mark of a start can be read, if there is one.
+///
+/// # Errors
+/// What to do about it.
+pub fn check(directory: &Path) -> io::Result<()> {
+    load(directory).map(drop)
+}
+
+fn load(directory: &Path) -> io::Result<Option<Mark>> {
+    let path = directory.join(FILE);
+    kept::load(&path).map_err(|error| {
+        let (path, kind) = (path.display(), error.kind());
+        let told = format!(
+            "the mark of a start that was cut off cannot be read ({error}): end the QEMU of that VM \
+             if it runs, and remove {path}"
+        );
+        io::Error::new(kind, told)
+    })
+}
+
 /// Ends what there is of a VM that is not on record, if its start was cut off; none: it was not.
 ///
 /// # Errors
 /// Nobody can tell now whether its QEMU runs, or it does not end.
 pub fn end(directory: &Path) -> io::Result<Option<Dead>> {
-    let Some(mark) = kept::load::<Mark>(&directory.join(FILE))? else { return Ok(None) };
+    let Some(mark) = load(directory)? else { return Ok(None) };
     // QEMU has this directory open from its first moment on.
     let sockets = handed::socket_directory(directory);
     let (dead, ended) = Life::end_all_with(&sockets, |process| mark.qemu.is(process))?;

@@ -138,12 +138,13 @@ impl Process {
         Ok(false)
     }
 
-    /// The program that it runs, as `/proc/PID/exe` names it; one that was removed, too.
+    /// The program that it runs, as `/proc/PID/exe` names it; one that was removed, too. Empty: its
+    /// path is longer than a page.
     ///
     /// # Errors
     /// As readlink(2).
     pub fn program(&self) -> io::Result<PathBuf> {
-        let link = fs::read_link(self.proc("exe"))?;
+        let link = link_of(&self.proc("exe"))?;
         let bytes = link.as_os_str().as_bytes();
         let name = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
         Ok(PathBuf::from(OsStr::from_bytes(name)))
@@ -513,6 +514,32 @@ mod tests {
         let _opened = File::open(&wanted).unwrap();
         assert!(own.has_open(("wanted", id)).unwrap());
         assert_eq!(own.open_inodes("/no such").unwrap(), [0; 0]);
+    }
+
+    /// Both can be had by any user.
+    #[test]
+    fn a_name_of_any_bytes_and_a_deep_program_are_no_error() {
+        use std::process::{Command, Stdio};
+        let home = tempfile::tempdir().unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut deep = open(home.path(), flags, Mode::empty()).unwrap();
+        for _ in 0..17 {
+            let name = "a".repeat(255);
+            mkdirat(&deep, name.as_str(), Mode::RWXU).unwrap();
+            deep = openat(&deep, name.as_str(), flags, Mode::empty()).unwrap();
+        }
+        let program = PathBuf::from(format!("/proc/self/fd/{}", deep.as_raw_fd()))
+            .join(OsStr::from_bytes(b"\xff\xfe"));
+        fs::copy("/bin/cat", &program).unwrap();
+        let mut child = Command::new(&program).stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::open(child.id() as i32).unwrap();
+        let status = fs::read(process.proc("status")).unwrap();
+        let found = (process.user(), process.program());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(std::str::from_utf8(&status).is_err());
+        assert_eq!(found.0.unwrap(), Process::own().unwrap().user().unwrap());
+        assert_eq!(found.1.unwrap(), PathBuf::new());
     }
 
     /// The test's bound is lower: not everybody may open so many.
