@@ -41,6 +41,7 @@ use crate::problem::{Answer, Refused, failed, not_allowed, unsaved};
 use crate::record::{Auto, Record, Settings, Totals};
 use crate::starting;
 use crate::supervisor::Supervisor;
+use crate::swap_dir::SwapDir;
 use crate::tiers::{self, Claimed};
 use crate::worker::{Command, Ready};
 
@@ -58,7 +59,7 @@ type Vms = BTreeMap<VmName, Option<Arc<Listing>>>;
 #[derive(Clone)]
 pub struct Daemon {
     run_dir: PathBuf,
-    swap_dir: PathBuf,
+    swap_dir: SwapDir,
     log_dir: PathBuf,
     settings: Settings,
     vms: Arc<Mutex<Vms>>,
@@ -82,12 +83,12 @@ impl Daemon {
     /// A daemon over a run directory that nobody else uses.
     pub fn new(
         run_dir: &Path,
-        swap_dir: &Path,
+        swap_dir: SwapDir,
         log_dir: &Path,
         settings: Settings,
         (pool, calibrated): (Arc<pool::Shared>, Arc<Calibrated>),
     ) -> Daemon {
-        let [run_dir, swap_dir, log_dir] = [run_dir, swap_dir, log_dir].map(Path::to_owned);
+        let [run_dir, log_dir] = [run_dir, log_dir].map(Path::to_owned);
         let (vms, left) = (Arc::default(), Arc::default());
         let vm_user = VmUser::default();
         Daemon {
@@ -124,7 +125,7 @@ impl Daemon {
     /// Where a VM's swap file goes. The process's number tells it from that of a
     /// VM of the same name under another run directory.
     fn swap_path(&self, name: &VmName, pid: i32) -> PathBuf {
-        self.swap_dir.join(format!("{name}.{pid}.swap"))
+        self.swap_dir.path().join(format!("{name}.{pid}.swap"))
     }
 
     /// Where a VM's logs go; none: in its directory.
@@ -142,7 +143,7 @@ impl Daemon {
     /// # Errors
     /// A tier cannot be measured.
     pub fn calibrate(&self) -> Answer<Calibration> {
-        self.calibrated.measure(&self.run_dir, &self.swap_dir)
+        self.calibrated.measure(&self.run_dir, self.swap_dir.path())
     }
 
     /// What VMs are to be taken up with.
@@ -483,6 +484,7 @@ impl Daemon {
     /// VM can be started in it.
     fn reserve(&self, name: &VmName, again: bool) -> Answer<Reserved> {
         self.check_keys()?;
+        self.swap_dir.check().map_err(not_allowed)?;
         if let Some(thread) = self.clearing().take() {
             // One that panicked has cleared away less, which is done again below.
             let _ = thread.join();
@@ -909,6 +911,25 @@ mod tests {
         }
     }
 
+    /// The disk may be mounted while the daemon runs.
+    #[test]
+    fn no_vm_begins_without_the_swap_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let (run, swap) = (home.path(), home.path().join("swap"));
+        private_dir::make(&run.join("vms")).unwrap();
+        let shared = (pool::Shared::open(run).unwrap(), Calibrated::open(run).unwrap());
+        let swap_dir = SwapDir::new(run, Some(&swap)).unwrap();
+        let daemon = Daemon::new(run, swap_dir, run, Settings::default(), shared)
+            .with_rules(VmUser::default(), true);
+        let name: VmName = "a".parse().unwrap();
+        let refused = daemon.reserve(&name, false).err().unwrap().to_string();
+        let (why, advice) = advice::no_swap_dir(&swap);
+        assert_eq!(refused, format!("{why}: {advice}"));
+        assert!(daemon.vms().is_empty() && !swap.exists());
+        private_dir::make(&swap).unwrap();
+        assert!(daemon.reserve(&name, false).is_ok());
+    }
+
     /// A look that takes long, here at a record that is a FIFO, is nobody else's matter.
     #[test]
     fn others_do_not_wait_for_what_one_vm_left() {
@@ -919,7 +940,8 @@ mod tests {
         let fifo = directory.join("vm.json");
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR).unwrap();
         let shared = (pool::Shared::open(run).unwrap(), Calibrated::open(run).unwrap());
-        let daemon = Daemon::new(run, run, run, Settings::default(), shared)
+        let swap_dir = SwapDir::new(run, Some(run)).unwrap();
+        let daemon = Daemon::new(run, swap_dir, run, Settings::default(), shared)
             .with_rules(VmUser::default(), true);
         let name: VmName = "slow".parse().unwrap();
         thread::scope(|scope| {

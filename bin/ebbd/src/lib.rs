@@ -58,6 +58,7 @@ mod small_pages;
 mod starting;
 mod status;
 mod supervisor;
+mod swap_dir;
 mod swap_room;
 mod tiers;
 mod trouble;
@@ -175,7 +176,8 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let log_dir = std::path::absolute(route::log_dir(&run_dir, arguments.log_dir.as_deref()))?;
     log::to_stderr(Some(&log_dir.join(route::LOG_FILE)));
     let _lock = own(&run_dir)?;
-    let swap_dir = swap_dir(&run_dir, arguments.swap_dir.as_deref())?;
+    let swap_dir = swap_dir::SwapDir::new(&run_dir, arguments.swap_dir.as_deref())?;
+    swap_dir.begin(&run_dir).map_err(anyhow::Error::msg)?;
     check_compressed(arguments.compressed, &run_dir)?;
     arguments.looking.check().map_err(anyhow::Error::msg)?;
     placing::check_rate(arguments.move_rate).map_err(anyhow::Error::msg)?;
@@ -192,7 +194,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let calibrated = calibrate::Calibrated::open(&run_dir)
         .context("the calibration's record, calibration.json: remove it")?;
     let shared = (pool, calibrated);
-    let daemon = daemon::Daemon::new(&run_dir, &swap_dir, &log_dir, settings, shared)
+    let daemon = daemon::Daemon::new(&run_dir, swap_dir, &log_dir, settings, shared)
         .with_rules(arguments.vm_user.clone(), arguments.allow_keys_on_disk);
     cgroup::clear_left(true);
     daemon.take_up_all().context("taking up the VMs of the daemon before")?;
@@ -201,22 +203,6 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         .enable_all()
         .build()?
         .block_on(listen(daemon, &run_dir))
-}
-
-/// The directory of swap files, which is there then. One that is named may be a disk that is not
-/// mounted, or a slip: only the default is made.
-fn swap_dir(run_dir: &Path, named: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let directory = std::path::absolute(route::swap_dir(run_dir, named))?;
-    if named.is_some() && !directory.try_exists().context("swap directory")? {
-        let (why, advice) = advice::no_swap_dir(&directory);
-        bail!("{why}: {advice}");
-    }
-    private_dir::make(&directory).context("swap directory")?;
-    if ebb_store::is_in_memory(&directory).context("swap directory")? {
-        let (why, advice) = advice::swap_in_memory(&directory, false);
-        tracing::warn!("{why}: {advice}");
-    }
-    Ok(directory)
 }
 
 /// Guests' bytes are never written to a disk as they are.

@@ -1,8 +1,8 @@
 //! What a daemon must know to take up a VM that another one held: `vm.json`.
 //! Format: `docs/run-directory.md`.
 
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use ebb_api::{
     Accelerator, Backing, Confinement, DiskRequest, Mode, OnViolation, SizeMechanism, VmName,
@@ -297,6 +297,12 @@ impl Record {
             true => Ok(found),
             false => Err(io::Error::new(io::ErrorKind::InvalidData, "its sizes make no sense")),
         }
+    }
+
+    /// Whether any VM is on record in this run directory, be it one that cannot be read.
+    pub fn is_any_in(run_dir: &Path) -> bool {
+        let vms = fs::read_dir(run_dir.join("vms")).into_iter().flatten().flatten();
+        vms.into_iter().any(|entry| entry.path().join(FILE).exists())
     }
 
     /// Whether what is computed from it is never more than a number holds.

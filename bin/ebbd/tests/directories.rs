@@ -65,6 +65,24 @@ fn a_swap_directory_that_is_named_is_not_made() {
     assert!(!base.path().join("disk").exists());
 }
 
+/// The guests of such VMs wait for what was evicted.
+#[test]
+fn vms_on_record_are_served_without_the_swap_directory() {
+    let base = tempfile::tempdir().unwrap();
+    let (run, mistyped) = (base.path().join("run"), base.path().join("swpa"));
+    for directory in [run.clone(), run.join("vms"), run.join("vms/a")] {
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(0o700)).unwrap();
+    }
+    fs::write(run.join("vms/a/vm.json"), "").unwrap();
+    let why = refused(&run, &mistyped);
+    let lines: Vec<&str> = why.trim().lines().collect();
+    let [warning, end] = lines[..] else { panic!("{why}") };
+    assert!(warning.contains("there is no swap directory") && warning.contains("are served"));
+    assert!(end.starts_with("ebbd: --compressed"), "{end}");
+    assert!(!mistyped.exists());
+}
+
 #[test]
 fn swap_files_in_memory_are_warned_of() {
     let base = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -22,7 +22,7 @@ pub fn keys_on_disk(run_dir: &Path, daemon: Option<i32>) -> (String, String) {
     (why, advice)
 }
 
-/// Of a named swap directory that is not there, with which no daemon starts.
+/// Of a named swap directory that is not there, with which no VM is started or attached.
 pub fn no_swap_dir(swap_dir: &Path) -> (String, String) {
     let path = swap_dir.display();
     let why = format!("there is no swap directory {path}");

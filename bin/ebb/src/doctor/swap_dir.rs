@@ -11,7 +11,7 @@ use ebb_sys::private_dir::{self, PrivateDirError};
 use super::finding::Finding;
 
 const CHECK: &str = "swap directory";
-const COST: &str = "the daemon does not start";
+const COST: &str = "no VM is started or attached";
 
 /// As a daemon that `ebb` starts finds it.
 pub fn check(run_dir: &Path, as_root: bool) -> Finding {
