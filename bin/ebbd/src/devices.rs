@@ -281,9 +281,11 @@ impl State {
         let qmp = self.held.qmp.as_mut().ok_or("its QMP socket does not answer")?;
         let own = own_names(&self.held.record);
         found.extend(reach::of_vmm(qmp, &own, end).map_err(|error| error.to_string())?);
-        self.look_at_plugged();
         (self.devices.found, self.devices.seen) = (found, Some(Arc::new(seen)));
-        self.ask_migration(end)
+        self.ask_migration(end)?;
+        // Last: what may be taken does not depend on it.
+        self.look_at_plugged(end);
+        Ok(())
     }
 
     fn ask_migration(&mut self, end: Instant) -> Result<(), String> {

@@ -1,16 +1,18 @@
 //! Memory that was plugged into a VM after it was held: it is not served, and the operator is told.
 
+use std::time::Instant;
+
 use ebb_units::Bytes;
 use ebb_vm::layout::{self, Added};
 
 use crate::worker::State;
 
 impl State {
-    /// Asks QEMU for such memory, whatever it is made of.
-    pub(crate) fn look_at_plugged(&mut self) {
+    /// Asks QEMU for such memory, whatever it is made of. Nothing is asked after `end`.
+    pub(crate) fn look_at_plugged(&mut self, end: Instant) {
         let Some(qmp) = self.held.qmp.as_mut() else { return };
         let name = &self.held.record.name;
-        match layout::added(qmp, self.held.pager.ram()) {
+        match layout::added(qmp, self.held.pager.ram(), end) {
             Ok(added) if added != self.plugged => {
                 warning(&added).inspect(|why| tracing::warn!("{name}: {why}"));
                 self.plugged = added;

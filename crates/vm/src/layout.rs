@@ -5,6 +5,7 @@
 //! the machine type.
 
 use std::io;
+use std::time::Instant;
 
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::{Process, Vma};
@@ -17,6 +18,7 @@ use crate::memory_device::DEVICES_MAX;
 use crate::memory_tree::{self, Mapped, Segment};
 use crate::qmp::{Qmp, QmpError};
 use crate::ram::{Backing, BadLayout, Ram, Region};
+use crate::reach;
 use crate::unplugged;
 
 /// Why the RAM of a VMM cannot be held.
@@ -148,11 +150,15 @@ pub struct Added {
 }
 
 /// The memory devices with memory for the guest none of which is in `ram`: whatever they are made
-/// of, it is not held.
+/// of, it is not held. Nothing is asked after `end` ([`reach::end_of_look`]).
 ///
 /// # Errors
 /// [`LayoutError`].
-pub fn added(qmp: &mut Qmp, ram: &Ram) -> Result<Vec<Added>, LayoutError> {
+pub fn added(qmp: &mut Qmp, ram: &Ram, end: Instant) -> Result<Vec<Added>, LayoutError> {
+    qmp.until(end, reach::PIECE, |qmp| added_in_time(qmp, ram))
+}
+
+fn added_in_time(qmp: &mut Qmp, ram: &Ram) -> Result<Vec<Added>, LayoutError> {
     let is_held = |device: &Device| {
         let overlaps = |region: &Region| {
             region.gpa.0 <= device.last && device.start < region.gpa.0.saturating_add(region.bytes)

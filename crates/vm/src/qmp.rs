@@ -81,6 +81,8 @@ pub struct Qmp {
     /// answer may be.
     owed: Option<(Instant, usize)>,
     patience: Duration,
+    /// Nothing is asked later.
+    until: Option<Instant>,
     /// By name, each once, in the order in which they came first.
     events: Vec<String>,
 }
@@ -137,6 +139,7 @@ impl Qmp {
             id: 0,
             owed: None,
             patience: ANSWER_TIMEOUT,
+            until: None,
             events: Vec::new(),
         }
     }
@@ -155,6 +158,19 @@ impl Qmp {
         let patience = std::mem::replace(&mut self.patience, most);
         let answer = ask(self);
         self.patience = patience;
+        answer
+    }
+
+    /// The same for several questions, none of which is asked after `end`.
+    pub(crate) fn until<T>(
+        &mut self,
+        end: Instant,
+        most: Duration,
+        ask: impl FnOnce(&mut Qmp) -> T,
+    ) -> T {
+        let until = self.until.replace(end);
+        let answer = self.in_a_hurry(most, ask);
+        self.until = until;
         answer
     }
 
@@ -206,6 +222,9 @@ impl Qmp {
         bytes: usize,
         deadline: Instant,
     ) -> Result<Value, QmpError> {
+        if self.until.is_some_and(|end| Instant::now() > end) {
+            return Err(io::Error::from(ErrorKind::TimedOut).into());
+        }
         let mut room = EVENTS_BYTES + bytes + self.owed.map_or(0, |(_, bytes)| bytes);
         // Who does not answer is asked nothing more.
         while self.owed.is_some() {

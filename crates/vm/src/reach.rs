@@ -15,7 +15,7 @@ use crate::qmp::{Qmp, QmpError};
 /// No question of one look is asked later.
 const LOOK: Duration = Duration::from_secs(20);
 /// One piece of an answer may take so long.
-const PIECE: Duration = Duration::from_secs(10);
+pub(crate) const PIECE: Duration = Duration::from_secs(10);
 /// More objects in one place than this are not QEMU's.
 const OBJECTS_MAX: usize = 8192;
 /// Names are cut here: they go into messages.
@@ -182,8 +182,8 @@ pub fn end_of_look() -> Instant {
 /// # Errors
 /// It does not answer, or not in time.
 pub fn of_vmm(qmp: &mut Qmp, own: &[String], end: Instant) -> Result<Vec<Device>, QmpError> {
-    qmp.in_a_hurry(PIECE, |qmp| {
-        let mut asked = Asked { qmp, end };
+    qmp.until(end, PIECE, |qmp| {
+        let mut asked = Asked { qmp };
         let mut found = Vec::new();
         for place in PLACES {
             asked.objects(place, own, &mut found)?;
@@ -210,8 +210,8 @@ pub struct Migration {
 /// # Errors
 /// It does not answer, or not in time.
 pub fn of_migration(qmp: &mut Qmp, end: Instant) -> Result<Migration, QmpError> {
-    qmp.in_a_hurry(PIECE, |qmp| {
-        let mut asked = Asked { qmp, end };
+    qmp.until(end, PIECE, |qmp| {
+        let mut asked = Asked { qmp };
         let capabilities = asked.ask_if_known("query-migrate-capabilities", json!({}))?;
         let parameters = asked.ask_if_known("query-migrate-parameters", json!({}))?;
         let answer = asked.ask_if_known("query-migrate", json!({}))?;
@@ -226,14 +226,10 @@ pub fn of_migration(qmp: &mut Qmp, end: Instant) -> Result<Migration, QmpError> 
 /// A VMM that is asked question after question.
 struct Asked<'a> {
     qmp: &'a mut Qmp,
-    end: Instant,
 }
 
 impl Asked<'_> {
     fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        if Instant::now() > self.end {
-            return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-        }
         self.qmp.execute(command, arguments)
     }
 

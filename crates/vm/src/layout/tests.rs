@@ -192,9 +192,26 @@ fn memory_that_came_later_is_told_from_what_is_held() {
         dimm(&long, end, 4096),
     ]);
     let mut qmp = says(move |_| list.clone());
-    let found = super::added(&mut qmp, &device_ram()).unwrap();
+    let found = super::added(&mut qmp, &device_ram(), reach::end_of_look()).unwrap();
     let found: Vec<_> = found.iter().map(|found| (found.name.len(), found.gpa.0)).collect();
     assert_eq!(found, [(5, (4 << 30) - 4096), (NAME_CHARS_MAX, end)]);
+}
+
+/// The worker waits for the answer, and the limit with it.
+#[test]
+fn memory_that_came_later_is_not_asked_for_after_the_look() {
+    let (asked, questions) = std::sync::mpsc::channel();
+    let mut qmp = says(move |what| {
+        asked.send(what.to_owned()).unwrap();
+        json!([])
+    });
+    let now = Instant::now();
+    let over = now.checked_sub(std::time::Duration::from_secs(1)).unwrap();
+    assert!(matches!(super::added(&mut qmp, &device_ram(), over), Err(LayoutError::Qmp(_))));
+    // One look that is over ends no other.
+    assert_eq!(super::added(&mut qmp, &device_ram(), reach::end_of_look()).unwrap(), []);
+    drop(qmp);
+    assert_eq!(questions.iter().collect::<Vec<_>>(), ["query-memory-devices"]);
 }
 
 /// As many devices as there can be, each over all regions.
