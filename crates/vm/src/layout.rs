@@ -117,19 +117,7 @@ pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
         if asked == QUESTIONS_MAX {
             return Err(LayoutError::Answer("memory devices at one address".into()));
         }
-        let found = match hva(qmp, at)? {
-            Some(hva) => Some((at, hva)),
-            None => {
-                let mapped = match &mapped {
-                    Some(mapped) => mapped,
-                    None => mapped.insert(all_mapped(qmp, &devices)?),
-                };
-                match mapped.first(&device.backend, (at, last)) {
-                    Some(at) => hva(qmp, at)?.map(|hva| (at, hva)),
-                    None => None,
-                }
-            }
-        };
+        let found = first_mapped(qmp, (&devices, &mut mapped), device, (at, last))?;
         // Where nothing is mapped the guest has no memory to speak of.
         if found.is_some_and(|(at, hva)| hva.0 != region.hva.0 + (at - region.gpa.0)) {
             return Ok(found.map(|(at, _)| Gpa(at)));
@@ -150,7 +138,8 @@ pub struct Added {
 }
 
 /// The memory devices with memory for the guest none of which is in `ram`: whatever they are made
-/// of, it is not held. Nothing is asked after `end` ([`reach::end_of_look`]).
+/// of, it is not held. One that was unplugged and plugged in again elsewhere has the memory that it
+/// had. Nothing is asked after `end` ([`reach::end_of_look`]).
 ///
 /// # Errors
 /// [`LayoutError`].
@@ -165,15 +154,48 @@ fn added_in_time(qmp: &mut Qmp, ram: &Ram) -> Result<Vec<Added>, LayoutError> {
         };
         ram.regions().any(overlaps)
     };
-    let added = devices(qmp)?.into_iter().filter(|device| device.has_memory && !is_held(device));
-    let name = |device: &Device| device.name.chars().take(NAME_CHARS_MAX).collect();
-    Ok(added
-        .map(|device| Added {
-            name: name(&device),
+    let (devices, mut mapped, mut added) = (devices(qmp)?, None, Vec::new());
+    for device in devices.iter().filter(|device| device.has_memory && !is_held(device)) {
+        let range = (device.start, device.last);
+        let found = match first_mapped(qmp, (&devices, &mut mapped), device, range) {
+            // Whatever QEMU says of that address, it is no memory of ours.
+            Err(LayoutError::Answer(_)) => None,
+            found => found?,
+        };
+        let is_in = |hva: Hva, region: &Region| {
+            hva.0.checked_sub(region.hva.0).is_some_and(|inside| inside < region.bytes)
+        };
+        if found.is_some_and(|(_, hva)| ram.regions().any(|region| is_in(hva, region))) {
+            continue;
+        }
+        added.push(Added {
+            name: device.name.chars().take(NAME_CHARS_MAX).collect(),
             gpa: Gpa(device.start),
             bytes: (device.last - device.start).saturating_add(1),
-        })
-        .collect())
+        });
+    }
+    Ok(added)
+}
+
+/// The first address in a range of a device that has memory, and where QEMU has that; `None`: none
+/// has. What is mapped of `devices` is asked for once, if at all.
+fn first_mapped(
+    qmp: &mut Qmp,
+    (devices, mapped): (&[Device], &mut Option<Mapped>),
+    device: &Device,
+    (at, last): (u64, u64),
+) -> Result<Option<(u64, Hva)>, LayoutError> {
+    if let Some(hva) = hva(qmp, at)? {
+        return Ok(Some((at, hva)));
+    }
+    let mapped = match mapped {
+        Some(mapped) => mapped,
+        None => mapped.insert(all_mapped(qmp, devices)?),
+    };
+    match mapped.first(&device.backend, (at, last)) {
+        Some(at) => Ok(hva(qmp, at)?.map(|hva| (at, hva))),
+        None => Ok(None),
+    }
 }
 
 fn all_mapped(qmp: &mut Qmp, devices: &[Device]) -> Result<Mapped, LayoutError> {

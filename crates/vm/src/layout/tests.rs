@@ -191,10 +191,40 @@ fn memory_that_came_later_is_told_from_what_is_held() {
         dimm("last", end - 4096, 4096),
         dimm(&long, end, 4096),
     ]);
-    let mut qmp = says(move |_| list.clone());
+    let mut qmp = says(move |asked| match asked.strip_prefix("gpa2hva 0x") {
+        Some(gpa) => format!("... (private) is 0x7f{gpa:0>10}\r\n").into(),
+        None => list.clone(),
+    });
     let found = super::added(&mut qmp, &device_ram(), reach::end_of_look()).unwrap();
     let found: Vec<_> = found.iter().map(|found| (found.name.len(), found.gpa.0)).collect();
     assert_eq!(found, [(5, (4 << 30) - 4096), (NAME_CHARS_MAX, end)]);
+}
+
+/// Ebb has its file, serves it and counts it.
+#[test]
+fn memory_that_came_back_elsewhere_is_held() {
+    // From 64 GiB on lies what is held.
+    let ours = 64_u64 << 30;
+    for (hva, is_held) in [
+        (Some(ours - 1), false),
+        (Some(ours), true),
+        (Some(ours + DEVICE_BYTES - 1), true),
+        (Some(ours + DEVICE_BYTES), false),
+        (Some(0), false),
+        (None, false),
+    ] {
+        let mut qmp = says(move |asked| match (asked, hva) {
+            ("query-memory-devices", _) => json!([{ "type": "dimm", "data": {
+                "id": "again", "addr": 8_u64 << 30, "size": 256 << 20, "memdev": "/objects/more",
+            } }]),
+            ("gpa2hva 0x200000000", Some(0)) => "Memory at address 0x200000000 is not RAM".into(),
+            ("gpa2hva 0x200000000", Some(hva)) => format!("(more) is {hva:#x}\r\n").into(),
+            ("info mtree", None) => "address-space: memory\n".into(),
+            _ => "No memory is mapped at address 0x200000000\r\n".into(),
+        });
+        let found = super::added(&mut qmp, &device_ram(), reach::end_of_look()).unwrap();
+        assert_eq!(found.is_empty(), is_held, "{hva:?}");
+    }
 }
 
 /// The worker waits for the answer, and the limit with it.
