@@ -219,11 +219,7 @@ impl State {
             }
             Err(error) => {
                 let no_room = trouble::is_no_room(&error);
-                let waits = no_room
-                    && self.marks().is_some()
-                    && self.held.record.settings.when_swap_is_full == WhenFull::Wait;
-                let attempt = if waits { Attempt::SaveOrWait } else { Attempt::Save };
-                let why = self.explain(attempt, &error);
+                let why = self.explain_saving(&error);
                 if self.last_trouble.as_ref() != Some(&why) {
                     tracing::error!("{}: {why}", self.held.record.name);
                 }
@@ -235,6 +231,13 @@ impl State {
                 false
             }
         }
+    }
+
+    /// Why nothing was saved, the same in all turns in which it is tried again.
+    fn explain_saving(&self, error: &std::io::Error) -> String {
+        let is_limited = self.marks().is_some();
+        let when_full = self.held.record.settings.when_swap_is_full;
+        self.explain(Attempt::to_save(error, is_limited, when_full), error)
     }
 
     /// Why the limit is not held, or the guest waits for what was evicted.
@@ -324,7 +327,7 @@ impl State {
         let heat = self.monitor.recent_heat();
         let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
         let more = limiter.step(&held.pager, of, marks, spare, heat)?;
-        let refused = limiter.refused.take().map(|error| self.explain(Attempt::Save, &error));
+        let refused = limiter.refused.take().map(|error| self.explain_saving(&error));
         let taken = held.pager.taken_bytes()?;
         let over = taken > marks.limit_bytes;
         self.stuck = (over && !more).then(|| self.out_of_reach(pinned.as_deref(), taken));

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use ebb_store::{NoRoom, StoreError};
 
+use crate::swap_room::WhenFull;
+
 /// The first failure is tried again after this, each further one after twice as long,
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// up to this: so long a store that is well again may go unnoticed.
@@ -138,6 +140,15 @@ pub enum Attempt {
 }
 
 impl Attempt {
+    /// To save what is evicted, which failed so: only where room is missing, and a limit is held,
+    /// does the guest wait.
+    pub fn to_save(error: &io::Error, is_limited: bool, when_full: WhenFull) -> Attempt {
+        match is_limited && when_full == WhenFull::Wait && is_no_room(error) {
+            true => Attempt::SaveOrWait,
+            false => Attempt::Save,
+        }
+    }
+
     fn consequence(self) -> &'static str {
         match self {
             Attempt::Save => "what cannot be saved stays in memory",
@@ -193,6 +204,26 @@ mod tests {
         let other = io::Error::from(Errno::NOMEM);
         let line = explain(Attempt::Save, &other, &place(""));
         assert_eq!(line, other.to_string());
+    }
+
+    #[test]
+    fn a_guest_waits_for_room_under_a_limit_alone() {
+        use WhenFull::{GiveWay, Wait};
+        let told = |error: StoreError, is_limited, when_full| {
+            let error = error.into();
+            let attempt = Attempt::to_save(&error, is_limited, when_full);
+            explain(attempt, &error, &place(""))
+        };
+        let all = || StoreError::NoRoom(NoRoom::All);
+        let waits = "; the guest waits where it needs more memory";
+        assert!(told(all(), true, Wait).ends_with(waits));
+        let broken = || StoreError::Medium(Errno::IO.into());
+        for (error, is_limited, when_full) in
+            [(all(), false, Wait), (all(), true, GiveWay), (broken(), true, Wait)]
+        {
+            let line = told(error, is_limited, when_full);
+            assert!(line.ends_with("; what cannot be saved stays in memory"), "{line}");
+        }
     }
 
     #[test]
