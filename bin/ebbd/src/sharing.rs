@@ -185,13 +185,9 @@ impl State {
         result
     }
 
-    /// Changes what the guest may have of what the VM began with.
-    pub(crate) fn resize_shared(&mut self, bytes: u64) -> Answer<Shrunk> {
-        let initial_bytes = self.initial_bytes();
+    /// Changes what the guest has of what the VM began with to what is on record.
+    pub(crate) fn resize_shared(&mut self) -> Answer<Shrunk> {
         let shared = self.share()?;
-        self.put_on_record(|record| {
-            record.size_bytes = (bytes < initial_bytes).then_some(bytes);
-        })?;
         self.sharing.stopped = None;
         self.reserve.begin_again();
         let mut resize = Resize::new(&shared, self.wanted_hard());

@@ -151,14 +151,19 @@ impl State {
             self.share()?;
         }
         let resident = self.held.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
+        let shared_bytes = self.shared_bytes(&offer, &plan);
+        // In one piece: where it cannot be written, nothing of the size is sought.
         self.put_on_record(|record| {
             record.on_violation = request.on_violation.unwrap_or(record.on_violation);
             record.size = Some(SizeRecord { bytes, node: request.node, by: request.by });
+            if by_sharing {
+                record.size_bytes = shared_bytes;
+            }
         })?;
         self.sizing.shrunk = Shrunk::default();
         self.sizing.way = Some(Way::new(&plan, offer.size_of(&wish), resident, now_s()));
         if by_sharing {
-            self.take_shared_part(&offer, &plan)?;
+            self.take_shared_part()?;
         }
         self.pursue();
         self.size_report()
@@ -320,7 +325,9 @@ impl State {
         let text = |error: ebb_vm::qmp::QmpError| error.to_string();
         let hard_bytes = plan.hard_bytes.next_multiple_of(HUGE_BYTES);
         if offer.hard_bytes.is_some() && self.wanted_hard_bytes() != hard_bytes {
-            self.take_shared_part(offer, plan).map_err(|error| error.to_string())?;
+            let shared_bytes = self.shared_bytes(offer, plan);
+            let noted = self.put_on_record(|record| record.size_bytes = shared_bytes);
+            noted.and_then(|()| self.take_shared_part()).map_err(|error| error.to_string())?;
         }
         let (Some(seen), Some(qmp)) = (&self.sizing.seen, &mut self.held.qmp) else {
             return Ok(());
@@ -342,10 +349,15 @@ impl State {
         Ok(())
     }
 
-    /// The part of HyperAlloc, which ends by itself.
-    fn take_shared_part(&mut self, offer: &Offer, plan: &Plan) -> Answer<()> {
-        self.sizing.shrunk =
-            self.resize_shared(offer.initial_bytes.saturating_sub(plan.hard_bytes))?;
+    /// What the guest is to have by the allocator that it shares, as the record has it.
+    fn shared_bytes(&self, offer: &Offer, plan: &Plan) -> Option<u64> {
+        let bytes = offer.initial_bytes.saturating_sub(plan.hard_bytes);
+        (bytes < self.initial_bytes()).then_some(bytes)
+    }
+
+    /// The part of HyperAlloc that is on record, which ends by itself.
+    fn take_shared_part(&mut self) -> Answer<()> {
+        self.sizing.shrunk = self.resize_shared()?;
         self.note_word(self.sizing.shrunk.stopped_by.clone());
         Ok(())
     }
