@@ -51,7 +51,9 @@ pub(crate) enum Turn {
 }
 
 /// The turn of this connection. The kernel tells connections apart by the owner's path alone, so
-/// another socket of the same path can be taken for this one.
+/// another socket of the same path can be taken for this one. It lists a connection in the network
+/// namespace of the client: this one in ours, others in ours or, as libvirt's in a container, in the
+/// owner's.
 ///
 /// # Errors
 /// As getpeername(2) and reading `/proc/net/unix`.
@@ -61,7 +63,12 @@ pub(crate) fn turn(stream: &UnixStream) -> io::Result<Turn> {
     let peer = stream.peer_addr()?;
     let path = peer.as_pathname().map(|path| path.as_os_str().as_bytes());
     let mut seen = STATES.map(|_| false);
-    for line in BufReader::new(File::open("/proc/self/net/unix")?).split(b'\n') {
+    let own = BufReader::new(File::open("/proc/self/net/unix")?).split(b'\n');
+    let owner = rustix::net::sockopt::socket_peercred(stream)?.pid.as_raw_pid();
+    // An owner that has ended since, or may not be looked into, has no others.
+    let others = File::open(format!("/proc/{owner}/net/unix")).into_iter();
+    let others = others.flat_map(|file| BufReader::new(file).split(b'\n').map_while(Result::ok));
+    for line in own.chain(others.map(Ok)) {
         let Some(row) = UnixSocket::parse(&line?) else { continue };
         if Some(row.path.as_os_str().as_bytes()) == path {
             let is_in = STATES.map(|state| row.state == state);
@@ -103,6 +110,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixListener;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn an_owner_that_accepts_nobody_is_not_waited_for() {
@@ -120,6 +128,42 @@ mod tests {
         drop((first, accepted, listener));
         let refused = dial(&path, Instant::now()).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    /// Serves a first client of its own where `NAMESPACE_TEST` says, until its input ends.
+    #[test]
+    #[ignore = "the other side of the next test"]
+    fn an_owner_with_a_client() {
+        let Some(path) = std::env::var_os("NAMESPACE_TEST") else { return };
+        let listener = UnixListener::bind(&path).unwrap();
+        let _first = dial(Path::new(&path), Instant::now()).unwrap();
+        let _accepted = listener.accept().unwrap();
+        println!("accepted");
+        io::copy(&mut io::stdin(), &mut io::sink()).unwrap();
+    }
+
+    #[test]
+    fn a_client_in_another_network_namespace_counts() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let mut owner = Command::new("unshare")
+            .args(["--map-root-user", "--net"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--ignored", "--nocapture", "--exact", "dial::tests::an_owner_with_a_client"])
+            .env("NAMESPACE_TEST", &path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(owner.stdout.take().unwrap()).lines();
+        let mut said = said.map_while(Result::ok);
+        let is_ready = said.any(|line| line.contains("accepted"));
+        assert!(is_ready, "{:?}", owner.wait());
+        let stream = dial(&path, Instant::now()).unwrap();
+        let turn = turn(&stream);
+        drop(owner.stdin.take());
+        owner.wait().unwrap();
+        assert_eq!(turn.unwrap(), Turn::Behind);
     }
 
     #[test]
