@@ -2,12 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use ebb_units::Bytes;
 use serde::Deserialize;
-use vmtest::{Ran, assets};
+use vmtest::{Host, assets};
 
 /// The VM, QEMU itself and some air.
 const NEEDS: Bytes = Bytes(3 << 30);
@@ -43,7 +42,7 @@ pub fn check() -> anyhow::Result<Option<String>> {
         "the demo needs {NEEDS} of free memory, and {available} are available"
     );
     let programs = assets::program_directory();
-    let checks = doctor(&programs)?.checks;
+    let checks = doctor()?.checks;
     if let Some(lack) = checks.iter().find(|finding| finding.verdict == "missing") {
         bail!("{}: {}; to mend it: {}", lack.check, lack.found, lack.mend());
     }
@@ -64,8 +63,9 @@ fn small_pages(lack: &Finding, programs: &Path) -> String {
     )
 }
 
-fn doctor(programs: &Path) -> anyhow::Result<Report> {
-    let ran = Ran::of(Command::new(programs.join("ebb")).args(["doctor", "--json"]));
+/// Asked of a run directory as the demo's daemon has it, not of the system's.
+fn doctor() -> anyhow::Result<Report> {
+    let ran = Host::new().ebb("doctor --json");
     serde_json::from_str(&ran.stdout)
         .with_context(|| format!("ebb doctor: {}", ran.stderr.trim_end()))
 }
