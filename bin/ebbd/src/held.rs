@@ -22,6 +22,7 @@ use crate::disks::{self, Disks, Shared, Source};
 use crate::failpoint;
 use crate::growth::Growth;
 use crate::injector;
+use crate::kept;
 use crate::life::{Dead, Life};
 use crate::origin;
 use crate::problem::{Answer, failed, not_allowed, unsaved};
@@ -160,10 +161,7 @@ fn forget(directory: &Path) -> io::Result<()> {
     Record::remove(directory)?;
     ebb_store::remove(directory)?;
     let paths = [ledger_path(directory), digests_path(directory)];
-    paths.iter().try_for_each(|path| match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    })
+    paths.iter().try_for_each(|path| kept::remove_if_there(path))
 }
 
 /// All memory is there before a device that cannot wait may use it, as for one that
@@ -355,11 +353,8 @@ fn remove_swap(record: &Record) {
     if record.swap.metadata().is_ok_and(|found| !found.is_file()) {
         return;
     }
-    match fs::remove_file(&record.swap) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::error!("{}: {error}", record.swap.display());
-        }
-        _ => {}
+    if let Err(error) = kept::remove_if_there(&record.swap) {
+        tracing::error!("{}: {error}", record.swap.display());
     }
 }
 

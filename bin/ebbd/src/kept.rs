@@ -123,7 +123,11 @@ fn make_spare(spare: &Path, bytes: usize) -> io::Result<()> {
     file.write_all(&vec![b' '; bytes.saturating_sub(has_bytes)])
 }
 
-fn remove_if_there(path: &Path) -> io::Result<()> {
+/// Removes a file.
+///
+/// # Errors
+/// As unlink(2); it is no error that it is not there.
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

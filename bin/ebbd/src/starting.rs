@@ -1,7 +1,6 @@
 //! A VM that is being started. Whoever starts one may die before anything of it is on record: then
 //! its QEMU is stopped for ever, and the next daemon ends it.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -117,9 +116,6 @@ pub fn end(directory: &Path) -> io::Result<Option<Dead>> {
         directory.display()
     );
     cgroup::remove(&mark.cgroups);
-    mark.file.iter().try_for_each(|file| match fs::remove_file(file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    })?;
+    mark.file.iter().try_for_each(|file| kept::remove_if_there(file))?;
     Ok(Some(dead))
 }
