@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use ebb_units::Bytes;
 
-use crate::assets;
+use crate::assets::{self, Kernel};
 use crate::file_system;
 use crate::host::{Host, call, permit};
 use crate::process;
@@ -54,6 +54,11 @@ impl Disk {
         self.mounted(|at| {
             files.iter().for_each(|(file, name)| call(&[&"cp", file, &at.join(name)]))
         })
+    }
+
+    /// With this kernel on its file system, for a guest that starts it: `vmlinuz` and `initrd`.
+    pub fn with_kernel(self, kernel: &Kernel) -> Disk {
+        self.with_files(&[(&kernel.vmlinuz, "vmlinuz"), (&kernel.initrd, "initrd")])
     }
 
     fn mounted(self, fill: impl FnOnce(&Path)) -> Disk {

@@ -255,8 +255,7 @@ fn nothing_is_taken_of_a_kernel_before_the_last_one_has_all_back() {
     require!(kernel.as_ref().map_err(Clone::clone));
     let kernel = kernel.expect("required");
     let host = Host::new();
-    let files = [(kernel.vmlinuz.as_path(), "vmlinuz"), (kernel.initrd.as_path(), "initrd")];
-    let disk = Disk::new(&host, "disk", "256M").formatted("ext4").with_files(&files);
+    let disk = Disk::new(&host, "disk", "256M").formatted("ext4").with_kernel(&kernel);
     host.set("EBB_FAIL", "vm0:lost:1");
     let vm = host.run(Guest::debian("6.1-cloud").mode("strict").own_disk(&disk));
     vm.guest("fill a 500M");

@@ -280,8 +280,7 @@ fn a_kernel_started_by_another_has_its_size_again() {
     require!(kernel.as_ref().map_err(Clone::clone));
     let kernel = kernel.expect("required");
     let host = Host::new();
-    let files = [(kernel.vmlinuz.as_path(), "vmlinuz"), (kernel.initrd.as_path(), "initrd")];
-    let disk = Disk::new(&host, "disk", "256M").formatted("ext4").with_files(&files);
+    let disk = Disk::new(&host, "disk", "256M").formatted("ext4").with_kernel(&kernel);
     let vm = host.run(growing().own_disk(&disk));
     let began_bytes = total_bytes(&vm);
     reach(&vm, "1536M");

@@ -313,16 +313,22 @@ fn what_is_not_the_guests_any_more_is_not_watched() {
     assert_eq!(looks.load(Relaxed), 2);
 }
 
+/// A pager that looks where the VMM has its memory mapped, as the daemon's does.
+fn that_looks_at_mappings(machine: &Machine) -> Arc<Pager> {
+    let pager = pager(machine, false, u64::MAX);
+    pager.check_mapped({
+        let (vmm, ram) = (Process::own().unwrap(), Arc::clone(pager.ram()));
+        move |ranges| unplugged::mapped(&vmm, &ram, ranges)
+    });
+    pager
+}
+
 /// A descriptor of it is open, by which the VMM can map it again.
 #[test]
 fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     require!(available());
     let mut machine = Machine::new();
-    let pager = pager(&machine, false, u64::MAX);
-    pager.check_mapped({
-        let (vmm, ram) = (Process::own().unwrap(), Arc::clone(pager.ram()));
-        move |ranges| unplugged::mapped(&vmm, &ram, ranges)
-    });
+    let pager = that_looks_at_mappings(&machine);
     pager.watch_all().unwrap();
     let _threads = serve(&pager, 1);
     take(&machine, &pager);
@@ -382,11 +388,7 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
 fn what_was_mapped_again_comes_back_though_a_frame_of_it_fails() {
     require!(available());
     let machine = Machine::new();
-    let pager = pager(&machine, false, u64::MAX);
-    pager.check_mapped({
-        let (vmm, ram) = (Process::own().unwrap(), Arc::clone(pager.ram()));
-        move |ranges| unplugged::mapped(&vmm, &ram, ranges)
-    });
+    let pager = that_looks_at_mappings(&machine);
     let some = |frames: FrameRange| frames.frames().take(24).collect::<Vec<Gfn>>();
     let all = [some(STAYS), some(GOES)].concat();
     all.iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
@@ -419,11 +421,7 @@ fn what_was_mapped_again_comes_back_though_a_frame_of_it_fails() {
 fn what_was_mapped_again_and_written_is_saved_anew_though_a_frame_fails() {
     require!(available());
     let machine = Machine::new();
-    let pager = pager(&machine, false, u64::MAX);
-    pager.check_mapped({
-        let (vmm, ram) = (Process::own().unwrap(), Arc::clone(pager.ram()));
-        move |ranges| unplugged::mapped(&vmm, &ram, ranges)
-    });
+    let pager = that_looks_at_mappings(&machine);
     pager.watch_all().unwrap();
     let threads = serve(&pager, 1);
     take(&machine, &pager);
