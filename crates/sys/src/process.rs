@@ -519,6 +519,7 @@ mod tests {
     /// Both can be had by any user.
     #[test]
     fn a_name_of_any_bytes_and_a_deep_program_are_no_error() {
+        use std::io::Write;
         use std::process::{Command, Stdio};
         let home = tempfile::tempdir().unwrap();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -530,8 +531,17 @@ mod tests {
         }
         let program = PathBuf::from(format!("/proc/self/fd/{}", deep.as_raw_fd()))
             .join(OsStr::from_bytes(b"\xff\xfe"));
-        fs::copy("/bin/cat", &program).unwrap();
-        let mut child = Command::new(&program).stdin(Stdio::piped()).spawn().unwrap();
+        // Not by this process: what another test starts meanwhile would inherit the open file, and
+        // a file open for writing is no program (ETXTBSY).
+        let cat = home.path().join("cat");
+        assert!(Command::new("cp").arg("/bin/cat").arg(&cat).status().unwrap().success());
+        fs::rename(&cat, &program).unwrap();
+        let piped = Stdio::piped;
+        let mut child = Command::new(&program).stdin(piped()).stdout(piped()).spawn().unwrap();
+        // execve(2) lets the parent go on before the process has its new name. What it says shows
+        // that it has.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let process = Process::open(child.id() as i32).unwrap();
         let status = fs::read(process.proc("status")).unwrap();
         let found = (process.user(), process.program());
