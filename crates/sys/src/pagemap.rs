@@ -41,7 +41,9 @@ struct ScanArg {
 const _: () = assert!(size_of::<ScanArg>() == 96);
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | 0x66 << 8 | 16;
-const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// The page is of a file. Of what is not mapped only pages that the kernel moves at this moment
+/// are, so the scan asks for this and not for what is present.
+const PAGE_IS_FILE: u64 = 1 << 2;
 /// With longer vectors kernels have been seen to repeat entries.
 const REGIONS: usize = 512;
 /// An entry of the file: the page is in memory, and in which frame.
@@ -65,7 +67,8 @@ impl Pagemap {
         Ok(Pagemap { file: File::open(format!("/proc/{}/pagemap", process.pid()))? })
     }
 
-    /// Visits the parts of `range` that are mapped to memory, in order.
+    /// Visits the parts of `range` that are mapped to memory of a file, in order. Pages that the
+    /// kernel moves at this moment are among them.
     ///
     /// # Errors
     /// `ENOTTY`: the kernel has no PAGEMAP_SCAN (it came with Linux 6.7).
@@ -79,8 +82,8 @@ impl Pagemap {
                 end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: REGIONS as u64,
-                category_mask: PAGE_IS_PRESENT,
-                return_mask: PAGE_IS_PRESENT,
+                category_mask: PAGE_IS_FILE,
+                return_mask: PAGE_IS_FILE,
                 ..ScanArg::default()
             };
             // SAFETY: `arg` is the struct whose size is encoded in the request, and
@@ -128,6 +131,10 @@ impl Pagemap {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
     use crate::mapping::Mapping;
     use crate::ram_file::RamFile;
@@ -159,6 +166,52 @@ mod tests {
                 assert_eq!(seen, touched);
             }
         }
+    }
+
+    /// Each round leaves every second page free, so that the kernel has some to move.
+    #[test]
+    fn pages_that_the_kernel_moves_are_mapped() {
+        const BYTES: u64 = 8 << 20;
+        let compact = || fs::write("/proc/sys/vm/compact_memory", "1");
+        if let Err(error) = compact() {
+            return eprintln!("SKIPPED: the kernel moves pages for root only: {error}");
+        }
+        let pagemap = Pagemap::open(&Process::own().unwrap()).unwrap();
+        let new = || {
+            let file = RamFile::create("moved", BYTES).unwrap();
+            let mapping = Mapping::new(&file, 0, BYTES).unwrap();
+            mapping.use_huge_pages(false).unwrap();
+            mapping
+        };
+        let all_are_seen = |mapping: &Mapping| {
+            let (mut seen, start) = (0, mapping.address());
+            match pagemap.mapped(HvaRange { start, bytes: BYTES }, |part| seen += part.bytes) {
+                // Said to be skipped by `pages_that_were_touched_are_mapped`.
+                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => true,
+                result => result.map(|()| seen == BYTES).unwrap(),
+            }
+        };
+        let is_done = AtomicBool::new(false);
+        let missed = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    compact().unwrap();
+                }
+            });
+            let round = |_| {
+                let (stays, goes) = (new(), new());
+                for at in (0..BYTES).step_by(4096) {
+                    stays.populate(at, 4096).unwrap();
+                    goes.populate(at, 4096).unwrap();
+                }
+                drop(goes);
+                (0..20).any(|_| !all_are_seen(&stays))
+            };
+            let missed = (0..150).filter(|&count| round(count)).count();
+            is_done.store(true, Relaxed);
+            missed
+        });
+        assert_eq!(missed, 0, "rounds in which a page was not seen");
     }
 
     #[test]
