@@ -83,6 +83,14 @@ impl State {
         Ok(())
     }
 
+    /// Has faults wait a little above the limit on record. A VM that is taken up grows until its
+    /// limit is held, which takes some answers of QEMU first.
+    pub(crate) fn slow_faults(&self) {
+        let Some(marks) = self.marks() else { return };
+        let (tell, wait) = marks.pressure();
+        self.held.pager.set_marks(tell, wait);
+    }
+
     /// Begins to hold the limit on record, or ends it.
     pub(crate) fn apply_limit(&mut self) {
         (self.stuck, self.trouble) = (None, None);
@@ -127,7 +135,8 @@ impl State {
         self.glance_at_devices();
         let Some(marks) = self.marks() else { return self.limiter = None };
         if let Err(why) = self.make_limiter() {
-            return self.stuck = Some(why.to_string());
+            self.stuck = Some(why.to_string());
+            return self.held.pager.set_marks(u64::MAX, u64::MAX);
         }
         let Some(mut limiter) = self.limiter.take() else { return };
         let may = self.note_disks().and_then(|()| self.may_evict());

@@ -283,6 +283,7 @@ impl State {
     }
 
     fn run(mut self, mailbox: &Receiver<Command>) -> Outcome {
+        self.slow_faults();
         self.publish();
         self.look_at_devices();
         self.begin();
