@@ -1,6 +1,9 @@
 //! The tests that look for rare events, again and again for as long as wished.
 
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -8,54 +11,64 @@ use anyhow::{Context, ensure};
 use super::{cargo, guest_kernel};
 
 /// What may go wrong once in thousands of times: kvmtest whole, the allocator's threads, and
-/// these of vmtest.
+/// these of vmtest. Those that take longest come first, so that all lanes end at about one time.
 const VM_TESTS: [&str; 19] = [
-    "attach",
-    "death",
-    "devices",
-    "disk",
+    "in_flight",
+    "hyperalloc",
+    "reclaim",
+    "guest_kernel",
+    "idle",
     "dma",
     "evict",
-    "faults",
-    "full",
-    "guest_kernel",
-    "hyperalloc",
-    "idle",
-    "in_flight",
-    "large_folios",
     "limit",
-    "reclaim",
-    "scarce",
+    "death",
+    "disk",
+    "attach",
+    "devices",
+    "faults",
+    "large_folios",
     "service",
     "store",
     "swap",
+    "full",
+    "scarce",
 ];
 
-/// How long.
+/// How long, and how.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Begin no new round after so many minutes
+    /// Begin no new round after so many minutes; a round takes about 100 minutes with one lane
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Fuzz each target for so many seconds in every round
     #[arg(long, default_value_t = 60)]
     fuzz_seconds: u64,
+    /// Run so many tests at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    lanes: u8,
 }
 
-/// Rounds of all of it until the time is up, or one fails.
+/// A test, or all of the fuzzing: a name, and what runs it.
+struct Job {
+    name: &'static str,
+    command: Command,
+}
+
+/// Rounds of all of it until the time is up, or something fails: then the round is still run to its
+/// end. What each said is in `target/soak`.
 ///
 /// # Errors
-/// The first thing that failed.
+/// What failed in a round.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let (began, limit) = (Instant::now(), Duration::from_secs(60 * args.minutes));
-    cargo::run(cargo::command().args(["build", "--release", "-p", "ebb", "-p", "ebbd"]))?;
     guest_kernel::run(&guest_kernel::Args::host())?;
+    build()?;
     for round in 1.. {
         println!("== soak: round {round}, {} min so far", began.elapsed().as_secs() / 60);
-        tests("kvmtest", &[])?;
-        tests("llfree-tests", &["threads"])?;
-        tests("vmtest", &VM_TESTS)?;
-        fuzz(args.fuzz_seconds)?;
+        let logs = cargo::workspace().join(format!("target/soak/{round}"));
+        fs::create_dir_all(&logs).with_context(|| format!("{}", logs.display()))?;
+        let failed = in_lanes(jobs(args.fuzz_seconds), args.lanes, &logs)?;
+        ensure!(failed.is_empty(), "failed in round {round}: {}", failed.join(", "));
         if began.elapsed() >= limit {
             println!("== soak: {round} rounds without a failure");
             break;
@@ -64,17 +77,61 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn tests(package: &str, only: &[&str]) -> anyhow::Result<()> {
-    let mut command = cargo::command();
-    command.args(["test", "--release", "-p", package]);
-    command.env("EBB_LONG", "1");
-    command.args(only.iter().flat_map(|test| ["--test", test]));
-    cargo::run(command.args(["--", "--test-threads=1"]))
+fn build() -> anyhow::Result<()> {
+    cargo::run(cargo::command().args(["build", "--release", "-p", "ebb", "-p", "ebbd"]))?;
+    let tests = ["-p", "vmtest", "-p", "kvmtest", "-p", "llfree-tests"];
+    cargo::run(cargo::command().args(["test", "--release", "--no-run"]).args(tests))
 }
 
-fn fuzz(seconds: u64) -> anyhow::Result<()> {
-    let mut script = Command::new(cargo::workspace().join("scripts/fuzz"));
-    let status = script.arg(seconds.to_string()).status().context("scripts/fuzz")?;
-    ensure!(status.success(), "a fuzz target fails, see above");
-    Ok(())
+fn jobs(fuzz_seconds: u64) -> Vec<Job> {
+    let mut fuzz = Command::new(cargo::workspace().join("scripts/fuzz"));
+    fuzz.arg(fuzz_seconds.to_string());
+    let mut jobs: Vec<Job> = VM_TESTS.map(|name| test(name, "vmtest", &["--test", name])).into();
+    jobs.insert(1, Job { name: "fuzz", command: fuzz });
+    jobs.push(test("kvmtest", "kvmtest", &[]));
+    jobs.push(test("threads", "llfree-tests", &["--test", "threads"]));
+    jobs
+}
+
+fn test(name: &'static str, package: &str, only: &[&str]) -> Job {
+    let mut command = cargo::command();
+    command.args(["test", "--release", "-p", package]).args(only).args(["--", "--test-threads=1"]);
+    command.env("EBB_LONG", "1");
+    Job { name, command }
+}
+
+/// Runs all of them, so many at once; the names of those that failed.
+fn in_lanes(jobs: Vec<Job>, lanes: u8, logs: &Path) -> anyhow::Result<Vec<&'static str>> {
+    let (left, failed) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let lane = || -> anyhow::Result<()> {
+        while let Some(job) = next() {
+            let name = job.name;
+            if !passes(job, logs.join(format!("{name}.log")))? {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        lanes.into_iter().try_for_each(|lane| match lane.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })?;
+    Ok(failed.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn passes(mut job: Job, log: PathBuf) -> anyhow::Result<bool> {
+    let began = Instant::now();
+    let to = File::create(&log).with_context(|| format!("{}", log.display()))?;
+    let status = job.command.stdout(to.try_clone()?).stderr(to).status();
+    let status = status.with_context(|| format!("{} does not start", job.name))?;
+    let seconds = began.elapsed().as_secs();
+    match status.success() {
+        true => println!("{} passed, {seconds} s", job.name),
+        false => println!("{} FAILED, {seconds} s: see {}", job.name, log.display()),
+    }
+    Ok(status.success())
 }
