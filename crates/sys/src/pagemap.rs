@@ -41,9 +41,15 @@ struct ScanArg {
 const _: () = assert!(size_of::<ScanArg>() == 96);
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | 0x66 << 8 | 16;
-/// The page is of a file. Of what is not mapped only pages that the kernel moves at this moment
-/// are, so the scan asks for this and not for what is present.
-const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// The entry is neither empty nor present. Of shared memory that is a page that the kernel moves at
+/// this moment, or a mark of userfaultfd.
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+/// Not protected by userfaultfd, which its marks are.
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
+/// What tells pages that are moved from marks. To ask for pages of a file would, too, but has the
+/// kernel look at each page: 10.5 in place of 2.9 ms for a GiB.
+const RETURNED: u64 = PAGE_IS_PRESENT | PAGE_IS_WRITTEN;
 /// With longer vectors kernels have been seen to repeat entries.
 const REGIONS: usize = 512;
 /// An entry of the file: the page is in memory, and in which frame.
@@ -67,8 +73,8 @@ impl Pagemap {
         Ok(Pagemap { file: File::open(format!("/proc/{}/pagemap", process.pid()))? })
     }
 
-    /// Visits the parts of `range` that are mapped to memory of a file, in order. Pages that the
-    /// kernel moves at this moment are among them.
+    /// Visits the parts of `range`, which is shared memory, that are mapped, in order. Pages that the
+    /// kernel moves at this moment are among them, but for protected ones.
     ///
     /// # Errors
     /// `ENOTTY`: the kernel has no PAGEMAP_SCAN (it came with Linux 6.7).
@@ -82,15 +88,16 @@ impl Pagemap {
                 end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: REGIONS as u64,
-                category_mask: PAGE_IS_FILE,
-                return_mask: PAGE_IS_FILE,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: RETURNED,
                 ..ScanArg::default()
             };
             // SAFETY: `arg` is the struct whose size is encoded in the request, and
             // its vector is `regions` with its length.
             let got = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
             let count = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-            for region in regions.iter().take(count) {
+            let found = regions.iter().take(count);
+            for region in found.filter(|region| region.categories & RETURNED != 0) {
                 visit(HvaRange { start: Hva(region.start), bytes: region.end - region.start });
             }
             // A walk that stands still would never end.

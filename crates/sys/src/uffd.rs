@@ -444,8 +444,12 @@ pub fn probe() -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use ebb_units::FRAME_BYTES;
+
     use super::*;
     use crate::mapping::Mapping;
+    use crate::pagemap::Pagemap;
+    use crate::process::Process;
     use crate::ram_file::RamFile;
 
     /// This process may lack the privilege; then the VM tests, which need it
@@ -524,6 +528,29 @@ mod tests {
             uffd.unprotect(range).unwrap();
             writer.join().unwrap();
         });
+    }
+
+    /// The kernel keeps a mark in its place.
+    #[test]
+    fn a_protected_page_that_is_forgotten_is_not_mapped() {
+        let file = RamFile::create("marked", 2 * FRAME_BYTES).unwrap();
+        let Some((uffd, mapping, range)) = over(&file, Watch::Write) else { return };
+        mapping.populate(0, 2 * FRAME_BYTES).unwrap();
+        let first = HvaRange { start: range.start, bytes: FRAME_BYTES };
+        uffd.protect(first).unwrap();
+        let pagemap = Pagemap::open(&Process::own().unwrap()).unwrap();
+        let mapped = || {
+            let mut bytes = 0;
+            pagemap.mapped(range, |part| bytes += part.bytes).map(|()| bytes)
+        };
+        match mapped() {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                return eprintln!("SKIPPED: the kernel has no PAGEMAP_SCAN");
+            }
+            all => assert_eq!(all.unwrap(), 2 * FRAME_BYTES),
+        }
+        mapping.forget(0, FRAME_BYTES).unwrap();
+        assert_eq!(mapped().unwrap(), FRAME_BYTES);
     }
 
     #[test]
