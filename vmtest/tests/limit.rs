@@ -36,7 +36,13 @@ fn a_guest_reboots_within_its_limit() {
     vm.guest("fill a 300M");
     assert_eq!(vm.guest("check a"), "0");
     vm.reboot();
-    vm.wait_trusted();
+    // QEMU does not answer while a fault of its own, or of a processor that it waits for, waits for
+    // room: the daemon would wait for QEMU, which takes what it may spend on searches.
+    until("trust in the guest", || {
+        let guest = vm.status().guest;
+        assert!(!guest.why.as_deref().unwrap_or_default().contains("too often"), "{guest:?}");
+        guest.trusted.then_some(())
+    });
     assert!(vm.host_bytes() <= 100 * MIB + SLACK_BYTES);
     vm.guest("fill b 200M");
     assert_eq!(vm.guest("check b"), "0");

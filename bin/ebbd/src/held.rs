@@ -64,7 +64,7 @@ pub struct Held {
 pub fn take(
     process: Process,
     ram: Ram,
-    qmp: Qmp,
+    mut qmp: Qmp,
     (disks, growth): (Disks, Growth),
     mut record: Record,
     directory: &Path,
@@ -104,6 +104,7 @@ pub fn take(
             disks.shared.serve_with(&pager);
             small_pages::mind(&pager, &process, record.backing);
             let directory = directory.to_owned();
+            qmp.show_silence(pager.evictor_waits());
             let qmp = Some(qmp);
             Ok(Held { process, pager, restored, qmp, disks, growth, record, directory })
         }

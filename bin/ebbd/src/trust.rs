@@ -1,6 +1,7 @@
 //! Whether a VM's guest is trusted and the kernel that runs, and who is told when that changes.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use ebb_api::Mode;
@@ -134,8 +135,13 @@ impl State {
         if self.held.qmp.is_some() || !self.dial.is_due() {
             return;
         }
-        match Qmp::connect_within(&self.held.record.qmp, GREETING_TIMEOUT) {
-            Ok(qmp) => {
+        let evictor_waits = self.held.pager.evictor_waits();
+        evictor_waits.store(true, Relaxed);
+        let connected = Qmp::connect_within(&self.held.record.qmp, GREETING_TIMEOUT);
+        evictor_waits.store(false, Relaxed);
+        match connected {
+            Ok(mut qmp) => {
+                qmp.show_silence(evictor_waits);
                 self.held.qmp = Some(qmp);
                 self.dial.worked();
             }

@@ -1,8 +1,8 @@
 //! One VM's frames, and what may be done to them.
 
 use std::io;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
@@ -96,6 +96,7 @@ pub struct Pager {
     pub(crate) jobs: Jobs,
     /// Taken above the first, whoever evicts is told; above the second, faults wait.
     marks: [AtomicU64; 2],
+    pub(crate) evictor_waits: Arc<AtomicBool>,
     pub(crate) halt: Halt,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
     mapped: OnceLock<Mapped>,
@@ -164,6 +165,7 @@ impl Pager {
             ahead: (Mutex::new(ReadAhead::around()), Mutex::default()),
             jobs: Jobs::new(),
             marks: [const { AtomicU64::new(u64::MAX) }; 2],
+            evictor_waits: Arc::default(),
             halt: Halt::new(),
             pressure: OnceLock::new(),
             mapped: OnceLock::new(),
@@ -228,6 +230,12 @@ impl Pager {
     pub fn marks(&self) -> (u64, u64) {
         let [tell, wait] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
         (tell, wait)
+    }
+
+    /// While this says `true`, no fault waits for room: whoever evicts waits for the VMM, which may
+    /// be held up by such faults.
+    pub fn evictor_waits(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.evictor_waits)
     }
 
     /// Who is told of pressure, from the threads that serve faults; once.

@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use ebb_ledger::{Content, LockedFrame};
@@ -41,10 +42,11 @@ struct Back<'l> {
 }
 
 impl Pager {
-    /// Has whoever evicts catch up first.
+    /// Has whoever evicts catch up first, unless that one waits for the VMM.
     pub(crate) fn wait_for_room(&self) {
         for _ in 0..ROOM_WAITS {
-            if !self.is_over_limit() {
+            // Who holds the VMM up would wait for itself.
+            if self.evictor_waits.load(Relaxed) || !self.is_over_limit() {
                 return;
             }
             std::thread::sleep(ROOM_WAIT);

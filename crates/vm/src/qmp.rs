@@ -6,6 +6,9 @@
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,6 +21,8 @@ use crate::dial::{Turn, dial, turn};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// QEMU greets as it accepts a connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// One that answers as usual does so sooner.
+const SILENT_AFTER: Duration = Duration::from_millis(10);
 /// So long is waited for one that is stuck already.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// A longer line is no event.
@@ -85,6 +90,8 @@ pub struct Qmp {
     until: Option<Instant>,
     /// By name, each once, in the order in which they came first.
     events: Vec<String>,
+    /// Says `true` while QEMU keeps us waiting.
+    silence: Option<Arc<AtomicBool>>,
 }
 
 impl Qmp {
@@ -141,7 +148,14 @@ impl Qmp {
             patience: ANSWER_TIMEOUT,
             until: None,
             events: Vec::new(),
+            silence: None,
         }
+    }
+
+    /// Has `silence` say `true` whenever QEMU has not answered for 10 ms, until it does or is waited
+    /// for no longer: QEMU may be the one that waits for us.
+    pub fn show_silence(&mut self, silence: Arc<AtomicBool>) {
+        self.silence = Some(silence);
     }
 
     /// The process at the other end.
@@ -349,11 +363,23 @@ impl Qmp {
         if left.is_zero() {
             return Err(io::Error::new(ErrorKind::TimedOut, "it does not answer in time").into());
         }
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let Some(silence) = &self.silence else { return Ok(self.poll(what, left).map(drop)?) };
+        if self.poll(what, left.min(SILENT_AFTER))? || left <= SILENT_AFTER {
+            return Ok(());
+        }
+        silence.store(true, Relaxed);
+        let polled = self.poll(what, left - SILENT_AFTER);
+        silence.store(false, Relaxed);
+        Ok(polled.map(drop)?)
+    }
+
+    /// Whether it came to that, or a signal did.
+    fn poll(&self, what: PollFlags, most: Duration) -> io::Result<bool> {
+        let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
         let mut fds = [PollFd::new(&self.stream, what)];
-        match poll(&mut fds, Some(&left)) {
-            Err(rustix::io::Errno::INTR) => Ok(()),
-            polled => Ok(polled.map(drop).map_err(io::Error::from)?),
+        match poll(&mut fds, Some(&most)) {
+            Err(rustix::io::Errno::INTR) => Ok(true),
+            polled => Ok(polled? > 0),
         }
     }
 }
@@ -425,6 +451,27 @@ mod tests {
         assert_eq!(qmp.events().unwrap(), ["RESET", "STOP"]);
         drop(theirs);
         assert!(matches!(qmp.events(), Err(QmpError::Io(_))));
+    }
+
+    #[test]
+    fn a_qemu_that_keeps_us_waiting_is_told_of_until_it_answers() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut qmp, silence) = (Qmp::over(ours), Arc::<AtomicBool>::default());
+        qmp.show_silence(Arc::clone(&silence));
+        let told = Arc::clone(&silence);
+        let answer = std::thread::spawn(move || {
+            while !told.load(Relaxed) {
+                std::thread::yield_now();
+            }
+            theirs.write_all(b"{\"return\":\"text\",\"id\":1}\n").unwrap();
+            theirs
+        });
+        assert_eq!(qmp.human("info version").unwrap(), "text");
+        assert!(!silence.load(Relaxed));
+        let _open = answer.join().unwrap();
+        let late = qmp.in_a_hurry(3 * SILENT_AFTER, |qmp| qmp.human("info version"));
+        assert!(matches!(late, Err(QmpError::Io(_))), "{late:?}");
+        assert!(!silence.load(Relaxed));
     }
 
     /// A connection whose other side says `what` again and again until it is closed.

@@ -6,8 +6,8 @@
 mod machine;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::thread;
 
 use ebb_ledger::Content;
@@ -74,6 +74,27 @@ fn a_frame_that_was_saved_meanwhile_gets_no_fill() {
     assert!(machine.in_file(gfn).is_none());
     let _threads = serve(&pager, 1);
     assert!(machine.guest().read(gfn) == page_of(7));
+}
+
+/// Each look at what is taken tells whoever evicts.
+#[test]
+fn no_fault_waits_for_room_while_the_evictor_waits() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    let pager = watching(machine.parts());
+    let looks = Arc::<AtomicUsize>::default();
+    let told = Arc::clone(&looks);
+    pager.on_pressure(move || {
+        told.fetch_add(1, SeqCst);
+    });
+    pager.set_marks(0, 0);
+    pager.evictor_waits().store(true, SeqCst);
+    pager.wait_for_room();
+    assert_eq!(looks.load(SeqCst), 0);
+    pager.evictor_waits().store(false, SeqCst);
+    pager.wait_for_room();
+    assert!(looks.load(SeqCst) > 1);
 }
 
 /// Somebody tries for a huge frame, one frame of which is held, again and again: each time it
