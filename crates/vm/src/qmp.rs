@@ -122,18 +122,28 @@ impl Qmp {
     fn await_greeting(&mut self, most: Duration, deadline: Instant) -> Result<(), QmpError> {
         let mut room = EVENT_BYTES;
         let soon = deadline.min(Instant::now() + most);
-        let mut greeting = self.message(soon, &mut room);
+        let mut greeting = self.greeting(soon, &mut room);
         if is_timeout(&greeting) {
             greeting = match turn(&self.stream)? {
                 Turn::Accepted => Err(QmpError::Silent(most)),
                 Turn::Behind => Err(QmpError::Taken),
-                Turn::Next => self.message(deadline, &mut room),
+                Turn::Next => self.greeting(deadline, &mut room),
             };
         }
         match greeting {
             Ok(greeting) if greeting.get("QMP").is_some() => Ok(()),
             Ok(_) | Err(QmpError::Protocol(_)) => Err(QmpError::NoGreeting),
             Err(error) => Err(error),
+        }
+    }
+
+    /// The first message that is no event: QEMU may tell one that it had for the client before.
+    fn greeting(&mut self, deadline: Instant, room: &mut usize) -> Result<Value, QmpError> {
+        loop {
+            let message = self.message(deadline, room)?;
+            if message.get("event").is_none() {
+                return Ok(message);
+            }
         }
     }
 
@@ -412,6 +422,13 @@ mod tests {
     }
 
     #[test]
+    fn an_event_for_the_client_before_is_no_greeting() {
+        let (_dir, path) =
+            peer(&["{\"event\":\"BALLOON_CHANGE\"}\n{\"QMP\":{}}\n", "{\"return\":{}}\n"]);
+        assert_eq!(Qmp::connect(&path).unwrap().events().unwrap(), [""; 0]);
+    }
+
+    #[test]
     fn events_between_request_and_answer_are_kept() {
         let (_dir, path) = peer(&[
             "{\"QMP\":{}}\n",
@@ -590,7 +607,7 @@ mod tests {
         for greeting in [
             &["SSH-2.0-OpenSSH\n"],
             &["QEMU 7.2.22 monitor - type 'help' for more information\r\n(qemu) "],
-            &["{\"event\":\"RESET\"}\n"],
+            &["{\"return\":{}}\n"],
         ] {
             let (_dir, path) = peer(greeting);
             let error = Qmp::connect(&path).err().unwrap();
