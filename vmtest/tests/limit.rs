@@ -36,8 +36,8 @@ fn a_guest_reboots_within_its_limit() {
     vm.guest("fill a 300M");
     assert_eq!(vm.guest("check a"), "0");
     vm.reboot();
-    // QEMU does not answer while a fault of its own, or of a processor that it waits for, waits for
-    // room: the daemon would wait for QEMU, which takes what it may spend on searches.
+    // QEMU does not answer while a fault of one of its threads waits for room. A daemon that waits
+    // for QEMU meanwhile spends its budget of searches on that.
     until("trust in the guest", || {
         let guest = vm.status().guest;
         assert!(!guest.why.as_deref().unwrap_or_default().contains("too often"), "{guest:?}");

@@ -96,6 +96,7 @@ pub struct Pager {
     pub(crate) jobs: Jobs,
     /// Taken above the first, whoever evicts is told; above the second, faults wait.
     marks: [AtomicU64; 2],
+    /// See [`Pager::evictor_waits`].
     pub(crate) evictor_waits: Arc<AtomicBool>,
     pub(crate) halt: Halt,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,

@@ -616,6 +616,21 @@ mod tests {
         }
     }
 
+    /// It may have been told to the client before; this one is not greeted.
+    #[test]
+    fn who_tells_events_and_does_not_greet_is_no_qmp() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let stream = dial(&path, deadline).unwrap();
+        let (mut accepted, _) = listener.accept().unwrap();
+        accepted.write_all(b"{\"event\":\"RESET\"}\n").unwrap();
+        let error = Qmp::over(stream).await_greeting(Duration::ZERO, deadline).unwrap_err();
+        assert!(matches!(error, QmpError::Silent(_)), "{error}");
+        assert!(error.to_string().contains("-qmp"), "{error}");
+    }
+
     /// Ends long before the deadline: an owner that has accepted somebody is not busy.
     #[test]
     fn who_accepts_and_is_silent_is_no_qmp() {
