@@ -257,6 +257,10 @@ impl<S: Store> Store for Compressed<S> {
         self.slabs.set_limit(bytes);
     }
 
+    fn is_room_wanted(&self) -> bool {
+        self.behind.is_room_wanted()
+    }
+
     fn most_at_once(&self) -> usize {
         self.behind.most_at_once()
     }

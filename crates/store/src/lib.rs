@@ -83,6 +83,11 @@ pub trait Store: Send + Sync {
     /// What the medium said; the slots stay usable.
     fn trim(&self) -> Result<(), StoreError>;
 
+    /// Whether a store that shares room with this one was refused some, since this was asked last.
+    fn is_room_wanted(&self) -> bool {
+        false
+    }
+
     /// The slot is in use, by the word of a ledger that a dead daemon left. Before
     /// anything is saved.
     ///

@@ -2,6 +2,8 @@
 //! is never used.
 
 use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ebb_units::FRAME_BYTES;
@@ -51,6 +53,8 @@ pub struct Space {
 pub struct Room {
     quota: Quota,
     sums: Mutex<Sums>,
+    /// How often nobody could be promised anything of what all share.
+    refusals: AtomicU64,
 }
 
 #[derive(Default, Debug)]
@@ -64,7 +68,7 @@ struct Sums {
 impl Room {
     /// Nothing is taken yet.
     pub fn new(quota: Quota) -> Arc<Room> {
-        Arc::new(Room { quota, sums: Mutex::default() })
+        Arc::new(Room { quota, sums: Mutex::default(), refusals: AtomicU64::new(0) })
     }
 
     /// What all swap files take.
@@ -83,6 +87,8 @@ pub(crate) struct Part {
     room: Arc<Room>,
     /// What it took when it was last looked at; changed with the sums locked.
     taken: Mutex<u64>,
+    /// Of the room's refusals so many are known.
+    refusals: AtomicU64,
 }
 
 /// Room for pages that are about to be written.
@@ -95,7 +101,8 @@ pub(crate) struct Promise<'p> {
 
 impl Part {
     pub(crate) fn new(room: &Arc<Room>) -> Part {
-        Part { room: Arc::clone(room), taken: Mutex::new(0) }
+        let refusals = AtomicU64::new(room.refusals.load(Relaxed));
+        Part { room: Arc::clone(room), taken: Mutex::new(0), refusals }
     }
 
     /// What the file took when it was last looked at.
@@ -124,12 +131,21 @@ impl Part {
         let tightest = left.into_iter().min_by_key(|(bytes, _)| *bytes);
         let (bytes, why) = tightest.unwrap_or((0, NoRoom::Floor));
         match most.min(bytes / FRAME_BYTES) {
-            0 => Err(StoreError::NoRoom(why)),
+            0 => {
+                self.room.refusals.fetch_add(u64::from(why != NoRoom::Each), Relaxed);
+                Err(StoreError::NoRoom(why))
+            }
             pages => {
                 sums.promised_bytes += pages * FRAME_BYTES;
                 Ok(Promise { part: self, pages })
             }
         }
+    }
+
+    /// Whether somebody was refused room since this was asked last.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let refusals = self.room.refusals.load(Relaxed);
+        self.refusals.swap(refusals, Relaxed) != refusals
     }
 
     /// Looks at what the file takes now.

@@ -326,6 +326,10 @@ impl<M: Medium> Store for SwapFile<M> {
         trimmed
     }
 
+    fn is_room_wanted(&self) -> bool {
+        self.part.is_wanted()
+    }
+
     fn claim(&self, slot: u64) -> Result<(), StoreError> {
         if !self.clusters.take_this(slot) {
             return Err(StoreError::NotInUse { slot });
