@@ -10,8 +10,8 @@ use std::sync::mpsc::Receiver;
 
 use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::{
-    Evicted, FaultThread, Grain, IoMapping, Judge, NoDevices, NoDisk, NothingKnown, Pager, Parts,
-    RefillThreads, Restored,
+    DigestKey, Evicted, FaultThread, Grain, IoMapping, Judge, NoDevices, NoDisk, NothingKnown,
+    Pager, Parts, RefillThreads, Restored,
 };
 use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
 use ebb_sys::process::Process;
@@ -87,6 +87,7 @@ impl Daemon {
             devices,
             store: compressing(run, store.expect("store")),
             disk: Box::new(NoDisk),
+            digest_key: Arc::new(DigestKey::random().expect("a key")),
         };
         let (pager, restored) = Pager::new(parts).expect("pager");
         Daemon { pager: Arc::new(pager), restored, disk: health, faults: None, refills: None }

@@ -1,8 +1,7 @@
 //! The disks that `ebb run --disk` gives a VM: served here, so that frames equal to a
 //! block can rest on it, and no frame that a request uses is evicted.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::iter;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ use ebb_block::{
     Access, Backend, Block, Direction, Dma, DmaFault, Hashes, Identity, Image, Observer, OpenError,
     Options, Reader, Segment,
 };
-use ebb_pager::{Disk, IoMapping, NoDevices, Pager, SoftIommu};
+use ebb_pager::{Digest, DigestKey, Disk, IoMapping, NoDevices, Pager, SoftIommu};
 use ebb_store::Page;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::{Ram, handed};
@@ -98,6 +97,7 @@ pub fn check(images: &[Image]) -> Result<(), String> {
 pub struct Shared {
     images: Vec<ImageRecord>,
     hashes: Hashes,
+    digest_key: Arc<DigestKey>,
     readers: Vec<Reader>,
     pager: OnceLock<Weak<Pager>>,
     dma: Vec<DmaMode>,
@@ -117,8 +117,7 @@ impl Shared {
         wanted: &[DiskRequest],
         memory_bytes: u64,
     ) -> io::Result<Arc<Shared>> {
-        let mut key = [0; 32];
-        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        let digest_key = Arc::new(DigestKey::random()?);
         // Of more blocks than it has frames a guest holds none.
         let room = if images.is_empty() { 0 } else { memory_bytes / FRAME_BYTES };
         let record = |image: &Image| {
@@ -127,7 +126,8 @@ impl Shared {
         };
         Ok(Arc::new(Shared {
             images: images.iter().map(record).collect::<io::Result<_>>()?,
-            hashes: Hashes::new(room, key),
+            hashes: Hashes::new(room, Arc::clone(&digest_key)),
+            digest_key,
             readers: images.iter().map(Image::reader).collect(),
             pager: OnceLock::new(),
             dma: wanted.iter().map(|disk| disk.dma).collect(),
@@ -170,6 +170,11 @@ impl Shared {
         self.used.iter().any(|used| used.load(Acquire))
     }
 
+    /// By which the blocks are known.
+    pub fn digest_key(&self) -> Arc<DigestKey> {
+        Arc::clone(&self.digest_key)
+    }
+
     /// Blocks that are known by content.
     pub fn tracked_blocks(&self) -> u64 {
         self.hashes.used()
@@ -180,8 +185,8 @@ impl Shared {
 pub struct Source(pub Arc<Shared>);
 
 impl Disk for Source {
-    fn find(&self, page: &Page) -> Option<u64> {
-        if self.0.readers.is_empty() { None } else { self.0.hashes.find(page) }
+    fn find(&self, digest: &Digest) -> Option<u64> {
+        if self.0.readers.is_empty() { None } else { self.0.hashes.find(digest) }
     }
 
     fn read(&self, block: u64, pages: &mut [Page]) -> io::Result<()> {
@@ -413,7 +418,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (path, other) = (directory.path().join("image"), directory.path().join("other"));
         for path in [&path, &other] {
-            File::create(path).unwrap().set_len(1 << 20).unwrap();
+            std::fs::File::create(path).unwrap().set_len(1 << 20).unwrap();
         }
         let wanted: Vec<DiskRequest> = vec![path.to_str().unwrap().parse().unwrap()];
         let images = open(&wanted).unwrap();

@@ -277,6 +277,7 @@ fn pager(
         devices,
         store: store(slots, record, directory)?,
         disk: Box::new(Source(Arc::clone(shared))),
+        digest_key: shared.digest_key(),
     })?;
     digests.into_iter().for_each(|digests| pager.compare_with(digests));
     Ok((pager, restored))

@@ -202,7 +202,7 @@ impl Limiter {
         let evicted = pager.evict(&frames, &Known { of, pager, free: &self.free });
         let evicted = match evicted {
             // Who has a slot without need makes room for who needs one.
-            Err(error) if pager.give_up_clean(STEP_FRAMES)? > 0 => {
+            Err(error) if pager.give_up_kept(STEP_FRAMES) > 0 => {
                 self.refused = Some(error);
                 return Ok(true);
             }

@@ -201,11 +201,11 @@ pub struct LimitStatus {
     pub saved_bytes: u64,
     /// Content that rests on equal blocks of the guest's disks now.
     pub on_disk_bytes: u64,
-    /// In memory and equal to what the swap store still holds: it need not be saved again.
+    /// In memory, while the swap store still holds what it was when it came back: it need not be saved again if it is not changed.
     pub clean_bytes: u64,
     /// Saved since the daemon holds the VM.
     pub saved_total_bytes: u64,
-    /// Evicted without a write because the swap store still held it.
+    /// Evicted without a write because the swap store still held the same.
     pub clean_total_bytes: u64,
     /// Evicted without a write because a disk block equals it (silent writes avoided).
     pub on_disk_total_bytes: u64,

@@ -4,13 +4,14 @@
 //! which finds the entry of a block that is overwritten. Both are sets of eight;
 //! when one is full the entry that was seen longest ago goes from both.
 //!
-//! The hash is keyed with a secret and 128 bits long (`digest.rs`), so a guest can
+//! The hash is keyed with a secret and 128 bits long (`ebb_digest`), so a guest can
 //! neither make two contents collide nor meet a collision by chance.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::digest::{Digest, DigestKey};
+use ebb_digest::{Digest, DigestKey};
+
 use crate::observer::Block;
 
 const WAYS: usize = 8;
@@ -45,7 +46,7 @@ impl Entry {
 
 /// The blocks of all disks of a VM that are known by content.
 pub struct Hashes {
-    key: DigestKey,
+    key: Arc<DigestKey>,
     tables: Mutex<Tables>,
 }
 
@@ -60,14 +61,13 @@ struct Tables {
 }
 
 impl Hashes {
-    /// Room for about `blocks`; memory is taken as it fills. `key`: secret, and
-    /// random.
-    pub fn new(blocks: u64, key: [u8; 32]) -> Hashes {
+    /// Room for about `blocks`; memory is taken as it fills.
+    pub fn new(blocks: u64, key: Arc<DigestKey>) -> Hashes {
         let sets = blocks.div_ceil(WAYS as u64).next_power_of_two().clamp(1, SETS_MAX / 2);
         let count = sets as usize * WAYS;
         let (by_hash, by_block) = (vec![Entry::default(); count], vec![0; count]);
         let tables = Tables { by_hash, by_block, sets, used: 0, inserted: 0 };
-        Hashes { key: DigestKey::new(&key), tables: Mutex::new(tables) }
+        Hashes { key, tables: Mutex::new(tables) }
     }
 
     /// `block` has this content now.
@@ -87,10 +87,9 @@ impl Hashes {
         blocks.for_each(|block| tables.forget(block));
     }
 
-    /// A block with this content.
-    pub fn find(&self, content: &Block) -> Option<u64> {
-        let hash = self.key.digest(content);
-        self.tables().find(hash)
+    /// A block whose content has this digest, by the same key.
+    pub fn find(&self, digest: &Digest) -> Option<u64> {
+        self.tables().find(*digest)
     }
 
     /// How many blocks are known.
@@ -208,6 +207,16 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
+    fn new(blocks: u64) -> Hashes {
+        Hashes::new(blocks, Arc::new(DigestKey::new(&[7; 32])))
+    }
+
+    impl Hashes {
+        fn find_content(&self, content: &Block) -> Option<u64> {
+            self.find(&self.key.digest(content))
+        }
+    }
+
     fn content(seed: u64) -> Block {
         let mut content = [0; 4096];
         content[..8].copy_from_slice(&seed.to_ne_bytes());
@@ -235,14 +244,14 @@ mod tests {
             steps in prop::collection::vec(step(), 1..400),
             room in prop_oneof![Just(8u64), Just(64), Just(4096)],
         ) {
-            let hashes = Hashes::new(room, [7; 32]);
+            let hashes = new(room);
             let mut disk: HashMap<u64, u64> = HashMap::new();
             for step in steps {
                 match step {
                     Step::Insert(block, seed) => {
                         hashes.insert(block, &content(seed));
                         disk.insert(block, seed);
-                        prop_assert!(room < 4096 || hashes.find(&content(seed)).is_some());
+                        prop_assert!(room < 4096 || hashes.find_content(&content(seed)).is_some());
                     }
                     Step::Forget(blocks) => {
                         hashes.forget(blocks.clone());
@@ -250,7 +259,7 @@ mod tests {
                     }
                 }
                 for seed in 0..50 {
-                    if let Some(block) = hashes.find(&content(seed)) {
+                    if let Some(block) = hashes.find_content(&content(seed)) {
                         prop_assert_eq!(disk.get(&block), Some(&seed));
                     }
                 }
@@ -270,10 +279,10 @@ mod tests {
 
     #[test]
     fn what_was_seen_last_stays() {
-        let hashes = Hashes::new(1 << 10, [1; 32]);
+        let hashes = new(1 << 10);
         (0..1 << 14).for_each(|block| hashes.insert(block, &content(block + 1)));
         let kept = |blocks: Range<u64>| {
-            blocks.filter(|block| hashes.find(&content(block + 1)) == Some(*block)).count()
+            blocks.filter(|block| hashes.find_content(&content(block + 1)) == Some(*block)).count()
         };
         assert!(kept((1 << 14) - 256..1 << 14) > 200, "{}", hashes.used());
         assert_eq!(kept(0..1 << 12), 0);

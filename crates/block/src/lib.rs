@@ -16,7 +16,6 @@ mod block_locks;
 mod config;
 mod counters;
 mod device;
-mod digest;
 mod format;
 mod hashes;
 mod image;

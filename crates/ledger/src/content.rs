@@ -43,10 +43,10 @@ pub enum Content {
         /// The block has `1 << order` frames.
         order: u8,
     },
-    /// In the RAM file, write-protected, and equal to what a slot of the swap store still
-    /// holds: a write ends that. After its daemon's death it is as good as resident.
+    /// As good as resident, but write-protected: so daemons of older versions called a frame that
+    /// equals what a slot holds. No daemon writes it any more.
     Clean {
-        /// The slot, below 2^48.
+        /// The slot, which nobody has any more; below 2^48.
         slot: u64,
     },
 }

@@ -121,62 +121,6 @@ mod tests {
         });
     }
 
-    /// A clean frame, one thread that evicts it without saving it again, one that serves
-    /// a write to it. The slot is given up once at most, and never while it is the only
-    /// place; a page that was written is never punched.
-    #[test]
-    fn a_clean_frame_is_evicted_or_written() {
-        const CLEAN: Content = Content::Clean { slot: 1 };
-        const SAVED: Content = Content::Saved { slot: 1 };
-        loom::model(|| {
-            let word = Arc::new(Word::new(CLEAN.to_word()));
-            let evictor = {
-                let word = word.clone();
-                thread::spawn(move || {
-                    let before = try_lock(&word).map(Content::from_word)?;
-                    if before != Some(CLEAN) || !commit(&word, SAVED.to_word()) {
-                        // It stays; the protection ends, whoever waits is woken.
-                        let _ = unlock(&word, RESIDENT.to_word());
-                        return Some((false, before == Some(CLEAN)));
-                    }
-                    let _ = unlock(&word, SAVED.to_word());
-                    Some((true, false))
-                })
-            };
-            let writer = {
-                let word = word.clone();
-                thread::spawn(move || match want(&word) {
-                    Some(Want::Free(CLEAN)) => {
-                        let before = try_lock(&word).map(Content::from_word);
-                        let clean = before == Some(Some(CLEAN));
-                        match before {
-                            None => {}
-                            Some(_) if clean => drop(unlock(&word, RESIDENT.to_word())),
-                            Some(_) => drop(abandon(&word)),
-                        }
-                        clean
-                    }
-                    _ => false,
-                })
-            };
-            let (punched, left) = evictor.join().unwrap().unwrap_or_default();
-            let wrote = writer.join().unwrap();
-            assert!(!(punched && wrote) && !(left && wrote));
-            let end = Content::from_word(word.load(Acquire));
-            assert_eq!(word.load(Acquire) & (LOCK | WANT), 0);
-            assert_eq!(
-                end,
-                Some(if punched {
-                    SAVED
-                } else if left || wrote {
-                    RESIDENT
-                } else {
-                    CLEAN
-                })
-            );
-        });
-    }
-
     #[test]
     fn two_holders_never_meet() {
         loom::model(|| {

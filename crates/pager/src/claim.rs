@@ -60,7 +60,6 @@ impl Pager {
         if order > MAX_ORDER || !inside || self.split(metadata.huge()).is_err() {
             return Ok(None);
         }
-        self.end_clean_in(FrameRange::new(metadata, 1))?;
         let Ok(watch) = self.ledger.lock_frame(metadata) else { return Ok(None) };
         let frame = FrameRange::new(metadata, 1);
         if watch.content() != Content::Resident {
@@ -162,6 +161,7 @@ impl<'p> Claim<'p> {
         for part in &parts {
             add(&self.pager.counters.emptied_frames, part.resident);
             part.words.set(Content::Empty { fill, hard: false });
+            self.pager.drop_slots(part.words.frames());
         }
         Some(Committed { claim: self, parts, fill })
     }
@@ -171,9 +171,6 @@ impl<'p> Claim<'p> {
         for (slot, frames) in parts.iter_mut().zip(self.block().by_huge()) {
             let part = frames.count < ebb_units::FRAMES_PER_HUGE;
             if part && pager.split(frames.start.huge()).is_err() {
-                return false;
-            }
-            if pager.end_clean_in(frames).is_err() {
                 return false;
             }
             match pager.ledger.lock(frames) {
@@ -220,6 +217,9 @@ impl Committed<'_> {
 
     fn finish(self, keep: bool) {
         let Committed { claim, parts, fill } = self;
+        if parts.is_empty() {
+            claim.pager.give_up_in(claim.block());
+        }
         for Part { words, .. } in parts {
             let frames = words.frames();
             let wanted = words.unlock(Content::Empty { fill, hard: false });

@@ -28,7 +28,8 @@ pub struct Counters {
     pub saved_frames: AtomicU64,
     /// Pages that the store had in memory and moved to its disk.
     pub written_back_frames: AtomicU64,
-    /// Frames in memory that equal a slot of the store which they still have.
+    /// Frames in memory that keep a slot of the store, which holds what they held when they came
+    /// ([`Pager::give_up_kept`](crate::Pager::give_up_kept)).
     pub clean_frames: AtomicU64,
     /// Frames whose content is in a block of the guest's disk.
     pub on_disk_frames: AtomicU64,

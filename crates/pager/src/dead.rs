@@ -126,7 +126,8 @@ impl Pager {
             return Err(error);
         }
         self.devices.map(frame);
-        let _ = self.arrive(gfn, held);
+        // What its slot holds it never will again.
+        let _ = self.leave(gfn, held, Content::Resident);
         self.wake(frame).map(|()| Served::Done)
     }
 

@@ -5,14 +5,16 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ebb_digest::Digest;
 use ebb_store::Page;
 use ebb_units::Gfn;
 
 /// The guest's disks, in blocks of a frame's size. All disks of a VM share one
 /// space of block numbers, below 2^48.
 pub trait Disk: Send + Sync {
-    /// A block that equals this page and is not being written.
-    fn find(&self, page: &Page) -> Option<u64>;
+    /// A block whose content has this digest, by the key that the pager has, and that is not
+    /// being written.
+    fn find(&self, digest: &Digest) -> Option<u64>;
 
     /// Reads blocks in a row, the first of them `block`.
     ///
@@ -25,7 +27,7 @@ pub trait Disk: Send + Sync {
 pub struct NoDisk;
 
 impl Disk for NoDisk {
-    fn find(&self, _page: &Page) -> Option<u64> {
+    fn find(&self, _digest: &Digest) -> Option<u64> {
         None
     }
 

@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
+use ebb_digest::Digest;
 use ebb_ledger::{Content, LockedFrame, SplitError};
 use ebb_store::{Page, PageBuffer, StoreError};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
@@ -18,6 +19,10 @@ use crate::unmapped::is_unmapped;
 /// Held together, so that what is in flight is asked for many at once. A guest that writes
 /// one of them waits no longer than it takes to save all: in one batch, but for what goes whole.
 const BATCH_FRAMES: usize = 512;
+/// Slots that frames keep, given up at once for other VMs: 32 MiB.
+const FOR_OTHERS: usize = 8192;
+/// Slots that others keep are asked for so often, where a store has no room for a batch.
+const ROOM_ATTEMPTS: usize = 4;
 
 /// What an eviction did, in frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,8 +31,8 @@ pub struct Evicted {
     pub saved: u64,
     /// A block of the guest's disk equals them: nothing was written.
     pub on_disk: u64,
-    /// They were not written since they came from the store, where they still are: nothing
-    /// was written.
+    /// They hold what they held when they came from the store, where that still is: nothing was
+    /// written.
     pub clean: u64,
     /// Each a single byte again and again, or free in the guest: nothing is kept.
     pub empty: u64,
@@ -53,9 +58,9 @@ impl Evicted {
         self.in_flight += other.in_flight;
     }
 
-    fn count(&mut self, content: Content, clean: bool) {
+    fn count(&mut self, content: Content, is_kept: bool) {
         match content {
-            _ if clean => self.clean += 1,
+            _ if is_kept => self.clean += 1,
             Content::Saved { .. } => self.saved += 1,
             Content::OnDisk { .. } => self.on_disk += 1,
             _ => self.empty += 1,
@@ -100,9 +105,27 @@ impl Judge for NothingKnown {
 struct Held<'l> {
     gfn: Gfn,
     word: LockedFrame<'l>,
-    /// It was clean: what it holds is in this slot already.
-    kept: Option<u64>,
 }
+
+/// Where the content of a frame will be once it is punched.
+#[derive(Clone, Copy)]
+struct Place {
+    content: Content,
+    /// Of what is saved.
+    digest: Digest,
+    /// In the slot that the frame keeps.
+    is_kept: bool,
+}
+
+impl Place {
+    /// Of what has no digest, or needs none.
+    fn of(content: Content) -> Place {
+        Place { content, digest: [0; 2], is_kept: false }
+    }
+}
+
+/// Or the digest of what has none yet.
+type Found = Result<Place, Digest>;
 
 impl Held<'_> {
     fn frame(&self) -> FrameRange {
@@ -146,12 +169,15 @@ impl Pager {
         no_room.map(|()| evicted)
     }
 
-    /// Gives back the space of what was saved and is not needed any more. From
-    /// the thread that evicts.
+    /// Gives back the space of what was saved and is not needed any more, and where others are
+    /// short of it some of what frames keep. From the thread that evicts.
     ///
     /// # Errors
     /// From the store; nothing is lost.
     pub fn trim_store(&self) -> io::Result<()> {
+        if self.store.is_room_wanted() {
+            self.give_up_kept(FOR_OTHERS);
+        }
         Ok(self.store.trim()?)
     }
 
@@ -168,15 +194,11 @@ impl Pager {
         // What was chosen may be gone since.
         for &gfn in frames.iter().filter(|gfn| self.is_in_no_doubt(**gfn)) {
             let Ok(word) = self.ledger.lock_frame(gfn) else { continue };
-            let kept = match word.content() {
-                Content::Resident if !self.pins.has(gfn) => None,
-                Content::Clean { slot } if !self.pins.has(gfn) => Some(slot),
-                _ => {
-                    self.after(word.abandon(), FrameRange::new(gfn, 1));
-                    continue;
-                }
-            };
-            piece.push(Held { gfn, word, kept });
+            if word.content() != Content::Resident || self.pins.has(gfn) {
+                self.after(word.abandon(), FrameRange::new(gfn, 1));
+                continue;
+            }
+            piece.push(Held { gfn, word });
         }
         if let Err(error) = self.leave_large(&mut piece) {
             self.open_all(piece);
@@ -215,13 +237,13 @@ impl Pager {
         Ok(())
     }
 
-    /// Lets go of frames that stay in memory. Clean ones give their slots up: whether
-    /// somebody waits to write them is not known.
+    /// Lets go of frames that stay in memory.
     fn open_all<'l>(&self, held: impl IntoIterator<Item = Held<'l>>) {
         for held in held {
             let frame = held.frame();
             self.report("unprotect", self.unprotect(frame));
-            let wanted = self.stay(held.word);
+            // A commit may have said something else.
+            let wanted = held.word.unlock(Content::Resident);
             self.after(wanted, frame);
         }
     }
@@ -239,11 +261,7 @@ impl Pager {
         let (mut result, mut small) = (Ok(()), Vec::new());
         for piece in batch {
             let (quiet, in_flight): (Piece<'_>, Piece<'_>) =
-                // A clean one was protected all the time.
-                piece.into_iter().partition(|held| {
-                    let settled = settled.next() == Some(true);
-                    settled || held.kept.is_some()
-                });
+                piece.into_iter().partition(|_| settled.next() == Some(true));
             evicted.in_flight += in_flight.len() as u64;
             // Of what goes whole no part goes, where another is in flight.
             let each = quiet.iter().chain(&in_flight).map(|held| held.gfn);
@@ -301,19 +319,14 @@ impl Pager {
             return Err(error);
         }
         self.note_use(&piece, judge);
-        let (contents, result) = self.elsewhere(&piece, pages.pages(), judge);
+        let (places, result) = self.elsewhere(&piece, pages.pages(), judge);
         let (mut gone, mut stay) = (Vec::with_capacity(piece.len()), Vec::new());
-        for (mut held, content) in piece.into_iter().zip(contents) {
-            match content {
-                Some(content) if held.word.commit(content) => {
-                    subtract(&self.counters.clean_frames, u64::from(held.kept.is_some()));
-                    gone.push((held, content));
-                }
-                content => {
-                    // The slot of a clean one goes with its word.
-                    let new = content.filter(|_| held.kept.is_none());
-                    new.into_iter().for_each(|content| self.undo(held.gfn, content));
-                    evicted.abandoned += u64::from(content.is_some());
+        for (mut held, place) in piece.into_iter().zip(places) {
+            match place {
+                Ok(place) if held.word.commit(place.content) => gone.push((held, place)),
+                place => {
+                    evicted.abandoned += u64::from(place.is_ok());
+                    place.into_iter().for_each(|place| self.undo(held.gfn, place));
                     stay.push(held);
                 }
             }
@@ -336,75 +349,91 @@ impl Pager {
         frames.iter().for_each(|&gfn| self.dead.went(gfn, in_use.next() == Some(true)));
     }
 
-    /// Where the content of each frame will be once it is punched; `None`: it could
-    /// not be saved, and why.
+    /// Where the content of each frame will be once it is punched, as far as it could be saved, and
+    /// why not all was.
     fn elsewhere(
         &self,
         piece: &[Held<'_>],
         pages: &[Page],
         judge: &dyn Judge,
-    ) -> (Vec<Option<Content>>, io::Result<()>) {
+    ) -> (Vec<Found>, io::Result<()>) {
         let each = piece.iter().zip(pages);
-        let mut contents: Vec<Option<Content>> =
-            each.map(|(held, page)| self.unwritten(held, page, judge)).collect();
-        let to_save = |at: &usize| contents[*at].is_none() && piece[*at].kept.is_none();
-        let rest: Vec<usize> = (0..contents.len()).filter(to_save).collect();
-        if rest.is_empty() {
-            return (contents, Ok(()));
+        let mut found: Vec<Found> =
+            each.map(|(held, page)| self.unwritten(held.gfn, page, judge)).collect();
+        let mut result = Ok(());
+        for _ in 0..ROOM_ATTEMPTS {
+            result = self.save(piece, pages, &mut found);
+            // Who has a slot without need makes room for who needs one.
+            match &result {
+                Err(error) if is_no_room(error) && self.give_up_kept(piece.len()) > 0 => {}
+                _ => break,
+            }
         }
+        (found, result)
+    }
+
+    /// Saves what has no place yet.
+    fn save(&self, piece: &[Held<'_>], pages: &[Page], found: &mut [Found]) -> io::Result<()> {
+        let rest: Vec<(usize, Digest)> =
+            found.iter().enumerate().filter_map(|(at, found)| Some((at, found.err()?))).collect();
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.leave_free_slots(rest.len());
         let mut to_save = PageBuffer::new(rest.len());
-        to_save.pages_mut().iter_mut().zip(&rest).for_each(|(to, &at)| *to = pages[at]);
+        to_save.pages_mut().iter_mut().zip(&rest).for_each(|(to, (at, _))| *to = pages[*at]);
         let batch = self.store.save_batch(to_save.pages());
-        for (&at, slot) in rest.iter().zip(batch.slots) {
+        for ((at, digest), slot) in rest.into_iter().zip(batch.slots) {
             let Some(slot) = slot else { continue };
             self.owners.set(slot, piece[at].gfn);
-            contents[at] = Some(Content::Saved { slot });
+            found[at] = Ok(Place { digest, ..Place::of(Content::Saved { slot }) });
         }
-        (contents, batch.error.map_or(Ok(()), |error| Err(error.into())))
+        batch.error.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Where its content is without being written anywhere.
-    fn unwritten(&self, held: &Held<'_>, page: &Page, judge: &dyn Judge) -> Option<Content> {
-        let gfn = held.gfn;
-        if let Some(slot) = held.kept {
-            // No such page is ever saved: the VMM has punched it, as a balloon does. It
-            // stays, as a hole.
-            return filled_with(page).is_none().then_some(Content::Saved { slot });
+    /// Where its content is without being written anywhere. What a slot holds that the frame keeps,
+    /// and that is something else, nobody needs any more: no word names it.
+    fn unwritten(&self, gfn: Gfn, page: &Page, judge: &dyn Judge) -> Found {
+        let empty = |fill| Place::of(Content::Empty { fill, hard: false });
+        let fill = filled_with(page).or_else(|| judge.is_dead(gfn).then_some(0));
+        if let Some(fill) = fill {
+            self.drop_slot(gfn);
+            return Ok(empty(fill));
         }
-        if let Some(fill) = filled_with(page) {
-            return Some(Content::Empty { fill, hard: false });
+        // Once: for the frame's slot, for the disks, and for when it comes back.
+        let digest = self.digest_key.digest(page);
+        if let Some(slot) = self.kept.slot_with(gfn, &digest) {
+            return Ok(Place { content: Content::Saved { slot }, digest, is_kept: true });
         }
-        if judge.is_dead(gfn) {
-            return Some(Content::Empty { fill: 0, hard: false });
-        }
-        let block = self.resting.rest(gfn, || self.disk.find(page))?;
+        self.drop_slot(gfn);
+        let block = self.resting.rest(gfn, || self.disk.find(&digest)).ok_or(digest)?;
         if !self.note_rest(gfn, block, page) {
             self.resting.leave(gfn, block);
-            return None;
+            return Err(digest);
         }
-        Some(Content::OnDisk { block })
+        Ok(Place::of(Content::OnDisk { block }))
     }
 
-    /// Nothing will rest there after all.
-    fn undo(&self, gfn: Gfn, content: Content) {
-        match content {
-            Content::Saved { slot } => self.store.release(slot),
+    /// Nothing will rest there after all. A slot that the frame kept it keeps.
+    fn undo(&self, gfn: Gfn, place: Place) {
+        match place.content {
+            Content::Saved { slot } if !place.is_kept => self.store.release(slot),
             Content::OnDisk { block } => self.resting.leave(gfn, block),
             _ => {}
         }
     }
 
-    fn take_back(&self, gone: Vec<(Held<'_>, Content)>) {
-        for (held, content) in gone {
+    fn take_back(&self, gone: Vec<(Held<'_>, Place)>) {
+        for (held, place) in gone {
             let gfn = held.gfn;
             self.open_all([held]);
-            self.undo(gfn, content);
+            self.undo(gfn, place);
         }
     }
 
     fn punch_gone<'p>(
         &self,
-        mut gone: Vec<(Held<'_>, Content)>,
+        mut gone: Vec<(Held<'_>, Place)>,
         page_of: impl Fn(Gfn) -> Option<&'p Page>,
         evicted: &mut Evicted,
     ) -> io::Result<()> {
@@ -423,11 +452,11 @@ impl Pager {
         });
         // Not punched is as good as before: the page in the file wins.
         self.take_back(gone.split_off(punched));
-        for (held, content) in gone {
+        for (held, place) in gone {
             let frame = held.frame();
-            self.count_gone(content);
-            evicted.count(content, held.kept.is_some());
-            let wanted = held.word.unlock(content);
+            self.note_gone(held.gfn, place);
+            evicted.count(place.content, place.is_kept);
+            let wanted = held.word.unlock(place.content);
             self.after(wanted, frame);
         }
         result
@@ -453,10 +482,19 @@ impl Pager {
         Ok(())
     }
 
-    fn count_gone(&self, content: Content) {
+    /// As the holder of its word, which says so from now on.
+    fn note_gone(&self, gfn: Gfn, place: Place) {
         let counters = &self.counters;
+        match place.content {
+            Content::Saved { .. } if place.is_kept => {
+                self.kept.went(gfn);
+                subtract(&counters.clean_frames, 1);
+            }
+            Content::Saved { slot } => self.kept.note(gfn, slot, place.digest),
+            _ => {}
+        }
         add(
-            match content {
+            match place.content {
                 Content::Saved { .. } => &counters.saved_frames,
                 Content::OnDisk { .. } => &counters.on_disk_frames,
                 _ => &counters.emptied_frames,

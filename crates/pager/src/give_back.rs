@@ -9,7 +9,6 @@ use ebb_ledger::Content;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Region;
 
-use crate::clean::is_clean;
 use crate::counters::{Counters, subtract};
 use crate::install::Served;
 use crate::pager::Pager;
@@ -48,15 +47,14 @@ impl Pager {
             }
         }
         self.or_wake(self.give_back_each(1, |_, _| true))?;
-        // Last: until now some that were touched have come back clean.
-        self.give_up_clean(usize::MAX)?;
+        // Last: until now what came back has kept its slot.
+        self.give_up_all()?;
         Ok(before * FRAME_BYTES)
     }
 
     /// Brings back the frames whose content is elsewhere, for processes that map the memory
-    /// without us: what stays away is free in the guest, or reads as the zeros that it was. Nobody
-    /// relies on a protection any more, which such a process does not meet. Returns the bytes
-    /// brought back. Faults are served meanwhile.
+    /// without us: what stays away is free in the guest, or reads as the zeros that it was. Returns
+    /// the bytes brought back. Faults are served meanwhile.
     ///
     /// # Errors
     /// As [`Pager::give_back_all`].
@@ -66,7 +64,7 @@ impl Pager {
         let before = saved_frames.load(Relaxed) + on_disk_frames.load(Relaxed);
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
         self.or_wake(self.give_back_each(1, |_, content| !reads_as_zero(content)))?;
-        self.give_up_clean(usize::MAX)?;
+        self.give_up_all()?;
         Ok(before * FRAME_BYTES)
     }
 
@@ -90,14 +88,9 @@ impl Pager {
             unmapped.iter().any(|away| away.start < frames.end() && frames.start < away.end())
         };
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
-        // First, whatever fails below: it may be written by now, without its protection.
-        let unclean = || self.give_up_clean_in(usize::MAX, is_unmapped).map(drop);
-        let first = unclean();
         self.give_back_each(FAILURES_MAX, |frames, content| {
             is_unmapped(frames) && !reads_as_zero(content)
         })?;
-        // Once more: some that were touched meanwhile have come back clean.
-        first.and_then(|()| unclean())?;
         self.doubt(&[]);
         Ok(())
     }
@@ -173,8 +166,8 @@ impl Pager {
     }
 
     /// After a restart: a frame on record as elsewhere whose page is there was not
-    /// punched yet, or was brought back already. The page wins. A clean one has lost its
-    /// slot, which nobody has claimed.
+    /// punched yet, or was brought back already. The page wins. One that is clean, by the word of a
+    /// daemon of an older version, is protected until now; its slot nobody has claimed.
     ///
     /// # Errors
     /// As lseek(2) and ioctl_userfaultfd(2).
@@ -196,7 +189,8 @@ impl Pager {
 
     fn settle_frame(&self, gfn: Gfn, content: Content) -> io::Result<()> {
         let frame = FrameRange::new(gfn, 1);
-        let hole = !is_clean(content) && self.ram.is_hole(frame)?;
+        let is_clean = matches!(content, Content::Clean { .. });
+        let hole = !is_clean && self.ram.is_hole(frame)?;
         if hole || self.split(gfn.huge()).is_err() {
             return Ok(());
         }
@@ -219,8 +213,8 @@ impl Pager {
         })
     }
 
-    /// Ends a watch, if the frame is that one still: what is protected for something else, as a
-    /// clean frame is, stays so.
+    /// Ends a watch, if the frame is that one still: what is protected for something else, as
+    /// another block's metadata is, stays so.
     pub(crate) fn end_watch(&self, metadata: Gfn, watch: Content) -> io::Result<Served> {
         let Ok(held) = self.ledger.lock_frame(metadata) else { return Ok(Served::Busy) };
         let frame = FrameRange::new(metadata, 1);

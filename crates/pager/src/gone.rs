@@ -74,12 +74,15 @@ impl Pager {
                 Content::Empty { .. } => &counters.emptied_frames,
                 Content::Saved { .. } => &counters.saved_frames,
                 Content::OnDisk { .. } => &counters.on_disk_frames,
-                Content::Clean { .. } => &counters.clean_frames,
-                Content::Resident | Content::Guarded | Content::Watch { .. } => continue,
+                Content::Resident
+                | Content::Guarded
+                | Content::Watch { .. }
+                | Content::Clean { .. } => continue,
             };
             subtract(counter, frames.count);
             match content {
-                Content::Saved { slot } | Content::Clean { slot } => {
+                Content::Saved { slot } => {
+                    frames.frames().for_each(|gfn| self.kept.clear(gfn));
                     slots.extend(frames.frames().map(|_| slot));
                 }
                 // Before the unlock, as where a frame comes back (`Pager::arrive`).
@@ -89,6 +92,7 @@ impl Pager {
                 _ => {}
             }
         }
+        self.drop_slots(held.frames());
         let _ = held.unlock(Content::Resident);
         slots.into_iter().for_each(|slot| self.store.release(slot));
     }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use ebb_ledger::{Content, Locked};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 
-use crate::clean::is_clean;
 use crate::counters::{add, subtract};
 use crate::install::Served;
 use crate::pager::Pager;
@@ -241,6 +240,7 @@ impl HeldHuge<'_> {
         let frames: u64 = resident.map(|(frames, _)| frames.count).sum();
         add(&all.pager.counters.emptied_frames, frames);
         all.words.set(TAKEN);
+        all.pager.drop_slots(all.frames());
         Ok(all)
     }
 
@@ -263,6 +263,7 @@ impl HeldHuge<'_> {
         }
         let empty = all.words.contents().filter(|(_, c)| matches!(c, Content::Empty { .. }));
         subtract(&pager.counters.emptied_frames, empty.map(|(frames, _)| frames.count).sum());
+        pager.drop_slots(frames);
         let wanted = all.words.unlock(Content::Guarded);
         pager.after(wanted, frames);
         Ok(true)
@@ -284,8 +285,7 @@ impl HeldHuge<'_> {
 
     /// What it holds elsewhere nobody will ask for. `None`: it could not be held again.
     fn drop_elsewhere(self) -> Option<Self> {
-        let odd = |content: Content| content.is_elsewhere() || is_clean(content);
-        if !self.contents().any(odd) {
+        if !self.contents().any(Content::is_elsewhere) {
             return Some(self);
         }
         let (pager, huge, frames) = (self.pager, self.huge, self.frames());
@@ -318,13 +318,7 @@ impl HeldHuge<'_> {
 
 impl Pager {
     fn drop_content(&self, gfn: Gfn) {
-        let content = self.ledger.content(gfn);
-        if is_clean(content) {
-            // Whoever holds it now keeps the huge frame from being taken.
-            if let Err(error) = self.end_clean(gfn) {
-                tracing::debug!("{gfn:?}: {error}");
-            }
-        } else if content.is_elsewhere()
+        if self.ledger.content(gfn).is_elsewhere()
             && let Ok(held) = self.ledger.lock_frame(gfn)
         {
             let wanted = match held.content().is_elsewhere() {

@@ -81,12 +81,11 @@ impl Pager {
                 }
                 Ok(served)
             }
-            (true, Want::Free(Content::Clean { .. })) => self.end_clean(gfn),
             // A protection that ended before its event was read.
             (true, Want::Free(_)) => self.let_through(gfn),
             (false, Want::Free(content)) => match (content, &mut hand.pages) {
                 (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
-                    self.refill_ahead(gfn, fault.write, buffer)
+                    self.refill_ahead(gfn, buffer)
                 }
                 (Content::Guarded, _) => self.serve_guarded(gfn, fault.write),
                 (Content::Empty { .. }, _) => {
@@ -105,9 +104,7 @@ impl Pager {
         let frame = FrameRange::new(gfn, 1);
         let Some(held) = self.hold_word_of(gfn) else { return Ok(Served::Busy) };
         let words = held.frames();
-        let watched = held
-            .contents()
-            .any(|(_, content)| matches!(content, Content::Watch { .. } | Content::Clean { .. }));
+        let watched = held.contents().any(|(_, content)| matches!(content, Content::Watch { .. }));
         let done = if watched { Ok(Served::Busy) } else { self.unprotect(frame).map(Served::done) };
         let wanted = held.abandon();
         self.after(wanted, words);
@@ -136,10 +133,11 @@ impl Pager {
         match content {
             _ if whole => self.install_huge(gfn, content),
             Content::Resident | EMPTY => self.install_zeros(gfn, ahead),
-            Content::Guarded | Content::Watch { .. } => self.install_zero(gfn, content, || {}),
+            Content::Guarded | Content::Watch { .. } | Content::Clean { .. } => {
+                self.install_zero(gfn, content, || {})
+            }
             Content::Empty { fill, .. } => self.install_frame(gfn, content, fill),
             Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
-            Content::Clean { .. } => self.touch_clean(gfn),
         }
     }
 

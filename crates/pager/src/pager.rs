@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
+use ebb_digest::DigestKey;
 use ebb_ledger::{Content, Ledger, SplitError};
 use ebb_store::{Store, Usage};
 use ebb_sys::uffd::{HvaRange, Uffd, Watch};
@@ -23,6 +24,7 @@ use crate::halt::Halt;
 use crate::huge::Sharer;
 use crate::io_mapping::IoMapping;
 use crate::jobs::Jobs;
+use crate::kept::Kept;
 use crate::owners::Owners;
 use crate::pins::Pins;
 use crate::read_ahead::ReadAhead;
@@ -54,6 +56,8 @@ pub struct Parts {
     pub store: Box<dyn Store>,
     /// Where some of it is without being written.
     pub disk: Box<dyn Disk>,
+    /// By which content is known; the disk's, too.
+    pub digest_key: Arc<DigestKey>,
 }
 
 /// A block that was given back because its metadata was written.
@@ -84,6 +88,8 @@ pub struct Pager {
     /// What rests there, by digest.
     pub(crate) digests: OnceLock<Digests>,
     pub(crate) owners: Owners,
+    pub(crate) digest_key: Arc<DigestKey>,
+    pub(crate) kept: Kept,
     pub(crate) pins: Pins,
     pub(crate) folios: Folios,
     pub(crate) dead: Dead,
@@ -119,13 +125,13 @@ impl Pager {
     /// # Errors
     /// `InvalidInput`: the ledger names slots that the store does not have.
     pub fn new(parts: Parts) -> io::Result<(Pager, Receiver<Restored>)> {
-        let Parts { ram, ledger, uffd, grain, devices, store, disk } = parts;
+        let Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key } = parts;
         let (restored, receiver) = sync_channel(RESTORED_CAPACITY);
         let counters = Counters::default();
         let resting = Resting::default();
         let owners = Owners::new(store.usage());
         let (pins, folios) = (Pins::new(ram.end().0), Folios::new(ram.end().0));
-        let dead = Dead::new(ram.end().0);
+        let (dead, kept) = (Dead::new(ram.end().0), Kept::new(ram.end().0));
         for (frames, content) in ledger.runs() {
             if !matches!(content, Content::Watch { .. }) && !devices.unmap(frames) {
                 // No device is served before the pager is there.
@@ -157,6 +163,8 @@ impl Pager {
             resting,
             digests: OnceLock::new(),
             owners,
+            digest_key,
+            kept,
             pins,
             folios,
             dead,

@@ -92,7 +92,6 @@ impl Pager {
         match self.ledger.unlocked(gfn) {
             None => Ok(Served::Busy),
             Some(Content::Resident) => Ok(Served::Done),
-            Some(Content::Clean { .. }) => self.end_clean(gfn),
             Some(Content::Guarded) => Err(io::ErrorKind::PermissionDenied.into()),
             Some(Content::Watch { head, order }) => self.restore(gfn, head, order),
             Some(Content::Saved { .. } | Content::OnDisk { .. }) => self.pin_back(gfn, replace),

@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use ebb_ledger::{Content, LockedFrame};
-use ebb_store::{MEMORY_SLOTS, Page, PageBuffer};
+use ebb_store::{Page, PageBuffer};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
 use crate::dead::Verdict;
 use crate::give_back::{ATTEMPTS, SOON_ATTEMPTS};
 use crate::install::Served;
-use crate::pager::{Grain, Pager};
+use crate::pager::Pager;
 use crate::unmapped::is_unmapped;
 
 /// Blocks between two frames' that are read with them rather than skipped.
@@ -37,8 +37,6 @@ struct Back<'l> {
     gfn: Gfn,
     word: LockedFrame<'l>,
     page: usize,
-    /// It keeps its slot, and is protected for that.
-    slot: Option<u64>,
 }
 
 impl Pager {
@@ -54,13 +52,7 @@ impl Pager {
     }
 
     /// Brings a frame back, and with it those whose content lies behind its own, or around.
-    /// `write`: as far as is known they are written at once.
-    pub(crate) fn refill_ahead(
-        &self,
-        gfn: Gfn,
-        write: bool,
-        buffer: &mut PageBuffer,
-    ) -> io::Result<Served> {
+    pub(crate) fn refill_ahead(&self, gfn: Gfn, buffer: &mut PageBuffer) -> io::Result<Served> {
         let Ok(word) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
         let content = word.content();
         let (ahead, at) = match content {
@@ -85,11 +77,10 @@ impl Pager {
             window.pages = window.pages.min(self.store.most_at_once());
         }
         add(&self.counters.ahead_hit_frames, window.hits);
-        let slot = self.slot_to_keep(content, write);
         let asked = window.before;
         let reading = Reading { base: behind(content, -(asked as i64)), asked };
-        let mut back = vec![Back { gfn, word, page: asked, slot }];
-        self.neighbours(reading, write, window.pages, &mut back);
+        let mut back = vec![Back { gfn, word, page: asked }];
+        self.neighbours(reading, window.pages, &mut back);
         let behind = back.last().map_or(0, |back| back.page - asked);
         lock().read(at, at + 1 + behind as u64, back.len() as u64 - 1);
         add(&self.counters.refilled_frames, 1);
@@ -130,11 +121,8 @@ impl Pager {
             self.stay_away(rest);
             return Err(error);
         }
-        for Back { gfn, word, page, slot } in part {
-            let wanted = match slot {
-                Some(slot) => self.arrive_clean(word, slot),
-                None => self.arrive(gfn, word),
-            };
+        for Back { gfn, word, page } in part {
+            let wanted = self.arrive(gfn, word);
             // Of one of them the fault led here.
             self.after(wanted || page == reading.asked, FrameRange::new(gfn, 1));
         }
@@ -148,24 +136,8 @@ impl Pager {
         }
     }
 
-    /// Whoever comes to write will soon write what lies behind it, too. With huge pages
-    /// frames go in hundreds, some of them written. A slot in memory takes memory.
-    fn slot_to_keep(&self, content: Content, write: bool) -> Option<u64> {
-        let keeps = !write && self.grain == Grain::Frame;
-        match content {
-            Content::Saved { slot } if keeps && slot < MEMORY_SLOTS => Some(slot),
-            _ => None,
-        }
-    }
-
     /// Takes the frames whose content is among the `pages` from the base on.
-    fn neighbours<'l>(
-        &'l self,
-        reading: Reading,
-        write: bool,
-        pages: usize,
-        back: &mut Vec<Back<'l>>,
-    ) {
+    fn neighbours<'l>(&'l self, reading: Reading, pages: usize, back: &mut Vec<Back<'l>>) {
         let mut last = reading.asked;
         for page in (0..reading.asked).chain(reading.asked + 1..pages) {
             let wanted = behind(reading.base, page as i64);
@@ -185,8 +157,7 @@ impl Pager {
                         continue;
                     }
                     last = last.max(page);
-                    let slot = self.slot_to_keep(wanted, write);
-                    back.push(Back { gfn, word, page, slot });
+                    back.push(Back { gfn, word, page });
                 }
                 Some((gfn, word)) => self.after(word.abandon(), FrameRange::new(gfn, 1)),
                 None => {}
@@ -269,17 +240,16 @@ impl Pager {
         let region = |back: &Back<'_>| self.ram.region_of(back.gfn).map(|region| region.gpa);
         let follows = |a: &Back<'_>, b: &Back<'_>| {
             let is_next = a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page;
-            is_next && a.slot.is_some() == b.slot.is_some() && region(a) == region(b)
+            is_next && region(a) == region(b)
         };
         let (mut away, mut result) = (Vec::new(), Ok(()));
-        for run in part.chunk_by_mut(follows) {
+        for run in part.chunk_by(follows) {
             let frames = FrameRange::new(run[0].gfn, run.len() as u64);
             let at = run[0].page - first;
             let bytes = pages[at..at + run.len()].as_flattened();
             let is_asked = run.iter().any(|back| back.page == asked);
-            match self.copy_run(frames, bytes, run[0].slot.is_some(), is_asked) {
-                Ok(true) => {}
-                Ok(false) => run.iter_mut().for_each(|back| back.slot = None),
+            match self.copy_run(frames, bytes, is_asked) {
+                Ok(()) => {}
                 Err(error) if is_asked => {
                     result = Err(error);
                     break;
@@ -299,47 +269,45 @@ impl Pager {
         result
     }
 
-    /// Fills frames in a row. Whether they are protected, if that was asked for. Where the VMM has
-    /// them mapped nowhere they are filled only if one of them `is_asked` for.
-    fn copy_run(
-        &self,
-        frames: FrameRange,
-        bytes: &[u8],
-        protect: bool,
-        is_asked: bool,
-    ) -> io::Result<bool> {
-        match self.uffd.copy_run(self.hva(frames)?.start, bytes, protect) {
-            Ok(done) if done == frames.bytes() => return Ok(true),
+    /// Fills frames in a row. Where the VMM has them mapped nowhere they are filled only if one of
+    /// them `is_asked` for.
+    fn copy_run(&self, frames: FrameRange, bytes: &[u8], is_asked: bool) -> io::Result<()> {
+        match self.uffd.copy_run(self.hva(frames)?.start, bytes) {
+            Ok(done) if done == frames.bytes() => return Ok(()),
             Err(error) if !is_asked && is_unmapped(&error) => return Err(error),
             _ => {}
         }
         // Some are there already: a daemon died between the copy and the word.
         let mut pages = frames.frames().zip(bytes.chunks(FRAME_BYTES as usize));
-        pages.try_for_each(|(gfn, page)| {
-            self.copy_page(gfn, page)?;
-            // By the first attempt.
-            if protect { self.unprotect(FrameRange::new(gfn, 1)) } else { Ok(()) }
-        })?;
-        Ok(false)
+        pages.try_for_each(|(gfn, page)| self.copy_page(gfn, page))
     }
 
-    /// The frame's page is there: its word says so, and where the content was is free.
-    /// Whether somebody asked for it meanwhile.
+    /// The frame's page is there: its word says so, and it keeps the slot where the content was, if
+    /// that can be. Whether somebody asked for it meanwhile.
+    pub(crate) fn arrive(&self, gfn: Gfn, word: LockedFrame<'_>) -> bool {
+        match word.content() {
+            Content::Saved { slot } if self.keep_slot(gfn, slot) => {
+                subtract(&self.counters.saved_frames, 1);
+                word.unlock(Content::Resident)
+            }
+            _ => self.leave(gfn, word, Content::Resident),
+        }
+    }
+
+    /// The frame's content is not where it was any more, and that place is free. Whether somebody
+    /// asked for it meanwhile.
     ///
     /// The pair of block and frame goes before the unlock: after it, the frame may
     /// come to rest on the very same block again, and that pair must stay. The slot
     /// goes after it: no word may name a slot that another page is put into.
-    pub(crate) fn arrive(&self, gfn: Gfn, word: LockedFrame<'_>) -> bool {
-        self.leave(gfn, word, Content::Resident)
-    }
-
-    /// The frame's content is not where it was any more: see [`Pager::arrive`].
     pub(crate) fn leave(&self, gfn: Gfn, word: LockedFrame<'_>, next: Content) -> bool {
         let content = word.content();
         if let Content::OnDisk { block } = content {
             self.resting.leave(gfn, block);
             subtract(&self.counters.on_disk_frames, 1);
         }
+        debug_assert!(self.kept.slot(gfn).is_none(), "{gfn:?}, {content:?}: a slot is lost");
+        self.kept.clear(gfn);
         let wanted = word.unlock(next);
         if let Content::Saved { slot } = content {
             self.store.release(slot);

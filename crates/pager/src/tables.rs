@@ -40,7 +40,6 @@ impl Pager {
         if self.ram.range(frame).is_none() || self.split(metadata.huge()).is_err() {
             return Ok(None);
         }
-        self.end_clean_in(frame)?;
         let Ok(word) = self.ledger.lock_frame(metadata) else { return Ok(None) };
         let is_ours = match word.content() {
             Content::Resident => true,
@@ -84,7 +83,6 @@ impl HeldMetadata<'_> {
             return false;
         }
         let Ok(word) = pager.ledger.lock_frame(table) else { return false };
-        // A frame that is clean is protected, and its slot's only copy: not to be written.
         let is_plain = word.content() == Content::Resident && !pager.pins.has(table);
         let mut words = [0; WORDS];
         let done = match pager.ram.words(table.gpa(), WORDS) {

@@ -46,7 +46,7 @@ impl View<'_> {
     }
 }
 
-/// Metadata under watch is protected against writes only, as clean frames are.
+/// Metadata under watch is protected against writes only.
 pub(crate) fn readable(content: Content) -> bool {
     matches!(content, Content::Resident | Content::Clean { .. } | Content::Watch { .. })
 }

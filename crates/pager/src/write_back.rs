@@ -3,7 +3,7 @@
 use std::io;
 
 use ebb_ledger::{Content, LockedFrame};
-use ebb_store::PageBuffer;
+use ebb_store::{Page, PageBuffer};
 use ebb_units::{FrameRange, Gfn};
 
 use crate::counters::add;
@@ -40,7 +40,9 @@ impl Pager {
         }
         let batch = self.store.save_to_disk(&pages.pages()[..moving.len()]);
         let moved = batch.slots.iter().flatten().count() as u64;
-        moving.into_iter().zip(batch.slots).for_each(|(page, to)| self.land(page, to));
+        for ((frame, page), to) in moving.into_iter().zip(pages.pages()).zip(batch.slots) {
+            self.land(frame, page, to);
+        }
         add(&self.counters.written_back_frames, moved);
         batch.error.map_or(Ok(moved), |error| Err(error.into()))
     }
@@ -58,10 +60,11 @@ impl Pager {
 
     /// The page is in slot `to`, too: the word says so, and the old one is free. In this
     /// order, so that whoever dies leaves a word that names a page.
-    fn land(&self, Moving { gfn, word, from }: Moving<'_>, to: Option<u64>) {
+    fn land(&self, Moving { gfn, word, from }: Moving<'_>, page: &Page, to: Option<u64>) {
         let wanted = match to {
             Some(slot) => {
                 self.owners.set(slot, gfn);
+                self.kept.note(gfn, slot, self.digest_key.digest(page));
                 let wanted = word.unlock(Content::Saved { slot });
                 self.store.release(from);
                 wanted

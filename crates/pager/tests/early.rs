@@ -10,7 +10,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use ebb_ledger::Content;
-use ebb_pager::{Disk, IoMapping, NothingKnown, Pager, Parts};
+use ebb_pager::{Digest, DigestKey, Disk, IoMapping, NothingKnown, Pager, Parts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use vmtest::{require, until};
@@ -47,11 +47,11 @@ impl IoMapping for Mapped {
 }
 
 /// Its only block holds one page.
-struct OnePage(Page);
+struct OnePage(Page, Arc<DigestKey>);
 
 impl Disk for OnePage {
-    fn find(&self, page: &Page) -> Option<u64> {
-        (*page == self.0).then_some(0)
+    fn find(&self, digest: &Digest) -> Option<u64> {
+        (*digest == self.1.digest(&self.0)).then_some(0)
     }
 
     fn read(&self, _: u64, pages: &mut [Page]) -> io::Result<()> {
@@ -74,8 +74,9 @@ impl Daemon {
         machine.ram.populate(ALL).unwrap();
         let mapped = Mapped::default();
         let devices = Box::new(mapped.clone());
-        let disk = Box::new(OnePage(page_of(resting)));
-        let pager = watching(Parts { devices, disk, ..machine.parts() });
+        let parts = machine.parts();
+        let disk = Box::new(OnePage(page_of(resting), Arc::clone(&parts.digest_key)));
+        let pager = watching(Parts { devices, disk, ..parts });
         let _threads = serve(&pager, 1);
         let claim = pager.claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
         let committed = claim.commit(true, 0).expect("nobody wants it");

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use ebb_ledger::Content;
-use ebb_pager::{Digests, Disk, NothingKnown, Pager, Parts};
+use ebb_pager::{Digest, DigestKey, Digests, Disk, NothingKnown, Pager, Parts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use vmtest::{require, until};
@@ -23,7 +23,7 @@ const FRAMES: u64 = 8;
 
 /// An image that the daemon serves, and others can write.
 #[derive(Clone)]
-struct Image(Arc<Mutex<Vec<Page>>>);
+struct Image(Arc<Mutex<Vec<Page>>>, Arc<DigestKey>);
 
 impl Image {
     fn put(&self, block: u64, page: Page) {
@@ -32,8 +32,9 @@ impl Image {
 }
 
 impl Disk for Image {
-    fn find(&self, page: &Page) -> Option<u64> {
-        self.0.lock().unwrap().iter().position(|block| block == page).map(|at| at as u64)
+    fn find(&self, digest: &Digest) -> Option<u64> {
+        let is_it = |block: &Page| self.1.digest(block) == *digest;
+        self.0.lock().unwrap().iter().position(is_it).map(|at| at as u64)
     }
 
     fn read(&self, block: u64, pages: &mut [Page]) -> io::Result<()> {
@@ -50,7 +51,8 @@ struct Daemon {
 
 impl Daemon {
     fn over(machine: &Machine, parts: Parts, image: &Image) -> Daemon {
-        let parts = Parts { disk: Box::new(image.clone()), ..parts };
+        let (disk, digest_key) = (Box::new(image.clone()), Arc::clone(&image.1));
+        let parts = Parts { disk, digest_key, ..parts };
         let pager = Arc::new(Pager::new(parts).unwrap().0);
         let digests = machine.run().join("digests");
         pager.compare_with(Digests::open(&digests, machine.ram.end(), 1).unwrap());
@@ -71,7 +73,8 @@ fn evicted(machine: &Machine, image: &Image) -> Daemon {
 }
 
 fn image() -> Image {
-    Image(Arc::new(Mutex::new((0..FRAMES).map(|block| page_of(block + 20)).collect())))
+    let blocks = (0..FRAMES).map(|block| page_of(block + 20)).collect();
+    Image(Arc::new(Mutex::new(blocks)), Arc::new(DigestKey::random().unwrap()))
 }
 
 /// Frame 3 waits until its block is what it was; those around it come.

@@ -9,7 +9,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
+use ebb_pager::{
+    DigestKey, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
+};
 use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -68,7 +70,8 @@ impl Machine {
             Ledger::create(&run.path().join("ledger"), ram.end(), Tables::WhenSplit).unwrap();
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let grain = Grain::Frame;
-        let parts = Parts { ram, ledger, uffd, grain, devices, store, disk };
+        let digest_key = Arc::new(DigestKey::random().unwrap());
+        let parts = Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
         let (pager, _) = Pager::new(parts).unwrap();
         pager.watch_all().unwrap();
         let pager = Arc::new(pager);

@@ -10,7 +10,7 @@ use std::sync::mpsc::Receiver;
 use ebb_heat::{GuestTracker, Levels, Observer, PagerTables, Roots, Round, Tracker, Walk};
 use ebb_inspect::{Guest, Run};
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, Restored};
+use ebb_pager::{DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, Restored};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
@@ -50,6 +50,7 @@ impl Tracked {
             devices: Box::new(NoDevices),
             store: Box::new(store.expect("a store")),
             disk: Box::new(NoDisk),
+            digest_key: Arc::new(DigestKey::random().expect("a key")),
         };
         let (pager, restored) = Pager::new(parts).expect("a pager");
         let pager = Arc::new(pager);

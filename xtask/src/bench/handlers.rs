@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::Context;
 use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{
-    Committed, FaultThread, Grain, Latency, NoDevices, NoDisk, Pager, Parts, Restored,
+    Committed, DigestKey, FaultThread, Grain, Latency, NoDevices, NoDisk, Pager, Parts, Restored,
 };
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
@@ -99,6 +99,7 @@ impl Ebb {
             devices: Box::new(NoDevices),
             store: Box::new(store),
             disk: Box::new(NoDisk),
+            digest_key: Arc::new(DigestKey::random()?),
         })?;
         pager.watch_all()?;
         let pager = Arc::new(pager);

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads};
+use ebb_pager::{
+    DigestKey, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
+};
 use ebb_store::{Disk, Medium, Protection, SwapFile, Traffic};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -137,6 +139,7 @@ impl Vm {
             devices: Box::new(NoDevices),
             store: Box::new(store),
             disk: Box::new(NoDisk),
+            digest_key: Arc::new(DigestKey::random()?),
         })?;
         pager.watch_all()?;
         let pager = Arc::new(pager);

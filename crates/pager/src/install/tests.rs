@@ -158,33 +158,6 @@ fn a_watch_that_is_another_blocks_by_now_stays() {
     assert!(matches!(pager.restore_watched(METADATA).unwrap(), Served::Done));
 }
 
-/// The guest writes the frame of a watch that is about to end, it goes, and it comes back clean:
-/// what the guest writes then is more than its slot holds.
-#[test]
-fn what_is_clean_by_the_time_its_watch_is_to_end_stays_protected() {
-    require!(available());
-    let machine = Machine::new();
-    machine.ram.populate(ALL).unwrap();
-    Machine::put(&machine.ram, METADATA, &page_of(9));
-    let pager = watching(machine.parts());
-    let _threads = serve(&pager, 1);
-    pager.empty(&mut committed(&pager, 0), true).unwrap();
-    let watch = pager.ledger().content(METADATA);
-    pager.restore_watched(METADATA).unwrap();
-    let evict = || pager.evict(&[METADATA], &NothingKnown).unwrap();
-    assert_eq!(evict().saved, 1);
-    let guest = machine.guest();
-    assert!(guest.read(METADATA) == page_of(9));
-    let is_clean = |content: &Content| matches!(content, Content::Clean { .. });
-    until("it to be clean", || pager.ledger().unlocked(METADATA).filter(is_clean));
-    assert!(matches!(pager.end_watch(METADATA, watch).unwrap(), Served::Done));
-    guest.write(METADATA, &page_of(10));
-    // Who serves the write lets go of the frame a little later.
-    let now = until("the frame", || pager.ledger().unlocked(METADATA));
-    assert_eq!((now, evict().saved), (Content::Resident, 1));
-    assert!(guest.read(METADATA) == page_of(10));
-}
-
 #[test]
 fn a_watch_that_is_another_blocks_by_the_time_it_is_to_end_stays() {
     require!(available());

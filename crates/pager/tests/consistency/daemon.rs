@@ -5,10 +5,11 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_block::Hashes;
 use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{Disk, FaultThread, IoMapping, Pager, Parts, RefillThreads};
+use ebb_pager::{Digest, DigestKey, Disk, FaultThread, IoMapping, Pager, Parts, RefillThreads};
 use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, SwapFile, Usage};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
@@ -60,7 +61,8 @@ impl Daemon {
             }
         };
         let fuse = Arc::new(Fuse::new());
-        let hashes = Arc::new(Hashes::new(64, [7; 32]));
+        let digest_key = Arc::new(DigestKey::new(&[7; 32]));
+        let hashes = Arc::new(Hashes::new(64, Arc::clone(&digest_key)));
         let (run, slots) = (machine.run(), machine.ram.bytes() / FRAME_BYTES);
         let store = SwapFile::open(&machine.swap(), run, slots, Protection::Encrypted);
         let store = Arc::new(store.unwrap());
@@ -74,6 +76,7 @@ impl Daemon {
             devices: Box::new(Points(Arc::clone(&fuse))),
             store: Box::new(FusedStore { store: Arc::clone(&store), fuse: Arc::clone(&fuse) }),
             disk: Box::new(source),
+            digest_key,
         };
         let (pager, _) = Pager::new(parts).unwrap();
         if adopt {
@@ -119,6 +122,15 @@ impl Daemon {
             | Content::Watch { .. } => {}
         }
         Ok(page)
+    }
+
+    /// Slots that are in use, and how many have a word that names them, or a frame that keeps them.
+    pub fn slots(&self) -> (u64, u64) {
+        let saved = |(_, content): &(FrameRange, Content)| matches!(content, Content::Saved { .. });
+        let runs = self.pager.ledger().runs().filter(saved);
+        let named: u64 = runs.map(|(frames, _)| frames.count).sum();
+        let kept = self.pager.counters.clean_frames.load(Relaxed);
+        (self.store.usage().disk_slots_used, named + kept)
     }
 
     /// It was killed while the thread of this name, if any, was at work. What it had
@@ -208,9 +220,9 @@ struct Source {
 }
 
 impl Disk for Source {
-    fn find(&self, page: &Page) -> Option<u64> {
+    fn find(&self, digest: &Digest) -> Option<u64> {
         self.fuse.point();
-        self.hashes.find(page)
+        self.hashes.find(digest)
     }
 
     fn read(&self, block: u64, pages: &mut [Page]) -> io::Result<()> {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, RefillThreads};
+use ebb_pager::{DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, RefillThreads};
 use ebb_store::{Page, Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -133,6 +133,7 @@ impl Machine {
             devices: Box::new(NoDevices),
             store: Box::new(store.unwrap()),
             disk: Box::new(NoDisk),
+            digest_key: Arc::new(DigestKey::random().unwrap()),
         }
     }
 

@@ -54,6 +54,7 @@ fn action() -> impl Strategy<Value = Action> {
         5 => (0..FRAMES).prop_flat_map(|gfn| (Just(gfn), 1..=FRAMES - gfn))
             .prop_map(|(gfn, count)| Action::Evict { gfn, count }),
         1 => (0..FRAMES).prop_map(|gfn| Action::Punch { gfn }),
+        1 => (1..4u64).prop_map(|most| Action::GiveUp { most }),
         1 => Just(Action::GiveBack),
     ]
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ebb_pager::{Grain, NothingKnown};
 use ebb_store::Page;
@@ -33,6 +33,8 @@ pub enum Action {
     /// The VMM takes a frame's memory, as for a balloon: it reads as zeros, or, if it was
     /// elsewhere, as what it was.
     Punch { gfn: u64 },
+    /// The store is short: frames give up slots that they keep.
+    GiveUp { most: u64 },
     /// All comes back.
     GiveBack,
 }
@@ -87,6 +89,7 @@ impl Reference {
             Action::Read { .. }
             | Action::Evict { .. }
             | Action::Punch { .. }
+            | Action::GiveUp { .. }
             | Action::GiveBack => {}
         }
     }
@@ -184,6 +187,10 @@ impl Stage {
                 text(pager.evict(&frames, &NothingKnown).map(drop))
             }
             Action::Punch { gfn } => text(pager.ram().punch(FrameRange::new(Gfn(gfn), 1))),
+            Action::GiveUp { most } => match pager.give_up_kept(most as usize) {
+                given if given as u64 <= most => Ok(()),
+                given => Err(format!("{given} slots are given up")),
+            },
             Action::GiveBack => text(pager.give_back_all().map(drop)),
         };
         // Nobody listens any more to who was killed.
@@ -270,7 +277,22 @@ impl Stage {
                 return Err(failed(format!("{gfn:?} is wrong: {content:?}")));
             }
         }
-        Ok(())
+        self.check_slots()
+    }
+
+    /// Each slot in use has one word that names it, or one frame that keeps it. Who serves a fault
+    /// lets go of the frame a little later than the guest goes on.
+    fn check_slots(&self) -> Result<(), TestCaseError> {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            match self.daemon().slots() {
+                (used, known) if used == known => return Ok(()),
+                (used, known) if Instant::now() > end => {
+                    return Err(failed(format!("{used} slots are in use, and {known} known")));
+                }
+                _ => std::thread::yield_now(),
+            }
+        }
     }
 
     /// What a frame holds, wherever that is.

@@ -1,59 +1,90 @@
-//! A secret function from blocks to 128 bits: universal hashing, not a cryptographic
-//! hash. For any two blocks, chosen by whoever does not know the key, the chance over
+//! A secret function from pages to 128 bits: universal hashing, not a cryptographic
+//! hash. For any two pages, chosen by whoever does not know the key, the chance over
 //! keys that they collide is below 2^-126. That is all that is needed of it, since
 //! nobody is ever shown a digest; and it takes a fifth of BLAKE3's time, which is spent on
-//! every block that moves and on every page that goes.
+//! every block of a disk that moves and on every page that goes.
 //!
 //! First NH with a Toeplitz key, twice, 64 bits a word: 2^-128 (Black et al., UMAC,
 //! CRYPTO'99, theorems 1 and 2; Krovetz, VMAC, section 2). Then the two sums go through a
 //! multilinear hash into 64 bits, twice: 2^-128 (Lemire and Kaser, "Strongly universal
 //! string hashing is fast", theorem 1). A bit that is always set costs one.
+#![forbid(unsafe_code)]
 
-use std::mem::size_of;
+use std::io;
 
-use crate::observer::Block;
+use ebb_sys::confine::lock_in_memory;
+use ebb_units::FRAME_BYTES;
+use rustix::rand::{GetRandomFlags, getrandom};
+use zeroize::{Zeroize, Zeroizing};
 
-const WORDS: usize = size_of::<Block>() / size_of::<u64>();
+/// The content of a frame, or of a disk's block of the same size.
+pub type Page = [u8; FRAME_BYTES as usize];
+
+const WORDS: usize = FRAME_BYTES as usize / 8;
 /// The second sum's keys are the first's from here on.
 const SHIFT: usize = 2;
 
-/// What a block is known by; never all zero.
-pub(crate) type Digest = [u64; 2];
+/// What a page is known by; never all zero.
+pub type Digest = [u64; 2];
 
-/// The secret.
-pub(crate) struct DigestKey {
-    words: Box<[u64; WORDS + SHIFT]>,
+/// The secret. It is overwritten when it goes.
+pub struct DigestKey(Box<Secret>);
+
+struct Secret {
+    words: [u64; WORDS + SHIFT],
     /// For each half of a digest: what is added, and a factor for each word of the sums.
     ends: [[u128; 5]; 2],
 }
 
 impl DigestKey {
-    /// The one that follows from `seed`: secret, and random.
-    pub(crate) fn new(seed: &[u8; 32]) -> DigestKey {
-        let mut random = blake3::Hasher::new_keyed(seed).finalize_xof();
-        let mut next = || {
-            let mut bytes = [0; 16];
-            random.fill(&mut bytes);
-            u128::from_le_bytes(bytes)
-        };
-        let words = Box::new([0; _].map(|_: u64| next() as u64));
-        DigestKey { words, ends: [[0; 5]; 2].map(|end| end.map(|_: u128| next())) }
+    /// One that nobody has had before. It stays out of the host's swap, as far as this process
+    /// may lock memory.
+    ///
+    /// # Errors
+    /// As getrandom(2).
+    pub fn random() -> io::Result<DigestKey> {
+        let mut seed = Zeroizing::new([0; 32]);
+        match getrandom(&mut *seed, GetRandomFlags::empty())? == seed.len() {
+            true => Ok(DigestKey::new(&seed)),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
-    /// The digest of a block.
-    pub(crate) fn digest(&self, block: &Block) -> Digest {
-        let sums = self.sums(block);
+    /// The one that follows from `seed`: secret, and random.
+    pub fn new(seed: &[u8; 32]) -> DigestKey {
+        let mut secret = Box::new(Secret { words: [0; _], ends: [[0; 5]; 2] });
+        // A VM is not given up for that.
+        let _ = lock_in_memory(&*secret);
+        let mut hasher = blake3::Hasher::new_keyed(seed);
+        let mut random = hasher.finalize_xof();
+        hasher.zeroize();
+        let mut next = || {
+            let mut bytes = Zeroizing::new([0; 16]);
+            random.fill(&mut *bytes);
+            u128::from_le_bytes(*bytes)
+        };
+        secret.words.iter_mut().for_each(|word| *word = next() as u64);
+        secret.ends.iter_mut().flatten().for_each(|word| *word = next());
+        random.zeroize();
+        DigestKey(secret)
+    }
+
+    /// The digest of a page.
+    pub fn digest(&self, page: &Page) -> Digest {
+        let sums = self.0.sums(page);
         let words =
             [sums[0] as u64, (sums[0] >> 64) as u64, sums[1] as u64, (sums[1] >> 64) as u64];
         let half = |[add, factors @ ..]: &[u128; 5]| {
             let products = factors.iter().zip(words).map(|(by, word)| by.wrapping_mul(word.into()));
             (products.fold(*add, u128::wrapping_add) >> 64) as u64
         };
-        [half(&self.ends[0]) | 1, half(&self.ends[1])]
+        [half(&self.0.ends[0]) | 1, half(&self.0.ends[1])]
     }
+}
 
-    fn sums(&self, block: &Block) -> [u128; 2] {
-        let (pairs, _) = block.as_chunks::<16>();
+impl Secret {
+    fn sums(&self, page: &Page) -> [u128; 2] {
+        let (pairs, _) = page.as_chunks::<16>();
         let (mut first, mut second) = (0u128, 0u128);
         // Keys for two pairs of words, one behind the other.
         for (pair, key) in pairs.iter().zip(self.words.windows(4).step_by(2)) {
@@ -69,6 +100,13 @@ impl DigestKey {
     }
 }
 
+impl Drop for DigestKey {
+    fn drop(&mut self) {
+        self.0.words.zeroize();
+        self.0.ends.iter_mut().for_each(Zeroize::zeroize);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,17 +118,17 @@ mod tests {
     }
 
     /// Word by word, as the papers have it.
-    fn by_the_book(key: &DigestKey, block: &Block) -> Digest {
+    fn by_the_book(key: &DigestKey, block: &Page) -> Digest {
         let word = |at: usize| u64::from_le_bytes(block[8 * at..][..8].try_into().unwrap());
         let mut sums = [0u128; 2];
         for (pass, sum) in sums.iter_mut().enumerate() {
             for at in (0..512).step_by(2) {
-                let left = word(at).wrapping_add(key.words[at + 2 * pass]);
-                let right = word(at + 1).wrapping_add(key.words[at + 1 + 2 * pass]);
+                let left = word(at).wrapping_add(key.0.words[at + 2 * pass]);
+                let right = word(at + 1).wrapping_add(key.0.words[at + 1 + 2 * pass]);
                 *sum = sum.wrapping_add(u128::from(left) * u128::from(right));
             }
         }
-        let ends = key.ends.map(|end| {
+        let ends = key.0.ends.map(|end| {
             let mut total = end[0];
             for (at, by) in end[1..].iter().enumerate() {
                 let word = (sums[at / 2] >> (64 * (at % 2))) as u64;
@@ -110,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_of_many_alike_blocks_collide() {
+    fn no_two_of_many_alike_pages_collide() {
         let key = key();
         let mut seen = HashSet::from([key.digest(&[0; 4096])]);
         for bit in 0..8 * 4096 {

@@ -1,5 +1,5 @@
-//! Frames that were not written since they came back keep their slot, and go again without
-//! being saved; a write is never missed.
+//! Frames that came back keep their slot, and go again without being saved if they hold what they
+//! held; a write is never missed, by whatever way it comes.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -20,31 +20,26 @@ fn content(daemon: &Daemon) -> Content {
     until("the word", || daemon.pager.ledger().unlocked(PAGE))
 }
 
-fn is_clean(daemon: &Daemon) -> bool {
-    matches!(content(daemon), Content::Clean { .. })
-}
-
 fn slots(daemon: &Daemon) -> u64 {
     daemon.pager.store_usage().disk_slots_used
+}
+
+fn kept(daemon: &Daemon) -> u64 {
+    daemon.pager.counters.clean_frames.load(Relaxed)
 }
 
 fn evicted(daemon: &Daemon) -> Evicted {
     daemon.evict(ONE)
 }
 
-/// A machine whose frame was saved, and came back to be read.
-fn with_a_clean_frame() -> (Counting, Daemon) {
+/// A machine whose frame was saved, and came back.
+fn with_a_kept_slot() -> (Counting, Daemon) {
     let (counting, daemon) = Counting::new(Grain::Frame);
     write(&counting.machine, 7);
     assert_eq!(evicted(&daemon), Evicted { saved: 1, ..Evicted::default() });
     assert_eq!(read(&counting.machine), 7);
-    assert!(is_clean(&daemon));
-    assert_eq!((slots(&daemon), clean_frames(&daemon)), (1, 1));
+    assert_kept(&daemon);
     (counting, daemon)
-}
-
-fn clean_frames(daemon: &Daemon) -> u64 {
-    daemon.pager.counters.clean_frames.load(Relaxed)
 }
 
 fn read(machine: &Machine) -> u64 {
@@ -55,97 +50,87 @@ fn write(machine: &Machine, value: u64) {
     machine.write_as_vmm(PAGE.gpa(), value);
 }
 
-/// It is plain memory, and has no slot.
-fn assert_plain(daemon: &Daemon) {
+fn assert_kept(daemon: &Daemon) {
     assert_eq!(content(daemon), Content::Resident);
-    until("the slot to be free", || (slots(daemon) == 0).then_some(()));
-    assert_eq!(clean_frames(daemon), 0);
+    assert_eq!((slots(daemon), kept(daemon)), (1, 1));
+}
+
+fn assert_none(daemon: &Daemon) {
+    assert_eq!(content(daemon), Content::Resident);
+    assert_eq!((slots(daemon), kept(daemon)), (0, 0));
 }
 
 /// What was written is what comes back.
 fn assert_written(counting: &Counting, daemon: &Daemon) {
     write(&counting.machine, 8);
-    assert_plain(daemon);
     assert_eq!(evicted(daemon), Evicted { saved: 1, ..Evicted::default() });
     assert_eq!(read(&counting.machine), 8);
 }
 
 #[test]
-fn a_clean_frame_is_not_saved_again() {
+fn a_frame_that_was_read_is_not_saved_again() {
     require!(kvmtest::available());
-    let (counting, daemon) = with_a_clean_frame();
+    let (counting, daemon) = with_a_kept_slot();
     for _ in 0..3 {
         assert_eq!(evicted(&daemon), Evicted { clean: 1, ..Evicted::default() });
-        assert_eq!((slots(&daemon), clean_frames(&daemon)), (1, 0));
+        assert_eq!((slots(&daemon), kept(&daemon)), (1, 0));
         assert_eq!(read(&counting.machine), 7);
-        assert!(is_clean(&daemon));
+        assert_kept(&daemon);
     }
     assert_written(&counting, &daemon);
 }
 
+/// As all faults do where the kernel has KVM's done asynchronously.
 #[test]
-fn who_comes_to_write_gets_plain_memory() {
+fn nor_is_one_that_was_touched_by_a_write_of_the_same() {
     require!(kvmtest::available());
-    let (counting, daemon) = with_a_clean_frame();
-    assert_eq!(evicted(&daemon).clean, 1);
+    let (counting, daemon) = with_a_kept_slot();
+    for _ in 0..3 {
+        assert_eq!(evicted(&daemon), Evicted { clean: 1, ..Evicted::default() });
+        write(&counting.machine, 7);
+        assert_kept(&daemon);
+    }
+    assert_eq!(daemon.pager.counters.metadata.load(Relaxed), 0, "no second fault");
     assert_written(&counting, &daemon);
 }
 
-/// Aging takes frames out of the VMM's page table all the time.
+/// By a device of ours, or anybody else who has a mapping.
 #[test]
-fn the_protection_outlives_the_page_table_entry() {
+fn a_write_by_another_mapping_is_seen() {
     require!(kvmtest::available());
-    let (counting, daemon) = with_a_clean_frame();
-    counting.machine.forget();
-    assert_eq!(read(&counting.machine), 7);
-    counting.machine.forget();
-    assert!(is_clean(&daemon));
-    assert_written(&counting, &daemon);
-}
-
-/// Were the protection not what it stands on, this would find what was written.
-#[test]
-fn a_write_past_the_protection_is_lost() {
-    require!(kvmtest::available());
-    let (counting, daemon) = with_a_clean_frame();
+    let (counting, daemon) = with_a_kept_slot();
     counting.machine.set(PAGE.gpa(), 8);
-    assert_eq!(evicted(&daemon).clean, 1);
-    assert_eq!(read(&counting.machine), 7);
-}
-
-#[test]
-fn a_device_of_ours_ends_it_first() {
-    require!(kvmtest::available());
-    let (counting, daemon) = with_a_clean_frame();
+    assert_eq!(evicted(&daemon), Evicted { saved: 1, ..Evicted::default() });
+    assert_eq!(read(&counting.machine), 8);
     daemon.pager.pin(ONE, false).unwrap();
-    assert_plain(&daemon);
-    counting.machine.set(PAGE.gpa(), 8);
+    assert_kept(&daemon);
+    counting.machine.set(PAGE.gpa(), 9);
     assert_eq!(evicted(&daemon), Evicted::default());
     daemon.pager.unpin(ONE);
     assert_eq!(evicted(&daemon), Evicted { saved: 1, ..Evicted::default() });
-    assert_eq!(read(&counting.machine), 8);
+    assert_eq!(read(&counting.machine), 9);
 }
 
 #[test]
-fn after_a_daemons_death_it_is_plain() {
+fn after_a_daemons_death_nothing_is_kept() {
     require!(kvmtest::available());
-    let (counting, daemon) = with_a_clean_frame();
+    let (counting, daemon) = with_a_kept_slot();
     drop(daemon);
     let mut daemon = Daemon::adopt(&counting.machine, Grain::Frame);
     daemon.serve();
-    assert_plain(&daemon);
+    assert_none(&daemon);
     assert_written(&counting, &daemon);
 }
 
 /// The VMM has punched the page, as a balloon does, and a daemon dies.
 #[test]
-fn a_clean_frame_that_the_vmm_punched_is_a_hole() {
+fn a_frame_that_the_vmm_punched_is_a_hole() {
     require!(kvmtest::available());
     for (evicts, dies) in [(false, false), (true, false), (false, true)] {
-        let (counting, mut daemon) = with_a_clean_frame();
+        let (counting, mut daemon) = with_a_kept_slot();
         counting.machine.ram().punch(ONE).unwrap();
         if evicts {
-            assert_eq!(evicted(&daemon), Evicted::default());
+            assert_eq!(evicted(&daemon), Evicted { empty: 1, ..Evicted::default() });
         }
         if dies {
             drop(daemon);
@@ -153,17 +138,17 @@ fn a_clean_frame_that_the_vmm_punched_is_a_hole() {
             daemon.serve();
         }
         assert_eq!(read(&counting.machine), 0);
-        assert_plain(&daemon);
         assert_written(&counting, &daemon);
+        assert_eq!(slots(&daemon), kept(&daemon));
     }
 }
 
 #[test]
 fn giving_back_ends_it() {
     require!(kvmtest::available());
-    let (counting, daemon) = with_a_clean_frame();
+    let (counting, daemon) = with_a_kept_slot();
     daemon.pager.give_back_all().unwrap();
-    assert_plain(&daemon);
+    assert_none(&daemon);
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
     daemon.pager.unwatch_all().unwrap();
     write(&counting.machine, 8);
@@ -173,11 +158,11 @@ fn giving_back_ends_it() {
 #[test]
 fn a_store_in_want_of_slots_gets_them() {
     require!(kvmtest::available());
-    let (counting, daemon) = with_a_clean_frame();
-    assert_eq!(daemon.pager.give_up_clean(0).unwrap(), 0);
-    assert!(is_clean(&daemon));
-    assert_eq!(daemon.pager.give_up_clean(9).unwrap(), 1);
-    assert_plain(&daemon);
+    let (counting, daemon) = with_a_kept_slot();
+    assert_eq!(daemon.pager.give_up_kept(0), 0);
+    assert_kept(&daemon);
+    assert_eq!(daemon.pager.give_up_kept(9), 1);
+    assert_none(&daemon);
     assert_written(&counting, &daemon);
 }
 
@@ -186,40 +171,39 @@ const OTHER: Gfn = Gfn(PAGE.0 + 64);
 
 /// The guest has freed it, and its block is emptied.
 #[test]
-fn a_clean_frame_can_be_emptied() {
+fn a_frame_that_is_emptied_keeps_none() {
     require!(kvmtest::available());
-    let (_counting, daemon) = with_a_clean_frame();
+    let (_counting, daemon) = with_a_kept_slot();
     let claim = daemon.pager.claim(OTHER, PAGE, 0).unwrap().expect("nobody else works on it");
     let committed = claim.commit(true, 0).expect("nobody wants it");
     assert_eq!(daemon.pager.empty(&mut vec![committed], false).unwrap(), 1);
     assert_eq!(content(&daemon), Content::Empty { fill: 0, hard: false });
-    assert_eq!((slots(&daemon), clean_frames(&daemon)), (0, 0));
+    assert_eq!((slots(&daemon), kept(&daemon)), (0, 0));
 }
 
 #[test]
-fn clean_metadata_can_be_watched() {
+fn metadata_that_keeps_a_slot_can_be_watched() {
     require!(kvmtest::available());
-    let (_counting, daemon) = with_a_clean_frame();
+    let (counting, daemon) = with_a_kept_slot();
     let claim = daemon.pager.claim(PAGE, OTHER, 0).unwrap().expect("nobody else works on it");
-    assert_eq!(slots(&daemon), 0);
     claim.let_go();
-    assert_plain(&daemon);
+    assert_kept(&daemon);
+    assert_written(&counting, &daemon);
 }
 
-/// What a write to a clean frame costs its writer, for whoever wants to know.
+/// What a write costs its writer that comes after a read, for whoever wants to know.
 #[test]
-fn every_write_is_noticed() {
+fn every_write_is_seen() {
     require!(kvmtest::available());
     let (counting, daemon) = Counting::new(Grain::Frame);
     let gpas = || PAGES.frames().map(|page| page.gpa());
     gpas().for_each(|gpa| counting.machine.write_as_vmm(gpa, gpa.0));
     assert_eq!(daemon.evict(PAGES).saved, PAGES.count);
     gpas().for_each(|gpa| assert_eq!(counting.machine.read_as_vmm(gpa), gpa.0));
-    until("all to be clean", || (clean_frames(&daemon) == PAGES.count).then_some(()));
+    until("all to keep their slots", || (kept(&daemon) == PAGES.count).then_some(()));
     let began = Instant::now();
     gpas().for_each(|gpa| counting.machine.write_as_vmm(gpa, gpa.0 + 1));
-    eprintln!("{:?} a write to a clean frame", began.elapsed() / PAGES.count as u32);
-    until("none to be clean", || (clean_frames(&daemon) == 0).then_some(()));
+    eprintln!("{:?} a write to a frame that was read", began.elapsed() / PAGES.count as u32);
     assert_eq!(daemon.evict(PAGES).saved, PAGES.count);
     gpas().for_each(|gpa| assert_eq!(counting.machine.read_as_vmm(gpa), gpa.0 + 1));
 }
