@@ -28,6 +28,8 @@ const KEPT: u64 = 1 << 63;
 const FREE_PART: u64 = 8;
 /// Slots that are looked at by one call, in a millisecond or two.
 const LOOKS_MOST: u64 = 1 << 18;
+/// Slots that are given up at once for other VMs: 32 MiB.
+const FOR_OTHERS: usize = 8192;
 
 /// The rows of a VM's frames: 12 KiB for each huge frame of which some was saved on a disk.
 pub(crate) struct Kept {
@@ -196,5 +198,17 @@ impl Pager {
                 false => Ok(Served::Busy),
             })
         })
+    }
+
+    /// Gives back the space of what was saved and is not needed any more, and where others are
+    /// short of it some of what frames keep. From the thread that evicts.
+    ///
+    /// # Errors
+    /// From the store; nothing is lost.
+    pub fn trim_store(&self) -> io::Result<()> {
+        if self.store.is_room_wanted() {
+            self.give_up_kept(FOR_OTHERS);
+        }
+        Ok(self.store.trim()?)
     }
 }

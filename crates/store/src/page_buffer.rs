@@ -24,6 +24,15 @@ impl PageBuffer {
         PageBuffer { bytes, start, count }
     }
 
+    /// The first `count` pages, to be written: more than there were, if need be. What they hold
+    /// nobody knows.
+    pub fn at_least(&mut self, count: usize) -> &mut [Page] {
+        if count > self.count {
+            *self = PageBuffer::new(count);
+        }
+        self.pages_mut().get_mut(..count).unwrap_or_default()
+    }
+
     /// The pages.
     pub fn pages(&self) -> &[Page] {
         let (pages, _) = self.bytes.get(self.start..).unwrap_or_default().as_chunks();
