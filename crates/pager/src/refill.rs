@@ -98,7 +98,8 @@ impl Pager {
         first.unwrap_or(Ok(())).map(|()| Served::Done)
     }
 
-    /// Brings frames back, the first of them from the first page.
+    /// Brings frames back, the first of them from the first page. The one asked for goes on before
+    /// the others are there.
     fn refill_part<'l>(
         &'l self,
         reading: Reading,
@@ -108,24 +109,33 @@ impl Pager {
         let (Some(first), Some(last)) = (part.first(), part.last()) else { return Ok(()) };
         let (first, count) = (first.page, last.page - first.page + 1);
         let pages = pages.get_mut(..count).ok_or(io::ErrorKind::InvalidInput)?;
-        let read = self.read_back(reading, first, pages, &mut part);
-        if let Err(error) =
-            read.and_then(|()| self.copy_back((first, reading.asked), pages, &mut part))
-        {
-            // Who wants the one asked for is woken by whoever is told of the error, all of them at once.
-            let (asked, rest): (Vec<_>, _) =
-                part.into_iter().partition(|back| back.page == reading.asked);
-            for back in asked {
-                let _ = back.word.abandon();
-            }
-            self.stay_away(rest);
+        let asked = part.iter().position(|back| back.page == reading.asked);
+        let asked = asked.map(|at| part.remove(at));
+        let from = behind(reading.base, first as i64);
+        if let Err(error) = self.read_back((from, first), pages, asked, &mut part) {
+            self.stay_away(part);
             return Err(error);
         }
-        for Back { gfn, word, page } in part {
+        self.copy_back(first, pages, &mut part);
+        for Back { gfn, word, .. } in part {
             let wanted = self.arrive(gfn, word);
-            // Of one of them the fault led here.
-            self.after(wanted || page == reading.asked, FrameRange::new(gfn, 1));
+            self.after(wanted, FrameRange::new(gfn, 1));
         }
+        Ok(())
+    }
+
+    /// The frame asked for goes on with this page. On failure whoever wants it is woken by who is
+    /// told of that, all of them at once.
+    fn fill_asked(&self, Back { gfn, word, .. }: Back<'_>, page: &Page) -> io::Result<()> {
+        let frame = FrameRange::new(gfn, 1);
+        if let Err(error) = self.copy_page(gfn, page) {
+            let _ = word.abandon();
+            return Err(error);
+        }
+        // Devices before the guest: it may hand the frame to one at once.
+        self.devices.map(frame);
+        let _ = self.arrive(gfn, word);
+        self.after(true, frame);
         Ok(())
     }
 
@@ -169,112 +179,123 @@ impl Pager {
         back.sort_unstable_by_key(|back| back.page);
     }
 
-    /// Reads the pages from the `first` behind the base on; frames whose page cannot be
-    /// had stay where they are, but for the one asked for.
+    /// Reads the pages `from` there on, of which that is the `first`, and fills the frame `asked`
+    /// for. Others whose page cannot be had stay where they are.
     fn read_back<'l>(
         &'l self,
-        Reading { base, asked }: Reading,
-        first: usize,
+        (from, first): (Content, usize),
         pages: &mut [Page],
+        asked: Option<Back<'l>>,
         part: &mut Vec<Back<'l>>,
     ) -> io::Result<()> {
-        let slot = match behind(base, first as i64) {
-            Content::OnDisk { block } => {
-                match (self.disk.read(block, pages), &mut *pages) {
-                    // The one asked for does not go without for one behind it.
-                    (Err(_), [page, _, ..]) if first == asked => {
-                        self.stay_away(part.split_off(1));
-                        self.disk.read(block, std::slice::from_mut(page))?;
-                    }
-                    (read, _) => read?,
-                }
-                return self.leave_changed((block, first, asked), pages, part);
-            }
-            Content::Saved { slot } => slot,
-            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        let (asked, good) = match from {
+            Content::OnDisk { block } => self.read_blocks((block, first), pages, asked, part),
+            Content::Saved { slot } => self.read_slots((slot, first), pages, asked, part),
+            _ => (asked, Err(io::ErrorKind::InvalidInput.into())),
         };
-        let loaded = self.store.load_batch(slot, pages)?;
-        if let Some(at) = asked.checked_sub(first).filter(|at| *at < pages.len())
-            && !loaded.has(at)
-        {
-            // Says why.
-            self.store.load(slot + at as u64, &mut pages[at])?;
+        if let Some(Back { word, .. }) = asked {
+            // As in `fill_asked`.
+            let _ = word.abandon();
         }
-        let (kept, lost): (Vec<_>, Vec<_>) =
-            part.drain(..).partition(|back| back.page == asked || loaded.has(back.page - first));
+        let good = good?;
+        let (kept, lost) = part.drain(..).partition(|back| good.contains(&(back.page - first)));
         *part = kept;
         self.stay_away(lost);
         Ok(())
     }
 
-    /// Of pages read from `block` on, of which that is the `first`: frames whose page is not what
-    /// they held stay where they are.
-    fn leave_changed<'l>(
+    /// Which pages are there, and the frame asked for as long as it is not filled.
+    fn read_slots<'l>(
         &'l self,
-        (block, first, asked): (u64, usize, usize),
-        pages: &[Page],
-        part: &mut Vec<Back<'l>>,
-    ) -> io::Result<()> {
-        let check = |back: &Back<'_>| {
-            let at = back.page - first;
-            self.check_rest(back.gfn, block + at as u64, &pages[at])
-        };
-        if let Some(wanted) = part.iter().find(|back| back.page == asked) {
-            check(wanted)?;
+        (slot, first): (u64, usize),
+        pages: &mut [Page],
+        mut asked: Option<Back<'l>>,
+        part: &[Back<'l>],
+    ) -> (Option<Back<'l>>, io::Result<Vec<usize>>) {
+        let at = asked.as_ref().map(|back| back.page - first);
+        let others = part.iter().map(|back| back.page - first);
+        let which: Vec<usize> = at.into_iter().chain(others).collect();
+        let (mut good, mut filled) = (Vec::with_capacity(which.len()), Ok(()));
+        let loaded = self.store.load_some(slot, pages, &which, &mut |index, page| {
+            good.push(index);
+            if at == Some(index)
+                && let Some(back) = asked.take()
+            {
+                filled = self.fill_asked(back, page);
+            }
+        });
+        if loaded.is_ok()
+            && let (Some(back), Some(at)) = (asked.take(), at)
+        {
+            // Says why.
+            match self.store.load(slot + at as u64, &mut pages[at]) {
+                Ok(()) => filled = self.fill_asked(back, &pages[at]),
+                Err(error) => return (Some(back), Err(error.into())),
+            }
         }
-        let (kept, changed) = part.drain(..).partition(|back| check(back).is_ok());
-        *part = kept;
-        self.stay_away(changed);
-        Ok(())
+        let result = loaded.map_err(io::Error::from).and(filled).map(|()| good);
+        (asked, result)
     }
 
-    /// Fills the frames, neighbours in one call, from pages of which that is the `first`. Frames
-    /// that cannot be filled stay where they are, but for those around the one `asked` for.
-    fn copy_back<'l>(
+    /// The same of blocks: pages are there that are what the frames held.
+    fn read_blocks<'l>(
         &'l self,
-        (first, asked): (usize, usize),
-        pages: &[Page],
-        part: &mut Vec<Back<'l>>,
-    ) -> io::Result<()> {
+        (block, first): (u64, usize),
+        pages: &mut [Page],
+        asked: Option<Back<'l>>,
+        part: &[Back<'l>],
+    ) -> (Option<Back<'l>>, io::Result<Vec<usize>>) {
+        let check =
+            |gfn, at: usize, pages: &[Page]| self.check_rest(gfn, block + at as u64, &pages[at]);
+        let mut read = self.disk.read(block, pages);
+        let is_whole = read.is_ok();
+        if let Some(back) = asked {
+            let (gfn, at) = (back.gfn, back.page - first);
+            if !is_whole && pages.len() > 1 {
+                // It does not go without for one beside it.
+                read = self.disk.read(block + at as u64, &mut pages[at..=at]);
+            }
+            if let Err(error) = read.and_then(|()| check(gfn, at, pages)) {
+                return (Some(back), Err(error));
+            }
+            read = self.fill_asked(back, &pages[at]);
+        }
+        let others = part.iter().map(|back| (back.gfn, back.page - first));
+        let good = others.filter(|(gfn, at)| is_whole && check(*gfn, *at, pages).is_ok());
+        (None, read.map(|()| good.map(|(_, at)| at).collect()))
+    }
+
+    /// Fills the frames, neighbours in one call, from pages of which that is the `first`. Those
+    /// that cannot be filled stay where they are.
+    fn copy_back<'l>(&'l self, first: usize, pages: &[Page], part: &mut Vec<Back<'l>>) {
         // One region may be mapped where its neighbour is not.
         let region = |back: &Back<'_>| self.ram.region_of(back.gfn).map(|region| region.gpa);
         let follows = |a: &Back<'_>, b: &Back<'_>| {
             let is_next = a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page;
             is_next && region(a) == region(b)
         };
-        let (mut away, mut result) = (Vec::new(), Ok(()));
+        let mut away = Vec::new();
         for run in part.chunk_by(follows) {
             let frames = FrameRange::new(run[0].gfn, run.len() as u64);
             let at = run[0].page - first;
             let bytes = pages[at..at + run.len()].as_flattened();
-            let is_asked = run.iter().any(|back| back.page == asked);
-            match self.copy_run(frames, bytes, is_asked) {
-                Ok(()) => {}
-                Err(error) if is_asked => {
-                    result = Err(error);
-                    break;
-                }
-                Err(_) => {
-                    away.push(run[0].page..run[0].page + run.len());
-                    continue;
-                }
+            match self.copy_run(frames, bytes) {
+                // Devices before the guest: it may hand the frame to one at once.
+                Ok(()) => self.devices.map(frames),
+                Err(_) => away.push(run[0].page..run[0].page + run.len()),
             }
-            // Devices before the guest: it may hand the frame to one at once.
-            self.devices.map(frames);
         }
         let (lost, kept): (Vec<_>, Vec<_>) =
             part.drain(..).partition(|back| away.iter().any(|run| run.contains(&back.page)));
         *part = kept;
         self.stay_away(lost);
-        result
     }
 
-    /// Fills frames in a row. Where the VMM has them mapped nowhere they are filled only if one of
-    /// them `is_asked` for.
-    fn copy_run(&self, frames: FrameRange, bytes: &[u8], is_asked: bool) -> io::Result<()> {
+    /// Fills frames in a row, that nobody asked for: not where the VMM has them mapped nowhere.
+    fn copy_run(&self, frames: FrameRange, bytes: &[u8]) -> io::Result<()> {
         match self.uffd.copy_run(self.hva(frames)?.start, bytes) {
             Ok(done) if done == frames.bytes() => return Ok(()),
-            Err(error) if !is_asked && is_unmapped(&error) => return Err(error),
+            Err(error) if is_unmapped(&error) => return Err(error),
             _ => {}
         }
         // Some are there already: a daemon died between the copy and the word.

@@ -1,6 +1,6 @@
 //! What became of several pages at once.
 
-use crate::{CLUSTER_SLOTS, StoreError};
+use crate::{CLUSTER_SLOTS, Page, StoreError};
 
 const WORDS: usize = (CLUSTER_SLOTS / u64::BITS as u64) as usize;
 
@@ -44,6 +44,15 @@ impl Loaded {
     /// How many do.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Tells of those of `which` that do, in this order.
+    pub(crate) fn tell(self, pages: &[Page], which: &[usize], ready: &mut dyn FnMut(usize, &Page)) {
+        for &index in which.iter().filter(|index| self.has(**index)) {
+            if let Some(page) = pages.get(index) {
+                ready(index, page);
+            }
+        }
     }
 
     pub(crate) fn set(&mut self, index: usize) {

@@ -212,6 +212,19 @@ impl<S: Store> Store for Compressed<S> {
         Ok(loaded)
     }
 
+    fn load_some(
+        &self,
+        first: u64,
+        pages: &mut [Page],
+        which: &[usize],
+        ready: &mut dyn FnMut(usize, &Page),
+    ) -> Result<(), StoreError> {
+        if let Home::Behind = Home::of(first) {
+            return self.behind.load_some(first, pages, which, ready);
+        }
+        self.load_batch(first, pages).map(|loaded| loaded.tell(pages, which, ready))
+    }
+
     fn release(&self, slot: u64) {
         match Home::of(slot) {
             Home::Filled(_) => {

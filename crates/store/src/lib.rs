@@ -72,6 +72,22 @@ pub trait Store: Send + Sync {
     /// What the medium said.
     fn load_batch(&self, first: u64, pages: &mut [Page]) -> Result<Loaded, StoreError>;
 
+    /// Of the slots that are read from `first` on only `which` are wanted, and in this order: `ready`
+    /// is told of each of them, counted from `first`, as soon as its page is there. No other page
+    /// means anything. Else as [`Store::load_batch`].
+    ///
+    /// # Errors
+    /// What the medium said.
+    fn load_some(
+        &self,
+        first: u64,
+        pages: &mut [Page],
+        which: &[usize],
+        ready: &mut dyn FnMut(usize, &Page),
+    ) -> Result<(), StoreError> {
+        self.load_batch(first, pages).map(|loaded| loaded.tell(pages, which, ready))
+    }
+
     /// The slot's content is not needed any more. Called on the fault path: no
     /// I/O here.
     fn release(&self, slot: u64);

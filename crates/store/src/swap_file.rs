@@ -308,6 +308,36 @@ impl<M: Medium> Store for SwapFile<M> {
         }
     }
 
+    fn load_some(
+        &self,
+        first: u64,
+        pages: &mut [Page],
+        which: &[usize],
+        ready: &mut dyn FnMut(usize, &Page),
+    ) -> Result<(), StoreError> {
+        let most = pages.len().min(CLUSTER_SLOTS as usize);
+        let pages = pages.get_mut(..most).unwrap_or_default();
+        if !medium::takes(&self.medium, pages) {
+            let mut loaded = Loaded::default();
+            let read = self.load_pieces(first, pages, &mut loaded);
+            return read.map(|()| loaded.tell(pages, which, ready));
+        }
+        let turn = self.lane.read();
+        let (count, error) = medium::read(&self.medium, first * FRAME_BYTES, pages);
+        drop(turn);
+        for &at in which.iter().filter(|at| **at < count) {
+            if let Some((place, tag)) = self.seal_of(first + at as u64)
+                && self.sealer.open_in_place(place, tag, &mut pages[at])
+            {
+                ready(at, &pages[at]);
+            }
+        }
+        match error {
+            Some(error) if count == 0 => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
     fn release(&self, slot: u64) {
         self.clusters.release(slot);
     }

@@ -82,6 +82,13 @@ fn damage_is_found_and_touches_nothing_else() {
                 assert_eq!(loaded.has(index), ![5, 9].contains(&index));
                 assert!(!loaded.has(index) || *page == noise(index as u64));
             }
+            let mut told = Vec::new();
+            let mut ready = |index: usize, page: &Page| {
+                assert_eq!(*page, noise(index as u64));
+                told.push(index);
+            };
+            store.load_some(0, buffer.pages_mut(), &[9, 4, 5, 19, 20], &mut ready).unwrap();
+            assert_eq!(told, [4, 19]);
         });
     }
 }
@@ -111,6 +118,8 @@ fn a_medium_that_cannot_be_read_says_so() {
         medium.state().blind = true;
         assert!(matches!(store.load(slot, &mut [0; 4096]), Err(StoreError::Medium(_))));
         assert!(store.load_batch(slot, PageBuffer::new(4).pages_mut()).is_err());
+        let mut none = |_: usize, _: &Page| panic!("it cannot be read");
+        assert!(store.load_some(slot, PageBuffer::new(4).pages_mut(), &[0], &mut none).is_err());
         medium.state().blind = false;
         medium.state().bytes.truncate(100);
         assert!(matches!(store.load(slot, &mut [0; 4096]), Err(StoreError::Medium(_))));

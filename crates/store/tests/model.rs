@@ -84,6 +84,16 @@ fn load_batch(store: &dyn Store, model: &Model, first: u64, count: usize, aligne
         assert_eq!(loaded.has(index), there.is_some(), "slot {}", first + index as u64);
         assert!(there.is_none_or(|&there| there == page));
     }
+    // Each third of them, the last first.
+    let which: Vec<usize> = (0..count).rev().step_by(3).collect();
+    let (mut told, wanted) = (Vec::new(), which.iter().filter(|at| loaded.has(**at)).copied());
+    let wanted: Vec<usize> = wanted.collect();
+    let loaded = store.load_some(first, pages, &which, &mut |index, page| {
+        assert!(expected.get(&(first + index as u64)).is_some_and(|there| *there == page));
+        told.push(index);
+    });
+    loaded.unwrap();
+    assert_eq!(told, wanted);
 }
 
 fn apply(store: &dyn Store, model: &mut Model, step: &Step) {

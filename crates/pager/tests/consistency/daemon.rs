@@ -277,6 +277,17 @@ impl Store for FusedStore {
         self.store.load_batch(first, pages)
     }
 
+    fn load_some(
+        &self,
+        first: u64,
+        pages: &mut [Page],
+        which: &[usize],
+        ready: &mut dyn FnMut(usize, &Page),
+    ) -> Result<(), StoreError> {
+        self.fuse.point();
+        self.store.load_some(first, pages, which, ready)
+    }
+
     fn release(&self, slot: u64) {
         self.fuse.point();
         self.store.release(slot);
