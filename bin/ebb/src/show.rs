@@ -268,7 +268,7 @@ fn limit_rows(limit: &LimitStatus) -> String {
         row(
             "elsewhere",
             format!(
-                "{} in the swap store, {} on the guest's disks; {} is in both store and memory",
+                "{} in the swap store, {} on the guest's disks; {} in memory keeps its place in the store",
                 Bytes(limit.saved_bytes),
                 Bytes(limit.on_disk_bytes),
                 Bytes(limit.clean_bytes)

@@ -15,6 +15,7 @@ use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa};
 
 use crate::injector;
 use crate::judge::{Known, Sources, holding};
+use crate::trouble::is_no_room;
 
 /// Frames that rest are told from others by rounds: a new one begins once what rests is
 /// used up, since each costs the guest a minor fault for every frame that it works with.
@@ -202,7 +203,7 @@ impl Limiter {
         let evicted = pager.evict(&frames, &Known { of, pager, free: &self.free });
         let evicted = match evicted {
             // Who has a slot without need makes room for who needs one.
-            Err(error) if pager.give_up_kept(STEP_FRAMES) > 0 => {
+            Err(error) if is_no_room(&error) && pager.give_up_kept(STEP_FRAMES) > 0 => {
                 self.refused = Some(error);
                 return Ok(true);
             }

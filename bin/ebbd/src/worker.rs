@@ -437,7 +437,9 @@ impl State {
             self.hold_limit(open);
             return Next::Go;
         }
-        if let Err(error) = self.held.pager.trim_store() {
+        // What comes back need not go again.
+        let is_idle = self.limiter.is_none() || self.stuck.is_some();
+        if let Err(error) = self.held.pager.trim_store(is_idle) {
             tracing::debug!("{}: trimming: {error}", self.held.record.name);
         }
         if self.insight.is_due() {

@@ -121,6 +121,7 @@ impl Pager {
     /// From the store or the system calls. Frames not evicted stay resident. A store without
     /// room keeps nothing from going that needs none.
     pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
+        self.leave_free_slots();
         let mut going = Going::new(self, judge);
         let (mut batch, mut count) = (Vec::new(), 0);
         for frames in frames.chunk_by(|a, b| a.huge() == b.huge()) {

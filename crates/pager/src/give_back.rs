@@ -64,7 +64,6 @@ impl Pager {
         let before = saved_frames.load(Relaxed) + on_disk_frames.load(Relaxed);
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
         self.or_wake(self.give_back_each(1, |_, content| !reads_as_zero(content)))?;
-        self.give_up_all()?;
         Ok(before * FRAME_BYTES)
     }
 

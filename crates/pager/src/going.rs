@@ -12,9 +12,6 @@ use crate::evict::{Evicted, Held, Judge, Piece, runs};
 use crate::pager::Pager;
 use crate::place::{Found, Place};
 
-/// Slots that others keep are asked for so often, where a store has no room for a piece.
-const ROOM_ATTEMPTS: usize = 4;
-
 /// What one call has go.
 pub(crate) struct Going<'c> {
     pager: &'c Pager,
@@ -82,15 +79,7 @@ impl Pager {
         let each = piece.iter().zip(pages);
         let mut found: Vec<Found> =
             each.map(|(held, page)| self.unwritten(held.gfn, page, judge)).collect();
-        let mut result = Ok(());
-        for _ in 0..ROOM_ATTEMPTS {
-            result = self.save(piece, pages, &mut found, to_save);
-            // Who has a slot without need makes room for who needs one.
-            match &result {
-                Err(error) if is_no_room(error) && self.give_up_kept(piece.len()) > 0 => {}
-                _ => break,
-            }
-        }
+        let result = self.save(piece, pages, &mut found, to_save);
         (found, result)
     }
 
@@ -138,15 +127,15 @@ impl Pager {
         if rest.is_empty() {
             return Ok(());
         }
-        self.leave_free_slots(rest.len());
-        let batch = match rest.len() == pages.len() {
-            true => self.store.save_batch(pages),
+        let to_save = match rest.len() == pages.len() {
+            true => pages,
             false => {
                 let some = to_save.at_least(rest.len());
                 some.iter_mut().zip(&rest).for_each(|(to, (at, _))| *to = pages[*at]);
-                self.store.save_batch(some)
+                some
             }
         };
+        let batch = self.with_room(to_save, |pages| self.store.save_batch(pages));
         for ((at, digest), slot) in rest.into_iter().zip(batch.slots) {
             let Some(slot) = slot else { continue };
             self.owners.set(slot, piece[at].gfn);

@@ -1,5 +1,5 @@
 //! First touches that wait until there is room: nobody is to take more memory while none of it
-//! can be evicted. What comes back from where it is does not wait, since that frees its place.
+//! can be evicted. What comes back from where it is does not wait: another page may have its place.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -9,39 +9,47 @@
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use ebb_digest::Digest;
-use ebb_store::MEMORY_SLOTS;
+use ebb_store::{MEMORY_SLOTS, Page, PageBuffer, SavedBatch};
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::counters::{add, subtract};
 use crate::install::Served;
 use crate::pager::Pager;
+use crate::sparse::Sparse;
 
 /// The slot and one, or 0; then the digest of what is in it.
 type Row = [AtomicU64; 3];
 
 /// No word names the slot: the frame keeps it.
 const KEPT: u64 = 1 << 63;
-/// So much of the store's slots no frame keeps: pages that are written find room in a row.
+/// So much of the store's slots that no word names is kept by no frame: pages that are written find
+/// room in a row.
 const FREE_PART: u64 = 8;
-/// Slots that are looked at by one call, in a millisecond or two.
-const LOOKS_MOST: u64 = 1 << 18;
-/// Slots that are given up at once for other VMs: 32 MiB.
-const FOR_OTHERS: usize = 8192;
+/// Slots that frames keep are asked for so often, where a store has no room for pages.
+const ROOM_ATTEMPTS: usize = 4;
+const WORD_SLOTS: u64 = u32::BITS as u64;
+/// Slots that are given up at once for others: 32 MiB.
+const AT_ONCE: usize = 8192;
 
 /// The rows of a VM's frames: 12 KiB for each huge frame of which some was saved on a disk.
 pub(crate) struct Kept {
     parts: Vec<OnceLock<Box<[Row]>>>,
-    /// The slot after the one that was given up last.
+    /// A bit for each slot: kept.
+    slots: Sparse,
+    /// In words of these bits.
+    words: u64,
+    /// Where slots were given up last.
     hand: AtomicU64,
 }
 
 impl Kept {
-    pub(crate) fn new(frames: u64) -> Kept {
+    pub(crate) fn new(frames: u64, slots: u64) -> Kept {
         let parts = (0..frames.div_ceil(FRAMES_PER_HUGE)).map(|_| OnceLock::new()).collect();
-        Kept { parts, hand: AtomicU64::new(0) }
+        let words = slots.div_ceil(WORD_SLOTS);
+        Kept { parts, slots: Sparse::new(words), words, hand: AtomicU64::new(0) }
     }
 
     /// What a frame holds that is saved in this slot from now on. Nothing is noted of a slot in
@@ -51,6 +59,8 @@ impl Kept {
             return self.clear(gfn);
         }
         let Some([place, low, high]) = self.make(gfn) else { return };
+        // Its bit has memory before it is set, at a fault.
+        self.slots.make(slot / WORD_SLOTS);
         debug_assert!(place.load(Relaxed) & KEPT == 0, "{gfn:?} has a slot already");
         low.store(digest[0], Relaxed);
         high.store(digest[1], Relaxed);
@@ -62,6 +72,9 @@ impl Kept {
         let Some([place, ..]) = self.row(gfn) else { return false };
         let is_known = place.load(Acquire) == slot + 1;
         place.store(if is_known { (slot + 1) | KEPT } else { 0 }, Release);
+        if is_known {
+            self.mark(slot, true);
+        }
         is_known
     }
 
@@ -80,9 +93,23 @@ impl Kept {
 
     /// The frame's word names the slot that it kept.
     pub(crate) fn went(&self, gfn: Gfn) {
-        if let Some([place, ..]) = self.row(gfn) {
-            place.fetch_and(!KEPT, Release);
+        if let Some([place, ..]) = self.row(gfn)
+            && let Some(slot) = self.slot(gfn)
+        {
+            place.store(slot + 1, Release);
+            self.mark(slot, false);
         }
+    }
+
+    fn mark(&self, slot: u64, is_kept: bool) {
+        let (Some(word), bit) = (self.slots.get(slot / WORD_SLOTS), 1 << (slot % WORD_SLOTS))
+        else {
+            return;
+        };
+        match is_kept {
+            true => word.fetch_or(bit, AcqRel),
+            false => word.fetch_and(!bit, AcqRel),
+        };
     }
 
     /// Nothing is known of the frame's slot any more.
@@ -123,6 +150,7 @@ impl Pager {
     pub(crate) fn drop_slot(&self, gfn: Gfn) -> bool {
         let Some(slot) = self.kept.slot(gfn) else { return false };
         self.kept.clear(gfn);
+        self.kept.mark(slot, false);
         self.store.release(slot);
         subtract(&self.counters.clean_frames, 1);
         true
@@ -144,20 +172,55 @@ impl Pager {
 
     /// Gives up at most so many slots that frames keep: in the order of the slots, from where the
     /// last call ended, so that those go first that were written first, and what becomes free lies
-    /// together. Returns how many those were: fewer where the next lie far off. Frames that
-    /// somebody holds keep theirs.
+    /// together. Returns how many those were: fewer only if there are no more, but for frames that
+    /// somebody holds.
     pub fn give_up_kept(&self, most: usize) -> usize {
-        let slots = self.store.usage().disk_slots;
-        let mut given = 0;
-        for _ in 0..slots.min(LOOKS_MOST) {
+        let (words, hand) = (self.kept.words, &self.kept.hand);
+        let (start, mut given) = (hand.load(Relaxed), 0);
+        for at in (start..words).chain(0..start) {
             if given == most || self.counters.clean_frames.load(Relaxed) == 0 {
                 break;
             }
-            let slot = self.kept.hand.fetch_add(1, Relaxed) % slots;
-            let owner = self.owners.get(slot);
-            given += usize::from(owner.is_some_and(|gfn| self.give_up(gfn, |now| now == slot)));
+            hand.store(at, Relaxed);
+            let bits = self.kept.slots.get(at).map_or(0, |word| word.load(Acquire));
+            let each = (0..WORD_SLOTS).filter(|bit| bits >> bit & 1 != 0);
+            for slot in each.map(|bit| at * WORD_SLOTS + bit) {
+                let owner = self.owners.get(slot).filter(|_| given < most);
+                given += usize::from(owner.is_some_and(|gfn| self.give_up(gfn, |now| now == slot)));
+            }
         }
         given
+    }
+
+    /// Before frames are held that may be saved.
+    pub(crate) fn leave_free_slots(&self) {
+        let (usage, kept) = (self.store.usage(), self.counters.clean_frames.load(Relaxed));
+        let free = usage.disk_slots.saturating_sub(usage.disk_slots_used);
+        self.give_up_kept(((free + kept) / FREE_PART).saturating_sub(free) as usize);
+    }
+
+    /// Has pages saved; where there is no room for all of them, in slots that frames only keep.
+    pub(crate) fn with_room(
+        &self,
+        pages: &[Page],
+        save: impl Fn(&[Page]) -> SavedBatch,
+    ) -> SavedBatch {
+        let mut batch = save(pages);
+        for _ in 0..ROOM_ATTEMPTS {
+            let rest: Vec<usize> =
+                (0..pages.len()).filter(|at| batch.slots[*at].is_none()).collect();
+            let is_short = batch.error.as_ref().is_some_and(|error| error.is_no_room());
+            // Who has a slot without need makes room for who needs one.
+            if !is_short || self.give_up_kept(rest.len()) == 0 {
+                break;
+            }
+            let mut to_save = PageBuffer::new(rest.len());
+            to_save.pages_mut().iter_mut().zip(&rest).for_each(|(to, at)| *to = pages[*at]);
+            let more = save(to_save.pages());
+            rest.iter().zip(more.slots).for_each(|(at, slot)| batch.slots[*at] = slot);
+            batch.error = more.error;
+        }
+        batch
     }
 
     /// Those of the frames that nobody holds keep none any more.
@@ -165,14 +228,6 @@ impl Pager {
         for gfn in self.kept.among(frames) {
             self.give_up(gfn, |_| true);
         }
-    }
-
-    /// Before so many pages are saved.
-    pub(crate) fn leave_free_slots(&self, pages: usize) {
-        let usage = self.store.usage();
-        let free = usage.disk_slots.saturating_sub(usage.disk_slots_used);
-        let wanted = usage.disk_slots / FREE_PART + pages as u64;
-        self.give_up_kept(wanted.saturating_sub(free) as usize);
     }
 
     fn give_up(&self, gfn: Gfn, wanted: impl Fn(u64) -> bool) -> bool {
@@ -200,14 +255,15 @@ impl Pager {
         })
     }
 
-    /// Gives back the space of what was saved and is not needed any more, and where others are
-    /// short of it some of what frames keep. From the thread that evicts.
+    /// Gives back the space of what was saved and is not needed any more, and where other VMs are
+    /// short of it, or nothing is to be evicted (`is_idle`), some of what frames keep. From the
+    /// thread that evicts.
     ///
     /// # Errors
     /// From the store; nothing is lost.
-    pub fn trim_store(&self) -> io::Result<()> {
-        if self.store.is_room_wanted() {
-            self.give_up_kept(FOR_OTHERS);
+    pub fn trim_store(&self, is_idle: bool) -> io::Result<()> {
+        if self.store.is_room_wanted() || is_idle {
+            self.give_up_kept(AT_ONCE);
         }
         Ok(self.store.trim()?)
     }

@@ -131,7 +131,8 @@ impl Pager {
         let resting = Resting::default();
         let owners = Owners::new(store.usage());
         let (pins, folios) = (Pins::new(ram.end().0), Folios::new(ram.end().0));
-        let (dead, kept) = (Dead::new(ram.end().0), Kept::new(ram.end().0));
+        let (dead, kept) =
+            (Dead::new(ram.end().0), Kept::new(ram.end().0, store.usage().disk_slots));
         for (frames, content) in ledger.runs() {
             if !matches!(content, Content::Watch { .. }) && !devices.unmap(frames) {
                 // No device is served before the pager is there.

@@ -38,7 +38,8 @@ impl Pager {
                 _ => self.after(next.word.abandon(), FrameRange::new(next.gfn, 1)),
             }
         }
-        let batch = self.store.save_to_disk(&pages.pages()[..moving.len()]);
+        let save = |pages: &[Page]| self.store.save_to_disk(pages);
+        let batch = self.with_room(&pages.pages()[..moving.len()], save);
         let moved = batch.slots.iter().flatten().count() as u64;
         for ((frame, page), to) in moving.into_iter().zip(pages.pages()).zip(batch.slots) {
             self.land(frame, page, to);

@@ -218,7 +218,7 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
     type Act = fn(&Daemon);
     let ways: [(&str, Act); 8] = [
         ("given back", |daemon| assert_eq!(daemon.pager.give_back_all().unwrap(), 0)),
-        ("shared", |daemon| assert_eq!(daemon.pager.give_back_in_use().unwrap(), 0)),
+        ("not to go again", |daemon| daemon.pager.trim_store(true).unwrap()),
         ("given up", |daemon| assert_eq!(daemon.pager.give_up_kept(99), 8)),
         ("unplugged", |daemon| daemon.pager.guard(ALL).unwrap()),
         ("in a block that is emptied", |daemon| {
@@ -269,7 +269,8 @@ fn a_frame_that_is_replaced_keeps_nothing() {
     daemon.assert_none_kept();
 }
 
-/// Of 32 slots an eighth is kept by nobody; those that were taken first are free first.
+/// Of the slots that no word names an eighth is kept by nobody; those that were taken first are free
+/// first.
 #[test]
 fn a_store_that_is_short_of_slots_gets_them_back_in_order() {
     require!(available());
@@ -279,12 +280,51 @@ fn a_store_that_is_short_of_slots_gets_them_back_in_order() {
     let more = FrameRange::new(Gfn(100), 12);
     more.frames().for_each(|gfn| daemon.write(gfn, &first_of(gfn)));
     assert_eq!(daemon.evict(more), saved(12));
-    assert_eq!((daemon.kept(), daemon.slots()), (16, 28));
-    // 0 to 3 were saved first.
-    assert_eq!(daemon.evict(all), Evicted { saved: 4, clean: 16, ..Evicted::default() });
+    assert_eq!((daemon.kept(), daemon.slots()), (20, 32));
+    assert_eq!(daemon.evict(FrameRange::new(Gfn(0), 1)), saved(1));
+    // An eighth of those 20; 0 and 1 were saved first.
+    assert_eq!((daemon.kept(), daemon.slots()), (18, 31));
+    assert_eq!(daemon.evict(all), Evicted { saved: 2, clean: 17, ..Evicted::default() });
     for gfn in all.frames().chain(more.frames()) {
         daemon.reads(gfn, &first_of(gfn));
     }
+}
+
+/// Where words name nearly all of the slots, what is read again and again is still not written.
+#[test]
+fn few_slots_are_kept_by_those_who_use_them() {
+    require!(available());
+    let run = tempfile::tempdir().unwrap();
+    let away = FrameRange::new(Gfn(100), 240);
+    let all = FrameRange::new(Gfn(0), 16);
+    let daemon = Daemon::with_store(Box::new(swap_file(&run, 256)));
+    for gfn in away.frames().chain(all.frames()) {
+        daemon.write(gfn, &first_of(gfn));
+    }
+    assert_eq!((daemon.evict(away), daemon.evict(all)), (saved(240), saved(16)));
+    for _ in 0..4 {
+        daemon.bring_back(all);
+        assert_eq!(daemon.evict(all), Evicted { saved: 2, clean: 14, ..Evicted::default() });
+    }
+    assert_eq!(daemon.slots(), 256);
+}
+
+/// Of more slots than any part of what is known of them.
+#[test]
+fn slots_are_found_wherever_they_are() {
+    require!(available());
+    let run = tempfile::tempdir().unwrap();
+    let path = run.path().join("swap");
+    let store = SwapFile::open(&path, run.path(), 1 << 20, Protection::Checksum).unwrap();
+    // They lie far behind the hand.
+    let others = store.save_batch(&vec![first_of(Gfn(0)); 33_000]).slots;
+    let daemon = Daemon::with_store(Box::new(store));
+    FRAMES.frames().for_each(|gfn| daemon.write(gfn, &first_of(gfn)));
+    assert_eq!(daemon.evict(FRAMES), saved(8));
+    daemon.bring_back(FRAMES);
+    assert_eq!((daemon.pager.give_up_kept(3), daemon.kept()), (3, 5));
+    assert_eq!((daemon.pager.give_up_kept(9), daemon.kept()), (5, 0));
+    assert_eq!(daemon.slots(), others.len() as u64);
 }
 
 /// What is kept counts, and goes first.
@@ -325,13 +365,13 @@ fn what_one_vm_keeps_another_may_have() {
     let evict = || other.pager.evict(&frames, &NothingKnown);
     assert_eq!(evict().unwrap_err().kind(), io::ErrorKind::StorageFull);
     assert_eq!(one.kept(), 12);
-    one.pager.trim_store().unwrap();
+    one.pager.trim_store(false).unwrap();
     one.assert_none_kept();
     evict().unwrap();
     assert_eq!(other.slots(), FRAMES.count);
     // It is told of once.
     let one = one.with_kept(FrameRange::new(Gfn(0), 4));
-    one.pager.trim_store().unwrap();
+    one.pager.trim_store(false).unwrap();
     assert_eq!(one.kept(), 4);
     FRAMES.frames().for_each(|gfn| other.reads(gfn, &first_of(gfn)));
 }
@@ -362,13 +402,50 @@ fn no_slot_in_memory_is_kept() {
     assert_eq!(daemon.evict(FRAMES), clean(8));
 }
 
+/// What moves from memory to the disk needs room there as well.
+#[test]
+fn what_is_kept_makes_room_for_what_moves_to_the_disk() {
+    require!(available());
+    let run = tempfile::tempdir_in("/dev/shm").unwrap();
+    let each_bytes = Some(16 * FRAME_BYTES);
+    let quota = Quota { each_bytes, floor_bytes: Some(0), ..Quota::default() };
+    let file = swap_file(&run, 512).within(&Room::new(quota));
+    let store = Compressed::open(run.path(), 1 << 20, file).unwrap();
+    let daemon = Daemon::with_store(Box::new(store));
+    let noise = |gfn: Gfn| -> Page {
+        let mut state = gfn.0 + 1;
+        std::array::from_fn(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+    };
+    let kept = FrameRange::new(Gfn(100), 16);
+    kept.frames().for_each(|gfn| daemon.write(gfn, &noise(gfn)));
+    assert_eq!(daemon.evict(kept), saved(16));
+    daemon.bring_back(kept);
+    assert_eq!((daemon.kept(), daemon.slots()), (16, 16));
+    let small = |gfn: Gfn| {
+        let mut page = page_of(0);
+        page[0] = 20 + gfn.0 as u8;
+        page
+    };
+    FRAMES.frames().for_each(|gfn| daemon.write(gfn, &small(gfn)));
+    assert_eq!(daemon.evict(FRAMES), saved(8));
+    daemon.pager.limit_store_memory(0);
+    while daemon.pager.write_back().unwrap() > 0 {}
+    assert_eq!(daemon.pager.store_usage().compressed_pages, 0);
+    FRAMES.frames().for_each(|gfn| daemon.reads(gfn, &small(gfn)));
+}
+
 #[test]
 fn frames_in_huge_pages_keep_their_slots_too() {
     require!(available());
     let setting = vmtest::HostSetting::shared_huge_pages();
     require!(setting.as_ref());
-    let machine = Machine::of(Grain::Huge);
-    let parts = machine.parts();
+    let (machine, run) = (Machine::of(Grain::Huge), tempfile::tempdir().unwrap());
+    let parts = Parts { store: Box::new(swap_file(&run, 1024)), ..machine.parts() };
     let daemon = Daemon::over(machine, parts).with_kept(ALL);
     daemon.write(Gfn(9), &page_of(9));
     assert_eq!(daemon.evict(ALL), Evicted { saved: 1, clean: 511, ..Evicted::default() });
@@ -387,8 +464,8 @@ fn frames_in_huge_pages_keep_their_slots_too() {
             vec![false; frames.len()]
         }
     }
-    daemon.pager.evict(&ALL.frames().collect::<Vec<_>>(), &NotOne).unwrap();
-    assert_eq!(daemon.slots(), daemon.kept() + if daemon.kept() == 512 { 0 } else { 512 });
+    let evicted = daemon.pager.evict(&ALL.frames().collect::<Vec<_>>(), &NotOne).unwrap();
+    assert_eq!((evicted.frames(), evicted.in_flight, daemon.kept()), (0, 1, 512));
     daemon.bring_back(ALL);
     daemon.reads(Gfn(9), &page_of(10));
 }

@@ -36,6 +36,13 @@ pub enum StoreError {
     Medium(#[from] io::Error),
 }
 
+impl StoreError {
+    /// Whether it lacks nothing but room for more pages.
+    pub fn is_no_room(&self) -> bool {
+        matches!(self, StoreError::Full | StoreError::NoRoom(_))
+    }
+}
+
 impl From<rustix::io::Errno> for StoreError {
     fn from(errno: rustix::io::Errno) -> StoreError {
         StoreError::Medium(errno.into())

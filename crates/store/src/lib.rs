@@ -99,7 +99,7 @@ pub trait Store: Send + Sync {
     /// What the medium said; the slots stay usable.
     fn trim(&self) -> Result<(), StoreError>;
 
-    /// Whether a store that shares room with this one was refused some, since this was asked last.
+    /// Whether a store that shares room with this one has found none, since this was asked last.
     fn is_room_wanted(&self) -> bool {
         false
     }

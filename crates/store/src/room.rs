@@ -53,7 +53,7 @@ pub struct Space {
 pub struct Room {
     quota: Quota,
     sums: Mutex<Sums>,
-    /// How often nobody could be promised anything of what all share.
+    /// How often somebody has found no room in what all share.
     refusals: AtomicU64,
 }
 
@@ -131,10 +131,7 @@ impl Part {
         let tightest = left.into_iter().min_by_key(|(bytes, _)| *bytes);
         let (bytes, why) = tightest.unwrap_or((0, NoRoom::Floor));
         match most.min(bytes / FRAME_BYTES) {
-            0 => {
-                self.room.refusals.fetch_add(u64::from(why != NoRoom::Each), Relaxed);
-                Err(StoreError::NoRoom(why))
-            }
+            0 => Err(StoreError::NoRoom(why)),
             pages => {
                 sums.promised_bytes += pages * FRAME_BYTES;
                 Ok(Promise { part: self, pages })
@@ -142,7 +139,15 @@ impl Part {
         }
     }
 
-    /// Whether somebody was refused room since this was asked last.
+    /// It was refused, and has found no other way: the others are to know, it does.
+    pub(crate) fn tell_others(&self, error: &StoreError) {
+        if matches!(error, StoreError::NoRoom(NoRoom::All | NoRoom::Floor)) {
+            self.refusals.fetch_add(1, Relaxed);
+            self.room.refusals.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Whether another one was refused room since this was asked last.
     pub(crate) fn is_wanted(&self) -> bool {
         let refusals = self.room.refusals.load(Relaxed);
         self.refusals.swap(refusals, Relaxed) != refusals

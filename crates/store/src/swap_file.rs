@@ -101,7 +101,10 @@ impl<M: Medium> SwapFile<M> {
             }
             Err(error) => match self.clusters.take_stale_run(most) {
                 Some((first, count)) => Ok((first, count, None)),
-                None => Err(error),
+                None => {
+                    self.part.tell_others(&error);
+                    Err(error)
+                }
             },
         }
     }

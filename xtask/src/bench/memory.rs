@@ -112,6 +112,7 @@ impl Figures {
         let before = Held::now(&host, Some(&vm))?;
         vm.ebb(&format!("evict --bytes {}", gib << 28)).ok();
         let saved = vm.status().limit.saved_bytes as f64 / (1 << 30) as f64;
+        anyhow::ensure!(saved > 0.0, "nothing was saved");
         let evicted = Held::now(&host, Some(&vm))?;
         self.evicted.push((evicted.anonymous - before.anonymous) / saved);
         Ok(())
