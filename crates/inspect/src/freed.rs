@@ -106,7 +106,7 @@ impl PageLayout {
 
 impl Memmap {
     /// The frame whose page tells about `gfn`, and that page.
-    fn telling(
+    pub(crate) fn telling(
         &self,
         layout: &PageLayout,
         gfn: Gfn,
@@ -151,7 +151,7 @@ impl Guest {
     }
 }
 
-fn in_place(mem: &dyn GuestMemory, gpa: Gpa) -> Option<PageWords> {
+pub(crate) fn in_place(mem: &dyn GuestMemory, gpa: Gpa) -> Option<PageWords> {
     let words: &PageWords = mem.words(gpa, PAGE_BYTES as usize / 8)?.try_into().ok()?;
     Some(words.each_ref().map(|word| AtomicU64::new(word.load(Relaxed))))
 }

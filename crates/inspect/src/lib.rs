@@ -8,6 +8,7 @@
 //! paging      kernel virtual address -> guest-physical address
 //! memmap      frame -> address of its struct page
 //! page        struct page -> what the frame is
+//! lru         how the guest's own reclaim has it
 //! zones       nodes, zones, their free lists
 //! scan        every frame's kind; all free blocks
 //! victims     which free blocks to take
@@ -35,6 +36,7 @@ mod freed;
 mod guest;
 mod llfree;
 mod look;
+mod lru;
 mod memmap;
 mod memory;
 mod needed;
@@ -53,6 +55,7 @@ pub use error::Untrusted;
 pub use guest::Guest;
 pub use llfree::LlfreeZone;
 pub use look::{Head, Look};
+pub use lru::Lru;
 pub use memmap::{Memmap, Run};
 pub use memory::GuestMemory;
 pub use page::{MAX_ORDER, PAGE_BYTES, PageKind, PageLayout, PageWords};

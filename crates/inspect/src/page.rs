@@ -13,6 +13,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::freed::Usage;
+use crate::lru::LruFlags;
 use crate::{Note, Untrusted};
 
 /// No kernel's buddy allocator has blocks above 2^20 frames.
@@ -73,6 +74,7 @@ pub struct PageLayout {
     pub(crate) head_mask: u64,
     /// `None`: the note lacks what it takes.
     pub(crate) usage: Option<Usage>,
+    pub(crate) lru_flags: LruFlags,
 }
 
 /// Where a field is: its word, and how far to shift that right.
@@ -123,6 +125,7 @@ impl PageLayout {
             hugetlb_second: SecondTest::hugetlb(note),
             head_mask: note.number("PG_head_mask").unwrap_or(0),
             usage: Usage::new(note).ok(),
+            lru_flags: LruFlags::new(note),
         })
     }
 

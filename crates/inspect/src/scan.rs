@@ -1,10 +1,11 @@
 //! Looking at every frame.
 
-use ebb_units::{FrameRange, Gfn};
+use ebb_units::{FrameRange, Gfn, Gpa};
 
+use crate::freed::in_place;
 use crate::memory::for_windows;
 use crate::page::{PAGE_BYTES, PageWords};
-use crate::{GuestMemory, MAX_ORDER, Memmap, PageKind, PageLayout};
+use crate::{GuestMemory, Lru, MAX_ORDER, Memmap, PageKind, PageLayout};
 
 /// How many frames are of each kind.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -82,16 +83,70 @@ impl Memmap {
         &self,
         mem: &dyn GuestMemory,
         layout: &PageLayout,
-        visit: impl FnMut(FrameRange, PageKind),
+        mut visit: impl FnMut(FrameRange, PageKind),
     ) -> u64 {
-        let compound = PageKind::Other;
-        let mut scan = Scan { layout, next: 0, visit, compound, start: 0, run: 0, unknown: 0 };
+        let decode = |page: &PageWords, next: Option<&PageWords>| (layout.decode(page, next), ());
+        let mut scan = Scan::new(decode, |frames, kind, ()| visit(frames, kind));
         self.windows(mem, |first, window| match window {
             Ok(pages) => scan.window(first, pages),
             Err(frames) => scan.unreadable(first, frames),
         });
-        scan.turn(PageKind::Other);
+        scan.turn((PageKind::Other, ()));
         scan.unknown
+    }
+
+    /// The same of some frames, each with how the guest's reclaim has it. A free block may reach
+    /// beyond them on both sides.
+    pub fn kinds_in(
+        &self,
+        mem: &dyn GuestMemory,
+        layout: &PageLayout,
+        frames: FrameRange,
+        visit: impl FnMut(FrameRange, PageKind, Lru),
+    ) {
+        let decode = |page: &PageWords, next: Option<&PageWords>| {
+            (layout.decode(page, next), layout.lru_of(page))
+        };
+        let read = |gpa| in_place(mem, gpa);
+        let first = self.metadata_gpa(frames.start).and_then(read);
+        let mut scan = Scan::new(decode, visit);
+        let mut compound = NOTHING;
+        match first.map(|page| layout.decode(&page, None)) {
+            Some(PageKind::Tail) => {
+                let head = self.telling(layout, frames.start, &read);
+                let next = head.as_ref().and_then(|(gfn, _)| self.metadata_gpa(Gfn(gfn.0 + 1)));
+                let next = next.and_then(read);
+                compound = head.map_or(compound, |(_, page)| decode(&page, next.as_ref()));
+            }
+            // As what lies inside of a free block looks.
+            Some(PageKind::Other) => {
+                if let Some((head, order)) = self.block_before(mem, layout, frames.start) {
+                    scan.next = head.0 + scan.free(head.0, order) as u64;
+                }
+            }
+            _ => {}
+        }
+        (scan.start, scan.compound) = (scan.next.max(frames.start.0), compound);
+        self.windows_in(mem, frames, |first, window| match window {
+            Ok(pages) => scan.window(first, pages),
+            Err(frames) => scan.unreadable(first, frames),
+        });
+        scan.turn(NOTHING);
+    }
+
+    /// The free block that holds this frame and begins before it.
+    fn block_before(
+        &self,
+        mem: &dyn GuestMemory,
+        layout: &PageLayout,
+        gfn: Gfn,
+    ) -> Option<(Gfn, u8)> {
+        (1..=layout.max_order()).find_map(|order| {
+            let head = Gfn(gfn.0 & (u64::MAX << order));
+            let page = in_place(mem, self.metadata_gpa(head).filter(|_| head < gfn)?)?;
+            let found = layout.free_order(&page)?;
+            (found >= order && self.is_block(head, found)).then_some((head, found))
+        })
     }
 
     /// Visits every free block of at least `min_order`, by address, looking only
@@ -131,11 +186,29 @@ impl Memmap {
     pub(crate) fn windows(
         &self,
         mem: &dyn GuestMemory,
+        visit: impl FnMut(u64, Result<&[PageWords], u64>),
+    ) {
+        self.windows_in(mem, FrameRange::new(Gfn(0), u64::MAX), visit);
+    }
+
+    /// The same, of `frames`.
+    fn windows_in(
+        &self,
+        mem: &dyn GuestMemory,
+        frames: FrameRange,
         mut visit: impl FnMut(u64, Result<&[PageWords], u64>),
     ) {
-        for run in self.runs() {
-            for_windows(mem, run.metadata, run.frames * PAGE_BYTES, |offset, words| {
-                let first = run.first.0 + offset / PAGE_BYTES;
+        let after = self.runs().partition_point(|run| run.first <= frames.start);
+        for run in &self.runs()[after.saturating_sub(1)..] {
+            let start = run.first.0.max(frames.start.0);
+            let end = (run.first.0 + run.frames).min(frames.end().0);
+            if start >= frames.end().0 {
+                return;
+            }
+            let metadata = Gpa(run.metadata.0 + (start - run.first.0).min(run.frames) * PAGE_BYTES);
+            let bytes = end.saturating_sub(start) * PAGE_BYTES;
+            for_windows(mem, metadata, bytes, |offset, words| {
+                let first = start + offset / PAGE_BYTES;
                 visit(first, words.map(|words| words.as_chunks().0).map_err(|n| n / PAGE_BYTES));
             });
         }
@@ -148,35 +221,47 @@ impl Memmap {
     }
 }
 
+/// Of a frame of which nothing is known.
+const NOTHING: (PageKind, Lru) = (PageKind::Other, Lru::NONE);
 /// Looks skipped inside a free block pay from this many on.
 const NEAR_STEPS: u64 = 16;
 
-struct Scan<'a, V> {
-    layout: &'a PageLayout,
+struct Scan<T, D, V> {
+    decode: D,
     /// Frames below are visited: a free block can reach beyond its window.
     next: u64,
     visit: V,
     /// What the last page was that is no tail, and which frames in a row were: tail
     /// pages are of the same use as their head.
-    compound: PageKind,
+    compound: (PageKind, T),
     start: u64,
     run: u64,
     unknown: u64,
 }
 
-impl<V: FnMut(FrameRange, PageKind)> Scan<'_, V> {
+impl<T, D, V> Scan<T, D, V>
+where
+    T: Copy + PartialEq + Default,
+    D: Fn(&PageWords, Option<&PageWords>) -> (PageKind, T),
+    V: FnMut(FrameRange, PageKind, T),
+{
+    fn new(decode: D, visit: V) -> Scan<T, D, V> {
+        let compound = (PageKind::Other, T::default());
+        Scan { decode, next: 0, visit, compound, start: 0, run: 0, unknown: 0 }
+    }
+
     fn window(&mut self, first: u64, pages: &[PageWords]) {
         let mut index = usize::try_from(self.next.saturating_sub(first)).unwrap_or(usize::MAX);
         if first + index as u64 != self.start + self.run {
             // Not in a row with what came before.
-            self.turn(PageKind::Other);
+            self.turn((PageKind::Other, T::default()));
             self.start = first + index as u64;
         }
         while let Some(page) = pages.get(index) {
-            let kind = self.layout.decode(page, pages.get(index + 1));
-            index += match kind {
+            let found = (self.decode)(page, pages.get(index + 1));
+            index += match found.0 {
                 PageKind::Free { order } => self.free(first + index as u64, order),
-                _ => self.used(kind),
+                _ => self.used(found),
             };
         }
         self.next = self.next.max(first + index as u64);
@@ -184,9 +269,9 @@ impl<V: FnMut(FrameRange, PageKind)> Scan<'_, V> {
 
     /// Counts a frame that is in use.
     #[inline(always)]
-    fn used(&mut self, kind: PageKind) -> usize {
-        if kind != self.compound && kind != PageKind::Tail {
-            self.turn(kind);
+    fn used(&mut self, found: (PageKind, T)) -> usize {
+        if found != self.compound && found.0 != PageKind::Tail {
+            self.turn(found);
         }
         self.run += 1;
         1
@@ -195,24 +280,29 @@ impl<V: FnMut(FrameRange, PageKind)> Scan<'_, V> {
     /// Counts a free block; returns its frames.
     fn free(&mut self, gfn: u64, order: u8) -> usize {
         if !gfn.is_multiple_of(1 << order) {
-            return self.used(PageKind::Other);
+            return self.used((PageKind::Other, T::default()));
         }
-        self.turn(PageKind::Other);
-        (self.visit)(FrameRange::block(Gfn(gfn), order), PageKind::Free { order });
-        self.start += 1 << order;
+        self.turn((PageKind::Other, T::default()));
+        let block = FrameRange::block(Gfn(gfn), order);
+        (self.visit)(block, PageKind::Free { order }, T::default());
+        self.start = gfn + (1 << order);
         1 << order
     }
 
     /// Tells of the frames in a row and begins with another kind.
-    fn turn(&mut self, kind: PageKind) {
+    fn turn(&mut self, found: (PageKind, T)) {
         if self.run > 0 {
-            (self.visit)(FrameRange::new(Gfn(self.start), self.run), self.compound);
+            (self.visit)(
+                FrameRange::new(Gfn(self.start), self.run),
+                self.compound.0,
+                self.compound.1,
+            );
         }
-        (self.compound, self.start, self.run) = (kind, self.start + self.run, 0);
+        (self.compound, self.start, self.run) = (found, self.start + self.run, 0);
     }
 
     fn unreadable(&mut self, first: u64, frames: u64) {
-        self.turn(PageKind::Other);
+        self.turn((PageKind::Other, T::default()));
         let counted = self.next.saturating_sub(first).min(frames);
         self.unknown += frames - counted;
         self.next = self.next.max(first + frames);
