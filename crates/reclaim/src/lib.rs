@@ -2,5 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod aging;
+mod choice;
+pub mod cost;
+pub mod hand;
 pub mod hyperalloc;
 pub mod vprobe;

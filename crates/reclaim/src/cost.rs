@@ -1,0 +1,257 @@
+//! What it costs to let a frame go: its price, and how likely it is that somebody asks for it again.
+//!
+//! The prices are measured (`docs/decisions/0042-*`), the likelihoods are estimates that only
+//! have to be in the right order.
+
+use ebb_inspect::{Lru, PageKind};
+
+/// How hot a frame can be: from 0, not used, up.
+pub const HEATS: usize = 4;
+
+/// Microseconds to protect a frame and punch it,
+const GO: u32 = 5;
+/// to seal it and write it in a batch,
+const WRITE: u32 = 4;
+/// to read it from the block of a disk that it equals, a part of a long read,
+const READ_BLOCK: u32 = 20;
+/// and to read it from the store, with neighbours of which half are used.
+const READ_STORE: u32 = 40;
+/// Likelihoods and costs are told in such parts, of 1 and of a microsecond.
+const PARTS: u32 = 64;
+/// What is expected to cost no more when it comes back, in parts of a microsecond, rests.
+const RESTS: u32 = 480;
+/// Turns at rest from which on page cache has rested for long,
+const LONG_CACHE: u8 = 2;
+/// everything else,
+const LONG: u8 = 3;
+/// and the kernel's own memory, which is then taken for something that it never uses again.
+const FORGOTTEN: u8 = 8;
+
+/// When a frame was used, as far as its window was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Used {
+    /// Since its window was forgotten, and in the turn before.
+    Often,
+    /// Since its window was forgotten, or it had no time yet to be.
+    Now,
+    /// In the turn before.
+    Before,
+    /// Not for so many turns.
+    Rests(u8),
+}
+
+/// What a frame in memory is, as far as it is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Page {
+    /// What the guest uses it for.
+    pub kind: Option<PageKind>,
+    /// How the guest's kernel has it on its lists.
+    pub lru: Lru,
+    /// The store still has what it holds.
+    pub is_kept: bool,
+    /// A block of a disk may equal it, if it is of a file.
+    pub has_disk: bool,
+    /// How hot it was found to be, below [`HEATS`].
+    pub heat: usize,
+    /// It may not go now, whatever it costs.
+    pub stays: bool,
+}
+
+/// How much a frame is at work.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Work {
+    /// Nobody is likely to miss it soon.
+    Rests,
+    /// It was used lately, or may have been.
+    Recent,
+    /// It was used again and again.
+    Busy,
+}
+
+/// What it costs to let a frame go.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Cost {
+    parts: u32,
+    /// How much it is at work.
+    pub work: Work,
+    /// It is page cache, which is mostly used once.
+    pub is_cache: bool,
+}
+
+impl Page {
+    /// What it costs to let it go; `None`: it never goes.
+    pub fn cost(&self, used: Used) -> Option<Cost> {
+        if self.stays {
+            return None;
+        }
+        if let Some(PageKind::Free { .. }) = self.kind {
+            // Nobody asks for what it holds.
+            return Some(Cost { parts: PARTS * GO, work: Work::Rests, is_cache: false });
+        }
+        let likely = (self.likelihood(used)? * self.weight() / 4).min(PARTS);
+        let go = if self.is_elsewhere() { GO } else { GO + WRITE };
+        let back = if self.is_block() { READ_BLOCK } else { READ_STORE };
+        let work = match () {
+            () if likely * back <= RESTS => Work::Rests,
+            () if used == Used::Often => Work::Busy,
+            () => Work::Recent,
+        };
+        Some(Cost { parts: PARTS * go + likely * back, work, is_cache: self.is_cache() })
+    }
+
+    /// Whether it goes without being written, as far as that can be told before.
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(self.kind, Some(PageKind::Free { .. })) || self.is_kept || self.is_block()
+    }
+
+    /// Whether it is likely to equal a block of a disk.
+    fn is_block(&self) -> bool {
+        self.has_disk && self.is_cache() && !self.lru.dirty
+    }
+
+    fn is_cache(&self) -> bool {
+        self.kind == Some(PageKind::File) && !self.lru.swap_backed
+    }
+
+    /// How likely it is used before long, by when it was used. Page cache is mostly read once.
+    /// Of the kernel's own memory more waits for a use than of anybody else's.
+    fn likelihood(&self, used: Used) -> Option<u32> {
+        use Used::{Before, Now, Often, Rests};
+        let is_cache = self.is_cache();
+        Some(match (self.kind, used) {
+            (Some(PageKind::Table), _) => return None,
+            (_, Rests(turns)) if is_cache && turns >= LONG_CACHE => 1,
+            (_, Rests(_) | Before) if is_cache => 2,
+            (_, Now) if is_cache => 10,
+            (_, Often) if is_cache => 56,
+            (Some(PageKind::Anonymous | PageKind::File) | None, used) => match used {
+                Rests(turns) if turns >= LONG => 2,
+                Rests(_) => 6,
+                Before => 12,
+                Now => 24,
+                Often => 48,
+            },
+            (Some(_), Rests(turns)) if turns >= FORGOTTEN => 2,
+            (Some(_), Rests(turns)) if turns >= LONG => 12,
+            (Some(_), Rests(_)) => 24,
+            (Some(_), Often) => 64,
+            (Some(_), _) => 48,
+        })
+    }
+
+    /// How much likelier, in quarters, by what else is known; what is not known costs nothing.
+    fn weight(&self) -> u32 {
+        let lru = &self.lru;
+        let listed = match () {
+            () if lru.active || lru.unevictable => 8,
+            () if lru.referenced || lru.workingset => 6,
+            () => 4,
+        };
+        // From as likely to twice so.
+        listed + listed * self.heat.min(HEATS - 1) as u32 / (HEATS as u32 - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use PageKind::{Anonymous, File, Free, Slab, Table};
+    use Used::{Before, Now, Often, Rests};
+
+    fn page(kind: PageKind) -> Page {
+        Page { kind: Some(kind), has_disk: true, ..Page::default() }
+    }
+
+    fn in_order(pages: &[(Page, Used)]) {
+        let costs: Vec<Cost> = pages.iter().map(|(page, used)| page.cost(*used).unwrap()).collect();
+        for (at, pair) in costs.windows(2).enumerate() {
+            assert!(pair[0] < pair[1], "{:?} before {:?}: {pair:?}", pages[at], pages[at + 1]);
+        }
+    }
+
+    #[test]
+    fn what_costs_least_goes_first() {
+        in_order(&[
+            (page(Free { order: 0 }), Often),
+            (page(File), Rests(3)),
+            (page(File), Rests(1)),
+            (page(File), Now),
+            (page(Anonymous), Rests(3)),
+            (page(Anonymous), Rests(1)),
+            (page(Anonymous), Before),
+            (page(File), Often),
+            (page(Anonymous), Now),
+            (page(Slab), Now),
+            (page(Slab), Often),
+        ]);
+        assert_eq!(page(Table).cost(Rests(100)), None);
+        assert_eq!(Page { stays: true, ..page(File) }.cost(Rests(100)), None);
+        // Nothing is known of it: as of a process.
+        assert_eq!(Page::default().cost(Now), page(Anonymous).cost(Now));
+    }
+
+    #[test]
+    fn what_need_not_be_written_goes_before_what_must() {
+        let kept = Page { is_kept: true, ..page(Anonymous) };
+        in_order(&[(kept, Rests(1)), (page(Anonymous), Rests(1))]);
+        let block = page(File);
+        let dirty = Page { lru: Lru { dirty: true, ..Lru::default() }, ..block };
+        let no_disk = Page { has_disk: false, ..block };
+        in_order(&[(block, Rests(1)), (dirty, Rests(1))]);
+        assert_eq!(no_disk.cost(Rests(1)), dirty.cost(Rests(1)));
+        let without_room = [kept, block, page(Free { order: 3 }), dirty, no_disk, page(Anonymous)];
+        assert_eq!(
+            without_room.map(|page| page.is_elsewhere()),
+            [true, true, true, false, false, false]
+        );
+        // Shared memory equals no disk, and is not read once.
+        let shared = Page { lru: Lru { swap_backed: true, ..Lru::default() }, ..block };
+        assert_eq!(shared.cost(Now), page(Anonymous).cost(Now));
+    }
+
+    #[test]
+    fn a_write_spared_does_not_pay_for_a_read() {
+        let kept = Page { is_kept: true, ..page(Anonymous) };
+        in_order(&[(page(Anonymous), Rests(1)), (kept, Often)]);
+    }
+
+    #[test]
+    fn what_the_guest_counts_as_used_stays_longer() {
+        let with = |lru| Page { lru, ..page(File) };
+        let referenced = with(Lru { referenced: true, ..Lru::default() });
+        let active = with(Lru { active: true, referenced: true, ..Lru::default() });
+        for used in [Rests(1), Now] {
+            in_order(&[(page(File), used), (referenced, used), (active, used)]);
+        }
+        assert_eq!(
+            with(Lru { workingset: true, ..Lru::default() }).cost(Now),
+            referenced.cost(Now)
+        );
+        assert_eq!(with(Lru { unevictable: true, ..Lru::default() }).cost(Now), active.cost(Now));
+    }
+
+    #[test]
+    fn among_equals_the_coldest_goes_first() {
+        let hot = |heat| Page { heat, ..page(Anonymous) };
+        in_order(&[0, 1, 2, 3].map(|heat| (hot(heat), Before)));
+        // A heat beyond the last is the last; the coldest that is used comes after the hottest at rest.
+        assert_eq!(hot(9).cost(Now), hot(3).cost(Now));
+        in_order(&[(hot(3), Rests(1)), (hot(0), Now)]);
+    }
+
+    #[test]
+    fn what_the_kernel_forgot_goes_with_what_processes_did() {
+        assert_eq!(page(Slab).cost(Rests(FORGOTTEN)), page(Anonymous).cost(Rests(FORGOTTEN)));
+        in_order(&[(page(Anonymous), Rests(1)), (page(Slab), Rests(FORGOTTEN - 1))]);
+    }
+
+    #[test]
+    fn what_rests_is_told_from_what_is_at_work() {
+        let work = |kind, used| page(kind).cost(used).unwrap().work;
+        let rests = [(File, Now), (Anonymous, Before), (Slab, Rests(FORGOTTEN))];
+        assert!(rests.iter().all(|&(kind, used)| work(kind, used) == Work::Rests));
+        let recent = [(Anonymous, Now), (Slab, Before), (Slab, Now)];
+        assert!(recent.iter().all(|&(kind, used)| work(kind, used) == Work::Recent));
+        assert_eq!([work(File, Often), work(Anonymous, Often)], [Work::Busy; 2]);
+    }
+}

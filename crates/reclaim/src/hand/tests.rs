@@ -1,0 +1,271 @@
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::*;
+
+const WINDOW: u64 = FRAMES_PER_HUGE;
+
+/// Memory of one kind; what is not there is a hole.
+struct Fake {
+    kind: PageKind,
+    there: Vec<bool>,
+    mapped: RefCell<Vec<bool>>,
+    stays: Range<u64>,
+    kernel: Range<u64>,
+    forgotten: RefCell<Vec<Vec<FrameRange>>>,
+    looks: Vec<u64>,
+}
+
+impl Fake {
+    fn new(windows: u64) -> Fake {
+        let count = (windows * WINDOW) as usize;
+        Fake {
+            kind: PageKind::Anonymous,
+            there: vec![true; count],
+            mapped: RefCell::new(vec![true; count]),
+            stays: 0..0,
+            kernel: 0..0,
+            forgotten: RefCell::default(),
+            looks: Vec::new(),
+        }
+    }
+
+    fn touch(&self, frames: Range<u64>) {
+        frames.for_each(|gfn| self.mapped.borrow_mut()[gfn as usize] = true);
+    }
+
+    fn evict(&mut self, frames: &[Gfn]) {
+        for gfn in frames {
+            self.there[gfn.0 as usize] = false;
+            self.mapped.borrow_mut()[gfn.0 as usize] = false;
+        }
+    }
+}
+
+impl Memory for Fake {
+    fn next(&self, from: HugeFrame) -> Option<HugeFrame> {
+        let from = from.first().0 as usize;
+        let at = self.there.get(from..)?.iter().position(|there| *there)?;
+        Some(Gfn((from + at) as u64).huge())
+    }
+
+    fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()> {
+        let mapped = self.mapped.borrow();
+        let frames = FrameRange::huge(window).frames().filter(|gfn| mapped[gfn.0 as usize]);
+        frames.for_each(|gfn| saw(FrameRange::new(gfn, 1)));
+        Ok(())
+    }
+
+    fn forget(&self, ranges: &[FrameRange]) -> io::Result<()> {
+        for gfn in ranges.iter().flat_map(|range| range.frames()) {
+            self.mapped.borrow_mut()[gfn.0 as usize] = false;
+        }
+        self.forgotten.borrow_mut().push(ranges.to_vec());
+        Ok(())
+    }
+
+    fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {
+        self.looks.push(window.0);
+        for gfn in FrameRange::huge(window).frames().filter(|gfn| self.there[gfn.0 as usize]) {
+            let is_kernel = self.kernel.contains(&gfn.0);
+            let kind = if is_kernel { PageKind::Slab } else { self.kind };
+            saw(gfn, Page { kind: Some(kind), ..Page::default() });
+        }
+    }
+
+    fn may_go(&self, gfn: Gfn) -> bool {
+        !self.stays.contains(&gfn.0)
+    }
+}
+
+/// A hand over these windows, and the time.
+fn hand(windows: u64) -> (Hand, Instant) {
+    (Hand::new(Gfn(windows * WINDOW), 1), Instant::now())
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn what_is_used_after_it_was_forgotten_stays() {
+    let (mut hand, now) = hand(2);
+    let mut memory = Fake::new(2);
+    // All is forgotten before anything is known.
+    hand.choose(&mut memory, 1, now).unwrap();
+    memory.touch(100..1024);
+    let mut chosen = hand.choose(&mut memory, 100, now + SECOND).unwrap();
+    chosen.sort_unstable();
+    assert!(chosen.iter().map(|gfn| gfn.0).eq(0..100), "{chosen:?}");
+}
+
+#[test]
+fn what_had_no_time_to_be_used_again_counts_as_used() {
+    for (later, is_told) in [(RIPE / 2, false), (RIPE, true)] {
+        let (mut hand, now) = hand(1);
+        let mut memory = Fake::new(1);
+        // The last ones are used before, the others after.
+        memory.mapped.borrow_mut()[..500].fill(false);
+        hand.choose(&mut memory, 1, now).unwrap();
+        memory.touch(0..500);
+        let chosen = hand.choose(&mut memory, 12, now + later).unwrap();
+        assert_eq!(chosen.iter().all(|gfn| gfn.0 >= 500), is_told, "{later:?}: {chosen:?}");
+    }
+}
+
+#[test]
+fn one_round_finds_everything_once() {
+    let (mut hand, now) = hand(40);
+    let mut memory = Fake::new(40);
+    // Two holes, and nothing may go.
+    memory.there[..2 * WINDOW as usize].fill(false);
+    memory.there[30 * WINDOW as usize..33 * WINDOW as usize].fill(false);
+    memory.stays = 0..u64::MAX;
+    let mut steps = 0;
+    while !hand.is_barren() {
+        assert_eq!(hand.choose(&mut memory, 64, now).unwrap(), []);
+        steps += 1;
+        assert!(steps <= 40, "it ends");
+    }
+    assert!(steps > 4, "a step is bounded");
+    let mut looks = memory.looks.clone();
+    looks.truncate(35);
+    assert!(looks.iter().copied().eq((2..30).chain(33..40)), "{looks:?}");
+    hand.begin_anew();
+    assert!(!hand.is_barren());
+}
+
+#[test]
+fn memory_of_holes_is_barren_at_once() {
+    let (mut hand, now) = hand(3);
+    let mut memory = Fake::new(3);
+    memory.there.fill(false);
+    assert_eq!(hand.choose(&mut memory, 64, now).unwrap(), []);
+    assert!(hand.is_barren());
+    let (mut none, _) = (Hand::new(Gfn(0), 1), ());
+    let mut memory = Fake::new(0);
+    assert_eq!(none.choose(&mut memory, 64, now).unwrap(), []);
+    assert!(none.is_barren());
+}
+
+#[test]
+fn little_is_looked_at_for_little() {
+    let (mut hand, now) = hand(1000);
+    let mut memory = Fake::new(1000);
+    memory.mapped.borrow_mut().fill(false);
+    for step in 0..20 {
+        let chosen = hand.choose(&mut memory, 256, now + step * SECOND).unwrap();
+        assert_eq!(chosen.len(), 256);
+        memory.evict(&chosen);
+    }
+    assert!(memory.looks.len() <= 60, "{:?}", memory.looks);
+    let mut once = memory.looks.clone();
+    once.dedup();
+    assert_eq!(once, memory.looks, "it goes on");
+}
+
+/// Where all is at work it is looked further, but not without end.
+#[test]
+fn what_rests_is_found_further_on() {
+    let (mut hand, now) = hand(64);
+    let mut memory = Fake::new(64);
+    memory.mapped.borrow_mut()[10 * WINDOW as usize..].fill(false);
+    let chosen = hand.choose(&mut memory, 512, now).unwrap();
+    assert!(chosen.iter().all(|gfn| gfn.huge().0 >= 10), "{chosen:?}");
+    let (mut hand, mut memory) = (Hand::new(Gfn(64 * WINDOW), 1), Fake::new(64));
+    assert_eq!(hand.choose(&mut memory, 512, now).unwrap().len(), 512);
+    let looked = memory.looks.len() * WINDOW as usize;
+    assert!(looked <= 512 * LOOKS_MOST + 512, "{looked}");
+}
+
+#[test]
+fn what_somebody_else_forgets_was_seen() {
+    let (mut hand, now) = hand(1);
+    let mut memory = Fake::new(1);
+    hand.choose(&mut memory, 1, now).unwrap();
+    memory.touch(0..500);
+    hand.saw_mapped(FrameRange::new(Gfn(0), 500));
+    hand.is_emptied(now);
+    memory.mapped.borrow_mut().fill(false);
+    let chosen = hand.choose(&mut memory, 12, now + SECOND).unwrap();
+    assert!(chosen.iter().all(|gfn| gfn.0 >= 500), "{chosen:?}");
+}
+
+/// Page cache that came back is no more at work than what came for the first time; other memory is
+/// as much at work as what was used all the time.
+#[test]
+fn what_comes_back_soon_was_at_work() {
+    for (kind, goes) in [(PageKind::File, 300), (PageKind::Anonymous, 0)] {
+        let (mut hand, now) = hand(1);
+        let mut memory = Fake { kind, ..Fake::new(1) };
+        memory.stays = 0..300;
+        let chosen = hand.choose(&mut memory, 1, now).unwrap();
+        assert_eq!(chosen, [Gfn(300)]);
+        memory.evict(&chosen);
+        memory.there[300] = true;
+        memory.touch(0..512);
+        memory.stays = 0..0;
+        assert_eq!(hand.choose(&mut memory, 1, now + SECOND).unwrap(), [Gfn(goes)], "{kind:?}");
+    }
+}
+
+#[test]
+fn forgetting_is_batched_and_rare() {
+    let (mut hand, now) = hand(64);
+    let mut memory = Fake::new(64);
+    hand.choose(&mut memory, 2048, now).unwrap();
+    hand.choose(&mut memory, 2048, now + FORGET_EVERY / 2).unwrap();
+    let batches = memory.forgotten.borrow().clone();
+    assert_eq!(batches.len(), 1);
+    let [range] = batches[0][..] else { panic!("{batches:?}") };
+    assert!(range.count >= 2048 * 4 && range.start == Gfn(0), "{range:?}");
+}
+
+/// Of two windows one is used as a whole each time, of the other nearly nothing is.
+#[test]
+fn where_it_is_of_no_use_forgetting_is_rarer() {
+    let (mut hand, mut now) = hand(2);
+    let mut memory = Fake::new(2);
+    memory.stays = WINDOW..2 * WINDOW;
+    for _ in 0..100 {
+        memory.touch(0..WINDOW + 1);
+        now += SECOND / 2;
+        hand.choose(&mut memory, 64, now).unwrap();
+    }
+    let ranges: Vec<FrameRange> = memory.forgotten.take().into_iter().flatten().collect();
+    let turns = |gfn| ranges.iter().filter(|range| range.contains(Gfn(gfn))).count();
+    let (busy, idle) = (turns(0), turns(WINDOW));
+    assert!(busy > 0 && busy * 3 < idle, "{busy}, {idle}");
+}
+
+#[test]
+fn units_go_whole_or_not_at_all() {
+    let now = Instant::now();
+    let mut hand = Hand::new(Gfn(4 * WINDOW), WINDOW);
+    let mut memory = Fake::new(4);
+    memory.mapped.borrow_mut().fill(false);
+    memory.touch(5..6);
+    memory.there[600] = false;
+    memory.stays = 1500..1501;
+    let chosen = hand.choose(&mut memory, 1, now).unwrap();
+    assert!(chosen.iter().map(|gfn| gfn.0).eq(1536..2048), "{chosen:?}");
+    memory.evict(&chosen);
+    // The one with the frame that was used.
+    let chosen = hand.choose(&mut memory, 1, now).unwrap();
+    assert!(chosen.iter().map(|gfn| gfn.0).eq(0..512), "{chosen:?}");
+    memory.evict(&chosen);
+    assert_eq!(hand.choose(&mut memory, 1, now).unwrap(), []);
+}
+
+#[test]
+fn what_is_at_work_and_what_the_kernel_has_is_counted() {
+    let (mut hand, now) = hand(4);
+    let mut memory = Fake::new(4);
+    memory.kernel = 100..200;
+    assert_eq!(hand.active_frames(), None);
+    memory.mapped.borrow_mut().fill(false);
+    memory.touch(0..300);
+    memory.stays = 0..u64::MAX;
+    while !hand.is_barren() {
+        hand.choose(&mut memory, 64, now).unwrap();
+    }
+    assert_eq!((hand.active_frames(), hand.kernel_frames()), (Some(300), 100));
+}

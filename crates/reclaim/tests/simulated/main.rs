@@ -1,0 +1,241 @@
+//! A hand against rounds over all of memory: what the guest pays for being looked at, what is looked
+//! at, and what is evicted.
+
+mod guest;
+mod hands;
+mod layout;
+mod rounds;
+
+use ebb_inspect::PageKind::{self, Anonymous, File};
+use ebb_reclaim::hand::Hand;
+use ebb_units::Gfn;
+use guest::{Figures, Guest, Program, Random};
+use layout::{Layout, MIB};
+use rounds::Rounds;
+
+/// A guest and what it does, in MiB and in parts of a hundred accesses.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    memory: usize,
+    limit: usize,
+    /// Used again and again, each frame as likely as the other.
+    hot: usize,
+    hot_percent: usize,
+    /// A part of the hot memory is used at a time, and moves on after so many accesses.
+    moves_after: Option<usize>,
+    /// Read from begin to end, over and over.
+    read: usize,
+    read_percent: usize,
+    read_kind: PageKind,
+    /// Used now and then: what is left of the accesses.
+    warm: usize,
+    is_known: bool,
+    accesses: u64,
+}
+
+/// What it works with fits; a file that does not is read.
+const STREAM: Case = Case {
+    name: "stream",
+    memory: 512,
+    limit: 192,
+    hot: 64,
+    hot_percent: 85,
+    moves_after: None,
+    read: 256,
+    read_percent: 5,
+    read_kind: File,
+    warm: 32,
+    is_known: true,
+    accesses: 4_000_000,
+};
+
+/// What it works with does not fit.
+const SCARCE: Case = Case {
+    name: "scarce",
+    memory: 256,
+    limit: 96,
+    hot: 40,
+    hot_percent: 90,
+    read: 0,
+    read_percent: 0,
+    warm: 80,
+    accesses: 3_000_000,
+    ..STREAM
+};
+
+struct Work {
+    case: Case,
+    hot: Vec<usize>,
+    read: Vec<usize>,
+    warm: Vec<usize>,
+    reads: usize,
+    count: usize,
+}
+
+impl Program for Work {
+    fn next(&mut self, random: &mut Random) -> usize {
+        self.count += 1;
+        let dice = random.below(100);
+        if dice >= self.case.hot_percent + self.case.read_percent {
+            return self.warm[random.below(self.warm.len())];
+        }
+        if dice >= self.case.hot_percent {
+            self.reads = (self.reads + 1) % self.read.len();
+            return self.read[self.reads];
+        }
+        let Some(after) = self.case.moves_after else {
+            return self.hot[random.below(self.hot.len())];
+        };
+        let part = self.hot.len() / 4;
+        self.hot[(self.count / after * part / 2 + random.below(part)) % self.hot.len()]
+    }
+}
+
+/// What comes of it with rounds, and with a hand.
+fn compare(case: Case) -> (Figures, Figures) {
+    let mut layout = Layout::new(case.memory * MIB, 100);
+    let hot = layout.take(case.hot * MIB, Anonymous);
+    let warm = layout.take(case.warm * MIB, Anonymous);
+    let read = layout.take(case.read * MIB, case.read_kind);
+    if !case.is_known {
+        layout.pages.iter_mut().for_each(|page| page.kind = None);
+    }
+    let frames = layout.pages.len();
+    let work = || Work {
+        case,
+        hot: hot.clone(),
+        read: read.clone(),
+        warm: warm.clone(),
+        reads: 0,
+        count: 0,
+    };
+    let guest = || Guest::new(layout.pages.clone(), case.limit * MIB);
+    let rounds = guest().run(work(), Rounds::new(frames), case.accesses);
+    let hand = Hand::new(Gfn(frames as u64), 1);
+    let hand = guest().run(work(), hand, case.accesses);
+    eprintln!("{0:8} rounds: {rounds}\n{0:8} hand:   {hand}", case.name);
+    (rounds, hand)
+}
+
+/// At most so many are looked at for each that is evicted.
+const LOOKS: f64 = 40.0;
+
+#[test]
+fn what_a_guest_works_with_is_left_alone() {
+    for case in [
+        STREAM,
+        Case { name: "slow", hot_percent: 90, read_percent: 1, accesses: 8_000_000, ..STREAM },
+    ] {
+        let (rounds, hand) = compare(case);
+        assert!(hand.minor * 4 <= rounds.minor);
+        assert!(hand.evicted * 10 <= rounds.evicted * 11);
+        assert!(hand.looks() * 4.0 <= rounds.looks());
+    }
+}
+
+#[test]
+fn looking_does_not_grow_with_memory() {
+    let large = Case {
+        name: "large",
+        memory: 4096,
+        limit: 1024,
+        hot: 256,
+        warm: 256,
+        read: 2048,
+        accesses: 6_000_000,
+        ..STREAM
+    };
+    let sparse = Case { name: "sparse", memory: 4096, read: 2048, ..STREAM };
+    for case in [large, sparse] {
+        let (rounds, hand) = compare(case);
+        assert!(rounds.looks() > 200.0 && hand.looks() <= LOOKS);
+        assert!(hand.minor * 4 <= rounds.minor);
+        assert!(hand.evicted * 10 <= rounds.evicted * 11);
+    }
+}
+
+#[test]
+fn where_room_is_scarce_no_more_is_evicted() {
+    let scarcer =
+        Case { name: "scarcer", memory: 512, hot: 80, hot_percent: 97, warm: 160, ..SCARCE };
+    let scan = Case {
+        name: "scan",
+        hot_percent: 80,
+        read: 120,
+        read_percent: 15,
+        read_kind: Anonymous,
+        warm: 10,
+        ..SCARCE
+    };
+    for case in [SCARCE, scarcer, scan] {
+        let (rounds, hand) = compare(case);
+        assert!(hand.minor * 4 <= rounds.minor);
+        assert!(hand.evicted * 10 <= rounds.evicted * 11);
+        assert!(hand.looks() <= LOOKS);
+    }
+}
+
+/// Nobody tells what frames are.
+#[test]
+fn an_unknown_guest_is_looked_at_no_more_than_before() {
+    let (rounds, hand) = compare(Case { name: "unknown", is_known: false, ..STREAM });
+    assert!(hand.minor * 5 <= rounds.minor * 2);
+    assert!(hand.evicted * 10 <= rounds.evicted * 11);
+    assert!(hand.looks() <= LOOKS);
+}
+
+/// Where what is hot moves on within seconds, older news cost some evictions more.
+#[test]
+fn what_moves_is_followed() {
+    let moving = Case {
+        name: "moving",
+        hot: 200,
+        hot_percent: 97,
+        warm: 20,
+        moves_after: Some(1_000_000),
+        accesses: 6_000_000,
+        ..SCARCE
+    };
+    let (rounds, hand) = compare(moving);
+    assert!(hand.evicted <= rounds.evicted * 3);
+    assert!(hand.minor * 10 <= rounds.minor * 13);
+    assert!(hand.looks() <= LOOKS);
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_read_no_more_often() {
+    let file = Case {
+        name: "file",
+        limit: 128,
+        hot: 20,
+        hot_percent: 60,
+        read: 200,
+        read_percent: 35,
+        warm: 20,
+        ..STREAM
+    };
+    let (rounds, hand) = compare(file);
+    assert!(hand.minor * 4 <= rounds.minor);
+    assert!(hand.evicted <= rounds.evicted);
+    assert!(hand.looks() <= LOOKS);
+}
+
+/// What is used once is told from the rest by two turns at rest only.
+#[test]
+fn anonymous_memory_that_is_used_once_goes() {
+    let slow = Case {
+        name: "once",
+        memory: 1024,
+        hot_percent: 97,
+        read: 400,
+        read_percent: 1,
+        read_kind: Anonymous,
+        accesses: 8_000_000,
+        ..STREAM
+    };
+    let (rounds, hand) = compare(slow);
+    assert!(hand.minor * 3 <= rounds.minor * 2);
+    assert!(hand.evicted * 10 <= rounds.evicted * 11);
+    assert!(hand.looks() <= LOOKS);
+}
