@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{Accelerator, DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatTracker};
 use ebb_heat::{Levels, Round, Sorted, Uses, Weights};
-use ebb_reclaim::aging::HEATS;
+use ebb_reclaim::cost::HEATS;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
 
 use crate::monitor::Run;
@@ -104,7 +104,7 @@ impl Heat {
         self.misses_uses.then_some(&self.host_needs)
     }
 
-    /// How hot a frame is, as [`ebb_reclaim::aging`] counts: 0 if it was not used.
+    /// How hot a frame is, as [`ebb_reclaim::cost`] counts: 0 if it was not used.
     pub fn of(&self, gfn: Gfn) -> usize {
         let region = self.map.regions.iter().find(|region| region.frames.contains(gfn));
         let heat = region.and_then(|region| {

@@ -27,6 +27,7 @@ mod kept;
 mod life;
 mod limit;
 mod limited;
+mod limiter;
 mod listing;
 mod log;
 mod looking;
@@ -65,6 +66,7 @@ mod trouble;
 mod trust;
 mod unplugged;
 mod way;
+mod window;
 mod worker;
 
 pub use pool::on_record as pool_on_record;

@@ -11,12 +11,14 @@ use ebb_units::{Bytes, Gfn};
 use ebb_vm::pinning::pinning;
 
 use crate::judge::Sources;
-use crate::limit::{Limiter, Marks, excess_bytes, floor_bytes};
+use crate::limit::{Marks, excess_bytes, floor_bytes};
+use crate::limiter::Limiter;
 use crate::open_files::OpenFiles;
 use crate::problem::{Answer, failed, not_allowed};
 use crate::status;
 use crate::swap_room::WhenFull;
 use crate::trouble::{self, Attempt, Trouble};
+use crate::window::Windows;
 use crate::worker::{Command, State};
 
 /// So long it evicts before it looks at commands again.
@@ -284,7 +286,7 @@ impl State {
             }
         }
         self.expect_refills()?;
-        if (relieved || limiter.is_spent()) && !self.is_halted() {
+        if (relieved || limiter.asks()) && !self.is_halted() {
             // QEMU may wait for the vCPU whose fault waits for room.
             let (tell, wait) = self.held.pager.marks();
             self.held.pager.set_marks(u64::MAX, u64::MAX);
@@ -335,7 +337,10 @@ impl State {
         let spare = |gfn: Gfn| self.is_needed(gfn) || is_note(gfn) || stays(gfn);
         let heat = self.monitor.recent_heat();
         let heat = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
-        let more = limiter.step(&held.pager, of, marks, spare, heat)?;
+        let has_disk = held.disks.shared.tracked_blocks() > 0;
+        let (pager, pagemap) = (&held.pager, limiter.pagemap());
+        let mut windows = Windows::new(of, pager, &pagemap, &spare, &heat, has_disk);
+        let more = limiter.step(&mut windows, marks)?;
         let refused = limiter.refused.take().map(|error| self.explain_saving(&error));
         let taken = held.pager.taken_bytes()?;
         let over = taken > marks.limit_bytes;

@@ -26,7 +26,7 @@ use crate::frame_set::FrameSet;
 use crate::held::{Held, LEAVING};
 use crate::insight::Insight;
 use crate::life::Life;
-use crate::limit::Limiter;
+use crate::limiter::Limiter;
 use crate::listing::Listing;
 use crate::monitor::Monitor;
 use crate::open_files::OpenFiles;

@@ -170,6 +170,11 @@ impl Pager {
         keeps
     }
 
+    /// Whether the frame keeps a slot: unless it was changed since, it goes without a write.
+    pub fn keeps_slot(&self, gfn: Gfn) -> bool {
+        self.kept.slot(gfn).is_some()
+    }
+
     /// Gives up at most so many slots that frames keep: in the order of the slots, from where the
     /// last call ended, so that those go first that were written first, and what becomes free lies
     /// together. Returns how many those were: fewer only if there are no more, but for frames that

@@ -1,7 +1,6 @@
 //! Finding frames that a guest does not use, and taking them: journey 1.
 #![forbid(unsafe_code)]
 
-pub mod aging;
 mod choice;
 pub mod cost;
 pub mod hand;

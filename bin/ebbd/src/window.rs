@@ -1,0 +1,186 @@
+//! Windows of a VM's memory, as a limit's hand looks at them.
+
+use std::io;
+
+use ebb_inspect::{Block, PageKind};
+use ebb_ledger::Content;
+use ebb_pager::Pager;
+use ebb_reclaim::cost::Page;
+use ebb_reclaim::hand::Memory;
+use ebb_sys::pagemap::Pagemap;
+use ebb_sys::uffd::HvaRange;
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa, HugeFrame};
+
+use crate::injector;
+use crate::judge::{Known, Sources, holding};
+
+/// A VM's memory, and who tells what is in it.
+pub struct Windows<'a> {
+    /// Who knows what frames are.
+    pub of: Sources<'a>,
+    /// Of the same VM.
+    pub pager: &'a Pager,
+    /// The VMM's page table.
+    pub pagemap: &'a Pagemap,
+    /// Names frames that stay.
+    pub spare: &'a dyn Fn(Gfn) -> bool,
+    /// Tells how hot a frame is.
+    pub heat: &'a dyn Fn(Gfn) -> usize,
+    /// A block of a disk may equal a frame.
+    pub has_disk: bool,
+    is_without_room: bool,
+    unmapped: Vec<FrameRange>,
+    /// Free blocks that were seen.
+    free: Vec<Block>,
+}
+
+impl<'a> Windows<'a> {
+    /// Of a VM.
+    pub fn new(
+        of: Sources<'a>,
+        pager: &'a Pager,
+        pagemap: &'a Pagemap,
+        spare: &'a dyn Fn(Gfn) -> bool,
+        heat: &'a dyn Fn(Gfn) -> usize,
+        has_disk: bool,
+    ) -> Windows<'a> {
+        let (unmapped, free, is_without_room) = (Vec::new(), Vec::new(), false);
+        Windows { of, pager, pagemap, spare, heat, has_disk, is_without_room, unmapped, free }
+    }
+
+    /// Before windows are looked at. What the VMM has not mapped stays, and where the store has no
+    /// room what cannot go without.
+    pub fn begin(&mut self, unmapped: &[FrameRange], is_without_room: bool) {
+        self.unmapped = unmapped.to_vec();
+        self.is_without_room = is_without_room;
+    }
+
+    /// The free blocks that were seen, in order of address.
+    pub fn take_free(&mut self) -> Vec<Block> {
+        let mut free = std::mem::take(&mut self.free);
+        free.sort_unstable();
+        apart(&mut free);
+        free
+    }
+
+    /// Drops what is kept of a window's frames that the guest has freed; of how many that was.
+    pub fn drop_freed(&self, window: HugeFrame) -> usize {
+        let Some((guest, _)) = self.of.guest else { return 0 };
+        let ledger = self.pager.ledger();
+        let all = FrameRange::huge(window);
+        let is_elsewhere = |gfn: &Gfn| ledger.content(*gfn).is_elsewhere();
+        // Of a huge frame that has one word nothing went.
+        let frames = all.frames().filter(|_| ledger.is_split(window));
+        let elsewhere: Vec<Gfn> = frames.filter(is_elsewhere).collect();
+        if elsewhere.is_empty() {
+            return 0;
+        }
+        let mut free = Vec::new();
+        guest.memmap().kinds_in(&self.pager.view(), guest.layout(), all, |frames, kind, _| {
+            if let PageKind::Free { order } = kind {
+                free.push(Block { head: frames.start, order });
+            }
+        });
+        let known = Known { of: self.of, pager: self.pager, free: &free };
+        let is_free = |gfn: &&Gfn| holding(&free, **gfn, Block::frames).is_some();
+        let freed = elsewhere.iter().filter(is_free);
+        freed.filter(|gfn| self.pager.drop_if_free(**gfn, &known)).count()
+    }
+
+    /// The parts of a range that are RAM, each in one region.
+    fn parts(&self, frames: FrameRange) -> impl Iterator<Item = (FrameRange, HvaRange)> {
+        self.pager.ram().regions().filter_map(move |region| {
+            let all = region.frames();
+            let start = all.start.max(frames.start);
+            let count = all.end().min(frames.end()).0.checked_sub(start.0).filter(|&n| n > 0)?;
+            let part = FrameRange::new(start, count);
+            Some((part, self.pager.ram().hva_range(part)?))
+        })
+    }
+
+    /// What of a window is in memory.
+    fn populated(&self, window: FrameRange) -> impl Iterator<Item = FrameRange> {
+        let mut at = window.start.gpa();
+        std::iter::from_fn(move || {
+            let (start, bytes) = self.pager.ram().next_populated(at)?;
+            let end = (start.0 + bytes).min(window.end().gpa().0);
+            at = Gpa(end);
+            let count = end.checked_sub(start.0).filter(|&bytes| bytes > 0)? / FRAME_BYTES;
+            Some(FrameRange::new(start.gfn(), count))
+        })
+    }
+}
+
+impl Memory for Windows<'_> {
+    fn next(&self, from: HugeFrame) -> Option<HugeFrame> {
+        self.pager.ram().next_populated(from.gpa()).map(|(start, _)| start.gfn().huge())
+    }
+
+    fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()> {
+        self.parts(FrameRange::huge(window)).try_for_each(|(frames, range)| {
+            self.pagemap.mapped(range, |part| {
+                let into = (part.start.0 - range.start.0) / FRAME_BYTES;
+                saw(FrameRange::new(Gfn(frames.start.0 + into), part.bytes / FRAME_BYTES));
+            })
+        })
+    }
+
+    fn forget(&self, ranges: &[FrameRange]) -> io::Result<()> {
+        let parts = ranges.iter().flat_map(|frames| self.parts(*frames));
+        let ranges: Vec<HvaRange> = parts.map(|(_, range)| range).collect();
+        match ranges.is_empty() {
+            true => Ok(()),
+            false => injector::forget(self.of.process, &ranges),
+        }
+    }
+
+    fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {
+        let all = FrameRange::huge(window);
+        let mut pages = [None; FRAMES_PER_HUGE as usize];
+        let there: Vec<FrameRange> = self.populated(all).collect();
+        for gfn in there.iter().flat_map(|frames| frames.frames()) {
+            let page = Page { has_disk: self.has_disk, ..Page::default() };
+            pages[gfn.index_in_huge()] = match self.pager.ledger().content(gfn) {
+                Content::Resident => Some(Page { is_kept: self.pager.keeps_slot(gfn), ..page }),
+                _ => None,
+            };
+        }
+        let (view, free) = (self.pager.view(), &mut self.free);
+        for frames in self.of.guest.iter().flat_map(|_| &there) {
+            let Some((guest, _)) = self.of.guest else { return };
+            guest.memmap().kinds_in(&view, guest.layout(), *frames, |run, kind, lru| {
+                if let PageKind::Free { order } = kind {
+                    free.push(Block { head: run.start, order });
+                }
+                let (start, end) = (run.start.max(all.start), run.end().min(all.end()));
+                for gfn in (start.0..end.0).map(Gfn) {
+                    if let Some(page) = &mut pages[gfn.index_in_huge()] {
+                        (page.kind, page.lru) = (Some(kind), lru);
+                    }
+                }
+            });
+        }
+        for (gfn, page) in all.frames().zip(pages) {
+            let Some(page) = page else { continue };
+            let stays = self.is_without_room && !page.is_elsewhere();
+            saw(gfn, Page { heat: (self.heat)(gfn), stays, ..page });
+        }
+    }
+
+    fn may_go(&self, gfn: Gfn) -> bool {
+        !self.unmapped.iter().any(|frames| frames.contains(gfn)) && !(self.spare)(gfn)
+    }
+}
+
+/// Leaves out blocks that begin in another one: they were seen at different times.
+fn apart(blocks: &mut Vec<Block>) {
+    let mut end = Gfn(0);
+    blocks.retain(|block| {
+        let is_apart = block.head >= end;
+        end = end.max(block.frames().end());
+        is_apart
+    });
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
