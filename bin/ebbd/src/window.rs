@@ -9,7 +9,7 @@ use ebb_reclaim::cost::Page;
 use ebb_reclaim::hand::Memory;
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::uffd::HvaRange;
-use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa, HugeFrame};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::injector;
 use crate::judge::{Known, Sources, holding};
@@ -99,21 +99,18 @@ impl<'a> Windows<'a> {
     }
 
     /// What of a window is in memory.
-    fn populated(&self, window: FrameRange) -> impl Iterator<Item = FrameRange> {
-        let mut at = window.start.gpa();
-        std::iter::from_fn(move || {
-            let (start, bytes) = self.pager.ram().next_populated(at)?;
-            let end = (start.0 + bytes).min(window.end().gpa().0);
-            at = Gpa(end);
-            let count = end.checked_sub(start.0).filter(|&bytes| bytes > 0)? / FRAME_BYTES;
-            Some(FrameRange::new(start.gfn(), count))
-        })
+    fn populated(&self, window: FrameRange) -> Vec<FrameRange> {
+        let ram = self.pager.ram();
+        // Of a region that is let go meanwhile nothing is.
+        self.parts(window)
+            .flat_map(|(part, _)| ram.populated_in(part).unwrap_or_default())
+            .collect()
     }
 }
 
 impl Memory for Windows<'_> {
     fn next(&self, from: HugeFrame) -> Option<HugeFrame> {
-        self.pager.ram().next_populated(from.gpa()).map(|(start, _)| start.gfn().huge())
+        self.pager.ram().next_data(from.gpa()).map(|start| start.gfn().huge())
     }
 
     fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()> {
@@ -137,7 +134,7 @@ impl Memory for Windows<'_> {
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {
         let all = FrameRange::huge(window);
         let mut pages = [None; FRAMES_PER_HUGE as usize];
-        let there: Vec<FrameRange> = self.populated(all).collect();
+        let there = self.populated(all);
         for gfn in there.iter().flat_map(|frames| frames.frames()) {
             let page = Page { has_disk: self.has_disk, ..Page::default() };
             pages[gfn.index_in_huge()] = match self.pager.ledger().content(gfn) {

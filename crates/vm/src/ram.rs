@@ -391,6 +391,48 @@ impl Ram {
         backing.is_ok_and(|(backing, _)| backing.file.is_hugetlb().is_ok_and(|hugetlb| !hugetlb))
     }
 
+    /// The next frame with memory behind it, at or after `from`. Unlike [`Ram::next_populated`] it
+    /// does not walk over the memory that follows. `None`: there is none.
+    pub fn next_data(&self, from: Gpa) -> Option<Gpa> {
+        let mut left = self.regions().filter(|region| region.gpa.0 + region.bytes > from.0);
+        left.find_map(|region| {
+            let into = from.0.saturating_sub(region.gpa.0);
+            let file = &self.files.get(region.file)?.file;
+            let end = region.offset + region.bytes;
+            let data = file.next_data(region.offset + into).ok()?.filter(|&at| at < end)?;
+            Some(Gpa(region.gpa.0 + (data - region.offset)))
+        })
+    }
+
+    /// The frames of a range with memory behind them, in order and in runs. It costs what the range
+    /// is large, not what lies behind it.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; as mincore(2) and lseek(2).
+    pub fn populated_in(&self, frames: FrameRange) -> io::Result<Vec<FrameRange>> {
+        let (backing, offset) = self.backing(frames)?;
+        let mut there = vec![false; usize::try_from(frames.count).unwrap_or(0)];
+        backing.mapping.in_memory(offset, &mut there)?;
+        let (mut found, mut at) = (Vec::new(), 0);
+        for run in there.chunk_by(|one, next| one == next) {
+            let end = at + run.len() as u64;
+            if run.first() == Some(&true) {
+                FrameRange::new(Gfn(frames.start.0 + at), end - at).join(&mut found);
+                at = end;
+            }
+            // What the host swapped out is no hole, nor is what a hugetlb file has.
+            while at < end {
+                let data = backing.file.next_data(offset + at * FRAME_BYTES)?;
+                let data = data.map_or(end, |data| (data - offset) / FRAME_BYTES).min(end);
+                if data < end {
+                    FrameRange::new(Gfn(frames.start.0 + data), 1).join(&mut found);
+                }
+                at = data + u64::from(data < end);
+            }
+        }
+        Ok(found)
+    }
+
     /// The next extent with memory behind it, at or after `from`: start and
     /// length, both whole frames. `None`: there is none.
     pub fn next_populated(&self, from: Gpa) -> Option<(Gpa, u64)> {
