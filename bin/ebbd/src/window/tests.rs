@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{Grain, NoDevices, NoDisk, Parts};
+use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, Parts};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -42,7 +42,9 @@ impl Machine {
         let store = SwapFile::open(&swap, run.path(), 2048, Protection::Encrypted).unwrap();
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let grain = Grain::Frame;
-        let parts = Parts { ram, ledger, uffd, grain, devices, store: Box::new(store), disk };
+        let digest_key = Arc::new(DigestKey::random().unwrap());
+        let store = Box::new(store);
+        let parts = Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
         let pager = Pager::new(parts).unwrap().0;
         Some(Machine { pager, process: Process::own().unwrap(), guest })
     }
