@@ -13,21 +13,13 @@ use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::choice::{Choice, Whole};
 use crate::cost::{Page, Used, Work};
+use windows::{Found, TURN_AT_REST, Windows};
 
-/// What was used before its window was forgotten had no time to be used again before this.
-const RIPE: Duration = Duration::from_millis(300);
 /// What is forgotten is to be looked at about so much later.
 const LEAD: Duration = Duration::from_secs(1);
 /// A turn of a window takes so long at least: it costs the guest a minor fault for each frame that it
 /// works with there.
 const TURN: Duration = Duration::from_millis(2500);
-/// Where little of a window was found to be unused its turns are longer, by a power of two up to this.
-const PATIENCE_MOST: u8 = 2;
-/// Little and much is one in so many.
-const LITTLE: usize = 8;
-const MUCH: usize = 2;
-/// A turn where nothing but what rests had to go.
-const TURN_AT_REST: Duration = Duration::from_secs(32);
 /// If more than that had to go, so many times as much is forgotten ahead.
 const HASTE: usize = 8;
 /// To forget stops a thread of the VMM: so often at most,
@@ -42,10 +34,6 @@ const LOOKS_MOST: usize = 16;
 const LOOKS_AT_ONCE: usize = 64 << 10;
 /// What it takes to look at a window as such, in frames looked at.
 const LOOKS_A_WINDOW: usize = 64;
-/// In a frame's byte: it was seen mapped in this turn. The rest of the byte are the turns before this
-/// one that it rested.
-const SEEN: u8 = 1 << 7;
-
 /// The memory that a hand goes around.
 pub trait Memory {
     /// The first window from this one on that has frames in memory.
@@ -70,26 +58,9 @@ pub trait Memory {
     fn may_go(&self, gfn: Gfn) -> bool;
 }
 
-/// A window, as it was last looked at.
-#[derive(Clone, Copy, Default)]
-struct Window {
-    /// `None`: never.
-    forgotten: Option<Instant>,
-    /// Frames in memory.
-    there: u16,
-    active: u16,
-    kernel: u16,
-    /// Counted as forgotten and not looked at since, with so many frames.
-    pending: u16,
-    /// Its turn is longer by this power of two.
-    patience: u8,
-}
-
 /// A clock hand and what it has seen.
 pub struct Hand {
-    /// A byte a frame: [`SEEN`], and turns at rest.
-    frames: Vec<u8>,
-    windows: Vec<Window>,
+    windows: Windows,
     /// Frames that go whole, so many.
     unit: u64,
     /// The next window to look at,
@@ -98,8 +69,6 @@ pub struct Hand {
     forgets: usize,
     /// and how many windows that is ahead.
     lead: usize,
-    /// Frames in windows that were forgotten, and not looked at since.
-    pending: usize,
     forgot_at: Option<Instant>,
     /// Looked at since.
     looked: usize,
@@ -110,8 +79,6 @@ pub struct Hand {
     /// Windows passed since something went, and in all; up to one round.
     barren: usize,
     passed: usize,
-    active: u64,
-    kernel: u64,
 }
 
 impl Hand {
@@ -119,43 +86,39 @@ impl Hand {
     pub fn new(end: Gfn, unit: u64) -> Hand {
         let windows = usize::try_from(end.0.div_ceil(FRAMES_PER_HUGE)).unwrap_or(0);
         Hand {
-            frames: vec![1; windows * FRAMES_PER_HUGE as usize],
-            windows: vec![Window::default(); windows],
+            windows: Windows::new(windows),
             unit,
             looks: 0,
             forgets: 0,
             lead: 0,
-            pending: 0,
             forgot_at: None,
             looked: 0,
             takes: Work::Rests,
             credit: 0,
             barren: 0,
             passed: 0,
-            active: 0,
-            kernel: 0,
         }
     }
 
     /// Frames that were used in the turn of their window, or the one before: what is at work, also
     /// where some of it was evicted since. An estimate in the first round; `None` before.
     pub fn active_frames(&self) -> Option<u64> {
-        (self.passed > 0).then(|| self.of_all(self.active))
+        (self.passed > 0).then(|| self.of_all(self.windows.active()))
     }
 
     /// Frames in memory that the guest's kernel has for itself; counted the same way.
     pub fn kernel_frames(&self) -> u64 {
-        self.of_all(self.kernel)
+        self.of_all(self.windows.kernel())
     }
 
     fn of_all(&self, frames: u64) -> u64 {
-        let all = frames.saturating_mul(self.windows.len() as u64);
+        let all = frames.saturating_mul(self.windows.count() as u64);
         all.checked_div(self.passed as u64).unwrap_or(0)
     }
 
     /// Whether all of memory was passed since something went, or since it was tried anew.
     pub fn is_barren(&self) -> bool {
-        self.barren >= self.windows.len()
+        self.barren >= self.windows.count()
     }
 
     /// Something went, or it is tried anew.
@@ -165,15 +128,12 @@ impl Hand {
 
     /// The VMM has these frames mapped.
     pub fn saw_mapped(&mut self, frames: FrameRange) {
-        see(&mut self.frames, frames);
+        self.windows.see(frames);
     }
 
     /// Somebody else empties the VMM's page table now.
     pub fn is_emptied(&mut self, now: Instant) {
-        for window in &mut self.windows {
-            // What was mapped before was seen: the turn of the others goes on.
-            window.forgotten.get_or_insert(now);
-        }
+        self.windows.are_emptied(now);
     }
 
     /// Goes on until it has about `want` frames to evict, or was long enough at it. Those that
@@ -193,28 +153,24 @@ impl Hand {
         let most = (self.credit + want * LOOKS_MOST).min(LOOKS_AT_ONCE);
         let mut choice = Choice::new(self.unit);
         let (mut looked, mut passed) = (0, 0);
-        while passed < self.windows.len()
+        while passed < self.windows.count()
             && looked < most
             && (choice.rest() < want || looked < least)
         {
-            let Some((index, by)) = self.after(memory, self.looks) else {
-                self.pass(self.windows.len());
+            let Some((_, by)) = self.after(memory, self.looks) else {
+                self.pass(self.windows.count(), now);
                 break;
             };
+            // The last one of them is looked at.
+            self.pass(by - 1, now);
             passed += by;
-            self.pass(by);
-            looked += LOOKS_A_WINDOW + self.look(memory, index, now, &mut choice)?;
+            looked += LOOKS_A_WINDOW + self.look(memory, now, &mut choice)?;
         }
         let mut chosen = Vec::new();
         for (frames, cost) in choice.cheapest(want, |gfn| memory.may_go(gfn)) {
             chosen.extend(frames.frames());
             self.takes = self.takes.max(cost.work);
-            let start = frames.start.0 as usize;
-            for byte in &mut self.frames[start..start + frames.count as usize] {
-                // What comes back soon was at work, but for what is mostly used once.
-                let turns = *byte & !SEEN;
-                *byte = if cost.is_cache { turns.max(1) } else { turns };
-            }
+            self.windows.go(frames, cost.is_cache);
         }
         self.looked += looked;
         let credit = (self.credit + chosen.len() * LOOKS_MOST).saturating_sub(looked);
@@ -224,7 +180,7 @@ impl Hand {
 
     /// The next window with memory from this one on, around, and how many windows on that ends.
     fn after(&self, memory: &impl Memory, from: usize) -> Option<(usize, usize)> {
-        let count = self.windows.len();
+        let count = self.windows.count();
         let next = |from: usize| {
             let index = usize::try_from(memory.next(HugeFrame(from as u64))?.0).ok()?;
             (from..count).contains(&index).then_some(index)
@@ -235,44 +191,47 @@ impl Hand {
         }
     }
 
-    /// Goes on by so many windows.
-    fn pass(&mut self, by: usize) {
-        let count = self.windows.len();
-        self.looks = (self.looks + by) % count.max(1);
-        self.lead = self.lead.saturating_sub(by);
-        if self.lead == 0 {
-            self.forgets = self.looks;
+    /// Goes on over so many windows of which nothing is in memory.
+    fn pass(&mut self, by: usize, now: Instant) {
+        for _ in 0..by {
+            self.windows.pass(self.looks);
+            self.windows.is_away(self.looks, now);
+            self.step();
         }
-        self.barren = (self.barren + by).min(count);
-        self.passed = (self.passed + by).min(count);
     }
 
-    /// Looks at a window; how many of its frames are in memory.
+    /// Goes on by a window.
+    fn step(&mut self) {
+        let count = self.windows.count();
+        self.looks = (self.looks + 1) % count;
+        self.lead = self.lead.saturating_sub(1);
+        if self.lead == 0 {
+            self.forgets = self.looks;
+            debug_assert_eq!(self.windows.pending(), 0, "all that is pending lies ahead");
+        }
+        self.barren = (self.barren + 1).min(count);
+        self.passed = (self.passed + 1).min(count);
+    }
+
+    /// Looks at the next window; how many of its frames are in memory.
     fn look(
         &mut self,
         memory: &mut impl Memory,
-        index: usize,
         now: Instant,
         choice: &mut Choice,
     ) -> io::Result<usize> {
-        let (window, huge) = (self.windows[index], HugeFrame(index as u64));
-        let start = index * FRAMES_PER_HUGE as usize;
-        let bytes = &mut self.frames[start..start + FRAMES_PER_HUGE as usize];
-        let mut mapped = [0; FRAMES_PER_HUGE as usize];
-        memory.mapped(huge, &mut |frames| {
-            let at = Gfn(frames.start.0.saturating_sub(huge.first().0));
-            see(&mut mapped, FrameRange::new(at, frames.count));
-        })?;
-        bytes.iter_mut().zip(mapped).for_each(|(byte, mapped)| *byte |= mapped);
-        let is_ripe = window.forgotten.is_some_and(|at| now.duration_since(at) >= RIPE);
-        let (mut there, mut kernel, mut unused) = (0, 0, 0);
+        let (index, huge) = (self.looks, HugeFrame(self.looks as u64));
+        self.windows.pass(index);
+        self.step();
+        memory.mapped(huge, &mut |frames| self.windows.see(frames))?;
+        let is_ripe = self.windows.is_ripe(index, now);
+        let mut found = Found::default();
         let mut whole = Whole::default();
         memory.look(huge, &mut |gfn, page| {
-            let at = gfn.index_in_huge();
-            let used = used(bytes[at], is_ripe);
-            there += 1;
-            kernel += u16::from(is_kernel(page.kind));
-            unused += u16::from(matches!(used, Used::Before | Used::Rests(_)));
+            let used = self.windows.used(gfn, is_ripe);
+            found.there += 1;
+            found.kernel += u16::from(is_kernel(page.kind));
+            found.unused += u16::from(matches!(used, Used::Before | Used::Rests(_)));
             match (self.unit, page.cost(used)) {
                 (1, Some(cost)) => choice.add(gfn, cost),
                 (1, None) => {}
@@ -282,31 +241,8 @@ impl Hand {
         if let (true, Some(cost)) = (self.unit > 1, whole.cost()) {
             choice.add(huge.first(), cost);
         }
-        let active = bytes.iter().filter(|byte| matches!(byte, 0 | SEEN..)).count() as u16;
-        self.note(index, Window { there, active, kernel, ..window });
-        if is_ripe && window.pending > 0 {
-            self.judge(index, usize::from(there), usize::from(unused));
-        }
-        Ok(there.into())
-    }
-
-    /// Notes what was seen of a window.
-    fn note(&mut self, index: usize, seen: Window) {
-        let was = std::mem::replace(&mut self.windows[index], seen);
-        self.active = self.active + u64::from(seen.active) - u64::from(was.active);
-        self.kernel = self.kernel + u64::from(seen.kernel) - u64::from(was.kernel);
-    }
-
-    /// It was looked at for the first time since it was forgotten. Where that was of little use it
-    /// is done less often.
-    fn judge(&mut self, index: usize, there: usize, unused: usize) {
-        let window = &mut self.windows[index];
-        self.pending -= usize::from(std::mem::take(&mut window.pending));
-        window.patience = match () {
-            () if unused * LITTLE < there => (window.patience + 1).min(PATIENCE_MOST),
-            () if unused * MUCH > there => window.patience.saturating_sub(1),
-            () => window.patience,
-        };
+        self.windows.looked(index, found, is_ripe);
+        Ok(found.there.into())
     }
 
     /// Has windows forgotten, so that the next ones to be looked at have had their time.
@@ -324,17 +260,16 @@ impl Hand {
         };
         let mut ranges: Vec<FrameRange> = Vec::new();
         for _ in 0..FORGET_WINDOWS {
-            if self.pending >= goal || self.lead >= self.windows.len() {
+            if self.windows.pending() >= goal {
                 break;
             }
             let Some((index, by)) = self.after(memory, self.forgets) else { break };
+            if self.lead + by > self.windows.count() {
+                break;
+            }
             self.lead += by;
-            self.forgets = (index + 1) % self.windows.len();
-            let window = self.windows[index];
-            let turn = (turn * (1 << window.patience)).min(TURN_AT_REST);
-            if window.forgotten.is_none_or(|at| now.duration_since(at) >= turn)
-                && self.end_turn(memory, index, now)?
-            {
+            self.forgets = (index + 1) % self.windows.count();
+            if self.windows.is_due(index, turn, now) && self.end_turn(memory, index, now)? {
                 FrameRange::huge(HugeFrame(index as u64)).join(&mut ranges);
             }
         }
@@ -342,36 +277,15 @@ impl Hand {
         memory.forget(&ranges)
     }
 
-    /// A turn of a window ends, and the next one begins with nothing mapped; whether anything is.
+    /// A turn of a window ends; whether anything is mapped.
     fn end_turn(&mut self, memory: &impl Memory, index: usize, now: Instant) -> io::Result<bool> {
-        let huge = HugeFrame(index as u64);
         let mut any = false;
-        memory.mapped(huge, &mut |frames| {
+        memory.mapped(HugeFrame(index as u64), &mut |frames| {
             any = true;
-            see(&mut self.frames, frames);
+            self.windows.see(frames);
         })?;
-        let start = index * FRAMES_PER_HUGE as usize;
-        for byte in &mut self.frames[start..start + FRAMES_PER_HUGE as usize] {
-            *byte = if *byte & SEEN != 0 { 0 } else { (*byte + 1).min(!SEEN) };
-        }
-        let window = &mut self.windows[index];
-        if window.pending == 0 {
-            window.pending = window.there.max(LOOKS_A_WINDOW as u16);
-            self.pending += usize::from(window.pending);
-        }
-        window.forgotten = Some(now);
+        self.windows.end_turn(index, now);
         Ok(any)
-    }
-}
-
-/// What a frame's byte tells.
-fn used(byte: u8, is_ripe: bool) -> Used {
-    match (byte & SEEN != 0, byte & !SEEN) {
-        (true, 0) => Used::Often,
-        (true, _) => Used::Now,
-        (false, 0) if !is_ripe => Used::Now,
-        (false, 0) => Used::Before,
-        (false, turns) => Used::Rests(turns),
     }
 }
 
@@ -380,12 +294,6 @@ fn is_kernel(kind: Option<PageKind>) -> bool {
     matches!(kind, Some(Table | Slab | Hugetlb | Other))
 }
 
-/// These frames are mapped; those beyond the end are none.
-fn see(bytes: &mut [u8], frames: FrameRange) {
-    let at = |gfn: Gfn| usize::try_from(gfn.0).unwrap_or(usize::MAX).min(bytes.len());
-    let (start, end) = (at(frames.start), at(frames.end()));
-    bytes[start..end].iter_mut().for_each(|byte| *byte |= SEEN);
-}
-
 #[cfg(test)]
 mod tests;
+mod windows;

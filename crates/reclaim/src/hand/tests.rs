@@ -1,6 +1,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use super::windows::RIPE;
 use super::*;
 
 const WINDOW: u64 = FRAMES_PER_HUGE;
@@ -268,4 +269,51 @@ fn what_is_at_work_and_what_the_kernel_has_is_counted() {
         hand.choose(&mut memory, 64, now).unwrap();
     }
     assert_eq!((hand.active_frames(), hand.kernel_frames()), (Some(300), 100));
+}
+
+/// What empties before the hand comes there is waited for no more.
+#[test]
+fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
+    let (mut hand, mut now) = hand(600);
+    let mut memory = Fake::new(600);
+    let step = |hand: &mut Hand, memory: &mut Fake, want, now| {
+        memory.mapped.borrow_mut().copy_from_slice(&memory.there);
+        hand.choose(memory, want, now).unwrap();
+    };
+    // Fast, so that much is forgotten ahead.
+    while hand.windows.pending() < 50_000 {
+        now += SECOND / 10;
+        step(&mut hand, &mut memory, 4096, now);
+    }
+    let ahead = (hand.looks..hand.looks + hand.lead).map(|window| window % 600);
+    for window in ahead {
+        memory.there[window * WINDOW as usize..][..WINDOW as usize].fill(false);
+    }
+    memory.forgotten.take();
+    for _ in 0..40 {
+        now += SECOND;
+        step(&mut hand, &mut memory, 512, now);
+    }
+    assert!(!memory.forgotten.take().concat().is_empty(), "{} pending", hand.windows.pending());
+}
+
+/// Memory that was given back is nobody's work, nor the kernel's.
+#[test]
+fn what_is_gone_is_not_at_work_for_good() {
+    let (mut hand, mut now) = hand(16);
+    let mut memory = Fake::new(16);
+    memory.kernel = 0..16 * WINDOW;
+    let mut turn = |hand: &mut Hand, memory: &mut Fake, seconds: u32| {
+        for _ in 0..seconds {
+            memory.mapped.borrow_mut().copy_from_slice(&memory.there);
+            now += SECOND;
+            hand.choose(memory, 64, now).unwrap();
+        }
+        (hand.active_frames(), hand.kernel_frames())
+    };
+    assert_eq!(turn(&mut hand, &mut memory, 20), (Some(16 * WINDOW), 16 * WINDOW));
+    memory.there[WINDOW as usize..].fill(false);
+    // What was evicted is missed for a while; of the kernel's what is in memory counts.
+    assert_eq!(turn(&mut hand, &mut memory, 4), (Some(16 * WINDOW), WINDOW));
+    assert_eq!(turn(&mut hand, &mut memory, 60), (Some(WINDOW), WINDOW));
 }

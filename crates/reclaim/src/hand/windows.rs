@@ -1,0 +1,192 @@
+//! What a hand has seen of windows, and of the frames in them.
+
+use std::time::{Duration, Instant};
+
+use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
+
+use super::LOOKS_A_WINDOW;
+use crate::cost::Used;
+
+/// What was used before its window was forgotten had no time to be used again before this.
+pub const RIPE: Duration = Duration::from_millis(300);
+/// A turn where nothing but what rests had to go; none that is ended for its age is shorter.
+pub const TURN_AT_REST: Duration = Duration::from_secs(32);
+/// Where little of a window was found to be unused its turns are longer, by a power of two up to this.
+const PATIENCE_MOST: u8 = 2;
+/// Little and much is one in so many.
+const LITTLE: usize = 8;
+const MUCH: usize = 2;
+/// In a frame's byte: it was seen mapped in this turn. The rest of the byte are the turns before this
+/// one that it rested.
+pub const SEEN: u8 = 1 << 7;
+
+const FRAMES: usize = FRAMES_PER_HUGE as usize;
+
+/// A window, as it was last looked at.
+#[derive(Clone, Copy, Default)]
+struct Window {
+    /// `None`: never.
+    forgotten: Option<Instant>,
+    /// Frames in memory.
+    there: u16,
+    active: u16,
+    kernel: u16,
+    /// Counted as forgotten and not passed since, with so many frames.
+    pending: u16,
+    /// Nobody told yet of what use it was to forget it.
+    is_new: bool,
+    /// Its turn is longer by this power of two.
+    patience: u8,
+}
+
+/// All windows, and sums over them.
+pub struct Windows {
+    /// A byte a frame: [`SEEN`], and turns at rest.
+    frames: Vec<u8>,
+    each: Vec<Window>,
+    pending: usize,
+    active: u64,
+    kernel: u64,
+}
+
+/// What was found in a window.
+#[derive(Clone, Copy, Default)]
+pub struct Found {
+    /// Frames in memory,
+    pub there: u16,
+    /// those that the guest's kernel has for itself,
+    pub kernel: u16,
+    /// and those that were not used since it was forgotten.
+    pub unused: u16,
+}
+
+impl Windows {
+    /// So many, of which nothing is known.
+    pub fn new(count: usize) -> Windows {
+        let (frames, each) = (vec![1; count * FRAMES], vec![Window::default(); count]);
+        Windows { frames, each, pending: 0, active: 0, kernel: 0 }
+    }
+
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.each.len()
+    }
+
+    /// Frames in windows that were forgotten, and not passed since.
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// Frames that were used in the turn of their window, or the one before.
+    pub fn active(&self) -> u64 {
+        self.active
+    }
+
+    /// Frames in memory that the guest's kernel has for itself.
+    pub fn kernel(&self) -> u64 {
+        self.kernel
+    }
+
+    /// These frames are mapped; those beyond the end are none.
+    pub fn see(&mut self, frames: FrameRange) {
+        let at = |gfn: Gfn| usize::try_from(gfn.0).unwrap_or(usize::MAX).min(self.frames.len());
+        let (start, end) = (at(frames.start), at(frames.end()));
+        self.frames[start..end].iter_mut().for_each(|byte| *byte |= SEEN);
+    }
+
+    /// Somebody else empties the VMM's page table now.
+    pub fn are_emptied(&mut self, now: Instant) {
+        for window in &mut self.each {
+            // What was mapped before was seen: the turn of the others goes on.
+            window.forgotten.get_or_insert(now);
+        }
+    }
+
+    /// Whether a window's turn, which is to take so long at least, may end.
+    pub fn is_due(&self, index: usize, turn: Duration, now: Instant) -> bool {
+        let window = &self.each[index];
+        let turn = (turn * (1 << window.patience)).min(TURN_AT_REST);
+        window.forgotten.is_none_or(|at| now.duration_since(at) >= turn)
+    }
+
+    /// A turn of a window ends, and the next one begins with nothing mapped.
+    pub fn end_turn(&mut self, index: usize, now: Instant) {
+        for byte in self.bytes(index) {
+            *byte = if *byte & SEEN != 0 { 0 } else { (*byte + 1).min(!SEEN) };
+        }
+        let window = &mut self.each[index];
+        if window.pending == 0 {
+            window.pending = window.there.max(LOOKS_A_WINDOW as u16);
+            self.pending += usize::from(window.pending);
+        }
+        (window.forgotten, window.is_new) = (Some(now), true);
+    }
+
+    /// The hand passes a window.
+    pub fn pass(&mut self, index: usize) {
+        self.pending -= usize::from(std::mem::take(&mut self.each[index].pending));
+    }
+
+    /// Nothing of a window is in memory. What was evicted of it was at work until its turn is over.
+    pub fn is_away(&mut self, index: usize, now: Instant) {
+        let active = match self.is_due(index, TURN_AT_REST, now) {
+            true => 0,
+            false => self.each[index].active,
+        };
+        self.note(index, Found::default(), active);
+    }
+
+    /// Whether what was used in a window had its time to be used again.
+    pub fn is_ripe(&self, index: usize, now: Instant) -> bool {
+        self.each[index].forgotten.is_some_and(|at| now.duration_since(at) >= RIPE)
+    }
+
+    /// When a frame was used.
+    pub fn used(&self, gfn: Gfn, is_ripe: bool) -> Used {
+        let byte = self.frames[gfn.0 as usize];
+        match (byte & SEEN != 0, byte & !SEEN) {
+            (true, 0) => Used::Often,
+            (true, _) => Used::Now,
+            (false, 0) if !is_ripe => Used::Now,
+            (false, 0) => Used::Before,
+            (false, turns) => Used::Rests(turns),
+        }
+    }
+
+    /// A window was looked at. Where it was of little use to forget it, it is done less often.
+    pub fn looked(&mut self, index: usize, found: Found, is_ripe: bool) {
+        let is_active = |byte: &&mut u8| matches!(**byte, 0 | SEEN..);
+        let active = self.bytes(index).iter_mut().filter(is_active).count() as u16;
+        self.note(index, found, active);
+        let (there, unused) = (usize::from(found.there), usize::from(found.unused));
+        let window = &mut self.each[index];
+        if !is_ripe || !std::mem::take(&mut window.is_new) {
+            return;
+        }
+        window.patience = match () {
+            () if unused * LITTLE < there => (window.patience + 1).min(PATIENCE_MOST),
+            () if unused * MUCH > there => window.patience.saturating_sub(1),
+            () => window.patience,
+        };
+    }
+
+    fn note(&mut self, index: usize, found: Found, active: u16) {
+        let window = &mut self.each[index];
+        self.active = self.active + u64::from(active) - u64::from(window.active);
+        self.kernel = self.kernel + u64::from(found.kernel) - u64::from(window.kernel);
+        (window.there, window.kernel, window.active) = (found.there, found.kernel, active);
+    }
+
+    /// Frames go. What comes back soon was at work, but for what is mostly used once.
+    pub fn go(&mut self, frames: FrameRange, is_cache: bool) {
+        let start = frames.start.0 as usize;
+        for byte in &mut self.frames[start..start + frames.count as usize] {
+            let turns = *byte & !SEEN;
+            *byte = if is_cache { turns.max(1) } else { turns };
+        }
+    }
+
+    fn bytes(&mut self, index: usize) -> &mut [u8] {
+        &mut self.frames[index * FRAMES..][..FRAMES]
+    }
+}
