@@ -50,6 +50,17 @@ impl Marks {
     }
 }
 
+/// What is left to do after a step towards a limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// The limit holds, or nothing else may go.
+    Nothing,
+    /// More is to go.
+    More,
+    /// The same, and what needs room in the store has none.
+    MoreWithoutRoom,
+}
+
 /// What is taken above the mark down to which is evicted.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use ebb_units::{Bytes, Gfn};
 use ebb_vm::pinning::pinning;
 
 use crate::judge::Sources;
-use crate::limit::{Marks, excess_bytes, floor_bytes};
+use crate::limit::{Left, Marks, excess_bytes, floor_bytes};
 use crate::limiter::Limiter;
 use crate::open_files::OpenFiles;
 use crate::problem::{Answer, failed, not_allowed};
@@ -157,7 +157,8 @@ impl State {
         let mut more = true;
         while more && Instant::now() < end && self.is_as_seen() {
             let result = self.limit_step(&mut limiter, marks);
-            more = self.note(result.and_then(|more| self.write_back(end).map(|()| more)));
+            let left = result.and_then(|left| self.write_back(end).map(|()| left));
+            more = self.note(left) != Left::Nothing;
         }
         self.limiter = Some(limiter);
         self.halt(marks);
@@ -211,22 +212,21 @@ impl State {
     pub(crate) fn write_back_unlimited(&mut self) {
         if self.limiter.is_none() && !self.trouble.as_ref().is_some_and(Trouble::rests) {
             let result = self.write_back(Instant::now() + TURN);
-            self.note(result.map(|()| false));
+            self.note(result.map(|()| Left::Nothing));
         }
     }
 
-    /// Notes what failed, or that nothing does any more; whether there is more to do.
-    fn note(&mut self, result: std::io::Result<bool>) -> bool {
+    /// Notes what failed, or that nothing does any more; what is left to do.
+    fn note(&mut self, result: std::io::Result<Left>) -> Left {
         let before = self.trouble.take();
         match result {
-            Ok(more) => {
-                // Nothing was tried that needs room: there is none as before.
-                let over = !more && self.is_above(|marks| marks.high_bytes);
-                self.trouble = before.filter(|before| over && before.is_no_room());
+            Ok(left) => {
+                let over = || self.is_above(|marks| marks.high_bytes);
+                self.trouble = before.filter(|before| before.stays(left, over));
                 if !self.is_above(|marks| marks.limit_bytes) {
                     self.last_trouble = None;
                 }
-                more
+                left
             }
             Err(error) => {
                 let no_room = trouble::is_no_room(&error);
@@ -239,7 +239,7 @@ impl State {
                     true => Trouble::no_room(why),
                     false => Trouble::new(why, before),
                 });
-                false
+                Left::Nothing
             }
         }
     }
@@ -277,12 +277,13 @@ impl State {
         Ok(())
     }
 
-    fn limit_step(&mut self, limiter: &mut Limiter, marks: Marks) -> std::io::Result<bool> {
+    fn limit_step(&mut self, limiter: &mut Limiter, marks: Marks) -> std::io::Result<Left> {
         let relieved = excess_bytes(&self.held.pager, marks)? == 0;
         if relieved {
             self.stuck = None;
+            limiter.rest();
             if !limiter.is_sweep_due(&self.held.pager) {
-                return Ok(false);
+                return Ok(Left::Nothing);
             }
         }
         self.expect_refills()?;
@@ -293,7 +294,7 @@ impl State {
             self.ask_guest(relieved);
             self.held.pager.set_marks(tell, wait);
             if !relieved && excess_bytes(&self.held.pager, marks)? == 0 {
-                return Ok(false);
+                return Ok(Left::Nothing);
             }
         }
         let pulse = RefCell::new(self.pulse());
@@ -319,7 +320,7 @@ impl State {
         limiter: &mut Limiter,
         marks: Marks,
         still_runs: &dyn Fn() -> bool,
-    ) -> std::io::Result<bool> {
+    ) -> std::io::Result<Left> {
         let held = &self.held;
         let pinned = pinning(&held.process)?;
         let guest = self.insight.guest().ok().map(|guest| (guest, still_runs));
@@ -340,12 +341,13 @@ impl State {
         let has_disk = held.disks.shared.tracked_blocks() > 0;
         let (pager, pagemap) = (&held.pager, limiter.pagemap());
         let mut windows = Windows::new(of, pager, &pagemap, &spare, &heat, has_disk);
-        let more = limiter.step(&mut windows, marks)?;
+        let left = limiter.step(&mut windows, marks)?;
         let refused = limiter.refused.take().map(|error| self.explain_saving(&error));
         let taken = held.pager.taken_bytes()?;
         let over = taken > marks.limit_bytes;
-        self.stuck = (over && !more).then(|| self.out_of_reach(pinned.as_deref(), taken));
+        let in_vain = over && left == Left::Nothing;
+        self.stuck = in_vain.then(|| self.out_of_reach(pinned.as_deref(), taken));
         self.last_trouble = refused.or(self.last_trouble.take());
-        Ok(more)
+        Ok(left)
     }
 }

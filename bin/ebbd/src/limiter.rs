@@ -13,7 +13,7 @@ use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa, HugeFrame};
 
 use crate::judge::Known;
-use crate::limit::Marks;
+use crate::limit::{Left, Marks};
 use crate::trouble::is_no_room;
 use crate::window::Windows;
 
@@ -130,19 +130,23 @@ impl Limiter {
         }
     }
 
-    /// Evicts a step, as long as more than the low mark is resident; `true`: there is more to
-    /// do.
+    /// Nothing has to go.
+    pub fn rest(&mut self) {
+        (self.ahead_bytes, self.no_room) = (0, None);
+    }
+
+    /// Evicts a step, as long as more than the low mark is resident.
     ///
     /// # Errors
     /// From the store or the system calls; frames not evicted stay resident.
-    pub fn step(&mut self, windows: &mut Windows<'_>, marks: Marks) -> io::Result<bool> {
+    pub fn step(&mut self, windows: &mut Windows<'_>, marks: Marks) -> io::Result<Left> {
         let pager = windows.pager;
         let taken = pager.taken_bytes()?;
         let over = taken.saturating_sub(marks.low_bytes);
         if over == 0 {
-            (self.ahead_bytes, self.no_room) = (0, None);
+            self.rest();
             self.sweep(windows);
-            return Ok(false);
+            return Ok(Left::Nothing);
         }
         // In whole huge frames, which go as such.
         let ahead = self.ahead_bytes.min(2 * (marks.high_bytes - marks.low_bytes));
@@ -165,16 +169,21 @@ impl Limiter {
                 self.ahead_bytes = (left + evicted.frames() * FRAME_BYTES).saturating_sub(taken);
                 match self.no_room.take_if(|_| !is_more) {
                     Some(error) => Err(error),
-                    None => Ok(is_more),
+                    None if is_more => Ok(self.more()),
+                    None => Ok(Left::Nothing),
                 }
             }
             // Who has a slot without need makes room for who needs one.
             Err(error) if is_no_room(&error) && pager.give_up_kept(STEP_FRAMES) > 0 => {
-                self.refused = Some(error);
-                Ok(true)
+                (self.refused, self.no_room) = (Some(error), None);
+                Ok(Left::More)
             }
-            Err(error) => self.go_without_room(error, any).map(|()| true),
+            Err(error) => self.go_without_room(error, any).map(|()| self.more()),
         }
+    }
+
+    fn more(&self) -> Left {
+        if self.no_room.is_some() { Left::MoreWithoutRoom } else { Left::More }
     }
 
     /// A step had an error. Where the store lacks room there may be frames that need none: the

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use ebb_store::{NoRoom, StoreError};
 
+use crate::limit::Left;
 use crate::swap_room::WhenFull;
 
 /// The first failure is tried again after this, each further one after twice as long,
@@ -41,6 +42,17 @@ impl Trouble {
     /// What, and what to do.
     pub fn why(&self) -> &str {
         &self.why
+    }
+
+    /// Whether it is in the way as before after a step without an error of its own. A step that looks
+    /// for what needs no room tells of none; `over`: more is taken than faults may bring.
+    pub fn stays(&self, left: Left, over: impl FnOnce() -> bool) -> bool {
+        self.no_room
+            && match left {
+                Left::MoreWithoutRoom => true,
+                Left::More => false,
+                Left::Nothing => over(),
+            }
     }
 
     /// Whether it is too early to try again.
@@ -204,6 +216,18 @@ mod tests {
         let other = io::Error::from(Errno::NOMEM);
         let line = explain(Attempt::Save, &other, &place(""));
         assert_eq!(line, other.to_string());
+    }
+
+    #[test]
+    fn a_guest_waits_while_what_needs_no_room_is_looked_for() {
+        use Left::{More, MoreWithoutRoom, Nothing};
+        let none = Trouble::no_room("full".into());
+        let stays = |trouble: &Trouble, over| {
+            [Nothing, More, MoreWithoutRoom].map(|left| trouble.stays(left, || over))
+        };
+        assert_eq!(stays(&none, true), [true, false, true]);
+        assert_eq!(stays(&none, false), [false, false, true]);
+        assert_eq!(stays(&Trouble::new("broken".into(), None), true), [false; 3]);
     }
 
     #[test]

@@ -1,6 +1,9 @@
+use std::process::{Command, Stdio};
+
 use ebb_store::StoreError;
 
 use super::*;
+use crate::judge::Sources;
 use crate::window::tests::Machine;
 
 fn limiter() -> Option<Limiter> {
@@ -30,4 +33,37 @@ fn what_needs_no_room_is_looked_for_before_it_is_said_that_there_is_none() {
     let other = io::Error::from(io::ErrorKind::PermissionDenied);
     assert!(limiter.go_without_room(other, true).is_err());
     assert!(limiter.no_room.is_none());
+}
+
+#[test]
+fn a_step_tells_that_what_needs_room_has_none() {
+    let Some(machine) = Machine::with_slots(8) else {
+        return eprintln!("SKIPPED: no userfaultfd");
+    };
+    // This process has the swap file open: as a VMM's that would be a disk, which pins memory.
+    let (input, none) = (Stdio::piped(), Stdio::null);
+    let cat = Command::new("cat").stdin(input).stdout(none()).stderr(none()).spawn();
+    let mut child = cat.unwrap();
+    let vmm = Process::open(child.id() as i32).unwrap();
+    let mut limiter = Limiter::new(&vmm, &machine.pager, false).unwrap();
+    machine.write(0, 512);
+    machine.pager.watch_all().unwrap();
+    let (pagemap, no, cold) = (limiter.pagemap(), |_| false, |_| 0);
+    let of = Sources { process: &vmm, ..machine.sources() };
+    let mut windows = Windows::new(of, &machine.pager, &pagemap, &no, &cold, false);
+    let marks = Marks { limit_bytes: 4096, high_bytes: 4096, low_bytes: 0 };
+    assert_eq!(limiter.step(&mut windows, marks).unwrap(), Left::MoreWithoutRoom);
+    let error = (0..100).find_map(|_| match limiter.step(&mut windows, marks) {
+        Ok(left) => {
+            assert_eq!(left, Left::MoreWithoutRoom);
+            None
+        }
+        Err(error) => Some(error),
+    });
+    assert!(is_no_room(&error.unwrap()));
+    // With nothing to evict there is nothing to look for.
+    assert_eq!(limiter.step(&mut windows, marks).unwrap(), Left::MoreWithoutRoom);
+    limiter.rest();
+    assert_eq!(limiter.more(), Left::More);
+    child.wait().unwrap();
 }

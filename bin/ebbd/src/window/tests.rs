@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, Parts};
@@ -25,6 +26,11 @@ pub(crate) struct Machine {
 impl Machine {
     /// `None`: this host does not let the tests be a VMM.
     pub(crate) fn new() -> Option<Machine> {
+        Machine::with_slots(2048)
+    }
+
+    /// With room for so many frames in its store.
+    pub(crate) fn with_slots(slots: u64) -> Option<Machine> {
         let uffd = Uffd::new().ok()?;
         uffd.handshake(feature::needed()).ok()?;
         let bytes = 2 * HUGE + HUGE / 2;
@@ -39,7 +45,7 @@ impl Machine {
         let run = tempfile::tempdir().unwrap();
         let ledger = Ledger::create(&run.path().join("ledger"), ram.end(), Tables::AtOnce).unwrap();
         let swap = run.path().join("swap");
-        let store = SwapFile::open(&swap, run.path(), 2048, Protection::Encrypted).unwrap();
+        let store = SwapFile::open(&swap, run.path(), slots, Protection::Encrypted).unwrap();
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let grain = Grain::Frame;
         let digest_key = Arc::new(DigestKey::random().unwrap());
@@ -52,6 +58,15 @@ impl Machine {
     /// The guest uses frames, which begin there in the file.
     fn touch(&self, first: u64, frames: u64) {
         self.guest.populate(first * FRAME_BYTES, frames * FRAME_BYTES).unwrap();
+    }
+
+    /// The same, and each then holds something of its own.
+    pub(crate) fn write(&self, first: u64, frames: u64) {
+        self.touch(first, frames);
+        for frame in first..first + frames {
+            let words = self.guest.words(frame * FRAME_BYTES, 2).unwrap();
+            words.iter().zip(frame..).for_each(|(word, value)| word.store(value, Relaxed));
+        }
     }
 
     pub(crate) fn sources(&self) -> Sources<'_> {
