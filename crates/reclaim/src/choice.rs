@@ -8,41 +8,49 @@ use crate::cost::{Cost, Work};
 pub(crate) struct Choice {
     /// Frames that go whole, so many.
     unit: u64,
-    candidates: Vec<(Cost, Gfn)>,
+    want: usize,
+    candidates: Vec<Candidate>,
     rest: usize,
 }
 
+struct Candidate {
+    cost: Cost,
+    frames: FrameRange,
+    may_go: bool,
+}
+
 impl Choice {
-    pub(crate) fn new(unit: u64) -> Choice {
-        Choice { unit, candidates: Vec::new(), rest: 0 }
+    /// Of about `want` frames.
+    pub(crate) fn new(unit: u64, want: usize) -> Choice {
+        Choice { unit, want, candidates: Vec::new(), rest: 0 }
     }
 
-    /// How many frames were found that nobody misses soon.
-    pub(crate) fn rest(&self) -> usize {
-        self.rest
+    /// Whether as many were found that nobody misses soon, and that may go.
+    pub(crate) fn is_full(&self) -> bool {
+        self.rest >= self.want
     }
 
-    /// A unit that begins with this frame.
-    pub(crate) fn add(&mut self, first: Gfn, cost: Cost) {
-        if cost.work == Work::Rests {
-            self.rest += self.unit as usize;
+    /// A unit that begins with this frame. Whether it may go is asked here only where it counts.
+    pub(crate) fn add(&mut self, first: Gfn, cost: Cost, may_go: impl Fn(Gfn) -> bool) {
+        let frames = FrameRange::new(first, self.unit);
+        let counts = cost.work == Work::Rests && !self.is_full();
+        if counts && !frames.frames().all(may_go) {
+            return;
         }
-        self.candidates.push((cost, first));
+        self.rest += if counts { self.unit as usize } else { 0 };
+        self.candidates.push(Candidate { cost, frames, may_go: counts });
     }
 
-    /// About `want` frames in units that `may_go`, those that cost least first.
+    /// Those units that may go and cost least.
     pub(crate) fn cheapest(
         mut self,
-        want: usize,
         may_go: impl Fn(Gfn) -> bool,
     ) -> impl Iterator<Item = (FrameRange, Cost)> {
         // Stable: of those that cost the same the first one found.
-        self.candidates.sort_by_key(|(cost, _)| *cost);
-        let unit = self.unit;
-        let units = self.candidates.into_iter();
-        let units = units.map(move |(cost, first)| (FrameRange::new(first, unit), cost));
-        let may_go = move |(frames, _): &(FrameRange, Cost)| frames.frames().all(&may_go);
-        units.filter(may_go).take(want.div_ceil(unit as usize))
+        self.candidates.sort_by_key(|candidate| candidate.cost);
+        let may_go = move |it: &Candidate| it.may_go || it.frames.frames().all(&may_go);
+        let units = self.candidates.into_iter().filter(may_go);
+        units.map(|it| (it.frames, it.cost)).take(self.want.div_ceil(self.unit as usize))
     }
 }
 
@@ -68,6 +76,8 @@ impl Whole {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use ebb_inspect::PageKind::{Anonymous, File};
 
     use super::*;
@@ -79,16 +89,31 @@ mod tests {
 
     #[test]
     fn the_cheapest_that_may_go_are_chosen() {
-        let mut choice = Choice::new(1);
+        let may_go = |gfn| gfn != Gfn(5) && gfn != Gfn(0);
+        let mut choice = Choice::new(1, 4);
         for gfn in 0..4 {
-            choice.add(Gfn(gfn), cost(Anonymous, Used::Now));
+            choice.add(Gfn(gfn), cost(Anonymous, Used::Now), may_go);
         }
-        (4..7).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Used::Rests(1))));
-        assert_eq!(choice.rest(), 3);
-        let chosen = choice.cheapest(4, |gfn| gfn != Gfn(5) && gfn != Gfn(0));
+        (4..7).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Used::Rests(1)), may_go));
+        assert_eq!((choice.rest, choice.is_full()), (2, false));
+        let chosen = choice.cheapest(may_go);
         let chosen: Vec<(u64, Work)> =
             chosen.map(|(frames, cost)| (frames.start.0, cost.work)).collect();
         let (rests, recent) = (Work::Rests, Work::Recent);
         assert_eq!(chosen, [(4, rests), (6, rests), (1, recent), (2, recent)]);
+    }
+
+    /// Not of each that is cheap whether it may go is asked.
+    #[test]
+    fn no_more_is_asked_than_counts() {
+        let asked = Cell::new(0);
+        let may_go = |_| {
+            asked.set(asked.get() + 1);
+            true
+        };
+        let mut choice = Choice::new(1, 4);
+        (0..100).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Used::Rests(1)), may_go));
+        assert!(choice.is_full());
+        assert_eq!((choice.cheapest(may_go).count(), asked.get()), (4, 4));
     }
 }

@@ -151,11 +151,11 @@ impl Hand {
         let want = want.next_multiple_of(self.unit as usize);
         let least = want * LOOKS_LEAST;
         let most = (self.credit + want * LOOKS_MOST).min(LOOKS_AT_ONCE);
-        let mut choice = Choice::new(self.unit);
+        let mut choice = Choice::new(self.unit, want);
         let (mut looked, mut passed) = (0, 0);
         while passed < self.windows.count()
             && looked < most
-            && (choice.rest() < want || looked < least)
+            && (!choice.is_full() || looked < least)
         {
             let Some((_, by)) = self.after(memory, self.looks) else {
                 self.pass(self.windows.count(), now);
@@ -167,7 +167,7 @@ impl Hand {
             looked += LOOKS_A_WINDOW + self.look(memory, now, &mut choice)?;
         }
         let mut chosen = Vec::new();
-        for (frames, cost) in choice.cheapest(want, |gfn| memory.may_go(gfn)) {
+        for (frames, cost) in choice.cheapest(|gfn| memory.may_go(gfn)) {
             chosen.extend(frames.frames());
             self.takes = self.takes.max(cost.work);
             self.windows.go(frames, cost.is_cache);
@@ -226,20 +226,22 @@ impl Hand {
         memory.mapped(huge, &mut |frames| self.windows.see(frames))?;
         let is_ripe = self.windows.is_ripe(index, now);
         let mut found = Found::default();
-        let mut whole = Whole::default();
+        let (mut whole, mut units) = (Whole::default(), Vec::new());
         memory.look(huge, &mut |gfn, page| {
             let used = self.windows.used(gfn, is_ripe);
             found.there += 1;
             found.kernel += u16::from(is_kernel(page.kind));
             found.unused += u16::from(matches!(used, Used::Before | Used::Rests(_)));
             match (self.unit, page.cost(used)) {
-                (1, Some(cost)) => choice.add(gfn, cost),
-                (1, None) => {}
+                (1, cost) => units.extend(cost.map(|cost| (gfn, cost))),
                 (_, cost) => whole.add(cost),
             }
         });
-        if let (true, Some(cost)) = (self.unit > 1, whole.cost()) {
-            choice.add(huge.first(), cost);
+        if self.unit > 1 {
+            units.extend(whole.cost().map(|cost| (huge.first(), cost)));
+        }
+        for (first, cost) in units {
+            choice.add(first, cost, |gfn| memory.may_go(gfn));
         }
         self.windows.looked(index, found, is_ripe);
         Ok(found.there.into())
