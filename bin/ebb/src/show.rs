@@ -160,7 +160,8 @@ fn tier_rows(tier: &TierStatus) -> String {
         let percent = u128::from(bytes) * 100 / u128::from(tier.fast_bytes.max(1));
         format!("{}, {percent} % of the fast tier", Bytes(bytes))
     };
-    let active = tier.active_bytes.map_or("unknown, nothing had to leave memory yet".into(), part);
+    let active =
+        tier.active_bytes.map_or("unknown, too little had to leave memory yet".into(), part);
     let hot = tier.hot_bytes.map_or("unknown, not monitored lately".into(), part);
     let each = tier
         .tiers

@@ -97,13 +97,14 @@ impl Limiter {
             && elsewhere.iter().any(|frames| frames.load(Relaxed) > 0)
     }
 
-    /// What the VMM and its guest work with; `None`: nothing had to be evicted yet, and so
-    /// nobody looked.
+    /// What the VMM and its guest work with; `None`: not all of memory was looked at yet, as too little
+    /// had to be evicted.
     pub fn active_bytes(&self) -> Option<u64> {
         self.hand.active_frames().map(|frames| frames * FRAME_BYTES)
     }
 
-    /// What the guest's kernel has in memory for itself, as far as it was looked at; 0: not known.
+    /// What the guest's kernel has in memory for itself, as far as memory was looked at: less than
+    /// all of it in the first turn, and never what of it was evicted.
     pub fn kernel_bytes(&self) -> u64 {
         self.hand.kernel_frames() * FRAME_BYTES
     }

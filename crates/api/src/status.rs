@@ -361,9 +361,11 @@ pub struct TierStatus {
     pub ladder: String,
     /// What the first holds.
     pub fast_bytes: u64,
-    /// What the VM works with: used in the last round of looking or in this one, also where it has
-    /// left the first since; null: nothing had to leave it yet, and so nobody looked. More than
-    /// half of `fast_bytes` is too much.
+    /// What the VM works with: used since its part of memory was last looked at, or in the turn
+    /// before, also where it has left the first since. Each part is looked at as the limit's hand
+    /// comes around, every 2.5 to 32 s while much has to go, and less often else; null: not all of
+    /// memory was looked at yet, as too little had to leave it. More than half of `fast_bytes` is too
+    /// much.
     pub active_bytes: Option<u64>,
     /// Its hot set, as the last monitoring found it, wherever it is; null: there was none lately.
     /// More than half of `fast_bytes` is too much, too.

@@ -76,7 +76,7 @@ pub struct Hand {
     takes: Work,
     /// So many may be looked at more, by what was chosen.
     credit: usize,
-    /// Windows passed since something went, and in all; up to one round.
+    /// Windows passed since something went, and in all; up to all of them.
     barren: usize,
     passed: usize,
 }
@@ -101,19 +101,14 @@ impl Hand {
     }
 
     /// Frames that were used in the turn of their window, or the one before: what is at work, also
-    /// where some of it was evicted since. An estimate in the first round; `None` before.
+    /// where some of it was evicted since. `None` before all of memory was passed.
     pub fn active_frames(&self) -> Option<u64> {
-        (self.passed > 0).then(|| self.of_all(self.windows.active()))
+        (self.passed >= self.windows.count()).then(|| self.windows.active())
     }
 
-    /// Frames in memory that the guest's kernel has for itself; counted the same way.
+    /// Frames in memory that the guest's kernel has for itself, as far as memory was passed.
     pub fn kernel_frames(&self) -> u64 {
-        self.of_all(self.windows.kernel())
-    }
-
-    fn of_all(&self, frames: u64) -> u64 {
-        let all = frames.saturating_mul(self.windows.count() as u64);
-        all.checked_div(self.passed as u64).unwrap_or(0)
+        self.windows.kernel()
     }
 
     /// Whether all of memory was passed since something went, or since it was tried anew.
