@@ -221,7 +221,7 @@ impl Limiter {
         windows.begin(&self.unmapped, self.no_room.is_some());
         let mut frames = Vec::new();
         for _ in 0..SEARCHES {
-            frames = self.hand.choose(windows, want, Instant::now())?;
+            frames = self.hand.choose(windows, want)?;
             if !frames.is_empty() || self.hand.is_barren() {
                 break;
             }

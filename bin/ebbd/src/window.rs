@@ -1,6 +1,7 @@
 //! Windows of a VM's memory, as a limit's hand looks at them.
 
 use std::io;
+use std::time::Instant;
 
 use ebb_inspect::{Block, PageKind};
 use ebb_ledger::Content;
@@ -109,6 +110,10 @@ impl<'a> Windows<'a> {
 }
 
 impl Memory for Windows<'_> {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
     fn next(&self, from: HugeFrame) -> Option<HugeFrame> {
         self.pager.ram().next_data(from.gpa()).map(|start| start.gfn().huge())
     }

@@ -36,6 +36,9 @@ const LOOKS_AT_ONCE: usize = 64 << 10;
 const LOOKS_A_WINDOW: usize = 64;
 /// The memory that a hand goes around.
 pub trait Memory {
+    /// What time it is.
+    fn now(&self) -> Instant;
+
     /// The first window from this one on that has frames in memory.
     fn next(&self, from: HugeFrame) -> Option<HugeFrame>;
 
@@ -65,9 +68,7 @@ pub struct Hand {
     unit: u64,
     /// The next window to look at,
     looks: usize,
-    /// the next one to forget,
-    forgets: usize,
-    /// and how many windows that is ahead.
+    /// and the windows from there on that need not be forgotten.
     lead: usize,
     forgot_at: Option<Instant>,
     /// Looked at since.
@@ -89,7 +90,6 @@ impl Hand {
             windows: Windows::new(windows),
             unit,
             looks: 0,
-            forgets: 0,
             lead: 0,
             forgot_at: None,
             looked: 0,
@@ -136,13 +136,9 @@ impl Hand {
     ///
     /// # Errors
     /// From the memory.
-    pub fn choose(
-        &mut self,
-        memory: &mut impl Memory,
-        want: usize,
-        now: Instant,
-    ) -> io::Result<Vec<Gfn>> {
-        self.forget_ahead(memory, want, now)?;
+    pub fn choose(&mut self, memory: &mut impl Memory, want: usize) -> io::Result<Vec<Gfn>> {
+        self.forget_ahead(memory, want)?;
+        let now = memory.now();
         let want = want.next_multiple_of(self.unit as usize);
         let least = want * LOOKS_LEAST;
         let most = (self.credit + want * LOOKS_MOST).min(LOOKS_AT_ONCE);
@@ -200,10 +196,7 @@ impl Hand {
         let count = self.windows.count();
         self.looks = (self.looks + 1) % count;
         self.lead = self.lead.saturating_sub(1);
-        if self.lead == 0 {
-            self.forgets = self.looks;
-            debug_assert_eq!(self.windows.pending(), 0, "all that is pending lies ahead");
-        }
+        debug_assert!(self.lead > 0 || self.windows.pending() == 0, "what is pending lies ahead");
         self.barren = (self.barren + 1).min(count);
         self.passed = (self.passed + 1).min(count);
     }
@@ -218,7 +211,7 @@ impl Hand {
         let (index, huge) = (self.looks, HugeFrame(self.looks as u64));
         self.windows.pass(index);
         self.step();
-        memory.mapped(huge, &mut |frames| self.windows.see(frames))?;
+        self.see_mapped(memory, index)?;
         let is_ripe = self.windows.is_ripe(index, now);
         let mut found = Found::default();
         let (mut whole, mut units) = (Whole::default(), Vec::new());
@@ -243,7 +236,8 @@ impl Hand {
     }
 
     /// Has windows forgotten, so that the next ones to be looked at have had their time.
-    fn forget_ahead(&mut self, memory: &impl Memory, want: usize, now: Instant) -> io::Result<()> {
+    fn forget_ahead(&mut self, memory: &impl Memory, want: usize) -> io::Result<()> {
+        let now = memory.now();
         let since = self.forgot_at.map(|at| now.duration_since(at));
         if since.is_some_and(|since| since < FORGET_EVERY) {
             return Ok(());
@@ -255,33 +249,39 @@ impl Hand {
             Work::Rests => (TURN_AT_REST, goal),
             Work::Recent | Work::Busy => (TURN, goal.saturating_mul(HASTE)),
         };
-        let mut ranges: Vec<FrameRange> = Vec::new();
+        let (mut lead, mut pending) = (self.lead, self.windows.pending());
+        let (mut due, mut ranges): (_, Vec<FrameRange>) = (Vec::new(), Vec::new());
         for _ in 0..FORGET_WINDOWS {
-            if self.windows.pending() >= goal {
+            let from = (self.looks + lead) % self.windows.count().max(1);
+            let Some((index, by)) = self.after(memory, from) else { break };
+            if pending >= goal || lead + by > self.windows.count() {
                 break;
             }
-            let Some((index, by)) = self.after(memory, self.forgets) else { break };
-            if self.lead + by > self.windows.count() {
-                break;
-            }
-            self.lead += by;
-            self.forgets = (index + 1) % self.windows.count();
-            if self.windows.is_due(index, turn, now) && self.end_turn(memory, index, now)? {
-                FrameRange::huge(HugeFrame(index as u64)).join(&mut ranges);
+            lead += by;
+            if self.windows.is_due(index, turn, now) {
+                pending += self.windows.to_look_at(index);
+                due.push(index);
+                if self.see_mapped(memory, index)? {
+                    FrameRange::huge(HugeFrame(index as u64)).join(&mut ranges);
+                }
             }
         }
+        memory.forget(&ranges)?;
+        // It may have taken a while.
+        let now = memory.now();
+        due.into_iter().for_each(|index| self.windows.end_turn(index, now));
+        self.lead = lead;
         (self.forgot_at, self.looked, self.takes) = (Some(now), 0, Work::Rests);
-        memory.forget(&ranges)
+        Ok(())
     }
 
-    /// A turn of a window ends; whether anything is mapped.
-    fn end_turn(&mut self, memory: &impl Memory, index: usize, now: Instant) -> io::Result<bool> {
+    /// Sees what of a window is mapped; whether anything is.
+    fn see_mapped(&mut self, memory: &impl Memory, index: usize) -> io::Result<bool> {
         let mut any = false;
         memory.mapped(HugeFrame(index as u64), &mut |frames| {
             any = true;
             self.windows.see(frames);
         })?;
-        self.windows.end_turn(index, now);
         Ok(any)
     }
 }

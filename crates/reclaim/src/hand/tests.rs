@@ -1,4 +1,4 @@
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use super::windows::RIPE;
@@ -15,6 +15,9 @@ struct Fake {
     kernel: Range<u64>,
     forgotten: RefCell<Vec<Vec<FrameRange>>>,
     looks: Vec<u64>,
+    now: Cell<Instant>,
+    /// It takes so long to forget.
+    forgetting: Duration,
 }
 
 impl Fake {
@@ -28,6 +31,8 @@ impl Fake {
             kernel: 0..0,
             forgotten: RefCell::default(),
             looks: Vec::new(),
+            now: Cell::new(Instant::now()),
+            forgetting: Duration::ZERO,
         }
     }
 
@@ -44,6 +49,10 @@ impl Fake {
 }
 
 impl Memory for Fake {
+    fn now(&self) -> Instant {
+        self.now.get()
+    }
+
     fn next(&self, from: HugeFrame) -> Option<HugeFrame> {
         let from = from.first().0 as usize;
         let at = self.there.get(from..)?.iter().position(|there| *there)?;
@@ -62,6 +71,7 @@ impl Memory for Fake {
             self.mapped.borrow_mut()[gfn.0 as usize] = false;
         }
         self.forgotten.borrow_mut().push(ranges.to_vec());
+        self.now.set(self.now.get() + self.forgetting);
         Ok(())
     }
 
@@ -84,6 +94,12 @@ fn hand(windows: u64) -> (Hand, Instant) {
     (Hand::new(Gfn(windows * WINDOW), 1), Instant::now())
 }
 
+/// What is to go at that time.
+fn choose(hand: &mut Hand, memory: &mut Fake, want: usize, now: Instant) -> Vec<Gfn> {
+    memory.now.set(now);
+    hand.choose(memory, want).unwrap()
+}
+
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
@@ -91,9 +107,9 @@ fn what_is_used_after_it_was_forgotten_stays() {
     let (mut hand, now) = hand(2);
     let mut memory = Fake::new(2);
     // All is forgotten before anything is known.
-    hand.choose(&mut memory, 1, now).unwrap();
+    choose(&mut hand, &mut memory, 1, now);
     memory.touch(100..1024);
-    let mut chosen = hand.choose(&mut memory, 100, now + SECOND).unwrap();
+    let mut chosen = choose(&mut hand, &mut memory, 100, now + SECOND);
     chosen.sort_unstable();
     assert!(chosen.iter().map(|gfn| gfn.0).eq(0..100), "{chosen:?}");
 }
@@ -101,14 +117,17 @@ fn what_is_used_after_it_was_forgotten_stays() {
 #[test]
 fn what_had_no_time_to_be_used_again_counts_as_used() {
     for (later, is_told) in [(RIPE / 2, false), (RIPE, true)] {
-        let (mut hand, now) = hand(1);
-        let mut memory = Fake::new(1);
-        // The last ones are used before, the others after.
-        memory.mapped.borrow_mut()[..500].fill(false);
-        hand.choose(&mut memory, 1, now).unwrap();
-        memory.touch(0..500);
-        let chosen = hand.choose(&mut memory, 12, now + later).unwrap();
-        assert_eq!(chosen.iter().all(|gfn| gfn.0 >= 500), is_told, "{later:?}: {chosen:?}");
+        for forgetting in [Duration::ZERO, SECOND] {
+            let (mut hand, now) = hand(1);
+            let mut memory = Fake { forgetting, ..Fake::new(1) };
+            // The last ones are used before, the others after.
+            memory.mapped.borrow_mut()[..500].fill(false);
+            choose(&mut hand, &mut memory, 1, now);
+            memory.touch(0..500);
+            let now = memory.now.get() + later;
+            let chosen = choose(&mut hand, &mut memory, 12, now);
+            assert_eq!(chosen.iter().all(|gfn| gfn.0 >= 500), is_told, "{later:?}: {chosen:?}");
+        }
     }
 }
 
@@ -122,7 +141,7 @@ fn one_round_finds_everything_once() {
     memory.stays = Box::new(|_| true);
     let mut steps = 0;
     while !hand.is_barren() {
-        assert_eq!(hand.choose(&mut memory, 64, now).unwrap(), []);
+        assert_eq!(choose(&mut hand, &mut memory, 64, now), []);
         steps += 1;
         assert!(steps <= 40, "it ends");
     }
@@ -139,11 +158,11 @@ fn memory_of_holes_is_barren_at_once() {
     let (mut hand, now) = hand(3);
     let mut memory = Fake::new(3);
     memory.there.fill(false);
-    assert_eq!(hand.choose(&mut memory, 64, now).unwrap(), []);
+    assert_eq!(choose(&mut hand, &mut memory, 64, now), []);
     assert!(hand.is_barren());
     let (mut none, _) = (Hand::new(Gfn(0), 1), ());
     let mut memory = Fake::new(0);
-    assert_eq!(none.choose(&mut memory, 64, now).unwrap(), []);
+    assert_eq!(choose(&mut none, &mut memory, 64, now), []);
     assert!(none.is_barren());
 }
 
@@ -153,7 +172,7 @@ fn little_is_looked_at_for_little() {
     let mut memory = Fake::new(1000);
     memory.mapped.borrow_mut().fill(false);
     for step in 0..20 {
-        let chosen = hand.choose(&mut memory, 256, now + step * SECOND).unwrap();
+        let chosen = choose(&mut hand, &mut memory, 256, now + step * SECOND);
         assert_eq!(chosen.len(), 256);
         memory.evict(&chosen);
     }
@@ -169,10 +188,10 @@ fn what_rests_is_found_further_on() {
     let (mut hand, now) = hand(64);
     let mut memory = Fake::new(64);
     memory.mapped.borrow_mut()[10 * WINDOW as usize..].fill(false);
-    let chosen = hand.choose(&mut memory, 512, now).unwrap();
+    let chosen = choose(&mut hand, &mut memory, 512, now);
     assert!(chosen.iter().all(|gfn| gfn.huge().0 >= 10), "{chosen:?}");
     let (mut hand, mut memory) = (Hand::new(Gfn(64 * WINDOW), 1), Fake::new(64));
-    assert_eq!(hand.choose(&mut memory, 512, now).unwrap().len(), 512);
+    assert_eq!(choose(&mut hand, &mut memory, 512, now).len(), 512);
     let looked = memory.looks.len() * WINDOW as usize;
     assert!(looked <= 512 * LOOKS_MOST + 512, "{looked}");
 }
@@ -181,12 +200,12 @@ fn what_rests_is_found_further_on() {
 fn what_somebody_else_forgets_was_seen() {
     let (mut hand, now) = hand(1);
     let mut memory = Fake::new(1);
-    hand.choose(&mut memory, 1, now).unwrap();
+    choose(&mut hand, &mut memory, 1, now);
     memory.touch(0..500);
     hand.saw_mapped(FrameRange::new(Gfn(0), 500));
     hand.is_emptied(now);
     memory.mapped.borrow_mut().fill(false);
-    let chosen = hand.choose(&mut memory, 12, now + SECOND).unwrap();
+    let chosen = choose(&mut hand, &mut memory, 12, now + SECOND);
     assert!(chosen.iter().all(|gfn| gfn.0 >= 500), "{chosen:?}");
 }
 
@@ -198,13 +217,13 @@ fn what_comes_back_soon_was_at_work() {
         let (mut hand, now) = hand(1);
         let mut memory = Fake { kind, ..Fake::new(1) };
         memory.stays = Box::new(|gfn| (0..300).contains(&gfn));
-        let chosen = hand.choose(&mut memory, 1, now).unwrap();
+        let chosen = choose(&mut hand, &mut memory, 1, now);
         assert_eq!(chosen, [Gfn(300)]);
         memory.evict(&chosen);
         memory.there[300] = true;
         memory.touch(0..512);
         memory.stays = Box::new(|_| false);
-        assert_eq!(hand.choose(&mut memory, 1, now + SECOND).unwrap(), [Gfn(goes)], "{kind:?}");
+        assert_eq!(choose(&mut hand, &mut memory, 1, now + SECOND), [Gfn(goes)], "{kind:?}");
     }
 }
 
@@ -212,12 +231,24 @@ fn what_comes_back_soon_was_at_work() {
 fn forgetting_is_batched_and_rare() {
     let (mut hand, now) = hand(64);
     let mut memory = Fake::new(64);
-    hand.choose(&mut memory, 2048, now).unwrap();
-    hand.choose(&mut memory, 2048, now + FORGET_EVERY / 2).unwrap();
+    choose(&mut hand, &mut memory, 2048, now);
+    choose(&mut hand, &mut memory, 2048, now + FORGET_EVERY / 2);
     let batches = memory.forgotten.borrow().clone();
     assert_eq!(batches.len(), 1);
     let [range] = batches[0][..] else { panic!("{batches:?}") };
     assert!(range.count >= 2048 * 4 && range.start == Gfn(0), "{range:?}");
+}
+
+/// However long it takes.
+#[test]
+fn after_forgetting_there_is_a_pause() {
+    let (mut hand, now) = hand(64);
+    let mut memory = Fake { forgetting: SECOND, ..Fake::new(64) };
+    choose(&mut hand, &mut memory, 64, now);
+    for (later, batches) in [(FORGET_EVERY / 2, 1), (FORGET_EVERY, 2)] {
+        choose(&mut hand, &mut memory, 4096, now + SECOND + later);
+        assert_eq!(memory.forgotten.borrow().len(), batches);
+    }
 }
 
 /// Of two windows one is used as a whole each time, of the other nearly nothing is.
@@ -229,7 +260,7 @@ fn where_it_is_of_no_use_forgetting_is_rarer() {
     for _ in 0..100 {
         memory.touch(0..WINDOW + 1);
         now += SECOND / 2;
-        hand.choose(&mut memory, 64, now).unwrap();
+        choose(&mut hand, &mut memory, 64, now);
     }
     let ranges: Vec<FrameRange> = memory.forgotten.take().into_iter().flatten().collect();
     let turns = |gfn| ranges.iter().filter(|range| range.contains(Gfn(gfn))).count();
@@ -246,14 +277,14 @@ fn units_go_whole_or_not_at_all() {
     memory.touch(5..6);
     memory.there[600] = false;
     memory.stays = Box::new(|gfn| (1500..1501).contains(&gfn));
-    let chosen = hand.choose(&mut memory, 1, now).unwrap();
+    let chosen = choose(&mut hand, &mut memory, 1, now);
     assert!(chosen.iter().map(|gfn| gfn.0).eq(1536..2048), "{chosen:?}");
     memory.evict(&chosen);
     // The one with the frame that was used.
-    let chosen = hand.choose(&mut memory, 1, now).unwrap();
+    let chosen = choose(&mut hand, &mut memory, 1, now);
     assert!(chosen.iter().map(|gfn| gfn.0).eq(0..512), "{chosen:?}");
     memory.evict(&chosen);
-    assert_eq!(hand.choose(&mut memory, 1, now).unwrap(), []);
+    assert_eq!(choose(&mut hand, &mut memory, 1, now), []);
 }
 
 #[test]
@@ -265,10 +296,10 @@ fn what_is_at_work_and_what_the_kernel_has_is_counted() {
     memory.touch(0..300);
     memory.stays = Box::new(|_| true);
     // What memory begins with tells nothing of what follows.
-    hand.choose(&mut memory, 1, now).unwrap();
+    choose(&mut hand, &mut memory, 1, now);
     assert_eq!((hand.active_frames(), hand.kernel_frames()), (None, 100));
     while !hand.is_barren() {
-        hand.choose(&mut memory, 64, now).unwrap();
+        choose(&mut hand, &mut memory, 64, now);
     }
     assert_eq!((hand.active_frames(), hand.kernel_frames()), (Some(300), 100));
 }
@@ -280,7 +311,7 @@ fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
     let mut memory = Fake::new(600);
     let step = |hand: &mut Hand, memory: &mut Fake, want, now| {
         memory.mapped.borrow_mut().copy_from_slice(&memory.there);
-        hand.choose(memory, want, now).unwrap();
+        choose(hand, memory, want, now);
     };
     // Fast, so that much is forgotten ahead.
     while hand.windows.pending() < 50_000 {
@@ -309,7 +340,7 @@ fn what_is_gone_is_not_at_work_for_good() {
         for _ in 0..seconds {
             memory.mapped.borrow_mut().copy_from_slice(&memory.there);
             now += SECOND;
-            hand.choose(memory, 64, now).unwrap();
+            choose(hand, memory, 64, now);
         }
         (hand.active_frames(), hand.kernel_frames())
     };
@@ -333,7 +364,7 @@ fn what_rests_and_stays_does_not_end_the_search() {
     for _ in 0..20 {
         (0..64 * WINDOW).filter(|gfn| is_hot(*gfn)).for_each(|gfn| memory.touch(gfn..gfn + 1));
         now += SECOND / 2;
-        let chosen = hand.choose(&mut memory, 512, now).unwrap();
+        let chosen = choose(&mut hand, &mut memory, 512, now);
         hot += chosen.iter().filter(|gfn| is_hot(gfn.0)).count();
     }
     // The search has an end, but what it found there is no reason to end it.

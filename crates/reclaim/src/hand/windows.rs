@@ -109,16 +109,21 @@ impl Windows {
         window.forgotten.is_none_or(|at| now.duration_since(at) >= turn)
     }
 
+    /// What it takes to look at a window, in frames.
+    pub fn to_look_at(&self, index: usize) -> usize {
+        usize::from(self.each[index].there).max(LOOKS_A_WINDOW)
+    }
+
     /// A turn of a window ends, and the next one begins with nothing mapped.
     pub fn end_turn(&mut self, index: usize, now: Instant) {
         for byte in self.bytes(index) {
             *byte = if *byte & SEEN != 0 { 0 } else { (*byte + 1).min(!SEEN) };
         }
+        let pending = self.to_look_at(index);
         let window = &mut self.each[index];
-        if window.pending == 0 {
-            window.pending = window.there.max(LOOKS_A_WINDOW as u16);
-            self.pending += usize::from(window.pending);
-        }
+        debug_assert_eq!(window.pending, 0, "it is forgotten once, ahead of the hand");
+        window.pending = pending as u16;
+        self.pending += pending;
         (window.forgotten, window.is_new) = (Some(now), true);
     }
 

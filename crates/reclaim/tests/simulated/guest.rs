@@ -37,7 +37,7 @@ pub struct Guest {
     pub pages: Vec<Page>,
     limit: usize,
     resident: usize,
-    now: Instant,
+    pub now: Instant,
     pub figures: Figures,
 }
 
