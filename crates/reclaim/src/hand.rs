@@ -211,6 +211,7 @@ impl Hand {
         let (index, huge) = (self.looks, HugeFrame(self.looks as u64));
         self.windows.pass(index);
         self.step();
+        self.windows.look(index, now);
         self.see_mapped(memory, index)?;
         let is_ripe = self.windows.is_ripe(index, now);
         let mut found = Found::default();

@@ -370,3 +370,23 @@ fn what_rests_and_stays_does_not_end_the_search() {
     // The search has an end, but what it found there is no reason to end it.
     assert!(hot <= 2 * 512, "{hot} of 20 steps of 512");
 }
+
+/// Its window was empty meanwhile, and so its turn was never ended.
+#[test]
+fn what_comes_back_late_is_used_once() {
+    for (seconds, is_at_work) in [(4, true), (60, false)] {
+        let (mut hand, now) = hand(2);
+        let mut memory = Fake::new(2);
+        choose(&mut hand, &mut memory, 1024, now);
+        let frames: Vec<Gfn> = (0..WINDOW).map(Gfn).collect();
+        memory.evict(&frames);
+        let now = now + seconds * SECOND;
+        memory.there.fill(true);
+        memory.mapped.borrow_mut().fill(true);
+        // Of somebody who is looked at just now, so that its turn goes on.
+        hand.forgot_at = Some(now);
+        choose(&mut hand, &mut memory, 1, now);
+        let used = hand.windows.used(Gfn(1), true);
+        assert_eq!(used == Used::Often, is_at_work, "{seconds}: {used:?}");
+    }
+}

@@ -141,6 +141,14 @@ impl Windows {
         self.note(index, Found::default(), active);
     }
 
+    /// A window is about to be looked at. What was evicted while it was at work and comes back long
+    /// after that is used once.
+    pub fn look(&mut self, index: usize, now: Instant) {
+        if self.is_due(index, TURN_AT_REST, now) {
+            self.bytes(index).iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = 1);
+        }
+    }
+
     /// Whether what was used in a window had its time to be used again.
     pub fn is_ripe(&self, index: usize, now: Instant) -> bool {
         self.each[index].forgotten.is_some_and(|at| now.duration_since(at) >= RIPE)
