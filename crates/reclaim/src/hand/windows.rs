@@ -27,7 +27,7 @@ const FRAMES: usize = FRAMES_PER_HUGE as usize;
 struct Window {
     /// `None`: never.
     forgotten: Option<Instant>,
-    /// Frames in memory.
+    /// Frames in memory, as far as that is known; it may be all.
     there: u16,
     active: u16,
     kernel: u16,
@@ -63,7 +63,8 @@ pub struct Found {
 impl Windows {
     /// So many, of which nothing is known.
     pub fn new(count: usize) -> Windows {
-        let (frames, each) = (vec![1; count * FRAMES], vec![Window::default(); count]);
+        let window = Window { there: FRAMES as u16, ..Window::default() };
+        let (frames, each) = (vec![1; count * FRAMES], vec![window; count]);
         Windows { frames, each, pending: 0, active: 0, kernel: 0 }
     }
 
@@ -138,7 +139,7 @@ impl Windows {
             true => 0,
             false => self.each[index].active,
         };
-        self.note(index, Found::default(), active);
+        self.note(index, Found { there: FRAMES as u16, ..Found::default() }, active);
     }
 
     /// A window is about to be looked at. What was evicted while it was at work and comes back long
