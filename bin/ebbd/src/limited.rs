@@ -96,6 +96,7 @@ impl State {
     /// Begins to hold the limit on record, or ends it.
     pub(crate) fn apply_limit(&mut self) {
         (self.stuck, self.trouble) = (None, None);
+        self.limiter.iter_mut().for_each(Limiter::rest);
         self.held.pager.limit_store_memory(self.compressed_bytes());
         self.held.pager.halt_above(u64::MAX);
         if self.marks().is_none() {
@@ -156,7 +157,7 @@ impl State {
         let end = Instant::now() + TURN;
         let mut more = true;
         while more && Instant::now() < end && self.is_as_seen() {
-            let result = self.limit_step(&mut limiter, marks);
+            let result = self.limit_step(&mut limiter, marks, end);
             let left = result.and_then(|left| self.write_back(end).map(|()| left));
             more = self.note(left) != Left::Nothing;
         }
@@ -277,7 +278,12 @@ impl State {
         Ok(())
     }
 
-    fn limit_step(&mut self, limiter: &mut Limiter, marks: Marks) -> std::io::Result<Left> {
+    fn limit_step(
+        &mut self,
+        limiter: &mut Limiter,
+        marks: Marks,
+        end: Instant,
+    ) -> std::io::Result<Left> {
         let relieved = excess_bytes(&self.held.pager, marks)? == 0;
         if relieved {
             self.stuck = None;
@@ -299,7 +305,7 @@ impl State {
         }
         let pulse = RefCell::new(self.pulse());
         let still_runs = || pulse.borrow_mut().beats_at_once();
-        let result = self.limit_step_with(limiter, marks, &still_runs);
+        let result = self.limit_step_with(limiter, marks, end, &still_runs);
         self.end_pulse(pulse.into_inner());
         result
     }
@@ -319,6 +325,7 @@ impl State {
         &mut self,
         limiter: &mut Limiter,
         marks: Marks,
+        end: Instant,
         still_runs: &dyn Fn() -> bool,
     ) -> std::io::Result<Left> {
         let held = &self.held;
@@ -341,7 +348,7 @@ impl State {
         let has_disk = held.disks.shared.tracked_blocks() > 0;
         let (pager, pagemap) = (&held.pager, limiter.pagemap());
         let mut windows = Windows::new(of, pager, &pagemap, &spare, &heat, has_disk);
-        let left = limiter.step(&mut windows, marks)?;
+        let left = limiter.step(&mut windows, marks, end)?;
         let refused = limiter.refused.take().map(|error| self.explain_saving(&error));
         let taken = held.pager.taken_bytes()?;
         let over = taken > marks.limit_bytes;

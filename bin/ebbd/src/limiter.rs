@@ -31,6 +31,10 @@ const STEP_FRAMES: usize = 4096;
 const FRUITLESS_STEPS: u32 = 8;
 /// So often it is looked further in a step, where nothing may go.
 const SEARCHES: usize = 8;
+/// A search in vain is not begun again for so many times as long as it took,
+const VAIN_PAUSE: u32 = 4;
+/// or for this.
+const VAIN_PAUSE_MOST: Duration = Duration::from_secs(4);
 
 /// What is known of one VM's frames for the sake of its limit.
 pub struct Limiter {
@@ -41,6 +45,10 @@ pub struct Limiter {
     /// Of RAM the VMM had not mapped then.
     unmapped: Vec<FrameRange>,
     fruitless: u32,
+    /// Since then it is looked for what may go, and nothing went.
+    began: Option<Instant>,
+    /// Nothing was found: no use to look again before this.
+    vain_until: Option<Instant>,
     /// The store has no room: what goes without is looked for.
     no_room: Option<io::Error>,
     swept_at: Instant,
@@ -73,6 +81,8 @@ impl Limiter {
             asked_at: None,
             unmapped: Vec::new(),
             fruitless: 0,
+            began: None,
+            vain_until: None,
             no_room: None,
             swept_at: Instant::now(),
             sweeps: 0,
@@ -133,14 +143,20 @@ impl Limiter {
 
     /// Nothing has to go.
     pub fn rest(&mut self) {
-        (self.ahead_bytes, self.no_room) = (0, None);
+        (self.ahead_bytes, self.no_room, self.vain_until) = (0, None, None);
     }
 
-    /// Evicts a step, as long as more than the low mark is resident.
+    /// Evicts a step, as long as more than the low mark is resident. It looks for what may go until
+    /// `end` at most.
     ///
     /// # Errors
     /// From the store or the system calls; frames not evicted stay resident.
-    pub fn step(&mut self, windows: &mut Windows<'_>, marks: Marks) -> io::Result<Left> {
+    pub fn step(
+        &mut self,
+        windows: &mut Windows<'_>,
+        marks: Marks,
+        end: Instant,
+    ) -> io::Result<Left> {
         let pager = windows.pager;
         let taken = pager.taken_bytes()?;
         let over = taken.saturating_sub(marks.low_bytes);
@@ -149,6 +165,10 @@ impl Limiter {
             self.sweep(windows);
             return Ok(Left::Nothing);
         }
+        if self.vain_until.is_some_and(|until| Instant::now() < until) {
+            return Ok(Left::Nothing);
+        }
+        let began = *self.began.get_or_insert_with(Instant::now);
         // In whole huge frames, which go as such.
         let ahead = self.ahead_bytes.min(2 * (marks.high_bytes - marks.low_bytes));
         let want = (over + ahead).div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
@@ -157,7 +177,7 @@ impl Limiter {
             self.unmapped = unmapped(pager)?;
             self.sweep(windows);
         }
-        let (frames, free) = self.choose(windows, want.min(STEP_FRAMES))?;
+        let (frames, free) = self.choose(windows, want.min(STEP_FRAMES), end)?;
         let known = Known { of: windows.of, pager, free: &free };
         let evicted = pager.evict(&frames, &known);
         let left = pager.taken_bytes()?;
@@ -171,7 +191,11 @@ impl Limiter {
                 match self.no_room.take_if(|_| !is_more) {
                     Some(error) => Err(error),
                     None if is_more => Ok(self.more()),
-                    None => Ok(Left::Nothing),
+                    None => {
+                        let pause = (began.elapsed() * VAIN_PAUSE).min(VAIN_PAUSE_MOST);
+                        self.vain_until = Some(Instant::now() + pause);
+                        Ok(Left::Nothing)
+                    }
                 }
             }
             // Who has a slot without need makes room for who needs one.
@@ -206,7 +230,7 @@ impl Limiter {
         let is_over = tried == 0 && self.hand.is_barren();
         let is_more = any || !(is_over || self.fruitless >= FRUITLESS_STEPS);
         if any || !is_more {
-            self.fruitless = 0;
+            (self.fruitless, self.began) = (0, None);
             self.hand.begin_anew();
         }
         is_more
@@ -217,12 +241,13 @@ impl Limiter {
         &mut self,
         windows: &mut Windows<'_>,
         want: usize,
+        end: Instant,
     ) -> io::Result<(Vec<Gfn>, Vec<Block>)> {
         windows.begin(&self.unmapped, self.no_room.is_some());
         let mut frames = Vec::new();
         for _ in 0..SEARCHES {
-            frames = self.hand.choose(windows, want)?;
-            if !frames.is_empty() || self.hand.is_barren() {
+            frames = self.hand.choose(windows, want, end)?;
+            if !frames.is_empty() || self.hand.is_barren() || Instant::now() >= end {
                 break;
             }
         }

@@ -131,12 +131,17 @@ impl Hand {
         self.windows.are_emptied(now);
     }
 
-    /// Goes on until it has about `want` frames to evict, or was long enough at it. Those that
-    /// cost least come first.
+    /// Goes on until it has about `want` frames to evict, or was long enough at it: until `end` at
+    /// most. Those that cost least come first.
     ///
     /// # Errors
     /// From the memory.
-    pub fn choose(&mut self, memory: &mut impl Memory, want: usize) -> io::Result<Vec<Gfn>> {
+    pub fn choose(
+        &mut self,
+        memory: &mut impl Memory,
+        want: usize,
+        end: Instant,
+    ) -> io::Result<Vec<Gfn>> {
         self.forget_ahead(memory, want)?;
         let now = memory.now();
         let want = want.next_multiple_of(self.unit as usize);
@@ -146,6 +151,7 @@ impl Hand {
         let (mut looked, mut passed) = (0, 0);
         while passed < self.windows.count()
             && looked < most
+            && (looked == 0 || memory.now() < end)
             && (!choice.is_full() || looked < least)
         {
             let Some((_, by)) = self.after(memory, self.looks) else {

@@ -1,4 +1,5 @@
-use std::process::{Command, Stdio};
+use std::cell::Cell;
+use std::process::{Child, Command, Stdio};
 
 use ebb_store::StoreError;
 
@@ -35,25 +36,33 @@ fn what_needs_no_room_is_looked_for_before_it_is_said_that_there_is_none() {
     assert!(limiter.no_room.is_none());
 }
 
+/// This process has the swap file open: as a VMM's that would be a disk, which pins memory. Another one
+/// has nothing open, and nothing mapped that could be forgotten. It ends with its input.
+fn vmm() -> (Child, Process) {
+    let null = Stdio::null;
+    let cat = Command::new("cat").stdin(Stdio::piped()).stdout(null()).stderr(null()).spawn();
+    let cat = cat.unwrap();
+    let process = Process::open(cat.id() as i32).unwrap();
+    (cat, process)
+}
+
 #[test]
 fn a_step_tells_that_what_needs_room_has_none() {
     let Some(machine) = Machine::with_slots(8) else {
         return eprintln!("SKIPPED: no userfaultfd");
     };
-    // This process has the swap file open: as a VMM's that would be a disk, which pins memory.
-    let (input, none) = (Stdio::piped(), Stdio::null);
-    let cat = Command::new("cat").stdin(input).stdout(none()).stderr(none()).spawn();
-    let mut child = cat.unwrap();
-    let vmm = Process::open(child.id() as i32).unwrap();
+    let (mut child, vmm) = vmm();
     let mut limiter = Limiter::new(&vmm, &machine.pager, false).unwrap();
     machine.write(0, 512);
     machine.pager.watch_all().unwrap();
     let (pagemap, no, cold) = (limiter.pagemap(), |_| false, |_| 0);
     let of = Sources { process: &vmm, ..machine.sources() };
     let mut windows = Windows::new(of, &machine.pager, &pagemap, &no, &cold, false);
+    // A turn of no time, in which there is a step nevertheless.
+    let now = Instant::now();
     let marks = Marks { limit_bytes: 4096, high_bytes: 4096, low_bytes: 0 };
-    assert_eq!(limiter.step(&mut windows, marks).unwrap(), Left::MoreWithoutRoom);
-    let error = (0..100).find_map(|_| match limiter.step(&mut windows, marks) {
+    assert_eq!(limiter.step(&mut windows, marks, now).unwrap(), Left::MoreWithoutRoom);
+    let error = (0..100).find_map(|_| match limiter.step(&mut windows, marks, now) {
         Ok(left) => {
             assert_eq!(left, Left::MoreWithoutRoom);
             None
@@ -62,8 +71,33 @@ fn a_step_tells_that_what_needs_room_has_none() {
     });
     assert!(is_no_room(&error.unwrap()));
     // With nothing to evict there is nothing to look for.
-    assert_eq!(limiter.step(&mut windows, marks).unwrap(), Left::MoreWithoutRoom);
+    assert_eq!(limiter.step(&mut windows, marks, now).unwrap(), Left::MoreWithoutRoom);
     limiter.rest();
     assert_eq!(limiter.more(), Left::More);
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_search_in_vain_is_not_begun_again_at_once() {
+    let Some(machine) = Machine::new() else { return eprintln!("SKIPPED: no userfaultfd") };
+    let (mut child, vmm) = vmm();
+    let mut limiter = Limiter::new(&vmm, &machine.pager, false).unwrap();
+    machine.write(0, 4);
+    let (pagemap, stays, cold) = (limiter.pagemap(), Cell::new(0), |_| 0);
+    let spare = |_| stays.replace(stays.get() + 1) < u64::MAX;
+    let of = Sources { process: &vmm, ..machine.sources() };
+    let mut windows = Windows::new(of, &machine.pager, &pagemap, &spare, &cold, false);
+    let marks = Marks { limit_bytes: 4096, high_bytes: 4096, low_bytes: 0 };
+    let end = Instant::now() + Duration::from_secs(60);
+    limiter.began = Some(Instant::now() - Duration::from_secs(1));
+    assert_eq!(limiter.step(&mut windows, marks, end).unwrap(), Left::Nothing);
+    let asked = stays.get();
+    assert!(asked > 0);
+    assert_eq!(limiter.step(&mut windows, marks, end).unwrap(), Left::Nothing);
+    assert_eq!(stays.get(), asked, "nothing is asked again");
+    // But once that may have changed.
+    limiter.rest();
+    limiter.step(&mut windows, marks, end).unwrap();
+    assert!(stays.get() > asked);
     child.wait().unwrap();
 }

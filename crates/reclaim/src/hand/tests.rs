@@ -18,6 +18,8 @@ struct Fake {
     now: Cell<Instant>,
     /// It takes so long to forget.
     forgetting: Duration,
+    /// And to look at a window.
+    looking: Duration,
 }
 
 impl Fake {
@@ -33,6 +35,7 @@ impl Fake {
             looks: Vec::new(),
             now: Cell::new(Instant::now()),
             forgetting: Duration::ZERO,
+            looking: Duration::ZERO,
         }
     }
 
@@ -77,6 +80,7 @@ impl Memory for Fake {
 
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {
         self.looks.push(window.0);
+        self.now.set(self.now.get() + self.looking);
         for gfn in FrameRange::huge(window).frames().filter(|gfn| self.there[gfn.0 as usize]) {
             let is_kernel = self.kernel.contains(&gfn.0);
             let kind = if is_kernel { PageKind::Slab } else { self.kind };
@@ -97,7 +101,7 @@ fn hand(windows: u64) -> (Hand, Instant) {
 /// What is to go at that time.
 fn choose(hand: &mut Hand, memory: &mut Fake, want: usize, now: Instant) -> Vec<Gfn> {
     memory.now.set(now);
-    hand.choose(memory, want).unwrap()
+    hand.choose(memory, want, now + 3600 * SECOND).unwrap()
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -151,6 +155,17 @@ fn one_round_finds_everything_once() {
     assert!(looks.iter().copied().eq((2..30).chain(33..40)), "{looks:?}");
     hand.begin_anew();
     assert!(!hand.is_barren());
+}
+
+#[test]
+fn a_choice_ends_in_time() {
+    let (mut hand, now) = hand(40);
+    let mut memory = Fake { looking: SECOND, ..Fake::new(40) };
+    for (seconds, looks) in [(3, 3), (0, 1)] {
+        memory.now.set(now);
+        hand.choose(&mut memory, 4096, now + seconds * SECOND).unwrap();
+        assert_eq!(memory.looks.drain(..).count(), looks, "it goes on, and ends");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ebb_reclaim::cost::Page;
 use ebb_reclaim::hand::{Hand, Memory};
@@ -62,7 +62,8 @@ impl Memory for View<'_> {
 }
 
 impl Chooser for Hand {
-    fn take(&mut self, guest: &mut Guest, want: usize, _: Instant) -> Vec<Gfn> {
-        self.choose(&mut View(RefCell::new(guest)), want).expect("a choice")
+    fn take(&mut self, guest: &mut Guest, want: usize, now: Instant) -> Vec<Gfn> {
+        self.choose(&mut View(RefCell::new(guest)), want, now + Duration::from_secs(1))
+            .expect("a choice")
     }
 }
