@@ -147,10 +147,10 @@ impl Memory for Windows<'_> {
                 _ => None,
             };
         }
-        let (view, free) = (self.pager.view(), &mut self.free);
-        for frames in self.of.guest.iter().flat_map(|_| &there) {
-            let Some((guest, _)) = self.of.guest else { return };
-            guest.memmap().kinds_in(&view, guest.layout(), *frames, |run, kind, lru| {
+        // As a whole: what is not in memory may tell what follows it is a part of.
+        if let Some((guest, _)) = self.of.guest.filter(|_| !there.is_empty()) {
+            let (view, free) = (self.pager.view(), &mut self.free);
+            guest.memmap().kinds_in(&view, guest.layout(), all, |run, kind, lru| {
                 if let PageKind::Free { order } = kind {
                     free.push(Block { head: run.start, order });
                 }
@@ -185,4 +185,6 @@ fn apart(blocks: &mut Vec<Block>) {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+pub(crate) mod machine;
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use ebb_store::StoreError;
 
 use super::*;
 use crate::judge::Sources;
-use crate::window::tests::Machine;
+use crate::window::machine::Machine;
 
 fn limiter() -> Option<Limiter> {
     let machine = Machine::new()?;

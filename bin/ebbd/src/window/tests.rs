@@ -1,85 +1,12 @@
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-
-use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, Parts};
-use ebb_store::{Protection, SwapFile};
-use ebb_sys::mapping::Mapping;
-use ebb_sys::process::Process;
+use ebb_inspect::Lru;
 use ebb_sys::ram_file::RamFile;
-use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::Gpa;
 use ebb_vm::Region;
 use ebb_vm::ram::{Backing, Ram};
 
+use super::machine::forge::{self, Forge};
+use super::machine::{HUGE, Machine, small_pages};
 use super::*;
-
-const HUGE: u64 = FRAMES_PER_HUGE * FRAME_BYTES;
-
-/// A VM in this very process: two windows of RAM, a window that is none, and half a window.
-pub(crate) struct Machine {
-    pub(crate) pager: Pager,
-    pub(crate) process: Process,
-    guest: Mapping,
-}
-
-impl Machine {
-    /// `None`: this host does not let the tests be a VMM.
-    pub(crate) fn new() -> Option<Machine> {
-        Machine::with_slots(2048)
-    }
-
-    /// With room for so many frames in its store.
-    pub(crate) fn with_slots(slots: u64) -> Option<Machine> {
-        let uffd = Uffd::new().ok()?;
-        uffd.handshake(feature::needed()).ok()?;
-        let bytes = 2 * HUGE + HUGE / 2;
-        let file = RamFile::create("windows", bytes).unwrap();
-        let (guest, mapping) = (small_pages(&file, bytes), small_pages(&file, bytes));
-        let region = |gpa, offset, bytes| {
-            let hva = ebb_units::Hva(guest.address().0 + offset);
-            Region { gpa: Gpa(gpa), bytes, hva, file: 0, offset }
-        };
-        let regions = vec![region(0, 0, 2 * HUGE), region(3 * HUGE, 2 * HUGE, HUGE / 2)];
-        let ram = Arc::new(Ram::new(regions, vec![Backing { file, mapping }]).unwrap());
-        let run = tempfile::tempdir().unwrap();
-        let ledger = Ledger::create(&run.path().join("ledger"), ram.end(), Tables::AtOnce).unwrap();
-        let swap = run.path().join("swap");
-        let store = SwapFile::open(&swap, run.path(), slots, Protection::Encrypted).unwrap();
-        let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
-        let grain = Grain::Frame;
-        let digest_key = Arc::new(DigestKey::random().unwrap());
-        let store = Box::new(store);
-        let parts = Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
-        let pager = Pager::new(parts).unwrap().0;
-        Some(Machine { pager, process: Process::own().unwrap(), guest })
-    }
-
-    /// The guest uses frames, which begin there in the file.
-    fn touch(&self, first: u64, frames: u64) {
-        self.guest.populate(first * FRAME_BYTES, frames * FRAME_BYTES).unwrap();
-    }
-
-    /// The same, and each then holds something of its own.
-    pub(crate) fn write(&self, first: u64, frames: u64) {
-        self.touch(first, frames);
-        for frame in first..first + frames {
-            let words = self.guest.words(frame * FRAME_BYTES, 2).unwrap();
-            words.iter().zip(frame..).for_each(|(word, value)| word.store(value, Relaxed));
-        }
-    }
-
-    pub(crate) fn sources(&self) -> Sources<'_> {
-        Sources { process: &self.process, guest: None, pins: false }
-    }
-}
-
-fn small_pages(file: &RamFile, bytes: u64) -> Mapping {
-    let mapping = Mapping::new(file, 0, bytes).unwrap();
-    // A kernel without huge pages has no need to be told.
-    let _ = mapping.use_huge_pages(false);
-    mapping
-}
 
 /// The runs of frames that are told.
 fn runs(tell: impl FnOnce(&mut dyn FnMut(FrameRange))) -> Vec<(u64, u64)> {
@@ -161,4 +88,88 @@ fn a_window_is_found_and_told_without_a_walk_over_all_memory() {
         ram.populated_in(FrameRange::huge(HugeFrame(0))).unwrap().into_iter().for_each(saw)
     });
     assert_eq!(told, [(0, 3), (5, 507)]);
+}
+
+const FLAGS: u64 = 0;
+const COMPOUND: u64 = 8;
+const MAPPING: u64 = 24;
+const COUNTS: u64 = 48;
+const HEAD: u64 = 1 << 16;
+const LISTED: u64 = 1 << 4;
+const ACTIVE: u64 = 1 << 5;
+const SWAP_BACKED: u64 = 1 << 19;
+/// A huge page of a process.
+const FOLIO: HugeFrame = HugeFrame(5);
+
+/// A kernel with a huge page of a process; 7.x does not tell where its head is.
+fn with_a_huge_page(is_new: bool) -> Forge {
+    let forge = Forge::with_free_blocks(4);
+    let text = forge.note_text();
+    if is_new {
+        forge.note(&text.replace("page.compound_head", "page.compound_info"));
+    }
+    let head = FOLIO.first();
+    forge.set_page(head, FLAGS, LISTED | ACTIVE | SWAP_BACKED | HEAD);
+    forge.set_page(head, MAPPING, 0xffff_8880_0012_3401);
+    forge.set_page(head, COUNTS, 1 << 32);
+    for tail in FrameRange::huge(FOLIO).frames().skip(1) {
+        let va = forge::VMEMMAP_VA + head.0 * forge::PAGE_BYTES;
+        forge.set_page(tail, COMPOUND, if is_new { 1 } else { va + 1 });
+    }
+    forge
+}
+
+/// Also behind a part of it that has gone.
+#[test]
+fn a_huge_page_of_the_guest_is_told_as_one() {
+    for is_new in [false, true] {
+        let forge = with_a_huge_page(is_new);
+        let Some(machine) = Machine::forged(&forge) else {
+            return eprintln!("SKIPPED: no userfaultfd");
+        };
+        let first = FOLIO.first().0;
+        machine.touch(first, 2);
+        machine.touch(first + 7, 3);
+        let kernel = machine.kernel();
+        let of = Sources { guest: Some((&kernel, &|| true)), ..machine.sources() };
+        let pagemap = Pagemap::open(&machine.process).unwrap();
+        let (no, cold) = (|_| false, |_| 0);
+        let mut windows = Windows::new(of, &machine.pager, &pagemap, &no, &cold, false);
+        let mut told = Vec::new();
+        windows.look(FOLIO, &mut |gfn, page| told.push((gfn.0 - first, page.kind, page.lru)));
+        let lru = Lru { active: true, swap_backed: true, ..Lru::default() };
+        let anonymous = |at| (at, Some(PageKind::Anonymous), lru);
+        assert_eq!(told, [0, 1, 7, 8, 9].map(anonymous), "7.x: {is_new}");
+    }
+}
+
+#[test]
+fn free_blocks_are_told_and_what_is_kept_of_them_is_dropped() {
+    let forge = Forge::with_free_blocks(4);
+    let Some(machine) = Machine::forged(&forge) else {
+        return eprintln!("SKIPPED: no userfaultfd");
+    };
+    let kernel = machine.kernel();
+    let of = Sources { guest: Some((&kernel, &|| true)), ..machine.sources() };
+    let pagemap = Pagemap::open(&machine.process).unwrap();
+    let (no, cold) = (|_| false, |_| 0);
+    let mut windows = Windows::new(of, &machine.pager, &pagemap, &no, &cold, false);
+    // Blocks of eight frames at 2048 and at 2064.
+    machine.write(2048, 32);
+    let mut free = Vec::new();
+    windows.look(HugeFrame(4), &mut |gfn, page| match page.kind {
+        Some(PageKind::Free { order: 3 }) => free.push(gfn.0),
+        kind => assert_eq!(kind, Some(PageKind::Other), "{gfn:?}"),
+    });
+    assert!(free.iter().copied().eq((2048..2056).chain(2064..2072)), "{free:?}");
+    let heads: Vec<u64> = windows.take_free().iter().map(|block| block.head.0).collect();
+    assert_eq!(heads, [2048, 2064]);
+    assert_eq!(windows.take_free(), []);
+    // Evicted before the guest freed them, as far as anybody knows.
+    machine.pager.watch_all().unwrap();
+    let frames: Vec<Gfn> = (2044..2060).chain(2070..2072).map(Gfn).collect();
+    let evicted = machine.pager.evict(&frames, &ebb_pager::NothingKnown).unwrap();
+    assert_eq!(evicted.saved, 14, "{evicted:?}");
+    assert_eq!(windows.drop_freed(HugeFrame(4)), 10);
+    assert_eq!(windows.drop_freed(HugeFrame(4)), 0, "once");
 }
