@@ -58,6 +58,16 @@ pub fn forget(process: &Process, ranges: &[HvaRange]) -> io::Result<()> {
     run("forget", process, &numbers(ranges)).map(drop)
 }
 
+/// The same as far as it gets while a thread is stopped once; how many bytes of the ranges, from the
+/// first one on, that is.
+///
+/// # Errors
+/// As [`make`].
+pub fn forget_once(process: &Process, ranges: &[HvaRange]) -> io::Result<u64> {
+    let out = run("forget-once", process, &numbers(ranges))?;
+    out.trim().parse().map_err(|_| io::Error::other(format!("no number of bytes: {out}")))
+}
+
 /// Has ranges of shared memory backed by small pages, whatever the host's setting.
 ///
 /// # Errors
@@ -132,6 +142,7 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
             closed => closed?,
         },
         "forget" => inject::forget(&target, &ranges()?)?,
+        "forget-once" => println!("{}", inject::forget_once(&target, &ranges()?)?),
         "no-huge-pages" => inject::no_huge_pages(&target, &ranges()?)?,
         other => anyhow::bail!("{COMMAND}: there is no {other:?}"),
     }

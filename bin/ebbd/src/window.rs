@@ -99,6 +99,21 @@ impl<'a> Windows<'a> {
         })
     }
 
+    /// How many frames of ranges, holes included, come before the end of so many bytes of RAM in them.
+    fn reached(&self, ranges: &[FrameRange], bytes: u64) -> u64 {
+        let (mut left, mut before) = (bytes, 0);
+        for frames in ranges {
+            for (part, range) in self.parts(*frames) {
+                if left < range.bytes {
+                    return before + (part.start.0 - frames.start.0) + left / FRAME_BYTES;
+                }
+                left -= range.bytes;
+            }
+            before += frames.count;
+        }
+        before
+    }
+
     /// What of a window is in memory.
     fn populated(&self, window: FrameRange) -> Vec<FrameRange> {
         let ram = self.pager.ram();
@@ -127,13 +142,14 @@ impl Memory for Windows<'_> {
         })
     }
 
-    fn forget(&self, ranges: &[FrameRange]) -> io::Result<()> {
+    fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64> {
         let parts = ranges.iter().flat_map(|frames| self.parts(*frames));
-        let ranges: Vec<HvaRange> = parts.map(|(_, range)| range).collect();
-        match ranges.is_empty() {
-            true => Ok(()),
-            false => injector::forget(self.of.process, &ranges),
-        }
+        let parts: Vec<HvaRange> = parts.map(|(_, range)| range).collect();
+        let bytes = match parts.is_empty() {
+            true => 0,
+            false => injector::forget_once(self.of.process, &parts)?,
+        };
+        Ok(self.reached(ranges, bytes))
     }
 
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {

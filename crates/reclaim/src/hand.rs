@@ -24,8 +24,12 @@ const TURN: Duration = Duration::from_millis(2500);
 const HASTE: usize = 8;
 /// To forget stops a thread of the VMM: so often at most,
 const FORGET_EVERY: Duration = Duration::from_millis(500);
-/// and so many windows at once.
+/// so many windows at once,
 const FORGET_WINDOWS: usize = 4096;
+/// in so many ranges: each is a system call.
+const FORGET_RANGES: usize = 64;
+/// In a row with one that is forgotten a window's turn may be shorter, by these parts of it.
+const EARLY: (u32, u32) = (3, 4);
 /// For each frame that is to go so many are looked at, to have a choice,
 const LOOKS_LEAST: usize = 4;
 /// and on average at most so many, where what rests is rare.
@@ -48,11 +52,12 @@ pub trait Memory {
     /// As reading its page table.
     fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()>;
 
-    /// Takes ranges out of the VMM's page table.
+    /// Takes ranges out of the VMM's page table, as far as it gets at once; how many frames of them,
+    /// from the first one on, that is.
     ///
     /// # Errors
     /// As having the VMM make a system call.
-    fn forget(&self, ranges: &[FrameRange]) -> io::Result<()>;
+    fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64>;
 
     /// Tells what those frames of a window are that are in memory, in order.
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page));
@@ -256,30 +261,56 @@ impl Hand {
             Work::Rests => (TURN_AT_REST, goal),
             Work::Recent | Work::Busy => (TURN, goal.saturating_mul(HASTE)),
         };
-        let (mut lead, mut pending) = (self.lead, self.windows.pending());
-        let (mut due, mut ranges): (_, Vec<FrameRange>) = (Vec::new(), Vec::new());
-        for _ in 0..FORGET_WINDOWS {
-            let from = (self.looks + lead) % self.windows.count().max(1);
-            let Some((index, by)) = self.after(memory, from) else { break };
-            if pending >= goal || lead + by > self.windows.count() {
-                break;
-            }
-            lead += by;
-            if self.windows.is_due(index, turn, now) {
-                pending += self.windows.to_look_at(index);
-                due.push(index);
-                if self.see_mapped(memory, index)? {
-                    FrameRange::huge(HugeFrame(index as u64)).join(&mut ranges);
-                }
-            }
-        }
-        memory.forget(&ranges)?;
+        let (due, ranges, lead) = self.due(memory, turn, goal)?;
+        let mut left = memory.forget(&ranges)?;
         // It may have taken a while.
         let now = memory.now();
-        due.into_iter().for_each(|index| self.windows.end_turn(index, now));
         self.lead = lead;
+        for due in due {
+            let frames = if due.is_mapped { FRAMES_PER_HUGE } else { 0 };
+            if left < frames {
+                // The next time.
+                self.lead = due.ahead;
+                break;
+            }
+            left -= frames;
+            self.windows.end_turn(due.index, now);
+        }
         (self.forgot_at, self.looked, self.takes) = (Some(now), 0, Work::Rests);
         Ok(())
+    }
+
+    /// Windows ahead of the hand that are to be forgotten until so many frames are, what of them is
+    /// mapped, and how far ahead all that is.
+    fn due(
+        &mut self,
+        memory: &impl Memory,
+        turn: Duration,
+        goal: usize,
+    ) -> io::Result<(Vec<Due>, Vec<FrameRange>, usize)> {
+        let (now, count) = (memory.now(), self.windows.count());
+        let (mut lead, mut pending) = (self.lead, self.windows.pending());
+        let (mut due, mut ranges): (Vec<Due>, Vec<FrameRange>) = (Vec::new(), Vec::new());
+        for _ in 0..FORGET_WINDOWS {
+            let from = (self.looks + lead) % count.max(1);
+            let Some((index, by)) = self.after(memory, from) else { break };
+            if pending >= goal || lead + by > count || ranges.len() >= FORGET_RANGES {
+                break;
+            }
+            let window = FrameRange::huge(HugeFrame(index as u64));
+            let is_in_row = ranges.last().is_some_and(|range| range.end() == window.start);
+            let turn = if is_in_row { turn * EARLY.0 / EARLY.1 } else { turn };
+            if self.windows.is_due(index, turn, now) {
+                let is_mapped = self.see_mapped(memory, index)?;
+                due.push(Due { index, is_mapped, ahead: lead });
+                pending += self.windows.to_look_at(index);
+                if is_mapped {
+                    window.join(&mut ranges);
+                }
+            }
+            lead += by;
+        }
+        Ok((due, ranges, lead))
     }
 
     /// Sees what of a window is mapped; whether anything is.
@@ -291,6 +322,14 @@ impl Hand {
         })?;
         Ok(any)
     }
+}
+
+/// A window that is to be forgotten.
+struct Due {
+    index: usize,
+    is_mapped: bool,
+    /// So many windows lie between the hand and the last one before this one.
+    ahead: usize,
 }
 
 fn is_kernel(kind: Option<PageKind>) -> bool {

@@ -159,7 +159,7 @@ pub fn close(target: &Target, fd: i32) -> io::Result<()> {
 /// # Errors
 /// As [`userfaultfd`].
 pub fn no_huge_pages(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
-    advise(target, ranges, libc::MADV_NOHUGEPAGE)
+    advise(target, ranges, libc::MADV_NOHUGEPAGE, usize::MAX).map(drop)
 }
 
 /// Takes ranges of shared memory out of the process's page table: the next touch of each page is
@@ -169,14 +169,28 @@ pub fn no_huge_pages(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
 /// # Errors
 /// As [`userfaultfd`].
 pub fn forget(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
-    advise(target, ranges, libc::MADV_DONTNEED)
+    advise(target, ranges, libc::MADV_DONTNEED, usize::MAX).map(drop)
 }
 
-/// Advises piece by piece, and lets the thread go now and then.
-fn advise(target: &Target, ranges: &[HvaRange], advice: i32) -> io::Result<()> {
+/// The same as far as it gets while a thread is stopped once; how many bytes of the ranges, from the
+/// first one on, that is.
+///
+/// # Errors
+/// As [`userfaultfd`].
+pub fn forget_once(target: &Target, ranges: &[HvaRange]) -> io::Result<u64> {
+    advise(target, ranges, libc::MADV_DONTNEED, 1)
+}
+
+/// Advises piece by piece, and lets the thread go now and then. It is stopped so often at most; of how
+/// many bytes that was.
+fn advise(target: &Target, ranges: &[HvaRange], advice: i32, stops: usize) -> io::Result<u64> {
     let deadline = Instant::now() + ADVISE_TIMEOUT;
     let mut pieces = ranges.iter().flat_map(pieces).peekable();
-    while pieces.peek().is_some() {
+    let mut advised = 0;
+    for _ in 0..stops {
+        if pieces.peek().is_none() {
+            break;
+        }
         if Instant::now() > deadline {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -187,6 +201,7 @@ fn advise(target: &Target, ranges: &[HvaRange], advice: i32) -> io::Result<()> {
                     let arguments = [piece.start.0, piece.bytes, advice as u64];
                     thread.call(libc::SYS_madvise, arguments)?;
                 }
+                advised += piece.bytes;
                 if began.elapsed() > STOPPED_AT_MOST {
                     break;
                 }
@@ -194,7 +209,7 @@ fn advise(target: &Target, ranges: &[HvaRange], advice: i32) -> io::Result<()> {
             Ok(())
         })?;
     }
-    Ok(())
+    Ok(advised)
 }
 
 fn pieces(range: &HvaRange) -> impl Iterator<Item = HvaRange> + use<> {

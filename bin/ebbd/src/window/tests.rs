@@ -53,6 +53,22 @@ fn windows_are_looked_at_where_memory_is() {
 }
 
 #[test]
+fn what_was_forgotten_is_told_in_frames() {
+    let Some(machine) = Machine::new() else {
+        return eprintln!("SKIPPED: no userfaultfd");
+    };
+    let pagemap = Pagemap::open(&machine.process).unwrap();
+    let (no, cold) = (|_| false, |_| 0);
+    let of = machine.sources();
+    let windows = Windows::new(of, &machine.pager, &pagemap, &no, &cold, false);
+    let window = |window| FrameRange::huge(HugeFrame(window));
+    // The third one is no RAM, of the fourth one a half is.
+    let reached = |bytes| windows.reached(&[window(1), window(2), window(3)], bytes);
+    let found = [0, HUGE / 2, HUGE, HUGE + FRAME_BYTES, HUGE * 3 / 2].map(reached);
+    assert_eq!(found, [0, 256, 1024, 1025, 1536]);
+}
+
+#[test]
 fn blocks_that_overlap_are_told_once() {
     let block = |head, order| Block { head: Gfn(head), order };
     let mut blocks = vec![block(0, 3), block(0, 3), block(4, 0), block(8, 1), block(9, 0)];

@@ -16,6 +16,8 @@ struct Fake {
     forgotten: RefCell<Vec<Vec<FrameRange>>>,
     looks: Vec<u64>,
     now: Cell<Instant>,
+    /// So many frames are forgotten at once.
+    forgets: u64,
     /// It takes so long to forget.
     forgetting: Duration,
     /// And to look at a window.
@@ -34,6 +36,7 @@ impl Fake {
             forgotten: RefCell::default(),
             looks: Vec::new(),
             now: Cell::new(Instant::now()),
+            forgets: u64::MAX,
             forgetting: Duration::ZERO,
             looking: Duration::ZERO,
         }
@@ -69,13 +72,14 @@ impl Memory for Fake {
         Ok(())
     }
 
-    fn forget(&self, ranges: &[FrameRange]) -> io::Result<()> {
-        for gfn in ranges.iter().flat_map(|range| range.frames()) {
+    fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64> {
+        let frames = ranges.iter().flat_map(|range| range.frames());
+        for gfn in frames.take(self.forgets.try_into().unwrap()) {
             self.mapped.borrow_mut()[gfn.0 as usize] = false;
         }
         self.forgotten.borrow_mut().push(ranges.to_vec());
         self.now.set(self.now.get() + self.forgetting);
-        Ok(())
+        Ok(self.forgets)
     }
 
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {
@@ -404,5 +408,46 @@ fn what_comes_back_late_is_used_once() {
         choose(&mut hand, &mut memory, 1, now);
         let used = hand.windows.used(Gfn(1), true);
         assert_eq!(used == Used::Often, is_at_work, "{seconds}: {used:?}");
+    }
+}
+
+/// A thread of the VMM is stopped meanwhile: there is no time for more. What was not forgotten was not
+/// unused because of that.
+#[test]
+fn what_is_not_forgotten_at_once_is_the_next_time() {
+    let (mut hand, now) = hand(8);
+    let mut memory = Fake { forgets: 2 * WINDOW + 7, ..Fake::new(8) };
+    // Nothing of the first window has to be forgotten.
+    memory.mapped.borrow_mut()[..WINDOW as usize].fill(false);
+    choose(&mut hand, &mut memory, 512, now);
+    let is_due = [0, 1, 2, 3].map(|index| hand.windows.is_due(index, SECOND, memory.now.get()));
+    assert_eq!(is_due, [false, false, false, true]);
+}
+
+/// Each range is a system call in a stopped thread.
+#[test]
+fn few_ranges_are_forgotten_at_once() {
+    let (mut hand, now) = hand(1000);
+    let mut memory = Fake::new(1000);
+    for window in (0..1000).step_by(2) {
+        memory.mapped.borrow_mut()[window * WINDOW as usize..][..WINDOW as usize].fill(false);
+    }
+    choose(&mut hand, &mut memory, 64 * FORGET_RANGES * FRAMES_PER_HUGE as usize, now);
+    assert_eq!(memory.forgotten.take().concat().len(), FORGET_RANGES);
+}
+
+/// Of three windows two are due, and the one between them soon, or not for a while.
+#[test]
+fn what_is_due_soon_is_forgotten_in_a_row_with_what_is_due() {
+    for (later, ranges) in [(TURN_AT_REST / 2, 2), (TURN_AT_REST / 5, 1)] {
+        let (mut hand, now) = hand(3);
+        let memory = Fake::new(3);
+        for (index, at) in [(0, now), (1, now + later), (2, now)] {
+            hand.windows.end_turn(index, at);
+            hand.windows.pass(index);
+        }
+        memory.now.set(now + TURN_AT_REST);
+        let (_, found, _) = hand.due(&memory, TURN_AT_REST, 4096).unwrap();
+        assert_eq!(found.len(), ranges, "{found:?}");
     }
 }

@@ -36,13 +36,13 @@ impl Memory for View<'_> {
         Ok(())
     }
 
-    fn forget(&self, ranges: &[FrameRange]) -> io::Result<()> {
+    fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64> {
         let mut guest = self.0.borrow_mut();
         guest.figures.forgot += u64::from(!ranges.is_empty());
         for gfn in ranges.iter().flat_map(|range| range.frames()) {
             guest.mapped[gfn.0 as usize] = false;
         }
-        Ok(())
+        Ok(u64::MAX)
     }
 
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {

@@ -466,6 +466,24 @@ fn private_memory_is_not_forgotten() {
     victim.ends_well();
 }
 
+/// What is left stays as it is, for the next time.
+#[test]
+fn a_thread_is_stopped_once_to_forget_what_can_wait() {
+    if !may_trace() {
+        return;
+    }
+    let victim = Victim::of("read");
+    let process = victim.process();
+    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
+    let first = process.mappings().unwrap()[0].start;
+    // Each takes a look at the mappings.
+    let ranges = vec![HvaRange { start: first, bytes: 4096 }; 100_000];
+    let bytes = forget_once(&target, &ranges).unwrap();
+    assert!(bytes > 0 && bytes < 4096 * ranges.len() as u64, "{bytes}");
+    assert_eq!(forget_once(&target, &ranges[..1]).unwrap(), 4096);
+    victim.ends_well();
+}
+
 #[test]
 fn descriptors_come_and_go() {
     if !may_trace() {
