@@ -88,11 +88,14 @@ impl Page {
             // Nobody asks for what it holds.
             return Some(Cost { parts: PARTS * GO, work: Work::Rests, is_cache: false });
         }
-        let likely = (self.likelihood(used)? * self.weight() / 4).min(PARTS);
+        let plain = self.likelihood(used)?;
+        let likely = (plain * self.weight() / 4).min(PARTS);
         let go = if self.is_elsewhere() { GO } else { GO + WRITE };
         let back = if self.is_block() { READ_BLOCK } else { READ_STORE };
         let work = match () {
-            () if likely * back <= RESTS => Work::Rests,
+            // How hot it was and what list it is on says which one goes first, not that all of its kind
+            // are at work.
+            () if plain * back <= RESTS => Work::Rests,
             () if used == Used::Often => Work::Busy,
             () => Work::Recent,
         };
@@ -131,6 +134,8 @@ impl Page {
                 Now => 24,
                 Often => 48,
             },
+            // The guest gave it away.
+            (Some(PageKind::Offline), _) => 1,
             (Some(_), Rests(turns)) if turns >= FORGOTTEN => 2,
             (Some(_), Rests(turns)) if turns >= LONG => 12,
             (Some(_), Rests(_)) => 24,
@@ -243,6 +248,23 @@ mod tests {
     fn what_the_kernel_forgot_goes_with_what_processes_did() {
         assert_eq!(page(Slab).cost(Rests(FORGOTTEN)), page(Anonymous).cost(Rests(FORGOTTEN)));
         in_order(&[(page(Anonymous), Rests(1)), (page(Slab), Rests(FORGOTTEN - 1))]);
+    }
+
+    /// Kernels without generations have most of what was used twice on their active list.
+    #[test]
+    fn what_rests_does_so_on_any_list() {
+        let lru = Lru { active: true, referenced: true, swap_backed: true, ..Lru::default() };
+        for used in [Rests(1), Before] {
+            let active = Page { lru, heat: 3, ..page(Anonymous) };
+            assert_eq!(active.cost(used).unwrap().work, Work::Rests, "{used:?}");
+            in_order(&[(page(Anonymous), used), (active, used)]);
+        }
+    }
+
+    #[test]
+    fn what_a_balloon_has_nobody_asks_for() {
+        in_order(&[(page(PageKind::Offline), Often), (page(Anonymous), Rests(LONG))]);
+        assert!(!page(PageKind::Offline).is_elsewhere());
     }
 
     #[test]
