@@ -338,5 +338,7 @@ fn is_kernel(kind: Option<PageKind>) -> bool {
 }
 
 #[cfg(test)]
+mod fake;
+#[cfg(test)]
 mod tests;
 mod windows;

@@ -1,101 +1,6 @@
-use std::cell::{Cell, RefCell};
-use std::ops::Range;
-
+use super::fake::{Fake, WINDOW};
 use super::windows::RIPE;
 use super::*;
-
-const WINDOW: u64 = FRAMES_PER_HUGE;
-
-/// Memory of one kind; what is not there is a hole.
-struct Fake {
-    kind: PageKind,
-    there: Vec<bool>,
-    mapped: RefCell<Vec<bool>>,
-    stays: Box<dyn Fn(u64) -> bool>,
-    kernel: Range<u64>,
-    forgotten: RefCell<Vec<Vec<FrameRange>>>,
-    looks: Vec<u64>,
-    now: Cell<Instant>,
-    /// So many frames are forgotten at once.
-    forgets: u64,
-    /// It takes so long to forget.
-    forgetting: Duration,
-    /// And to look at a window.
-    looking: Duration,
-}
-
-impl Fake {
-    fn new(windows: u64) -> Fake {
-        let count = (windows * WINDOW) as usize;
-        Fake {
-            kind: PageKind::Anonymous,
-            there: vec![true; count],
-            mapped: RefCell::new(vec![true; count]),
-            stays: Box::new(|_| false),
-            kernel: 0..0,
-            forgotten: RefCell::default(),
-            looks: Vec::new(),
-            now: Cell::new(Instant::now()),
-            forgets: u64::MAX,
-            forgetting: Duration::ZERO,
-            looking: Duration::ZERO,
-        }
-    }
-
-    fn touch(&self, frames: Range<u64>) {
-        frames.for_each(|gfn| self.mapped.borrow_mut()[gfn as usize] = true);
-    }
-
-    fn evict(&mut self, frames: &[Gfn]) {
-        for gfn in frames {
-            self.there[gfn.0 as usize] = false;
-            self.mapped.borrow_mut()[gfn.0 as usize] = false;
-        }
-    }
-}
-
-impl Memory for Fake {
-    fn now(&self) -> Instant {
-        self.now.get()
-    }
-
-    fn next(&self, from: HugeFrame) -> Option<HugeFrame> {
-        let from = from.first().0 as usize;
-        let at = self.there.get(from..)?.iter().position(|there| *there)?;
-        Some(Gfn((from + at) as u64).huge())
-    }
-
-    fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()> {
-        let mapped = self.mapped.borrow();
-        let frames = FrameRange::huge(window).frames().filter(|gfn| mapped[gfn.0 as usize]);
-        frames.for_each(|gfn| saw(FrameRange::new(gfn, 1)));
-        Ok(())
-    }
-
-    fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64> {
-        let frames = ranges.iter().flat_map(|range| range.frames());
-        for gfn in frames.take(self.forgets.try_into().unwrap()) {
-            self.mapped.borrow_mut()[gfn.0 as usize] = false;
-        }
-        self.forgotten.borrow_mut().push(ranges.to_vec());
-        self.now.set(self.now.get() + self.forgetting);
-        Ok(self.forgets)
-    }
-
-    fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {
-        self.looks.push(window.0);
-        self.now.set(self.now.get() + self.looking);
-        for gfn in FrameRange::huge(window).frames().filter(|gfn| self.there[gfn.0 as usize]) {
-            let is_kernel = self.kernel.contains(&gfn.0);
-            let kind = if is_kernel { PageKind::Slab } else { self.kind };
-            saw(gfn, Page { kind: Some(kind), ..Page::default() });
-        }
-    }
-
-    fn may_go(&self, gfn: Gfn) -> bool {
-        !(self.stays)(gfn.0)
-    }
-}
 
 /// A hand over these windows, and the time.
 fn hand(windows: u64) -> (Hand, Instant) {
@@ -219,13 +124,14 @@ fn what_rests_is_found_further_on() {
 fn what_somebody_else_forgets_was_seen() {
     let (mut hand, now) = hand(1);
     let mut memory = Fake::new(1);
-    choose(&mut hand, &mut memory, 1, now);
-    memory.touch(0..500);
     hand.saw_mapped(FrameRange::new(Gfn(0), 500));
     hand.is_emptied(now);
     memory.mapped.borrow_mut().fill(false);
+    memory.touch(0..100);
     let chosen = choose(&mut hand, &mut memory, 12, now + SECOND);
     assert!(chosen.iter().all(|gfn| gfn.0 >= 500), "{chosen:?}");
+    // A turn began then.
+    assert_eq!(memory.forgotten.take().concat(), []);
 }
 
 /// Page cache that came back is no more at work than what came for the first time; other memory is
@@ -334,10 +240,14 @@ fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
         choose(hand, memory, want, now);
     };
     // Fast, so that much is forgotten ahead.
-    while hand.windows.pending() < 50_000 {
+    for _ in 0..1000 {
+        if hand.windows.pending() >= 50_000 {
+            break;
+        }
         now += SECOND / 10;
         step(&mut hand, &mut memory, 4096, now);
     }
+    assert!(hand.windows.pending() >= 50_000);
     let ahead = (hand.looks..hand.looks + hand.lead).map(|window| window % 600);
     for window in ahead {
         memory.there[window * WINDOW as usize..][..WINDOW as usize].fill(false);
@@ -449,5 +359,25 @@ fn what_is_due_soon_is_forgotten_in_a_row_with_what_is_due() {
         memory.now.set(now + TURN_AT_REST);
         let (_, found, _) = hand.due(&memory, TURN_AT_REST, 4096).unwrap();
         assert_eq!(found.len(), ranges, "{found:?}");
+    }
+}
+
+#[test]
+fn where_what_is_in_use_has_to_go_more_is_forgotten_and_sooner() {
+    let (rests, recent, busy) = (Work::Rests, Work::Recent, Work::Busy);
+    for (takes, windows, turn) in [(rests, 1, TURN_AT_REST), (recent, 4, TURN), (busy, 4, TURN)] {
+        for (later, forgotten) in [(turn - SECOND / 10, 0), (turn, windows)] {
+            let (mut hand, now) = hand(64);
+            let mut memory = Fake::new(64);
+            for window in 0..64 {
+                hand.windows.end_turn(window, now);
+                hand.windows.pass(window);
+                hand.windows.looked(window, Found { there: 512, ..Found::default() }, false);
+            }
+            hand.takes = takes;
+            choose(&mut hand, &mut memory, 64, now + later);
+            let frames: u64 = memory.forgotten.take().concat().iter().map(|it| it.count).sum();
+            assert_eq!(frames, forgotten * WINDOW, "{takes:?}: {later:?}");
+        }
     }
 }

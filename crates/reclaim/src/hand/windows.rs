@@ -204,3 +204,68 @@ impl Windows {
         &mut self.frames[index * FRAMES..][..FRAMES]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A window of which so much was unused each time, and the time.
+    fn window(unused: &[u16]) -> (Windows, Instant) {
+        let (mut windows, now) = (Windows::new(1), Instant::now());
+        for &unused in unused {
+            windows.end_turn(0, now);
+            windows.pass(0);
+            windows.looked(0, Found { there: 512, unused, kernel: 0 }, true);
+        }
+        (windows, now)
+    }
+
+    #[test]
+    fn where_little_is_unused_turns_are_longer() {
+        let turn = SECOND;
+        for (unused, seconds) in [
+            (&[511][..], 1),
+            (&[0], 2),
+            (&[64], 1),
+            (&[63, 63], 4),
+            (&[0, 0, 0], 4),
+            (&[0, 0, 256], 4),
+            (&[0, 0, 257], 2),
+            (&[0, 257, 257], 1),
+        ] {
+            let (windows, now) = window(unused);
+            let is_due = |later| windows.is_due(0, turn, now + later);
+            assert!(is_due(seconds * SECOND) && !is_due(seconds * SECOND * 9 / 10), "{unused:?}");
+        }
+        // But no turn is longer than one at rest.
+        let (windows, now) = window(&[0, 0]);
+        assert!(windows.is_due(0, TURN_AT_REST, now + TURN_AT_REST));
+    }
+
+    /// Of what was not forgotten anew, or a moment ago, nothing is learned.
+    #[test]
+    fn a_turn_is_judged_once_and_by_what_is_ripe() {
+        let (mut windows, now) = window(&[0]);
+        for is_ripe in [true, false] {
+            windows.looked(0, Found { there: 512, ..Found::default() }, is_ripe);
+            assert!(windows.is_due(0, SECOND, now + 2 * SECOND));
+            windows.end_turn(0, now);
+            windows.pass(0);
+        }
+    }
+
+    #[test]
+    fn what_is_to_be_looked_at_is_counted_by_what_is_there() {
+        let (mut windows, now) = (Windows::new(2), Instant::now());
+        assert_eq!(windows.to_look_at(0), FRAMES, "as far as anybody knows");
+        for (there, counted) in [(3, LOOKS_A_WINDOW), (100, 100)] {
+            windows.looked(0, Found { there, ..Found::default() }, true);
+            windows.end_turn(0, now);
+            assert_eq!(windows.pending(), counted);
+            windows.pass(0);
+            assert_eq!(windows.pending(), 0);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Memory that is made up, for tests of the hand.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use ebb_inspect::PageKind;
+use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
+
+use super::Memory;
+use crate::cost::Page;
+
+pub(super) const WINDOW: u64 = FRAMES_PER_HUGE;
+
+/// Memory of one kind; what is not there is a hole.
+pub(super) struct Fake {
+    pub(super) kind: PageKind,
+    pub(super) there: Vec<bool>,
+    pub(super) mapped: RefCell<Vec<bool>>,
+    pub(super) stays: Box<dyn Fn(u64) -> bool>,
+    pub(super) kernel: Range<u64>,
+    pub(super) forgotten: RefCell<Vec<Vec<FrameRange>>>,
+    pub(super) looks: Vec<u64>,
+    pub(super) now: Cell<Instant>,
+    /// So many frames are forgotten at once.
+    pub(super) forgets: u64,
+    /// It takes so long to forget.
+    pub(super) forgetting: Duration,
+    /// And to look at a window.
+    pub(super) looking: Duration,
+}
+
+impl Fake {
+    pub(super) fn new(windows: u64) -> Fake {
+        let count = (windows * WINDOW) as usize;
+        Fake {
+            kind: PageKind::Anonymous,
+            there: vec![true; count],
+            mapped: RefCell::new(vec![true; count]),
+            stays: Box::new(|_| false),
+            kernel: 0..0,
+            forgotten: RefCell::default(),
+            looks: Vec::new(),
+            now: Cell::new(Instant::now()),
+            forgets: u64::MAX,
+            forgetting: Duration::ZERO,
+            looking: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn touch(&self, frames: Range<u64>) {
+        frames.for_each(|gfn| self.mapped.borrow_mut()[gfn as usize] = true);
+    }
+
+    pub(super) fn evict(&mut self, frames: &[Gfn]) {
+        for gfn in frames {
+            self.there[gfn.0 as usize] = false;
+            self.mapped.borrow_mut()[gfn.0 as usize] = false;
+        }
+    }
+}
+
+impl Memory for Fake {
+    fn now(&self) -> Instant {
+        self.now.get()
+    }
+
+    fn next(&self, from: HugeFrame) -> Option<HugeFrame> {
+        let from = from.first().0 as usize;
+        let at = self.there.get(from..)?.iter().position(|there| *there)?;
+        Some(Gfn((from + at) as u64).huge())
+    }
+
+    fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()> {
+        let mapped = self.mapped.borrow();
+        let frames = FrameRange::huge(window).frames().filter(|gfn| mapped[gfn.0 as usize]);
+        frames.for_each(|gfn| saw(FrameRange::new(gfn, 1)));
+        Ok(())
+    }
+
+    fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64> {
+        let frames = ranges.iter().flat_map(|range| range.frames());
+        for gfn in frames.take(self.forgets.try_into().unwrap()) {
+            self.mapped.borrow_mut()[gfn.0 as usize] = false;
+        }
+        self.forgotten.borrow_mut().push(ranges.to_vec());
+        self.now.set(self.now.get() + self.forgetting);
+        Ok(self.forgets)
+    }
+
+    fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {
+        self.looks.push(window.0);
+        self.now.set(self.now.get() + self.looking);
+        for gfn in FrameRange::huge(window).frames().filter(|gfn| self.there[gfn.0 as usize]) {
+            let is_kernel = self.kernel.contains(&gfn.0);
+            let kind = if is_kernel { PageKind::Slab } else { self.kind };
+            saw(gfn, Page { kind: Some(kind), ..Page::default() });
+        }
+    }
+
+    fn may_go(&self, gfn: Gfn) -> bool {
+        !(self.stays)(gfn.0)
+    }
+}
