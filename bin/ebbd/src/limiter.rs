@@ -21,8 +21,8 @@ use crate::window::Windows;
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// What the guest has freed is looked for so often where nothing is to be evicted.
 const SWEEP_EVERY: Duration = Duration::from_secs(2);
-/// In so many windows it is looked for at once,
-const SWEEP_WINDOWS: u64 = 512;
+/// In so many windows of which anything was evicted it is looked for at once,
+const SWEEP_WINDOWS: usize = 512;
 /// until the old content of so many frames was dropped.
 const SWEEP_DROPS: usize = 4096;
 /// Evicted before commands are looked at again.
@@ -131,13 +131,15 @@ impl Limiter {
             return;
         }
         let count = windows.pager.ram().end().0.div_ceil(FRAMES_PER_HUGE).max(1);
-        let mut dropped = 0;
-        for _ in 0..count.min(SWEEP_WINDOWS) {
-            dropped += windows.drop_freed(HugeFrame(self.sweeps % count));
-            self.sweeps = (self.sweeps + 1) % count;
-            if dropped >= SWEEP_DROPS {
+        let (mut looked, mut dropped) = (0, 0);
+        for _ in 0..count {
+            if looked >= SWEEP_WINDOWS || dropped >= SWEEP_DROPS {
                 return;
             }
+            let found = windows.drop_freed(HugeFrame(self.sweeps % count));
+            self.sweeps = (self.sweeps + 1) % count;
+            looked += usize::from(found.is_some());
+            dropped += found.unwrap_or(0);
         }
     }
 

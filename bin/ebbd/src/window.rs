@@ -64,9 +64,10 @@ impl<'a> Windows<'a> {
         free
     }
 
-    /// Drops what is kept of a window's frames that the guest has freed; of how many that was.
-    pub fn drop_freed(&self, window: HugeFrame) -> usize {
-        let Some((guest, _)) = self.of.guest else { return 0 };
+    /// Drops what is kept of a window's frames that the guest has freed; of how many that was. `None`:
+    /// there was nothing to look at.
+    pub fn drop_freed(&self, window: HugeFrame) -> Option<usize> {
+        let (guest, _) = self.of.guest?;
         let ledger = self.pager.ledger();
         let all = FrameRange::huge(window);
         let is_elsewhere = |gfn: &Gfn| ledger.content(*gfn).is_elsewhere();
@@ -74,7 +75,7 @@ impl<'a> Windows<'a> {
         let frames = all.frames().filter(|_| ledger.is_split(window));
         let elsewhere: Vec<Gfn> = frames.filter(is_elsewhere).collect();
         if elsewhere.is_empty() {
-            return 0;
+            return None;
         }
         let mut free = Vec::new();
         guest.memmap().kinds_in(&self.pager.view(), guest.layout(), all, |frames, kind, _| {
@@ -85,7 +86,7 @@ impl<'a> Windows<'a> {
         let known = Known { of: self.of, pager: self.pager, free: &free };
         let is_free = |gfn: &&Gfn| holding(&free, **gfn, Block::frames).is_some();
         let freed = elsewhere.iter().filter(is_free);
-        freed.filter(|gfn| self.pager.drop_if_free(**gfn, &known)).count()
+        Some(freed.filter(|gfn| self.pager.drop_if_free(**gfn, &known)).count())
     }
 
     /// The parts of a range that are RAM, each in one region.

@@ -6,6 +6,7 @@ use ebb_store::StoreError;
 use super::*;
 use crate::judge::Sources;
 use crate::window::machine::Machine;
+use crate::window::machine::forge::Forge;
 
 fn limiter() -> Option<Limiter> {
     let machine = Machine::new()?;
@@ -99,5 +100,28 @@ fn a_search_in_vain_is_not_begun_again_at_once() {
     limiter.rest();
     limiter.step(&mut windows, marks, end).unwrap();
     assert!(stays.get() > asked);
+    child.wait().unwrap();
+}
+
+/// The frames that were evicted lie behind many windows of which nothing was.
+#[test]
+fn a_sweep_passes_over_what_was_not_evicted() {
+    let forge = Forge::with_free_blocks(4);
+    let Some(machine) = Machine::forged_above(&forge, 600) else {
+        return eprintln!("SKIPPED: no userfaultfd");
+    };
+    let (mut child, vmm) = vmm();
+    let mut limiter = Limiter::new(&vmm, &machine.pager, false).unwrap();
+    machine.write(2048, 8);
+    let kernel = machine.kernel();
+    machine.pager.watch_all().unwrap();
+    let frames: Vec<Gfn> = (2048..2056).map(Gfn).collect();
+    assert_eq!(machine.pager.evict(&frames, &ebb_pager::NothingKnown).unwrap().saved, 8);
+    let (pagemap, no, cold) = (limiter.pagemap(), |_| false, |_| 0);
+    let of = Sources { process: &vmm, guest: Some((&kernel, &|| true)), pins: false };
+    let windows = Windows::new(of, &machine.pager, &pagemap, &no, &cold, false);
+    limiter.sweeps = 5;
+    limiter.sweep(&windows);
+    assert_eq!(machine.pager.counters.dropped_frames.load(Relaxed), 8);
     child.wait().unwrap();
 }

@@ -44,7 +44,12 @@ impl Machine {
 
     /// With what a made-up kernel has in memory.
     pub(crate) fn forged(forge: &forge::Forge) -> Option<Machine> {
-        let machine = Machine::of(&[(0, forge::RAM_BYTES)], 2048)?;
+        Machine::forged_above(forge, 0)
+    }
+
+    /// The same, with so many windows more that it knows nothing of.
+    pub(crate) fn forged_above(forge: &forge::Forge, windows: u64) -> Option<Machine> {
+        let machine = Machine::of(&[(0, forge::RAM_BYTES + windows * HUGE)], 2048)?;
         for frame in 0..forge::FRAMES {
             let at = frame * FRAME_BYTES;
             let words = forge.mem.words(Gpa(at), FRAME_BYTES as usize / 8).unwrap();
