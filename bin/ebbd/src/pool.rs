@@ -71,7 +71,8 @@ pub struct Member {
     /// What it uses again and again, if it was monitored lately: a page below comes back by a
     /// fault, so more is hot than where slow memory is only slower.
     pub hot_bytes: Option<u64>,
-    /// What it needs besides, since nobody could see it used: its kernel's own memory.
+    /// What it needs besides, since nobody could see it used: its kernel's own memory, as far as that
+    /// is there. What was evicted of it is not missed.
     pub unseen_bytes: u64,
     /// All of its memory.
     pub memory_bytes: u64,
