@@ -350,15 +350,26 @@ fn a_quota_is_for_those_who_need_it() {
     }
 }
 
-/// Of two VMs that share a quota.
 #[test]
 fn what_one_vm_keeps_another_may_have() {
     require!(available());
-    let runs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    gives_way_to_another(|_, file| Box::new(file));
+}
+
+#[test]
+fn what_one_vm_keeps_behind_compressed_memory_another_may_have() {
+    require!(available());
+    gives_way_to_another(|run, file| Box::new(Compressed::open(run.path(), 0, file).unwrap()));
+}
+
+/// Of two VMs that share a quota.
+fn gives_way_to_another(store: impl Fn(&TempDir, SwapFile) -> Box<dyn Store>) {
+    let runs = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
     let all_bytes = Some(16 * FRAME_BYTES);
     let room = Room::new(Quota { all_bytes, floor_bytes: Some(0), ..Quota::default() });
-    let [one, other] =
-        runs.each_ref().map(|run| Daemon::with_store(Box::new(swap_file(run, 512).within(&room))));
+    let [one, other] = runs
+        .each_ref()
+        .map(|run| Daemon::with_store(store(run, swap_file(run, 512).within(&room))));
     let one = one.with_kept(FrameRange::new(Gfn(0), 12));
     let frames: Vec<Gfn> = FRAMES.frames().collect();
     frames.iter().for_each(|&gfn| other.write(gfn, &first_of(gfn)));
