@@ -2,15 +2,17 @@
 //! faults never does.
 //!
 //! Threads sleep at once where there is nothing to do: one that yields for a while first counts
-//! as one that runs, and waits behind the guest's processors when it is woken.
+//! as one that runs, and waits behind the guest's processors when it is woken. Who went to sleep last is
+//! woken first: no more threads are used than there are faults that wait, and the buffers of the
+//! others take no memory.
 //!
 //! A fault that failed waits without a thread: one of them wakes it when its time has come, and the
 //! guest touches the frame again.
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use ebb_sys::uffd::Fault;
@@ -21,6 +23,8 @@ use crate::pager::Pager;
 
 /// Beyond that the fault thread serves them itself.
 const JOBS: usize = 1024;
+/// Of one VM.
+const THREADS_MOST: usize = 64;
 /// Who touched a frame that cannot be brought back rests so long before it asks again.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,7 +44,6 @@ enum Work {
 /// Faults for the refill threads.
 pub(crate) struct Jobs {
     queue: Mutex<Queue>,
-    changed: Condvar,
 }
 
 struct Queue {
@@ -48,6 +51,8 @@ struct Queue {
     jobs: VecDeque<Job>,
     /// Frames whose faults failed, and when to wake them; in this order, and at most as many.
     failed: VecDeque<(Instant, Gfn)>,
+    /// Threads that sleep, or are about to. It has room for all from the beginning.
+    asleep: Vec<Thread>,
     /// There are threads.
     is_open: bool,
 }
@@ -55,8 +60,8 @@ struct Queue {
 impl Jobs {
     pub(crate) fn new() -> Jobs {
         let (jobs, failed) = (VecDeque::with_capacity(JOBS), VecDeque::with_capacity(JOBS));
-        let queue = Queue { jobs, failed, is_open: false };
-        Jobs { queue: Mutex::new(queue), changed: Condvar::new() }
+        let asleep = Vec::with_capacity(THREADS_MOST);
+        Jobs { queue: Mutex::new(Queue { jobs, failed, asleep, is_open: false }) }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -68,8 +73,7 @@ impl Jobs {
         let takes = queue.is_open && queue.jobs.len() < JOBS;
         if takes {
             queue.jobs.push_back(job);
-            drop(queue);
-            self.changed.notify_one();
+            wake_one(queue);
         }
         takes
     }
@@ -80,9 +84,8 @@ impl Jobs {
         let takes = queue.is_open && queue.failed.len() < JOBS;
         if takes {
             queue.failed.push_back((Instant::now() + PAUSE, gfn));
-            drop(queue);
             // It has to wait until then, and not for ever.
-            self.changed.notify_one();
+            wake_one(queue);
         }
         takes
     }
@@ -98,19 +101,51 @@ impl Jobs {
                 return queue.failed.pop_front().map(|(_, gfn)| Work::Wake(gfn));
             }
             if let Some(job) = queue.jobs.pop_front() {
+                if left.is_some() {
+                    // Somebody else has to wait for the failed ones' time.
+                    wake_one(queue);
+                }
                 return Some(Work::Serve(job));
             }
             if !queue.is_open {
                 return None;
             }
-            queue = match left {
-                Some(left) => {
-                    let waited = self.changed.wait_timeout(queue, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
-            };
+            queue = self.sleep(queue, left);
         }
+    }
+
+    /// Until it is woken, or so long. It may be woken for nothing.
+    fn sleep<'q>(
+        &'q self,
+        mut queue: MutexGuard<'q, Queue>,
+        most: Option<Duration>,
+    ) -> MutexGuard<'q, Queue> {
+        let me = thread::current();
+        let id = me.id();
+        queue.asleep.push(me);
+        drop(queue);
+        match most {
+            Some(most) => thread::park_timeout(most),
+            None => thread::park(),
+        }
+        let mut queue = self.queue();
+        queue.asleep.retain(|thread| thread.id() != id);
+        queue
+    }
+
+    fn close(&self) {
+        let mut queue = self.queue();
+        queue.is_open = false;
+        queue.asleep.drain(..).for_each(|thread| thread.unpark());
+    }
+}
+
+/// The thread that went to sleep last, if there is one.
+fn wake_one(mut queue: MutexGuard<'_, Queue>) {
+    let thread = queue.asleep.pop();
+    drop(queue);
+    if let Some(thread) = thread {
+        thread.unpark();
     }
 }
 
@@ -121,14 +156,14 @@ pub struct RefillThreads {
 }
 
 impl RefillThreads {
-    /// Begins to refill, on so many threads.
+    /// Begins to refill, on so many threads, 64 at most.
     ///
     /// # Errors
     /// As pthread_create(3).
     pub fn start(pager: &Arc<Pager>, count: usize) -> io::Result<RefillThreads> {
         let mut started = RefillThreads { pager: Arc::clone(pager), threads: Vec::new() };
         pager.jobs.queue().is_open = true;
-        for _ in 0..count {
+        for _ in 0..count.min(THREADS_MOST) {
             let pager = Arc::clone(pager);
             let run = move || {
                 pager.catch(|| run(&pager));
@@ -143,8 +178,7 @@ impl Drop for RefillThreads {
     /// Ends the threads after what waits is served. The fault thread must have
     /// ended before.
     fn drop(&mut self) {
-        self.pager.jobs.queue().is_open = false;
-        self.pager.jobs.changed.notify_all();
+        self.pager.jobs.close();
         for thread in self.threads.drain(..) {
             // A panic of that thread was caught.
             let _ = thread.join();
@@ -192,5 +226,105 @@ impl Pager {
             std::thread::sleep(PAUSE);
         }
         later
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::Scope;
+
+    use ebb_units::Hva;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Threads end, also where the test fails.
+    struct Closing<'j>(&'j Jobs);
+
+    impl Drop for Closing<'_> {
+        fn drop(&mut self) {
+            self.0.close();
+        }
+    }
+
+    fn open() -> Jobs {
+        let jobs = Jobs::new();
+        jobs.queue().is_open = true;
+        jobs
+    }
+
+    fn job() -> Job {
+        let fault = Fault { address: Hva(0), write: false, write_protected: false };
+        Job { fault, began: Instant::now() }
+    }
+
+    /// Tells its number, and whether that was a job.
+    fn thread<'s>(
+        scope: &'s Scope<'s, '_>,
+        jobs: &'s Jobs,
+        number: usize,
+        told: &Sender<(usize, bool)>,
+    ) {
+        let told = told.clone();
+        scope.spawn(move || {
+            while let Some(work) = jobs.next() {
+                let _ = told.send((number, matches!(work, Work::Serve(_))));
+            }
+        });
+        asleep(jobs, number);
+    }
+
+    fn asleep(jobs: &Jobs, count: usize) {
+        let began = Instant::now();
+        while jobs.queue().asleep.len() != count {
+            assert!(began.elapsed() < LONG, "{} sleep", jobs.queue().asleep.len());
+            thread::yield_now();
+        }
+    }
+
+    fn next(told: &Receiver<(usize, bool)>) -> (usize, bool) {
+        told.recv_timeout(LONG).unwrap()
+    }
+
+    #[test]
+    fn who_went_to_sleep_last_works_first() {
+        let (jobs, (tell, told)) = (open(), channel());
+        thread::scope(|scope| {
+            let _closing = Closing(&jobs);
+            (1..=3).for_each(|number| thread(scope, &jobs, number, &tell));
+            for _ in 0..3 {
+                assert!(jobs.give(job()));
+                assert_eq!(next(&told), (3, true));
+                asleep(&jobs, 3);
+            }
+        });
+    }
+
+    /// Also where the thread that waited for its time has got something else to do.
+    #[test]
+    fn a_failed_fault_is_woken_in_time() {
+        let (jobs, (tell, told)) = (open(), channel());
+        thread::scope(|scope| {
+            let _closing = Closing(&jobs);
+            thread(scope, &jobs, 1, &tell);
+            let (begun, begin) = channel();
+            let (end, ended) = channel::<()>();
+            let jobs = &jobs;
+            scope.spawn(move || {
+                let work = jobs.next();
+                let _ = begun.send(matches!(work, Some(Work::Serve(_))));
+                // It serves that for as long as this test.
+                let _ = ended.recv();
+            });
+            asleep(jobs, 2);
+            assert!(jobs.wake_later(Gfn(7)));
+            asleep(jobs, 2);
+            assert!(jobs.give(job()));
+            assert!(begin.recv_timeout(LONG).unwrap());
+            assert_eq!(next(&told), (1, false));
+            drop(end);
+        });
     }
 }

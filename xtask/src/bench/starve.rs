@@ -43,7 +43,7 @@ const VICTIM_FRAMES: u64 = (64 << 20) / FRAME_BYTES;
 /// Between the victim's frames: none comes with another.
 const APART: u64 = 64;
 const PAUSE: Duration = Duration::from_millis(5);
-const REFILL_THREADS: usize = 4;
+const REFILL_THREADS: usize = 16;
 const EVICTED_AT_ONCE: u64 = 512;
 /// The storm alone is measured for so long.
 const ALONE: Duration = Duration::from_secs(2);
