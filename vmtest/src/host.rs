@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ebb_api::{State, VmSummary};
-use tempfile::TempDir;
 
 use crate::assets;
 use crate::guest::Guest;
 use crate::process;
+use crate::undo::{Scratch, Undo};
 use crate::vm::Vm;
 use crate::wait::until;
 
@@ -28,7 +28,9 @@ const TMPFS: u64 = 0x0102_1994;
 pub struct Host(Arc<Inner>);
 
 struct Inner {
-    directory: TempDir,
+    // Taken away in this order.
+    _processes: Undo,
+    directory: Scratch,
     /// What its daemon and QEMUs are told by the environment.
     settings: Mutex<BTreeMap<String, OsString>>,
     programs: PathBuf,
@@ -118,15 +120,16 @@ impl Host {
     /// # Panics
     /// `ebb` is not built, or the directory is none.
     pub fn at(place: &Path) -> Host {
-        let directory = tempfile::Builder::new().prefix("ebb-test-").tempdir_in(place);
-        let directory = directory.expect("a directory");
+        let directory = Scratch::new_in("ebb-test-", place).expect("a directory");
         // QEMUs are users of their own, and their drives are below.
         permit(directory.path(), 0o711);
         let mut settings = BTreeMap::new();
         if !is_in_memory(place) {
             settings.insert("EBB_ALLOW_KEYS_ON_DISK".into(), "true".into());
         }
+        let below = directory.path().to_owned();
         Host(Arc::new(Inner {
+            _processes: Undo::processes(move || end_all(&below)),
             directory,
             settings: Mutex::new(settings),
             programs: assets::program_directory(),
@@ -319,13 +322,12 @@ pub fn permit(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("it can be permitted");
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // The daemon first: it would note and mourn the others.
-        let mut left = process::with_path(self.directory.path());
-        left.sort_by_key(|(_, program)| program != "ebbd");
-        left.into_iter().for_each(|(pid, _)| process::kill(pid));
-    }
+/// Kills what has to do with this directory.
+fn end_all(directory: &Path) {
+    // The daemon first: it would note and mourn the others.
+    let mut left = process::with_path(directory);
+    left.sort_by_key(|(_, program)| program != "ebbd");
+    left.into_iter().for_each(|(pid, _)| process::kill(pid));
 }
 
 /// Runs a program of this host's, by the words of its command.

@@ -25,6 +25,7 @@ mod process;
 mod setting;
 pub mod skip;
 mod slow_disk;
+pub mod undo;
 mod vm;
 mod wait;
 
@@ -37,6 +38,7 @@ pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;
 pub use setting::HostSetting;
 pub use slow_disk::{SlowDisk, slow_disks};
+pub use undo::{Scratch, Undo};
 pub use vm::{Churn, Vm};
 pub use wait::{deadline, give_up, until, until_or};
 

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ebb_units::HUGE_BYTES;
 
+use crate::undo::Undo;
+
 const SHMEM: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 const FOLIOS: &str = "/sys/kernel/mm/transparent_hugepage";
 const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
@@ -13,8 +15,7 @@ const HUGETLB: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 /// A setting changed, and put back when this is dropped: also when the test
 /// fails. `scripts/test` does the same for a test that is killed.
 pub struct HostSetting {
-    path: PathBuf,
-    before: String,
+    _undo: Undo,
 }
 
 impl HostSetting {
@@ -31,7 +32,7 @@ impl HostSetting {
             "never" | "deny" => write(path, "advise")?,
             _ => {}
         }
-        Ok(HostSetting { path: path.to_owned(), before })
+        Ok(kept(path.to_owned(), before))
     }
 
     /// No huge pages for shared memory, whoever asks for them.
@@ -43,7 +44,7 @@ impl HostSetting {
         let text = read(path)?;
         let before = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{SHMEM} is {text}"))?;
         write(path, "never")?;
-        Ok(HostSetting { path: path.to_owned(), before: before.to_owned() })
+        Ok(kept(path.to_owned(), before.to_owned()))
     }
 
     /// Folios of so many KiB for shared memory, where a program asks for huge pages.
@@ -55,7 +56,7 @@ impl HostSetting {
         let text = read(&path)?;
         let before = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{path:?} is {text}"))?;
         write(&path, "advise")?;
-        Ok(HostSetting { path, before: before.to_owned() })
+        Ok(kept(path, before.to_owned()))
     }
 
     /// Linux compresses what it swaps out, and keeps it in memory while there is room, or does
@@ -67,7 +68,7 @@ impl HostSetting {
         let path = Path::new(ZSWAP);
         let before = read(path)?;
         write(path, if on { "Y" } else { "N" })?;
-        Ok(HostSetting { path: path.to_owned(), before })
+        Ok(kept(path.to_owned(), before))
     }
 
     /// So many more bytes reserved as huge pages of 2 MiB, all of them free.
@@ -79,7 +80,7 @@ impl HostSetting {
         let (before, wanted) = (read(&path)?, bytes.div_ceil(HUGE_BYTES));
         let total = before.parse::<u64>().map_err(|error| format!("{path:?}: {error}"))? + wanted;
         write(&path, &total.to_string())?;
-        let setting = HostSetting { path, before };
+        let setting = kept(path, before);
         let free = read(&Path::new(HUGETLB).join("free_hugepages"))?;
         match free.parse::<u64>() {
             Ok(free) if free >= wanted => Ok(setting),
@@ -88,12 +89,14 @@ impl HostSetting {
     }
 }
 
-impl Drop for HostSetting {
-    fn drop(&mut self) {
-        if let Err(error) = write(&self.path, &self.before) {
-            eprintln!("not put back to {}: {error}", self.before);
+/// Puts it back to `before` in the end.
+fn kept(path: PathBuf, before: String) -> HostSetting {
+    let undo = Undo::new(move || {
+        if let Err(error) = write(&path, &before) {
+            eprintln!("not put back to {before}: {error}");
         }
-    }
+    });
+    HostSetting { _undo: undo }
 }
 
 fn read(path: &Path) -> Result<String, String> {

@@ -8,7 +8,7 @@ use ebb_units::Bytes;
 
 use crate::file_system;
 use crate::host::{Host, Ran};
-use crate::wait::until_or;
+use crate::wait::patiently;
 
 const CGROUP: &str = "/sys/fs/cgroup/blkio";
 const READS: &str = "blkio.throttle.read_iops_device";
@@ -86,7 +86,7 @@ impl SlowDisk {
 impl Drop for SlowDisk {
     fn drop(&mut self) {
         // Busy until the last process has ended.
-        if until_or(|| fs::remove_dir(&self.group).ok()).is_none() {
+        if !patiently(|| fs::remove_dir(&self.group).is_ok()) {
             eprintln!("{} cannot be removed", self.group.display());
         }
         Ran::of(Command::new("losetup").arg("--detach").arg(&self.device));

@@ -24,8 +24,7 @@ pub fn deadline() -> Duration {
 /// Somebody asked that nobody waits any more.
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
-/// Has whoever waits, or will wait next, panic; once, so that what it then takes down may
-/// be waited for.
+/// Has whoever waits, or will wait, panic; what is taken down is waited for by [`patiently`].
 pub fn give_up() {
     GIVEN_UP.store(true, Ordering::Relaxed);
 }
@@ -47,9 +46,21 @@ pub fn until<T>(what: impl Display, probe: impl FnMut() -> Option<T>) -> T {
 pub fn until_or<T>(mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + deadline();
     while Instant::now() < end {
-        assert!(!GIVEN_UP.swap(false, Ordering::Relaxed), "interrupted");
+        assert!(!GIVEN_UP.load(Ordering::Relaxed), "interrupted");
         if let Some(found) = probe() {
             return Some(found);
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    probe()
+}
+
+/// Waits while something is taken down, also after [`give_up`]; whether it came to its end.
+pub(crate) fn patiently(mut probe: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + deadline();
+    while Instant::now() < end {
+        if probe() {
+            return true;
         }
         thread::sleep(LOOK_EVERY);
     }

@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         Task::Qemu11 => assets::run_qemu11(),
         Task::Soak(args) => soak::run(&args),
     };
+    vmtest::undo::settle();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -22,7 +22,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, Hva};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use tempfile::TempDir;
+use vmtest::Scratch;
 
 use super::bare::Bare;
 
@@ -69,7 +69,7 @@ pub struct Ebb {
     _restored: Receiver<Restored>,
     pager: Arc<Pager>,
     victim: Mapping,
-    _directory: TempDir,
+    _directory: Scratch,
 }
 
 /// Looks at a word that is held.
@@ -154,14 +154,10 @@ impl Handler for Ebb {
 }
 
 /// Where `ebbd` keeps its own ledgers: memory, not a disk.
-pub(super) fn run_directory() -> anyhow::Result<TempDir> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("ebb-bench-");
-    match Path::new("/run").is_dir() {
-        true => builder.tempdir_in("/run"),
-        false => builder.tempdir(),
-    }
-    .context("a directory for the ledger")
+pub(super) fn run_directory() -> anyhow::Result<Scratch> {
+    let (prefix, run) = ("ebb-bench-", Path::new("/run"));
+    let made = if run.is_dir() { Scratch::new_in(prefix, run) } else { Scratch::new(prefix) };
+    made.context("a directory for the ledger")
 }
 
 /// What resolves a fault of a bare handler.

@@ -17,6 +17,7 @@ use super::report::{Report, Row};
 use super::rounds::{Rounds, us};
 use super::vm::{GIB, balloon, balloon_bytes, guest};
 use super::{cpu, vm as vms};
+use crate::interrupt;
 
 const FREE: &str = "free a";
 const RECLAIM_LIMIT: f64 = 2.0;
@@ -284,7 +285,7 @@ fn against_qemu(
             vm.guest(FREE);
         }
         let keep = vm.status().guest_free_bytes.unwrap_or(0).saturating_sub(BALLOON_KEEPS_BYTES);
-        balloons.measure(vm, wanted, || balloon(vm, guest_bytes - keep));
+        balloons.measure(vm, wanted, || balloon(vm, guest_bytes - keep))?;
         balloon(vm, guest_bytes);
         vmtest::until("the balloon's end", || (balloon_bytes(vm) == guest_bytes).then_some(()));
     }
@@ -292,7 +293,7 @@ fn against_qemu(
     let plain = let_go(setting, scale);
     for _ in 0..scale.qemu_rounds {
         plain.guest(scale.fill);
-        reports.measure(&plain, wanted, || drop(plain.guest(FREE)));
+        reports.measure(&plain, wanted, || drop(plain.guest(FREE)))?;
     }
     balloons.rows(report, setting, figures, "virtio-balloon", Some(BALLOON_LIMIT));
     reports.rows(report, setting, figures, "free page reporting", None);
@@ -321,7 +322,7 @@ struct Qemu {
 
 impl Qemu {
     /// From `begin` until the host has so much more memory.
-    fn measure(&mut self, vm: &Vm, wanted: u64, begin: impl FnOnce()) {
+    fn measure(&mut self, vm: &Vm, wanted: u64, begin: impl FnOnce()) -> anyhow::Result<()> {
         let (before, kernel_before) = (vm.host_bytes(), cpu::in_kernel(vm.pid()));
         let start = Instant::now();
         begin();
@@ -330,12 +331,14 @@ impl Qemu {
             if got >= wanted || start.elapsed() > BALLOON_DEADLINE {
                 break got;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            interrupt::check()?;
+            thread::sleep(Duration::from_millis(5));
         };
         self.whole_s.push(start.elapsed().as_secs_f64());
         self.host_s.push((cpu::in_kernel(vm.pid()) - kernel_before).as_secs_f64());
         self.got_gib.push(gib(got));
         self.wanted_gib = gib(wanted);
+        Ok(())
     }
 
     fn rows(

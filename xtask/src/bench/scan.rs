@@ -12,7 +12,7 @@ use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE};
 use ebb_vm::{Qmp, Ram, layout};
-use vmtest::{Host, Vm};
+use vmtest::{Host, Scratch, Vm};
 
 use super::report::{Report, Row};
 use super::rounds::{Rounds, us};
@@ -105,7 +105,7 @@ impl Seen {
     fn new(vm: &Vm) -> anyhow::Result<Seen> {
         let mut qmp = Qmp::connect(&vm.own_qmp_socket())?;
         let ram = layout::discover(&Process::open(vm.pid())?, &mut qmp)?;
-        let directory = tempfile::tempdir()?;
+        let directory = Scratch::new("ebb-bench-")?;
         let ledger =
             Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
         let (run, frames) = (directory.path(), ram.bytes() / FRAME_BYTES);

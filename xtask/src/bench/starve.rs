@@ -24,7 +24,7 @@ use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region};
-use tempfile::TempDir;
+use vmtest::Scratch;
 
 use super::bare::Bare;
 use super::handlers::run_directory;
@@ -113,7 +113,7 @@ struct Vm {
     pager: Arc<Pager>,
     guest: Arc<Mapping>,
     frames: u64,
-    _run: TempDir,
+    _run: Scratch,
 }
 
 impl Vm {

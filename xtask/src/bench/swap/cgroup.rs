@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
+use vmtest::Undo;
 
 use super::warden::{Guest, Warden};
 
@@ -22,11 +23,12 @@ const TRIES: u32 = 500;
 pub struct Cgroup {
     name: String,
     warden: Mutex<Option<Warden>>,
+    _directories: Vec<Undo>,
 }
 
 /// See [`Cgroup::enter`].
 pub struct Entered {
-    homes: Vec<PathBuf>,
+    _homes: Undo,
 }
 
 impl Cgroup {
@@ -36,6 +38,7 @@ impl Cgroup {
     /// The host has no such controllers, or does not let us.
     pub fn new(name: &str) -> anyhow::Result<Cgroup> {
         let name = format!("ebb-bench-{}-{name}", std::process::id());
+        let mut directories = Vec::new();
         for controller in CONTROLLERS {
             let root = Path::new(ROOT).join(controller);
             ensure!(
@@ -45,8 +48,14 @@ impl Cgroup {
             );
             let path = root.join(&name);
             fs::create_dir(&path).with_context(|| path.display().to_string())?;
+            directories.push(Undo::new(move || {
+                // The kernel takes a group away only some time after its last process.
+                if let Err(error) = retry(|| fs::remove_dir(&path)) {
+                    eprintln!("{}: {error}", path.display());
+                }
+            }));
         }
-        let cgroup = Cgroup { name, warden: Mutex::default() };
+        let cgroup = Cgroup { name, warden: Mutex::default(), _directories: directories };
         // What this process touches while it is in the group is charged to it, and would be
         // swapped out. Whose pages the kernel itself cannot have back at once it kills.
         mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
@@ -128,7 +137,14 @@ impl Cgroup {
             let path = line.unwrap_or("/").trim_start_matches('/');
             Path::new(ROOT).join(controller).join(path)
         };
-        let entered = Entered { homes: CONTROLLERS.map(home).into() };
+        let homes = CONTROLLERS.map(home);
+        let entered = Entered {
+            _homes: Undo::new(move || {
+                for error in homes.iter().filter_map(|home| move_into(home).err()) {
+                    eprintln!("{error:#}");
+                }
+            }),
+        };
         CONTROLLERS.iter().try_for_each(|controller| move_into(&self.directory(controller)))?;
         Ok(entered)
     }
@@ -139,29 +155,12 @@ fn move_into(directory: &Path) -> anyhow::Result<()> {
     fs::write(&path, std::process::id().to_string()).with_context(|| path.display().to_string())
 }
 
-impl Drop for Entered {
-    fn drop(&mut self) {
-        for home in &self.homes {
-            if let Err(error) = move_into(home) {
-                eprintln!("{error:#}");
-            }
-        }
-    }
-}
-
 impl Drop for Cgroup {
     fn drop(&mut self) {
         if let Err(error) = munlockall() {
             eprintln!("munlockall: {error}");
         }
         self.warden.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        for controller in CONTROLLERS {
-            let path = self.directory(controller);
-            // The kernel takes a group away only some time after its last process.
-            if let Err(error) = retry(|| fs::remove_dir(&path)) {
-                eprintln!("{}: {error}", path.display());
-            }
-        }
     }
 }
 

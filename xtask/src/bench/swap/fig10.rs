@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use vmtest::Scratch;
+
 use super::fig9::{LIMIT_MIB, MEMORY_MIB};
 use super::medium::Medium;
 use super::rig::{self, Both, Keeper, Rig, Setup};
@@ -34,7 +36,7 @@ struct Run {
 /// The host lacks what it needs.
 pub fn run(quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-fig10");
-    let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
+    let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |at| {
         work::random_file(&at.join("fill"), FILL_BYTES)
     })?;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use vmtest::assets;
+use vmtest::{Scratch, assets};
 
 use super::medium::Medium;
 use super::rig::{self, Keeper, Rig, Setup};
@@ -37,7 +37,7 @@ struct Run {
 pub fn run(quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-fig11");
     let archive = assets::userland().map_err(anyhow::Error::msg)?;
-    let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
+    let directory = Scratch::new("ebb-bench-")?;
     let image =
         rig::image(directory.path(), IMAGE_BYTES, |at| work::unpack_userland(&archive, at))?;
     let (rounds, limits): (_, &[u64]) = match quick {

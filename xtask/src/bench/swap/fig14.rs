@@ -6,12 +6,13 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmtest::{Vm, assets};
+use vmtest::{Scratch, Vm, assets};
 
 use super::medium::Medium;
 use super::rig::{self, Ground, Keeper, Setup};
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
+use crate::bench::samples::wait_until;
 use crate::bench::work;
 use crate::guard::guard;
 use crate::plot::{Figure, Panel, Series};
@@ -41,7 +42,7 @@ struct Run {
 pub fn run(quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-fig14");
     let archive = assets::userland().map_err(anyhow::Error::msg)?;
-    let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
+    let directory = Scratch::new("ebb-bench-")?;
     let image =
         rig::image(directory.path(), IMAGE_BYTES, |at| work::unpack_userland(&archive, at))?;
     let counts: &[u64] = if quick { &[3] } else { &[1, 2, 3, 4, 5] };
@@ -80,7 +81,7 @@ fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Vec<f64
         let job = |place: usize| {
             scope.spawn(move || {
                 let due = began + APART * place as u32;
-                thread::sleep(due.saturating_duration_since(Instant::now()));
+                wait_until(due)?;
                 guard(|| manager.job(place))
             })
         };

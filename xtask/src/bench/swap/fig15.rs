@@ -4,6 +4,8 @@ use std::path::Path;
 
 use anyhow::Context;
 
+use vmtest::Scratch;
+
 use super::medium::Medium;
 use super::rig::{self, Keeper, Rig, Setup};
 use crate::bench::report::{Report, Row};
@@ -46,7 +48,7 @@ struct Sample {
 /// The host lacks what it needs.
 pub fn run(_quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-fig15");
-    let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
+    let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, parts)?;
     let setup = Setup::new(Keeper::Ebb, Medium::Ssd, [MEMORY_MIB; 2], &image);
     let rig = Rig::start(&setup)?;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
+use vmtest::Undo;
 
 use super::cgroup::Cgroup;
 
@@ -44,10 +45,13 @@ pub struct Drive {
     // Taken away in this order.
     upper: Loop,
     lower: Option<Loop>,
-    file: PathBuf,
+    _file: Undo,
 }
 
-struct Loop(PathBuf);
+struct Loop {
+    device: PathBuf,
+    _undo: Undo,
+}
 
 /// What has gone to a disk and come from it.
 #[derive(Clone, Copy, Default, Debug)]
@@ -64,6 +68,13 @@ impl Drive {
     /// # Errors
     /// No loop devices, or no room.
     pub fn new(file: &Path, content: Content<'_>, medium: Medium) -> anyhow::Result<Drive> {
+        let made = file.to_owned();
+        // The loop device keeps it until it goes itself.
+        let undo = Undo::new(move || {
+            if let Err(error) = fs::remove_file(&made) {
+                eprintln!("{}: {error}", made.display());
+            }
+        });
         match content {
             Content::Empty(bytes) => {
                 let made = File::create(file)?;
@@ -80,15 +91,15 @@ impl Drive {
             None => (Loop::on(file)?, None),
             Some(_) => {
                 let lower = Loop::on(file)?;
-                (Loop::on(&lower.0)?, Some(lower))
+                (Loop::on(&lower.device)?, Some(lower))
             }
         };
-        Ok(Drive { upper, lower, file: file.into() })
+        Ok(Drive { upper, lower, _file: undo })
     }
 
     /// Its device.
     pub fn device(&self) -> &Path {
-        &self.upper.0
+        &self.upper.device
     }
 
     /// Holds the group's processes to the medium's speed.
@@ -121,15 +132,6 @@ impl Drive {
     }
 }
 
-impl Drop for Drive {
-    fn drop(&mut self) {
-        // The loop device keeps it until it goes itself.
-        if let Err(error) = fs::remove_file(&self.file) {
-            eprintln!("{}: {error}", self.file.display());
-        }
-    }
-}
-
 /// What a new drive holds.
 #[derive(Clone, Copy)]
 pub enum Content<'a> {
@@ -140,27 +142,19 @@ pub enum Content<'a> {
 impl Loop {
     fn on(file: &Path) -> anyhow::Result<Loop> {
         let device = run("losetup", &["--find", "--show", "--direct-io=on", path(file)?])?;
-        Ok(Loop(device.trim().into()))
+        let device = device.trim().to_owned();
+        let undo = undo("losetup", ["--detach", &device]);
+        Ok(Loop { device: device.into(), _undo: undo })
     }
 
     fn sysfs(&self, attribute: &str) -> anyhow::Result<PathBuf> {
-        let name = self.0.file_name().context("a device without a name")?;
+        let name = self.device.file_name().context("a device without a name")?;
         Ok(Path::new("/sys/block").join(name).join(attribute))
     }
 
     /// As in `7:3`.
     fn number(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.sysfs("dev")?)?.trim().into())
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        if let Ok(device) = path(&self.0)
-            && let Err(error) = run("losetup", &["--detach", device])
-        {
-            eprintln!("{error:#}");
-        }
     }
 }
 
@@ -179,7 +173,7 @@ impl Sub for Traffic {
 
 /// The kernel's own swap area, while this lives.
 pub struct SwapArea {
-    device: PathBuf,
+    _undo: Undo,
 }
 
 impl SwapArea {
@@ -191,24 +185,16 @@ impl SwapArea {
         let others = fs::read_to_string("/proc/swaps")?;
         ensure!(others.lines().count() <= 1, "this host swaps already: `swapoff -a` first");
         run("mkswap", &["--quiet", path(drive.device())?])?;
-        run("swapon", &[path(drive.device())?])?;
-        Ok(SwapArea { device: drive.device().into() })
-    }
-}
-
-impl Drop for SwapArea {
-    fn drop(&mut self) {
-        if let Ok(device) = path(&self.device)
-            && let Err(error) = run("swapoff", &[device])
-        {
-            eprintln!("{error:#}");
-        }
+        let device = path(drive.device())?;
+        run("swapon", &[device])?;
+        Ok(SwapArea { _undo: undo("swapoff", [device]) })
     }
 }
 
 /// A file system on a drive, while this lives.
 pub struct Mounted {
     at: PathBuf,
+    _undo: Undo,
 }
 
 impl Mounted {
@@ -219,22 +205,12 @@ impl Mounted {
     pub fn on(drive: &Drive, at: &Path) -> anyhow::Result<Mounted> {
         fs::create_dir_all(at)?;
         run("mount", &[path(drive.device())?, path(at)?])?;
-        Ok(Mounted { at: at.into() })
+        Ok(Mounted { at: at.into(), _undo: undo("umount", [path(at)?]) })
     }
 
     /// Where.
     pub fn path(&self) -> &Path {
         &self.at
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        if let Ok(at) = path(&self.at)
-            && let Err(error) = run("umount", &[at])
-        {
-            eprintln!("{error:#}");
-        }
     }
 }
 
@@ -248,6 +224,17 @@ pub fn format(drive: &Drive) -> anyhow::Result<()> {
 
 fn path(path: &Path) -> anyhow::Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+/// Has a program run in the end.
+fn undo<const COUNT: usize>(program: &'static str, arguments: [&str; COUNT]) -> Undo {
+    let arguments = arguments.map(str::to_owned);
+    Undo::new(move || {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        if let Err(error) = run(program, &arguments) {
+            eprintln!("{error:#}");
+        }
+    })
 }
 
 /// What a program prints.

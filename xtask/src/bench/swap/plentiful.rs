@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use vmtest::Scratch;
+
 use super::medium::Medium;
 use super::rig::{self, Keeper, Rig, Setup};
 use crate::bench::report::{Report, Row};
@@ -57,7 +59,7 @@ struct Run {
 /// The host lacks what it needs.
 pub fn run(quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-plentiful");
-    let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
+    let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |at| {
         work::random_file(&at.join("file"), work::FILE_BYTES)
     })?;

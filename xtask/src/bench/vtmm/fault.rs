@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ebb_units::FRAME_BYTES;
-use vmtest::Vm;
+use vmtest::{Scratch, Vm};
 
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
@@ -110,7 +110,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
          others in each slice. The rest is swapped to a loop device with direct I/O on this \
          machine's disk, or compressed."
     ));
-    let directory = tempfile::Builder::new().prefix("ebb-bench-").tempdir()?;
+    let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |_| Ok(()))?;
     let seconds = if quick { 3 } else { 10 };
     let scale = Scale { slice: Duration::from_secs(seconds), slices: if quick { 3 } else { 6 } };
