@@ -7,10 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use crate::complaints;
 use crate::process;
-use crate::wait::{deadline, until_or};
+use crate::wait::{deadline, until_within};
 
 const TAIL_LINES: usize = 30;
 
@@ -24,6 +25,7 @@ pub struct Console {
     log: PathBuf,
     vmm: i32,
     last_number: u64,
+    patience: Duration,
     /// What came over the socket.
     received: Arc<Mutex<Vec<u8>>>,
 }
@@ -37,7 +39,13 @@ impl Console {
         let input = UnixStream::connect(socket)?;
         let received = Arc::default();
         collect(input.try_clone()?, Arc::clone(&received));
-        Ok(Console { input, log: log.into(), vmm, last_number: 0, received })
+        let (log, patience) = (log.into(), deadline());
+        Ok(Console { input, log, vmm, last_number: 0, patience, received })
+    }
+
+    /// Waits so long for whatever it waits for.
+    pub fn be_patient(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// All that the guest has printed, as far as the log goes back. QEMU, where it keeps the log
@@ -128,7 +136,7 @@ impl Console {
         what: &str,
         mut find: impl FnMut(&Console) -> Option<T>,
     ) -> Result<T, GuestError> {
-        let found = until_or(|| {
+        let found = until_within(self.patience, || {
             // First whether it is over, then what was printed until then.
             let vmm_ended = !process::runs(self.vmm);
             let panicked = complaints::is_fatal(&self.text());
@@ -138,7 +146,7 @@ impl Console {
                 None => panicked.then(|| Err(format!("kernel panic before {what}"))),
             }
         });
-        let timeout = || Err(format!("waited {:?} in vain for {what}", deadline()));
+        let timeout = || Err(format!("waited {:?} in vain for {what}", self.patience));
         found.unwrap_or_else(timeout).map_err(GuestError)
     }
 

@@ -21,12 +21,12 @@ pub struct Guest {
     pub(crate) memory: Bytes,
     pub(crate) cpus: u32,
     pub(crate) append: String,
-    hold: Vec<String>,
+    pub(crate) hold: Vec<String>,
     qemu: Vec<String>,
     machine: String,
     nodes: u64,
     slow_node: Option<Bytes>,
-    ram: String,
+    pub(crate) ram: String,
     accelerator: &'static str,
     disk: Option<Bytes>,
     room: Option<Bytes>,
@@ -38,7 +38,11 @@ impl Guest {
     /// # Panics
     /// There is no such kernel here: `require!` it first.
     pub fn debian(label: &str) -> Guest {
-        let kernel = assets::kernel(label).unwrap_or_else(|why| panic!("{why}"));
+        Guest::of(assets::kernel(label).unwrap_or_else(|why| panic!("{why}")))
+    }
+
+    /// A guest with this kernel: 1 GiB, two processors.
+    pub fn of(kernel: Kernel) -> Guest {
         Guest {
             kernel,
             memory: Bytes(1 << 30),
@@ -313,7 +317,7 @@ impl Guest {
     }
 
     /// A second control socket, for the test, beside the one that Ebb uses.
-    fn common_args(&self, directory: &Path) -> Vec<String> {
+    pub(crate) fn common_args(&self, directory: &Path) -> Vec<String> {
         let test_socket = directory.join("test.sock");
         let socket = format!("unix:{},server=on,wait=off", test_socket.display());
         let mut words = vec!["-qmp".to_owned(), socket];

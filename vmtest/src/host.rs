@@ -193,11 +193,20 @@ impl Host {
 
     /// Starts a QEMU that Ebb knows nothing of and waits until its guest answers.
     pub fn qemu(&self, guest: Guest) -> Vm {
+        self.start_qemu(guest, Guest::plain_args)
+    }
+
+    /// The same on the terms of [`Host::run`]: as `ebb run --privileged` would start it.
+    pub fn alike(&self, guest: Guest) -> Vm {
+        self.start_qemu(guest, Guest::alike_line)
+    }
+
+    fn start_qemu(&self, guest: Guest, line: fn(&Guest, &str, &Path) -> Vec<String>) -> Vm {
         self.use_qemu(&guest);
         let (name, directory) = self.new_vm();
         let log = File::create(directory.join("qemu.log")).expect("a log");
         let mut command = Command::new("qemu-system-x86_64");
-        command.args(guest.plain_args(&name, &directory)).env("PATH", self.path());
+        command.args(line(&guest, &name, &directory)).env("PATH", self.path());
         command.envs(self.0.settings.lock().expect("settings").iter());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         let mut child = command.spawn().expect("QEMU starts");
@@ -243,6 +252,12 @@ impl Host {
     pub fn find(&self, program: &str) -> Option<i32> {
         let all = process::with_path(&self.run_directory());
         all.into_iter().find(|(_, found)| found == program).map(|(pid, _)| pid)
+    }
+
+    /// The daemon and its helpers: all that have to do with this host and are no QEMU.
+    pub fn holders(&self) -> Vec<i32> {
+        let all = process::with_path(self.directory()).into_iter();
+        all.filter(|(_, name)| !name.starts_with("qemu-system")).map(|(pid, _)| pid).collect()
     }
 
     /// How many of the daemon's threads have this name.

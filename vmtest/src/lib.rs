@@ -10,6 +10,7 @@
 //! only. Whoever waits, waits for an event, and says which if it does not come.
 #![forbid(unsafe_code)]
 
+mod alike;
 pub mod assets;
 mod complaints;
 mod console;

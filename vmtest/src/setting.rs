@@ -65,9 +65,17 @@ impl HostSetting {
     /// # Errors
     /// Why it cannot be had.
     pub fn zswap(on: bool) -> Result<HostSetting, String> {
-        let path = Path::new(ZSWAP);
-        let before = read(path)?;
-        write(path, if on { "Y" } else { "N" })?;
+        HostSetting::of(Path::new(ZSWAP), if on { "Y" } else { "N" })
+    }
+
+    /// Whatever is in this file, whose choices may stand in a line with the chosen one in brackets.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub fn of(path: &Path, value: &str) -> Result<HostSetting, String> {
+        let text = read(path)?;
+        let before = text.split(['[', ']']).nth(1).unwrap_or(&text).to_owned();
+        write(path, value)?;
         Ok(kept(path.to_owned(), before))
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use ebb_api::{DetachReport, ReclaimReport, VmStatus};
 use ebb_sys::process::Process;
@@ -179,6 +180,11 @@ impl Vm {
     /// The guest's own words.
     pub fn try_guest(&self, request: &str) -> Result<String, GuestError> {
         self.console().ask(request)
+    }
+
+    /// Waits so long for the guest from now on, where it does what takes long.
+    pub fn be_patient(&self, patience: Duration) {
+        self.console().be_patient(patience);
     }
 
     /// Has the guest do something after which it answers no more.

@@ -43,8 +43,16 @@ pub fn until<T>(what: impl Display, probe: impl FnMut() -> Option<T>) -> T {
 ///
 /// # Panics
 /// After [`give_up`].
-pub fn until_or<T>(mut probe: impl FnMut() -> Option<T>) -> Option<T> {
-    let end = Instant::now() + deadline();
+pub fn until_or<T>(probe: impl FnMut() -> Option<T>) -> Option<T> {
+    until_within(deadline(), probe)
+}
+
+/// The same with a deadline of one's own.
+pub(crate) fn until_within<T>(
+    deadline: Duration,
+    mut probe: impl FnMut() -> Option<T>,
+) -> Option<T> {
+    let end = Instant::now() + deadline;
     while Instant::now() < end {
         assert!(!GIVEN_UP.load(Ordering::Relaxed), "interrupted");
         if let Some(found) = probe() {

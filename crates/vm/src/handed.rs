@@ -95,6 +95,18 @@ impl Handed {
         })
     }
 
+    /// The same, with nothing opened.
+    pub(crate) fn outline(launch: &Launch<'_>) -> Handed {
+        Handed {
+            nodes: launch.nodes.iter().map(|node| (0, node.growth.as_ref().map(|_| 0))).collect(),
+            qmp: 0,
+            console: 0,
+            sockets: 0,
+            kernel: launch.kernel.map(Path::to_owned),
+            initrd: launch.initrd.map(Path::to_owned),
+        }
+    }
+
     /// The path by which it reaches a socket in their directory.
     pub(crate) fn socket(&self, socket: &Path) -> PathBuf {
         by_number(self.sockets).join(socket.file_name().unwrap_or_default())

@@ -166,6 +166,13 @@ impl Launch<'_> {
         command.spawn()
     }
 
+    /// The command line, for whoever starts a QEMU that differs from this one in a few words or
+    /// compares such: what it would inherit has no number yet.
+    pub fn outline(&self) -> Vec<String> {
+        let words = self.arguments(&Handed::outline(self));
+        words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
     fn arguments(&self, handed: &Handed) -> Vec<OsString> {
         let Launch { name, .. } = self;
         let mut words: Vec<OsString> = Vec::new();
