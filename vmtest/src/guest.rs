@@ -27,7 +27,6 @@ pub struct Guest {
     nodes: u64,
     slow_node: Option<Bytes>,
     pub(crate) ram: String,
-    accelerator: &'static str,
     disk: Option<Bytes>,
     room: Option<Bytes>,
 }
@@ -54,7 +53,6 @@ impl Guest {
             nodes: 1,
             slow_node: None,
             ram: "memfd,share=on".into(),
-            accelerator: "tcg",
             disk: None,
             room: None,
         }
@@ -191,13 +189,6 @@ impl Guest {
         self
     }
 
-    /// QEMU's accelerator with its properties, as in `tcg,tb-size=32`; for
-    /// [`crate::Host::qemu`] only.
-    pub fn accelerator(mut self, accelerator: &'static str) -> Guest {
-        self.accelerator = accelerator;
-        self
-    }
-
     /// NUMA nodes of equal size, each with a memory backend of its own; for
     /// [`crate::Host::qemu`] only.
     pub fn nodes(mut self, count: u64) -> Guest {
@@ -251,7 +242,7 @@ impl Guest {
         let mut words = Vec::new();
         let mut option = |key: &str, value: String| words.extend([key.to_owned(), value]);
         option("-name", name.into());
-        option("-accel", self.accelerator.into());
+        option("-accel", "tcg".into());
         option("-smp", self.cpus.to_string());
         let slow_bytes = self.slow_node.map_or(0, |slow| slow.0);
         let room = self.room.map(|room| format!(",slots=0,maxmem={}M", room.0 >> 20));

@@ -9,7 +9,6 @@ use crate::undo::Undo;
 
 const SHMEM: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 const FOLIOS: &str = "/sys/kernel/mm/transparent_hugepage";
-const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
 const HUGETLB: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 /// A setting changed, and put back when this is dropped: also when the test
@@ -57,15 +56,6 @@ impl HostSetting {
         let before = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{path:?} is {text}"))?;
         write(&path, "advise")?;
         Ok(kept(path, before.to_owned()))
-    }
-
-    /// Linux compresses what it swaps out, and keeps it in memory while there is room, or does
-    /// not: zswap.
-    ///
-    /// # Errors
-    /// Why it cannot be had.
-    pub fn zswap(on: bool) -> Result<HostSetting, String> {
-        HostSetting::of(Path::new(ZSWAP), if on { "Y" } else { "N" })
     }
 
     /// Whatever is in this file, whose choices may stand in a line with the chosen one in brackets.

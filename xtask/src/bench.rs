@@ -5,21 +5,28 @@
 //! besides hits both.
 
 mod bare;
+mod blocks;
 mod cpu;
 mod dma;
 mod fault;
 mod footprint;
 mod front;
 mod handlers;
+mod held;
 mod hyperalloc;
+mod identity;
+mod kept;
 mod llfree;
 mod memory;
 mod reclaim;
 mod report;
 mod rounds;
+mod row;
 mod samples;
 mod scan;
+mod session;
 mod starve;
+mod stats;
 mod store;
 mod swap;
 mod virtio_mem;
@@ -27,21 +34,41 @@ mod vm;
 mod vtmm;
 mod work;
 
+use std::path::PathBuf;
+
+use anyhow::ensure;
 use clap::ValueEnum;
 use vmtest::HostSetting;
 
 use crate::guard::guard;
-use crate::interrupt;
+use crate::{interrupt, results};
+pub use identity::Identity;
+use identity::Machine;
 use report::Report;
+pub use row::short;
+use session::Session;
+pub use stats::Interval;
 
 #[derive(clap::Args)]
 pub struct Args {
     /// Which
-    #[arg(value_enum, default_value = "all")]
+    #[arg(value_enum, default_value = "all", conflicts_with = "all")]
     name: Name,
-    /// Fewer rounds: about a minute each
+    /// Each of them
+    #[arg(long)]
+    all: bool,
+    /// Fewer rounds, about a minute each: no goal is decided
     #[arg(long)]
     quick: bool,
+    /// What is finished of the same build on this machine is not taken again
+    #[arg(long)]
+    resume: bool,
+    /// Where results go, and what `--resume` goes on with [default: target/bench]
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+    /// Of the order in which sides take turns [default: any]
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -112,8 +139,8 @@ enum Name {
     All,
 }
 
-/// A benchmark; `true`: the quick one.
-type Bench = fn(bool) -> anyhow::Result<Report>;
+/// A benchmark.
+type Bench = fn(&Session) -> anyhow::Result<Report>;
 
 const EACH: [(Name, Bench); 31] = [
     (Name::Fault, fault::run),
@@ -149,7 +176,8 @@ const EACH: [(Name, Bench); 31] = [
     (Name::VtmmTab4, vtmm::tab4::run),
 ];
 
-/// Runs the benchmarks asked for; a missed goal is no failure.
+/// Runs the benchmarks asked for; a missed goal is no failure. Of all, one that cannot run keeps no
+/// other from it.
 ///
 /// # Errors
 /// One cannot run here.
@@ -157,13 +185,55 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     interrupt::catch()?;
     // Put back at the end; without it there are rows for small pages only.
     let _huge_pages = HostSetting::shared_huge_pages();
-    let wanted = EACH.iter().filter(|(name, _)| args.name == Name::All || args.name == *name);
-    for (_, bench) in wanted {
-        let report = guard(|| bench(args.quick));
+    let directory = args.results.clone().unwrap_or_else(results::taken);
+    let identity = Identity::here(args.quick);
+    let session = Session::new(identity, args.resume, args.seed, directory)?;
+    let Machine { cpu, kernel, cores } = &session.identity.machine;
+    println!("{cpu}, Linux {kernel}, {cores} cores; seed {}", session.seed);
+    let all = args.all || args.name == Name::All;
+    let mut failed = Vec::new();
+    for (name, bench) in EACH.iter().filter(|(name, _)| all || args.name == *name) {
+        let name = name.to_possible_value().map(|value| value.get_name().to_owned());
+        let name = name.unwrap_or_default();
+        if session.is_finished(&name) {
+            println!("{name}: it is there already\n");
+            continue;
+        }
+        println!("{name}");
+        let report = guard(|| bench(&session));
         interrupt::check()?;
-        let report = report?;
-        report.print();
-        println!("{}\n", report.save()?.display());
+        match report {
+            Ok(mut report) => {
+                report.finish(&session);
+                report.print();
+                println!("{}\n", report.save(&session.directory)?.display());
+            }
+            // A night's others go on.
+            Err(why) if all => {
+                eprintln!("{name}: {why:#}\n");
+                failed.push(name);
+            }
+            Err(why) => return Err(why),
+        }
     }
+    ensure!(failed.is_empty(), "not taken: {}", failed.join(", "));
     Ok(())
+}
+
+/// Every benchmark, in the order in which they run.
+pub fn names() -> Vec<String> {
+    let names = EACH.iter().filter_map(|(name, _)| name.to_possible_value());
+    names.map(|value| value.get_name().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_benchmark_is_there_once() {
+        let names: std::collections::BTreeSet<String> = names().into_iter().collect();
+        // All but the name for all.
+        assert_eq!(names.len(), Name::value_variants().len() - 1);
+    }
 }

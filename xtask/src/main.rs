@@ -9,6 +9,7 @@ mod guard;
 mod guest_kernel;
 mod interrupt;
 mod plot;
+mod results;
 mod soak;
 
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ enum Task {
     Demo,
     /// Measure Ebb against the bare system calls and against QEMU: tables, and JSON in target/bench
     Bench(bench::Args),
+    /// Take what benchmarks found into docs/results, and write docs/benchmarks.md from it
+    Results(results::Args),
     /// Build the guest's Linux with the allocator that it shares with the host
     GuestKernel(guest_kernel::Args),
     /// Fetch QEMU 11, which has a device for any vhost-user back-end, and print where it is
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Task::Demo => demo::run(),
         Task::GuestKernel(args) => guest_kernel::run(&args),
         Task::Qemu11 => assets::run_qemu11(),
+        Task::Results(args) => results::run(&args),
         Task::Soak(args) => soak::run(&args),
     };
     vmtest::undo::settle();

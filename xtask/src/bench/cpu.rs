@@ -70,6 +70,21 @@ fn user_and_kernel(pid: i32) -> [Duration; 2] {
     })
 }
 
+/// What all processors of the host have worked for so far; by ticks of 10 ms.
+pub fn of_host() -> Duration {
+    busy(&fs::read_to_string("/proc/stat").unwrap_or_default())
+}
+
+/// User, nice, system, interrupts and softirqs: neither idle nor stolen. What guests of KVM ran is
+/// in the first two.
+fn busy(stat: &str) -> Duration {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
+    let ticks: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let of = |index: usize| ticks.get(index).copied().unwrap_or(0);
+    let ticks: u64 = [0, 1, 2, 5, 6].into_iter().map(of).sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
 /// Processes that share one processor, until this is dropped.
 ///
 /// The kernel keeps memory that was just freed for the processor that freed it.
@@ -110,6 +125,14 @@ impl Drop for Together {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn idle_and_stolen_time_is_no_work() {
+        let hz = rustix::param::clock_ticks_per_second();
+        let stat = format!("cpu  {hz} {hz} {hz} 900 800 {hz} {hz} 700 0 0\ncpu0 1 1 1 1 1 1 1\n");
+        assert_eq!(busy(&stat), Duration::from_secs(5));
+        assert_eq!(busy(""), Duration::ZERO);
+    }
 
     #[test]
     fn this_process_has_run() {

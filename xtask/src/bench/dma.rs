@@ -4,8 +4,10 @@
 
 use vmtest::{Disk, Guest, Host, Vm, until};
 
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::Rounds;
+use super::row::Row;
+use super::session::Session;
 
 const MIB: u64 = 1 << 20;
 const FILL: &str = "fill a 600M";
@@ -34,7 +36,8 @@ struct Figures {
 ///
 /// # Errors
 /// None: what does not work here panics, as in tests.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("dma");
     report.note(
         "A guest of 1 GiB fills 600 MiB and frees them; once they are the host's it writes 256 MiB \

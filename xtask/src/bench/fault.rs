@@ -10,8 +10,10 @@ use ebb_units::{FrameRange, Gfn};
 
 use super::bare::{self, Bare};
 use super::handlers::{Block, Ebb, Handler, Plain, Resolve};
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::{Rounds, percentile_us};
+use super::row::Row;
+use super::session::Session;
 
 /// Metadata frames lie below, blocks from here on.
 const FIRST: Gfn = Gfn(1024);
@@ -172,7 +174,8 @@ impl Figures {
 ///
 /// # Errors
 /// Without the privilege for userfaultfd.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("fault");
     let huge = got_huge()?;
     if !huge {

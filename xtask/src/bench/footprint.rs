@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmtest::Vm;
+use vmtest::{Host, Vm};
 
+use super::held::Holders;
 use super::vm::GIB;
 use crate::guard::guard;
 use crate::interrupt;
@@ -55,18 +56,21 @@ impl Course {
 }
 
 impl Footprint {
-    /// Of `vms`, for as long as `work` takes.
+    /// Of `vms`, and of the daemon that holds them if one does, for as long as `work` takes.
     ///
     /// # Errors
     /// As `work`, or one of the VMs is gone.
     pub fn during<T>(
         vms: &[&Vm],
+        daemon: Option<&Host>,
         work: impl FnOnce(&Course) -> anyhow::Result<T>,
     ) -> anyhow::Result<(T, Footprint)> {
+        let daemon = daemon.map(Holders::of);
         let course = Course { began: Instant::now(), marks: Mutex::default() };
         let done = AtomicBool::new(false);
         let (result, points) = thread::scope(|scope| {
-            let sampler = scope.spawn(|| guard(|| Ok(sample(vms, course.began, &done))));
+            let sampler =
+                scope.spawn(|| guard(|| Ok(sample(vms, daemon.as_ref(), course.began, &done))));
             let result = guard(|| work(&course));
             done.store(true, Ordering::Relaxed);
             (result, sampler.join())
@@ -98,12 +102,18 @@ impl Footprint {
     }
 }
 
-fn sample(vms: &[&Vm], began: Instant, done: &AtomicBool) -> Vec<(f64, f64)> {
+fn sample(
+    vms: &[&Vm],
+    daemon: Option<&Holders>,
+    began: Instant,
+    done: &AtomicBool,
+) -> Vec<(f64, f64)> {
     let mut points = Vec::new();
     loop {
         // Whoever is done wants the end in it.
         let is_last = done.load(Ordering::Relaxed);
-        let bytes: u64 = vms.iter().map(|vm| vm.host_bytes()).sum();
+        let own = daemon.map_or(0, Holders::bytes);
+        let bytes: u64 = own + vms.iter().map(|vm| vm.host_bytes()).sum::<u64>();
         points.push((began.elapsed().as_secs_f64(), bytes as f64 / GIB as f64));
         if is_last {
             return points;
@@ -125,7 +135,7 @@ mod tests {
 
     #[test]
     fn work_that_panics_is_an_error() {
-        let result = Footprint::during::<()>(&[], |_| panic!("no"));
+        let result = Footprint::during::<()>(&[], None, |_| panic!("no"));
         assert_eq!(result.err().map(|error| error.to_string()), Some("no".into()));
     }
 }

@@ -7,8 +7,9 @@ use std::time::Instant;
 use anyhow::ensure;
 use ebb_store::{CLUSTER_SLOTS, Compressed, Page, PageBuffer, Protection, Store, SwapFile};
 
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::{Rounds, percentile_us};
+use super::row::Row;
 use super::store::noise;
 
 const BATCHES: usize = 32;

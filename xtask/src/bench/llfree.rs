@@ -13,8 +13,10 @@ use ebb_llfree::{Error, Kind};
 use llfree_tests::{Allocator, Region};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::Rounds;
+use super::row::Row;
+use super::session::Session;
 
 const ZONE_FRAMES: u64 = 1 << 20;
 const THREADS: usize = 2;
@@ -32,7 +34,8 @@ const TAKEN_AWAY: f64 = 4.0;
 ///
 /// # Errors
 /// As the region's memory, or an allocator that fails.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("llfree");
     let rounds = if quick { 3 } else { 15 };
     report.note(format!(

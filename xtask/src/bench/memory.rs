@@ -6,8 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use anyhow::Context;
 use vmtest::{Host, Vm};
 
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::Rounds;
+use super::row::Row;
+use super::session::Session;
 use super::vm as vms;
 
 /// Held for one VM, or for none, KiB.
@@ -56,13 +58,14 @@ fn kib(pid: i32, file: &str, key: &str) -> anyhow::Result<f64> {
 ///
 /// # Errors
 /// Where `/proc` does not tell.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("memory");
     report.note(
         "KiB: anonymous memory, page tables and the ledger's blocks. The guest's own memory, \
          which the daemon maps too, is not among it.",
     );
-    let rounds = if quick { 1 } else { 3 };
+    let rounds = if quick { 1 } else { 5 };
     for gib in [1, 4] {
         for mode in ["release", "strict"] {
             let mut figures = Figures::default();

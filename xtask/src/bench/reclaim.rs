@@ -13,8 +13,10 @@ use ebb_units::HUGE_BYTES;
 use vmtest::{Host, Vm};
 
 use super::bare::{self, Bare};
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::{Rounds, us};
+use super::row::Row;
+use super::session::Session;
 use super::vm::{GIB, balloon, balloon_bytes, guest};
 use super::{cpu, vm as vms};
 use crate::interrupt;
@@ -41,7 +43,7 @@ struct Scale {
     qemu_rounds: usize,
 }
 
-const FULL: Scale = Scale { guest_gib: 4, fill: "fill a 3G", rounds: 5, qemu_rounds: 3 };
+const FULL: Scale = Scale { guest_gib: 4, fill: "fill a 3G", rounds: 5, qemu_rounds: 5 };
 const QUICK: Scale = Scale { guest_gib: 2, fill: "fill a 1G", rounds: 2, qemu_rounds: 1 };
 
 /// A kind of VM.
@@ -65,7 +67,8 @@ impl Setting {
 ///
 /// # Errors
 /// Where no memory can be had.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("reclaim");
     let scale = if quick { QUICK } else { FULL };
     report

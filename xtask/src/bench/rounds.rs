@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::stats;
+
 /// One figure per round.
 #[derive(Clone, Default)]
 pub struct Rounds(Vec<f64>);
@@ -13,13 +15,12 @@ impl Rounds {
 
     /// The middle one; NaN before the first.
     pub fn median(&self) -> f64 {
-        let sorted = self.sorted();
-        let middle = sorted.len() / 2;
-        match (sorted.len() % 2, sorted.get(middle)) {
-            (_, None) => f64::NAN,
-            (1, Some(&figure)) => figure,
-            (_, Some(&figure)) => (sorted[middle - 1] + figure) / 2.0,
-        }
+        stats::median(&self.0)
+    }
+
+    /// In the order in which they were taken.
+    pub fn figures(&self) -> &[f64] {
+        &self.0
     }
 
     /// None before the first.
@@ -33,12 +34,6 @@ impl Rounds {
 
     pub fn max(&self) -> f64 {
         self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max)
-    }
-
-    fn sorted(&self) -> Vec<f64> {
-        let mut sorted = self.0.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        sorted
     }
 }
 

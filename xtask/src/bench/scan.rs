@@ -14,8 +14,10 @@ use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE};
 use ebb_vm::{Qmp, Ram, layout};
 use vmtest::{Host, Scratch, Vm};
 
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::{Rounds, us};
+use super::row::Row;
+use super::session::Session;
 use super::{cpu, vm as vms};
 
 const GUEST_GIB: u64 = 4;
@@ -47,7 +49,8 @@ const SCANS: [(Scan, &str, [[f64; 2]; 2]); 3] = [
 ///
 /// # Errors
 /// Where the guest's memory cannot be reached, or its kernel is not trusted.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("scan");
     let vm = Host::new().qemu(vms::guest(GUEST_GIB));
     for (state, (name, prepare)) in

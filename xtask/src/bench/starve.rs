@@ -29,8 +29,10 @@ use vmtest::Scratch;
 use super::bare::Bare;
 use super::handlers::run_directory;
 use super::llfree::shuffle;
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::{Rounds, percentile_us, us};
+use super::row::Row;
+use super::session::Session;
 
 /// Of the storm's guest, and what it may have of it.
 const STORM_FRAMES: u64 = (192 << 20) / FRAME_BYTES;
@@ -312,7 +314,8 @@ fn push(rounds: &mut [Rounds; 2], mut times: Vec<Duration>) {
 ///
 /// # Errors
 /// Without the privilege for userfaultfd, or for loop devices.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("starve");
     report.note(
         "Two VMs on one disk. ebb: a swap file leaves the disk's queue to others while they ask; \

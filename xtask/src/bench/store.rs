@@ -15,8 +15,10 @@ use lz4_flex::block::{
 use rustix::fs::OFlags;
 
 use super::front;
-use super::report::{Report, Row};
+use super::report::Report;
 use super::rounds::{Rounds, percentile_us, us};
+use super::row::Row;
+use super::session::Session;
 
 const PAGE_BYTES: u64 = 4096;
 const BATCH_BYTES: u64 = CLUSTER_SLOTS * PAGE_BYTES;
@@ -30,7 +32,8 @@ const NOISE_BYTES: [usize; 3] = [100, 1000, 1700];
 ///
 /// # Errors
 /// As the file system's.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("store");
     let size =
         if quick { Size { batches: 64, rounds: 5 } } else { Size { batches: 256, rounds: 11 } };

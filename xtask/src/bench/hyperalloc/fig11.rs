@@ -10,8 +10,10 @@ use vmtest::{Host, Vm};
 use super::fig7;
 use super::keeper::{self, Keeper, Setup};
 use crate::bench::footprint::{Course, Footprint};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 use crate::bench::work;
 use crate::guard::guard;
 use crate::plot::{Figure, Panel, Series};
@@ -48,7 +50,8 @@ struct Run {
 ///
 /// # Errors
 /// There is no such kernel, or no Debian to run.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("hyperalloc-fig11");
     let scale = if quick { QUICK } else { FULL };
     keeper::note_kernels(&mut report)?;
@@ -70,8 +73,8 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
         work_s: new(),
         course: None,
     });
-    for _ in 0..scale.rounds {
-        for run in &mut runs {
+    for round in 0..scale.rounds {
+        for run in session.in_turn(&mut runs, &format!("hyperalloc-fig11, {round}")) {
             run.round(image.image(), &scale)?;
         }
     }
@@ -87,7 +90,9 @@ impl Run {
         let vms: Vec<Vm> = (0..VMS).map(|_| self.keeper.start(&host, &setup)).collect();
         vms.iter().for_each(|vm| self.keeper.automatic(vm));
         let all: Vec<&Vm> = vms.iter().collect();
-        let (seconds, course) = Footprint::during(&all, |course| together(&all, course, scale))?;
+        let daemon = self.keeper.is_ebb().then_some(&host);
+        let (seconds, course) =
+            Footprint::during(&all, daemon, |course| together(&all, course, scale))?;
         self.footprint.push(course.gib_s());
         self.peak.push(course.peak_gib());
         self.work_s.push(seconds);
@@ -140,5 +145,5 @@ fn plot(report: &Report, runs: &[Run; 5]) -> anyhow::Result<()> {
     });
     let panel = Panel { series: series.collect(), ..Panel::default() };
     let title = "The host's memory of three guests that compile now and then (HyperAlloc, fig. 11)";
-    report.plot(&Figure { title, x_label: "s", y_label: "GiB", panels: &[panel] }).map(drop)
+    report.plot(&Figure { title, x_label: "s", y_label: "GiB", panels: &[panel] })
 }

@@ -8,8 +8,10 @@ use vmtest::{Disk, Host, Vm, assets};
 
 use super::keeper::{self, Keeper, Setup};
 use crate::bench::footprint::{Course, Footprint};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 use crate::bench::{cpu, vm as vms, work};
 use crate::plot::{Figure, Panel, Series};
 
@@ -50,7 +52,8 @@ struct Run {
 ///
 /// # Errors
 /// There is no such kernel, or no Debian to run.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("hyperalloc-fig7");
     let rounds = if quick { 1 } else { ROUNDS };
     keeper::note_kernels(&mut report)?;
@@ -63,7 +66,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     let image = image(&ground)?;
     let mut runs = KEEPERS.map(Run::new);
     for round in 0..rounds {
-        for run in &mut runs {
+        for run in session.in_turn(&mut runs, &format!("hyperalloc-fig7, {round}")) {
             run.measure(&mut report, image.image(), round == 0)?;
         }
     }
@@ -102,7 +105,9 @@ impl Run {
         let vm = self.keeper.start(&Host::new(), &setup);
         self.keeper.automatic(&vm);
         let before = cpu_time(&vm, self.keeper);
-        let ((), course) = Footprint::during(&[&vm], |course| self.work(&vm, course, before))?;
+        let daemon = self.keeper.is_ebb().then(|| vm.host());
+        let ((), course) =
+            Footprint::during(&[&vm], daemon, |course| self.work(&vm, course, before))?;
         self.cpu_all_s.push((cpu_time(&vm, self.keeper) - before).as_secs_f64());
         self.footprint.push(course.gib_s());
         self.peak_mib.push(course.peak_gib() * 1024.0);
@@ -214,5 +219,5 @@ fn plot(report: &Report, runs: &[Run; 5]) -> anyhow::Result<()> {
     };
     let title = "The host's memory of a guest that compiles (HyperAlloc, fig. 8)";
     let (x_label, y_label) = ("s", "GiB");
-    report.plot(&Figure { title, x_label, y_label, panels: &[panel] }).map(drop)
+    report.plot(&Figure { title, x_label, y_label, panels: &[panel] })
 }

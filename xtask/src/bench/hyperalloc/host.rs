@@ -19,8 +19,10 @@ use super::speed;
 use crate::bench::bare::{Bare, advise};
 use crate::bench::handlers::{Ebb, Handler};
 use crate::bench::llfree::compare_and_swap;
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::{Rounds, us};
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 
 /// The allocator's state is below the zone.
 const ZONE: Gfn = Gfn(1024);
@@ -131,7 +133,8 @@ struct Figures {
 ///
 /// # Errors
 /// Without userfaultfd or enough memory.
-pub fn fig4(quick: bool) -> anyhow::Result<Report> {
+pub fn fig4(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("hyperalloc-fig4");
     let rounds = if quick { 3 } else { 15 };
     report.note(format!(
@@ -229,7 +232,8 @@ fn rows(report: &mut Report, kind: Kind, figures: &Figures, swap: &Rounds) {
 ///
 /// # Errors
 /// Without userfaultfd.
-pub fn scan(quick: bool) -> anyhow::Result<Report> {
+pub fn scan(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("hyperalloc-scan");
     let bytes = ZONE.gpa().0 + (SCANNED_GIB << 30);
     let memory = Bare::new(bytes, false)?;
@@ -240,7 +244,7 @@ pub fn scan(quick: bool) -> anyhow::Result<Report> {
     let areas = rig.region.parts().areas;
     let lines = rig.shared.scanned_bytes() as f64 / 64.0 / SCANNED_GIB as f64;
     let lines = [lines].into_iter().collect();
-    report.row(Row::new("cache lines", "lines/GiB", &lines).no_more_than(LINES_MOST));
+    report.row(Row::new("cache lines", "lines/GiB", &lines).exact().no_more_than(LINES_MOST));
     for (what, is_cold) in [("warm", false), ("cold", true)] {
         let (mut ebb, mut plain) = (Rounds::default(), Rounds::default());
         for _ in 0..if quick { 21 } else { 101 } {

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use vmtest::{Host, Vm};
 
 use super::keeper::{self, Keeper, Setup};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
 use crate::bench::vm::GIB;
 use crate::interrupt;
 

@@ -6,8 +6,10 @@ use std::time::Duration;
 use vmtest::{Host, Vm};
 
 use super::keeper::{self, Keeper, Setup};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
+use crate::bench::row::Row;
 use crate::bench::samples::{self, LOADS, Load, Sampled, wait_until};
+use crate::bench::session::Session;
 use crate::plot::Figure;
 
 const MEMORY_MIB: u64 = 2048;
@@ -25,7 +27,7 @@ struct Scale {
     seconds: u64,
 }
 
-const FULL: Scale = Scale { rounds: 3, threads: &[1, 2], seconds: 20 };
+const FULL: Scale = Scale { rounds: 5, threads: &[1, 2], seconds: 20 };
 const QUICK: Scale = Scale { rounds: 2, threads: &[1], seconds: 20 };
 
 impl Scale {
@@ -49,7 +51,8 @@ impl Scale {
 ///
 /// # Errors
 /// There is no such kernel.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("hyperalloc-tab2");
     let scale = if quick { QUICK } else { FULL };
     keeper::note_kernels(&mut report)?;
@@ -116,5 +119,5 @@ fn plot(report: &Report, scale: &Scale, runs: &[(Keeper, Sampled)]) -> anyhow::R
     let title = "A guest's speed while its VM is made smaller and larger (HyperAlloc, fig. 5, 6)";
     let (x_label, y_label) = ("s", "");
     let panels = [panel(0), panel(1)];
-    report.plot(&Figure { title, x_label, y_label, panels: &panels }).map(drop)
+    report.plot(&Figure { title, x_label, y_label, panels: &panels })
 }

@@ -5,19 +5,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use vmtest::Undo;
 
-use super::warden::{Guest, Warden};
+use super::linux::Pooled;
+use super::warden::{Guest, Target, Warden};
+use crate::interrupt;
 
 const ROOT: &str = "/sys/fs/cgroup";
 /// Version 1: a hierarchy for each controller.
-const CONTROLLERS: [&str; 2] = ["memory", "blkio"];
+const CONTROLLERS: [&str; 3] = ["memory", "blkio", "cpuacct"];
 const LIMIT_STEP_BYTES: u64 = 8 << 20;
 const TRIES: u32 = 500;
+/// Guests that are not at their limit by then never will be.
+const BRING_DOWN: Duration = Duration::from_secs(120);
 
 /// Processes started while it is entered are in it. When it goes, they must have ended.
 pub struct Cgroup {
@@ -67,26 +71,35 @@ impl Cgroup {
         Path::new(ROOT).join(controller).join(&self.name)
     }
 
-    /// Limits the memory that all of these guests have together, from now on. What is too much
-    /// is swapped out, little by little: whose pages are all on their way to a disk at once
-    /// would be killed.
+    /// Limits the memory that all of these guests have together, with what is pooled for them, from
+    /// now on. What is too much is swapped out, little by little: whose pages are all on their way
+    /// to a disk at once would be killed.
     ///
     /// # Errors
     /// The kernel cannot bring it down to that.
-    pub fn limit_guests(&self, guests: Vec<Guest>, bytes: u64) -> anyhow::Result<()> {
+    pub fn limit_guests(
+        &self,
+        guests: Vec<Guest>,
+        bytes: u64,
+        pooled: Pooled,
+    ) -> anyhow::Result<()> {
         let directory = self.directory("memory");
         let usage = fs::read_to_string(directory.join("memory.usage_in_bytes"))?;
         let mut limit = usage.trim().parse::<u64>()?.max(bytes);
         let path = directory.join("memory.limit_in_bytes");
         fs::write(directory.join("memory.oom_control"), "1")?;
+        let target = Target { directory, guests, bytes, pooled };
+        let end = Instant::now() + BRING_DOWN;
         loop {
-            let wanted = bytes + super::warden::own_bytes(&directory, &guests)?;
+            interrupt::check()?;
+            ensure!(Instant::now() < end, "the guests cannot be brought down to their limit");
+            let wanted = target.limit()?;
             limit = limit.saturating_sub(LIMIT_STEP_BYTES).max(wanted);
             // Busy while it swaps.
             retry(|| fs::write(&path, limit.to_string()))
                 .with_context(|| path.display().to_string())?;
             if limit == wanted {
-                let warden = Warden::start(directory, guests, bytes, limit)?;
+                let warden = Warden::start(target, limit)?;
                 *self.warden.lock().unwrap_or_else(PoisonError::into_inner) = Some(warden);
                 return Ok(());
             }
@@ -102,6 +115,15 @@ impl Cgroup {
         let peak = fs::read_to_string(&path)?.trim().parse()?;
         fs::write(&path, "0")?;
         Ok(peak)
+    }
+
+    /// What all threads that are in it, or were, have run for so far.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn ran(&self) -> anyhow::Result<Duration> {
+        let path = self.directory("cpuacct").join("cpuacct.usage");
+        Ok(Duration::from_nanos(fs::read_to_string(&path)?.trim().parse()?))
     }
 
     /// No more than this of the device `number` (as in `7:3`), for reads and for writes.
@@ -137,22 +159,30 @@ impl Cgroup {
             let path = line.unwrap_or("/").trim_start_matches('/');
             Path::new(ROOT).join(controller).join(path)
         };
-        let homes = CONTROLLERS.map(home);
+        let (homes, me) = (CONTROLLERS.map(home), std::process::id());
         let entered = Entered {
             _homes: Undo::new(move || {
-                for error in homes.iter().filter_map(|home| move_into(home).err()) {
+                for error in homes.iter().filter_map(|home| move_into(home, me).err()) {
                     eprintln!("{error:#}");
                 }
             }),
         };
-        CONTROLLERS.iter().try_for_each(|controller| move_into(&self.directory(controller)))?;
+        self.adopt(std::process::id())?;
         Ok(entered)
+    }
+
+    /// From now on this process is in the group.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn adopt(&self, pid: u32) -> anyhow::Result<()> {
+        CONTROLLERS.iter().try_for_each(|controller| move_into(&self.directory(controller), pid))
     }
 }
 
-fn move_into(directory: &Path) -> anyhow::Result<()> {
+fn move_into(directory: &Path, pid: u32) -> anyhow::Result<()> {
     let path = directory.join("cgroup.procs");
-    fs::write(&path, std::process::id().to_string()).with_context(|| path.display().to_string())
+    fs::write(&path, pid.to_string()).with_context(|| path.display().to_string())
 }
 
 impl Drop for Cgroup {

@@ -5,106 +5,111 @@ use std::path::Path;
 
 use vmtest::Scratch;
 
+use super::compare::{self, Told};
 use super::fig9::{LIMIT_MIB, MEMORY_MIB};
+use super::keeper::{Keeper, PLAIN_LINUX};
+use super::linux::Linux;
 use super::medium::Medium;
-use super::rig::{self, Both, Keeper, Rig, Setup};
-use crate::bench::report::{Report, Row};
-use crate::bench::rounds::Rounds;
+use super::rig::{self, Rig};
+use super::setup::Setup;
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
+use crate::bench::report::Report;
+use crate::bench::row::{Better, Row};
+use crate::bench::session::Session;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
+const NAME: &str = "vswapper-fig10";
 const IMAGE_BYTES: u64 = 700 << 20;
 /// More than the guest believes to have.
 const FILL_BYTES: u64 = 520 << 20;
-/// Without the proof that the guest has freed a page to with it.
+/// Of the time without the proof that the guest has freed a page.
 const GOAL: f64 = 0.5;
+/// How often it is done: short, and else.
+const TURNS: [usize; 2] = [1, 3];
 
-/// A process taking 200 MB.
-struct Turn {
-    seconds: f64,
-    traffic: Both,
-}
+const TIME: Told = told("taking 200 MB", "s", "seconds");
+const TOLD: [Told; 2] =
+    [told("pages in", "", "pages-in"), told("pages swapped out", "", "pages-out")];
 
-struct Run {
-    keeper: Keeper,
-    turns: Vec<Turn>,
+const fn told(what: &'static str, unit: &'static str, figure: &'static str) -> Told {
+    Told { what, unit, figure, better: Better::Less }
 }
 
 /// Runs it.
 ///
 /// # Errors
 /// The host lacks what it needs.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
-    let mut report = Report::new("vswapper-fig10");
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let mut report = Report::new(NAME);
+    report.note(Linux::lacks());
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
     let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |at| {
         work::random_file(&at.join("fill"), FILL_BYTES)
     })?;
-    let (count, media): (_, &[Medium]) = match quick {
-        true => (2, &[Medium::Ssd]),
-        false => (4, &[Medium::Ssd, Medium::Hdd]),
-    };
-    let mut panels = Vec::new();
-    for &medium in media {
-        let mut runs = Vec::new();
-        for keeper in [Keeper::Anonymous, Keeper::EbbBlind, Keeper::Ebb] {
-            match work::again_if_killed(|| one(keeper, medium, &image, count)) {
-                Ok(run) => runs.push(run),
-                Err(why) => report.note(format!("{}, {}: {why}", medium.name(), keeper.name())),
-            }
-        }
-        rows(&mut report, medium, &runs);
-        panels.push(picture(medium, &runs));
-    }
+    let medium = Medium::Ssd;
+    let [short, long] = TURNS;
+    let take = |keeper, turns| compare::again(keeper, || one(keeper, medium, &image, turns));
+    // Its goal is against Ebb itself: no way of Linux's is looked for.
+    let linux = PLAIN_LINUX;
+    let sides = [&[Keeper::Ebb, Keeper::EbbBlind], &linux[..]].concat();
+    let turns = if session.identity.quick { short } else { long };
+    let context = (session, &mut blocks, &mut report);
+    let taken = compare::take(context, medium.name(), &sides, |keeper| take(keeper, turns))?;
+    rows(&mut report, &taken, &linux);
     let title = "Taking 200 MB when memory is full of files (VSwapper, fig. 10)";
+    let panels = [picture(&taken)];
     report.plot(&Figure { title, x_label: "time it was done", y_label: "", panels: &panels })?;
     Ok(report)
 }
 
-fn one(keeper: Keeper, medium: Medium, image: &Path, count: usize) -> anyhow::Result<Run> {
+fn one(keeper: Keeper, medium: Medium, image: &Path, turns: usize) -> anyhow::Result<Figures> {
     let setup = Setup::new(keeper, medium, [MEMORY_MIB, LIMIT_MIB], image);
     let rig = Rig::start(&setup)?;
-    let mut run = Run { keeper, turns: Vec::new() };
-    for _ in 0..count {
-        work::seconds(&rig.vm, "read /mnt/fill")?;
-        let before = rig.traffic()?;
-        let seconds = work::seconds(&rig.vm, &format!("allocate {}", work::FILE_BYTES))?;
-        run.turns.push(Turn { seconds, traffic: rig.traffic()? - before });
+    compare::counting(&rig, |figures| {
+        for _ in 0..turns {
+            work::seconds(&rig.vm, "read /mnt/fill")?;
+            let before = rig.traffic()?;
+            let seconds = work::seconds(&rig.vm, &format!("allocate {}", work::FILE_BYTES))?;
+            let traffic = rig.traffic()? - before;
+            let pages_in = traffic.disk.read_pages + traffic.swap.read_pages;
+            compare::add(figures, "seconds", seconds);
+            compare::add(figures, "pages-in", pages_in as f64);
+            compare::add(figures, "pages-out", traffic.swap.write_pages as f64);
+        }
+        Ok(())
+    })
+}
+
+fn rows(report: &mut Report, taken: &Taken, linux: &[Keeper]) {
+    let [ebb, blind] =
+        [Keeper::Ebb, Keeper::EbbBlind].map(|keeper| taken.rounds(&keeper.name(), TIME.figure));
+    let time = Row::new(format!("{}: {}", taken.case, TIME.what), TIME.unit, &ebb);
+    report.row(time.against_vms(Keeper::EbbBlind.name(), &blind).at_most(GOAL));
+    compare::rows(report, taken, TIME, (Keeper::Ebb, linux), None);
+    for told in TOLD {
+        let others = [&[Keeper::EbbBlind], linux].concat();
+        compare::rows(report, taken, told, (Keeper::Ebb, &others), None);
     }
-    Ok(run)
+    compare::costs(report, taken, Keeper::Ebb, linux);
 }
 
-fn rows(report: &mut Report, medium: Medium, runs: &[Run]) {
-    let of = |run: &Run, figure: fn(&Turn) -> f64| run.turns.iter().map(figure).collect::<Rounds>();
-    let Some(ebb) = runs.iter().find(|run| run.keeper == Keeper::Ebb) else { return };
-    for other in runs.iter().filter(|run| run.keeper != Keeper::Ebb) {
-        let against = other.keeper.name();
-        let row = |label: &str, unit, figure: fn(&Turn) -> f64| {
-            let row = Row::new(format!("{}: {label}", medium.name()), unit, &of(ebb, figure));
-            row.against(against, &of(other, figure))
-        };
-        let time = row("taking 200 MB", "s", |turn| turn.seconds);
-        let is_goal = other.keeper == Keeper::EbbBlind;
-        report.row(if is_goal { time.at_most(GOAL) } else { time });
-        report.row(row("pages in", "", pages_in));
-        report.row(row("pages swapped out", "", |turn| turn.traffic.swap.write_pages as f64));
-    }
-}
-
-fn pages_in(turn: &Turn) -> f64 {
-    (turn.traffic.disk.read_pages + turn.traffic.swap.read_pages) as f64
-}
-
-fn picture(medium: Medium, runs: &[Run]) -> Panel {
-    let series = |run: &Run| Series {
-        name: run.keeper.name().into(),
-        points: (1..).zip(&run.turns).map(|(x, turn)| (f64::from(x), turn.seconds)).collect(),
+fn picture(taken: &Taken) -> Panel {
+    let series = |name: &str| Series {
+        name: name.into(),
+        points: (1..)
+            .zip(taken.course(name, TIME.figure))
+            .map(|(x, seconds)| (f64::from(x), seconds))
+            .collect(),
         is_bound: false,
     };
     Panel {
-        title: medium.name().into(),
+        title: taken.case.clone(),
         y_label: Some("seconds".into()),
-        series: runs.iter().map(series).collect(),
+        series: taken.names().map(series).collect(),
         ..Panel::default()
     }
 }

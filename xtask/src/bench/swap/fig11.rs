@@ -5,109 +5,173 @@ use std::path::Path;
 
 use vmtest::{Scratch, assets};
 
+use super::compare::{self, Told};
+use super::keeper::{Keeper, PLAIN_LINUX};
+use super::linux::Linux;
 use super::medium::Medium;
-use super::rig::{self, Keeper, Rig, Setup};
-use crate::bench::report::{Report, Row};
-use crate::bench::rounds::Rounds;
+use super::rig::{self, Rig};
+use super::setup::Setup;
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
+use crate::bench::report::Report;
+use crate::bench::row::Better;
+use crate::bench::session::Session;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
+const NAME: &str = "vswapper-fig11";
 const MEMORY_MIB: u64 = 512;
-const IMAGE_BYTES: u64 = 1536 << 20;
-/// Of the balloon's time, where its guest survives.
-const GOAL: f64 = 1.1;
-const WORKS: [(&str, &str); 2] = [("zstd", work::COMPRESS), ("a compile", work::COMPILE)];
-const KEEPERS: [Keeper; 4] = [Keeper::Anonymous, Keeper::Balloon, Keeper::Ebb, Keeper::EbbBalloon];
+pub const IMAGE_BYTES: u64 = 1536 << 20;
+/// What a guest has when ways are screened, and in a quick run.
+const SCREENED_MIB: u64 = 192;
+/// At this size Linux's defaults are compared whether they are among the best or not.
+const WITH_DEFAULTS_MIB: u64 = 256;
+const TIME: Told = Told { what: "time", unit: "s", figure: "seconds", better: Better::Less };
 
-/// What became of one kind of run.
-struct Run {
-    /// Of [`WORKS`].
-    work: usize,
-    keeper: Keeper,
-    limit_mib: u64,
-    /// None: the guest's kernel or the host's killed what it needed.
-    seconds: Rounds,
-    killed: usize,
+/// What the guest does.
+#[derive(Clone, Copy)]
+struct Work {
+    name: &'static str,
+    /// Where its screening is kept: figure 14 has the same.
+    screening: &'static str,
+    command: &'static str,
+    /// What ways are screened by.
+    short: &'static str,
+    /// Of the best baseline's time.
+    goal: f64,
+    /// What it has, and how many processors.
+    cases: &'static [(u64, u32)],
 }
+
+const ZSTD: Work = Work {
+    name: "zstd",
+    screening: "swap-screening-zstd",
+    command: work::COMPRESS,
+    short: work::COMPRESS_SHORT,
+    goal: 0.9,
+    cases: &[(512, 1), (256, 1), (128, 1), (192, 2)],
+};
+const COMPILE: Work = Work {
+    name: "a compile",
+    screening: "swap-screening-compile",
+    command: work::COMPILE,
+    short: work::COMPILE,
+    goal: 1.0,
+    cases: &[(512, 1), (256, 1), (128, 1)],
+};
 
 /// Runs it.
 ///
 /// # Errors
 /// The host lacks what it needs, or there is no Debian to run.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
-    let mut report = Report::new("vswapper-fig11");
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let mut report = Report::new(NAME);
+    report.note(Linux::lacks());
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
     let archive = assets::userland().map_err(anyhow::Error::msg)?;
     let directory = Scratch::new("ebb-bench-")?;
     let image =
         rig::image(directory.path(), IMAGE_BYTES, |at| work::unpack_userland(&archive, at))?;
-    let (rounds, limits): (_, &[u64]) = match quick {
-        true => (1, &[192]),
-        false => (3, &[512, 384, 256, 224, 192]),
-    };
-    let mut runs = Vec::new();
-    for (work, &limit_mib) in
-        (0..WORKS.len()).flat_map(|work| limits.iter().map(move |l| (work, l)))
-    {
-        for keeper in KEEPERS {
-            let mut run = Run { work, keeper, limit_mib, seconds: Rounds::default(), killed: 0 };
-            for _ in 0..rounds {
-                match one(work, keeper, limit_mib, &image)? {
-                    Some(seconds) => run.seconds.push(seconds),
-                    None => run.killed += 1,
-                }
-            }
-            runs.push(run);
+    let mut panels = Vec::new();
+    for work in [ZSTD, COMPILE] {
+        let linux = work.screen(session, &mut report, &image)?;
+        let mut all = Vec::new();
+        let quick = &[(SCREENED_MIB, 1)][..];
+        let cases = if session.identity.quick { quick } else { work.cases };
+        for &(limit_mib, cpus) in cases {
+            let linux = match limit_mib {
+                // Who has all its memory is swapped by nobody.
+                MEMORY_MIB => &PLAIN_LINUX,
+                WITH_DEFAULTS_MIB => &linux[..],
+                _ => compare::best(&linux),
+            };
+            let sides = [&[Keeper::Ebb], linux].concat();
+            let context = (session, &mut blocks, &mut report);
+            let case = case(work.name, limit_mib, cpus);
+            let taken = compare::take(context, &case, &sides, |keeper| {
+                compare::again(keeper, || {
+                    one(keeper, work.command, [limit_mib, cpus.into()], &image)
+                })
+            })?;
+            compare::rows(&mut report, &taken, TIME, (Keeper::Ebb, linux), Some(work.goal));
+            compare::costs(&mut report, &taken, Keeper::Ebb, linux);
+            all.extend((cpus == 1).then_some((limit_mib, taken)));
         }
-        rows(&mut report, work, limit_mib, &runs);
+        panels.push(picture(work, &all));
     }
     let title = "Work in a guest of 512 MB that has less (VSwapper, fig. 11)";
-    let panels = [picture(0, &runs), picture(1, &runs)];
     report.plot(&Figure { title, x_label: "MiB", y_label: "seconds", panels: &panels })?;
     Ok(report)
 }
 
-/// Seconds; none: for want of memory a kernel killed what it needed.
-fn one(work: usize, keeper: Keeper, limit_mib: u64, image: &Path) -> anyhow::Result<Option<f64>> {
-    let medium = Medium::Ssd;
-    let setup = Setup::new(keeper, medium, [MEMORY_MIB, limit_mib], image);
-    let seconds = crate::guard::guard(|| {
-        let rig = Rig::start(&setup)?;
-        let seconds = work::seconds(&rig.vm, &format!("program /mnt {}", WORKS[work].1));
-        rig.vm.forgive();
-        seconds
-    });
-    match seconds {
-        Err(error) if work::was_killed(&error) => Ok(None),
-        seconds => seconds.map(Some),
+/// Linux's ways that go on where guests compress.
+///
+/// # Errors
+/// As [`compare::screen`].
+pub fn screen_zstd(
+    session: &Session,
+    report: &mut Report,
+    image: &Path,
+) -> anyhow::Result<Vec<Keeper>> {
+    ZSTD.screen(session, report, image)
+}
+
+impl Work {
+    /// The balloon, which the guest's own kernel may kill it with, is told here only.
+    fn screen(
+        self,
+        session: &Session,
+        report: &mut Report,
+        image: &Path,
+    ) -> anyhow::Result<Vec<Keeper>> {
+        let mut blocks = Blocks::open(session, self.screening)?;
+        let beside = [Keeper::Balloon, Keeper::EbbBalloon, Keeper::EbbCompressed];
+        let case = case(self.name, SCREENED_MIB, 1);
+        let sides = (Keeper::Ebb, &beside[..]);
+        compare::screen((session, &mut blocks, report), &case, TIME, sides, |keeper| {
+            compare::again(keeper, || one(keeper, self.short, [SCREENED_MIB, 1], image))
+        })
     }
 }
 
-fn rows(report: &mut Report, work: usize, limit_mib: u64, runs: &[Run]) {
-    let name = WORKS[work].0;
-    let runs = || runs.iter().filter(|run| (run.work, run.limit_mib) == (work, limit_mib));
-    for run in runs().filter(|run| run.killed > 0) {
-        let (keeper, killed) = (run.keeper.name(), run.killed);
-        report.note(format!("{name}, {limit_mib} MiB, {keeper}: {killed} times it was killed."));
-    }
-    for ebb in runs().filter(|run| matches!(run.keeper, Keeper::Ebb | Keeper::EbbBalloon)) {
-        for other in runs().filter(|run| matches!(run.keeper, Keeper::Anonymous | Keeper::Balloon))
-        {
-            let what = format!("{name}, {limit_mib} MiB: {}", ebb.keeper.name());
-            let row = Row::new(what, "s", &ebb.seconds);
-            let row = row.against(other.keeper.name(), &other.seconds);
-            let is_goal = ebb.keeper == Keeper::Ebb && other.keeper == Keeper::Balloon;
-            let survives = other.killed == 0;
-            report.row(if is_goal && survives { row.at_most(GOAL) } else { row });
-        }
+fn case(work: &str, limit_mib: u64, cpus: u32) -> String {
+    match cpus {
+        1 => format!("{work}, {limit_mib} MiB"),
+        _ => format!("{work}, {limit_mib} MiB, {cpus} vCPUs"),
     }
 }
 
-fn picture(work: usize, runs: &[Run]) -> Panel {
-    let series = |keeper: Keeper| {
-        let of = runs.iter();
-        let of = of.filter(|run| (run.work, run.keeper, run.killed) == (work, keeper, 0));
-        let points = of.map(|run| (run.limit_mib as f64, run.seconds.median())).collect();
-        Series { name: keeper.name().into(), points, is_bound: false }
+/// With so many MiB and processors.
+fn one(
+    keeper: Keeper,
+    command: &str,
+    [limit_mib, cpus]: [u64; 2],
+    image: &Path,
+) -> anyhow::Result<Figures> {
+    let setup = Setup::new(keeper, Medium::Ssd, [MEMORY_MIB, limit_mib], image);
+    let rig = Rig::start(&Setup { cpus: cpus as u32, ..setup })?;
+    compare::counting(&rig, |figures| {
+        let seconds = work::seconds(&rig.vm, &format!("program /mnt {command}"))?;
+        compare::add(figures, TIME.figure, seconds);
+        Ok(())
+    })
+}
+
+fn picture(work: Work, all: &[(u64, Taken)]) -> Panel {
+    let mut names: Vec<&str> = all.iter().flat_map(|(_, taken)| taken.names()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let series = |name: &str| Series {
+        name: name.into(),
+        points: all
+            .iter()
+            .map(|(limit_mib, taken)| (*limit_mib, taken.rounds(name, TIME.figure)))
+            .filter(|(_, rounds)| !rounds.figures().is_empty())
+            .map(|(limit_mib, rounds)| (limit_mib as f64, rounds.median()))
+            .collect(),
+        is_bound: false,
     };
-    Panel { title: WORKS[work].0.into(), series: KEEPERS.map(series).into(), ..Panel::default() }
+    let series = names.into_iter().map(series).collect();
+    Panel { title: work.name.into(), series, ..Panel::default() }
 }

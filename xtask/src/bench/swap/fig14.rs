@@ -8,80 +8,110 @@ use std::time::{Duration, Instant};
 
 use vmtest::{Scratch, Vm, assets};
 
+use super::compare::{self, Told};
+use super::fig11::{self, IMAGE_BYTES};
+use super::keeper::Keeper;
+use super::linux::Linux;
 use super::medium::Medium;
-use super::rig::{self, Ground, Keeper, Setup};
-use crate::bench::report::{Report, Row};
-use crate::bench::rounds::Rounds;
+use super::rig::{self, Ground};
+use super::setup::Setup;
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
+use crate::bench::report::Report;
+use crate::bench::row::Better;
 use crate::bench::samples::wait_until;
+use crate::bench::session::Session;
+use crate::bench::stats::geometric_mean;
 use crate::bench::work;
 use crate::guard::guard;
 use crate::plot::{Figure, Panel, Series};
 
+const NAME: &str = "vswapper-fig14";
 const MEMORY_MIB: u64 = 256;
 /// For all guests together.
 const HOST_MIB: u64 = 448;
-const IMAGE_BYTES: u64 = 1024 << 20;
+/// Of the best baseline's time.
+const GOAL: f64 = 0.9;
+/// Guests in a quick run, and else.
+const GUESTS: [u64; 2] = [3, 10];
 /// What a guest at work gets for each part of one that rests.
 const AT_WORK_WEIGHT: u64 = 3;
+/// They share two processors or so, beside the memory.
+const PATIENCE: Duration = Duration::from_secs(1800);
 const APART: Duration = Duration::from_secs(10);
-const KEEPERS: [Keeper; 4] = [Keeper::Anonymous, Keeper::Balloon, Keeper::Ebb, Keeper::EbbBalloon];
-
-/// What became of so many guests with one keeper.
-struct Run {
-    keeper: Keeper,
-    guests: u64,
-    /// Of each job; none where a guest or its job was killed.
-    seconds: Rounds,
-    why: Option<String>,
-}
+const TIME: Told =
+    Told { what: "a job, geometric mean", unit: "s", figure: "job", better: Better::Less };
+const TOLD: [Told; 3] = [
+    Told { what: "the last job's end", unit: "s", figure: "all", better: Better::Less },
+    compare::COUNTED[0],
+    compare::COUNTED[1],
+];
 
 /// Runs it.
 ///
 /// # Errors
 /// The host lacks what it needs, or there is no Debian to run.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
-    let mut report = Report::new("vswapper-fig14");
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let mut report = Report::new(NAME);
+    report.note(Linux::lacks());
     let archive = assets::userland().map_err(anyhow::Error::msg)?;
     let directory = Scratch::new("ebb-bench-")?;
     let image =
         rig::image(directory.path(), IMAGE_BYTES, |at| work::unpack_userland(&archive, at))?;
-    let counts: &[u64] = if quick { &[3] } else { &[1, 2, 3, 4, 5] };
-    let mut runs = Vec::new();
-    for &guests in counts {
-        for keeper in KEEPERS {
-            let mut run = Run { keeper, guests, seconds: Rounds::default(), why: None };
-            match guard(|| together(keeper, guests, &image)) {
-                Ok(seconds) => run.seconds = seconds.into_iter().collect(),
-                Err(why) => run.why = Some(format!("{why:#}")),
-            }
-            runs.push(run);
-        }
-        rows(&mut report, guests, &runs);
+    let linux = fig11::screen_zstd(session, &mut report, &image)?;
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
+    let guests = GUESTS[usize::from(!session.identity.quick)];
+    let case = format!("{guests} guests");
+    // So many guests take long.
+    let linux = compare::best(&linux);
+    let sides = [&[Keeper::Ebb], linux].concat();
+    let context = (session, &mut blocks, &mut report);
+    let taken = compare::take(context, &case, &sides, |keeper| {
+        compare::again(keeper, || together(keeper, guests, &image))
+    })?;
+    let sides = (Keeper::Ebb, linux);
+    compare::rows(&mut report, &taken, TIME, sides, Some(GOAL));
+    for told in TOLD {
+        compare::rows(&mut report, &taken, told, sides, None);
     }
     let title = "Guests of 256 MB that start a compressor 10 s apart, with 448 MB for all \
         (VSwapper, fig. 14)";
-    let y_label = "seconds a job, mean";
-    report.plot(&Figure { title, x_label: "guests", y_label, panels: &[picture(&runs)] })?;
+    let y_label = "seconds a job";
+    report.plot(&Figure { title, x_label: "guest", y_label, panels: &[picture(&taken)] })?;
     Ok(report)
 }
 
-fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Vec<f64>> {
+fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Figures> {
     let medium = Medium::Ssd;
     let setup = Setup::new(keeper, medium, [MEMORY_MIB, HOST_MIB], image);
-    let ground = Ground::new(keeper, medium)?;
+    let ground = Ground::new(keeper, medium, guests * MEMORY_MIB)?;
     let booted = (0..guests).map(|_| ground.boot(&setup)).collect::<anyhow::Result<Vec<_>>>()?;
     let vms: Vec<&Vm> = booted.iter().map(|(vm, _)| vm).collect();
+    vms.iter().for_each(|vm| vm.be_patient(PATIENCE));
     if !keeper.is_ebb() {
         ground.limit(&vms, MEMORY_MIB, HOST_MIB)?;
     }
-    let manager = Manager { keeper, vms: &vms, at_work: Mutex::new(vec![false; vms.len()]) };
-    let manager = &manager;
-    let began = Instant::now();
+    let (before, began) = (ground.ran()?, Instant::now());
+    let seconds = jobs(keeper, &vms, began)?;
+    let (all, after) = (began.elapsed(), ground.ran()?);
+    ground.check_held(&vms, MEMORY_MIB, HOST_MIB)?;
+    let mut figures = Figures::new();
+    compare::add(&mut figures, "job", geometric_mean(&seconds));
+    compare::add(&mut figures, "all", all.as_secs_f64());
+    compare::add(&mut figures, "cpu", after.group - before.group);
+    compare::add(&mut figures, "host-cpu", after.host - before.host);
+    figures.insert("course".into(), seconds);
+    Ok(figures)
+}
+
+/// Of each guest, how long its job took.
+fn jobs(keeper: Keeper, vms: &[&Vm], began: Instant) -> anyhow::Result<Vec<f64>> {
+    let manager = &Manager { keeper, vms, at_work: Mutex::new(vec![false; vms.len()]) };
     thread::scope(|scope| {
         let job = |place: usize| {
             scope.spawn(move || {
-                let due = began + APART * place as u32;
-                wait_until(due)?;
+                wait_until(began + APART * place as u32)?;
                 guard(|| manager.job(place))
             })
         };
@@ -103,7 +133,7 @@ impl Manager<'_> {
         let vm = self.vms[place];
         vm.forgive();
         self.set(place, true);
-        let seconds = work::seconds(vm, &format!("program /mnt {}", work::COMPRESS));
+        let seconds = work::seconds(vm, &format!("program /mnt {}", work::COMPRESS_SHORT));
         self.set(place, false);
         seconds
     }
@@ -123,33 +153,15 @@ impl Manager<'_> {
     }
 }
 
-fn rows(report: &mut Report, guests: u64, runs: &[Run]) {
-    let runs: Vec<&Run> = runs.iter().filter(|run| run.guests == guests).collect();
-    for run in &runs {
-        if let Some(why) = &run.why {
-            report.note(format!("{guests} guests, {}: {why}.", run.keeper.name()));
-        }
-    }
-    for ebb in runs.iter().filter(|run| run.keeper.is_ebb()) {
-        for other in runs.iter().filter(|run| !run.keeper.is_ebb()) {
-            let what = format!("{guests} guests: a job, {}", ebb.keeper.name());
-            let row = Row::new(what, "s", &ebb.mean());
-            report.row(row.against(other.keeper.name(), &other.mean()));
-        }
-    }
-}
-
-impl Run {
-    fn mean(&self) -> Rounds {
-        self.seconds.mean().into_iter().collect()
-    }
-}
-
-fn picture(runs: &[Run]) -> Panel {
-    let series = |keeper: Keeper| {
-        let of = runs.iter().filter(|run| run.keeper == keeper);
-        let points = of.filter_map(|run| Some((run.guests as f64, run.seconds.mean()?)));
-        Series { name: keeper.name().into(), points: points.collect(), is_bound: false }
+/// Of the last block.
+fn picture(taken: &Taken) -> Panel {
+    let series = |name: &str| Series {
+        name: name.into(),
+        points: (1..)
+            .zip(taken.course(name, "course"))
+            .map(|(guest, seconds)| (f64::from(guest), seconds))
+            .collect(),
+        is_bound: false,
     };
-    Panel { series: KEEPERS.map(series).into(), ..Panel::default() }
+    Panel { series: taken.names().map(series).collect(), ..Panel::default() }
 }

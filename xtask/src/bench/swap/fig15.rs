@@ -6,10 +6,14 @@ use anyhow::Context;
 
 use vmtest::Scratch;
 
+use super::keeper::Keeper;
 use super::medium::Medium;
-use super::rig::{self, Keeper, Rig, Setup};
-use crate::bench::report::{Report, Row};
+use super::rig::{self, Rig};
+use super::setup::Setup;
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
@@ -46,7 +50,7 @@ struct Sample {
 ///
 /// # Errors
 /// The host lacks what it needs.
-pub fn run(_quick: bool) -> anyhow::Result<Report> {
+pub fn run(_session: &Session) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-fig15");
     let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, parts)?;

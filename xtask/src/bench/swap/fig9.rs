@@ -5,160 +5,198 @@ use std::path::Path;
 
 use vmtest::Scratch;
 
+use super::compare::{self, Told};
+use super::keeper::Keeper;
+use super::linux::Linux;
 use super::medium::Medium;
-use super::rig::{self, Both, Keeper, Rig, Setup};
-use crate::bench::report::{Report, Row};
-use crate::bench::rounds::Rounds;
+use super::rig::{self, Both, Rig};
+use super::setup::Setup;
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
+use crate::bench::report::Report;
+use crate::bench::row::{Better, Row};
+use crate::bench::session::Session;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
 pub const MEMORY_MIB: u64 = 512;
 pub const LIMIT_MIB: u64 = 100;
+const NAME: &str = "vswapper-fig9";
 const IMAGE_BYTES: u64 = 400 << 20;
+/// Requests of the last iteration, of those of the second.
+const FLAT: f64 = 1.1;
 
-/// Of the better baseline's time: 6 times faster, and 1.5 times.
+/// A disk, how many processors, and how often the file is read: short, and else.
+#[derive(Clone, Copy)]
+struct Case {
+    medium: Medium,
+    cpus: u32,
+    reads: [usize; 2],
+}
+
+const CASES: [Case; 3] = [
+    Case { medium: Medium::Ssd, cpus: 1, reads: [3, 8] },
+    Case { medium: Medium::Ssd, cpus: 2, reads: [3, 8] },
+    Case { medium: Medium::Hdd, cpus: 1, reads: [2, 4] },
+];
+
+const TIME: Told = told("an iteration, from the second on", "s", "later");
+const TOLD: [Told; 4] = [
+    told("the first iteration", "s", "first"),
+    told("requests in, an iteration", "", "requests"),
+    told("pages in, an iteration", "", "pages-in"),
+    told("pages swapped out, an iteration", "", "pages-out"),
+];
+
+const fn told(what: &'static str, unit: &'static str, figure: &'static str) -> Told {
+    Told { what, unit, figure, better: Better::Less }
+}
+
+/// Of the best baseline's time: 6 times faster, and 1.5 times.
 const fn goal(medium: Medium) -> f64 {
     match medium {
-        Medium::Hdd => 0.166,
-        Medium::Ssd => 0.666,
+        Medium::Hdd => 0.17,
+        Medium::Ssd => 0.67,
     }
 }
 
-/// One reading of the file.
-#[derive(Clone, Copy)]
-struct Iteration {
-    seconds: f64,
-    traffic: Both,
-}
+impl Case {
+    fn name(self) -> String {
+        match self.cpus {
+            1 => self.medium.name().to_owned(),
+            cpus => format!("{}, {cpus} vCPUs", self.medium.name()),
+        }
+    }
 
-/// One VM from its boot to its end.
-struct Run {
-    keeper: Keeper,
-    iterations: Vec<Iteration>,
-    peak_mib: u64,
+    /// What it is without any limit is told once.
+    fn sides(self, quick: bool, linux: &[Keeper]) -> Vec<Keeper> {
+        let mut sides = [&[Keeper::Ebb], linux].concat();
+        if !quick && self.medium == Medium::Ssd && self.cpus == 1 {
+            sides.push(Keeper::Nobody);
+        }
+        sides
+    }
 }
 
 /// Runs it.
 ///
 /// # Errors
 /// The host lacks what it needs.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
-    let mut report = Report::new("vswapper-fig9");
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let mut report = Report::new(NAME);
+    report.note(Linux::lacks());
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
     let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |at| {
         work::random_file(&at.join("file"), work::FILE_BYTES)
     })?;
-    let (count, keepers): (_, &[Keeper]) = match quick {
-        true => (4, &[Keeper::Anonymous, Keeper::Ebb]),
-        false => (8, &[Keeper::Nobody, Keeper::Anonymous, Keeper::Memfd, Keeper::Ebb]),
-    };
+    let quick = session.identity.quick;
     let mut panels = Vec::new();
     for medium in [Medium::Ssd, Medium::Hdd] {
-        let mut runs = Vec::new();
-        for &keeper in keepers {
-            match work::again_if_killed(|| one(keeper, medium, &image, count)) {
-                Ok(run) => runs.push(run),
-                Err(why) => report.note(format!("{}, {}: {why}", medium.name(), keeper.name())),
+        let mut linux = Vec::new();
+        for case in CASES.into_iter().filter(|case| case.medium == medium) {
+            if quick && case.cpus > 1 {
+                continue;
             }
+            let take = |keeper, reads| compare::again(keeper, || one(keeper, case, &image, reads));
+            let [short, long] = case.reads;
+            let context = (session, &mut blocks, &mut report);
+            // Ways are screened once a disk.
+            if linux.is_empty() {
+                let sides = (Keeper::Ebb, &[][..]);
+                linux = compare::screen(context, &case.name(), TIME, sides, |keeper| {
+                    take(keeper, short)
+                })?;
+            }
+            let sides = case.sides(quick, &linux);
+            let context = (session, &mut blocks, &mut report);
+            let reads = if quick { short } else { long };
+            let taken = compare::take(context, &case.name(), &sides, |keeper| take(keeper, reads))?;
+            rows(&mut report, medium, &taken, &linux);
+            panels.extend(pictures(&taken));
         }
-        rows(&mut report, medium, &runs);
-        panels.extend(pictures(medium, &runs));
     }
     let title = "Reading 200 MB again and again with 100 MB of 512 (VSwapper, fig. 9)";
     report.plot(&Figure { title, x_label: "iteration", y_label: "", panels: &panels })?;
     Ok(report)
 }
 
-fn one(keeper: Keeper, medium: Medium, image: &Path, count: usize) -> anyhow::Result<Run> {
-    let setup = Setup::new(keeper, medium, [MEMORY_MIB, LIMIT_MIB], image);
-    let rig = Rig::start(&setup)?;
-    let mut run = Run { keeper, iterations: Vec::new(), peak_mib: 0 };
-    for _ in 0..count {
-        let before = rig.traffic()?;
-        let seconds = work::seconds(&rig.vm, "read /mnt/file")?;
-        run.iterations.push(Iteration { seconds, traffic: rig.traffic()? - before });
-    }
-    run.peak_mib = rig.peak_mib()?;
-    Ok(run)
-}
-
-impl Run {
-    fn later(&self, figure: impl Fn(&Iteration) -> f64) -> Rounds {
-        self.iterations.iter().skip(1).map(figure).collect()
-    }
-
-    fn first(&self, figure: impl Fn(&Iteration) -> f64) -> Rounds {
-        self.iterations.iter().take(1).map(figure).collect()
-    }
-}
-
-fn requests(iteration: &Iteration) -> f64 {
-    (iteration.traffic.disk.read_requests + iteration.traffic.swap.read_requests) as f64
-}
-
-fn pages_in(iteration: &Iteration) -> f64 {
-    (iteration.traffic.disk.read_pages + iteration.traffic.swap.read_pages) as f64
-}
-
-fn pages_out(iteration: &Iteration) -> f64 {
-    iteration.traffic.swap.write_pages as f64
-}
-
-fn rows(report: &mut Report, medium: Medium, runs: &[Run]) {
-    let Some(ebb) = runs.iter().find(|run| run.keeper == Keeper::Ebb) else { return };
-    let mut others: Vec<&Run> = runs.iter().filter(|run| run.keeper != Keeper::Ebb).collect();
-    let speed = |run: &&Run| (run.keeper == Keeper::Nobody, run.later(|i| i.seconds).median());
-    // The better baseline first; without a limit is none.
-    others.sort_by(|a, b| speed(a).partial_cmp(&speed(b)).unwrap_or(std::cmp::Ordering::Equal));
-    let what = |what: &str| format!("{}: {what}", medium.name());
-    for (place, other) in others.into_iter().enumerate() {
-        let against = other.keeper.name();
-        let row = |label: &str, unit, of: fn(&Iteration) -> f64| {
-            let ebb = ebb.later(of);
-            Row::new(what(label), unit, &ebb).against(against, &other.later(of))
-        };
-        let time = row("an iteration, from the second on", "s", |i| i.seconds);
-        report.row(if place == 0 { time.at_most(goal(medium)) } else { time });
-        if other.keeper == Keeper::Nobody {
-            continue;
+fn one(keeper: Keeper, case: Case, image: &Path, reads: usize) -> anyhow::Result<Figures> {
+    let setup = Setup::new(keeper, case.medium, [MEMORY_MIB, LIMIT_MIB], image);
+    let rig = Rig::start(&Setup { cpus: case.cpus, ..setup })?;
+    compare::counting(&rig, |figures| {
+        let (mut requests, mut most_out) = (Vec::new(), 0.0_f64);
+        for number in 0..reads {
+            let before = rig.traffic()?;
+            let seconds = work::seconds(&rig.vm, "read /mnt/file")?;
+            let traffic = rig.traffic()? - before;
+            let mut add = |name: &str, figure: f64| compare::add(figures, name, figure);
+            add("course", seconds);
+            add("course-requests", read_requests(&traffic));
+            add("course-pages-out", traffic.swap.write_pages as f64);
+            if number == 0 {
+                add("first", seconds);
+                continue;
+            }
+            add("later", seconds);
+            add("requests", read_requests(&traffic));
+            add("pages-in", (traffic.disk.read_pages + traffic.swap.read_pages) as f64);
+            add("pages-out", traffic.swap.write_pages as f64);
+            requests.push(read_requests(&traffic));
+            most_out = most_out.max(traffic.swap.write_pages as f64);
         }
-        let first = Row::new(what("the first iteration"), "s", &ebb.first(|i| i.seconds));
-        report.row(first.against(against, &other.first(|i| i.seconds)));
-        report.row(row("requests in, an iteration", "", requests));
-        report.row(row("pages in, an iteration", "", pages_in));
-        report.row(row("pages swapped out, an iteration", "", pages_out));
-    }
-    let out = ebb.later(pages_out);
-    report.row(Row::new(what("pages swapped out, an iteration"), "", &out).no_more_than(0.0));
-    let last: Rounds = ebb.iterations.iter().rev().take(1).map(requests).collect();
-    let second: Rounds = ebb.iterations.iter().skip(1).take(1).map(requests).collect();
-    let flat = Row::new(what("requests in, the last iteration"), "", &last);
-    report.row(flat.against("the second", &second).at_most(1.1));
-    for run in runs {
-        report.note(format!(
-            "{}, {}: QEMU and what serves it took {} MiB at most.",
-            medium.name(),
-            run.keeper.name(),
-            run.peak_mib
-        ));
-    }
+        compare::add(figures, "most-pages-out", most_out);
+        if let (Some(second), Some(last)) = (requests.first(), requests.last()) {
+            compare::add(figures, "second-requests", *second);
+            compare::add(figures, "last-requests", *last);
+        }
+        Ok(())
+    })
 }
 
-fn pictures(medium: Medium, runs: &[Run]) -> Vec<Panel> {
-    let panel = |label: &str, of: fn(&Iteration) -> f64| Panel {
-        title: format!("{}: {label}", medium.name()),
+fn read_requests(traffic: &Both) -> f64 {
+    (traffic.disk.read_requests + traffic.swap.read_requests) as f64
+}
+
+fn rows(report: &mut Report, medium: Medium, taken: &Taken, linux: &[Keeper]) {
+    let sides = (Keeper::Ebb, linux);
+    compare::rows(report, taken, TIME, sides, Some(goal(medium)));
+    for told in TOLD {
+        compare::rows(report, taken, told, sides, None);
+    }
+    if taken.names().any(|name| name == Keeper::Nobody.name()) {
+        compare::rows(report, taken, TIME, (Keeper::Ebb, &[Keeper::Nobody]), None);
+    }
+    let name = Keeper::Ebb.name();
+    let what = |what: &str| format!("{}: {what}", taken.case);
+    let out = taken.rounds(&name, "most-pages-out");
+    let most = what("most pages swapped out in an iteration, from the second on");
+    report.row(Row::new(most, "", &out).no_more_than(0.0));
+    let [last, second] =
+        ["last-requests", "second-requests"].map(|figure| taken.rounds(&name, figure));
+    let flat = Row::new(what("requests in, the last iteration"), "", &last);
+    report.row(flat.against("the second", &second).at_most(FLAT));
+    compare::costs(report, taken, Keeper::Ebb, linux);
+}
+
+fn pictures(taken: &Taken) -> Vec<Panel> {
+    let panel = |label: &str, figure: &str| Panel {
+        title: format!("{}: {label}", taken.case),
         y_label: Some(label.into()),
-        series: runs.iter().map(|run| series(run, of)).collect(),
+        series: taken.names().map(|name| series(taken, name, figure)).collect(),
         ..Panel::default()
     };
     vec![
-        panel("seconds an iteration", |i| i.seconds),
-        panel("requests in", requests),
-        panel("pages swapped out", pages_out),
+        panel("seconds an iteration", "course"),
+        panel("requests in", "course-requests"),
+        panel("pages swapped out", "course-pages-out"),
     ]
 }
 
-fn series(run: &Run, of: fn(&Iteration) -> f64) -> Series {
-    let points = (1..).zip(&run.iterations).map(|(x, iteration)| (f64::from(x), of(iteration)));
-    Series { name: run.keeper.name().into(), points: points.collect(), is_bound: false }
+/// Of the last block.
+fn series(taken: &Taken, name: &str, figure: &str) -> Series {
+    let points = (1..).zip(taken.course(name, figure));
+    let points = points.map(|(x, figure)| (f64::from(x), figure)).collect();
+    Series { name: name.into(), points, is_bound: false }
 }

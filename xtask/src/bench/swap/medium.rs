@@ -177,15 +177,15 @@ pub struct SwapArea {
 }
 
 impl SwapArea {
-    /// Has the kernel swap to the drive.
+    /// Has the kernel swap to a device.
     ///
     /// # Errors
     /// Not allowed, or the host swaps elsewhere already: that would be measured too.
-    pub fn on(drive: &Drive) -> anyhow::Result<SwapArea> {
+    pub fn at(device: &Path) -> anyhow::Result<SwapArea> {
         let others = fs::read_to_string("/proc/swaps")?;
         ensure!(others.lines().count() <= 1, "this host swaps already: `swapoff -a` first");
-        run("mkswap", &["--quiet", path(drive.device())?])?;
-        let device = path(drive.device())?;
+        let device = path(device)?;
+        run("mkswap", &["--quiet", device])?;
         run("swapon", &[device])?;
         Ok(SwapArea { _undo: undo("swapoff", [device]) })
     }

@@ -2,8 +2,12 @@
 //! swapping of QEMU, by the balloon, and by Ebb. Each row's meaning: `docs/benchmarks.md`.
 
 mod cgroup;
+pub mod compare;
+pub mod keeper;
+pub mod linux;
 pub mod medium;
 pub mod rig;
+pub mod setup;
 mod warden;
 
 pub mod fig10;

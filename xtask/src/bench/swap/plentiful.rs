@@ -5,13 +5,22 @@ use std::path::Path;
 
 use vmtest::Scratch;
 
+use super::compare;
+use super::keeper::Keeper;
 use super::medium::Medium;
-use super::rig::{self, Keeper, Rig, Setup};
-use crate::bench::report::{Report, Row};
-use crate::bench::rounds::Rounds;
+use super::rig::{self, Rig};
+use super::setup::Setup;
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
+use crate::bench::report::Report;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
+const NAME: &str = "vswapper-plentiful";
+const FILE: &str = "a file through the page cache";
+const MEMORY: &str = "the guest's memory";
 const MEMORY_MIB: u64 = 1024;
 const IMAGE_BYTES: u64 = 700 << 20;
 const MIB: f64 = (1 << 20) as f64;
@@ -45,76 +54,69 @@ const JOBS: [Job; 7] = [
     job("random writes, 4 KiB, 8 threads", "random-write", 32, "4K", 8),
 ];
 
-/// What one VM managed: MiB a second by job, of a file through the page cache, and pages
-/// of its memory a second.
-struct Run {
-    disk: Vec<f64>,
-    file: f64,
-    memory: f64,
-}
-
 /// Runs it.
 ///
 /// # Errors
 /// The host lacks what it needs.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
-    let mut report = Report::new("vswapper-plentiful");
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let mut report = Report::new(NAME);
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
     let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |at| {
         work::random_file(&at.join("file"), work::FILE_BYTES)
     })?;
-    let rounds = if quick { 1 } else { 5 };
-    let (mut ebb, mut qemu) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        qemu.push(one(Keeper::Nobody, &image)?);
-        ebb.push(one(Keeper::Ebb, &image)?);
-    }
-    rows(&mut report, &ebb, &qemu);
+    let sides = [Keeper::Ebb, Keeper::Nobody];
+    let context = (session, &mut blocks, &mut report);
+    let taken = compare::take(context, "plentiful", &sides, |keeper| one(keeper, &image))?;
+    rows(&mut report, &taken);
     report.plot(&Figure {
         title: "A guest's disk by Ebb and by QEMU, memory plentiful",
         x_label: "job, as in the table",
         y_label: "MiB/s",
-        panels: &[picture(&ebb, &qemu)],
+        panels: &[picture(&taken)],
     })?;
     Ok(report)
 }
 
-fn one(keeper: Keeper, image: &Path) -> anyhow::Result<Run> {
-    let medium = Medium::Ssd;
-    let setup = Setup::new(keeper, medium, [MEMORY_MIB; 2], image);
+fn one(keeper: Keeper, image: &Path) -> anyhow::Result<Figures> {
+    let setup = Setup::new(keeper, Medium::Ssd, [MEMORY_MIB; 2], image);
     let rig = Rig::start(&Setup { cpus: 2, ..setup })?;
-    let file_s = work::seconds(&rig.vm, "read /mnt/file")?;
-    let memory = rig.vm.guest("bench mem 3").parse()?;
-    rig.vm.guest("umount /mnt");
-    let disk = JOBS.iter().map(|job| {
-        let Job { access, mib, at_once, threads, .. } = job;
-        let work = format!("disk /dev/vda {access} {mib}M {at_once} {threads}");
-        Ok(*mib as f64 / work::seconds(&rig.vm, &work)?)
-    });
-    let disk = disk.collect::<anyhow::Result<_>>()?;
-    Ok(Run { disk, file: work::FILE_BYTES as f64 / MIB / file_s, memory })
+    compare::counting(&rig, |figures| {
+        let file_s = work::seconds(&rig.vm, "read /mnt/file")?;
+        compare::add(figures, FILE, work::FILE_BYTES as f64 / MIB / file_s);
+        compare::add(figures, MEMORY, rig.vm.guest("bench mem 3").parse()?);
+        rig.vm.guest("umount /mnt");
+        for Job { what, access, mib, at_once, threads } in &JOBS {
+            let work = format!("disk /dev/vda {access} {mib}M {at_once} {threads}");
+            compare::add(figures, what, *mib as f64 / work::seconds(&rig.vm, &work)?);
+        }
+        Ok(())
+    })
 }
 
-fn rows(report: &mut Report, ebb: &[Run], qemu: &[Run]) {
-    let against = "QEMU's virtio-blk";
-    let mut row = |what: &str, unit, of: &dyn Fn(&Run) -> f64| {
-        let rounds = |runs: &[Run]| runs.iter().map(of).collect::<Rounds>();
-        report
-            .row(Row::new(what, unit, &rounds(ebb)).against(against, &rounds(qemu)).at_least(1.0));
+fn rows(report: &mut Report, taken: &Taken) {
+    let against = "QEMU's virtio-blk with an iothread";
+    let both = |figure: &str| {
+        [Keeper::Ebb, Keeper::Nobody].map(|keeper| taken.rounds(&keeper.name(), figure))
     };
-    for (index, job) in JOBS.iter().enumerate() {
-        row(job.what, "MiB/s", &|run| run.disk[index]);
+    let units = JOBS.iter().map(|job| (job.what, "MiB/s"));
+    for (what, unit) in units.chain([(FILE, "MiB/s"), (MEMORY, "pages/s")]) {
+        let [ebb, qemu] = both(what);
+        report.row(Row::new(what, unit, &ebb).against_vms(against, &qemu).at_least(1.0));
     }
-    row("a file through the page cache", "MiB/s", &|run| run.file);
-    row("the guest's memory", "pages/s", &|run| run.memory);
+    for told in compare::COUNTED {
+        let [ebb, qemu] = both(told.figure);
+        report.row(Row::new(told.what, told.unit, &ebb).against(against, &qemu));
+    }
 }
 
-fn picture(ebb: &[Run], qemu: &[Run]) -> Panel {
-    let series = |name: &str, runs: &[Run]| {
-        let median = |index| runs.iter().map(|run| run.disk[index]).collect::<Rounds>().median();
-        let points = (0..JOBS.len()).map(|index| ((index + 1) as f64, median(index))).collect();
+fn picture(taken: &Taken) -> Panel {
+    let series = |keeper: Keeper, name: &str| {
+        let median = |job: &Job| taken.rounds(&keeper.name(), job.what).median();
+        let points = (1..).zip(&JOBS).map(|(x, job)| (f64::from(x), median(job))).collect();
         Series { name: name.into(), points, is_bound: false }
     };
-    let series = vec![series("Ebb", ebb), series("QEMU's virtio-blk", qemu)];
+    let series = vec![series(Keeper::Ebb, "Ebb"), series(Keeper::Nobody, "QEMU's virtio-blk")];
     Panel { series, ..Panel::default() }
 }

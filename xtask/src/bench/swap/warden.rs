@@ -12,12 +12,17 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
+use super::linux::Pooled;
+
 const REVIVE_BYTES: u64 = 1 << 20;
 const REVIVE_EVERY: Duration = Duration::from_millis(2);
 /// In so many of these times it looks what the VMMs have: that takes some milliseconds.
 const LOOK_EVERY: u32 = 250;
 /// Less than that is not followed, and no more at a time.
 const STEP_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(4 << 20);
+
+/// Of what guests are to have, so much stays resident.
+const LEAST_RESIDENT: u64 = 4;
 
 /// A guest of a VMM.
 #[derive(Clone, Copy)]
@@ -36,22 +41,44 @@ pub struct Warden {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What a control group is held to.
+pub struct Target {
+    /// The group's, of the memory controller.
+    pub directory: PathBuf,
+    pub guests: Vec<Guest>,
+    /// What all of the guests are to have together, with what is pooled for them.
+    pub bytes: u64,
+    pub pooled: Pooled,
+}
+
+impl Target {
+    /// The limit of the group as its VMMs and the pool are now. The pool is charged to nobody: what
+    /// it takes, the guests have less.
+    ///
+    /// # Errors
+    /// As the file system's, or a guest's memory is not found.
+    pub fn limit(&self) -> anyhow::Result<u64> {
+        let own = own_bytes(&self.directory, &self.guests)?;
+        Ok(resident_bytes(self.bytes, self.pooled.bytes()?) + own)
+    }
+}
+
+/// What guests may have beside their pool. What does not shrink fills a pool without end, and never
+/// is all of a guest's memory in it.
+fn resident_bytes(bytes: u64, pooled: u64) -> u64 {
+    bytes.saturating_sub(pooled).max(bytes / LEAST_RESIDENT)
+}
+
 impl Warden {
-    /// Begins. `directory`: the group's, of the memory controller, whose limit is `limit` now;
-    /// the guests are to have `bytes` of it.
+    /// Begins; `limit`: the group's now.
     ///
     /// # Errors
     /// As pthread_create(3).
-    pub fn start(
-        directory: PathBuf,
-        guests: Vec<Guest>,
-        bytes: u64,
-        mut limit: u64,
-    ) -> io::Result<Warden> {
+    pub fn start(target: Target, mut limit: u64) -> io::Result<Warden> {
         let stop = Arc::<AtomicBool>::default();
         let stopped = Arc::clone(&stop);
         let guard = move || {
-            let file = directory.join("memory.limit_in_bytes");
+            let file = target.directory.join("memory.limit_in_bytes");
             // It may be busy.
             let set = |bytes: u64| drop(fs::write(&file, bytes.to_string()));
             for time in 1u32.. {
@@ -60,15 +87,13 @@ impl Warden {
                 }
                 // A VMM that has ended has nothing to be held.
                 if time.is_multiple_of(LOOK_EVERY)
-                    && let Ok(own) = own_bytes(&directory, &guests)
+                    && let Ok(wanted) = target.limit()
+                    && wanted.abs_diff(limit) >= *STEP_BYTES.start()
                 {
-                    let wanted = bytes + own;
-                    if wanted.abs_diff(limit) >= *STEP_BYTES.start() {
-                        limit = wanted.max(limit.saturating_sub(*STEP_BYTES.end()));
-                        set(limit);
-                    }
+                    limit = wanted.max(limit.saturating_sub(*STEP_BYTES.end()));
+                    set(limit);
                 }
-                let state = fs::read_to_string(directory.join("memory.oom_control"));
+                let state = fs::read_to_string(target.directory.join("memory.oom_control"));
                 if state.is_ok_and(|state| state.contains("under_oom 1")) {
                     // Less has the kernel make room, more has it wake.
                     [limit - REVIVE_BYTES, limit].into_iter().for_each(set);
@@ -90,14 +115,9 @@ impl Drop for Warden {
     }
 }
 
-/// What a group has beside its guests' memory. What zswap keeps of that, for the only group that
-/// swaps, is charged as the kernel's.
-///
-/// # Errors
-/// As the file system's, or a guest's memory is not found.
-pub fn own_bytes(directory: &Path, guests: &[Guest]) -> anyhow::Result<u64> {
+/// What a group has beside its guests' memory.
+fn own_bytes(directory: &Path, guests: &[Guest]) -> anyhow::Result<u64> {
     let kernel = number(&directory.join("memory.kmem.usage_in_bytes"))?;
-    let kernel = kernel.saturating_sub(zswap_bytes()?);
     guests.iter().try_fold(kernel, |sum, guest| {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid))?;
         let (_, own) = resident(&smaps, guest.memory_bytes)?;
@@ -105,19 +125,13 @@ pub fn own_bytes(directory: &Path, guests: &[Guest]) -> anyhow::Result<u64> {
     })
 }
 
-/// What the host gives for the memory of a guest, the only one that is swapped.
+/// What the host gives for the memory of a guest, but for what is pooled.
 ///
 /// # Errors
-/// As [`own_bytes`].
+/// As the file system's, or the guest's memory is not found.
 pub fn guest_bytes(guest: Guest) -> anyhow::Result<u64> {
     let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid))?;
-    Ok(resident(&smaps, guest.memory_bytes)?.0 + zswap_bytes()?)
-}
-
-fn zswap_bytes() -> anyhow::Result<u64> {
-    let meminfo = fs::read_to_string("/proc/meminfo")?;
-    let value = meminfo.lines().find_map(|line| line.strip_prefix("Zswap:"));
-    Ok(value.map_or(Ok(0), bytes)?)
+    Ok(resident(&smaps, guest.memory_bytes)?.0)
 }
 
 /// Of `  12 kB`.
@@ -152,7 +166,96 @@ fn resident(smaps: &str, memory_bytes: u64) -> anyhow::Result<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::env;
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Child, Command, Stdio};
+    use std::sync::PoisonError;
+
+    use ebb_sys::mapping::Mapping;
+    use ebb_sys::ram_file::RamFile;
+
     use super::*;
+    use crate::bench::swap::cgroup::Cgroup;
+    use crate::bench::swap::linux::{Linux, Memory, ONE_AT_A_TIME, Swap, Swapping};
+    use crate::bench::swap::medium::{Content, Drive, Medium};
+
+    /// Tells the program below how much to have.
+    const FILL: &str = "EBB_WARDEN_FILL";
+
+    /// Not a test by itself: a program with memory that shrinks to a part, which it writes to again
+    /// and again.
+    #[test]
+    fn filler() {
+        let Some(bytes) = env::var(FILL).ok().and_then(|text| text.parse().ok()) else { return };
+        io::stdin().read_line(&mut String::new()).unwrap();
+        let file = RamFile::create("ebb-test", bytes).unwrap();
+        let memory = Mapping::new(&file, 0, bytes).unwrap();
+        for round in 1u64.. {
+            for at in (0..bytes).step_by(4096) {
+                for (place, word) in memory.words(at, 128).unwrap().iter().enumerate() {
+                    word.store(round * at * 31 * place as u64, Ordering::Relaxed);
+                }
+            }
+            if round == 1 {
+                println!("\nfilled");
+            }
+        }
+    }
+
+    /// By version 1 of control groups compressed memory is nobody's: held is the sum.
+    #[test]
+    fn memory_and_pool_are_held_together() {
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let (all, limit) = (64 << 20, 24 << 20);
+        let scratch = vmtest::Scratch::new("ebb-test-").unwrap();
+        let content = Content::Empty(2 * all);
+        let drive = Drive::new(&scratch.path().join("swap"), content, Medium::Ssd);
+        let (Ok(drive), Ok(cgroup)) = (drive, Cgroup::new("test")) else {
+            return eprintln!("SKIPPED: no loop device or no version 1 of control groups");
+        };
+        for swap in [Swap::Zswap("lzo"), Swap::Zram("lzo-rle")] {
+            let way = Linux { memory: Memory::Memfd, swap };
+            if !Linux::offered().contains(&way) {
+                eprintln!("SKIPPED: no {}", way.name());
+                continue;
+            }
+            let swapping = Swapping::new(way, &drive, all).unwrap();
+            let mut program = filling(&cgroup, all);
+            let guest = Guest { pid: program.id() as i32, memory_bytes: all };
+            cgroup.limit_guests(vec![guest], limit, swapping.pooled()).unwrap();
+            // What is swapped is pooled, and what is pooled has others swapped.
+            let held = vmtest::until_or(|| {
+                let (own, pooled) = (guest_bytes(guest).ok()?, swapping.pooled().bytes().ok()?);
+                let is_held = pooled > limit / 4 && own + pooled <= limit * 108 / 100;
+                is_held.then_some(())
+            });
+            program.kill().unwrap();
+            program.wait().unwrap();
+            assert!(held.is_some(), "{}", way.name());
+        }
+    }
+
+    /// The program above once it has filled its memory.
+    fn filling(cgroup: &Cgroup, bytes: u64) -> Child {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["warden::tests::filler", "--nocapture", "--test-threads=1"]);
+        command.env(FILL, bytes.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = command.spawn().unwrap();
+        // Other tests of this process are not to be in the group.
+        cgroup.adopt(program.id()).unwrap();
+        program.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        let output = program.stdout.as_mut().unwrap();
+        let is_ready = |line: io::Result<String>| line.unwrap() == "filled";
+        assert!(BufReader::new(output).lines().any(is_ready));
+        program
+    }
+
+    #[test]
+    fn what_is_pooled_counts_as_the_guests() {
+        assert_eq!(resident_bytes(200, 0), 200);
+        assert_eq!(resident_bytes(200, 60), 140);
+        assert_eq!(resident_bytes(200, 500), 50);
+    }
 
     #[test]
     fn the_guest_is_told_from_its_vmm() {

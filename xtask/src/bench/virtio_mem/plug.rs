@@ -7,8 +7,10 @@ use vmtest::{Guest, Host, MemoryDevice, Vm, assets, until};
 
 use super::way::Way;
 use super::{KERNEL, MIB, MOVABLE, mib, one, reach};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 
 /// What a VM begins with.
 const BEGAN_MIB: u64 = 1024;
@@ -30,7 +32,8 @@ struct Figures {
 ///
 /// # Errors
 /// A size is not reached.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("virtio-mem-plug");
     let (gib, rounds) = if quick { (1, 3) } else { (4, 5) };
     report.note(format!(
@@ -127,7 +130,7 @@ fn touch_unplugged(report: &mut Report, vm: &Vm) {
     let devices = vm.status().size.devices;
     let seen = devices.first().and_then(|device| device.violations).unwrap_or(0);
     let row = Row::new("touches of what is not plugged: counted", "", &one(seen as f64));
-    report.row(row.against("touched", &one(TOUCHES as f64)).at_least(1.0));
+    report.row(row.against("touched", &one(TOUCHES as f64)).exact().at_least(1.0));
 }
 
 fn seconds(action: impl FnOnce()) -> f64 {

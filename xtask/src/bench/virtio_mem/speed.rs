@@ -7,8 +7,10 @@ use vmtest::{Guest, Vm};
 
 use super::way::Way;
 use super::{KERNEL, MOVABLE, reach, resize};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
+use crate::bench::row::Row;
 use crate::bench::samples::{self, LOADS, Load, Sampled, wait_until};
+use crate::bench::session::Session;
 use crate::plot::Figure;
 
 struct Scale {
@@ -19,7 +21,7 @@ struct Scale {
 }
 
 /// The paper's guest gives 8 GiB.
-const FULL: Scale = Scale { small_mib: 2048, large_mib: 10240, rounds: 3, seconds: 40 };
+const FULL: Scale = Scale { small_mib: 2048, large_mib: 10240, rounds: 5, seconds: 40 };
 const QUICK: Scale = Scale { small_mib: 1024, large_mib: 3072, rounds: 1, seconds: 20 };
 
 impl Scale {
@@ -32,7 +34,8 @@ impl Scale {
 ///
 /// # Errors
 /// The VM does not grow.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("virtio-mem-fig7");
     let scale = if quick { QUICK } else { FULL };
     report.note(format!(
@@ -89,5 +92,5 @@ fn plot(report: &Report, scale: &Scale, runs: &[(Way, Sampled)]) -> anyhow::Resu
     let title = "A guest's speed while its VM is made smaller (virtio-mem, fig. 7, 8)";
     let (x_label, y_label) = ("s", "");
     let panels = [panel(0), panel(1)];
-    report.plot(&Figure { title, x_label, y_label, panels: &panels }).map(drop)
+    report.plot(&Figure { title, x_label, y_label, panels: &panels })
 }

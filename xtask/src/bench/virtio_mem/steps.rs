@@ -6,7 +6,9 @@ use vmtest::{Guest, until};
 
 use super::way::Way;
 use super::{KERNEL, MOVABLE, mib, node_mib, one, reach, settled_blocks};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
 /// Linux counts its own image and tables out.
@@ -29,7 +31,8 @@ struct Step {
 ///
 /// # Errors
 /// A size is not reached.
-pub fn tab1(quick: bool) -> anyhow::Result<Report> {
+pub fn tab1(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("virtio-mem-tab1");
     let part = if quick { 4 } else { 1 };
     report.note(format!(
@@ -47,7 +50,7 @@ pub fn tab1(quick: bool) -> anyhow::Result<Report> {
         for step in steps {
             let what = format!("{}, {}", way.name(), step.what);
             let size = Row::new(format!("{what}: size"), "MiB", &one(step.size_mib));
-            report.row(size.against("requested", &one(step.wanted_mib)).at_least(1.0));
+            report.row(size.against("requested", &one(step.wanted_mib)).exact().at_least(1.0));
             let linux = Row::new(format!("{what}: in Linux"), "MiB more", &one(step.linux_mib));
             report.row(linux.against("requested", &one(step.beyond_mib)));
         }
@@ -94,7 +97,8 @@ fn step_through(way: Way, part: u64) -> anyhow::Result<Vec<Step>> {
 ///
 /// # Errors
 /// A size is not reached.
-pub fn fig3(quick: bool) -> anyhow::Result<Report> {
+pub fn fig3(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("virtio-mem-fig3");
     let (began, most, step) = if quick { (1024, 3072, 512) } else { (4096, 20480, 1024) };
     report.note(format!(
@@ -123,7 +127,7 @@ pub fn fig3(quick: bool) -> anyhow::Result<Report> {
         for (way, curve) in ways.iter().zip(&curves).filter(|(way, _)| **way != Way::Balloon) {
             let what = format!("{}: memory blocks, {what}", way.name());
             let row = Row::new(what, "", &one(curve[place].1));
-            report.row(row.against("balloon", &one(balloon[place].1)).at_most(1.0));
+            report.row(row.against("balloon", &one(balloon[place].1)).exact().at_most(1.0));
         }
     }
     let panel = |title: &str, range: std::ops::Range<usize>| Panel {

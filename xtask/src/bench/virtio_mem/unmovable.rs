@@ -6,8 +6,10 @@ use vmtest::{Guest, Vm};
 
 use super::way::Way;
 use super::{KERNEL, MIB, reach, resize, settled_blocks};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 
 /// Plugged memory is for the kernel itself, too.
 const KERNELS: &str = "memhp_default_state=online_kernel";
@@ -25,9 +27,10 @@ struct Figures {
 ///
 /// # Errors
 /// The VM does not grow.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("virtio-mem-fig5");
-    let (began, most, rounds) = if quick { (1024, 3072, 1) } else { (2048, 8192, 3) };
+    let (began, most, rounds) = if quick { (1024, 3072, 1) } else { (2048, 8192, 5) };
     report.note(format!(
         "A guest of {began} MiB grows to {most} MiB, all of it in ZONE_NORMAL, is filled and \
          emptied by processes and files while slabs grow among them, and shrinks to where it \

@@ -8,21 +8,27 @@ use anyhow::Context;
 use ebb_units::FRAME_BYTES;
 use vmtest::{Scratch, Vm};
 
-use crate::bench::report::{Report, Row};
-use crate::bench::rounds::Rounds;
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
+use crate::bench::report::Report;
+use crate::bench::row::{Better, Row};
 use crate::bench::samples::wait_until;
+use crate::bench::session::Session;
+use crate::bench::swap::compare::{self, Told};
+use crate::bench::swap::keeper::Keeper;
+use crate::bench::swap::linux::Linux;
 use crate::bench::swap::medium::{Medium, Traffic};
-use crate::bench::swap::rig::{self, Keeper, Rig, Setup};
-use crate::bench::work;
+use crate::bench::swap::rig::{self, Rig};
+use crate::bench::swap::setup::Setup;
 use crate::plot::{Figure, Panel, Series};
 
+const NAME: &str = "vtmm-fig5-fault";
 /// What the guest believes to have.
 const MEMORY_MIB: u64 = 512;
 /// Fast memory.
 const LIMIT_MIB: u64 = 200;
 const PROGRAM_MIB: u64 = 320;
 const IMAGE_BYTES: u64 = 64 << 20;
-const GOAL: f64 = 1.5;
 /// Of the program's pages, in a phase.
 const HOT_PERCENT: u64 = 20;
 
@@ -49,89 +55,87 @@ impl Content {
         }
     }
 
-    /// Ebb first.
-    fn keepers(self) -> &'static [Keeper] {
+    /// Ebb as it is compared with Linux, and other ways of its own.
+    fn ebb(self) -> (Keeper, &'static [Keeper]) {
         match self {
-            Content::Noise => &[
-                Keeper::EbbByHeat,
-                Keeper::Ebb,
-                Keeper::EbbByThreshold,
-                Keeper::Anonymous,
-                Keeper::Memfd,
-            ],
-            Content::Shrinks => &[Keeper::EbbCompressed, Keeper::Anonymous, Keeper::Zswap],
+            Content::Noise => (Keeper::Ebb, &[Keeper::EbbByHeat, Keeper::EbbByThreshold]),
+            Content::Shrinks => (Keeper::EbbCompressed, &[]),
+        }
+    }
+
+    /// Against the best of Linux's ways.
+    fn goal(self) -> f64 {
+        match self {
+            Content::Noise => 1.0,
+            Content::Shrinks => 1.5,
         }
     }
 }
 
-/// What one VM's program managed.
-struct Run {
-    keeper: Keeper,
-    zipf: Slices,
-    phased: Slices,
-}
-
-/// One after the other.
-#[derive(Default)]
-struct Slices {
-    /// Accesses a second.
-    speed: Rounds,
-    /// Of each slice, what went over the swap device for a thousand accesses: see [`DISK`].
-    disk: [Rounds; 3],
-    guest_mib: Rounds,
-    course: Vec<(f64, f64)>,
-}
-
 /// What is told of the traffic.
-type Told = (&'static str, fn(&Traffic) -> u64);
+type Of = (&'static str, fn(&Traffic) -> u64);
 
-const DISK: [Told; 3] = [
+const DISK: [Of; 3] = [
     ("reads of the disk", |traffic| traffic.read_requests),
     ("pages read", |traffic| traffic.read_pages),
     ("pages written", |traffic| traffic.write_pages),
 ];
 
-/// How long one is, and how many there are.
+/// How long one is, how many there are, and whether there are those whose hot set moves.
 #[derive(Clone, Copy)]
 struct Scale {
     slice: Duration,
     slices: u32,
+    is_phased: bool,
 }
+
+const FULL: Scale = Scale { slice: Duration::from_secs(6), slices: 3, is_phased: true };
+const QUICK: Scale = Scale { slice: Duration::from_secs(3), slices: 3, is_phased: true };
+const SCREENING: Scale = Scale { slice: Duration::from_secs(5), slices: 1, is_phased: false };
+
+const LOADS: [Told; 2] = [
+    Told { what: "accesses, zipf", unit: "/s", figure: "zipf", better: Better::More },
+    Told { what: "accesses, phased", unit: "/s", figure: "phased", better: Better::More },
+];
 
 /// Runs it.
 ///
 /// # Errors
 /// The host lacks what it needs.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
-    let mut report = Report::new("vtmm-fig5-fault");
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let mut report = Report::new(NAME);
     report.note(format!(
         "A guest believes to have {MEMORY_MIB} MiB and has {LIMIT_MIB}; a program with {PROGRAM_MIB} \
          MiB accesses them at random: by Zipf's law, and 90 % of the time {HOT_PERCENT} % of them, \
          others in each slice. The rest is swapped to a loop device with direct I/O on this \
          machine's disk, or compressed."
     ));
+    report.note(Linux::lacks());
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
     let directory = Scratch::new("ebb-bench-")?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |_| Ok(()))?;
-    let seconds = if quick { 3 } else { 10 };
-    let scale = Scale { slice: Duration::from_secs(seconds), slices: if quick { 3 } else { 6 } };
+    let scale = if session.identity.quick { QUICK } else { FULL };
     let mut panels = Vec::new();
     for content in [Content::Noise, Content::Shrinks] {
-        let mut runs = Vec::new();
-        for &keeper in content.keepers() {
-            match work::again_if_killed(|| one(keeper, content, &image, scale)) {
-                Ok(run) => runs.push(run),
-                Err(why) => report.note(format!("{}, {}: {why:#}", content.name(), keeper.name())),
-            }
-        }
-        rows(&mut report, content, &runs);
-        panels.extend(pictures(content, &runs));
+        let take = |keeper, scale| compare::again(keeper, || one(keeper, content, &image, scale));
+        let (ebb, beside) = content.ebb();
+        let context = (session, &mut blocks, &mut report);
+        let linux = compare::screen(context, content.name(), LOADS[0], (ebb, &[]), |keeper| {
+            take(keeper, SCREENING)
+        })?;
+        let sides = [&[ebb], beside, &linux[..]].concat();
+        let context = (session, &mut blocks, &mut report);
+        let taken = compare::take(context, content.name(), &sides, |keeper| take(keeper, scale))?;
+        rows(&mut report, content, &taken, &linux);
+        panels.extend(pictures(content, &taken, scale));
     }
     let title = "Accesses while most memory is elsewhere (vTMM, fig. 5)";
     report.plot(&Figure { title, x_label: "s", y_label: "accesses/s", panels: &panels })?;
     Ok(report)
 }
 
-fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::Result<Run> {
+fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::Result<Figures> {
     let setup = Setup::new(keeper, Medium::Ssd, [MEMORY_MIB, LIMIT_MIB], image);
     // Who monitors sees uses only where page tables are loaded again and again.
     let rig = Rig::start(&Setup { cpus: 2, append: "pti=on", ..setup })?;
@@ -142,16 +146,39 @@ fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::
     }
     // What was written first is not what is hot.
     slices(&rig, content, scale, |_| ())?;
-    let zipf = slices(&rig, content, scale, |_| ())?;
-    let pages = (PROGRAM_MIB << 20) / FRAME_BYTES;
-    let hot = pages * HOT_PERCENT / 100;
-    let phased = slices(&rig, content, scale, |slice| {
-        let first = u64::from(slice) * hot % pages;
-        rig.vm.guest(&format!("accesslaw {name} hot {first} {hot}"));
-    })?;
-    let stopped = rig.vm.guest(&format!("accessstop {name}"));
-    anyhow::ensure!(stopped.ends_with(" 0"), "wrong bytes: {stopped}");
-    Ok(Run { keeper, zipf, phased })
+    compare::counting(&rig, |figures| {
+        slices(&rig, content, scale, |_| ())?.add_to(figures, "zipf");
+        if scale.is_phased {
+            let pages = (PROGRAM_MIB << 20) / FRAME_BYTES;
+            let hot = pages * HOT_PERCENT / 100;
+            let phased = slices(&rig, content, scale, |slice| {
+                let first = u64::from(slice) * hot % pages;
+                rig.vm.guest(&format!("accesslaw {name} hot {first} {hot}"));
+            })?;
+            phased.add_to(figures, "phased");
+        }
+        let stopped = rig.vm.guest(&format!("accessstop {name}"));
+        anyhow::ensure!(stopped.ends_with(" 0"), "wrong bytes: {stopped}");
+        Ok(())
+    })
+}
+
+/// One after the other.
+#[derive(Default)]
+struct Slices {
+    /// Accesses a second.
+    speed: Vec<f64>,
+    /// Of each slice, what went over the swap device for a thousand accesses: see [`DISK`].
+    disk: [Vec<f64>; 3],
+}
+
+impl Slices {
+    fn add_to(self, figures: &mut Figures, load: &str) {
+        figures.insert(load.to_owned(), self.speed);
+        for (disk, (name, _)) in self.disk.into_iter().zip(DISK) {
+            figures.insert(format!("{load}, {name}"), disk);
+        }
+    }
 }
 
 fn slices(
@@ -169,12 +196,9 @@ fn slices(
         let traffic = (rig.traffic()? - traffic).swap;
         let (accesses, seconds) = (after.0 - before.0, after.1 - before.1);
         slices.speed.push(accesses / seconds);
-        for (rounds, (_, of)) in slices.disk.iter_mut().zip(DISK) {
-            rounds.push(1e3 * of(&traffic) as f64 / accesses);
+        for (disk, (_, of)) in slices.disk.iter_mut().zip(DISK) {
+            disk.push(1e3 * of(&traffic) as f64 / accesses);
         }
-        slices.guest_mib.push(rig.guest_mib()? as f64);
-        let at = f64::from(slice + 1) * scale.slice.as_secs_f64();
-        slices.course.push((at, accesses / seconds));
     }
     Ok(slices)
 }
@@ -189,40 +213,39 @@ pub fn so_far(vm: &Vm, name: &str) -> anyhow::Result<(f64, f64)> {
     Ok((accesses.parse()?, us.parse::<f64>()? / 1e6))
 }
 
-fn rows(report: &mut Report, content: Content, runs: &[Run]) {
-    let Some((ebb, others)) = runs.split_first().filter(|(ebb, _)| ebb.keeper.is_ebb()) else {
-        return;
-    };
-    for other in others {
-        let against = other.keeper.name();
-        for (load, ebb, other_run) in
-            [("zipf", &ebb.zipf, &other.zipf), ("phased", &ebb.phased, &other.phased)]
-        {
-            let what = |figure| format!("{load}, {}: {figure}", content.name());
-            let row = Row::new(what("accesses"), "/s", &ebb.speed);
-            let row = row.against(against, &other_run.speed);
-            report.row(if other.keeper.is_ebb() { row } else { row.at_least(GOAL) });
-            for ((ebb, other), (name, _)) in ebb.disk.iter().zip(&other_run.disk).zip(DISK) {
-                report.row(Row::new(what(name), "of 1000", ebb).against(against, other));
+fn rows(report: &mut Report, content: Content, taken: &Taken, linux: &[Keeper]) {
+    let (ebb, beside) = content.ebb();
+    for load in LOADS {
+        compare::rows(report, taken, load, (ebb, linux), Some(content.goal()));
+        compare::rows(report, taken, load, (ebb, beside), None);
+        for (name, _) in DISK {
+            let figure = format!("{}, {name}", load.figure);
+            for keeper in linux {
+                let [ebb, other] =
+                    [ebb, *keeper].map(|keeper| taken.rounds(&keeper.name(), &figure));
+                let what = format!("{}: {figure}", taken.case);
+                report.row(Row::new(what, "of 1000", &ebb).against(keeper.name(), &other));
             }
-            let row = Row::new(what("memory that it has"), "MiB", &ebb.guest_mib);
-            report.row(row.against(against, &other_run.guest_mib));
         }
     }
+    compare::costs(report, taken, ebb, linux);
 }
 
-fn pictures(content: Content, runs: &[Run]) -> [Panel; 2] {
-    let panel = |load: &str, of: fn(&Run) -> &Slices| Panel {
-        title: format!("{load}, {}", content.name()),
-        series: runs
-            .iter()
-            .map(|run| Series {
-                name: run.keeper.name().into(),
-                points: of(run).course.clone(),
+/// Of the last block.
+fn pictures(content: Content, taken: &Taken, scale: Scale) -> [Panel; 2] {
+    LOADS.map(|load| Panel {
+        title: format!("{}, {}", load.figure, content.name()),
+        series: taken
+            .names()
+            .map(|name| Series {
+                name: name.into(),
+                points: (1..)
+                    .zip(taken.course(name, load.figure))
+                    .map(|(slice, speed)| (f64::from(slice) * scale.slice.as_secs_f64(), speed))
+                    .collect(),
                 is_bound: false,
             })
             .collect(),
         ..Panel::default()
-    };
-    [panel("zipf", |run| &run.zipf), panel("phased", |run| &run.phased)]
+    })
 }

@@ -10,9 +10,11 @@ use vmtest::{Guest, Host, Vm};
 use super::rig::{Rig, WINDOWS};
 use super::tracked::Tracked;
 use crate::bench::cpu::{self, Thread};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::{Rounds, us};
+use crate::bench::row::Row;
 use crate::bench::samples::wait_until;
+use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
 /// What a program has, and what it uses of it: of so many units of 2 MiB one.
@@ -33,7 +35,8 @@ const SLOWDOWN_GOAL: f64 = 1.0;
 ///
 /// # Errors
 /// Somebody interrupts, or the picture cannot be written.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("vtmm-fig2");
     looked_at(&mut report, quick)?;
     slowdown(&mut report, quick)?;

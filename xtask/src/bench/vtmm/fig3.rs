@@ -5,8 +5,10 @@ use ebb_heat::{Levels, Sorted, TOP_LEVEL, Weights};
 use ebb_units::Gfn;
 
 use super::rig::{HotSet, Rig, WINDOWS};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
 const PROGRAM_MIB: u64 = 200;
@@ -24,7 +26,8 @@ const POINTS: usize = 200;
 ///
 /// # Errors
 /// Somebody interrupts.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("vtmm-fig3");
     report.note(format!(
         "A guest's program with {PROGRAM_MIB} MiB in 4 KiB pages under TCG: 90 % of its accesses \
@@ -103,5 +106,5 @@ fn plot(report: &Report, rig: &Rig, windows: u8) -> anyhow::Result<()> {
     let title = "How often pages are found used (vTMM, fig. 3)";
     let (x_label, y_label) = ("pages, hottest first [%]", "windows");
     let panels = [Panel { title: format!("of {windows} windows"), series, ..Panel::default() }];
-    report.plot(&Figure { title, x_label, y_label, panels: &panels }).map(drop)
+    report.plot(&Figure { title, x_label, y_label, panels: &panels })
 }

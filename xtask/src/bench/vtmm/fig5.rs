@@ -5,8 +5,10 @@ use ebb_heat::{TOP_LEVEL, Walk};
 
 use super::placement::{Placement, Recency, by_degree, by_threshold};
 use super::rig::{HotSet, Rig, WINDOWS};
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
 const PROGRAM_MIB: u64 = 200;
@@ -64,7 +66,8 @@ impl Course {
 ///
 /// # Errors
 /// Somebody interrupts.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("vtmm-fig5");
     report.note(format!(
         "A guest's program with {PROGRAM_MIB} MiB in 4 KiB pages under TCG: 90 % of its accesses \
@@ -182,5 +185,5 @@ fn plot(report: &Report, courses: &[Course]) -> anyhow::Result<()> {
     };
     let panels: Vec<Panel> = percents.iter().map(panel).collect();
     let title = "Accesses that fast memory serves, of the best (vTMM, fig. 5)";
-    report.plot(&Figure { title, x_label: "monitoring", y_label: "", panels: &panels }).map(drop)
+    report.plot(&Figure { title, x_label: "monitoring", y_label: "", panels: &panels })
 }

@@ -6,11 +6,14 @@ use ebb_api::{PoolMember, PoolStatus};
 use vmtest::{Guest, Vm};
 
 use super::fault;
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
 use crate::bench::samples::wait_until;
+use crate::bench::session::Session;
+use crate::bench::swap::keeper::Keeper;
 use crate::bench::swap::medium::Medium;
-use crate::bench::swap::rig::{Ground, Keeper};
+use crate::bench::swap::rig::Ground;
 use crate::plot::{Figure, Panel, Series};
 
 const MIB: u64 = 1 << 20;
@@ -60,7 +63,8 @@ struct Run {
 ///
 /// # Errors
 /// The host lacks what it needs.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("vtmm-fig8");
     let scale = if quick { QUICK } else { FULL };
     report.note(format!(
@@ -71,7 +75,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
          island's; {} rounds.",
         WAYS[1].limits, scale.rounds
     ));
-    let ground = Ground::new(Keeper::Ebb, Medium::Ssd)?;
+    let ground = Ground::new(Keeper::Ebb, Medium::Ssd, MEMORY_MIB * PROGRAMS_MIB.len() as u64)?;
     let vms: Vec<Vm> =
         PROGRAMS_MIB.iter().map(|_| ground.run(guest())).collect::<Result<_, _>>()?;
     for (vm, mib) in vms.iter().zip(PROGRAMS_MIB) {
@@ -214,5 +218,5 @@ fn plot(report: &Report, runs: &[Run; 2], scale: &Scale) -> anyhow::Result<()> {
         })
         .collect();
     let title = "Four VMs on islands and in a pool (vTMM, fig. 8)";
-    report.plot(&Figure { title, x_label: "s", y_label: "accesses/s", panels: &panels }).map(drop)
+    report.plot(&Figure { title, x_label: "s", y_label: "accesses/s", panels: &panels })
 }

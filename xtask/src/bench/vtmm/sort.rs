@@ -6,8 +6,10 @@ use std::time::Instant;
 use ebb_heat::{Access, Levels, Observer, Sorted, TOP_LEVEL, Uses, Weights};
 use ebb_units::{FrameRange, Gfn};
 
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::{Rounds, us};
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 
 const PAGES: u64 = 1 << 20;
 const WINDOWS: u64 = 8;
@@ -18,7 +20,8 @@ const LIMIT: f64 = 3.0;
 ///
 /// # Errors
 /// None.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("vtmm-sort");
     report.note(format!(
         "{PAGES} pages after {WINDOWS} windows. The plain pass reads each page's counts, weights \
@@ -52,7 +55,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     let levels = used(20, 0);
     let bytes = |bytes: u64| [bytes as f64 / PAGES as f64].into_iter().collect::<Rounds>();
     let row = Row::new("queue, a page", "bytes", &bytes(levels.bytes()));
-    report.row(row.no_more_than(8.0));
+    report.row(row.exact().no_more_than(8.0));
     let all = used(100, 0);
     let sorted = Sorted::new(&all, weights);
     let row = Row::new(
@@ -60,7 +63,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
         "bytes",
         &bytes(all.bytes() + sorted.bytes()),
     );
-    report.row(row.no_more_than(8.0));
+    report.row(row.exact().no_more_than(8.0));
     Ok(report)
 }
 

@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 
 use vmtest::{Guest, Host};
 
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 
 /// Before 6.3 the kernel has processors forget their translations for each page that it moves,
 /// and threads that move pages wait for each other.
@@ -22,7 +24,8 @@ const SPEED_GOAL: f64 = 2.0;
 ///
 /// # Errors
 /// None: what does not work here panics, as in tests.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+pub fn run(session: &Session) -> anyhow::Result<Report> {
+    let quick = session.identity.quick;
     let mut report = Report::new("vtmm-tab4");
     let guest = Guest::debian(KERNEL).memory("512M").slow_node("512M");
     let vm = Host::new().qemu(guest);

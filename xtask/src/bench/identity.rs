@@ -1,0 +1,104 @@
+//! What a figure was taken of, and on: results of unlike ones do not go together.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs::{self, File};
+use std::hash::Hasher;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+use vmtest::assets;
+
+use crate::cargo;
+
+/// Of kernels that guests may have.
+const GUESTS: [&str; 3] = ["6.1-cloud", "llfree", "buddy"];
+
+/// A machine.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct Machine {
+    pub cpu: String,
+    pub kernel: String,
+    pub cores: usize,
+}
+
+/// A build of the project on a machine.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct Identity {
+    pub commit: String,
+    pub machine: Machine,
+    pub qemu: String,
+    /// A digest of the programs and of what guests boot: a tree that was changed has the same commit.
+    pub programs: String,
+    pub quick: bool,
+}
+
+impl Identity {
+    /// Of what is here.
+    pub fn here(quick: bool) -> Identity {
+        let machine = Machine {
+            cpu: cpu_model(),
+            kernel: rustix::system::uname().release().to_string_lossy().into(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        Identity { commit: commit(), machine, qemu: qemu(), programs: programs(), quick }
+    }
+
+    /// Of nothing.
+    #[cfg(test)]
+    pub fn of_test() -> Identity {
+        let machine = Machine { cpu: "a CPU".into(), kernel: "6.18".into(), cores: 2 };
+        let [commit, qemu, programs] = ["c0ffee", "QEMU 7", "0"].map(String::from);
+        Identity { commit, machine, qemu, programs, quick: false }
+    }
+}
+
+fn cpu_model() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    model.map_or_else(|| "unknown CPU".into(), |(_, model)| model.to_owned())
+}
+
+fn qemu() -> String {
+    let output = Command::new("qemu-system-x86_64").arg("--version").output();
+    let text = output.map(|output| output.stdout).unwrap_or_default();
+    let line = String::from_utf8_lossy(&text).lines().next().unwrap_or_default().to_owned();
+    if line.is_empty() { "unknown".into() } else { line }
+}
+
+/// With a `+` where the tree is not what was committed.
+fn commit() -> String {
+    let git = |words: &[&str]| {
+        let output =
+            Command::new("git").args(words).current_dir(cargo::workspace()).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        output.status.success().then_some(text)
+    };
+    let Some(hash) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
+    match git(&["status", "--porcelain", "--untracked-files=no"]) {
+        Some(changes) if changes.is_empty() => hash,
+        _ => hash + "+",
+    }
+}
+
+fn programs() -> String {
+    let me = std::env::current_exe().unwrap_or_default();
+    let beside = || me.parent().map(Path::to_owned).unwrap_or_default();
+    // Not every benchmark has to do with them: they may be not built.
+    let programs = std::env::var_os("EBB_BIN_DIR").map_or_else(beside, PathBuf::from);
+    let own = [programs.join("ebb"), programs.join("ebbd"), me].into_iter();
+    let kernels = GUESTS.iter().filter_map(|label| assets::kernel(label).ok());
+    let booted = kernels.flat_map(|kernel| [kernel.vmlinuz, kernel.initrd]);
+    let mut hasher = DefaultHasher::new();
+    own.chain(booted).for_each(|path| digest(&path, &mut hasher));
+    format!("{:016x}", hasher.finish())
+}
+
+/// What is not there counts as such.
+fn digest(path: &Path, hasher: &mut DefaultHasher) {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    hasher.write_u8(u8::from(read.is_ok()));
+    hasher.write(&bytes);
+}

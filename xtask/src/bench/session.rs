@@ -1,0 +1,108 @@
+//! One call of `cargo xtask bench`: what it is of, and where its results go.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use super::identity::Identity;
+use super::stats;
+
+/// See [`super::run`].
+pub struct Session {
+    pub identity: Identity,
+    /// Of the order of sides.
+    pub seed: u64,
+    pub directory: PathBuf,
+    /// What is finished is not taken again.
+    resume: bool,
+    /// Files of blocks that were opened, and so are of this session.
+    opened: RefCell<BTreeSet<String>>,
+}
+
+/// What a finished benchmark's JSON tells of itself.
+#[derive(Deserialize)]
+struct Finished {
+    #[serde(flatten)]
+    identity: Identity,
+}
+
+impl Session {
+    /// Begins; `seed`: none is one at random.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn new(
+        identity: Identity,
+        resume: bool,
+        seed: Option<u64>,
+        directory: PathBuf,
+    ) -> anyhow::Result<Session> {
+        let say = || directory.display().to_string();
+        fs::create_dir_all(&directory).with_context(say)?;
+        // Others may take what lies beside where they run.
+        let directory = directory.canonicalize().with_context(say)?;
+        let seed = seed.map_or_else(any_seed, Ok)?;
+        Ok(Session { identity, seed, directory, resume, opened: RefCell::default() })
+    }
+
+    /// All of these in any order, for the block of this name.
+    pub fn in_turn<'a, T>(&self, items: &'a mut [T], block: &str) -> Vec<&'a mut T> {
+        let mut turn: Vec<&mut T> = items.iter_mut().collect();
+        stats::order(self.seed, block).shuffle(&mut turn);
+        turn
+    }
+
+    /// Whether blocks in a file of this name are to be gone on with, which is opened by that.
+    pub fn goes_on(&self, name: &str) -> bool {
+        let is_known = !self.opened.borrow_mut().insert(name.to_owned());
+        self.resume || is_known
+    }
+
+    /// Whether a benchmark is finished, of the same build and on the same machine.
+    pub fn is_finished(&self, name: &str) -> bool {
+        let path = self.directory.join(format!("{name}.json"));
+        self.resume && is_of(&path, &self.identity)
+    }
+}
+
+fn is_of(path: &Path, identity: &Identity) -> bool {
+    let finished = fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    finished.is_some_and(|finished: Finished| finished.identity == *identity)
+}
+
+/// Small enough for every reader of JSON.
+fn any_seed() -> anyhow::Result<u64> {
+    let mut bytes = [0; 4];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from(u32::from_ne_bytes(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::report::Report;
+
+    fn session(directory: &Path, resume: bool) -> Session {
+        Session::new(Identity::of_test(), resume, Some(1), directory.to_owned()).unwrap()
+    }
+
+    #[test]
+    fn only_what_is_of_the_same_build_is_finished() {
+        let directory = vmtest::Scratch::new("ebb-test-").unwrap();
+        let mut one = session(directory.path(), true);
+        let mut report = Report::new("x");
+        report.finish(&one);
+        report.save(&one.directory).unwrap();
+        assert!(one.is_finished("x") && !one.is_finished("y"));
+        assert!(!session(directory.path(), false).is_finished("x"));
+        one.identity.machine.kernel += "+";
+        assert!(!one.is_finished("x"));
+        one.identity = Identity { quick: true, ..Identity::of_test() };
+        assert!(!one.is_finished("x"));
+    }
+}

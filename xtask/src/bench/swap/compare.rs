@@ -1,0 +1,212 @@
+//! What all figures of swapping do alike: who is compared, what is counted, and its rows.
+
+use super::keeper::{Keeper, PLAIN_LINUX};
+use super::linux::Linux;
+use super::rig::Rig;
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
+use crate::bench::report::Report;
+use crate::bench::rounds::Rounds;
+use crate::bench::row::{Better, Row};
+use crate::bench::session::Session;
+use crate::bench::work;
+
+/// VMs a side.
+pub const BLOCKS: usize = 5;
+/// Of Linux's ways that were screened so many go on, beside its defaults.
+const BEST: usize = 2;
+
+/// A figure of a VM, as rows tell it.
+#[derive(Clone, Copy)]
+pub struct Told {
+    pub what: &'static str,
+    pub unit: &'static str,
+    /// By this name a VM's figures have it.
+    pub figure: &'static str,
+    pub better: Better,
+}
+
+/// What a VM cost, whatever it did.
+pub const COUNTED: [Told; 6] = [
+    counted("CPU of QEMU and the daemon", "s", "cpu"),
+    counted("CPU of all that the host did", "s", "host-cpu"),
+    counted("memory of the guest's, compressed memory in it", "MiB", "guest-mib"),
+    counted("memory of the daemon's own", "MiB", "daemon-mib"),
+    counted("most memory of all processes together", "MiB", "peak-mib"),
+    counted("complaints of the guest's kernel", "", "complaints"),
+];
+
+const fn counted(what: &'static str, unit: &'static str, figure: &'static str) -> Told {
+    Told { what, unit, figure, better: Better::Less }
+}
+
+/// How many blocks a session takes.
+pub fn blocks_of(session: &Session) -> usize {
+    if session.identity.quick { 1 } else { BLOCKS }
+}
+
+/// Adds a figure.
+pub fn add(figures: &mut Figures, name: &str, figure: f64) {
+    figures.entry(name.to_owned()).or_default().push(figure);
+}
+
+/// What a rig's work came to, with what it cost: see [`COUNTED`].
+///
+/// # Errors
+/// As `work`, or the guest has more memory than it may.
+pub fn counting(
+    rig: &Rig,
+    work: impl FnOnce(&mut Figures) -> anyhow::Result<()>,
+) -> anyhow::Result<Figures> {
+    let (mut figures, before) = (Figures::new(), rig.ran()?);
+    let done = work(&mut figures);
+    // A guest that waits long for its memory says so, and is counted.
+    rig.vm.forgive();
+    done?;
+    add(&mut figures, "complaints", rig.vm.complaints().len() as f64);
+    let after = rig.ran()?;
+    rig.check_held()?;
+    add(&mut figures, "cpu", after.group - before.group);
+    add(&mut figures, "host-cpu", after.host - before.host);
+    add(&mut figures, "guest-mib", rig.guest_mib()?);
+    add(&mut figures, "daemon-mib", rig.daemon_mib());
+    add(&mut figures, "peak-mib", rig.peak_mib()?);
+    Ok(figures)
+}
+
+/// A VM's run, once more where version 1 of control groups killed a QEMU that Linux swaps: Ebb has
+/// no second try.
+///
+/// # Errors
+/// As `run`.
+pub fn again(
+    keeper: Keeper,
+    run: impl FnMut() -> anyhow::Result<Figures>,
+) -> anyhow::Result<Figures> {
+    let mut run = run;
+    match keeper {
+        Keeper::Linux(_) => work::again_if_killed(run),
+        _ => run(),
+    }
+}
+
+fn name(keeper: Keeper) -> String {
+    keeper.name().into_owned()
+}
+
+/// Every way that Linux has, in one block of shortened work; the best of them, and Linux's
+/// defaults. `ebb` is taken, too, and `beside`, to be told. A quick session takes the defaults as
+/// they are.
+///
+/// # Errors
+/// The user has had enough, or nobody gets through.
+pub fn screen(
+    (session, blocks, report): (&Session, &mut Blocks, &mut Report),
+    case: &str,
+    told: Told,
+    (ebb, beside): (Keeper, &[Keeper]),
+    one: impl FnMut(Keeper) -> anyhow::Result<Figures>,
+) -> anyhow::Result<Vec<Keeper>> {
+    if session.identity.quick {
+        return Ok(PLAIN_LINUX.into());
+    }
+    let case = format!("screening, {case}");
+    let linux = Linux::offered().into_iter().map(Keeper::Linux);
+    let all: Vec<Keeper> = [ebb].into_iter().chain(beside.iter().copied()).chain(linux).collect();
+    let ranked = blocks.screen(report, &case, (&all, name), (told.figure, told.better), one)?;
+    let single = |figure: f64| [figure].into_iter().collect::<Rounds>();
+    let of_ebb = ranked.iter().find(|(keeper, _)| *keeper == ebb).map_or(f64::NAN, |found| found.1);
+    for (keeper, figure) in ranked.iter().filter(|(keeper, _)| *keeper != ebb) {
+        let row = Row::new(format!("{case}: {}", told.what), told.unit, &single(of_ebb));
+        report.row(row.against(keeper.name(), &single(*figure)));
+    }
+    let linux = ranked.iter().map(|(keeper, _)| *keeper);
+    let best = linux.filter(|keeper| matches!(keeper, Keeper::Linux(_))).take(BEST);
+    Ok(with_defaults(best))
+}
+
+/// Of what [`screen`] told those that were the best, without the defaults that were not.
+pub fn best(linux: &[Keeper]) -> &[Keeper] {
+    &linux[..linux.len().min(BEST)]
+}
+
+fn with_defaults(best: impl Iterator<Item = Keeper>) -> Vec<Keeper> {
+    let mut chosen: Vec<Keeper> = best.collect();
+    for plain in PLAIN_LINUX {
+        if !chosen.contains(&plain) {
+            chosen.push(plain);
+        }
+    }
+    chosen
+}
+
+/// Takes blocks of these sides.
+///
+/// # Errors
+/// As [`Blocks::take`].
+pub fn take(
+    (session, blocks, report): (&Session, &mut Blocks, &mut Report),
+    case: &str,
+    sides: &[Keeper],
+    one: impl FnMut(Keeper) -> anyhow::Result<Figures>,
+) -> anyhow::Result<Taken> {
+    blocks.take(report, case, (sides, name), blocks_of(session), one)
+}
+
+/// A figure against the best of Linux's ways, which may have a goal, and against each of them.
+pub fn rows(
+    report: &mut Report,
+    taken: &Taken,
+    told: Told,
+    (ebb, linux): (Keeper, &[Keeper]),
+    goal: Option<f64>,
+) {
+    let what = match ebb {
+        Keeper::Ebb => format!("{}: {}", taken.case, told.what),
+        _ => format!("{}: {}, {}", taken.case, told.what, ebb.name()),
+    };
+    let of_ebb = taken.rounds(&ebb.name(), told.figure);
+    let others: Vec<(String, Rounds)> = linux
+        .iter()
+        .map(|keeper| (name(*keeper), taken.rounds(&keeper.name(), told.figure)))
+        .filter(|(_, rounds)| !rounds.figures().is_empty())
+        .collect();
+    if let Some(goal) = goal {
+        let row = Row::new(what.clone(), told.unit, &of_ebb).against_best(&others, told.better);
+        report.row(match told.better {
+            Better::Less => row.at_most(goal),
+            Better::More => row.at_least(goal),
+        });
+    }
+    for (name, rounds) in &others {
+        let row = Row::new(what.clone(), told.unit, &of_ebb);
+        // Of what may be none at all there is no geometric mean.
+        let has_none = |rounds: &Rounds| rounds.figures().iter().any(|figure| *figure <= 0.0);
+        report.row(match has_none(&of_ebb) || has_none(rounds) {
+            true => row.against(name, rounds),
+            false => row.against_vms(name, rounds),
+        });
+    }
+}
+
+/// Rows of [`COUNTED`] against the first of Linux's ways, which was the best when they were
+/// screened.
+pub fn costs(report: &mut Report, taken: &Taken, ebb: Keeper, linux: &[Keeper]) {
+    for told in COUNTED {
+        rows(report, taken, told, (ebb, &linux[..linux.len().min(1)]), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::swap::linux::{Memory, Swap};
+
+    #[test]
+    fn defaults_go_on_whether_they_are_the_best_or_not() {
+        let zram = Keeper::Linux(Linux { memory: Memory::Anonymous, swap: Swap::Zram("lz4") });
+        let [huge, memfd] = PLAIN_LINUX;
+        assert_eq!(with_defaults([zram, memfd].into_iter()), [zram, memfd, huge]);
+        assert_eq!(with_defaults([memfd, huge].into_iter()), [memfd, huge]);
+    }
+}

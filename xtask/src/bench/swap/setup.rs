@@ -1,0 +1,190 @@
+//! The VM that a figure is about. All of a figure's VMs are made here, and differ in who serves their
+//! RAM and their disk only.
+
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use ebb_sys::process::Process;
+use vmtest::assets::{self, Kernel};
+use vmtest::{Guest, Vm};
+
+use super::keeper::Keeper;
+use super::medium::Medium;
+
+const KERNEL: &str = "6.1-cloud";
+/// What a figure's VMs may differ in: options by how they begin, and why.
+const DIFFERENT: [(&str, &str); 10] = [
+    ("-object memory-backend-", "who serves the RAM"),
+    ("-device vhost-user-blk-pci,", "who serves the disk"),
+    ("-object iothread,", "who serves the disk"),
+    ("-drive ", "who serves the disk"),
+    ("-device virtio-blk-pci,", "who serves the disk"),
+    ("-device virtio-balloon-pci,", "whose balloon it is: each has one"),
+    ("-chardev socket,id=ebb-", "QEMU inherits its sockets, Ebb's disk among them, or makes them"),
+    ("-qmp ", "where the bench's own socket is"),
+    ("-S", "Ebb looks at a VM before it runs"),
+    ("-name ", "its name"),
+];
+
+/// What is wanted.
+#[derive(Clone, Copy)]
+pub struct Setup<'a> {
+    pub keeper: Keeper,
+    pub medium: Medium,
+    /// What the guest believes to have.
+    pub memory_mib: u64,
+    /// What it has.
+    pub limit_mib: u64,
+    pub cpus: u32,
+    /// To its kernel's command line.
+    pub append: &'static str,
+    /// Its disk, an ext4 on which it finds what it works on; it gets a copy.
+    pub image: &'a Path,
+}
+
+impl<'a> Setup<'a> {
+    /// A guest of one processor that believes to have the first of these, and has the second.
+    pub fn new(
+        keeper: Keeper,
+        medium: Medium,
+        [memory_mib, limit_mib]: [u64; 2],
+        image: &'a Path,
+    ) -> Setup<'a> {
+        Setup { keeper, medium, memory_mib, limit_mib, cpus: 1, append: "", image }
+    }
+
+    /// The one place where a figure's VM is made; `disk`: a device.
+    ///
+    /// # Errors
+    /// Its kernel is not there.
+    pub fn guest(&self, disk: &Path) -> anyhow::Result<Guest> {
+        Ok(self.guest_of(assets::kernel(KERNEL).map_err(anyhow::Error::msg)?, disk))
+    }
+
+    fn guest_of(&self, kernel: Kernel, disk: &Path) -> Guest {
+        // Privileged, QEMU stays in this bench's group, which counts what it takes.
+        let guest = Guest::of(kernel)
+            .append(self.append)
+            .memory(&format!("{}M", self.memory_mib))
+            .cpus(self.cpus)
+            .backing("small")
+            .privileged();
+        let guest = match self.keeper.has_balloon() {
+            true => guest.qemu_args("-device virtio-balloon-pci,id=balloon"),
+            false => guest,
+        };
+        match self.keeper.linux() {
+            None => guest.own_device(disk),
+            // As fast as QEMU's own can be; blocks and queues as of Ebb's disk.
+            Some(way) => guest.ram(way.backend()).qemu_args(&format!(
+                "-object iothread,id=io \
+                 -drive file={},if=none,id=disk,format=raw,cache=none,aio=io_uring,discard=unmap \
+                 -device virtio-blk-pci,drive=disk,iothread=io,num-queues={},\
+                 logical_block_size=4096,physical_block_size=4096",
+                disk.display(),
+                self.cpus
+            )),
+        }
+    }
+
+    /// That the VM runs on the same terms as any other of its figure.
+    ///
+    /// # Errors
+    /// It does not: how.
+    pub fn check(&self, guest: &Guest, vm: &Vm) -> anyhow::Result<()> {
+        let process = Process::open(vm.pid()).context("QEMU")?;
+        let line = process.command_line().context("QEMU's command line")?;
+        let (is, due) = (terms(&line[1..]), terms(&guest.ebb_line("", Path::new("/"))));
+        ensure!(is == due, "the VM's terms are {is:?} and should be {due:?}");
+        Ok(())
+    }
+}
+
+/// Options with their values but for those of [`DIFFERENT`], in order. A kernel that only root may
+/// read has another path with Ebb: its file is checked by nobody, and is the same for all.
+fn terms(line: &[String]) -> Vec<String> {
+    let mut options: Vec<String> = Vec::new();
+    for word in line {
+        match options.last_mut() {
+            Some(last) if !word.starts_with('-') => *last += &format!(" {word}"),
+            _ => options.push(word.clone()),
+        }
+    }
+    let differs =
+        |option: &str| {
+            let files = ["-kernel ", "-initrd "];
+            DIFFERENT.iter().map(|(begin, _)| *begin).chain(files).any(|begin| {
+                option == begin || begin.len() > "-S".len() && option.starts_with(begin)
+            })
+        };
+    options.retain(|option| !differs(option));
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::swap::keeper::PLAIN_LINUX;
+    use crate::bench::swap::linux::{Linux, Memory, Swap};
+
+    const EBB: [Keeper; 6] = [
+        Keeper::Ebb,
+        Keeper::EbbByHeat,
+        Keeper::EbbByThreshold,
+        Keeper::EbbCompressed,
+        Keeper::EbbBlind,
+        Keeper::EbbBalloon,
+    ];
+
+    fn line(keeper: Keeper) -> Vec<String> {
+        let image = Path::new("/image");
+        let setup = Setup::new(keeper, Medium::Ssd, [512, 192], image);
+        let setup = Setup { cpus: 2, append: "pti=on", ..setup };
+        let kernel = Kernel {
+            package: "linux".into(),
+            vmlinuz: "/vmlinuz".into(),
+            initrd: "/initrd".into(),
+            qemu_directory: None,
+        };
+        let guest = setup.guest_of(kernel, Path::new("/dev/loop7"));
+        let make = if keeper.is_ebb() { Guest::ebb_line } else { Guest::alike_line };
+        make(&guest, "vm0", Path::new("/host/vm0"))
+    }
+
+    fn keepers() -> Vec<Keeper> {
+        let zswap = Linux { memory: Memory::Anonymous, swap: Swap::Zswap("lzo") };
+        let linux = [Keeper::Linux(zswap), Keeper::Nobody, Keeper::Balloon];
+        PLAIN_LINUX.into_iter().chain(linux).chain(EBB).collect()
+    }
+
+    #[test]
+    fn all_of_a_figures_vms_are_on_equal_terms() {
+        let due = terms(&line(Keeper::Ebb));
+        for option in ["-accel ", "-machine q35,", "-m 512M", "-smp 2", "-append ", "-nodefaults"] {
+            assert!(due.iter().any(|found| found.starts_with(option)), "{option}: {due:?}");
+        }
+        for keeper in keepers() {
+            let line = line(keeper);
+            assert_eq!(terms(&line), due, "{}", keeper.name());
+            assert!(!line.iter().any(|word| word.contains("tb-size")), "{}", keeper.name());
+            let kernel: Vec<_> = line.iter().filter(|word| word.ends_with("vmlinuz")).collect();
+            assert_eq!(kernel, ["/vmlinuz"], "{}", keeper.name());
+        }
+    }
+
+    /// One of each, so that what may differ is there on both sides, and once.
+    #[test]
+    fn each_vm_has_one_ram_one_disk_and_one_balloon() {
+        let count = |line: &[String], begins: &[&str]| {
+            let is = |word: &&String| begins.iter().any(|begin| word.starts_with(begin));
+            line.iter().filter(is).count()
+        };
+        for keeper in keepers() {
+            let line = line(keeper);
+            assert_eq!(count(&line, &["memory-backend-"]), 1, "{}", keeper.name());
+            assert_eq!(count(&line, &["virtio-blk-pci,", "vhost-user-blk-pci,"]), 1);
+            assert_eq!(count(&line, &["virtio-balloon-pci,"]), 1, "{}", keeper.name());
+            assert_eq!(line.iter().filter(|word| word.contains("num-queues=2")).count(), 1);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! A benchmark's results, as its JSON has them.
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+use crate::bench::{Identity, Interval};
+
+/// See `docs/benchmarks.md`.
+#[derive(Serialize, Deserialize)]
+pub struct Taken {
+    pub name: String,
+    #[serde(flatten)]
+    pub identity: Identity,
+    pub date: String,
+    pub seed: u64,
+    pub notes: Vec<String>,
+    pub rows: Vec<Row>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub struct Row {
+    pub what: String,
+    pub unit: String,
+    /// Null where nothing was measured.
+    pub ebb: Option<f64>,
+    pub other: Option<f64>,
+    pub against: Option<String>,
+    pub ratio: Option<f64>,
+    pub goal: Option<String>,
+    pub met: Option<bool>,
+    pub ebb_ci: Option<Interval>,
+    pub other_ci: Option<Interval>,
+    pub ratio_ci: Option<Interval>,
+    pub rounds: usize,
+    pub undecided: bool,
+}
+
+impl Taken {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// It has another shape.
+    pub fn parse(text: &str) -> serde_json::Result<Taken> {
+        serde_json::from_str(text)
+    }
+
+    /// As it is kept: with nothing that readers do not know.
+    ///
+    /// # Errors
+    /// Never, since it has been read.
+    pub fn normal(&self) -> serde_json::Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
+    /// Whether it may stand in the documents.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn is_result(&self) -> anyhow::Result<()> {
+        ensure!(!self.identity.quick, "it is of a quick run");
+        let commit = &self.identity.commit;
+        ensure!(!commit.ends_with('+'), "it is of a tree that was not committed, {commit}");
+        Ok(())
+    }
+}
