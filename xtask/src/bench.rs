@@ -227,8 +227,26 @@ pub fn names() -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use crate::bench::rounds::Rounds;
+    use crate::bench::row::{Better, Row};
+
+    /// The JSON of a full run that compares these figures in each way that there is.
+    pub fn written(ebb: &[f64], other: &[f64]) -> String {
+        let directory = vmtest::Scratch::new("ebb-test-").unwrap();
+        let place = directory.path().to_owned();
+        let session = Session::new(Identity::of_test(), false, Some(1), place).unwrap();
+        let [ebb, other] = [ebb, other].map(|side| side.iter().copied().collect::<Rounds>());
+        let row = || Row::new("x", "s", &ebb);
+        let best = [("y".to_owned(), other.clone())];
+        let mut report = Report::new("x");
+        report.row(row().against("y", &other).at_most(1.0));
+        report.row(row().against_vms("y", &other));
+        report.row(row().against_best(&best, Better::Less).at_most(1.0));
+        report.finish(&session);
+        std::fs::read_to_string(report.save(&session.directory).unwrap()).unwrap()
+    }
 
     #[test]
     fn each_benchmark_is_there_once() {

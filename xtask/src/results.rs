@@ -59,10 +59,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Copies every finished benchmark; quick ones and those of a changed tree are no results.
 fn take(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let mut count = 0;
+    let (mut count, mut unread) = (0, Vec::new());
     for name in crate::bench::names() {
         let Ok(text) = fs::read_to_string(from.join(format!("{name}.json"))) else { continue };
-        let taken = Taken::parse(&text).with_context(|| format!("{name}.json"))?;
+        let taken = match Taken::parse(&text) {
+            Ok(taken) => taken,
+            // The others are of use.
+            Err(why) => {
+                unread.push(format!("{name}.json: {why}"));
+                continue;
+            }
+        };
         if let Err(why) = taken.is_result() {
             println!("{name}: not taken: {why}");
             continue;
@@ -75,6 +82,7 @@ fn take(from: &Path, to: &Path) -> anyhow::Result<()> {
         count += 1;
     }
     println!("{count} benchmarks taken from {}", from.display());
+    ensure!(unread.is_empty(), "not read: {}", unread.join("; "));
     Ok(())
 }
 
@@ -102,5 +110,17 @@ mod tests {
     #[test]
     fn the_page_is_that_of_the_results() {
         run(&Args { from: None, check: true }).unwrap();
+    }
+
+    #[test]
+    fn a_result_that_cannot_be_read_keeps_no_other_from_it() {
+        let [from, to] = [(), ()].map(|()| vmtest::Scratch::new("ebb-test-").unwrap());
+        let names = crate::bench::names();
+        fs::write(from.path().join(format!("{}.json", names[0])), "{}").unwrap();
+        let good = crate::bench::tests::written(&[1.0; 5], &[2.0; 5]);
+        fs::write(from.path().join(format!("{}.json", names[1])), good).unwrap();
+        let error = take(from.path(), to.path()).unwrap_err().to_string();
+        assert!(error.contains(&names[0]), "{error}");
+        assert!(to.path().join(format!("{}.json", names[1])).exists());
     }
 }

@@ -228,6 +228,9 @@ fn with_noise(rounds: &Rounds) -> String {
 
 /// Three digits that count, or all before the point.
 pub fn short(figure: f64) -> String {
+    if !figure.is_finite() {
+        return "-".into();
+    }
     let before = figure.abs().max(1e-6).log10().floor() as i32 + 1;
     format!("{figure:.*}", (3 - before).clamp(0, 6) as usize)
 }

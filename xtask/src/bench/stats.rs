@@ -58,7 +58,8 @@ pub fn order(seed: u64, block: &str) -> Random {
 /// drawn of each set. What belongs together is one set: its pairs stay pairs.
 ///
 /// Percentiles of the bootstrap are too narrow for few rounds: they are taken further out, as
-/// Student's t is wider than the normal law. None: there are too few, or it is no number.
+/// Student's t is wider than the normal law. None: there are too few, or an end is no number or
+/// without end, as where a ratio is to nothing.
 pub fn interval(counts: &[usize], statistic: impl Fn(&[Vec<usize>]) -> f64) -> Option<Interval> {
     let fewest = counts.iter().copied().min().filter(|&count| count >= LEAST)?;
     let mut random = Random::new(SEED);
@@ -77,6 +78,7 @@ pub fn interval(counts: &[usize], statistic: impl Fn(&[Vec<usize>]) -> f64) -> O
     found.sort_unstable_by(f64::total_cmp);
     let at = (tail(fewest) * RESAMPLES as f64) as usize;
     Some([found[at], found[RESAMPLES - 1 - at]])
+        .filter(|ends| ends.iter().all(|end| end.is_finite()))
 }
 
 /// The part of the bootstrap's law beyond either end.

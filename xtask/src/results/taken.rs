@@ -63,3 +63,25 @@ impl Taken {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::tests::written;
+
+    /// What is not there at all, and what is no number: whatever a benchmark writes can be read.
+    #[test]
+    fn rows_without_a_ratio_are_read_again() {
+        let cases = [(3.0, 0.0), (0.0, 3.0), (0.0, 0.0), (f64::NAN, 1.0), (1.0, f64::INFINITY)];
+        for (ebb, other) in cases {
+            let taken = Taken::parse(&written(&[ebb; 5], &[other; 5]));
+            let taken = taken.unwrap_or_else(|error| panic!("{ebb} and {other}: {error}"));
+            assert_eq!(taken.rows.len(), 3);
+            assert!(taken.rows.iter().all(|row| row.rounds == 5));
+            let again = Taken::parse(&taken.normal().unwrap()).unwrap();
+            assert_eq!(again.normal().unwrap(), taken.normal().unwrap());
+        }
+        let sometimes = written(&[1.0, 2.0, 3.0, 1.0, 2.0], &[0.0, 0.0, 1.0, 0.0, 0.0]);
+        assert_eq!(Taken::parse(&sometimes).unwrap().rows[0].ratio_ci, None);
+    }
+}
