@@ -1,4 +1,5 @@
-//! Sides that take turns: in each block every side once, in any order.
+//! Sides that take turns: in each block every side once, in any order. The first of them is the one
+//! that is judged.
 
 use anyhow::bail;
 
@@ -13,7 +14,7 @@ use crate::interrupt;
 
 /// So many blocks more than asked for are taken in the place of those that were dropped.
 const MORE: usize = 2;
-/// A side that failed so often is left out, and drops no more blocks.
+/// A baseline that failed so often is left out, and drops no more blocks.
 const FAILURES_MOST: usize = 2;
 
 /// A benchmark's blocks.
@@ -25,8 +26,11 @@ pub struct Blocks {
 /// What blocks of one case came to.
 pub struct Taken {
     pub case: String,
-    /// Of each side that is left its figures, block by block.
+    /// Of each side that is left its figures, block by block: of those in which the judged one came
+    /// to its end.
     sides: Vec<(String, Vec<Figures>)>,
+    /// In so many more blocks the judged one failed.
+    failed: usize,
 }
 
 /// Sides, the best first, by what each of them managed in one block.
@@ -48,8 +52,9 @@ impl Blocks {
         self.kept.seed
     }
 
-    /// Takes `count` blocks of a case in which all sides came to their end. A block with one that
-    /// failed is dropped for all, which the report says, and so it does when fewer were had.
+    /// Takes `count` blocks of a case in which all baselines came to their end. A block with one that
+    /// failed is dropped for all, which the report says, and so it does when fewer were had. A
+    /// failure of the side that is judged, the first, drops none: it is told in [`Taken::failed`].
     ///
     /// # Errors
     /// The user has had enough, all sides fail, or the results cannot be kept.
@@ -64,7 +69,7 @@ impl Blocks {
         let names: Vec<String> = sides.iter().map(|&side| name(side)).collect();
         let mut blocks: Vec<Block> = Vec::new();
         for number in 1..=count + MORE {
-            if whole(&blocks, &left(&blocks, &names)).len() == count {
+            if whole(&blocks, &left(&blocks, &names)).len() >= count {
                 break;
             }
             let key = format!("{case}, block {number}");
@@ -72,11 +77,16 @@ impl Blocks {
         }
         let left = left(&blocks, &names);
         say(report, case, &blocks, &names, &left, count);
-        let whole = whole(&blocks, &left);
+        let mut whole = whole(&blocks, &left);
+        // Who was left out late dropped blocks that count now.
+        whole.truncate(count);
+        let judged = &names[0];
+        let all = whole.len();
+        whole.retain(|block| block.failed(judged).is_none());
         let figures =
             |name: &String| whole.iter().filter_map(|block| block.figures(name)).collect();
         let sides = left.iter().map(|name| (name.clone(), figures(name))).collect();
-        Ok(Taken { case: case.to_owned(), sides })
+        Ok(Taken { case: case.to_owned(), sides, failed: all - whole.len() })
     }
 
     fn block<T: Copy>(
@@ -188,15 +198,16 @@ impl Block {
     }
 }
 
-/// The sides that did not fail too often.
+/// The one that is judged, and the others that did not fail too often.
 fn left(blocks: &[Block], names: &[String]) -> Vec<String> {
     let failures = |name: &str| blocks.iter().filter(|block| block.failed(name).is_some()).count();
-    names.iter().filter(|name| failures(name) < FAILURES_MOST).cloned().collect()
+    let is_left = |(place, name): &(usize, &String)| *place == 0 || failures(name) < FAILURES_MOST;
+    names.iter().enumerate().filter(is_left).map(|(_, name)| name.clone()).collect()
 }
 
-/// The blocks in which none of those failed.
-fn whole<'a>(blocks: &'a [Block], names: &[String]) -> Vec<&'a Block> {
-    let is_whole = |block: &&Block| names.iter().all(|name| block.failed(name).is_none());
+/// The blocks in which none of those failed but the judged one.
+fn whole<'a>(blocks: &'a [Block], left: &[String]) -> Vec<&'a Block> {
+    let is_whole = |block: &&Block| left.iter().skip(1).all(|name| block.failed(name).is_none());
     blocks.iter().filter(is_whole).collect()
 }
 
@@ -212,6 +223,9 @@ fn say(
         for block in blocks {
             let Some(why) = block.failed(name) else { continue };
             report.note(match left.contains(name) {
+                _ if *name == names[0] => {
+                    format!("{}: {name} failed, which misses every goal: {why}.", block.key)
+                }
                 true => {
                     format!("{}: dropped for all sides, since {name} failed: {why}.", block.key)
                 }
@@ -239,6 +253,11 @@ impl Taken {
         let side = self.sides.iter().find(|(side, _)| side == name);
         let last = side.and_then(|(_, blocks)| blocks.last());
         last.and_then(|figures| figures.get(figure).cloned()).unwrap_or_default()
+    }
+
+    /// In how many blocks the side that is judged failed; [`Taken::rounds`] has none of those.
+    pub fn failed(&self) -> usize {
+        self.failed
     }
 
     /// The sides that are left.
@@ -328,6 +347,42 @@ mod tests {
         assert!(notes[0].contains("dropped for all sides, since side 2 failed: killed"));
     }
 
+    /// Else who fails where it is slow would look fast.
+    #[test]
+    fn who_is_judged_fails_for_good() {
+        let directory = vmtest::Scratch::new("ebb-test-").unwrap();
+        let times = Cell::new(0);
+        let (taken, notes) = take(&session(&directory), 3, |side| {
+            times.set(times.get() + u32::from(side == 1));
+            if side == 1 && times.get() < 3 {
+                bail!("killed");
+            }
+            Ok(figures(f64::from(side)))
+        })
+        .unwrap();
+        assert_eq!((times.get(), taken.failed()), (3, 2));
+        assert_eq!(taken.rounds("side 1", "s").figures(), [1.0]);
+        assert_eq!(taken.rounds("side 2", "s").figures(), [2.0]);
+        assert!(notes.iter().all(|note| note.contains("side 1 failed, which misses")), "{notes:?}");
+        assert_eq!(notes.len(), 2);
+    }
+
+    #[test]
+    fn who_is_left_out_late_makes_no_block_too_many() {
+        let directory = vmtest::Scratch::new("ebb-test-").unwrap();
+        let times = Cell::new(0);
+        let (taken, _) = take(&session(&directory), 3, |side| {
+            times.set(times.get() + u32::from(side == 3));
+            match (side, times.get()) {
+                (3, 3 | 4) => bail!("no"),
+                _ => Ok(figures(f64::from(side))),
+            }
+        })
+        .unwrap();
+        assert_eq!(taken.names().count(), 2);
+        assert_eq!(taken.rounds("side 2", "s").figures().len(), 3);
+    }
+
     #[test]
     fn a_side_that_fails_again_and_again_is_left_out_and_said() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
@@ -344,15 +399,17 @@ mod tests {
     #[test]
     fn fewer_blocks_than_asked_for_are_said_and_none_is_an_error() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
-        let times = Cell::new(0);
-        let (taken, notes) = take(&session(&directory), 3, |side| {
+        let (mut report, times) = (Report::new("x"), Cell::new(0));
+        let mut blocks = Blocks::open(&session(&directory), "x").unwrap();
+        let one = |side: u32| {
             times.set(times.get() + 1);
-            // One of them in turn.
-            if (times.get() - 1) / 3 + 1 == side { bail!("no") } else { Ok(figures(1.0)) }
-        })
-        .unwrap();
+            // Of each baseline once, in the blocks one to three.
+            if (times.get() - 1) / 4 + 2 == side { bail!("no") } else { Ok(figures(1.0)) }
+        };
+        let taken = blocks.take(&mut report, "case", (&[1, 2, 3, 4], name), 3, one).unwrap();
         assert_eq!(taken.rounds("side 1", "s").figures().len(), 2);
-        assert!(notes.iter().any(|note| note == "case: 2 blocks of the 3 asked for."), "{notes:?}");
+        let said = "case: 2 blocks of the 3 asked for.";
+        assert!(report.notes().iter().any(|note| note == said), "{:?}", report.notes());
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         let error = take(&session(&directory), 3, |_| bail!("no kernel")).err().unwrap();
         assert!(error.to_string().contains("all fail"), "{error}");

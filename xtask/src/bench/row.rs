@@ -28,6 +28,9 @@ pub struct Row {
     rounds_of: [Rounds; 2],
     #[serde(skip)]
     bounds: Option<Bounds>,
+    /// Ebb failed in so many rounds more.
+    #[serde(skip)]
+    failed: usize,
 }
 
 /// Between what a figure is to be.
@@ -63,6 +66,7 @@ impl Row {
             shown: [with_noise(ebb), String::new()],
             rounds_of: [ebb.clone(), Rounds::default()],
             bounds: None,
+            failed: 0,
         }
     }
 
@@ -129,6 +133,17 @@ impl Row {
         Row { ebb_ci: point(self.ebb), ratio_ci, ..self }
     }
 
+    /// Ebb failed in so many rounds more than it has figures of: it takes without end there, and
+    /// no goal is met.
+    pub fn failed(self, failed: usize) -> Row {
+        let of = self.rounds_of[0].figures().len() + failed;
+        let what = match failed {
+            0 => self.what,
+            _ => format!("{}; Ebb failed {failed} of {of} times", self.what),
+        };
+        Row { what, failed, ..self }
+    }
+
     /// The ratio is to be no more than this.
     pub fn at_most(self, limit: f64) -> Row {
         self.bound(format!("<= {limit:?}"), Bounds::Ratio([f64::NEG_INFINITY, limit]))
@@ -165,6 +180,10 @@ impl Row {
             Bounds::Ratio(bounds) => (self.ratio_ci, bounds),
             Bounds::Figure(bounds) => (self.ebb_ci, bounds),
         };
+        if may_be && self.failed > 0 {
+            (self.met, self.undecided) = (Some(false), false);
+            return;
+        }
         self.met = found.filter(|_| may_be).and_then(|[low, high]| {
             match (least <= low && high <= most, high < least || most < low) {
                 (true, _) => Some(true),
@@ -265,6 +284,19 @@ mod tests {
         assert_eq!(decided(noisy().at_most(1.0)), (None, true));
         assert_eq!(decided(noisy().at_most(2.0)), (Some(true), false));
         assert_eq!(decided(noisy().no_more_than(0.5)), (Some(false), false));
+    }
+
+    #[test]
+    fn who_fails_misses_its_goal() {
+        let good = || row(&[1.0; 5], &[2.0; 5]).at_most(1.0);
+        assert_eq!(decided(good().failed(0)), (Some(true), false));
+        assert_eq!(decided(good().failed(1)), (Some(false), false));
+        assert!(good().failed(1).what.ends_with("Ebb failed 1 of 6 times"));
+        assert_eq!(decided(row(&[], &[]).at_most(1.0).failed(5)), (Some(false), false));
+        assert_eq!(decided(row(&[], &[]).failed(5)), (None, false));
+        let mut quick = good().failed(1);
+        quick.decide(false);
+        assert_eq!((quick.met, quick.undecided), (None, true));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What all figures of swapping do alike: who is compared, what is counted, and its rows.
 
+use anyhow::Context;
+
 use super::keeper::{Keeper, PLAIN_LINUX};
 use super::linux::Linux;
 use super::rig::Rig;
@@ -10,11 +12,15 @@ use crate::bench::rounds::Rounds;
 use crate::bench::row::{Better, Row};
 use crate::bench::session::Session;
 use crate::bench::work;
+use crate::guard::guard;
 
 /// VMs a side.
 pub const BLOCKS: usize = 5;
 /// Of Linux's ways that were screened so many go on, beside its defaults.
 const BEST: usize = 2;
+
+/// A VM's figure of how often it was begun.
+const TRIES: &str = "tries";
 
 /// A figure of a VM, as rows tell it.
 #[derive(Clone, Copy)]
@@ -75,7 +81,7 @@ pub fn counting(
 }
 
 /// A VM's run, once more where version 1 of control groups killed a QEMU that Linux swaps: Ebb has
-/// no second try.
+/// no second try. How many there were is told.
 ///
 /// # Errors
 /// As `run`.
@@ -83,11 +89,30 @@ pub fn again(
     keeper: Keeper,
     run: impl FnMut() -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Figures> {
-    let mut run = run;
-    match keeper {
-        Keeper::Linux(_) => work::again_if_killed(run),
-        _ => run(),
-    }
+    let (mut run, mut tries) = (run, 0.0);
+    let counted = || {
+        tries += 1.0;
+        run()
+    };
+    let figures = match keeper {
+        Keeper::Linux(_) => work::again_if_killed(counted),
+        _ => guard(counted),
+    };
+    let mut figures = figures.with_context(|| format!("{tries} tries"))?;
+    add(&mut figures, TRIES, tries);
+    Ok(figures)
+}
+
+/// Who needed more than one try for a VM, in one sentence.
+fn tries(taken: &Taken, keepers: &[Keeper]) -> Option<String> {
+    let of = |keeper: &Keeper| {
+        let tries = taken.rounds(&keeper.name(), TRIES);
+        let (vms, sum) = (tries.figures().len(), tries.figures().iter().sum::<f64>());
+        (sum > vms as f64).then(|| format!("{} {sum} for {vms} VMs", keeper.name()))
+    };
+    let list: Vec<String> = keepers.iter().filter_map(of).collect();
+    let all = list.join("; ");
+    (!list.is_empty()).then(|| format!("{}: tries, since QEMU was killed: {all}.", taken.case))
 }
 
 fn name(keeper: Keeper) -> String {
@@ -150,7 +175,11 @@ pub fn take(
     sides: &[Keeper],
     one: impl FnMut(Keeper) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Taken> {
-    blocks.take(report, case, (sides, name), blocks_of(session), one)
+    let taken = blocks.take(report, case, (sides, name), blocks_of(session), one)?;
+    if let Some(said) = tries(&taken, sides) {
+        report.note(said);
+    }
+    Ok(taken)
 }
 
 /// A figure against the best of Linux's ways, which may have a goal, and against each of them.
@@ -166,20 +195,21 @@ pub fn rows(
         _ => format!("{}: {}, {}", taken.case, told.what, ebb.name()),
     };
     let of_ebb = taken.rounds(&ebb.name(), told.figure);
+    let new = || Row::new(what.clone(), told.unit, &of_ebb).failed(taken.failed());
     let others: Vec<(String, Rounds)> = linux
         .iter()
         .map(|keeper| (name(*keeper), taken.rounds(&keeper.name(), told.figure)))
         .filter(|(_, rounds)| !rounds.figures().is_empty())
         .collect();
     if let Some(goal) = goal {
-        let row = Row::new(what.clone(), told.unit, &of_ebb).against_best(&others, told.better);
+        let row = new().against_best(&others, told.better);
         report.row(match told.better {
             Better::Less => row.at_most(goal),
             Better::More => row.at_least(goal),
         });
     }
     for (name, rounds) in &others {
-        let row = Row::new(what.clone(), told.unit, &of_ebb);
+        let row = new();
         // Of what may be none at all there is no geometric mean.
         let has_none = |rounds: &Rounds| rounds.figures().iter().any(|figure| *figure <= 0.0);
         report.row(match has_none(&of_ebb) || has_none(rounds) {
@@ -200,7 +230,38 @@ pub fn costs(report: &mut Report, taken: &Taken, ebb: Keeper, linux: &[Keeper]) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::identity::Identity;
     use crate::bench::swap::linux::{Memory, Swap};
+
+    /// A killed QEMU is Linux's second try and Ebb's failure, and both are told.
+    #[test]
+    fn tries_are_told_and_ebb_has_one() {
+        let directory = vmtest::Scratch::new("ebb-test-").unwrap();
+        let place = directory.path().to_owned();
+        let session = Session::new(Identity::of_test(), false, Some(1), place).unwrap();
+        let mut report = Report::new("x");
+        let mut blocks = Blocks::open(&session, "x").unwrap();
+        let sides = [Keeper::Ebb, PLAIN_LINUX[0]];
+        let mut killed = std::collections::BTreeSet::new();
+        let context = (&session, &mut blocks, &mut report);
+        let taken = take(context, "case", &sides, |keeper| {
+            again(keeper, || match killed.insert(keeper) {
+                true => anyhow::bail!("QEMU ended"),
+                false => Ok(Figures::from([("s".into(), vec![1.0])])),
+            })
+        })
+        .unwrap();
+        assert_eq!(taken.failed(), 1);
+        let notes = report.notes().join("\n");
+        assert!(notes.contains("Ebb failed, which misses every goal: 1 tries: QEMU"), "{notes}");
+        let seconds = Told { what: "x", unit: "s", figure: "s", better: Better::Less };
+        rows(&mut report, &taken, seconds, (Keeper::Ebb, &PLAIN_LINUX[..1]), Some(0.9));
+        report.finish(&session);
+        let json = std::fs::read_to_string(report.save(directory.path()).unwrap()).unwrap();
+        assert!(json.contains("Ebb failed 1 of 5 times") && json.contains("\"met\": false"));
+        let tries = taken.rounds(&PLAIN_LINUX[0].name(), TRIES);
+        assert!(tries.figures().len() == 4, "{:?}", tries.figures());
+    }
 
     #[test]
     fn defaults_go_on_whether_they_are_the_best_or_not() {

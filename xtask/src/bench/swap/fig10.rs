@@ -88,6 +88,7 @@ fn rows(report: &mut Report, taken: &Taken, linux: &[Keeper]) {
     let [ebb, blind] =
         [Keeper::Ebb, Keeper::EbbBlind].map(|keeper| taken.rounds(&keeper.name(), TIME.figure));
     let time = Row::new(format!("{}: {}", taken.case, TIME.what), TIME.unit, &ebb);
+    let time = time.failed(taken.failed());
     report.row(time.against_vms(Keeper::EbbBlind.name(), &blind).at_most(GOAL));
     compare::rows(report, taken, TIME, (Keeper::Ebb, linux), None);
     for told in TOLD {

@@ -172,11 +172,11 @@ fn rows(report: &mut Report, medium: Medium, taken: &Taken, linux: &[Keeper]) {
     let what = |what: &str| format!("{}: {what}", taken.case);
     let out = taken.rounds(&name, "most-pages-out");
     let most = what("most pages swapped out in an iteration, from the second on");
-    report.row(Row::new(most, "", &out).no_more_than(0.0));
+    report.row(Row::new(most, "", &out).failed(taken.failed()).no_more_than(0.0));
     let [last, second] =
         ["last-requests", "second-requests"].map(|figure| taken.rounds(&name, figure));
     let flat = Row::new(what("requests in, the last iteration"), "", &last);
-    report.row(flat.against("the second", &second).at_most(FLAT));
+    report.row(flat.failed(taken.failed()).against("the second", &second).at_most(FLAT));
     compare::costs(report, taken, Keeper::Ebb, linux);
 }
 

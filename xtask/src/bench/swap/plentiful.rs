@@ -103,7 +103,8 @@ fn rows(report: &mut Report, taken: &Taken) {
     let units = JOBS.iter().map(|job| (job.what, "MiB/s"));
     for (what, unit) in units.chain([(FILE, "MiB/s"), (MEMORY, "pages/s")]) {
         let [ebb, qemu] = both(what);
-        report.row(Row::new(what, unit, &ebb).against_vms(against, &qemu).at_least(1.0));
+        let row = Row::new(what, unit, &ebb).failed(taken.failed());
+        report.row(row.against_vms(against, &qemu).at_least(1.0));
     }
     for told in compare::COUNTED {
         let [ebb, qemu] = both(told.figure);
