@@ -97,7 +97,8 @@ impl Linux {
             }
         };
         format!(
-            "Linux's ways here: zswap with {}; zram with {}; {crypt}.",
+            "Linux's ways here: zswap with {}; zram with {}; {crypt}. Loop devices on this machine's \
+             disk are told to be an SSD (queue/rotational 0), HDD-like ones to be a hard disk.",
             list(zswap_compressors()),
             list(zram_compressors())
         )

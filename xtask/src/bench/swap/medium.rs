@@ -15,7 +15,7 @@ const PAGE_SECTORS: u64 = 8;
 /// What a disk is like.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
-    /// This machine's own disk, as it is.
+    /// This machine's own disk, as fast as it is.
     Ssd,
     /// As many requests and bytes a second as a hard disk manages.
     Hdd,
@@ -28,6 +28,12 @@ impl Medium {
             Medium::Ssd => "SSD",
             Medium::Hdd => "HDD-like",
         }
+    }
+
+    /// Whether the kernel is to think that a head moves: it reads ahead of swap by address where none
+    /// does, and by place on the disk where one does.
+    fn is_rotational(self) -> bool {
+        self == Medium::Hdd
     }
 
     /// Requests and bytes a second; `None`: all there is.
@@ -88,10 +94,10 @@ impl Drive {
         // What is still to be written back would slow down whoever measures first.
         File::open(file)?.sync_all()?;
         let (upper, lower) = match medium.speed() {
-            None => (Loop::on(file)?, None),
+            None => (Loop::on(file, medium)?, None),
             Some(_) => {
-                let lower = Loop::on(file)?;
-                (Loop::on(&lower.device)?, Some(lower))
+                let lower = Loop::on(file, medium)?;
+                (Loop::on(&lower.device, medium)?, Some(lower))
             }
         };
         Ok(Drive { upper, lower, _file: undo })
@@ -140,11 +146,14 @@ pub enum Content<'a> {
 }
 
 impl Loop {
-    fn on(file: &Path) -> anyhow::Result<Loop> {
+    fn on(file: &Path, medium: Medium) -> anyhow::Result<Loop> {
         let device = run("losetup", &["--find", "--show", "--direct-io=on", path(file)?])?;
         let device = device.trim().to_owned();
         let undo = undo("losetup", ["--detach", &device]);
-        Ok(Loop { device: device.into(), _undo: undo })
+        let made = Loop { device: device.into(), _undo: undo };
+        // It has what the disk beneath says of itself, which of virtual ones means nothing.
+        set_rotational(&made.sysfs("queue/rotational")?, medium.is_rotational())?;
+        Ok(made)
     }
 
     fn sysfs(&self, attribute: &str) -> anyhow::Result<PathBuf> {
@@ -189,6 +198,15 @@ impl SwapArea {
         run("swapon", &[device])?;
         Ok(SwapArea { _undo: undo("swapoff", [device]) })
     }
+}
+
+/// Tells the kernel whether a head moves, and looks that it believes it.
+fn set_rotational(path: &Path, is_rotational: bool) -> anyhow::Result<()> {
+    let (say, value) = (|| path.display().to_string(), u8::from(is_rotational).to_string());
+    fs::write(path, &value).with_context(say)?;
+    let is = fs::read_to_string(path).with_context(say)?;
+    ensure!(is.trim() == value, "{} stays {}", say(), is.trim());
+    Ok(())
 }
 
 /// A file system on a drive, while this lives.
@@ -245,4 +263,25 @@ fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let line = arguments.join(" ");
     ensure!(output.status.success(), "{program} {line}: {}", errors.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The disk of the machine may say anything.
+    #[test]
+    fn only_a_hard_disk_has_a_head_that_moves() {
+        let scratch = vmtest::Scratch::new("ebb-test-").unwrap();
+        for (medium, expected) in [(Medium::Ssd, "0"), (Medium::Hdd, "1")] {
+            let file = scratch.path().join(expected);
+            let Ok(drive) = Drive::new(&file, Content::Empty(1 << 20), medium) else {
+                return eprintln!("SKIPPED: no loop device");
+            };
+            for part in [Some(&drive.upper), drive.lower.as_ref()].into_iter().flatten() {
+                let is = fs::read_to_string(part.sysfs("queue/rotational").unwrap()).unwrap();
+                assert_eq!(is.trim(), expected, "{}", part.device.display());
+            }
+        }
+    }
 }
