@@ -142,11 +142,19 @@ impl Ground {
     /// As the file system's.
     pub fn guests_mib(&self, vms: &[&Vm], memory_mib: u64) -> anyhow::Result<f64> {
         let each = vms.iter().map(|vm| match self.swapping {
-            None => Ok(vm.host_bytes() + vm.status().limit.compressed_bytes),
+            None => Ok(vm.host_bytes() + vm.last_status().limit.compressed_bytes),
             Some(_) => warden::guest_bytes(Guest { pid: vm.pid(), memory_bytes: memory_mib * MIB }),
         });
         let all: u64 = each.sum::<anyhow::Result<u64>>()?;
         Ok((all + self.pooled().bytes()?) as f64 / MIB as f64)
+    }
+
+    /// What the daemon of these guests has for itself; nothing without one.
+    pub fn daemon_mib(&self, vms: &[&Vm]) -> f64 {
+        match (&self.swapping, vms.first()) {
+            (None, Some(vm)) => Holders::of(vm.host()).bytes() as f64 / MIB as f64,
+            _ => 0.0,
+        }
     }
 
     /// That guests have no more than their limit now, all of them together.
@@ -217,12 +225,9 @@ impl Rig {
         self.ground.guests_mib(&[&self.vm], self.memory_mib)
     }
 
-    /// What the daemon has for itself; nothing without one.
+    /// As [`Ground::daemon_mib`].
     pub fn daemon_mib(&self) -> f64 {
-        match self.keeper.is_ebb() {
-            true => Holders::of(self.vm.host()).bytes() as f64 / MIB as f64,
-            false => 0.0,
-        }
+        self.ground.daemon_mib(&[&self.vm])
     }
 
     /// That the guest has no more than its limit now.
