@@ -164,6 +164,8 @@ impl Blocks {
                 _ => {}
             }
         }
+        // What was not measured is not the best.
+        ranked.retain(|(_, figure)| !figure.is_nan());
         ranked.sort_by(|a, b| match better {
             Better::Less => a.1.total_cmp(&b.1),
             Better::More => b.1.total_cmp(&a.1),
@@ -423,9 +425,10 @@ mod tests {
         let mut screen = |better| {
             let one = |side: u32| match side {
                 2 => bail!("not held"),
+                5 => Ok(Figures::new()),
                 _ => Ok(figures(f64::from(side))),
             };
-            let candidates = [3, 1, 2, 4];
+            let candidates = [3, 1, 2, 4, 5];
             let by = ("s", better);
             blocks.screen(&mut report, "screening", (&candidates[..], name), by, one).unwrap()
         };

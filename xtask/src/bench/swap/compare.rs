@@ -5,19 +5,22 @@ use anyhow::Context;
 use super::keeper::{Keeper, PLAIN_LINUX};
 use super::linux::Linux;
 use super::rig::Rig;
-use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::blocks::{Blocks, Ranked, Taken};
 use crate::bench::kept::Figures;
 use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
 use crate::bench::row::{Better, Row};
 use crate::bench::session::Session;
+use crate::bench::stats::geometric_mean;
 use crate::bench::work;
 use crate::guard::guard;
 
 /// VMs a side.
 pub const BLOCKS: usize = 5;
-/// Of Linux's ways that were screened so many go on, beside its defaults.
-const BEST: usize = 2;
+/// Of Linux's ways that were screened so many are screened once more.
+const AGAIN: usize = 6;
+/// Of those so many go on, beside its defaults.
+const BEST: usize = 3;
 
 /// A VM's figure of how often it was begun.
 const TRIES: &str = "tries";
@@ -119,40 +122,72 @@ fn name(keeper: Keeper) -> String {
     keeper.name().into_owned()
 }
 
-/// Every way that Linux has, in one block of shortened work; the best of them, and Linux's
-/// defaults. `ebb` is taken, too, and `beside`, to be told. A quick session takes the defaults as
-/// they are.
+/// Every way that Linux has, in one VM of shortened work each, and the best of them in another one,
+/// of the other case: the best of both, and Linux's defaults. `ebb` is taken, too, and `beside`, to
+/// be told. A quick session takes the defaults as they are.
 ///
 /// # Errors
 /// The user has had enough, or nobody gets through.
 pub fn screen(
     (session, blocks, report): (&Session, &mut Blocks, &mut Report),
-    case: &str,
+    cases: [&str; 2],
     told: Told,
     (ebb, beside): (Keeper, &[Keeper]),
-    one: impl FnMut(Keeper) -> anyhow::Result<Figures>,
+    mut one: impl FnMut(Keeper, usize) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Vec<Keeper>> {
     if session.identity.quick {
         return Ok(PLAIN_LINUX.into());
     }
-    let case = format!("screening, {case}");
-    let linux = Linux::offered().into_iter().map(Keeper::Linux);
-    let all: Vec<Keeper> = [ebb].into_iter().chain(beside.iter().copied()).chain(linux).collect();
-    let ranked = blocks.screen(report, &case, (&all, name), (told.figure, told.better), one)?;
+    let by = (told.figure, told.better);
+    let linux: Vec<Keeper> = Linux::offered().into_iter().map(Keeper::Linux).collect();
+    let all = [&[ebb], beside, &linux].concat();
+    let case = format!("screening, {}", cases[0]);
+    let first = blocks.screen(report, &case, (&all, name), by, |keeper| one(keeper, 0))?;
+    tell(report, &case, told, ebb, &first);
+    let of_linux = first.iter().filter(|(keeper, _)| matches!(keeper, Keeper::Linux(_)));
+    let first: Ranked<Keeper> = of_linux.take(AGAIN).copied().collect();
+    let again: Vec<Keeper> = first.iter().map(|(keeper, _)| *keeper).chain([ebb]).collect();
+    let case = format!("screening again, {}", cases[1]);
+    let second = blocks.screen(report, &case, (&again, name), by, |keeper| one(keeper, 1))?;
+    tell(report, &case, told, ebb, &second);
+    report.note(format!(
+        "{}: of {} ways of Linux's each had one VM, the best {AGAIN} one more ({}), and the best \
+         {BEST} go on. Who is chosen by so few was lucky, too: another one may be better, which \
+         favours Ebb.",
+        cases[0],
+        linux.len(),
+        cases[1]
+    ));
+    Ok(with_defaults(best_of_both(&first, &second, told.better).into_iter().take(BEST)))
+}
+
+/// A row for each that was screened.
+fn tell(report: &mut Report, case: &str, told: Told, ebb: Keeper, ranked: &Ranked<Keeper>) {
     let single = |figure: f64| [figure].into_iter().collect::<Rounds>();
     let of_ebb = ranked.iter().find(|(keeper, _)| *keeper == ebb).map_or(f64::NAN, |found| found.1);
     for (keeper, figure) in ranked.iter().filter(|(keeper, _)| *keeper != ebb) {
         let row = Row::new(format!("{case}: {}", told.what), told.unit, &single(of_ebb));
         report.row(row.against(keeper.name(), &single(*figure)));
     }
-    let linux = ranked.iter().map(|(keeper, _)| *keeper);
-    let best = linux.filter(|keeper| matches!(keeper, Keeper::Linux(_))).take(BEST);
-    Ok(with_defaults(best))
 }
 
-/// Of what [`screen`] told those that were the best, without the defaults that were not.
-pub fn best(linux: &[Keeper]) -> &[Keeper] {
-    &linux[..linux.len().min(BEST)]
+/// Those that came through both, the best first: what is best by one figure alone was often lucky.
+/// Who did not, after them.
+fn best_of_both(first: &Ranked<Keeper>, second: &Ranked<Keeper>, better: Better) -> Vec<Keeper> {
+    let both = first.iter().map(|(keeper, figure)| {
+        let again = second.iter().find(|(other, _)| other == keeper);
+        let mean = again.map(|(_, again)| geometric_mean(&[*figure, *again]));
+        let worth = mean.map(|mean| if better == Better::Less { mean } else { -mean });
+        (*keeper, worth.unwrap_or(f64::INFINITY))
+    });
+    let mut both: Ranked<Keeper> = both.collect();
+    both.sort_by(|a, b| a.1.total_cmp(&b.1));
+    both.into_iter().map(|(keeper, _)| keeper).collect()
+}
+
+/// Of what [`screen`] told the best, as many as there are without the defaults that were not.
+pub fn best(linux: &[Keeper], most: usize) -> &[Keeper] {
+    &linux[..linux.len().min(BEST).min(most)]
 }
 
 fn with_defaults(best: impl Iterator<Item = Keeper>) -> Vec<Keeper> {
@@ -261,6 +296,18 @@ mod tests {
         assert!(json.contains("Ebb failed 1 of 5 times") && json.contains("\"met\": false"));
         let tries = taken.rounds(&PLAIN_LINUX[0].name(), TRIES);
         assert!(tries.figures().len() == 4, "{:?}", tries.figures());
+    }
+
+    #[test]
+    fn who_was_lucky_once_is_not_the_best() {
+        let of = |swap| Keeper::Linux(Linux { memory: Memory::Anonymous, swap });
+        let [lucky, good, killed] = [Swap::Disk(0), Swap::Disk(3), Swap::Zram("lz4")].map(of);
+        let first = vec![(killed, 0.9), (lucky, 1.0), (good, 1.1)];
+        let second = vec![(good, 1.1), (lucky, 2.0)];
+        assert_eq!(best_of_both(&first, &second, Better::Less), [good, lucky, killed]);
+        let first = vec![(lucky, 9.0), (good, 8.0)];
+        let second = vec![(good, 8.0), (lucky, 1.0)];
+        assert_eq!(best_of_both(&first, &second, Better::More), [good, lucky]);
     }
 
     #[test]

@@ -40,7 +40,7 @@ const GUESTS: [u64; 2] = [3, 10];
 /// What a guest at work gets for each part of one that rests.
 const AT_WORK_WEIGHT: u64 = 3;
 /// They share two processors or so, beside the memory.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const PATIENCE: Duration = Duration::from_secs(1200);
 const APART: Duration = Duration::from_secs(10);
 /// Guests that are not at rest within their limit by then never will be.
 const TO_REST: Duration = Duration::from_secs(240);
@@ -86,7 +86,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let guests = GUESTS[usize::from(!session.identity.quick)];
     let case = format!("{guests} guests");
     // So many guests take long.
-    let linux = compare::best(&linux);
+    let linux = compare::best(&linux, 2);
     let sides = [&[Keeper::Ebb], linux].concat();
     let context = (session, &mut blocks, &mut report);
     let taken = compare::take(context, &case, &sides, |keeper| {

@@ -71,10 +71,15 @@ impl Case {
     /// What it is without any limit is told once.
     fn sides(self, quick: bool, linux: &[Keeper]) -> Vec<Keeper> {
         let mut sides = [&[Keeper::Ebb], linux].concat();
-        if !quick && self.medium == Medium::Ssd && self.cpus == 1 {
+        if !quick && self.is_plain() {
             sides.push(Keeper::Nobody);
         }
         sides
+    }
+
+    /// Linux's defaults are among the sides here, and all that is told once.
+    fn is_plain(self) -> bool {
+        self.medium == Medium::Ssd && self.cpus == 1
     }
 }
 
@@ -93,29 +98,26 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     })?;
     let quick = session.identity.quick;
     let mut panels = Vec::new();
-    for medium in [Medium::Ssd, Medium::Hdd] {
-        let mut linux = Vec::new();
-        for case in CASES.into_iter().filter(|case| case.medium == medium) {
-            if quick && case.cpus > 1 {
-                continue;
-            }
-            let take = |keeper, reads| compare::again(keeper, || one(keeper, case, &image, reads));
-            let [short, long] = case.reads;
-            let context = (session, &mut blocks, &mut report);
-            // Ways are screened once a disk.
-            if linux.is_empty() {
-                let sides = (Keeper::Ebb, &[][..]);
-                linux = compare::screen(context, &case.name(), TIME, sides, |keeper| {
-                    take(keeper, short)
-                })?;
-            }
-            let sides = case.sides(quick, &linux);
-            let context = (session, &mut blocks, &mut report);
-            let reads = if quick { short } else { long };
-            let taken = compare::take(context, &case.name(), &sides, |keeper| take(keeper, reads))?;
-            rows(&mut report, medium, &taken, &linux);
-            panels.extend(pictures(&taken));
-        }
+    let [on_one, on_two, _] = CASES;
+    let context = (session, &mut blocks, &mut report);
+    let [first, second] = [on_one, on_two].map(Case::name);
+    let sides = (Keeper::Ebb, &[][..]);
+    let screened = compare::screen(context, [&first, &second], TIME, sides, |keeper, pass| {
+        let case = CASES[pass];
+        compare::again(keeper, || one(keeper, case, &image, case.reads[0]))
+    })?;
+    report.note("The HDD-like disk is compared with the ways that were the best on the SSD.");
+    for case in CASES.into_iter().filter(|case| !quick || case.cpus == 1) {
+        let linux =
+            if case.is_plain() { &screened[..] } else { compare::best(&screened, usize::MAX) };
+        let sides = case.sides(quick, linux);
+        let context = (session, &mut blocks, &mut report);
+        let reads = case.reads[usize::from(!quick)];
+        let taken = compare::take(context, &case.name(), &sides, |keeper| {
+            compare::again(keeper, || one(keeper, case, &image, reads))
+        })?;
+        rows(&mut report, case.medium, &taken, linux);
+        panels.extend(pictures(&taken));
     }
     let title = "Reading 200 MB again and again with 100 MB of 512 (VSwapper, fig. 9)";
     report.plot(&Figure { title, x_label: "iteration", y_label: "", panels: &panels })?;
