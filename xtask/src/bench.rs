@@ -63,7 +63,8 @@ pub struct Args {
     /// What is finished of the same build on this machine is not taken again
     #[arg(long)]
     resume: bool,
-    /// Where results go, and what `--resume` goes on with [default: target/bench]
+    /// Where results go, and what `--resume` goes on with [default: target/bench; of quick runs
+    /// target/bench/quick]
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
     /// Of the order in which sides take turns [default: any]
@@ -185,7 +186,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     interrupt::catch()?;
     // Put back at the end; without it there are rows for small pages only.
     let _huge_pages = HostSetting::shared_huge_pages();
-    let directory = args.results.clone().unwrap_or_else(results::taken);
+    let directory = args.results.clone().unwrap_or_else(|| match args.quick {
+        // What took hours is not where minutes are tried out.
+        true => results::taken().join("quick"),
+        false => results::taken(),
+    });
     let identity = Identity::here(args.quick);
     let session = Session::new(identity, args.resume, args.seed, directory)?;
     let Machine { cpu, kernel, cores } = &session.identity.machine;
@@ -195,7 +200,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for (name, bench) in EACH.iter().filter(|(name, _)| all || args.name == *name) {
         let name = name.to_possible_value().map(|value| value.get_name().to_owned());
         let name = name.unwrap_or_default();
-        if session.is_finished(&name) {
+        if session.is_finished(&name)? {
             println!("{name}: it is there already\n");
             continue;
         }

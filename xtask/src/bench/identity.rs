@@ -1,6 +1,7 @@
 //! What a figure was taken of, and on: results of unlike ones do not go together.
 
 use std::collections::hash_map::DefaultHasher;
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::hash::Hasher;
 use std::io::Read;
@@ -43,6 +44,23 @@ impl Identity {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
         };
         Identity { commit: commit(), machine, qemu: qemu(), programs: programs(), quick }
+    }
+
+    /// What another one has that this has not, in a few words; none: they are the same.
+    pub fn difference(&self, other: &Identity) -> Option<String> {
+        let of = |what: &str, one: &dyn Debug, than: &dyn Debug| {
+            Some(format!("other {what} ({one:?}, not {than:?})"))
+        };
+        match self {
+            _ if self == other => None,
+            _ if self.quick != other.quick => {
+                Some(if self.quick { "a quick run" } else { "a full run" }.to_owned())
+            }
+            _ if self.commit != other.commit => of("sources", &self.commit, &other.commit),
+            _ if self.machine != other.machine => of("machines", &self.machine, &other.machine),
+            _ if self.qemu != other.qemu => of("QEMUs", &self.qemu, &other.qemu),
+            _ => of("programs", &self.programs, &other.programs),
+        }
     }
 
     /// Of nothing.

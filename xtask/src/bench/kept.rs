@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use super::identity::Identity;
@@ -49,24 +49,40 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Opens the file of this name. What is there is gone on with where that is asked for and it is
-    /// of the same build, machine and form; else it begins anew.
+    /// Opens the file of this name. What is there is gone on with where that is asked for. Else it
+    /// begins anew, and what was there gets another name.
     ///
     /// # Errors
-    /// As the file system's.
+    /// What is to be gone on with is of another build, machine or form, or the file system's.
     pub fn open(session: &Session, name: &str) -> anyhow::Result<Kept> {
         let path = session.directory.join(format!("{name}.blocks"));
         let goes_on = session.goes_on(name);
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         let head: Option<Head> = lines.next().and_then(|line| serde_json::from_str(line).ok());
-        let head = head.filter(|head| goes_on && head.identity == session.identity);
-        let (seed, blocks) = match head {
-            // A last line that was cut off is none.
-            Some(head) => {
-                (head.seed, lines.map_while(|line| serde_json::from_str(line).ok()).collect())
+        // A last line that was cut off is none.
+        let there: Vec<Block> = lines.map_while(|line| serde_json::from_str(line).ok()).collect();
+        let other = match &head {
+            Some(head) => head.identity.difference(&session.identity),
+            None => Some("a head that nobody can read".to_owned()),
+        };
+        if let (true, false, Some(other)) = (goes_on, there.is_empty(), &other) {
+            bail!(
+                "{} has {} blocks of {other}: name another directory by --results, or leave \
+                 --resume away",
+                path.display(),
+                there.len()
+            );
+        }
+        let (seed, blocks) = match head.filter(|_| goes_on && other.is_none()) {
+            Some(head) => (head.seed, there),
+            None => {
+                if text.lines().count() > 1 {
+                    let aside = set_aside(&path)?;
+                    println!("{name}: what was there is in {} now", aside.display());
+                }
+                (session.seed, Vec::new())
             }
-            None => (session.seed, Vec::new()),
         };
         if !blocks.is_empty() {
             println!("{name}: {} blocks are there already, seed {seed}", blocks.len());
@@ -83,9 +99,9 @@ impl Kept {
         Ok(kept)
     }
 
-    /// A block that is there already.
+    /// A block that is there already: the last of this key, should it have been taken again.
     pub fn get(&self, key: &str) -> Option<&Block> {
-        self.blocks.iter().find(|block| block.key == key)
+        self.blocks.iter().rev().find(|block| block.key == key)
     }
 
     /// Keeps another one.
@@ -102,10 +118,25 @@ impl Kept {
     }
 }
 
+/// Gives a file a name that no other has; which.
+fn set_aside(path: &Path) -> anyhow::Result<PathBuf> {
+    for number in 1_u32.. {
+        let aside = path.with_extension(format!("blocks.{number}"));
+        // Unlike rename(2) it takes no file's place.
+        match fs::hard_link(path, &aside) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| aside.display().to_string()),
+            Ok(()) => {
+                fs::remove_file(path)?;
+                return Ok(aside);
+            }
+        }
+    }
+    bail!("{}: no name is left", path.display())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     fn session(directory: &Path, resume: bool, seed: u64) -> Session {
@@ -137,15 +168,24 @@ mod tests {
         assert_eq!(again.blocks, ["a", "b", "c"].map(block));
         let mut other = session(directory.path(), true, 4);
         other.identity.programs += "!";
-        let anew = Kept::open(&other, "x").unwrap();
-        assert_eq!((anew.seed, anew.blocks.len()), (4, 0));
+        let before = fs::read(&kept.path).unwrap();
+        let error = Kept::open(&other, "x").err().unwrap().to_string();
+        assert!(error.contains("3 blocks of other programs"), "{error}");
+        assert_eq!(fs::read(&kept.path).unwrap(), before);
     }
 
     #[test]
     fn who_does_not_ask_for_them_begins_anew() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         Kept::open(&session(directory.path(), false, 1), "x").unwrap().put(block("a")).unwrap();
-        let anew = Kept::open(&session(directory.path(), false, 2), "x").unwrap();
-        assert!(anew.get("a").is_none());
+        let path = directory.path().join("x.blocks");
+        for number in 1..3 {
+            let before = fs::read(&path).unwrap();
+            let mut anew = Kept::open(&session(directory.path(), false, 2), "x").unwrap();
+            assert!(anew.get("a").is_none());
+            // What took hours is there still.
+            assert_eq!(fs::read(path.with_extension(format!("blocks.{number}"))).unwrap(), before);
+            anew.put(block("b")).unwrap();
+        }
     }
 }

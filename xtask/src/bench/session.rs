@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use super::identity::Identity;
@@ -63,16 +63,21 @@ impl Session {
         self.resume || is_known
     }
 
-    /// Whether a benchmark is finished, of the same build and on the same machine.
-    pub fn is_finished(&self, name: &str) -> bool {
+    /// Whether a benchmark is finished and is not to be taken again.
+    ///
+    /// # Errors
+    /// It is of another build, machine or form, and would be lost.
+    pub fn is_finished(&self, name: &str) -> anyhow::Result<bool> {
         let path = self.directory.join(format!("{name}.json"));
-        self.resume && is_of(&path, &self.identity)
+        let finished = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let Some(Finished { identity }) = finished else { return Ok(false) };
+        let other = identity.difference(&self.identity);
+        let is_kept = identity.quick || !(self.resume || self.identity.quick);
+        if let (false, Some(other)) = (is_kept, &other) {
+            bail!("{} is of {other}: name another directory by --results", path.display());
+        }
+        Ok(self.resume && other.is_none())
     }
-}
-
-fn is_of(path: &Path, identity: &Identity) -> bool {
-    let finished = fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    finished.is_some_and(|finished: Finished| finished.identity == *identity)
 }
 
 /// Small enough for every reader of JSON.
@@ -98,11 +103,13 @@ mod tests {
         let mut report = Report::new("x");
         report.finish(&one);
         report.save(&one.directory).unwrap();
-        assert!(one.is_finished("x") && !one.is_finished("y"));
-        assert!(!session(directory.path(), false).is_finished("x"));
+        assert!(one.is_finished("x").unwrap() && !one.is_finished("y").unwrap());
+        assert!(!session(directory.path(), false).is_finished("x").unwrap());
         one.identity.machine.kernel += "+";
-        assert!(!one.is_finished("x"));
+        let error = one.is_finished("x").unwrap_err().to_string();
+        assert!(error.contains("other machines"), "{error}");
         one.identity = Identity { quick: true, ..Identity::of_test() };
-        assert!(!one.is_finished("x"));
+        let error = one.is_finished("x").unwrap_err().to_string();
+        assert!(error.contains("of a full run"), "{error}");
     }
 }
