@@ -26,12 +26,12 @@ impl HostSetting {
         let path = Path::new(SHMEM);
         let text = read(path)?;
         let now = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{SHMEM} is {text}"))?;
-        let before = now.to_owned();
+        let setting = kept(path.to_owned(), now.to_owned());
         match now {
             "never" | "deny" => write(path, "advise")?,
             _ => {}
         }
-        Ok(kept(path.to_owned(), before))
+        Ok(setting)
     }
 
     /// No huge pages for shared memory, whoever asks for them.
@@ -42,8 +42,9 @@ impl HostSetting {
         let path = Path::new(SHMEM);
         let text = read(path)?;
         let before = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{SHMEM} is {text}"))?;
+        let setting = kept(path.to_owned(), before.to_owned());
         write(path, "never")?;
-        Ok(kept(path.to_owned(), before.to_owned()))
+        Ok(setting)
     }
 
     /// Folios of so many KiB for shared memory, where a program asks for huge pages.
@@ -54,8 +55,9 @@ impl HostSetting {
         let path = PathBuf::from(format!("{FOLIOS}/hugepages-{kib}kB/shmem_enabled"));
         let text = read(&path)?;
         let before = text.split(['[', ']']).nth(1).ok_or_else(|| format!("{path:?} is {text}"))?;
+        let setting = kept(path.clone(), before.to_owned());
         write(&path, "advise")?;
-        Ok(kept(path, before.to_owned()))
+        Ok(setting)
     }
 
     /// Whatever is in this file, whose choices may stand in a line with the chosen one in brackets.
@@ -65,8 +67,9 @@ impl HostSetting {
     pub fn of(path: &Path, value: &str) -> Result<HostSetting, String> {
         let text = read(path)?;
         let before = text.split(['[', ']']).nth(1).unwrap_or(&text).to_owned();
+        let setting = kept(path.to_owned(), before);
         write(path, value)?;
-        Ok(kept(path.to_owned(), before))
+        Ok(setting)
     }
 
     /// So many more bytes reserved as huge pages of 2 MiB, all of them free.
@@ -77,8 +80,8 @@ impl HostSetting {
         let path = Path::new(HUGETLB).join("nr_hugepages");
         let (before, wanted) = (read(&path)?, bytes.div_ceil(HUGE_BYTES));
         let total = before.parse::<u64>().map_err(|error| format!("{path:?}: {error}"))? + wanted;
+        let setting = kept(path.clone(), before);
         write(&path, &total.to_string())?;
-        let setting = kept(path, before);
         let free = read(&Path::new(HUGETLB).join("free_hugepages"))?;
         match free.parse::<u64>() {
             Ok(free) if free >= wanted => Ok(setting),
@@ -87,7 +90,7 @@ impl HostSetting {
     }
 }
 
-/// Puts it back to `before` in the end.
+/// Puts it back to `before` in the end: to be had before it is changed.
 fn kept(path: PathBuf, before: String) -> HostSetting {
     let undo = Undo::new(move || {
         if let Err(error) = write(&path, &before) {

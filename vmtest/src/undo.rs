@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// An action that is under way when [`everything`] begins has so much longer.
-const UNDER_WAY: Duration = Duration::from_secs(3);
+/// What is under way when [`everything`] begins has so much longer: a swap area is read back.
+const UNDER_WAY: Duration = Duration::from_secs(20);
 
 type Action = Box<dyn Fn() + Send>;
 
@@ -31,21 +33,77 @@ enum Kind {
 
 struct Registry {
     next: u64,
+    /// Deeds that are not registered yet, and actions.
     under_way: usize,
-    /// Nobody else undoes anything from now on.
+    /// Nobody else does or undoes anything from now on.
     closed: bool,
+    /// Nor registers anything.
+    taken: bool,
     actions: BTreeMap<u64, (Kind, Action)>,
 }
 
-static REGISTRY: Mutex<Registry> =
-    Mutex::new(Registry { next: 0, under_way: 0, closed: false, actions: BTreeMap::new() });
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 static DONE: Condvar = Condvar::new();
+
+/// [`everything`] waits for it.
+struct UnderWay;
 
 fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Registry {
+    const fn new() -> Registry {
+        Registry { next: 0, under_way: 0, closed: false, taken: false, actions: BTreeMap::new() }
+    }
+
+    fn insert(&mut self, kind: Kind, action: Action) -> Undo {
+        let number = self.next;
+        self.next += 1;
+        self.actions.insert(number, (kind, action));
+        Undo(number)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        registry().under_way -= 1;
+        DONE.notify_all();
+    }
+}
+
 impl Undo {
+    /// Does something to the host, and undoes it in the end, by an action that is told what came of
+    /// it. [`everything`] does not begin between both.
+    ///
+    /// # Errors
+    /// As `deed`; there is nothing to undo then.
+    pub fn of<T, E, A: Fn() + Send + 'static>(
+        deed: impl FnOnce() -> Result<T, E>,
+        action: impl FnOnce(&T) -> A,
+    ) -> Result<(T, Undo), E> {
+        let mut all = registry();
+        if all.closed {
+            drop(all);
+            wait_for_the_end();
+        }
+        all.under_way += 1;
+        let under_way = UnderWay;
+        drop(all);
+        let done = deed()?;
+        let action = action(&done);
+        let mut all = registry();
+        if all.taken {
+            drop(all);
+            action();
+            wait_for_the_end();
+        }
+        let undo = all.insert(Kind::Other, Box::new(action));
+        drop(all);
+        drop(under_way);
+        Ok((done, undo))
+    }
+
     /// Undoes what this process has done to the host.
     pub fn new(action: impl Fn() + Send + 'static) -> Undo {
         Undo::register(Kind::Other, Box::new(action))
@@ -63,10 +121,7 @@ impl Undo {
             action();
             wait_for_the_end();
         }
-        let number = registry.next;
-        registry.next += 1;
-        registry.actions.insert(number, (kind, action));
-        Undo(number)
+        registry.insert(kind, action)
     }
 }
 
@@ -79,10 +134,9 @@ impl Drop for Undo {
         }
         let Some((_, action)) = all.actions.remove(&self.0) else { return };
         all.under_way += 1;
+        let _under_way = UnderWay;
         drop(all);
         action();
-        registry().under_way -= 1;
-        DONE.notify_all();
     }
 }
 
@@ -100,13 +154,16 @@ impl Scratch {
     /// # Errors
     /// As mkdir(2).
     pub fn new_in(prefix: &str, place: &Path) -> io::Result<Scratch> {
-        let path = tempfile::Builder::new().prefix(prefix).tempdir_in(place)?.keep();
-        let gone = path.clone();
-        let undo = Undo::new(move || {
-            if let Err(error) = fs::remove_dir_all(&gone) {
-                eprintln!("{}: {error}", gone.display());
+        let make = || Ok(tempfile::Builder::new().prefix(prefix).tempdir_in(place)?.keep());
+        let (path, undo) = Undo::of(make, |path: &PathBuf| {
+            let gone = path.clone();
+            move || {
+                if let Err(error) = fs::remove_dir_all(&gone) {
+                    eprintln!("{}: {error}", gone.display());
+                }
             }
-        });
+        })
+        .map_err(|error: io::Error| error)?;
         Ok(Scratch { path, _undo: undo })
     }
 
@@ -123,6 +180,7 @@ pub fn everything() {
     all.closed = true;
     let waited = DONE.wait_timeout_while(all, UNDER_WAY, |all| all.under_way > 0);
     all = waited.unwrap_or_else(PoisonError::into_inner).0;
+    all.taken = true;
     let actions = std::mem::take(&mut all.actions);
     drop(all);
     let of = |kind: Kind| actions.values().rev().filter(move |(found, _)| *found == kind);
@@ -130,6 +188,14 @@ pub fn everything() {
     for (_, action) in of(Kind::Processes).chain(of(Kind::Other)).chain(of(Kind::Processes)) {
         action();
     }
+}
+
+/// A program that does or undoes something to the host: a group of its own, since Ctrl-C ends all
+/// processes of ours.
+pub fn helper(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.process_group(0);
+    command
 }
 
 /// To be called before this process ends by itself: does not return once [`everything`] began.
@@ -148,6 +214,16 @@ fn wait_for_the_end() -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_deed_that_failed_is_not_undone() {
+        let failed = Undo::of(|| Err::<(), _>("no"), |()| || panic!("undone"));
+        assert_eq!(failed.err(), Some("no"));
+        // Nor is one that panics under way for good.
+        let undo = Undo::new(|| panic!("an action"));
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(undo))).unwrap_err();
+        crate::wait::until("nothing to be under way", || (registry().under_way == 0).then_some(()));
+    }
 
     #[test]
     fn a_directory_goes_with_what_is_in_it() {

@@ -1,7 +1,10 @@
-//! Ctrl-C: what was started, mounted and set must not outlive us.
+//! Ctrl-C, or a terminal that goes away: what was started, mounted and set must not outlive us.
 
+use std::fs;
+use std::future::poll_fn;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -18,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// The user has had enough.
 static RAISED: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGINT and SIGTERM raise a flag, and whoever waits for a VM gives up. Who has not
+/// From now on SIGINT, SIGTERM, SIGQUIT and, unless it is ignored as by nohup(1), SIGHUP raise a flag, and whoever waits for a VM gives up. Who has not
 /// ended [`GRACE`] later, or at a second signal, is ended: what there is to be undone is undone
 /// first.
 ///
@@ -44,37 +47,53 @@ pub fn check() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn handlers(runtime: &Runtime) -> std::io::Result<[Signal; 2]> {
+fn handlers(runtime: &Runtime) -> std::io::Result<Vec<Signal>> {
     let _inside = runtime.enter();
-    Ok([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?])
+    let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate(), SignalKind::quit()];
+    let status = fs::read_to_string("/proc/self/status")?;
+    if !is_ignored(&status, SignalKind::hangup()) {
+        kinds.push(SignalKind::hangup());
+    }
+    kinds.into_iter().map(signal).collect()
 }
 
-fn wait(runtime: &Runtime, mut signals: [Signal; 2], grace: Duration) {
-    runtime.block_on(either(&mut signals));
+/// By `/proc/PID/status`: whoever started us did that.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 << (kind.as_raw_value() - 1) != 0)
+}
+
+fn wait(runtime: &Runtime, mut signals: Vec<Signal>, grace: Duration) {
+    runtime.block_on(any(&mut signals));
     RAISED.store(true, Ordering::Relaxed);
     vmtest::give_up();
-    let _ = runtime.block_on(async { time::timeout(grace, either(&mut signals)).await });
+    let _ = runtime.block_on(async { time::timeout(grace, any(&mut signals)).await });
     vmtest::undo::everything();
     process::exit(EXIT_CODE);
 }
 
-async fn either([one, other]: &mut [Signal; 2]) {
-    tokio::select! {
-        _ = one.recv() => (),
-        _ = other.recv() => (),
-    }
+async fn any(signals: &mut [Signal]) {
+    poll_fn(|context| {
+        let mut each = signals.iter_mut();
+        match each.any(|signal| signal.poll_recv(context).is_ready()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
 }
 
 #[cfg(test)]
 mod tests {
     use std::env;
-    use std::fs;
     use std::io::{BufRead, BufReader};
+    use std::os::unix::process::CommandExt;
     use std::path::Path;
     use std::process::{Child, Command, Stdio};
     use std::sync::Mutex;
 
-    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::process::{Pid, Signal, kill_process, kill_process_group};
     use vmtest::{Scratch, Undo};
 
     use super::*;
@@ -96,6 +115,24 @@ mod tests {
             child.kill().unwrap();
             child.wait().unwrap();
         });
+        let place = Path::new(&place).to_owned();
+        let (doing, undone) = (place.join("doing"), place.join("undone"));
+        let begun = doing.clone();
+        thread::spawn(move || {
+            let mut helper = vmtest::undo::helper("sh");
+            helper.args(["-c", "touch \"$0\"; sleep 3"]).arg(&doing);
+            let (_, _undo) =
+                Undo::of(|| helper.status(), |_| move || fs::write(&undone, "").unwrap()).unwrap();
+            thread::park();
+        });
+        vmtest::until("the deed to begin", || begun.exists().then_some(()));
+        // As swapoff(8): it takes its time.
+        fs::write(place.join("swap"), "").unwrap();
+        let _swap = Undo::new(move || {
+            let mut helper = vmtest::undo::helper("sh");
+            helper.args(["-c", "touch begun; sleep 1; rm swap"]).current_dir(&place);
+            helper.status().unwrap();
+        });
         println!("\nready {pid} {}", scratch.path().display());
         loop {
             thread::sleep(Duration::from_secs(3600));
@@ -107,6 +144,7 @@ mod tests {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["interrupt::tests::deaf", "--exact", "--nocapture", "--test-threads=1"]);
         command.env(PLACE, place).env(GRACE_S, grace_s.to_string()).stdout(Stdio::piped());
+        command.process_group(0);
         let mut program = command.spawn().unwrap();
         let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
         let ready = lines.find_map(|line| line.ok()?.strip_prefix("ready ").map(str::to_owned));
@@ -122,7 +160,13 @@ mod tests {
         for signal in signals {
             kill_process(Pid::from_child(&program), *signal).unwrap();
         }
+        // As a terminal does: to all processes, also while what there is is undone.
+        let begun = || place.path().join("begun").exists().then_some(());
+        vmtest::until("the undoing to begin", begun);
+        kill_process_group(Pid::from_child(&program), Signal::INT).unwrap();
         let status = vmtest::until("its end", || program.try_wait().unwrap());
+        assert!(!place.path().join("swap").exists(), "its swap area is left");
+        assert!(place.path().join("undone").exists(), "what was under way is left");
         assert_eq!(status.code(), Some(EXIT_CODE));
         assert!(!Path::new(&directory).exists(), "its directory is left");
         assert!(!fs::exists(format!("/proc/{child}")).unwrap(), "its child runs");
@@ -131,6 +175,28 @@ mod tests {
     #[test]
     fn a_program_that_hears_nothing_ends_and_leaves_nothing() {
         end(1, &[Signal::TERM]);
+    }
+
+    #[test]
+    fn a_terminal_that_goes_away_leaves_nothing() {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        if is_ignored(&status, SignalKind::hangup()) {
+            return eprintln!("SKIPPED: SIGHUP is ignored here");
+        }
+        end(1, &[Signal::HUP]);
+    }
+
+    #[test]
+    fn who_quits_leaves_nothing() {
+        end(1, &[Signal::QUIT]);
+    }
+
+    #[test]
+    fn what_is_ignored_stays_so() {
+        let status = "Name:\tx\nSigIgn:\t0000000000000001\n";
+        assert!(is_ignored(status, SignalKind::hangup()));
+        assert!(!is_ignored(status, SignalKind::interrupt()));
+        assert!(!is_ignored("", SignalKind::hangup()));
     }
 
     #[test]

@@ -51,13 +51,20 @@ impl Cgroup {
                 root.display()
             );
             let path = root.join(&name);
-            fs::create_dir(&path).with_context(|| path.display().to_string())?;
-            directories.push(Undo::new(move || {
-                // The kernel takes a group away only some time after its last process.
-                if let Err(error) = retry(|| fs::remove_dir(&path)) {
-                    eprintln!("{}: {error}", path.display());
-                }
-            }));
+            let (say, gone) = (|| path.display().to_string(), path.clone());
+            let (_, undo) = Undo::of(
+                || fs::create_dir(&path),
+                |()| {
+                    // The kernel takes a group away only some time after its last process.
+                    move || {
+                        if let Err(error) = retry(|| fs::remove_dir(&gone)) {
+                            eprintln!("{}: {error}", gone.display());
+                        }
+                    }
+                },
+            )
+            .with_context(say)?;
+            directories.push(undo);
         }
         let cgroup = Cgroup { name, warden: Mutex::default(), _directories: directories };
         // What this process touches while it is in the group is charged to it, and would be

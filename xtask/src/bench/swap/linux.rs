@@ -246,17 +246,21 @@ struct Zram {
 impl Zram {
     fn new() -> anyhow::Result<Zram> {
         let control = Path::new(ZRAM_CONTROL);
-        let number = fs::read_to_string(control.join("hot_add")).context("no zram")?;
-        let number = number.trim().to_owned();
-        let device = Path::new("/dev").join(format!("zram{number}"));
-        let undo = Undo::new(move || {
-            let reset = format!("/sys/block/zram{number}/reset");
-            let gone = fs::write(&reset, "1")
-                .and_then(|()| fs::write(Path::new(ZRAM_CONTROL).join("hot_remove"), &number));
-            if let Err(error) = gone {
-                eprintln!("zram{number}: {error}");
+        // Reading adds one.
+        let add = || fs::read_to_string(control.join("hot_add"));
+        let (number, undo) = Undo::of(add, |number| {
+            let number = number.trim().to_owned();
+            move || {
+                let reset = format!("/sys/block/zram{number}/reset");
+                let gone = fs::write(&reset, "1")
+                    .and_then(|()| fs::write(Path::new(ZRAM_CONTROL).join("hot_remove"), &number));
+                if let Err(error) = gone {
+                    eprintln!("zram{number}: {error}");
+                }
             }
-        });
+        })
+        .context("no zram")?;
+        let device = Path::new("/dev").join(format!("zram{}", number.trim()));
         Ok(Zram { device, _undo: undo })
     }
 

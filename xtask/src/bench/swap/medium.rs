@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
-use vmtest::Undo;
+use vmtest::{Undo, undo};
 
 use super::cgroup::Cgroup;
 
@@ -88,7 +88,7 @@ impl Drive {
                     .with_context(|| file.display().to_string())?;
             }
             Content::Copy(from) => {
-                run("cp", &["--sparse=never", path(from)?, path(file)?])?;
+                output(Command::new("cp").arg("--sparse=never").args([from, file]))?;
             }
         }
         // What is still to be written back would slow down whoever measures first.
@@ -147,9 +147,10 @@ pub enum Content<'a> {
 
 impl Loop {
     fn on(file: &Path, medium: Medium) -> anyhow::Result<Loop> {
-        let device = run("losetup", &["--find", "--show", "--direct-io=on", path(file)?])?;
-        let device = device.trim().to_owned();
-        let undo = undo("losetup", ["--detach", &device]);
+        let file = path(file)?;
+        let add = || run("losetup", &["--find", "--show", "--direct-io=on", file]);
+        let (device, undo) = Undo::of(add, |device| undo("losetup", ["--detach", device.trim()]))?;
+        let device = device.trim();
         let made = Loop { device: device.into(), _undo: undo };
         // It has what the disk beneath says of itself, which of virtual ones means nothing.
         set_rotational(&made.sysfs("queue/rotational")?, medium.is_rotational())?;
@@ -195,8 +196,9 @@ impl SwapArea {
         ensure!(others.lines().count() <= 1, "this host swaps already: `swapoff -a` first");
         let device = path(device)?;
         run("mkswap", &["--quiet", device])?;
-        run("swapon", &[device])?;
-        Ok(SwapArea { _undo: undo("swapoff", [device]) })
+        let on = || run("swapon", &[device]);
+        let (_, undo) = Undo::of(on, |_| undo("swapoff", [device]))?;
+        Ok(SwapArea { _undo: undo })
     }
 }
 
@@ -222,8 +224,10 @@ impl Mounted {
     /// It has no file system that the kernel knows.
     pub fn on(drive: &Drive, at: &Path) -> anyhow::Result<Mounted> {
         fs::create_dir_all(at)?;
-        run("mount", &[path(drive.device())?, path(at)?])?;
-        Ok(Mounted { at: at.into(), _undo: undo("umount", [path(at)?]) })
+        let (device, place) = (path(drive.device())?, path(at)?);
+        let mount = || run("mount", &[device, place]);
+        let (_, undo) = Undo::of(mount, |_| undo("umount", [place]))?;
+        Ok(Mounted { at: at.into(), _undo: undo })
     }
 
     /// Where.
@@ -237,31 +241,41 @@ impl Mounted {
 /// # Errors
 /// The program fails.
 pub fn format(drive: &Drive) -> anyhow::Result<()> {
-    run("mkfs.ext4", &["-q", "-F", "-b", "4096", path(drive.device())?]).map(drop)
+    let mut mkfs = Command::new("mkfs.ext4");
+    // Written later, it would be counted as what is swapped out.
+    mkfs.args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
+    output(mkfs.arg(drive.device())).map(drop)
 }
 
 fn path(path: &Path) -> anyhow::Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// Has a program run in the end.
-fn undo<const COUNT: usize>(program: &'static str, arguments: [&str; COUNT]) -> Undo {
+/// Runs a program, once more where it fails.
+fn undo<const COUNT: usize>(
+    program: &'static str,
+    arguments: [&str; COUNT],
+) -> impl Fn() + Send + use<COUNT> {
     let arguments = arguments.map(str::to_owned);
-    Undo::new(move || {
+    move || {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        if let Err(error) = run(program, &arguments) {
+        let done = run(program, &arguments).or_else(|_| run(program, &arguments));
+        if let Err(error) = done {
             eprintln!("{error:#}");
         }
-    })
+    }
 }
 
-/// What a program prints.
+/// What a program prints that changes the host.
 fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new(program).args(arguments).output();
-    let output = output.with_context(|| format!("{program} does not start"))?;
+    output(undo::helper(program).args(arguments))
+}
+
+/// What a command prints.
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let output = command.output().with_context(|| format!("{command:?} does not start"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    let line = arguments.join(" ");
-    ensure!(output.status.success(), "{program} {line}: {}", errors.trim());
+    ensure!(output.status.success(), "{command:?}: {}", errors.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into())
 }
 
