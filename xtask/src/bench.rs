@@ -29,6 +29,7 @@ mod starve;
 mod stats;
 mod store;
 mod swap;
+mod taken;
 mod virtio_mem;
 mod vm;
 mod vtmm;

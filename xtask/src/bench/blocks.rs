@@ -1,36 +1,40 @@
 //! Sides that take turns: in each block every side once, in any order. The first of them is the one
 //! that is judged.
 
+use std::fmt;
+use std::time::Instant;
+
 use anyhow::bail;
 
 use super::kept::{Block, Figures, Kept, Outcome};
 use super::report::Report;
-use super::rounds::Rounds;
 use super::row::Better;
 use super::session::Session;
 use super::stats::{self, Random, median};
+pub use super::taken::Taken;
 use crate::guard::guard;
 use crate::interrupt;
 
 /// So many blocks more than asked for are taken in the place of those that were dropped.
 const MORE: usize = 2;
-/// A baseline that failed so often is left out, and drops no more blocks.
-const FAILURES_MOST: usize = 2;
+
+/// A side's figure of how many seconds it took, with all that is made for it and goes again.
+const TOOK: &str = "took";
+
+/// What is wrong is the host's, and no news of the side that was to run on it.
+#[derive(Debug)]
+pub struct HostFails;
+
+impl fmt::Display for HostFails {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("this host")
+    }
+}
 
 /// A benchmark's blocks.
 pub struct Blocks {
     name: &'static str,
     kept: Kept,
-}
-
-/// What blocks of one case came to.
-pub struct Taken {
-    pub case: String,
-    /// Of each side that is left its figures, block by block: of those in which the judged one came
-    /// to its end.
-    sides: Vec<(String, Vec<Figures>)>,
-    /// In so many more blocks the judged one failed.
-    failed: usize,
 }
 
 /// Sides, the best first, by what each of them managed in one block.
@@ -69,57 +73,69 @@ impl Blocks {
         let names: Vec<String> = sides.iter().map(|&side| name(side)).collect();
         let mut blocks: Vec<Block> = Vec::new();
         for number in 1..=count + MORE {
-            if whole(&blocks, &left(&blocks, &names)).len() >= count {
+            if Taken::count(&blocks, &names) >= count {
                 break;
             }
-            let key = format!("{case}, block {number}");
-            blocks.push(self.block(&key, sides, &names, &mut one)?);
+            blocks.push(self.block((case, number), sides, &names, &mut one)?);
         }
-        let left = left(&blocks, &names);
-        say(report, case, &blocks, &names, &left, count);
-        let mut whole = whole(&blocks, &left);
-        // Who was left out late dropped blocks that count now.
-        whole.truncate(count);
-        let judged = &names[0];
-        let all = whole.len();
-        whole.retain(|block| block.failed(judged).is_none());
-        let figures =
-            |name: &String| whole.iter().filter_map(|block| block.figures(name)).collect();
-        let sides = left.iter().map(|name| (name.clone(), figures(name))).collect();
-        Ok(Taken { case: case.to_owned(), sides, failed: all - whole.len() })
+        Ok(Taken::of(report, case, &blocks, &names, count))
     }
 
+    /// What is kept of it is not taken again: an interruption costs one side.
     fn block<T: Copy>(
         &mut self,
-        key: &str,
+        (case, number): (&str, usize),
         sides: &[T],
         names: &[String],
         one: &mut impl FnMut(T) -> anyhow::Result<Figures>,
     ) -> anyhow::Result<Block> {
-        if let Some(block) = self.kept.get(key).filter(|block| block.is_of(names)) {
-            return Ok(block.clone());
-        }
-        let mut order: Vec<usize> = (0..sides.len()).collect();
-        self.order(key).shuffle(&mut order);
-        let mut block = Block { key: key.to_owned(), sides: Vec::new() };
+        let key = &format!("{case}, block {number}");
+        let anew = || Block { key: key.clone(), sides: Vec::new() };
+        let kept = self.kept.get(key).filter(|block| block.is_of(names));
+        let mut block = kept.cloned().unwrap_or_else(anew);
+        let order = stats::balanced(self.order(case), sides.len(), number);
         for place in order {
-            println!("{}: {key}: {}", self.name, names[place]);
-            let outcome = guard(|| one(sides[place]));
-            // What fails then is no news of the side.
-            interrupt::check()?;
-            let outcome = match outcome {
-                Ok(figures) => Outcome::Figures(figures),
-                Err(why) => Outcome::Failed(format!("{why:#}")),
-            };
-            block.sides.push((names[place].clone(), outcome));
+            if block.outcome(&names[place]).is_none() {
+                let outcome = self.side(key, &names[place], || one(sides[place]))?;
+                block.sides.push((names[place].clone(), outcome));
+                self.kept.put(block.clone())?;
+            }
         }
         if block.sides.iter().all(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
             && let Some((name, Outcome::Failed(why))) = block.sides.first()
         {
+            // That is no news of any side, and is not gone on with.
+            self.kept.put(anew())?;
             bail!("{key}: all fail; {name}: {why}");
         }
-        self.kept.put(block.clone())?;
         Ok(block)
+    }
+
+    /// One side, and how long it took with all that belongs to it.
+    fn side(
+        &self,
+        key: &str,
+        name: &str,
+        one: impl FnOnce() -> anyhow::Result<Figures>,
+    ) -> anyhow::Result<Outcome> {
+        println!("{}: {key}: {name}", self.name);
+        let begun = Instant::now();
+        let outcome = guard(one);
+        // What fails then is no news of the side.
+        interrupt::check()?;
+        let took = begun.elapsed().as_secs_f64();
+        Ok(match outcome {
+            Ok(mut figures) => {
+                println!("  {took:.0} s");
+                figures.insert(TOOK.to_owned(), vec![took]);
+                Outcome::Figures(figures)
+            }
+            Err(why) if why.is::<HostFails>() => return Err(why),
+            Err(why) => {
+                println!("  failed after {took:.0} s: {why:#}");
+                Outcome::Failed(format!("{why:#}"))
+            }
+        })
     }
 
     /// One block for each of the candidates, so that an interruption costs one; who failed is said
@@ -144,13 +160,7 @@ impl Blocks {
             let block = match self.kept.get(&key) {
                 Some(block) => block.clone(),
                 None => {
-                    println!("{}: {key}", self.name);
-                    let outcome = guard(|| one(side));
-                    interrupt::check()?;
-                    let outcome = match outcome {
-                        Ok(figures) => Outcome::Figures(figures),
-                        Err(why) => Outcome::Failed(format!("{why:#}")),
-                    };
+                    let outcome = self.side(case, &name, || one(side))?;
                     let block = Block { key: key.clone(), sides: vec![(name.clone(), outcome)] };
                     self.kept.put(block.clone())?;
                     block
@@ -175,96 +185,6 @@ impl Blocks {
 
     fn order(&self, key: &str) -> Random {
         stats::order(self.kept.seed, &format!("{}, {key}", self.name))
-    }
-}
-
-impl Block {
-    fn failed(&self, name: &str) -> Option<&str> {
-        self.sides.iter().find_map(|(side, outcome)| match outcome {
-            Outcome::Failed(why) if side == name => Some(why.as_str()),
-            _ => None,
-        })
-    }
-
-    fn figures(&self, name: &str) -> Option<Figures> {
-        self.sides.iter().find_map(|(side, outcome)| match outcome {
-            Outcome::Figures(figures) if side == name => Some(figures.clone()),
-            _ => None,
-        })
-    }
-
-    /// Whether it has these sides and no others.
-    fn is_of(&self, names: &[String]) -> bool {
-        self.sides.len() == names.len()
-            && names.iter().all(|name| self.sides.iter().any(|(side, _)| side == name))
-    }
-}
-
-/// The one that is judged, and the others that did not fail too often.
-fn left(blocks: &[Block], names: &[String]) -> Vec<String> {
-    let failures = |name: &str| blocks.iter().filter(|block| block.failed(name).is_some()).count();
-    let is_left = |(place, name): &(usize, &String)| *place == 0 || failures(name) < FAILURES_MOST;
-    names.iter().enumerate().filter(is_left).map(|(_, name)| name.clone()).collect()
-}
-
-/// The blocks in which none of those failed but the judged one.
-fn whole<'a>(blocks: &'a [Block], left: &[String]) -> Vec<&'a Block> {
-    let is_whole = |block: &&Block| left.iter().skip(1).all(|name| block.failed(name).is_none());
-    blocks.iter().filter(is_whole).collect()
-}
-
-fn say(
-    report: &mut Report,
-    case: &str,
-    blocks: &[Block],
-    names: &[String],
-    left: &[String],
-    asked: usize,
-) {
-    for name in names {
-        for block in blocks {
-            let Some(why) = block.failed(name) else { continue };
-            report.note(match left.contains(name) {
-                _ if *name == names[0] => {
-                    format!("{}: {name} failed, which misses every goal: {why}.", block.key)
-                }
-                true => {
-                    format!("{}: dropped for all sides, since {name} failed: {why}.", block.key)
-                }
-                false => format!("{}: {name} failed and is left out of {case}: {why}.", block.key),
-            });
-        }
-    }
-    let had = whole(blocks, left).len();
-    if had < asked {
-        report.note(format!("{case}: {had} blocks of the {asked} asked for."));
-    }
-}
-
-impl Taken {
-    /// One figure of a side, block by block: of several, the median. None of a side that failed.
-    pub fn rounds(&self, name: &str, figure: &str) -> Rounds {
-        let side = self.sides.iter().find(|(side, _)| side == name);
-        let blocks = side.map_or(&[][..], |(_, blocks)| blocks);
-        let of = |figures: &Figures| figures.get(figure).map_or(f64::NAN, |all| median(all));
-        blocks.iter().map(of).collect()
-    }
-
-    /// The same as it was taken, in the last block: for pictures.
-    pub fn course(&self, name: &str, figure: &str) -> Vec<f64> {
-        let side = self.sides.iter().find(|(side, _)| side == name);
-        let last = side.and_then(|(_, blocks)| blocks.last());
-        last.and_then(|figures| figures.get(figure).cloned()).unwrap_or_default()
-    }
-
-    /// In how many blocks the side that is judged failed; [`Taken::rounds`] has none of those.
-    pub fn failed(&self) -> usize {
-        self.failed
-    }
-
-    /// The sides that are left.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.sides.iter().map(|(name, _)| name.as_str())
     }
 }
 
@@ -328,6 +248,29 @@ mod tests {
         .unwrap();
         assert_eq!(taken_now.get(), 3);
         assert_eq!(taken.rounds("side 1", "s").figures(), [1.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn an_interruption_costs_one_side_and_the_hosts_failures_are_nobodys() {
+        let directory = vmtest::Scratch::new("ebb-test-").unwrap();
+        let taken_now = RefCell::new(Vec::new());
+        let run = |most: usize| {
+            take(&session(&directory), 1, |side| {
+                if taken_now.borrow().len() == most {
+                    return Err(anyhow::anyhow!("no room").context(HostFails).context("1 tries"));
+                }
+                taken_now.borrow_mut().push(side);
+                Ok(figures(f64::from(side)))
+            })
+        };
+        let error = run(2).err().unwrap();
+        assert!(format!("{error:#}").contains("this host: no room"), "{error:#}");
+        let (taken, notes) = run(3).unwrap();
+        assert!(notes.is_empty(), "{notes:?}");
+        assert_eq!(taken.rounds("side 2", "s").figures(), [2.0]);
+        let mut all = taken_now.into_inner();
+        all.sort_unstable();
+        assert_eq!(all, [1, 2, 3]);
     }
 
     #[test]

@@ -65,8 +65,7 @@ fn user_and_kernel(pid: i32) -> [Duration; 2] {
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     [11, 12].map(|field| {
         let ticks = rest.split_whitespace().nth(field).and_then(|ticks| ticks.parse().ok());
-        let ticks: u64 = ticks.unwrap_or(0);
-        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+        self::ticks(ticks.unwrap_or(0))
     })
 }
 
@@ -75,14 +74,27 @@ pub fn of_host() -> Duration {
     busy(&fs::read_to_string("/proc/stat").unwrap_or_default())
 }
 
+/// What the machine beneath gave to others so far; by ticks of 10 ms.
+pub fn stolen() -> Duration {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    ticks(of_cpus(&stat).get(7).copied().unwrap_or(0))
+}
+
 /// User, nice, system, interrupts and softirqs: neither idle nor stolen. What guests of KVM ran is
 /// in the first two.
 fn busy(stat: &str) -> Duration {
+    let of = of_cpus(stat);
+    ticks([0, 1, 2, 5, 6].into_iter().filter_map(|index| of.get(index)).sum())
+}
+
+/// Of all processors together.
+fn of_cpus(stat: &str) -> Vec<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
-    let ticks: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let of = |index: usize| ticks.get(index).copied().unwrap_or(0);
-    let ticks: u64 = [0, 1, 2, 5, 6].into_iter().map(of).sum();
-    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+    line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+fn ticks(count: u64) -> Duration {
+    Duration::from_millis(count * 1000 / rustix::param::clock_ticks_per_second())
 }
 
 /// Processes that share one processor, until this is dropped.

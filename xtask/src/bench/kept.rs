@@ -24,13 +24,41 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// All sides in turn.
+/// All sides in turn, or those of them that were taken so far.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct Block {
     /// Which.
     pub key: String,
     /// Sides in the order in which they were taken, by name.
     pub sides: Vec<(String, Outcome)>,
+}
+
+impl Block {
+    /// Why a side failed, if it did.
+    pub fn failed(&self, name: &str) -> Option<&str> {
+        match self.outcome(name)? {
+            Outcome::Failed(why) => Some(why),
+            Outcome::Figures(_) => None,
+        }
+    }
+
+    /// Of a side that came to its end.
+    pub fn figures(&self, name: &str) -> Option<&Figures> {
+        match self.outcome(name)? {
+            Outcome::Figures(figures) => Some(figures),
+            Outcome::Failed(_) => None,
+        }
+    }
+
+    /// None: the side was not taken yet.
+    pub fn outcome(&self, name: &str) -> Option<&Outcome> {
+        self.sides.iter().find(|(side, _)| side == name).map(|(_, outcome)| outcome)
+    }
+
+    /// Whether it has no other sides than these; some may be missing.
+    pub fn is_of(&self, names: &[String]) -> bool {
+        self.sides.iter().all(|(side, _)| names.contains(side))
+    }
 }
 
 /// What all blocks of a file were taken of.

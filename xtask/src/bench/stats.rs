@@ -12,6 +12,8 @@ const RESAMPLES: usize = 10_000;
 const LEAST: usize = 5;
 /// Every run tells the same of the same figures.
 const SEED: u64 = 0x00eb_b0eb_b0eb_b0eb;
+/// Of so many orders the most balanced one is taken.
+const ORDERS: usize = 64;
 /// Student's t at 97.5 %, from four degrees of freedom on.
 const STUDENT: [f64; 27] = [
     2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -52,6 +54,28 @@ pub fn order(seed: u64, block: &str) -> Random {
     let mut hasher = DefaultHasher::new();
     (seed, block).hash(&mut hasher);
     Random::new(hasher.finish())
+}
+
+/// The order of a case's sides in its block of this number, from one on: of some at random the one
+/// in which the fewest sides have a place again that they had in an earlier block.
+pub fn balanced(random: Random, sides: usize, number: usize) -> Vec<usize> {
+    let mut random = random;
+    // Of each place and side.
+    let mut had = vec![vec![0; sides]; sides];
+    let mut best: Vec<usize> = Vec::new();
+    for _ in 0..number {
+        let drawn = (0..ORDERS).map(|_| {
+            let mut order: Vec<usize> = (0..sides).collect();
+            random.shuffle(&mut order);
+            order
+        });
+        let again = |order: &Vec<usize>| -> usize {
+            order.iter().zip(&had).map(|(&side, place)| place[side]).sum()
+        };
+        best = drawn.min_by_key(again).unwrap_or_default();
+        best.iter().zip(&mut had).for_each(|(&side, place)| place[side] += 1);
+    }
+    best
 }
 
 /// The interval of a statistic of sets of so many rounds each, which is told the rounds that were
@@ -169,6 +193,22 @@ mod tests {
         assert!((low - 0.5).abs() < 1e-9 && (high - 0.5).abs() < 1e-9);
         let [low, high] = interval(&[5, 5], |drawn| ratio(&drawn[0], &drawn[1])).unwrap();
         assert!(low < 0.3 && high > 0.8);
+    }
+
+    #[test]
+    fn sides_have_other_places_in_other_blocks() {
+        for sides in 2..8 {
+            let blocks: Vec<Vec<usize>> =
+                (1..=5).map(|number| balanced(Random::new(3), sides, number)).collect();
+            for side in 0..sides {
+                let first = blocks.iter().filter(|order| order[0] == side).count();
+                assert!(first <= 5_usize.div_ceil(sides) + 1, "{blocks:?}");
+            }
+            let mut sorted = blocks[4].clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..sides).collect::<Vec<_>>());
+        }
+        assert_ne!(balanced(Random::new(3), 7, 1), balanced(Random::new(4), 7, 1));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use vmtest::Undo;
 
 use super::linux::Pooled;
-use super::warden::{Guest, Target, Warden};
+use super::warden::{Guest, Target, Waits, Warden};
 use crate::interrupt;
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -106,11 +106,32 @@ impl Cgroup {
             retry(|| fs::write(&path, limit.to_string()))
                 .with_context(|| path.display().to_string())?;
             if limit == wanted {
-                let warden = Warden::start(target, limit)?;
-                *self.warden.lock().unwrap_or_else(PoisonError::into_inner) = Some(warden);
+                self.watch(Warden::start(target, Some(limit))?);
                 return Ok(());
             }
         }
+    }
+
+    /// Looks at guests as often as at those that it limits, and lets them be: somebody else holds
+    /// them, or nobody.
+    ///
+    /// # Errors
+    /// As pthread_create(3).
+    pub fn look_at_guests(&self, guests: Vec<Guest>) -> anyhow::Result<()> {
+        let directory = self.directory("memory");
+        let target = Target { directory, guests, bytes: 0, pooled: Pooled::Nothing };
+        self.watch(Warden::start(target, None)?);
+        Ok(())
+    }
+
+    fn watch(&self, warden: Warden) {
+        *self.warden.lock().unwrap_or_else(PoisonError::into_inner) = Some(warden);
+    }
+
+    /// Of the guests that are limited now.
+    pub fn waits(&self) -> Waits {
+        let warden = self.warden.lock().unwrap_or_else(PoisonError::into_inner);
+        warden.as_ref().map(Warden::waits).unwrap_or_default()
     }
 
     /// The most memory that was charged to it since this was asked last.

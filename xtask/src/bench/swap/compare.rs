@@ -1,10 +1,11 @@
 //! What all figures of swapping do alike: who is compared, what is counted, and its rows.
 
 use anyhow::Context;
+use vmtest::Vm;
 
 use super::keeper::{Keeper, PLAIN_LINUX};
 use super::linux::Linux;
-use super::rig::Rig;
+use super::rig::{Ground, Rig};
 use crate::bench::blocks::{Blocks, Ranked, Taken};
 use crate::bench::kept::Figures;
 use crate::bench::report::Report;
@@ -18,7 +19,9 @@ use crate::guard::guard;
 /// VMs a side.
 pub const BLOCKS: usize = 5;
 /// Of Linux's ways that were screened so many are screened once more.
-const AGAIN: usize = 6;
+const AGAIN: usize = 4;
+/// So many compressors meet the best memory then.
+const CROSSED: usize = 2;
 /// Of those so many go on, beside its defaults.
 const BEST: usize = 3;
 
@@ -36,12 +39,17 @@ pub struct Told {
 }
 
 /// What a VM cost, whatever it did.
-pub const COUNTED: [Told; 6] = [
+pub const COUNTED: [Told; 11] = [
     counted("CPU of QEMU and the daemon", "s", "cpu"),
-    counted("CPU of all that the host did", "s", "host-cpu"),
-    counted("memory of the guest's, compressed memory in it", "MiB", "guest-mib"),
+    counted("CPU of all that the host did, but for this bench", "s", "host-cpu"),
+    counted("memory of the guest's on average, compressed memory in it", "MiB", "guest-mib"),
+    counted("the same at most", "MiB", "guest-most-mib"),
+    counted("memory of the guest's and the daemon's on average", "MiB", "all-mib"),
     counted("memory of the daemon's own", "MiB", "daemon-mib"),
     counted("most memory of all processes together", "MiB", "peak-mib"),
+    counted("memory of QEMU's own that is swapped out in the end", "MiB", "own-swapped-mib"),
+    counted("times that QEMU waited for memory that only this bench gives", "", "waits"),
+    counted("how long it waited for that", "s", "waited"),
     counted("complaints of the guest's kernel", "", "complaints"),
 ];
 
@@ -67,20 +75,43 @@ pub fn counting(
     rig: &Rig,
     work: impl FnOnce(&mut Figures) -> anyhow::Result<()>,
 ) -> anyhow::Result<Figures> {
-    let (mut figures, before) = (Figures::new(), rig.ran()?);
-    let done = work(&mut figures);
-    // A guest that waits long for its memory says so, and is counted.
-    rig.vm.forgive();
-    done?;
-    add(&mut figures, "complaints", rig.vm.complaints().len() as f64);
-    let after = rig.ran()?;
-    rig.check_held()?;
-    add(&mut figures, "cpu", after.group - before.group);
-    add(&mut figures, "host-cpu", after.host - before.host);
-    add(&mut figures, "guest-mib", rig.guest_mib()?);
-    add(&mut figures, "daemon-mib", rig.daemon_mib());
-    add(&mut figures, "peak-mib", rig.peak_mib()?);
+    let (mut figures, mut cost) = (Figures::new(), Figures::new());
+    let (ground, vms, memory_mib) = rig.ground();
+    let ((), held) =
+        counted_on(&mut cost, (ground, &vms, memory_mib), || rig.watched(|| work(&mut figures)))?;
+    figures.append(&mut cost);
+    held.add_to(&mut figures, rig.held_to())?;
     Ok(figures)
+}
+
+/// Does the work of VMs that believe to have so many MiB each; adds what it cost.
+///
+/// # Errors
+/// As `work`.
+pub fn counted_on<T>(
+    figures: &mut Figures,
+    (ground, vms, memory_mib): (&Ground, &[&Vm], u64),
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    // Asking forgets.
+    ground.peak_mib()?;
+    let (before, waits) = (ground.ran()?, ground.waits());
+    let done = work();
+    // A guest that waits long for its memory says so, and is counted.
+    vms.iter().for_each(|vm| vm.forgive());
+    let done = done?;
+    let (after, waits_after) = (ground.ran()?, ground.waits());
+    let complaints: usize = vms.iter().map(|vm| vm.complaints().len()).sum();
+    let mut add = |name: &str, figure: f64| add(figures, name, figure);
+    add("cpu", after.group - before.group);
+    add("host-cpu", after.host - before.host);
+    add("stolen", after.stolen - before.stolen);
+    add("peak-mib", ground.peak_mib()?);
+    add("own-swapped-mib", ground.own_swapped_mib(vms, memory_mib)?);
+    add("waits", (waits_after.times - waits.times) as f64);
+    add("waited", (waits_after.time - waits.time).as_secs_f64());
+    add("complaints", complaints as f64);
+    Ok(done)
 }
 
 /// A VM's run, once more where version 1 of control groups killed a QEMU that Linux swaps: Ebb has
@@ -122,9 +153,10 @@ fn name(keeper: Keeper) -> String {
     keeper.name().into_owned()
 }
 
-/// Every way that Linux has, in one VM of shortened work each, and the best of them in another one,
-/// of the other case: the best of both, and Linux's defaults. `ebb` is taken, too, and `beside`, to
-/// be told. A quick session takes the defaults as they are.
+/// Each kind of memory and each compressor that Linux has, in one VM of shortened work each; the best
+/// of them, and the best of both together, in another one of the other case; of those the best, and
+/// Linux's defaults. `ebb` is taken, too, and `beside`, to be told. A quick session takes the defaults
+/// as they are.
 ///
 /// # Errors
 /// The user has had enough, or nobody gets through.
@@ -144,21 +176,30 @@ pub fn screen(
     let case = format!("screening, {}", cases[0]);
     let first = blocks.screen(report, &case, (&all, name), by, |keeper| one(keeper, 0))?;
     tell(report, &case, told, ebb, &first);
-    let of_linux = first.iter().filter(|(keeper, _)| matches!(keeper, Keeper::Linux(_)));
-    let first: Ranked<Keeper> = of_linux.take(AGAIN).copied().collect();
-    let again: Vec<Keeper> = first.iter().map(|(keeper, _)| *keeper).chain([ebb]).collect();
+    let first = of_linux(&first);
+    let ways: Vec<Linux> = first.iter().filter_map(|(keeper, _)| keeper.linux()).collect();
+    let crossed: Vec<Keeper> =
+        Linux::crossed(&ways, CROSSED).into_iter().map(Keeper::Linux).collect();
+    let best = first.iter().take(AGAIN).map(|(keeper, _)| *keeper);
+    let again: Vec<Keeper> = best.chain(crossed.iter().copied()).chain([ebb]).collect();
     let case = format!("screening again, {}", cases[1]);
     let second = blocks.screen(report, &case, (&again, name), by, |keeper| one(keeper, 1))?;
     tell(report, &case, told, ebb, &second);
     report.note(format!(
-        "{}: of {} ways of Linux's each had one VM, the best {AGAIN} one more ({}), and the best \
-         {BEST} go on. Who is chosen by so few was lucky, too: another one may be better, which \
-         favours Ebb.",
+        "{}: {} ways of Linux's had one VM each, the best {AGAIN} of them and {} that join the best \
+         memory and the best compressors one more ({}), and the best {BEST} go on. Who is chosen by \
+         so few was lucky, too: another one may be better, which favours Ebb.",
         cases[0],
         linux.len(),
+        crossed.len(),
         cases[1]
     ));
-    Ok(with_defaults(best_of_both(&first, &second, told.better).into_iter().take(BEST)))
+    let best = best_of_both(&first, &of_linux(&second), told.better);
+    Ok(with_defaults(best.into_iter().take(BEST)))
+}
+
+fn of_linux(ranked: &Ranked<Keeper>) -> Ranked<Keeper> {
+    ranked.iter().filter(|(keeper, _)| matches!(keeper, Keeper::Linux(_))).copied().collect()
 }
 
 /// A row for each that was screened.
@@ -171,18 +212,22 @@ fn tell(report: &mut Report, case: &str, told: Told, ebb: Keeper, ranked: &Ranke
     }
 }
 
-/// Those that came through both, the best first: what is best by one figure alone was often lucky.
-/// Who did not, after them.
+/// Those that came through the second, the best first, by how far they are behind the best of each:
+/// what is best by one figure alone was often lucky. After them who was in the first only.
 fn best_of_both(first: &Ranked<Keeper>, second: &Ranked<Keeper>, better: Better) -> Vec<Keeper> {
-    let both = first.iter().map(|(keeper, figure)| {
-        let again = second.iter().find(|(other, _)| other == keeper);
-        let mean = again.map(|(_, again)| geometric_mean(&[*figure, *again]));
-        let worth = mean.map(|mean| if better == Better::Less { mean } else { -mean });
-        (*keeper, worth.unwrap_or(f64::INFINITY))
+    let behind = |ranked: &Ranked<Keeper>, keeper: Keeper| {
+        let (best, found) =
+            (ranked.first()?.1, ranked.iter().find(|(other, _)| *other == keeper)?.1);
+        Some(if better == Better::Less { found / best } else { best / found })
+    };
+    let both = second.iter().map(|(keeper, _)| {
+        let of = [behind(first, *keeper), behind(second, *keeper)];
+        (*keeper, geometric_mean(&of.into_iter().flatten().collect::<Vec<f64>>()))
     });
     let mut both: Ranked<Keeper> = both.collect();
     both.sort_by(|a, b| a.1.total_cmp(&b.1));
-    both.into_iter().map(|(keeper, _)| keeper).collect()
+    let rest = first.iter().filter(|(keeper, _)| second.iter().all(|(other, _)| other != keeper));
+    both.iter().chain(rest).map(|(keeper, _)| *keeper).collect()
 }
 
 /// Of what [`screen`] told the best, as many as there are without the defaults that were not.
@@ -308,6 +353,9 @@ mod tests {
         let first = vec![(lucky, 9.0), (good, 8.0)];
         let second = vec![(good, 8.0), (lucky, 1.0)];
         assert_eq!(best_of_both(&first, &second, Better::More), [good, lucky]);
+        let joined = of(Swap::ZramDisk("lz4"));
+        let second = vec![(joined, 9.0), (good, 8.0), (lucky, 1.0)];
+        assert_eq!(best_of_both(&first, &second, Better::More), [joined, good, lucky]);
     }
 
     #[test]

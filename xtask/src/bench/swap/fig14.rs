@@ -2,7 +2,6 @@
 //! seconds after the one before, share what the host has for all of them.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use vmtest::{Scratch, Vm, assets};
 
 use super::compare::{self, Told};
 use super::fig11::{self, IMAGE_BYTES};
+use super::held::Held;
 use super::keeper::Keeper;
 use super::linux::Linux;
 use super::medium::Medium;
@@ -46,28 +46,10 @@ const APART: Duration = Duration::from_secs(10);
 const TO_REST: Duration = Duration::from_secs(240);
 /// How often what all guests have is looked at: that takes some 60 ms of a processor.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// What guests have on average may be so much more than their limit.
-const MEAN_PERCENT: f64 = 105.0;
 const TIME: Told =
     Told { what: "a job, geometric mean", unit: "s", figure: "job", better: Better::Less };
-const TOLD: [Told; 6] = [
-    Told { what: "the last job's end", unit: "s", figure: "all", better: Better::Less },
-    compare::COUNTED[0],
-    compare::COUNTED[1],
-    Told {
-        what: "memory of all guests, on average",
-        unit: "MiB",
-        figure: "held",
-        better: Better::Less,
-    },
-    Told {
-        what: "memory of all guests, at most",
-        unit: "MiB",
-        figure: "held-most",
-        better: Better::Less,
-    },
-    compare::COUNTED[3],
-];
+const LAST: Told =
+    Told { what: "the last job's end", unit: "s", figure: "all", better: Better::Less };
 
 /// Runs it.
 ///
@@ -94,9 +76,8 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     })?;
     let sides = (Keeper::Ebb, linux);
     compare::rows(&mut report, &taken, TIME, sides, Some(GOAL));
-    for told in TOLD {
-        compare::rows(&mut report, &taken, told, sides, None);
-    }
+    compare::rows(&mut report, &taken, LAST, sides, None);
+    compare::costs(&mut report, &taken, Keeper::Ebb, linux);
     let title = "Guests of 256 MB that start a compressor 10 s apart, with 448 MB for all \
         (VSwapper, fig. 14)";
     let y_label = "seconds a job";
@@ -107,22 +88,23 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
 fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Figures> {
     let medium = Medium::Ssd;
     let setup = Setup::new(keeper, medium, [MEMORY_MIB, HOST_MIB], image);
-    let ground = Ground::new(keeper, medium, guests * MEMORY_MIB)?;
-    let booted = (0..guests).map(|_| ground.boot(&setup)).collect::<anyhow::Result<Vec<_>>>()?;
+    let ground = Ground::new(keeper, medium, [guests * MEMORY_MIB, HOST_MIB])?;
+    let booted = ground.boot_all(&setup, guests)?;
     let vms: Vec<&Vm> = booted.iter().map(|(vm, _)| vm).collect();
     vms.iter().for_each(|vm| vm.be_patient(PATIENCE));
     let manager = Manager { keeper, vms: &vms, at_work: Mutex::new(vec![false; vms.len()]) };
     rest(&ground, &manager)?;
-    let (before, began) = (ground.ran()?, Instant::now());
-    let (seconds, held) = watched(&ground, &vms, || jobs(&manager, began))?;
-    let (all, after) = (began.elapsed(), ground.ran()?);
     let mut figures = Figures::new();
-    add_held(&mut figures, &held)?;
-    compare::add(&mut figures, "daemon-mib", ground.daemon_mib(&vms));
+    let all = compare::counted_on(&mut figures, (&ground, &vms, MEMORY_MIB), || {
+        let began = Instant::now();
+        let look = || ground.look(&vms, MEMORY_MIB);
+        let (seconds, held) = Held::during(LOOK_EVERY, look, || jobs(&manager, began))?;
+        Ok((seconds, held, began.elapsed()))
+    })?;
+    let (seconds, held, all) = all;
+    held.add_to(&mut figures, Some(HOST_MIB))?;
     compare::add(&mut figures, "job", geometric_mean(&seconds));
     compare::add(&mut figures, "all", all.as_secs_f64());
-    compare::add(&mut figures, "cpu", after.group - before.group);
-    compare::add(&mut figures, "host-cpu", after.host - before.host);
     figures.insert("course".into(), seconds);
     Ok(figures)
 }
@@ -131,52 +113,17 @@ fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Figures
 fn rest(ground: &Ground, manager: &Manager<'_>) -> anyhow::Result<()> {
     let (vms, end) = (manager.vms, Instant::now() + TO_REST);
     manager.share(&vec![false; vms.len()]);
-    if !manager.keeper.is_ebb() {
-        ground.limit(vms, MEMORY_MIB, HOST_MIB)?;
-    }
+    let of_kernel = manager.keeper.cgroup_limit(HOST_MIB, MEMORY_MIB * vms.len() as u64);
+    ground.limit(vms, MEMORY_MIB, of_kernel)?;
     loop {
         interrupt::check()?;
-        let has = ground.guests_mib(vms, MEMORY_MIB)?;
+        let has = ground.look(vms, MEMORY_MIB)?.guests;
         if has <= HOST_MIB as f64 {
             return Ok(());
         }
         ensure!(Instant::now() < end, "{has:.0} MiB of {HOST_MIB} are taken at rest");
         thread::sleep(Duration::from_millis(500));
     }
-}
-
-/// Does the work; what all guests had meanwhile, looked at on all sides alike.
-fn watched<T>(
-    ground: &Ground,
-    vms: &[&Vm],
-    work: impl FnOnce() -> anyhow::Result<T>,
-) -> anyhow::Result<(T, Vec<f64>)> {
-    let is_done = &AtomicBool::new(false);
-    thread::scope(|scope| {
-        let watcher = scope.spawn(move || {
-            let mut held = Vec::new();
-            while !is_done.load(Ordering::Relaxed) {
-                held.push(guard(|| ground.guests_mib(vms, MEMORY_MIB))?);
-                thread::park_timeout(LOOK_EVERY);
-            }
-            anyhow::Ok(held)
-        });
-        let done = guard(work);
-        is_done.store(true, Ordering::Relaxed);
-        watcher.thread().unpark();
-        let held = watcher.join().unwrap_or_else(|panic| Err(crate::guard::reason(&*panic)));
-        Ok((done?, held?))
-    })
-}
-
-/// What all guests had, and that it was within their limit on average.
-fn add_held(figures: &mut Figures, held: &[f64]) -> anyhow::Result<()> {
-    let mean = held.iter().sum::<f64>() / held.len() as f64;
-    let may = HOST_MIB as f64 * MEAN_PERCENT / 100.0;
-    ensure!(mean <= may, "{mean:.0} MiB of {HOST_MIB} were taken on average: it does not hold");
-    compare::add(figures, "held", mean);
-    compare::add(figures, "held-most", held.iter().copied().fold(0.0, f64::max));
-    Ok(())
 }
 
 /// Of each guest, how long its job took.
@@ -241,22 +188,4 @@ fn picture(taken: &Taken) -> Panel {
         is_bound: false,
     };
     Panel { series: taken.names().map(series).collect(), ..Panel::default() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_has_more_than_the_limit_on_average_is_not_held() {
-        let mut figures = Figures::new();
-        let limit = HOST_MIB as f64;
-        // A peak passes, and is told.
-        add_held(&mut figures, &[limit * 0.9, limit * 1.15, limit]).unwrap();
-        assert_eq!(figures["held-most"], [limit * 1.15]);
-        // What it has in the end is not all that counts.
-        let error = add_held(&mut figures, &[limit * 1.2, limit * 1.1, limit]).unwrap_err();
-        assert!(error.to_string().contains("on average"), "{error}");
-        assert!(add_held(&mut figures, &[]).is_err());
-    }
 }

@@ -85,6 +85,11 @@ impl Keeper {
         }
     }
 
+    /// What the kernel holds a guest to that believes to have `of_mib`, if the kernel is to hold it.
+    pub fn cgroup_limit(self, mib: u64, of_mib: u64) -> Option<u64> {
+        (mib < of_mib && self != Keeper::Nobody && !self.is_ebb()).then_some(mib)
+    }
+
     /// Whether Ebb holds its VMs.
     pub fn is_ebb(self) -> bool {
         use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbCompressed};

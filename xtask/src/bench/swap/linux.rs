@@ -9,6 +9,10 @@ use vmtest::{HostSetting, Undo};
 use super::medium::{Drive, SwapArea};
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
+const MGLRU: &str = "/sys/kernel/mm/lru_gen/enabled";
+const CGROUP2: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
@@ -22,7 +26,12 @@ pub enum Memory {
     /// With transparent huge pages.
     AnonymousHuge,
     Memfd,
+    /// With transparent huge pages.
+    MemfdHuge,
 }
+
+const MEMORIES: [Memory; 4] =
+    [Memory::Anonymous, Memory::AnonymousHuge, Memory::Memfd, Memory::MemfdHuge];
 
 /// Where it goes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -33,6 +42,8 @@ pub enum Swap {
     Zswap(&'static str),
     /// To memory, by this compressor.
     Zram(&'static str),
+    /// To memory by this compressor what is half of the limit before that, the rest to the disk.
+    ZramDisk(&'static str),
 }
 
 /// One of Linux's ways.
@@ -55,54 +66,91 @@ impl Linux {
             Memory::Anonymous => "anonymous",
             Memory::AnonymousHuge => "anonymous THP",
             Memory::Memfd => "memfd",
+            Memory::MemfdHuge => "memfd THP",
         };
         match self.swap {
             Swap::Disk(cluster) => format!("Linux, {memory}, page-cluster {cluster}"),
             Swap::Zswap(compressor) => format!("Linux, {memory}, zswap {compressor}"),
             Swap::Zram(compressor) => format!("Linux, {memory}, zram {compressor}"),
+            Swap::ZramDisk(compressor) => format!("Linux, {memory}, zram {compressor} and disk"),
         }
     }
 
     /// QEMU's backend for it.
     pub fn backend(self) -> &'static str {
         match self.memory {
-            Memory::Memfd => "memfd,share=on",
+            Memory::Memfd | Memory::MemfdHuge => "memfd,share=on",
             _ => "ram",
         }
     }
 
-    /// All that this kernel has.
+    /// Of what this kernel has every kind of memory with the disk, and with anonymous memory every
+    /// compressor.
     pub fn offered() -> Vec<Linux> {
-        let swaps: Vec<Swap> = [Swap::Disk(0), Swap::Disk(3)]
-            .into_iter()
-            .chain(zswap_compressors().into_iter().map(Swap::Zswap))
-            .chain(zram_compressors().into_iter().map(Swap::Zram))
-            .collect();
-        let memories = [Memory::Anonymous, Memory::AnonymousHuge, Memory::Memfd];
-        let each = memories.into_iter();
-        each.flat_map(|memory| swaps.iter().map(move |&swap| Linux { memory, swap })).collect()
+        let disks = [Swap::Disk(0), Swap::Disk(3)];
+        let on_disk = MEMORIES.iter().flat_map(|&memory| disks.map(|swap| Linux { memory, swap }));
+        let zram = zram_compressors();
+        let compressed = zswap_compressors().into_iter().map(Swap::Zswap);
+        let compressed = compressed.chain(zram.iter().copied().map(Swap::Zram));
+        let compressed = compressed.chain(zram.iter().copied().map(Swap::ZramDisk));
+        let anonymous = |swap| Linux { memory: Memory::Anonymous, swap };
+        on_disk.chain(compressed.map(anonymous)).collect()
     }
 
-    /// What this kernel lacks of what there may be, in one sentence.
+    /// Of these, the best first, the best memory with the best compressors, where that is not among
+    /// them.
+    pub fn crossed(ranked: &[Linux], most: usize) -> Vec<Linux> {
+        let is_disk = |way: &&Linux| matches!(way.swap, Swap::Disk(_));
+        let Some(best) = ranked.iter().find(is_disk) else { return Vec::new() };
+        let compressed = ranked.iter().filter(|way| !is_disk(way)).take(most);
+        let crossed = compressed.map(|way| Linux { memory: best.memory, swap: way.swap });
+        crossed.filter(|way| !ranked.contains(way)).collect()
+    }
+
+    /// What this kernel lacks of what there may be, in a few sentences.
     pub fn lacks() -> String {
-        let list = |have: Vec<&str>| match have.is_empty() {
+        let list = |have: &[&str]| match have.is_empty() {
             true => "none".to_owned(),
             false => have.join(", "),
         };
+        let missing = |have: &[&str]| {
+            let known = ["zstd", "lz4", "lzo-rle"];
+            let missing: Vec<&str> =
+                known.into_iter().filter(|name| !have.contains(name)).collect();
+            if missing.is_empty() { String::new() } else { format!(" (no {})", missing.join(", ")) }
+        };
         let crypt = match Path::new("/dev/mapper/control").exists() && has_device_mapper() {
-            true => "the kernel has device-mapper, but what is swapped is not encrypted here",
+            true => "what is swapped is not encrypted, though the kernel has device-mapper",
             false => {
                 "no dm-crypt, since the kernel has no device-mapper: Linux swaps in clear, Ebb \
                       encrypts"
             }
         };
+        let mglru = if Path::new(MGLRU).exists() { "MGLRU" } else { "no MGLRU" };
+        let (zswap, zram) = (zswap_compressors(), zram_compressors());
         format!(
-            "Linux's ways here: zswap with {}; zram with {}; {crypt}. Loop devices on this machine's \
-             disk are told to be an SSD (queue/rotational 0), HDD-like ones to be a hard disk.",
-            list(zswap_compressors()),
-            list(zram_compressors())
+            "Linux's ways here: zswap with {}{}; zram with {}{}; {mglru}; {}; swappiness {}; {crypt}. \
+             zswap writes nothing back: by version 1 of control groups its shrinker knows no group, \
+             and its pool may have more than guests have. Loop devices on this machine's disk are \
+             told to be an SSD (queue/rotational 0), HDD-like ones to be a hard disk.",
+            list(&zswap),
+            missing(&zswap),
+            list(&zram),
+            missing(&zram),
+            if has_cgroup2() {
+                "groups by version 1, though 2 is there"
+            } else {
+                "no version 2 of control groups for memory"
+            },
+            fs::read_to_string(SWAPPINESS).unwrap_or_default().trim()
         )
     }
+}
+
+fn has_cgroup2() -> bool {
+    let controllers = CGROUP2.map(|root| Path::new(root).join("cgroup.controllers"));
+    let texts = controllers.map(|path| fs::read_to_string(path).unwrap_or_default());
+    texts.iter().any(|text| text.split_whitespace().any(|name| name == "memory"))
 }
 
 fn has_device_mapper() -> bool {
@@ -154,47 +202,44 @@ pub struct Swapping {
 }
 
 impl Swapping {
-    /// Sets it up; `drive`: the disk to swap to.
+    /// Sets it up; `drive`: the disk to swap to; of what guests believe to have, and have.
     ///
     /// # Errors
     /// The host lacks what it needs, or does not let us.
-    pub fn new(way: Linux, drive: &Drive, memory_bytes: u64) -> anyhow::Result<Swapping> {
-        let set =
-            |path: PathBuf, value: &str| HostSetting::of(&path, value).map_err(anyhow::Error::msg);
-        let huge = if way.memory == Memory::Anonymous { "never" } else { "madvise" };
-        let cluster = match way.swap {
-            Swap::Disk(cluster) => cluster,
-            // What is compressed has no neighbours that come with it.
-            Swap::Zswap(_) | Swap::Zram(_) => 0,
-        };
-        let mut settings =
-            vec![set(HUGE_PAGES.into(), huge)?, set(PAGE_CLUSTER.into(), &cluster.to_string())?];
+    pub fn new(
+        way: Linux,
+        drive: &Drive,
+        [memory_bytes, limit_bytes]: [u64; 2],
+    ) -> anyhow::Result<Swapping> {
+        let mut settings = of_memory(way)?;
         let zswap = |name| Path::new(ZSWAP).join(name);
+        let disk = drive.device();
         let (area, zram, pooled) = match way.swap {
             Swap::Zram(compressor) => {
-                let zram = Zram::new()?;
-                fs::write(zram.file("comp_algorithm"), compressor).context("zram's compressor")?;
-                fs::write(zram.file("disksize"), memory_bytes.to_string())
-                    .context("zram's size")?;
-                let area = SwapArea::at(&zram.device)?;
-                let pooled = Pooled::Zram(zram.file("mm_stat"));
-                (area, Some(zram), pooled)
+                let zram = Zram::with(compressor, memory_bytes)?;
+                (SwapArea::at(&[&zram.device])?, Some(zram), None)
+            }
+            Swap::ZramDisk(compressor) => {
+                let zram = Zram::with(compressor, limit_bytes / 2)?;
+                (SwapArea::at(&[&zram.device, disk])?, Some(zram), None)
             }
             Swap::Zswap(compressor) => {
-                settings.push(set(zswap("compressor"), compressor)?);
-                settings.push(set(zswap("enabled"), "Y")?);
+                settings.push(set(&zswap("compressor"), compressor)?);
+                settings.push(set(&zswap("enabled"), "Y")?);
                 // Until it is on it takes any name, and then has another one.
                 let has = fs::read_to_string(zswap("compressor"))?;
                 ensure!(has.trim() == compressor, "zswap compresses by {}", has.trim());
-                (SwapArea::at(drive.device())?, None, Pooled::Zswap)
+                (SwapArea::at(&[disk])?, None, Some(Pooled::Zswap))
             }
             Swap::Disk(_) => {
                 if zswap("enabled").exists() {
-                    settings.push(set(zswap("enabled"), "N")?);
+                    settings.push(set(&zswap("enabled"), "N")?);
                 }
-                (SwapArea::at(drive.device())?, None, Pooled::Nothing)
+                (SwapArea::at(&[disk])?, None, None)
             }
         };
+        let of_zram = zram.as_ref().map(|zram| Pooled::Zram(zram.file("mm_stat")));
+        let pooled = pooled.or(of_zram).unwrap_or(Pooled::Nothing);
         Ok(Swapping { _area: area, _zram: zram, _settings: settings, pooled })
     }
 
@@ -202,6 +247,25 @@ impl Swapping {
     pub fn pooled(&self) -> Pooled {
         self.pooled.clone()
     }
+}
+
+/// What memory is made of, and how much comes back at once.
+fn of_memory(way: Linux) -> anyhow::Result<Vec<HostSetting>> {
+    let huge = |is_huge, yes| if is_huge { yes } else { "never" };
+    let cluster = match way.swap {
+        Swap::Disk(cluster) => cluster,
+        // What is compressed has no neighbours that come with it.
+        Swap::Zswap(_) | Swap::Zram(_) | Swap::ZramDisk(_) => 0,
+    };
+    Ok(vec![
+        set(HUGE_PAGES.as_ref(), huge(way.memory == Memory::AnonymousHuge, "madvise"))?,
+        set(SHARED_HUGE_PAGES.as_ref(), huge(way.memory == Memory::MemfdHuge, "advise"))?,
+        set(PAGE_CLUSTER.as_ref(), &cluster.to_string())?,
+    ])
+}
+
+fn set(path: &Path, value: &str) -> anyhow::Result<HostSetting> {
+    HostSetting::of(path, value).map_err(anyhow::Error::msg)
 }
 
 /// Compressed memory of the host's, which version 1 of cgroups charges to nobody.
@@ -264,6 +328,14 @@ impl Zram {
         Ok(Zram { device, _undo: undo })
     }
 
+    /// One that is swapped to.
+    fn with(compressor: &str, bytes: u64) -> anyhow::Result<Zram> {
+        let zram = Zram::new()?;
+        fs::write(zram.file("comp_algorithm"), compressor).context("zram's compressor")?;
+        fs::write(zram.file("disksize"), bytes.to_string()).context("zram's size")?;
+        Ok(zram)
+    }
+
     fn file(&self, name: &str) -> PathBuf {
         let device = self.device.file_name().unwrap_or_default();
         Path::new("/sys/block").join(device).join(name)
@@ -293,7 +365,8 @@ mod tests {
 
     /// What a way changes on the host.
     fn host() -> Vec<String> {
-        let settings = [HUGE_PAGES, PAGE_CLUSTER, "/proc/swaps"].map(PathBuf::from).into_iter();
+        let settings = [HUGE_PAGES, PAGE_CLUSTER, "/proc/swaps", SHARED_HUGE_PAGES];
+        let settings = settings.map(PathBuf::from).into_iter();
         let zswap = ["enabled", "compressor"].map(|name| Path::new(ZSWAP).join(name));
         let texts = settings.chain(zswap).map(|path| fs::read_to_string(path).unwrap_or_default());
         let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
@@ -315,10 +388,14 @@ mod tests {
             Err(why) => return eprintln!("SKIPPED: {why:#}"),
         };
         for way in Linux::offered() {
-            let swapping = Swapping::new(way, &drive, 64 << 20).unwrap();
+            let swapping = Swapping::new(way, &drive, [64 << 20, 32 << 20]).unwrap();
             let now = host();
-            assert_eq!(now[2].lines().count(), 2, "{}: {now:?}", way.name());
-            assert_eq!(now[3].trim() == "Y", matches!(way.swap, Swap::Zswap(_)), "{}", way.name());
+            let areas = if matches!(way.swap, Swap::ZramDisk(_)) { 2 } else { 1 };
+            assert_eq!(now[2].lines().count(), 1 + areas, "{}: {now:?}", way.name());
+            let is_huge = |setting: &str, word: &str| setting.contains(&format!("[{word}]"));
+            assert_eq!(is_huge(&now[0], "never"), way.memory != Memory::AnonymousHuge, "{now:?}");
+            assert_eq!(is_huge(&now[3], "advise"), way.memory == Memory::MemfdHuge, "{now:?}");
+            assert_eq!(now[4].trim() == "Y", matches!(way.swap, Swap::Zswap(_)), "{}", way.name());
             assert!(swapping.pooled().bytes().unwrap() < 1 << 20, "{}", way.name());
             drop(swapping);
             assert_eq!(host(), before, "{}", way.name());
@@ -327,14 +404,35 @@ mod tests {
 
     #[test]
     fn each_way_has_a_name_of_its_own() {
-        let ways: Vec<Linux> = [Memory::Anonymous, Memory::AnonymousHuge, Memory::Memfd]
+        let swaps = [
+            Swap::Disk(0),
+            Swap::Disk(3),
+            Swap::Zswap("lzo"),
+            Swap::Zram("lzo"),
+            Swap::ZramDisk("lzo"),
+        ];
+        let ways: Vec<Linux> = MEMORIES
             .into_iter()
-            .flat_map(|memory| {
-                let swaps = [Swap::Disk(0), Swap::Disk(3), Swap::Zswap("lzo"), Swap::Zram("lzo")];
-                swaps.map(|swap| Linux { memory, swap })
-            })
+            .flat_map(|memory| swaps.map(|swap| Linux { memory, swap }))
             .collect();
         let names: std::collections::BTreeSet<String> = ways.iter().map(|way| way.name()).collect();
         assert_eq!(names.len(), ways.len());
+    }
+
+    #[test]
+    fn the_best_memory_meets_the_best_compressors() {
+        let of = |memory, swap| Linux { memory, swap };
+        let (anonymous, huge) = (Memory::Anonymous, Memory::MemfdHuge);
+        let zram = ["lz4", "lzo"].map(Swap::Zram);
+        let ranked = [
+            of(anonymous, zram[0]),
+            of(huge, Swap::Disk(3)),
+            of(anonymous, Swap::Disk(0)),
+            of(anonymous, zram[1]),
+        ];
+        assert_eq!(Linux::crossed(&ranked, 1), [of(huge, zram[0])]);
+        assert_eq!(Linux::crossed(&ranked, 2), zram.map(|swap| of(huge, swap)));
+        assert_eq!(Linux::crossed(&ranked[2..], 2), []);
+        assert_eq!(Linux::crossed(&ranked[..1], 2), []);
     }
 }

@@ -5,10 +5,11 @@ use std::ops::Sub;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use vmtest::{Undo, undo};
 
 use super::cgroup::Cgroup;
+use crate::bench::blocks::HostFails;
 
 const PAGE_SECTORS: u64 = 8;
 
@@ -181,24 +182,30 @@ impl Sub for Traffic {
     }
 }
 
-/// The kernel's own swap area, while this lives.
+/// The kernel's own swap areas, while this lives.
 pub struct SwapArea {
-    _undo: Undo,
+    _undo: Vec<Undo>,
 }
 
 impl SwapArea {
-    /// Has the kernel swap to a device.
+    /// Has the kernel swap to devices: to the first one until it is full, and so on.
     ///
     /// # Errors
     /// Not allowed, or the host swaps elsewhere already: that would be measured too.
-    pub fn at(device: &Path) -> anyhow::Result<SwapArea> {
+    pub fn at(devices: &[&Path]) -> anyhow::Result<SwapArea> {
         let others = fs::read_to_string("/proc/swaps")?;
-        ensure!(others.lines().count() <= 1, "this host swaps already: `swapoff -a` first");
-        let device = path(device)?;
-        run("mkswap", &["--quiet", device])?;
-        let on = || run("swapon", &[device]);
-        let (_, undo) = Undo::of(on, |_| undo("swapoff", [device]))?;
-        Ok(SwapArea { _undo: undo })
+        if others.lines().count() > 1 {
+            return Err(anyhow!("it swaps already: `swapoff -a` first").context(HostFails));
+        }
+        let mut areas = Vec::new();
+        for (device, priority) in devices.iter().zip((1..100).rev()) {
+            let device = path(device)?;
+            run("mkswap", &["--quiet", device])?;
+            let on = || run("swapon", &["--priority", &priority.to_string(), device]);
+            let (_, undo) = Undo::of(on, |_| undo("swapoff", [device]))?;
+            areas.push(undo);
+        }
+        Ok(SwapArea { _undo: areas })
     }
 }
 

@@ -1,33 +1,40 @@
 //! What guests with less memory than they believe stand on.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use vmtest::{Host, Scratch, Vm};
 
 use super::cgroup::Cgroup;
+use super::held::{Held, Sample};
 use super::keeper::Keeper;
 use super::linux::{Pooled, Swapping};
 use super::medium::{self, Content, Drive, Medium, Mounted, Traffic};
 use super::setup::Setup;
-use super::warden::{self, Guest};
+use super::warden::{self, Guest, Waits};
+use crate::bench::blocks::HostFails;
 use crate::bench::cpu;
 use crate::bench::held::Holders;
+use crate::guard::{guard, reason};
 use crate::interrupt;
 
 const MIB: u64 = 1 << 20;
 /// The disk to swap to, in percent of what guests believe to have.
 const SWAP_PERCENT: u64 = 300;
+/// So many guests boot at once.
+const AT_ONCE: usize = 2;
 /// A guest whose job takes longer does not get through.
 const PATIENCE: Duration = Duration::from_secs(480);
-/// What is on its way is beyond a limit for a moment; a guest that has more for long is not held.
-const HELD_PERCENT: u64 = 108;
+/// How often what a guest has is looked at: that takes some 12 ms of a processor.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What guests stand on: a control group, something to swap to, and a daemon of their own.
 pub struct Ground {
     // Taken away in this order.
     host: Host,
+    keeper: Keeper,
     swapping: Option<Swapping>,
     _swap_directory: Option<Mounted>,
     cgroup: Cgroup,
@@ -58,22 +65,29 @@ pub struct Both {
 pub struct Ran {
     /// Of QEMU and, where there is one, the daemon: of all threads, also those that have ended.
     pub group: f64,
-    /// Of all that the host did, its kernel's own threads among it.
+    /// Of all that the host did, its kernel's own threads among it, but for this bench.
     pub host: f64,
+    /// Taken by other VMs of the machine beneath.
+    pub stolen: f64,
 }
 
 impl Ground {
-    /// Makes it; `memory_mib`: what all guests on it believe to have.
+    /// Makes it; what all guests on it believe to have, and have.
     ///
     /// # Errors
     /// The host lacks what it needs, or does not let us.
-    pub fn new(keeper: Keeper, medium: Medium, memory_mib: u64) -> anyhow::Result<Ground> {
+    pub fn new(
+        keeper: Keeper,
+        medium: Medium,
+        [memory_mib, limit_mib]: [u64; 2],
+    ) -> anyhow::Result<Ground> {
         interrupt::check()?;
         let files = Scratch::new("ebb-bench-")?;
         let content = Content::Empty(memory_mib * MIB * SWAP_PERCENT / 100);
-        let swap = Drive::new(&files.path().join("swap.img"), content, medium)?;
-        let cgroup = Cgroup::new("vm")?;
-        swap.throttle(&cgroup, medium)?;
+        let swap = Drive::new(&files.path().join("swap.img"), content, medium);
+        let swap = swap.context(HostFails)?;
+        let cgroup = Cgroup::new("vm").context(HostFails)?;
+        swap.throttle(&cgroup, medium).context(HostFails)?;
         let (mut swapping, mut swap_directory) = (None, None);
         let host = Host::in_memory().unwrap_or_default();
         // Of QEMU's threads, too, the kernel touches memory that it cannot have back at once, and
@@ -87,9 +101,11 @@ impl Ground {
                 keeper.setting().into_iter().for_each(|(name, value)| host.set(name, value));
                 swap_directory = Some(mounted);
             }
-            Some(way) => swapping = Some(Swapping::new(way, &swap, memory_mib * MIB)?),
+            Some(way) => {
+                swapping = Some(Swapping::new(way, &swap, [memory_mib * MIB, limit_mib * MIB])?)
+            }
         }
-        Ok(Ground { host, swapping, _swap_directory: swap_directory, cgroup, swap, files })
+        Ok(Ground { host, keeper, swapping, _swap_directory: swap_directory, cgroup, swap, files })
     }
 
     /// Boots a guest on it that has all its memory still.
@@ -97,23 +113,58 @@ impl Ground {
     /// # Errors
     /// As [`Ground::new`], or it is not on the terms of all others.
     pub fn boot(&self, setup: &Setup<'_>) -> anyhow::Result<(Vm, Drive)> {
-        let (_, file) = tempfile::NamedTempFile::new_in(self.files.path())?.keep()?;
-        let disk = Drive::new(&file, Content::Copy(setup.image), setup.medium)?;
-        disk.throttle(&self.cgroup, setup.medium)?;
-        let guest = setup.guest(disk.device())?;
+        self.boot_all(setup, 1)?.pop().context("a guest")
+    }
+
+    /// The same of several, some at once.
+    ///
+    /// # Errors
+    /// As [`Ground::boot`].
+    pub fn boot_all(&self, setup: &Setup<'_>, count: u64) -> anyhow::Result<Vec<(Vm, Drive)>> {
+        let mut disks: Vec<Drive> =
+            (0..count).map(|_| self.disk(setup)).collect::<Result<_, _>>()?;
         let inside = self.cgroup.enter()?;
+        let mut booted = Vec::new();
+        while !disks.is_empty() {
+            // The first one starts the daemon.
+            let most = if booted.is_empty() { 1 } else { AT_ONCE.min(disks.len()) };
+            let some: Vec<Drive> = disks.drain(..most).collect();
+            let vms = thread::scope(|scope| {
+                let each = |disk| scope.spawn(move || guard(|| self.start(setup, disk)));
+                let jobs: Vec<_> = some.iter().map(each).collect();
+                let ended = jobs.into_iter().map(|job| job.join());
+                let ended = ended.map(|vm| vm.unwrap_or_else(|panic| Err(reason(&*panic))));
+                ended.collect::<anyhow::Result<Vec<Vm>>>()
+            })?;
+            booted.extend(vms.into_iter().zip(some));
+        }
+        drop(inside);
+        for (vm, _) in &booted {
+            vm.guest("mount ext4 /dev/vda /mnt");
+            if setup.keeper.is_ebb() {
+                vm.wait_trusted();
+            }
+        }
+        Ok(booted)
+    }
+
+    fn disk(&self, setup: &Setup<'_>) -> anyhow::Result<Drive> {
+        let (_, file) = tempfile::NamedTempFile::new_in(self.files.path())?.keep()?;
+        let disk = Drive::new(&file, Content::Copy(setup.image), setup.medium);
+        let disk = disk.context(HostFails)?;
+        disk.throttle(&self.cgroup, setup.medium)?;
+        Ok(disk)
+    }
+
+    fn start(&self, setup: &Setup<'_>, disk: &Drive) -> anyhow::Result<Vm> {
+        let guest = setup.guest(disk.device())?;
         let vm = match setup.keeper.is_ebb() {
             true => self.host.run(guest.clone()),
             false => self.host.alike(guest.clone()),
         };
-        drop(inside);
         setup.check(&guest, &vm)?;
         vm.be_patient(PATIENCE);
-        vm.guest("mount ext4 /dev/vda /mnt");
-        if setup.keeper.is_ebb() {
-            vm.wait_trusted();
-        }
-        Ok((vm, disk))
+        Ok(vm)
     }
 
     /// Boots another one that Ebb holds, without a disk.
@@ -127,44 +178,58 @@ impl Ground {
         Ok(vm)
     }
 
-    /// Guests that believe to have so much each have so much together.
+    /// Guests that believe to have so much each have so much together; none: nobody is to hold them
+    /// who is not at it already.
     ///
     /// # Errors
     /// The kernel cannot bring them down to that.
-    pub fn limit(&self, vms: &[&Vm], memory_mib: u64, mib: u64) -> anyhow::Result<()> {
-        let guests = vms.iter().map(|vm| Guest { pid: vm.pid(), memory_bytes: memory_mib * MIB });
-        self.cgroup.limit_guests(guests.collect(), mib * MIB, self.pooled())
+    pub fn limit(&self, vms: &[&Vm], memory_mib: u64, mib: Option<u64>) -> anyhow::Result<()> {
+        let guests = vms.iter().map(|vm| guest(vm, memory_mib)).collect();
+        match mib {
+            Some(mib) => self.cgroup.limit_guests(guests, mib * MIB, self.pooled()),
+            None => self.cgroup.look_at_guests(guests),
+        }
     }
 
-    /// What these guests have in memory, of theirs and compressed.
+    /// What these guests have in memory now, of theirs and compressed, and what their daemon has.
     ///
     /// # Errors
     /// As the file system's.
-    pub fn guests_mib(&self, vms: &[&Vm], memory_mib: u64) -> anyhow::Result<f64> {
-        let each = vms.iter().map(|vm| match self.swapping {
-            None => Ok(vm.host_bytes() + vm.last_status().limit.compressed_bytes),
-            Some(_) => warden::guest_bytes(Guest { pid: vm.pid(), memory_bytes: memory_mib * MIB }),
-        });
-        let all: u64 = each.sum::<anyhow::Result<u64>>()?;
-        Ok((all + self.pooled().bytes()?) as f64 / MIB as f64)
+    pub fn look(&self, vms: &[&Vm], memory_mib: u64) -> anyhow::Result<Sample> {
+        let (mut bytes, mut compressed) = (self.pooled().bytes()?, 0);
+        for vm in vms {
+            // Read on all sides: it takes its time.
+            let mapped = warden::parts(guest(vm, memory_mib))?.guest;
+            bytes += if self.swapping.is_some() { mapped } else { vm.host_bytes() };
+            if self.keeper == Keeper::EbbCompressed {
+                compressed += vm.last_status().limit.compressed_bytes;
+            }
+        }
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        // It is memory of the daemon's own.
+        let daemon = (self.daemon_mib(vms) - mib(compressed)).max(0.0);
+        Ok(Sample { guests: mib(bytes + compressed), daemon })
     }
 
-    /// What the daemon of these guests has for itself; nothing without one.
-    pub fn daemon_mib(&self, vms: &[&Vm]) -> f64 {
+    fn daemon_mib(&self, vms: &[&Vm]) -> f64 {
         match (&self.swapping, vms.first()) {
             (None, Some(vm)) => Holders::of(vm.host()).bytes() as f64 / MIB as f64,
             _ => 0.0,
         }
     }
 
-    /// That guests have no more than their limit now, all of them together.
+    /// What of these VMMs' own memory is swapped out.
     ///
     /// # Errors
-    /// They have: this way does not hold them.
-    pub fn check_held(&self, vms: &[&Vm], memory_mib: u64, limit_mib: u64) -> anyhow::Result<()> {
-        let (has, may) = (self.guests_mib(vms, memory_mib)?, limit_mib * HELD_PERCENT / 100);
-        ensure!(has <= may as f64, "{has:.0} MiB of {limit_mib} are taken: it does not hold");
-        Ok(())
+    /// As the file system's.
+    pub fn own_swapped_mib(&self, vms: &[&Vm], memory_mib: u64) -> anyhow::Result<f64> {
+        let each = vms.iter().map(|vm| Ok(warden::parts(guest(vm, memory_mib))?.own_swapped));
+        Ok(each.sum::<anyhow::Result<u64>>()? as f64 / MIB as f64)
+    }
+
+    /// As [`Cgroup::waits`].
+    pub fn waits(&self) -> Waits {
+        self.cgroup.waits()
     }
 
     /// What processors did for them so far.
@@ -172,8 +237,22 @@ impl Ground {
     /// # Errors
     /// As the file system's.
     pub fn ran(&self) -> anyhow::Result<Ran> {
-        let host = cpu::of_host().as_secs_f64();
-        Ok(Ran { group: self.cgroup.ran()?.as_secs_f64(), host })
+        let me = cpu::of_all(std::process::id() as i32);
+        Ok(Ran {
+            group: self.cgroup.ran()?.as_secs_f64(),
+            host: cpu::of_host().saturating_sub(me).as_secs_f64(),
+            stolen: cpu::stolen().as_secs_f64(),
+        })
+    }
+
+    /// The most memory that all processes took together since this was asked last, with what is
+    /// pooled now.
+    ///
+    /// # Errors
+    /// As the file system's.
+    pub fn peak_mib(&self) -> anyhow::Result<f64> {
+        let pooled = self.pooled().bytes()?;
+        Ok((self.cgroup.peak_bytes()? + pooled) as f64 / MIB as f64)
     }
 
     fn pooled(&self) -> Pooled {
@@ -188,16 +267,12 @@ impl Rig {
     /// The host lacks what it needs, or does not let us.
     pub fn start(setup: &Setup<'_>) -> anyhow::Result<Rig> {
         let Setup { keeper, memory_mib, limit_mib, .. } = *setup;
-        let ground = Ground::new(keeper, setup.medium, memory_mib)?;
+        let ground = Ground::new(keeper, setup.medium, [memory_mib, limit_mib])?;
         let (vm, disk) = ground.boot(setup)?;
         if limit_mib < memory_mib && keeper != Keeper::Nobody {
             keeper.limit(&vm, limit_mib);
-            if !keeper.is_ebb() {
-                ground.limit(&[&vm], memory_mib, limit_mib)?;
-            }
         }
-        // Asking forgets.
-        ground.cgroup.peak_bytes()?;
+        ground.limit(&[&vm], memory_mib, keeper.cgroup_limit(limit_mib, memory_mib))?;
         Ok(Rig { vm, disk, ground, keeper, memory_mib, limit_mib })
     }
 
@@ -209,46 +284,25 @@ impl Rig {
         Ok(Both { disk: self.disk.traffic()?, swap: self.ground.swap.traffic()? })
     }
 
-    /// As [`Ground::ran`].
+    /// Does the work; what the guest and its daemon had meanwhile, looked at on all sides alike.
     ///
     /// # Errors
-    /// As the file system's.
-    pub fn ran(&self) -> anyhow::Result<Ran> {
-        self.ground.ran()
+    /// As `work`.
+    pub fn watched<T>(
+        &self,
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<(T, Held)> {
+        Held::during(LOOK_EVERY, || self.ground.look(&[&self.vm], self.memory_mib), work)
     }
 
-    /// What the host gives for the guest's memory, compressed memory among it.
-    ///
-    /// # Errors
-    /// As the file system's.
-    pub fn guest_mib(&self) -> anyhow::Result<f64> {
-        self.ground.guests_mib(&[&self.vm], self.memory_mib)
+    /// What it stands on, its VM, and what that believes to have.
+    pub fn ground(&self) -> (&Ground, [&Vm; 1], u64) {
+        (&self.ground, [&self.vm], self.memory_mib)
     }
 
-    /// As [`Ground::daemon_mib`].
-    pub fn daemon_mib(&self) -> f64 {
-        self.ground.daemon_mib(&[&self.vm])
-    }
-
-    /// That the guest has no more than its limit now.
-    ///
-    /// # Errors
-    /// It has: this way does not hold it.
-    pub fn check_held(&self) -> anyhow::Result<()> {
-        match self.keeper {
-            Keeper::Nobody => Ok(()),
-            _ => self.ground.check_held(&[&self.vm], self.memory_mib, self.limit_mib),
-        }
-    }
-
-    /// The most memory that all processes took together since this was asked last, with what is
-    /// pooled now.
-    ///
-    /// # Errors
-    /// As the file system's.
-    pub fn peak_mib(&self) -> anyhow::Result<f64> {
-        let pooled = self.ground.pooled().bytes()?;
-        Ok((self.ground.cgroup.peak_bytes()? + pooled) as f64 / MIB as f64)
+    /// What it is to be held to, if anybody holds it.
+    pub fn held_to(&self) -> Option<u64> {
+        (self.keeper != Keeper::Nobody).then_some(self.limit_mib)
     }
 }
 
@@ -258,6 +312,10 @@ impl std::ops::Sub for Both {
     fn sub(self, before: Both) -> Both {
         Both { disk: self.disk - before.disk, swap: self.swap - before.swap }
     }
+}
+
+fn guest(vm: &Vm, memory_mib: u64) -> Guest {
+    Guest { pid: vm.pid(), memory_bytes: memory_mib * MIB }
 }
 
 /// An image with an ext4 that `fill` puts files on; kept in `directory`.

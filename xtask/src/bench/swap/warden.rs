@@ -1,14 +1,15 @@
 //! Holds what guests have of a control group's memory at a limit, whatever their VMMs take for
-//! themselves: a limit on both together would leave guests what the VMMs were swapped out of.
+//! themselves: a limit on both together would leave guests what the VMMs were swapped out of. Beside
+//! guests that somebody else holds it looks as often and does nothing, so that it costs all the same.
 
 use std::fs;
 use std::io;
 use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
@@ -16,8 +17,10 @@ use super::linux::Pooled;
 
 const REVIVE_BYTES: u64 = 1 << 20;
 const REVIVE_EVERY: Duration = Duration::from_millis(2);
-/// In so many of these times it looks what the VMMs have: that takes some milliseconds.
-const LOOK_EVERY: u32 = 250;
+/// In so many of these times it looks what is pooled.
+const POOL_EVERY: u32 = 250;
+/// In so many of them what the VMMs have: that takes some milliseconds for each.
+const LOOK_EVERY: u32 = 1000;
 /// Less than that is not followed, and no more at a time.
 const STEP_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(4 << 20);
 
@@ -37,8 +40,23 @@ pub struct Guest {
 /// or, told not to, has them wait for somebody to make room; nobody does once the disk is
 /// done.
 pub struct Warden {
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    waits: AtomicU64,
+    waited_ns: AtomicU64,
+}
+
+/// How often processes of the group waited for memory that nobody but the warden gives, and how long.
+/// Version 2 of control groups has no such waits.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Waits {
+    pub times: u64,
+    pub time: Duration,
 }
 
 /// What a control group is held to.
@@ -58,7 +76,10 @@ impl Target {
     /// # Errors
     /// As the file system's, or a guest's memory is not found.
     pub fn limit(&self) -> anyhow::Result<u64> {
-        let own = own_bytes(&self.directory, &self.guests)?;
+        self.limit_beside(own_bytes(&self.directory, &self.guests)?)
+    }
+
+    fn limit_beside(&self, own: u64) -> anyhow::Result<u64> {
         Ok(resident_bytes(self.bytes, self.pooled.bytes()?) + own)
     }
 }
@@ -70,44 +91,71 @@ fn resident_bytes(bytes: u64, pooled: u64) -> u64 {
 }
 
 impl Warden {
-    /// Begins; `limit`: the group's now.
+    /// Begins; `limit`: the group's now, or none where somebody else holds the guests.
     ///
     /// # Errors
     /// As pthread_create(3).
-    pub fn start(target: Target, mut limit: u64) -> io::Result<Warden> {
-        let stop = Arc::<AtomicBool>::default();
-        let stopped = Arc::clone(&stop);
-        let guard = move || {
-            let file = target.directory.join("memory.limit_in_bytes");
-            // It may be busy.
-            let set = |bytes: u64| drop(fs::write(&file, bytes.to_string()));
-            for time in 1u32.. {
-                if stopped.load(Ordering::Relaxed) {
-                    return;
-                }
-                // A VMM that has ended has nothing to be held.
-                if time.is_multiple_of(LOOK_EVERY)
-                    && let Ok(wanted) = target.limit()
-                    && wanted.abs_diff(limit) >= *STEP_BYTES.start()
-                {
-                    limit = wanted.max(limit.saturating_sub(*STEP_BYTES.end()));
-                    set(limit);
-                }
-                let state = fs::read_to_string(target.directory.join("memory.oom_control"));
-                if state.is_ok_and(|state| state.contains("under_oom 1")) {
-                    // Less has the kernel make room, more has it wake.
-                    [limit - REVIVE_BYTES, limit].into_iter().for_each(set);
-                }
-                thread::sleep(REVIVE_EVERY);
-            }
-        };
-        Ok(Warden { stop, thread: Some(thread::Builder::new().spawn(guard)?) })
+    pub fn start(target: Target, limit: Option<u64>) -> io::Result<Warden> {
+        let shared = Arc::<Shared>::default();
+        let own = Arc::clone(&shared);
+        let guard = thread::Builder::new().spawn(move || target.hold(limit, &own))?;
+        Ok(Warden { shared, thread: Some(guard) })
     }
+
+    /// Of all so far.
+    pub fn waits(&self) -> Waits {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let time = Duration::from_nanos(of(&self.shared.waited_ns));
+        Waits { times: of(&self.shared.waits), time }
+    }
+}
+
+impl Target {
+    fn hold(&self, mut limit: Option<u64>, shared: &Shared) {
+        let file = self.directory.join("memory.limit_in_bytes");
+        // It may be busy.
+        let set = |bytes: u64| drop(fs::write(&file, bytes.to_string()));
+        let (mut own, mut waits_since) = (None, None::<Instant>);
+        for time in 1u32.. {
+            if shared.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if time % LOOK_EVERY == 1 {
+                // A VMM that has ended has nothing to be held.
+                own = own_bytes(&self.directory, &self.guests).ok();
+            }
+            if time.is_multiple_of(POOL_EVERY)
+                && let Some(wanted) = own.and_then(|own| self.limit_beside(own).ok())
+                && let Some(limit) = limit.as_mut().filter(|limit| is_step(wanted, **limit))
+            {
+                *limit = wanted.max(limit.saturating_sub(*STEP_BYTES.end()));
+                set(*limit);
+            }
+            let state = fs::read_to_string(self.directory.join("memory.oom_control"));
+            if state.is_ok_and(|state| state.contains("under_oom 1")) {
+                if waits_since.is_none() {
+                    shared.waits.fetch_add(1, Ordering::Relaxed);
+                }
+                waits_since.get_or_insert_with(Instant::now);
+                // Less has the kernel make room, more has it wake.
+                let turns = limit.map(|limit| [limit - REVIVE_BYTES, limit]);
+                turns.into_iter().flatten().for_each(set);
+            } else if let Some(since) = waits_since.take() {
+                let waited = since.elapsed().as_nanos() as u64;
+                shared.waited_ns.fetch_add(waited, Ordering::Relaxed);
+            }
+            thread::sleep(REVIVE_EVERY);
+        }
+    }
+}
+
+fn is_step(wanted: u64, limit: u64) -> bool {
+    wanted.abs_diff(limit) >= *STEP_BYTES.start()
 }
 
 impl Drop for Warden {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             // Its panic has been printed.
             let _ = thread.join();
@@ -118,20 +166,28 @@ impl Drop for Warden {
 /// What a group has beside its guests' memory.
 fn own_bytes(directory: &Path, guests: &[Guest]) -> anyhow::Result<u64> {
     let kernel = number(&directory.join("memory.kmem.usage_in_bytes"))?;
-    guests.iter().try_fold(kernel, |sum, guest| {
-        let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid))?;
-        let (_, own) = resident(&smaps, guest.memory_bytes)?;
-        Ok(sum + own)
-    })
+    guests.iter().try_fold(kernel, |sum, guest| Ok(sum + parts(*guest)?.own))
 }
 
-/// What the host gives for the memory of a guest, but for what is pooled.
+/// Where a VMM's memory is.
 ///
 /// # Errors
 /// As the file system's, or the guest's memory is not found.
-pub fn guest_bytes(guest: Guest) -> anyhow::Result<u64> {
+pub fn parts(guest: Guest) -> anyhow::Result<Parts> {
     let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid))?;
-    Ok(resident(&smaps, guest.memory_bytes)?.0)
+    Parts::of(&smaps, guest.memory_bytes)
+}
+
+/// Bytes of a VMM.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Parts {
+    /// Resident of its guest's memory: what is pooled of it is not in here.
+    pub guest: u64,
+    /// Anonymous and resident of all else: programs and libraries are charged to whoever read them
+    /// first.
+    pub own: u64,
+    /// Of all else, swapped out.
+    pub own_swapped: u64,
 }
 
 /// Of `  12 kB`.
@@ -144,24 +200,26 @@ fn number(path: &Path) -> anyhow::Result<u64> {
     Ok(text.trim().parse().map_err(io::Error::other)?)
 }
 
-/// Resident of the one mapping of this size, and anonymous of all others: programs and
-/// libraries are charged to whoever read them first.
-fn resident(smaps: &str, memory_bytes: u64) -> anyhow::Result<(u64, u64)> {
-    let (mut size, mut found, mut guest, mut own) = (0, 0, 0, 0);
-    for line in smaps.lines() {
-        let Some((name, value)) = line.split_once(':') else { continue };
-        match name {
-            "Size" => {
-                size = bytes(value)?;
-                found += u32::from(size == memory_bytes);
+impl Parts {
+    /// The guest's memory is the one mapping of this size.
+    fn of(smaps: &str, memory_bytes: u64) -> anyhow::Result<Parts> {
+        let (mut size, mut found, mut parts) = (0, 0, Parts::default());
+        for line in smaps.lines() {
+            let Some((name, value)) = line.split_once(':') else { continue };
+            match name {
+                "Size" => {
+                    size = bytes(value)?;
+                    found += u32::from(size == memory_bytes);
+                }
+                "Rss" if size == memory_bytes => parts.guest += bytes(value)?,
+                "Anonymous" if size != memory_bytes => parts.own += bytes(value)?,
+                "Swap" if size != memory_bytes => parts.own_swapped += bytes(value)?,
+                _ => {}
             }
-            "Rss" if size == memory_bytes => guest += bytes(value)?,
-            "Anonymous" if size != memory_bytes => own += bytes(value)?,
-            _ => {}
         }
+        ensure!(found == 1, "{found} mappings of QEMU look like its guest's memory");
+        Ok(parts)
     }
-    ensure!(found == 1, "{found} mappings of QEMU look like its guest's memory");
-    Ok((guest, own))
 }
 
 #[cfg(test)]
@@ -213,20 +271,21 @@ mod tests {
         let (Ok(drive), Ok(cgroup)) = (drive, Cgroup::new("test")) else {
             return eprintln!("SKIPPED: no loop device or no version 1 of control groups");
         };
-        for swap in [Swap::Zswap("lzo"), Swap::Zram("lzo-rle")] {
+        for swap in [Swap::Zswap("lzo"), Swap::Zram("lzo-rle"), Swap::ZramDisk("lzo")] {
             let way = Linux { memory: Memory::Memfd, swap };
-            if !Linux::offered().contains(&way) {
+            let offered = Linux::offered();
+            if !offered.iter().any(|offered| offered.swap == swap) {
                 eprintln!("SKIPPED: no {}", way.name());
                 continue;
             }
-            let swapping = Swapping::new(way, &drive, all).unwrap();
+            let swapping = Swapping::new(way, &drive, [all, limit]).unwrap();
             let mut program = filling(&cgroup, all);
             let guest = Guest { pid: program.id() as i32, memory_bytes: all };
             cgroup.limit_guests(vec![guest], limit, swapping.pooled()).unwrap();
             // What is swapped is pooled, and what is pooled has others swapped.
             let held = vmtest::until_or(|| {
-                let (own, pooled) = (guest_bytes(guest).ok()?, swapping.pooled().bytes().ok()?);
-                let is_held = pooled > limit / 4 && own + pooled <= limit * 108 / 100;
+                let (own, pooled) = (parts(guest).ok()?.guest, swapping.pooled().bytes().ok()?);
+                let is_held = pooled > limit / 8 && own + pooled <= limit * 108 / 100;
                 is_held.then_some(())
             });
             program.kill().unwrap();
@@ -262,10 +321,11 @@ mod tests {
         let smaps = "7f00-7f01 rw-p 0 00:01 7    /usr/bin/qemu\n\
             Size:   4 kB\nKernelPageSize:   4 kB\nRss:   4 kB\nAnonymous: 0 kB\n\
             7f10-7f11 rw-p 0 00:00 0\nSize: 2048 kB\nRss: 512 kB\nAnonymous: 512 kB\n\
-            7f20-7f21 rw-p 0 00:00 0\nSize: 64 kB\nRss: 16 kB\nAnonymous: 12 kB\n";
-        assert_eq!(resident(smaps, 2 << 20).unwrap(), (512 << 10, 12 << 10));
-        assert!(resident(smaps, 4 << 20).is_err());
+            7f20-7f21 rw-p 0 00:00 0\nSize: 64 kB\nRss: 16 kB\nAnonymous: 12 kB\nSwap: 8 kB\n";
+        let parts = Parts { guest: 512 << 10, own: 12 << 10, own_swapped: 8 << 10 };
+        assert_eq!(Parts::of(smaps, 2 << 20).unwrap(), parts);
+        assert!(Parts::of(smaps, 4 << 20).is_err());
         let two = smaps.repeat(2);
-        assert!(resident(&two, 2 << 20).is_err());
+        assert!(Parts::of(&two, 2 << 20).is_err());
     }
 }

@@ -75,7 +75,8 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
          island's; {} rounds.",
         WAYS[1].limits, scale.rounds
     ));
-    let ground = Ground::new(Keeper::Ebb, Medium::Ssd, MEMORY_MIB * PROGRAMS_MIB.len() as u64)?;
+    let all = [MEMORY_MIB, SHARE_MIB].map(|mib| mib * PROGRAMS_MIB.len() as u64);
+    let ground = Ground::new(Keeper::Ebb, Medium::Ssd, all)?;
     let vms: Vec<Vm> =
         PROGRAMS_MIB.iter().map(|_| ground.run(guest())).collect::<Result<_, _>>()?;
     for (vm, mib) in vms.iter().zip(PROGRAMS_MIB) {

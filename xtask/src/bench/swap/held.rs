@@ -1,0 +1,119 @@
+//! What guests have of the host's memory while they work, looked at on all sides alike.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use super::compare;
+use crate::bench::kept::Figures;
+use crate::guard::{guard, reason};
+
+/// What guests have on average may be so much more than their limit.
+const MEAN_PERCENT: f64 = 105.0;
+
+/// At one moment, MiB.
+#[derive(Clone, Copy)]
+pub struct Sample {
+    /// Of all guests, with what of theirs is compressed in memory.
+    pub guests: f64,
+    /// The daemon's own; 0 without one.
+    pub daemon: f64,
+}
+
+/// All moments of a run.
+pub struct Held(Vec<Sample>);
+
+impl Held {
+    /// Does the work, and looks once every so often meanwhile.
+    ///
+    /// # Errors
+    /// As `work` and `look`.
+    pub fn during<T>(
+        every: Duration,
+        look: impl Fn() -> anyhow::Result<Sample> + Sync,
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<(T, Held)> {
+        let (is_done, look) = (&AtomicBool::new(false), &look);
+        thread::scope(|scope| {
+            let watcher = scope.spawn(move || {
+                let mut samples = Vec::new();
+                while !is_done.load(Ordering::Relaxed) {
+                    samples.push(guard(look)?);
+                    thread::park_timeout(every);
+                }
+                anyhow::Ok(Held(samples))
+            });
+            let done = guard(work);
+            is_done.store(true, Ordering::Relaxed);
+            watcher.thread().unpark();
+            let held = watcher.join().unwrap_or_else(|panic| Err(reason(&*panic)));
+            Ok((done?, held?))
+        })
+    }
+
+    /// Adds the figures; that guests were within their limit on average, if they had one.
+    ///
+    /// # Errors
+    /// They were not: this way does not hold them.
+    pub fn add_to(&self, figures: &mut Figures, limit_mib: Option<u64>) -> anyhow::Result<()> {
+        let guests = self.mean(|sample| sample.guests);
+        if let Some(limit) = limit_mib {
+            let may = limit as f64 * MEAN_PERCENT / 100.0;
+            ensure!(
+                guests <= may,
+                "{guests:.0} MiB of {limit} were taken on average: it does not hold"
+            );
+        }
+        let most = self.0.iter().map(|sample| sample.guests).fold(0.0, f64::max);
+        compare::add(figures, "guest-mib", guests);
+        compare::add(figures, "guest-most-mib", most);
+        compare::add(figures, "daemon-mib", self.mean(|sample| sample.daemon));
+        compare::add(figures, "all-mib", self.mean(|sample| sample.guests + sample.daemon));
+        Ok(())
+    }
+
+    /// NaN of none.
+    fn mean(&self, of: impl Fn(&Sample) -> f64) -> f64 {
+        self.0.iter().map(of).sum::<f64>() / self.0.len() as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(guests: &[f64]) -> Held {
+        Held(guests.iter().map(|&guests| Sample { guests, daemon: 10.0 }).collect())
+    }
+
+    #[test]
+    fn who_has_more_than_the_limit_on_average_is_not_held() {
+        let mut figures = Figures::new();
+        // A peak passes, and is told.
+        held(&[90.0, 115.0, 101.0]).add_to(&mut figures, Some(100)).unwrap();
+        assert_eq!(figures["guest-mib"], [102.0]);
+        assert_eq!(figures["guest-most-mib"], [115.0]);
+        assert_eq!(figures["all-mib"], [112.0]);
+        // What it has in the end is not all that counts.
+        let error = held(&[120.0, 110.0, 100.0]).add_to(&mut figures, Some(100)).unwrap_err();
+        assert!(error.to_string().contains("on average"), "{error}");
+        held(&[120.0]).add_to(&mut figures, None).unwrap();
+        assert!(held(&[]).add_to(&mut figures, Some(100)).is_err());
+    }
+
+    #[test]
+    fn work_is_watched_from_its_beginning_on_and_fails_by_itself() {
+        let look = || Ok(Sample { guests: 1.0, daemon: 0.0 });
+        let hour = Duration::from_secs(3600);
+        let ((), held) = Held::during(hour, look, || {
+            thread::sleep(Duration::from_millis(20));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(held.0.len(), 1);
+        let failed = Held::during::<()>(hour, look, || panic!("no"));
+        assert_eq!(failed.err().unwrap().to_string(), "no");
+    }
+}
