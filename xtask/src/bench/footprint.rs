@@ -9,12 +9,18 @@ use std::time::{Duration, Instant};
 use vmtest::{Host, Vm};
 
 use super::held::Holders;
+use super::kept::{self, Figures};
+use super::taken::Taken;
 use super::vm::GIB;
 use crate::guard::guard;
 use crate::interrupt;
 
 /// Five times as often as the paper.
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
+
+/// A course as figures of a block have it.
+const SECONDS: &str = "footprint-s";
+const GIB_THEN: &str = "footprint-gib";
 
 /// What all of some VMs took together.
 pub struct Footprint {
@@ -91,15 +97,27 @@ impl Footprint {
         self.points.iter().map(|point| point.1).fold(0.0, f64::max)
     }
 
-    /// Seconds and GiB.
-    pub fn points(&self) -> &[(f64, f64)] {
-        &self.points
+    /// Adds the course, and the moments at which something began, by names that begin so.
+    pub fn add_to(&self, figures: &mut Figures, mark: &str) {
+        figures.insert(SECONDS.into(), self.points.iter().map(|point| point.0).collect());
+        figures.insert(GIB_THEN.into(), self.points.iter().map(|point| point.1).collect());
+        for (at, what) in &self.marks {
+            kept::add(figures, &format!("{mark}{what}"), *at);
+        }
     }
+}
 
-    /// What began when.
-    pub fn marks(&self) -> &[(f64, String)] {
-        &self.marks
-    }
+/// Of the last block, for pictures: seconds and GiB.
+pub fn points(taken: &Taken, name: &str) -> Vec<(f64, f64)> {
+    taken.course(name, SECONDS).into_iter().zip(taken.course(name, GIB_THEN)).collect()
+}
+
+/// Of the last block, what began when.
+pub fn marks(taken: &Taken, name: &str, mark: &str) -> Vec<(f64, String)> {
+    let all = taken.courses(name).filter_map(|(figure, times)| {
+        Some((*times.first()?, figure.strip_prefix(mark)?.to_owned()))
+    });
+    all.collect()
 }
 
 fn sample(

@@ -15,6 +15,11 @@ use super::session::Session;
 /// Of one VM, or of VMs that ran together: by name, as often as it was taken.
 pub type Figures = BTreeMap<String, Vec<f64>>;
 
+/// Adds a figure.
+pub fn add(figures: &mut Figures, name: &str, figure: f64) {
+    figures.entry(name.to_owned()).or_default().push(figure);
+}
+
 /// What became of a side in a block.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use vmtest::Vm;
 
-use super::rounds::Rounds;
+use super::kept::{Figures, add};
+use super::row::Row;
+use super::taken::Taken;
 use crate::guard::guard;
 use crate::interrupt;
 use crate::plot::{Panel, Series};
@@ -66,49 +68,49 @@ impl Load {
     }
 }
 
-/// One load of one VM, without a change and with one.
-pub struct Sampled {
-    pub load: Load,
-    /// 1st percentiles.
-    pub still: Rounds,
-    pub changed: Rounds,
-    /// With the change, of the last round.
-    course: Samples,
+/// One load of one VM, without a change and then with one, which runs on a thread of its own: 1st
+/// percentiles, and the course with the change.
+///
+/// # Errors
+/// The guest's answer makes no sense, or as `ready` and `change`.
+pub fn sample(
+    figures: &mut Figures,
+    load: Load,
+    vm: &Vm,
+    ready: impl FnOnce() -> anyhow::Result<()>,
+    change: impl FnOnce(Instant) -> anyhow::Result<()> + Send,
+) -> anyhow::Result<()> {
+    let name = load.name();
+    add(figures, &still(&name), first_percentile(&load.samples(vm)?));
+    ready()?;
+    let course = load.samples_while(vm, change)?;
+    add(figures, &changed(&name), first_percentile(&course));
+    figures.insert(format!("{name}, s"), course.iter().map(|point| point.0).collect());
+    figures.insert(format!("{name}, course"), course.iter().map(|point| point.1).collect());
+    Ok(())
 }
 
-impl Sampled {
-    pub fn new(load: Load) -> Sampled {
-        let (still, changed) = (Rounds::default(), Rounds::default());
-        Sampled { load, still, changed, course: Vec::new() }
-    }
+fn still(load: &str) -> String {
+    format!("{load}, still")
+}
 
-    /// A round without a change.
-    ///
-    /// # Errors
-    /// As [`Load::samples`].
-    pub fn sample_still(&mut self, vm: &Vm) -> anyhow::Result<()> {
-        self.still.push(first_percentile(&self.load.samples(vm)?));
-        Ok(())
-    }
+fn changed(load: &str) -> String {
+    format!("{load}, changed")
+}
 
-    /// A round with one.
-    ///
-    /// # Errors
-    /// As [`Load::samples_while`].
-    pub fn sample_while(
-        &mut self,
-        vm: &Vm,
-        change: impl FnOnce(Instant) -> anyhow::Result<()> + Send,
-    ) -> anyhow::Result<()> {
-        self.course = self.load.samples_while(vm, change)?;
-        self.changed.push(first_percentile(&self.course));
-        Ok(())
-    }
+/// A side's speed with a change against that without one, in the same VMs.
+pub fn row(taken: &Taken, side: &str, load: Load) -> Row {
+    let name = load.name();
+    let of = |figure: &str| taken.rounds(side, figure);
+    let row = Row::new(format!("{name}, {side}"), load.unit(), &of(&changed(&name)));
+    row.against_vms("no change", &of(&still(&name)))
+}
 
-    /// Its last round as a curve.
-    pub fn series(&self, name: &str) -> Series {
-        Series { name: name.into(), points: self.course.clone(), is_bound: false }
-    }
+/// A side's curve with the change, of the last block.
+pub fn series(taken: &Taken, side: &str, load: Load) -> Series {
+    let name = load.name();
+    let [x, y] = ["s", "course"].map(|part| taken.course(side, &format!("{name}, {part}")));
+    Series { name: side.into(), points: x.into_iter().zip(y).collect(), is_bound: false }
 }
 
 /// The last rounds of one of [`LOADS`], with what happened when.

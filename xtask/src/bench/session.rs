@@ -10,7 +10,6 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use super::identity::Identity;
-use super::stats;
 
 /// See [`super::run`].
 pub struct Session {
@@ -48,13 +47,6 @@ impl Session {
         let directory = directory.canonicalize().with_context(say)?;
         let seed = seed.map_or_else(any_seed, Ok)?;
         Ok(Session { identity, seed, directory, resume, opened: RefCell::default() })
-    }
-
-    /// All of these in any order, for the block of this name.
-    pub fn in_turn<'a, T>(&self, items: &'a mut [T], block: &str) -> Vec<&'a mut T> {
-        let mut turn: Vec<&mut T> = items.iter_mut().collect();
-        stats::order(self.seed, block).shuffle(&mut turn);
-        turn
     }
 
     /// Whether blocks in a file of this name are to be gone on with, which is opened by that.

@@ -56,9 +56,15 @@ impl Taken {
 
     /// The same as it was taken, in the last block: for pictures.
     pub fn course(&self, name: &str, figure: &str) -> Vec<f64> {
+        let found = self.courses(name).find(|(found, _)| *found == figure);
+        found.map(|(_, course)| course.to_vec()).unwrap_or_default()
+    }
+
+    /// All figures of a side in the last block.
+    pub fn courses(&self, name: &str) -> impl Iterator<Item = (&str, &[f64])> {
         let side = self.sides.iter().find(|(side, _)| side == name);
-        let last = side.and_then(|(_, blocks)| blocks.last());
-        last.and_then(|figures| figures.get(figure).cloned()).unwrap_or_default()
+        let last = side.and_then(|(_, blocks)| blocks.last()).into_iter().flatten();
+        last.map(|(figure, course)| (figure.as_str(), course.as_slice()))
     }
 
     /// In how many blocks the side that is judged failed; [`Taken::rounds`] has none of those.

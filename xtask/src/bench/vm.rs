@@ -31,12 +31,17 @@ pub fn backings(report: &mut Report) -> Vec<&'static str> {
 
 /// Says what the VM's memory is made of in truth.
 pub fn note_backing(report: &mut Report, what: &str, vm: &Vm) {
-    let (all, huge) = bare::mapped_bytes(vm.pid());
-    let percent = 100 * huge / all.max(1);
     report.note(format!(
-        "{what}: {percent} % of the {:.1} GiB that QEMU has mapped are huge pages.",
-        all as f64 / GIB as f64
+        "{what}: {:.0} % of the {:.1} GiB that QEMU has mapped are huge pages.",
+        huge_percent(vm),
+        bare::mapped_bytes(vm.pid()).0 as f64 / GIB as f64
     ));
+}
+
+/// The part of what QEMU has mapped.
+pub fn huge_percent(vm: &Vm) -> f64 {
+    let (all, huge) = bare::mapped_bytes(vm.pid());
+    100.0 * huge as f64 / all.max(1) as f64
 }
 
 /// Has the guest do something, and how long that took.

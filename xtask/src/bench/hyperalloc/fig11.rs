@@ -9,9 +9,10 @@ use vmtest::{Host, Vm};
 
 use super::fig7;
 use super::keeper::{self, Keeper, Setup};
-use crate::bench::footprint::{Course, Footprint};
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::footprint::{self, Course, Footprint};
+use crate::bench::kept::{Figures, add};
 use crate::bench::report::Report;
-use crate::bench::rounds::Rounds;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
 use crate::bench::work;
@@ -21,10 +22,11 @@ use crate::plot::{Figure, Panel, Series};
 const MEMORY_MIB: u64 = 768;
 const VMS: u32 = 3;
 
+const NAME: &str = "hyperalloc-fig11";
+
 /// How often each guest works; how long it rests after that; how far apart guests begin.
 struct Scale {
-    rounds: usize,
-    works: usize,
+    works: u32,
     rest: Duration,
     apart: Duration,
 }
@@ -32,73 +34,53 @@ struct Scale {
 // A guest begins about when the one before has compiled: their peaks lie apart, and one that
 // works has the processors for itself.
 const FULL: Scale =
-    Scale { rounds: 1, works: 3, rest: Duration::from_secs(120), apart: Duration::from_secs(60) };
+    Scale { works: 2, rest: Duration::from_secs(80), apart: Duration::from_secs(50) };
 const QUICK: Scale =
-    Scale { rounds: 1, works: 2, rest: Duration::from_secs(50), apart: Duration::from_secs(35) };
-
-/// What became of one keeper's guests.
-struct Run {
-    keeper: Keeper,
-    footprint: Rounds,
-    peak: Rounds,
-    work_s: Rounds,
-    /// Of the last round.
-    course: Option<Footprint>,
-}
+    Scale { works: 1, rest: Duration::from_secs(50), apart: Duration::from_secs(35) };
 
 /// Runs it.
 ///
 /// # Errors
 /// There is no such kernel, or no Debian to run.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let quick = session.identity.quick;
-    let mut report = Report::new("hyperalloc-fig11");
-    let scale = if quick { QUICK } else { FULL };
+    let mut report = Report::new(NAME);
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
+    let scale = if session.identity.quick { QUICK } else { FULL };
     keeper::note_kernels(&mut report)?;
     report.note(format!(
         "{VMS} guests of {MEMORY_MIB} MiB each compile Lua {} times, with {} s of rest after each, \
-         and begin {} s apart; {} rounds.",
+         and begin {} s apart; once with each keeper.",
         scale.works,
         scale.rest.as_secs(),
         scale.apart.as_secs(),
-        scale.rounds
     ));
     let ground = Host::new();
     let image = fig7::image(&ground)?;
-    let new = Rounds::default;
-    let mut runs = fig7::KEEPERS.map(|keeper| Run {
-        keeper,
-        footprint: new(),
-        peak: new(),
-        work_s: new(),
-        course: None,
-    });
-    for round in 0..scale.rounds {
-        for run in session.in_turn(&mut runs, &format!("hyperalloc-fig11, {round}")) {
-            run.round(image.image(), &scale)?;
-        }
-    }
-    rows(&mut report, &runs);
-    plot(&report, &runs)?;
+    let sides = (&fig7::KEEPERS[..], |keeper: Keeper| keeper.name().to_owned());
+    // No goal is of it.
+    let taken = blocks
+        .take(&mut report, "compiles", sides, 1, |keeper| one(keeper, image.image(), &scale))?;
+    rows(&mut report, &taken);
+    plot(&report, &taken)?;
     Ok(report)
 }
 
-impl Run {
-    fn round(&mut self, image: &Path, scale: &Scale) -> anyhow::Result<()> {
-        let setup = Setup { memory_mib: MEMORY_MIB, cpus: 1, image: Some(image) };
-        let host = Host::new();
-        let vms: Vec<Vm> = (0..VMS).map(|_| self.keeper.start(&host, &setup)).collect();
-        vms.iter().for_each(|vm| self.keeper.automatic(vm));
-        let all: Vec<&Vm> = vms.iter().collect();
-        let daemon = self.keeper.is_ebb().then_some(&host);
-        let (seconds, course) =
-            Footprint::during(&all, daemon, |course| together(&all, course, scale))?;
-        self.footprint.push(course.gib_s());
-        self.peak.push(course.peak_gib());
-        self.work_s.push(seconds);
-        self.course = Some(course);
-        Ok(())
-    }
+fn one(keeper: Keeper, image: &Path, scale: &Scale) -> anyhow::Result<Figures> {
+    let setup = Setup { memory_mib: MEMORY_MIB, cpus: 1, image: Some(image) };
+    let host = Host::new();
+    let vms: Vec<Vm> = (0..VMS).map(|_| keeper.start(&host, &setup)).collect();
+    vms.iter().for_each(|vm| keeper.automatic(vm));
+    let all: Vec<&Vm> = vms.iter().collect();
+    let daemon = keeper.is_ebb().then_some(&host);
+    let (seconds, course) =
+        Footprint::during(&all, daemon, |course| together(&all, course, scale))?;
+    let mut figures = Figures::new();
+    add(&mut figures, "footprint", course.gib_s());
+    add(&mut figures, "peak", course.peak_gib());
+    add(&mut figures, "compile", seconds);
+    course.add_to(&mut figures, "");
+    Ok(figures)
 }
 
 /// The mean time of a compile.
@@ -111,7 +93,7 @@ fn together(vms: &[&Vm], course: &Course, scale: &Scale) -> anyhow::Result<f64> 
             work::seconds(vm, &format!("program /mnt {}", work::CLEAN))?;
             course.rest(scale.rest)?;
         }
-        Ok(sum / scale.works as f64)
+        Ok(sum / f64::from(scale.works))
     };
     let one = &one;
     let sums = thread::scope(|scope| {
@@ -125,23 +107,27 @@ fn together(vms: &[&Vm], course: &Course, scale: &Scale) -> anyhow::Result<f64> 
     Ok(sums / vms.len() as f64)
 }
 
-fn rows(report: &mut Report, runs: &[Run; 5]) {
-    let [ebb, others @ ..] = runs;
-    let mut rows = |what: &str, unit, of: &dyn Fn(&Run) -> &Rounds| {
+fn rows(report: &mut Report, taken: &Taken) {
+    let [ebb, others @ ..] = fig7::KEEPERS.map(Keeper::name);
+    let told = [
+        ("footprint of all", "GiB-s", "footprint"),
+        ("peak of all", "GiB", "peak"),
+        ("a compile, guest's time", "s", "compile"),
+    ];
+    for (what, unit, figure) in told {
+        let of_ebb = taken.rounds(ebb, figure);
         for other in others {
-            let row = Row::new(format!("{what}, {}", ebb.keeper.name()), unit, of(ebb));
-            report.row(row.against(other.keeper.name(), of(other)));
+            let row = Row::new(format!("{what}, {ebb}"), unit, &of_ebb).failed(taken.failed());
+            report.row(row.against(other, &taken.rounds(other, figure)));
         }
-    };
-    rows("footprint of all", "GiB-s", &|run| &run.footprint);
-    rows("peak of all", "GiB", &|run| &run.peak);
-    rows("a compile, guest's time", "s", &|run| &run.work_s);
+    }
 }
 
-fn plot(report: &Report, runs: &[Run; 5]) -> anyhow::Result<()> {
-    let series = runs.iter().filter_map(|run| {
-        let points = run.course.as_ref()?.points().into();
-        Some(Series { name: run.keeper.name().into(), points, is_bound: false })
+fn plot(report: &Report, taken: &Taken) -> anyhow::Result<()> {
+    let series = taken.names().map(|name| Series {
+        name: name.into(),
+        points: footprint::points(taken, name),
+        is_bound: false,
     });
     let panel = Panel { series: series.collect(), ..Panel::default() };
     let title = "The host's memory of three guests that compile now and then (HyperAlloc, fig. 11)";

@@ -7,9 +7,10 @@ use std::time::Duration;
 use vmtest::{Disk, Host, Vm, assets};
 
 use super::keeper::{self, Keeper, Setup};
-use crate::bench::footprint::{Course, Footprint};
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::footprint::{self, Course, Footprint};
+use crate::bench::kept::{Figures, add};
 use crate::bench::report::Report;
-use crate::bench::rounds::Rounds;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
 use crate::bench::{cpu, vm as vms, work};
@@ -28,50 +29,41 @@ const TIME_OFF: f64 = 0.03;
 pub const KEEPERS: [Keeper; 5] =
     [Keeper::HyperAlloc, Keeper::Reporting, Keeper::VProbe, Keeper::Llfree, Keeper::Buddy];
 
-const ROUNDS: usize = 5;
+const NAME: &str = "hyperalloc-fig7";
+/// VMs of each keeper: short, and else.
+const BLOCKS: [usize; 2] = [1, 5];
 /// So long nothing is done after each step.
-const REST: Duration = Duration::from_secs(40);
-
-/// What became of one keeper's guests.
-struct Run {
-    keeper: Keeper,
-    compile_s: Rounds,
-    cpu_s: Rounds,
-    cpu_all_s: Rounds,
-    footprint: Rounds,
-    peak_mib: Rounds,
-    /// After the compile, `make clean`, and without page cache.
-    kept_mib: [Rounds; 3],
-    /// What the guest's allocator has given out then, and was not returned; of HyperAlloc.
-    used_mib: [Rounds; 3],
-    /// Of the last round.
-    course: Option<Footprint>,
-}
+const REST: Duration = Duration::from_secs(20);
+/// What is done, and what is kept for the guest when it has rested: [`KEPT`].
+const STEPS: [&str; 3] = ["compiled", "make clean", "no page cache"];
+const KEPT: [&str; 3] = ["kept-compiled", "kept-clean", "kept-no-cache"];
+/// What the guest's allocator has given out then, and was not returned; of HyperAlloc.
+const USED: [&str; 3] = ["used-compiled", "used-clean", "used-no-cache"];
+/// How the names of moments begin.
+const MARK: &str = "mark ";
 
 /// Runs it.
 ///
 /// # Errors
 /// There is no such kernel, or no Debian to run.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let quick = session.identity.quick;
-    let mut report = Report::new("hyperalloc-fig7");
-    let rounds = if quick { 1 } else { ROUNDS };
+    let mut report = Report::new(NAME);
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
+    let count = BLOCKS[usize::from(!session.identity.quick)];
     keeper::note_kernels(&mut report)?;
     report.note(format!(
-        "Three compiles of Lua at once in a guest of {MEMORY_MIB} MiB, {} s of rest, make clean, rest, no page \
-         cache, rest; {rounds} rounds.",
+        "Two compiles of Lua at once in a guest of {MEMORY_MIB} MiB, {} s of rest, make clean, rest, \
+         no page cache, rest; {count} VMs of each keeper.",
         REST.as_secs(),
     ));
     let ground = Host::new();
     let image = image(&ground)?;
-    let mut runs = KEEPERS.map(Run::new);
-    for round in 0..rounds {
-        for run in session.in_turn(&mut runs, &format!("hyperalloc-fig7, {round}")) {
-            run.measure(&mut report, image.image(), round == 0)?;
-        }
-    }
-    rows(&mut report, &runs);
-    plot(&report, &runs)?;
+    let sides = (&KEEPERS[..], |keeper: Keeper| keeper.name().to_owned());
+    let taken =
+        blocks.take(&mut report, "compiles", sides, count, |keeper| one(keeper, image.image()))?;
+    rows(&mut report, &taken);
+    plot(&report, &taken)?;
     Ok(report)
 }
 
@@ -84,73 +76,54 @@ pub fn image(ground: &Host) -> anyhow::Result<Disk> {
     crate::guard::guard(|| Ok(Disk::new(ground, "debian", DISK).formatted("ext4").filled(&archive)))
 }
 
-impl Run {
-    fn new(keeper: Keeper) -> Run {
-        let new = Rounds::default;
-        Run {
-            keeper,
-            compile_s: new(),
-            cpu_s: new(),
-            cpu_all_s: new(),
-            footprint: new(),
-            peak_mib: new(),
-            kept_mib: [new(), new(), new()],
-            used_mib: [new(), new(), new()],
-            course: None,
-        }
-    }
-
-    fn measure(&mut self, report: &mut Report, image: &Path, note: bool) -> anyhow::Result<()> {
-        let setup = Setup { memory_mib: MEMORY_MIB, cpus: CPUS, image: Some(image) };
-        let vm = self.keeper.start(&Host::new(), &setup);
-        self.keeper.automatic(&vm);
-        let before = cpu_time(&vm, self.keeper);
-        let daemon = self.keeper.is_ebb().then(|| vm.host());
-        let ((), course) =
-            Footprint::during(&[&vm], daemon, |course| self.work(&vm, course, before))?;
-        self.cpu_all_s.push((cpu_time(&vm, self.keeper) - before).as_secs_f64());
-        self.footprint.push(course.gib_s());
-        self.peak_mib.push(course.peak_gib() * 1024.0);
-        if note {
-            vms::note_backing(report, self.keeper.name(), &vm);
-        }
-        self.course = Some(course);
-        Ok(())
-    }
-
-    fn work(&mut self, vm: &Vm, course: &Course, cpu_before: Duration) -> anyhow::Result<()> {
-        course.mark("compile");
-        self.compile_s.push(work::seconds(vm, &format!("program /mnt {}", work::COMPILE_WIDE))?);
-        self.cpu_s.push((cpu_time(vm, self.keeper) - cpu_before).as_secs_f64());
-        course.mark("rest");
-        course.rest(REST)?;
-        self.note_kept(0, vm);
-        course.mark("make clean");
-        work::seconds(vm, &format!("program /mnt {}", work::CLEAN_WIDE))?;
-        course.rest(REST)?;
-        self.note_kept(1, vm);
-        course.mark("drop caches");
-        vm.guest("sh busybox sync");
-        vm.guest("dropcaches");
-        course.rest(REST)?;
-        self.note_kept(2, vm);
-        Ok(())
-    }
-
-    fn note_kept(&mut self, step: usize, vm: &Vm) {
-        self.kept_mib[step].push(mib(vm));
-        if self.keeper == Keeper::HyperAlloc
-            && let Some(all) = vm.status().sharing.fragmentation
-        {
-            let kinds = [all.unmovable, all.movable, all.huge];
-            let used: u64 = kinds.iter().map(|kind| kind.used_bytes).sum();
-            self.used_mib[step].push(used as f64 / f64::from(1 << 20));
-        }
-    }
+fn one(keeper: Keeper, image: &Path) -> anyhow::Result<Figures> {
+    let setup = Setup { memory_mib: MEMORY_MIB, cpus: CPUS, image: Some(image) };
+    let vm = keeper.start(&Host::new(), &setup);
+    keeper.automatic(&vm);
+    let mut figures = Figures::new();
+    let before = cpu_time(&vm, keeper);
+    let daemon = keeper.is_ebb().then(|| vm.host());
+    let work = |course: &Course| work(&vm, keeper, course, &mut figures);
+    let ((), course) = Footprint::during(&[&vm], daemon, work)?;
+    let mut add = |name: &str, figure: f64| add(&mut figures, name, figure);
+    add("cpu-all", (cpu_time(&vm, keeper) - before).as_secs_f64());
+    add("footprint", course.gib_s());
+    add("peak", course.peak_gib() * 1024.0);
+    add("huge-percent", vms::huge_percent(&vm));
+    course.add_to(&mut figures, MARK);
+    Ok(figures)
 }
 
-fn mib(vm: &Vm) -> f64 {
-    vm.host_bytes() as f64 / f64::from(1 << 20)
+fn work(vm: &Vm, keeper: Keeper, course: &Course, figures: &mut Figures) -> anyhow::Result<()> {
+    let before = cpu_time(vm, keeper);
+    course.mark("compile");
+    let seconds = work::seconds(vm, &format!("program /mnt {}", work::COMPILE_WIDE))?;
+    add(figures, "compile", seconds);
+    add(figures, "cpu-compile", (cpu_time(vm, keeper) - before).as_secs_f64());
+    course.mark("rest");
+    course.rest(REST)?;
+    add_kept(figures, 0, vm, keeper);
+    course.mark("make clean");
+    work::seconds(vm, &format!("program /mnt {}", work::CLEAN_WIDE))?;
+    course.rest(REST)?;
+    add_kept(figures, 1, vm, keeper);
+    course.mark("drop caches");
+    vm.guest("sh busybox sync");
+    vm.guest("dropcaches");
+    course.rest(REST)?;
+    add_kept(figures, 2, vm, keeper);
+    Ok(())
+}
+
+fn add_kept(figures: &mut Figures, step: usize, vm: &Vm, keeper: Keeper) {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    add(figures, KEPT[step], mib(vm.host_bytes()));
+    if keeper == Keeper::HyperAlloc
+        && let Some(all) = vm.status().sharing.fragmentation
+    {
+        let kinds = [all.unmovable, all.movable, all.huge];
+        add(figures, USED[step], mib(kinds.iter().map(|kind| kind.used_bytes).sum()));
+    }
 }
 
 /// QEMU's, and the daemon's where it holds the VM.
@@ -161,60 +134,68 @@ fn cpu_time(vm: &Vm, keeper: Keeper) -> Duration {
 
 /// One keeper against another.
 fn row(
-    what: &str,
-    unit: &'static str,
-    of: &dyn Fn(&Run) -> &Rounds,
-    [one, other]: [&Run; 2],
+    (what, unit): (&str, &'static str),
+    figure: &str,
+    [one, other]: [Keeper; 2],
+    taken: &Taken,
 ) -> Row {
-    let what = format!("{what}, {}", one.keeper.name());
-    Row::new(what, unit, of(one)).against(other.keeper.name(), of(other))
+    let [of_one, of_other] = [one, other].map(|keeper| taken.rounds(keeper.name(), figure));
+    let row = Row::new(format!("{what}, {}", one.name()), unit, &of_one);
+    let failed = if one == KEEPERS[0] { taken.failed() } else { 0 };
+    row.failed(failed).against_vms(other.name(), &of_other)
 }
 
-fn rows(report: &mut Report, runs: &[Run; 5]) {
-    let [ebb, reporting, vprobe, llfree, buddy] = runs;
+fn rows(report: &mut Report, taken: &Taken) {
+    let [ebb, reporting, vprobe, llfree, buddy] = KEEPERS;
     let against = [reporting, vprobe, llfree, buddy];
     for other in against {
-        let row = row("footprint", "GiB-s", &|run| &run.footprint, [ebb, other]);
-        let is_goal = other.keeper == Keeper::Reporting;
-        report.row(if is_goal { row.at_most(FOOTPRINT_MOST) } else { row });
+        let row = row(("footprint", "GiB-s"), "footprint", [ebb, other], taken);
+        report.row(if other == reporting { row.at_most(FOOTPRINT_MOST) } else { row });
     }
-    report.row(row("footprint", "GiB-s", &|run| &run.footprint, [vprobe, reporting]));
+    report.row(row(("footprint", "GiB-s"), "footprint", [vprobe, reporting], taken));
     for other in against {
-        report.row(row("peak", "MiB", &|run| &run.peak_mib, [ebb, other]));
+        report.row(row(("peak", "MiB"), "peak", [ebb, other], taken));
     }
-    for (step, what) in ["compiled", "make clean", "no page cache"].into_iter().enumerate() {
+    for (step, what) in STEPS.into_iter().enumerate() {
         for other in against {
-            let row = row(what, "MiB", &|run| &run.kept_mib[step], [ebb, other]);
-            let is_goal = step == 2 && other.keeper == Keeper::Reporting;
+            let row = row((what, "MiB"), KEPT[step], [ebb, other], taken);
+            let is_goal = step == 2 && other == reporting;
             report.row(if is_goal { row.at_most(KEPT_MOST) } else { row });
         }
-        let kept = Row::new(format!("{what}, HyperAlloc"), "MiB", &ebb.kept_mib[step]);
-        report.row(kept.against("of it in use", &ebb.used_mib[step]));
+        let [kept, used] = [KEPT, USED].map(|figures| taken.rounds(ebb.name(), figures[step]));
+        let kept = Row::new(format!("{what}, HyperAlloc"), "MiB", &kept);
+        report.row(kept.against_vms("of it in use", &used));
     }
     let times = [[ebb, llfree], [reporting, buddy], [vprobe, buddy], [llfree, buddy]];
     for pair in times {
-        let row = row("compile, guest's time", "s", &|run| &run.compile_s, pair);
-        let is_goal = pair[0].keeper == Keeper::Llfree;
-        report.row(if is_goal { row.within(TIME_OFF) } else { row });
+        let row = row(("compile, guest's time", "s"), "compile", pair, taken);
+        report.row(if pair[0] == llfree { row.within(TIME_OFF) } else { row });
     }
     for pair in times {
-        report.row(row("compile, host's CPU", "s", &|run| &run.cpu_s, pair));
+        report.row(row(("compile, host's CPU", "s"), "cpu-compile", pair, taken));
     }
     for pair in times {
-        report.row(row("all, host's CPU", "s", &|run| &run.cpu_all_s, pair));
+        report.row(row(("all, host's CPU", "s"), "cpu-all", pair, taken));
+    }
+    for keeper in KEEPERS {
+        let huge = taken.rounds(keeper.name(), "huge-percent").median();
+        report.note(format!(
+            "{}: {huge:.0} % of what QEMU has mapped are huge pages.",
+            keeper.name()
+        ));
     }
 }
 
-fn plot(report: &Report, runs: &[Run; 5]) -> anyhow::Result<()> {
-    let courses = || runs.iter().filter_map(|run| Some((run.keeper, run.course.as_ref()?)));
-    let series = courses().map(|(keeper, course)| Series {
-        name: keeper.name().into(),
-        points: course.points().into(),
+/// Of the last block.
+fn plot(report: &Report, taken: &Taken) -> anyhow::Result<()> {
+    let series = taken.names().map(|name| Series {
+        name: name.into(),
+        points: footprint::points(taken, name),
         is_bound: false,
     });
     let panel = Panel {
         series: series.collect(),
-        marks: courses().next().map(|(_, course)| course.marks().into()).unwrap_or_default(),
+        marks: footprint::marks(taken, KEEPERS[0].name(), MARK),
         ..Panel::default()
     };
     let title = "The host's memory of a guest that compiles (HyperAlloc, fig. 8)";

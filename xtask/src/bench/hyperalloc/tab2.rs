@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use vmtest::{Host, Vm};
+use vmtest::Host;
 
 use super::keeper::{self, Keeper, Setup};
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
 use crate::bench::report::Report;
-use crate::bench::row::Row;
-use crate::bench::samples::{self, LOADS, Load, Sampled, wait_until};
+use crate::bench::samples::{self, LOADS, Load, wait_until};
 use crate::bench::session::Session;
 use crate::plot::Figure;
 
@@ -18,17 +19,20 @@ const SMALL_MIB: u64 = 640;
 const GOAL: f64 = 0.99;
 /// Nearly all memory was used before, as the paper has it.
 const FILL: &str = "fill a 1400M";
-const KEEPERS: [Keeper; 5] =
-    [Keeper::HyperAlloc, Keeper::Balloon, Keeper::Reporting, Keeper::VirtioMem, Keeper::VProbe];
+const NAME: &str = "hyperalloc-tab2";
+/// The one with a goal, and the others: so many VMs of each.
+const CASES: [(&[Keeper], usize); 2] = [
+    (&[Keeper::HyperAlloc], 5),
+    (&[Keeper::Balloon, Keeper::Reporting, Keeper::VirtioMem, Keeper::VProbe], 2),
+];
 
 struct Scale {
-    rounds: usize,
     threads: &'static [u32],
     seconds: u64,
 }
 
-const FULL: Scale = Scale { rounds: 5, threads: &[1, 2], seconds: 20 };
-const QUICK: Scale = Scale { rounds: 2, threads: &[1], seconds: 20 };
+const FULL: Scale = Scale { threads: &[1, 2], seconds: 20 };
+const QUICK: Scale = Scale { threads: &[1], seconds: 20 };
 
 impl Scale {
     fn shrink_at(&self) -> Duration {
@@ -53,66 +57,74 @@ impl Scale {
 /// There is no such kernel.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
-    let mut report = Report::new("hyperalloc-tab2");
+    let mut report = Report::new(NAME);
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
     let scale = if quick { QUICK } else { FULL };
     keeper::note_kernels(&mut report)?;
     report.note(format!(
-        "1st percentiles of the samples of {} s, {} rounds: ebb is with the VM made smaller \
-         ({SMALL_MIB} of {MEMORY_MIB} MiB) at {shrink} s and larger at {} s, other without, in \
-         the same VM. Free page reporting takes what is free from the beginning on, V-Probe (one \
-         reclaim) at {shrink} s.",
+        "1st percentiles of the samples of {} s: ebb is with the VM made smaller ({SMALL_MIB} of \
+         {MEMORY_MIB} MiB) at {shrink} s and larger at {} s, other without, in the same VM. Free page \
+         reporting takes what is free from the beginning on, V-Probe (one reclaim) at {shrink} s.",
         scale.seconds,
-        scale.rounds,
         scale.grow_at().as_secs(),
         shrink = scale.shrink_at().as_secs(),
     ));
-    let mut runs = Vec::new();
-    for keeper in KEEPERS {
-        runs.extend(measure(keeper, &scale)?.into_iter().map(|sampled| (keeper, sampled)));
+    let mut all = Vec::new();
+    for ((keepers, count), case) in CASES.into_iter().zip(["HyperAlloc", "others"]) {
+        let count = if quick { 1 } else { count };
+        let sides = (keepers, |keeper: Keeper| keeper.name().to_owned());
+        let taken =
+            blocks.take(&mut report, case, sides, count, |keeper| measure(keeper, &scale))?;
+        rows(&mut report, &scale, keepers, &taken);
+        all.push(taken);
     }
-    rows(&mut report, &runs);
-    plot(&report, &scale, &runs)?;
+    plot(&report, &scale, &all)?;
     Ok(report)
 }
 
-fn measure(keeper: Keeper, scale: &Scale) -> anyhow::Result<Vec<Sampled>> {
+fn measure(keeper: Keeper, scale: &Scale) -> anyhow::Result<Figures> {
     let setup = Setup { memory_mib: MEMORY_MIB, cpus: 2, image: None };
     let vm = keeper.start(&Host::new(), &setup);
-    let mut runs: Vec<Sampled> = scale.loads().map(Sampled::new).collect();
-    for _ in 0..scale.rounds {
-        runs.iter_mut().try_for_each(|run| round(run, keeper, &vm, scale))?;
-    }
-    Ok(runs)
-}
-
-fn round(run: &mut Sampled, keeper: Keeper, vm: &Vm, scale: &Scale) -> anyhow::Result<()> {
-    run.sample_still(vm)?;
-    vm.guest(FILL);
-    vm.guest("free a");
-    run.sample_while(vm, |began| {
-        wait_until(began + scale.shrink_at())?;
-        keeper.shrink(vm, SMALL_MIB);
-        wait_until(began + scale.grow_at())?;
-        keeper.grow(vm, MEMORY_MIB);
+    let mut figures = Figures::new();
+    let ready = || {
+        vm.guest(FILL);
+        vm.guest("free a");
         Ok(())
-    })
+    };
+    for load in scale.loads() {
+        samples::sample(&mut figures, load, &vm, ready, |began| {
+            wait_until(began + scale.shrink_at())?;
+            keeper.shrink(&vm, SMALL_MIB);
+            wait_until(began + scale.grow_at())?;
+            keeper.grow(&vm, MEMORY_MIB);
+            Ok(())
+        })?;
+    }
+    Ok(figures)
 }
 
-fn rows(report: &mut Report, runs: &[(Keeper, Sampled)]) {
-    for (keeper, Sampled { load, still, changed, .. }) in runs {
-        let what = format!("{}, {}", load.name(), keeper.name());
-        let row = Row::new(what, load.unit(), changed).against("no change", still);
-        report.row(if *keeper == Keeper::HyperAlloc { row.at_least(GOAL) } else { row });
+fn rows(report: &mut Report, scale: &Scale, keepers: &[Keeper], taken: &Taken) {
+    for (keeper, load) in
+        keepers.iter().flat_map(|keeper| scale.loads().map(move |load| (keeper, load)))
+    {
+        let row = samples::row(taken, keeper.name(), load);
+        report.row(match keeper {
+            Keeper::HyperAlloc => row.failed(taken.failed()).at_least(GOAL),
+            _ => row,
+        });
     }
 }
 
 /// The most threads.
-fn plot(report: &Report, scale: &Scale, runs: &[(Keeper, Sampled)]) -> anyhow::Result<()> {
+fn plot(report: &Report, scale: &Scale, all: &[Taken]) -> anyhow::Result<()> {
     let threads = scale.threads.iter().copied().max().unwrap_or(1);
     let panel = |index: usize| {
-        let of =
-            runs.iter().filter(|(_, run)| (run.load.index, run.load.threads) == (index, threads));
-        let series = of.map(|(keeper, run)| run.series(keeper.name())).collect();
+        let load = Load { index, threads, seconds: scale.seconds };
+        let of = |taken: &Taken| -> Vec<_> {
+            taken.names().map(|name| samples::series(taken, name, load)).collect()
+        };
+        let series = all.iter().flat_map(of).collect();
         let marks = [(scale.shrink_at(), "smaller"), (scale.grow_at(), "larger")];
         samples::panel(index, format!("{}, {threads} threads", LOADS[index].0), series, &marks)
     };

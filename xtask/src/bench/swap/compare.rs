@@ -8,6 +8,7 @@ use super::linux::Linux;
 use super::rig::{Ground, Rig};
 use crate::bench::blocks::{Blocks, Ranked, Taken};
 use crate::bench::kept::Figures;
+pub use crate::bench::kept::add;
 use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
 use crate::bench::row::{Better, Row};
@@ -60,11 +61,6 @@ const fn counted(what: &'static str, unit: &'static str, figure: &'static str) -
 /// How many blocks a session takes.
 pub fn blocks_of(session: &Session) -> usize {
     if session.identity.quick { 1 } else { BLOCKS }
-}
-
-/// Adds a figure.
-pub fn add(figures: &mut Figures, name: &str, figure: f64) {
-    figures.entry(name.to_owned()).or_default().push(figure);
 }
 
 /// What a rig's work came to, with what it cost: see [`COUNTED`].

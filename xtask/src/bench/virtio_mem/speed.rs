@@ -3,28 +3,37 @@
 
 use std::time::Duration;
 
-use vmtest::{Guest, Vm};
+use vmtest::Guest;
 
 use super::way::Way;
 use super::{KERNEL, MOVABLE, reach, resize};
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::Figures;
 use crate::bench::report::Report;
-use crate::bench::row::Row;
-use crate::bench::samples::{self, LOADS, Load, Sampled, wait_until};
+use crate::bench::samples::{self, LOADS, Load, wait_until};
 use crate::bench::session::Session;
 use crate::plot::Figure;
+
+const NAME: &str = "virtio-mem-fig7";
 
 struct Scale {
     small_mib: u64,
     large_mib: u64,
-    rounds: usize,
+    /// VMs of each way.
+    blocks: usize,
     seconds: u64,
 }
 
 /// The paper's guest gives 8 GiB.
-const FULL: Scale = Scale { small_mib: 2048, large_mib: 10240, rounds: 5, seconds: 40 };
-const QUICK: Scale = Scale { small_mib: 1024, large_mib: 3072, rounds: 1, seconds: 20 };
+const FULL: Scale = Scale { small_mib: 2048, large_mib: 10240, blocks: 2, seconds: 40 };
+const QUICK: Scale = Scale { small_mib: 1024, large_mib: 3072, blocks: 1, seconds: 20 };
 
 impl Scale {
+    fn loads(&self) -> impl Iterator<Item = Load> {
+        let seconds = self.seconds;
+        (0..LOADS.len()).map(move |index| Load { index, threads: 1, seconds })
+    }
+
     fn shrink_at(&self) -> Duration {
         Duration::from_secs(self.seconds) / 4
     }
@@ -35,62 +44,63 @@ impl Scale {
 /// # Errors
 /// The VM does not grow.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let quick = session.identity.quick;
-    let mut report = Report::new("virtio-mem-fig7");
-    let scale = if quick { QUICK } else { FULL };
+    let mut report = Report::new(NAME);
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
+    let scale = if session.identity.quick { QUICK } else { FULL };
     report.note(format!(
-        "1st percentiles of the samples of {} s, {} rounds: ebb is with the VM made smaller \
+        "1st percentiles of the samples of {} s, {} VMs of each way: ebb is with the VM made smaller \
          ({} of {} MiB, which were used and freed before) at {} s, other without, in the same VM.",
         scale.seconds,
-        scale.rounds,
+        scale.blocks,
         scale.small_mib,
         scale.large_mib,
         scale.shrink_at().as_secs(),
     ));
-    let mut runs = Vec::new();
-    for way in Way::here(&mut report) {
-        runs.extend(measure(way, &scale)?.into_iter().map(|sampled| (way, sampled)));
+    let ways = Way::here(&mut report);
+    let sides = (&ways[..], |way: Way| way.name().to_owned());
+    let taken =
+        blocks.take(&mut report, "smaller", sides, scale.blocks, |way| measure(way, &scale))?;
+    for way in ways {
+        for load in scale.loads() {
+            report.row(samples::row(&taken, way.name(), load));
+        }
     }
-    for (way, Sampled { load, still, changed, .. }) in &runs {
-        let what = format!("{}, {}", load.name(), way.name());
-        report.row(Row::new(what, load.unit(), changed).against("no change", still));
-    }
-    plot(&report, &scale, &runs)?;
+    plot(&report, &scale, &taken)?;
     Ok(report)
 }
 
-fn measure(way: Way, scale: &Scale) -> anyhow::Result<Vec<Sampled>> {
+fn measure(way: Way, scale: &Scale) -> anyhow::Result<Figures> {
     let guest = Guest::debian(KERNEL).append(MOVABLE).cpus(2);
     let vm = way.start(guest, scale.small_mib, scale.large_mib);
-    let load = |index| Load { index, threads: 1, seconds: scale.seconds };
-    let mut runs: Vec<Sampled> = (0..LOADS.len()).map(load).map(Sampled::new).collect();
-    for _ in 0..scale.rounds {
-        runs.iter_mut().try_for_each(|run| round(run, &vm, scale))?;
+    let mut figures = Figures::new();
+    for load in scale.loads() {
+        reach(&vm, &format!("{}M", scale.large_mib))?;
+        vm.guest(&format!("fill a {}M", scale.large_mib - 512));
+        vm.guest("free a");
+        samples::sample(
+            &mut figures,
+            load,
+            &vm,
+            || Ok(()),
+            |began| {
+                wait_until(began + scale.shrink_at())?;
+                // How far it comes is another figure's question.
+                resize(&vm, &format!("{}M", scale.small_mib)).map(drop)
+            },
+        )?;
     }
-    Ok(runs)
+    Ok(figures)
 }
 
-fn round(run: &mut Sampled, vm: &Vm, scale: &Scale) -> anyhow::Result<()> {
-    reach(vm, &format!("{}M", scale.large_mib))?;
-    vm.guest(&format!("fill a {}M", scale.large_mib - 512));
-    vm.guest("free a");
-    run.sample_still(vm)?;
-    run.sample_while(vm, |began| {
-        wait_until(began + scale.shrink_at())?;
-        // How far it comes is another figure's question.
-        resize(vm, &format!("{}M", scale.small_mib)).map(drop)
-    })
-}
-
-fn plot(report: &Report, scale: &Scale, runs: &[(Way, Sampled)]) -> anyhow::Result<()> {
-    let panel = |index: usize| {
-        let of = runs.iter().filter(|(_, run)| run.load.index == index);
-        let series = of.map(|(way, run)| run.series(way.name())).collect();
+fn plot(report: &Report, scale: &Scale, taken: &Taken) -> anyhow::Result<()> {
+    let panel = |load: Load| {
+        let series = taken.names().map(|name| samples::series(taken, name, load)).collect();
         let marks = [(scale.shrink_at(), "smaller")];
-        samples::panel(index, LOADS[index].0.into(), series, &marks)
+        samples::panel(load.index, LOADS[load.index].0.into(), series, &marks)
     };
     let title = "A guest's speed while its VM is made smaller (virtio-mem, fig. 7, 8)";
     let (x_label, y_label) = ("s", "");
-    let panels = [panel(0), panel(1)];
+    let panels: Vec<_> = scale.loads().map(panel).collect();
     report.plot(&Figure { title, x_label, y_label, panels: &panels })
 }

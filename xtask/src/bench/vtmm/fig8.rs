@@ -6,16 +6,24 @@ use ebb_api::{PoolMember, PoolStatus};
 use vmtest::{Guest, Vm};
 
 use super::fault;
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::{Figures, add};
 use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
 use crate::bench::row::Row;
 use crate::bench::samples::wait_until;
 use crate::bench::session::Session;
+use crate::bench::stats;
 use crate::bench::swap::keeper::Keeper;
 use crate::bench::swap::medium::Medium;
 use crate::bench::swap::rig::Ground;
 use crate::plot::{Figure, Panel, Series};
 
+const NAME: &str = "vtmm-fig8";
+/// Four VMs, as a block has them.
+const SET: &str = "Ebb";
+/// A set's figure of the mean of its VMs.
+const OVERALL: &str = "overall";
 const MIB: u64 = 1 << 20;
 const MEMORY_MIB: u64 = 320;
 const SHARE_MIB: u64 = 160;
@@ -39,42 +47,46 @@ struct Way {
     limits: [u32; 2],
 }
 
-/// How often each way is taken, and how long it is looked at.
+/// How many sets of VMs there are, and how long each way is looked at.
 struct Scale {
-    rounds: usize,
+    sets: usize,
     slice: Duration,
     slices: u32,
 }
 
-const FULL: Scale = Scale { rounds: 3, slice: Duration::from_secs(10), slices: 6 };
-const QUICK: Scale = Scale { rounds: 1, slice: Duration::from_secs(5), slices: 3 };
-
-/// What all VMs managed in one way.
-#[derive(Default)]
-struct Run {
-    limits_mib: [Rounds; PROGRAMS_MIB.len()],
-    /// The hot sets that the pool was told of.
-    hot_mib: [Rounds; PROGRAMS_MIB.len()],
-    /// Of each slice and VM, accesses a second.
-    course: Vec<[f64; PROGRAMS_MIB.len()]>,
-}
+const FULL: Scale = Scale { sets: 5, slice: Duration::from_secs(10), slices: 4 };
+const QUICK: Scale = Scale { sets: 1, slice: Duration::from_secs(5), slices: 3 };
 
 /// Runs it.
 ///
 /// # Errors
 /// The host lacks what it needs.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let quick = session.identity.quick;
-    let mut report = Report::new("vtmm-fig8");
-    let scale = if quick { QUICK } else { FULL };
+    let mut report = Report::new(NAME);
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
+    let scale = if session.identity.quick { QUICK } else { FULL };
     report.note(format!(
         "Four VMs of {MEMORY_MIB} MiB with a share of {SHARE_MIB} each; in them programs access \
          {PROGRAMS_MIB:?} MiB at random, 90 % of the time {HOT_PERCENT} % of them. The rest is in a \
          swap file on a loop device with direct I/O on this machine's disk. Island: nobody gives or \
          takes; pool: {:?} % of the share. All: the mean of the VMs' speeds, each as a part of its \
-         island's; {} rounds.",
-        WAYS[1].limits, scale.rounds
+         island's; {} sets of VMs, each in both ways, in any order.",
+        WAYS[1].limits, scale.sets
     ));
+    let mut order = stats::order(blocks.seed(), NAME);
+    let sides = (&[()][..], |()| SET.to_owned());
+    let taken = blocks.take(&mut report, "four VMs", sides, scale.sets, |()| {
+        let mut ways = WAYS;
+        order.shuffle(&mut ways);
+        set(&ways, &scale)
+    })?;
+    rows(&mut report, &taken);
+    plot(&report, &taken, &scale)?;
+    Ok(report)
+}
+
+fn set(ways: &[Way], scale: &Scale) -> anyhow::Result<Figures> {
     let all = [MEMORY_MIB, SHARE_MIB].map(|mib| mib * PROGRAMS_MIB.len() as u64);
     let ground = Ground::new(Keeper::Ebb, Medium::Ssd, all)?;
     let vms: Vec<Vm> =
@@ -85,19 +97,56 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
         vm.guest(&format!("access noise {mib}M hot 0 {hot}"));
     }
     vms[0].host().ebb(&format!("pool {}M", SHARE_MIB * vms.len() as u64)).ok();
-    let mut runs = WAYS.map(|_| Run::default());
-    for _ in 0..scale.rounds {
-        for (way, run) in WAYS.iter().zip(&mut runs) {
-            run.round(*way, &vms, &scale)?;
-        }
-    }
+    let mut figures = Figures::new();
+    ways.iter().try_for_each(|way| round(&mut figures, *way, &vms, scale))?;
     for vm in &vms {
         let stopped = vm.guest("accessstop noise");
         anyhow::ensure!(stopped.ends_with(" 0"), "wrong bytes: {stopped}");
     }
-    rows(&mut report, &runs);
-    plot(&report, &runs, &scale)?;
-    Ok(report)
+    let part = |vm: usize| {
+        let speed =
+            |way: Way| figures.get(&way.figure("speed", vm)).map_or(f64::NAN, |all| mean(all));
+        speed(WAYS[1]) / speed(WAYS[0])
+    };
+    let overall = mean(&(0..PROGRAMS_MIB.len()).map(part).collect::<Vec<f64>>());
+    add(&mut figures, OVERALL, overall);
+    Ok(figures)
+}
+
+fn mean(figures: &[f64]) -> f64 {
+    figures.iter().sum::<f64>() / figures.len() as f64
+}
+
+impl Way {
+    /// By this name a set has a figure of a VM.
+    fn figure(self, what: &str, vm: usize) -> String {
+        format!("{}, {what}, {vm}", self.name)
+    }
+}
+
+fn round(figures: &mut Figures, way: Way, vms: &[Vm], scale: &Scale) -> anyhow::Result<()> {
+    let [lower, upper] = way.limits;
+    for vm in vms {
+        vm.ebb(&format!("share {SHARE_MIB}M --lower {lower} --upper {upper}")).ok();
+    }
+    for vm in vms {
+        // Of before its program began nothing is to count.
+        vm.ebb("heat --fresh --json").ok();
+    }
+    for (index, member) in wait_steady(&vms[0])?.iter().enumerate() {
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        add(figures, &way.figure("limit", index), mib(limit_bytes(member)));
+        add(figures, &way.figure("hot", index), mib(member.hot_bytes.unwrap_or(0)));
+    }
+    for _ in 0..scale.slices {
+        let before = so_far(vms)?;
+        wait_until(Instant::now() + scale.slice)?;
+        for (index, (before, after)) in before.into_iter().zip(so_far(vms)?).enumerate() {
+            let speed = (after.0 - before.0) / (after.1 - before.1);
+            add(figures, &way.figure("speed", index), speed);
+        }
+    }
+    Ok(())
 }
 
 /// Its tracker sees uses only where page tables are loaded again and again.
@@ -107,39 +156,6 @@ fn guest() -> Guest {
         .memory(&format!("{MEMORY_MIB}M"))
         .backing("small")
         .cpus(1)
-}
-
-impl Run {
-    fn speeds(&self, vm: usize) -> Rounds {
-        self.course.iter().map(|speeds| speeds[vm]).collect()
-    }
-
-    fn round(&mut self, way: Way, vms: &[Vm], scale: &Scale) -> anyhow::Result<()> {
-        let [lower, upper] = way.limits;
-        for vm in vms {
-            vm.ebb(&format!("share {SHARE_MIB}M --lower {lower} --upper {upper}")).ok();
-        }
-        for vm in vms {
-            // Of before its program began nothing is to count.
-            vm.ebb("heat --fresh --json").ok();
-        }
-        let members = wait_steady(&vms[0])?;
-        for (index, member) in members.iter().enumerate() {
-            self.limits_mib[index].push(limit_bytes(member) as f64 / MIB as f64);
-            self.hot_mib[index].push(member.hot_bytes.unwrap_or(0) as f64 / MIB as f64);
-        }
-        for _ in 0..scale.slices {
-            let before = so_far(vms)?;
-            wait_until(Instant::now() + scale.slice)?;
-            let after = so_far(vms)?;
-            let mut speeds = [0.0; PROGRAMS_MIB.len()];
-            for (speed, (before, after)) in speeds.iter_mut().zip(before.into_iter().zip(after)) {
-                *speed = (after.0 - before.0) / (after.1 - before.1);
-            }
-            self.course.push(speeds);
-        }
-        Ok(())
-    }
 }
 
 /// Of each VM, as [`fault::so_far`].
@@ -171,53 +187,43 @@ fn limit_bytes(member: &PoolMember) -> u64 {
     member.limit_bytes.unwrap_or(MEMORY_MIB * MIB)
 }
 
-fn rows(report: &mut Report, [island, pool]: &[Run; 2]) {
+/// A set's figure of several slices is their median.
+fn rows(report: &mut Report, taken: &Taken) {
     let names = PROGRAMS_MIB.iter().zip('a'..).map(|(mib, vm)| format!("{vm}, {mib} MiB"));
     for (index, name) in names.enumerate() {
-        let row = |what: &str, unit, of: &dyn Fn(&Run) -> Rounds| {
-            Row::new(format!("{name}: {what}"), unit, &of(pool)).against("island", &of(island))
-        };
-        report.row(row("accesses", "/s", &|run| run.speeds(index)));
-        report.row(row("limit", "MiB", &|run| run.limits_mib[index].clone()));
-        report.row(row("hot set found", "MiB", &|run| run.hot_mib[index].clone()));
+        for (what, unit, figure) in [
+            ("accesses", "/s", "speed"),
+            ("limit", "MiB", "limit"),
+            ("hot set found", "MiB", "hot"),
+        ] {
+            let [island, pool] = WAYS.map(|way| taken.rounds(SET, &way.figure(figure, index)));
+            let row = Row::new(format!("{name}: {what}"), unit, &pool).failed(taken.failed());
+            report.row(row.against_vms("island", &island));
+        }
     }
-    let alone: Vec<f64> =
-        (0..PROGRAMS_MIB.len()).map(|index| island.speeds(index).median()).collect();
-    let overall = |run: &Run| -> Rounds {
-        let slices = run.course.iter();
-        let parts = slices.map(|speeds| {
-            let each = speeds.iter().zip(&alone);
-            each.map(|(speed, alone)| speed / alone).sum::<f64>() / speeds.len() as f64
-        });
-        parts.collect()
-    };
-    let row = Row::new("all", "of island", &overall(pool)).against("island", &overall(island));
-    report.row(row.at_least(GOAL));
+    let all = taken.rounds(SET, OVERALL);
+    let island: Rounds = all.figures().iter().map(|_| 1.0).collect();
+    let row = Row::new("all", "of island", &all).failed(taken.failed());
+    report.row(row.against_vms("island", &island).at_least(GOAL));
 }
 
-fn plot(report: &Report, runs: &[Run; 2], scale: &Scale) -> anyhow::Result<()> {
-    let panels: Vec<Panel> = PROGRAMS_MIB
-        .iter()
-        .enumerate()
-        .map(|(index, mib)| Panel {
-            title: format!("{mib} MiB"),
-            series: WAYS
-                .iter()
-                .zip(runs)
-                .map(|(way, run)| Series {
-                    name: way.name.into(),
-                    points: (1..)
-                        .zip(&run.course)
-                        .map(|(n, speeds)| {
-                            (f64::from(n) * scale.slice.as_secs_f64(), speeds[index])
-                        })
-                        .collect(),
-                    is_bound: false,
-                })
-                .collect(),
-            ..Panel::default()
-        })
-        .collect();
+/// Of the last set.
+fn plot(report: &Report, taken: &Taken, scale: &Scale) -> anyhow::Result<()> {
+    let seconds = scale.slice.as_secs_f64();
+    let series = |way: Way, vm: usize| Series {
+        name: way.name.into(),
+        points: (1..)
+            .zip(taken.course(SET, &way.figure("speed", vm)))
+            .map(|(slice, speed)| (f64::from(slice) * seconds, speed))
+            .collect(),
+        is_bound: false,
+    };
+    let panel = |(vm, mib): (usize, &u64)| Panel {
+        title: format!("{mib} MiB"),
+        series: WAYS.iter().map(|way| series(*way, vm)).collect(),
+        ..Panel::default()
+    };
+    let panels: Vec<Panel> = PROGRAMS_MIB.iter().enumerate().map(panel).collect();
     let title = "Four VMs on islands and in a pool (vTMM, fig. 8)";
     report.plot(&Figure { title, x_label: "s", y_label: "accesses/s", panels: &panels })
 }
