@@ -23,7 +23,7 @@ mod memory;
 mod mount;
 pub mod nested;
 mod process;
-mod setting;
+pub mod setting;
 pub mod skip;
 mod slow_disk;
 pub mod undo;

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ebb_units::HUGE_BYTES;
 
@@ -14,7 +16,9 @@ const HUGETLB: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 /// A setting changed, and put back when this is dropped: also when the test
 /// fails. `scripts/test` does the same for a test that is killed.
 pub struct HostSetting {
+    // Taken away in this order.
     _undo: Undo,
+    _record: Option<Undo>,
 }
 
 impl HostSetting {
@@ -90,14 +94,47 @@ impl HostSetting {
     }
 }
 
+/// Where what is to be put back is on record, for whoever comes after a process that is killed.
+static RECORDS: OnceLock<PathBuf> = OnceLock::new();
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// From now on what is to be written in the end is on record in this directory until then.
+pub fn record_in(directory: PathBuf) {
+    let _ = RECORDS.set(directory);
+}
+
+/// Has it on record, if anything is, that this is to be written in the end. The answer takes it off.
+#[must_use]
+pub fn on_record(path: &Path, value: &str) -> Option<Undo> {
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let file = RECORDS.get()?.join(format!("{number:010}"));
+    fs::write(&file, format!("{}\n{value}", path.display())).ok()?;
+    Some(Undo::new(move || drop(fs::remove_file(&file))))
+}
+
+/// What is on record in a directory of another process: paths, and what is to be written there; what
+/// came last first.
+pub fn records(directory: &Path) -> Vec<(PathBuf, String)> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.sort_unstable();
+    let record = |file: PathBuf| {
+        let text = fs::read_to_string(file).ok()?;
+        let (path, value) = text.split_once('\n')?;
+        Some((path.into(), value.to_owned()))
+    };
+    files.into_iter().rev().filter_map(record).collect()
+}
+
 /// Puts it back to `before` in the end: to be had before it is changed.
 fn kept(path: PathBuf, before: String) -> HostSetting {
+    let record = on_record(&path, &before);
     let undo = Undo::new(move || {
         if let Err(error) = write(&path, &before) {
             eprintln!("not put back to {before}: {error}");
         }
     });
-    HostSetting { _undo: undo }
+    HostSetting { _undo: undo, _record: record }
 }
 
 fn read(path: &Path) -> Result<String, String> {

@@ -29,6 +29,7 @@ mod starve;
 mod stats;
 mod store;
 mod swap;
+mod sweep;
 mod taken;
 mod virtio_mem;
 mod vm;
@@ -185,6 +186,7 @@ const EACH: [(Name, Bench); 31] = [
 /// One cannot run here.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     interrupt::catch()?;
+    let _record = sweep::begin()?;
     // Put back at the end; without it there are rows for small pages only.
     let _huge_pages = HostSetting::shared_huge_pages();
     let directory = args.results.clone().unwrap_or_else(|| match args.quick {

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::identity::Identity;
 use super::row::Row;
 use super::session::Session;
+use super::sweep;
 use crate::plot::{self, Figure};
 
 /// All benchmarks' one shape: `docs/benchmarks.md`.
@@ -65,7 +66,7 @@ impl Report {
     /// # Errors
     /// As the file system's.
     pub fn plot(&self, figure: &Figure) -> anyhow::Result<()> {
-        let directory = vmtest::Scratch::new("ebb-bench-")?;
+        let directory = sweep::scratch()?;
         let path = directory.path().join("figure.svg");
         plot::draw(&path, figure)?;
         *self.picture.borrow_mut() = Some(fs::read(path)?);

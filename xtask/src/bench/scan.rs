@@ -12,12 +12,13 @@ use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE};
 use ebb_vm::{Qmp, Ram, layout};
-use vmtest::{Host, Scratch, Vm};
+use vmtest::{Host, Vm};
 
 use super::report::Report;
 use super::rounds::{Rounds, us};
 use super::row::Row;
 use super::session::Session;
+use super::sweep;
 use super::{cpu, vm as vms};
 
 const GUEST_GIB: u64 = 4;
@@ -108,7 +109,7 @@ impl Seen {
     fn new(vm: &Vm) -> anyhow::Result<Seen> {
         let mut qmp = Qmp::connect(&vm.own_qmp_socket())?;
         let ram = layout::discover(&Process::open(vm.pid())?, &mut qmp)?;
-        let directory = Scratch::new("ebb-bench-")?;
+        let directory = sweep::scratch()?;
         let ledger =
             Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
         let (run, frames) = (directory.path(), ram.bytes() / FRAME_BYTES);

@@ -17,12 +17,8 @@ const TRIES: usize = 3;
 /// The paper's.
 pub const FILE_BYTES: u64 = 200 << 20;
 
-/// A compressor with eight threads, on about 100 MB of the compiler and its libraries.
-pub const COMPRESS: &str = "tar --create --directory / usr/lib/gcc usr/lib/x86_64-linux-gnu \
-    | zstd --threads=8 -8 --quiet --force -o /root/out.zst && rm /root/out.zst";
-
-/// The same on the compiler alone.
-pub const COMPRESS_SHORT: &str = "tar --create --directory / usr/lib/gcc \
+/// A compressor with eight threads, on the compiler.
+pub const COMPRESS: &str = "tar --create --directory / usr/lib/gcc \
     | zstd --threads=8 -8 --quiet --force -o /root/out.zst && rm /root/out.zst";
 
 /// A project in C; as fast as a compiler can be, since guests are translated here.

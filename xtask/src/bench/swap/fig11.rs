@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use vmtest::{Scratch, assets};
+use vmtest::assets;
 
 use super::compare::{self, Told};
 use super::keeper::{Keeper, PLAIN_LINUX};
@@ -16,6 +16,7 @@ use crate::bench::kept::Figures;
 use crate::bench::report::Report;
 use crate::bench::row::Better;
 use crate::bench::session::Session;
+use crate::bench::sweep;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
@@ -37,22 +38,13 @@ struct Work {
     command: &'static str,
     /// Of the best baseline's time.
     goal: f64,
-    /// What it has, how many processors, and against how many of Linux's ways that were screened.
-    cases: &'static [(u64, u32, usize)],
 }
 
-const ZSTD: Work = Work {
-    name: "zstd",
-    command: work::COMPRESS,
-    goal: 0.9,
-    cases: &[(512, 1, 0), (256, 1, 3), (128, 1, 3), (192, 2, 2)],
-};
-const COMPILE: Work = Work {
-    name: "a compile",
-    command: work::COMPILE,
-    goal: 1.0,
-    cases: &[(512, 1, 0), (256, 1, 2), (128, 1, 2)],
-};
+const ZSTD: Work = Work { name: "zstd", command: work::COMPRESS, goal: 0.9 };
+const COMPILE: Work = Work { name: "a compile", command: work::COMPILE, goal: 1.0 };
+/// What it has, how many processors, and against how many of Linux's ways that were screened.
+const CASES: [(u64, u32, usize); 5] =
+    [(MEMORY_MIB, 1, 0), (256, 1, 2), (192, 1, 2), (128, 1, 2), (192, 2, 1)];
 
 /// Runs it.
 ///
@@ -64,7 +56,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let mut blocks = Blocks::open(session, NAME)?;
     report.seeded(blocks.seed());
     let archive = assets::userland().map_err(anyhow::Error::msg)?;
-    let directory = Scratch::new("ebb-bench-")?;
+    let directory = sweep::scratch()?;
     let image =
         rig::image(directory.path(), IMAGE_BYTES, |at| work::unpack_userland(&archive, at))?;
     let mut panels = Vec::new();
@@ -73,7 +65,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     for work in [ZSTD, COMPILE] {
         let mut all = Vec::new();
         let quick = &[(QUICK_MIB, 1, 2)][..];
-        let cases = if session.identity.quick { quick } else { work.cases };
+        let cases = if session.identity.quick { quick } else { &CASES };
         for &(limit_mib, cpus, ways) in cases {
             let linux = match limit_mib {
                 // Who has all its memory is swapped by nobody.
@@ -116,7 +108,7 @@ pub fn screen_zstd(
     let context = (session, &mut blocks, report);
     compare::screen(context, [&first, &second], TIME, sides, |keeper, pass| {
         let size = [SCREENED_MIB[pass], 1];
-        compare::again(keeper, || one(keeper, work::COMPRESS_SHORT, size, image))
+        compare::again(keeper, || one(keeper, work::COMPRESS, size, image))
     })
 }
 

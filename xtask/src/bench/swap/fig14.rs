@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use vmtest::{Scratch, Vm, assets};
+use vmtest::{Vm, assets};
 
 use super::compare::{self, Told};
 use super::fig11::{self, IMAGE_BYTES};
@@ -24,6 +24,7 @@ use crate::bench::row::Better;
 use crate::bench::samples::wait_until;
 use crate::bench::session::Session;
 use crate::bench::stats::geometric_mean;
+use crate::bench::sweep;
 use crate::bench::work;
 use crate::guard::guard;
 use crate::interrupt;
@@ -59,7 +60,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let mut report = Report::new(NAME);
     report.note(Linux::lacks());
     let archive = assets::userland().map_err(anyhow::Error::msg)?;
-    let directory = Scratch::new("ebb-bench-")?;
+    let directory = sweep::scratch()?;
     let image =
         rig::image(directory.path(), IMAGE_BYTES, |at| work::unpack_userland(&archive, at))?;
     let linux = fig11::screen_zstd(session, &mut report, &image)?;
@@ -68,7 +69,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let guests = GUESTS[usize::from(!session.identity.quick)];
     let case = format!("{guests} guests");
     // So many guests take long.
-    let linux = compare::best(&linux, 2);
+    let linux = compare::best(&linux, 1);
     let sides = [&[Keeper::Ebb], linux].concat();
     let context = (session, &mut blocks, &mut report);
     let taken = compare::take(context, &case, &sides, |keeper| {
@@ -153,7 +154,7 @@ impl Manager<'_> {
         let vm = self.vms[place];
         vm.forgive();
         self.set(place, true);
-        let seconds = work::seconds(vm, &format!("program /mnt {}", work::COMPRESS_SHORT));
+        let seconds = work::seconds(vm, &format!("program /mnt {}", work::COMPRESS));
         self.set(place, false);
         seconds
     }

@@ -4,8 +4,6 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use vmtest::Scratch;
-
 use super::keeper::Keeper;
 use super::medium::Medium;
 use super::rig::{self, Rig};
@@ -14,6 +12,7 @@ use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
+use crate::bench::sweep;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
@@ -52,7 +51,7 @@ struct Sample {
 /// The host lacks what it needs.
 pub fn run(_session: &Session) -> anyhow::Result<Report> {
     let mut report = Report::new("vswapper-fig15");
-    let directory = Scratch::new("ebb-bench-")?;
+    let directory = sweep::scratch()?;
     let image = rig::image(directory.path(), IMAGE_BYTES, parts)?;
     let setup = Setup::new(Keeper::Ebb, Medium::Ssd, [MEMORY_MIB; 2], &image);
     let rig = Rig::start(&setup)?;

@@ -3,8 +3,6 @@
 
 use std::path::Path;
 
-use vmtest::Scratch;
-
 use super::compare::{self, Told};
 use super::keeper::Keeper;
 use super::linux::Linux;
@@ -16,6 +14,7 @@ use crate::bench::kept::Figures;
 use crate::bench::report::Report;
 use crate::bench::row::{Better, Row};
 use crate::bench::session::Session;
+use crate::bench::sweep;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
@@ -92,7 +91,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     report.note(Linux::lacks());
     let mut blocks = Blocks::open(session, NAME)?;
     report.seeded(blocks.seed());
-    let directory = Scratch::new("ebb-bench-")?;
+    let directory = sweep::scratch()?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |at| {
         work::random_file(&at.join("file"), work::FILE_BYTES)
     })?;

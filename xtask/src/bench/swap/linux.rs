@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use vmtest::{HostSetting, Undo};
+use vmtest::{HostSetting, Undo, setting};
 
 use super::medium::{Drive, SwapArea};
 
@@ -305,6 +305,7 @@ fn zram_bytes(stat: &str) -> anyhow::Result<u64> {
 struct Zram {
     device: PathBuf,
     _undo: Undo,
+    _records: [Option<Undo>; 2],
 }
 
 impl Zram {
@@ -324,8 +325,12 @@ impl Zram {
             }
         })
         .context("no zram")?;
-        let device = Path::new("/dev").join(format!("zram{}", number.trim()));
-        Ok(Zram { device, _undo: undo })
+        let name = format!("zram{}", number.trim());
+        let reset = Path::new("/sys/block").join(&name).join("reset");
+        // What is on record last is done first.
+        let removed = setting::on_record(&control.join("hot_remove"), number.trim());
+        let records = [removed, setting::on_record(&reset, "1")];
+        Ok(Zram { device: Path::new("/dev").join(name), _undo: undo, _records: records })
     }
 
     /// One that is swapped to.
@@ -344,12 +349,13 @@ impl Zram {
 
 /// Who has the host swap takes turns.
 #[cfg(test)]
-pub static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+pub fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
 
 #[cfg(test)]
 mod tests {
-    use std::sync::PoisonError;
-
     use super::*;
     use crate::bench::swap::medium::{Content, Medium};
 
@@ -378,7 +384,7 @@ mod tests {
 
     #[test]
     fn each_way_can_be_set_up_and_leaves_nothing() {
-        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = one_at_a_time();
         let before = host();
         let scratch = vmtest::Scratch::new("ebb-test-").unwrap();
         let content = Content::Empty(64 << 20);

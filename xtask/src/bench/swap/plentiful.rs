@@ -3,8 +3,6 @@
 
 use std::path::Path;
 
-use vmtest::Scratch;
-
 use super::compare;
 use super::keeper::Keeper;
 use super::medium::Medium;
@@ -15,6 +13,7 @@ use crate::bench::kept::Figures;
 use crate::bench::report::Report;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
+use crate::bench::sweep;
 use crate::bench::work;
 use crate::plot::{Figure, Panel, Series};
 
@@ -62,7 +61,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let mut report = Report::new(NAME);
     let mut blocks = Blocks::open(session, NAME)?;
     report.seeded(blocks.seed());
-    let directory = Scratch::new("ebb-bench-")?;
+    let directory = sweep::scratch()?;
     let image = rig::image(directory.path(), IMAGE_BYTES, |at| {
         work::random_file(&at.join("file"), work::FILE_BYTES)
     })?;

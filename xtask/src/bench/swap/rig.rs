@@ -17,6 +17,7 @@ use super::warden::{self, Guest, Waits};
 use crate::bench::blocks::HostFails;
 use crate::bench::cpu;
 use crate::bench::held::Holders;
+use crate::bench::sweep;
 use crate::guard::{guard, reason};
 use crate::interrupt;
 
@@ -82,7 +83,7 @@ impl Ground {
         [memory_mib, limit_mib]: [u64; 2],
     ) -> anyhow::Result<Ground> {
         interrupt::check()?;
-        let files = Scratch::new("ebb-bench-")?;
+        let files = sweep::scratch()?;
         let content = Content::Empty(memory_mib * MIB * SWAP_PERCENT / 100);
         let swap = Drive::new(&files.path().join("swap.img"), content, medium);
         let swap = swap.context(HostFails)?;

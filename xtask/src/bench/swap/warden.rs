@@ -227,14 +227,13 @@ mod tests {
     use std::env;
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Child, Command, Stdio};
-    use std::sync::PoisonError;
 
     use ebb_sys::mapping::Mapping;
     use ebb_sys::ram_file::RamFile;
 
     use super::*;
     use crate::bench::swap::cgroup::Cgroup;
-    use crate::bench::swap::linux::{Linux, Memory, ONE_AT_A_TIME, Swap, Swapping};
+    use crate::bench::swap::linux::{Linux, Memory, Swap, Swapping, one_at_a_time};
     use crate::bench::swap::medium::{Content, Drive, Medium};
 
     /// Tells the program below how much to have.
@@ -263,7 +262,7 @@ mod tests {
     /// By version 1 of control groups compressed memory is nobody's: held is the sum.
     #[test]
     fn memory_and_pool_are_held_together() {
-        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = one_at_a_time();
         let (all, limit) = (64 << 20, 24 << 20);
         let scratch = vmtest::Scratch::new("ebb-test-").unwrap();
         let content = Content::Empty(2 * all);
