@@ -36,20 +36,27 @@ mod vm;
 mod vtmm;
 mod work;
 
+use std::fs::File;
 use std::path::PathBuf;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::ValueEnum;
+use rustix::fs::FlockOperation;
 use vmtest::HostSetting;
 
 use crate::guard::guard;
-use crate::{interrupt, results};
+use crate::{cargo, interrupt, results};
 pub use identity::Identity;
 use identity::Machine;
 use report::Report;
 pub use row::short;
 use session::Session;
 pub use stats::Interval;
+
+/// Locked while benchmarks run.
+const TURN: &str = "ebb-bench.lock";
+/// Names a directory of programs that somebody else has built.
+const PROGRAMS: &str = "EBB_BIN_DIR";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -186,7 +193,9 @@ const EACH: [(Name, Bench); 31] = [
 /// One cannot run here.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     interrupt::catch()?;
+    let _turn = turn()?;
     let _record = sweep::begin()?;
+    build()?;
     // Put back at the end; without it there are rows for small pages only.
     let _huge_pages = HostSetting::shared_huge_pages();
     let directory = args.results.clone().unwrap_or_else(|| match args.quick {
@@ -196,7 +205,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     });
     let identity = Identity::here(args.quick);
     let session = Session::new(identity, args.resume, args.seed, directory)?;
-    let Machine { cpu, kernel, cores } = &session.identity.machine;
+    let Machine { cpu, kernel, cores, .. } = &session.identity.machine;
     println!("{cpu}, Linux {kernel}, {cores} cores; seed {}", session.seed);
     let all = args.all || args.name == Name::All;
     let mut failed = Vec::new();
@@ -226,6 +235,25 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     ensure!(failed.is_empty(), "not taken: {}", failed.join(", "));
     Ok(())
+}
+
+/// Two at once would measure each other, and undo each other's settings.
+fn turn() -> anyhow::Result<File> {
+    let path = std::env::temp_dir().join(TURN);
+    let file = File::options().create(true).write(true).truncate(false).open(&path);
+    let file = file.with_context(|| path.display().to_string())?;
+    let lock = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+    lock.with_context(|| format!("{}: another benchmark runs here", path.display()))?;
+    Ok(file)
+}
+
+/// What is measured is of this tree.
+fn build() -> anyhow::Result<()> {
+    if std::env::var_os(PROGRAMS).is_some() {
+        return Ok(());
+    }
+    let words = ["build", "--quiet", "--release", "--package", "ebb", "--package", "ebbd"];
+    cargo::run(cargo::command().args(words))
 }
 
 /// Every benchmark, in the order in which they run.

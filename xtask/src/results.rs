@@ -23,6 +23,9 @@ pub struct Args {
     /// Where the results are [default: target/bench]
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
     from: Option<PathBuf>,
+    /// Results of several commits or machines may stand together: the page says so
+    #[arg(long)]
+    mixed: bool,
     /// Take nothing; fail where docs/benchmarks.md is not what docs/results makes
     #[arg(long)]
     check: bool,
@@ -43,7 +46,8 @@ pub fn taken() -> PathBuf {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let documents = cargo::workspace().join("docs");
     if !args.check {
-        take(&args.from.clone().unwrap_or_else(taken), &documents.join("results"))?;
+        let from = args.from.clone().unwrap_or_else(taken);
+        take(&from, &documents.join("results"), args.mixed)?;
     }
     let path = documents.join("benchmarks.md");
     let page = page(&documents.join("results"))?;
@@ -57,33 +61,62 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies every finished benchmark; quick ones and those of a changed tree are no results.
-fn take(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let (mut count, mut unread) = (0, Vec::new());
+/// Copies every finished benchmark; quick ones and those of a changed tree are no results. All that
+/// is there then is of one commit and machine, unless it may be `mixed`.
+fn take(from: &Path, to: &Path, mixed: bool) -> anyhow::Result<()> {
+    let (mut good, mut unread) = (Vec::new(), Vec::new());
     for name in crate::bench::names() {
         let Ok(text) = fs::read_to_string(from.join(format!("{name}.json"))) else { continue };
-        let taken = match Taken::parse(&text) {
-            Ok(taken) => taken,
+        match Taken::parse(&text).map(|taken| (taken.is_result(), taken)) {
+            Ok((Ok(()), taken)) => good.push((name, taken)),
+            Ok((Err(why), _)) => println!("{name}: not taken: {why}"),
             // The others are of use.
-            Err(why) => {
-                unread.push(format!("{name}.json: {why}"));
-                continue;
-            }
-        };
-        if let Err(why) = taken.is_result() {
-            println!("{name}: not taken: {why}");
-            continue;
+            Err(why) => unread.push(format!("{name}.json: {why}")),
         }
+    }
+    let stays = |name: &String| good.iter().all(|(taken, _)| taken != name);
+    let others = there(to)?.into_iter().filter(|(name, _)| stays(name));
+    let others: Vec<_> = others.collect();
+    let all = good.iter().chain(&others).map(|(_, taken)| taken);
+    ensure!(
+        mixed || origins(all) <= 1,
+        "results of several commits or machines: --mixed takes them"
+    );
+    for (name, taken) in &good {
         fs::write(to.join(format!("{name}.json")), taken.normal()?)?;
         let picture = format!("{name}.svg");
         if from.join(&picture).exists() {
             fs::copy(from.join(&picture), to.join(&picture))?;
         }
-        count += 1;
     }
-    println!("{count} benchmarks taken from {}", from.display());
+    println!("{} benchmarks taken from {}", good.len(), from.display());
     ensure!(unread.is_empty(), "not read: {}", unread.join("; "));
     Ok(())
+}
+
+/// How many commits on how many machines these are of.
+fn origins<'a>(all: impl Iterator<Item = &'a Taken>) -> usize {
+    let mut found = Vec::new();
+    for Taken { identity, .. } in all {
+        let origin = (&identity.commit, &identity.machine, &identity.qemu);
+        if !found.contains(&origin) {
+            found.push(origin);
+        }
+    }
+    found.len()
+}
+
+/// The results that are in the documents.
+fn there(results: &Path) -> anyhow::Result<Vec<(String, Taken)>> {
+    let mut all = Vec::new();
+    for name in crate::bench::names() {
+        let path = results.join(format!("{name}.json"));
+        if path.exists() {
+            let taken = Taken::parse(&fs::read_to_string(&path)?);
+            all.push((name.clone(), taken.with_context(|| path.display().to_string())?));
+        }
+    }
+    Ok(all)
 }
 
 /// What `docs/benchmarks.md` is to be.
@@ -93,14 +126,12 @@ fn page(results: &Path) -> anyhow::Result<String> {
         fs::read_to_string(&path).with_context(|| path.display().to_string())
     };
     let causes: Causes = serde_json::from_str(&read(CAUSES)?).context(CAUSES)?;
-    let mut all = Vec::new();
-    for name in crate::bench::names() {
-        let path = results.join(format!("{name}.json"));
-        if path.exists() {
-            all.push(Taken::parse(&fs::read_to_string(&path)?).with_context(|| name)?);
-        }
+    let all: Vec<Taken> = there(results)?.into_iter().map(|(_, taken)| taken).collect();
+    for taken in &all {
+        taken.is_result().with_context(|| taken.name.clone())?;
     }
-    Page { template: &read(TEMPLATE)?, causes: &causes, all: &all }.text()
+    let is_mixed = origins(all.iter()) > 1;
+    Page { template: &read(TEMPLATE)?, causes: &causes, all: &all, is_mixed }.text()
 }
 
 #[cfg(test)]
@@ -109,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_page_is_that_of_the_results() {
-        run(&Args { from: None, check: true }).unwrap();
+        run(&Args { from: None, mixed: false, check: true }).unwrap();
     }
 
     #[test]
@@ -119,8 +150,35 @@ mod tests {
         fs::write(from.path().join(format!("{}.json", names[0])), "{}").unwrap();
         let good = crate::bench::tests::written(&[1.0; 5], &[2.0; 5]);
         fs::write(from.path().join(format!("{}.json", names[1])), good).unwrap();
-        let error = take(from.path(), to.path()).unwrap_err().to_string();
+        let error = take(from.path(), to.path(), false).unwrap_err().to_string();
         assert!(error.contains(&names[0]), "{error}");
         assert!(to.path().join(format!("{}.json", names[1])).exists());
+    }
+
+    #[test]
+    fn results_of_two_commits_do_not_mix_unless_they_may() {
+        let [from, to] = [(), ()].map(|()| vmtest::Scratch::new("ebb-test-").unwrap());
+        let names = crate::bench::names();
+        let one = crate::bench::tests::written(&[1.0; 5], &[2.0; 5]);
+        let other = one.replace("c0ffee", "decaf");
+        assert_ne!(one, other);
+        fs::write(to.path().join(format!("{}.json", names[0])), &one).unwrap();
+        fs::write(from.path().join(format!("{}.json", names[1])), &other).unwrap();
+        let error = take(from.path(), to.path(), false).unwrap_err().to_string();
+        assert!(error.contains("several commits"), "{error}");
+        assert_eq!(there(to.path()).unwrap().len(), 1);
+        take(from.path(), to.path(), true).unwrap();
+        // Who takes the place of the one that was of another commit mixes nothing.
+        fs::write(from.path().join(format!("{}.json", names[0])), &other).unwrap();
+        take(from.path(), to.path(), false).unwrap();
+        for (name, text) in [("template.md", "<!-- results -->\n"), ("causes.json", "{}")] {
+            fs::write(to.path().join(name), text).unwrap();
+        }
+        assert!(!page(to.path()).unwrap().contains("several commits"));
+        fs::write(to.path().join(format!("{}.json", names[2])), &one).unwrap();
+        assert!(page(to.path()).unwrap().contains("several commits"));
+        let changed = one.replace("c0ffee", "c0ffee+");
+        fs::write(to.path().join(format!("{}.json", names[2])), changed).unwrap();
+        assert!(page(to.path()).is_err());
     }
 }

@@ -8,13 +8,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ebb_sys::kvm::{self, Verdict};
 use serde::{Deserialize, Serialize};
 use vmtest::assets;
 
 use crate::cargo;
 
 /// Of kernels that guests may have.
-const GUESTS: [&str; 3] = ["6.1-cloud", "llfree", "buddy"];
+const GUESTS: [&str; 4] = ["6.1-cloud", "6.12", "llfree", "buddy"];
 
 /// A machine.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -22,6 +23,9 @@ pub struct Machine {
     pub cpu: String,
     pub kernel: String,
     pub cores: usize,
+    pub memory_gib: u64,
+    /// Of guests.
+    pub accelerator: String,
 }
 
 /// A build of the project on a machine.
@@ -42,6 +46,8 @@ impl Identity {
             cpu: cpu_model(),
             kernel: rustix::system::uname().release().to_string_lossy().into(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_gib: memory_gib(),
+            accelerator: accelerator().into(),
         };
         Identity { commit: commit(), machine, qemu: qemu(), programs: programs(), quick }
     }
@@ -66,7 +72,8 @@ impl Identity {
     /// Of nothing.
     #[cfg(test)]
     pub fn of_test() -> Identity {
-        let machine = Machine { cpu: "a CPU".into(), kernel: "6.18".into(), cores: 2 };
+        let [cpu, kernel, accelerator] = ["a CPU", "6.18", "TCG"].map(String::from);
+        let machine = Machine { cpu, kernel, cores: 2, memory_gib: 24, accelerator };
         let [commit, qemu, programs] = ["c0ffee", "QEMU 7", "0"].map(String::from);
         Identity { commit, machine, qemu, programs, quick: false }
     }
@@ -76,6 +83,22 @@ fn cpu_model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     model.map_or_else(|| "unknown CPU".into(), |(_, model)| model.to_owned())
+}
+
+/// To the nearest: the kernel keeps some of it, which changes.
+fn memory_gib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    (kib.unwrap_or(0) + (1 << 19)) >> 20
+}
+
+/// As the daemon chooses.
+fn accelerator() -> &'static str {
+    match kvm::probe() {
+        Verdict::Hardware => "KVM",
+        _ => "TCG",
+    }
 }
 
 fn qemu() -> String {
@@ -110,6 +133,8 @@ fn programs() -> String {
     let booted = kernels.flat_map(|kernel| [kernel.vmlinuz, kernel.initrd]);
     let mut hasher = DefaultHasher::new();
     own.chain(booted).for_each(|path| digest(&path, &mut hasher));
+    // Its name has a digest.
+    hasher.write(assets::userland().unwrap_or_default().as_os_str().as_encoded_bytes());
     format!("{:016x}", hasher.finish())
 }
 

@@ -12,6 +12,9 @@ use super::session::Session;
 use super::sweep;
 use crate::plot::{self, Figure};
 
+const ONE_AFTER_THE_OTHER: &str = "Rounds are one after the other, of one VM or process where nothing \
+    else is said: their intervals tell nothing of another one.";
+
 /// All benchmarks' one shape: `docs/benchmarks.md`.
 #[derive(Serialize)]
 pub struct Report {
@@ -75,6 +78,9 @@ impl Report {
 
     /// It is whole: goals are decided, and it is told what it is of.
     pub fn finish(&mut self, session: &Session) {
+        if self.seed.is_none() {
+            self.note(ONE_AFTER_THE_OTHER);
+        }
         self.identity = Some(session.identity.clone());
         self.seed = self.seed.or(Some(session.seed));
         self.date = Some(today());
@@ -90,7 +96,8 @@ impl Report {
             println!("{note}");
         }
         println!(
-            "Medians of rounds, with (least..greatest); a ratio is ebb / other, with its 95 % interval."
+            "Medians of rounds, with (least..greatest); a ratio is ebb / other, of VMs their geometric \
+             mean, with its interval of nominally 95 %."
         );
         for row in &table {
             let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));

@@ -1,4 +1,4 @@
-//! How sure a figure is: 95 % intervals by the bootstrap.
+//! How sure a figure is: intervals of nominally 95 % by the bootstrap.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

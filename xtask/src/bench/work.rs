@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use vmtest::Vm;
@@ -13,6 +14,11 @@ use crate::interrupt;
 
 /// Linux kills a QEMU at times, for want of memory, while most of its swap area is free.
 const TRIES: usize = 3;
+
+/// The host's clock may be so much ahead of a guest's, and such a part: the guest is asked, and answers,
+/// by a console of a QEMU that is swapped out, too.
+const CLOCKS_APART_S: f64 = 2.0;
+const CLOCKS_APART: f64 = 0.02;
 
 /// The paper's.
 pub const FILE_BYTES: u64 = 200 << 20;
@@ -59,13 +65,20 @@ pub fn random_file(path: &Path, bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the guest do something; how long that took it by its own clock.
+/// Has the guest do something; how long that took by its own clock.
 ///
 /// # Errors
-/// Its answer is no number.
+/// Its answer is no number, or its clock stood still meanwhile.
 pub fn seconds(vm: &Vm, what: &str) -> anyhow::Result<f64> {
+    let begun = Instant::now();
     let answer = vm.guest(&format!("timed {what}"));
-    Ok(answer.parse::<f64>().with_context(|| answer)? / 1e6)
+    let here = begun.elapsed().as_secs_f64();
+    let there = answer.parse::<f64>().with_context(|| answer)? / 1e6;
+    ensure!(
+        here - there <= CLOCKS_APART_S + here * CLOCKS_APART,
+        "{what}: {there:.1} s by the guest's clock and {here:.1} s by the host's"
+    );
+    Ok(there)
 }
 
 /// Whether that tells of somebody who had too little memory: a program of the guest, which

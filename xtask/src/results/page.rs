@@ -11,12 +11,16 @@ use crate::bench::{Interval, short};
 
 /// Where the results go.
 const PLACE: &str = "<!-- results -->\n";
+const MIXED: &str =
+    "These are of several commits or machines: compare no figure of one with another.\n\n";
 const HEAD: &str = "| what | ebb | against | ratio | rounds | goal |\n|---|---|---|---|---|---|\n";
 
 pub struct Page<'a> {
     pub template: &'a str,
     pub causes: &'a Causes,
     pub all: &'a [Taken],
+    /// Of several commits or machines.
+    pub is_mixed: bool,
 }
 
 impl Page<'_> {
@@ -29,7 +33,8 @@ impl Page<'_> {
         self.check_causes()?;
         let results: String = self.all.iter().map(|taken| self.section(taken)).collect();
         let none = "No results of this kind are here yet.\n";
-        Ok(format!("{before}{}{after}", if results.is_empty() { none } else { &results }))
+        let mixed = if self.is_mixed { MIXED } else { "" };
+        Ok(format!("{before}{mixed}{}{after}", if results.is_empty() { none } else { &results }))
     }
 
     /// A cause that is of nothing is of something that has changed.
@@ -46,12 +51,14 @@ impl Page<'_> {
     fn section(&self, taken: &Taken) -> String {
         let machine = &taken.identity.machine;
         let mut text = format!(
-            "### {}\n\n{}, {} cores, Linux {}, {}; commit {}, {}; seed {}.\n\n{HEAD}",
+            "### {}\n\n{}, {} cores, {} GiB, Linux {}, {} under {}; commit {}, {}; seed {}.\n\n{HEAD}",
             taken.name,
             machine.cpu,
             machine.cores,
+            machine.memory_gib,
             machine.kernel,
             taken.identity.qemu,
+            machine.accelerator,
             taken.identity.commit,
             taken.date,
             taken.seed
@@ -140,7 +147,9 @@ mod tests {
         };
         let json = serde_json::json!({
             "name": "x", "commit": "c0ffee", "qemu": "QEMU 7", "programs": "0", "quick": false,
-            "machine": { "cpu": "a CPU", "kernel": "6.18", "cores": 2 },
+            "machine": {
+                "cpu": "a CPU", "kernel": "6.18", "cores": 2, "memory_gib": 24, "accelerator": "TCG"
+            },
             "date": "2026-11-24", "seed": 7, "notes": ["one\ntwo"],
             "rows": [row("first", None), row("second one", Some(false)), row("third", Some(true))]
         });
@@ -150,7 +159,7 @@ mod tests {
     fn text(causes: &str) -> anyhow::Result<String> {
         let causes: Causes = serde_json::from_str(causes).unwrap();
         let template = format!("before\n{PLACE}after\n");
-        Page { template: &template, causes: &causes, all: &[taken()] }.text()
+        Page { template: &template, causes: &causes, all: &[taken()], is_mixed: false }.text()
     }
 
     #[test]
@@ -158,7 +167,7 @@ mod tests {
         let text = text(r#"{"x": {"second": "slow"}, "not taken yet": {"y": "z"}}"#).unwrap();
         for part in [
             "before\n### x\n",
-            "a CPU, 2 cores, Linux 6.18, QEMU 7; commit c0ffee, 2026-11-24; seed 7.",
+            "a CPU, 2 cores, 24 GiB, Linux 6.18, QEMU 7 under TCG; commit c0ffee, 2026-11-24; seed 7.",
             "| first | 1.00 s (0.900 to 1.10) | a\\|b, 2.00 s | 0.500 (0.400 to 0.700) | 5 | \
              <= 0.6: undecided |",
             "<= 0.6: **missed** |",

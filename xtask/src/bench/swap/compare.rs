@@ -145,29 +145,41 @@ fn tries(taken: &Taken, keepers: &[Keeper]) -> Option<String> {
     (!list.is_empty()).then(|| format!("{}: tries, since QEMU was killed: {all}.", taken.case))
 }
 
+/// How Linux's ways are screened.
+pub struct Screening<'a> {
+    /// What all do, and what the best do after that.
+    pub cases: [&'a str; 2],
+    /// By what they are chosen.
+    pub told: Told,
+    /// To be told.
+    pub ebb: Keeper,
+    pub beside: &'a [Keeper],
+    /// Whether guests have what shrinks: who compresses keeps all that does not in memory, and so is
+    /// not held.
+    pub shrinks: bool,
+}
+
 fn name(keeper: Keeper) -> String {
     keeper.name().into_owned()
 }
 
 /// Each kind of memory and each compressor that Linux has, in one VM of shortened work each; the best
 /// of them, and the best of both together, in another one of the other case; of those the best, and
-/// Linux's defaults. `ebb` is taken, too, and `beside`, to be told. A quick session takes the defaults
-/// as they are.
+/// Linux's defaults. A quick session takes the defaults as they are.
 ///
 /// # Errors
 /// The user has had enough, or nobody gets through.
 pub fn screen(
     (session, blocks, report): (&Session, &mut Blocks, &mut Report),
-    cases: [&str; 2],
-    told: Told,
-    (ebb, beside): (Keeper, &[Keeper]),
+    screening: &Screening<'_>,
     mut one: impl FnMut(Keeper, usize) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Vec<Keeper>> {
+    let Screening { cases, told, ebb, beside, shrinks } = *screening;
     if session.identity.quick {
         return Ok(PLAIN_LINUX.into());
     }
     let by = (told.figure, told.better);
-    let linux: Vec<Keeper> = Linux::offered().into_iter().map(Keeper::Linux).collect();
+    let linux: Vec<Keeper> = Linux::offered(shrinks).into_iter().map(Keeper::Linux).collect();
     let all = [&[ebb], beside, &linux].concat();
     let case = format!("screening, {}", cases[0]);
     let first = blocks.screen(report, &case, (&all, name), by, |keeper| one(keeper, 0))?;
@@ -181,6 +193,13 @@ pub fn screen(
     let case = format!("screening again, {}", cases[1]);
     let second = blocks.screen(report, &case, (&again, name), by, |keeper| one(keeper, 1))?;
     tell(report, &case, told, ebb, &second);
+    if !shrinks {
+        report.note(format!(
+            "{}: nothing shrinks, so that zswap and zram hold it in memory as it is: Linux's ways are \
+             those of the disk alone.",
+            cases[0]
+        ));
+    }
     report.note(format!(
         "{}: {} ways of Linux's had one VM each, the best {AGAIN} of them and {} that join the best \
          memory and the best compressors one more ({}), and the best {BEST} go on. Who is chosen by \

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use vmtest::assets;
 
-use super::compare::{self, Told};
+use super::compare::{self, Screening, Told};
 use super::keeper::{Keeper, PLAIN_LINUX};
 use super::linux::Linux;
 use super::medium::Medium;
@@ -104,9 +104,14 @@ pub fn screen_zstd(
     let mut blocks = Blocks::open(session, SCREENING)?;
     let beside = [Keeper::Balloon, Keeper::EbbBalloon, Keeper::EbbCompressed];
     let [first, second] = SCREENED_MIB.map(|mib| case(ZSTD.name, mib, 1));
-    let sides = (Keeper::Ebb, &beside[..]);
-    let context = (session, &mut blocks, report);
-    compare::screen(context, [&first, &second], TIME, sides, |keeper, pass| {
+    let screening = Screening {
+        cases: [&first, &second],
+        told: TIME,
+        ebb: Keeper::Ebb,
+        beside: &beside,
+        shrinks: true,
+    };
+    compare::screen((session, &mut blocks, report), &screening, |keeper, pass| {
         let size = [SCREENED_MIB[pass], 1];
         compare::again(keeper, || one(keeper, work::COMPRESS, size, image))
     })

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::compare::{self, Told};
+use super::compare::{self, Screening, Told};
 use super::keeper::Keeper;
 use super::linux::Linux;
 use super::medium::Medium;
@@ -100,8 +100,14 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let [on_one, on_two, _] = CASES;
     let context = (session, &mut blocks, &mut report);
     let [first, second] = [on_one, on_two].map(Case::name);
-    let sides = (Keeper::Ebb, &[][..]);
-    let screened = compare::screen(context, [&first, &second], TIME, sides, |keeper, pass| {
+    let screening = Screening {
+        cases: [&first, &second],
+        told: TIME,
+        ebb: Keeper::Ebb,
+        beside: &[],
+        shrinks: false,
+    };
+    let screened = compare::screen(context, &screening, |keeper, pass| {
         let case = CASES[pass];
         compare::again(keeper, || one(keeper, case, &image, case.reads[0]))
     })?;

@@ -85,8 +85,8 @@ impl Linux {
     }
 
     /// Of what this kernel has every kind of memory with the disk, and with anonymous memory every
-    /// compressor.
-    pub fn offered() -> Vec<Linux> {
+    /// compressor, where there is something that `shrinks`.
+    pub fn offered(shrinks: bool) -> Vec<Linux> {
         let disks = [Swap::Disk(0), Swap::Disk(3)];
         let on_disk = MEMORIES.iter().flat_map(|&memory| disks.map(|swap| Linux { memory, swap }));
         let zram = zram_compressors();
@@ -94,7 +94,7 @@ impl Linux {
         let compressed = compressed.chain(zram.iter().copied().map(Swap::Zram));
         let compressed = compressed.chain(zram.iter().copied().map(Swap::ZramDisk));
         let anonymous = |swap| Linux { memory: Memory::Anonymous, swap };
-        on_disk.chain(compressed.map(anonymous)).collect()
+        on_disk.chain(compressed.filter(|_| shrinks).map(anonymous)).collect()
     }
 
     /// Of these, the best first, the best memory with the best compressors, where that is not among
@@ -393,7 +393,7 @@ mod tests {
             Ok(_) => return eprintln!("SKIPPED: this host swaps already"),
             Err(why) => return eprintln!("SKIPPED: {why:#}"),
         };
-        for way in Linux::offered() {
+        for way in Linux::offered(true) {
             let swapping = Swapping::new(way, &drive, [64 << 20, 32 << 20]).unwrap();
             let now = host();
             let areas = if matches!(way.swap, Swap::ZramDisk(_)) { 2 } else { 1 };

@@ -14,7 +14,7 @@ use crate::bench::report::Report;
 use crate::bench::row::{Better, Row};
 use crate::bench::samples::wait_until;
 use crate::bench::session::Session;
-use crate::bench::swap::compare::{self, Told};
+use crate::bench::swap::compare::{self, Screening, Told};
 use crate::bench::swap::keeper::{Keeper, PLAIN_LINUX};
 use crate::bench::swap::linux::Linux;
 use crate::bench::swap::medium::{Medium, Traffic};
@@ -100,7 +100,7 @@ struct Scale {
     is_phased: bool,
 }
 
-const FULL: Scale = Scale { slice: Duration::from_secs(6), slices: 3, is_phased: true };
+const FULL: Scale = Scale { slice: Duration::from_secs(5), slices: 3, is_phased: true };
 const QUICK: Scale = Scale { slice: Duration::from_secs(3), slices: 3, is_phased: true };
 const SCREENING: Scale = Scale { slice: Duration::from_secs(5), slices: 1, is_phased: false };
 
@@ -108,6 +108,19 @@ const LOADS: [Told; 2] = [
     Told { what: "accesses, zipf", unit: "/s", figure: "zipf", better: Better::More },
     Told { what: "accesses, phased", unit: "/s", figure: "phased", better: Better::More },
 ];
+
+/// What an access costs, by the figure that has it for all of them: slices are as long on all sides.
+const EACH: [(Told, &str); 2] = [
+    (each("CPU of QEMU and the daemon, an access", "cpu-each"), "cpu"),
+    (
+        each("CPU of all that the host did but for this bench, an access", "host-cpu-each"),
+        "host-cpu",
+    ),
+];
+
+const fn each(what: &'static str, figure: &'static str) -> Told {
+    Told { what, unit: "us", figure, better: Better::Less }
+}
 
 /// Runs it.
 ///
@@ -132,10 +145,14 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
         let take = |keeper, scale| compare::again(keeper, || one(keeper, content, &image, scale));
         let (ebb, beside) = content.ebb();
         let context = (session, &mut blocks, &mut report);
-        let cases = [content.name(); 2];
-        let screened = compare::screen(context, cases, LOADS[0], (ebb, &[]), |keeper, _| {
-            take(keeper, SCREENING)
-        })?;
+        let screening = Screening {
+            cases: [content.name(); 2],
+            told: LOADS[0],
+            ebb,
+            beside: &[],
+            shrinks: content == Content::Shrinks,
+        };
+        let screened = compare::screen(context, &screening, |keeper, _| take(keeper, SCREENING))?;
         let linux = &content.linux(&screened);
         let sides = [&[ebb], beside, linux].concat();
         let context = (session, &mut blocks, &mut report);
@@ -159,7 +176,9 @@ fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::
     }
     // What was written first is not what is hot.
     slices(&rig, content, scale, |_| ())?;
-    compare::counting(&rig, |figures| {
+    let before = so_far(&rig.vm, name)?.0;
+    let mut accesses = 0.0;
+    let mut figures = compare::counting(&rig, |figures| {
         slices(&rig, content, scale, |_| ())?.add_to(figures, "zipf");
         if scale.is_phased {
             let pages = (PROGRAM_MIB << 20) / FRAME_BYTES;
@@ -170,10 +189,16 @@ fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::
             })?;
             phased.add_to(figures, "phased");
         }
+        accesses = so_far(&rig.vm, name)?.0 - before;
         let stopped = rig.vm.guest(&format!("accessstop {name}"));
         anyhow::ensure!(stopped.ends_with(" 0"), "wrong bytes: {stopped}");
         Ok(())
-    })
+    })?;
+    for (told, of) in EACH {
+        let all: f64 = figures.get(of).into_iter().flatten().sum();
+        compare::add(&mut figures, told.figure, 1e6 * all / accesses);
+    }
+    Ok(figures)
 }
 
 /// One after the other.
@@ -240,6 +265,9 @@ fn rows(report: &mut Report, content: Content, taken: &Taken, linux: &[Keeper]) 
                 report.row(Row::new(what, "of 1000", &ebb).against(keeper.name(), &other));
             }
         }
+    }
+    for (told, _) in EACH {
+        compare::rows(report, taken, told, (ebb, linux), None);
     }
     compare::costs(report, taken, ebb, linux);
 }
