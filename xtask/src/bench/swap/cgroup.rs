@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use vmtest::Undo;
 
-use super::linux::Pooled;
+use super::pool::Pooled;
 use super::warden::{Guest, Target, Waits, Warden};
 use crate::interrupt;
 
@@ -27,6 +27,7 @@ const BRING_DOWN: Duration = Duration::from_secs(120);
 pub struct Cgroup {
     name: String,
     warden: Mutex<Option<Warden>>,
+    of_root: Mutex<Vec<Undo>>,
     _directories: Vec<Undo>,
 }
 
@@ -66,7 +67,8 @@ impl Cgroup {
             .with_context(say)?;
             directories.push(undo);
         }
-        let cgroup = Cgroup { name, warden: Mutex::default(), _directories: directories };
+        let (warden, of_root) = (Mutex::default(), Mutex::default());
+        let cgroup = Cgroup { name, warden, of_root, _directories: directories };
         // What this process touches while it is in the group is charged to it, and would be
         // swapped out. Whose pages the kernel itself cannot have back at once it kills.
         mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
@@ -154,21 +156,37 @@ impl Cgroup {
         Ok(Duration::from_nanos(fs::read_to_string(&path)?.trim().parse()?))
     }
 
-    /// No more than this of the device `number` (as in `7:3`), for reads and for writes.
+    /// No more than this of the device `number` (as in `7:3`), for reads and for writes. Version 1
+    /// charges what the kernel swaps out to the root: its writes are held to the same.
     ///
     /// # Errors
     /// As the file system's.
     pub fn throttle(&self, number: &str, requests: u64, bytes: u64) -> anyhow::Result<()> {
-        for (file, most) in [
-            ("read_iops", requests),
-            ("write_iops", requests),
-            ("read_bps", bytes),
-            ("write_bps", bytes),
-        ] {
-            let path = self.directory("blkio").join(format!("blkio.throttle.{file}_device"));
-            fs::write(&path, format!("{number} {most}"))
-                .with_context(|| path.display().to_string())?;
+        for way in ["read", "write"] {
+            for (unit, most) in [("iops", requests), ("bps", bytes)] {
+                let file = format!("blkio.throttle.{way}_{unit}_device");
+                let (own, line) = (self.directory("blkio").join(&file), format!("{number} {most}"));
+                fs::write(&own, &line).with_context(|| own.display().to_string())?;
+                if way == "write" {
+                    let roots = Path::new(ROOT).join("blkio").join(&file);
+                    self.hold_root(&roots, &line, format!("{number} 0"))?;
+                }
+            }
         }
+        Ok(())
+    }
+
+    fn hold_root(&self, file: &Path, line: &str, after: String) -> anyhow::Result<()> {
+        let undone = file.to_owned();
+        let deed = || fs::write(file, line).with_context(|| file.display().to_string());
+        let (_, undo) = Undo::of(deed, |()| {
+            move || {
+                if let Err(error) = fs::write(&undone, &after) {
+                    eprintln!("{}: {error}", undone.display());
+                }
+            }
+        })?;
+        self.of_root.lock().unwrap_or_else(PoisonError::into_inner).push(undo);
         Ok(())
     }
 

@@ -1,12 +1,13 @@
 //! Linux's own ways to swap a guest, as who knows them sets them up.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, ensure};
-use vmtest::{HostSetting, Undo, setting};
+use anyhow::ensure;
+use vmtest::HostSetting;
 
 use super::medium::{Drive, SwapArea};
+use super::pool::{Pooled, Zram};
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
@@ -15,7 +16,6 @@ const MGLRU: &str = "/sys/kernel/mm/lru_gen/enabled";
 const CGROUP2: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const ZSWAP: &str = "/sys/module/zswap/parameters";
-const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 /// What there may be, best known first.
 const COMPRESSORS: [&str; 7] = ["zstd", "lz4", "lzo-rle", "lzo", "deflate", "lz4hc", "842"];
 
@@ -217,11 +217,11 @@ impl Swapping {
         let (area, zram, pooled) = match way.swap {
             Swap::Zram(compressor) => {
                 let zram = Zram::with(compressor, memory_bytes)?;
-                (SwapArea::at(&[&zram.device])?, Some(zram), None)
+                (SwapArea::at(&[zram.device()])?, Some(zram), None)
             }
             Swap::ZramDisk(compressor) => {
                 let zram = Zram::with(compressor, limit_bytes / 2)?;
-                (SwapArea::at(&[&zram.device, disk])?, Some(zram), None)
+                (SwapArea::at(&[zram.device(), disk])?, Some(zram), None)
             }
             Swap::Zswap(compressor) => {
                 settings.push(set(&zswap("compressor"), compressor)?);
@@ -268,85 +268,6 @@ fn set(path: &Path, value: &str) -> anyhow::Result<HostSetting> {
     HostSetting::of(path, value).map_err(anyhow::Error::msg)
 }
 
-/// Compressed memory of the host's, which version 1 of cgroups charges to nobody.
-#[derive(Clone)]
-pub enum Pooled {
-    Nothing,
-    Zswap,
-    /// By this file.
-    Zram(PathBuf),
-}
-
-impl Pooled {
-    /// How much there is now.
-    ///
-    /// # Errors
-    /// As the file system's, or the kernel tells nothing.
-    pub fn bytes(&self) -> anyhow::Result<u64> {
-        match self {
-            Pooled::Nothing => Ok(0),
-            Pooled::Zswap => {
-                let meminfo = fs::read_to_string("/proc/meminfo")?;
-                let line = meminfo.lines().find_map(|line| line.strip_prefix("Zswap:"));
-                let value = line.context("the kernel does not tell what zswap has")?;
-                Ok(value.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
-            }
-            Pooled::Zram(path) => zram_bytes(&fs::read_to_string(path)?),
-        }
-    }
-}
-
-/// The third figure: memory with all that the pool needs besides.
-fn zram_bytes(stat: &str) -> anyhow::Result<u64> {
-    Ok(stat.split_whitespace().nth(2).context("a short mm_stat")?.parse()?)
-}
-
-/// A zram device of our own.
-struct Zram {
-    device: PathBuf,
-    _undo: Undo,
-    _records: [Option<Undo>; 2],
-}
-
-impl Zram {
-    fn new() -> anyhow::Result<Zram> {
-        let control = Path::new(ZRAM_CONTROL);
-        // Reading adds one.
-        let add = || fs::read_to_string(control.join("hot_add"));
-        let (number, undo) = Undo::of(add, |number| {
-            let number = number.trim().to_owned();
-            move || {
-                let reset = format!("/sys/block/zram{number}/reset");
-                let gone = fs::write(&reset, "1")
-                    .and_then(|()| fs::write(Path::new(ZRAM_CONTROL).join("hot_remove"), &number));
-                if let Err(error) = gone {
-                    eprintln!("zram{number}: {error}");
-                }
-            }
-        })
-        .context("no zram")?;
-        let name = format!("zram{}", number.trim());
-        let reset = Path::new("/sys/block").join(&name).join("reset");
-        // What is on record last is done first.
-        let removed = setting::on_record(&control.join("hot_remove"), number.trim());
-        let records = [removed, setting::on_record(&reset, "1")];
-        Ok(Zram { device: Path::new("/dev").join(name), _undo: undo, _records: records })
-    }
-
-    /// One that is swapped to.
-    fn with(compressor: &str, bytes: u64) -> anyhow::Result<Zram> {
-        let zram = Zram::new()?;
-        fs::write(zram.file("comp_algorithm"), compressor).context("zram's compressor")?;
-        fs::write(zram.file("disksize"), bytes.to_string()).context("zram's size")?;
-        Ok(zram)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        let device = self.device.file_name().unwrap_or_default();
-        Path::new("/sys/block").join(device).join(name)
-    }
-}
-
 /// Who has the host swap takes turns.
 #[cfg(test)]
 pub fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
@@ -356,6 +277,8 @@ pub fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::bench::swap::medium::{Content, Medium};
 
@@ -365,8 +288,6 @@ mod tests {
                       name         : deflate\ndriver       : x\ntype         : scomp\n\n\
                       name         : zstd\ndriver       : y\ntype         : hash\n";
         assert_eq!(kernel_compressors(crypto), ["lzo-rle", "deflate"]);
-        assert_eq!(zram_bytes("1 2 4096 0 8 0 0 0\n").unwrap(), 4096);
-        assert!(zram_bytes("1 2").is_err());
     }
 
     /// What a way changes on the host.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-use super::linux::Pooled;
+use super::pool::Pooled;
 
 const REVIVE_BYTES: u64 = 1 << 20;
 const REVIVE_EVERY: Duration = Duration::from_millis(2);
