@@ -51,8 +51,8 @@ pub fn begin() -> anyhow::Result<Scratch> {
 
 /// The process that a name is of, if it is gone.
 fn is_left(name: &str) -> bool {
-    let number = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
-    let pid = number.and_then(|number| number.parse::<u32>().ok());
+    let number = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
+    let pid = number.and_then(|(number, _)| number.parse::<u32>().ok());
     pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
@@ -233,5 +233,6 @@ mod tests {
         assert!(!is_left(&format!("{PREFIX}{}-vm", std::process::id())));
         assert!(is_left(&format!("{PREFIX}4194305-vm")));
         assert!(!is_left("ebb-bench-vm") && !is_left("ebb-4194305-vm"));
+        assert!(!is_left("ebb-bench-4194305"));
     }
 }
