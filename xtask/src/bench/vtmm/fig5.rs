@@ -5,12 +5,17 @@ use ebb_heat::{TOP_LEVEL, Walk};
 
 use super::placement::{Placement, Recency, by_degree, by_threshold};
 use super::rig::{HotSet, Rig, WINDOWS};
+use crate::bench::blocks::{Blocks, Taken};
+use crate::bench::kept::{Figures, add};
 use crate::bench::report::Report;
-use crate::bench::rounds::Rounds;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
+const NAME: &str = "vtmm-fig5";
+/// All policies together, as a block has them.
+const SIDE: &str = "Ebb";
+const VMS: usize = 5;
 const PROGRAM_MIB: u64 = 200;
 /// The paper's.
 const HOT_PERCENTS: [u64; 6] = [10, 20, 40, 50, 60, 80];
@@ -43,22 +48,30 @@ impl Policy {
     }
 }
 
-/// A share of the best after each monitoring; the hot set moves after each [`STAGE`] of them.
+/// A share of the best after each monitoring; the hot set moves after each [`STAGE`] of them, once.
 struct Course {
     percent: u64,
     policy: Policy,
     shares: Vec<f64>,
 }
 
-impl Course {
-    /// At the end of the first stage.
-    fn fixed(&self) -> Rounds {
-        self.shares.iter().skip(STAGE - 1).take(1).copied().collect()
-    }
+/// What is told of a course, and after which stage.
+const TOLD: [(&str, usize); 2] = [("fixed", 1), ("moved", 2)];
+const COURSE: &str = "course";
 
-    /// At the end of each later one.
-    fn moved(&self) -> Rounds {
-        self.shares.iter().skip(STAGE - 1).step_by(STAGE).skip(1).copied().collect()
+/// By this name a VM has a figure.
+fn figure(percent: u64, policy: Policy, what: &str) -> String {
+    format!("{percent} %, {}, {what}", policy.name())
+}
+
+impl Course {
+    fn add_to(self, figures: &mut Figures) {
+        for (what, stage) in TOLD {
+            if let Some(&share) = self.shares.get(stage * STAGE - 1) {
+                add(figures, &figure(self.percent, self.policy, what), share);
+            }
+        }
+        figures.insert(figure(self.percent, self.policy, COURSE), self.shares);
     }
 }
 
@@ -67,27 +80,35 @@ impl Course {
 /// # Errors
 /// Somebody interrupts.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let quick = session.identity.quick;
-    let mut report = Report::new("vtmm-fig5");
+    let mut report = Report::new(NAME);
+    let mut blocks = Blocks::open(session, NAME)?;
+    report.seeded(blocks.seed());
+    let (percents, count): (&[u64], _) =
+        if session.identity.quick { (&QUICK_PERCENTS, 1) } else { (&HOT_PERCENTS, VMS) };
     report.note(format!(
-        "A guest's program with {PROGRAM_MIB} MiB in 4 KiB pages under TCG: 90 % of its accesses \
+        "A guest's program with {PROGRAM_MIB} MiB in 4 KiB pages: 90 % of its accesses \
          are of a hot part, scattered, the others of all. Fast memory has room for \
          {ROOM_PERCENT} % of the pages: plans over the program's pages say which; this host has one \
          node, so nothing is copied. Windows end when there was an access for each page. Figures are the share of \
          accesses that fast memory serves, of what it would at best, {STAGE} monitorings after the \
-         beginning or after a move."
+         beginning and after a move; {count} VMs."
     ));
-    let rig = Rig::start(PROGRAM_MIB, 2);
-    let (percents, stages): (&[u64], _) =
-        if quick { (&QUICK_PERCENTS, 3) } else { (&HOT_PERCENTS, 6) };
-    let mut courses = Vec::new();
-    for &percent in percents {
-        courses.extend(by_counts(&rig, percent, stages)?);
-        courses.push(by_recency(&rig, percent, stages)?);
-    }
-    rows(&mut report, &courses);
-    plot(&report, &courses)?;
+    let sides = (&[()][..], |()| SIDE.to_owned());
+    let taken = blocks.take(&mut report, "all policies", sides, count, |()| one(percents))?;
+    rows(&mut report, percents, &taken);
+    plot(&report, percents, &taken)?;
     Ok(report)
+}
+
+/// All policies look at the same VM.
+fn one(percents: &[u64]) -> anyhow::Result<Figures> {
+    let rig = Rig::start(PROGRAM_MIB, 2);
+    let mut figures = Figures::new();
+    for &percent in percents {
+        by_counts(&rig, percent)?.into_iter().for_each(|course| course.add_to(&mut figures));
+        by_recency(&rig, percent)?.add_to(&mut figures);
+    }
+    Ok(figures)
 }
 
 /// Heats the hot set of a stage.
@@ -103,11 +124,11 @@ fn first_touched(rig: &Rig) -> Placement {
 }
 
 /// What the queue counts, for those who go by that.
-fn by_counts(rig: &Rig, percent: u64, stages: usize) -> anyhow::Result<Vec<Course>> {
+fn by_counts(rig: &Rig, percent: u64) -> anyhow::Result<Vec<Course>> {
     let mut courses = [Policy::Ebb, Policy::Threshold, Policy::Nobody]
         .map(|policy| (Course { percent, policy, shares: Vec::new() }, first_touched(rig)));
     let mut levels = rig.tracked.levels(TOP_LEVEL);
-    for number in 0..stages {
+    for number in 0..TOLD.len() {
         let hot = stage(rig, percent, number);
         let hot_frames = rig.hot_frames(hot);
         for _ in 0..STAGE {
@@ -126,10 +147,10 @@ fn by_counts(rig: &Rig, percent: u64, stages: usize) -> anyhow::Result<Vec<Cours
 }
 
 /// What was used when, looked at in every window.
-fn by_recency(rig: &Rig, percent: u64, stages: usize) -> anyhow::Result<Course> {
+fn by_recency(rig: &Rig, percent: u64) -> anyhow::Result<Course> {
     let (mut recency, mut placement) = (Recency::default(), first_touched(rig));
     let mut course = Course { percent, policy: Policy::Lru, shares: Vec::new() };
-    for number in 0..stages {
+    for number in 0..TOLD.len() {
         let hot = stage(rig, percent, number);
         let hot_frames = rig.hot_frames(hot);
         for _ in 0..STAGE {
@@ -145,42 +166,31 @@ fn by_recency(rig: &Rig, percent: u64, stages: usize) -> anyhow::Result<Course> 
     Ok(course)
 }
 
-fn rows(report: &mut Report, courses: &[Course]) {
-    for ebb in courses.iter().filter(|course| course.policy == Policy::Ebb) {
-        let goal = GOALS[usize::from(ebb.percent > ROOM_PERCENT)];
-        let others = courses.iter().filter(|course| course.percent == ebb.percent);
-        for other in others.filter(|course| course.policy != Policy::Ebb) {
-            for (what, figure) in
-                [("fixed", Course::fixed as fn(&Course) -> Rounds), ("moved", Course::moved)]
-            {
-                let what = format!("{} % hot, {what}: share of the best", ebb.percent);
-                let row = Row::new(what, "", &figure(ebb));
-                let row = row.against(other.policy.name(), &figure(other));
-                report.row(row.not_less_than(goal));
+fn rows(report: &mut Report, percents: &[u64], taken: &Taken) {
+    for &percent in percents {
+        let goal = GOALS[usize::from(percent > ROOM_PERCENT)];
+        for other in POLICIES.into_iter().filter(|policy| *policy != Policy::Ebb) {
+            for (what, _) in TOLD {
+                let of = |policy| taken.rounds(SIDE, &figure(percent, policy, what));
+                let what = format!("{percent} % hot, {what}: share of the best");
+                let row = Row::new(what, "", &of(Policy::Ebb)).failed(taken.failed());
+                report.row(row.against_vms(other.name(), &of(other)).not_less_than(goal));
             }
         }
     }
 }
 
-fn plot(report: &Report, courses: &[Course]) -> anyhow::Result<()> {
-    let mut percents: Vec<u64> = courses.iter().map(|course| course.percent).collect();
-    percents.dedup();
+/// Of the last VM.
+fn plot(report: &Report, percents: &[u64], taken: &Taken) -> anyhow::Result<()> {
+    let series = |percent: u64, policy: Policy| {
+        let shares = taken.course(SIDE, &figure(percent, policy, COURSE));
+        let points = (1..).zip(shares).map(|(x, share)| (f64::from(x), share)).collect();
+        Series { name: policy.name().into(), points, is_bound: false }
+    };
     let panel = |&percent: &u64| Panel {
         title: format!("{percent} % hot"),
-        series: POLICIES
-            .iter()
-            .filter_map(|&policy| {
-                let is_it = |course: &&Course| course.percent == percent && course.policy == policy;
-                let shares = &courses.iter().find(is_it)?.shares;
-                let points = (1..).zip(shares).map(|(x, &share)| (f64::from(x), share)).collect();
-                Some(Series { name: policy.name().into(), points, is_bound: false })
-            })
-            .collect(),
-        marks: (1..)
-            .map(|number| (number * STAGE) as f64 + 0.5)
-            .take_while(|&at| courses.iter().any(|course| at < course.shares.len() as f64))
-            .map(|at| (at, "moves".into()))
-            .collect(),
+        series: POLICIES.iter().map(|&policy| series(percent, policy)).collect(),
+        marks: vec![(STAGE as f64 + 0.5, "moves".into())],
         ..Panel::default()
     };
     let panels: Vec<Panel> = percents.iter().map(panel).collect();
