@@ -187,4 +187,38 @@ mod tests {
             assert_eq!(line.iter().filter(|word| word.contains("num-queues=2")).count(), 1);
         }
     }
+
+    /// What may differ is let through whole: this is all that does.
+    #[test]
+    fn what_differs_is_nothing_but_who_serves() {
+        let served = |keeper| -> Vec<String> {
+            let begins = ["memory-backend-", "file=", "virtio-blk-pci,", "vhost-user-blk-pci,"];
+            let is = |word: &String| begins.iter().any(|begin| word.starts_with(begin));
+            line(keeper).into_iter().filter(is).collect()
+        };
+        let bytes = 512 << 20;
+        for keeper in keepers() {
+            let due = match keeper.linux() {
+                Some(way) => [
+                    format!("memory-backend-{},id=ram0,size={bytes}", way.backend()),
+                    "file=/dev/loop7,if=none,id=disk,format=raw,cache=none,aio=io_uring,\
+                     discard=unmap"
+                        .into(),
+                    "virtio-blk-pci,drive=disk,iothread=io,num-queues=2,logical_block_size=4096,\
+                     physical_block_size=4096"
+                        .into(),
+                ]
+                .to_vec(),
+                None => [
+                    format!(
+                        "memory-backend-file,id=ram0,size={bytes},mem-path=/proc/self/fd/0,\
+                         share=on,align=2M,dump=off"
+                    ),
+                    "vhost-user-blk-pci,chardev=ebb-disk0,num-queues=2".into(),
+                ]
+                .to_vec(),
+            };
+            assert_eq!(served(keeper), due, "{}", keeper.name());
+        }
+    }
 }
