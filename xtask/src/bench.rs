@@ -53,8 +53,6 @@ pub use row::short;
 use session::Session;
 pub use stats::Interval;
 
-/// Locked while benchmarks run.
-const TURN: &str = "ebb-bench.lock";
 /// Names a directory of programs that somebody else has built.
 const PROGRAMS: &str = "EBB_BIN_DIR";
 
@@ -237,14 +235,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two at once would measure each other, and undo each other's settings.
+/// Two at once would measure each other, and undo each other's settings. Leaves no file behind.
 fn turn() -> anyhow::Result<File> {
-    let path = std::env::temp_dir().join(TURN);
-    let file = File::options().create(true).write(true).truncate(false).open(&path);
-    let file = file.with_context(|| path.display().to_string())?;
-    let lock = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-    lock.with_context(|| format!("{}: another benchmark runs here", path.display()))?;
-    Ok(file)
+    let place = File::open(std::env::temp_dir())?;
+    let lock = rustix::fs::flock(&place, FlockOperation::NonBlockingLockExclusive);
+    lock.context("another benchmark runs here")?;
+    Ok(place)
 }
 
 /// What is measured is of this tree.

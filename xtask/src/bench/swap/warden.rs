@@ -201,25 +201,65 @@ fn number(path: &Path) -> anyhow::Result<u64> {
 }
 
 impl Parts {
-    /// The guest's memory is the one mapping of this size.
+    /// The guest's memory is the one file, or else the one anonymous mapping, of this size: of a file
+    /// there may be several mappings, one behind the other.
     fn of(smaps: &str, memory_bytes: u64) -> anyhow::Result<Parts> {
-        let (mut size, mut found, mut parts) = (0, 0, Parts::default());
-        for line in smaps.lines() {
-            let Some((name, value)) = line.split_once(':') else { continue };
-            match name {
-                "Size" => {
-                    size = bytes(value)?;
-                    found += u32::from(size == memory_bytes);
-                }
-                "Rss" if size == memory_bytes => parts.guest += bytes(value)?,
-                "Anonymous" if size != memory_bytes => parts.own += bytes(value)?,
-                "Swap" if size != memory_bytes => parts.own_swapped += bytes(value)?,
-                _ => {}
-            }
-        }
-        ensure!(found == 1, "{found} mappings of QEMU look like its guest's memory");
-        Ok(parts)
+        let mappings = mappings(smaps)?;
+        let size_of = |inode: u64| -> u64 {
+            mappings.iter().filter(|other| other.inode == inode).map(|other| other.size).sum()
+        };
+        let is_guests = |mapping: &&Mapping| match mapping.inode {
+            0 => mapping.size == memory_bytes,
+            inode => size_of(inode) == memory_bytes,
+        };
+        let (guests, others): (Vec<_>, Vec<_>) = mappings.iter().partition(is_guests);
+        let sizes: u64 = guests.iter().map(|mapping| mapping.size).sum();
+        ensure!(
+            sizes == memory_bytes,
+            "{} mappings of QEMU look like its guest's memory, and have {} MiB",
+            guests.len(),
+            sizes >> 20
+        );
+        Ok(Parts {
+            guest: guests.iter().map(|mapping| mapping.resident).sum(),
+            own: others.iter().map(|mapping| mapping.anonymous).sum(),
+            own_swapped: others.iter().map(|mapping| mapping.swapped).sum(),
+        })
     }
+}
+
+/// Of a process, in bytes.
+#[derive(Default)]
+struct Mapping {
+    /// Of its file; 0: it has none.
+    inode: u64,
+    size: u64,
+    resident: u64,
+    anonymous: u64,
+    swapped: u64,
+}
+
+/// Of smaps, each a line with addresses and lines with sizes.
+fn mappings(smaps: &str) -> anyhow::Result<Vec<Mapping>> {
+    let mut all: Vec<Mapping> = Vec::new();
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        if words.next().is_some_and(|word| !word.ends_with(':')) {
+            let inode = words.nth(3).context("a mapping without a file")?.parse()?;
+            all.push(Mapping { inode, ..Mapping::default() });
+        }
+        let (Some(mapping), Some((name, value))) = (all.last_mut(), line.split_once(':')) else {
+            continue;
+        };
+        match name {
+            "Size" => mapping.size = bytes(value)?,
+            "Rss" => mapping.resident = bytes(value)?,
+            "Anonymous" => mapping.anonymous = bytes(value)?,
+            "Swap" => mapping.swapped = bytes(value)?,
+            _ => {}
+        }
+    }
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -317,13 +357,17 @@ mod tests {
 
     #[test]
     fn the_guest_is_told_from_its_vmm() {
-        let smaps = "7f00-7f01 rw-p 0 00:01 7    /usr/bin/qemu\n\
+        let smaps = "7f00-7f01 r-xp 0 00:01 7    /usr/bin/qemu\n\
             Size:   4 kB\nKernelPageSize:   4 kB\nRss:   4 kB\nAnonymous: 0 kB\n\
             7f10-7f11 rw-p 0 00:00 0\nSize: 2048 kB\nRss: 512 kB\nAnonymous: 512 kB\n\
             7f20-7f21 rw-p 0 00:00 0\nSize: 64 kB\nRss: 16 kB\nAnonymous: 12 kB\nSwap: 8 kB\n";
         let parts = Parts { guest: 512 << 10, own: 12 << 10, own_swapped: 8 << 10 };
         assert_eq!(Parts::of(smaps, 2 << 20).unwrap(), parts);
         assert!(Parts::of(smaps, 4 << 20).is_err());
+        // Userfaultfd and madvise(2) make several of one.
+        let half = "rw-s 0 00:01 9 /memfd:ram (deleted)\nSize: 4096 kB\nRss: 100 kB\n";
+        let file = format!("{smaps}7f30-7f31 {half}7f31-7f32 {half}");
+        assert_eq!(Parts::of(&file, 8 << 20).unwrap().guest, 200 << 10);
         let two = smaps.repeat(2);
         assert!(Parts::of(&two, 2 << 20).is_err());
     }
