@@ -6,6 +6,8 @@ use vmtest::{Guest, Host, HostSetting, Vm, assets, require, until};
 const MIB: u64 = 1 << 20;
 /// What the guest touches while the evicting threads get their turn.
 const SLACK_BYTES: u64 = 48 * MIB;
+/// Of a VM of which something was evicted.
+const REFILL_THREADS: usize = 16;
 
 fn limit(vm: &Vm, mib: u64) {
     vm.ebb(&format!("limit {mib}M")).ok();
@@ -58,10 +60,10 @@ fn refill_threads_come_with_the_first_eviction() {
     vm.guest("fill a 400M");
     limit(&vm, 200);
     assert_eq!(vm.guest("check a"), "0");
-    assert_eq!(host.threads("refill"), 4);
+    assert_eq!(host.threads("refill"), REFILL_THREADS);
     host.kill9();
     host.start();
-    assert_eq!(host.threads("refill"), 4);
+    assert_eq!(host.threads("refill"), REFILL_THREADS);
     assert_eq!(vm.guest("check a"), "0");
 }
 
