@@ -21,10 +21,12 @@ use crate::window::Windows;
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// What the guest has freed is looked for so often where nothing is to be evicted.
 const SWEEP_EVERY: Duration = Duration::from_secs(2);
-/// In so many windows of which anything was evicted it is looked for at once,
-const SWEEP_WINDOWS: usize = 512;
-/// until the old content of so many frames was dropped.
+/// So many words of the ledger are looked at for that in a go,
+const SWEEP_WORDS: u64 = 1 << 20;
+/// until the old content of so many frames was dropped,
 const SWEEP_DROPS: usize = 4096;
+/// or for so long.
+const SWEEP: Duration = Duration::from_millis(5);
 /// Evicted before commands are looked at again.
 const STEP_FRAMES: usize = 4096;
 /// After so many steps of which nothing went, all that was chosen being in use, it waits.
@@ -124,22 +126,23 @@ impl Limiter {
         Arc::clone(&self.pagemap)
     }
 
-    /// Drops what is kept of frames that the guest has freed, in the windows whose turn it is.
-    fn sweep(&mut self, windows: &Windows<'_>) {
+    /// Drops what is kept of frames that the guest has freed, in the windows whose turn it is: in one
+    /// at least, and until `end`.
+    fn sweep(&mut self, windows: &Windows<'_>, end: Instant) {
         self.swept_at = Instant::now();
-        if self.keeps_freed {
+        if self.keeps_freed || windows.of.guest.is_none() {
             return;
         }
         let count = windows.pager.ram().end().0.div_ceil(FRAMES_PER_HUGE).max(1);
-        let (mut looked, mut dropped) = (0, 0);
+        let (mut words, mut dropped) = (0, 0);
         for _ in 0..count {
-            if looked >= SWEEP_WINDOWS || dropped >= SWEEP_DROPS {
-                return;
-            }
             let found = windows.drop_freed(HugeFrame(self.sweeps % count));
             self.sweeps = (self.sweeps + 1) % count;
-            looked += usize::from(found.is_some());
+            words += if found.is_some() { FRAMES_PER_HUGE } else { 1 };
             dropped += found.unwrap_or(0);
+            if words >= SWEEP_WORDS || dropped >= SWEEP_DROPS || Instant::now() >= end {
+                return;
+            }
         }
     }
 
@@ -164,7 +167,7 @@ impl Limiter {
         let over = taken.saturating_sub(marks.low_bytes);
         if over == 0 {
             self.rest();
-            self.sweep(windows);
+            self.sweep(windows, Instant::now() + SWEEP);
             return Ok(Left::Nothing);
         }
         if self.vain_until.is_some_and(|until| Instant::now() < until) {
@@ -174,12 +177,15 @@ impl Limiter {
         // In whole huge frames, which go as such.
         let ahead = self.ahead_bytes.min(2 * (marks.high_bytes - marks.low_bytes));
         let want = (over + ahead).div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
-        if self.asks() {
+        let asks = self.asks();
+        if asks {
             self.asked_at = Some(Instant::now());
             self.unmapped = unmapped(pager)?;
-            self.sweep(windows);
         }
         let (frames, free) = self.choose(windows, want.min(STEP_FRAMES), end)?;
+        if asks {
+            self.sweep(windows, Instant::now() + SWEEP);
+        }
         let known = Known { of: windows.of, pager, free: &free };
         let evicted = pager.evict(&frames, &known);
         let left = pager.taken_bytes()?;

@@ -65,17 +65,18 @@ impl<'a> Windows<'a> {
     }
 
     /// Drops what is kept of a window's frames that the guest has freed; of how many that was. `None`:
-    /// there was nothing to look at.
+    /// it has one word, and nothing of it went.
     pub fn drop_freed(&self, window: HugeFrame) -> Option<usize> {
         let (guest, _) = self.of.guest?;
         let ledger = self.pager.ledger();
+        if !ledger.is_split(window) {
+            return None;
+        }
         let all = FrameRange::huge(window);
         let is_elsewhere = |gfn: &Gfn| ledger.content(*gfn).is_elsewhere();
-        // Of a huge frame that has one word nothing went.
-        let frames = all.frames().filter(|_| ledger.is_split(window));
-        let elsewhere: Vec<Gfn> = frames.filter(is_elsewhere).collect();
+        let elsewhere: Vec<Gfn> = all.frames().filter(is_elsewhere).collect();
         if elsewhere.is_empty() {
-            return None;
+            return Some(0);
         }
         let mut free = Vec::new();
         guest.memmap().kinds_in(&self.pager.view(), guest.layout(), all, |frames, kind, _| {

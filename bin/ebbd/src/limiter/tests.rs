@@ -107,7 +107,7 @@ fn a_search_in_vain_is_not_begun_again_at_once() {
 #[test]
 fn a_sweep_passes_over_what_was_not_evicted() {
     let forge = Forge::with_free_blocks(4);
-    let Some(machine) = Machine::forged_above(&forge, 600) else {
+    let Some(machine) = Machine::forged_above(&forge, 3000) else {
         return eprintln!("SKIPPED: no userfaultfd");
     };
     let (mut child, vmm) = vmm();
@@ -120,8 +120,20 @@ fn a_sweep_passes_over_what_was_not_evicted() {
     let (pagemap, no, cold) = (limiter.pagemap(), |_| false, |_| 0);
     let of = Sources { process: &vmm, guest: Some((&kernel, &|| true)), pins: false };
     let windows = Windows::new(of, &machine.pager, &pagemap, &no, &cold, false);
+    let dropped = || machine.pager.counters.dropped_frames.load(Relaxed);
+    // Windows that have one word cost next to nothing,
+    let late = Instant::now() + Duration::from_secs(60);
     limiter.sweeps = 5;
-    limiter.sweep(&windows);
-    assert_eq!(machine.pager.counters.dropped_frames.load(Relaxed), 8);
+    limiter.sweep(&windows, late);
+    assert_eq!((limiter.sweeps, dropped()), (5, 8));
+    // but there is an end for others, of which nothing is elsewhere any more,
+    let count = machine.pager.ram().end().huge().0;
+    (5..count).for_each(|window| drop(machine.pager.ledger().split(HugeFrame(window))));
+    limiter.sweep(&windows, late);
+    assert_eq!(limiter.sweeps, 5 + SWEEP_WORDS / FRAMES_PER_HUGE);
+    // and in time.
+    limiter.sweeps = 5;
+    limiter.sweep(&windows, Instant::now());
+    assert_eq!(limiter.sweeps, 6);
     child.wait().unwrap();
 }
