@@ -176,9 +176,13 @@ impl State {
 
     /// Whether the guest's first touches wait until the store has room.
     pub(crate) fn waits(&self) -> bool {
-        self.held.record.settings.when_swap_is_full == WhenFull::Wait
-            && self.marks().is_some()
-            && self.trouble.as_ref().is_some_and(Trouble::is_no_room)
+        self.may_wait() && self.trouble.as_ref().is_some_and(Trouble::is_no_room)
+    }
+
+    /// Whether they do where it has none.
+    fn may_wait(&self) -> bool {
+        let when_full = self.held.record.settings.when_swap_is_full;
+        when_full == WhenFull::Wait && self.marks().is_some()
     }
 
     /// What there is no room for, and what to do.
@@ -223,8 +227,9 @@ impl State {
         match result {
             Ok(left) => {
                 let over = || self.is_above(|marks| marks.high_bytes);
-                self.trouble = before.filter(|before| before.stays(left, over));
-                if !self.is_above(|marks| marks.limit_bytes) {
+                let why = self.last_trouble.as_ref();
+                self.trouble = trouble::after_step(before, left, why, self.may_wait(), over);
+                if self.trouble.is_none() && !self.is_above(|marks| marks.limit_bytes) {
                     self.last_trouble = None;
                 }
                 left
@@ -232,16 +237,21 @@ impl State {
             Err(error) => {
                 let no_room = trouble::is_no_room(&error);
                 let why = self.explain_saving(&error);
-                if self.last_trouble.as_ref() != Some(&why) {
-                    tracing::error!("{}: {why}", self.held.record.name);
-                }
-                self.last_trouble = Some(why.clone());
+                self.tell(&why);
                 self.trouble = Some(match no_room {
                     true => Trouble::no_room(why),
                     false => Trouble::new(why, before),
                 });
                 Left::Nothing
             }
+        }
+    }
+
+    /// Tells of trouble, once as long as it lasts.
+    fn tell(&mut self, why: &String) {
+        if self.last_trouble.as_ref() != Some(why) {
+            tracing::error!("{}: {why}", self.held.record.name);
+            self.last_trouble = Some(why.clone());
         }
     }
 
@@ -349,8 +359,11 @@ impl State {
         let (pager, pagemap) = (&held.pager, limiter.pagemap());
         let mut windows = Windows::new(of, pager, &pagemap, &spare, &heat, has_disk);
         let left = limiter.step(&mut windows, marks, end)?;
+        if let Some(error) = limiter.lacks_room() {
+            self.tell(&self.explain_saving(error));
+        }
         let refused = limiter.refused.take().map(|error| self.explain_saving(&error));
-        let taken = held.pager.taken_bytes()?;
+        let taken = self.held.pager.taken_bytes()?;
         let over = taken > marks.limit_bytes;
         let in_vain = over && left == Left::Nothing;
         self.stuck = in_vain.then(|| self.out_of_reach(pinned.as_deref(), taken));

@@ -121,6 +121,11 @@ impl Limiter {
         self.hand.kernel_frames() * FRAME_BYTES
     }
 
+    /// What the store has no room for, while what needs none is looked for.
+    pub fn lacks_room(&self) -> Option<&io::Error> {
+        self.no_room.as_ref()
+    }
+
     /// The VMM's page table.
     pub fn pagemap(&self) -> Arc<Pagemap> {
         Arc::clone(&self.pagemap)

@@ -25,7 +25,8 @@ pub struct Trouble {
 impl Trouble {
     /// It happens now, perhaps once more.
     pub fn new(why: String, before: Option<Trouble>) -> Trouble {
-        let pause = before.map_or(PAUSE_MIN, |before| (before.pause * 2).min(PAUSE_MAX));
+        let pause =
+            before.map_or(PAUSE_MIN, |before| (before.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX));
         Trouble { why, no_room: false, pause, since: Instant::now() }
     }
 
@@ -44,20 +45,30 @@ impl Trouble {
         &self.why
     }
 
-    /// Whether it is in the way as before after a step without an error of its own. A step that looks
-    /// for what needs no room tells of none; `over`: more is taken than faults may bring.
-    pub fn stays(&self, left: Left, over: impl FnOnce() -> bool) -> bool {
-        self.no_room
-            && match left {
-                Left::MoreWithoutRoom => true,
-                Left::More => false,
-                Left::Nothing => over(),
-            }
-    }
-
     /// Whether it is too early to try again.
     pub fn rests(&self) -> bool {
         self.since.elapsed() < self.pause
+    }
+}
+
+/// A step ended without an error of its own: `before` was in the way, and this is now. Of one that looks for
+/// what needs no room, `why` tells what there is none for. First touches that wait for room (`waits`) do so while
+/// more is taken than they may bring (`over`), also where a step found what needs none.
+pub fn after_step(
+    before: Option<Trouble>,
+    left: Left,
+    why: Option<&String>,
+    waits: bool,
+    over: impl FnOnce() -> bool,
+) -> Option<Trouble> {
+    let before = before.filter(Trouble::is_no_room);
+    match left {
+        Left::MoreWithoutRoom => before.or_else(|| {
+            let why = why.cloned().unwrap_or_default();
+            Some(Trouble { pause: Duration::ZERO, ..Trouble::no_room(why) })
+        }),
+        Left::More => before.filter(|_| waits && over()),
+        Left::Nothing => before.filter(|_| over()),
     }
 }
 
@@ -218,16 +229,37 @@ mod tests {
         assert_eq!(line, other.to_string());
     }
 
+    /// Whether there is trouble for want of room after each of these steps, while that much is taken.
+    fn waits_after(steps: &[Option<Left>], waits: bool, over: bool) -> Vec<bool> {
+        let why = String::from("full");
+        let mut trouble = None;
+        let step = |left: &Option<Left>| {
+            trouble = match *left {
+                None => Some(Trouble::no_room(why.clone())),
+                Some(left) => after_step(trouble.take(), left, Some(&why), waits, || over),
+            };
+            trouble.as_ref().is_some_and(|trouble| trouble.is_no_room() && trouble.why() == why)
+        };
+        steps.iter().map(step).collect()
+    }
+
     #[test]
     fn a_guest_waits_while_what_needs_no_room_is_looked_for() {
         use Left::{More, MoreWithoutRoom, Nothing};
-        let none = Trouble::no_room("full".into());
-        let stays = |trouble: &Trouble, over| {
-            [Nothing, More, MoreWithoutRoom].map(|left| trouble.stays(left, || over))
-        };
-        assert_eq!(stays(&none, true), [true, false, true]);
-        assert_eq!(stays(&none, false), [false, false, true]);
-        assert_eq!(stays(&Trouble::new("broken".into(), None), true), [false; 3]);
+        // The first step after the pause found what needs none, and the next one did not.
+        let steps = [None, Some(More), Some(MoreWithoutRoom), Some(More), Some(Nothing)];
+        assert_eq!(waits_after(&steps, true, true), [true; 5]);
+        // Nobody waits: what goes again is waited for as ever.
+        assert_eq!(waits_after(&steps, false, true), [true, false, true, false, false]);
+        assert_eq!(waits_after(&steps, true, false), [true, false, true, false, false]);
+        // In the first search, too.
+        assert_eq!(waits_after(&[Some(More), Some(MoreWithoutRoom)], true, true), [false, true]);
+        let found = after_step(None, MoreWithoutRoom, None, true, || true);
+        let found = found.inspect(|found| assert!(!found.rests(), "it goes on at once"));
+        assert!(Trouble::new("broken".into(), found).rests(), "but not what is worse");
+        let broken = || Some(Trouble::new("broken".into(), None));
+        assert!(after_step(broken(), More, None, true, || true).is_none());
+        assert!(after_step(broken(), Nothing, None, true, || true).is_none());
     }
 
     #[test]
