@@ -1,9 +1,5 @@
 //! A limit on a VM's resident memory, and the marks around it.
 
-use std::io;
-
-use ebb_pager::Pager;
-
 /// A sixteenth of the limit is kept free for what the guest touches next,
 const GAP_PART: u64 = 16;
 /// within these bounds.
@@ -59,14 +55,6 @@ pub enum Left {
     More,
     /// The same, and what needs room in the store has none.
     MoreWithoutRoom,
-}
-
-/// What is taken above the mark down to which is evicted.
-///
-/// # Errors
-/// As fstat(2).
-pub fn excess_bytes(pager: &Pager, marks: Marks) -> io::Result<u64> {
-    Ok(pager.taken_bytes()?.saturating_sub(marks.low_bytes))
 }
 
 #[cfg(test)]

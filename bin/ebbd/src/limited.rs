@@ -11,7 +11,7 @@ use ebb_units::{Bytes, Gfn};
 use ebb_vm::pinning::pinning;
 
 use crate::judge::Sources;
-use crate::limit::{Left, Marks, excess_bytes, floor_bytes};
+use crate::limit::{Left, Marks, floor_bytes};
 use crate::limiter::Limiter;
 use crate::open_files::OpenFiles;
 use crate::problem::{Answer, failed, not_allowed};
@@ -161,13 +161,16 @@ impl State {
             let left = result.and_then(|left| self.write_back(end).map(|()| left));
             more = self.note(left) != Left::Nothing;
         }
-        self.limiter = Some(limiter);
         self.halt(marks);
         // Faults do not wait a little for room that nobody makes; for room that somebody may make
         // the halted ones wait longer.
-        let in_the_way = (self.stuck.is_some() || self.trouble.is_some()) && !self.waits();
-        let (tell, wait) = if in_the_way { (u64::MAX, u64::MAX) } else { marks.pressure() };
+        let (tell, wait) = match limiter.vain_mark(marks) {
+            _ if self.trouble.is_some() && !self.waits() => (u64::MAX, u64::MAX),
+            Some(mark) => (mark, u64::MAX),
+            None => marks.pressure(),
+        };
         self.held.pager.set_marks(tell, wait);
+        self.limiter = Some(limiter);
         if more && !self.pressed.swap(true, AcqRel) {
             // This is the thread that reads it.
             let _ = self.own.send(Command::Pressure);
@@ -294,7 +297,8 @@ impl State {
         marks: Marks,
         end: Instant,
     ) -> std::io::Result<Left> {
-        let relieved = excess_bytes(&self.held.pager, marks)? == 0;
+        let taken = self.held.pager.taken_bytes()?;
+        let relieved = taken <= marks.low_bytes;
         if relieved {
             self.stuck = None;
             limiter.rest();
@@ -303,13 +307,13 @@ impl State {
             }
         }
         self.expect_refills()?;
-        if (relieved || limiter.asks()) && !self.is_halted() {
+        if (relieved || limiter.asks(marks, taken)) && !self.is_halted() {
             // QEMU may wait for the vCPU whose fault waits for room.
             let (tell, wait) = self.held.pager.marks();
             self.held.pager.set_marks(u64::MAX, u64::MAX);
             self.ask_guest(relieved);
             self.held.pager.set_marks(tell, wait);
-            if !relieved && excess_bytes(&self.held.pager, marks)? == 0 {
+            if !relieved && self.held.pager.taken_bytes()? <= marks.low_bytes {
                 return Ok(Left::Nothing);
             }
         }
@@ -365,7 +369,7 @@ impl State {
         let refused = limiter.refused.take().map(|error| self.explain_saving(&error));
         let taken = self.held.pager.taken_bytes()?;
         let over = taken > marks.limit_bytes;
-        let in_vain = over && left == Left::Nothing;
+        let in_vain = over && limiter.vain_mark(marks).is_some();
         self.stuck = in_vain.then(|| self.out_of_reach(pinned.as_deref(), taken));
         self.last_trouble = refused.or(self.last_trouble.take());
         Ok(left)

@@ -35,7 +35,7 @@ const FRUITLESS_STEPS: u32 = 8;
 const SEARCHES: usize = 8;
 /// A search in vain is not begun again for so many times as long as it took,
 const VAIN_PAUSE: u32 = 4;
-/// or for this.
+/// but for no longer than this.
 const VAIN_PAUSE_MOST: Duration = Duration::from_secs(4);
 
 /// What is known of one VM's frames for the sake of its limit.
@@ -49,8 +49,8 @@ pub struct Limiter {
     fruitless: u32,
     /// Since then it is looked for what may go, and nothing went.
     began: Option<Instant>,
-    /// Nothing was found: no use to look again before this.
-    vain_until: Option<Instant>,
+    /// The last search, as long as nothing went since.
+    vain: Option<Vain>,
     /// The store has no room: what goes without is looked for.
     no_room: Option<io::Error>,
     swept_at: Instant,
@@ -84,7 +84,7 @@ impl Limiter {
             unmapped: Vec::new(),
             fruitless: 0,
             began: None,
-            vain_until: None,
+            vain: None,
             no_room: None,
             swept_at: Instant::now(),
             sweeps: 0,
@@ -95,9 +95,22 @@ impl Limiter {
     }
 
     /// Whether the guest's kernel is to be asked whether it is the one that runs, before the next
-    /// step.
-    pub fn asks(&self) -> bool {
-        self.asked_at.is_none_or(|at| at.elapsed() > ASK_EVERY)
+    /// step, while that much is taken.
+    pub fn asks(&self, marks: Marks, taken_bytes: u64) -> bool {
+        let is_due = self.asked_at.is_none_or(|at| at.elapsed() > ASK_EVERY);
+        is_due && !self.rests(marks, taken_bytes)
+    }
+
+    /// Nothing may go, as far as anybody knows: more taken than this, and it is looked for again.
+    pub fn vain_mark(&self, marks: Marks) -> Option<u64> {
+        let vain = self.vain.as_ref()?;
+        Some(vain.taken_bytes.saturating_add(marks.high_bytes - marks.low_bytes))
+    }
+
+    /// Whether it is too early to look again for what may go.
+    fn rests(&self, marks: Marks, taken_bytes: u64) -> bool {
+        self.vain.as_ref().is_some_and(|vain| Instant::now() < vain.until)
+            && self.vain_mark(marks).is_some_and(|mark| taken_bytes <= mark)
     }
 
     /// Whether the next step looks for what the guest has freed, with nothing to evict.
@@ -153,7 +166,14 @@ impl Limiter {
 
     /// Nothing has to go.
     pub fn rest(&mut self) {
-        (self.ahead_bytes, self.no_room, self.vain_until) = (0, None, None);
+        (self.ahead_bytes, self.no_room, self.vain) = (0, None, None);
+        self.begin_anew();
+    }
+
+    /// The next search has all of memory before it.
+    fn begin_anew(&mut self) {
+        (self.fruitless, self.began) = (0, None);
+        self.hand.begin_anew();
     }
 
     /// Evicts a step, as long as more than the low mark is resident. It looks for what may go until
@@ -175,14 +195,14 @@ impl Limiter {
             self.sweep(windows, Instant::now() + SWEEP);
             return Ok(Left::Nothing);
         }
-        if self.vain_until.is_some_and(|until| Instant::now() < until) {
+        if self.rests(marks, taken) {
             return Ok(Left::Nothing);
         }
         let began = *self.began.get_or_insert_with(Instant::now);
         // In whole huge frames, which go as such.
         let ahead = self.ahead_bytes.min(2 * (marks.high_bytes - marks.low_bytes));
         let want = (over + ahead).div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
-        let asks = self.asks();
+        let asks = self.asks(marks, taken);
         if asks {
             self.asked_at = Some(Instant::now());
             self.unmapped = unmapped(pager)?;
@@ -206,7 +226,8 @@ impl Limiter {
                     None if is_more => Ok(self.more()),
                     None => {
                         let pause = (began.elapsed() * VAIN_PAUSE).min(VAIN_PAUSE_MOST);
-                        self.vain_until = Some(Instant::now() + pause);
+                        let until = Instant::now() + pause;
+                        self.vain = Some(Vain { until, taken_bytes: left });
                         Ok(Left::Nothing)
                     }
                 }
@@ -243,9 +264,9 @@ impl Limiter {
         let is_over = tried == 0 && self.hand.is_barren();
         let is_more = any || !(is_over || self.fruitless >= FRUITLESS_STEPS);
         if any || !is_more {
-            (self.fruitless, self.began) = (0, None);
-            self.hand.begin_anew();
+            self.begin_anew();
         }
+        self.vain.take_if(|_| any);
         is_more
     }
 
@@ -283,6 +304,14 @@ impl Limiter {
         self.hand.is_emptied(Instant::now());
         Ok(())
     }
+}
+
+/// A search in which nothing was found that may go.
+struct Vain {
+    /// No use to look again before this,
+    until: Instant,
+    /// unless much more than this is taken.
+    taken_bytes: u64,
 }
 
 /// What of RAM the VMM has not mapped.

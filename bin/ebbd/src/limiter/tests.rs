@@ -96,11 +96,49 @@ fn a_search_in_vain_is_not_begun_again_at_once() {
     assert!(asked > 0);
     assert_eq!(limiter.step(&mut windows, marks, end).unwrap(), Left::Nothing);
     assert_eq!(stays.get(), asked, "nothing is asked again");
-    // But once that may have changed.
+    limiter.asked_at = None;
+    let taken = machine.pager.taken_bytes().unwrap();
+    assert!(!limiter.asks(marks, taken), "nor the guest");
+    // But once much more is taken,
+    machine.write(4, 2);
+    assert!(limiter.asks(marks, taken + 2 * FRAME_BYTES));
+    limiter.began = Some(Instant::now() - Duration::from_secs(1));
+    limiter.step(&mut windows, marks, end).unwrap();
+    assert!(stays.get() > asked);
+    // or once that may have changed.
+    let asked = stays.get();
+    limiter.step(&mut windows, marks, end).unwrap();
+    assert_eq!(stays.get(), asked);
     limiter.rest();
     limiter.step(&mut windows, marks, end).unwrap();
     assert!(stays.get() > asked);
     child.wait().unwrap();
+}
+
+/// What it takes stays out of reach until something went, not only until it is looked for again.
+#[test]
+fn what_is_out_of_reach_is_so_until_something_goes() {
+    let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
+    let marks = Marks { limit_bytes: 30, high_bytes: 20, low_bytes: 15 };
+    assert_eq!(limiter.vain_mark(marks), None);
+    limiter.vain = Some(Vain { until: Instant::now(), taken_bytes: 40 });
+    assert!(!limiter.rests(marks, 40), "it is looked for again");
+    assert!(limiter.is_more(8, false));
+    assert_eq!(limiter.vain_mark(marks), Some(45));
+    assert!(limiter.is_more(8, true));
+    assert_eq!(limiter.vain_mark(marks), None);
+}
+
+/// A burst leaves nothing behind that would end the search in the next one too soon, or have it
+/// rest for too long.
+#[test]
+fn a_search_begins_anew_where_nothing_had_to_go() {
+    let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
+    limiter.began = Some(Instant::now());
+    assert!((1..FRUITLESS_STEPS).all(|_| limiter.is_more(8, false)));
+    limiter.rest();
+    assert!(limiter.began.is_none());
+    assert!((1..FRUITLESS_STEPS).all(|_| limiter.is_more(8, false)));
 }
 
 /// The frames that were evicted lie behind many windows of which nothing was.
