@@ -44,6 +44,18 @@ impl Marks {
     pub fn pressure(self) -> (u64, u64) {
         (self.low_bytes.midpoint(self.high_bytes), self.high_bytes)
     }
+
+    /// The same after the worker's turn. Faults do not wait a little for room that nobody makes: where
+    /// anything is in the way, or nothing may go up to that mark. While first touches wait for
+    /// room (`waits`), the high mark tells which.
+    pub fn for_faults(self, waits: bool, in_the_way: bool, vain: Option<u64>) -> (u64, u64) {
+        match vain {
+            _ if waits => self.pressure(),
+            _ if in_the_way => (u64::MAX, u64::MAX),
+            Some(mark) => (mark, u64::MAX),
+            None => self.pressure(),
+        }
+    }
 }
 
 /// What is left to do after a step towards a limit.
@@ -67,6 +79,17 @@ mod tests {
             let Marks { high_bytes: high, low_bytes: low, .. } = Marks::new(limit, None, None);
             assert!(low < high && high < limit, "{limit}: {high}, {low}");
             assert!(low >= limit / 10 * 9, "{limit}: {low}");
+        }
+    }
+
+    #[test]
+    fn faults_wait_for_room_that_somebody_makes() {
+        let marks = Marks { limit_bytes: 40, high_bytes: 30, low_bytes: 20 };
+        assert_eq!(marks.for_faults(false, false, None), (25, 30));
+        assert_eq!(marks.for_faults(false, false, Some(50)), (50, u64::MAX));
+        assert_eq!(marks.for_faults(false, true, Some(50)), (u64::MAX, u64::MAX));
+        for (in_the_way, vain) in [(true, None), (true, Some(50)), (false, Some(50))] {
+            assert_eq!(marks.for_faults(true, in_the_way, vain), (25, 30), "for the halted ones");
         }
     }
 

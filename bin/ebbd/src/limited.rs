@@ -162,13 +162,8 @@ impl State {
             more = self.note(left) != Left::Nothing;
         }
         self.halt(marks);
-        // Faults do not wait a little for room that nobody makes; for room that somebody may make
-        // the halted ones wait longer.
-        let (tell, wait) = match limiter.vain_mark(marks) {
-            _ if self.trouble.is_some() && !self.waits() => (u64::MAX, u64::MAX),
-            Some(mark) => (mark, u64::MAX),
-            None => marks.pressure(),
-        };
+        let in_the_way = self.trouble.is_some();
+        let (tell, wait) = marks.for_faults(self.waits(), in_the_way, limiter.vain_mark(marks));
         self.held.pager.set_marks(tell, wait);
         self.limiter = Some(limiter);
         if more && !self.pressed.swap(true, AcqRel) {
