@@ -237,7 +237,7 @@ impl Limiter {
                 (self.refused, self.no_room) = (Some(error), None);
                 Ok(Left::More)
             }
-            Err(error) => self.go_without_room(error, any).map(|()| self.more()),
+            Err(error) => self.go_without_room(error, is_more).map(|()| self.more()),
         }
     }
 
@@ -246,14 +246,16 @@ impl Limiter {
     }
 
     /// A step had an error. Where the store lacks room there may be frames that need none: the
-    /// next steps look for those.
-    fn go_without_room(&mut self, error: io::Error, any: bool) -> io::Result<()> {
+    /// next steps look for those, in all of memory. Which do is a guess, that may be wrong.
+    fn go_without_room(&mut self, error: io::Error, is_more: bool) -> io::Result<()> {
         let is_again = self.no_room.take().is_some();
-        if !is_no_room(&error) || (is_again && !any) {
+        if !is_no_room(&error) || (is_again && !is_more) {
             return Err(error);
         }
         self.no_room = Some(error);
-        self.hand.begin_anew();
+        if !is_again {
+            self.begin_anew();
+        }
         Ok(())
     }
 
