@@ -81,10 +81,11 @@ mod tests {
     use ebb_inspect::PageKind::{Anonymous, File};
 
     use super::*;
-    use crate::cost::{Page, Used};
+    use crate::cost::Page;
+    use crate::uses::Uses;
 
-    fn cost(kind: ebb_inspect::PageKind, used: Used) -> Cost {
-        Page { kind: Some(kind), ..Page::default() }.cost(used).unwrap()
+    fn cost(kind: ebb_inspect::PageKind, uses: Uses) -> Cost {
+        Page { kind: Some(kind), ..Page::default() }.cost(uses).unwrap()
     }
 
     #[test]
@@ -92,9 +93,9 @@ mod tests {
         let may_go = |gfn| gfn != Gfn(5) && gfn != Gfn(0);
         let mut choice = Choice::new(1, 4);
         for gfn in 0..4 {
-            choice.add(Gfn(gfn), cost(Anonymous, Used::Now), may_go);
+            choice.add(Gfn(gfn), cost(Anonymous, Uses::NOW), may_go);
         }
-        (4..7).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Used::Rests(1)), may_go));
+        (4..7).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Uses::rests(1)), may_go));
         assert_eq!((choice.rest, choice.is_full()), (2, false));
         let chosen = choice.cheapest(may_go);
         let chosen: Vec<(u64, Work)> =
@@ -112,7 +113,7 @@ mod tests {
             true
         };
         let mut choice = Choice::new(1, 4);
-        (0..100).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Used::Rests(1)), may_go));
+        (0..100).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Uses::rests(1)), may_go));
         assert!(choice.is_full());
         assert_eq!((choice.cheapest(may_go).count(), asked.get()), (4, 4));
     }

@@ -5,6 +5,8 @@
 
 use ebb_inspect::{Lru, PageKind};
 
+use crate::uses::Uses;
+
 /// How hot a frame can be: from 0, not used, up.
 pub const HEATS: usize = 4;
 
@@ -20,25 +22,8 @@ const READ_STORE: u32 = 40;
 const PARTS: u32 = 64;
 /// What is expected to cost no more when it comes back, in parts of a microsecond, rests.
 const RESTS: u32 = 480;
-/// Turns at rest from which on page cache has rested for long,
-const LONG_CACHE: u8 = 2;
-/// everything else,
-const LONG: u8 = 3;
-/// and the kernel's own memory, which is then taken for something that it never uses again.
-const FORGOTTEN: u8 = 8;
-
-/// When a frame was used, as far as its window was looked at.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Used {
-    /// Since its window was forgotten, and in the turn before.
-    Often,
-    /// Since its window was forgotten, or it had no time yet to be.
-    Now,
-    /// In the turn before.
-    Before,
-    /// Not for so many turns.
-    Rests(u8),
-}
+/// Turns at rest from which on page cache has rested for long.
+const LONG_CACHE: u32 = 2;
 
 /// What a frame in memory is, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -80,7 +65,7 @@ pub struct Cost {
 
 impl Page {
     /// What it costs to let it go; `None`: it never goes.
-    pub fn cost(&self, used: Used) -> Option<Cost> {
+    pub fn cost(&self, uses: Uses) -> Option<Cost> {
         if self.stays {
             return None;
         }
@@ -88,7 +73,7 @@ impl Page {
             // Nobody asks for what it holds.
             return Some(Cost { parts: PARTS * GO, work: Work::Rests, is_cache: false });
         }
-        let plain = self.likelihood(used)?;
+        let plain = self.likelihood(uses)?;
         let likely = (plain * self.weight() / 4).min(PARTS);
         let go = if self.is_elsewhere() { GO } else { GO + WRITE };
         let back = if self.is_block() { READ_BLOCK } else { READ_STORE };
@@ -96,7 +81,7 @@ impl Page {
             // How hot it was and what list it is on says which one goes first, not that all of its kind
             // are at work.
             () if plain * back <= RESTS => Work::Rests,
-            () if used == Used::Often => Work::Busy,
+            () if uses.is_often() => Work::Busy,
             () => Work::Recent,
         };
         Some(Cost { parts: PARTS * go + likely * back, work, is_cache: self.is_cache() })
@@ -118,29 +103,19 @@ impl Page {
 
     /// How likely it is used before long, by when it was used. Page cache is mostly read once.
     /// Of the kernel's own memory more waits for a use than of anybody else's.
-    fn likelihood(&self, used: Used) -> Option<u32> {
-        use Used::{Before, Now, Often, Rests};
-        let is_cache = self.is_cache();
-        Some(match (self.kind, used) {
-            (Some(PageKind::Table), _) => return None,
-            (_, Rests(turns)) if is_cache && turns >= LONG_CACHE => 1,
-            (_, Rests(_) | Before) if is_cache => 2,
-            (_, Now) if is_cache => 10,
-            (_, Often) if is_cache => 56,
-            (Some(PageKind::Anonymous | PageKind::File) | None, used) => match used {
-                Rests(turns) if turns >= LONG => 2,
-                Rests(_) => 6,
-                Before => 12,
-                Now => 24,
-                Often => 48,
+    fn likelihood(&self, uses: Uses) -> Option<u32> {
+        Some(match self.kind {
+            Some(PageKind::Table) => return None,
+            _ if self.is_cache() => match () {
+                () if uses.is_often() => 56,
+                () if uses.is_now() => 10,
+                () if uses.turns_at_rest() < LONG_CACHE => 2,
+                () => 1,
             },
+            Some(PageKind::Anonymous | PageKind::File) | None => uses.likelihood(1),
             // The guest gave it away.
-            (Some(PageKind::Offline), _) => 1,
-            (Some(_), Rests(turns)) if turns >= FORGOTTEN => 2,
-            (Some(_), Rests(turns)) if turns >= LONG => 12,
-            (Some(_), Rests(_)) => 24,
-            (Some(_), Often) => 64,
-            (Some(_), _) => 48,
+            Some(PageKind::Offline) => 1,
+            Some(_) => uses.likelihood(2),
         })
     }
 
@@ -161,13 +136,12 @@ impl Page {
 mod tests {
     use super::*;
     use PageKind::{Anonymous, File, Free, Slab, Table};
-    use Used::{Before, Now, Often, Rests};
 
     fn page(kind: PageKind) -> Page {
         Page { kind: Some(kind), has_disk: true, ..Page::default() }
     }
 
-    fn in_order(pages: &[(Page, Used)]) {
+    fn in_order(pages: &[(Page, Uses)]) {
         let costs: Vec<Cost> = pages.iter().map(|(page, used)| page.cost(*used).unwrap()).collect();
         for (at, pair) in costs.windows(2).enumerate() {
             assert!(pair[0] < pair[1], "{:?} before {:?}: {pair:?}", pages[at], pages[at + 1]);
@@ -177,33 +151,33 @@ mod tests {
     #[test]
     fn what_costs_least_goes_first() {
         in_order(&[
-            (page(Free { order: 0 }), Often),
-            (page(File), Rests(3)),
-            (page(File), Rests(1)),
-            (page(File), Now),
-            (page(Anonymous), Rests(3)),
-            (page(Anonymous), Rests(1)),
-            (page(Anonymous), Before),
-            (page(File), Often),
-            (page(Anonymous), Now),
-            (page(Slab), Now),
-            (page(Slab), Often),
+            (page(Free { order: 0 }), Uses::OFTEN),
+            (page(File), Uses::rests(3)),
+            (page(File), Uses::rests(1)),
+            (page(File), Uses::NOW),
+            (page(Anonymous), Uses::rests(3)),
+            (page(Anonymous), Uses::rests(1)),
+            (page(Anonymous), Uses::BEFORE),
+            (page(File), Uses::OFTEN),
+            (page(Anonymous), Uses::NOW),
+            (page(Slab), Uses::NOW),
+            (page(Slab), Uses::OFTEN),
         ]);
-        assert_eq!(page(Table).cost(Rests(100)), None);
-        assert_eq!(Page { stays: true, ..page(File) }.cost(Rests(100)), None);
+        assert_eq!(page(Table).cost(Uses::rests(100)), None);
+        assert_eq!(Page { stays: true, ..page(File) }.cost(Uses::rests(100)), None);
         // Nothing is known of it: as of a process.
-        assert_eq!(Page::default().cost(Now), page(Anonymous).cost(Now));
+        assert_eq!(Page::default().cost(Uses::NOW), page(Anonymous).cost(Uses::NOW));
     }
 
     #[test]
     fn what_need_not_be_written_goes_before_what_must() {
         let kept = Page { is_kept: true, ..page(Anonymous) };
-        in_order(&[(kept, Rests(1)), (page(Anonymous), Rests(1))]);
+        in_order(&[(kept, Uses::rests(1)), (page(Anonymous), Uses::rests(1))]);
         let block = page(File);
         let dirty = Page { lru: Lru { dirty: true, ..Lru::default() }, ..block };
         let no_disk = Page { has_disk: false, ..block };
-        in_order(&[(block, Rests(1)), (dirty, Rests(1))]);
-        assert_eq!(no_disk.cost(Rests(1)), dirty.cost(Rests(1)));
+        in_order(&[(block, Uses::rests(1)), (dirty, Uses::rests(1))]);
+        assert_eq!(no_disk.cost(Uses::rests(1)), dirty.cost(Uses::rests(1)));
         let without_room = [kept, block, page(Free { order: 3 }), dirty, no_disk, page(Anonymous)];
         assert_eq!(
             without_room.map(|page| page.is_elsewhere()),
@@ -211,13 +185,13 @@ mod tests {
         );
         // Shared memory equals no disk, and is not read once.
         let shared = Page { lru: Lru { swap_backed: true, ..Lru::default() }, ..block };
-        assert_eq!(shared.cost(Now), page(Anonymous).cost(Now));
+        assert_eq!(shared.cost(Uses::NOW), page(Anonymous).cost(Uses::NOW));
     }
 
     #[test]
     fn a_write_spared_does_not_pay_for_a_read() {
         let kept = Page { is_kept: true, ..page(Anonymous) };
-        in_order(&[(page(Anonymous), Rests(1)), (kept, Often)]);
+        in_order(&[(page(Anonymous), Uses::rests(1)), (kept, Uses::OFTEN)]);
     }
 
     #[test]
@@ -225,36 +199,44 @@ mod tests {
         let with = |lru| Page { lru, ..page(File) };
         let referenced = with(Lru { referenced: true, ..Lru::default() });
         let active = with(Lru { active: true, referenced: true, ..Lru::default() });
-        for used in [Rests(1), Now] {
+        for used in [Uses::rests(1), Uses::NOW] {
             in_order(&[(page(File), used), (referenced, used), (active, used)]);
         }
         assert_eq!(
-            with(Lru { workingset: true, ..Lru::default() }).cost(Now),
-            referenced.cost(Now)
+            with(Lru { workingset: true, ..Lru::default() }).cost(Uses::NOW),
+            referenced.cost(Uses::NOW)
         );
-        assert_eq!(with(Lru { unevictable: true, ..Lru::default() }).cost(Now), active.cost(Now));
+        assert_eq!(
+            with(Lru { unevictable: true, ..Lru::default() }).cost(Uses::NOW),
+            active.cost(Uses::NOW)
+        );
     }
 
     #[test]
     fn among_equals_the_coldest_goes_first() {
         let hot = |heat| Page { heat, ..page(Anonymous) };
-        in_order(&[0, 1, 2, 3].map(|heat| (hot(heat), Before)));
+        in_order(&[0, 1, 2, 3].map(|heat| (hot(heat), Uses::BEFORE)));
         // A heat beyond the last is the last; the coldest that is used comes after the hottest at rest.
-        assert_eq!(hot(9).cost(Now), hot(3).cost(Now));
-        in_order(&[(hot(3), Rests(1)), (hot(0), Now)]);
+        assert_eq!(hot(9).cost(Uses::NOW), hot(3).cost(Uses::NOW));
+        in_order(&[(hot(3), Uses::rests(1)), (hot(0), Uses::NOW)]);
     }
 
     #[test]
     fn what_the_kernel_forgot_goes_with_what_processes_did() {
-        assert_eq!(page(Slab).cost(Rests(FORGOTTEN)), page(Anonymous).cost(Rests(FORGOTTEN)));
-        in_order(&[(page(Anonymous), Rests(1)), (page(Slab), Rests(FORGOTTEN - 1))]);
+        assert_eq!(page(Slab).cost(Uses::rests(7)), page(Anonymous).cost(Uses::rests(7)));
+        in_order(&[
+            (page(Slab), Uses::rests(7)),
+            (page(Anonymous), Uses::rests(2)),
+            (page(Slab), Uses::rests(2)),
+            (page(Anonymous), Uses::NOW),
+        ]);
     }
 
     /// Kernels without generations have most of what was used twice on their active list.
     #[test]
     fn what_rests_does_so_on_any_list() {
         let lru = Lru { active: true, referenced: true, swap_backed: true, ..Lru::default() };
-        for used in [Rests(1), Before] {
+        for used in [Uses::rests(1), Uses::BEFORE] {
             let active = Page { lru, heat: 3, ..page(Anonymous) };
             assert_eq!(active.cost(used).unwrap().work, Work::Rests, "{used:?}");
             in_order(&[(page(Anonymous), used), (active, used)]);
@@ -263,17 +245,17 @@ mod tests {
 
     #[test]
     fn what_a_balloon_has_nobody_asks_for() {
-        in_order(&[(page(PageKind::Offline), Often), (page(Anonymous), Rests(LONG))]);
+        in_order(&[(page(PageKind::Offline), Uses::OFTEN), (page(Anonymous), Uses::rests(3))]);
         assert!(!page(PageKind::Offline).is_elsewhere());
     }
 
     #[test]
     fn what_rests_is_told_from_what_is_at_work() {
         let work = |kind, used| page(kind).cost(used).unwrap().work;
-        let rests = [(File, Now), (Anonymous, Before), (Slab, Rests(FORGOTTEN))];
+        let rests = [(File, Uses::NOW), (Anonymous, Uses::BEFORE), (Slab, Uses::rests(7))];
         assert!(rests.iter().all(|&(kind, used)| work(kind, used) == Work::Rests));
-        let recent = [(Anonymous, Now), (Slab, Before), (Slab, Now)];
+        let recent = [(Anonymous, Uses::NOW), (Slab, Uses::BEFORE), (Slab, Uses::NOW)];
         assert!(recent.iter().all(|&(kind, used)| work(kind, used) == Work::Recent));
-        assert_eq!([work(File, Often), work(Anonymous, Often)], [Work::Busy; 2]);
+        assert_eq!([work(File, Uses::OFTEN), work(Anonymous, Uses::OFTEN)], [Work::Busy; 2]);
     }
 }

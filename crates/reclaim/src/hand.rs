@@ -12,7 +12,7 @@ use ebb_inspect::PageKind;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::choice::{Choice, Whole};
-use crate::cost::{Page, Used, Work};
+use crate::cost::{Page, Work};
 use windows::{Found, TURN_AT_REST, Windows};
 
 /// What is forgotten is to be looked at about so much later.
@@ -228,11 +228,11 @@ impl Hand {
         let mut found = Found::default();
         let (mut whole, mut units) = (Whole::default(), Vec::new());
         memory.look(huge, &mut |gfn, page| {
-            let used = self.windows.used(gfn, is_ripe);
+            let uses = self.windows.uses(gfn, is_ripe);
             found.there += 1;
             found.kernel += u16::from(is_kernel(page.kind));
-            found.unused += u16::from(matches!(used, Used::Before | Used::Rests(_)));
-            match (self.unit, page.cost(used)) {
+            found.unused += u16::from(!uses.is_now());
+            match (self.unit, page.cost(uses)) {
                 (1, cost) => units.extend(cost.map(|cost| (gfn, cost))),
                 (_, cost) => whole.add(cost),
             }

@@ -5,4 +5,5 @@ mod choice;
 pub mod cost;
 pub mod hand;
 pub mod hyperalloc;
+pub mod uses;
 pub mod vprobe;

@@ -316,8 +316,8 @@ fn what_comes_back_late_is_used_once() {
         // Of somebody who is looked at just now, so that its turn goes on.
         hand.forgot_at = Some(now);
         choose(&mut hand, &mut memory, 1, now);
-        let used = hand.windows.used(Gfn(1), true);
-        assert_eq!(used == Used::Often, is_at_work, "{seconds}: {used:?}");
+        let uses = hand.windows.uses(Gfn(1), true);
+        assert_eq!(uses.is_often(), is_at_work, "{seconds}: {uses:?}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use super::LOOKS_A_WINDOW;
-use crate::cost::Used;
+use crate::uses::Uses;
 
 /// What was used before its window was forgotten had no time to be used again before this.
 pub const RIPE: Duration = Duration::from_millis(300);
@@ -16,9 +16,8 @@ const PATIENCE_MOST: u8 = 2;
 /// Little and much is one in so many.
 const LITTLE: usize = 8;
 const MUCH: usize = 2;
-/// In a frame's byte: it was seen mapped in this turn. The rest of the byte are the turns before this
-/// one that it rested.
-pub const SEEN: u8 = 1 << 7;
+/// Before anything was looked at: what is not used soon goes before what was seen in use.
+const UNKNOWN: Uses = Uses::rests(3);
 
 const FRAMES: usize = FRAMES_PER_HUGE as usize;
 
@@ -41,8 +40,7 @@ struct Window {
 
 /// All windows, and sums over them.
 pub struct Windows {
-    /// A byte a frame: [`SEEN`], and turns at rest.
-    frames: Vec<u8>,
+    frames: Vec<Uses>,
     each: Vec<Window>,
     pending: usize,
     active: u64,
@@ -64,7 +62,7 @@ impl Windows {
     /// So many, of which nothing is known.
     pub fn new(count: usize) -> Windows {
         let window = Window { there: FRAMES as u16, ..Window::default() };
-        let (frames, each) = (vec![1; count * FRAMES], vec![window; count]);
+        let (frames, each) = (vec![UNKNOWN; count * FRAMES], vec![window; count]);
         Windows { frames, each, pending: 0, active: 0, kernel: 0 }
     }
 
@@ -92,7 +90,7 @@ impl Windows {
     pub fn see(&mut self, frames: FrameRange) {
         let at = |gfn: Gfn| usize::try_from(gfn.0).unwrap_or(usize::MAX).min(self.frames.len());
         let (start, end) = (at(frames.start), at(frames.end()));
-        self.frames[start..end].iter_mut().for_each(|byte| *byte |= SEEN);
+        self.frames[start..end].iter_mut().for_each(Uses::see);
     }
 
     /// Somebody else empties the VMM's page table now.
@@ -117,9 +115,7 @@ impl Windows {
 
     /// A turn of a window ends, and the next one begins with nothing mapped.
     pub fn end_turn(&mut self, index: usize, now: Instant) {
-        for byte in self.bytes(index) {
-            *byte = if *byte & SEEN != 0 { 0 } else { (*byte + 1).min(!SEEN) };
-        }
+        self.uses_of(index).iter_mut().for_each(Uses::end_turn);
         let pending = self.to_look_at(index);
         let window = &mut self.each[index];
         debug_assert_eq!(window.pending, 0, "it is forgotten once, ahead of the hand");
@@ -146,7 +142,7 @@ impl Windows {
     /// after that is used once.
     pub fn look(&mut self, index: usize, now: Instant) {
         if self.is_due(index, TURN_AT_REST, now) {
-            self.bytes(index).iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = 1);
+            self.uses_of(index).iter_mut().for_each(Uses::forget_before);
         }
     }
 
@@ -156,21 +152,14 @@ impl Windows {
     }
 
     /// When a frame was used.
-    pub fn used(&self, gfn: Gfn, is_ripe: bool) -> Used {
-        let byte = self.frames[gfn.0 as usize];
-        match (byte & SEEN != 0, byte & !SEEN) {
-            (true, 0) => Used::Often,
-            (true, _) => Used::Now,
-            (false, 0) if !is_ripe => Used::Now,
-            (false, 0) => Used::Before,
-            (false, turns) => Used::Rests(turns),
-        }
+    pub fn uses(&self, gfn: Gfn, is_ripe: bool) -> Uses {
+        let uses = self.frames[gfn.0 as usize];
+        if is_ripe { uses } else { uses.without_now() }
     }
 
     /// A window was looked at. Where it was of little use to forget it, it is done less often.
     pub fn looked(&mut self, index: usize, found: Found, is_ripe: bool) {
-        let is_active = |byte: &&mut u8| matches!(**byte, 0 | SEEN..);
-        let active = self.bytes(index).iter_mut().filter(is_active).count() as u16;
+        let active = self.uses_of(index).iter().filter(|uses| uses.is_active()).count() as u16;
         self.note(index, found, active);
         let (there, unused) = (usize::from(found.there), usize::from(found.unused));
         let window = &mut self.each[index];
@@ -194,13 +183,12 @@ impl Windows {
     /// Frames go. What comes back soon was at work, but for what is mostly used once.
     pub fn go(&mut self, frames: FrameRange, is_cache: bool) {
         let start = frames.start.0 as usize;
-        for byte in &mut self.frames[start..start + frames.count as usize] {
-            let turns = *byte & !SEEN;
-            *byte = if is_cache { turns.max(1) } else { turns };
+        for uses in &mut self.frames[start..start + frames.count as usize] {
+            uses.go(is_cache);
         }
     }
 
-    fn bytes(&mut self, index: usize) -> &mut [u8] {
+    fn uses_of(&mut self, index: usize) -> &mut [Uses] {
         &mut self.frames[index * FRAMES..][..FRAMES]
     }
 }

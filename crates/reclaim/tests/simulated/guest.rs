@@ -7,11 +7,12 @@ use ebb_inspect::PageKind;
 use ebb_reclaim::cost::Page;
 use ebb_units::Gfn;
 
-/// What an access takes, a fault for what is not mapped, and one for what is not there.
+/// What an access takes where nothing else is said, a fault for what is not mapped, and one for what is
+/// not there.
 const THINK: Duration = Duration::from_micros(5);
 const MINOR: Duration = Duration::from_micros(1);
 const MAJOR: Duration = Duration::from_micros(100);
-/// Read from the store at once.
+/// Read from the store at once where nothing else is said.
 const CLUSTER: usize = 8;
 /// Evicted at once.
 const STEP: usize = 4096;
@@ -27,7 +28,7 @@ pub trait Chooser {
 /// Its accesses, one after the other.
 pub trait Program {
     /// The frame that is used next.
-    fn next(&mut self, random: &mut Random) -> usize;
+    fn next(&mut self, random: &mut Random, now: Instant) -> usize;
 }
 
 /// Its memory.
@@ -35,8 +36,14 @@ pub struct Guest {
     pub there: Vec<bool>,
     pub mapped: Vec<bool>,
     pub pages: Vec<Page>,
+    /// Accesses since somebody took note of them, up to 255.
+    pub used: Vec<u8>,
     limit: usize,
-    resident: usize,
+    pub resident: usize,
+    /// What an access takes.
+    pub think: Duration,
+    /// Read from the store at once.
+    pub cluster: usize,
     pub now: Instant,
     pub figures: Figures,
 }
@@ -100,9 +107,12 @@ impl Guest {
         Guest {
             there: vec![false; count],
             mapped: vec![false; count],
+            used: vec![0; count],
             pages,
             limit,
             resident: 0,
+            think: THINK,
+            cluster: CLUSTER,
             now: Instant::now(),
             figures: Figures::default(),
         }
@@ -122,7 +132,8 @@ impl Guest {
                 self.figures.seconds = self.now.duration_since(began).as_secs_f64();
                 first_half = self.figures;
             }
-            self.access(program.next(&mut random));
+            let at = program.next(&mut random, self.now);
+            self.access(at);
             self.hold(&mut chooser);
         }
         self.figures.seconds = self.now.duration_since(began).as_secs_f64();
@@ -130,7 +141,8 @@ impl Guest {
     }
 
     fn access(&mut self, at: usize) {
-        self.now += THINK;
+        self.now += self.think;
+        self.used[at] = self.used[at].saturating_add(1);
         if !self.there[at] {
             self.figures.major += 1;
             self.now += MAJOR;
@@ -146,7 +158,7 @@ impl Guest {
     fn bring(&mut self, at: usize) {
         let (first, count) = match self.pages[at].kind {
             Some(PageKind::File) => (at, 1),
-            _ => (at - at % CLUSTER, CLUSTER),
+            _ => (at - at % self.cluster, self.cluster),
         };
         for at in first..(first + count).min(self.there.len()) {
             if !self.there[at] {

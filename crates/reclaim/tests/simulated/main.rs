@@ -4,7 +4,11 @@
 mod guest;
 mod hands;
 mod layout;
+mod lists;
+mod random;
 mod rounds;
+
+use std::time::Instant;
 
 use ebb_inspect::Lru;
 use ebb_inspect::PageKind::{self, Anonymous, File};
@@ -78,7 +82,7 @@ struct Work {
 }
 
 impl Program for Work {
-    fn next(&mut self, random: &mut Random) -> usize {
+    fn next(&mut self, random: &mut Random, _: Instant) -> usize {
         self.count += 1;
         let dice = random.below(100);
         if dice >= self.case.hot_percent + self.case.read_percent {
@@ -179,7 +183,8 @@ fn where_room_is_scarce_no_more_is_evicted() {
     };
     for case in [SCARCE, scarcer, scan] {
         let (rounds, hand) = compare(case);
-        assert!(hand.minor * 4 <= rounds.minor);
+        assert!(hand.seconds <= rounds.seconds * 0.9);
+        assert!(hand.minor * 3 <= rounds.minor * 2);
         assert!(hand.evicted * 10 <= rounds.evicted * 11);
         assert!(hand.looks() <= LOOKS);
     }
@@ -189,7 +194,7 @@ fn where_room_is_scarce_no_more_is_evicted() {
 #[test]
 fn an_unknown_guest_is_looked_at_no_more_than_before() {
     let (rounds, hand) = compare(Case { name: "unknown", is_known: false, ..STREAM });
-    assert!(hand.minor * 5 <= rounds.minor * 2);
+    assert!(hand.minor * 2 <= rounds.minor);
     assert!(hand.evicted * 10 <= rounds.evicted * 11);
     assert!(hand.looks() <= LOOKS);
 }
@@ -246,7 +251,8 @@ fn anonymous_memory_that_is_used_once_goes() {
     // Also where the guest has all of it on its active list.
     for case in [slow, Case { name: "active", is_active: true, ..slow }] {
         let (rounds, hand) = compare(case);
-        assert!(hand.minor * 3 <= rounds.minor * 2);
+        assert!(hand.minor * 10 <= rounds.minor * 11);
+        assert!(hand.major <= rounds.major);
         assert!(hand.evicted * 10 <= rounds.evicted * 11);
         assert!(hand.looks() * 10.0 <= rounds.looks());
     }
