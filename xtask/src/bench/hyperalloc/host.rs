@@ -160,7 +160,7 @@ pub fn fig4(session: &Session) -> anyhow::Result<Report> {
         let figures = measure(kind, rounds, &mut swap)?;
         rows(&mut report, kind, &figures, &swap);
     }
-    if let Err(why) = speed::rows(&mut report, if quick { 2 } else { 10 }) {
+    if let Err(why) = speed::rows(&mut report, if quick { 2 } else { 5 }) {
         report.note(format!("No guests: {why:#}."));
     }
     Ok(report)
