@@ -21,9 +21,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// The user has had enough.
 static RAISED: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGINT, SIGTERM, SIGQUIT and, unless it is ignored as by nohup(1), SIGHUP raise a flag, and whoever waits for a VM gives up. Who has not
-/// ended [`GRACE`] later, or at a second signal, is ended: what there is to be undone is undone
-/// first.
+/// From now on SIGINT, SIGTERM, SIGQUIT and, unless it is ignored as by nohup(1), SIGHUP raise a
+/// flag, and whoever waits for a VM gives up. Who has not ended [`GRACE`] later, or at a second
+/// signal, is ended: what there is to be undone is undone first.
 ///
 /// # Errors
 /// No handler is to be had.
