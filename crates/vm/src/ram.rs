@@ -376,13 +376,13 @@ impl Ram {
         backing.file.is_hole(offset, frames.bytes())
     }
 
-    /// Whether every frame of the range has memory behind it.
+    /// Whether every frame of the range has memory behind it. Like [`Ram::populated_in`] it costs what
+    /// the range is large.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as lseek(2).
+    /// `InvalidInput`: the range is not in one region; as mincore(2) and lseek(2).
     pub fn is_full(&self, frames: FrameRange) -> io::Result<bool> {
-        let (backing, offset) = self.backing(frames)?;
-        Ok(backing.file.next_hole(offset)? >= offset + frames.bytes())
+        Ok(self.populated_in(frames)? == [frames])
     }
 
     /// Whether [`Ram::is_hole`] can tell: hugetlb files do not know their holes.
