@@ -12,6 +12,7 @@ extern crate self as ebb_pager;
 
 mod at_once;
 mod claim;
+mod coming;
 mod counters;
 mod dead;
 mod digests;

@@ -13,6 +13,7 @@ use ebb_sys::uffd::{HvaRange, Uffd, Watch};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 use ebb_vm::{Ram, Region};
 
+use crate::coming::Coming;
 use crate::counters::{Counters, add};
 use crate::dead::Dead;
 use crate::digests::Digests;
@@ -99,6 +100,7 @@ pub struct Pager {
     pub(crate) sentry: RwLock<Option<Arc<dyn Sentry>>>,
     /// Of the store, and of the disk.
     pub(crate) ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
+    pub(crate) coming: Coming,
     pub(crate) jobs: Jobs,
     /// Taken above the first, whoever evicts is told; above the second, faults wait.
     marks: [AtomicU64; 2],
@@ -173,6 +175,7 @@ impl Pager {
             pluggable: OnceLock::new(),
             sentry: RwLock::default(),
             ahead: (Mutex::new(ReadAhead::around()), Mutex::default()),
+            coming: Coming::default(),
             jobs: Jobs::new(),
             marks: [const { AtomicU64::new(u64::MAX) }; 2],
             evictor_waits: Arc::default(),

@@ -51,6 +51,18 @@ impl Pager {
         }
     }
 
+    /// For so many frames there is room while faults do not wait: as far above the high mark as that is
+    /// above the other one.
+    fn room(&self) -> u64 {
+        let (tell, wait) = self.marks();
+        if wait == u64::MAX {
+            return u64::MAX;
+        }
+        let most = wait.saturating_add(wait.saturating_sub(tell));
+        // Who cannot tell does not wait, either.
+        self.taken_bytes().map_or(u64::MAX, |taken| most.saturating_sub(taken) / FRAME_BYTES)
+    }
+
     /// Brings a frame back, and with it those whose content lies behind its own, or around.
     pub(crate) fn refill_ahead(&self, gfn: Gfn, buffer: &mut PageBuffer) -> io::Result<Served> {
         let Ok(word) = self.ledger.lock_frame(gfn) else { return Ok(Served::Busy) };
@@ -76,6 +88,9 @@ impl Pager {
             // Never less than what lies before it.
             window.pages = window.pages.min(self.store.most_at_once());
         }
+        let share = self.coming.share(window.pages, self.room());
+        window.pages = share.frames();
+        window.before = window.before.min(window.pages - 1);
         add(&self.counters.ahead_hit_frames, window.hits);
         let asked = window.before;
         let reading = Reading { base: behind(content, -(asked as i64)), asked };

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::thread;
 
 use ebb_ledger::Content;
-use ebb_units::{FrameRange, Gfn};
+use ebb_store::PageBuffer;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use vmtest::{require, until};
 
 use super::Served;
@@ -95,6 +96,32 @@ fn no_fault_waits_for_room_while_the_evictor_waits() {
     pager.evictor_waits().store(false, SeqCst);
     pager.wait_for_room();
     assert!(looks.load(SeqCst) > 1);
+}
+
+/// The guest goes on behind what it read before, with next to no room left.
+#[test]
+fn no_more_comes_at_once_than_there_is_room_for() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    ALL.frames().for_each(|gfn| Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 2)));
+    let pager = watching(machine.parts());
+    let frames: Vec<Gfn> = ALL.frames().collect();
+    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().saved, ALL.count);
+    let mut buffer = PageBuffer::new(128);
+    let mut comes = |first: u64| {
+        let gfn = ALL.frames().find(|gfn| {
+            gfn.0 >= first && !says(&pager, FrameRange::new(*gfn, 1), Content::Resident)
+        });
+        let before = pager.taken_bytes().unwrap();
+        assert!(matches!(pager.refill_ahead(gfn.unwrap(), &mut buffer).unwrap(), Served::Done));
+        (pager.taken_bytes().unwrap() - before) / FRAME_BYTES
+    };
+    assert!(comes(0) > 4);
+    let taken = pager.taken_bytes().unwrap();
+    pager.set_marks(taken, taken + 2 * FRAME_BYTES);
+    assert_eq!(comes(64), 4);
+    assert_eq!(comes(128), 1);
 }
 
 /// Somebody tries for a huge frame, one frame of which is held, again and again: each time it

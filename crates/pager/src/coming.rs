@@ -1,0 +1,60 @@
+//! What threads that saw room at once bring together.
+//!
+//! Each looks at what is taken before it brings anything, and may bring a MiB. So that many of them do not
+//! pass a VM's limit by as much each, they share what is left: who comes when little is brings its own page.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Frames that are on their way back.
+#[derive(Default)]
+pub(crate) struct Coming(AtomicU64);
+
+impl Coming {
+    /// A thread that brings frames: as many as it wants, of `room` for so many in all, but one at
+    /// least.
+    pub(crate) fn share(&self, wanted: usize, room: u64) -> Share<'_> {
+        let wanted = wanted as u64;
+        let before = self.0.fetch_add(wanted, Relaxed);
+        let frames = wanted.min(room.saturating_sub(before)).max(1);
+        self.0.fetch_sub(wanted.saturating_sub(frames), Relaxed);
+        Share { of: self, frames }
+    }
+}
+
+/// A thread's part of it, until its frames are there.
+pub(crate) struct Share<'c> {
+    of: &'c Coming,
+    frames: u64,
+}
+
+impl Share<'_> {
+    /// How many frames it may bring.
+    pub(crate) fn frames(&self) -> usize {
+        self.frames as usize
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.of.0.fetch_sub(self.frames, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_share_the_room_that_all_of_them_see() {
+        let coming = Coming::default();
+        let shares: Vec<Share<'_>> = (0..16).map(|_| coming.share(256, 600)).collect();
+        let frames: Vec<usize> = shares.iter().map(Share::frames).collect();
+        assert_eq!(frames[..4], [256, 256, 88, 1]);
+        assert_eq!(frames.iter().sum::<usize>(), 600 + 13, "but for a page each");
+        drop(shares);
+        assert_eq!(coming.0.load(Relaxed), 0);
+        assert_eq!(coming.share(256, 0).frames(), 1);
+        assert_eq!(coming.share(256, u64::MAX).frames(), 256);
+    }
+}
