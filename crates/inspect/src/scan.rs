@@ -116,7 +116,10 @@ impl Memmap {
                 let head = self.telling(layout, frames.start, &read);
                 let next = head.as_ref().and_then(|(gfn, _)| self.metadata_gpa(Gfn(gfn.0 + 1)));
                 let next = next.and_then(read);
-                compound = head.map_or(compound, |(_, page)| decode(&page, next.as_ref()));
+                let found = head.map(|(_, page)| decode(&page, next.as_ref()));
+                // No tail is in a free block.
+                let found = found.filter(|(kind, _)| !matches!(kind, PageKind::Free { .. }));
+                compound = found.unwrap_or(NOTHING);
             }
             // As what lies inside of a free block looks.
             Some(PageKind::Other) => {

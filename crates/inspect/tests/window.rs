@@ -9,7 +9,9 @@ use forge::Forge;
 const FLAGS: u64 = 0;
 const COMPOUND: u64 = 8;
 const MAPPING: u64 = 24;
+const PRIVATE: u64 = 40;
 const COUNTS: u64 = 48;
+const BUDDY: u64 = -129i32 as u32 as u64;
 const HEAD: u64 = 1 << 16;
 const LRU: u64 = 1 << 4;
 const ACTIVE: u64 = 1 << 5;
@@ -68,6 +70,25 @@ fn any_part_is_seen_as_in_the_whole() {
             assert_eq!(seen, all[start as usize..end], "{frames:?}");
         }
     }
+}
+
+/// A huge page that is being freed, or a lie: no block begins where one looks first.
+#[test]
+fn tails_of_a_free_head_are_no_block() {
+    let (forge, guest) = forged();
+    forge.set_page(HUGE, FLAGS, 0);
+    forge.set_page(HUGE, PRIVATE, 3);
+    forge.set_page(HUGE, COUNTS, BUDDY);
+    let seen = |first: u64| {
+        let (mut seen, frames) = (Vec::new(), FrameRange::new(Gfn(first), 64));
+        let all = |run, kind, _: Lru| seen.push((run, kind));
+        guest.memmap().kinds_in(&forge.mem, guest.layout(), frames, all);
+        seen
+    };
+    let within = FrameRange::new(Gfn(HUGE.0 + 128), 64);
+    assert_eq!(seen(within.start.0), [(within, PageKind::Other)]);
+    let block = (FrameRange::block(HUGE, 3), PageKind::Free { order: 3 });
+    assert_eq!(seen(HUGE.0)[0], block);
 }
 
 #[test]
