@@ -24,7 +24,7 @@ const TURN: Duration = Duration::from_millis(2500);
 const HASTE: usize = 8;
 /// To forget stops a thread of the VMM: so often at most,
 const FORGET_EVERY: Duration = Duration::from_millis(500);
-/// so many windows at once,
+/// so many windows at once, and no more than twice as many as it got to the last time,
 const FORGET_WINDOWS: usize = 4096;
 /// in so many ranges: each is a system call.
 const FORGET_RANGES: usize = 64;
@@ -76,6 +76,8 @@ pub struct Hand {
     /// and the windows from there on that need not be forgotten.
     lead: usize,
     forgot_at: Option<Instant>,
+    /// So many windows may be forgotten the next time.
+    reach: usize,
     /// Looked at since.
     looked: usize,
     /// What was chosen since is at work so much.
@@ -97,6 +99,7 @@ impl Hand {
             looks: 0,
             lead: 0,
             forgot_at: None,
+            reach: FORGET_WINDOWS,
             looked: 0,
             takes: Work::Rests,
             credit: 0,
@@ -266,6 +269,7 @@ impl Hand {
         // It may have taken a while.
         let now = memory.now();
         self.lead = lead;
+        let (wanted, mut reached) = (due.len(), 0);
         for due in due {
             let frames = if due.is_mapped { FRAMES_PER_HUGE } else { 0 };
             if left < frames {
@@ -274,8 +278,11 @@ impl Hand {
                 break;
             }
             left -= frames;
+            reached += 1;
             self.windows.end_turn(due.index, now);
         }
+        let reached = if reached < wanted { reached } else { self.reach };
+        self.reach = (2 * reached).clamp(FORGET_RANGES, FORGET_WINDOWS);
         (self.forgot_at, self.looked, self.takes) = (Some(now), 0, Work::Rests);
         Ok(())
     }
@@ -294,13 +301,16 @@ impl Hand {
         for _ in 0..FORGET_WINDOWS {
             let from = (self.looks + lead) % count.max(1);
             let Some((index, by)) = self.after(memory, from) else { break };
-            if pending >= goal || lead + by > count || ranges.len() >= FORGET_RANGES {
+            let is_full = ranges.len() >= FORGET_RANGES || due.len() >= self.reach;
+            if pending >= goal || lead + by > count || is_full {
                 break;
             }
             let window = FrameRange::huge(HugeFrame(index as u64));
             let is_in_row = ranges.last().is_some_and(|range| range.end() == window.start);
             let turn = if is_in_row { turn * EARLY.0 / EARLY.1 } else { turn };
             if self.windows.is_due(index, turn, now) {
+                // Before what is mapped is seen, as the stop may not get there.
+                self.windows.look(index, now);
                 let is_mapped = self.see_mapped(memory, index)?;
                 due.push(Due { index, is_mapped, ahead: lead });
                 pending += self.windows.to_look_at(index);

@@ -22,6 +22,8 @@ pub(super) struct Fake {
     pub(super) kernel: Range<u64>,
     pub(super) forgotten: RefCell<Vec<Vec<FrameRange>>>,
     pub(super) looks: Vec<u64>,
+    /// So many windows of the page table were read.
+    pub(super) reads: Cell<usize>,
     pub(super) now: Cell<Instant>,
     /// So many frames are forgotten at once.
     pub(super) forgets: u64,
@@ -42,6 +44,7 @@ impl Fake {
             kernel: 0..0,
             forgotten: RefCell::default(),
             looks: Vec::new(),
+            reads: Cell::new(0),
             now: Cell::new(Instant::now()),
             forgets: u64::MAX,
             forgetting: Duration::ZERO,
@@ -74,6 +77,7 @@ impl Memory for Fake {
 
     fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()> {
         let mapped = self.mapped.borrow();
+        self.reads.set(self.reads.get() + 1);
         let frames = FrameRange::huge(window).frames().filter(|gfn| mapped[gfn.0 as usize]);
         frames.for_each(|gfn| saw(FrameRange::new(gfn, 1)));
         Ok(())

@@ -304,7 +304,9 @@ fn what_rests_and_stays_does_not_end_the_search() {
 /// Its window was empty meanwhile, and so its turn was never ended.
 #[test]
 fn what_comes_back_late_is_used_once() {
-    for (seconds, is_at_work) in [(4, true), (60, false)] {
+    for (seconds, is_due, is_at_work) in
+        [(4, false, true), (4, true, true), (60, false, false), (60, true, false)]
+    {
         let (mut hand, now) = hand(2);
         let mut memory = Fake::new(2);
         choose(&mut hand, &mut memory, 1024, now);
@@ -313,8 +315,9 @@ fn what_comes_back_late_is_used_once() {
         let now = now + seconds * SECOND;
         memory.there.fill(true);
         memory.mapped.borrow_mut().fill(true);
-        // Of somebody who is looked at just now, so that its turn goes on.
-        hand.forgot_at = Some(now);
+        // Its turn goes on: nothing is to be forgotten now, or the stop does not get there.
+        hand.forgot_at = Some(now).filter(|_| !is_due);
+        memory.forgets = 0;
         choose(&mut hand, &mut memory, 1, now);
         let uses = hand.windows.uses(Gfn(1), true);
         assert_eq!(uses.is_often(), is_at_work, "{seconds}: {uses:?}");
@@ -332,6 +335,24 @@ fn what_is_not_forgotten_at_once_is_the_next_time() {
     choose(&mut hand, &mut memory, 512, now);
     let is_due = [0, 1, 2, 3].map(|index| hand.windows.is_due(index, SECOND, memory.now.get()));
     assert_eq!(is_due, [false, false, false, true]);
+}
+
+/// What is read of the page table for it is in proportion to what a stop gets to.
+#[test]
+fn no_more_is_read_than_a_stop_gets_to() {
+    let (mut hand, now) = hand(400);
+    let mut memory = Fake { forgets: 40 * WINDOW, ..Fake::new(400) };
+    memory.stays = Box::new(|_| true);
+    let mut read = |memory: &mut Fake, step| {
+        memory.looks.clear();
+        memory.reads.set(0);
+        choose(&mut hand, memory, 51_200, now + step * SECOND);
+        memory.reads.get() - memory.looks.len()
+    };
+    assert_eq!(read(&mut memory, 0), 400);
+    assert_eq!(read(&mut memory, 1), 80);
+    memory.forgets = u64::MAX;
+    assert_eq!([2, 3].map(|step| read(&mut memory, step)), [80, 160]);
 }
 
 /// Each range is a system call in a stopped thread.
