@@ -59,7 +59,7 @@ pub struct Limiter {
     /// What the guest took while the last step was held and saved: the next one makes
     /// room for it, too.
     ahead_bytes: u64,
-    /// What the last step was refused by the store, where it found another way.
+    /// What failed in the last step, where that found another way.
     pub refused: Option<io::Error>,
     /// Evicted since this daemon holds the VM.
     pub total: Evicted,
@@ -287,6 +287,7 @@ impl Limiter {
                 break;
             }
         }
+        self.refused = self.hand.take_failure();
         frames.sort_unstable();
         Ok((frames, windows.take_free()))
     }

@@ -78,6 +78,8 @@ pub struct Hand {
     forgot_at: Option<Instant>,
     /// So many windows may be forgotten the next time.
     reach: usize,
+    /// Why the last stop failed.
+    failure: Option<io::Error>,
     /// Looked at since.
     looked: usize,
     /// What was chosen since is at work so much.
@@ -100,6 +102,7 @@ impl Hand {
             lead: 0,
             forgot_at: None,
             reach: FORGET_WINDOWS,
+            failure: None,
             looked: 0,
             takes: Work::Rests,
             credit: 0,
@@ -127,6 +130,11 @@ impl Hand {
     /// Something went, or it is tried anew.
     pub fn begin_anew(&mut self) {
         self.barren = 0;
+    }
+
+    /// Why nothing could be forgotten, since it was last asked.
+    pub fn take_failure(&mut self) -> Option<io::Error> {
+        self.failure.take()
     }
 
     /// The VMM has these frames mapped.
@@ -265,7 +273,11 @@ impl Hand {
             Work::Recent | Work::Busy => (TURN, goal.saturating_mul(HASTE)),
         };
         let (due, ranges, lead) = self.due(memory, turn, goal)?;
-        let mut left = memory.forget(&ranges)?;
+        // What is known of old is enough to choose by.
+        let mut left = memory.forget(&ranges).unwrap_or_else(|error| {
+            self.failure = Some(error);
+            0
+        });
         // It may have taken a while.
         let now = memory.now();
         self.lead = lead;

@@ -25,8 +25,8 @@ pub(super) struct Fake {
     /// So many windows of the page table were read.
     pub(super) reads: Cell<usize>,
     pub(super) now: Cell<Instant>,
-    /// So many frames are forgotten at once.
-    pub(super) forgets: u64,
+    /// So many frames are forgotten at once; `None`: that fails.
+    pub(super) forgets: Option<u64>,
     /// It takes so long to forget.
     pub(super) forgetting: Duration,
     /// And to look at a window.
@@ -46,7 +46,7 @@ impl Fake {
             looks: Vec::new(),
             reads: Cell::new(0),
             now: Cell::new(Instant::now()),
-            forgets: u64::MAX,
+            forgets: Some(u64::MAX),
             forgetting: Duration::ZERO,
             looking: Duration::ZERO,
         }
@@ -84,13 +84,14 @@ impl Memory for Fake {
     }
 
     fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64> {
+        let forgets = self.forgets.ok_or(io::ErrorKind::PermissionDenied)?;
         let frames = ranges.iter().flat_map(|range| range.frames());
-        for gfn in frames.take(self.forgets.try_into().unwrap()) {
+        for gfn in frames.take(forgets.try_into().unwrap()) {
             self.mapped.borrow_mut()[gfn.0 as usize] = false;
         }
         self.forgotten.borrow_mut().push(ranges.to_vec());
         self.now.set(self.now.get() + self.forgetting);
-        Ok(self.forgets)
+        Ok(forgets)
     }
 
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {

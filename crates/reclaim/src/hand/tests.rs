@@ -317,7 +317,7 @@ fn what_comes_back_late_is_used_once() {
         memory.mapped.borrow_mut().fill(true);
         // Its turn goes on: nothing is to be forgotten now, or the stop does not get there.
         hand.forgot_at = Some(now).filter(|_| !is_due);
-        memory.forgets = 0;
+        memory.forgets = Some(0);
         choose(&mut hand, &mut memory, 1, now);
         let uses = hand.windows.uses(Gfn(1), true);
         assert_eq!(uses.is_often(), is_at_work, "{seconds}: {uses:?}");
@@ -329,7 +329,7 @@ fn what_comes_back_late_is_used_once() {
 #[test]
 fn what_is_not_forgotten_at_once_is_the_next_time() {
     let (mut hand, now) = hand(8);
-    let mut memory = Fake { forgets: 2 * WINDOW + 7, ..Fake::new(8) };
+    let mut memory = Fake { forgets: Some(2 * WINDOW + 7), ..Fake::new(8) };
     // Nothing of the first window has to be forgotten.
     memory.mapped.borrow_mut()[..WINDOW as usize].fill(false);
     choose(&mut hand, &mut memory, 512, now);
@@ -337,11 +337,31 @@ fn what_is_not_forgotten_at_once_is_the_next_time() {
     assert_eq!(is_due, [false, false, false, true]);
 }
 
+/// Somebody traces the VMM, say.
+#[test]
+fn where_nothing_can_be_forgotten_it_is_chosen_by_what_is_known() {
+    let (mut hand, now) = hand(1);
+    let mut memory = Fake::new(1);
+    choose(&mut hand, &mut memory, 1, now);
+    memory.touch(0..500);
+    memory.forgets = None;
+    let mut chosen = choose(&mut hand, &mut memory, 12, now + 3 * SECOND);
+    chosen.sort_unstable();
+    assert!(chosen.iter().map(|gfn| gfn.0).eq(500..512), "{chosen:?}");
+    assert!(hand.take_failure().is_some() && hand.take_failure().is_none());
+    // It is tried again.
+    memory.forgets = Some(u64::MAX);
+    memory.forgotten.borrow_mut().clear();
+    choose(&mut hand, &mut memory, 1, now + 4 * SECOND);
+    assert_eq!(memory.forgotten.borrow().len(), 1);
+    assert!(hand.take_failure().is_none());
+}
+
 /// What is read of the page table for it is in proportion to what a stop gets to.
 #[test]
 fn no_more_is_read_than_a_stop_gets_to() {
     let (mut hand, now) = hand(400);
-    let mut memory = Fake { forgets: 40 * WINDOW, ..Fake::new(400) };
+    let mut memory = Fake { forgets: Some(40 * WINDOW), ..Fake::new(400) };
     memory.stays = Box::new(|_| true);
     let mut read = |memory: &mut Fake, step| {
         memory.looks.clear();
@@ -351,7 +371,7 @@ fn no_more_is_read_than_a_stop_gets_to() {
     };
     assert_eq!(read(&mut memory, 0), 400);
     assert_eq!(read(&mut memory, 1), 80);
-    memory.forgets = u64::MAX;
+    memory.forgets = Some(u64::MAX);
     assert_eq!([2, 3].map(|step| read(&mut memory, step)), [80, 160]);
 }
 
