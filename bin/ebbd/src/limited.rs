@@ -358,15 +358,16 @@ impl State {
         let (pager, pagemap) = (&held.pager, limiter.pagemap());
         let mut windows = Windows::new(of, pager, &pagemap, &spare, &heat, has_disk);
         let left = limiter.step(&mut windows, marks, end)?;
-        if let Some(error) = limiter.lacks_room() {
-            self.tell(&self.explain_saving(error));
+        let refused = limiter.refused.take();
+        match (limiter.lacks_room(), &refused) {
+            (Some(error), _) => self.tell(&self.explain_saving(error)),
+            (None, Some(error)) => self.last_trouble = Some(self.explain_saving(error)),
+            (None, None) => {}
         }
-        let refused = limiter.refused.take().map(|error| self.explain_saving(&error));
         let taken = self.held.pager.taken_bytes()?;
         let over = taken > marks.limit_bytes;
         let in_vain = over && limiter.vain_mark(marks).is_some();
         self.stuck = in_vain.then(|| self.out_of_reach(pinned.as_deref(), taken));
-        self.last_trouble = refused.or(self.last_trouble.take());
         Ok(left)
     }
 }
