@@ -130,8 +130,12 @@ fn what_is_only_read_is_saved_once() {
     let after = vm.status().limit;
     let saved_bytes = after.saved_total_bytes - before.saved_total_bytes;
     let clean_bytes = after.clean_total_bytes - before.clean_total_bytes;
-    eprintln!("{saved_bytes} bytes were saved, {clean_bytes} were not");
-    assert!(clean_bytes > 150 * MIB && saved_bytes < clean_bytes / 4, "{before:?}\n{after:?}");
+    // What goes for the first time, as the kernel's own that rests, makes the file larger.
+    let again_bytes = saved_bytes.saturating_sub(after.swap_file_bytes - before.swap_file_bytes);
+    eprintln!(
+        "{saved_bytes} bytes were saved, {again_bytes} of them again, {clean_bytes} were not"
+    );
+    assert!(clean_bytes > 150 * MIB && again_bytes < clean_bytes / 8, "{before:?}\n{after:?}");
     // All that came back to be read is written.
     vm.guest("refill a");
     assert_eq!(vm.guest("check a"), "0");
