@@ -8,8 +8,8 @@ pub struct Uses(u8);
 
 const NOW: u8 = 1 << 7;
 const BEFORE: u8 = 1 << 6;
-/// How much a use counts, from the oldest to the one on its way: as much as four before it, if the
-/// last of these was two turns ago.
+/// How much a use counts, from the oldest turn to the one on its way. A use in that one counts as much as
+/// uses in all of the four turns before it.
 const WEIGHTS: [u32; 8] = [1, 2, 3, 4, 6, 8, 12, 30];
 /// What was not used in any of these turns may be used yet,
 const LEAST: u32 = 2;
