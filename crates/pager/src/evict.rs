@@ -221,13 +221,14 @@ impl Pager {
     /// Lets go of those that cannot go one by one, unless all of their huge frame is there to go.
     fn leave_large(&self, piece: &mut Piece<'_>) -> io::Result<()> {
         let gfns: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
-        if self.grain == Grain::Frame {
+        let Some(grain) = gfns.first().map(|gfn| self.grain_of(gfn.huge())) else { return Ok(()) };
+        if grain == Grain::Frame {
             self.split_folios(&gfns)?;
         }
         let goes_whole = |gfn| self.goes_whole([gfn]);
         let Some(large) = gfns.into_iter().find(|gfn| goes_whole(*gfn)) else { return Ok(()) };
         let all = piece.len() as u64 == FRAMES_PER_HUGE;
-        if !all || (self.grain == Grain::Frame && !self.holds_whole_folios(large)) {
+        if !all || (grain == Grain::Frame && !self.holds_whole_folios(large)) {
             let each = piece.drain(..);
             let (large, small): (Piece<'_>, _) = each.partition(|held| goes_whole(held.gfn));
             *piece = small;

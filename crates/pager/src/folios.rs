@@ -1,5 +1,5 @@
-//! Large folios in a VM of small pages: memory that came before huge pages were forbidden there,
-//! or came by another way.
+//! Large folios where frames go one by one: in a VM of small pages memory that came before huge pages
+//! were forbidden there, in a VM of huge pages what was broken up (`docs/decisions/0043-*`).
 //!
 //! A punched part of a large folio may stay in the file as zeros, which the guest then reads:
 //! the kernel splits the folio only if nobody uses any of it at that moment. So frames go one by
@@ -8,20 +8,28 @@
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 use ebb_sys::folios;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, HUGE_BYTES, HugeFrame};
 
 use crate::pager::{Grain, Pager};
+
+/// A collapse of small pages into a large folio by khugepaged takes milliseconds. One that began before
+/// it was forbidden has ended after so many seconds.
+const COLLAPSE: u32 = 10;
 
 /// What is known of the pages that the VM's memory is in.
 pub(crate) struct Folios {
     /// A bit for each frame: it is in a small page.
-    small: Vec<AtomicU64>,
+    small: Bits,
+    /// For each huge frame when it was broken up, in seconds since `began`; 0: it was not.
+    broken: Vec<AtomicU32>,
+    began: Instant,
     telling: OnceLock<Telling>,
 }
 
@@ -32,28 +40,82 @@ struct Telling {
     own: Process,
 }
 
+struct Bits(Vec<AtomicU64>);
+
+impl Bits {
+    fn new(count: u64) -> Bits {
+        Bits((0..count.div_ceil(u64::BITS.into())).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn word(&self, index: u64) -> Option<&AtomicU64> {
+        self.0.get(usize::try_from(index / 64).ok()?)
+    }
+
+    fn has(&self, index: u64) -> bool {
+        self.word(index).is_some_and(|word| word.load(Acquire) >> (index % 64) & 1 != 0)
+    }
+
+    fn set(&self, index: u64) {
+        if let Some(word) = self.word(index) {
+            word.fetch_or(1 << (index % 64), Release);
+        }
+    }
+
+    fn unset(&self, index: u64) {
+        if let Some(word) = self.word(index) {
+            word.fetch_and(!(1 << (index % 64)), Release);
+        }
+    }
+
+    fn clear(&self) {
+        self.0.iter().for_each(|word| word.store(0, Release));
+    }
+}
+
 impl Folios {
     pub(crate) fn new(frames: u64) -> Folios {
-        let words = frames.div_ceil(u64::BITS.into());
-        Folios { small: (0..words).map(|_| AtomicU64::new(0)).collect(), telling: OnceLock::new() }
+        let broken = (0..frames.div_ceil(FRAMES_PER_HUGE)).map(|_| AtomicU32::new(0)).collect();
+        // So that no time is 0.
+        let began = Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or_else(Instant::now);
+        Folios { small: Bits::new(frames), broken, began, telling: OnceLock::new() }
+    }
+
+    fn now(&self) -> u32 {
+        u32::try_from(self.began.elapsed().as_secs()).unwrap_or(u32::MAX).max(1)
+    }
+
+    fn broken_at(&self, huge: HugeFrame) -> Option<u32> {
+        let at = self.broken.get(usize::try_from(huge.0).ok()?)?.load(Acquire);
+        (at > 0).then_some(at)
+    }
+
+    fn note_broken(&self, huge: HugeFrame) {
+        if let Some(at) = usize::try_from(huge.0).ok().and_then(|at| self.broken.get(at)) {
+            // Once more tells nothing new.
+            let _ = at.compare_exchange(0, self.now(), AcqRel, Acquire);
+        }
+    }
+
+    /// Of what was broken up a moment ago nothing is small for good: see [`COLLAPSE`].
+    fn doubt(&self, huge: HugeFrame) {
+        if self.broken_at(huge).is_some_and(|at| self.now() - at.min(self.now()) <= COLLAPSE) {
+            FrameRange::huge(huge).frames().for_each(|gfn| self.small.unset(gfn.0));
+        }
     }
 
     fn is_small(&self, gfn: Gfn) -> bool {
-        let (word, bit) = (gfn.0 / 64, gfn.0 % 64);
-        let word = usize::try_from(word).ok().and_then(|at| self.small.get(at));
-        word.is_some_and(|word| word.load(Acquire) & 1 << bit != 0)
+        self.small.has(gfn.0)
     }
 
-    /// Nothing is known to be small any more: somebody else maps the memory, and may have brought
-    /// it in larger pieces.
+    /// Nothing is known to be small any more, nor to stay so: somebody else maps the memory, and may
+    /// have brought it in larger pieces.
     pub(crate) fn forget(&self) {
-        self.small.iter().for_each(|word| word.store(0, Release));
+        self.broken.iter().for_each(|at| at.store(0, Release));
+        self.small.clear();
     }
 
     fn note_small(&self, gfn: Gfn) {
-        if let Some(word) = usize::try_from(gfn.0 / 64).ok().and_then(|at| self.small.get(at)) {
-            word.fetch_or(1 << (gfn.0 % 64), Release);
-        }
+        self.small.set(gfn.0);
     }
 }
 
@@ -77,8 +139,41 @@ impl Pager {
 
     /// Whether these frames of one huge frame, which are held, go together or not at all.
     pub(crate) fn goes_whole(&self, frames: impl IntoIterator<Item = Gfn>) -> bool {
-        let may_be_large = |gfn| self.minds_large_folios() && !self.folios.is_small(gfn);
-        self.grain == Grain::Huge || frames.into_iter().any(may_be_large)
+        let may_be_large = |gfn: Gfn| match self.grain_of(gfn.huge()) {
+            Grain::Huge => true,
+            Grain::Frame => self.minds_large_folios() && !self.folios.is_small(gfn),
+        };
+        frames.into_iter().any(may_be_large)
+    }
+
+    /// The pieces in which the memory of a huge frame is given, and goes.
+    pub fn grain_of(&self, huge: HugeFrame) -> Grain {
+        if self.folios.broken_at(huge).is_some() { Grain::Frame } else { self.grain }
+    }
+
+    /// Whether [`Pager::break_up`] may be called: the host tells large folios, and those of this huge
+    /// frame lie in no other one.
+    pub fn can_break_up(&self, huge: HugeFrame) -> bool {
+        self.minds_large_folios() && self.holds_whole_folios(huge.first())
+    }
+
+    /// Has the frames of a huge frame go one by one from now on. The VMM must have been told to get
+    /// small pages there. Once more is no harm.
+    ///
+    /// # Errors
+    /// `Unsupported`: [`Pager::can_break_up`] says no; as madvise(2).
+    pub fn break_up(&self, huge: HugeFrame) -> io::Result<()> {
+        let telling = { self.folios.telling.get() }.filter(|_| self.can_break_up(huge));
+        let telling = telling.ok_or(io::ErrorKind::Unsupported)?;
+        let frames = FrameRange::huge(huge);
+        // Whoever is about to bring a large folio there holds its words. Frames are looked at with
+        // their words held, so after that.
+        self.ram.use_small_pages(frames)?;
+        self.folios.note_broken(huge);
+        let there = |gfn| self.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
+        // Here, and not when they go: each page is mapped by itself then, and so seen in use.
+        self.report_split(folios::split(&telling.vmm, frames.frames().filter_map(there)));
+        Ok(())
     }
 
     /// Splits the large folios that held frames of one huge frame are in, as far as they can be
@@ -87,6 +182,7 @@ impl Pager {
         let (Some(telling), Some(first)) = (self.folios.telling.get(), frames.first()) else {
             return Ok(());
         };
+        self.folios.doubt(first.huge());
         let huge = FrameRange::huge(first.huge()).frames();
         let here = |gfn: &Gfn| self.ram.here(*gfn);
         let there = |gfn| self.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);

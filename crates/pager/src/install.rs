@@ -6,7 +6,7 @@ use std::time::Instant;
 use ebb_ledger::{Content, Locked, Want};
 use ebb_store::Page;
 use ebb_sys::uffd::Fault;
-use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, HUGE_BYTES};
 use ebb_vm::Region;
 
 use crate::counters::{add, subtract};
@@ -129,7 +129,9 @@ impl Pager {
             return Ok(served);
         }
         let zero = matches!(content, Content::Resident | Content::Empty { fill: 0, .. });
-        let whole = zero && self.grain == Grain::Huge && !self.ledger.is_split(gfn.huge());
+        let is_huge =
+            || self.grain_of(gfn.huge()) == Grain::Huge && !self.ledger.is_split(gfn.huge());
+        let whole = zero && is_huge() && !self.is_short_of(HUGE_BYTES);
         match content {
             _ if whole => self.install_huge(gfn, content),
             Content::Resident | EMPTY => self.install_zeros(gfn, ahead),
@@ -344,11 +346,12 @@ impl Pager {
         let Some(held) = self.hold_words(frames) else { return Ok(false) };
         // Populating a part of a huge frame may give all of it memory, which would
         // win over what is saved of the rest.
-        let in_pages = self.grain == Grain::Huge && frames.count < FRAMES_PER_HUGE;
+        let grain = self.grain_of(frames.start.huge());
+        let in_pages = grain == Grain::Huge && frames.count < FRAMES_PER_HUGE;
         let filled = match !in_pages && held.contents().all(|(_, content)| content == EMPTY) {
             true => self.ram.populate(frames),
             false => held.contents().try_for_each(|(part, content)| match content {
-                EMPTY if self.grain == Grain::Frame => self.ram.populate(part),
+                EMPTY if grain == Grain::Frame => self.ram.populate(part),
                 Content::Empty { fill, .. } => {
                     { part.frames() }.try_for_each(|gfn| self.fill(gfn, fill))
                 }

@@ -31,7 +31,9 @@ impl Pager {
         }
         // A hole that is touched has memory for all of its huge page: also for what is elsewhere.
         let all = FrameRange::huge(huge);
-        if self.grain == Grain::Huge && self.ram.clip(all).is_some_and(|ram| there != [ram]) {
+        if self.grain_of(huge) == Grain::Huge
+            && self.ram.clip(all).is_some_and(|ram| there != [ram])
+        {
             self.after(held.abandon(), frames);
             return Ok(false);
         }

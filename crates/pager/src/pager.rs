@@ -197,7 +197,7 @@ impl Pager {
         &self.ram
     }
 
-    /// The pieces in which its memory is given.
+    /// The pieces in which its memory is given, but for what was broken up: [`Pager::grain_of`].
     pub fn grain(&self) -> Grain {
         self.grain
     }
@@ -276,6 +276,13 @@ impl Pager {
             tell();
         }
         bytes > wait_bytes
+    }
+
+    /// Whether so much more would have whoever evicts begin.
+    pub(crate) fn is_short_of(&self, bytes: u64) -> bool {
+        let (tell_bytes, _) = self.marks();
+        let is_above = |taken: u64| taken.saturating_add(bytes) > tell_bytes;
+        tell_bytes != u64::MAX && self.taken_bytes().is_ok_and(is_above)
     }
 
     /// From now on all first touches and all writes to protected frames come

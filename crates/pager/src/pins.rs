@@ -105,7 +105,8 @@ impl Pager {
         let fill = |gfn| self.again_for(attempts, || self.fill_hole(gfn, replace));
         for part in frames.by_huge() {
             // Of a huge frame whose one word says that all of it is resident nothing is elsewhere.
-            let whole = self.grain == Grain::Huge && !self.ledger.is_split(part.start.huge());
+            let huge = part.start.huge();
+            let whole = self.grain_of(huge) == Grain::Huge && !self.ledger.is_split(huge);
             let Some(part) = self.ram.clip(part).filter(|_| !whole) else { continue };
             if !self.ram.is_full(part)? {
                 part.frames().try_for_each(fill)?;
@@ -126,7 +127,7 @@ impl Pager {
             return self.settle_pin(gfn, replace).map(|_| Served::Busy);
         }
         self.devices.lost(frame);
-        let filled = match self.grain {
+        let filled = match self.grain_of(gfn.huge()) {
             // Our own mapping has no huge pages.
             Grain::Frame => self.ram.populate(frame),
             Grain::Huge if self.is_mixed(gfn.huge()) => self.fill(gfn, 0),

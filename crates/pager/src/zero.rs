@@ -7,7 +7,7 @@ use ebb_ledger::{Content, Locked};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::install::Served;
-use crate::pager::{Grain, Pager};
+use crate::pager::Pager;
 use crate::read_ahead::ReadAhead;
 use crate::unmapped::is_unmapped;
 
@@ -21,11 +21,11 @@ impl Pager {
     /// Under their words' locks: a frame that somebody else has given memory meanwhile
     /// may have been written and saved since, and must not read as zero again.
     pub(crate) fn install_zeros(&self, gfn: Gfn, ahead: &mut ReadAhead) -> io::Result<Served> {
-        let window = match self.grain {
-            Grain::Frame if self.has_limit() => ahead.window(gfn.0).pages as u64,
+        let window = match self.has_limit() {
+            true => ahead.window(gfn.0).pages as u64,
             // What was emptied comes back only where it is touched, if nobody empties it
-            // again of himself; a huge frame's neighbours are installed whole.
-            _ => 1,
+            // again of himself.
+            false => 1,
         };
         let frames = FrameRange::new(gfn, window.min(self.frames_to_border(gfn)));
         // What was emptied as a whole comes back in parts.

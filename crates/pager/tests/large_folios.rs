@@ -12,7 +12,7 @@ use ebb_pager::{Grain, NothingKnown, Pager, Parts};
 use ebb_store::Page;
 use ebb_sys::folios;
 use ebb_sys::process::Process;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HugeFrame};
 use rustix::fs::sendfile;
 use vmtest::{HostSetting, require};
 
@@ -195,6 +195,75 @@ fn frames_between_holes_go_one_by_one() {
     daemon.pager.pin(FrameRange::new(Gfn(0), 1), false).unwrap();
     let all: Vec<Gfn> = ALL.frames().collect();
     assert_eq!(daemon.pager.evict(&all, &NothingKnown).unwrap().frames(), 511);
+}
+
+/// A VM of huge pages, whose memory is in a huge page.
+fn in_a_huge_page() -> Daemon {
+    let machine = Machine::new();
+    machine.allow_huge_pages(true);
+    let daemon = Daemon::new(machine, Grain::Huge);
+    daemon.fill();
+    daemon.pager.mind_large_folios(Process::own().unwrap()).unwrap();
+    daemon
+}
+
+#[test]
+fn what_is_broken_up_goes_frame_by_frame() {
+    let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let setting = available(HostSetting::shared_huge_pages());
+    require!(setting.as_ref());
+    let daemon = in_a_huge_page();
+    let (pager, huge) = (&daemon.pager, HugeFrame(0));
+    assert_eq!(pager.evict(&half(), &NothingKnown).unwrap().frames(), 0, "whole or not at all");
+    assert!(pager.can_break_up(huge) && pager.grain_of(huge) == Grain::Huge);
+    let used = in_use(&daemon, Gfn(0));
+    // The VMM's part, which is this process's.
+    daemon.machine.allow_huge_pages(false);
+    (0..2).for_each(|_| pager.break_up(huge).unwrap());
+    assert_eq!(pager.grain_of(huge), Grain::Frame);
+    let gone = pager.evict(&half(), &NothingKnown).unwrap().frames();
+    assert_eq!(gone, 0, "it cannot be split as long as somebody uses it");
+    drop(used);
+    evict_half(&daemon);
+    assert_eq!(daemon.wrong(), []);
+    // Emptied as a whole it comes back in small pages.
+    let all: Vec<Gfn> = ALL.frames().collect();
+    let mut gone = 0;
+    while gone < 512 {
+        gone += pager.evict(&all, &NothingKnown).unwrap().frames();
+    }
+    evict_half_of_what_comes_back(&daemon);
+}
+
+/// What brings all of it back leaves no large folio.
+fn evict_half_of_what_comes_back(daemon: &Daemon) {
+    assert_eq!(daemon.wrong(), []);
+    let _used = in_use(daemon, Gfn(0));
+    evict_half(daemon);
+    assert_eq!(daemon.wrong(), []);
+}
+
+/// Whoever maps the memory anew may bring large folios.
+#[test]
+fn nothing_stays_broken_up_where_memory_is_mapped_anew() {
+    let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let setting = available(HostSetting::shared_huge_pages());
+    require!(setting.as_ref());
+    let daemon = in_a_huge_page();
+    daemon.pager.break_up(HugeFrame(0)).unwrap();
+    daemon.pager.give_back_all().unwrap();
+    assert_eq!(daemon.pager.grain_of(HugeFrame(0)), Grain::Huge);
+}
+
+#[test]
+fn nothing_is_broken_up_where_nobody_tells_large_folios() {
+    let setting = available(HostSetting::shared_huge_pages());
+    require!(setting.as_ref());
+    let daemon = Daemon::new(Machine::new(), Grain::Huge);
+    assert!(!daemon.pager.can_break_up(HugeFrame(0)));
+    let error = daemon.pager.break_up(HugeFrame(0)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
+    assert_eq!(daemon.pager.grain_of(HugeFrame(0)), Grain::Huge);
 }
 
 /// The control, and the net below: nobody looks for large folios, and what the kernel leaves as

@@ -201,6 +201,14 @@ impl Mapping {
         self.advise(0, self.bytes(), advice)
     }
 
+    /// Has a range get small pages only from now on. Large folios that are there stay.
+    ///
+    /// # Errors
+    /// As madvise(2); `EINVAL` on a kernel without transparent huge pages.
+    pub fn use_small_pages(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.advise(offset, bytes, Advice::LinuxNoHugepage)
+    }
+
     /// Whether the range lies in the mapping.
     fn check(&self, offset: u64, bytes: u64) -> io::Result<()> {
         match offset.checked_add(bytes).is_some_and(|end| end <= self.bytes()) {

@@ -305,6 +305,15 @@ impl Ram {
         backing.mapping.forget(offset, frames.bytes())
     }
 
+    /// Has this process get small pages for a range from now on.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; as madvise(2).
+    pub fn use_small_pages(&self, frames: FrameRange) -> io::Result<()> {
+        let (backing, offset) = self.backing(frames)?;
+        backing.mapping.use_small_pages(offset, frames.bytes())
+    }
+
     /// Takes all of it out of this process's page table; the memory stays.
     ///
     /// # Errors
