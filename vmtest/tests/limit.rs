@@ -67,16 +67,49 @@ fn refill_threads_come_with_the_first_eviction() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
+/// Of the guest's RAM in QEMU, in KiB: what is mapped in huge pages, and what gets no more of them.
+fn in_huge_pages(vm: &Vm) -> (u64, u64) {
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", vm.pid())).unwrap();
+    let (mut is_ram, mut huge, mut small, mut size) = (false, 0, 0, 0);
+    for line in smaps.lines() {
+        let kib = || line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+        match line.split_whitespace().next() {
+            Some("Size:") => size = kib(),
+            Some("ShmemPmdMapped:") if is_ram => huge += kib(),
+            Some("VmFlags:") if is_ram && line.contains(" nh") => small += size,
+            Some(word) if word.contains('-') => is_ram = line.contains("/memfd:"),
+            _ => {}
+        }
+    }
+    (huge, small)
+}
+
+/// What is in huge pages stays so where all of it is used, and goes frame by frame where it is not.
 #[test]
-fn huge_frames_go_whole() {
+fn huge_frames_are_broken_up_where_the_limit_asks_for_it() {
     let setting = HostSetting::shared_huge_pages();
     require!(setting.as_ref());
-    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G").backing("thp"));
-    limit(&vm, 300);
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G").backing("thp"));
+    vm.ebb("limit 600M").ok();
     vm.guest("fill a 400M");
-    assert_eq!(vm.guest("check a"), "0");
-    assert_eq!(vm.guest("check a"), "0");
+    let (huge, small) = in_huge_pages(&vm);
+    assert!(huge > 300 << 10 && small == 0, "{huge}, {small}");
+    limit(&vm, 200);
+    for _ in 0..3 {
+        assert_eq!(vm.guest("check a"), "0");
+        assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
+        // It knows nothing of what was broken up.
+        host.kill9();
+        host.start();
+    }
     assert!(vm.status().limit.saved_bytes > 100 * MIB);
+    let (_, small) = in_huge_pages(&vm);
+    assert!(small > 0);
+    vm.ebb("limit off").ok();
+    assert_eq!(vm.guest("check a"), "0");
+    vm.detach();
+    assert_eq!(vm.guest("check a"), "0");
 }
 
 /// What a process finds evicted of the one before it is not read for it.
@@ -160,8 +193,19 @@ fn freed_memory_is_not_saved() {
 
 #[test]
 fn no_byte_is_lost_when_the_daemon_dies_under_pressure() {
+    loses_nothing_when_the_daemon_dies("small");
+}
+
+#[test]
+fn no_byte_is_lost_in_huge_pages_when_the_daemon_dies_under_pressure() {
+    let setting = HostSetting::shared_huge_pages();
+    require!(setting.as_ref());
+    loses_nothing_when_the_daemon_dies("thp");
+}
+
+fn loses_nothing_when_the_daemon_dies(backing: &str) {
     let host = Host::new();
-    let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
+    let vm = host.run(Guest::debian("6.1-cloud").memory("1G").backing(backing));
     vm.guest("fill kept 100M");
     vm.guest("files f 50M");
     limit(&vm, 200);

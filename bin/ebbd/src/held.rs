@@ -102,7 +102,7 @@ pub fn take(
     match taken {
         Ok((pager, restored)) => {
             disks.shared.serve_with(&pager);
-            small_pages::mind(&pager, &process, record.backing);
+            small_pages::mind(&pager, &process, &record);
             let directory = directory.to_owned();
             qmp.show_silence(pager.evictor_waits());
             let qmp = Some(qmp);
@@ -443,7 +443,7 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     }
     let pager = Arc::new(pager);
     shared.serve_with(&pager);
-    small_pages::mind(&pager, &process, record.backing);
+    small_pages::mind(&pager, &process, &record);
     let disks = Disks::start(images, &shared, directory, record.cpus).map_err(io::Error::other)?;
     let growth = Growth::start(&record.growth, directory, Some(&pager));
     let growth = growth.map_err(io::Error::other)?;

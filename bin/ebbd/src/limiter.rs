@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ebb_inspect::Block;
-use ebb_pager::{Evicted, Grain, Pager};
+use ebb_pager::{Evicted, Pager};
 use ebb_reclaim::hand::Hand;
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::Process;
@@ -72,14 +72,10 @@ impl Limiter {
     /// # Errors
     /// As open(2) of the VMM's pagemap.
     pub fn new(process: &Process, pager: &Pager, keeps_freed: bool) -> io::Result<Limiter> {
-        let unit = match pager.grain() {
-            Grain::Frame => 1,
-            Grain::Huge => FRAMES_PER_HUGE,
-        };
         Ok(Limiter {
             keeps_freed,
             pagemap: Arc::new(Pagemap::open(process)?),
-            hand: Hand::new(pager.ram().end(), unit),
+            hand: Hand::new(pager.ram().end()),
             asked_at: None,
             unmapped: Vec::new(),
             fruitless: 0,

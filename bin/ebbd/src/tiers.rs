@@ -100,6 +100,13 @@ fn of(ladder: &Ladder, memory_bytes: u64) -> Answer<Tiers> {
     })
 }
 
+impl Tiers {
+    /// Whether some are NUMA nodes, as far as their names can be read.
+    pub fn has_nodes(&self) -> bool {
+        self.ladder.parse().map_or(true, |ladder| has_nodes(&ladder))
+    }
+}
+
 fn has_nodes(ladder: &Ladder) -> bool {
     ladder.rungs().iter().any(|rung| matches!(rung.kind, Kind::Node(_)))
 }

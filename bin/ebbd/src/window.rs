@@ -5,15 +5,16 @@ use std::time::Instant;
 
 use ebb_inspect::{Block, PageKind};
 use ebb_ledger::Content;
-use ebb_pager::Pager;
+use ebb_pager::{Grain, Pager};
 use ebb_reclaim::cost::Page;
-use ebb_reclaim::hand::Memory;
+use ebb_reclaim::hand::{Memory, Piece};
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::uffd::HvaRange;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::injector;
 use crate::judge::{Known, Sources, holding};
+use crate::small_pages;
 
 /// A VM's memory, and who tells what is in it.
 pub struct Windows<'a> {
@@ -185,6 +186,18 @@ impl Memory for Windows<'_> {
             let stays = self.is_without_room && !page.is_elsewhere();
             saw(gfn, Page { heat: (self.heat)(gfn), stays, ..page });
         }
+    }
+
+    fn piece(&self, window: HugeFrame) -> Piece {
+        match self.pager.grain_of(window) {
+            Grain::Frame => Piece::Frames,
+            Grain::Huge if self.pager.can_break_up(window) => Piece::Breakable,
+            Grain::Huge => Piece::Whole,
+        }
+    }
+
+    fn break_up(&self, windows: &[HugeFrame]) -> io::Result<()> {
+        small_pages::break_up(self.of.process, self.pager, windows)
     }
 
     fn may_go(&self, gfn: Gfn) -> bool {

@@ -1,28 +1,49 @@
 //! What of the frames that were looked at is to go.
 
-use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
+use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::cost::{Cost, Work};
 
+/// Of a huge frame that is broken up so many frames are likely to go at once.
+const OF_BROKEN: usize = FRAMES_PER_HUGE as usize / 4;
+
 /// Candidates, in the order in which they were found.
 pub(crate) struct Choice {
-    /// Frames that go whole, so many.
-    unit: u64,
     want: usize,
     candidates: Vec<Candidate>,
     rest: usize,
 }
 
+/// What is to be done with frames.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum What {
+    /// They go.
+    Go,
+    /// They are a huge frame, of which only parts are to go.
+    Break,
+}
+
+#[derive(Clone, Copy)]
 struct Candidate {
     cost: Cost,
+    what: What,
     frames: FrameRange,
     may_go: bool,
 }
 
+/// What was chosen, the cheapest first.
+#[derive(Default)]
+pub(crate) struct Chosen {
+    pub(crate) go: Vec<(FrameRange, Cost)>,
+    pub(crate) to_break: Vec<HugeFrame>,
+    /// Frames that are still to be found, in what is broken up.
+    pub(crate) missing: usize,
+}
+
 impl Choice {
     /// Of about `want` frames.
-    pub(crate) fn new(unit: u64, want: usize) -> Choice {
-        Choice { unit, want, candidates: Vec::new(), rest: 0 }
+    pub(crate) fn new(want: usize) -> Choice {
+        Choice { want, candidates: Vec::new(), rest: 0 }
     }
 
     /// Whether as many were found that nobody misses soon, and that may go.
@@ -30,47 +51,71 @@ impl Choice {
         self.rest >= self.want
     }
 
-    /// A unit that begins with this frame. Whether it may go is asked here only where it counts.
-    pub(crate) fn add(&mut self, first: Gfn, cost: Cost, may_go: impl Fn(Gfn) -> bool) {
-        let frames = FrameRange::new(first, self.unit);
+    /// Frames that go together. Whether they may is asked here only where it counts.
+    pub(crate) fn add(&mut self, frames: FrameRange, cost: Cost, may_go: impl Fn(Gfn) -> bool) {
         let counts = cost.work == Work::Rests && !self.is_full();
         if counts && !frames.frames().all(may_go) {
             return;
         }
-        self.rest += if counts { self.unit as usize } else { 0 };
-        self.candidates.push(Candidate { cost, frames, may_go: counts });
+        self.rest += if counts { frames.count as usize } else { 0 };
+        self.candidates.push(Candidate { cost, what: What::Go, frames, may_go: counts });
     }
 
-    /// Those units that may go and cost least.
-    pub(crate) fn cheapest(
-        mut self,
-        may_go: impl Fn(Gfn) -> bool,
-    ) -> impl Iterator<Item = (FrameRange, Cost)> {
+    /// A huge frame that may be broken up; `cost`: of its frames on average.
+    pub(crate) fn may_break(&mut self, huge: HugeFrame, cost: Cost) {
+        let frames = FrameRange::huge(huge);
+        self.candidates.push(Candidate { cost, what: What::Break, frames, may_go: true });
+    }
+
+    /// Those that may go, or be broken up, and cost least.
+    pub(crate) fn cheapest(mut self, may_go: impl Fn(Gfn) -> bool) -> Chosen {
         // Stable: of those that cost the same the first one found.
-        self.candidates.sort_by_key(|candidate| candidate.cost);
-        let may_go = move |it: &Candidate| it.may_go || it.frames.frames().all(&may_go);
-        let units = self.candidates.into_iter().filter(may_go);
-        units.map(|it| (it.frames, it.cost)).take(self.want.div_ceil(self.unit as usize))
+        self.candidates.sort_by_key(|candidate| (candidate.cost, candidate.what));
+        let (mut chosen, mut found) = (Chosen::default(), 0);
+        for it in self.candidates {
+            if found >= self.want {
+                break;
+            }
+            if !it.may_go && !it.frames.frames().all(&may_go) {
+                continue;
+            }
+            match it.what {
+                What::Go => {
+                    found += it.frames.count as usize;
+                    chosen.go.push((it.frames, it.cost));
+                }
+                What::Break => {
+                    found += OF_BROKEN;
+                    chosen.missing += OF_BROKEN;
+                    chosen.to_break.push(it.frames.start.huge());
+                }
+            }
+        }
+        chosen
     }
 }
 
 /// A huge frame that goes whole: as dear as its dearest frame.
 #[derive(Default)]
 pub(crate) struct Whole {
-    frames: u64,
-    dearest: Option<Cost>,
+    costs: Vec<Cost>,
 }
 
 impl Whole {
     /// One of its frames, if that can go.
     pub(crate) fn add(&mut self, cost: Option<Cost>) {
-        self.frames += u64::from(cost.is_some());
-        self.dearest = self.dearest.max(cost);
+        self.costs.extend(cost);
     }
 
     /// `None`: a part of it stays.
     pub(crate) fn cost(&self) -> Option<Cost> {
-        self.dearest.filter(|_| self.frames == FRAMES_PER_HUGE)
+        let is_whole = self.costs.len() as u64 == FRAMES_PER_HUGE;
+        self.costs.iter().max().copied().filter(|_| is_whole)
+    }
+
+    /// Of those frames that can go one by one; `None`: there are none.
+    pub(crate) fn average(&self) -> Option<Cost> {
+        Cost::average(&self.costs)
     }
 }
 
@@ -88,20 +133,41 @@ mod tests {
         Page { kind: Some(kind), ..Page::default() }.cost(uses).unwrap()
     }
 
+    fn one(gfn: u64) -> FrameRange {
+        FrameRange::new(Gfn(gfn), 1)
+    }
+
     #[test]
     fn the_cheapest_that_may_go_are_chosen() {
         let may_go = |gfn| gfn != Gfn(5) && gfn != Gfn(0);
-        let mut choice = Choice::new(1, 4);
+        let mut choice = Choice::new(4);
         for gfn in 0..4 {
-            choice.add(Gfn(gfn), cost(Anonymous, Uses::NOW), may_go);
+            choice.add(one(gfn), cost(Anonymous, Uses::NOW), may_go);
         }
-        (4..7).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Uses::rests(1)), may_go));
+        (4..7).for_each(|gfn| choice.add(one(gfn), cost(File, Uses::rests(1)), may_go));
         assert_eq!((choice.rest, choice.is_full()), (2, false));
         let chosen = choice.cheapest(may_go);
         let chosen: Vec<(u64, Work)> =
-            chosen.map(|(frames, cost)| (frames.start.0, cost.work)).collect();
+            chosen.go.iter().map(|(frames, cost)| (frames.start.0, cost.work)).collect();
         let (rests, recent) = (Work::Rests, Work::Recent);
         assert_eq!(chosen, [(4, rests), (6, rests), (1, recent), (2, recent)]);
+    }
+
+    #[test]
+    fn what_is_dearer_than_the_frames_that_go_is_not_broken_up() {
+        let chosen = |want| {
+            let mut choice = Choice::new(want);
+            choice.may_break(HugeFrame(1), cost(Anonymous, Uses::NOW));
+            choice.may_break(HugeFrame(2), cost(Anonymous, Uses::OFTEN));
+            (0..100).for_each(|gfn| choice.add(one(gfn), cost(Anonymous, Uses::BEFORE), |_| true));
+            (100..200).for_each(|gfn| choice.add(one(gfn), cost(Anonymous, Uses::OFTEN), |_| true));
+            let Chosen { go, to_break, missing } = choice.cheapest(|_| true);
+            (go.len(), to_break, missing)
+        };
+        assert_eq!(chosen(100), (100, vec![], 0));
+        assert_eq!(chosen(101), (100, vec![HugeFrame(1)], 128));
+        assert_eq!(chosen(328), (200, vec![HugeFrame(1)], 128));
+        assert_eq!(chosen(329), (200, vec![HugeFrame(1), HugeFrame(2)], 256));
     }
 
     /// Not of each that is cheap whether it may go is asked.
@@ -112,9 +178,9 @@ mod tests {
             asked.set(asked.get() + 1);
             true
         };
-        let mut choice = Choice::new(1, 4);
-        (0..100).for_each(|gfn| choice.add(Gfn(gfn), cost(File, Uses::rests(1)), may_go));
+        let mut choice = Choice::new(4);
+        (0..100).for_each(|gfn| choice.add(one(gfn), cost(File, Uses::rests(1)), may_go));
         assert!(choice.is_full());
-        assert_eq!((choice.cheapest(may_go).count(), asked.get()), (4, 4));
+        assert_eq!((choice.cheapest(may_go).go.len(), asked.get()), (4, 4));
     }
 }

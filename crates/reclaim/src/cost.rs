@@ -63,6 +63,16 @@ pub struct Cost {
     pub is_cache: bool,
 }
 
+impl Cost {
+    /// Of some frames; `None`: there are none.
+    pub(crate) fn average(costs: &[Cost]) -> Option<Cost> {
+        let work = costs.iter().map(|cost| cost.work).max()?;
+        let sum: u64 = costs.iter().map(|cost| u64::from(cost.parts)).sum();
+        let parts = (sum / costs.len() as u64) as u32;
+        Some(Cost { parts, work, is_cache: costs.iter().all(|cost| cost.is_cache) })
+    }
+}
+
 impl Page {
     /// What it costs to let it go; `None`: it never goes.
     pub fn cost(&self, uses: Uses) -> Option<Cost> {

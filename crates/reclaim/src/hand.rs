@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ebb_inspect::PageKind;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
-use crate::choice::{Choice, Whole};
+use crate::choice::{Choice, Chosen, Whole};
 use crate::cost::{Page, Work};
 use windows::{Found, TURN_AT_REST, Windows};
 
@@ -34,6 +34,10 @@ const EARLY: (u32, u32) = (3, 4);
 const LOOKS_LEAST: usize = 4;
 /// and on average at most so many, where what rests is rare.
 const LOOKS_MOST: usize = 16;
+/// Windows that are broken up in one go: each is a system call in a thread of the VMM that is stopped.
+const BREAK_AT_ONCE: usize = 64;
+/// After that failed it is tried again so much later.
+const BREAK_AGAIN: Duration = Duration::from_secs(4);
 /// Looked at in one go, whatever is found.
 const LOOKS_AT_ONCE: usize = 64 << 10;
 /// What it takes to look at a window as such, in frames looked at.
@@ -64,13 +68,31 @@ pub trait Memory {
 
     /// Whether a frame that was looked at may go.
     fn may_go(&self, gfn: Gfn) -> bool;
+
+    /// How a window's frames go.
+    fn piece(&self, window: HugeFrame) -> Piece;
+
+    /// Has the frames of these windows go one by one from now on.
+    ///
+    /// # Errors
+    /// As having the VMM make a system call.
+    fn break_up(&self, windows: &[HugeFrame]) -> io::Result<()>;
+}
+
+/// How the frames of a window go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Piece {
+    /// One by one.
+    Frames,
+    /// Whole, until it is broken up.
+    Breakable,
+    /// Whole.
+    Whole,
 }
 
 /// A clock hand and what it has seen.
 pub struct Hand {
     windows: Windows,
-    /// Frames that go whole, so many.
-    unit: u64,
     /// The next window to look at,
     looks: usize,
     /// and the windows from there on that need not be forgotten.
@@ -80,10 +102,14 @@ pub struct Hand {
     reach: usize,
     /// Why the last stop failed.
     failure: Option<io::Error>,
+    /// Nothing can be broken up: until then windows go whole.
+    whole_until: Option<Instant>,
     /// Looked at since.
     looked: usize,
-    /// What was chosen since is at work so much.
+    /// What was chosen since is at work so much,
     takes: Work,
+    /// and is so many frames.
+    chosen: usize,
     /// So many may be looked at more, by what was chosen.
     credit: usize,
     /// Windows passed since something went, and in all; up to all of them.
@@ -92,19 +118,20 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// For frames below `end`, which go in units of `unit`: 1, or those of a huge frame.
-    pub fn new(end: Gfn, unit: u64) -> Hand {
+    /// For frames below `end`.
+    pub fn new(end: Gfn) -> Hand {
         let windows = usize::try_from(end.0.div_ceil(FRAMES_PER_HUGE)).unwrap_or(0);
         Hand {
             windows: Windows::new(windows),
-            unit,
             looks: 0,
             lead: 0,
             forgot_at: None,
             reach: FORGET_WINDOWS,
             failure: None,
+            whole_until: None,
             looked: 0,
             takes: Work::Rests,
+            chosen: 0,
             credit: 0,
             barren: 0,
             passed: 0,
@@ -160,10 +187,9 @@ impl Hand {
     ) -> io::Result<Vec<Gfn>> {
         self.forget_ahead(memory, want)?;
         let now = memory.now();
-        let want = want.next_multiple_of(self.unit as usize);
         let least = want * LOOKS_LEAST;
         let most = (self.credit + want * LOOKS_MOST).min(LOOKS_AT_ONCE);
-        let mut choice = Choice::new(self.unit, want);
+        let mut choice = Choice::new(want);
         let (mut looked, mut passed) = (0, 0);
         while passed < self.windows.count()
             && looked < most
@@ -179,13 +205,17 @@ impl Hand {
             passed += by;
             looked += LOOKS_A_WINDOW + self.look(memory, now, &mut choice)?;
         }
+        let mut found = choice.cheapest(|gfn| memory.may_go(gfn));
+        if !found.to_break.is_empty() {
+            looked += self.break_up(memory, now, &mut found)?;
+        }
         let mut chosen = Vec::new();
-        for (frames, cost) in choice.cheapest(|gfn| memory.may_go(gfn)) {
+        for (frames, cost) in found.go {
             chosen.extend(frames.frames());
             self.takes = self.takes.max(cost.work);
             self.windows.go(frames, cost.is_cache);
         }
-        self.looked += looked;
+        (self.looked, self.chosen) = (self.looked + looked, self.chosen + chosen.len());
         let credit = (self.credit + chosen.len() * LOOKS_MOST).saturating_sub(looked);
         self.credit = credit.min(LOOKS_AT_ONCE);
         Ok(chosen)
@@ -230,32 +260,84 @@ impl Hand {
         now: Instant,
         choice: &mut Choice,
     ) -> io::Result<usize> {
-        let (index, huge) = (self.looks, HugeFrame(self.looks as u64));
+        let index = self.looks;
         self.windows.pass(index);
         self.step();
         self.windows.look(index, now);
         self.see_mapped(memory, index)?;
         let is_ripe = self.windows.is_ripe(index, now);
+        let found = self.collect(memory, index, is_ripe, choice);
+        self.windows.looked(index, found, is_ripe);
+        Ok(found.there.into())
+    }
+
+    /// What of a window may go, and what it costs.
+    fn collect(
+        &self,
+        memory: &mut impl Memory,
+        index: usize,
+        is_ripe: bool,
+        choice: &mut Choice,
+    ) -> Found {
+        let huge = HugeFrame(index as u64);
+        let piece = match memory.piece(huge) {
+            Piece::Breakable if self.is_whole(memory.now()) => Piece::Whole,
+            piece => piece,
+        };
         let mut found = Found::default();
-        let (mut whole, mut units) = (Whole::default(), Vec::new());
+        let (mut whole, mut frames) = (Whole::default(), Vec::new());
         memory.look(huge, &mut |gfn, page| {
             let uses = self.windows.uses(gfn, is_ripe);
             found.there += 1;
             found.kernel += u16::from(is_kernel(page.kind));
             found.unused += u16::from(!uses.is_now());
-            match (self.unit, page.cost(uses)) {
-                (1, cost) => units.extend(cost.map(|cost| (gfn, cost))),
+            match (piece, page.cost(uses)) {
+                (Piece::Frames, cost) => frames.extend(cost.map(|cost| (gfn, cost))),
                 (_, cost) => whole.add(cost),
             }
         });
-        if self.unit > 1 {
-            units.extend(whole.cost().map(|cost| (huge.first(), cost)));
+        for (gfn, cost) in frames {
+            choice.add(FrameRange::new(gfn, 1), cost, |gfn| memory.may_go(gfn));
         }
-        for (first, cost) in units {
-            choice.add(first, cost, |gfn| memory.may_go(gfn));
+        match (whole.cost(), whole.average()) {
+            // A window at work has parts that are not, as far as anybody knows.
+            (cost, Some(average))
+                if piece == Piece::Breakable && cost.is_none_or(|cost| cost.work > Work::Rests) =>
+            {
+                choice.may_break(huge, average);
+            }
+            (Some(cost), _) => {
+                choice.add(FrameRange::huge(huge), cost, |gfn| memory.may_go(gfn));
+            }
+            (None, _) => {}
         }
-        self.windows.looked(index, found, is_ripe);
-        Ok(found.there.into())
+        found
+    }
+
+    /// Has windows broken up, and looks at their frames for those that are missing; how many it
+    /// looked at. Where that fails nothing of them goes.
+    fn break_up(
+        &mut self,
+        memory: &mut impl Memory,
+        now: Instant,
+        found: &mut Chosen,
+    ) -> io::Result<usize> {
+        found.to_break.truncate(BREAK_AT_ONCE);
+        if let Err(error) = memory.break_up(&found.to_break) {
+            self.fails_to_break(error, now);
+            return Ok(0);
+        }
+        let (mut choice, mut looked) = (Choice::new(found.missing), 0);
+        for index in found.to_break.iter().map(|window| window.0 as usize) {
+            self.windows.break_up(index);
+            let is_ripe = self.windows.is_ripe(index, now);
+            looked += usize::from(self.collect(memory, index, is_ripe, &mut choice).there);
+        }
+        // What else of them is at work is known the next time.
+        let rests = { choice.cheapest(|gfn| memory.may_go(gfn)).go.into_iter() }
+            .filter(|(_, cost)| cost.work == Work::Rests);
+        found.go.extend(rests);
+        Ok(looked)
     }
 
     /// Has windows forgotten, so that the next ones to be looked at have had their time.
@@ -273,6 +355,9 @@ impl Hand {
             Work::Recent | Work::Busy => (TURN, goal.saturating_mul(HASTE)),
         };
         let (due, ranges, lead) = self.due(memory, turn, goal)?;
+        if self.takes > Work::Rests {
+            self.break_ahead(memory, &due);
+        }
         // What is known of old is enough to choose by.
         let mut left = memory.forget(&ranges).unwrap_or_else(|error| {
             self.failure = Some(error);
@@ -295,8 +380,37 @@ impl Hand {
         }
         let reached = if reached < wanted { reached } else { self.reach };
         self.reach = (2 * reached).clamp(FORGET_RANGES, FORGET_WINDOWS);
-        (self.forgot_at, self.looked, self.takes) = (Some(now), 0, Work::Rests);
+        (self.forgot_at, self.looked, self.takes, self.chosen) = (Some(now), 0, Work::Rests, 0);
         Ok(())
+    }
+
+    /// Of windows that are to be forgotten those are broken up that are used least, for as much as
+    /// had to go of late: what of them is used is known when the hand comes there.
+    fn break_ahead(&mut self, memory: &impl Memory, due: &[Due]) {
+        if self.is_whole(memory.now()) {
+            return;
+        }
+        let may_break = |index: &usize| memory.piece(HugeFrame(*index as u64)) == Piece::Breakable;
+        let mut windows: Vec<usize> = due.iter().map(|due| due.index).filter(may_break).collect();
+        windows.sort_by_cached_key(|index| self.windows.likelihood(*index));
+        windows.truncate(self.chosen.div_ceil(FRAMES_PER_HUGE as usize).min(BREAK_AT_ONCE));
+        let huge: Vec<HugeFrame> = windows.iter().map(|index| HugeFrame(*index as u64)).collect();
+        if huge.is_empty() {
+            return;
+        }
+        match memory.break_up(&huge) {
+            Ok(()) => windows.into_iter().for_each(|index| self.windows.break_up(index)),
+            Err(error) => self.fails_to_break(error, memory.now()),
+        }
+    }
+
+    /// For a while windows go whole.
+    fn fails_to_break(&mut self, error: io::Error, now: Instant) {
+        (self.failure, self.whole_until) = (Some(error), Some(now + BREAK_AGAIN));
+    }
+
+    fn is_whole(&self, now: Instant) -> bool {
+        self.whole_until.is_some_and(|until| now < until)
     }
 
     /// Windows ahead of the hand that are to be forgotten until so many frames are, what of them is

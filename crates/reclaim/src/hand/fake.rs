@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ebb_inspect::PageKind;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
-use super::Memory;
+use super::{Memory, Piece};
 use crate::cost::Page;
 
 pub(super) const WINDOW: u64 = FRAMES_PER_HUGE;
@@ -31,6 +31,10 @@ pub(super) struct Fake {
     pub(super) forgetting: Duration,
     /// And to look at a window.
     pub(super) looking: Duration,
+    /// How frames go that were not broken up.
+    pub(super) piece: Piece,
+    /// `None`: that fails.
+    pub(super) broken: RefCell<Option<Vec<HugeFrame>>>,
 }
 
 impl Fake {
@@ -49,6 +53,8 @@ impl Fake {
             forgets: Some(u64::MAX),
             forgetting: Duration::ZERO,
             looking: Duration::ZERO,
+            piece: Piece::Frames,
+            broken: RefCell::new(Some(Vec::new())),
         }
     }
 
@@ -106,5 +112,17 @@ impl Memory for Fake {
 
     fn may_go(&self, gfn: Gfn) -> bool {
         !(self.stays)(gfn.0)
+    }
+
+    fn piece(&self, window: HugeFrame) -> Piece {
+        let is_broken = self.broken.borrow().iter().flatten().any(|broken| *broken == window);
+        if is_broken { Piece::Frames } else { self.piece }
+    }
+
+    fn break_up(&self, windows: &[HugeFrame]) -> io::Result<()> {
+        let mut broken = self.broken.borrow_mut();
+        let broken = broken.as_mut().ok_or(io::ErrorKind::PermissionDenied)?;
+        broken.extend(windows);
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 /// A hand over these windows, and the time.
 fn hand(windows: u64) -> (Hand, Instant) {
-    (Hand::new(Gfn(windows * WINDOW), 1), Instant::now())
+    (Hand::new(Gfn(windows * WINDOW)), Instant::now())
 }
 
 /// What is to go at that time.
@@ -84,7 +84,7 @@ fn memory_of_holes_is_barren_at_once() {
     memory.there.fill(false);
     assert_eq!(choose(&mut hand, &mut memory, 64, now), []);
     assert!(hand.is_barren());
-    let (mut none, _) = (Hand::new(Gfn(0), 1), ());
+    let (mut none, _) = (Hand::new(Gfn(0)), ());
     let mut memory = Fake::new(0);
     assert_eq!(choose(&mut none, &mut memory, 64, now), []);
     assert!(none.is_barren());
@@ -114,7 +114,7 @@ fn what_rests_is_found_further_on() {
     memory.mapped.borrow_mut()[10 * WINDOW as usize..].fill(false);
     let chosen = choose(&mut hand, &mut memory, 512, now);
     assert!(chosen.iter().all(|gfn| gfn.huge().0 >= 10), "{chosen:?}");
-    let (mut hand, mut memory) = (Hand::new(Gfn(64 * WINDOW), 1), Fake::new(64));
+    let (mut hand, mut memory) = (Hand::new(Gfn(64 * WINDOW)), Fake::new(64));
     assert_eq!(choose(&mut hand, &mut memory, 512, now).len(), 512);
     let looked = memory.looks.len() * WINDOW as usize;
     assert!(looked <= 512 * LOOKS_MOST + 512, "{looked}");
@@ -197,20 +197,94 @@ fn where_it_is_of_no_use_forgetting_is_rarer() {
 #[test]
 fn units_go_whole_or_not_at_all() {
     let now = Instant::now();
-    let mut hand = Hand::new(Gfn(4 * WINDOW), WINDOW);
+    let mut hand = Hand::new(Gfn(4 * WINDOW));
     let mut memory = Fake::new(4);
+    memory.piece = Piece::Whole;
     memory.mapped.borrow_mut().fill(false);
     memory.touch(5..6);
     memory.there[600] = false;
     memory.stays = Box::new(|gfn| (1500..1501).contains(&gfn));
-    let chosen = choose(&mut hand, &mut memory, 1, now);
+    let chosen = choose(&mut hand, &mut memory, 512, now);
     assert!(chosen.iter().map(|gfn| gfn.0).eq(1536..2048), "{chosen:?}");
     memory.evict(&chosen);
     // The one with the frame that was used.
-    let chosen = choose(&mut hand, &mut memory, 1, now);
+    let chosen = choose(&mut hand, &mut memory, 512, now);
     assert!(chosen.iter().map(|gfn| gfn.0).eq(0..512), "{chosen:?}");
     memory.evict(&chosen);
-    assert_eq!(choose(&mut hand, &mut memory, 1, now), []);
+    assert_eq!(choose(&mut hand, &mut memory, 512, now), []);
+}
+
+/// Of a huge page each use is a use of all of it.
+fn used_as_a_whole(memory: &Fake, window: u64) {
+    memory.touch(window * WINDOW..(window + 1) * WINDOW);
+}
+
+/// A hand that has forgotten these windows, a second ago, in memory of huge pages from then on.
+fn hand_over_huge_pages(windows: u64) -> (Hand, Fake, Instant) {
+    let (mut hand, now) = hand(windows);
+    let mut memory = Fake { stays: Box::new(|_| true), ..Fake::new(windows) };
+    memory.mapped.borrow_mut().fill(false);
+    while !hand.is_barren() {
+        choose(&mut hand, &mut memory, 512, now);
+    }
+    hand.begin_anew();
+    (memory.stays, memory.piece) = (Box::new(|_| false), Piece::Breakable);
+    (hand, memory, now + SECOND)
+}
+
+#[test]
+fn what_rests_goes_whole_and_what_is_at_work_is_broken_up() {
+    let (mut hand, mut memory, mut now) = hand_over_huge_pages(4);
+    let broken = |memory: &Fake| memory.broken.borrow().clone().unwrap();
+    (0..3).for_each(|window| used_as_a_whole(&memory, window));
+    let chosen = choose(&mut hand, &mut memory, 512, now);
+    assert!(chosen.iter().all(|gfn| gfn.huge().0 == 3) && chosen.len() == 512);
+    memory.evict(&chosen);
+    assert_eq!(broken(&memory), []);
+    // Two windows, for as much as is likely to rest in them; what does is not known at once.
+    assert_eq!(choose(&mut hand, &mut memory, 200, now).len(), 0);
+    let windows = broken(&memory);
+    assert_eq!(windows.len(), 2, "{windows:?}");
+    // A turn later it is.
+    let rests = windows[0].0 * WINDOW + 7;
+    let first = (0..6).map(|_| {
+        now += 3 * SECOND;
+        (0..3).for_each(|window| used_as_a_whole(&memory, window));
+        memory.mapped.borrow_mut()[rests as usize] = false;
+        choose(&mut hand, &mut memory, 64, now).first().copied()
+    });
+    assert!(first.collect::<Vec<_>>().contains(&Some(Gfn(rests))));
+}
+
+/// Where something at work had to go, what is to be looked at later is broken up in time.
+#[test]
+fn windows_are_broken_up_ahead_for_as_much_as_had_to_go() {
+    let (mut hand, mut memory, mut now) = hand_over_huge_pages(8);
+    memory.broken.replace(Some(vec![HugeFrame(0), HugeFrame(1)]));
+    let mut evicted = 0;
+    for _ in 0..3 {
+        (0..8).for_each(|window| used_as_a_whole(&memory, window));
+        let chosen = choose(&mut hand, &mut memory, 64, now);
+        evicted += chosen.len();
+        now += 3 * SECOND;
+    }
+    let broken = memory.broken.borrow().as_ref().unwrap().len() - 2;
+    assert!(evicted > 0 && (1..=3).contains(&broken), "{broken} for {evicted} frames");
+}
+
+#[test]
+fn what_cannot_be_broken_up_goes_whole() {
+    let (mut hand, mut memory, now) = hand_over_huge_pages(4);
+    memory.broken.replace(None);
+    (0..4).for_each(|window| used_as_a_whole(&memory, window));
+    assert_eq!(choose(&mut hand, &mut memory, 512, now).len(), 0);
+    let failure = hand.take_failure().unwrap();
+    assert_eq!(failure.kind(), io::ErrorKind::PermissionDenied);
+    assert_eq!(choose(&mut hand, &mut memory, 512, now).len(), WINDOW as usize);
+    assert!(hand.take_failure().is_none());
+    (0..4).for_each(|window| used_as_a_whole(&memory, window));
+    choose(&mut hand, &mut memory, 512, now + BREAK_AGAIN);
+    assert!(hand.take_failure().is_some(), "it is tried again");
 }
 
 #[test]

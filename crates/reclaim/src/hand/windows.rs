@@ -180,6 +180,17 @@ impl Windows {
         (window.there, window.kernel, window.active) = (found.there, found.kernel, active);
     }
 
+    /// How likely its frames are used before long, all together.
+    pub fn likelihood(&mut self, index: usize) -> u32 {
+        self.uses_of(index).iter().map(|uses| uses.likelihood(1)).sum()
+    }
+
+    /// A window's frames go one by one from now on. Until then each use of one was seen as a use of all.
+    pub fn break_up(&mut self, index: usize) {
+        self.uses_of(index).fill(Uses::NOW);
+        self.each[index].patience = 0;
+    }
+
     /// Frames go. What comes back soon was at work, but for what is mostly used once.
     pub fn go(&mut self, frames: FrameRange, is_cache: bool) {
         let start = frames.start.0 as usize;

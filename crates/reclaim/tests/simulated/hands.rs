@@ -5,7 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use ebb_reclaim::cost::Page;
-use ebb_reclaim::hand::{Hand, Memory};
+use ebb_reclaim::hand::{Hand, Memory, Piece};
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::guest::{Chooser, Guest};
@@ -58,6 +58,14 @@ impl Memory for View<'_> {
 
     fn may_go(&self, _: Gfn) -> bool {
         true
+    }
+
+    fn piece(&self, _: HugeFrame) -> Piece {
+        Piece::Frames
+    }
+
+    fn break_up(&self, _: &[HugeFrame]) -> io::Result<()> {
+        Ok(())
     }
 }
 

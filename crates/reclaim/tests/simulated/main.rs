@@ -125,7 +125,7 @@ fn compare(case: Case) -> (Figures, Figures) {
     };
     let guest = || Guest::new(layout.pages.clone(), case.limit * MIB);
     let rounds = guest().run(work(), Rounds::new(frames), case.accesses);
-    let hand = Hand::new(Gfn(frames as u64), 1);
+    let hand = Hand::new(Gfn(frames as u64));
     let hand = guest().run(work(), hand, case.accesses);
     eprintln!("{0:8} rounds: {rounds}\n{0:8} hand:   {hand}", case.name);
     (rounds, hand)

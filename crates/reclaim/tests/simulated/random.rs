@@ -86,7 +86,7 @@ fn compare(law: Law) -> (Figures, Figures) {
     let (with_lists, with_hand) = (guest(), guest());
     let (for_lists, for_hand) = (work(&with_lists), work(&with_hand));
     let lists = with_lists.run(for_lists, Lists::new(count), ACCESSES);
-    let hand = with_hand.run(for_hand, Hand::new(Gfn(count as u64), 1), ACCESSES);
+    let hand = with_hand.run(for_hand, Hand::new(Gfn(count as u64)), ACCESSES);
     eprintln!("{law:?} lists: {lists}\n{law:?} hand:  {hand}");
     (lists, hand)
 }
