@@ -67,7 +67,7 @@ impl<'a> Setup<'a> {
             .append(self.append)
             .memory(&format!("{}M", self.memory_mib))
             .cpus(self.cpus)
-            .backing("small")
+            .backing("auto")
             .privileged();
         let guest = match self.keeper.has_balloon() {
             true => guest.qemu_args("-device virtio-balloon-pci,id=balloon"),
