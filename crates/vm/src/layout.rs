@@ -85,10 +85,13 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
         let hva = hva.ok_or_else(|| LayoutError::Answer(segment.backend.clone()))?;
         let bytes = (segment.last - segment.gpa).saturating_add(1);
         let vma = mappings.iter().find(|v| hva >= v.start && hva.0 - v.start.0 < v.bytes);
-        let fits = |v: &Vma| bytes <= v.bytes - (hva.0 - v.start.0);
-        let vma = vma.filter(|v| is_shared_memfd(v) && fits(v));
+        let vma = vma.filter(|vma| is_shared_memfd(vma));
         let vma = vma.ok_or_else(|| LayoutError::NotShared(segment.backend.clone()))?;
-        let offset = vma.offset + (hva.0 - vma.start.0);
+        let offset = vma.offset.saturating_add(hva.0 - vma.start.0);
+        // Where parts of it have advice of their own it is mapped in pieces.
+        if !unplugged::is_mapped(&mappings, hva, bytes, (vma.inode, offset)) {
+            return Err(LayoutError::NotShared(segment.backend.clone()));
+        }
         let file = files.of(vma.inode)?.ok_or(LayoutError::NotShared(segment.backend.clone()))?;
         regions.push(Region { gpa: Gpa(segment.gpa), bytes, hva, file, offset });
     }

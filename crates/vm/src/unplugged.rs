@@ -63,12 +63,18 @@ pub fn mapped(process: &Process, ram: &Ram, ranges: &[HvaRange]) -> io::Result<V
 }
 
 /// Whether a range shows this file from this offset on, in one mapping or several in a row.
-fn is_mapped(mappings: &[Vma], start: Hva, bytes: u64, (inode, offset): (u64, u64)) -> bool {
+pub(crate) fn is_mapped(
+    mappings: &[Vma],
+    start: Hva,
+    bytes: u64,
+    (inode, offset): (u64, u64),
+) -> bool {
     let mut at = start.0;
     let Some(end) = start.0.checked_add(bytes) else { return false };
     for vma in mappings.iter().filter(|vma| vma.inode == inode && vma.shared_write) {
         let into = at.wrapping_sub(vma.start.0);
-        let is_next = into < vma.bytes && vma.offset.wrapping_add(into) == offset + (at - start.0);
+        let is_next =
+            into < vma.bytes && vma.offset.wrapping_add(into) == offset.wrapping_add(at - start.0);
         if at < end && is_next {
             at = vma.start.0 + vma.bytes;
         }
