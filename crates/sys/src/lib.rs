@@ -8,6 +8,7 @@ pub mod bus_guard;
 pub mod call_filter;
 pub mod confine;
 pub mod folios;
+pub mod guest_mapping;
 pub mod inject;
 pub mod kexec;
 pub mod kvm;

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ebb_sys::bus_guard::{BusGuard, broken_count};
+use ebb_sys::guest_mapping;
 use ebb_units::Hva;
 use rustix::event::{EventfdFlags, eventfd};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 /// The guards go before the memory that they are for.
 struct Guarded {
@@ -38,17 +39,18 @@ impl Kept {
         Ok(Kept { all: Mutex::default(), seen: AtomicU64::new(broken_count()), broken })
     }
 
-    /// Guards `memory` from now on until nobody else has it. To be called before it is touched.
+    /// Guards `memory` from now on until nobody else has it, and has it get small pages only: a huge
+    /// one would bring zeros beside the page that the device touches. To be called before it is touched.
     ///
     /// # Errors
     /// It is larger than can be guarded.
     pub fn keep(&self, memory: Arc<GuestMemoryMmap>) -> io::Result<()> {
         let mut all = self.all();
         all.retain(|guarded| Arc::strong_count(&guarded.memory) > 1);
-        let guard = |region: &vm_memory::GuestRegionMmap| {
-            BusGuard::new(Hva(region.as_ptr() as u64), region.len())
-        };
+        let guard =
+            |region: &GuestRegionMmap| BusGuard::new(Hva(region.as_ptr() as u64), region.len());
         let guards = memory.iter().map(guard).collect::<io::Result<_>>()?;
+        memory.iter().for_each(use_small_pages);
         all.push(Guarded { guards, memory });
         Ok(())
     }
@@ -76,5 +78,11 @@ impl Kept {
     /// A list is whole also when its holder panics.
     fn all(&self) -> MutexGuard<'_, Vec<Guarded>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+/// As far as the kernel has others.
+pub fn use_small_pages(region: &GuestRegionMmap) {
+    if let Err(error) = guest_mapping::use_small_pages(region) {
+        tracing::debug!("small pages for a device's view: {error}");
     }
 }

@@ -22,6 +22,6 @@ pub use chain::{Chain, DESCRIPTORS_MAX, Malformed, walk};
 pub use connection::{Connection, Message, Parted, announce};
 pub use dma::{Access, AllResident, Dma, DmaFault, Pinned, Segment, bytes_of, slice, whole_frames};
 pub use guest::Guest;
-pub use kept::Kept;
+pub use kept::{Kept, use_small_pages};
 pub use passage::Passage;
 pub use vet::{changes_memory, vet};

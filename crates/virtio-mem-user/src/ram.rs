@@ -59,6 +59,7 @@ impl Ram {
         let guard =
             |region: &GuestRegionMmap| BusGuard::new(Hva(region.as_ptr() as u64), region.len());
         let guards = memory.iter().map(guard).collect::<Result<_, _>>().ok()?;
+        memory.iter().for_each(ebb_vhost::use_small_pages);
         Some(Ram { guards, memory: Arc::new(memory), regions })
     }
 
