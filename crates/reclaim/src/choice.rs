@@ -19,8 +19,8 @@ pub(crate) struct Choice {
 pub(crate) enum What {
     /// They go.
     Go,
-    /// They are a huge frame, of which only parts are to go.
-    Break,
+    /// They are a huge frame, of which only parts are to go: at most so many frames.
+    Break { can_go: usize },
 }
 
 #[derive(Clone, Copy)]
@@ -51,20 +51,27 @@ impl Choice {
         self.rest >= self.want
     }
 
-    /// Frames that go together. Whether they may is asked here only where it counts.
-    pub(crate) fn add(&mut self, frames: FrameRange, cost: Cost, may_go: impl Fn(Gfn) -> bool) {
+    /// Frames that go together. Whether they may is asked here only where it counts; `false`: one of
+    /// them may not.
+    pub(crate) fn add(
+        &mut self,
+        frames: FrameRange,
+        cost: Cost,
+        may_go: impl Fn(Gfn) -> bool,
+    ) -> bool {
         let counts = cost.work == Work::Rests && !self.is_full();
         if counts && !frames.frames().all(may_go) {
-            return;
+            return false;
         }
         self.rest += if counts { frames.count as usize } else { 0 };
         self.candidates.push(Candidate { cost, what: What::Go, frames, may_go: counts });
+        true
     }
 
-    /// A huge frame that may be broken up; `cost`: of its frames on average.
-    pub(crate) fn may_break(&mut self, huge: HugeFrame, cost: Cost) {
-        let frames = FrameRange::huge(huge);
-        self.candidates.push(Candidate { cost, what: What::Break, frames, may_go: true });
+    /// A huge frame that may be broken up: what so many of its frames that can go cost on average.
+    pub(crate) fn may_break(&mut self, huge: HugeFrame, cost: Cost, can_go: usize) {
+        let (what, frames) = (What::Break { can_go }, FrameRange::huge(huge));
+        self.candidates.push(Candidate { cost, what, frames, may_go: true });
     }
 
     /// Those that may go, or be broken up, and cost least.
@@ -84,9 +91,10 @@ impl Choice {
                     found += it.frames.count as usize;
                     chosen.go.push((it.frames, it.cost));
                 }
-                What::Break => {
-                    found += OF_BROKEN;
-                    chosen.missing += OF_BROKEN;
+                What::Break { can_go } => {
+                    let likely = can_go.min(OF_BROKEN);
+                    found += likely;
+                    chosen.missing += likely;
                     chosen.to_break.push(it.frames.start.huge());
                 }
             }
@@ -113,9 +121,9 @@ impl Whole {
         self.costs.iter().max().copied().filter(|_| is_whole)
     }
 
-    /// Of those frames that can go one by one; `None`: there are none.
-    pub(crate) fn average(&self) -> Option<Cost> {
-        Cost::average(&self.costs)
+    /// Of those frames that can go one by one, and how many they are; `None`: there are none.
+    pub(crate) fn average(&self) -> Option<(Cost, usize)> {
+        Some((Cost::average(&self.costs)?, self.costs.len()))
     }
 }
 
@@ -142,9 +150,11 @@ mod tests {
         let may_go = |gfn| gfn != Gfn(5) && gfn != Gfn(0);
         let mut choice = Choice::new(4);
         for gfn in 0..4 {
-            choice.add(one(gfn), cost(Anonymous, Uses::NOW), may_go);
+            assert!(choice.add(one(gfn), cost(Anonymous, Uses::NOW), may_go), "not asked yet");
         }
-        (4..7).for_each(|gfn| choice.add(one(gfn), cost(File, Uses::rests(1)), may_go));
+        for gfn in 4..7 {
+            assert_eq!(choice.add(one(gfn), cost(File, Uses::rests(1)), may_go), gfn != 5);
+        }
         assert_eq!((choice.rest, choice.is_full()), (2, false));
         let chosen = choice.cheapest(may_go);
         let chosen: Vec<(u64, Work)> =
@@ -157,17 +167,19 @@ mod tests {
     fn what_is_dearer_than_the_frames_that_go_is_not_broken_up() {
         let chosen = |want| {
             let mut choice = Choice::new(want);
-            choice.may_break(HugeFrame(1), cost(Anonymous, Uses::NOW));
-            choice.may_break(HugeFrame(2), cost(Anonymous, Uses::OFTEN));
-            (0..100).for_each(|gfn| choice.add(one(gfn), cost(Anonymous, Uses::BEFORE), |_| true));
-            (100..200).for_each(|gfn| choice.add(one(gfn), cost(Anonymous, Uses::OFTEN), |_| true));
+            choice.may_break(HugeFrame(1), cost(Anonymous, Uses::NOW), 512);
+            choice.may_break(HugeFrame(2), cost(Anonymous, Uses::OFTEN), 99);
+            for (frames, uses) in [(0..100, Uses::BEFORE), (100..200, Uses::OFTEN)] {
+                let cost = cost(Anonymous, uses);
+                frames.for_each(|gfn| assert!(choice.add(one(gfn), cost, |_| true)));
+            }
             let Chosen { go, to_break, missing } = choice.cheapest(|_| true);
             (go.len(), to_break, missing)
         };
         assert_eq!(chosen(100), (100, vec![], 0));
         assert_eq!(chosen(101), (100, vec![HugeFrame(1)], 128));
         assert_eq!(chosen(328), (200, vec![HugeFrame(1)], 128));
-        assert_eq!(chosen(329), (200, vec![HugeFrame(1), HugeFrame(2)], 256));
+        assert_eq!(chosen(329), (200, vec![HugeFrame(1), HugeFrame(2)], 227));
     }
 
     /// Not of each that is cheap whether it may go is asked.
@@ -179,7 +191,7 @@ mod tests {
             true
         };
         let mut choice = Choice::new(4);
-        (0..100).for_each(|gfn| choice.add(one(gfn), cost(File, Uses::rests(1)), may_go));
+        (0..100).for_each(|gfn| assert!(choice.add(one(gfn), cost(File, Uses::rests(1)), may_go)));
         assert!(choice.is_full());
         assert_eq!((choice.cheapest(may_go).go.len(), asked.get()), (4, 4));
     }

@@ -37,7 +37,7 @@ const LOOKS_MOST: usize = 16;
 /// Windows that are broken up in one go: each is a system call in a thread of the VMM that is stopped.
 const BREAK_AT_ONCE: usize = 64;
 /// After that failed it is tried again so much later.
-const BREAK_AGAIN: Duration = Duration::from_secs(4);
+const BREAK_AGAIN: Duration = Duration::from_secs(30);
 /// Looked at in one go, whatever is found.
 const LOOKS_AT_ONCE: usize = 64 << 10;
 /// What it takes to look at a window as such, in frames looked at.
@@ -100,7 +100,7 @@ pub struct Hand {
     forgot_at: Option<Instant>,
     /// So many windows may be forgotten the next time.
     reach: usize,
-    /// Why the last stop failed.
+    /// Why something could not be forgotten or broken up.
     failure: Option<io::Error>,
     /// Nothing can be broken up: until then windows go whole.
     whole_until: Option<Instant>,
@@ -159,7 +159,7 @@ impl Hand {
         self.barren = 0;
     }
 
-    /// Why nothing could be forgotten, since it was last asked.
+    /// Why something could not be forgotten or broken up, since it was last asked.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failure.take()
     }
@@ -299,17 +299,16 @@ impl Hand {
         for (gfn, cost) in frames {
             choice.add(FrameRange::new(gfn, 1), cost, |gfn| memory.may_go(gfn));
         }
-        match (whole.cost(), whole.average()) {
+        if let Some((average, can_go)) = whole.average() {
+            let cost =
+                whole.cost().filter(|cost| piece == Piece::Whole || cost.work == Work::Rests);
+            let goes = cost.is_some_and(|cost| {
+                choice.add(FrameRange::huge(huge), cost, |gfn| memory.may_go(gfn))
+            });
             // A window at work has parts that are not, as far as anybody knows.
-            (cost, Some(average))
-                if piece == Piece::Breakable && cost.is_none_or(|cost| cost.work > Work::Rests) =>
-            {
-                choice.may_break(huge, average);
+            if !goes && piece == Piece::Breakable {
+                choice.may_break(huge, average, can_go);
             }
-            (Some(cost), _) => {
-                choice.add(FrameRange::huge(huge), cost, |gfn| memory.may_go(gfn));
-            }
-            (None, _) => {}
         }
         found
     }
@@ -324,7 +323,7 @@ impl Hand {
     ) -> io::Result<usize> {
         found.to_break.truncate(BREAK_AT_ONCE);
         if let Err(error) = memory.break_up(&found.to_break) {
-            self.fails_to_break(error, now);
+            self.fails_to_break(error, memory.now());
             return Ok(0);
         }
         let (mut choice, mut looked) = (Choice::new(found.missing), 0);

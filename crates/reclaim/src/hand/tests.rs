@@ -272,6 +272,18 @@ fn windows_are_broken_up_ahead_for_as_much_as_had_to_go() {
     assert!(evicted > 0 && (1..=3).contains(&broken), "{broken} for {evicted} frames");
 }
 
+/// A device uses one of its frames, say.
+#[test]
+fn what_rests_but_for_a_part_that_stays_is_broken_up() {
+    let (mut hand, mut memory, now) = hand_over_huge_pages(1);
+    memory.stays = Box::new(|gfn| gfn == 7);
+    let mut gone = choose(&mut hand, &mut memory, 512, now);
+    assert_eq!(memory.broken.borrow().as_deref(), Some(&[HugeFrame(0)][..]));
+    gone.sort_unstable();
+    // So much of it is likely to go.
+    assert!(gone.iter().map(|gfn| gfn.0).eq((0..129).filter(|gfn| *gfn != 7)), "{gone:?}");
+}
+
 #[test]
 fn what_cannot_be_broken_up_goes_whole() {
     let (mut hand, mut memory, now) = hand_over_huge_pages(4);
