@@ -105,6 +105,8 @@ pub struct Shared {
     iommu: OnceLock<Arc<SoftIommu>>,
     /// A front end has had memory pinned: from then on its rings stay put.
     used: Vec<AtomicBool>,
+    /// Where each disk's front end has what it shares.
+    places: Vec<Places>,
 }
 
 impl Shared {
@@ -133,6 +135,7 @@ impl Shared {
             dma: wanted.iter().map(|disk| disk.dma).collect(),
             iommu: OnceLock::new(),
             used: images.iter().map(|_| AtomicBool::new(false)).collect(),
+            places: images.iter().map(|_| Places::default()).collect(),
         }))
     }
 
@@ -175,6 +178,11 @@ impl Shared {
         Arc::clone(&self.digest_key)
     }
 
+    /// Takes frames out of this process's page table where disks have them mapped.
+    pub fn forget(&self, frames: FrameRange) {
+        self.places.iter().for_each(|places| places.forget(frames));
+    }
+
     /// Blocks that are known by content.
     pub fn tracked_blocks(&self) -> u64 {
         self.hashes.used()
@@ -208,7 +216,6 @@ impl Disk for Source {
 struct Port {
     shared: Arc<Shared>,
     disk: usize,
-    places: Places,
 }
 
 impl Port {
@@ -250,7 +257,7 @@ impl Dma for Port {
         segments: &[Segment],
     ) -> Result<Option<Vec<Segment>>, DmaFault> {
         let pager = self.pager().ok_or_else(|| nobody_there(segments))?;
-        self.places.place(memory, pager.ram(), segments)
+        self.shared.places[self.disk].place(memory, pager.ram(), segments)
     }
 }
 
@@ -363,8 +370,7 @@ impl Disks {
     ) -> Result<Disks, ebb_block::StartError> {
         let options = Options { queues: queues(cpus), ..Options::default() };
         let start = |(disk, image)| {
-            let port =
-                Arc::new(Port { shared: Arc::clone(shared), disk, places: Places::default() });
+            let port = Arc::new(Port { shared: Arc::clone(shared), disk });
             let socket = socket(directory, disk);
             let backend = Backend::start(&socket, image, port.clone(), port, options)?;
             // QEMU tries again where it came too early.

@@ -184,6 +184,12 @@ impl Growth {
         if fresh { regions.into_iter().try_for_each(|region| pager.guard(region)) } else { Ok(()) }
     }
 
+    /// What takes frames out of this process's page table where devices have them mapped.
+    pub fn forgetting(&self) -> impl Fn(FrameRange) + Send + Sync + 'static {
+        let link = Arc::clone(&self.link);
+        move |frames| link.places.forget(frames)
+    }
+
     /// Who is told that the guest touched what it is not to have; once, until somebody looks.
     pub fn on_violation(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.link.tell.set(Box::new(tell));

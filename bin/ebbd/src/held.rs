@@ -103,6 +103,7 @@ pub fn take(
         Ok((pager, restored)) => {
             disks.shared.serve_with(&pager);
             small_pages::mind(&pager, &process, &record);
+            forget_with(&pager, Arc::clone(&disks.shared), &growth);
             let directory = directory.to_owned();
             qmp.show_silence(pager.evictor_waits());
             let qmp = Some(qmp);
@@ -448,8 +449,18 @@ fn adopt_process(process: Process, mut record: Record, directory: &Path) -> io::
     let growth = Growth::start(&record.growth, directory, Some(&pager));
     let growth = growth.map_err(io::Error::other)?;
     growth.hold(&pager, false)?;
+    forget_with(&pager, shared, &growth);
     let (directory, qmp) = (directory.to_owned(), None);
     Ok(Held { process, pager, restored, qmp, disks, growth, record, directory })
+}
+
+/// Disks and devices forget what the pager has to have forgotten here.
+fn forget_with(pager: &Pager, disks: Arc<Shared>, growth: &Growth) {
+    let devices = growth.forgetting();
+    pager.on_forget(move |frames| {
+        disks.forget(frames);
+        devices(frames);
+    });
 }
 
 /// The recovery rule: a page in the RAM file wins; a hole is what the ledger

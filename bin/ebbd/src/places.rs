@@ -5,7 +5,8 @@
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
-use ebb_units::Gpa;
+use ebb_sys::guest_mapping;
+use ebb_units::{FRAME_BYTES, FrameRange, Gpa};
 use ebb_vhost::{DmaFault, Segment};
 use ebb_vm::Ram;
 use rustix::fs::fstat;
@@ -48,6 +49,18 @@ impl Places {
         }
         let each = segments.iter();
         Ok(Some(each.flat_map(|segment| pieces.iter().filter_map(|p| p.part(*segment))).collect()))
+    }
+
+    /// Takes frames out of this process's page table, in the memory that was asked about last.
+    pub fn forget(&self, frames: FrameRange) {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(memory) = known.0.upgrade() else { return };
+        let theirs = known.1.iter().filter_map(|piece| piece.theirs(frames));
+        for (region, frames) in theirs.flat_map(|part| memory.iter().map(move |it| (it, part))) {
+            if let Err(error) = guest_mapping::forget(region, frames) {
+                tracing::debug!("{frames:?} of a device's view: {error}");
+            }
+        }
     }
 
     fn pieces(&self, memory: &Arc<GuestMemoryMmap>, ram: &Ram) -> io::Result<Arc<[Piece]>> {
@@ -94,6 +107,14 @@ impl Piece {
         inside.is_some_and(|at| at + u64::from(segment.bytes) <= self.bytes)
     }
 
+    /// The part of Ebb's frames that lies in it, as the front end has it.
+    fn theirs(&self, frames: FrameRange) -> Option<FrameRange> {
+        let start = frames.start.gpa().0.max(self.at);
+        let end = frames.end().gpa().0.min(self.at + self.bytes);
+        let count = end.checked_sub(start)? / FRAME_BYTES;
+        Some(FrameRange::new(Gpa(self.gpa + (start - self.at)).gfn(), count))
+    }
+
     /// The part of a segment that lies in it, as Ebb has it.
     fn part(&self, segment: Segment) -> Option<Segment> {
         let start = segment.gpa.0.max(self.gpa);
@@ -110,11 +131,14 @@ mod tests {
 
     use super::*;
     use ebb_sys::mapping::Mapping;
+    use ebb_sys::pagemap::Pagemap;
+    use ebb_sys::process::Process;
     use ebb_sys::ram_file::RamFile;
-    use ebb_units::Hva;
+    use ebb_sys::uffd::HvaRange;
+    use ebb_units::{Gfn, Hva};
     use ebb_vm::Region;
     use ebb_vm::ram::Backing;
-    use vm_memory::{FileOffset, GuestAddress};
+    use vm_memory::{Bytes, FileOffset, GuestAddress};
 
     const BYTES: u64 = 0x4000;
 
@@ -176,5 +200,31 @@ mod tests {
         let exchanged = shared(&ram, [0x10000, 0]);
         let found = of(&exchanged, &[segment(0x10000, 8), segment(0x1000, 8)]);
         assert_eq!(found, Ok(Some(vec![segment(0, 8), segment(0x11000, 8)])));
+    }
+
+    #[test]
+    fn frames_are_forgotten_where_the_front_end_has_them() {
+        let (places, ram) = (Places::default(), ram());
+        let memory = shared(&ram, [0, 0x40000]);
+        let frames = |start, count| FrameRange::new(Gfn(start), count);
+        // Nobody has asked about any memory yet.
+        places.forget(frames(0, 4));
+        places.place(&memory, &ram, &[segment(0x40000, 8)]).unwrap();
+        let here = memory.iter().nth(1).unwrap();
+        let at = Hva(here.as_ptr().addr() as u64);
+        let pagemap = Pagemap::open(&Process::own().unwrap()).unwrap();
+        let mapped = || {
+            let (mut bytes, all) = (0, HvaRange { start: at, bytes: BYTES });
+            pagemap.mapped(all, |part| bytes += part.bytes).unwrap();
+            bytes / FRAME_BYTES
+        };
+        for gpa in (0x40000..0x44000).step_by(0x1000) {
+            memory.write_obj(gpa, GuestAddress(gpa)).unwrap();
+        }
+        for (gone, left) in [(frames(0, 4), 4), (frames(0x11, 1), 3), (frames(0, 0x100), 0)] {
+            places.forget(gone);
+            assert_eq!(mapped(), left, "{gone:?}");
+        }
+        assert_eq!(memory.read_obj::<u64>(GuestAddress(0x42000)).unwrap(), 0x42000);
     }
 }

@@ -2,13 +2,14 @@
 //! does what is broken up of a VM of huge pages.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use ebb_api::Backing;
 use ebb_pager::Pager;
 use ebb_sys::process::{Process, Vma};
 use ebb_sys::uffd::HvaRange;
-use ebb_units::{FrameRange, HUGE_BYTES, HugeFrame, Hva};
+use ebb_units::{HugeFrame, Hva};
 use ebb_vm::Ram;
 
 use crate::injector;
@@ -19,9 +20,9 @@ use crate::worker::State;
 /// A kernel without this directory has no huge pages to give, and refuses to be told so.
 const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// What is broken up is in mappings of its own. Of more the VM gets no huge pages at all from then on:
-/// 65,530 is what a kernel gives a process (vm.max_map_count).
-const MAPPINGS_MOST: usize = 16 << 10;
+/// From this kernel on khugepaged makes no large folio where that would fill a hole that a userfaultfd
+/// watches. Before, it could fill what was just evicted with zeros.
+const HOLES_STAY: (u32, u32) = (6, 4);
 
 /// Has the VMM get no huge pages in its RAM from now on, wherever it has mapped it. What is
 /// in large folios already stays in them.
@@ -32,10 +33,11 @@ pub fn keep(process: &Process, ram: &Ram) -> io::Result<()> {
     if !Path::new(SETTINGS).exists() {
         return Ok(());
     }
-    let ranges: Vec<HvaRange> = mapped(process, ram)?
+    let mut ranges: Vec<HvaRange> = mapped(process, ram)?
         .into_iter()
         .map(|(vma, _)| HvaRange { start: vma.start, bytes: vma.bytes })
         .collect();
+    join(&mut ranges);
     injector::no_huge_pages(process, &ranges)
 }
 
@@ -55,49 +57,70 @@ fn mapped(process: &Process, ram: &Ram) -> io::Result<Vec<(Vma, usize)>> {
 /// Has the frames of huge frames go one by one from now on, wherever the VMM has them mapped.
 ///
 /// # Errors
-/// As [`injector::no_huge_pages`] and [`Pager::break_up`]: those broken up before stay so.
+/// As [`injector::no_huge_pages`] and [`Pager::break_up`]: those broken up before stay so. `ENOMEM`:
+/// the VMM has as many mappings as the kernel gives it (vm.max_map_count).
 pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> io::Result<()> {
+    let mut parts: Vec<_> =
+        huge_frames.iter().filter_map(|huge| pager.ram().advised(*huge)).collect();
+    parts.sort_unstable_by_key(|(file, part)| (*file, part.start));
+    parts.dedup();
     let mapped = mapped(process, pager.ram())?;
-    if mapped.len() > MAPPINGS_MOST {
-        // Each range may make two mappings more, of which the kernel gives a process so many.
-        keep(process, pager.ram())?;
-        pager.ram().files().iter().try_for_each(|file| file.mapping.use_huge_pages(false))?;
-        return huge_frames.iter().try_for_each(|huge| pager.break_up(*huge));
-    }
-    let places = huge_frames.iter().filter_map(|huge| pager.ram().range(FrameRange::huge(*huge)));
-    let mut ranges: Vec<HvaRange> = places
-        .flat_map(|place| {
-            let of_file = mapped.iter().filter(move |(_, file)| *file == place.file);
-            of_file.filter_map(move |(vma, _)| part(vma, place.offset, HUGE_BYTES))
+    let mut ranges: Vec<HvaRange> = mapped
+        .iter()
+        .flat_map(|(vma, of)| {
+            let of_file = parts.iter().filter(move |(file, _)| file == of);
+            of_file.filter_map(|(_, part)| overlap(vma, part))
         })
         .collect();
-    ranges.sort_unstable_by_key(|range| range.start);
+    join(&mut ranges);
     injector::no_huge_pages(process, &ranges)?;
-    huge_frames.iter().try_for_each(|huge| pager.break_up(*huge))
+    // One that cannot be broken up by now stays whole.
+    let each = huge_frames.iter().filter(|huge| pager.can_break_up(**huge));
+    each.copied().try_for_each(|huge| pager.break_up(huge))
 }
 
-/// Where so many bytes of a file are mapped, as far as they are.
-fn part(vma: &Vma, offset: u64, bytes: u64) -> Option<HvaRange> {
-    let start = vma.offset.max(offset);
-    let end = vma.offset.saturating_add(vma.bytes).min(offset.saturating_add(bytes));
+/// Where a part of a file is mapped, as far as it is.
+fn overlap(vma: &Vma, part: &Range<u64>) -> Option<HvaRange> {
+    let start = vma.offset.max(part.start);
+    let end = vma.offset.saturating_add(vma.bytes).min(part.end);
     let bytes = end.checked_sub(start).filter(|bytes| *bytes > 0)?;
     Some(HvaRange { start: Hva(vma.start.0 + (start - vma.offset)), bytes })
 }
 
+/// Puts ranges in order, and those in a row together.
+fn join(ranges: &mut Vec<HvaRange>) {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, range| {
+        let is_next = range.start.0.saturating_add(range.bytes) == next.start.0;
+        range.bytes += if is_next { next.bytes } else { 0 };
+        is_next
+    });
+}
+
 /// Has the pager look for what is in large folios all the same. Where the host does not tell
 /// them, a VM of small pages is evicted only if Ebb started it, and one of huge pages by whole huge
-/// frames. So is one on NUMA nodes, whose huge frames move whole.
+/// frames. So is one of huge pages on NUMA nodes, whose huge frames move whole, and on an old kernel.
 pub fn mind(pager: &Pager, process: &Process, record: &Record) {
     let is_on_nodes = record.tiers.as_ref().is_some_and(Tiers::has_nodes);
     match record.backing {
         Backing::Small => {}
-        Backing::Thp if !is_on_nodes => {}
+        Backing::Thp if !is_on_nodes && kernel() >= Some(HOLES_STAY) => {}
         _ => return,
     }
     let minded = process.try_clone().and_then(|vmm| pager.mind_large_folios(vmm));
     if let Err(error) = minded {
         tracing::warn!("large folios of {} cannot be told from others: {error}", process.pid());
     }
+}
+
+/// Version and patch level of the host's kernel, `6.12` of `6.12.48+deb13-amd64`.
+fn kernel() -> Option<(u32, u32)> {
+    version(rustix::system::uname().release().to_str().ok()?)
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 impl State {
@@ -118,5 +141,34 @@ impl State {
                 self.small_pages.failed();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_known_by_its_release() {
+        for (release, expected) in [
+            ("6.12.48+deb13-amd64", Some((6, 12))),
+            ("6.4-rc1", Some((6, 4))),
+            ("7.0", Some((7, 0))),
+            ("6", None),
+            ("", None),
+            ("linux-6.4", None),
+        ] {
+            assert_eq!(version(release), expected, "{release}");
+        }
+        assert!(version("6.1.0-31-amd64") < Some(HOLES_STAY));
+        assert!(kernel() > Some((4, 0)), "this one");
+    }
+
+    #[test]
+    fn ranges_in_a_row_are_one() {
+        let range = |start, bytes| HvaRange { start: Hva(start), bytes };
+        let mut ranges = vec![range(9, 1), range(4, 2), range(0, 4), range(20, 3), range(6, 3)];
+        join(&mut ranges);
+        assert_eq!(ranges, [range(0, 10), range(20, 3)]);
     }
 }

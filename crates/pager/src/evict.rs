@@ -111,9 +111,9 @@ impl Held<'_> {
 pub(crate) type Piece<'l> = Vec<Held<'l>>;
 
 impl Pager {
-    /// Empties those of `frames`, which are in order, that are resident. With
-    /// huge pages only whole huge frames go: punching a part of a large folio
-    /// may zero it in place, which the guest would read as zeros.
+    /// Empties those of `frames`, which are in order, that are resident. Where frames do not go one by
+    /// one ([`Pager::grain_of`]) only whole huge frames go: punching a part of a large folio may
+    /// zero it in place, which the guest would read as zeros.
     ///
     /// The pager must watch all of RAM ([`Pager::watch_all`]).
     ///
@@ -180,8 +180,8 @@ impl Pager {
         going.go(small)
     }
 
-    /// Holds and protects frames of one huge frame: those that are resident,
-    /// or with huge pages all or none.
+    /// Holds and protects frames of one huge frame: those that are resident, or all or none of those
+    /// that do not go one by one.
     fn hold(&self, frames: &[Gfn]) -> io::Result<Option<Piece<'_>>> {
         let Some(huge) = frames.first().map(|gfn| gfn.huge()) else { return Ok(None) };
         match self.split(huge) {

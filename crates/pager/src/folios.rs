@@ -31,7 +31,10 @@ pub(crate) struct Folios {
     broken: Vec<AtomicU32>,
     began: Instant,
     telling: OnceLock<Telling>,
+    others: OnceLock<Forget>,
 }
+
+type Forget = Box<dyn Fn(FrameRange) + Send + Sync>;
 
 /// Who tells.
 struct Telling {
@@ -77,7 +80,13 @@ impl Folios {
         let broken = (0..frames.div_ceil(FRAMES_PER_HUGE)).map(|_| AtomicU32::new(0)).collect();
         // So that no time is 0.
         let began = Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or_else(Instant::now);
-        Folios { small: Bits::new(frames), broken, began, telling: OnceLock::new() }
+        Folios {
+            small: Bits::new(frames),
+            broken,
+            began,
+            telling: OnceLock::new(),
+            others: OnceLock::new(),
+        }
     }
 
     fn now(&self) -> u32 {
@@ -121,7 +130,7 @@ impl Folios {
 
 impl Pager {
     /// From now on frames are looked at before they are evicted one by one, and large folios are
-    /// split in the VMM. Huge pages must be forbidden there and here by now. Once.
+    /// split in the VMM. Wherever frames go one by one huge pages must be forbidden by now. Once.
     ///
     /// # Errors
     /// The host does not tell large folios: see [`folios::Folios::open`].
@@ -168,8 +177,9 @@ impl Pager {
         let frames = FrameRange::huge(huge);
         // Whoever is about to bring a large folio there holds its words. Frames are looked at with
         // their words held, so after that.
-        self.ram.use_small_pages(frames)?;
+        self.ram.use_small_pages(huge)?;
         self.folios.note_broken(huge);
+        self.forget_here(frames);
         let there = |gfn| self.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
         // Here, and not when they go: each page is mapped by itself then, and so seen in use.
         self.report_split(folios::split(&telling.vmm, frames.frames().filter_map(there)));
@@ -189,7 +199,8 @@ impl Pager {
         if self.look(telling, frames)?.is_empty() {
             return Ok(());
         }
-        // The VMM may have mapped other parts of them than these.
+        // The VMM may have mapped other parts of them than these, and so may a device of ours.
+        self.forget_here(FrameRange::huge(first.huge()));
         self.report_split(folios::split(&telling.vmm, huge.filter_map(there)));
         let large = self.look(telling, frames)?;
         if large.is_empty() {
@@ -199,6 +210,23 @@ impl Pager {
         self.map_data(&large)?;
         self.report_split(folios::split(&telling.own, large.iter().filter_map(here)));
         self.look(telling, &large).map(drop)
+    }
+
+    /// Who in this process has the guest's memory mapped beside the pager, and is to take frames out of
+    /// its page table where large folios are split; once.
+    pub fn on_forget(&self, forget: impl Fn(FrameRange) + Send + Sync + 'static) {
+        // A second one would only be told of the same.
+        let _ = self.folios.others.set(Box::new(forget));
+    }
+
+    /// Nobody here has these frames mapped: the kernel splits no folio that two processes map.
+    fn forget_here(&self, frames: FrameRange) {
+        if let Some(forget) = self.folios.others.get() {
+            forget(frames);
+        }
+        if let Some(frames) = self.ram.clip(frames) {
+            self.report("forget", self.ram.forget(frames));
+        }
     }
 
     fn report_split(&self, result: io::Result<()>) {
@@ -215,6 +243,7 @@ impl Pager {
         self.map_data(&unknown)?;
         let mut large = Vec::new();
         let mut looked = Ok(());
+        let around = unknown.first().and_then(|gfn| self.ram.clip(FrameRange::huge(gfn.huge())));
         for run in runs(&unknown) {
             let Some(start) = self.ram.here(run.start) else { continue };
             let range = HvaRange { start, bytes: run.count * FRAME_BYTES };
@@ -223,7 +252,6 @@ impl Pager {
                 gfn => self.folios.note_small(gfn),
             };
             looked = looked.and(telling.folios.look(range, visit));
-            self.ram.forget(run)?;
             // What comes into a hole from now on is small.
             let unseen = |gfn: &Gfn| !self.folios.is_small(*gfn) && !large.contains(gfn);
             for gfn in run.frames().filter(unseen) {
@@ -232,7 +260,9 @@ impl Pager {
                 }
             }
         }
-        looked.map(|()| large)
+        // The kernel has mapped what lies around them, too.
+        let forgotten = around.map_or(Ok(()), |around| self.ram.forget(around));
+        looked.and(forgotten).map(|()| large)
     }
 
     /// Maps what is in memory, or on its way there, of frames that are held.

@@ -144,7 +144,7 @@ impl Pager {
     }
 
     /// Gives a huge frame that reads as zero its memory, if all of it is `content` still.
-    fn install_huge(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
+    pub(crate) fn install_huge(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
         let Some(held) = self.hold_words(FrameRange::huge(gfn.huge())) else {
             return Ok(Served::Busy);
         };

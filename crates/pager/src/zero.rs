@@ -3,11 +3,11 @@
 
 use std::io;
 
-use ebb_ledger::{Content, Locked};
+use ebb_ledger::{Content, Locked, SplitError};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::install::Served;
-use crate::pager::Pager;
+use crate::pager::{Grain, Pager};
 use crate::read_ahead::ReadAhead;
 use crate::unmapped::is_unmapped;
 
@@ -29,8 +29,15 @@ impl Pager {
         };
         let frames = FrameRange::new(gfn, window.min(self.frames_to_border(gfn)));
         // What was emptied as a whole comes back in parts.
-        if self.ledger.content(gfn) == EMPTY && self.split(gfn.huge()).is_err() {
-            return Ok(Served::Busy);
+        if self.ledger.content(gfn) == EMPTY {
+            match self.split(gfn.huge()) {
+                // Or not at all.
+                Err(SplitError::NoRoom(_)) if self.grain_of(gfn.huge()) == Grain::Huge => {
+                    return self.install_huge(gfn, EMPTY);
+                }
+                Err(_) => return Ok(Served::Busy),
+                Ok(()) => {}
+            }
         }
         let is_split = self.ledger.is_split(gfn.huge());
         let words = if is_split { frames } else { FrameRange::huge(gfn.huge()) };

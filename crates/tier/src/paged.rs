@@ -91,7 +91,7 @@ impl Tier for Stored {
         self.kind.clone()
     }
 
-    /// With huge pages only whole huge frames go; others are in use.
+    /// Where frames do not go one by one only whole huge frames go; others are in use.
     fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
         let before: Vec<_> = frames.iter().map(|&gfn| home(&self.pager, gfn)).collect();
         let mut sorted = frames.to_vec();

@@ -2,13 +2,20 @@
 //! the VMM has mapped.
 
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::HvaRange;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, HugeFrame, Hva};
+
+/// RAM has so many parts with an advice of their own, about,
+const ADVISED_PARTS: u64 = 128;
+/// and more where they would be larger than this. 500 VMs, or 32 TiB of RAM, stay below half of the
+/// 65,530 mappings that a kernel gives a process (vm.max_map_count), unless every other part is advised.
+const ADVISED_BYTES_MOST: u64 = 1 << 30;
 
 /// A run of guest-physical addresses that is contiguous in the VMM's address
 /// space and in its file.
@@ -305,13 +312,27 @@ impl Ram {
         backing.mapping.forget(offset, frames.bytes())
     }
 
-    /// Has this process get small pages for a range from now on.
+    /// The part of a file that gets small pages where a huge frame is to: each part with an advice of
+    /// its own is a mapping, of which a process may have few. The file, and bytes in it; `None`: the
+    /// huge frame is not in one region.
+    pub fn advised(&self, huge: HugeFrame) -> Option<(usize, Range<u64>)> {
+        let place = self.range(FrameRange::huge(huge))?;
+        let share = (self.first_bytes() / ADVISED_PARTS).next_power_of_two();
+        let part = share.clamp(HUGE_BYTES, ADVISED_BYTES_MOST);
+        let start = place.offset / part * part;
+        let end = (start + part).max(place.offset + HUGE_BYTES);
+        let bytes = self.files.get(place.file)?.mapping.bytes();
+        Some((place.file, start..end.min(bytes)))
+    }
+
+    /// Has this process get small pages from now on where a huge frame is.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as madvise(2).
-    pub fn use_small_pages(&self, frames: FrameRange) -> io::Result<()> {
-        let (backing, offset) = self.backing(frames)?;
-        backing.mapping.use_small_pages(offset, frames.bytes())
+    /// `InvalidInput`: the huge frame is not in one region; as madvise(2).
+    pub fn use_small_pages(&self, huge: HugeFrame) -> io::Result<()> {
+        let (file, part) = self.advised(huge).ok_or(io::ErrorKind::InvalidInput)?;
+        let backing = self.files.get(file).ok_or(io::ErrorKind::InvalidInput)?;
+        backing.mapping.use_small_pages(part.start, part.end - part.start)
     }
 
     /// Takes all of it out of this process's page table; the memory stays.
