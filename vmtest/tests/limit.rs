@@ -1,7 +1,13 @@
 //! A guest that uses more memory than the host gives it.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 use ebb_api::LimitStatus;
-use vmtest::{Guest, Host, HostSetting, Vm, assets, require, until};
+use ebb_sys::pagemap::Pagemap;
+use ebb_sys::process::Process;
+use ebb_sys::uffd::HvaRange;
+use vmtest::{Disk, Guest, Host, HostSetting, Vm, assets, require, until};
 
 const MIB: u64 = 1 << 20;
 /// What the guest touches while the evicting threads get their turn.
@@ -110,6 +116,54 @@ fn huge_frames_are_broken_up_where_the_limit_asks_for_it() {
     assert_eq!(vm.guest("check a"), "0");
     vm.detach();
     assert_eq!(vm.guest("check a"), "0");
+    // QEMU has its memory mapped in pieces by now.
+    let (pid, qmp) = (vm.pid(), vm.qmp_socket());
+    host.ebb(&format!("attach --name {} --pid {pid} --qmp {}", vm.name(), qmp.display())).ok();
+    limit(&vm, 200);
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+/// Ebb's disks have the guest's memory mapped, too, and the kernel splits nothing that two
+/// processes map.
+#[test]
+fn huge_frames_that_a_disk_of_ebb_uses_are_broken_up() {
+    let setting = HostSetting::shared_huge_pages();
+    require!(setting.as_ref());
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+    let guest = Guest::debian("6.1-cloud").memory("1G").backing("thp").own_disk(&disk);
+    let vm = host.run(guest);
+    vm.guest("mount ext4 /dev/vda /mnt");
+    vm.guest("files a 200M /mnt");
+    vm.guest("sh busybox sync");
+    vm.guest("fill b 300M");
+    limit(&vm, 200);
+    for _ in 0..3 {
+        assert_eq!((vm.guest("checkfiles a"), vm.guest("check b")), ("0".into(), "0".into()));
+        assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
+    }
+    let (all, large) = in_large_folios(&vm);
+    assert!(all > 10_000 && large < all / 4, "{large} of {all} frames");
+}
+
+/// Frames of the guest's that QEMU has mapped, and how many of them are in large folios.
+fn in_large_folios(vm: &Vm) -> (u64, u64) {
+    let process = Process::open(vm.pid()).unwrap();
+    let is_large = |frame: u64| {
+        let mut flags = [0; 8];
+        let file = File::open("/proc/kpageflags").unwrap();
+        file.read_exact_at(&mut flags, frame * 8).unwrap();
+        // KPF_COMPOUND_HEAD and KPF_COMPOUND_TAIL.
+        u64::from_ne_bytes(flags) & (1 << 15 | 1 << 16) != 0
+    };
+    let (mut all, mut large) = (0, 0);
+    for vma in process.mappings().unwrap().iter().filter(|vma| vma.name.starts_with("/memfd:")) {
+        let range = HvaRange { start: vma.start, bytes: vma.bytes };
+        let pagemap = Pagemap::open(&process).unwrap();
+        let saw = |_, frame| (all, large) = (all + 1, large + u64::from(is_large(frame)));
+        pagemap.frames(range, saw).unwrap();
+    }
+    (all, large)
 }
 
 /// What a process finds evicted of the one before it is not read for it.
