@@ -101,6 +101,8 @@ enum Name {
     VswapperFig10,
     /// A compressor in a guest with less and less memory
     VswapperFig11,
+    /// A compiler in a guest with less and less memory
+    VswapperFig12,
     /// More and more guests that share what the host has
     VswapperFig14,
     /// What could rest on the guest's disk, and its page cache
@@ -150,7 +152,7 @@ enum Name {
 /// A benchmark.
 type Bench = fn(&Session) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 31] = [
+const EACH: [(Name, Bench); 32] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -160,7 +162,8 @@ const EACH: [(Name, Bench); 31] = [
     (Name::Dma, dma::run),
     (Name::VswapperFig9, swap::fig9::run),
     (Name::VswapperFig10, swap::fig10::run),
-    (Name::VswapperFig11, swap::fig11::run),
+    (Name::VswapperFig11, swap::fig11::zstd),
+    (Name::VswapperFig12, swap::fig11::compile),
     (Name::VswapperFig14, swap::fig14::run),
     (Name::VswapperFig15, swap::fig15::run),
     (Name::VswapperPlentiful, swap::plentiful::run),
