@@ -300,12 +300,15 @@ impl Hand {
             choice.add(FrameRange::new(gfn, 1), cost, |gfn| memory.may_go(gfn));
         }
         if let Some((average, can_go)) = whole.average() {
-            let cost =
-                whole.cost().filter(|cost| piece == Piece::Whole || cost.work == Work::Rests);
+            // What nobody used in its turn goes whole: a huge page says no more than that.
+            let is_used = found.unused < found.there;
+            let cost = whole
+                .cost()
+                .filter(|cost| piece == Piece::Whole || cost.work == Work::Rests || !is_used);
             let goes = cost.is_some_and(|cost| {
                 choice.add(FrameRange::huge(huge), cost, |gfn| memory.may_go(gfn))
             });
-            // A window at work has parts that are not, as far as anybody knows.
+            // A window that is used has parts that are not, as far as anybody knows.
             if !goes && piece == Piece::Breakable {
                 choice.may_break(huge, average, can_go);
             }
@@ -354,7 +357,7 @@ impl Hand {
             Work::Recent | Work::Busy => (TURN, goal.saturating_mul(HASTE)),
         };
         let (due, ranges, lead) = self.due(memory, turn, goal)?;
-        if self.takes > Work::Rests {
+        if self.takes == Work::Busy {
             self.break_ahead(memory, &due);
         }
         // What is known of old is enough to choose by.

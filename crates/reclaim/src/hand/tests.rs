@@ -272,6 +272,23 @@ fn windows_are_broken_up_ahead_for_as_much_as_had_to_go() {
     assert!(evicted > 0 && (1..=3).contains(&broken), "{broken} for {evicted} frames");
 }
 
+#[test]
+fn what_was_at_work_and_is_used_no_more_goes_whole() {
+    let (mut hand, mut memory, now) = hand_over_huge_pages(4);
+    for _ in 0..2 {
+        hand.windows.see(FrameRange::huge(HugeFrame(3)));
+        hand.windows.end_turn(3, now - SECOND);
+        hand.windows.pass(3);
+    }
+    let uses = hand.windows.uses(HugeFrame(3).first(), true);
+    let page = Page { kind: Some(PageKind::Anonymous), ..Page::default() };
+    assert!(page.cost(uses).unwrap().work > Work::Rests, "{uses:?}");
+    (0..3).for_each(|window| used_as_a_whole(&memory, window));
+    let chosen = choose(&mut hand, &mut memory, 512, now);
+    assert!(chosen.iter().all(|gfn| gfn.huge().0 == 3) && chosen.len() == 512);
+    assert_eq!(memory.broken.borrow().as_deref(), Some(&[][..]));
+}
+
 /// A device uses one of its frames, say.
 #[test]
 fn what_rests_but_for_a_part_that_stays_is_broken_up() {

@@ -169,7 +169,7 @@ impl Guest {
     }
 
     fn hold(&mut self, chooser: &mut impl Chooser) {
-        let gap = (self.limit / 16).clamp(1024, 16384);
+        let gap = (self.limit / 32).clamp(1024, 16384);
         let (high, low) = (self.limit - gap / 4, self.limit - gap / 4 - gap / 2);
         if self.resident <= low.midpoint(high) {
             return;
