@@ -1,7 +1,7 @@
 //! A limit on a VM's resident memory, and the marks around it.
 
-/// A sixteenth of the limit is kept free for what the guest touches next,
-const GAP_PART: u64 = 16;
+/// A thirty-second of the limit is kept free, half of it on average, for what the guest touches next,
+const GAP_PART: u64 = 32;
 /// within these bounds.
 const GAP_BYTES: std::ops::RangeInclusive<u64> = (4 << 20)..=(64 << 20);
 /// What no kernel can do without: itself and the metadata of its memory.
