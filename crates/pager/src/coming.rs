@@ -12,11 +12,14 @@ pub(crate) struct Coming(AtomicU64);
 
 impl Coming {
     /// A thread that brings frames: as many as it wants, of `room` for so many in all, but one at
-    /// least.
-    pub(crate) fn share(&self, wanted: usize, room: u64) -> Share<'_> {
-        let wanted = wanted as u64;
+    /// least. Who wants one does not ask for room, which takes a system call.
+    pub(crate) fn share(&self, wanted: usize, room: impl Fn() -> u64) -> Share<'_> {
+        let wanted = wanted.max(1) as u64;
         let before = self.0.fetch_add(wanted, Relaxed);
-        let frames = wanted.min(room.saturating_sub(before)).max(1);
+        let frames = match wanted {
+            1 => 1,
+            _ => wanted.min(room().saturating_sub(before)).max(1),
+        };
         self.0.fetch_sub(wanted.saturating_sub(frames), Relaxed);
         Share { of: self, frames }
     }
@@ -48,13 +51,14 @@ mod tests {
     #[test]
     fn threads_share_the_room_that_all_of_them_see() {
         let coming = Coming::default();
-        let shares: Vec<Share<'_>> = (0..16).map(|_| coming.share(256, 600)).collect();
+        let shares: Vec<Share<'_>> = (0..16).map(|_| coming.share(256, || 600)).collect();
         let frames: Vec<usize> = shares.iter().map(Share::frames).collect();
         assert_eq!(frames[..4], [256, 256, 88, 1]);
         assert_eq!(frames.iter().sum::<usize>(), 600 + 13, "but for a page each");
         drop(shares);
         assert_eq!(coming.0.load(Relaxed), 0);
-        assert_eq!(coming.share(256, 0).frames(), 1);
-        assert_eq!(coming.share(256, u64::MAX).frames(), 256);
+        assert_eq!(coming.share(256, || 0).frames(), 1);
+        assert_eq!(coming.share(256, || u64::MAX).frames(), 256);
+        assert_eq!(coming.share(1, || panic!("nobody asks")).frames(), 1);
     }
 }

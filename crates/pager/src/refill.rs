@@ -88,7 +88,7 @@ impl Pager {
             // Never less than what lies before it.
             window.pages = window.pages.min(self.store.most_at_once());
         }
-        let share = self.coming.share(window.pages, self.room());
+        let share = self.coming.share(window.pages, || self.room());
         window.pages = share.frames();
         window.before = window.before.min(window.pages - 1);
         add(&self.counters.ahead_hit_frames, window.hits);
