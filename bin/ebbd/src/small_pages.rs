@@ -104,13 +104,19 @@ pub fn mind(pager: &Pager, process: &Process, record: &Record) {
     let is_on_nodes = record.tiers.as_ref().is_some_and(Tiers::has_nodes);
     match record.backing {
         Backing::Small => {}
-        Backing::Thp if !is_on_nodes && kernel() >= Some(HOLES_STAY) => {}
+        Backing::Thp if !is_on_nodes && keeps_holes() => {}
         _ => return,
     }
     let minded = process.try_clone().and_then(|vmm| pager.mind_large_folios(vmm));
     if let Err(error) = minded {
         tracing::warn!("large folios of {} cannot be told from others: {error}", process.pid());
     }
+}
+
+/// Whether the host's kernel leaves holes in huge pages' memory alone. Where it does not, what came back
+/// in parts of a huge frame that went as a whole would have the rest filled with zeros.
+pub fn keeps_holes() -> bool {
+    kernel() >= Some(HOLES_STAY)
 }
 
 /// Version and patch level of the host's kernel, `6.12` of `6.12.48+deb13-amd64`.

@@ -39,6 +39,7 @@ use crate::retry::Retry;
 use crate::serving::Serving;
 use crate::sharing::Sharing;
 use crate::sizing::Sizing;
+use crate::small_pages;
 use crate::status;
 use crate::trouble::{self, Attempt, Place, Trouble};
 use crate::unplugged::Unplugged;
@@ -653,6 +654,10 @@ impl State {
         }
         match record.backing {
             Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
+            Backing::Thp if !small_pages::keeps_holes() => Err(not_allowed(
+                "before Linux 6.4 the host's kernel may fill what is evicted of huge pages with \
+                 zeros: start the VM with --backing small",
+            )),
             Backing::Small if !record.small_pages => Err(not_allowed(
                 "QEMU could not be told yet to have no huge pages in its RAM; it is tried again",
             )),

@@ -131,7 +131,9 @@ impl Pager {
         let zero = matches!(content, Content::Resident | Content::Empty { fill: 0, .. });
         let is_huge =
             || self.grain_of(gfn.huge()) == Grain::Huge && !self.ledger.is_split(gfn.huge());
-        let whole = zero && is_huge() && !self.is_short_of(HUGE_BYTES);
+        // What cannot be broken up would never go, once a part of it came by itself.
+        let in_parts = || self.can_break_up(gfn.huge()) && self.is_short_of(HUGE_BYTES);
+        let whole = zero && is_huge() && !in_parts();
         match content {
             _ if whole => self.install_huge(gfn, content),
             Content::Resident | EMPTY => self.install_zeros(gfn, ahead),

@@ -7,7 +7,7 @@ use ebb_ledger::{Content, Locked, SplitError};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::install::Served;
-use crate::pager::{Grain, Pager};
+use crate::pager::Pager;
 use crate::read_ahead::ReadAhead;
 use crate::unmapped::is_unmapped;
 
@@ -32,7 +32,7 @@ impl Pager {
         if self.ledger.content(gfn) == EMPTY {
             match self.split(gfn.huge()) {
                 // Or not at all.
-                Err(SplitError::NoRoom(_)) if self.grain_of(gfn.huge()) == Grain::Huge => {
+                Err(SplitError::NoRoom(_)) => {
                     return self.install_huge(gfn, EMPTY);
                 }
                 Err(_) => return Ok(Served::Busy),
