@@ -28,9 +28,9 @@ use crate::uffd::{HvaRange, USERFAULTFD_IOC_NEW};
 use gadgets::Gadgets;
 use thread::Stopped;
 
-/// The most that one call is told to advise. KVM lets no processor of the guest take a fault in
+/// The most that one call is told to forget. KVM lets no processor of the guest take a fault in
 /// the range while the call lasts.
-const PIECE_BYTES: u64 = 32 << 20;
+const FORGET_BYTES: u64 = 32 << 20;
 /// Advising all ranges may take so long; what is left then stays as it is.
 const ADVISE_TIMEOUT: Duration = Duration::from_secs(60);
 /// After so long the thread does a while what it is there for: a stop lasts as long, and a
@@ -153,13 +153,12 @@ pub fn close(target: &Target, fd: i32) -> io::Result<()> {
     })
 }
 
-/// Tells the kernel not to back ranges of shared memory with huge pages. What is not mapped
-/// there as shared memory stays as it is.
+/// Tells the kernel not to back ranges with huge pages, as far as anything is mapped there.
 ///
 /// # Errors
-/// As [`userfaultfd`].
+/// As [`userfaultfd`]; in words: the process has as many mappings as it may.
 pub fn no_huge_pages(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
-    advise(target, ranges, libc::MADV_NOHUGEPAGE, usize::MAX).map(drop)
+    advise(target, ranges, Advice::NoHugePages, usize::MAX).map(drop)
 }
 
 /// Takes ranges of shared memory out of the process's page table: the next touch of each page is
@@ -169,7 +168,7 @@ pub fn no_huge_pages(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
 /// # Errors
 /// As [`userfaultfd`].
 pub fn forget(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
-    advise(target, ranges, libc::MADV_DONTNEED, usize::MAX).map(drop)
+    advise(target, ranges, Advice::Forget, usize::MAX).map(drop)
 }
 
 /// The same as far as it gets while a thread is stopped once; how many bytes of the ranges, from the
@@ -178,14 +177,51 @@ pub fn forget(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
 /// # Errors
 /// As [`userfaultfd`].
 pub fn forget_once(target: &Target, ranges: &[HvaRange]) -> io::Result<u64> {
-    advise(target, ranges, libc::MADV_DONTNEED, 1)
+    advise(target, ranges, Advice::Forget, 1)
+}
+
+#[derive(Clone, Copy)]
+enum Advice {
+    NoHugePages,
+    Forget,
+}
+
+impl Advice {
+    /// In how many bytes at most.
+    fn piece_bytes(self) -> u64 {
+        match self {
+            // Nobody's page table changes by it, so a large range takes no longer.
+            Advice::NoHugePages => u64::MAX,
+            Advice::Forget => FORGET_BYTES,
+        }
+    }
+
+    fn give(self, thread: &mut Stopped, piece: HvaRange) -> io::Result<()> {
+        let give = |thread: &mut Stopped, advice: i32| {
+            let arguments = [piece.start.0, piece.bytes, advice as u64];
+            thread.call(libc::SYS_madvise, arguments).map(drop)
+        };
+        match self {
+            Advice::NoHugePages => match give(thread, libc::MADV_NOHUGEPAGE) {
+                // A part is not mapped any more: the others have the advice (madvise(2)).
+                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Err(io::Error::other(
+                    "it has as many mappings as it may: raise vm.max_map_count",
+                )),
+                given => given,
+            },
+            Advice::Forget if thread.is_shared(piece)? => give(thread, libc::MADV_DONTNEED),
+            Advice::Forget => Ok(()),
+        }
+    }
 }
 
 /// Advises piece by piece, and lets the thread go now and then. It is stopped so often at most; of how
 /// many bytes that was.
-fn advise(target: &Target, ranges: &[HvaRange], advice: i32, stops: usize) -> io::Result<u64> {
+fn advise(target: &Target, ranges: &[HvaRange], advice: Advice, stops: usize) -> io::Result<u64> {
     let deadline = Instant::now() + ADVISE_TIMEOUT;
-    let mut pieces = ranges.iter().flat_map(pieces).peekable();
+    let mut pieces =
+        ranges.iter().flat_map(|range| pieces(*range, advice.piece_bytes())).peekable();
     let mut advised = 0;
     for _ in 0..stops {
         if pieces.peek().is_none() {
@@ -197,10 +233,7 @@ fn advise(target: &Target, ranges: &[HvaRange], advice: i32, stops: usize) -> io
         target.inside(|thread| {
             let began = Instant::now();
             for piece in pieces.by_ref() {
-                if thread.is_shared(piece)? {
-                    let arguments = [piece.start.0, piece.bytes, advice as u64];
-                    thread.call(libc::SYS_madvise, arguments)?;
-                }
+                advice.give(thread, piece)?;
                 advised += piece.bytes;
                 if began.elapsed() > STOPPED_AT_MOST {
                     break;
@@ -212,11 +245,10 @@ fn advise(target: &Target, ranges: &[HvaRange], advice: i32, stops: usize) -> io
     Ok(advised)
 }
 
-fn pieces(range: &HvaRange) -> impl Iterator<Item = HvaRange> + use<> {
-    let range = *range;
-    (0..range.bytes).step_by(PIECE_BYTES as usize).map(move |at| HvaRange {
+fn pieces(range: HvaRange, most: u64) -> impl Iterator<Item = HvaRange> {
+    (0..range.bytes).step_by(most as usize).map(move |at| HvaRange {
         start: Hva(range.start.0.saturating_add(at)),
-        bytes: PIECE_BYTES.min(range.bytes - at),
+        bytes: most.min(range.bytes - at),
     })
 }
 

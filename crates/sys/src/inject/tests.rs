@@ -253,6 +253,8 @@ fn a_call_that_cannot_be_given_up_ends_by_itself() {
     let shared = victim.shared();
     let range = HvaRange { start: shared.start, bytes: shared.bytes };
     uffd.register(range, Watch::MissingAndWrite).unwrap();
+    // The sleep that the first stop cut short is over.
+    victim.goes_on();
     // Nobody answers the fault.
     let words = format!("populate {} {} {}", victim.pid(), range.start.0, range.bytes);
     let output = helper_for(words).env("EBB_TIMEOUT_MS", "50").output().unwrap();
@@ -561,9 +563,9 @@ fn a_close_that_is_still_to_come_is_the_only_one() {
 
 #[test]
 fn large_ranges_go_in_pieces() {
-    let range = HvaRange { start: Hva(4096), bytes: 2 * PIECE_BYTES + 8192 };
-    let starts: Vec<u64> = pieces(&range).map(|piece| piece.start.0).collect();
-    assert_eq!(starts, [4096, 4096 + PIECE_BYTES, 4096 + 2 * PIECE_BYTES]);
-    assert_eq!(pieces(&range).map(|piece| piece.bytes).sum::<u64>(), range.bytes);
-    assert_eq!(pieces(&range).last().unwrap().bytes, 8192);
+    let range = HvaRange { start: Hva(4096), bytes: 2 * FORGET_BYTES + 8192 };
+    let starts: Vec<u64> = pieces(range, FORGET_BYTES).map(|piece| piece.start.0).collect();
+    assert_eq!(starts, [4096, 4096 + FORGET_BYTES, 4096 + 2 * FORGET_BYTES]);
+    assert_eq!(pieces(range, FORGET_BYTES).map(|piece| piece.bytes).sum::<u64>(), range.bytes);
+    assert_eq!(pieces(range, FORGET_BYTES).last().unwrap().bytes, 8192);
 }

@@ -233,7 +233,8 @@ fn is_cut_short(result: i64) -> bool {
 
 /// As [`begun_again`], by way of rt_sigreturn(2), which has the kernel forget that: who waited
 /// for some time does so from the beginning. It waits longer, but is not told of a signal that
-/// there was not.
+/// there was not. Only who was stopped before in the same wait is: nobody tells which call that was
+/// (`EINTR` of restart_syscall(2)).
 fn begun_anew(mut registers: user_regs_struct) -> user_regs_struct {
     let result = registers.rax as i64;
     let in_call = registers.orig_rax as i64 >= 0;
