@@ -15,8 +15,8 @@ pub(crate) struct Choice {
 }
 
 /// What is to be done with frames.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum What {
+#[derive(Clone, Copy)]
+enum What {
     /// They go.
     Go,
     /// They are a huge frame, of which only parts are to go: at most so many frames.
@@ -51,21 +51,14 @@ impl Choice {
         self.rest >= self.want
     }
 
-    /// Frames that go together. Whether they may is asked here only where it counts; `false`: one of
-    /// them may not.
-    pub(crate) fn add(
-        &mut self,
-        frames: FrameRange,
-        cost: Cost,
-        may_go: impl Fn(Gfn) -> bool,
-    ) -> bool {
+    /// Frames that go together. Whether they may is asked here only where it counts.
+    pub(crate) fn add(&mut self, frames: FrameRange, cost: Cost, may_go: impl Fn(Gfn) -> bool) {
         let counts = cost.work == Work::Rests && !self.is_full();
         if counts && !frames.frames().all(may_go) {
-            return false;
+            return;
         }
         self.rest += if counts { frames.count as usize } else { 0 };
         self.candidates.push(Candidate { cost, what: What::Go, frames, may_go: counts });
-        true
     }
 
     /// A huge frame that may be broken up: what so many of its frames that can go cost on average.
@@ -77,7 +70,8 @@ impl Choice {
     /// Those that may go, or be broken up, and cost least.
     pub(crate) fn cheapest(mut self, may_go: impl Fn(Gfn) -> bool) -> Chosen {
         // Stable: of those that cost the same the first one found.
-        self.candidates.sort_by_key(|candidate| (candidate.cost, candidate.what));
+        let is_broken = |what| matches!(what, What::Break { .. });
+        self.candidates.sort_by_key(|candidate| (candidate.cost, is_broken(candidate.what)));
         let (mut chosen, mut found) = (Chosen::default(), 0);
         for it in self.candidates {
             if found >= self.want {
@@ -103,19 +97,18 @@ impl Choice {
     }
 }
 
-/// A huge frame that goes whole: as dear as its dearest frame.
-#[derive(Default)]
+/// A huge frame that goes whole, or is broken up.
 pub(crate) struct Whole {
     costs: Vec<Cost>,
 }
 
 impl Whole {
-    /// One of its frames, if that can go.
-    pub(crate) fn add(&mut self, cost: Option<Cost>) {
-        self.costs.extend(cost);
+    /// Of its frames those that can go cost so much.
+    pub(crate) fn new(costs: Vec<Cost>) -> Whole {
+        Whole { costs }
     }
 
-    /// `None`: a part of it stays.
+    /// As a whole it is as dear as its dearest frame. `None`: a part of it stays.
     pub(crate) fn cost(&self) -> Option<Cost> {
         let is_whole = self.costs.len() as u64 == FRAMES_PER_HUGE;
         self.costs.iter().max().copied().filter(|_| is_whole)
@@ -150,10 +143,10 @@ mod tests {
         let may_go = |gfn| gfn != Gfn(5) && gfn != Gfn(0);
         let mut choice = Choice::new(4);
         for gfn in 0..4 {
-            assert!(choice.add(one(gfn), cost(Anonymous, Uses::NOW), may_go), "not asked yet");
+            choice.add(one(gfn), cost(Anonymous, Uses::NOW), may_go);
         }
         for gfn in 4..7 {
-            assert_eq!(choice.add(one(gfn), cost(File, Uses::rests(1)), may_go), gfn != 5);
+            choice.add(one(gfn), cost(File, Uses::rests(1)), may_go);
         }
         assert_eq!((choice.rest, choice.is_full()), (2, false));
         let chosen = choice.cheapest(may_go);
@@ -171,7 +164,7 @@ mod tests {
             choice.may_break(HugeFrame(2), cost(Anonymous, Uses::OFTEN), 99);
             for (frames, uses) in [(0..100, Uses::BEFORE), (100..200, Uses::OFTEN)] {
                 let cost = cost(Anonymous, uses);
-                frames.for_each(|gfn| assert!(choice.add(one(gfn), cost, |_| true)));
+                frames.for_each(|gfn| choice.add(one(gfn), cost, |_| true));
             }
             let Chosen { go, to_break, missing } = choice.cheapest(|_| true);
             (go.len(), to_break, missing)
@@ -180,6 +173,14 @@ mod tests {
         assert_eq!(chosen(101), (100, vec![HugeFrame(1)], 128));
         assert_eq!(chosen(328), (200, vec![HugeFrame(1)], 128));
         assert_eq!(chosen(329), (200, vec![HugeFrame(1), HugeFrame(2)], 227));
+    }
+
+    #[test]
+    fn of_huge_frames_that_cost_the_same_the_first_is_broken_up() {
+        let mut choice = Choice::new(64);
+        choice.may_break(HugeFrame(1), cost(Anonymous, Uses::NOW), 200);
+        choice.may_break(HugeFrame(2), cost(Anonymous, Uses::NOW), 100);
+        assert_eq!(choice.cheapest(|_| true).to_break, [HugeFrame(1)]);
     }
 
     /// Not of each that is cheap whether it may go is asked.
@@ -191,7 +192,7 @@ mod tests {
             true
         };
         let mut choice = Choice::new(4);
-        (0..100).for_each(|gfn| assert!(choice.add(one(gfn), cost(File, Uses::rests(1)), may_go)));
+        (0..100).for_each(|gfn| choice.add(one(gfn), cost(File, Uses::rests(1)), may_go));
         assert!(choice.is_full());
         assert_eq!((choice.cheapest(may_go).go.len(), asked.get()), (4, 4));
     }

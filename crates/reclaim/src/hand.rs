@@ -12,7 +12,7 @@ use ebb_inspect::PageKind;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::choice::{Choice, Chosen, Whole};
-use crate::cost::{Page, Work};
+use crate::cost::{Cost, Page, Work};
 use windows::{Found, TURN_AT_REST, Windows};
 
 /// What is forgotten is to be looked at about so much later.
@@ -37,7 +37,7 @@ const LOOKS_MOST: usize = 16;
 /// Windows that are broken up in one go: each is a system call in a thread of the VMM that is stopped.
 const BREAK_AT_ONCE: usize = 64;
 /// After that failed it is tried again so much later.
-const BREAK_AGAIN: Duration = Duration::from_secs(30);
+const BREAK_AGAIN: Duration = Duration::from_secs(8);
 /// Looked at in one go, whatever is found.
 const LOOKS_AT_ONCE: usize = 64 << 10;
 /// What it takes to look at a window as such, in frames looked at.
@@ -285,33 +285,33 @@ impl Hand {
             piece => piece,
         };
         let mut found = Found::default();
-        let (mut whole, mut frames) = (Whole::default(), Vec::new());
+        let mut frames = Vec::new();
         memory.look(huge, &mut |gfn, page| {
             let uses = self.windows.uses(gfn, is_ripe);
             found.there += 1;
             found.kernel += u16::from(is_kernel(page.kind));
             found.unused += u16::from(!uses.is_now());
-            match (piece, page.cost(uses)) {
-                (Piece::Frames, cost) => frames.extend(cost.map(|cost| (gfn, cost))),
-                (_, cost) => whole.add(cost),
-            }
+            frames.extend(page.cost(uses).map(|cost| (gfn, cost)));
         });
-        for (gfn, cost) in frames {
-            choice.add(FrameRange::new(gfn, 1), cost, |gfn| memory.may_go(gfn));
+        if piece == Piece::Frames {
+            for (gfn, cost) in frames {
+                choice.add(FrameRange::new(gfn, 1), cost, |gfn| memory.may_go(gfn));
+            }
+            return found;
         }
-        if let Some((average, can_go)) = whole.average() {
-            // What nobody used in its turn goes whole: a huge page says no more than that.
-            let is_used = found.unused < found.there;
-            let cost = whole
-                .cost()
-                .filter(|cost| piece == Piece::Whole || cost.work == Work::Rests || !is_used);
-            let goes = cost.is_some_and(|cost| {
-                choice.add(FrameRange::huge(huge), cost, |gfn| memory.may_go(gfn))
-            });
-            // A window that is used has parts that are not, as far as anybody knows.
-            if !goes && piece == Piece::Breakable {
+        let may_go = frames.into_iter().filter(|(gfn, _)| memory.may_go(*gfn));
+        let whole = Whole::new(may_go.map(|(_, cost)| cost).collect());
+        // What nobody used in its turn goes whole: a huge page says no more than that. One that is
+        // used has parts that are not, as far as anybody knows.
+        let is_used = found.unused < found.there;
+        let stays_whole =
+            |cost: &Cost| piece == Piece::Whole || cost.work == Work::Rests || !is_used;
+        match (whole.cost().filter(stays_whole), whole.average()) {
+            (Some(cost), _) => choice.add(FrameRange::huge(huge), cost, |_| true),
+            (None, Some((average, can_go))) if piece == Piece::Breakable => {
                 choice.may_break(huge, average, can_go);
             }
+            _ => {}
         }
         found
     }

@@ -302,6 +302,15 @@ fn what_rests_but_for_a_part_that_stays_is_broken_up() {
 }
 
 #[test]
+fn what_stays_as_a_whole_is_not_broken_up() {
+    let (mut hand, mut memory, now) = hand_over_huge_pages(2);
+    used_as_a_whole(&memory, 0);
+    memory.stays = Box::new(|gfn| gfn < WINDOW);
+    assert_eq!(choose(&mut hand, &mut memory, 600, now).len(), WINDOW as usize);
+    assert_eq!(memory.broken.borrow().as_deref(), Some(&[][..]));
+}
+
+#[test]
 fn what_cannot_be_broken_up_goes_whole() {
     let (mut hand, mut memory, now) = hand_over_huge_pages(4);
     memory.broken.replace(None);

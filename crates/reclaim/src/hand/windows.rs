@@ -187,8 +187,8 @@ impl Windows {
 
     /// A window's frames go one by one from now on. Until then each use of one was seen as a use of all.
     pub fn break_up(&mut self, index: usize) {
-        let at_work = self.uses_of(index).iter_mut().filter(|uses| uses.is_active());
-        at_work.for_each(|uses| *uses = Uses::NOW);
+        let used = self.uses_of(index).iter_mut().filter(|uses| uses.is_now());
+        used.for_each(|uses| *uses = Uses::NOW);
         self.each[index].patience = 0;
     }
 
