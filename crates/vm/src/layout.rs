@@ -76,7 +76,9 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     if segments.len() > SEGMENTS_MAX {
         return Err(LayoutError::Answer(format!("{} ranges of memory", segments.len())));
     }
-    let mappings = process.mappings()?;
+    let mut mappings = process.mappings()?;
+    // Files of another kind may have the same inode numbers.
+    mappings.retain(is_shared_memfd);
     let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
     let mut regions = Vec::new();
     for segment in &segments {
@@ -85,7 +87,6 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
         let hva = hva.ok_or_else(|| LayoutError::Answer(segment.backend.clone()))?;
         let bytes = (segment.last - segment.gpa).saturating_add(1);
         let vma = mappings.iter().find(|v| hva >= v.start && hva.0 - v.start.0 < v.bytes);
-        let vma = vma.filter(|vma| is_shared_memfd(vma));
         let vma = vma.ok_or_else(|| LayoutError::NotShared(segment.backend.clone()))?;
         let offset = vma.offset.saturating_add(hva.0 - vma.start.0);
         // Where parts of it have advice of their own it is mapped in pieces.
