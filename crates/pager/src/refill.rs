@@ -308,14 +308,17 @@ impl Pager {
 
     /// Fills frames in a row, that nobody asked for: not where the VMM has them mapped nowhere.
     fn copy_run(&self, frames: FrameRange, bytes: &[u8]) -> io::Result<()> {
-        match self.uffd.copy_run(self.hva(frames)?.start, bytes) {
-            Ok(done) if done == frames.bytes() => return Ok(()),
-            Err(error) if is_unmapped(&error) => return Err(error),
-            _ => {}
-        }
-        // Some are there already: a daemon died between the copy and the word.
         let mut pages = frames.frames().zip(bytes.chunks(FRAME_BYTES as usize));
-        pages.try_for_each(|(gfn, page)| self.copy_page(gfn, page))
+        match self.uffd.copy_run(self.hva(frames)?.start, bytes) {
+            Ok(done) if done == frames.bytes() => Ok(()),
+            Err(error) if is_unmapped(&error) && frames.count == 1 => Err(error),
+            // The VMM has parted its mapping here: no call goes beyond that.
+            Err(error) if is_unmapped(&error) => {
+                pages.try_for_each(|(gfn, page)| self.copy_run(FrameRange::new(gfn, 1), page))
+            }
+            // Some are there already: a daemon died between the copy and the word.
+            _ => pages.try_for_each(|(gfn, page)| self.copy_page(gfn, page)),
+        }
     }
 
     /// The frame's page is there: its word says so, and it keeps the slot where the content was, if
