@@ -14,7 +14,13 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 /// The places in the memory that was asked about last: it changes only when memory is plugged.
 #[derive(Default)]
-pub struct Places(RwLock<(Weak<GuestMemoryMmap>, Arc<[Piece]>)>);
+pub struct Places(RwLock<Vec<Known>>);
+
+/// Memory that was asked about, while somebody has it.
+struct Known {
+    memory: Weak<GuestMemoryMmap>,
+    pieces: Arc<[Piece]>,
+}
 
 /// A run of the front end's memory that is a run of Ebb's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,14 +57,17 @@ impl Places {
         Ok(Some(each.flat_map(|segment| pieces.iter().filter_map(|p| p.part(*segment))).collect()))
     }
 
-    /// Takes frames out of this process's page table, in the memory that was asked about last.
+    /// Takes frames out of this process's page table, in all memory that was asked about.
     pub fn forget(&self, frames: FrameRange) {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(memory) = known.0.upgrade() else { return };
-        let theirs = known.1.iter().filter_map(|piece| piece.theirs(frames));
-        for (region, frames) in theirs.flat_map(|part| memory.iter().map(move |it| (it, part))) {
-            if let Err(error) = guest_mapping::forget(region, frames) {
-                tracing::debug!("{frames:?} of a device's view: {error}");
+        for Known { memory, pieces } in known.iter() {
+            let Some(memory) = memory.upgrade() else { continue };
+            let theirs = pieces.iter().filter_map(|piece| piece.theirs(frames));
+            for (region, frames) in theirs.flat_map(|part| memory.iter().map(move |it| (it, part)))
+            {
+                if let Err(error) = guest_mapping::forget(region, frames) {
+                    tracing::debug!("{frames:?} of a device's view: {error}");
+                }
             }
         }
     }
@@ -66,13 +75,16 @@ impl Places {
     fn pieces(&self, memory: &Arc<GuestMemoryMmap>, ram: &Ram) -> io::Result<Arc<[Piece]>> {
         // Where a weak pointer points to nothing else comes to lie.
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if known.0.as_ptr() == Arc::as_ptr(memory) {
-            return Ok(Arc::clone(&known.1));
+        let is_it = |known: &&Known| known.memory.as_ptr() == Arc::as_ptr(memory);
+        if let Some(known) = known.iter().find(is_it) {
+            return Ok(Arc::clone(&known.pieces));
         }
         drop(known);
         let pieces: Arc<[Piece]> = pieces(memory, ram)?.into();
-        let known = (Arc::downgrade(memory), Arc::clone(&pieces));
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = known;
+        let new = Known { memory: Arc::downgrade(memory), pieces: Arc::clone(&pieces) };
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|known| known.memory.strong_count() > 0);
+        known.push(new);
         Ok(pieces)
     }
 }
@@ -200,6 +212,28 @@ mod tests {
         let exchanged = shared(&ram, [0x10000, 0]);
         let found = of(&exchanged, &[segment(0x10000, 8), segment(0x1000, 8)]);
         assert_eq!(found, Ok(Some(vec![segment(0, 8), segment(0x11000, 8)])));
+    }
+
+    /// Each device has a mapping of its own.
+    #[test]
+    fn all_memory_that_somebody_has_is_known() {
+        let (places, ram) = (Places::default(), ram());
+        let memories = [shared(&ram, [0, 0x10000]), shared(&ram, [0, 0x40000])];
+        for memory in &memories {
+            places.place(memory, &ram, &[segment(0, 8)]).unwrap();
+            memory.write_obj(7_u64, GuestAddress(0)).unwrap();
+        }
+        places.forget(FrameRange::new(Gfn(0), 1));
+        let pagemap = Pagemap::open(&Process::own().unwrap()).unwrap();
+        for memory in &memories {
+            let at = Hva(memory.iter().next().unwrap().as_ptr().addr() as u64);
+            let range = HvaRange { start: at, bytes: BYTES };
+            pagemap.mapped(range, |part| panic!("{part:?} is mapped")).unwrap();
+        }
+        let [first, _second] = memories;
+        drop(first);
+        places.place(&shared(&ram, [0, 0x20000]), &ram, &[segment(0, 8)]).unwrap();
+        assert_eq!(places.0.read().unwrap().len(), 2, "what nobody has is forgotten");
     }
 
     #[test]
