@@ -12,8 +12,11 @@ use ebb_vm::Ram;
 use ebb_vm::launch::Accelerator;
 
 use crate::problem::{Answer, not_allowed};
+use crate::small_pages::keeps_holes;
 
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+/// Why a VM whose backing nobody asked for has small pages.
+const OLD_KERNEL: &str = "before Linux 6.4 memory in use is not evicted of huge pages";
 const FREE_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 
 /// Why a VM is in release mode, unless something is found in the way of that later.
@@ -57,7 +60,10 @@ pub fn accelerator() -> Chosen<Accelerator> {
 pub fn backing(asked: Backing, memory_bytes: u64) -> Answer<Chosen<Backing>> {
     let thp = shmem_huge_pages();
     match asked {
-        Backing::Auto if thp => Ok(Chosen::new(Backing::Thp, "the host allows it")),
+        Backing::Auto if thp && keeps_holes() => {
+            Ok(Chosen::new(Backing::Thp, "the host allows it"))
+        }
+        Backing::Auto if thp => Ok(Chosen::new(Backing::Small, OLD_KERNEL)),
         Backing::Auto => Ok(Chosen::new(Backing::Small, no_huge_pages())),
         Backing::Thp if thp => Ok(Chosen::new(Backing::Thp, "asked for")),
         Backing::Thp => Err(not_allowed(no_huge_pages())),
@@ -83,6 +89,7 @@ pub fn backing_of(ram: &Ram, hugetlb: bool) -> Chosen<Backing> {
         .all(|region| (region.hva.0.wrapping_sub(region.offset)).is_multiple_of(HUGE_BYTES));
     match (hugetlb, aligned, shmem_huge_pages()) {
         (true, ..) => Chosen::new(Backing::Hugetlb, "its RAM is in hugetlb pages"),
+        (_, true, true) if !keeps_holes() => Chosen::new(Backing::Small, OLD_KERNEL),
         (_, true, true) => Chosen::new(Backing::Thp, "the host allows it"),
         (_, false, _) => Chosen::new(
             Backing::Small,
