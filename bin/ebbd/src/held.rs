@@ -82,7 +82,8 @@ pub fn take(
     if record.backing == Backing::Small {
         // Before anything is looked at: what comes from now on is small.
         small_pages::keep(&process, &ram).map_err(failed("small pages"))?;
-        record.small_pages = true;
+        // Of a VM that begins now nothing was there to make large folios of.
+        record.small_pages = record.started || small_pages::await_khugepaged().is_ok();
     }
     record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
     own_digests(&mut record).map_err(failed("random numbers"))?;

@@ -4,9 +4,12 @@
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ebb_api::Backing;
 use ebb_pager::Pager;
+use ebb_sys::khugepaged;
 use ebb_sys::process::{Process, Vma};
 use ebb_sys::uffd::HvaRange;
 use ebb_units::{HugeFrame, Hva};
@@ -23,12 +26,15 @@ const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// From this kernel on khugepaged makes no large folio where that would fill a hole that a userfaultfd
 /// watches. Before, it could fill what was just evicted with zeros.
 const HOLES_STAY: (u32, u32) = (6, 4);
+/// khugepaged is at work for some milliseconds in ten seconds, by its usual settings.
+const ASLEEP_WITHIN: Duration = Duration::from_millis(20);
+const ASLEEP_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// Has the VMM get no huge pages in its RAM from now on, wherever it has mapped it. What is
 /// in large folios already stays in them.
 ///
 /// # Errors
-/// As [`injector::small_pages`].
+/// As [`injector::no_huge_pages`].
 pub fn keep(process: &Process, ram: &Ram) -> io::Result<()> {
     if !Path::new(SETTINGS).exists() {
         return Ok(());
@@ -57,8 +63,8 @@ fn mapped(process: &Process, ram: &Ram) -> io::Result<Vec<(Vma, usize)>> {
 /// Has the frames of huge frames go one by one from now on, wherever the VMM has them mapped.
 ///
 /// # Errors
-/// As [`injector::no_huge_pages`] and [`Pager::break_up`]: those broken up before stay so. `ENOMEM`:
-/// the VMM has as many mappings as the kernel gives it (vm.max_map_count).
+/// As [`injector::no_huge_pages`] and [`Pager::break_up`], with those broken up that came before;
+/// `WouldBlock`: khugepaged may be making a large folio there.
 pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> io::Result<()> {
     let mut parts: Vec<_> =
         huge_frames.iter().filter_map(|huge| pager.ram().advised(*huge)).collect();
@@ -75,8 +81,37 @@ pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> 
     join(&mut ranges);
     injector::no_huge_pages(process, &ranges)?;
     // One that cannot be broken up by now stays whole.
-    let each = huge_frames.iter().filter(|huge| pager.can_break_up(**huge));
-    each.copied().try_for_each(|huge| pager.break_up(huge))
+    let each = || huge_frames.iter().copied().filter(|huge| pager.can_break_up(*huge));
+    each().try_for_each(|huge| pager.ram().use_small_pages(huge))?;
+    await_khugepaged()?;
+    each().try_for_each(|huge| pager.break_up(huge))
+}
+
+/// Waits until each collapse that began before has ended. None begins where huge pages are forbidden
+/// by now.
+///
+/// # Errors
+/// `WouldBlock`: khugepaged is at work longer than usual; as [`khugepaged::is_asleep`].
+pub fn await_khugepaged() -> io::Result<()> {
+    let deadline = Instant::now() + ASLEEP_WITHIN;
+    while !is_khugepaged_asleep()? {
+        if Instant::now() > deadline {
+            let why = "khugepaged is at work";
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+        }
+        thread::sleep(ASLEEP_LOOK_EVERY);
+    }
+    Ok(())
+}
+
+fn is_khugepaged_asleep() -> io::Result<bool> {
+    khugepaged::is_asleep().map_err(|error| match error.kind() {
+        io::ErrorKind::Unsupported => {
+            let why = "khugepaged cannot be seen: run ebbd in the host's PID namespace";
+            io::Error::new(io::ErrorKind::Unsupported, why)
+        }
+        _ => error,
+    })
 }
 
 /// Where a part of a file is mapped, as far as it is.
@@ -137,7 +172,8 @@ impl State {
         if record.small_pages || record.backing != Backing::Small || !self.small_pages.is_due() {
             return;
         }
-        match keep(&self.held.process, self.held.pager.ram()) {
+        let kept = keep(&self.held.process, self.held.pager.ram());
+        match kept.and_then(|()| await_khugepaged()) {
             Ok(()) => {
                 self.held.record.small_pages = true;
                 self.save();

@@ -93,13 +93,8 @@ impl<'a> Windows<'a> {
 
     /// The parts of a range that are RAM, each in one region.
     fn parts(&self, frames: FrameRange) -> impl Iterator<Item = (FrameRange, HvaRange)> {
-        self.pager.ram().regions().filter_map(move |region| {
-            let all = region.frames();
-            let start = all.start.max(frames.start);
-            let count = all.end().min(frames.end()).0.checked_sub(start.0).filter(|&n| n > 0)?;
-            let part = FrameRange::new(start, count);
-            Some((part, self.pager.ram().hva_range(part)?))
-        })
+        let ram = self.pager.ram();
+        ram.parts(frames).filter_map(|part| Some((part, ram.hva_range(part)?)))
     }
 
     /// How many frames of ranges, holes included, come before the end of so many bytes of RAM in them.

@@ -8,9 +8,8 @@
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ebb_sys::folios;
 use ebb_sys::process::Process;
@@ -19,17 +18,12 @@ use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, HUGE_BYTES, HugeF
 
 use crate::pager::{Grain, Pager};
 
-/// A collapse of small pages into a large folio by khugepaged takes milliseconds. One that began before
-/// it was forbidden has ended after so many seconds.
-const COLLAPSE: u32 = 10;
-
 /// What is known of the pages that the VM's memory is in.
 pub(crate) struct Folios {
     /// A bit for each frame: it is in a small page.
     small: Bits,
-    /// For each huge frame when it was broken up, in seconds since `began`; 0: it was not.
-    broken: Vec<AtomicU32>,
-    began: Instant,
+    /// A bit for each huge frame: it was broken up.
+    broken: Bits,
     telling: OnceLock<Telling>,
     others: OnceLock<Forget>,
 }
@@ -64,12 +58,6 @@ impl Bits {
         }
     }
 
-    fn unset(&self, index: u64) {
-        if let Some(word) = self.word(index) {
-            word.fetch_and(!(1 << (index % 64)), Release);
-        }
-    }
-
     fn clear(&self) {
         self.0.iter().for_each(|word| word.store(0, Release));
     }
@@ -77,38 +65,11 @@ impl Bits {
 
 impl Folios {
     pub(crate) fn new(frames: u64) -> Folios {
-        let broken = (0..frames.div_ceil(FRAMES_PER_HUGE)).map(|_| AtomicU32::new(0)).collect();
-        // So that no time is 0.
-        let began = Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or_else(Instant::now);
         Folios {
             small: Bits::new(frames),
-            broken,
-            began,
+            broken: Bits::new(frames.div_ceil(FRAMES_PER_HUGE)),
             telling: OnceLock::new(),
             others: OnceLock::new(),
-        }
-    }
-
-    fn now(&self) -> u32 {
-        u32::try_from(self.began.elapsed().as_secs()).unwrap_or(u32::MAX).max(1)
-    }
-
-    fn broken_at(&self, huge: HugeFrame) -> Option<u32> {
-        let at = self.broken.get(usize::try_from(huge.0).ok()?)?.load(Acquire);
-        (at > 0).then_some(at)
-    }
-
-    fn note_broken(&self, huge: HugeFrame) {
-        if let Some(at) = usize::try_from(huge.0).ok().and_then(|at| self.broken.get(at)) {
-            // Once more tells nothing new.
-            let _ = at.compare_exchange(0, self.now(), AcqRel, Acquire);
-        }
-    }
-
-    /// Of what was broken up a moment ago nothing is small for good: see [`COLLAPSE`].
-    fn doubt(&self, huge: HugeFrame) {
-        if self.broken_at(huge).is_some_and(|at| self.now() - at.min(self.now()) <= COLLAPSE) {
-            FrameRange::huge(huge).frames().for_each(|gfn| self.small.unset(gfn.0));
         }
     }
 
@@ -119,7 +80,7 @@ impl Folios {
     /// Nothing is known to be small any more, nor to stay so: somebody else maps the memory, and may
     /// have brought it in larger pieces.
     pub(crate) fn forget(&self) {
-        self.broken.iter().for_each(|at| at.store(0, Release));
+        self.broken.clear();
         self.small.clear();
     }
 
@@ -157,7 +118,7 @@ impl Pager {
 
     /// The pieces in which the memory of a huge frame is given, and goes.
     pub fn grain_of(&self, huge: HugeFrame) -> Grain {
-        if self.folios.broken_at(huge).is_some() { Grain::Frame } else { self.grain }
+        if self.folios.broken.has(huge.0) { Grain::Frame } else { self.grain }
     }
 
     /// Whether [`Pager::break_up`] may be called: the host tells large folios, and those of this huge
@@ -166,19 +127,21 @@ impl Pager {
         self.minds_large_folios() && self.holds_whole_folios(huge.first())
     }
 
-    /// Has the frames of a huge frame go one by one from now on. The VMM must have been told to get
-    /// small pages there. Once more is no harm.
+    /// Has the frames of a huge frame go one by one from now on. Once more is no harm.
+    ///
+    /// Nobody may make a large folio there any more: not the VMM, not this process
+    /// ([`ebb_vm::Ram::use_small_pages`]), and not khugepaged, which must have been
+    /// [asleep](ebb_sys::khugepaged::is_asleep) since.
     ///
     /// # Errors
-    /// `Unsupported`: [`Pager::can_break_up`] says no; as madvise(2).
+    /// `Unsupported`: [`Pager::can_break_up`] says no.
     pub fn break_up(&self, huge: HugeFrame) -> io::Result<()> {
         let telling = { self.folios.telling.get() }.filter(|_| self.can_break_up(huge));
         let telling = telling.ok_or(io::ErrorKind::Unsupported)?;
         let frames = FrameRange::huge(huge);
         // Whoever is about to bring a large folio there holds its words. Frames are looked at with
         // their words held, so after that.
-        self.ram.use_small_pages(huge)?;
-        self.folios.note_broken(huge);
+        self.folios.broken.set(huge.0);
         self.forget_here(frames);
         let there = |gfn| self.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
         // Here, and not when they go: each page is mapped by itself then, and so seen in use.
@@ -192,7 +155,6 @@ impl Pager {
         let (Some(telling), Some(first)) = (self.folios.telling.get(), frames.first()) else {
             return Ok(());
         };
-        self.folios.doubt(first.huge());
         let huge = FrameRange::huge(first.huge()).frames();
         let here = |gfn: &Gfn| self.ram.here(*gfn);
         let there = |gfn| self.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
@@ -224,8 +186,8 @@ impl Pager {
         if let Some(forget) = self.folios.others.get() {
             forget(frames);
         }
-        if let Some(frames) = self.ram.clip(frames) {
-            self.report("forget", self.ram.forget(frames));
+        for part in self.ram.parts(frames) {
+            self.report("forget", self.ram.forget(part));
         }
     }
 
@@ -240,18 +202,25 @@ impl Pager {
     fn look(&self, telling: &Telling, frames: &[Gfn]) -> io::Result<Vec<Gfn>> {
         let unknown = frames.iter().copied().filter(|gfn| !self.folios.is_small(*gfn));
         let unknown: Vec<Gfn> = unknown.collect();
-        self.map_data(&unknown)?;
         let mut large = Vec::new();
-        let mut looked = Ok(());
-        let around = unknown.first().and_then(|gfn| self.ram.clip(FrameRange::huge(gfn.huge())));
-        for run in runs(&unknown) {
+        let looked = self.look_at(telling, &unknown, &mut large);
+        // The kernel has mapped what lies around them, too.
+        let around = unknown.first().map(|gfn| self.ram.parts(FrameRange::huge(gfn.huge())));
+        let forget = |part| self.ram.forget(part);
+        let forgotten = around.into_iter().flatten().map(forget).fold(Ok(()), io::Result::and);
+        looked.and(forgotten).map(|()| large)
+    }
+
+    fn look_at(&self, telling: &Telling, unknown: &[Gfn], large: &mut Vec<Gfn>) -> io::Result<()> {
+        self.map_data(unknown)?;
+        for run in self.runs(unknown) {
             let Some(start) = self.ram.here(run.start) else { continue };
             let range = HvaRange { start, bytes: run.count * FRAME_BYTES };
             let visit = |page: u64, is_large| match Gfn(run.start.0 + page) {
                 gfn if is_large => large.push(gfn),
                 gfn => self.folios.note_small(gfn),
             };
-            looked = looked.and(telling.folios.look(range, visit));
+            telling.folios.look(range, visit)?;
             // What comes into a hole from now on is small.
             let unseen = |gfn: &Gfn| !self.folios.is_small(*gfn) && !large.contains(gfn);
             for gfn in run.frames().filter(unseen) {
@@ -260,14 +229,19 @@ impl Pager {
                 }
             }
         }
-        // The kernel has mapped what lies around them, too.
-        let forgotten = around.map_or(Ok(()), |around| self.ram.forget(around));
-        looked.and(forgotten).map(|()| large)
+        Ok(())
     }
 
     /// Maps what is in memory, or on its way there, of frames that are held.
     fn map_data(&self, frames: &[Gfn]) -> io::Result<()> {
-        runs(frames).into_iter().try_for_each(|run| self.ram.map_data(run))
+        self.runs(frames).into_iter().try_for_each(|run| self.ram.map_data(run))
+    }
+
+    /// The parts of RAM that frames in order make, each in one region.
+    fn runs(&self, frames: &[Gfn]) -> Vec<FrameRange> {
+        let mut runs = Vec::new();
+        frames.iter().for_each(|gfn| FrameRange::new(*gfn, 1).join(&mut runs));
+        runs.into_iter().flat_map(|run| self.ram.parts(run)).collect()
     }
 
     /// Whether large folios lie in one huge frame each, and this one is all of it RAM.
@@ -275,11 +249,4 @@ impl Pager {
         let place = self.ram.range(FrameRange::huge(gfn.huge()));
         place.is_some_and(|place| place.offset.is_multiple_of(HUGE_BYTES))
     }
-}
-
-/// Frames in a row, within one region.
-fn runs(frames: &[Gfn]) -> Vec<FrameRange> {
-    let mut runs = Vec::new();
-    frames.iter().for_each(|gfn| FrameRange::new(*gfn, 1).join(&mut runs));
-    runs
 }

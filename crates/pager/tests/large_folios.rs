@@ -219,6 +219,7 @@ fn what_is_broken_up_goes_frame_by_frame() {
     let used = in_use(&daemon, Gfn(0));
     // The VMM's part, which is this process's.
     daemon.machine.allow_huge_pages(false);
+    pager.ram().use_small_pages(huge).unwrap();
     (0..2).for_each(|_| pager.break_up(huge).unwrap());
     assert_eq!(pager.grain_of(huge), Grain::Frame);
     let gone = pager.evict(&half(), &NothingKnown).unwrap().frames();

@@ -11,6 +11,7 @@ pub mod folios;
 pub mod guest_mapping;
 pub mod inject;
 pub mod kexec;
+pub mod khugepaged;
 pub mod kvm;
 pub mod kvm_vm;
 pub mod mapping;

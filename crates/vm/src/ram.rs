@@ -241,6 +241,16 @@ impl Ram {
         Some(FrameRange::new(frames.start, frames.count.min(left)))
     }
 
+    /// The parts of a range that are RAM, each in one region.
+    pub fn parts(&self, frames: FrameRange) -> impl Iterator<Item = FrameRange> {
+        self.regions().filter_map(move |region| {
+            let all = region.frames();
+            let start = all.start.max(frames.start);
+            let count = all.end().min(frames.end()).0.checked_sub(start.0).filter(|&n| n > 0)?;
+            Some(FrameRange::new(start, count))
+        })
+    }
+
     fn backing(&self, frames: FrameRange) -> io::Result<(&Backing, u64)> {
         let place = self.range(frames).ok_or(io::ErrorKind::InvalidInput)?;
         let backing = self.files.get(place.file).ok_or(io::ErrorKind::InvalidInput)?;
