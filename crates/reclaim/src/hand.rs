@@ -357,7 +357,7 @@ impl Hand {
             Work::Recent | Work::Busy => (TURN, goal.saturating_mul(HASTE)),
         };
         let (due, ranges, lead) = self.due(memory, turn, goal)?;
-        if self.takes == Work::Busy {
+        if self.takes > Work::Rests {
             self.break_ahead(memory, &due);
         }
         // What is known of old is enough to choose by.
