@@ -21,6 +21,8 @@ const REVIVE_EVERY: Duration = Duration::from_millis(2);
 const POOL_EVERY: u32 = 250;
 /// In so many of them what the VMMs have: that takes some milliseconds for each.
 const LOOK_EVERY: u32 = 1000;
+/// Mappings are looked at anew so often, where they change meanwhile.
+const LOOKS: usize = 5;
 /// Less than that is not followed, and no more at a time.
 const STEP_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(4 << 20);
 
@@ -174,8 +176,12 @@ fn own_bytes(directory: &Path, guests: &[Guest]) -> anyhow::Result<u64> {
 /// # Errors
 /// As the file system's, or the guest's memory is not found.
 pub fn parts(guest: Guest) -> anyhow::Result<Parts> {
-    let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid))?;
-    Parts::of(&smaps, guest.memory_bytes)
+    let look = || {
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid))?;
+        Parts::of(&smaps, guest.memory_bytes)
+    };
+    // It is read in pieces: a mapping that is parted meanwhile is seen twice, or not at all.
+    (1..LOOKS).find_map(|_| look().ok()).map_or_else(look, Ok)
 }
 
 /// Bytes of a VMM.
