@@ -12,7 +12,7 @@ use ebb_vm::Ram;
 use rustix::fs::fstat;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// The places in the memory that was asked about last: it changes only when memory is plugged.
+/// The places in all memory that was asked about: a front end's changes only when memory is plugged.
 #[derive(Default)]
 pub struct Places(RwLock<Vec<Known>>);
 

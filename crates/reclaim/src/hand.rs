@@ -304,9 +304,9 @@ impl Hand {
         // What nobody used in its turn goes whole: a huge page says no more than that. One that is
         // used has parts that are not, as far as anybody knows.
         let is_used = found.unused < found.there;
-        let stays_whole =
+        let goes_whole =
             |cost: &Cost| piece == Piece::Whole || cost.work == Work::Rests || !is_used;
-        match (whole.cost().filter(stays_whole), whole.average()) {
+        match (whole.cost().filter(goes_whole), whole.average()) {
             (Some(cost), _) => choice.add(FrameRange::huge(huge), cost, |_| true),
             (None, Some((average, can_go))) if piece == Piece::Breakable => {
                 choice.may_break(huge, average, can_go);
