@@ -108,7 +108,10 @@ fn qemu() -> String {
     if line.is_empty() { "unknown".into() } else { line }
 }
 
-/// With a `+` where the tree is not what was committed.
+/// What is built from has no part in documents: results are committed without new ones.
+const SOURCES: [&str; 4] = ["--", ".", ":!docs", ":!*.md"];
+
+/// The last one that changed what is built, with a `+` where the tree is not what was committed.
 fn commit() -> String {
     let git = |words: &[&str]| {
         let output =
@@ -116,8 +119,10 @@ fn commit() -> String {
         let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         output.status.success().then_some(text)
     };
-    let Some(hash) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
-    match git(&["status", "--porcelain", "--untracked-files=no"]) {
+    let of_sources = |words: &[&str]| git(&[words, &SOURCES].concat());
+    let hash = of_sources(&["log", "-1", "--format=%h", "--abbrev=12"]);
+    let Some(hash) = hash.filter(|hash| !hash.is_empty()) else { return "unknown".into() };
+    match of_sources(&["status", "--porcelain", "--untracked-files=no"]) {
         Some(changes) if changes.is_empty() => hash,
         _ => hash + "+",
     }

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use vmtest::Vm;
 
+use super::held;
 use super::keeper::{Keeper, PLAIN_LINUX};
 use super::linux::Linux;
 use super::rig::{Ground, Rig};
@@ -66,7 +67,7 @@ pub fn blocks_of(session: &Session) -> usize {
 /// What a rig's work came to, with what it cost: see [`COUNTED`].
 ///
 /// # Errors
-/// As `work`, or the guest has more memory than it may.
+/// As `work`.
 pub fn counting(
     rig: &Rig,
     work: impl FnOnce(&mut Figures) -> anyhow::Result<()>,
@@ -76,7 +77,7 @@ pub fn counting(
     let ((), held) =
         counted_on(&mut cost, (ground, &vms, memory_mib), || rig.watched(|| work(&mut figures)))?;
     figures.append(&mut cost);
-    held.add_to(&mut figures, rig.held_to())?;
+    held.add_to(&mut figures, rig.held_to());
     Ok(figures)
 }
 
@@ -172,13 +173,17 @@ fn name(keeper: Keeper) -> String {
 pub fn screen(
     (session, blocks, report): (&Session, &mut Blocks, &mut Report),
     screening: &Screening<'_>,
-    mut one: impl FnMut(Keeper, usize) -> anyhow::Result<Figures>,
+    one: impl FnMut(Keeper, usize) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Vec<Keeper>> {
     let Screening { cases, told, ebb, beside, shrinks } = *screening;
     if session.identity.quick {
         return Ok(PLAIN_LINUX.into());
     }
     let by = (told.figure, told.better);
+    let mut one = {
+        let mut one = one;
+        move |keeper, pass| held_to(one(keeper, pass), held::SCREENED_PERCENT)
+    };
     let linux: Vec<Keeper> = Linux::offered(shrinks).into_iter().map(Keeper::Linux).collect();
     let all = [&[ebb], beside, &linux].concat();
     let case = format!("screening, {}", cases[0]);
@@ -202,12 +207,14 @@ pub fn screen(
     }
     report.note(format!(
         "{}: {} ways of Linux's had one VM each, the best {AGAIN} of them and {} that join the best \
-         memory and the best compressors one more ({}), and the best {BEST} go on. Who is chosen by \
-         so few was lucky, too: another one may be better, which favours Ebb.",
+         memory and the best compressors one more ({}), and the best {BEST} go on. Here a way may have \
+         {:.0} % of its limit on average. Who is chosen by so few was lucky, too: another one may be \
+         better, which favours Ebb.",
         cases[0],
         linux.len(),
         crossed.len(),
-        cases[1]
+        cases[1],
+        held::SCREENED_PERCENT
     ));
     let best = best_of_both(&first, &of_linux(&second), told.better);
     Ok(with_defaults(best.into_iter().take(BEST)))
@@ -260,7 +267,14 @@ fn with_defaults(best: impl Iterator<Item = Keeper>) -> Vec<Keeper> {
     chosen
 }
 
-/// Takes blocks of these sides.
+/// Who had more than so much of its limit has failed.
+fn held_to(figures: anyhow::Result<Figures>, percent: f64) -> anyhow::Result<Figures> {
+    let figures = figures?;
+    held::check(&figures, percent)?;
+    Ok(figures)
+}
+
+/// Takes blocks of these sides; who is not held to its limit fails.
 ///
 /// # Errors
 /// As [`Blocks::take`].
@@ -268,9 +282,10 @@ pub fn take(
     (session, blocks, report): (&Session, &mut Blocks, &mut Report),
     case: &str,
     sides: &[Keeper],
-    one: impl FnMut(Keeper) -> anyhow::Result<Figures>,
+    mut one: impl FnMut(Keeper) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Taken> {
-    let taken = blocks.take(report, case, (sides, name), blocks_of(session), one)?;
+    let held = |keeper| held_to(one(keeper), held::HELD_PERCENT);
+    let taken = blocks.take(report, case, (sides, name), blocks_of(session), held)?;
     if let Some(said) = tries(&taken, sides) {
         report.note(said);
     }

@@ -103,7 +103,7 @@ fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Figures
         Ok((seconds, held, began.elapsed()))
     })?;
     let (seconds, held, all) = all;
-    held.add_to(&mut figures, Some(HOST_MIB))?;
+    held.add_to(&mut figures, Some(HOST_MIB));
     compare::add(&mut figures, "job", geometric_mean(&seconds));
     compare::add(&mut figures, "all", all.as_secs_f64());
     figures.insert("course".into(), seconds);
