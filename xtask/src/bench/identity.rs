@@ -17,6 +17,9 @@ use crate::cargo;
 /// Of kernels that guests may have.
 const GUESTS: [&str; 4] = ["6.1-cloud", "6.12", "llfree", "buddy"];
 
+/// All but documents, as `git` is told: a commit of results leaves earlier results valid.
+const SOURCES: [&str; 4] = ["--", ".", ":!docs", ":!*.md"];
+
 /// A machine.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct Machine {
@@ -108,10 +111,7 @@ fn qemu() -> String {
     if line.is_empty() { "unknown".into() } else { line }
 }
 
-/// What is built from has no part in documents: results are committed without new ones.
-const SOURCES: [&str; 4] = ["--", ".", ":!docs", ":!*.md"];
-
-/// The last one that changed what is built, with a `+` where the tree is not what was committed.
+/// The last commit that changed [`SOURCES`], with a `+` where these are not as committed.
 fn commit() -> String {
     let git = |words: &[&str]| {
         let output =

@@ -173,17 +173,14 @@ fn name(keeper: Keeper) -> String {
 pub fn screen(
     (session, blocks, report): (&Session, &mut Blocks, &mut Report),
     screening: &Screening<'_>,
-    one: impl FnMut(Keeper, usize) -> anyhow::Result<Figures>,
+    mut one: impl FnMut(Keeper, usize) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Vec<Keeper>> {
     let Screening { cases, told, ebb, beside, shrinks } = *screening;
     if session.identity.quick {
         return Ok(PLAIN_LINUX.into());
     }
     let by = (told.figure, told.better);
-    let mut one = {
-        let mut one = one;
-        move |keeper, pass| held_to(one(keeper, pass), held::SCREENED_PERCENT)
-    };
+    let mut one = |keeper, pass| held_to(one(keeper, pass)?, keeper, held::SCREENED_PERCENT);
     let linux: Vec<Keeper> = Linux::offered(shrinks).into_iter().map(Keeper::Linux).collect();
     let all = [&[ebb], beside, &linux].concat();
     let case = format!("screening, {}", cases[0]);
@@ -207,8 +204,8 @@ pub fn screen(
     }
     report.note(format!(
         "{}: {} ways of Linux's had one VM each, the best {AGAIN} of them and {} that join the best \
-         memory and the best compressors one more ({}), and the best {BEST} go on. Here a way may have \
-         {:.0} % of its limit on average. Who is chosen by so few was lucky, too: another one may be \
+         memory and the best compressors one more ({}), and the best {BEST} go on. A way of Linux's may have \
+         {:.0} % of its limit on average here. Who is chosen by so few was lucky, too: another one may be \
          better, which favours Ebb.",
         cases[0],
         linux.len(),
@@ -267,14 +264,17 @@ fn with_defaults(best: impl Iterator<Item = Keeper>) -> Vec<Keeper> {
     chosen
 }
 
-/// Who had more than so much of its limit has failed.
-fn held_to(figures: anyhow::Result<Figures>, percent: f64) -> anyhow::Result<Figures> {
-    let figures = figures?;
+/// The figures of a side that was within its limit on average. Linux may have `linux_percent` of its limit.
+fn held_to(figures: Figures, keeper: Keeper, linux_percent: f64) -> anyhow::Result<Figures> {
+    let percent = match keeper {
+        Keeper::Linux(_) => linux_percent,
+        _ => held::HELD_PERCENT,
+    };
     held::check(&figures, percent)?;
     Ok(figures)
 }
 
-/// Takes blocks of these sides; who is not held to its limit fails.
+/// Takes blocks of these sides. A side that is not within its limit fails.
 ///
 /// # Errors
 /// As [`Blocks::take`].
@@ -284,7 +284,7 @@ pub fn take(
     sides: &[Keeper],
     mut one: impl FnMut(Keeper) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Taken> {
-    let held = |keeper| held_to(one(keeper), held::HELD_PERCENT);
+    let held = |keeper| held_to(one(keeper)?, keeper, held::LINUX_PERCENT);
     let taken = blocks.take(report, case, (sides, name), blocks_of(session), held)?;
     if let Some(said) = tries(&taken, sides) {
         report.note(said);

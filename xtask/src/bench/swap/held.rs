@@ -10,9 +10,11 @@ use super::compare;
 use crate::bench::kept::Figures;
 use crate::guard::{guard, reason};
 
-/// What guests have on average may be so much of their limit, in blocks
-pub const HELD_PERCENT: f64 = 110.0;
-/// and where ways are screened: by shorter work, which begins with more.
+/// Guests have this part of their limit on average at most.
+pub const HELD_PERCENT: f64 = 105.0;
+/// Linux's guests may have more in blocks, which favours Linux.
+pub const LINUX_PERCENT: f64 = 110.0;
+/// They may have still more where ways are screened: that work is shorter, and begins above the limit.
 pub const SCREENED_PERCENT: f64 = 130.0;
 /// A VM's figures, MiB.
 const GUESTS: &str = "guest-mib";
@@ -76,10 +78,10 @@ impl Held {
     }
 }
 
-/// That a VM's guests had at most so much of their limit on average, if they had one.
+/// Checks that a VM's guests had at most `percent` of their limit on average, if they had one.
 ///
 /// # Errors
-/// They had more: this way does not hold them.
+/// The guests had more.
 pub fn check(figures: &Figures, percent: f64) -> anyhow::Result<()> {
     let of = |name: &str| figures.get(name).and_then(|all| all.first()).copied();
     if let Some(limit) = of(LIMIT) {
@@ -108,17 +110,17 @@ mod tests {
             figures
         };
         // A peak passes, and is told.
-        let figures = of(&[90.0, 130.0, 101.0], Some(100));
+        let figures = of(&[90.0, 115.0, 101.0], Some(100));
         check(&figures, HELD_PERCENT).unwrap();
-        assert_eq!(figures["guest-mib"], [107.0]);
-        assert_eq!(figures["guest-most-mib"], [130.0]);
-        assert_eq!(figures["all-mib"], [117.0]);
+        assert_eq!(figures["guest-mib"], [102.0]);
+        assert_eq!(figures["guest-most-mib"], [115.0]);
+        assert_eq!(figures["all-mib"], [112.0]);
         // What it has in the end is not all that counts.
-        let figures = of(&[130.0, 120.0, 100.0], Some(100));
+        let figures = of(&[120.0, 110.0, 100.0], Some(100));
         let error = check(&figures, HELD_PERCENT).unwrap_err();
         assert!(error.to_string().contains("on average"), "{error}");
-        check(&figures, SCREENED_PERCENT).unwrap();
-        check(&of(&[150.0], None), HELD_PERCENT).unwrap();
+        check(&figures, LINUX_PERCENT).unwrap();
+        check(&of(&[120.0], None), HELD_PERCENT).unwrap();
         assert!(check(&of(&[], Some(100)), HELD_PERCENT).is_err());
     }
 
