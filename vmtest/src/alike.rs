@@ -29,6 +29,7 @@ impl Guest {
         let disks: Vec<PathBuf> =
             (0..served).map(|index| directory.join(format!("disk{index}"))).collect();
         let words = self.common_args(directory);
+        let line = self.command_line();
         let launch = Launch {
             name,
             directory,
@@ -41,7 +42,7 @@ impl Guest {
             accelerator: accelerator(),
             kernel: Some(&self.kernel.vmlinuz),
             initrd: Some(&self.kernel.initrd),
-            append: Some(&self.append),
+            append: Some(&line),
             disks: &disks,
             disk_queues: self.cpus as u16,
             qemu_args: &words,

@@ -13,6 +13,10 @@ use crate::host::permit;
 /// stopped on purpose; no check at boot whether timer interrupts come in time,
 /// since on a busy host they do not and the kernel panics.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 nowatchdog no_timer_check";
+/// Emulation by QEMU before 8.1 can run an instruction that another vCPU has replaced (Red
+/// Hat's bug 2216496). At boot, Linux replaces one in its timers when ticks may stop; a guest
+/// that runs the old one panics with "int3". So ticks never stop where there are two vCPUs.
+const OF_SEVERAL_CPUS: &str = "nohz=off";
 
 /// A VM to be started.
 #[derive(Clone)]
@@ -81,6 +85,13 @@ impl Guest {
     pub fn cpus(mut self, count: u32) -> Guest {
         self.cpus = count;
         self
+    }
+
+    pub(crate) fn command_line(&self) -> String {
+        match self.cpus {
+            1 => self.append.clone(),
+            _ => format!("{} {OF_SEVERAL_CPUS}", self.append),
+        }
     }
 
     /// More on the kernel's command line.
@@ -229,7 +240,7 @@ impl Guest {
         words.extend(["--cpus".into(), self.cpus.to_string()]);
         words.extend(["--kernel".into(), kernel.vmlinuz.display().to_string()]);
         words.extend(["--initrd".into(), kernel.initrd.display().to_string()]);
-        words.extend(["--append".into(), self.append.clone()]);
+        words.extend(["--append".into(), self.command_line()]);
         words.extend(self.hold.iter().cloned());
         words.push("--".into());
         words.extend(self.common_args(directory));
@@ -260,7 +271,7 @@ impl Guest {
         option("-serial", "chardev:console".into());
         option("-kernel", self.kernel.vmlinuz.display().to_string());
         option("-initrd", self.kernel.initrd.display().to_string());
-        option("-append", self.append.clone());
+        option("-append", self.command_line());
         option("-display", "none".into());
         words.extend(["-nodefaults".into(), "-no-user-config".into()]);
         words.extend(self.ram_args());

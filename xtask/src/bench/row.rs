@@ -250,6 +250,9 @@ pub fn short(figure: f64) -> String {
     if !figure.is_finite() {
         return "-".into();
     }
+    if figure == 0.0 {
+        return "0".into();
+    }
     let before = figure.abs().max(1e-6).log10().floor() as i32 + 1;
     format!("{figure:.*}", (3 - before).clamp(0, 6) as usize)
 }
@@ -356,6 +359,6 @@ mod tests {
     #[test]
     fn figures_are_short() {
         let shown = [0.0123, 0.5, 1.0, 12.34, 1234.5, 0.0].map(short);
-        assert_eq!(shown, ["0.0123", "0.500", "1.00", "12.3", "1234", "0.000000"]);
+        assert_eq!(shown, ["0.0123", "0.500", "1.00", "12.3", "1234", "0"]);
     }
 }
