@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use vmtest::Vm;
 
-use super::linux::{Linux, PLAIN};
+use super::linux::{Linux, Memory, PLAIN};
 use crate::bench::vm as vms;
 
 const MIB: u64 = 1 << 20;
@@ -101,8 +101,8 @@ impl Keeper {
         match self {
             Keeper::Linux(way) => Some(way),
             Keeper::Balloon => Some(PLAIN[0]),
-            // Its memory is of the kind that Ebb's guests have.
-            Keeper::Nobody => Some(PLAIN[1]),
+            // As Ebb's guests: a memfd with huge pages, where the host gives them.
+            Keeper::Nobody => Some(Linux { memory: Memory::MemfdHuge, ..PLAIN[1] }),
             _ => None,
         }
     }
