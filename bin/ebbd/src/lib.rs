@@ -2,75 +2,18 @@
 //! `src/bin/ebbd.rs`; beside [`main`] only what fuzz targets need can be called from outside.
 #![forbid(unsafe_code)]
 
-mod bounded_log;
-mod calibrate;
-mod cgroup;
-mod compaction;
-mod confine;
-mod console;
-mod daemon;
-mod denied_args;
-mod devices;
-mod disk;
-mod disks;
-mod failpoint;
-mod frame_set;
-mod growth;
-mod heat;
-mod held;
+mod commands;
+mod helpers;
 mod host;
-mod in_flight;
-mod injector;
-mod insight;
-mod judge;
-mod kept;
-mod life;
-mod limit;
-mod limited;
-mod limiter;
-mod listing;
-mod log;
-mod looking;
-mod memory;
-mod monitor;
-mod obstacle;
-mod offers;
-mod open_files;
-mod order;
-mod origin;
-mod places;
-mod placing;
-mod plugged;
-mod pool;
-mod privileges;
-mod problem;
-mod pulse;
-mod record;
-mod relay;
-mod reserve;
-mod retry;
-mod searches;
-mod server;
-mod serving;
-mod share;
-mod sharing;
-mod sizing;
-mod small_pages;
-mod starting;
-mod status;
-mod supervisor;
-mod swap_dir;
-mod swap_room;
-mod tiers;
-mod trouble;
-mod trust;
-mod unplugged;
-mod way;
-mod window;
-mod worker;
+mod model;
+mod rest;
+mod serve;
+mod support;
+mod system;
+mod vm;
 
-pub use pool::on_record as pool_on_record;
-pub use record::Record;
+pub use host::pool::on_record as pool_on_record;
+pub use model::record::Record;
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -83,10 +26,20 @@ use clap::Parser;
 use ebb_api::{advice, route};
 use ebb_sys::private_dir;
 use ebb_units::Bytes;
-use record::Settings;
 use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
+
+use self::commands::{disk, memory};
+use self::helpers::{console, injector, relay};
+use self::host::{pool, pool_keeper, recovery, registry, swap_dir};
+use self::model::looking;
+use self::model::record::Settings;
+use self::rest::server;
+use self::serve::swap_room;
+use self::support::{log, privileges};
+use self::system::{calibration, cgroup, confine};
+use self::vm::tiering;
 
 /// A chunk for each size of compressed pages, and as many again.
 const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
@@ -182,7 +135,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     swap_dir.begin(&run_dir).map_err(anyhow::Error::msg)?;
     check_compressed(arguments.compressed, &run_dir)?;
     arguments.looking.check().map_err(anyhow::Error::msg)?;
-    placing::check_rate(arguments.move_rate).map_err(anyhow::Error::msg)?;
+    tiering::check_rate(arguments.move_rate).map_err(anyhow::Error::msg)?;
     privileges::of_daemon().context("giving up privileges")?;
     let settings = Settings {
         compressed_bytes: arguments.compressed.0,
@@ -193,13 +146,13 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     };
     arguments.swap_room.begin();
     let pool = pool::Shared::open(&run_dir).context("the pool's record, pool.json")?;
-    let calibrated = calibrate::Calibrated::open(&run_dir)
+    let calibrated = calibration::Calibrated::open(&run_dir)
         .context("the calibration's record, calibration.json: remove it")?;
     let shared = (pool, calibrated);
-    let daemon = daemon::Daemon::new(&run_dir, swap_dir, &log_dir, settings, shared)
+    let daemon = registry::Daemon::new(&run_dir, swap_dir, &log_dir, settings, shared)
         .with_rules(arguments.vm_user.clone(), arguments.allow_keys_on_disk);
     cgroup::clear_left(true);
-    daemon.take_up_all().context("taking up the VMs of the daemon before")?;
+    recovery::recover_all(&daemon).context("taking up the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -246,7 +199,7 @@ fn listener(run_dir: &Path) -> Option<i32> {
     Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())
 }
 
-async fn listen(daemon: daemon::Daemon, run_dir: &Path) -> anyhow::Result<()> {
+async fn listen(daemon: registry::Daemon, run_dir: &Path) -> anyhow::Result<()> {
     let path = run_dir.join(route::SOCKET_FILE);
     // We hold the lock, so nobody listens there.
     match fs::remove_file(&path) {
@@ -266,7 +219,7 @@ async fn listen(daemon: daemon::Daemon, run_dir: &Path) -> anyhow::Result<()> {
         }
     };
     tracing::info!("listening on {}", path.display());
-    let keeper = tokio::spawn(pool::keep(daemon.clone()));
+    let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
     let starter = tokio::spawn(start_left(daemon.clone()));
     axum::serve(listener, server::router(daemon)).with_graceful_shutdown(ended).await?;
     keeper.abort();
@@ -277,10 +230,10 @@ async fn listen(daemon: daemon::Daemon, run_dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Has VMs taken up for which there was no thread before.
-async fn start_left(daemon: daemon::Daemon) {
+async fn start_left(daemon: registry::Daemon) {
     let mut interval = tokio::time::interval(std::time::Duration::from_secs(1));
     loop {
         interval.tick().await;
-        daemon.take_up_left();
+        recovery::recover_left(&daemon);
     }
 }

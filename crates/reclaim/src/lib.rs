@@ -5,5 +5,6 @@ mod choice;
 pub mod cost;
 pub mod hand;
 pub mod hyperalloc;
+pub mod limit;
 pub mod uses;
 pub mod vprobe;

@@ -1,0 +1,4 @@
+//! Subcommands that serve one device.
+
+pub mod disk;
+pub mod memory;

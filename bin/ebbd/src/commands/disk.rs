@@ -1,0 +1,71 @@
+//! `ebbd disk`: serves one image to a QEMU that others start.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::ensure;
+use clap::Parser;
+use ebb_api::{DiskRequest, DmaMode};
+use ebb_block::{AllResident, Backend, Nobody, Options};
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::serve::disks;
+
+/// The name of the subcommand.
+pub const COMMAND: &str = "disk";
+
+/// Serves a raw image as a vhost-user-blk disk, until it is terminated.
+#[derive(Parser)]
+#[command(name = "ebbd disk", version)]
+struct Arguments {
+    /// Where QEMU connects to
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Raw image, a file or a block device; with `,readonly` behind it, the guest cannot
+    /// write; with `,format=raw` its content is not looked at
+    #[arg(long, value_name = "IMAGE[,readonly][,format=raw]")]
+    image: DiskRequest,
+    /// Queues that the guest can use, a thread each
+    #[arg(long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(ebb_block::QUEUES_MAX)))]
+    queues: u16,
+}
+
+/// Runs `ebbd disk` with what stands behind that.
+///
+/// # Errors
+/// The image or the socket cannot be used.
+pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
+    let arguments = Arguments::parse_from(["ebbd disk".to_owned()].into_iter().chain(words));
+    crate::support::log::to_stderr(None);
+    crate::support::privileges::of_device(true)?;
+    let DiskRequest { path, dma, .. } = &arguments.image;
+    ensure!(
+        *dma == DmaMode::Pinned,
+        "dma=strict is for the disks of VMs that Ebb holds: see ebb run --disk"
+    );
+    let image = disks::open_one(&arguments.image)?;
+    let options = Options { queues: arguments.queues, ..Options::default() };
+    // Nothing takes memory away from this guest, and nobody wants to know.
+    let disk =
+        Backend::start(&arguments.socket, image, Arc::new(AllResident), Arc::new(Nobody), options)?;
+    tracing::info!("serving {} at {}", path.display(), arguments.socket.display());
+    let signal = wait_end()?;
+    tracing::info!("{signal:?}: {:?}", disk.counts());
+    disk.stop();
+    Ok(())
+}
+
+/// Waits until somebody wants this process to end.
+pub fn wait_end() -> io::Result<Signal> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        Ok(tokio::select! {
+            _ = terminate.recv() => Signal::TERM,
+            _ = interrupt.recv() => Signal::INT,
+        })
+    })
+}

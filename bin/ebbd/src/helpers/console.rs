@@ -1,0 +1,233 @@
+//! `ebbd console`: a process for each VM that Ebb started, between the guest's serial port and
+//! who reads or types there. It keeps what was printed, and QEMU's own messages, in logs that do
+//! not grow for ever, and lives as long as QEMU: no daemon is needed for it.
+
+use std::io::{self, BufRead, BufReader, PipeReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Parser;
+
+use crate::support::bounded_log::BoundedLog;
+
+/// The word on `ebbd`'s command line.
+pub const COMMAND: &str = "console";
+/// What it is called among processes, to be told from the daemon.
+const NAME: &str = "ebb-console";
+/// Who is connected and reads nothing for so long is cut off: meanwhile the guest's port waits.
+const READER_PATIENCE: Duration = Duration::from_secs(5);
+/// At most so many are connected.
+const READERS: usize = 16;
+
+/// Stands between a guest's serial port and its readers.
+#[derive(Parser)]
+#[command(name = "ebbd console")]
+struct Arguments {
+    /// QEMU's socket
+    #[arg(long)]
+    from: PathBuf,
+    /// Where readers connect
+    #[arg(long)]
+    socket: PathBuf,
+    /// The log of what the guest prints
+    #[arg(long)]
+    log: PathBuf,
+    /// The log of what comes on standard input: QEMU's messages
+    #[arg(long)]
+    messages: PathBuf,
+}
+
+/// QEMU's side of the console.
+pub fn from(directory: &Path) -> PathBuf {
+    directory.join("console.qemu")
+}
+
+/// Where readers connect.
+pub fn socket(directory: &Path) -> PathBuf {
+    directory.join("console.sock")
+}
+
+/// What the guest printed.
+pub fn log(logs: &Path) -> PathBuf {
+    logs.join("console.log")
+}
+
+/// Starts it, once QEMU listens; it is connected when this returns.
+///
+/// # Errors
+/// As fork(2); its own words.
+pub fn start(directory: &Path, logs: &Path, messages: Option<PipeReader>) -> io::Result<Child> {
+    let mut child = Command::new("/proc/self/exe")
+        .arg0(NAME)
+        .arg(COMMAND)
+        .arg("--from")
+        .arg(from(directory))
+        .arg("--socket")
+        .arg(socket(directory))
+        .arg("--log")
+        .arg(log(logs))
+        .arg("--messages")
+        .arg(logs.join("qemu.log"))
+        .stdin(messages.map_or_else(Stdio::null, |pipe| Stdio::from(OwnedFd::from(pipe))))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        // The daemon's end is not its own.
+        .process_group(0)
+        .spawn()?;
+    let mut word = String::new();
+    if let Some(told) = child.stdout.take() {
+        BufReader::new(told).read_line(&mut word)?;
+    }
+    if word.trim_end() == "ready" {
+        return Ok(child);
+    }
+    let ended = child.wait()?;
+    let why = match word.trim_end() {
+        "" => format!("ebbd console ended ({ended})"),
+        why => why.to_owned(),
+    };
+    Err(io::Error::other(format!("{}: {why}", socket(directory).display())))
+}
+
+/// Has somebody stand there again, where that process was killed: QEMU listens on.
+///
+/// # Errors
+/// As [`start`].
+pub fn restart_if_gone(directory: &Path, logs: &Path) -> io::Result<()> {
+    match ebb_vm::dial(&socket(directory), Instant::now()) {
+        // Only these two prove that nobody listens.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) => {}
+        _ => return Ok(()),
+    }
+    let mut child = start(directory, logs, None)?;
+    thread::spawn(move || child.wait());
+    Ok(())
+}
+
+/// Runs `ebbd console` with what stands behind that.
+///
+/// # Errors
+/// QEMU does not listen, or the readers' socket cannot be made.
+pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
+    let arguments = Arguments::parse_from(["ebbd console".to_owned()].into_iter().chain(words));
+    let confined = crate::support::privileges::of_device(false).context("giving up privileges");
+    let begun = confined.and_then(|()| begin(&arguments));
+    // Standard error is nobody's: who started this reads one line.
+    let told = begun.as_ref().map_or_else(|error| format!("{error:#}"), |_| "ready".into());
+    writeln!(io::stdout(), "{told}")?;
+    let (port, listener) = begun?;
+    let messages = arguments.messages;
+    let noting = thread::spawn(move || note(&messages));
+    let readers = Arc::new(Readers { port: port.try_clone()?, streams: Mutex::default() });
+    let admitting = Arc::clone(&readers);
+    thread::spawn(move || admitting.admit(&listener));
+    readers.serve(port, BoundedLog::open(&arguments.log));
+    // What QEMU said last.
+    let _ = noting.join();
+    Ok(())
+}
+
+fn begin(arguments: &Arguments) -> anyhow::Result<(UnixStream, UnixListener)> {
+    let port = UnixStream::connect(&arguments.from)?;
+    let listener = ebb_vhost::socket::listen(&arguments.socket)?;
+    listener.set_nonblocking(false)?;
+    Ok((port, listener))
+}
+
+/// Keeps QEMU's messages, to their end.
+fn note(path: &Path) {
+    let (mut log, mut bytes) = (BoundedLog::open(path), [0; 4096]);
+    let mut input = io::stdin().lock();
+    while let Ok(length @ 1..) = input.read(&mut bytes) {
+        log.write(&bytes[..length]);
+    }
+}
+
+/// Who is connected.
+struct Readers {
+    port: UnixStream,
+    streams: Mutex<Vec<UnixStream>>,
+}
+
+impl Readers {
+    /// Gives everybody what the guest prints, as long as there is a guest.
+    fn serve(&self, mut port: UnixStream, mut log: BoundedLog) {
+        let mut bytes = [0; 16 << 10];
+        loop {
+            let length = match port.read(&mut bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Ok(length @ 1..) => length,
+                _ => return,
+            };
+            log.write(&bytes[..length]);
+            self.streams().retain_mut(|stream| {
+                let read = stream.write_all(&bytes[..length]);
+                if read.is_err() {
+                    // Ends its thread here, too.
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                read.is_ok()
+            });
+        }
+    }
+
+    fn admit(self: Arc<Self>, listener: &UnixListener) {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else {
+                // No descriptor: it may be better soon.
+                thread::sleep(Duration::from_millis(100));
+                continue;
+            };
+            let readers = Arc::clone(&self);
+            // Who is one too many finds the connection closed.
+            let _ = readers.join(stream);
+        }
+    }
+
+    fn join(self: Arc<Self>, stream: UnixStream) -> io::Result<()> {
+        stream.set_write_timeout(Some(READER_PATIENCE))?;
+        let typed = stream.try_clone()?;
+        let mut streams = self.streams();
+        // Of those who left nothing is known before something is printed.
+        streams.retain(|stream| !has_left(stream));
+        if streams.len() < READERS {
+            streams.push(stream);
+            drop(streams);
+            thread::Builder::new().spawn(move || self.hear(typed))?;
+        }
+        Ok(())
+    }
+
+    /// What somebody types goes to the guest.
+    fn hear(&self, mut typed: UnixStream) {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = typed.read(&mut bytes) {
+            if (&self.port).write_all(&bytes[..length]).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Vec<UnixStream>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether nobody holds the other end.
+fn has_left(stream: &UnixStream) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut end = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::empty())];
+    poll(&mut end, Some(&Timespec::default())).is_ok_and(|found| found > 0)
+}

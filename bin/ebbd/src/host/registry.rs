@@ -1,0 +1,521 @@
+//! All VMs of the daemon by name: what is known of each, and who may have a name and its directory.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use ebb_api::{Calibration, VmName, advice};
+
+use super::pool;
+use super::swap_dir::SwapDir;
+use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
+use crate::model::record::{Record, Settings};
+use crate::support::life::Life;
+use crate::system::calibration::Calibrated;
+use crate::system::confine::{self, VmUser};
+use crate::system::starting;
+use crate::vm::context::mailbox::Command;
+use crate::vm::detach;
+use crate::vm::listing::Listing;
+
+/// Of so many it is remembered that their filters ended them.
+const FILTERED_MAX: usize = 64;
+
+/// The VMs by name. `None`: one that is just being taken hold of, or whose record cannot be read.
+pub type Vms = BTreeMap<VmName, Option<Arc<Listing>>>;
+
+/// The daemon's state.
+#[derive(Clone)]
+pub struct Daemon {
+    run_dir: PathBuf,
+    swap_dir: SwapDir,
+    log_dir: PathBuf,
+    settings: Settings,
+    vms: Arc<Mutex<Vms>>,
+    /// VMs on record for which there was no thread yet.
+    left: Arc<Mutex<Vec<(VmName, PathBuf)>>>,
+    /// Clears away what is on no record, at the start.
+    clearing: Arc<Mutex<Option<JoinHandle<()>>>>,
+    /// Why VMs ended whose QEMUs their filters of system calls ended.
+    filtered: Arc<Mutex<BTreeMap<VmName, String>>>,
+    /// The memory that VMs share.
+    pool: Arc<pool::Shared>,
+    /// How fast its tiers are.
+    calibrated: Arc<Calibrated>,
+    /// Who QEMUs are, unless told otherwise.
+    vm_user: VmUser,
+    /// The keys of swap files may be on a disk.
+    keys_on_disk: bool,
+}
+
+impl Daemon {
+    /// A daemon over a run directory that nobody else uses.
+    pub fn new(
+        run_dir: &Path,
+        swap_dir: SwapDir,
+        log_dir: &Path,
+        settings: Settings,
+        (pool, calibrated): (Arc<pool::Shared>, Arc<Calibrated>),
+    ) -> Daemon {
+        let [run_dir, log_dir] = [run_dir, log_dir].map(Path::to_owned);
+        let (vms, left) = (Arc::default(), Arc::default());
+        let vm_user = VmUser::default();
+        Daemon {
+            run_dir,
+            swap_dir,
+            log_dir,
+            settings,
+            vms,
+            left,
+            clearing: Arc::default(),
+            filtered: Arc::default(),
+            pool,
+            calibrated,
+            vm_user,
+            keys_on_disk: false,
+        }
+    }
+
+    /// The same, whose QEMUs run as this user unless told otherwise, and whose keys may be on a
+    /// disk.
+    pub fn with_rules(self, vm_user: VmUser, keys_on_disk: bool) -> Daemon {
+        Daemon { vm_user, keys_on_disk, ..self }
+    }
+
+    /// A key on a disk may outlive its VM there, whatever is done to remove it. VMs that are held
+    /// already have theirs.
+    fn check_keys(&self) -> Answer<()> {
+        match ebb_store::is_in_memory(&self.run_dir).map_err(failed("the run directory"))? {
+            false if !self.keys_on_disk => Err(not_allowed(keys_refused(&self.run_dir))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where a VM's swap file goes. The process's number tells it from that of a
+    /// VM of the same name under another run directory.
+    pub(super) fn swap_path(&self, name: &VmName, pid: i32) -> PathBuf {
+        self.swap_dir.path().join(format!("{name}.{pid}.swap"))
+    }
+
+    /// Where a VM's logs go; none: in its directory.
+    pub(super) fn logs(&self, name: &VmName) -> Option<PathBuf> {
+        (self.log_dir != self.run_dir).then(|| self.log_dir.join(name.as_str()))
+    }
+
+    /// The directory.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// Measures how fast this host's tiers are.
+    ///
+    /// # Errors
+    /// A tier cannot be measured.
+    pub fn calibrate(&self) -> Answer<Calibration> {
+        self.calibrated.measure(&self.run_dir, self.swap_dir.path())
+    }
+
+    /// What VMs are to be taken up with.
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// What is known of each VM.
+    pub fn listings(&self) -> Vec<(VmName, Arc<Listing>)> {
+        let vms = self.vms();
+        let listed = |(name, vm): (&VmName, &Option<_>)| Some((name.clone(), vm.clone()?));
+        vms.iter().filter_map(listed).collect()
+    }
+
+    /// What is known of a VM.
+    pub fn listed(&self, name: &VmName) -> Option<Arc<Listing>> {
+        self.vms().get(name).cloned().flatten()
+    }
+
+    /// The same; of one that nothing is known of it is made.
+    pub fn listing(&self, name: &VmName, make: impl FnOnce() -> Listing) -> Arc<Listing> {
+        let mut vms = self.vms();
+        let vm = vms.entry(name.clone()).or_default();
+        Arc::clone(vm.get_or_insert_with(|| Arc::new(make())))
+    }
+
+    /// Where a VM takes its commands.
+    ///
+    /// # Errors
+    /// [`ApiError::Unknown`]; [`ApiError::Unavailable`]: it is not held now.
+    pub fn commands(&self, name: &VmName) -> Answer<Sender<Command>> {
+        self.listed(name).ok_or_else(|| self.unknown(name))?.commands()
+    }
+
+    /// What is said of a VM that is not there.
+    pub fn unknown(&self, name: &VmName) -> ApiError {
+        let filtered = self.filtered().get(name).cloned();
+        filtered.map_or_else(|| ApiError::Unknown(name.clone()), ApiError::Over)
+    }
+
+    /// Has who asks for a VM hear that its QEMU was ended by its filter, if it was.
+    pub(super) fn note_end(&self, name: &VmName, pid: i32, ended: ExitStatus) {
+        let Some(told) = confine::filtered(name, pid, ended.signal()) else { return };
+        tracing::error!("{told}");
+        let mut filtered = self.filtered();
+        if filtered.len() == FILTERED_MAX {
+            filtered.pop_first();
+        }
+        filtered.insert(name.clone(), told);
+    }
+
+    fn filtered(&self) -> MutexGuard<'_, BTreeMap<VmName, String>> {
+        self.filtered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A VM is not held any more.
+    pub fn forget(&self, name: &VmName, directory: &Path) {
+        self.clear_away(name, directory);
+        self.vms().remove(name);
+    }
+
+    /// Takes a name and makes its directory. One that is there already is of
+    /// a VM that was let go and still runs: it can be held again, and no other
+    /// VM can be started in it.
+    pub(super) fn reserve(&self, name: &VmName, again: bool) -> Answer<Reserved> {
+        self.check_keys()?;
+        self.swap_dir.check().map_err(not_allowed)?;
+        if let Some(thread) = self.clearing().take() {
+            // One that panicked has cleared away less, which is done again below.
+            let _ = thread.join();
+        }
+        let directory = self.run_dir.join("vms").join(name.as_str());
+        match self.vms().entry(name.clone()) {
+            Entry::Occupied(_) => {
+                return Err(ApiError::Taken(format!("a VM named {name} is held already")));
+            }
+            Entry::Vacant(vacant) => drop(vacant.insert(None)),
+        }
+        // The name is ours from here on, so others need not wait for what a look at disks, control
+        // groups and processes takes.
+        let daemon = self.clone();
+        let mut reserved =
+            Reserved { daemon, name: name.clone(), directory, made: false, kept: false };
+        let directory = &reserved.directory;
+        self.clear_away(name, directory);
+        reserved.made = match DirBuilder::new().mode(0o700).create(directory) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            made => made.map(|()| true).map_err(failed("the VM's directory"))?,
+        };
+        let on_record = Record::load(&reserved.directory).map_err(failed("the VM's record"))?;
+        if !reserved.made && (!again || on_record.is_some()) {
+            starting::check(directory).map_err(failed("the VM's directory"))?;
+            return Err(ApiError::Taken(format!(
+                "{} is of a VM that still runs: take another name, or end that VM",
+                reserved.directory.display()
+            )));
+        }
+        self.filtered().remove(name);
+        Ok(reserved)
+    }
+
+    /// The thread that clears away what is on no record, at the start.
+    pub(super) fn clearing(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.clearing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// VMs on record for which there was no thread yet.
+    pub(super) fn left(&self) -> MutexGuard<'_, Vec<(VmName, PathBuf)>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who QEMUs are, unless told otherwise.
+    pub(super) fn vm_user(&self) -> &VmUser {
+        &self.vm_user
+    }
+
+    /// How fast this host's tiers are.
+    pub fn calibrated(&self) -> &Arc<Calibrated> {
+        &self.calibrated
+    }
+
+    /// The memory that VMs share.
+    pub fn pool(&self) -> &pool::Shared {
+        &self.pool
+    }
+
+    /// Removes what a VM has left, unless it is still on record or lives on.
+    pub(super) fn clear_away(&self, name: &VmName, directory: &Path) {
+        let was_there = directory.exists();
+        if remove_if_dead(directory)
+            && was_there
+            && let Some(logs) = self.logs(name)
+        {
+            // Somebody else's files may be there, too.
+            for file in ["console.log", "console.log.1", "qemu.log", "qemu.log.1"] {
+                let _ = fs::remove_file(logs.join(file));
+            }
+            let _ = fs::remove_dir(&logs);
+        }
+    }
+
+    /// The VMs by name.
+    pub(super) fn vms(&self) -> MutexGuard<'_, Vms> {
+        // The map is whole between any two statements that change it.
+        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A name and a directory, given up unless kept.
+pub struct Reserved {
+    daemon: Daemon,
+    name: VmName,
+    /// The VM's directory.
+    pub directory: PathBuf,
+    /// The directory was made for it.
+    made: bool,
+    kept: bool,
+}
+
+impl Reserved {
+    /// The VM has it from now on.
+    pub fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        // First: who has the name next makes a directory of its own there.
+        if self.made {
+            remove(&self.directory);
+        }
+        self.daemon.vms().remove(&self.name);
+    }
+}
+
+fn keys_refused(run_dir: &Path) -> String {
+    let (why, advice) = advice::keys_on_disk(run_dir, i32::try_from(std::process::id()).ok());
+    format!("{why}: {advice}")
+}
+
+/// Removes what a VM has left, if it has ended for certain; `false`: it lives on, or nobody can
+/// tell.
+fn remove_if_dead(directory: &Path) -> bool {
+    let looked = Record::load(directory).and_then(|record| {
+        let dead = match record.as_ref().map(Record::life) {
+            Some(Life::Lives(_)) => None,
+            Some(Life::Dead(dead)) => Some(dead),
+            Some(Life::Unknown(error)) => return Err(error),
+            None => match starting::end(directory)? {
+                Some(dead) => Some(dead),
+                // One that was let go keeps its control socket as long as it runs.
+                None => Life::of_listener(&directory.join("qmp.sock"))?,
+            },
+        };
+        let Some(dead) = dead else { return Ok(false) };
+        detach::clear(record.as_ref(), directory, &dead).map(|()| true)
+    });
+    looked.unwrap_or_else(|error| {
+        tracing::error!("{}: not cleared away: {error}", directory.display());
+        false
+    })
+}
+
+fn remove(directory: &Path) {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::error!("{}: {error}", directory.display());
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_sys::confine::{self, Child as Settled};
+    use ebb_sys::private_dir;
+    use ebb_sys::process::Process;
+    use ebb_vm::handed;
+    use rustix::fs::{Mode, OFlags, open};
+    use std::os::unix::net::UnixListener;
+    use std::process::{Child, Command, Stdio};
+    use std::thread;
+
+    use crate::system::starting::Qemu;
+
+    /// What is there while a VM is started: a script in place of QEMU, which has the directory of
+    /// sockets open, and waits.
+    fn begun(directory: &Path) -> Child {
+        handed::make_socket_directory(directory).unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let sockets = open(handed::socket_directory(directory), flags, Mode::empty()).unwrap();
+        let mut settled = Settled::default();
+        settled.inherit(sockets);
+        let mut command = Command::new("sh");
+        command.args(["-c", "read word", "qemu", "-name", "cut"]).stdin(Stdio::piped());
+        command.args(["-chardev", "socket,id=ebb-qmp,fd=9,server=on,wait=off"]);
+        confine::settle(&mut command, settled);
+        command.spawn().unwrap()
+    }
+
+    /// What tells it.
+    fn cut() -> Qemu {
+        Qemu::Named("cut".parse().unwrap())
+    }
+
+    #[test]
+    fn a_vm_whose_start_was_cut_off_is_ended() {
+        for listens in [false, true] {
+            let home = tempfile::tempdir().unwrap();
+            let directory = home.path().join("vm");
+            fs::create_dir(&directory).unwrap();
+            let file = home.path().join("tier");
+            fs::write(&file, "").unwrap();
+            starting::mark(&directory, cut(), &[], Some(&file)).unwrap();
+            let mut qemu = begun(&directory);
+            let socket = UnixListener::bind(directory.join("qmp.sock")).unwrap();
+            let listener = listens.then_some(socket);
+            assert!(remove_if_dead(&directory));
+            let ended = qemu.try_wait().unwrap();
+            assert_eq!(ended.and_then(|status| status.signal()), Some(9));
+            assert!(!directory.exists() && !file.exists());
+            drop(listener);
+        }
+    }
+
+    /// The mark of a daemon before this one, and one that is no mark.
+    #[test]
+    fn a_mark_of_an_earlier_daemon_is_understood() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("vm");
+        fs::create_dir(&directory).unwrap();
+        let mark = directory.join("start.json");
+        fs::write(&mark, r#"{"qemu":{"Program":"/qemu"},"cgroups":[],"file":null}"#).unwrap();
+        let mut qemu = begun(&directory);
+        assert!(remove_if_dead(&directory));
+        assert_eq!(qemu.try_wait().unwrap().and_then(|status| status.signal()), Some(9));
+        fs::create_dir(&directory).unwrap();
+        fs::write(&mark, r#"{"qemu":{"Later":1}}"#).unwrap();
+        assert!(!remove_if_dead(&directory));
+        let told = starting::check(&directory).unwrap_err().to_string();
+        assert!(told.contains(mark.to_str().unwrap()) && told.contains("end the QEMU"), "{told}");
+    }
+
+    /// QEMU may have handed the directory of its sockets to anybody.
+    #[test]
+    fn whoever_else_has_its_sockets_open_is_not_ended() {
+        let other = Qemu::Named("other".parse().unwrap());
+        for qemu in [Qemu::User(4711), Qemu::UserFrom(0x7000_0000), other] {
+            let home = tempfile::tempdir().unwrap();
+            let directory = home.path().join("vm");
+            fs::create_dir(&directory).unwrap();
+            starting::mark(&directory, qemu, &[], None).unwrap();
+            let mut other = begun(&directory);
+            // Until it is another program it is this one.
+            while Process::open(other.id() as i32).unwrap().program().unwrap()
+                == Process::own().unwrap().program().unwrap()
+            {
+                thread::yield_now();
+            }
+            assert!(remove_if_dead(&directory));
+            assert!(!directory.exists() && other.try_wait().unwrap().is_none());
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_vm_that_was_let_go_runs_on() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().to_owned();
+        starting::mark(&directory, cut(), &[], None).unwrap();
+        let mut qemu = begun(&directory);
+        let listener = UnixListener::bind(directory.join("qmp.sock")).unwrap();
+        starting::unmark(&directory).unwrap();
+        assert!(!remove_if_dead(&directory));
+        assert!(directory.exists() && qemu.try_wait().unwrap().is_none());
+        drop(listener);
+        qemu.kill().unwrap();
+        qemu.wait().unwrap();
+    }
+
+    /// `ebb` starts the daemon, so an option of it alone would help few.
+    #[test]
+    fn a_refused_key_names_what_to_set() {
+        let told = keys_refused(Path::new("/var/ebb"));
+        assert!(told.contains("/var/ebb") && !told.contains('\n'), "{told}");
+        assert!(told.contains(&format!("kill {}", std::process::id())), "{told}");
+        // As clap knows them.
+        use clap::CommandFactory;
+        let known = crate::Arguments::command();
+        for id in ["run_dir", "allow_keys_on_disk"] {
+            let argument = known.get_arguments().find(|argument| argument.get_id() == id).unwrap();
+            let variable = argument.get_env().unwrap().to_str().unwrap();
+            let option = format!("--{}", argument.get_long().unwrap());
+            assert!(told.contains(variable) && told.contains(&option), "{told}");
+        }
+    }
+
+    /// The disk may be mounted while the daemon runs.
+    #[test]
+    fn no_vm_begins_without_the_swap_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let (run, swap) = (home.path(), home.path().join("swap"));
+        private_dir::make(&run.join("vms")).unwrap();
+        let shared = (pool::Shared::open(run).unwrap(), Calibrated::open(run).unwrap());
+        let swap_dir = SwapDir::new(run, Some(&swap)).unwrap();
+        let daemon = Daemon::new(run, swap_dir, run, Settings::default(), shared)
+            .with_rules(VmUser::default(), true);
+        let name: VmName = "a".parse().unwrap();
+        let refused = daemon.reserve(&name, false).err().unwrap().to_string();
+        let (why, advice) = advice::no_swap_dir(&swap);
+        assert_eq!(refused, format!("{why}: {advice}"));
+        assert!(daemon.vms().is_empty() && !swap.exists());
+        private_dir::make(&swap).unwrap();
+        assert!(daemon.reserve(&name, false).is_ok());
+    }
+
+    /// A look that takes long, here at a record that is a FIFO, is nobody else's matter.
+    #[test]
+    fn others_do_not_wait_for_what_one_vm_left() {
+        let home = tempfile::tempdir().unwrap();
+        let run = home.path();
+        let directory = run.join("vms/slow");
+        fs::create_dir_all(&directory).unwrap();
+        let fifo = directory.join("vm.json");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR).unwrap();
+        let shared = (pool::Shared::open(run).unwrap(), Calibrated::open(run).unwrap());
+        let swap_dir = SwapDir::new(run, Some(run)).unwrap();
+        let daemon = Daemon::new(run, swap_dir, run, Settings::default(), shared)
+            .with_rules(VmUser::default(), true);
+        let name: VmName = "slow".parse().unwrap();
+        thread::scope(|scope| {
+            let reserving = scope.spawn(|| daemon.reserve(&name, true).is_ok());
+            // There is a reader once this can be opened.
+            let mut all_free = true;
+            while !reserving.is_finished() {
+                let Ok(writer) = open(&fifo, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty())
+                else {
+                    continue;
+                };
+                // It is taken for moments.
+                all_free &= (0..1000).any(|_| {
+                    thread::yield_now();
+                    daemon.vms.try_lock().is_ok()
+                });
+                drop(writer);
+            }
+            assert!(all_free, "the VMs are locked");
+            assert!(!reserving.join().unwrap(), "an empty record is none");
+        });
+        assert!(daemon.vms().is_empty());
+    }
+}

@@ -1,0 +1,13 @@
+//! What is on record of a VM, and what the daemon says when it refuses.
+
+pub mod api_error;
+pub mod looking;
+pub mod member;
+pub mod record;
+pub mod served;
+pub mod share;
+pub mod swap_rule;
+pub mod tiers;
+
+/// No memory is larger.
+const BYTES_MAX: u64 = 1 << 52;

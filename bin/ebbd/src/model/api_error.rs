@@ -1,0 +1,93 @@
+//! What the daemon says when it refuses.
+
+use std::io;
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use ebb_api::{BadRequest, Problem, VmName};
+
+use crate::support::privileges::want_of_descriptors;
+use crate::support::state_file;
+
+/// A refusal: one line, and the kind of it.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The request makes no sense.
+    #[error(transparent)]
+    Bad(#[from] BadRequest),
+    /// No such VM.
+    #[error("there is no VM {0}: ebb list shows those that are held")]
+    Unknown(VmName),
+    /// No such VM any more: why it ended.
+    #[error("{0}")]
+    Over(String),
+    /// The name is taken, or the VM is held already.
+    #[error("{0}")]
+    Taken(String),
+    /// This VM or this host does not allow it.
+    #[error("{0}")]
+    NotAllowed(String),
+    /// It is not possible now.
+    #[error("{0}")]
+    Unavailable(String),
+    /// What must be on record first finds no room there.
+    #[error("{0}")]
+    NoRoom(String),
+    /// The daemon failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The daemon's own results.
+pub type Answer<T> = Result<T, ApiError>;
+
+/// An error of a lower layer that a user can do something about.
+pub fn not_allowed(error: impl std::fmt::Display) -> ApiError {
+    ApiError::NotAllowed(error.to_string())
+}
+
+/// Says what was being done when something failed.
+pub fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> ApiError {
+    move |error| ApiError::Failed(format!("{what}: {error}"))
+}
+
+/// Says which record could not be written ([`state_file::save`]).
+pub fn unsaved(what: &str) -> impl FnOnce(io::Error) -> ApiError {
+    move |error| match state_file::is_no_room(&error) {
+        true => ApiError::NoRoom(format!("nothing was changed: {what}: {error}")),
+        false => failed(what)(error),
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            ApiError::Bad(_) => StatusCode::BAD_REQUEST,
+            ApiError::Unknown(_) | ApiError::Over(_) => StatusCode::NOT_FOUND,
+            ApiError::Taken(_) => StatusCode::CONFLICT,
+            ApiError::NotAllowed(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ApiError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            ApiError::NoRoom(_) => StatusCode::INSUFFICIENT_STORAGE,
+            ApiError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let why = self.to_string();
+        let advice = want_of_descriptors(&why).map(|told| format!(": {told}"));
+        (status, Json(Problem { error: why + &advice.unwrap_or_default() })).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_without_room_is_refused_as_such() {
+        let unsaved = |kind: io::ErrorKind| unsaved("the VM's record")(io::Error::from(kind));
+        let refused = unsaved(io::ErrorKind::StorageFull);
+        assert!(refused.to_string().starts_with("nothing was changed: the VM's record: "));
+        assert_eq!(refused.into_response().status(), StatusCode::INSUFFICIENT_STORAGE);
+        let failed = unsaved(io::ErrorKind::NotFound).into_response();
+        assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+}

@@ -1,0 +1,15 @@
+//! What becomes of a VM whose swap file can take no more.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What becomes of a VM at its limit when nothing more can be saved.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhenFull {
+    /// Its guest waits where it needs more memory, until there is room
+    #[default]
+    Wait,
+    /// Its limit gives way: it takes more memory of the host
+    GiveWay,
+}

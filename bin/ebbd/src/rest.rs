@@ -1,0 +1,3 @@
+//! The REST interface.
+
+pub mod server;

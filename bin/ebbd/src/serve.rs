@@ -1,0 +1,6 @@
+//! What Ebb serves a VM: disks, memory devices, room for its swap file.
+
+pub mod disks;
+pub mod growth;
+pub mod places;
+pub mod swap_room;

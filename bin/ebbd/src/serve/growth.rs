@@ -1,0 +1,256 @@
+//! What a VM can grow by where QEMU lets Ebb itself serve the virtio-mem devices: one a NUMA
+//! node, behind a relay that outlives the daemon.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::AcqRel;
+use std::sync::{Arc, OnceLock, Weak};
+
+use ebb_api::RunRequest;
+use ebb_pager::{Pager, Sentry};
+use ebb_sys::confine::Identity;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
+use ebb_vhost::{Access, Dma, DmaFault, Segment};
+use ebb_virtio_mem::{Device, Geometry, Guard, Memory, Options, StateFile, Touch};
+use ebb_virtio_mem_user::{Backend, Setup};
+use ebb_vm::handed;
+use ebb_vm::launch::{self, Served, growth_start};
+use vm_memory::GuestMemoryMmap;
+
+use crate::helpers::relay;
+use crate::model::served::GrowthRecord;
+use crate::serve::disks;
+use crate::serve::places::Places;
+
+/// QEMU's generic device; before QEMU 11 there is none that a user may have.
+const GENERIC_DEVICE: &str = "vhost-user-test-device-pci";
+
+/// What the devices of a VM to be started are, by NUMA node; none, if QEMU has to serve them.
+pub fn plan(request: &RunRequest, qemu: &Path, identity: Option<Identity>) -> Vec<GrowthRecord> {
+    let bytes = (request.max_bytes() - request.memory_bytes) / u64::from(request.nodes.max(1));
+    // Whatever is wrong with that QEMU, starting it tells better.
+    if bytes == 0 || !has_generic_device(qemu, identity).unwrap_or(false) {
+        return Vec::new();
+    }
+    (0..u64::from(request.nodes))
+        .map(|node| GrowthRecord {
+            address: growth_start(request.memory_bytes, bytes, node).0,
+            bytes,
+            prealloc: request.grow_prealloc,
+        })
+        .collect()
+}
+
+fn has_generic_device(qemu: &Path, identity: Option<Identity>) -> io::Result<bool> {
+    let help = format!("{GENERIC_DEVICE},help");
+    let asked = launch::ask(qemu, identity, &["-machine", "none", "-device", &help])?;
+    // One that has no such device says so on standard error, and ends with success too.
+    Ok(String::from_utf8_lossy(&asked.stdout).contains("options"))
+}
+
+fn front_socket(directory: &Path, node: usize) -> PathBuf {
+    handed::socket_directory(directory).join(format!("memory{node}.front"))
+}
+
+fn device_socket(directory: &Path, node: usize) -> PathBuf {
+    directory.join(format!("memory{node}.sock"))
+}
+
+/// As QEMU is to be told of them.
+pub fn served(records: &[GrowthRecord], directory: &Path) -> Vec<Served> {
+    let each = records.iter().enumerate().map(|(node, record)| Served {
+        socket: front_socket(directory, node),
+        address: Gpa(record.address),
+    });
+    each.collect()
+}
+
+/// Starts the relay before each device. It ends with the QEMU that connects to it.
+///
+/// # Errors
+/// As bind(2) and fork(2).
+pub fn start_relays(records: &[GrowthRecord], directory: &Path) -> io::Result<Vec<Child>> {
+    (0..records.len()).map(|node| start_relay(directory, node)).collect()
+}
+
+fn start_relay(directory: &Path, node: usize) -> io::Result<Child> {
+    let socket = front_socket(directory, node);
+    let listener =
+        ebb_vhost::socket::listen(&socket).map_err(|error| io::Error::other(error.to_string()))?;
+    handed::admit(&socket)?;
+    let path = directory.join(format!("memory{node}.log"));
+    let log = std::fs::File::options().append(true).create(true).open(&path)?;
+    Command::new(std::env::current_exe()?)
+        .args([relay::COMMAND, "--once", "--device"])
+        .arg(device_socket(directory, node))
+        .arg("--log")
+        .arg(path)
+        .stdin(Stdio::from(OwnedFd::from(listener)))
+        .stdout(Stdio::null())
+        .stderr(log)
+        // The daemon's end is not its own.
+        .process_group(0)
+        .spawn()
+}
+
+/// The devices of one VM. Dropping this stops them: the relays then wait for the next daemon.
+pub struct Growth {
+    backends: Vec<Backend>,
+    link: Arc<Link>,
+}
+
+impl Growth {
+    /// For a VM that has none.
+    pub fn none() -> Growth {
+        Growth { backends: Vec::new(), link: Arc::default() }
+    }
+
+    /// Serves them: those of a VM about to be started, whose memory is all a hole, or with its
+    /// pager those of one that is taken up.
+    ///
+    /// # Errors
+    /// A socket, or what is on record of a device, cannot be used.
+    pub fn start(
+        records: &[GrowthRecord],
+        directory: &Path,
+        pager: Option<&Arc<Pager>>,
+    ) -> anyhow::Result<Growth> {
+        let link = Arc::new(Link::default());
+        if let Some(pager) = pager {
+            link.serve_with(pager);
+        }
+        let start = |(node, record): (u16, &GrowthRecord)| {
+            let state = directory.join(format!("memory{node}.state"));
+            let (state, saved) = StateFile::open_or_create(&state, record.geometry(node))?;
+            let setup = Setup {
+                saved,
+                options: Options { prealloc: record.prealloc, ..Options::default() },
+                memory: Box::new(Blocks(Arc::clone(&link))),
+                record: Box::new(state),
+                dma: Arc::clone(&link) as Arc<dyn Dma>,
+            };
+            anyhow::Ok(Backend::start(&device_socket(directory, usize::from(node)), setup)?)
+        };
+        let backends = (0..).zip(records).map(start).collect::<Result<Vec<_>, _>>()?;
+        let guards = backends.iter().map(|backend| Arc::clone(backend.device().guard()));
+        // Nobody has touched anything yet.
+        let _ = link.guards.set(guards.collect());
+        Ok(Growth { backends, link })
+    }
+
+    /// By node; `true`: the guest drives it.
+    pub fn devices(&self) -> impl Iterator<Item = (&Arc<Device>, bool)> {
+        self.backends.iter().map(|backend| (backend.device(), backend.is_driven()))
+    }
+
+    /// From now on `pager` gives and takes their memory, and tells of touches of what is
+    /// unplugged. `fresh`: it knows nothing of what is plugged; its guest has not begun.
+    ///
+    /// # Errors
+    /// Their memory cannot be watched, or not be emptied.
+    pub fn hold(&self, pager: &Arc<Pager>, fresh: bool) -> io::Result<()> {
+        if self.backends.is_empty() {
+            return Ok(());
+        }
+        self.link.serve_with(pager);
+        let regions: Vec<FrameRange> = self.devices().map(|(device, _)| region(device)).collect();
+        pager.watch_pluggable(regions.clone(), Arc::clone(&self.link) as Arc<dyn Sentry>)?;
+        if fresh { regions.into_iter().try_for_each(|region| pager.guard(region)) } else { Ok(()) }
+    }
+
+    /// What takes frames out of this process's page table where devices have them mapped.
+    pub fn forgetting(&self) -> impl Fn(FrameRange) + Send + Sync + 'static {
+        let link = Arc::clone(&self.link);
+        move |frames| link.places.forget(frames)
+    }
+
+    /// Who is told that the guest touched what it is not to have; once, until somebody looks.
+    pub fn on_violation(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.link.tell.set(Box::new(tell));
+    }
+
+    /// Whether it did since the last look.
+    pub fn look(&self) -> bool {
+        self.link.told.swap(false, AcqRel)
+    }
+}
+
+fn region(device: &Device) -> FrameRange {
+    let Geometry { start, region_bytes, .. } = device.geometry();
+    FrameRange::new(start.gfn(), region_bytes / FRAME_BYTES)
+}
+
+/// What the devices and the pager of a VM know of each other.
+#[derive(Default)]
+struct Link {
+    pager: OnceLock<Weak<Pager>>,
+    places: Places,
+    guards: OnceLock<Vec<Arc<Guard>>>,
+    tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// It was told, and nobody has looked.
+    told: AtomicBool,
+}
+
+impl Link {
+    fn serve_with(&self, pager: &Arc<Pager>) {
+        // There is one pager for a VM's life.
+        let _ = self.pager.set(Arc::downgrade(pager));
+    }
+
+    fn pager(&self) -> Option<Arc<Pager>> {
+        self.pager.get()?.upgrade()
+    }
+}
+
+impl Dma for Link {
+    fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
+        let pager = self.pager().ok_or_else(|| disks::nobody_there(segments))?;
+        disks::pin_waiting(&pager, segments, access)
+    }
+
+    fn unpin(&self, segments: &[Segment]) {
+        if let Some(pager) = self.pager() {
+            disks::unpin(&pager, segments);
+        }
+    }
+
+    fn place(
+        &self,
+        memory: &Arc<GuestMemoryMmap>,
+        segments: &[Segment],
+    ) -> Result<Option<Vec<Segment>>, DmaFault> {
+        let pager = self.pager().ok_or_else(|| disks::nobody_there(segments))?;
+        self.places.place(memory, pager.ram(), segments)
+    }
+}
+
+impl Sentry for Link {
+    fn touched(&self, gfn: Gfn, write: bool) {
+        let guards = self.guards.get().into_iter().flatten();
+        let mut touches = guards.map(|guard| guard.judge(gfn.gpa(), write));
+        if touches.find(|touch| *touch != Touch::Outside) == Some(Touch::Forbidden)
+            && !self.told.swap(true, AcqRel)
+            && let Some(tell) = self.tell.get()
+        {
+            tell();
+        }
+    }
+}
+
+/// The memory of the blocks: the pager's. Before there is one, nothing was plugged.
+struct Blocks(Arc<Link>);
+
+impl Memory for Blocks {
+    fn plug(&mut self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
+        let pager = self.0.pager().ok_or(io::ErrorKind::NotConnected)?;
+        pager.unguard(frames, prealloc)
+    }
+
+    fn unplug(&mut self, frames: FrameRange) -> io::Result<()> {
+        self.0.pager().map_or(Ok(()), |pager| pager.guard(frames))
+    }
+}

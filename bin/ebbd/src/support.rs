@@ -1,0 +1,12 @@
+//! What everything else stands on, and knows nothing of VMs.
+
+pub mod bounded_log;
+pub mod failpoint;
+pub mod frame_set;
+pub mod life;
+pub mod log;
+pub mod nanoseconds;
+pub mod open_files;
+pub mod privileges;
+pub mod retry;
+pub mod state_file;

@@ -1,0 +1,275 @@
+//! What a daemon keeps for the one after it: JSON, in files that are whole or not there.
+//!
+//! Beside each record lies a spare file of its size. The next record is written over the spare, and
+//! then the two change places: so a record that does not grow needs no new room, also in a file
+//! system that is full. `docs/run-directory.md`, *vm.json*.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A file takes whole pages of memory, or blocks of a disk.
+const PAGE_BYTES: usize = 4096;
+/// A record may grow by so much, as settings are added to it, before it needs more room.
+const GROWTH_BYTES: usize = 2048;
+/// A spare that is larger than needed by more than this is cut.
+const EXCESS_BYTES: usize = 16 * PAGE_BYTES;
+
+/// Writes the file anew.
+///
+/// # Errors
+/// As write(2) and rename(2), where there is no room with the directory and the advice to make some;
+/// the file is what it was then.
+pub fn save(path: &Path, what: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec_pretty(what)?;
+    let spare = spare(path);
+    let was_there = spare.exists();
+    let saved = write_over(&spare, text).and_then(|bytes| put_in_place(&spare, path, bytes));
+    if saved.is_err() && !was_there {
+        // What is written in part is neither a record nor a spare.
+        let _ = remove_if_there(&spare);
+    }
+    saved.map_err(|error| explain(path, error))
+}
+
+/// Reads it; `None`: there is none.
+///
+/// # Errors
+/// As read(2); `InvalidData`: it makes no sense.
+pub fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    match fs::read(path) {
+        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The same for who alone writes it. Where there is none a spare is what an attempt to write one has
+/// left, which nobody needs.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_own<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let found = load(path)?;
+    if found.is_none() {
+        remove(path)?;
+    }
+    Ok(found)
+}
+
+/// Removes it, and its spare after it.
+///
+/// # Errors
+/// As unlink(2); it is no error that it is not there.
+pub fn remove(path: &Path) -> io::Result<()> {
+    remove_if_there(path)?;
+    remove_if_there(&spare(path))
+}
+
+fn spare(path: &Path) -> PathBuf {
+    path.with_extension("json.next")
+}
+
+/// Writes `text` over what is in the spare, and blanks behind it to the end of its room, so that none
+/// of that is given back. How large the file is then.
+fn write_over(spare: &Path, mut text: Vec<u8>) -> io::Result<usize> {
+    let mut file = File::options().write(true).create(true).truncate(false).open(spare)?;
+    let has_bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+    let least_bytes = text.len().next_multiple_of(PAGE_BYTES);
+    let wanted_bytes = (text.len() + GROWTH_BYTES).next_multiple_of(PAGE_BYTES);
+    text.resize(has_bytes.clamp(least_bytes, wanted_bytes + EXCESS_BYTES), b' ');
+    file.write_all(&text)?;
+    file.set_len(text.len() as u64)?;
+    // Without room to grow it is a record all the same.
+    let more = wanted_bytes.saturating_sub(text.len());
+    match file.write_all(&vec![b' '; more]) {
+        Ok(()) => Ok(text.len() + more),
+        Err(_) => file.set_len(text.len() as u64).map(|()| text.len()),
+    }
+}
+
+/// What was on record until now becomes the spare.
+fn put_in_place(spare: &Path, path: &Path, bytes: usize) -> io::Result<()> {
+    let has_spare = match renameat_with(CWD, spare, CWD, path, RenameFlags::EXCHANGE) {
+        Ok(()) => true,
+        // Not every file system can exchange two files.
+        Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => false,
+        Err(error) => return Err(error.into()),
+    };
+    let is_first = !has_spare && !path.exists();
+    if !has_spare {
+        fs::rename(spare, path)?;
+    }
+    match make_spare(spare, bytes) {
+        // What could not be changed later is not put on record at all.
+        Err(error) if is_first => {
+            remove(path)?;
+            Err(error)
+        }
+        // The record holds; the next one may need room.
+        _ => Ok(()),
+    }
+}
+
+/// Has the spare be so large at least.
+fn make_spare(spare: &Path, bytes: usize) -> io::Result<()> {
+    let mut file = File::options().append(true).create(true).open(spare)?;
+    let has_bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+    file.write_all(&vec![b' '; bytes.saturating_sub(has_bytes)])
+}
+
+/// Removes a file.
+///
+/// # Errors
+/// As unlink(2); it is no error that it is not there.
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a file system has no room left, or its quota does not allow more.
+pub fn is_no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn explain(path: &Path, error: io::Error) -> io::Error {
+    let directory = path.parent().unwrap_or(path).display();
+    match is_no_room(&error) {
+        true => {
+            io::Error::new(error.kind(), format!("no space left in {directory}: make room there"))
+        }
+        false => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::os::unix::fs::MetadataExt;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Set where this test runs once more, as the owner of a small file system.
+    const SMALL: &str = "EBB_TEST_SMALL_FILE_SYSTEM";
+
+    /// Runs a test of this file anew where a tmpfs of 32 KiB is mounted; that directory, if this is
+    /// that run already.
+    fn within_small(test: &str) -> Option<PathBuf> {
+        if let Some(directory) = env::var_os(SMALL) {
+            return Some(directory.into());
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let script = "mount -t tmpfs -o size=32k,mode=0700 ebb-test \"$0\" || exit 77\nexec \"$@\"";
+        let name = format!("support::state_file::tests::{test}");
+        let run = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .arg(directory.path())
+            .arg(env::current_exe().unwrap())
+            .args([&name, "--exact", "--nocapture"])
+            .env(SMALL, directory.path())
+            .output();
+        let run = run.unwrap();
+        let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+        match run.status.success() {
+            true => assert!(said.contains("1 passed"), "{said}"),
+            false if said.contains("unshare:") || run.status.code() == Some(77) => {
+                eprintln!("SKIPPED: no file system can be mounted here: {said}");
+            }
+            false => panic!("{said}"),
+        }
+        None
+    }
+
+    fn fill(directory: &Path) -> PathBuf {
+        let path = directory.join("fill");
+        let mut file = File::create(&path).unwrap();
+        while let Ok(1..) = file.write(&[0x5a; 512]) {}
+        path
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let name =
+            |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut all: Vec<String> = fs::read_dir(directory).unwrap().map(name).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn a_full_directory_takes_what_does_not_grow_and_refuses_the_rest() {
+        const TEST: &str = "a_full_directory_takes_what_does_not_grow_and_refuses_the_rest";
+        let Some(directory) = within_small(TEST) else { return };
+        let path = directory.join("a.json");
+        let on_record = || load::<Vec<u64>>(&path).unwrap();
+        save(&path, &[1]).unwrap();
+        let full = fill(&directory);
+        for number in [2, 3, u64::MAX] {
+            save(&path, &[number; 20]).unwrap();
+            assert_eq!(on_record(), Some(vec![number; 20]));
+        }
+        // Nor is anything lost by a record that finds no room, or that would be the first.
+        let other = directory.join("b.json");
+        for path in [&path, &other] {
+            let error = save(path, &vec![7; 2000]).unwrap_err();
+            let told = format!("no space left in {}: make room there", directory.display());
+            assert_eq!((is_no_room(&error), error.to_string()), (true, told));
+        }
+        assert_eq!(on_record(), Some(vec![u64::MAX; 20]));
+        assert_eq!(names(&directory), ["a.json", "a.json.next", "fill"]);
+        save(&path, &[4]).unwrap();
+        assert_eq!(on_record(), Some(vec![4]));
+        // With room for a record alone, and none for its spare, there is no record.
+        fs::remove_file(&full).unwrap();
+        let free = File::create(directory.join("free")).unwrap();
+        (&free).write_all(&[0; PAGE_BYTES]).unwrap();
+        fill(&directory);
+        drop(free);
+        fs::remove_file(directory.join("free")).unwrap();
+        assert!(is_no_room(&save(&other, &[1]).unwrap_err()));
+        assert_eq!(names(&directory), ["a.json", "a.json.next", "fill"]);
+        remove(&path).unwrap();
+        assert_eq!(names(&directory), ["fill"]);
+    }
+
+    /// So that none is needed in a full file system.
+    #[test]
+    fn a_record_takes_the_place_of_the_one_before_the_last() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.json");
+        let found = |path: &Path| path.metadata().map(|found| (found.ino(), found.len())).unwrap();
+        // As a daemon wrote it that kept no spare.
+        fs::write(&path, "[1]").unwrap();
+        (0..2).for_each(|number| save(&path, &[number]).unwrap());
+        let (last, spared) = (found(&path), found(&spare(&path)));
+        assert_eq!(last.1, spared.1);
+        save(&path, &vec![2; 100]).unwrap();
+        assert_eq!((found(&path), found(&spare(&path))), (spared, last));
+        assert_eq!(load::<Vec<u64>>(&path).unwrap(), Some(vec![2; 100]));
+        // One that has grown, and one that has shrunk.
+        save(&path, &vec![3; 100_000]).unwrap();
+        assert!(found(&spare(&path)).1 >= found(&path).1);
+        (0..2).for_each(|number| save(&path, &[number]).unwrap());
+        assert!([&path, &spare(&path)].iter().all(|path| found(path).1 < 100_000));
+        assert_eq!(load::<Vec<u64>>(&path).unwrap(), Some(vec![1]));
+    }
+
+    #[test]
+    fn what_an_attempt_has_left_is_removed_at_the_next_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.json");
+        fs::write(spare(&path), "[1").unwrap();
+        assert_eq!(load_own::<Vec<u64>>(&path).unwrap(), None);
+        assert!(names(directory.path()).is_empty());
+        save(&path, &[1]).unwrap();
+        assert_eq!(load_own::<Vec<u64>>(&path).unwrap(), Some(vec![1]));
+        assert_eq!(names(directory.path()), ["a.json", "a.json.next"]);
+    }
+}

@@ -1,0 +1,10 @@
+//! The host: what it offers, and what it is told for the sake of VMs.
+
+pub mod calibration;
+pub mod cgroup;
+pub mod confine;
+pub mod denied_args;
+pub mod host_facts;
+pub mod origin;
+pub mod small_pages;
+pub mod starting;

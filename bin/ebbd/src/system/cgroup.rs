@@ -1,0 +1,585 @@
+//! A control group for each QEMU. Its limits are such as only a QEMU that went astray meets.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+use ebb_api::{RunRequest, VmName};
+use ebb_sys::confine::User;
+use ebb_sys::process::{Process, is_gone};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+
+use crate::model::record::Record;
+
+const MOUNTS: &str = "/proc/self/mountinfo";
+/// The group that all of them are in.
+const PARENT: &str = "ebb";
+/// Beside its RAM, and an eighth as much: for what QEMU itself needs, TCG's translations among it.
+const OVERHEAD_BYTES: u64 = 2 << 30;
+/// How often, and for how long in all, a group is tried to be removed.
+const TRIES: u32 = 10;
+const TRY_EVERY: Duration = Duration::from_millis(10);
+/// Beside its processors.
+const TASKS: u64 = 1024;
+const MEMBERS: &str = "cgroup.procs";
+/// Whoever writes 1 there ends all in the group; there is none in version 1.
+const KILL: &str = "cgroup.kill";
+/// How much of a group's memory may go to the host's swap; there is none in version 1.
+const SWAP: &str = "memory.swap.max";
+const MEMORY: &str = "memory.max";
+/// Kernels without swap have none.
+const SWAPS: &str = "/proc/swaps";
+
+/// What is limited, by which controller, and the files that take a limit, in a hierarchy of
+/// version 1 and in one of version 2.
+const CONTROLLERS: [Controller; 2] = [
+    Controller { of: "memory", name: "memory", files: ["memory.limit_in_bytes", MEMORY] },
+    Controller { of: "threads", name: "pids", files: ["pids.max", "pids.max"] },
+];
+
+struct Controller {
+    of: &'static str,
+    name: &'static str,
+    files: [&'static str; 2],
+}
+
+/// A control group, in each hierarchy that can limit it. Removed unless kept.
+#[derive(Default)]
+pub struct Group {
+    directories: Vec<PathBuf>,
+    /// Who the QEMU in it is; none: nobody is to be in it.
+    user: Option<User>,
+    kept: bool,
+}
+
+impl Group {
+    /// Makes one for the QEMU of such a VM, which is this user, and whose memory may be unknown;
+    /// what has no limit then, and why.
+    pub fn make(request: &RunRequest, user: User, limits_memory: bool) -> (Group, Vec<String>) {
+        let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
+        let most = request.max_bytes();
+        let limits = [most + most / 8 + OVERHEAD_BYTES, u64::from(request.cpus) + TASKS];
+        let mut group = Group { directories: Vec::new(), user: Some(user), kept: false };
+        let (mut without, mut told) = (Vec::new(), None);
+        for (controller, limit) in CONTROLLERS.iter().zip(limits) {
+            if controller.name == "memory" && !limits_memory {
+                continue;
+            }
+            match group.limit(&mounts, controller, limit, &request.name) {
+                Ok(lack) => told = told.or(lack),
+                Err(why) => without.push((controller.of, why)),
+            }
+        }
+        (group, lacks(&without).into_iter().chain(told).collect())
+    }
+
+    /// What is not limited of it for all that.
+    fn limit(
+        &mut self,
+        mounts: &str,
+        controller: &Controller,
+        limit: u64,
+        name: &VmName,
+    ) -> Result<Option<String>, String> {
+        let at = find(mounts, controller.name)
+            .ok_or_else(|| format!("no hierarchy with {} is mounted", controller.name))?;
+        let [one, two] = controller.files;
+        let file = if at.version == 2 { two } else { one };
+        let directory = self.add(&at, controller.name, name)?;
+        set(&directory, file, limit).map_err(in_words(&directory))?;
+        Ok((file == MEMORY).then(|| unlimited_swap(&directory, Path::new(SWAPS))).flatten())
+    }
+
+    /// Its directory in one hierarchy.
+    fn add(&mut self, at: &Hierarchy, controller: &str, name: &VmName) -> Result<PathBuf, String> {
+        let parent = at.root.join(PARENT);
+        fs::create_dir_all(&parent).map_err(in_words(&parent))?;
+        if at.version == 2 {
+            enable(&at.root, controller)?;
+            enable(&parent, controller)?;
+        }
+        // Another daemon may have a VM of this name.
+        let directory = parent.join(format!("{name}.{}", std::process::id()));
+        if !self.directories.contains(&directory) {
+            make_anew(&directory).map_err(in_words(&directory))?;
+            self.directories.push(directory.clone());
+        }
+        Ok(directory)
+    }
+
+    /// Where who is to be in it writes itself into; those that can be opened.
+    pub fn doors(&self) -> Vec<OwnedFd> {
+        let open = |directory: &PathBuf| {
+            File::options().write(true).open(directory.join(MEMBERS)).ok().map(OwnedFd::from)
+        };
+        self.directories.iter().filter_map(open).collect()
+    }
+
+    /// Its directories.
+    pub fn directories(&self) -> &[PathBuf] {
+        &self.directories
+    }
+
+    /// Those of its directories that the process is in, and those that it is not.
+    pub fn around(&self, pid: i32) -> (Vec<PathBuf>, Vec<PathBuf>) {
+        let is_in = |directory: &PathBuf| members(directory).is_ok_and(|all| all.contains(&pid));
+        self.directories.iter().cloned().partition(is_in)
+    }
+
+    /// Somebody is in it.
+    pub fn keep(mut self) {
+        self.kept = true;
+        for directory in &self.directories {
+            // Only one that it could not enter goes.
+            let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !self.kept {
+            // It was made for one QEMU, which was started in vain. Others have a group of the same
+            // name where another container sees this hierarchy.
+            let is_one = |uid| self.user.is_some_and(|user| user.may_be(uid));
+            end_members_if(&self.directories, is_one);
+            remove(&self.directories);
+        }
+    }
+}
+
+/// What is told to users.
+fn lacks(without: &[(&str, String)]) -> Vec<String> {
+    match without {
+        [(one, why), (other, same)] if why == same => {
+            vec![format!("no control group limits QEMU's {one} and {other}: {why}")]
+        }
+        all => { all.iter() }
+            .map(|(of, why)| format!("no control group limits QEMU's {of}: {why}"))
+            .collect(),
+    }
+}
+
+fn in_words(at: &Path) -> impl FnOnce(io::Error) -> String {
+    move |error| format!("{}: {error}", at.display())
+}
+
+/// Sets a limit. Where it is the memory's nothing of that goes to the host's swap: guests' bytes
+/// would be on a disk as they are, and count as given back, while Ebb takes them for resident.
+fn set(directory: &Path, file: &str, limit: u64) -> io::Result<()> {
+    let swap = directory.join(SWAP);
+    if file.starts_with("memory") && swap.exists() {
+        fs::write(swap, "0")?;
+    }
+    fs::write(directory.join(file), limit.to_string())
+}
+
+/// What is told of a group of version 2 whose memory the host may swap out.
+fn unlimited_swap(directory: &Path, swaps: &Path) -> Option<String> {
+    let may = swaps.exists() && !directory.join(SWAP).exists();
+    may.then(|| {
+        format!(
+            "QEMU's memory may go to the host's swap, as the guest wrote it: {} has no {SWAP}: boot the \
+             host with swapaccount=1, or encrypt its swap",
+            directory.display()
+        )
+    })
+}
+
+/// The processes in a group; 0 is one that has no number here.
+fn members(directory: &Path) -> io::Result<Vec<i32>> {
+    let text = fs::read_to_string(directory.join(MEMBERS))?;
+    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// Ends what a QEMU that has ended left running, and removes its control group.
+pub fn remove_of(record: &Record) {
+    if let Some(confinement) = &record.confinement {
+        end_members_if(&confinement.cgroups, |uid| uid == confinement.uid);
+        remove(&confinement.cgroups);
+    }
+}
+
+/// Has the control group of a QEMU that is let go removed when that has ended, if this daemon
+/// still runs then.
+pub fn remove_later(record: &Record, process: io::Result<Process>) {
+    let cgroups = record.confinement.iter().flat_map(|confinement| confinement.cgroups.clone());
+    // A VM that is run under its name afterwards has other ones.
+    let with_inode = |directory: PathBuf| inode(&directory).ok().map(|inode| (directory, inode));
+    let groups: Vec<(PathBuf, u64)> = cgroups.filter_map(with_inode).collect();
+    let Some(process) = process.ok().filter(|_| !groups.is_empty()) else { return };
+    let wait = move || {
+        let mut end = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+        if retry_on_intr(|| poll(&mut end, None)).is_ok() {
+            remove_these(&groups);
+        }
+    };
+    // Without a thread the next daemon removes it.
+    drop(thread::Builder::new().name("control group".into()).spawn(wait));
+}
+
+/// Removes groups that daemons which have ended left, and nobody is in. At the `start` of a
+/// daemon those that bear its number, too: it was another's then.
+pub fn clear_left(start: bool) {
+    let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
+    for controller in CONTROLLERS {
+        if let Some(hierarchy) = find(&mounts, controller.name) {
+            clear_below(&hierarchy.root.join(PARENT), start);
+        }
+    }
+}
+
+fn clear_below(parent: &Path, start: bool) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_left = match name.to_str().and_then(maker) {
+            Some(pid) if pid == std::process::id() => start,
+            Some(pid) => !Path::new("/proc").join(pid.to_string()).exists(),
+            None => false,
+        };
+        // One that somebody is in stays.
+        if is_left && fs::remove_dir(entry.path()).is_ok() {
+            tracing::info!("{}: removed, an ended daemon left it", entry.path().display());
+        }
+    }
+}
+
+/// The number of the daemon that made a group of this name.
+fn maker(name: &str) -> Option<u32> {
+    let (vm, pid) = name.rsplit_once('.')?;
+    vm.parse::<VmName>().ok().and_then(|_| pid.parse().ok())
+}
+
+/// The number of a directory, which no other has that is made in its place.
+fn inode(directory: &Path) -> io::Result<u64> {
+    Ok(fs::metadata(directory)?.ino())
+}
+
+/// Ends all in those of these groups in which nobody is but such users.
+fn end_members_if(directories: &[PathBuf], is_one: impl Fn(u32) -> bool) {
+    let ours = |directory: &&PathBuf| has_only(directory, &is_one).unwrap_or(false);
+    directories.iter().filter(ours).for_each(|directory| end_members(directory));
+}
+
+/// Whether all in a group are such users. One of another container's, which may have a group
+/// of the same name, has no number here. Looked at twice: one that has ended since it was listed
+/// tells nothing, and may have made another.
+fn has_only(directory: &Path, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
+    for _ in 0..2 {
+        for pid in members(directory)? {
+            if !is_ended_or(pid, &is_one)? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn is_ended_or(pid: i32, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
+    match Process::open(pid).and_then(|process| process.user()) {
+        Ok(user) => Ok(is_one(user)),
+        Err(error) if is_gone(&error) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where the kernel cannot, they stay, and so does the group.
+fn end_members(directory: &Path) {
+    let kill = directory.join(KILL);
+    if kill.exists()
+        && let Err(error) = fs::write(&kill, "1")
+    {
+        tracing::warn!("{}: {error}", kill.display());
+    }
+}
+
+/// Removes a control group that nobody is in any more.
+pub fn remove(directories: &[PathBuf]) {
+    directories.iter().for_each(|directory| told(directory, remove_soon(directory, None)));
+}
+
+/// As [`remove`], but for directories that were made anew since they had these numbers.
+fn remove_these(groups: &[(PathBuf, u64)]) {
+    groups.iter().for_each(|(directory, number)| {
+        told(directory, remove_soon(directory, Some(*number)));
+    });
+}
+
+fn told(directory: &Path, removed: io::Result<()>) {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("control group {}: {error}", directory.display());
+        }
+        _ => {}
+    }
+}
+
+/// A process counts as in its group for a moment after its end was told.
+fn remove_soon(directory: &Path, number: Option<u64>) -> io::Result<()> {
+    for tries in 0.. {
+        if let Some(number) = number
+            && inode(directory)? != number
+        {
+            break;
+        }
+        match fs::remove_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries < TRIES => {
+                sleep(TRY_EVERY);
+            }
+            removed => return removed,
+        }
+    }
+    Ok(())
+}
+
+/// In place of the empty one of a VM of this name that was let go before it ended.
+fn make_anew(directory: &Path) -> io::Result<()> {
+    match fs::create_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_dir(directory)?;
+            fs::create_dir(directory)
+        }
+        made => made,
+    }
+}
+
+/// Lets groups in this one have the controller.
+fn enable(directory: &Path, controller: &str) -> Result<(), String> {
+    let path = directory.join("cgroup.subtree_control");
+    let has = |text: String| text.split_ascii_whitespace().any(|word| word == controller);
+    let enabled = fs::read_to_string(&path).and_then(|text| match has(text) {
+        true => Ok(()),
+        false => fs::write(&path, format!("+{controller}")),
+    });
+    enabled.map_err(|error| match error.kind() {
+        io::ErrorKind::ResourceBusy => {
+            let at = directory.display();
+            format!(
+                "{at} has processes in it, so that groups below it cannot be limited; in a \
+                 container, before it starts ebbd: mkdir {at}/init && xargs -rn1 <{at}/{MEMBERS} \
+                 >{at}/init/{MEMBERS}"
+            )
+        }
+        _ => in_words(&path)(error),
+    })
+}
+
+/// A tree of control groups.
+#[derive(PartialEq, Eq, Debug)]
+struct Hierarchy {
+    root: PathBuf,
+    version: u8,
+}
+
+/// The hierarchy that has this controller.
+fn find(mounts: &str, controller: &str) -> Option<Hierarchy> {
+    let has = |root: &Path| {
+        let all = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+        all.split_ascii_whitespace().any(|word| word == controller)
+    };
+    mounts.lines().filter_map(parse).find_map(|(root, kind, options)| match kind {
+        "cgroup2" if has(&root) => Some(Hierarchy { root, version: 2 }),
+        "cgroup" if options.split(',').any(|word| word == controller) => {
+            Some(Hierarchy { root, version: 1 })
+        }
+        _ => None,
+    })
+}
+
+/// `36 35 0:30 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`
+fn parse(line: &str) -> Option<(PathBuf, &str, &str)> {
+    let (mount, kind) = line.split_once(" - ")?;
+    let root = mount.split(' ').nth(4)?;
+    let mut kind = kind.split(' ');
+    Some((root.into(), kind.next()?, kind.nth(1)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hierarchy_with_the_controller_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let unified = directory.path().display();
+        let mounts = format!(
+            "30 24 0:26 / {unified} rw,relatime - cgroup2 cgroup2 rw\n\
+             31 24 0:27 / /c/cpu,memory rw,relatime shared:9 - cgroup cgroup rw,cpu,memory\n\
+             32 24 0:28 / /home rw - ext4 /dev/memory rw,memory\n"
+        );
+        let one = Hierarchy { root: "/c/cpu,memory".into(), version: 1 };
+        assert_eq!(find(&mounts, "memory"), Some(one));
+        assert_eq!(find(&mounts, "pids"), None);
+        fs::write(directory.path().join("cgroup.controllers"), "cpu io memory pids\n").unwrap();
+        let two = Hierarchy { root: directory.path().into(), version: 2 };
+        assert_eq!(find(&mounts, "memory"), Some(two));
+        assert!(find(&mounts, "pids").is_some());
+    }
+
+    #[test]
+    fn a_lack_is_told_once() {
+        let why = || "no way".to_owned();
+        assert_eq!(lacks(&[]), [""; 0]);
+        assert_eq!(
+            lacks(&[("memory", why()), ("threads", why())]),
+            ["no control group limits QEMU's memory and threads: no way"]
+        );
+        assert_eq!(lacks(&[("memory", why()), ("threads", "other".into())]).len(), 2);
+    }
+
+    #[test]
+    fn nothing_of_a_limited_memory_is_swapped() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |file: &str| fs::read_to_string(directory.path().join(file)).unwrap();
+        fs::write(directory.path().join(SWAP), "max").unwrap();
+        set(directory.path(), "pids.max", 7).unwrap();
+        assert_eq!((read("pids.max").as_str(), read(SWAP).as_str()), ("7", "max"));
+        set(directory.path(), "memory.max", 8).unwrap();
+        assert_eq!((read("memory.max").as_str(), read(SWAP).as_str()), ("8", "0"));
+    }
+
+    #[test]
+    fn a_group_that_cannot_stay_out_of_the_swap_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let (group, swaps) = (directory.path(), directory.path().join("swaps"));
+        assert_eq!(unlimited_swap(group, &swaps), None, "there is no swap");
+        fs::write(&swaps, "").unwrap();
+        let told = unlimited_swap(group, &swaps).unwrap();
+        assert!(told.contains(SWAP) && told.contains("swapaccount") && !told.contains('\n'));
+        fs::write(group.join(SWAP), "0").unwrap();
+        assert_eq!(unlimited_swap(group, &swaps), None);
+    }
+
+    /// The number of a process that is not there any more.
+    fn ended() -> u32 {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id()
+    }
+
+    #[test]
+    fn empty_groups_of_daemons_that_ended_go() {
+        let dead = ended();
+        let parent = tempfile::tempdir().unwrap();
+        let (own, init) = (format!("a.{}", std::process::id()), "a.1".to_owned());
+        let used = format!("used.{dead}");
+        let left = [format!("a.{dead}"), format!("a.b-c.{dead}")];
+        let others = ["a".to_owned(), "a.b".into(), format!("A b.{dead}"), init, used.clone()];
+        for name in left.iter().chain(&others).chain([&own]) {
+            fs::create_dir(parent.path().join(name)).unwrap();
+        }
+        // As one with a process in it, it cannot be removed.
+        fs::create_dir(parent.path().join(used).join("below")).unwrap();
+        let is_there = |name: &String| parent.path().join(name).exists();
+        clear_below(parent.path(), false);
+        assert!(!left.iter().any(is_there) && others.iter().all(is_there) && is_there(&own));
+        clear_below(parent.path(), true);
+        assert!(others.iter().all(is_there) && !is_there(&own));
+    }
+
+    /// A group in a hierarchy of version 2; none: nobody can make one here.
+    fn real_group(name: &str) -> Option<PathBuf> {
+        let mounts = fs::read_to_string(MOUNTS).unwrap();
+        let mut roots = mounts.lines().filter_map(parse);
+        let root = roots.find_map(|(root, kind, _)| (kind == "cgroup2").then_some(root))?;
+        let directory = root.join(format!("ebb-test-{name}.{}", std::process::id()));
+        fs::create_dir(&directory).ok().map(|()| directory)
+    }
+
+    fn sleeper_in(group: &Path) -> std::process::Child {
+        let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        fs::write(group.join(MEMBERS), child.id().to_string()).unwrap();
+        child
+    }
+
+    #[test]
+    fn what_an_ended_qemu_left_in_its_group_is_ended() {
+        let Some(group) = real_group("left") else { return };
+        let mut child = sleeper_in(&group);
+        let pid = child.id() as i32;
+        let uid = Process::own().unwrap().user().unwrap();
+        assert_eq!(members(&group).unwrap(), [pid]);
+        let only = |uid| has_only(&group, |other| other == uid).unwrap();
+        assert!(only(uid) && !only(uid + 1));
+        let held = |uid| Group {
+            directories: vec![group.clone()],
+            user: Some(User::Fixed { uid, gid: 0 }),
+            kept: false,
+        };
+        drop(held(uid + 1));
+        assert_eq!(members(&group).unwrap(), [pid], "it is of another user");
+        assert!(child.try_wait().unwrap().is_none());
+        let held = (held(uid), held(uid));
+        assert_eq!(held.0.around(pid), (vec![group.clone()], vec![]));
+        assert_eq!(held.0.around(1), (vec![], vec![group.clone()]));
+        held.0.keep();
+        assert!(group.exists(), "somebody is in it");
+        drop(held.1);
+        assert!(!group.exists());
+        assert_eq!(child.wait().unwrap().code(), None);
+    }
+
+    #[test]
+    fn who_has_ended_since_he_was_listed_is_nobodys() {
+        let dead = ended();
+        let directory = tempfile::tempdir().unwrap();
+        let uid = Process::own().unwrap().user().unwrap();
+        let has_only = |pids: &[u32]| {
+            let text: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
+            fs::write(directory.path().join(MEMBERS), text).unwrap();
+            has_only(directory.path(), |user| user == uid)
+        };
+        assert!(has_only(&[dead, std::process::id()]).unwrap());
+        assert!(has_only(&[0]).is_err(), "one of another container's");
+    }
+
+    #[test]
+    fn a_group_that_was_made_anew_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let group = parent.path().join("web.1");
+        fs::create_dir(&group).unwrap();
+        let known = [(group.clone(), inode(&group).unwrap())];
+        // Else its number may be free for the new one.
+        fs::rename(&group, parent.path().join("before")).unwrap();
+        fs::create_dir(&group).unwrap();
+        remove_these(&known);
+        assert!(group.exists());
+        remove_these(&[(group.clone(), inode(&group).unwrap())]);
+        assert!(!group.exists());
+    }
+
+    /// A group that is emptied and removed, and a controller that was given to it.
+    struct Given<'a>(&'a Path, &'a str);
+
+    impl Drop for Given<'_> {
+        fn drop(&mut self) {
+            end_members(self.0);
+            remove(&[self.0.to_owned()]);
+            let above = self.0.parent().unwrap();
+            let _ = fs::write(above.join("cgroup.subtree_control"), format!("-{}", self.1));
+        }
+    }
+
+    #[test]
+    fn a_group_with_processes_is_told_with_what_to_do() {
+        let Some(group) = real_group("full") else { return };
+        let above = group.parent().unwrap();
+        let read = |file: &str| fs::read_to_string(above.join(file)).unwrap();
+        let (all, given) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+        let free = all.split_ascii_whitespace().find(|&word| !given.contains(word));
+        let _put_back = Given(&group, free.unwrap_or("none"));
+        let Some(controller) = free.or(given.split_ascii_whitespace().next()) else { return };
+        enable(above, controller).unwrap();
+        let mut child = sleeper_in(&group);
+        let why = enable(&group, controller).unwrap_err();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(why.contains("has processes in it") && why.contains("/init"), "{why}");
+        assert!(!why.contains("os error"), "{why}");
+    }
+}

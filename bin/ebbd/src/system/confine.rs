@@ -1,0 +1,523 @@
+//! Who the QEMUs are that Ebb starts, and what they may do.
+
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::str::FromStr;
+use std::sync::{Once, OnceLock};
+
+use ebb_api::{Confinement, RunRequest, VmName};
+use ebb_sys::confine::{CapabilitySet, Child, Identity, User};
+use ebb_sys::user_namespace::{PIDS, UserNamespace, privilege_obstacle};
+use ebb_vm::launch::{self, Accelerator};
+use rustix::process::{Signal, geteuid};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::system::cgroup::{self, Group};
+use crate::system::denied_args;
+use crate::system::starting::Qemu;
+
+/// Users of this range are QEMUs. Nobody else uses these: what distributions, containers and
+/// systemd take for users ends below 2^31 - 2^28, and begins again at 2^31 - 2^17.
+const USERS: Range<u32> = 0x7000_0000..0x7ffe_0000;
+const OWN: &str = "own";
+const GROUPS: &str = "/etc/group";
+/// Linux lets a process have so many.
+const GROUPS_MAX: usize = 1 << 16;
+const KVM: &str = "/dev/kvm";
+/// What to do about a QEMU that its filter ended.
+const FILTERED: &str = ". Its filter of system calls forbade something, as starting a program: leave \
+                        that out, or pass a -sandbox of your own; --privileged runs QEMU as root";
+const TUN: &str = "/dev/net/tun";
+/// The first port that who has no privilege can have, and what it is unless somebody sets it.
+const LOWEST_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+const LOWEST_PORT_DEFAULT: u32 = 1024;
+/// strerror(3) of `EACCES` and of `EPERM`.
+const DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
+
+/// A user as it is asked for, its name resolved.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct VmUser {
+    /// None: one that nobody else is.
+    user: Option<User>,
+    /// Its other groups.
+    groups: Vec<u32>,
+}
+
+impl VmUser {
+    /// The user for one QEMU.
+    fn user(&self) -> io::Result<User> {
+        self.user.map_or_else(own_user, Ok)
+    }
+}
+
+/// By a random number it is told from QEMUs that had its process number before, or have it in
+/// another container.
+fn own_user() -> io::Result<User> {
+    let mut random = [0; 4];
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    let bases = USERS.end - PIDS - USERS.start;
+    Ok(User::PerProcess(USERS.start + u32::from_ne_bytes(random) % bases))
+}
+
+impl FromStr for VmUser {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<VmUser, String> {
+        if text == OWN {
+            return Ok(VmUser::default());
+        }
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (text, None),
+        };
+        let number = |text: &str| text.parse().ok().filter(|&number| number != u32::MAX);
+        let (uid, own_gid) = match number(user) {
+            Some(uid) => (uid, uid),
+            None => named(user)?,
+        };
+        let (gid, groups) = match group {
+            Some(group) => {
+                let wrong = || format!("{group:?} is no group's number: write UID:GID");
+                (number(group).ok_or_else(wrong)?, Vec::new())
+            }
+            None => (own_gid, groups_of(&fs::read_to_string(GROUPS).unwrap_or_default(), user)),
+        };
+        Ok(VmUser { user: Some(User::Fixed { uid, gid }), groups })
+    }
+}
+
+/// The numbers of a user on this host, and of its group.
+fn named(name: &str) -> Result<(u32, u32), String> {
+    let all = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    numbers_of(&all, name)
+        .ok_or_else(|| format!("there is no user {name:?} in /etc/passwd: give its number"))
+}
+
+/// `www-data:x:33:33:...`
+fn numbers_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
+    passwd.lines().find_map(|line| {
+        let mut words = line.split(':');
+        words.next().filter(|&found| found == name)?;
+        Some((words.nth(1)?.parse().ok()?, words.next()?.parse().ok()?))
+    })
+}
+
+/// Of `kvm:x:106:alice,bob` and others, the groups that the user is in beside its own.
+fn groups_of(all: &str, name: &str) -> Vec<u32> {
+    let group = |line: &str| {
+        let mut words = line.split(':');
+        let number = words.nth(2)?.parse().ok()?;
+        words.next()?.split(',').any(|member| member.trim() == name).then_some(number)
+    };
+    all.lines().filter_map(group).take(GROUPS_MAX).collect()
+}
+
+/// How a QEMU is to be confined.
+pub struct Plan {
+    /// Who it is; none: root.
+    pub identity: Option<Identity>,
+    /// It filters its own system calls.
+    pub sandbox: bool,
+    group: Group,
+    lacks: Vec<String>,
+}
+
+impl Plan {
+    /// For a VM asked for, where the daemon has `default` for those that name no user.
+    ///
+    /// # Errors
+    /// There is no such user, or it could not use what the VM needs.
+    pub fn new(
+        request: &RunRequest,
+        default: &VmUser,
+        qemu: &Path,
+        accelerator: Accelerator,
+    ) -> Answer<Plan> {
+        if request.privileged {
+            tracing::warn!("{}: QEMU runs as root, unconfined (--privileged)", request.name);
+            let group = Group::default();
+            return Ok(Plan { identity: None, sandbox: false, group, lacks: Vec::new() });
+        }
+        let asked = request.user.as_deref().map(str::parse).transpose().map_err(not_allowed)?;
+        let wanted = asked.unwrap_or_else(|| default.clone());
+        let user = wanted.user().map_err(failed("a random number"))?;
+        let mut groups = wanted.groups;
+        can_be(user)?;
+        if accelerator == Accelerator::Kvm {
+            let more = kvm_groups(user).map_err(not_allowed)?;
+            groups.retain(|group| !more.contains(group));
+            groups.splice(..0, more);
+            groups.truncate(GROUPS_MAX);
+        }
+        let identity = Identity { user, groups };
+        let mut lacks = Vec::new();
+        let sandbox = match own_sandbox(&request.qemu_args) {
+            true => false,
+            false => has_sandbox(qemu, &identity),
+        };
+        if let Some(why) = sandbox.then(|| denied_args::refusal(&request.qemu_args)).flatten() {
+            return Err(not_allowed(why));
+        }
+        if own_sandbox(&request.qemu_args) {
+            lacks.push("QEMU filters system calls as its own arguments say (-sandbox)".into());
+        } else if !sandbox {
+            lacks.push(
+                "QEMU filters no system calls: it was built without seccomp (-sandbox)".into(),
+            );
+        }
+        lacks.extend(shared_user(user));
+        let limits_memory = !adds_memory(&request.qemu_args);
+        if !limits_memory {
+            lacks.push(
+                "QEMU's memory has no limit: its own arguments give it memory that Ebb does not count"
+                    .into(),
+            );
+        }
+        cgroup::clear_left(false);
+        let (group, without) = Group::make(request, user, limits_memory);
+        tell_once(&without);
+        lacks.extend(without);
+        Ok(Plan { identity: Some(identity), sandbox, group, lacks })
+    }
+
+    /// What of this process QEMU is to have.
+    pub fn child(&self) -> Child {
+        let cgroups = self.group.doors();
+        Child { identity: self.identity.clone(), cgroups, ..Child::default() }
+    }
+
+    /// The directories of its control group.
+    pub fn cgroups(&self) -> &[PathBuf] {
+        self.group.directories()
+    }
+
+    /// The QEMU runs on.
+    pub fn keep(self) {
+        self.group.keep();
+    }
+
+    /// What tells the QEMU that is about to run from other processes.
+    pub fn qemu(&self, name: &VmName) -> Qemu {
+        match self.identity.as_ref().map(|identity| identity.user) {
+            Some(User::Fixed { uid, .. }) => Qemu::User(uid),
+            Some(User::PerProcess(base)) => Qemu::UserFrom(base),
+            None => Qemu::Named(name.clone()),
+        }
+    }
+
+    /// The same of a QEMU that runs.
+    pub fn of(&self, pid: i32) -> Confinement {
+        let user = self.identity.as_ref().map(|identity| identity.user.of(pid as u32));
+        let (uid, gid) = user.unwrap_or_default();
+        let (cgroups, outside) = self.group.around(pid);
+        let outside =
+            outside.iter().map(|group| format!("QEMU could not enter {}", group.display()));
+        let outside: Vec<String> = outside.collect();
+        tell_once(&outside);
+        Confinement {
+            privileged: self.identity.is_none(),
+            uid,
+            gid,
+            sandbox: self.sandbox,
+            cgroups,
+            lacks: [self.lacks.clone(), outside].concat(),
+        }
+    }
+
+    /// What to do about a QEMU that ended in this way after these words; empty: this confinement
+    /// is not why.
+    pub fn advice(&self, why: &str, signal: Option<i32>) -> String {
+        if self.identity.is_none() {
+            return String::new();
+        }
+        if self.sandbox && signal == Some(Signal::SYS.as_raw()) {
+            return FILTERED.into();
+        }
+        let lowest = fs::read_to_string(LOWEST_PORT).ok();
+        let lowest =
+            lowest.and_then(|text| text.trim().parse().ok()).unwrap_or(LOWEST_PORT_DEFAULT);
+        if let Some(advice) = port_advice(why, lowest) {
+            return advice;
+        }
+        let is_denied = DENIED.iter().any(|denied| why.contains(denied));
+        let advice = match (is_denied, why.contains(TUN)) {
+            (false, _) => "",
+            (true, true) if why.contains("configure") => {
+                ". The tap has to be there and to be QEMU's user's: ip tuntap add NAME mode tap user \
+                 UID, and --user UID; --privileged runs QEMU as root"
+            }
+            (true, true) => {
+                ". QEMU's user may not open /dev/net/tun: give that mode 0666, as udev does (who \
+                 opens it has only the taps of their own), and a tap to the user: ip tuntap add NAME \
+                 mode tap user UID, and --user UID; --privileged runs QEMU as root"
+            }
+            (true, false) => {
+                ". QEMU has a user of its own: give drives by --disk, or what it uses to a user, and \
+                 name that by --user; --privileged runs QEMU as root"
+            }
+        };
+        advice.into()
+    }
+}
+
+/// What to do about a port of the host that QEMU does not get, where users have those from `lowest`
+/// on; none: its words tell of no such port.
+fn port_advice(why: &str, lowest: u32) -> Option<String> {
+    // `Could not set up host forwarding rule 'tcp::80-:80'`
+    let (_, rule) = why.split_once("forwarding rule '")?;
+    let (from, _) = rule.split_once('\'')?.0.rsplit_once('-')?;
+    let port: u32 = from.rsplit(':').next()?.parse().ok()?;
+    Some(match port < lowest {
+        true => format!(
+            ". Port {port} is for root: forward one from {lowest} on (or lower \
+             net.ipv4.ip_unprivileged_port_start); --privileged runs QEMU as root"
+        ),
+        false => format!(". Port {port} of the host may be in use"),
+    })
+}
+
+/// A host that has no control group for one QEMU has none for the others; `ebb status` says it
+/// of each.
+fn tell_once(lacks: &[String]) {
+    static TOLD: Once = Once::new();
+    if !lacks.is_empty() {
+        TOLD.call_once(|| tracing::warn!("QEMUs run without limits: {}", lacks.join("; ")));
+    }
+}
+
+/// What is said of a QEMU that filters its system calls and ended in this way; none: its filter
+/// is not why.
+pub fn filtered(name: &VmName, pid: i32, signal: Option<i32>) -> Option<String> {
+    let is_filter = signal == Some(Signal::SYS.as_raw());
+    is_filter.then(|| format!("{name}: QEMU {pid} was ended by SIGSYS{FILTERED}"))
+}
+
+/// Whether QEMU can be this user where the daemon runs.
+fn can_be(user: User) -> Answer<()> {
+    let namespace = UserNamespace::own().map_err(failed("the daemon's user namespace"))?;
+    let has =
+        rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |has| has.effective);
+    let unprivileged = privilege_obstacle(geteuid().as_raw(), has);
+    let unprivileged = unprivileged.map(|(why, advice)| format!("{why}: {advice}"));
+    let why = unprivileged.or_else(|| namespace.obstacle(user));
+    why.map_or(Ok(()), |why| Err(not_allowed(format!("ebbd cannot start QEMU as a user: {why}"))))
+}
+
+/// What others can do to QEMUs of a user that is not theirs alone.
+fn shared_user(user: User) -> Option<String> {
+    match user {
+        User::PerProcess(_) => None,
+        User::Fixed { uid: 0, .. } => {
+            Some("QEMU is user 0, which owns the run directory with its keys".into())
+        }
+        User::Fixed { uid, .. } => {
+            Some(format!("QEMU shares user {uid} with whatever else is that user"))
+        }
+    }
+}
+
+/// Whether memory comes to the VM that its size does not tell.
+fn adds_memory(qemu_args: &[String]) -> bool {
+    let kinds = ["memory-backend", "nvdimm", "ivshmem"];
+    qemu_args.iter().any(|word| kinds.iter().any(|kind| word.contains(kind)))
+}
+
+fn own_sandbox(qemu_args: &[String]) -> bool {
+    qemu_args.iter().any(|word| word == "-sandbox" || word == "--sandbox")
+}
+
+/// Whether this QEMU can filter its system calls.
+fn has_sandbox(qemu: &Path, identity: &Identity) -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    let words = ["-sandbox", launch::SANDBOX, "-machine", "help"];
+    remembered(&KNOWN, || clear(&launch::ask(qemu, Some(identity.clone()), &words).ok()?))
+}
+
+/// Asks until there is an answer. Whatever else is wrong with that QEMU, starting it tells better.
+fn remembered(known: &OnceLock<bool>, ask: impl FnOnce() -> Option<bool>) -> bool {
+    if let Some(&has) = known.get() {
+        return has;
+    }
+    ask().is_none_or(|has| *known.get_or_init(|| has))
+}
+
+/// What a QEMU has answered; none: it failed by something else.
+fn clear(told: &Output) -> Option<bool> {
+    match told.status.success() {
+        true => Some(true),
+        false => String::from_utf8_lossy(&told.stderr).contains("sandbox").then_some(false),
+    }
+}
+
+/// The group that lets a user run guests on the processor.
+fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
+    let found = fs::metadata(KVM).map_err(|error| format!("{KVM}: {error}"))?;
+    let (mode, owner, group) = (found.mode(), found.uid(), found.gid());
+    let is_owner = matches!(user, User::Fixed { uid, .. } if uid == owner);
+    match is_owner || mode & 0o006 == 0o006 {
+        true => Ok(Vec::new()),
+        false if mode & 0o060 == 0o060 && group != 0 => Ok(vec![group]),
+        false => Err(format!(
+            "QEMU is not to be root, and only root may use {KVM}: give that to a group (chgrp kvm \
+             {KVM} && chmod 660 {KVM}), or run the VM with --user root"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::thread::CapabilitySets;
+    use std::collections::HashSet;
+    use std::thread;
+
+    #[test]
+    fn users_are_names_numbers_and_their_own() {
+        let fixed = |uid, gid| Ok((Some(User::Fixed { uid, gid }), Vec::new()));
+        let parse = |text: &str| text.parse().map(|VmUser { user, groups }| (user, groups));
+        assert_eq!(parse("own"), Ok((None, Vec::new())));
+        assert_eq!(parse("1000"), fixed(1000, 1000));
+        assert_eq!(parse("1000:44"), fixed(1000, 44));
+        assert_eq!(parse("root:0"), fixed(0, 0));
+        assert_eq!(parse("root").unwrap().0, Some(User::Fixed { uid: 0, gid: 0 }));
+        for wrong in ["4294967295", "1:x", "no such user", ""] {
+            assert!(wrong.parse::<VmUser>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_may_not_change_users_says_so_beforehand() {
+        let told = thread::spawn(|| {
+            let none = CapabilitySet::empty();
+            let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            // Of this thread alone; who has none already keeps none.
+            rustix::thread::set_capabilities(None, sets).unwrap();
+            can_be(User::PerProcess(USERS.start)).unwrap_err().to_string()
+        });
+        let told = told.join().unwrap();
+        assert!(told.contains("start QEMU as another user"), "{told}");
+    }
+
+    #[test]
+    fn memory_of_the_arguments_is_not_limited() {
+        let words = |text: &str| -> Vec<String> { text.split(' ').map(Into::into).collect() };
+        assert!(adds_memory(&words("-object memory-backend-memfd,id=a,size=8G,share=on")));
+        assert!(!adds_memory(&words("-drive file=disk.img,if=virtio")));
+    }
+
+    #[test]
+    fn a_user_of_others_is_told() {
+        assert_eq!(shared_user(User::PerProcess(USERS.start)), None);
+        let told = |uid| shared_user(User::Fixed { uid, gid: 1 }).unwrap_or_default();
+        assert!(told(0).contains("keys") && told(33).contains("user 33"));
+    }
+
+    #[test]
+    fn a_user_has_its_group() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nqemu:x:64055:994::/:/bin/false\n";
+        assert_eq!(numbers_of(passwd, "qemu"), Some((64055, 994)));
+        assert_eq!(numbers_of(passwd, "qem"), None);
+        assert_eq!(numbers_of("qemu:x", "qemu"), None);
+    }
+
+    #[test]
+    fn a_named_user_is_in_its_groups() {
+        let all = "kvm:x:106:alice,bob\ndisk:x:6:bob\nbob:x:1001:\nwrong:x:y:bob\nshort:x\n";
+        assert_eq!(groups_of(all, "bob"), [106, 6]);
+        assert_eq!(groups_of(all, "alice"), [106]);
+        assert_eq!(groups_of(all, "ali"), [0; 0]);
+    }
+
+    #[test]
+    fn advice_is_for_who_was_denied_something() {
+        let identity = Some(Identity { user: User::PerProcess(USERS.start), groups: Vec::new() });
+        let (group, lacks) = (Group::default(), Vec::new());
+        let plan = Plan { identity, sandbox: true, group, lacks };
+        let denied = plan.advice("a.img: Permission denied", None);
+        for way in ["--disk", "--user", "--privileged"] {
+            assert!(denied.contains(way), "{denied}");
+        }
+        assert!(plan.advice("it said nothing", Some(Signal::SYS.as_raw())).contains("-sandbox"));
+        assert_eq!(plan.advice("it said nothing", Some(Signal::KILL.as_raw())), "");
+        assert_eq!(plan.advice("no such device", None), "");
+        let name: VmName = "web".parse().unwrap();
+        let told = filtered(&name, 7, Some(Signal::SYS.as_raw())).unwrap();
+        assert!(told.contains("web: QEMU 7") && told.contains("-sandbox"), "{told}");
+        assert_eq!(filtered(&name, 7, Some(Signal::KILL.as_raw())), None);
+        assert_eq!(filtered(&name, 7, None), None);
+        let privileged = Plan { identity: None, ..plan };
+        assert_eq!(privileged.advice("a.img: Permission denied", None), "");
+    }
+
+    #[test]
+    fn a_port_that_is_not_to_be_had_is_told() {
+        let words =
+            |rule| format!("qemu: -nic user: Could not set up host forwarding rule '{rule}'");
+        for rule in ["tcp::80-:80", "tcp:127.0.0.1:80-10.0.2.15:8080", "udp:my-host:80-:80"] {
+            let told = port_advice(&words(rule), 1024).unwrap();
+            for word in ["Port 80 ", "1024", "ip_unprivileged_port_start", "--privileged"] {
+                assert!(told.contains(word), "{rule}: {told}");
+            }
+        }
+        let told = port_advice(&words("tcp::8080-:80"), 1024).unwrap();
+        assert!(told.contains("in use") && !told.contains("--privileged"), "{told}");
+        assert!(port_advice(&words("tcp::80-:80"), 80).unwrap().contains("in use"));
+        for other in ["it said nothing", "forwarding rule '", "forwarding rule 'a-b'"] {
+            assert_eq!(port_advice(other, 1024), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_tap_is_of_the_user_that_qemu_is() {
+        let identity = Some(Identity { user: User::PerProcess(USERS.start), groups: Vec::new() });
+        let (group, lacks) = (Group::default(), Vec::new());
+        let plan = Plan { identity, sandbox: false, group, lacks };
+        for (words, way) in [
+            ("could not open /dev/net/tun: Permission denied", "0666"),
+            ("Could not open '/dev/net/tun': Permission denied", "0666"),
+            ("could not configure /dev/net/tun (t0): Operation not permitted", "has to be there"),
+        ] {
+            let told = plan.advice(words, None);
+            assert!(told.contains(way) && !told.contains("--disk"), "{words}: {told}");
+            assert!(told.contains("tap user UID, and --user UID"), "{words}: {told}");
+        }
+    }
+
+    #[test]
+    fn the_own_users_stay_below_what_others_use() {
+        for _ in 0..1000 {
+            let user = own_user().unwrap();
+            for pid in [1, PIDS - 1] {
+                assert!(USERS.contains(&user.of(pid).0), "{user:?}");
+            }
+        }
+        assert_eq!(USERS, (1_u32 << 31) - (1 << 28)..(1 << 31) - (1 << 17));
+    }
+
+    #[test]
+    fn a_process_number_that_comes_again_is_another_user() {
+        let users: HashSet<u32> = (0..100).map(|_| own_user().unwrap().of(7).0).collect();
+        // One of them is drawn twice in 50,000 runs, two are never.
+        assert!(users.len() >= 99, "{users:?}");
+    }
+
+    #[test]
+    fn only_a_clear_answer_of_a_qemu_is_remembered() {
+        let answer = |script: &str| {
+            clear(&std::process::Command::new("sh").args(["-c", script]).output().unwrap())
+        };
+        assert_eq!(answer("echo sandbox >&2"), Some(true));
+        assert_eq!(answer("echo '-sandbox: no such option' >&2; exit 1"), Some(false));
+        assert_eq!(answer("echo no memory >&2; exit 1"), None);
+        assert_eq!(answer("kill -9 $$"), None);
+        let known = OnceLock::new();
+        assert!(remembered(&known, || None));
+        assert!(!remembered(&known, || Some(false)));
+        assert!(!remembered(&known, || Some(true)));
+    }
+}

@@ -1,0 +1,18 @@
+//! One VM: managed by a worker, whose controllers each see to one mechanism.
+
+pub mod attach;
+pub mod context;
+pub mod detach;
+pub mod devices;
+pub mod limit;
+pub mod listing;
+mod make_pager;
+mod reclaim;
+pub mod recover;
+mod resize;
+mod small_pages;
+mod status;
+mod summary;
+pub mod tiering;
+mod trust;
+pub mod worker;

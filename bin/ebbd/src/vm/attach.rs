@@ -1,0 +1,144 @@
+//! Beginning to manage a VM whose memory nobody manages.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use ebb_api::{Backing, Mode};
+use ebb_pager::{Pager, Restored};
+use ebb_sys::process::Process;
+use ebb_sys::uffd::Uffd;
+use ebb_vm::{Qmp, Ram};
+use rustix::io::Errno;
+
+use super::context::mailbox::Command;
+use super::context::{Parts, VmContext};
+use super::detach;
+use super::devices::unplugged;
+use super::make_pager::{self, Made};
+use crate::helpers::injector;
+use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
+use crate::model::record::{Record, RegionRecord};
+use crate::serve::disks::{Disks, Shared};
+use crate::serve::growth::Growth;
+use crate::system::small_pages;
+
+/// Attaches a VM whose RAM was found. Nothing has been changed in the VMM before; when this fails,
+/// nothing is left changed.
+///
+/// # Errors
+/// Missing privilege or kernel features, named; another pager serves the VM's memory.
+pub fn attach(
+    process: Process,
+    ram: Ram,
+    qmp: Qmp,
+    (disks, growth): (Disks, Growth),
+    mut record: Record,
+    directory: &Path,
+) -> Answer<(VmContext, Receiver<Command>)> {
+    describe(&process, &ram, &disks.shared, &mut record)?;
+    let swap_was_there = record.swap.exists();
+    let made = make(&process, ram, (&disks, &growth), &mut record, directory);
+    let (pager, restored) = match made {
+        Ok(made) => made,
+        Err(refused) => {
+            // Leaves the VMM as it was; the reason for the refusal matters more
+            // than a second failure here.
+            detach::close(&process, &record);
+            if !swap_was_there {
+                detach::remove_swap(&record);
+            }
+            let forgotten = detach::forget(directory);
+            forgotten.unwrap_or_else(|error| tracing::error!("{}: {error}", record.name));
+            return Err(refused);
+        }
+    };
+    disks.shared.serve_with(&pager);
+    small_pages::mind(&pager, &process, &record);
+    make_pager::forget_with(&pager, Arc::clone(&disks.shared), &growth);
+    let qmp = Some(qmp);
+    let parts = Parts { process, pager, restored, qmp, record, directory, disks, growth };
+    Ok(VmContext::new(parts))
+}
+
+/// Puts on record what the VM's memory is.
+fn describe(process: &Process, ram: &Ram, shared: &Shared, record: &mut Record) -> Answer<()> {
+    let inodes: Vec<u64> = { ram.files().iter() }
+        .map(|backing| backing.file.identity().map(|(_, inode)| inode))
+        .collect::<io::Result<_>>()
+        .map_err(failed("the VM's RAM"))?;
+    record.regions =
+        ram.regions().map(|region| RegionRecord::new(region, inodes[region.file])).collect();
+    if shared.is_strict() {
+        fill(ram)?;
+    }
+    let resident = ram.resident_bytes().map_err(failed("the VM's RAM"))?;
+    if record.backing == Backing::Small {
+        // Before anything is looked at: what comes from now on is small.
+        small_pages::keep(process, ram).map_err(failed("small pages"))?;
+        // Of a VM that begins now nothing was there to make large folios of.
+        record.small_pages = record.started || small_pages::await_khugepaged().is_ok();
+    }
+    record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
+    make_pager::own_digests(record).map_err(failed("random numbers"))
+}
+
+/// Makes the userfaultfd in the VMM, and the pager over it. The record is written before and after.
+fn make(
+    process: &Process,
+    ram: Ram,
+    (disks, growth): (&Disks, &Growth),
+    record: &mut Record,
+    directory: &Path,
+) -> Answer<(Arc<Pager>, Receiver<Restored>)> {
+    let save = |record: &Record| record.save(directory).map_err(unsaved("the VM's record"));
+    save(record)?;
+    let number = injector::make(process).map_err(|error| {
+        not_allowed(format!("process {} cannot be given a userfaultfd: {error}", process.pid()))
+    })?;
+    record.userfaultfd = Some(number);
+    let (pager, restored) = make_pager(process, number, ram, &disks.shared, record, directory)?;
+    let pager = Arc::new(pager);
+    growth.hold(&pager, true).map_err(failed("the memory that it can grow by"))?;
+    save(record)?;
+    Ok((pager, restored))
+}
+
+/// All memory is there before a device that cannot wait may use it, as for one that
+/// is passed through.
+fn fill(ram: &Ram) -> Answer<()> {
+    let mut regions = ram.regions();
+    regions.try_for_each(|region| ram.populate(region.frames())).map_err(|error| {
+        not_allowed(format!(
+            "a disk with dma=strict needs all of the VM's memory at the start: {error}"
+        ))
+    })
+}
+
+fn make_pager(
+    process: &Process,
+    number: i32,
+    ram: Ram,
+    shared: &Arc<Shared>,
+    record: &Record,
+    directory: &Path,
+) -> Answer<Made> {
+    let uffd = process.descriptor(number).and_then(Uffd::taken);
+    let uffd = uffd.map_err(failed("the VMM's userfaultfd"))?;
+    make_pager::shake_hands(&uffd)?;
+    make_pager::prepare(&ram, record.backing);
+    let ledger = make_pager::new_ledger(&ram, record, directory).map_err(failed("the VM"))?;
+    let made = make_pager::pager(ram, ledger, uffd, shared, record, directory);
+    let (pager, restored) = made.map_err(failed("the VM"))?;
+    unplugged::mind(&pager, process).map_err(failed("the VM"))?;
+    if record.mode == Mode::Strict || record.evicts {
+        pager.watch_all().map_err(|error| match error.raw_os_error() {
+            Some(code) if code == Errno::BUSY.raw_os_error() => not_allowed(
+                "another userfaultfd serves a part of the VM's memory: only one pager can hold it",
+            ),
+            _ => not_allowed(format!("the VM's memory cannot be watched: {error}")),
+        })?;
+    }
+    Ok((pager, restored))
+}

@@ -1,0 +1,281 @@
+//! What all controllers of one VM work with: they are lent it, one at a time.
+
+pub mod capabilities;
+pub mod insight;
+pub mod liveness;
+pub mod mailbox;
+pub mod on_record;
+pub mod open_gate;
+pub mod qmp_link;
+pub mod reaching;
+mod searches;
+pub mod service;
+pub mod shared_part;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use ebb_api::VmName;
+use ebb_pager::{Pager, Restored};
+use ebb_reclaim::limit::marks::Marks;
+use ebb_sys::process::Process;
+use ebb_units::HUGE_BYTES;
+use ebb_vm::Qmp;
+use serde_json::json;
+
+use self::capabilities::Capabilities;
+use self::insight::KnownGuest;
+use self::mailbox::{Command, Mailbox};
+use self::on_record::OnRecord;
+use self::qmp_link::QmpLink;
+use self::reaching::{Reaching, may_evict_beside};
+use self::service::FaultService;
+use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::model::record::Record;
+use crate::model::swap_rule::WhenFull;
+use crate::serve::disks::Disks;
+use crate::serve::growth::Growth;
+
+/// What is said of a VM whose userfaultfd may be closed at any moment.
+pub const LEAVING: &str = "its memory is all back, but its userfaultfd in QEMU could not be closed yet: \
+                           it is let go once that is closed";
+
+/// One VM that is managed.
+pub struct VmContext {
+    /// Its VMM.
+    pub process: Process,
+    /// Its pager.
+    pub pager: Arc<Pager>,
+    /// Blocks that the pager gives back, to be judged.
+    pub restored: Receiver<Restored>,
+    /// The VMM's control socket.
+    pub qmp: QmpLink,
+    /// What is on record of it.
+    pub record: OnRecord,
+    /// Its disks that Ebb serves.
+    pub disks: Disks,
+    /// Its virtio-mem devices that Ebb serves.
+    pub growth: Growth,
+    /// The way to its worker.
+    pub mailbox: Mailbox,
+    /// The threads that serve its faults; none while they are replaced, or once it is let go.
+    pub service: Option<FaultService>,
+    /// Its guest, as far as it is known.
+    pub guest: KnownGuest,
+    /// The devices that reach its memory by themselves.
+    pub reaching: Reaching,
+    /// By what its size can change, as QEMU told last.
+    pub capabilities: Option<Capabilities>,
+    /// What the store has no room for, and what to do, while that is so.
+    pub no_room: Option<String>,
+}
+
+/// What a context begins with.
+pub struct Parts<'a> {
+    /// See [`VmContext::process`].
+    pub process: Process,
+    /// See [`VmContext::pager`].
+    pub pager: Arc<Pager>,
+    /// See [`VmContext::restored`].
+    pub restored: Receiver<Restored>,
+    /// The control socket, if it is connected already.
+    pub qmp: Option<Qmp>,
+    /// See [`VmContext::record`].
+    pub record: Record,
+    /// The VM's directory.
+    pub directory: &'a Path,
+    /// See [`VmContext::disks`].
+    pub disks: Disks,
+    /// See [`VmContext::growth`].
+    pub growth: Growth,
+}
+
+impl VmContext {
+    /// With nothing known of its guest and its devices, its faults not served yet; and where the
+    /// commands come out that its worker is to obey.
+    pub fn new(parts: Parts<'_>) -> (VmContext, Receiver<Command>) {
+        let Parts { process, pager, restored, qmp, record, directory, disks, growth } = parts;
+        let (mailbox, commands) = Mailbox::new();
+        let context = VmContext {
+            process,
+            restored,
+            qmp: QmpLink::new(&record.qmp, qmp, pager.evictor_waits()),
+            pager,
+            record: OnRecord::new(record, directory),
+            disks,
+            growth,
+            mailbox,
+            service: None,
+            guest: KnownGuest::new(),
+            reaching: Reaching::default(),
+            capabilities: None,
+            no_room: None,
+        };
+        (context, commands)
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &VmName {
+        &self.record.name
+    }
+
+    /// Where its logs are.
+    pub fn logs(&self) -> PathBuf {
+        self.record.logs.clone().unwrap_or_else(|| self.record.directory().to_owned())
+    }
+
+    /// The limit on record, with its marks.
+    pub fn marks(&self) -> Option<Marks> {
+        let limit_bytes = self.record.limit_bytes?;
+        Some(Marks::new(limit_bytes, self.record.low_bytes, self.record.high_bytes))
+    }
+
+    /// What the VM began with; all of its RAM as long as nobody has told what can be plugged.
+    pub fn initial_bytes(&self) -> u64 {
+        let all = self.pager.ram().bytes();
+        self.capabilities.as_ref().map_or(all, |capabilities| {
+            let devices = capabilities.devices();
+            all.saturating_sub(devices.iter().map(|device| device.max_bytes).sum())
+        })
+    }
+
+    /// The guest's RAM as QEMU gives it: what it began with, and what is plugged.
+    pub fn memory_bytes(&self) -> u64 {
+        let unplugged = self.capabilities.as_ref().map_or(0, Capabilities::unplugged_bytes);
+        self.pager.ram().bytes().saturating_sub(unplugged)
+    }
+
+    /// Huge frames that the guest is not to have, by the size on record.
+    pub fn wanted_hard(&self) -> u64 {
+        let initial_bytes = self.initial_bytes();
+        let size = self.record.size_bytes.unwrap_or(initial_bytes);
+        initial_bytes.saturating_sub(size).div_ceil(HUGE_BYTES)
+    }
+
+    /// Whether memory is plugged into this VM and unplugged.
+    pub fn has_pluggers(&self) -> bool {
+        self.capabilities.as_ref().is_some_and(|capabilities| !capabilities.pluggers.is_empty())
+    }
+
+    /// Whether a part of its RAM can leave: one that is alone in its file stays.
+    pub fn may_lose_regions(&self) -> bool {
+        self.pager.ram().files().len() > 1
+    }
+
+    /// Whether anything of its memory may go: what is not there would be lost with a userfaultfd
+    /// that is closed late.
+    ///
+    /// # Errors
+    /// It may not, since it is being let go.
+    pub fn is_to_stay(&self) -> Answer<()> {
+        match self.record.leaving {
+            Some(_) => Err(not_allowed(LEAVING)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether free memory may be taken.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_take(&self) -> Answer<()> {
+        self.is_to_stay()?;
+        self.reaching.may_take()
+    }
+
+    /// Whether memory in use may be evicted, as far as devices are concerned.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_evict_beside_devices(&self) -> Answer<()> {
+        self.is_to_stay()?;
+        may_evict_beside(&self.reaching.all())
+    }
+
+    /// Whether the guest's first touches are to wait where the store has no room.
+    pub fn may_wait(&self) -> bool {
+        self.record.settings.when_swap_is_full == WhenFull::Wait
+            && self.record.limit_bytes.is_some()
+    }
+
+    /// Whether they wait now. QEMU itself may be the next to do so.
+    pub fn waits(&self) -> bool {
+        self.may_wait() && self.no_room.is_some()
+    }
+
+    /// Whether QEMU itself may wait for room, and so answers nobody.
+    pub fn is_halted(&self) -> bool {
+        self.waits() && self.pager.waiting_touches() > 0
+    }
+
+    /// Once its disks were used, the next process must wait for them before it evicts: they have
+    /// rings in the guest's memory, which it does not know of.
+    ///
+    /// # Errors
+    /// It is not on record: nothing may be evicted.
+    pub fn note_disks(&mut self) -> Answer<()> {
+        let any = !self.record.disks.is_empty();
+        if any && !self.record.disks_used && self.disks.shared.any_used() {
+            self.record.change(|record| record.disks_used = true)?;
+        }
+        Ok(())
+    }
+
+    /// Has memory in use evicted from now on, by this process and the next.
+    ///
+    /// # Errors
+    /// It is not on record, or the VM's memory cannot be watched.
+    pub fn begin_to_evict(&mut self) -> Answer<()> {
+        self.record.change(|record| record.evicts = true)?;
+        self.watch_all()
+    }
+
+    /// Watches all of its memory.
+    ///
+    /// # Errors
+    /// As the pager's.
+    pub fn watch_all(&self) -> Answer<()> {
+        let watched = self.pager.watch_all();
+        watched.map_err(failed("watching the VM's memory"))
+    }
+
+    /// Counts what was reclaimed, for good.
+    pub fn note_reclaimed(&mut self, bytes: u64) {
+        if bytes > 0 {
+            self.record.note(|record| record.totals.reclaimed_bytes += bytes);
+        }
+    }
+
+    /// Frames are about to be evicted.
+    ///
+    /// # Errors
+    /// The threads that refill them cannot be made.
+    pub fn expect_refills(&mut self) -> io::Result<()> {
+        let VmContext { service, pager, .. } = self;
+        service.as_mut().map_or(Ok(()), |service| service.expect_refills(pager))
+    }
+
+    /// Serves its faults anew: a guest whose faults nobody serves would wait for ever.
+    pub fn serve_again(&mut self) {
+        // Before others recover what these wait for.
+        self.service = None;
+        let vmm = self.process.as_fd().try_clone_to_owned();
+        let started = vmm.and_then(|vmm| FaultService::start(&self.pager, vmm, &self.mailbox));
+        match started {
+            Ok(service) => self.service = Some(service),
+            Err(error) => tracing::error!("{}: the fault thread: {error}", self.name()),
+        }
+    }
+
+    /// Has QEMU stop or go on with the guest.
+    ///
+    /// # Errors
+    /// QEMU does not obey, or is not connected.
+    pub fn command_guest(&mut self, command: &str) -> Result<(), String> {
+        let qmp = self.qmp.socket().ok_or("QEMU's QMP socket does not answer")?;
+        qmp.execute(command, json!({})).map(drop).map_err(|error| error.to_string())
+    }
+}

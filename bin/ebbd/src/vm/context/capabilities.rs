@@ -1,0 +1,213 @@
+//! What a VM offers to change its size by, as its VMM told it last.
+
+use std::sync::Arc;
+
+use ebb_api::{BalloonStatus, DeviceServer, DriverState, GuestFigures, MemoryDeviceStatus};
+use ebb_policy::need::Figures;
+use ebb_policy::resize::{Balloon as BalloonOffer, Device, Driver};
+use ebb_virtio_mem::Device as Served;
+use ebb_vm::balloon::{self, Balloon};
+use ebb_vm::driver::Driver as SeenDriver;
+use ebb_vm::memory_device::{self, MemoryDevice};
+use ebb_vm::qmp::QmpError;
+use ebb_vm::{Qmp, Region};
+
+use crate::serve::growth::Growth;
+
+/// A device by which the guest plugs memory, whoever has it.
+pub enum Plugger {
+    /// QEMU's own, told by QMP.
+    Qemu(MemoryDevice),
+    /// Ebb's own.
+    Ebb {
+        /// Itself.
+        device: Arc<Served>,
+        /// The guest's NUMA node.
+        node: u32,
+        /// Whether the guest drives it.
+        driver: Driver,
+    },
+}
+
+impl Plugger {
+    /// As it is now.
+    pub fn device(&self) -> Device {
+        match self {
+            Plugger::Qemu(device) => Device {
+                node: device.node,
+                plugged_bytes: device.plugged_bytes,
+                requested_bytes: device.requested_bytes,
+                max_bytes: device.max_bytes,
+                block_bytes: device.block_bytes,
+                driver: offered(&device.driver),
+            },
+            Plugger::Ebb { device, node, driver } => {
+                let (sizes, geometry) = (device.sizes(), device.geometry());
+                Device {
+                    node: *node,
+                    plugged_bytes: sizes.plugged_bytes,
+                    requested_bytes: sizes.requested_bytes,
+                    max_bytes: geometry.region_bytes,
+                    block_bytes: geometry.block_bytes,
+                    driver: *driver,
+                }
+            }
+        }
+    }
+
+    /// Who serves it, and how often the guest touched what it has not plugged, if that is
+    /// known.
+    fn server(&self) -> (DeviceServer, Option<u64>) {
+        match self {
+            Plugger::Qemu(_) => (DeviceServer::Qemu, None),
+            Plugger::Ebb { device, .. } => (DeviceServer::Ebb, Some(device.guard().violations())),
+        }
+    }
+
+    /// Has the guest plug so much, or so little.
+    ///
+    /// # Errors
+    /// The VMM's refusal, or the device's.
+    pub fn request(&self, qmp: &mut Qmp, bytes: u64) -> Result<(), String> {
+        match self {
+            Plugger::Qemu(device) => {
+                memory_device::request(qmp, device, bytes).map_err(|error| error.to_string())
+            }
+            Plugger::Ebb { device, .. } => {
+                device.request_bytes(bytes).map_err(|error| error.to_string())
+            }
+        }
+    }
+
+    /// Whether a part of RAM is what it plugs.
+    pub fn has(&self, region: &Region) -> bool {
+        let (address, bytes) = match self {
+            Plugger::Qemu(device) => (device.address, device.max_bytes),
+            Plugger::Ebb { device, .. } => {
+                (device.geometry().start, device.geometry().region_bytes)
+            }
+        };
+        region.gpa >= address && region.gpa.0 - address.0 < bytes
+    }
+}
+
+/// All that was told.
+pub struct Capabilities {
+    /// What the VM began with.
+    pub initial_bytes: u64,
+    /// The same by NUMA node.
+    pub node_bytes: Vec<u64>,
+    /// What can be plugged.
+    pub pluggers: Vec<Plugger>,
+    /// Its balloon.
+    pub balloon: Option<Balloon>,
+}
+
+impl Capabilities {
+    /// Asks QEMU, and the devices of Ebb's own.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub fn ask(qmp: &mut Qmp, own: &Growth) -> Result<Capabilities, QmpError> {
+        let memory = memory_device::look(qmp)?;
+        let balloon = balloon::look(qmp, memory.initial_bytes)?;
+        let mut pluggers: Vec<_> = memory.devices.into_iter().map(Plugger::Qemu).collect();
+        let own = (0..).zip(own.devices());
+        pluggers.extend(own.map(|(node, (device, driven))| {
+            let driver = if driven { Driver::Ready } else { Driver::Absent };
+            Plugger::Ebb { device: Arc::clone(device), node, driver }
+        }));
+        Ok(Capabilities {
+            initial_bytes: memory.initial_bytes,
+            node_bytes: memory.node_bytes,
+            pluggers,
+            balloon,
+        })
+    }
+
+    /// The devices as they were.
+    pub fn devices(&self) -> Vec<Device> {
+        self.pluggers.iter().map(Plugger::device).collect()
+    }
+
+    /// The balloon as it was.
+    pub fn balloon_offer(&self) -> Option<BalloonOffer> {
+        let balloon = self.balloon.as_ref()?;
+        let driver = offered(&balloon.driver);
+        Some(BalloonOffer { ballooned_bytes: balloon.held_bytes, driver })
+    }
+
+    /// What can be plugged, and is not.
+    pub fn unplugged_bytes(&self) -> u64 {
+        let left = |device: Device| device.max_bytes.saturating_sub(device.plugged_bytes);
+        self.devices().into_iter().map(left).sum()
+    }
+
+    /// The guest's own figures, if it told them after `since_s`, in seconds since 1970.
+    pub fn figures(&self, since_s: u64) -> Option<Figures> {
+        let stats = self.balloon.as_ref()?.stats;
+        let figures =
+            Figures { total_bytes: stats.total_bytes?, available_bytes: stats.available_bytes? };
+        (stats.updated_s > since_s).then_some(figures)
+    }
+
+    /// The devices for the status.
+    pub fn device_status(&self) -> Vec<MemoryDeviceStatus> {
+        let status = |plugger: &Plugger| {
+            let (device, (served_by, violations)) = (plugger.device(), plugger.server());
+            MemoryDeviceStatus {
+                node: device.node,
+                plugged_bytes: device.plugged_bytes,
+                requested_bytes: device.requested_bytes,
+                max_bytes: device.max_bytes,
+                block_bytes: device.block_bytes,
+                driver: state(device.driver),
+                served_by,
+                violations,
+            }
+        };
+        self.pluggers.iter().map(status).collect()
+    }
+
+    /// The balloon for the status. `now_s`: seconds since 1970.
+    pub fn balloon_status(&self, now_s: u64, releases: u64) -> Option<BalloonStatus> {
+        let balloon = self.balloon.as_ref()?;
+        let stats = balloon.stats;
+        let figures = GuestFigures {
+            age_s: now_s.saturating_sub(stats.updated_s),
+            total_bytes: stats.total_bytes,
+            free_bytes: stats.free_bytes,
+            available_bytes: stats.available_bytes,
+            cache_bytes: stats.cache_bytes,
+            swapped_in_bytes: stats.swapped_in_bytes,
+            swapped_out_bytes: stats.swapped_out_bytes,
+            major_faults: stats.major_faults,
+            minor_faults: stats.minor_faults,
+        };
+        Some(BalloonStatus {
+            ballooned_bytes: balloon.held_bytes,
+            driver: state(offered(&balloon.driver)),
+            deflates_on_oom: balloon.deflates_on_oom,
+            releases,
+            reporting_offered: balloon.reporting_offered,
+            reporting: balloon.is_reporting(),
+            figures: (stats.updated_s > 0).then_some(figures),
+        })
+    }
+}
+
+fn offered(driver: &SeenDriver) -> Driver {
+    match driver {
+        SeenDriver::Ready { .. } => Driver::Ready,
+        SeenDriver::Absent => Driver::Absent,
+        SeenDriver::Unknown => Driver::Unknown,
+    }
+}
+
+fn state(driver: Driver) -> DriverState {
+    match driver {
+        Driver::Ready => DriverState::Ready,
+        Driver::Absent => DriverState::Absent,
+        Driver::Unknown => DriverState::Unknown,
+    }
+}

@@ -1,0 +1,121 @@
+//! What a VM's worker is asked to do, and where it is asked.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use ebb_api::{
+    AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, HeatReport, HeatRequest,
+    LimitRequest, LimitStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
+    VmStatus,
+};
+use tokio::sync::oneshot;
+
+use crate::model::api_error::Answer;
+use crate::model::share::Share;
+
+/// What a worker is asked to do; each with a place for its answer.
+pub enum Command {
+    /// Tell everything; `true`: with every frame classified.
+    Status(bool, oneshot::Sender<Answer<VmStatus>>),
+    /// Reclaim free memory once.
+    Reclaim(ReclaimRequest, oneshot::Sender<Answer<ReclaimReport>>),
+    /// Reclaim it again and again.
+    Auto(AutoRequest, oneshot::Sender<Answer<AutoStatus>>),
+    /// Set or lift the limit on resident memory.
+    Limit(LimitRequest, oneshot::Sender<Answer<LimitStatus>>),
+    /// More is resident than the limit allows.
+    Pressure,
+    /// Bring the VM to another size.
+    Resize(ResizeRequest, oneshot::Sender<Answer<ResizeReport>>),
+    /// Tell how far that is.
+    Size(oneshot::Sender<Answer<ResizeReport>>),
+    /// The guest touched unplugged memory.
+    Violation,
+    /// Evict frames, whether used or not.
+    Evict(EvictRequest, oneshot::Sender<Answer<EvictReport>>),
+    /// Begin to find out which memory is hot.
+    Monitor(HeatRequest, oneshot::Sender<Answer<HeatReport>>),
+    /// Tell how far that is, and what was found.
+    Heat(oneshot::Sender<Answer<HeatReport>>),
+    /// Put the VM into the pool, or take it out.
+    Share(Option<Share>, oneshot::Sender<Answer<()>>),
+    /// Keep to the limit that the pool gives it.
+    Allow(Option<u64>, oneshot::Sender<Answer<()>>),
+    /// Say that commands are obeyed.
+    Ready(oneshot::Sender<Answer<()>>),
+    /// Stop managing the VM.
+    Detach(oneshot::Sender<Answer<DetachReport>>),
+    /// The VMM ended, or its faults cannot be read: why.
+    Gone(std::io::Result<()>),
+    /// A thread of this VM panicked, and said so.
+    Panicked(String),
+}
+
+impl Command {
+    /// Whether nobody waits for the answer any more: who asked was told that nothing was done.
+    pub fn is_moot(&self) -> bool {
+        match self {
+            Command::Status(_, to) => to.is_closed(),
+            Command::Reclaim(_, to) => to.is_closed(),
+            Command::Auto(_, to) => to.is_closed(),
+            Command::Limit(_, to) => to.is_closed(),
+            Command::Resize(_, to) => to.is_closed(),
+            Command::Size(to) => to.is_closed(),
+            Command::Evict(_, to) => to.is_closed(),
+            Command::Monitor(_, to) => to.is_closed(),
+            Command::Heat(to) => to.is_closed(),
+            Command::Share(_, to) | Command::Ready(to) => to.is_closed(),
+            Command::Detach(to) => to.is_closed(),
+            Command::Pressure
+            | Command::Violation
+            | Command::Allow(..)
+            | Command::Gone(_)
+            | Command::Panicked(_) => false,
+        }
+    }
+}
+
+/// The way into a worker's mailbox.
+#[derive(Clone)]
+pub struct Mailbox {
+    to: Sender<Command>,
+    /// Pressure was told and is not looked at yet.
+    is_pressed: Arc<AtomicBool>,
+}
+
+impl Mailbox {
+    /// One that is empty, and where its commands come out.
+    pub fn new() -> (Mailbox, Receiver<Command>) {
+        let (to, commands) = channel();
+        (Mailbox { to, is_pressed: Arc::default() }, commands)
+    }
+
+    /// Where commands go.
+    pub fn sender(&self) -> Sender<Command> {
+        self.to.clone()
+    }
+
+    /// Puts a command in. A worker that is gone obeys none.
+    pub fn put(&self, command: Command) {
+        let _ = self.to.send(command);
+    }
+
+    /// Tells of pressure, once until the worker looks.
+    pub fn press(&self) {
+        if !self.is_pressed.swap(true, AcqRel) {
+            self.put(Command::Pressure);
+        }
+    }
+
+    /// Whether pressure was told and not looked at.
+    pub fn is_pressed(&self) -> bool {
+        self.is_pressed.load(Acquire)
+    }
+
+    /// The worker looks at it now.
+    pub fn look_at_pressure(&self) {
+        self.is_pressed.store(false, Release);
+    }
+}

@@ -1,0 +1,39 @@
+//! No fault waits for a limit while QEMU is asked: QEMU may wait for the vCPU whose fault waits.
+
+use std::sync::Arc;
+
+use ebb_pager::Pager;
+
+/// While this lives no fault of the VM waits for room. Its marks come back when it is dropped.
+pub struct OpenGate {
+    pager: Arc<Pager>,
+    marks: (u64, u64),
+    halts_above: Option<u64>,
+}
+
+impl OpenGate {
+    /// For faults that wait a little.
+    pub fn for_faults(pager: &Arc<Pager>) -> OpenGate {
+        let marks = pager.marks();
+        pager.set_marks(u64::MAX, u64::MAX);
+        OpenGate { pager: Arc::clone(pager), marks, halts_above: None }
+    }
+
+    /// The same, and for first touches that wait until the store has room.
+    pub fn for_all(pager: &Arc<Pager>) -> OpenGate {
+        let mut gate = OpenGate::for_faults(pager);
+        gate.halts_above = Some(pager.halts_above());
+        pager.halt_above(u64::MAX);
+        gate
+    }
+}
+
+impl Drop for OpenGate {
+    fn drop(&mut self) {
+        let (tell, wait) = self.marks;
+        self.pager.set_marks(tell, wait);
+        if let Some(above) = self.halts_above {
+            self.pager.halt_above(above);
+        }
+    }
+}

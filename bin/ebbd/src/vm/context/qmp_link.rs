@@ -1,0 +1,79 @@
+//! A VMM's control socket: connected again where it is lost, and lent to whoever asks QEMU.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use ebb_vm::Qmp;
+
+use crate::support::retry::Retry;
+
+/// A QEMU that does not greet within this time is busy, or serves another client.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two attempts to connect, at first and at most.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MOST: Duration = Duration::from_secs(10);
+
+/// The socket, while it answers.
+pub struct QmpLink {
+    path: PathBuf,
+    socket: Option<Qmp>,
+    retry: Retry,
+    /// Set while the worker waits for QEMU, which may wait for a fault of its own.
+    is_silent: Arc<AtomicBool>,
+}
+
+impl QmpLink {
+    /// A socket that is connected already, or is to be. `is_silent` is set while QEMU is waited for.
+    pub fn new(path: &Path, mut socket: Option<Qmp>, is_silent: Arc<AtomicBool>) -> QmpLink {
+        socket.iter_mut().for_each(|qmp| qmp.show_silence(Arc::clone(&is_silent)));
+        let retry = Retry::new(RETRY_FIRST, RETRY_MOST);
+        QmpLink { path: path.to_owned(), socket, retry, is_silent }
+    }
+
+    /// Connects, if it is not connected and an attempt is due.
+    pub fn reconnect(&mut self) {
+        if self.socket.is_some() || !self.retry.is_due() {
+            return;
+        }
+        self.is_silent.store(true, Relaxed);
+        let connected = Qmp::connect_within(&self.path, GREETING_TIMEOUT);
+        self.is_silent.store(false, Relaxed);
+        match connected {
+            Ok(mut qmp) => {
+                qmp.show_silence(Arc::clone(&self.is_silent));
+                self.socket = Some(qmp);
+                self.retry.worked();
+            }
+            Err(error) => {
+                tracing::debug!("{}: {error}", self.path.display());
+                self.retry.failed();
+            }
+        }
+    }
+
+    /// The socket, if it is connected.
+    pub fn socket(&mut self) -> Option<&mut Qmp> {
+        self.socket.as_mut()
+    }
+
+    /// Whether it is connected.
+    pub fn is_connected(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Whether QEMU told of a reset since the last look. A socket that fails is dropped; it may be
+    /// connected again.
+    pub fn hears_reset(&mut self) -> bool {
+        match self.socket.as_mut().map(Qmp::events) {
+            Some(Ok(events)) => events.iter().any(|event| event == "RESET"),
+            Some(Err(_)) => {
+                self.socket = None;
+                false
+            }
+            None => false,
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Ending the management of a VM, and clearing away what was kept of it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use ebb_sys::process::Process;
+
+use super::context::VmContext;
+use super::make_pager::{digests_path, ledger_path};
+use crate::helpers::injector;
+use crate::model::record::Record;
+use crate::support::failpoint;
+use crate::support::life::Dead;
+use crate::support::state_file;
+use crate::system::{cgroup, origin, starting};
+
+/// Detaches a VM: nothing is watched, and the userfaultfd in the VMM is closed. All of its memory
+/// must be back. Its fault thread must have ended; faults that wait are woken.
+///
+/// # Errors
+/// When the VMM cannot be reached, or the record cannot be written: the VM is still managed, and
+/// its faults are to be served again. When the userfaultfd cannot be closed: it is `leaving`.
+pub fn detach(cx: &mut VmContext) -> io::Result<()> {
+    cx.pager.unwatch_all()?;
+    starting::unmark(cx.record.directory())?;
+    close_on_record(cx)?;
+    part(&cx.process, &cx.record, cx.record.directory());
+    Ok(())
+}
+
+/// Closes the userfaultfd in the VMM, if it is there. It leaves the record first: a process that
+/// finds none on record makes a new one, while QEMU may use its number for something else.
+///
+/// It stays off the record where that fails: a thread of QEMU's that was sent to close it does
+/// so all the same, maybe much later (`docs/decisions/0034-*`).
+fn close_on_record(cx: &mut VmContext) -> io::Result<()> {
+    let Some(number) = cx.record.leaving.or(cx.record.userfaultfd) else { return Ok(()) };
+    let is_there = has_userfaultfd(&cx.process, number)?;
+    if cx.record.userfaultfd.is_some() {
+        cx.record.try_change(|record| {
+            (record.userfaultfd, record.leaving) = (None, Some(number));
+        })?;
+    }
+    if is_there {
+        let name = cx.name();
+        let closed = failpoint::fails("close", name)
+            .and_then(|()| injector::close(&cx.process, number))
+            .and_then(|()| failpoint::fails("closed", name));
+        if closed.is_err() && !is_closed(cx) {
+            return closed;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the userfaultfd that a VM is leaving by is closed in the VMM.
+pub fn is_closed(cx: &VmContext) -> bool {
+    let is_there = |number| has_userfaultfd(&cx.process, number);
+    cx.record.leaving.is_none_or(|number| is_there(number).is_ok_and(|is_there| !is_there))
+}
+
+/// Removes what is kept of a VM whose userfaultfd is closed. Its fault thread must have ended.
+pub fn part(process: &Process, record: &Record, directory: &Path) {
+    if let Err(error) = origin::keep(record, directory) {
+        tracing::warn!("{}: where its console is: {error}", record.name);
+    }
+    cgroup::remove_later(record, process.try_clone());
+    // It is detached all the same: what is left behind says so.
+    if let Err(error) = forget_all(record, directory) {
+        tracing::error!("{}: what was kept of it is not removed: {error}", record.name);
+    }
+}
+
+/// Its VMM has ended: removes its control group, and the VM's record, ledger and swap file.
+///
+/// # Errors
+/// As unlink(2).
+pub fn bury(cx: &VmContext, _: &Dead) -> io::Result<()> {
+    cgroup::remove_of(&cx.record);
+    forget_all(&cx.record, cx.record.directory())
+}
+
+/// Leaves a VM as it was that was just attached and cannot be served: all of its memory
+/// is where it was.
+pub fn undo(cx: VmContext) {
+    if let Err(error) = cx.pager.unwatch_all() {
+        tracing::error!("{}: {error}", cx.name());
+    }
+    let VmContext { process, pager, restored, qmp, record, disks, growth, service, .. } = cx;
+    // What is wanting may be descriptors, and letting go takes some.
+    drop((service, disks, growth, pager, restored, qmp));
+    close(&process, &record);
+    remove_swap(&record);
+    if let Err(error) = forget(record.directory()) {
+        tracing::error!("{}: {error}", record.name);
+    }
+}
+
+/// Closes the userfaultfd in the VMM, if there is one: all that it watched is the kernel's again.
+pub fn close(process: &Process, record: &Record) {
+    if let Some(number) = record.userfaultfd
+        && let Err(error) = injector::close(process, number)
+    {
+        tracing::error!("{}: closing the userfaultfd in QEMU: {error}", record.name);
+    }
+}
+
+/// Whether the process has a userfaultfd of this number.
+///
+/// # Errors
+/// As [`Process::userfaultfds`].
+pub fn has_userfaultfd(process: &Process, number: i32) -> io::Result<bool> {
+    Ok(process.userfaultfds()?.contains(&number))
+}
+
+/// Removes the VM's record and ledger; a VM that Ebb started keeps its sockets and logs while it
+/// runs.
+fn forget_all(record: &Record, directory: &Path) -> io::Result<()> {
+    remove_swap(record);
+    starting::unmark(directory)?;
+    forget(directory)
+}
+
+/// Removes what is kept of a VM in its directory, its record before what belongs to that. What is
+/// not there is no error. The mark of a start stays: its QEMU may run, with nothing else to tell of
+/// it.
+///
+/// # Errors
+/// As unlink(2).
+pub fn forget(directory: &Path) -> io::Result<()> {
+    Record::remove(directory)?;
+    ebb_store::remove(directory)?;
+    let paths = [ledger_path(directory), digests_path(directory)];
+    paths.iter().try_for_each(|path| state_file::remove_if_there(path))
+}
+
+/// Removes all that a VM left which has ended.
+///
+/// # Errors
+/// As unlink(2).
+pub fn clear(record: Option<&Record>, directory: &Path, _: &Dead) -> io::Result<()> {
+    if let Some(record) = record {
+        remove_swap(record);
+        cgroup::remove_of(record);
+    }
+    starting::unmark(directory)?;
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a VM's swap file, which nobody can read any more once its key is gone. A block
+/// device stays.
+pub fn remove_swap(record: &Record) {
+    if record.swap.metadata().is_ok_and(|found| !found.is_file()) {
+        return;
+    }
+    if let Err(error) = state_file::remove_if_there(&record.swap) {
+        tracing::error!("{}: {error}", record.swap.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::starting::Qemu;
+
+    #[test]
+    fn a_start_that_failed_is_marked_while_its_qemu_may_run() {
+        let home = tempfile::tempdir().unwrap();
+        starting::mark(home.path(), Qemu::User(1), &[], None).unwrap();
+        let left = || fs::read_dir(home.path()).unwrap().count();
+        let of_mark = left();
+        assert!(of_mark > 0);
+        fs::write(home.path().join("ledger"), "").unwrap();
+        forget(home.path()).unwrap();
+        assert_eq!(left(), of_mark);
+        starting::unmark(home.path()).unwrap();
+        assert_eq!(left(), 0);
+    }
+}

@@ -1,0 +1,367 @@
+//! Who reaches a VM's memory by itself, and what may be taken of it beside that: one answer for
+//! all who take. It is looked for at each tick, before each pass and each step of an eviction. A
+//! look at the VMM's open descriptors is cheap; QEMU is asked where they changed, and now and then.
+//! `docs/devices.md`.
+
+pub mod plugged;
+pub mod unplugged;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use ebb_api::{MayTake, ReachStatus, ReachingDevice};
+use ebb_sys::process::Process;
+use ebb_units::Bytes;
+use ebb_vm::layout::Added;
+use ebb_vm::reach::{self, Device, Kind, Reach};
+use ebb_vm::{Qmp, launch, takeover};
+
+use self::unplugged::Unplugged;
+use super::context::VmContext;
+use super::context::open_gate::OpenGate;
+use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::model::record::Record;
+use crate::support::open_files::{Descriptors, OpenFiles};
+use crate::support::retry::Retry;
+use crate::system::host_facts::NO_DEVICE;
+
+/// While memory in use may be elsewhere the descriptors are looked at so often.
+pub const GLANCE: Duration = Duration::from_millis(20);
+/// QEMU is asked so often although its descriptors are the same: for its migration, which needs
+/// none before it begins, and for all else.
+const MIGRATION_EVERY: Duration = Duration::from_secs(1);
+const ALL_EVERY: Duration = Duration::from_secs(10);
+/// One that does not answer is asked again after so long, and at most after so long.
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MOST: Duration = Duration::from_secs(30);
+
+/// Keeps up what the context knows of the devices, and has their memory there.
+pub struct Devices {
+    process: Option<Arc<Process>>,
+    asked: Option<Instant>,
+    asked_migration: Option<Instant>,
+    retry: Retry,
+    /// What was elsewhere has come back for devices that leave so much to be taken.
+    settled: Reach,
+    /// Why it has not all come back.
+    failed: Option<String>,
+    /// Where the VMM has the files of its RAM.
+    unplugged: Unplugged,
+    /// Memory that came after the VM was attached, as QEMU told last.
+    plugged: Vec<Added>,
+}
+
+impl Default for Devices {
+    fn default() -> Devices {
+        Devices {
+            process: None,
+            asked: None,
+            asked_migration: None,
+            retry: Retry::new(RETRY_FIRST, RETRY_MOST),
+            settled: Reach::Everything,
+            failed: None,
+            unplugged: Unplugged::default(),
+            plugged: Vec::new(),
+        }
+    }
+}
+
+/// Devices leave less to be taken than before: what they may ask for has to come back.
+pub struct Narrowed {
+    /// What they leave.
+    pub reach: Reach,
+    /// The one that leaves least.
+    device: Device,
+    began: Instant,
+}
+
+impl Devices {
+    /// How long the worker may wait until it glances again.
+    pub fn glance_after(&self, cx: &VmContext) -> Option<Duration> {
+        cx.record.evicts.then_some(GLANCE)
+    }
+
+    /// Looks, if the descriptors have changed.
+    pub fn glance(&mut self, cx: &mut VmContext) -> Option<Narrowed> {
+        if cx.reaching.is_told && !cx.reaching.is_as_seen() { self.look(cx) } else { None }
+    }
+
+    /// Looks, if the descriptors have changed or it is time to.
+    pub fn keep(&mut self, cx: &mut VmContext, open: &mut OpenFiles) -> Option<Narrowed> {
+        let same = cx.reaching.seen.as_ref().is_some_and(|seen| seen.is_of(open));
+        if self.is_due(cx) || (cx.reaching.is_told && !same) {
+            return self.look(cx);
+        }
+        // Each question lets touches that wait for room go on.
+        let asks = cx.record.evicts && cx.reaching.is_told && !cx.is_halted();
+        if asks && self.asked_migration.is_none_or(|asked| asked.elapsed() >= MIGRATION_EVERY) {
+            self.ask(cx, false);
+            return self.narrowed(cx);
+        }
+        None
+    }
+
+    /// Finds out who reaches the memory, and whether something is elsewhere that they may ask for.
+    pub fn look(&mut self, cx: &mut VmContext) -> Option<Narrowed> {
+        self.ask(cx, true);
+        self.narrowed(cx)
+    }
+
+    fn is_due(&self, cx: &VmContext) -> bool {
+        let since = |at: Option<Instant>, most| at.is_none_or(|at: Instant| at.elapsed() >= most);
+        match cx.reaching.is_told {
+            true => since(self.asked, ALL_EVERY) || self.owes(cx),
+            false => self.retry.is_due(),
+        }
+    }
+
+    /// Whether something is elsewhere that a device may ask for.
+    fn owes(&self, cx: &VmContext) -> bool {
+        cx.reaching.is_told && cx.reaching.reach() < self.settled
+    }
+
+    fn ask(&mut self, cx: &mut VmContext, all: bool) {
+        let before = cx.reaching.all();
+        let gate = OpenGate::for_all(&cx.pager);
+        let end = reach::end_of_look();
+        let told = if all { self.ask_all(cx, end) } else { self.ask_migration(cx, end) };
+        drop(gate);
+        cx.reaching.is_told = told.is_ok();
+        let name = &cx.record.name;
+        match told {
+            Ok(()) => self.retry.worked(),
+            Err(why) => {
+                self.retry.failed();
+                tracing::debug!("{name}: its devices: {why}");
+            }
+        }
+        let after = cx.reaching.all();
+        for device in after.iter().filter(|device| !before.contains(device)) {
+            tracing::warn!("{name}: {} is left to be taken because of {device}", left(device));
+        }
+        let is_gone = |device: &&Device| !after.contains(device) && device.kind != Kind::Unknown;
+        for device in before.iter().filter(is_gone) {
+            tracing::info!("{name}: {} is in the way no more", device.name);
+        }
+    }
+
+    fn ask_all(&mut self, cx: &mut VmContext, end: Instant) -> Result<(), String> {
+        self.asked = Some(Instant::now());
+        let text = |error: io::Error| error.to_string();
+        let process = match &self.process {
+            Some(process) => Arc::clone(process),
+            None => Arc::new(Process::open(cx.record.pid).map_err(text)?),
+        };
+        // What comes after this is seen at the next glance.
+        let seen = Descriptors::now(&process).map_err(text)?;
+        let mut found = reach::of_descriptors(seen.links());
+        self.process = Some(process);
+        // Also if QEMU does not answer.
+        for device in &found {
+            if !cx.reaching.found.contains(device) {
+                cx.reaching.found.push(device.clone());
+            }
+        }
+        cx.qmp.reconnect();
+        let qmp = cx.qmp.socket().ok_or("its QMP socket does not answer")?;
+        let own = own_names(&cx.record);
+        found.extend(reach::of_vmm(qmp, &own, end).map_err(|error| error.to_string())?);
+        (cx.reaching.found, cx.reaching.seen) = (found, Some(Arc::new(seen)));
+        self.ask_migration(cx, end)?;
+        // Last: what may be taken does not depend on it.
+        plugged::look(cx, &mut self.plugged, end);
+        Ok(())
+    }
+
+    fn ask_migration(&mut self, cx: &mut VmContext, end: Instant) -> Result<(), String> {
+        self.asked_migration = Some(Instant::now());
+        let qmp = cx.qmp.socket().ok_or("its QMP socket does not answer")?;
+        cx.reaching.migration = reach::of_migration(qmp, end).map_err(|error| error.to_string())?;
+        Ok(())
+    }
+
+    /// What has to come back for those who are there now. Until [`Devices::settle`] the guest does
+    /// not run, or its migration is cancelled.
+    fn narrowed(&mut self, cx: &mut VmContext) -> Option<Narrowed> {
+        if !cx.reaching.is_told {
+            return None;
+        }
+        let reach = cx.reaching.reach();
+        let is_all_there = reach == Reach::FreeOnly && !cx.record.evicts;
+        if is_all_there || reach >= self.settled {
+            self.settled = reach;
+            return None;
+        }
+        let all = cx.reaching.all();
+        let device = reach::narrowest(&all)?.clone();
+        let began = Instant::now();
+        // Else what comes back would wait for what goes, and QEMU for a vCPU that waits for room.
+        cx.pager.set_marks(u64::MAX, u64::MAX);
+        cx.pager.halt_above(u64::MAX);
+        match device.kind {
+            Kind::SharedMigration => cancel_migration(cx),
+            _ => pause_guest(cx),
+        }
+        Some(Narrowed { reach, device, began })
+    }
+
+    /// All came back that devices may ask for, so many bytes, or not.
+    pub fn settle(&mut self, cx: &VmContext, narrowed: &Narrowed, back: io::Result<u64>) {
+        let (name, device) = (cx.name(), &narrowed.device.name);
+        match back {
+            Ok(bytes) => {
+                let (back, took) = (Bytes(bytes), narrowed.began.elapsed());
+                tracing::warn!("{name}: {back} came back for {device} in {took:?}");
+                (self.settled, self.failed) = (narrowed.reach, None);
+            }
+            Err(error) => {
+                let why = format!(
+                    "the guest is stopped until all its memory is back for {device}, which fails: \
+                     {error}"
+                );
+                if self.failed.as_ref() != Some(&why) {
+                    tracing::error!("{name}: {why}");
+                }
+                self.failed = Some(why);
+            }
+        }
+    }
+
+    /// All was brought back for another reason.
+    pub fn all_is_back(&mut self, cx: &VmContext) {
+        (self.settled, self.failed) = (cx.reaching.reach(), None);
+    }
+
+    /// Whether the guest must not go on yet: a device would find zeros.
+    pub fn must_rest(&self, cx: &VmContext) -> bool {
+        // A VMM that does not tell may have one: while anything is elsewhere only a full answer
+        // lets the guest go on.
+        let counters = &cx.pager.counters;
+        let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
+        let any = elsewhere.iter().any(|count| count.load(Relaxed) > 0);
+        self.owes(cx) || (any && cx.reaching.reach() < self.settled)
+    }
+
+    /// Why the guest does not go on.
+    pub fn why_it_rests(&self) -> Option<String> {
+        self.failed.clone()
+    }
+
+    /// Looks whether the VMM has all of the memory that it had, if a descriptor of it was closed.
+    pub fn glance_at_regions(&mut self, cx: &mut VmContext) {
+        let same = self.unplugged.is_as_seen(&cx.process, cx.pager.ram());
+        if !same.unwrap_or(false) {
+            self.keep_regions(cx, &mut OpenFiles::default());
+        }
+    }
+
+    /// Looks whether the VMM has all of the memory that it had, and lets go of what it has not.
+    /// What that takes may be long: the VMM's open files are listed anew then.
+    pub fn keep_regions(&mut self, cx: &mut VmContext, open: &mut OpenFiles) {
+        self.unplugged.keep(cx, open);
+    }
+
+    /// What the operator is to know of memory that came later.
+    pub fn plugged_warning(&self) -> Option<String> {
+        plugged::warning(&self.plugged)
+    }
+
+    /// Who is in the way, and of what.
+    pub fn status(&self, cx: &VmContext) -> ReachStatus {
+        let all = cx.reaching.all();
+        ReachStatus {
+            may_take: api(reach::reach(&all)),
+            devices: { all.iter() }
+                .map(|device| ReachingDevice {
+                    name: device.name.clone(),
+                    may_take: api(device.kind.reach()),
+                    why: device.kind.why().into(),
+                })
+                .collect(),
+            migration: cx.reaching.migration.status.clone(),
+        }
+    }
+
+    /// Why the VM is in its mode, of those who reach the memory now.
+    pub fn mode_reason(&self, cx: &VmContext) -> String {
+        let all = cx.reaching.all();
+        match reach::narrowest(&all) {
+            Some(device) if cx.record.mode_reason == NO_DEVICE => {
+                format!("{} is taken because of {device}", left(device))
+            }
+            _ => cx.record.mode_reason.clone(),
+        }
+    }
+}
+
+/// Those of a VM that is about to be attached, which may then be taken from.
+///
+/// # Errors
+/// The VMM does not tell, or nothing may be taken: why.
+pub fn of_new(process: &Process, qmp: &mut Qmp, own: &[String]) -> Answer<Vec<Device>> {
+    let links = process.descriptors().map_err(failed("QEMU's descriptors"))?;
+    let mut found = reach::of_descriptors(links.iter().map(|(_, link)| link.as_str()));
+    let end = reach::end_of_look();
+    found.extend(reach::of_vmm(qmp, own, end).map_err(failed("its devices"))?);
+    found.extend(reach::of_migration(qmp, end).map_err(failed("its migration"))?.shared);
+    takeover::may_be_held(process.pid(), &found).map_err(not_allowed)?;
+    Ok(found)
+}
+
+/// The character devices behind which Ebb serves the VM.
+fn own_names(record: &Record) -> Vec<String> {
+    match record.started {
+        true => launch::served_names(record.disks.len(), record.growth.len()),
+        false => Vec::new(),
+    }
+}
+
+/// It goes on once all is back, also if the next process has to see to that.
+fn pause_guest(cx: &mut VmContext) {
+    // A `cont` that was not answered in time may have been carried out since.
+    if !cx.record.evicts {
+        return;
+    }
+    let Some(qmp) = cx.qmp.socket() else { return };
+    let state = qmp.execute("query-status", serde_json::json!({}));
+    if !state.is_ok_and(|state| state.get("running").is_some_and(|runs| runs == true)) {
+        return;
+    }
+    cx.record.note(|record| record.begin = true);
+    if let Err(error) = cx.command_guest("stop") {
+        tracing::error!("{}: it was not stopped: {error}", cx.name());
+    }
+}
+
+/// What has begun already would hand over memory that is not there.
+fn cancel_migration(cx: &mut VmContext) {
+    let cancelled = cx.qmp.socket().map(reach::cancel_migration);
+    let name = cx.name();
+    match cancelled {
+        Some(Ok(true)) => tracing::error!(
+            "{name}: its migration was cancelled, since not all of its memory was there: migrate \
+             again once `ebb status` says that none is elsewhere"
+        ),
+        Some(Err(error)) => tracing::error!("{name}: its migration goes on: {error}"),
+        _ => {}
+    }
+}
+
+/// In words, what may be taken beside it.
+fn left(device: &Device) -> &'static str {
+    match device.kind.reach() {
+        Reach::Nothing => "nothing",
+        Reach::FreeOnly => "free memory only",
+        Reach::Everything => "all memory",
+    }
+}
+
+fn api(reach: Reach) -> MayTake {
+    match reach {
+        Reach::Nothing => MayTake::Nothing,
+        Reach::FreeOnly => MayTake::FreeOnly,
+        Reach::Everything => MayTake::Everything,
+    }
+}

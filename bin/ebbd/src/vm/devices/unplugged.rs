@@ -1,0 +1,335 @@
+//! Memory that a VMM has unplugged: noticed, put on record, and let go of.
+//!
+//! The record comes first. Once it says that a region is gone, no daemon looks for its memfd by a
+//! number that another file may have by then; and whatever of it a daemon did not come to, the
+//! next one does, since it lets go of all that is on record as gone. Without room for the record
+//! the region is let go of all the same: that it is gone can be proved again.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ebb_pager::Pager;
+use ebb_sys::process::Process;
+use ebb_units::{Bytes, Gpa};
+use ebb_vm::{Ram, unplugged};
+
+use crate::model::record::Record;
+use crate::support::open_files::OpenFiles;
+use crate::support::retry::Retry;
+use crate::vm::context::VmContext;
+
+/// What could not be let go of, or brought back, is tried again after so long, and at most so long.
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MOST: Duration = Duration::from_secs(30);
+
+/// What is known of where a VMM has the files of its RAM open.
+pub struct Unplugged {
+    /// For each file all descriptors of the VMM that were seen to be it.
+    numbers: Vec<Vec<i32>>,
+    /// Files that are gone and were not let go of to the end.
+    unfinished: Vec<usize>,
+    /// Some may be mapped nowhere, and have content elsewhere.
+    is_astray: bool,
+    /// Files of which the VMM has closed a descriptor: it may have unmapped them, and may have mapped
+    /// them again since.
+    doubted: Vec<usize>,
+    retry: Retry,
+    /// Why the last try failed.
+    failed: Option<String>,
+}
+
+impl Default for Unplugged {
+    fn default() -> Unplugged {
+        Unplugged {
+            numbers: Vec::new(),
+            unfinished: Vec::new(),
+            is_astray: false,
+            doubted: Vec::new(),
+            retry: Retry::new(RETRY_FIRST, RETRY_MOST),
+            failed: None,
+        }
+    }
+}
+
+impl Unplugged {
+    /// Whether the VMM has all descriptors that it was seen to have. One system call each.
+    pub fn is_as_seen(&self, process: &Process, ram: &Ram) -> io::Result<bool> {
+        for (file, inode) in there(ram)? {
+            let Some(known) = self.numbers.get(file).filter(|known| !known.is_empty()) else {
+                return Ok(false);
+            };
+            for &number in known {
+                if process.descriptor_inode(number)? != Some(inode) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Which files are gone since the last look.
+    fn look(
+        &mut self,
+        process: &Process,
+        ram: &Ram,
+        open: &mut OpenFiles,
+    ) -> io::Result<Vec<usize>> {
+        self.numbers.resize(ram.files().len(), Vec::new());
+        let files = there(ram)?;
+        let now = numbers(process, ram.files().len(), &files, open)?;
+        // QEMU unmaps memory before it closes the descriptor that it had for that.
+        let is_suspect = |&(file, _): &(usize, u64)| {
+            let known = &self.numbers[file];
+            known.is_empty() || known.iter().any(|number| !now[file].contains(number))
+        };
+        let (suspects, there): (Vec<_>, Vec<_>) = files.into_iter().partition(is_suspect);
+        let mut gone = Vec::new();
+        if !suspects.is_empty() {
+            let inodes: Vec<u64> = suspects.iter().map(|(_, inode)| *inode).collect();
+            gone = unplugged::gone(process, &inodes)?;
+            // What has no memory at all is no VM any more: its end is for others to tell.
+            if there.is_empty() && gone.len() == inodes.len() {
+                return Ok(Vec::new());
+            }
+        }
+        let (gone, left): (Vec<_>, Vec<_>) =
+            suspects.into_iter().partition(|(_, inode)| gone.contains(inode));
+        for (file, _) in left {
+            match self.numbers[file].is_empty() {
+                true => self.is_astray = true,
+                false => self.doubt(file),
+            }
+        }
+        self.numbers = now;
+        Ok(gone.into_iter().map(|(file, _)| file).collect())
+    }
+
+    fn doubt(&mut self, file: usize) {
+        if !self.doubted.contains(&file) {
+            self.doubted.push(file);
+        }
+        // It may be mapped again at any moment.
+        self.retry.worked();
+    }
+
+    /// Lets go of what is gone, and brings back what may be mapped nowhere, once that is due.
+    /// Returns whether it was tried, and what is to be told of that.
+    fn finish(
+        &mut self,
+        let_go: impl Fn(usize) -> io::Result<()>,
+        give_back: impl FnOnce(&[usize]) -> io::Result<()>,
+    ) -> (bool, Option<String>) {
+        let astray = self.is_astray || !self.doubted.is_empty();
+        if (self.unfinished.is_empty() && !astray) || !self.retry.is_due() {
+            return (false, None);
+        }
+        let mut failed = Vec::new();
+        self.unfinished.retain(|&file| {
+            let done = let_go(file).map_err(|error| format!("letting go of memory: {error}"));
+            done.map_err(|why| failed.push(why)).is_err()
+        });
+        if astray {
+            match give_back(&self.doubted) {
+                Ok(()) => (self.is_astray, self.doubted) = (false, Vec::new()),
+                Err(error) => {
+                    failed.push(format!("memory that QEMU may have mapped nowhere: {error}"));
+                }
+            }
+        }
+        let failed = (!failed.is_empty()).then(|| failed.join("; "));
+        match failed {
+            Some(_) => self.retry.failed(),
+            None => self.retry.worked(),
+        }
+        let news = if failed == self.failed { None } else { failed.clone() };
+        self.failed = failed;
+        (true, news)
+    }
+}
+
+/// The files that are not gone, with their inode numbers.
+fn there(ram: &Ram) -> io::Result<Vec<(usize, u64)>> {
+    let all = ram.files().iter().enumerate().filter(|(file, _)| !ram.is_gone(*file));
+    all.map(|(file, backing)| Ok((file, backing.file.identity()?.1))).collect()
+}
+
+/// For each of so many files the descriptors of the VMM that lead to it, if it is among `files`.
+fn numbers(
+    process: &Process,
+    count: usize,
+    files: &[(usize, u64)],
+    open: &mut OpenFiles,
+) -> io::Result<Vec<Vec<i32>>> {
+    let mut numbers = vec![Vec::new(); count];
+    for &(number, ref link) in open.of(process)? {
+        if !link.starts_with("/memfd:") {
+            continue;
+        }
+        let inode = process.descriptor_inode(number)?;
+        for &(file, _) in files.iter().filter(|(_, wanted)| Some(*wanted) == inode) {
+            numbers[file].push(number);
+        }
+    }
+    Ok(numbers)
+}
+
+/// Has the pager watch nothing but memory of the guest's, whatever the VMM has mapped there since.
+///
+/// # Errors
+/// As dup(2).
+pub fn mind(pager: &Pager, process: &Process) -> io::Result<()> {
+    let (vmm, ram) = (process.try_clone()?, Arc::clone(pager.ram()));
+    pager.check_mapped(move |ranges| unplugged::mapped(&vmm, &ram, ranges));
+    Ok(())
+}
+
+/// Puts on record what a VM that is taken up has lost since its record was written.
+pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
+    let mut news = false;
+    for region in record.regions.iter_mut().filter(|region| !region.gone) {
+        region.gone = ram.place(Gpa(region.gpa)).is_none();
+        news |= region.gone;
+    }
+    if news {
+        tracing::info!("{}: QEMU has unplugged memory of it meanwhile", record.name);
+        if let Err(error) = record.save(directory) {
+            tracing::warn!("{}: its record: {error}", record.name);
+        }
+    }
+}
+
+/// Lets go of all that is gone already when a VM is taken up.
+///
+/// # Errors
+/// As [`Pager::let_go`].
+pub fn let_go(pager: &Pager) -> io::Result<()> {
+    let ram = pager.ram();
+    (0..ram.files().len()).filter(|file| ram.is_gone(*file)).try_for_each(|file| pager.let_go(file))
+}
+
+impl Unplugged {
+    /// Looks whether the VMM has all of the memory that it had, and lets go of what it has not.
+    pub fn keep(&mut self, cx: &mut VmContext, open: &mut OpenFiles) {
+        let pager = Arc::clone(&cx.pager);
+        let gone = self.look(&cx.process, pager.ram(), open);
+        let gone = gone.unwrap_or_else(|error| {
+            tracing::debug!("{}: its memory in QEMU: {error}", cx.name());
+            Vec::new()
+        });
+        for &file in &gone {
+            note_gone(cx, file);
+            self.unfinished.push(file);
+            self.retry.worked();
+        }
+        // Who maps it anew finds all of it there.
+        let give_back = |doubted: &[usize]| pager.give_back_unmapped(doubted);
+        let (tried, news) = self.finish(|file| pager.let_go(file), give_back);
+        if tried {
+            *open = OpenFiles::default();
+        }
+        if let Some(why) = news {
+            tracing::warn!("{}: {why}", cx.name());
+        }
+    }
+}
+
+fn note_gone(cx: &mut VmContext, file: usize) {
+    let ram = Arc::clone(cx.pager.ram());
+    let regions = || ram.regions_in(file);
+    let bytes: u64 = regions().map(|region| region.bytes).sum();
+    let at = regions().next().map_or(0, |region| region.gpa.0);
+    // What was never there, or not any more, is not what the guest has returned.
+    let resident = ram.files()[file].file.resident_bytes().unwrap_or(0);
+    tracing::info!(
+        "{}: QEMU has unplugged {} at {at:#x}: it is let go of",
+        cx.name(),
+        Bytes(bytes)
+    );
+    cx.record.note(|record| {
+        for region in regions() {
+            let known = record.regions.iter_mut().filter(|known| known.gpa == region.gpa.0);
+            known.for_each(|known| known.gone = true);
+        }
+        let absent = &mut record.totals.absent_at_hold_bytes;
+        *absent = absent.saturating_sub(bytes.saturating_sub(resident));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use ebb_sys::mapping::Mapping;
+    use ebb_sys::ram_file::RamFile;
+    use ebb_units::Hva;
+    use ebb_vm::Region;
+    use ebb_vm::ram::Backing;
+
+    use super::*;
+
+    const BYTES: u64 = 1 << 20;
+
+    /// RAM of this process's own.
+    fn ram() -> Ram {
+        let file = RamFile::create("unplugged", BYTES).unwrap();
+        let mapping = Mapping::new(&file, 0, BYTES).unwrap();
+        let region = Region { gpa: Gpa(0), bytes: BYTES, hva: Hva(0), file: 0, offset: 0 };
+        Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap()
+    }
+
+    #[test]
+    fn each_descriptor_that_is_closed_is_noticed() {
+        let (process, ram) = (Process::own().unwrap(), ram());
+        let again = || ram.files()[0].file.as_fd().try_clone_to_owned().unwrap();
+        let (mut first, mut last) = (Some(again()), Some(again()));
+        let mut known = Unplugged::default();
+        let look = |known: &mut Unplugged| {
+            let gone = known.look(&process, &ram, &mut OpenFiles::default()).unwrap();
+            assert_eq!(gone, [0; 0], "it is open");
+            assert!(known.is_as_seen(&process, &ram).unwrap());
+            std::mem::take(&mut known.doubted)
+        };
+        assert!(!known.is_as_seen(&process, &ram).unwrap(), "nothing was seen");
+        assert_eq!(look(&mut known), [0; 0]);
+        assert!(known.is_astray, "what was before is not known");
+        for closed in [&mut first, &mut last] {
+            drop(closed.take());
+            assert!(!known.is_as_seen(&process, &ram).unwrap());
+            assert_eq!(look(&mut known), [0]);
+            assert_eq!(look(&mut known), [0; 0]);
+        }
+        // One that was opened meanwhile.
+        let more = again();
+        assert_eq!(look(&mut known), [0; 0]);
+        drop(more);
+        assert_eq!(look(&mut known), [0]);
+    }
+
+    #[test]
+    fn what_fails_is_told_once_and_tried_after_a_pause() {
+        let mut known = Unplugged::default();
+        let fails = |why: &'static str| move |_: &[usize]| Err(io::Error::other(why));
+        let nothing = |_| Ok(());
+        assert_eq!(known.finish(nothing, |_| unreachable!()), (false, None));
+        known.doubt(1);
+        let (tried, told) = known.finish(nothing, fails("no room"));
+        assert!(tried && told.is_some_and(|told| told.contains("no room")));
+        assert_eq!(known.finish(nothing, |_| unreachable!()), (false, None), "it is not due");
+        known.doubt(2);
+        assert_eq!(known.finish(nothing, fails("no room")), (true, None), "as before");
+        known.doubt(2);
+        assert!(known.finish(nothing, fails("bad sector")).1.is_some());
+        known.retry.worked();
+        known.unfinished.push(0);
+        let back = |files: &[usize]| {
+            assert_eq!(files, [1, 2]);
+            Ok(())
+        };
+        assert!(known.finish(|_| Err(io::Error::other("no room")), back).1.is_some());
+        known.retry.worked();
+        assert_eq!(known.finish(nothing, |_| unreachable!()), (true, None));
+        assert_eq!(known.finish(nothing, |_| unreachable!()), (false, None), "nothing is left");
+    }
+}

@@ -1,0 +1,437 @@
+//! A limit on a VM's resident memory: what the worker does to keep it.
+
+pub mod force;
+pub mod in_flight;
+pub mod share;
+mod store_failure;
+mod vmm;
+
+use std::cell::Cell;
+use std::io;
+use std::time::{Duration, Instant};
+
+use ebb_api::{Backing, DmaMode, LimitRequest};
+use ebb_inspect::{NOTES_MAX, may_hold_note};
+use ebb_pager::Evicted;
+use ebb_reclaim::limit::is_no_room;
+use ebb_reclaim::limit::judge::Sources;
+use ebb_reclaim::limit::limiter::Limiter;
+use ebb_reclaim::limit::marks::{Left, Marks, floor_bytes};
+use ebb_reclaim::limit::windows::Windows;
+use ebb_units::{Bytes, Gfn};
+use ebb_vm::pinning::pinning;
+
+use self::in_flight::may_tell_in_flight;
+use self::store_failure::{Attempt, StoreFailure, explain_saving, explain_to};
+use self::vmm::Forgetful;
+use super::context::VmContext;
+use super::context::liveness::{End, Liveness};
+use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::support::open_files::OpenFiles;
+use crate::system::small_pages::keeps_holes;
+
+/// So long it evicts before the worker looks at commands again.
+pub const TURN: Duration = Duration::from_millis(50);
+
+/// Tells how hot a frame is.
+pub type HeatOf<'a> = &'a dyn Fn(Gfn) -> usize;
+
+/// What one VM's worker knows of its limit.
+#[derive(Default)]
+pub struct Limit {
+    /// While there is a limit.
+    limiter: Option<Limiter>,
+    /// Why the limit is not held.
+    stuck: Option<String>,
+    /// What failed when memory was to be evicted.
+    failure: Option<StoreFailure>,
+    /// What failed last since the limit was held.
+    last_failure: Option<String>,
+}
+
+/// How a turn begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Nothing is evicted in it.
+    Rest,
+    /// Steps are taken.
+    Go(Marks),
+}
+
+impl Limit {
+    /// Sets the limit on record, or lifts it. [`Limit::apply`] is to follow.
+    ///
+    /// # Errors
+    /// The request makes no sense, or this VM cannot have such a limit; nothing has changed then.
+    pub fn set(&mut self, cx: &mut VmContext, request: LimitRequest) -> Answer<()> {
+        if let Some(bytes) = request.bytes {
+            may_limit(cx, bytes, request.low_bytes)?;
+            may_evict(cx)?;
+            may_tell_in_flight(cx, &mut OpenFiles::default())?;
+            cx.begin_to_evict()?;
+            self.make_limiter(cx)?;
+        }
+        cx.record.change(|record| {
+            record.limit_bytes = request.bytes;
+            (record.low_bytes, record.high_bytes) = (request.low_bytes, request.high_bytes);
+        })
+    }
+
+    /// Begins to keep the limit on record, or ends it. A turn is to follow.
+    pub fn apply(&mut self, cx: &mut VmContext) {
+        (self.stuck, self.failure) = (None, None);
+        cx.no_room = None;
+        self.limiter.iter_mut().for_each(Limiter::rest);
+        cx.pager.limit_store_memory(compressed_bytes(cx));
+        cx.pager.halt_above(u64::MAX);
+        if cx.marks().is_none() {
+            (self.limiter, self.last_failure) = (None, None);
+            return cx.pager.set_marks(u64::MAX, u64::MAX);
+        }
+        let mailbox = cx.mailbox.clone();
+        cx.pager.on_pressure(move || mailbox.press());
+    }
+
+    /// What a limit needs, if it is not there yet.
+    fn make_limiter(&mut self, cx: &VmContext) -> Answer<()> {
+        if self.limiter.is_none() {
+            let keeps_freed = cx.record.settings.read_freed;
+            let limiter = Limiter::new(&cx.process, &cx.pager, keeps_freed);
+            self.limiter = Some(limiter.map_err(failed("QEMU's page table"))?);
+        }
+        Ok(())
+    }
+
+    /// Begins a turn, in which steps are taken as long as more is resident than the limit allows.
+    pub fn begin_turn(&mut self, cx: &mut VmContext, open: &mut OpenFiles) -> Turn {
+        cx.mailbox.look_at_pressure();
+        let Some(marks) = cx.marks() else {
+            self.limiter = None;
+            return Turn::Rest;
+        };
+        if let Err(why) = self.make_limiter(cx) {
+            self.stuck = Some(why.to_string());
+            cx.pager.set_marks(u64::MAX, u64::MAX);
+            return Turn::Rest;
+        }
+        let may = cx.note_disks().and_then(|()| may_evict(cx));
+        if let Err(why) = may.and_then(|()| may_tell_in_flight(cx, open).map(drop)) {
+            // Nobody waits for room that is not looked for.
+            self.stuck = Some(why.to_string());
+            self.note_failure(cx, None);
+            cx.pager.halt_above(u64::MAX);
+            cx.pager.set_marks(u64::MAX, u64::MAX);
+            return Turn::Rest;
+        }
+        if self.failure.as_ref().is_some_and(StoreFailure::rests) {
+            halt(cx, marks);
+            return Turn::Rest;
+        }
+        Turn::Go(marks)
+    }
+
+    /// Whether the guest's kernel is to be confirmed before the next step, and under pressure what
+    /// it says is free is to be reclaimed: the second of these.
+    pub fn asks_guest(&self, cx: &VmContext, marks: Marks) -> Option<bool> {
+        let limiter = self.limiter.as_ref()?;
+        let taken = cx.pager.taken_bytes().ok()?;
+        let is_relieved = taken <= marks.low_bytes;
+        let asks = match is_relieved {
+            true => limiter.is_sweep_due(&cx.pager),
+            false => limiter.asks(marks, taken),
+        };
+        (asks && !cx.is_halted()).then_some(!is_relieved)
+    }
+
+    /// A step of a turn that ends then; whether more is to go, and why the guest's kernel does not
+    /// run any more, if that was seen.
+    pub fn step(
+        &mut self,
+        cx: &mut VmContext,
+        marks: Marks,
+        heat: HeatOf<'_>,
+        end: Instant,
+    ) -> (bool, Option<End>) {
+        let mut ended = None;
+        let result = self.evict(cx, marks, heat, end, &mut ended);
+        let left = result.and_then(|left| write_back(cx, end).map(|()| left));
+        (self.note(cx, left) != Left::Nothing, ended)
+    }
+
+    fn evict(
+        &mut self,
+        cx: &mut VmContext,
+        marks: Marks,
+        heat: HeatOf<'_>,
+        end: Instant,
+        ended: &mut Option<End>,
+    ) -> io::Result<Left> {
+        let Some(limiter) = &mut self.limiter else { return Ok(Left::Nothing) };
+        if cx.pager.taken_bytes()? <= marks.low_bytes {
+            self.stuck = None;
+            limiter.rest();
+            if !limiter.is_sweep_due(&cx.pager) {
+                return Ok(Left::Nothing);
+            }
+        }
+        cx.expect_refills()?;
+        let left = evict_step(limiter, cx, marks, (heat, end), ended)?;
+        let refused = limiter.refused.take();
+        match (limiter.lacks_room().map(|error| explain_saving(cx, error)), &refused) {
+            (Some(why), _) => self.tell(cx, &why),
+            (None, Some(error)) => self.last_failure = Some(explain_saving(cx, error)),
+            (None, None) => {}
+        }
+        self.note_stuck(cx, marks)?;
+        Ok(left)
+    }
+
+    /// Notes why a limit is not held, where nothing more may go.
+    fn note_stuck(&mut self, cx: &VmContext, marks: Marks) -> io::Result<()> {
+        let Some(limiter) = &self.limiter else { return Ok(()) };
+        let taken = cx.pager.taken_bytes()?;
+        let in_vain = taken > marks.limit_bytes && limiter.vain_mark(marks).is_some();
+        let pinned = pinning(&cx.process)?;
+        self.stuck = in_vain.then(|| in_flight::out_of_reach(pinned.as_deref(), taken));
+        Ok(())
+    }
+
+    /// Ends a turn; `more`: there is more to be done in the next.
+    pub fn end_turn(&mut self, cx: &VmContext, marks: Marks, more: bool) {
+        halt(cx, marks);
+        let vain = self.limiter.as_ref().and_then(|limiter| limiter.vain_mark(marks));
+        let (tell, wait) = marks.for_faults(cx.waits(), self.failure.is_some(), vain);
+        cx.pager.set_marks(tell, wait);
+        if more {
+            cx.mailbox.press();
+        }
+    }
+
+    /// Makes room in compressed memory of a VM without a limit, of which memory was evicted by
+    /// force or before.
+    pub fn write_back_unlimited(&mut self, cx: &mut VmContext) {
+        if self.limiter.is_none() && !self.failure.as_ref().is_some_and(StoreFailure::rests) {
+            let result = write_back(cx, Instant::now() + TURN);
+            self.note(cx, result.map(|()| Left::Nothing));
+        }
+    }
+
+    /// Notes what failed, or that nothing does any more; what is left to do.
+    fn note(&mut self, cx: &mut VmContext, result: io::Result<Left>) -> Left {
+        let before = self.failure.take();
+        match result {
+            Ok(left) => {
+                let over = || is_above(cx, |marks| marks.high_bytes);
+                let why = self.last_failure.as_ref();
+                let failure = store_failure::after_step(before, left, why, cx.may_wait(), over);
+                self.note_failure(cx, failure);
+                if self.failure.is_none() && !is_above(cx, |marks| marks.limit_bytes) {
+                    self.last_failure = None;
+                }
+                left
+            }
+            Err(error) => {
+                let why = explain_saving(cx, &error);
+                self.tell(cx, &why);
+                let failure = match is_no_room(&error) {
+                    true => StoreFailure::no_room(why),
+                    false => StoreFailure::new(why, before),
+                };
+                self.note_failure(cx, Some(failure));
+                Left::Nothing
+            }
+        }
+    }
+
+    /// Notes what is in the way of eviction, and for all others whether it is want of room.
+    fn note_failure(&mut self, cx: &mut VmContext, failure: Option<StoreFailure>) {
+        let no_room = failure.as_ref().filter(|failure| failure.is_no_room());
+        cx.no_room = no_room.map(|failure| failure.why().to_owned());
+        self.failure = failure;
+    }
+
+    /// Tells of a failure, once as long as it lasts.
+    fn tell(&mut self, cx: &VmContext, why: &String) {
+        if self.last_failure.as_ref() != Some(why) {
+            tracing::error!("{}: {why}", cx.name());
+            self.last_failure = Some(why.clone());
+        }
+    }
+
+    /// Why the limit is not held, or the guest waits for what was evicted; `why_it_rests`: for
+    /// devices' sake.
+    pub fn what_is_stuck(&self, cx: &VmContext, why_it_rests: Option<String>) -> Option<String> {
+        let reading = cx.pager.failure();
+        { reading.map(|error| explain_to(cx, Attempt::Load, &error)) }
+            .or(why_it_rests)
+            .or_else(|| self.failure.as_ref().map(|failure| failure.why().into()))
+            .or_else(|| self.stuck.clone())
+            // It is being tried again: until the limit holds nobody can say that it is over.
+            .or_else(|| {
+                self.last_failure.clone().filter(|_| is_above(cx, |marks| marks.limit_bytes))
+            })
+    }
+
+    /// Whether nothing is evicted, so that there is time for other work.
+    pub fn is_idle(&self) -> bool {
+        self.limiter.is_none() || self.stuck.is_some()
+    }
+
+    /// What was evicted since this process manages the VM.
+    pub fn evicted(&self) -> Evicted {
+        self.limiter.as_ref().map(|limiter| limiter.total).unwrap_or_default()
+    }
+
+    /// What the VMM and its guest work with; none: that is not known yet.
+    pub fn active_bytes(&self) -> Option<u64> {
+        self.limiter.as_ref()?.active_bytes()
+    }
+
+    /// What the guest's kernel has in memory for itself, as far as that was seen.
+    pub fn kernel_bytes(&self) -> Option<u64> {
+        self.limiter.as_ref().map(Limiter::kernel_bytes)
+    }
+
+    /// Takes note of what the VMM has mapped, before somebody else empties its page table.
+    ///
+    /// # Errors
+    /// As reading the pagemap.
+    pub fn see_mapped(&mut self, cx: &VmContext) -> io::Result<()> {
+        self.limiter.as_mut().map_or(Ok(()), |limiter| limiter.see_mapped(&cx.pager))
+    }
+}
+
+/// One step of the limiter's, beside a guest that runs.
+fn evict_step(
+    limiter: &mut Limiter,
+    cx: &mut VmContext,
+    marks: Marks,
+    (heat, end): (HeatOf<'_>, Instant),
+    ended: &mut Option<End>,
+) -> io::Result<Left> {
+    let VmContext { qmp, guest, reaching, pager, process, disks, .. } = cx;
+    let liveness = std::cell::RefCell::new(Liveness::new(qmp, guest, reaching, pager));
+    let still_runs = || liveness.borrow_mut().runs_at_once();
+    let pins = pinning(process)?.is_some();
+    let known = guest.guest().ok().map(|guest| (guest, &still_runs as &dyn Fn() -> bool));
+    let of = Sources { process, guest: known, pins };
+    // Of a kernel that is not known its note must be there to know it by. Anybody can
+    // write one: of so many the note is looked for, no more stay.
+    let (view, notes) = (pager.view(), Cell::new(0));
+    let is_note = |gfn| {
+        let found = known.is_none() && notes.get() < NOTES_MAX && may_hold_note(&view, gfn);
+        notes.set(notes.get() + usize::from(found));
+        found
+    };
+    let stays = |gfn| pins && known.is_none_or(|(guest, _)| !guest.looks_settled(&view, gfn));
+    let spare = |gfn: Gfn| guest.needs(gfn) || is_note(gfn) || stays(gfn);
+    let has_disk = disks.shared.tracked_blocks() > 0;
+    let (pagemap, vmm) = (limiter.pagemap(), Forgetful(process));
+    let mut windows = Windows::new(of, (&**pager, &vmm), &pagemap, &spare, heat, has_disk);
+    let left = limiter.step(&mut windows, marks, end);
+    drop(windows);
+    *ended = liveness.borrow().ended();
+    left
+}
+
+/// Has faults wait a little above the limit on record. A VM that is recovered grows until its
+/// limit is held, which takes some answers of QEMU first.
+pub fn slow_faults(cx: &VmContext) {
+    let Some(marks) = cx.marks() else { return };
+    let (tell, wait) = marks.pressure();
+    cx.pager.set_marks(tell, wait);
+}
+
+fn may_limit(cx: &VmContext, bytes: u64, low_bytes: Option<u64>) -> Answer<()> {
+    let memory_bytes = cx.memory_bytes();
+    let floor = floor_bytes(memory_bytes);
+    if bytes < floor {
+        return Err(not_allowed(format!(
+            "a limit of {} is below what keeps this guest alive: give {} or more",
+            Bytes(bytes),
+            Bytes(floor)
+        )));
+    }
+    if let Some(low) = low_bytes.filter(|low| *low < floor) {
+        return Err(not_allowed(format!(
+            "a low mark of {} is below what keeps this guest alive: give {} or more",
+            Bytes(low),
+            Bytes(floor)
+        )));
+    }
+    if bytes >= memory_bytes {
+        return Err(not_allowed(format!(
+            "a limit of {} limits nothing: the VM has {}; `off` lifts the limit",
+            Bytes(bytes),
+            Bytes(memory_bytes)
+        )));
+    }
+    Ok(())
+}
+
+/// What its compressed pages may take. Of a limit it is a part: the guest keeps what
+/// it needs to live, and half of the rest.
+fn compressed_bytes(cx: &VmContext) -> u64 {
+    let wanted = cx.record.compressed_bytes();
+    let floor = floor_bytes(cx.memory_bytes());
+    let share = |marks: Marks| marks.limit_bytes.saturating_sub(floor) / 2;
+    cx.marks().map_or(wanted, |marks| wanted.min(share(marks)))
+}
+
+/// Whether it takes more than the limit, or one of its marks, allows.
+fn is_above(cx: &VmContext, mark: impl FnOnce(Marks) -> u64) -> bool {
+    let taken = cx.pager.taken_bytes();
+    cx.marks().zip(taken.ok()).is_some_and(|(marks, taken)| taken > mark(marks))
+}
+
+/// Has first touches wait where they are to, and go on where there is room.
+fn halt(cx: &VmContext, marks: Marks) {
+    let above = if cx.waits() { marks.high_bytes } else { u64::MAX };
+    cx.pager.halt_above(above);
+}
+
+/// Makes room in compressed memory, until `end` at most.
+fn write_back(cx: &VmContext, end: Instant) -> io::Result<()> {
+    while cx.pager.write_back()? > 0 && Instant::now() < end {}
+    Ok(())
+}
+
+/// Whether memory in use may be evicted.
+///
+/// Punching a part of a large folio may zero it in place: where the kernel may have made, or
+/// may yet make, large folios that nobody tells, nothing in use is evicted.
+///
+/// # Errors
+/// Why not.
+pub fn may_evict(cx: &VmContext) -> Answer<()> {
+    cx.may_evict_beside_devices()?;
+    let record = &cx.record;
+    if let Some(disk) = record.disks.iter().find(|disk| disk.dma == DmaMode::Strict) {
+        return Err(not_allowed(format!(
+            "its disk {} has dma=strict: such a device cannot wait for memory in use to come \
+             back, so none of it is evicted; free memory is (reclaim, auto)",
+            disk.path.display()
+        )));
+    }
+    if record.disks_used && !cx.disks.shared.all_used() {
+        return Err(not_allowed(
+            "QEMU has not connected to its disks again yet, whose rings must stay in memory",
+        ));
+    }
+    match record.backing {
+        Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
+        Backing::Thp if !keeps_holes() => Err(not_allowed(
+            "before Linux 6.4 the host's kernel may fill what is evicted of huge pages with \
+             zeros: start the VM with --backing small",
+        )),
+        Backing::Small if !record.small_pages => Err(not_allowed(
+            "QEMU could not be told yet to have no huge pages in its RAM; it is tried again",
+        )),
+        Backing::Small if !record.started && !cx.pager.minds_large_folios() => Err(not_allowed(
+            "this VM was not started by Ebb, and the host does not tell which of its \
+             memory is in large folios, which cannot be evicted in parts: run ebbd as \
+             root, outside of containers",
+        )),
+        _ => Ok(()),
+    }
+}

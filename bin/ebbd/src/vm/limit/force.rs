@@ -1,0 +1,93 @@
+//! Evicting whether used or not, as `ebb evict` asks.
+
+use std::cell::RefCell;
+use std::io;
+
+use ebb_pager::Evicted;
+use ebb_reclaim::limit::judge::{Known, Sources};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+use super::store_failure::{Attempt, explain_to};
+use crate::model::api_error::{Answer, not_allowed};
+use crate::vm::context::VmContext;
+use crate::vm::context::liveness::{End, Liveness};
+
+/// Huge frames evicted by force before QEMU is asked anew whether the guest still runs.
+const STEP_PIECES: usize = 8;
+
+/// An eviction by force, from the bottom of RAM up, huge frame by huge frame. Metadata and
+/// the note stay: they are read in place.
+pub struct ByForce {
+    pieces: std::vec::IntoIter<FrameRange>,
+    want_bytes: u64,
+    /// The VMM pins memory: the guest tells what is in flight.
+    pins: bool,
+    /// What went so far.
+    pub done: Evicted,
+}
+
+impl ByForce {
+    /// Of so many bytes.
+    pub fn new(cx: &VmContext, want_bytes: u64, pins: bool) -> ByForce {
+        let regions = cx.pager.ram().regions();
+        let pieces: Vec<_> = regions.flat_map(|region| region.frames().by_huge()).collect();
+        ByForce { pieces: pieces.into_iter(), want_bytes, pins, done: Evicted::default() }
+    }
+
+    /// What is left to be evicted.
+    fn left(&self) -> u64 {
+        self.want_bytes.saturating_sub(self.done.frames() * FRAME_BYTES)
+    }
+
+    /// A step; `false`: there is none left to take. Also why the guest's kernel does not run any
+    /// more, if that was seen.
+    ///
+    /// # Errors
+    /// The store, in words.
+    pub fn step(&mut self, cx: &mut VmContext) -> Answer<(bool, Option<End>)> {
+        let step: Vec<FrameRange> = self.pieces.by_ref().take(STEP_PIECES).collect();
+        if self.left() == 0 || step.is_empty() {
+            return Ok((false, None));
+        }
+        let mut ended = None;
+        let result = self.evict(cx, &step, &mut ended);
+        result.map_err(|error| not_allowed(explain_to(cx, Attempt::Save, &error)))?;
+        Ok((true, ended))
+    }
+
+    fn evict(
+        &mut self,
+        cx: &mut VmContext,
+        pieces: &[FrameRange],
+        ended: &mut Option<End>,
+    ) -> io::Result<()> {
+        let VmContext { qmp, guest: known, reaching, pager, process, .. } = cx;
+        let liveness = RefCell::new(Liveness::new(qmp, known, reaching, pager));
+        let still_runs = || liveness.borrow_mut().runs_at_once();
+        // Where nothing is pinned, nobody has to be asked.
+        let guest = known.guest().ok().filter(|_| self.pins);
+        let of = Sources {
+            process,
+            guest: guest.map(|guest| (guest, &still_runs as &dyn Fn() -> bool)),
+            pins: self.pins,
+        };
+        let judge = Known { of, pager, free: &[] };
+        let view = pager.view();
+        let may_go = |gfn: &Gfn| {
+            !known.needs(*gfn) && guest.is_none_or(|guest| guest.looks_settled(&view, *gfn))
+        };
+        let mut result = Ok(());
+        for piece in pieces {
+            let frames: Vec<Gfn> = piece.frames().filter(may_go).collect();
+            match pager.evict(&frames, &judge) {
+                Ok(more) => self.done.add(more),
+                Err(error) => result = Err(error),
+            }
+            if result.is_err() || self.left() == 0 {
+                break;
+            }
+        }
+        *ended = liveness.borrow().ended();
+        result
+    }
+}

@@ -1,0 +1,55 @@
+//! Whether requests of the VMM may write to memory that is about to be evicted.
+
+use ebb_units::Bytes;
+use ebb_vm::pinning::pinning_of;
+
+use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::support::open_files::OpenFiles;
+use crate::vm::context::VmContext;
+
+/// What nobody tells the end of a request for.
+const STAYS: &str = "its kernel's own memory, file pages with buffers and large pages of \
+                     processes stay in memory";
+
+/// Why requests may write past a protection, if they may. Then the guest tells which
+/// frames are in flight. Of descriptors opened since they were listed the judge finds out, once
+/// frames are protected.
+///
+/// # Errors
+/// The guest is not known, so nobody tells.
+pub fn may_tell_in_flight(cx: &VmContext, open: &mut OpenFiles) -> Answer<Option<String>> {
+    let process = &cx.process;
+    let why = open.of(process).and_then(|open| pinning_of(process, open));
+    let why = why.map_err(failed("QEMU's descriptors"))?;
+    match (why, cx.guest.guest()) {
+        (Some(why), Err(unknown)) => Err(not_allowed(format!(
+            "{why}, and nobody tells which reads still write to memory that is to be evicted, \
+             since the guest is not trusted ({unknown}): try again once it is, start QEMU with \
+             cache=writeback, or give the disk by `ebb run --disk`"
+        ))),
+        (why, _) => Ok(why),
+    }
+}
+
+/// What the user is to know of it, where memory in use is evicted.
+pub fn warning(cx: &VmContext) -> Option<String> {
+    if !cx.record.evicts {
+        return None;
+    }
+    match may_tell_in_flight(cx, &mut OpenFiles::default()) {
+        Ok(why) => why.map(|why| format!("{why}: {STAYS}")),
+        Err(why) => Some(why.to_string()),
+    }
+}
+
+/// Why nothing more goes.
+pub fn nothing_more(pinned: Option<&str>) -> String {
+    let told = "nothing more can be evicted now";
+    pinned.map_or(told.into(), |why| format!("{told}: {why}, and so {STAYS}"))
+}
+
+/// Why a limit is not held, though all was evicted that can be.
+pub fn out_of_reach(pinned: Option<&str>, taken_bytes: u64) -> String {
+    let why = nothing_more(pinned);
+    format!("{why}; it takes {}: raise the limit above that", Bytes(taken_bytes))
+}

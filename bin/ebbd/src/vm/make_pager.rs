@@ -1,0 +1,171 @@
+//! Makes a VM's pager, and what it stands on: ledger, store, digests.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use ebb_api::Backing;
+use ebb_ledger::{Ledger, LedgerError, Tables};
+use ebb_pager::{Digests, Grain, Pager, Parts, Restored};
+use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
+use ebb_sys::uffd::{Uffd, feature};
+use ebb_units::FRAME_BYTES;
+use ebb_vm::Ram;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::model::api_error::{Answer, not_allowed};
+use crate::model::record::Record;
+use crate::serve::disks::{Shared, Source};
+use crate::serve::growth::Growth;
+use crate::serve::swap_room;
+use crate::support::failpoint;
+
+/// A pager, and the blocks that it gives back.
+pub type Made = (Pager, Receiver<Restored>);
+
+/// Agrees with the kernel on what is needed; names what is missing.
+pub fn shake_hands(uffd: &Uffd) -> Answer<()> {
+    uffd.handshake(feature::needed()).map(drop).map_err(|error| {
+        let has = ebb_sys::uffd::probe().unwrap_or(0);
+        let missing = feature::NEEDED.iter().filter(|(bit, _)| has & bit == 0);
+        let names: Vec<&str> = missing.map(|(_, name)| *name).collect();
+        not_allowed(match names.is_empty() {
+            true => format!("the kernel's userfaultfd: {error}"),
+            false => format!(
+                "the kernel's userfaultfd lacks {}: a newer one is needed",
+                names.join(", ")
+            ),
+        })
+    })
+}
+
+/// Gives the digests an owner, if they have none.
+pub fn own_digests(record: &mut Record) -> io::Result<()> {
+    if record.digests == 0 {
+        let mut number = [0; 8];
+        getrandom(&mut number, GetRandomFlags::empty())?;
+        record.digests = u64::from_ne_bytes(number).max(1);
+    }
+    Ok(())
+}
+
+/// Those of a VM with disks. One that is taken up while there is no room for them goes without.
+fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Digests>> {
+    if record.disks.is_empty() {
+        return Ok(None);
+    }
+    let path = digests_path(directory);
+    match Digests::open(&path, ram.end(), record.digests) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            tracing::warn!(
+                "{}: what rests on its disks is not compared as it comes back: {}: {error}",
+                record.name,
+                path.display()
+            );
+            // What it holds is not kept up from now on.
+            fs::remove_file(&path)?;
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
+}
+
+/// The pager over a ledger.
+///
+/// # Errors
+/// The store or the digests cannot be opened.
+pub fn pager(
+    ram: Ram,
+    ledger: Ledger,
+    uffd: Uffd,
+    shared: &Arc<Shared>,
+    record: &Record,
+    directory: &Path,
+) -> io::Result<Made> {
+    let grain = match record.backing {
+        Backing::Small => Grain::Frame,
+        _ => Grain::Huge,
+    };
+    if !ebb_store::is_in_memory(directory)? {
+        tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
+    }
+    let slots = ram.first_bytes() / FRAME_BYTES;
+    let ram = Arc::new(ram);
+    let devices = failpoint::devices(shared.devices(&ram), &record.name);
+    let digests = digests(&ram, record, directory)?;
+    let (pager, restored) = Pager::new(Parts {
+        ram,
+        ledger,
+        uffd,
+        grain,
+        devices,
+        store: store(slots, record, directory)?,
+        disk: Box::new(Source(Arc::clone(shared))),
+        digest_key: shared.digest_key(),
+    })?;
+    digests.into_iter().for_each(|digests| pager.compare_with(digests));
+    Ok((pager, restored))
+}
+
+/// The swap file, and compressed memory in front of it: also where none is wanted any
+/// more, but a daemon before this one had some.
+fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>, StoreError> {
+    let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
+    let disk = || {
+        let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
+        Ok::<_, StoreError>(disk.within(swap_room::room()).among(&swap_room::traffic(&record.swap)))
+    };
+    match record.compressed_bytes() {
+        0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk()?)),
+        bytes => match Compressed::open(directory, bytes, disk()?) {
+            // One that is taken up does not wait for room that it did not need so far.
+            Err(StoreError::RunDirectory(error)) if !ebb_store::has_compressed(directory)? => {
+                tracing::warn!("{}: without compressed memory: {error}", record.name);
+                Ok(Box::new(disk()?))
+            }
+            store => Ok(Box::new(store?)),
+        },
+    }
+}
+
+/// Our own mapping gives memory back in the pieces that the VM's has.
+pub fn prepare(ram: &Ram, backing: Backing) {
+    for file in ram.files() {
+        let huge = backing == Backing::Thp;
+        if backing != Backing::Hugetlb
+            && let Err(error) = file.mapping.use_huge_pages(huge)
+        {
+            tracing::debug!("huge pages for the daemon's view: {error}");
+        }
+    }
+}
+
+/// With small pages each fault may need its huge frame's table.
+pub fn new_ledger(ram: &Ram, record: &Record, directory: &Path) -> Result<Ledger, LedgerError> {
+    let tables = match record.backing {
+        Backing::Small => Tables::AtOnce,
+        _ => Tables::WhenSplit,
+    };
+    Ledger::create(&ledger_path(directory), ram.end(), tables)
+}
+
+/// Where the ledger is.
+pub fn ledger_path(directory: &Path) -> PathBuf {
+    directory.join("ledger")
+}
+
+/// Where the digests of disk-backed frames are.
+pub fn digests_path(directory: &Path) -> PathBuf {
+    directory.join("digests")
+}
+
+/// Disks and devices forget what the pager has to have forgotten here.
+pub fn forget_with(pager: &Pager, disks: Arc<Shared>, growth: &Growth) {
+    let devices = growth.forgetting();
+    pager.on_forget(move |frames| {
+        disks.forget(frames);
+        devices(frames);
+    });
+}

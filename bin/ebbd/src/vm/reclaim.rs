@@ -1,0 +1,157 @@
+//! Reclaiming what the guest has free: from its page metadata (V-Probe) or by the allocator that it
+//! shares (HyperAlloc).
+
+mod compaction;
+pub mod hyperalloc;
+mod reserve;
+mod vprobe;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use ebb_api::{AutoRequest, AutoStatus, Backing, Mechanism, ReclaimReport};
+
+use self::hyperalloc::SharedAllocator;
+use self::vprobe::VProbe;
+use super::context::VmContext;
+use super::context::liveness::End;
+use crate::model::api_error::{Answer, not_allowed};
+
+pub use self::vprobe::Pass;
+
+/// What one VM's worker knows of its reclaiming.
+pub struct Reclaim {
+    /// When reclaim is due that is automatic.
+    due: Instant,
+    last: Option<ReclaimReport>,
+    vprobe: VProbe,
+    /// What there is with a guest that shares its allocator.
+    pub hyperalloc: SharedAllocator,
+}
+
+impl Default for Reclaim {
+    fn default() -> Reclaim {
+        Reclaim {
+            due: Instant::now(),
+            last: None,
+            vprobe: VProbe::default(),
+            hyperalloc: SharedAllocator::default(),
+        }
+    }
+}
+
+impl Reclaim {
+    /// Whether the guest, confirmed just now or not, is one from which anything can be reclaimed.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_reclaim(&self, cx: &VmContext, is_trusted: bool) -> Answer<()> {
+        if is_trusted && cx.guest.shares_allocator() {
+            return Ok(());
+        }
+        if cx.record.backing == Backing::Hugetlb {
+            return Err(not_allowed(
+                "hugetlb pages cannot be write-protected 4 KiB at a time, so the guest's metadata \
+                 cannot be watched: start the VM with --backing thp",
+            ));
+        }
+        let why = cx.guest.guest().err().unwrap_or_default();
+        match is_trusted {
+            true => Ok(()),
+            false => Err(not_allowed(format!("the guest is not trusted: {why}"))),
+        }
+    }
+
+    /// One pass over what is free by the guest's page metadata.
+    pub fn pass(
+        &mut self,
+        cx: &mut VmContext,
+        want_bytes: u64,
+        keep_bytes: u64,
+    ) -> (Pass, Option<End>) {
+        let (pass, ended) = self.vprobe.pass(cx, want_bytes, keep_bytes);
+        cx.note_reclaimed(pass.bytes());
+        (pass, ended)
+    }
+
+    /// Whether automatic reclaim is due; it is due again after its interval.
+    pub fn is_due(&mut self, cx: &VmContext) -> bool {
+        let auto = cx.record.auto;
+        let is_due = auto.on && Instant::now() >= self.due;
+        if is_due {
+            self.due = Instant::now() + Duration::from_millis(auto.interval_ms);
+        }
+        is_due
+    }
+
+    /// What automatic reclaim did last.
+    pub fn note_auto(&mut self, report: ReclaimReport) {
+        self.last = Some(report);
+    }
+
+    /// Turns automatic reclaim on or off.
+    ///
+    /// # Errors
+    /// The request makes no sense, or it cannot be put on record.
+    pub fn set_auto(&mut self, cx: &mut VmContext, request: AutoRequest) -> Answer<AutoStatus> {
+        request.check()?;
+        cx.record.change(|record| {
+            let auto = &mut record.auto;
+            auto.on = request.on;
+            auto.interval_ms = request.interval_ms.unwrap_or(auto.interval_ms);
+            auto.keep_bytes = request.keep_bytes.unwrap_or(auto.keep_bytes);
+        })?;
+        self.due = Instant::now();
+        Ok(self.auto_status(cx))
+    }
+
+    /// Automatic reclaim.
+    pub fn auto_status(&self, cx: &VmContext) -> AutoStatus {
+        let auto = cx.record.auto;
+        AutoStatus {
+            on: auto.on,
+            interval_ms: auto.interval_ms,
+            keep_bytes: auto.keep_bytes,
+            last: self.last.clone(),
+        }
+    }
+
+    /// Counts blocks that were given back and are free all the same: they were not needed.
+    pub fn judge_restored(&self, cx: &VmContext) {
+        let Ok(guest) = cx.guest.guest() else { return };
+        let view = cx.pager.view();
+        for block in cx.restored.try_iter() {
+            let now = guest.look(&view).head(block.head);
+            if now.is_some_and(|now| now.order >= block.order) {
+                cx.pager.counters.spurious.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// How free memory is found, and why so.
+    pub fn mechanism(&self, cx: &VmContext) -> (Mechanism, String) {
+        match (cx.guest.guest(), self.hyperalloc.refused()) {
+            (Err(why), _) => (Mechanism::None, format!("the guest is not trusted: {why}")),
+            (Ok(guest), _) if guest.llfree().is_empty() => (
+                Mechanism::VProbe,
+                "its kernel has a buddy allocator, whose metadata is known".into(),
+            ),
+            (Ok(_), Some(why)) => (Mechanism::None, why.to_owned()),
+            (Ok(_), None) => (Mechanism::HyperAlloc, "its kernel shares its allocator".into()),
+        }
+    }
+
+    /// The guest was reset, or runs another kernel: what was taken from it by its allocator is
+    /// memory like any other.
+    pub fn on_reset(&mut self, cx: &VmContext) {
+        self.hyperalloc.on_reset(cx);
+    }
+
+    /// Brings everything back, what was taken for good included.
+    ///
+    /// # Errors
+    /// From the store or the system calls.
+    pub fn give_back_all(&mut self, cx: &VmContext) -> std::io::Result<u64> {
+        self.hyperalloc.give_back_all(cx)
+    }
+}

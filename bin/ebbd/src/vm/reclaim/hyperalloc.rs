@@ -1,0 +1,484 @@
+//! What a VM's worker does with a guest that shares its allocator (HyperAlloc).
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Release};
+use std::time::{Duration, Instant};
+
+use ebb_api::{
+    FaultTimes, Fragmentation, KindBytes, OnViolation, ReclaimReport, SharingStatus, Skipped,
+};
+use ebb_inspect::LlfreeZone;
+use ebb_reclaim::hyperalloc::{How, HyperAlloc, KindUsage, Stop, Taken};
+use ebb_units::{Bytes, FRAMES_PER_HUGE, HUGE_BYTES};
+
+use super::compaction::Compaction;
+use super::reserve::{self, Reserve};
+use crate::model::api_error::{Answer, not_allowed};
+use crate::support::nanoseconds::nanoseconds;
+use crate::vm::context::VmContext;
+use crate::vm::context::liveness::{End, Liveness};
+use crate::vm::context::mailbox::Command;
+use crate::vm::context::shared_part::{Moved, SharedPart};
+
+/// A guest that has not tried to free memory by then does not do it.
+const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Until then it is looked so often whether it has.
+const PURGE_POLL: Duration = Duration::from_millis(10);
+/// It is asked so often, for twice as much each time: what it frees is in pieces.
+const PURGES_MAX: u32 = 5;
+/// What a guest can spare is taken in no smaller pieces: it asks for some all the time.
+const PIECE_HUGE: u64 = 4;
+/// What a size lacks is looked for so often.
+const MISSING_EVERY: Duration = Duration::from_secs(1);
+
+/// The shared allocator of one VM, and what came of it.
+#[derive(Default)]
+pub struct SharedAllocator {
+    /// While there is one.
+    shared: Option<Arc<HyperAlloc>>,
+    /// Why there is none, though the guest announces one.
+    refused: Option<String>,
+    /// A violation was told and is not looked at yet.
+    told: Arc<AtomicBool>,
+    /// Why the VM was stopped.
+    stopped: Option<String>,
+    looked: Option<Instant>,
+    reserve: Reserve,
+    compaction: Compaction,
+    /// On the way to a size that was asked for.
+    shrink: Option<Shrink>,
+    /// What the last such way came to.
+    moved: Moved,
+}
+
+/// A size that was asked for, and is not reached yet.
+#[derive(Default)]
+struct Shrink {
+    /// When the guest was asked to free its caches, if it has not tried yet.
+    asked: Option<Instant>,
+    purges: u32,
+}
+
+/// What a step towards the size on record came to.
+pub struct Step {
+    /// What keeps it from going on, or that it is there; none: it goes on.
+    pub word: Option<String>,
+    /// Why the guest's kernel does not run any more, if that was seen.
+    pub ended: Option<End>,
+}
+
+/// What there is to do for the size on record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wants {
+    /// Nothing.
+    Nothing,
+    /// The guest has more than its size: that can be taken once it is confirmed.
+    Take,
+    /// It has less.
+    Give,
+}
+
+impl SharedAllocator {
+    /// Why there is none, though the guest announces one.
+    pub fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    /// The shared allocator of a guest that was just confirmed; from now on it is watched, also by
+    /// the processes after this one.
+    ///
+    /// # Errors
+    /// Nothing may be taken, or the guest does not share its allocator.
+    fn share(&mut self, cx: &mut VmContext) -> Answer<Arc<HyperAlloc>> {
+        cx.may_take()?;
+        if let Some(shared) = &self.shared {
+            return Ok(Arc::clone(shared));
+        }
+        let zones = cx.guest.guest().map(|guest| guest.llfree().to_vec());
+        let zones = zones.map_err(|why| not_allowed(format!("the guest is not trusted: {why}")))?;
+        let shared = self.share_with(cx, &zones);
+        self.refused = shared.as_ref().err().map(ToString::to_string);
+        shared
+    }
+
+    fn share_with(&mut self, cx: &mut VmContext, zones: &[LlfreeZone]) -> Answer<Arc<HyperAlloc>> {
+        if zones.is_empty() {
+            return Err(not_allowed(
+                "the guest's kernel does not share its allocator: it needs one with LLFree \
+                 (docs/hyperalloc.md)",
+            ));
+        }
+        cx.record.change(|record| record.shares = true)?;
+        cx.watch_all()?;
+        let headers: Vec<_> = zones.iter().map(|zone| zone.header).collect();
+        let shared = HyperAlloc::attach(&cx.pager, &headers).map_err(not_allowed)?;
+        let (told, mailbox) = (Arc::clone(&self.told), cx.mailbox.clone());
+        shared.on_violation(move || {
+            if !told.swap(true, AcqRel) {
+                mailbox.put(Command::Violation);
+            }
+        });
+        self.shared = Some(Arc::clone(&shared));
+        Ok(shared)
+    }
+
+    /// Whether the allocator can be shared, before a size depends on that.
+    ///
+    /// # Errors
+    /// As [`SharedAllocator::take_soft`].
+    pub fn check(&mut self, cx: &mut VmContext) -> Answer<()> {
+        self.share(cx).map(drop)
+    }
+
+    /// Shares it again after a restart of this program or of the guest; `true`: it does.
+    pub fn share_again(&mut self, cx: &mut VmContext) -> bool {
+        if !cx.record.shares || self.shared.is_some() || !cx.guest.shares_allocator() {
+            return false;
+        }
+        let shared = self.share(cx);
+        if let Err(why) = &shared {
+            tracing::debug!("{}: {why}", cx.name());
+        }
+        shared.is_ok()
+    }
+
+    /// The guest was reset, or runs another kernel.
+    pub fn on_reset(&mut self, cx: &VmContext) {
+        self.compaction = Compaction::default();
+        if let Some(shared) = self.shared.take() {
+            shared.forget(&cx.pager);
+        } else if cx.record.shares {
+            cx.pager.soften_all();
+        }
+    }
+
+    /// A new kernel runs, of which nothing is known that it needs.
+    pub fn forget_reserve(&mut self) {
+        self.reserve.begin_again();
+    }
+
+    /// A size is asked for in which the allocator has no part.
+    pub fn forget_moved(&mut self) {
+        self.moved = Moved::default();
+    }
+
+    /// Brings everything back, what was taken for good included.
+    ///
+    /// # Errors
+    /// From the store or the system calls.
+    pub fn give_back_all(&mut self, cx: &VmContext) -> io::Result<u64> {
+        let bytes = match &self.shared {
+            Some(shared) => shared.give_back_all(&cx.pager)?,
+            None => cx.pager.give_back_all()?,
+        };
+        self.shared = None;
+        Ok(bytes)
+    }
+
+    /// Takes free huge frames until the guest touches them (soft reclaim).
+    ///
+    /// # Errors
+    /// Nothing may be taken, or the guest does not share its allocator.
+    pub fn take_soft(
+        &mut self,
+        cx: &mut VmContext,
+        want_bytes: u64,
+        keep_bytes: u64,
+    ) -> Answer<(ReclaimReport, Option<End>)> {
+        let began = Instant::now();
+        let shared = self.share(cx)?;
+        let (want, keep) = (want_bytes.div_ceil(HUGE_BYTES), keep_bytes.div_ceil(HUGE_BYTES));
+        let (taken, stop, ended) = take(cx, &shared, How::Soft, want, keep);
+        let stopped_by = match stop {
+            Some(stop) => stop.to_string(),
+            None if taken.huge_frames >= want => "the amount asked for was reached".into(),
+            None => "nothing more is free in whole huge frames".into(),
+        };
+        let report = ReclaimReport {
+            bytes: taken.emptied_bytes,
+            blocks: taken.huge_frames - taken.already_empty,
+            duration_ns: nanoseconds(began.elapsed()),
+            scan_ns: nanoseconds(taken.scan),
+            stopped_by,
+            skipped: Skipped {
+                in_use: taken.in_use,
+                already_empty: taken.already_empty,
+                cancelled: taken.busy,
+            },
+        };
+        Ok((report, ended))
+    }
+
+    /// Under a limit: what is free goes before anything in use, and nothing of it is saved.
+    pub fn take_what_is_free(&mut self, cx: &mut VmContext) -> Option<End> {
+        if !cx.guest.shares_allocator() {
+            return None;
+        }
+        let shared = self.share(cx).ok()?;
+        let (_, stop, ended) = take(cx, &shared, How::Soft, u64::MAX, 0);
+        if let Some(stop) = stop {
+            tracing::debug!("{}: {stop}", cx.name());
+        }
+        ended
+    }
+
+    /// Begins to change what the guest has of what the VM began with to what is on record: what is
+    /// too little is given back at once.
+    ///
+    /// # Errors
+    /// As [`SharedAllocator::take_soft`].
+    pub fn begin_size(&mut self, cx: &mut VmContext) -> Answer<()> {
+        let shared = self.share(cx)?;
+        self.stopped = None;
+        self.reserve.begin_again();
+        let returned = shared.give(&cx.pager, Gap::of(cx, &shared).surplus());
+        self.moved = Moved { returned_bytes: returned * HUGE_BYTES, ..Moved::default() };
+        self.shrink = Some(Shrink::default());
+        Ok(())
+    }
+
+    /// When the next step towards that size is due; none: there is no more to be done for it.
+    pub fn step_after(&self) -> Option<Duration> {
+        let shrink = self.shrink.as_ref()?;
+        Some(if shrink.asked.is_some() { PURGE_POLL } else { Duration::ZERO })
+    }
+
+    /// A step towards that size: takes what the guest can spare, or has it free its caches.
+    pub fn step(&mut self, cx: &mut VmContext) -> Step {
+        let (Some(shared), Some(mut shrink)) = (self.shared.clone(), self.shrink.take()) else {
+            self.shrink = None;
+            return Step { word: None, ended: None };
+        };
+        let (word, ended) = self.step_of(cx, &shared, &mut shrink);
+        self.moved.purges = shrink.purges;
+        if word.is_none() {
+            self.shrink = Some(shrink);
+        }
+        Step { word, ended }
+    }
+
+    fn step_of(
+        &mut self,
+        cx: &mut VmContext,
+        shared: &HyperAlloc,
+        shrink: &mut Shrink,
+    ) -> (Option<String>, Option<End>) {
+        if let Some(asked) = shrink.asked {
+            match (shared.has_purged(), shared.is_there() && asked.elapsed() < PURGE_TIMEOUT) {
+                (true, _) => shrink.asked = None,
+                (false, true) => return (None, None),
+                (false, false) => {
+                    let why = Gap::of(cx, shared).what_is_in_the_way(shared);
+                    let silent = "the guest does not answer when it is asked to free its caches";
+                    return (Some(format!("{silent}; {why}")), None);
+                }
+            }
+        }
+        let gap = Gap::of(cx, shared);
+        let missing = gap.missing();
+        if missing == 0 {
+            return (Some("the size asked for was reached".into()), None);
+        }
+        let want = missing.min(self.reserve.spare_huge(cx, shared));
+        if want < missing.min(PIECE_HUGE) {
+            return (Some(what_it_needs(cx, shared, gap)), None);
+        }
+        let (taken, stop, ended) = take(cx, shared, How::Hard, want, 0);
+        self.moved.taken_bytes += taken.huge_frames * HUGE_BYTES;
+        self.moved.emptied_bytes += taken.emptied_bytes;
+        if let Some(stop) = stop {
+            return (Some(stop.to_string()), ended);
+        }
+        let left = want.saturating_sub(taken.huge_frames);
+        if left > 0 && shrink.purges == PURGES_MAX {
+            return (Some(Gap::of(cx, shared).what_is_in_the_way(shared)), ended);
+        }
+        if left > 0 {
+            shared.ask_purge((left * FRAMES_PER_HUGE) << shrink.purges);
+            shrink.purges += 1;
+            shrink.asked = Some(Instant::now());
+        }
+        (None, ended)
+    }
+
+    /// The part of the size that it has.
+    pub fn part(&self) -> SharedPart {
+        SharedPart {
+            hard_bytes: self.shared.as_ref().map_or(0, |shared| shared.counts().hard_bytes),
+            rests_for: self.reserve.rests_for(),
+            is_moving: self.shrink.is_some(),
+            moved: self.moved,
+        }
+    }
+
+    /// What there is to do for the size on record. A guest that is about to run out of memory has
+    /// everything back first.
+    pub fn wants(&mut self, cx: &VmContext) -> Wants {
+        let Some(shared) = self.shared.clone().filter(|_| cx.may_take().is_ok()) else {
+            return Wants::Nothing;
+        };
+        self.looked = Some(Instant::now());
+        self.reserve.relieve(cx, &shared);
+        let gap = Gap::of(cx, &shared);
+        match (gap.missing() > 0 && self.reserve.may_look(), gap.surplus() > 0) {
+            (true, _) => Wants::Take,
+            (false, true) => Wants::Give,
+            (false, false) => Wants::Nothing,
+        }
+    }
+
+    /// Whether it is time to look for that.
+    pub fn is_due(&self) -> bool {
+        self.looked.is_none_or(|looked| looked.elapsed() >= MISSING_EVERY)
+    }
+
+    /// Returns what the guest lacks of the size on record.
+    pub fn give(&self, cx: &VmContext) {
+        if let Some(shared) = &self.shared {
+            shared.give(&cx.pager, Gap::of(cx, shared).surplus());
+        }
+    }
+
+    /// Takes what the guest has above the size on record, as far as it can spare that.
+    pub fn take_missing(&mut self, cx: &mut VmContext) -> Step {
+        let Some(shared) = self.shared.clone() else { return Step { word: None, ended: None } };
+        let gap = Gap::of(cx, &shared);
+        let want = gap.missing().min(self.reserve.spare_huge(cx, &shared));
+        if want < gap.missing().min(PIECE_HUGE) {
+            return Step { word: Some(what_it_needs(cx, &shared, gap)), ended: None };
+        }
+        let (_, stop, ended) = take(cx, &shared, How::Hard, want, 0);
+        let in_the_way = || Gap::of(cx, &shared).what_is_in_the_way(&shared);
+        let word = stop.map_or_else(in_the_way, |stop| stop.to_string());
+        Step { word: Some(word), ended }
+    }
+
+    /// The guest touched what it is not to have: it is stopped, if that is wanted.
+    pub fn violated(&mut self, cx: &mut VmContext) {
+        self.told.store(false, Release);
+        cx.growth.look();
+        if cx.record.on_violation != OnViolation::Stop || self.stopped.is_some() {
+            return;
+        }
+        cx.qmp.reconnect();
+        let why = match cx.command_guest("stop") {
+            Ok(()) => "the guest touched memory that was taken from it; QMP `cont` has it go on",
+            Err(_) => {
+                "the guest touched memory that was taken from it, and QEMU did not obey `stop`"
+            }
+        };
+        tracing::error!("{}: stopped: {why}", cx.name());
+        self.stopped = Some(why.into());
+    }
+
+    /// Whether the guest is to be asked to put its memory together, once it is confirmed.
+    pub fn wants_compaction(&mut self, cx: &VmContext) -> bool {
+        let Some(shared) = &self.shared else { return false };
+        let now = Instant::now();
+        if self.compaction.is_under_way() {
+            if shared.has_purged() {
+                self.compaction.end(now, shared.usage().movable);
+            }
+            return false;
+        }
+        let is_wanted = cx.record.auto.on && self.compaction.is_due(now);
+        is_wanted && self.compaction.begin(now, shared.usage().movable)
+    }
+
+    /// Asks the guest for it, if it is the one that runs: another kernel would find the request in
+    /// memory of its own.
+    pub fn compact(&mut self, is_confirmed: bool) {
+        match self.shared.as_ref().filter(|shared| is_confirmed && shared.is_there()) {
+            Some(shared) => shared.ask_to_compact(),
+            None => self.compaction.give_up(Instant::now()),
+        }
+    }
+
+    /// What is done by the shared allocator.
+    pub fn status(&self, cx: &VmContext) -> SharingStatus {
+        let shared = self.shared.as_deref();
+        let counts = shared.map(HyperAlloc::counts).unwrap_or_default();
+        let percentile = |percent| shared?.install_times().percentile_ns(percent);
+        SharingStatus {
+            size_bytes: cx.record.size_bytes,
+            hard_bytes: counts.hard_bytes,
+            soft_bytes: counts.soft_bytes,
+            installs: counts.installs,
+            install_ns: FaultTimes { p50: percentile(50), p99: percentile(99) },
+            violations: counts.violations,
+            on_violation: cx.record.on_violation,
+            stopped: self.stopped.clone(),
+            fragmentation: shared.map(fragmentation),
+        }
+    }
+}
+
+/// Takes free huge frames while the guest's kernel runs.
+fn take(
+    cx: &mut VmContext,
+    shared: &HyperAlloc,
+    how: How,
+    want: u64,
+    keep: u64,
+) -> (Taken, Option<Stop>, Option<End>) {
+    let VmContext { qmp, guest, reaching, pager, .. } = cx;
+    let mut liveness = Liveness::new(qmp, guest, reaching, pager);
+    let (taken, stop) = shared.reclaim(pager, how, want, keep, || liveness.runs());
+    let ended = liveness.ended();
+    cx.note_reclaimed(taken.emptied_bytes);
+    (taken, stop, ended)
+}
+
+/// Between the size on record and what the guest has, in huge frames.
+#[derive(Clone, Copy)]
+struct Gap {
+    wanted_hard: u64,
+    hard: u64,
+}
+
+impl Gap {
+    fn of(cx: &VmContext, shared: &HyperAlloc) -> Gap {
+        let hard = shared.counts().hard_bytes / HUGE_BYTES;
+        Gap { wanted_hard: cx.wanted_hard(), hard }
+    }
+
+    fn missing(self) -> u64 {
+        self.wanted_hard.saturating_sub(self.hard)
+    }
+
+    fn surplus(self) -> u64 {
+        self.hard.saturating_sub(self.wanted_hard)
+    }
+
+    fn what_is_in_the_way(self, shared: &HyperAlloc) -> String {
+        let all = fragmentation(shared);
+        let kinds = [all.unmovable, all.movable, all.huge];
+        let [huge, used] = [|kind: &KindBytes| kind.huge_bytes, |kind: &KindBytes| kind.used_bytes]
+            .map(|bytes| Bytes(kinds.iter().map(bytes).sum()));
+        format!(
+            "{} more are not free in whole huge frames: {used} are in use, in {huge} of them",
+            Bytes(self.missing() * HUGE_BYTES)
+        )
+    }
+}
+
+fn what_it_needs(cx: &VmContext, shared: &HyperAlloc, gap: Gap) -> String {
+    if cx.guest.guest().is_err() {
+        return "the guest is not trusted, so nothing more is taken from it".into();
+    }
+    let used = Bytes(shared.usage().used_bytes());
+    reserve::in_the_way(used, Bytes(gap.missing() * HUGE_BYTES))
+}
+
+fn fragmentation(shared: &HyperAlloc) -> Fragmentation {
+    let usage = shared.usage();
+    let bytes =
+        |kind: KindUsage| KindBytes { huge_bytes: kind.huge_bytes, used_bytes: kind.used_bytes };
+    Fragmentation {
+        unmovable: bytes(usage.unmovable),
+        movable: bytes(usage.movable),
+        huge: bytes(usage.huge),
+    }
+}

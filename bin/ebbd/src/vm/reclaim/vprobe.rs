@@ -1,0 +1,103 @@
+//! Passes over what is free by the guest's page metadata (V-Probe).
+
+use std::time::Duration;
+
+use ebb_api::{Backing, Mode, ReclaimReport, Skipped};
+use ebb_inspect::Block;
+use ebb_reclaim::vprobe::{self, Order, Stop, Taken};
+use ebb_units::Bytes;
+
+use crate::support::nanoseconds::nanoseconds;
+use crate::vm::context::VmContext;
+use crate::vm::context::liveness::{End, Liveness};
+
+/// Left at the heads of the guest's free lists, where it takes memory next.
+const RESERVE_BYTES: u64 = 64 << 20;
+/// A guest that wants memory of a batch being emptied waits for all of it:
+/// about 2 ms with small pages, a quarter with huge ones.
+const BATCH_SMALL_BYTES: u64 = 8 << 20;
+const BATCH_HUGE_BYTES: u64 = 64 << 20;
+
+/// Keeps its memory from one pass to the next.
+#[derive(Default)]
+pub struct VProbe {
+    blocks: Vec<Block>,
+}
+
+/// What one pass, or several, came to.
+#[derive(Default)]
+pub struct Pass {
+    taken: Taken,
+    stop: Option<Stop>,
+}
+
+impl VProbe {
+    /// One pass; also why the guest's kernel does not run any more, if that was seen.
+    pub fn pass(
+        &mut self,
+        cx: &mut VmContext,
+        want_bytes: u64,
+        keep_bytes: u64,
+    ) -> (Pass, Option<End>) {
+        let order = Order {
+            mode: match cx.record.mode {
+                Mode::Strict => vprobe::Mode::Strict,
+                Mode::Release => vprobe::Mode::Release,
+            },
+            min_order: cx.record.min_order,
+            reserve_bytes: RESERVE_BYTES.max(keep_bytes),
+            want_bytes,
+            batch_bytes: match cx.record.backing {
+                Backing::Small => BATCH_SMALL_BYTES,
+                _ => BATCH_HUGE_BYTES,
+            },
+        };
+        let VmContext { qmp, guest, reaching, pager, .. } = cx;
+        let mut liveness = Liveness::new(qmp, guest, reaching, pager);
+        let still_runs = || liveness.runs_at_once();
+        let (taken, stop) = match guest.guest() {
+            Ok(guest) => vprobe::reclaim(pager, guest, order, &mut self.blocks, still_runs),
+            Err(_) => (Taken::default(), Some(Stop::Unknown)),
+        };
+        (Pass { taken, stop }, liveness.ended())
+    }
+}
+
+impl Pass {
+    /// What was reclaimed.
+    pub fn bytes(&self) -> u64 {
+        self.taken.bytes
+    }
+
+    /// Whether it ended since nobody told in time whether the guest still runs.
+    pub fn is_cut_short(&self) -> bool {
+        matches!(self.stop, Some(Stop::Unknown))
+    }
+
+    /// This one, and the next.
+    pub fn and_then(self, next: Pass) -> Pass {
+        Pass { taken: self.taken.and_then(next.taken), stop: next.stop }
+    }
+
+    /// For who asked.
+    pub fn report(self, want_bytes: u64, took: Duration) -> ReclaimReport {
+        let Pass { taken, stop } = self;
+        let stopped_by = match stop {
+            Some(stop) => stop.to_string(),
+            None if taken.bytes >= want_bytes => "the amount asked for was reached".into(),
+            None => format!("nothing more is free above the reserve of {}", Bytes(RESERVE_BYTES)),
+        };
+        ReclaimReport {
+            bytes: taken.bytes,
+            blocks: taken.blocks,
+            duration_ns: nanoseconds(took),
+            scan_ns: nanoseconds(taken.scan),
+            stopped_by,
+            skipped: Skipped {
+                in_use: taken.in_use,
+                already_empty: taken.already_empty,
+                cancelled: taken.cancelled,
+            },
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Managing a VM again whose process died, with its memory as that process left it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use ebb_api::Mode;
+use ebb_ledger::{Content, Ledger};
+use ebb_pager::Pager;
+use ebb_sys::process::Process;
+use ebb_sys::uffd::Uffd;
+use ebb_units::FrameRange;
+use ebb_vm::Ram;
+use ebb_vm::layout::{self, KnownRegion};
+
+use super::context::mailbox::Command;
+use super::context::{LEAVING, Parts, VmContext};
+use super::detach::{has_userfaultfd, part};
+use super::devices::unplugged;
+use super::make_pager::{self, Made, ledger_path};
+use crate::helpers::injector;
+use crate::model::record::{Record, RegionRecord, Settings};
+use crate::serve::disks::{self, Disks, Shared};
+use crate::serve::growth::Growth;
+use crate::support::life::Life;
+use crate::system::small_pages;
+
+/// Why a VM is not recovered.
+#[derive(Debug, thiserror::Error)]
+pub enum NotRecovered {
+    /// Its VMM has ended, or it was detached.
+    #[error("it has ended, or was let go")]
+    Over,
+    /// Not now. Nothing was removed; the VM waits where it is: better than a wrong byte.
+    #[error(transparent)]
+    Failed(#[from] io::Error),
+}
+
+/// Recovers a VM from its directory, with this process's settings.
+/// Asks nothing of the VMM: its threads may wait in faults that only the next pager
+/// can serve.
+///
+/// # Errors
+/// [`NotRecovered`].
+pub fn recover(
+    directory: &Path,
+    settings: Settings,
+) -> Result<(VmContext, Receiver<Command>), NotRecovered> {
+    let mut record = Record::load(directory)?.ok_or(NotRecovered::Over)?;
+    record.settings = settings;
+    match record.life() {
+        Life::Lives(process) => match record.leaving {
+            Some(number) => Err(end_leaving(&process, number, &record, directory)),
+            None => Ok(recover_process(process, record, directory)?),
+        },
+        Life::Dead(_) => Err(NotRecovered::Over),
+        Life::Unknown(error) => Err(error.into()),
+    }
+}
+
+/// A process died while it detached the VM: all of its memory was back.
+fn end_leaving(process: &Process, number: i32, record: &Record, directory: &Path) -> NotRecovered {
+    let closed = has_userfaultfd(process, number).and_then(|is_there| match is_there {
+        true => injector::close(process, number).or_else(|error| {
+            // Somebody else has, all the same.
+            if has_userfaultfd(process, number)? { Err(error) } else { Ok(()) }
+        }),
+        false => Ok(()),
+    });
+    match closed {
+        Ok(()) => {
+            part(process, record, directory);
+            NotRecovered::Over
+        }
+        Err(error) => NotRecovered::Failed(io::Error::other(format!("{LEAVING}: {error}"))),
+    }
+}
+
+fn recover_process(
+    process: Process,
+    mut record: Record,
+    directory: &Path,
+) -> io::Result<(VmContext, Receiver<Command>)> {
+    let regions: Vec<KnownRegion> = record.regions.iter().map(RegionRecord::known).collect();
+    let ram = layout::reopen(&process, &regions).map_err(io::Error::other)?;
+    unplugged::note(&mut record, &ram, directory);
+    let is_fresh = record.userfaultfd.is_none();
+    make_pager::own_digests(&mut record)?;
+    let number = match record.userfaultfd {
+        Some(number) => number,
+        None => remake(&process)?,
+    };
+    let uffd = Uffd::taken(userfaultfd(&process, number)?)?;
+    make_pager::prepare(&ram, record.backing);
+    let images = disks::reopen(&record.disks, &record.images).map_err(io::Error::other)?;
+    let shared = Shared::new(&images, &record.disks, ram.first_bytes())?;
+    let (pager, restored) = match is_fresh {
+        true => fresh_pager(ram, uffd, &shared, &record, directory)?,
+        false => recovered_pager(ram, uffd, &shared, &record, directory)?,
+    };
+    unplugged::mind(&pager, &process)?;
+    if record.mode == Mode::Strict || record.evicts || record.shares {
+        pager.watch_all()?;
+    }
+    record.userfaultfd = Some(number);
+    match record.save(directory) {
+        // What was on record holds: of this process's settings its next change tells.
+        Err(error) if !is_fresh => tracing::warn!("{}: its record: {error}", record.name),
+        saved => saved?,
+    }
+    let pager = Arc::new(pager);
+    shared.serve_with(&pager);
+    small_pages::mind(&pager, &process, &record);
+    let disks = Disks::start(images, &shared, directory, record.cpus).map_err(io::Error::other)?;
+    let growth = Growth::start(&record.growth, directory, Some(&pager));
+    let growth = growth.map_err(io::Error::other)?;
+    growth.hold(&pager, false)?;
+    make_pager::forget_with(&pager, shared, &growth);
+    let qmp = None;
+    Ok(VmContext::new(Parts { process, pager, restored, qmp, record, directory, disks, growth }))
+}
+
+/// Where no userfaultfd was made yet, nothing of the VM's memory can be elsewhere.
+fn fresh_pager(
+    ram: Ram,
+    uffd: Uffd,
+    shared: &Arc<Shared>,
+    record: &Record,
+    directory: &Path,
+) -> io::Result<Made> {
+    make_pager::shake_hands(&uffd).map_err(io::Error::other)?;
+    let ledger = make_pager::new_ledger(&ram, record, directory).map_err(io::Error::other)?;
+    make_pager::pager(ram, ledger, uffd, shared, record, directory)
+}
+
+/// The recovery rule: a page in the RAM file wins; a hole is what the ledger
+/// says; a hole that the ledger calls resident is zero.
+fn recovered_pager(
+    ram: Ram,
+    uffd: Uffd,
+    shared: &Arc<Shared>,
+    record: &Record,
+    directory: &Path,
+) -> io::Result<Made> {
+    let path = ledger_path(directory);
+    let mut ledger = Ledger::open(&path, ram.end()).map_err(io::Error::other)?;
+    let mut held = Vec::new();
+    ledger.recover(|frames, content| held.push((frames, content)));
+    let (pager, restored) = make_pager::pager(ram, ledger, uffd, shared, record, directory)?;
+    // First: what is gone has no place that could be looked at.
+    unplugged::let_go(&pager)?;
+    held.iter().try_for_each(|(frames, content)| pager.settle_held(*frames, *content))?;
+    pager.settle()?;
+    // A frame that was held and is still resident may be protected for a
+    // block that was never committed.
+    for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
+        unprotect_in_ram(&pager, *frames);
+    }
+    match record.mode {
+        Mode::Release => pager.end_watches()?,
+        Mode::Strict => held.iter().try_for_each(|(frames, _)| pager.settle_watch(frames.start))?,
+    }
+    Ok((pager, restored))
+}
+
+fn unprotect_in_ram(pager: &Pager, frames: FrameRange) {
+    if let Some(frames) = pager.ram().clip(frames)
+        && let Err(error) = pager.unprotect(frames)
+    {
+        // Not watched: then it was not protected either.
+        tracing::debug!("{frames:?}: {error}");
+    }
+}
+
+/// A process died while it made the userfaultfd: whatever it left is closed,
+/// and one is made anew.
+fn remake(process: &Process) -> io::Result<i32> {
+    process.userfaultfds()?.into_iter().try_for_each(|number| injector::close(process, number))?;
+    injector::make(process)
+}
+
+fn userfaultfd(process: &Process, number: i32) -> io::Result<OwnedFd> {
+    match has_userfaultfd(process, number)? {
+        true => process.descriptor(number),
+        false => Err(io::Error::other("the userfaultfd in the VMM is gone")),
+    }
+}

@@ -1,0 +1,575 @@
+//! A VM's size, by whatever the VM can change it by. What is taken in a shared allocator is the
+//! part of `vm::reclaim`.
+
+mod blocked;
+mod progress;
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ebb_api::{
+    BalloonStatus, OnViolation, ResizeReport, ResizeRequest, SizeMechanism, SizeState, SizeStatus,
+};
+use ebb_policy::need::Figures;
+use ebb_policy::resize::{self, Driver, Mechanism, Offer, Plan, Refusal, Wish};
+use ebb_reclaim::limit::marks::floor_bytes;
+use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
+use ebb_vm::balloon;
+
+use self::progress::Progress;
+use super::context::VmContext;
+use super::context::capabilities::Capabilities;
+use super::context::shared_part::{Moved, SharedPart};
+use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
+use crate::model::record::SizeRecord;
+use crate::support::nanoseconds::nanoseconds;
+
+/// A size that does not move is looked at so often, and the guest's need with it.
+const STEP_EVERY: Duration = Duration::from_secs(1);
+/// The guest is asked for its figures so often: while its size is to change, and else.
+const POLL_BUSY_S: u64 = 1;
+const POLL_IDLE_S: u64 = 5;
+/// Older figures do not tell whether the guest is under pressure now.
+const PRESSURE_AGE_S: u64 = 5;
+/// Who tells no figures for so long does not tell any.
+const SILENCE: Duration = Duration::from_secs(5);
+/// As much as Linux takes out of its balloon at once before it kills a process.
+const OOM_PIECE_BYTES: u64 = 1 << 20;
+
+/// What is known of the way to a VM's size.
+#[derive(Default)]
+pub struct Resize {
+    /// When the last step was taken.
+    stepped: Option<Instant>,
+    progress: Option<Progress>,
+    /// What the balloon was last told to hold, and the most that it has held since.
+    asked_bytes: Option<u64>,
+    most_bytes: u64,
+    /// How often it was emptied because the guest needed that.
+    releases: u64,
+    /// How often the guest is asked for its figures.
+    polled_s: Option<u64>,
+}
+
+/// A size that this VM can have, before anything is done for it.
+pub struct Prepared {
+    plan: Plan,
+    offer: Offer,
+    wish: Wish,
+}
+
+impl Prepared {
+    /// Whether it is the shared allocator that is to do it.
+    pub fn is_by_sharing(&self) -> bool {
+        self.plan.mechanism == Mechanism::HyperAlloc
+    }
+}
+
+/// Whether the shared allocator is to go for another part of the size than before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum SharedGoal {
+    /// It is as it was.
+    Same,
+    /// It is another one, and on record.
+    New,
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Resize {
+    /// Asks the VMM what there is to change the size by.
+    ///
+    /// # Errors
+    /// It does not tell.
+    pub fn look(&mut self, cx: &mut VmContext) -> Answer<()> {
+        cx.qmp.reconnect();
+        let qmp = cx.qmp.socket();
+        let qmp = qmp.ok_or_else(|| not_allowed("QEMU's QMP socket does not answer"))?;
+        let found = Capabilities::ask(qmp, &cx.growth).map_err(not_allowed)?;
+        let wanted_s = if cx.record.size.is_some() { POLL_BUSY_S } else { POLL_IDLE_S };
+        let ready = found.balloon_offer().is_some_and(|balloon| balloon.driver != Driver::Absent);
+        if let Some(balloon) = found.balloon.as_ref().filter(|_| ready)
+            && self.polled_s != Some(wanted_s)
+        {
+            balloon::poll_stats(qmp, balloon, wanted_s).map_err(not_allowed)?;
+            self.polled_s = Some(wanted_s);
+        }
+        cx.capabilities = Some(found);
+        Ok(())
+    }
+
+    /// The same where nothing depends on it.
+    pub fn glance(&mut self, cx: &mut VmContext) {
+        if let Err(error) = self.look(cx) {
+            tracing::debug!("{}: its size: {error}", cx.name());
+        }
+    }
+
+    /// Finds out how the VM can be brought to another size. The guest was confirmed before, if it
+    /// could be.
+    ///
+    /// # Errors
+    /// The VM cannot have that size.
+    pub fn prepare(&self, cx: &VmContext, wish: Wish, shared: &SharedPart) -> Answer<Prepared> {
+        cx.may_take()?;
+        let offer = offer(cx, shared);
+        let plan = plan(&offer, &wish);
+        let plan = plan.and_then(|plan| plan.check_drivers(&offer).map(|()| plan));
+        let plan = plan.map_err(|refusal| match cx.guest.guest() {
+            Err(why) if is_about_the_guest(&refusal) => {
+                not_allowed(format!("{refusal}; the guest is not trusted: {why}"))
+            }
+            _ => not_allowed(refusal),
+        })?;
+        Ok(Prepared { plan, offer, wish })
+    }
+
+    /// Begins to bring the VM to that size.
+    ///
+    /// # Errors
+    /// It cannot be put on record; nothing has changed then.
+    pub fn begin(
+        &mut self,
+        cx: &mut VmContext,
+        request: ResizeRequest,
+        prepared: &Prepared,
+    ) -> Answer<SharedGoal> {
+        let Prepared { plan, offer, wish } = prepared;
+        let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
+        let shared_bytes = shared_bytes(cx, offer, plan);
+        // In one piece: where it cannot be written, nothing of the size is sought.
+        cx.record.change(|record| {
+            record.on_violation = request.on_violation.unwrap_or(record.on_violation);
+            record.size =
+                Some(SizeRecord { bytes: wish.bytes, node: request.node, by: request.by });
+            if prepared.is_by_sharing() {
+                record.size_bytes = shared_bytes;
+            }
+        })?;
+        self.progress = Some(Progress::new(plan, offer.size_of(wish), resident, now_s()));
+        Ok(if prepared.is_by_sharing() { SharedGoal::New } else { SharedGoal::Same })
+    }
+
+    /// From now on the size is what it is.
+    ///
+    /// # Errors
+    /// QEMU does not obey, or it cannot be put on record.
+    pub fn stay(
+        &mut self,
+        cx: &mut VmContext,
+        on_violation: Option<OnViolation>,
+        shared: &SharedPart,
+    ) -> Answer<(ResizeReport, SharedGoal)> {
+        let offer = offer(cx, shared);
+        let now = Plan {
+            mechanism: Mechanism::VirtioMem,
+            reason: "it stays as it is".into(),
+            requested_bytes: offer.devices.iter().map(|device| device.plugged_bytes).collect(),
+            ballooned_bytes: offer.ballooned_bytes(),
+            hard_bytes: offer.hard_bytes.unwrap_or(0),
+        };
+        let goal = self.apply(cx, &offer, &now).map_err(not_allowed)?;
+        let stopped_by = no_more(cx.record.size);
+        cx.record.change(|record| {
+            record.on_violation = on_violation.unwrap_or(record.on_violation);
+            record.size = None;
+        })?;
+        let size = offer.size_bytes();
+        self.progress = None;
+        let report = ResizeReport {
+            bytes: size,
+            wanted_bytes: size,
+            node: None,
+            mechanism: SizeMechanism::VirtioMem,
+            reason: now.reason,
+            state: SizeState::Off,
+            least_bytes: None,
+            taken_bytes: 0,
+            emptied_bytes: 0,
+            returned_bytes: 0,
+            purges: 0,
+            duration_ns: 0,
+            stopped_by,
+        };
+        Ok((report, goal))
+    }
+
+    /// Whether a step towards the size on record is due.
+    pub fn is_due(&self, cx: &VmContext, shared: &SharedPart) -> bool {
+        if cx.record.size.is_none() || cx.waits() {
+            return false;
+        }
+        let since = self.stepped.is_none_or(|stepped| stepped.elapsed() >= STEP_EVERY);
+        since || self.state(cx, shared) == SizeState::Moving
+    }
+
+    /// A step towards the size on record.
+    pub fn pursue(&mut self, cx: &mut VmContext, shared: &SharedPart) -> SharedGoal {
+        self.stepped = Some(Instant::now());
+        self.take_step(cx, shared).unwrap_or_else(|error| {
+            tracing::debug!("{}: its size: {error}", cx.name());
+            self.note_failure(&error);
+            SharedGoal::Same
+        })
+    }
+
+    /// Notes why a step could not be taken.
+    pub fn note_failure(&mut self, error: &ApiError) {
+        if let Some(progress) = &mut self.progress {
+            progress.failure = Some(error.to_string());
+        }
+    }
+
+    fn take_step(&mut self, cx: &mut VmContext, shared: &SharedPart) -> Answer<SharedGoal> {
+        let Some(wish) = wish(cx) else { return Ok(SharedGoal::Same) };
+        cx.may_take()?;
+        self.look(cx)?;
+        let offer = offer(cx, shared);
+        self.begin_progress(cx, &offer, &wish)?;
+        let pressed = self.is_pressed(cx, &offer);
+        let figures = self.figures(cx);
+        let Some(progress) = &mut self.progress else { return Ok(SharedGoal::Same) };
+        progress.saw(offer.size_of(&wish), wish.bytes, now_s());
+        if pressed && offer.ballooned_bytes() > 0 && progress.rests_for().is_none() {
+            progress.rest();
+            self.releases += 1;
+        }
+        let bytes = match figures {
+            // Its driver unplugs what it can do without, and nothing else.
+            Told::Nobody if progress.mechanism == Mechanism::VirtioMem => wish.bytes,
+            Told::Nobody | Told::NotYet => progress.step(wish.bytes, None, piece_bytes(&offer)),
+            Told::Figures(figures) => progress.step(wish.bytes, Some(figures), piece_bytes(&offer)),
+        };
+        let bytes = if progress.mechanism == Mechanism::HyperAlloc { wish.bytes } else { bytes };
+        let rests = progress.rests_for().is_some();
+        let mut plan = plan(&offer, &Wish { bytes, ..wish }).map_err(not_allowed)?;
+        if rests {
+            plan.ballooned_bytes = 0;
+        }
+        if pressed || rests {
+            let devices = plan.requested_bytes.iter_mut().zip(&offer.devices);
+            devices.for_each(|(bytes, device)| *bytes = (*bytes).max(device.plugged_bytes));
+        }
+        let told = self.apply(cx, &offer, &plan);
+        if let Some(progress) = &mut self.progress {
+            progress.failure = told.as_ref().err().map(ToString::to_string);
+        }
+        told.map_err(not_allowed)
+    }
+
+    /// The process before this one was on a way, too.
+    fn begin_progress(&mut self, cx: &VmContext, offer: &Offer, wish: &Wish) -> Answer<()> {
+        if self.progress.is_none() {
+            let plan = plan(offer, wish).map_err(not_allowed)?;
+            let resident = cx.pager.ram().resident_bytes();
+            let resident = resident.map_err(failed("the VM's RAM"))?;
+            self.progress = Some(Progress::new(&plan, offer.size_of(wish), resident, now_s()));
+        }
+        Ok(())
+    }
+
+    /// Whether the guest is about to run out of memory: it says so, or it has taken some out of
+    /// its balloon by itself.
+    fn is_pressed(&mut self, cx: &VmContext, offer: &Offer) -> bool {
+        let held = offer.ballooned_bytes();
+        self.most_bytes = self.most_bytes.max(held);
+        let asked = self.asked_bytes.unwrap_or(0);
+        let deflated = self.most_bytes <= asked && held + OOM_PIECE_BYTES <= self.most_bytes;
+        let since_s = now_s().saturating_sub(PRESSURE_AGE_S);
+        let figures = cx.capabilities.as_ref().and_then(|found| found.figures(since_s));
+        deflated || figures.is_some_and(|figures| figures.is_pressed())
+    }
+
+    /// What the guest tells of the memory that it has now.
+    fn figures(&self, cx: &VmContext) -> Told {
+        let since_s = self.progress.as_ref().map_or(0, Progress::figures_since_s);
+        let found = cx.capabilities.as_ref();
+        if let Some(figures) = found.and_then(|found| found.figures(since_s)) {
+            return Told::Figures(figures);
+        }
+        let balloon = found.and_then(Capabilities::balloon_offer);
+        let may_tell = balloon.is_some_and(|balloon| balloon.driver != Driver::Absent);
+        let is_silent =
+            self.progress.as_ref().is_some_and(|progress| progress.since_change() > SILENCE);
+        if may_tell && !is_silent {
+            return Told::NotYet;
+        }
+        // Without a balloon that tells: what its metadata says. Shared memory counts as cache.
+        let Ok(guest) = cx.guest.guest() else {
+            return if may_tell { Told::NotYet } else { Told::Nobody };
+        };
+        let view = cx.pager.view();
+        let counts = guest.counts(&view);
+        let free = guest.free_bytes(&view).unwrap_or(0);
+        Told::Figures(Figures {
+            total_bytes: guest.memmap().frames() * FRAME_BYTES,
+            available_bytes: free + counts.file_frames * FRAME_BYTES,
+        })
+    }
+
+    /// Tells everybody what to have done, where that is news.
+    fn apply(
+        &mut self,
+        cx: &mut VmContext,
+        offer: &Offer,
+        plan: &Plan,
+    ) -> Result<SharedGoal, String> {
+        let text = |error: ebb_vm::qmp::QmpError| error.to_string();
+        let hard_bytes = plan.hard_bytes.next_multiple_of(HUGE_BYTES);
+        let mut goal = SharedGoal::Same;
+        if offer.hard_bytes.is_some() && cx.wanted_hard() * HUGE_BYTES != hard_bytes {
+            let shared_bytes = shared_bytes(cx, offer, plan);
+            let noted = cx.record.change(|record| record.size_bytes = shared_bytes);
+            noted.map_err(|error| error.to_string())?;
+            goal = SharedGoal::New;
+        }
+        let VmContext { capabilities, qmp, .. } = cx;
+        let (Some(found), Some(qmp)) = (capabilities, qmp.socket()) else { return Ok(goal) };
+        let devices = found.pluggers.iter().zip(&offer.devices).zip(&plan.requested_bytes);
+        for ((plugger, device), &bytes) in devices {
+            if device.requested_bytes != bytes {
+                plugger.request(qmp, bytes)?;
+            }
+        }
+        let wanted = plan.ballooned_bytes;
+        let is_news = self.asked_bytes != Some(wanted)
+            && (wanted > 0 || self.asked_bytes.is_some() || offer.ballooned_bytes() > 0);
+        if is_news && offer.balloon.is_some_and(|balloon| balloon.driver != Driver::Absent) {
+            balloon::request(qmp, offer.initial_bytes, wanted).map_err(text)?;
+            (self.asked_bytes, self.most_bytes) = (Some(wanted), 0);
+        }
+        Ok(goal)
+    }
+
+    /// Notes why the shared allocator has not all of its part, or that it has.
+    pub fn note_word(&mut self, word: String) {
+        if let Some(progress) = &mut self.progress {
+            progress.last_word = Some(word);
+        }
+    }
+
+    /// The shared allocator begins anew: what it said before counts no more.
+    pub fn forget_word(&mut self) {
+        if let Some(progress) = &mut self.progress {
+            progress.last_word = None;
+        }
+    }
+
+    /// The guest was reset. The balloon is not to be in the new kernel's way; it is filled again
+    /// once that tells what it needs.
+    pub fn on_reset(&mut self, cx: &mut VmContext) {
+        if let Some(progress) = &mut self.progress {
+            progress.begin_again(now_s());
+        }
+        self.empty_balloon(cx);
+    }
+
+    /// Has the guest take all out of its balloon that was put there.
+    fn empty_balloon(&mut self, cx: &mut VmContext) {
+        let asked = self.asked_bytes.take().is_some_and(|bytes| bytes > 0);
+        self.most_bytes = 0;
+        let VmContext { capabilities, qmp, record, .. } = cx;
+        if let (true, Some(found), Some(qmp)) = (asked, capabilities, qmp.socket())
+            && let Err(error) = balloon::request(qmp, found.initial_bytes, 0)
+        {
+            tracing::error!("{}: its balloon: {error}", record.name);
+        }
+    }
+
+    /// Before the VM is detached: nothing is left in its balloon, and nobody asks it for figures.
+    pub fn give_balloon_back(&mut self, cx: &mut VmContext) {
+        self.empty_balloon(cx);
+        let VmContext { capabilities, qmp, record, .. } = cx;
+        let balloon = capabilities.as_ref().and_then(|found| found.balloon.as_ref());
+        if let (Some(_), Some(balloon), Some(qmp)) = (self.polled_s.take(), balloon, qmp.socket())
+            && let Err(error) = balloon::poll_stats(qmp, balloon, 0)
+        {
+            tracing::debug!("{}: its balloon: {error}", record.name);
+        }
+    }
+
+    fn state(&self, cx: &VmContext, shared: &SharedPart) -> SizeState {
+        let piece = match self.progress.as_ref().map(|progress| progress.mechanism) {
+            Some(Mechanism::HyperAlloc) => HUGE_BYTES,
+            _ => 1,
+        };
+        match self.progress.as_ref().map_or(SizeState::Off, |progress| progress.state(piece)) {
+            // The guest waits for room, and QEMU may: until there is some neither gets on.
+            SizeState::Moving if cx.waits() => SizeState::Waiting,
+            SizeState::Waiting if shared.is_moving && !cx.waits() => SizeState::Moving,
+            state => state,
+        }
+    }
+
+    /// How far it is.
+    ///
+    /// # Errors
+    /// No size was asked for.
+    pub fn report(&self, cx: &VmContext, shared: &SharedPart) -> Answer<ResizeReport> {
+        let (Some(wish), Some(progress)) = (wish(cx), &self.progress) else {
+            return Err(not_allowed("no size was asked for: ebb resize does"));
+        };
+        let offer = offer(cx, shared);
+        let (bytes, state) = (offer.size_of(&wish), self.state(cx, shared));
+        let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
+        let start_bytes = progress.start_bytes;
+        let emptied_bytes = progress.start_resident_bytes.saturating_sub(resident);
+        let moved = match progress.mechanism {
+            Mechanism::HyperAlloc => shared.moved,
+            _ => Moved {
+                taken_bytes: start_bytes.saturating_sub(bytes),
+                emptied_bytes,
+                returned_bytes: bytes.saturating_sub(start_bytes),
+                purges: shared.moved.purges,
+            },
+        };
+        Ok(ResizeReport {
+            bytes,
+            wanted_bytes: wish.bytes,
+            node: wish.node,
+            mechanism: api(progress.mechanism),
+            reason: progress.reason.clone(),
+            state,
+            least_bytes: progress.least_bytes,
+            taken_bytes: moved.taken_bytes,
+            emptied_bytes: moved.emptied_bytes,
+            returned_bytes: moved.returned_bytes,
+            purges: moved.purges,
+            duration_ns: nanoseconds(progress.took(state)),
+            stopped_by: self.what_stops_it(cx, (&offer, &wish), state, shared).unwrap_or_default(),
+        })
+    }
+
+    fn what_stops_it(
+        &self,
+        cx: &VmContext,
+        (offer, wish): (&Offer, &Wish),
+        state: SizeState,
+        shared: &SharedPart,
+    ) -> Option<String> {
+        let progress = self.progress.as_ref()?;
+        match state {
+            SizeState::Reached => Some("the size asked for was reached".into()),
+            SizeState::Moving | SizeState::Off => None,
+            SizeState::Waiting => {
+                Some(blocked::reason(cx, (offer, wish), progress, shared.rests_for))
+            }
+        }
+    }
+
+    /// What the VM has and could have.
+    pub fn status(&self, cx: &VmContext, shared: &SharedPart) -> SizeStatus {
+        let offer = offer(cx, shared);
+        let (state, progress, wish) = (self.state(cx, shared), &self.progress, wish(cx));
+        let found = cx.capabilities.as_ref();
+        SizeStatus {
+            bytes: offer.size_bytes(),
+            initial_bytes: offer.initial_bytes,
+            plugged_bytes: offer.plugged_bytes(),
+            ballooned_bytes: offer.ballooned_bytes(),
+            hard_bytes: offer.hard_bytes.unwrap_or(0),
+            max_bytes: offer.max_bytes(),
+            wanted_bytes: wish.map(|wish| wish.bytes),
+            wanted_node: wish.and_then(|wish| wish.node),
+            mechanism: progress.as_ref().map(|progress| api(progress.mechanism)),
+            reason: progress.as_ref().map(|progress| progress.reason.clone()),
+            state,
+            stopped_by: wish
+                .filter(|_| state == SizeState::Waiting)
+                .and_then(|wish| self.what_stops_it(cx, (&offer, &wish), state, shared)),
+            devices: found.map(Capabilities::device_status).unwrap_or_default(),
+        }
+    }
+
+    /// Its balloon.
+    pub fn balloon_status(&self, cx: &VmContext) -> Option<BalloonStatus> {
+        cx.capabilities.as_ref()?.balloon_status(now_s(), self.releases)
+    }
+}
+
+/// What a request wants, none: that the size stays.
+pub fn wish_of(request: &ResizeRequest) -> Option<Wish> {
+    let bytes = request.bytes?;
+    Some(Wish { bytes, node: request.node, by: request.by.map(mechanism) })
+}
+
+/// The size on record.
+fn wish(cx: &VmContext) -> Option<Wish> {
+    let size = cx.record.size?;
+    Some(Wish { bytes: size.bytes, node: size.node, by: size.by.map(mechanism) })
+}
+
+/// What there is to change the size by, as it was seen last.
+fn offer(cx: &VmContext, shared: &SharedPart) -> Offer {
+    let all = cx.pager.ram().bytes();
+    let hard_bytes = cx.guest.shares_allocator().then_some(shared.hard_bytes);
+    match &cx.capabilities {
+        None => Offer { initial_bytes: all, node_bytes: vec![all], hard_bytes, ..Offer::default() },
+        Some(found) => Offer {
+            initial_bytes: found.initial_bytes,
+            node_bytes: found.node_bytes.clone(),
+            devices: found.devices(),
+            balloon: found.balloon_offer(),
+            hard_bytes,
+        },
+    }
+}
+
+fn plan(offer: &Offer, wish: &Wish) -> Result<Plan, Refusal> {
+    resize::plan(offer, wish, floor_bytes(offer.initial_bytes + offer.plugged_bytes()))
+}
+
+/// What the guest is to have by the allocator that it shares, as the record has it.
+fn shared_bytes(cx: &VmContext, offer: &Offer, plan: &Plan) -> Option<u64> {
+    let bytes = offer.initial_bytes.saturating_sub(plan.hard_bytes);
+    (bytes < cx.initial_bytes()).then_some(bytes)
+}
+
+/// What a guest says of its memory.
+enum Told {
+    /// This.
+    Figures(Figures),
+    /// Nothing yet about the memory that it has now.
+    NotYet,
+    /// There is nobody to say anything.
+    Nobody,
+}
+
+/// What is said once no size is sought, where this one was before.
+fn no_more(size: Option<SizeRecord>) -> String {
+    let Some(SizeRecord { bytes, node, .. }) = size else { return "no size was sought".into() };
+    let node = node.map(|node| format!(" on node {node}")).unwrap_or_default();
+    format!("the {}{node} that it was to have are sought no more", Bytes(bytes))
+}
+
+/// Sizes that a VM can have lie so far apart.
+fn piece_bytes(offer: &Offer) -> u64 {
+    offer.block_bytes().max(FRAME_BYTES)
+}
+
+/// Whether a guest that is known better might do it.
+fn is_about_the_guest(refusal: &Refusal) -> bool {
+    use Refusal::{DriverAbsent, Lacks, NothingTakes};
+    matches!(
+        refusal,
+        DriverAbsent(Mechanism::Balloon) | Lacks(Mechanism::HyperAlloc) | NothingTakes(_)
+    )
+}
+
+fn mechanism(by: SizeMechanism) -> Mechanism {
+    match by {
+        SizeMechanism::HyperAlloc => Mechanism::HyperAlloc,
+        SizeMechanism::Balloon => Mechanism::Balloon,
+        SizeMechanism::VirtioMem => Mechanism::VirtioMem,
+    }
+}
+
+fn api(by: Mechanism) -> SizeMechanism {
+    match by {
+        Mechanism::HyperAlloc => SizeMechanism::HyperAlloc,
+        Mechanism::Balloon => SizeMechanism::Balloon,
+        Mechanism::VirtioMem => SizeMechanism::VirtioMem,
+    }
+}

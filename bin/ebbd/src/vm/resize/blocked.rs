@@ -1,0 +1,183 @@
+//! What keeps a VM from its target size, in words.
+
+use std::time::Duration;
+
+use ebb_inspect::PageKind;
+use ebb_policy::resize::{Driver, Mechanism, Offer, Wish};
+use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
+
+use super::progress::Progress;
+use crate::vm::context::VmContext;
+
+/// What is in the way, by what the guest itself tells. `rests_for`: so long the shared allocator
+/// leaves the guest alone.
+pub fn reason(
+    cx: &VmContext,
+    (offer, wish): (&Offer, &Wish),
+    progress: &Progress,
+    rests_for: Option<Duration>,
+) -> String {
+    if let Some(no_room) = cx.no_room.as_ref().filter(|_| cx.waits()) {
+        return format!("the size goes on changing once there is room: {no_room}");
+    }
+    if let Some(failure) = &progress.failure {
+        return failure.clone();
+    }
+    if let Some(left) = progress.rests_for() {
+        return format!(
+            "the guest was about to run out of memory and has its balloon back; tried again in \
+             {} s",
+            left.as_secs() + 1
+        );
+    }
+    // HyperAlloc asks its metadata instead, and tells itself what it could not have.
+    if progress.is_at_least() && progress.mechanism != Mechanism::HyperAlloc {
+        let least = Bytes(progress.least_bytes.unwrap_or(0));
+        return format!(
+            "by its own figures the guest needs {least}, a small reserve included: with less it \
+             would run out of memory"
+        );
+    }
+    if let Some(left) = rests_for {
+        return format!(
+            "the guest was about to run out of memory and has back what was taken; tried again \
+             in {} s",
+            left.as_secs() + 1
+        );
+    }
+    let is_silent = offer.size_of(wish) > wish.bytes && progress.least_bytes.is_none();
+    match progress.mechanism {
+        Mechanism::HyperAlloc => progress.last_word.clone().unwrap_or_default(),
+        Mechanism::Balloon if is_silent => {
+            "the guest tells nothing about its memory, so nothing is taken from it".into()
+        }
+        Mechanism::Balloon => of_balloon(offer, wish),
+        Mechanism::VirtioMem => of_devices(cx, offer, wish),
+    }
+}
+
+fn of_devices(cx: &VmContext, offer: &Offer, wish: &Wish) -> String {
+    let concerned = |node: u32| wish.node.is_none_or(|wanted| wanted == node);
+    let devices = || offer.devices.iter().filter(|device| concerned(device.node));
+    if devices().any(|device| device.driver == Driver::Absent) {
+        return "the guest does not drive its virtio-mem device (yet): it needs the driver \
+                virtio_mem, loaded"
+            .into();
+    }
+    let size = offer.size_of(wish);
+    if size < wish.bytes {
+        return format!(
+            "the guest does not plug {} more: run dmesg in it, its kernel says why",
+            Bytes(wish.bytes - size)
+        );
+    }
+    let left = Bytes(size - wish.bytes);
+    match usage_of(cx, concerned) {
+        Some(usage) => format!("the guest does not unplug {left} more: {usage}"),
+        None => format!("the guest does not unplug {left} more, and does not show why"),
+    }
+}
+
+/// What is in the memory that these nodes have plugged; `None`: the guest is not known.
+fn usage_of(cx: &VmContext, concerned: impl Fn(u32) -> bool) -> Option<String> {
+    let (pager, found) = (&cx.pager, cx.capabilities.as_ref()?);
+    let mut guest = cx.guest.guest().ok()?.clone();
+    // Of what has gone since the last look, the metadata is memory of other uses.
+    guest.refresh(&pager.view()).ok()?;
+    let regions = pager.ram().regions().filter(|region| {
+        let mut pluggers = found.pluggers.iter();
+        pluggers.any(|plugger| concerned(plugger.device().node) && plugger.has(region))
+    });
+    let regions: Vec<FrameRange> = regions.map(|region| region.frames()).collect();
+    let mut usage = Usage::default();
+    guest.memmap().kinds(&pager.view(), guest.layout(), |frames, kind| {
+        let inside = regions.iter().map(|region| overlap(frames, *region)).sum::<u64>();
+        usage.add(kind, inside);
+    });
+    Some(usage.to_string())
+}
+
+fn of_balloon(offer: &Offer, wish: &Wish) -> String {
+    let size = offer.size_of(wish);
+    match offer.balloon.map(|balloon| balloon.driver) {
+        Some(Driver::Absent) => {
+            "the guest does not drive its balloon (yet): it needs the driver virtio_balloon, loaded"
+                .into()
+        }
+        _ if size < wish.bytes => {
+            format!("the guest does not take {} more out of its balloon", Bytes(wish.bytes - size))
+        }
+        _ => format!(
+            "the guest's balloon does not answer, or finds no memory: {} more are asked of it",
+            Bytes(size - wish.bytes)
+        ),
+    }
+}
+
+fn overlap(frames: FrameRange, region: FrameRange) -> u64 {
+    let (start, end) = (frames.start.max(region.start), frames.end().min(region.end()));
+    end.0.saturating_sub(start.0)
+}
+
+/// Frames of memory that is plugged, by what they are used for.
+#[derive(Default)]
+struct Usage {
+    kernel: u64,
+    processes: u64,
+    cache: u64,
+    free: u64,
+}
+
+impl Usage {
+    fn add(&mut self, kind: PageKind, frames: u64) {
+        match kind {
+            PageKind::Offline | PageKind::Tail => {}
+            PageKind::Free { .. } => self.free += frames,
+            PageKind::Anonymous => self.processes += frames,
+            PageKind::File => self.cache += frames,
+            _ => self.kernel += frames,
+        }
+    }
+}
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bytes = |frames: u64| Bytes(frames * FRAME_BYTES);
+        write!(
+            f,
+            "in what is plugged, {} are the kernel's own, which it cannot move, {} are memory of \
+             processes, {} page cache, {} free",
+            bytes(self.kernel),
+            bytes(self.processes),
+            bytes(self.cache),
+            bytes(self.free)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_units::Gfn;
+
+    #[test]
+    fn only_what_lies_inside_counts() {
+        let range = |first, count| FrameRange::new(Gfn(first), count);
+        assert_eq!(overlap(range(0, 10), range(5, 10)), 5);
+        assert_eq!(overlap(range(6, 2), range(5, 10)), 2);
+        assert_eq!(overlap(range(0, 5), range(5, 10)), 0);
+        assert_eq!(overlap(range(20, 5), range(5, 10)), 0);
+    }
+
+    #[test]
+    fn usage_names_what_cannot_move() {
+        let mut usage = Usage::default();
+        usage.add(PageKind::Slab, 2);
+        usage.add(PageKind::Table, 1);
+        usage.add(PageKind::Offline, 100);
+        usage.add(PageKind::Anonymous, 256);
+        let text = usage.to_string();
+        assert!(text.contains("12 KiB are the kernel's own"), "{text}");
+        assert!(text.contains("1 MiB are memory of processes"), "{text}");
+    }
+}

@@ -1,0 +1,228 @@
+//! How far a VM is on the way to its target size.
+
+use std::time::{Duration, Instant};
+
+use ebb_api::SizeState;
+use ebb_policy::need::Figures;
+use ebb_policy::resize::{Mechanism, Plan};
+
+/// No progress for this long means stalled. Linux tries again after 5 s when it could not unplug a
+/// block, then less and less often.
+const STILL: Duration = Duration::from_secs(6);
+/// What is taken at once, where a guest can spare it.
+const AT_ONCE_BYTES: u64 = 32 << 20;
+/// A guest that had its balloon back is left alone for so long at first,
+const REST_MIN: Duration = Duration::from_secs(30);
+/// and twice as long each further time, up to this.
+const REST_MAX: Duration = Duration::from_secs(8 * 60);
+
+/// The way to one size.
+pub struct Progress {
+    /// What was to bring it there when it began.
+    pub mechanism: Mechanism,
+    /// Why this.
+    pub reason: String,
+    /// The size and the host's memory when it began.
+    pub start_bytes: u64,
+    /// The same of the host's memory.
+    pub start_resident_bytes: u64,
+    /// Why a step could not be told to the VMM.
+    pub failure: Option<String>,
+    /// The least that the guest can have now.
+    pub least_bytes: Option<u64>,
+    /// What it may have in this step: no less than it can live with.
+    step_bytes: Option<u64>,
+    /// The guest's figures, told since it has this size, let it go no further.
+    at_least: bool,
+    /// What the mechanism itself said at its end, if it ends by itself.
+    pub last_word: Option<String>,
+    began: Instant,
+    /// The size at the last look, and how far from the goal that was.
+    size_bytes: u64,
+    distance_bytes: Option<u64>,
+    closer: Instant,
+    /// When the size changed last; and in seconds since 1970.
+    changed: Instant,
+    changed_s: u64,
+    rest: Option<(Instant, Duration)>,
+}
+
+impl Progress {
+    /// It begins.
+    pub fn new(plan: &Plan, size_bytes: u64, resident_bytes: u64, now_s: u64) -> Progress {
+        let now = Instant::now();
+        Progress {
+            mechanism: plan.mechanism,
+            reason: plan.reason.clone(),
+            start_bytes: size_bytes,
+            start_resident_bytes: resident_bytes,
+            failure: None,
+            least_bytes: None,
+            step_bytes: None,
+            at_least: false,
+            last_word: None,
+            began: now,
+            size_bytes,
+            distance_bytes: None,
+            closer: now,
+            changed: now,
+            changed_s: now_s,
+            rest: None,
+        }
+    }
+
+    /// Figures that the guest told before this say nothing about what it has now.
+    pub fn figures_since_s(&self) -> u64 {
+        self.changed_s
+    }
+
+    /// How long the size is what it is.
+    pub fn since_change(&self) -> Duration {
+        self.changed.elapsed()
+    }
+
+    /// Takes note of the size as it is.
+    pub fn saw(&mut self, size_bytes: u64, wanted_bytes: u64, now_s: u64) {
+        if size_bytes != self.size_bytes {
+            (self.size_bytes, self.at_least) = (size_bytes, false);
+            (self.changed, self.changed_s) = (Instant::now(), now_s);
+        }
+        let distance = size_bytes.abs_diff(wanted_bytes);
+        if self.distance_bytes.is_none_or(|before| distance < before) {
+            self.closer = Instant::now();
+        }
+        self.distance_bytes = Some(distance);
+    }
+
+    /// What the guest may have next, on the way down to `wanted_bytes` from what it has:
+    /// whole `piece_bytes` above that. A step takes half of what the guest can spare by its own
+    /// figures, or a little; the next one waits for figures told after this one.
+    pub fn step(&mut self, wanted_bytes: u64, figures: Option<Figures>, piece_bytes: u64) -> u64 {
+        let size = self.size_bytes;
+        if wanted_bytes >= size {
+            (self.step_bytes, self.least_bytes, self.at_least) = (None, None, false);
+            return wanted_bytes;
+        }
+        let above = |bytes: u64| wanted_bytes + (bytes - wanted_bytes) / piece_bytes * piece_bytes;
+        if let Some(figures) = figures {
+            let spare = figures.spare_bytes();
+            self.least_bytes = Some(size.saturating_sub(spare));
+            // What it can spare shrinks by more than is taken.
+            let taken = (spare / 2).max(spare.min(AT_ONCE_BYTES));
+            let least = (size - taken.min(size)).max(wanted_bytes);
+            let step = above(least.saturating_add(piece_bytes - 1)).min(above(size));
+            (self.step_bytes, self.at_least) = (Some(step), step == above(size));
+        }
+        // Nothing is taken on no word at all.
+        self.step_bytes.unwrap_or(size).clamp(wanted_bytes, above(size).max(wanted_bytes))
+    }
+
+    /// Whether the guest keeps it from going on.
+    pub fn is_at_least(&self) -> bool {
+        self.at_least
+    }
+
+    /// The guest had its balloon back: it is left alone for a while.
+    pub fn rest(&mut self) {
+        let length = self.rest.map_or(REST_MIN, |(_, before)| (before * 2).min(REST_MAX));
+        self.rest = Some((Instant::now() + length, length));
+        self.step_bytes = None;
+    }
+
+    /// How long that still lasts.
+    pub fn rests_for(&self) -> Option<Duration> {
+        let (end, _) = self.rest?;
+        Some(end.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+    }
+
+    /// The guest was reset: what it told, and what it had, was another one's.
+    pub fn begin_again(&mut self, now_s: u64) {
+        (self.step_bytes, self.least_bytes, self.rest) = (None, None, None);
+        (self.at_least, self.last_word) = (false, None);
+        (self.distance_bytes, self.closer) = (None, Instant::now());
+        (self.changed, self.changed_s) = (Instant::now(), now_s);
+    }
+
+    /// How far it is. Sizes closer than `piece_bytes` are the same.
+    pub fn state(&self, piece_bytes: u64) -> SizeState {
+        match self.distance_bytes {
+            Some(distance) if distance < piece_bytes => SizeState::Reached,
+            _ if self.rests_for().is_some() || self.at_least => SizeState::Waiting,
+            _ if self.last_word.is_some() => SizeState::Waiting,
+            _ if self.closer.elapsed() < STILL => SizeState::Moving,
+            _ => SizeState::Waiting,
+        }
+    }
+
+    /// How long it took to get as far as it is.
+    pub fn took(&self, state: SizeState) -> Duration {
+        match state {
+            SizeState::Moving => self.began.elapsed(),
+            _ => self.closer.saturating_duration_since(self.began),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn progress(size_bytes: u64) -> Progress {
+        let plan = Plan {
+            mechanism: Mechanism::Balloon,
+            reason: String::new(),
+            requested_bytes: vec![],
+            ballooned_bytes: 0,
+            hard_bytes: 0,
+        };
+        Progress::new(&plan, size_bytes, 0, 100)
+    }
+
+    fn available(mib: u64) -> Option<Figures> {
+        Some(Figures { total_bytes: 1024 * MIB, available_bytes: mib * MIB })
+    }
+
+    #[test]
+    fn a_step_leaves_the_guest_its_reserve() {
+        let mut progress = progress(1024 * MIB);
+        assert_eq!(progress.step(100 * MIB, None, 4096), 1024 * MIB);
+        assert_eq!(progress.step(100 * MIB, available(500), 4096), 806 * MIB);
+        // Until there is word of what came of it.
+        progress.saw(810 * MIB, 100 * MIB, 101);
+        assert_eq!(progress.step(100 * MIB, None, 4096), 806 * MIB);
+        assert!(!progress.is_at_least());
+        progress.saw(806 * MIB, 100 * MIB, 102);
+        assert!(!progress.is_at_least());
+        assert_eq!(progress.step(100 * MIB, available(96), 4096), 774 * MIB);
+        assert!(!progress.is_at_least());
+        assert_eq!(progress.step(100 * MIB, available(10), 4096), 806 * MIB);
+        assert!(progress.is_at_least() && progress.state(1) == SizeState::Waiting);
+        assert_eq!(progress.step(900 * MIB, available(10), 4096), 900 * MIB);
+    }
+
+    #[test]
+    fn steps_are_whole_pieces_above_the_size_wanted() {
+        let mut progress = progress(1024 * MIB);
+        assert_eq!(progress.step(101 * MIB, available(500), 2 * MIB), 807 * MIB);
+        let mut progress = self::progress(1000 * MIB);
+        assert_eq!(progress.step(999 * MIB, available(64), 2 * MIB), 999 * MIB);
+        assert_eq!(progress.step(900 * MIB, available(64), 3 * MIB), 999 * MIB);
+    }
+
+    #[test]
+    fn who_gets_closer_moves() {
+        let mut progress = progress(1024 * MIB);
+        progress.saw(1024 * MIB, 512 * MIB, 100);
+        assert_eq!((progress.state(1), progress.figures_since_s()), (SizeState::Moving, 100));
+        progress.saw(512 * MIB, 512 * MIB, 107);
+        assert_eq!((progress.state(1), progress.figures_since_s()), (SizeState::Reached, 107));
+        progress.rest();
+        assert_eq!(progress.state(1), SizeState::Reached);
+        progress.saw(1024 * MIB, 512 * MIB, 108);
+        assert_eq!(progress.state(1), SizeState::Waiting);
+        progress.begin_again(109);
+        assert_eq!(progress.state(1), SizeState::Moving);
+    }
+}

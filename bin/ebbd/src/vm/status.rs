@@ -1,0 +1,259 @@
+//! A VM's state, put together from all who know a part of it.
+
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_api::{
+    Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode, State as ApiState, VmStatus,
+};
+use ebb_inspect::{Counts, Guest};
+use ebb_pager::Pager;
+use ebb_store::Usage;
+use ebb_units::{Bytes, FRAME_BYTES};
+
+use super::context::LEAVING;
+use super::context::VmContext;
+use super::devices::Devices;
+use super::limit::{Limit, in_flight};
+use super::reclaim::Reclaim;
+use super::resize::Resize;
+use super::tiering::Tiering;
+use crate::helpers::console;
+use crate::model::api_error::{Answer, failed};
+use crate::serve::swap_room;
+
+/// All who know a part of it.
+pub struct Knowing<'a> {
+    /// The VM.
+    pub cx: &'a VmContext,
+    /// Who reaches its memory by itself.
+    pub devices: &'a Devices,
+    /// What was reclaimed.
+    pub reclaim: &'a Reclaim,
+    /// What was evicted.
+    pub limit: &'a Limit,
+    /// Its size.
+    pub resize: &'a Resize,
+    /// Its tiers.
+    pub tiering: &'a Tiering,
+}
+
+/// All of it; with `counts`, every frame is classified.
+pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
+    let Knowing { cx, devices, reclaim, resize, tiering, .. } = knowing;
+    let (record, pager) = (&*cx.record, &cx.pager);
+    let (all_bytes, memory_bytes) = (pager.ram().bytes(), cx.memory_bytes());
+    let resident_bytes = pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
+    // What is not plugged among it, as it was when the VM was first held.
+    let absent_bytes = all_bytes.saturating_sub(resident_bytes);
+    let (totals, record_directory) = (record.totals, cx.record.directory());
+    let read = |counter: &AtomicU64| counter.load(Relaxed);
+    let (emptied_bytes, returned_total_bytes) = match record.mode {
+        Mode::Strict => (
+            read(&pager.counters.emptied_frames) * FRAME_BYTES,
+            read(&pager.counters.returned_frames) * FRAME_BYTES,
+        ),
+        Mode::Release => (
+            memory_bytes.saturating_sub(resident_bytes),
+            (totals.reclaimed_bytes + totals.absent_at_hold_bytes).saturating_sub(absent_bytes),
+        ),
+    };
+    let part = reclaim.hyperalloc.part();
+    let (mechanism, mechanism_reason) = reclaim.mechanism(cx);
+    Ok(VmStatus {
+        name: record.name.clone(),
+        pid: record.pid,
+        state: ApiState::Held,
+        state_reason: None,
+        age_ms: 0,
+        accelerator: record.accelerator,
+        accelerator_reason: record.accelerator_reason.clone(),
+        backing: record.backing,
+        backing_reason: record.backing_reason.clone(),
+        mode: record.mode,
+        mode_reason: devices.mode_reason(cx),
+        reach: devices.status(cx),
+        mechanism,
+        mechanism_reason,
+        console: record.has_console().then(|| console::socket(record_directory)),
+        console_log: record.has_console().then(|| console::log(&cx.logs())),
+        confinement: record.confinement.clone(),
+        min_order: record.min_order,
+        memory_bytes,
+        unplugged_bytes: record.unplugged_bytes(),
+        resident_bytes,
+        emptied_bytes,
+        guest_free_bytes: { cx.guest.guest().ok() }
+            .and_then(|guest| guest.free_bytes(&pager.view())),
+        guest: guest(cx.guest.guest(), pager, counts),
+        faults: FaultCounts {
+            missing: read(&pager.counters.missing),
+            metadata: read(&pager.counters.metadata),
+            spurious: read(&pager.counters.spurious),
+            early: read(&pager.counters.early),
+        },
+        fault_ns: FaultTimes {
+            p50: pager.counters.fault.percentile_ns(50),
+            p99: pager.counters.fault.percentile_ns(99),
+        },
+        reclaimed_total_bytes: totals.reclaimed_bytes,
+        returned_total_bytes,
+        auto: reclaim.auto_status(cx),
+        limit: limit(knowing),
+        size: resize.status(cx, &part),
+        balloon: resize.balloon_status(cx),
+        tier: tiering.status(cx, knowing.limit.active_bytes()),
+        sharing: reclaim.hyperalloc.status(cx),
+        disks: cx.disks.counts(),
+        warnings: warnings(knowing),
+    })
+}
+
+/// The limit on resident memory, and what came of it.
+pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
+    let Knowing { cx, limit, devices, .. } = knowing;
+    let counters = &cx.pager.counters;
+    let bytes = |counter: &AtomicU64| counter.load(Relaxed) * FRAME_BYTES;
+    let (total, marks, usage) = (limit.evicted(), cx.marks(), cx.pager.store_usage());
+    LimitStatus {
+        bytes: marks.map(|marks| marks.limit_bytes),
+        share_bytes: cx.record.share.map(|share| share.bytes),
+        high_bytes: marks.map(|marks| marks.high_bytes),
+        low_bytes: marks.map(|marks| marks.low_bytes),
+        saved_bytes: bytes(&counters.saved_frames),
+        on_disk_bytes: bytes(&counters.on_disk_frames),
+        clean_bytes: bytes(&counters.clean_frames),
+        saved_total_bytes: total.saved * FRAME_BYTES,
+        clean_total_bytes: total.clean * FRAME_BYTES,
+        on_disk_total_bytes: total.on_disk * FRAME_BYTES,
+        empty_total_bytes: total.empty * FRAME_BYTES,
+        refilled_total_bytes: bytes(&counters.refilled_frames),
+        ahead_total_bytes: bytes(&counters.ahead_frames),
+        ahead_hit_total_bytes: bytes(&counters.ahead_hit_frames),
+        false_reads_avoided_total_bytes: bytes(&counters.false_reads_avoided),
+        false_reads_total_bytes: bytes(&counters.false_reads),
+        dropped_total_bytes: bytes(&counters.dropped_frames),
+        replaced_total_bytes: bytes(&counters.replaced_frames),
+        tracked_blocks: cx.disks.shared.tracked_blocks(),
+        compressed_pages: usage.compressed_pages,
+        compressed_bytes: usage.memory_bytes,
+        compressed_limit_bytes: usage.memory_limit_bytes,
+        compressed_ratio: ratio(usage),
+        written_back_total_bytes: bytes(&counters.written_back_frames),
+        swap_file_bytes: usage.file_bytes,
+        all_swap_files_bytes: swap_room::room().taken_bytes(),
+        waits: cx.waits(),
+        waiting_touches: cx.pager.waiting_touches(),
+        stuck: limit.what_is_stuck(cx, devices.why_it_rests()),
+    }
+}
+
+/// How much smaller pages are in compressed memory, to a hundredth.
+fn ratio(usage: Usage) -> Option<f64> {
+    let pages_bytes = usage.compressed_pages * FRAME_BYTES;
+    let hundredths = (pages_bytes * 100).checked_div(usage.memory_bytes)?;
+    Some(hundredths as f64 / 100.0)
+}
+
+fn guest(guest: Result<&Guest, &str>, pager: &Pager, counts: bool) -> GuestStatus {
+    let guest = match guest {
+        Ok(guest) => guest,
+        Err(why) => return GuestStatus { why: Some(why.to_owned()), ..GuestStatus::default() },
+    };
+    let known = GuestStatus {
+        kernel: Some(guest.release().to_owned()),
+        trusted: true,
+        ..GuestStatus::default()
+    };
+    match counts {
+        true => counted(known, &guest.counts(&pager.view())),
+        false => known,
+    }
+}
+
+fn counted(known: GuestStatus, counts: &Counts) -> GuestStatus {
+    let bytes = |frames: u64| Some(frames * FRAME_BYTES);
+    GuestStatus {
+        free_blocks: counts.free_blocks.first_chunk().copied(),
+        anonymous_bytes: bytes(counts.anonymous_frames),
+        file_bytes: bytes(counts.file_frames),
+        slab_bytes: bytes(counts.slab_frames),
+        page_table_bytes: bytes(counts.table_frames),
+        offline_bytes: bytes(counts.offline_frames),
+        ..known
+    }
+}
+
+/// With less than this free in the run directory something may find no room.
+const RUN_DIR_LEAST_BYTES: u64 = 256 << 10;
+
+fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
+    let Knowing { cx, tiering, limit, devices, .. } = knowing;
+    let record = &cx.record;
+    let mut all = Vec::new();
+    all.extend(record.leaving.map(|_| format!("{LEAVING}; `ebb detach` tries again")));
+    all.extend(of_backing(cx));
+    let confinement = record.confinement.iter();
+    all.extend(confinement.flat_map(|confinement| confinement.lacks.iter().cloned()));
+    all.extend(tiering.warnings(cx, limit.active_bytes()));
+    all.extend(devices.plugged_warning());
+    all.extend(no_room(record.directory()));
+    all.extend(
+        record
+            .why_unsaved()
+            .map(|why| format!("what changed last is not on record, which is tried again: {why}")),
+    );
+    let by_tier = record.tiers.as_ref().is_some_and(|tiers| tiers.file.is_some());
+    let swaps = record.evicts.then(|| swap_room::in_memory(&record.swap, by_tier));
+    all.extend(swaps.flatten());
+    all.extend(in_flight::warning(cx));
+    if !cx.qmp.is_connected() {
+        all.push(
+            "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is taken".into(),
+        );
+    }
+    all
+}
+
+/// What is to be known of the memory's pages and their files.
+fn of_backing(cx: &VmContext) -> Vec<String> {
+    let mut all = Vec::new();
+    match cx.record.backing {
+        Backing::Small => all.push(format!(
+            "its RAM is in 4 KiB pages, which cost some 60 times more to take and to give: {}",
+            cx.record.backing_reason
+        )),
+        Backing::Hugetlb if !cx.guest.shares_allocator() => all.push(
+            "its RAM is in hugetlb pages, which cannot be write-protected 4 KiB at a time: free \
+             memory cannot be taken"
+                .into(),
+        ),
+        _ => {}
+    }
+    let ram = cx.pager.ram();
+    match ram.is_broken() {
+        true => all.push("QEMU has shrunk the file of its RAM: its memory is lost, stop it".into()),
+        false if ram.may_shrink() => all.push(
+            "the file of its RAM is not sealed: should QEMU shrink it, the VM's memory is lost, and \
+             no other VM's (start QEMU with memory-backend-memfd, which seals it)"
+                .into(),
+        ),
+        false => {}
+    }
+    all
+}
+
+/// Whether records find no room where they are to be.
+fn no_room(directory: &Path) -> Option<String> {
+    let found = rustix::fs::statvfs(directory).ok()?;
+    let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+    (free_bytes < RUN_DIR_LEAST_BYTES).then(|| {
+        format!(
+            "the run directory, {}, has {} left: what cannot be put on record there is not done; \
+             make room",
+            directory.display(),
+            Bytes(free_bytes)
+        )
+    })
+}

@@ -1,0 +1,41 @@
+//! The short form of what is known of a VM: its line in the list.
+
+use ebb_api::{State, VmStatus, VmSummary};
+
+use crate::model::record::Record;
+
+/// The short form, from the long one.
+pub fn of(status: &VmStatus) -> VmSummary {
+    VmSummary {
+        name: status.name.clone(),
+        pid: status.pid,
+        state: status.state,
+        state_reason: status.state_reason.clone(),
+        age_ms: Some(status.age_ms),
+        accelerator: status.accelerator,
+        backing: status.backing,
+        mode: status.mode,
+        trusted: status.guest.trusted,
+        auto: status.auto.on,
+        memory_bytes: status.memory_bytes,
+        resident_bytes: status.resident_bytes,
+    }
+}
+
+/// The short form of a VM that is not taken up yet.
+pub fn on_record(record: &Record) -> VmSummary {
+    VmSummary {
+        name: record.name.clone(),
+        pid: record.pid,
+        state: State::TakingUp,
+        state_reason: None,
+        age_ms: None,
+        accelerator: record.accelerator,
+        backing: record.backing,
+        mode: record.mode,
+        trusted: false,
+        auto: record.auto.on,
+        memory_bytes: record.memory_bytes(),
+        resident_bytes: 0,
+    }
+}

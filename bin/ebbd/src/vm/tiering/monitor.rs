@@ -1,0 +1,441 @@
+//! Which of a VM's memory is hot: looked at by its worker, at its ticks, and only as far as
+//! nothing has to be evicted just then. `docs/tiering.md`.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ebb_api::{Backing, HeatReport, HeatRequest};
+use ebb_heat::{
+    GuestTracker, HostPages, HostTracker, IdleTracker, Levels, Pace, PagerTables, Roots, Round,
+    Settings, Step, TOP_LEVEL, TrackError, Tracker, Walk,
+};
+use ebb_inspect::Guest;
+use ebb_sys::page_idle::PageIdle;
+use ebb_sys::pagemap::Pagemap;
+use ebb_sys::process::Process;
+use ebb_sys::uffd::HvaRange;
+use ebb_units::FrameRange;
+
+use super::heat::Heat;
+use super::run::{By, Run};
+use crate::helpers::injector;
+use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::vm::context::VmContext;
+use crate::vm::context::liveness::{End, Liveness};
+
+/// A guest has so long to boot and be trusted before a VM is monitored by itself without that.
+const BOOT: Duration = Duration::from_secs(60);
+/// Ranges that the VMM is asked to forget at once: a command line has room for them.
+const RANGES_AT_ONCE: usize = 4096;
+/// A round by idle page tracking may take so much of a window: it looks at all memory.
+const IDLE_PART: u32 = 4;
+/// A round by the guest's page tables gives way to eviction after so long, at first.
+const TURN: Duration = Duration::from_millis(50);
+
+/// What one VM's worker knows of its monitoring.
+pub struct Monitor {
+    since: Instant,
+    settings: Settings,
+    /// None: nobody wants it monitored.
+    pace: Option<Pace>,
+    /// When the pace has something to do next.
+    due: Duration,
+    /// The queue of the last monitoring, for the next.
+    levels: Option<Levels>,
+    roots: Roots,
+    run: Option<Run>,
+    /// Moved between tiers up to the end of the last monitoring.
+    moved_bytes: u64,
+    /// What the last one found.
+    heat: Option<Heat>,
+    failed: Option<String>,
+    /// One is to begin as soon as nothing has to be evicted.
+    is_asked: bool,
+    /// Why idle page tracking does not serve this VM.
+    not_idle: Option<String>,
+}
+
+/// What a round needs beside the VM.
+pub struct Lent<'a> {
+    /// The guest was confirmed just now.
+    pub is_trusted: bool,
+    /// Before a round empties the VMM's page table: what a limit goes by is about to be forgotten.
+    pub before_forgetting: &'a mut dyn FnMut(&VmContext) -> io::Result<()>,
+    /// The VM's pages are placed on nodes: the host's marks on them tell of that, too.
+    pub is_placed: bool,
+}
+
+/// What is due at a tick.
+enum Due {
+    Nothing,
+    GoOn,
+    Begin,
+    Window { is_last: bool },
+}
+
+impl Monitor {
+    /// Nothing is known yet.
+    pub fn new(settings: Settings) -> Monitor {
+        Monitor {
+            since: Instant::now(),
+            settings,
+            pace: None,
+            due: Duration::ZERO,
+            levels: None,
+            roots: Roots::default(),
+            run: None,
+            moved_bytes: 0,
+            heat: None,
+            failed: None,
+            is_asked: false,
+            not_idle: None,
+        }
+    }
+
+    /// Another kernel may run, whose memory is used otherwise.
+    pub fn on_reset(&mut self) {
+        (self.levels, self.heat) = (None, None);
+        if self.run.take().is_some() {
+            self.failed = Some("the guest was reset or runs another kernel".into());
+        }
+    }
+
+    /// Has a monitoring begin, unless there are figures or new ones are not asked for; `true`: it
+    /// is due now.
+    ///
+    /// # Errors
+    /// Nothing tells which of the VM's pages are used.
+    pub fn ask(&mut self, cx: &VmContext, request: HeatRequest) -> Answer<bool> {
+        if cx.record.backing == Backing::Hugetlb {
+            return Err(not_allowed(
+                "nothing tells which of its hugetlb pages are used: start the VM with --backing \
+                 thp or small",
+            ));
+        }
+        let begins = self.run.is_none() && (request.fresh || self.heat.is_none());
+        if begins {
+            self.begin()?;
+        }
+        Ok(begins)
+    }
+
+    fn begin(&mut self) -> Answer<()> {
+        let pace = Pace::new(self.settings, self.since.elapsed());
+        self.pace = Some(pace.map_err(failed("monitoring"))?);
+        (self.due, self.failed, self.is_asked) = (self.since.elapsed(), None, true);
+        Ok(())
+    }
+
+    /// What the last one found, if it still tells what is hot.
+    pub fn recent_heat(&self) -> Option<&Heat> {
+        self.heat.as_ref().filter(|heat| {
+            heat.age() <= self.settings.period.saturating_add(self.settings.rarest())
+        })
+    }
+
+    /// Why what it finds is not all, if that is so on this host.
+    pub fn blind_spot(&self) -> Option<&str> {
+        self.heat.as_ref().and_then(Heat::blind_spot)
+    }
+
+    /// How far it is, and what was found.
+    pub fn report(&self) -> HeatReport {
+        HeatReport {
+            monitoring: self.run.is_some() || self.is_asked,
+            windows_done: self.run.as_ref().map_or(0, |run| run.windows),
+            windows: self.settings.rounds,
+            failed: self.failed.clone(),
+            figures: self.heat.as_ref().map(Heat::figures),
+        }
+    }
+
+    /// Begins by itself where that is wanted; whether a round may be due.
+    pub fn may_be_due(&mut self, cx: &VmContext) -> bool {
+        if self.pace.is_none() {
+            let known = cx.guest.guest().is_ok() || self.since.elapsed() > BOOT;
+            if !is_wanted(cx) || !known {
+                return false;
+            }
+            if let Err(error) = self.begin() {
+                tracing::error!("{}: {error}", cx.name());
+                return false;
+            }
+        }
+        let now = self.since.elapsed();
+        let latest = self.due.saturating_add(self.settings.window);
+        let gives_way = cx.mailbox.is_pressed() && now < latest;
+        let is_broken_off = self.run.as_ref().is_some_and(|run| run.rest.is_some());
+        !gives_way && (is_broken_off || now >= self.due)
+    }
+
+    fn due(&mut self) -> Due {
+        if self.run.as_ref().is_some_and(|run| run.rest.is_some()) {
+            return Due::GoOn;
+        }
+        let now = self.since.elapsed();
+        match self.pace.as_mut().map(|pace| pace.step(now)) {
+            None => Due::Nothing,
+            Some(Step::Wait(until)) => {
+                self.due = until;
+                Due::Nothing
+            }
+            Some(Step::Begin) => Due::Begin,
+            Some(Step::Look) => Due::Window { is_last: false },
+            Some(Step::Last) => Due::Window { is_last: true },
+        }
+    }
+
+    /// Does what is due, once [`Monitor::may_be_due`] and the guest was confirmed. Returns a
+    /// monitoring that has ended, and why the guest's kernel does not run any more, if that was
+    /// seen.
+    pub fn tick(&mut self, cx: &mut VmContext, lent: &mut Lent<'_>) -> (Option<Run>, Option<End>) {
+        let mut ended = None;
+        let is_over = match self.due() {
+            Due::Nothing => false,
+            Due::GoOn => self.go_on(cx, lent, &mut ended),
+            Due::Begin => {
+                self.begin_run(cx, lent, &mut ended);
+                false
+            }
+            Due::Window { is_last } => self.next_window(cx, is_last, lent, &mut ended),
+        };
+        let run = if is_over { self.end(cx) } else { None };
+        (run, ended)
+    }
+
+    fn begin_run(&mut self, cx: &mut VmContext, lent: &mut Lent<'_>, ended: &mut Option<End>) {
+        self.is_asked = false;
+        let frames = || cx.pager.ram().regions().map(|region| region.frames());
+        let queue = || Levels::new(&frames().collect::<Vec<FrameRange>>(), TOP_LEVEL);
+        let mut levels = self.levels.take().unwrap_or_else(queue);
+        levels.begin();
+        let first = match by_guest(cx) {
+            Ok((guest, why)) => {
+                self.first_round(cx, Run::new(By::Guest(guest), why, levels), lent, ended)
+            }
+            Err(why) => self.first_round_from_outside(cx, (why, levels), lent, ended),
+        };
+        match first {
+            Ok(run) => (self.run, self.failed) = (Some(run), None),
+            Err(why) => self.end_without(cx, why),
+        }
+    }
+
+    fn first_round(
+        &mut self,
+        cx: &mut VmContext,
+        mut run: Run,
+        lent: &mut Lent<'_>,
+        ended: &mut Option<End>,
+    ) -> Result<Run, String> {
+        match self.round(cx, &mut run, Walk::Full, lent, ended) {
+            Ok(()) => Ok(run),
+            Err(error @ TrackError::NoRoots) => {
+                self.first_round_from_outside(cx, (error.to_string(), run.levels), lent, ended)
+            }
+            Err(_) if matches!(run.by, By::Idle(..)) => {
+                self.first_round_from_outside(cx, (run.why, run.levels), lent, ended)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Huge pages have one mark for all of their frames. What is placed on nodes this process
+    /// maps now and then, which is a use like others.
+    fn first_round_from_outside(
+        &mut self,
+        cx: &mut VmContext,
+        (why, levels): (String, Levels),
+        lent: &mut Lent<'_>,
+        ended: &mut Option<End>,
+    ) -> Result<Run, String> {
+        let pagemap = Pagemap::open(&cx.process);
+        let pagemap = pagemap.map_err(|error| format!("QEMU's page table: {error}"))?;
+        if let Some(not_idle) = &self.not_idle {
+            let why = format!("{why}; no idle page tracking: {not_idle}");
+            return self.first_round(cx, Run::new(By::Vmm(pagemap), why, levels), lent, ended);
+        }
+        let is_fit = cx.record.backing == Backing::Small && !lent.is_placed;
+        let by = match PageIdle::open() {
+            Ok(idle) if is_fit => By::Idle(pagemap, idle),
+            _ => By::Vmm(pagemap),
+        };
+        self.first_round(cx, Run::new(by, why, levels), lent, ended)
+    }
+
+    /// The next window; `true`: the monitoring is over.
+    fn next_window(
+        &mut self,
+        cx: &mut VmContext,
+        is_last: bool,
+        lent: &mut Lent<'_>,
+        ended: &mut Option<End>,
+    ) -> bool {
+        match &mut self.run {
+            Some(run) => {
+                run.levels.next_window();
+                run.windows += 1;
+                (run.rest, run.is_last) = (Some(Walk::Pruned), is_last);
+                self.go_on(cx, lent, ended)
+            }
+            // Broken off before.
+            None => is_last,
+        }
+    }
+
+    /// Goes on with a round: what it did before it was broken off is done. `true`: the monitoring
+    /// is over.
+    fn go_on(&mut self, cx: &mut VmContext, lent: &mut Lent<'_>, ended: &mut Option<End>) -> bool {
+        let Some(mut run) = self.run.take() else { return false };
+        let Some(walk) = run.rest else { return false };
+        if let Err(error) = self.round(cx, &mut run, walk, lent, ended) {
+            self.end_without(cx, error.to_string());
+            return false;
+        }
+        let is_over = run.is_last && run.rest.is_none();
+        self.run = Some(run);
+        is_over
+    }
+
+    /// Of no use are figures of half a guest.
+    fn end_without(&mut self, cx: &VmContext, why: String) {
+        tracing::debug!("{}: not monitored: {why}", cx.name());
+        (self.run, self.failed) = (None, Some(why));
+        if !is_wanted(cx) {
+            self.pace = None;
+        }
+    }
+
+    fn end(&mut self, cx: &VmContext) -> Option<Run> {
+        if !is_wanted(cx) {
+            self.pace = None;
+        }
+        // The old figures first: both at once would be one byte a page more.
+        let run = self.run.take()?;
+        self.heat = None;
+        Some(run)
+    }
+
+    /// Takes what a monitoring found, and its queue for the next.
+    pub fn found(&mut self, cx: &VmContext, heat: Heat, levels: Levels) {
+        self.heat = Some(heat);
+        self.levels = is_wanted(cx).then_some(levels);
+    }
+
+    /// Tells the pace what was moved since it was told last.
+    pub fn tell_pace(&mut self, moved_bytes: u64) {
+        let newly = moved_bytes.saturating_sub(self.moved_bytes);
+        self.moved_bytes = moved_bytes;
+        self.pace.iter_mut().for_each(|pace| pace.moved(newly));
+    }
+
+    fn round(
+        &mut self,
+        cx: &mut VmContext,
+        run: &mut Run,
+        walk: Walk,
+        lent: &mut Lent<'_>,
+        ended: &mut Option<End>,
+    ) -> Result<(), TrackError> {
+        let began = Instant::now();
+        if !matches!(run.by, By::Guest(_)) {
+            (lent.before_forgetting)(cx)?;
+        }
+        let round = match &run.by {
+            By::Guest(guest) => {
+                // Each time it was broken off it has twice the time, so that it comes to its end.
+                let turn = TURN * 2_u32.saturating_pow(run.broken_off.min(8));
+                let guest = Arc::clone(guest);
+                match lent.is_trusted {
+                    true => self.guest_round(cx, &guest, (walk, turn), &mut run.levels, ended)?,
+                    false => return Err(TrackError::NotRunning),
+                }
+            }
+            By::Idle(pagemap, idle) => {
+                let time = self.settings.window / IDLE_PART;
+                let round = idle_round(cx, (pagemap, idle), (walk, time), &mut run.levels);
+                if let Err(error) = &round {
+                    // A VM for which it fails, or is too slow, is not looked at so again.
+                    self.not_idle = Some(error.to_string());
+                }
+                Some(round?)
+            }
+            By::Vmm(pagemap) => {
+                let vmm = Vmm(&cx.process);
+                let mut tracker = HostTracker::new(cx.pager.ram(), pagemap, &vmm);
+                Some(tracker.round(walk, &mut run.levels)?)
+            }
+        };
+        run.add(walk, round, began.elapsed());
+        Ok(())
+    }
+
+    /// Who has to evict meanwhile gets its turn: then it is broken off after `turn`, which is
+    /// none.
+    fn guest_round(
+        &mut self,
+        cx: &mut VmContext,
+        guest: &Guest,
+        (walk, turn): (Walk, Duration),
+        levels: &mut Levels,
+        ended: &mut Option<End>,
+    ) -> Result<Option<Round>, TrackError> {
+        let now = cx.guest.witness().filter(|now| now.note() == guest.note()).cloned();
+        let guest = now.ok_or(TrackError::NotRunning)?;
+        let VmContext { qmp, guest: known, reaching, pager, mailbox, .. } = cx;
+        let (liveness, began) =
+            (RefCell::new(Liveness::new(qmp, known, reaching, pager)), Instant::now());
+        let goes_on = || {
+            (!mailbox.is_pressed() || began.elapsed() < turn)
+                && liveness.borrow_mut().hears_no_reset()
+        };
+        let mut roots = std::mem::take(&mut self.roots);
+        let tables = PagerTables::new(pager);
+        let result = GuestTracker::new(&tables, &guest, &mut roots, &goes_on).round(walk, levels);
+        self.roots = roots;
+        let liveness = liveness.into_inner();
+        *ended = liveness.ended();
+        match matches!(result, Err(TrackError::NotRunning)) && liveness.is_sound() {
+            true => Ok(None),
+            false => result.map(Some),
+        }
+    }
+}
+
+fn idle_round(
+    cx: &VmContext,
+    (pagemap, idle): (&Pagemap, &PageIdle),
+    (walk, time): (Walk, Duration),
+    levels: &mut Levels,
+) -> Result<Round, TrackError> {
+    let (pages, began) = (Vmm(&cx.process), Instant::now());
+    let goes_on = || began.elapsed() <= time;
+    IdleTracker::new(cx.pager.ram(), pagemap, idle, &pages, &goes_on).round(walk, levels)
+}
+
+/// Whether a VM is monitored again and again, for the sake of its tiers or of the pool.
+pub fn is_wanted(cx: &VmContext) -> bool {
+    cx.record.tiers.is_some() || cx.record.share.is_some()
+}
+
+/// The guest, if its page tables can tell; else why not. It was confirmed before.
+fn by_guest(cx: &VmContext) -> Result<(Arc<Guest>, String), String> {
+    let guest = cx.guest.guest().map_err(|why| format!("its guest is not trusted: {why}"));
+    let why = format!("its kernel is known and trusted: {}", guest?.release());
+    if cx.guest.shares_allocator() {
+        return Err("it shares its allocator, and its page metadata is not watched".into());
+    }
+    let guest = cx.guest.witness().cloned().ok_or("its guest is not trusted")?;
+    Ok((guest, why))
+}
+
+/// The VMM's page table, emptied by an injected call.
+struct Vmm<'a>(&'a Process);
+
+impl HostPages for Vmm<'_> {
+    fn forget(&self, ranges: &[HvaRange]) -> io::Result<()> {
+        ranges.chunks(RANGES_AT_ONCE).try_for_each(|ranges| injector::forget(self.0, ranges))
+    }
+}

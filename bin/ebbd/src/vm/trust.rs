@@ -1,0 +1,152 @@
+//! Whether a VM's guest is trusted and the kernel that runs, and who is told when that changes.
+
+use std::sync::Arc;
+
+use ebb_api::Mode;
+use ebb_inspect::Run;
+use ebb_pager::Witness;
+use ebb_units::FrameRange;
+use ebb_vm::layout;
+
+use super::context::VmContext;
+use crate::support::failpoint;
+
+/// More pieces of metadata than this are not watched one by one: each costs
+/// the VMM a mapping.
+const WATCHED_RUNS_MAX: usize = 64;
+
+/// Keeps up what the context knows of the guest.
+#[derive(Default)]
+pub struct Trust {
+    /// Metadata ranges that are write-protected, where not all memory is.
+    watched: Vec<FrameRange>,
+}
+
+impl Trust {
+    /// Whether the guest is known and runs; inspects it anew if need be. What that changes is
+    /// settled by [`Trust::settle`].
+    pub fn look(&mut self, cx: &mut VmContext) -> bool {
+        cx.qmp.reconnect();
+        let moves = cx.has_pluggers() || cx.may_lose_regions();
+        let runs = cx.guest.confirm(&cx.pager, cx.qmp.socket(), moves);
+        runs && is_in_place(cx)
+    }
+
+    /// Whether the kernel on record runs no more: kexec tells nobody, nor does a reset while no
+    /// process managed the VM.
+    pub fn has_lost_its_kernel(&self, cx: &VmContext) -> bool {
+        // A process that has only just recovered the VM has nothing but what it is told.
+        let may_know = cx.guest.witness().is_some() || cx.guest.is_answered();
+        let runs = cx.guest.guest().ok().map(|guest| guest.note().digest());
+        may_know && cx.record.kernel.is_some_and(|before| runs != Some(before))
+    }
+
+    /// Whether a guest that was found to run is to be trusted. From now on its metadata is watched
+    /// and the pager asks it.
+    pub fn settle(&mut self, cx: &mut VmContext, runs: bool) -> bool {
+        let mut is_trusted = runs;
+        if is_trusted && self.has_lost_its_kernel(cx) {
+            cx.guest.forget("what was taken from its kernel before is not back yet");
+            is_trusted = false;
+        }
+        if is_trusted
+            && !cx.guest.shares_allocator()
+            && let Err(error) = self.watch_metadata(cx)
+        {
+            cx.guest.forget(&format!("its metadata cannot be watched: {error}"));
+            is_trusted = false;
+        }
+        self.tell_pager(cx);
+        is_trusted
+    }
+
+    /// The guest was reset, or its kernel does not run any more, for this reason.
+    pub fn on_reset(&mut self, cx: &mut VmContext, why: &str) {
+        cx.guest.forget(why);
+    }
+
+    /// Another kernel may run: what devices may reach must be there before that uses it. Everybody
+    /// else has forgotten the old one by now.
+    pub fn bring_back_for_next(&mut self, cx: &mut VmContext) {
+        if cx.record.mode == Mode::Strict {
+            let failed = failpoint::fails("lost", cx.name());
+            if let Err(error) = failed.and_then(|()| cx.pager.give_back_all()) {
+                tracing::error!("{}: for its next kernel: {error}", cx.name());
+                return;
+            }
+        }
+        // Last: until all is back, the next process is to bring it back.
+        if cx.record.kernel.is_some() {
+            cx.record.note(|record| record.kernel = None);
+        }
+    }
+
+    /// Tells the pager whom to believe when a frame is wanted back, where that changed.
+    pub fn tell_pager(&mut self, cx: &mut VmContext) {
+        if !cx.guest.renew_witness() {
+            return;
+        }
+        // Before anything is taken from it.
+        let kernel = cx.guest.witness().map(|guest| guest.note().digest());
+        if kernel.is_some() && cx.record.kernel.is_none() {
+            cx.record.note(|record| record.kernel = kernel);
+        }
+        cx.guest.bring_back_needed(&cx.pager);
+        // Of one that shares its allocator the metadata does not tell what is free.
+        let read_freed = cx.record.settings.read_freed || cx.guest.shares_allocator();
+        let asked = cx.guest.witness().filter(|_| !read_freed).map(Arc::clone);
+        cx.pager.believe(asked.map(|guest| guest as Arc<dyn Witness>));
+    }
+
+    /// Nothing is watched any more.
+    pub fn forget_watches(&mut self) {
+        self.watched.clear();
+    }
+
+    /// In release mode only the metadata is watched, so that the guest's RAM
+    /// itself stays as it was.
+    fn watch_metadata(&mut self, cx: &VmContext) -> std::io::Result<()> {
+        let watched = metadata_frames(cx);
+        if cx.record.mode == Mode::Strict || watched == self.watched {
+            return Ok(());
+        }
+        match watched.len() {
+            0..=WATCHED_RUNS_MAX => {
+                watched.iter().try_for_each(|&frames| cx.pager.watch_writes(frames))?;
+            }
+            _ => cx.pager.watch_all_writes()?,
+        }
+        self.watched = watched;
+        Ok(())
+    }
+}
+
+/// The frames that hold the metadata of a trusted guest.
+fn metadata_frames(cx: &VmContext) -> Vec<FrameRange> {
+    let Ok(guest) = cx.guest.guest() else { return Vec::new() };
+    guest.memmap().runs().iter().map(Run::metadata_frames).collect()
+}
+
+/// Whether the guest speaks of the same memory as we do, by its address.
+/// A QEMU that does not tell is asked again.
+fn is_in_place(cx: &mut VmContext) -> bool {
+    if !cx.may_lose_regions() {
+        return true;
+    }
+    let Some(qmp) = cx.qmp.socket() else { return false };
+    match layout::moved(qmp, cx.pager.ram()) {
+        Ok(None) => true,
+        Ok(Some(at)) => {
+            cx.guest.forget(&format!(
+                "a memory device was unplugged, and other memory is at its address {:#x} now: \
+                 delete its back end, or detach and attach the VM",
+                at.0
+            ));
+            false
+        }
+        Err(error) => {
+            tracing::debug!("{}: its memory devices: {error}", cx.record.name);
+            false
+        }
+    }
+}

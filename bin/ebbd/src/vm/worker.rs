@@ -1,0 +1,282 @@
+//! The worker of one VM: obeys commands, and at each tick has every controller do what is due.
+//! Faults are served by other threads, which never wait for this one.
+
+mod obey;
+mod routes;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use ebb_api::DetachReport;
+use tokio::sync::oneshot;
+
+use super::context::VmContext;
+use super::context::mailbox::Command;
+use super::context::service::FaultService;
+use super::devices::Devices;
+use super::limit::{self, Limit};
+use super::listing::Listing;
+use super::reclaim::Reclaim;
+use super::resize::Resize;
+use super::small_pages::SmallPages;
+use super::status::{self, Knowing};
+use super::tiering::Tiering;
+use super::trust::Trust;
+use super::{detach, limit::share};
+use crate::model::api_error::Answer;
+use crate::model::record::Record;
+use crate::support::failpoint;
+use crate::support::life::Life;
+use crate::support::open_files::OpenFiles;
+use crate::system::calibration::Calibrated;
+
+/// Events of the VMM are looked for this often.
+const TICK: Duration = Duration::from_millis(200);
+/// Others see figures so old at most, unless the worker is busy.
+const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+
+/// A VM whose faults are served, and whose worker can begin.
+pub struct Ready {
+    cx: VmContext,
+    commands: Receiver<Command>,
+}
+
+impl Ready {
+    /// Serves its faults.
+    ///
+    /// # Errors
+    /// Threads cannot be made; with it comes the VM.
+    pub fn new(
+        (mut cx, commands): (VmContext, Receiver<Command>),
+    ) -> Result<Ready, (io::Error, Box<VmContext>)> {
+        let mailbox = cx.mailbox.clone();
+        cx.pager.on_panic(move |why| mailbox.put(Command::Panicked(why)));
+        let vmm = cx.process.as_fd().try_clone_to_owned();
+        match vmm.and_then(|vmm| FaultService::start(&cx.pager, vmm, &cx.mailbox)) {
+            Ok(service) => cx.service = Some(service),
+            Err(error) => return Err((error, Box::new(cx))),
+        }
+        cx.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
+        Ok(Ready { cx, commands })
+    }
+
+    /// What is on record of it.
+    pub fn record(&self) -> &Record {
+        &self.cx.record
+    }
+
+    /// Where commands go.
+    pub fn commands(&self) -> Sender<Command> {
+        self.cx.mailbox.sender()
+    }
+
+    /// Does everything else, until the VM is not managed any more. What is known of it is told
+    /// by `listing`.
+    pub fn run(self, calibrated: Arc<Calibrated>, listing: &Arc<Listing>) -> Outcome {
+        let Ready { cx, commands } = self;
+        Worker::new(cx, calibrated, listing).run(&commands)
+    }
+}
+
+/// Why a worker ended.
+pub enum Outcome {
+    /// The VM is not managed any more; what is left to say once that is known to everybody.
+    Ended(Option<Farewell>),
+    /// A thread of this VM panicked, and said so.
+    Panicked(String),
+}
+
+/// Who waits to hear that the VM was detached, and what of it.
+pub type Farewell = (oneshot::Sender<Answer<DetachReport>>, DetachReport);
+
+/// All that the worker's thread owns.
+pub struct Worker {
+    cx: VmContext,
+    trust: Trust,
+    devices: Devices,
+    reclaim: Reclaim,
+    limit: Limit,
+    resize: Resize,
+    tiering: Tiering,
+    small_pages: SmallPages,
+    /// What others see of it.
+    listing: Arc<Listing>,
+    /// When they see it anew.
+    publish_at: Instant,
+}
+
+enum Next {
+    Go,
+    End(Outcome),
+}
+
+impl Worker {
+    fn new(cx: VmContext, calibrated: Arc<Calibrated>, listing: &Arc<Listing>) -> Worker {
+        let mailbox = cx.mailbox.clone();
+        cx.growth.on_violation(move || mailbox.put(Command::Violation));
+        Worker {
+            trust: Trust::default(),
+            devices: Devices::default(),
+            reclaim: Reclaim::default(),
+            limit: Limit::default(),
+            resize: Resize::default(),
+            tiering: Tiering::new(&cx, calibrated),
+            small_pages: SmallPages::default(),
+            listing: Arc::clone(listing),
+            publish_at: Instant::now(),
+            cx,
+        }
+    }
+
+    fn run(mut self, commands: &Receiver<Command>) -> Outcome {
+        limit::slow_faults(&self.cx);
+        self.publish();
+        self.look_at_devices();
+        self.begin();
+        self.apply_limit();
+        let mut due = Instant::now() + TICK;
+        loop {
+            // By the clock, however many commands there are.
+            let wait = due.saturating_duration_since(Instant::now());
+            let pause = self.pause().filter(|&pause| pause < wait);
+            let command = match wait.is_zero() {
+                true => Err(RecvTimeoutError::Timeout),
+                false => commands.recv_timeout(pause.unwrap_or(wait)),
+            };
+            let next = match command {
+                Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) if pause.is_some() => {
+                    self.glance();
+                    Next::Go
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let next = self.tick();
+                    due = Instant::now() + TICK;
+                    next
+                }
+                Err(RecvTimeoutError::Disconnected) => Next::End(Outcome::Ended(None)),
+            };
+            if let Next::End(outcome) = next {
+                return outcome;
+            }
+            if Instant::now() >= self.publish_at {
+                self.publish();
+            }
+        }
+    }
+
+    /// What does not wait for a tick is done after this, if there is any.
+    fn pause(&self) -> Option<Duration> {
+        let glance = self.devices.glance_after(&self.cx);
+        glance.into_iter().chain(self.reclaim.hyperalloc.step_after()).min()
+    }
+
+    fn glance(&mut self) {
+        if self.devices.glance_after(&self.cx).is_some() {
+            self.glance_at_devices();
+        }
+        if self.reclaim.hyperalloc.step_after().is_some() {
+            self.step_shared_size();
+        }
+    }
+
+    /// All who know a part of the VM's state.
+    fn knowing(&self) -> Knowing<'_> {
+        let Worker { cx, devices, reclaim, limit, resize, tiering, .. } = self;
+        Knowing { cx, devices, reclaim, limit, resize, tiering }
+    }
+
+    /// Shows everybody what there is to know.
+    fn publish(&mut self) {
+        self.publish_at = Instant::now() + PUBLISH_EVERY;
+        match (status::of(&self.knowing(), false), self.member()) {
+            (Ok(status), Ok(member)) => self.listing.publish(status, member),
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::debug!("{}: {error}", self.cx.name());
+            }
+        }
+    }
+
+    /// The order of what is done: memory that left, devices, the record, the guest, its size, its
+    /// limit, its heat, its free memory.
+    fn tick(&mut self) -> Next {
+        if self.cx.service.is_none() {
+            self.cx.serve_again();
+        }
+        if self.cx.record.leaving.is_some() {
+            return self.keep_leaving();
+        }
+        let open = &mut OpenFiles::default();
+        self.devices.keep_regions(&mut self.cx, open);
+        self.keep_devices(open);
+        failpoint::reached("tick", self.cx.name());
+        self.cx.record.save_again();
+        // QEMU itself may be the next to wait for room.
+        if !self.cx.waits() {
+            self.begin();
+        }
+        self.small_pages.keep(&mut self.cx);
+        self.notice_reset();
+        self.reclaim.judge_restored(&self.cx);
+        if self.cx.waits() {
+            self.hold_limit(open);
+            return Next::Go;
+        }
+        // What comes back need not go again.
+        if let Err(error) = self.cx.pager.trim_store(self.limit.is_idle()) {
+            tracing::debug!("{}: trimming: {error}", self.cx.name());
+        }
+        if self.cx.guest.is_due() {
+            self.confirm();
+        }
+        self.keep_shared_size();
+        self.keep_size();
+        self.hold_limit(open);
+        self.limit.write_back_unlimited(&mut self.cx);
+        self.keep_heat();
+        self.tiering.keep_placing(&self.cx, self.limit.evicted());
+        self.keep_compact();
+        // Who evicts is told why not.
+        let _ = self.cx.note_disks();
+        self.keep_reclaiming();
+        Next::Go
+    }
+
+    /// Ends once the VM's userfaultfd is closed, whoever closes it.
+    fn keep_leaving(&mut self) -> Next {
+        if !detach::is_closed(&self.cx) {
+            return Next::Go;
+        }
+        self.cx.service = None;
+        detach::part(&self.cx.process, &self.cx.record, self.cx.record.directory());
+        Next::End(Outcome::Ended(None))
+    }
+
+    /// The VMM is said to be gone, or its faults cannot be read.
+    fn gone(&mut self, why: io::Result<()>) -> Next {
+        let name = self.cx.name();
+        let ended = Life::of_held(&self.cx.process);
+        let Ok(Some(dead)) = ended else {
+            match (why, ended) {
+                // Its memory is gone: so will it be.
+                (Ok(()), Ok(_)) => {}
+                (Err(error), _) | (_, Err(error)) => {
+                    tracing::error!("{name}: its faults cannot be read: {error}");
+                }
+            }
+            // Whatever it was, it may be there still.
+            std::thread::sleep(TICK);
+            self.cx.serve_again();
+            return Next::Go;
+        };
+        tracing::info!("{name}: QEMU {} ended", self.cx.record.pid);
+        self.cx.service = None;
+        if let Err(error) = detach::bury(&self.cx, &dead) {
+            tracing::error!("{}: {error}", self.cx.name());
+        }
+        Next::End(Outcome::Ended(None))
+    }
+}

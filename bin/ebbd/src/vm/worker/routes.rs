@@ -1,0 +1,317 @@
+//! What one controller finds out and another has to do: they never call each other.
+
+use std::time::{Duration, Instant};
+
+use ebb_api::ReclaimReport;
+use ebb_units::Gfn;
+use ebb_vm::reach::Reach;
+
+use super::Worker;
+use crate::model::api_error::{Answer, failed};
+use crate::model::member::Member;
+use crate::support::open_files::OpenFiles;
+use crate::vm::context::liveness::End;
+use crate::vm::context::open_gate::OpenGate;
+use crate::vm::devices::Narrowed;
+use crate::vm::limit::{TURN, Turn};
+use crate::vm::reclaim::Pass;
+use crate::vm::reclaim::hyperalloc::{Step, Wants};
+use crate::vm::resize::SharedGoal;
+use crate::vm::tiering::heat::Heat;
+
+/// So many passes, where QEMU is too slow to answer in the middle of one.
+const TRIES: u32 = 4;
+
+impl Worker {
+    /// Whether the guest is trusted and the one that runs; inspects it if need be.
+    pub(super) fn confirm(&mut self) -> bool {
+        let runs = self.trust.look(&mut self.cx);
+        if self.trust.has_lost_its_kernel(&self.cx) {
+            self.lose_kernel();
+        }
+        let is_trusted = self.trust.settle(&mut self.cx, runs);
+        if self.reclaim.hyperalloc.share_again(&mut self.cx) {
+            // Of what it began with, which QEMU may not have told yet.
+            if self.cx.capabilities.is_none() {
+                self.resize.glance(&mut self.cx);
+            }
+            self.hold_shared_size();
+        }
+        is_trusted
+    }
+
+    /// The same for a command that would be refused for an unknown guest.
+    pub(super) fn confirm_if_unknown(&mut self) {
+        if self.cx.guest.guest().is_err() {
+            self.confirm();
+        }
+    }
+
+    /// Looks whether QEMU told of a reset.
+    pub(super) fn notice_reset(&mut self) {
+        if self.cx.qmp.hears_reset() {
+            self.after_reset();
+        }
+    }
+
+    /// A liveness check found that the trusted kernel does not run any more.
+    pub(super) fn route(&mut self, ended: Option<End>) {
+        match ended {
+            Some(End::Reset) => self.after_reset(),
+            Some(End::Unknown) => {
+                let why = "its vCPUs do not all run the kernel that is known";
+                tracing::info!("{}: {why}", self.cx.name());
+                self.trust.on_reset(&mut self.cx, why);
+                self.lose_kernel();
+                self.trust.tell_pager(&mut self.cx);
+            }
+            None => {}
+        }
+    }
+
+    /// After a reset nothing that was known is true.
+    fn after_reset(&mut self) {
+        self.trust.on_reset(&mut self.cx, "it was reset and is booting");
+        self.lose_kernel();
+        self.reclaim.hyperalloc.forget_reserve();
+        self.resize.on_reset(&mut self.cx);
+        self.trust.tell_pager(&mut self.cx);
+    }
+
+    /// Another kernel may run.
+    fn lose_kernel(&mut self) {
+        self.reclaim.on_reset(&self.cx);
+        self.tiering.on_reset();
+        self.trust.bring_back_for_next(&mut self.cx);
+    }
+
+    /// Starts a guest that waits before its first instruction until it is managed, or was stopped
+    /// until its memory is back.
+    pub(super) fn begin(&mut self) {
+        if !self.cx.record.begin || self.devices.must_rest(&self.cx) {
+            return;
+        }
+        self.cx.qmp.reconnect();
+        if !self.cx.qmp.is_connected() {
+            return;
+        }
+        match self.cx.command_guest("cont") {
+            Ok(()) => self.cx.record.note(|record| record.begin = false),
+            Err(error) => tracing::error!("{}: {error}", self.cx.name()),
+        }
+    }
+
+    pub(super) fn look_at_devices(&mut self) {
+        let narrowed = self.devices.look(&mut self.cx);
+        self.settle(narrowed);
+    }
+
+    pub(super) fn glance_at_devices(&mut self) {
+        let narrowed = self.devices.glance(&mut self.cx);
+        self.settle(narrowed);
+    }
+
+    pub(super) fn keep_devices(&mut self, open: &mut OpenFiles) {
+        let narrowed = self.devices.keep(&mut self.cx, open);
+        self.settle(narrowed);
+    }
+
+    /// Brings back what devices that are there now may ask for.
+    fn settle(&mut self, narrowed: Option<Narrowed>) {
+        let Some(narrowed) = narrowed else { return };
+        let back = match narrowed.reach {
+            Reach::Nothing => self.reclaim.give_back_all(&self.cx),
+            _ => self.cx.pager.give_back_in_use(),
+        };
+        let is_back = back.is_ok();
+        self.devices.settle(&self.cx, &narrowed, back);
+        if is_back {
+            self.begin();
+        }
+    }
+
+    /// Reclaims what is free.
+    pub(super) fn take(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
+        let began = Instant::now();
+        self.keep_devices(&mut OpenFiles::default());
+        self.cx.may_take()?;
+        let is_trusted = self.confirm();
+        self.reclaim.may_reclaim(&self.cx, is_trusted)?;
+        if self.cx.guest.shares_allocator() {
+            let (report, ended) =
+                self.reclaim.hyperalloc.take_soft(&mut self.cx, want_bytes, keep_bytes)?;
+            self.route(ended);
+            return Ok(report);
+        }
+        let pass = self.passes(want_bytes, keep_bytes)?;
+        Ok(pass.report(want_bytes, began.elapsed()))
+    }
+
+    /// Passes over what is free, again where QEMU did not answer in time.
+    fn passes(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<Pass> {
+        let mut all = Pass::default();
+        for _ in 0..TRIES {
+            let left = want_bytes - all.bytes();
+            let (pass, ended) = self.reclaim.pass(&mut self.cx, left, keep_bytes);
+            self.route(ended);
+            let is_cut_short = pass.is_cut_short();
+            all = all.and_then(pass);
+            // Asked outside of a pass, when nobody waits for what it holds, QEMU has time.
+            if !is_cut_short || !self.confirm() {
+                break;
+            }
+            self.keep_devices(&mut OpenFiles::default());
+            self.cx.may_take()?;
+        }
+        Ok(all)
+    }
+
+    /// Reclaims by itself, where that is wanted and due.
+    pub(super) fn keep_reclaiming(&mut self) {
+        if !self.reclaim.is_due(&self.cx) {
+            return;
+        }
+        match self.take(u64::MAX, self.cx.record.auto.keep_bytes) {
+            Ok(report) => self.reclaim.note_auto(report),
+            Err(error) => tracing::debug!("{}: {error}", self.cx.name()),
+        }
+    }
+
+    /// Has a guest put its memory together where automatic reclaim would gain by it.
+    pub(super) fn keep_compact(&mut self) {
+        if self.reclaim.hyperalloc.wants_compaction(&self.cx) {
+            let is_confirmed = self.confirm();
+            self.reclaim.hyperalloc.compact(is_confirmed);
+        }
+    }
+
+    /// Begins to keep the limit on record, or ends it.
+    pub(super) fn apply_limit(&mut self) {
+        self.limit.apply(&mut self.cx);
+        if self.cx.marks().is_some() {
+            self.hold_limit(&mut OpenFiles::default());
+        }
+    }
+
+    /// Evicts for a while, if more than the limit allows is resident.
+    pub(super) fn hold_limit(&mut self, open: &mut OpenFiles) {
+        self.glance_at_devices();
+        let Turn::Go(marks) = self.limit.begin_turn(&mut self.cx, open) else { return };
+        let (end, mut more) = (Instant::now() + TURN, true);
+        while more && Instant::now() < end && self.cx.reaching.is_as_seen() {
+            if let Some(is_pressed) = self.limit.asks_guest(&self.cx, marks) {
+                self.ask_guest(is_pressed);
+            }
+            let heat = self.tiering.recent_heat();
+            let heat_of = |gfn: Gfn| heat.map_or(0, |heat| heat.of(gfn));
+            let (goes_on, ended) = self.limit.step(&mut self.cx, marks, &heat_of, end);
+            self.route(ended);
+            more = goes_on;
+        }
+        self.limit.end_turn(&self.cx, marks, more);
+    }
+
+    /// Sees to it that the guest's kernel is the one that runs, for its word to count, and under
+    /// pressure takes what it says is free.
+    fn ask_guest(&mut self, is_pressed: bool) {
+        // QEMU may wait for the vCPU whose fault waits for room.
+        let _gate = OpenGate::for_faults(&self.cx.pager);
+        if self.cx.guest.guest().is_ok() || self.cx.guest.is_due() {
+            self.confirm();
+        }
+        if is_pressed {
+            let ended = self.reclaim.hyperalloc.take_what_is_free(&mut self.cx);
+            self.route(ended);
+        }
+    }
+
+    /// A step towards the size on record, where one is due.
+    pub(super) fn keep_size(&mut self) {
+        let part = self.reclaim.hyperalloc.part();
+        if self.resize.is_due(&self.cx, &part) {
+            self.pursue_size();
+        }
+    }
+
+    /// A step towards the size on record.
+    pub(super) fn pursue_size(&mut self) {
+        let part = self.reclaim.hyperalloc.part();
+        let goal = self.resize.pursue(&mut self.cx, &part);
+        if let Err(error) = self.pursue_shared(goal) {
+            tracing::debug!("{}: its size: {error}", self.cx.name());
+            self.resize.note_failure(&error);
+        }
+    }
+
+    /// Has the shared allocator go for its part of the size, if that is another one now.
+    pub(super) fn pursue_shared(&mut self, goal: SharedGoal) -> Answer<()> {
+        if goal == SharedGoal::New {
+            self.reclaim.hyperalloc.begin_size(&mut self.cx)?;
+            self.resize.forget_word();
+            // As far as the guest does not have to be waited for.
+            while self.reclaim.hyperalloc.step_after() == Some(Duration::ZERO) {
+                self.step_shared_size();
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn step_shared_size(&mut self) {
+        let step = self.reclaim.hyperalloc.step(&mut self.cx);
+        self.note_step(step);
+    }
+
+    fn note_step(&mut self, Step { word, ended }: Step) {
+        word.into_iter().for_each(|word| self.resize.note_word(word));
+        self.route(ended);
+    }
+
+    /// Keeps the shared allocator at its part of the size on record, now and then.
+    pub(super) fn keep_shared_size(&mut self) {
+        let allocator = &self.reclaim.hyperalloc;
+        if allocator.step_after().is_none() && allocator.is_due() {
+            self.hold_shared_size();
+        }
+    }
+
+    fn hold_shared_size(&mut self) {
+        match self.reclaim.hyperalloc.wants(&self.cx) {
+            Wants::Nothing => {}
+            Wants::Give => self.reclaim.hyperalloc.give(&self.cx),
+            Wants::Take if self.confirm() => {
+                let step = self.reclaim.hyperalloc.take_missing(&mut self.cx);
+                self.note_step(step);
+            }
+            Wants::Take => {}
+        }
+    }
+
+    /// Does what is due of a monitoring.
+    pub(super) fn keep_heat(&mut self) {
+        if !self.tiering.may_be_due(&self.cx) {
+            return;
+        }
+        let is_trusted = self.cx.guest.guest().is_ok() && self.confirm();
+        let Worker { tiering, limit, cx, .. } = self;
+        let evicted = limit.evicted();
+        let mut before_forgetting = |cx: &_| limit.see_mapped(cx);
+        let ended = tiering.monitor(cx, is_trusted, &mut before_forgetting, evicted);
+        self.route(ended);
+    }
+
+    /// What the pool wants to know.
+    pub(super) fn member(&self) -> Answer<Option<Member>> {
+        let Some(share) = self.cx.record.share else { return Ok(None) };
+        let held_bytes = self.cx.pager.taken_bytes().map_err(failed("the VM's RAM"))?;
+        let heat = self.tiering.recent_heat();
+        let is_by_guest = heat.is_some_and(Heat::is_by_guest);
+        Ok(Some(Member {
+            share,
+            held_bytes,
+            limit_bytes: self.cx.record.limit_bytes,
+            hot_bytes: heat.map(Heat::reused_bytes),
+            unseen_bytes: self.limit.kernel_bytes().filter(|_| is_by_guest).unwrap_or(0),
+            memory_bytes: self.cx.memory_bytes(),
+        }))
+    }
+}

@@ -1,0 +1,137 @@
+//! A VM in this very process, for tests of who chooses what goes.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_inspect::{Guest, GuestMemory};
+use ebb_ledger::{Ledger, Tables};
+use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, Pager, Parts};
+use ebb_store::{Protection, SwapFile};
+use ebb_sys::mapping::Mapping;
+use ebb_sys::process::Process;
+use ebb_sys::ram_file::RamFile;
+use ebb_sys::uffd::{HvaRange, Uffd, feature};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, Gpa, HugeFrame, Hva};
+use ebb_vm::Region;
+use ebb_vm::ram::{Backing, Ram};
+
+use crate::limit::judge::Sources;
+use crate::limit::windows::Vmm;
+
+#[path = "../../../../inspect/tests/forge/mod.rs"]
+pub mod forge;
+
+/// Of a huge frame.
+pub const HUGE: u64 = FRAMES_PER_HUGE * FRAME_BYTES;
+
+/// The VM, and this process, which is its VMM.
+pub struct Machine {
+    pub pager: Pager,
+    pub process: Process,
+    guest: Mapping,
+}
+
+impl Machine {
+    /// Two windows of RAM, a window that is none, and half a window. `None`: this host does not let
+    /// the tests be a VMM.
+    pub fn new() -> Option<Machine> {
+        Machine::with_slots(2048)
+    }
+
+    /// With room for so many frames in its store.
+    pub fn with_slots(slots: u64) -> Option<Machine> {
+        Machine::of(&[(0, 2 * HUGE), (3 * HUGE, HUGE / 2)], slots)
+    }
+
+    /// With what a made-up kernel has in memory.
+    pub fn forged(forge: &forge::Forge) -> Option<Machine> {
+        Machine::forged_above(forge, 0)
+    }
+
+    /// The same, with so many windows more that it knows nothing of.
+    pub fn forged_above(forge: &forge::Forge, windows: u64) -> Option<Machine> {
+        let machine = Machine::of(&[(0, forge::RAM_BYTES + windows * HUGE)], 2048)?;
+        for frame in 0..forge::FRAMES {
+            let at = frame * FRAME_BYTES;
+            let words = forge.mem.words(Gpa(at), FRAME_BYTES as usize / 8).unwrap();
+            let all = words.iter().enumerate().map(|(index, word)| (index, word.load(Relaxed)));
+            for (index, word) in all.filter(|(_, word)| *word != 0) {
+                machine.guest.words(at, words.len()).unwrap()[index].store(word, Relaxed);
+            }
+        }
+        Some(machine)
+    }
+
+    /// Of regions (address, bytes), which lie in a row in their file.
+    fn of(parts: &[(u64, u64)], slots: u64) -> Option<Machine> {
+        let uffd = Uffd::new().ok()?;
+        uffd.handshake(feature::needed()).ok()?;
+        let bytes = parts.iter().map(|(_, bytes)| bytes).sum();
+        let file = RamFile::create("windows", bytes).unwrap();
+        let (guest, mapping) = (small_pages(&file, bytes), small_pages(&file, bytes));
+        let mut offset = 0;
+        let region = |&(gpa, bytes): &(u64, u64)| {
+            let hva = Hva(guest.address().0 + offset);
+            let region = Region { gpa: Gpa(gpa), bytes, hva, file: 0, offset };
+            offset += bytes;
+            region
+        };
+        let regions = parts.iter().map(region).collect();
+        let ram = Arc::new(Ram::new(regions, vec![Backing { file, mapping }]).unwrap());
+        let run = tempfile::tempdir().unwrap();
+        let ledger = Ledger::create(&run.path().join("ledger"), ram.end(), Tables::AtOnce).unwrap();
+        let swap = run.path().join("swap");
+        let store = SwapFile::open(&swap, run.path(), slots, Protection::Encrypted).unwrap();
+        let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
+        let (grain, store) = (Grain::Frame, Box::new(store));
+        let digest_key = Arc::new(DigestKey::random().unwrap());
+        let parts = Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
+        let pager = Pager::new(parts).unwrap().0;
+        Some(Machine { pager, process: Process::own().unwrap(), guest })
+    }
+
+    /// The guest uses frames, which begin there in the file.
+    pub fn touch(&self, first: u64, frames: u64) {
+        self.guest.populate(first * FRAME_BYTES, frames * FRAME_BYTES).unwrap();
+    }
+
+    /// The same, and each then holds something of its own.
+    pub fn write(&self, first: u64, frames: u64) {
+        self.touch(first, frames);
+        for frame in first..first + frames {
+            let words = self.guest.words(frame * FRAME_BYTES, 2).unwrap();
+            words.iter().zip(frame..).for_each(|(word, value)| word.store(value, Relaxed));
+        }
+    }
+
+    /// Its made-up kernel.
+    pub fn kernel(&self) -> Guest {
+        Guest::inspect(&self.pager.view(), &[forge::ROOT.0]).expect("a sound guest")
+    }
+
+    pub fn sources(&self) -> Sources<'_> {
+        Sources { process: &self.process, guest: None, pins: false }
+    }
+}
+
+/// A mapping of such a file.
+pub fn small_pages(file: &RamFile, bytes: u64) -> Mapping {
+    let mapping = Mapping::new(file, 0, bytes).unwrap();
+    // A kernel without huge pages has no need to be told.
+    let _ = mapping.use_huge_pages(false);
+    mapping
+}
+
+/// Whoever has nothing mapped has nothing to forget.
+pub struct NoVmm;
+
+impl Vmm for NoVmm {
+    fn forget(&self, _: &[HvaRange]) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn break_up(&self, _: &Pager, _: &[HugeFrame]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
