@@ -62,8 +62,8 @@ impl Blocks {
         let machine = Machine::new(RAM_BYTES);
         let mut daemon = Daemon::take(&machine, way.grain);
         match way.missing {
-            true => daemon.pager.watch_all().expect("the pager"),
-            false => daemon.pager.watch_all_writes().expect("the pager"),
+            true => daemon.pager.frames().watch_all().expect("the pager"),
+            false => daemon.pager.frames().watch_all_writes().expect("the pager"),
         }
         daemon.serve();
         let blocks = Blocks { way, daemon: Some(daemon), machine };
@@ -84,7 +84,7 @@ impl Blocks {
         between(&self.machine);
         let mut daemon = Daemon::adopt(&self.machine, self.way.grain);
         if self.way.fill.is_none() {
-            daemon.pager.end_watches().expect("the pager");
+            daemon.pager.returner().end_watches().expect("the pager");
         }
         daemon.serve();
         self.daemon = Some(daemon);
@@ -166,8 +166,11 @@ impl Blocks {
             return None;
         }
         let head = self.frames(block).start;
-        let claim =
-            self.pager().claim(self.metadata(block), head, self.way.order).expect("the pager")?;
+        let claim = self
+            .pager()
+            .blocks()
+            .claim(self.metadata(block), head, self.way.order)
+            .expect("the pager")?;
         match self.looks_worth_it(block) {
             true => Some(claim),
             false => {
@@ -199,7 +202,8 @@ impl Blocks {
                 batch.iter().filter_map(|&block| self.ready_to_be_emptied(block)).collect();
             done += claims.len() as u64;
             let frames: u64 = claims.iter().map(|claim| claim.block().count).sum();
-            let emptied = self.pager().empty(&mut claims, self.way.keep).expect("the pager");
+            let emptied =
+                self.pager().blocks().empty(&mut claims, self.way.keep).expect("the pager");
             assert_eq!(emptied, frames);
         }
         done
@@ -210,7 +214,7 @@ impl Blocks {
         let empty = Content::Empty { fill: self.fill(), hard: false };
         let runs = self.pager().ledger().runs().filter(|(_, content)| *content == empty);
         let frames = runs.map(|(frames, _)| frames.count).sum();
-        assert_eq!(self.pager().counters.emptied_frames.load(Relaxed), frames);
+        assert_eq!(self.pager().counters().emptied_frames.load(Relaxed), frames);
         frames
     }
 

@@ -35,7 +35,7 @@ impl Counting {
             machine.set(Gpa(page.gpa().0 + FRAME_BYTES - 8), page.gpa().0);
         }
         let mut daemon = Daemon::take(&machine, grain);
-        daemon.pager.watch_all().expect("the pager");
+        daemon.pager.frames().watch_all().expect("the pager");
         daemon.serve();
         (Counting { machine, running: Vec::new(), vcpus: 0 }, daemon)
     }

@@ -58,11 +58,11 @@ impl Daemon {
         ledger.recover(|frames, content| held.push((frames, content)));
         let daemon = Daemon::over(machine, grain, ledger, devices);
         for (frames, content) in &held {
-            daemon.pager.settle_held(*frames, *content).expect("settle held");
+            daemon.pager.residency().settle_held(*frames, *content).expect("settle held");
         }
-        daemon.pager.settle().expect("settle");
+        daemon.pager.returner().settle().expect("settle");
         for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
-            daemon.pager.unprotect(*frames).expect("unprotect");
+            daemon.pager.frames().unprotect(*frames).expect("unprotect");
         }
         daemon
     }
@@ -96,8 +96,8 @@ impl Daemon {
     /// Has the store keep compressed pages in so much memory; none at first. Where it
     /// cannot: why.
     pub fn compress(&self, bytes: u64) -> Result<(), String> {
-        self.pager.limit_store_memory(bytes);
-        match self.pager.store_usage().memory_limit_bytes == bytes {
+        self.pager.residency().limit_store_memory(bytes);
+        match self.pager.residency().store_usage().memory_limit_bytes == bytes {
             true => Ok(()),
             false => Err("there is no tmpfs at /dev/shm".into()),
         }
@@ -111,7 +111,7 @@ impl Daemon {
         let faults = FaultThread::start(Arc::clone(&self.pager), vmm, ended);
         self.faults = Some(faults.expect("fault thread"));
         self.refills = Some(RefillThreads::start(&self.pager, 2).expect("refill threads"));
-        self.pager.wake_all().expect("wake");
+        self.pager.frames().wake_all().expect("wake");
     }
 
     /// Ends the fault thread: who faults waits from now on.
@@ -128,7 +128,7 @@ impl Daemon {
     /// The same, with a judge.
     pub fn evict_by(&self, frames: FrameRange, judge: &dyn Judge) -> Evicted {
         let frames: Vec<Gfn> = frames.frames().filter(|&gfn| gfn != MAILBOX).collect();
-        self.pager.evict(&frames, judge).expect("evict")
+        self.pager.evictor().evict(&frames, judge).expect("evict")
     }
 }
 

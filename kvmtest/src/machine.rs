@@ -10,7 +10,7 @@ use ebb_sys::kvm_vm::{Registers, Vm};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::{Uffd, feature};
-use ebb_units::{Gfn, Gpa};
+use ebb_units::{FrameRange, Gfn, Gpa};
 use ebb_vm::ram::{Backing, Ram, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tempfile::TempDir;
@@ -185,4 +185,13 @@ fn load_programs(ram: &Ram) {
 /// As a run directory should be, where that can be had.
 fn in_memory() -> std::io::Result<TempDir> {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
+}
+
+/// Punches frames as another process does that has the file.
+///
+/// # Errors
+/// As fallocate(2).
+pub fn punch(ram: &Ram, frames: FrameRange) -> io::Result<()> {
+    let place = ram.range(frames).ok_or(io::ErrorKind::InvalidInput)?;
+    ram.files()[place.file].file.punch(place.offset, frames.bytes())
 }

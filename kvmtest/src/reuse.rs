@@ -45,10 +45,10 @@ impl Reuse {
         let metadata = FrameRange::new(METADATA, PAGES.0 - METADATA.0);
         machine.ram().populate(metadata).expect("metadata");
         let mut daemon = Daemon::take(&machine, Grain::Frame);
-        daemon.pager.watch_all().expect("the pager");
+        daemon.pager.frames().watch_all().expect("the pager");
         daemon.serve();
         let reuse = Reuse { machine, vcpus };
-        daemon.pager.believe(Some(Arc::new(reuse.metadata())));
+        daemon.pager.residency().believe(Some(Arc::new(reuse.metadata())));
         (reuse, daemon)
     }
 
@@ -96,7 +96,7 @@ impl Reuse {
         let evicted = daemon.evict_by(self.pages(), judge);
         self.machine.forget();
         self.pages().frames().take(DROPPED_PAGES).for_each(|page| {
-            daemon.pager.drop_if_free(page, judge);
+            daemon.pager.residency().drop_if_free(page, judge);
         });
         evicted
     }

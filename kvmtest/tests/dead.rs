@@ -15,7 +15,7 @@ const VCPUS: u64 = 2;
 const LONG: u64 = 160_000_000;
 
 fn avoided(pager: &Pager) -> u64 {
-    pager.counters.false_reads_avoided.load(Relaxed)
+    pager.counters().false_reads_avoided.load(Relaxed)
 }
 
 /// How many words were wrong.
@@ -30,16 +30,16 @@ fn torture(judge: impl Fn(&Reuse) -> Box<dyn Judge>, rest: u64, enough: u64) -> 
     });
     let wrong = reuse.wrong(running);
     let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
-    let counters = &daemon.pager.counters;
+    let counters = &daemon.pager.counters();
     let [back, dropped] = [&counters.refilled_frames, &counters.dropped_frames].map(read);
     eprintln!("{} avoided, {dropped} dropped, {back} read", avoided(&daemon.pager));
     eprintln!("{total:?}");
     assert!(back > 0 && dropped > 0 && total.clean > 0);
-    daemon.pager.give_back_all().unwrap();
+    daemon.pager.returner().give_back_all().unwrap();
     assert_eq!(read(&counters.saved_frames) + read(&counters.clean_frames), 0);
     assert_eq!(read(&counters.emptied_frames), 0);
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
-    assert_eq!(daemon.pager.store_usage().disk_slots_used, 0);
+    assert_eq!(daemon.pager.residency().store_usage().disk_slots_used, 0);
     wrong
 }
 
@@ -67,7 +67,7 @@ fn touched_anew(between: impl FnOnce(&Reuse, Daemon) -> Daemon) -> (u64, u64) {
     assert_eq!(daemon.evict_by(FrameRange::new(page, 1), &reuse.metadata()).saved, 1);
     reuse.set(page, NEW);
     let daemon = between(&reuse, daemon);
-    daemon.pager.pin(FrameRange::new(page, 1), false).unwrap();
+    daemon.pager.devices().pin(FrameRange::new(page, 1), false).unwrap();
     (reuse.machine.get(page.gpa()), avoided(&daemon.pager))
 }
 
@@ -81,13 +81,13 @@ fn a_pin_reads_nothing_that_is_dead() {
 fn a_kernel_is_not_believed_about_frames_of_another() {
     require!(kvmtest::available());
     let again = |reuse: &Reuse, daemon: Daemon| {
-        daemon.pager.believe(None);
-        daemon.pager.believe(Some(Arc::new(reuse.metadata())));
+        daemon.pager.residency().believe(None);
+        daemon.pager.residency().believe(Some(Arc::new(reuse.metadata())));
         daemon
     };
     assert_eq!(touched_anew(again), (7, 0));
     let nobody = |_: &Reuse, daemon: Daemon| {
-        daemon.pager.believe(None);
+        daemon.pager.residency().believe(None);
         daemon
     };
     assert_eq!(touched_anew(nobody), (7, 0));
@@ -99,7 +99,7 @@ fn a_new_daemon_knows_nothing_of_what_went_before() {
     let adopted = |reuse: &Reuse, daemon: Daemon| {
         drop(daemon);
         let daemon = Daemon::adopt(&reuse.machine, Grain::Frame);
-        daemon.pager.believe(Some(Arc::new(reuse.metadata())));
+        daemon.pager.residency().believe(Some(Arc::new(reuse.metadata())));
         daemon
     };
     assert_eq!(touched_anew(adopted), (7, 0));
@@ -113,9 +113,9 @@ fn a_free_frame_gives_its_slot_back() {
     reuse.machine.set(page.gpa(), 7);
     reuse.set(page, IN_USE);
     assert_eq!(daemon.evict_by(FrameRange::new(page, 1), &reuse.metadata()).saved, 1);
-    assert!(!daemon.pager.drop_if_free(page, &reuse.metadata()));
+    assert!(!daemon.pager.residency().drop_if_free(page, &reuse.metadata()));
     reuse.set(page, 0);
-    assert!(daemon.pager.drop_if_free(page, &reuse.metadata()));
+    assert!(daemon.pager.residency().drop_if_free(page, &reuse.metadata()));
     assert_eq!(daemon.pager.ledger().content(page), Content::Empty { fill: 0, hard: false });
-    assert_eq!(daemon.pager.store_usage().disk_slots_used, 0);
+    assert_eq!(daemon.pager.residency().store_usage().disk_slots_used, 0);
 }

@@ -96,7 +96,7 @@ fn die_at_work(machine: &Machine, pager: &Pager) {
             1 if resident => forget(save(machine, pager, gfn)),
             2 if resident => {
                 let saved = save(machine, pager, gfn);
-                pager.ram().punch(FrameRange::new(gfn, 1)).unwrap();
+                kvmtest::punch(pager.ram(), FrameRange::new(gfn, 1)).unwrap();
                 forget(saved);
             }
             _ => forget(bring_back(machine, pager, gfn)),
@@ -126,7 +126,7 @@ fn saved_frames_outlive_their_daemon() {
         daemon.serve();
     }
     assert_eq!(counting.lost(&daemon.pager), 0);
-    daemon.pager.give_back_all().unwrap();
+    daemon.pager.returner().give_back_all().unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
-    assert_eq!(daemon.pager.counters.saved_frames.load(Relaxed), 0);
+    assert_eq!(daemon.pager.counters().saved_frames.load(Relaxed), 0);
 }

@@ -21,7 +21,7 @@ fn keeps_every_write(vcpus: u64, rest: u64, enough: u64) {
     });
     eprintln!("{vcpus} vCPUs: {total:?}");
     assert_eq!(counting.lost(&daemon.pager), 0);
-    daemon.pager.give_back_all().unwrap();
+    daemon.pager.returner().give_back_all().unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
 }
 
@@ -45,17 +45,17 @@ fn pages_on_their_way_to_disk_keep_every_write() {
     let (mut saved, mut moved) = (0, 0);
     until("evictions and moves", || {
         saved += daemon.evict(counting.all()).saved;
-        moved += daemon.pager.write_back().unwrap();
+        moved += daemon.pager.evictor().write_back().unwrap();
         (saved >= 10_000 && moved >= 2000).then_some(())
     });
     eprintln!("{saved} saved, {moved} moved");
     assert_eq!(counting.lost(&daemon.pager), 0);
-    daemon.pager.give_back_all().unwrap();
+    daemon.pager.returner().give_back_all().unwrap();
     daemon.evict(counting.all());
-    assert!(daemon.pager.store_usage().compressed_pages > 100);
-    while daemon.pager.write_back().unwrap() > 0 {}
-    assert_eq!(daemon.pager.store_usage().memory_bytes, 0);
-    daemon.pager.give_back_all().unwrap();
+    assert!(daemon.pager.residency().store_usage().compressed_pages > 100);
+    while daemon.pager.evictor().write_back().unwrap() > 0 {}
+    assert_eq!(daemon.pager.residency().store_usage().memory_bytes, 0);
+    daemon.pager.returner().give_back_all().unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
 }
 
@@ -68,22 +68,23 @@ fn a_failing_disk_loses_nothing() {
     counting.start(2, 0);
     daemon.disk.full.store(true, SeqCst);
     let frames: Vec<_> = PAGES.frames().collect();
-    let refused =
-        until("a page to be saved in vain", || daemon.pager.evict(&frames, &NothingKnown).err());
+    let refused = until("a page to be saved in vain", || {
+        daemon.pager.evictor().evict(&frames, &NothingKnown).err()
+    });
     assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull);
-    assert_eq!(daemon.pager.store_usage().disk_slots_used, 0);
+    assert_eq!(daemon.pager.residency().store_usage().disk_slots_used, 0);
     daemon.disk.full.store(false, SeqCst);
     daemon.disk.blind.store(true, SeqCst);
     let failure = until("the guest to miss one", || {
         daemon.evict(counting.all());
-        daemon.pager.failure()
+        daemon.pager.faults().failure()
     });
     assert!(failure.to_string().contains("Input/output error"), "{failure}");
     daemon.disk.blind.store(false, SeqCst);
-    until("the failure to be over", || daemon.pager.failure().is_none().then_some(()));
+    until("the failure to be over", || daemon.pager.faults().failure().is_none().then_some(()));
     eprintln!("{} reads failed", daemon.disk.failed_reads.load(SeqCst));
     assert_eq!(counting.lost(&daemon.pager), 0);
-    daemon.pager.give_back_all().unwrap();
+    daemon.pager.returner().give_back_all().unwrap();
 }
 
 /// A huge frame goes whole or not at all, whatever the guest writes meanwhile.
@@ -102,7 +103,7 @@ fn huge_frames_in_use_keep_every_write() {
             (done.frames() > 0).then_some(done.frames())
         });
         assert_eq!(saved, huge.count);
-        daemon.pager.give_back_all().unwrap();
+        daemon.pager.returner().give_back_all().unwrap();
     }
     eprintln!("{abandoned} frames were written to meanwhile");
     assert_eq!(counting.lost(&daemon.pager), 0);
@@ -119,9 +120,9 @@ fn evict_in_the_wrong_order(counting: &Counting, pager: &Pager) -> u64 {
     until("a write after the save", || (saved.is_empty() || count() > before).then_some(()));
     let frames = saved.len() as u64;
     for (gfn, held, slot) in saved {
-        pager.ram().punch(FrameRange::new(gfn, 1)).unwrap();
+        kvmtest::punch(pager.ram(), FrameRange::new(gfn, 1)).unwrap();
         if held.unlock(Content::Saved { slot }) {
-            pager.wake_all().unwrap();
+            pager.frames().wake_all().unwrap();
         }
     }
     frames
@@ -137,7 +138,7 @@ fn save(pager: &Pager, gfn: Gfn) -> Option<(Gfn, LockedFrame<'_>, u64)> {
     }
     // The second of two vCPUs that missed it together.
     if held.abandon() {
-        pager.wake_all().unwrap();
+        pager.frames().wake_all().unwrap();
     }
     None
 }

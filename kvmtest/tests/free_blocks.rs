@@ -33,7 +33,7 @@ fn keeps_every_word(way: Way, vcpus: u64, enough: u64) {
     let running = blocks.start(vcpus);
     blocks.wait_until_all_are_filled();
     let again = blocks.finish(running);
-    let counters = &blocks.pager().counters;
+    let counters = &blocks.pager().counters();
     eprintln!("{way:?}");
     eprintln!(
         "  {emptied} emptied, {taken} + {again} taken, faults: {} missing, {} early, {} metadata, {:?}",

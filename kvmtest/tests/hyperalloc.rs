@@ -17,7 +17,7 @@ const ENOUGH: u64 = 300;
 
 fn hold(guest: &Sharing, grain: Grain, devices: Box<dyn IoMapping>) -> (Daemon, Arc<HyperAlloc>) {
     let mut daemon = Daemon::take_with(&guest.machine, grain, devices);
-    daemon.pager.watch_all().unwrap();
+    daemon.pager.frames().watch_all().unwrap();
     daemon.serve();
     let shared = HyperAlloc::attach(&daemon.pager, &guest.headers()).unwrap();
     (daemon, shared)
@@ -175,7 +175,7 @@ fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> b
     if step >= 5 {
         let found = (0..host.areas())
             .filter(|&index| is_hard(index))
-            .find_map(|index| Some((index, pager.hold_huge(huge(index))?)));
+            .find_map(|index| Some((index, pager.residency().hold_huge(huge(index))?)));
         let Some((index, held)) = found else { return false };
         host.return_area(index).unwrap();
         forget(held);
@@ -185,7 +185,7 @@ fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> b
         if is_hard(index) || host.free_areas(0) >> index & 1 == 0 {
             return None;
         }
-        let held = pager.hold_huge(huge(index))?;
+        let held = pager.residency().hold_huge(huge(index))?;
         let taken = step == 0 || host.hard_reclaim(index).is_ok();
         if !taken {
             held.let_go();
@@ -200,7 +200,7 @@ fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> b
     }
     let held = held.record().ok().expect("nobody else uses it");
     if step > 2 {
-        pager.empty_huge([&held].into_iter()).unwrap();
+        pager.residency().empty_huge([&held].into_iter()).unwrap();
     }
     if step > 3 {
         host.return_area(index).unwrap();

@@ -21,11 +21,11 @@ fn content(daemon: &Daemon) -> Content {
 }
 
 fn slots(daemon: &Daemon) -> u64 {
-    daemon.pager.store_usage().disk_slots_used
+    daemon.pager.residency().store_usage().disk_slots_used
 }
 
 fn kept(daemon: &Daemon) -> u64 {
-    daemon.pager.counters.clean_frames.load(Relaxed)
+    daemon.pager.counters().clean_frames.load(Relaxed)
 }
 
 fn evicted(daemon: &Daemon) -> Evicted {
@@ -90,7 +90,7 @@ fn nor_is_one_that_was_touched_by_a_write_of_the_same() {
         write(&counting.machine, 7);
         assert_kept(&daemon);
     }
-    assert_eq!(daemon.pager.counters.metadata.load(Relaxed), 0, "no second fault");
+    assert_eq!(daemon.pager.counters().metadata.load(Relaxed), 0, "no second fault");
     assert_written(&counting, &daemon);
 }
 
@@ -102,11 +102,11 @@ fn a_write_by_another_mapping_is_seen() {
     counting.machine.set(PAGE.gpa(), 8);
     assert_eq!(evicted(&daemon), Evicted { saved: 1, ..Evicted::default() });
     assert_eq!(read(&counting.machine), 8);
-    daemon.pager.pin(ONE, false).unwrap();
+    daemon.pager.devices().pin(ONE, false).unwrap();
     assert_kept(&daemon);
     counting.machine.set(PAGE.gpa(), 9);
     assert_eq!(evicted(&daemon), Evicted::default());
-    daemon.pager.unpin(ONE);
+    daemon.pager.devices().unpin(ONE);
     assert_eq!(evicted(&daemon), Evicted { saved: 1, ..Evicted::default() });
     assert_eq!(read(&counting.machine), 9);
 }
@@ -128,7 +128,7 @@ fn a_frame_that_the_vmm_punched_is_a_hole() {
     require!(kvmtest::available());
     for (evicts, dies) in [(false, false), (true, false), (false, true)] {
         let (counting, mut daemon) = with_a_kept_slot();
-        counting.machine.ram().punch(ONE).unwrap();
+        kvmtest::punch(counting.machine.ram(), ONE).unwrap();
         if evicts {
             assert_eq!(evicted(&daemon), Evicted { empty: 1, ..Evicted::default() });
         }
@@ -147,10 +147,10 @@ fn a_frame_that_the_vmm_punched_is_a_hole() {
 fn giving_back_ends_it() {
     require!(kvmtest::available());
     let (counting, daemon) = with_a_kept_slot();
-    daemon.pager.give_back_all().unwrap();
+    daemon.pager.returner().give_back_all().unwrap();
     assert_none(&daemon);
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
-    daemon.pager.unwatch_all().unwrap();
+    daemon.pager.frames().unwatch_all().unwrap();
     write(&counting.machine, 8);
     assert_eq!(counting.machine.get(PAGE.gpa()), 8);
 }
@@ -159,9 +159,9 @@ fn giving_back_ends_it() {
 fn a_store_in_want_of_slots_gets_them() {
     require!(kvmtest::available());
     let (counting, daemon) = with_a_kept_slot();
-    assert_eq!(daemon.pager.give_up_kept(0), 0);
+    assert_eq!(daemon.pager.residency().give_up_kept(0), 0);
     assert_kept(&daemon);
-    assert_eq!(daemon.pager.give_up_kept(9), 1);
+    assert_eq!(daemon.pager.residency().give_up_kept(9), 1);
     assert_none(&daemon);
     assert_written(&counting, &daemon);
 }
@@ -174,9 +174,10 @@ const OTHER: Gfn = Gfn(PAGE.0 + 64);
 fn a_frame_that_is_emptied_keeps_none() {
     require!(kvmtest::available());
     let (_counting, daemon) = with_a_kept_slot();
-    let claim = daemon.pager.claim(OTHER, PAGE, 0).unwrap().expect("nobody else works on it");
+    let claim =
+        daemon.pager.blocks().claim(OTHER, PAGE, 0).unwrap().expect("nobody else works on it");
     let committed = claim.commit(true, 0).expect("nobody wants it");
-    assert_eq!(daemon.pager.empty(&mut vec![committed], false).unwrap(), 1);
+    assert_eq!(daemon.pager.blocks().empty(&mut vec![committed], false).unwrap(), 1);
     assert_eq!(content(&daemon), Content::Empty { fill: 0, hard: false });
     assert_eq!((slots(&daemon), kept(&daemon)), (0, 0));
 }
@@ -185,7 +186,8 @@ fn a_frame_that_is_emptied_keeps_none() {
 fn metadata_that_keeps_a_slot_can_be_watched() {
     require!(kvmtest::available());
     let (counting, daemon) = with_a_kept_slot();
-    let claim = daemon.pager.claim(PAGE, OTHER, 0).unwrap().expect("nobody else works on it");
+    let claim =
+        daemon.pager.blocks().claim(PAGE, OTHER, 0).unwrap().expect("nobody else works on it");
     claim.let_go();
     assert_kept(&daemon);
     assert_written(&counting, &daemon);

@@ -14,14 +14,14 @@ fn pinned_frames_are_not_evicted() {
     let (mut counting, daemon) = Counting::new(Grain::Frame);
     counting.start(1, 0);
     let pinned = FrameRange::new(PAGES.start, 2);
-    daemon.pager.pin(pinned, false).unwrap();
+    daemon.pager.devices().pin(pinned, false).unwrap();
     for _ in 0..20 {
         daemon.evict(PAGES);
         for gfn in pinned.frames() {
             assert_eq!(daemon.pager.ledger().content(gfn), Content::Resident);
         }
     }
-    daemon.pager.unpin(pinned);
+    daemon.pager.devices().unpin(pinned);
     kvmtest::until("the frames to go", || {
         daemon.evict(pinned);
         (daemon.pager.ledger().content(pinned.start) != Content::Resident).then_some(())
@@ -39,11 +39,11 @@ fn a_pin_brings_back_only_what_it_must() {
         counting.machine.set(frames.start.gpa(), byte);
         assert_eq!(daemon.evict(frames).saved, 1);
     }
-    daemon.pager.pin(kept, false).unwrap();
-    daemon.pager.pin(replaced, true).unwrap();
+    daemon.pager.devices().pin(kept, false).unwrap();
+    daemon.pager.devices().pin(replaced, true).unwrap();
     assert_eq!(counting.machine.get(kept.start.gpa()), 1);
     assert_eq!(counting.machine.get(replaced.start.gpa()), 0);
-    assert_eq!(daemon.pager.counters.replaced_frames.load(Relaxed), 1);
-    assert_eq!(daemon.pager.counters.refilled_frames.load(Relaxed), 1);
-    assert_eq!(daemon.pager.counters.saved_frames.load(Relaxed), 0);
+    assert_eq!(daemon.pager.counters().replaced_frames.load(Relaxed), 1);
+    assert_eq!(daemon.pager.counters().refilled_frames.load(Relaxed), 1);
+    assert_eq!(daemon.pager.counters().saved_frames.load(Relaxed), 0);
 }

@@ -27,9 +27,9 @@ fn start(machine: &Machine, writer: u64) -> Running {
 
 /// Empties a block, whose metadata the guest writes all the time.
 fn take(daemon: &Daemon, block: Restored) {
-    let claim = daemon.pager.claim(METADATA, block.head, block.order).unwrap();
+    let claim = daemon.pager.blocks().claim(METADATA, block.head, block.order).unwrap();
     let claim = claim.and_then(|claim| claim.commit(true, 0));
-    daemon.pager.empty(&mut claim.into_iter().collect(), true).unwrap();
+    daemon.pager.blocks().empty(&mut claim.into_iter().collect(), true).unwrap();
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_writer_waits_for_its_block() {
     require!(kvmtest::available());
     let machine = Machine::new(RAM_BYTES);
     let mut daemon = Daemon::take(&machine, Grain::Frame);
-    daemon.pager.watch_all_writes().unwrap();
+    daemon.pager.frames().watch_all_writes().unwrap();
     let writer = start(&machine, 0);
     until("the first write", || (machine.get(word(0)) > 0).then_some(()));
     machine.ram().populate(frames(LARGE)).unwrap();
@@ -58,7 +58,7 @@ fn loses_no_write(writers: u64) {
     const ROUNDS: u64 = 5000;
     let machine = Machine::new(RAM_BYTES);
     let mut daemon = Daemon::take(&machine, Grain::Frame);
-    daemon.pager.watch_all_writes().unwrap();
+    daemon.pager.frames().watch_all_writes().unwrap();
     daemon.serve();
     let running: Vec<_> = (0..writers).map(|writer| start(&machine, writer)).collect();
     let mut taken = 0;
@@ -73,7 +73,7 @@ fn loses_no_write(writers: u64) {
     for (writer, running) in (0..).zip(running) {
         assert_eq!(running.leave().r8, machine.get(word(writer)), "of writer {writer}");
     }
-    let faults = daemon.pager.counters.metadata.load(std::sync::atomic::Ordering::Relaxed);
+    let faults = daemon.pager.counters().metadata.load(std::sync::atomic::Ordering::Relaxed);
     eprintln!("{taken} of {ROUNDS} times taken, {faults} faults");
     assert!(taken as u64 > ROUNDS / 10, "{taken}");
 }

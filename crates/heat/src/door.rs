@@ -46,7 +46,7 @@ pub struct PagerTables<'p> {
 }
 
 impl<'p> PagerTables<'p> {
-    /// The pager must be told of writes to page metadata: [`Pager::watch_writes`].
+    /// The pager must be told of writes to page metadata: [`Frames::watch_writes`].
     pub fn new(pager: &'p Pager) -> PagerTables<'p> {
         PagerTables { pager, view: pager.view() }
     }
@@ -58,11 +58,11 @@ impl TableMemory for PagerTables<'_> {
     }
 
     fn read(&self, table: Gfn, entries: &mut Entries) -> bool {
-        self.pager.read_table(table, entries)
+        self.pager.tables().read_table(table, entries)
     }
 
     fn while_held(&self, metadata: Gfn, work: &mut dyn FnMut(&dyn HeldTables)) -> io::Result<bool> {
-        let Some(held) = self.pager.hold_metadata(metadata)? else { return Ok(false) };
+        let Some(held) = self.pager.tables().hold_metadata(metadata)? else { return Ok(false) };
         work(&held);
         Ok(true)
     }

@@ -7,19 +7,32 @@
 //! ones. What is in a large folio is split before, or goes with its whole huge frame.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, OnceLock};
 
-use ebb_sys::folios;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, HUGE_BYTES, HugeFrame};
 
-use crate::pager::{Grain, Pager};
+use crate::frames::Frames;
+use ebb_sys::folios;
+
+pub mod mapped;
+
+/// The pieces in which missing memory is given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Grain {
+    /// A frame at a time: the backing has small pages.
+    Frame,
+    /// A huge frame at a time.
+    Huge,
+}
 
 /// What is known of the pages that the VM's memory is in.
-pub(crate) struct Folios {
+pub struct Folios {
+    frames: Arc<Frames>,
+    grain: Grain,
     /// A bit for each frame: it is in a small page.
     small: Bits,
     /// A bit for each huge frame: it was broken up.
@@ -64,10 +77,13 @@ impl Bits {
 }
 
 impl Folios {
-    pub(crate) fn new(frames: u64) -> Folios {
+    pub(crate) fn new(frames: &Arc<Frames>, grain: Grain) -> Folios {
+        let count = frames.ram().end().0;
         Folios {
-            small: Bits::new(frames),
-            broken: Bits::new(frames.div_ceil(FRAMES_PER_HUGE)),
+            frames: Arc::clone(frames),
+            grain,
+            small: Bits::new(count),
+            broken: Bits::new(count.div_ceil(FRAMES_PER_HUGE)),
             telling: OnceLock::new(),
             others: OnceLock::new(),
         }
@@ -89,7 +105,12 @@ impl Folios {
     }
 }
 
-impl Pager {
+impl Folios {
+    /// The pieces in which its memory is given, but for what was broken up: [`Folios::grain_of`].
+    pub fn grain(&self) -> Grain {
+        self.grain
+    }
+
     /// From now on frames are looked at before they are evicted one by one, and large folios are
     /// split in the VMM. Wherever frames go one by one huge pages must be forbidden by now. Once.
     ///
@@ -98,30 +119,30 @@ impl Pager {
     pub fn mind_large_folios(&self, vmm: Process) -> io::Result<()> {
         let telling = Telling { folios: folios::Folios::open()?, vmm, own: Process::own()? };
         // A second one would tell the same.
-        let _ = self.folios.telling.set(telling);
+        let _ = self.telling.set(telling);
         Ok(())
     }
 
     /// Whether large folios are minded.
     pub fn minds_large_folios(&self) -> bool {
-        self.folios.telling.get().is_some()
+        self.telling.get().is_some()
     }
 
     /// Whether these frames of one huge frame, which are held, go together or not at all.
     pub(crate) fn goes_whole(&self, frames: impl IntoIterator<Item = Gfn>) -> bool {
         let may_be_large = |gfn: Gfn| match self.grain_of(gfn.huge()) {
             Grain::Huge => true,
-            Grain::Frame => self.minds_large_folios() && !self.folios.is_small(gfn),
+            Grain::Frame => self.minds_large_folios() && !self.is_small(gfn),
         };
         frames.into_iter().any(may_be_large)
     }
 
     /// The pieces in which the memory of a huge frame is given, and goes.
     pub fn grain_of(&self, huge: HugeFrame) -> Grain {
-        if self.folios.broken.has(huge.0) { Grain::Frame } else { self.grain }
+        if self.broken.has(huge.0) { Grain::Frame } else { self.grain }
     }
 
-    /// Whether [`Pager::break_up`] may be called: the host tells large folios, and those of this huge
+    /// Whether [`Folios::break_up`] may be called: the host tells large folios, and those of this huge
     /// frame lie in no other one.
     pub fn can_break_up(&self, huge: HugeFrame) -> bool {
         self.minds_large_folios() && self.holds_whole_folios(huge.first())
@@ -134,30 +155,30 @@ impl Pager {
     /// [asleep](ebb_sys::khugepaged::is_asleep) since.
     ///
     /// # Errors
-    /// `Unsupported`: [`Pager::can_break_up`] says no.
+    /// `Unsupported`: [`Folios::can_break_up`] says no.
     pub fn break_up(&self, huge: HugeFrame) -> io::Result<()> {
-        let telling = { self.folios.telling.get() }.filter(|_| self.can_break_up(huge));
+        let telling = { self.telling.get() }.filter(|_| self.can_break_up(huge));
         let telling = telling.ok_or(io::ErrorKind::Unsupported)?;
         let frames = FrameRange::huge(huge);
         // Whoever is about to bring a large folio there holds its words. Frames are looked at with
         // their words held, so after that.
-        self.folios.broken.set(huge.0);
+        self.broken.set(huge.0);
         self.forget_here(frames);
-        let there = |gfn| self.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
+        let there = |gfn| self.frames.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
         // Here, and not when they go: each page is mapped by itself then, and so seen in use.
         self.report_split(folios::split(&telling.vmm, frames.frames().filter_map(there)));
         Ok(())
     }
 
     /// Splits the large folios that held frames of one huge frame are in, as far as they can be
-    /// split now. Afterwards [`Pager::goes_whole`] tells.
+    /// split now. Afterwards [`Folios::goes_whole`] tells.
     pub(crate) fn split_folios(&self, frames: &[Gfn]) -> io::Result<()> {
-        let (Some(telling), Some(first)) = (self.folios.telling.get(), frames.first()) else {
+        let (Some(telling), Some(first)) = (self.telling.get(), frames.first()) else {
             return Ok(());
         };
         let huge = FrameRange::huge(first.huge()).frames();
-        let here = |gfn: &Gfn| self.ram.here(*gfn);
-        let there = |gfn| self.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
+        let here = |gfn: &Gfn| self.frames.ram().here(*gfn);
+        let there = |gfn| self.frames.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
         if self.look(telling, frames)?.is_empty() {
             return Ok(());
         }
@@ -178,16 +199,16 @@ impl Pager {
     /// its page table where large folios are split; once.
     pub fn on_forget(&self, forget: impl Fn(FrameRange) + Send + Sync + 'static) {
         // A second one would only be told of the same.
-        let _ = self.folios.others.set(Box::new(forget));
+        let _ = self.others.set(Box::new(forget));
     }
 
     /// Nobody here has these frames mapped: the kernel splits no folio that two processes map.
     fn forget_here(&self, frames: FrameRange) {
-        if let Some(forget) = self.folios.others.get() {
+        if let Some(forget) = self.others.get() {
             forget(frames);
         }
-        for part in self.ram.parts(frames) {
-            self.report("forget", self.ram.forget(part));
+        for part in self.frames.ram().parts(frames) {
+            self.frames.report("forget", self.frames.ram().forget(part));
         }
     }
 
@@ -200,13 +221,14 @@ impl Pager {
     /// Notes which of these held frames are in small pages. Returns those in large ones. On
     /// return none is mapped here, or nobody else could split them.
     fn look(&self, telling: &Telling, frames: &[Gfn]) -> io::Result<Vec<Gfn>> {
-        let unknown = frames.iter().copied().filter(|gfn| !self.folios.is_small(*gfn));
+        let unknown = frames.iter().copied().filter(|gfn| !self.is_small(*gfn));
         let unknown: Vec<Gfn> = unknown.collect();
         let mut large = Vec::new();
         let looked = self.look_at(telling, &unknown, &mut large);
         // The kernel has mapped what lies around them, too.
-        let around = unknown.first().map(|gfn| self.ram.parts(FrameRange::huge(gfn.huge())));
-        let forget = |part| self.ram.forget(part);
+        let around =
+            unknown.first().map(|gfn| self.frames.ram().parts(FrameRange::huge(gfn.huge())));
+        let forget = |part| self.frames.ram().forget(part);
         let forgotten = around.into_iter().flatten().map(forget).fold(Ok(()), io::Result::and);
         looked.and(forgotten).map(|()| large)
     }
@@ -214,18 +236,18 @@ impl Pager {
     fn look_at(&self, telling: &Telling, unknown: &[Gfn], large: &mut Vec<Gfn>) -> io::Result<()> {
         self.map_data(unknown)?;
         for run in self.runs(unknown) {
-            let Some(start) = self.ram.here(run.start) else { continue };
+            let Some(start) = self.frames.ram().here(run.start) else { continue };
             let range = HvaRange { start, bytes: run.count * FRAME_BYTES };
             let visit = |page: u64, is_large| match Gfn(run.start.0 + page) {
                 gfn if is_large => large.push(gfn),
-                gfn => self.folios.note_small(gfn),
+                gfn => self.note_small(gfn),
             };
             telling.folios.look(range, visit)?;
             // What comes into a hole from now on is small.
-            let unseen = |gfn: &Gfn| !self.folios.is_small(*gfn) && !large.contains(gfn);
+            let unseen = |gfn: &Gfn| !self.is_small(*gfn) && !large.contains(gfn);
             for gfn in run.frames().filter(unseen) {
-                if self.ram.is_hole(FrameRange::new(gfn, 1))? {
-                    self.folios.note_small(gfn);
+                if self.frames.ram().is_hole(FrameRange::new(gfn, 1))? {
+                    self.note_small(gfn);
                 }
             }
         }
@@ -234,19 +256,19 @@ impl Pager {
 
     /// Maps what is in memory, or on its way there, of frames that are held.
     fn map_data(&self, frames: &[Gfn]) -> io::Result<()> {
-        self.runs(frames).into_iter().try_for_each(|run| self.ram.map_data(run))
+        self.runs(frames).into_iter().try_for_each(|run| self.frames.ram().map_data(run))
     }
 
     /// The parts of RAM that frames in order make, each in one region.
     fn runs(&self, frames: &[Gfn]) -> Vec<FrameRange> {
         let mut runs = Vec::new();
         frames.iter().for_each(|gfn| FrameRange::new(*gfn, 1).join(&mut runs));
-        runs.into_iter().flat_map(|run| self.ram.parts(run)).collect()
+        runs.into_iter().flat_map(|run| self.frames.ram().parts(run)).collect()
     }
 
     /// Whether large folios lie in one huge frame each, and this one is all of it RAM.
     pub(crate) fn holds_whole_folios(&self, gfn: Gfn) -> bool {
-        let place = self.ram.range(FrameRange::huge(gfn.huge()));
+        let place = self.frames.ram().range(FrameRange::huge(gfn.huge()));
         place.is_some_and(|place| place.offset.is_multiple_of(HUGE_BYTES))
     }
 }

@@ -60,7 +60,7 @@ fn who_touched_a_page_goes_on_before_what_lies_around_is_there() {
         Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 20));
     }
     let frames: Vec<Gfn> = FRAMES.frames().collect();
-    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().saved, 8);
+    assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().saved, 8);
     let _threads = serve(&pager, 1);
     let guest = machine.guest();
     let reader = thread::spawn({

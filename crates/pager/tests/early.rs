@@ -78,9 +78,9 @@ impl Daemon {
         let disk = Box::new(OnePage(page_of(resting), Arc::clone(&parts.digest_key)));
         let pager = watching(Parts { devices, disk, ..parts });
         let _threads = serve(&pager, 1);
-        let claim = pager.claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
+        let claim = pager.blocks().claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
         let committed = claim.commit(true, 0).expect("nobody wants it");
-        assert_eq!(pager.empty(&mut vec![committed], true).unwrap(), BLOCK.count);
+        assert_eq!(pager.blocks().empty(&mut vec![committed], true).unwrap(), BLOCK.count);
         machine.guest().write(EARLY, &page_of(7));
         let daemon = Daemon { machine, pager, mapped, _threads };
         daemon.until_it_says(EARLY, |content| content == Content::Resident);
@@ -106,7 +106,7 @@ fn what_was_saved_of_a_block_stays_saved() {
     require!(available());
     let daemon = Daemon::new(99);
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
-    assert_eq!(pager.evict(&[EARLY], &NothingKnown).unwrap().saved, 1);
+    assert_eq!(pager.evictor().evict(&[EARLY], &NothingKnown).unwrap().saved, 1);
     let saved = pager.ledger().content(EARLY);
     assert!(matches!(saved, Content::Saved { .. }));
     daemon.restored();
@@ -114,8 +114,8 @@ fn what_was_saved_of_a_block_stays_saved() {
     assert!(!daemon.mapped.has(EARLY), "no device finds anything there");
     assert!(guest.read(EARLY) == page_of(7));
     assert!(guest.read(Gfn(71)) == page_of(0));
-    pager.give_back_all().unwrap();
-    assert_eq!(pager.store_usage().disk_slots_used, 0);
+    pager.returner().give_back_all().unwrap();
+    assert_eq!(pager.residency().store_usage().disk_slots_used, 0);
 }
 
 #[test]
@@ -123,10 +123,10 @@ fn what_rests_on_a_disk_leaves_it() {
     require!(available());
     let daemon = Daemon::new(7);
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
-    assert_eq!(pager.evict(&[EARLY], &NothingKnown).unwrap().on_disk, 1);
+    assert_eq!(pager.evictor().evict(&[EARLY], &NothingKnown).unwrap().on_disk, 1);
     daemon.restored();
     assert_eq!(pager.ledger().content(EARLY), Content::OnDisk { block: 0 });
-    pager.vacate(0..1).unwrap();
+    pager.devices().vacate(0..1).unwrap();
     assert!(guest.read(EARLY) == page_of(7));
 }
 
@@ -136,8 +136,8 @@ fn what_was_saved_of_a_block_comes_back_with_all_else() {
     require!(available());
     let daemon = Daemon::new(99);
     let pager = &daemon.pager;
-    assert_eq!(pager.evict(&[EARLY], &NothingKnown).unwrap().saved, 1);
-    pager.give_back_all().unwrap();
+    assert_eq!(pager.evictor().evict(&[EARLY], &NothingKnown).unwrap().saved, 1);
+    pager.returner().give_back_all().unwrap();
     assert!(ALL.frames().all(|gfn| pager.ledger().content(gfn) == Content::Resident));
     assert!(daemon.machine.guest().read(EARLY) == page_of(7));
     assert!(BLOCK.frames().all(|gfn| daemon.mapped.has(gfn)));

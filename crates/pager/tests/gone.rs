@@ -193,14 +193,14 @@ fn take(machine: &Machine, pager: &Arc<Pager>) {
         for &gfn in &some {
             machine.write(gfn, &page_of(if gfn.0 % 4 == 0 { 1 } else { gfn.0 + 2 }));
         }
-        assert_eq!(pager.evict(&some, &NothingKnown).unwrap().saved, SAVED);
+        assert_eq!(pager.evictor().evict(&some, &NothingKnown).unwrap().saved, SAVED);
         assert!(machine.reads(some[1], &page_of(some[1].0 + 2)));
     }
     until_all_are_back(pager);
     machine.write(METADATA, &page_of(9));
-    let claim = pager.claim(METADATA, BLOCK.0, BLOCK.1).unwrap().expect("a claim");
+    let claim = pager.blocks().claim(METADATA, BLOCK.0, BLOCK.1).unwrap().expect("a claim");
     let committed = claim.commit(true, 0).expect("committed");
-    pager.empty(&mut vec![committed], true).unwrap();
+    pager.blocks().empty(&mut vec![committed], true).unwrap();
 }
 
 /// What is on record of a range: slots that words name, and other words than resident ones.
@@ -216,9 +216,9 @@ fn assert_gone(pager: &Pager) {
     assert_eq!(on_record(pager, GOES), (0, 0));
     let (slots, _) = on_record(pager, STAYS);
     let kept = SAVED - slots;
-    let used = pager.store_usage().disk_slots_used;
+    let used = pager.residency().store_usage().disk_slots_used;
     assert_eq!(used, slots + kept, "each slot has its word, or is kept");
-    let counters = &pager.counters;
+    let counters = &pager.counters();
     let counted = [&counters.saved_frames, &counters.clean_frames].map(|count| count.load(Relaxed));
     assert_eq!(counted, [slots, kept]);
     assert_eq!(pager.ram().files()[1].file.resident_bytes().unwrap(), 0);
@@ -240,7 +240,7 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     require!(available());
     let mut machine = Machine::new();
     let pager = pager(&machine, false, u64::MAX);
-    pager.watch_all().unwrap();
+    pager.frames().watch_all().unwrap();
     let _threads = serve(&pager, 1);
     take(&machine, &pager);
     let before = on_record(&pager, STAYS);
@@ -248,24 +248,27 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     let resident = Gfn(GOES.start.0 + 200);
     machine.write(resident, &page_of(resident.0 + 2));
     machine.guest[1] = None;
-    pager.let_go(1).unwrap();
+    pager.returner().let_go(1).unwrap();
     assert_gone(&pager);
     // But for the watch on a block that is no more: a write of its metadata waits for nothing.
     assert_eq!(on_record(&pager, STAYS), (before.0, before.1 - 1));
     machine.write(METADATA, &page_of(10));
-    pager.let_go(1).unwrap();
-    assert!(pager.claim(METADATA, BLOCK.0, BLOCK.1).unwrap().is_none());
-    assert_eq!(pager.evict(&GOES.frames().collect::<Vec<_>>(), &NothingKnown).unwrap().frames(), 0);
-    pager.watch_all().unwrap();
-    pager.watch_all_writes().unwrap();
-    pager.wake_all().unwrap();
-    pager.give_back_all().unwrap();
+    pager.returner().let_go(1).unwrap();
+    assert!(pager.blocks().claim(METADATA, BLOCK.0, BLOCK.1).unwrap().is_none());
+    assert_eq!(
+        pager.evictor().evict(&GOES.frames().collect::<Vec<_>>(), &NothingKnown).unwrap().frames(),
+        0
+    );
+    pager.frames().watch_all().unwrap();
+    pager.frames().watch_all_writes().unwrap();
+    pager.frames().wake_all().unwrap();
+    pager.returner().give_back_all().unwrap();
     for gfn in STAYS.frames().take(24) {
         let page = page_of(if gfn.0 % 4 == 0 { 1 } else { gfn.0 + 2 });
         assert!(machine.reads(gfn, &page), "{gfn:?}");
     }
-    assert_eq!(pager.store_usage().disk_slots_used, 0);
-    pager.unwatch_all().unwrap();
+    assert_eq!(pager.residency().store_usage().disk_slots_used, 0);
+    pager.frames().unwatch_all().unwrap();
     assert_let_go(&mut machine, resident);
 }
 
@@ -277,22 +280,22 @@ fn a_daemon_that_dies_over_it_leaves_it_to_the_next() {
         let mut machine = Machine::new();
         {
             let first = pager(&machine, false, releases);
-            first.watch_all().unwrap();
+            first.frames().watch_all().unwrap();
             let faults = serve(&first, 1);
             take(&machine, &first);
             drop(faults);
             machine.guest[1] = None;
-            let done = catch_unwind(AssertUnwindSafe(|| first.let_go(1).unwrap()));
+            let done = catch_unwind(AssertUnwindSafe(|| first.returner().let_go(1).unwrap()));
             if done.is_ok() {
                 assert!(releases > 10, "there was hardly anything to free");
                 return;
             }
         }
         let next = pager(&machine, true, u64::MAX);
-        next.let_go(1).unwrap();
-        next.settle().unwrap();
+        next.returner().let_go(1).unwrap();
+        next.returner().settle().unwrap();
         assert_eq!(on_record(&next, GOES), (0, 0));
-        assert_eq!(next.store_usage().disk_slots_used, on_record(&next, STAYS).0);
+        assert_eq!(next.residency().store_usage().disk_slots_used, on_record(&next, STAYS).0);
     }
 }
 
@@ -303,7 +306,7 @@ fn what_is_not_the_guests_any_more_is_not_watched() {
     let pager = pager(&machine, false, u64::MAX);
     let looks = Arc::new(AtomicU64::new(0));
     let gone = machine.places[1];
-    pager.check_mapped({
+    pager.frames().check_mapped({
         let looks = Arc::clone(&looks);
         move |ranges| match looks.fetch_add(1, Relaxed) {
             // There right before; then another mapping takes its place.
@@ -311,7 +314,7 @@ fn what_is_not_the_guests_any_more_is_not_watched() {
             _ => Ok(ranges.to_vec()),
         }
     });
-    pager.watch_all().unwrap();
+    pager.frames().watch_all().unwrap();
     // Nobody serves faults: one that is watched would hang.
     GOES.frames().take(4).for_each(|gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
     assert_eq!(looks.load(Relaxed), 2);
@@ -320,7 +323,7 @@ fn what_is_not_the_guests_any_more_is_not_watched() {
 /// A pager that looks where the VMM has its memory mapped, as the daemon's does.
 fn that_looks_at_mappings(machine: &Machine) -> Arc<Pager> {
     let pager = pager(machine, false, u64::MAX);
-    pager.check_mapped({
+    pager.frames().check_mapped({
         let (vmm, ram) = (Process::own().unwrap(), Arc::clone(pager.ram()));
         move |ranges| unplugged::mapped(&vmm, &ram, ranges)
     });
@@ -333,33 +336,33 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     require!(available());
     let mut machine = Machine::new();
     let pager = that_looks_at_mappings(&machine);
-    pager.watch_all().unwrap();
+    pager.frames().watch_all().unwrap();
     let _threads = serve(&pager, 1);
     take(&machine, &pager);
     // In one batch, and so side by side in the store.
     let (near, far) = (Gfn(STAYS.start.0 + 101), Gfn(GOES.start.0 + 101));
     [near, far].iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
-    assert_eq!(pager.evict(&[near, far], &NothingKnown).unwrap().saved, 2);
-    assert_eq!(pager.unmapped().unwrap(), []);
+    assert_eq!(pager.evictor().evict(&[near, far], &NothingKnown).unwrap().saved, 2);
+    assert_eq!(pager.frames().unmapped().unwrap(), []);
     // The VMM has something else there.
     let (other, place) = (RamFile::create("other", GOES.bytes()).unwrap(), machine.guest[1].take());
     place.as_ref().unwrap().replace(&other).unwrap();
-    assert_eq!(pager.unmapped().unwrap(), [GOES]);
+    assert_eq!(pager.frames().unmapped().unwrap(), [GOES]);
     // None of it goes any more, and it keeps nothing else from going.
     let all: Vec<Gfn> = [STAYS, GOES].iter().flat_map(|frames| frames.frames()).collect();
     let away = |frames: FrameRange| {
         frames.frames().filter(|gfn| pager.ledger().content(*gfn).is_elsewhere()).count()
     };
     let before = [STAYS, GOES].map(away);
-    assert!(pager.evict(&all, &NothingKnown).unwrap().frames() > 0);
+    assert!(pager.evictor().evict(&all, &NothingKnown).unwrap().frames() > 0);
     assert!(away(STAYS) > before[0] && away(GOES) == before[1] && before[1] > 10);
     // A fault next to it brings nothing of it.
     assert!(machine.reads(near, &page_of(near.0 + 2)));
     until_all_are_back(&pager);
     assert!(matches!(pager.ledger().content(far), Content::Saved { .. }));
     // A device of ours uses a frame that reads as zero there: it gets it in the file.
-    pager.pin(FrameRange::new(BLOCK.0, 1), false).unwrap();
-    pager.unpin(FrameRange::new(BLOCK.0, 1));
+    pager.devices().pin(FrameRange::new(BLOCK.0, 1), false).unwrap();
+    pager.devices().unpin(FrameRange::new(BLOCK.0, 1));
     assert_eq!(pager.ledger().content(BLOCK.0), Content::Resident);
     let at = (BLOCK.0.0 - GOES.start.0) * FRAME_BYTES;
     let mut page = [1; FRAME_BYTES as usize];
@@ -368,15 +371,15 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     // Seen to be so, it has nothing elsewhere that is in use, and all else stays.
     let before = away(STAYS);
     assert!(before > 10);
-    pager.give_back_unmapped(&[]).unwrap();
+    pager.returner().give_back_unmapped(&[]).unwrap();
     let reads_as_zero =
         |gfn: &Gfn| matches!(pager.ledger().content(*gfn), Content::Empty { fill: 0, .. });
     assert!(away(GOES) == 0 && GOES.frames().any(|gfn| reads_as_zero(&gfn)));
     assert_eq!(away(STAYS), before);
-    pager.watch_all_writes().unwrap();
-    pager.give_back_all().unwrap();
+    pager.frames().watch_all_writes().unwrap();
+    pager.returner().give_back_all().unwrap();
     assert_eq!((on_record(&pager, GOES), on_record(&pager, STAYS)), ((0, 0), (0, 0)));
-    pager.unwatch_all().unwrap();
+    pager.frames().unwatch_all().unwrap();
     assert_eq!(other.resident_bytes().unwrap(), 0);
     machine.guest[1] = Some(small_pages(&machine.files[1]));
     for frames in FILES {
@@ -396,27 +399,27 @@ fn what_was_mapped_again_comes_back_though_a_frame_of_it_fails() {
     let some = |frames: FrameRange| frames.frames().take(24).collect::<Vec<Gfn>>();
     let all = [some(STAYS), some(GOES)].concat();
     all.iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
-    pager.watch_all().unwrap();
-    assert_eq!(pager.evict(&all, &NothingKnown).unwrap().saved, all.len() as u64);
+    pager.frames().watch_all().unwrap();
+    assert_eq!(pager.evictor().evict(&all, &NothingKnown).unwrap().saved, all.len() as u64);
     machine.guest[1].as_ref().unwrap().replace(&machine.files[1]).unwrap();
-    assert_eq!(pager.unmapped().unwrap(), []);
+    assert_eq!(pager.frames().unmapped().unwrap(), []);
     let slot = |gfn: Gfn| match pager.ledger().content(gfn) {
         Content::Saved { slot } => Some(slot),
         _ => None,
     };
     let first = some(GOES)[0];
     machine.bad.store(slot(first).unwrap(), Relaxed);
-    let error = pager.give_back_unmapped(&[1]).unwrap_err();
+    let error = pager.returner().give_back_unmapped(&[1]).unwrap_err();
     assert!(error.to_string().contains("nput/output"), "{error}");
     let saved = |gfn: &Gfn| slot(*gfn).is_some();
     assert_eq!(some(GOES).into_iter().filter(saved).collect::<Vec<_>>(), [first]);
     machine.bad.store(u64::MAX, Relaxed);
-    pager.give_back_unmapped(&[1]).unwrap();
+    pager.returner().give_back_unmapped(&[1]).unwrap();
     assert!(some(STAYS).iter().all(saved), "the other file is in no doubt");
     // Nobody serves faults: what did not come back would be zeros.
     some(GOES).iter().for_each(|&gfn| assert!(machine.reads(gfn, &page_of(gfn.0 + 2)), "{gfn:?}"));
-    pager.give_back_all().unwrap();
-    pager.unwatch_all().unwrap();
+    pager.returner().give_back_all().unwrap();
+    pager.frames().unwatch_all().unwrap();
 }
 
 /// What came back keeps its slot, whose content is compared when it goes again: also where nobody met
@@ -426,7 +429,7 @@ fn what_was_mapped_again_and_written_is_saved_anew_though_a_frame_fails() {
     require!(available());
     let machine = Machine::new();
     let pager = that_looks_at_mappings(&machine);
-    pager.watch_all().unwrap();
+    pager.frames().watch_all().unwrap();
     let threads = serve(&pager, 1);
     take(&machine, &pager);
     drop(threads);
@@ -442,14 +445,14 @@ fn what_was_mapped_again_and_written_is_saved_anew_though_a_frame_fails() {
         _ => None,
     });
     machine.bad.store(away.expect("some that is saved"), Relaxed);
-    pager.give_back_unmapped(&[1]).unwrap_err();
+    pager.returner().give_back_unmapped(&[1]).unwrap_err();
     // Watched again, it goes only once all of it is back.
-    pager.watch_all().unwrap();
+    pager.frames().watch_all().unwrap();
     let both = [kept, resident];
-    assert_eq!(pager.evict(&both, &NothingKnown).unwrap().frames(), 0);
+    assert_eq!(pager.evictor().evict(&both, &NothingKnown).unwrap().frames(), 0);
     machine.bad.store(u64::MAX, Relaxed);
-    pager.give_back_unmapped(&[1]).unwrap();
-    assert_eq!(pager.evict(&both, &NothingKnown).unwrap().saved, 2);
+    pager.returner().give_back_unmapped(&[1]).unwrap();
+    assert_eq!(pager.evictor().evict(&both, &NothingKnown).unwrap().saved, 2);
     let _threads = serve(&pager, 1);
     both.iter().for_each(|&gfn| assert!(machine.reads(gfn, &page_of(77)), "{gfn:?}"));
 }
@@ -461,14 +464,14 @@ fn who_cannot_look_unwatches_nothing() {
     let pager = pager(&machine, false, u64::MAX);
     let some: Vec<Gfn> = STAYS.frames().take(24).collect();
     some.iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
-    pager.watch_all().unwrap();
+    pager.frames().watch_all().unwrap();
     let _threads = serve(&pager, 1);
-    pager.evict(&some, &NothingKnown).unwrap();
+    pager.evictor().evict(&some, &NothingKnown).unwrap();
     let looks = AtomicU64::new(0);
-    pager.check_mapped(move |ranges| match looks.fetch_add(1, Relaxed) {
+    pager.frames().check_mapped(move |ranges| match looks.fetch_add(1, Relaxed) {
         1 => Err(io::Error::other("too many open files")),
         _ => Ok(ranges.to_vec()),
     });
-    pager.watch_all().unwrap();
+    pager.frames().watch_all().unwrap();
     some.iter().for_each(|&gfn| assert!(machine.reads(gfn, &page_of(gfn.0 + 2)), "{gfn:?}"));
 }

@@ -75,7 +75,10 @@ impl Daemon {
         let parts = Parts { devices: devices(&machine), ..machine.parts() };
         let pager = Arc::new(Pager::new(parts).unwrap().0);
         let touches = Arc::new(Touches::default());
-        pager.watch_pluggable(vec![ALL], Arc::clone(&touches) as Arc<dyn Sentry>).unwrap();
+        pager
+            .pluggable()
+            .watch_pluggable(vec![ALL], Arc::clone(&touches) as Arc<dyn Sentry>)
+            .unwrap();
         let _threads = serve(&pager, 1);
         Daemon { machine, pager, touches, _threads }
     }
@@ -95,12 +98,12 @@ fn every_touch_of_unplugged_memory_is_told() {
     let daemon = Daemon::plain();
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
     guest.write(Gfn(5), &page_of(7));
-    pager.guard(ALL).unwrap();
+    pager.pluggable().guard(ALL).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
     assert_eq!(pager.ledger().content(Gfn(511)), Content::Guarded);
-    let refused = pager.pin(FrameRange::new(Gfn(5), 1), false).unwrap_err();
+    let refused = pager.devices().pin(FrameRange::new(Gfn(5), 1), false).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-    let refused = pager.pin_soon(FrameRange::new(Gfn(5), 1), true).unwrap_err();
+    let refused = pager.devices().pin_soon(FrameRange::new(Gfn(5), 1), true).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     assert_eq!(daemon.touches.take(), []);
     for gfn in (0..512).step_by(64) {
@@ -109,15 +112,15 @@ fn every_touch_of_unplugged_memory_is_told() {
         assert_eq!(daemon.touches.take(), [(gfn, false), (gfn + 1, true)]);
     }
     // Whoever unplugs it again takes what it was given for all that.
-    pager.guard(ALL).unwrap();
+    pager.pluggable().guard(ALL).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
-    pager.unguard(ALL, false).unwrap();
+    pager.pluggable().unguard(ALL, false).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
     assert_eq!(guest.read(Gfn(5)), page_of(0));
     guest.write(Gfn(6), &page_of(9));
     assert_eq!(daemon.touches.take(), []);
     // What is plugged keeps its content.
-    pager.unguard(ALL, true).unwrap();
+    pager.pluggable().unguard(ALL, true).unwrap();
     assert_eq!((guest.read(Gfn(6)), daemon.resident_bytes()), (page_of(9), 2 << 20));
 }
 
@@ -127,15 +130,18 @@ fn what_a_device_uses_is_not_unplugged() {
     let daemon = Daemon::plain();
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
     guest.write(Gfn(5), &page_of(7));
-    pager.pin(FrameRange::new(Gfn(100), 1), false).unwrap();
-    let refused = pager.guard(ALL).unwrap_err();
+    pager.devices().pin(FrameRange::new(Gfn(100), 1), false).unwrap();
+    let refused = pager.pluggable().guard(ALL).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy);
     assert_eq!((guest.read(Gfn(5)), daemon.touches.take()), (page_of(7), vec![]));
-    pager.unpin(FrameRange::new(Gfn(100), 1));
-    pager.guard(ALL).unwrap();
+    pager.devices().unpin(FrameRange::new(Gfn(100), 1));
+    pager.pluggable().guard(ALL).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
     for frames in [FrameRange::new(Gfn(0), 511), FrameRange::new(Gfn(0), 1024)] {
-        assert_eq!(pager.guard(frames).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            pager.pluggable().guard(frames).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
     }
 }
 
@@ -147,9 +153,9 @@ fn a_device_that_cannot_wait_is_kept_from_unplugged_memory() {
         Box::new(Arc::clone(iommu.insert(Arc::new(SoftIommu::new(&machine.ram)))))
     });
     let (iommu, one) = (iommu.unwrap(), FrameRange::new(Gfn(9), 1));
-    daemon.pager.guard(ALL).unwrap();
+    daemon.pager.pluggable().guard(ALL).unwrap();
     assert!(iommu.pin(one).is_err());
-    daemon.pager.unguard(ALL, false).unwrap();
+    daemon.pager.pluggable().unguard(ALL, false).unwrap();
     assert_eq!(daemon.machine.guest().read(Gfn(9)), page_of(0));
     assert!(iommu.pin(one).is_ok());
     iommu.unpin(one);
@@ -163,13 +169,13 @@ fn what_is_elsewhere_goes_with_its_block() {
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
     (0..512).for_each(|gfn| guest.write(Gfn(gfn), &page_of(gfn + 2)));
     let frames: Vec<Gfn> = (0..256).map(Gfn).collect();
-    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().frames(), 256);
-    assert!(pager.store_usage().disk_slots_used > 0);
+    assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().frames(), 256);
+    assert!(pager.residency().store_usage().disk_slots_used > 0);
     // Some are back, and keep their slots.
     (0..16).for_each(|gfn| assert_eq!(guest.read(Gfn(gfn)), page_of(gfn + 2)));
-    pager.guard(ALL).unwrap();
-    assert_eq!((daemon.resident_bytes(), pager.store_usage().disk_slots_used), (0, 0));
-    pager.unguard(ALL, false).unwrap();
+    pager.pluggable().guard(ALL).unwrap();
+    assert_eq!((daemon.resident_bytes(), pager.residency().store_usage().disk_slots_used), (0, 0));
+    pager.pluggable().unguard(ALL, false).unwrap();
     assert_eq!((guest.read(Gfn(3)), guest.read(Gfn(300))), (page_of(0), page_of(0)));
 }
 
@@ -182,7 +188,7 @@ fn only_what_is_in_memory_is_mapped_here() {
     for gfn in [5, 6, 8] {
         guest.write(Gfn(gfn), &page_of(gfn));
     }
-    assert_eq!(pager.evict(&[Gfn(5), Gfn(8)], &NothingKnown).unwrap().frames(), 2);
+    assert_eq!(pager.evictor().evict(&[Gfn(5), Gfn(8)], &NothingKnown).unwrap().frames(), 2);
     let here = |gfn| {
         let this = Process::open(std::process::id() as i32).unwrap();
         let mut status = [0];
@@ -192,17 +198,17 @@ fn only_what_is_in_memory_is_mapped_here() {
     };
     pager.ram().unmap().unwrap();
     assert!(!here(6));
-    assert!(pager.map_here(Gfn(0).huge()).unwrap());
+    assert!(pager.folios().map_here(Gfn(0).huge()).unwrap());
     assert_eq!([5, 6, 8, 511].map(here), [false, true, false, true]);
     assert!([5, 8].iter().all(|&gfn| daemon.machine.in_file(Gfn(gfn)).is_none()));
     assert_eq!([5, 8].map(|gfn| guest.read(Gfn(gfn))), [page_of(5), page_of(8)]);
     // Of frames that somebody works on nothing is known.
     pager.ram().unmap().unwrap();
     let held = pager.ledger().lock_frame(Gfn(9)).unwrap();
-    assert!(!pager.map_here(Gfn(0).huge()).unwrap() && !here(6));
+    assert!(!pager.folios().map_here(Gfn(0).huge()).unwrap() && !here(6));
     assert!(!held.abandon());
-    pager.guard(ALL).unwrap();
-    assert!(pager.map_here(Gfn(0).huge()).unwrap());
+    pager.pluggable().guard(ALL).unwrap();
+    assert!(pager.folios().map_here(Gfn(0).huge()).unwrap());
     assert_eq!((daemon.resident_bytes(), here(6)), (0, false));
 }
 
@@ -215,13 +221,13 @@ fn who_maps_the_memory_by_itself_finds_what_is_in_use() {
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
     (0..8).for_each(|gfn| guest.write(Gfn(gfn), &page_of(gfn)));
     let frames: Vec<Gfn> = (0..8).map(Gfn).collect();
-    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().frames(), 8);
+    assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().frames(), 8);
     assert_eq!(guest.read(Gfn(7)), page_of(7));
     assert!((0..2).all(|gfn| daemon.machine.in_file(Gfn(gfn)).is_none()));
-    pager.give_back_in_use().unwrap();
+    pager.returner().give_back_in_use().unwrap();
     assert!(daemon.machine.in_file(Gfn(0)).is_none(), "it reads as zero by itself");
     assert!((1..8).all(|gfn| daemon.machine.in_file(Gfn(gfn)) == Some(page_of(gfn))));
-    assert_eq!(pager.counters.saved_frames.load(SeqCst), 0);
+    assert_eq!(pager.counters().saved_frames.load(SeqCst), 0);
 }
 
 /// While the fault thread fills a guarded frame with zeros, the device plugs its memory, and
@@ -232,17 +238,17 @@ fn zeros_never_win_over_what_was_saved_meanwhile() {
     let (beside, others_came) = (Arc::default(), Arc::new(AtomicBool::new(false)));
     let daemon = Daemon::new(|_| Box::new(Beside(Arc::clone(&beside))));
     let (pager, frame) = (&daemon.pager, Gfn(5));
-    pager.guard(ALL).unwrap();
+    pager.pluggable().guard(ALL).unwrap();
     let act: Act = {
         let (pager, others_came) = (Arc::downgrade(pager), Arc::clone(&others_came));
         Box::new(move || {
             let pager = pager.upgrade().unwrap();
             // Everybody holds the words first.
-            let Some(held) = pager.hold_huge(frame.huge()) else { return };
+            let Some(held) = pager.residency().hold_huge(frame.huge()) else { return };
             held.let_go();
-            pager.unguard(ALL, true).unwrap();
+            pager.pluggable().unguard(ALL, true).unwrap();
             Machine::put(pager.ram(), frame, &page_of(7));
-            assert_eq!(pager.evict(&[frame], &NothingKnown).unwrap().saved, 1);
+            assert_eq!(pager.evictor().evict(&[frame], &NothingKnown).unwrap().saved, 1);
             others_came.store(true, SeqCst);
         })
     };
@@ -251,5 +257,5 @@ fn zeros_never_win_over_what_was_saved_meanwhile() {
     assert!(found == page_of(if others_came.load(SeqCst) { 7 } else { 0 }));
     assert_eq!(daemon.touches.take(), [(5, false)]);
     // The words are free again.
-    pager.unguard(ALL, true).unwrap();
+    pager.pluggable().unguard(ALL, true).unwrap();
 }

@@ -55,8 +55,8 @@ impl Daemon {
         let parts = Parts { disk, digest_key, ..parts };
         let pager = Arc::new(Pager::new(parts).unwrap().0);
         let digests = machine.run().join("digests");
-        pager.compare_with(Digests::open(&digests, machine.ram.end(), 1).unwrap());
-        pager.watch_all().unwrap();
+        pager.residency().compare_with(Digests::open(&digests, machine.ram.end(), 1).unwrap());
+        pager.frames().watch_all().unwrap();
         let _threads = serve(&pager, 1);
         Daemon { pager, _threads }
     }
@@ -67,7 +67,8 @@ fn evicted(machine: &Machine, image: &Image) -> Daemon {
     let daemon = Daemon::over(machine, machine.parts(), image);
     let (guest, frames) = (machine.guest(), (0..FRAMES).map(Gfn));
     frames.clone().for_each(|gfn| guest.write(gfn, &page_of(gfn.0 + 20)));
-    let evicted = daemon.pager.evict(&frames.collect::<Vec<Gfn>>(), &NothingKnown).unwrap();
+    let evicted =
+        daemon.pager.evictor().evict(&frames.collect::<Vec<Gfn>>(), &NothingKnown).unwrap();
     assert_eq!(evicted.on_disk, FRAMES);
     daemon
 }
@@ -83,14 +84,14 @@ fn check(machine: &Machine, daemon: &Daemon, image: &Image) {
     let foreign = page_of(99);
     image.put(3, foreign);
     let waiting = thread::spawn(move || asking.read(Gfn(3)));
-    let why = until("the change to be told", || daemon.pager.failure());
+    let why = until("the change to be told", || daemon.pager.faults().failure());
     assert!(why.to_string().contains("was changed by somebody else"), "{why}");
     (0..FRAMES)
         .filter(|n| *n != 3)
         .for_each(|n| assert!(guest.read(Gfn(n)) == page_of(n + 20), "frame {n}"));
     assert!(!waiting.is_finished(), "it got what somebody else wrote");
     assert_eq!(daemon.pager.ledger().content(Gfn(3)), Content::OnDisk { block: 3 });
-    assert!(daemon.pager.vacate(3..4).is_err(), "its block may not be written");
+    assert!(daemon.pager.devices().vacate(3..4).is_err(), "its block may not be written");
     assert!(daemon.pager.ram().is_hole(FrameRange::new(Gfn(3), 1)).unwrap());
     image.put(3, page_of(23));
     assert!(waiting.join().unwrap() == page_of(23));
@@ -124,15 +125,15 @@ fn nobody_else_waits_for_a_frame_that_waits() {
     image.put(3, page_of(99));
     let (guest, asking, other) = (machine.guest(), machine.guest(), Gfn(100));
     let waiting = thread::spawn(move || asking.read(Gfn(3)));
-    until("the change to be told", || daemon.pager.failure());
-    let asked = || daemon.pager.counters.retried.load(Relaxed);
+    until("the change to be told", || daemon.pager.faults().failure());
+    let asked = || daemon.pager.counters().retried.load(Relaxed);
     let before = asked();
     until("the frame to be asked for again", || {
         assert!(!is_any_parked());
         (asked() >= before + 3).then_some(())
     });
     guest.write(other, &page_of(40));
-    assert_eq!(daemon.pager.evict(&[other], &NothingKnown).unwrap().saved, 1);
+    assert_eq!(daemon.pager.evictor().evict(&[other], &NothingKnown).unwrap().saved, 1);
     assert!(guest.read(other) == page_of(40));
     image.put(3, page_of(23));
     assert!(waiting.join().unwrap() == page_of(23));

@@ -43,7 +43,7 @@ impl Judge for Asks<'_> {
 
     fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
         for &gfn in frames {
-            let refused = self.pager.pin_soon(FrameRange::new(gfn, 1), gfn.0 == 3);
+            let refused = self.pager.devices().pin_soon(FrameRange::new(gfn, 1), gfn.0 == 3);
             self.kinds.borrow_mut().push(refused.unwrap_err().kind());
         }
         vec![true; frames.len()]
@@ -63,15 +63,17 @@ fn a_device_that_asks_for_held_frames_is_told_to_ask_again() {
     frames.iter().for_each(|&gfn| guest.write(gfn, &page_of(gfn.0)));
     let judge = Asks { pager, kinds: RefCell::default() };
     // What was refused is not pinned: both go.
-    assert_eq!(pager.evict(&frames, &judge).unwrap().frames(), 2);
+    assert_eq!(pager.evictor().evict(&frames, &judge).unwrap().frames(), 2);
     assert_eq!(judge.kinds.into_inner(), [std::io::ErrorKind::TimedOut; 2]);
-    frames.iter().for_each(|&gfn| pager.pin_soon(FrameRange::new(gfn, 1), false).unwrap());
-    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().frames(), 0);
+    frames
+        .iter()
+        .for_each(|&gfn| pager.devices().pin_soon(FrameRange::new(gfn, 1), false).unwrap());
+    assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().frames(), 0);
     assert_eq!(
         frames.map(|gfn| daemon.machine.ram.is_hole(FrameRange::new(gfn, 1)).unwrap()),
         [false; 2]
     );
-    frames.iter().for_each(|&gfn| pager.unpin(FrameRange::new(gfn, 1)));
+    frames.iter().for_each(|&gfn| pager.devices().unpin(FrameRange::new(gfn, 1)));
     assert_eq!(frames.map(|gfn| guest.read(gfn)), frames.map(|gfn| page_of(gfn.0)));
 }
 
@@ -112,7 +114,7 @@ fn what_is_in_flight_stays_and_what_has_just_ended_is_saved() {
     let frames: Vec<Gfn> = (0..8).map(Gfn).collect();
     frames.iter().for_each(|&gfn| guest.write(gfn, &page_of(gfn.0 + 20)));
     let device = Device { pager, asked: RefCell::default() };
-    let evicted = pager.evict(&frames, &device).unwrap();
+    let evicted = pager.evictor().evict(&frames, &device).unwrap();
     assert_eq!((evicted.saved, evicted.in_flight), (4, 4), "{evicted:?}");
     assert_eq!(*device.asked.borrow(), frames);
     for &gfn in &frames {
@@ -139,17 +141,17 @@ fn a_frame_that_keeps_its_slot_may_be_in_flight() {
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
     let frames = [2, 3].map(Gfn);
     frames.iter().for_each(|&gfn| guest.write(gfn, &page_of(gfn.0 + 20)));
-    assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().saved, 2);
+    assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().saved, 2);
     frames.iter().for_each(|&gfn| assert_eq!(guest.read(gfn), page_of(gfn.0 + 20)));
-    until("both to be back", || (pager.counters.clean_frames.load(Relaxed) == 2).then_some(()));
+    until("both to be back", || (pager.counters().clean_frames.load(Relaxed) == 2).then_some(()));
     // The one stays; the other was written past the protection, before it was read to be saved.
     let device = Device { pager, asked: RefCell::default() };
-    let evicted = pager.evict(&frames, &device).unwrap();
+    let evicted = pager.evictor().evict(&frames, &device).unwrap();
     assert_eq!((evicted.in_flight, evicted.saved, evicted.clean), (1, 1, 0));
     let mut expected = page_of(23);
     expected[..8].copy_from_slice(&3u64.to_ne_bytes());
     assert_eq!(guest.read(Gfn(3)), expected);
-    assert_eq!(pager.evict(&[Gfn(2)], &NothingKnown).unwrap().clean, 1);
+    assert_eq!(pager.evictor().evict(&[Gfn(2)], &NothingKnown).unwrap().clean, 1);
     assert_eq!(guest.read(Gfn(2)), page_of(22));
 }
 
@@ -167,7 +169,7 @@ impl Judge for Forgets<'_> {
 
     fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
         let (guest, gfn, page) = (self.daemon.machine.guest(), frames[0], self.page);
-        let noticed = &self.daemon.pager.counters.metadata;
+        let noticed = &self.daemon.pager.counters().metadata;
         let before = noticed.load(Relaxed);
         guest.forget();
         *self.writer.borrow_mut() = Some(thread::spawn(move || guest.write(gfn, &page)));
@@ -190,10 +192,10 @@ fn a_protection_outlives_its_page_table() {
     for seed in [31, 32] {
         let (page, writer) = (page_of(seed), RefCell::default());
         let judge = Forgets { daemon: &daemon, page, writer };
-        pager.evict(&[Gfn(3)], &judge).unwrap();
+        pager.evictor().evict(&[Gfn(3)], &judge).unwrap();
         judge.writer.take().unwrap().join().unwrap();
         assert_eq!(guest.read(Gfn(3)), page);
-        assert_eq!(pager.evict(&[Gfn(3)], &NothingKnown).unwrap().saved, 1);
+        assert_eq!(pager.evictor().evict(&[Gfn(3)], &NothingKnown).unwrap().saved, 1);
         assert_eq!(guest.read(Gfn(3)), page);
     }
 }

@@ -76,15 +76,15 @@ impl Daemon {
     }
 
     fn evict(&self, frames: FrameRange) -> Evicted {
-        self.pager.evict(&frames.frames().collect::<Vec<Gfn>>(), &NothingKnown).unwrap()
+        self.pager.evictor().evict(&frames.frames().collect::<Vec<Gfn>>(), &NothingKnown).unwrap()
     }
 
     fn kept(&self) -> u64 {
-        self.pager.counters.clean_frames.load(Relaxed)
+        self.pager.counters().clean_frames.load(Relaxed)
     }
 
     fn slots(&self) -> u64 {
-        self.pager.store_usage().disk_slots_used
+        self.pager.residency().store_usage().disk_slots_used
     }
 
     fn reads(&self, gfn: Gfn, page: &Page) {
@@ -132,7 +132,7 @@ fn a_touch_that_is_a_write_keeps_the_slot_and_costs_no_second_fault() {
     // With what is there already, from the last to the first byte.
     FRAMES.frames().for_each(|gfn| daemon.write(gfn, &first_of(gfn)));
     daemon.bring_back(FRAMES);
-    assert_eq!(daemon.pager.counters.metadata.load(Relaxed), 0);
+    assert_eq!(daemon.pager.counters().metadata.load(Relaxed), 0);
     assert_eq!(daemon.kept(), FRAMES.count);
     assert_eq!(daemon.evict(FRAMES), clean(FRAMES.count));
 }
@@ -166,15 +166,15 @@ fn a_write_by_any_way_is_seen() {
     require!(available());
     let daemon = Daemon::new().with_kept(FRAMES);
     let frame = FrameRange::new(Gfn(3), 1);
-    daemon.pager.pin(frame, false).unwrap();
+    daemon.pager.devices().pin(frame, false).unwrap();
     assert_eq!(daemon.evict(frame).frames(), 0);
     Machine::put(daemon.pager.ram(), Gfn(3), &page_of(77));
-    daemon.pager.unpin(frame);
+    daemon.pager.devices().unpin(frame);
     assert_eq!(daemon.evict(frame), saved(1));
     daemon.reads(Gfn(3), &page_of(77));
     // Punched, as by a balloon.
     daemon.bring_back(FRAMES);
-    daemon.pager.ram().punch(frame).unwrap();
+    Machine::punch(daemon.pager.ram(), frame).unwrap();
     daemon.reads(Gfn(3), &page_of(0));
     assert_eq!(daemon.evict(frame), Evicted { empty: 1, ..Evicted::default() });
     assert_eq!((daemon.kept(), daemon.slots()), (FRAMES.count - 1, FRAMES.count - 1));
@@ -206,7 +206,7 @@ fn a_frame_that_is_written_meanwhile_stays_and_keeps_its_slot() {
     require!(available());
     let daemon = Daemon::new().with_kept(FRAMES);
     let frames: Vec<Gfn> = FRAMES.frames().collect();
-    let evicted = daemon.pager.evict(&frames, &Asks(&daemon.pager)).unwrap();
+    let evicted = daemon.pager.evictor().evict(&frames, &Asks(&daemon.pager)).unwrap();
     assert_eq!(evicted, Evicted { abandoned: FRAMES.count, ..Evicted::default() });
     assert_eq!((daemon.kept(), daemon.slots()), (FRAMES.count, FRAMES.count));
     assert_eq!(daemon.evict(FRAMES), clean(FRAMES.count));
@@ -217,24 +217,24 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
     require!(available());
     type Act = fn(&Daemon);
     let ways: [(&str, Act); 8] = [
-        ("given back", |daemon| assert_eq!(daemon.pager.give_back_all().unwrap(), 0)),
-        ("not to go again", |daemon| daemon.pager.trim_store(true).unwrap()),
-        ("given up", |daemon| assert_eq!(daemon.pager.give_up_kept(99), 8)),
-        ("unplugged", |daemon| daemon.pager.guard(ALL).unwrap()),
+        ("given back", |daemon| assert_eq!(daemon.pager.returner().give_back_all().unwrap(), 0)),
+        ("not to go again", |daemon| daemon.pager.evictor().trim_store(true).unwrap()),
+        ("given up", |daemon| assert_eq!(daemon.pager.residency().give_up_kept(99), 8)),
+        ("unplugged", |daemon| daemon.pager.pluggable().guard(ALL).unwrap()),
         ("in a block that is emptied", |daemon| {
-            let claim = daemon.pager.claim(Gfn(64), Gfn(0), 3).unwrap().expect("a claim");
+            let claim = daemon.pager.blocks().claim(Gfn(64), Gfn(0), 3).unwrap().expect("a claim");
             let committed = claim.commit(true, 0).expect("nobody wants it");
-            assert_eq!(daemon.pager.empty(&mut vec![committed], true).unwrap(), 8);
+            assert_eq!(daemon.pager.blocks().empty(&mut vec![committed], true).unwrap(), 8);
         }),
         ("in a block that nothing is recorded of", |daemon| {
-            let claim = daemon.pager.claim(Gfn(64), Gfn(0), 3).unwrap().expect("a claim");
+            let claim = daemon.pager.blocks().claim(Gfn(64), Gfn(0), 3).unwrap().expect("a claim");
             let committed = claim.commit(false, 0).expect("nobody wants it");
-            assert_eq!(daemon.pager.empty(&mut vec![committed], false).unwrap(), 8);
+            assert_eq!(daemon.pager.blocks().empty(&mut vec![committed], false).unwrap(), 8);
         }),
         ("in a huge frame that is emptied", |daemon| {
-            let held = daemon.pager.hold_huge(Gfn(0).huge()).expect("nobody holds it");
+            let held = daemon.pager.residency().hold_huge(Gfn(0).huge()).expect("nobody holds it");
             let Ok(held) = held.record() else { panic!("it is free") };
-            daemon.pager.empty_huge([&held].into_iter()).unwrap();
+            daemon.pager.residency().empty_huge([&held].into_iter()).unwrap();
             held.settle(false);
         }),
         ("filled with a byte", |daemon| {
@@ -264,8 +264,8 @@ fn a_frame_that_is_replaced_keeps_nothing() {
     require!(available());
     let daemon = Daemon::new().with_kept(FRAMES);
     assert_eq!(daemon.evict(FRAMES), clean(FRAMES.count));
-    daemon.pager.pin(FRAMES, true).unwrap();
-    daemon.pager.unpin(FRAMES);
+    daemon.pager.devices().pin(FRAMES, true).unwrap();
+    daemon.pager.devices().unpin(FRAMES);
     daemon.assert_none_kept();
 }
 
@@ -322,8 +322,8 @@ fn slots_are_found_wherever_they_are() {
     FRAMES.frames().for_each(|gfn| daemon.write(gfn, &first_of(gfn)));
     assert_eq!(daemon.evict(FRAMES), saved(8));
     daemon.bring_back(FRAMES);
-    assert_eq!((daemon.pager.give_up_kept(3), daemon.kept()), (3, 5));
-    assert_eq!((daemon.pager.give_up_kept(9), daemon.kept()), (5, 0));
+    assert_eq!((daemon.pager.residency().give_up_kept(3), daemon.kept()), (3, 5));
+    assert_eq!((daemon.pager.residency().give_up_kept(9), daemon.kept()), (5, 0));
     assert_eq!(daemon.slots(), others.len() as u64);
 }
 
@@ -342,7 +342,8 @@ fn a_quota_is_for_those_who_need_it() {
     assert_eq!(daemon.evict(more), saved(12));
     assert!(daemon.slots() <= 16 && daemon.kept() < 12, "{} {}", daemon.slots(), daemon.kept());
     // What needs a place and has none stays, and what has one goes.
-    let error = daemon.pager.evict(&all.frames().collect::<Vec<_>>(), &NothingKnown).unwrap_err();
+    let error =
+        daemon.pager.evictor().evict(&all.frames().collect::<Vec<_>>(), &NothingKnown).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     assert!(daemon.slots() <= 16);
     for gfn in all.frames().chain(more.frames()) {
@@ -373,16 +374,16 @@ fn gives_way_to_another(store: impl Fn(&TempDir, SwapFile) -> Box<dyn Store>) {
     let one = one.with_kept(FrameRange::new(Gfn(0), 12));
     let frames: Vec<Gfn> = FRAMES.frames().collect();
     frames.iter().for_each(|&gfn| other.write(gfn, &first_of(gfn)));
-    let evict = || other.pager.evict(&frames, &NothingKnown);
+    let evict = || other.pager.evictor().evict(&frames, &NothingKnown);
     assert_eq!(evict().unwrap_err().kind(), io::ErrorKind::StorageFull);
     assert_eq!(one.kept(), 12);
-    one.pager.trim_store(false).unwrap();
+    one.pager.evictor().trim_store(false).unwrap();
     one.assert_none_kept();
     evict().unwrap();
     assert_eq!(other.slots(), FRAMES.count);
     // It is told of once.
     let one = one.with_kept(FrameRange::new(Gfn(0), 4));
-    one.pager.trim_store(false).unwrap();
+    one.pager.evictor().trim_store(false).unwrap();
     assert_eq!(one.kept(), 4);
     FRAMES.frames().for_each(|gfn| other.reads(gfn, &first_of(gfn)));
 }
@@ -401,13 +402,13 @@ fn no_slot_in_memory_is_kept() {
         daemon.write(gfn, &page);
     }
     assert_eq!(daemon.evict(FRAMES), saved(8));
-    assert_eq!(daemon.pager.store_usage().compressed_pages, 8);
+    assert_eq!(daemon.pager.residency().store_usage().compressed_pages, 8);
     daemon.bring_back(FRAMES);
     daemon.assert_none_kept();
-    assert_eq!(daemon.pager.store_usage().compressed_pages, 0);
+    assert_eq!(daemon.pager.residency().store_usage().compressed_pages, 0);
     assert_eq!(daemon.evict(FRAMES), saved(8));
-    daemon.pager.limit_store_memory(0);
-    while daemon.pager.write_back().unwrap() > 0 {}
+    daemon.pager.residency().limit_store_memory(0);
+    while daemon.pager.evictor().write_back().unwrap() > 0 {}
     assert_eq!(daemon.slots(), 8);
     daemon.bring_back(FRAMES);
     assert_eq!(daemon.evict(FRAMES), clean(8));
@@ -444,9 +445,9 @@ fn what_is_kept_makes_room_for_what_moves_to_the_disk() {
     };
     FRAMES.frames().for_each(|gfn| daemon.write(gfn, &small(gfn)));
     assert_eq!(daemon.evict(FRAMES), saved(8));
-    daemon.pager.limit_store_memory(0);
-    while daemon.pager.write_back().unwrap() > 0 {}
-    assert_eq!(daemon.pager.store_usage().compressed_pages, 0);
+    daemon.pager.residency().limit_store_memory(0);
+    while daemon.pager.evictor().write_back().unwrap() > 0 {}
+    assert_eq!(daemon.pager.residency().store_usage().compressed_pages, 0);
     FRAMES.frames().for_each(|gfn| daemon.reads(gfn, &small(gfn)));
 }
 
@@ -475,7 +476,7 @@ fn frames_in_huge_pages_keep_their_slots_too() {
             vec![false; frames.len()]
         }
     }
-    let evicted = daemon.pager.evict(&ALL.frames().collect::<Vec<_>>(), &NotOne).unwrap();
+    let evicted = daemon.pager.evictor().evict(&ALL.frames().collect::<Vec<_>>(), &NotOne).unwrap();
     assert_eq!((evicted.frames(), evicted.in_flight, daemon.kept()), (0, 1, 512));
     daemon.bring_back(ALL);
     daemon.reads(Gfn(9), &page_of(10));
@@ -514,10 +515,10 @@ fn a_daemons_death_frees_what_no_word_names() {
         let mut parts = machine.parts_left();
         parts.ledger.recover(|_, _| ());
         let next = Pager::new(parts).unwrap().0;
-        next.settle().unwrap();
+        next.returner().settle().unwrap();
         assert_eq!(next.ledger().runs().count(), 0);
-        assert_eq!(next.store_usage().disk_slots_used, 0);
-        next.unprotect(FrameRange::new(Gfn(0), 512)).unwrap();
+        assert_eq!(next.residency().store_usage().disk_slots_used, 0);
+        next.frames().unprotect(FrameRange::new(Gfn(0), 512)).unwrap();
         let guest = machine.guest();
         for gfn in FRAMES.frames() {
             let page = if at_work && gfn.0 == 2 { page_of(77) } else { first_of(gfn) };
@@ -538,21 +539,21 @@ fn what_an_older_daemon_called_clean_is_plain_memory() {
     }
     machine.uffd().protect(pager.ram().hva_range(FRAMES).unwrap()).unwrap();
     // The VMM has punched one, as a balloon does.
-    pager.ram().punch(FrameRange::new(Gfn(7), 1)).unwrap();
+    Machine::punch(pager.ram(), FrameRange::new(Gfn(7), 1)).unwrap();
     drop(pager);
     let mut parts = machine.parts_left();
     parts.ledger.recover(|_, _| ());
     let next = Pager::new(parts).unwrap().0;
-    next.settle().unwrap();
+    next.returner().settle().unwrap();
     assert_eq!(next.ledger().runs().count(), 0);
     // Nobody serves faults: a protection that was left would hang this.
     let guest = machine.guest();
     FRAMES.frames().take(7).for_each(|gfn| guest.write(gfn, &page_of(77)));
     let next = Arc::new(next);
-    next.watch_all().unwrap();
+    next.frames().watch_all().unwrap();
     let _threads = serve(&next, 1);
     assert!(guest.read(Gfn(7)) == page_of(0) && guest.read(Gfn(6)) == page_of(77));
     let frames: Vec<Gfn> = FRAMES.frames().collect();
-    assert_eq!(next.evict(&frames, &NothingKnown).unwrap().saved, 7);
-    assert_eq!(next.store_usage().disk_slots_used, 7);
+    assert_eq!(next.evictor().evict(&frames, &NothingKnown).unwrap().saved, 7);
+    assert_eq!(next.residency().store_usage().disk_slots_used, 7);
 }

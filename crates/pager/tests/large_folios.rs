@@ -75,15 +75,15 @@ fn a_pin_on_a_hole_brings_no_huge_page() {
     let (pager, frame) = (&daemon.pager, FrameRange::new(Gfn(7), 1));
     daemon.fill();
     let all: Vec<Gfn> = ALL.frames().collect();
-    assert_eq!(pager.evict(&all, &NothingKnown).unwrap().frames(), 512);
+    assert_eq!(pager.evictor().evict(&all, &NothingKnown).unwrap().frames(), 512);
     assert!(daemon.machine.guest().read(frame.start) == page(Gfn(7)));
     // It, and those that came with it.
     let back: Vec<Gfn> =
         ALL.frames().filter(|gfn| daemon.machine.in_file(*gfn).is_some()).collect();
-    back.iter().for_each(|gfn| pager.ram().punch(FrameRange::new(*gfn, 1)).unwrap());
-    pager.pin(frame, true).unwrap();
+    back.iter().for_each(|gfn| Machine::punch(pager.ram(), FrameRange::new(*gfn, 1)).unwrap());
+    pager.devices().pin(frame, true).unwrap();
     Machine::put(pager.ram(), frame.start, &page(Gfn(7)));
-    pager.unpin(frame);
+    pager.devices().unpin(frame);
     let punched: Vec<Gfn> = back.into_iter().filter(|gfn| *gfn != frame.start).collect();
     assert!(punched.len() < 256 && daemon.wrong() == punched);
 }
@@ -120,7 +120,7 @@ fn in_use(daemon: &Daemon, gfn: Gfn) -> (PipeReader, PipeWriter) {
 fn evict_half(daemon: &Daemon) {
     let mut gone = 0;
     for _ in 0..ATTEMPTS {
-        gone += daemon.pager.evict(&half(), &NothingKnown).unwrap().frames();
+        gone += daemon.pager.evictor().evict(&half(), &NothingKnown).unwrap().frames();
         if gone == 256 {
             return;
         }
@@ -131,9 +131,9 @@ fn evict_half(daemon: &Daemon) {
 
 /// Frames that lie in one large folio with one in use stay until that use has ended.
 fn parts_go_once_they_can(daemon: &Daemon, frames_in_use: u64) {
-    daemon.pager.mind_large_folios(Process::own().unwrap()).unwrap();
+    daemon.pager.folios().mind_large_folios(Process::own().unwrap()).unwrap();
     let used = in_use(daemon, Gfn(0));
-    let evict = || daemon.pager.evict(&half(), &NothingKnown).unwrap().frames();
+    let evict = || daemon.pager.evictor().evict(&half(), &NothingKnown).unwrap().frames();
     assert_eq!(evict(), 256 - frames_in_use / 2);
     assert_eq!(daemon.wrong(), []);
     drop(used);
@@ -173,10 +173,10 @@ fn what_cannot_be_split_goes_with_its_whole_huge_frame() {
     let setting = available(HostSetting::shared_huge_pages());
     require!(setting.as_ref());
     let daemon = in_large_folios();
-    daemon.pager.mind_large_folios(Process::own().unwrap()).unwrap();
+    daemon.pager.folios().mind_large_folios(Process::own().unwrap()).unwrap();
     let _used = in_use(&daemon, Gfn(0));
     let all: Vec<Gfn> = ALL.frames().collect();
-    assert_eq!(daemon.pager.evict(&all, &NothingKnown).unwrap().frames(), 512);
+    assert_eq!(daemon.pager.evictor().evict(&all, &NothingKnown).unwrap().frames(), 512);
     assert_eq!(daemon.wrong(), []);
     // What came back did so in small pages.
     evict_half(&daemon);
@@ -190,11 +190,13 @@ fn frames_between_holes_go_one_by_one() {
     let setting = available(HostSetting::shared_huge_pages());
     require!(setting.as_ref());
     let daemon = in_large_folios();
-    daemon.pager.mind_large_folios(Process::own().unwrap()).unwrap();
-    half().iter().for_each(|gfn| daemon.pager.ram().punch(FrameRange::new(*gfn, 1)).unwrap());
-    daemon.pager.pin(FrameRange::new(Gfn(0), 1), false).unwrap();
+    daemon.pager.folios().mind_large_folios(Process::own().unwrap()).unwrap();
+    half()
+        .iter()
+        .for_each(|gfn| Machine::punch(daemon.pager.ram(), FrameRange::new(*gfn, 1)).unwrap());
+    daemon.pager.devices().pin(FrameRange::new(Gfn(0), 1), false).unwrap();
     let all: Vec<Gfn> = ALL.frames().collect();
-    assert_eq!(daemon.pager.evict(&all, &NothingKnown).unwrap().frames(), 511);
+    assert_eq!(daemon.pager.evictor().evict(&all, &NothingKnown).unwrap().frames(), 511);
 }
 
 /// A VM of huge pages, whose memory is in a huge page.
@@ -203,7 +205,7 @@ fn in_a_huge_page() -> Daemon {
     machine.allow_huge_pages(true);
     let daemon = Daemon::new(machine, Grain::Huge);
     daemon.fill();
-    daemon.pager.mind_large_folios(Process::own().unwrap()).unwrap();
+    daemon.pager.folios().mind_large_folios(Process::own().unwrap()).unwrap();
     daemon
 }
 
@@ -214,15 +216,19 @@ fn what_is_broken_up_goes_frame_by_frame() {
     require!(setting.as_ref());
     let daemon = in_a_huge_page();
     let (pager, huge) = (&daemon.pager, HugeFrame(0));
-    assert_eq!(pager.evict(&half(), &NothingKnown).unwrap().frames(), 0, "whole or not at all");
-    assert!(pager.can_break_up(huge) && pager.grain_of(huge) == Grain::Huge);
+    assert_eq!(
+        pager.evictor().evict(&half(), &NothingKnown).unwrap().frames(),
+        0,
+        "whole or not at all"
+    );
+    assert!(pager.folios().can_break_up(huge) && pager.folios().grain_of(huge) == Grain::Huge);
     let used = in_use(&daemon, Gfn(0));
     // The VMM's part, which is this process's.
     daemon.machine.allow_huge_pages(false);
     pager.ram().use_small_pages(huge).unwrap();
-    (0..2).for_each(|_| pager.break_up(huge).unwrap());
-    assert_eq!(pager.grain_of(huge), Grain::Frame);
-    let gone = pager.evict(&half(), &NothingKnown).unwrap().frames();
+    (0..2).for_each(|_| pager.folios().break_up(huge).unwrap());
+    assert_eq!(pager.folios().grain_of(huge), Grain::Frame);
+    let gone = pager.evictor().evict(&half(), &NothingKnown).unwrap().frames();
     assert_eq!(gone, 0, "it cannot be split as long as somebody uses it");
     drop(used);
     evict_half(&daemon);
@@ -231,7 +237,7 @@ fn what_is_broken_up_goes_frame_by_frame() {
     let all: Vec<Gfn> = ALL.frames().collect();
     let mut gone = 0;
     while gone < 512 {
-        gone += pager.evict(&all, &NothingKnown).unwrap().frames();
+        gone += pager.evictor().evict(&all, &NothingKnown).unwrap().frames();
     }
     evict_half_of_what_comes_back(&daemon);
 }
@@ -251,9 +257,9 @@ fn nothing_stays_broken_up_where_memory_is_mapped_anew() {
     let setting = available(HostSetting::shared_huge_pages());
     require!(setting.as_ref());
     let daemon = in_a_huge_page();
-    daemon.pager.break_up(HugeFrame(0)).unwrap();
-    daemon.pager.give_back_all().unwrap();
-    assert_eq!(daemon.pager.grain_of(HugeFrame(0)), Grain::Huge);
+    daemon.pager.folios().break_up(HugeFrame(0)).unwrap();
+    daemon.pager.returner().give_back_all().unwrap();
+    assert_eq!(daemon.pager.folios().grain_of(HugeFrame(0)), Grain::Huge);
 }
 
 #[test]
@@ -261,10 +267,10 @@ fn nothing_is_broken_up_where_nobody_tells_large_folios() {
     let setting = available(HostSetting::shared_huge_pages());
     require!(setting.as_ref());
     let daemon = Daemon::new(Machine::new(), Grain::Huge);
-    assert!(!daemon.pager.can_break_up(HugeFrame(0)));
-    let error = daemon.pager.break_up(HugeFrame(0)).unwrap_err();
+    assert!(!daemon.pager.folios().can_break_up(HugeFrame(0)));
+    let error = daemon.pager.folios().break_up(HugeFrame(0)).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
-    assert_eq!(daemon.pager.grain_of(HugeFrame(0)), Grain::Huge);
+    assert_eq!(daemon.pager.folios().grain_of(HugeFrame(0)), Grain::Huge);
 }
 
 /// The control, and the net below: nobody looks for large folios, and what the kernel leaves as
@@ -276,7 +282,7 @@ fn a_part_that_became_zeros_is_put_back() {
     require!(setting.as_ref());
     let daemon = in_large_folios();
     let _used = in_use(&daemon, Gfn(0));
-    let error = daemon.pager.evict(&half(), &NothingKnown).unwrap_err();
+    let error = daemon.pager.evictor().evict(&half(), &NothingKnown).unwrap_err();
     assert!(error.to_string().contains("large folio"), "{error}");
     assert_eq!(daemon.wrong(), []);
 }

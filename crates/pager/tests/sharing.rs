@@ -80,7 +80,7 @@ impl IoMapping for Beside {
         {
             let (pager, judge) = (Arc::clone(pager), Arc::clone(evictor));
             let evict = move || {
-                pager.evict(&[TOUCHED], &*judge).unwrap();
+                pager.evictor().evict(&[TOUCHED], &*judge).unwrap();
             };
             *evictor.thread.lock().unwrap() = Some(thread::spawn(evict));
             until("a look", || evictor.has_looked.load(SeqCst).then_some(()));
@@ -99,11 +99,11 @@ fn its_protection_ends_before_its_word_is_free() {
     let evictor = Arc::new(Evictor::default());
     let devices = Box::new(Beside(Arc::clone(&evictor)));
     let pager = watching(Parts { devices, ..machine.parts() });
-    pager.share(Some(Arc::new(Soft)));
+    pager.installer().share(Some(Arc::new(Soft)));
     let _threads = serve(&pager, 1);
-    let held = pager.hold_huge(TOUCHED.huge()).expect("nobody else works on it");
+    let held = pager.residency().hold_huge(TOUCHED.huge()).expect("nobody else works on it");
     let held = held.record().ok().expect("no device uses it");
-    pager.empty_huge([&held].into_iter()).unwrap();
+    pager.residency().empty_huge([&held].into_iter()).unwrap();
     held.settle(false);
     assert!(evictor.pager.set(Arc::clone(&pager)).is_ok());
     let guest = machine.guest();
@@ -115,6 +115,6 @@ fn its_protection_ends_before_its_word_is_free() {
         thread.join().unwrap();
     }
     assert!(guest.read(TOUCHED) == page_of(7));
-    assert_eq!(pager.evict(&[TOUCHED], &*evictor).unwrap().saved, 1);
+    assert_eq!(pager.evictor().evict(&[TOUCHED], &*evictor).unwrap().saved, 1);
     assert!(guest.read(TOUCHED) == page_of(7));
 }

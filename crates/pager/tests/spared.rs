@@ -25,8 +25,8 @@ const POISON: Page = [0xaa; 4096];
 
 /// The guest may have been reset between the record and the punch.
 fn spare(pager: &Arc<Pager>) {
-    let claim = pager.claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
-    pager.spare(vec![claim.commit(true, 0).expect("nobody wants it")]);
+    let claim = pager.blocks().claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
+    pager.blocks().spare(vec![claim.commit(true, 0).expect("nobody wants it")]);
 }
 
 #[test]
@@ -39,9 +39,9 @@ fn what_is_spared_can_be_evicted_like_anything_else() {
         let pager = watching(machine.parts());
         spare(&pager);
         assert_eq!(pager.ledger().runs().count(), 0);
-        assert_eq!(pager.counters.emptied_frames.load(Relaxed), 0);
+        assert_eq!(pager.counters().emptied_frames.load(Relaxed), 0);
         let frames: Vec<Gfn> = ALL.frames().collect();
-        assert_eq!(pager.evict(&frames, &NothingKnown).unwrap().saved, ALL.count);
+        assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().saved, ALL.count);
         let _threads = serve(&pager, 1);
         let guest = machine.guest();
         assert!(ALL.frames().all(|gfn| guest.read(gfn) == page_of(gfn.0 + 2)));
@@ -55,11 +55,11 @@ fn what_was_empty_of_it_stays_so() {
     machine.ram.populate(ALL).unwrap();
     Machine::put(&machine.ram, POISONED, &POISON);
     let pager = watching(machine.parts());
-    assert_eq!(pager.evict(&[POISONED], &NothingKnown).unwrap().empty, 1);
+    assert_eq!(pager.evictor().evict(&[POISONED], &NothingKnown).unwrap().empty, 1);
     spare(&pager);
     let empty = Content::Empty { fill: POISON[0], hard: false };
     assert!(pager.ledger().runs().eq([(FrameRange::new(POISONED, 1), empty)]));
-    assert_eq!(pager.counters.emptied_frames.load(Relaxed), 1);
+    assert_eq!(pager.counters().emptied_frames.load(Relaxed), 1);
     let _threads = serve(&pager, 1);
     assert!(machine.guest().read(POISONED) == POISON);
 }

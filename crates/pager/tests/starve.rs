@@ -127,7 +127,7 @@ impl Vm {
 
     fn evict(&self, frames: std::ops::Range<u64>) {
         let frames: Vec<Gfn> = frames.map(Gfn).collect();
-        assert_eq!(self.pager.evict(&frames, &NothingKnown).unwrap().saved, HALF);
+        assert_eq!(self.pager.evictor().evict(&frames, &NothingKnown).unwrap().saved, HALF);
     }
 
     fn check(&self, n: u64) {
@@ -148,11 +148,11 @@ fn a_fault_waits_for_little_of_what_another_vm_wants_at_once() {
         scope.spawn(|| victim.check(0));
         until("the victim's first read", || (disk.of(1, Kind::Read) == 1).then_some(()));
         // All at once: more faults than there are threads, and what is to go.
-        let before = storm.pager.counters.missing.load(Relaxed);
+        let before = storm.pager.counters().missing.load(Relaxed);
         (0..8).for_each(|part| drop(scope.spawn(move || storm.check(part * HALF / 8))));
         scope.spawn(|| storm.evict(HALF..2 * HALF));
         until("the storm", || {
-            let taken = storm.pager.counters.missing.load(Relaxed) - before;
+            let taken = storm.pager.counters().missing.load(Relaxed) - before;
             let all = taken == REFILL_THREADS as u64 && disk.of(0, Kind::Write) == 1;
             (all && disk.of(0, Kind::Read) >= 2).then_some(())
         });

@@ -42,7 +42,7 @@ impl Daemon {
         let mut parts = machine.parts_left();
         parts.ledger.recover(|frames, content| panic!("{frames:?} is held: {content:?}"));
         let daemon = Daemon::over(machine, parts);
-        daemon.pager.settle().unwrap();
+        daemon.pager.returner().settle().unwrap();
         daemon
     }
 
@@ -56,10 +56,11 @@ impl Daemon {
     /// The frames that the host gets of the block.
     fn empty(&self) -> u64 {
         // The thread that let the guest's write through may have the word a little longer.
-        let claim =
-            vmtest::until("a claim", || self.pager.claim(METADATA, BLOCK.start, ORDER).unwrap());
+        let claim = vmtest::until("a claim", || {
+            self.pager.blocks().claim(METADATA, BLOCK.start, ORDER).unwrap()
+        });
         let mut blocks = vec![claim.commit(true, 0).expect("nobody wants it")];
-        self.pager.empty(&mut blocks, true).unwrap()
+        self.pager.blocks().empty(&mut blocks, true).unwrap()
     }
 
     fn may_use(&self, frames: FrameRange) -> bool {
@@ -107,7 +108,7 @@ fn a_block_in_a_devices_hands_stays() {
     assert!(daemon.may_use(BLOCK));
     machine.guest().write(METADATA, &page_of(2));
     assert_eq!(machine.guest().read(Gfn(70)), page_of(5));
-    assert!(daemon.pager.evict(&[Gfn(70)], &NothingKnown).is_err());
+    assert!(daemon.pager.evictor().evict(&[Gfn(70)], &NothingKnown).is_err());
     assert_eq!(daemon.pager.ledger().content(Gfn(70)), Content::Resident);
     daemon.iommu.unpin(one(70));
     assert_eq!(daemon.empty(), BLOCK.count);
@@ -122,7 +123,7 @@ fn a_block_that_a_device_used_is_taken_when_it_is_free() {
     daemon.iommu.pin(one(70)).unwrap();
     assert_eq!(daemon.empty(), 0);
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
-    assert_eq!(daemon.pager.counters.emptied_frames.load(Relaxed), 0);
+    assert_eq!(daemon.pager.counters().emptied_frames.load(Relaxed), 0);
     daemon.iommu.unpin(one(70));
     assert_eq!(daemon.empty(), BLOCK.count);
 }
@@ -133,7 +134,7 @@ fn what_others_took_is_not_mapped_when_it_is_touched() {
     require!(available());
     let machine = Machine::new();
     let daemon = Daemon::take(&machine);
-    machine.ram.punch(one(70)).unwrap();
+    Machine::punch(&machine.ram, one(70)).unwrap();
     assert!(!daemon.may_use(one(70)));
     machine.guest().write(Gfn(70), &page_of(5));
     assert!(!daemon.may_use(one(70)) && daemon.may_use(one(71)));
@@ -154,6 +155,6 @@ fn the_next_daemon_knows_what_is_mapped() {
     let daemon = Daemon::adopt(&machine);
     assert!(daemon.may_use(one(63)) && daemon.may_use(one(70)));
     assert!(!daemon.may_use(one(69)) && !daemon.may_use(one(71)));
-    daemon.pager.give_back_all().unwrap();
+    daemon.pager.returner().give_back_all().unwrap();
     assert!(daemon.may_use(FrameRange::new(Gfn(0), 512)));
 }

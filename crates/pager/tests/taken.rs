@@ -23,7 +23,7 @@ const TAKEN: Content = Content::Empty { fill: 0, hard: true };
 fn dies(machine: &Machine, more: impl FnOnce(&Pager, &HeldHuge<'_>)) {
     machine.ram.populate(ALL).unwrap();
     let pager = watching(machine.parts());
-    let held = pager.hold_huge(Gfn(0).huge()).expect("nobody else works on it");
+    let held = pager.residency().hold_huge(Gfn(0).huge()).expect("nobody else works on it");
     let held = held.record().ok().expect("nobody uses it");
     more(&pager, &held);
     std::mem::forget(held);
@@ -43,14 +43,16 @@ impl Next {
         assert_eq!(held, [(ALL, TAKEN)]);
         let iommu = Arc::new(SoftIommu::new(&machine.ram));
         let pager = watching(Parts { devices: Box::new(Arc::clone(&iommu)), ..parts });
-        held.iter().for_each(|(frames, content)| pager.settle_held(*frames, *content).unwrap());
-        pager.settle().unwrap();
+        held.iter().for_each(|(frames, content)| {
+            pager.residency().settle_held(*frames, *content).unwrap()
+        });
+        pager.returner().settle().unwrap();
         let _threads = serve(&pager, 0);
         Next { pager, iommu, _threads }
     }
 
     fn emptied(&self) -> u64 {
-        self.pager.counters.emptied_frames.load(Relaxed)
+        self.pager.counters().emptied_frames.load(Relaxed)
     }
 }
 
@@ -77,7 +79,7 @@ fn what_a_guest_wrote_after_its_reset_stays() {
 fn what_a_guest_wrote_of_what_was_emptied_stays() {
     require!(available());
     let machine = Machine::new();
-    dies(&machine, |pager, held| pager.empty_huge([held].into_iter()).unwrap());
+    dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
     // As where the daemon dies while it serves a touch of it.
     Machine::put(&machine.ram, Gfn(9), &page_of(9));
     let next = Next::adopt(&machine);
@@ -92,7 +94,7 @@ fn what_a_guest_wrote_of_what_was_emptied_stays() {
 fn what_was_emptied_stays_so() {
     require!(available());
     let machine = Machine::new();
-    dies(&machine, |pager, held| pager.empty_huge([held].into_iter()).unwrap());
+    dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
     let next = Next::adopt(&machine);
     assert!(next.pager.ledger().runs().eq([(ALL, TAKEN)]));
     assert_eq!(next.emptied(), 512);
@@ -108,7 +110,7 @@ fn what_had_its_memory_back_stays() {
     require!(available());
     let machine = Machine::new();
     dies(&machine, |pager, held| {
-        pager.empty_huge([held].into_iter()).unwrap();
+        pager.residency().empty_huge([held].into_iter()).unwrap();
         pager.ram().populate(ALL).unwrap();
     });
     machine.guest().write(Gfn(9), &page_of(9));

@@ -160,11 +160,11 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         }
         let (mut committed, watched) = self.look_again(claims);
         if !(self.still_runs)() {
-            self.pager.spare(committed);
+            self.pager.blocks().spare(committed);
             return Err(Stop::Unknown);
         }
         let blocks = committed.len() as u64;
-        let frames = self.pager.empty(&mut committed, self.order.mode == Mode::Strict)?;
+        let frames = self.pager.blocks().empty(&mut committed, self.order.mode == Mode::Strict)?;
         self.taken.bytes += frames * FRAME_BYTES;
         self.taken.blocks += blocks;
         Ok(watched.and(result)?)
@@ -181,7 +181,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             self.taken.already_empty += 1;
             return Ok(None);
         }
-        let claim = self.pager.claim(metadata, block.head, block.order)?;
+        let claim = self.pager.blocks().claim(metadata, block.head, block.order)?;
         self.taken.already_empty += u64::from(claim.is_none());
         Ok(claim)
     }
@@ -189,7 +189,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     /// Has all first touches come to the pager, once a pass.
     fn watch(&mut self) -> io::Result<()> {
         if !self.is_watched {
-            self.pager.watch_all()?;
+            self.pager.frames().watch_all()?;
             self.is_watched = true;
         }
         Ok(())
@@ -245,7 +245,9 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             false => Some(0),
             // A part of a huge page may be zeroed where it is instead of
             // punched; the guest would find zeros in place of its poison.
-            true if block.count < FRAMES_PER_HUGE && self.pager.grain() == Grain::Huge => None,
+            true if block.count < FRAMES_PER_HUGE && self.pager.folios().grain() == Grain::Huge => {
+                None
+            }
             true => block
                 .frames()
                 .all(|gfn| self.is_filled(FrameRange::new(gfn, 1)))

@@ -52,7 +52,7 @@ impl Pages {
         if let Mapped::Here(pager) = &self.mapped {
             for part in frames.by_huge() {
                 // What cannot be mapped now is left for the next time.
-                if let Err(error) = pager.map_here(part.start.huge()) {
+                if let Err(error) = pager.folios().map_here(part.start.huge()) {
                     tracing::debug!("mapping {part:?}: {error}");
                 }
             }

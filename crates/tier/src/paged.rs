@@ -59,8 +59,8 @@ impl Tier for Memory {
                 None => Outcome::Nothing,
                 Some(_) => {
                     let frame = FrameRange::new(gfn, 1);
-                    self.pager.pin(frame, false).map_err(failed(Kind::Dram))?;
-                    self.pager.unpin(frame);
+                    self.pager.devices().pin(frame, false).map_err(failed(Kind::Dram))?;
+                    self.pager.devices().unpin(frame);
                     Outcome::Moved
                 }
             });
@@ -97,7 +97,7 @@ impl Tier for Stored {
         let mut sorted = frames.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
-        let is_full = match self.pager.evict(&sorted, &*self.judge) {
+        let is_full = match self.pager.evictor().evict(&sorted, &*self.judge) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => true,
             result => result.map(|_| false).map_err(failed(self.kind.clone()))?,
         };

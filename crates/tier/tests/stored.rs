@@ -73,7 +73,7 @@ impl Machine {
         let digest_key = Arc::new(DigestKey::random().unwrap());
         let parts = Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
         let (pager, _) = Pager::new(parts).unwrap();
-        pager.watch_all().unwrap();
+        pager.frames().watch_all().unwrap();
         let pager = Arc::new(pager);
         let own = Process::open(std::process::id() as i32).unwrap();
         let vmm = own.as_fd().try_clone_to_owned().unwrap();
@@ -227,11 +227,11 @@ fn pages_that_a_request_uses_wait() {
     let Some(machine) = machine(with_file(FRAMES)) else { return };
     let (_, file) = machine.tiers(Kind::File("/swap".into()));
     let used = FrameRange::new(Gfn(5), 2);
-    machine.pager.pin(used, false).unwrap();
+    machine.pager.devices().pin(used, false).unwrap();
     let frames: Vec<Gfn> = (4..8).map(Gfn).collect();
     let (moved, waits) = (Outcome::Moved, Outcome::InUse);
     assert_eq!(file.bring(&frames).unwrap(), [moved, waits, waits, moved]);
-    machine.pager.unpin(used);
+    machine.pager.devices().unpin(used);
     assert!(file.bring(&frames).unwrap().iter().all(|outcome| outcome.is_here()));
     assert_eq!(machine.wrong_words(), 0);
 }

@@ -23,4 +23,4 @@ pub mod unplugged;
 
 pub use dial::dial;
 pub use qmp::Qmp;
-pub use ram::{Ram, Region};
+pub use ram::{Puncher, Ram, Region};

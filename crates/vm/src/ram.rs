@@ -3,6 +3,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 
@@ -98,6 +99,26 @@ pub struct Ram {
     files: Vec<Backing>,
     /// For each file whether it is gone.
     gone: Vec<AtomicBool>,
+}
+
+/// Gives RAM's memory to the host; who has only the RAM cannot. What is in it must be on record
+/// elsewhere before.
+pub struct Puncher(Arc<Ram>);
+
+impl Puncher {
+    /// Of this RAM. Its pager makes one, and nobody else.
+    pub fn new(ram: Arc<Ram>) -> Puncher {
+        Puncher(ram)
+    }
+
+    /// Gives the range's memory to the host; it reads as zero from then on.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the range is not in one region; as fallocate(2).
+    pub fn punch(&self, frames: FrameRange) -> io::Result<()> {
+        let (backing, offset) = self.0.backing(frames)?;
+        backing.file.punch(offset, frames.bytes())
+    }
 }
 
 /// The regions overlap, or leave their files.
@@ -255,15 +276,6 @@ impl Ram {
         let place = self.range(frames).ok_or(io::ErrorKind::InvalidInput)?;
         let backing = self.files.get(place.file).ok_or(io::ErrorKind::InvalidInput)?;
         Ok((backing, place.offset))
-    }
-
-    /// Gives the range's memory to the host; it reads as zero from then on.
-    ///
-    /// # Errors
-    /// `InvalidInput`: the range is not in one region; as fallocate(2).
-    pub fn punch(&self, frames: FrameRange) -> io::Result<()> {
-        let (backing, offset) = self.backing(frames)?;
-        backing.file.punch(offset, frames.bytes())
     }
 
     /// Puts memory behind the range, zeros where there was none.
@@ -492,7 +504,7 @@ impl Ram {
 mod tests {
     use super::*;
 
-    fn two_regions() -> Ram {
+    fn two_regions() -> Arc<Ram> {
         let file = RamFile::create("ram-test", 4 << 20).unwrap();
         let mapping = Mapping::new(&file, 0, 4 << 20).unwrap();
         let region = |gpa, hva, offset| Region {
@@ -503,7 +515,7 @@ mod tests {
             offset,
         };
         let regions = vec![region(4 << 30, 0x9000_0000, 2 << 20), region(0, 0x7000_0000, 0)];
-        Ram::new(regions, vec![Backing { file, mapping }]).unwrap()
+        Arc::new(Ram::new(regions, vec![Backing { file, mapping }]).unwrap())
     }
 
     #[test]
@@ -527,7 +539,7 @@ mod tests {
         assert_eq!(ram.word(Gpa(4 << 30)), Some(0));
         assert!(ram.is_full(frames).unwrap());
         assert!(!ram.is_full(FrameRange::new(Gfn(1 << 20), 3)).unwrap());
-        ram.punch(frames).unwrap();
+        Puncher::new(Arc::clone(&ram)).punch(frames).unwrap();
         assert!(ram.is_hole(frames).unwrap());
         assert_eq!(ram.next_populated(Gpa(0)), None);
     }
@@ -547,13 +559,15 @@ mod tests {
             offset: 0,
         };
         let regions = vec![region(0, 0x7000_0000, 0), region(4 << 30, 0x9000_0000, 1)];
-        let ram = Ram::new(regions, vec![backing("stays"), backing("goes")]).unwrap();
+        let ram = Arc::new(Ram::new(regions, vec![backing("stays"), backing("goes")]).unwrap());
         let (end, frames) = (ram.end(), FrameRange::new(Gfn(1 << 20), 2));
         ram.populate(frames).unwrap();
         ram.set_gone(1);
         assert_eq!((ram.place(Gpa(4 << 30)), ram.gpa(Hva(0x9000_0000))), (None, None));
         assert_eq!((ram.clip(frames), ram.here(frames.start)), (None, None));
-        assert!(ram.punch(frames).is_err() && ram.is_hole(frames).is_err());
+        assert!(
+            Puncher::new(Arc::clone(&ram)).punch(frames).is_err() && ram.is_hole(frames).is_err()
+        );
         assert_eq!((ram.bytes(), ram.first_bytes(), ram.end()), (2 << 20, 4 << 20, end));
         assert_eq!((ram.regions().count(), ram.regions_in(1).count()), (1, 1));
         assert_eq!((ram.next_populated(Gpa(0)), ram.resident_bytes().unwrap()), (None, 0));

@@ -58,7 +58,8 @@ impl Tracked {
         let faults = FaultThread::start(Arc::clone(&pager), ended, |_| ()).expect("a thread");
         let guest = Guest::inspect(&pager.view(), &[]).expect("the guest is trusted");
         let metadata = guest.memmap().runs().iter().map(Run::metadata_frames);
-        metadata.for_each(|frames| pager.watch_writes(frames).expect("metadata is watched"));
+        metadata
+            .for_each(|frames| pager.frames().watch_writes(frames).expect("metadata is watched"));
         let roots = std::cell::RefCell::default();
         Tracked { guest, roots, _faults: faults, _restored: restored, pager, _directory: directory }
     }

@@ -101,7 +101,7 @@ impl Ebb {
             disk: Box::new(NoDisk),
             digest_key: Arc::new(DigestKey::random()?),
         })?;
-        pager.watch_all()?;
+        pager.frames().watch_all()?;
         let pager = Arc::new(pager);
         let me = Process::open(std::process::id() as i32)?.as_fd().try_clone_to_owned()?;
         let faults = FaultThread::start(pager.clone(), me, |why| {
@@ -121,7 +121,7 @@ impl Ebb {
     /// The fault thread may still hold the word of a fault that it just served.
     fn take(&self, block: &Block) -> Option<Committed<'_>> {
         (0..ATTEMPTS).find_map(|_| {
-            let claim = self.pager.claim(block.metadata, block.head, block.order).ok()?;
+            let claim = self.pager.blocks().claim(block.metadata, block.head, block.order).ok()?;
             std::thread::yield_now();
             claim?.commit(true, 0)
         })
@@ -135,21 +135,24 @@ impl Handler for Ebb {
 
     fn empty(&self, blocks: &[Block], watch: bool) -> anyhow::Result<()> {
         if !watch {
-            return Ok(blocks
-                .iter()
-                .try_for_each(|block| self.pager.ram().punch(block.frames()))?);
+            let ram = self.pager.ram();
+            return blocks.iter().try_for_each(|block| {
+                let frames = block.frames();
+                let place = ram.range(frames).context("a block is not in RAM")?;
+                Ok(ram.files()[place.file].file.punch(place.offset, frames.bytes())?)
+            });
         }
-        self.pager.end_watches()?;
+        self.pager.returner().end_watches()?;
         let mut claims = Vec::with_capacity(blocks.len());
         for block in blocks {
             claims.push(self.take(block).context("a block is not to be had")?);
         }
-        self.pager.empty(&mut claims, true)?;
+        self.pager.blocks().empty(&mut claims, true)?;
         Ok(())
     }
 
     fn inside(&self) -> &Latency {
-        &self.pager.counters.fault
+        &self.pager.counters().fault
     }
 }
 

@@ -143,7 +143,7 @@ impl Vm {
             disk: Box::new(NoDisk),
             digest_key: Arc::new(DigestKey::random()?),
         })?;
-        pager.watch_all()?;
+        pager.frames().watch_all()?;
         let pager = Arc::new(pager);
         let me = Process::open(std::process::id() as i32)?.as_fd().try_clone_to_owned()?;
         let faults = FaultThread::start(pager.clone(), me, |why| {
@@ -162,12 +162,12 @@ impl Vm {
 
     fn evict(&self, first: u64) -> anyhow::Result<()> {
         let frames: Vec<Gfn> = (first..first + EVICTED_AT_ONCE).map(Gfn).collect();
-        self.pager.evict(&frames, &NothingKnown)?;
+        self.pager.evictor().evict(&frames, &NothingKnown)?;
         Ok(())
     }
 
     fn refilled(&self) -> u64 {
-        let counters = &self.pager.counters;
+        let counters = &self.pager.counters();
         counters.refilled_frames.load(Relaxed) + counters.ahead_frames.load(Relaxed)
     }
 }
@@ -193,7 +193,7 @@ impl Storm {
             let (vm, stop) = (Arc::clone(vm), Arc::clone(&stop));
             thread::spawn(move || work(&vm, number, &stop))
         };
-        vm.pager.set_marks(STORM_LIMIT_BYTES - (4 << 20), STORM_LIMIT_BYTES);
+        vm.pager.room().set_marks(STORM_LIMIT_BYTES - (4 << 20), STORM_LIMIT_BYTES);
         let mut threads = vec![begin(keep_limit, 0)];
         threads.extend((0..STORM_VCPUS).map(|number| begin(touch, number)));
         Storm { stop, threads }
@@ -211,7 +211,7 @@ impl Storm {
 fn keep_limit(vm: &Vm, _: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut parts = (0..vm.frames).step_by(EVICTED_AT_ONCE as usize).cycle();
     while !stop.load(Acquire) {
-        match vm.pager.taken_bytes()? > STORM_LIMIT_BYTES - (4 << 20) {
+        match vm.pager.residency().taken_bytes()? > STORM_LIMIT_BYTES - (4 << 20) {
             true => parts.next().into_iter().try_for_each(|first| vm.evict(first))?,
             false => thread::sleep(Duration::from_micros(200)),
         }

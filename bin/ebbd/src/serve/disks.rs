@@ -267,12 +267,12 @@ impl Port {
 /// Has what a request uses in memory, and there it stays until [`unpin`].
 ///
 /// # Errors
-/// A frame that is not to be had, or not now ([`Pager::pin_soon`]); nothing is pinned then.
+/// A frame that is not to be had, or not now ([`DeviceAccess::pin_soon`]); nothing is pinned then.
 pub fn pin_waiting(pager: &Pager, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
     let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
     for (index, &(frames, replace)) in pieces.iter().enumerate() {
-        if let Err(error) = pager.pin_soon(frames, replace) {
-            pieces[..index].iter().for_each(|(frames, _)| pager.unpin(*frames));
+        if let Err(error) = pager.devices().pin_soon(frames, replace) {
+            pieces[..index].iter().for_each(|(frames, _)| pager.devices().unpin(*frames));
             let gpa = frames.start.gpa();
             return Err(match error.kind() {
                 io::ErrorKind::PermissionDenied => DmaFault::Forbidden(gpa),
@@ -285,7 +285,7 @@ pub fn pin_waiting(pager: &Pager, segments: &[Segment], access: Access) -> Resul
 
 /// Ends one [`pin_waiting`] of the same segments.
 pub fn unpin(pager: &Pager, segments: &[Segment]) {
-    segments.iter().for_each(|segment| pager.unpin(frames_of(*segment)));
+    segments.iter().for_each(|segment| pager.devices().unpin(frames_of(*segment)));
 }
 
 /// Before the VM is held, and when it is let go, no device of it does anything: it waits.
@@ -304,10 +304,12 @@ impl Observer for Port {
         self.shared.hashes.forget(blocks.clone());
         match self.pager() {
             // Whoever holds a frame that rests there lets go of it some time.
-            Some(pager) => pager.vacate_soon(blocks).map_err(|error| match error.kind() {
-                io::ErrorKind::TimedOut => io::ErrorKind::WouldBlock.into(),
-                _ => error,
-            }),
+            Some(pager) => {
+                pager.devices().vacate_soon(blocks).map_err(|error| match error.kind() {
+                    io::ErrorKind::TimedOut => io::ErrorKind::WouldBlock.into(),
+                    _ => error,
+                })
+            }
             // Nobody can bring back what rests there: not yet, or not any more.
             None => Err(io::ErrorKind::WouldBlock.into()),
         }

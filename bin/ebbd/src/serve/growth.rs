@@ -158,8 +158,14 @@ impl Growth {
         }
         self.link.serve_with(pager);
         let regions: Vec<FrameRange> = self.devices().map(|(device, _)| region(device)).collect();
-        pager.watch_pluggable(regions.clone(), Arc::clone(&self.link) as Arc<dyn Sentry>)?;
-        if fresh { regions.into_iter().try_for_each(|region| pager.guard(region)) } else { Ok(()) }
+        pager
+            .pluggable()
+            .watch_pluggable(regions.clone(), Arc::clone(&self.link) as Arc<dyn Sentry>)?;
+        if fresh {
+            regions.into_iter().try_for_each(|region| pager.pluggable().guard(region))
+        } else {
+            Ok(())
+        }
     }
 
     /// What takes frames out of this process's page table where devices have them mapped.
@@ -247,10 +253,10 @@ struct Blocks(Arc<Link>);
 impl Memory for Blocks {
     fn plug(&mut self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
         let pager = self.0.pager().ok_or(io::ErrorKind::NotConnected)?;
-        pager.unguard(frames, prealloc)
+        pager.pluggable().unguard(frames, prealloc)
     }
 
     fn unplug(&mut self, frames: FrameRange) -> io::Result<()> {
-        self.0.pager().map_or(Ok(()), |pager| pager.guard(frames))
+        self.0.pager().map_or(Ok(()), |pager| pager.pluggable().guard(frames))
     }
 }

@@ -62,7 +62,7 @@ fn mapped(process: &Process, ram: &Ram) -> io::Result<Vec<(Vma, usize)>> {
 /// Has the frames of huge frames go one by one from now on, wherever the VMM has them mapped.
 ///
 /// # Errors
-/// As [`injector::no_huge_pages`] and [`Pager::break_up`], with those broken up that came before;
+/// As [`injector::no_huge_pages`] and [`Folios::break_up`], with those broken up that came before;
 /// `WouldBlock`: khugepaged may be making a large folio there.
 pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> io::Result<()> {
     let mut parts: Vec<_> =
@@ -80,10 +80,10 @@ pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> 
     join(&mut ranges);
     injector::no_huge_pages(process, &ranges)?;
     // One that cannot be broken up by now stays whole.
-    let each = || huge_frames.iter().copied().filter(|huge| pager.can_break_up(*huge));
+    let each = || huge_frames.iter().copied().filter(|huge| pager.folios().can_break_up(*huge));
     each().try_for_each(|huge| pager.ram().use_small_pages(huge))?;
     await_khugepaged()?;
-    each().try_for_each(|huge| pager.break_up(huge))
+    each().try_for_each(|huge| pager.folios().break_up(huge))
 }
 
 /// Waits until each collapse that began before has ended. None begins where huge pages are forbidden
@@ -141,7 +141,7 @@ pub fn mind(pager: &Pager, process: &Process, record: &Record) {
         Backing::Thp if !is_on_nodes && keeps_holes() => {}
         _ => return,
     }
-    let minded = process.try_clone().and_then(|vmm| pager.mind_large_folios(vmm));
+    let minded = process.try_clone().and_then(|vmm| pager.folios().mind_large_folios(vmm));
     if let Err(error) = minded {
         tracing::warn!("large folios of {} cannot be told from others: {error}", process.pid());
     }

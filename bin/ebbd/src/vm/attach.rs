@@ -133,7 +133,7 @@ fn make_pager(
     let (pager, restored) = made.map_err(failed("the VM"))?;
     unplugged::mind(&pager, process).map_err(failed("the VM"))?;
     if record.mode == Mode::Strict || record.evicts {
-        pager.watch_all().map_err(|error| match error.raw_os_error() {
+        pager.frames().watch_all().map_err(|error| match error.raw_os_error() {
             Some(code) if code == Errno::BUSY.raw_os_error() => not_allowed(
                 "another userfaultfd serves a part of the VM's memory: only one pager can hold it",
             ),

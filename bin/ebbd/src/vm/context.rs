@@ -102,7 +102,7 @@ impl VmContext {
         let context = VmContext {
             process,
             restored,
-            qmp: QmpLink::new(&record.qmp, qmp, pager.evictor_waits()),
+            qmp: QmpLink::new(&record.qmp, qmp, pager.room().evictor_waits()),
             pager,
             record: OnRecord::new(record, directory),
             disks,
@@ -208,7 +208,7 @@ impl VmContext {
 
     /// Whether QEMU itself may wait for room, and so answers nobody.
     pub fn is_halted(&self) -> bool {
-        self.waits() && self.pager.waiting_touches() > 0
+        self.waits() && self.pager.room().waiting_touches() > 0
     }
 
     /// Once its disks were used, the next process must wait for them before it evicts: they have
@@ -238,7 +238,7 @@ impl VmContext {
     /// # Errors
     /// As the pager's.
     pub fn watch_all(&self) -> Answer<()> {
-        let watched = self.pager.watch_all();
+        let watched = self.pager.frames().watch_all();
         watched.map_err(failed("watching the VM's memory"))
     }
 

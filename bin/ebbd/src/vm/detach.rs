@@ -22,7 +22,7 @@ use crate::system::{cgroup, origin, starting};
 /// When the VMM cannot be reached, or the record cannot be written: the VM is still managed, and
 /// its faults are to be served again. When the userfaultfd cannot be closed: it is `leaving`.
 pub fn detach(cx: &mut VmContext) -> io::Result<()> {
-    cx.pager.unwatch_all()?;
+    cx.pager.frames().unwatch_all()?;
     starting::unmark(cx.record.directory())?;
     close_on_record(cx)?;
     part(&cx.process, &cx.record, cx.record.directory());
@@ -84,7 +84,7 @@ pub fn bury(cx: &VmContext, _: &Dead) -> io::Result<()> {
 /// Leaves a VM as it was that was just attached and cannot be served: all of its memory
 /// is where it was.
 pub fn undo(cx: VmContext) {
-    if let Err(error) = cx.pager.unwatch_all() {
+    if let Err(error) = cx.pager.frames().unwatch_all() {
         tracing::error!("{}: {error}", cx.name());
     }
     let VmContext { process, pager, restored, qmp, record, disks, growth, service, .. } = cx;

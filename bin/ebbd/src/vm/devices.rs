@@ -198,8 +198,8 @@ impl Devices {
         let device = reach::narrowest(&all)?.clone();
         let began = Instant::now();
         // Else what comes back would wait for what goes, and QEMU for a vCPU that waits for room.
-        cx.pager.set_marks(u64::MAX, u64::MAX);
-        cx.pager.halt_above(u64::MAX);
+        cx.pager.room().set_marks(u64::MAX, u64::MAX);
+        cx.pager.room().halt_above(u64::MAX);
         match device.kind {
             Kind::SharedMigration => cancel_migration(cx),
             _ => pause_guest(cx),
@@ -238,7 +238,7 @@ impl Devices {
     pub fn must_rest(&self, cx: &VmContext) -> bool {
         // A VMM that does not tell may have one: while anything is elsewhere only a full answer
         // lets the guest go on.
-        let counters = &cx.pager.counters;
+        let counters = &cx.pager.counters();
         let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
         let any = elsewhere.iter().any(|count| count.load(Relaxed) > 0);
         self.owes(cx) || (any && cx.reaching.reach() < self.settled)

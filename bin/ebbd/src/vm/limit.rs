@@ -82,14 +82,14 @@ impl Limit {
         (self.stuck, self.failure) = (None, None);
         cx.no_room = None;
         self.limiter.iter_mut().for_each(Limiter::rest);
-        cx.pager.limit_store_memory(compressed_bytes(cx));
-        cx.pager.halt_above(u64::MAX);
+        cx.pager.residency().limit_store_memory(compressed_bytes(cx));
+        cx.pager.room().halt_above(u64::MAX);
         if cx.marks().is_none() {
             (self.limiter, self.last_failure) = (None, None);
-            return cx.pager.set_marks(u64::MAX, u64::MAX);
+            return cx.pager.room().set_marks(u64::MAX, u64::MAX);
         }
         let mailbox = cx.mailbox.clone();
-        cx.pager.on_pressure(move || mailbox.press());
+        cx.pager.room().on_pressure(move || mailbox.press());
     }
 
     /// What a limit needs, if it is not there yet.
@@ -111,7 +111,7 @@ impl Limit {
         };
         if let Err(why) = self.make_limiter(cx) {
             self.stuck = Some(why.to_string());
-            cx.pager.set_marks(u64::MAX, u64::MAX);
+            cx.pager.room().set_marks(u64::MAX, u64::MAX);
             return Turn::Rest;
         }
         let may = cx.note_disks().and_then(|()| may_evict(cx));
@@ -119,8 +119,8 @@ impl Limit {
             // Nobody waits for room that is not looked for.
             self.stuck = Some(why.to_string());
             self.note_failure(cx, None);
-            cx.pager.halt_above(u64::MAX);
-            cx.pager.set_marks(u64::MAX, u64::MAX);
+            cx.pager.room().halt_above(u64::MAX);
+            cx.pager.room().set_marks(u64::MAX, u64::MAX);
             return Turn::Rest;
         }
         if self.failure.as_ref().is_some_and(StoreFailure::rests) {
@@ -134,7 +134,7 @@ impl Limit {
     /// it says is free is to be reclaimed: the second of these.
     pub fn asks_guest(&self, cx: &VmContext, marks: Marks) -> Option<bool> {
         let limiter = self.limiter.as_ref()?;
-        let taken = cx.pager.taken_bytes().ok()?;
+        let taken = cx.pager.residency().taken_bytes().ok()?;
         let is_relieved = taken <= marks.low_bytes;
         let asks = match is_relieved {
             true => limiter.is_sweep_due(&cx.pager),
@@ -167,7 +167,7 @@ impl Limit {
         ended: &mut Option<End>,
     ) -> io::Result<Left> {
         let Some(limiter) = &mut self.limiter else { return Ok(Left::Nothing) };
-        if cx.pager.taken_bytes()? <= marks.low_bytes {
+        if cx.pager.residency().taken_bytes()? <= marks.low_bytes {
             self.stuck = None;
             limiter.rest();
             if !limiter.is_sweep_due(&cx.pager) {
@@ -189,7 +189,7 @@ impl Limit {
     /// Notes why a limit is not held, where nothing more may go.
     fn note_stuck(&mut self, cx: &VmContext, marks: Marks) -> io::Result<()> {
         let Some(limiter) = &self.limiter else { return Ok(()) };
-        let taken = cx.pager.taken_bytes()?;
+        let taken = cx.pager.residency().taken_bytes()?;
         let in_vain = taken > marks.limit_bytes && limiter.vain_mark(marks).is_some();
         let pinned = pinning(&cx.process)?;
         self.stuck = in_vain.then(|| in_flight::out_of_reach(pinned.as_deref(), taken));
@@ -201,7 +201,7 @@ impl Limit {
         halt(cx, marks);
         let vain = self.limiter.as_ref().and_then(|limiter| limiter.vain_mark(marks));
         let (tell, wait) = marks.for_faults(cx.waits(), self.failure.is_some(), vain);
-        cx.pager.set_marks(tell, wait);
+        cx.pager.room().set_marks(tell, wait);
         if more {
             cx.mailbox.press();
         }
@@ -261,7 +261,7 @@ impl Limit {
     /// Why the limit is not held, or the guest waits for what was evicted; `why_it_rests`: for
     /// devices' sake.
     pub fn what_is_stuck(&self, cx: &VmContext, why_it_rests: Option<String>) -> Option<String> {
-        let reading = cx.pager.failure();
+        let reading = cx.pager.faults().failure();
         { reading.map(|error| explain_to(cx, Attempt::Load, &error)) }
             .or(why_it_rests)
             .or_else(|| self.failure.as_ref().map(|failure| failure.why().into()))
@@ -339,7 +339,7 @@ fn evict_step(
 pub fn slow_faults(cx: &VmContext) {
     let Some(marks) = cx.marks() else { return };
     let (tell, wait) = marks.pressure();
-    cx.pager.set_marks(tell, wait);
+    cx.pager.room().set_marks(tell, wait);
 }
 
 fn may_limit(cx: &VmContext, bytes: u64, low_bytes: Option<u64>) -> Answer<()> {
@@ -380,19 +380,19 @@ fn compressed_bytes(cx: &VmContext) -> u64 {
 
 /// Whether it takes more than the limit, or one of its marks, allows.
 fn is_above(cx: &VmContext, mark: impl FnOnce(Marks) -> u64) -> bool {
-    let taken = cx.pager.taken_bytes();
+    let taken = cx.pager.residency().taken_bytes();
     cx.marks().zip(taken.ok()).is_some_and(|(marks, taken)| taken > mark(marks))
 }
 
 /// Has first touches wait where they are to, and go on where there is room.
 fn halt(cx: &VmContext, marks: Marks) {
     let above = if cx.waits() { marks.high_bytes } else { u64::MAX };
-    cx.pager.halt_above(above);
+    cx.pager.room().halt_above(above);
 }
 
 /// Makes room in compressed memory, until `end` at most.
 fn write_back(cx: &VmContext, end: Instant) -> io::Result<()> {
-    while cx.pager.write_back()? > 0 && Instant::now() < end {}
+    while cx.pager.evictor().write_back()? > 0 && Instant::now() < end {}
     Ok(())
 }
 
@@ -427,11 +427,13 @@ pub fn may_evict(cx: &VmContext) -> Answer<()> {
         Backing::Small if !record.small_pages => Err(not_allowed(
             "QEMU could not be told yet to have no huge pages in its RAM; it is tried again",
         )),
-        Backing::Small if !record.started && !cx.pager.minds_large_folios() => Err(not_allowed(
-            "this VM was not started by Ebb, and the host does not tell which of its \
+        Backing::Small if !record.started && !cx.pager.folios().minds_large_folios() => {
+            Err(not_allowed(
+                "this VM was not started by Ebb, and the host does not tell which of its \
              memory is in large folios, which cannot be evicted in parts: run ebbd as \
              root, outside of containers",
-        )),
+            ))
+        }
         _ => Ok(()),
     }
 }

@@ -105,7 +105,7 @@ pub fn pager(
         disk: Box::new(Source(Arc::clone(shared))),
         digest_key: shared.digest_key(),
     })?;
-    digests.into_iter().for_each(|digests| pager.compare_with(digests));
+    digests.into_iter().for_each(|digests| pager.residency().compare_with(digests));
     Ok((pager, restored))
 }
 
@@ -164,7 +164,7 @@ pub fn digests_path(directory: &Path) -> PathBuf {
 /// Disks and devices forget what the pager has to have forgotten here.
 pub fn forget_with(pager: &Pager, disks: Arc<Shared>, growth: &Growth) {
     let devices = growth.forgetting();
-    pager.on_forget(move |frames| {
+    pager.folios().on_forget(move |frames| {
         disks.forget(frames);
         devices(frames);
     });

@@ -123,7 +123,7 @@ impl Reclaim {
         for block in cx.restored.try_iter() {
             let now = guest.look(&view).head(block.head);
             if now.is_some_and(|now| now.order >= block.order) {
-                cx.pager.counters.spurious.fetch_add(1, Relaxed);
+                cx.pager.counters().spurious.fetch_add(1, Relaxed);
             }
         }
     }

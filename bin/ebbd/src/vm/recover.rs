@@ -102,7 +102,7 @@ fn recover_process(
     };
     unplugged::mind(&pager, &process)?;
     if record.mode == Mode::Strict || record.evicts || record.shares {
-        pager.watch_all()?;
+        pager.frames().watch_all()?;
     }
     record.userfaultfd = Some(number);
     match record.save(directory) {
@@ -151,23 +151,26 @@ fn recovered_pager(
     let (pager, restored) = make_pager::pager(ram, ledger, uffd, shared, record, directory)?;
     // First: what is gone has no place that could be looked at.
     unplugged::let_go(&pager)?;
-    held.iter().try_for_each(|(frames, content)| pager.settle_held(*frames, *content))?;
-    pager.settle()?;
+    held.iter()
+        .try_for_each(|(frames, content)| pager.residency().settle_held(*frames, *content))?;
+    pager.returner().settle()?;
     // A frame that was held and is still resident may be protected for a
     // block that was never committed.
     for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
         unprotect_in_ram(&pager, *frames);
     }
     match record.mode {
-        Mode::Release => pager.end_watches()?,
-        Mode::Strict => held.iter().try_for_each(|(frames, _)| pager.settle_watch(frames.start))?,
+        Mode::Release => pager.returner().end_watches()?,
+        Mode::Strict => {
+            held.iter().try_for_each(|(frames, _)| pager.returner().settle_watch(frames.start))?
+        }
     }
     Ok((pager, restored))
 }
 
 fn unprotect_in_ram(pager: &Pager, frames: FrameRange) {
     if let Some(frames) = pager.ram().clip(frames)
-        && let Err(error) = pager.unprotect(frames)
+        && let Err(error) = pager.frames().unprotect(frames)
     {
         // Not watched: then it was not protected either.
         tracing::debug!("{frames:?}: {error}");

@@ -51,8 +51,8 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
     let read = |counter: &AtomicU64| counter.load(Relaxed);
     let (emptied_bytes, returned_total_bytes) = match record.mode {
         Mode::Strict => (
-            read(&pager.counters.emptied_frames) * FRAME_BYTES,
-            read(&pager.counters.returned_frames) * FRAME_BYTES,
+            read(&pager.counters().emptied_frames) * FRAME_BYTES,
+            read(&pager.counters().returned_frames) * FRAME_BYTES,
         ),
         Mode::Release => (
             memory_bytes.saturating_sub(resident_bytes),
@@ -88,14 +88,14 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
             .and_then(|guest| guest.free_bytes(&pager.view())),
         guest: guest(cx.guest.guest(), pager, counts),
         faults: FaultCounts {
-            missing: read(&pager.counters.missing),
-            metadata: read(&pager.counters.metadata),
-            spurious: read(&pager.counters.spurious),
-            early: read(&pager.counters.early),
+            missing: read(&pager.counters().missing),
+            metadata: read(&pager.counters().metadata),
+            spurious: read(&pager.counters().spurious),
+            early: read(&pager.counters().early),
         },
         fault_ns: FaultTimes {
-            p50: pager.counters.fault.percentile_ns(50),
-            p99: pager.counters.fault.percentile_ns(99),
+            p50: pager.counters().fault.percentile_ns(50),
+            p99: pager.counters().fault.percentile_ns(99),
         },
         reclaimed_total_bytes: totals.reclaimed_bytes,
         returned_total_bytes,
@@ -113,9 +113,9 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
 /// The limit on resident memory, and what came of it.
 pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
     let Knowing { cx, limit, devices, .. } = knowing;
-    let counters = &cx.pager.counters;
+    let counters = &cx.pager.counters();
     let bytes = |counter: &AtomicU64| counter.load(Relaxed) * FRAME_BYTES;
-    let (total, marks, usage) = (limit.evicted(), cx.marks(), cx.pager.store_usage());
+    let (total, marks, usage) = (limit.evicted(), cx.marks(), cx.pager.residency().store_usage());
     LimitStatus {
         bytes: marks.map(|marks| marks.limit_bytes),
         share_bytes: cx.record.share.map(|share| share.bytes),
@@ -144,7 +144,7 @@ pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
         swap_file_bytes: usage.file_bytes,
         all_swap_files_bytes: swap_room::room().taken_bytes(),
         waits: cx.waits(),
-        waiting_touches: cx.pager.waiting_touches(),
+        waiting_touches: cx.pager.room().waiting_touches(),
         stuck: limit.what_is_stuck(cx, devices.why_it_rests()),
     }
 }

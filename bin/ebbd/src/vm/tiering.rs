@@ -181,7 +181,7 @@ impl Tiering {
 
 /// Frames that came back from elsewhere by now.
 fn came_frames(cx: &VmContext) -> u64 {
-    let counters = &cx.pager.counters;
+    let counters = &cx.pager.counters();
     counters.refilled_frames.load(Relaxed) + counters.ahead_frames.load(Relaxed)
 }
 

@@ -70,7 +70,7 @@ impl Trust {
     pub fn bring_back_for_next(&mut self, cx: &mut VmContext) {
         if cx.record.mode == Mode::Strict {
             let failed = failpoint::fails("lost", cx.name());
-            if let Err(error) = failed.and_then(|()| cx.pager.give_back_all()) {
+            if let Err(error) = failed.and_then(|()| cx.pager.returner().give_back_all()) {
                 tracing::error!("{}: for its next kernel: {error}", cx.name());
                 return;
             }
@@ -95,7 +95,7 @@ impl Trust {
         // Of one that shares its allocator the metadata does not tell what is free.
         let read_freed = cx.record.settings.read_freed || cx.guest.shares_allocator();
         let asked = cx.guest.witness().filter(|_| !read_freed).map(Arc::clone);
-        cx.pager.believe(asked.map(|guest| guest as Arc<dyn Witness>));
+        cx.pager.residency().believe(asked.map(|guest| guest as Arc<dyn Witness>));
     }
 
     /// Nothing is watched any more.
@@ -112,9 +112,9 @@ impl Trust {
         }
         match watched.len() {
             0..=WATCHED_RUNS_MAX => {
-                watched.iter().try_for_each(|&frames| cx.pager.watch_writes(frames))?;
+                watched.iter().try_for_each(|&frames| cx.pager.frames().watch_writes(frames))?;
             }
-            _ => cx.pager.watch_all_writes()?,
+            _ => cx.pager.frames().watch_all_writes()?,
         }
         self.watched = watched;
         Ok(())

@@ -59,7 +59,7 @@ impl Ready {
             Ok(service) => cx.service = Some(service),
             Err(error) => return Err((error, Box::new(cx))),
         }
-        cx.pager.wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
+        cx.pager.frames().wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
         Ok(Ready { cx, commands })
     }
 
@@ -226,7 +226,7 @@ impl Worker {
             return Next::Go;
         }
         // What comes back need not go again.
-        if let Err(error) = self.cx.pager.trim_store(self.limit.is_idle()) {
+        if let Err(error) = self.cx.pager.evictor().trim_store(self.limit.is_idle()) {
             tracing::debug!("{}: trimming: {error}", self.cx.name());
         }
         if self.cx.guest.is_due() {

@@ -80,12 +80,12 @@ impl Daemon {
         };
         let (pager, _) = Pager::new(parts).unwrap();
         if adopt {
-            pager.settle().unwrap();
+            pager.returner().settle().unwrap();
             for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
-                pager.unprotect(*frames).unwrap();
+                pager.frames().unprotect(*frames).unwrap();
             }
         }
-        pager.watch_all().unwrap();
+        pager.frames().watch_all().unwrap();
         let pager = Arc::new(pager);
         let device = Arc::new(Device {
             pager: Arc::clone(&pager),
@@ -100,7 +100,7 @@ impl Daemon {
         let faults = FaultThread::start(Arc::clone(&pager), vmm, |why| {
             panic!("the fault thread ended: {why:?}")
         });
-        pager.wake_all().unwrap();
+        pager.frames().wake_all().unwrap();
         let (faults, refills) = (Some(faults.unwrap()), Some(refills));
         Daemon { pager, fuse, store, device, faults, refills }
     }
@@ -129,7 +129,7 @@ impl Daemon {
         let saved = |(_, content): &(FrameRange, Content)| matches!(content, Content::Saved { .. });
         let runs = self.pager.ledger().runs().filter(saved);
         let named: u64 = runs.map(|(frames, _)| frames.count).sum();
-        let kept = self.pager.counters.clean_frames.load(Relaxed);
+        let kept = self.pager.counters().clean_frames.load(Relaxed);
         (self.store.usage().disk_slots_used, named + kept)
     }
 
@@ -194,7 +194,7 @@ impl Device {
         self.fuse.point();
         match self.broken {
             Broken::Vacate => Ok(()),
-            _ => self.pager.vacate(blocks),
+            _ => self.pager.devices().vacate(blocks),
         }
     }
 
@@ -203,11 +203,11 @@ impl Device {
         if self.broken == Broken::Pin {
             return Ok(copy());
         }
-        self.pager.pin(frame, replace)?;
+        self.pager.devices().pin(frame, replace)?;
         self.fuse.point();
         let copied = copy();
         self.fuse.point();
-        self.pager.unpin(frame);
+        self.pager.devices().unpin(frame);
         Ok(copied)
     }
 }

@@ -75,6 +75,15 @@ impl Machine {
         Machine { ram: Arc::new(ram), guest, uffd, run, daemons, grain: Grain::Frame }
     }
 
+    /// Punches frames as another process does that has the file.
+    ///
+    /// # Errors
+    /// As fallocate(2).
+    pub fn punch(ram: &Ram, frames: FrameRange) -> io::Result<()> {
+        let place = ram.range(frames).ok_or(io::ErrorKind::InvalidInput)?;
+        ram.files()[place.file].file.punch(place.offset, frames.bytes())
+    }
+
     /// With memory in huge pages, where the host gives them.
     pub fn of(grain: Grain) -> Machine {
         let machine = Machine { grain, ..Machine::new() };
@@ -178,7 +187,7 @@ pub fn serve(pager: &Arc<Pager>, refills: usize) -> Threads {
 /// A pager, to whom all first touches of the VM come.
 pub fn watching(parts: Parts) -> Arc<Pager> {
     let pager = Arc::new(Pager::new(parts).unwrap().0);
-    pager.watch_all().unwrap();
+    pager.frames().watch_all().unwrap();
     pager
 }
 

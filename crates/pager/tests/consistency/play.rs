@@ -179,19 +179,21 @@ impl Stage {
             Action::DiskWrite { gfn, block, count } => text(device.write(Gfn(gfn), block, count)),
             Action::Discard { block, count } => text(device.discard(block..block + count)),
             Action::Evict { gfn, count } => {
-                let frames = match pager.grain() {
+                let frames = match pager.folios().grain() {
                     Grain::Frame => FrameRange::new(Gfn(gfn), count),
                     Grain::Huge => FrameRange::huge(Gfn(gfn).huge()),
                 };
                 let frames: Vec<Gfn> = frames.frames().collect();
-                text(pager.evict(&frames, &NothingKnown).map(drop))
+                text(pager.evictor().evict(&frames, &NothingKnown).map(drop))
             }
-            Action::Punch { gfn } => text(pager.ram().punch(FrameRange::new(Gfn(gfn), 1))),
-            Action::GiveUp { most } => match pager.give_up_kept(most as usize) {
+            Action::Punch { gfn } => {
+                text(Machine::punch(pager.ram(), FrameRange::new(Gfn(gfn), 1)))
+            }
+            Action::GiveUp { most } => match pager.residency().give_up_kept(most as usize) {
                 given if given as u64 <= most => Ok(()),
                 given => Err(format!("{given} slots are given up")),
             },
-            Action::GiveBack => text(pager.give_back_all().map(drop)),
+            Action::GiveBack => text(pager.returner().give_back_all().map(drop)),
         };
         // Nobody listens any more to who was killed.
         std::thread::spawn(move || drop(tell.send(act())));

@@ -34,7 +34,7 @@ pub enum AttachError {
 
 impl HyperAlloc {
     /// Shares the allocator whose zones' headers are at these places. The pager must watch
-    /// all of RAM ([`Pager::watch_all`]), and asks and tells this from now on. What the
+    /// all of RAM ([`Frames::watch_all`]), and asks and tells this from now on. What the
     /// ledger knows as empty is soft or hard from the start.
     ///
     /// # Errors
@@ -45,12 +45,12 @@ impl HyperAlloc {
         let zones = match zones {
             Ok(zones) if !zones.is_empty() => zones,
             refused => {
-                pinned.iter().for_each(|&frames| pager.unpin(frames));
+                pinned.iter().for_each(|&frames| pager.devices().unpin(frames));
                 return Err(refused.err().unwrap_or(AttachError::NoZone));
             }
         };
         // The header was pinned to be read; its zone's extents have it once more.
-        headers_of(headers, pager).for_each(|frames| pager.unpin(frames));
+        headers_of(headers, pager).for_each(|frames| pager.devices().unpin(frames));
         let shared = Arc::new(HyperAlloc {
             ram: Arc::clone(pager.ram()),
             zones,
@@ -59,7 +59,7 @@ impl HyperAlloc {
             install: Latency::default(),
             on_violation: OnceLock::new(),
         });
-        pager.share(Some(Arc::clone(&shared) as _));
+        pager.installer().share(Some(Arc::clone(&shared) as _));
         for zone in &shared.zones {
             let Some(host) = zone.host(&shared.ram) else { continue };
             (0..zone.areas()).for_each(|index| shared.take_up(pager, zone, &host, index));
@@ -70,10 +70,10 @@ impl HyperAlloc {
 
     /// The guest is another one now: its state is nobody's, and nothing is hard any more.
     pub fn forget(&self, pager: &Pager) {
-        pager.share(None);
-        pager.soften_all();
+        pager.installer().share(None);
+        pager.residency().soften_all();
         for extent in self.zones.iter().flat_map(Zone::extents).flatten() {
-            pager.unpin(Zone::frames_of(extent));
+            pager.devices().unpin(Zone::frames_of(extent));
         }
     }
 
@@ -112,7 +112,7 @@ impl HyperAlloc {
                 let partly =
                     held.contents().any(|content| matches!(content, Content::Empty { .. }));
                 held.let_go();
-                if partly && let Err(error) = pager.fill_huge(zone.huge(index)) {
+                if partly && let Err(error) = pager.installer().fill_huge(zone.huge(index)) {
                     tracing::debug!("{:?}: {error}", zone.huge(index));
                 }
                 host.install(index);
@@ -125,7 +125,7 @@ fn hold<'p>(pager: &'p Pager, zone: &Zone, index: usize) -> Option<HeldHuge<'p>>
     let huge = zone.huge(index);
     pager.ram().range(FrameRange::huge(huge))?;
     (0..TRIES).find_map(|_| {
-        pager.hold_huge(huge).or_else(|| {
+        pager.residency().hold_huge(huge).or_else(|| {
             std::thread::sleep(PAUSE);
             None
         })
@@ -144,7 +144,7 @@ fn open_all(
     pinned: &mut Vec<FrameRange>,
 ) -> Result<Vec<Zone>, AttachError> {
     let mut pin = |frames: FrameRange| {
-        pager.pin(frames, false)?;
+        pager.devices().pin(frames, false)?;
         pinned.push(frames);
         Ok::<_, io::Error>(())
     };

@@ -175,7 +175,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             return Ok(());
         }
         let before = self.resident_bytes();
-        let result = self.pager.empty_huge(to_empty().map(|taken| &taken.held));
+        let result = self.pager.residency().empty_huge(to_empty().map(|taken| &taken.held));
         let bytes = before.saturating_sub(self.resident_bytes()).min(most);
         self.taken.emptied_bytes += bytes;
         self.taken.already_empty += held.len() as u64 - bytes.div_ceil(HUGE_BYTES);
@@ -185,7 +185,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     /// Takes one in the guest's allocator, and writes that down.
     fn take(&mut self, zone: &Zone, host: &Host<'_>, index: usize) -> Option<Held<'a>> {
         let pager = self.pager;
-        let Some(held) = pager.hold_huge(zone.huge(index)) else {
+        let Some(held) = pager.residency().hold_huge(zone.huge(index)) else {
             self.taken.busy += 1;
             return None;
         };

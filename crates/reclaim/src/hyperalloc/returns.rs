@@ -25,7 +25,7 @@ impl HyperAlloc {
     }
 
     fn give_one(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) -> bool {
-        let Some(held) = pager.hold_huge(zone.huge(index)) else { return false };
+        let Some(held) = pager.residency().hold_huge(zone.huge(index)) else { return false };
         if zone.states.get(index) != State::Hard {
             held.let_go();
             return false;
@@ -51,10 +51,10 @@ impl HyperAlloc {
     /// nothing is gone. Before the VM is let go.
     ///
     /// # Errors
-    /// As [`Pager::give_back_all`]; what is not back is still shared then.
+    /// As [`Returner::give_back_all`]; what is not back is still shared then.
     pub fn give_back_all(&self, pager: &Pager) -> std::io::Result<u64> {
         self.give(pager, u64::MAX);
-        let bytes = pager.give_back_all()?;
+        let bytes = pager.returner().give_back_all()?;
         for zone in &self.zones {
             let Some(host) = zone.host(&self.ram) else { continue };
             for index in gone(zone) {

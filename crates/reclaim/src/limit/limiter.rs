@@ -111,7 +111,7 @@ impl Limiter {
 
     /// Whether the next step looks for what the guest has freed, with nothing to evict.
     pub fn is_sweep_due(&self, pager: &Pager) -> bool {
-        let counters = &pager.counters;
+        let counters = &pager.counters();
         let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
         !self.keeps_freed
             && self.swept_at.elapsed() >= SWEEP_EVERY
@@ -184,7 +184,7 @@ impl Limiter {
         end: Instant,
     ) -> io::Result<Left> {
         let pager = windows.pager;
-        let taken = pager.taken_bytes()?;
+        let taken = pager.residency().taken_bytes()?;
         let over = taken.saturating_sub(marks.low_bytes);
         if over == 0 {
             self.rest();
@@ -208,8 +208,8 @@ impl Limiter {
             self.sweep(windows, Instant::now() + SWEEP);
         }
         let known = Known { of: windows.of, pager, free: &free };
-        let evicted = pager.evict(&frames, &known);
-        let left = pager.taken_bytes()?;
+        let evicted = pager.evictor().evict(&frames, &known);
+        let left = pager.residency().taken_bytes()?;
         // Of those that had an error, too, some may have gone.
         let any = left < taken || evicted.as_ref().is_ok_and(|evicted| evicted.frames() > 0);
         let is_more = self.is_more(frames.len(), any);
@@ -229,7 +229,7 @@ impl Limiter {
                 }
             }
             // Who has a slot without need makes room for who needs one.
-            Err(error) if is_no_room(&error) && pager.give_up_kept(STEP_FRAMES) > 0 => {
+            Err(error) if is_no_room(&error) && pager.residency().give_up_kept(STEP_FRAMES) > 0 => {
                 (self.refused, self.no_room) = (Some(error), None);
                 Ok(Left::More)
             }
@@ -318,7 +318,7 @@ fn unmapped(pager: &Pager) -> io::Result<Vec<FrameRange>> {
     // Of memory in one file nothing can leave.
     match pager.ram().files().len() {
         0 | 1 => Ok(Vec::new()),
-        _ => pager.unmapped(),
+        _ => pager.frames().unmapped(),
     }
 }
 

@@ -104,7 +104,7 @@ impl<'a> Windows<'a> {
         let known = Known { of: self.of, pager: self.pager, free: &free };
         let is_free = |gfn: &&Gfn| holding(&free, **gfn, Block::frames).is_some();
         let freed = elsewhere.iter().filter(is_free);
-        Some(freed.filter(|gfn| self.pager.drop_if_free(**gfn, &known)).count())
+        Some(freed.filter(|gfn| self.pager.residency().drop_if_free(**gfn, &known)).count())
     }
 
     /// The parts of a range that are RAM, each in one region.
@@ -173,7 +173,9 @@ impl Memory for Windows<'_> {
         for gfn in there.iter().flat_map(|frames| frames.frames()) {
             let page = Page { has_disk: self.has_disk, ..Page::default() };
             pages[gfn.index_in_huge()] = match self.pager.ledger().content(gfn) {
-                Content::Resident => Some(Page { is_kept: self.pager.keeps_slot(gfn), ..page }),
+                Content::Resident => {
+                    Some(Page { is_kept: self.pager.residency().keeps_slot(gfn), ..page })
+                }
                 _ => None,
             };
         }
@@ -200,9 +202,9 @@ impl Memory for Windows<'_> {
     }
 
     fn piece(&self, window: HugeFrame) -> Piece {
-        match self.pager.grain_of(window) {
+        match self.pager.folios().grain_of(window) {
             Grain::Frame => Piece::Frames,
-            Grain::Huge if self.pager.can_break_up(window) => Piece::Breakable,
+            Grain::Huge if self.pager.folios().can_break_up(window) => Piece::Breakable,
             Grain::Huge => Piece::Whole,
         }
     }

@@ -160,8 +160,8 @@ fn bring_back(pager: &Pager, frames: &[FrameRange]) {
     let frames = frames.iter().flat_map(|frames| frames.frames());
     for gfn in frames.filter(|&gfn| pager.ledger().content(gfn).is_elsewhere()) {
         let frame = FrameRange::new(gfn, 1);
-        match pager.pin(frame, false) {
-            Ok(()) => pager.unpin(frame),
+        match pager.devices().pin(frame, false) {
+            Ok(()) => pager.devices().unpin(frame),
             Err(error) => tracing::debug!("{gfn:?}: {error}"),
         }
     }

@@ -14,16 +14,16 @@ pub struct OpenGate {
 impl OpenGate {
     /// For faults that wait a little.
     pub fn for_faults(pager: &Arc<Pager>) -> OpenGate {
-        let marks = pager.marks();
-        pager.set_marks(u64::MAX, u64::MAX);
+        let marks = pager.room().marks();
+        pager.room().set_marks(u64::MAX, u64::MAX);
         OpenGate { pager: Arc::clone(pager), marks, halts_above: None }
     }
 
     /// The same, and for first touches that wait until the store has room.
     pub fn for_all(pager: &Arc<Pager>) -> OpenGate {
         let mut gate = OpenGate::for_faults(pager);
-        gate.halts_above = Some(pager.halts_above());
-        pager.halt_above(u64::MAX);
+        gate.halts_above = Some(pager.room().halts_above());
+        pager.room().halt_above(u64::MAX);
         gate
     }
 }
@@ -31,9 +31,9 @@ impl OpenGate {
 impl Drop for OpenGate {
     fn drop(&mut self) {
         let (tell, wait) = self.marks;
-        self.pager.set_marks(tell, wait);
+        self.pager.room().set_marks(tell, wait);
         if let Some(above) = self.halts_above {
-            self.pager.halt_above(above);
+            self.pager.room().halt_above(above);
         }
     }
 }

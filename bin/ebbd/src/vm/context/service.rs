@@ -26,7 +26,7 @@ impl FaultService {
     /// # Errors
     /// When threads cannot be made.
     pub fn start(pager: &Arc<Pager>, vmm: OwnedFd, mailbox: &Mailbox) -> io::Result<FaultService> {
-        let counters = &pager.counters;
+        let counters = &pager.counters();
         // By a process before this one.
         let evicted = counters.saved_frames.load(Relaxed) + counters.on_disk_frames.load(Relaxed);
         let refills = (evicted > 0).then(|| refill_threads(pager)).transpose()?;

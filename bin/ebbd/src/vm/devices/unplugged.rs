@@ -181,7 +181,7 @@ fn numbers(
 /// As dup(2).
 pub fn mind(pager: &Pager, process: &Process) -> io::Result<()> {
     let (vmm, ram) = (process.try_clone()?, Arc::clone(pager.ram()));
-    pager.check_mapped(move |ranges| unplugged::mapped(&vmm, &ram, ranges));
+    pager.frames().check_mapped(move |ranges| unplugged::mapped(&vmm, &ram, ranges));
     Ok(())
 }
 
@@ -203,10 +203,12 @@ pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
 /// Lets go of all that is gone already when a VM is taken up.
 ///
 /// # Errors
-/// As [`Pager::let_go`].
+/// As [`Returner::let_go`].
 pub fn let_go(pager: &Pager) -> io::Result<()> {
     let ram = pager.ram();
-    (0..ram.files().len()).filter(|file| ram.is_gone(*file)).try_for_each(|file| pager.let_go(file))
+    (0..ram.files().len())
+        .filter(|file| ram.is_gone(*file))
+        .try_for_each(|file| pager.returner().let_go(file))
 }
 
 impl Unplugged {
@@ -224,8 +226,8 @@ impl Unplugged {
             self.retry.worked();
         }
         // Who maps it anew finds all of it there.
-        let give_back = |doubted: &[usize]| pager.give_back_unmapped(doubted);
-        let (tried, news) = self.finish(|file| pager.let_go(file), give_back);
+        let give_back = |doubted: &[usize]| pager.returner().give_back_unmapped(doubted);
+        let (tried, news) = self.finish(|file| pager.returner().let_go(file), give_back);
         if tried {
             *open = OpenFiles::default();
         }

@@ -79,7 +79,7 @@ impl ByForce {
         let mut result = Ok(());
         for piece in pieces {
             let frames: Vec<Gfn> = piece.frames().filter(may_go).collect();
-            match pager.evict(&frames, &judge) {
+            match pager.evictor().evict(&frames, &judge) {
                 Ok(more) => self.done.add(more),
                 Err(error) => result = Err(error),
             }

@@ -150,7 +150,7 @@ impl SharedAllocator {
         if let Some(shared) = self.shared.take() {
             shared.forget(&cx.pager);
         } else if cx.record.shares {
-            cx.pager.soften_all();
+            cx.pager.residency().soften_all();
         }
     }
 
@@ -171,7 +171,7 @@ impl SharedAllocator {
     pub fn give_back_all(&mut self, cx: &VmContext) -> io::Result<u64> {
         let bytes = match &self.shared {
             Some(shared) => shared.give_back_all(&cx.pager)?,
-            None => cx.pager.give_back_all()?,
+            None => cx.pager.returner().give_back_all()?,
         };
         self.shared = None;
         Ok(bytes)

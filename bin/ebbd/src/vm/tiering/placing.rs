@@ -240,7 +240,7 @@ impl Placer {
         let pace = if rate > 0 { Pace::new(rate) } else { Pace::unlimited() };
         let mover = Mover::new(workers(), BATCH_PAGES, pace);
         let pages = Arc::new(Pages::of_pager(Arc::clone(pager), mover)?);
-        let is_huge = pager.grain() == Grain::Huge;
+        let is_huge = pager.folios().grain() == Grain::Huge;
         let node = if is_huge { Node::huge } else { Node::new };
         Ok(Placer {
             nodes: nodes.iter().map(|(number, _)| node(*number, Arc::clone(&pages))).collect(),

@@ -35,7 +35,7 @@ pub fn of(
 /// What each of them holds.
 fn uses(cx: &VmContext, tiers: &Tiers, on_nodes: Figures) -> Vec<TierUse> {
     let pager = &cx.pager;
-    let usage = pager.store_usage();
+    let usage = pager.residency().store_usage();
     let ladder: Option<Ladder> = tiers.ladder.parse().ok();
     let rungs = ladder.as_ref().map(Ladder::rungs).unwrap_or_default();
     let mut on_nodes = on_nodes.held_bytes.into_iter();

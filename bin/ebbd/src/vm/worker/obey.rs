@@ -32,7 +32,7 @@ impl Worker {
         if asks_qemu {
             // What it takes may need QEMU, which may wait for room; so it goes on until the next
             // look at the limit.
-            self.cx.pager.halt_above(u64::MAX);
+            self.cx.pager.room().halt_above(u64::MAX);
         }
         self.devices.glance_at_regions(&mut self.cx);
         self.notice_reset();
@@ -218,7 +218,7 @@ impl Worker {
         let began = Instant::now();
         self.resize.give_balloon_back(&mut self.cx);
         // Else what comes back would wait for what goes.
-        self.cx.pager.set_marks(u64::MAX, u64::MAX);
+        self.cx.pager.room().set_marks(u64::MAX, u64::MAX);
         let restored_bytes = self.reclaim.give_back_all(&self.cx).map_err(|error| {
             self.apply_limit();
             not_allowed(format!("not all memory could be given back, so it stays held: {error}"))
@@ -259,7 +259,7 @@ impl Worker {
         self.trust.forget_watches();
         let record = &self.cx.record;
         let watched = match record.mode == Mode::Strict || record.evicts || record.shares {
-            true => self.cx.pager.watch_all(),
+            true => self.cx.pager.frames().watch_all(),
             false => Ok(()),
         };
         if let Err(error) = watched {

@@ -121,7 +121,7 @@ impl Worker {
         let Some(narrowed) = narrowed else { return };
         let back = match narrowed.reach {
             Reach::Nothing => self.reclaim.give_back_all(&self.cx),
-            _ => self.cx.pager.give_back_in_use(),
+            _ => self.cx.pager.returner().give_back_in_use(),
         };
         let is_back = back.is_ok();
         self.devices.settle(&self.cx, &narrowed, back);
@@ -302,7 +302,7 @@ impl Worker {
     /// What the pool wants to know.
     pub(super) fn member(&self) -> Answer<Option<Member>> {
         let Some(share) = self.cx.record.share else { return Ok(None) };
-        let held_bytes = self.cx.pager.taken_bytes().map_err(failed("the VM's RAM"))?;
+        let held_bytes = self.cx.pager.residency().taken_bytes().map_err(failed("the VM's RAM"))?;
         let heat = self.tiering.recent_heat();
         let is_by_guest = heat.is_some_and(Heat::is_by_guest);
         Ok(Some(Member {

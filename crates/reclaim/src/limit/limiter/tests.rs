@@ -64,7 +64,7 @@ fn a_step_tells_that_what_needs_room_has_none() {
     let (mut child, vmm) = vmm();
     let mut limiter = Limiter::new(&vmm, &machine.pager, false).unwrap();
     machine.write(0, 512);
-    machine.pager.watch_all().unwrap();
+    machine.pager.frames().watch_all().unwrap();
     let (pagemap, no, cold) = (limiter.pagemap(), |_| false, |_| 0);
     let of = Sources { process: &vmm, ..machine.sources() };
     let mut windows = Windows::new(of, (&machine.pager, &NoVmm), &pagemap, &no, &cold, false);
@@ -106,7 +106,7 @@ fn a_search_in_vain_is_not_begun_again_at_once() {
     assert_eq!(limiter.step(&mut windows, marks, end).unwrap(), Left::Nothing);
     assert_eq!(stays.get(), asked, "nothing is asked again");
     limiter.asked_at = None;
-    let taken = machine.pager.taken_bytes().unwrap();
+    let taken = machine.pager.residency().taken_bytes().unwrap();
     assert!(!limiter.asks(marks, taken), "nor the guest");
     // But once much more is taken,
     machine.write(4, 2);
@@ -161,13 +161,13 @@ fn a_sweep_passes_over_what_was_not_evicted() {
     let mut limiter = Limiter::new(&vmm, &machine.pager, false).unwrap();
     machine.write(2048, 8);
     let kernel = machine.kernel();
-    machine.pager.watch_all().unwrap();
+    machine.pager.frames().watch_all().unwrap();
     let frames: Vec<Gfn> = (2048..2056).map(Gfn).collect();
-    assert_eq!(machine.pager.evict(&frames, &ebb_pager::NothingKnown).unwrap().saved, 8);
+    assert_eq!(machine.pager.evictor().evict(&frames, &ebb_pager::NothingKnown).unwrap().saved, 8);
     let (pagemap, no, cold) = (limiter.pagemap(), |_| false, |_| 0);
     let of = Sources { process: &vmm, guest: Some((&kernel, &|| true)), pins: false };
     let windows = Windows::new(of, (&machine.pager, &NoVmm), &pagemap, &no, &cold, false);
-    let dropped = || machine.pager.counters.dropped_frames.load(Relaxed);
+    let dropped = || machine.pager.counters().dropped_frames.load(Relaxed);
     // Windows that have one word cost next to nothing,
     let late = Instant::now() + Duration::from_secs(60);
     limiter.sweeps = 5;

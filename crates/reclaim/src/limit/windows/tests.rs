@@ -84,7 +84,7 @@ fn a_window_is_found_and_told() {
     let mapping = small_pages(&file, bytes);
     let hva = ebb_units::Hva(mapping.address().0);
     let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset: 0 };
-    let ram = Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap();
+    let ram = std::sync::Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap());
     ram.populate(FrameRange::new(Gfn(0), bytes / FRAME_BYTES)).unwrap();
     let windows = (0..bytes / HUGE).map(HugeFrame);
     for window in windows {
@@ -92,7 +92,7 @@ fn a_window_is_found_and_told() {
         let all = FrameRange::huge(window);
         assert_eq!(ram.populated_in(all).unwrap(), [all]);
     }
-    ram.punch(FrameRange::new(Gfn(3), 2)).unwrap();
+    ebb_vm::Puncher::new(std::sync::Arc::clone(&ram)).punch(FrameRange::new(Gfn(3), 2)).unwrap();
     let told = runs(|saw| {
         ram.populated_in(FrameRange::huge(HugeFrame(0))).unwrap().into_iter().for_each(saw)
     });
@@ -175,9 +175,9 @@ fn free_blocks_are_told_and_what_is_kept_of_them_is_dropped() {
     assert_eq!(heads, [2048, 2064]);
     assert_eq!(windows.take_free(), []);
     // Evicted before the guest freed them, as far as anybody knows.
-    machine.pager.watch_all().unwrap();
+    machine.pager.frames().watch_all().unwrap();
     let frames: Vec<Gfn> = (2044..2060).chain(2070..2072).map(Gfn).collect();
-    let evicted = machine.pager.evict(&frames, &ebb_pager::NothingKnown).unwrap();
+    let evicted = machine.pager.evictor().evict(&frames, &ebb_pager::NothingKnown).unwrap();
     assert_eq!(evicted.saved, 14, "{evicted:?}");
     assert_eq!(windows.drop_freed(HugeFrame(4)), Some(10));
     assert_eq!(windows.drop_freed(HugeFrame(4)), Some(0), "once");

@@ -1,6 +1,6 @@
 //! Whether pages end where they should, with every byte.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use ebb_tier::{Heat, Kind, Mover, Outcome, Pace, Place, Rules, Tally, Tier, carry_out, plan};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use rustix::pipe::{SpliceFlags, pipe, splice};
@@ -156,7 +156,8 @@ fn degree(gfn: Gfn) -> u32 {
 
 fn holes_hold_nothing(rig: &mut Rig) -> anyhow::Result<()> {
     let hole = FrameRange::new(Gfn(100), 3);
-    rig.ram().punch(hole)?;
+    let place = rig.ram().range(hole).context("a hole in RAM")?;
+    rig.ram().files()[place.file].file.punch(place.offset, hole.bytes())?;
     let frames: Vec<Gfn> = FrameRange::new(Gfn(99), 5).frames().collect();
     let tally = bring(rig, SLOW, &frames)?;
     ensure!(tally.of(Outcome::Nothing) == 3, "{tally:?}");

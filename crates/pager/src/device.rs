@@ -1,0 +1,4 @@
+//! Devices that use the memory.
+
+pub mod access;
+pub mod pluggable;

@@ -1,0 +1,44 @@
+//! What rests on blocks of a disk comes back before they are written.
+
+use std::io;
+use std::ops::Range;
+
+use crate::device::access::DeviceAccess;
+use crate::frames::words::{ATTEMPTS, SOON_ATTEMPTS, Served, again_for};
+
+impl DeviceAccess {
+    /// Brings back what rests on blocks of a disk that are about to change. Nothing
+    /// must find these blocks any more: see [`crate::Disk::find`].
+    ///
+    /// # Errors
+    /// A frame cannot be brought back: the blocks must not be written.
+    pub fn vacate(&self, blocks: Range<u64>) -> io::Result<()> {
+        self.vacate_for(ATTEMPTS, blocks)
+    }
+
+    /// The same for a device that asks again for as long as it takes, as [`DeviceAccess::pin_soon`].
+    ///
+    /// # Errors
+    /// `TimedOut`: somebody holds a frame now. Any other: as [`DeviceAccess::vacate`].
+    pub fn vacate_soon(&self, blocks: Range<u64>) -> io::Result<()> {
+        self.vacate_for(SOON_ATTEMPTS, blocks)
+    }
+
+    fn vacate_for(&self, attempts: usize, blocks: Range<u64>) -> io::Result<()> {
+        for (block, gfn) in self.residency.resting().on(blocks) {
+            // The pair goes only once the block was read.
+            again_for(attempts, || match self.residency.resting().has(gfn, block) {
+                true if self.residency.drop_if_dead(gfn) => Ok(Served::Done),
+                // The VMM has unplugged it: nobody reads it any more.
+                true if self.frames.ram().region_of(gfn).is_none() => Ok(Served::Done),
+                true => match self.installer.install_backed(gfn) {
+                    // Unplugged just now.
+                    Err(_) if self.frames.ram().region_of(gfn).is_none() => Ok(Served::Done),
+                    done => done,
+                },
+                false => Ok(Served::Done),
+            })?;
+        }
+        Ok(())
+    }
+}

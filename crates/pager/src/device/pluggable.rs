@@ -1,0 +1,132 @@
+//! Memory that comes and goes in blocks while the VM runs: guarded while it is unplugged, so
+//! that a touch of it is noticed.
+
+use crate::fault::sentry::Sentry;
+use std::io;
+use std::sync::Arc;
+
+use ebb_ledger::Content;
+use ebb_sys::uffd::HvaRange;
+use ebb_units::{FrameRange, HugeFrame};
+
+use crate::fault::installer::Installer;
+use crate::frames::Frames;
+use crate::frames::words::EMPTY;
+use crate::frames::words::{Served, again};
+use crate::residency::Residency;
+
+/// The memory of one VM that can be plugged.
+pub struct Pluggable {
+    frames: Arc<Frames>,
+    residency: Arc<Residency>,
+    installer: Arc<Installer>,
+}
+
+impl Pluggable {
+    pub(crate) fn new(
+        frames: &Arc<Frames>,
+        residency: &Arc<Residency>,
+        installer: &Arc<Installer>,
+    ) -> Pluggable {
+        Pluggable {
+            frames: Arc::clone(frames),
+            residency: Arc::clone(residency),
+            installer: Arc::clone(installer),
+        }
+    }
+
+    /// From now on first touches of these regions come here, whatever the mode, and `sentry` is
+    /// told of those of guarded frames. Once.
+    ///
+    /// # Errors
+    /// As [`Frames::watch_all`]; `InvalidInput`: one of them is not in one region of RAM.
+    pub fn watch_pluggable(
+        &self,
+        regions: Vec<FrameRange>,
+        sentry: Arc<dyn Sentry>,
+    ) -> io::Result<()> {
+        // What is gone is not watched.
+        let there =
+            regions.iter().filter(|frames| self.frames.ram().region_of(frames.start).is_some());
+        let hvas: Vec<HvaRange> =
+            there.map(|frames| self.frames.hva(*frames)).collect::<io::Result<_>>()?;
+        self.frames.watch_missing(&hvas)?;
+        self.frames.set_pluggable(regions);
+        self.installer.set_sentry(sentry);
+        Ok(())
+    }
+
+    /// Takes whole huge frames from the guest, which has unplugged them: devices may not use
+    /// them, they have no memory, and what they had elsewhere is dropped. Those that are
+    /// guarded already are made sure of.
+    ///
+    /// # Errors
+    /// `ResourceBusy`: a device uses a part of them. Or as fallocate(2). None of them is newly
+    /// guarded then; their content may be gone.
+    pub fn guard(&self, frames: FrameRange) -> io::Result<()> {
+        let mut taken = Vec::new();
+        let guarded = self.guard_each(frames, &mut taken).and_then(|()| self.frames.punch(frames));
+        if guarded.is_err() {
+            taken.into_iter().try_for_each(|huge| again(|| self.plug_huge(huge)))?;
+        }
+        guarded
+    }
+
+    /// The word comes first: from then on a touch of what is missing is told.
+    fn guard_each(&self, frames: FrameRange, taken: &mut Vec<HugeFrame>) -> io::Result<()> {
+        for part in self.frames.whole(frames)? {
+            let huge = part.start.huge();
+            self.end_watches_in(part)?;
+            again(|| {
+                let Some(held) = self.residency.hold_huge(huge) else { return Ok(Served::Busy) };
+                if held.contents().all(|content| content == Content::Guarded) {
+                    held.let_go();
+                    return Ok(Served::Done);
+                }
+                match held.guard() {
+                    Ok(true) => taken.push(huge),
+                    Ok(false) => return Ok(Served::Busy),
+                    Err(error) => return Err(error),
+                }
+                Ok(Served::Done)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Blocks whose metadata was here come back: nobody will write it any more.
+    fn end_watches_in(&self, part: FrameRange) -> io::Result<()> {
+        if !self.frames.ledger().is_split(part.start.huge()) {
+            return Ok(());
+        }
+        part.frames().try_for_each(|gfn| again(|| self.installer.restore_watched(gfn)))
+    }
+
+    /// Lets the guest have whole huge frames: those that were guarded read as zeros, others
+    /// stay what they are. `prealloc`: all of them have memory on return.
+    ///
+    /// # Errors
+    /// `ENOMEM` with `prealloc`, and what was guarded is so again; as madvise(2).
+    pub fn unguard(&self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
+        let parts = self.frames.whole(frames)?;
+        if prealloc && let Err(error) = self.frames.ram().populate(frames) {
+            let guarded =
+                |part: &FrameRange| self.frames.ledger().content(part.start) == Content::Guarded;
+            parts.into_iter().filter(guarded).try_for_each(|part| self.frames.punch(part))?;
+            return Err(error);
+        }
+        parts.into_iter().try_for_each(|part| again(|| self.plug_huge(part.start.huge())))
+    }
+
+    fn plug_huge(&self, huge: HugeFrame) -> io::Result<Served> {
+        let Some(held) = self.residency.hold_huge(huge) else { return Ok(Served::Busy) };
+        held.plug(self.resting_content());
+        Ok(Served::Done)
+    }
+
+    /// What plugged memory is before its first touch. A hole that is resident on record reads
+    /// as zeros; where devices cannot wait it is to be mapped when it comes.
+    fn resting_content(&self) -> Content {
+        if self.frames.devices().any() { EMPTY } else { Content::Resident }
+    }
+}

@@ -1,0 +1,147 @@
+//! Holding frames that are in use, and having those go that may.
+
+use super::{Evictor, Held, Piece};
+use crate::evict::evicted::{Evicted, runs};
+use crate::evict::going::Going;
+use crate::folios::Grain;
+use crate::frames::errors::is_unmapped;
+use crate::residency::judge::Judge;
+use ebb_ledger::{Content, SplitError};
+use ebb_store::StoreError;
+use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
+use std::io;
+use std::mem;
+
+/// Held together, so that what is in flight is asked for many at once. A guest that writes
+/// one of them waits no longer than it takes to save all: in one batch, but for what goes whole.
+const BATCH_FRAMES: usize = 512;
+
+impl Evictor {
+    /// Empties those of `frames`, which are in order, that are resident. Where frames do not go one by
+    /// one ([`Folios::grain_of`]) only whole huge frames go: punching a part of a large folio may
+    /// zero it in place, which the guest would read as zeros.
+    ///
+    /// The pager must watch all of RAM ([`Frames::watch_all`]).
+    ///
+    /// # Errors
+    /// From the store or the system calls. Frames not evicted stay resident. A store without
+    /// room keeps nothing from going that needs none.
+    pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
+        self.residency.leave_free_slots();
+        let mut going = Going::new(self, judge);
+        let (mut batch, mut count) = (Vec::new(), 0);
+        for frames in frames.chunk_by(|a, b| a.huge() == b.huge()) {
+            match self.hold(frames) {
+                Ok(piece) => {
+                    count += piece.as_ref().map_or(0, Vec::len);
+                    batch.extend(piece);
+                }
+                Err(error) => {
+                    self.open_all(batch.into_iter().flatten());
+                    return Err(error);
+                }
+            }
+            if count >= BATCH_FRAMES {
+                count = 0;
+                self.evict_batch(mem::take(&mut batch), judge, &mut going)?;
+            }
+        }
+        self.evict_batch(batch, judge, &mut going)?;
+        going.end()
+    }
+
+    /// Those go that no request in flight may be writing to.
+    fn evict_batch<'l>(
+        &'l self,
+        batch: Vec<Piece<'l>>,
+        judge: &dyn Judge,
+        going: &mut Going<'_>,
+    ) -> io::Result<()> {
+        let frames: Vec<Gfn> = batch.iter().flatten().map(|held| held.gfn).collect();
+        let mut settled = judge.settled(&frames).into_iter();
+        let (mut result, mut small) = (Ok(()), Vec::new());
+        for piece in batch {
+            let (quiet, in_flight): (Piece<'_>, Piece<'_>) =
+                piece.into_iter().partition(|_| settled.next() == Some(true));
+            going.evicted.in_flight += in_flight.len() as u64;
+            // Of what goes whole no part goes, where another is in flight.
+            let each = quiet.iter().chain(&in_flight).map(|held| held.gfn);
+            let all_or_none = !in_flight.is_empty() && self.folios.goes_whole(each);
+            self.open_all(in_flight);
+            match result {
+                Ok(()) if !all_or_none => {
+                    match self.folios.goes_whole(quiet.iter().map(|held| held.gfn)) {
+                        true => result = going.go(quiet),
+                        false => small.extend(quiet),
+                    }
+                }
+                _ => self.open_all(quiet),
+            }
+        }
+        // Saved at once: a device, or the guest, waits for one write to a slow disk, not for many.
+        if result.is_err() {
+            self.open_all(small);
+            return result;
+        }
+        going.go(small)
+    }
+
+    /// Holds and protects frames of one huge frame: those that are resident, or all or none of those
+    /// that do not go one by one.
+    fn hold(&self, frames: &[Gfn]) -> io::Result<Option<Piece<'_>>> {
+        let Some(huge) = frames.first().map(|gfn| gfn.huge()) else { return Ok(None) };
+        match self.frames.split(huge) {
+            Ok(()) => {}
+            Err(SplitError::Busy) => return Ok(None),
+            Err(SplitError::NoRoom(error)) => return Err(StoreError::RunDirectory(error).into()),
+        }
+        let mut piece = Vec::with_capacity(frames.len());
+        // What was chosen may be gone since.
+        for &gfn in frames.iter().filter(|gfn| self.frames.is_in_no_doubt(**gfn)) {
+            let Ok(word) = self.frames.ledger().lock_frame(gfn) else { continue };
+            if word.content() != Content::Resident || self.frames.pins().has(gfn) {
+                self.frames.after(word.abandon(), FrameRange::new(gfn, 1));
+                continue;
+            }
+            piece.push(Held { gfn, word });
+        }
+        if let Err(error) = self.leave_large(&mut piece) {
+            self.open_all(piece);
+            return Err(error);
+        }
+        if piece.is_empty() {
+            return Ok(None);
+        }
+        let protected =
+            runs(&piece, |held| held.gfn).try_for_each(|(frames, _)| self.frames.protect(frames));
+        match protected {
+            Ok(()) => Ok(Some(piece)),
+            Err(error) => {
+                self.open_all(piece);
+                // What the VMM has mapped nowhere stays.
+                if is_unmapped(&error) { Ok(None) } else { Err(error) }
+            }
+        }
+    }
+
+    /// Lets go of those that cannot go one by one, unless all of their huge frame is there to go.
+    fn leave_large(&self, piece: &mut Piece<'_>) -> io::Result<()> {
+        let gfns: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
+        let Some(grain) = gfns.first().map(|gfn| self.folios.grain_of(gfn.huge())) else {
+            return Ok(());
+        };
+        if grain == Grain::Frame {
+            self.folios.split_folios(&gfns)?;
+        }
+        let goes_whole = |gfn| self.folios.goes_whole([gfn]);
+        let Some(large) = gfns.into_iter().find(|gfn| goes_whole(*gfn)) else { return Ok(()) };
+        let all = piece.len() as u64 == FRAMES_PER_HUGE;
+        if !all || (grain == Grain::Frame && !self.folios.holds_whole_folios(large)) {
+            let each = piece.drain(..);
+            let (large, small): (Piece<'_>, _) = each.partition(|held| goes_whole(held.gfn));
+            *piece = small;
+            self.open_all(large);
+        }
+        Ok(())
+    }
+}

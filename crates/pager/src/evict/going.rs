@@ -1,0 +1,218 @@
+//! Frames that go: read, saved or found elsewhere, committed and punched, in this order.
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_digest::Digest;
+use ebb_ledger::Content;
+use ebb_store::{Page, PageBuffer};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+use crate::evict::evicted::{Evicted, runs};
+use crate::evict::{Evictor, Held, Piece};
+use crate::residency::judge::Judge;
+use crate::residency::place::{Found, Place};
+
+/// What one call has go.
+pub(crate) struct Going<'c> {
+    evictor: &'c Evictor,
+    judge: &'c dyn Judge,
+    pub(crate) evicted: Evicted,
+    no_room: Option<io::Error>,
+    /// Used again for each piece: what they hold, and those of it that are saved.
+    buffers: [PageBuffer; 2],
+}
+
+impl<'c> Going<'c> {
+    pub(crate) fn new(evictor: &'c Evictor, judge: &'c dyn Judge) -> Going<'c> {
+        let buffers = [0; 2].map(PageBuffer::new);
+        Going { evictor, judge, evicted: Evicted::default(), no_room: None, buffers }
+    }
+
+    /// What has gone.
+    ///
+    /// # Errors
+    /// There was no room for some.
+    pub(crate) fn end(self) -> io::Result<Evicted> {
+        self.no_room.map_or(Ok(self.evicted), Err)
+    }
+
+    /// Has protected frames go, to which no request in flight may be writing. Goes on where there is
+    /// only no room, and notes that.
+    pub(crate) fn go(&mut self, piece: Piece<'_>) -> io::Result<()> {
+        match self.go_each(piece) {
+            Err(error) if is_no_room(&error) => self.no_room = Some(error),
+            done => return done,
+        }
+        Ok(())
+    }
+
+    fn go_each(&mut self, piece: Piece<'_>) -> io::Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
+        let Going { evictor, judge, evicted, buffers: [pages, to_save], .. } = self;
+        let pages = pages.at_least(piece.len());
+        let read = runs(&piece, |held| held.gfn).try_for_each(|(frames, at)| {
+            let to = &mut pages[at..at + frames.count as usize];
+            evictor.frames.ram().read(frames, to.as_flattened_mut())
+        });
+        if let Err(error) = read {
+            evictor.open_all(piece);
+            return Err(error);
+        }
+        evictor.note_use(&piece, *judge);
+        let (places, result) = evictor.elsewhere(&piece, pages, *judge, to_save);
+        evictor.finish(piece, places, pages, evicted).and(result)
+    }
+}
+
+fn is_no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+impl Evictor {
+    /// Where the content of each frame will be once it is punched, as far as it could be saved, and
+    /// why not all was.
+    fn elsewhere(
+        &self,
+        piece: &[Held<'_>],
+        pages: &[Page],
+        judge: &dyn Judge,
+        to_save: &mut PageBuffer,
+    ) -> (Vec<Found>, io::Result<()>) {
+        let each = piece.iter().zip(pages);
+        let mut found: Vec<Found> =
+            each.map(|(held, page)| self.residency.unwritten(held.gfn, page, judge)).collect();
+        let result = self.save(piece, pages, &mut found, to_save);
+        (found, result)
+    }
+
+    /// What is saved, or need not be, goes, if nobody wants it as it was.
+    fn finish(
+        &self,
+        piece: Piece<'_>,
+        places: Vec<Found>,
+        pages: &[Page],
+        evicted: &mut Evicted,
+    ) -> io::Result<()> {
+        let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
+        let (mut gone, mut stay) = (Vec::with_capacity(piece.len()), Vec::new());
+        for (mut held, place) in piece.into_iter().zip(places) {
+            match place {
+                Ok(place) if held.word.commit(place.content) => gone.push((held, place)),
+                place => {
+                    evicted.abandoned += u64::from(place.is_ok());
+                    place.into_iter().for_each(|place| self.residency.undo(held.gfn, place));
+                    stay.push(held);
+                }
+            }
+        }
+        let goes_whole = self.folios.goes_whole(gone.iter().map(|(held, _)| held.gfn));
+        if goes_whole && !stay.is_empty() {
+            self.take_back(gone);
+            self.open_all(stay);
+            return Ok(());
+        }
+        self.open_all(stay);
+        let page_of = |gfn| frames.binary_search(&gfn).ok().and_then(|at| pages.get(at));
+        self.punch_gone(gone, page_of, evicted)
+    }
+
+    /// Saves what has no place yet.
+    fn save(
+        &self,
+        piece: &[Held<'_>],
+        pages: &[Page],
+        found: &mut [Found],
+        to_save: &mut PageBuffer,
+    ) -> io::Result<()> {
+        let rest: Vec<(usize, Digest)> =
+            found.iter().enumerate().filter_map(|(at, found)| Some((at, found.err()?))).collect();
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let to_save = match rest.len() == pages.len() {
+            true => pages,
+            false => {
+                let some = to_save.at_least(rest.len());
+                some.iter_mut().zip(&rest).for_each(|(to, (at, _))| *to = pages[*at]);
+                some
+            }
+        };
+        let batch =
+            self.residency.with_room(to_save, |pages| self.residency.store().save_batch(pages));
+        for ((at, digest), slot) in rest.into_iter().zip(batch.slots) {
+            let Some(slot) = slot else { continue };
+            self.residency.owners().set(slot, piece[at].gfn);
+            found[at] = Ok(Place { digest, ..Place::of(Content::Saved { slot }) });
+        }
+        batch.error.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Notes what the frames are, for when they are wanted back.
+    fn note_use(&self, piece: &[Held<'_>], judge: &dyn Judge) {
+        let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
+        let mut in_use = judge.in_use(&frames).into_iter();
+        frames.iter().for_each(|&gfn| self.residency.dead().went(gfn, in_use.next() == Some(true)));
+    }
+
+    fn take_back(&self, gone: Vec<(Held<'_>, Place)>) {
+        for (held, place) in gone {
+            let gfn = held.gfn;
+            self.open_all([held]);
+            self.residency.undo(gfn, place);
+        }
+    }
+
+    fn punch_gone<'p>(
+        &self,
+        mut gone: Vec<(Held<'_>, Place)>,
+        page_of: impl Fn(Gfn) -> Option<&'p Page>,
+        evicted: &mut Evicted,
+    ) -> io::Result<()> {
+        let mut punched = 0;
+        let result = runs(&gone, |(held, _)| held.gfn).try_for_each(|(frames, _)| {
+            if !self.frames.devices().unmap(frames) {
+                return Err(io::ErrorKind::ResourceBusy.into());
+            }
+            self.frames.punch(frames)?;
+            if !self.frames.ram().is_hole(frames)? {
+                self.put_back(frames, &page_of)?;
+                return Err(io::Error::other("the kernel keeps a large folio's part as zeros"));
+            }
+            punched += frames.count as usize;
+            Ok(())
+        });
+        // Not punched is as good as before: the page in the file wins.
+        self.take_back(gone.split_off(punched));
+        for (held, place) in gone {
+            let frame = held.frame();
+            self.residency.note_gone(held.gfn, place);
+            evicted.count(place.content, place.is_kept);
+            let wanted = held.word.unlock(place.content);
+            self.frames.after(wanted, frame);
+        }
+        result
+    }
+
+    /// Held frames were punched, and some have become zeros that stay in memory: they lie in a
+    /// large folio after all. What they held is put back, and all of them stay.
+    fn put_back<'p>(
+        &self,
+        frames: FrameRange,
+        page_of: &impl Fn(Gfn) -> Option<&'p Page>,
+    ) -> io::Result<()> {
+        tracing::error!("{frames:?}: a part of a large folio was punched; its content is put back");
+        for gfn in frames.frames() {
+            let words = self.frames.ram().words(gfn.gpa(), (FRAME_BYTES / 8) as usize);
+            let (Some(words), Some(page)) = (words, page_of(gfn)) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
+            for (word, bytes) in words.iter().zip(page.as_chunks().0) {
+                word.store(u64::from_ne_bytes(*bytes), Relaxed);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! Giving frames their content: journey 2 of ARCHITECTURE.md.
+
+pub mod freed;
+pub mod restore;
+pub mod shared;
+pub mod zeros;
+
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ebb_ledger::Content;
+use ebb_units::{FrameRange, Gfn, HUGE_BYTES};
+
+use crate::fault::read_ahead::ReadAhead;
+use crate::fault::room::Room;
+use crate::fault::sentry::Sentry;
+use crate::fault::sharer::Sharer;
+use crate::folios::{Folios, Grain};
+use crate::frames::Frames;
+use crate::frames::words::EMPTY;
+use crate::frames::words::Served;
+use crate::residency::Residency;
+use crate::support::counters::add;
+
+/// Of one VM.
+pub struct Installer {
+    frames: Arc<Frames>,
+    folios: Arc<Folios>,
+    residency: Arc<Residency>,
+    room: Arc<Room>,
+    sharer: RwLock<Option<Arc<dyn Sharer>>>,
+    /// Who is told of touches of unplugged memory.
+    sentry: RwLock<Option<Arc<dyn Sentry>>>,
+}
+
+impl Installer {
+    /// With nobody to be told.
+    pub(crate) fn new(
+        frames: &Arc<Frames>,
+        folios: &Arc<Folios>,
+        residency: &Arc<Residency>,
+        room: &Arc<Room>,
+    ) -> Installer {
+        Installer {
+            frames: Arc::clone(frames),
+            folios: Arc::clone(folios),
+            residency: Arc::clone(residency),
+            room: Arc::clone(room),
+            sharer: RwLock::default(),
+            sentry: RwLock::default(),
+        }
+    }
+
+    /// From now on this one is told of touches of unplugged memory.
+    pub(crate) fn set_sentry(&self, sentry: Arc<dyn Sentry>) {
+        *self.sentry.write().unwrap_or_else(PoisonError::into_inner) = Some(sentry);
+    }
+
+    /// Gives a missing frame its content: alone, or with its huge frame.
+    pub(crate) fn install(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
+        self.install_ahead(gfn, content, &mut ReadAhead::timid())
+    }
+
+    /// The same, and what lies behind it where that takes no reading.
+    pub(crate) fn install_ahead(
+        &self,
+        gfn: Gfn,
+        content: Content,
+        ahead: &mut ReadAhead,
+    ) -> io::Result<Served> {
+        if let Content::Empty { .. } = content
+            && let Some(served) = self.install_shared(gfn)?
+        {
+            return Ok(served);
+        }
+        let zero = matches!(content, Content::Resident | Content::Empty { fill: 0, .. });
+        let is_huge = || {
+            self.folios.grain_of(gfn.huge()) == Grain::Huge
+                && !self.frames.ledger().is_split(gfn.huge())
+        };
+        // What cannot be broken up would never go, once a part of it came by itself.
+        let in_parts = || self.folios.can_break_up(gfn.huge()) && self.room.is_short_of(HUGE_BYTES);
+        let whole = zero && is_huge() && !in_parts();
+        match content {
+            _ if whole => self.install_huge(gfn, content),
+            Content::Resident | EMPTY => self.install_zeros(gfn, ahead),
+            Content::Guarded | Content::Watch { .. } | Content::Clean { .. } => {
+                self.install_zero(gfn, content, || {})
+            }
+            Content::Empty { fill, .. } => self.install_frame(gfn, content, fill),
+            Content::Saved { .. } | Content::OnDisk { .. } => self.install_backed(gfn),
+        }
+    }
+
+    /// Gives a huge frame that reads as zero its memory, if all of it is `content` still.
+    pub(crate) fn install_huge(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
+        let Some(held) = self.frames.hold_words(FrameRange::huge(gfn.huge())) else {
+            return Ok(Served::Busy);
+        };
+        let frames = self.frames.part_in_ram(gfn);
+        if held.contents().any(|(_, now)| now != content) {
+            self.frames.after(held.abandon(), frames);
+            return Ok(Served::Busy);
+        }
+        let is_ours = content != Content::Resident;
+        if !is_ours {
+            self.frames.devices().lost(frames);
+        }
+        if let Err(error) = self.frames.ram().populate(frames) {
+            self.frames.after(held.abandon(), frames);
+            return Err(error);
+        }
+        if is_ours {
+            self.frames.devices().map(frames);
+        }
+        self.frames.counters().returned(held.contents());
+        // Whoever asked meanwhile is woken with the rest.
+        let _ = held.unlock(Content::Resident);
+        self.frames.wake(frames).map(Served::done)
+    }
+
+    /// Gives a frame whose every byte is `fill` its memory, if it is `content` still.
+    fn install_frame(&self, gfn: Gfn, content: Content, fill: u8) -> io::Result<Served> {
+        if self.frames.split(gfn.huge()).is_err() {
+            return Ok(Served::Busy);
+        }
+        let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(Served::Busy) };
+        let frame = FrameRange::new(gfn, 1);
+        if held.content() != content {
+            self.frames.after(held.abandon(), frame);
+            return Ok(Served::Busy);
+        }
+        if let Err(error) = self.frames.fill(gfn, fill) {
+            self.frames.after(held.abandon(), frame);
+            return Err(error);
+        }
+        // Devices before the guest: it may hand the frame to one at once.
+        self.frames.devices().map(frame);
+        self.frames.counters().returned([(frame, content)].into_iter());
+        let _ = held.unlock(Content::Resident);
+        self.frames.wake(frame).map(Served::done)
+    }
+
+    /// The way back from the store or a disk, alone.
+    pub(crate) fn install_backed(&self, gfn: Gfn) -> io::Result<Served> {
+        let frame = FrameRange::new(gfn, 1);
+        let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(Served::Busy) };
+        let content = held.content();
+        if !content.is_elsewhere() {
+            self.frames.after(held.abandon(), frame);
+            return Ok(Served::Busy);
+        }
+        if let Err(error) = self.residency.fill_backed(gfn, content) {
+            self.frames.after(held.abandon(), frame);
+            return Err(error);
+        }
+        add(&self.frames.counters().refilled_frames, 1);
+        let _ = self.residency.arrive(gfn, held);
+        self.frames.wake(frame).map(Served::done)
+    }
+
+    /// A hole that reads as zero and was never taken: nothing to write down. `first` is done
+    /// once it is certain that the frame is still `content`.
+    ///
+    /// Under the word's lock: a frame that somebody else has given memory meanwhile may have
+    /// been written and saved since, and these zeros would win over what was saved.
+    pub(crate) fn install_zero(
+        &self,
+        gfn: Gfn,
+        content: Content,
+        first: impl FnOnce(),
+    ) -> io::Result<Served> {
+        let frame = FrameRange::new(gfn, 1);
+        let Some(held) = self.frames.hold_word_of(gfn) else { return Ok(Served::Busy) };
+        let words = held.frames();
+        let served = match held.contents().all(|(_, now)| now == content) {
+            true => {
+                first();
+                self.frames.devices().lost(frame);
+                self.frames.fill(gfn, 0).map(Served::done)
+            }
+            false => Ok(Served::Busy),
+        };
+        self.frames.after(held.abandon(), words);
+        if let Ok(Served::Done) = served {
+            self.frames.wake(frame)?;
+        }
+        served
+    }
+
+    /// Serves a touch of a guarded frame.
+    pub(crate) fn serve_guarded(&self, gfn: Gfn, write: bool) -> io::Result<Served> {
+        let sentry = self.sentry.read().unwrap_or_else(PoisonError::into_inner).clone();
+        self.install_zero(gfn, Content::Guarded, || {
+            if let Some(sentry) = sentry {
+                sentry.touched(gfn, write);
+            }
+        })
+    }
+}

@@ -1,0 +1,80 @@
+//! Content that the store has in memory comes back on the thread that reads the faults:
+//! nothing is read for it, and waiting for another thread would take longer than filling it.
+
+use ebb_ledger::Content;
+use ebb_store::MEMORY_SLOTS;
+use ebb_sys::uffd::Fault;
+use ebb_units::FrameRange;
+
+use crate::fault::read_ahead::ReadAhead;
+use crate::fault::refiller::Refiller;
+use crate::residency::dead::Verdict;
+use crate::support::counters::add;
+
+/// Whoever touches something else meanwhile waits no longer than for these.
+const TOGETHER_MAX: usize = 8;
+
+fn slot_in_memory(content: Content) -> Option<u64> {
+    match content {
+        Content::Saved { slot } => Some(slot).filter(|slot| *slot >= MEMORY_SLOTS),
+        _ => None,
+    }
+}
+
+impl Refiller {
+    /// Serves the touch of a frame whose content is in memory, and brings what lies around it
+    /// where that pays. `false`: it is for a thread that may wait: for room, for whoever holds
+    /// the frame, or for content that cannot be had.
+    pub(crate) fn refill_at_once(&self, fault: Fault, ahead: &mut ReadAhead) -> bool {
+        let Some(gfn) = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn()) else {
+            return false;
+        };
+        let Some(slot) = slot_in_memory(self.frames.ledger().content(gfn)) else { return false };
+        if self.room.is_over_limit() {
+            return false;
+        }
+        let Some(word) = self.residency.hold_saved(gfn, slot) else { return false };
+        let verdict = self.residency.verdict(gfn);
+        if verdict == Verdict::Dead || self.residency.fill_backed(gfn, word.content()).is_err() {
+            self.frames.after(word.abandon(), FrameRange::new(gfn, 1));
+            return false;
+        }
+        add(&self.frames.counters().missing, 1);
+        add(&self.frames.counters().refilled_frames, 1);
+        add(&self.frames.counters().false_reads, u64::from(verdict == Verdict::Unproven));
+        let _ = self.residency.arrive(gfn, word);
+        self.frames.after(true, FrameRange::new(gfn, 1));
+        self.bring_around(slot, ahead);
+        true
+    }
+
+    fn bring_around(&self, slot: u64, ahead: &mut ReadAhead) {
+        if self.residency.owners().get(slot).is_none() {
+            // A number without neighbours.
+            return;
+        }
+        let window = ahead.window(slot);
+        let first = slot.saturating_sub(window.before as u64);
+        let all = first..first + window.pages.min(TOGETHER_MAX) as u64;
+        let brought = |near: &u64| *near != slot && self.bring(*near);
+        let (count, last) = all.filter(brought).fold((0, slot), |(n, _), near| (n + 1, near));
+        ahead.read(slot, last.max(slot) + 1, count);
+        add(&self.frames.counters().ahead_hit_frames, window.hits);
+        add(&self.frames.counters().ahead_frames, count);
+    }
+
+    /// Nobody asked for it.
+    fn bring(&self, slot: u64) -> bool {
+        let Some(gfn) = self.residency.owners().get(slot) else { return false };
+        let Some(word) = self.residency.hold_saved(gfn, slot) else { return false };
+        let (wanted, came) = match self.residency.verdict(gfn) {
+            Verdict::Dead => (self.residency.become_empty(gfn, word), false),
+            _ if self.residency.fill_backed(gfn, word.content()).is_err() => {
+                (word.abandon(), false)
+            }
+            _ => (self.residency.arrive(gfn, word), true),
+        };
+        self.frames.after(wanted, FrameRange::new(gfn, 1));
+        came
+    }
+}

@@ -1,0 +1,176 @@
+//! Serving one fault: journey 2 of ARCHITECTURE.md.
+
+pub mod failure;
+pub mod jobs;
+pub mod later;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Instant;
+
+use ebb_ledger::{Content, Want};
+use ebb_sys::uffd::Fault;
+use ebb_units::{FrameRange, Gfn};
+
+use crate::fault::hand::Hand;
+use crate::fault::installer::Installer;
+use crate::fault::refiller::Refiller;
+use crate::fault::room::Room;
+use crate::fault::server::failure::Failure;
+use crate::fault::server::jobs::Jobs;
+use crate::frames::Frames;
+use crate::frames::words::Served;
+use crate::support::counters::add;
+
+/// A frame whose word changes hands under the fault thread this often is left
+/// to come again.
+const ATTEMPTS: usize = 64;
+
+/// A block that was given back because its metadata was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Restored {
+    /// Its first frame.
+    pub head: Gfn,
+    /// It has `1 << order` frames.
+    pub order: u8,
+}
+
+/// Restored blocks waiting to be looked at; beyond that they are not judged.
+const RESTORED_CAPACITY: usize = 1024;
+
+/// Serves the faults of one VM.
+pub struct FaultServer {
+    frames: Arc<Frames>,
+    installer: Arc<Installer>,
+    refiller: Refiller,
+    room: Arc<Room>,
+    jobs: Jobs,
+    failure: Failure,
+    restored: SyncSender<Restored>,
+}
+
+impl FaultServer {
+    /// And the blocks that it restores, for whoever wants to know whether the guest then used them.
+    pub(crate) fn new(
+        frames: &Arc<Frames>,
+        installer: &Arc<Installer>,
+        refiller: Refiller,
+        room: &Arc<Room>,
+    ) -> (FaultServer, Receiver<Restored>) {
+        let (restored, receiver) = sync_channel(RESTORED_CAPACITY);
+        let server = FaultServer {
+            frames: Arc::clone(frames),
+            installer: Arc::clone(installer),
+            refiller,
+            room: Arc::clone(room),
+            jobs: Jobs::new(),
+            failure: Failure::default(),
+            restored,
+        };
+        (server, receiver)
+    }
+
+    /// Who brings content back that has to be read.
+    #[cfg(test)]
+    pub(crate) fn refiller(&self) -> &Refiller {
+        &self.refiller
+    }
+
+    /// Faults that wait for a thread.
+    pub(crate) fn jobs(&self) -> &Jobs {
+        &self.jobs
+    }
+
+    /// Serves a fault that was read at `began`, leaves it to the refill threads, or
+    /// leaves a mark for whoever holds the frame. `true`: it is done.
+    pub(crate) fn serve(&self, fault: Fault, began: Instant, hand: &mut Hand) -> bool {
+        if !fault.write_protected && self.needs_time(fault) {
+            if self.refiller.refill_at_once(fault, &mut hand.in_memory) {
+                return true;
+            }
+            if self.refill_later(fault, began) {
+                return false;
+            }
+        }
+        self.serve_on(fault, hand);
+        true
+    }
+
+    /// Whether its content is elsewhere, or it may have to wait for room.
+    fn needs_time(&self, fault: Fault) -> bool {
+        let gfn = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn());
+        let content = gfn.map(|gfn| self.frames.ledger().content(gfn));
+        matches!(content, Some(Content::Saved { .. } | Content::OnDisk { .. }))
+            || self.room.is_over_limit()
+    }
+
+    /// Serves a fault on this thread; with room for pages, reads ahead.
+    pub(crate) fn serve_on(&self, fault: Fault, hand: &mut Hand) {
+        // The kernel reports faults in registered ranges only.
+        let Some(gfn) = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn()) else { return };
+        let counter = match fault.write_protected {
+            true => &self.frames.counters().metadata,
+            false => &self.frames.counters().missing,
+        };
+        add(counter, 1);
+        for _ in 0..ATTEMPTS {
+            match self.attempt(gfn, fault, hand) {
+                Ok(Served::Done) => return,
+                Ok(Served::Busy) => std::thread::yield_now(),
+                Err(error) => {
+                    if self.fault_failed(gfn, error, hand.pages.is_some()) {
+                        add(&self.frames.counters().retried, 1);
+                        return;
+                    }
+                    break;
+                }
+            }
+        }
+        // No memory, or no luck: woken, the guest touches it again.
+        add(&self.frames.counters().retried, 1);
+        self.frames.report("wake", self.frames.wake(FrameRange::new(gfn, 1)));
+    }
+
+    fn attempt(&self, gfn: Gfn, fault: Fault, hand: &mut Hand) -> io::Result<Served> {
+        match (fault.write_protected, self.frames.ledger().want(gfn)) {
+            (_, Want::Marked(_)) => Ok(Served::Done),
+            (true, Want::Free(Content::Watch { head, order })) => {
+                let served = self.installer.restore(gfn, head, order)?;
+                if let Served::Done = served {
+                    // A full queue only means that this one is not judged.
+                    let _ = self.restored.try_send(Restored { head, order });
+                }
+                Ok(served)
+            }
+            // A protection that ended before its event was read.
+            (true, Want::Free(_)) => self.let_through(gfn),
+            (false, Want::Free(content)) => match (content, &mut hand.pages) {
+                (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
+                    self.refiller.refill_ahead(gfn, buffer)
+                }
+                (Content::Guarded, _) => self.installer.serve_guarded(gfn, fault.write),
+                (Content::Empty { .. }, _) => {
+                    add(&self.frames.counters().early, 1);
+                    self.installer.install_ahead(gfn, content, &mut hand.zeros)
+                }
+                _ => self.installer.install_ahead(gfn, content, &mut hand.zeros),
+            },
+        }
+    }
+
+    /// Ends a protection that nothing stands behind. Under the frame's lock: the
+    /// worker may be about to protect it for a block, and that protection
+    /// must not be the one that ends.
+    fn let_through(&self, gfn: Gfn) -> io::Result<Served> {
+        let frame = FrameRange::new(gfn, 1);
+        let Some(held) = self.frames.hold_word_of(gfn) else { return Ok(Served::Busy) };
+        let words = held.frames();
+        let watched = held.contents().any(|(_, content)| matches!(content, Content::Watch { .. }));
+        let done =
+            if watched { Ok(Served::Busy) } else { self.frames.unprotect(frame).map(Served::done) };
+        let wanted = held.abandon();
+        self.frames.after(wanted, words);
+        done
+    }
+}

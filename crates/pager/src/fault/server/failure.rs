@@ -1,0 +1,58 @@
+//! Content that cannot be brought back: whoever needs it waits, and asks again.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A failure that nobody met for so long is over.
+pub(super) const FORGOTTEN: Duration = Duration::from_secs(2);
+
+/// Several failures may take turns, as damaged pages do: of those that differ the log gets one in
+/// so long.
+const TOLD_EVERY: Duration = Duration::from_secs(30);
+
+#[derive(Default)]
+pub(crate) struct Failure(Mutex<State>);
+
+#[derive(Default)]
+pub(super) struct State {
+    /// The last one, and when.
+    pub(super) last: Option<(Arc<io::Error>, Instant)>,
+    /// What was told last, and when.
+    told: Option<(String, Instant)>,
+}
+
+impl Failure {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes it; what is to be told of it, if it is another one than before.
+    pub(super) fn note(&self, error: io::Error, now: Instant) -> Option<String> {
+        let (text, mut state) = (error.to_string(), self.state());
+        state.last = Some((Arc::new(error), now));
+        let is_known =
+            |(told, at): &(String, Instant)| *told == text || now.duration_since(*at) < TOLD_EVERY;
+        if state.told.as_ref().is_some_and(is_known) {
+            return None;
+        }
+        state.told = Some((text.clone(), now));
+        Some(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_that_take_turns_are_told_now_and_then() {
+        let (failure, start) = (Failure::default(), Instant::now());
+        let told = (0..1000).filter_map(|number: u32| {
+            let error = io::Error::other(format!("page {}", number % 2));
+            failure.note(error, start + Duration::from_millis(100) * number)
+        });
+        assert_eq!(told.collect::<Vec<_>>(), ["page 0", "page 1", "page 0", "page 1"]);
+        assert_eq!(failure.state().last.as_ref().unwrap().0.to_string(), "page 1");
+    }
+}

@@ -1,0 +1,252 @@
+//! Faults that may have to wait, and the threads that wait for them, so that who reads the
+//! faults never does.
+//!
+//! Threads sleep at once where there is nothing to do: one that yields for a while first counts
+//! as one that runs, and waits behind the guest's processors when it is woken. Who went to sleep last is
+//! woken first: no more threads are used than there are faults that wait, and the buffers of the
+//! others take no memory.
+//!
+//! A fault that failed waits without a thread: one of them wakes it when its time has come, and the
+//! guest touches the frame again.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use ebb_sys::uffd::Fault;
+use ebb_units::Gfn;
+
+/// Beyond that the fault thread serves them itself.
+const JOBS: usize = 1024;
+/// Of one VM.
+pub(crate) const THREADS_MOST: usize = 64;
+/// Who touched a frame that cannot be brought back rests so long before it asks again.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+
+/// A fault that was read.
+pub(crate) struct Job {
+    pub(crate) fault: Fault,
+    pub(crate) began: Instant,
+}
+
+/// What a refill thread is to do next.
+pub(crate) enum Work {
+    Serve(Job),
+    /// Its fault has failed and rested.
+    Wake(Gfn),
+}
+
+/// Faults for the refill threads.
+pub(crate) struct Jobs {
+    queue: Mutex<Queue>,
+}
+
+struct Queue {
+    /// It has room for all from the beginning.
+    jobs: VecDeque<Job>,
+    /// Frames whose faults failed, and when to wake them; in this order, and at most as many.
+    failed: VecDeque<(Instant, Gfn)>,
+    /// Threads that sleep, or are about to. It has room for all from the beginning.
+    asleep: Vec<Thread>,
+    /// There are threads.
+    is_open: bool,
+}
+
+impl Jobs {
+    pub(crate) fn new() -> Jobs {
+        let (jobs, failed) = (VecDeque::with_capacity(JOBS), VecDeque::with_capacity(JOBS));
+        let asleep = Vec::with_capacity(THREADS_MOST);
+        Jobs { queue: Mutex::new(Queue { jobs, failed, asleep, is_open: false }) }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn give(&self, job: Job) -> bool {
+        let mut queue = self.queue();
+        let takes = queue.is_open && queue.jobs.len() < JOBS;
+        if takes {
+            queue.jobs.push_back(job);
+            wake_one(queue);
+        }
+        takes
+    }
+
+    /// Has a frame woken after a pause; `false`: too many rest already.
+    pub(super) fn wake_later(&self, gfn: Gfn) -> bool {
+        let mut queue = self.queue();
+        let takes = queue.is_open && queue.failed.len() < JOBS;
+        if takes {
+            queue.failed.push_back((Instant::now() + PAUSE, gfn));
+            // It has to wait until then, and not for ever.
+            wake_one(queue);
+        }
+        takes
+    }
+
+    /// The next; none once there are to be no threads, and nothing is left.
+    pub(crate) fn next(&self) -> Option<Work> {
+        let mut queue = self.queue();
+        loop {
+            let left =
+                queue.failed.front().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            // Without threads there is nobody to wait.
+            if left.is_some_and(|left| left.is_zero() || !queue.is_open) {
+                return queue.failed.pop_front().map(|(_, gfn)| Work::Wake(gfn));
+            }
+            if let Some(job) = queue.jobs.pop_front() {
+                if left.is_some() {
+                    // Somebody else has to wait for the failed ones' time.
+                    wake_one(queue);
+                }
+                return Some(Work::Serve(job));
+            }
+            if !queue.is_open {
+                return None;
+            }
+            queue = self.sleep(queue, left);
+        }
+    }
+
+    /// Until it is woken, or so long. It may be woken for nothing.
+    fn sleep<'q>(
+        &'q self,
+        mut queue: MutexGuard<'q, Queue>,
+        most: Option<Duration>,
+    ) -> MutexGuard<'q, Queue> {
+        let me = thread::current();
+        let id = me.id();
+        queue.asleep.push(me);
+        drop(queue);
+        match most {
+            Some(most) => thread::park_timeout(most),
+            None => thread::park(),
+        }
+        let mut queue = self.queue();
+        queue.asleep.retain(|thread| thread.id() != id);
+        queue
+    }
+
+    /// There are threads from now on.
+    pub(crate) fn open(&self) {
+        self.queue().is_open = true;
+    }
+
+    /// There are to be none any more, once nothing is left.
+    pub(crate) fn close(&self) {
+        let mut queue = self.queue();
+        queue.is_open = false;
+        queue.asleep.drain(..).for_each(|thread| thread.unpark());
+    }
+}
+
+/// The thread that went to sleep last, if there is one.
+fn wake_one(mut queue: MutexGuard<'_, Queue>) {
+    let thread = queue.asleep.pop();
+    drop(queue);
+    if let Some(thread) = thread {
+        thread.unpark();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::Scope;
+
+    use ebb_units::Hva;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Threads end, also where the test fails.
+    struct Closing<'j>(&'j Jobs);
+
+    impl Drop for Closing<'_> {
+        fn drop(&mut self) {
+            self.0.close();
+        }
+    }
+
+    fn open() -> Jobs {
+        let jobs = Jobs::new();
+        jobs.queue().is_open = true;
+        jobs
+    }
+
+    fn job() -> Job {
+        let fault = Fault { address: Hva(0), write: false, write_protected: false };
+        Job { fault, began: Instant::now() }
+    }
+
+    /// Tells its number, and whether that was a job.
+    fn thread<'s>(
+        scope: &'s Scope<'s, '_>,
+        jobs: &'s Jobs,
+        number: usize,
+        told: &Sender<(usize, bool)>,
+    ) {
+        let told = told.clone();
+        scope.spawn(move || {
+            while let Some(work) = jobs.next() {
+                let _ = told.send((number, matches!(work, Work::Serve(_))));
+            }
+        });
+        asleep(jobs, number);
+    }
+
+    fn asleep(jobs: &Jobs, count: usize) {
+        let began = Instant::now();
+        while jobs.queue().asleep.len() != count {
+            assert!(began.elapsed() < LONG, "{} sleep", jobs.queue().asleep.len());
+            thread::yield_now();
+        }
+    }
+
+    fn next(told: &Receiver<(usize, bool)>) -> (usize, bool) {
+        told.recv_timeout(LONG).unwrap()
+    }
+
+    #[test]
+    fn who_went_to_sleep_last_works_first() {
+        let (jobs, (tell, told)) = (open(), channel());
+        thread::scope(|scope| {
+            let _closing = Closing(&jobs);
+            (1..=3).for_each(|number| thread(scope, &jobs, number, &tell));
+            for _ in 0..3 {
+                assert!(jobs.give(job()));
+                assert_eq!(next(&told), (3, true));
+                asleep(&jobs, 3);
+            }
+        });
+    }
+
+    /// Also where the thread that waited for its time has got something else to do.
+    #[test]
+    fn a_failed_fault_is_woken_in_time() {
+        let (jobs, (tell, told)) = (open(), channel());
+        thread::scope(|scope| {
+            let _closing = Closing(&jobs);
+            thread(scope, &jobs, 1, &tell);
+            let (begun, begin) = channel();
+            let (end, ended) = channel::<()>();
+            let jobs = &jobs;
+            scope.spawn(move || {
+                let work = jobs.next();
+                let _ = begun.send(matches!(work, Some(Work::Serve(_))));
+                // It serves that for as long as this test.
+                let _ = ended.recv();
+            });
+            asleep(jobs, 2);
+            assert!(jobs.wake_later(Gfn(7)));
+            asleep(jobs, 2);
+            assert!(jobs.give(job()));
+            assert!(begin.recv_timeout(LONG).unwrap());
+            assert_eq!(next(&told), (1, false));
+            drop(end);
+        });
+    }
+}

@@ -1,0 +1,60 @@
+//! What is in memory, mapped in this process too: by this the kernel finds pages that it is to
+//! move between NUMA nodes, also where the VMM does not map them just then.
+
+use std::io;
+
+use ebb_units::{FrameRange, Gfn, HugeFrame};
+
+use crate::folios::{Folios, Grain};
+use crate::residency::view::readable;
+
+impl Folios {
+    /// Maps what is in memory of a huge frame. Nobody saves or brings back one of its frames
+    /// meanwhile, and a fault for one waits for so long. A free block that is just being emptied may
+    /// have memory again by this, zeros. `false`: somebody else works on some of the frames,
+    /// or memory in huge pages is elsewhere in part, and none was mapped.
+    ///
+    /// # Errors
+    /// As [`ebb_vm::Ram::map`].
+    pub fn map_here(&self, huge: HugeFrame) -> io::Result<bool> {
+        let frames = FrameRange::huge(huge);
+        let held = match self.frames.ledger().lock(frames) {
+            Ok(held) => held,
+            Err(busy) => {
+                self.frames.after(busy.wanted, frames);
+                return Ok(false);
+            }
+        };
+        let mut there: Vec<FrameRange> = Vec::new();
+        for (frames, _) in held.contents().filter(|(_, content)| readable(*content)) {
+            frames.join(&mut there);
+        }
+        // A hole that is touched has memory for all of its huge page: also for what is elsewhere.
+        let all = FrameRange::huge(huge);
+        if self.grain_of(huge) == Grain::Huge
+            && self.frames.ram().clip(all).is_some_and(|ram| there != [ram])
+        {
+            self.frames.after(held.abandon(), frames);
+            return Ok(false);
+        }
+        let result = there.into_iter().try_for_each(|frames| self.map_runs(frames));
+        self.frames.after(held.abandon(), frames);
+        result.map(|()| true)
+    }
+
+    /// In each region that the frames lie in.
+    fn map_runs(&self, frames: FrameRange) -> io::Result<()> {
+        let mut from = frames.start;
+        while from < frames.end() {
+            let left = FrameRange::new(from, frames.end().0 - from.0);
+            // What is no RAM is a hole of the board's.
+            let Some(run) = self.frames.ram().clip(left) else {
+                from = Gfn(from.0 + 1);
+                continue;
+            };
+            self.frames.ram().map(run)?;
+            from = run.end();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,15 @@
+//! What errors of the userfaultfd mean.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// Whether the VMM has nothing of ours at the address that an ioctl was for.
+pub(crate) fn is_unmapped(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::NOENT.raw_os_error())
+}
+
+/// The VMM is gone: ESRCH from the userfaultfd.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}

@@ -1,0 +1,45 @@
+//! Memory that the VMM has mapped nowhere, and yet not given up: its file is open in the VMM, which
+//! can map it again.
+//!
+//! Nothing of it can be protected, so nothing of it is evicted. What it has elsewhere comes back
+//! into its file by a mapping of this process, which finds the same memory. That mapping is watched
+//! by a userfaultfd as well: only so is a page there either as a whole or not at all, and only so
+//! does a page win that somebody else has put there.
+
+use std::io;
+use std::sync::{MutexGuard, PoisonError};
+
+use ebb_sys::uffd::HvaRange;
+use ebb_units::{FrameRange, Gfn};
+use ebb_vm::Region;
+
+use crate::frames::Frames;
+
+impl Frames {
+    /// What of RAM the VMM has not mapped where it had it, as far as can be known.
+    ///
+    /// # Errors
+    /// As [`ebb_vm::unplugged::mapped`].
+    pub fn unmapped(&self) -> io::Result<Vec<FrameRange>> {
+        let regions: Vec<Region> = self.ram.regions().copied().collect();
+        let all: Vec<HvaRange> = regions.iter().map(Region::hva_range).collect();
+        let there = self.of_ram(&all)?;
+        let is_away = |region: &&Region| !there.contains(&region.hva_range());
+        Ok(regions.iter().filter(is_away).map(Region::frames).collect())
+    }
+
+    /// Whether the VMM may have mapped these files again without anybody's being told.
+    pub(crate) fn doubt(&self, files: &[usize]) {
+        *self.lock_doubted() = files.to_vec();
+    }
+
+    /// Whether a frame is RAM, of a file that is not doubted.
+    pub(crate) fn is_in_no_doubt(&self, gfn: Gfn) -> bool {
+        let region = self.ram.region_of(gfn);
+        region.is_some_and(|region| !self.lock_doubted().contains(&region.file))
+    }
+
+    fn lock_doubted(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,91 @@
+//! After a restart: what a dead process was working on is made sure of.
+
+use std::io;
+
+use ebb_ledger::Content;
+use ebb_units::{FrameRange, Gfn};
+
+use crate::frames::words::{Served, again};
+use crate::give_back::Returner;
+use crate::support::counters::subtract;
+
+impl Returner {
+    /// After a restart: a block that a dead daemon was working on comes back,
+    /// since nobody knows whether its metadata is still protected.
+    ///
+    /// # Errors
+    /// As [`Returner::give_back_all`].
+    pub fn settle_watch(&self, metadata: Gfn) -> io::Result<()> {
+        again(|| self.installer.restore_watched(metadata))
+    }
+
+    /// Ends the watches without bringing their blocks back: for a VM in
+    /// release mode, whose daemon died while it emptied them.
+    ///
+    /// # Errors
+    /// As ioctl_userfaultfd(2).
+    pub fn end_watches(&self) -> io::Result<()> {
+        for (frames, content) in self.frames.off_record() {
+            if matches!(content, Content::Watch { .. }) {
+                { frames.frames() }
+                    .try_for_each(|metadata| again(|| self.end_watch(metadata, content)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// After a restart: a frame on record as elsewhere whose page is there was not
+    /// punched yet, or was brought back already. The page wins. One that is clean, by the word of a
+    /// daemon of an older version, is protected until now; its slot nobody has claimed.
+    ///
+    /// # Errors
+    /// As lseek(2) and ioctl_userfaultfd(2).
+    pub fn settle(&self) -> io::Result<()> {
+        for (frames, content) in self.frames.off_record() {
+            let there = match content {
+                Content::Watch { .. } | Content::Guarded => false,
+                Content::Clean { .. } => true,
+                // Nobody can tell: what was held was seen to (`Residency::settle_held`).
+                Content::Empty { .. } if !self.frames.ram().knows_holes(frames) => false,
+                _ => !self.frames.ram().is_hole(frames)?,
+            };
+            if there {
+                frames.frames().try_for_each(|gfn| self.settle_frame(gfn, content))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn settle_frame(&self, gfn: Gfn, content: Content) -> io::Result<()> {
+        let frame = FrameRange::new(gfn, 1);
+        let is_clean = matches!(content, Content::Clean { .. });
+        let hole = !is_clean && self.frames.ram().is_hole(frame)?;
+        if hole || self.frames.split(gfn.huge()).is_err() {
+            return Ok(());
+        }
+        let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(()) };
+        let open = self.frames.unprotect_if_watched(frame);
+        if let Content::Empty { .. } = held.content() {
+            subtract(&self.frames.counters().emptied_frames, 1);
+        }
+        self.frames.devices().map(frame);
+        let wanted = self.residency.arrive(gfn, held);
+        self.frames.after(wanted, frame);
+        open
+    }
+
+    /// Ends a watch, if the frame is that one still: what is protected for something else, as
+    /// another block's metadata is, stays so.
+    pub(crate) fn end_watch(&self, metadata: Gfn, watch: Content) -> io::Result<Served> {
+        let Ok(held) = self.frames.ledger().lock_frame(metadata) else { return Ok(Served::Busy) };
+        let frame = FrameRange::new(metadata, 1);
+        if held.content() != watch {
+            self.frames.after(held.abandon(), frame);
+            return Ok(Served::Done);
+        }
+        let open = self.frames.unprotect(frame);
+        let wanted = held.unlock(Content::Resident);
+        self.frames.after(wanted, frame);
+        open.map(|()| Served::Done)
+    }
+}

@@ -1,0 +1,3 @@
+//! The guest's own tables.
+
+pub mod tables;

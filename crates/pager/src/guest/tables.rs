@@ -1,0 +1,124 @@
+//! A guest's page tables, to be changed in place: `docs/decisions/0023-*`.
+//!
+//! A frame is a page table for as long as its `struct page` says so, and the guest cannot say
+//! anything else while the metadata is write-protected. So whoever changes an entry holds the
+//! metadata, looks whether the frame is a page table, and then swaps words: the guest may
+//! write to the table meanwhile, but not make something else of it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use ebb_ledger::{Content, LockedFrame};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+use crate::frames::Frames;
+use crate::residency::view::readable;
+
+/// Words in a frame.
+const WORDS: usize = FRAME_BYTES as usize / 8;
+
+/// A frame of page metadata that nobody in the guest can write to until this is dropped.
+#[must_use]
+pub struct HeldMetadata<'p> {
+    frames: &'p Frames,
+    frame: FrameRange,
+    word: Option<LockedFrame<'p>>,
+    /// Else it was protected before, and stays so.
+    is_ours: bool,
+}
+
+impl HeldMetadata<'_> {
+    /// Runs `work` with the words of a frame as they are now, and in place, while the frame
+    /// is held: it is neither emptied nor moved meanwhile. `false`: it is not plain memory
+    /// now, or a request of a disk uses it.
+    ///
+    /// Nothing is touched in place where all words are zero: that may be a hole. Of `work`'s
+    /// words only such may be changed that are not zero in what was read.
+    pub fn with_table(&self, table: Gfn, work: impl FnOnce(&[u64; WORDS], &[AtomicU64])) -> bool {
+        let (frames, frame) = (self.frames, FrameRange::new(table, 1));
+        if frames.ram().range(frame).is_none() || frames.split(table.huge()).is_err() {
+            return false;
+        }
+        let Ok(word) = frames.ledger().lock_frame(table) else { return false };
+        let is_plain = word.content() == Content::Resident && !frames.pins().has(table);
+        let mut words = [0; WORDS];
+        let done = match frames.ram().words(table.gpa(), WORDS) {
+            Some(in_place) if is_plain && read_table(frames, table, &mut words) => {
+                if words.iter().any(|word| *word != 0) {
+                    work(&words, in_place);
+                }
+                true
+            }
+            _ => false,
+        };
+        frames.after(word.abandon(), frame);
+        done
+    }
+}
+
+impl Drop for HeldMetadata<'_> {
+    /// The guest goes on; whoever waits to write the metadata is woken.
+    fn drop(&mut self) {
+        if self.is_ours {
+            self.frames.report("unprotect", self.frames.unprotect(self.frame));
+        }
+        if let Some(word) = self.word.take() {
+            self.frames.after(word.abandon(), self.frame);
+        }
+    }
+}
+
+/// The page tables in one VM's frames.
+pub struct Tables(Arc<Frames>);
+
+impl Tables {
+    pub(crate) fn new(frames: &Arc<Frames>) -> Tables {
+        Tables(Arc::clone(frames))
+    }
+
+    /// Holds and write-protects a frame of page metadata. The caller must look now, by the
+    /// guest's page tables, whether it is still that frame's metadata.
+    ///
+    /// `None`: somebody else works on it, or it is not in memory.
+    ///
+    /// # Errors
+    /// As ioctl_userfaultfd(2): `ENOENT` where writes to it are not watched.
+    pub fn hold_metadata(&self, metadata: Gfn) -> io::Result<Option<HeldMetadata<'_>>> {
+        let frame = FrameRange::new(metadata, 1);
+        if self.0.ram().range(frame).is_none() || self.0.split(metadata.huge()).is_err() {
+            return Ok(None);
+        }
+        let Ok(word) = self.0.ledger().lock_frame(metadata) else { return Ok(None) };
+        let is_ours = match word.content() {
+            Content::Resident => true,
+            // Protected for a block that was emptied, for as long as the word is held.
+            Content::Watch { .. } => false,
+            _ => {
+                self.0.after(word.abandon(), frame);
+                return Ok(None);
+            }
+        };
+        let held = HeldMetadata { frames: &self.0, frame, word: Some(word), is_ours };
+        if is_ours {
+            // On failure the drop undoes what there is to undo.
+            self.0.protect(frame)?;
+        }
+        Ok(Some(held))
+    }
+
+    /// Reads a frame's words, each once. `false`: it is not in memory, or no RAM. A hole
+    /// reads as zeros and stays a hole.
+    pub fn read_table(&self, table: Gfn, words: &mut [u64; WORDS]) -> bool {
+        read_table(&self.0, table, words)
+    }
+}
+
+fn read_table(frames: &Frames, table: Gfn, words: &mut [u64; WORDS]) -> bool {
+    let mut bytes = [0; FRAME_BYTES as usize];
+    let there = readable(frames.ledger().content(table))
+        && frames.ram().read(FrameRange::new(table, 1), &mut bytes).is_ok();
+    let (each, _) = bytes.as_chunks::<8>();
+    words.iter_mut().zip(each).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+    there
+}

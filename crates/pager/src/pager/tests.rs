@@ -1,0 +1,207 @@
+//! Who gives a frame content holds its word first, and by then somebody else may have changed it.
+//! Here that has happened: each function is called with what its caller had seen before.
+
+#[allow(dead_code)]
+#[path = "../../tests/consistency/machine.rs"]
+mod machine;
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::thread;
+
+use ebb_ledger::Content;
+use ebb_store::PageBuffer;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use vmtest::{require, until};
+
+use super::*;
+use crate::fault::sentry::Sentry;
+use crate::frames::words::Served;
+use crate::{Committed, NothingKnown};
+use machine::{Machine, available, page_of, serve, watching};
+
+const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
+const METADATA: Gfn = Gfn(3);
+const ORDER: u8 = 6;
+const BLOCK: FrameRange = FrameRange::block(Gfn(64), ORDER);
+
+struct Deaf;
+
+impl Sentry for Deaf {
+    fn touched(&self, _: Gfn, _: bool) {}
+}
+
+fn says(pager: &Pager, frames: FrameRange, content: Content) -> bool {
+    frames.frames().all(|gfn| pager.ledger().content(gfn) == content)
+}
+
+fn committed(pager: &Pager, fill: u8) -> Vec<Committed<'_>> {
+    let claim = pager.blocks().claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
+    vec![claim.commit(true, fill).expect("nobody wants it")]
+}
+
+/// All of the guest's memory is saved by the time at which its huge frame is to get zeros.
+#[test]
+fn a_huge_frame_that_was_saved_meanwhile_gets_no_zeros() {
+    require!(available());
+    let machine = Machine::of(Grain::Huge);
+    machine.ram.populate(ALL).unwrap();
+    ALL.frames().for_each(|gfn| Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 2)));
+    let pager = watching(machine.parts());
+    let frames: Vec<Gfn> = ALL.frames().collect();
+    assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().saved, ALL.count);
+    assert!(matches!(
+        pager.installer().install_huge(Gfn(5), Content::Resident).unwrap(),
+        Served::Busy
+    ));
+    assert!(pager.ram().is_hole(ALL).unwrap());
+    let _threads = serve(&pager, 1);
+    let guest = machine.guest();
+    assert!(ALL.frames().all(|gfn| guest.read(gfn) == page_of(gfn.0 + 2)));
+}
+
+#[test]
+fn a_frame_that_was_saved_meanwhile_gets_no_fill() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    let pager = watching(machine.parts());
+    pager.blocks().empty(&mut committed(&pager, 0xaa), true).unwrap();
+    let (gfn, seen) = (Gfn(70), pager.ledger().content(Gfn(70)));
+    assert_eq!(seen, Content::Empty { fill: 0xaa, hard: false });
+    assert!(matches!(pager.installer().install(gfn, seen).unwrap(), Served::Done));
+    assert_eq!(machine.in_file(gfn), Some([0xaa; 4096]));
+    Machine::put(&machine.ram, gfn, &page_of(7));
+    assert_eq!(pager.evictor().evict(&[gfn], &NothingKnown).unwrap().saved, 1);
+    assert!(matches!(pager.installer().install(gfn, seen).unwrap(), Served::Busy));
+    assert!(machine.in_file(gfn).is_none());
+    let _threads = serve(&pager, 1);
+    assert!(machine.guest().read(gfn) == page_of(7));
+}
+
+/// Each look at what is taken tells whoever evicts.
+#[test]
+fn no_fault_waits_for_room_while_the_evictor_waits() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    let pager = watching(machine.parts());
+    let looks = Arc::<AtomicUsize>::default();
+    let told = Arc::clone(&looks);
+    pager.room().on_pressure(move || {
+        told.fetch_add(1, SeqCst);
+    });
+    pager.room().set_marks(0, 0);
+    pager.room().evictor_waits().store(true, SeqCst);
+    pager.room().wait_for_room();
+    assert_eq!(looks.load(SeqCst), 0);
+    pager.room().evictor_waits().store(false, SeqCst);
+    pager.room().wait_for_room();
+    assert!(looks.load(SeqCst) > 1);
+}
+
+/// The guest goes on behind what it read before, with next to no room left.
+#[test]
+fn no_more_comes_at_once_than_there_is_room_for() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    ALL.frames().for_each(|gfn| Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 2)));
+    let pager = watching(machine.parts());
+    let frames: Vec<Gfn> = ALL.frames().collect();
+    assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().saved, ALL.count);
+    let mut buffer = PageBuffer::new(128);
+    let mut comes = |first: u64| {
+        let gfn = ALL.frames().find(|gfn| {
+            gfn.0 >= first && !says(&pager, FrameRange::new(*gfn, 1), Content::Resident)
+        });
+        let before = pager.residency().taken_bytes().unwrap();
+        assert!(matches!(
+            pager.faults().refiller().refill_ahead(gfn.unwrap(), &mut buffer).unwrap(),
+            Served::Done
+        ));
+        (pager.residency().taken_bytes().unwrap() - before) / FRAME_BYTES
+    };
+    assert!(comes(0) > 4);
+    let taken = pager.residency().taken_bytes().unwrap();
+    pager.room().set_marks(taken, taken + 2 * FRAME_BYTES);
+    assert_eq!(comes(64), 4);
+    // Not even what lies before it.
+    assert_eq!(comes(133), 1);
+}
+
+/// Somebody tries for a huge frame, one frame of which is held, again and again: each time it
+/// holds the others for a moment, and faults for them leave their mark with it.
+#[test]
+fn who_asks_while_a_huge_frame_is_tried_goes_on() {
+    require!(available());
+    let machine = Machine::new();
+    let pager = watching(machine.parts());
+    let _threads = serve(&pager, 0);
+    pager.frames().split(Gfn(0).huge()).unwrap();
+    let held = pager.ledger().lock_frame(Gfn(511)).unwrap();
+    let (is_done, guest) = (Arc::new(AtomicBool::new(false)), machine.guest());
+    let touching = {
+        let is_done = Arc::clone(&is_done);
+        thread::spawn(move || {
+            let zeros = (0..500).all(|gfn| guest.read(Gfn(gfn)) == page_of(0));
+            is_done.store(true, SeqCst);
+            zeros
+        })
+    };
+    until("the guest to go on", || {
+        let busy = (0..1000).all(|_| {
+            let tried = pager.installer().install_huge(Gfn(0), Content::Resident).unwrap();
+            matches!(tried, Served::Busy)
+        });
+        assert!(busy);
+        is_done.load(SeqCst).then_some(())
+    });
+    assert!(touching.join().unwrap());
+    assert!(!held.abandon());
+}
+
+#[test]
+fn what_was_unplugged_meanwhile_stays_so() {
+    require!(available());
+    let machine = Machine::new();
+    let pager = watching(machine.parts());
+    pager.pluggable().watch_pluggable(vec![ALL], Arc::new(Deaf)).unwrap();
+    pager.pluggable().guard(ALL).unwrap();
+    assert!(pager.installer().refill(ALL).unwrap());
+    assert!(says(&pager, ALL, Content::Guarded));
+}
+
+#[test]
+fn a_watch_that_is_another_blocks_by_now_stays() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    Machine::put(&machine.ram, METADATA, &page_of(9));
+    let pager = watching(machine.parts());
+    pager.blocks().empty(&mut committed(&pager, 0), true).unwrap();
+    let last = BLOCK.end();
+    assert!(matches!(pager.installer().restore(METADATA, last, ORDER).unwrap(), Served::Busy));
+    assert!(says(&pager, BLOCK, Content::Empty { fill: 0, hard: false }));
+    let watch = Content::Watch { head: BLOCK.start, order: ORDER };
+    assert_eq!(pager.ledger().unlocked(METADATA), Some(watch));
+    pager.installer().restore_watched(METADATA).unwrap();
+    assert!(says(&pager, ALL, Content::Resident));
+    // Whoever has to see to it that the block is back is done with that.
+    assert!(matches!(pager.installer().restore_watched(METADATA).unwrap(), Served::Done));
+}
+
+#[test]
+fn a_watch_that_is_another_blocks_by_the_time_it_is_to_end_stays() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    let pager = watching(machine.parts());
+    pager.blocks().empty(&mut committed(&pager, 0), true).unwrap();
+    let watch = pager.ledger().content(METADATA);
+    let seen = Content::Watch { head: BLOCK.end(), order: ORDER };
+    pager.returner().end_watch(METADATA, seen).unwrap();
+    assert_eq!(pager.ledger().unlocked(METADATA), Some(watch));
+    pager.returner().end_watch(METADATA, watch).unwrap();
+    assert_eq!(pager.ledger().unlocked(METADATA), Some(Content::Resident));
+}

@@ -1,0 +1,3 @@
+//! Emptying frames that are free.
+
+pub mod claim;

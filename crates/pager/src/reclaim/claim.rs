@@ -1,0 +1,239 @@
+//! Emptying blocks of free frames: the second half of journey 1.
+//!
+//! A [`Claim`] is a block whose metadata frame is held and write-protected. A
+//! [`Committed`] one is on record as about to be emptied. Only those are
+//! punched: never on a verdict that the guest could have changed since.
+
+use std::io;
+use std::sync::Arc;
+
+use ebb_ledger::{Content, Locked, LockedFrame};
+use ebb_units::{FrameRange, Gfn};
+
+use crate::frames::Frames;
+use crate::residency::Residency;
+use crate::support::counters::{add, subtract};
+
+/// Linux's largest buddy order on x86-64; such a block spans two huge frames.
+const MAX_ORDER: u8 = 10;
+const MAX_PARTS: usize = 2;
+
+/// A block that the guest cannot take without our knowledge.
+#[must_use]
+pub struct Claim<'p> {
+    blocks: &'p Blocks,
+    metadata: Gfn,
+    watch: LockedFrame<'p>,
+    head: Gfn,
+    order: u8,
+}
+
+/// A claimed block that is on record; it waits to be emptied.
+#[must_use]
+pub struct Committed<'p> {
+    claim: Claim<'p>,
+    /// Where the ledger is to know of the block.
+    parts: Vec<Part<'p>>,
+    fill: u8,
+}
+
+/// A committed block's own words in one huge frame, held until it is empty.
+struct Part<'p> {
+    words: Locked<'p>,
+    /// What they said, word by word.
+    before: Vec<Content>,
+    /// So many of the frames were resident.
+    resident: u64,
+}
+
+type Words<'p> = [Option<Locked<'p>>; MAX_PARTS];
+
+impl<'p> Claim<'p> {
+    /// The block.
+    pub fn block(&self) -> FrameRange {
+        FrameRange::block(self.head, self.order)
+    }
+
+    /// The frame that holds the metadata of the block's head.
+    pub fn metadata(&self) -> Gfn {
+        self.metadata
+    }
+
+    /// Its size: `1 << order` frames.
+    pub fn order(&self) -> u8 {
+        self.order
+    }
+
+    /// Writes down that the block is about to be emptied. `record`: the ledger
+    /// is to know its frames, each a byte of `fill` from now on.
+    ///
+    /// `None`: the guest wants it, or part of it is held; it was let go.
+    pub fn commit(mut self, record: bool, fill: u8) -> Option<Committed<'p>> {
+        let mut parts: Words<'p> = [None, None];
+        let held = !record || self.hold_parts(&mut parts);
+        if !held || !self.watch.commit(Content::Watch { head: self.head, order: self.order }) {
+            for part in parts.into_iter().flatten() {
+                let frames = part.frames();
+                let wanted = part.abandon();
+                self.blocks.frames.after(wanted, frames);
+            }
+            self.let_go();
+            return None;
+        }
+        let parts: Vec<Part<'p>> = parts.into_iter().flatten().map(Part::new).collect();
+        for part in &parts {
+            add(&self.blocks.frames.counters().emptied_frames, part.resident);
+            part.words.set(Content::Empty { fill, hard: false });
+            self.blocks.residency.drop_slots(part.words.frames());
+        }
+        Some(Committed { claim: self, parts, fill })
+    }
+
+    fn hold_parts(&self, parts: &mut Words<'p>) -> bool {
+        let frames_of = &self.blocks.frames;
+        for (slot, frames) in parts.iter_mut().zip(self.block().by_huge()) {
+            let part = frames.count < ebb_units::FRAMES_PER_HUGE;
+            if part && frames_of.split(frames.start.huge()).is_err() {
+                return false;
+            }
+            match frames_of.ledger().lock(frames) {
+                // Something else than plain memory is not for us to empty.
+                Ok(held) if !held.contents().all(|(_, content)| is_plain(content)) => {
+                    let wanted = held.abandon();
+                    frames_of.after(wanted, frames);
+                    return false;
+                }
+                Ok(held) => *slot = Some(held),
+                Err(busy) => {
+                    frames_of.after(busy.wanted, frames);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Gives the block up as it is; the guest goes on with it. Whoever waits to
+    /// write its metadata is woken by the end of the protection.
+    pub fn let_go(self) {
+        let frame = FrameRange::new(self.metadata, 1);
+        let frames = &self.blocks.frames;
+        frames.report("unprotect", frames.unprotect(frame));
+        let wanted = self.watch.unlock(Content::Resident);
+        self.blocks.frames.after(wanted, frame);
+    }
+}
+
+impl<'p> Part<'p> {
+    fn new(words: Locked<'p>) -> Part<'p> {
+        let before = words.contents().map(|(_, content)| content).collect();
+        let resident = words.contents().filter(|(_, content)| *content == Content::Resident);
+        let resident = resident.map(|(frames, _)| frames.count).sum();
+        Part { words, before, resident }
+    }
+}
+
+impl Committed<'_> {
+    /// The block.
+    pub fn block(&self) -> FrameRange {
+        self.claim.block()
+    }
+
+    fn finish(self, keep: bool) {
+        let Committed { claim, parts, fill } = self;
+        if parts.is_empty() {
+            claim.blocks.residency.give_up_in(claim.block());
+        }
+        for Part { words, .. } in parts {
+            let frames = words.frames();
+            let wanted = words.unlock(Content::Empty { fill, hard: false });
+            claim.blocks.frames.after(wanted, frames);
+        }
+        if !keep {
+            return claim.let_go();
+        }
+        let watch = Content::Watch { head: claim.head, order: claim.order };
+        let wanted = claim.watch.unlock(watch);
+        claim.blocks.frames.after(wanted, FrameRange::new(claim.metadata, 1));
+    }
+
+    fn spare(self) {
+        let Committed { claim, parts, .. } = self;
+        for Part { words, before, resident } in parts {
+            let frames = words.frames();
+            subtract(&claim.blocks.frames.counters().emptied_frames, resident);
+            let wanted = words.unlock_each(&before);
+            claim.blocks.frames.after(wanted, frames);
+        }
+        claim.let_go();
+    }
+}
+
+/// Memory that is the guest's to use: there, or emptied before.
+fn is_plain(content: Content) -> bool {
+    matches!(content, Content::Resident | Content::Empty { hard: false, .. })
+}
+
+/// The blocks of one VM's frames that can be claimed.
+pub struct Blocks {
+    frames: Arc<Frames>,
+    residency: Arc<Residency>,
+}
+
+impl Blocks {
+    pub(crate) fn new(frames: &Arc<Frames>, residency: &Arc<Residency>) -> Blocks {
+        Blocks { frames: Arc::clone(frames), residency: Arc::clone(residency) }
+    }
+
+    /// Protects the metadata of a block that looked free. The caller must look
+    /// again now, and then commit or let go.
+    ///
+    /// `None`: the block is emptied already, or somebody else works on it.
+    ///
+    /// # Errors
+    /// As ioctl_userfaultfd(2).
+    pub fn claim(&self, metadata: Gfn, head: Gfn, order: u8) -> io::Result<Option<Claim<'_>>> {
+        let inside =
+            self.frames.ram().range(FrameRange::block(head, order.min(MAX_ORDER))).is_some()
+                && self.frames.ram().region_of(metadata).is_some();
+        if order > MAX_ORDER || !inside || self.frames.split(metadata.huge()).is_err() {
+            return Ok(None);
+        }
+        let Ok(watch) = self.frames.ledger().lock_frame(metadata) else { return Ok(None) };
+        let frame = FrameRange::new(metadata, 1);
+        if watch.content() != Content::Resident {
+            let wanted = watch.abandon();
+            self.frames.after(wanted, frame);
+            return Ok(None);
+        }
+        let claim = Claim { blocks: self, metadata, watch, head, order };
+        match self.frames.protect(frame) {
+            Ok(()) => Ok(Some(claim)),
+            Err(error) => {
+                claim.let_go();
+                Err(error)
+            }
+        }
+    }
+
+    /// Empties committed blocks, neighbours in one call, and leaves each either
+    /// watched (`keep`) or free to be used unseen. A block that a device uses stays as it was.
+    /// Returns the frames emptied.
+    ///
+    /// # Errors
+    /// As fallocate(2). What was not punched keeps its memory; no block is left.
+    pub fn empty(&self, blocks: &mut Vec<Committed<'_>>, keep: bool) -> io::Result<u64> {
+        blocks.sort_unstable_by_key(|block| block.claim.head);
+        let unmapped = |block: &Committed<'_>| self.frames.devices().unmap(block.block());
+        let (free, in_use): (Vec<_>, Vec<_>) = blocks.drain(..).partition(unmapped);
+        let result = self.frames.punch_runs(free.iter().map(Committed::block));
+        free.into_iter().for_each(|block| block.finish(keep));
+        self.spare(in_use);
+        result
+    }
+
+    /// Lets go of committed blocks that are not to be emptied after all: they are what they were.
+    pub fn spare(&self, blocks: Vec<Committed<'_>>) {
+        blocks.into_iter().for_each(Committed::spare);
+    }
+}

@@ -1,0 +1,159 @@
+//! Where the content of a VM's frames is that is not in memory, and what becomes of it there.
+
+use self::dead::Dead;
+use self::digests::Digests;
+use self::kept::Kept;
+use self::owners::Owners;
+use self::resting::{Disk, Resting};
+use self::view::View;
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use ebb_digest::DigestKey;
+use ebb_ledger::Content;
+use ebb_store::{Store, Usage};
+use ebb_units::FrameRange;
+
+use crate::frames::Frames;
+use crate::support::counters::add;
+
+pub mod arrive;
+pub mod compare;
+pub mod dead;
+pub mod digests;
+pub mod huge;
+pub mod judge;
+pub mod kept;
+pub mod owners;
+pub mod place;
+pub mod resting;
+pub mod slots;
+pub mod verdict;
+pub mod view;
+
+/// Of one VM.
+pub struct Residency {
+    frames: Arc<Frames>,
+    store: Box<dyn Store>,
+    disk: Box<dyn Disk>,
+    resting: Resting,
+    /// What rests there, by digest.
+    digests: OnceLock<Digests>,
+    owners: Owners,
+    digest_key: Arc<DigestKey>,
+    kept: Kept,
+    dead: Dead,
+}
+
+impl Residency {
+    /// As the ledger says.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the ledger names slots that the store does not have.
+    pub(crate) fn new(
+        frames: &Arc<Frames>,
+        store: Box<dyn Store>,
+        disk: Box<dyn Disk>,
+        digest_key: Arc<DigestKey>,
+    ) -> io::Result<Residency> {
+        let (end, usage) = (frames.ram().end().0, store.usage());
+        let residency = Residency {
+            frames: Arc::clone(frames),
+            owners: Owners::new(usage),
+            kept: Kept::new(end, usage.disk_slots),
+            store,
+            disk,
+            resting: Resting::default(),
+            digests: OnceLock::new(),
+            digest_key,
+            dead: Dead::new(end),
+        };
+        for (frames, content) in residency.frames.ledger().runs() {
+            residency.take_note(frames, content)?;
+        }
+        Ok(residency)
+    }
+
+    /// Of frames that a process before this one left so.
+    fn take_note(&self, frames: FrameRange, content: Content) -> io::Result<()> {
+        if !matches!(content, Content::Watch { .. }) && !self.frames.devices().unmap(frames) {
+            // No device is served before the pager is there.
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let counters = self.frames.counters();
+        match content {
+            Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
+            Content::Saved { slot } => {
+                // Neighbours in one slot: each of them claims it.
+                frames.frames().try_for_each(|_| self.store.claim(slot))?;
+                frames.frames().for_each(|gfn| self.owners.set(slot, gfn));
+                add(&counters.saved_frames, frames.count);
+            }
+            Content::OnDisk { block } => {
+                frames.frames().for_each(|gfn| self.resting.rests(gfn, block));
+                add(&counters.on_disk_frames, frames.count);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The store.
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    /// The guest's disks.
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    /// Which frames rest on which blocks.
+    pub(crate) fn resting(&self) -> &Resting {
+        &self.resting
+    }
+
+    /// Which frame's content is in a slot.
+    pub(crate) fn owners(&self) -> &Owners {
+        &self.owners
+    }
+
+    /// Slots that frames keep.
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// Content that nobody will ask for.
+    pub(crate) fn dead(&self) -> &Dead {
+        &self.dead
+    }
+
+    /// By which content is known.
+    pub(crate) fn digest_key(&self) -> &DigestKey {
+        &self.digest_key
+    }
+
+    /// Its memory, for inspection.
+    pub fn view(&self) -> View<'_> {
+        View { ram: self.frames.ram(), ledger: self.frames.ledger(), store: &*self.store }
+    }
+
+    /// How much of the store is in use.
+    pub fn store_usage(&self) -> Usage {
+        self.store.usage()
+    }
+
+    /// What pages that the store keeps in memory may take; no more than it was made for.
+    pub fn limit_store_memory(&self, bytes: u64) {
+        self.store.limit_memory(bytes);
+    }
+
+    /// Memory that the host gives for this VM's RAM: what is resident, and what the store
+    /// keeps of it in memory.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn taken_bytes(&self) -> io::Result<u64> {
+        Ok(self.frames.ram().resident_bytes()? + self.store.usage().memory_bytes)
+    }
+}

@@ -1,0 +1,111 @@
+//! Content comes back from where it is, or is dropped there.
+
+use std::io;
+
+use ebb_ledger::{Content, Locked, LockedFrame};
+use ebb_store::Page;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+
+use crate::residency::Residency;
+use crate::support::counters::{add, subtract};
+
+impl Residency {
+    /// Puts the frame's content where it was, as the holder of its word.
+    pub(crate) fn fill_backed(&self, gfn: Gfn, content: Content) -> io::Result<()> {
+        let mut page: Page = [0; FRAME_BYTES as usize];
+        match content {
+            Content::Saved { slot } => self.store.load(slot, &mut page)?,
+            Content::OnDisk { block } => {
+                self.disk.read(block, std::slice::from_mut(&mut page))?;
+                self.check_rest(gfn, block, &page)?;
+            }
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        self.frames.copy_page(gfn, &page)?;
+        // Devices before the guest: it may hand the frame to one at once.
+        self.frames.devices().map(FrameRange::new(gfn, 1));
+        Ok(())
+    }
+
+    /// The frame's page is there: its word says so, and it keeps the slot where the content was, if
+    /// that can be. Whether somebody asked for it meanwhile.
+    pub(crate) fn arrive(&self, gfn: Gfn, word: LockedFrame<'_>) -> bool {
+        match word.content() {
+            Content::Saved { slot } if self.keep_slot(gfn, slot) => {
+                subtract(&self.frames.counters().saved_frames, 1);
+                word.unlock(Content::Resident)
+            }
+            _ => self.leave(gfn, word, Content::Resident),
+        }
+    }
+
+    /// The frame's content is not where it was any more, and that place is free. Whether somebody
+    /// asked for it meanwhile.
+    ///
+    /// The pair of block and frame goes before the unlock: after it, the frame may
+    /// come to rest on the very same block again, and that pair must stay. The slot
+    /// goes after it: no word may name a slot that another page is put into.
+    pub(crate) fn leave(&self, gfn: Gfn, word: LockedFrame<'_>, next: Content) -> bool {
+        let content = word.content();
+        if let Content::OnDisk { block } = content {
+            self.resting.leave(gfn, block);
+            subtract(&self.frames.counters().on_disk_frames, 1);
+        }
+        debug_assert!(self.kept.slot(gfn).is_none(), "{gfn:?}, {content:?}: a slot is lost");
+        self.kept.clear(gfn);
+        let wanted = word.unlock(next);
+        if let Content::Saved { slot } = content {
+            self.store.release(slot);
+            subtract(&self.frames.counters().saved_frames, 1);
+        }
+        wanted
+    }
+
+    /// What the frame held is dead. Whether somebody asked for it meanwhile.
+    pub(crate) fn become_empty(&self, gfn: Gfn, held: LockedFrame<'_>) -> bool {
+        add(&self.frames.counters().dropped_frames, 1);
+        add(&self.frames.counters().emptied_frames, 1);
+        self.leave(gfn, held, Content::Empty { fill: 0, hard: false })
+    }
+
+    pub(crate) fn hold_saved(&self, gfn: Gfn, slot: u64) -> Option<LockedFrame<'_>> {
+        let word = self.frames.ledger().lock_frame(gfn).ok()?;
+        if word.content() == (Content::Saved { slot }) {
+            return Some(word);
+        }
+        self.frames.after(word.abandon(), FrameRange::new(gfn, 1));
+        None
+    }
+
+    /// Nobody waits for these frames: they are in no mapping of the VMM's.
+    pub(crate) fn release(&self, held: Locked<'_>) {
+        let counters = &self.frames.counters();
+        let mut slots = Vec::new();
+        for (frames, content) in held.contents() {
+            let counter = match content {
+                Content::Empty { .. } => &counters.emptied_frames,
+                Content::Saved { .. } => &counters.saved_frames,
+                Content::OnDisk { .. } => &counters.on_disk_frames,
+                Content::Resident
+                | Content::Guarded
+                | Content::Watch { .. }
+                | Content::Clean { .. } => continue,
+            };
+            subtract(counter, frames.count);
+            match content {
+                Content::Saved { slot } => {
+                    frames.frames().for_each(|gfn| self.kept.clear(gfn));
+                    slots.extend(frames.frames().map(|_| slot));
+                }
+                // Before the unlock, as where a frame comes back (`Residency::arrive`).
+                Content::OnDisk { block } => {
+                    frames.frames().for_each(|gfn| self.resting.leave(gfn, block));
+                }
+                _ => {}
+            }
+        }
+        self.drop_slots(held.frames());
+        let _ = held.unlock(Content::Resident);
+        slots.into_iter().for_each(|slot| self.store.release(slot));
+    }
+}

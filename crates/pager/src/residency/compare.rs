@@ -1,0 +1,34 @@
+//! What comes back from a disk is compared with what went.
+
+use super::digests::Digests;
+use crate::residency::Residency;
+use ebb_store::Page;
+use ebb_units::Gfn;
+use std::io;
+
+impl Residency {
+    /// From now on what comes back from a disk is compared with what went. Before anything is
+    /// served.
+    pub fn compare_with(&self, digests: Digests) {
+        // A second one would be of the same file.
+        let _ = self.digests.set(digests);
+    }
+
+    /// Notes what is to rest on a block; `false`: there is no room for that, so it may not.
+    pub(crate) fn note_rest(&self, gfn: Gfn, block: u64, page: &Page) -> bool {
+        self.digests.get().is_none_or(|digests| digests.note(gfn, block, page).is_ok())
+    }
+
+    /// Refuses a block's content that the frame never held.
+    pub(crate) fn check_rest(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<()> {
+        let Some(digests) = self.digests.get() else { return Ok(()) };
+        match digests.is_changed(gfn, block, page)? {
+            true => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "an image of its disks was changed by somebody else while memory rests on it: put \
+                 back what it held; the guest waits for that",
+            )),
+            false => Ok(()),
+        }
+    }
+}

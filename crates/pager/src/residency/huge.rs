@@ -1,0 +1,241 @@
+//! Huge frames of a guest whose allocator the host shares: emptied once the host has
+//! taken them there, and given memory as a whole when the guest touches one again.
+
+use std::io;
+
+use ebb_ledger::{Content, Locked};
+use ebb_units::{FrameRange, Gfn, HugeFrame};
+
+use crate::residency::Residency;
+use crate::support::counters::{add, subtract};
+
+/// While the host works on a huge frame it is nobody's: so it is on record until it is
+/// known whether the guest may have it back.
+const TAKEN: Content = Content::Empty { fill: 0, hard: true };
+
+/// A huge frame that nobody else works on.
+#[must_use]
+pub struct HeldHuge<'p> {
+    residency: &'p Residency,
+    words: Locked<'p>,
+    huge: HugeFrame,
+}
+
+impl HeldHuge<'_> {
+    /// Which.
+    pub fn huge(&self) -> HugeFrame {
+        self.huge
+    }
+
+    /// Its frames.
+    pub fn frames(&self) -> FrameRange {
+        FrameRange::huge(self.huge)
+    }
+
+    /// Where the content of its frames is.
+    pub fn contents(&self) -> impl Iterator<Item = Content> {
+        self.words.contents().map(|(_, content)| content)
+    }
+
+    /// The same, of runs of frames.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (FrameRange, Content)> {
+        self.words.contents()
+    }
+
+    /// All of it is this from now on; whether somebody asked for it meanwhile.
+    pub(crate) fn unlock(self, content: Content) -> bool {
+        self.words.unlock(content)
+    }
+
+    /// All of it is empty on record.
+    pub fn is_empty(&self) -> bool {
+        self.contents().all(|content| matches!(content, Content::Empty { .. }))
+    }
+
+    /// All of it is empty, and hard.
+    pub fn is_hard(&self) -> bool {
+        self.contents().all(|content| matches!(content, Content::Empty { hard: true, .. }))
+    }
+
+    /// Lets it go as it is.
+    pub fn let_go(self) {
+        let frames = self.frames();
+        self.residency.frames.after(self.words.abandon(), frames);
+    }
+
+    /// Writes down that it is about to be emptied; it is the host's by the guest's
+    /// allocator. What a part of it had elsewhere is dropped.
+    ///
+    /// # Errors
+    /// Its own self, unchanged on record, when a device uses a part of it, or somebody else
+    /// has something to do with it.
+    pub fn record(self) -> Result<Self, Option<Self>> {
+        let all = self.drop_elsewhere().ok_or(None)?;
+        let frames = all.frames();
+        let plain = |content| matches!(content, Content::Resident | Content::Empty { .. });
+        let is_free = all.contents().all(plain) && !all.residency.frames.pins().has_any(frames);
+        // What is empty was unmapped then.
+        if !is_free || !(all.is_empty() || all.residency.frames.devices().unmap(frames)) {
+            return Err(Some(all));
+        }
+        let resident = { all.words.contents() }.filter(|(_, c)| *c == Content::Resident);
+        let frames: u64 = resident.map(|(frames, _)| frames.count).sum();
+        add(&all.residency.frames.counters().emptied_frames, frames);
+        all.words.set(TAKEN);
+        all.residency.drop_slots(all.frames());
+        Ok(all)
+    }
+
+    /// Writes down that the guest has unplugged it: from then on it is guarded. `false`: it
+    /// could not be held to the end.
+    ///
+    /// # Errors
+    /// `ResourceBusy`: a device uses a part of it, and it stays what it is.
+    pub(crate) fn guard(self) -> io::Result<bool> {
+        let Some(all) = self.drop_elsewhere() else { return Ok(false) };
+        let (residency, frames) = (all.residency, all.frames());
+        let plain = |content| matches!(content, Content::Resident | Content::Empty { .. });
+        if !all.contents().all(|content| plain(content) || content == Content::Guarded) {
+            all.let_go();
+            return Ok(false);
+        }
+        if residency.frames.pins().has_any(frames) || !residency.frames.devices().unmap(frames) {
+            all.let_go();
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let empty = all.words.contents().filter(|(_, c)| matches!(c, Content::Empty { .. }));
+        subtract(
+            &residency.frames.counters().emptied_frames,
+            empty.map(|(frames, _)| frames.count).sum(),
+        );
+        residency.drop_slots(frames);
+        let wanted = all.words.unlock(Content::Guarded);
+        residency.frames.after(wanted, frames);
+        Ok(true)
+    }
+
+    /// What is guarded of it is `plugged` from now on.
+    pub(crate) fn plug(self, plugged: Content) {
+        let (residency, frames) = (self.residency, self.frames());
+        let is_guarded = |content| content == Content::Guarded;
+        if let Content::Empty { .. } = plugged {
+            let guarded = self.words.contents().filter(|(_, content)| is_guarded(*content));
+            add(
+                &residency.frames.counters().emptied_frames,
+                guarded.map(|(frames, _)| frames.count).sum(),
+            );
+        }
+        let each = self.contents().map(|held| if is_guarded(held) { plugged } else { held });
+        let each: Vec<Content> = each.collect();
+        let wanted = self.words.unlock_each(&each);
+        residency.frames.after(wanted, frames);
+    }
+
+    /// What it holds elsewhere nobody will ask for. `None`: it could not be held again.
+    fn drop_elsewhere(self) -> Option<Self> {
+        if !self.contents().any(Content::is_elsewhere) {
+            return Some(self);
+        }
+        let (residency, huge, frames) = (self.residency, self.huge, self.frames());
+        self.let_go();
+        for gfn in frames.frames() {
+            residency.drop_content(gfn);
+        }
+        residency.hold_huge(huge)
+    }
+
+    /// It is empty from now on; `hard`: the guest is not to have it before it was returned.
+    pub fn settle(self, hard: bool) {
+        let frames = self.frames();
+        let content = |held| match held {
+            Content::Empty { fill, .. } => Content::Empty { fill, hard },
+            other => other,
+        };
+        let alike = self.is_empty();
+        // A part that has come back against the rules stays.
+        let wanted = match alike {
+            true => self.words.unlock(Content::Empty { fill: 0, hard }),
+            false => {
+                let contents: Vec<Content> = self.contents().map(content).collect();
+                self.words.unlock_each(&contents)
+            }
+        };
+        self.residency.frames.after(wanted, frames);
+    }
+}
+
+impl Residency {
+    /// Holds a huge frame. `None`: a part of it is no RAM, or somebody works on it.
+    pub fn hold_huge(&self, huge: HugeFrame) -> Option<HeldHuge<'_>> {
+        let frames = FrameRange::huge(huge);
+        self.frames.ram().range(frames)?;
+        match self.frames.ledger().lock(frames) {
+            Ok(words) => Some(HeldHuge { residency: self, words, huge }),
+            Err(busy) => {
+                self.frames.after(busy.wanted, frames);
+                None
+            }
+        }
+    }
+
+    /// Gives the memory of recorded huge frames to the host, neighbours that follow each
+    /// other in one call.
+    ///
+    /// # Errors
+    /// As fallocate(2). What was not punched keeps its memory, which wins over its word.
+    pub fn empty_huge<'h>(&self, held: impl Iterator<Item = &'h HeldHuge<'h>>) -> io::Result<()> {
+        self.frames.punch_runs(held.map(HeldHuge::frames)).map(drop)
+    }
+
+    /// After a restart, before [`Returner::settle`] and any fault: frames that a dead daemon held are
+    /// memory like any other again, if they were empty on record and all of their memory is there.
+    ///
+    /// It is not emptied now, though the guest's allocator may call it the host's: the guest may
+    /// have been reset since, and its next kernel uses memory that is there without a fault.
+    /// A hugetlb file does not tell what is there: a hole of it reads as zeros just as well.
+    ///
+    /// # Errors
+    /// As lseek(2) and ioctl_userfaultfd(2).
+    pub fn settle_held(&self, frames: FrameRange, content: Content) -> io::Result<()> {
+        let is_empty = matches!(content, Content::Empty { fill: 0, .. });
+        if !is_empty
+            || self.frames.ram().range(frames).is_none()
+            || !self.frames.ram().is_full(frames)?
+        {
+            return Ok(());
+        }
+        let Some(held) = self.frames.hold_words(frames) else { return Ok(()) };
+        let open = self.frames.unprotect_if_watched(frames);
+        subtract(&self.frames.counters().emptied_frames, frames.count);
+        self.frames.devices().map(frames);
+        let wanted = held.unlock(Content::Resident);
+        self.frames.after(wanted, frames);
+        open
+    }
+
+    /// Nothing is hard any more: nobody shares an allocator with this guest.
+    pub fn soften_all(&self) {
+        let hard = |content| matches!(content, Content::Empty { hard: true, .. });
+        let runs: Vec<FrameRange> = { self.frames.ledger().runs() }
+            .filter(|(_, c)| hard(*c))
+            .map(|(frames, _)| frames)
+            .collect();
+        for huge in runs.iter().map(|frames| frames.start.huge()) {
+            if let Some(held) = self.hold_huge(huge) {
+                held.settle(false);
+            }
+        }
+    }
+
+    fn drop_content(&self, gfn: Gfn) {
+        if self.frames.ledger().content(gfn).is_elsewhere()
+            && let Ok(held) = self.frames.ledger().lock_frame(gfn)
+        {
+            let wanted = match held.content().is_elsewhere() {
+                true => self.become_empty(gfn, held),
+                false => held.abandon(),
+            };
+            self.frames.after(wanted, FrameRange::new(gfn, 1));
+        }
+    }
+}

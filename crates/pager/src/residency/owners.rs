@@ -1,0 +1,65 @@
+//! Which frame's content is in a slot: what to read ahead with its neighbour.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_store::{MEMORY_SLOTS, Usage};
+use ebb_units::Gfn;
+
+use crate::support::sparse::Sparse;
+
+/// A hint for each slot; the ledger's word is the truth.
+pub(crate) struct Owners {
+    on_disk: Sparse,
+    in_memory: Sparse,
+}
+
+impl Owners {
+    /// For a store with so many slots.
+    pub(crate) fn new(usage: Usage) -> Owners {
+        Owners {
+            on_disk: Sparse::new(usage.disk_slots),
+            in_memory: Sparse::new(usage.memory_slots),
+        }
+    }
+
+    pub(crate) fn set(&self, slot: u64, gfn: Gfn) {
+        let (part, index) = self.part(slot);
+        if let (Some(place), Ok(gfn)) = (part.make(index), u32::try_from(gfn.0)) {
+            place.store(gfn, Relaxed);
+        }
+    }
+
+    /// The frame that was last put there.
+    pub(crate) fn get(&self, slot: u64) -> Option<Gfn> {
+        let (part, index) = self.part(slot);
+        Some(Gfn(u64::from(part.get(index)?.load(Relaxed))))
+    }
+
+    fn part(&self, slot: u64) -> (&Sparse, u64) {
+        match slot.checked_sub(MEMORY_SLOTS) {
+            Some(index) => (&self.in_memory, index),
+            None => (&self.on_disk, slot),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_what_was_set() {
+        let usage = Usage { disk_slots: 2000, memory_slots: 256, ..Usage::default() };
+        let owners = Owners::new(usage);
+        owners.set(MEMORY_SLOTS + 255, Gfn(9));
+        assert_eq!(owners.get(MEMORY_SLOTS + 255), Some(Gfn(9)));
+        assert_eq!(owners.get(255), None);
+        owners.set(MEMORY_SLOTS | 1 << 46, Gfn(9));
+        assert_eq!(owners.get(MEMORY_SLOTS | 1 << 46), None);
+        owners.set(1024, Gfn(7));
+        owners.set(1 << 30, Gfn(8));
+        assert_eq!(owners.get(1024), Some(Gfn(7)));
+        assert_eq!(owners.get(0), None);
+        assert_eq!(owners.get(1 << 30), None);
+    }
+}

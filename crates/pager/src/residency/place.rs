@@ -1,0 +1,107 @@
+//! Where the content of a frame that goes will be.
+
+use ebb_digest::Digest;
+use ebb_ledger::Content;
+use ebb_store::Page;
+use ebb_units::Gfn;
+
+use crate::residency::Residency;
+use crate::residency::judge::Judge;
+use crate::support::counters::{add, subtract};
+
+/// Where the content of a frame will be once it is punched.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) content: Content,
+    /// Of what is saved.
+    pub(crate) digest: Digest,
+    /// In the slot that the frame keeps.
+    pub(crate) is_kept: bool,
+}
+
+impl Place {
+    /// Of what has no digest, or needs none.
+    pub(crate) fn of(content: Content) -> Place {
+        Place { content, digest: [0; 2], is_kept: false }
+    }
+}
+
+/// Or the digest of what has none yet.
+pub(crate) type Found = Result<Place, Digest>;
+
+/// The byte that the page consists of, if it is a single one.
+fn filled_with(page: &Page) -> Option<u8> {
+    let (words, _) = page.as_chunks::<8>();
+    let first = page[0];
+    words.iter().all(|word| *word == [first; 8]).then_some(first)
+}
+
+impl Residency {
+    /// Where its content is without being written anywhere. What a slot holds that the frame keeps,
+    /// and that is something else, nobody needs any more: no word names it.
+    pub(crate) fn unwritten(&self, gfn: Gfn, page: &Page, judge: &dyn Judge) -> Found {
+        let empty = |fill| Place::of(Content::Empty { fill, hard: false });
+        let fill = filled_with(page).or_else(|| judge.is_dead(gfn).then_some(0));
+        if let Some(fill) = fill {
+            self.drop_slot(gfn);
+            return Ok(empty(fill));
+        }
+        // Once: for the frame's slot, for the disks, and for when it comes back.
+        let digest = self.digest_key.digest(page);
+        if let Some(slot) = self.kept.slot_with(gfn, &digest) {
+            return Ok(Place { content: Content::Saved { slot }, digest, is_kept: true });
+        }
+        self.drop_slot(gfn);
+        let block = self.resting.rest(gfn, || self.disk.find(&digest)).ok_or(digest)?;
+        if !self.note_rest(gfn, block, page) {
+            self.resting.leave(gfn, block);
+            return Err(digest);
+        }
+        Ok(Place::of(Content::OnDisk { block }))
+    }
+
+    /// Nothing will rest there after all. A slot that the frame kept it keeps.
+    pub(crate) fn undo(&self, gfn: Gfn, place: Place) {
+        match place.content {
+            Content::Saved { slot } if !place.is_kept => self.store.release(slot),
+            Content::OnDisk { block } => self.resting.leave(gfn, block),
+            _ => {}
+        }
+    }
+
+    /// As the holder of its word, which says so from now on.
+    pub(crate) fn note_gone(&self, gfn: Gfn, place: Place) {
+        let counters = &self.frames.counters();
+        match place.content {
+            Content::Saved { .. } if place.is_kept => {
+                self.kept.went(gfn);
+                subtract(&counters.clean_frames, 1);
+            }
+            Content::Saved { slot } => self.kept.note(gfn, slot, place.digest),
+            _ => {}
+        }
+        add(
+            match place.content {
+                Content::Saved { .. } => &counters.saved_frames,
+                Content::OnDisk { .. } => &counters.on_disk_frames,
+                _ => &counters.emptied_frames,
+            },
+            1,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ebb_units::FRAME_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn only_a_page_of_one_byte_is_filled() {
+        let mut page = [0xaa; FRAME_BYTES as usize];
+        assert_eq!(filled_with(&page), Some(0xaa));
+        page[FRAME_BYTES as usize - 1] = 0;
+        assert_eq!(filled_with(&page), None);
+    }
+}

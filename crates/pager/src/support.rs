@@ -1,0 +1,6 @@
+//! What the others stand on.
+
+pub mod counters;
+pub mod latency;
+pub mod panics;
+pub mod sparse;

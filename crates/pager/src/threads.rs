@@ -1,0 +1,4 @@
+//! The threads that serve faults.
+
+pub mod fault;
+pub mod refill;

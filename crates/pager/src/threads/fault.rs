@@ -1,0 +1,111 @@
+//! The one thread of a VM that reads its faults.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use ebb_sys::uffd::Events;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::fault::hand::Hand;
+use crate::frames::errors::is_gone;
+use crate::pager::Pager;
+
+/// Runs until it is stopped or its VMM ends.
+pub struct FaultThread {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FaultThread {
+    /// Begins to serve. `vmm` becomes readable at the VMM's end; `ended` is
+    /// called then, or when faults cannot be read any more, with the reason; not after a
+    /// panic ([`Pager::on_panic`]).
+    ///
+    /// # Errors
+    /// As eventfd(2) and pthread_create(3).
+    pub fn start(
+        pager: Arc<Pager>,
+        vmm: OwnedFd,
+        ended: impl FnOnce(io::Result<()>) + Send + 'static,
+    ) -> io::Result<FaultThread> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stopped = stop.try_clone()?;
+        let run = move || match pager.catch(|| serve_until(&pager, &vmm, &stopped)) {
+            // Whoever is told of panics was told.
+            None | Some(Ok(End::Stopped)) => {}
+            Some(Ok(End::VmmGone)) => ended(Ok(())),
+            Some(Err(error)) => ended(Err(error)),
+        };
+        let thread = std::thread::Builder::new().name("fault".into()).spawn(run)?;
+        Ok(FaultThread { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for FaultThread {
+    /// Ends the thread. Faults wait in the userfaultfd from then on.
+    fn drop(&mut self) {
+        let told = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (told, self.thread.take())
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic of that thread was caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+enum End {
+    Stopped,
+    VmmGone,
+}
+
+fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> {
+    let (mut events, mut hand) = (Events::new(), Hand::empty());
+    loop {
+        let mut fds = [pager.frames().uffd().as_fd(), vmm.as_fd(), stop.as_fd()]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            result => result?,
+        };
+        let cannot_be_polled = fds[0].revents().contains(PollFlags::ERR);
+        let ready = fds.map(|fd| !fd.revents().is_empty());
+        if ready[2] {
+            return Ok(End::Stopped);
+        }
+        if ready[1] {
+            return Ok(End::VmmGone);
+        }
+        if cannot_be_polled {
+            pager.frames().uffd().never_wait()?;
+        }
+        match serve_waiting(pager, &mut events, &mut hand) {
+            Err(error) if is_gone(&error) => return Ok(End::VmmGone),
+            result => result?,
+        }
+    }
+}
+
+/// Reads that are served before it is looked whether to stop: a VMM may raise faults without end.
+const READS_AT_MOST: usize = 64;
+
+/// Serves what waits, without going back to sleep in between.
+fn serve_waiting(pager: &Pager, events: &mut Events, hand: &mut Hand) -> io::Result<()> {
+    for _ in 0..READS_AT_MOST {
+        let mut any = false;
+        for fault in pager.frames().uffd().read(events)? {
+            let began = Instant::now();
+            if pager.faults().serve(fault, began, hand) {
+                pager.counters().fault.record(began.elapsed());
+            }
+            any = true;
+        }
+        if !any {
+            break;
+        }
+    }
+    Ok(())
+}
