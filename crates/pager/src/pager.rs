@@ -184,7 +184,7 @@ impl Pager {
         self.panics.on_panic(tell);
     }
 
-    /// Runs all that a thread does for this VM ([`Panics::catch`]).
+    /// Runs all that a thread does for this VM (`Panics::catch`).
     pub fn catch<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
         self.panics.catch(run)
     }

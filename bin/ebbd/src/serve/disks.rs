@@ -267,7 +267,8 @@ impl Port {
 /// Has what a request uses in memory, and there it stays until [`unpin`].
 ///
 /// # Errors
-/// A frame that is not to be had, or not now ([`DeviceAccess::pin_soon`]); nothing is pinned then.
+/// A frame that is not to be had, or not now ([`ebb_pager::DeviceAccess::pin_soon`]); nothing is
+/// pinned then.
 pub fn pin_waiting(pager: &Pager, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
     let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
     for (index, &(frames, replace)) in pieces.iter().enumerate() {

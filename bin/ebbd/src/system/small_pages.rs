@@ -62,8 +62,8 @@ fn mapped(process: &Process, ram: &Ram) -> io::Result<Vec<(Vma, usize)>> {
 /// Has the frames of huge frames go one by one from now on, wherever the VMM has them mapped.
 ///
 /// # Errors
-/// As [`injector::no_huge_pages`] and [`Folios::break_up`], with those broken up that came before;
-/// `WouldBlock`: khugepaged may be making a large folio there.
+/// As [`injector::no_huge_pages`] and [`ebb_pager::Folios::break_up`], with those broken up that
+/// came before; `WouldBlock`: khugepaged may be making a large folio there.
 pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> io::Result<()> {
     let mut parts: Vec<_> =
         huge_frames.iter().filter_map(|huge| pager.ram().advised(*huge)).collect();

@@ -18,10 +18,10 @@ const BATCH_FRAMES: usize = 512;
 
 impl Evictor {
     /// Empties those of `frames`, which are in order, that are resident. Where frames do not go one by
-    /// one ([`Folios::grain_of`]) only whole huge frames go: punching a part of a large folio may
-    /// zero it in place, which the guest would read as zeros.
+    /// one ([`crate::Folios::grain_of`]) only whole huge frames go: punching a part of a large
+    /// folio may zero it in place, which the guest would read as zeros.
     ///
-    /// The pager must watch all of RAM ([`Frames::watch_all`]).
+    /// The pager must watch all of RAM ([`crate::Frames::watch_all`]).
     ///
     /// # Errors
     /// From the store or the system calls. Frames not evicted stay resident. A store without

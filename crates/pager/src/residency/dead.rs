@@ -15,7 +15,7 @@ use crate::support::sparse::Sparse;
 
 /// A guest's kernel, for threads that bring its frames back.
 pub trait Witness: Send + Sync {
-    /// Whether a frame that [`Judge::in_use`] told of has been freed since. `read` reads
+    /// Whether a frame that [`crate::Judge::in_use`] told of has been freed since. `read` reads
     /// the guest's metadata, in about a microsecond.
     fn looks_freed(&self, gfn: Gfn, read: &dyn Fn(Gpa) -> Option<PageWords>) -> bool;
 }

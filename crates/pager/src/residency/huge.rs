@@ -187,8 +187,9 @@ impl Residency {
         self.frames.punch_runs(held.map(HeldHuge::frames)).map(drop)
     }
 
-    /// After a restart, before [`Returner::settle`] and any fault: frames that a dead daemon held are
-    /// memory like any other again, if they were empty on record and all of their memory is there.
+    /// After a restart, before [`crate::Returner::settle`] and any fault: frames that a dead
+    /// daemon held are memory like any other again, if they were empty on record and all of their
+    /// memory is there.
     ///
     /// It is not emptied now, though the guest's allocator may call it the host's: the guest may
     /// have been reset since, and its next kernel uses memory that is there without a fault.

@@ -14,7 +14,8 @@ pub trait Judge {
     fn settled(&self, frames: &[Gfn]) -> Vec<bool>;
 
     /// Which of these are page cache or anonymous memory in use, by the word of the
-    /// kernel that the pager believes ([`Pager::believe`]). Asked while they are protected.
+    /// kernel that the pager believes ([`crate::Residency::believe`]). Asked while they are
+    /// protected.
     fn in_use(&self, frames: &[Gfn]) -> Vec<bool>;
 }
 

@@ -34,7 +34,7 @@ pub enum AttachError {
 
 impl HyperAlloc {
     /// Shares the allocator whose zones' headers are at these places. The pager must watch
-    /// all of RAM ([`Frames::watch_all`]), and asks and tells this from now on. What the
+    /// all of RAM ([`ebb_pager::Frames::watch_all`]), and asks and tells this from now on. What the
     /// ledger knows as empty is soft or hard from the start.
     ///
     /// # Errors

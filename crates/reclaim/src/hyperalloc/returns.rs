@@ -51,7 +51,7 @@ impl HyperAlloc {
     /// nothing is gone. Before the VM is let go.
     ///
     /// # Errors
-    /// As [`Returner::give_back_all`]; what is not back is still shared then.
+    /// As [`ebb_pager::Returner::give_back_all`]; what is not back is still shared then.
     pub fn give_back_all(&self, pager: &Pager) -> std::io::Result<u64> {
         self.give(pager, u64::MAX);
         let bytes = pager.returner().give_back_all()?;

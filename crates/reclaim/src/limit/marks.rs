@@ -33,7 +33,7 @@ impl Marks {
         let high = match (high_bytes, low_bytes) {
             (Some(high), _) => high,
             (None, Some(low)) if low >= below(limit_bytes, 4) => limit_bytes,
-            // What threads that see room bring together (`Pager::room`).
+            // What threads that see room bring together (`Room::room`).
             _ => below(limit_bytes, 4),
         };
         Marks { limit_bytes, high_bytes: high, low_bytes: low_bytes.unwrap_or(below(high, 2)) }

@@ -203,7 +203,7 @@ pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
 /// Lets go of all that is gone already when a VM is taken up.
 ///
 /// # Errors
-/// As [`Returner::let_go`].
+/// As [`ebb_pager::Returner::let_go`].
 pub fn let_go(pager: &Pager) -> io::Result<()> {
     let ram = pager.ram();
     (0..ram.files().len())

@@ -79,7 +79,7 @@ impl Installer {
     /// Gives memory to what is empty of a huge frame.
     ///
     /// # Errors
-    /// As [`Returner::give_back_all`].
+    /// As [`crate::Returner::give_back_all`].
     pub fn fill_huge(&self, huge: HugeFrame) -> io::Result<()> {
         let frames = FrameRange::huge(huge);
         let empty: Vec<Gfn> = { frames.frames() }
