@@ -1,13 +1,15 @@
 //! Starts VMs, and attaches those that somebody else started.
 
 use ebb_api::{
-    Accelerator as ApiAccelerator, AttachRequest, MIN_ORDER_DEFAULT, OnViolation, RunRequest,
+    Accelerator as ApiAccelerator, AttachRequest, Backing, MIN_ORDER_DEFAULT, Mode, OnViolation,
+    RunRequest, VmName,
 };
 use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
+use ebb_sys::process::Process;
 use ebb_vm::launch::{self, Accelerator};
 use ebb_vm::{Qmp, handed, layout, takeover};
 use serde_json::json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::recovery::serve;
 use super::registry::Daemon;
@@ -60,52 +62,24 @@ pub fn run(daemon: &Daemon, request: &RunRequest) -> Answer<()> {
     let accelerator = host_facts::accelerator();
     let mode =
         host_facts::mode(request.mode, request.strict_disk().map(|disk| disk.path.as_path()));
+    let made =
+        (Chosen { value: api(accelerator.value), reason: accelerator.reason }, backing, mode);
+    let qmp = reserved.directory.join("qmp.sock");
+    let known = record_of(daemon, &request.name, &started.process, qmp, made, min_order)?;
     let record = Record {
-        name: request.name.clone(),
-        pid: started.process.pid(),
-        start_ticks: started.process.start_ticks().map_err(failed("QEMU"))?,
-        boot: life::boot().map_err(failed("the host's boot"))?,
-        userfaultfd: None,
-        leaving: None,
         started: true,
-        console: false,
         logs: daemon.logs(&request.name),
         confinement: Some(plan.of(started.process.pid())),
-        qmp: reserved.directory.join("qmp.sock"),
-        accelerator: api(accelerator.value),
-        accelerator_reason: accelerator.reason,
-        backing: backing.value,
-        backing_reason: backing.reason,
-        mode: mode.value,
-        mode_reason: mode.reason,
-        min_order,
         begin: !request.qemu_args.iter().any(|word| word == "-S"),
-        small_pages: false,
         evicts: tiers.as_ref().is_some_and(|tiers| tiers.file.is_some()),
-        shares: false,
-        size: None,
-        size_bytes: None,
-        on_violation: OnViolation::default(),
-        auto: Auto::default(),
         limit_bytes: tiers.as_ref().and_then(|tiers| tiers.limit_bytes),
-        low_bytes: None,
-        high_bytes: None,
-        share: None,
         disks: request.disks.clone(),
         images: shared.images(),
         growth: records,
         cpus: request.cpus,
-        disks_used: false,
-        swap: match tiers.as_ref().and_then(|tiers| tiers.file.clone()) {
-            Some(file) => file,
-            None => daemon.swap_path(&request.name, started.process.pid()),
-        },
+        swap: tiers.as_ref().and_then(|tiers| tiers.file.clone()).unwrap_or(known.swap),
         tiers,
-        settings: daemon.settings(),
-        regions: Vec::new(),
-        totals: Totals::default(),
-        kernel: None,
-        digests: 0,
+        ..known
     };
     let Started { children, process, ram, qmp } = started;
     let pid = process.pid();
@@ -162,8 +136,28 @@ pub fn attach(daemon: &Daemon, request: &AttachRequest) -> Answer<()> {
     let backing = host_facts::backing_of(&ram, hugetlb);
     let accelerator = accelerator_of(&mut qmp)?;
     let mode = host_facts::mode(request.mode, None);
-    let mut record = Record {
-        name: request.name.clone(),
+    let made = (accelerator, backing, mode);
+    let mut record = record_of(daemon, &request.name, &process, path, made, min_order)?;
+    origin::restore(&mut record, &reserved.directory);
+    let disks = Disks::none().map_err(failed("a random key"))?;
+    let with = (disks, Growth::none());
+    let managed = attach_vm(process, ram, qmp, with, record, &reserved.directory)?;
+    serve(daemon, request.name.clone(), managed)?;
+    reserved.keep();
+    Ok(())
+}
+
+/// The record of a VM of which nothing has been asked yet.
+fn record_of(
+    daemon: &Daemon,
+    name: &VmName,
+    process: &Process,
+    qmp: PathBuf,
+    (accelerator, backing, mode): (Chosen<ApiAccelerator>, Chosen<Backing>, Chosen<Mode>),
+    min_order: u8,
+) -> Answer<Record> {
+    Ok(Record {
+        name: name.clone(),
         pid: process.pid(),
         start_ticks: process.start_ticks().map_err(failed("QEMU"))?,
         boot: life::boot().map_err(failed("the host's boot"))?,
@@ -173,7 +167,7 @@ pub fn attach(daemon: &Daemon, request: &AttachRequest) -> Answer<()> {
         console: false,
         logs: None,
         confinement: None,
-        qmp: path,
+        qmp,
         accelerator: accelerator.value,
         accelerator_reason: accelerator.reason,
         backing: backing.value,
@@ -198,21 +192,14 @@ pub fn attach(daemon: &Daemon, request: &AttachRequest) -> Answer<()> {
         growth: Vec::new(),
         cpus: 0,
         disks_used: false,
-        swap: daemon.swap_path(&request.name, process.pid()),
+        swap: daemon.swap_path(name, process.pid()),
         tiers: None,
         settings: daemon.settings(),
         regions: Vec::new(),
         totals: Totals::default(),
         kernel: None,
         digests: 0,
-    };
-    origin::restore(&mut record, &reserved.directory);
-    let disks = Disks::none().map_err(failed("a random key"))?;
-    let with = (disks, Growth::none());
-    let managed = attach_vm(process, ram, qmp, with, record, &reserved.directory)?;
-    serve(daemon, request.name.clone(), managed)?;
-    reserved.keep();
-    Ok(())
+    })
 }
 
 fn accelerator_of(qmp: &mut Qmp) -> Answer<Chosen<ApiAccelerator>> {
