@@ -15,7 +15,8 @@ use crate::host::permit;
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 nowatchdog no_timer_check";
 /// Emulation by QEMU before 8.1 can run an instruction that another vCPU has replaced (Red
 /// Hat's bug 2216496). At boot, Linux replaces one in its timers when ticks may stop; a guest
-/// that runs the old one panics with "int3". So ticks never stop where there are two vCPUs.
+/// that runs the old one panics with "int3". So ticks never stop where there are two vCPUs, but
+/// where the guest comes with a QEMU of its own: each of those is a newer one.
 const OF_SEVERAL_CPUS: &str = "nohz=off";
 
 /// A VM to be started.
@@ -88,9 +89,9 @@ impl Guest {
     }
 
     pub(crate) fn command_line(&self) -> String {
-        match self.cpus {
-            1 => self.append.clone(),
-            _ => format!("{} {OF_SEVERAL_CPUS}", self.append),
+        match self.cpus > 1 && self.kernel.qemu_directory.is_none() {
+            true => format!("{} {OF_SEVERAL_CPUS}", self.append),
+            false => self.append.clone(),
         }
     }
 

@@ -20,10 +20,11 @@ const SLACK_BYTES: u64 = 24 * MIB;
 const PROGRAM: &str = "40M";
 const PART: u64 = 5;
 
-/// The emulator keeps translations until page tables are switched, so they have to be.
+/// The emulator keeps translations until page tables are switched, so they have to be. One vCPU:
+/// an emulator in an emulator is slow enough.
 fn guest(tiers: &str, huge_pages: &str) -> Guest {
     let options = format!("pti=on transparent_hugepage={huge_pages}");
-    Guest::debian(INNER_KERNEL).memory("256M").append(&options).tier(tiers)
+    Guest::debian(INNER_KERNEL).memory("256M").cpus(1).append(&options).tier(tiers)
 }
 
 /// A VM that is monitored every few seconds, for not as long as others are.
