@@ -123,6 +123,7 @@ fn told(pid: &Option<i32>) -> String {
 }
 
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
+    ebb_sys::heap::give_back_large();
     if arguments.background {
         // Fails where this process leads a group already; then it has left.
         let _ = rustix::process::setsid();

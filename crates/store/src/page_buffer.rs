@@ -2,26 +2,25 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use ebb_sys::scratch::Scratch;
 use ebb_units::FRAME_BYTES;
 
 use crate::Page;
 
 const ALIGNMENT: usize = FRAME_BYTES as usize;
 
-/// Adjacent pages, each aligned to its size.
+/// Adjacent pages, each aligned to its size. Those that nobody has written take no room.
 pub struct PageBuffer {
-    bytes: Vec<u8>,
-    /// The first aligned byte; the vector never moves its bytes.
-    start: usize,
+    /// None: of no pages.
+    bytes: Option<Scratch>,
     count: usize,
 }
 
 impl PageBuffer {
     /// `count` pages of zeros.
     pub fn new(count: usize) -> PageBuffer {
-        let bytes = vec![0; (count + 1) * ALIGNMENT];
-        let start = bytes.as_ptr().addr().next_multiple_of(ALIGNMENT) - bytes.as_ptr().addr();
-        PageBuffer { bytes, start, count }
+        let bytes = (count > 0).then(|| Scratch::new(count * ALIGNMENT));
+        PageBuffer { bytes, count }
     }
 
     /// The first `count` pages, to be written: more than there were, if need be. What they hold
@@ -33,16 +32,20 @@ impl PageBuffer {
         self.pages_mut().get_mut(..count).unwrap_or_default()
     }
 
+    /// Gives back the room that its pages take; they are zeros again.
+    pub fn clear(&mut self) {
+        self.bytes.iter_mut().for_each(Scratch::clear);
+    }
+
     /// The pages.
     pub fn pages(&self) -> &[Page] {
-        let (pages, _) = self.bytes.get(self.start..).unwrap_or_default().as_chunks();
+        let (pages, _) = self.bytes.as_deref().unwrap_or_default().as_chunks();
         pages.get(..self.count).unwrap_or_default()
     }
 
     /// The pages, to be written.
     pub fn pages_mut(&mut self) -> &mut [Page] {
-        let bytes = self.bytes.get_mut(self.start..).unwrap_or_default();
-        let (pages, _) = bytes.as_chunks_mut();
+        let (pages, _) = self.bytes.as_deref_mut().unwrap_or_default().as_chunks_mut();
         pages.get_mut(..self.count).unwrap_or_default()
     }
 }
@@ -95,5 +98,16 @@ mod tests {
             assert!(is_aligned(buffer.pages()) || count == 0);
         }
         assert!(is_aligned(&Pages::<2>::zeroed().0));
+    }
+
+    #[test]
+    fn what_was_cleared_is_zeros() {
+        for count in [0, 3] {
+            let mut buffer = PageBuffer::new(count);
+            buffer.pages_mut().iter_mut().for_each(|page| page.fill(7));
+            buffer.clear();
+            assert!(buffer.pages().iter().all(|page| *page == [0; ALIGNMENT]));
+            assert_eq!(buffer.pages().len(), count);
+        }
     }
 }

@@ -26,4 +26,9 @@ impl Hand {
     pub(crate) fn with_pages() -> Hand {
         Hand { pages: Some(PageBuffer::new(PART_PAGES)), ..Hand::empty() }
     }
+
+    /// Gives memory back that the next fault takes again.
+    pub(crate) fn rest(&mut self) {
+        self.pages.iter_mut().for_each(PageBuffer::clear);
+    }
 }

@@ -50,15 +50,21 @@ impl Drop for RefillThreads {
 }
 
 fn run(pager: &Pager) {
-    let mut hand = Hand::with_pages();
-    while let Some(work) = pager.faults().jobs().next() {
+    let (mut hand, mut keeps) = (Hand::with_pages(), false);
+    while let Some(work) = pager.faults().jobs().next(keeps) {
         let job = match work {
             Work::Serve(job) => job,
             Work::Wake(gfn) => {
                 pager.frames().after(true, FrameRange::new(gfn, 1));
                 continue;
             }
+            Work::Rest => {
+                hand.rest();
+                keeps = false;
+                continue;
+            }
         };
+        keeps = true;
         if pager.room().may_halt() {
             // Nobody makes room: what is elsewhere comes at once, the rest once there is some.
             if pager.room().leave_waiting(job.fault) {

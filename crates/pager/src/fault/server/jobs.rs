@@ -3,8 +3,8 @@
 //!
 //! Threads sleep at once where there is nothing to do: one that yields for a while first counts
 //! as one that runs, and waits behind the guest's processors when it is woken. Who went to sleep last is
-//! woken first: no more threads are used than there are faults that wait, and the buffers of the
-//! others take no memory.
+//! woken first: no more threads are used than there are faults that wait. A thread that was not
+//! woken for a while gives its buffer's memory back, once.
 //!
 //! A fault that failed waits without a thread: one of them wakes it when its time has come, and the
 //! guest touches the frame again.
@@ -23,6 +23,8 @@ const JOBS: usize = 1024;
 pub(crate) const THREADS_MOST: usize = 64;
 /// Who touched a frame that cannot be brought back rests so long before it asks again.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
+/// A thread without a fault for so long does not need its buffer.
+const REST: Duration = Duration::from_secs(1);
 
 /// A fault that was read.
 pub(crate) struct Job {
@@ -35,6 +37,8 @@ pub(crate) enum Work {
     Serve(Job),
     /// Its fault has failed and rested.
     Wake(Gfn),
+    /// Give memory back: no fault came for [`REST`].
+    Rest,
 }
 
 /// Faults for the refill threads.
@@ -86,8 +90,10 @@ impl Jobs {
         takes
     }
 
-    /// The next; none once there are to be no threads, and nothing is left.
-    pub(crate) fn next(&self) -> Option<Work> {
+    /// The next; none once there are to be no threads, and nothing is left. A thread that `keeps`
+    /// a buffer is told when to give its memory back.
+    pub(crate) fn next(&self, keeps: bool) -> Option<Work> {
+        let rest_at = keeps.then(|| Instant::now() + REST);
         let mut queue = self.queue();
         loop {
             let left =
@@ -106,7 +112,11 @@ impl Jobs {
             if !queue.is_open {
                 return None;
             }
-            queue = self.sleep(queue, left);
+            let until_rest = rest_at.map(|at| at.saturating_duration_since(Instant::now()));
+            if until_rest == Some(Duration::ZERO) {
+                return Some(Work::Rest);
+            }
+            queue = self.sleep(queue, left.into_iter().chain(until_rest).min());
         }
     }
 
@@ -191,7 +201,7 @@ mod tests {
     ) {
         let told = told.clone();
         scope.spawn(move || {
-            while let Some(work) = jobs.next() {
+            while let Some(work) = jobs.next(false) {
                 let _ = told.send((number, matches!(work, Work::Serve(_))));
             }
         });
@@ -224,6 +234,26 @@ mod tests {
         });
     }
 
+    #[test]
+    fn a_thread_without_faults_rests_once_and_works_again() {
+        let (jobs, (tell, told)) = (open(), channel());
+        thread::scope(|scope| {
+            let _closing = Closing(&jobs);
+            scope.spawn(|| {
+                let mut keeps = true;
+                while let Some(work) = jobs.next(keeps) {
+                    keeps = matches!(work, Work::Serve(_));
+                    let _ = tell.send(keeps);
+                }
+            });
+            assert!(!told.recv_timeout(LONG).unwrap(), "it rests");
+            assert!(told.recv_timeout(2 * REST).is_err(), "and then sleeps");
+            assert!(jobs.give(job()));
+            assert!(told.recv_timeout(LONG).unwrap(), "it serves");
+            assert!(!told.recv_timeout(LONG).unwrap(), "it rests");
+        });
+    }
+
     /// Also where the thread that waited for its time has got something else to do.
     #[test]
     fn a_failed_fault_is_woken_in_time() {
@@ -235,7 +265,7 @@ mod tests {
             let (end, ended) = channel::<()>();
             let jobs = &jobs;
             scope.spawn(move || {
-                let work = jobs.next();
+                let work = jobs.next(false);
                 let _ = begun.send(matches!(work, Some(Work::Serve(_))));
                 // It serves that for as long as this test.
                 let _ = ended.recv();
