@@ -118,7 +118,7 @@ fn what_is_held_is_refused() {
     let vm = host.qemu(Guest::debian("6.1-cloud"));
     vm.attach();
     let why = vm.try_attach().refused();
-    assert!(why.contains("held") || why.contains("taken"), "{why}");
+    assert!(why.contains("managed already"), "{why}");
     let other = Host::new();
     let line = format!("attach --name x --pid {}", vm.pid());
     let why = other.ebb(&line).refused();
@@ -154,7 +154,7 @@ fn a_detach_that_fails_leaves_it_held_and_is_done_again() {
     let record = host.run_directory().join("vms").join(vm.name()).join("vm.json");
     let fixed = Fixed::new(&record);
     let why = vm.ebb("detach").refused();
-    assert!(why.contains("stays held"), "{why}");
+    assert!(why.contains("stays managed"), "{why}");
     // QEMU gives new descriptors the lowest number there is: once its userfaultfd is closed, that.
     let log = host.directory().join("of-qemu");
     let backend = json!({"type": "file", "data": {"out": log.to_str()}});
@@ -189,10 +189,10 @@ fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
     let why = vm.ebb("detach").refused();
     assert!(why.contains("userfaultfd in QEMU"), "{why}");
     let told = vm.status().warnings;
-    assert!(told.iter().any(|line| line.contains("let go once that is closed")), "{told:?}");
+    assert!(told.iter().any(|line| line.contains("detached once that is closed")), "{told:?}");
     for line in ["evict --bytes 20M", "limit 150M", "reclaim"] {
         let why = vm.ebb(line).refused();
-        assert!(why.contains("let go once that is closed"), "{why}");
+        assert!(why.contains("detached once that is closed"), "{why}");
     }
     // Not by this process: its thread that waits for QEMU's end would be told of QEMU's stops.
     let qemu = Process::open(vm.pid()).expect("QEMU runs");

@@ -30,7 +30,7 @@ impl Scarce {
     fn wait(&mut self, vms: &[Vm]) {
         let told = || fs::read_to_string(&self.log).unwrap_or_default();
         let has_word = |name: &str| {
-            ["taken up", "not taken up"]
+            ["recovered", "not recovered"]
                 .iter()
                 .any(|word| told().contains(&format!("{name}: {word}")))
         };

@@ -44,10 +44,10 @@ use self::vm::tiering;
 /// A chunk for each size of compressed pages, and as many again.
 const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
 
-/// Holds VMs and gives their unused memory back to the host.
+/// Manages VMs, and returns their unused memory to the host.
 ///
-/// `ebbd disk --help` and `ebbd memory --help` tell how it serves a disk, or memory that can
-/// be plugged, instead.
+/// `ebbd disk --help` and `ebbd memory --help` say how it serves a disk, or memory that can be
+/// plugged, to a QEMU that it does not manage.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -64,28 +64,26 @@ struct Arguments {
     swap_dir: Option<PathBuf>,
     #[command(flatten)]
     swap_room: swap_room::SwapRoom,
-    /// How much memory pages of each VM may take that are compressed in place of going to
-    /// its swap file, as 64M; of a VM with a limit, no more than half of what lies above the
-    /// least that keeps its guest alive. 0: none.
+    /// Memory of each VM for compressed pages in front of its swap file, as 64M. With a limit, at
+    /// most half of what the limit leaves above the guest's least. 0: none.
     #[arg(long, env = "EBB_COMPRESSED", value_name = "SIZE", default_value = "0")]
     compressed: Bytes,
-    /// Read back also what a guest has freed since it was evicted.
+    /// Also read back what the guest has freed since it was evicted.
     #[arg(long, env = "EBB_READ_FREED")]
     read_freed: bool,
-    /// How much of a VM's memory may move between NUMA nodes each second, as 256M, where its
-    /// tiers are nodes. 0: as fast as it goes.
+    /// The most memory of a VM that moves between NUMA nodes each second, as 256M. 0: no limit.
     #[arg(long, env = "EBB_MOVE_RATE", value_name = "SIZE", default_value = "1G")]
     move_rate: Bytes,
     #[command(flatten)]
     looking: looking::Looking,
     /// The user that QEMUs run as, unless `ebb run --user` names one: a name, a number, UID:GID,
-    /// or `own`, one that no other process has.
+    /// or `own` for one that no other process has.
     #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own")]
     vm_user: confine::VmUser,
-    /// Hold VMs although the keys of their swap files are on a disk, since the run directory is.
+    /// Manage VMs even if the run directory is on a disk, so that the keys of swap files are too.
     #[arg(long, env = "EBB_ALLOW_KEYS_ON_DISK")]
     allow_keys_on_disk: bool,
-    /// Leave the session of whoever started it.
+    /// Leave the session of the process that started it.
     #[arg(long)]
     background: bool,
 }
@@ -153,7 +151,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let daemon = registry::Daemon::new(&run_dir, swap_dir, &log_dir, settings, shared)
         .with_rules(arguments.vm_user.clone(), arguments.allow_keys_on_disk);
     cgroup::clear_left(true);
-    recovery::recover_all(&daemon).context("taking up the VMs of the daemon before")?;
+    recovery::recover_all(&daemon).context("recovering the VMs of the daemon before")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

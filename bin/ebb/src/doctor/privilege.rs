@@ -8,7 +8,7 @@ use rustix::process::geteuid;
 use super::finding::Finding;
 
 const CHECK: &str = "privilege";
-const COST: &str = "no VM can be held";
+const COST: &str = "no VM can be managed";
 
 /// Bits of `CapEff`, from `include/uapi/linux/capability.h`.
 const CAP_SYS_PTRACE: u32 = 19;
@@ -51,7 +51,7 @@ fn judge(capabilities: Option<u64>, ptrace_scope: &str) -> Finding {
         return Finding::missing(CHECK, "kernel.yama.ptrace_scope is 3", COST, mend);
     }
     if !has(CAP_MKNOD) {
-        let cost = "a QEMU that runs as another user or in a sandbox cannot be held";
+        let cost = "a QEMU that runs as another user or in a sandbox cannot be managed";
         return Finding::degraded(CHECK, "no CAP_MKNOD", cost, "run as root, in no container");
     }
     Finding::ok(CHECK, "may trace and make device nodes")

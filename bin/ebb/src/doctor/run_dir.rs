@@ -68,7 +68,7 @@ fn judge(path: &Path, keys_on_disk: bool) -> Finding {
     }
     if !in_memory {
         let cost =
-            "keys and records of emptied memory are written to a disk, and may outlive the VMs";
+            "keys and records of evicted memory are written to a disk, and may outlive the VMs";
         let found = format!("{} is on a disk, and EBB_ALLOW_KEYS_ON_DISK is set", path.display());
         return Finding::degraded(
             CHECK,

@@ -9,7 +9,7 @@ use ebb_sys::user_namespace::UserNamespace;
 use super::finding::Finding;
 
 const CHECK: &str = "userfaultfd";
-const COST: &str = "no VM can be held";
+const COST: &str = "no VM can be managed";
 
 pub fn check(as_root: bool) -> Finding {
     match uffd::probe() {
@@ -57,7 +57,7 @@ pub fn check_device(as_root: bool) -> Finding {
         Ok(_) => Finding::ok(CHECK, "one of /dev/userfaultfd can be made and opened"),
         Err(error) => {
             let (why, advice) = uffd_node::why_closed(&error);
-            let cost = "no QEMU that is not root can be held: no VM of ebb run";
+            let cost = "no QEMU that is not root can be managed: no VM of ebb run";
             Finding::missing(CHECK, why, cost, advice)
         }
     }

@@ -75,7 +75,7 @@ pub fn recover_left(daemon: &Daemon) {
             Supervisor { name: name.clone(), directory: directory.clone(), daemon: daemon.clone() };
         let thread = thread::Builder::new().name(format!("vm {name}"));
         if let Err(error) = thread.spawn(move || supervisor.run(None)) {
-            tracing::error!("{name}: no thread to take it up: {error}");
+            tracing::error!("{name}: no thread to recover it: {error}");
             daemon.left().push((name, directory));
         }
     }

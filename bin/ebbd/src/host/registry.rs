@@ -195,7 +195,7 @@ impl Daemon {
         let directory = self.run_dir.join("vms").join(name.as_str());
         match self.vms().entry(name.clone()) {
             Entry::Occupied(_) => {
-                return Err(ApiError::Taken(format!("a VM named {name} is held already")));
+                return Err(ApiError::Taken(format!("a VM named {name} is managed already")));
             }
             Entry::Vacant(vacant) => drop(vacant.insert(None)),
         }

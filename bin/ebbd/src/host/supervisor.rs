@@ -104,7 +104,7 @@ impl Supervisor {
         let ready = Ready::new(managed).map_err(|(error, _)| error)?;
         listing.set(Stage::Held(ready.commands()));
         console.into_iter().for_each(|logs| self.keep_console(logs));
-        tracing::info!("{}: taken up", self.name);
+        tracing::info!("{}: recovered", self.name);
         Ok(Some((ready, listing)))
     }
 
@@ -123,7 +123,7 @@ impl Supervisor {
 
     /// The VM waits where it is: better than a wrong byte.
     fn wait(&self, why: String, pause: Option<Duration>) {
-        tracing::error!("{}: not taken up: {why}", self.name);
+        tracing::error!("{}: not recovered: {why}", self.name);
         if let Some(listing) = self.daemon.listed(&self.name) {
             let again = pause.map(|pause| Instant::now() + pause);
             listing.set(Stage::NotTakenUp(why, again));

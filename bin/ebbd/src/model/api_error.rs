@@ -17,7 +17,7 @@ pub enum ApiError {
     #[error(transparent)]
     Bad(#[from] BadRequest),
     /// No such VM.
-    #[error("there is no VM {0}: ebb list shows those that are held")]
+    #[error("there is no VM {0}: ebb list shows those that are managed")]
     Unknown(VmName),
     /// No such VM any more: why it ended.
     #[error("{0}")]

@@ -41,7 +41,7 @@ use crate::serve::growth::Growth;
 
 /// What is said of a VM whose userfaultfd may be closed at any moment.
 pub const LEAVING: &str = "its memory is all back, but its userfaultfd in QEMU could not be closed yet: \
-                           it is let go once that is closed";
+                           it is detached once that is closed";
 
 /// One VM that is managed.
 pub struct VmContext {

@@ -49,7 +49,7 @@ impl Stage {
     fn reason(&self) -> Option<String> {
         match self {
             Stage::Held(_) => None,
-            Stage::TakingUp => Some("a daemon before this one held it".into()),
+            Stage::TakingUp => Some("a daemon before this one managed it".into()),
             Stage::NotTakenUp(why, again) => Some(not_taken_up(why, *again)),
         }
     }
@@ -142,7 +142,7 @@ impl Listing {
         let (Some(status), Some(at)) = (&seen.status, seen.at) else {
             drop(seen);
             self.commands()?;
-            return Err(ApiError::Unavailable("it was taken up just now: try again".into()));
+            return Err(ApiError::Unavailable("it was recovered just now: try again".into()));
         };
         let age = at.elapsed();
         Ok(VmStatus {

@@ -60,7 +60,7 @@ fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Di
     match Digests::open(&path, ram.end(), record.digests) {
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
             tracing::warn!(
-                "{}: what rests on its disks is not compared as it comes back: {}: {error}",
+                "{}: disk-backed content is not compared as it comes back: {}: {error}",
                 record.name,
                 path.display()
             );

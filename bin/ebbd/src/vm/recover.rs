@@ -31,7 +31,7 @@ use crate::system::small_pages;
 #[derive(Debug, thiserror::Error)]
 pub enum NotRecovered {
     /// Its VMM has ended, or it was detached.
-    #[error("it has ended, or was let go")]
+    #[error("it has ended, or was detached")]
     Over,
     /// Not now. Nothing was removed; the VM waits where it is: better than a wrong byte.
     #[error(transparent)]

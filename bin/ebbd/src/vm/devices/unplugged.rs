@@ -245,7 +245,7 @@ fn note_gone(cx: &mut VmContext, file: usize) {
     // What was never there, or not any more, is not what the guest has returned.
     let resident = ram.files()[file].file.resident_bytes().unwrap_or(0);
     tracing::info!(
-        "{}: QEMU has unplugged {} at {at:#x}: it is let go of",
+        "{}: QEMU has unplugged {} at {at:#x}: that memory is managed no more",
         cx.name(),
         Bytes(bytes)
     );

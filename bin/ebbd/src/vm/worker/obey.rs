@@ -221,7 +221,9 @@ impl Worker {
         self.cx.pager.room().set_marks(u64::MAX, u64::MAX);
         let restored_bytes = self.reclaim.give_back_all(&self.cx).map_err(|error| {
             self.apply_limit();
-            not_allowed(format!("not all memory could be given back, so it stays held: {error}"))
+            not_allowed(format!(
+                "not all memory could be brought back, so the VM stays managed: {error}"
+            ))
         })?;
         self.devices.all_is_back(&self.cx);
         self.begin();
@@ -232,7 +234,9 @@ impl Worker {
                 return Err(ApiError::Failed(format!("{LEAVING}: {error}")));
             }
             self.manage_on();
-            return Err(ApiError::Failed(format!("it stays held, letting go failed: {error}")));
+            return Err(ApiError::Failed(format!(
+                "the VM stays managed, detaching failed: {error}"
+            )));
         }
         let duration_ns = nanoseconds(began.elapsed());
         Ok(DetachReport { restored_bytes, duration_ns })
@@ -241,7 +245,7 @@ impl Worker {
     fn may_detach(&self) -> Answer<()> {
         if !self.cx.record.disks.is_empty() {
             return Err(not_allowed(
-                "Ebb serves this VM's disks, so it cannot be let go while it runs: power it off",
+                "Ebb serves this VM's disks, so it cannot be detached while it runs: power it off",
             ));
         }
         if !self.cx.record.growth.is_empty() {
