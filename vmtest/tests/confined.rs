@@ -127,7 +127,7 @@ fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
         assert_eq!((now.console, now.console_log), (was.console.clone(), was.console_log.clone()));
         assert!(was.console.is_some() && was.confinement.is_some());
         assert_eq!(now.confinement, was.confinement);
-        let text = other.ebb("status").ok();
+        let text = other.ebb("status --verbose").ok();
         for line in ["\n  console       tail -f ", "\n  QEMU          user "] {
             assert!(text.contains(line), "{text}");
         }
@@ -284,7 +284,7 @@ fn a_privileged_vm_is_told_so() {
     let environment = fs::read(format!("/proc/{}/environ", vm.pid())).expect("it runs");
     assert!(String::from_utf8_lossy(&environment).contains(SECRET));
     assert!(vm.status().confinement.expect("Ebb started it").privileged);
-    assert!(vm.ebb("status").ok().contains("--privileged"));
+    assert!(vm.ebb("status --verbose").ok().contains("--privileged"));
     assert!(host.log().contains("--privileged"));
 }
 

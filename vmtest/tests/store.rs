@@ -45,7 +45,7 @@ fn compressed_memory_is_a_part_of_the_limit() {
     for _ in 0..2 {
         assert_eq!(vm.guest("check soft"), "0");
     }
-    let shown = vm.ebb("status").ok();
+    let shown = vm.ebb("status --verbose").ok();
     assert!(shown.contains("compressed    ") && shown.contains("of 32 MiB at most"), "{shown}");
     // Half of what the guest does not need to live.
     let status = limit(&vm, 80);

@@ -75,7 +75,7 @@ fn a_vm_has_more_memory_than_its_fast_tier() {
         "{:?}",
         status.warnings
     );
-    assert!(vm.ebb("status").ok().contains("tiers\n"));
+    assert!(vm.ebb("status --verbose").ok().contains("tiers\n"));
     host.kill9();
     host.start();
     assert_eq!(vm.guest("check a"), "0");

@@ -10,10 +10,10 @@ use ebb_units::Bytes;
 
 use crate::interval::Interval;
 
-/// Takes back the memory that running VMs do not use, and returns it on touch
+/// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
 ///
 /// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `doctor`, `completions`
-/// and `help` speak to the daemon `ebbd` and start it where it does not run.
+/// and `help` ask the daemon `ebbd`, and start it if it does not run.
 #[derive(Parser)]
 #[command(name = "ebb", version, max_term_width = 100)]
 pub struct Args {
@@ -27,86 +27,89 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Start QEMU and hold the VM
+    /// Start QEMU and manage the VM
     Run(Run),
-    /// Hold a QEMU that runs already
+    /// Manage a QEMU that runs already
     Attach(Attach),
-    /// Bring a VM's memory back and let it go; the guest runs on
+    /// Bring a VM's memory back and stop managing it; the guest runs on
     Detach {
         #[command(flatten)]
         vm: Vm,
     },
-    /// Show all held VMs
+    /// Show all managed VMs
     List {
         #[command(flatten)]
         output: Output,
     },
-    /// Show all that is known about a VM
+    /// Show where a VM's memory is, and warnings
     Status {
         #[command(flatten)]
         vm: Vm,
+        /// Show every figure
+        #[arg(long)]
+        verbose: bool,
     },
-    /// Take the guest's free memory once
+    /// Reclaim the guest's free memory once
     Reclaim {
         #[command(flatten)]
         vm: Vm,
-        /// Stop once this much is taken [default: all but a small reserve]
+        /// Stop once this much is reclaimed [default: all but a small reserve]
         #[arg(long, value_name = "SIZE")]
         bytes: Option<Bytes>,
     },
     /// Switch automatic reclaim on or off
     Auto(Auto),
-    /// Hold a VM's resident memory at a limit
+    /// Limit a VM's resident memory
     Limit {
         #[command(flatten)]
         vm: Vm,
         /// The limit, or `off`
         #[arg(value_name = "SIZE|off")]
         limit: SizeOrOff,
-        /// Evict in the background down to this [default: a little below where faults wait]
+        /// Low mark: evict down to this [default: a little below the high mark]
         #[arg(long, value_name = "SIZE")]
         low: Option<Bytes>,
-        /// Have the guest's faults wait for eviction above this [default: a little below the limit]
+        /// High mark: above it, the guest's faults wait for eviction [default: a little below the limit]
         #[arg(long, value_name = "SIZE")]
         high: Option<Bytes>,
     },
-    /// Make a VM larger or smaller, by whatever it offers
+    /// Make a VM larger or smaller, by what it is capable of
     Resize {
         #[command(flatten)]
         vm: Vm,
-        /// What the guest is to have, on its node if one is named; or `off`: what it has now
+        /// Target, of the node if one is named; `off`: stay at the size of now
         #[arg(value_name = "SIZE|off")]
         size: SizeOrOff,
-        /// This NUMA node alone
+        /// Resize this NUMA node only
         #[arg(long, value_name = "NODE")]
         node: Option<u32>,
-        /// By this and nothing else: hyperalloc, balloon or virtio-mem [default: what fits]
+        /// Use only this: hyperalloc, balloon or virtio-mem [default: what fits]
         #[arg(long, value_name = "MECHANISM", value_parser = size_mechanism)]
         by: Option<SizeMechanism>,
-        /// When it touches what HyperAlloc took: allow it, or stop the VM [default: as set before,
-        /// at first allow]
+        /// If the guest touches memory that HyperAlloc took: allow it, or stop the VM [default: as
+        /// set before, at first allow]
         #[arg(long, value_name = "allow|stop")]
         on_violation: Option<OnViolation>,
     },
-    /// Show which of a VM's memory is hot; monitors it for some seconds where that is not known
+    /// Show which of a VM's memory is hot; this takes some seconds if it is not known
     Heat {
         #[command(flatten)]
         vm: Vm,
-        /// Monitor it anew, whatever is known
+        /// Monitor it again, whatever is known
         #[arg(long)]
         fresh: bool,
-        /// Write the map into this file, too, as a picture
+        /// Write the map to this file as well, as a picture
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
     },
-    /// Show the tiers that hold a VM's memory, and whether the fast one is large enough
+    /// Show what a VM's tiers have, and whether the fast one is large enough
     Tier {
         #[command(flatten)]
         vm: Vm,
     },
-    /// Show the fast memory that VMs share, or say how much it is
+    /// Show the pool of fast memory that VMs share, or set its size
     Pool {
-        /// All of it, or `off`: none [default: only show]
+        /// Its size, or `off` for no pool [default: only show]
         #[arg(value_name = "SIZE|off")]
         size: Option<SizeOrOff>,
         #[command(flatten)]
@@ -116,30 +119,30 @@ pub enum Command {
     Share {
         #[command(flatten)]
         vm: Vm,
-        /// Its share, or `off`: it is in the pool no more, and has no limit
+        /// Its share, or `off`: it leaves the pool, and has no limit
         #[arg(value_name = "SIZE|off")]
         share: SizeOrOff,
-        /// In percent of the share: it never has less [default: 75]
+        /// The least it gets, in percent of its share [default: 75]
         #[arg(long, value_name = "PERCENT")]
         lower: Option<u32>,
-        /// In percent of the share: it never has more [default: 125]
+        /// The most it gets, in percent of its share [default: 125]
         #[arg(long, value_name = "PERCENT")]
         upper: Option<u32>,
     },
-    /// Measure how fast this host's tiers of memory are, for some seconds, and keep it
+    /// Measure for some seconds how fast this host's tiers are, and keep the result
     Calibrate {
         #[command(flatten)]
         output: Output,
     },
-    /// Save and empty memory whether it is used or not: for tests and emergencies
+    /// Evict memory now, whether it is used or not: for tests and emergencies
     Evict {
         #[command(flatten)]
         vm: Vm,
-        /// How much
+        /// Evict so much
         #[arg(long, value_name = "SIZE")]
         bytes: Bytes,
     },
-    /// Check what this host offers, what a lack costs and how to mend it
+    /// Check what this host lacks, what that costs and how to mend it
     Doctor {
         /// Mend what can be mended from here, and say what was done
         #[arg(long)]
@@ -149,13 +152,13 @@ pub enum Command {
     },
     /// Print completions for a shell
     Completions {
-        /// For which shell
+        /// The shell
         shell: Shell,
     },
     /// Write the man pages into a directory
     #[command(hide = true)]
     Man {
-        /// An existing directory
+        /// The directory, which exists
         dir: PathBuf,
     },
 }
@@ -180,19 +183,19 @@ pub struct Run {
     /// The VM's name, unique on the host
     #[arg(long)]
     pub name: VmName,
-    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB [default: what the tiers hold]
+    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB [default: the sum of the tiers]
     #[arg(long, value_name = "SIZE", required_unless_present = "tier")]
     pub memory: Option<Bytes>,
-    /// The tiers of memory that hold it, fastest first, as dram=1G,file=/var/lib/ebb/web:4G: held to
-    /// 1 GiB of the host's memory, with the rest in a new file; or as node0=2G,node1=8G: its hot
-    /// pages on the first of these NUMA nodes [default: the host's memory]
+    /// Tiers of memory, fastest first. dram=1G,file=/var/lib/ebb/web:4G: at most 1 GiB of the
+    /// host's memory, and the rest in a new file. node0=2G,node1=8G: hot pages on the first of
+    /// these NUMA nodes [default: the host's memory]
     #[arg(long, value_name = "TIER=SIZE,...")]
     pub tier: Option<String>,
-    /// The size up to which `ebb resize` can bring it, by memory that the guest's driver
-    /// virtio_mem plugs [default: --memory]
+    /// The largest size for `ebb resize`: the guest's driver virtio_mem plugs the difference
+    /// [default: --memory]
     #[arg(long, value_name = "SIZE")]
     pub grow_to: Option<Bytes>,
-    /// Give what is plugged all its memory at once, not at a touch
+    /// Give plugged memory its pages at once, not at the first touch
     #[arg(long, requires = "grow_to")]
     pub grow_prealloc: bool,
     /// vCPUs, 1 to 255
@@ -210,27 +213,27 @@ pub struct Run {
     /// Kernel command line, with --kernel
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub append: Option<String>,
-    /// Raw image that Ebb serves to the guest as a virtio disk; can be given again. With
-    /// `dma=strict` it reaches the guest's memory as a device passed through does: through an
-    /// IOMMU (in software), and a request that meets memory not mapped there fails. With
-    /// `format=raw` an image is served whose first bytes are those of another format
+    /// Raw image that Ebb serves to the guest as a virtio disk; for several disks, several times.
+    /// `dma=strict`: the disk accesses memory as a passed-through device does, through an IOMMU in
+    /// software, and a request for memory that is not mapped there fails. `format=raw`: serve the
+    /// image as raw even if its first bytes look like another format
     #[arg(long = "disk", value_name = "IMAGE[,readonly][,dma=strict][,format=raw]")]
     pub disks: Vec<DiskRequest>,
     /// What the guest's RAM is made of: auto, hugetlb, thp or small
     #[arg(long, default_value_t = Backing::Auto)]
     pub backing: Backing,
-    /// The user that QEMU runs as: a name, a number, UID:GID, or `own`, one that no other process
-    /// has [default: as ebbd was told, at first own]
+    /// The user that QEMU runs as: a name, a number, UID:GID, or `own` for one that no other process
+    /// has [default: ebbd's --vm-user, or else own]
     #[arg(long, value_name = "USER", conflicts_with = "privileged")]
     pub user: Option<String>,
-    /// Run QEMU as root, with all that the daemon may do and without its filter of system calls
+    /// Run QEMU as root, with the capabilities of the daemon and without a seccomp filter
     #[arg(long)]
     pub privileged: bool,
     #[command(flatten)]
     pub watch: Watch,
     #[command(flatten)]
     pub output: Output,
-    /// Further arguments for QEMU, passed as they are
+    /// More arguments for QEMU, passed unchanged
     #[arg(last = true, value_name = "QEMU ARGS")]
     pub qemu_args: Vec<String>,
 }
@@ -254,11 +257,11 @@ pub struct Attach {
 
 #[derive(clap::Args)]
 pub struct Watch {
-    /// How emptied memory is watched: strict or release [default: release where no device reaches
-    /// the guest's memory by itself, else strict]
+    /// How reclaimed memory is watched: strict or release [default: strict if a device accesses
+    /// the guest's memory by itself, else release]
     #[arg(long)]
     pub mode: Option<Mode>,
-    /// Smallest buddy block to take, 0 to 10 [default: 9, which is 2 MiB]
+    /// Smallest buddy block to reclaim, as its order [default: 9, which is 2 MiB]
     #[arg(long, value_name = "ORDER")]
     pub min_order: Option<u8>,
 }
@@ -267,9 +270,9 @@ pub struct Watch {
 pub struct Auto {
     /// The VM's name
     pub name: VmName,
-    /// On or off
+    /// `on` or `off`
     pub switch: Switch,
-    /// Time between two reclaims, as 500ms, 5s or 1m [default: as set before, at first 5s]
+    /// Time between two rounds, as 500ms, 5s or 1m [default: as set before, at first 5s]
     #[arg(long, value_name = "TIME")]
     pub interval: Option<Interval>,
     /// Free memory to leave in the guest [default: as set before, at first 0]

@@ -34,7 +34,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Attach(attach) => host.attach(attach)?,
         Command::Detach { vm } => host.detach(&vm)?,
         Command::List { output } => host.list(output.json)?,
-        Command::Status { vm } => host.status(&vm)?,
+        Command::Status { vm, verbose } => host.status(&vm, verbose)?,
         Command::Reclaim { vm, bytes } => host.reclaim(&vm, bytes)?,
         Command::Auto(auto) => host.auto(&auto)?,
         Command::Limit { vm, limit, low, high } => {
@@ -123,9 +123,9 @@ impl Host {
         render(&vms, json, |vms| show::list(vms))
     }
 
-    fn status(&self, vm: &Vm) -> anyhow::Result<String> {
+    fn status(&self, vm: &Vm, verbose: bool) -> anyhow::Result<String> {
         let status: VmStatus = self.ask(Method::GET, &route::full_status(&vm.name))?;
-        render(&status, vm.output.json, show::status)
+        render(&status, vm.output.json, if verbose { show::status } else { show::brief })
     }
 
     fn reclaim(&self, vm: &Vm, bytes: Option<Bytes>) -> anyhow::Result<String> {

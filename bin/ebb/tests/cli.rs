@@ -194,7 +194,7 @@ fn run_sends_absolute_paths_and_the_working_directory() {
     let ran = command.run();
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     for told in
-        ["web is held", "tcg      stock kernels do not boot", "tail -f /run/ebb/web/console"]
+        ["web is managed", "tcg      stock kernels do not boot", "tail -f /run/ebb/web/console"]
     {
         assert!(ran.stdout.contains(told), "{told}: {}", ran.stdout);
     }
@@ -249,13 +249,13 @@ fn each_command_asks_for_what_it_says() {
             limit,
             "200 MiB: evicted down to 180 MiB, faults wait above 190 MiB",
         ),
-        ("list", "GET /v1/vms", Value::Null, json!([]), "no VM is held"),
+        ("list", "GET /v1/vms", Value::Null, json!([]), "no VM is managed"),
         (
             "reclaim web --bytes 4M",
             "POST /v1/vms/web/reclaim",
             json!({ "bytes": 4 << 20 }),
             report.clone(),
-            "took 4 MiB in 1 blocks",
+            "reclaimed 4 MiB in 1 blocks",
         ),
         (
             "auto web on --interval 5s",
@@ -269,7 +269,7 @@ fn each_command_asks_for_what_it_says() {
             "PUT /v1/vms/web/size",
             json!({ "bytes": 1u64 << 30, "node": 1, "by": "virtio_mem", "on_violation": null }),
             resize,
-            "has 1 GiB on node 1 of the 1 GiB it is to have",
+            "has 1 GiB on node 1, target 1 GiB",
         ),
         (
             "resize web off",
@@ -297,7 +297,7 @@ fn each_command_asks_for_what_it_says() {
             "PUT /v1/pool",
             json!({ "bytes": 4u64 << 30 }),
             pool.clone(),
-            "pool of 4 GiB: 1 GiB in shares, 3 GiB in nobody's hands",
+            "pool of 4 GiB: 1 GiB in shares, 3 GiB unassigned",
         ),
         ("pool", "GET /v1/pool", Value::Null, pool, "unknown  800 MiB"),
         (
@@ -313,7 +313,7 @@ fn each_command_asks_for_what_it_says() {
             "POST /v1/vms/web/evict",
             json!({ "bytes": 4096 }),
             evict,
-            "saved and emptied 4 KiB in 1 frames",
+            "evicted 4 KiB in 1 frames",
         ),
         ("detach web", "DELETE /v1/vms/web", Value::Null, detach, "4 MiB brought back in 2 ms"),
     ] {
@@ -365,6 +365,11 @@ fn status_of_an_unknown_hostile_guest_is_still_readable() {
     status["guest_free_bytes"] = Value::Null;
     let _daemon = dir.daemon(Answer::json(200, &status));
     let ran = ebb(dir.path(), "status web");
+    assert!(ran.stdout.contains("guest         kernel 6.1?[2J?trusted yes, "), "{}", ran.stdout);
+    assert!(ran.stdout.lines().count() <= 10, "more than a few lines: {}", ran.stdout);
+    let dir = Dir::new();
+    let _daemon = dir.daemon(Answer::json(200, &status));
+    let ran = ebb(dir.path(), "status web --verbose");
     assert!(ran.stdout.contains("kernel        6.1?[2J?trusted yes\n"), "{}", ran.stdout);
     assert!(ran.stdout.contains("guest free    unknown\n"), "{}", ran.stdout);
     assert!(ran.stdout.contains("console       tail -f /run/ebb/web/console"), "{}", ran.stdout);

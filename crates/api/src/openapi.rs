@@ -57,11 +57,11 @@ mod v1 {
     #[utoipa::path(get, path = route::VERSION, responses((status = 200, body = Version)))]
     fn version() {}
 
-    /// All held VMs.
+    /// All managed VMs.
     #[utoipa::path(get, path = route::VMS, responses((status = 200, body = [VmSummary])))]
     fn list() {}
 
-    /// Start QEMU and hold the VM.
+    /// Start QEMU and manage the VM.
     #[utoipa::path(post, path = route::RUN, request_body = RunRequest, responses(
         (status = 200, body = VmStatus),
         (status = 400, body = Problem, description = "The request makes no sense."),
@@ -72,12 +72,12 @@ mod v1 {
     ))]
     fn run() {}
 
-    /// Hold a QEMU that runs already.
+    /// Manage a QEMU that runs already.
     #[utoipa::path(post, path = route::ATTACH, request_body = AttachRequest, responses(
         (status = 200, body = VmStatus),
         (status = 400, body = Problem, description = "The request makes no sense."),
-        (status = 409, body = Problem, description = "The name is taken or the VM is held."),
-        (status = 422, body = Problem, description = "This process cannot be held."),
+        (status = 409, body = Problem, description = "The name is taken, or the VM is managed already."),
+        (status = 422, body = Problem, description = "This process cannot be managed."),
         (status = 500, body = Problem, description = "It failed on the way."),
         (status = 507, body = Problem, description = NO_ROOM),
     ))]
@@ -98,7 +98,7 @@ mod v1 {
         responses(
             (status = 200, body = DetachReport),
             (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "It cannot be let go now."),
+            (status = 422, body = Problem, description = "It cannot be detached now."),
             (status = 500, body = Problem, description = "It failed on the way."),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
@@ -129,7 +129,7 @@ mod v1 {
         ))]
     fn auto() {}
 
-    /// Hold a VM's resident memory at a limit.
+    /// Limit a VM's resident memory.
     #[utoipa::path(put, path = route::LIMIT, request_body = LimitRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(

@@ -34,7 +34,7 @@ pub(crate) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<
     if holds { Ok(()) } else { Err(BadRequest(otherwise())) }
 }
 
-/// Start QEMU and hold the VM.
+/// Start QEMU and manage the VM.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunRequest {
@@ -263,7 +263,7 @@ fn check_absolute(path: &Path) -> Result<(), BadRequest> {
     ensure(path.is_absolute(), || format!("{} is not an absolute path", path.display()))
 }
 
-/// Hold a QEMU that runs already.
+/// Manage a QEMU that runs already.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttachRequest {
@@ -337,7 +337,7 @@ impl AutoRequest {
     }
 }
 
-/// Hold a VM's resident memory at a limit, or no more.
+/// Limit a VM's resident memory, or no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRequest {

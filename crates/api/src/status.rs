@@ -479,4 +479,10 @@ pub struct VmSummary {
     pub memory_bytes: u64,
     /// The part of it that takes host memory now.
     pub resident_bytes: u64,
+    /// The limit on resident memory; null: no limit.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
+    /// Content that is kept outside of resident memory: in the store, or by a disk's blocks.
+    #[serde(default)]
+    pub evicted_bytes: u64,
 }

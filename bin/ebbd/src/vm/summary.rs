@@ -19,10 +19,12 @@ pub fn of(status: &VmStatus) -> VmSummary {
         auto: status.auto.on,
         memory_bytes: status.memory_bytes,
         resident_bytes: status.resident_bytes,
+        limit_bytes: status.limit.bytes,
+        evicted_bytes: status.limit.saved_bytes.saturating_add(status.limit.on_disk_bytes),
     }
 }
 
-/// The short form of a VM that is not taken up yet.
+/// The short form of a VM that is not recovered yet.
 pub fn on_record(record: &Record) -> VmSummary {
     VmSummary {
         name: record.name.clone(),
@@ -37,5 +39,7 @@ pub fn on_record(record: &Record) -> VmSummary {
         auto: record.auto.on,
         memory_bytes: record.memory_bytes(),
         resident_bytes: 0,
+        limit_bytes: record.limit_bytes,
+        evicted_bytes: 0,
     }
 }

@@ -1,0 +1,85 @@
+//! A VM in a few lines.
+
+use ebb_api::{Mechanism, Mode, VmStatus};
+use ebb_units::Bytes;
+
+use super::{row, state_word, times, vm};
+use crate::interval::readable;
+
+/// What an operator looks for first: warnings, then where the memory is.
+pub fn brief(status: &VmStatus) -> String {
+    [
+        format!("{}: {}, QEMU's pid is {}\n", status.name, state_word(status.state), status.pid),
+        vm::state(status),
+        vm::warnings(status),
+        row("memory", memory(status)),
+        row("guest", guest(status)),
+        row("limit", limit(status)),
+        row("reclaimed", reclaimed(status)),
+        row("faults", times(status.fault_ns)),
+        row("more", format!("ebb status {} --verbose", status.name)),
+    ]
+    .concat()
+}
+
+fn memory(status: &VmStatus) -> String {
+    let size = &status.size;
+    let [all, resident] = [status.memory_bytes, status.resident_bytes].map(Bytes);
+    let target = size.wanted_bytes.map(|bytes| format!("; target {}", Bytes(bytes)));
+    let given = match size.bytes == status.memory_bytes {
+        true => String::new(),
+        false => format!("; the guest has {}", Bytes(size.bytes)),
+    };
+    format!("{all}, of which {resident} resident{given}{}", target.unwrap_or_default())
+}
+
+fn guest(status: &VmStatus) -> String {
+    let guest = &status.guest;
+    if !guest.trusted {
+        return format!("not trusted: {}", guest.why.as_deref().unwrap_or("not looked at yet"));
+    }
+    let figures = [
+        (status.guest_free_bytes, "free"),
+        (guest.anonymous_bytes, "anonymous"),
+        (guest.file_bytes, "file"),
+        (guest.slab_bytes, "slab"),
+    ];
+    let told =
+        figures.iter().filter_map(|(bytes, what)| Some(format!("{} {what}", Bytes((*bytes)?))));
+    let kernel = guest.kernel.as_ref().map(|kernel| format!("kernel {kernel}"));
+    kernel.into_iter().chain(told).collect::<Vec<_>>().join(", ")
+}
+
+fn limit(status: &VmStatus) -> String {
+    let limit = &status.limit;
+    let at = limit.bytes.map_or_else(|| "none".into(), |bytes| Bytes(bytes).to_string());
+    let compressed = match limit.compressed_pages {
+        0 => String::new(),
+        pages => format!(
+            ", {} of it compressed in {}",
+            Bytes(pages * 4096),
+            Bytes(limit.compressed_bytes)
+        ),
+    };
+    let evicted = match (limit.saved_bytes, limit.on_disk_bytes) {
+        (0, 0) => "; nothing is evicted".into(),
+        (saved, on_disk) => {
+            format!("; evicted: {} saved{compressed}, {} disk-backed", Bytes(saved), Bytes(on_disk))
+        }
+    };
+    let stuck = limit.stuck.as_ref().map(|why| format!("; stuck: {why}"));
+    at + &evicted + &stuck.unwrap_or_default()
+}
+
+fn reclaimed(status: &VmStatus) -> String {
+    let auto = match status.auto.on {
+        true => format!("every {}", readable(status.auto.interval_ms.saturating_mul(1_000_000))),
+        false => "only by command".into(),
+    };
+    let by = match (status.mechanism, status.mode) {
+        (Mechanism::HyperAlloc, _) => "by HyperAlloc",
+        (_, Mode::Strict) => "in strict mode",
+        (_, Mode::Release) => "in release mode",
+    };
+    format!("{} in all, {auto}, {by}", Bytes(status.reclaimed_total_bytes))
+}

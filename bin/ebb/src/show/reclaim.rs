@@ -1,0 +1,83 @@
+//! Free memory that was reclaimed, and how.
+
+use ebb_api::{AutoStatus, Mechanism, ReclaimReport, VmName, VmStatus};
+use ebb_units::Bytes;
+
+use super::{row, times};
+use crate::interval::readable;
+
+/// Whether free memory is reclaimed by itself, and what that did last.
+pub fn auto_rows(auto: &AutoStatus) -> String {
+    let every = readable(auto.interval_ms.saturating_mul(1_000_000));
+    let state = match auto.on {
+        true => {
+            format!("on, every {every}, keeps {} free besides the reserve", Bytes(auto.keep_bytes))
+        }
+        false => "off".into(),
+    };
+    row("state", state)
+        + &auto.last.as_ref().map(|last| row("last", report(last))).unwrap_or_default()
+}
+
+fn report(report: &ReclaimReport) -> String {
+    format!(
+        "reclaimed {} in {}; stopped by: {}",
+        Bytes(report.bytes),
+        readable(report.duration_ns),
+        report.stopped_by
+    )
+}
+
+/// What one reclaim did.
+pub fn reclaimed(name: &VmName, report: &ReclaimReport) -> String {
+    let skipped = report.skipped;
+    [
+        format!("{name}: reclaimed {} in {} blocks\n", Bytes(report.bytes), report.blocks),
+        row("time", readable(report.duration_ns)),
+        row("scan, of that", readable(report.scan_ns)),
+        row("stopped by", &report.stopped_by),
+        row("in use", format!("{} blocks at the second look", skipped.in_use)),
+        row("empty", format!("{} blocks already", skipped.already_empty)),
+        row("cancelled", format!("{} blocks by the guest's own writes", skipped.cancelled)),
+    ]
+    .concat()
+}
+
+/// What automatic reclaim is set to.
+pub fn auto(name: &VmName, status: &AutoStatus) -> String {
+    format!("{name}: automatic reclaim\n") + &auto_rows(status)
+}
+
+/// The allocator that the guest shares; nothing where it shares none.
+pub fn sharing(vm: &VmStatus) -> String {
+    let shared = &vm.sharing;
+    if vm.mechanism != Mechanism::HyperAlloc && shared.size_bytes.is_none() {
+        return String::new();
+    }
+    let size = Bytes(shared.size_bytes.unwrap_or(vm.memory_bytes));
+    let gone = format!(
+        "{} until returned, {} until touched",
+        Bytes(shared.hard_bytes),
+        Bytes(shared.soft_bytes)
+    );
+    let installs = format!("{}, {}", shared.installs, times(shared.install_ns));
+    let violations = format!("{} ({})", shared.violations, shared.on_violation);
+    let kinds = shared.fragmentation.map(|all| {
+        [("unmovable", all.unmovable), ("movable", all.movable), ("huge", all.huge)].map(
+            |(kind, bytes)| {
+                let [used, huge] = [bytes.used_bytes, bytes.huge_bytes].map(Bytes);
+                row(kind, format!("{used} in use, in {huge} of huge frames"))
+            },
+        )
+    });
+    [
+        "\nshared allocator\n".into(),
+        row("size", size),
+        row("taken", gone),
+        row("installs", installs),
+        row("violations", violations),
+        kinds.map(|rows| rows.concat()).unwrap_or_default(),
+        shared.stopped.as_ref().map(|why| row("stopped", why)).unwrap_or_default(),
+    ]
+    .concat()
+}
