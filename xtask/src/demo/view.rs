@@ -22,7 +22,7 @@ const LINE_EVERY: Duration = Duration::from_secs(1);
 const USED: &str = "\x1b[38;5;33m";
 const RESIDENT: &str = "\x1b[38;5;214m";
 const RESIDENT_BEHIND: &str = "\x1b[48;5;214m";
-const EMPTIED: &str = "\x1b[38;5;71m";
+const NON_RESIDENT: &str = "\x1b[38;5;71m";
 const FAINT: &str = "\x1b[38;5;245m";
 const BOLD: &str = "\x1b[1m";
 const RESET: &str = "\x1b[0m";
@@ -105,7 +105,7 @@ fn line(record: &Record) -> String {
     let Now { stage, used_bytes, resident_bytes } = now(record);
     let ebb = match &record.ebb {
         Some(rounds) => {
-            format!("  emptied {:4.2}  {}", gib(rounds.status.emptied_bytes), last(rounds))
+            format!("  non-resident {:4.2}  {}", gib(rounds.status.emptied_bytes), last(rounds))
         }
         None => String::new(),
     };
@@ -141,7 +141,7 @@ fn picture(record: &Record) -> String {
     bar("guest uses", USED, now.used_bytes);
     bar("resident", RESIDENT, now.resident_bytes);
     if let Some(rounds) = &record.ebb {
-        bar("emptied", EMPTIED, rounds.status.emptied_bytes);
+        bar("non-resident", NON_RESIDENT, rounds.status.emptied_bytes);
     }
     bar("limit", FAINT, memory_bytes);
     text += &match &record.ebb {
@@ -164,7 +164,7 @@ fn rounds_text(rounds: &Rounds) -> String {
 fn bar(name: &str, colour: &str, bytes: u64, of_bytes: u64) -> String {
     let filled = (bytes.min(of_bytes) * BAR_COLUMNS / of_bytes.max(1)) as usize;
     let (full, empty) = ("━".repeat(filled), "─".repeat(BAR_COLUMNS as usize - filled));
-    format!("  {name:<12}{colour}{full}{FAINT}{empty}{RESET} {:5.2} GiB\n", gib(bytes))
+    format!("  {name:<14}{colour}{full}{FAINT}{empty}{RESET} {:5.2} GiB\n", gib(bytes))
 }
 
 /// Memory over time: below, what the guest uses; above it, what it has freed and
