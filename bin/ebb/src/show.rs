@@ -43,6 +43,11 @@ fn known(bytes: Option<u64>) -> String {
     bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string())
 }
 
+/// A limit, if there is one.
+fn limited(bytes: Option<u64>) -> String {
+    bytes.map_or("none".into(), |bytes| Bytes(bytes).to_string())
+}
+
 /// So much, and what part of all that is.
 pub fn share(bytes: u64, of_bytes: u64) -> String {
     let percent = u128::from(bytes) * 100 / u128::from(of_bytes.max(1));

@@ -1,9 +1,9 @@
 //! A VM in a few lines.
 
 use ebb_api::{Mechanism, Mode, VmStatus};
-use ebb_units::Bytes;
+use ebb_units::{Bytes, FRAME_BYTES};
 
-use super::{row, state_word, times, vm};
+use super::{limited, row, state_word, times, vm};
 use crate::interval::readable;
 
 /// What an operator looks for first: warnings, then where the memory is.
@@ -52,12 +52,12 @@ fn guest(status: &VmStatus) -> String {
 
 fn limit(status: &VmStatus) -> String {
     let limit = &status.limit;
-    let at = limit.bytes.map_or_else(|| "none".into(), |bytes| Bytes(bytes).to_string());
+    let at = limited(limit.bytes);
     let compressed = match limit.compressed_pages {
         0 => String::new(),
         pages => format!(
             ", {} of it compressed in {}",
-            Bytes(pages * 4096),
+            Bytes(pages.saturating_mul(FRAME_BYTES)),
             Bytes(limit.compressed_bytes)
         ),
     };

@@ -3,7 +3,7 @@
 use ebb_api::{Calibration, HeatReport, PoolMember, PoolStatus, TierStatus, VmName};
 use ebb_units::Bytes;
 
-use super::{known, row, table};
+use super::{known, limited, row, table};
 use crate::interval::readable;
 
 /// The tiers that hold a VM's memory.
@@ -72,6 +72,6 @@ fn member(vm: &PoolMember) -> [String; 8] {
     let [share, lower, upper, held, goal] =
         [vm.share_bytes, vm.lower_bytes, vm.upper_bytes, vm.held_bytes, vm.goal_bytes]
             .map(|bytes| Bytes(bytes).to_string());
-    let limit = vm.limit_bytes.map_or("none".into(), |bytes| Bytes(bytes).to_string());
+    let limit = limited(vm.limit_bytes);
     [vm.name.to_string(), share, lower, upper, known(vm.hot_bytes), held, goal, limit]
 }

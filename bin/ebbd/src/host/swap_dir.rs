@@ -53,7 +53,7 @@ impl SwapDir {
     pub fn begin(&self, run_dir: &Path) -> Result<(), String> {
         match self.check() {
             Err(why) if Record::is_any_in(run_dir) => tracing::warn!(
-                "{why}; VMs that are held already are served, and none is started or attached \
+                "{why}; VMs that are managed already are served, and none is started or attached \
                  until then"
             ),
             checked => checked?,
