@@ -12,13 +12,14 @@ use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use vmtest::Undo;
 
 use super::pool::Pooled;
-use super::warden::{Guest, Target, Waits, Warden};
+use super::warden::{Guest, Target, Waits, Warden, steps};
 use crate::interrupt;
 
 const ROOT: &str = "/sys/fs/cgroup";
 /// Version 1: a hierarchy for each controller.
 const CONTROLLERS: [&str; 3] = ["memory", "blkio", "cpuacct"];
-const LIMIT_STEP_BYTES: u64 = 8 << 20;
+/// How far a limit goes down between two looks at what the VMMs have.
+const LOOK_BYTES: u64 = 8 << 20;
 const TRIES: u32 = 500;
 /// Guests that are not at their limit by then never will be.
 const BRING_DOWN: Duration = Duration::from_secs(120);
@@ -103,10 +104,11 @@ impl Cgroup {
             interrupt::check()?;
             ensure!(Instant::now() < end, "the guests cannot be brought down to their limit");
             let wanted = target.limit()?;
-            limit = limit.saturating_sub(LIMIT_STEP_BYTES).max(wanted);
+            let next = limit.saturating_sub(LOOK_BYTES).max(wanted);
             // Busy while it swaps.
-            retry(|| fs::write(&path, limit.to_string()))
-                .with_context(|| path.display().to_string())?;
+            let set = |bytes: u64| retry(|| fs::write(&path, bytes.to_string()));
+            steps(limit, next).try_for_each(set).with_context(|| path.display().to_string())?;
+            limit = next;
             if limit == wanted {
                 self.watch(Warden::start(target, Some(limit))?);
                 return Ok(());

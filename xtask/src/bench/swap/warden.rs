@@ -25,6 +25,10 @@ const LOOK_EVERY: u32 = 1000;
 const LOOKS: usize = 5;
 /// Less than that is not followed, and no more at a time.
 const STEP_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(4 << 20);
+/// How far a limit goes down in one write. The kernel answers only when so much is free at once, and
+/// processes that work at their limit take pages back as fast as it frees them: with 8 MiB and
+/// compressed memory it never answers.
+const WRITE_STEP_BYTES: u64 = 128 << 10;
 
 /// Of what guests are to have, so much stays resident.
 const LEAST_RESIDENT: u64 = 4;
@@ -130,8 +134,9 @@ impl Target {
                 && let Some(wanted) = own.and_then(|own| self.limit_beside(own).ok())
                 && let Some(limit) = limit.as_mut().filter(|limit| is_step(wanted, **limit))
             {
-                *limit = wanted.max(limit.saturating_sub(*STEP_BYTES.end()));
-                set(*limit);
+                let next = wanted.max(limit.saturating_sub(*STEP_BYTES.end()));
+                steps(*limit, next).for_each(set);
+                *limit = next;
             }
             let state = fs::read_to_string(self.directory.join("memory.oom_control"));
             if state.is_ok_and(|state| state.contains("under_oom 1")) {
@@ -149,6 +154,14 @@ impl Target {
             thread::sleep(REVIVE_EVERY);
         }
     }
+}
+
+/// What a limit is set to, one after the other, to bring it from one to another: up at once, down
+/// in steps.
+pub fn steps(from: u64, to: u64) -> impl Iterator<Item = u64> {
+    let between = (1..from.saturating_sub(to).div_ceil(WRITE_STEP_BYTES))
+        .map(move |step| from - step * WRITE_STEP_BYTES);
+    between.chain([to])
 }
 
 fn is_step(wanted: u64, limit: u64) -> bool {
@@ -324,8 +337,8 @@ mod tests {
                 continue;
             }
             let swapping = Swapping::new(way, &drive, [all, limit]).unwrap();
-            let mut program = filling(&cgroup, all);
-            let guest = Guest { pid: program.id() as i32, memory_bytes: all };
+            let program = Filler::start(&cgroup, all);
+            let guest = Guest { pid: program.0.id() as i32, memory_bytes: all };
             cgroup.limit_guests(vec![guest], limit, swapping.pooled()).unwrap();
             // What is swapped is pooled, and what is pooled has others swapped.
             let held = vmtest::until_or(|| {
@@ -333,25 +346,49 @@ mod tests {
                 let is_held = pooled > limit / 8 && own + pooled <= limit * 108 / 100;
                 is_held.then_some(())
             });
-            program.kill().unwrap();
-            program.wait().unwrap();
+            drop(program);
             assert!(held.is_some(), "{}", way.name());
         }
     }
 
-    /// The program above once it has filled its memory.
-    fn filling(cgroup: &Cgroup, bytes: u64) -> Child {
-        let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["warden::tests::filler", "--nocapture", "--test-threads=1"]);
-        command.env(FILL, bytes.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut program = command.spawn().unwrap();
-        // Other tests of this process are not to be in the group.
-        cgroup.adopt(program.id()).unwrap();
-        program.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-        let output = program.stdout.as_mut().unwrap();
-        let is_ready = |line: io::Result<String>| line.unwrap() == "filled";
-        assert!(BufReader::new(output).lines().any(is_ready));
-        program
+    /// The program above. It ends with this, also where the test fails: it would hold the swap device
+    /// and the test's output for ever.
+    struct Filler(Child);
+
+    impl Filler {
+        /// Returns once it has filled its memory.
+        fn start(cgroup: &Cgroup, bytes: u64) -> Filler {
+            let mut command = Command::new(env::current_exe().unwrap());
+            command.args(["warden::tests::filler", "--nocapture", "--test-threads=1"]);
+            command.env(FILL, bytes.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut filler = Filler(command.spawn().unwrap());
+            let program = &mut filler.0;
+            // Other tests of this process are not to be in the group.
+            cgroup.adopt(program.id()).unwrap();
+            program.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+            let output = program.stdout.as_mut().unwrap();
+            let is_ready = |line: io::Result<String>| line.unwrap() == "filled";
+            assert!(BufReader::new(output).lines().any(is_ready));
+            filler
+        }
+    }
+
+    impl Drop for Filler {
+        fn drop(&mut self) {
+            let ended = self.0.kill().and_then(|()| self.0.wait());
+            if let Err(error) = ended {
+                eprintln!("{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_limit_goes_down_in_steps() {
+        let step = WRITE_STEP_BYTES;
+        assert_eq!(steps(3 * step + 5, 5).collect::<Vec<_>>(), [2 * step + 5, step + 5, 5]);
+        assert_eq!(steps(step + 1, 0).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(steps(7, 7).collect::<Vec<_>>(), [7]);
+        assert_eq!(steps(7, 4 * step).collect::<Vec<_>>(), [4 * step]);
     }
 
     #[test]
