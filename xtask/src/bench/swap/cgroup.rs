@@ -12,7 +12,7 @@ use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use vmtest::Undo;
 
 use super::pool::Pooled;
-use super::warden::{Guest, Target, Waits, Warden, steps};
+use super::warden::{Target, Waits, Warden, steps};
 use crate::interrupt;
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -81,24 +81,19 @@ impl Cgroup {
         Path::new(ROOT).join(controller).join(&self.name)
     }
 
-    /// Limits the memory that all of these guests have together, with what is pooled for them, from
-    /// now on. What is too much is swapped out, little by little: whose pages are all on their way
+    /// Limits the memory that all guests have together, with what is pooled for them, from now on:
+    /// what of the group's memory is not locked. What is too much is swapped out, little by little: whose pages are all on their way
     /// to a disk at once would be killed.
     ///
     /// # Errors
     /// The kernel cannot bring it down to that.
-    pub fn limit_guests(
-        &self,
-        guests: Vec<Guest>,
-        bytes: u64,
-        pooled: Pooled,
-    ) -> anyhow::Result<()> {
+    pub fn limit_guests(&self, bytes: u64, pooled: Pooled) -> anyhow::Result<()> {
         let directory = self.directory("memory");
         let usage = fs::read_to_string(directory.join("memory.usage_in_bytes"))?;
         let mut limit = usage.trim().parse::<u64>()?.max(bytes);
         let path = directory.join("memory.limit_in_bytes");
         fs::write(directory.join("memory.oom_control"), "1")?;
-        let target = Target { directory, guests, bytes, pooled };
+        let target = Target { directory, bytes, pooled };
         let end = Instant::now() + BRING_DOWN;
         loop {
             interrupt::check()?;
@@ -121,9 +116,9 @@ impl Cgroup {
     ///
     /// # Errors
     /// As pthread_create(3).
-    pub fn look_at_guests(&self, guests: Vec<Guest>) -> anyhow::Result<()> {
+    pub fn look_at_guests(&self) -> anyhow::Result<()> {
         let directory = self.directory("memory");
-        let target = Target { directory, guests, bytes: 0, pooled: Pooled::Nothing };
+        let target = Target { directory, bytes: 0, pooled: Pooled::Nothing };
         self.watch(Warden::start(target, None)?);
         Ok(())
     }

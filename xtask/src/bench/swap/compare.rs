@@ -6,6 +6,7 @@ use vmtest::Vm;
 use super::held;
 use super::keeper::{Keeper, PLAIN_LINUX};
 use super::linux::Linux;
+use super::medium::Medium;
 use super::rig::{Ground, Rig};
 use crate::bench::blocks::{Blocks, Ranked, Taken};
 use crate::bench::kept::Figures;
@@ -26,6 +27,9 @@ const AGAIN: usize = 4;
 const CROSSED: usize = 2;
 /// Of those so many go on, beside its defaults.
 const BEST: usize = 3;
+
+/// Guests with less than this part of what Ebb's had are told.
+const LEAST_PART: f64 = 0.95;
 
 /// A VM's figure of how often it was begun.
 const TRIES: &str = "tries";
@@ -158,6 +162,8 @@ pub struct Screening<'a> {
     /// Whether guests have what shrinks: who compresses keeps all that does not in memory, and so is
     /// not held.
     pub shrinks: bool,
+    /// What they swap to.
+    pub medium: Medium,
 }
 
 fn name(keeper: Keeper) -> String {
@@ -175,13 +181,14 @@ pub fn screen(
     screening: &Screening<'_>,
     mut one: impl FnMut(Keeper, usize) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Vec<Keeper>> {
-    let Screening { cases, told, ebb, beside, shrinks } = *screening;
+    let Screening { cases, told, ebb, beside, shrinks, medium } = *screening;
     if session.identity.quick {
         return Ok(PLAIN_LINUX.into());
     }
     let by = (told.figure, told.better);
     let mut one = |keeper, pass| held_to(one(keeper, pass)?, keeper, held::SCREENED_PERCENT);
-    let linux: Vec<Keeper> = Linux::offered(shrinks).into_iter().map(Keeper::Linux).collect();
+    let linux = Linux::offered(shrinks, medium).into_iter();
+    let linux: Vec<Keeper> = linux.map(Keeper::Linux).collect();
     let all = [&[ebb], beside, &linux].concat();
     let case = format!("screening, {}", cases[0]);
     let first = blocks.screen(report, &case, (&all, name), by, |keeper| one(keeper, 0))?;
@@ -335,6 +342,28 @@ pub fn costs(report: &mut Report, taken: &Taken, ebb: Keeper, linux: &[Keeper]) 
     for told in COUNTED {
         rows(report, taken, told, (ebb, &linux[..linux.len().min(1)]), None);
     }
+    if let Some(said) = less_memory(taken, ebb, linux) {
+        report.note(said);
+    }
+}
+
+/// Which guests had clearly less memory than Ebb's, in one sentence: their times are not on equal
+/// terms.
+fn less_memory(taken: &Taken, ebb: Keeper, linux: &[Keeper]) -> Option<String> {
+    let mean =
+        |keeper: Keeper| geometric_mean(taken.rounds(&keeper.name(), held::GUESTS).figures());
+    let of_ebb = mean(ebb);
+    let parts = linux.iter().map(|keeper| (keeper, mean(*keeper) / of_ebb));
+    let less = parts.filter(|(_, part)| *part < LEAST_PART);
+    let list: Vec<String> =
+        less.map(|(keeper, part)| format!("{} {:.0} %", keeper.name(), part * 100.0)).collect();
+    (!list.is_empty()).then(|| {
+        format!(
+            "{}: guests had less memory than Ebb's, which favours Ebb: {}.",
+            taken.case,
+            list.join("; ")
+        )
+    })
 }
 
 #[cfg(test)]
@@ -371,6 +400,23 @@ mod tests {
         assert!(json.contains("Ebb failed 1 of 5 times") && json.contains("\"met\": false"));
         let tries = taken.rounds(&PLAIN_LINUX[0].name(), TRIES);
         assert!(tries.figures().len() == 4, "{:?}", tries.figures());
+    }
+
+    #[test]
+    fn guests_with_less_memory_are_told() {
+        let directory = vmtest::Scratch::new("ebb-test-").unwrap();
+        let place = directory.path().to_owned();
+        let session = Session::new(Identity::of_test(), false, Some(1), place).unwrap();
+        let mut report = Report::new("x");
+        let mut blocks = Blocks::open(&session, "x").unwrap();
+        let [huge, memfd] = PLAIN_LINUX;
+        let context = (&session, &mut blocks, &mut report);
+        let taken = take(context, "case", &[Keeper::Ebb, huge, memfd], |keeper| {
+            let mib = if keeper == huge { 94.0 } else { 100.0 };
+            Ok(Figures::from([(held::GUESTS.into(), vec![mib])]))
+        });
+        let said = less_memory(&taken.unwrap(), Keeper::Ebb, &PLAIN_LINUX).unwrap();
+        assert!(said.contains("THP") && said.contains(" 94 %.") && !said.contains("memfd"));
     }
 
     #[test]

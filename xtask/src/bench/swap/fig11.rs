@@ -118,6 +118,7 @@ pub fn screen_zstd(
         ebb: Keeper::Ebb,
         beside: &beside,
         shrinks: true,
+        medium: Medium::Ssd,
     };
     compare::screen((session, &mut blocks, report), &screening, |keeper, pass| {
         let size = [SCREENED_MIB[pass], 1];

@@ -39,6 +39,9 @@ const CASES: [Case; 3] = [
     Case { medium: Medium::Hdd, cpus: 1, reads: [2, 4] },
 ];
 
+/// Without a limit, and with no more memory than the limit: told, and not compared with.
+const OTHERS: [Keeper; 2] = [Keeper::Nobody, Keeper::Small];
+
 const TIME: Told = told("an iteration, from the second on", "s", "later");
 const TOLD: [Told; 4] = [
     told("the first iteration", "s", "first"),
@@ -67,11 +70,11 @@ impl Case {
         }
     }
 
-    /// What it is without any limit is told once.
+    /// What has no limit, and what knows of it, is told once.
     fn sides(self, quick: bool, linux: &[Keeper]) -> Vec<Keeper> {
         let mut sides = [&[Keeper::Ebb], linux].concat();
         if !quick && self.is_plain() {
-            sides.push(Keeper::Nobody);
+            sides.extend(OTHERS);
         }
         sides
     }
@@ -97,24 +100,17 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     })?;
     let quick = session.identity.quick;
     let mut panels = Vec::new();
-    let [on_one, on_two, _] = CASES;
-    let context = (session, &mut blocks, &mut report);
-    let [first, second] = [on_one, on_two].map(Case::name);
-    let screening = Screening {
-        cases: [&first, &second],
-        told: TIME,
-        ebb: Keeper::Ebb,
-        beside: &[],
-        shrinks: false,
-    };
-    let screened = compare::screen(context, &screening, |keeper, pass| {
-        let case = CASES[pass];
-        compare::again(keeper, || one(keeper, case, &image, case.reads[0]))
-    })?;
-    report.note("The HDD-like disk is compared with the ways that were the best on the SSD.");
+    let [on_one, on_two, on_hdd] = CASES;
+    let screened = [[on_one, on_two], [on_hdd, on_hdd]]
+        .map(|cases| screen((session, &mut blocks, &mut report), cases, &image));
+    let [on_ssd, on_hdd] = screened;
+    let (on_ssd, on_hdd) = (on_ssd?, on_hdd?);
     for case in CASES.into_iter().filter(|case| !quick || case.cpus == 1) {
-        let linux =
-            if case.is_plain() { &screened[..] } else { compare::best(&screened, usize::MAX) };
+        let linux = match (case.medium, case.is_plain()) {
+            (Medium::Hdd, _) => compare::best(&on_hdd, usize::MAX),
+            (Medium::Ssd, true) => &on_ssd[..],
+            (Medium::Ssd, false) => compare::best(&on_ssd, usize::MAX),
+        };
         let sides = case.sides(quick, linux);
         let context = (session, &mut blocks, &mut report);
         let reads = case.reads[usize::from(!quick)];
@@ -129,8 +125,30 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
+/// The ways of Linux's that go on, by two cases.
+fn screen(
+    context: (&Session, &mut Blocks, &mut Report),
+    passes: [Case; 2],
+    image: &Path,
+) -> anyhow::Result<Vec<Keeper>> {
+    let [first, second] = passes.map(Case::name);
+    let screening = Screening {
+        cases: [&first, &second],
+        told: TIME,
+        ebb: Keeper::Ebb,
+        beside: &[Keeper::Balloon],
+        shrinks: false,
+        medium: passes[0].medium,
+    };
+    compare::screen(context, &screening, |keeper, pass| {
+        let case = passes[pass];
+        compare::again(keeper, || one(keeper, case, image, case.reads[0]))
+    })
+}
+
 fn one(keeper: Keeper, case: Case, image: &Path, reads: usize) -> anyhow::Result<Figures> {
-    let setup = Setup::new(keeper, case.medium, [MEMORY_MIB, LIMIT_MIB], image);
+    let memory_mib = if keeper == Keeper::Small { LIMIT_MIB } else { MEMORY_MIB };
+    let setup = Setup::new(keeper, case.medium, [memory_mib, LIMIT_MIB], image);
     let rig = Rig::start(&Setup { cpus: case.cpus, ..setup })?;
     compare::counting(&rig, |figures| {
         let (mut requests, mut most_out) = (Vec::new(), 0.0_f64);
@@ -172,9 +190,7 @@ fn rows(report: &mut Report, medium: Medium, taken: &Taken, linux: &[Keeper]) {
     for told in TOLD {
         compare::rows(report, taken, told, sides, None);
     }
-    if taken.names().any(|name| name == Keeper::Nobody.name()) {
-        compare::rows(report, taken, TIME, (Keeper::Ebb, &[Keeper::Nobody]), None);
-    }
+    compare::rows(report, taken, TIME, (Keeper::Ebb, &OTHERS), None);
     let name = Keeper::Ebb.name();
     let what = |what: &str| format!("{}: {what}", taken.case);
     let out = taken.rounds(&name, "most-pages-out");

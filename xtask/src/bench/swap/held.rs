@@ -17,7 +17,7 @@ pub const LINUX_PERCENT: f64 = 110.0;
 /// They may have still more where ways are screened: that work is shorter, and begins above the limit.
 pub const SCREENED_PERCENT: f64 = 130.0;
 /// A VM's figures, MiB.
-const GUESTS: &str = "guest-mib";
+pub const GUESTS: &str = "guest-mib";
 const LIMIT: &str = "limit-mib";
 
 /// At one moment, MiB.

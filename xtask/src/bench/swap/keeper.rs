@@ -10,6 +10,8 @@ use crate::bench::vm as vms;
 const MIB: u64 = 1 << 20;
 /// Of `EbbCompressed`.
 const COMPRESSED: &str = "64M";
+/// Of `EbbPool`: a monitoring is 8 windows of 0.6 s.
+const PERIOD_S: &str = "6";
 /// Of `EbbByThreshold`: windows, of 8.
 const THRESHOLD: &str = "4";
 
@@ -17,12 +19,16 @@ const THRESHOLD: &str = "4";
 pub enum Keeper {
     /// Nobody: it has all it believes to have.
     Nobody,
+    /// Nobody, and the guest believes to have no more than the limit.
+    Small,
     /// Linux swaps QEMU.
     Linux(Linux),
     /// The guest's balloon driver, and Linux for what it cannot give.
     Balloon,
     /// Ebb.
     Ebb,
+    /// Ebb, which shares the host's memory among guests by what it sees them use.
+    EbbPool,
     /// Ebb, which monitors the guest besides, and so knows how hot its memory is.
     EbbByHeat,
     /// The same, for whom pages are hot that were used in half of the windows, and no others.
@@ -44,8 +50,10 @@ impl Keeper {
         Cow::Borrowed(match self {
             Keeper::Linux(way) => return Cow::Owned(way.name()),
             Keeper::Nobody => "no limit",
+            Keeper::Small => "a guest that knows its limit",
             Keeper::Balloon => "balloon",
             Keeper::Ebb => "Ebb",
+            Keeper::EbbPool => "Ebb, pool",
             Keeper::EbbByHeat => "Ebb, by temperature",
             Keeper::EbbByThreshold => "Ebb, fixed threshold",
             Keeper::EbbCompressed => "Ebb, compressed",
@@ -92,8 +100,8 @@ impl Keeper {
 
     /// Whether Ebb holds its VMs.
     pub fn is_ebb(self) -> bool {
-        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbCompressed};
-        self.is_monitored() || matches!(self, Ebb | EbbBlind | EbbBalloon | EbbCompressed)
+        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbCompressed, EbbPool};
+        self.is_monitored() || matches!(self, Ebb | EbbPool | EbbBlind | EbbBalloon | EbbCompressed)
     }
 
     /// How Linux swaps what it holds; none: Ebb holds it.
@@ -102,7 +110,7 @@ impl Keeper {
             Keeper::Linux(way) => Some(way),
             Keeper::Balloon => Some(PLAIN[0]),
             // As Ebb's guests: a memfd with huge pages, where the host gives them.
-            Keeper::Nobody => Some(Linux { memory: Memory::MemfdHuge, ..PLAIN[1] }),
+            Keeper::Nobody | Keeper::Small => Some(Linux { memory: Memory::MemfdHuge, ..PLAIN[1] }),
             _ => None,
         }
     }
@@ -112,6 +120,7 @@ impl Keeper {
         match self {
             Keeper::EbbBlind => Some(("EBB_READ_FREED", "true")),
             Keeper::EbbCompressed => Some(("EBB_COMPRESSED", COMPRESSED)),
+            Keeper::EbbPool => Some(("EBB_HEAT_PERIOD_S", PERIOD_S)),
             Keeper::EbbByThreshold => Some(("EBB_HEAT_THRESHOLD", THRESHOLD)),
             _ => None,
         }

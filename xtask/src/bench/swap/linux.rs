@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::ensure;
 use vmtest::HostSetting;
 
-use super::medium::{Drive, SwapArea};
+use super::medium::{Drive, Medium, SwapArea};
 use super::pool::{Pooled, Zram};
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
@@ -84,10 +84,10 @@ impl Linux {
         }
     }
 
-    /// Of what this kernel has every kind of memory with the disk, and with anonymous memory every
+    /// Of what this kernel has every kind of memory with the disk, by each `page-cluster`, and with anonymous memory every
     /// compressor, where there is something that `shrinks`.
-    pub fn offered(shrinks: bool) -> Vec<Linux> {
-        let disks = [Swap::Disk(0), Swap::Disk(3)];
+    pub fn offered(shrinks: bool, medium: Medium) -> Vec<Linux> {
+        let disks = clusters(medium).map(Swap::Disk);
         let on_disk = MEMORIES.iter().flat_map(|&memory| disks.map(|swap| Linux { memory, swap }));
         let zram = zram_compressors();
         let compressed = zswap_compressors().into_iter().map(Swap::Zswap);
@@ -140,10 +140,20 @@ impl Linux {
             if has_cgroup2() {
                 "groups by version 1, though 2 is there"
             } else {
-                "no version 2 of control groups for memory"
+                "this host has bound control groups for memory to version 1"
             },
             fs::read_to_string(SWAPPINESS).unwrap_or_default().trim()
         )
+    }
+}
+
+/// From a page to as many as Ebb may read at once; the kernel reads no more than 32 where no head
+/// moves and neighbours are by address.
+fn clusters(medium: Medium) -> [u8; 3] {
+    match medium {
+        Medium::Ssd => [0, 3, 5],
+        // A page at a time takes a VM minutes.
+        Medium::Hdd => [3, 5, 7],
     }
 }
 
@@ -249,17 +259,25 @@ impl Swapping {
     }
 }
 
+/// Huge pages for whoever asks for them, as QEMU does for its translation cache: a guest's memory that
+/// is to have none is told apart by other means ([`super::pin`]).
+///
+/// # Errors
+/// The host does not let us.
+pub fn huge_pages() -> anyhow::Result<HostSetting> {
+    set(HUGE_PAGES.as_ref(), "madvise")
+}
+
 /// What memory is made of, and how much comes back at once.
 fn of_memory(way: Linux) -> anyhow::Result<Vec<HostSetting>> {
-    let huge = |is_huge, yes| if is_huge { yes } else { "never" };
+    let shared = if way.memory == Memory::MemfdHuge { "advise" } else { "never" };
     let cluster = match way.swap {
         Swap::Disk(cluster) => cluster,
         // What is compressed has no neighbours that come with it.
         Swap::Zswap(_) | Swap::Zram(_) | Swap::ZramDisk(_) => 0,
     };
     Ok(vec![
-        set(HUGE_PAGES.as_ref(), huge(way.memory == Memory::AnonymousHuge, "madvise"))?,
-        set(SHARED_HUGE_PAGES.as_ref(), huge(way.memory == Memory::MemfdHuge, "advise"))?,
+        set(SHARED_HUGE_PAGES.as_ref(), shared)?,
         set(PAGE_CLUSTER.as_ref(), &cluster.to_string())?,
     ])
 }
@@ -280,7 +298,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::bench::swap::medium::{Content, Medium};
+    use crate::bench::swap::medium::Content;
 
     #[test]
     fn compressors_are_read_from_the_kernels_list() {
@@ -314,13 +332,12 @@ mod tests {
             Ok(_) => return eprintln!("SKIPPED: this host swaps already"),
             Err(why) => return eprintln!("SKIPPED: {why:#}"),
         };
-        for way in Linux::offered(true) {
+        for way in Linux::offered(true, Medium::Ssd) {
             let swapping = Swapping::new(way, &drive, [64 << 20, 32 << 20]).unwrap();
             let now = host();
             let areas = if matches!(way.swap, Swap::ZramDisk(_)) { 2 } else { 1 };
             assert_eq!(now[2].lines().count(), 1 + areas, "{}: {now:?}", way.name());
             let is_huge = |setting: &str, word: &str| setting.contains(&format!("[{word}]"));
-            assert_eq!(is_huge(&now[0], "never"), way.memory != Memory::AnonymousHuge, "{now:?}");
             assert_eq!(is_huge(&now[3], "advise"), way.memory == Memory::MemfdHuge, "{now:?}");
             assert_eq!(now[4].trim() == "Y", matches!(way.swap, Swap::Zswap(_)), "{}", way.name());
             assert!(swapping.pooled().bytes().unwrap() < 1 << 20, "{}", way.name());

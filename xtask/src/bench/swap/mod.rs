@@ -7,6 +7,7 @@ mod held;
 pub mod keeper;
 pub mod linux;
 pub mod medium;
+mod pin;
 mod pool;
 pub mod rig;
 pub mod setup;

@@ -5,13 +5,14 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use vmtest::{Host, Scratch, Vm};
+use vmtest::{Host, HostSetting, Scratch, Vm};
 
 use super::cgroup::Cgroup;
 use super::held::{Held, Sample};
 use super::keeper::Keeper;
-use super::linux::Swapping;
+use super::linux::{Swapping, huge_pages};
 use super::medium::{self, Content, Drive, Medium, Mounted, Traffic};
+use super::pin::{self, Pin};
 use super::pool::Pooled;
 use super::setup::Setup;
 use super::warden::{self, Guest, Waits};
@@ -41,7 +42,10 @@ pub struct Ground {
     _swap_directory: Option<Mounted>,
     cgroup: Cgroup,
     swap: Drive,
+    pin: Pin,
     files: Scratch,
+    /// QEMU's own memory gets huge pages on all sides.
+    _huge_pages: HostSetting,
 }
 
 /// A guest with its disk at `/mnt`, and all that holds it.
@@ -84,7 +88,9 @@ impl Ground {
         [memory_mib, limit_mib]: [u64; 2],
     ) -> anyhow::Result<Ground> {
         interrupt::check()?;
+        let huge_pages = huge_pages().context(HostFails)?;
         let files = sweep::scratch()?;
+        let pin = Pin::new(files.path()).context(HostFails)?;
         let content = Content::Empty(memory_mib * MIB * SWAP_PERCENT / 100);
         let swap = Drive::new(&files.path().join("swap.img"), content, medium);
         let swap = swap.context(HostFails)?;
@@ -107,7 +113,17 @@ impl Ground {
                 swapping = Some(Swapping::new(way, &swap, [memory_mib * MIB, limit_mib * MIB])?)
             }
         }
-        Ok(Ground { host, keeper, swapping, _swap_directory: swap_directory, cgroup, swap, files })
+        Ok(Ground {
+            host,
+            keeper,
+            swapping,
+            _swap_directory: swap_directory,
+            cgroup,
+            swap,
+            pin,
+            files,
+            _huge_pages: huge_pages,
+        })
     }
 
     /// Boots a guest on it that has all its memory still.
@@ -123,6 +139,10 @@ impl Ground {
     /// # Errors
     /// As [`Ground::boot`].
     pub fn boot_all(&self, setup: &Setup<'_>, count: u64) -> anyhow::Result<Vec<(Vm, Drive)>> {
+        if let Some(way) = setup.keeper.linux() {
+            let pinned = self.pin.environment(way, setup.memory_mib * MIB);
+            pinned.into_iter().for_each(|(name, value)| self.host.set(name, value));
+        }
         let mut disks: Vec<Drive> =
             (0..count).map(|_| self.disk(setup)).collect::<Result<_, _>>()?;
         let inside = self.cgroup.enter()?;
@@ -165,6 +185,9 @@ impl Ground {
             false => self.host.alike(guest.clone()),
         };
         setup.check(&guest, &vm)?;
+        if setup.keeper.linux().is_some() {
+            pin::check(self::guest(&vm, setup.memory_mib))?;
+        }
         vm.be_patient(PATIENCE);
         Ok(vm)
     }
@@ -180,16 +203,14 @@ impl Ground {
         Ok(vm)
     }
 
-    /// Guests that believe to have so much each have so much together; none: nobody is to hold them
-    /// who is not at it already.
+    /// All guests have so much together; none: nobody is to hold them who is not at it already.
     ///
     /// # Errors
     /// The kernel cannot bring them down to that.
-    pub fn limit(&self, vms: &[&Vm], memory_mib: u64, mib: Option<u64>) -> anyhow::Result<()> {
-        let guests = vms.iter().map(|vm| guest(vm, memory_mib)).collect();
+    pub fn limit(&self, mib: Option<u64>) -> anyhow::Result<()> {
         match mib {
-            Some(mib) => self.cgroup.limit_guests(guests, mib * MIB, self.pooled()),
-            None => self.cgroup.look_at_guests(guests),
+            Some(mib) => self.cgroup.limit_guests(mib * MIB, self.pooled()),
+            None => self.cgroup.look_at_guests(),
         }
     }
 
@@ -274,7 +295,7 @@ impl Rig {
         if limit_mib < memory_mib && keeper != Keeper::Nobody {
             keeper.limit(&vm, limit_mib);
         }
-        ground.limit(&[&vm], memory_mib, keeper.cgroup_limit(limit_mib, memory_mib))?;
+        ground.limit(keeper.cgroup_limit(limit_mib, memory_mib))?;
         Ok(Rig { vm, disk, ground, keeper, memory_mib, limit_mib })
     }
 

@@ -127,8 +127,9 @@ mod tests {
     use crate::bench::swap::keeper::PLAIN_LINUX;
     use crate::bench::swap::linux::{Linux, Memory, Swap};
 
-    const EBB: [Keeper; 6] = [
+    const EBB: [Keeper; 7] = [
         Keeper::Ebb,
+        Keeper::EbbPool,
         Keeper::EbbByHeat,
         Keeper::EbbByThreshold,
         Keeper::EbbCompressed,
@@ -153,7 +154,7 @@ mod tests {
 
     fn keepers() -> Vec<Keeper> {
         let zswap = Linux { memory: Memory::Anonymous, swap: Swap::Zswap("lzo") };
-        let linux = [Keeper::Linux(zswap), Keeper::Nobody, Keeper::Balloon];
+        let linux = [Keeper::Linux(zswap), Keeper::Nobody, Keeper::Small, Keeper::Balloon];
         PLAIN_LINUX.into_iter().chain(linux).chain(EBB).collect()
     }
 

@@ -17,10 +17,9 @@ use super::pool::Pooled;
 
 const REVIVE_BYTES: u64 = 1 << 20;
 const REVIVE_EVERY: Duration = Duration::from_millis(2);
-/// In so many of these times it looks what is pooled.
-const POOL_EVERY: u32 = 250;
-/// In so many of them what the VMMs have: that takes some milliseconds for each.
-const LOOK_EVERY: u32 = 1000;
+/// In so many of these times it looks what the VMMs have of their own, and what is pooled: QEMU's
+/// translation cache grows by up to 30 MiB a second, which is not to be the guests' loss.
+const FOLLOW_EVERY: u32 = 25;
 /// Mappings are looked at anew so often, where they change meanwhile.
 const LOOKS: usize = 5;
 /// Less than that is not followed, and no more at a time.
@@ -69,7 +68,6 @@ pub struct Waits {
 pub struct Target {
     /// The group's, of the memory controller.
     pub directory: PathBuf,
-    pub guests: Vec<Guest>,
     /// What all of the guests are to have together, with what is pooled for them.
     pub bytes: u64,
     pub pooled: Pooled,
@@ -80,13 +78,9 @@ impl Target {
     /// it takes, the guests have less.
     ///
     /// # Errors
-    /// As the file system's, or a guest's memory is not found.
+    /// As the file system's.
     pub fn limit(&self) -> anyhow::Result<u64> {
-        self.limit_beside(own_bytes(&self.directory, &self.guests)?)
-    }
-
-    fn limit_beside(&self, own: u64) -> anyhow::Result<u64> {
-        Ok(resident_bytes(self.bytes, self.pooled.bytes()?) + own)
+        Ok(resident_bytes(self.bytes, self.pooled.bytes()?) + own_bytes(&self.directory)?)
     }
 }
 
@@ -120,23 +114,20 @@ impl Target {
     fn hold(&self, mut limit: Option<u64>, shared: &Shared) {
         let file = self.directory.join("memory.limit_in_bytes");
         // It may be busy.
-        let set = |bytes: u64| drop(fs::write(&file, bytes.to_string()));
-        let (mut own, mut waits_since) = (None, None::<Instant>);
+        let set = |bytes: u64| fs::write(&file, bytes.to_string()).is_ok();
+        let mut waits_since = None::<Instant>;
         for time in 1u32.. {
             if shared.stop.load(Ordering::Relaxed) {
                 return;
             }
-            if time % LOOK_EVERY == 1 {
-                // A VMM that has ended has nothing to be held.
-                own = own_bytes(&self.directory, &self.guests).ok();
-            }
-            if time.is_multiple_of(POOL_EVERY)
-                && let Some(wanted) = own.and_then(|own| self.limit_beside(own).ok())
+            if time.is_multiple_of(FOLLOW_EVERY)
+                && let Ok(wanted) = self.limit()
                 && let Some(limit) = limit.as_mut().filter(|limit| is_step(wanted, **limit))
             {
                 let next = wanted.max(limit.saturating_sub(*STEP_BYTES.end()));
-                steps(*limit, next).for_each(set);
-                *limit = next;
+                // What the kernel refuses leaves the limit before it.
+                *limit =
+                    steps(*limit, next).take_while(|bytes| set(*bytes)).last().unwrap_or(*limit);
             }
             let state = fs::read_to_string(self.directory.join("memory.oom_control"));
             if state.is_ok_and(|state| state.contains("under_oom 1")) {
@@ -146,7 +137,9 @@ impl Target {
                 waits_since.get_or_insert_with(Instant::now);
                 // Less has the kernel make room, more has it wake.
                 let turns = limit.map(|limit| [limit - REVIVE_BYTES, limit]);
-                turns.into_iter().flatten().for_each(set);
+                for bytes in turns.into_iter().flatten() {
+                    set(bytes);
+                }
             } else if let Some(since) = waits_since.take() {
                 let waited = since.elapsed().as_nanos() as u64;
                 shared.waited_ns.fetch_add(waited, Ordering::Relaxed);
@@ -178,10 +171,15 @@ impl Drop for Warden {
     }
 }
 
-/// What a group has beside its guests' memory.
-fn own_bytes(directory: &Path, guests: &[Guest]) -> anyhow::Result<u64> {
+/// What a group has beside its guests' memory: what is locked, and the kernel's.
+fn own_bytes(directory: &Path) -> anyhow::Result<u64> {
     let kernel = number(&directory.join("memory.kmem.usage_in_bytes"))?;
-    guests.iter().try_fold(kernel, |sum, guest| Ok(sum + parts(*guest)?.own))
+    let stat = fs::read_to_string(directory.join("memory.stat"))?;
+    Ok(kernel + locked_bytes(&stat).context("the group does not tell what is locked")?)
+}
+
+fn locked_bytes(stat: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix("unevictable ")?.parse().ok())
 }
 
 /// Where a VMM's memory is.
@@ -205,8 +203,12 @@ pub struct Parts {
     /// Anonymous and resident of all else: programs and libraries are charged to whoever read them
     /// first.
     pub own: u64,
+    /// Of that, locked.
+    pub own_locked: u64,
     /// Of all else, swapped out.
     pub own_swapped: u64,
+    /// Of the guest's memory, locked.
+    pub guest_locked: u64,
 }
 
 /// Of `  12 kB`.
@@ -239,10 +241,13 @@ impl Parts {
             guests.len(),
             sizes >> 20
         );
+        let locked = |mapping: &&&Mapping| mapping.is_locked;
         Ok(Parts {
             guest: guests.iter().map(|mapping| mapping.resident).sum(),
             own: others.iter().map(|mapping| mapping.anonymous).sum(),
+            own_locked: others.iter().filter(locked).map(|mapping| mapping.anonymous).sum(),
             own_swapped: others.iter().map(|mapping| mapping.swapped).sum(),
+            guest_locked: guests.iter().filter(locked).map(|mapping| mapping.resident).sum(),
         })
     }
 }
@@ -256,6 +261,7 @@ struct Mapping {
     resident: u64,
     anonymous: u64,
     swapped: u64,
+    is_locked: bool,
 }
 
 /// Of smaps, each a line with addresses and lines with sizes.
@@ -275,6 +281,7 @@ fn mappings(smaps: &str) -> anyhow::Result<Vec<Mapping>> {
             "Rss" => mapping.resident = bytes(value)?,
             "Anonymous" => mapping.anonymous = bytes(value)?,
             "Swap" => mapping.swapped = bytes(value)?,
+            "VmFlags" => mapping.is_locked = value.split_whitespace().any(|flag| flag == "lo"),
             _ => {}
         }
     }
@@ -331,7 +338,7 @@ mod tests {
         };
         for swap in [Swap::Zswap("lzo"), Swap::Zram("lzo-rle"), Swap::ZramDisk("lzo")] {
             let way = Linux { memory: Memory::Memfd, swap };
-            let offered = Linux::offered(true);
+            let offered = Linux::offered(true, Medium::Ssd);
             if !offered.iter().any(|offered| offered.swap == swap) {
                 eprintln!("SKIPPED: no {}", way.name());
                 continue;
@@ -339,7 +346,7 @@ mod tests {
             let swapping = Swapping::new(way, &drive, [all, limit]).unwrap();
             let program = Filler::start(&cgroup, all);
             let guest = Guest { pid: program.0.id() as i32, memory_bytes: all };
-            cgroup.limit_guests(vec![guest], limit, swapping.pooled()).unwrap();
+            cgroup.limit_guests(limit, swapping.pooled()).unwrap();
             // What is swapped is pooled, and what is pooled has others swapped.
             let held = vmtest::until_or(|| {
                 let (own, pooled) = (parts(guest).ok()?.guest, swapping.pooled().bytes().ok()?);
@@ -383,6 +390,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_locked_is_the_groups_own_line() {
+        let stat = "inactive_anon 1\nunevictable 4096\ntotal_unevictable 8192\n";
+        assert_eq!(locked_bytes(stat), Some(4096));
+        assert_eq!(locked_bytes("cache 1\n"), None);
+    }
+
+    #[test]
     fn a_limit_goes_down_in_steps() {
         let step = WRITE_STEP_BYTES;
         assert_eq!(steps(3 * step + 5, 5).collect::<Vec<_>>(), [2 * step + 5, step + 5, 5]);
@@ -403,8 +417,15 @@ mod tests {
         let smaps = "7f00-7f01 r-xp 0 00:01 7    /usr/bin/qemu\n\
             Size:   4 kB\nKernelPageSize:   4 kB\nRss:   4 kB\nAnonymous: 0 kB\n\
             7f10-7f11 rw-p 0 00:00 0\nSize: 2048 kB\nRss: 512 kB\nAnonymous: 512 kB\n\
-            7f20-7f21 rw-p 0 00:00 0\nSize: 64 kB\nRss: 16 kB\nAnonymous: 12 kB\nSwap: 8 kB\n";
-        let parts = Parts { guest: 512 << 10, own: 12 << 10, own_swapped: 8 << 10 };
+            7f20-7f21 rw-p 0 00:00 0\nSize: 64 kB\nRss: 16 kB\nAnonymous: 12 kB\nSwap: 8 kB\n\
+            VmFlags: rd wr mr mw me lo ac\n";
+        let parts = Parts {
+            guest: 512 << 10,
+            own: 12 << 10,
+            own_locked: 12 << 10,
+            own_swapped: 8 << 10,
+            guest_locked: 0,
+        };
         assert_eq!(Parts::of(smaps, 2 << 20).unwrap(), parts);
         assert!(Parts::of(smaps, 4 << 20).is_err());
         // Userfaultfd and madvise(2) make several of one.

@@ -151,6 +151,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
             ebb,
             beside: &[],
             shrinks: content == Content::Shrinks,
+            medium: Medium::Ssd,
         };
         let screened = compare::screen(context, &screening, |keeper, _| take(keeper, SCREENING))?;
         let linux = &content.linux(&screened);
