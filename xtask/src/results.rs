@@ -1,5 +1,5 @@
-//! `cargo xtask results`: the benchmarks' JSON is taken into `docs/results`, and
-//! `docs/benchmarks.md` is written from it.
+//! `cargo xtask results`: the benchmarks' JSON is taken into `docs/results`. `docs/benchmarks.md` is
+//! written from it, and a page for each benchmark beside its JSON.
 
 mod page;
 mod taken;
@@ -26,7 +26,8 @@ pub struct Args {
     /// Results of several commits or machines may stand together: the page says so
     #[arg(long)]
     mixed: bool,
-    /// Take nothing; fail where docs/benchmarks.md is not what docs/results makes
+    /// Take nothing; fail where docs/benchmarks.md, or a benchmark's page, is not what docs/results
+    /// makes
     #[arg(long)]
     check: bool,
 }
@@ -49,15 +50,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let from = args.from.clone().unwrap_or_else(taken);
         take(&from, &documents.join("results"), args.mixed)?;
     }
-    let path = documents.join("benchmarks.md");
-    let page = page(&documents.join("results"))?;
-    if args.check {
-        let is = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        ensure!(is == page, "docs/benchmarks.md is not of docs/results: run `cargo xtask results`");
-        return Ok(());
+    for (path, text) in pages(&documents)? {
+        if args.check {
+            let is = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            let path = path.display();
+            ensure!(is == text, "{path} is not of docs/results: run `cargo xtask results`");
+            continue;
+        }
+        fs::write(&path, text)?;
+        println!("{}", path.display());
     }
-    fs::write(&path, page)?;
-    println!("{}", path.display());
     Ok(())
 }
 
@@ -113,14 +115,17 @@ fn there(results: &Path) -> anyhow::Result<Vec<(String, Taken)>> {
         let path = results.join(format!("{name}.json"));
         if path.exists() {
             let taken = Taken::parse(&fs::read_to_string(&path)?);
-            all.push((name.clone(), taken.with_context(|| path.display().to_string())?));
+            let taken = taken.with_context(|| path.display().to_string())?;
+            let has_picture = path.with_extension("svg").exists();
+            all.push((name.clone(), Taken { has_picture, ..taken }));
         }
     }
     Ok(all)
 }
 
-/// What `docs/benchmarks.md` is to be.
-fn page(results: &Path) -> anyhow::Result<String> {
+/// What `docs/benchmarks.md` and the benchmarks' own pages are to be.
+fn pages(documents: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    let results = &documents.join("results");
     let read = |name: &str| {
         let path = results.join(name);
         fs::read_to_string(&path).with_context(|| path.display().to_string())
@@ -131,7 +136,12 @@ fn page(results: &Path) -> anyhow::Result<String> {
         taken.is_result().with_context(|| taken.name.clone())?;
     }
     let is_mixed = origins(all.iter()) > 1;
-    Page { template: &read(TEMPLATE)?, causes: &causes, all: &all, is_mixed }.text()
+    let (template, names) = (&read(TEMPLATE)?, &crate::bench::names());
+    let page = Page { template, causes: &causes, all: &all, names, is_mixed };
+    let first = (documents.join("benchmarks.md"), page.text()?);
+    let own = page.details().into_iter();
+    let own = own.map(|(name, text)| (results.join(format!("{name}.md")), text));
+    Ok([first].into_iter().chain(own).collect())
 }
 
 #[cfg(test)]
@@ -157,28 +167,31 @@ mod tests {
 
     #[test]
     fn results_of_two_commits_do_not_mix_unless_they_may() {
-        let [from, to] = [(), ()].map(|()| vmtest::Scratch::new("ebb-test-").unwrap());
+        let [from, documents] = [(), ()].map(|()| vmtest::Scratch::new("ebb-test-").unwrap());
+        let to = documents.path().join("results");
+        fs::create_dir(&to).unwrap();
         let names = crate::bench::names();
         let one = crate::bench::tests::written(&[1.0; 5], &[2.0; 5]);
         let other = one.replace("c0ffee", "decaf");
         assert_ne!(one, other);
-        fs::write(to.path().join(format!("{}.json", names[0])), &one).unwrap();
+        fs::write(to.join(format!("{}.json", names[0])), &one).unwrap();
         fs::write(from.path().join(format!("{}.json", names[1])), &other).unwrap();
-        let error = take(from.path(), to.path(), false).unwrap_err().to_string();
+        let error = take(from.path(), &to, false).unwrap_err().to_string();
         assert!(error.contains("several commits"), "{error}");
-        assert_eq!(there(to.path()).unwrap().len(), 1);
-        take(from.path(), to.path(), true).unwrap();
+        assert_eq!(there(&to).unwrap().len(), 1);
+        take(from.path(), &to, true).unwrap();
         // Who takes the place of the one that was of another commit mixes nothing.
         fs::write(from.path().join(format!("{}.json", names[0])), &other).unwrap();
-        take(from.path(), to.path(), false).unwrap();
+        take(from.path(), &to, false).unwrap();
         for (name, text) in [("template.md", "<!-- results -->\n"), ("causes.json", "{}")] {
-            fs::write(to.path().join(name), text).unwrap();
+            fs::write(to.join(name), text).unwrap();
         }
-        assert!(!page(to.path()).unwrap().contains("several commits"));
-        fs::write(to.path().join(format!("{}.json", names[2])), &one).unwrap();
-        assert!(page(to.path()).unwrap().contains("several commits"));
+        let first = || pages(documents.path()).map(|pages| pages[0].1.clone());
+        assert!(!first().unwrap().contains("several commits"));
+        fs::write(to.join(format!("{}.json", names[2])), &one).unwrap();
+        assert!(first().unwrap().contains("several commits"));
         let changed = one.replace("c0ffee", "c0ffee+");
-        fs::write(to.path().join(format!("{}.json", names[2])), changed).unwrap();
-        assert!(page(to.path()).is_err());
+        fs::write(to.join(format!("{}.json", names[2])), changed).unwrap();
+        assert!(first().is_err());
     }
 }

@@ -1,6 +1,5 @@
 //! `docs/benchmarks.md`: the results in a template that people write.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use anyhow::{Context, ensure};
@@ -9,32 +8,95 @@ use super::Causes;
 use super::taken::{Row, Taken};
 use crate::bench::{Interval, short};
 
-/// Where the results go.
+/// Where the summary goes.
 const PLACE: &str = "<!-- results -->\n";
 const MIXED: &str =
     "These are of several commits or machines: compare no figure of one with another.\n\n";
+const GOALS: &str =
+    "| benchmark | what | ebb | against | ratio | goal |\n|---|---|---|---|---|---|\n";
 const HEAD: &str = "| what | ebb | against | ratio | rounds | goal |\n|---|---|---|---|---|---|\n";
 
 pub struct Page<'a> {
     pub template: &'a str,
     pub causes: &'a Causes,
     pub all: &'a [Taken],
+    /// Benchmarks that there are, with a result or without.
+    pub names: &'a [String],
     /// Of several commits or machines.
     pub is_mixed: bool,
 }
 
 impl Page<'_> {
-    /// All of it.
+    /// The page: each goal in a line, and what is missing.
     ///
     /// # Errors
     /// The template has no place for results, or a cause is of no row.
     pub fn text(&self) -> anyhow::Result<String> {
         let (before, after) = self.template.split_once(PLACE).context("no place for results")?;
         self.check_causes()?;
-        let results: String = self.all.iter().map(|taken| self.section(taken)).collect();
-        let none = "No results of this kind are here yet.\n";
-        let mixed = if self.is_mixed { MIXED } else { "" };
-        Ok(format!("{before}{mixed}{}{after}", if results.is_empty() { none } else { &results }))
+        Ok(format!("{before}{}{after}", self.summary()))
+    }
+
+    /// A page for each benchmark that has a result: its name, and the text.
+    pub fn details(&self) -> Vec<(String, String)> {
+        self.all.iter().map(|taken| (taken.name.clone(), self.detail(taken))).collect()
+    }
+
+    fn summary(&self) -> String {
+        if self.all.is_empty() {
+            return "No results of this kind are here yet.\n".into();
+        }
+        let mut text = if self.is_mixed { MIXED.to_owned() } else { String::new() };
+        for (machine, names) in self.machines() {
+            let _ = writeln!(text, "- {}: {machine}", names.join(", "));
+        }
+        let goals: Vec<(&Taken, &Row)> = { self.all.iter() }
+            .flat_map(|taken| taken.rows.iter().map(move |row| (taken, row)))
+            .filter(|(_, row)| row.goal.is_some())
+            .collect();
+        let count = |met: Option<bool>| goals.iter().filter(|(_, row)| row.met == met).count();
+        let _ = write!(
+            text,
+            "\n**{} goals: {} met, {} missed, {} undecided.**\n\n{GOALS}",
+            goals.len(),
+            count(Some(true)),
+            count(Some(false)),
+            count(None)
+        );
+        for (taken, row) in &goals {
+            let [what, ebb, against, ratio, _, goal] = cells(row);
+            let name = &taken.name;
+            let _ = writeln!(
+                text,
+                "| [{name}](results/{name}.md) | {what} | {ebb} | {against} | {ratio} | {goal} |"
+            );
+        }
+        let has = |name: &&String| self.all.iter().any(|taken| taken.name == **name);
+        let without: Vec<String> =
+            self.names.iter().filter(|name| !has(name)).map(|name| format!("`{name}`")).collect();
+        if !without.is_empty() {
+            let _ = write!(
+                text,
+                "\n{} of {} benchmarks have no result in this table yet: {}.\n",
+                without.len(),
+                self.names.len(),
+                without.join(", ")
+            );
+        }
+        text + "\n" + &self.misses()
+    }
+
+    /// Where and of what results are, each with the benchmarks of which that is so.
+    fn machines(&self) -> Vec<(String, Vec<&str>)> {
+        let mut found: Vec<(String, Vec<&str>)> = Vec::new();
+        for taken in self.all {
+            let origin = origin(taken);
+            match found.iter_mut().find(|(other, _)| *other == origin) {
+                Some((_, names)) => names.push(&taken.name),
+                None => found.push((origin, vec![&taken.name])),
+            }
+        }
+        found
     }
 
     /// A cause that is of nothing is of something that has changed.
@@ -48,59 +110,89 @@ impl Page<'_> {
         Ok(())
     }
 
-    fn section(&self, taken: &Taken) -> String {
-        let machine = &taken.identity.machine;
+    fn detail(&self, taken: &Taken) -> String {
+        let name = &taken.name;
         let mut text = format!(
-            "### {}\n\n{}, {} cores, {} GiB, Linux {}, {} under {}; commit {}, {}; seed {}.\n\n{HEAD}",
-            taken.name,
-            machine.cpu,
-            machine.cores,
-            machine.memory_gib,
-            machine.kernel,
-            taken.identity.qemu,
-            machine.accelerator,
-            taken.identity.commit,
-            taken.date,
+            "# {name}\n\n`cargo xtask results` generates this page from [{name}.json]({name}.json). \
+             [benchmarks.md](../benchmarks.md#results) explains the columns and how it was measured.\n\n\
+             {} Seed {}.\n\n",
+            origin(taken),
             taken.seed
         );
-        for row in &taken.rows {
-            text += &line(row);
+        if taken.has_picture {
+            let _ = write!(text, "![{name}]({name}.svg)\n\n");
+        }
+        text += HEAD;
+        // Goals first; what only chose the sides last.
+        let rank = |row: &&Row| match (row.goal.is_some(), row.what.starts_with("screening")) {
+            (true, _) => 0,
+            (_, false) => 1,
+            (_, true) => 2,
+        };
+        let mut rows: Vec<&Row> = taken.rows.iter().collect();
+        rows.sort_by_key(rank);
+        for row in rows {
+            let _ = writeln!(text, "| {} |", cells(row).join(" | "));
         }
         text += "\n";
         for note in &taken.notes {
             // A sentence of a benchmark is a line: nothing in it is to begin anything.
             let _ = writeln!(text, "- {}", escape(note));
         }
-        if !taken.notes.is_empty() {
-            text += "\n";
-        }
-        text + &self.misses(taken)
+        text
     }
 
-    /// Each goal that is not met, with why.
-    fn misses(&self, taken: &Taken) -> String {
-        let causes = self.causes.get(&taken.name);
-        let cause = |row: &Row| {
-            let of = causes.into_iter().flatten();
-            of.filter(|(begins, _)| row.what.starts_with(begins.as_str()))
-                .max_by_key(|(begins, _)| begins.len())
-                .map_or("the cause is not known yet", |(_, why)| why.as_str())
-        };
-        let missed = taken.rows.iter().filter(|row| row.goal.is_some() && row.met != Some(true));
-        let lines: BTreeSet<String> = missed
-            .map(|row| {
+    /// Each cause, with the goals that are not met for it.
+    fn misses(&self) -> String {
+        let mut causes: Vec<(&str, Vec<String>)> = Vec::new();
+        for taken in self.all {
+            for row in taken.rows.iter().filter(|row| row.goal.is_some() && row.met != Some(true)) {
                 let how = if row.met == Some(false) { "missed" } else { "undecided" };
-                format!("- *{}*: {how}: {}\n", escape(&row.what), cause(row))
-            })
-            .collect();
-        match lines.is_empty() {
-            true => String::new(),
-            false => format!("Goals not met:\n\n{}\n", lines.into_iter().collect::<String>()),
+                let line = format!("{}, *{}* ({how})", taken.name, escape(&row.what));
+                let cause = self.cause(taken, row);
+                match causes.iter_mut().find(|(other, _)| *other == cause) {
+                    Some((_, lines)) => lines.push(line),
+                    None => causes.push((cause, vec![line])),
+                }
+            }
         }
+        let text =
+            |(cause, lines): (&str, Vec<String>)| format!("- {}: {cause}\n", lines.join("; "));
+        match causes.is_empty() {
+            true => String::new(),
+            false => {
+                let lines: String = causes.into_iter().map(text).collect();
+                format!("Why goals are not met:\n\n{lines}\n")
+            }
+        }
+    }
+
+    fn cause(&self, taken: &Taken, row: &Row) -> &str {
+        let of = self.causes.get(&taken.name).into_iter().flatten();
+        of.filter(|(begins, _)| row.what.starts_with(begins.as_str()))
+            .max_by_key(|(begins, _)| begins.len())
+            .map_or("the cause is not known yet", |(_, why)| why.as_str())
     }
 }
 
-fn line(row: &Row) -> String {
+/// The machine, and what ran on it.
+fn origin(taken: &Taken) -> String {
+    let machine = &taken.identity.machine;
+    format!(
+        "{}, {} cores, {} GiB, Linux {}, {} under {}; commit {}, {}.",
+        machine.cpu,
+        machine.cores,
+        machine.memory_gib,
+        machine.kernel,
+        taken.identity.qemu,
+        machine.accelerator,
+        taken.identity.commit,
+        taken.date
+    )
+}
+
+/// What, Ebb's figure, against what, the ratio, rounds, the goal.
+fn cells(row: &Row) -> [String; 6] {
     let unit = if row.unit.is_empty() { String::new() } else { format!(" {}", row.unit) };
     let figure = |figure: Option<f64>, interval: Option<Interval>| match figure {
         Some(figure) => format!("{}{unit}{}", short(figure), between(interval)),
@@ -115,14 +207,14 @@ fn line(row: &Row) -> String {
         Some(false) => format!("{goal}: **missed**"),
         None => format!("{goal}: undecided"),
     });
-    format!(
-        "| {} | {} | {against} | {} | {} | {} |\n",
+    [
         escape(&row.what),
         figure(row.ebb, row.ebb_ci),
+        against,
         ratio.unwrap_or_default(),
-        row.rounds,
-        goal.unwrap_or_default()
-    )
+        row.rounds.to_string(),
+        goal.unwrap_or_default(),
+    ]
 }
 
 fn between(interval: Option<Interval>) -> String {
@@ -156,23 +248,27 @@ mod tests {
         Taken::parse(&json.to_string()).unwrap()
     }
 
-    fn text(causes: &str) -> anyhow::Result<String> {
+    fn page(causes: &str) -> anyhow::Result<(String, Vec<(String, String)>)> {
         let causes: Causes = serde_json::from_str(causes).unwrap();
         let template = format!("before\n{PLACE}after\n");
-        Page { template: &template, causes: &causes, all: &[taken()], is_mixed: false }.text()
+        let names = ["x".to_owned(), "y".to_owned()];
+        let (all, names) = (&[taken()], &names);
+        let page = Page { template: &template, causes: &causes, all, names, is_mixed: false };
+        Ok((page.text()?, page.details()))
     }
 
     #[test]
-    fn results_stand_in_the_template_with_each_miss_and_its_cause() {
-        let text = text(r#"{"x": {"second": "slow"}, "not taken yet": {"y": "z"}}"#).unwrap();
+    fn each_goal_stands_on_the_page_with_why_it_is_not_met() {
+        let (text, _) = page(r#"{"x": {"second": "slow"}, "not taken yet": {"y": "z"}}"#).unwrap();
         for part in [
-            "before\n### x\n",
-            "a CPU, 2 cores, 24 GiB, Linux 6.18, QEMU 7 under TCG; commit c0ffee, 2026-11-24; seed 7.",
-            "| first | 1.00 s (0.900 to 1.10) | a\\|b, 2.00 s | 0.500 (0.400 to 0.700) | 5 | \
-             <= 0.6: undecided |",
+            "before\n- x: a CPU, 2 cores, 24 GiB, Linux 6.18, QEMU 7 under TCG; commit c0ffee, \
+             2026-11-24.\n",
+            "**3 goals: 1 met, 1 missed, 1 undecided.**\n",
+            "| [x](results/x.md) | first | 1.00 s (0.900 to 1.10) | a\\|b, 2.00 s | \
+             0.500 (0.400 to 0.700) | <= 0.6: undecided |\n",
             "<= 0.6: **missed** |",
-            "- one two\n",
-            "- *first*: undecided: the cause is not known yet\n- *second one*: missed: slow\n",
+            "1 of 2 benchmarks have no result in this table yet: `y`.\n",
+            "- x, *first* (undecided): the cause is not known yet\n- x, *second one* (missed): slow\n",
             "\nafter\n",
         ] {
             assert!(text.contains(part), "{part}: {text}");
@@ -181,8 +277,21 @@ mod tests {
     }
 
     #[test]
+    fn a_benchmarks_own_page_has_all_rows_and_notes() {
+        let (_, details) = page("{}").unwrap();
+        let [(name, text)] = &details[..] else { panic!("{details:?}") };
+        assert_eq!(name, "x");
+        for part in
+            ["# x\n", " Seed 7.\n", "| third | 1.00 s", "| 5 | <= 0.6: met |", "- one two\n"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains(".svg"));
+    }
+
+    #[test]
     fn a_cause_of_no_row_is_an_error() {
-        let error = text(r#"{"x": {"fourth": "slow"}}"#).unwrap_err().to_string();
+        let error = page(r#"{"x": {"fourth": "slow"}}"#).unwrap_err().to_string();
         assert!(error.contains("fourth"), "{error}");
     }
 

@@ -15,6 +15,9 @@ pub struct Taken {
     pub seed: u64,
     pub notes: Vec<String>,
     pub rows: Vec<Row>,
+    /// There is a picture beside it.
+    #[serde(skip)]
+    pub has_picture: bool,
 }
 
 #[derive(Serialize, Deserialize)]
