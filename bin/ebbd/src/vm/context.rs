@@ -3,6 +3,8 @@
 pub mod capabilities;
 pub mod insight;
 pub mod liveness;
+#[cfg(test)]
+pub mod machine;
 pub mod mailbox;
 pub mod on_record;
 pub mod open_gate;

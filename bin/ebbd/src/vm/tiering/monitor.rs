@@ -340,9 +340,6 @@ impl Monitor {
         ended: &mut Option<End>,
     ) -> Result<(), TrackError> {
         let began = Instant::now();
-        if !matches!(run.by, By::Guest(_)) {
-            (lent.before_forgetting)(cx)?;
-        }
         let round = match &run.by {
             By::Guest(guest) => {
                 // Each time it was broken off it has twice the time, so that it comes to its end.
@@ -355,7 +352,9 @@ impl Monitor {
             }
             By::Idle(pagemap, idle) => {
                 let time = self.settings.window / IDLE_PART;
-                let round = idle_round(cx, (pagemap, idle), (walk, time), &mut run.levels);
+                let saw = (lent.before_forgetting)(cx).map_err(TrackError::from);
+                let round = saw
+                    .and_then(|()| idle_round(cx, (pagemap, idle), (walk, time), &mut run.levels));
                 if let Err(error) = &round {
                     // A VM for which it fails, or is too slow, is not looked at so again.
                     self.not_idle = Some(error.to_string());
@@ -363,6 +362,7 @@ impl Monitor {
                 Some(round?)
             }
             By::Vmm(pagemap) => {
+                (lent.before_forgetting)(cx)?;
                 let vmm = Vmm(&cx.process);
                 let mut tracker = HostTracker::new(cx.pager.ram(), pagemap, &vmm);
                 Some(tracker.round(walk, &mut run.levels)?)
@@ -437,5 +437,30 @@ struct Vmm<'a>(&'a Process);
 impl HostPages for Vmm<'_> {
     fn forget(&self, ranges: &[HvaRange]) -> io::Result<()> {
         ranges.chunks(RANGES_AT_ONCE).try_for_each(|ranges| injector::forget(self.0, ranges))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::context::machine;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// One window of a monitoring whose first round fails, as on a host without PAGEMAP_SCAN, with
+    /// idle page tracking and without.
+    #[test]
+    fn a_monitoring_that_cannot_begin_is_given_up() {
+        let Some((mut cx, _run)) = machine::context() else { return };
+        let (window, period) = (Duration::from_millis(1), LONG);
+        let mut monitor =
+            Monitor::new(Settings { window, rounds: 1, period, ..Settings::default() });
+        monitor.begin().expect("settings that hold together");
+        let mut before_forgetting = |_: &_| Err(io::ErrorKind::Unsupported.into());
+        let mut lent =
+            Lent { is_trusted: false, before_forgetting: &mut before_forgetting, is_placed: false };
+        monitor.tick(&mut cx, &mut lent);
+        assert!(monitor.run.is_none());
+        assert!(monitor.report().failed.is_some_and(|why| why.contains("cannot be watched")));
     }
 }
