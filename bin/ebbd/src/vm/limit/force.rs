@@ -39,20 +39,18 @@ impl ByForce {
         self.want_bytes.saturating_sub(self.done.frames() * FRAME_BYTES)
     }
 
-    /// A step; `false`: there is none left to take. Also why the guest's kernel does not run any
-    /// more, if that was seen.
-    ///
-    /// # Errors
-    /// The store, in words.
-    pub fn step(&mut self, cx: &mut VmContext) -> Answer<(bool, Option<End>)> {
+    /// A step; `false`: there is none left to take, or the store's error, in words. Also why the
+    /// guest's kernel does not run any more, if that was seen, which it may be before the store
+    /// fails.
+    pub fn step(&mut self, cx: &mut VmContext) -> (Answer<bool>, Option<End>) {
         let step: Vec<FrameRange> = self.pieces.by_ref().take(STEP_PIECES).collect();
         if self.left() == 0 || step.is_empty() {
-            return Ok((false, None));
+            return (Ok(false), None);
         }
         let mut ended = None;
         let result = self.evict(cx, &step, &mut ended);
-        result.map_err(|error| not_allowed(explain_to(cx, Attempt::Save, &error)))?;
-        Ok((true, ended))
+        let result = result.map_err(|error| not_allowed(explain_to(cx, Attempt::Save, &error)));
+        (result.map(|()| true), ended)
     }
 
     fn evict(

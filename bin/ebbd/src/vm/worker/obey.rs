@@ -201,9 +201,9 @@ impl Worker {
                     return Ok(Some(why));
                 }
             }
-            let (goes_on, ended) = by_force.step(&mut self.cx)?;
+            let (goes_on, ended) = by_force.step(&mut self.cx);
             self.route(ended);
-            if !goes_on {
+            if !goes_on? {
                 return Ok(None);
             }
         }
