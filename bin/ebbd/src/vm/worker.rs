@@ -171,14 +171,14 @@ impl Worker {
     /// What does not wait for a tick is done after this, if there is any.
     fn pause(&self) -> Option<Duration> {
         let glance = self.devices.glance_after(&self.cx);
-        glance.into_iter().chain(self.reclaim.hyperalloc.step_after()).min()
+        glance.into_iter().chain(self.reclaim.hyperalloc.step_after(&self.cx)).min()
     }
 
     fn glance(&mut self) {
         if self.devices.glance_after(&self.cx).is_some() {
             self.glance_at_devices();
         }
-        if self.reclaim.hyperalloc.step_after().is_some() {
+        if self.reclaim.hyperalloc.step_after(&self.cx).is_some() {
             self.step_shared_size();
         }
     }

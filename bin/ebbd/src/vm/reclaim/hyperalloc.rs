@@ -239,16 +239,21 @@ impl SharedAllocator {
         Ok(())
     }
 
-    /// When the next step towards that size is due; none: there is no more to be done for it.
-    pub fn step_after(&self) -> Option<Duration> {
-        let shrink = self.shrink.as_ref()?;
+    /// When the next step towards that size is due; none: there is no more to be done for it, or
+    /// QEMU may wait for room, and so answers nobody.
+    pub fn step_after(&self, cx: &VmContext) -> Option<Duration> {
+        let shrink = self.shrink.as_ref().filter(|_| !cx.waits())?;
         Some(if shrink.asked.is_some() { PURGE_POLL } else { Duration::ZERO })
     }
 
     /// A step towards that size: takes what the guest can spare, or has it free its caches.
     pub fn step(&mut self, cx: &mut VmContext) -> Step {
-        let (Some(shared), Some(mut shrink)) = (self.shared.clone(), self.shrink.take()) else {
-            self.shrink = None;
+        let shrink = self.shrink.take();
+        if let Err(refused) = cx.may_take() {
+            // A device came meanwhile. Once it is gone, what is missing is looked for again.
+            return Step { word: Some(refused.to_string()), ended: None };
+        }
+        let (Some(shared), Some(mut shrink)) = (self.shared.clone(), shrink) else {
             return Step { word: None, ended: None };
         };
         let (word, ended) = self.step_of(cx, &shared, &mut shrink);
@@ -480,5 +485,37 @@ fn fragmentation(shared: &HyperAlloc) -> Fragmentation {
         unmovable: bytes(usage.unmovable),
         movable: bytes(usage.movable),
         huge: bytes(usage.huge),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ebb_vm::reach::{Device, Kind};
+
+    use super::*;
+    use crate::vm::context::machine;
+
+    fn shrinking() -> SharedAllocator {
+        SharedAllocator { shrink: Some(Shrink::default()), ..SharedAllocator::default() }
+    }
+
+    #[test]
+    fn nothing_is_taken_beside_a_device_that_cannot_wait() {
+        let Some((mut cx, _run)) = machine::context() else { return };
+        let mut allocator = shrinking();
+        cx.reaching.found = vec![Device { name: "vfio-pci".into(), kind: Kind::Vfio }];
+        let step = allocator.step(&mut cx);
+        assert!(step.word.is_some_and(|word| word.contains("no memory is taken")));
+        assert!(!allocator.part().is_moving);
+    }
+
+    #[test]
+    fn a_size_is_not_sought_while_qemu_may_wait_for_room() {
+        let Some((mut cx, _run)) = machine::context() else { return };
+        let allocator = shrinking();
+        assert_eq!(allocator.step_after(&cx), Some(Duration::ZERO));
+        cx.no_room = Some("the swap file is full".into());
+        assert!(cx.waits());
+        assert_eq!(allocator.step_after(&cx), None);
     }
 }

@@ -249,7 +249,7 @@ impl Worker {
             self.reclaim.hyperalloc.begin_size(&mut self.cx)?;
             self.resize.forget_word();
             // As far as the guest does not have to be waited for.
-            while self.reclaim.hyperalloc.step_after() == Some(Duration::ZERO) {
+            while self.reclaim.hyperalloc.step_after(&self.cx) == Some(Duration::ZERO) {
                 self.step_shared_size();
             }
         }
@@ -269,7 +269,7 @@ impl Worker {
     /// Keeps the shared allocator at its part of the size on record, now and then.
     pub(super) fn keep_shared_size(&mut self) {
         let allocator = &self.reclaim.hyperalloc;
-        if allocator.step_after().is_none() && allocator.is_due() {
+        if allocator.step_after(&self.cx).is_none() && allocator.is_due() {
             self.hold_shared_size();
         }
     }
