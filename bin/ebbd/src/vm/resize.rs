@@ -48,6 +48,8 @@ pub struct Resize {
     releases: u64,
     /// How often the guest is asked for its figures.
     polled_s: Option<u64>,
+    /// What the shared allocator was not told yet, also where a request after it failed.
+    goal: SharedGoal,
 }
 
 /// A size that this VM can have, before anything is done for it.
@@ -65,10 +67,11 @@ impl Prepared {
 }
 
 /// Whether the shared allocator is to go for another part of the size than before.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[must_use]
 pub enum SharedGoal {
     /// It is as it was.
+    #[default]
     Same,
     /// It is another one, and on record.
     New,
@@ -152,7 +155,8 @@ impl Resize {
         Ok(if prepared.is_by_sharing() { SharedGoal::New } else { SharedGoal::Same })
     }
 
-    /// From now on the size is what it is.
+    /// From now on the size is what it is. What the shared allocator is to go for is told by
+    /// [`Resize::take_goal`].
     ///
     /// # Errors
     /// QEMU does not obey, or it cannot be put on record.
@@ -161,7 +165,7 @@ impl Resize {
         cx: &mut VmContext,
         on_violation: Option<OnViolation>,
         shared: &SharedPart,
-    ) -> Answer<(ResizeReport, SharedGoal)> {
+    ) -> Answer<ResizeReport> {
         let offer = offer(cx, shared);
         let now = Plan {
             mechanism: Mechanism::VirtioMem,
@@ -170,7 +174,7 @@ impl Resize {
             ballooned_bytes: offer.ballooned_bytes(),
             hard_bytes: offer.hard_bytes.unwrap_or(0),
         };
-        let goal = self.apply(cx, &offer, &now).map_err(not_allowed)?;
+        self.apply(cx, &offer, &now).map_err(not_allowed)?;
         let stopped_by = no_more(cx.record.size);
         cx.record.change(|record| {
             record.on_violation = on_violation.unwrap_or(record.on_violation);
@@ -178,7 +182,7 @@ impl Resize {
         })?;
         let size = offer.size_bytes();
         self.progress = None;
-        let report = ResizeReport {
+        Ok(ResizeReport {
             bytes: size,
             wanted_bytes: size,
             node: None,
@@ -192,8 +196,12 @@ impl Resize {
             purges: 0,
             duration_ns: 0,
             stopped_by,
-        };
-        Ok((report, goal))
+        })
+    }
+
+    /// What the shared allocator was not told yet. From now on it was.
+    pub fn take_goal(&mut self) -> SharedGoal {
+        std::mem::take(&mut self.goal)
     }
 
     /// Whether a step towards the size on record is due.
@@ -208,11 +216,11 @@ impl Resize {
     /// A step towards the size on record.
     pub fn pursue(&mut self, cx: &mut VmContext, shared: &SharedPart) -> SharedGoal {
         self.stepped = Some(Instant::now());
-        self.take_step(cx, shared).unwrap_or_else(|error| {
+        if let Err(error) = self.take_step(cx, shared) {
             tracing::debug!("{}: its size: {error}", cx.name());
             self.note_failure(&error);
-            SharedGoal::Same
-        })
+        }
+        self.take_goal()
     }
 
     /// Notes why a step could not be taken.
@@ -222,15 +230,15 @@ impl Resize {
         }
     }
 
-    fn take_step(&mut self, cx: &mut VmContext, shared: &SharedPart) -> Answer<SharedGoal> {
-        let Some(wish) = wish(cx) else { return Ok(SharedGoal::Same) };
+    fn take_step(&mut self, cx: &mut VmContext, shared: &SharedPart) -> Answer<()> {
+        let Some(wish) = wish(cx) else { return Ok(()) };
         cx.may_take()?;
         self.look(cx)?;
         let offer = offer(cx, shared);
         self.begin_progress(cx, &offer, &wish)?;
         let pressed = self.is_pressed(cx, &offer);
         let figures = self.figures(cx);
-        let Some(progress) = &mut self.progress else { return Ok(SharedGoal::Same) };
+        let Some(progress) = &mut self.progress else { return Ok(()) };
         progress.saw(offer.size_of(&wish), wish.bytes, now_s());
         if pressed && offer.ballooned_bytes() > 0 && progress.rests_for().is_none() {
             progress.rest();
@@ -310,23 +318,17 @@ impl Resize {
     }
 
     /// Tells everybody what to have done, where that is news.
-    fn apply(
-        &mut self,
-        cx: &mut VmContext,
-        offer: &Offer,
-        plan: &Plan,
-    ) -> Result<SharedGoal, String> {
+    fn apply(&mut self, cx: &mut VmContext, offer: &Offer, plan: &Plan) -> Result<(), String> {
         let text = |error: ebb_vm::qmp::QmpError| error.to_string();
         let hard_bytes = plan.hard_bytes.next_multiple_of(HUGE_BYTES);
-        let mut goal = SharedGoal::Same;
         if offer.hard_bytes.is_some() && cx.wanted_hard() * HUGE_BYTES != hard_bytes {
             let shared_bytes = shared_bytes(cx, offer, plan);
             let noted = cx.record.change(|record| record.size_bytes = shared_bytes);
             noted.map_err(|error| error.to_string())?;
-            goal = SharedGoal::New;
+            self.goal = SharedGoal::New;
         }
         let VmContext { capabilities, qmp, .. } = cx;
-        let (Some(found), Some(qmp)) = (capabilities, qmp.socket()) else { return Ok(goal) };
+        let (Some(found), Some(qmp)) = (capabilities, qmp.socket()) else { return Ok(()) };
         let devices = found.pluggers.iter().zip(&offer.devices).zip(&plan.requested_bytes);
         for ((plugger, device), &bytes) in devices {
             if device.requested_bytes != bytes {
@@ -340,7 +342,7 @@ impl Resize {
             balloon::request(qmp, offer.initial_bytes, wanted).map_err(text)?;
             (self.asked_bytes, self.most_bytes) = (Some(wanted), 0);
         }
-        Ok(goal)
+        Ok(())
     }
 
     /// Notes why the shared allocator has not all of its part, or that it has.
@@ -571,5 +573,54 @@ fn api(by: Mechanism) -> SizeMechanism {
         Mechanism::HyperAlloc => SizeMechanism::HyperAlloc,
         Mechanism::Balloon => SizeMechanism::Balloon,
         Mechanism::VirtioMem => SizeMechanism::VirtioMem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    use ebb_policy::resize::Balloon;
+
+    use super::*;
+    use crate::vm::context::machine;
+
+    /// A QEMU that ends at its first command. The shared allocator's part is on record by then.
+    #[test]
+    fn a_goal_outlives_a_request_that_failed() {
+        let Some((mut cx, _run)) = machine::context() else { return };
+        let listener = UnixListener::bind(&cx.record.qmp).expect("a socket");
+        let qemu = std::thread::spawn(move || {
+            let mut client = BufReader::new(listener.accept().expect("Ebb").0);
+            client.get_mut().write_all(b"{\"QMP\":{}}\n").expect("a greeting");
+            client.read_line(&mut String::new()).expect("qmp_capabilities");
+            client.get_mut().write_all(b"{\"return\":{},\"id\":1}\n").expect("an answer");
+            client.read_line(&mut String::new()).expect("balloon");
+        });
+        cx.qmp.reconnect();
+        assert!(cx.qmp.is_connected());
+        let initial_bytes = cx.initial_bytes();
+        let (node_bytes, pluggers) = (vec![initial_bytes], Vec::new());
+        cx.capabilities = Some(Capabilities { initial_bytes, node_bytes, pluggers, balloon: None });
+        let offer = Offer {
+            initial_bytes,
+            balloon: Some(Balloon { ballooned_bytes: 0, driver: Driver::Ready }),
+            hard_bytes: Some(0),
+            ..Offer::default()
+        };
+        let plan = Plan {
+            mechanism: Mechanism::Balloon,
+            reason: String::new(),
+            requested_bytes: Vec::new(),
+            ballooned_bytes: HUGE_BYTES,
+            hard_bytes: HUGE_BYTES,
+        };
+        let mut resize = Resize::default();
+        assert!(resize.apply(&mut cx, &offer, &plan).is_err());
+        assert_eq!(cx.record.size_bytes, Some(initial_bytes - HUGE_BYTES));
+        assert_eq!(resize.take_goal(), SharedGoal::New);
+        assert_eq!(resize.take_goal(), SharedGoal::Same);
+        qemu.join().expect("QEMU");
     }
 }

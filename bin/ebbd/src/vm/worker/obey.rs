@@ -139,9 +139,9 @@ impl Worker {
         let Some(wish) = resize::wish_of(&request) else {
             let part = self.reclaim.hyperalloc.part();
             let stayed = self.resize.stay(&mut self.cx, request.on_violation, &part);
-            let (report, goal) = stayed?;
-            self.pursue_shared(goal)?;
-            return Ok(report);
+            let goal = self.resize.take_goal();
+            let pursued = self.pursue_shared(goal);
+            return stayed.and_then(|report| pursued.map(|()| report));
         };
         self.look_at_devices();
         self.cx.may_take()?;
