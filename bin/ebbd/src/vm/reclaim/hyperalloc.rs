@@ -146,7 +146,7 @@ impl SharedAllocator {
 
     /// The guest was reset, or runs another kernel.
     pub fn on_reset(&mut self, cx: &VmContext) {
-        self.compaction = Compaction::default();
+        (self.compaction, self.shrink) = (Compaction::default(), None);
         if let Some(shared) = self.shared.take() {
             shared.forget(&cx.pager);
         } else if cx.record.shares {
@@ -173,7 +173,7 @@ impl SharedAllocator {
             Some(shared) => shared.give_back_all(&cx.pager)?,
             None => cx.pager.returner().give_back_all()?,
         };
-        self.shared = None;
+        (self.shared, self.shrink) = (None, None);
         Ok(bytes)
     }
 
@@ -507,6 +507,18 @@ mod tests {
         let step = allocator.step(&mut cx);
         assert!(step.word.is_some_and(|word| word.contains("no memory is taken")));
         assert!(!allocator.part().is_moving);
+    }
+
+    #[test]
+    fn a_size_is_not_sought_of_a_guest_that_has_all_back() {
+        let Some((mut cx, _run)) = machine::context() else { return };
+        let mut allocator = shrinking();
+        allocator.on_reset(&cx);
+        assert!(!allocator.part().is_moving);
+        let mut allocator = shrinking();
+        allocator.give_back_all(&cx).expect("all back");
+        assert!(!allocator.part().is_moving);
+        assert!(allocator.step(&mut cx).word.is_none());
     }
 
     #[test]

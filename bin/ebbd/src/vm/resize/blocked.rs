@@ -47,12 +47,23 @@ pub fn reason(
     }
     let is_silent = offer.size_of(wish) > wish.bytes && progress.least_bytes.is_none();
     match progress.mechanism {
-        Mechanism::HyperAlloc => progress.last_word.clone().unwrap_or_default(),
+        Mechanism::HyperAlloc => of_allocator(cx, progress),
         Mechanism::Balloon if is_silent => {
             "the guest tells nothing about its memory, so nothing is taken from it".into()
         }
         Mechanism::Balloon => of_balloon(offer, wish),
         Mechanism::VirtioMem => of_devices(cx, offer, wish),
+    }
+}
+
+/// Of a guest that was reset it has said nothing yet.
+fn of_allocator(cx: &VmContext, progress: &Progress) -> String {
+    match (&progress.last_word, cx.guest.guest()) {
+        (Some(word), _) => word.clone(),
+        (None, Err(why)) => {
+            format!("the guest is not trusted, so nothing is taken from it: {why}")
+        }
+        (None, Ok(_)) => String::new(),
     }
 }
 
@@ -157,8 +168,30 @@ impl std::fmt::Display for Usage {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use ebb_policy::resize::Plan;
     use ebb_units::Gfn;
+
+    use super::*;
+    use crate::vm::context::machine;
+
+    #[test]
+    fn a_guest_that_was_reset_is_a_reason() {
+        let Some((mut cx, _run)) = machine::context() else { return };
+        let plan = Plan {
+            mechanism: Mechanism::HyperAlloc,
+            reason: String::new(),
+            requested_bytes: Vec::new(),
+            ballooned_bytes: 0,
+            hard_bytes: 0,
+        };
+        let mut progress = Progress::new(&plan, 0, 0, 0);
+        progress.last_word = Some("of the kernel before".into());
+        cx.guest.forget("it was reset and is booting");
+        progress.begin_again(0);
+        let wish = Wish { bytes: 0, node: None, by: None };
+        let said = reason(&cx, (&Offer::default(), &wish), &progress, None);
+        assert!(said.ends_with("it was reset and is booting"), "{said}");
+    }
 
     #[test]
     fn only_what_lies_inside_counts() {
