@@ -97,12 +97,15 @@ impl Tiering {
         evicted: Evicted,
     ) -> Option<End> {
         let mut lent = Lent { is_trusted, before_forgetting, is_placed: self.placing.is_some() };
-        let (run, ended) = self.monitor.tick(cx, &mut lent);
-        if let Some(run) = run {
+        let (is_over, ended) = self.monitor.tick(cx, &mut lent);
+        if is_over {
             if self.placing.is_none() {
+                // Also of one that was broken off: else it would be tried in each period.
                 self.monitor.tell_pace(self.moved_bytes(cx, evicted));
             }
-            self.end(cx, run);
+            if let Some(run) = self.monitor.end(cx) {
+                self.end(cx, run);
+            }
         }
         ended
     }

@@ -187,10 +187,10 @@ impl Monitor {
         }
     }
 
-    /// Does what is due, once [`Monitor::may_be_due`] and the guest was confirmed. Returns a
-    /// monitoring that has ended, and why the guest's kernel does not run any more, if that was
-    /// seen.
-    pub fn tick(&mut self, cx: &mut VmContext, lent: &mut Lent<'_>) -> (Option<Run>, Option<End>) {
+    /// Does what is due, once [`Monitor::may_be_due`] and the guest was confirmed. `true`: a
+    /// monitoring is over, also one that was broken off, and [`Monitor::end`] is due. Also why the
+    /// guest's kernel does not run any more, if that was seen.
+    pub fn tick(&mut self, cx: &mut VmContext, lent: &mut Lent<'_>) -> (bool, Option<End>) {
         let mut ended = None;
         let is_over = match self.due() {
             Due::Nothing => false,
@@ -201,8 +201,7 @@ impl Monitor {
             }
             Due::Window { is_last } => self.next_window(cx, is_last, lent, &mut ended),
         };
-        let run = if is_over { self.end(cx) } else { None };
-        (run, ended)
+        (is_over, ended)
     }
 
     fn begin_run(&mut self, cx: &mut VmContext, lent: &mut Lent<'_>, ended: &mut Option<End>) {
@@ -292,7 +291,7 @@ impl Monitor {
         let Some(walk) = run.rest else { return false };
         if let Err(error) = self.round(cx, &mut run, walk, lent, ended) {
             self.end_without(cx, error.to_string());
-            return false;
+            return run.is_last;
         }
         let is_over = run.is_last && run.rest.is_none();
         self.run = Some(run);
@@ -308,7 +307,9 @@ impl Monitor {
         }
     }
 
-    fn end(&mut self, cx: &VmContext) -> Option<Run> {
+    /// Ends a monitoring that is over, once the pace was told of it. Returns it, unless it was
+    /// broken off.
+    pub fn end(&mut self, cx: &VmContext) -> Option<Run> {
         if !is_wanted(cx) {
             self.pace = None;
         }
@@ -459,8 +460,15 @@ mod tests {
         let mut before_forgetting = |_: &_| Err(io::ErrorKind::Unsupported.into());
         let mut lent =
             Lent { is_trusted: false, before_forgetting: &mut before_forgetting, is_placed: false };
-        monitor.tick(&mut cx, &mut lent);
-        assert!(monitor.run.is_none());
+        let (is_over, _) = monitor.tick(&mut cx, &mut lent);
+        assert!(!is_over && monitor.run.is_none());
         assert!(monitor.report().failed.is_some_and(|why| why.contains("cannot be watched")));
+        // The pace is told of it at its end.
+        let began = Instant::now();
+        while !monitor.tick(&mut cx, &mut lent).0 {
+            assert!(began.elapsed() < LONG, "it is never over");
+            std::thread::yield_now();
+        }
+        assert!(monitor.end(&cx).is_none());
     }
 }
