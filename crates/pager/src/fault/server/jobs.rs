@@ -4,7 +4,7 @@
 //! Threads sleep at once where there is nothing to do: one that yields for a while first counts
 //! as one that runs, and waits behind the guest's processors when it is woken. Who went to sleep last is
 //! woken first: no more threads are used than there are faults that wait. A thread that was not
-//! woken for a while gives its buffer's memory back, once.
+//! woken for a while gives its buffer's memory back, once, and is woken after those with one.
 //!
 //! A fault that failed waits without a thread: one of them wakes it when its time has come, and the
 //! guest touches the frame again.
@@ -51,7 +51,8 @@ struct Queue {
     jobs: VecDeque<Job>,
     /// Frames whose faults failed, and when to wake them; in this order, and at most as many.
     failed: VecDeque<(Instant, Gfn)>,
-    /// Threads that sleep, or are about to. It has room for all from the beginning.
+    /// Threads that sleep, or are about to; the last is woken next. It has room for all from the
+    /// beginning.
     asleep: Vec<Thread>,
     /// There are threads.
     is_open: bool,
@@ -116,19 +117,22 @@ impl Jobs {
             if until_rest == Some(Duration::ZERO) {
                 return Some(Work::Rest);
             }
-            queue = self.sleep(queue, left.into_iter().chain(until_rest).min());
+            queue = self.sleep(queue, keeps, left.into_iter().chain(until_rest).min());
         }
     }
 
-    /// Until it is woken, or so long. It may be woken for nothing.
+    /// Until it is woken, or so long. It may be woken for nothing. Without a buffer it lies at the
+    /// bottom: else it would be woken next, and another thread rest instead.
     fn sleep<'q>(
         &'q self,
         mut queue: MutexGuard<'q, Queue>,
+        keeps: bool,
         most: Option<Duration>,
     ) -> MutexGuard<'q, Queue> {
         let me = thread::current();
         let id = me.id();
-        queue.asleep.push(me);
+        let place = if keeps { queue.asleep.len() } else { 0 };
+        queue.asleep.insert(place, me);
         drop(queue);
         match most {
             Some(most) => thread::park_timeout(most),
@@ -152,7 +156,7 @@ impl Jobs {
     }
 }
 
-/// The thread that went to sleep last, if there is one.
+/// The thread with a buffer that went to sleep last, or else one without, if there is one.
 fn wake_one(mut queue: MutexGuard<'_, Queue>) {
     let thread = queue.asleep.pop();
     drop(queue);
@@ -192,7 +196,7 @@ mod tests {
         Job { fault, began: Instant::now() }
     }
 
-    /// Tells its number, and whether that was a job.
+    /// Tells its number, and whether that was a job. It has a buffer, and never gives it back.
     fn thread<'s>(
         scope: &'s Scope<'s, '_>,
         jobs: &'s Jobs,
@@ -201,11 +205,21 @@ mod tests {
     ) {
         let told = told.clone();
         scope.spawn(move || {
-            while let Some(work) = jobs.next(false) {
+            while let Some(work) = busy(jobs) {
                 let _ = told.send((number, matches!(work, Work::Serve(_))));
             }
         });
         asleep(jobs, number);
+    }
+
+    /// The next, of a thread with a buffer, however long it takes.
+    fn busy(jobs: &Jobs) -> Option<Work> {
+        loop {
+            match jobs.next(true) {
+                Some(Work::Rest) => {}
+                work => return work,
+            }
+        }
     }
 
     fn asleep(jobs: &Jobs, count: usize) {
@@ -230,6 +244,27 @@ mod tests {
                 assert!(jobs.give(job()));
                 assert_eq!(next(&told), (3, true));
                 asleep(&jobs, 3);
+            }
+        });
+    }
+
+    #[test]
+    fn who_has_no_buffer_works_last() {
+        let (jobs, (tell, told)) = (open(), channel());
+        thread::scope(|scope| {
+            let _closing = Closing(&jobs);
+            thread(scope, &jobs, 1, &tell);
+            let tell = tell.clone();
+            let jobs = &jobs;
+            scope.spawn(move || {
+                while let Some(work) = jobs.next(false) {
+                    let _ = tell.send((2, matches!(work, Work::Serve(_))));
+                }
+            });
+            for _ in 0..3 {
+                asleep(jobs, 2);
+                assert!(jobs.give(job()));
+                assert_eq!(next(&told), (1, true));
             }
         });
     }
@@ -265,7 +300,7 @@ mod tests {
             let (end, ended) = channel::<()>();
             let jobs = &jobs;
             scope.spawn(move || {
-                let work = jobs.next(false);
+                let work = busy(jobs);
                 let _ = begun.send(matches!(work, Some(Work::Serve(_))));
                 // It serves that for as long as this test.
                 let _ = ended.recv();
