@@ -22,6 +22,7 @@ pub mod page_idle;
 pub mod pagemap;
 pub mod private_dir;
 pub mod process;
+mod process_stat;
 pub mod ram_file;
 pub mod scratch;
 pub mod session;
