@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use ebb_units::Bytes;
 
@@ -12,6 +13,8 @@ use crate::wait::patiently;
 
 const CGROUP: &str = "/sys/fs/cgroup/blkio";
 const READS: &str = "blkio.throttle.read_iops_device";
+/// How many there were in this process: tests that run at once may give theirs the same name.
+static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// An image behind a loop device, and the group of processes for which that is slow.
 pub struct SlowDisk {
@@ -45,11 +48,12 @@ impl SlowDisk {
         // A hole would have to be allocated first.
         rustix::fs::fallocate(&made, rustix::fs::FallocateFlags::empty(), 0, bytes.0)
             .expect("room for an image");
+        let (pid, number) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let group = Path::new(CGROUP).join(format!("ebb-test-{pid}-{number}-{name}"));
+        fs::create_dir(&group).expect("a cgroup");
         let mut command = Command::new("losetup");
         command.args(["--find", "--show", "--direct-io=on"]).arg(&image);
         let device = PathBuf::from(Ran::of(&mut command).ok().trim());
-        let group = Path::new(CGROUP).join(format!("ebb-test-{}-{name}", std::process::id()));
-        fs::create_dir(&group).expect("a cgroup");
         SlowDisk { image, device, group }
     }
 
