@@ -52,6 +52,9 @@ mod v1 {
     };
 
     const NO_ROOM: &str = "There is no room to put it on record; nothing was changed.";
+    const NOT_NOW: &str =
+        "The VM cannot answer now: it is being recovered, is busy, or waits for room.";
+    const NO_STATUS: &str = "The VM is managed, but its status is not known yet: ask for it again.";
 
     /// The daemon's release, process and run directory.
     #[utoipa::path(get, path = route::VERSION, responses((status = 200, body = Version)))]
@@ -68,6 +71,7 @@ mod v1 {
         (status = 409, body = Problem, description = "The name is taken."),
         (status = 422, body = Problem, description = "The host or QEMU does not allow it."),
         (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 503, body = Problem, description = NO_STATUS),
         (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn run() {}
@@ -79,6 +83,7 @@ mod v1 {
         (status = 409, body = Problem, description = "The name is taken, or the VM is managed already."),
         (status = 422, body = Problem, description = "This process cannot be managed."),
         (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 503, body = Problem, description = NO_STATUS),
         (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn attach() {}
@@ -89,6 +94,7 @@ mod v1 {
         responses(
             (status = 200, body = VmStatus),
             (status = 404, body = Problem, description = "No such VM."),
+            (status = 503, body = Problem, description = NOT_NOW),
         ))]
     fn status() {}
 
@@ -100,6 +106,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "It cannot be detached now."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn detach() {}
@@ -113,6 +120,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn reclaim() {}
@@ -125,6 +133,8 @@ mod v1 {
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
+            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn auto() {}
@@ -138,6 +148,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM cannot be limited so."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn limit() {}
@@ -151,6 +162,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM cannot be resized so."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn resize() {}
@@ -162,6 +174,7 @@ mod v1 {
             (status = 200, body = ResizeReport),
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "No size was asked for."),
+            (status = 503, body = Problem, description = NOT_NOW),
         ))]
     fn size() {}
 
@@ -174,6 +187,7 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
             (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn evict() {}
@@ -187,6 +201,8 @@ mod v1 {
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM cannot be monitored."),
+            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 503, body = Problem, description = NOT_NOW),
         ))]
     fn monitor() {}
 
@@ -196,6 +212,7 @@ mod v1 {
         responses(
             (status = 200, body = HeatReport),
             (status = 404, body = Problem, description = "No such VM."),
+            (status = 503, body = Problem, description = NOT_NOW),
         ))]
     fn heat() {}
 
@@ -208,6 +225,8 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "The shares do not fit together, or this VM \
                 cannot have one."),
+            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn share() {}
