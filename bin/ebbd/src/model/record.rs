@@ -240,7 +240,7 @@ impl Record {
     /// Writes it into the VM's directory, whole or not at all.
     ///
     /// # Errors
-    /// As [`state_file::save`].
+    /// As `state_file::save`.
     pub fn save(&self, directory: &Path) -> io::Result<()> {
         state_file::save(&directory.join(FILE), self)
     }
@@ -248,7 +248,7 @@ impl Record {
     /// Changes it, and writes it into the VM's directory; where that fails nothing has changed.
     ///
     /// # Errors
-    /// As [`state_file::save`].
+    /// As `state_file::save`.
     pub fn change(&mut self, directory: &Path, change: impl FnOnce(&mut Record)) -> io::Result<()> {
         let mut next = self.clone();
         change(&mut next);

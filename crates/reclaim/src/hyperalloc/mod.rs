@@ -38,6 +38,7 @@ use ebb_pager::Latency;
 use ebb_units::{Gpa, HUGE_BYTES, HugeFrame};
 use ebb_vm::Ram;
 
+pub use attach::AttachError;
 pub use reclaim::{How, Stop, Taken};
 pub use states::State;
 pub use usage::{KindUsage, Usage};
