@@ -8,7 +8,7 @@ use ebb_pager::{Evicted, Grain, Judge, Pager};
 use ebb_units::{FrameRange, Gfn};
 use kvmtest::reuse::{Hasty, IN_USE, NEW, Reuse};
 use kvmtest::{Daemon, until};
-use vmtest::require;
+use testkit::require;
 
 const VCPUS: u64 = 2;
 /// Longer than frames are held before they go.

@@ -8,7 +8,7 @@ use ebb_pager::{Grain, Pager};
 use ebb_sys::uffd::Events;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::{Daemon, Machine, until};
-use vmtest::require;
+use testkit::require;
 
 use kvmtest::blocks::{Blocks, RELEASED, STRICT, TOUCHED, Way};
 use kvmtest::counting::{Counting, PAGES};

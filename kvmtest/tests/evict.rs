@@ -6,7 +6,7 @@ use ebb_ledger::{Content, LockedFrame};
 use ebb_pager::{Evicted, Grain, NothingKnown, Pager};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::until;
-use vmtest::require;
+use testkit::require;
 
 use kvmtest::counting::{Counting, PAGES};
 

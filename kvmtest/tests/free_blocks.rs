@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ebb_pager::Grain;
 use kvmtest::until;
-use vmtest::require;
+use testkit::require;
 
 use kvmtest::blocks::{Blocks, FORGOTTEN, RELEASED, STRICT, TOUCHED, Way};
 

@@ -10,7 +10,7 @@ use ebb_reclaim::hyperalloc::{How, HyperAlloc, State, Stop};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, HugeFrame};
 use kvmtest::sharing::{Language, Sharing, told_hard};
 use kvmtest::{Daemon, until};
-use vmtest::require;
+use testkit::require;
 
 /// Huge frames that change hands before it is enough.
 const ENOUGH: u64 = 300;

@@ -9,7 +9,7 @@ use ebb_pager::{Evicted, Grain};
 use ebb_units::{FrameRange, Gfn};
 use kvmtest::counting::{Counting, PAGES};
 use kvmtest::{Daemon, Machine, until};
-use vmtest::require;
+use testkit::require;
 
 /// The frame that goes and comes.
 const PAGE: Gfn = PAGES.start;

@@ -6,7 +6,7 @@ use ebb_ledger::Content;
 use ebb_pager::Grain;
 use ebb_units::FrameRange;
 use kvmtest::counting::{Counting, PAGES};
-use vmtest::require;
+use testkit::require;
 
 #[test]
 fn pinned_frames_are_not_evicted() {

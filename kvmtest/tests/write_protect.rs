@@ -4,7 +4,7 @@
 use ebb_pager::{Grain, Restored};
 use ebb_units::{FrameRange, Gfn, Gpa};
 use kvmtest::{Daemon, Machine, Program, Registers, Running, until};
-use vmtest::require;
+use testkit::require;
 
 const RAM_BYTES: u64 = 16 << 20;
 /// The frame that is written all the time.

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
+use testkit::target::profile_directory;
+pub use testkit::target::target_directory;
 
 /// A kernel that boots into the test guest's init.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -137,11 +139,6 @@ fn manifest() -> PathBuf {
     target_directory().join("assets.json")
 }
 
-/// The directory of cargo's builds that the running program is part of.
-pub fn target_directory() -> PathBuf {
-    profile_directory().parent().map(Path::to_owned).expect("a program has a directory")
-}
-
 /// Where `ebb` and `ebbd` are: `EBB_BIN_DIR`, or beside the running program's build.
 ///
 /// # Panics
@@ -154,11 +151,4 @@ pub fn program_directory() -> PathBuf {
         assert!(path.is_file(), "no {}: run `{build}` first", path.display());
     }
     directory
-}
-
-/// `target/release` of `target/release/deps/test-0123`.
-fn profile_directory() -> PathBuf {
-    let program = env::current_exe().expect("a program knows itself");
-    let mut directories = program.ancestors().skip(1).map(Path::to_owned);
-    directories.find(|directory| !directory.ends_with("deps")).expect("a program has a directory")
 }

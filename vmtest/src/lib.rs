@@ -23,12 +23,8 @@ mod memory;
 mod mount;
 pub mod nested;
 mod process;
-pub mod setting;
-pub mod skip;
 mod slow_disk;
-pub mod undo;
 mod vm;
-mod wait;
 
 pub use console::GuestError;
 pub use disk::Disk;
@@ -37,11 +33,12 @@ pub use guest::Guest;
 pub use host::{Host, Ran, permit};
 pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;
-pub use setting::HostSetting;
 pub use slow_disk::{SlowDisk, slow_disks};
-pub use undo::{Scratch, Undo};
+use testkit::wait;
+pub use testkit::{
+    HostSetting, Scratch, Undo, deadline, give_up, require, setting, skip, undo, until, until_or,
+};
 pub use vm::{Churn, Vm};
-pub use wait::{deadline, give_up, until, until_or};
 
 /// How often a test does what may go wrong once in many times: `usual`, or in the long form,
 /// which `EBB_LONG` asks for, `long`.

@@ -1,8 +1,5 @@
 //! Page tables of made-up guests: sound ones, and ones made to do harm.
 
-#[path = "../../inspect/tests/forge/mod.rs"]
-mod forge;
-
 use std::cell::Cell;
 use std::sync::atomic::AtomicU64;
 
@@ -12,8 +9,8 @@ use ebb_heat::{
 };
 use ebb_inspect::{Guest, GuestMemory};
 use ebb_units::{FrameRange, Gfn, Gpa};
-use forge::{FIRST_SPARE, FRAMES, Forge, IMAGE_VA, ROOT};
 use proptest::prelude::*;
+use testkit::forge::{FIRST_SPARE, FRAMES, Forge, IMAGE_VA, ROOT};
 
 const PRESENT: u64 = 0b111;
 const ACCESSED: u64 = 1 << 5;

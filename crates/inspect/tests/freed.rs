@@ -1,13 +1,11 @@
 //! When a frame counts as freed since it was in use.
 
-mod forge;
-
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_inspect::{Guest, GuestMemory, PageWords};
 use ebb_units::{Gfn, Gpa};
-use forge::Forge;
+use testkit::forge::{self, Forge};
 
 const FLAGS: u64 = 0;
 const COMPOUND: u64 = 8;

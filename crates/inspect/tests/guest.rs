@@ -1,7 +1,5 @@
 //! A made-up guest, read as a real one.
 
-mod forge;
-
 use std::sync::atomic::AtomicU64;
 
 use ebb_inspect::{
@@ -9,7 +7,7 @@ use ebb_inspect::{
     may_hold_note,
 };
 use ebb_units::{FrameRange, Gfn, Gpa};
-use forge::Forge;
+use testkit::forge::{self, Forge};
 
 fn inspected(forge: &Forge) -> Guest {
     Guest::inspect(&forge.mem, &[forge::ROOT.0]).expect("a sound guest")

@@ -1,7 +1,5 @@
 //! Guests that lie.
 
-mod forge;
-
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
@@ -10,9 +8,9 @@ use ebb_inspect::{
     find_notes,
 };
 use ebb_units::{Gfn, Gpa};
-use forge::Forge;
-use forge::broken::{Broken, STRUCTURES, exercise, use_it};
 use proptest::prelude::*;
+use testkit::forge::broken::{Broken, STRUCTURES, exercise, use_it};
+use testkit::forge::{self, Forge};
 
 /// What becomes of a guest whose note is changed by `replace`.
 fn with_note(from: &str, to: &str) -> Result<(), Untrusted> {

@@ -1,10 +1,8 @@
 //! When no request in flight writes to a frame, by a made-up guest's word.
 
-mod forge;
-
 use ebb_inspect::Guest;
 use ebb_units::Gfn;
-use forge::Forge;
+use testkit::forge::{self, Forge};
 
 const FLAGS: u64 = 0;
 const COMPOUND: u64 = 8;

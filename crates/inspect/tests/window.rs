@@ -1,10 +1,8 @@
 //! Looking at some frames tells what looking at all of them does.
 
-mod forge;
-
 use ebb_inspect::{Guest, Lru, PageKind};
 use ebb_units::{FrameRange, Gfn};
-use forge::Forge;
+use testkit::forge::{self, Forge};
 
 const FLAGS: u64 = 0;
 const COMPOUND: u64 = 8;

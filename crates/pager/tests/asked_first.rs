@@ -1,7 +1,6 @@
 //! The page that was touched is there before what comes with it. The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::sync::atomic::AtomicBool;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use ebb_ledger::Content;
 use ebb_pager::{IoMapping, NothingKnown, Parts};
 use ebb_units::{FrameRange, Gfn};
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use machine::{Machine, available, page_of, serve, watching};
 

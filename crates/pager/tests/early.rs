@@ -3,7 +3,6 @@
 //! block comes back. The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::io;
@@ -13,7 +12,7 @@ use ebb_ledger::Content;
 use ebb_pager::{Digest, DigestKey, Disk, IoMapping, NothingKnown, Pager, Parts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use machine::{Machine, Threads, available, page_of, serve, watching};
 

@@ -2,7 +2,6 @@
 //! The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::io;
@@ -24,7 +23,7 @@ use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region, unplugged};
 use rustix::io::Errno;
 use tempfile::TempDir;
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use machine::{available, new_uffd, page_of, serve};
 

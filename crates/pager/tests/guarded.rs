@@ -2,7 +2,6 @@
 //! guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::io;
@@ -15,7 +14,7 @@ use ebb_pager::{IoMapping, NoDevices, NothingKnown, Pager, Parts, Sentry, SoftIo
 use ebb_sys::numa;
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
-use vmtest::require;
+use testkit::require;
 
 use machine::{Machine, Threads, available, page_of, serve};
 

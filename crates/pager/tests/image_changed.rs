@@ -2,7 +2,6 @@
 //! process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::io;
@@ -15,7 +14,7 @@ use ebb_ledger::Content;
 use ebb_pager::{Digest, DigestKey, Digests, Disk, NothingKnown, Pager, Parts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use machine::{Machine, Threads, available, page_of, serve};
 

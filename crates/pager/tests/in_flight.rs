@@ -1,7 +1,6 @@
 //! Frames that a request of the VMM may still be writing to. The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::cell::RefCell;
@@ -13,7 +12,7 @@ use ebb_ledger::Content;
 use ebb_pager::{Judge, NothingKnown, Pager};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use machine::{Machine, Threads, available, page_of, serve, watching};
 

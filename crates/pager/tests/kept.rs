@@ -2,7 +2,6 @@
 //! Each slot is freed once, whatever becomes of its frame. The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::io;
@@ -16,7 +15,7 @@ use ebb_pager::{Evicted, Grain, IoMapping, Judge, NothingKnown, Pager, Parts};
 use ebb_store::{Compressed, Page, Protection, Quota, Room, Store, SwapFile};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use tempfile::TempDir;
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use machine::{Machine, Threads, available, page_of, serve, watching};
 
@@ -454,7 +453,7 @@ fn what_is_kept_makes_room_for_what_moves_to_the_disk() {
 #[test]
 fn frames_in_huge_pages_keep_their_slots_too() {
     require!(available());
-    let setting = vmtest::HostSetting::shared_huge_pages();
+    let setting = testkit::HostSetting::shared_huge_pages();
     require!(setting.as_ref());
     let (machine, run) = (Machine::of(Grain::Huge), tempfile::tempdir().unwrap());
     let parts = Parts { store: Box::new(swap_file(&run, 1024)), ..machine.parts() };

@@ -2,7 +2,6 @@
 //! elsewhere. The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::io::{PipeReader, PipeWriter};
@@ -14,7 +13,7 @@ use ebb_sys::folios;
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HugeFrame};
 use rustix::fs::sendfile;
-use vmtest::{HostSetting, require};
+use testkit::{HostSetting, require};
 
 use machine::{Machine, Threads, serve, watching};
 

@@ -2,7 +2,6 @@
 //! The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::sync::atomic::AtomicBool;
@@ -14,7 +13,7 @@ use std::time::Duration;
 use ebb_ledger::Content;
 use ebb_pager::{IoMapping, Judge, Pager, Parts, Sharer, Sharing};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use machine::{Machine, available, page_of, serve, watching};
 

@@ -2,7 +2,6 @@
 //! this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use ebb_ledger::Content;
 use ebb_pager::{Grain, NothingKnown, Pager};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
-use vmtest::require;
+use testkit::require;
 
 use machine::{Machine, available, page_of, serve, watching};
 

@@ -2,7 +2,6 @@
 //! disk's queue ahead of the other's fault. The guests are this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::fs::File;
@@ -15,7 +14,7 @@ use std::thread;
 use ebb_pager::{NothingKnown, Pager, Parts};
 use ebb_store::{Medium, Protection, SwapFile, Traffic};
 use ebb_units::{FRAME_BYTES, Gfn};
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use machine::{Guest, Machine, Threads, available, page_of, serve, watching};
 

@@ -2,7 +2,6 @@
 //! are taken, come back, and are taken by others. The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use ebb_ledger::Content;
 use ebb_pager::{NothingKnown, Pager, Parts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
-use vmtest::require;
+use testkit::require;
 
 use machine::{Machine, Threads, available, page_of, serve, watching};
 
@@ -56,7 +55,7 @@ impl Daemon {
     /// The frames that the host gets of the block.
     fn empty(&self) -> u64 {
         // The thread that let the guest's write through may have the word a little longer.
-        let claim = vmtest::until("a claim", || {
+        let claim = testkit::until("a claim", || {
             self.pager.blocks().claim(METADATA, BLOCK.start, ORDER).unwrap()
         });
         let mut blocks = vec![claim.commit(true, 0).expect("nobody wants it")];

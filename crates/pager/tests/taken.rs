@@ -2,7 +2,6 @@
 //! which may be another one by then. The guest is this very process.
 
 #[allow(dead_code)]
-#[path = "consistency/machine.rs"]
 mod machine;
 
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use ebb_ledger::Content;
 use ebb_pager::{HeldHuge, Pager, Parts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
-use vmtest::require;
+use testkit::require;
 
 use machine::{Machine, Threads, available, page_of, serve, watching};
 

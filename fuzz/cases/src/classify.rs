@@ -2,8 +2,8 @@
 
 //! bytes each; after the inspection if the first byte is odd, else before.
 
-use crate::forge::broken::{Broken, STRUCTURES, exercise, use_it};
 use ebb_inspect::Guest;
+use testkit::forge::broken::{Broken, STRUCTURES, exercise, use_it};
 
 pub(crate) fn change(bytes: &[u8; 12]) -> (u64, u64, u64) {
     let [structure, offset @ .., _, _, _, _, _, _, _, _] = *bytes;

@@ -11,10 +11,10 @@ use ebb_heat::{
 };
 use ebb_inspect::{Guest, GuestMemory, Snapshot};
 use ebb_units::{FrameRange, Gfn, Gpa};
+use testkit::forge::broken::Broken;
+use testkit::forge::{FIRST_SPARE, FRAMES, IMAGE_VA, MEMMAP, PAGE_BYTES, ROOT};
 
 use crate::classify::change;
-use crate::forge::broken::Broken;
-use crate::forge::{FIRST_SPARE, FRAMES, IMAGE_VA, MEMMAP, PAGE_BYTES, ROOT};
 
 const PRESENT: u64 = 0b111;
 const ACCESSED: u64 = 1 << 5;

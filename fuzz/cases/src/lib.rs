@@ -4,9 +4,6 @@
 //! the inputs that are kept in `fuzz/corpus`, under the project's own compiler.
 #![forbid(unsafe_code)]
 
-#[path = "../../../crates/inspect/tests/forge/mod.rs"]
-mod forge;
-
 pub mod blk_front_end;
 pub mod classify;
 pub mod compressed;

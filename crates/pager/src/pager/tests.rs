@@ -2,7 +2,7 @@
 //! Here that has happened: each function is called with what its caller had seen before.
 
 #[allow(dead_code)]
-#[path = "../../tests/consistency/machine.rs"]
+#[path = "../../tests/machine/mod.rs"]
 mod machine;
 
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,7 +12,7 @@ use std::thread;
 use ebb_ledger::Content;
 use ebb_store::PageBuffer;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
-use vmtest::{require, until};
+use testkit::{require, until};
 
 use super::*;
 use crate::fault::sentry::Sentry;

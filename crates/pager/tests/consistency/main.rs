@@ -15,6 +15,7 @@
 mod daemon;
 mod fuse;
 #[allow(dead_code)]
+#[path = "../machine/mod.rs"]
 mod machine;
 mod play;
 
@@ -105,16 +106,16 @@ fn available() -> Result<(), String> {
 
 #[test]
 fn nothing_rests_on_a_block_that_changed() {
-    vmtest::require!(available());
+    testkit::require!(available());
     holds(Grain::Frame, CASES);
 }
 
 /// What one huge page brings may be elsewhere, frame by frame.
 #[test]
 fn nothing_rests_on_a_block_that_changed_in_huge_pages() {
-    vmtest::require!(available());
-    let setting = vmtest::HostSetting::shared_huge_pages();
-    vmtest::require!(setting.as_ref());
+    testkit::require!(available());
+    let setting = testkit::HostSetting::shared_huge_pages();
+    testkit::require!(setting.as_ref());
     holds(Grain::Huge, HUGE_CASES);
 }
 
@@ -129,7 +130,7 @@ fn holds(grain: Grain, cases: u32) {
 /// The control: each rule, when it is left out, is missed.
 #[test]
 fn a_broken_rule_is_found() {
-    vmtest::require!(available());
+    testkit::require!(available());
     for broken in [Broken::Vacate, Broken::Forget, Broken::Pin] {
         match run(Grain::Frame, broken, CONTROL_CASES, 1) {
             Err(TestError::Fail(why, steps)) => {

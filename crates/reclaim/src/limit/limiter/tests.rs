@@ -2,10 +2,10 @@ use std::cell::Cell;
 use std::process::{Child, Command, Stdio};
 
 use ebb_store::StoreError;
+use testkit::forge::Forge;
 
 use super::*;
 use crate::limit::judge::Sources;
-use crate::limit::windows::machine::forge::Forge;
 use crate::limit::windows::machine::{Machine, NoVmm};
 
 fn limiter() -> Option<Limiter> {

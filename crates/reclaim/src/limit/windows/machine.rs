@@ -15,12 +15,10 @@ use ebb_sys::uffd::{HvaRange, Uffd, feature};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, Gpa, HugeFrame, Hva};
 use ebb_vm::Region;
 use ebb_vm::ram::{Backing, Ram};
+use testkit::forge;
 
 use crate::limit::judge::Sources;
 use crate::limit::windows::Vmm;
-
-#[path = "../../../../inspect/tests/forge/mod.rs"]
-pub mod forge;
 
 /// Of a huge frame.
 pub const HUGE: u64 = FRAMES_PER_HUGE * FRAME_BYTES;

@@ -3,8 +3,8 @@ use ebb_sys::ram_file::RamFile;
 use ebb_units::Gpa;
 use ebb_vm::Region;
 use ebb_vm::ram::{Backing, Ram};
+use testkit::forge::{self, Forge};
 
-use super::machine::forge::{self, Forge};
 use super::machine::{HUGE, Machine, NoVmm, small_pages};
 use super::*;
 

@@ -11,7 +11,7 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// A guest in a guest is translated twice.
 const NESTED_DEADLINE: Duration = Duration::from_secs(720);
 /// Set for tests that run in a guest.
-pub(crate) const NESTED: &str = "EBB_TEST_NESTED";
+pub const NESTED: &str = "EBB_TEST_NESTED";
 
 /// How long anything is waited for.
 pub fn deadline() -> Duration {
@@ -48,10 +48,7 @@ pub fn until_or<T>(probe: impl FnMut() -> Option<T>) -> Option<T> {
 }
 
 /// The same with a deadline of one's own.
-pub(crate) fn until_within<T>(
-    deadline: Duration,
-    mut probe: impl FnMut() -> Option<T>,
-) -> Option<T> {
+pub fn until_within<T>(deadline: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + deadline;
     while Instant::now() < end {
         assert!(!GIVEN_UP.load(Ordering::Relaxed), "interrupted");
@@ -64,7 +61,7 @@ pub(crate) fn until_within<T>(
 }
 
 /// Waits while something is taken down, also after [`give_up`]; whether it came to its end.
-pub(crate) fn patiently(mut probe: impl FnMut() -> bool) -> bool {
+pub fn patiently(mut probe: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + deadline();
     while Instant::now() < end {
         if probe() {

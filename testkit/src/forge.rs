@@ -7,40 +7,54 @@
 //! 2 MiB    kernel image       6 MiB    sections, node with its zones, note
 //! 8 MiB    ordinary frames ...
 //! ```
-#![allow(dead_code, unreachable_pub)]
 
 pub mod broken;
 
 use ebb_inspect::Snapshot;
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 
+/// All of its RAM, from address 0 on.
 pub const RAM_BYTES: u64 = 64 << 20;
+/// The same in frames.
 pub const FRAMES: u64 = RAM_BYTES / FRAME_BYTES;
+/// Of a `struct page`.
 pub const PAGE_BYTES: u64 = 64;
 
+/// Where the kernel's image is mapped.
 pub const IMAGE_VA: u64 = 0xffff_ffff_8100_0000;
+/// Where it lies.
 pub const IMAGE: Gpa = Gpa(2 << 20);
+/// Where all of RAM is mapped.
 pub const DIRECT_VA: u64 = 0xffff_8880_0000_0000;
+/// Where the struct pages are mapped.
 pub const VMEMMAP_VA: u64 = 0xffff_ea00_0000_0000;
+/// The top page table.
 pub const ROOT: Gpa = Gpa(IMAGE.0 + 0x1_0000);
 const NODE_DATA: u64 = 0x2_0000;
 const NAMES: u64 = 0x2_1000;
 const TABLES: u64 = 1 << 20;
+/// The struct pages.
 pub const MEMMAP: Gpa = Gpa(4 << 20);
 const ROOTS: u64 = 6 << 20;
+/// The sections of memory.
 pub const SECTIONS: Gpa = Gpa(ROOTS + 0x1000);
+/// The node, which begins with its zones.
 pub const NODE: Gpa = Gpa(ROOTS + 0x1_0000);
+/// The note that VMCOREINFO is.
 pub const NOTE: Gpa = Gpa(7 << 20);
 /// Frames from here on are nobody's.
 pub const FIRST_SPARE: Gfn = Gfn(2048);
 
+/// Of a zone's structure.
 pub const ZONE_BYTES: u64 = 1536;
+/// The zones' names.
 pub const ZONES: [&str; 3] = ["DMA", "DMA32", "Normal"];
 const SPANNED: u64 = 144;
 const FREE_AREA: u64 = 256;
 const FREE_AREA_BYTES: u64 = 88;
 const VM_STAT: u64 = 1344;
 const NR_ZONES: u64 = 171_552;
+/// So many lists of free blocks an order has.
 pub const MIGRATE_TYPES: u64 = 5;
 
 const LRU: u64 = 8;
@@ -52,7 +66,9 @@ const LEAF: u64 = 1 << 7;
 
 /// A made-up guest.
 pub struct Forge {
+    /// Its memory.
     pub mem: Snapshot,
+    /// Levels of its page tables.
     pub levels: u32,
     free_frames: u64,
     tables: u64,
@@ -192,14 +208,17 @@ impl Forge {
         Gpa(MEMMAP.0 + gfn.0 * PAGE_BYTES + offset)
     }
 
+    /// Sets a word of a frame's `struct page`.
     pub fn set_page(&self, gfn: Gfn, offset: u64, value: u64) {
         self.mem.set(self.page(gfn, offset), value);
     }
 
+    /// Sets a word of a zone's structure.
     pub fn set_zone(&self, zone: u64, offset: u64, value: u64) {
         self.mem.set(Gpa(NODE.0 + zone * ZONE_BYTES + offset), value);
     }
 
+    /// Frames in free blocks.
     pub fn free_frames(&self) -> u64 {
         self.free_frames
     }

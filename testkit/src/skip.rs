@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
-use crate::assets;
+use crate::target::target_directory;
 
 /// Returns from the test, recorded as skipped, when the requirement (a
 /// `Result<_, String>`) is an error.
@@ -34,6 +34,6 @@ pub fn record(function: &str, reason: &str) {
 
 /// `EBB_SKIP_REPORT`, or a file in the target directory.
 fn path() -> PathBuf {
-    let default = || assets::target_directory().join("skipped.txt");
+    let default = || target_directory().join("skipped.txt");
     env::var_os("EBB_SKIP_REPORT").map_or_else(default, PathBuf::from)
 }

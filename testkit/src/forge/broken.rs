@@ -66,15 +66,18 @@ pub struct Broken<'a> {
 }
 
 impl Broken<'_> {
+    /// Of the sound guest, which nobody else has meanwhile.
     pub fn new() -> Broken<'static> {
         let forge = SOUND.lock().unwrap_or_else(PoisonError::into_inner);
         Broken { forge, before: Vec::new() }
     }
 
+    /// The guest as it is now.
     pub fn forge(&self) -> &Forge {
         &self.forge
     }
 
+    /// Its memory.
     pub fn mem(&self) -> &Snapshot {
         &self.forge.mem
     }

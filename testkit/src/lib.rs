@@ -1,0 +1,18 @@
+//! What tests of several crates need, with VMs and without.
+//!
+//! A test [skips](require!) where it cannot run, [waits](until) for events, and puts back what it
+//! changes on the host ([`Undo`], [`Scratch`], [`HostSetting`]). [`forge`] is a made-up guest.
+//!
+//! Everything here panics when it goes wrong: it serves tests and benchmarks only.
+#![forbid(unsafe_code)]
+
+pub mod forge;
+pub mod setting;
+pub mod skip;
+pub mod target;
+pub mod undo;
+pub mod wait;
+
+pub use setting::HostSetting;
+pub use undo::{Scratch, Undo};
+pub use wait::{deadline, give_up, until, until_or};
