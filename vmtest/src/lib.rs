@@ -24,6 +24,7 @@ mod mount;
 pub mod nested;
 mod process;
 mod slow_disk;
+pub mod tracked;
 mod vm;
 
 pub use console::GuestError;

@@ -1,9 +1,7 @@
 //! Which memory a real guest uses, found in its own page tables.
 
-mod tracked;
-
 use ebb_heat::{Levels, Sorted, TOP_LEVEL, Walk, Weights};
-use tracked::Tracked;
+use vmtest::tracked::Tracked;
 use vmtest::{Guest, Host, assets, require};
 
 /// Part of the memory of a guest's program is used: a fifth of the pages.

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use ebb_heat::{TOP_LEVEL, Walk};
 use ebb_units::{FRAMES_PER_HUGE, HUGE_BYTES};
+use vmtest::tracked::Tracked;
 use vmtest::{Guest, Host, Vm};
 
 use super::rig::{Rig, WINDOWS};
-use super::tracked::Tracked;
 use crate::bench::cpu::{self, Thread};
 use crate::bench::report::Report;
 use crate::bench::rounds::{Rounds, us};

@@ -11,6 +11,3 @@ pub mod sort;
 #[path = "../../../../vmtest/guest/src/spread.rs"]
 mod spread;
 pub mod tab4;
-// A VM held by this process, as the tests of the tracker have it.
-#[path = "../../../../vmtest/tests/tracked/mod.rs"]
-mod tracked;

@@ -2,10 +2,10 @@
 
 use ebb_heat::{Levels, Walk};
 use ebb_units::Gfn;
+use vmtest::tracked::Tracked;
 use vmtest::{Guest, Host, Vm};
 
 use super::spread;
-use super::tracked::Tracked;
 use crate::interrupt;
 
 /// Of a monitoring, as the daemon has them.

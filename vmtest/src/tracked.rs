@@ -1,6 +1,4 @@
-//! A VM held by the test itself, as the daemon holds one, to be tracked. Benchmarks use it too,
-//! and not all of it.
-#![allow(dead_code, unreachable_pub)]
+//! A VM held by the test itself, as the daemon holds one, to be tracked. Benchmarks use it too.
 
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -17,7 +15,8 @@ use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange};
 use ebb_vm::{Qmp, layout};
 use tempfile::TempDir;
-use vmtest::{Ran, Vm, assets};
+
+use crate::{Ran, Vm, assets};
 
 /// The pager of a VM, and its guest.
 pub struct Tracked {
