@@ -35,8 +35,10 @@ pub enum LayoutError {
     Contradiction(#[from] BadLayout),
     /// RAM that nobody else can map.
     #[error(
-        "memory backend {0} is no shared memfd, so Ebb cannot reach it: start QEMU with \
-         -object memory-backend-memfd,id={0},size=...,share=on"
+        "memory backend {0} is no shared memfd, so Ebb cannot reach it: start QEMU with -object \
+         memory-backend-memfd,id=ram,size=...,share=on and -machine ...,memory-backend=ram (for \
+         nodes and devices memdev=ram), or libvirt with <source type='memfd'/> and <access \
+         mode='shared'/> in <memoryBacking>"
     )]
     NotShared(String),
     /// RAM whose file cannot be had.
@@ -48,7 +50,7 @@ pub enum LayoutError {
     /// No RAM was found at all.
     #[error(
         "the VM has no RAM in a shared memfd: start QEMU with -object \
-         memory-backend-memfd,id=ram,size=...,share=on -machine ...,memory-backend=ram"
+         memory-backend-memfd,id=ram,size=...,share=on and -machine ...,memory-backend=ram"
     )]
     NoRam,
     /// An answer of QEMU that is not understood.

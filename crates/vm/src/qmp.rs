@@ -99,7 +99,7 @@ impl Qmp {
     ///
     /// # Errors
     /// [`QmpError::Io`]: there is nobody, or QEMU accepts nobody for long; [`QmpError::Taken`]: its
-    /// socket serves one client at a time and lets others wait; [`QmpError::Silent`],
+    /// socket serves one client at a time, and others wait or have it; [`QmpError::Silent`],
     /// [`QmpError::NoGreeting`]: it is no QMP.
     pub fn connect(path: &Path) -> Result<Qmp, QmpError> {
         Qmp::connect_within(path, ANSWER_TIMEOUT)
@@ -111,7 +111,12 @@ impl Qmp {
     /// As [`Qmp::connect`].
     pub fn connect_within(path: &Path, most: Duration) -> Result<Qmp, QmpError> {
         let deadline = Instant::now() + most;
-        let mut qmp = Qmp::over(dial(path, deadline)?);
+        let dialled = dial(path, deadline).map_err(|error| match error.kind() {
+            // Others wait for their turn already.
+            ErrorKind::WouldBlock => QmpError::Taken,
+            _ => error.into(),
+        });
+        let mut qmp = Qmp::over(dialled?);
         qmp.await_greeting(GREETING_TIMEOUT, deadline)?;
         qmp.request("qmp_capabilities", json!({}), ANSWER_BYTES, deadline)?;
         Ok(qmp)
@@ -589,6 +594,19 @@ mod tests {
         let _listener = UnixListener::bind(&path).unwrap();
         let error = Qmp::connect_within(&path, Duration::from_millis(20)).err().unwrap();
         assert!(matches!(error, QmpError::Io(_)), "{error}");
+    }
+
+    #[test]
+    fn a_socket_for_which_others_wait_already_is_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        // Room for one that waits.
+        rustix::net::listen(&listener, 0).unwrap();
+        let _waits = dial(&path, Instant::now()).unwrap();
+        let error = Qmp::connect_within(&path, Duration::from_millis(20)).err().unwrap();
+        assert!(matches!(error, QmpError::Taken), "{error}");
+        assert!(error.to_string().contains("second monitor"), "{error}");
     }
 
     #[test]

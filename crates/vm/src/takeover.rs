@@ -36,6 +36,24 @@ pub enum Refusal {
         /// What it runs.
         command: String,
     },
+    /// QMP is on a port.
+    #[error(
+        "process {0} has its QMP on TCP, and Ebb needs a UNIX socket: start QEMU with -qmp \
+         unix:PATH,server=on,wait=off, beside what it has"
+    )]
+    Tcp(i32),
+    /// libvirt is connected to the socket.
+    #[error(
+        "libvirt holds {path}, which serves one client at a time: give process {pid} a second \
+         monitor, in the domain's XML by <qemu:commandline> with <qemu:arg value='-qmp'/> and \
+         <qemu:arg value='unix:PATH,server=on,wait=off'/>, and start the domain again"
+    )]
+    Libvirt {
+        /// The socket.
+        path: PathBuf,
+        /// The process.
+        pid: i32,
+    },
     /// The socket is another QEMU's.
     #[error("the QMP socket {path} belongs to process {owner}, not to {pid}")]
     OtherQmp {
@@ -109,6 +127,7 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
             let named = match qmp_of_command_line(&words) {
                 Some(Control::Path(path)) => Some(path.into()),
                 Some(Control::Inherited(number)) => socket_path(pid, number),
+                Some(Control::Tcp) => return Err(Refusal::Tcp(pid)),
                 None => None,
             };
             let named = named.ok_or(Refusal::NoQmp { pid, command })?;
@@ -117,10 +136,19 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
         }
     };
     let qmp = Qmp::connect(&path);
-    let qmp = qmp.map_err(|source| Refusal::Qmp { path: path.clone(), source })?;
+    let qmp = qmp.map_err(|source| refused(pid, path.clone(), source))?;
     match qmp.peer_pid() {
         Ok(owner) if owner != pid => Err(Refusal::OtherQmp { path, owner, pid }),
         _ => Ok((path, qmp)),
+    }
+}
+
+/// Why a socket is of no use; of libvirt's own with what libvirt offers.
+fn refused(pid: i32, path: PathBuf, source: QmpError) -> Refusal {
+    let is_libvirts = path.components().any(|part| part.as_os_str() == "libvirt");
+    match source {
+        QmpError::Taken if is_libvirts => Refusal::Libvirt { path, pid },
+        source => Refusal::Qmp { path, source },
     }
 }
 
@@ -130,10 +158,12 @@ enum Control {
     Path(String),
     /// By the number of a descriptor.
     Inherited(i32),
+    /// By a port.
+    Tcp,
 }
 
 /// `-qmp unix:PATH,...`, or `-chardev socket,id=X,path=PATH` with
-/// `-mon chardev=X,mode=control`, or `fd=NUMBER` in place of the path.
+/// `-mon chardev=X,mode=control`, or `fd=NUMBER` in place of the path, or `port=NUMBER`.
 fn qmp_of_command_line(words: &[String]) -> Option<Control> {
     let values = |option: &'static str| {
         words.windows(2).filter(move |pair| pair[0] == option).map(|pair| pair[1].as_str())
@@ -144,11 +174,19 @@ fn qmp_of_command_line(words: &[String]) -> Option<Control> {
     let key = |value: &str, key: &str| {
         parts(value).iter().find_map(|part| part.strip_prefix(key).map(str::to_owned))
     };
-    let control = values("-mon").find(|value| value.contains("mode=control"))?;
-    let chardev = key(control, "chardev=")?;
-    let socket = values("-chardev").find(|v| key(v, "id=").as_ref() == Some(&chardev))?;
-    let number = || key(socket, "fd=")?.parse().ok().map(Control::Inherited);
-    key(socket, "path=").map(Control::Path).or_else(number)
+    let of_monitor = |monitor: &str| {
+        let chardev = key(monitor, "chardev=")?;
+        let socket = values("-chardev").find(|v| key(v, "id=").as_ref() == Some(&chardev))?;
+        let number = || key(socket, "fd=")?.parse().ok().map(Control::Inherited);
+        let port = || key(socket, "port=").map(|_| Control::Tcp);
+        key(socket, "path=").map(Control::Path).or_else(number).or_else(port)
+    };
+    let is_tcp = |value: &str| value.starts_with("tcp:") || value.starts_with("telnet:");
+    let short = values("-qmp").any(is_tcp).then_some(Control::Tcp);
+    let monitors = values("-mon").filter(|value| value.contains("mode=control"));
+    let all: Vec<Control> = monitors.filter_map(of_monitor).chain(short).collect();
+    let (tcp, usable): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| *one == Control::Tcp);
+    usable.into_iter().chain(tcp).next()
 }
 
 /// The parts of a value that commas end; two commas stand for one.
@@ -200,6 +238,34 @@ mod tests {
         assert_eq!(qmp_of_command_line(&odd), path("/a b/c,d.sock"));
         let odd = ["-chardev", "socket,id=m,path=/a b/,,c", "-mon", "chardev=m,mode=control"];
         assert_eq!(qmp_of_command_line(&odd.map(str::to_owned)), path("/a b/,c"));
+    }
+
+    #[test]
+    fn a_port_is_told_where_there_is_no_socket() {
+        let long = "-chardev socket,id=t,host=::1,port=4444,server=on -mon chardev=t,mode=control";
+        for line in ["qemu -qmp tcp:localhost:4444,server=on,wait=off", long] {
+            assert_eq!(qmp_of_command_line(&words(line)), Some(Control::Tcp), "{line}");
+            for more in [
+                "-qmp unix:/run/q.sock",
+                "-chardev socket,id=m,path=/run/q.sock -mon chardev=m,mode=control",
+            ] {
+                let found = qmp_of_command_line(&words(&format!("{line} {more}")));
+                assert_eq!(found, Some(Control::Path("/run/q.sock".into())), "{line} {more}");
+            }
+        }
+        assert!(Refusal::Tcp(7).to_string().contains("needs a UNIX socket"));
+    }
+
+    #[test]
+    fn libvirts_own_monitor_is_told_as_such() {
+        let told = |path: &str, source| refused(7, path.into(), source).to_string();
+        let path = "/var/lib/libvirt/qemu/domain-1-web/monitor.sock";
+        let libvirts = told(path, QmpError::Taken);
+        for word in ["libvirt holds", path, "<qemu:commandline>"] {
+            assert!(libvirts.contains(word) && !libvirts.contains('\n'), "{libvirts}");
+        }
+        assert!(told("/run/q.sock", QmpError::Taken).contains("second monitor"));
+        assert!(told(path, QmpError::NoGreeting).contains("does not greet"));
     }
 
     #[test]

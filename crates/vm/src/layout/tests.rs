@@ -319,3 +319,12 @@ fn unshared_memory_is_refused_by_name() {
     let error = memory_backends(&answer).unwrap_err();
     assert!(error.to_string().contains("memory backend r1 "), "{error}");
 }
+
+#[test]
+fn memory_that_is_not_shared_is_told_with_options_that_work() {
+    let told = LayoutError::NotShared("pc.ram".into()).to_string();
+    // QEMU refuses a backend of that name.
+    assert!(!told.contains("id=pc.ram"), "{told}");
+    assert!(told.contains("id=ram,") && told.contains("memory-backend=ram"), "{told}");
+    assert!(!told.contains('\n') && !told.contains("  "), "{told}");
+}
