@@ -64,7 +64,11 @@ impl Untrusted {
     /// one that came further. One that does not run, or is half overwritten, is most
     /// likely an earlier boot's.
     pub fn or(self, other: Untrusted) -> Untrusted {
-        let stale = |why: &Untrusted| matches!(why, Self::NoNote | Self::Text | Self::NotRunning);
-        if stale(&self) { other } else { self }
+        if self.may_pass() { other } else { self }
+    }
+
+    /// Whether a guest that boots is refused for this, and no longer once it has booted.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::NoNote | Self::Text | Self::NotRunning)
     }
 }

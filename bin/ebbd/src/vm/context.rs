@@ -101,6 +101,7 @@ impl VmContext {
     pub fn new(parts: Parts<'_>) -> (VmContext, Receiver<Command>) {
         let Parts { process, pager, restored, qmp, record, directory, disks, growth } = parts;
         let (mailbox, commands) = Mailbox::new();
+        let guest = KnownGuest::new(record.start_ticks);
         let context = VmContext {
             process,
             restored,
@@ -111,7 +112,7 @@ impl VmContext {
             growth,
             mailbox,
             service: None,
-            guest: KnownGuest::new(),
+            guest,
             reaching: Reaching::default(),
             capabilities: None,
             no_room: None,

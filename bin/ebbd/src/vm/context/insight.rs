@@ -1,13 +1,15 @@
 //! What is known of a guest from its memory, and whether it may be acted on.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ebb_inspect::{Guest, Untrusted, find_notes};
 use ebb_pager::{Pager, View};
 use ebb_units::{FrameRange, Gfn};
 use ebb_vm::Qmp;
 use ebb_vm::qmp::QmpError;
+use rustix::param::clock_ticks_per_second;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::searches::Searches;
 use crate::support::frame_set::FrameSet;
@@ -15,6 +17,10 @@ use crate::support::frame_set::FrameSet;
 /// How often the vCPUs' page tables are asked for before a kernel counts as
 /// one that does not run.
 const ROOT_TRIES: u32 = 8;
+/// A guest whose kernel is not known by then may be none that boots.
+const BOOT: Duration = Duration::from_secs(60);
+/// Why a guest is not trusted until then.
+const BOOTS: &str = "it is still booting; Ebb looks again by itself";
 /// Of CR0.
 const PAGING: u64 = 1 << 31;
 /// Where a processor stands before it was started.
@@ -27,6 +33,8 @@ pub struct KnownGuest {
     is_answered: bool,
     /// When it was last known to run.
     confirmed: Instant,
+    /// Until then it may still be booting.
+    boots_until: Instant,
     searches: Searches,
     /// Whom the pager asks.
     witness: Option<Arc<Guest>>,
@@ -35,12 +43,13 @@ pub struct KnownGuest {
 }
 
 impl KnownGuest {
-    /// Nothing is known yet.
-    pub fn new() -> KnownGuest {
+    /// Nothing is known yet of the guest of a VMM that started so many clock ticks after the host.
+    pub fn new(start_ticks: u64) -> KnownGuest {
         KnownGuest {
             guest: Err("it was not inspected yet".into()),
             is_answered: false,
             confirmed: Instant::now(),
+            boots_until: Instant::now() + BOOT.saturating_sub(age(start_ticks)),
             searches: Searches::new(),
             witness: None,
             needed: FrameSet::default(),
@@ -99,6 +108,7 @@ impl KnownGuest {
     /// What was known is void: the guest was reset.
     pub fn forget(&mut self, why: &str) {
         (self.guest, self.confirmed) = (Err(why.into()), Instant::now());
+        self.boots_until = self.confirmed + BOOT;
         self.is_answered = false;
         self.searches.begin_anew();
     }
@@ -122,10 +132,25 @@ impl KnownGuest {
         if !known {
             let found = self.searches.search(Instant::now, || inspect(pager, qmp));
             self.is_answered = found.is_ok();
-            self.guest = found.and_then(|found| found.map_err(|why| why.to_string()));
+            let boots = Instant::now() < self.boots_until;
+            self.guest = found.and_then(|found| found.map_err(|why| why_not(&why, boots)));
         }
         self.confirmed = asked;
         self.guest.is_ok()
+    }
+}
+
+/// For how long a process runs that started so many clock ticks after the host.
+fn age(start_ticks: u64) -> Duration {
+    let now_s = u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).unwrap_or(0);
+    Duration::from_secs(now_s.saturating_sub(start_ticks / clock_ticks_per_second().max(1)))
+}
+
+/// Why a guest is not trusted, in words that stand behind that.
+fn why_not(why: &Untrusted, boots: bool) -> String {
+    match boots && why.may_pass() {
+        true => BOOTS.into(),
+        false => why.to_string(),
     }
 }
 
@@ -235,6 +260,19 @@ mod tests {
         let text = format!("\nCPU#0\n{RUNNING}\nCPU#1\n{UNSTARTED}");
         let expected = [Vcpu { root: 0x5c0_a000, waits: false }, Vcpu { root: 0, waits: true }];
         assert_eq!(parse_vcpus(&text).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_guest_that_boots_is_told_as_such() {
+        assert_eq!(why_not(&Untrusted::NoNote, true), BOOTS);
+        assert!(why_not(&Untrusted::NoNote, false).contains("VMCOREINFO"));
+        assert!(why_not(&Untrusted::Encrypted, true).contains("encrypted"));
+    }
+
+    #[test]
+    fn a_process_is_as_old_as_since_its_start() {
+        assert!(age(0) > Duration::ZERO);
+        assert_eq!(age(u64::MAX), Duration::ZERO);
     }
 
     #[test]
