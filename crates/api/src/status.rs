@@ -183,6 +183,9 @@ pub struct AutoStatus {
     pub keep_bytes: u64,
     /// What its last round did; null before the first.
     pub last: Option<ReclaimReport>,
+    /// Why it reclaims nothing now; null: nothing is in the way, or it is off.
+    #[serde(default)]
+    pub stuck: Option<String>,
 }
 
 /// The limit on a VM's resident memory, and what lies elsewhere because of it.

@@ -15,7 +15,10 @@ pub fn auto_rows(auto: &AutoStatus) -> String {
         }
         false => "off".into(),
     };
+    let until = |why: &String| format!("{why}; until then nothing is reclaimed");
+    let stuck = auto.stuck.as_ref().map(|why| row("blocked by", until(why)));
     row("state", state)
+        + &stuck.unwrap_or_default()
         + &auto.last.as_ref().map(|last| row("last", report(last))).unwrap_or_default()
 }
 
@@ -80,4 +83,23 @@ pub fn sharing(vm: &VmStatus) -> String {
         shared.stopped.as_ref().map(|why| row("stopped", why)).unwrap_or_default(),
     ]
     .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_automatic_reclaim_from_its_work_is_told() {
+        let why = "the guest is not trusted: it is still booting";
+        let auto = |stuck: Option<&str>| AutoStatus {
+            on: true,
+            interval_ms: 5000,
+            keep_bytes: 0,
+            last: None,
+            stuck: stuck.map(str::to_owned),
+        };
+        assert!(auto_rows(&auto(Some(why))).contains(&format!("blocked by    {why}; until then")));
+        assert!(!auto_rows(&auto(None)).contains("blocked by"));
+    }
 }

@@ -108,11 +108,14 @@ impl Reclaim {
     /// Automatic reclaim.
     pub fn auto_status(&self, cx: &VmContext) -> AutoStatus {
         let auto = cx.record.auto;
+        let is_trusted = cx.guest.guest().is_ok();
+        let may = cx.may_take().and_then(|()| self.may_reclaim(cx, is_trusted));
         AutoStatus {
             on: auto.on,
             interval_ms: auto.interval_ms,
             keep_bytes: auto.keep_bytes,
             last: self.last.clone(),
+            stuck: may.err().filter(|_| auto.on).map(|why| why.to_string()),
         }
     }
 

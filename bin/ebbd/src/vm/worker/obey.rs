@@ -49,6 +49,10 @@ impl Worker {
                 drop(to.send(self.take(request.bytes.unwrap_or(u64::MAX), keep_bytes)));
             }
             Command::Auto(request, to) => {
+                if request.on {
+                    // For the answer to tell what is in the way.
+                    self.confirm_if_unknown();
+                }
                 drop(to.send(self.reclaim.set_auto(&mut self.cx, request)));
             }
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
