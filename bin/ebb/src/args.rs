@@ -261,7 +261,8 @@ pub struct Watch {
     /// the guest's memory by itself, else release]
     #[arg(long)]
     pub mode: Option<Mode>,
-    /// Smallest buddy block to reclaim, as its order [default: 9, which is 2 MiB]
+    /// Smallest buddy block to reclaim, as its order: 6 (256 KiB) to 10 (4 MiB) [default: 9, which
+    /// is 2 MiB]
     #[arg(long, value_name = "ORDER")]
     pub min_order: Option<u8>,
 }
@@ -270,7 +271,8 @@ pub struct Watch {
 pub struct Auto {
     /// The VM's name
     pub name: VmName,
-    /// `on` or `off`
+    /// Whether to reclaim by itself
+    #[arg(value_name = "on|off")]
     pub switch: Switch,
     /// Time between two rounds, as 500ms, 5s or 1m [default: as set before, at first 5s]
     #[arg(long, value_name = "TIME")]

@@ -38,7 +38,7 @@ pub use report::{
 pub use request::{
     AttachRequest, AutoRequest, BadRequest, CPUS_MAX, DiskRequest, EvictRequest, INTERVAL_MS_MAX,
     INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT,
-    NODES_MAX, ReclaimRequest, ResizeRequest, RunRequest, StatusQuery,
+    MIN_ORDER_LEAST, NODES_MAX, ReclaimRequest, ResizeRequest, RunRequest, StatusQuery,
 };
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,

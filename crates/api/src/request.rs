@@ -24,6 +24,9 @@ pub const INTERVAL_MS_MIN: u64 = 100;
 pub const INTERVAL_MS_MAX: u64 = 24 * 3600 * 1000;
 /// The smallest blocks taken unless a request says otherwise: 2 MiB.
 pub const MIN_ORDER_DEFAULT: u8 = 9;
+/// The smallest blocks that can be asked for, 256 KiB: several smaller ones share one frame of page
+/// metadata, and a write to it would bring all of them back.
+pub const MIN_ORDER_LEAST: u8 = 6;
 
 /// A request that no VM or host could meet.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -78,7 +81,7 @@ pub struct RunRequest {
     /// How emptied memory is watched; null lets Ebb choose.
     #[serde(default)]
     pub mode: Option<Mode>,
-    /// Smallest buddy block to take, 0 to 10; null means 9 (2 MiB).
+    /// Smallest buddy block to take, 6 to 10; null means 9 (2 MiB).
     #[serde(default)]
     pub min_order: Option<u8>,
     /// Raw images that Ebb serves to the guest as virtio disks, in this order.
@@ -254,8 +257,10 @@ fn check_memory(bytes: u64) -> Result<(), BadRequest> {
 }
 
 fn check_min_order(order: Option<u8>) -> Result<(), BadRequest> {
-    ensure(order.is_none_or(|order| order <= ORDER_MAX), || {
-        format!("a smallest order of {} does not exist: give 0 to {ORDER_MAX}", order.unwrap_or(0))
+    let range = MIN_ORDER_LEAST..=ORDER_MAX;
+    ensure(order.is_none_or(|order| range.contains(&order)), || {
+        let order = order.unwrap_or_default();
+        format!("no blocks of order {order} can be taken: give {MIN_ORDER_LEAST} to {ORDER_MAX}")
     })
 }
 
@@ -279,7 +284,7 @@ pub struct AttachRequest {
     /// How emptied memory is watched; null lets Ebb choose.
     #[serde(default)]
     pub mode: Option<Mode>,
-    /// Smallest buddy block to take, 0 to 10; null means 9 (2 MiB).
+    /// Smallest buddy block to take, 6 to 10; null means 9 (2 MiB).
     #[serde(default)]
     pub min_order: Option<u8>,
 }
@@ -487,7 +492,9 @@ mod tests {
         for cpus in [1, CPUS_MAX] {
             assert_eq!(RunRequest { cpus, ..run() }.check(), Ok(()));
         }
-        assert_eq!(RunRequest { min_order: Some(ORDER_MAX), ..run() }.check(), Ok(()));
+        for order in [MIN_ORDER_LEAST, ORDER_MAX] {
+            assert_eq!(RunRequest { min_order: Some(order), ..run() }.check(), Ok(()));
+        }
     }
 
     #[test]
@@ -500,7 +507,10 @@ mod tests {
         assert!(refused(odd).contains("not a multiple of 2 MiB"));
         assert!(refused(RunRequest { cpus: 0, ..run() }).contains("give 1 to 255"));
         assert!(refused(RunRequest { cpus: 256, ..run() }).contains("give 1 to 255"));
-        assert!(refused(RunRequest { min_order: Some(11), ..run() }).contains("0 to 10"));
+        for order in [MIN_ORDER_LEAST - 1, ORDER_MAX + 1] {
+            let told = refused(RunRequest { min_order: Some(order), ..run() });
+            assert!(told.contains("give 6 to 10"), "{told}");
+        }
     }
 
     #[test]
