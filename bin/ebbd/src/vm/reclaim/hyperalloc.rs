@@ -194,7 +194,7 @@ impl SharedAllocator {
         let stopped_by = match stop {
             Some(stop) => stop.to_string(),
             None if taken.huge_frames >= want => "the amount asked for was reached".into(),
-            None => "nothing more is free in whole huge frames".into(),
+            None => nothing_more(&taken, shared.counts().soft_bytes, keep),
         };
         let report = ReclaimReport {
             bytes: taken.emptied_bytes,
@@ -436,6 +436,19 @@ fn take(
     (taken, stop, ended)
 }
 
+/// Why no more is taken of a guest that keeps so many huge frames, while so much is gone until it
+/// is touched.
+fn nothing_more(taken: &Taken, soft_bytes: u64, keep: u64) -> String {
+    let kept = match keep {
+        0 => String::new(),
+        huge => format!(", but the {} that it keeps", Bytes(huge * HUGE_BYTES)),
+    };
+    match taken.emptied_bytes == 0 && soft_bytes > 0 {
+        true => format!("all free memory in whole huge frames is with the host already{kept}"),
+        false => format!("nothing more is free in whole huge frames{kept}"),
+    }
+}
+
 /// Between the size on record and what the guest has, in huge frames.
 #[derive(Clone, Copy)]
 struct Gap {
@@ -529,5 +542,16 @@ mod tests {
         cx.no_room = Some("the swap file is full".into());
         assert!(cx.waits());
         assert_eq!(allocator.step_after(&cx), None);
+    }
+
+    #[test]
+    fn what_is_with_the_host_already_is_told() {
+        let taken = |emptied_bytes| Taken { emptied_bytes, ..Taken::default() };
+        let told = nothing_more(&taken(0), HUGE_BYTES, 2);
+        assert!(told.contains("with the host already, but the 4 MiB that it keeps"), "{told}");
+        for (emptied_bytes, soft_bytes) in [(HUGE_BYTES, HUGE_BYTES), (0, 0)] {
+            let told = nothing_more(&taken(emptied_bytes), soft_bytes, 0);
+            assert_eq!(told, "nothing more is free in whole huge frames");
+        }
     }
 }

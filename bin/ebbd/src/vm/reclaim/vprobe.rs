@@ -29,6 +29,8 @@ pub struct VProbe {
 pub struct Pass {
     taken: Taken,
     stop: Option<Stop>,
+    /// What was left to the guest.
+    reserve_bytes: u64,
 }
 
 impl VProbe {
@@ -39,13 +41,14 @@ impl VProbe {
         want_bytes: u64,
         keep_bytes: u64,
     ) -> (Pass, Option<End>) {
+        let reserve_bytes = RESERVE_BYTES.max(keep_bytes);
         let order = Order {
             mode: match cx.record.mode {
                 Mode::Strict => vprobe::Mode::Strict,
                 Mode::Release => vprobe::Mode::Release,
             },
             min_order: cx.record.min_order,
-            reserve_bytes: RESERVE_BYTES.max(keep_bytes),
+            reserve_bytes,
             want_bytes,
             batch_bytes: match cx.record.backing {
                 Backing::Small => BATCH_SMALL_BYTES,
@@ -59,7 +62,7 @@ impl VProbe {
             Ok(guest) => vprobe::reclaim(pager, guest, order, &mut self.blocks, still_runs),
             Err(_) => (Taken::default(), Some(Stop::Unknown)),
         };
-        (Pass { taken, stop }, liveness.ended())
+        (Pass { taken, stop, reserve_bytes }, liveness.ended())
     }
 }
 
@@ -76,17 +79,13 @@ impl Pass {
 
     /// This one, and the next.
     pub fn and_then(self, next: Pass) -> Pass {
-        Pass { taken: self.taken.and_then(next.taken), stop: next.stop }
+        Pass { taken: self.taken.and_then(next.taken), ..next }
     }
 
     /// For who asked.
     pub fn report(self, want_bytes: u64, took: Duration) -> ReclaimReport {
-        let Pass { taken, stop } = self;
-        let stopped_by = match stop {
-            Some(stop) => stop.to_string(),
-            None if taken.bytes >= want_bytes => "the amount asked for was reached".into(),
-            None => format!("nothing more is free above the reserve of {}", Bytes(RESERVE_BYTES)),
-        };
+        let stopped_by = self.what_stopped_it(want_bytes);
+        let Pass { taken, .. } = self;
         ReclaimReport {
             bytes: taken.bytes,
             blocks: taken.blocks,
@@ -99,5 +98,45 @@ impl Pass {
                 cancelled: taken.cancelled,
             },
         }
+    }
+
+    fn what_stopped_it(&self, want_bytes: u64) -> String {
+        let Pass { taken, stop, reserve_bytes } = self;
+        let reserve = format!("the reserve of {}", Bytes(*reserve_bytes));
+        match stop {
+            Some(stop) => stop.to_string(),
+            None if taken.bytes >= want_bytes => "the amount asked for was reached".into(),
+            None if taken.bytes == 0 && taken.already_empty > 0 => format!(
+                "all free memory is with the host already, but {reserve} and what is free in \
+                 smaller blocks"
+            ),
+            None => format!("nothing more is free above {reserve}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_with_the_host_already_is_told() {
+        let pass = |bytes, already_empty, reserve_bytes| Pass {
+            taken: Taken { bytes, already_empty, ..Taken::default() },
+            stop: None,
+            reserve_bytes,
+        };
+        let told = pass(0, 3, RESERVE_BYTES).what_stopped_it(u64::MAX);
+        assert!(told.starts_with("all free memory is with the host already"), "{told}");
+        assert!(told.contains("the reserve of 64 MiB"), "{told}");
+        let told = pass(4096, 3, 512 << 20).what_stopped_it(u64::MAX);
+        assert_eq!(told, "nothing more is free above the reserve of 512 MiB");
+        assert_eq!(pass(0, 0, 1 << 20).and_then(pass(0, 1, 2 << 20)).reserve_bytes, 2 << 20);
+        assert!(pass(8192, 0, 0).what_stopped_it(8192).contains("was reached"));
+    }
+
+    #[test]
+    fn no_request_asks_for_blocks_that_are_never_taken() {
+        assert_eq!(ebb_api::MIN_ORDER_LEAST, vprobe::MIN_ORDER_LOWEST);
     }
 }
