@@ -2,6 +2,10 @@
 
 use std::path::Path;
 
+/// What small pages cost.
+pub const SMALL_PAGES_COST: &str = "guest RAM is in pages of 4 KiB, 512 where one huge page would \
+                                    do: reclaim and return take many times longer";
+
 /// How to end the daemon with this process number.
 pub fn end(pid: impl std::fmt::Display) -> String {
     format!("end ebbd (`kill {pid}`)")
@@ -20,6 +24,15 @@ pub fn keys_on_disk(run_dir: &Path, daemon: Option<i32>) -> (String, String) {
          (EBB_ALLOW_KEYS_ON_DISK=true, or ebbd --allow-keys-on-disk)"
     );
     (why, advice)
+}
+
+/// Of a key in this directory of a VM that is managed all the same.
+pub fn key_on_disk(directory: &Path) -> String {
+    format!(
+        "the key of its swap file is on a disk, in {}, and may be found there after the VM has \
+         ended: give the next daemon a run directory on tmpfs (EBB_RUN_DIR, or --run-dir)",
+        directory.display()
+    )
 }
 
 /// Of a named swap directory that is not there, with which no VM is started or attached.

@@ -2,13 +2,14 @@
 
 use std::fs;
 
+use ebb_api::advice;
 use ebb_units::{Bytes, HUGE_BYTES};
 
 use super::finding::{Finding, Fix};
 
 const SHMEM: &str = "shmem THP";
-const SHMEM_COST: &str = "guest RAM comes in 4 KiB pages: taking 2 MiB takes some 20 times as \
-                          long, returning it 8 times, and the guest runs slower too";
+/// Of a VM that starts as it is.
+const SHMEM_COST: &str = advice::SMALL_PAGES_COST;
 const GLOBAL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 /// Only on kernels that know huge pages of several sizes.
 const OF_2_MIB: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled";

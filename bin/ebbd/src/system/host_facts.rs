@@ -105,10 +105,20 @@ pub fn shmem_huge_pages() -> bool {
     ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|set| text.contains(set))
 }
 
+/// This host's memory, looked at once in a daemon's life; none: the kernel does not tell.
+pub fn memory_bytes() -> Option<u64> {
+    static BYTES: OnceLock<Option<u64>> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let nodes = ebb_tier::host::nodes().ok()?;
+        let bytes: u64 = nodes.iter().map(|node| node.total_bytes).sum();
+        (bytes > 0).then_some(bytes)
+    })
+}
+
 fn no_huge_pages() -> String {
     format!(
-        "the host gives shared memory no huge pages ({SHMEM_ENABLED}): ebb doctor --fix allows it; \
-         without, emptying costs some 60 times more"
+        "the host gives shared memory no huge pages ({SHMEM_ENABLED}): ebb doctor --fix allows them \
+         for VMs that start later"
     )
 }
 

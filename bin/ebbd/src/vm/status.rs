@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_api::{
     Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode, State as ApiState, VmStatus,
+    advice,
 };
 use ebb_inspect::{Counts, Guest};
 use ebb_pager::Pager;
@@ -22,6 +23,7 @@ use super::tiering::Tiering;
 use crate::helpers::console;
 use crate::model::api_error::{Answer, failed};
 use crate::serve::swap_room;
+use crate::system::host_facts;
 
 /// All who know a part of it.
 pub struct Knowing<'a> {
@@ -194,11 +196,14 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
     let mut all = Vec::new();
     all.extend(record.leaving.map(|_| format!("{LEAVING}; `ebb detach` tries again")));
     all.extend(of_backing(cx));
+    let most_bytes = record.limit_bytes.unwrap_or(u64::MAX).min(cx.memory_bytes());
+    all.extend(host_facts::memory_bytes().and_then(|host| too_large(most_bytes, host)));
     let confinement = record.confinement.iter();
     all.extend(confinement.flat_map(|confinement| confinement.lacks.iter().cloned()));
     all.extend(tiering.warnings(cx, limit.active_bytes()));
     all.extend(devices.plugged_warning());
     all.extend(no_room(record.directory()));
+    all.extend(key_on_disk(record.directory()));
     all.extend(
         record
             .why_unsaved()
@@ -220,10 +225,9 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
 fn of_backing(cx: &VmContext) -> Vec<String> {
     let mut all = Vec::new();
     match cx.record.backing {
-        Backing::Small => all.push(format!(
-            "its RAM is in 4 KiB pages, which cost some 60 times more to take and to give: {}",
-            cx.record.backing_reason
-        )),
+        Backing::Small => {
+            all.push(format!("{}; {}", advice::SMALL_PAGES_COST, cx.record.backing_reason));
+        }
         Backing::Hugetlb if !cx.guest.shares_allocator() => all.push(
             "its RAM is in hugetlb pages, which cannot be write-protected 4 KiB at a time: free \
              memory cannot be taken"
@@ -244,6 +248,23 @@ fn of_backing(cx: &VmContext) -> Vec<String> {
     all
 }
 
+/// Of a VM that may take so much of the host's memory, and more than there is.
+fn too_large(most_bytes: u64, host_bytes: u64) -> Option<String> {
+    (most_bytes > host_bytes).then(|| {
+        format!(
+            "it may take {} of memory, and the host has {}: set a limit below that (ebb limit)",
+            Bytes(most_bytes),
+            Bytes(host_bytes)
+        )
+    })
+}
+
+/// What is to be known of its swap file's key, if that is on a disk.
+fn key_on_disk(directory: &Path) -> Option<String> {
+    let is_on_disk = ebb_store::is_in_memory(directory).is_ok_and(|is| !is);
+    is_on_disk.then(|| advice::key_on_disk(directory))
+}
+
 /// Whether records find no room where they are to be.
 fn no_room(directory: &Path) -> Option<String> {
     let found = rustix::fs::statvfs(directory).ok()?;
@@ -256,4 +277,24 @@ fn no_room(directory: &Path) -> Option<String> {
             Bytes(free_bytes)
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_that_the_host_has_no_memory_for_is_told() {
+        let told = too_large(100 << 30, 23 << 30).unwrap();
+        assert!(told.contains("100 GiB") && told.contains("23 GiB"), "{told}");
+        assert!(told.contains("ebb limit") && !told.contains('\n'), "{told}");
+        assert_eq!(too_large(1 << 30, 1 << 30), None);
+    }
+
+    #[test]
+    fn a_key_on_a_disk_is_told() {
+        let told = key_on_disk(Path::new("/proc")).unwrap();
+        assert!(told.contains("/proc") && told.contains("EBB_RUN_DIR"), "{told}");
+        assert_eq!(key_on_disk(Path::new("/dev/shm")), None);
+    }
 }
