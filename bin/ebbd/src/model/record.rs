@@ -193,7 +193,8 @@ pub struct Totals {
     pub absent_at_hold_bytes: u64,
     /// Emptied.
     pub reclaimed_bytes: u64,
-    /// Given back (strict mode).
+    /// Not counted, and always 0: earlier versions of the daemon read no record without it.
+    #[serde(default)]
     pub returned_bytes: u64,
 }
 
@@ -341,6 +342,16 @@ mod tests {
         record.change(home.path(), change).expect("room for it");
         let kept = Record::load(home.path()).expect("a record").expect("it is there");
         assert_eq!((record.auto.on, kept.auto.on), (!before, !before));
+    }
+
+    #[test]
+    fn a_total_that_nobody_counts_need_not_be_there() {
+        let text = r#"{"absent_at_hold_bytes": 1, "reclaimed_bytes": 2}"#;
+        let totals: Totals = serde_json::from_str(text).expect("totals");
+        assert_eq!((totals.reclaimed_bytes, totals.returned_bytes), (2, 0));
+        // What an earlier daemon asks for is written.
+        let text = serde_json::to_string(&totals).expect("text");
+        assert!(text.contains("\"returned_bytes\":0"), "{text}");
     }
 
     /// As a daemon wrote it that knew of no regions that leave.
