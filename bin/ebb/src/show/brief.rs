@@ -6,12 +6,13 @@ use ebb_units::{Bytes, FRAME_BYTES};
 use super::{limited, row, state_word, times, vm};
 use crate::interval::readable;
 
-/// What an operator looks for first: warnings, then where the memory is.
+/// What an operator looks for first: warnings and what is in the way, then where the memory is.
 pub fn brief(status: &VmStatus) -> String {
     [
         format!("{}: {}, QEMU's pid is {}\n", status.name, state_word(status.state), status.pid),
         vm::state(status),
         vm::warnings(status),
+        vm::reach(&status.reach),
         row("memory", memory(status)),
         row("guest", guest(status)),
         row("limit", limit(status)),

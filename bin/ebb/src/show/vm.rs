@@ -125,7 +125,7 @@ pub fn status(vm: &VmStatus) -> String {
 }
 
 /// Devices that leave Ebb less than all of its memory, and how far its migration is.
-fn reach(reach: &ReachStatus) -> String {
+pub fn reach(reach: &ReachStatus) -> String {
     let in_the_way = reach.devices.iter().map(|device| {
         let left = match device.may_take {
             MayTake::Everything => "everything is taken",
