@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ebb_api::{State, VmSummary};
+use ebb_api::{State, VmSummary, route};
 
 use crate::assets;
 use crate::guest::Guest;
@@ -73,6 +73,17 @@ impl Ran {
         let Ran { line, code, stdout, stderr } = self;
         assert_eq!(code, Some(0), "{line}: {stderr}{stdout}");
         stdout
+    }
+
+    /// Its output, of a resize that may have stopped short.
+    ///
+    /// # Panics
+    /// It failed.
+    pub fn ok_or_short(self) -> String {
+        match self.code == Some(i32::from(route::EXIT_SHORT)) {
+            true => self.stdout,
+            false => self.ok(),
+        }
     }
 
     /// The one line with which it refused.

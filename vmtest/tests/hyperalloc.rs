@@ -23,7 +23,8 @@ fn see_kernel(vm: &Vm) {
 }
 
 fn resize(vm: &Vm, size: &str) -> ResizeReport {
-    serde_json::from_str(&vm.ebb(&format!("resize {size} --json")).ok()).expect("a report")
+    let report = vm.ebb(&format!("resize {size} --json")).ok_or_short();
+    serde_json::from_str(&report).expect("a report")
 }
 
 /// The guest's kernel compares all that it knows of its free frames; a count may be on its

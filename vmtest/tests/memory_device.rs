@@ -216,7 +216,7 @@ fn size(vm: &Vm) -> SizeStatus {
 }
 
 fn reach(vm: &Vm, size_mib: u64) {
-    vm.ebb(&format!("resize {size_mib}M")).ok();
+    vm.ebb(&format!("resize {size_mib}M")).ok_or_short();
     until(format_args!("a size of {size_mib} MiB"), || {
         let size = size(vm);
         (size.state == SizeState::Reached && size.bytes == size_mib * MIB).then_some(())
@@ -291,7 +291,7 @@ fn every_touch_of_what_is_not_plugged_is_counted() {
     // What they were given is taken again.
     reach(&vm, 1024);
     assert!(vm.host_bytes() >= 512 * MIB, "what is plugged is there at once");
-    vm.ebb("resize 512M --on-violation stop").ok();
+    vm.ebb("resize 512M --on-violation stop").ok_or_short();
     reach(&vm, 512);
     assert!(vm.host_bytes() < 512 * MIB + OVERHEAD, "{}", vm.host_bytes());
     touch_unplugged(&vm, 1);

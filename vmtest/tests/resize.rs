@@ -11,7 +11,8 @@ const MOVABLE: &str = "memhp_default_state=online_movable";
 const OTHERS_BYTES: u64 = 32 * MIB;
 
 fn resize(vm: &Vm, line: &str) -> ResizeReport {
-    serde_json::from_str(&vm.ebb(&format!("resize {line} --json")).ok()).expect("a report")
+    let report = vm.ebb(&format!("resize {line} --json")).ok_or_short();
+    serde_json::from_str(&report).expect("a report")
 }
 
 /// The same until it is there: on a busy host a guest may rest on the way.

@@ -1,7 +1,7 @@
 //! One HTTP/1.1 exchange with the daemon over its UNIX socket.
 
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use http_body_util::{BodyExt, Full};
@@ -10,8 +10,11 @@ use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
-use ebb_api::{Problem, advice};
+use ebb_api::{Problem, Version, advice, route};
 use rustix::net::sockopt::socket_peercred;
+
+/// This program's release.
+const OWN: &str = env!("CARGO_PKG_VERSION");
 
 /// Asks for `path` with `body`, which is JSON or empty; the answer read from JSON. `log`: where the
 /// daemon's messages are, if that is known.
@@ -32,7 +35,7 @@ pub fn call<A: DeserializeOwned>(
         .header(header::HOST, "ebbd")
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body)))?;
-    let restart = restart(&stream);
+    let daemon = Daemon::of(&stream);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let (status, answer) =
         runtime.block_on(exchange(stream, request)).with_context(|| match log {
@@ -46,21 +49,47 @@ pub fn call<A: DeserializeOwned>(
                     .into()
             }
         })?;
+    let restart = || restart(&daemon.pid, runtime.block_on(daemon.version()).as_deref());
     if !status.is_success() {
-        bail!(refusal(status, &answer, &restart));
+        bail!(refusal(status, &answer, restart));
     }
     serde_json::from_slice(&answer)
-        .with_context(|| format!("this ebb does not understand ebbd's answer; {restart}"))
+        .with_context(|| format!("this ebb does not understand ebbd's answer; {}", restart()))
+}
+
+/// Who answers.
+struct Daemon {
+    pid: String,
+    socket: Option<PathBuf>,
+}
+
+impl Daemon {
+    fn of(stream: &UnixStream) -> Daemon {
+        let peer = socket_peercred(stream);
+        let address = stream.peer_addr().ok();
+        Daemon {
+            pid: peer.map_or("PID".into(), |peer| peer.pid.as_raw_pid().to_string()),
+            socket: address.and_then(|address| address.as_pathname().map(Path::to_owned)),
+        }
+    }
+
+    /// Its release, if it tells.
+    async fn version(&self) -> Option<String> {
+        let stream = UnixStream::connect(self.socket.as_ref()?).ok()?;
+        let request = Request::builder().uri(route::VERSION).header(header::HOST, "ebbd");
+        let (_, answer) = exchange(stream, request.body(Full::default()).ok()?).await.ok()?;
+        Some(serde_json::from_slice::<Version>(&answer).ok()?.version)
+    }
 }
 
 /// What to do about a daemon that speaks otherwise than this program.
-fn restart(daemon: &UnixStream) -> String {
-    let pid =
-        socket_peercred(daemon).map_or("PID".into(), |peer| peer.pid.as_raw_pid().to_string());
+fn restart(pid: &str, version: Option<&str>) -> String {
+    let why = match version {
+        Some(version) if version != OWN => format!("ebbd is {version} and ebb is {OWN}:"),
+        _ => "if both are not from one release,".into(),
+    };
     let end = advice::end(pid);
-    format!(
-        "if both are not from one release, {end}: the next ebb command starts its own, and no VM is lost"
-    )
+    format!("{why} {end}, and the next ebb command starts its own; no VM is lost")
 }
 
 async fn exchange(
@@ -76,11 +105,11 @@ async fn exchange(
     Ok((status, response.into_body().collect().await?.to_bytes()))
 }
 
-fn refusal(status: StatusCode, answer: &[u8], restart: &str) -> String {
-    match serde_json::from_slice::<Problem>(answer) {
-        Ok(problem) => problem.error,
-        Err(_) => {
-            format!("ebbd answered {status}: {}; {restart}", String::from_utf8_lossy(answer))
-        }
+fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {
+    if let Ok(problem) = serde_json::from_slice::<Problem>(answer) {
+        return problem.error;
     }
+    let text = String::from_utf8_lossy(answer);
+    let text = if text.is_empty() { text } else { format!(": {text}").into() };
+    format!("ebbd answered {status}{text}; {}", restart())
 }

@@ -20,8 +20,8 @@ use ebb_api::{
 use ebb_units::Bytes;
 
 use crate::args::{Args, Attach, Auto, Command, Run, SizeOrOff, Switch, Vm};
-use crate::progress::Progress;
-use crate::{Outcome, client, daemon, doctor, heat, manual, show};
+use crate::progress::{self, Progress};
+use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show};
 
 /// So often the daemon is asked how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -44,7 +44,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         }
         Command::Resize { vm, size, node, by, on_violation } => {
             let bytes = size.0.map(|size| size.0);
-            host.resize(&vm, &ResizeRequest { bytes, node, by, on_violation })?
+            return host.resize(&vm, &ResizeRequest { bytes, node, by, on_violation });
         }
         Command::Heat { vm, fresh, svg } => host.heat(&vm, fresh, svg.as_deref())?,
         Command::Tier { vm } => host.tier(&vm)?,
@@ -113,9 +113,13 @@ impl Host {
     }
 
     fn detach(&self, vm: &Vm) -> anyhow::Result<String> {
-        let path = route::of_vm(route::VM, &vm.name);
-        let report: DetachReport = self.ask(Method::DELETE, &path)?;
-        render(&report, vm.output.json, |report| show::detached(&vm.name, report))
+        let (path, name) = (route::of_vm(route::VM, &vm.name), &vm.name);
+        interrupt::say(format!(
+            "interrupted; a detach that has begun goes on in the daemon: see `ebb status {name}`"
+        ))?;
+        let ask = || self.ask::<DetachReport>(Method::DELETE, &path);
+        let report = progress::during(&format!("{name}: content comes back"), ask)?;
+        render(&report, vm.output.json, |report| show::detached(name, report))
     }
 
     fn list(&self, json: bool) -> anyhow::Result<String> {
@@ -154,18 +158,23 @@ impl Host {
         render(&status, vm.output.json, |status| show::limit(&vm.name, status))
     }
 
-    fn resize(&self, vm: &Vm, request: &ResizeRequest) -> anyhow::Result<String> {
+    fn resize(&self, vm: &Vm, request: &ResizeRequest) -> anyhow::Result<Outcome> {
         request.check()?;
-        let path = route::of_vm(route::SIZE, &vm.name);
+        let (path, name) = (route::of_vm(route::SIZE, &vm.name), &vm.name);
+        interrupt::say(format!(
+            "interrupted; a resize that has begun goes on in the daemon: see `ebb status {name}`"
+        ))?;
         let mut report: ResizeReport = self.send(Method::PUT, &path, request)?;
         let mut progress = Progress::new();
         while report.state == SizeState::Moving {
-            progress.show(&show::resizing(&vm.name, &report));
+            progress.show(&show::resizing(name, &report));
             thread::sleep(PROGRESS_EVERY);
             report = self.ask(Method::GET, &path)?;
         }
         drop(progress);
-        render(&report, vm.output.json, |report| show::resized(&vm.name, report))
+        let text = render(&report, vm.output.json, |report| show::resized(name, report))?;
+        let is_short = report.state == SizeState::Waiting;
+        Ok(Outcome { text, code: if is_short { route::EXIT_SHORT } else { 0 } })
     }
 
     fn tier(&self, vm: &Vm) -> anyhow::Result<String> {

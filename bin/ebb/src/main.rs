@@ -8,6 +8,7 @@ mod command;
 mod daemon;
 mod doctor;
 mod heat;
+mod interrupt;
 mod interval;
 mod manual;
 mod progress;
@@ -17,60 +18,89 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+/// The command failed; of `doctor`: something is missing.
+const FAILED: u8 = 1;
 /// The command line makes no sense.
 const USAGE: u8 = 2;
 
-/// What a command prints, and whether all is well.
+/// What a command prints, and the code that the program ends with.
 struct Outcome {
     text: String,
-    good: bool,
+    code: u8,
 }
 
 impl From<String> for Outcome {
     fn from(text: String) -> Outcome {
-        Outcome { text, good: true }
+        Outcome { text, code: 0 }
     }
 }
 
 fn main() -> ExitCode {
     let args = match args::Args::try_parse() {
         Ok(args) => args,
-        Err(error) => return refuse_usage(&error),
+        Err(error) => return refuse_usage(near_guesses_only(error)),
     };
     match command::run(args).and_then(print) {
-        Ok(good) => ExitCode::from(u8::from(!good)),
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("ebb: {}", one_line(&format!("{error:#}")));
-            ExitCode::from(if error.is::<ebb_api::BadRequest>() { USAGE } else { 1 })
+            ExitCode::from(if error.is::<ebb_api::BadRequest>() { USAGE } else { FAILED })
         }
     }
 }
 
-fn print(outcome: Outcome) -> anyhow::Result<bool> {
+fn print(outcome: Outcome) -> anyhow::Result<u8> {
     match io::stdout().lock().write_all(outcome.text.as_bytes()) {
         // As in `ebb list | head -1`: the reader has all it wanted.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(outcome.good),
-        result => Ok(result.map(|()| outcome.good)?),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(outcome.code),
+        result => Ok(result.map(|()| outcome.code)?),
     }
 }
 
-fn refuse_usage(error: &clap::Error) -> ExitCode {
+fn refuse_usage(error: clap::Error) -> ExitCode {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // Nothing to be done about a closed terminal.
         let _ = error.print();
         return ExitCode::from(if asked_for { 0 } else { USAGE });
     }
-    eprintln!("ebb: {}", usage_line(&error.render().to_string()));
+    let is_unknown = error.kind() == ErrorKind::InvalidSubcommand;
+    let help = match is_unknown && error.get(ContextKind::SuggestedSubcommand).is_none() {
+        true => ": ebb help shows all",
+        false => "",
+    };
+    eprintln!("ebb: {}{help}", usage_line(&error.render().to_string()));
     ExitCode::from(USAGE)
+}
+
+/// clap takes `pool` for a guess at `foo`: a guess that begins with another letter is none.
+fn near_guesses_only(mut error: clap::Error) -> clap::Error {
+    if error.kind() != ErrorKind::InvalidSubcommand {
+        return error;
+    }
+    let first = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(written)) => written.chars().next(),
+        _ => None,
+    };
+    if let Some(ContextValue::Strings(mut guesses)) =
+        error.remove(ContextKind::SuggestedSubcommand)
+    {
+        guesses.retain(|guess| guess.chars().next() == first);
+        if !guesses.is_empty() {
+            error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(guesses));
+        }
+    }
+    error
 }
 
 /// clap's message without its headline word, usage and pointer to the help.
 fn usage_line(rendered: &str) -> String {
     let told = rendered
         .split("\n\n")
+        .map(str::trim_start)
+        .filter(|part| !part.is_empty())
         .filter(|part| !part.starts_with("Usage:") && !part.starts_with("For more information"))
         .map(one_line)
         .collect::<Vec<_>>();
@@ -94,6 +124,9 @@ mod tests {
             usage_line(rendered),
             "unexpected argument '--nam' found; tip: a similar argument exists: '--name'"
         );
+        let without_a_tip = "error: unrecognized subcommand 'foo'\n\n\nUsage: ebb <COMMAND>\n\nFor \
+                             more information, try '--help'.\n";
+        assert_eq!(usage_line(without_a_tip), "unrecognized subcommand 'foo'");
     }
 
     #[test]

@@ -1,6 +1,12 @@
 //! A line on the terminal that is written again and again.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// So often it is shown how long something takes of which no more is known.
+const EVERY: Duration = Duration::from_secs(1);
 
 /// On standard error, and only where somebody sees it; gone once it goes.
 pub struct Progress {
@@ -28,6 +34,34 @@ impl Drop for Progress {
         if self.is_written {
             put("");
         }
+    }
+}
+
+/// Does `work`; meanwhile `what` is shown, and for how long.
+pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let mut progress = Progress::new();
+    if !progress.is_seen {
+        return work();
+    }
+    let (is_done, done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let began = Instant::now();
+            // Nothing is sent: it ends with its sender.
+            while done.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+                progress.show(&format!("{what}, {} s", began.elapsed().as_secs()));
+            }
+        });
+        let answer = work();
+        drop(is_done);
+        answer
+    })
+}
+
+/// Nothing is left of a line that may be there: the program is about to end.
+pub fn clear() {
+    if io::stderr().is_terminal() {
+        put("");
     }
 }
 

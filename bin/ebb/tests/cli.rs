@@ -5,9 +5,11 @@ mod harness;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::process::Stdio;
 
 use ebb_api::VmStatus;
-use harness::{Answer, Dir, ebb};
+use harness::{Answer, Dir, Ran, ebb};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 #[test]
@@ -59,6 +61,7 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("share web 1G --lower 101", "give 1 to 100"),
         ("share web 1G --upper 99", "give 100 to 10000"),
         ("statsu web", "a similar subcommand exists: 'status'"),
+        ("foo", "unrecognized subcommand 'foo': ebb help shows all"),
     ] {
         let dir = Dir::new();
         let run_dir = dir.path().join("run");
@@ -169,6 +172,47 @@ fn an_answer_of_no_known_form_is_an_error() {
         let ran = ebb(dir.path(), "status web");
         assert_eq!(ran.code, Some(1));
         assert!(ran.is_one_line_with(told), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_daemon_of_another_release_is_told_as_such() {
+    let dir = Dir::new();
+    let version = json!({ "version": "0.0.9", "pid": 7, "run_dir": "/run/ebb" });
+    let _daemon = dir.daemon_of(Answer::json(200, &version), Answer::text(404, ""));
+    let ran = ebb(dir.path(), "heat web");
+    let own = env!("CARGO_PKG_VERSION");
+    let told = format!("404 Not Found; ebbd is 0.0.9 and ebb is {own}: end ebbd (`kill ");
+    assert!(ran.is_one_line_with(&told), "{}", ran.stderr);
+}
+
+#[test]
+fn a_size_that_is_not_reached_has_an_exit_code_of_its_own() {
+    for (state, code) in [("waiting", 3), ("reached", 0), ("off", 0)] {
+        let dir = Dir::new();
+        let report = json!({ "bytes": 2u64 << 30, "wanted_bytes": 1u64 << 30, "node": null,
+            "mechanism": "balloon", "reason": "less than it began with", "state": state,
+            "least_bytes": null, "taken_bytes": 0, "emptied_bytes": 0, "returned_bytes": 0,
+            "purges": 0, "duration_ns": 1_500_000, "stopped_by": "the guest needs it" });
+        let _daemon = dir.daemon(Answer::json(200, &report));
+        let ran = ebb(dir.path(), "resize web 1G");
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(code), ""), "{state}");
+        assert!(ran.stdout.contains("the guest needs it"), "{}", ran.stdout);
+    }
+}
+
+#[test]
+fn ctrl_c_says_that_the_daemon_goes_on() {
+    for line in ["detach web", "resize web 1G"] {
+        let dir = Dir::new();
+        let daemon = dir.daemon(Answer::never());
+        let mut command = harness::command(dir.path(), line);
+        let child = command.0.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        daemon.request();
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        let ran = Ran::from(child.wait_with_output().unwrap());
+        assert_eq!(ran.code, Some(130), "{line}: {}", ran.stderr);
+        assert!(ran.is_one_line_with("goes on in the daemon: see `ebb status web`"), "{line}");
     }
 }
 

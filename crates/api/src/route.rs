@@ -7,6 +7,9 @@ use crate::VmName;
 /// How `ebbd` ends where another one has its run directory.
 pub const EXIT_OWNED: i32 = 75;
 
+/// How `ebb resize` ends where the target is on record and not reached.
+pub const EXIT_SHORT: u8 = 3;
+
 /// GET: [`crate::Version`].
 pub const VERSION: &str = "/v1/version";
 /// GET: a list of [`crate::VmSummary`].

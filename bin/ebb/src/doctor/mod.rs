@@ -17,7 +17,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde::Serialize;
 
-use crate::Outcome;
+use crate::{FAILED, Outcome};
 use finding::{Finding, Verdict};
 
 #[derive(Serialize)]
@@ -36,10 +36,10 @@ pub fn run(run_dir: &Path, fix: bool, json: bool) -> anyhow::Result<Outcome> {
         fixed = mend(&checks)?;
         checks = check(&run_dir);
     }
-    let good = checks.iter().all(|finding| finding.verdict != Verdict::Missing);
+    let is_any_missing = checks.iter().any(|finding| finding.verdict == Verdict::Missing);
     let report = Report { checks, fixed };
     let text = if json { serde_json::to_string_pretty(&report)? + "\n" } else { report.text() };
-    Ok(Outcome { text, good })
+    Ok(Outcome { text, code: if is_any_missing { FAILED } else { 0 } })
 }
 
 fn check(run_dir: &Path) -> Vec<Finding> {

@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
 
 use serde_json::Value;
 
@@ -16,6 +17,16 @@ pub struct Ran {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(Output { status, stdout, stderr }: Output) -> Ran {
+        Ran {
+            code: status.code(),
+            stdout: String::from_utf8(stdout).unwrap(),
+            stderr: String::from_utf8(stderr).unwrap(),
+        }
+    }
 }
 
 impl Ran {
@@ -43,12 +54,7 @@ impl Line {
     }
 
     pub fn run(mut self) -> Ran {
-        let Output { status, stdout, stderr } = self.0.output().unwrap();
-        Ran {
-            code: status.code(),
-            stdout: String::from_utf8(stdout).unwrap(),
-            stderr: String::from_utf8(stderr).unwrap(),
-        }
+        Ran::from(self.0.output().unwrap())
     }
 }
 
@@ -93,20 +99,33 @@ impl Dir {
 
     /// Gives one answer on the socket where `ebb --run-dir PATH` looks for the daemon.
     pub fn daemon(&self, answer: Answer) -> Daemon {
+        self.daemon_of(Answer::text(200, "{}"), answer)
+    }
+
+    /// The same of one that says so when it is asked for its version, which `ebb` does first.
+    pub fn daemon_of(&self, version: Answer, answer: Answer) -> Daemon {
         let listener = UnixListener::bind(self.path().join("ebbd.sock")).unwrap();
-        Daemon(thread::spawn(move || {
+        let (to, requests) = mpsc::channel();
+        // It ends with the test's process.
+        thread::spawn(move || {
             loop {
                 let (mut stream, _) = listener.accept().unwrap();
                 let request = Request::read(&stream);
-                // First `ebb` asks who is there.
                 if request.line.starts_with("GET /v1/version ") {
-                    stream.write_all(Answer::text(200, "{}").0.as_bytes()).unwrap();
+                    stream.write_all(version.0.as_deref().unwrap_or_default().as_bytes()).unwrap();
                     continue;
                 }
-                stream.write_all(answer.0.as_bytes()).unwrap();
-                return request;
+                // Nobody may want to know.
+                let _ = to.send(request);
+                match &answer.0 {
+                    None => loop {
+                        thread::park();
+                    },
+                    Some(text) => stream.write_all(text.as_bytes()).unwrap(),
+                }
             }
-        }))
+        });
+        Daemon(requests)
     }
 }
 
@@ -117,8 +136,8 @@ fn install(from: &Path, to: &Path) {
     assert!(command.args(["-m", "755"]).args([from, to]).status().unwrap().success());
 }
 
-/// What the daemon answers, byte for byte.
-pub struct Answer(String);
+/// What the daemon answers, byte for byte; none: it never does.
+pub struct Answer(Option<String>);
 
 impl Answer {
     pub fn json(status: u16, body: &Value) -> Answer {
@@ -126,20 +145,26 @@ impl Answer {
     }
 
     pub fn text(status: u16, body: &str) -> Answer {
-        Answer(format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+        let length = body.len();
+        Answer(Some(format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}")))
     }
 
     pub fn nothing() -> Answer {
-        Answer(String::new())
+        Answer(Some(String::new()))
+    }
+
+    pub fn never() -> Answer {
+        Answer(None)
     }
 }
 
 /// The other end of the socket.
-pub struct Daemon(JoinHandle<Request>);
+pub struct Daemon(Receiver<Request>);
 
 impl Daemon {
+    /// The first request but for its version.
     pub fn request(self) -> Request {
-        self.0.join().unwrap()
+        self.0.recv().unwrap()
     }
 }
 

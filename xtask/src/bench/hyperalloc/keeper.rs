@@ -95,7 +95,7 @@ impl Keeper {
     /// Takes what it can down to `mib`, of a guest that has `of_mib`.
     pub fn shrink(self, vm: &Vm, mib: u64) {
         match self {
-            Keeper::HyperAlloc => drop(vm.ebb(&format!("resize {mib}M")).ok()),
+            Keeper::HyperAlloc => drop(vm.ebb(&format!("resize {mib}M")).ok_or_short()),
             Keeper::VProbe => drop(vm.reclaim()),
             Keeper::Balloon => vms::balloon(vm, mib * MIB),
             Keeper::VirtioMem => plug(vm, mib),

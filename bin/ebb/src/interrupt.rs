@@ -1,0 +1,32 @@
+//! Ctrl-C: it ends `ebb`, and not what the daemon has begun.
+
+use std::{process, thread};
+
+use anyhow::Context;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::progress;
+
+/// As a shell has it for a program that SIGINT ended.
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// From now on Ctrl-C says `told`, a line, before it ends this program.
+///
+/// # Errors
+/// There is no room for a thread, or the signal cannot be caught.
+pub fn say(told: String) -> anyhow::Result<()> {
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    let mut interrupts = {
+        let _inside = runtime.enter();
+        signal(SignalKind::interrupt()).context("catching Ctrl-C")?
+    };
+    thread::Builder::new().spawn(move || {
+        if runtime.block_on(interrupts.recv()).is_some() {
+            progress::clear();
+            eprintln!("ebb: {told}");
+            process::exit(EXIT_INTERRUPTED);
+        }
+    })?;
+    Ok(())
+}
