@@ -84,8 +84,7 @@ fn near_guesses_only(mut error: clap::Error) -> clap::Error {
         Some(ContextValue::String(written)) => written.chars().next(),
         _ => None,
     };
-    if let Some(ContextValue::Strings(mut guesses)) =
-        error.remove(ContextKind::SuggestedSubcommand)
+    if let Some(ContextValue::Strings(mut guesses)) = error.remove(ContextKind::SuggestedSubcommand)
     {
         guesses.retain(|guess| guess.chars().next() == first);
         if !guesses.is_empty() {

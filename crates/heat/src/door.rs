@@ -46,7 +46,7 @@ pub struct PagerTables<'p> {
 }
 
 impl<'p> PagerTables<'p> {
-    /// The pager must be told of writes to page metadata: [`Frames::watch_writes`].
+    /// The pager must be told of writes to page metadata: `ebb_pager::Frames::watch_writes`.
     pub fn new(pager: &'p Pager) -> PagerTables<'p> {
         PagerTables { pager, view: pager.view() }
     }

@@ -44,7 +44,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
 }
 
 /// How much mapped memory a window looks at, by how much of it is used: past what is not
-/// used, and all of it (figure 2 [a]).
+/// used, and all of it (figure 2, part a).
 fn looked_at(report: &mut Report, quick: bool) -> anyhow::Result<()> {
     report.note(format!(
         "A guest of 2 GiB with 4 KiB pages under TCG; {COLD} are mapped and not used, and of \
@@ -117,8 +117,8 @@ fn windows_of(vm: &Vm, tracked: &Tracked, count: u32) -> [Windows; 2] {
     })
 }
 
-/// What a program's accesses lose while the VM is monitored, window after window (figure 2
-/// [b]): with the queue past what is not used, and every table in every window.
+/// What a program's accesses lose while the VM is monitored, window after window (figure 2,
+/// part b): with the queue past what is not used, and every table in every window.
 fn slowdown(report: &mut Report, quick: bool) -> anyhow::Result<()> {
     let busy = Busy::start()?;
     let (mut lost, mut spent): ([Rounds; 2], [Rounds; 2]) = Default::default();
