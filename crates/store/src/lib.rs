@@ -21,6 +21,7 @@ mod signature;
 mod slabs;
 mod slot_bits;
 mod swap_file;
+mod table;
 mod traffic;
 
 pub use batch::{Loaded, SavedBatch};
@@ -33,6 +34,7 @@ pub use page_buffer::PageBuffer;
 pub use room::{NoRoom, Quota, Room, Space};
 pub use sealer::Protection;
 pub use swap_file::SwapFile;
+pub use table::{Place, TABLE_BYTES, Table};
 pub use traffic::Traffic;
 
 use std::io;

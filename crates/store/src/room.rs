@@ -2,12 +2,13 @@
 //! is never used.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ebb_units::FRAME_BYTES;
 
+use crate::table::{Place, Seat, Word};
 use crate::{Medium, StoreError};
 
 /// The largest part of a file system that stays free where no floor was named,
@@ -52,42 +53,32 @@ pub struct Space {
 #[derive(Debug)]
 pub struct Room {
     quota: Quota,
-    sums: Mutex<Sums>,
-    /// How often somebody has found no room in what all share.
-    refusals: AtomicU64,
-}
-
-#[derive(Default, Debug)]
-struct Sums {
-    /// By all files, when each was last looked at.
-    taken_bytes: u64,
-    /// To writes under way.
-    promised_bytes: u64,
+    place: Place,
 }
 
 impl Room {
-    /// Nothing is taken yet.
+    /// Nothing is taken yet. Only swap files of this process share it.
     pub fn new(quota: Quota) -> Arc<Room> {
-        Arc::new(Room { quota, sums: Mutex::default(), refusals: AtomicU64::new(0) })
+        Arc::new(Room { quota, place: Place::any() })
+    }
+
+    /// For one swap file; what others take stands in the table.
+    pub fn at(quota: Quota, place: Place) -> Arc<Room> {
+        Arc::new(Room { quota, place })
     }
 
     /// What all swap files take.
     pub fn taken_bytes(&self) -> u64 {
-        self.sums().taken_bytes
-    }
-
-    fn sums(&self) -> MutexGuard<'_, Sums> {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+        self.place.table().taken_bytes()
     }
 }
 
 /// What one swap file has of it.
 #[derive(Debug)]
 pub(crate) struct Part {
-    room: Arc<Room>,
-    /// What it took when it was last looked at; changed with the sums locked.
-    taken: Mutex<u64>,
-    /// Of the room's refusals so many are known.
+    quota: Quota,
+    seat: Seat,
+    /// Of all refusals so many are known.
     refusals: AtomicU64,
 }
 
@@ -101,13 +92,16 @@ pub(crate) struct Promise<'p> {
 
 impl Part {
     pub(crate) fn new(room: &Arc<Room>) -> Part {
-        let refusals = AtomicU64::new(room.refusals.load(Relaxed));
-        Part { room: Arc::clone(room), taken: Mutex::new(0), refusals }
+        let seat = room.place.sit();
+        // What a process that was killed had promised is not written.
+        seat.set(Word::Promised, 0);
+        let refusals = AtomicU64::new(seat.sum(Word::Refusals));
+        Part { quota: room.quota, seat, refusals }
     }
 
     /// What the file took when it was last looked at.
     pub(crate) fn taken_bytes(&self) -> u64 {
-        *self.taken()
+        self.seat.get(Word::Taken)
     }
 
     /// Room for up to `most` pages, none of which has any yet.
@@ -117,25 +111,29 @@ impl Part {
         most: u64,
     ) -> Result<Promise<'_>, StoreError> {
         let Some(space) = medium.space()? else { return Ok(Promise { part: self, pages: most }) };
-        let Quota { all_bytes, each_bytes, floor_bytes } = self.room.quota;
+        let Quota { all_bytes, each_bytes, floor_bytes } = self.quota;
         let floor = floor_bytes.unwrap_or_else(|| (space.total_bytes / FLOOR_PART).min(FLOOR_MOST));
-        let mut sums = self.count(space);
+        let wanted = most.saturating_mul(FRAME_BYTES);
+        self.seat.set(Word::Taken, space.taken_bytes);
+        // First, so that of two who ask at once each sees the other: both may get less than there is,
+        // and never more.
+        self.seat.add(Word::Promised, wanted);
+        let promised = self.seat.sum(Word::Promised).saturating_sub(wanted);
+        let taken = self.seat.sum(Word::Taken);
         let below = |most: Option<u64>, taken| most.unwrap_or(u64::MAX).saturating_sub(taken);
-        let promised = sums.promised_bytes;
         let left = [
             // One thread at a time writes to it.
             (below(each_bytes, space.taken_bytes), NoRoom::Each),
-            (below(all_bytes, sums.taken_bytes + promised), NoRoom::All),
+            (below(all_bytes, taken.saturating_add(promised)), NoRoom::All),
             (below(Some(space.free_bytes), floor.saturating_add(promised)), NoRoom::Floor),
         ];
         let tightest = left.into_iter().min_by_key(|(bytes, _)| *bytes);
         let (bytes, why) = tightest.unwrap_or((0, NoRoom::Floor));
-        match most.min(bytes / FRAME_BYTES) {
+        let pages = most.min(bytes / FRAME_BYTES);
+        self.seat.subtract(Word::Promised, wanted.saturating_sub(pages * FRAME_BYTES));
+        match pages {
             0 => Err(StoreError::NoRoom(why)),
-            pages => {
-                sums.promised_bytes += pages * FRAME_BYTES;
-                Ok(Promise { part: self, pages })
-            }
+            pages => Ok(Promise { part: self, pages }),
         }
     }
 
@@ -143,48 +141,34 @@ impl Part {
     pub(crate) fn tell_others(&self, error: &StoreError) {
         if matches!(error, StoreError::NoRoom(NoRoom::All | NoRoom::Floor)) {
             self.refusals.fetch_add(1, Relaxed);
-            self.room.refusals.fetch_add(1, Relaxed);
+            self.seat.add(Word::Refusals, 1);
         }
     }
 
     /// Whether another one was refused room since this was asked last.
     pub(crate) fn is_wanted(&self) -> bool {
-        let refusals = self.room.refusals.load(Relaxed);
+        let refusals = self.seat.sum(Word::Refusals);
         self.refusals.swap(refusals, Relaxed) != refusals
     }
 
     /// Looks at what the file takes now.
     pub(crate) fn look(&self, medium: &impl Medium) -> io::Result<()> {
         if let Some(space) = medium.space()? {
-            drop(self.count(space));
+            self.seat.set(Word::Taken, space.taken_bytes);
         }
         Ok(())
-    }
-
-    fn count(&self, space: Space) -> MutexGuard<'_, Sums> {
-        let mut sums = self.room.sums();
-        let before = std::mem::replace(&mut *self.taken(), space.taken_bytes);
-        sums.taken_bytes = (sums.taken_bytes + space.taken_bytes).saturating_sub(before);
-        sums
-    }
-
-    fn taken(&self) -> MutexGuard<'_, u64> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // The file may stay for another daemon, which counts it anew.
-        let taken = *self.taken();
-        let mut sums = self.room.sums();
-        sums.taken_bytes = sums.taken_bytes.saturating_sub(taken);
+        // The file may stay for another process, which counts it anew.
+        self.seat.set(Word::Taken, 0);
     }
 }
 
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
-        let mut sums = self.part.room.sums();
-        sums.promised_bytes = sums.promised_bytes.saturating_sub(self.pages * FRAME_BYTES);
+        self.part.seat.subtract(Word::Promised, self.pages * FRAME_BYTES);
     }
 }

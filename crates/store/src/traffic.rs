@@ -1,12 +1,12 @@
 //! How much of a disk's queue each swap file on it may fill while others are read for faults.
 //! Why: `docs/decisions/0039-*`.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::CLUSTER_SLOTS;
+use crate::table::{Place, Seat, Word};
 
 /// While others ask: reads of one swap file under way at once,
 const READS_EACH: u64 = 2;
@@ -14,43 +14,40 @@ const READS_EACH: u64 = 2;
 const PAGES_EACH: u64 = 64;
 /// Whoever was read so lately still counts as one who asks.
 const LATELY_MS: u64 = 100;
+/// A read of another process that has not ended for so long never will: that process was killed.
+const LONGEST_MS: u64 = 10_000;
 
 /// The reads of all swap files on one disk.
 #[derive(Debug)]
 pub struct Traffic {
-    since: Instant,
-    lanes: AtomicU64,
-    /// Reads that were asked for and have not ended.
-    reads: AtomicU64,
-    /// Who was read last, and who was before that, if somebody else.
-    last: [AtomicU64; 2],
+    place: Place,
+    disk: u64,
 }
 
 impl Traffic {
-    /// No swap file is on it yet.
+    /// No swap file is on it yet, and only those of this process are.
     pub fn new() -> Arc<Traffic> {
-        let (lanes, reads) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Traffic { since: Instant::now(), lanes, reads, last: Default::default() })
+        Arc::new(Traffic { place: Place::any(), disk: 0 })
     }
 
-    /// Milliseconds, from one second on: 0 is never.
-    fn now_ms(&self) -> u64 {
-        self.since.elapsed().as_millis() as u64 + 1000
+    /// For one swap file on the disk of this device number; what others read stands in the table.
+    pub fn at(place: Place, disk: u64) -> Arc<Traffic> {
+        Arc::new(Traffic { place, disk })
     }
 }
 
-/// Who was read, and when, in one word.
-const NUMBER_BITS: u32 = 20;
-
-fn number_of(word: u64) -> u64 {
-    word % (1 << NUMBER_BITS)
+/// Milliseconds of a clock that all processes of the host share; 0 is never.
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let (seconds, nanoseconds) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+    seconds.saturating_mul(1000) + nanoseconds / 1_000_000 + 1
 }
 
 /// One swap file's part.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    traffic: Arc<Traffic>,
-    number: u64,
+    seat: Seat,
+    disk: u64,
     reads: Mutex<Reads>,
     ended: Condvar,
 }
@@ -75,14 +72,16 @@ pub(crate) struct Turn<'l>(&'l Lane);
 
 impl Lane {
     pub(crate) fn new(traffic: &Arc<Traffic>) -> Lane {
-        let number = number_of(traffic.lanes.fetch_add(1, Relaxed));
-        let (reads, ended) = (Mutex::default(), Condvar::new());
-        Lane { traffic: Arc::clone(traffic), number, reads, ended }
+        let (seat, disk) = (traffic.place.sit(), traffic.disk);
+        seat.set(Word::Disk, disk);
+        // Those of a process that was killed have ended.
+        seat.set(Word::Reads, 0);
+        Lane { seat, disk, reads: Mutex::default(), ended: Condvar::new() }
     }
 
     /// The most pages to read or write in one go.
     pub(crate) fn most_pages(&self) -> u64 {
-        match self.is_shared(&self.reads()) {
+        match self.is_shared() {
             true => PAGES_EACH,
             false => CLUSTER_SLOTS,
         }
@@ -94,23 +93,22 @@ impl Lane {
         let mut reads = self.reads();
         let ticket = reads.asked;
         reads.asked += 1;
-        self.traffic.reads.fetch_add(1, Relaxed);
+        self.seat.add(Word::Reads, 1);
+        self.seat.set(Word::LastRead, now_ms());
         // Some are under way as long as the first of those that wait does, and wake it.
-        let waits = |reads: &mut Reads| !reads.lets(ticket) && self.is_shared(reads);
+        let waits = |reads: &mut Reads| !reads.lets(ticket) && self.is_shared();
         drop(self.ended.wait_while(reads, waits).unwrap_or_else(PoisonError::into_inner));
         Turn(self)
     }
 
     /// Whether others are read for faults, or were lately.
-    fn is_shared(&self, reads: &Reads) -> bool {
-        let Traffic { reads: all, last, .. } = &*self.traffic;
-        if all.load(Relaxed) > reads.asked - reads.ended {
-            return true;
-        }
-        let others = |word: &u64| *word != 0 && number_of(*word) != self.number;
-        let latest = last.iter().map(|word| word.load(Relaxed)).filter(others).max();
-        let since = latest.map(|word| self.traffic.now_ms().saturating_sub(word >> NUMBER_BITS));
-        since.is_some_and(|ms| ms <= LATELY_MS)
+    fn is_shared(&self) -> bool {
+        let now = now_ms();
+        self.seat.any_other(|word| {
+            let since = now.saturating_sub(word(Word::LastRead));
+            let lasts = if word(Word::Reads) > 0 { LONGEST_MS } else { LATELY_MS };
+            word(Word::Disk) == self.disk && word(Word::LastRead) > 0 && since <= lasts
+        })
     }
 
     fn reads(&self) -> MutexGuard<'_, Reads> {
@@ -121,15 +119,10 @@ impl Lane {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let Turn(lane) = self;
-        let Traffic { reads, last: [last, other], .. } = &*lane.traffic;
-        let now = lane.traffic.now_ms() << NUMBER_BITS | lane.number;
-        let before = last.swap(now, Relaxed);
-        if number_of(before) != lane.number {
-            other.store(before, Relaxed);
-        }
         let mut own = lane.reads();
         own.ended += 1;
-        reads.fetch_sub(1, Relaxed);
+        lane.seat.set(Word::LastRead, now_ms());
+        lane.seat.subtract(Word::Reads, 1);
         drop(own);
         lane.ended.notify_all();
     }
@@ -138,6 +131,7 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Table;
 
     #[test]
     fn one_alone_has_all_of_it() {
@@ -160,7 +154,7 @@ mod tests {
         drop(one.read());
         assert_eq!((one.most_pages(), other.most_pages()), (PAGES_EACH, PAGES_EACH));
         // As if that had been long ago.
-        traffic.last.iter().for_each(|word| word.store(number_of(word.load(Relaxed)), Relaxed));
+        [&one, &other].iter().for_each(|lane| lane.seat.set(Word::LastRead, 1));
         assert_eq!((one.most_pages(), other.most_pages()), (CLUSTER_SLOTS, CLUSTER_SLOTS));
     }
 
@@ -182,6 +176,30 @@ mod tests {
             drop(second);
         });
         assert_eq!(lane.reads().ended, 3);
+    }
+
+    #[test]
+    fn a_read_of_a_process_that_was_killed_ends_some_time() {
+        let traffic = Traffic::new();
+        let (one, other) = (Lane::new(&traffic), Lane::new(&traffic));
+        std::mem::forget(other.read());
+        assert!(one.is_shared());
+        other.seat.set(Word::LastRead, 1);
+        assert!(!one.is_shared() || now_ms() <= LONGEST_MS);
+    }
+
+    #[test]
+    fn swap_files_of_another_disk_do_not_count() {
+        let table = Table::own();
+        let lane = |name: &str, disk| {
+            let place = Place::given(&table, table.give(name).unwrap());
+            Lane::new(&Traffic::at(place, disk))
+        };
+        let (one, same, other) = (lane("one", 1), lane("same", 1), lane("other", 2));
+        let _reads = other.read();
+        assert!(!one.is_shared());
+        drop(same.read());
+        assert!(one.is_shared() && !other.is_shared());
     }
 
     #[test]
