@@ -19,6 +19,8 @@ use crate::undo::{Scratch, Undo};
 use crate::vm::Vm;
 use crate::wait::until;
 
+/// What the process of a VM is called.
+const SERVER: &str = "ebbd-vm";
 /// `TMPFS_MAGIC` of `include/uapi/linux/magic.h`.
 const TMPFS: u64 = 0x0102_1994;
 
@@ -271,22 +273,53 @@ impl Host {
         all.filter(|(_, name)| !name.starts_with("qemu-system")).map(|(pid, _)| pid).collect()
     }
 
-    /// How many of the daemon's threads have this name.
-    ///
-    /// # Panics
-    /// There is no daemon.
+    /// The daemon, and the processes of all VMs.
+    pub fn ebbds(&self) -> Vec<i32> {
+        self.daemon().into_iter().chain(self.servers()).collect()
+    }
+
+    /// The processes of all VMs.
+    pub fn servers(&self) -> Vec<i32> {
+        let all = process::with_path(&self.run_directory()).into_iter();
+        all.filter(|(_, found)| found == SERVER).map(|(pid, _)| pid).collect()
+    }
+
+    /// The process of the VM of this name.
+    pub fn server(&self, vm: &str) -> Option<i32> {
+        let is_its = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|&byte| byte == 0).any(|word| word == vm.as_bytes())
+        };
+        self.servers().into_iter().find(is_its)
+    }
+
+    /// How many threads of VMs' processes have this name.
     pub fn threads(&self, name: &str) -> usize {
-        let daemon = self.daemon().expect("a daemon runs");
-        let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("its threads").flatten();
+        let tasks = |pid: i32| fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+        let tasks = self.servers().into_iter().flat_map(tasks).flatten();
         let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
         names.filter(|found| found.trim_end() == name).count()
     }
 
-    /// Kills the daemon between two instructions.
+    /// Kills the daemon and the processes of all VMs between two instructions.
+    ///
+    /// # Panics
+    /// There is no daemon.
+    pub fn kill9(&self) {
+        self.kill_daemon();
+        self.kill_servers();
+    }
+
+    /// Kills the processes of all VMs.
+    pub fn kill_servers(&self) {
+        self.servers().into_iter().for_each(process::kill);
+    }
+
+    /// Kills the daemon alone.
     ///
     /// # Panics
     /// There is none.
-    pub fn kill9(&self) {
+    pub fn kill_daemon(&self) {
         process::kill(self.daemon().expect("a daemon runs"));
     }
 

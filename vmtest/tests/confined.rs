@@ -148,7 +148,7 @@ fn a_qemu_is_in_a_control_group_of_its_own() {
     if let Some(why) = told.lacks.iter().find(|why| why.contains("control group")) {
         require!(Err::<(), _>(why.clone()));
     }
-    let ours = format!("/ebb/{}.{}", vm.name(), host.daemon().expect("a daemon runs"));
+    let ours = format!("/ebb/{}.{}", vm.name(), host.servers()[0]);
     for controller in ["memory", "pids"] {
         assert!(control_group(vm.pid(), controller).ends_with(&ours), "{controller}");
     }
@@ -167,8 +167,8 @@ fn a_qemu_is_in_a_control_group_of_its_own() {
     told.cgroups.iter().for_each(|group| fs::create_dir(group).expect("a control group"));
     host.ebb("run --name vm0 --memory 64M -- -S").ok();
     let again = host.list().into_iter().find(|vm| vm.name.as_str() == "vm0").expect("it is held");
-    let group = control_group(again.pid, "pids");
-    assert!(group.ends_with(&ours), "{group}");
+    let (group, ours) = (control_group(again.pid, "pids"), host.servers()[0]);
+    assert!(group.ends_with(&format!("/ebb/vm0.{ours}")), "{group}");
 }
 
 #[test]

@@ -86,6 +86,7 @@ fn assert_nothing_is_left(host: &Host) {
     until("the VM's end to be noticed", || host.list().is_empty().then_some(()));
     let left = fs::read_dir(host.run_directory().join("vms")).map(|entries| entries.count());
     assert_eq!(left.unwrap_or(0), 0);
+    until("the VM's process to end", || host.servers().is_empty().then_some(()));
     let daemon = host.daemon().expect("the daemon runs");
     let maps = fs::read_to_string(format!("/proc/{daemon}/maps")).unwrap();
     assert!(!maps.contains("/memfd:"), "{maps}");

@@ -133,16 +133,16 @@ fn signal(pid: i32, signal: Signal) {
 }
 
 #[test]
-fn a_guest_waits_for_a_daemon_that_is_stopped() {
+fn a_guest_waits_for_a_process_that_is_stopped() {
     let disk = FaultyDisk::new();
     require!(disk.as_ref());
     let disk = disk.expect("it is there");
     let (host, vm) = limited(&disk);
-    let daemon = host.daemon().expect("a daemon runs");
+    let server = host.servers()[0];
     let stop = Duration::from_secs(u64::from(rounds(3, 30)));
-    signal(daemon, Signal::STOP);
-    let waited = check_while(&vm, || thread::sleep(stop), || signal(daemon, Signal::CONT));
-    assert!(waited, "the guest cannot have had its memory without the daemon");
+    signal(server, Signal::STOP);
+    let waited = check_while(&vm, || thread::sleep(stop), || signal(server, Signal::CONT));
+    assert!(waited, "the guest cannot have had its memory without the VM's process");
     wait_limit(&vm);
     assert_eq!(vm.status().limit.stuck, None);
 }
@@ -177,7 +177,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn a_daemon_that_gets_no_more_threads_loses_nothing() {
+fn a_process_that_gets_no_more_threads_loses_nothing() {
     let group = Group::new("pids");
     require!(group.as_ref());
     let group = group.expect("it is there");
@@ -188,9 +188,9 @@ fn a_daemon_that_gets_no_more_threads_loses_nothing() {
     host.set("EBB_SWAP_DIR", disk.path());
     let vm = host.run(Guest::debian("6.1-cloud").memory("512M"));
     vm.guest("fill hard 200M");
-    let daemon = host.daemon().expect("a daemon runs");
-    group.add(daemon);
-    let threads = fs::read_dir(format!("/proc/{daemon}/task")).expect("its threads").count();
+    let server = host.servers()[0];
+    group.add(server);
+    let threads = fs::read_dir(format!("/proc/{server}/task")).expect("its threads").count();
     group.write("pids.max", &threads.to_string()).expect("a limit");
     // Refused, or held without the threads that it would have: both may be.
     vm.ebb("limit 160M");
@@ -199,7 +199,7 @@ fn a_daemon_that_gets_no_more_threads_loses_nothing() {
     vm.ebb("limit 160M").ok();
     wait_limit(&vm);
     assert_eq!(vm.guest("check hard"), "0");
-    signal(daemon, Signal::KILL);
+    signal(server, Signal::KILL);
     host.start();
     assert_eq!(vm.guest("check hard"), "0");
 }

@@ -1,6 +1,7 @@
 //! A daemon that has not what it needs takes nothing from a VM that runs.
 
 use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -10,6 +11,7 @@ const MIB: u64 = 1 << 20;
 
 /// A daemon that may have so many descriptors, and where it says what it does.
 struct Scarce {
+    host: Host,
     child: Child,
     log: PathBuf,
 }
@@ -22,8 +24,19 @@ impl Scarce {
         let mut command = Command::new("prlimit");
         command.arg(format!("--nofile={descriptors}")).arg(daemon.get_program());
         command.args(daemon.get_args()).stdin(Stdio::null());
+        command.envs(daemon.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command.stdout(file.try_clone().expect("a log")).stderr(file);
-        Scarce { child: command.spawn().expect("prlimit starts"), log }
+        Scarce { host: host.clone(), child: command.spawn().expect("prlimit starts"), log }
+    }
+
+    /// Waits until it listens; `false`: it has ended.
+    fn listens(&mut self) -> bool {
+        let socket = self.host.run_directory().join("ebbd.sock");
+        until("a daemon that listens, or ends", || {
+            let listens = UnixStream::connect(&socket).is_ok();
+            let ended = self.child.try_wait().expect("its end").is_some();
+            (listens || ended).then_some(listens)
+        })
     }
 
     /// Waits until it has said of each VM what comes of it, or has given up.
@@ -47,6 +60,7 @@ impl Drop for Scarce {
         // It may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.host.kill_servers();
     }
 }
 
@@ -100,11 +114,12 @@ fn a_daemon_without_descriptors_removes_nothing() {
     assert_eq!(host.list().len(), vms.len());
 }
 
-/// Its daemon may open no descriptor with such a number or above.
+/// The processes of its VMs may open no descriptor with such a number or above.
 fn allow(host: &Host, descriptors: u32) {
-    let pid = host.daemon().expect("a daemon runs").to_string();
     let limit = format!("--nofile={descriptors}:{}", 1 << 10);
-    Ran::of(Command::new("prlimit").args(["--pid", &pid, &limit])).ok();
+    for pid in host.servers() {
+        Ran::of(Command::new("prlimit").args(["--pid", &pid.to_string(), &limit])).ok();
+    }
 }
 
 /// Descriptors of a process, by what they are.
@@ -119,12 +134,13 @@ fn a_vm_that_cannot_be_served_is_left_as_it_was() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
     vm.guest("fill a 60M");
-    host.start();
-    let daemon = host.daemon().expect("a daemon runs");
-    // Enough to hear the request; then one more each time, so that each place fails once.
-    let idle = descriptors(daemon).len() as u32 + 4;
-    let refused = (idle..idle + 60).find(|&most| {
-        allow(&host, most);
+    // From a daemon that cannot begin on; then one more each time, so that each place fails once: most of
+    // them are places of the VM's process, which has as many.
+    let refused = (8..8 + 60).find(|&most| {
+        let mut daemon = Scarce::start(&host, most);
+        if !daemon.listens() {
+            return false;
+        }
         let ran = vm.try_attach();
         if ran.code == Some(0) {
             return true;
@@ -135,8 +151,9 @@ fn a_vm_that_cannot_be_served_is_left_as_it_was() {
         assert!(!record.exists(), "with {most} descriptors it is on record: {}", ran.stderr);
         false
     });
-    assert!(refused.is_some_and(|most| most > idle), "{refused:?}");
-    allow(&host, 1 << 10);
+    assert!(refused.is_some_and(|most| most > 16), "{refused:?}");
+    // With as many as there are the VM is recovered.
+    host.start();
     assert_eq!(vm.guest("check a"), "0");
     vm.detach();
     assert_eq!(vm.guest("check a"), "0");

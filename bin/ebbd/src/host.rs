@@ -1,12 +1,13 @@
-//! All VMs of the daemon.
+//! All VMs of the daemon, each with a process of its own.
 
 pub mod asking;
+mod link;
+mod listing;
 pub mod pool;
 pub mod pool_keeper;
 pub mod recovery;
 pub mod registry;
-pub mod run;
-mod start_qemu;
+pub mod start_vm;
 mod supervisor;
 pub mod swap_dir;
-mod tiers;
+mod vm_process;

@@ -6,6 +6,7 @@ mod commands;
 mod helpers;
 mod host;
 mod model;
+mod process;
 mod rest;
 mod serve;
 mod support;
@@ -19,11 +20,13 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Parser;
 use ebb_api::{advice, route};
+use ebb_store::Table;
 use ebb_sys::private_dir;
 use ebb_units::Bytes;
 use rustix::fs::{FlockOperation, flock};
@@ -35,6 +38,7 @@ use self::helpers::{console, injector, relay};
 use self::host::{pool, pool_keeper, recovery, registry, swap_dir};
 use self::model::looking;
 use self::model::record::Settings;
+use self::model::site::Site;
 use self::rest::server;
 use self::serve::swap_room;
 use self::support::{log, privileges};
@@ -78,14 +82,19 @@ struct Arguments {
     looking: looking::Looking,
     /// The user that QEMUs run as, unless `ebb run --user` names one: a name, a number, UID:GID,
     /// or `own` for one that no other process has.
-    #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own")]
-    vm_user: confine::VmUser,
+    #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own", value_parser = user)]
+    vm_user: String,
     /// Manage VMs even if the run directory is on a disk, so that the keys of swap files are too.
     #[arg(long, env = "EBB_ALLOW_KEYS_ON_DISK")]
     allow_keys_on_disk: bool,
     /// Leave the session of the process that started it.
     #[arg(long)]
     background: bool,
+}
+
+/// A user that there is; its name is resolved again for each VM.
+fn user(text: &str) -> Result<String, String> {
+    text.parse::<confine::VmUser>().map(|_| text.to_owned())
 }
 
 /// The program.
@@ -106,6 +115,7 @@ fn run() -> anyhow::Result<()> {
         Some(memory::COMMAND) => memory::main(std::env::args().skip(2)),
         Some(console::COMMAND) => console::main(std::env::args().skip(2)),
         Some(relay::COMMAND) => relay::main(std::env::args().skip(2)),
+        Some(process::COMMAND) => process::main(),
         _ => serve(&Arguments::parse()),
     }
 }
@@ -121,7 +131,6 @@ fn told(pid: &Option<i32>) -> String {
 }
 
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
-    ebb_sys::heap::give_back_large();
     if arguments.background {
         // Fails where this process leads a group already; then it has left.
         let _ = rustix::process::setsid();
@@ -142,21 +151,39 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         looking: arguments.looking,
         move_rate: arguments.move_rate.0,
         when_swap_is_full: arguments.swap_room.when_swap_is_full,
+        swap_quota: arguments.swap_room.quota(),
     };
-    arguments.swap_room.begin();
-    let pool = pool::Shared::open(&run_dir).context("the pool's record, pool.json")?;
-    let calibrated = calibration::Calibrated::open(&run_dir)
-        .context("the calibration's record, calibration.json: remove it")?;
-    let shared = (pool, calibrated);
-    let daemon = registry::Daemon::new(&run_dir, swap_dir, &log_dir, settings, shared)
-        .with_rules(arguments.vm_user.clone(), arguments.allow_keys_on_disk);
+    let site = Site {
+        run_dir: run_dir.clone(),
+        log_dir,
+        swap_dir: swap_dir.path().to_owned(),
+        settings,
+        vm_user: arguments.vm_user.clone(),
+    };
+    let shared = registry::Shared {
+        pool: pool::Shared::open(&run_dir).context("the pool's record, pool.json")?,
+        calibrated: calibration::Calibrated::open(&run_dir)
+            .context("the calibration's record, calibration.json: remove it")?,
+        table: table(&run_dir),
+    };
+    let daemon = registry::Daemon::new(site, swap_dir, shared, arguments.allow_keys_on_disk);
     cgroup::clear_left(true);
-    recovery::recover_all(&daemon).context("recovering the VMs of the daemon before")?;
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()?
-        .block_on(listen(daemon, &run_dir))
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let ended = runtime.block_on(async {
+        recovery::recover_all(&daemon).context("recovering the VMs of the daemon before")?;
+        listen(daemon, &run_dir).await
+    });
+    // What waits for a VM's process is not waited for: that process goes on.
+    runtime.shutdown_background();
+    ended
+}
+
+/// Where swap files tell each other what they take. Without room for it each keeps to what it sees by
+/// itself.
+fn table(run_dir: &Path) -> Option<Arc<Table>> {
+    let opened = swap_room::open_table(run_dir);
+    opened.map_err(|error| tracing::warn!("swap.shared: {error}: swap files share no quota")).ok()
 }
 
 /// Guests' bytes are never written to a disk as they are.
@@ -219,20 +246,9 @@ async fn listen(daemon: registry::Daemon, run_dir: &Path) -> anyhow::Result<()> 
     };
     tracing::info!("listening on {}", path.display());
     let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
-    let starter = tokio::spawn(start_left(daemon.clone()));
     axum::serve(listener, server::router(daemon)).with_graceful_shutdown(ended).await?;
     keeper.abort();
-    starter.abort();
     // The VMs stay as they are, for the next daemon.
     fs::remove_file(&path)?;
     Ok(())
-}
-
-/// Has VMs taken up for which there was no thread before.
-async fn start_left(daemon: registry::Daemon) {
-    let mut interval = tokio::time::interval(std::time::Duration::from_secs(1));
-    loop {
-        interval.tick().await;
-        recovery::recover_left(&daemon);
-    }
 }

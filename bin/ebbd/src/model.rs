@@ -1,12 +1,16 @@
 //! What is on record of a VM, and what the daemon says when it refuses.
 
 pub mod api_error;
+pub mod figures;
 pub mod looking;
 pub mod member;
 pub mod record;
 pub mod served;
 pub mod share;
+pub mod site;
+pub mod summary;
 pub mod swap_rule;
+pub mod task;
 pub mod tiers;
 
 /// No memory is larger.

@@ -1,3 +1,4 @@
 //! The REST interface.
 
 pub mod server;
+pub mod vm_server;

@@ -29,7 +29,7 @@ pub const MIN_ORDER_DEFAULT: u8 = 9;
 pub const MIN_ORDER_LEAST: u8 = 6;
 
 /// A request that no VM or host could meet.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[error("{0}")]
 pub struct BadRequest(String);
 

@@ -12,7 +12,7 @@ use super::row::Row;
 use super::session::Session;
 use super::vm as vms;
 
-/// Held for one VM, or for none, KiB.
+/// Held by the daemon and the process of a VM, if there is one, KiB.
 #[derive(Clone, Copy, Default)]
 struct Held {
     /// Its own heap and stacks.
@@ -26,7 +26,7 @@ struct Held {
 impl Held {
     /// What the daemon of this host holds now.
     fn now(host: &Host, vm: Option<&Vm>) -> anyhow::Result<Held> {
-        let pid = vms::daemon(host)?;
+        let pids = host.ebbds();
         let ledger = match vm {
             Some(vm) => {
                 let path = host.run_directory().join("vms").join(vm.name()).join("ledger");
@@ -34,16 +34,16 @@ impl Held {
             }
             None => 0.0,
         };
-        Ok(Held {
-            anonymous: kib(pid, "status", "RssAnon")?,
-            tables: kib(pid, "status", "VmPTE")?,
-            ledger,
-        })
+        Ok(Held { anonymous: of_all(&pids, "RssAnon")?, tables: of_all(&pids, "VmPTE")?, ledger })
     }
 
     fn sum(self) -> f64 {
         self.anonymous + self.tables + self.ledger
     }
+}
+
+fn of_all(pids: &[i32], key: &str) -> anyhow::Result<f64> {
+    pids.iter().map(|pid| kib(*pid, "status", key)).sum()
 }
 
 fn kib(pid: i32, file: &str, key: &str) -> anyhow::Result<f64> {

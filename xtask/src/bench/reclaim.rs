@@ -170,7 +170,7 @@ fn round(vm: &Vm, setting: Setting, scale: &Scale, figures: &mut Figures) -> any
 /// What gives memory and what takes it, on one processor.
 fn together(vm: &Vm) -> anyhow::Result<cpu::Together> {
     let me = std::process::id() as i32;
-    Ok(cpu::Together::new(&[me, vm.pid(), vms::daemon(vm.host())?])?)
+    Ok(cpu::Together::new(&[me, vm.pid(), vms::server(vm.host())?])?)
 }
 
 /// While the VM takes memory, lets go of as much of `stock`, just before: memory
@@ -224,7 +224,7 @@ fn restore_us(status: &VmStatus) -> f64 {
 }
 
 fn fault_thread(vm: &Vm) -> anyhow::Result<cpu::Thread> {
-    let threads = cpu::threads(vms::daemon(vm.host())?);
+    let threads = cpu::threads(vms::server(vm.host())?);
     let fault = threads.into_iter().find(|thread| thread.name == "fault");
     fault.ok_or_else(|| anyhow::anyhow!("the daemon has no fault thread"))
 }

@@ -221,7 +221,7 @@ fn speed(vm: &Vm, seconds: u64) -> f64 {
 
 impl Speeds {
     fn measure(&mut self, vm: &Vm, on: bool, seconds: u64) -> anyhow::Result<()> {
-        let daemon = vms::daemon(vm.host())?;
+        let daemon = vms::server(vm.host())?;
         let before = (cpu::of_process(vm.pid()), cpu::of_process(daemon));
         let start = Instant::now();
         let pages = speed(vm, seconds);

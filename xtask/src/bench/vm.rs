@@ -58,9 +58,9 @@ pub fn restart_daemon(vm: &Vm) {
     vm.wait_trusted();
 }
 
-/// The daemon's process.
-pub fn daemon(host: &Host) -> anyhow::Result<i32> {
-    host.daemon().ok_or_else(|| anyhow::anyhow!("no daemon runs"))
+/// The process that serves the one VM of a host.
+pub fn server(host: &Host) -> anyhow::Result<i32> {
+    host.servers().first().copied().ok_or_else(|| anyhow::anyhow!("no VM is served"))
 }
 
 /// Tells the guest's balloon driver how much memory the guest is to have.

@@ -90,7 +90,9 @@ fn prepare(keeper: Keeper, vm: &Vm) -> VmStatus {
 }
 
 fn measure(keeper: Keeper, vm: &Vm, status: VmStatus, view: &mut View) -> anyhow::Result<Record> {
-    let daemon = vm.host().daemon().context("ebbd is gone")?;
+    // A VM that nobody manages has no process of Ebb's.
+    let ebbds = vm.host().ebbds();
+    let daemon = *ebbds.last().context("ebbd is gone")?;
     let before = (Usage::of(vm.pid())?, Usage::of(daemon)?);
     let progress = Progress::new(status.memory_bytes);
     let mut record = Record {

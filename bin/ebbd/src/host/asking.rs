@@ -1,83 +1,137 @@
-//! Asks a VM's worker, and waits for its answer.
+//! Asks a VM's process, and waits for its answer.
 
-use std::sync::mpsc::Sender;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ebb_api::{State as ApiState, VmName, VmStatus};
-use tokio::sync::oneshot;
+use axum::body::{Bytes, to_bytes};
+use axum::extract::Request;
+use axum::http::Method;
+use axum::response::{IntoResponse, Response};
+use ebb_api::{State as ApiState, VmName, route};
 use tokio::time::{sleep, timeout};
 
+use super::link::{self, LinkError, Reply};
+use super::listing::Listing;
 use super::registry::Daemon;
-use crate::model::api_error::{Answer, ApiError};
-use crate::vm::context::mailbox::Command;
-use crate::vm::listing::Listing;
+use crate::model::api_error::{Answer, ApiError, failed};
+use crate::model::site::api_socket;
 
-/// A worker that does not begin with what it is asked by then does something that takes long, or
-/// waits for QEMU. One that evicts begins between two steps, each of which writes 16 MiB: seconds,
-/// on a slow disk.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// A process that is recovering the VM, or that says nothing, is given up after this.
+const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// A process that has not shown a sign of life by then is stopped, or hangs: 5 s are usual.
+const SIGN_LIMIT: Duration = Duration::from_secs(30);
+/// Beyond this the last figures have to do.
+const STATUS_PATIENCE: Duration = Duration::from_secs(15);
+const BODY_MOST_BYTES: usize = 2 << 20;
 
-/// Puts a question to a VM's worker and waits for its answer: not for ever to be heard, but as
-/// long as the answer takes.
-pub async fn ask<T>(
-    daemon: &Daemon,
-    name: &VmName,
-    question: impl FnOnce(oneshot::Sender<Answer<T>>) -> Command,
-) -> Answer<T> {
-    let lost = || daemon.commands(name).err().unwrap_or_else(|| daemon.unknown(name));
-    let ((ready, heard), (to, answer)) = (oneshot::channel(), oneshot::channel());
-    let commands = taken_up(daemon, name).await?;
-    commands.send(Command::Ready(ready)).map_err(|_| lost())?;
-    commands.send(question(to)).map_err(|_| lost())?;
-    let Ok(heard) = timeout(PATIENCE, heard).await else {
-        return Err(ApiError::Unavailable(format!(
-            "{name} is busy, or QEMU does not answer: nothing was done, try again in a while"
-        )));
-    };
-    heard.map_err(|_| lost())??;
-    answer.await.map_err(|_| lost())?
+/// Passes a request on.
+///
+/// # Errors
+/// No such VM; it is not managed now; its process does not answer.
+pub async fn forward(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Reply> {
+    let (method, uri, body) = parts(request).await?;
+    ask(daemon, name, method, &uri, body).await
 }
 
-/// Where a VM takes its commands, once it was taken up.
-async fn taken_up(daemon: &Daemon, name: &VmName) -> Answer<Sender<Command>> {
-    let deadline = Instant::now() + PATIENCE;
+/// The same for what `ebbd` itself asks.
+///
+/// # Errors
+/// As [`forward`].
+pub async fn ask(
+    daemon: &Daemon,
+    name: &VmName,
+    method: Method,
+    uri: &str,
+    body: Bytes,
+) -> Answer<Reply> {
+    let (socket, deadline) =
+        (api_socket(&daemon.site().directory(name)), Instant::now() + PATIENCE);
     loop {
-        match daemon.commands(name) {
-            Err(ApiError::Unavailable(_)) if is_coming(daemon, name, deadline) => {
-                sleep(LOOK_EVERY).await;
-            }
-            answer => return answer,
+        let listing = daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
+        match listing.reach() {
+            Ok(()) => match asked(&listing, link::ask(&socket, method.clone(), uri, body.clone()))
+                .await?
+            {
+                Ok(reply) => return Ok(reply),
+                // The next process is about to listen there.
+                Err(LinkError::Unreachable(_)) if Instant::now() < deadline => {}
+                Err(error) => return Err(lost(daemon, name, &error)),
+            },
+            Err(_) if is_coming(&listing, deadline) => {}
+            Err(refused) => return Err(refused),
         }
-    }
-}
-
-fn is_coming(daemon: &Daemon, name: &VmName, deadline: Instant) -> bool {
-    let state = daemon.listed(name).map(|listing| listing.summary().state);
-    state == Some(ApiState::TakingUp) && Instant::now() < deadline
-}
-
-/// All that is known of a VM: now, or where it is slow to answer, last.
-pub async fn current(
-    daemon: &Daemon,
-    name: &VmName,
-    counts: bool,
-    patience: Duration,
-) -> Answer<VmStatus> {
-    let deadline = Instant::now() + patience;
-    while is_coming(daemon, name, deadline) {
         sleep(LOOK_EVERY).await;
     }
-    let listing = daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
-    match now(&listing, counts, patience).await {
-        Some(status) => Ok(status),
-        None => listing.status(),
+}
+
+/// As long as the process shows signs of life.
+async fn asked<T>(listing: &Listing, asking: impl Future<Output = T>) -> Answer<T> {
+    let silent = async {
+        while listing.heard() < SIGN_LIMIT {
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    tokio::select! {
+        answer = asking => Ok(answer),
+        () = silent => Err(ApiError::Unavailable(format!(
+            "its process has not answered for {} s: it is stopped, or hangs; whether this was done shows \
+             once it goes on",
+            listing.heard().as_secs()
+        ))),
     }
 }
 
-/// What its worker says now; none: it is slow to answer.
-pub async fn now(listing: &Listing, counts: bool, patience: Duration) -> Option<VmStatus> {
-    let (to, answer) = oneshot::channel();
-    listing.commands().ok()?.send(Command::Status(counts, to)).ok()?;
-    timeout(patience, answer).await.ok()?.ok()?.ok()
+fn lost(daemon: &Daemon, name: &VmName, error: &LinkError) -> ApiError {
+    match daemon.listed(name) {
+        None => daemon.unknown(name),
+        Some(_) => ApiError::Unavailable(format!(
+            "{name}: {error}; it is recovered now: ebb status {name} shows what was done"
+        )),
+    }
+}
+
+fn is_coming(listing: &Listing, deadline: Instant) -> bool {
+    listing.summary().state == ApiState::TakingUp && Instant::now() < deadline
+}
+
+async fn parts(request: Request) -> Answer<(Method, String, Bytes)> {
+    let (parts, body) = request.into_parts();
+    let body = to_bytes(body, BODY_MOST_BYTES).await.map_err(failed("the request"))?;
+    let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    Ok((parts.method, uri, body))
+}
+
+/// What is known of a VM that was just started.
+///
+/// # Errors
+/// As [`forward`].
+pub async fn current(daemon: &Daemon, name: &VmName) -> Answer<Response> {
+    let uri = route::of_vm(route::VM, name);
+    ask(daemon, name, Method::GET, &uri, Bytes::new()).await.map(IntoResponse::into_response)
+}
+
+/// All that is known of a VM: now, or where its process is slow to answer, last.
+///
+/// # Errors
+/// As [`forward`].
+pub async fn show(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Response> {
+    let listing: Arc<Listing> = daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
+    match timeout(STATUS_PATIENCE, forward(daemon, name, request)).await {
+        Ok(Ok(reply)) if !reply.status.is_server_error() => Ok(reply.into_response()),
+        _ => listing.status().map(|status| axum::Json(status).into_response()),
+    }
+}
+
+/// Detaches a VM, and waits until everybody knows.
+///
+/// # Errors
+/// As [`forward`].
+pub async fn detach(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Response> {
+    let reply = forward(daemon, name, request).await?;
+    let deadline = Instant::now() + PATIENCE;
+    while reply.status.is_success() && daemon.is_known(name) && Instant::now() < deadline {
+        sleep(LOOK_EVERY).await;
+    }
+    Ok(reply.into_response())
 }

@@ -4,25 +4,29 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use axum::body::Bytes;
+use axum::http::Method;
+use axum::response::{IntoResponse, Response};
 use ebb_api::{
     LOWER_PERCENT_DEFAULT, PoolRequest, PoolStatus, ShareRequest, UPPER_PERCENT_DEFAULT, VmName,
 };
 use ebb_units::FRAME_BYTES;
-use tokio::sync::oneshot;
-use tokio::sync::oneshot::error::TryRecvError;
+use tokio::task::JoinHandle;
 
 use super::asking::ask;
+use super::link::Reply;
 use super::pool::{Members, has, limits, of, status_of, with_coming};
 use super::registry::Daemon;
-use crate::model::api_error::{Answer, ApiError, not_allowed, unsaved};
+use crate::model::api_error::{Answer, ApiError, failed, not_allowed, unsaved};
+use crate::model::figures::Figures;
 use crate::model::share::Share;
-use crate::vm::context::mailbox::Command;
+use crate::rest::vm_server::{POOL_LIMIT, POOL_SHARE};
 
 /// So often it is looked who needs what.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// What VMs were told that they may have, and have not heard of yet.
-type Promises = BTreeMap<VmName, (Option<u64>, oneshot::Receiver<Answer<()>>)>;
+type Promises = BTreeMap<VmName, (Option<u64>, JoinHandle<()>)>;
 
 /// Gives VMs what they may have, again and again.
 pub async fn keep(daemon: Daemon) {
@@ -41,7 +45,7 @@ pub async fn keep(daemon: Daemon) {
 fn look(daemon: &Daemon, promises: &mut Promises) -> Answer<()> {
     let Some(bytes) = daemon.pool().bytes() else { return Ok(()) };
     let mut members = members(daemon);
-    promises.retain(|_, (_, heard)| matches!(heard.try_recv(), Err(TryRecvError::Empty)));
+    promises.retain(|_, (_, telling)| !telling.is_finished());
     for (name, (limit_bytes, _)) in &*promises {
         if let Some(member) = members.get_mut(name) {
             let most = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
@@ -52,17 +56,34 @@ fn look(daemon: &Daemon, promises: &mut Promises) -> Answer<()> {
     let pool = of(bytes, &members)?;
     for (name, limit_bytes) in limits(&pool, &members) {
         let has_news = members.get(&name).is_some_and(|member| member.limit_bytes != limit_bytes);
-        // One that ended since needs no limit.
-        if has_news
-            && !promises.contains_key(&name)
-            && let Ok(commands) = daemon.commands(&name)
-        {
-            let (to, heard) = oneshot::channel();
-            let _ = commands.send(Command::Allow(limit_bytes, to));
-            promises.insert(name, (limit_bytes, heard));
+        if has_news && !promises.contains_key(&name) {
+            let telling = tokio::spawn(allow(daemon.clone(), name.clone(), limit_bytes));
+            promises.insert(name, (limit_bytes, telling));
         }
     }
     Ok(())
+}
+
+/// Tells a VM what it may have. One that ended since needs no limit.
+async fn allow(daemon: Daemon, name: VmName, limit_bytes: Option<u64>) {
+    if let Err(error) = tell(&daemon, &name, POOL_LIMIT, &limit_bytes).await {
+        tracing::debug!("{name}: {error}");
+    }
+}
+
+/// Tells a VM's process something of the pool, and shows the figures with which it answers.
+async fn tell(
+    daemon: &Daemon,
+    name: &VmName,
+    uri: &str,
+    what: &impl serde::Serialize,
+) -> Answer<Reply> {
+    let body = serde_json::to_vec(what).map_err(failed("the pool"))?;
+    let reply = ask(daemon, name, Method::PUT, uri, Bytes::from(body)).await?;
+    if let (true, Some(listing)) = (reply.status.is_success(), daemon.listed(name)) {
+        listing.publish(reply.read::<Figures>().map_err(failed("the VM's figures"))?);
+    }
+    Ok(reply)
 }
 
 /// What the workers of all VMs in the pool said last.
@@ -103,19 +124,22 @@ pub fn set(daemon: &Daemon, request: PoolRequest) -> Answer<PoolStatus> {
 ///
 /// # Errors
 /// The shares do not fit together, or the VM cannot have one; nothing has changed then.
-pub async fn share(daemon: &Daemon, name: &VmName, request: ShareRequest) -> Answer<PoolStatus> {
+pub async fn share(daemon: &Daemon, name: &VmName, request: ShareRequest) -> Answer<Response> {
     request.check()?;
-    daemon.commands(name)?;
+    daemon.listed(name).ok_or_else(|| daemon.unknown(name))?.reach()?;
     let share = request.bytes.map(|bytes| Share {
         bytes,
         lower_percent: request.lower_percent.unwrap_or(LOWER_PERCENT_DEFAULT),
         upper_percent: request.upper_percent.unwrap_or(UPPER_PERCENT_DEFAULT),
     });
     let coming = share.map(|share| Coming::new(daemon, name, share)).transpose()?;
-    ask(daemon, name, |to| Command::Share(share, to)).await?;
-    // What it has now was published before it answered.
+    let reply = tell(daemon, name, POOL_SHARE, &share).await?;
+    // What it has now is shown.
     drop(coming);
-    status(daemon)
+    match reply.status.is_success() {
+        true => status(daemon).map(|status| axum::Json(status).into_response()),
+        false => Ok(reply.into_response()),
+    }
 }
 
 /// A share that fits, kept free until it is told to the VM or given up.

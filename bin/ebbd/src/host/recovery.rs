@@ -1,56 +1,107 @@
-//! Recovers the VMs that a daemon before this one managed, and has VMs served in threads of their own.
+//! Finds the VMs that a daemon before this one managed: has those recovered whose processes ended, and
+//! goes on with those whose processes run.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+use std::time::Duration;
 
 use ebb_api::VmName;
 use ebb_sys::private_dir;
+use tokio::time::sleep;
 
+use super::listing::{Listing, Stage};
 use super::registry::Daemon;
 use super::supervisor::Supervisor;
-use crate::model::api_error::{Answer, failed};
+use super::vm_process::VmProcess;
 use crate::model::record::Record;
-use crate::vm::context::VmContext;
-use crate::vm::context::mailbox::Command;
-use crate::vm::detach;
-use crate::vm::listing::{Listing, Stage};
-use crate::vm::worker::Ready;
 
-/// Begins to recover every VM that a daemon before this one managed, each in a thread of its
-/// own, and clears away what VMs that ended since have left.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Begins with every VM that a daemon before this one managed, and clears away what VMs that ended since
+/// have left.
 ///
 /// # Errors
 /// As reading the run directory.
 pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
-    let vms = daemon.run_dir().join("vms");
+    let vms = daemon.site().vms();
     private_dir::make(&vms).map_err(io::Error::other)?;
-    let (mut all, mut without) = (Vec::new(), Vec::new());
+    let (mut names, mut without) = (BTreeSet::new(), Vec::new());
     for entry in fs::read_dir(vms)? {
         let directory = entry?.path();
         let named = directory.file_name().and_then(|name| name.to_str()?.parse().ok());
         let Some(name) = named else { continue };
+        let (name, mut is_stale): (VmName, bool) = (name, false);
         let listing = match Record::load(&directory) {
-            Ok(Some(record)) => Some(Arc::new(Listing::new(&record, Stage::TakingUp))),
-            Ok(None) => {
-                without.push((name, directory));
-                continue;
+            Ok(Some(record)) => {
+                is_stale = record.settings != daemon.site().settings;
+                Some(Arc::new(Listing::new(&record, Stage::TakingUp)))
             }
+            Ok(None) => match running(&name, &directory) {
+                Some(process) => {
+                    names.insert(name.clone());
+                    adopt_start(daemon, name, directory, process);
+                    continue;
+                }
+                None => {
+                    without.push((name, directory));
+                    continue;
+                }
+            },
             Err(error) => {
                 tracing::error!("{}: its record: {error}", directory.display());
                 None
             }
         };
-        daemon.vms().insert(VmName::clone(&name), listing);
-        all.push((name, directory));
+        names.insert(name.clone());
+        daemon.vms().insert(name.clone(), listing);
+        let process = running(&name, &directory);
+        if let Some(process) = process.as_ref().filter(|_| is_stale) {
+            tracing::info!("{name}: this daemon has other options: the VM's next process has them");
+            process.kill();
+        }
+        Supervisor::of(daemon, name).begin(process);
     }
-    *daemon.left() = all;
-    recover_left(daemon);
+    daemon.keep_slots(|name| names.iter().any(|known| known.as_str() == name));
     clear_later(daemon, without);
     Ok(())
+}
+
+/// The VM's process, if a daemon before this one started it and it has not ended.
+fn running(name: &VmName, directory: &std::path::Path) -> Option<VmProcess> {
+    VmProcess::running(directory).unwrap_or_else(|error| {
+        tracing::error!("{name}: {error}");
+        None
+    })
+}
+
+/// A process that is starting or attaching a VM goes on: the VM is managed, or nothing is left of it.
+fn adopt_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmProcess) {
+    daemon.vms().insert(name.clone(), None);
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        loop {
+            let is_on_record = !matches!(Record::load(&directory), Ok(None));
+            if is_on_record {
+                return Supervisor::of(&daemon, name).begin(Some(process));
+            }
+            if process.has_ended().unwrap_or(false) {
+                break;
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        // What it put on record before it ended is recovered.
+        if !matches!(Record::load(&directory), Ok(None)) {
+            return Supervisor::of(&daemon, name).begin(None);
+        }
+        let forget = move || daemon.forget(&name, &directory);
+        if let Err(error) = tokio::task::spawn_blocking(forget).await {
+            tracing::error!("{error}");
+        }
+    });
 }
 
 /// Clears away what VMs left that are on no record. It may take long, so no guest waits for it;
@@ -65,42 +116,4 @@ fn clear_later(daemon: &Daemon, without: Vec<(VmName, PathBuf)>) {
         Ok(thread) => *daemon.clearing() = Some(thread),
         Err(error) => tracing::error!("no thread to clear away what VMs left: {error}"),
     }
-}
-
-/// Begins to recover those for which there was no thread before.
-pub fn recover_left(daemon: &Daemon) {
-    let all = std::mem::take(&mut *daemon.left());
-    for (name, directory) in all {
-        let supervisor =
-            Supervisor { name: name.clone(), directory: directory.clone(), daemon: daemon.clone() };
-        let thread = thread::Builder::new().name(format!("vm {name}"));
-        if let Err(error) = thread.spawn(move || supervisor.run(None)) {
-            tracing::error!("{name}: no thread to recover it: {error}");
-            daemon.left().push((name, directory));
-        }
-    }
-}
-
-/// Has a VM served that was just attached. Its thread is there before its service is.
-///
-/// # Errors
-/// Threads cannot be made; the VM is as it was then.
-pub fn serve(daemon: &Daemon, name: VmName, managed: (VmContext, Receiver<Command>)) -> Answer<()> {
-    let (give, take) = channel();
-    let directory = managed.0.record.directory().to_owned();
-    let supervisor = Supervisor { name: name.clone(), directory, daemon: daemon.clone() };
-    let run = move || take.recv().map_or((), |ready| supervisor.run(Some(ready)));
-    let ready = match thread::Builder::new().name(format!("vm {name}")).spawn(run) {
-        Ok(_) => Ready::new(managed),
-        Err(error) => Err((error, Box::new(managed.0))),
-    };
-    let ready = ready.map_err(|(error, context)| {
-        detach::undo(*context);
-        failed("the VM's threads")(error)
-    })?;
-    let listing = Arc::new(Listing::new(ready.record(), Stage::Held(ready.commands())));
-    daemon.vms().insert(name, Some(Arc::clone(&listing)));
-    // It waits for nothing else.
-    let _ = give.send((ready, listing));
-    Ok(())
 }

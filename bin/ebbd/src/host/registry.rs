@@ -5,29 +5,27 @@ use std::collections::btree_map::Entry;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use ebb_api::{Calibration, VmName, advice};
+use ebb_store::Table;
 
+use super::listing::Listing;
 use super::pool;
 use super::swap_dir::SwapDir;
+use super::vm_process::VmProcess;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
-use crate::model::record::{Record, Settings};
+use crate::model::record::Record;
+use crate::model::site::Site;
+use crate::model::task::{Task, Work};
 use crate::support::life::Life;
 use crate::system::calibration::Calibrated;
-use crate::system::confine::{self, VmUser};
-use crate::system::starting;
-use crate::vm::context::mailbox::Command;
-use crate::vm::detach;
-use crate::vm::listing::Listing;
+use crate::system::{remains, starting};
 
-/// Of so many it is remembered that their filters ended them.
-const FILTERED_MAX: usize = 64;
+/// Of so many it is remembered why they ended.
+const ENDED_MAX: usize = 64;
 
 /// The VMs by name. `None`: one that is just being taken hold of, or whose record cannot be read.
 pub type Vms = BTreeMap<VmName, Option<Arc<Listing>>>;
@@ -35,84 +33,61 @@ pub type Vms = BTreeMap<VmName, Option<Arc<Listing>>>;
 /// The daemon's state.
 #[derive(Clone)]
 pub struct Daemon {
-    run_dir: PathBuf,
+    site: Site,
     swap_dir: SwapDir,
-    log_dir: PathBuf,
-    settings: Settings,
     vms: Arc<Mutex<Vms>>,
-    /// VMs on record for which there was no thread yet.
-    left: Arc<Mutex<Vec<(VmName, PathBuf)>>>,
     /// Clears away what is on no record, at the start.
     clearing: Arc<Mutex<Option<JoinHandle<()>>>>,
-    /// Why VMs ended whose QEMUs their filters of system calls ended.
-    filtered: Arc<Mutex<BTreeMap<VmName, String>>>,
+    /// Why VMs ended that did not end by themselves.
+    ended: Arc<Mutex<BTreeMap<VmName, String>>>,
     /// The memory that VMs share.
     pool: Arc<pool::Shared>,
     /// How fast its tiers are.
     calibrated: Arc<Calibrated>,
-    /// Who QEMUs are, unless told otherwise.
-    vm_user: VmUser,
+    /// Where swap files tell each other what they take; none: there is no room for it.
+    table: Option<Arc<Table>>,
     /// The keys of swap files may be on a disk.
     keys_on_disk: bool,
 }
 
+/// What all VMs of a daemon share.
+pub struct Shared {
+    /// See [`Daemon`].
+    pub pool: Arc<pool::Shared>,
+    /// See [`Daemon`].
+    pub calibrated: Arc<Calibrated>,
+    /// See [`Daemon`].
+    pub table: Option<Arc<Table>>,
+}
+
 impl Daemon {
     /// A daemon over a run directory that nobody else uses.
-    pub fn new(
-        run_dir: &Path,
-        swap_dir: SwapDir,
-        log_dir: &Path,
-        settings: Settings,
-        (pool, calibrated): (Arc<pool::Shared>, Arc<Calibrated>),
-    ) -> Daemon {
-        let [run_dir, log_dir] = [run_dir, log_dir].map(Path::to_owned);
-        let (vms, left) = (Arc::default(), Arc::default());
-        let vm_user = VmUser::default();
-        Daemon {
-            run_dir,
-            swap_dir,
-            log_dir,
-            settings,
-            vms,
-            left,
-            clearing: Arc::default(),
-            filtered: Arc::default(),
-            pool,
-            calibrated,
-            vm_user,
-            keys_on_disk: false,
-        }
+    pub fn new(site: Site, swap_dir: SwapDir, shared: Shared, keys_on_disk: bool) -> Daemon {
+        let Shared { pool, calibrated, table } = shared;
+        let (vms, clearing, ended) = (Arc::default(), Arc::default(), Arc::default());
+        Daemon { site, swap_dir, vms, clearing, ended, pool, calibrated, table, keys_on_disk }
     }
 
-    /// The same, whose QEMUs run as this user unless told otherwise, and whose keys may be on a
-    /// disk.
-    pub fn with_rules(self, vm_user: VmUser, keys_on_disk: bool) -> Daemon {
-        Daemon { vm_user, keys_on_disk, ..self }
+    /// What holds for all VMs.
+    pub fn site(&self) -> &Site {
+        &self.site
+    }
+
+    /// What a VM's process is told.
+    pub(super) fn task(&self, name: &VmName, work: Work) -> Task {
+        let slot = self.table.as_ref().and_then(|table| table.give(name.as_str()));
+        let parent = std::process::id();
+        Task { site: self.site.clone(), name: name.clone(), slot, parent, work }
     }
 
     /// A key on a disk may outlive its VM there, whatever is done to remove it. VMs that are held
     /// already have theirs.
     fn check_keys(&self) -> Answer<()> {
-        match ebb_store::is_in_memory(&self.run_dir).map_err(failed("the run directory"))? {
-            false if !self.keys_on_disk => Err(not_allowed(keys_refused(&self.run_dir))),
+        let run_dir = &self.site.run_dir;
+        match ebb_store::is_in_memory(run_dir).map_err(failed("the run directory"))? {
+            false if !self.keys_on_disk => Err(not_allowed(keys_refused(run_dir))),
             _ => Ok(()),
         }
-    }
-
-    /// Where a VM's swap file goes. The process's number tells it from that of a
-    /// VM of the same name under another run directory.
-    pub(super) fn swap_path(&self, name: &VmName, pid: i32) -> PathBuf {
-        self.swap_dir.path().join(format!("{name}.{pid}.swap"))
-    }
-
-    /// Where a VM's logs go; none: in its directory.
-    pub(super) fn logs(&self, name: &VmName) -> Option<PathBuf> {
-        (self.log_dir != self.run_dir).then(|| self.log_dir.join(name.as_str()))
-    }
-
-    /// The directory.
-    pub fn run_dir(&self) -> &Path {
-        &self.run_dir
     }
 
     /// Measures how fast this host's tiers are.
@@ -120,12 +95,7 @@ impl Daemon {
     /// # Errors
     /// A tier cannot be measured.
     pub fn calibrate(&self) -> Answer<Calibration> {
-        self.calibrated.measure(&self.run_dir, self.swap_dir.path())
-    }
-
-    /// What VMs are to be taken up with.
-    pub fn settings(&self) -> Settings {
-        self.settings
+        self.calibrated.measure(&self.site.run_dir, self.swap_dir.path())
     }
 
     /// What is known of each VM.
@@ -147,38 +117,36 @@ impl Daemon {
         Arc::clone(vm.get_or_insert_with(|| Arc::new(make())))
     }
 
-    /// Where a VM takes its commands.
-    ///
-    /// # Errors
-    /// [`ApiError::Unknown`]; [`ApiError::Unavailable`]: it is not held now.
-    pub fn commands(&self, name: &VmName) -> Answer<Sender<Command>> {
-        self.listed(name).ok_or_else(|| self.unknown(name))?.commands()
+    /// Whether its name is taken.
+    pub fn is_known(&self, name: &VmName) -> bool {
+        self.vms().contains_key(name)
     }
 
     /// What is said of a VM that is not there.
     pub fn unknown(&self, name: &VmName) -> ApiError {
-        let filtered = self.filtered().get(name).cloned();
-        filtered.map_or_else(|| ApiError::Unknown(name.clone()), ApiError::Over)
+        let why = self.ended().get(name).cloned();
+        why.map_or_else(|| ApiError::Unknown(name.clone()), ApiError::Over)
     }
 
-    /// Has who asks for a VM hear that its QEMU was ended by its filter, if it was.
-    pub(super) fn note_end(&self, name: &VmName, pid: i32, ended: ExitStatus) {
-        let Some(told) = confine::filtered(name, pid, ended.signal()) else { return };
-        tracing::error!("{told}");
-        let mut filtered = self.filtered();
-        if filtered.len() == FILTERED_MAX {
-            filtered.pop_first();
+    /// Has who asks for a VM hear why it ended.
+    pub(super) fn note_end(&self, name: &VmName, why: String) {
+        let mut ended = self.ended();
+        if ended.len() == ENDED_MAX {
+            ended.pop_first();
         }
-        filtered.insert(name.clone(), told);
+        ended.insert(name.clone(), why);
     }
 
-    fn filtered(&self) -> MutexGuard<'_, BTreeMap<VmName, String>> {
-        self.filtered.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ended(&self) -> MutexGuard<'_, BTreeMap<VmName, String>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A VM is not held any more.
     pub fn forget(&self, name: &VmName, directory: &Path) {
         self.clear_away(name, directory);
+        if let Some(table) = &self.table {
+            table.take_back(name.as_str());
+        }
         self.vms().remove(name);
     }
 
@@ -192,7 +160,7 @@ impl Daemon {
             // One that panicked has cleared away less, which is done again below.
             let _ = thread.join();
         }
-        let directory = self.run_dir.join("vms").join(name.as_str());
+        let directory = self.site.directory(name);
         match self.vms().entry(name.clone()) {
             Entry::Occupied(_) => {
                 return Err(ApiError::Taken(format!("a VM named {name} is managed already")));
@@ -218,7 +186,7 @@ impl Daemon {
                 reserved.directory.display()
             )));
         }
-        self.filtered().remove(name);
+        self.ended().remove(name);
         Ok(reserved)
     }
 
@@ -227,19 +195,16 @@ impl Daemon {
         self.clearing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// VMs on record for which there was no thread yet.
-    pub(super) fn left(&self) -> MutexGuard<'_, Vec<(VmName, PathBuf)>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Who QEMUs are, unless told otherwise.
-    pub(super) fn vm_user(&self) -> &VmUser {
-        &self.vm_user
-    }
-
     /// How fast this host's tiers are.
     pub fn calibrated(&self) -> &Arc<Calibrated> {
         &self.calibrated
+    }
+
+    /// Takes back what is on record of VMs that are not there any more.
+    pub(super) fn keep_slots(&self, stays: impl Fn(&str) -> bool) {
+        if let Some(table) = &self.table {
+            table.keep_only(stays);
+        }
     }
 
     /// The memory that VMs share.
@@ -252,7 +217,7 @@ impl Daemon {
         let was_there = directory.exists();
         if remove_if_dead(directory)
             && was_there
-            && let Some(logs) = self.logs(name)
+            && let Some(logs) = self.site.logs(name)
         {
             // Somebody else's files may be there, too.
             for file in ["console.log", "console.log.1", "qemu.log", "qemu.log.1"] {
@@ -285,6 +250,18 @@ impl Reserved {
     pub fn keep(mut self) {
         self.kept = true;
     }
+
+    /// A process is about to begin there: from now on nothing is removed without a look.
+    pub fn hand_over(&mut self) {
+        self.made = false;
+    }
+
+    /// The process that began there has ended: removes what it left, if no VM lives there. It may take
+    /// long.
+    pub fn clear_away(mut self) {
+        self.kept = true;
+        self.daemon.forget(&self.name, &self.directory);
+    }
 }
 
 impl Drop for Reserved {
@@ -309,6 +286,9 @@ fn keys_refused(run_dir: &Path) -> String {
 /// tell.
 fn remove_if_dead(directory: &Path) -> bool {
     let looked = Record::load(directory).and_then(|record| {
+        if VmProcess::running(directory)?.is_some() {
+            return Ok(false);
+        }
         let dead = match record.as_ref().map(Record::life) {
             Some(Life::Lives(_)) => None,
             Some(Life::Dead(dead)) => Some(dead),
@@ -320,7 +300,7 @@ fn remove_if_dead(directory: &Path) -> bool {
             },
         };
         let Some(dead) = dead else { return Ok(false) };
-        detach::clear(record.as_ref(), directory, &dead).map(|()| true)
+        remains::clear(record.as_ref(), directory, &dead).map(|()| true)
     });
     looked.unwrap_or_else(|error| {
         tracing::error!("{}: not cleared away: {error}", directory.display());
@@ -346,9 +326,11 @@ mod tests {
     use ebb_vm::handed;
     use rustix::fs::{Mode, OFlags, open};
     use std::os::unix::net::UnixListener;
+    use std::os::unix::process::ExitStatusExt;
     use std::process::{Child, Command, Stdio};
     use std::thread;
 
+    use crate::model::record::Settings;
     use crate::system::starting::Qemu;
 
     /// What is there while a VM is started: a script in place of QEMU, which has the directory of
@@ -464,16 +446,26 @@ mod tests {
         }
     }
 
+    fn daemon(run: &Path, swap_dir: SwapDir) -> Daemon {
+        let site = Site {
+            run_dir: run.into(),
+            log_dir: run.into(),
+            swap_dir: swap_dir.path().into(),
+            settings: Settings::default(),
+            vm_user: "own".into(),
+        };
+        let pool = pool::Shared::open(run).unwrap();
+        let shared = Shared { pool, calibrated: Calibrated::open(run).unwrap(), table: None };
+        Daemon::new(site, swap_dir, shared, true)
+    }
+
     /// The disk may be mounted while the daemon runs.
     #[test]
     fn no_vm_begins_without_the_swap_directory() {
         let home = tempfile::tempdir().unwrap();
         let (run, swap) = (home.path(), home.path().join("swap"));
         private_dir::make(&run.join("vms")).unwrap();
-        let shared = (pool::Shared::open(run).unwrap(), Calibrated::open(run).unwrap());
-        let swap_dir = SwapDir::new(run, Some(&swap)).unwrap();
-        let daemon = Daemon::new(run, swap_dir, run, Settings::default(), shared)
-            .with_rules(VmUser::default(), true);
+        let daemon = daemon(run, SwapDir::new(run, Some(&swap)).unwrap());
         let name: VmName = "a".parse().unwrap();
         let refused = daemon.reserve(&name, false).err().unwrap().to_string();
         let (why, advice) = advice::no_swap_dir(&swap);
@@ -492,10 +484,7 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         let fifo = directory.join("vm.json");
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR).unwrap();
-        let shared = (pool::Shared::open(run).unwrap(), Calibrated::open(run).unwrap());
-        let swap_dir = SwapDir::new(run, Some(run)).unwrap();
-        let daemon = Daemon::new(run, swap_dir, run, Settings::default(), shared)
-            .with_rules(VmUser::default(), true);
+        let daemon = daemon(run, SwapDir::new(run, Some(run)).unwrap());
         let name: VmName = "slow".parse().unwrap();
         thread::scope(|scope| {
             let reserving = scope.spawn(|| daemon.reserve(&name, true).is_ok());

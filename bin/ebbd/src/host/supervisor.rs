@@ -1,150 +1,198 @@
-//! What keeps a VM served, in a thread of its own: takes it up, and again where that fails or a
-//! thread of its service panics. `docs/decisions/0033-*`.
+//! What keeps a VM served: has a process manage it, and the next one where that ends.
+//! `docs/decisions/0044-*`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
+use axum::body::Bytes;
+use axum::http::{Method, StatusCode};
 use ebb_api::VmName;
-use ebb_pager::panic_text;
+use tokio::time::{sleep, timeout};
 
+use super::link::{self, Reply};
+use super::listing::{Listing, Stage};
 use super::registry::Daemon;
-use crate::helpers::console;
+use super::vm_process::VmProcess;
+use crate::model::figures::Figures;
 use crate::model::record::Record;
-use crate::support::life::Life;
-use crate::vm::listing::{Listing, Stage};
-use crate::vm::recover::{NotRecovered, recover};
-use crate::vm::worker::{Farewell, Outcome, Ready};
+use crate::model::site::api_socket;
+use crate::model::task::{Told, Work};
+use crate::rest::vm_server::FIGURES;
+use crate::system::last_words;
 
-/// Between two attempts, at first and at most.
+/// A process that ends is followed by the next one at once; where that ends soon, too, after so long, and
+/// twice as long each time.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MOST: Duration = Duration::from_secs(60);
-/// A service that panics so often, without a long good time in between, will do so again.
-const PANICS_MAX: u32 = 6;
-const GOOD_TIME: Duration = Duration::from_secs(600);
+/// The end of a process that has served for so long is followed at once again.
+const GOOD_TIME: Duration = Duration::from_secs(30);
+/// A process that is asked for figures answers within 5 s, new ones or none.
+const FIGURES_LIMIT: Duration = Duration::from_secs(15);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Of one VM.
 pub struct Supervisor {
-    /// Its name.
-    pub name: VmName,
-    /// Its directory.
-    pub directory: PathBuf,
-    /// Whose it is.
-    pub daemon: Daemon,
+    name: VmName,
+    directory: PathBuf,
+    daemon: Daemon,
 }
 
-/// What came of an attempt to serve it.
+/// What came of a process.
 enum Served {
-    /// It is not held any more; who is to hear of it.
-    Ended(Option<Farewell>),
-    /// It is to be taken up anew.
+    /// The VM is not managed any more.
+    Ended,
+    /// It is to be recovered: why.
     Failed(String),
-    /// The same: a thread panicked.
-    Panicked(String),
 }
 
 impl Supervisor {
-    /// Serves it until it is not held any more: at first what is `ready`, else what is on
-    /// record.
-    pub fn run(self, mut ready: Option<(Ready, Arc<Listing>)>) {
-        let (mut pause, mut panics) = (PAUSE_FIRST, 0);
+    /// Of a VM of this daemon.
+    pub fn of(daemon: &Daemon, name: VmName) -> Supervisor {
+        let directory = daemon.site().directory(&name);
+        Supervisor { name, directory, daemon: daemon.clone() }
+    }
+
+    /// Begins, with the process that manages the VM already, if there is one.
+    pub fn begin(self, process: Option<VmProcess>) {
+        // A VM on record is listed from now on.
+        if let Ok(Some(record)) = Record::load(&self.directory) {
+            let stage = if process.is_some() { Stage::Held } else { Stage::TakingUp };
+            self.daemon.listing(&self.name, || Listing::new(&record, stage));
+        }
+        tokio::spawn(self.run(process));
+    }
+
+    async fn run(self, mut process: Option<VmProcess>) {
+        let (mut pause, mut follows) = (Duration::ZERO, false);
         loop {
             let began = Instant::now();
-            let first = ready.take();
-            let served = catch_unwind(AssertUnwindSafe(|| self.serve(first)));
-            let served = served.unwrap_or_else(|panic| Served::Panicked(panic_text(&*panic)));
-            if began.elapsed() >= GOOD_TIME {
-                (pause, panics) = (PAUSE_FIRST, 0);
-            }
-            let why = match served {
-                Served::Ended(farewell) => return self.end(farewell),
-                Served::Failed(why) => why,
-                Served::Panicked(why) => {
-                    panics += 1;
-                    format!("its service failed: {why}")
-                }
+            let why = match self.serve(process.take(), follows).await {
+                Ok(Served::Ended) => return self.end().await,
+                Ok(Served::Failed(why)) => why,
+                Err(error) => error.to_string(),
             };
-            let tries = panics < PANICS_MAX;
-            self.wait(why, tries.then_some(pause));
-            if !tries {
-                return self.mourn();
+            if began.elapsed() >= GOOD_TIME {
+                pause = Duration::ZERO;
             }
-            pause = (pause * 2).min(PAUSE_MOST);
+            tracing::error!("{}: not recovered: {why}", self.name);
+            self.wait(why, pause).await;
+            follows = true;
+            pause = (pause * 2).clamp(PAUSE_FIRST, PAUSE_MOST);
         }
     }
 
-    fn serve(&self, ready: Option<(Ready, Arc<Listing>)>) -> Served {
-        let (ready, listing) = match ready {
-            Some(ready) => ready,
-            None => match self.take_up() {
-                Ok(Some(ready)) => ready,
-                Ok(None) => return Served::Ended(None),
-                Err(error) => return Served::Failed(error.to_string()),
+    async fn serve(&self, process: Option<VmProcess>, follows: bool) -> io::Result<Served> {
+        let process = match process {
+            Some(process) => process,
+            None => match self.recover(follows).await? {
+                Ok(process) => process,
+                Err(served) => return Ok(served),
             },
         };
-        match ready.run(Arc::clone(self.daemon.calibrated()), &listing) {
-            Outcome::Ended(farewell) => Served::Ended(farewell),
-            Outcome::Panicked(why) => Served::Panicked(why),
-        }
+        // A record that cannot be read now does not end what runs.
+        let listing = self.listing().ok().flatten();
+        let following =
+            listing.map(|listing| tokio::spawn(follow(self.directory.clone(), listing)));
+        let how = process.ended().await;
+        following.into_iter().for_each(|task| task.abort());
+        Ok(match Record::load(&self.directory)? {
+            None => Served::Ended,
+            Some(_) => Served::Failed(last_words::take(&self.directory).unwrap_or(how)),
+        })
     }
 
-    /// None: there is nothing to take up any more.
-    fn take_up(&self) -> std::io::Result<Option<(Ready, Arc<Listing>)>> {
-        let Some(record) = Record::load(&self.directory)? else { return Ok(None) };
-        let listing = self.daemon.listing(&self.name, || Listing::new(&record, Stage::TakingUp));
+    /// Has the next process recover the VM, or finds the one that does already.
+    async fn recover(&self, follows: bool) -> io::Result<Result<VmProcess, Served>> {
+        let Some(listing) = self.listing()? else { return Ok(Err(Served::Ended)) };
         listing.set(Stage::TakingUp);
-        let managed = match recover(&self.directory, self.daemon.settings()) {
-            Ok(managed) => managed,
-            Err(NotRecovered::Over) => return Ok(None),
-            Err(NotRecovered::Failed(error)) => return Err(error),
-        };
-        let console = managed.0.record.has_console().then(|| managed.0.logs());
-        let ready = Ready::new(managed).map_err(|(error, _)| error)?;
-        listing.set(Stage::Held(ready.commands()));
-        console.into_iter().for_each(|logs| self.keep_console(logs));
-        tracing::info!("{}: recovered", self.name);
-        Ok(Some((ready, listing)))
+        let directory = self.directory.clone();
+        let running = tokio::task::spawn_blocking(move || VmProcess::running(&directory)).await;
+        if let Some(process) = running.map_err(io::Error::other)?? {
+            return Ok(Ok(process));
+        }
+        let task = self.daemon.task(&self.name, Work::Recover);
+        let (process, told) = VmProcess::start(task, follows).await?;
+        Ok(match told {
+            Told::Managed => {
+                listing.set(Stage::Held);
+                Ok(process)
+            }
+            Told::Over => {
+                process.ended().await;
+                Err(Served::Ended)
+            }
+            Told::Refused(why) => {
+                process.ended().await;
+                Err(Served::Failed(why.to_string()))
+            }
+        })
     }
 
-    /// QEMU may be slow to answer there, and its faults are not to wait for that.
-    fn keep_console(&self, logs: PathBuf) {
-        let (name, directory) = (self.name.clone(), self.directory.clone());
-        let keep = move || {
-            if let Err(error) = console::restart_if_gone(&directory, &logs) {
-                tracing::warn!("{name}: its console: {error}");
-            }
+    /// What is known of it, if it is on record.
+    fn listing(&self) -> io::Result<Option<Arc<Listing>>> {
+        let record = Record::load(&self.directory)?;
+        let make = |record: Record| {
+            self.daemon.listing(&self.name, || Listing::new(&record, Stage::TakingUp))
         };
-        if let Err(error) = thread::Builder::new().name("console".into()).spawn(keep) {
-            tracing::warn!("{}: its console: {error}", self.name);
-        }
+        Ok(record.map(make))
     }
 
     /// The VM waits where it is: better than a wrong byte.
-    fn wait(&self, why: String, pause: Option<Duration>) {
-        tracing::error!("{}: not recovered: {why}", self.name);
-        if let Some(listing) = self.daemon.listed(&self.name) {
-            let again = pause.map(|pause| Instant::now() + pause);
-            listing.set(Stage::NotTakenUp(why, again));
+    async fn wait(&self, why: String, pause: Duration) {
+        if let Some(listing) = self.daemon.listed(&self.name).filter(|_| !pause.is_zero()) {
+            listing.set(Stage::NotTakenUp(why, Instant::now() + pause));
         }
-        thread::sleep(pause.unwrap_or_default());
+        sleep(pause).await;
     }
 
-    /// It is not tried again: waits for its end.
-    fn mourn(self) {
-        loop {
-            match Record::load(&self.directory).map(|record| record.map(|record| record.life())) {
-                Ok(None | Some(Life::Dead(_))) => return self.end(None),
-                _ => thread::sleep(PAUSE_MOST),
+    async fn end(self) {
+        let Supervisor { name, directory, daemon } = self;
+        if let Some(why) = last_words::take(&directory) {
+            daemon.note_end(&name, why);
+        }
+        // It may take long: processes are looked through.
+        let forgotten = tokio::task::spawn_blocking(move || daemon.forget(&name, &directory)).await;
+        forgotten.unwrap_or_else(|error| tracing::error!("{error}"));
+    }
+}
+
+/// Has the listing show what the VM's process publishes.
+async fn follow(directory: PathBuf, listing: Arc<Listing>) {
+    let (socket, mut after) = (api_socket(&directory), 0);
+    loop {
+        let uri = format!("{FIGURES}?after={after}");
+        let asked = link::ask(&socket, Method::GET, &uri, Bytes::new());
+        match timeout(FIGURES_LIMIT, asked).await {
+            Ok(Ok(reply)) => {
+                after = take(&reply, &listing).unwrap_or(after);
+                // However fast it answers.
+                sleep(if is_usable(&reply) { LOOK_EVERY } else { FIGURES_LIMIT }).await;
             }
+            // Its end is somebody else's to notice.
+            _ => sleep(LOOK_EVERY).await,
         }
     }
+}
 
-    fn end(self, farewell: Option<Farewell>) {
-        self.daemon.forget(&self.name, &self.directory);
-        if let Some((to, report)) = farewell {
-            drop(to.send(Ok(report)));
-        }
+/// A process of another release may say what this one does not understand.
+fn is_usable(reply: &Reply) -> bool {
+    match reply.status {
+        StatusCode::NO_CONTENT => true,
+        StatusCode::OK => reply.read::<Figures>().is_ok(),
+        _ => false,
     }
+}
+
+/// The number of the figures that came.
+fn take(reply: &Reply, listing: &Listing) -> Option<u64> {
+    listing.hear();
+    if reply.status != StatusCode::OK {
+        return None;
+    }
+    let figures: Figures = reply.read().ok()?;
+    let number = figures.number;
+    listing.publish(figures);
+    Some(number)
 }

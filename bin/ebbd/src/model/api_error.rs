@@ -6,12 +6,13 @@ use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use ebb_api::{BadRequest, Problem, VmName};
+use serde::{Deserialize, Serialize};
 
 use crate::support::privileges::want_of_descriptors;
 use crate::support::state_file;
 
 /// A refusal: one line, and the kind of it.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum ApiError {
     /// The request makes no sense.
     #[error(transparent)]

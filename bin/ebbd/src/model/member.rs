@@ -2,12 +2,13 @@
 
 use ebb_tier::Need;
 use ebb_units::FRAME_BYTES;
+use serde::{Deserialize, Serialize};
 
 use super::record::Record;
 use super::share::Share;
 
 /// What a worker says of a VM in the pool.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Member {
     /// On record.
     pub share: Share,

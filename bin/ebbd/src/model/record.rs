@@ -16,7 +16,7 @@ use super::BYTES_MAX;
 use super::looking::Looking;
 use super::served::{GrowthRecord, ImageRecord};
 use super::share::Share;
-use super::swap_rule::WhenFull;
+use super::swap_rule::{SwapQuota, WhenFull};
 use super::tiers::Tiers;
 use crate::support::life::{Identity, Life};
 use crate::support::state_file;
@@ -150,7 +150,7 @@ pub struct SizeRecord {
 }
 
 /// What holds for all VMs of a daemon, until the next one starts.
-#[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// What a VM's compressed pages may take in memory at most; 0: there are none.
     #[serde(default)]
@@ -167,6 +167,9 @@ pub struct Settings {
     /// What becomes of it at its limit once its swap file can take no more.
     #[serde(default)]
     pub when_swap_is_full: WhenFull,
+    /// What swap files may take.
+    #[serde(default)]
+    pub swap_quota: SwapQuota,
 }
 
 /// Automatic reclaim.

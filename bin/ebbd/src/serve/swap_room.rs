@@ -1,16 +1,17 @@
 //! What swap files may take of their disk, and what happens once they take it.
 
-use std::collections::BTreeMap;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use clap::Args;
 use ebb_api::advice;
-use ebb_store::{Quota, Room, Traffic};
+use ebb_store::{Place, Quota, Room, SwapFile, TABLE_BYTES, Table, Traffic};
 use ebb_units::Bytes;
 
-use crate::model::swap_rule::WhenFull;
+use crate::model::swap_rule::{SwapQuota, WhenFull};
 
 /// The options.
 #[derive(Args, Clone, Copy, Debug)]
@@ -30,26 +31,83 @@ pub struct SwapRoom {
     pub when_swap_is_full: WhenFull,
 }
 
-/// One a process, since it is of the host's disks.
-static ROOM: OnceLock<Arc<Room>> = OnceLock::new();
-
 impl SwapRoom {
-    /// From now on all swap files keep to it.
-    pub fn begin(self) {
+    /// As VMs' processes are told.
+    pub fn quota(self) -> SwapQuota {
         let bytes = |size: Option<Bytes>| size.map(|size| size.0);
-        let quota = Quota {
+        SwapQuota {
             all_bytes: bytes(self.swap_max),
             each_bytes: bytes(self.swap_max_each),
             floor_bytes: bytes(self.swap_keep_free),
-        };
-        // Nobody began before.
-        let _ = ROOM.set(Room::new(quota));
+        }
     }
 }
 
-/// What the swap files of this host share.
-pub fn room() -> &'static Arc<Room> {
-    ROOM.get_or_init(|| Room::new(Quota::default()))
+/// What this process's swap file shares with others.
+struct Shared {
+    place: Place,
+    room: Arc<Room>,
+}
+
+/// One a process: there is one swap file in each.
+static SHARED: OnceLock<Shared> = OnceLock::new();
+
+/// From now on this process's swap file keeps to the quota, with the slot of the table in `run_dir`, or
+/// alone.
+pub fn begin(quota: SwapQuota, run_dir: &Path, slot: Option<usize>) {
+    let table = slot.and_then(|_| match open_table(run_dir) {
+        Ok(table) => Some(table),
+        Err(error) => {
+            tracing::warn!("{TABLE_FILE}: {error}: what other VMs swap is not taken into account");
+            None
+        }
+    });
+    let place = match (table, slot) {
+        (Some(table), Some(slot)) => Place::given(&table, slot),
+        _ => Place::alone(),
+    };
+    // Nobody began before.
+    let _ = SHARED.set(Shared { room: Room::at(of(quota), place.clone()), place });
+}
+
+fn shared() -> &'static Shared {
+    SHARED.get_or_init(|| {
+        let place = Place::alone();
+        Shared { room: Room::at(Quota::default(), place.clone()), place }
+    })
+}
+
+fn of(quota: SwapQuota) -> Quota {
+    let SwapQuota { all_bytes, each_bytes, floor_bytes } = quota;
+    Quota { all_bytes, each_bytes, floor_bytes }
+}
+
+/// The table in which the swap files of all VMs tell each other what they take and read.
+const TABLE_FILE: &str = "swap.shared";
+
+/// Opens it, and makes it where there is none.
+///
+/// # Errors
+/// As open(2) and mmap(2); `StorageFull`: the run directory has no room for it.
+pub fn open_table(run_dir: &Path) -> io::Result<Arc<Table>> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(run_dir.join(TABLE_FILE))?;
+    if file.metadata()?.len() < TABLE_BYTES {
+        file.set_len(TABLE_BYTES)?;
+    }
+    Table::over(&file)
+}
+
+/// What all swap files take.
+pub fn taken_bytes() -> u64 {
+    shared().room.taken_bytes()
+}
+
+/// The swap file, which keeps to the quota, and gives way on its disk while others are read.
+pub fn among_others(disk: SwapFile, path: &Path) -> SwapFile {
+    let Shared { place, room } = shared();
+    disk.within(room).among(&Traffic::at(place.clone(), disk_of(path)))
 }
 
 /// What is wrong with a swap file that is in memory, and what to do; `by_tier`: a VM's tiers name
@@ -65,18 +123,12 @@ pub fn in_memory(swap: &Path, by_tier: bool) -> Option<String> {
     is_memory.then(|| format!("{why}: {advice}"))
 }
 
-/// By device number. Few hosts have more than one such disk, so none is ever forgotten.
-static DISKS: Mutex<BTreeMap<u64, Arc<Traffic>>> = Mutex::new(BTreeMap::new());
-
-/// What the swap files on one disk share, a file's or a block device's. Partitions of one disk
-/// count as several.
-pub fn traffic(swap: &Path) -> Arc<Traffic> {
-    let number = swap.metadata().map_or(0, |found| match found.file_type().is_block_device() {
+/// The device number of the disk that a swap file is on, or is. Partitions of one disk count as several.
+fn disk_of(swap: &Path) -> u64 {
+    swap.metadata().map_or(0, |found| match found.file_type().is_block_device() {
         true => found.rdev(),
         false => found.dev(),
-    });
-    let mut disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner);
-    Arc::clone(disks.entry(number).or_insert_with(Traffic::new))
+    })
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use ebb_api::VmName;
 use ebb_pager::IoMapping;
 use ebb_units::FrameRange;
 
-const VARIABLE: &str = "EBB_FAIL";
+/// What asks for one: of the first process of a VM, so that the next one gets past it.
+pub const VARIABLE: &str = "EBB_FAIL";
 
 struct Wanted {
     vm: String,

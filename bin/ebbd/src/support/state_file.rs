@@ -7,12 +7,16 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+/// A file that makes no sense is read so often before that is said.
+const READS: u32 = 3;
+const BETWEEN_READS: Duration = Duration::from_millis(2);
 /// A file takes whole pages of memory, or blocks of a disk.
 const PAGE_BYTES: usize = 4096;
 /// A record may grow by so much, as settings are added to it, before it needs more room.
@@ -42,6 +46,24 @@ pub fn save(path: &Path, what: &impl Serialize) -> io::Result<()> {
 /// # Errors
 /// As read(2); `InvalidData`: it makes no sense.
 pub fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let mut tries = 1;
+    loop {
+        match load_once(path) {
+            // Another process may have written its next version over the file that was opened.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData && tries < READS => {
+                std::thread::sleep(BETWEEN_READS);
+            }
+            // serde_json calls a file that ends too early so.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && tries < READS => {
+                std::thread::sleep(BETWEEN_READS);
+            }
+            loaded => return loaded,
+        }
+        tries += 1;
+    }
+}
+
+fn load_once<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     match fs::read(path) {
         Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -47,7 +47,6 @@ pub struct Calibrated {
     pages: usize,
     /// and so many on each node.
     node_pages: usize,
-    last: Mutex<Option<Calibration>>,
     measuring: Mutex<()>,
 }
 
@@ -66,18 +65,21 @@ impl Calibrated {
         if let Some(last) = &last {
             Weights::new(last.read_weight, last.write_weight).map_err(io::Error::other)?;
         }
-        Ok(Arc::new(Calibrated {
-            path,
-            pages,
-            node_pages,
-            last: Mutex::new(last),
-            measuring: Mutex::default(),
-        }))
+        Ok(Arc::new(Calibrated { path, pages, node_pages, measuring: Mutex::default() }))
     }
 
-    /// What was measured last.
+    /// For who only reads what another process measures.
+    pub fn at(run_dir: &Path) -> Arc<Calibrated> {
+        let (path, pages, node_pages) = (run_dir.join(FILE), PAGES, NODE_PAGES);
+        Arc::new(Calibrated { path, pages, node_pages, measuring: Mutex::default() })
+    }
+
+    /// What was measured last, by whatever process.
     pub fn last(&self) -> Option<Calibration> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        state_file::load(&self.path).unwrap_or_else(|error| {
+            tracing::warn!("{}: {error}", self.path.display());
+            None
+        })
     }
 
     /// What reads and writes count for: the same where nothing was measured.
@@ -112,7 +114,6 @@ impl Calibrated {
         // What is addressable comes first.
         found.tiers.splice(1..1, nodes(self.node_pages));
         state_file::save(&self.path, &found).map_err(unsaved("the calibration's record"))?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(found.clone());
         Ok(found)
     }
 }

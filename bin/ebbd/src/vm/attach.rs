@@ -22,7 +22,7 @@ use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
 use crate::model::record::{Record, RegionRecord};
 use crate::serve::disks::{Disks, Shared};
 use crate::serve::growth::Growth;
-use crate::system::small_pages;
+use crate::system::{remains, small_pages};
 
 /// Attaches a VM whose RAM was found. Nothing has been changed in the VMM before; when this fails,
 /// nothing is left changed.
@@ -47,9 +47,9 @@ pub fn attach(
             // than a second failure here.
             detach::close(&process, &record);
             if !swap_was_there {
-                detach::remove_swap(&record);
+                remains::remove_swap(&record);
             }
-            let forgotten = detach::forget(directory);
+            let forgotten = remains::forget(directory);
             forgotten.unwrap_or_else(|error| tracing::error!("{}: {error}", record.name));
             return Err(refused);
         }

@@ -1,18 +1,16 @@
 //! Ending the management of a VM, and clearing away what was kept of it.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
 use ebb_sys::process::Process;
 
 use super::context::VmContext;
-use super::make_pager::{digests_path, ledger_path};
 use crate::helpers::injector;
 use crate::model::record::Record;
 use crate::support::failpoint;
 use crate::support::life::Dead;
-use crate::support::state_file;
+use crate::system::remains::{forget, remove_swap};
 use crate::system::{cgroup, origin, starting};
 
 /// Detaches a VM: nothing is watched, and the userfaultfd in the VMM is closed. All of its memory
@@ -122,48 +120,10 @@ fn forget_all(record: &Record, directory: &Path) -> io::Result<()> {
     forget(directory)
 }
 
-/// Removes what is kept of a VM in its directory, its record before what belongs to that. What is
-/// not there is no error. The mark of a start stays: its QEMU may run, with nothing else to tell of
-/// it.
-///
-/// # Errors
-/// As unlink(2).
-pub fn forget(directory: &Path) -> io::Result<()> {
-    Record::remove(directory)?;
-    ebb_store::remove(directory)?;
-    let paths = [ledger_path(directory), digests_path(directory)];
-    paths.iter().try_for_each(|path| state_file::remove_if_there(path))
-}
-
-/// Removes all that a VM left which has ended.
-///
-/// # Errors
-/// As unlink(2).
-pub fn clear(record: Option<&Record>, directory: &Path, _: &Dead) -> io::Result<()> {
-    if let Some(record) = record {
-        remove_swap(record);
-        cgroup::remove_of(record);
-    }
-    starting::unmark(directory)?;
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Removes a VM's swap file, which nobody can read any more once its key is gone. A block
-/// device stays.
-pub fn remove_swap(record: &Record) {
-    if record.swap.metadata().is_ok_and(|found| !found.is_file()) {
-        return;
-    }
-    if let Err(error) = state_file::remove_if_there(&record.swap) {
-        tracing::error!("{}: {error}", record.swap.display());
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::system::starting::Qemu;
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -21,6 +21,7 @@ use crate::serve::disks::{Shared, Source};
 use crate::serve::growth::Growth;
 use crate::serve::swap_room;
 use crate::support::failpoint;
+use crate::system::remains::{digests_path, ledger_path};
 
 /// A pager, and the blocks that it gives back.
 pub type Made = (Pager, Receiver<Restored>);
@@ -115,7 +116,7 @@ fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>
     let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
     let disk = || {
         let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
-        Ok::<_, StoreError>(disk.within(swap_room::room()).among(&swap_room::traffic(&record.swap)))
+        Ok::<_, StoreError>(swap_room::among_others(disk, &record.swap))
     };
     match record.compressed_bytes() {
         0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk()?)),
@@ -149,16 +150,6 @@ pub fn new_ledger(ram: &Ram, record: &Record, directory: &Path) -> Result<Ledger
         _ => Tables::WhenSplit,
     };
     Ledger::create(&ledger_path(directory), ram.end(), tables)
-}
-
-/// Where the ledger is.
-pub fn ledger_path(directory: &Path) -> PathBuf {
-    directory.join("ledger")
-}
-
-/// Where the digests of disk-backed frames are.
-pub fn digests_path(directory: &Path) -> PathBuf {
-    directory.join("digests")
 }
 
 /// Disks and devices forget what the pager has to have forgotten here.

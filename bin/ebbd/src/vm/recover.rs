@@ -19,12 +19,13 @@ use super::context::mailbox::Command;
 use super::context::{LEAVING, Parts, VmContext};
 use super::detach::{has_userfaultfd, part};
 use super::devices::unplugged;
-use super::make_pager::{self, Made, ledger_path};
+use super::make_pager::{self, Made};
 use crate::helpers::injector;
 use crate::model::record::{Record, RegionRecord, Settings};
 use crate::serve::disks::{self, Disks, Shared};
 use crate::serve::growth::Growth;
 use crate::support::life::Life;
+use crate::system::remains::ledger_path;
 use crate::system::small_pages;
 
 /// Why a VM is not recovered.

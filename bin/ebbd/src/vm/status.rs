@@ -144,7 +144,7 @@ pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
         compressed_ratio: ratio(usage),
         written_back_total_bytes: bytes(&counters.written_back_frames),
         swap_file_bytes: usage.file_bytes,
-        all_swap_files_bytes: swap_room::room().taken_bytes(),
+        all_swap_files_bytes: swap_room::taken_bytes(),
         waits: cx.waits(),
         waiting_touches: cx.pager.room().waiting_touches(),
         stuck: limit.what_is_stuck(cx, devices.why_it_rests()),

@@ -18,7 +18,7 @@ use super::context::mailbox::Command;
 use super::context::service::FaultService;
 use super::devices::Devices;
 use super::limit::{self, Limit};
-use super::listing::Listing;
+use super::publisher::Publisher;
 use super::reclaim::Reclaim;
 use super::resize::Resize;
 use super::small_pages::SmallPages;
@@ -27,7 +27,6 @@ use super::tiering::Tiering;
 use super::trust::Trust;
 use super::{detach, limit::share};
 use crate::model::api_error::Answer;
-use crate::model::record::Record;
 use crate::support::failpoint;
 use crate::support::life::Life;
 use crate::support::open_files::OpenFiles;
@@ -63,21 +62,15 @@ impl Ready {
         Ok(Ready { cx, commands })
     }
 
-    /// What is on record of it.
-    pub fn record(&self) -> &Record {
-        &self.cx.record
-    }
-
     /// Where commands go.
     pub fn commands(&self) -> Sender<Command> {
         self.cx.mailbox.sender()
     }
 
-    /// Does everything else, until the VM is not managed any more. What is known of it is told
-    /// by `listing`.
-    pub fn run(self, calibrated: Arc<Calibrated>, listing: &Arc<Listing>) -> Outcome {
+    /// Does everything else, until the VM is not managed any more.
+    pub fn run(self, calibrated: Arc<Calibrated>, publisher: Publisher) -> Outcome {
         let Ready { cx, commands } = self;
-        Worker::new(cx, calibrated, listing).run(&commands)
+        Worker::new(cx, calibrated, publisher).run(&commands)
     }
 }
 
@@ -102,8 +95,8 @@ pub struct Worker {
     resize: Resize,
     tiering: Tiering,
     small_pages: SmallPages,
-    /// What others see of it.
-    listing: Arc<Listing>,
+    /// Shows others what there is to know.
+    publisher: Publisher,
     /// When they see it anew.
     publish_at: Instant,
 }
@@ -114,7 +107,7 @@ enum Next {
 }
 
 impl Worker {
-    fn new(cx: VmContext, calibrated: Arc<Calibrated>, listing: &Arc<Listing>) -> Worker {
+    fn new(cx: VmContext, calibrated: Arc<Calibrated>, publisher: Publisher) -> Worker {
         let mailbox = cx.mailbox.clone();
         cx.growth.on_violation(move || mailbox.put(Command::Violation));
         Worker {
@@ -125,7 +118,7 @@ impl Worker {
             resize: Resize::default(),
             tiering: Tiering::new(&cx, calibrated),
             small_pages: SmallPages::default(),
-            listing: Arc::clone(listing),
+            publisher,
             publish_at: Instant::now(),
             cx,
         }
@@ -193,7 +186,7 @@ impl Worker {
     fn publish(&mut self) {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
         match (status::of(&self.knowing(), false), self.member()) {
-            (Ok(status), Ok(member)) => self.listing.publish(status, member),
+            (Ok(status), Ok(member)) => self.publisher.publish(status, member),
             (Err(error), _) | (_, Err(error)) => {
                 tracing::debug!("{}: {error}", self.cx.name());
             }

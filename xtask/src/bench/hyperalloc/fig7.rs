@@ -128,8 +128,8 @@ fn add_kept(figures: &mut Figures, step: usize, vm: &Vm, keeper: Keeper) {
 
 /// QEMU's, and the daemon's where it holds the VM.
 fn cpu_time(vm: &Vm, keeper: Keeper) -> Duration {
-    let daemon = vm.host().daemon().filter(|_| keeper.is_ebb());
-    cpu::of_all(vm.pid()) + daemon.map(cpu::of_all).unwrap_or_default()
+    let ebbds = if keeper.is_ebb() { vm.host().ebbds() } else { Vec::new() };
+    cpu::of_all(vm.pid()) + ebbds.into_iter().map(cpu::of_all).sum::<Duration>()
 }
 
 /// One keeper against another.

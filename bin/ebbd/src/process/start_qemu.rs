@@ -35,11 +35,16 @@ impl Running {
         self.0.as_ref().map(|child| child.id() as i32)
     }
 
-    /// It lives on; `note` takes note of its end.
-    pub fn release(mut self, note: impl FnOnce(ExitStatus) + Send + 'static) {
-        if let Some(mut child) = self.0.take() {
-            std::thread::spawn(move || child.wait().map(note));
-        }
+    /// It lives on; `note` takes note of its end, in a thread.
+    pub fn release(
+        mut self,
+        note: impl FnOnce(ExitStatus) + Send + 'static,
+    ) -> Option<std::thread::JoinHandle<()>> {
+        let mut child = self.0.take()?;
+        Some(std::thread::spawn(move || {
+            // One that cannot be waited for is noted by nobody.
+            let _ = child.wait().map(note);
+        }))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use ebb_api::{State, VmStatus, VmSummary};
 
-use crate::model::record::Record;
+use super::record::Record;
 
 /// The short form, from the long one.
 pub fn of(status: &VmStatus) -> VmSummary {

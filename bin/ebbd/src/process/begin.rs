@@ -1,4 +1,4 @@
-//! Starts VMs, and attaches those that somebody else started.
+//! Begins to manage a VM: starts it, attaches one that somebody else started, or recovers one.
 
 use ebb_api::{
     Accelerator as ApiAccelerator, AttachRequest, Backing, MIN_ORDER_DEFAULT, Mode, OnViolation,
@@ -9,49 +9,130 @@ use ebb_sys::process::Process;
 use ebb_vm::launch::{self, Accelerator};
 use ebb_vm::{Qmp, handed, layout, takeover};
 use serde_json::json;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::thread::{self, JoinHandle};
 
-use super::recovery::serve;
-use super::registry::Daemon;
 use super::start_qemu::{Started, qemu, start};
 use super::tiers::{self, Claimed};
-use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
+use crate::helpers::console;
+use crate::model::api_error::{Answer, ApiError, failed, not_allowed, unsaved};
 use crate::model::record::{Auto, Record, Totals};
+use crate::model::site::Site;
+use crate::model::task::{Task, Work};
 use crate::serve::disks::{self, Disks, Shared};
 use crate::serve::growth::{self, Growth};
+use crate::serve::swap_room;
 use crate::support::life;
-use crate::system::confine::Plan;
+use crate::system::confine::{self, Plan};
 use crate::system::host_facts::{self, Chosen};
-use crate::system::{origin, starting};
+use crate::system::{last_words, origin, starting};
 use crate::vm::attach::attach as attach_vm;
-use crate::vm::devices;
+use crate::vm::context::VmContext;
+use crate::vm::context::mailbox::Command;
+use crate::vm::recover::{NotRecovered, recover};
+use crate::vm::worker::Ready;
+use crate::vm::{detach, devices};
 
-/// Starts a VM and manages it.
+/// A VM whose faults are served.
+pub struct Begun {
+    /// What its worker begins with.
+    pub ready: Ready,
+    /// Its QEMU, where this process started that.
+    pub qemu: Option<OwnQemu>,
+}
+
+/// A QEMU that this process started.
+pub struct OwnQemu {
+    /// QEMU.
+    pub process: Process,
+    /// Notes how it ends.
+    pub noting: JoinHandle<()>,
+}
+
+/// Does what the task says. None: there is nothing to recover any more.
 ///
 /// # Errors
-/// [`ApiError`]; nothing is left behind then.
-pub fn run(daemon: &Daemon, request: &RunRequest) -> Answer<()> {
+/// The refusal; nothing is left behind then, or what is to be recovered is as it was.
+pub fn begin(task: &Task) -> Answer<Option<Begun>> {
+    let Task { site, name, slot, work, .. } = task;
+    swap_room::begin(site.settings.swap_quota, &site.run_dir, *slot);
+    let directory = site.directory(name);
+    match work {
+        Work::Run(request) => {
+            let begun = run(site, request, &directory);
+            if begun.is_err() {
+                // Its QEMU has ended: nothing is to be looked for.
+                let _ = starting::unmark(&directory);
+            }
+            begun.map(Some)
+        }
+        Work::Attach(request) => {
+            let ready = attach(site, request, &directory)?;
+            Ok(Some(Begun { ready, qemu: None }))
+        }
+        Work::Recover => {
+            Ok(take_up(site, name, &directory)?.map(|ready| Begun { ready, qemu: None }))
+        }
+    }
+}
+
+/// None: it has ended, or was detached.
+fn take_up(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Ready>> {
+    let managed = match recover(directory, site.settings) {
+        Ok(managed) => managed,
+        Err(NotRecovered::Over) => return Ok(None),
+        Err(NotRecovered::Failed(error)) => return Err(ApiError::Failed(error.to_string())),
+    };
+    let console = managed.0.record.has_console().then(|| managed.0.logs());
+    let ready = Ready::new(managed).map_err(|(error, _)| ApiError::Failed(error.to_string()))?;
+    console.into_iter().for_each(|logs| keep_console(name.clone(), directory.to_owned(), logs));
+    tracing::info!("{name}: recovered");
+    Ok(Some(ready))
+}
+
+/// QEMU may be slow to answer there, and its faults are not to wait for that.
+fn keep_console(name: VmName, directory: PathBuf, logs: PathBuf) {
+    let told = name.clone();
+    let keep = move || {
+        if let Err(error) = console::restart_if_gone(&directory, &logs) {
+            tracing::warn!("{name}: its console: {error}");
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("console".into()).spawn(keep) {
+        tracing::warn!("{told}: its console: {error}");
+    }
+}
+
+/// Serves the faults of a VM that was just attached. The VM is as it was where that fails.
+fn serve(managed: (VmContext, Receiver<Command>)) -> Answer<Ready> {
+    Ready::new(managed).map_err(|(error, context)| {
+        detach::undo(*context);
+        failed("the VM's threads")(error)
+    })
+}
+
+fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let mut request = request.clone();
     let tiers = tiers::resolve(&mut request)?;
     let request = &request;
     request.check()?;
     let min_order = min_order(request.min_order)?;
-    let reserved = daemon.reserve(&request.name, false)?;
     let claimed = Claimed::file_of(tiers.as_ref())?;
     let backing = host_facts::backing(request.backing, request.memory_bytes)?;
-    let plan = confine(daemon, request, &reserved.directory, &claimed)?;
+    let plan = confine(site, request, directory, &claimed)?;
     let images = disks::open(&request.disks).map_err(not_allowed)?;
     disks::check(&images).map_err(not_allowed)?;
     let shared = Shared::new(&images, &request.disks, request.max_bytes())
         .map_err(failed("a random key"))?;
-    let served = Disks::start(images, &shared, &reserved.directory, request.cpus);
+    let served = Disks::start(images, &shared, directory, request.cpus);
     let served = served.map_err(failed("its disks"))?;
     let records = growth::plan(request, &qemu(), plan.identity.clone());
-    let devices = Growth::start(&records, &reserved.directory, None);
+    let devices = Growth::start(&records, directory, None);
     let devices = devices.map_err(failed("its memory devices"))?;
-    let logs = daemon.logs(&request.name);
-    let logs = logs.as_deref().unwrap_or(&reserved.directory);
-    let directories = (reserved.directory.as_path(), logs);
+    let logs = site.logs(&request.name);
+    let directories = (directory, logs.as_deref().unwrap_or(directory));
     let with = (&served, records.as_slice(), &plan);
     let mut started = start(request, backing.value, directories, with)?;
     let own = launch::served_names(request.disks.len(), records.len());
@@ -64,11 +145,11 @@ pub fn run(daemon: &Daemon, request: &RunRequest) -> Answer<()> {
         host_facts::mode(request.mode, request.strict_disk().map(|disk| disk.path.as_path()));
     let made =
         (Chosen { value: api(accelerator.value), reason: accelerator.reason }, backing, mode);
-    let qmp = reserved.directory.join("qmp.sock");
-    let known = record_of(daemon, &request.name, &started.process, qmp, made, min_order)?;
+    let qmp = directory.join("qmp.sock");
+    let known = record_of(site, &request.name, &started.process, qmp, made, min_order)?;
     let record = Record {
         started: true,
-        logs: daemon.logs(&request.name),
+        logs: site.logs(&request.name),
         confinement: Some(plan.of(started.process.pid())),
         begin: !request.qemu_args.iter().any(|word| word == "-S"),
         evicts: tiers.as_ref().is_some_and(|tiers| tiers.file.is_some()),
@@ -82,37 +163,36 @@ pub fn run(daemon: &Daemon, request: &RunRequest) -> Answer<()> {
         ..known
     };
     let Started { children, process, ram, qmp } = started;
-    let pid = process.pid();
+    let (pid, own) = (process.pid(), process.try_clone());
     let with = (served, devices);
-    let managed = attach_vm(process, ram, qmp, with, record, &reserved.directory)?;
-    serve(daemon, request.name.clone(), managed)?;
+    let ready = serve(attach_vm(process, ram, qmp, with, record, directory)?)?;
     // A mark that stays does no harm: the record counts before it.
-    let _ = starting::unmark(&reserved.directory);
+    let _ = starting::unmark(directory);
+    let (mut qemu, own) = (None, own.map_err(failed("QEMU"))?);
     for child in children {
-        let (daemon, name) = (daemon.clone(), request.name.clone());
-        let filters = plan.sandbox && child.pid() == Some(pid);
-        child.release(move |ended| {
-            if filters {
-                daemon.note_end(&name, pid, ended);
+        let is_qemu = child.pid() == Some(pid);
+        let (name, at) = (request.name.clone(), directory.to_owned());
+        let filters = is_qemu && plan.sandbox;
+        let noting = child.release(move |ended| {
+            if let Some(told) = confine::filtered(&name, pid, ended.signal()).filter(|_| filters) {
+                tracing::error!("{told}");
+                last_words::leave(&at, &told);
             }
         });
+        qemu = qemu.or(noting.filter(|_| is_qemu));
     }
+    let qemu = qemu.map(|noting| OwnQemu { process: own, noting });
     plan.keep();
     claimed.keep();
-    reserved.keep();
-    Ok(())
+    Ok(Begun { ready, qemu })
 }
 
 /// Settles what the VM's QEMU may do, makes the directory that it may go to, and notes that it
 /// is being started.
-fn confine(
-    daemon: &Daemon,
-    request: &RunRequest,
-    directory: &Path,
-    claimed: &Claimed,
-) -> Answer<Plan> {
+fn confine(site: &Site, request: &RunRequest, directory: &Path, claimed: &Claimed) -> Answer<Plan> {
     handed::make_socket_directory(directory).map_err(failed("the VM's directory"))?;
-    let plan = Plan::new(request, daemon.vm_user(), &qemu(), host_facts::accelerator().value)?;
+    let user = site.vm_user.parse().map_err(not_allowed)?;
+    let plan = Plan::new(request, &user, &qemu(), host_facts::accelerator().value)?;
     let marked =
         starting::mark(directory, plan.qemu(&request.name), plan.cgroups(), claimed.path());
     marked.map_err(unsaved("the VM's directory"))?;
@@ -120,13 +200,9 @@ fn confine(
 }
 
 /// Manages a VM that somebody else started.
-///
-/// # Errors
-/// [`ApiError`]; nothing is changed then.
-pub fn attach(daemon: &Daemon, request: &AttachRequest) -> Answer<()> {
+fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Ready> {
     request.check()?;
     let min_order = min_order(request.min_order)?;
-    let reserved = daemon.reserve(&request.name, true)?;
     let process = takeover::open(request.pid).map_err(not_allowed)?;
     let (path, mut qmp) =
         takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
@@ -137,19 +213,16 @@ pub fn attach(daemon: &Daemon, request: &AttachRequest) -> Answer<()> {
     let accelerator = accelerator_of(&mut qmp)?;
     let mode = host_facts::mode(request.mode, None);
     let made = (accelerator, backing, mode);
-    let mut record = record_of(daemon, &request.name, &process, path, made, min_order)?;
-    origin::restore(&mut record, &reserved.directory);
+    let mut record = record_of(site, &request.name, &process, path, made, min_order)?;
+    origin::restore(&mut record, directory);
     let disks = Disks::none().map_err(failed("a random key"))?;
     let with = (disks, Growth::none());
-    let managed = attach_vm(process, ram, qmp, with, record, &reserved.directory)?;
-    serve(daemon, request.name.clone(), managed)?;
-    reserved.keep();
-    Ok(())
+    serve(attach_vm(process, ram, qmp, with, record, directory)?)
 }
 
 /// The record of a VM of which nothing has been asked yet.
 fn record_of(
-    daemon: &Daemon,
+    site: &Site,
     name: &VmName,
     process: &Process,
     qmp: PathBuf,
@@ -192,9 +265,9 @@ fn record_of(
         growth: Vec::new(),
         cpus: 0,
         disks_used: false,
-        swap: daemon.swap_path(name, process.pid()),
+        swap: site.swap_path(name, process.pid()),
         tiers: None,
-        settings: daemon.settings(),
+        settings: site.settings,
         regions: Vec::new(),
         totals: Totals::default(),
         kernel: None,

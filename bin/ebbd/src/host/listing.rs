@@ -1,17 +1,16 @@
-//! What everybody may know of a VM without waiting for it: whether it is held, and its last
-//! figures, which its worker publishes.
+//! What everybody may know of a VM without waiting for it: whether it is managed, and its last
+//! figures, which its process publishes.
 
-use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ebb_api::{State, VmStatus, VmSummary, advice};
+use ebb_api::{State, VmStatus, VmSummary};
 
-use super::context::mailbox::Command;
-use super::summary;
 use crate::model::api_error::{Answer, ApiError};
+use crate::model::figures::{Figures, millis, slow};
 use crate::model::member::Member;
 use crate::model::record::Record;
+use crate::model::summary;
 use crate::support::privileges::want_of_descriptors;
 
 /// One VM of this daemon.
@@ -23,6 +22,10 @@ struct Seen {
     status: Option<Box<VmStatus>>,
     /// When the figures were true; none: they are as the record says.
     at: Option<Instant>,
+    /// When its process last showed a sign of life.
+    heard: Instant,
+    /// Of the figures.
+    number: u64,
     member: Option<Member>,
 }
 
@@ -30,17 +33,17 @@ struct Seen {
 pub enum Stage {
     /// It is being taken up.
     TakingUp,
-    /// It is served, and takes its commands there.
-    Held(Sender<Command>),
-    /// It is not, why, and when it is tried again; none: this daemon does not.
-    NotTakenUp(String, Option<Instant>),
+    /// Its process serves it.
+    Held,
+    /// None does, why, and when it is tried again.
+    NotTakenUp(String, Instant),
 }
 
 impl Stage {
     fn state(&self) -> State {
         match self {
             Stage::TakingUp => State::TakingUp,
-            Stage::Held(_) => State::Held,
+            Stage::Held => State::Held,
             Stage::NotTakenUp(..) => State::NotTakenUp,
         }
     }
@@ -48,36 +51,37 @@ impl Stage {
     /// Why it is in this one.
     fn reason(&self) -> Option<String> {
         match self {
-            Stage::Held(_) => None,
-            Stage::TakingUp => Some("a daemon before this one managed it".into()),
+            Stage::Held => None,
+            Stage::TakingUp => Some("a process before this one managed it".into()),
             Stage::NotTakenUp(why, again) => Some(not_taken_up(why, *again)),
         }
     }
 }
 
 /// Why it is not served, and what is to be expected or done.
-fn not_taken_up(why: &str, again: Option<Instant>) -> String {
+fn not_taken_up(why: &str, again: Instant) -> String {
     let why = match want_of_descriptors(why) {
         Some(told) => format!("{why}: {told}"),
         None => why.into(),
     };
-    match again {
-        Some(again) => {
-            let left = again.saturating_duration_since(Instant::now());
-            format!("{why}; tried again in {} s", left.as_secs() + 1)
-        }
-        None => {
-            let end = advice::end(std::process::id());
-            format!("{why}; not tried again: {end}, the next ebb command starts it anew")
-        }
-    }
+    let left = again.saturating_duration_since(Instant::now());
+    format!("{why}; tried again in {} s", left.as_secs() + 1)
 }
 
 impl Listing {
     /// Of a VM on record.
     pub fn new(record: &Record, stage: Stage) -> Listing {
         let (summary, member) = (summary::on_record(record), Member::on_record(record));
-        Listing(Mutex::new(Seen { stage, summary, status: None, at: None, member }))
+        let heard = Instant::now();
+        Listing(Mutex::new(Seen {
+            stage,
+            summary,
+            status: None,
+            at: None,
+            heard,
+            number: 0,
+            member,
+        }))
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -87,25 +91,48 @@ impl Listing {
 
     /// From now on it is at this stage.
     pub fn set(&self, stage: Stage) {
-        self.seen().stage = stage;
+        let mut seen = self.seen();
+        // Each process counts its figures from the first on.
+        (seen.stage, seen.heard, seen.number) = (stage, Instant::now(), 0);
+    }
+
+    /// Its process shows a sign of life: so it serves the VM.
+    pub fn hear(&self) {
+        let mut seen = self.seen();
+        seen.heard = Instant::now();
+        if let Stage::TakingUp = seen.stage {
+            seen.stage = Stage::Held;
+        }
+    }
+
+    /// Since when it has shown none.
+    pub fn heard(&self) -> Duration {
+        self.seen().heard.elapsed()
     }
 
     /// Its figures as they are now.
-    pub fn publish(&self, status: VmStatus, member: Option<Member>) {
+    pub fn publish(&self, figures: Figures) {
+        let Figures { number, status, member } = figures;
         let mut seen = self.seen();
+        if number < seen.number {
+            return;
+        }
+        seen.number = number;
+        let member = member.filter(|member| member.share.adds_up());
+        let age = Duration::from_millis(status.age_ms);
         seen.summary = summary::of(&status);
         (seen.status, seen.at, seen.member) =
-            (Some(Box::new(status)), Some(Instant::now()), member);
+            (Some(Box::new(status)), Instant::now().checked_sub(age), member);
     }
 
-    /// Where it takes its commands.
+    /// Whether its process serves it now.
     ///
     /// # Errors
-    /// It is not held now, and why.
-    pub fn commands(&self) -> Answer<Sender<Command>> {
+    /// It does not, and why.
+    pub fn reach(&self) -> Answer<()> {
         let seen = self.seen();
         match &seen.stage {
-            Stage::Held(commands) => Ok(commands.clone()),
+            Stage::Held => Ok(()),
             stage => Err(ApiError::Unavailable(format!(
                 "{} is {}: {}",
                 seen.summary.name,
@@ -141,7 +168,7 @@ impl Listing {
         let seen = self.seen();
         let (Some(status), Some(at)) = (&seen.status, seen.at) else {
             drop(seen);
-            self.commands()?;
+            self.reach()?;
             return Err(ApiError::Unavailable("it was recovered just now: try again".into()));
         };
         let age = at.elapsed();
@@ -154,28 +181,14 @@ impl Listing {
     }
 }
 
-/// Of a worker that publishes every second.
-const SLOW: Duration = Duration::from_secs(5);
-
-fn slow(age: Duration) -> Option<String> {
-    let since = || format!("it is busy, or QEMU does not answer, for {} s", age.as_secs());
-    (age >= SLOW).then(since)
-}
-
-fn millis(age: Duration) -> u64 {
-    u64::try_from(age.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_tried_again_names_the_process_to_end() {
-        let told = Stage::NotTakenUp("it broke".into(), None).reason().unwrap();
-        assert!(told.starts_with("it broke; "), "{told}");
-        assert!(told.contains(&format!("`kill {}`", std::process::id())), "{told}");
-        let later = Stage::NotTakenUp("it broke".into(), Some(Instant::now())).reason().unwrap();
-        assert!(later.contains("tried again in") && !later.contains("kill"), "{later}");
+    fn what_is_not_recovered_says_when_it_is_tried_again() {
+        let later = Instant::now() + Duration::from_secs(30);
+        let told = Stage::NotTakenUp("it broke".into(), later).reason().unwrap();
+        assert_eq!(told, "it broke; tried again in 30 s");
     }
 }

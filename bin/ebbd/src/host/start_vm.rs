@@ -1,0 +1,69 @@
+//! Starts VMs, and attaches those that somebody else started: by a process of each VM's own.
+
+use std::sync::Arc;
+
+use ebb_api::VmName;
+
+use super::registry::{Daemon, Reserved};
+use super::supervisor::Supervisor;
+use super::vm_process::VmProcess;
+use crate::model::api_error::{Answer, ApiError, failed};
+use crate::model::record::Record;
+use crate::model::task::{Told, Work};
+
+/// Has a VM managed.
+///
+/// # Errors
+/// The refusal; nothing is left behind then.
+pub async fn start(daemon: &Arc<Daemon>, name: VmName, work: Work) -> Answer<()> {
+    let daemon = Daemon::clone(daemon);
+    // Whoever asked may leave: it is brought to its end all the same.
+    let started = tokio::spawn(async move { begin(&daemon, name, work).await });
+    started.await.map_err(failed("the daemon"))?
+}
+
+async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
+    let again = matches!(work, Work::Attach(_));
+    let (of, asked) = (daemon.clone(), name.clone());
+    let reserved = tokio::task::spawn_blocking(move || of.reserve(&asked, again)).await;
+    let mut reserved = reserved.map_err(failed("the daemon"))??;
+    reserved.hand_over();
+    match VmProcess::start(daemon.task(&name, work), false).await {
+        Ok((process, Told::Managed)) => {
+            Supervisor::of(daemon, name).begin(Some(process));
+            reserved.keep();
+            Ok(())
+        }
+        Ok((process, Told::Refused(refused))) => {
+            // It may still clear something away.
+            process.ended().await;
+            clear_away(reserved).await;
+            Err(refused)
+        }
+        Ok((process, Told::Over)) => {
+            process.ended().await;
+            clear_away(reserved).await;
+            Err(ApiError::Failed("nothing was to be recovered".into()))
+        }
+        Err(error) => {
+            died(daemon, name, reserved).await;
+            Err(failed("the VM's process")(error))
+        }
+    }
+}
+
+async fn clear_away(reserved: Reserved) {
+    let done = tokio::task::spawn_blocking(move || reserved.clear_away()).await;
+    done.unwrap_or_else(|error| tracing::error!("{error}"));
+}
+
+/// The process died on its way: what it has put on record is recovered, all else is ended.
+async fn died(daemon: &Daemon, name: VmName, reserved: Reserved) {
+    match Record::load(&reserved.directory) {
+        Ok(None) => clear_away(reserved).await,
+        _ => {
+            Supervisor::of(daemon, name).begin(None);
+            reserved.keep();
+        }
+    }
+}

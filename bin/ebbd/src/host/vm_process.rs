@@ -1,0 +1,152 @@
+//! The process of one VM (`ebbd vm`), as `ebbd` starts it, finds it again, and notices its end.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use ebb_sys::process::Process;
+use ebb_sys::session;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+
+use crate::model::task::{Task, Told};
+use crate::process::COMMAND;
+use crate::support::failpoint;
+use crate::system::process_lock;
+
+/// What it is called among processes, to be told from the daemon.
+const NAME: &str = "ebbd-vm";
+
+/// A line with a reason.
+const ANSWER_MOST_BYTES: u64 = 64 << 10;
+/// Of a thread that only waits.
+const STACK_BYTES: usize = 64 << 10;
+/// Without a thread that waits.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A process of a VM's. It lives on when this is dropped.
+pub struct VmProcess {
+    process: Process,
+    /// This process is its parent.
+    child: Option<Child>,
+}
+
+impl VmProcess {
+    /// Starts one, and waits for its answer; `follows`: one of the same daemon's has failed.
+    ///
+    /// # Errors
+    /// As fork(2); it ended without an answer, and how.
+    pub async fn start(task: Task, follows: bool) -> io::Result<(VmProcess, Told)> {
+        let started = tokio::task::spawn_blocking(move || start(&task, follows)).await;
+        started.map_err(io::Error::other)?
+    }
+
+    /// The one that a daemon before this one started for the VM of this directory.
+    ///
+    /// # Errors
+    /// As [`process_lock::holder`].
+    pub fn running(directory: &Path) -> io::Result<Option<VmProcess>> {
+        let holder = process_lock::holder(directory)?;
+        Ok(holder.map(|process| VmProcess { process, child: None }))
+    }
+
+    /// Waits until it has ended, and tells how, where that is known.
+    pub async fn ended(mut self) -> String {
+        let (ended, end) = oneshot::channel();
+        let pidfd = self.process.as_fd().try_clone_to_owned();
+        let waiting = pidfd.and_then(|pidfd| {
+            let wait = move || {
+                wait(&pidfd);
+                // Whoever waits may be gone.
+                let _ = ended.send(());
+            };
+            thread::Builder::new().name("waiting".into()).stack_size(STACK_BYTES).spawn(wait)
+        });
+        match waiting {
+            Ok(_) => drop(end.await),
+            Err(error) => {
+                tracing::warn!("process {}: {error}", self.process.pid());
+                while !self.process.has_ended().unwrap_or(false) {
+                    sleep(LOOK_EVERY).await;
+                }
+            }
+        }
+        match self.child.take().map(|mut child| child.wait()) {
+            Some(Ok(status)) => format!("its process ended ({status})"),
+            _ => "its process ended".into(),
+        }
+    }
+
+    /// Has it end, whatever it does.
+    pub fn kill(&self) {
+        // Its end is waited for elsewhere.
+        let _ = self.process.kill(Duration::ZERO);
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn has_ended(&self) -> io::Result<bool> {
+        self.process.has_ended()
+    }
+}
+
+fn wait(pidfd: &OwnedFd) {
+    let mut ended = [PollFd::new(pidfd, PollFlags::IN)];
+    while let Err(error) = poll(&mut ended, None) {
+        if error != Errno::INTR {
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+fn start(task: &Task, follows: bool) -> io::Result<(VmProcess, Told)> {
+    let mut command = Command::new("/proc/self/exe");
+    if follows {
+        command.env_remove(failpoint::VARIABLE);
+    }
+    command
+        .arg0(NAME)
+        .arg(COMMAND)
+        .arg(task.name.as_str())
+        // For whoever looks at processes: the task says where.
+        .arg(&task.site.run_dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    session::of_its_own(&mut command);
+    let mut child = command.spawn()?;
+    let process = Process::open(child.id() as i32);
+    match process.and_then(|process| Ok((process, ask(&mut child, task)?))) {
+        Ok((process, told)) => Ok((VmProcess { process, child: Some(child) }, told)),
+        Err(error) => Err(how_it_ended(child, error)),
+    }
+}
+
+fn ask(child: &mut Child, task: &Task) -> io::Result<Told> {
+    let none = || io::Error::other("no pipe");
+    let mut to = child.stdin.take().ok_or_else(none)?;
+    serde_json::to_writer(&mut to, task)?;
+    to.flush()?;
+    // It reads up to the end.
+    drop(to);
+    let mut line = String::new();
+    let answer = child.stdout.take().ok_or_else(none)?.take(ANSWER_MOST_BYTES);
+    BufReader::new(answer).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// One that does not answer has ended, or is of no use.
+fn how_it_ended(mut child: Child, error: io::Error) -> io::Error {
+    let _ = child.kill();
+    match child.wait() {
+        Ok(status) => io::Error::other(format!("its process ended without an answer ({status})")),
+        Err(_) => error,
+    }
+}

@@ -1,0 +1,158 @@
+//! Serves a VM, until it is not managed any more. All that may be wanting for that is taken before the VM is
+//! touched.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ebb_pager::panic_text;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+
+use super::begin::{Begun, OwnQemu};
+use super::say;
+use crate::model::site::api_socket;
+use crate::model::task::{Task, Told};
+use crate::rest::vm_server::{self, Vm};
+use crate::support::state_file::remove_if_there;
+use crate::system::calibration::Calibrated;
+use crate::system::last_words;
+use crate::vm::publisher::Publisher;
+use crate::vm::worker::{Outcome, Ready};
+
+/// One for `ebbd`, which waits for figures, two for requests, and some for what the VM's worker opens now and
+/// then: who has fewer would be managed and answer nobody.
+const SPARE_DESCRIPTORS: usize = 6;
+/// Whoever waits for QEMU's end notes how it ended; that takes a moment.
+const NOTE_LIMIT: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// What serves a VM that is yet to begin.
+pub struct Service {
+    runtime: Runtime,
+    listener: UnixListener,
+    path: SocketPath,
+    worker: mpsc::Sender<Worker>,
+    thread: JoinHandle<()>,
+    /// Descriptors for those who will connect.
+    spare: Vec<File>,
+}
+
+/// The VM's socket in its directory, which goes with this.
+struct SocketPath(PathBuf);
+
+impl SocketPath {
+    fn listen(path: PathBuf) -> io::Result<(UnixListener, SocketPath)> {
+        // The VM's lock is ours, so nobody listens there.
+        remove_if_there(&path)?;
+        // The directory admits nobody else, so there is no moment in which the socket is open to others.
+        let (listener, path) = (UnixListener::bind(&path)?, SocketPath(path));
+        fs::set_permissions(&path.0, Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok((listener, path))
+    }
+}
+
+impl Drop for SocketPath {
+    fn drop(&mut self) {
+        if let Err(error) = remove_if_there(&self.0) {
+            tracing::warn!("{}: {error}", self.0.display());
+        }
+    }
+}
+
+impl Service {
+    /// Takes what it needs: descriptors, a socket, threads.
+    ///
+    /// # Errors
+    /// There is none of something.
+    pub fn new(directory: &Path) -> io::Result<Service> {
+        let (listener, path) = SocketPath::listen(api_socket(directory))?;
+        let build = || Builder::new_current_thread().enable_all().build();
+        // Without descriptors it panics.
+        let runtime = catch_unwind(build);
+        let runtime = runtime.map_err(|panic| io::Error::other(panic_text(&*panic)))??;
+        let spare = (0..SPARE_DESCRIPTORS).map(|_| File::open("/dev/null"));
+        let spare = spare.collect::<io::Result<Vec<File>>>()?;
+        let (worker, start) = mpsc::channel();
+        let at = directory.to_owned();
+        let run = move || work(&start, &at);
+        let thread = thread::Builder::new().name("worker".into()).spawn(run)?;
+        Ok(Service { runtime, listener, path, worker, thread, spare })
+    }
+
+    /// Serves the VM until it is not managed any more. It ends this process where a thread of the VM's
+    /// panics: the next one recovers the VM.
+    ///
+    /// # Errors
+    /// As accept(2).
+    pub fn run(self, task: &Task, begun: Begun) -> io::Result<()> {
+        let Service { runtime, listener, path: _path, worker, thread, spare } = self;
+        drop(spare);
+        let Begun { ready, qemu } = begun;
+        let (publisher, seen) = Publisher::new();
+        let vm = Vm { name: task.name.clone(), commands: ready.commands(), seen };
+        let calibrated = Calibrated::at(&task.site.run_dir);
+        let (ended, end) = oneshot::channel();
+        // The thread waits for it.
+        let _ = worker.send(Worker { ready, calibrated, publisher, ended });
+        // Whoever started it may be gone: the VM is managed all the same.
+        let _ = say(&Told::Managed);
+        tracing::info!("{}: managed by process {}", task.name, std::process::id());
+        runtime.block_on(async {
+            let listener = tokio::net::UnixListener::from_std(listener)?;
+            let ended = async { end.await.unwrap_or_default() };
+            axum::serve(listener, vm_server::router(vm)).with_graceful_shutdown(ended).await
+        })?;
+        // It has said that it ended.
+        let _ = thread.join();
+        qemu.into_iter().for_each(await_note);
+        Ok(())
+    }
+}
+
+/// The VM's worker, with what its thread needs.
+struct Worker {
+    ready: Ready,
+    calibrated: Arc<Calibrated>,
+    publisher: Publisher,
+    /// Told once the VM is not managed any more.
+    ended: oneshot::Sender<()>,
+}
+
+/// Works for the VM that comes, if one does.
+fn work(start: &Receiver<Worker>, directory: &Path) {
+    let Ok(Worker { ready, calibrated, publisher, ended }) = start.recv() else { return };
+    let run = AssertUnwindSafe(|| ready.run(calibrated, publisher));
+    let why = match catch_unwind(run) {
+        Ok(Outcome::Ended(farewell)) => {
+            if let Some((to, report)) = farewell {
+                drop(to.send(Ok(report)));
+            }
+            // It goes with whoever listens.
+            let _ = ended.send(());
+            return;
+        }
+        Ok(Outcome::Panicked(why)) => why,
+        Err(panic) => panic_text(&*panic),
+    };
+    last_words::leave(directory, &format!("its service failed: {why}"));
+    // As if it were killed: nothing that is half done is done to its end.
+    std::process::exit(1);
+}
+
+/// Waits for who notes QEMU's end, where QEMU has ended.
+fn await_note(qemu: OwnQemu) {
+    let began = Instant::now();
+    let has_ended = qemu.process.has_ended().unwrap_or(false);
+    while has_ended && !qemu.noting.is_finished() && began.elapsed() < NOTE_LIMIT {
+        thread::sleep(LOOK_EVERY);
+    }
+}

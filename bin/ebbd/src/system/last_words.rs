@@ -1,0 +1,45 @@
+//! Why a VM's process ended, or its QEMU: left in the VM's directory for `ebbd`, which asks once that
+//! process is gone.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+const FILE: &str = "last-words";
+const MOST_BYTES: usize = 4096;
+
+/// Leaves them. What finds no room is left out.
+pub fn leave(directory: &Path, words: &str) {
+    let most = words.len().min(MOST_BYTES);
+    let end = (0..=most).rev().find(|&end| words.is_char_boundary(end)).unwrap_or(0);
+    if let Err(error) = fs::write(directory.join(FILE), &words[..end]) {
+        tracing::warn!("{}: its last words: {error}", directory.display());
+    }
+}
+
+/// Takes them away; none: there are none.
+pub fn take(directory: &Path) -> Option<String> {
+    let path = directory.join(FILE);
+    let words = fs::read_to_string(&path);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("{}: {error}", path.display());
+        }
+        _ => {}
+    }
+    words.ok().filter(|words| !words.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_taken_once() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(take(directory.path()), None);
+        leave(directory.path(), &"ä".repeat(MOST_BYTES));
+        assert_eq!(take(directory.path()).map(|words| words.len()), Some(MOST_BYTES));
+        assert_eq!(take(directory.path()), None);
+    }
+}

@@ -1,0 +1,132 @@
+//! Each VM has a process of its own. What happens to one is no matter of another VM, nor of `ebbd`; and
+//! the end of `ebbd` is no VM's.
+
+use std::fs;
+use std::thread;
+
+use ebb_api::State;
+use rustix::process::{Pid, Signal, kill_process};
+use vmtest::{Guest, Host, Vm, permit, rounds, until};
+
+const MIB: u64 = 1 << 20;
+
+fn small() -> Guest {
+    Guest::debian("6.1-cloud").memory("256M").backing("small").cpus(1)
+}
+
+/// A VM of which a part is evicted.
+fn limited(host: &Host) -> Vm {
+    let vm = host.run(small());
+    vm.guest("fill a 100M");
+    vm.ebb("limit 90M").ok();
+    until("the limit to hold", || (vm.host_bytes() <= 90 * MIB).then_some(()));
+    vm
+}
+
+fn server(host: &Host, vm: &Vm) -> i32 {
+    until("the VM's process", || host.server(vm.name()))
+}
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).expect("a process"), signal).expect("it runs");
+}
+
+fn is_managed(host: &Host, vm: &Vm) -> bool {
+    host.list().iter().any(|line| line.name.as_str() == vm.name() && line.state == State::Held)
+}
+
+#[test]
+fn a_guest_does_not_notice_the_end_of_the_daemon() {
+    let host = Host::new();
+    let vm = limited(&host);
+    let process = server(&host, &vm);
+    for _ in 0..rounds(3, 20) {
+        host.kill_daemon();
+        assert_eq!(vm.guest("check a"), "0");
+        assert_eq!(host.daemon(), None, "nobody has asked for one");
+        // The next one finds the process, and goes on with it.
+        until("the VM to be managed", || is_managed(&host, &vm).then_some(()));
+        assert_eq!(server(&host, &vm), process);
+        vm.ebb("limit 95M").ok();
+        assert_eq!(vm.status().limit.bytes, Some(95 * MIB));
+    }
+    assert_eq!(vm.guest("check a"), "0");
+    // The daemon that found it also notices its end.
+    signal(process, Signal::KILL);
+    until("the next process", || host.server(vm.name()).filter(|next| *next != process));
+    assert_eq!(vm.guest("check a"), "0");
+    vm.kill();
+    until("the VM to be forgotten", || host.list().is_empty().then_some(()));
+    until("its process to end", || host.servers().is_empty().then_some(()));
+}
+
+/// QEMU is not there yet when the daemon dies: the VM's process goes on with the start, and the next daemon
+/// with the process.
+#[test]
+fn a_start_goes_on_without_the_daemon() {
+    let host = Host::new();
+    let place = host.directory().join("slow");
+    fs::create_dir(&place).unwrap();
+    permit(&place, 0o777);
+    let [slow, told, go] = ["qemu", "told", "go"].map(|name| place.join(name));
+    let waits =
+        format!("touch {}; while [ ! -e {} ]; do sleep 0.1; done", told.display(), go.display());
+    let text = format!("case \"$*\" in *ebb-qmp*) {waits};; esac\nexec qemu-system-x86_64 \"$@\"");
+    fs::write(&slow, format!("#!/bin/sh\n{text}\n")).unwrap();
+    permit(&slow, 0o755);
+    host.set("EBB_QEMU", &slow);
+    let run = "run --name slow --memory 64M -- -S";
+    let starting = thread::spawn({
+        let host = host.clone();
+        move || host.ebb(run)
+    });
+    until("QEMU to be started", || told.exists().then_some(()));
+    host.kill_daemon();
+    starting.join().expect("ebb ends").refused();
+    assert!(host.list().is_empty(), "it is not on record yet");
+    let why = host.ebb(run).refused();
+    assert!(why.contains("managed already"), "{why}");
+    fs::write(&go, "").unwrap();
+    until("the VM to be managed", || {
+        host.list().iter().any(|line| line.state == State::Held).then_some(())
+    });
+    assert_eq!(host.servers().len(), 1);
+}
+
+#[test]
+fn a_process_that_ends_is_followed_by_the_next() {
+    let host = Host::new();
+    let (vm, other) = (limited(&host), limited(&host));
+    let (others, daemon) = (server(&host, &other), host.daemon());
+    for end in [Signal::KILL, Signal::ABORT, Signal::TERM] {
+        let before = server(&host, &vm);
+        signal(before, end);
+        until("the next process", || host.server(vm.name()).filter(|next| *next != before));
+        assert_eq!(vm.guest("check a"), "0");
+        assert_eq!(other.guest("check a"), "0");
+        until("the VM to be managed", || is_managed(&host, &vm).then_some(()));
+    }
+    assert_eq!((server(&host, &other), host.daemon()), (others, daemon));
+}
+
+#[test]
+fn a_process_that_stands_still_is_nobody_elses_matter() {
+    let host = Host::new();
+    let (vm, other) = (limited(&host), limited(&host));
+    vm.status();
+    signal(server(&host, &vm), Signal::STOP);
+    let refused = thread::spawn({
+        let (host, name) = (host.clone(), vm.name().to_owned());
+        move || host.ebb(&format!("limit {name} 100M")).refused()
+    });
+    assert_eq!(other.guest("check a"), "0");
+    other.reclaim();
+    assert_eq!(host.list().len(), 2);
+    let shown = vm.last_status();
+    assert_eq!(shown.pid, vm.pid());
+    let why = refused.join().expect("ebb ends");
+    assert!(why.contains("has not answered for"), "{why}");
+    signal(server(&host, &vm), Signal::CONT);
+    assert_eq!(vm.guest("check a"), "0");
+    vm.ebb("limit 95M").ok();
+}
