@@ -34,16 +34,14 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
             reserved.keep();
             Ok(())
         }
-        Ok((process, Told::Refused(refused))) => {
+        Ok((process, told)) => {
             // It may still clear something away.
             process.ended().await;
             clear_away(reserved).await;
-            Err(refused)
-        }
-        Ok((process, Told::Over)) => {
-            process.ended().await;
-            clear_away(reserved).await;
-            Err(ApiError::Failed("nothing was to be recovered".into()))
+            Err(match told {
+                Told::Refused(refused) => refused,
+                _ => ApiError::Failed("nothing was to be recovered".into()),
+            })
         }
         Err(error) => {
             died(daemon, name, reserved).await;

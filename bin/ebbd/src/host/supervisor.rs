@@ -11,7 +11,7 @@ use axum::http::{Method, StatusCode};
 use ebb_api::VmName;
 use tokio::time::{sleep, timeout};
 
-use super::link::{self, Reply};
+use super::link;
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
 use super::vm_process::VmProcess;
@@ -166,33 +166,21 @@ async fn follow(directory: PathBuf, listing: Arc<Listing>) {
         let asked = link::ask(&socket, Method::GET, &uri, Bytes::new());
         match timeout(FIGURES_LIMIT, asked).await {
             Ok(Ok(reply)) => {
-                after = take(&reply, &listing).unwrap_or(after);
-                // However fast it answers.
-                sleep(if is_usable(&reply) { LOOK_EVERY } else { FIGURES_LIMIT }).await;
+                listing.hear();
+                let pause = match (reply.status, reply.read::<Figures>()) {
+                    (StatusCode::OK, Ok(figures)) => {
+                        after = figures.number;
+                        listing.publish(figures);
+                        LOOK_EVERY
+                    }
+                    (StatusCode::NO_CONTENT, _) => LOOK_EVERY,
+                    // A process of another release may say what this one does not understand.
+                    _ => FIGURES_LIMIT,
+                };
+                sleep(pause).await;
             }
             // Its end is somebody else's to notice.
             _ => sleep(LOOK_EVERY).await,
         }
     }
-}
-
-/// A process of another release may say what this one does not understand.
-fn is_usable(reply: &Reply) -> bool {
-    match reply.status {
-        StatusCode::NO_CONTENT => true,
-        StatusCode::OK => reply.read::<Figures>().is_ok(),
-        _ => false,
-    }
-}
-
-/// The number of the figures that came.
-fn take(reply: &Reply, listing: &Listing) -> Option<u64> {
-    listing.hear();
-    if reply.status != StatusCode::OK {
-        return None;
-    }
-    let figures: Figures = reply.read().ok()?;
-    let number = figures.number;
-    listing.publish(figures);
-    Some(number)
 }

@@ -7,6 +7,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -50,17 +51,16 @@ pub fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     loop {
         match load_once(path) {
             // Another process may have written its next version over the file that was opened.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData && tries < READS => {
-                std::thread::sleep(BETWEEN_READS);
-            }
-            // serde_json calls a file that ends too early so.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && tries < READS => {
-                std::thread::sleep(BETWEEN_READS);
-            }
+            Err(error) if makes_no_sense(&error) && tries < READS => thread::sleep(BETWEEN_READS),
             loaded => return loaded,
         }
         tries += 1;
     }
+}
+
+/// As serde_json says it, also of a file that ends too early.
+fn makes_no_sense(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
 }
 
 fn load_once<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
