@@ -7,6 +7,7 @@
 pub mod evicted;
 pub mod frames_in_use;
 pub mod going;
+mod spare;
 pub mod write_back;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use ebb_units::{FrameRange, Gfn};
 use crate::folios::Folios;
 use crate::frames::Frames;
 use crate::residency::Residency;
+use spare::Spare;
 
 /// A frame held and protected.
 pub(crate) struct Held<'l> {
@@ -38,6 +40,7 @@ pub struct Evictor {
     frames: Arc<Frames>,
     folios: Arc<Folios>,
     residency: Arc<Residency>,
+    spare: Spare,
 }
 
 impl Evictor {
@@ -50,7 +53,14 @@ impl Evictor {
             frames: Arc::clone(frames),
             folios: Arc::clone(folios),
             residency: Arc::clone(residency),
+            spare: Spare::default(),
         }
+    }
+
+    /// Gives memory back that evicting takes again. Whoever evicts calls it now and then while nothing
+    /// is to go.
+    pub fn rest(&self) {
+        self.spare.rest();
     }
 
     /// Lets go of frames that stay in memory.

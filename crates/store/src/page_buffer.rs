@@ -9,7 +9,9 @@ use crate::Page;
 
 const ALIGNMENT: usize = FRAME_BYTES as usize;
 
-/// Adjacent pages, each aligned to its size. Those that nobody has written take no room.
+/// Adjacent pages, each aligned to its size. Those that nobody has written take no room. By default it
+/// has no pages.
+#[derive(Default)]
 pub struct PageBuffer {
     /// None: of no pages.
     bytes: Option<Scratch>,

@@ -170,6 +170,7 @@ impl Limit {
         if cx.pager.residency().taken_bytes()? <= marks.low_bytes {
             self.stuck = None;
             limiter.rest();
+            cx.pager.evictor().rest();
             if !limiter.is_sweep_due(&cx.pager) {
                 return Ok(Left::Nothing);
             }
@@ -191,8 +192,10 @@ impl Limit {
         let Some(limiter) = &self.limiter else { return Ok(()) };
         let taken = cx.pager.residency().taken_bytes()?;
         let in_vain = taken > marks.limit_bytes && limiter.vain_mark(marks).is_some();
-        let pinned = pinning(&cx.process)?;
-        self.stuck = in_vain.then(|| in_flight::out_of_reach(pinned.as_deref(), taken));
+        self.stuck = match in_vain {
+            true => Some(in_flight::out_of_reach(pinning(&cx.process)?.as_deref(), taken)),
+            false => None,
+        };
         Ok(())
     }
 

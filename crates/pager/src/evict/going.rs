@@ -1,6 +1,7 @@
 //! Frames that go: read, saved or found elsewhere, committed and punched, in this order.
 
 use std::io;
+use std::mem;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_digest::Digest;
@@ -9,9 +10,13 @@ use ebb_store::{Page, PageBuffer};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use crate::evict::evicted::{Evicted, runs};
+use crate::evict::spare::Buffers;
 use crate::evict::{Evictor, Held, Piece};
 use crate::residency::judge::Judge;
 use crate::residency::place::{Found, Place};
+
+/// Frames are read and looked at by so many, which a processor's own cache holds.
+const CACHED_FRAMES: usize = 64;
 
 /// What one call has go.
 pub(crate) struct Going<'c> {
@@ -19,13 +24,12 @@ pub(crate) struct Going<'c> {
     judge: &'c dyn Judge,
     pub(crate) evicted: Evicted,
     no_room: Option<io::Error>,
-    /// Used again for each piece: what they hold, and those of it that are saved.
-    buffers: [PageBuffer; 2],
+    buffers: Buffers,
 }
 
 impl<'c> Going<'c> {
     pub(crate) fn new(evictor: &'c Evictor, judge: &'c dyn Judge) -> Going<'c> {
-        let buffers = [0; 2].map(PageBuffer::new);
+        let buffers = evictor.spare.take();
         Going { evictor, judge, evicted: Evicted::default(), no_room: None, buffers }
     }
 
@@ -33,8 +37,8 @@ impl<'c> Going<'c> {
     ///
     /// # Errors
     /// There was no room for some.
-    pub(crate) fn end(self) -> io::Result<Evicted> {
-        self.no_room.map_or(Ok(self.evicted), Err)
+    pub(crate) fn end(mut self) -> io::Result<Evicted> {
+        self.no_room.take().map_or(Ok(self.evicted), Err)
     }
 
     /// Has protected frames go, to which no request in flight may be writing. Goes on where there is
@@ -51,19 +55,24 @@ impl<'c> Going<'c> {
         if piece.is_empty() {
             return Ok(());
         }
-        let Going { evictor, judge, evicted, buffers: [pages, to_save], .. } = self;
-        let pages = pages.at_least(piece.len());
-        let read = runs(&piece, |held| held.gfn).try_for_each(|(frames, at)| {
-            let to = &mut pages[at..at + frames.count as usize];
-            evictor.frames.ram().read(frames, to.as_flattened_mut())
-        });
-        if let Err(error) = read {
-            evictor.open_all(piece);
-            return Err(error);
-        }
+        let Going { evictor, judge, evicted, buffers: Buffers { held, saved }, .. } = self;
+        let pages = held.at_least(piece.len());
+        let mut places = match evictor.unwritten(&piece, pages, *judge) {
+            Ok(places) => places,
+            Err(error) => {
+                evictor.open_all(piece);
+                return Err(error);
+            }
+        };
         evictor.note_use(&piece, *judge);
-        let (places, result) = evictor.elsewhere(&piece, pages, *judge, to_save);
+        let result = evictor.save(&piece, pages, &mut places, saved);
         evictor.finish(piece, places, pages, evicted).and(result)
+    }
+}
+
+impl Drop for Going<'_> {
+    fn drop(&mut self) {
+        self.evictor.spare.put(mem::take(&mut self.buffers));
     }
 }
 
@@ -72,20 +81,34 @@ fn is_no_room(error: &io::Error) -> bool {
 }
 
 impl Evictor {
-    /// Where the content of each frame will be once it is punched, as far as it could be saved, and
-    /// why not all was.
-    fn elsewhere(
+    /// Reads the frames' content, and where it will be once they are punched without being written.
+    fn unwritten(
         &self,
         piece: &[Held<'_>],
-        pages: &[Page],
+        pages: &mut [Page],
         judge: &dyn Judge,
-        to_save: &mut PageBuffer,
-    ) -> (Vec<Found>, io::Result<()>) {
-        let each = piece.iter().zip(pages);
-        let mut found: Vec<Found> =
-            each.map(|(held, page)| self.residency.unwritten(held.gfn, page, judge)).collect();
-        let result = self.save(piece, pages, &mut found, to_save);
-        (found, result)
+    ) -> io::Result<Vec<Found>> {
+        let (all, mut found) = (piece, Vec::with_capacity(piece.len()));
+        for (piece, pages) in piece.chunks(CACHED_FRAMES).zip(pages.chunks_mut(CACHED_FRAMES)) {
+            let read = runs(piece, |held| held.gfn).try_for_each(|(frames, at)| {
+                let to = &mut pages[at..at + frames.count as usize];
+                self.frames.ram().read(frames, to.as_flattened_mut())
+            });
+            if let Err(error) = read {
+                self.undo_all(all, found);
+                return Err(error);
+            }
+            let each = piece.iter().zip(&*pages);
+            found.extend(each.map(|(held, page)| self.residency.unwritten(held.gfn, page, judge)));
+        }
+        Ok(found)
+    }
+
+    /// The first frames of a piece stay, whose places were found.
+    fn undo_all(&self, piece: &[Held<'_>], found: Vec<Found>) {
+        for (held, place) in piece.iter().zip(found) {
+            place.into_iter().for_each(|place| self.residency.undo(held.gfn, place));
+        }
     }
 
     /// What is saved, or need not be, goes, if nobody wants it as it was.

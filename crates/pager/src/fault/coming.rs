@@ -1,6 +1,6 @@
 //! What threads that saw room at once bring together.
 //!
-//! Each looks at what is taken before it brings anything, and may bring a MiB. So that many of them do not
+//! Each looks at what is taken before it brings anything, and may bring two MiB. So that many of them do not
 //! pass a VM's limit by as much each, they share what is left: who comes when little is brings its own page.
 
 use std::sync::atomic::AtomicU64;

@@ -9,7 +9,7 @@
 use std::ops::RangeInclusive;
 
 /// The most to read at once.
-const MAX: usize = 256;
+const MAX: usize = 512;
 const START_MAX: usize = 8;
 /// Readers told apart.
 const STREAMS: usize = 16;
@@ -166,12 +166,12 @@ mod tests {
         let mut ahead = ReadAhead::default();
         let mut at = 1000;
         let mut windows = Vec::new();
-        for _ in 0..7 {
+        for _ in 0..8 {
             let pages = fault(&mut ahead, at);
             windows.push(pages);
             at += pages as u64;
         }
-        assert_eq!(windows, [8, 16, 32, 64, 128, 256, 256]);
+        assert_eq!(windows, [8, 16, 32, 64, 128, 256, 512, 512]);
     }
 
     #[test]

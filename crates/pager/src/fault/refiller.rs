@@ -192,11 +192,6 @@ impl Refiller {
                 owner.and_then(|gfn| Some((gfn, self.frames.ledger().lock_frame(gfn).ok()?)));
             match held {
                 Some((gfn, word)) if word.content() == wanted => {
-                    if self.residency.verdict(gfn) == Verdict::Dead {
-                        let asked = self.residency.become_empty(gfn, word);
-                        self.frames.after(asked, FrameRange::new(gfn, 1));
-                        continue;
-                    }
                     last = last.max(page);
                     back.push(Back { gfn, word, page });
                 }
@@ -208,6 +203,18 @@ impl Refiller {
             }
         }
         back.sort_unstable_by_key(|back| back.page);
+        self.leave_dead(reading.asked, back);
+    }
+
+    /// Lets go of neighbours that nobody needs any more.
+    fn leave_dead<'l>(&'l self, asked: usize, back: &mut Vec<Back<'l>>) {
+        let verdicts = self.residency.verdicts();
+        let is_dead =
+            |back: &mut Back<'_>| back.page != asked && verdicts.of(back.gfn) == Verdict::Dead;
+        for Back { gfn, word, .. } in back.extract_if(.., is_dead) {
+            let wanted = self.residency.become_empty(gfn, word);
+            self.frames.after(wanted, FrameRange::new(gfn, 1));
+        }
     }
 
     /// Fills the frames, neighbours in one call, from pages of which that is the `first`. Those

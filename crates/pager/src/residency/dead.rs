@@ -47,7 +47,19 @@ impl Dead {
         }
     }
 
-    pub(super) fn was_in_use(&self, gfn: Gfn) -> bool {
+    /// As the holder of the frame's word; `read` reads the guest's metadata.
+    pub(super) fn verdict(&self, gfn: Gfn, read: &dyn Fn(Gpa) -> Option<PageWords>) -> Verdict {
+        let Some(witness) = self.witness() else { return Verdict::Needed };
+        // After the witness: that of another kernel comes with cleared bits.
+        let was_in_use = self.was_in_use(gfn);
+        match witness.looks_freed(gfn, read) {
+            true if was_in_use => Verdict::Dead,
+            true => Verdict::Unproven,
+            false => Verdict::Needed,
+        }
+    }
+
+    fn was_in_use(&self, gfn: Gfn) -> bool {
         self.in_use.get(gfn.0 / 32).is_some_and(|bits| bits.load(Acquire) >> (gfn.0 % 32) & 1 != 0)
     }
 

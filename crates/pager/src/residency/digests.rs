@@ -113,16 +113,27 @@ impl Digests {
 
     /// Whether the page is not what the frame held. Of a daemon without digests nothing is known.
     ///
-    /// Read by pread(2): a row without memory reads as zeros, and needs none.
-    ///
     /// # Errors
     /// As pread(2): then nobody can tell.
     pub(super) fn is_changed(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<bool> {
+        let [known, digest] = match self.row(gfn).filter(|_| self.is_prepared(gfn)) {
+            Some(row) => row.each_ref().map(|word| word.load(Acquire)),
+            None => self.read_row(gfn)?,
+        };
+        Ok(known == block + 1 && digest != self.digest(page))
+    }
+
+    /// A row that may have no memory: it reads as zeros then, and needs none.
+    fn read_row(&self, gfn: Gfn) -> io::Result<[u64; ROW_WORDS]> {
         let mut row = [0; ROW_BYTES as usize];
         self.file.read_exact_at(&mut row, HEADER_BYTES + gfn.0 * ROW_BYTES)?;
-        let (words, _) = row.as_chunks();
-        let word = |at: usize| words.get(at).copied().map_or(0, u64::from_ne_bytes);
-        Ok(word(0) == block + 1 && word(1) != self.digest(page))
+        let mut words = row.as_chunks().0.iter().copied().map(u64::from_ne_bytes);
+        Ok([0; ROW_WORDS].map(|zero| words.next().unwrap_or(zero)))
+    }
+
+    /// Whether this process gave memory to the row.
+    fn is_prepared(&self, gfn: Gfn) -> bool {
+        self.prepared.get((gfn.0 / ROWS) as usize).is_some_and(|prepared| prepared.load(Acquire))
     }
 
     fn digest(&self, page: &Page) -> u64 {
@@ -157,7 +168,11 @@ mod tests {
         let path = directory.path().join("digests");
         let open = || Digests::open(&path, Gfn(2 * ROWS), 1).unwrap();
         let (page, other) = ([1; 4096], [2; 4096]);
-        open().note(Gfn(3), 7, &page).unwrap();
+        let first = open();
+        first.note(Gfn(3), 7, &page).unwrap();
+        assert!(!first.is_changed(Gfn(3), 7, &page).unwrap());
+        assert!(first.is_changed(Gfn(3), 7, &other).unwrap());
+        assert!(!first.is_changed(Gfn(3), 8, &other).unwrap());
         let next = open();
         let is_changed = |page| next.is_changed(Gfn(3), 7, page);
         assert!(!is_changed(&page).unwrap() && is_changed(&other).unwrap());

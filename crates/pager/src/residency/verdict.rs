@@ -6,7 +6,9 @@ use crate::residency::Residency;
 use crate::residency::judge::Judge;
 use crate::residency::view::readable;
 use ebb_inspect::PageWords;
-use ebb_units::{FrameRange, Gfn, Gpa};
+use ebb_store::Page;
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 impl Residency {
@@ -18,14 +20,12 @@ impl Residency {
 
     /// As the holder of the frame's word.
     pub(crate) fn verdict(&self, gfn: Gfn) -> Verdict {
-        let Some(witness) = self.dead.witness() else { return Verdict::Needed };
-        // After the witness: that of another kernel comes with cleared bits.
-        let was_in_use = self.dead.was_in_use(gfn);
-        match witness.looks_freed(gfn, &|gpa| page_words(&self.frames, gpa)) {
-            true if was_in_use => Verdict::Dead,
-            true => Verdict::Unproven,
-            false => Verdict::Needed,
-        }
+        self.dead.verdict(gfn, &|gpa| page_words(&self.frames, gpa))
+    }
+
+    /// As the holder of the words of all frames that it is asked for, from now on until it is dropped.
+    pub(crate) fn verdicts(&self) -> Verdicts<'_> {
+        Verdicts { residency: self, read: RefCell::default() }
     }
 
     /// If the guest has freed the frame since it went, it is empty from now on.
@@ -52,13 +52,43 @@ impl Residency {
     }
 }
 
+/// Verdicts of frames whose metadata lies together: it is read a frame at a time.
+pub(crate) struct Verdicts<'r> {
+    residency: &'r Residency,
+    /// Read last.
+    read: RefCell<Option<(Gfn, Box<Page>)>>,
+}
+
+impl Verdicts<'_> {
+    pub(crate) fn of(&self, gfn: Gfn) -> Verdict {
+        self.residency.dead.verdict(gfn, &|gpa| self.page_words(gpa))
+    }
+
+    fn page_words(&self, gpa: Gpa) -> Option<PageWords> {
+        let (frame, at) = (gpa.gfn(), (gpa.0 % FRAME_BYTES) as usize);
+        let mut read = self.read.borrow_mut();
+        if read.as_ref().is_none_or(|(gfn, _)| *gfn != frame) {
+            *read = Some((frame, Box::new(bytes_at(&self.residency.frames, frame.gpa())?)));
+        }
+        let (_, page) = read.as_ref()?;
+        Some(words_of(page.get(at..at + size_of::<PageWords>())?))
+    }
+}
+
 /// By pread(2): not even metadata that was emptied against all rules is read in place.
 fn page_words(frames: &Frames, gpa: Gpa) -> Option<PageWords> {
-    let bytes: [u8; size_of::<PageWords>()] =
-        readable(frames.ledger().content(gpa.gfn())).then(|| frames.ram().bytes_at(gpa))??;
+    let bytes: [u8; size_of::<PageWords>()] = bytes_at(frames, gpa)?;
+    Some(words_of(&bytes))
+}
+
+fn bytes_at<const COUNT: usize>(frames: &Frames, gpa: Gpa) -> Option<[u8; COUNT]> {
+    readable(frames.ledger().content(gpa.gfn())).then(|| frames.ram().bytes_at(gpa))?
+}
+
+fn words_of(bytes: &[u8]) -> PageWords {
     let mut words = PageWords::default();
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
         *word.get_mut() = u64::from_ne_bytes(*bytes);
     }
-    Some(words)
+    words
 }

@@ -1,0 +1,65 @@
+//! Buffers for frames that go, kept from one call to the next.
+//!
+//! To make them anew costs a page fault for each page, a third of what it takes to read the frames.
+
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ebb_store::PageBuffer;
+
+/// Unused for this long, they give their memory back.
+const REST: Duration = Duration::from_secs(1);
+
+/// What frames that go hold, and those of it that are saved.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    pub(crate) held: PageBuffer,
+    pub(crate) saved: PageBuffer,
+}
+
+/// The buffers that no call uses.
+#[derive(Default)]
+pub(crate) struct Spare(Mutex<Option<(Buffers, Instant)>>);
+
+impl Spare {
+    /// Buffers for a call, of no pages if there are none.
+    pub(crate) fn take(&self) -> Buffers {
+        self.kept().take().map(|(buffers, _)| buffers).unwrap_or_default()
+    }
+
+    /// A call has ended.
+    pub(crate) fn put(&self, buffers: Buffers) {
+        *self.kept() = Some((buffers, Instant::now()));
+    }
+
+    /// Gives memory back that was not used for a while.
+    pub(crate) fn rest(&self) {
+        let old = self.kept().take_if(|(_, used)| used.elapsed() >= REST);
+        mem::drop(old);
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<(Buffers, Instant)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_used_again_until_nobody_uses_them() {
+        let spare = Spare::default();
+        let mut buffers = spare.take();
+        buffers.held.at_least(3)[2].fill(7);
+        spare.put(buffers);
+        spare.rest();
+        let buffers = spare.take();
+        assert_eq!(buffers.held.pages().len(), 3);
+        assert!(spare.take().held.pages().is_empty(), "of another call");
+        *spare.kept() = Instant::now().checked_sub(REST).map(|used| (buffers, used));
+        spare.rest();
+        assert!(spare.take().held.pages().is_empty());
+    }
+}
