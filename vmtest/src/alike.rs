@@ -1,5 +1,5 @@
-//! QEMUs that Ebb knows nothing of, on the terms of those that it starts: their command line is that
-//! of `ebb run`, but for what a comparison is about.
+//! QEMUs that Ebb does not know, but which equal those that it starts. Their command line is that
+//! of `ebb run`, except for what a comparison is about.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,12 +13,13 @@ use crate::guest::Guest;
 const BALLOON: &str = "virtio-balloon";
 const DISK: &str = "--disk";
 const BACKEND: &str = "memory-backend-";
-/// How words begin that name a socket which a QEMU inherits.
+/// Beginnings of words that name a socket which a QEMU inherits.
 const CONTROL: &str = "socket,id=ebb-qmp,fd=";
 const CONSOLE: &str = "socket,id=ebb-console,fd=";
 
 impl Guest {
-    /// What `ebb run --privileged` starts for it: one node, which does not grow.
+    /// The command line that `ebb run --privileged` starts for it, with one node that does not
+    /// grow.
     ///
     /// # Panics
     /// There is no memory for a file of its size.
@@ -52,11 +53,11 @@ impl Guest {
         launch.outline()
     }
 
-    /// The same for a QEMU that Ebb knows nothing of: its RAM is of the kind of [`Guest::ram`], it
+    /// The same for a QEMU that Ebb does not know. Its RAM has the backend of [`Guest::ram`], it
     /// runs from the beginning, and it makes its sockets itself.
     ///
     /// # Panics
-    /// As [`Guest::ebb_line`].
+    /// Those of [`Guest::ebb_line`].
     pub fn alike_line(&self, name: &str, directory: &Path) -> Vec<String> {
         let words = self.ebb_line(name, directory).into_iter();
         words.filter(|word| word != "-S").map(|word| self.own(word, directory)).collect()
@@ -72,7 +73,7 @@ impl Guest {
         }
         if word.starts_with(CONSOLE) {
             let (socket, log) = (at("console.sock"), at("console.log"));
-            // Who keeps the log of a VM of Ebb's is a process of its own.
+            // In a VM of Ebb's, a process of its own writes the log.
             let of = "server=on,wait=off,logfile";
             return format!("socket,id=ebb-console,path={socket},{of}={log}");
         }
@@ -80,7 +81,7 @@ impl Guest {
     }
 }
 
-/// As the daemon chooses.
+/// The accelerator that the daemon chooses.
 fn accelerator() -> Accelerator {
     static VERDICT: OnceLock<Verdict> = OnceLock::new();
     match VERDICT.get_or_init(kvm::probe) {

@@ -1,4 +1,4 @@
-//! What `cargo xtask assets` has made ready: kernels, and a QEMU for each.
+//! What `cargo xtask assets` has prepared: kernels, and a QEMU for each.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -21,18 +21,17 @@ pub struct Kernel {
     pub vmlinuz: PathBuf,
     /// Its initial RAM disk.
     pub initrd: PathBuf,
-    /// A directory with the `qemu-system-x86_64` that runs it; null where that
-    /// in PATH does.
+    /// A directory with the `qemu-system-x86_64` that runs it; null: the one in PATH does.
     pub qemu_directory: Option<PathBuf>,
 }
 
-/// Kernels by label, or why there is none.
+/// Kernels by label, each of them or why it does not exist.
 pub type Kernels = BTreeMap<String, Result<Kernel, String>>;
 
-/// The kernel called `label`, or why it is not there.
+/// The kernel with this label, or why it does not exist.
 ///
 /// # Errors
-/// As recorded when the assets were made.
+/// The reason, as recorded when the assets were made.
 pub fn kernel(label: &str) -> Result<Kernel, String> {
     let kernels = load().map_err(|error| {
         format!("{}: {error}: run `cargo xtask assets` first", manifest().display())
@@ -40,18 +39,18 @@ pub fn kernel(label: &str) -> Result<Kernel, String> {
     kernels.get(label).cloned().unwrap_or_else(|| Err(format!("kernel {label} is unknown")))
 }
 
-/// What is recorded.
+/// The recorded kernels.
 ///
 /// # Errors
-/// Nothing is, or it is damaged.
+/// There is no record, or it is damaged.
 pub fn load() -> io::Result<Kernels> {
     Ok(serde_json::from_slice(&fs::read(manifest())?)?)
 }
 
-/// Records what there is.
+/// Records the kernels.
 ///
 /// # Errors
-/// As the file system's.
+/// Those of the file system.
 pub fn store(kernels: &Kernels) -> io::Result<()> {
     let temporary = tempfile::NamedTempFile::new_in(target_directory())?;
     serde_json::to_writer_pretty(&temporary, kernels)?;
@@ -59,10 +58,10 @@ pub fn store(kernels: &Kernels) -> io::Result<()> {
     Ok(())
 }
 
-/// The archive of a small Debian's root file system, or why it is not there.
+/// The archive of a small Debian's root file system, or why it does not exist.
 ///
 /// # Errors
-/// As recorded when the assets were made.
+/// The reason, as recorded when the assets were made.
 pub fn userland() -> Result<PathBuf, String> {
     let path = userland_manifest();
     let recorded = fs::read(&path).and_then(|json| Ok(serde_json::from_slice(&json)?));
@@ -71,18 +70,18 @@ pub fn userland() -> Result<PathBuf, String> {
     })
 }
 
-/// Records where it is, or why it is not there.
+/// Records where the archive is, or why it does not exist.
 ///
 /// # Errors
-/// As the file system's.
+/// Those of the file system.
 pub fn store_userland(archive: &Result<PathBuf, String>) -> io::Result<()> {
     fs::write(userland_manifest(), serde_json::to_vec_pretty(archive)?)
 }
 
-/// The directory with QEMU 11's `qemu-system-x86_64`, or why it is not there.
+/// The directory with QEMU 11's `qemu-system-x86_64`, or why it does not exist.
 ///
 /// # Errors
-/// As recorded when it was fetched.
+/// The reason, as recorded when it was fetched.
 pub fn qemu11() -> Result<PathBuf, String> {
     let path = qemu11_manifest();
     let recorded = fs::read(&path).and_then(|json| Ok(serde_json::from_slice(&json)?));
@@ -91,11 +90,11 @@ pub fn qemu11() -> Result<PathBuf, String> {
     })
 }
 
-/// A copy of this QEMU that every user can run, as QEMUs are users of their own: it lies with
-/// temporary files, and costs nothing where they are on the same file system.
+/// A copy of this QEMU that every user can run, since QEMUs are users of their own. It is in the
+/// directory for temporary files, and costs nothing if that is on the same file system.
 ///
 /// # Panics
-/// It cannot be copied, or what is there is somebody else's.
+/// It cannot be copied, or the existing copy is somebody else's.
 pub fn for_all_users(programs: &Path) -> PathBuf {
     let whole = programs.parent().expect("a QEMU's directory is in its own");
     let places = env::temp_dir().join("ebb-test-qemu");
@@ -119,10 +118,10 @@ pub fn for_all_users(programs: &Path) -> PathBuf {
     place.join(programs.file_name().expect("it has a name"))
 }
 
-/// Records where it is, or why it is not there.
+/// Records where QEMU 11 is, or why it does not exist.
 ///
 /// # Errors
-/// As the file system's.
+/// Those of the file system.
 pub fn store_qemu11(directory: &Result<PathBuf, String>) -> io::Result<()> {
     fs::write(qemu11_manifest(), serde_json::to_vec_pretty(directory)?)
 }
@@ -139,10 +138,10 @@ fn manifest() -> PathBuf {
     target_directory().join("assets.json")
 }
 
-/// Where `ebb` and `ebbd` are: `EBB_BIN_DIR`, or beside the running program's build.
+/// The directory of `ebb` and `ebbd`: `EBB_BIN_DIR`, or the one of the running program's build.
 ///
 /// # Panics
-/// They are not there.
+/// The programs are not there.
 pub fn program_directory() -> PathBuf {
     let directory = env::var_os("EBB_BIN_DIR").map_or_else(profile_directory, PathBuf::from);
     for program in ["ebb", "ebbd"] {

@@ -1,8 +1,8 @@
 //! What a kernel prints when something is wrong.
 
-/// Beginnings of messages; none of them is printed by a healthy kernel. Lockup
-/// and stall warnings are not among them: guests on a test bench are stopped on
-/// purpose, and wait for a daemon that was killed on purpose.
+/// Beginnings of messages that no healthy kernel prints. Warnings of lockups and stalls are not
+/// among them: guests on a test bench are stopped on purpose, and wait for a daemon that was killed
+/// on purpose.
 const SIGNS: [&str; 12] = [
     "BUG: Bad",
     "BUG: kernel",
@@ -24,7 +24,7 @@ pub fn in_log(log: &str) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// Whether the kernel has given up.
+/// Whether the kernel has panicked.
 pub fn is_fatal(log: &str) -> bool {
     log.contains("Kernel panic")
 }

@@ -1,5 +1,5 @@
-//! The guest's serial console: requests and answers go by a socket, what came
-//! before it was connected is in the log that QEMU keeps.
+//! The guest's serial console. Requests and answers use a socket; what was printed before it was
+//! connected is in the log that QEMU writes.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ use crate::wait::{deadline, until_within};
 
 const TAIL_LINES: usize = 30;
 
-/// Why a guest did not do what it was asked for.
+/// Why a guest did not do what it was asked to do.
 #[derive(Clone, Debug)]
 pub struct GuestError(pub String);
 
@@ -34,7 +34,7 @@ impl Console {
     /// Connects to the console of the VM run by process `vmm`.
     ///
     /// # Errors
-    /// As connect(2).
+    /// Those of connect(2).
     pub fn connect(socket: &Path, log: &Path, vmm: i32) -> io::Result<Console> {
         let input = UnixStream::connect(socket)?;
         let received = Arc::default();
@@ -43,13 +43,13 @@ impl Console {
         Ok(Console { input, log, vmm, last_number: 0, patience, received })
     }
 
-    /// Waits so long for whatever it waits for.
+    /// Sets the longest time for each wait.
     pub fn be_patient(&mut self, patience: Duration) {
         self.patience = patience;
     }
 
-    /// All that the guest has printed, as far as the log goes back. QEMU, where it keeps the log
-    /// itself, logs a character twice when its socket is full at that moment.
+    /// All that the guest has printed, as far as the log goes back. If QEMU writes the log itself,
+    /// it logs a character twice when its socket is full at that moment.
     pub fn text(&self) -> String {
         let before = fs::read(self.log.with_extension("log.1")).unwrap_or_default();
         let text = [before, fs::read(&self.log).unwrap_or_default()].concat();
@@ -80,7 +80,7 @@ impl Console {
         }
     }
 
-    /// Has the guest do something.
+    /// Sends a request to the guest, and returns the answer.
     ///
     /// # Errors
     /// The guest's own words.
@@ -99,7 +99,7 @@ impl Console {
         }
     }
 
-    /// Sends a request that is not to be answered.
+    /// Sends a request that needs no answer.
     pub fn tell(&mut self, request: &str) {
         self.last_number += 1;
         self.send(self.last_number, request);
@@ -123,7 +123,7 @@ impl Console {
     /// Waits until the guest prints `wanted`.
     ///
     /// # Errors
-    /// It did not, or cannot any more.
+    /// The guest did not print it, or no longer can.
     pub fn wait_text(&self, wanted: &str) -> Result<(), GuestError> {
         self.wait(wanted, |console| {
             let found = console.text().contains(wanted) || console.received().contains(wanted);
@@ -137,7 +137,7 @@ impl Console {
         mut find: impl FnMut(&Console) -> Option<T>,
     ) -> Result<T, GuestError> {
         let found = until_within(self.patience, || {
-            // First whether it is over, then what was printed until then.
+            // The end is looked for first, then what was printed before it.
             let vmm_ended = !process::runs(self.vmm);
             let panicked = complaints::is_fatal(&self.text());
             match find(self) {
@@ -158,14 +158,13 @@ impl Console {
         format!("--- end of the console ---\n{}\n---", tail.join("\n"))
     }
 
-    /// Ends the test with what went wrong and the console's last lines.
+    /// Fails the test with this message and the console's last lines.
     pub fn fail(&self, what: &str) -> ! {
         panic!("{what}\n{}", self.tail())
     }
 }
 
-/// Takes what comes for as long as it comes: QEMU holds the guest back when
-/// nobody reads.
+/// Reads as long as something comes: QEMU stops the guest when nobody reads.
 fn collect(mut output: UnixStream, received: Arc<Mutex<Vec<u8>>>) {
     thread::spawn(move || {
         let mut bytes = [0; 4096];
@@ -176,22 +175,22 @@ fn collect(mut output: UnixStream, received: Arc<Mutex<Vec<u8>>>) {
     });
 }
 
-/// One answer as it stands on its line.
+/// An answer on a line of its own.
 enum Answer {
     Ok(String),
     Error(String),
-    /// Something else was printed into it.
+    /// Other output has broken into it.
     Torn,
 }
 
 impl Answer {
-    /// Reads the line that `text` begins with, once it is complete.
+    /// Parses the line that `text` begins with, once it is complete.
     fn parse(text: &str) -> Option<Answer> {
         let (line, _) = text.split_once('\n')?;
         Some(Answer::whole(line.trim_end_matches('\r')).unwrap_or(Answer::Torn))
     }
 
-    /// `@17 ok "TEXT" $LENGTH`.
+    /// Parses `@17 ok "TEXT" $LENGTH`.
     fn whole(line: &str) -> Option<Answer> {
         let (_, rest) = line.split_once(' ')?;
         let (word, rest) = rest.split_once(' ')?;

@@ -1,4 +1,4 @@
-//! A disk served by `ebbd disk`, and the programs that make and check what is on it.
+//! A disk served by `ebbd disk`, and the programs that make and check its content.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// An empty image in the host's directory; served from [`Disk::start`] on.
+    /// An empty image in the host's directory. It is served from [`Disk::start`] on.
     pub fn new(host: &Host, name: &str, size: &str) -> Disk {
         let path = |suffix: &str| host.directory().join(format!("{name}.{suffix}"));
         let bytes: Bytes = size.parse().expect("a size");
@@ -38,25 +38,26 @@ impl Disk {
         }
     }
 
-    /// With a file system made by its own program.
+    /// Makes a file system on it.
     pub fn formatted(self, kind: &str) -> Disk {
         file_system::make(kind, &self.image);
         self
     }
 
-    /// With what is in an archive on its file system.
+    /// Extracts an archive into its file system.
     pub fn filled(self, archive: &Path) -> Disk {
         self.mounted(|at| call(&[&"tar", &"--extract", &"--file", &archive, &"--directory", &at]))
     }
 
-    /// With these files on its file system, by these names.
+    /// Copies these files into its file system, by these names.
     pub fn with_files(self, files: &[(&Path, &str)]) -> Disk {
         self.mounted(|at| {
             files.iter().for_each(|(file, name)| call(&[&"cp", file, &at.join(name)]))
         })
     }
 
-    /// With this kernel on its file system, for a guest that starts it: `vmlinuz` and `initrd`.
+    /// Copies this kernel into its file system, as `vmlinuz` and `initrd`, for a guest that starts
+    /// it.
     pub fn with_kernel(self, kernel: &Kernel) -> Disk {
         self.with_files(&[(&kernel.vmlinuz, "vmlinuz"), (&kernel.initrd, "initrd")])
     }
@@ -70,19 +71,19 @@ impl Disk {
         self
     }
 
-    /// For a guest that must not write.
+    /// Forbids the guest to write.
     pub fn readonly(mut self) -> Disk {
         self.readonly = true;
         self
     }
 
-    /// So many queues.
+    /// Sets the number of queues.
     pub fn queues(mut self, count: u16) -> Disk {
         self.queues = count;
         self
     }
 
-    /// What a front end connects to.
+    /// The socket to which a front end connects.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -92,7 +93,7 @@ impl Disk {
         &self.image
     }
 
-    /// The most queues that a front end can ask for.
+    /// Most queues that a front end can ask for.
     pub fn queue_count(&self) -> u16 {
         self.queues
     }
@@ -119,10 +120,10 @@ impl Disk {
         permit(&self.socket, 0o666);
     }
 
-    /// The server's process.
+    /// Process number of the server.
     ///
     /// # Panics
-    /// It does not run.
+    /// The server does not run.
     pub fn pid(&self) -> i32 {
         self.server.as_ref().expect("it is served").id() as i32
     }
@@ -135,10 +136,10 @@ impl Disk {
         }
     }
 
-    /// Checks the file system, with no server and no guest at it.
+    /// Checks the file system, with no server and no guest using it.
     ///
     /// # Panics
-    /// Something is wrong with it.
+    /// The file system is damaged.
     pub fn check(&mut self, kind: &str) {
         self.kill9();
         file_system::check(kind, &self.image);
@@ -148,7 +149,7 @@ impl Disk {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Times that it was served.
+    /// How often the image has been served.
     fn served(&self) -> usize {
         self.text().matches(" serving ").count()
     }
@@ -161,7 +162,7 @@ impl Drop for Disk {
         }
         if let Some(mut server) = self.server.take() {
             process::kill(server.id() as i32);
-            // It has ended: this only takes the remains away.
+            // It has ended: this only reaps it.
             let _ = server.wait();
         }
     }

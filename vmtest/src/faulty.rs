@@ -1,4 +1,4 @@
-//! A disk that fails as it is told: a file system by FUSE, served by the test itself.
+//! A disk that fails on request: a file system by FUSE, served by the test itself.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ const BLOCK_BYTES: u32 = 4096;
 const NEVER_OLD: Duration = Duration::ZERO;
 const THREADS: usize = 4;
 
-/// What a disk does from now on.
+/// What the disk does from now on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failing {
     /// It works.
@@ -34,15 +34,15 @@ pub enum Failing {
     Writes,
     /// There is no room: ENOSPC.
     Full,
-    /// Each read and write takes so much longer.
+    /// Each read and write takes this much longer.
     Slow(Duration),
 }
 
-/// A directory on a disk of its own, mounted until this goes away.
+/// A directory on a disk of its own, mounted until this is dropped.
 pub struct FaultyDisk {
     mount: TempDir,
     state: Arc<Mutex<State>>,
-    // Goes first: it ends the mount.
+    // Dropped first: it ends the mount.
     session: Option<BackgroundSession>,
 }
 
@@ -53,7 +53,7 @@ struct State {
 }
 
 impl FaultyDisk {
-    /// An empty one that works.
+    /// An empty disk that works.
     ///
     /// # Errors
     /// This host has no FUSE.
@@ -74,7 +74,7 @@ impl FaultyDisk {
         self.mount.path()
     }
 
-    /// Has it fail, or work again.
+    /// Sets how the disk fails, or that it works again.
     pub fn set(&self, failing: Failing) {
         lock(&self.state).failing = failing;
     }
@@ -113,7 +113,7 @@ impl Served {
         self.state().files.get(index as usize).cloned().ok_or(Errno::ENOENT)
     }
 
-    /// Slow or failing, as it is now.
+    /// Delays or fails a read or write, as set now.
     fn meet(&self, writes: bool) -> Result<(), Errno> {
         let failing = self.state().failing;
         match failing {
@@ -129,7 +129,7 @@ impl Served {
     }
 }
 
-/// The first file's inode; the root's is 1.
+/// Inode number of the first file; the root has 1.
 const FIRST: u64 = 2;
 
 fn root() -> FileAttr {

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use crate::host::Ran;
 
-/// Makes one in an image or on a device.
+/// Makes a file system in an image or on a device.
 ///
 /// # Panics
-/// Its program fails.
+/// The program fails.
 pub fn make(kind: &str, at: &Path) {
     run(
         match kind {
@@ -21,10 +21,10 @@ pub fn make(kind: &str, at: &Path) {
     );
 }
 
-/// Checks it, while nobody uses it.
+/// Checks a file system that nobody uses.
 ///
 /// # Panics
-/// Something is wrong with it.
+/// The file system is damaged.
 pub fn check(kind: &str, at: &Path) {
     run(
         match kind {

@@ -1,4 +1,4 @@
-//! What VM is wanted.
+//! The VM that a test wants.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,14 +9,15 @@ use crate::assets::{self, Kernel};
 use crate::disk::Disk;
 use crate::host::permit;
 
-/// Messages down to warnings on the console; no watchdog, since guests are
-/// stopped on purpose; no check at boot whether timer interrupts come in time,
+/// Options of the kernel. Messages down to warnings go to the console. There is no watchdog, since
+/// guests are stopped on purpose. There is no check at boot that timer interrupts come in time,
 /// since on a busy host they do not and the kernel panics.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 nowatchdog no_timer_check";
-/// Emulation by QEMU before 8.1 can run an instruction that another vCPU has replaced (Red
-/// Hat's bug 2216496). At boot, Linux replaces one in its timers when ticks may stop; a guest
-/// that runs the old one panics with "int3". So ticks never stop where there are two vCPUs, but
-/// where the guest comes with a QEMU of its own: each of those is a newer one.
+/// Option for several vCPUs under a QEMU before 8.1. Its emulation can run an instruction that
+/// another vCPU has replaced (Red Hat's bug 2216496). At boot, Linux replaces one in its timers
+/// when ticks may stop; a guest that runs the old one panics with "int3". So ticks never stop in
+/// such guests. A guest that comes with a QEMU of its own does without this option, since each of
+/// those is newer.
 const OF_SEVERAL_CPUS: &str = "nohz=off";
 
 /// A VM to be started.
@@ -37,15 +38,15 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest with one of Debian's kernels, by its label: 1 GiB, two processors.
+    /// A guest with one of Debian's kernels, by its label, with 1 GiB and two processors.
     ///
     /// # Panics
-    /// There is no such kernel here: `require!` it first.
+    /// There is no such kernel: `require!` it first.
     pub fn debian(label: &str) -> Guest {
         Guest::of(assets::kernel(label).unwrap_or_else(|why| panic!("{why}")))
     }
 
-    /// A guest with this kernel: 1 GiB, two processors.
+    /// A guest with this kernel, 1 GiB and two processors.
     pub fn of(kernel: Kernel) -> Guest {
         Guest {
             kernel,
@@ -63,26 +64,26 @@ impl Guest {
         }
     }
 
-    /// RAM, as in `2G`.
+    /// Sets the size of the RAM, as in `2G`.
     pub fn memory(mut self, size: &str) -> Guest {
         self.memory = size.parse().expect("a size");
         self
     }
 
-    /// Run by the QEMU in this directory.
+    /// Selects the QEMU in this directory.
     pub fn qemu_in(mut self, directory: &Path) -> Guest {
         self.kernel.qemu_directory = Some(directory.into());
         self
     }
 
-    /// Room for memory devices, up to `size` with what it has from the beginning; for
-    /// [`crate::Host::qemu`] only.
+    /// Makes room for memory devices, up to `size` including its RAM; for [`crate::Host::qemu`]
+    /// only.
     pub fn room(mut self, size: &str) -> Guest {
         self.room = Some(size.parse().expect("a size"));
         self
     }
 
-    /// Processors.
+    /// Sets the number of processors.
     pub fn cpus(mut self, count: u32) -> Guest {
         self.cpus = count;
         self
@@ -95,23 +96,23 @@ impl Guest {
         }
     }
 
-    /// More on the kernel's command line.
+    /// Adds words to the kernel's command line.
     pub fn append(mut self, words: &str) -> Guest {
         self.append += &format!(" {words}");
         self
     }
 
-    /// `small`, `thp`, `hugetlb` or `auto`; for [`crate::Host::run`] only.
+    /// Sets the backing, `small`, `thp`, `hugetlb` or `auto`; for [`crate::Host::run`] only.
     pub fn backing(self, backing: &str) -> Guest {
         self.hold("--backing", backing)
     }
 
-    /// A name, a number or `own`; for [`crate::Host::run`] only.
+    /// Sets QEMU's user, a name, a number or `own`; for [`crate::Host::run`] only.
     pub fn user(self, user: &str) -> Guest {
         self.hold("--user", user)
     }
 
-    /// QEMU as root; for [`crate::Host::run`] only.
+    /// Runs QEMU as root; for [`crate::Host::run`] only.
     pub fn privileged(mut self) -> Guest {
         self.hold.push("--privileged".into());
         self
@@ -127,40 +128,40 @@ impl Guest {
         }
     }
 
-    /// `strict` or `release`.
+    /// Sets the mode, `strict` or `release`.
     pub fn mode(self, mode: &str) -> Guest {
         self.hold("--mode", mode)
     }
 
-    /// Memory that can be plugged, up to this size; for [`crate::Host::run`] only.
+    /// Sets the size up to which memory can be plugged; for [`crate::Host::run`] only.
     pub fn grow_to(self, size: &str) -> Guest {
         self.hold("--grow-to", size)
     }
 
-    /// What is plugged has its memory at once; for [`crate::Host::run`] only.
+    /// Gives plugged memory its pages at once; for [`crate::Host::run`] only.
     pub fn grow_prealloc(mut self) -> Guest {
         self.hold.push("--grow-prealloc".into());
         self
     }
 
-    /// NUMA nodes of equal size; for [`crate::Host::run`] only.
+    /// Sets the number of NUMA nodes, of equal size; for [`crate::Host::run`] only.
     pub fn run_nodes(self, count: u64) -> Guest {
         self.hold("--nodes", &count.to_string())
     }
 
-    /// The smallest block to take.
+    /// Sets the order of the smallest block to reclaim.
     pub fn min_order(self, order: u8) -> Guest {
         self.hold("--min-order", &order.to_string())
     }
 
-    /// A virtio disk of this size, `/dev/vda`.
+    /// Adds a virtio disk of this size, `/dev/vda`.
     pub fn disk(mut self, size: &str) -> Guest {
         self.disk = Some(size.parse().expect("a size"));
         self
     }
 
-    /// A disk that is served by another process, `/dev/vda`; QEMU waits for it when
-    /// it is gone.
+    /// Adds a disk that another process serves, `/dev/vda`. QEMU waits for that process when it has
+    /// ended.
     pub fn served_disk(self, disk: &Disk) -> Guest {
         let (socket, queues) = (disk.socket().display(), disk.queue_count());
         self.qemu_args(&format!(
@@ -169,54 +170,55 @@ impl Guest {
         ))
     }
 
-    /// A disk that Ebb serves itself; for [`crate::Host::run`] only.
+    /// Adds a disk that Ebb itself serves; for [`crate::Host::run`] only.
     pub fn own_disk(self, disk: &Disk) -> Guest {
         self.own_device(disk.image())
     }
 
-    /// An image or a device that Ebb serves itself; for [`crate::Host::run`] only.
+    /// Adds an image or a device that Ebb itself serves; for [`crate::Host::run`] only.
     pub fn own_device(self, path: &Path) -> Guest {
         self.hold("--disk", &path.display().to_string())
     }
 
-    /// Its tiers, as in `dram=160M,file=/path:352M`; for [`crate::Host::run`] only.
+    /// Sets the tiers, as in `dram=160M,file=/path:352M`; for [`crate::Host::run`] only.
     pub fn tier(self, ladder: &str) -> Guest {
         self.hold("--tier", ladder)
     }
 
-    /// The same, behind Ebb's IOMMU in software.
+    /// Adds a disk that Ebb itself serves behind its IOMMU in software; for [`crate::Host::run`]
+    /// only.
     pub fn strict_disk(self, disk: &Disk) -> Guest {
         self.hold("--disk", &format!("{},dma=strict", disk.image().display()))
     }
 
-    /// QEMU's arguments, as they are.
+    /// Adds arguments of QEMU, passed on unchanged.
     pub fn qemu_args(mut self, words: &str) -> Guest {
         self.qemu.extend(words.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// `pc` or `q35`, with properties; for [`crate::Host::qemu`] only.
+    /// Sets the machine, `pc` or `q35`, with properties; for [`crate::Host::qemu`] only.
     pub fn machine(mut self, machine: &str) -> Guest {
         self.machine = machine.into();
         self
     }
 
-    /// NUMA nodes of equal size, each with a memory backend of its own; for
+    /// Sets the number of NUMA nodes, of equal size, each with a memory backend of its own; for
     /// [`crate::Host::qemu`] only.
     pub fn nodes(mut self, count: u64) -> Guest {
         self.nodes = count;
         self
     }
 
-    /// A second NUMA node of this size, with memory and no processor, beside the one that
-    /// has all the rest; for [`crate::Host::qemu`] only.
+    /// Adds a second NUMA node of this size, with memory and no processor, beside the one that has
+    /// all the rest; for [`crate::Host::qemu`] only.
     pub fn slow_node(mut self, size: &str) -> Guest {
         self.slow_node = Some(size.parse().expect("a size"));
         self
     }
 
-    /// The kind of memory backend and its properties, as in `ram,share=off`;
-    /// for [`crate::Host::qemu`] only.
+    /// Sets the kind of memory backend and its properties, as in `ram,share=off`; for
+    /// [`crate::Host::qemu`] only.
     pub fn ram(mut self, backend: impl Into<String>) -> Guest {
         self.ram = backend.into();
         self
@@ -227,13 +229,12 @@ impl Guest {
         self
     }
 
-    /// The arguments of `ebb attach` and `ebb run` alike.
+    /// The arguments that `ebb attach` and `ebb run` have in common.
     pub(crate) fn hold_args(&self) -> &[String] {
         &self.hold
     }
 
-    /// The arguments of `ebb run` for a VM called `name` with its own files in
-    /// `directory`.
+    /// The arguments of `ebb run` for a VM called `name` with its own files in `directory`.
     pub(crate) fn run_args(&self, name: &str, directory: &Path) -> Vec<String> {
         let kernel = &self.kernel;
         let mut words: Vec<String> = ["run", "--name", name].map(Into::into).into();
@@ -248,7 +249,7 @@ impl Guest {
         words
     }
 
-    /// The arguments of a QEMU of one's own.
+    /// The arguments of a QEMU that Ebb does not start.
     pub(crate) fn plain_args(&self, name: &str, directory: &Path) -> Vec<String> {
         let socket = |file| directory.join(file).display().to_string();
         let mut words = Vec::new();
@@ -319,7 +320,7 @@ impl Guest {
         words
     }
 
-    /// A second control socket, for the test, beside the one that Ebb uses.
+    /// Arguments for a second control socket, for the test, beside the one that Ebb uses.
     pub(crate) fn common_args(&self, directory: &Path) -> Vec<String> {
         let test_socket = directory.join("test.sock");
         let socket = format!("unix:{},server=on,wait=off", test_socket.display());

@@ -19,38 +19,38 @@ use crate::undo::{Scratch, Undo};
 use crate::vm::Vm;
 use crate::wait::until;
 
-/// What the process of a VM is called.
+/// Name of the process of a VM.
 const SERVER: &str = "ebbd-vm";
-/// `TMPFS_MAGIC` of `include/uapi/linux/magic.h`.
+/// `TMPFS_MAGIC` in Linux's `include/uapi/linux/magic.h`.
 const TMPFS: u64 = 0x0102_1994;
 
-/// An Ebb of one's own. Copies are handles on the same; the last one to go
-/// kills what runs and removes the directory.
+/// An Ebb of its own. Clones share it. Dropping the last one kills what runs and removes the
+/// directory.
 #[derive(Clone)]
 pub struct Host(Arc<Inner>);
 
 struct Inner {
-    // Taken away in this order.
+    // The fields are dropped in this order.
     _processes: Undo,
     directory: Scratch,
-    /// What its daemon and QEMUs are told by the environment.
+    /// Environment of the daemon and of QEMUs.
     settings: Mutex<BTreeMap<String, OsString>>,
     programs: PathBuf,
-    /// Where the first guest's QEMU is.
+    /// Directory of the first guest's QEMU.
     qemu_directory: OnceLock<Option<PathBuf>>,
     vms: AtomicUsize,
 }
 
-/// What a command left behind.
+/// Result of a command.
 #[derive(Debug)]
 pub struct Ran {
     /// Its arguments.
     pub line: String,
-    /// Its exit code; none when a signal ended it.
+    /// Its exit code; none: a signal ended it.
     pub code: Option<i32>,
-    /// What it wrote to standard output.
+    /// Its standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Its standard error.
     pub stderr: String,
 }
 
@@ -67,20 +67,20 @@ impl Ran {
         }
     }
 
-    /// Its output.
+    /// The output of a command that must succeed.
     ///
     /// # Panics
-    /// It failed.
+    /// The command failed.
     pub fn ok(self) -> String {
         let Ran { line, code, stdout, stderr } = self;
         assert_eq!(code, Some(0), "{line}: {stderr}{stdout}");
         stdout
     }
 
-    /// Its output, of a resize that may have stopped short.
+    /// The output of a resize, which may have stopped short of the target.
     ///
     /// # Panics
-    /// It failed.
+    /// The command failed.
     pub fn ok_or_short(self) -> String {
         match self.code == Some(i32::from(route::EXIT_SHORT)) {
             true => self.stdout,
@@ -88,10 +88,10 @@ impl Ran {
         }
     }
 
-    /// The one line with which it refused.
+    /// The one line with which the command refused.
     ///
     /// # Panics
-    /// It succeeded, or said more or less than one line.
+    /// The command succeeded, or printed no line or several.
     pub fn refused(self) -> String {
         let Ran { line, code, stdout, stderr } = self;
         assert!(code.is_some_and(|code| code != 0), "{line}: ends with {code:?}: {stdout}");
@@ -108,7 +108,7 @@ impl Default for Host {
 }
 
 impl Host {
-    /// A run directory of its own; no daemon yet.
+    /// A host with a run directory of its own, without a daemon.
     ///
     /// # Panics
     /// `ebb` is not built.
@@ -116,10 +116,10 @@ impl Host {
         Host::at(&env::temp_dir())
     }
 
-    /// The same on tmpfs, where a run directory belongs.
+    /// A host on tmpfs, where a run directory belongs.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no tmpfs.
     pub fn in_memory() -> Result<Host, String> {
         let place = Path::new("/dev/shm");
         match is_in_memory(place) {
@@ -128,10 +128,10 @@ impl Host {
         }
     }
 
-    /// The same in a directory that is there.
+    /// A host in an existing directory.
     ///
     /// # Panics
-    /// `ebb` is not built, or the directory is none.
+    /// `ebb` is not built, or the directory does not exist.
     pub fn at(place: &Path) -> Host {
         let directory = Scratch::new_in("ebb-test-", place).expect("a directory");
         // QEMUs are users of their own, and their drives are below.
@@ -151,26 +151,26 @@ impl Host {
         }))
     }
 
-    /// Sets a variable of the environment of the daemon from its next start on, and of each QEMU
-    /// that is not confined.
+    /// Sets an environment variable for the daemon, from its next start on, and for each QEMU that
+    /// is not confined.
     ///
     /// # Panics
-    /// Another thread did while it set one.
+    /// Another thread panicked while it set one.
     pub fn set(&self, name: &str, value: impl Into<OsString>) {
         self.0.settings.lock().expect("settings").insert(name.into(), value.into());
     }
 
-    /// Where things of this host are.
+    /// Directory of all files of this host.
     pub fn directory(&self) -> &Path {
         self.0.directory.path()
     }
 
-    /// Whether it is on a disk.
+    /// Whether this directory is on a disk.
     pub fn is_on_disk(&self) -> bool {
         !is_in_memory(self.directory())
     }
 
-    /// The daemon's directory.
+    /// The daemon's run directory.
     pub fn run_directory(&self) -> PathBuf {
         self.directory().join("run")
     }
@@ -186,7 +186,7 @@ impl Host {
         Ran::of(self.command("ebb").args(words.iter().map(AsRef::as_ref)))
     }
 
-    /// `ebb` or `ebbd`, told this host's run directory.
+    /// The command `ebb` or `ebbd` with this host's run directory.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.0.programs.join(program));
         command.arg("--run-dir").arg(self.run_directory());
@@ -195,7 +195,7 @@ impl Host {
         command
     }
 
-    /// Has Ebb start a VM and waits until its guest answers.
+    /// Has Ebb start a VM, and waits until its guest answers.
     pub fn run(&self, guest: Guest) -> Vm {
         self.use_qemu(&guest);
         let (name, directory) = self.new_vm();
@@ -204,12 +204,13 @@ impl Host {
         Vm::held(self.clone(), name, guest, directory, &held)
     }
 
-    /// Starts a QEMU that Ebb knows nothing of and waits until its guest answers.
+    /// Starts a QEMU that Ebb does not know, and waits until its guest answers.
     pub fn qemu(&self, guest: Guest) -> Vm {
         self.start_qemu(guest, Guest::plain_args)
     }
 
-    /// The same on the terms of [`Host::run`]: as `ebb run --privileged` would start it.
+    /// Does the same with a QEMU like that of [`Host::run`], as `ebb run --privileged` would start
+    /// it.
     pub fn alike(&self, guest: Guest) -> Vm {
         self.start_qemu(guest, Guest::alike_line)
     }
@@ -224,7 +225,7 @@ impl Host {
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         let mut child = command.spawn().expect("QEMU starts");
         let pid = child.id() as i32;
-        // Whoever kills it asks /proc whether it is gone; this only takes the remains away.
+        // Only reaps the process: whoever kills it looks into /proc for its end.
         std::thread::spawn(move || child.wait());
         let socket = directory.join("console.sock");
         until(format_args!("QEMU's sockets, see {}", directory.display()), || {
@@ -233,8 +234,8 @@ impl Host {
         Vm::free(self.clone(), name, guest, directory, pid)
     }
 
-    /// Starts a QEMU like that of `from`, which waits for its guest at `socket`, and which Ebb
-    /// knows nothing of; with memory of its own, or with the same.
+    /// Starts a QEMU like that of `from` that Ebb does not know and that waits for its guest at
+    /// `socket`, with memory of its own or with the same memory.
     ///
     /// # Panics
     /// It does not start.
@@ -248,7 +249,7 @@ impl Host {
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         let mut child = command.spawn().expect("QEMU starts");
         let pid = child.id() as i32;
-        // Whoever kills it asks /proc whether it is gone; this only takes the remains away.
+        // Only reaps the process: whoever kills it looks into /proc for its end.
         std::thread::spawn(move || child.wait());
         until(format_args!("a QEMU that waits, see {}", directory.display()), || {
             (socket.exists() && directory.join("test.sock").exists()).then_some(())
@@ -256,18 +257,18 @@ impl Host {
         from.arriving(self.clone(), name, directory, pid)
     }
 
-    /// The daemon's process.
+    /// Process number of the daemon.
     pub fn daemon(&self) -> Option<i32> {
         self.find("ebbd")
     }
 
-    /// A process of this program that is told the daemon's directory.
+    /// A process with this program name and the daemon's directory in its arguments.
     pub fn find(&self, program: &str) -> Option<i32> {
         let all = process::with_path(&self.run_directory());
         all.into_iter().find(|(_, found)| found == program).map(|(pid, _)| pid)
     }
 
-    /// The daemon and its helpers: all that have to do with this host and are no QEMU.
+    /// The daemon and its helpers: all processes of this host except QEMUs.
     pub fn holders(&self) -> Vec<i32> {
         let all = process::with_path(self.directory()).into_iter();
         all.filter(|(_, name)| !name.starts_with("qemu-system")).map(|(pid, _)| pid).collect()
@@ -293,7 +294,7 @@ impl Host {
         self.servers().into_iter().find(is_its)
     }
 
-    /// How many threads of VMs' processes have this name.
+    /// Number of threads with this name in the processes of all VMs.
     pub fn threads(&self, name: &str) -> usize {
         let tasks = |pid: i32| fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
         let tasks = self.servers().into_iter().flat_map(tasks).flatten();
@@ -315,15 +316,15 @@ impl Host {
         self.servers().into_iter().for_each(process::kill);
     }
 
-    /// Kills the daemon alone.
+    /// Kills only the daemon.
     ///
     /// # Panics
-    /// There is none.
+    /// There is no daemon.
     pub fn kill_daemon(&self) {
         process::kill(self.daemon().expect("a daemon runs"));
     }
 
-    /// Starts the daemon again, as any command does, and waits until it has taken up its VMs.
+    /// Starts the daemon again, as any command does, and waits until it has recovered its VMs.
     pub fn start(&self) {
         until("the VMs to be taken up", || {
             self.list().iter().all(|vm| vm.state == State::Held).then_some(())
@@ -331,12 +332,12 @@ impl Host {
         assert!(self.daemon().is_some(), "a daemon runs");
     }
 
-    /// The VMs that are held.
+    /// The VMs that Ebb manages.
     pub fn list(&self) -> Vec<VmSummary> {
         serde_json::from_str(&self.ebb("list --json").ok()).expect("a list")
     }
 
-    /// Processes of this host, by the names of their programs.
+    /// Program names of this host's processes.
     pub fn processes(&self) -> Vec<String> {
         process::with_path(self.directory()).into_iter().map(|(_, program)| program).collect()
     }
@@ -355,7 +356,8 @@ impl Host {
         (name, directory)
     }
 
-    /// The daemon finds QEMU where it was started to look.
+    /// Sets the QEMU of the first guest, which the daemon finds by its PATH. Every other guest must
+    /// use the same.
     fn use_qemu(&self, guest: &Guest) {
         let wanted = guest.kernel.qemu_directory.as_deref().map(assets::for_all_users);
         let first = self.0.qemu_directory.get_or_init(|| wanted.clone());
@@ -373,23 +375,23 @@ fn is_in_memory(place: &Path) -> bool {
     rustix::fs::statfs(place).is_ok_and(|found| found.f_type as u64 == TMPFS)
 }
 
-/// Sets who may use a file, a directory or a socket.
+/// Sets the permissions of a file, a directory or a socket.
 ///
 /// # Panics
-/// It is not there.
+/// It does not exist.
 pub fn permit(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("it can be permitted");
 }
 
-/// Kills what has to do with this directory.
+/// Kills all processes that use this directory.
 fn end_all(directory: &Path) {
-    // The daemon first: it would note and mourn the others.
+    // The daemon comes first: otherwise it would recover the others.
     let mut left = process::with_path(directory);
     left.sort_by_key(|(_, program)| program != "ebbd");
     left.into_iter().for_each(|(pid, _)| process::kill(pid));
 }
 
-/// Runs a program of this host's, by the words of its command.
+/// Runs a program of this host, and requires success.
 pub(crate) fn call(words: &[&dyn AsRef<OsStr>]) {
     Ran::of(Command::new(words[0]).args(&words[1..])).ok();
 }

@@ -1,13 +1,12 @@
 //! Real VMs with stock kernels on the test bench, under the real `ebb` and `ebbd`.
 //!
-//! A [`Host`] has a run directory of its own and, at its end, kills every
-//! process that it caused. A [`Guest`] says what VM is wanted; [`Host::run`] has
-//! Ebb start it, [`Host::qemu`] starts a QEMU that Ebb knows nothing of. In the
-//! [`Vm`] the guest's init program answers what [`Vm::guest`] asks. What the
-//! guest's kernel complains about fails the test.
+//! A [`Host`] has a run directory of its own and, at its end, kills every process that it caused. A
+//! [`Guest`] describes a VM; [`Host::run`] has Ebb start it, [`Host::qemu`] starts a QEMU that Ebb
+//! does not know. In the [`Vm`], the guest's init program answers the requests of [`Vm::guest`]. A
+//! complaint of the guest's kernel fails the test.
 //!
-//! Everything here panics when it goes wrong: it serves tests and benchmarks
-//! only. Whoever waits, waits for an event, and says which if it does not come.
+//! Everything here panics on errors: it serves tests and benchmarks only. Each wait is for an
+//! event, and names it if it does not come.
 #![forbid(unsafe_code)]
 
 mod alike;
@@ -41,8 +40,7 @@ pub use testkit::{
 };
 pub use vm::{Churn, Vm};
 
-/// How often a test does what may go wrong once in many times: `usual`, or in the long form,
-/// which `EBB_LONG` asks for, `long`.
+/// How often a test repeats what fails rarely: `usual` times, or `long` times if `EBB_LONG` is set.
 pub fn rounds(usual: u32, long: u32) -> u32 {
     match std::env::var_os("EBB_LONG") {
         Some(_) => long,

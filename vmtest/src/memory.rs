@@ -15,7 +15,7 @@ use crate::host::Host;
 use crate::process;
 use crate::wait::until;
 
-/// Behind all that a guest of 1 GiB has.
+/// Address of the region: above all memory of a guest of 1 GiB.
 const ADDRESS: u64 = 5 << 30;
 
 /// A region, and the processes that serve it.
@@ -33,24 +33,24 @@ struct Server {
     answers: BufReader<ChildStdout>,
 }
 
-/// What the device says of itself.
+/// What the device reports.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct Sizes {
-    /// What the guest is to have.
+    /// Size that the guest is asked to have.
     pub requested_bytes: u64,
-    /// What it has.
+    /// Size that the guest has.
     pub plugged_bytes: u64,
-    /// What it may choose from.
+    /// Size of the usable region.
     pub usable_bytes: u64,
-    /// Accesses that were against the rules.
+    /// Violations.
     pub violations: u64,
     /// Why a size was refused.
     pub error: Option<String>,
 }
 
 impl MemoryDevice {
-    /// Up to `size` in the host's directory, which must be in memory, with more options of
-    /// `ebbd memory`; served from now on.
+    /// A device of up to `size` in the host's directory, which must be in memory, with further
+    /// options of `ebbd memory`. It is served from now on.
     pub fn new(host: &Host, size: &str, options: &str) -> MemoryDevice {
         let directory = host.directory().to_owned();
         let path = |name: &str| directory.join(name);
@@ -86,7 +86,7 @@ impl MemoryDevice {
     /// Starts the server.
     ///
     /// # Panics
-    /// It runs already.
+    /// It already runs.
     pub fn start(&mut self) {
         assert!(self.server.is_none(), "it runs already");
         let mut command = self.command();
@@ -100,19 +100,19 @@ impl MemoryDevice {
     /// Kills the server between two instructions.
     ///
     /// # Panics
-    /// There is none.
+    /// There is no server.
     pub fn kill9(&mut self) {
         let Server { mut child, .. } = self.server.take().expect("a server");
         child.kill().expect("it can be killed");
         child.wait().expect("it has ended");
     }
 
-    /// What it says of itself.
+    /// The device's current sizes.
     pub fn sizes(&mut self) -> Sizes {
         self.tell("")
     }
 
-    /// Asks for a size, which may be refused.
+    /// Requests a size, which may be refused.
     pub fn request(&mut self, size: &str) -> Sizes {
         self.tell(size)
     }
@@ -125,14 +125,14 @@ impl MemoryDevice {
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error} in {answer:?}"))
     }
 
-    /// Asks for a size and waits until the guest's driver has come there.
+    /// Requests a size, and waits until the guest's driver has reached it.
     pub fn resize(&mut self, size: &str) {
         let wanted = self.request(size);
         assert_eq!(wanted.error, None);
         self.wait_plugged();
     }
 
-    /// Waits until the guest has what it is to have.
+    /// Waits until the guest has the requested size.
     pub fn wait_plugged(&mut self) {
         until("the guest's driver to come to the requested size", || {
             let sizes = self.sizes();
@@ -140,14 +140,14 @@ impl MemoryDevice {
         });
     }
 
-    /// Host memory that the region takes.
+    /// Host memory of the region.
     pub fn host_bytes(&self) -> u64 {
         fs::metadata(self.path("region")).expect("the region's file").blocks() * 512
     }
 }
 
 impl Guest {
-    /// A virtio-mem device that another process serves, for QEMU 11.
+    /// Adds a virtio-mem device that another process serves, for QEMU 11.
     pub fn served_memory(self, device: &MemoryDevice) -> Guest {
         let (file, socket) = (device.path("region"), device.path("front.sock"));
         self.room("16G").qemu_args(&format!(
@@ -185,7 +185,7 @@ impl Drop for MemoryDevice {
         for child in server.iter().chain([&self.relay]) {
             process::kill(child.id() as i32);
         }
-        // They have ended: this only takes the remains away.
+        // They have ended: this only reaps them.
         let _ = (server.map(|mut server| server.wait()), self.relay.wait());
     }
 }

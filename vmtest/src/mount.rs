@@ -9,14 +9,14 @@ use tempfile::TempDir;
 
 use crate::host::{call, permit};
 
-/// A file system of its own; unmounted when it goes, so it must go after who uses it.
+/// A mounted file system. Dropping this unmounts it, so it must be dropped after its users.
 pub struct SmallFs {
     at: PathBuf,
     _directory: TempDir,
 }
 
 impl SmallFs {
-    /// A tmpfs of so many bytes.
+    /// A tmpfs of this many bytes.
     ///
     /// # Panics
     /// It cannot be mounted.
@@ -27,7 +27,7 @@ impl SmallFs {
         })
     }
 
-    /// An ext4 of so many bytes, in a file.
+    /// An ext4 of this many bytes, in a file.
     ///
     /// # Panics
     /// It cannot be made or mounted.
@@ -50,15 +50,15 @@ impl SmallFs {
         SmallFs { at, _directory: directory }
     }
 
-    /// Where it is.
+    /// Where it is mounted.
     pub fn path(&self) -> &Path {
         &self.at
     }
 
-    /// Fills it to the last block; the file that does.
+    /// Fills it to the last block. Returns the path of the file that does.
     ///
     /// # Panics
-    /// Something else is wrong with it.
+    /// Writing fails for another reason.
     pub fn fill(&self) -> PathBuf {
         let path = self.at.join("fill");
         let mut file = File::options().create(true).append(true).open(&path).expect("a file");
@@ -71,7 +71,7 @@ impl SmallFs {
 
 impl Drop for SmallFs {
     fn drop(&mut self) {
-        // One that is in use goes with its last user.
+        // A file system in use is unmounted when its last user ends.
         let done = Command::new("umount").arg("--lazy").arg(&self.at).status();
         assert!(done.is_ok_and(|done| done.success()) || std::thread::panicking(), "umount");
     }

@@ -1,5 +1,4 @@
-//! A host that has what this one has not: a guest, in which the test runs again, with VMs of
-//! its own.
+//! Hosts that have what this one lacks: a guest in which the test runs again, with VMs of its own.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,41 +13,41 @@ use crate::host::call;
 use crate::wait::NESTED;
 use crate::{Guest, Host, Ran, Vm, skip};
 
-/// The kernel of a host with two nodes: `PAGEMAP_SCAN` has come with 6.7.
+/// Kernel of a host with two nodes: `PAGEMAP_SCAN` exists since 6.7.
 const TWO_NODES: &str = "6.12";
-/// The one of a host with idle page tracking: no kernel of Debian's has it.
+/// Kernel of a host with idle page tracking: no kernel of Debian's has it.
 const IDLE_TRACKING: &str = "host";
 const MAKE_IT: &str = "cargo xtask guest-kernel --host";
-/// Of the VMs in it.
+/// Kernel of the VMs in the guest.
 pub const INNER_KERNEL: &str = "6.1-cloud";
-/// Emulators under an emulator take twenty times as long.
+/// Longest time for the test. An emulator under an emulator takes twenty times as long.
 const DEADLINE: Duration = Duration::from_secs(900);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const MEMORY: &str = "2G";
 const SLOW_MEMORY: &str = "1G";
 const IMAGE_BYTES: u64 = 2 << 30;
-/// Where the test's programs are in it, as cargo has them.
+/// Directory of the test's programs in the guest, as cargo has them.
 const PROGRAMS: &str = "ebb/release";
 const TEST: &str = "ebb/release/deps/test";
 const QEMU: &str = "qemu-system-x86_64";
-/// What QEMU loads besides its libraries, where a distribution has it so.
+/// Files that QEMU loads besides its libraries, as far as the distribution has them there.
 const QEMU_FILES: [&str; 3] =
     ["/usr/share/qemu", "/usr/share/seabios", "/usr/lib/x86_64-linux-gnu/qemu"];
 
-/// Runs the test of this name in a guest that has two nodes, or records that it is skipped;
-/// `false`: this host has them, and the caller is to go on.
+/// Runs the test of this name in a guest with two nodes, or records that it is skipped. `false`:
+/// this host has two nodes, and the caller goes on.
 ///
 /// # Panics
-/// It fails there, or cannot run.
+/// The test fails there, or cannot run.
 pub fn on_two_nodes(test: &str) -> bool {
     let has = ebb_tier::host::nodes().is_ok_and(|nodes| nodes.len() > 1);
     !has && is_run_in(TWO_NODES, test, |guest| guest.slow_node(SLOW_MEMORY))
 }
 
-/// The same in a guest whose kernel has idle page tracking.
+/// Does the same in a guest whose kernel has idle page tracking.
 ///
 /// # Panics
-/// As [`on_two_nodes`].
+/// Those of [`on_two_nodes`].
 pub fn with_idle_tracking(test: &str) -> bool {
     if PageIdle::open().is_ok() {
         return false;
@@ -60,7 +59,7 @@ pub fn with_idle_tracking(test: &str) -> bool {
     is_run_in(IDLE_TRACKING, test, |guest| guest)
 }
 
-/// `true`, also if it is skipped.
+/// Runs the test in a guest. Returns `true`, also if the test is skipped.
 fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest) -> Guest) -> bool {
     if let Err(reason) = assets::kernel(kernel) {
         skip::record(test, &reason);
@@ -78,7 +77,7 @@ fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest) -> Guest) -> bool
     let output = wait(&vm);
     println!("{output}");
     assert!(output.ends_with("status 0"), "{test} in a guest with {kernel}");
-    // No test of that name, or one that was skipped, would be a success, too.
+    // Without this, a test that does not exist or was skipped would count as a success.
     let ran = output.contains("1 passed") && !output.contains("SKIPPED");
     assert!(ran, "{test} ran in a guest with {kernel}");
     true
@@ -94,7 +93,7 @@ fn prepare(vm: &Vm) {
     }
 }
 
-/// What the test says, up to its status.
+/// Waits for the test. Returns its output up to its status.
 fn wait(vm: &Vm) -> String {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -149,7 +148,7 @@ fn add_kernel(root: &Path) {
     fs::write(root.join("ebb/assets.json"), manifest).expect("a manifest");
 }
 
-/// What the program is linked with.
+/// Adds the libraries that the program is linked with.
 fn add_libraries(program: &Path, root: &Path) {
     let list = Ran::of(Command::new("ldd").arg(program)).ok();
     for word in list.split_whitespace().filter(|word| word.starts_with('/')) {

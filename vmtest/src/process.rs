@@ -1,4 +1,4 @@
-//! Processes, told by a path of ours on their command lines, or among what they have open.
+//! Processes, recognized by a path of the test's on their command lines or among their open files.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -9,8 +9,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::wait::patiently;
 
-/// All processes with `path` in an argument, and QEMUs with a file below it open; each with the
-/// base name of its program.
+/// All processes with `path` in an argument, and QEMUs with a file below it open. Each comes with
+/// the base name of its program.
 pub fn with_path(path: &Path) -> Vec<(i32, String)> {
     let needle = path.as_os_str().as_bytes();
     let entries = fs::read_dir("/proc").expect("/proc is mounted");
@@ -20,7 +20,7 @@ pub fn with_path(path: &Path) -> Vec<(i32, String)> {
             let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
             let named = line.windows(needle.len()).any(|window| window == needle);
             let program = program(&line);
-            // One that inherits what it needs names nothing.
+            // A QEMU that inherits its descriptors has no such path in its arguments.
             let found = named || program.starts_with("qemu-system") && has_open(pid, path);
             found.then_some((pid, program))
         })
@@ -38,8 +38,8 @@ fn program(command_line: &[u8]) -> String {
     String::from_utf8_lossy(first).rsplit('/').next().unwrap_or_default().to_owned()
 }
 
-/// Whether it runs: one that has ended and that nobody has waited for does not,
-/// one with any thread left does.
+/// Whether the process runs. One that has ended and waits to be reaped does not; one with any
+/// thread left does.
 pub fn runs(pid: i32) -> bool {
     let Some(pid) = Pid::from_raw(pid) else { return false };
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
@@ -47,7 +47,7 @@ pub fn runs(pid: i32) -> bool {
     poll(&mut ended, Some(&Timespec::default())) == Ok(0)
 }
 
-/// Kills it and waits until it is gone.
+/// Kills the process and waits for its end.
 pub fn kill(pid: i32) {
     if let Some(pid) = Pid::from_raw(pid) {
         // It may have ended by itself meanwhile.

@@ -1,4 +1,4 @@
-//! A disk whose requests take long: a loop device that the kernel holds a process back from.
+//! A disk whose requests take long: a loop device for which the kernel throttles a process.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use crate::wait::patiently;
 
 const CGROUP: &str = "/sys/fs/cgroup/blkio";
 const READS: &str = "blkio.throttle.read_iops_device";
-/// How many there were in this process: tests that run at once may give theirs the same name.
+/// Number of slow disks in this process: concurrent tests may give theirs the same name.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// An image behind a loop device, and the group of processes for which that is slow.
+/// An image behind a loop device, and the group of processes for which it is slow.
 pub struct SlowDisk {
     image: PathBuf,
     device: PathBuf,
     group: PathBuf,
 }
 
-/// Whether there can be one.
+/// Checks that there can be a slow disk.
 ///
 /// # Errors
-/// Why not.
+/// Says why there cannot.
 pub fn slow_disks() -> Result<(), String> {
     let (file, control) = (Path::new(CGROUP).join(READS), "/dev/loop-control");
     match (file.exists(), Path::new(control).exists()) {
@@ -37,7 +37,7 @@ pub fn slow_disks() -> Result<(), String> {
 }
 
 impl SlowDisk {
-    /// An empty one in the host's directory; slow from [`SlowDisk::slow_down`] on.
+    /// An empty disk in the host's directory. It is slow from [`SlowDisk::slow_down`] on.
     ///
     /// # Panics
     /// There can be none: `require!` [`slow_disks`] first.
@@ -45,7 +45,7 @@ impl SlowDisk {
         let image = host.directory().join(format!("{name}.img"));
         let bytes: Bytes = size.parse().expect("a size");
         let made = File::create(&image).expect("an image");
-        // A hole would have to be allocated first.
+        // Writing to a hole would first have to allocate it.
         rustix::fs::fallocate(&made, rustix::fs::FallocateFlags::empty(), 0, bytes.0)
             .expect("room for an image");
         let (pid, number) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -57,18 +57,18 @@ impl SlowDisk {
         SlowDisk { image, device, group }
     }
 
-    /// With a file system made by its own program.
+    /// Makes a file system on it.
     pub fn formatted(self, kind: &str) -> SlowDisk {
         file_system::make(kind, &self.device);
         self
     }
 
-    /// What to give to QEMU.
+    /// The device to give to QEMU.
     pub fn device(&self) -> &Path {
         &self.device
     }
 
-    /// From now on this process has so many reads a second done.
+    /// Limits this process to this many reads a second.
     pub fn slow_down(&self, pid: i32, requests: u32) {
         let name = self.device.file_name().expect("a device");
         let number = Path::new("/sys/block").join(name).join("dev");
@@ -78,10 +78,10 @@ impl SlowDisk {
         fs::write(self.group.join("cgroup.procs"), pid.to_string()).expect("QEMU is moved");
     }
 
-    /// Checks the file system, with no guest at it.
+    /// Checks the file system, with no guest using it.
     ///
     /// # Panics
-    /// Something is wrong with it.
+    /// The file system is damaged.
     pub fn check(&self, kind: &str) {
         file_system::check(kind, &self.device);
     }
@@ -89,7 +89,7 @@ impl SlowDisk {
 
 impl Drop for SlowDisk {
     fn drop(&mut self) {
-        // Busy until the last process has ended.
+        // The group is busy until its last process has ended.
         if !patiently(|| fs::remove_dir(&self.group).is_ok()) {
             eprintln!("{} cannot be removed", self.group.display());
         }

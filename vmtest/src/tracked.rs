@@ -1,4 +1,4 @@
-//! A VM held by the test itself, as the daemon holds one, to be tracked. Benchmarks use it too.
+//! A VM that the test itself manages, as the daemon does, to track it. Benchmarks use it too.
 
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -29,7 +29,7 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// Takes hold of a QEMU that Ebb knows nothing of.
+    /// Attaches a QEMU that Ebb does not know.
     pub fn take(vm: &Vm) -> Tracked {
         let process = Process::open(vm.pid()).expect("QEMU runs");
         let mut qmp = Qmp::connect(&vm.own_qmp_socket()).expect("QMP");
@@ -70,7 +70,7 @@ impl Tracked {
         Levels::new(&ram, top_level)
     }
 
-    /// One round.
+    /// Runs one round.
     pub fn round(&self, walk: Walk, observer: &mut dyn Observer) -> Round {
         let tables = PagerTables::new(&self.pager);
         let mut roots = self.roots.borrow_mut();
@@ -84,8 +84,8 @@ impl Tracked {
     }
 }
 
-/// Makes a userfaultfd in the VMM, by another process as the daemon does: here QEMU is a child,
-/// and whoever waits for its end would take what the kernel tells its tracer.
+/// Makes a userfaultfd in the VMM, by another process as the daemon does. Here QEMU is a child of
+/// the test, and waiting for its end would take what the kernel tells its tracer.
 fn make_uffd(vm: &Vm) -> i32 {
     let mut command = Command::new(assets::program_directory().join("ebbd"));
     let started = Process::open(vm.pid()).and_then(|qemu| qemu.start_ticks());

@@ -1,4 +1,4 @@
-//! A VM that runs.
+//! A running VM.
 
 use std::collections::HashSet;
 use std::fs;
@@ -22,11 +22,10 @@ use crate::host::{Host, Ran};
 use crate::process;
 use crate::wait::until;
 
-/// Files that QEMU maps and that are smaller are not the guest's RAM.
+/// Smallest guest RAM. Smaller files that QEMU maps are something else.
 const RAM_BYTES_MIN: u64 = 32 << 20;
 
-/// A VM whose guest answers. When it goes it is killed, and what its kernel has
-/// complained about fails the test.
+/// A VM whose guest answers. Dropping it kills it, and complaints of its kernel fail the test.
 pub struct Vm {
     host: Host,
     name: String,
@@ -38,17 +37,17 @@ pub struct Vm {
     forgiven: AtomicBool,
 }
 
-/// What a background load came to.
+/// Result of a background load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Churn {
-    /// Times that memory was taken, checked and freed.
+    /// Times that memory was allocated, checked and freed.
     pub cycles: u64,
-    /// Bytes that were not what the guest had written.
+    /// Bytes that differ from what the guest had written.
     pub wrong_bytes: u64,
 }
 
 impl Vm {
-    /// One that Ebb has started, with its console in `held`.
+    /// A VM that Ebb has started, with its console in `held`.
     pub(crate) fn held(
         host: Host,
         name: String,
@@ -61,7 +60,7 @@ impl Vm {
         Vm::start(host, name, guest, directory, held, status.pid)
     }
 
-    /// One that Ebb knows nothing of.
+    /// A VM that Ebb does not know.
     pub(crate) fn free(host: Host, name: String, guest: Guest, directory: PathBuf, pid: i32) -> Vm {
         let console = directory.clone();
         Vm::start(host, name, guest, directory, &console, pid)
@@ -85,7 +84,8 @@ impl Vm {
         vm
     }
 
-    /// One whose guest is to come from this one, with nobody between its console and the test.
+    /// A VM whose guest is to migrate from this one. Nothing stands between its console and the
+    /// test.
     pub(crate) fn arriving(&self, host: Host, name: String, directory: PathBuf, pid: i32) -> Vm {
         let (socket, log) = (directory.join("console.qemu"), directory.join("console.log"));
         let console = Console::connect(&socket, &log, pid)
@@ -102,8 +102,8 @@ impl Vm {
         }
     }
 
-    /// What its QEMU was started with, for another one with its files in `directory`: with memory
-    /// of its own, or with the same.
+    /// The arguments of its QEMU, changed for another QEMU with its files in `directory` and with
+    /// memory of its own, or with the same memory.
     pub(crate) fn arguments_in(&self, directory: &Path, shares: bool) -> Vec<String> {
         let words = Process::open(self.pid).and_then(|qemu| qemu.command_line());
         let to = directory.display().to_string();
@@ -125,7 +125,7 @@ impl Vm {
         words.filter(|word| word != "-S").map(moved).collect()
     }
 
-    /// A memory backend of the same name and size.
+    /// A memory backend with the same name and size.
     fn memory_like(&self, word: &str, shares: bool) -> String {
         let kept =
             word.split(',').filter(|part| part.starts_with("id=") || part.starts_with("size="));
@@ -149,32 +149,32 @@ impl Vm {
         })
     }
 
-    /// Its name, as Ebb has it.
+    /// Its name in Ebb.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// QEMU's process.
+    /// QEMU's process number.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The host it is on.
+    /// The VM's host.
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// Has the guest do something; its answer.
+    /// Sends a request to the guest, and returns its answer.
     ///
     /// # Panics
-    /// The guest says that it failed, or nothing.
+    /// The guest reports a failure, or does not answer.
     pub fn guest(&self, request: &str) -> String {
         let mut console = self.console();
         let answer = console.ask(request);
         answer.unwrap_or_else(|GuestError(why)| console.fail(&format!("guest: {request}: {why}")))
     }
 
-    /// The same, where the guest may fail.
+    /// Sends a request that the guest may fail.
     ///
     /// # Errors
     /// The guest's own words.
@@ -182,12 +182,12 @@ impl Vm {
         self.console().ask(request)
     }
 
-    /// Waits so long for the guest from now on, where it does what takes long.
+    /// Sets the longest time to wait for the guest, for requests that take long.
     pub fn be_patient(&self, patience: Duration) {
         self.console().be_patient(patience);
     }
 
-    /// Has the guest do something after which it answers no more.
+    /// Sends a request after which the guest no longer answers.
     pub fn leave(&self, request: &str) {
         self.console().tell(request);
     }
@@ -197,12 +197,12 @@ impl Vm {
         self.console().text()
     }
 
-    /// Starts a load that takes `size` at most, until it is stopped.
+    /// Starts a load that uses at most `size`, until it is stopped.
     pub fn churn(&self, size: &str) {
         self.guest(&format!("churn load 86400 {size}"));
     }
 
-    /// Waits for so many more cycles of the load.
+    /// Waits for this many more cycles of the load.
     pub fn churn_on(&self, cycles: u64) {
         self.guest(&format!("churnon load {cycles}"));
     }
@@ -222,8 +222,8 @@ impl Vm {
         }
     }
 
-    /// The frames that a program of the guest's uses, by `hotframes NAME` or `accessframes NAME`, in
-    /// the order that it tells them.
+    /// The frames that a program of the guest uses, by `hotframes NAME` or `accessframes NAME`, in
+    /// the order in which it reports them.
     pub fn frames(&self, request: &str) -> Vec<u64> {
         let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
         let answer = self.guest(request);
@@ -231,8 +231,8 @@ impl Vm {
         runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count)).collect()
     }
 
-    /// Leaves so many files of 48 KiB in its memory, each beside a hole of that size; told is what
-    /// they hold.
+    /// Leaves this many files of 48 KiB in the guest's memory, each beside a hole of that size.
+    /// Returns a checksum of what they contain.
     pub fn scatter(&self, files: u32) -> String {
         self.guest(&format!(
             "sh busybox mkdir /tmp/keep /tmp/go; i=0; while [ $i -lt {files} ]; do \
@@ -242,12 +242,12 @@ impl Vm {
         self.scattered()
     }
 
-    /// What the files of [`Vm::scatter`] hold, as a checksum.
+    /// Checksum of the files of [`Vm::scatter`].
     pub fn scattered(&self) -> String {
         self.guest("sh cd /tmp/keep && busybox cat * | busybox md5sum")
     }
 
-    /// Boots the guest again.
+    /// Reboots the guest.
     pub fn reboot(&self) {
         self.console().tell("reboot");
         self.wait_boot();
@@ -265,14 +265,14 @@ impl Vm {
         self.console().wait_ready(boots);
     }
 
-    /// Lets the guest's kernel panic.
+    /// Has the guest's kernel panic.
     pub fn panic(&self) {
         self.forgive();
         self.console().tell("panic");
         self.wait_console("Kernel panic");
     }
 
-    /// Has the guest turn itself off and waits for QEMU's end.
+    /// Has the guest power off, and waits for QEMU's end.
     pub fn power_off(&self) {
         self.console().tell("poweroff");
         self.wait_end();
@@ -296,14 +296,14 @@ impl Vm {
         self.host.ebb(&format!("{verb} {} {rest}", self.name))
     }
 
-    /// What Ebb knows about it, as it is now.
+    /// Its current status.
     pub fn status(&self) -> VmStatus {
         until(format_args!("figures of {} as it is now", self.name), || {
             Some(self.last_status()).filter(|status| status.age_ms == 0)
         })
     }
 
-    /// The same as it was last, where it is slow to answer.
+    /// Its last status, if it is slow to answer.
     pub fn last_status(&self) -> VmStatus {
         parse(&self.ebb("status --json").ok())
     }
@@ -315,22 +315,22 @@ impl Vm {
         })
     }
 
-    /// Takes all free memory.
+    /// Reclaims all free memory.
     pub fn reclaim(&self) -> ReclaimReport {
         parse(&self.ebb("reclaim --json").ok())
     }
 
-    /// The control socket of a QEMU that Ebb knows nothing of.
+    /// The control socket of a QEMU that Ebb does not know.
     pub fn own_qmp_socket(&self) -> PathBuf {
         self.directory.join("qmp.sock")
     }
 
-    /// Has Ebb hold it.
+    /// Attaches it.
     pub fn attach(&self) {
         self.try_attach().ok();
     }
 
-    /// The same, where Ebb may refuse.
+    /// Tries to attach it, which Ebb may refuse.
     pub fn try_attach(&self) -> Ran {
         let socket = self.own_qmp_socket();
         let line = format!("attach --name {} --pid {}", self.name, self.pid);
@@ -340,12 +340,12 @@ impl Vm {
         self.host.ebb_words(&words)
     }
 
-    /// Has Ebb let it go.
+    /// Detaches it.
     pub fn detach(&self) -> DetachReport {
         parse(&self.ebb("detach --json").ok())
     }
 
-    /// A command on the test's own control socket.
+    /// Executes a command on the test's own control socket.
     ///
     /// # Panics
     /// QEMU refuses it.
@@ -353,7 +353,7 @@ impl Vm {
         self.open_qmp().execute(command, arguments).expect("QMP")
     }
 
-    /// The test's own control socket.
+    /// Connects to the test's own control socket.
     ///
     /// # Panics
     /// QEMU does not answer there.
@@ -361,12 +361,12 @@ impl Vm {
         Qmp::connect(&self.qmp_socket()).expect("QMP")
     }
 
-    /// Where that is; QEMU serves one connection at a time.
+    /// Path of the test's own control socket. QEMU serves one connection at a time.
     pub fn qmp_socket(&self) -> PathBuf {
         self.directory.join("test.sock")
     }
 
-    /// Runs `action` with the guest's processors stopped.
+    /// Runs `action` while the guest's processors are stopped.
     pub fn stopped<T>(&self, action: impl FnOnce() -> T) -> T {
         self.qmp("stop", json!({}));
         let result = action();
@@ -374,7 +374,7 @@ impl Vm {
         result
     }
 
-    /// Host memory that the guest's RAM takes, as the kernel counts it.
+    /// Host memory of the guest's RAM, as the kernel counts it.
     pub fn host_bytes(&self) -> u64 {
         let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("QEMU runs");
         let files = entries.flatten().filter_map(|entry| {
@@ -394,12 +394,12 @@ impl Vm {
         found.unwrap_or_else(|GuestError(why)| console.fail(&why));
     }
 
-    /// What the guest's kernel has complained about.
+    /// Complaints of the guest's kernel so far.
     pub fn complaints(&self) -> Vec<String> {
         complaints::in_log(&self.console().text())
     }
 
-    /// Lets complaints pass: the test causes them.
+    /// Ignores complaints, for tests that cause them.
     pub fn forgive(&self) {
         self.forgiven.store(true, Ordering::Relaxed);
     }
@@ -409,7 +409,7 @@ impl Vm {
     }
 }
 
-/// By the name of a descriptor's file. What a guest boots from may be in memory, too.
+/// Whether a descriptor leads to RAM, by its file's name. Boot files may be in memory, too.
 fn is_ram(target: &Path) -> bool {
     let name = target.to_string_lossy();
     name.starts_with("/memfd:") && !name.starts_with("/memfd:ebb-boot")

@@ -1,4 +1,4 @@
-//! A QEMU that Ebb did not start: taken over, let go, or refused.
+//! A QEMU that Ebb did not start: attached, detached, or refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde_json::json;
 use vmtest::assets::program_directory;
 use vmtest::{Guest, Host, Ran, Vm, rounds, until};
 
-/// No userfaultfd, no protection: as if Ebb had never been there.
+/// Checks that there is no userfaultfd and no protection, as if Ebb had never managed it.
 fn assert_no_trace(vm: &Vm) {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", vm.pid())).unwrap().flatten();
     let links = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -91,7 +91,8 @@ fn assert_comes_and_goes_attached(vm: &Vm, size: &str) {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// One line, nothing held, nothing left in QEMU, and the guest goes on.
+/// Checks that the refusal is one line, nothing is managed, nothing is left in QEMU, and the guest
+/// goes on.
 fn assert_refused(vm: &Vm, reason: &str) {
     let why = vm.try_attach().refused();
     assert!(why.contains(reason), "{why}");
@@ -129,7 +130,7 @@ fn what_is_held_is_refused() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// A file that can be read and written in place, and neither be removed nor replaced.
+/// A file that can be read and written in place, but neither removed nor replaced.
 struct Fixed(PathBuf);
 
 impl Fixed {
@@ -155,7 +156,7 @@ fn a_detach_that_fails_leaves_it_held_and_is_done_again() {
     let fixed = Fixed::new(&record);
     let why = vm.ebb("detach").refused();
     assert!(why.contains("stays managed"), "{why}");
-    // QEMU gives new descriptors the lowest number there is: once its userfaultfd is closed, that.
+    // QEMU gives new descriptors the lowest free number: that of its userfaultfd once it is closed.
     let log = host.directory().join("of-qemu");
     let backend = json!({"type": "file", "data": {"out": log.to_str()}});
     vm.qmp("chardev-add", json!({"id": "of-qemu", "backend": backend}));
@@ -170,13 +171,13 @@ fn a_detach_that_fails_leaves_it_held_and_is_done_again() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// A thread of QEMU's that is sent to close it does so even if it is frozen and thawed much later.
+/// A thread of QEMU that is sent to close it does so even if it is frozen and thawed much later.
 #[test]
 fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
     vm.guest("fill a 100M");
-    // It is closed, and whoever did it was told that it is not.
+    // The userfaultfd is closed, and Ebb is told that it is not.
     host.set("EBB_FAIL", format!("{}:closed:1", vm.name()));
     vm.attach();
     vm.ebb("evict --bytes 20M").ok();
@@ -206,14 +207,14 @@ fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
     until("the VM to be let go", || host.list().is_empty().then_some(()));
     assert_no_trace(&vm);
     assert_eq!(vm.guest("check a"), "0");
-    // By who asks again, too.
+    // Another request to detach closes it, too.
     host.kill9();
     vm.attach();
     vm.ebb("detach").refused();
     vm.detach();
     assert_no_trace(&vm);
     assert_eq!(vm.guest("check a"), "0");
-    // And by the next daemon.
+    // The next daemon closes it, too.
     host.kill9();
     vm.attach();
     vm.ebb("evict --bytes 20M").ok();

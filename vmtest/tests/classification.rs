@@ -1,18 +1,18 @@
-//! What Ebb reads from the guest's memory is what the guest's kernel says of itself.
+//! What Ebb reads from the guest's memory equals what the guest's kernel says of itself.
 
 use std::collections::HashMap;
 
 use ebb_api::VmStatus;
 use vmtest::{Guest, Host, Vm, assets, require};
 
-/// The guest counts some things per processor and adds them up later.
+/// Tolerance, since the guest counts some things for each processor and adds them up later.
 const TOLERANCE_BYTES: u64 = 2 << 20;
 
-/// Free blocks by order, over all zones, as `/proc/buddyinfo` has them.
+/// Free blocks by order, over all zones, as in `/proc/buddyinfo`.
 fn free_blocks(vm: &Vm) -> [u64; 11] {
     let mut blocks = [0; 11];
     for line in vm.guest("cat /proc/buddyinfo").lines() {
-        // Node 0, zone DMA32 3 2 1 ...
+        // The line has the form: Node 0, zone DMA32 3 2 1 ...
         let counts = line.split_whitespace().skip(4);
         blocks
             .iter_mut()
@@ -34,8 +34,7 @@ fn meminfo(vm: &Vm) -> HashMap<String, u64> {
     fields.collect()
 }
 
-/// Ebb's view of the stopped guest, taken when the guest's own view is the same
-/// before and after.
+/// Ebb's view of the stopped guest, taken when the guest's own view is the same before and after.
 fn undisturbed(vm: &Vm) -> (VmStatus, [u64; 11], HashMap<String, u64>) {
     for _ in 0..50 {
         let (fields, before) = (meminfo(vm), free_blocks(vm));
@@ -47,7 +46,7 @@ fn undisturbed(vm: &Vm) -> (VmStatus, [u64; 11], HashMap<String, u64>) {
     panic!("the guest's free memory changes all the time");
 }
 
-/// Memory of all kinds, with holes of all sizes in it.
+/// Leaves memory of all kinds, with holes of all sizes in it.
 fn fragment(vm: &Vm) {
     vm.churn("100M");
     vm.churn_on(3);

@@ -1,4 +1,4 @@
-//! What the QEMUs are that Ebb starts, and what they cannot do.
+//! The users of QEMUs that Ebb starts, and what these QEMUs cannot do.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,9 +13,9 @@ use serde_json::json;
 use vmtest::{Disk, Guest, Host, Vm, require, until};
 
 const MIB: u64 = 1 << 20;
-/// A QEMU's user is one of these.
+/// Range of QEMUs' users.
 const USERS: Range<u32> = 0x7000_0000..0x7ffe_0000;
-/// A user without privilege.
+/// A user without privileges.
 const NOBODY: u32 = 65534;
 const SECRET: &str = "only root is to read this";
 
@@ -23,7 +23,7 @@ fn guest() -> Guest {
     Guest::debian("6.1-cloud").memory("512M")
 }
 
-/// The lines of `/proc/PID/status`.
+/// The fields of `/proc/PID/status`.
 fn about(pid: i32) -> BTreeMap<String, String> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -93,7 +93,7 @@ fn control_group(pid: i32, controller: &str) -> String {
     found.map(|(_, path)| path.to_owned()).unwrap_or_default()
 }
 
-/// Its kernel and its RAM disk are files that only root may read; so are all of its directory.
+/// Only root may read its kernel and its RAM disk, which are files, and all of its directory.
 #[test]
 fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
     let host = Host::new();
@@ -117,7 +117,7 @@ fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
     let other = host.run(guest);
     assert_ne!(about(vm.pid())["Uid"], about(other.pid())["Uid"]);
     assert_confined(&other);
-    // One that was let go is found again, though its command line names no socket.
+    // A detached one is found again, though its command line names no socket.
     let was = other.status();
     other.detach();
     host.ebb(&format!("attach --name {} --pid {}", other.name(), other.pid())).ok();
@@ -139,7 +139,7 @@ fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
     assert_known();
 }
 
-/// What the kernel holds it to, and that nothing is left of it.
+/// It keeps to the limits of its group, and nothing is left of the group afterwards.
 #[test]
 fn a_qemu_is_in_a_control_group_of_its_own() {
     let host = Host::new();
@@ -163,7 +163,7 @@ fn a_qemu_is_in_a_control_group_of_its_own() {
     vm.power_off();
     until("its groups to go", || told.cgroups.iter().all(|group| !group.exists()).then_some(()));
     until("the VM to be forgotten", || host.list().is_empty().then_some(()));
-    // What one of this name left that was let go is in nobody's way.
+    // A group that a detached VM with this name left does not matter.
     told.cgroups.iter().for_each(|group| fs::create_dir(group).expect("a control group"));
     host.ebb("run --name vm0 --memory 64M -- -S").ok();
     let again = host.list().into_iter().find(|vm| vm.name.as_str() == "vm0").expect("it is held");
@@ -214,7 +214,7 @@ fn what_is_roots_alone_is_closed_to_qemu() {
     let path = secret(&host, 1 << 20);
     let vm = host.run(guest());
     let directory = host.run_directory().join("vms").join(vm.name());
-    // The one directory of ours that it has.
+    // The only directory of Ebb's that it has open.
     let entries = fs::read_dir(format!("/proc/{}/fd", vm.pid())).expect("it runs");
     let is_sockets = |path: &PathBuf| fs::read_link(path).is_ok_and(|at| at.ends_with("sockets"));
     let sockets = entries.flatten().map(|entry| entry.path()).find(is_sockets);
@@ -296,7 +296,7 @@ fn privileges(pid: i32) -> [String; 4] {
     ["NoNewPrivs", "Seccomp", "CapEff", "CapBnd"].map(|name| about[name].clone())
 }
 
-/// Capabilities by their bits: `SYS_MODULE` and `SYS_BOOT`.
+/// `SYS_MODULE` and `SYS_BOOT`, as bits.
 const NEVER_NEEDED: u64 = 1 << 16 | 1 << 22;
 
 #[test]
@@ -323,7 +323,7 @@ fn the_daemon_and_its_helpers_give_up_what_they_never_need() {
     assert_eq!(privileges(relay.0.id() as i32), ["1", "2", none, none]);
 }
 
-/// A subcommand of ebbd's, killed when it goes.
+/// A subcommand of `ebbd`, killed when this is dropped.
 struct Helper(Child);
 
 impl Helper {
@@ -347,7 +347,7 @@ impl Drop for Helper {
     }
 }
 
-/// Of a process that may be dumped, what it is in /proc is its user's; of others it is root's.
+/// A process's files in /proc belong to its user if it may be dumped, else to root.
 #[test]
 fn there_is_no_core_dump_of_what_serves_a_vm() {
     let host = Host::new();

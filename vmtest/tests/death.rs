@@ -1,4 +1,4 @@
-//! Whoever dies, at whatever moment: nothing is lost, and nothing is left behind.
+//! Whatever dies, at whatever moment: nothing is lost, and nothing is left behind.
 
 use std::fs;
 use std::thread;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use vmtest::{Disk, Guest, Host, Ran, assets, permit, require, rounds, until};
 
-/// Lets time pass between the start of an action and its interruption; which
-/// instruction is hit does not matter, as long as it is another one each time.
+/// Lets time pass between the start of an action and its interruption. It does not matter which
+/// instruction is hit, as long as it is another one each time.
 fn busy_for(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -54,7 +54,7 @@ fn a_daemon_that_comes_back_knows_what_it_took() {
     let after = vm.status();
     assert_eq!((after.pid, after.mode, after.backing), (before.pid, before.mode, before.backing));
     assert!(before.emptied_bytes > 350 << 20);
-    // The guest may have taken some blocks meanwhile.
+    // The guest may have used some blocks meanwhile.
     assert!(after.emptied_bytes <= before.emptied_bytes);
     assert!(after.emptied_bytes + (64 << 20) > before.emptied_bytes, "{}", after.emptied_bytes);
     vm.guest("fill a 500M");
@@ -81,7 +81,8 @@ fn a_guest_waits_for_its_daemon() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// Nothing of the VM: no record, no file, no descriptor or mapping of its memory.
+/// Checks that nothing of the VM is left: no record, no file, no descriptor or mapping of its
+/// memory.
 fn assert_nothing_is_left(host: &Host) {
     until("the VM's end to be noticed", || host.list().is_empty().then_some(()));
     let left = fs::read_dir(host.run_directory().join("vms")).map(|entries| entries.count());
@@ -137,7 +138,7 @@ fn a_daemon_that_dies_while_it_starts_a_vm_leaves_no_qemu() {
     assert_no_qemu_is_left("run --name cut --memory 64M -- -S");
 }
 
-/// Nor one that has no user of its own.
+/// The same for a QEMU without a user of its own.
 #[test]
 fn a_daemon_that_dies_while_it_starts_a_privileged_vm_leaves_no_qemu() {
     assert_no_qemu_is_left("run --name cut --memory 64M --privileged -- -S");
@@ -160,14 +161,14 @@ fn assert_no_qemu_is_left(run: &'static str) {
         move || host.ebb(run)
     });
     let pid = until("QEMU to be started", || fs::read_to_string(&told).ok());
-    // One that has ended has none.
+    // A process that has ended has no command line.
     let line = || fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
     host.kill9();
     starting.join().expect("ebb ends").refused();
     assert!(line().contains("ebb-qmp"), "it outlives its daemon");
     host.set("EBB_QEMU", "qemu-system-x86_64");
     host.start();
-    // Who takes the same name waits until all of it is cleared away.
+    // A start under the same name waits until everything is cleared away.
     host.ebb(run).ok();
     assert_eq!(line(), "", "{}", host.log());
     assert!(host.log().contains("died while it started this VM"), "{}", host.log());
@@ -215,8 +216,8 @@ fn a_reset_guest_is_inspected_anew() {
     }
 }
 
-/// Nobody tells the next daemon, and the guest's processors stand still: only the record tells
-/// that what was taken was another kernel's.
+/// Nobody tells the next daemon, and the guest's processors stand still. Only the record tells that
+/// memory was taken from another kernel.
 #[test]
 fn a_reset_without_a_daemon_brings_all_back() {
     let host = Host::new();
@@ -240,7 +241,7 @@ fn a_reset_without_a_daemon_brings_all_back() {
     vm.guest("fill a 500M");
     vm.guest("free a");
     vm.reclaim();
-    // The kernel that is on record now is the one that runs.
+    // The kernel on record now is the one that runs.
     host.kill9();
     host.start();
     vm.wait_trusted();

@@ -1,5 +1,5 @@
-//! Debian itself, started by its own init from a disk that Ebb serves, in less memory than
-//! it believes to have: every file on the disk is checked against its package.
+//! Debian itself, started by its own init from a disk that Ebb serves, in less memory than it
+//! believes to have. Every file on the disk is checked against its package.
 
 use vmtest::{Disk, Guest, Host, assets, require};
 

@@ -1,5 +1,5 @@
-//! Devices that reach a VM's memory by themselves, and migrations that hand it over: what is taken
-//! beside them, and what happens when one comes while memory is elsewhere.
+//! Devices that reach a VM's memory by themselves, and migrations that hand it over: what may be
+//! taken beside them, and what happens when one comes while memory is evicted.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,7 +14,7 @@ use vmtest::{Disk, Guest, Host, Ran, Vm, permit, require, until};
 const MIB: u64 = 1 << 20;
 const VIRTIOFSD: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
 
-/// A directory of the host's, served by virtiofsd for one connection.
+/// A directory of the host, served by virtiofsd for one connection.
 struct Share {
     directory: PathBuf,
     socket: PathBuf,
@@ -48,7 +48,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // It ends by itself when QEMU lets go of it.
+        // The server ends by itself when QEMU disconnects.
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
@@ -68,7 +68,7 @@ fn wait_held_at(vm: &Vm, mib: u64) {
     until("the limit to hold", || (vm.host_bytes() <= mib * MIB).then_some(()));
 }
 
-/// Waits until so much may be taken; what Ebb says then.
+/// Waits until this may be taken. Returns the VM's status then.
 fn wait_reach(vm: &Vm, what: MayTake) -> VmStatus {
     until(format_args!("{what} to be what may be taken"), || {
         Some(vm.status()).filter(|status| status.reach.may_take == what)
@@ -152,7 +152,7 @@ fn set_ignore_shared(vm: &Vm, on: bool) {
     vm.qmp("migrate-set-capabilities", json!({ "capabilities": capability }));
 }
 
-/// Nothing is elsewhere while the next migration hands over the memory itself.
+/// Checks that nothing is evicted while the next migration hands over the memory itself.
 fn assert_shared_migration_is_in_the_way(vm: &Vm) {
     assert!(vm.status().limit.saved_bytes > 0);
     set_ignore_shared(vm, true);
@@ -186,7 +186,8 @@ fn a_disk_of_another_process_leaves_free_memory_only() {
     vm.guest("disk /dev/vda 32M");
 }
 
-/// Waits until the guest runs there; the most memory that the source took meanwhile.
+/// Migrates, and waits until the guest runs there. Returns the most memory that the source took
+/// meanwhile.
 fn migrate(from: &Vm, to: &Vm, socket: &Path) -> u64 {
     permit(socket, 0o666);
     from.qmp("migrate", json!({ "uri": format!("unix:{}", socket.display()) }));
@@ -197,21 +198,21 @@ fn migrate(from: &Vm, to: &Vm, socket: &Path) -> u64 {
         assert_ne!(state["status"], "failed", "{state}");
         (state["status"] == "completed").then_some(most)
     });
-    // What comes over the serial line before that is lost.
+    // What is sent over the serial line before that is lost.
     until("the guest to go on", || {
         (to.qmp("query-status", json!({}))["status"] == "running").then_some(())
     });
     most
 }
 
-/// A socket that takes what it is given, once, and keeps nothing.
+/// A socket that accepts one connection and discards what it gets.
 fn nowhere(host: &Host) -> PathBuf {
     let path = host.directory().join("nowhere.sock");
     let listener = UnixListener::bind(&path).expect("a socket");
     permit(&path, 0o666);
     std::thread::spawn(move || {
         let (mut from, _) = listener.accept().expect("a migration");
-        // It is cancelled.
+        // The migration is cancelled.
         let _ = std::io::copy(&mut from, &mut std::io::sink());
     });
     path
@@ -238,7 +239,7 @@ fn a_migration_under_a_limit_loses_no_byte() {
     from.qmp("cont", json!({}));
     assert_eq!(from.guest("check a"), "0", "at the source");
 
-    // Now the memory itself; first before anybody knows that it is to be that.
+    // Now the memory itself is handed over, and at first nobody knows that.
     assert!(from.status().limit.saved_bytes > 64 * MIB);
     let speed = |bytes: u64| {
         from.qmp("migrate-set-parameters", json!({ "max-bandwidth": bytes }));
@@ -265,7 +266,8 @@ fn a_migration_under_a_limit_loses_no_byte() {
     assert_eq!(heir.guest("check a"), "0", "in the same memory, alone");
 }
 
-/// By QEMU's type alone: such an object can be made also where the processor has no SEV.
+/// It is refused for its QEMU type alone: such an object can also be made where the processor has
+/// no SEV.
 #[test]
 fn a_vm_whose_memory_must_stay_is_refused() {
     let host = Host::new();

@@ -60,7 +60,7 @@ fn what_is_synced_outlives_its_vm() {
     vm.guest("write /mnt/kept the text that is kept");
     vm.guest("fsync /mnt/kept");
     vm.kill();
-    // The same server takes the next front end.
+    // The same server serves the next front end.
     let vm = host.qemu(Guest::debian("6.1-cloud").served_disk(&disk));
     vm.guest("mount ext4 /dev/vda /mnt");
     assert_eq!(vm.guest("cat /mnt/kept"), "the text that is kept");
@@ -69,7 +69,7 @@ fn what_is_synced_outlives_its_vm() {
     disk.check("ext4");
 }
 
-/// The device as the guest's kernel has it.
+/// The device as the guest's kernel sees it.
 #[test]
 fn the_device_is_what_it_says() {
     let host = Host::new();
@@ -90,8 +90,8 @@ fn the_device_is_what_it_says() {
     assert_eq!(vm.guest("disk /dev/vda 4M"), "0");
 }
 
-/// Lets time pass: which instruction a kill meets does not matter, as long as it is
-/// another one each time.
+/// Lets time pass. It does not matter which instruction a kill hits, as long as it is another one
+/// each time.
 fn busy_for(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {

@@ -1,5 +1,5 @@
-//! A disk that reaches the guest's memory as a device passed through does: it cannot
-//! wait, so whoever takes memory must have it back before a request uses it.
+//! A disk that reaches the guest's memory like a passed-through device: it cannot wait, so what was
+//! taken must be back before a request uses it.
 
 use ebb_api::{DiskCounts, Mode};
 use vmtest::{Disk, Guest, Host, HostSetting, Vm, require, rounds, until};
@@ -10,7 +10,7 @@ fn guest(disk: &Disk) -> Guest {
     Guest::debian("6.1-cloud").memory("1G").strict_disk(disk)
 }
 
-/// Memory is freed, goes to the host, and is taken again for what is read from the disk.
+/// Memory is freed, reclaimed, and used again for what is read from the disk.
 fn free_and_read(vm: &Vm) {
     let before = vm.status().reclaimed_total_bytes;
     vm.guest("fill a 400M");
@@ -28,7 +28,7 @@ fn assert_none_failed(vm: &Vm) {
     assert!(requests > 0 && failed_requests == 0 && dma_faults == 0, "{disks:?}");
 }
 
-/// Direct and buffered I/O, all the time, while free memory is taken all the time.
+/// Runs direct and buffered I/O all the time, while free memory is reclaimed all the time.
 fn loaded(host: &Host, guest: Guest) -> Vm {
     let vm = host.run(guest);
     assert_eq!(vm.status().mode, Mode::Strict);
@@ -72,7 +72,7 @@ fn no_request_fails_in_huge_pages() {
     no_request_fails("thp");
 }
 
-/// What the disk may use is known again to the next daemon.
+/// The next daemon knows again what the disk may use.
 #[test]
 fn no_request_fails_when_the_daemon_dies() {
     let host = Host::new();
@@ -88,16 +88,16 @@ fn no_request_fails_when_the_daemon_dies() {
     assert_whole(&vm, &mut disk);
 }
 
-/// The control: whoever takes memory without a word to the IOMMU has requests fail.
+/// The control: taking memory without telling the IOMMU makes requests fail.
 #[test]
 fn requests_fail_with_free_page_reporting() {
     let host = Host::new();
     let disk = Disk::new(&host, "disk", "512M");
     let reporting = "-device virtio-balloon-pci,free-page-reporting=on";
     let vm = host.run(guest(&disk).memory("512M").qemu_args(reporting));
-    // The guest's kernel says so.
+    // The guest's kernel reports the failures.
     vm.forgive();
-    // Of the rest some may be reported already.
+    // Some of the other memory may be reported already.
     vm.guest("fill a 300M");
     assert!(vm.host_bytes() >= 300 * MIB);
     vm.guest("free a");

@@ -1,4 +1,4 @@
-//! Memory in use taken away by force: the guest notices nothing but time.
+//! Memory in use is evicted by force: the guest notices nothing but time.
 
 use ebb_api::EvictReport;
 use vmtest::{Guest, Host, Vm, rounds};
@@ -23,7 +23,7 @@ fn everything_is_evicted_and_comes_back() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// Free memory, used memory and the daemon itself are taken away in turns.
+/// Reclaims free memory, evicts used memory and kills the daemon in turns.
 fn torture(mode: &str) {
     let host = Host::new();
     let vm = host.run(Guest::debian("6.1-cloud").mode(mode));

@@ -1,4 +1,4 @@
-//! What fails beneath a VM, one test for each line of `docs/faults.md` that is no other test's.
+//! What fails beneath a VM: one test for each line of `docs/faults.md` that no other test covers.
 
 use std::fs;
 use std::thread;
@@ -9,8 +9,8 @@ use vmtest::{Disk, Failing, FaultyDisk, Guest, Host, Vm, require, rounds, until}
 
 const MIB: u64 = 1 << 20;
 
-/// A VM of 512 MiB under a limit of 160 MiB, with its swap file on a disk that can be told to
-/// fail, and memory of a known content beyond the limit.
+/// A VM of 512 MiB under a limit of 160 MiB. Its swap file is on a disk that fails on request, and
+/// it has memory with a known content beyond the limit.
 fn limited(disk: &FaultyDisk) -> (Host, Vm) {
     let host = Host::new();
     host.set("EBB_SWAP_DIR", disk.path());
@@ -29,8 +29,8 @@ fn wait_stuck(vm: &Vm) -> String {
     until("the failure to be told", || vm.status().limit.stuck)
 }
 
-/// Has the guest check its memory while something fails, until `mend` ends that; whether the
-/// guest had to wait for it.
+/// Has the guest check its memory while something fails, until `mend` ends that. Returns whether
+/// the guest had to wait for it.
 fn check_while(vm: &Vm, fails: impl FnOnce(), mend: impl FnOnce()) -> bool {
     thread::scope(|scope| {
         let checking = scope.spawn(|| vm.guest("check hard"));
@@ -84,7 +84,7 @@ fn a_slow_swap_disk_is_slow_and_no_more() {
     let disk = disk.expect("it is there");
     let (host, vm) = limited(&disk);
     disk.set(Failing::Slow(Duration::from_millis(20)));
-    // It answers while its worker waits for the disk.
+    // The daemon answers while this VM's worker waits for the disk.
     let other = host.run(Guest::debian("6.1-cloud").memory("256M"));
     other.guest("fill a 50M");
     vm.guest("fill more 20M");
@@ -94,7 +94,7 @@ fn a_slow_swap_disk_is_slow_and_no_more() {
     assert_eq!(vm.guest("check hard"), "0");
 }
 
-/// What the guest has written to its own disk is in the swap file when the disk is to have it.
+/// A guest writes memory to its own disk that has to be read from the swap file.
 #[test]
 fn a_guests_own_disk_waits_for_a_swap_disk_that_does_not_read() {
     let swap = FaultyDisk::new();
@@ -192,7 +192,7 @@ fn a_process_that_gets_no_more_threads_loses_nothing() {
     group.add(server);
     let threads = fs::read_dir(format!("/proc/{server}/task")).expect("its threads").count();
     group.write("pids.max", &threads.to_string()).expect("a limit");
-    // Refused, or held without the threads that it would have: both may be.
+    // The limit may be refused, or hold without the threads that it should have.
     vm.ebb("limit 160M");
     assert_eq!(vm.guest("check hard"), "0");
     group.write("pids.max", "max").expect("no limit");

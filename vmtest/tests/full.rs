@@ -1,4 +1,5 @@
-//! File systems without room: nobody dies of it, nothing is lost, and room makes it good.
+//! Full file systems: nobody dies of them, nothing is lost, and everything goes on once there is
+//! room.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ const MIB: u64 = 1 << 20;
 const HUGE_FRAMES: u64 = 64;
 const END: Gfn = Gfn(HUGE_FRAMES * 512);
 
-/// A store into a hole of a mapped file ends the process by SIGBUS where there is no room.
+/// A store into a hole of a mapped file raises SIGBUS if there is no room, which ends the process.
 #[test]
 fn a_ledger_says_that_it_has_no_room() {
     let fs = SmallFs::tmpfs(1 << 20);
@@ -21,7 +22,7 @@ fn a_ledger_says_that_it_has_no_room() {
     ledger.split(HugeFrame(0)).unwrap();
     let fill = fs.fill();
     assert!(matches!(ledger.split(HugeFrame(1)), Err(SplitError::NoRoom(_))));
-    // What was there is as it was, and whole huge frames go on.
+    // Existing entries are unchanged, and whole huge frames still work.
     let saved = Content::Saved { slot: 7 };
     let _ = ledger.lock_frame(Gfn(3)).unwrap().unlock(saved);
     let _ = ledger.lock(FrameRange::huge(HugeFrame(1))).unwrap().unlock(saved);
@@ -64,7 +65,7 @@ fn a_store_whose_records_have_no_room_takes_what_fits_and_keeps_it() {
     let swap = disk.path().join("swap");
     let open = || SwapFile::open(&swap, run.path(), SLOTS, Protection::Encrypted).unwrap();
     let compressed = |bytes| Compressed::open(run.path(), bytes, open());
-    // A table for 1 MiB fits, one for what has 512 KiB of words does not.
+    // A table for 1 MiB fits; one with 512 KiB of words does not.
     let store = compressed(1 << 20).unwrap();
     let first: Vec<u64> = (0..300).map(|number| store.save(&page(number)).unwrap()).collect();
     let fill = run.fill();
@@ -79,7 +80,7 @@ fn a_store_whose_records_have_no_room_takes_what_fits_and_keeps_it() {
     };
     check(&store);
     drop(store);
-    // Who takes it up needs no room, whatever it may have more.
+    // Recovering it needs no room, however much more memory it may use.
     let store = compressed(4 << 30).unwrap();
     first.iter().for_each(|&slot| store.claim(slot).unwrap());
     check(&store);
@@ -87,7 +88,7 @@ fn a_store_whose_records_have_no_room_takes_what_fits_and_keeps_it() {
     store.save(&page(9999)).unwrap();
 }
 
-/// Three files share the room, as those of three VMs do.
+/// Three files share the room, like those of three VMs.
 #[test]
 fn swap_files_keep_to_their_quota_and_leave_the_floor() {
     const SLOTS: u64 = 8192;
@@ -97,7 +98,7 @@ fn swap_files_keep_to_their_quota_and_leave_the_floor() {
         let file = SwapFile::open(&path, runs[number].path(), SLOTS, Protection::Encrypted);
         file.unwrap().within(room)
     };
-    // Pages that went in, by slot, until no more did.
+    // Saves pages until no more fit. Returns the slot of each.
     let fill = |store: &dyn Store| {
         let mut slots = Vec::new();
         loop {
@@ -126,24 +127,24 @@ fn swap_files_keep_to_their_quota_and_leave_the_floor() {
     let (others, why) = fill(&two);
     assert!(matches!(why, StoreError::NoRoom(NoRoom::All)), "{why}");
     assert!((600..=768).contains(&others.len()), "{}", others.len());
-    // A slot that is released and not trimmed has its space, whatever others do.
+    // A slot that is released and not trimmed keeps its space, whatever others do.
     one.release(slots[5]);
     assert_eq!(one.save(&page(5)).unwrap(), slots[5]);
     assert!(one.save(&page(5)).is_err());
     check(&one, &slots);
-    // Trimmed, it is for all.
+    // Once trimmed, the space is available to all.
     slots.iter().for_each(|&slot| one.release(slot));
     one.trim().unwrap();
     assert!(two.save(&page(1)).is_ok());
     check(&two, &others);
-    // Nobody goes below the floor.
+    // No swap file goes below the floor.
     let third = open(&Room::new(Quota { floor_bytes: Some(8 * MIB), ..Quota::default() }), 2);
     let (slots, why) = fill(&third);
     assert!(matches!(why, StoreError::NoRoom(NoRoom::Floor)), "{why}");
     let left = free_bytes(disk.path());
     assert!((8 * MIB - 64 * 1024..9 * MIB).contains(&left), "{left}");
     check(&third, &slots);
-    // Nor does another, with what one before it had counted anew.
+    // Counts are given back when the files are closed.
     drop((one, two, third));
     assert_eq!(room.taken_bytes(), 0);
 }
@@ -168,13 +169,13 @@ fn a_full_run_directory_costs_nobody_a_byte_or_the_daemon() {
     let daemon = host.daemon();
     limit(&vm, 200);
     let fill = run.fill();
-    // New memory needs words in the ledger, old memory seals; the console needs its log.
+    // New memory needs words in the ledger, old memory needs seals, and the console needs its log.
     vm.guest("fill b 100M");
     vm.guest("sh busybox seq 1 5000 >/dev/console");
     let needs_room = "the run directory needs room";
     let stuck = || vm.status().limit.stuck.filter(|why| why.contains(needs_room));
     until("the run directory to be named", stuck);
-    // Also while it is tried again, which is every few seconds.
+    // This also holds while the daemon tries again, which is every few seconds.
     for _ in 0..200 {
         let status = vm.status();
         let holds = status.resident_bytes <= 200 * MIB;
@@ -184,7 +185,7 @@ fn a_full_run_directory_costs_nobody_a_byte_or_the_daemon() {
     assert!(warned, "{:?}", vm.status().warnings);
     assert_eq!((vm.guest("check a"), vm.guest("check b")), ("0".into(), "0".into()));
     assert_eq!(host.daemon(), daemon, "{}", host.log());
-    // Another daemon needs no room to take it up.
+    // The next daemon needs no room to recover the VM.
     host.kill9();
     host.start();
     assert_eq!(host.list().len(), 1, "{}", host.log());
@@ -195,7 +196,7 @@ fn a_full_run_directory_costs_nobody_a_byte_or_the_daemon() {
     until("nothing to be in the way", || vm.status().limit.stuck.is_none().then_some(()));
 }
 
-/// What was answered holds for the next daemon, too, and to let a VM go takes no room.
+/// Settings that were confirmed also hold for the next daemon, and detaching a VM needs no room.
 #[test]
 fn a_full_run_directory_keeps_no_setting_from_its_record() {
     let (run, swap) = (SmallFs::tmpfs(24 * MIB), tempfile::tempdir().unwrap());
@@ -242,7 +243,7 @@ fn a_guest_waits_for_room_in_the_swap_directory() {
     host.set("EBB_SWAP_DIR", swap.path());
     host.set("EBB_SWAP_KEEP_FREE", "8M");
     let vm = host.run(Guest::debian("6.1-cloud").memory("500M").backing("small"));
-    // It says so where it waits for long.
+    // The guest's kernel complains when it waits for long.
     vm.forgive();
     vm.guest("fill a 150M");
     let ballast = std::fs::File::create(swap.path().join("ballast")).unwrap();
@@ -262,16 +263,17 @@ fn a_guest_waits_for_room_in_the_swap_directory() {
     assert!(stuck.contains("--swap-keep-free") && stuck.contains("the guest waits"), "{stuck}");
     assert!(stuck.contains(&format!("ebb limit {} off", vm.name())), "{stuck}");
     assert!(host.log().contains("the guest waits"), "{}", host.log());
-    // Before QEMU is asked anything, which may not answer.
+    // This is refused before QEMU is asked, which may not answer.
     let why = vm.ebb("resize 450M").refused();
     assert!(why.contains("waits for room") && why.contains(&stuck), "{why}");
     let check = || {
-        // What came before it was known that there is no room, which each daemon finds out anew.
+        // The slack is for what came before it was known that there is no room. Each daemon finds
+        // that out anew.
         assert!(vm.host_bytes() <= 220 * MIB, "{}", vm.host_bytes());
         assert!(free_bytes(swap.path()) >= 8 * MIB - 64 * 1024);
     };
     check();
-    // The next daemon has it wait, too.
+    // The next daemon lets it wait, too.
     host.kill9();
     host.start();
     waits();

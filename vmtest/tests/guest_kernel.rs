@@ -1,5 +1,5 @@
-//! Linux with LLFree in the buddy allocator's place, without Ebb: whatever a guest does to
-//! its memory, trees, areas, bits and counters go on telling the same.
+//! Linux with LLFree in the buddy allocator's place, without Ebb. Whatever a guest does to its
+//! memory, trees, areas, bits and counters stay consistent.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ const HUGE_KIB: u64 = 2048;
 /// The kernel takes pages for itself, but not many.
 const LOST_KIB_MAX: u64 = 4096;
 
-/// Words of the header and flags of areas and trees, as `docs/llfree.md` has them.
+/// Offsets in the header, and flags of areas and trees, as in `docs/llfree.md`.
 const HARD: u64 = 64;
 const PURGE_ASKED: u64 = 72;
 const PURGE_DONE: u64 = 80;
@@ -44,7 +44,7 @@ fn zones(vm: &Vm) -> Vec<Zone> {
     text.lines().filter(|line| line.starts_with("zone ")).map(zone).collect()
 }
 
-/// `zone 0 DMA32: header 1ff80000 base 0 frames 131040 free 9 ... blocks 17 11 ...`.
+/// Parses `zone 0 DMA32: header 1ff80000 base 0 frames 131040 free 9 ... blocks 17 11 ...`.
 fn zone(line: &str) -> Zone {
     let words: Vec<&str> = line.split_whitespace().collect();
     let pairs = words.windows(2).filter_map(|pair| match pair {
@@ -59,7 +59,7 @@ fn sum(zones: &[Zone], name: &str) -> u64 {
     zones.iter().map(|zone| zone[name]).sum()
 }
 
-/// A field of a file of `NAME NUMBER` or `NAME: NUMBER kB`.
+/// A field of a file with lines `NAME NUMBER` or `NAME: NUMBER kB`.
 fn field(vm: &Vm, file: &str, name: &str) -> u64 {
     number(&vm.guest(&format!("cat /proc/{file}")), name)
 }
@@ -72,7 +72,7 @@ fn number(text: &str, name: &str) -> u64 {
     found.unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-/// Memory of all kinds, taken by several processes at once, looked at, and given back.
+/// Several processes at once allocate memory of all kinds, check it and free it.
 fn work(vm: &Vm, size_mib: u64) {
     vm.churn(&format!("{}M", size_mib / 2));
     vm.churn_on(3);
@@ -94,7 +94,7 @@ fn work(vm: &Vm, size_mib: u64) {
     zones(vm);
 }
 
-/// What is neither free nor anybody's: it does not grow unless frames are lost.
+/// Memory in KiB that is neither free nor in use. It does not grow unless frames are lost.
 fn unaccounted_kib(vm: &Vm) -> u64 {
     vm.guest("write /proc/sys/vm/stat_refresh 1");
     let text = vm.guest("cat /proc/meminfo");
@@ -175,7 +175,7 @@ fn two_nodes() {
 #[test]
 fn huge_pages_are_had_and_split() {
     require!(assets::kernel("llfree"));
-    // With less, the kernel leaves them off.
+    // With less memory, the kernel leaves them off.
     let vm = start(guest().memory("768M"));
     vm.guest("fill a 200M");
     let huge_kib = field(&vm, "meminfo", "AnonHugePages");
@@ -205,8 +205,7 @@ fn compaction_makes_huge_pages_of_fragments() {
     zones(&vm);
 }
 
-/// Kernel stacks and slabs want blocks of orders 1 to 3 where nothing but single pages is
-/// left in one piece.
+/// Kernel stacks and slabs want blocks of orders 1 to 3, where only single pages are left.
 #[test]
 fn blocks_are_had_in_fragmented_memory() {
     require!(assets::kernel("llfree"));
@@ -263,7 +262,7 @@ fn the_oom_killer_ends_what_takes_all() {
     vm.forgive();
     vm.guest("fill a 60M");
     for round in 1..=rounds(1, 3).into() {
-        // A line without end is kept until it ends.
+        // The program keeps a line until it ends, and this one does not end.
         vm.try_guest("sh busybox tail /dev/zero").expect_err("it is killed");
         zones(&vm);
         let killed = field(&vm, "vmstat", "oom_kill");
@@ -341,7 +340,7 @@ impl Words {
         self.header(24).div_ceil(AREA_FRAMES)
     }
 
-    /// Changes an area, and counts it in its tree.
+    /// Changes an area, and counts that in its tree.
     fn set_area(&self, index: u64, area: u16) {
         let before = self.area(index);
         let at = self.header(48) + 4 * (index / TREE_AREAS);
@@ -354,7 +353,8 @@ impl Words {
         self.write(self.header(40) + 2 * index, &area.to_le_bytes());
     }
 
-    /// Areas that are free as a whole, without the flag that says which way bits are read.
+    /// Areas that are free as a whole. The flag for the direction in which bits are read does not
+    /// matter.
     fn free(&self) -> Vec<u64> {
         (0..self.areas()).filter(|&index| self.area(index) & !(1 << 13) == AREA_FREE).collect()
     }
@@ -379,7 +379,7 @@ fn what_the_host_has_taken_leaves_the_totals() {
     assert_eq!(field(&vm, "meminfo", "MemTotal"), total_kib - 100 * HUGE_KIB);
     let zones_now = zones(&vm);
     assert_eq!((zones_now[0]["said"], zones_now[0]["hosts"]), (100, 100));
-    // What is left is used up, and nothing of the host's.
+    // The guest uses up what is left, and nothing that the host has taken.
     vm.forgive();
     vm.try_guest("sh busybox tail /dev/zero").expect_err("it is killed");
     zones(&vm);
@@ -393,7 +393,7 @@ fn what_the_host_has_taken_leaves_the_totals() {
     });
     assert_eq!(field(&vm, "meminfo", "MemTotal"), total_kib);
     assert_eq!(zones(&vm)[0]["hosts"], 0);
-    // Frames without memory are touched before they are had, in any context.
+    // Frames without memory are touched before they are allocated, in any context.
     vm.guest("fill a 350M");
     assert_eq!(vm.guest("check a"), "0");
     zones(&vm);
@@ -423,7 +423,7 @@ fn page_cache_is_purged_when_the_host_asks() {
     zones(&vm);
 }
 
-/// VMCOREINFO lies in a frame of the guest's: its lines say where each header is.
+/// VMCOREINFO lies in a frame of the guest: its lines say where each header is.
 #[test]
 fn the_state_is_announced() {
     require!(assets::kernel("llfree"));
@@ -439,7 +439,7 @@ fn the_state_is_announced() {
     assert!(found, "no {line:?} in the guest's memory");
 }
 
-/// Ten files of a hundred functions; the program sums up what they return.
+/// Writes ten files with a hundred functions each; the program adds up what they return.
 const PROGRAM: &str = "export PATH=/usr/bin:/bin; cd /tmp && for file in 0 1 2 3 4 5 6 7 8 9; do \
     { i=0; while [ $i -lt 100 ]; do echo \"int f${file}_$i(int x) { return x * $i + $file; }\"; \
     i=$((i+1)); done; echo \"int sum$file(void) { int s = 0;\"; \
@@ -452,8 +452,8 @@ const PROGRAM: &str = "export PATH=/usr/bin:/bin; cd /tmp && for file in 0 1 2 3
     printf 'OBJECTS := main.o $(foreach n,0 1 2 3 4 5 6 7 8 9,part$n.o)\\n\
 main: $(OBJECTS)\\n\\tgcc -o $@ $^\\n' >Makefile; make -s -j4 CC=gcc CFLAGS=-O2 main && ./main";
 
-/// Its compiler, then all of it: systemd starts, and every file is checked against its
-/// package.
+/// Debian's compiler first, then all of Debian: systemd starts, and every file is checked against
+/// its package.
 #[test]
 fn debian_runs() {
     require!(assets::kernel("llfree"));

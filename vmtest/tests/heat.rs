@@ -1,26 +1,28 @@
-//! Which memory a real guest uses, found in its own page tables.
+//! Which memory a real guest uses, as its own page tables tell.
 
 use ebb_heat::{Levels, Sorted, TOP_LEVEL, Walk, Weights};
 use vmtest::tracked::Tracked;
 use vmtest::{Guest, Host, assets, require};
 
-/// Part of the memory of a guest's program is used: a fifth of the pages.
+/// Part of a program's memory that is used: one page in this many.
 const PART: u64 = 5;
 const WINDOWS: u32 = 8;
 
-/// The emulator keeps translations until page tables are switched, so they have to be.
+/// A guest with page-table isolation: the emulator keeps translations until page tables are
+/// switched.
 fn guest(label: &str, more: &str) -> Guest {
     Guest::debian(label).append(&format!("pti=on {more}"))
 }
 
-/// Of the hottest pages of all the guest's memory, as many as are used in truth, how many are.
+/// Takes as many of the hottest pages of all memory as are really used. Returns the part of them
+/// that is really used.
 fn precision(sorted: &Sorted, truth: &[u64]) -> f64 {
     let hot: Vec<u64> = sorted.hot_set(truth.len() as u64).map(|gfn| gfn.0).collect();
     let right = hot.iter().filter(|frame| truth.binary_search(frame).is_ok()).count();
     right as f64 / hot.len().max(1) as f64
 }
 
-/// Of the pages used in truth, how many have a degree of at least half the windows.
+/// Part of the really used pages whose degree is at least half the windows.
 fn recall(levels: &Levels, truth: &[u64]) -> f64 {
     let is_found = |frame: &&u64| {
         let uses = levels.uses(ebb_units::Gfn(**frame));
@@ -29,8 +31,8 @@ fn recall(levels: &Levels, truth: &[u64]) -> f64 {
     truth.iter().filter(is_found).count() as f64 / truth.len() as f64
 }
 
-/// Monitors the guest once while its program works; windows end when it has used its part
-/// three times more.
+/// Monitors the guest once while its program works. A window ends when the program has used its
+/// part three times more.
 fn monitored(tracked: &Tracked, vm: &vmtest::Vm, levels: &mut Levels) -> Vec<ebb_heat::Round> {
     levels.begin();
     let mut rounds = vec![tracked.round(Walk::Full, levels)];
@@ -42,17 +44,17 @@ fn monitored(tracked: &Tracked, vm: &vmtest::Vm, levels: &mut Levels) -> Vec<ebb
     rounds
 }
 
-/// The hot part of 300 MiB is found, and nothing is harmed.
+/// Checks that the hot part of 300 MiB is found, and nothing is damaged.
 fn finds_the_hot_part(guest: Guest, unit: u64, prunes: bool) {
     let vm = Host::new().qemu(guest);
     let tracked = Tracked::take(&vm);
     vm.guest(&format!("hot h 300M {unit} {PART}"));
     let truth = tracked.frames(&vm, "h");
-    // Seldom used: it is not to pass for hot.
+    // Rarely used memory, which must not count as hot.
     vm.guest("fill cold 100M");
     vm.guest("hoton h 2");
     let mut levels = tracked.levels(TOP_LEVEL);
-    // The first monitoring begins with the bits of a whole life.
+    // The first monitoring begins with bits that were set since the boot.
     monitored(&tracked, &vm, &mut levels);
     let rounds = monitored(&tracked, &vm, &mut levels);
     let sorted = Sorted::new(&levels, Weights::EVEN);
@@ -68,7 +70,7 @@ fn finds_the_hot_part(guest: Guest, unit: u64, prunes: bool) {
     assert!(cleared > truth.len() as u64 / unit, "{cleared} bits cleared");
     let pruned: u64 = rounds.iter().map(|round| round.pruned_tables).sum();
     assert_eq!(pruned > 0, prunes, "{pruned} tables left out");
-    // What was dirty still is, and every byte is right.
+    // Dirty pages are still dirty, and every byte is right.
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
 }
@@ -101,8 +103,8 @@ fn small_pages_7() {
     finds_the_hot_part(guest("7.x", "transparent_hugepage=never"), 1, true);
 }
 
-/// Page tables come and go as fast as they can while every bit in them is cleared, round
-/// after round: what was a page table a moment ago is somebody's data now, and stays right.
+/// Page tables come and go as fast as they can while every bit in them is cleared, round after
+/// round. What was a page table a moment ago is data now, and must stay right.
 #[test]
 fn page_tables_that_become_data_are_left_alone() {
     let vm = Host::new().qemu(guest("6.1-cloud", ""));

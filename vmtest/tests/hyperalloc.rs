@@ -17,7 +17,7 @@ fn start(host: &Host, change: impl FnOnce(Guest) -> Guest) -> Vm {
     vm
 }
 
-/// Has the guest see what its kernel tells for debugging.
+/// Mounts the guest's debugfs, where its kernel has its own figures.
 fn see_kernel(vm: &Vm) {
     vm.guest("mount debugfs none /sys/kernel/debug");
 }
@@ -27,8 +27,8 @@ fn resize(vm: &Vm, size: &str) -> ResizeReport {
     serde_json::from_str(&report).expect("a report")
 }
 
-/// The guest's kernel compares all that it knows of its free frames; a count may be on its
-/// way.
+/// Checks that the guest's kernel finds its records of free frames consistent. A count may be on
+/// its way, so it tries again.
 fn assert_consistent(vm: &Vm) {
     until("consistent state in the guest", || {
         let text = vm.guest("cat /sys/kernel/debug/llfree");
@@ -99,7 +99,7 @@ fn tools() -> Result<(), String> {
     found.map(drop).map_err(|_| "no mkfs.ext4: run scripts/setup".into())
 }
 
-/// The page cache has it all: without the guest's help there is nothing to take.
+/// The page cache has all memory: without the guest's help there is nothing to reclaim.
 #[test]
 fn caches_are_freed_for_a_size() {
     require!(assets::kernel("llfree"));
@@ -114,12 +114,12 @@ fn caches_are_freed_for_a_size() {
     assert_eq!(report.bytes, 300 * MIB, "{report:?}");
     assert_consistent(&vm);
     assert_eq!(vm.guest("checkfiles kept"), "0");
-    // What cannot be had is told.
+    // A size that cannot be reached is reported.
     resize(&vm, "1G");
     vm.guest("fill a 600M");
     let report = resize(&vm, "300M");
     assert!(report.bytes > 600 * MIB && report.stopped_by.contains("in use"), "{report:?}");
-    // A reserve stays with it; once half of that is used it gets all back.
+    // A reserve stays with the guest. Once half of it is used, the guest gets all memory back.
     vm.leave("sh busybox dd if=/dev/zero of=/dev/null bs=40M count=400");
     until("what was taken to come back", || (vm.status().sharing.hard_bytes == 0).then_some(()));
     let stopped_by = vm.status().size.stopped_by.unwrap_or_default();
@@ -166,7 +166,7 @@ fn scattered_memory_is_put_together() {
     assert_consistent(&vm);
 }
 
-/// Lets time pass; which instruction is hit does not matter.
+/// Lets time pass. It does not matter which instruction is hit.
 fn busy_for(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -204,7 +204,7 @@ fn killed_daemons_lose_nothing() {
     assert_eq!(vm.guest("check kept"), "0");
 }
 
-/// Takes, resizes and gives back in pieces of 2 MiB, which nothing splits.
+/// Reclaims, resizes and returns in pieces of 2 MiB, which nothing splits.
 fn in_huge_pages(backing: &str) {
     let vm = start(&Host::new(), |guest| guest.backing(backing));
     vm.guest("fill kept 100M");
@@ -247,7 +247,7 @@ fn in_reserved_huge_pages() {
     in_huge_pages("hugetlb");
 }
 
-/// Normal before DMA32; and back.
+/// Memory of zone Normal goes before that of DMA32, and back.
 #[test]
 fn memory_above_4_gib_goes_first() {
     require!(assets::kernel("llfree"));
@@ -289,7 +289,7 @@ fn two_nodes_of_a_vm_that_others_started() {
     }
 }
 
-/// A device that cannot wait: what the guest hands to it is there.
+/// A device that cannot wait finds all memory that the guest hands to it.
 #[test]
 fn no_request_of_a_strict_disk_fails() {
     require!(assets::kernel("llfree"));
@@ -322,7 +322,7 @@ fn no_request_of_a_strict_disk_fails() {
     disk.check("ext4");
 }
 
-/// Programs that read again what they have written: memory of every kind, files, forks.
+/// Programs that read again what they have written: memory of all kinds, files, forks.
 #[test]
 fn stress_ng_finds_no_wrong_byte() {
     require!(assets::kernel("llfree"));
@@ -349,7 +349,7 @@ fn stress_ng_finds_no_wrong_byte() {
             resize(&vm, "1G");
             times += 1;
         }
-        // It ends with an error where a byte is not what it was.
+        // It ends with an error if a byte is not what it was.
         stress.join().map(|_| times).expect("stress-ng ends well")
     });
     assert!(times > 1, "{times}");
@@ -363,7 +363,7 @@ fn stress_ng_finds_no_wrong_byte() {
     disk.check("ext4");
 }
 
-/// What a limit has put elsewhere is dropped once it is free.
+/// What a limit has evicted is dropped once it is free.
 #[test]
 fn what_is_saved_and_free_is_dropped() {
     require!(assets::kernel("llfree"));
@@ -383,8 +383,8 @@ fn what_is_saved_and_free_is_dropped() {
     assert_consistent(&vm);
 }
 
-/// Reads guest-physical memory all over, as nothing in the guest would: most of it is not
-/// the guest's any more.
+/// Reads guest-physical memory all over, as nothing in the guest would: most of it is no longer the
+/// guest's.
 fn touch_all_over(vm: &Vm) {
     for at in (64..1024).step_by(32) {
         let line = format!("xp /1xg {:#x}", at * MIB);

@@ -1,5 +1,5 @@
-//! Guests that are not known, seen by the host kernel's idle page tracking. Where this host has
-//! none, the test runs in a guest whose kernel has, with the daemon, QEMU and VMs inside.
+//! Guests that Ebb does not know, seen by the host kernel's idle page tracking. If this host has
+//! none, the test runs in a guest whose kernel has it, with the daemon, QEMU and VMs inside.
 
 use std::io;
 use std::process::Command;
@@ -16,12 +16,12 @@ use vmtest::nested::{INNER_KERNEL, with_idle_tracking};
 use vmtest::{Guest, Host, Ran, Vm, assets};
 
 const MIB: u64 = 1 << 20;
-/// A program's memory, and one page of how many it uses.
+/// A program's memory. It uses one page in [`PART`].
 const PROGRAM: &str = "40M";
 const PART: u64 = 5;
 const WINDOWS: u8 = 8;
 
-/// The page table of a QEMU, emptied by a process of its own, as the daemon does.
+/// The page table of a QEMU. A process of its own removes pages from it, as the daemon does.
 struct Emptied(i32);
 
 impl HostPages for Emptied {
@@ -35,8 +35,8 @@ impl HostPages for Emptied {
     }
 }
 
-/// Monitors a VM once while its program works; windows end when it has used its part three
-/// times more.
+/// Monitors a VM once while its program works. A window ends when the program has used its part
+/// three times more.
 fn monitored(vm: &Vm, ram: &Ram) -> Levels {
     let pagemap = Process::open(vm.pid()).and_then(|qemu| Pagemap::open(&qemu));
     let pagemap = pagemap.expect("QEMU's page table");
@@ -53,7 +53,7 @@ fn monitored(vm: &Vm, ram: &Ram) -> Levels {
     levels
 }
 
-/// What a guest's program uses is found without a word from the guest.
+/// Checks that Ebb finds what a guest's program uses without asking the guest.
 fn finds_the_hot_part(host: &Host) {
     let guest = Guest::debian(INNER_KERNEL).memory("256M");
     let vm = host.qemu(guest.append("transparent_hugepage=never"));
@@ -73,13 +73,13 @@ fn finds_the_hot_part(host: &Host) {
     let used = Sorted::new(&levels, Weights::EVEN).used_frames();
     println!("{found} of {} frames found hot, {all} in all, {used} used", truth.len());
     assert!(found * 100 >= truth.len() * 98, "what is used is found");
-    // The guest's kernel uses memory besides: at most as much again.
+    // The guest's kernel uses memory as well: at most as much again.
     assert!(all <= 2 * truth.len(), "what rests is not hot");
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
 }
 
-/// The daemon looks that way at a guest that it does not know, where the host's kernel can.
+/// Checks that the daemon uses this for a guest that it does not know, if the host's kernel can.
 fn is_the_daemons_choice(host: &Host) {
     let kernel = assets::kernel(INNER_KERNEL).expect("a kernel");
     let [vmlinuz, initrd] = [&kernel.vmlinuz, &kernel.initrd].map(|path| path.display());

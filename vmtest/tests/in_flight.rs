@@ -8,37 +8,37 @@ use ebb_units::FRAME_BYTES;
 use serde_json::json;
 use vmtest::{Guest, Host, SlowDisk, Vm, assets, require, rounds, slow_disks, until};
 
-/// A second: each takes many times longer than an eviction.
+/// Requests a second: each takes many times longer than an eviction.
 const REQUESTS: u32 = 25;
-/// Less than a guest takes that reads the drive, more than its kernel needs.
+/// Less than a guest uses that reads the drive, more than its kernel needs.
 const LIMIT_BYTES: u64 = 72 << 20;
 const KINDS: [&str; 3] = ["ext4", "xfs", "btrfs"];
 const AIO: [&str; 3] = ["native", "io_uring", "threads"];
-/// The digest of many small files, for which the file system reads its metadata.
+/// Prints the digest of many small files, for which the file system reads its metadata.
 const SMALL_FILES: &str = "sh cd /mnt/d && busybox cat $(busybox ls) | busybox md5sum";
 
-/// A disk of QEMU's own, past the host's page cache.
+/// Adds a disk of QEMU's own that bypasses the host's page cache.
 fn with_drive(guest: Guest, disk: &SlowDisk, aio: &str) -> Guest {
     let device = disk.device().display();
     guest.qemu_args(&format!("-drive file={device},if=virtio,format=raw,cache=none,aio={aio}"))
 }
 
-/// Its QEMU may open loop devices, which are root's.
+/// A guest whose QEMU runs as root, so that it may open loop devices.
 fn small_guest(label: &str) -> Guest {
     Guest::debian(label).memory("256M").backing("small").user("root")
 }
 
-/// How memory in use is taken away.
+/// How memory in use is evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum By {
-    /// `ebb evict`, again and again.
+    /// By `ebb evict`, repeatedly.
     Force,
-    /// `ebb limit`, on and off in turns.
+    /// By `ebb limit`, on and off in turns.
     Limit,
 }
 
 impl By {
-    /// Once. Returns how many frames went.
+    /// Evicts once. Returns the number of frames evicted.
     fn take(self, vm: &Vm) -> u64 {
         match self {
             By::Force => evict(vm),
@@ -47,7 +47,7 @@ impl By {
     }
 }
 
-/// While the guest works, memory in use is taken away, again and again.
+/// Evicts memory in use repeatedly while the guest works.
 fn while_evicted(vm: &Vm, by: By, work: impl FnOnce()) {
     let ends = AtomicBool::new(false);
     let evicted = thread::scope(|scope| {
@@ -58,7 +58,7 @@ fn while_evicted(vm: &Vm, by: By, work: impl FnOnce()) {
             }
             evicted
         });
-        // Also where the work fails.
+        // Ends the eviction also if the work fails.
         let end = Ended(&ends);
         work();
         drop(end);
@@ -81,7 +81,7 @@ fn evict(vm: &Vm) -> u64 {
     serde_json::from_str::<EvictReport>(&report).expect("a report").saved_frames
 }
 
-/// A limit, until it is held or nothing more can go.
+/// Sets a limit, until it holds or nothing more can be evicted.
 fn limit(vm: &Vm) -> u64 {
     vm.ebb(&format!("limit {}M", LIMIT_BYTES >> 20)).ok();
     let limit = until("the limit", || {
@@ -96,7 +96,7 @@ fn limit(vm: &Vm) -> u64 {
     went.iter().sum::<u64>() / FRAME_BYTES
 }
 
-/// File data and metadata, read through the guest's cache and past it.
+/// Tests file data and metadata, read through the guest's cache and past it.
 fn files(label: &str, kind: &str, aio: &str, by: By) {
     let host = Host::new();
     let disk = SlowDisk::new(&host, "slow", "512M").formatted(kind);
@@ -117,7 +117,7 @@ struct Files {
 }
 
 impl Files {
-    /// On a disk that is not slow yet. None of it stays in the guest's cache.
+    /// Writes the files to a disk that is not slow yet. None of them stays in the guest's cache.
     fn write(vm: &Vm, kind: &str) -> Files {
         let mount = format!("mount {kind} /dev/vda /mnt");
         vm.guest(&mount);
@@ -155,7 +155,7 @@ fn files_read_from_a_slow_drive_under_a_limit() {
     files("6.1-cloud", "ext4", "threads", By::Limit);
 }
 
-/// The matrix, in the long form: file systems, ways of I/O, kernels.
+/// All combinations, in the long form: file systems, ways of I/O, kernels.
 #[test]
 fn files_of_all_kinds() {
     require!(slow_disks());
@@ -176,7 +176,7 @@ fn files_of_all_kinds() {
     }
 }
 
-/// A guest that swaps to a slow drive itself.
+/// Tests a guest that itself swaps to a slow drive.
 fn swap(label: &str, aio: &str, by: By) {
     let host = Host::new();
     let disk = SlowDisk::new(&host, "swap", "512M");
@@ -187,7 +187,7 @@ fn swap(label: &str, aio: &str, by: By) {
     disk.slow_down(vm.pid(), 4 * REQUESTS);
     while_evicted(&vm, by, || {
         for round in 0..rounds(1, 4) {
-            // Has to make room, by swapping.
+            // The guest has to make room for this, by swapping.
             vm.guest("sh busybox dd if=/dev/zero of=/dev/null bs=160M count=1");
             assert_eq!(vm.guest("check a"), "0", "{label}, {aio}, {by:?}: round {round}");
         }
@@ -209,7 +209,7 @@ fn a_guest_swaps_to_a_slow_drive() {
     }
 }
 
-/// While memory is evicted because nothing pins any, a drive comes that does.
+/// While memory is evicted because no device pins any, a drive is plugged in that does.
 #[test]
 fn a_slow_drive_is_plugged_in() {
     require!(slow_disks());
@@ -229,7 +229,7 @@ fn a_slow_drive_is_plugged_in() {
     });
 }
 
-/// Nobody tells what is in flight to a guest that nobody knows.
+/// If Ebb does not know the guest, nobody tells what is in flight to it.
 #[test]
 fn of_an_unknown_guest_nothing_goes() {
     require!(slow_disks());
@@ -239,14 +239,14 @@ fn of_an_unknown_guest_nothing_goes() {
     vm.wait_trusted();
     vm.ebb("evict --bytes 1M").ok();
     vm.ebb("limit 100M").ok();
-    // Before its first instruction no kernel runs.
+    // Before its first instruction, no kernel runs.
     vm.qmp("stop", json!({}));
     vm.qmp("system_reset", json!({}));
     let why = vm.ebb("evict --bytes 1G").refused();
     assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
     let why = vm.ebb("limit 100M").refused();
     assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
-    // Before that it may have had nothing more to evict.
+    // Until then, the VM may have had nothing more to evict.
     let stuck = || vm.status().limit.stuck.filter(|why| why.contains("not trusted"));
     let why = until("the limit that was set to wait", stuck);
     assert!(why.contains("is open with O_DIRECT"), "{why}");

@@ -1,4 +1,4 @@
-//! What makes no sense is refused in one line, and nothing has changed.
+//! Requests that make no sense are refused in one line, and change nothing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::path::Path;
 use ebb_vm::Qmp;
 use vmtest::{Guest, Host, Ran};
 
-/// No VM, no record of one, no process but the daemon.
+/// Checks that there is no VM, no record of one, and no process but the daemon.
 fn assert_untouched(host: &Host) {
     let records = fs::read_dir(host.run_directory().join("vms")).map(|entries| entries.count());
     assert_eq!(records.unwrap_or(0), 0, "a record is left");
@@ -92,7 +92,7 @@ fn a_control_socket_that_does_not_greet_says_why() {
     let why = attach(&vm.own_qmp_socket());
     assert!(why.contains("one client at a time"), "{why}");
     drop(client);
-    // The guest's console.
+    // The socket of the guest's console.
     let why = attach(&vm.own_qmp_socket().with_file_name("console.sock"));
     assert!(why.contains("-qmp"), "{why}");
     assert!(host.list().is_empty());
@@ -111,7 +111,7 @@ fn a_name_that_is_taken_is_refused() {
 
 #[test]
 fn a_guest_of_unknown_kind_is_held_but_not_taken_from() {
-    // No kernel at all: it stays in the firmware.
+    // Without a kernel, the VM stays in the firmware.
     let host = Host::new();
     host.ebb("run --name bare --memory 256M -- -boot menu=on").ok();
     let why = host.ebb("reclaim bare").refused();

@@ -1,5 +1,5 @@
-//! Huge pages in a VM of small ones: before Ebb held it, or by a setting of the host that changes
-//! while it runs.
+//! Huge pages in a VM of small ones: from before Ebb managed it, or by a setting of the host that
+//! changes while it runs.
 
 use std::os::fd::AsRawFd;
 
@@ -16,7 +16,7 @@ fn evict_and_check(vm: &Vm) {
     }
 }
 
-/// Every mapping of the guest's RAM in QEMU.
+/// Checks every mapping of the guest's RAM in QEMU.
 fn assert_no_huge_pages(vm: &Vm) {
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", vm.pid())).unwrap();
     let is_head = |line: &&str| line.contains("/memfd:") && !line.contains("/memfd:ebb-boot");
@@ -37,7 +37,7 @@ fn assert_no_huge_pages(vm: &Vm) {
     assert!(flags.iter().all(|flags| flags.split(' ').any(|flag| flag == "nh")), "{flags:?}");
 }
 
-/// `ebb doctor --fix` allows huge pages, for one.
+/// `ebb doctor --fix`, for example, allows huge pages.
 #[test]
 fn a_setting_that_changes_brings_none() {
     let host = Host::new();
@@ -62,15 +62,15 @@ fn a_setting_that_changes_brings_none() {
     evict_and_check(&vm);
 }
 
-/// Huge pages that the kernel has given to shared memory so far.
+/// Number of huge pages that the kernel has allocated for shared memory so far.
 fn huge_pages_given() -> u64 {
     let path = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/stats/shmem_alloc";
     let text = std::fs::read_to_string(path).expect("the kernel counts them");
     text.trim().parse().expect("a number")
 }
 
-/// QEMU's own back end for a memfd is not aligned, so its RAM never is in huge pages. One that
-/// somebody else made is.
+/// QEMU's own memfd backend is not aligned, so its RAM never is in huge pages. One that somebody
+/// else made is.
 #[test]
 fn a_vm_that_is_in_large_folios_lives_within_its_limit() {
     let huge_pages = HostSetting::shared_huge_pages();
@@ -85,7 +85,8 @@ fn a_vm_that_is_in_large_folios_lives_within_its_limit() {
     vm.guest("fill a 200M");
     let given = huge_pages_given() - before;
     assert!(given * 2 * MIB >= 200 * MIB, "its RAM is in {given} huge pages");
-    // As a VM of small pages: the host has no others when it is attached, and has them again later.
+    // Ebb takes it for a VM of small pages: the host has no others when it is attached, and has
+    // them again later.
     let none = HostSetting::no_shared_huge_pages();
     require!(none.as_ref());
     vm.attach();

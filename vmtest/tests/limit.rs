@@ -10,9 +10,9 @@ use ebb_sys::uffd::HvaRange;
 use vmtest::{Disk, Guest, Host, HostSetting, Vm, assets, require, until};
 
 const MIB: u64 = 1 << 20;
-/// What the guest touches while the evicting threads get their turn.
+/// Memory that the guest touches before the evicting threads get their turn.
 const SLACK_BYTES: u64 = 48 * MIB;
-/// Of a VM of which something was evicted.
+/// Refill threads of a VM of which something was evicted.
 const REFILL_THREADS: usize = 16;
 
 fn limit(vm: &Vm, mib: u64) {
@@ -36,7 +36,7 @@ fn a_guest_lives_within_its_limit() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// Its new kernel's metadata is evicted before anybody knows what it is.
+/// Metadata of its new kernel is evicted before anybody knows what it is.
 #[test]
 fn a_guest_reboots_within_its_limit() {
     let vm = Host::new().run(Guest::debian("6.1-cloud").memory("512M").backing("small"));
@@ -44,8 +44,8 @@ fn a_guest_reboots_within_its_limit() {
     vm.guest("fill a 300M");
     assert_eq!(vm.guest("check a"), "0");
     vm.reboot();
-    // QEMU does not answer while a fault of one of its threads waits for room. A daemon that waits
-    // for QEMU meanwhile spends its budget of searches on that.
+    // QEMU does not answer while a fault of one of its threads waits for room. A daemon that
+    // meanwhile waits for QEMU spends its budget of searches on that.
     until("trust in the guest", || {
         let guest = vm.status().guest;
         assert!(!guest.why.as_deref().unwrap_or_default().contains("too often"), "{guest:?}");
@@ -56,7 +56,7 @@ fn a_guest_reboots_within_its_limit() {
     assert_eq!(vm.guest("check b"), "0");
 }
 
-/// What brings content back costs memory, so it begins with the first eviction.
+/// Refill threads cost memory, so they begin with the first eviction.
 #[test]
 fn refill_threads_come_with_the_first_eviction() {
     let host = Host::new();
@@ -73,7 +73,7 @@ fn refill_threads_come_with_the_first_eviction() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// Of the guest's RAM in QEMU, in KiB: what is mapped in huge pages, and what gets no more of them.
+/// Of the guest's RAM in QEMU, in KiB: what is mapped by huge pages, and what gets no more of them.
 fn in_huge_pages(vm: &Vm) -> (u64, u64) {
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", vm.pid())).unwrap();
     let (mut is_ram, mut huge, mut small, mut size) = (false, 0, 0, 0);
@@ -90,7 +90,8 @@ fn in_huge_pages(vm: &Vm) -> (u64, u64) {
     (huge, small)
 }
 
-/// What is in huge pages stays so where all of it is used, and goes frame by frame where it is not.
+/// Memory in huge pages stays in them where all of it is used, and is evicted frame by frame where
+/// it is not.
 #[test]
 fn huge_frames_are_broken_up_where_the_limit_asks_for_it() {
     let setting = HostSetting::shared_huge_pages();
@@ -105,7 +106,7 @@ fn huge_frames_are_broken_up_where_the_limit_asks_for_it() {
     for _ in 0..3 {
         assert_eq!(vm.guest("check a"), "0");
         assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
-        // It knows nothing of what was broken up.
+        // The next daemon does not know what was broken up.
         host.kill9();
         host.start();
     }
@@ -123,7 +124,7 @@ fn huge_frames_are_broken_up_where_the_limit_asks_for_it() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// Ebb's disks have the guest's memory mapped, too, and the kernel splits nothing that two
+/// Ebb's disks also have the guest's memory mapped, and the kernel splits nothing that two
 /// processes map.
 #[test]
 fn huge_frames_that_a_disk_of_ebb_uses_are_broken_up() {
@@ -146,7 +147,7 @@ fn huge_frames_that_a_disk_of_ebb_uses_are_broken_up() {
     assert!(all > 10_000 && large < all / 4, "{large} of {all} frames");
 }
 
-/// Frames of the guest's that QEMU has mapped, and how many of them are in large folios.
+/// Number of the guest's frames that QEMU has mapped, and how many of them are in large folios.
 fn in_large_folios(vm: &Vm) -> (u64, u64) {
     let process = Process::open(vm.pid()).unwrap();
     let is_large = |frame: u64| {
@@ -166,7 +167,7 @@ fn in_large_folios(vm: &Vm) -> (u64, u64) {
     (all, large)
 }
 
-/// What a process finds evicted of the one before it is not read for it.
+/// What a new process finds evicted of an ended one is not read for it.
 fn reads_nothing_for_a_new_process(kernel: &str) {
     let vm = Host::new().run(Guest::debian(kernel).memory("512M").backing("small"));
     vm.guest("fill a 250M");
@@ -203,7 +204,7 @@ fn nothing_is_read_for_a_new_process_on_7() {
     reads_nothing_for_a_new_process("7.x");
 }
 
-/// Memory that comes back to be read goes again without being saved again.
+/// Memory that was refilled for a read is evicted again without being saved again.
 #[test]
 fn what_is_only_read_is_saved_once() {
     let vm = Host::new().run(Guest::debian("6.1-cloud").memory("512M").backing("small"));
@@ -217,13 +218,14 @@ fn what_is_only_read_is_saved_once() {
     let after = vm.status().limit;
     let saved_bytes = after.saved_total_bytes - before.saved_total_bytes;
     let clean_bytes = after.clean_total_bytes - before.clean_total_bytes;
-    // What goes for the first time, as the kernel's own that rests, makes the file larger.
+    // Frames that are evicted for the first time make the file larger, for example the kernel's own
+    // memory at rest.
     let again_bytes = saved_bytes.saturating_sub(after.swap_file_bytes - before.swap_file_bytes);
     eprintln!(
         "{saved_bytes} bytes were saved, {again_bytes} of them again, {clean_bytes} were not"
     );
     assert!(clean_bytes > 150 * MIB && again_bytes < clean_bytes / 8, "{before:?}\n{after:?}");
-    // All that came back to be read is written.
+    // Now all memory that was refilled for reads is written.
     vm.guest("refill a");
     assert_eq!(vm.guest("check a"), "0");
     assert_eq!(vm.guest("check a"), "0");
@@ -231,7 +233,7 @@ fn what_is_only_read_is_saved_once() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// Memory that the guest has freed holds nothing that anybody could miss.
+/// Memory that the guest has freed contains nothing that could be missed.
 #[test]
 fn freed_memory_is_not_saved() {
     let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G"));

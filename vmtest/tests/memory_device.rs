@@ -9,9 +9,9 @@ use serde_json::json;
 use vmtest::{Guest, Host, MemoryDevice, Ran, Vm, assets, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
-/// Where what a VM of 512 MiB can plug begins, where Ebb started it.
+/// Address of the pluggable memory of a VM of 512 MiB that Ebb started.
 const ADDRESS: u64 = 5 << 30;
-/// What the guest's kernel takes for itself of memory that it gets: page metadata, mostly.
+/// Most memory that the guest's kernel takes for itself of what it gets: mainly page metadata.
 const OVERHEAD: u64 = 64 * MIB;
 
 fn here() -> Result<Host, String> {
@@ -37,12 +37,12 @@ impl Bench {
         Bench { vm: host.qemu(guest), device }
     }
 
-    /// What the guest's kernel calls its memory.
+    /// Total memory as the guest's kernel reports it.
     fn guest_bytes(&self) -> u64 {
         total_bytes(&self.vm)
     }
 
-    /// Waits until the guest has so much more than `base`.
+    /// Waits until the guest has `more` bytes more than `base`.
     fn wait_guest(&self, base: u64, more: u64) {
         until(format_args!("{more} bytes more in the guest"), || {
             let now = self.guest_bytes();
@@ -103,8 +103,8 @@ fn plugged_memory_is_there_at_once_where_that_is_asked_for() {
     assert_eq!(bench.device.host_bytes(), 0);
 }
 
-/// Lets time pass: which instruction a kill meets does not matter, as long as it is
-/// another one each time.
+/// Lets time pass. It does not matter which instruction a kill hits, as long as it is another one
+/// each time.
 fn busy_for(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -136,8 +136,8 @@ fn killed_servers_lose_nothing() {
     assert_eq!(bench.device.host_bytes(), 0);
 }
 
-/// The driver unplugs what it finds plugged, and plugs what is requested; if there is nobody to
-/// ask, as soon as there is.
+/// The driver unplugs what it finds plugged, and plugs what is requested. If the server is dead, it
+/// does so as soon as there is one.
 #[test]
 fn a_reboot_brings_the_memory_back() {
     let host = here();
@@ -182,7 +182,7 @@ fn bad_sizes_and_arguments_are_refused_with_the_reason() {
         assert!(error.contains(why), "{error}");
     }
     assert_eq!(device.request("1G").requested_bytes, 1 << 30);
-    // One that is there already, by its state and by its socket.
+    // Another server for it is refused, because of its state file and its socket.
     let why = Ran::of(device.command().stdin(Stdio::null())).refused();
     assert!(why.contains("another process serves this device"), "{why}");
     device.kill9();
@@ -200,7 +200,7 @@ fn bad_sizes_and_arguments_are_refused_with_the_reason() {
     }
 }
 
-/// A VM that Ebb holds, and whose device it serves.
+/// A managed VM whose device Ebb serves.
 fn held(host: &Host, mode: &str, with: impl FnOnce(Guest) -> Guest) -> Vm {
     let guest = Guest::debian("6.1-cloud")
         .memory("512M")
@@ -223,7 +223,7 @@ fn reach(vm: &Vm, size_mib: u64) {
     });
 }
 
-/// Reads the region in places that nobody in the guest would: nothing is plugged there.
+/// Reads the region where nothing is plugged, as nobody in the guest would.
 fn touch_unplugged(vm: &Vm, touches: u64) {
     for index in 0..touches {
         let line = format!("xp /1xg {:#x}", ADDRESS + (1 + index) * 64 * MIB);
@@ -252,7 +252,7 @@ fn a_vm_that_ebb_holds_grows_by_a_device_of_its_own() {
         until("all of it in the guest", || (total_bytes(&vm) > 1150 * MIB).then_some(()));
         vm.guest("fill a 1000M");
         assert!(vm.host_bytes() > 1000 * MIB);
-        // The device comes back with its daemon.
+        // The device is served again by the next daemon.
         host.kill9();
         host.start();
         assert_eq!(size(&vm).plugged_bytes, 768 * MIB);
@@ -288,7 +288,7 @@ fn every_touch_of_what_is_not_plugged_is_counted() {
     touch_unplugged(&vm, 20);
     assert_eq!(violations(&vm), Some(20));
     assert_eq!(vm.status().sharing.stopped, None);
-    // What they were given is taken again.
+    // The memory that these touches were given is taken back.
     reach(&vm, 1024);
     assert!(vm.host_bytes() >= 512 * MIB, "what is plugged is there at once");
     vm.ebb("resize 512M --on-violation stop").ok_or_short();

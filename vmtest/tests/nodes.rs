@@ -1,5 +1,5 @@
-//! VMs whose tiers are NUMA nodes. Where this host has one node, each test runs in a guest that
-//! has two, with the daemon, QEMU and the VM inside.
+//! VMs whose tiers are NUMA nodes. If this host has one node, each test runs in a guest that has
+//! two, with the daemon, QEMU and the VM inside.
 
 use std::fs;
 
@@ -14,20 +14,20 @@ use vmtest::{Guest, Host, HostSetting, Vm, until};
 const MIB: u64 = 1 << 20;
 const FAST: i32 = 0;
 const SLOW: i32 = 1;
-/// What the guest touches before its pages are placed again.
+/// Memory that the guest touches before its pages are placed again.
 const SLACK_BYTES: u64 = 24 * MIB;
-/// A program's memory, and one page of how many it uses again and again.
+/// A program's memory. It uses one page in [`PART`] again and again.
 const PROGRAM: &str = "40M";
 const PART: u64 = 5;
 
-/// The emulator keeps translations until page tables are switched, so they have to be. One vCPU:
-/// an emulator in an emulator is slow enough.
+/// The emulator keeps translations until page tables are switched, so page-table isolation has it
+/// switch them. One vCPU: an emulator in an emulator is slow enough.
 fn guest(tiers: &str, huge_pages: &str) -> Guest {
     let options = format!("pti=on transparent_hugepage={huge_pages}");
     Guest::debian(INNER_KERNEL).memory("256M").cpus(1).append(&options).tier(tiers)
 }
 
-/// A VM that is monitored every few seconds, for not as long as others are.
+/// Starts a VM that is monitored every few seconds, with shorter monitorings than usual.
 fn run(host: &Host, guest: Guest) -> Vm {
     let settings =
         [("EBB_HEAT_PERIOD_S", "2"), ("EBB_HEAT_WINDOWS", "4"), ("EBB_HEAT_WINDOW_MS", "500")];
@@ -37,13 +37,13 @@ fn run(host: &Host, guest: Guest) -> Vm {
     vm
 }
 
-/// What each tier holds.
+/// Memory of the VM in each tier, in bytes.
 fn held(vm: &Vm) -> Vec<u64> {
     let tiers = vm.status().tier.expect("tiers").tiers;
     tiers.iter().map(|tier| tier.held_bytes).collect()
 }
 
-/// Pages of QEMU: those that the guest's program uses.
+/// Pages of QEMU that the guest's program uses.
 struct Hot {
     qemu: Process,
     pages: Vec<Hva>,
@@ -69,14 +69,14 @@ impl Hot {
         Hot { qemu: Process::open(vm.pid()).expect("QEMU"), pages }
     }
 
-    /// How many of its pages are on a node, in percent.
+    /// Percentage of these pages that are on a node.
     fn percent_on(&self, node: i32) -> usize {
         let mut statuses = vec![i32::MIN; self.pages.len()];
         numa::locate(&self.qemu, &self.pages, &mut statuses).expect("nodes");
         100 * statuses.iter().filter(|status| **status == node).count() / self.pages.len()
     }
 
-    /// Puts them where they should not be.
+    /// Moves them to the node where they should not be.
     fn move_to_slow(&self) {
         let mut statuses = vec![i32::MIN; self.pages.len()];
         numa::move_to(&self.qemu, &self.pages, SLOW as u32, &mut statuses).expect("moved");
@@ -84,8 +84,8 @@ impl Hot {
     }
 }
 
-/// What a guest works with is brought to the first node, also by a daemon that comes after one
-/// that was killed; what rests leaves that for the second; and not a byte is lost.
+/// What a guest works with is brought to the first node, also by the next daemon after one was
+/// killed. Memory at rest makes way to the second node. No byte is lost.
 #[test]
 fn hot_pages_are_on_the_fast_node() {
     if on_two_nodes("hot_pages_are_on_the_fast_node") {
@@ -118,7 +118,7 @@ fn hot_pages_are_on_the_fast_node() {
     assert!(shown.contains("of 128 MiB node0") && shown.contains("of 128 MiB node1"), "{shown}");
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
-    // An emulator's nodes are as fast as each other.
+    // An emulator's nodes are equally fast.
     let measured: Calibration =
         serde_json::from_str(&host.ebb("calibrate --json").ok()).expect("speeds");
     let names: Vec<&str> = measured.tiers.iter().map(|tier| tier.tier.as_str()).collect();
@@ -126,8 +126,8 @@ fn hot_pages_are_on_the_fast_node() {
     assert!(measured.tiers.iter().all(|tier| tier.read_ns > 0 && tier.write_ns > 0));
 }
 
-/// Huge pages change places as they are: what a guest works with comes to the first node, and
-/// is in huge pages there.
+/// Huge pages are exchanged whole: what a guest works with comes to the first node, and is in huge
+/// pages there.
 #[test]
 fn huge_pages_move_as_a_whole() {
     if on_two_nodes("huge_pages_move_as_a_whole") {
@@ -137,8 +137,8 @@ fn huge_pages_move_as_a_whole() {
     let host = Host::new();
     let vm = run(&host, guest("node0=128M,node1=128M", "always").backing("thp"));
     vm.guest("fill cold 70M");
-    // Every second run of eight huge frames: where one begins and ends in the midst of a huge
-    // frame, too little of that is used.
+    // Every second run of eight huge frames. If a run begins and ends within a huge frame, too
+    // little of that huge frame is used.
     vm.guest(&format!("hot h {PROGRAM} {} 2", 8 * HUGE_BYTES / FRAME_BYTES));
     let hot = Hot::of(&vm, "h");
     hot.move_to_slow();
@@ -157,7 +157,7 @@ fn huge_pages_move_as_a_whole() {
     assert_eq!(vm.guest("check cold"), "0");
 }
 
-/// Shared memory of this host in huge pages.
+/// Bytes of this host's shared memory in huge pages.
 fn shared_huge_bytes() -> u64 {
     let all = fs::read_to_string("/proc/meminfo").expect("meminfo");
     let line = all.lines().find_map(|line| line.strip_prefix("ShmemHugePages:"));
@@ -165,7 +165,7 @@ fn shared_huge_bytes() -> u64 {
     kib.expect("huge pages of shared memory") << 10
 }
 
-/// Two nodes, and a file for what is colder still.
+/// Two nodes, and a file for the coldest pages.
 #[test]
 fn a_file_stands_behind_nodes() {
     if on_two_nodes("a_file_stands_behind_nodes") {

@@ -1,5 +1,5 @@
-//! Each VM has a process of its own. What happens to one is no matter of another VM, nor of `ebbd`; and
-//! the end of `ebbd` is no VM's.
+//! Each VM has a process of its own. Its end concerns no other VM and not `ebbd`, and the end of
+//! `ebbd` concerns no VM.
 
 use std::fs;
 use std::thread;
@@ -44,7 +44,7 @@ fn a_guest_does_not_notice_the_end_of_the_daemon() {
         host.kill_daemon();
         assert_eq!(vm.guest("check a"), "0");
         assert_eq!(host.daemon(), None, "nobody has asked for one");
-        // The next one finds the process, and goes on with it.
+        // The next daemon finds the process, and goes on with it.
         until("the VM to be managed", || is_managed(&host, &vm).then_some(()));
         assert_eq!(server(&host, &vm), process);
         vm.ebb("limit 95M").ok();
@@ -60,8 +60,8 @@ fn a_guest_does_not_notice_the_end_of_the_daemon() {
     until("its process to end", || host.servers().is_empty().then_some(()));
 }
 
-/// QEMU is not there yet when the daemon dies: the VM's process goes on with the start, and the next daemon
-/// with the process.
+/// QEMU does not run yet when the daemon dies: the VM's process goes on with the start, and the
+/// next daemon with the process.
 #[test]
 fn a_start_goes_on_without_the_daemon() {
     let host = Host::new();

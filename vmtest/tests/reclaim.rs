@@ -1,11 +1,11 @@
-//! Free memory goes to the host and comes back, and no byte that the guest wrote changes.
+//! Free memory is returned to the host and comes back, and no byte that the guest wrote changes.
 
 use ebb_api::Backing;
 use vmtest::{Guest, Host, HostSetting, Vm, assets, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
-/// Taken while everything in the guest moves, then at rest.
+/// Reclaims while all memory of the guest is in use and changes, then when nothing changes.
 fn assert_goes_and_comes_back(vm: &Vm) {
     vm.guest("fill kept 100M");
     vm.churn("150M");
@@ -70,8 +70,8 @@ fn every_mode_without_address_randomization() {
     }
 }
 
-/// Such a guest looks whether free pages still hold the poison: it says so on
-/// its console where they do not, and that fails the test.
+/// Such a guest checks that free pages still have the poison. If they do not, it says so on its
+/// console, and that fails the test.
 fn poisoned(mode: &str) {
     let guest = Guest::debian("6.1").append("page_poison=1").mode(mode);
     let vm = Host::new().run(guest);
@@ -116,7 +116,7 @@ fn kernel_7_in_strict_mode() {
     assert_goes_and_comes_back(&Host::new().run(Guest::debian("7.x").mode("strict")));
 }
 
-/// QEMU's disk writes into pages that no processor has touched since they were free.
+/// QEMU's disk writes into pages that no processor has touched since they were freed.
 #[test]
 fn a_device_meets_no_empty_memory_in_strict_mode() {
     let guest = Guest::debian("6.1-cloud").disk("300M").mode("strict");
@@ -157,7 +157,7 @@ fn automatic_reclaim_follows_the_guest() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// In huge pages, also while everything moves.
+/// Tests huge pages, also while all memory changes.
 fn huge(mode: &str) {
     let vm = Host::new().run(Guest::debian("6.1-cloud").backing("thp").mode(mode));
     assert_eq!(vm.status().backing, Backing::Thp);

@@ -1,4 +1,4 @@
-//! A VM becomes larger and smaller by what QEMU offers: its balloon, and its virtio-mem.
+//! A VM grows and shrinks by QEMU's balloon and virtio-mem.
 
 use ebb_api::{DriverState, ResizeReport, SizeMechanism, SizeState, SizeStatus};
 use serde_json::json;
@@ -7,7 +7,8 @@ use vmtest::{Disk, Guest, Host, Vm, assets, require, rounds, until};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const MOVABLE: &str = "memhp_default_state=online_movable";
-/// Where others cannot be told from the guest's own: firmware, and what QEMU itself touches.
+/// Slack for memory of others that cannot be told from the guest's own: firmware, and what QEMU
+/// itself touches.
 const OTHERS_BYTES: u64 = 32 * MIB;
 
 fn resize(vm: &Vm, line: &str) -> ResizeReport {
@@ -15,7 +16,8 @@ fn resize(vm: &Vm, line: &str) -> ResizeReport {
     serde_json::from_str(&report).expect("a report")
 }
 
-/// The same until it is there: on a busy host a guest may rest on the way.
+/// Resizes, and repeats that until the target is reached: on a busy host a guest may stall on the
+/// way.
 fn reach(vm: &Vm, line: &str) -> ResizeReport {
     let report = resize(vm, line);
     until(format_args!("the size of {report:?}"), || {
@@ -41,13 +43,13 @@ fn total_bytes(vm: &Vm) -> u64 {
     field_bytes(&vm.guest("cat /proc/meminfo"), "MemTotal:")
 }
 
-/// What the guest has on a node, once no more comes or goes.
+/// Memory of the guest on a node in bytes, once it no longer changes.
 fn node_bytes(vm: &Vm, node: u32) -> u64 {
     let text = vm.guest(&format!("cat /sys/devices/system/node/node{node}/meminfo"));
     field_bytes(&text, "MemTotal:")
 }
 
-/// The memory block goes after the device's blocks have gone.
+/// Waits for the guest's total memory. Linux removes its memory block after the device's blocks.
 fn wait_total(vm: &Vm, near_bytes: u64) {
     until(format_args!("{near_bytes} bytes in the guest"), || {
         (total_bytes(vm).abs_diff(near_bytes) < 16 * MIB).then_some(())
@@ -68,7 +70,7 @@ fn the_balloon_takes_and_gives_what_the_vm_began_with() {
     assert_eq!((status.size.bytes, status.size.ballooned_bytes), (500 * MIB, 524 * MIB));
     let balloon = status.balloon.expect("a balloon");
     assert_eq!((balloon.driver, balloon.deflates_on_oom), (DriverState::Ready, true));
-    // The guest tells them every few seconds.
+    // The guest reports them every few seconds.
     until("figures of the guest as it is now", || {
         let figures = vm.status().balloon?.figures?;
         figures.available_bytes.is_some_and(|bytes| bytes < 500 * MIB).then_some(())
@@ -100,7 +102,7 @@ fn blocks_come_and_go_beyond_what_it_began_with() {
     wait_total(&vm, began_bytes);
     assert!(vm.host_bytes() < GIB + OTHERS_BYTES, "{}", vm.host_bytes());
     assert_eq!(vm.guest("check kept"), "0");
-    // Below, the balloon goes on.
+    // Below its boot memory, the balloon goes on.
     let report = reach(&vm, "700M");
     assert_eq!(report.mechanism, SizeMechanism::Balloon, "{report:?}");
     reach(&vm, "1280M");
@@ -109,7 +111,7 @@ fn blocks_come_and_go_beyond_what_it_began_with() {
     assert_eq!(vm.guest("check kept"), "0");
 }
 
-/// As in the paper's Table 1, smaller.
+/// Like the paper's Table 1, with smaller sizes.
 #[test]
 fn nodes_are_resized_each_by_itself() {
     let guest = Guest::debian("6.1-cloud").memory("1G").run_nodes(2).grow_to("3G").append(MOVABLE);
@@ -136,7 +138,7 @@ fn what_cannot_move_is_told_and_left_alone() {
     let began_bytes = total_bytes(&vm);
     reach(&vm, "1536M");
     wait_total(&vm, began_bytes + 512 * MIB);
-    // Inodes and directory entries lie in slabs, all over the memory.
+    // Inodes and directory entries lie in slabs all over the memory.
     vm.guest("fill a 500M");
     vm.guest("sh mkdir /tmp/d; i=0; while [ $i -lt 20000 ]; do echo > /tmp/d/$i; i=$((i+1)); done");
     vm.guest("free a");
@@ -162,7 +164,7 @@ fn what_cannot_move_is_told_and_left_alone() {
     assert_eq!(vm.guest("sh ls /tmp/d | wc -l").trim(), "20000");
 }
 
-/// Takes a driver from its devices.
+/// Unbinds a driver from its devices.
 fn unbind(vm: &Vm, driver: &str) {
     vm.guest(&format!(
         "sh cd /sys/bus/virtio/drivers/{driver} && for d in virtio*; do echo $d > unbind; done"
@@ -240,10 +242,10 @@ fn no_guest_is_driven_out_of_memory() {
     let least = report.least_bytes.expect("the least");
     assert!(least > 450 * MIB && report.bytes >= least.min(GIB) - 4 * MIB, "{report:?}");
     assert_eq!(vm.guest("check kept"), "0");
-    // Once the guest needs less, it goes on by itself.
+    // Once the guest needs less, the resize goes on by itself.
     vm.guest("free kept");
     until("the guest to be made smaller", || (size(&vm).bytes < 400 * MIB).then_some(()));
-    // What it then takes it has, and no process dies for it.
+    // The guest then gets the memory that it takes, and no process is killed.
     vm.guest("sh dd if=/dev/zero of=/tmp/large bs=1M count=700");
     let balloon = until("the balloon to be emptied", || {
         vm.status().balloon.filter(|balloon| balloon.ballooned_bytes == 0)
@@ -274,7 +276,7 @@ fn a_rebooted_guest_has_its_size_again() {
     }
 }
 
-/// Nobody tells of it: no reset, and the old kernel's metadata stays in memory.
+/// Nobody reports it: there is no reset, and the old kernel's metadata stays in memory.
 #[test]
 fn a_kernel_started_by_another_has_its_size_again() {
     let kernel = assets::kernel("6.1-cloud");
@@ -325,7 +327,7 @@ fn a_daemon_that_comes_back_goes_on() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// Free memory is taken there as elsewhere, while blocks come and go.
+/// Free memory is reclaimed from it as from other memory, while blocks come and go.
 #[test]
 fn plugged_memory_is_reclaimed_as_any_other() {
     for mode in ["strict", "release"].into_iter().take(rounds(1, 2) as usize) {
@@ -361,7 +363,7 @@ fn plugged_memory_is_reclaimed_as_any_other() {
     }
 }
 
-/// A limit holds what is plugged, too, and what is elsewhere of it goes with it.
+/// A limit covers plugged memory, too, and unplugging drops what is evicted of it.
 #[test]
 fn plugged_memory_is_held_at_a_limit() {
     let vm = Host::new().run(growing());
@@ -382,7 +384,7 @@ fn plugged_memory_is_held_at_a_limit() {
     assert_eq!(vm.guest("check b"), "0");
 }
 
-/// Devices without a name, of a VM that others started.
+/// Devices without a name, in a VM that somebody else started.
 #[test]
 fn a_vm_that_others_started() {
     let devices = "-m 1024M,slots=0,maxmem=3G \
@@ -409,7 +411,7 @@ fn a_vm_that_others_started() {
         json!({ "path": "/machine/peripheral-anon/device[1]", "property": figures }),
     );
     assert_eq!(interval, 0);
-    // All that the balloon held is the guest's again.
+    // All memory of the balloon is the guest's again.
     until("the guest's memory", || {
         let text = vm.guest("cat /proc/meminfo");
         (field_bytes(&text, "MemFree:") > 700 * MIB).then_some(())

@@ -1,4 +1,4 @@
-//! A daemon that has not what it needs takes nothing from a VM that runs.
+//! A daemon that lacks something takes nothing from a running VM.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use vmtest::{Guest, Host, Ran, Vm, rounds, until, until_or};
 
 const MIB: u64 = 1 << 20;
 
-/// A daemon that may have so many descriptors, and where it says what it does.
+/// A daemon with a bound on its descriptors, and its log.
 struct Scarce {
     host: Host,
     child: Child,
@@ -39,7 +39,7 @@ impl Scarce {
         })
     }
 
-    /// Waits until it has said of each VM what comes of it, or has given up.
+    /// Waits until it has reported on each VM, or has given up.
     fn wait(&mut self, vms: &[Vm]) {
         let told = || fs::read_to_string(&self.log).unwrap_or_default();
         let has_word = |name: &str| {
@@ -64,7 +64,7 @@ impl Drop for Scarce {
     }
 }
 
-/// What is kept of a VM outside of its memory: without one of these files the rest is lost.
+/// Files that a VM needs beside its memory: without one of them, the rest is lost.
 fn kept(host: &Host) -> Vec<PathBuf> {
     let run = host.run_directory();
     let swap = fs::read_dir(&run).expect("the run directory").flatten();
@@ -94,7 +94,7 @@ fn a_daemon_without_descriptors_removes_nothing() {
     let before = kept(&host);
     assert_eq!(before.len(), 3 * 6, "{before:?}");
     host.kill9();
-    // From one that cannot begin to one that lacks a few.
+    // From too few descriptors to begin to a few too few.
     let step = rounds(7, 1);
     for descriptors in (8..90).step_by(step as usize) {
         Scarce::start(&host, descriptors).wait(&vms);
@@ -104,7 +104,7 @@ fn a_daemon_without_descriptors_removes_nothing() {
     for vm in &vms {
         assert_eq!(vm.guest("check a"), "0");
     }
-    // And one that loses them while it runs goes on with what it has.
+    // A process that loses descriptors while it runs goes on with what it has.
     allow(&host, 3);
     for vm in &vms {
         assert_eq!(vm.guest("check a"), "0");
@@ -114,7 +114,7 @@ fn a_daemon_without_descriptors_removes_nothing() {
     assert_eq!(host.list().len(), vms.len());
 }
 
-/// The processes of its VMs may open no descriptor with such a number or above.
+/// Forbids the processes of its VMs to open descriptors with this number or above.
 fn allow(host: &Host, descriptors: u32) {
     let limit = format!("--nofile={descriptors}:{}", 1 << 10);
     for pid in host.servers() {
@@ -122,7 +122,7 @@ fn allow(host: &Host, descriptors: u32) {
     }
 }
 
-/// Descriptors of a process, by what they are.
+/// What each descriptor of a process leads to.
 fn descriptors(pid: i32) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
     let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -134,8 +134,8 @@ fn a_vm_that_cannot_be_served_is_left_as_it_was() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
     vm.guest("fill a 60M");
-    // From a daemon that cannot begin on; then one more each time, so that each place fails once: most of
-    // them are places of the VM's process, which has as many.
+    // Begins with a daemon that cannot begin, then allows one more each time, so that each place
+    // fails once. Most of these places are in the VM's process, which has the same bound.
     let refused = (8..8 + 60).find(|&most| {
         let mut daemon = Scarce::start(&host, most);
         if !daemon.listens() {
@@ -152,7 +152,7 @@ fn a_vm_that_cannot_be_served_is_left_as_it_was() {
         false
     });
     assert!(refused.is_some_and(|most| most > 16), "{refused:?}");
-    // With as many as there are the VM is recovered.
+    // With enough descriptors, the VM is recovered.
     host.start();
     assert_eq!(vm.guest("check a"), "0");
     vm.detach();

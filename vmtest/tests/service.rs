@@ -1,5 +1,5 @@
-//! What goes wrong with one VM is that VM's own: a thread that panics, a QEMU that stands still, a
-//! disk that is not to be had.
+//! A failure of one VM concerns only that VM: a thread that panics, a QEMU that stands still, a
+//! disk that cannot be used.
 
 use std::fs::File;
 
@@ -29,7 +29,7 @@ fn a_panic_costs_a_moment_of_one_vms_service() {
     let (vm, other) = (host.run(large), host.run(small()));
     vm.guest("fill kept 60M");
     other.guest("fill kept 60M");
-    // The worker; the thread that reads faults; one that refills.
+    // The worker, the thread that reads faults, and a refill thread.
     for place in ["tick:3", "map:10", "map:400"] {
         host.set("EBB_FAIL", format!("{}:{place}", vm.name()));
         host.kill9();
@@ -68,14 +68,14 @@ fn a_qemu_that_stands_still_delays_nobody() {
     until("the limit to hold", || (vm.host_bytes() <= 90 * MIB).then_some(()));
     vm.status();
     signal(vm.pid(), Signal::STOP);
-    // QEMU does not answer; what is known of the VM is there all the same.
+    // QEMU does not answer, but what is known of the VM can be read.
     let shown = vm.last_status();
     assert_eq!((shown.pid, shown.state), (vm.pid(), State::Held));
     assert_eq!(host.list().len(), 2);
     host.ebb("pool 400M").ok();
     other.ebb("share 150M").ok();
     other.reclaim();
-    // Nor is it waited for by who takes up all.
+    // The recovery of all VMs does not wait for it either.
     host.kill9();
     host.start();
     assert_eq!(host.list().len(), 2);
@@ -111,7 +111,7 @@ fn the_first_command_after_a_death_starts_the_next_daemon() {
     let vm = host.run(small());
     vm.guest("fill a 60M");
     for _ in 0..rounds(40, 500) {
-        // As it is killed, and not once it is gone.
+        // The command comes while the daemon is being killed, not after its end.
         signal(host.daemon().expect("a daemon runs"), Signal::KILL);
         assert_eq!(host.list().len(), 1);
     }

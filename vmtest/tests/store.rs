@@ -1,4 +1,4 @@
-//! Where evicted memory goes: compressed memory, the swap file, and a disk that takes no more.
+//! Where evicted memory goes: compressed memory, the swap file, and a disk that is full.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use vmtest::{Guest, Host, Ran, Vm, require, until};
 
 const MIB: u64 = 1 << 20;
 
-/// A host as it should be: run directory in memory, swap files on a disk.
+/// A host as it should be: its run directory is in memory, and its swap files are on a disk.
 fn host(compressed: &str) -> Result<(Host, TempDir), String> {
     let (host, swap) =
         (Host::in_memory()?, tempfile::tempdir().map_err(|error| error.to_string())?);
@@ -19,7 +19,7 @@ fn host(compressed: &str) -> Result<(Host, TempDir), String> {
     Ok((host, swap))
 }
 
-/// What the host gives for the VM, compressed pages included.
+/// Host memory that the VM takes, compressed pages included.
 fn taken_bytes(vm: &Vm) -> u64 {
     vm.host_bytes() + vm.status().limit.compressed_bytes
 }
@@ -51,14 +51,14 @@ fn compressed_memory_is_a_part_of_the_limit() {
     let status = limit(&vm, 80);
     assert_eq!(status.compressed_limit_bytes, 8 * MIB);
     assert_eq!(vm.guest("check soft"), "0");
-    // QEMU was asked while its vCPU waited for frames that were held: each let go of the other.
+    // QEMU was asked while its vCPU waited for locked frames: neither kept the other waiting.
     let log = fs::read_to_string(host.run_directory().join("ebbd.log")).expect("a log");
     assert!(!log.contains("do not all run the kernel"), "{log}");
     vm.detach();
     assert_eq!(vm.guest("check soft"), "0");
 }
 
-/// What does not compress, and what has been there longest, is on the disk.
+/// Pages that do not compress, and the oldest ones, are on the disk.
 #[test]
 fn the_oldest_are_written_back_and_the_daemon_may_die() {
     let host = host("16M");
@@ -81,7 +81,7 @@ fn the_oldest_are_written_back_and_the_daemon_may_die() {
     assert_eq!(vm.churn_stop().wrong_bytes, 0);
     let before = vm.status().limit;
     assert!(before.compressed_pages > 0, "{before:?}");
-    // Without compressed memory what is in it is moved out.
+    // Without compressed memory, its pages are moved out.
     host.kill9();
     host.set("EBB_COMPRESSED", "0");
     host.start();
@@ -105,7 +105,7 @@ fn compressed_memory_is_never_on_a_disk() {
     assert!(why.contains("give 1 MiB or more, or 0"), "{why}");
 }
 
-/// An ext4 in a file of its own, of which only so much is free.
+/// An ext4 in a file of its own, of which only a given part is free.
 struct Tight {
     directory: TempDir,
 }
@@ -180,7 +180,7 @@ fn a_full_disk_is_named_and_costs_the_guest_nothing() {
     assert!(room(&tight.path("mount")) < 2 * MIB);
     let shown = vm.ebb("status").ok();
     assert_eq!(shown.matches("stuck").count(), 1, "{shown}");
-    // Nothing is lost, and nobody waits for room that is not made.
+    // Nothing is lost, and nothing waits for room that is not made.
     assert_eq!(vm.guest("check a"), "0");
     vm.guest("fill b 100M");
     assert!(vm.host_bytes() > 200 * MIB);

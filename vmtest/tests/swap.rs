@@ -1,5 +1,5 @@
-//! A guest with less memory than it uses, and a disk that Ebb serves: what equals the
-//! disk is not written again, and no byte of either is ever wrong.
+//! A guest with less memory than it uses, and a disk that Ebb serves: what equals the disk is not
+//! written again, and no byte of either is ever wrong.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -18,7 +18,7 @@ fn mounted(host: &Host, disk: &Disk) -> Vm {
     vm
 }
 
-/// What the guest has read from its disk goes without a write and comes back from there.
+/// What the guest has read from its disk is evicted without a write, and comes back from the disk.
 #[test]
 fn the_page_cache_rests_on_the_disk() {
     let host = Host::new();
@@ -32,10 +32,10 @@ fn the_page_cache_rests_on_the_disk() {
     }
     let status = vm.status().limit;
     assert!(status.on_disk_total_bytes > 250 * MIB, "{status:?}");
-    // What is on no disk: the guest's initial RAM disk, its kernel and programs.
+    // This is on no disk: the guest's initial RAM disk, its kernel and programs.
     assert!(status.saved_bytes < 100 * MIB, "{status:?}");
     assert!(status.ahead_hit_total_bytes > 0, "{status:?}");
-    // What rests there is on record by its digest: 16 bytes for each page that has no room.
+    // Each disk-backed page without memory has its digest on record: 16 bytes.
     let digests = host.run_directory().join("vms").join(vm.name()).join("digests");
     let noted = digests.metadata().expect("digests").blocks() * 512;
     assert!(noted > 90 * MIB / 4096 * 16, "{noted} bytes of digests");
@@ -44,8 +44,7 @@ fn the_page_cache_rests_on_the_disk() {
     disk.check("ext4");
 }
 
-/// What page cache held that the guest has let go of is not read from anywhere when a
-/// process gets its frames.
+/// Page cache that the guest has dropped is not read from anywhere when a process gets its frames.
 #[test]
 fn new_memory_is_not_read_back() {
     let host = Host::new();
@@ -70,7 +69,7 @@ fn new_memory_is_not_read_back() {
     assert!(avoided > 100 * MIB && read < avoided / 2, "{before:?}\n{after:?}");
 }
 
-/// Blocks are overwritten while frames rest on them.
+/// Blocks are overwritten while frames are disk-backed by them.
 #[test]
 fn blocks_change_under_resting_frames() {
     let host = Host::new();
@@ -121,7 +120,7 @@ fn a_vm_whose_disk_is_served_stays_held() {
     assert_eq!(vm.guest("disk /dev/vda 8M").trim(), "0");
 }
 
-/// What the guest frees while it is elsewhere gives its place up, without being touched.
+/// Evicted memory that the guest frees is dropped without being touched.
 #[test]
 fn what_is_freed_is_dropped() {
     let host = Host::new();
@@ -135,7 +134,7 @@ fn what_is_freed_is_dropped() {
     let before = vm.status().limit;
     assert!(before.saved_bytes > 100 * MIB, "{before:?}");
     vm.guest("free gone");
-    // Pressure from elsewhere: frames of what was freed are few of those that this takes.
+    // Other memory makes pressure: few of the frames that it takes are those of what was freed.
     vm.guest("files a 60M /mnt");
     let after = until("the rest to be dropped", || {
         vm.guest("checkfiles a");

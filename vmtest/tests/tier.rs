@@ -1,12 +1,12 @@
-//! Tiers of memory. Pages that move between the nodes of a guest which has two: `ebb-tier`
-//! at work inside. And VMs with more memory than their fast tier holds.
+//! Tiers of memory: pages that `ebb-tier` moves inside a guest that has two nodes, and VMs with
+//! more memory than their fast tier.
 
 use std::fs;
 
 use vmtest::{Guest, Host, assets, require, until};
 
 const MIB: u64 = 1 << 20;
-/// What the guest touches while the evicting threads get their turn.
+/// Memory that the guest touches before the evicting threads get their turn.
 const SLACK_BYTES: u64 = 48 * MIB;
 
 fn keeps_every_byte(kernel: &str) {
@@ -40,7 +40,7 @@ fn a_full_node_takes_no_more() {
     assert!(found.contains("no room for "), "{found}");
 }
 
-/// Whoever moves pages dies with all its threads amid them.
+/// A mover of pages dies with all its threads in the middle of its work.
 #[test]
 fn a_mover_killed_in_mid_exchange_loses_nothing() {
     let guest = Guest::debian("6.1-cloud").memory("512M").slow_node("64M");
@@ -63,7 +63,7 @@ fn a_vm_has_more_memory_than_its_fast_tier() {
     }
     let tier = vm.status().tier.expect("tiers");
     assert_eq!((tier.ladder, tier.fast_bytes), (tiers, 160 * MIB));
-    // Told once all of memory was looked at.
+    // The figure exists once all of memory was looked at.
     let status = until("what it works with", || {
         assert_eq!(vm.guest("check a"), "0");
         let status = vm.status();

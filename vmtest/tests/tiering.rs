@@ -1,4 +1,4 @@
-//! Hot memory told from cold by the daemon, and what it does with that.
+//! How the daemon tells hot memory from cold, and what it does with that.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,13 +10,13 @@ use vmtest::{Guest, Host, Vm, assets, until};
 const MIB: u64 = 1 << 20;
 const BLOCK_FRAMES: u64 = 512;
 
-/// The daemon's word on which memory is hot.
+/// The daemon's report on hot memory.
 fn heat(vm: &Vm, options: &str) -> HeatReport {
     let json = vm.ebb(&format!("heat --json {options}")).ok();
     serde_json::from_str(&json).expect("a report")
 }
 
-/// How many pages of each block the guest's program uses, by its own page tables.
+/// Number of pages of each block that the guest's program uses, by its own page tables.
 fn truth(vm: &Vm, name: &str) -> BTreeMap<u64, u64> {
     let mut blocks = BTreeMap::new();
     for frame in vm.frames(&format!("hotframes {name}")) {
@@ -25,7 +25,7 @@ fn truth(vm: &Vm, name: &str) -> BTreeMap<u64, u64> {
     blocks
 }
 
-/// Of the blocks that the program uses, and of all others: the part that is hot.
+/// The hot part of the blocks that the program uses, and of all others.
 fn hot_parts(report: &HeatReport, truth: &BTreeMap<u64, u64>) -> (f64, f64) {
     let figures = report.figures.as_ref().expect("figures");
     assert_eq!(figures.block_bytes, BLOCK_FRAMES << 12);
@@ -47,8 +47,8 @@ fn hot_parts(report: &HeatReport, truth: &BTreeMap<u64, u64>) -> (f64, f64) {
     (part(used), part(others))
 }
 
-/// A fifth of 200 MiB is used all the time, by huge pages, each in a block of the map. The
-/// emulator keeps translations until page tables are switched, so they have to be.
+/// A fifth of 200 MiB is used all the time, in huge pages, each in a block of the map. Page-table
+/// isolation is on since the emulator keeps translations until page tables are switched.
 #[test]
 fn the_hot_set_is_found() {
     let host = Host::new();
@@ -58,7 +58,7 @@ fn the_hot_set_is_found() {
     let truth = truth(&vm, "h");
     vm.guest("fill cold 100M");
     vm.guest("hoton h 3");
-    // Nobody trusts it yet, or somebody does: both tell what is hot.
+    // The guest may not be trusted before, but either way there is a report.
     vm.wait_trusted();
     let picture = host.directory().join("heat.svg");
     let report = heat(&vm, &format!("--svg {}", picture.display()));
@@ -68,7 +68,7 @@ fn the_hot_set_is_found() {
     assert!(used >= 0.9 && others <= 0.1, "{used} of the hot blocks, {others} of the others");
     let text = fs::read_to_string(&picture).expect("a picture");
     assert!(text.starts_with("<svg") && text.contains("#e53935"), "{text}");
-    // Kept, and not found out anew.
+    // The report was kept, not made anew.
     let again = heat(&vm, "").figures.expect("figures");
     assert_eq!((again.looking_us, again.duration_ms), (figures.looking_us, figures.duration_ms));
     let shown = vm.ebb("heat").ok();
@@ -78,7 +78,7 @@ fn the_hot_set_is_found() {
     assert_eq!(vm.guest("check cold"), "0");
 }
 
-/// A VM with tiers is monitored by itself, and what is hot stays while what is cold goes.
+/// A VM with tiers is monitored automatically: hot memory stays and cold memory is evicted.
 #[test]
 fn the_fast_tier_keeps_what_is_hot() {
     let host = Host::new();
@@ -90,7 +90,7 @@ fn the_fast_tier_keeps_what_is_hot() {
     until("a monitoring of its own", || vm.status().tier.expect("tiers").hot_bytes);
     // Monitored while the program works.
     heat(&vm, "--fresh");
-    // More than has room beside it.
+    // More than there is room for beside it.
     vm.guest("fill cold 200M");
     assert_eq!(vm.guest("check cold"), "0");
     let before = vm.status().limit.refilled_total_bytes;
@@ -111,8 +111,8 @@ fn the_fast_tier_keeps_what_is_hot() {
     assert_eq!(vm.guest("check cold"), "0");
 }
 
-/// Two VMs share what is too little for both: what the one does not need the other has, and the
-/// one has its share back when it works.
+/// Two VMs share too little memory for both. What one does not need, the other gets, and the first
+/// one gets its share back when it works.
 #[test]
 fn what_one_does_not_need_another_has() {
     let host = Host::new();
@@ -145,7 +145,7 @@ fn what_one_does_not_need_another_has() {
         let [idle, busy] = limits();
         (idle == 150 && (225..=250).contains(&busy)).then_some(())
     });
-    // Also a daemon that comes after knows who has what.
+    // The next daemon also knows how much each VM has.
     host.kill9();
     host.start();
     limits();
@@ -155,7 +155,7 @@ fn what_one_does_not_need_another_has() {
     assert!(busy.guest("hotstop h").ends_with(" 0"));
 }
 
-/// Before anybody knows its kernel QEMU's page table tells what a guest uses: here, to boot.
+/// Before the guest's kernel is known, QEMU's page table tells what a guest uses: here, to boot.
 #[test]
 fn an_unknown_guest_is_seen_from_outside() {
     let host = Host::new();
@@ -170,7 +170,7 @@ fn an_unknown_guest_is_seen_from_outside() {
     assert!(is_idle || figures.tracker == HeatTracker::VmmTable, "{report:?}");
     assert_eq!(figures.windows, 8, "{report:?}");
     assert!(figures.tracker_reason.contains("not trusted"), "{}", figures.tracker_reason);
-    // What boots reads and writes megabytes; it does not use all of its memory all the time.
+    // A booting guest reads and writes megabytes, but does not use all of its memory all the time.
     assert!(figures.used_bytes > 4 * MIB && figures.hot_bytes < 400 * MIB, "{report:?}");
     assert!(figures.marks_cleared > 0 && figures.tables_read == 0, "{report:?}");
 }

@@ -1,5 +1,5 @@
-//! Memory devices that leave a VM while Ebb holds it: what was kept of them is let go of, and all
-//! else is served on, by the next daemon too.
+//! Memory devices that are unplugged from a VM while Ebb manages it. Ebb drops what it had of them
+//! and serves everything else, and so does the next daemon.
 
 use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -18,12 +18,12 @@ use vmtest::{Disk, Guest, Host, Vm, until};
 const MIB: u64 = 1 << 20;
 const DIMM_BYTES: u64 = 256 * MIB;
 const MAIN_BYTES: u64 = 512 * MIB;
-/// Linux uses the memory of such devices first, and can do without it again.
+/// Linux uses the memory of such devices first, and can do without it later.
 const MOVABLE: &str = "memhp_default_state=online_movable";
-/// A guest that is asked to give a device back has done so by then, or will not.
+/// Time after which a guest has given a device back, or will not without another request.
 const ASK_AGAIN: Duration = Duration::from_secs(20);
 const ROOM: &str = "-m slots=4,maxmem=4G";
-/// Within that room, away from where QEMU puts the first device.
+/// An address within that room, apart from where QEMU puts the first device.
 const ELSEWHERE: u64 = 6 << 30;
 
 fn guest() -> Guest {
@@ -37,7 +37,7 @@ fn total_bytes(vm: &Vm) -> u64 {
     kib.parse::<u64>().expect("a number") * 1024
 }
 
-/// Waits until the guest uses so many of them.
+/// Waits until the guest uses this many devices.
 fn wait_dimms(vm: &Vm, count: u64) {
     let bytes = MAIN_BYTES + count * DIMM_BYTES;
     until(format_args!("{count} memory devices in the guest"), || {
@@ -65,8 +65,8 @@ fn unplug(vm: &Vm, number: u32) {
     let before = memory_devices(&mut qmp);
     let mut asked: Option<Instant> = None;
     until(format_args!("dimm{number} to be unplugged"), || {
-        // Linux may find a page that does not move at once. A request that it did not come to
-        // yet would eject the next device of that slot.
+        // Linux may find a page that it cannot move at once. A second request before Linux has
+        // handled the first one would eject the next device of that slot.
         if asked.is_none_or(|asked| asked.elapsed() > ASK_AGAIN) {
             let _ = qmp.execute("device_del", json!({ "id": format!("dimm{number}") }));
             asked = Some(Instant::now());
@@ -75,17 +75,17 @@ fn unplug(vm: &Vm, number: u32) {
     });
 }
 
-/// Takes its memory out of QEMU.
+/// Removes its memory from QEMU.
 fn delete(vm: &Vm, number: u32) {
     let object = json!({ "id": format!("mem{number}") });
     let mut qmp = vm.open_qmp();
-    // The device's end comes after its answer.
+    // The device ends after the answer to its request.
     until(format_args!("mem{number} to be deleted"), || {
         qmp.execute("object-del", object.clone()).ok()
     });
 }
 
-/// Has most of the VM elsewhere, and a part of that dead in the guest, which nobody tells Ebb.
+/// Evicts most of the VM. A part of that is freed in the guest, which nobody tells Ebb.
 fn take(vm: &Vm) -> VmStatus {
     vm.guest("fill kept 60M");
     vm.guest("fill a 500M");
@@ -96,7 +96,7 @@ fn take(vm: &Vm) -> VmStatus {
     status
 }
 
-/// `unplugged` devices were let go of, and with them what was saved of them.
+/// Checks that `unplugged` devices were dropped, and with them what was saved of them.
 fn assert_let_go(vm: &Vm, unplugged: u64, dimms: u64) -> VmStatus {
     let status = until(format_args!("{unplugged} devices to be let go of"), || {
         Some(vm.status()).filter(|status| status.unplugged_bytes == unplugged * DIMM_BYTES)
@@ -130,14 +130,14 @@ fn memory_that_is_plugged_in_later_is_warned_of() {
         })
     };
     assert!(!vm.status().warnings.iter().any(|told| told.contains("plugged in after")));
-    // Memory of QEMU's alone: no descriptor tells of it.
+    // Memory of QEMU's alone, which no descriptor shows.
     let private = json!({ "qom-type": "memory-backend-ram", "id": "own", "size": DIMM_BYTES });
     vm.qmp("object-add", private);
     vm.qmp("device_add", json!({ "driver": "pc-dimm", "id": "private", "memdev": "own" }));
     assert!(warned("private").contains("256 MiB"));
     plug(&vm, 0);
     assert!(warned("and 1 more").contains("512 MiB"));
-    // The next daemon finds out by itself.
+    // The next daemon finds it out by itself.
     host.kill9();
     host.start();
     warned("and 1 more");
@@ -157,7 +157,7 @@ fn devices_leave_a_vm_that_was_attached() {
     let before = take(&vm);
     assert_eq!((before.memory_bytes, before.unplugged_bytes), (MAIN_BYTES + 2 * DIMM_BYTES, 0));
 
-    // As long as QEMU has it, it may come back.
+    // As long as QEMU has it, it may be plugged in again.
     unplug(&vm, 1);
     let half = vm.status();
     assert_eq!((half.memory_bytes, half.unplugged_bytes), (before.memory_bytes, 0));
@@ -169,7 +169,7 @@ fn devices_leave_a_vm_that_was_attached() {
     host.start();
     assert_let_go(&vm, 1, 1);
 
-    // Nobody is there to see the second one go.
+    // No daemon sees the second one unplugged.
     unplug(&vm, 0);
     host.kill9();
     delete(&vm, 0);
@@ -183,7 +183,7 @@ fn devices_leave_a_vm_that_was_attached() {
     assert_stays_away_from_others(&host, &vm);
 }
 
-/// A new device, of the same name and at the same address, is the guest's and not Ebb's.
+/// Checks that a new device with the same name and address is the guest's, not Ebb's.
 fn assert_stays_away_from_others(host: &Host, vm: &Vm) {
     plug(vm, 0);
     wait_dimms(vm, 1);
@@ -210,7 +210,7 @@ fn a_device_leaves_a_vm_that_ebb_started() {
     vm.wait_trusted();
     vm.guest("fill kept 60M");
     vm.guest("fill a 400M");
-    // Now under watch, now saved.
+    // Some frames are protected, some are saved.
     vm.ebb("limit 160M").ok();
     vm.guest("free a");
     vm.reclaim();
@@ -228,8 +228,8 @@ fn a_device_leaves_a_vm_that_ebb_started() {
     assert_eq!((vm.guest("check a"), vm.guest("check kept")), ("0".into(), "0".into()));
 }
 
-/// Its memory is the same, at an address that Ebb knows nothing of: the disks that Ebb serves read
-/// and write it there.
+/// The memory is the same, at an address that Ebb does not know: Ebb's disks read and write it
+/// there.
 #[test]
 fn a_device_comes_back_elsewhere_beside_ebbs_disk() {
     let host = Host::new();
@@ -271,7 +271,7 @@ fn dimm_memfd(vm: &Vm) -> std::fs::File {
     files.find(is_dimm).expect("its memfd")
 }
 
-/// Has QEMU keep a descriptor, whatever becomes of the device.
+/// Has QEMU keep a descriptor, whatever happens to the device.
 fn keep_open(vm: &Vm, file: OwnedFd) {
     let mut stream = UnixStream::connect(vm.qmp_socket()).expect("QMP");
     let mut lines = BufReader::new(stream.try_clone().expect("a socket")).lines();
@@ -288,14 +288,14 @@ fn keep_open(vm: &Vm, file: OwnedFd) {
     until("the descriptor to be taken", || line().contains("fdset-id").then_some(()));
 }
 
-/// Nobody has such memory mapped, and QEMU could map it again: it keeps no limit and no detach from
-/// working, and all of it is in its file.
+/// Nobody has such memory mapped, and QEMU could map it again. It must not break a limit or a
+/// detach, and all of its content must be in its file.
 #[test]
 fn memory_that_is_mapped_nowhere_is_in_its_file() {
     let vm = Host::new().qemu(guest());
     plug(&vm, 0);
     wait_dimms(&vm, 1);
-    // Before anybody looks: it is not the descriptor that QEMU closes with the memory.
+    // Taken before Ebb looks, so it is not the descriptor that QEMU closes with the memory.
     let file = dimm_memfd(&vm);
     keep_open(&vm, file.as_fd().try_clone_to_owned().expect("a copy"));
     vm.attach();

@@ -284,7 +284,7 @@ pub struct Auto {
     pub output: Output,
 }
 
-/// A size, or none.
+/// A size, or `off` for none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SizeOrOff(pub Option<Bytes>);
 
@@ -302,7 +302,7 @@ impl FromStr for SizeOrOff {
     }
 }
 
-/// As people write them.
+/// Parses a mechanism as people write it.
 fn size_mechanism(text: &str) -> Result<SizeMechanism, String> {
     match text {
         "hyperalloc" => Ok(SizeMechanism::HyperAlloc),

@@ -16,13 +16,13 @@ use rustix::net::sockopt::socket_peercred;
 /// This program's release.
 const OWN: &str = env!("CARGO_PKG_VERSION");
 
-/// Asks for `path` with `body`, which is JSON or empty; the answer read from JSON. `log`: where the
-/// daemon's messages are, if that is known.
+/// Sends `body`, which is JSON or empty, to `path`, and returns the answer, parsed from JSON. `log`
+/// is the file with the daemon's messages, if it is known.
 ///
 /// There is no time limit: a detach may have to bring back a terabyte.
 ///
 /// # Errors
-/// The daemon's refusal in its own words, or what went wrong on the way.
+/// The daemon refuses, in its own words, or the exchange fails.
 pub fn call<A: DeserializeOwned>(
     (stream, log): (UnixStream, Option<&Path>),
     method: Method,
@@ -57,7 +57,7 @@ pub fn call<A: DeserializeOwned>(
         .with_context(|| format!("this ebb does not understand ebbd's answer; {}", restart()))
 }
 
-/// Who answers.
+/// The daemon that answers.
 struct Daemon {
     pid: String,
     socket: Option<PathBuf>,
@@ -73,7 +73,7 @@ impl Daemon {
         }
     }
 
-    /// Its release, if it tells.
+    /// Returns the daemon's release, if it tells.
     async fn version(&self) -> Option<String> {
         let stream = UnixStream::connect(self.socket.as_ref()?).ok()?;
         let request = Request::builder().uri(route::VERSION).header(header::HOST, "ebbd");
@@ -82,7 +82,7 @@ impl Daemon {
     }
 }
 
-/// What to do about a daemon that speaks otherwise than this program.
+/// Says what to do about a daemon that speaks otherwise than this program.
 fn restart(pid: &str, version: Option<&str>) -> String {
     let why = match version {
         Some(version) if version != OWN => format!("ebbd is {version} and ebb is {OWN}:"),

@@ -1,4 +1,4 @@
-//! One function per command: check, ask the daemon, show.
+//! One function for each command: check, ask the daemon, show.
 
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
@@ -23,10 +23,10 @@ use crate::args::{Args, Attach, Auto, Command, Run, SizeOrOff, Switch, Vm};
 use crate::progress::{self, Progress};
 use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show};
 
-/// So often the daemon is asked how far it is.
+/// Time from one question to the daemon about its progress to the next.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// Does what the command line says; the text to print.
+/// Does what the command line says, and returns the text to print.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let host = Host { run_dir: args.run_dir };
     let text = match args.command {
@@ -182,7 +182,7 @@ impl Host {
         let Some(tier) = &status.tier else {
             bail!("{} has one tier, the host's memory: `ebb run --tier` gives a VM more", vm.name);
         };
-        // What concerns its tiers.
+        // Only warnings about tiers are shown here.
         let words = ["fast memory", "placed by heat", "NUMA", "use of its memory"];
         let about = |warning: &&String| words.iter().any(|word| warning.contains(word));
         let warnings: Vec<String> = status.warnings.iter().filter(about).cloned().collect();
@@ -217,7 +217,7 @@ impl Host {
         let path = route::of_vm(route::HEAT, &vm.name);
         let mut report: HeatReport = self.send(Method::POST, &path, &HeatRequest { fresh })?;
         let mut progress = Progress::new();
-        // What is known is shown at once, also while the next monitoring is under way.
+        // Known figures are shown at once, also while the next monitoring runs.
         while report.monitoring && (fresh || report.figures.is_none()) {
             progress.show(&show::monitoring(&vm.name, &report));
             thread::sleep(PROGRESS_EVERY);
@@ -283,7 +283,8 @@ fn run_request(run: Run) -> anyhow::Result<RunRequest> {
     Ok(request)
 }
 
-/// Paths go to the daemon, which has another working directory, as JSON, which is UTF-8.
+/// Makes a path absolute, because the daemon has another working directory. The path goes there as
+/// JSON, which is UTF-8.
 fn absolute(path: PathBuf) -> anyhow::Result<PathBuf> {
     let absolute = path::absolute(&path).with_context(|| path.display().to_string())?;
     if absolute.to_str().is_none() {

@@ -1,4 +1,4 @@
-//! Finds the daemon, and starts it where it does not run.
+//! Finds the daemon, and starts it if it does not run.
 
 use std::env;
 use std::fs::{self, DirBuilder, File};
@@ -16,16 +16,16 @@ use anyhow::{Context, anyhow, bail};
 use ebb_api::route;
 use ebb_sys::private_dir::{self, PrivateDirError};
 
-/// It listens as soon as it has read what is on record.
+/// Longest start of a daemon: it listens once it has read its records.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// A daemon that was killed has its run directory until its memory is taken down.
+/// Longest time that a killed daemon keeps its run directory: until its memory is taken down.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
-/// One that listens and does not say who it is by then is stuck.
+/// Longest wait for an answer of a daemon that listens. One that is silent for longer is stuck.
 const GREETING_LIMIT: Duration = Duration::from_secs(30);
 const POLL_EVERY: Duration = Duration::from_millis(10);
 const LOG_TAIL_BYTES: u64 = 16 << 10;
 
-/// A connection to the daemon of `run_dir`.
+/// Returns a connection to the daemon of `run_dir`, and starts the daemon if there is none.
 pub fn connect(run_dir: &Path) -> anyhow::Result<UnixStream> {
     let run_dir = std::path::absolute(run_dir).context("the run directory")?;
     match living(&run_dir)? {
@@ -34,14 +34,15 @@ pub fn connect(run_dir: &Path) -> anyhow::Result<UnixStream> {
     }
 }
 
-/// The process that listens there; none: nobody does, or nobody can tell.
+/// Returns the pid of the process that listens there, or `None` if nobody does or it cannot be
+/// told.
 pub fn pid(run_dir: &Path) -> Option<i32> {
     let stream = listening(run_dir).ok()??;
     Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())
 }
 
-/// A connection to a daemon that answers. One that was killed still takes connections while its
-/// memory is taken down, and then closes them: `None`.
+/// Returns a connection to a daemon that answers. A killed daemon still accepts connections while
+/// its memory is taken down, and then closes them: the result is `None`.
 fn living(run_dir: &Path) -> anyhow::Result<Option<UnixStream>> {
     let Some(stream) = listening(run_dir)? else { return Ok(None) };
     if greets(stream)
@@ -68,7 +69,7 @@ fn greets(mut stream: UnixStream) -> io::Result<bool> {
     }
 }
 
-/// `None` where no daemon listens.
+/// Connects to the daemon's socket, or returns `None` if no daemon listens.
 fn listening(run_dir: &Path) -> anyhow::Result<Option<UnixStream>> {
     let socket = run_dir.join(route::SOCKET_FILE);
     match UnixStream::connect(&socket) {
@@ -109,7 +110,7 @@ fn start(run_dir: &Path) -> anyhow::Result<UnixStream> {
     })
 }
 
-/// The daemon's log, where `ebb` has started one.
+/// Returns the daemon's log, if `ebb` has started a daemon.
 pub fn log(run_dir: &Path) -> Option<PathBuf> {
     let mut all =
         [log_dir(run_dir), run_dir.into()].map(|dir| dir.join(route::LOG_FILE)).into_iter();
@@ -121,7 +122,7 @@ fn log_dir(run_dir: &Path) -> PathBuf {
     route::log_dir(run_dir, named.as_deref())
 }
 
-/// The daemon's log: in the logs' directory, or where that is not to be had in the run directory.
+/// Opens the daemon's log in the logs' directory, or in the run directory if that fails.
 fn open_log(run_dir: &Path) -> anyhow::Result<(PathBuf, File)> {
     let dir = log_dir(run_dir);
     let open = |path: &Path| File::options().append(true).create(true).mode(0o600).open(path);
@@ -135,7 +136,7 @@ fn open_log(run_dir: &Path) -> anyhow::Result<(PathBuf, File)> {
     Ok((log, file))
 }
 
-/// `ebbd` beside this program, else the first in PATH.
+/// Returns `ebbd` beside this program, or the first one in PATH.
 fn find() -> anyhow::Result<PathBuf> {
     let beside = env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
     let path = env::var_os("PATH").unwrap_or_default();
@@ -156,8 +157,8 @@ fn spawn(program: &Path, run_dir: &Path, log: File) -> io::Result<Child> {
         .spawn()
 }
 
-/// Starts it until one listens: this one, or one that somebody else started at the same time.
-/// While a daemon that was killed still has the run directory, the next ends at once.
+/// Starts the daemon until one listens: this one, or one that somebody else started at the same
+/// time. As long as a killed daemon has the run directory, a new one ends at once.
 fn wait(start: impl Fn() -> anyhow::Result<Child>, run_dir: &Path) -> anyhow::Result<UnixStream> {
     let (began, mut child) = (Instant::now(), start()?);
     while began.elapsed() < START_LIMIT {
@@ -172,7 +173,7 @@ fn wait(start: impl Fn() -> anyhow::Result<Child>, run_dir: &Path) -> anyhow::Re
                 thread::sleep(POLL_EVERY);
                 child = start()?;
             }
-            // Who lost a race may find the winner.
+            // A daemon that lost a race ends, and the winner may listen.
             Some(status) => match living(run_dir)? {
                 Some(stream) => return Ok(stream),
                 None => bail!("it ended with {status}"),
@@ -183,7 +184,7 @@ fn wait(start: impl Fn() -> anyhow::Result<Child>, run_dir: &Path) -> anyhow::Re
     bail!("it does not listen after {} s", START_LIMIT.as_secs())
 }
 
-/// The log's last line, if it was written after the first `old_bytes`.
+/// Returns the log's last line, if it was written after the first `old_bytes`.
 fn last_line(log: &Path, old_bytes: u64) -> Option<String> {
     let from = fs::metadata(log).ok()?.len().saturating_sub(LOG_TAIL_BYTES).max(old_bytes);
     let mut file = File::open(log).ok()?;

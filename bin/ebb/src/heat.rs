@@ -1,4 +1,4 @@
-//! Which memory is hot, as a map to look at: in the terminal, and as SVG.
+//! Shows which memory is hot, as a map in the terminal or as SVG.
 
 use std::fmt::Write;
 
@@ -8,28 +8,28 @@ use ebb_units::Bytes;
 use crate::interval::readable;
 use crate::show::{row, share};
 
-/// Blocks of memory in a line of a map.
+/// Cells in a line of a map.
 const COLUMNS: usize = 64;
-/// Lines of a map at most, if there are not more regions than that.
+/// Most lines of a map, unless there are more regions than that.
 const LINES_MAX: usize = 24;
-/// From unused to hottest: in text,
+/// Characters from unused to hottest, for text.
 const SHADES: [char; 6] = ['·', '░', '▒', '▒', '▓', '█'];
-/// in a terminal's 256 colours,
+/// Numbers of a terminal's 256 colours, from unused to hottest.
 const COLOURS: [u8; 6] = [240, 25, 37, 142, 208, 196];
-/// and on a page.
+/// Colours from unused to hottest, for an SVG.
 const FILLS: [&str; 6] = ["#eceff1", "#90caf9", "#26a69a", "#d4e157", "#ffa726", "#e53935"];
-/// Of a block in an SVG.
+/// Side of a cell in an SVG, in pixels.
 const CELL: usize = 12;
 const LEFT: usize = 110;
 const TOP: usize = 64;
 
-/// A line of a map: blocks from an address on.
+/// A line of a map: the mean degrees of its cells, from address `start` on.
 struct Line {
     start: u64,
     degrees: Vec<f64>,
 }
 
-/// Lines, with so much memory in each of their blocks.
+/// Lines of cells, each cell with `cell_bytes` of memory.
 struct Map {
     cell_bytes: u64,
     lines: Vec<Line>,
@@ -42,7 +42,7 @@ impl Map {
             each.map(|region| region.blocks.len().div_ceil(blocks * COLUMNS)).sum()
         };
         let fits = |blocks: &usize| lines(*blocks) <= LINES_MAX.max(figures.regions.len());
-        // Once a line holds the largest region, no more is to be had.
+        // Larger cells save no line once each region fits into one.
         let blocks = (0..32).map(|shift| 1 << shift).find(fits).unwrap_or(1);
         let cell_bytes = figures.block_bytes.saturating_mul(blocks as u64);
         let each = figures.regions.iter();
@@ -61,7 +61,7 @@ fn lines_of(region: &HeatRegion, blocks: usize, cell_bytes: u64) -> Vec<Line> {
     lines.map(|(cells, start)| Line { start, degrees: cells.to_vec() }).collect()
 }
 
-/// Which of the shades; only what was not used at all has the first.
+/// Returns the index of a shade. Only what was not used at all has the first.
 fn shade(degree: f64, most: u64) -> usize {
     let last = SHADES.len() - 1;
     match degree > 0.0 {
@@ -70,7 +70,7 @@ fn shade(degree: f64, most: u64) -> usize {
     }
 }
 
-/// The text, with the map; in colour where the terminal has it.
+/// Returns the figures as text with the map, in colour if `colour`.
 pub fn text(name: &VmName, figures: &HeatFigures, colour: bool) -> String {
     let map = Map::new(figures);
     let mut text = summary(name, figures);
@@ -132,7 +132,7 @@ fn degrees(figures: &HeatFigures) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-/// The same map as a picture.
+/// Returns the map as an SVG.
 pub fn svg(name: &VmName, figures: &HeatFigures) -> String {
     let map = Map::new(figures);
     let (width, height) = (LEFT + COLUMNS * CELL + 20, TOP + map.lines.len() * CELL + 60);

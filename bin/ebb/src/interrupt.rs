@@ -8,13 +8,13 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::progress;
 
-/// As a shell has it for a program that SIGINT ended.
+/// Exit code that a shell reports for a program that SIGINT ended.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// From now on Ctrl-C says `told`, a line, before it ends this program.
+/// Makes Ctrl-C print the line `told` before it ends this program.
 ///
 /// # Errors
-/// There is no room for a thread, or the signal cannot be caught.
+/// No thread can be started, or the signal cannot be caught.
 pub fn say(told: String) -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let mut interrupts = {

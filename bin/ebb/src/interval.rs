@@ -29,7 +29,7 @@ fn parse(text: &str) -> Option<Interval> {
     Some(Interval { ms: number.parse::<u64>().ok()?.checked_mul(unit_ms)? })
 }
 
-/// `ns` in the unit that leaves one to three digits before the point.
+/// Returns `ns` in the unit that leaves one to three digits before the point.
 pub fn readable(ns: u64) -> String {
     let (unit, ns_per_unit) = match ns {
         0..1_000 => return format!("{ns} ns"),

@@ -1,5 +1,5 @@
-//! `ebb`: the command line of Ebb. All work is done by `ebbd`; this speaks to it
-//! over the UNIX socket of the run directory and starts it where it does not run.
+//! `ebb`: the command line of Ebb. `ebbd` does all work. This program speaks to it over the UNIX
+//! socket of the run directory, and starts it if it does not run.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -20,12 +20,12 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// The command failed; of `doctor`: something is missing.
+/// Exit code: the command failed, or `doctor` found that something is missing.
 const FAILED: u8 = 1;
-/// The command line makes no sense.
+/// Exit code: the command line makes no sense.
 const USAGE: u8 = 2;
 
-/// What a command prints, and the code that the program ends with.
+/// What a command prints, and the exit code of the program.
 struct Outcome {
     text: String,
     code: u8,
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 
 fn print(outcome: Outcome) -> anyhow::Result<u8> {
     match io::stdout().lock().write_all(outcome.text.as_bytes()) {
-        // As in `ebb list | head -1`: the reader has all it wanted.
+        // The reader has all it wanted, as in `ebb list | head -1`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(outcome.code),
         result => Ok(result.map(|()| outcome.code)?),
     }
@@ -62,7 +62,7 @@ fn print(outcome: Outcome) -> anyhow::Result<u8> {
 fn refuse_usage(error: clap::Error) -> ExitCode {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Nothing to be done about a closed terminal.
+        // Nothing can be done about a closed terminal.
         let _ = error.print();
         return ExitCode::from(if asked_for { 0 } else { USAGE });
     }
@@ -75,7 +75,8 @@ fn refuse_usage(error: clap::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// clap takes `pool` for a guess at `foo`: a guess that begins with another letter is none.
+/// Removes guesses that begin with another letter than the given command: clap takes `pool` for a
+/// guess at `foo`.
 fn near_guesses_only(mut error: clap::Error) -> clap::Error {
     if error.kind() != ErrorKind::InvalidSubcommand {
         return error;
@@ -94,7 +95,7 @@ fn near_guesses_only(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// clap's message without its headline word, usage and pointer to the help.
+/// Returns clap's message without its headline word, usage and pointer to the help.
 fn usage_line(rendered: &str) -> String {
     let told = rendered
         .split("\n\n")

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use crate::args::Args;
 
-/// The completion script of `shell`.
+/// Returns the completion script of `shell`.
 pub fn completions(shell: Shell) -> anyhow::Result<String> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "ebb", &mut script);

@@ -1,26 +1,27 @@
-//! A line on the terminal that is written again and again.
+//! A line on the terminal that is rewritten again and again.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// So often it is shown how long something takes of which no more is known.
+/// Time from one update to the next of the line for work of which only the duration is known.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// On standard error, and only where somebody sees it; gone once it goes.
+/// A line on standard error. It is written only on a terminal, and erased when this value is
+/// dropped.
 pub struct Progress {
     is_seen: bool,
     is_written: bool,
 }
 
 impl Progress {
-    /// Nothing is written yet.
+    /// Begins with nothing written.
     pub fn new() -> Progress {
         Progress { is_seen: io::stderr().is_terminal(), is_written: false }
     }
 
-    /// Writes `line` in place of what was there.
+    /// Writes `line` over the previous one.
     pub fn show(&mut self, line: &str) {
         if self.is_seen {
             self.is_written = true;
@@ -37,7 +38,7 @@ impl Drop for Progress {
     }
 }
 
-/// Does `work`; meanwhile `what` is shown, and for how long.
+/// Does `work`, and shows meanwhile `what` and for how long it has run.
 pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let mut progress = Progress::new();
     if !progress.is_seen {
@@ -47,7 +48,7 @@ pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         scope.spawn(move || {
             let began = Instant::now();
-            // Nothing is sent: it ends with its sender.
+            // Nothing is sent. The loop ends when the sender is dropped.
             while done.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
                 progress.show(&format!("{what}, {} s", began.elapsed().as_secs()));
             }
@@ -58,14 +59,15 @@ pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Nothing is left of a line that may be there: the program is about to end.
+/// Erases a line that may be there, because the program is about to end.
 pub fn clear() {
     if io::stderr().is_terminal() {
         put("");
     }
 }
 
-/// A terminal that is gone needs no progress.
+/// Writes `line` over what is there. Errors do not matter: a terminal that is closed needs no
+/// progress.
 fn put(line: &str) {
     let line = line.replace(char::is_control, "?");
     let _ = write!(io::stderr(), "\r\x1b[K{line}");

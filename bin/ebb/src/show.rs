@@ -1,4 +1,4 @@
-//! Answers as people read them: aligned, sizes with units, one screen.
+//! Answers as people read them: aligned, sizes with units, on one screen.
 
 mod brief;
 mod limit;
@@ -23,13 +23,14 @@ pub use size::{resized, resizing};
 pub use tier::{calibration, monitoring, pool, tier};
 pub use vm::{detached, started, status};
 
-/// One labelled line. Control characters go: some of the text is the guest's own.
+/// Returns one labelled line. Control characters are replaced, because some of the text is the
+/// guest's own.
 pub fn row(label: &str, value: impl Display) -> String {
     let value = value.to_string().replace(char::is_control, "?");
     format!("  {label:<14}{value}\n")
 }
 
-/// What Ebb does with a VM. JSON keeps the names of earlier releases.
+/// Returns the word for what Ebb does with a VM. JSON keeps the names of earlier releases.
 fn state_word(state: State) -> &'static str {
     match state {
         State::Held => "managed",
@@ -38,23 +39,23 @@ fn state_word(state: State) -> &'static str {
     }
 }
 
-/// What may not be known.
+/// Returns a size, or `unknown`.
 fn known(bytes: Option<u64>) -> String {
     bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string())
 }
 
-/// A limit, if there is one.
+/// Returns a limit, or `none`.
 fn limited(bytes: Option<u64>) -> String {
     bytes.map_or("none".into(), |bytes| Bytes(bytes).to_string())
 }
 
-/// So much, and what part of all that is.
+/// Returns a size, and the part of `of_bytes` that it is.
 pub fn share(bytes: u64, of_bytes: u64) -> String {
     let percent = u128::from(bytes) * 100 / u128::from(of_bytes.max(1));
     format!("{:<12}{percent} %", Bytes(bytes).to_string())
 }
 
-/// The middle, and what one in a hundred takes longer than.
+/// Returns the median, and the time that one in a hundred exceeds.
 fn times(times: FaultTimes) -> String {
     match times {
         FaultTimes { p50: Some(p50), p99: Some(p99) } => {
@@ -64,7 +65,7 @@ fn times(times: FaultTimes) -> String {
     }
 }
 
-/// Columns, two blanks apart.
+/// Returns aligned columns, two blanks apart.
 fn table<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
     let widths: [usize; COLUMNS] =
         std::array::from_fn(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! The program as a user meets it: exit codes, one clear line, nothing changed on bad input.
+//! The program as a user meets it: exit codes, one clear line, and nothing changed on bad input.
 
 mod harness;
 
@@ -163,7 +163,7 @@ fn an_answer_of_no_known_form_is_an_error() {
             "ebbd answered 500 Internal Server Error: it broke badly",
         ),
         (Answer::text(200, "{}"), "both are not from one release"),
-        // It is served by this very process.
+        // This process is the daemon.
         (Answer::text(200, "{}"), &format!("(`kill {}`)", std::process::id())),
         (Answer::nothing(), "without an answer; who started it has its messages"),
     ] {
@@ -452,7 +452,7 @@ fn doctor_judges_every_point_and_changes_nothing() {
     assert!(!run_dir.exists());
 }
 
-/// Where this test runs as root, a user without privilege asks.
+/// If this test runs as root, it runs `ebb` as a user without privilege.
 #[test]
 fn a_user_without_privilege_hears_so_first_and_what_only_root_can_see() {
     const NOBODY: u32 = 65534;
@@ -469,7 +469,7 @@ fn a_user_without_privilege_hears_so_first_and_what_only_root_can_see() {
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();
         report["checks"].as_array().unwrap().clone()
     };
-    // It is there, in memory, and root's.
+    // The directory exists, is in memory, and belongs to root.
     let checks = doctor("/dev");
     let told = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap();
     assert_eq!(checks[0]["check"], "privilege");
@@ -491,7 +491,7 @@ fn a_user_without_privilege_hears_so_first_and_what_only_root_can_see() {
 
 #[test]
 fn doctor_refuses_the_run_directory_that_run_refuses() {
-    // Not there yet, and not in memory once it is.
+    // The directory does not exist, and would not be in memory.
     let mut command = harness::command("/proc/self/nowhere".as_ref(), "doctor --json");
     command.0.env_remove("EBB_ALLOW_KEYS_ON_DISK");
     let report: Value = serde_json::from_str(&command.run().stdout).unwrap();
@@ -513,7 +513,7 @@ fn completions_and_man_pages_come_from_the_same_definition() {
     assert!(page.contains("min\\-order"), "{page}");
 }
 
-/// Held, trusted, before its first fault.
+/// Status of a VM that is managed and trusted, before its first fault.
 fn a_status() -> Value {
     let text = include_str!("status.json");
     serde_json::to_value(serde_json::from_str::<VmStatus>(text).unwrap()).unwrap()

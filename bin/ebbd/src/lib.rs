@@ -1,5 +1,5 @@
-//! `ebbd`: holds the VMs of a host and gives their unused memory back. Its program is
-//! `src/bin/ebbd.rs`; beside [`main`] only what fuzz targets need can be called from outside.
+//! `ebbd`: manages the VMs of a host and returns their unused memory to it. The program is
+//! `src/bin/ebbd.rs`. Beside [`main`], only what fuzz targets need is public.
 #![forbid(unsafe_code)]
 
 mod commands;
@@ -45,7 +45,7 @@ use self::support::{log, privileges};
 use self::system::{calibration, cgroup, confine};
 use self::vm::tiering;
 
-/// A chunk for each size of compressed pages, and as many again.
+/// Least compressed memory of a VM: a chunk for each size of compressed pages, and as many again.
 const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
 
 /// Manages VMs, and returns their unused memory to the host.
@@ -92,12 +92,12 @@ struct Arguments {
     background: bool,
 }
 
-/// A user that there is; its name is resolved again for each VM.
+/// Checks that the user exists. The name is resolved again for each VM.
 fn user(text: &str) -> Result<String, String> {
     text.parse::<confine::VmUser>().map(|_| text.to_owned())
 }
 
-/// The program.
+/// The daemon's program.
 pub fn main() {
     let result = privileges::close_up().map_err(Into::into).and_then(|()| run());
     if let Err(error) = result {
@@ -120,19 +120,19 @@ fn run() -> anyhow::Result<()> {
     }
 }
 
-/// Whoever tries again once that daemon has ended may have the directory.
+/// Another daemon has the run directory. The caller may try again once that daemon has ended.
 #[derive(Debug, thiserror::Error)]
 #[error("another ebbd runs with {}{}", .0.display(), told(.1))]
 struct Owned(PathBuf, Option<i32>);
 
-/// What to do about a daemon, if it says who it is.
+/// Advice on how to end the other daemon, if its process number is known.
 fn told(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(": {}, or name another directory", advice::end(pid))).unwrap_or_default()
 }
 
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.background {
-        // Fails where this process leads a group already; then it has left.
+        // Fails where this process already leads a group, that is, where it has left the session.
         let _ = rustix::process::setsid();
     }
     let run_dir = std::path::absolute(&arguments.run_dir)?;
@@ -174,19 +174,19 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         recovery::recover_all(&daemon).context("recovering the VMs of the daemon before")?;
         listen(daemon, &run_dir).await
     });
-    // What waits for a VM's process is not waited for: that process goes on.
+    // Does not wait for requests to a VM's process: that process goes on.
     runtime.shutdown_background();
     ended
 }
 
-/// Where swap files tell each other what they take. Without room for it each keeps to what it sees by
-/// itself.
+/// Opens the table in which swap files tell each other what they take. Without room for it, each
+/// swap file keeps to what it sees by itself.
 fn table(run_dir: &Path) -> Option<Arc<Table>> {
     let opened = swap_room::open_table(run_dir);
     opened.map_err(|error| tracing::warn!("swap.shared: {error}: swap files share no quota")).ok()
 }
 
-/// Guests' bytes are never written to a disk as they are.
+/// Refuses compressed memory whose content could reach a disk in the clear.
 fn check_compressed(size: Bytes, run_dir: &Path) -> anyhow::Result<()> {
     if size.0 == 0 {
         return Ok(());
@@ -204,7 +204,7 @@ fn check_compressed(size: Bytes, run_dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the run directory and locks it: one daemon a directory.
+/// Makes the run directory and locks it: one daemon for each directory.
 fn own(run_dir: &Path) -> anyhow::Result<File> {
     private_dir::make(run_dir).context("run directory")?;
     let path = run_dir.join("ebbd.lock");
@@ -219,7 +219,7 @@ fn own(run_dir: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// The process of the daemon that listens there.
+/// Process number of the daemon that listens in this directory.
 fn listener(run_dir: &Path) -> Option<i32> {
     let stream = ebb_vm::dial(&run_dir.join(route::SOCKET_FILE), Instant::now()).ok()?;
     Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())
@@ -227,13 +227,12 @@ fn listener(run_dir: &Path) -> Option<i32> {
 
 async fn listen(daemon: registry::Daemon, run_dir: &Path) -> anyhow::Result<()> {
     let path = run_dir.join(route::SOCKET_FILE);
-    // We hold the lock, so nobody listens there.
+    // This process has the lock, so nobody listens there.
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    // The directory admits nobody else, so there is no moment in which the
-    // socket is open to others.
+    // Nobody else gets into the directory, so the socket is at no moment open to others.
     let listener = UnixListener::bind(&path).with_context(|| path.display().to_string())?;
     fs::set_permissions(&path, Permissions::from_mode(0o600))?;
     let mut terminate = signal(SignalKind::terminate())?;

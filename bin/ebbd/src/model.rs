@@ -1,4 +1,4 @@
-//! What is on record of a VM, and what the daemon says when it refuses.
+//! What is on record of a VM, and how the daemon refuses.
 
 pub mod api_error;
 pub mod figures;
@@ -13,5 +13,5 @@ pub mod swap_rule;
 pub mod task;
 pub mod tiers;
 
-/// No memory is larger.
+/// Largest size of memory, in bytes.
 const BYTES_MAX: u64 = 1 << 52;

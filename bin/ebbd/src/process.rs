@@ -1,5 +1,6 @@
-//! `ebbd vm`: the process of one VM. It serves the VM's faults, disks and memory devices, and its part of
-//! the REST interface, and needs no other process of Ebb's for that. `docs/decisions/0044-*`.
+//! `ebbd vm`: the process of one VM. It serves the VM's faults, disks and memory devices, and its
+//! part of the REST interface. It needs no other process of Ebb's for that. See
+//! `docs/decisions/0044-*`.
 
 mod begin;
 mod serving;
@@ -18,14 +19,13 @@ use crate::model::task::{Task, Told};
 use crate::support::{log, privileges};
 use crate::system::process_lock;
 
-/// The word on `ebbd`'s command line.
+/// The subcommand on `ebbd`'s command line.
 pub const COMMAND: &str = "vm";
 
-/// Runs it: reads a [`Task`] from standard input, and answers [`Told`] on standard output.
+/// Runs the process: reads a [`Task`] from standard input, and answers [`Told`] on standard output.
 ///
 /// # Errors
-/// What `ebbd` says cannot be understood, or nobody is there to hear the answer of a VM that is not
-/// managed.
+/// The task cannot be parsed, or nobody reads the answer about a VM that is not managed.
 pub fn main() -> anyhow::Result<()> {
     ebb_sys::heap::give_back_large();
     let task: Task = serde_json::from_reader(io::stdin().lock()).context("the task")?;
@@ -33,7 +33,7 @@ pub fn main() -> anyhow::Result<()> {
     privileges::of_daemon().context("giving up privileges")?;
     let directory = task.site.directory(&task.name);
     let taken = process_lock::take(&directory, Instant::now()).and_then(|lock| {
-        // Who finds nobody with the lock may have the directory removed, or another process begin.
+        // Once the lock is free, the directory may be removed, or another process may begin.
         match is_child_of(task.parent) {
             true => Ok((lock, Service::new(&directory)?)),
             false => Err(io::Error::other("ebbd died before it began")),
@@ -54,7 +54,7 @@ fn is_child_of(parent: u32) -> bool {
     rustix::process::getppid().is_some_and(|pid| pid.as_raw_pid().unsigned_abs() == parent)
 }
 
-/// Answers.
+/// Writes the answer to standard output.
 fn say(told: &Told) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, told)?;

@@ -1,4 +1,4 @@
-//! What Ebb serves a VM: disks, memory devices, room for its swap file.
+//! What Ebb serves a VM: disks, memory devices, and room for its swap file.
 
 pub mod disks;
 pub mod growth;

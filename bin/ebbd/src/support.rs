@@ -1,4 +1,4 @@
-//! What everything else stands on, and knows nothing of VMs.
+//! What the rest of the daemon builds on. It knows nothing of VMs.
 
 pub mod bounded_log;
 pub mod failpoint;

@@ -1,4 +1,4 @@
-//! The host: what it offers, and what it is told for the sake of VMs.
+//! The host: what it offers, and what Ebb sets on it for VMs.
 
 pub mod calibration;
 pub mod cgroup;

@@ -1,4 +1,4 @@
-//! One VM: managed by a worker, whose controllers each see to one mechanism.
+//! One VM: a worker manages it, and each controller of the worker runs one mechanism.
 
 pub mod attach;
 pub mod context;

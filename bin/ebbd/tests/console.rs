@@ -1,4 +1,4 @@
-//! The process between a guest's serial port and its readers, with this test in QEMU's place.
+//! The process between a guest's serial port and its readers. This test takes QEMU's place.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -31,7 +31,7 @@ fn start(directory: &Path) -> (UnixStream, Child) {
     (port, child)
 }
 
-/// What there is of a log, and that it is short.
+/// Reads a log with its previous part, and checks that it is short.
 fn read(directory: &Path, name: &str) -> String {
     let part = |name: String| fs::read(directory.join(name)).unwrap_or_default();
     let (now, before) = (part(name.into()), part(format!("{name}.1")));
@@ -71,7 +71,7 @@ fn readers_come_and_go_and_type_and_one_that_does_not_read_holds_up_nobody() {
         drop(connect());
     }
     let (mut one, idle, mut two) = (connect(), connect(), connect());
-    // What is typed comes after who types has joined.
+    // What a reader types arrives after the reader has joined.
     let mut typed = [0; 6];
     one.write_all(b"one").unwrap();
     port.read_exact(&mut typed[..3]).unwrap();
@@ -96,7 +96,7 @@ fn readers_come_and_go_and_type_and_one_that_does_not_read_holds_up_nobody() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Nobody who is started by this thread can filter system calls.
+/// Forbids this thread's future processes to filter system calls.
 fn deny_filters() {
     let denied = SeccompAction::Errno(libc::EPERM as u32);
     let rules = [(libc::SYS_seccomp, Vec::new())].into_iter().collect();

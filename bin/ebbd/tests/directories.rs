@@ -1,4 +1,4 @@
-//! Directories that others could put something into are not used.
+//! Directories into which others could put something are not used.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -6,11 +6,11 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
-/// What `ebbd` says when it does not start.
+/// The message of an `ebbd` that does not start.
 fn refused(run_dir: &Path, swap_dir: &Path) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ebbd"));
     command.arg("--run-dir").arg(run_dir).arg("--swap-dir").arg(swap_dir);
-    // With so little it does not start, whatever else it finds.
+    // This little compressed memory is refused, so it does not start, whatever else it finds.
     command.args(["--compressed", "1"]);
     let output = command.output().unwrap();
     assert!(!output.status.success());
@@ -86,7 +86,7 @@ fn vms_on_record_are_served_without_the_swap_directory() {
 #[test]
 fn swap_files_in_memory_are_warned_of() {
     let base = tempfile::tempdir_in("/dev/shm").unwrap();
-    // No place to write to, but that is never tried, and it is no memory.
+    // Nothing can be written there, but that is never tried, and it is not in memory.
     let elsewhere = format!("/proc/{}", std::process::id());
     for (swap_dir, warns) in [(base.path(), true), (Path::new(&elsewhere), false)] {
         let why = refused(&base.path().join("run"), swap_dir);

@@ -1,5 +1,5 @@
-//! `ebbd disk` killed while its queue is full: every request ends once, in order, and
-//! what was said to be written is.
+//! `ebbd disk` killed while its queue is full: every request ends once, in order, and no confirmed
+//! write is lost.
 
 #[path = "../../../crates/block/tests/driver/mod.rs"]
 mod driver;
@@ -29,8 +29,7 @@ struct Flight {
 struct Load {
     ring: Ring,
     flights: VecDeque<Flight>,
-    /// What each slot of the image holds: so many bytes of this value, then what it
-    /// held before.
+    /// Expected content of the image's slots, byte by byte.
     model: Vec<u8>,
     seen: u16,
     random: u64,
@@ -55,8 +54,8 @@ impl Load {
         (self.random >> 8) % below
     }
 
-    /// Requests at slots where there is none, long and short ones mixed: the short
-    /// ones end first.
+    /// Fills the queue with requests for slots that have none in flight. Short ones are mixed with
+    /// long ones, and end first.
     fn fill(&mut self) {
         while self.flights.len() < SLOTS as usize / 2 {
             let slot = self.random(SLOTS);
@@ -78,7 +77,7 @@ impl Load {
         }
     }
 
-    /// What has ended since it was looked last; how many that were.
+    /// Takes the requests that have ended since the last call. Returns their number.
     fn reap(&mut self) -> u64 {
         let mut count = 0;
         while self.seen != self.ring.used() {
@@ -98,7 +97,7 @@ impl Load {
     }
 }
 
-/// Killed when it goes, also when the test fails.
+/// Killed when this is dropped, also if the test fails.
 struct Server(Child);
 
 impl Drop for Server {

@@ -1,4 +1,4 @@
-//! A disk served at a socket, to one front end after the other.
+//! Serves a disk at a socket, to one front end after the other.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,15 +28,16 @@ use crate::job::Disk;
 use crate::observer::Observer;
 use crate::request::ID_BYTES;
 
-/// Queues, and so threads, that a disk may have.
+/// Most queues that a disk may have. Each queue has a thread.
 pub const QUEUES_MAX: u16 = 64;
 
 /// How a disk is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// The most that a front end can use, 1 to [`QUEUES_MAX`]; a thread each.
+    /// Most queues that a front end can use, 1 to [`QUEUES_MAX`]. Each queue has a thread.
     pub queues: u16,
-    /// io_uring, where the host has it; else transfers run in the queues' threads.
+    /// Whether to use io_uring where the host has it. Otherwise transfers run in the queues'
+    /// threads.
     pub use_ring: bool,
 }
 
@@ -49,18 +50,18 @@ impl Default for Options {
 /// Why a disk is not served.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// No queue, or too many.
+    /// The number of queues is 0 or too large.
     #[error("a disk has 1 to {QUEUES_MAX} queues, not {0}")]
     Queues(u16),
-    /// Nobody can connect.
+    /// The socket is in use, or cannot be made.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// No thread, or no descriptor, to be had.
+    /// The host has no thread or descriptor left.
     #[error("starting a disk: {0}")]
     Host(#[from] io::Error),
 }
 
-/// A disk that is being served. Dropping it is stopping it.
+/// A disk that is being served, until it is dropped.
 pub struct Backend {
     disk: Arc<Disk>,
     stop: Arc<Stop>,
@@ -68,14 +69,14 @@ pub struct Backend {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What ends the thread.
+/// Tells the server thread to end.
 struct Stop {
     wanted: AtomicBool,
     wake: OwnedFd,
 }
 
-/// Whether the driver has turned the cache off, in a file beside the socket: the
-/// front end does not tell us again after our death.
+/// Whether the driver has turned the cache off, as a file beside the socket: after a restart of
+/// this process the front end does not tell it again.
 #[derive(Clone)]
 pub(crate) struct CacheMode {
     writethrough: PathBuf,
@@ -104,9 +105,9 @@ impl CacheMode {
 }
 
 impl Backend {
-    /// Serves `image` at `socket` until it is stopped. A front end that loses its
-    /// connection may come again, here or at the next process that serves the same
-    /// image at the same socket: nothing is lost (docs/decisions/0010-*).
+    /// Serves `image` at `socket` until it is stopped. A front end that loses its connection may
+    /// connect again, to this process or to the next one that serves the same image at the same
+    /// socket: nothing is lost (docs/decisions/0010-*).
     ///
     /// # Errors
     /// The socket is in use, or cannot be made.
@@ -133,12 +134,12 @@ impl Backend {
         Ok(Backend { disk, stop, socket: socket.into(), thread: Some(thread) })
     }
 
-    /// What it has done so far.
+    /// Returns the counters of this disk.
     pub fn counts(&self) -> Counts {
         self.disk.counters.counts()
     }
 
-    /// What it serves.
+    /// Returns the image that is served.
     pub fn image(&self) -> &Image {
         &self.disk.image
     }
@@ -168,7 +169,7 @@ impl Stop {
     }
 }
 
-/// What the queues share, before any of them is there.
+/// Makes what the queues share, before there is any queue.
 pub(crate) fn disk(
     image: Image,
     dma: Arc<dyn Dma>,
@@ -189,7 +190,7 @@ pub(crate) fn disk(
     }
 }
 
-/// The same for the same path; tells the guest nothing else about the host.
+/// Makes the disk's ID from its path. It tells the guest nothing else about the host.
 fn id(path: &Path) -> [u8; ID_BYTES] {
     let mut hasher = DefaultHasher::new();
     std::path::absolute(path).unwrap_or_else(|_| path.into()).hash(&mut hasher);
@@ -197,7 +198,7 @@ fn id(path: &Path) -> [u8; ID_BYTES] {
     *text.as_bytes().first_chunk().unwrap_or(&[b'0'; ID_BYTES])
 }
 
-/// The thread that takes front ends.
+/// The thread that accepts front ends.
 struct Server {
     listener: UnixListener,
     disk: Arc<Disk>,
@@ -206,7 +207,7 @@ struct Server {
     cache_mode: CacheMode,
 }
 
-/// Why a front end was let go.
+/// Why a front end was disconnected.
 #[derive(Debug, Error)]
 enum Parted {
     #[error("{0}")]
@@ -223,7 +224,7 @@ impl From<DaemonError> for Parted {
     }
 }
 
-/// Ends the queues' threads before their owner waits for them.
+/// Ends the queues' threads when dropped, before their owner joins them.
 struct Closing<'a>(&'a Device);
 
 impl Drop for Closing<'_> {
@@ -243,14 +244,14 @@ impl Server {
         }
     }
 
-    /// `None`: it is over.
+    /// Waits for the next front end. `None`: the disk is to stop.
     fn wait_front_end(&self) -> Option<UnixStream> {
         while !self.stop.is_wanted() {
             let mut events = [
                 PollFd::new(&self.listener, PollFlags::IN),
                 PollFd::new(&self.stop.wake, PollFlags::IN),
             ];
-            // Interrupted, it knows of nothing and finds nobody.
+            // An interrupted poll reports no event, and then accept finds nobody.
             let _ = poll(&mut events, None);
             match self.listener.accept() {
                 Ok((stream, _)) => return Some(stream),
@@ -279,7 +280,7 @@ impl Server {
                 device.pause();
             }
         });
-        // Both sides: the library goes, too, and nothing that it does waits for a queue.
+        // Ends both sides: the library stops too, and nothing that it does waits for a queue.
         drop(passage);
         device.close();
         let end = daemon.wait();

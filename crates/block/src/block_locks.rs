@@ -1,12 +1,12 @@
-//! Which blocks requests are at work on: requests of any queue that meet on a
-//! block, one of them writing, run one after the other.
+//! Locks on blocks: requests of any queue that meet on a block, one of them writing, run one
+//! after the other.
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Blocks that are read, or written.
+/// Blocks that a request reads or writes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
     pub(crate) blocks: Range<u64>,
@@ -21,7 +21,7 @@ impl Span {
     }
 }
 
-/// All locks of a disk.
+/// All block locks of a disk.
 #[derive(Default)]
 pub(crate) struct BlockLocks {
     table: Mutex<Table>,
@@ -29,21 +29,21 @@ pub(crate) struct BlockLocks {
 
 #[derive(Default)]
 struct Table {
-    /// At most as many as requests in flight: a few hundred.
+    /// Locked spans with the ID of their lock: at most the requests in flight, a few hundred.
     held: Vec<(u64, Span)>,
     next_id: u64,
-    /// Queues that wait for any of them: an eventfd each.
+    /// The eventfds of queues that wait for any lock.
     waiting: Vec<Arc<OwnedFd>>,
 }
 
-/// The lock on some blocks, until it is dropped.
+/// A lock on some blocks, until it is dropped.
 pub(crate) struct Held {
     locks: Arc<BlockLocks>,
     id: u64,
 }
 
 impl BlockLocks {
-    /// All spans, or none: then `wake` is written to when it is worth another try.
+    /// Locks all spans or none. If none, it writes to `wake` when another try is worthwhile.
     pub(crate) fn try_lock(self: &Arc<Self>, spans: &[Span], wake: &Arc<OwnedFd>) -> Option<Held> {
         let mut table = self.table();
         let busy = |span: &Span| table.held.iter().any(|(_, held)| held.meets(span));
@@ -72,7 +72,7 @@ impl Drop for Held {
 
 /// Makes an eventfd readable.
 pub(crate) fn wake_up(wake: &OwnedFd) {
-    // It fails only when it is as readable as can be.
+    // It fails only if the counter is at its maximum: the eventfd is readable then.
     let _: io::Result<usize> = rustix::io::write(wake, &1u64.to_ne_bytes()).map_err(Into::into);
 }
 
@@ -111,7 +111,7 @@ mod tests {
         assert!(rustix::io::read(&wake, &mut count).is_err());
         drop(held);
         assert!(rustix::io::read(&wake, &mut count).is_ok());
-        // Where not all were free, none was taken.
+        // Where not all were free, none was locked.
         assert!(locks.try_lock(&[span(3..4, true)], &wake).is_some());
     }
 }

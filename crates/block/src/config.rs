@@ -1,4 +1,4 @@
-//! What the device says about itself: virtio 1.2, sections 5.2.3 and 5.2.4.
+//! The features and the configuration space of the device: virtio 1.2, sections 5.2.3 and 5.2.4.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -11,25 +11,25 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-/// The unit of the protocol, whatever the disk's own blocks are.
+/// The protocol's unit, whatever the size of the disk's own blocks.
 pub const SECTOR_BYTES: u64 = 512;
 pub(crate) const SECTORS_PER_BLOCK: u64 = FRAME_BYTES / SECTOR_BYTES;
 
-/// Data segments of one request: what is left of a queue of 128 descriptors, the
-/// front ends' default, when header and status are taken off.
+/// Most data segments of one request: a queue of 128 descriptors (the front ends' default) less
+/// header and status.
 pub(crate) const SEGMENTS_MAX: u32 = 126;
-/// Ranges in one discard or write-zeroes request.
+/// Most ranges in one discard or write-zeroes request.
 pub(crate) const RANGES_MAX: u32 = 16;
-/// Sectors in one range to be discarded: 1 GiB.
+/// Most sectors in one range to discard: 1 GiB.
 pub(crate) const DISCARD_SECTORS_MAX: u32 = (1 << 30) / SECTOR_BYTES as u32;
-/// Sectors in one range to be zeroed: 16 MiB, as it may come to writing them.
+/// Most sectors in one range to zero: 16 MiB, as zeros may have to be written.
 pub(crate) const ZERO_SECTORS_MAX: u32 = (16 << 20) / SECTOR_BYTES as u32;
 
-/// `struct virtio_blk_config`, up to the fields for write-zeroes.
+/// Bytes of `struct virtio_blk_config`, up to the fields for write-zeroes.
 const CONFIG_BYTES: usize = 60;
 const WRITEBACK_AT: usize = 32;
 
-/// What is offered for a disk.
+/// Returns the feature bits that a disk offers.
 pub(crate) fn features(readonly: bool) -> u64 {
     let always = [
         VIRTIO_BLK_F_SEG_MAX,
@@ -47,7 +47,7 @@ pub(crate) fn features(readonly: bool) -> u64 {
     always.iter().chain(more).fold(0, |bits, feature| bits | 1 << feature)
 }
 
-/// What was negotiated, and the one field that the driver may write.
+/// What was negotiated, and `writeback`, the one field that the driver may write.
 pub(crate) struct Config {
     sectors: u64,
     queues: u16,
@@ -69,23 +69,24 @@ impl Config {
         self.features.store(features, Relaxed);
     }
 
-    /// Whether a write may end before it is on the disk. Section 5.2.6.2: a driver
-    /// that cannot flush must not have to.
+    /// Whether a write may end before it is on the disk. Section 5.2.6.2: a driver that cannot
+    /// flush must not have to.
     pub(crate) fn is_writeback(&self) -> bool {
         let features = self.features.load(Relaxed);
         let has = |feature: u32| features >> feature & 1 == 1;
         has(VIRTIO_BLK_F_FLUSH) && (!has(VIRTIO_BLK_F_CONFIG_WCE) || self.writeback.load(Relaxed))
     }
 
-    /// `size` bytes from `offset` on; zeros where the device has no such fields.
+    /// Returns `size` bytes from `offset` on, zeros where the device has no field.
     pub(crate) fn read(&self, offset: u32, size: u32) -> Vec<u8> {
         let bytes = self.bytes();
         let at = |place: u32| bytes.get(place as usize).copied().unwrap_or(0);
-        // The protocol's messages end at 256 bytes: section "GET_CONFIG".
+        // A message of the protocol has at most 256 bytes here: section "GET_CONFIG".
         (0..size.min(256)).map(|place| at(offset.saturating_add(place))).collect()
     }
 
-    /// The driver writes; the new value of `writeback`. `None`: it may not.
+    /// Writes a field for the driver and returns the new value of `writeback`. `None`: the driver
+    /// may not write there.
     pub(crate) fn write(&self, offset: u32, bytes: &[u8]) -> Option<bool> {
         match *bytes {
             [value @ (0 | 1)] if offset as usize == WRITEBACK_AT => {
@@ -102,8 +103,8 @@ impl Config {
         put(0, &self.sectors.to_le_bytes());
         put(12, &SEGMENTS_MAX.to_le_bytes());
         put(20, &(FRAME_BYTES as u32).to_le_bytes());
-        // Topology: a physical block is a logical one (exponent 0), aligned, and
-        // the best I/O is that of one, with no upper bound said.
+        // Topology: a physical block is a logical one (exponent 0) and aligned. The best I/O
+        // size is one block, with no upper bound.
         put(26, &1u16.to_le_bytes());
         put(WRITEBACK_AT, &[u8::from(self.writeback.load(Relaxed))]);
         put(34, &self.queues.to_le_bytes());
@@ -112,7 +113,7 @@ impl Config {
         put(44, &(SECTORS_PER_BLOCK as u32).to_le_bytes());
         put(48, &ZERO_SECTORS_MAX.to_le_bytes());
         put(52, &RANGES_MAX.to_le_bytes());
-        put(56, &[1]); // Zeroing may give space back.
+        put(56, &[1]); // Zeroing may free space on the disk.
         bytes
     }
 }

@@ -1,9 +1,9 @@
-//! What a disk has done.
+//! Counters of a disk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counted since the backend was started, over all queues and front ends.
+/// Counters since the start of the backend, over all queues and front ends.
 #[derive(Default, Debug)]
 pub(crate) struct Counters {
     pub(crate) reads: AtomicU64,
@@ -17,8 +17,8 @@ pub(crate) struct Counters {
     pub(crate) dma_faults: Arc<AtomicU64>,
 }
 
-/// The counters at one moment. Requests count when they end well, `failed` counts
-/// those that did not.
+/// The counters at one moment. `failed` counts requests that failed, the other request counters
+/// those that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Read requests.
@@ -33,17 +33,17 @@ pub struct Counts {
     pub write_zeroes: u64,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Bytes written, zeroes and discards not counted.
+    /// Bytes written, without zeroes and discards.
     pub written_bytes: u64,
     /// Requests that were answered with anything but OK.
     pub failed: u64,
-    /// Accesses to guest memory that were refused, of requests and of rings: no device
-    /// may use a frame there, or it cannot be had.
+    /// Accesses to guest memory that were refused for good, by requests and by rings: no device may
+    /// use a frame there.
     pub dma_faults: u64,
 }
 
 impl Counts {
-    /// All requests that were answered, but for those that asked for the disk's name.
+    /// All requests that were answered, except those for the disk's ID.
     pub fn requests(&self) -> u64 {
         let moved = self.reads + self.writes + self.flushes;
         moved + self.discards + self.write_zeroes + self.failed

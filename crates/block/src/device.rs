@@ -24,7 +24,8 @@ pub(crate) struct Device {
     queues: Vec<Queue>,
     cache_mode: CacheMode,
     kept: Arc<Kept>,
-    /// Changes of memory that were asked for and are not done: no queue is served meanwhile.
+    /// Changes of memory that were requested and are not done. No queue is served while there
+    /// are any.
     changes: AtomicU32,
     closing: AtomicBool,
 }
@@ -60,36 +61,37 @@ impl Device {
         Ok(Device { disk, queues, cache_mode, kept, changes, closing })
     }
 
-    /// What queue `index`'s thread must listen to, and the number of that event.
+    /// Returns the event that queue `index`'s thread must listen to, and that event's number.
     pub(crate) fn wake_event(&self, index: usize) -> Option<(RawFd, u64)> {
         let number = self.queues.len() as u64 + 1;
         self.queues.get(index).map(|queue| (queue.wake.as_raw_fd(), number))
     }
 
-    /// Has the queues' threads end: their library would lose a descriptor with each
-    /// thread that it ends itself.
+    /// Ends the queues' threads. The library would leak a descriptor with each thread that it ends
+    /// itself.
     pub(crate) fn close(&self) {
         self.closing.store(true, SeqCst);
         self.queues.iter().for_each(|queue| wake_up(&queue.wake));
         self.wake_waiting();
     }
 
-    /// The memory that the front end shares.
+    /// Returns the memory that the front end shares.
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
     }
 
-    /// The front end asks for a change of its memory. The library maps what is new and has the
-    /// queues use it before we are told: they stand still until it is guarded.
+    /// Stops all queues, because the front end requests a change of its memory. The library maps
+    /// the new memory and lets the queues use it before it tells us. The queues stay stopped until
+    /// the memory is guarded.
     pub(crate) fn pause(&self) {
         self.changes.fetch_add(1, SeqCst);
-        // Who serves now sees the old memory, and ends.
+        // A thread that serves now sees the old memory. This waits for it.
         self.queues.iter().for_each(|queue| drop(queue.worker()));
     }
 
     fn wake_waiting(&self) {
         for queue in &self.queues {
-            // Who is about to wait has the lock until it does.
+            // A thread that is about to wait keeps the lock until it waits.
             let _worker = queue.worker();
             queue.idle.notify_all();
         }
@@ -139,7 +141,7 @@ impl VhostUserBackend for Device {
         self.cache_mode.store(writeback)
     }
 
-    /// It is the one that the workers have.
+    /// Guards the new memory, which is the one that the workers use.
     fn update_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) -> io::Result<()> {
         self.kept.keep(memory.memory().into_inner())?;
         if self.changes.fetch_sub(1, SeqCst) == 1 {
@@ -152,9 +154,9 @@ impl VhostUserBackend for Device {
         (0..self.queues.len()).map(|index| 1 << index).collect()
     }
 
-    /// The front end takes what we answer for all that we have seen of the queue,
-    /// and may reuse its memory then: every transfer must have ended. What the driver was not told
-    /// of, as it waits for memory or stands behind what does, counts as not seen.
+    /// Waits until every transfer has ended. The front end takes our answer for all that we have
+    /// seen of the queue, and may then reuse its memory. A request that the driver was not told of,
+    /// because it or one before it waits for memory, counts as not seen.
     fn stop_vring(&self, index: u32) -> io::Result<()> {
         let Some(queue) = self.queues.get(index as usize) else { return Ok(()) };
         let mut worker = queue.worker();
@@ -179,7 +181,7 @@ impl VhostUserBackend for Device {
                 worker = queue.idle.wait(worker).unwrap_or_else(PoisonError::into_inner);
             }
             if self.is_closing() {
-                // An error ends the thread; nobody looks at it.
+                // The error ends the thread. Nobody looks at it.
                 return Err(io::ErrorKind::Interrupted.into());
             }
             worker.serve(vring);
@@ -187,7 +189,7 @@ impl VhostUserBackend for Device {
                 queue.idle.notify_all();
             }
             let pause = worker.pause();
-            // Who wants to stop the queue must not wait for the pause.
+            // A thread that wants to stop the queue must not wait for the pause.
             drop(worker);
             if let Some(pause) = pause
                 && !wait_for(&queue.wake, pause)

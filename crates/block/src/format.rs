@@ -1,13 +1,13 @@
-//! Images that are not raw, told by what stands at their beginning.
+//! Finds images that are not raw by their first bytes.
 //!
-//! Served as raw, such an image shows the guest its headers and tables in place of the disk,
-//! and the guest's first write spoils them. A guest can write the same bytes to its own raw
-//! disk, so who starts a VM can say that an image is raw, whatever is in it. LUKS is not
-//! among these: a guest that encrypts a whole disk makes such an image.
+//! Served as raw, such an image shows the guest its headers and tables in place of the disk, and
+//! the guest's first write destroys them. A guest can write the same bytes to its own raw disk,
+//! so the user who starts a VM can say that an image is raw, whatever it contains. LUKS is not
+//! in the list: a guest that encrypts a whole disk makes such an image.
 
 use crate::probe::ReadAt;
 
-/// Offset, what stands there, and the format's name as `qemu-img` knows it.
+/// Offset, magic bytes, and the format's name as `qemu-img` knows it.
 const MAGICS: [(u64, &[u8], &str); 11] = [
     // QEMU, docs/interop/qcow2; version 1 begins in the same way.
     (0, b"QFI\xfb", "qcow2"),
@@ -30,7 +30,7 @@ const MAGICS: [(u64, &[u8], &str); 11] = [
     (0, b"Bochs Virtual HD Image", "bochs"),
 ];
 
-/// The format of what is not raw. What cannot be read is nothing known.
+/// Returns the format of an image that is not raw. Bytes that cannot be read match no format.
 pub(crate) fn format_of(read_at: ReadAt) -> Option<&'static str> {
     let stands = |offset: u64, magic: &[u8]| {
         let mut found = vec![0; magic.len()];

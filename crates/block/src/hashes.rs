@@ -1,11 +1,11 @@
-//! Which block of a disk equals a page: keyed hashes of the blocks that moved.
+//! Finds the block of a disk that equals a page, by keyed hashes of the blocks that moved.
 //!
-//! 32 bytes a block: an entry of 24 in a table by hash, and 8 in a table by block,
-//! which finds the entry of a block that is overwritten. Both are sets of eight;
-//! when one is full the entry that was seen longest ago goes from both.
+//! Each block takes 32 bytes: an entry of 24 in a table by hash, and one of 8 in a table by
+//! block, which finds the entry of a block that is overwritten. Both tables have sets of eight.
+//! When a set is full, the entry that was seen longest ago is removed from both tables.
 //!
-//! The hash is keyed with a secret and 128 bits long (`ebb_digest`), so a guest can
-//! neither make two contents collide nor meet a collision by chance.
+//! The hash has 128 bits and is keyed with a secret (`ebb_digest`), so a guest can neither make
+//! two contents collide nor meet a collision by chance.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,15 +15,15 @@ use ebb_digest::{Digest, DigestKey};
 use crate::observer::Block;
 
 const WAYS: usize = 8;
-/// Blocks are below this: 40 bits of a packed word.
+/// Bits of a block number in a packed word.
 const BLOCK_BITS: u32 = 40;
-/// Sets are below this: the other 24 bits.
+/// Bound on the number of sets: a packed word has 24 other bits.
 const SETS_MAX: u64 = 1 << (64 - BLOCK_BITS);
-/// So many insertions make a tick of the clock by which entries age.
+/// Insertions that make a tick of the clock by which entries age.
 const TICK: u64 = 256;
 
-/// The block is in the lower 40 bits, the tick when it was last seen above; all
-/// zero, which no digest is: none.
+/// An entry by hash. The lower 40 bits of the word are the block, the upper ones the tick when it
+/// was last seen. A hash of zero, which no digest has, means no entry.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     hash: Digest,
@@ -44,16 +44,16 @@ impl Entry {
     }
 }
 
-/// The blocks of all disks of a VM that are known by content.
+/// The blocks of all disks of a VM whose content is known.
 pub struct Hashes {
     key: Arc<DigestKey>,
     tables: Mutex<Tables>,
 }
 
-/// An entry by hash has one by block, and the other way round.
+/// Each entry by hash has one by block, and the other way round.
 struct Tables {
     by_hash: Vec<Entry>,
-    /// The block, and the set of its hash above; plus one, so that 0 is none.
+    /// Packed words: the block below, the set of its hash plus one above. 0 means none.
     by_block: Vec<u64>,
     sets: u64,
     used: u64,
@@ -61,7 +61,7 @@ struct Tables {
 }
 
 impl Hashes {
-    /// Room for about `blocks`; memory is taken as it fills.
+    /// Makes tables for about `blocks` blocks. They use memory only as they fill.
     pub fn new(blocks: u64, key: Arc<DigestKey>) -> Hashes {
         let sets = blocks.div_ceil(WAYS as u64).next_power_of_two().clamp(1, SETS_MAX / 2);
         let count = sets as usize * WAYS;
@@ -70,7 +70,7 @@ impl Hashes {
         Hashes { key, tables: Mutex::new(tables) }
     }
 
-    /// `block` has this content now.
+    /// Records that `block` has this content now.
     pub fn insert(&self, block: u64, content: &Block) {
         if block >> BLOCK_BITS == 0 {
             let hash = self.key.digest(content);
@@ -78,7 +78,7 @@ impl Hashes {
         }
     }
 
-    /// Nothing is known of these blocks any more.
+    /// Forgets what is known of these blocks.
     pub fn forget(&self, blocks: Range<u64>) {
         let mut tables = self.tables();
         if blocks.end.saturating_sub(blocks.start) > tables.by_hash.len() as u64 {
@@ -87,18 +87,18 @@ impl Hashes {
         blocks.for_each(|block| tables.forget(block));
     }
 
-    /// A block whose content has this digest, by the same key.
+    /// Returns a block whose content has this digest, made with the same key.
     pub fn find(&self, digest: &Digest) -> Option<u64> {
         self.tables().find(*digest)
     }
 
-    /// How many blocks are known.
+    /// Returns the number of blocks known.
     pub fn used(&self) -> u64 {
         self.tables().used
     }
 
-    /// The tables are whole between two calls, and a panic leaves them at worst
-    /// with a block that is not found.
+    /// Locks the tables. They are consistent between two calls. A panic leaves at worst a block
+    /// that is not found.
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,7 +130,8 @@ impl Tables {
         }
     }
 
-    /// Has a place by block free: the one whose entry is oldest goes.
+    /// Makes a place by block for `block`. If none is free, it forgets the block whose entry is
+    /// oldest.
     fn make_room(&mut self, block: u64) {
         if self.free_by_block(block).is_some() {
             return;
@@ -166,7 +167,7 @@ impl Tables {
         ways.iter().find(|entry| entry.hash == hash).map(|entry| entry.block())
     }
 
-    /// Where the block's entry by hash is.
+    /// Returns where the block's entry by hash is.
     fn entry_of(&self, block: u64) -> Option<usize> {
         let (_, set) = unpack(self.by_block[self.place_of(block)?]);
         (set * WAYS..(set + 1) * WAYS)
@@ -183,7 +184,7 @@ impl Tables {
     }
 
     fn ways_of_block(&self, block: u64) -> impl Iterator<Item = usize> + use<> {
-        // Neighbours on disk go to sets apart.
+        // Neighbours on disk go to different sets.
         let set = (block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % self.sets;
         set as usize * WAYS..(set as usize + 1) * WAYS
     }
@@ -238,7 +239,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is found is true; and of few blocks all are found.
+        /// All that is found is true. Of few blocks all are found.
         #[test]
         fn finds_only_what_is_there(
             steps in prop::collection::vec(step(), 1..400),

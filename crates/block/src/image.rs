@@ -19,11 +19,11 @@ use crate::format::format_of;
 use crate::observer::Block;
 use crate::probe::{SmallSectors, probe};
 
-/// A process that was killed holds its lock until the kernel has ended its last I/O;
-/// so long others wait for that.
+/// Longest wait for the lock. A process that was killed holds its lock until the kernel has ended
+/// its last I/O.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
-/// A flush of much to a slow disk takes longer. Who takes up a VM waits for that too:
-/// without its disk the VM would stand still until the next daemon.
+/// Longest wait for the lock when a VM is recovered. A large flush to a slow disk takes longer
+/// than [`LOCK_WAIT`], and without its disk the VM would stand still until the next daemon.
 const SUCCESSOR_LOCK_WAIT: Duration = Duration::from_secs(60);
 const LOCK_LOOK_EVERY: Duration = Duration::from_millis(10);
 const ZERO_CHUNK_BYTES: u64 = 1 << 20;
@@ -32,14 +32,14 @@ const ZERO_CHUNK_BYTES: u64 = 1 << 20;
 #[derive(Debug, Error)]
 #[error("{}: {why}", path.display())]
 pub struct OpenError {
-    /// The image.
+    /// The image's path.
     pub path: PathBuf,
-    /// What is the matter.
+    /// The reason.
     #[source]
     pub why: OpenErrorKind,
 }
 
-/// What is the matter with an image.
+/// The reason why an image cannot be used.
 #[derive(Debug, Error)]
 pub enum OpenErrorKind {
     /// It cannot be opened or read.
@@ -48,10 +48,10 @@ pub enum OpenErrorKind {
     /// It is a directory, a pipe or the like.
     #[error("is neither a file nor a block device")]
     Kind,
-    /// Nothing is in it.
+    /// It is 0 bytes long.
     #[error("is empty: give it its size first, as in `truncate --size 10G`")]
     Empty,
-    /// Its last block is not whole.
+    /// Its size is no multiple of a block.
     #[error(
         "has {0} bytes, which is no multiple of 4096: extend it, as in `truncate --size %4096`"
     )]
@@ -59,7 +59,7 @@ pub enum OpenErrorKind {
     /// Another process has locked it.
     #[error("is in use by another process, maybe another ebbd")]
     InUse,
-    /// It is made for sectors of another size.
+    /// It is made for smaller sectors.
     #[error("{0}")]
     SmallSectors(#[from] SmallSectors),
     /// It is not raw.
@@ -68,14 +68,14 @@ pub enum OpenErrorKind {
          `qemu-img convert -O raw`, or write `,format=raw` behind it if these are a disk's first bytes"
     )]
     Format(&'static str),
-    /// Another one has its name now.
+    /// Its name now belongs to another image.
     #[error(
         "is not the image that the guest had before: put that one back, and it is taken up by itself"
     )]
     Exchanged,
 }
 
-/// Tells an image from another that gets its name.
+/// Tells an image from another that later gets its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// The file system's device number, or the block device's own.
@@ -89,18 +89,17 @@ struct Opening {
     readonly: bool,
     direct: bool,
     wait: Duration,
-    /// Its content says whether it can be used.
+    /// Whether to check by its content that it can be used.
     looks: bool,
-    /// Which one it is to be.
+    /// Which image it must be.
     wanted: Option<Identity>,
 }
 
-/// An image that is open and locked: against all others, or if it is only read,
-/// against those that write.
+/// An open image with a lock: exclusive if it may be written, shared if it is only read.
 pub struct Image {
     path: PathBuf,
-    /// The lock is on this file, and all I/O goes through it: an I/O that outlives
-    /// us keeps the lock until it has ended, so no successor comes too early.
+    /// The lock is on this file, and all I/O goes through it. An I/O that outlives this process
+    /// keeps the lock until it has ended, so no successor comes too early.
     file: Arc<File>,
     bytes: u64,
     readonly: bool,
@@ -108,7 +107,7 @@ pub struct Image {
     is_file: bool,
 }
 
-/// Reads an image's blocks, for as long as somebody needs them.
+/// Reads an image's blocks. It keeps the file open and locked.
 #[derive(Clone)]
 pub struct Reader {
     file: Arc<File>,
@@ -116,19 +115,19 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Reads blocks in a row, the first of them `first`.
+    /// Reads blocks in a row, from block `first` on.
     ///
     /// # Errors
-    /// As pread(2); `UnexpectedEof`: beyond the end, or the image was shrunk.
+    /// As pread(2). `UnexpectedEof`: the blocks are beyond the end, or the image was shrunk.
     pub fn read(&self, first: u64, to: &mut [Block]) -> io::Result<()> {
         let bytes = to.as_flattened_mut();
         let offset = first.saturating_mul(FRAME_BYTES);
-        // Past the page cache only aligned memory can be read into.
+        // Direct I/O reads into aligned memory only.
         if bytes.as_ptr().addr().is_multiple_of(FRAME_BYTES as usize) {
             return self.file.read_exact_at(bytes, offset);
         }
@@ -141,8 +140,8 @@ impl Reader {
 }
 
 impl Image {
-    /// Opens, locks and looks at an image; past the page cache, where the file
-    /// system lets us.
+    /// Opens, locks and checks an image. Its I/O bypasses the page cache where the file system
+    /// supports that.
     ///
     /// # Errors
     /// It cannot be used; one line says why and what to do.
@@ -150,7 +149,7 @@ impl Image {
         Image::open_with(path, readonly, true)
     }
 
-    /// The same for a raw image by somebody's word, whatever is in it.
+    /// Opens an image that the user calls raw, whatever it contains.
     ///
     /// # Errors
     /// It cannot be used; one line says why and what to do.
@@ -158,9 +157,9 @@ impl Image {
         open(path, &Opening { readonly, direct: true, wait: LOCK_WAIT, looks: false, wanted: None })
     }
 
-    /// The same, after the death of a process that served it: waits longer for what
-    /// the kernel still does on its behalf. What the guest wrote meanwhile decides nothing;
-    /// it is to be the same image, where `wanted` says which one that is.
+    /// Opens an image again after the death of a process that served it. It waits longer for the
+    /// I/O that the kernel still does for that process. It does not check the content, which the
+    /// guest may have changed, but that this is the image `wanted`, if that is given.
     ///
     /// # Errors
     /// It cannot be used; one line says why and what to do.
@@ -173,7 +172,7 @@ impl Image {
         open(path, &Opening { readonly, direct: true, wait, looks: false, wanted })
     }
 
-    /// As [`Image::open`], through the page cache unless `direct`.
+    /// Opens an image as [`Image::open`] does, through the page cache unless `direct`.
     ///
     /// # Errors
     /// It cannot be used; one line says why and what to do.
@@ -181,7 +180,7 @@ impl Image {
         open(path, &Opening { readonly, direct, wait: LOCK_WAIT, looks: true, wanted: None })
     }
 
-    /// Which one it is.
+    /// Returns what tells this image from others.
     ///
     /// # Errors
     /// As fstat(2).
@@ -189,27 +188,27 @@ impl Image {
         identity(&self.file)
     }
 
-    /// Where it is.
+    /// Returns the image's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its size when it was opened.
+    /// Returns its size in bytes when it was opened.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it must not be written.
+    /// Whether it is opened for reading only.
     pub fn is_readonly(&self) -> bool {
         self.readonly
     }
 
-    /// Whether I/O goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// To read it besides whoever serves it.
+    /// Returns a reader for use beside the device that serves the image.
     pub fn reader(&self) -> Reader {
         Reader { file: self.file.clone(), blocks: self.bytes / FRAME_BYTES }
     }
@@ -218,7 +217,7 @@ impl Image {
         self.file.clone()
     }
 
-    /// Fails where a file has been shrunk below `end`: a write would extend it again.
+    /// Fails if a file has been shrunk below `end`, since a write would extend it again.
     pub(crate) fn check_end(&self, end: u64) -> io::Result<()> {
         match !self.is_file || self.file.metadata()?.len() >= end {
             true => Ok(()),
@@ -226,7 +225,7 @@ impl Image {
         }
     }
 
-    /// Has these bytes read as zero; with `unmap`, gives their space back if it can.
+    /// Makes these bytes read as zero. With `unmap`, it frees their space if the file can.
     pub(crate) fn zero(&self, bytes: Range<u64>, unmap: bool) -> io::Result<()> {
         let whole = inner(&bytes);
         if whole.is_empty() {
@@ -247,14 +246,14 @@ impl Image {
         self.write_zeros(whole)
     }
 
-    /// The blocks that lie in these bytes as a whole are not needed any more.
+    /// Discards the blocks that lie wholly in these bytes.
     pub(crate) fn discard(&self, bytes: Range<u64>) -> io::Result<()> {
         let whole = inner(&bytes);
         if whole.is_empty() {
             return Ok(());
         }
         match self.allocate(FallocateFlags::PUNCH_HOLE, &whole) {
-            // It is a hint.
+            // A discard is a hint.
             Err(Errno::OPNOTSUPP) => Ok(()),
             result => Ok(result?),
         }
@@ -276,7 +275,7 @@ impl Image {
         Ok(())
     }
 
-    /// Zeroes parts of blocks, a few at most.
+    /// Zeroes bytes within a few blocks, which it reads and writes as a whole.
     fn zero_parts(&self, bytes: Range<u64>) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -291,19 +290,19 @@ impl Image {
         move_own(&self.file, operation, blocks.start, buffer, count).map(drop)
     }
 
-    /// What was written is on the disk.
+    /// Returns once all that was written is on the disk.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }
 
-/// The whole blocks in `bytes`.
+/// Returns the range of whole blocks in `bytes`, in bytes.
 fn inner(bytes: &Range<u64>) -> Range<u64> {
     let start = bytes.start.next_multiple_of(FRAME_BYTES);
     start..(bytes.end / FRAME_BYTES * FRAME_BYTES).max(start)
 }
 
-/// The blocks that `bytes` touch, in bytes.
+/// Returns the range of blocks that `bytes` touch, in bytes.
 pub(crate) fn outer(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / FRAME_BYTES * FRAME_BYTES..bytes.end.next_multiple_of(FRAME_BYTES)
 }
@@ -329,17 +328,17 @@ fn open(path: &Path, opening: &Opening) -> Result<Image, OpenError> {
 
 fn open_as(path: &Path, opening: &Opening) -> Result<Image, OpenErrorKind> {
     let &Opening { readonly, direct, wait, .. } = opening;
-    // Before it is opened: a pipe would wait for somebody at its other end.
+    // Check before the open: opening a pipe would wait for its other end.
     let kind = std::fs::metadata(path)?.file_type();
     let (is_file, is_device) = (kind.is_file(), kind.is_block_device());
     if !is_file && !is_device {
         return Err(OpenErrorKind::Kind);
     }
-    // A device that is mounted, or otherwise taken, is not to be written.
+    // A device that is mounted or otherwise in use must not be written.
     let exclusive = if is_device && !readonly { OFlags::EXCL } else { OFlags::empty() };
     let (file, is_direct) = open_direct(path, readonly, exclusive, direct)?;
     lock(&file, readonly, wait)?;
-    // Some disks have no direct I/O in units of 4 KiB.
+    // Some disks do no direct I/O in units of 4 KiB.
     let usable = !is_direct || reads_first_block(&file);
     let (file, is_direct) = match usable {
         true => (file, is_direct),
@@ -356,7 +355,7 @@ fn open_as(path: &Path, opening: &Opening) -> Result<Image, OpenErrorKind> {
     Ok(Image { path: path.into(), file, bytes, readonly, is_direct, is_file })
 }
 
-/// Whether it is the image that is wanted, and can be used; its size.
+/// Checks that it is the wanted image and can be used, and returns its size in bytes.
 fn check(file: &Arc<File>, opening: &Opening) -> Result<u64, OpenErrorKind> {
     if opening.wanted.is_some_and(|wanted| identity(file).ok() != Some(wanted)) {
         return Err(OpenErrorKind::Exchanged);
@@ -385,7 +384,7 @@ fn identity(file: &File) -> io::Result<Identity> {
     })
 }
 
-/// tmpfs of old kernels and others refuse direct I/O.
+/// Opens without direct I/O where that is refused, as by tmpfs of old kernels.
 fn open_direct(
     path: &Path,
     readonly: bool,
@@ -431,7 +430,7 @@ fn reads_first_block(file: &File) -> bool {
     }
 }
 
-/// Reads by whole blocks.
+/// Reads any bytes by reading whole blocks.
 fn read_at(file: &Arc<File>, offset: u64, into: &mut [u8]) -> io::Result<()> {
     let end = offset.checked_add(into.len() as u64).filter(|&end| end < i64::MAX as u64 / 2);
     let blocks = outer(&(offset..end.ok_or(io::ErrorKind::UnexpectedEof)?));
@@ -481,7 +480,7 @@ mod tests {
         let why = why(file.path());
         assert!(why.contains("qcow2") && why.contains("format=raw"), "{why}");
         drop(Image::open_raw(file.path(), false).unwrap());
-        // Of a size that a raw image cannot have, too.
+        // The format is found even if the size is one that no raw image has.
         file.as_file().set_len(8192 + 512).unwrap();
         assert!(self::why(file.path()).contains("qcow2"));
     }

@@ -1,4 +1,4 @@
-//! A request at work, step by step: each step is one transfer.
+//! A request in flight, step by step. Each step is one transfer.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,10 +16,10 @@ use crate::image::{Image, outer};
 use crate::observer::{Direction, Observer};
 use crate::request::{Data, Halted, ID_BYTES, Limits, Request, Sectors, Status, StatusByte};
 
-/// What goes through a buffer goes in pieces of this size.
+/// Largest piece that goes through a buffer at once.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Buffers of one queue, in use and kept for the next, beyond which no further
-/// request is begun.
+/// Bytes in use in buffers of one queue from which on no further request begins. It also bounds
+/// the bytes in its free buffers.
 const BUFFERS_BYTES_MAX: usize = 32 << 20;
 
 /// What all queues of a disk share.
@@ -28,7 +28,7 @@ pub(crate) struct Disk {
     pub(crate) id: [u8; ID_BYTES],
     pub(crate) dma: Arc<dyn Dma>,
     pub(crate) observer: Arc<dyn Observer>,
-    /// Whether blocks go through buffers of ours.
+    /// Whether all blocks go through buffers of this process.
     pub(crate) wants_content: bool,
     pub(crate) config: Config,
     pub(crate) locks: Arc<BlockLocks>,
@@ -56,8 +56,8 @@ impl Disk {
     }
 }
 
-/// Buffers of one queue, by size, kept for the next request: new memory has to be
-/// cleared by the kernel first.
+/// Buffers of one queue, by size. Free ones are kept for later requests: the kernel would have to
+/// clear new memory.
 #[derive(Default)]
 pub(crate) struct Buffers {
     kept: HashMap<usize, Vec<AlignedBuffer>>,
@@ -66,14 +66,14 @@ pub(crate) struct Buffers {
     lessons: Vec<Lesson>,
 }
 
-/// What has moved between disk and memory by way of a buffer. The observer hears of it
-/// once the guest has: nobody waits for that.
+/// A piece that has moved between disk and memory through a buffer. The observer hears of it only
+/// once the guest has, so the guest does not wait for that.
 struct Lesson {
     piece: Range<u64>,
     segments: Vec<Segment>,
     direction: Direction,
     buffer: AlignedBuffer,
-    /// Until then nobody may write these blocks.
+    /// Keeps others from writing these blocks until then.
     _held: Option<Arc<Held>>,
 }
 
@@ -82,7 +82,7 @@ impl Buffers {
         self.used_bytes >= BUFFERS_BYTES_MAX
     }
 
-    /// Tells the observer all that has moved.
+    /// Tells the observer of all pieces that have moved.
     pub(crate) fn teach(&mut self, disk: &Disk) {
         for lesson in std::mem::take(&mut self.lessons) {
             let Lesson { piece, segments, direction, buffer, _held } = lesson;
@@ -118,13 +118,13 @@ impl Buffers {
     }
 }
 
-/// What comes next.
+/// What a request does next.
 pub(crate) enum Step {
-    /// Have this transfer run, and call [`Job::ended`] then.
+    /// Run this transfer, then call [`Job::ended`].
     Run(Transfer),
-    /// Call [`Job::again`] after a while: memory that it needs cannot be had now.
+    /// Call [`Job::again`] after a while: memory that the request needs is not available now.
     Later,
-    /// It is over; so many bytes of data were written into guest memory.
+    /// The request has ended. The number is the bytes of data written into guest memory.
     Over(Status, u32),
 }
 
@@ -134,24 +134,24 @@ pub(crate) struct Job {
     guest: Guest,
     status: StatusByte,
     stage: Stage,
-    /// The request's bytes that are done.
+    /// How many of the request's bytes are done.
     done: u64,
-    /// Direct I/O goes there at this moment.
+    /// The memory that direct I/O uses at this moment.
     pinned: Option<Pinned>,
     held: Option<Arc<Held>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Straight between disk and guest memory.
+    /// Moves data directly between disk and guest memory.
     Direct,
-    /// The blocks around a piece that is to be written are being read.
+    /// Reads the blocks around a piece that is to be written.
     Fill,
-    /// A piece is moved between disk and buffer.
+    /// Moves a piece between disk and buffer.
     Move,
 }
 
-/// A request that may fail in the middle.
+/// The next step, or why there is none.
 type Stepped = Result<Step, Halted>;
 
 fn failed(error: &io::Error) -> Halted {
@@ -160,7 +160,7 @@ fn failed(error: &io::Error) -> Halted {
 }
 
 impl Job {
-    /// Begins what `held` locks.
+    /// Begins a request whose blocks `held` locks.
     pub(crate) fn begin(
         disk: &Disk,
         buffers: &mut Buffers,
@@ -175,22 +175,22 @@ impl Job {
         (job, or_over(step))
     }
 
-    /// Where its status goes; its other frames are free then.
+    /// Returns where its status goes, and unpins its other frames.
     pub(crate) fn into_status(self) -> StatusByte {
         self.status
     }
 
-    /// Goes on after [`Step::Later`], with the piece at which it halted. What comes before a
-    /// request's first transfer can be done twice.
+    /// Goes on after [`Step::Later`], with the piece at which it halted. What is done before a
+    /// request's first transfer may be done twice.
     pub(crate) fn again(&mut self, disk: &Disk, buffers: &mut Buffers) -> Step {
-        // A disk is not read for memory that still cannot be had.
+        // Do not read the disk for memory that is still not available.
         let there = self.piece().map_or(Ok(()), |piece| {
             self.guest.pin(self.segments_of(&piece), self.access()).map(drop)
         });
         or_over(there.map_err(Halted::from).and_then(|()| self.first(disk, buffers)))
     }
 
-    /// Goes on after a transfer.
+    /// Goes on after a transfer has ended.
     pub(crate) fn ended(
         &mut self,
         disk: &Disk,
@@ -240,7 +240,7 @@ impl Job {
         }
     }
 
-    /// Rare, so done at once: nothing else of this queue goes on meanwhile.
+    /// Acts on each range at once, while all else of this queue waits: such requests are rare.
     fn each_range(
         &self,
         disk: &Disk,
@@ -304,7 +304,7 @@ impl Job {
         transfer.map(Step::Run).map_err(|error| failed(&error))
     }
 
-    /// The bytes of the disk that the next piece covers.
+    /// Returns the bytes of the disk that the next piece covers.
     fn piece(&self) -> Option<Range<u64>> {
         let data = self.data()?;
         let start = data.disk_offset() + self.done;
@@ -312,7 +312,7 @@ impl Job {
         (self.done < data.bytes).then(|| start..border.min(data.disk_end()))
     }
 
-    /// The segments of a piece.
+    /// Returns the guest memory of a piece.
     fn segments_of(&self, piece: &Range<u64>) -> Vec<Segment> {
         let segments = self.data().map_or(&[][..], |data| &data.segments);
         slice(segments, self.done, piece.end - piece.start)
@@ -378,7 +378,8 @@ impl Job {
         self.next_piece(disk, buffers)
     }
 
-    /// A piece has moved between disk and `buffer`: what was read goes to the guest.
+    /// Writes what was read to the guest, once a piece has moved between disk and `buffer`, and
+    /// notes for the observer what moved.
     fn moved(
         &self,
         disk: &Disk,
@@ -402,7 +403,7 @@ impl Job {
         told
     }
 
-    /// Ends well.
+    /// Counts a request that succeeded.
     fn over(&self, disk: &Disk) -> Step {
         let counters = &disk.counters;
         let mut written = 0;
@@ -432,7 +433,7 @@ fn or_over(step: Stepped) -> Step {
     })
 }
 
-/// Where `piece` is in a buffer that holds `blocks`.
+/// Returns where `piece` is in a buffer that contains `blocks`.
 fn within(piece: &Range<u64>, blocks: &Range<u64>) -> Range<usize> {
     (piece.start - blocks.start) as usize..(piece.end - blocks.start) as usize
 }

@@ -1,13 +1,12 @@
-//! A guest's disk: a vhost-user-blk device (virtio 1.2, section 5.2; vhost-user
-//! protocol, QEMU documentation interop/vhost-user) for raw images, with blocks of
-//! 4 KiB, so that a block of the disk and a frame of memory are of one size.
+//! A guest's disk: a vhost-user-blk device (virtio 1.2, section 5.2; vhost-user protocol, QEMU
+//! documentation interop/vhost-user) for raw images. Its blocks are 4 KiB, so a block of the disk
+//! and a frame of memory have the same size.
 //!
-//! [`Image`] is opened and locked, [`Backend`] serves it at a socket. How the device
-//! gets at guest memory is up to a [`Dma`], and an [`Observer`] sees which block went
-//! to which frame.
+//! [`Image`] opens and locks an image, [`Backend`] serves it at a socket. A [`Dma`] gives the
+//! device access to guest memory, and an [`Observer`] sees which block moved to which frame.
 //!
-//! What comes from the guest is read once and checked; what makes no sense ends with
-//! an I/O error.
+//! All input from the guest is read once and checked. Input that makes no sense ends with an I/O
+//! error.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Who watches what moves between disk and memory.
+//! What watches the blocks that move between disk and memory.
 
 use std::io;
 use std::ops::Range;
@@ -17,34 +17,33 @@ pub enum Direction {
     Write,
 }
 
-/// Sees what moves between disk and memory. Blocks are of 4 KiB, counted from the
-/// image's beginning.
+/// Sees what moves between disk and memory. A block is 4 KiB, numbered from the image's
+/// beginning.
 ///
-/// Called from the queues' threads, which wait for the answer. No other request
-/// writes the blocks in question before the call returns, of whatever queue.
+/// The queues' threads call it and wait for its answer. No other request, of whatever queue,
+/// writes the blocks in question before the call returns.
 pub trait Observer: Send + Sync {
-    /// Whether [`Observer::moved`] is to be called. If so, every block goes through
-    /// a buffer of ours, as memory that a guest can reach may change while it is
-    /// looked at, and then the observer would know a content that neither disk nor
-    /// memory has ever had together. Asked once, at the start.
+    /// Whether to call [`Observer::moved`]. If so, every block goes through a buffer of this
+    /// process. Memory that a guest can reach may change while it is read, and then the observer
+    /// would know a content that disk and memory have never had together. Asked once, at the
+    /// start.
     fn wants_content(&self) -> bool;
 
-    /// These blocks will be overwritten, zeroed or discarded: whatever rests on
-    /// them must be elsewhere, and what is known of them forgotten, when this
-    /// returns.
+    /// Prepares for these blocks to be overwritten, zeroed or discarded. When it returns, no
+    /// frame is disk-backed by them, and what was known of them is forgotten.
     ///
     /// # Errors
-    /// It cannot be brought elsewhere: the request fails, the blocks stay. `WouldBlock`: it cannot
-    /// now; the request waits, and this is called again.
+    /// A frame cannot be refilled: the request fails, and the blocks stay as they are.
+    /// `WouldBlock`: it cannot be refilled now. The request waits, and this is called again.
     fn before_overwrite(&self, blocks: Range<u64>) -> io::Result<()>;
 
-    /// `content` was read from this block and put into this frame, or was taken from
-    /// this frame and is on this block now. The guest has been told that its request is
-    /// done; the frame may have changed since.
+    /// Reports that `content` was read from this block and put into this frame, or was taken from
+    /// this frame and is on this block now. The guest has been told that its request is done. The
+    /// frame may have changed since.
     fn moved(&self, block: u64, gfn: Gfn, content: &Block, direction: Direction);
 }
 
-/// Nobody watches.
+/// An observer that ignores all.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Nobody;
 

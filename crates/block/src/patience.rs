@@ -1,23 +1,23 @@
-//! How long to look for an event before sleeping until it comes.
+//! How long to poll for an event before sleeping until it comes.
 //!
-//! A thread that sleeps on an idle core takes tens of microseconds to wake, more than a
-//! fast disk's request. So one that expects the event soon looks for it; what it expects
-//! is what it waited for lately, as KVM's halt polling does for vCPUs.
+//! A thread that sleeps on an idle core takes tens of microseconds to wake, more than a fast
+//! disk's request. So a thread that expects the event soon polls for it. It expects the wait that
+//! it had lately, as KVM's halt polling does for vCPUs.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest look. What takes longer hardly gains by it.
+/// Longest poll. Longer waits hardly gain by it.
 const LOOK_MOST: Duration = Duration::from_micros(200);
-/// A wait counts as no longer than this, so that it is forgotten after a few short ones.
+/// Longest wait that counts. It makes a few short waits enough to forget a long one.
 const WAIT_MOST: Duration = Duration::from_micros(800);
-/// The weight of what is expected against what was just waited for.
+/// Weight of the expected wait against the last one.
 const WEIGHT: u32 = 3;
 
 /// What is known of the waits for one kind of event.
 pub(crate) struct Patience {
     expected: Duration,
-    /// Since when it has been waited for.
+    /// When the present wait began.
     since: Option<Instant>,
 }
 
@@ -29,7 +29,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Looks for the event; `false`: it is time to sleep.
+    /// Polls for the event. `false`: it is time to sleep.
     pub(crate) fn look(&mut self, mut has_come: impl FnMut() -> bool) -> bool {
         let began = Instant::now();
         self.since = Some(began);
@@ -42,13 +42,13 @@ impl Patience {
             if began.elapsed() >= most {
                 break;
             }
-            // The processor may be wanted by the very guest that is to ask.
+            // The guest that is to make the event may need this processor.
             thread::yield_now();
         }
         false
     }
 
-    /// The event has come, looked for or not.
+    /// Learns from a wait that has ended, polled or not.
     pub(crate) fn came(&mut self) {
         let Some(since) = self.since.take() else { return };
         self.learn(since.elapsed());
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn what_comes_while_it_looks_is_seen() {
         let mut patience = Patience { expected: Duration::from_micros(100), since: None };
-        // However long it was kept from the processor.
+        // It is seen however long the thread was off the processor.
         assert!(patience.look(|| true));
         assert_eq!(patience.since, None);
         assert!(!patience.look(|| false));

@@ -1,13 +1,12 @@
-//! Whether an image can be used at all on a disk with sectors of 4 KiB. It only
-//! looks for what is known to fail: file systems over the whole disk, and in the
-//! partitions of a table that it understands.
+//! Whether an image can be used on a disk with sectors of 4 KiB. It only looks for what is known
+//! to fail: file systems on the whole disk, and in the partitions of a table that it understands.
 
 use std::io;
 
 use ebb_units::FRAME_BYTES;
 use thiserror::Error;
 
-/// Partitions that are looked at.
+/// Most partitions to look at.
 const PARTITIONS_MAX: u64 = 128;
 const SMALL_SECTOR: u64 = 512;
 
@@ -33,17 +32,17 @@ pub enum SmallSectors {
         kind: &'static str,
         /// What is too small: `blocks` or `sectors`.
         unit: &'static str,
-        /// How large that is.
+        /// The bytes of one block or sector.
         bytes: u64,
         /// The command that makes one that works.
         remedy: &'static str,
     },
 }
 
-/// An image to look at: (offset, where to) fills all, or fails.
+/// Reads an image at an offset. It fills the whole slice, or fails.
 pub(crate) type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> io::Result<()>;
 
-/// Looks; what cannot be read is nothing known.
+/// Fails if an image needs smaller sectors. Parts that cannot be read are ignored.
 pub(crate) fn probe(read_at: ReadAt, image_bytes: u64) -> Result<(), SmallSectors> {
     file_system(read_at, 0, "it")?;
     if array(read_at, SMALL_SECTOR) == Some(*b"EFI PART") {
@@ -58,7 +57,7 @@ pub(crate) fn probe(read_at: ReadAt, image_bytes: u64) -> Result<(), SmallSector
     }
 }
 
-/// UEFI 2.10, section 5.3: header in the second sector, entries of a size it says.
+/// UEFI 2.10, section 5.3: the header is in the second sector and says how large the entries are.
 fn gpt(read_at: ReadAt) -> Result<(), SmallSectors> {
     let field = |at| array(read_at, FRAME_BYTES + at).map(u32::from_le_bytes).unwrap_or(0);
     let table = array(read_at, FRAME_BYTES + 72).map(u64::from_le_bytes).unwrap_or(0);
@@ -74,9 +73,9 @@ fn gpt(read_at: ReadAt) -> Result<(), SmallSectors> {
     Ok(())
 }
 
-/// Four entries of 16 bytes from byte 446 on: type at 4, first sector at 8, number
-/// of sectors at 12. The table does not say what a sector is: it is 512 bytes where
-/// sectors of 4 KiB would not fit, or where only then there is a file system.
+/// Four entries of 16 bytes from byte 446 on: type at 4, first sector at 8, number of sectors at
+/// 12. The table does not say how large a sector is. It is 512 bytes if sectors of 4 KiB would
+/// not fit, or if only then there is a file system.
 fn mbr(read_at: ReadAt, image_bytes: u64) -> Result<(), SmallSectors> {
     let field = |at| u64::from(array(read_at, at).map(u32::from_le_bytes).unwrap_or(0));
     for index in 0..4 {
@@ -115,7 +114,7 @@ fn file_system(read_at: ReadAt, base: u64, place: &str) -> Result<(), SmallSecto
     }
 }
 
-/// Name, what is counted, how large that is, remedy.
+/// Name of the file system, `blocks` or `sectors`, bytes of one, remedy.
 type Found = (&'static str, &'static str, u64, &'static str);
 
 /// Linux documentation: filesystems/ext4/super: magic at 0x38, block size at 0x18.
@@ -143,8 +142,8 @@ fn fat(read_at: ReadAt, base: u64) -> Option<Found> {
     Some(("vfat", "sectors", sector, "mkfs.vfat -S 4096"))
 }
 
-/// A jump, bytes per sector at 11, and the name of the type, which is what tells it
-/// from other boot sectors.
+/// A jump, bytes per sector at 11, and the name of the type, which tells it from other boot
+/// sectors.
 fn fat_sector_bytes(read_at: ReadAt, base: u64) -> Option<u64> {
     let at = |offset: u64| base.saturating_add(offset);
     let jump = array::<1>(read_at, base)?;
@@ -169,7 +168,7 @@ fn array<const N: usize>(read_at: ReadAt, offset: u64) -> Option<[u8; N]> {
 mod tests {
     use super::*;
 
-    /// An image of 64 MiB with these bytes in it.
+    /// Probes an image of 64 MiB with these bytes in it.
     fn look(pieces: &[(u64, &[u8])]) -> Result<(), SmallSectors> {
         const BYTES: u64 = 64 << 20;
         let read_at = |offset: u64, into: &mut [u8]| {
@@ -219,7 +218,7 @@ mod tests {
     #[test]
     fn tables_of_small_sectors_are_refused() {
         assert!(why(&[(512, b"EFI PART"), BOOT]).contains("GPT"));
-        // Partition from sector 2048 on, with as many as there are.
+        // One partition from sector 2048 on, with all the sectors that there are.
         let large: &[u8] = &[0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0xf8, 1, 0];
         assert!(why(&[(446, large), BOOT]).contains("MBR"));
         let small: &[u8] = &[0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0];

@@ -1,6 +1,6 @@
-//! One queue's requests, from the available ring to the used ring. They run side by
-//! side, and end in the order in which they were made available: the used index
-//! alone then tells a successor what is still to be done (docs/decisions/0010-*).
+//! The requests of one queue, from the available ring to the used ring. They run side by side,
+//! and end in the order in which they were made available. So the used index alone tells a
+//! successor what is still to be done (docs/decisions/0010-*).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -23,61 +23,60 @@ use crate::patience::Patience;
 use crate::pause::Pause;
 use crate::request::{self, Halted, Request, Status, StatusByte};
 
-/// Transfers that the kernel is told of at once; more wait.
+/// Most transfers that the kernel is told of at once. More wait.
 const RING_ENTRIES: u32 = 256;
 
-/// So long it looks for events itself, before others of its thread get their turn.
+/// Longest time to poll for events before other events of this thread are handled.
 const TURN: Duration = Duration::from_millis(2);
 
 /// The state of one queue. Only its own thread serves it.
 pub(crate) struct Worker {
     disk: Arc<Disk>,
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
-    /// Tells whether it is all there.
+    /// Tells whether the guest's memory is all there.
     kept: Arc<Kept>,
-    /// Readable when [`Worker::serve`] is to be called.
+    /// Becomes readable when [`Worker::serve`] is to be called.
     wake: Arc<OwnedFd>,
-    /// None: transfers run in this thread.
+    /// `None`: transfers run in this thread.
     ring: Option<Ring>,
-    /// All that was made available and not yet told to be used, oldest first.
+    /// Requests that were made available and not yet put into the used ring, oldest first.
     order: VecDeque<Slot>,
-    /// The number of the oldest.
+    /// The number of the oldest request in `order`.
     first_number: u64,
-    /// Those of them that are at a transfer, by number.
+    /// Requests whose transfer runs, by number.
     jobs: HashMap<u64, Job>,
-    /// Those that go on once memory that they need can be had, by number.
+    /// Requests that go on once memory that they need is available, by number.
     later: BTreeMap<u64, Job>,
-    /// Those of them that have not begun, oldest first.
+    /// Requests that have not begun, oldest first.
     waiting: VecDeque<Waiting>,
-    /// Until memory that could not be had is asked for again.
+    /// Time until the next try for memory that was not available.
     pause: Pause,
-    /// The oldest of `waiting`, or the rings, are among it.
+    /// Whether the rings or the oldest of `waiting` need memory that was not available.
     stalled: bool,
     buffers: Buffers,
-    /// For the disk to answer, and for the driver to ask.
+    /// For the disk to answer, and for the driver to make requests available.
     patience: [Patience; 2],
     table: Option<Table>,
-    /// What may have ended before us was perhaps not signalled.
+    /// Whether to signal even if nothing ends: a predecessor may have ended requests without.
     must_signal: bool,
-    /// The rings make no sense: nothing more is taken from them until they are set
-    /// up anew.
+    /// The rings make no sense. Nothing more is taken from them until they are set up again.
     broken: bool,
-    /// Somebody waits for it to be still.
+    /// The front end waits for the queue to be still.
     stopping: bool,
-    /// The queue, once it was served.
+    /// The queue, from the first time that it is served.
     vring: Option<VringMutex>,
 }
 
 /// A request that was made available.
 struct Slot {
     head: u16,
-    /// Once it has ended: the bytes written into guest memory.
+    /// The bytes written into guest memory, once it has ended.
     written: Option<u32>,
 }
 
 struct Waiting {
     number: u64,
-    /// None: it was not read yet.
+    /// `None`: it was not read yet.
     parsed: Option<Parsed>,
 }
 
@@ -85,7 +84,7 @@ struct Waiting {
 enum Unread {
     /// It has ended.
     Ended,
-    /// It cannot be read now, or never: then the queue is broken.
+    /// It cannot be read now, or never. If never, the queue is broken.
     Waits,
 }
 
@@ -95,7 +94,7 @@ struct Parsed {
     status: StatusByte,
 }
 
-/// Where the descriptors are, with all three parts of the queue pinned.
+/// The descriptor table. All three parts of the queue are pinned.
 struct Table {
     gpa: Gpa,
     size: u16,
@@ -140,7 +139,7 @@ impl Worker {
         &self.wake
     }
 
-    /// Nothing that was taken from the queue is still to be answered, or will be.
+    /// Whether all requests taken from the queue are answered, or never will be.
     pub(crate) fn is_idle(&self) -> bool {
         match self.broken {
             true => self.jobs.is_empty(),
@@ -152,18 +151,18 @@ impl Worker {
         !self.broken
     }
 
-    /// No transfer moves anything: the queue can be stopped.
+    /// Whether no transfer runs, so that the queue can be stopped.
     pub(crate) fn is_still(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// Begins nothing more: the queue is to be stopped.
+    /// Begins no more requests, because the queue is to be stopped.
     pub(crate) fn stopping(&mut self) {
         self.stopping = true;
     }
 
-    /// The queue was stopped; it may come back as another. What the driver was not told of is left
-    /// in it as if it had never been taken, and done again then.
+    /// Resets the state after the queue was stopped, as it may come back as another. Requests that
+    /// the driver was not told of are left in the queue as if never taken, and are done then.
     pub(crate) fn stopped(&mut self) {
         if let Some(vring) = self.vring.take() {
             let undone = self.order.len() as u16;
@@ -178,19 +177,19 @@ impl Worker {
         (self.stalled, self.broken, self.stopping) = (false, false, false);
     }
 
-    /// So long it is not to be served unless somebody wakes it.
+    /// Returns how long not to serve it, unless it is woken.
     pub(crate) fn pause(&self) -> Option<Duration> {
         self.pause.rest().filter(|_| !self.broken && !self.stopping)
     }
 
-    /// Does what there is to do, and what comes soon after. Waits for nothing else but what
-    /// the observer and the DMA have to do first.
+    /// Does all there is to do, and what comes soon after. It waits for nothing but the observer
+    /// and the DMA.
     pub(crate) fn serve(&mut self, vring: &VringMutex) {
         self.vring.get_or_insert_with(|| vring.clone());
         let end = Instant::now() + TURN;
         loop {
             if self.round(vring) {
-                // Not at once: an event that ends this thread gets its turn.
+                // Do not go on at once: an event that ends this thread gets its turn.
                 return wake_up(&self.wake);
             }
             if !self.look(vring) || Instant::now() >= end {
@@ -199,10 +198,10 @@ impl Worker {
         }
     }
 
-    /// Whether it has to come again.
+    /// Handles what has come by now. Whether another round is needed at once.
     fn round(&mut self, vring: &VringMutex) -> bool {
         let mut count = [0; 8];
-        // Nothing to read: somebody else's event has brought us here.
+        // If there is nothing to read, another event woke this thread.
         let _ = rustix::io::read(&self.wake, &mut count);
         self.reap();
         if self.pause.is_over() {
@@ -215,18 +214,18 @@ impl Worker {
             tracing::error!("{}: io_uring: {error}", self.disk.image.path().display());
         }
         self.publish(vring);
-        // Whoever waits for a buffer begins once these are free.
+        // A request that waits for a buffer begins once these are free.
         let more = more || self.buffers.is_exhausted();
         self.buffers.teach(&self.disk);
         more
     }
 
-    /// Looks for a while whether the disk answers, or the driver asks for something.
+    /// Polls for a while for the disk to answer, or for the driver to make a request available.
     fn look(&mut self, vring: &VringMutex) -> bool {
         let [answer, question] = &mut self.patience;
         match &mut self.ring {
             Some(ring) if !self.jobs.is_empty() => answer.look(|| ring.has_ended()),
-            // Rings that are not pinned may be elsewhere.
+            // Rings that are not pinned may be non-resident.
             _ if self.broken || self.table.is_none() || !self.waiting.is_empty() => false,
             _ => {
                 let memory = self.memory.memory();
@@ -240,7 +239,7 @@ impl Worker {
         }
     }
 
-    /// Takes what is available; whether there is more by now.
+    /// Takes requests from the available ring. Whether more were made available meanwhile.
     fn take(&mut self, vring: &VringMutex) -> bool {
         let mut state = vring.get_mut();
         if self.broken || !state.get_queue().ready() {
@@ -252,8 +251,8 @@ impl Worker {
             return false;
         }
         let room = usize::from(queue.size()).saturating_sub(self.order.len());
-        // Who waits already is woken when something ends; the driver has more in
-        // the queue than it has room for, or we have not enough.
+        // Requests that wait are woken when another ends. No room means that the driver made more
+        // available than the queue has room for.
         if room == 0 || !self.waiting.is_empty() {
             return false;
         }
@@ -282,7 +281,7 @@ impl Worker {
     }
 
     fn pin_rings(&mut self, queue: &impl QueueT) -> bool {
-        // Section 2.7: sizes of the three parts, event indices included.
+        // Section 2.7: sizes of the three parts, with event indices.
         let (size, count) = (queue.size(), u32::from(queue.size()));
         let segment = |gpa, bytes| Segment { gpa: Gpa(gpa), bytes };
         let rings = vec![
@@ -309,7 +308,7 @@ impl Worker {
         }
     }
 
-    /// Nothing more is read of the queue until the pause is over.
+    /// Reads nothing more of the queue until the pause is over.
     fn stall(&mut self) {
         self.stalled = true;
         self.pause.begin();
@@ -325,8 +324,8 @@ impl Worker {
         self.broken = true;
     }
 
-    /// Begins what can begin, in order: what must wait holds up those behind it, or
-    /// else it might wait for ever.
+    /// Begins requests in order. One that must wait holds up those behind it, or else it might
+    /// wait for ever.
     fn begin_waiting(&mut self) {
         while !self.broken
             && !self.stopping
@@ -348,9 +347,9 @@ impl Worker {
         }
     }
 
-    /// Reads a request; one that is none has ended then. A chain that cannot be read, or has no
-    /// place for a status, is never told to be used: the driver would take what that place holds
-    /// for the status.
+    /// Reads a request, and ends it if it is not valid. A chain that cannot be read, or that has
+    /// no place for a status, never goes into the used ring: the driver would take the bytes at
+    /// that place for the status.
     fn parse(&mut self, number: u64) -> Result<Parsed, Unread> {
         let (Some(head), guest) = (self.slot(number).map(|slot| slot.head), self.guest()) else {
             return Err(Unread::Ended);
@@ -393,7 +392,7 @@ impl Worker {
         Unread::Waits
     }
 
-    /// Gives the request back where it must wait.
+    /// Begins a request, or gives it back if it must wait.
     fn begin(&mut self, number: u64, parsed: Parsed) -> Option<Parsed> {
         if self.buffers.is_exhausted() {
             return Some(parsed);
@@ -412,7 +411,7 @@ impl Worker {
         None
     }
 
-    /// Takes steps until one runs beside us, or the request is over.
+    /// Takes steps until a transfer runs in the ring, the request must wait, or it has ended.
     fn go_on(&mut self, number: u64, mut job: Job, mut step: Step) {
         loop {
             match (step, &mut self.ring) {
@@ -431,7 +430,7 @@ impl Worker {
                     return;
                 }
                 (Step::Over(status, data_bytes), _) => {
-                    // Its frames are free before the driver hears of it.
+                    // Its frames are unpinned before the driver hears of its end.
                     self.end(number, job.into_status(), status, data_bytes);
                     return;
                 }
@@ -439,7 +438,7 @@ impl Worker {
         }
     }
 
-    /// Asks once more for memory that could not be had.
+    /// Tries again the requests whose memory was not available.
     fn go_on_later(&mut self) {
         if self.broken || self.stopping {
             return;
@@ -474,7 +473,7 @@ impl Worker {
         self.order.get_mut(usize::try_from(place).ok()?)
     }
 
-    /// Writes the status behind the data. A request whose status cannot be told does not end.
+    /// Writes the status after the data. A request whose status cannot be written does not end.
     fn end(&mut self, number: u64, place: StatusByte, status: Status, data_bytes: u32) {
         if status != Status::Ok {
             add(&self.disk.counters.failed, 1);
@@ -486,10 +485,10 @@ impl Worker {
         }
     }
 
-    /// Tells the driver of what has ended, as far as all before it has.
+    /// Tells the driver of each request that has ended, if all before it have too.
     fn publish(&mut self, vring: &VringMutex) {
         if self.kept.is_broken() {
-            // What was read or written there is worth nothing. The front end is let go.
+            // What was read or written there is void. The front end is disconnected.
             self.broken = true;
             return;
         }
@@ -516,7 +515,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Before the jobs go, and with them the pins: the kernel may still write.
+        // Close the ring before the jobs drop their pins: the kernel may still write.
         self.ring = None;
     }
 }

@@ -1,4 +1,4 @@
-//! What a driver asks for: virtio 1.2, section 5.2.6.
+//! The requests of a driver: virtio 1.2, section 5.2.6.
 
 use std::ops::Range;
 
@@ -19,10 +19,10 @@ use crate::config::{
 
 const HEADER_BYTES: u64 = 16;
 const RANGE_BYTES: u64 = 16;
-/// Bytes of a disk's identity.
+/// Bytes of a disk's ID.
 pub(crate) const ID_BYTES: usize = 20;
 
-/// How a request ends: the byte that the device writes behind the data.
+/// How a request ends: the byte that the device writes after the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Status {
@@ -34,9 +34,9 @@ pub(crate) enum Status {
 /// Why a request does not go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Halted {
-    /// It ends so.
+    /// It ends with this status.
     Ended(Status),
-    /// Memory that it needs cannot be had at the moment. Nothing is wrong with it.
+    /// It is valid, but memory that it needs is not available now.
     NotNow,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Sectors {
     pub(crate) unmap: bool,
 }
 
-/// What is to be done.
+/// What a request asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
     Read(Data),
@@ -78,15 +78,15 @@ pub(crate) enum Request {
     GetId(Vec<Segment>),
 }
 
-/// What a disk allows.
+/// The disk's size, and whether it may be written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) sectors: u64,
     pub(crate) readonly: bool,
 }
 
-/// Where the status goes. Pinned before the request begins, so that it can be told whatever comes:
-/// a driver takes what an unwritten byte holds for the status.
+/// Where the status goes. It is pinned before the request begins, so that it can be written
+/// whatever happens: a driver takes whatever byte is there for the status.
 pub(crate) struct StatusByte {
     guest: Guest,
     at: Gpa,
@@ -94,7 +94,7 @@ pub(crate) struct StatusByte {
 }
 
 impl StatusByte {
-    /// The last byte for the device to write. `None`: there is none.
+    /// Pins the last byte that the device may write. `None`: there is none.
     pub(crate) fn pin(guest: &Guest, chain: &Chain) -> Option<Result<StatusByte, DmaFault>> {
         let last = chain.writable.last()?;
         let at = last.gpa.checked_add(u64::from(last.bytes).checked_sub(1)?)?;
@@ -102,13 +102,13 @@ impl StatusByte {
         Some(pinned.map(|_pinned| StatusByte { guest: guest.clone(), at, _pinned }))
     }
 
-    /// Whether it could be written, which fails only for memory that was not pinned.
+    /// Writes the status. Whether that succeeded: it fails only for memory that was not pinned.
     pub(crate) fn tell(self, status: Status) -> bool {
         self.guest.memory().write_slice(&[status as u8], GuestAddress(self.at.0)).is_ok()
     }
 }
 
-/// Reads the request that `chain` is, once.
+/// Reads the request in `chain`, once.
 pub(crate) fn parse(guest: &Guest, chain: &Chain, limits: Limits) -> Result<Request, Halted> {
     if bytes_of(&chain.readable) < HEADER_BYTES {
         return Err(Status::IoError.into());
@@ -200,12 +200,12 @@ fn range(entry: [u8; 16], limits: Limits, sectors_max: u32) -> Result<Sectors, S
 }
 
 impl Data {
-    /// Where it begins on the disk.
+    /// Returns the byte of the disk where it begins.
     pub(crate) fn disk_offset(&self) -> u64 {
         self.sector * SECTOR_BYTES
     }
 
-    /// Where it ends on the disk.
+    /// Returns the byte of the disk where it ends.
     pub(crate) fn disk_end(&self) -> u64 {
         self.disk_offset() + self.bytes
     }
@@ -216,14 +216,14 @@ impl Data {
 }
 
 impl Sectors {
-    /// Its bytes on the disk.
+    /// Returns its bytes on the disk.
     pub(crate) fn bytes(&self) -> Range<u64> {
         self.sectors.start * SECTOR_BYTES..self.sectors.end * SECTOR_BYTES
     }
 }
 
 impl Request {
-    /// The blocks that it is about.
+    /// Returns the blocks that it reads or writes.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let of = |sectors: Range<u64>, writes| Span { blocks: blocks(&sectors), writes };
         match self {
@@ -237,7 +237,7 @@ impl Request {
     }
 }
 
-/// The blocks that these sectors are in.
+/// Returns the blocks that contain these sectors.
 fn blocks(sectors: &Range<u64>) -> Range<u64> {
     sectors.start / SECTORS_PER_BLOCK..sectors.end.div_ceil(SECTORS_PER_BLOCK)
 }

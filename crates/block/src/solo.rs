@@ -18,7 +18,7 @@ use crate::observer::Observer;
 use crate::pause::wait_for;
 use crate::queue::Worker;
 
-/// A queue whose memory makes it look busy for ever is left after so many rounds.
+/// Most rounds in a queue whose memory makes it look busy for ever.
 const ROUNDS_MAX: u32 = 1000;
 
 /// Where the parts of a queue are, and how many descriptors it has.
@@ -26,11 +26,11 @@ const ROUNDS_MAX: u32 = 1000;
 pub struct Rings {
     /// The descriptor table's guest-physical address.
     pub descriptors: u64,
-    /// The available ring's.
+    /// The available ring's guest-physical address.
     pub available: u64,
-    /// The used ring's.
+    /// The used ring's guest-physical address.
     pub used: u64,
-    /// Descriptors: a power of two, 1024 at most.
+    /// Number of descriptors: a power of two, 1024 at most.
     pub size: u16,
 }
 
@@ -42,7 +42,7 @@ pub struct Solo {
 }
 
 impl Solo {
-    /// With all features negotiated, and `image`'s cache on.
+    /// Makes a disk with all features negotiated and the write cache on.
     ///
     /// # Errors
     /// No descriptor is to be had, or the rings are not aligned.
@@ -67,7 +67,7 @@ impl Solo {
         Ok(Solo { disk, worker, vring })
     }
 
-    /// Does all that is available.
+    /// Serves all available requests.
     pub fn serve(&mut self) {
         for _ in 0..ROUNDS_MAX {
             self.worker.serve(&self.vring);
@@ -76,7 +76,7 @@ impl Solo {
             }
             match self.worker.pause() {
                 Some(pause) => drop(wait_for(self.worker.wake(), pause)),
-                // Interrupted, it looks again.
+                // If interrupted, it looks again.
                 None => drop(poll(&mut [PollFd::new(self.worker.wake(), PollFlags::IN)], None)),
             }
         }
@@ -87,17 +87,17 @@ impl Solo {
         self.worker.runs()
     }
 
-    /// Requests taken, modulo 2^16.
+    /// Returns the number of requests taken, modulo 2^16.
     pub fn taken(&self) -> u16 {
         self.vring.get_ref().get_queue().next_avail()
     }
 
-    /// What it has done so far.
+    /// Returns the counters of this disk.
     pub fn counts(&self) -> Counts {
         self.disk.counters.counts()
     }
 
-    /// The driver writes a field of the configuration space.
+    /// Writes a field of the configuration space for the driver. Whether that is allowed.
     pub fn set_config(&self, offset: u32, bytes: &[u8]) -> bool {
         self.disk.config.write(offset, bytes).is_some()
     }

@@ -1,4 +1,4 @@
-//! Memory that cannot be had now, or never: no request is told to be done without its status.
+//! Memory that is not available now, or never: no request ends without its status.
 
 mod driver;
 
@@ -10,7 +10,7 @@ use driver::*;
 use ebb_block::{Backend, Nobody, Observer, Options};
 
 const IMAGE_BYTES: u64 = 1 << 20;
-/// Of a driver's first request.
+/// The header of a driver's first request.
 const HEADER: u64 = 0x1_0000;
 const STATUS: u64 = HEADER + 16;
 const TABLE: u64 = FREE + 0x8000;
@@ -27,7 +27,7 @@ fn drivers() -> Vec<(tempfile::NamedTempFile, Driver)> {
     all.into_iter().map(driver).collect()
 }
 
-/// A read of one block to [`FREE`], by way of a table that lies elsewhere.
+/// Offers a read of one block to [`FREE`], with an indirect table.
 fn offer_indirect(driver: &mut Driver) {
     driver.put(HEADER, &0u128.to_le_bytes());
     driver.put(STATUS, &[0xff]);
@@ -47,7 +47,7 @@ fn a_read_waits_for_memory_that_cannot_be_had_now() {
     for (_file, mut driver) in drivers() {
         for (slot, away) in [HEADER, STATUS, FREE, FREE + 4096].into_iter().enumerate() {
             driver.put(FREE, &[0; 8192]);
-            // Each has a line of its own.
+            // Each request has a line of its own.
             let line = if away < FREE { 32 * slot as u64 } else { 0 };
             *driver.gate.away.lock().unwrap() = Some((away + line, 5));
             assert_eq!(driver.read(0, &[(FREE, 4096), (FREE + 4096, 4096)]), OK, "{away:#x}");
@@ -64,7 +64,7 @@ fn a_read_waits_for_memory_that_cannot_be_had_now() {
 fn a_write_waits_for_memory_that_cannot_be_had_now() {
     for (file, mut driver) in drivers() {
         driver.put(FREE, &[5; 8192]);
-        // Blocks as a whole, and a part of one.
+        // Whole blocks, and a part of one.
         for (sector, bytes) in [(8, 8192), (65, 512)] {
             *driver.gate.away.lock().unwrap() = Some((FREE, 5));
             assert_eq!(driver.write(sector, &[(FREE, bytes)]), OK);
@@ -72,7 +72,7 @@ fn a_write_waits_for_memory_that_cannot_be_had_now() {
             file.as_file().read_exact_at(&mut content, sector * 512).unwrap();
             assert!(content.iter().all(|byte| *byte == 5));
         }
-        // What it discards is on the table, too.
+        // The range to discard is in this memory.
         *driver.gate.away.lock().unwrap() = Some((RAM_BYTES - 16, 5));
         assert_eq!(driver.range(DISCARD, 8, 8, 0), OK);
         assert_eq!(driver.counts().failed, 0);
@@ -134,7 +134,7 @@ fn a_queue_stops_while_requests_wait_and_does_them_later() {
         let waits = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
         let behind = ring.prepare(IN, 0, &[], &[(FREE + 0x2000, 4096)]);
         front_end.kick();
-        // The one is done; what stands behind is begun, and not told.
+        // The first is done. A request behind the one that waits may have ended, and is not told.
         let last = if requests_seen { behind } else { first };
         while ring.get(last, 1) != [OK] || ring.used() != 1 {
             std::thread::yield_now();
@@ -150,7 +150,7 @@ fn a_queue_stops_while_requests_wait_and_does_them_later() {
         }
         assert_eq!(ring.get(FREE, 0x3000), [7; 0x3000]);
         assert_eq!([waits, behind].map(|at| ring.get(at, 1)), [[OK], [OK]]);
-        // A backend stops, too.
+        // A backend stops too while a request waits.
         *gate.away.lock().unwrap() = Some((FREE, u32::MAX));
         ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
         front_end.kick();

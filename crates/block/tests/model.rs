@@ -1,5 +1,5 @@
-//! Random requests against a model in memory: aligned or not, in any pieces, past the
-//! page cache or through it, beside each other or one by one.
+//! Random requests against a model in memory: aligned or not, in any pieces, with direct I/O or
+//! through the page cache, side by side or one by one.
 
 mod driver;
 
@@ -15,7 +15,7 @@ const SECTOR: u64 = 512;
 
 #[derive(Clone, Debug)]
 enum Action {
-    /// First sector, sectors, where in memory, and where it is cut.
+    /// First sector, number of sectors, place in memory, and where that is cut.
     Write(u64, u64, u64, u64),
     Read(u64, u64, u64, u64),
     Zero(u64, u64, bool),
@@ -23,7 +23,7 @@ enum Action {
     Flush,
 }
 
-/// Half of them on the borders of blocks.
+/// Runs of sectors, half of them on the borders of blocks.
 fn sectors() -> impl Strategy<Value = (u64, u64)> {
     let aligned = (0..SECTORS / 8, 1..6u64).prop_map(|(start, count)| (start * 8, count * 8));
     let any = (0..SECTORS, 1..40u64);
@@ -45,7 +45,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// In one piece, or cut in two with a gap in between.
+/// Memory in one piece, or cut in two with a gap between them.
 fn pieces(at: u64, bytes: u64, cut: u64) -> Vec<Piece> {
     match cut {
         1.. if cut < bytes => {

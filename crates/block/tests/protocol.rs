@@ -1,4 +1,4 @@
-//! Front ends that come, go, and come again.
+//! Front ends that connect, disconnect, and connect again.
 
 mod driver;
 
@@ -44,7 +44,7 @@ impl Bench {
     }
 }
 
-/// Waits until all requests are used.
+/// Kicks the queue and waits until all requests are used.
 fn finish(front_end: &FrontEnd, ring: &Ring) {
     front_end.kick();
     while ring.used() != ring.next {
@@ -75,7 +75,7 @@ fn file_of(ring: &Ring) -> Arc<fs::File> {
     region.file_offset().unwrap().arc().clone()
 }
 
-/// Of a front end that does not matter any more.
+/// Checks that the next front end is served, whatever the last one does.
 fn served_next(bench: &Bench) {
     let mut ring = Ring::new(shared_memory(RAM_BYTES));
     let front_end = bench.connect(&ring);
@@ -94,7 +94,7 @@ fn half_a_message_keeps_nobody_out() {
 #[test]
 fn memory_that_goes_away_ends_its_connection_alone() {
     let bench = Bench::new();
-    // The whole queue, and its used ring.
+    // Without the whole queue, and without its used ring.
     for bytes in [0, RINGS.used] {
         let ring = Ring::new(shared_memory(RAM_BYTES));
         let front_end = bench.connect(&ring);
@@ -110,7 +110,7 @@ fn a_request_whose_memory_went_away_fails() {
     let mut ring = Ring::new(shared_memory(RAM_BYTES));
     let front_end = bench.connect(&ring);
     file_of(&ring).set_len(FREE).unwrap();
-    // A whole block is read by the kernel, where there is nothing to read into.
+    // The kernel reads a whole block directly, into memory that no longer exists.
     let status = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
     finish(&front_end, &ring);
     assert_eq!(ring.get(status, 1), [IOERR]);
@@ -138,7 +138,7 @@ fn a_stopped_queue_has_answered_all_that_it_took() {
     front_end.kick();
     let base = front_end.stop();
     assert_eq!(base, ring.used());
-    // The rest is for the next one.
+    // The rest is left for the next front end.
     drop(front_end);
     finish(&FrontEnd::connect(&bench.socket(), &ring, base), &ring);
 }
@@ -172,12 +172,12 @@ fn a_connection_leaves_no_descriptor_behind() {
     let count = || fs::read_dir("/proc/self/fd").unwrap().count();
     let bench = Bench::new();
     let ring = Ring::new(shared_memory(RAM_BYTES));
-    // The second has to wait for the first to be gone.
+    // Each front end waits until the one before has disconnected.
     let connect = || (0..3).for_each(|_| bench.connect(&ring).wait());
     connect();
     let before = count();
     (0..10).for_each(|_| connect());
-    // Other tests run beside this one.
+    // Other tests of this process run at the same time.
     assert!(count() < before + 40, "{before} descriptors, and now {}", count());
 }
 

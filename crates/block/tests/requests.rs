@@ -1,4 +1,4 @@
-//! Requests one by one: what they do, what they may not, and what is told of them.
+//! Requests one by one: what they do, what they may not do, and what the observer sees.
 
 mod driver;
 
@@ -95,7 +95,7 @@ fn a_header_that_is_none_fails() {
 
 #[test]
 fn chains_without_a_place_for_a_status_stop_the_queue() {
-    // No status, nothing at all, and what is nowhere.
+    // Without a status, empty, and outside memory.
     let chains: [(&[Piece], &[Piece]); 4] = [
         (&[(FREE, 16)], &[]),
         (&[(FREE, 0)], &[]),
@@ -117,7 +117,7 @@ fn chains_without_a_place_for_a_status_stop_the_queue() {
 fn a_request_may_be_cut_anywhere() {
     let (file, mut driver) = plain();
     file.as_file().write_all_at(&[7; 4096], 0).unwrap();
-    // Header in three pieces, data and status in two.
+    // The header in three pieces, data and status in two.
     driver.put(FREE, &[0; 16]);
     driver.put(FREE + 0x1000, &[0xff; 1024]);
     driver.offer(
@@ -126,7 +126,7 @@ fn a_request_may_be_cut_anywhere() {
     );
     driver.serve();
     assert_eq!(driver.get(FREE + 0x1000, 514), [&[7; 512][..], &[OK, 0xff]].concat());
-    // Header and data in one.
+    // Header and data in one piece.
     driver.put(FREE, &(1u128 | 8 << 64).to_le_bytes());
     driver.put(FREE + 16, &[5; 512]);
     driver.offer(&[(FREE, 528)], &[(FREE + 0x1000, 1)]);
@@ -240,7 +240,7 @@ fn the_observer_sees_what_moves() {
     driver.put(FREE, &[1; 4096]);
     driver.put(FREE + 0x2000, &[2; 4096]);
     assert_eq!(driver.write(16, &[(FREE, 4096), (FREE + 0x2000, 4096)]), OK);
-    // In the middle of a frame, and of a block: nothing equals anything.
+    // In the middle of a frame or a block: no frame equals a block.
     assert_eq!(driver.write(1, &[(FREE, 512)]), OK);
     assert_eq!(driver.write(32, &[(FREE + 512, 4096)]), OK);
     assert_eq!(driver.read(24, &[(FREE + 0x8000, 4096)]), OK);

@@ -1,13 +1,15 @@
-//! A secret function from pages to 128 bits: universal hashing, not a cryptographic
-//! hash. For any two pages, chosen by whoever does not know the key, the chance over
-//! keys that they collide is below 2^-126. That is all that is needed of it, since
-//! nobody is ever shown a digest; and it takes a fifth of BLAKE3's time, which is spent on
-//! every block of a disk that moves and on every page that goes.
+//! A secret function from pages to 128 bits: universal hashing, not a cryptographic hash.
 //!
-//! First NH with a Toeplitz key, twice, 64 bits a word: 2^-128 (Black et al., UMAC,
-//! CRYPTO'99, theorems 1 and 2; Krovetz, VMAC, section 2). Then the two sums go through a
-//! multilinear hash into 64 bits, twice: 2^-128 (Lemire and Kaser, "Strongly universal
-//! string hashing is fast", theorem 1). A bit that is always set costs one.
+//! For any two pages, chosen by somebody who does not know the key, the probability over keys that
+//! they collide is below 2^-126. No more is needed, because nobody is ever shown a digest. It takes
+//! a fifth of the time of BLAKE3, and runs on every block of a disk that moves and on every page
+//! that is evicted.
+//!
+//! A page goes through NH with a Toeplitz key, twice, in words of 64 bits, with collisions at
+//! 2^-128 (Black et al., UMAC, CRYPTO'99, theorems 1 and 2; Krovetz, VMAC, section 2). The two sums
+//! then go through a multilinear hash into 64 bits, twice, with collisions at 2^-128 (Lemire and
+//! Kaser, "Strongly universal string hashing is fast", theorem 1). One bit of a digest is always
+//! set, which costs a factor of 2.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -17,28 +19,28 @@ use ebb_units::FRAME_BYTES;
 use rustix::rand::{GetRandomFlags, getrandom};
 use zeroize::{Zeroize, Zeroizing};
 
-/// The content of a frame, or of a disk's block of the same size.
+/// The content of a frame, or of a disk block of the same size.
 pub type Page = [u8; FRAME_BYTES as usize];
 
 const WORDS: usize = FRAME_BYTES as usize / 8;
-/// The second sum's keys are the first's from here on.
+/// Words by which the keys of the second sum are shifted against those of the first.
 const SHIFT: usize = 2;
 
-/// What a page is known by; never all zero.
+/// Identifies the content of a page; never all zero.
 pub type Digest = [u64; 2];
 
-/// The secret. It is overwritten when it goes.
+/// The secret key. It is overwritten when it is dropped.
 pub struct DigestKey(Box<Secret>);
 
 struct Secret {
     words: [u64; WORDS + SHIFT],
-    /// For each half of a digest: what is added, and a factor for each word of the sums.
+    /// For each half of a digest: a summand, and a factor for each of the four words of the sums.
     ends: [[u128; 5]; 2],
 }
 
 impl DigestKey {
-    /// One that nobody has had before. It stays out of the host's swap, as far as this process
-    /// may lock memory.
+    /// Makes a new random key. It stays out of the host's swap, as far as this process may lock
+    /// memory.
     ///
     /// # Errors
     /// As getrandom(2).
@@ -50,10 +52,10 @@ impl DigestKey {
         }
     }
 
-    /// The one that follows from `seed`: secret, and random.
+    /// Derives the key from `seed`, which must be secret and random.
     pub fn new(seed: &[u8; 32]) -> DigestKey {
         let mut secret = Box::new(Secret { words: [0; _], ends: [[0; 5]; 2] });
-        // A VM is not given up for that.
+        // Failure is ignored: it is no reason to give up a VM.
         let _ = lock_in_memory(&*secret);
         let mut hasher = blake3::Hasher::new_keyed(seed);
         let mut random = hasher.finalize_xof();
@@ -69,7 +71,7 @@ impl DigestKey {
         DigestKey(secret)
     }
 
-    /// The digest of a page.
+    /// Returns the digest of a page.
     pub fn digest(&self, page: &Page) -> Digest {
         let sums = self.0.sums(page);
         let words =
@@ -86,7 +88,7 @@ impl Secret {
     fn sums(&self, page: &Page) -> [u128; 2] {
         let (pairs, _) = page.as_chunks::<16>();
         let (mut first, mut second) = (0u128, 0u128);
-        // Keys for two pairs of words, one behind the other.
+        // A window has this pair's two keys of the first sum, then its two keys of the second.
         for (pair, key) in pairs.iter().zip(self.words.windows(4).step_by(2)) {
             let pair = u128::from_le_bytes(*pair);
             let (low, high) = (pair as u64, (pair >> 64) as u64);
@@ -117,7 +119,7 @@ mod tests {
         DigestKey::new(&[7; 32])
     }
 
-    /// Word by word, as the papers have it.
+    /// Computes the digest word by word, as the papers define it.
     fn by_the_book(key: &DigestKey, block: &Page) -> Digest {
         let word = |at: usize| u64::from_le_bytes(block[8 * at..][..8].try_into().unwrap());
         let mut sums = [0u128; 2];

@@ -2,24 +2,24 @@
 
 use crate::Uses;
 
-/// What a window with reads and one with writes count for: in the ratio in which reads
-/// and writes are slower on slow memory than on fast.
+/// What a window with reads counts, and what a window with writes counts. Their ratio is that in
+/// which reads and writes are slower on slow memory than on fast memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Weights {
     read: u32,
     write: u32,
 }
 
-/// A weight of zero: the uses that it stands for would count for nothing.
+/// A weight of zero, by which some uses would count for nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a weight of 0 for {0} would make them count for nothing: weights are 1 or more")]
 pub struct ZeroWeight(&'static str);
 
 impl Weights {
-    /// Both count for one: memory that is as fast to write as to read.
+    /// Both count one, for memory that is as fast to write as to read.
     pub const EVEN: Weights = Weights { read: 1, write: 1 };
 
-    /// One for each kind.
+    /// Weights for reads and for writes.
     ///
     /// # Errors
     /// [`ZeroWeight`].
@@ -31,7 +31,7 @@ impl Weights {
         }
     }
 
-    /// The page-degree: windows with reads and with writes, each weighted.
+    /// The page-degree: the windows with reads and with writes, each weighted.
     pub fn degree(self, uses: Uses) -> u64 {
         u64::from(self.read) * u64::from(uses.reads)
             + u64::from(self.write) * u64::from(uses.writes)
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn writes_weigh_what_they_are_told_to() {
-        // Of DRAM and PMem, vTMM section 3.3.1.
+        // Of DRAM and PMem (vTMM, section 3.3.1).
         let weights = Weights::new(1, 3).unwrap();
         assert_eq!(weights.degree(Uses { reads: 2, writes: 5 }), 17);
         let most = Weights::new(u32::MAX, u32::MAX).unwrap();

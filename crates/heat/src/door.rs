@@ -1,4 +1,4 @@
-//! The one way by which a guest's page tables are written.
+//! The only way by which a guest's page tables are written.
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -7,46 +7,47 @@ use ebb_inspect::GuestMemory;
 use ebb_pager::{Pager, View};
 use ebb_units::Gfn;
 
-/// Entries of a page table.
+/// Number of entries in a page table.
 pub const ENTRIES: usize = 512;
 
-/// A page table's entries, read once each.
+/// The entries of a page table, each read once.
 pub type Entries = [u64; ENTRIES];
 
-/// A guest's RAM with its page tables, whose entries may be changed.
+/// A guest's RAM and its page tables, whose entries can be changed.
 pub trait TableMemory {
-    /// The RAM, to be read.
+    /// The RAM, for reading.
     fn memory(&self) -> &dyn GuestMemory;
 
-    /// Reads a frame, word by word. `false`: it is not in memory, or no RAM. Never gives a
-    /// hole memory.
+    /// Reads a frame, word by word. `false`: it is non-resident, or no RAM. Never gives memory to a
+    /// hole.
     fn read(&self, table: Gfn, entries: &mut Entries) -> bool;
 
-    /// Runs `work` while nobody in the guest can write to the frame `metadata`. `false`: that
-    /// cannot be had now.
+    /// Runs `work` while nobody in the guest can write to the frame `metadata`. `false`: that is
+    /// not possible now.
     ///
     /// # Errors
     /// From the host.
     fn while_held(&self, metadata: Gfn, work: &mut dyn FnMut(&dyn HeldTables)) -> io::Result<bool>;
 }
 
-/// What may be done while page metadata is held.
+/// What is possible while page metadata is locked and protected.
 pub trait HeldTables {
-    /// Runs `work` with a frame's words as they are read now, and in place, to be compared
-    /// and swapped, while the frame stays where it is. `false`: it is not plain memory now.
+    /// Runs `work` with a frame's words, both as read now and in place for compare-and-swap, while
+    /// the frame stays where it is. `false`: it is not plain memory now.
     ///
-    /// The caller has made sure, since the metadata is held, that the frame is a page table.
+    /// The caller must have checked, since the metadata was locked, that the frame is a page table.
     fn table(&self, table: Gfn, work: &mut dyn FnMut(&Entries, &[AtomicU64])) -> bool;
 }
 
-/// A held VM's.
+/// The page tables of a managed VM.
 pub struct PagerTables<'p> {
     pager: &'p Pager,
     view: View<'p>,
 }
 
 impl<'p> PagerTables<'p> {
-    /// The pager must be told of writes to page metadata: `ebb_pager::Frames::watch_writes`.
+    /// Requires that the pager is told of writes to page metadata:
+    /// `ebb_pager::Frames::watch_writes`.
     pub fn new(pager: &'p Pager) -> PagerTables<'p> {
         PagerTables { pager, view: pager.view() }
     }

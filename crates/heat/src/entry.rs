@@ -9,33 +9,33 @@ const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-/// Above the lowest level: a leaf.
+/// Above the lowest level: the entry is a leaf.
 const LARGE: u64 = 1 << 7;
-/// Bits 12..52.
+/// The physical address: bits 12 to 51.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// An entry, as it was read. Levels are counted from 0, the table whose entries map frames.
+/// An entry as it was read. Levels count from 0: the table whose entries map frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry(pub u64);
 
 impl Entry {
-    /// Whether it maps something to programs.
+    /// Whether it maps something for programs.
     pub fn is_mapped(self) -> bool {
         self.0 & (PRESENT | USER) == PRESENT | USER
     }
 
-    /// Whether a translation went through it since this was last cleared.
+    /// Whether a translation went through it since this bit was last cleared.
     pub fn is_accessed(self) -> bool {
         self.is_mapped() && self.0 & ACCESSED != 0
     }
 
-    /// The same entry with its accessed bit cleared, and nothing else.
+    /// The same entry with only its accessed bit cleared.
     pub fn cleared(self) -> Entry {
         Entry(self.0 & !ACCESSED)
     }
 
-    /// A leaf that is dirty and may be written can have been written in this window; one that
-    /// is clean, or not writable now, has not been.
+    /// How its pages were used. A leaf that is dirty and writable may have been written in this
+    /// window. One that is clean, or not writable now, was not written.
     pub fn access(self) -> Access {
         match self.0 & (DIRTY | WRITABLE) == DIRTY | WRITABLE {
             true => Access::Write,
@@ -43,19 +43,19 @@ impl Entry {
         }
     }
 
-    /// The frames that it maps, if at this level it is a leaf.
+    /// The frames that it maps, if it is a leaf at this level.
     pub fn leaf(self, level: u32) -> Option<FrameRange> {
         let frames = match level {
             0 => 1,
             1 | 2 if self.0 & LARGE != 0 => FRAMES_PER_HUGE.pow(level),
             _ => return None,
         };
-        // Of a large leaf, a flag stands where its address is below its own size.
+        // In a large leaf, address bits below its own size hold a flag.
         let base = (self.0 & ADDRESS) & !(frames * FRAME_BYTES - 1);
         Some(FrameRange::new(Gpa(base).gfn(), frames))
     }
 
-    /// The table that it leads to, if at this level it is none.
+    /// The table that it leads to, if it is not a leaf at this level.
     pub fn table(self, level: u32) -> Option<ebb_units::Gfn> {
         let is_leaf = self.leaf(level).is_some();
         (!is_leaf && self.is_mapped()).then(|| Gpa(self.0 & ADDRESS).gfn())

@@ -1,13 +1,13 @@
 //! Tracking by the accessed bits in the guest's own page tables.
 //!
-//! From the roots of the processes' page tables down, the halves that are the programs', level
-//! by level, each table once a round. A table whose entry in the level above was not accessed
-//! is not read: so cost follows what is used, not what is mapped. Bits are cleared from above
-//! to below, so that a use in between is seen the next time.
+//! A round begins at the roots of the processes' page tables, in the half that belongs to programs.
+//! It goes down level by level and reads each table once. It does not read a table whose entry in
+//! the level above was not accessed, so the cost follows what is used, not what is mapped. Bits are
+//! cleared from the top down, so that a use in between is seen the next time.
 //!
-//! What is read is the guest's word, and hostile: each table is read at most once a round,
-//! their number is capped, and a table is written only while its metadata is held and calls
-//! it one.
+//! What is read is the guest's word, and hostile: each table is read at most once a round, their
+//! number is capped, and a table is written only while its metadata is locked and says that it is
+//! one.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -18,32 +18,33 @@ use ebb_units::{FrameRange, Gfn};
 use crate::door::{ENTRIES, Entries, HeldTables};
 use crate::{Entry, Observer, Round, TableMemory, TrackError, Tracker, Verdict, Walk};
 
-/// Page tables looked at in a round: this part of RAM at most, but not fewer than these.
+/// Page tables to look at in a round at most: one for this many frames of RAM.
 const TABLES_PART: u64 = 32;
+/// Page tables that a round may look at even in little RAM.
 const TABLES_LEAST: u64 = 4096;
-/// Large leaves may map all RAM so often before a round is cut short.
+/// How often large leaves may map all of RAM before a round is cut short.
 const LARGE_TIMES: u64 = 8;
-/// The first kernel that takes an entry above a page table with a clear accessed bit for a
-/// good one (`pmd_bad` of `arch/x86/include/asm/pgtable.h`); older ones clear it, and with it
+/// The first kernel that accepts an entry above a page table whose accessed bit is clear (`pmd_bad`
+/// of `arch/x86/include/asm/pgtable.h`). Older kernels take it for bad and clear it, and with it
 /// what it maps.
 const PRUNES_SINCE: (u32, u32) = (6, 1);
-/// Between two questions whether to go on, so many tables are read at most.
+/// Most tables to read between two checks whether to go on.
 const TABLES_AT_ONCE: usize = 256;
-/// Of the entries above a page table.
+/// Level of the entries that lead to page tables of the lowest level.
 const MIDDLE: u32 = 1;
 
-/// Roots of the processes' page tables, as they were found last.
+/// Roots of the processes' page tables, as they were last found.
 #[derive(Clone, Debug, Default)]
 pub struct Roots(Vec<Gfn>);
 
 impl Roots {
-    /// How many.
+    /// Number of roots.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 }
 
-/// Looks at one guest's page tables.
+/// Tracks uses by one guest's page tables.
 pub struct GuestTracker<'a> {
     memory: &'a dyn TableMemory,
     guest: &'a Guest,
@@ -52,11 +53,11 @@ pub struct GuestTracker<'a> {
 }
 
 impl<'a> GuestTracker<'a> {
-    /// Of a guest that is trusted now. `is_running` is asked again and again, and before bits are
-    /// cleared: `false` once the kernel may have been reset, or who asks has no more time. It is
-    /// asked while metadata is held, so it must not wait for the VMM, which may wait for that
-    /// metadata. `roots` are kept from one round to
-    /// the next, and found anew by a full one.
+    /// A tracker of a guest that is trusted now. `is_running` is asked again and again, and before
+    /// bits are cleared: `false` once the kernel may have been reset, or the caller has no more
+    /// time. It is asked while metadata is locked, so it must not wait for the VMM, which may wait
+    /// for that metadata. `roots` are kept from one round to the next, and found anew by a full
+    /// round.
     pub fn new(
         memory: &'a dyn TableMemory,
         guest: &'a Guest,
@@ -66,8 +67,8 @@ impl<'a> GuestTracker<'a> {
         GuestTracker { memory, guest, roots, is_running }
     }
 
-    /// Whether tables are left out whose entry above was not accessed: kernels before 6.1 take
-    /// such an entry for a broken one, so it is not cleared there.
+    /// Whether tables whose entry above was not accessed are left out. Kernels before 6.1 take such
+    /// an entry for a bad one, so Ebb does not clear its bit there.
     pub fn prunes(&self) -> bool {
         self.guest.note().version() >= PRUNES_SINCE
     }
@@ -87,7 +88,7 @@ impl Tracker for GuestTracker<'_> {
     }
 }
 
-/// Frames seen in this round.
+/// The frames seen in this round, as a bit field.
 struct Seen(Vec<u64>);
 
 impl Seen {
@@ -95,7 +96,7 @@ impl Seen {
         Seen(vec![0; usize::try_from(end.0.div_ceil(64)).unwrap_or(0)])
     }
 
-    /// Whether it is new; never for a frame beyond the end.
+    /// Adds a frame. Returns whether it is new; never for a frame beyond the end.
     fn add(&mut self, gfn: Gfn) -> bool {
         let Some(word) = usize::try_from(gfn.0 / 64).ok().and_then(|at| self.0.get_mut(at)) else {
             return false;
@@ -119,7 +120,7 @@ struct Look<'a> {
     seen: Seen,
     tables_left: u64,
     large_frames_left: u64,
-    /// Tables of the level below.
+    /// Tables of the next lower level.
     next: Vec<Gfn>,
     last_held: Option<Gfn>,
     round: Round,
@@ -153,7 +154,7 @@ impl<'a> Look<'a> {
         let top = self.guest.tables().levels.saturating_sub(1);
         for level in (0..=top).rev() {
             let mut tables = std::mem::take(&mut self.next);
-            // Neighbours share their metadata.
+            // Neighbours share their metadata frame.
             tables.sort_unstable();
             // The other half of a root is the kernel's.
             let count = if level == top { ENTRIES / 2 } else { ENTRIES };
@@ -163,8 +164,8 @@ impl<'a> Look<'a> {
         self.settle()
     }
 
-    /// A protection after the last bit was cleared: the host's kernel then has processors
-    /// forget the translations by which a page in use would not set its bit again.
+    /// Protects metadata once more after the last bit was cleared. The host's kernel then has
+    /// processors drop the translations by which a page in use would not set its bit again.
     fn settle(&mut self) -> Result<(), TrackError> {
         match self.last_held {
             Some(metadata) => Ok(self.memory.while_held(metadata, &mut |_| ()).map(drop)?),
@@ -172,8 +173,8 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Tells of what is in the tables; returns those in which something is to be cleared, of
-    /// which nothing was told.
+    /// Reports what is in the tables. Returns the tables in which a bit is to be cleared, of which
+    /// nothing was reported.
     fn read(&mut self, tables: &[Gfn], level: u32, count: usize) -> Result<Vec<Gfn>, TrackError> {
         let (mut entries, mut to_write) = ([0; ENTRIES], Vec::new());
         for (index, &table) in tables.iter().enumerate() {
@@ -203,7 +204,7 @@ impl<'a> Look<'a> {
             }
     }
 
-    /// Takes in one entry; whether its accessed bit is to be cleared.
+    /// Reports one entry. Returns whether its accessed bit is to be cleared.
     fn tell(&mut self, entry: Entry, level: u32) -> bool {
         match (entry.leaf(level), entry.table(level)) {
             (Some(frames), _) => entry.is_accessed() && self.tell_leaf(frames, entry),
@@ -254,7 +255,7 @@ impl<'a> Look<'a> {
         self.guest.memmap().in_ram(frames)
     }
 
-    /// Clears bits in these tables, those together whose metadata lies in one frame.
+    /// Clears bits in these tables. Tables whose metadata lies in one frame are written together.
     fn write(&mut self, tables: &[Gfn], level: u32, count: usize) -> Result<(), TrackError> {
         let (memory, guest) = (self.memory, self.guest);
         let metadata = |table: &Gfn| guest.table_metadata(memory.memory(), *table);
@@ -283,7 +284,7 @@ impl<'a> Look<'a> {
         Ok(())
     }
 
-    /// While the metadata of these tables is held.
+    /// Clears bits in these tables while their metadata is locked.
     fn write_group(
         &mut self,
         tables: &[Gfn],
@@ -296,7 +297,7 @@ impl<'a> Look<'a> {
             return Err(TrackError::NotRunning);
         }
         for &table in tables {
-            // The look that counts: from now on it stays a page table.
+            // This look counts: from now on the frame stays a page table.
             let now = self.guest.table_metadata(self.memory.memory(), table);
             let done = now == Some(metadata)
                 && held.table(table, &mut |entries, words| {
@@ -322,8 +323,8 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// A table that cannot be written now. Of its pages nothing is told: their bits stay, and
-    /// tell the next time. What lies below is looked at.
+    /// Handles a table that cannot be written now. Nothing is reported of its pages: their bits
+    /// stay, and report the next time. Tables below it are still looked at.
     fn miss(&mut self, table: Gfn, level: u32, count: usize) {
         let mut entries = [0; ENTRIES];
         if !self.memory.read(table, &mut entries) {
@@ -338,8 +339,8 @@ impl<'a> Look<'a> {
     }
 }
 
-/// Clears the accessed bit of the word that was read as `entry`, and tries once more where the
-/// guest changed something else of the same mapping: the dirty bit, most likely.
+/// Clears the accessed bit of the word that was read as `entry`. Tries once more if the guest
+/// changed something else of the same mapping, most likely the dirty bit.
 fn swap(word: &AtomicU64, entry: Entry) -> bool {
     let exchange =
         |entry: Entry| word.compare_exchange(entry.0, entry.cleared().0, AcqRel, Relaxed);

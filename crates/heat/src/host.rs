@@ -1,8 +1,8 @@
 //! Tracking by the VMM's page table, for guests that are not known.
 //!
-//! What the VMM has mapped since its page table was last emptied was used in between; so
-//! the devices' uses count too. Each page in use costs the guest a minor fault a round, but for
-//! those at rest. Nothing tells writes from reads.
+//! What the VMM has mapped since its page table was last emptied was used in between, so uses by
+//! devices count too. Each page in use costs the guest a minor fault a round, except pages at rest.
+//! Writes cannot be told from reads.
 
 use std::io;
 
@@ -15,14 +15,14 @@ use crate::{Access, Observer, Round, TrackError, Tracker, Verdict, Walk};
 
 /// A VMM's page table.
 pub trait HostPages {
-    /// Takes ranges of the RAM out of it; the memory stays.
+    /// Takes ranges of the RAM out of the page table. The memory stays.
     ///
     /// # Errors
     /// From the host.
     fn forget(&self, ranges: &[HvaRange]) -> io::Result<()>;
 }
 
-/// Looks at one VMM's page table.
+/// Tracks uses by one VMM's page table.
 pub struct HostTracker<'a> {
     ram: &'a Ram,
     pagemap: &'a Pagemap,
@@ -30,7 +30,7 @@ pub struct HostTracker<'a> {
 }
 
 impl<'a> HostTracker<'a> {
-    /// Of the VMM whose pagemap this is.
+    /// A tracker of the VMM that `pagemap` belongs to.
     pub fn new(ram: &'a Ram, pagemap: &'a Pagemap, pages: &'a dyn HostPages) -> HostTracker<'a> {
         HostTracker { ram, pagemap, pages }
     }
@@ -42,7 +42,7 @@ impl Tracker for HostTracker<'_> {
         for region in self.ram.regions() {
             let range = region.hva_range();
             if walk == Walk::Full {
-                // At once what would come piece by piece.
+                // The whole region at once, instead of piece by piece.
                 forgotten.push(range);
             }
             let mut pieces = Pieces { observer, round: &mut round, last: None, ranges: Vec::new() };
@@ -64,8 +64,8 @@ impl Tracker for HostTracker<'_> {
     }
 }
 
-/// What is mapped, huge frame by huge frame: one of which any page is not at rest is forgotten
-/// as a whole, as one call a page would cost more than the faults that it saves.
+/// What is mapped, huge frame by huge frame. A huge frame with any page that is not at rest is
+/// forgotten as a whole: a call for each page would cost more than the faults that it saves.
 struct Pieces<'a> {
     observer: &'a mut dyn Observer,
     round: &'a mut Round,
@@ -89,7 +89,7 @@ impl Pieces<'_> {
     }
 }
 
-/// Neighbours become one.
+/// Appends ranges, and joins neighbours.
 fn join(ranges: impl Iterator<Item = HvaRange>, to: &mut Vec<HvaRange>) {
     for range in ranges {
         match to.last_mut() {
@@ -113,7 +113,7 @@ mod tests {
 
     const BYTES: u64 = 16 << 20;
 
-    /// This process is the VMM: it has the RAM mapped once more.
+    /// This process as the VMM: it has the RAM mapped once more.
     struct Own(Mapping);
 
     impl HostPages for Own {

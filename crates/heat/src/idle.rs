@@ -1,8 +1,9 @@
 //! Tracking by the host kernel's idle page tracking, for guests that are not known.
 //!
-//! The kernel looks at the accessed bit wherever a frame of the host is mapped, in KVM's tables,
-//! too; the guest takes no fault for it. It does so frame by frame, for those that are idle as
-//! well, so that its cost follows the size of the VM: who has too much memory is told so.
+//! The kernel looks at the accessed bit wherever a frame of the host is mapped, in KVM's tables
+//! too, and the guest takes no fault. It looks frame by frame, at idle frames as well, so the cost
+//! follows the size of the VM. A VM with too much memory for this is refused
+//! ([`TrackError::TooMuch`]).
 
 use std::io;
 
@@ -14,15 +15,16 @@ use ebb_vm::{Ram, Region};
 
 use crate::{Access, HostPages, Observer, Round, TrackError, Tracker, Verdict, Walk};
 
-/// Pages looked at in one go.
+/// Pages to look at at once.
 const PAGES: u64 = 32768;
-/// Of the pages that were to be marked, one in so many may have kept no mark: it is in use just
-/// now, or not among those that the kernel reclaims yet. Of huge pages hardly one has any.
+/// Part of the pages to be marked that may keep no mark: one in this many. A page keeps none if it
+/// is in use just now, or not yet among those that the kernel reclaims. Of huge pages, hardly any
+/// keeps one.
 const UNMARKED_PART: u64 = 2;
-/// Less than that says nothing of the others.
+/// Fewest marked pages that say something about the others.
 const MARKED_MIN: u64 = 4096;
 
-/// Looks at the frames that one VMM has mapped.
+/// Tracks uses of the frames that one VMM has mapped.
 pub struct IdleTracker<'a> {
     ram: &'a Ram,
     pagemap: &'a Pagemap,
@@ -32,7 +34,7 @@ pub struct IdleTracker<'a> {
 }
 
 impl<'a> IdleTracker<'a> {
-    /// Of the VMM whose pagemap this is. A round is given up when `goes_on` says no.
+    /// A tracker of the VMM that `pagemap` belongs to. A round is given up when `goes_on` says no.
     pub fn new(
         ram: &'a Ram,
         pagemap: &'a Pagemap,
@@ -43,7 +45,7 @@ impl<'a> IdleTracker<'a> {
         IdleTracker { ram, pagemap, idle, pages, goes_on }
     }
 
-    /// What is mapped from a page of the region on, in order of frames of the host.
+    /// The pages mapped from page `from` of the region on, in order of the host's frames.
     fn mapped(&self, region: &Region, from: u64) -> io::Result<Vec<Mapped>> {
         let (frames, mut mapped) = (region.frames(), Vec::new());
         let first = frames.start.0 + from;
@@ -56,7 +58,7 @@ impl<'a> IdleTracker<'a> {
         Ok(mapped)
     }
 
-    /// Tells what was used of these, whose words lie side by side.
+    /// Reports which of these pages were used. Their words must lie side by side.
     fn look(
         &self,
         pages: &[Mapped],
@@ -94,9 +96,9 @@ impl<'a> IdleTracker<'a> {
         Ok(())
     }
 
-    /// A translation that a processor keeps sets no bit again. What is taken out of the VMM's
-    /// page table has processors forget all of the guest's under KVM, and all of the VMM's if
-    /// it is more than a few pages.
+    /// Has processors drop translations: one that a processor keeps sets no bit again. Taking a
+    /// range out of the VMM's page table has them drop all of the guest's under KVM, and all of the
+    /// VMM's if the range is more than a few pages.
     fn forget_translations(&self, near: Gfn) -> io::Result<()> {
         let clip = |frames| self.ram.clip(frames);
         let frames = clip(FrameRange::huge(near.huge())).or_else(|| clip(FrameRange::new(near, 1)));
@@ -133,7 +135,7 @@ impl Tracker for IdleTracker<'_> {
 #[derive(Default)]
 struct Told {
     round: Round,
-    /// Of a full round: cleared, and seen to be so.
+    /// In a full round: pages that were marked, and whose mark was seen to stay.
     kept: u64,
     last_cleared: Option<Gfn>,
 }
@@ -144,7 +146,7 @@ impl Told {
     }
 }
 
-/// A page of the guest's and the host's frame that it lies in.
+/// A page of the guest's, and the frame of the host's that backs it.
 struct Mapped {
     frame: u64,
     gfn: Gfn,

@@ -1,14 +1,15 @@
-//! The multi-level queue (vTMM, section 3.2.2): a page that was used again and again is
-//! left alone for a while, and counts as used.
+//! The multi-level queue (vTMM, section 3.2.2): a page that was used again and again is left alone
+//! for a while, and counts as used.
 //!
 //! A page that was found used is not disturbed for `2^(x-1)` windows, where `x` is its step. Then
-//! its bit is cleared, and the window after that judges: used, it rises and rests again; not
-//! used, it sinks and is judged again in the next window, since its bit is clear. Each
-//! monitoring begins with steps of 0: a page that was hot and has cooled would else pass for hot
-//! by a single use. The level goes up and down with the step, and stays.
+//! its bit is cleared, and the window after that judges it. If it was used, it rises and rests
+//! again. If not, it sinks and is judged again in the next window, since its bit is clear. Each
+//! monitoring begins with steps of 0: otherwise a page that was hot and has cooled would pass for
+//! hot by a single use. The level goes up and down with the step, and stays from one monitoring to
+//! the next.
 //!
-//! Pages that nobody uses are not told of, and cost nothing: how far they sank is reckoned
-//! when they are seen again. Four bytes a page:
+//! Pages that nobody uses are not reported and cost nothing: how far they sank is computed when
+//! they are seen again. A page takes four bytes:
 //!
 //! ```text
 //!   31        24 23        16 15         8 7        5    4      3     2     0
@@ -23,23 +24,23 @@ use crate::{Access, Observer, Verdict};
 
 /// The highest level.
 pub const TOP_LEVEL: u8 = 7;
-/// Windows of one monitoring that are counted, without the first, which only clears.
+/// Most windows of one monitoring that are counted. The first round, which only clears, is not one.
 pub const WINDOWS_MAX: u8 = 250;
-/// What the queue keeps of each page.
+/// Bytes that the queue keeps for each page.
 pub const BYTES_PER_PAGE: usize = size_of::<Page>();
 
 const LEVEL: u8 = 0b111;
 const RESTS: u8 = 1 << 3;
 const WROTE: u8 = 1 << 4;
-/// Where the step stands.
+/// Shift of the step in the state.
 const STEP: u32 = 5;
 
 /// Windows of a monitoring in which a page was used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Uses {
-    /// Not written, as far as was seen.
+    /// Windows in which it was read, and not written as far as was seen.
     pub reads: u8,
-    /// Written.
+    /// Windows in which it was written.
     pub writes: u8,
 }
 
@@ -47,7 +48,8 @@ pub struct Uses {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Page {
     state: u8,
-    /// At rest: when its bit is cleared. Else: the window that judges it next.
+    /// If the page is at rest: the window at which its bit is cleared. Otherwise: the next window
+    /// that judges it.
     due: u8,
     reads: u8,
     writes: u8,
@@ -57,15 +59,16 @@ struct Page {
 pub struct Levels {
     /// In order of frames.
     ram: Vec<FrameRange>,
-    /// Those of all ranges, one behind the other.
+    /// The pages of all ranges, one range after the other.
     pages: Vec<Page>,
     window: u8,
     top_level: u8,
 }
 
 impl Levels {
-    /// For the frames of `ram`, which are in order and apart; every page in level 0. With
-    /// a `top_level` of 0 there is no queue: every page is looked at in every window.
+    /// A queue for the frames of `ram`, which must be in order and must not overlap. Every page
+    /// starts at level 0. With a `top_level` of 0 there is no queue: every page is looked at in
+    /// every window.
     pub fn new(ram: &[FrameRange], top_level: u8) -> Levels {
         let count: u64 = ram.iter().map(|range| range.count).sum();
         Levels {
@@ -76,7 +79,7 @@ impl Levels {
         }
     }
 
-    /// A monitoring begins: counts are zero, no page rests and rests are short again; levels
+    /// Begins a monitoring: counts are zero, no page is at rest, and rests are short again. Levels
     /// stay. The round that follows clears every bit and counts nothing.
     pub fn begin(&mut self) {
         let window = self.window;
@@ -84,38 +87,38 @@ impl Levels {
         self.window = 0;
     }
 
-    /// The next window begins. After [`WINDOWS_MAX`] none is counted.
+    /// Begins the next window. Windows after [`WINDOWS_MAX`] are not counted.
     pub fn next_window(&mut self) {
         self.window = WINDOWS_MAX.min(self.window + 1);
     }
 
-    /// The window, from 1 on; 0 is the round that clears.
+    /// The current window, from 1 on; 0 is the round that clears.
     pub fn window(&self) -> u8 {
         self.window
     }
 
-    /// The frames looked after.
+    /// The frames that the queue covers.
     pub fn ram(&self) -> &[FrameRange] {
         &self.ram
     }
 
-    /// What was counted so far of a page; nothing of one that is no RAM.
+    /// What was counted so far of a page; zero for a frame that is no RAM.
     pub fn uses(&self, gfn: Gfn) -> Uses {
         self.page(gfn).map_or(Uses::default(), |page| page.uses(self.window))
     }
 
-    /// Its level, with how far it sank since it was seen last.
+    /// The level of a page, less how far it sank since it was last seen.
     pub fn level(&self, gfn: Gfn) -> u8 {
         self.page(gfn).map_or(0, |page| page.level_in(self.window))
     }
 
-    /// Every page's count, in order of frames.
+    /// The counts of every page, in order of frames.
     pub fn all_uses(&self) -> impl Iterator<Item = (Gfn, Uses)> {
         let frames = self.ram.iter().flat_map(|range| range.frames());
         frames.zip(&self.pages).map(|(gfn, page)| (gfn, page.uses(self.window)))
     }
 
-    /// The counts and levels of each range's pages.
+    /// The counts and levels of the pages of each range.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (Gfn, impl Iterator<Item = (Uses, u8)>)> {
         let mut rest = &self.pages[..];
         self.ram.iter().map(move |range| {
@@ -126,7 +129,7 @@ impl Levels {
         })
     }
 
-    /// What the queue itself takes.
+    /// Bytes that the queue itself takes.
     pub fn bytes(&self) -> u64 {
         (self.pages.len() * BYTES_PER_PAGE) as u64
     }
@@ -137,7 +140,7 @@ impl Levels {
 
     fn index(&self, gfn: Gfn) -> Option<usize> {
         let mut before = 0;
-        // A handful of ranges.
+        // There are only a handful of ranges.
         for range in &self.ram {
             if range.contains(gfn) {
                 return usize::try_from(before + (gfn.0 - range.start.0)).ok();
@@ -147,7 +150,7 @@ impl Levels {
         None
     }
 
-    /// Where the pages of a run of frames are: as far as they lie in the range of the first.
+    /// Indices of the pages of a run of frames, as far as they lie in the range of the first frame.
     fn indices(&self, frames: FrameRange) -> Option<std::ops::Range<usize>> {
         let range = self.ram.iter().find(|range| range.contains(frames.start))?;
         let first = self.index(frames.start)?;
@@ -163,7 +166,7 @@ impl Observer for Levels {
         pages.unwrap_or_default().iter().any(|page| told(*page) == Verdict::Clear)
     }
 
-    /// One page that is due is enough for all that share its bit.
+    /// One page that is due is enough to clear the bit that all of them share.
     fn saw(&mut self, frames: FrameRange, access: Access) -> Verdict {
         let (window, top_level) = (self.window, self.top_level);
         let pages = self.indices(frames).and_then(|indices| self.pages.get_mut(indices));
@@ -196,9 +199,10 @@ impl Page {
         *self = Page { state: self.level_in(window), ..Page::NEW };
     }
 
-    /// At the end of a window.
+    /// The level at the end of a window.
     fn level_in(self, window: u8) -> u8 {
-        // Judged in every window since, and in none of them used. One at rest was not judged.
+        // It was judged in every window since then, and used in none. A page at rest was not
+        // judged.
         let unused = match self.rests() {
             true => window.saturating_sub(self.due),
             false => (window + 1).saturating_sub(self.due),
@@ -211,13 +215,13 @@ impl Page {
             return Verdict::Leave;
         }
         if window < self.due {
-            // By another entry, in the window in which it was cleared.
+            // Seen by another entry, in the window in which its bit was cleared.
             return Verdict::Clear;
         }
-        // Windows in which its table was not even read: nobody used it.
+        // In these windows its table was not even read: nobody used it.
         self.sink(window - self.due);
         if self.rests() {
-            // The bit is from before: it says nothing of this window.
+            // The bit is from before: it says nothing about this window.
             self.judge_in(window + 1);
             return Verdict::Clear;
         }
@@ -234,7 +238,7 @@ impl Page {
             Access::Read => (&mut self.reads, 0),
             Access::Write => (&mut self.writes, WROTE),
         };
-        // Each window counts once, so it fits.
+        // Each window counts once, so the count fits.
         *count = count.saturating_add(1 + rest);
         if step == 0 {
             self.judge_in(window + 1);
@@ -255,7 +259,7 @@ impl Page {
         self.state = (self.state & (RESTS | WROTE)) | level | step << STEP;
     }
 
-    /// What was counted ahead of a rest that goes on does not count yet.
+    /// The counts by the end of a window, without what was counted ahead for a rest that goes on.
     fn uses(self, window: u8) -> Uses {
         let ahead = if self.rests() { self.due.saturating_sub(window) } else { 0 };
         match self.state & WROTE {
@@ -275,7 +279,7 @@ mod tests {
         Levels::new(&[FrameRange::new(Gfn(2), 4)], TOP_LEVEL)
     }
 
-    /// What a page that is used in every window goes through.
+    /// The verdicts on a page that is used in every window.
     fn always_used(levels: &mut Levels, windows: u8) -> String {
         let mut verdicts = String::new();
         levels.saw(PAGE, Access::Read);
@@ -292,7 +296,7 @@ mod tests {
     #[test]
     fn a_page_in_use_is_disturbed_less_and_less() {
         let mut levels = levels();
-        // Judged and at rest for 1, 2, 4, ... windows, cleared in the last of them.
+        // It is judged and at rest for 1, 2, 4, ... windows, and cleared in the last of them.
         let expected = ".c".to_owned() + "..c" + "....c" + "........c" + &".".repeat(16) + "c";
         assert_eq!(always_used(&mut levels, 36), expected);
         assert_eq!(levels.uses(Gfn(3)), Uses { reads: 36, writes: 0 });
@@ -336,7 +340,7 @@ mod tests {
         levels.begin();
         assert_eq!((levels.level(Gfn(3)), levels.uses(Gfn(3))), (3, Uses::default()));
         assert!(levels.would_clear(PAGE));
-        // A single use, of a page that was hot before, is not taken for many.
+        // A single use of a page that was hot before is not taken for many.
         levels.next_window();
         levels.saw(PAGE, Access::Read);
         assert_eq!(levels.level(Gfn(3)), 4);

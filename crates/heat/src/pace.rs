@@ -1,41 +1,41 @@
-//! Intermittent monitoring (vTMM, section 3.2.3): when to begin one, when to look, and when
-//! not to begin since memory lies right as it is.
+//! Intermittent monitoring (vTMM, section 3.2.3): when to begin a monitoring, when to look, and
+//! when to leave one out because memory already lies right.
 //!
-//! Knows no clock: whoever has one tells it.
+//! It knows no clock: its caller gives it the time.
 
 use std::time::Duration;
 
 use crate::WINDOWS_MAX;
 
-/// How often and how long. The default is the paper's.
+/// How often to monitor, and for how long. The defaults are the paper's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// From one look to the next.
+    /// Time from one look to the next.
     pub window: Duration,
-    /// Windows of a monitoring.
+    /// Number of windows in a monitoring.
     pub rounds: u8,
-    /// From the beginning of one monitoring to that of the next.
+    /// Time from the beginning of one monitoring to that of the next.
     pub period: Duration,
-    /// A monitoring after which less than this was moved was quiet.
+    /// A monitoring after which fewer bytes than this are moved is quiet.
     pub quiet_bytes: u64,
-    /// After so many quiet ones in a row no more periods are left out than after this many.
+    /// Most quiet monitorings in a row that count, and so most periods to leave out in a row.
     pub quiet_max: u8,
 }
 
-/// Settings that cannot hold together.
+/// Why settings do not fit together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadSettings {
-    /// No window, or no time in it.
+    /// There is no window, there are too many, or a window is too short.
     #[error("a monitoring needs 1 to {WINDOWS_MAX} windows of at least a millisecond")]
     Windows,
-    /// The next monitoring would begin before the last ends.
+    /// The next monitoring would begin before the last one ends.
     #[error("{rounds} windows of {window:?} do not fit into a period of {period:?}")]
     Period {
-        /// Windows of a monitoring.
+        /// Number of windows in a monitoring.
         rounds: u8,
-        /// One of them.
+        /// Length of a window.
         window: Duration,
-        /// The period.
+        /// Length of the period.
         period: Duration,
     },
 }
@@ -53,17 +53,17 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// For a VM whose memory is in huge pages: every two minutes.
+    /// Settings for a VM whose memory is in huge pages: a monitoring every two minutes.
     pub fn huge() -> Settings {
         Settings { period: Duration::from_secs(120), ..Settings::default() }
     }
 
-    /// From the beginning of one monitoring to that of the next at most.
+    /// Longest time from the beginning of one monitoring to that of the next.
     pub fn rarest(&self) -> Duration {
         self.period.saturating_mul(1 + u32::from(self.quiet_max))
     }
 
-    /// Whether they hold together.
+    /// Checks that the settings fit together.
     ///
     /// # Errors
     /// [`BadSettings`].
@@ -79,40 +79,40 @@ impl Settings {
     }
 }
 
-/// What is to be done now.
+/// What to do now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Nothing before this time.
     Wait(Duration),
-    /// A monitoring begins: a round that clears all.
+    /// Begin a monitoring: a round that clears all.
     Begin,
-    /// A window has ended: a round.
+    /// A window has ended: do a round.
     Look,
-    /// The last window has ended: a round, then sort and move; [`Pace::moved`] is told how
-    /// much.
+    /// The last window has ended: do a round, sort, and move. Then tell [`Pace::moved`] how much
+    /// was moved.
     Last,
 }
 
-/// When to monitor one VM. Times are since whenever its owner counts from.
+/// When to monitor one VM. Times count from any instant that its owner chooses.
 #[derive(Clone, Debug)]
 pub struct Pace {
     settings: Settings,
     /// When the current period began.
     period: Duration,
-    /// Rounds done of this monitoring, the clearing one among them; 0: none runs.
+    /// Rounds done in this monitoring, with the one that clears; 0: no monitoring runs.
     rounds: u8,
-    /// When the last round was due.
+    /// When the last round was done.
     looked: Duration,
-    /// This period has had its monitoring, or goes without.
+    /// Whether this period has had its monitoring, or goes without.
     is_done: bool,
     /// Quiet monitorings in a row.
     quiet: u8,
-    /// Periods still to be left out.
+    /// Periods that are still to be left out.
     left_out: u8,
 }
 
 impl Pace {
-    /// From `now` on; the first monitoring begins at once.
+    /// A schedule from `now` on. The first monitoring begins at once.
     ///
     /// # Errors
     /// [`BadSettings`].
@@ -129,8 +129,7 @@ impl Pace {
         })
     }
 
-    /// What is to be done at this time, which does not go backwards. Each step that is
-    /// answered has been taken.
+    /// Returns what to do now, and assumes that it is done. `now` must not go backwards.
     pub fn step(&mut self, now: Duration) -> Step {
         if self.rounds > 0 {
             return self.look(now);
@@ -146,7 +145,7 @@ impl Pace {
         Step::Begin
     }
 
-    /// After a monitoring so much memory was moved.
+    /// Notes how much memory was moved after a monitoring.
     pub fn moved(&mut self, bytes: u64) {
         self.quiet = match bytes < self.settings.quiet_bytes {
             true => (self.quiet + 1).min(self.settings.quiet_max),
@@ -155,7 +154,7 @@ impl Pace {
         self.left_out = self.quiet;
     }
 
-    /// Something changed by other means than the VM's own uses: the next period monitors.
+    /// Has the next period monitor, because something other than the VM's own uses changed.
     pub fn disturb(&mut self) {
         (self.quiet, self.left_out) = (0, 0);
     }
@@ -165,7 +164,7 @@ impl Pace {
         if now < next {
             return Step::Wait(next);
         }
-        // A late look makes its window longer, not the next one shorter.
+        // A late look makes its own window longer, not the next one shorter.
         self.looked = now;
         if self.rounds < self.settings.rounds {
             self.rounds += 1;
@@ -178,7 +177,7 @@ impl Pace {
     fn next_period(&mut self, now: Duration) {
         self.period = self.period.saturating_add(self.settings.period);
         if self.period.saturating_add(self.settings.period) <= now {
-            // Nobody asked for a whole period: what was to be left out is over too.
+            // Nobody asked for a whole period: the periods to leave out are over too.
             (self.period, self.left_out) = (now, 0);
         }
         self.is_done = self.left_out > 0;
@@ -192,8 +191,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// When the monitorings of the first `minutes` begin, in seconds, and how many rounds
-    /// each has; each moves `moved` bytes.
+    /// When the monitorings of the first `minutes` begin, in seconds, and how many rounds each has.
+    /// Each moves `moved` bytes.
     fn begins(settings: Settings, minutes: u32, moved: u64) -> Vec<(u64, u32)> {
         let mut pace = Pace::new(settings, Duration::ZERO).unwrap();
         let (mut now, mut found) = (Duration::ZERO, Vec::<(u64, u32)>::new());

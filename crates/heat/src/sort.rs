@@ -1,15 +1,15 @@
 //! Bucket sort by page-degree (vTMM, section 3.3.2), in one pass over all pages.
 //!
-//! A degree follows from two counts that are each as large as the number of windows, so there
-//! is a bucket for each pair of counts and level, and they are put in order once they are
-//! filled. Of pages of the same degree those of a higher level are hotter: it knows of earlier
-//! monitorings. Pages that were not used are the coldest and stand in no bucket.
+//! A degree follows from two counts that are each at most the number of windows. So there is a
+//! bucket for each pair of counts and level, and the buckets are put in order once they are filled.
+//! Of pages of the same degree, those of a higher level are hotter: the level knows of earlier
+//! monitorings. Pages that were not used are the coldest and are in no bucket.
 
 use ebb_units::Gfn;
 
 use crate::{Levels, TOP_LEVEL, Uses, Weights};
 
-/// Pages that a bucket takes at a time.
+/// Pages by which a bucket grows.
 const CHUNK_PAGES: usize = 256;
 const NO_CHUNK: u32 = u32::MAX;
 const LEVELS: usize = TOP_LEVEL as usize + 1;
@@ -18,9 +18,9 @@ const LEVELS: usize = TOP_LEVEL as usize + 1;
 pub struct Sorted {
     /// Frame numbers.
     chunks: Vec<[u32; CHUNK_PAGES]>,
-    /// Each chunk's one before, in the same bucket.
+    /// The chunk before each chunk, in the same bucket.
     before: Vec<u32>,
-    /// Used ones, coldest first.
+    /// Buckets of used pages, coldest first.
     buckets: Vec<Bucket>,
     unused: u64,
 }
@@ -38,7 +38,7 @@ struct Bucket {
 #[derive(Clone, Copy)]
 struct Open {
     chunk: u32,
-    /// In the chunk.
+    /// Pages in the last chunk.
     pages: u32,
     full_chunks: u32,
 }
@@ -46,8 +46,8 @@ struct Open {
 impl Sorted {
     /// Sorts the pages of `levels` by what was counted so far.
     ///
-    /// Frame numbers have 32 bits here: 16 TiB of guest-physical memory; pages above count as
-    /// not used.
+    /// Frame numbers have 32 bits here, enough for 16 TiB of guest-physical memory. Pages above
+    /// that count as not used.
     pub fn new(levels: &Levels, weights: Weights) -> Sorted {
         let mut filling = Filling::new(levels);
         for (first, pages) in levels.ranges() {
@@ -60,48 +60,48 @@ impl Sorted {
         Sorted { chunks, before, buckets, unused }
     }
 
-    /// What it takes.
+    /// Bytes that the sorted pages take.
     pub fn bytes(&self) -> u64 {
         (size_of_val(&self.chunks[..])
             + size_of_val(&self.before[..])
             + size_of_val(&self.buckets[..])) as u64
     }
 
-    /// Pages that were used.
+    /// Number of pages that were used.
     pub fn used_frames(&self) -> u64 {
         self.buckets.iter().map(|bucket| bucket.pages).sum()
     }
 
-    /// Pages that were not used.
+    /// Number of pages that were not used.
     pub fn unused_frames(&self) -> u64 {
         self.unused
     }
 
-    /// Degrees and how many pages have them, coldest first; those not used are not among them.
+    /// Each degree with its number of pages, coldest first. Pages that were not used are left out.
     pub fn degrees(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
         let levels = self.buckets.chunk_by(|one, next| one.degree == next.degree);
         levels.map(|levels| (levels[0].degree, levels.iter().map(|bucket| bucket.pages).sum()))
     }
 
-    /// Pages that were used, coldest first, with their degrees.
+    /// The pages that were used, coldest first, with their degrees.
     pub fn coldest_first(&self) -> impl Iterator<Item = (Gfn, u64)> {
         self.buckets.iter().flat_map(|bucket| self.pages(bucket))
     }
 
-    /// Pages that were used, hottest first, with their degrees.
+    /// The pages that were used, hottest first, with their degrees.
     pub fn hottest_first(&self) -> impl Iterator<Item = (Gfn, u64)> {
         self.buckets.iter().rev().flat_map(|bucket| self.pages(bucket))
     }
 
-    /// The hottest pages, at most so many: the hot set of a VM with so many frames of fast
-    /// memory. Pages that were not used are in none.
+    /// The hottest pages, at most `frames`: the hot set of a VM with that many frames of fast
+    /// memory. Pages that were not used are never in it.
     pub fn hot_set(&self, frames: u64) -> impl Iterator<Item = Gfn> {
         let frames = usize::try_from(frames).unwrap_or(usize::MAX);
         self.hottest_first().take(frames).map(|(gfn, _)| gfn)
     }
 
-    /// How many frames of fast memory the VM has a use for: so many percent of the pages with
-    /// at least this degree, the hottest of them (vTMM, section 3.5: 80 % and 3).
+    /// How many frames of fast memory the VM has a use for: the hottest `percent` of the pages of
+    /// at least this degree (vTMM, section 3.5: 80 % and 3).
     pub fn wanted_frames(&self, percent: u32, least_degree: u64) -> u64 {
         let hot = self.degrees().filter(|(degree, _)| *degree >= least_degree);
         let pages: u64 = hot.map(|(_, pages)| pages).sum();
@@ -110,7 +110,7 @@ impl Sorted {
 
     fn pages(&self, bucket: &Bucket) -> impl Iterator<Item = (Gfn, u64)> {
         let Bucket { degree, pages, last_chunk, .. } = *bucket;
-        // Only the last chunk has room.
+        // Only the last chunk can have room.
         let last_pages = match pages as usize % CHUNK_PAGES {
             0 => CHUNK_PAGES,
             pages => pages,
@@ -132,7 +132,7 @@ impl Sorted {
 struct Filling {
     chunks: Vec<[u32; CHUNK_PAGES]>,
     before: Vec<u32>,
-    /// By reads, by writes, and by level.
+    /// By reads, then by writes, then by level.
     open: Vec<Open>,
     width: usize,
     unused: u64,
@@ -144,7 +144,7 @@ impl Filling {
         let none = Open { chunk: NO_CHUNK, pages: CHUNK_PAGES as u32, full_chunks: 0 };
         let pages: u64 = levels.ram().iter().map(|range| range.count).sum();
         let pages = usize::try_from(pages).unwrap_or(0);
-        // Address space for all of them; the host gives memory for what is used.
+        // This reserves address space for all chunks. The host gives memory only for what is used.
         let buckets = width * width * LEVELS;
         let most = pages / CHUNK_PAGES + pages.min(buckets);
         Filling {
@@ -179,7 +179,8 @@ impl Filling {
     }
 }
 
-/// The buckets that have pages, by degree and level. Different pairs may have the same ones.
+/// The buckets that have pages, by degree and level. Different pairs of counts may have the same
+/// degree.
 fn in_order(open: &[Open], width: usize, weights: Weights) -> Vec<Bucket> {
     let filled = open.iter().enumerate().filter(|(_, open)| open.chunk != NO_CHUNK);
     let mut buckets: Vec<Bucket> = filled

@@ -20,15 +20,15 @@ const LRU: u64 = 8;
 const MAPCOUNT: u64 = 48;
 /// `_mapcount` of a page table before 6.10.
 const TABLE: u64 = !0x200u32 as u64;
-/// The list that roots are on.
+/// Virtual address of the list that links the roots.
 const LIST_VA: u64 = IMAGE_VA + 0x3_0000;
 
-/// A guest with one process whose page tables lie from `FIRST_SPARE` on.
+/// A guest with one process, whose page tables lie from `FIRST_SPARE` on.
 struct Made {
     forge: Forge,
     next: Cell<u64>,
     root: Gfn,
-    /// Whether metadata can be held.
+    /// Whether metadata can be locked.
     holds: bool,
 }
 
@@ -70,8 +70,8 @@ impl Made {
         self.word(Gpa(table.gpa().0 + 8 * index))
     }
 
-    /// Tables from the root down, each one's entry `index` leading to the next; the lowest and
-    /// the one above.
+    /// Makes tables from the root down, each one's entry `index` leading to the next. Returns the
+    /// lowest table and the one above it.
     fn chain(&self, index: u64) -> (Gfn, Gfn) {
         let (mut above, mut table) = (self.root, self.root);
         for _ in 1..self.forge.levels {
@@ -133,7 +133,7 @@ fn round(made: &Made, walk: Walk, observer: &mut dyn Observer) -> Result<Round, 
     GuestTracker::new(made, &guest, &mut roots, &|| true).round(walk, observer)
 }
 
-/// Remembers all that it is told; clears all.
+/// An observer that remembers all that it is told, and has all marks cleared.
 #[derive(Default)]
 struct All(Vec<(Gfn, u64, Access)>);
 
@@ -158,7 +158,7 @@ fn finds_and_clears_what_was_used_and_nothing_else() {
             data[0].gpa().0 | PRESENT | ACCESSED,
             data[1].gpa().0 | PRESENT | DIRTY,
             data[2].gpa().0 | PRESENT | ACCESSED | DIRTY | 1 << 63,
-            // Absent, and the kernel's.
+            // An absent page, and one of the kernel's.
             data[3].gpa().0 | ACCESSED,
             data[3].gpa().0 | 0b011 | ACCESSED,
         ];
@@ -173,7 +173,7 @@ fn finds_and_clears_what_was_used_and_nothing_else() {
         assert_eq!(made.entry(above, 3) & ACCESSED, 0);
         assert_eq!(made.entry(made.root, 3) & ACCESSED, ACCESSED, "no page table by its type");
         assert_eq!((found.cleared_entries, found.used_entries), (3, 2));
-        // Nobody used it since.
+        // Nobody has used it since.
         let again = round(&made, Walk::Pruned, &mut All::default()).unwrap();
         assert_eq!((again.pruned_tables, again.used_entries), (1, 0));
     }
@@ -214,7 +214,7 @@ fn kernels_before_6_1_keep_the_bits_above_page_tables() {
     let (table, above) = made.chain(0);
     made.forge.set_page(table, MAPCOUNT, !0x400u32 as u64);
     made.set(table, 1, made.frame().gpa().0 | PRESENT | ACCESSED);
-    // 5.10 marks page tables by another bit.
+    // Linux 5.10 marks page tables by another bit.
     let found = round(&made, Walk::Pruned, &mut All::default()).unwrap();
     assert_eq!(found.cleared_entries, 1);
     assert_eq!(made.entry(above, 0) & ACCESSED, ACCESSED);
@@ -269,7 +269,7 @@ fn a_guest_without_processes_says_so() {
     made.forge.set_page(made.root, LRU, 0);
     let error = round(&made, Walk::Full, &mut All::default()).unwrap_err();
     assert!(matches!(error, TrackError::NoRoots));
-    // One whose kernel is another's.
+    // A root that maps another kernel.
     let made = Made::new(4);
     made.set(made.root, 511, 0x5000 | PRESENT);
     assert!(matches!(round(&made, Walk::Full, &mut All::default()), Err(TrackError::NoRoots)));
@@ -311,8 +311,7 @@ fn large_leaves_without_end_are_cut_short() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever the tables hold: nothing but accessed bits of present entries in page tables
-    /// changes anywhere.
+    /// Whatever the tables hold, only accessed bits of present entries in page tables change.
     #[test]
     fn only_accessed_bits_of_tables_change(
         seeds in prop::collection::vec((0u64..24, 0u64..512, 0u64..40, any::<u8>()), 1..400),

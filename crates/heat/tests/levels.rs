@@ -1,22 +1,22 @@
-//! The queue against a naive model that steps every page in every window, and against what a
-//! page was used for in truth.
+//! The queue against a naive model that steps every page in every window, and against what a page
+//! was really used for.
 
 use ebb_heat::{Access, Levels, Observer, Sorted, TOP_LEVEL, Uses, Verdict, Weights};
 use ebb_units::{FrameRange, Gfn};
 use proptest::prelude::*;
 
 const PAGES: usize = 12;
-/// Pages in a table, whose entry above tells whether it is read.
+/// Pages in a table. The entry above the table says whether it is read.
 const TABLE: usize = 4;
 
 /// What a page is doing, in the paper's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Its bit is clear: the next window's look judges it.
+    /// Its bit is clear: the look at the end of the next window judges it.
     Judged,
-    /// Not disturbed, for so many windows more.
+    /// It is not disturbed for this many more windows.
     Resting(u32),
-    /// Its rest is over, but its table was not read: the bit is from before.
+    /// Its rest is over, but its table was not read: its bit is from before.
     Overdue,
 }
 
@@ -41,7 +41,8 @@ impl Model {
         self.step = self.step.saturating_sub(1);
     }
 
-    /// A window ends. `bit`: it is set; `seen`: its table is read. Whether it is cleared.
+    /// Ends a window. `bit`: the bit is set; `seen`: the table is read. Returns whether the bit is
+    /// cleared.
     fn window(&mut self, bit: Option<usize>, seen: bool, top: u32) -> bool {
         match (self.phase, bit.filter(|_| seen)) {
             (Phase::Resting(left), bit) => {
@@ -78,11 +79,11 @@ impl Model {
     }
 }
 
-/// A guest's bits, and the model beside the queue.
+/// A guest's bits, with the queue and the model.
 struct Bench {
     levels: Levels,
     models: [Model; PAGES],
-    /// Accessed, and whether written.
+    /// Whether accessed, and whether written.
     bits: [Option<usize>; PAGES],
     table_bits: [bool; PAGES / TABLE],
     top: u32,
@@ -109,7 +110,7 @@ impl Bench {
         self.table_bits[page / TABLE] = true;
     }
 
-    /// The round that clears all.
+    /// The round that clears all bits.
     fn begin(&mut self) {
         self.levels.begin();
         for page in 0..PAGES {
@@ -136,7 +137,7 @@ impl Bench {
                 let verdict = self.levels.saw(frames, access);
                 assert_eq!(verdict == Verdict::Clear, cleared, "page {page}");
                 assert_eq!(would, cleared);
-                // Another entry that maps it, in the same round.
+                // Another entry maps it and is seen in the same round.
                 assert_eq!(self.levels.saw(frames, access), verdict);
             }
             if cleared {
@@ -156,7 +157,7 @@ impl Bench {
     }
 }
 
-/// Of one window: pages used, and how.
+/// For each window: the pages used, and how.
 fn windows() -> impl Strategy<Value = Vec<Vec<(usize, bool)>>> {
     prop::collection::vec(prop::collection::vec((0..PAGES, any::<bool>()), 0..6), 1..40)
 }
@@ -203,7 +204,7 @@ proptest! {
         }
     }
 
-    /// The sort is a stable sort's order of degrees, and has every page once.
+    /// The sort gives the order of degrees of a stable sort, and has every page once.
     #[test]
     fn sorting_is_sorting(windows in windows(), weights in (1u32..9, 1u32..9)) {
         let mut bench = Bench::new(TOP_LEVEL);
@@ -216,7 +217,7 @@ proptest! {
         check_sorted(&bench.levels, weights)?;
     }
 
-    /// The same with buckets of more than one chunk.
+    /// The same, with buckets of more than one chunk.
     #[test]
     fn sorting_many(pages in prop::collection::vec(0u8..4, 0..3000), write in any::<bool>()) {
         let frames = FrameRange::new(Gfn(7), pages.len() as u64);
@@ -259,7 +260,7 @@ fn check_sorted(levels: &Levels, weights: Weights) -> Result<(), TestCaseError> 
         }
     }
     prop_assert_eq!(sorted.degrees().collect::<Vec<_>>(), counts);
-    // Of one degree the level decides.
+    // Among pages of one degree, the level decides.
     let ranks: Vec<(u64, u8)> =
         found.iter().map(|&(gfn, degree)| (degree, levels.level(gfn))).collect();
     prop_assert!(ranks.is_sorted(), "{ranks:?}");
@@ -269,7 +270,7 @@ fn check_sorted(levels: &Levels, weights: Weights) -> Result<(), TestCaseError> 
     for cut in [0, 1, used.len() / 2, used.len() + 5] {
         let hot: Vec<Gfn> = sorted.hot_set(cut as u64).collect();
         prop_assert_eq!(hot.len(), cut.min(used.len()));
-        // None outside is hotter than one inside.
+        // No page outside the hot set is hotter than one inside.
         let degree = |gfn: &Gfn| weights.degree(levels.uses(*gfn));
         let coldest_in = hot.iter().map(degree).min();
         let hottest_out =

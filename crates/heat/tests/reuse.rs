@@ -1,18 +1,18 @@
-//! Every order of steps in which a guest can make a page table, use it, free it and write data
-//! where it was, while its accessed bit is cleared: no byte of data may change.
+//! All orders of steps in which a guest can make a page table, use it, free it, and write data in
+//! its place, while its accessed bit is cleared. No byte of data may change.
 //!
-//! The guest's data are the worst there can be: bit for bit the entry that was there.
+//! The guest's data is the worst possible: bit for bit the entry that was there.
 
 const ACCESSED: u64 = 1 << 5;
 const ENTRY: u64 = 0x1234_5000 | 0b0100_0111;
 const USED: u64 = ENTRY | ACCESSED;
 
-/// A frame and what its metadata says of it.
+/// A frame, and what its metadata says of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Memory {
     is_table: bool,
     word: u64,
-    /// The guest's writes to the metadata wait.
+    /// Whether the guest's writes to the metadata wait.
     is_protected: bool,
 }
 
@@ -20,12 +20,12 @@ struct Memory {
 #[derive(Clone, Copy, Debug)]
 enum GuestStep {
     Data(u64),
-    /// In the metadata.
+    /// Sets or clears the page type in the metadata.
     Type(bool),
     Entry(u64),
-    /// Its processor, through the entry.
+    /// Its processor uses the entry.
     Use,
-    /// Its data must be what it wrote.
+    /// Checks that the data is what the guest wrote.
     Check(u64),
 }
 
@@ -44,7 +44,7 @@ const LIFE: [GuestStep; 11] = [
 ];
 
 impl GuestStep {
-    /// `None`: it waits. Else whether all is well.
+    /// Takes a step. `None`: the guest waits. Otherwise returns whether all is well.
     fn take(self, memory: &mut Memory) -> Option<bool> {
         match self {
             GuestStep::Type(_) if memory.is_protected => return None,
@@ -57,7 +57,7 @@ impl GuestStep {
     }
 }
 
-/// Where the tracker is.
+/// How far the tracker has come.
 #[derive(Clone, Copy, Debug)]
 enum Tracker {
     Protect,
@@ -94,7 +94,7 @@ impl Tracker {
     }
 }
 
-/// Orders in which something went wrong, of how many.
+/// The number of orders in which something went wrong, and of all orders.
 fn explore(memory: Memory, life: &[GuestStep], tracker: Tracker) -> (u64, u64) {
     let mut found = (0, 0);
     let mut add = |(wrong, all): (u64, u64)| found = (found.0 + wrong, found.1 + all);
@@ -123,12 +123,12 @@ const NEW: Memory = Memory { is_table: false, word: 0, is_protected: false };
 #[test]
 fn no_order_changes_data() {
     let (wrong, all) = explore(NEW, &LIFE, Tracker::Protect);
-    // The protection makes the guest wait in most others.
+    // In most other orders the protection makes the guest wait.
     assert!(all > 50, "{all}");
     assert_eq!(wrong, 0, "of {all}");
 }
 
-/// The control: a look without the protection is not enough, nor is the comparison.
+/// The control: neither a look without the protection nor the comparison is enough.
 #[test]
 fn without_the_protection_data_changes() {
     let (wrong, all) = explore(NEW, &LIFE, Tracker::Look);

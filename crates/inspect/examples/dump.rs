@@ -1,9 +1,9 @@
-//! Tells what a guest's frames are: `dump [cr3=HEX] SEGMENT...`
+//! Prints what a guest's frames are: `dump [cr3=HEX] SEGMENT...`
 //!
-//! A SEGMENT is `PATH`, the RAM from guest-physical address 0 on, or
-//! `PATH,OFFSET,BYTES,GPA` (decimal or 0x), a part of it. PATH is a VMM's memfd
-//! (`/proc/PID/fd/N`) or a copy of it. All is read into memory first, so pause the
-//! guest for exact figures. Needs as much memory as the guest has.
+//! A SEGMENT is `PATH`, the RAM from guest-physical address 0 on, or `PATH,OFFSET,BYTES,GPA`
+//! (decimal or 0x), a part of it. PATH is a VMM's memfd (`/proc/PID/fd/N`) or a copy of it. All of
+//! it is first read into memory, so pause the guest for exact figures. It needs as much memory as
+//! the guest has.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -67,7 +67,7 @@ fn words(file: &mut File, bytes: u64) -> Result<Vec<u64>, std::io::Error> {
     Ok(words)
 }
 
-/// The free lists, zone by zone, as `/proc/buddyinfo` shows them; from both ends.
+/// Prints the free lists, zone by zone, as `/proc/buddyinfo` shows them, from both ends.
 fn lists(guest: &Guest, mem: &Snapshot) {
     for zone in guest.zones().iter() {
         for end in [End::Head, End::Tail] {
@@ -80,7 +80,7 @@ fn lists(guest: &Guest, mem: &Snapshot) {
     }
 }
 
-/// How many blocks of `order` a zone has, over its migrate types.
+/// Counts the blocks of `order` in a zone, over its migrate types.
 fn blocks(guest: &Guest, mem: &Snapshot, zone: &ebb_inspect::Zone, order: u8, end: End) -> usize {
     let zones = guest.zones();
     let count = |kind| {
@@ -94,7 +94,7 @@ fn blocks(guest: &Guest, mem: &Snapshot, zone: &ebb_inspect::Zone, order: u8, en
     (0..zones.migrate_types()).map(count).sum()
 }
 
-/// Every free block found by address must be one by a fresh look too.
+/// Checks that every free block found by address is also one by a fresh look.
 fn heads(guest: &Guest, mem: &Snapshot) {
     let (start, mut blocks) = (Instant::now(), Vec::new());
     guest.memmap().free_blocks(mem, guest.layout(), 9, |head, order| {
@@ -115,8 +115,8 @@ fn victims(guest: &Guest, mem: &Snapshot) {
     println!("victims {} {taken:?} us {}", blocks.len(), start.elapsed().as_micros());
 }
 
-/// Each scan's time per GiB of guest, best of ten: with its data in the caches, and
-/// after something else went through them.
+/// Prints each scan's time per GiB of guest, best of ten: with its data in the caches, and after
+/// other data went through them.
 fn speed(guest: &Guest, mem: &Snapshot) {
     let mut sweep = vec![1u8; 256 << 20];
     let gib = guest.memmap().frames() as f64 / (1 << 18) as f64;

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Nothing may be emptied on the strength of this guest's metadata, and why.
+/// Why no memory may be reclaimed or evicted by this guest's metadata.
 ///
 /// Each message is one line, written to stand after "the guest is not trusted: ".
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -12,15 +12,15 @@ pub enum Untrusted {
         "no Linux kernel's note (VMCOREINFO) is in its memory: not Linux, still booting, or its memory is encrypted"
     )]
     NoNote,
-    /// The note does not name a thing that is needed.
+    /// The note lacks an entry that is needed.
     #[error("its kernel's note does not give {0}; stock kernels 5.10 and newer do")]
     Lacks(&'static str),
     /// The note gives a value that no x86-64 kernel has.
     #[error("its kernel's note gives {what} as {value:#x}, which no x86-64 kernel has")]
     Absurd {
-        /// The entry, as the note names it.
+        /// The entry's name in the note.
         what: &'static str,
-        /// Its value.
+        /// The entry's value.
         value: u64,
     },
     /// `SIZE(page)` is not 64.
@@ -34,7 +34,7 @@ pub enum Untrusted {
         "its page tables do not map its kernel where its note says: the note of an earlier boot, or a kernel still booting"
     )]
     Text,
-    /// No vCPU's page tables are this kernel's.
+    /// No vCPU runs on this kernel's page tables.
     #[error("no vCPU runs the kernel found in its memory: it was reset, or is still booting")]
     NotRunning,
     /// The section table leads to no memory map.
@@ -45,7 +45,7 @@ pub enum Untrusted {
     /// No populated zone was found.
     #[error("its kernel's memory zones were not found")]
     NoZones,
-    /// Free frames found and free frames the guest counts differ too far.
+    /// The free frames found and the guest's own count differ too much.
     #[error(
         "{found} free frames were found where its kernel counts {counted}; more than {tolerance} apart"
     )]
@@ -54,20 +54,20 @@ pub enum Untrusted {
         found: u64,
         /// The guest's own NR_FREE_PAGES, summed over zones.
         counted: u64,
-        /// The greatest difference allowed, frames.
+        /// The greatest difference allowed, in frames.
         tolerance: u64,
     },
 }
 
 impl Untrusted {
-    /// Of two kernels found in one memory and both refused, which reason to tell: the
-    /// one that came further. One that does not run, or is half overwritten, is most
-    /// likely an earlier boot's.
+    /// Of two kernels found in one memory and both refused, returns the reason of the one that
+    /// passed more checks. A kernel that does not run, or is half overwritten, is most likely of an
+    /// earlier boot.
     pub fn or(self, other: Untrusted) -> Untrusted {
         if self.may_pass() { other } else { self }
     }
 
-    /// Whether a guest that boots is refused for this, and no longer once it has booted.
+    /// Whether a guest may be refused for this reason only while it boots.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::NoNote | Self::Text | Self::NotRunning)
     }

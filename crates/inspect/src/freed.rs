@@ -1,9 +1,9 @@
 //! Whether the guest has freed a frame since it was page cache or anonymous memory.
 //!
-//! The allocator takes every flag off a page that is freed (`free_pages_prepare`), and
-//! nothing else takes the last one off a page whose content somebody may still read.
-//! So a page that was in use and looks now as the allocator hands it out has been freed
-//! in between. Kernel by kernel: `docs/decisions/0012-dead-frames-at-the-fault.md`.
+//! The allocator clears every flag of a page that is freed (`free_pages_prepare`), and nothing else
+//! clears the last flag of a page whose content somebody may still read. So a page that was in use,
+//! and now looks as the allocator hands it out, has been freed in between. Kernel by kernel:
+//! `docs/decisions/0012-dead-frames-at-the-fault.md`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,23 +12,23 @@ use ebb_units::{Gfn, Gpa};
 use crate::page::{Field, PAGE_BYTES, PageWords, flag};
 use crate::{Guest, GuestMemory, MAX_ORDER, Memmap, Note, PageLayout, Untrusted};
 
-/// Every kernel known has at least so many flags (`NR_PAGEFLAGS`), from bit 0 on. The
-/// node, the zone and the generation that stand above them stay when a page is freed.
+/// Flags that every known kernel has at least (`NR_PAGEFLAGS`), from bit 0 on. The node, the zone
+/// and the generation above them stay when a page is freed.
 const LOW_FLAGS: u64 = (1 << 19) - 1;
 
-/// What it takes to tell.
+/// Fields and flags that tell whether a page is in use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Usage {
     pub(crate) refcount: Field,
     pub(crate) lru: u64,
-    /// Its file system has attached something, such as buffers.
+    /// `PG_private`: the page's file system has attached something, such as buffers.
     pub(crate) private: u64,
-    /// All flags that are known to be flags.
+    /// All bits that are known to be flags.
     flags: u64,
-    /// A tail page tells its head by address.
+    /// Whether a tail page has its head's address.
     pub(crate) points: bool,
-    /// Where the second page of a compound counts the mappings of the whole. Kernels before
-    /// 6.3: between fields that the note tells of.
+    /// Where the second page of a compound counts the mappings of the whole. Known before 6.3 only,
+    /// where it lies between fields that the note gives.
     pub(crate) whole_mapcount: Option<Field>,
 }
 
@@ -58,19 +58,19 @@ fn whole_mapcount(note: &Note) -> Option<Field> {
 }
 
 impl PageLayout {
-    /// Whether it is page cache or anonymous memory, in use. Of a compound page the
-    /// head tells.
+    /// Whether the page is page cache or anonymous memory, in use. Of a compound page, pass the
+    /// head.
     fn is_in_use(&self, page: &PageWords) -> bool {
         let Some(usage) = &self.usage else { return false };
         let mapping = self.mapping.of(page);
-        // Bit 1 alone: a driver's, which is on no LRU list either.
+        // Bit 1 alone marks a driver's page, which is on no LRU list either.
         let mapped = mapping != 0 && mapping & 0b11 != 0b10;
         let referenced = usage.refcount.of(page) as u32 as i32 > 0;
         self.flags.of(page) & usage.lru != 0 && mapped && referenced && !self.is_typed(page)
     }
 
-    /// Whether it is free, of a use that a page takes on only when it is handed out, or
-    /// just handed out and nothing made of it. Of a compound page the head tells.
+    /// Whether the page is free, has a use that a page gets only when it is allocated, or has just
+    /// been allocated and not been used yet. Of a compound page, pass the head.
     fn is_free_or_new(&self, page: &PageWords) -> bool {
         self.is_typed(page) || self.is_new(page)
     }
@@ -78,7 +78,7 @@ impl PageLayout {
     fn is_new(&self, page: &PageWords) -> bool {
         let Some(usage) = &self.usage else { return false };
         let flags = self.flags.of(page) & usage.flags;
-        // 0: handed out by a kernel that counts later (6.14), or on a CPU's free list.
+        // 0: allocated by a kernel that counts later (6.14), or on a CPU's free list.
         let count = usage.refcount.of(page) as u32;
         (flags == 0 || flags == self.head_mask)
             && count <= 1
@@ -87,13 +87,15 @@ impl PageLayout {
             && self.private.of(page) == 0
     }
 
-    /// A type stands where pages in use count how often they are mapped.
+    /// Whether the page has a type: in the field where pages in use count their mappings, or as the
+    /// slab flag of older kernels.
     fn is_typed(&self, page: &PageWords) -> bool {
         let kind = self.mapcount.of(page) as u32 as i32;
         kind < -1 || self.flags.of(page) & self.slab_flag != 0
     }
 
-    /// Whose page tells about this one: `Ok(None)`: its own. `Err`: not to be known.
+    /// Address of the `struct page` that describes this page. `Ok(None)` means its own, `Err` that
+    /// it cannot be known.
     fn head_va(&self, page: &PageWords) -> Result<Option<u64>, ()> {
         let word = self.compound.of(page);
         match (word & 1, &self.usage) {
@@ -105,7 +107,7 @@ impl PageLayout {
 }
 
 impl Memmap {
-    /// The frame whose page tells about `gfn`, and that page.
+    /// The frame whose `struct page` describes `gfn`, and that page.
     pub(crate) fn telling(
         &self,
         layout: &PageLayout,
@@ -116,16 +118,16 @@ impl Memmap {
         let Some(va) = layout.head_va(&page).ok()? else { return Some((gfn, page)) };
         let head = self.gfn_at(va).filter(|head| *head < gfn && gfn.0 - head.0 < 1 << MAX_ORDER)?;
         let page = read(self.metadata_gpa(head)?)?;
-        // A head is no tail.
+        // A head is not a tail.
         matches!(layout.head_va(&page), Ok(None)).then_some((head, page))
     }
 }
 
 impl Guest {
-    /// Which of `frames`, in order, are page cache or anonymous memory in use. That holds
-    /// for [`Guest::looks_freed`] of this guest as well: both read the metadata where it
-    /// was when the guest was inspected, and here the page tables are asked afterwards
-    /// whether it is still there.
+    /// Returns for each of `frames` whether it is page cache or anonymous memory in use. The result
+    /// is valid for [`Guest::looks_freed`] of this guest, too: both read the metadata at its place
+    /// when the guest was inspected, and this function then checks by the page tables that it is
+    /// still there.
     pub fn in_use(&self, mem: &dyn GuestMemory, frames: &[Gfn]) -> Vec<bool> {
         let read = |gpa| in_place(mem, gpa);
         let telling = |gfn: &Gfn| {
@@ -138,15 +140,15 @@ impl Guest {
         each.map(|(&gfn, by)| by.is_some_and(|by| own.hold(gfn) && heads.hold(by))).collect()
     }
 
-    /// Whether a frame that was in use ([`Guest::in_use`]) has been freed since. `read`
-    /// reads metadata, as [`GuestMemory::page`].
+    /// Whether a frame that was in use ([`Guest::in_use`]) has been freed since. `read` reads
+    /// metadata, as [`GuestMemory::page`] does.
     pub fn looks_freed(&self, gfn: Gfn, read: &dyn Fn(Gpa) -> Option<PageWords>) -> bool {
         let look = || {
             let (by, page) = self.memmap().telling(self.layout(), gfn, read)?;
             self.layout().is_free_or_new(&page).then_some(by)
         };
-        // Twice, by the same page: a huge page that is being split, whose parts' flags are
-        // off for a moment, or whose head is read after it was freed, differs in between.
+        // Two looks must agree on the same page. They differ if a huge page is being split, whose
+        // parts' flags are off for a moment, or if its head is read after it was freed.
         look().is_some_and(|by| look() == Some(by))
     }
 }
@@ -156,11 +158,11 @@ pub(crate) fn in_place(mem: &dyn GuestMemory, gpa: Gpa) -> Option<PageWords> {
     Some(words.each_ref().map(|word| AtomicU64::new(word.load(Relaxed))))
 }
 
-/// Where metadata was when the guest was inspected.
+/// Checks whether metadata is still where it was when the guest was inspected.
 pub(crate) struct Places<'a> {
     guest: &'a Guest,
     mem: &'a dyn GuestMemory,
-    /// The last frame of it, and what was found.
+    /// The metadata frame asked for last, and the answer.
     last: Option<(Gfn, bool)>,
 }
 
@@ -169,7 +171,8 @@ impl<'a> Places<'a> {
         Places { guest, mem, last: None }
     }
 
-    /// Whether that of `gfn` is there now; asked once for neighbours.
+    /// Whether the metadata of `gfn` is still there. Asks once for neighbours in one metadata
+    /// frame.
     pub(crate) fn hold(&mut self, gfn: Gfn) -> bool {
         let Some(known) = self.guest.memmap().metadata_gpa(gfn) else { return false };
         match self.last {

@@ -1,4 +1,4 @@
-//! A guest that passed the gate.
+//! A guest whose kernel passed the gate.
 
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 
@@ -11,19 +11,19 @@ use crate::{
     Untrusted, Zones,
 };
 
-/// Where x86-64 kernels map their own image, before KASLR moves it further.
+/// Address at which x86-64 kernels map their own image, before KASLR moves it further.
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
-/// Guest-physical addresses have 52 bits at most.
+/// End of guest-physical addresses: they have 52 bits at most.
 const GPA_END: u64 = 1 << 52;
-/// The guest runs while it is scanned: so often is the gate tried.
+/// Most tries of the gate, because the guest runs while it is scanned.
 const GATE_TRIES: u32 = 5;
-/// Free frames found and counted may differ by the guest's RAM / 64 ...
+/// Divisor of the known frames that gives the gate's tolerance, unless [`GATE_FRAMES`] is more.
 const GATE_PART: u64 = 64;
-/// ... or 4 MiB, whichever is more: the counter lags by up to 125 frames for every
-/// CPU and zone, and frames come and go during the scan.
+/// Least tolerance of the gate, in frames: 4 MiB. The guest's counter lags by up to 125 frames for
+/// every CPU and zone, and frames come and go during the scan.
 const GATE_FRAMES: u64 = 1024;
 
-/// A known kernel in a guest's memory, and where it keeps what.
+/// A known kernel in a guest's memory, and where its structures are.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Guest {
     note: Note,
@@ -35,7 +35,7 @@ pub struct Guest {
     llfree: Vec<LlfreeZone>,
 }
 
-/// Where `_stext` is: known in two ways that must agree.
+/// Where `_stext` is, known in two ways that must agree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Text {
     va: u64,
@@ -43,13 +43,12 @@ struct Text {
 }
 
 impl Guest {
-    /// Finds the kernel and lets it pass the gate: its page tables agree with its note,
-    /// a vCPU runs it, and the free frames found agree with its own count.
+    /// Finds the kernel that passes the gate: its page tables agree with its note, a vCPU runs it,
+    /// and the free frames found agree with its own count.
     ///
-    /// `roots` are the vCPUs' CR3 registers. After a reset or a kexec, RAM holds the
-    /// old kernel whole and in agreement with itself, and only they tell that it is
-    /// dead. With no roots that is not asked: for a copy of RAM of which they are not
-    /// known.
+    /// `roots` are the vCPUs' CR3 registers. After a reset or a kexec, RAM still holds the old
+    /// kernel, whole and consistent, and only the roots tell that it no longer runs. If `roots` is
+    /// empty, this check is skipped: that is for a copy of RAM whose roots are not known.
     ///
     /// Looks at every populated frame of the RAM once.
     pub fn inspect(mem: &dyn GuestMemory, roots: &[u64]) -> Result<Guest, Untrusted> {
@@ -69,8 +68,9 @@ impl Guest {
         Err(reason)
     }
 
-    /// The kernel that wrote `note`, if its page tables agree with it. It is not to be
-    /// trusted before somebody has asked whether it runs, and [`Guest::gate`].
+    /// Returns the kernel that wrote `note`, if its page tables agree with it. Before anything is
+    /// done by it, the caller must check that it runs ([`Guest::runs_on`]) and passes
+    /// [`Guest::gate`].
     pub fn from_note(mem: &dyn GuestMemory, note: Note) -> Result<Guest, Untrusted> {
         if note.number("sme_mask").is_ok_and(|mask| mask != 0) {
             return Err(Untrusted::Encrypted);
@@ -86,11 +86,11 @@ impl Guest {
         Ok(Guest { note, tables, text, layout, memmap, zones, llfree })
     }
 
-    /// Whether the free frames found agree with the kernel's own count; of a kernel that
-    /// shares its allocator that is not asked.
+    /// Checks that the free frames found agree with the kernel's own count. A kernel that shares
+    /// its allocator always passes.
     ///
-    /// Looks at all metadata that is in memory: [`Guest::needed_frames`] says where it
-    /// has to be.
+    /// Reads all metadata that is resident. [`Guest::needed_frames`] tells which frames must be
+    /// resident.
     pub fn gate(&self, mem: &dyn GuestMemory) -> Result<(), Untrusted> {
         match self.llfree.is_empty() {
             true => self.compare_counts(mem),
@@ -98,7 +98,7 @@ impl Guest {
         }
     }
 
-    /// The kernel's release, as `uname -r` has it.
+    /// The kernel's release, as `uname -r` prints it.
     pub fn release(&self) -> &str {
         self.note.release()
     }
@@ -128,26 +128,25 @@ impl Guest {
         &self.zones
     }
 
-    /// The zones whose allocator the kernel shares; with one of them, no frame is free by
-    /// its page metadata, and the gate was not asked.
+    /// The zones whose allocator the kernel shares. If there are any, page metadata marks no frame
+    /// as free, and the gate checked nothing.
     pub fn llfree(&self) -> &[LlfreeZone] {
         &self.llfree
     }
 
-    /// Whether this kernel's note and page tables are still there. Cheap; `false`
-    /// means a reboot. `true` does not mean that the kernel still runs: that is
-    /// [`Guest::runs_on`]'s to tell.
+    /// Whether this kernel's note and page tables are still there. This is cheap. `false` means a
+    /// reboot. `true` does not mean that the kernel still runs: [`Guest::runs_on`] tells that.
     pub fn recheck(&self, mem: &dyn GuestMemory) -> bool {
         self.tables.translate(mem, self.text.va) == Some(self.text.gpa) && self.note.is_there(mem)
     }
 
-    /// Whether one of the vCPUs with these CR3 registers runs this kernel, or a process
-    /// on it. A vCPU in firmware, another kernel or a nested guest does not.
+    /// Whether a vCPU with one of these CR3 registers runs this kernel or one of its processes. A
+    /// vCPU that runs firmware, another kernel or a nested guest does not count.
     pub fn runs_on(&self, mem: &dyn GuestMemory, roots: &[u64]) -> bool {
         roots.iter().any(|cr3| {
             let root = cr3 & (GPA_END - 1) & !(FRAME_BYTES - 1);
-            // With page-table isolation a process has a pair of roots: its own has bit
-            // 12 set and maps little of the kernel, the other one is the kernel's.
+            // With page-table isolation a process has a pair of roots. Its own root has bit 12 set
+            // and maps little of the kernel. The other root is the kernel's.
             self.maps_kernel(mem, root) || self.maps_kernel(mem, root & !FRAME_BYTES)
         })
     }
@@ -161,7 +160,8 @@ impl Guest {
         same(self.text.va) && same(self.memmap.base_va())
     }
 
-    /// Follows memory that came or went (virtio-mem). `Ok(true)`: something had.
+    /// Rebuilds the memory map and the zones if memory was plugged or unplugged (virtio-mem).
+    /// `Ok(true)` means that it was.
     pub fn refresh(&mut self, mem: &dyn GuestMemory) -> Result<bool, Untrusted> {
         if !self.memmap.changed(mem) {
             return Ok(false);
@@ -171,13 +171,12 @@ impl Guest {
         Ok(true)
     }
 
-    /// The frame that holds `gfn`'s `struct page`, by the guest's page tables as they
-    /// are now.
+    /// The frame that holds `gfn`'s `struct page`, by the guest's page tables as they are now.
     pub fn metadata_frame(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Gfn> {
         self.memmap.walk(mem, gfn).map(Gpa::gfn)
     }
 
-    /// Begins a look at what blocks' metadata says now.
+    /// Begins a look at the current metadata of blocks.
     pub fn look<'a>(&'a self, mem: &'a dyn GuestMemory) -> Look<'a> {
         let Guest { tables, memmap, layout, .. } = self;
         Look { mem, tables, memmap, layout, leaves: Vec::new() }
@@ -188,24 +187,24 @@ impl Guest {
         self.zones.free_frames(mem)?.checked_mul(FRAME_BYTES)
     }
 
-    /// Every known frame by kind.
+    /// Counts every known frame by kind.
     pub fn counts(&self, mem: &dyn GuestMemory) -> Counts {
         self.memmap.count(mem, &self.layout)
     }
 
-    /// Appends to `out` the free blocks to take. They are a hint: the guest may use
-    /// them at any time.
+    /// Appends to `out` the free blocks to reclaim. They are a hint: the guest may use them at any
+    /// time.
     pub fn victims(&self, mem: &dyn GuestMemory, request: Request, out: &mut Vec<Block>) -> Taken {
         victims(&self.zones, self.sight(mem), request, out)
     }
 
-    /// What a walk along a free list needs.
+    /// Returns what a walk along a free list needs.
     pub fn sight<'a>(&'a self, mem: &'a dyn GuestMemory) -> Sight<'a> {
         Sight { mem, memmap: &self.memmap, layout: &self.layout }
     }
 
-    /// The guest's count is read before and after the scan: what was found must lie
-    /// between, give or take the tolerance.
+    /// Compares the free frames found with the guest's count. The count is read before and after
+    /// the scan, and the number found must lie between both, within the tolerance.
     fn compare_counts(&self, mem: &dyn GuestMemory) -> Result<(), Untrusted> {
         let tolerance = GATE_FRAMES.max(self.memmap.frames() / GATE_PART);
         let mut reason = Untrusted::NoZones;
@@ -215,7 +214,7 @@ impl Guest {
             let after = self.zones.free_frames(mem).ok_or(Untrusted::NoZones)?;
             let low = before.min(after).saturating_sub(tolerance);
             let high = before.max(after).saturating_add(tolerance);
-            // A kernel that has begun to count is never without free frames.
+            // A kernel that has begun to count always has free frames.
             if before > 0 && found > 0 && (low..=high).contains(&found) {
                 return Ok(());
             }
@@ -225,7 +224,7 @@ impl Guest {
     }
 }
 
-/// The kernel's page tables and text by its note.
+/// The kernel's page tables and text, by its note.
 fn kernel(note: &Note) -> Result<(Tables, Text), Untrusted> {
     let phys_base = note.number("phys_base")?;
     let image = |what: &'static str| {

@@ -1,32 +1,31 @@
 //! What a stock Linux guest's frames are, read from its memory alone.
 //!
-//! No agent, no module and no symbol file: the guest's kernel describes itself in
-//! a VMCOREINFO note, and everything else follows from there.
+//! No agent, no kernel module and no symbol file is needed. The guest's kernel describes itself in
+//! a VMCOREINFO note, and everything else follows from that note.
 //!
 //! ```text
 //! vmcoreinfo  find and parse the note
 //! paging      kernel virtual address -> guest-physical address
 //! memmap      frame -> address of its struct page
 //! page        struct page -> what the frame is
-//! lru         how the guest's own reclaim has it
+//! lru         how the guest's own reclaim sees it
 //! zones       nodes, zones, their free lists
 //! scan        every frame's kind; all free blocks
-//! victims     which free blocks to take
-//! look        blocks' metadata as it is now
+//! victims     which free blocks to reclaim
+//! look        the metadata of blocks as it is now
 //! freed       whether a frame was freed since it was in use
 //! settled     whether no request in flight writes to a frame
-//! needed      the frames that each look reads
+//! needed      the frames that every look reads
 //! roots       the roots of the processes' page tables
-//! llfree      where a kernel that shares its allocator keeps it
-//! guest       all of it together, behind the gate
+//! llfree      where a kernel that shares its allocator keeps its state
+//! guest       all of these together, behind the gate
 //!
 //! write_intent  whether an instruction overwrites a whole page
 //! ```
 //!
-//! **The guest is hostile.** Whatever is read from it is read once, bounded and
-//! checked; no loop's length, no index and no allocation is the guest's to
-//! choose beyond what its RAM's size allows. A guest that lies can mislead Ebb
-//! about its own frames only.
+//! **The guest is hostile.** Each word is read from it once, then bounded and checked. The guest
+//! chooses no loop length, no index and no allocation beyond what the size of its RAM allows. A
+//! guest that lies can mislead Ebb about its own frames only.
 //!
 //! Kernels: 5.10 to 7.3 on x86-64, KASLR or not, 4- and 5-level paging.
 #![forbid(unsafe_code)]

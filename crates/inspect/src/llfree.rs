@@ -1,30 +1,29 @@
-//! A kernel that allocates its frames by LLFree, and says where its state is.
+//! The zones of a kernel that allocates its frames by LLFree.
 //!
-//! One line of the note for each zone: `LLFREE_ZONE_<node>_<zone>=<hex>`, the
-//! guest-physical address of the zone's header (`docs/llfree.md`). No page of such a
-//! kernel is flagged as buddy, so nothing is free by its page metadata.
+//! The note has one line for each zone, `LLFREE_ZONE_<node>_<zone>=<hex>`, with the guest-physical
+//! address of the zone's header (`docs/llfree.md`). Such a kernel flags no page as buddy, so page
+//! metadata marks no frame as free.
 
 use ebb_units::Gpa;
 
 use crate::Note;
 
 const PREFIX: &str = "LLFREE_ZONE_";
-/// Nodes times zones that are worth it; a note has no room for many more.
+/// Most zones to read, over all nodes. A note has no room for many more.
 const ZONES_MAX: usize = 64;
 
-/// A zone's header, as the note announces it. Nothing of it is checked.
+/// A zone's header, as the note announces it. None of it is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LlfreeZone {
     /// The NUMA node.
     pub node: u32,
     /// Linux's number of the zone.
     pub zone: u32,
-    /// Where the header is.
+    /// Address of the header.
     pub header: Gpa,
 }
 
-/// The zones that a note announces, in its order; none by a kernel with the buddy
-/// allocator.
+/// The zones that a note announces, in its order. A kernel with the buddy allocator announces none.
 pub(crate) fn zones(note: &Note) -> Vec<LlfreeZone> {
     note.lines().filter_map(zone).take(ZONES_MAX).collect()
 }

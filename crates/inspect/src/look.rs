@@ -1,13 +1,13 @@
-//! The second look of V-Probe's Algorithm 1, at many blocks.
+//! The second look of V-Probe's Algorithm 1, for many blocks.
 
 use ebb_units::{Gfn, Gpa};
 
 use crate::{GuestMemory, Memmap, PageLayout, Tables, Walk};
 
-/// What Linux maps its memory map with, where the CPU can.
+/// Leaf size with which Linux maps its memory map where the CPU supports it: 2 MiB.
 const LEAF_BYTES: u64 = 2 << 20;
 
-/// A free block's first frame, as its metadata says now.
+/// The first frame of a free block, by its metadata as it is now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// The block has `1 << order` frames.
@@ -16,21 +16,22 @@ pub struct Head {
     pub metadata: Gfn,
 }
 
-/// Looks at blocks' metadata by the guest's page tables as they are now, at the
-/// earliest since this was made: a large leaf of the tables, which maps the
-/// metadata of 128 MiB, is walked to once. So whoever protects metadata to look
-/// at it again makes one after the last protection.
+/// A look at the metadata of blocks, by the guest's page tables as they are now.
+///
+/// It walks to each large leaf of the tables, which maps the metadata of 128 MiB, only once, so a
+/// result may be as old as the look itself. To look again at metadata that was protected, make a
+/// new `Look` after the last protection.
 pub struct Look<'a> {
     pub(crate) mem: &'a dyn GuestMemory,
     pub(crate) tables: &'a Tables,
     pub(crate) memmap: &'a Memmap,
     pub(crate) layout: &'a PageLayout,
-    /// Virtual and guest-physical starts of the leaves seen.
+    /// Virtual and guest-physical start of each leaf seen.
     pub(crate) leaves: Vec<(u64, Gpa)>,
 }
 
 impl Look<'_> {
-    /// What `gfn` is, if it is a free block's first frame. Reads by
+    /// Returns the head of the free block that begins at `gfn`, if one does. Reads by
     /// [`GuestMemory::word`] and [`GuestMemory::page`] only.
     pub fn head(&mut self, gfn: Gfn) -> Option<Head> {
         let page = self.page(gfn)?;

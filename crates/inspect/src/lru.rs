@@ -1,7 +1,7 @@
-//! How the guest's own reclaim has a page.
+//! How the guest's own reclaim sees a page.
 //!
-//! The note tells of three flags that stand among these. Where they are as in one of the two
-//! orders that kernels have had, the others are known, too:
+//! The note gives the places of three flags. If they match one of the two orders that kernels have
+//! had, the places of the others are known, too:
 //!
 //! | kernel | `PG_lru` | `PG_head` | referenced | dirty | active | workingset |
 //! |---|---|---|---|---|---|---|
@@ -13,20 +13,21 @@
 use crate::page::{PageWords, flag};
 use crate::{Note, PageLayout};
 
-/// What the flags of a page on an LRU list say; nothing of one that is on none, or not known.
+/// What the flags of a page on an LRU list tell. A flag whose place is not known is `false`, and so
+/// are all flags of a page on no list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Lru {
-    /// On the list of those that are used again and again.
+    /// The page is on the active list, of pages that are used again and again.
     pub active: bool,
-    /// Used since it was last looked at.
+    /// The page was used since reclaim last looked at it.
     pub referenced: bool,
-    /// It was active, or came back soon, before it left the guest's memory.
+    /// The page was active, or refaulted soon, before it left the guest's memory.
     pub workingset: bool,
-    /// Never to leave the guest's memory: somebody has it locked.
+    /// The page must never leave the guest's memory: somebody has locked it.
     pub unevictable: bool,
-    /// It goes to swap, not to a file: anonymous or shared memory.
+    /// The page goes to swap, not to a file: anonymous or shared memory.
     pub swap_backed: bool,
-    /// It was written since its file was.
+    /// The page was written after its file was.
     pub dirty: bool,
 }
 
@@ -46,7 +47,7 @@ impl Lru {
 pub(crate) struct LruFlags {
     lru: u64,
     swap_backed: u64,
-    /// 0: not known.
+    /// 0 if its place is not known.
     active: u64,
     referenced: u64,
     workingset: u64,
@@ -74,7 +75,7 @@ impl LruFlags {
 }
 
 impl PageLayout {
-    /// Of the head, or of a page that is no part of a compound.
+    /// Decodes the LRU flags of a compound's head, or of a page that is not part of a compound.
     pub(crate) fn lru_of(&self, page: &PageWords) -> Lru {
         let (at, flags) = (self.lru_flags, self.flags.of(page));
         if flags & at.lru == 0 {

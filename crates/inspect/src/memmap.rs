@@ -1,9 +1,9 @@
 //! The memory map: where each frame's `struct page` lies.
 //!
-//! Linux maps one array of `struct page` at a virtual address (vmemmap); what backs
-//! it physically is known by section of 128 MiB only from the page tables. The table
-//! here is that walk's result, neighbours merged: a hint for scans. Whoever acts on
-//! one frame walks again.
+//! Linux maps one array of `struct page` at a virtual address (vmemmap). Which physical memory
+//! backs it is known only from the page tables, for each section of 128 MiB. [`Memmap`] is the
+//! result of that walk, with neighbours merged. It is a hint for scans: before anything is done to
+//! one frame, its page tables are walked again.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -12,11 +12,11 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use crate::page::PAGE_BYTES;
 use crate::{GuestMemory, Note, Tables, Untrusted, Walk};
 
-/// `section_mem_map`: present, has a memory map, online.
+/// Flags of a usable section in `section_mem_map`: present, has a memory map, online.
 const SECTION_USABLE: u64 = 0b111;
-/// Low bits of `section_mem_map` that are flags; the map itself is frame aligned.
+/// Low bits of `section_mem_map` that are flags. The map itself is frame aligned.
 const SECTION_FLAGS: u64 = 0xfff;
-/// Sections of x86-64 have 27 bits; some room for other builds.
+/// Accepted log2 of a section's bytes. x86-64 has 27; the rest is room for other builds.
 const SECTION_BITS: std::ops::RangeInclusive<u64> = 24..=32;
 
 /// Frames whose metadata lies in one piece.
@@ -24,16 +24,16 @@ const SECTION_BITS: std::ops::RangeInclusive<u64> = 24..=32;
 pub struct Run {
     /// The first frame.
     pub first: Gfn,
-    /// Where its `struct page` is; the others follow.
+    /// Where the first frame's `struct page` is. The others follow it.
     pub metadata: Gpa,
-    /// How many frames.
+    /// Number of frames.
     pub frames: u64,
 }
 
 /// Where the kernel keeps its table of sections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Sections {
-    /// `struct mem_section *roots[]`.
+    /// Address of `struct mem_section *roots[]`.
     roots_va: u64,
     roots: u64,
     /// Bytes of one `struct mem_section`.
@@ -49,14 +49,14 @@ pub struct Memmap {
     tables: Tables,
     sections: Sections,
     base_va: u64,
-    /// In order of frames.
+    /// Sorted by frame.
     runs: Vec<Run>,
     ram: Vec<(Gpa, u64)>,
     fingerprint: u64,
 }
 
 impl Memmap {
-    /// Finds it.
+    /// Finds the memory map.
     pub fn new(mem: &dyn GuestMemory, note: &Note, tables: Tables) -> Result<Memmap, Untrusted> {
         let sections = Sections::new(note)?;
         let ram = mem.segments();
@@ -64,8 +64,8 @@ impl Memmap {
         let fingerprint =
             sections.each(mem, &tables, &ram, |frames, map| usable.push((frames, map)));
         let base_va = usable.first().map(|&(_, map)| map).ok_or(Untrusted::NoMemmap)?;
-        // Without vmemmap every section has a map of its own, and a list's pointer
-        // does not tell its frame.
+        // Without vmemmap every section has a map of its own, and a list's pointer does not tell
+        // its frame.
         if usable.iter().any(|&(_, map)| map != base_va) {
             return Err(Untrusted::NoMemmap);
         }
@@ -77,18 +77,18 @@ impl Memmap {
         }
     }
 
-    /// Whether sections came, went or changed since this was built.
+    /// Whether sections were added, removed or changed since this was built.
     pub fn changed(&self, mem: &dyn GuestMemory) -> bool {
         mem.segments() != self.ram
             || self.sections.each(mem, &self.tables, &self.ram, |_, _| ()) != self.fingerprint
     }
 
-    /// The pieces, in order of frames; no two share metadata.
+    /// The runs, sorted by frame. No two share metadata.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// How many frames are known.
+    /// Number of frames whose metadata is known.
     pub fn frames(&self) -> u64 {
         self.runs.iter().map(|run| run.frames).sum()
     }
@@ -121,14 +121,14 @@ impl Memmap {
         self.tables.translate(mem, self.page_va(gfn)?)
     }
 
-    /// The frame whose `struct page` is at `va`; `None` if none begins there.
+    /// The frame whose `struct page` begins at `va`. `None` if none begins there.
     pub(crate) fn gfn_at(&self, va: u64) -> Option<Gfn> {
         let offset = va.wrapping_sub(self.base_va);
         let gfn = Gfn(offset / PAGE_BYTES);
         offset.is_multiple_of(PAGE_BYTES).then_some(gfn)
     }
 
-    /// The virtual address of frame 0's `struct page`, mapped or not.
+    /// The virtual address of frame 0's `struct page`, whether mapped or not.
     pub(crate) fn base_va(&self) -> u64 {
         self.base_va
     }
@@ -151,7 +151,7 @@ impl Memmap {
         runs
     }
 
-    /// One run for each leaf of the page tables that maps metadata of `frames`.
+    /// Appends one run for each leaf of the page tables that maps metadata of `frames`.
     fn pieces(&self, mem: &dyn GuestMemory, frames: FrameRange, runs: &mut Vec<Run>) {
         let mut at = frames.start;
         while at < frames.end() {
@@ -197,8 +197,8 @@ impl Sections {
         Ok(Sections { roots_va: note.symbol("mem_section")?, roots, bytes, map_offset, bits })
     }
 
-    /// Visits RAM section by section, those that have a usable map: `(frames, map)`.
-    /// Returns a fingerprint of all of them.
+    /// Visits RAM section by section, with `(frames, map)` of each section that has a usable map.
+    /// Returns a fingerprint of all sections.
     fn each(
         &self,
         mem: &dyn GuestMemory,
@@ -235,9 +235,9 @@ impl Sections {
     }
 }
 
-/// Forgets metadata that several frames claim: a kernel that frees the map of its
-/// hugetlb pages has that (HVO), a lying guest too, and protecting it would protect
-/// other frames than meant.
+/// Drops metadata that several frames share. A kernel that frees the map of its hugetlb pages (HVO)
+/// has such metadata, and so has a lying guest. Protecting it would protect other frames than
+/// meant.
 fn drop_shared(runs: &mut Vec<Run>) {
     runs.sort_unstable_by_key(|run| run.metadata);
     let end = |run: &Run| run.metadata.0 + run.frames * PAGE_BYTES;
@@ -287,7 +287,7 @@ mod tests {
     fn neighbours_become_one_run() {
         let runs = vec![run(0, 0x10_0000, 64), run(64, 0x10_1000, 64), run(128, 0x20_0000, 64)];
         assert_eq!(tidy(runs), [run(0, 0x10_0000, 128), run(128, 0x20_0000, 64)]);
-        // In a row by address but not by frame.
+        // Adjacent by address but not by frame.
         let apart = vec![run(0, 0x10_0000, 64), run(128, 0x10_1000, 64)];
         assert_eq!(tidy(apart.clone()), apart);
     }
@@ -301,7 +301,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is left never overlaps; what overlapped nothing is left.
+        /// What remains never overlaps. What overlapped nothing remains.
         #[test]
         fn no_two_runs_share_metadata(pieces in prop::collection::vec((0u64..64, 1u64..8), 0..40)) {
             let runs: Vec<Run> = (0..)

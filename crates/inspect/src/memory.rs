@@ -1,4 +1,4 @@
-//! The only way to the guest's RAM.
+//! Read access to the guest's RAM, the only one that this crate has.
 
 use std::sync::atomic::AtomicU64;
 
@@ -6,36 +6,38 @@ use ebb_units::{FRAME_BYTES, Gpa};
 
 use crate::page::PageWords;
 
-/// The most metadata looked at in one piece: one huge page of it.
+/// Most metadata in one window: one huge page of it.
 const WINDOW_BYTES: u64 = 2 << 20;
 
-/// A guest's RAM, read-only. Bytes change under the reader at any time.
+/// A guest's RAM, read-only. Its bytes may change at any time.
 pub trait GuestMemory {
-    /// One 8-byte-aligned word, read once.
+    /// Reads one 8-byte-aligned word, once.
     ///
-    /// `None`: misaligned, no RAM, or its content is not in memory. Must never
-    /// make the host allocate memory for a hole.
+    /// Returns `None` if `gpa` is misaligned, not in RAM, or not resident. Must never make the host
+    /// allocate memory for a hole.
     fn word(&self, gpa: Gpa) -> Option<u64>;
 
-    /// The 64-byte-aligned `struct page` at `gpa`, each of its words read once. As
-    /// [`GuestMemory::word`] otherwise.
+    /// Reads the 64-byte-aligned `struct page` at `gpa`, each of its words once. Returns `None` in
+    /// the same cases as [`GuestMemory::word`].
     fn page(&self, gpa: Gpa) -> Option<PageWords>;
 
-    /// `count` words from the 8-byte-aligned `gpa` on, in place.
+    /// Returns `count` words in place, from the 8-byte-aligned `gpa` on.
     ///
-    /// `None`: misaligned, part of it is no RAM or not in memory, or it spans regions.
+    /// Returns `None` if `gpa` is misaligned, if a part is not in RAM or not resident, or if the
+    /// words span regions.
     fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]>;
 
-    /// The next populated extent `(start, bytes)`, frame aligned and not empty, that ends
-    /// after `from`; one that `from` lies in is cut to begin there. `None` after the last.
+    /// The next populated extent `(start, bytes)` that ends after `from`, frame aligned and not
+    /// empty. An extent that contains `from` is cut to begin there. `None` after the last.
     fn next_populated(&self, from: Gpa) -> Option<(Gpa, u64)>;
 
     /// The RAM's segments `(start, bytes)`, frame aligned, in guest-physical order.
     fn segments(&self) -> Vec<(Gpa, u64)>;
 }
 
-/// Visits `bytes` of memory from `start` on in windows, as large as can be had in
-/// place: `visit(offset, words)`. What cannot be had is visited as `None`, frame by frame.
+/// Visits `bytes` of memory from `start` on with `visit(offset, window)`. Windows are as large as
+/// can be read in place. A window that cannot be read whole is visited frame by frame, and a frame
+/// that cannot be read is `Err` with its bytes.
 pub(crate) fn for_windows(
     mem: &dyn GuestMemory,
     start: Gpa,

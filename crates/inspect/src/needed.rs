@@ -1,5 +1,4 @@
-//! Which frames every look at a guest reads: whoever evicts them reads them back the
-//! next time it looks.
+//! The frames that every look at a guest reads. If they are evicted, the next look refills them.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -10,7 +9,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use crate::page::{PAGE_BYTES, PageWords};
 use crate::{Guest, GuestMemory, Memmap, Run, Walk};
 
-/// Notes which frames are read word by word, whether or not they are in memory.
+/// Guest memory that records which frames are read word by word, whether or not they are resident.
 struct Noted<'a> {
     mem: &'a dyn GuestMemory,
     memmap: &'a Memmap,
@@ -44,11 +43,11 @@ impl GuestMemory for Noted<'_> {
 }
 
 impl Guest {
-    /// Frames without which nothing is known of this guest: its note, its metadata, and
-    /// the page tables, sections and zones on the way there.
+    /// The frames without which nothing is known of this guest: its note, its metadata, and the
+    /// page tables, sections and zones on the way there.
     pub fn needed_frames(&self, mem: &dyn GuestMemory) -> Vec<FrameRange> {
         let noted = Noted { mem, memmap: self.memmap(), frames: RefCell::default() };
-        // Each for what it reads, whatever it says.
+        // Each is called for what it reads. Its result does not matter.
         let _ = (self.recheck(&noted), self.memmap().changed(&noted), self.free_bytes(&noted));
         self.memmap().runs().iter().for_each(|run| self.memmap().walk_all(&noted, run));
         let words = noted.frames.into_inner().into_iter().map(|gfn| FrameRange::new(gfn, 1));
@@ -58,7 +57,7 @@ impl Guest {
 }
 
 impl Run {
-    /// The frames that its metadata lies in.
+    /// The frames that hold this run's metadata.
     pub fn metadata_frames(&self) -> FrameRange {
         let end = self.metadata.0 + self.frames * PAGE_BYTES;
         let first = self.metadata.gfn();
@@ -67,7 +66,7 @@ impl Run {
 }
 
 impl Memmap {
-    /// Walks to each leaf that maps metadata of the run.
+    /// Walks to each leaf that maps metadata of `run`.
     fn walk_all(&self, mem: &dyn GuestMemory, run: &Run) {
         let mut at = run.first.0;
         while let Some(left) = (run.first.0 + run.frames).checked_sub(at).filter(|left| *left > 0)

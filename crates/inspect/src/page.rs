@@ -1,4 +1,4 @@
-//! `struct page`: what it says of its frame.
+//! `struct page`: what it tells of its frame.
 //!
 //! | kernel | page type, in the word shared with `_mapcount` |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | 6.11 | buddy 0x40000000, offline 0x20000000, table 0x10000000 |
 //! | 6.12 on | the top byte: buddy f0, offline f1, table f2, hugetlb f4, slab f5 |
 //!
-//! The note gives all of them but the table's, which follows from the buddy's.
+//! The note gives all of these types but the page table's, which follows from the buddy type.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,7 +16,7 @@ use crate::freed::Usage;
 use crate::lru::LruFlags;
 use crate::{Note, Untrusted};
 
-/// No kernel's buddy allocator has blocks above 2^20 frames.
+/// Greatest order of a block in any kernel's buddy allocator: 2^20 frames.
 pub const MAX_ORDER: u8 = 20;
 
 /// What a frame is used for.
@@ -24,10 +24,10 @@ pub const MAX_ORDER: u8 = 20;
 pub enum PageKind {
     /// The first frame of a free block of `1 << order` frames.
     Free {
-        /// At most the kernel's greatest.
+        /// The block's order, at most the kernel's greatest.
         order: u8,
     },
-    /// Not the first frame of a compound page: of the same use as the one before it.
+    /// A frame of a compound page that is not its first: of the same use as the frame before it.
     Tail,
     /// Unplugged by virtio-mem, or ballooned on newer kernels.
     Offline,
@@ -45,14 +45,14 @@ pub enum PageKind {
     Other,
 }
 
-/// Bytes of a `struct page`. A frame of metadata then tells of 64 whole frames, and
-/// protecting it concerns no other.
+/// Bytes of a `struct page`. With 64, a metadata frame describes 64 whole frames, and protecting it
+/// affects no other frame.
 pub const PAGE_BYTES: u64 = 64;
 
-/// The words of one `struct page`. Each is read at most once.
+/// The words of one `struct page`, each read at most once.
 pub type PageWords = [AtomicU64; PAGE_BYTES as usize / 8];
 
-/// Where a kernel's `struct page` holds what, and how it marks types.
+/// Where a kernel's `struct page` has its fields, and how it marks page types.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PageLayout {
     lru: Field,
@@ -65,33 +65,33 @@ pub struct PageLayout {
     buddy: u32,
     offline: TypeTest,
     table: TypeTest,
-    /// Kernels before 6.10: a flag. 0 where it is a type.
+    /// The slab flag of kernels before 6.10. 0 where slab is a page type.
     pub(crate) slab_flag: u64,
     slab: TypeTest,
     hugetlb: TypeTest,
-    /// Kernels before 6.10: in the second page of a compound.
+    /// The hugetlb mark of kernels before 6.10, in the second page of a compound.
     hugetlb_second: Option<SecondTest>,
     pub(crate) head_mask: u64,
-    /// `None`: the note lacks what it takes.
+    /// What [`Guest::in_use`](crate::Guest::in_use) needs. `None` if the note lacks a part of it.
     pub(crate) usage: Option<Usage>,
     pub(crate) lru_flags: LruFlags,
 }
 
-/// Where a field is: its word, and how far to shift that right.
+/// Where a field is: the index of its word, and how many bits to shift the word right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Field {
     pub(crate) word: usize,
     pub(crate) shift: u32,
 }
 
-/// A page type is there if `type & mask == value`.
+/// Test for a page type: it is set if `type & mask == value`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct TypeTest {
     mask: u32,
     value: u32,
 }
 
-/// A compound is of hugetlbfs if `field & mask == value` in its second page.
+/// Test for hugetlbfs: a compound belongs to it if `field & mask == value` in its second page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct SecondTest {
     field: Field,
@@ -100,7 +100,7 @@ struct SecondTest {
 }
 
 impl PageLayout {
-    /// From the note.
+    /// Reads the layout from the note.
     pub fn new(note: &Note) -> Result<PageLayout, Untrusted> {
         let page_bytes = note.size("page")?;
         if page_bytes != PAGE_BYTES {
@@ -134,8 +134,8 @@ impl PageLayout {
         self.max_order
     }
 
-    /// What the frame of `page` is. `next` is the next frame's: kernels before 6.10
-    /// mark hugetlb pages there.
+    /// What the frame of `page` is used for. `next` is the next frame's `struct page`, where
+    /// kernels before 6.10 mark hugetlb pages.
     #[inline(always)]
     pub fn decode(&self, page: &PageWords, next: Option<&PageWords>) -> PageKind {
         let kind = self.mapcount.of(page) as u32;
@@ -155,8 +155,8 @@ impl PageLayout {
         let mapping = self.mapping.of(page);
         let head = flags & self.head_mask != 0;
         if mapping & 1 != 0 {
-            // Unmapped ones wait in a CPU's batch to be freed, or are in swap cache. The
-            // count of a large folio's head is not kept by all kernels.
+            // An unmapped page waits in a CPU's batch to be freed, or is in the swap cache. Not all
+            // kernels keep the map count of a large folio's head.
             let mapped = kind != u32::MAX || head;
             return if mapped { PageKind::Anonymous } else { PageKind::Other };
         }
@@ -167,7 +167,7 @@ impl PageLayout {
         if file { PageKind::File } else { PageKind::Other }
     }
 
-    /// The order if the frame is a free block's first.
+    /// The block's order, if the frame is a free block's first.
     #[inline(always)]
     pub fn free_order(&self, page: &PageWords) -> Option<u8> {
         if self.mapcount.of(page) as u32 == self.buddy { self.free(page) } else { None }
@@ -205,7 +205,7 @@ impl PageLayout {
 }
 
 impl Field {
-    /// A field of `struct page` that is aligned to `align` bytes.
+    /// Locates a field of `struct page` that is aligned to `align` bytes.
     pub(crate) fn new(note: &Note, name: &'static str, align: u64) -> Result<Field, Untrusted> {
         let offset = note.offset(name)?;
         match offset.is_multiple_of(align) && offset < PAGE_BYTES {
@@ -216,7 +216,7 @@ impl Field {
 
     #[inline(always)]
     pub(crate) fn of(self, page: &PageWords) -> u64 {
-        // The mask changes nothing, but lets the compiler see that it is in bounds.
+        // The mask changes nothing, but shows the compiler that the index is in bounds.
         page[self.word % page.len()].load(Relaxed) >> (self.shift % 64)
     }
 }
@@ -255,7 +255,7 @@ impl TypeTest {
     }
 }
 
-/// The place of `lru`, two links of which the second must be in the struct too.
+/// Where `lru` is. It has two links, and the second must be in the struct, too.
 fn links(note: &Note) -> Result<Field, Untrusted> {
     let field = Field::new(note, "page.lru", 8)?;
     match 8 * (field.word as u64 + 2) <= PAGE_BYTES {
@@ -318,7 +318,7 @@ mod tests {
     const SMALL_BITS: &str = "OFFSET(page.compound_head)=8\nOFFSET(page.compound_dtor)=16\n\
         NUMBER(PG_slab)=9\nNUMBER(PG_head_mask)=65536\nNUMBER(HUGETLB_PAGE_DTOR)=2\n\
         NUMBER(PAGE_BUDDY_MAPCOUNT_VALUE)=-129\nNUMBER(PAGE_OFFLINE_MAPCOUNT_VALUE)=-257\n";
-    /// 6.11: bits from the top, still cleared.
+    /// A note of 6.11: bits from the top, still cleared to mark a type.
     const LARGE_BITS: &str = "OFFSET(page.compound_head)=8\nNUMBER(PG_head_mask)=64\n\
         NUMBER(PAGE_BUDDY_MAPCOUNT_VALUE)=-1073741825\n\
         NUMBER(PAGE_OFFLINE_MAPCOUNT_VALUE)=-536870913\n\
@@ -336,7 +336,7 @@ mod tests {
         PageLayout::new(&note).expect("a known layout")
     }
 
-    /// A page in use by no one in particular, but for the words given (by offset).
+    /// A page in use, of no particular kind, with the given words by offset.
     fn page(words: &[(usize, u64)]) -> PageWords {
         let page = PageWords::default();
         page[6].store(0xffff_ffff, Relaxed);
@@ -364,7 +364,7 @@ mod tests {
                 assert_eq!(typed(&layout, kind), want, "{release} {kind:#x}");
             }
         }
-        // 5.10 marks pages charged to a cgroup by what is a table's mark later.
+        // 5.10 marks pages charged to a cgroup with the bit that later marks a page table.
         assert_eq!(typed(&layout("5.10.0", SMALL_BITS), !0x200), PageKind::Other);
         assert_eq!(typed(&layout("5.10.0", SMALL_BITS), !0x600), PageKind::Table);
 
@@ -381,7 +381,7 @@ mod tests {
             assert_eq!(typed(&later, !bit), want, "6.11 {bit:#x}");
             assert_eq!(typed(&newest, byte << 24), want, "6.12 {byte:#x}");
         }
-        // The low bits are a type's own to use.
+        // The low bits belong to the type.
         assert_eq!(typed(&newest, 0xf500_0007), PageKind::Slab);
     }
 

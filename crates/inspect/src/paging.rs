@@ -5,9 +5,9 @@ use ebb_units::{FRAME_BYTES, Gpa};
 use crate::GuestMemory;
 
 const PRESENT: u64 = 1;
-/// In a PUD or PMD entry: a leaf of 1 GiB or 2 MiB.
+/// Leaf flag of a PUD or PMD entry: a leaf of 1 GiB or 2 MiB.
 const LEAF: u64 = 1 << 7;
-/// Bits 12..52 of an entry hold the frame's address.
+/// Bits 12..52 of an entry: the address that it leads to.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Log2 of the bytes that one entry of the lowest level maps.
 const FRAME_BITS: u32 = 12;
@@ -17,21 +17,21 @@ const FRAME_BITS: u32 = 12;
 pub struct Tables {
     /// The root table's address.
     pub root: Gpa,
-    /// 4 or 5.
+    /// Levels of the tree: 4 or 5.
     pub levels: u32,
 }
 
-/// What the tables say of an address.
+/// What the tables tell about an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Walk {
-    /// Mapped to `gpa`, and so on for `bytes` (at least 1) in a row: the rest of the leaf.
+    /// The address is mapped to `gpa`, and so on for `bytes` (at least 1): the rest of the leaf.
     Mapped {
         /// Where the address leads.
         gpa: Gpa,
         /// Bytes up to the leaf's end.
         bytes: u64,
     },
-    /// Not mapped, nor are the next `bytes` (at least 1).
+    /// The address is not mapped, and neither are the next `bytes` (at least 1).
     Absent {
         /// Bytes up to the absent entry's end.
         bytes: u64,
@@ -39,8 +39,8 @@ pub enum Walk {
 }
 
 impl Tables {
-    /// Follows the tables for `va`. Reads one word a level, so tables that lead in
-    /// circles cost no more than others.
+    /// Walks the tables for `va`. Reads one word a level, so tables that form a cycle cost no more
+    /// than others.
     pub fn walk(&self, mem: &dyn GuestMemory, va: u64) -> Walk {
         if !self.canonical(va) {
             return Walk::Absent { bytes: FRAME_BYTES - va % FRAME_BYTES };
@@ -56,8 +56,8 @@ impl Tables {
             }
             let huge = (level == 1 || level == 2) && entry & LEAF != 0;
             if level == 0 || huge {
-                // A leaf of 2 MiB or 1 GiB has a flag (PAT) where its address is
-                // below its own size; the mask takes it off.
+                // A leaf of 2 MiB or 1 GiB has a flag (PAT) among the address bits below its own
+                // size. The mask clears it.
                 let base = entry & ADDRESS & !((1 << bits) - 1);
                 return Walk::Mapped { gpa: Gpa(base + va % (1 << bits)), bytes };
             }
@@ -66,7 +66,7 @@ impl Tables {
         Walk::Absent { bytes: 1 }
     }
 
-    /// Where `va` leads, `None` where it is not mapped.
+    /// The address that `va` is mapped to. `None` if it is not mapped.
     pub fn translate(&self, mem: &dyn GuestMemory, va: u64) -> Option<Gpa> {
         match self.walk(mem, va) {
             Walk::Mapped { gpa, .. } => Some(gpa),
@@ -79,7 +79,7 @@ impl Tables {
         mem.word(self.translate(mem, va)?)
     }
 
-    /// Whether the bits above those that the tables look at repeat the highest of them.
+    /// Whether the bits above those that the tables translate repeat the highest of them.
     fn canonical(&self, va: u64) -> bool {
         let spare = 64 - (FRAME_BITS + 9 * self.levels.min(5));
         (((va << spare) as i64) >> spare) as u64 == va
@@ -94,7 +94,7 @@ mod tests {
     const TABLES: Tables = Tables { root: Gpa(0), levels: 4 };
     const WHOLE_GIB: u64 = 1 << 30;
 
-    /// Four tables in a row, each one's entry 1 leading to the next.
+    /// Four tables in a row, where entry 1 of each leads to the next.
     fn chain() -> Snapshot {
         let mut mem = Snapshot::new();
         mem.add(Gpa(0), vec![0; 4 * 512]);
@@ -119,7 +119,7 @@ mod tests {
         let mem = chain();
         let tables = Tables { root: Gpa(0), levels: 5 };
         mem.set(Gpa(0x3000 + 8), PRESENT);
-        // The lowest table is the root once more, whose entry 1 is then a frame's.
+        // The lowest table is the root again, so its entry 1 is a frame's entry here.
         assert_eq!(tables.translate(&mem, ONES | 1 << 48), Some(Gpa(0x1000)));
     }
 

@@ -1,30 +1,31 @@
 //! The roots of the processes' page tables.
 //!
-//! x86-64 kernels keep all of them on one list (`pgd_list`), by the links of their
-//! `struct page`, to bring changes of the kernel's mappings into each. Where that list begins
-//! no note tells. But a frame that is on it is known by two things together: its links lead
-//! from one `struct page` to another or into the kernel's image, and what it holds maps the
-//! kernel as the kernel's own root does.
+//! x86-64 kernels keep all of them on one list (`pgd_list`), linked by their `struct page`, to
+//! bring changes of the kernel's mappings into each. No note tells where that list begins. But two
+//! things together identify a frame on it. Its links lead to a `struct page` or into the kernel's
+//! image, and its content maps the kernel as the kernel's own root does.
 
 use ebb_units::{Gfn, Gpa};
 
 use crate::page::PageWords;
 use crate::{Guest, GuestMemory, PageKind};
 
-/// Where x86-64 kernels map their own image and its data, moved or not.
+/// Start of the addresses at which x86-64 kernels map their own image and its data, with or without
+/// KASLR.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
-/// The entry that maps it, in a root of 4 or 5 levels.
+/// Index of the entry that maps the image, in a root of 4 or 5 levels.
 const IMAGE_ENTRY: u64 = 511;
 const PRESENT: u64 = 1;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// Processes beyond these are not looked at: a part of RAM, but not less than this.
+/// Divisor of the known frames that gives the most roots to return, unless [`ROOTS_LEAST`] is more.
 const ROOTS_PART: u64 = 256;
+/// Most roots to return for a small RAM.
 const ROOTS_LEAST: u64 = 1024;
 
 impl Guest {
-    /// The roots of processes' page tables, in order; a hint, as they come and go. Looks at
-    /// all page metadata once. With page-table isolation these are the kernel's halves of the
-    /// pairs, which map all that a process has.
+    /// Returns the roots of the processes' page tables, in order. They are a hint, because
+    /// processes come and go. Looks at all page metadata once. With page-table isolation these are
+    /// the kernel's halves of the pairs, which map all that a process has.
     pub fn roots(&self, mem: &dyn GuestMemory) -> Vec<Gfn> {
         let image = |root: Gpa| {
             let entry = mem.word(Gpa(root.0 + 8 * IMAGE_ENTRY))?;
@@ -37,7 +38,7 @@ impl Guest {
             let Ok(pages) = window else { return };
             for (gfn, page) in (first..).map(Gfn).zip(pages) {
                 if gfn.0 < free_until {
-                    // The metadata inside of a free block is from before, links too.
+                    // Metadata inside a free block is stale, and so are its links.
                     continue;
                 }
                 if let Some(order) = self.layout().free_order(page) {
@@ -55,8 +56,8 @@ impl Guest {
         roots
     }
 
-    /// Whether the frame's metadata may be that of a root: a page without a use that is
-    /// known, or a page table, on a list of such.
+    /// Whether this metadata may be a root's: a page table, or a page of unknown use, with links of
+    /// such a list.
     fn is_listed(&self, page: &PageWords) -> bool {
         let is_link = |va: u64| {
             let of_a_page = va.checked_sub(self.layout().lru_offset());
@@ -69,8 +70,8 @@ impl Guest {
             && matches!(self.layout().decode(page, None), PageKind::Other | PageKind::Table)
     }
 
-    /// Whether a frame is a page table by its metadata as it is now, and which frame of
-    /// metadata says so; by the guest's page tables as they are now.
+    /// The metadata frame of `gfn`, if `gfn` is a page table now. Goes by the guest's page tables
+    /// as they are now.
     pub fn table_metadata(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Gfn> {
         let page = self.memmap().walk(mem, gfn)?;
         let kind = self.layout().decode(&mem.page(page)?, None);

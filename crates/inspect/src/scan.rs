@@ -1,4 +1,4 @@
-//! Looking at every frame.
+//! Scans over every frame.
 
 use ebb_units::{FrameRange, Gfn, Gpa};
 
@@ -16,15 +16,15 @@ pub struct Counts {
     pub anonymous_frames: u64,
     /// Page cache and shared memory (Cached, Buffers).
     pub file_frames: u64,
-    /// Kernel objects, as `/proc/slabinfo` counts them. meminfo's Slab counts kernel
-    /// allocations above two frames as well, which are no slabs: here they are `other`.
+    /// Kernel objects, as `/proc/slabinfo` counts them. meminfo's Slab also counts kernel
+    /// allocations above two frames. These are no slabs, and count as other frames here.
     pub slab_frames: u64,
     /// Page tables (PageTables, SecPageTables).
     pub table_frames: u64,
-    /// hugetlbfs (Hugetlb); without those whose metadata the kernel has mostly freed
-    /// (`hugetlb_free_vmemmap=on`), which are in no count.
+    /// hugetlbfs (Hugetlb). Those whose metadata the kernel has mostly freed
+    /// (`hugetlb_free_vmemmap=on`) are in no count.
     pub hugetlb_frames: u64,
-    /// Unplugged by virtio-mem, ballooned on newer kernels.
+    /// Unplugged by virtio-mem, or ballooned on newer kernels.
     pub offline_frames: u64,
     /// The rest: kernel image, reserved, per-CPU free lists, drivers.
     pub other_frames: u64,
@@ -33,13 +33,13 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Frames in free blocks.
+    /// Number of frames in free blocks.
     pub fn free_frames(&self) -> u64 {
         let blocks = self.free_blocks.iter().enumerate();
         blocks.map(|(order, &count)| count << order).sum()
     }
 
-    /// All frames counted.
+    /// Number of all frames counted.
     pub fn frames(&self) -> u64 {
         self.free_frames()
             + self.anonymous_frames
@@ -77,8 +77,8 @@ impl Memmap {
         counts
     }
 
-    /// Visits all frames by kind, in order: each free block, and frames of one kind
-    /// in a row. Returns how many frames have metadata that cannot be read.
+    /// Visits all frames by kind, in order: each free block, and each row of frames of one kind.
+    /// Returns the number of frames whose metadata cannot be read.
     pub fn kinds(
         &self,
         mem: &dyn GuestMemory,
@@ -95,8 +95,8 @@ impl Memmap {
         scan.unknown
     }
 
-    /// The same of some frames, each with how the guest's reclaim has it. A free block may reach
-    /// beyond them on both sides.
+    /// Visits `frames` by kind, each row with its flags of the guest's reclaim. A free block may
+    /// reach beyond `frames` on both sides.
     pub fn kinds_in(
         &self,
         mem: &dyn GuestMemory,
@@ -117,11 +117,11 @@ impl Memmap {
                 let next = head.as_ref().and_then(|(gfn, _)| self.metadata_gpa(Gfn(gfn.0 + 1)));
                 let next = next.and_then(read);
                 let found = head.map(|(_, page)| decode(&page, next.as_ref()));
-                // No tail is in a free block.
+                // A tail is never in a free block.
                 let found = found.filter(|(kind, _)| !matches!(kind, PageKind::Free { .. }));
                 compound = found.unwrap_or(NOTHING);
             }
-            // As what lies inside of a free block looks.
+            // A frame inside a free block looks like this.
             Some(PageKind::Other) => {
                 if let Some((head, order)) = self.block_before(mem, layout, frames.start) {
                     scan.next = head.0 + scan.free(head.0, order) as u64;
@@ -137,7 +137,7 @@ impl Memmap {
         scan.turn(NOTHING);
     }
 
-    /// The free block that holds this frame and begins before it.
+    /// The free block that holds `gfn` and begins before it.
     fn block_before(
         &self,
         mem: &dyn GuestMemory,
@@ -152,8 +152,7 @@ impl Memmap {
         })
     }
 
-    /// Visits every free block of at least `min_order`, by address, looking only
-    /// where one can begin.
+    /// Visits every free block of at least `min_order`, by address. Looks only where one can begin.
     pub fn free_blocks(
         &self,
         mem: &dyn GuestMemory,
@@ -175,8 +174,8 @@ impl Memmap {
                     visit(here, order);
                     taken = here.0 + (1 << order);
                 }
-                // Where the next look is must not depend on what this one finds if it is
-                // near: the CPU then has several looks under way at once.
+                // If it is near, the place of the next look must not depend on what this one finds:
+                // the CPU then has several looks in flight at once.
                 if taken > next + NEAR_STEPS * step {
                     next = taken;
                 }
@@ -184,8 +183,8 @@ impl Memmap {
         });
     }
 
-    /// Visits the metadata in windows: the first frame, and the metadata or the number
-    /// of frames whose metadata cannot be read.
+    /// Visits the metadata in windows. Each has its first frame, and either the metadata or the
+    /// number of frames whose metadata cannot be read.
     pub(crate) fn windows(
         &self,
         mem: &dyn GuestMemory,
@@ -194,7 +193,7 @@ impl Memmap {
         self.windows_in(mem, FrameRange::new(Gfn(0), u64::MAX), visit);
     }
 
-    /// The same, of `frames`.
+    /// Visits the metadata of `frames` in windows, as [`Memmap::windows`] does.
     fn windows_in(
         &self,
         mem: &dyn GuestMemory,
@@ -217,25 +216,24 @@ impl Memmap {
         }
     }
 
-    /// Whether a free block may lie there.
+    /// Whether a free block of `order` may begin at `head`.
     pub(crate) fn is_block(&self, head: Gfn, order: u8) -> bool {
         let block = FrameRange::block(head, order);
         head.0.is_multiple_of(block.count) && self.in_ram(block)
     }
 }
 
-/// Of a frame of which nothing is known.
+/// A frame of which nothing is known.
 const NOTHING: (PageKind, Lru) = (PageKind::Other, Lru::NONE);
-/// Looks skipped inside a free block pay from this many on.
+/// Fewest looks inside a free block that are worth skipping.
 const NEAR_STEPS: u64 = 16;
 
 struct Scan<T, D, V> {
     decode: D,
-    /// Frames below are visited: a free block can reach beyond its window.
+    /// First frame not visited yet: a free block can reach beyond its window.
     next: u64,
     visit: V,
-    /// What the last page was that is no tail, and which frames in a row were: tail
-    /// pages are of the same use as their head.
+    /// What the last page that is not a tail was. Its tails have the same use.
     compound: (PageKind, T),
     start: u64,
     run: u64,
@@ -256,7 +254,7 @@ where
     fn window(&mut self, first: u64, pages: &[PageWords]) {
         let mut index = usize::try_from(self.next.saturating_sub(first)).unwrap_or(usize::MAX);
         if first + index as u64 != self.start + self.run {
-            // Not in a row with what came before.
+            // These frames do not follow those before them.
             self.turn((PageKind::Other, T::default()));
             self.start = first + index as u64;
         }
@@ -270,7 +268,7 @@ where
         self.next = self.next.max(first + index as u64);
     }
 
-    /// Counts a frame that is in use.
+    /// Counts a frame that is in use, and returns 1.
     #[inline(always)]
     fn used(&mut self, found: (PageKind, T)) -> usize {
         if found != self.compound && found.0 != PageKind::Tail {
@@ -280,7 +278,7 @@ where
         1
     }
 
-    /// Counts a free block; returns its frames.
+    /// Counts a free block, and returns its number of frames.
     fn free(&mut self, gfn: u64, order: u8) -> usize {
         if !gfn.is_multiple_of(1 << order) {
             return self.used((PageKind::Other, T::default()));
@@ -292,7 +290,7 @@ where
         1 << order
     }
 
-    /// Tells of the frames in a row and begins with another kind.
+    /// Visits the frames counted so far, and begins a row of another kind.
     fn turn(&mut self, found: (PageKind, T)) {
         if self.run > 0 {
             (self.visit)(

@@ -1,15 +1,14 @@
-//! Whether no request that the guest submitted before is still writing to a frame.
+//! Whether no request that the guest submitted earlier is still writing to a frame.
 //!
-//! A kernel marks a page before it has a device write there, and takes the mark off after
-//! the device has ended: page cache is locked, whatever else is pinned, which is a reference
-//! beyond those of its mappings and its caches. A page under writeback is only read by the
-//! device. What bears no such mark, as a kernel's own memory and pages whose parts are
-//! locked one by one (`PG_private`), is not told of here. Kernel by kernel and file system by
-//! file system: `docs/decisions/0031-the-guest-tells-what-is-in-flight.md`.
+//! A kernel marks a page before it lets a device write to it, and removes the mark after the device
+//! has ended. Page cache is locked. Any other page is pinned: it has a reference beyond those of
+//! its mappings and its caches. A page under writeback is only read by the device. Some memory
+//! bears no such mark: a kernel's own memory, and pages whose parts are locked one by one
+//! (`PG_private`). Such frames never count as settled. Kernel by kernel and file system by file
+//! system: `docs/decisions/0031-the-guest-tells-what-is-in-flight.md`.
 //!
-//! A request in flight leaves its mark during the whole look, so a single look finds it.
-//! What is counted against each other is read at one instant: references and mappings share
-//! a word.
+//! A request in flight leaves its mark during the whole look, so a single look finds it. Numbers
+//! that are compared are read at one instant: references and mappings share a word.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -20,24 +19,24 @@ use crate::freed::Places;
 use crate::page::{Field, PAGE_BYTES};
 use crate::{Guest, GuestMemory, MAX_ORDER, PageLayout};
 
-/// `PG_locked` is the first flag of every kernel.
+/// `PG_locked`, the first flag in every kernel.
 const LOCKED: u64 = 1;
-/// Of `mapping`: anonymous memory, KSM's among it.
+/// Bit of `mapping`: anonymous memory, including KSM's.
 const ANONYMOUS: u64 = 1;
-/// Of `mapping`: not page cache.
+/// Bits of `mapping`: not page cache.
 const NO_CACHE: u64 = 0b11;
-/// What btrfs and f2fs keep in `private` of file pages that have no buffers: no pointer.
+/// What btrfs and f2fs keep in `private` of file pages without buffers. It is no pointer.
 const NO_BUFFERS: u64 = 1;
 
 /// The words of one `struct page` in place, in memory that the guest changes.
 type InPlace<'a> = &'a [AtomicU64];
 
 impl Guest {
-    /// Which of `frames` no request that was submitted before this look is still writing to.
-    /// `false` for whatever is not known: such a frame stays.
+    /// Returns for each of `frames` whether no request submitted before this look is still writing
+    /// to it. `false` for a frame of which that is not known: such a frame stays resident.
     ///
-    /// The caller has protected them, so that what is submitted later faults; and asks
-    /// afterwards whether this kernel still runs.
+    /// The caller has protected the frames before, so that later requests fault. Afterwards the
+    /// caller checks that this kernel still runs.
     pub fn settled(&self, mem: &dyn GuestMemory, frames: &[Gfn]) -> Vec<bool> {
         let by: Vec<Option<Gfn>> = frames.iter().map(|&gfn| self.settled_by(mem, gfn)).collect();
         let (mut own, mut heads) = (Places::new(self, mem), Places::new(self, mem));
@@ -45,13 +44,13 @@ impl Guest {
         each.map(|(&gfn, by)| by.is_some_and(|by| own.hold(gfn) && heads.hold(by))).collect()
     }
 
-    /// The same as a hint, for the choice of frames: it may change, and the metadata may
-    /// have moved.
+    /// Same as [`Guest::settled`] for one frame, but only as a hint for choosing frames: the answer
+    /// may change, and the metadata may have moved.
     pub fn looks_settled(&self, mem: &dyn GuestMemory, gfn: Gfn) -> bool {
         self.settled_by(mem, gfn).is_some()
     }
 
-    /// The frame whose page tells that `gfn` is settled. A compound in flight is neither
+    /// The frame whose `struct page` proves that `gfn` is settled. A compound in flight is neither
     /// split nor freed, so the tail may be read before its head.
     fn settled_by(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Gfn> {
         let layout = self.layout();
@@ -66,9 +65,10 @@ impl Guest {
         (inside && self.head_settled(mem, head)).then_some(head)
     }
 
-    /// Of the head of a compound page. In the page cache: it is nowhere mapped. The cache has a reference
-    /// for each of its frames: if the last of so many frames as there are references is a part
-    /// of it, there are no others.
+    /// Whether the compound page with this head is settled. One in the page cache is settled if
+    /// only the cache refers to it, with one reference for each frame. That is so if the compound
+    /// has as many frames as it has references: if the last of so many frames is a part of it. Such
+    /// a compound is mapped nowhere.
     fn head_settled(&self, mem: &dyn GuestMemory, head: Gfn) -> bool {
         let layout = self.layout();
         let Some(page) = self.page_in_place(mem, head) else { return false };
@@ -84,14 +84,15 @@ impl Guest {
         (2..=1 << MAX_ORDER).contains(&others) && part() == Some(head)
     }
 
-    /// Of an anonymous huge page that a single process maps as a whole: one reference, and
-    /// then one mapping. If that reference were a request's, nobody would map it, nor could
-    /// it be mapped again: what moves or splits pages first wants all references.
+    /// Whether an anonymous huge page is settled: a single process maps it as a whole. It has one
+    /// reference, and then one mapping, read in this order. If the reference were a request's,
+    /// nobody would map the page. Nor could it be mapped again, because migration and splitting
+    /// need all references first.
     fn huge_settled(&self, mem: &dyn GuestMemory, head: Gfn, page: InPlace<'_>) -> bool {
         let layout = self.layout();
         let whole = || {
             let second = self.page_in_place(mem, Gfn(head.0 + 1))?;
-            // Counted from -1.
+            // The count starts at -1.
             let count = layout.usage.as_ref()?.whole_mapcount?.load(second) as u32;
             (self.head_of(second) == Some(head) && count == 0).then_some(())
         };
@@ -100,7 +101,7 @@ impl Guest {
             && whole().is_some()
     }
 
-    /// The head that a tail points to.
+    /// The head that a tail page points to.
     fn head_of(&self, page: InPlace<'_>) -> Option<Gfn> {
         let word = self.layout().compound.load(page);
         let points = self.layout().usage.as_ref().is_some_and(|usage| usage.points);
@@ -113,19 +114,20 @@ impl Guest {
 }
 
 impl PageLayout {
-    /// Of a page that is no compound.
+    /// Whether a page that is not part of a compound is settled.
     fn is_settled(&self, page: InPlace<'_>) -> bool {
         if self.mapping.load(page) & ANONYMOUS == 0 {
             return self.cache_references(page) == Some(1);
         }
-        // It stays anonymous until it is freed.
+        // The page stays anonymous until it is freed.
         self.is_at_rest(self.flags.load(page))
             && self.references(page).is_some_and(|(all, mapped)| all > 0 && all == mapped)
     }
 
-    /// The references to a page in the page cache, whose I/O goes by its lock, but for its
-    /// mappings (of a compound, which keeps those elsewhere, with them) and what is private
-    /// to its file system.
+    /// References to a page in the page cache, without those of its mappings and of its file
+    /// system's private data. The mappings of a compound are counted elsewhere, so its result
+    /// includes their references. `None` if the page is locked, not page cache, or has private data
+    /// of unknown use.
     fn cache_references(&self, page: InPlace<'_>) -> Option<u32> {
         let usage = self.usage.as_ref()?;
         let mapping = self.mapping.load(page);
@@ -141,17 +143,18 @@ impl PageLayout {
         };
         let (all, mapped) = self.references(page)?;
         let mapped = if flags & self.head_mask == 0 { mapped } else { 0 };
-        // Once it has left the cache, a page with a foreign reference does not come back.
+        // A page that has left the cache while a request has a reference does not come back.
         (self.mapping.load(page) == mapping).then(|| all.checked_sub(mapped + private))?
     }
 
-    /// On an LRU list, as only page cache and anonymous memory are, and not locked.
+    /// Whether the page is on an LRU list, as only page cache and anonymous memory are, and not
+    /// locked.
     fn is_at_rest(&self, flags: u64) -> bool {
         let lru = self.usage.as_ref().map_or(0, |usage| usage.lru);
         flags & lru != 0 && flags & (LOCKED | self.slab_flag) == 0
     }
 
-    /// How many references there are, and mappings, at one instant. `None`: it has a type.
+    /// Counts references and mappings, both at one instant. `None` if the page has a type.
     fn references(&self, page: InPlace<'_>) -> Option<(u32, u32)> {
         let refcount = self.usage.as_ref()?.refcount;
         if refcount.word != self.mapcount.word {
@@ -165,7 +168,7 @@ impl PageLayout {
 }
 
 impl Field {
-    /// In place, and in the order of the program.
+    /// Loads the field in place, in program order.
     fn load(self, page: InPlace<'_>) -> u64 {
         page.get(self.word).map_or(0, |word| word.load(SeqCst) >> (self.shift % 64))
     }

@@ -7,26 +7,26 @@ use ebb_units::{FRAME_BYTES, Gpa};
 use crate::GuestMemory;
 use crate::page::{PAGE_BYTES, PageWords};
 
-/// Guest RAM held in this process: a guest's memory file read whole, or bytes made up.
+/// Guest RAM copied into this process: a guest's memory file read whole, or made-up bytes.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     segments: Vec<(Gpa, Vec<AtomicU64>)>,
 }
 
 impl Snapshot {
-    /// RAM without any segment.
+    /// Makes RAM without segments.
     pub fn new() -> Snapshot {
         Snapshot::default()
     }
 
-    /// Adds a segment; its length is cut to whole frames. `start` must be frame
-    /// aligned and behind every segment added before.
+    /// Adds a segment, cut to whole frames. `start` must be frame aligned and behind every segment
+    /// added before.
     pub fn add(&mut self, start: Gpa, mut words: Vec<u64>) {
         words.truncate(words.len() / FRAME_WORDS * FRAME_WORDS);
         self.segments.push((start, words.into_iter().map(AtomicU64::new).collect()));
     }
 
-    /// Writes one word; nothing happens outside RAM.
+    /// Writes one word. Does nothing outside RAM.
     pub fn set(&self, gpa: Gpa, value: u64) {
         if let Some(words) = self.words(gpa, 1) {
             words[0].store(value, Relaxed);

@@ -1,9 +1,9 @@
-//! Which free blocks to take.
+//! Which free blocks to reclaim.
 //!
-//! The kernel allocates from the head of its free lists and most blocks at the tail
-//! stay free for long. So blocks are taken from the tails, and a reserve at the
-//! heads is left to the guest: a block whose list neighbour is used has its
-//! metadata written, which costs a fault where metadata is protected.
+//! The kernel allocates from the heads of its free lists, and most blocks at the tails stay free
+//! for long. So blocks are reclaimed from the tails, and a reserve at the heads is left to the
+//! guest. If the kernel uses a block's neighbour on the list, it writes the block's metadata, and
+//! that faults if the metadata is protected.
 
 use ebb_units::{FrameRange, Gfn};
 
@@ -13,46 +13,47 @@ use crate::{End, Zone, ZoneKind, Zones};
 /// A free block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Block {
-    /// Its first frame.
+    /// The block's first frame.
     pub head: Gfn,
-    /// It has `1 << order` frames.
+    /// The block has `1 << order` frames.
     pub order: u8,
 }
 
 impl Block {
-    /// Its frames.
+    /// The block's frames.
     pub fn frames(self) -> FrameRange {
         FrameRange::block(self.head, self.order)
     }
 }
 
-/// What to take.
+/// Which blocks to choose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// The smallest blocks to take.
+    /// Smallest order of a block.
     pub min_order: u8,
-    /// How much to leave at the lists' heads.
+    /// Bytes to leave to the guest at the lists' heads.
     pub reserve_bytes: u64,
-    /// How much to take, at most (a last block may pass it).
+    /// Most bytes to choose. The last block may exceed it.
     pub want_bytes: u64,
 }
 
-/// What was found.
+/// What was chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
-    /// In the blocks appended.
+    /// Bytes in the blocks that were appended.
     pub bytes: u64,
-    /// Left to the guest at the lists' heads.
+    /// Bytes left to the guest at the lists' heads.
     pub reserved_bytes: u64,
-    /// Lists whose walk stopped before its end; on a running guest they change under it.
+    /// Number of lists whose walk stopped before the end. On a running guest lists change during
+    /// the walk.
     pub broken_lists: u32,
 }
 
-/// Appends blocks to `out`: of each zone in order (Normal, Movable, DMA32; never
-/// DMA), the largest first, from the tails of the lists.
+/// Appends blocks to `out`, zone by zone (Normal, Movable, DMA32; never DMA), the largest first,
+/// from the tails of the lists.
 ///
-/// A block is on one list only. Lists that pretend otherwise, by crossing or leading
-/// in circles, yield no more blocks than the guest's RAM has room for.
+/// A block is on one list only. If lists of a lying guest cross or form a cycle, they yield no more
+/// blocks than the guest's RAM has room for.
 pub(crate) fn victims(
     zones: &Zones,
     sight: Sight<'_>,
@@ -83,7 +84,7 @@ fn most_blocks(sight: Sight<'_>, request: Request) -> u64 {
     sight.memmap.frames() >> request.min_order.min(63)
 }
 
-/// Every list to look at, in the order of preference.
+/// Every list to look at, in order of preference.
 fn lists<'a>(
     zones: &'a Zones,
     sight: Sight<'_>,
@@ -97,8 +98,8 @@ fn lists<'a>(
     })
 }
 
-/// Sets blocks aside at the heads of the lists, one of each list in turn until they
-/// hold `reserve_bytes`; sorted.
+/// Sets blocks aside at the heads of the lists, one of each list in turn, until they hold
+/// `reserve_bytes`. Returns them sorted, and their bytes.
 fn reserve(zones: &Zones, sight: Sight<'_>, request: Request) -> (Vec<Block>, u64) {
     let mut heads: Vec<(u8, FreeList<'_>)> = lists(zones, sight, request.min_order)
         .map(|(zone, order, kind)| (order, zones.free_list(sight, zone, order, kind, End::Head)))

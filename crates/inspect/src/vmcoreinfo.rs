@@ -1,6 +1,6 @@
 //! VMCOREINFO: the note in which a Linux kernel describes itself for crash tools.
 //!
-//! An ELF note in a frame of its own; text lines behind the header:
+//! It is an ELF note in a frame of its own, with lines of text behind the header:
 //!
 //! ```text
 //! +0   namesz = 11 | descsz          (u32, u32)
@@ -19,17 +19,18 @@ use crate::memory::for_windows;
 use crate::{GuestMemory, Untrusted};
 
 const HEADER_WORDS: usize = 3;
-/// Of "VMCOREINFO" and its end.
+/// Bytes of the name "VMCOREINFO" with its terminating zero.
 const NAME_BYTES: u32 = 11;
-/// The kernel's own limit (VMCOREINFO_BYTES).
+/// Most bytes of a note's text, as in the kernel (VMCOREINFO_BYTES).
 const TEXT_BYTES_MAX: usize = 4096;
-/// As in `struct new_utsname`.
+/// Most bytes of a release, as in `struct new_utsname`.
 const RELEASE_BYTES_MAX: usize = 64;
-/// Notes of earlier boots may lie about, but not many: a new kernel takes most memory.
+/// Most notes to look at. Notes of earlier boots may remain in RAM, but not many, because a new
+/// kernel takes most memory.
 pub const NOTES_MAX: usize = 32;
-/// Offsets, sizes and lengths are within structures and static arrays.
+/// Bound on offsets, sizes and lengths, which lie within structures and static arrays.
 const EXTENT_MAX: u64 = 1 << 24;
-/// Bits 63..47 of every kernel address are set, on 5-level tables 63..56.
+/// Bits that are set in every kernel address: 63..47, or 63..56 with 5-level tables.
 const KERNEL_HALF: u64 = 0xff00_0000_0000_0000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,9 +51,9 @@ pub struct Note {
     entries: Vec<(Kind, String, u64)>,
 }
 
-/// Every note in the populated RAM, at most 32 of them, in guest-physical order.
+/// Returns every note in the populated RAM, at most [`NOTES_MAX`], in guest-physical order.
 ///
-/// Finding one does not mean that its kernel runs: RAM keeps the notes of earlier boots.
+/// A note does not mean that its kernel runs: RAM keeps the notes of earlier boots.
 pub fn find_notes(mem: &dyn GuestMemory) -> Vec<Note> {
     let mut notes = Vec::new();
     let mut from = Gpa(0);
@@ -68,7 +69,7 @@ pub fn find_notes(mem: &dyn GuestMemory) -> Vec<Note> {
     notes
 }
 
-/// Whether a note may begin in this frame, as far as it is in memory.
+/// Whether a note may begin in this frame. `false` if the frame is not resident.
 pub fn may_hold_note(mem: &dyn GuestMemory, gfn: Gfn) -> bool {
     mem.words(gfn.gpa(), HEADER_WORDS).and_then(text_bytes).is_some()
 }
@@ -103,12 +104,12 @@ fn text(mem: &dyn GuestMemory, gpa: Gpa) -> Option<Vec<u8>> {
 }
 
 impl Note {
-    /// Reads and parses the note whose header is at `gpa`. `None`: there is none.
+    /// Reads and parses the note whose header is at `gpa`. `None` if there is none.
     pub fn read(mem: &dyn GuestMemory, gpa: Gpa) -> Option<Note> {
         Note::parse(gpa, text(mem, gpa)?)
     }
 
-    /// Parses a note's text; `None` if it does not begin with the kernel's release.
+    /// Parses a note's text. `None` if the text does not begin with the kernel's release.
     pub fn parse(gpa: Gpa, text: Vec<u8>) -> Option<Note> {
         let mut lines = text.split(|&byte| byte == b'\n' || byte == 0);
         let release = lines.next()?.strip_prefix(b"OSRELEASE=")?;
@@ -117,8 +118,8 @@ impl Note {
         Some(Note { gpa, release, entries, text })
     }
 
-    /// Tells this boot's kernel from others, as far as the note does: by where it is and by all
-    /// that it says, the kernel's random base included.
+    /// Digest that tells this boot's kernel from others, as far as the note does. It covers the
+    /// note's place and all of its text, which includes the kernel's random base.
     pub fn digest(&self) -> u64 {
         XxHash3_128::oneshot_with_seed(self.gpa.0, &self.text) as u64
     }
@@ -138,14 +139,14 @@ impl Note {
         &self.release
     }
 
-    /// Major and minor version, `(0, 0)` if the release does not begin with them.
+    /// Major and minor version. `(0, 0)` if the release does not begin with them.
     pub fn version(&self) -> (u32, u32) {
         let mut parts = self.release.split(|c: char| !c.is_ascii_digit());
         let mut next = || parts.next().and_then(|part| part.parse().ok());
         next().zip(next()).unwrap_or((0, 0))
     }
 
-    /// Its lines that are text.
+    /// The lines that are valid UTF-8.
     pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
         let lines = self.text.split(|&byte| byte == b'\n' || byte == 0);
         lines.filter_map(|line| std::str::from_utf8(line).ok())
@@ -174,7 +175,7 @@ impl Note {
         self.extent(Kind::Length, name, 1)
     }
 
-    /// A number; negative ones as two's complement.
+    /// A number; a negative one is in two's complement.
     pub(crate) fn number(&self, name: &'static str) -> Result<u64, Untrusted> {
         self.get(Kind::Number, name).ok_or(Untrusted::Lacks(name))
     }
@@ -196,7 +197,7 @@ fn printable(byte: u8) -> char {
     if byte.is_ascii_graphic() { byte as char } else { '?' }
 }
 
-/// One line; `None` for those that are no entry, which kernels have as well.
+/// Parses one line. `None` if it is not an entry: kernels write such lines as well.
 fn entry(line: &str) -> Option<(Kind, String, u64)> {
     let (kind, rest) = line.split_once('(')?;
     let (name, value) = rest.split_once(")=")?;

@@ -1,40 +1,41 @@
-//! Whether a processor is about to overwrite a whole page, none of which it reads
-//! first: then what was in the page need not be brought back for it (a false read).
+//! Whether a processor is about to overwrite a whole page without reading any of it first. If so,
+//! the page's old content need not be refilled for it (a false read).
 //!
-//! Proven from the instruction alone: `rep stos` and `rep movs`, as compilers and
-//! kernels clear and copy pages with. The VSwapper paper (section 4.2, the Preventer)
-//! also emulates single writes into a buffer, for up to 1 ms and 32 pages; that
-//! needs a hypervisor that lets its instructions be emulated, and is not done here.
+//! The instruction alone proves it: `rep stos` or `rep movs`, with which compilers and kernels
+//! clear and copy pages. The VSwapper paper (section 4.2, the Preventer) also emulates single
+//! writes into a buffer, for up to 1 ms and 32 pages. That needs a hypervisor that allows its
+//! instructions to be emulated, and is not done here.
 //!
-//! What is proven is what the instruction does if it runs to its end. In its middle
-//! it can be interrupted, for good even, and another processor can look: whoever
-//! acts on a proof must have the old content at hand until the page is whole.
+//! A proof tells what the instruction does if it runs to its end. It can be interrupted before
+//! that, even for good, and another processor can look. So the old content must stay available
+//! until the page is whole.
 //!
-//! Where registers come from is not part of this: nothing in Ebb has a source of
-//! them for a VM that runs. QEMU under TCG tells them only once the processor is
-//! stopped, which takes longer than the read that would be avoided.
+//! This module does not get the registers. Nothing in Ebb can read them for a VM that runs: QEMU
+//! under TCG tells them only once the processor is stopped, which takes longer than the read that
+//! would be avoided.
 
 use ebb_units::{FRAME_BYTES, Gpa};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 
-/// RFLAGS: single-stepped; strings go down.
+/// RFLAGS.TF: the processor is single-stepped.
 const TRAP: u64 = 1 << 8;
+/// RFLAGS.DF: string instructions go down.
 const DOWN: u64 = 1 << 10;
 const LOCK_PREFIX: u8 = 0xf0;
-/// With string stores it has no defined meaning.
+/// REPNE, which has no defined meaning with string stores.
 const REPNE_PREFIX: u8 = 0xf2;
 const BITS_32_END: u128 = 1 << 32;
 const BITS_64_END: u128 = 1 << 64;
 
-/// Knows what whoever faulted is about to do.
+/// Tells what the instruction that faulted is about to do.
 pub trait WriteIntent {
-    /// Whether the access that faulted at the linear address `fault` is of an
-    /// instruction that, from here to its end, writes every byte of the 4 KiB page
-    /// there, and reads none that it has not written before. `false`: not proven.
+    /// Whether the instruction that faulted at the linear address `fault` writes every byte of the
+    /// 4 KiB page there, from here to its end, and reads none that it has not written before.
+    /// `false` means not proven.
     fn overwrites_page(&self, fault: u64) -> bool;
 }
 
-/// The code segment's default size.
+/// The default size of a code segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CodeSize {
     /// Real mode, or a 16-bit segment.
@@ -55,59 +56,58 @@ impl CodeSize {
     }
 }
 
-/// A segment that grows up. One that grows down proves nothing: give it a limit
-/// of 0.
+/// A segment that grows up. For one that grows down, give a limit of 0, and it proves nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Where it begins.
+    /// Linear address at which the segment begins.
     pub base: u64,
-    /// The last offset in it; without meaning in 64-bit code.
+    /// Last offset in the segment. Without meaning in 64-bit code.
     pub limit: u32,
 }
 
 impl Segment {
-    /// All of memory.
+    /// A segment that is all of memory.
     pub const FLAT: Segment = Segment { base: 0, limit: u32::MAX };
 }
 
-/// A processor at the instruction that faulted, which has not been completed: after
-/// some repetitions of a string instruction, the registers are those of the next.
+/// Registers of a processor at the instruction that faulted, which has not completed. After some
+/// repetitions of a string instruction, they are those of the next repetition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Registers {
-    /// Where the instruction is, as an offset in `cs`.
+    /// Offset of the instruction in `cs`.
     pub rip: u64,
     /// Repetitions left.
     pub rcx: u64,
-    /// Where the next is written.
+    /// Offset in `es` of the next write.
     pub rdi: u64,
-    /// Where the next is read.
+    /// Offset of the next read.
     pub rsi: u64,
-    /// Flags.
+    /// The flags register.
     pub rflags: u64,
-    /// What `cs` says of the code in it.
+    /// Code size of `cs`.
     pub code_size: CodeSize,
-    /// Code.
+    /// The code segment.
     pub cs: Segment,
-    /// What string instructions read, if nothing else is said.
+    /// The segment that string instructions read from by default.
     pub ds: Segment,
-    /// What they write.
+    /// The segment that string instructions write to.
     pub es: Segment,
-    /// Further data.
+    /// The segment FS.
     pub fs: Segment,
-    /// Further data.
+    /// The segment GS.
     pub gs: Segment,
-    /// The stack.
+    /// The stack segment.
     pub ss: Segment,
 }
 
-/// A processor that waits for a fault.
+/// A processor that waits for a fault to be served.
 pub struct Stopped<'a, Translate> {
-    /// The bytes at `rip`, 15 of them if there are as many.
+    /// The bytes at `rip`: 15, or fewer if there are no more.
     pub code: &'a [u8],
-    /// Its registers.
+    /// The processor's registers.
     pub registers: Registers,
-    /// Where a linear address is in guest-physical memory, by its page tables.
-    /// `None`: not mapped, or not canonical.
+    /// Maps a linear address to guest-physical memory, by the processor's page tables. `None` if it
+    /// is not mapped or not canonical.
     pub translate: Translate,
 }
 
@@ -140,7 +140,7 @@ impl<Translate: Fn(u64) -> Option<Gpa>> Stopped<'_, Translate> {
         }
     }
 
-    /// Whether all of `from` is mapped, and to other frames than `page`.
+    /// Whether all of `from` is mapped, and not to the frame of `page`.
     fn is_elsewhere(&self, from: Span, page: u64) -> bool {
         let frame = |page| (self.translate)(page).map(Gpa::gfn);
         let Some(target) = frame(page) else { return false };
@@ -160,7 +160,7 @@ impl Registers {
         }
     }
 
-    /// Where a segment begins, as its code sees it.
+    /// Address at which a segment begins for this code size.
     fn base(&self, segment: Register) -> u64 {
         let base = self.segment(segment).base;
         match (self.code_size, segment) {
@@ -175,16 +175,16 @@ impl Registers {
     }
 }
 
-/// `rep stos` or `rep movs`, with what it has to do still.
+/// A `rep stos` or `rep movs`, and what it has still to do.
 struct StringStore {
-    /// One repetition.
+    /// Bytes of one repetition.
     bytes: u128,
     left: u128,
-    /// The segment that it reads from; none: a register.
+    /// The segment that it reads from. `None` if it stores a register.
     reads: Option<Register>,
     address_bits: u32,
     down: bool,
-    /// Its own bytes, counted from `rip`.
+    /// The instruction's own bytes, counted from `rip`.
     code: Span,
 }
 
@@ -229,7 +229,7 @@ impl StringStore {
     }
 }
 
-/// The bytes that one repetition stores, and whether it reads as many from memory.
+/// The bytes that one repetition stores, and whether it copies them from memory.
 fn element(instruction: &Instruction) -> Option<(u128, bool)> {
     Some(match instruction.code() {
         Code::Stosb_m8_AL => (1, false),
@@ -248,24 +248,24 @@ fn low(value: u64, bits: u32) -> u128 {
     u128::from(value) & ((1 << bits) - 1)
 }
 
-/// Where one side of a string instruction stands.
+/// The position of one side (write or read) of a string instruction.
 struct Side {
-    /// Of its segment.
+    /// Linear address of its segment.
     base: u128,
-    /// Of the next repetition.
+    /// Offset of the next repetition.
     offset: u128,
-    /// Of one repetition.
+    /// Bytes of one repetition.
     bytes: u128,
     down: bool,
-    /// Beyond that offsets wrap, or leave their segment.
+    /// End of the offsets: beyond it they wrap, or leave the segment.
     offset_end: u128,
-    /// Beyond that linear addresses wrap.
+    /// End of the linear addresses: beyond it they wrap.
     linear_end: u128,
 }
 
 impl Side {
-    /// How many of the `left` repetitions fill all of `page`, the next one being the
-    /// first that touches it. `None`: they do not.
+    /// Counts the repetitions that fill all of `page`, of the `left` ones, if the next one is the
+    /// first that touches it. `None` if they do not fill it.
     fn repetitions_to_fill(&self, page: u64, left: u128) -> Option<u128> {
         let (start, end) = (u128::from(page), u128::from(page) + u128::from(FRAME_BYTES));
         let next = self.base + self.offset;
@@ -279,7 +279,7 @@ impl Side {
         Some(bytes.div_ceil(self.bytes)).filter(|&repetitions| repetitions <= left)
     }
 
-    /// The bytes of so many repetitions, one or more. `None`: they wrap.
+    /// The bytes of one or more repetitions. `None` if they wrap.
     fn span(&self, repetitions: u128) -> Option<Span> {
         let bytes = repetitions * self.bytes;
         let first = match self.down {
@@ -292,7 +292,7 @@ impl Side {
     }
 }
 
-/// Linear addresses.
+/// A range of linear addresses.
 #[derive(Clone, Copy)]
 struct Span {
     start: u128,
@@ -309,7 +309,7 @@ impl Span {
         self.start < end && start < self.end()
     }
 
-    /// The pages it touches: three at most, of what fills a page.
+    /// The pages that it touches: at most three, for a span that fills one page.
     fn pages(self) -> impl Iterator<Item = u64> {
         let page = u128::from(FRAME_BYTES);
         (self.start / page..self.end().div_ceil(page))
@@ -379,13 +379,13 @@ mod tests {
     #[test]
     fn a_page_of_many_is_proven_when_its_turn_comes() {
         let code = &[0xf3, 0x48, 0xab];
-        // Linux's clear_huge_page without ERMS; the first page, then the second.
+        // Linux's clear_huge_page without ERMS: the first page, then the second.
         let all = Registers { rcx: 512 * 512, ..registers() };
         assert!(proves(code, all));
         assert!(!proves_at(code, all, PAGE + 4096));
         let second = Registers { rcx: 511 * 512, rdi: PAGE + 4096, ..all };
         assert!(proves_at(code, second, PAGE + 4096));
-        // The last one that is not whole.
+        // The last page is not covered whole.
         assert!(!proves(code, Registers { rcx: 511, ..all }));
     }
 
@@ -443,7 +443,7 @@ mod tests {
         for rsi in [PAGE + 4096, PAGE - 4096] {
             assert!(proves(code, Registers { rsi, ..registers() }), "{rsi:x}");
         }
-        // The same frame at another address, or none.
+        // The same frame at another address, or no frame.
         let translate = |va| match va {
             PAGE => Some(Gpa(0x5000)),
             SOURCE => Some(Gpa(0x6000)),
@@ -466,7 +466,7 @@ mod tests {
         assert!(!proves_at(code, Registers { rcx: high | 4095, ..short }, page));
         assert!(proves_at(code, Registers { rdi: page + 4096, ..short }, page + 4096));
         assert!(!proves_at(&code[1..], short, page));
-        // 16 bits, in 32-bit code.
+        // 16-bit addresses in 32-bit code.
         let es = Segment { base: 0x10_0000, limit: u32::MAX };
         let legacy = Registers { code_size: CodeSize::Bits32, es, ..short };
         let tiny = Registers { rdi: 0xabcd_f000, rcx: 0xffff_1000, ..legacy };
@@ -501,7 +501,7 @@ mod tests {
         assert!(proves(code, from(SOURCE, 0)));
         assert!(!proves(code, from(PAGE, 0)));
         assert!(!proves(code, from(PAGE - 0x1000, 0xfff)));
-        // Others have no base in 64-bit code.
+        // Other segments have no base in 64-bit code.
         let ds = Segment { base: 0x1000, limit: 0 };
         let es = Segment { base: 0x2000, limit: 0 };
         assert!(proves(&[0xf3, 0xa4], Registers { rcx: 4096, ds, es, ..registers() }));

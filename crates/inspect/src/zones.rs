@@ -7,11 +7,11 @@ use crate::page::PAGE_BYTES;
 use crate::{GuestMemory, Memmap, Note, PageLayout, Tables, Untrusted};
 
 const NODES_MAX: u64 = 1024;
-/// DMA, DMA32, Normal, Movable, Device.
+/// Most zones of a node: DMA, DMA32, Normal, Movable, Device.
 const ZONES_MAX: u64 = 5;
-/// A kernel has at most 7 migrate types (6 in stock ones).
+/// Bound on migrate types: a kernel has 7 at most (6 in stock ones).
 const MIGRATE_TYPES_MAX: u64 = 8;
-/// `zone.name` follows `spanned_pages` within so many words, on all kernels known.
+/// Most words from `spanned_pages` to `zone.name`, in all kernels known.
 const NAME_WITHIN_WORDS: u64 = 8;
 const STAT_MAX: u64 = 64;
 
@@ -20,11 +20,11 @@ const STAT_MAX: u64 = 64;
 pub enum ZoneKind {
     /// Ordinary memory.
     Normal,
-    /// Memory that holds only what can be moved.
+    /// Memory that holds only movable pages.
     Movable,
-    /// Below 4 GiB.
+    /// Memory below 4 GiB.
     Dma32,
-    /// Below 16 MiB, or of a kind not known: never reclaimed from.
+    /// Memory below 16 MiB, or of an unknown kind: never reclaimed from.
     Dma,
 }
 
@@ -33,7 +33,7 @@ pub enum ZoneKind {
 pub struct Zone {
     /// The node's index.
     pub node: u32,
-    /// What it is for.
+    /// Which addresses the zone is for.
     pub kind: ZoneKind,
     va: u64,
     gpa: Gpa,
@@ -51,7 +51,7 @@ pub struct Zones {
 struct Fields {
     zone_bytes: u64,
     spanned: u64,
-    /// `vm_stat[NR_FREE_PAGES]`.
+    /// Offset of `vm_stat[NR_FREE_PAGES]`.
     free_pages: u64,
     free_area: u64,
     free_area_bytes: u64,
@@ -59,8 +59,8 @@ struct Fields {
     migrate_types: u64,
 }
 
-/// Which end of a free list: the kernel takes blocks from the head, so those at
-/// the tail stay free the longest.
+/// An end of a free list. The kernel allocates blocks from the head, so those at the tail stay free
+/// the longest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     /// Recently freed, next to be used.
@@ -69,20 +69,20 @@ pub enum End {
     Tail,
 }
 
-/// Why a walk along a free list stopped early. On a running guest any of them
-/// can be a list that changed under the walk.
+/// Why a walk along a free list stopped early. On a running guest, each reason may only mean that
+/// the list changed during the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum ListFault {
-    /// A link is not in memory.
+    /// A link is not resident.
     #[error("a free list's link is not in the guest's memory")]
     Unreadable,
-    /// A link leads elsewhere than to a frame's metadata.
+    /// A link does not lead to a frame's metadata.
     #[error("a free list leads out of the memory map")]
     Wild,
     /// The frame is not the first of a free block of the list's order.
     #[error("a free list holds a frame that is no free block of its order")]
     NotFree,
-    /// More blocks than the guest has.
+    /// The list has more blocks than the guest.
     #[error("a free list does not end")]
     Endless,
 }
@@ -102,23 +102,23 @@ impl Zones {
         }
     }
 
-    /// The zones, those to reclaim from first in front.
+    /// The zones, in the order in which to reclaim from them.
     pub fn iter(&self) -> impl Iterator<Item = &Zone> {
         self.zones.iter()
     }
 
-    /// Lists of each order: as many as the kernel has migrate types.
+    /// Lists of each order: one for each migrate type of the kernel.
     pub fn migrate_types(&self) -> u8 {
         self.fields.migrate_types as u8
     }
 
     /// The guest's own count of its free frames (NR_FREE_PAGES of all zones).
     ///
-    /// Off by what each CPU has not yet added (up to 125 frames a CPU and zone);
-    /// pages on per-CPU lists do not count as free.
+    /// It lags by what each CPU has not added yet (up to 125 frames a CPU and zone). Pages on
+    /// per-CPU lists do not count as free.
     pub fn free_frames(&self, mem: &dyn GuestMemory) -> Option<u64> {
         let frames = |zone: &Zone| mem.word(zone.gpa.checked_add(self.fields.free_pages)?);
-        // Negative ones are a CPU's debt: read as none.
+        // A negative count is a CPU's debt, and counts as 0.
         let counted = |zone| frames(zone).map(|frames| (frames as i64).max(0) as u64);
         self.zones.iter().map(counted).try_fold(0u64, |sum, frames| sum.checked_add(frames?))
     }
@@ -154,36 +154,36 @@ impl Zones {
     }
 }
 
-/// `struct list_head`: next, prev.
+/// Size of `struct list_head`: next, prev.
 const LIST_BYTES: u64 = 16;
 const LIST_PREV: u64 = 8;
 
-/// What a walk along a list looks at.
+/// What a walk along a free list reads.
 #[derive(Clone, Copy)]
 pub struct Sight<'a> {
-    /// The RAM.
+    /// The guest's RAM.
     pub mem: &'a dyn GuestMemory,
     /// Where the metadata is.
     pub memmap: &'a Memmap,
-    /// How to read it.
+    /// How to read the metadata.
     pub layout: &'a PageLayout,
 }
 
-/// The first frames of the blocks on one free list, from one end; ends at the
-/// list's end or at the first thing that is wrong.
+/// Iterator over the first frames of the blocks on one free list, from one end. It ends at the
+/// list's end or at the first fault.
 pub struct FreeList<'a> {
     sight: Sight<'a>,
     order: u8,
     end: End,
-    /// Address of the list's own head: where a walk ends.
+    /// Address of the list's own head, where a walk ends.
     end_va: u64,
-    /// The next block's `lru`.
+    /// Address of the next block's `lru`.
     at: Result<Option<u64>, ListFault>,
     left: u64,
 }
 
 impl FreeList<'_> {
-    /// Why the walk stopped, if not at the list's end.
+    /// Why the walk stopped, unless at the list's end.
     pub fn fault(&self) -> Option<ListFault> {
         self.at.err()
     }
@@ -257,7 +257,7 @@ impl Fields {
         zones: &mut Vec<Zone>,
     ) -> Result<(), Untrusted> {
         let count = tables.word(mem, node_va.wrapping_add(note.offset("pglist_data.nr_zones")?));
-        // An int; the next field shares its word.
+        // The count is an int: the next field shares its word.
         let count = count.map_or(0, |word| (word as u32).into());
         if count > ZONES_MAX {
             return Err(Untrusted::Absurd { what: "pglist_data.nr_zones", value: count });
@@ -272,8 +272,8 @@ impl Fields {
         Ok(())
     }
 
-    /// By the zone's name, whose place the note does not give: the first pointer to a
-    /// known one behind `spanned_pages`.
+    /// The kind by the zone's name. The note does not give the name's place, so it is the first
+    /// pointer to a known name behind `spanned_pages`.
     fn kind(&self, mem: &dyn GuestMemory, tables: &Tables, va: u64) -> ZoneKind {
         let named = (1..=NAME_WITHIN_WORDS).find_map(|index| {
             let pointer = tables.word(mem, va.wrapping_add(self.spanned + 8 * index))?;
@@ -316,7 +316,7 @@ fn nodes(
     note: &Note,
     tables: &Tables,
 ) -> Result<Vec<(u32, u64)>, Untrusted> {
-    // Kernels without NUMA have the one node by name.
+    // Kernels without NUMA name their one node.
     if let Ok(va) = note.symbol("contig_page_data") {
         return Ok(vec![(0, va)]);
     }

@@ -19,19 +19,19 @@ const LRU: u64 = 1 << 4;
 const SLAB: u64 = 1 << 9;
 const HEAD: u64 = 1 << 16;
 const SWAP_BACKED: u64 = 1 << 19;
-/// Node and zone: above all flags.
+/// Node and zone, above all flags.
 const PLACE: u64 = 0b10_1001 << 50;
 const ANONYMOUS: u64 = 0xffff_8880_0012_3401;
 const FILE: u64 = 0xffff_8880_0012_3400;
 
 const GFN: Gfn = Gfn(forge::FIRST_SPARE.0 + 512);
 
-/// Reference count and map count.
+/// The word of reference count and map count.
 fn counts(references: u32, maps: i32) -> u64 {
     u64::from(references) << 32 | u64::from(maps as u32)
 }
 
-/// In use by nobody, as the allocator hands it out.
+/// Makes a page as the allocator hands it out, used by nobody.
 fn new_page(forge: &Forge, gfn: Gfn) {
     let words = [(FLAGS, PLACE), (COMPOUND, 0), (16, 0), (MAPPING, 0), (32, 0), (PRIVATE, 0)];
     words.iter().for_each(|&(at, word)| forge.set_page(gfn, at, word));
@@ -106,14 +106,14 @@ fn what_is_handed_out_or_free_was_freed() {
     }
 }
 
-/// Each alone is enough to have the content read.
+/// Each of these alone means that the content must be read.
 #[test]
 fn anything_that_a_live_page_may_have_speaks_against_it() {
     let (forge, guest) = guest();
     for bit in 0..=19 {
         new_page(&forge, GFN);
         forge.set_page(GFN, FLAGS, PLACE | 1 << bit);
-        // A slab, or a compound's first.
+        // The flag of a slab, or of a compound's head.
         assert_eq!(freed(&forge, &guest, GFN), [9, 16].contains(&bit), "flag {bit}");
     }
     for (what, at, word) in [
@@ -156,8 +156,8 @@ fn parts_of_a_huge_page_are_what_its_head_is() {
     assert!(!freed(&forge, &guest, tail), "a tail is no head");
 }
 
-/// A part of a huge page that is being split: its flags are taken off for a moment, and
-/// then it is a page of its own.
+/// A part of a huge page that is being split: its flags are off for a moment, and then it is a page
+/// of its own.
 #[test]
 fn a_page_that_changes_under_the_look_is_not_freed() {
     let (forge, guest) = guest();
@@ -179,8 +179,7 @@ fn a_page_that_changes_under_the_look_is_not_freed() {
     }
 }
 
-/// The metadata has moved since the guest was inspected: what is read of it there
-/// now is of something else.
+/// The metadata has moved since the guest was inspected, so its old place now has something else.
 #[test]
 fn metadata_that_moved_tells_nothing() {
     let (mut forge, guest) = guest();

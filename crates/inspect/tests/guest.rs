@@ -142,7 +142,7 @@ fn a_look_follows_the_guests_own_page_tables() {
     assert_eq!(guest.metadata_frame(&forge.mem, head), Some(metadata));
     assert_eq!(guest.look(&forge.mem).head(Gfn(4097)), None);
 
-    // The guest moves the metadata elsewhere: the old copy counts no more.
+    // The guest moves the metadata, so the old copy no longer counts.
     let elsewhere = Gpa(9 << 20);
     forge.map(forge::VMEMMAP_VA + head.0 * forge::PAGE_BYTES, elsewhere, 0);
     assert_eq!(guest.look(&forge.mem).head(head), None);
@@ -155,7 +155,7 @@ fn a_kernel_that_no_vcpu_runs_is_refused() {
     let forge = Forge::with_free_blocks(4);
     let dead = Guest::inspect(&forge.mem, &[0, 0x5000]);
     assert_eq!(dead.err(), Some(Untrusted::NotRunning));
-    // A process' half of the pair of roots under page-table isolation, with its PCID.
+    // The process's half of a pair of roots under page-table isolation, with its PCID.
     let guest = inspected(&forge);
     assert!(guest.runs_on(&forge.mem, &[0, forge::ROOT.0 + 0x1000 + 5]));
     assert!(!guest.runs_on(&forge.mem, &[]));
@@ -197,7 +197,7 @@ fn refresh_follows_sections_that_come_and_go() {
     assert_eq!(guest.refresh(&forge.mem), Ok(false));
 }
 
-/// Memory of which only some frames are there.
+/// Memory in which only some frames are resident.
 struct Only<'a>(&'a Snapshot, Vec<FrameRange>);
 
 impl Only<'_> {
@@ -241,7 +241,7 @@ fn every_look_does_with_the_frames_that_are_needed() {
         for gfn in (0..forge::FRAMES).step_by(61).map(Gfn) {
             assert_eq!(guest.metadata_frame(&needed, gfn), guest.metadata_frame(&forge.mem, gfn));
         }
-        // And they are few: without its tables nothing is known of it.
+        // The needed frames are few. Without the tables nothing is known.
         let frames: u64 = needed.1.iter().map(|frames| frames.count).sum();
         assert!(frames < forge::FRAMES / 32, "{frames} of {}", forge::FRAMES);
         let tables = Tables { root: forge::ROOT, levels };

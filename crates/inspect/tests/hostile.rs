@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use testkit::forge::broken::{Broken, STRUCTURES, exercise, use_it};
 use testkit::forge::{self, Forge};
 
-/// What becomes of a guest whose note is changed by `replace`.
+/// The result for a guest with `from` replaced by `to` in its note.
 fn with_note(from: &str, to: &str) -> Result<(), Untrusted> {
     let forge = Forge::with_free_blocks(4);
     let text = forge.note_text();
@@ -109,7 +109,7 @@ fn metadata_that_frames_share_is_not_believed() {
     let mut forge = Forge::with_free_blocks(4);
     let head = Gfn(8192);
     forge.map(forge::VMEMMAP_VA + head.0 * forge::PAGE_BYTES, forge.page(Gfn(4096), 0), 0);
-    // Two frames of metadata are forgotten, the gate sees two blocks less: allowed.
+    // Two metadata frames are dropped, so the gate sees two blocks less, which it allows.
     let guest = Guest::inspect(&forge.mem, &[]);
     let found = forge.free_frames() - 2048;
     let reason = Untrusted::Gate { found, counted: forge.free_frames(), tolerance: 1024 };
@@ -130,7 +130,7 @@ fn wild_orders_are_no_blocks() {
         assert_eq!(guest.counts(&forge.mem).free_blocks[10], 8);
         assert_eq!(guest.counts(&forge.mem).frames(), forge::FRAMES);
     }
-    // An order that the frame's number does not allow.
+    // An order that does not fit the frame's number.
     forge.set_page(Gfn(4096), 40, 10);
     forge.set_page(Gfn(2051), 48, -129i32 as u32 as u64);
     forge.set_page(Gfn(2051), 40, 9);
@@ -199,7 +199,7 @@ fn thousands_of_notes_do_not_cost_thousands_of_scans() {
     exercise(&forge.mem).expect("the real one comes first");
 }
 
-/// RAM of which a part is missing.
+/// RAM with a missing part.
 struct Holed<'a> {
     mem: &'a Snapshot,
     hole: Range<u64>,
@@ -230,7 +230,7 @@ impl GuestMemory for Holed<'_> {
     }
 }
 
-/// Lines as notes have them, with names and numbers of any kind.
+/// Lines as in notes, with names and numbers of any kind.
 const LINES: &str = "(OSRELEASE=5\\.10\n)?\
     ((SYMBOL|SIZE|OFFSET|LENGTH|NUMBER)\\([a-z._]{0,9}\\)=(0x)?-?[0-9a-f]{0,20}\n){0,40}";
 
@@ -249,7 +249,7 @@ proptest! {
         }
     }
 
-    /// Passing or not: it ends, and what it names is RAM.
+    /// Whether or not the guest passes, this ends, and what it names is RAM.
     #[test]
     fn broken_structures_are_survived(
         words in prop::collection::vec((prop::sample::select(&STRUCTURES), 0u64..0x2_0000, value()), 1..40),
@@ -298,7 +298,7 @@ fn a_broken_guest_was_mended() {
     exercise(Broken::new().mem()).expect("a sound guest");
 }
 
-/// Numbers that hurt: small, pointers to what is there, single bits, any.
+/// Numbers that may break something: small, pointers to existing structures, single bits, any.
 fn value() -> impl Strategy<Value = u64> {
     prop_oneof![
         0u64..70,

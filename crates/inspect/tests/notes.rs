@@ -1,4 +1,4 @@
-//! The notes of Debian's cloud kernels, as they stood in guests' memory.
+//! The notes of Debian's cloud kernels, as they were in guests' memory.
 
 use ebb_inspect::{Note, PageLayout};
 use ebb_units::Gpa;

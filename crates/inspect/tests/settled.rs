@@ -1,4 +1,4 @@
-//! When no request in flight writes to a frame, by a made-up guest's word.
+//! When a made-up guest shows that no request in flight writes to a frame.
 
 use ebb_inspect::Guest;
 use ebb_units::Gfn;
@@ -22,7 +22,7 @@ const ANONYMOUS: u64 = 0xffff_8880_0012_3401;
 const KSM: u64 = 0xffff_8880_0012_3403;
 const FILE: u64 = 0xffff_8880_0012_3400;
 const BUFFERS: u64 = 0xffff_8880_0045_6700;
-/// Of FOLL_PIN on a small page.
+/// References that FOLL_PIN adds to a small page.
 const PIN: u32 = 1024;
 
 const GFN: Gfn = Gfn(forge::FIRST_SPARE.0 + 512);
@@ -37,7 +37,8 @@ fn guest() -> (Forge, Guest) {
     (forge, guest)
 }
 
-/// Whether a page with these words is settled; what they do not name is page cache at rest.
+/// Whether a page with these words is settled. Words that are not given are those of unused page
+/// cache.
 fn settled(words: &[(u64, u64)]) -> bool {
     let (forge, guest) = guest();
     let rest = [(FLAGS, LRU | UPTODATE), (COMPOUND, 0), (MAPPING, FILE), (PRIVATE, 0)];

@@ -1,4 +1,4 @@
-//! Looking at some frames tells what looking at all of them does.
+//! A scan of some frames gives the same result as a scan of all of them.
 
 use ebb_inspect::{Guest, Lru, PageKind};
 use ebb_units::{FrameRange, Gfn};
@@ -17,7 +17,7 @@ const SWAP_BACKED: u64 = 1 << 19;
 const ANONYMOUS: u64 = 0xffff_8880_0012_3401;
 const FILE: u64 = 0xffff_8880_0012_3400;
 
-/// A huge page of a process.
+/// First frame of a process's huge page.
 const HUGE: Gfn = Gfn(forge::FIRST_SPARE.0 + 512);
 
 fn page(forge: &Forge, gfn: Gfn, flags: u64, mapping: u64) {
@@ -70,7 +70,7 @@ fn any_part_is_seen_as_in_the_whole() {
     }
 }
 
-/// A huge page that is being freed, or a lie: no block begins where one looks first.
+/// A huge page that is being freed, or a lie: no block begins at the first frame that is looked at.
 #[test]
 fn tails_of_a_free_head_are_no_block() {
     let (forge, guest) = forged();
@@ -134,7 +134,7 @@ fn flags_are_where_each_kernel_has_them() {
         page(&forge, gfn, flags, FILE);
         assert_eq!(lru(&forge, gfn), Lru::default(), "on no list");
     }
-    // In an order that no kernel is known to have only what the note says is told.
+    // If no known kernel has this order of flags, only what the note gives is known.
     let (forge, _) = forged();
     forge.note(&forge.note_text().replace(old, "NUMBER(PG_lru)=7\n"));
     page(&forge, gfn, 1 << 7 | SWAP_BACKED | 0b111_1111, FILE);

@@ -1,16 +1,16 @@
-//! The proof that a page is overwritten, against an interpreter that does what the
-//! instruction does, byte by byte.
+//! The proof that a page is overwritten, compared with an interpreter that executes the instruction
+//! byte by byte.
 
 use ebb_inspect::{CodeSize, Registers, Segment, Stopped, WriteIntent};
 use ebb_units::Gpa;
 use proptest::prelude::*;
 
-/// The linear address space is these pages of 4 KiB, from here on.
+/// The linear address space: `PAGES` pages of 4 KiB, from `BASE` on.
 const BASE: u64 = 0x10_0000;
 const PAGES: u64 = 6;
 const PAGE: u64 = 4096;
 
-/// What is drawn: an instruction, and where it stands.
+/// A random case: an instruction and its registers.
 #[derive(Clone, Debug)]
 struct Case {
     copies: bool,
@@ -82,15 +82,15 @@ impl Case {
         }
     }
 
-    /// Where a linear address is; none: outside.
+    /// Physical address of a linear address. `None` outside.
     fn physical(&self, linear: u64) -> Option<u64> {
         let page = linear.checked_sub(BASE)? / PAGE;
         Some(self.frames.get(page as usize)? * PAGE + linear % PAGE)
     }
 }
 
-/// Runs the instruction on a machine of bytes. Whether it overwrites the frame that
-/// the first byte it writes is in, reading none of it first.
+/// Executes the instruction on a machine of bytes. Returns whether it overwrites the frame of the
+/// first byte that it writes, and reads none of it first.
 fn overwrites(case: &Case) -> bool {
     let bits = case.address_bits();
     let mask = if bits == 64 { u64::MAX } else { (1 << bits) - 1 };
@@ -103,7 +103,7 @@ fn overwrites(case: &Case) -> bool {
     };
     let Some(target) = case.physical(case.to).map(|at| at / PAGE) else { return false };
     let (mut written, mut count) = (vec![false; PAGE as usize], 0);
-    // More than that is far beyond the page.
+    // More repetitions would be far beyond the page.
     left = left.min(if case.repeated { 2 * PAGE } else { 1 });
     while left > 0 {
         for byte in (0..case.element).filter(|_| case.copies) {
@@ -120,7 +120,7 @@ fn overwrites(case: &Case) -> bool {
                     let was = std::mem::replace(&mut written[(at % PAGE) as usize], true);
                     count += u64::from(!was);
                 }
-                // What lies beside the page may be missing: that is another fault.
+                // What lies beside the page may be unmapped: that is another fault.
                 _ => {}
             }
         }
@@ -195,7 +195,7 @@ fn proves(case: &Case) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8_000))]
 
-    /// What is proven happens.
+    /// Whatever is proven also happens.
     #[test]
     fn what_is_proven_is_true(case in case()) {
         if proves(&case) {
@@ -203,7 +203,7 @@ proptest! {
         }
     }
 
-    /// In an ordinary program, what happens is proven.
+    /// In an ordinary program, whatever happens is also proven.
     #[test]
     fn what_is_true_is_proven(case in case()) {
         let plain = Case {
@@ -215,7 +215,8 @@ proptest! {
             short_addresses: false,
             ..case
         };
-        // It reads the page, but only what it wrote there before: not worth a proof.
+        // The instruction reads of the page only what it wrote there before, which is not worth a
+        // proof.
         let reads_its_own = plain.copies && plain.from.abs_diff(plain.to) < 2 * PAGE;
         if overwrites(&plain) && !reads_its_own {
             prop_assert!(proves(&plain), "{:x?}", plain.code());
@@ -223,7 +224,7 @@ proptest! {
     }
 }
 
-/// Whole pages are common among the cases, or the above says little.
+/// Without whole pages among the cases, the tests above would prove little.
 #[test]
 fn the_cases_are_worth_their_while() {
     use proptest::strategy::ValueTree;

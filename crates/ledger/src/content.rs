@@ -1,4 +1,4 @@
-//! What a ledger word says, and its 64 bits.
+//! The content that a ledger word records, and the word's 64 bits.
 //!
 //! ```text
 //!  63                      16 15      8 7   6   5     4      3    2   0
@@ -13,17 +13,17 @@ use ebb_units::Gfn;
 /// Where the content of a frame is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// In the VM's RAM file; a hole there reads as zero.
+    /// In the VM's RAM file. A hole there reads as zero.
     Resident,
-    /// Nowhere: every byte of it is `fill`. A `hard` one may not be given back
-    /// to the guest before it was returned.
+    /// Nowhere: the frame has no memory, and every byte of it reads as `fill`. A `hard` one must be
+    /// returned before the guest may use it.
     Empty {
         /// The byte.
         fill: u8,
-        /// Reclaimed hard.
+        /// Whether it is reclaimed hard.
         hard: bool,
     },
-    /// In a slot of the swap store.
+    /// In a slot of the store.
     Saved {
         /// The slot, below 2^48.
         slot: u64,
@@ -33,20 +33,20 @@ pub enum Content {
         /// The block, below 2^48.
         block: u64,
     },
-    /// Unplugged: a touch is a violation.
+    /// Nowhere: the memory is unplugged, and a touch is a violation.
     Guarded,
-    /// In the RAM file, and write-protected: this frame holds the metadata of
-    /// an emptied block, and a write to it means that the guest wants the block.
+    /// In the RAM file, and write-protected. This frame holds the metadata of a reclaimed block,
+    /// and a write to it means that the guest wants the block.
     Watch {
         /// The block's first frame, below 2^48.
         head: Gfn,
-        /// The block has `1 << order` frames.
+        /// The block's order: it has `1 << order` frames.
         order: u8,
     },
-    /// As good as resident, but write-protected: so daemons of older versions called a frame that
-    /// equals what a slot holds. No daemon writes it any more.
+    /// In the RAM file, and write-protected. Daemons of older versions wrote it for a frame that
+    /// equals the page in a slot. No daemon writes it any more.
     Clean {
-        /// The slot, which nobody has any more; below 2^48.
+        /// The slot, below 2^48, which no frame has any more.
         slot: u64,
     },
 }
@@ -65,11 +65,11 @@ const SAVED: u64 = 2;
 const ON_DISK: u64 = 3;
 const GUARDED: u64 = 4;
 const WATCH: u64 = 5;
-/// In a huge frame's word only: look at the words of its frames.
+/// Only in a huge frame's word: the words of its frames count.
 pub(crate) const MIXED: u64 = 6;
 const CLEAN: u64 = 7;
 
-/// Linux's largest order today is 10; a word holds up to 31.
+/// Largest order in a word. Linux's largest order today is 10.
 const ORDER_MAX: u64 = 31;
 
 pub(crate) fn is_mixed(word: u64) -> bool {
@@ -77,12 +77,12 @@ pub(crate) fn is_mixed(word: u64) -> bool {
 }
 
 impl Content {
-    /// Whether it has to be read back from the store or a disk.
+    /// Whether a refill has to read it from the store or a disk.
     pub fn is_elsewhere(self) -> bool {
         matches!(self, Content::Saved { .. } | Content::OnDisk { .. })
     }
 
-    /// The word that says so, unlocked.
+    /// Returns the word for this content, unlocked.
     pub(crate) fn to_word(self) -> u64 {
         let with_payload = |kind, payload: u64| {
             debug_assert!(payload <= PAYLOAD_MAX);
@@ -103,7 +103,7 @@ impl Content {
         }
     }
 
-    /// What a word says; `None` for one that Ebb never wrote.
+    /// Returns the content in a word. `None`: the word is mixed, or Ebb never wrote it.
     pub(crate) fn from_word(word: u64) -> Option<Content> {
         let payload = word >> PAYLOAD_SHIFT;
         let byte = word >> BYTE_SHIFT & 0xff;

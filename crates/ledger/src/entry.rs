@@ -1,10 +1,9 @@
-//! The lock protocol of one ledger word, and nothing else: this is what the
-//! model checker sees.
+//! The lock protocol of one ledger word. The model checker checks this file alone.
 //!
-//! A holder takes the lock, writes down what the frame is about to become
-//! ([`commit`]), acts, and unlocks. The fault thread never waits for it: it
-//! sets the want bit, which makes a commit still to come fail, and which an
-//! unlock hands to the holder, who then serves the fault in its place.
+//! A holder takes the lock, writes what the frame is about to become ([`commit`]), acts, and
+//! unlocks. The fault thread never waits for the lock. It sets the want bit, which makes a later
+//! commit fail. The unlock returns the bit to the holder, who then serves the fault in the fault
+//! thread's place.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::AtomicU64 as Word;
@@ -14,17 +13,17 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
 use crate::content::{Content, LOCK, WANT, is_mixed};
 
-/// What the fault thread found when it asked for a frame.
+/// What the fault thread finds when it asks for a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Want {
-    /// Nobody holds it; nothing was marked.
+    /// The frame is not locked. Nothing was marked.
     Free(Content),
-    /// Held, and marked now: the holder will serve the fault at its unlock, or
-    /// give up at its commit. What the word says so far.
+    /// The frame is locked, and marked now: the holder serves the fault at its unlock, or gives up
+    /// at its commit. The content is what the word says so far.
     Marked(Content),
 }
 
-/// Takes the lock; what the word said, or `None` when somebody holds it.
+/// Takes the lock and returns the word from before. `None`: it is locked.
 pub(crate) fn try_lock(word: &Word) -> Option<u64> {
     let seen = word.load(Acquire);
     if seen & LOCK != 0 {
@@ -33,24 +32,24 @@ pub(crate) fn try_lock(word: &Word) -> Option<u64> {
     word.compare_exchange(seen, seen | LOCK, AcqRel, Acquire).ok()
 }
 
-/// As the holder: the frame becomes `next`, unless somebody wants it as it is.
+/// Makes a locked frame `next`. `false`: the word is marked, and stays as it is.
 pub(crate) fn commit(word: &Word, next: u64) -> bool {
     let seen = word.load(Acquire);
     seen & WANT == 0 && word.compare_exchange(seen, next | LOCK, AcqRel, Acquire).is_ok()
 }
 
-/// As the holder: the frame is `next`, unlocked; whether somebody wants it.
+/// Makes a locked frame `next` and unlocks it. Whether it was marked.
 pub(crate) fn unlock(word: &Word, next: u64) -> bool {
     word.swap(next, AcqRel) & WANT != 0
 }
 
-/// As the holder: changes nothing but the lock; whether somebody wants it.
+/// Unlocks a frame without a change. Whether it was marked.
 pub(crate) fn abandon(word: &Word) -> bool {
     word.fetch_and(!(LOCK | WANT), Release) & WANT != 0
 }
 
-/// As the fault thread: see [`Want`]. `None`: the word changed to mixed, or is
-/// none of ours; look again.
+/// Asks for a frame, as [`Want`] says. `None`: the word became mixed, or Ebb never wrote it. The
+/// caller looks again.
 pub(crate) fn want(word: &Word) -> Option<Want> {
     let mut seen = word.load(Acquire);
     loop {
@@ -59,11 +58,11 @@ pub(crate) fn want(word: &Word) -> Option<Want> {
             return Content::from_word(seen).map(Want::Free);
         }
         match word.compare_exchange(seen, seen | WANT, AcqRel, Acquire) {
-            // A locked mixed word is one that is just being split.
+            // A locked mixed word is in the middle of a split.
             Ok(_) if is_mixed(seen) => return None,
             Ok(_) => return Content::from_word(seen).map(Want::Marked),
-            // Only the holder's own few steps change a locked word, so this
-            // ends: lock, commit, unlock.
+            // This ends: only the holder changes a locked word, in a few steps (lock, commit,
+            // unlock).
             Err(now) => seen = now,
         }
     }
@@ -76,15 +75,15 @@ mod tests {
     use loom::sync::atomic::AtomicBool;
     use loom::thread;
 
-    // Every side is a thread of its own: the checker tries fewer orders for
-    // what the model's main thread does.
+    // Every side has a thread of its own: the checker tries fewer orders for the model's main
+    // thread.
 
     const EMPTY: Content = Content::Empty { fill: 0, hard: false };
     const RESIDENT: Content = Content::Resident;
 
-    /// One frame, one reclaimer that protects, commits and punches, one fault
-    /// thread with a write fault. Whatever the order: the writer goes on, and
-    /// a frame that was let go before the commit is never punched.
+    /// One frame, one reclaimer that protects, commits and punches, and one fault thread with a
+    /// write fault. In every order the writer goes on, and a frame whose writer was let go before
+    /// the commit is never punched.
     #[test]
     fn a_write_fault_is_served_by_exactly_one_side() {
         loom::model(|| {
@@ -108,12 +107,12 @@ mod tests {
             let holder_serves = reclaimer.join().unwrap();
             let asked = faulting.join().unwrap();
             match asked {
-                // Not held at that moment: the fault thread itself serves it.
+                // Not locked at that moment: the fault thread itself serves the fault.
                 Want::Free(_) => assert_ne!(holder_serves, Some(true)),
-                // Marked: the holder must have been told.
+                // Marked: the holder must have learned of the fault.
                 Want::Marked(content) => {
                     assert_eq!(holder_serves, Some(true));
-                    // Let go before the commit: never punched after that.
+                    // Marked before the commit: never punched after that.
                     assert!(content != Content::Resident || !punched.load(Acquire));
                 }
             }

@@ -1,4 +1,4 @@
-//! The words in a mapped file. Layout: `docs/ledger.md`.
+//! The ledger's words in a mapped file. Layout: `docs/ledger.md`.
 
 use std::fs::File;
 use std::io;
@@ -13,36 +13,36 @@ use crate::entry::Word;
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBLEDGR");
 const VERSION: u64 = 1;
 const HEADER_BYTES: u64 = 4096;
-/// 2^26 huge frames are 128 TiB of guest-physical space.
+/// Most huge frames: 128 TiB of guest-physical space.
 const MAX_HUGE: u64 = 1 << 26;
 
-/// A ledger file cannot be used.
+/// Why a ledger file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The file system said no.
+    /// An operation of the file system failed.
     #[error("ledger: {0}")]
     Io(#[from] io::Error),
-    /// Not a ledger, or one of another version or VM.
+    /// The file is no ledger, or one of another version or VM.
     #[error("ledger {0}: not one of this version and VM")]
     Foreign(String),
-    /// More guest-physical memory than the format has room for.
+    /// Guest-physical memory is larger than the format has room for.
     #[error("ledger: guest-physical memory ends beyond 128 TiB")]
     TooLarge,
-    /// Its file system is full.
+    /// The ledger's file system is full.
     #[error("ledger: {0}: make room in the run directory")]
     NoRoom(#[source] io::Error),
 }
 
-/// Which tables of base words have their memory from the beginning.
+/// When the tables of frames' words get their memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tables {
-    /// All of them, 2 MiB for each GiB: a fault may need any of them, and must be served.
+    /// All of them at once, 2 MiB for each GiB: a fault may need any table, and must be served.
     AtOnce,
-    /// Each once its huge frame is split; see [`crate::SplitError::NoRoom`].
+    /// Each when its huge frame is split: see [`crate::SplitError::NoRoom`].
     WhenSplit,
 }
 
-/// Header, huge words, tables of base words; see [`Words::bytes_for`].
+/// Header, huge frames' words, and tables of frames' words: see [`Words::bytes_for`].
 pub(crate) struct Words {
     mapping: Mapping,
     huge_count: u64,
@@ -68,7 +68,7 @@ impl Words {
         words.mapping.reserve(0, reserved).map_err(LedgerError::NoRoom)?;
         words.header(1).store(VERSION, Release);
         words.header(2).store(huge_count, Release);
-        // Last: a file without it was never finished.
+        // The magic last: a file without it is not complete.
         words.header(0).store(MAGIC, Release);
         Ok(words)
     }
@@ -80,7 +80,7 @@ impl Words {
             return Err(foreign());
         }
         let words = Words::map(&file, huge_count)?;
-        // There since it was made; a file of another Ebb may have holes.
+        // Reserved since the file was made. A file of another Ebb may have holes.
         words.mapping.reserve(0, Words::tables_at(huge_count)).map_err(LedgerError::NoRoom)?;
         let header = [0, 1, 2].map(|index| words.header(index).load(Acquire));
         if header == [MAGIC, VERSION, huge_count] { Ok(words) } else { Err(foreign()) }
@@ -90,8 +90,8 @@ impl Words {
         Ok(Words { mapping: Mapping::new(file, 0, Words::bytes_for(huge_count))?, huge_count })
     }
 
-    /// The huge words fill whole pages, so that each table is a page: one that
-    /// was never written takes no memory.
+    /// Returns where the tables begin. Huge frames' words fill whole pages, so that each table is a
+    /// page, which takes no memory until it is written.
     fn tables_at(huge_count: u64) -> u64 {
         HEADER_BYTES + (huge_count * 8).next_multiple_of(4096)
     }
@@ -108,12 +108,13 @@ impl Words {
         self.slice(HEADER_BYTES, self.huge_count as usize)
     }
 
-    /// The words of one huge frame's frames; its index must be in range, and the table reserved.
+    /// Returns the words of one huge frame's frames. Its index must be in range, and its table
+    /// reserved.
     pub(crate) fn table(&self, huge: u64) -> &[Word] {
         self.slice(self.table_at(huge), FRAMES_PER_HUGE as usize)
     }
 
-    /// Puts memory behind the table of a huge frame.
+    /// Allocates memory for the table of a huge frame.
     pub(crate) fn reserve_table(&self, huge: u64) -> io::Result<()> {
         self.mapping.reserve(self.table_at(huge), FRAMES_PER_HUGE * 8)
     }
@@ -125,7 +126,7 @@ impl Words {
     fn slice(&self, offset: u64, count: usize) -> &[Word] {
         match self.mapping.words(offset, count) {
             Some(words) => words,
-            // Offsets come from `huge_count` and checked indices alone.
+            // Offsets come only from `huge_count` and checked indices.
             None => unreachable!("the ledger's own layout leaves its file"),
         }
     }

@@ -1,4 +1,4 @@
-//! The words of all frames, looked up by frame number.
+//! The words of all frames of a VM, looked up by frame number.
 
 use std::io;
 use std::path::Path;
@@ -11,13 +11,13 @@ use crate::entry::{Want, Word, try_lock, unlock, want};
 use crate::file::{LedgerError, Tables, Words};
 use crate::locked::{Busy, Locked, LockedFrame};
 
-/// The frames of a huge frame have no words of their own.
+/// Why the frames of a huge frame have no words of their own.
 #[derive(Debug, thiserror::Error)]
 pub enum SplitError {
-    /// Somebody holds the huge frame.
+    /// The huge frame is locked.
     #[error("somebody holds the huge frame")]
     Busy,
-    /// The file system of the ledger has no room for their words.
+    /// The ledger's file system has no room for their words.
     #[error("the ledger: {0}")]
     NoRoom(#[source] io::Error),
 }
@@ -28,7 +28,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A new ledger file for frames below `end`; everything is resident.
+    /// Makes a new ledger file for frames below `end`, which are all resident.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -36,8 +36,8 @@ impl Ledger {
         Ok(Ledger { words: Words::create(path, huge_count(end), tables)? })
     }
 
-    /// The ledger that a daemon before this one left. Locks and marks of its
-    /// threads are still in it: see [`Ledger::recover`].
+    /// Opens the ledger that an earlier daemon left. The locks and marks of that daemon's threads
+    /// are still in it: see [`Ledger::recover`].
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -45,45 +45,44 @@ impl Ledger {
         Ok(Ledger { words: Words::open(path, huge_count(end))? })
     }
 
-    /// Where the frame's content is; a frame beyond the end is resident.
+    /// Returns where the frame's content is. A frame beyond the end is resident.
     pub fn content(&self, gfn: Gfn) -> Content {
         let word = self.word(gfn).map_or(0, |word| word.load(Acquire));
-        // A word that is not ours (see `recover`) is read as the state in
-        // which nothing is taken from the guest and nothing put in its place.
+        // A word that Ebb never wrote reads as resident (see `recover`): then nothing is taken from
+        // the guest, and nothing is put in its place.
         Content::from_word(word).unwrap_or(Content::Resident)
     }
 
-    /// The same, unless somebody holds it.
+    /// Returns where the frame's content is, unless it is locked.
     pub fn unlocked(&self, gfn: Gfn) -> Option<Content> {
         let Some(word) = self.word(gfn) else { return Some(Content::Resident) };
         let word = word.load(Acquire);
         match word & LOCK {
-            // A word that says nothing is one that was split just now.
+            // A word without a content was split just now.
             0 => Content::from_word(word),
             _ => None,
         }
     }
 
-    /// As the fault thread: marks the frame where somebody holds it.
+    /// Returns where the frame's content is, and marks the frame if it is locked. For the fault
+    /// thread.
     pub fn want(&self, gfn: Gfn) -> Want {
         loop {
             match self.word(gfn).map(want) {
                 None => return Want::Free(Content::Resident),
                 Some(Some(answer)) => return answer,
                 Some(None) if self.is_split(gfn.huge()) => {}
-                // Nothing but a split leaves a word that says nothing, and it
-                // lasts 512 stores.
+                // Only a split leaves a word without a content, and a split takes 512 stores.
                 Some(None) => std::hint::spin_loop(),
             }
         }
     }
 
-    /// Locks all frames of a range that lies in one huge frame. A part of a
-    /// huge frame must have been split off before.
+    /// Locks all frames of a range in one huge frame. If it is a part of the huge frame, that must
+    /// be split.
     ///
     /// # Errors
-    /// [`Busy`]: somebody holds a part of it, or it is not split. Nothing is
-    /// held then.
+    /// [`Busy`]: a part of it is locked, or the huge frame is not split. Nothing is locked then.
     pub fn lock(&self, frames: FrameRange) -> Result<Locked<'_>, Busy> {
         let huge = frames.start.huge();
         let words = match self.is_split(huge) {
@@ -112,17 +111,17 @@ impl Ledger {
         try_lock(word).map(|before| LockedFrame::new(word, before)).ok_or(Busy::UNTOUCHED)
     }
 
-    /// Gives each frame of a huge frame its own word; it stays so. `true`:
-    /// somebody asked for one of them meanwhile and must be woken to ask again.
+    /// Gives each frame of a huge frame its own word, which it keeps. `true`: a fault for one of
+    /// them came meanwhile. The caller must wake its thread, so that it faults again.
     ///
     /// # Errors
-    /// [`SplitError`]; the huge frame keeps its one word.
+    /// [`SplitError`]: the huge frame keeps its one word.
     pub fn split(&self, huge: HugeFrame) -> Result<bool, SplitError> {
         let word = self.huge(huge).ok_or(SplitError::Busy)?;
         if is_mixed(word.load(Acquire)) {
             return Ok(false);
         }
-        // Before the lock: what is reserved is no word yet, and nobody waits meanwhile.
+        // Reserve before the lock: what is reserved is no word yet, and nobody waits meanwhile.
         self.words.reserve_table(huge.0).map_err(SplitError::NoRoom)?;
         let before = try_lock(word).ok_or(SplitError::Busy)?;
         if is_mixed(before) {
@@ -139,8 +138,8 @@ impl Ledger {
         self.huge(huge).is_some_and(|word| is_mixed(word.load(Acquire)))
     }
 
-    /// Every run of frames that is not resident, in order; runs end at
-    /// huge-frame borders. A snapshot where nobody works on the ledger.
+    /// Returns every run of frames with one content, without resident ones, in order. Runs end at
+    /// huge-frame borders. It is a snapshot only if nobody changes the ledger meanwhile.
     pub fn runs(&self) -> impl Iterator<Item = (FrameRange, Content)> {
         self.words
             .huge()
@@ -158,11 +157,11 @@ impl Ledger {
             .filter(|(_, content)| *content != Content::Resident)
     }
 
-    /// Clears the locks and marks of a daemon that died. Calls `held` for each
-    /// frame or huge frame that was locked, with what its word says.
+    /// Clears the locks and marks that a dead daemon left. Calls `held` for each frame or huge
+    /// frame that was locked, with the content in its word.
     ///
-    /// A word that no Ebb wrote counts as resident: the page in the RAM file,
-    /// or a hole's zeros, are then what the guest gets.
+    /// A word that Ebb never wrote counts as resident: the guest then gets the page in the RAM
+    /// file, or a hole's zeros.
     pub fn recover(&mut self, mut held: impl FnMut(FrameRange, Content)) {
         for (index, word) in self.words.huge().iter().enumerate() {
             let huge = HugeFrame(index as u64);
@@ -186,7 +185,7 @@ impl Ledger {
         self.huge(huge).map(|_| self.words.table(huge.0))
     }
 
-    /// The word that speaks for this frame now.
+    /// Returns the word that counts for this frame now.
     fn word(&self, gfn: Gfn) -> Option<&Word> {
         let word = self.huge(gfn.huge())?;
         match is_mixed(word.load(Acquire)) {
@@ -211,8 +210,8 @@ fn recover_word(word: &Word, frames: FrameRange, held: &mut impl FnMut(FrameRang
     }
 }
 
-/// Runs of equal content in a table; equal words only, so that a `Watch` or a
-/// slot never speaks for its neighbour.
+/// Returns runs of frames with equal words in a table. So a `Watch` or a slot never counts for a
+/// neighbour.
 fn base_runs(first: Gfn, table: &[Word]) -> impl Iterator<Item = (FrameRange, Content)> {
     let content = |index: usize| {
         let word: &Word = table.get(index)?;

@@ -1,11 +1,10 @@
-//! Where the content of every frame of a VM is: one word a huge frame, and one
-//! word a frame below the huge frames that are mixed.
+//! Where the content of every frame of a VM is: one word for each huge frame, and one word for
+//! each frame of the huge frames that are mixed.
 //!
-//! The words lie in a mapped file (format: `docs/ledger.md`), so they outlive
-//! the daemon; what a word says is written before the frame's memory goes.
-//! Each word has its own lock bit: work on different frames never waits, and
-//! the fault thread waits for nobody. It leaves a mark with the holder
-//! ([`Ledger::want`]) and goes on.
+//! The words are in a mapped file (format: `docs/ledger.md`), so they outlive the daemon. A word is
+//! written before the frame's memory goes. Each word has its own lock bit, so work on different
+//! frames never waits. The fault thread waits for nobody: it leaves a mark for the holder of the
+//! lock ([`Ledger::want`]) and goes on.
 #![forbid(unsafe_code)]
 
 mod content;
@@ -14,7 +13,7 @@ mod entry;
 mod file;
 #[cfg(not(loom))]
 mod ledger;
-// The checker sees the locks, not who looks them up.
+// The model checker uses the locks, but not what looks them up.
 #[cfg_attr(loom, allow(dead_code))]
 mod locked;
 

@@ -1,4 +1,4 @@
-//! Held words: released when dropped, whatever happens in between.
+//! Locked words, which are unlocked when dropped, whatever happens in between.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -7,11 +7,11 @@ use ebb_units::{FrameRange, Gfn};
 use crate::content::{Content, LOCK, WANT, is_mixed};
 use crate::entry::{Word, abandon, commit, try_lock, unlock};
 
-/// Somebody holds a word; try another frame, or later.
+/// A word is locked: try another frame, or try later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Busy {
-    /// While the attempt held others of the words, a fault for one came: wake
-    /// its frames, so that it is asked again.
+    /// Whether a fault came for one of the other words while the attempt had locked them. If so,
+    /// wake their frames, so that they fault again.
     pub wanted: bool,
 }
 
@@ -19,7 +19,7 @@ impl Busy {
     pub(crate) const UNTOUCHED: Busy = Busy { wanted: false };
 }
 
-/// One frame held.
+/// One locked frame.
 #[must_use]
 pub struct LockedFrame<'l> {
     word: &'l Word,
@@ -33,13 +33,13 @@ impl<'l> LockedFrame<'l> {
         LockedFrame { word, content, held: true }
     }
 
-    /// Where its content is.
+    /// Returns where its content is.
     pub fn content(&self) -> Content {
         self.content
     }
 
-    /// Writes down what the frame is about to become; still held. `false`:
-    /// the guest wants it as it was, and nothing is written.
+    /// Records what the frame is about to become, and keeps it locked. `false`: a fault wants it
+    /// as it was, and nothing is recorded.
     #[must_use]
     pub fn commit(&mut self, next: Content) -> bool {
         let done = commit(self.word, next.to_word());
@@ -49,14 +49,14 @@ impl<'l> LockedFrame<'l> {
         done
     }
 
-    /// The frame is `next` now; whether a fault for it must be served.
+    /// Makes the frame `next` and unlocks it. Whether a fault for it must be served.
     #[must_use]
     pub fn unlock(mut self, next: Content) -> bool {
         self.held = false;
         unlock(self.word, next.to_word())
     }
 
-    /// The frame stays what it is; whether a fault for it must be served.
+    /// Unlocks the frame without a change. Whether a fault for it must be served.
     #[must_use]
     pub fn abandon(mut self) -> bool {
         self.held = false;
@@ -67,7 +67,7 @@ impl<'l> LockedFrame<'l> {
 impl Drop for LockedFrame<'_> {
     fn drop(&mut self) {
         if self.held {
-            // Only while a panic unwinds: every other way unlocks by name.
+            // Only a panic comes here: every other way unlocks explicitly.
             abandon(self.word);
         }
     }
@@ -77,7 +77,7 @@ fn abandon_all(words: &[Word]) -> bool {
     words.iter().fold(false, |wanted, word| abandon(word) | wanted)
 }
 
-/// The frames of a range in one huge frame, held: by one word, or one each.
+/// The locked frames of a range in one huge frame: one word for all, or one each.
 #[must_use]
 pub struct Locked<'l> {
     words: &'l [Word],
@@ -89,7 +89,7 @@ impl<'l> Locked<'l> {
     pub(crate) fn take(words: &'l [Word], frames: FrameRange) -> Result<Locked<'l>, Busy> {
         for (index, word) in words.iter().enumerate() {
             match try_lock(word) {
-                // Split since the caller looked: it speaks for no frame now.
+                // Split since the caller looked: the word counts for no frame now.
                 Some(before) if is_mixed(before) => {
                     return Err(Busy { wanted: abandon_all(&words[..=index]) });
                 }
@@ -100,12 +100,12 @@ impl<'l> Locked<'l> {
         Ok(Locked { words, frames, held: true })
     }
 
-    /// The frames.
+    /// Returns the locked frames.
     pub fn frames(&self) -> FrameRange {
         self.frames
     }
 
-    /// Where their content is, word by word.
+    /// Returns where their content is, for each word.
     pub fn contents(&self) -> impl Iterator<Item = (FrameRange, Content)> {
         let each = self.frames.count / (self.words.len() as u64).max(1);
         self.words.iter().zip(0..).map(move |(word, index): (&Word, u64)| {
@@ -115,8 +115,8 @@ impl<'l> Locked<'l> {
         })
     }
 
-    /// Lets go of all but the first `count` frames, which have a word each; whether a
-    /// fault for one of those let go must be served.
+    /// Unlocks all but the first `count` frames, which have a word each. Whether a fault for one of
+    /// the unlocked frames must be served.
     pub fn keep(mut self, count: u64) -> (Locked<'l>, bool) {
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.words.len());
         let (kept, rest) = self.words.split_at(count);
@@ -125,34 +125,34 @@ impl<'l> Locked<'l> {
         (Locked { words: kept, frames, held: true }, abandon_all(rest))
     }
 
-    /// Writes down what all the frames are about to become; still held. A
-    /// mark stays: it is for [`Locked::unlock`] to tell.
+    /// Records what all frames are about to become, and keeps them locked. Marks stay:
+    /// [`Locked::unlock`] reports them.
     pub fn set(&self, next: Content) {
         for word in self.words {
-            // Marked before: keep the mark. But for marking it nobody else
-            // writes a held word, so it cannot change in between.
+            // The word is marked: keep the mark. It cannot change in between, since others only
+            // mark a locked word.
             if !commit(word, next.to_word()) {
                 word.store(next.to_word() | LOCK | WANT, Release);
             }
         }
     }
 
-    /// The frames stay what they are; whether a fault for one must be served.
+    /// Unlocks the frames without a change. Whether a fault for one must be served.
     #[must_use]
     pub fn abandon(mut self) -> bool {
         self.held = false;
         abandon_all(self.words)
     }
 
-    /// All the frames are `next` now; whether a fault for one must be served.
+    /// Makes all the frames `next` and unlocks them. Whether a fault for one must be served.
     #[must_use]
     pub fn unlock(mut self, next: Content) -> bool {
         self.held = false;
         self.words.iter().fold(false, |wanted, word| unlock(word, next.to_word()) | wanted)
     }
 
-    /// Each of the words is what `next` makes of it from now on; whether a fault for one must be
-    /// served.
+    /// Replaces the content of each word by what `next` makes of it, and unlocks it. Whether a
+    /// fault for one must be served.
     #[must_use]
     pub fn unlock_with(mut self, next: impl Fn(Content) -> Content) -> bool {
         self.held = false;
@@ -162,8 +162,8 @@ impl<'l> Locked<'l> {
         })
     }
 
-    /// Each of the words is what stands in its place from now on; whether a fault for one
-    /// must be served. A word for which there is nothing stays what it is.
+    /// Replaces the content of each word by the one at its place in `next`, and unlocks it. A word
+    /// without one there keeps its content. Whether a fault for one must be served.
     #[must_use]
     pub fn unlock_each(mut self, next: &[Content]) -> bool {
         self.held = false;
@@ -191,8 +191,8 @@ mod tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// One thread splits a huge frame while another takes it whole. Whoever is
-    /// first: once split it stays split, and nobody holds it.
+    /// One thread splits a huge frame while another locks it as a whole. Whoever is first: once
+    /// split it stays split, and is not locked.
     #[test]
     fn a_split_is_never_undone() {
         loom::model(|| {

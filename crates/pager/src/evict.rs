@@ -1,8 +1,8 @@
-//! Emptying frames that are in use.
+//! Evicting frames that are in use.
 //!
-//! The order is the only safe one: protect, ask what is in flight, save or prove, check
-//! that nobody wrote, punch. *In flight*: a request of the VMM that has pinned a page before
-//! it was protected writes past the protection (`docs/decisions/0031-*`).
+//! The order is the only safe one: protect, ask what is in flight, save or prove, check that nobody
+//! wrote, punch. *In flight*: a request of the VMM that pinned a page before it was protected
+//! writes past the protection (`docs/decisions/0031-*`).
 
 pub mod evicted;
 pub mod frames_in_use;
@@ -20,7 +20,7 @@ use crate::frames::Frames;
 use crate::residency::Residency;
 use spare::Spare;
 
-/// A frame held and protected.
+/// A locked and protected frame.
 pub(crate) struct Held<'l> {
     pub(crate) gfn: Gfn,
     pub(crate) word: LockedFrame<'l>,
@@ -32,7 +32,7 @@ impl Held<'_> {
     }
 }
 
-/// Frames in order.
+/// Locked frames in order.
 pub(crate) type Piece<'l> = Vec<Held<'l>>;
 
 /// Evicts the frames of one VM.
@@ -57,18 +57,18 @@ impl Evictor {
         }
     }
 
-    /// Gives memory back that evicting takes again. Whoever evicts calls it now and then while nothing
-    /// is to go.
+    /// Frees the memory of spare buffers, which the next eviction takes again. The evictor calls it
+    /// now and then while nothing is to be evicted.
     pub fn rest(&self) {
         self.spare.rest();
     }
 
-    /// Lets go of frames that stay in memory.
+    /// Unprotects and unlocks frames that stay resident.
     pub(crate) fn open_all<'l>(&self, held: impl IntoIterator<Item = Held<'l>>) {
         for held in held {
             let frame = held.frame();
             self.frames.report("unprotect", self.frames.unprotect(frame));
-            // A commit may have said something else.
+            // A commit may have changed the content.
             let wanted = held.word.unlock(Content::Resident);
             self.frames.after(wanted, frame);
         }

@@ -1,10 +1,12 @@
-//! Large folios where frames go one by one: in a VM of small pages memory that came before huge pages
-//! were forbidden there, in a VM of huge pages what was broken up (`docs/decisions/0043-*`).
+//! Large folios where frames are evicted one by one: in a VM of small pages, memory that came
+//! before huge pages were forbidden there; in a VM of huge pages, huge frames that were broken up
+//! (`docs/decisions/0043-*`).
 //!
-//! A punched part of a large folio may stay in the file as zeros, which the guest then reads:
-//! the kernel splits the folio only if nobody uses any of it at that moment. So frames go one by
-//! one once they are known to be in small pages, and stay so: from then on nobody makes large
-//! ones. What is in a large folio is split before, or goes with its whole huge frame.
+//! A punched part of a large folio may stay in the file as zeros, which the guest then reads: the
+//! kernel splits the folio only if nobody uses any of it at that moment. So frames are evicted one
+//! by one only once they are known to be in small pages, and they stay so, because from then on
+//! nobody makes large folios there. A large folio is split first, or evicted with its whole huge
+//! frame.
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -20,20 +22,20 @@ use ebb_sys::folios;
 
 pub mod mapped;
 
-/// The pieces in which missing memory is given.
+/// The grain in which missing memory is given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grain {
-    /// A frame at a time: the backing has small pages.
+    /// A frame at a time: small pages back the memory.
     Frame,
     /// A huge frame at a time.
     Huge,
 }
 
-/// What is known of the pages that the VM's memory is in.
+/// What is known of the pages that back the VM's memory.
 pub struct Folios {
     frames: Arc<Frames>,
     grain: Grain,
-    /// A bit for each frame: it is in a small page.
+    /// A bit for each frame: a small page backs it.
     small: Bits,
     /// A bit for each huge frame: it was broken up.
     broken: Bits,
@@ -43,7 +45,7 @@ pub struct Folios {
 
 type Forget = Box<dyn Fn(FrameRange) + Send + Sync>;
 
-/// Who tells.
+/// What tells large folios, and the processes in which they are split.
 struct Telling {
     folios: folios::Folios,
     vmm: Process,
@@ -93,8 +95,8 @@ impl Folios {
         self.small.has(gfn.0)
     }
 
-    /// Nothing is known to be small any more, nor to stay so: somebody else maps the memory, and may
-    /// have brought it in larger pieces.
+    /// Forgets which frames are in small pages, and which huge frames are broken up: another
+    /// process maps the memory, and may bring larger pages.
     pub(crate) fn forget(&self) {
         self.broken.clear();
         self.small.clear();
@@ -106,13 +108,15 @@ impl Folios {
 }
 
 impl Folios {
-    /// The pieces in which its memory is given, but for what was broken up: [`Folios::grain_of`].
+    /// The grain in which the VM's memory is given, except in huge frames that are broken up:
+    /// [`Folios::grain_of`].
     pub fn grain(&self) -> Grain {
         self.grain
     }
 
     /// From now on frames are looked at before they are evicted one by one, and large folios are
-    /// split in the VMM. Wherever frames go one by one huge pages must be forbidden by now. Once.
+    /// split in the VMM. Huge pages must be forbidden by now wherever frames are evicted one by
+    /// one. Takes effect once.
     ///
     /// # Errors
     /// The host does not tell large folios: see [`folios::Folios::open`].
@@ -123,12 +127,12 @@ impl Folios {
         Ok(())
     }
 
-    /// Whether large folios are minded.
+    /// Whether large folios are looked for and split.
     pub fn minds_large_folios(&self) -> bool {
         self.telling.get().is_some()
     }
 
-    /// Whether these frames of one huge frame, which are held, go together or not at all.
+    /// Whether these locked frames of one huge frame must be evicted together or not at all.
     pub(crate) fn goes_whole(&self, frames: impl IntoIterator<Item = Gfn>) -> bool {
         let may_be_large = |gfn: Gfn| match self.grain_of(gfn.huge()) {
             Grain::Huge => true,
@@ -137,18 +141,19 @@ impl Folios {
         frames.into_iter().any(may_be_large)
     }
 
-    /// The pieces in which the memory of a huge frame is given, and goes.
+    /// The grain in which a huge frame's memory is given, and evicted.
     pub fn grain_of(&self, huge: HugeFrame) -> Grain {
         if self.broken.has(huge.0) { Grain::Frame } else { self.grain }
     }
 
-    /// Whether [`Folios::break_up`] may be called: the host tells large folios, and those of this huge
-    /// frame lie in no other one.
+    /// Whether [`Folios::break_up`] may be called: the host tells large folios, and those of this
+    /// huge frame lie in no other one.
     pub fn can_break_up(&self, huge: HugeFrame) -> bool {
         self.minds_large_folios() && self.holds_whole_folios(huge.first())
     }
 
-    /// Has the frames of a huge frame go one by one from now on. Once more is no harm.
+    /// Breaks up a huge frame: from now on its frames are evicted one by one. A second call does no
+    /// harm.
     ///
     /// Nobody may make a large folio there any more: not the VMM, not this process
     /// ([`ebb_vm::Ram::use_small_pages`]), and not khugepaged, which must have been
@@ -160,18 +165,19 @@ impl Folios {
         let telling = { self.telling.get() }.filter(|_| self.can_break_up(huge));
         let telling = telling.ok_or(io::ErrorKind::Unsupported)?;
         let frames = FrameRange::huge(huge);
-        // Whoever is about to bring a large folio there holds its words. Frames are looked at with
-        // their words held, so after that.
+        // A thread that is about to bring a large folio there has locked the words. Frames are
+        // looked at with their words locked, so after that.
         self.broken.set(huge.0);
         self.forget_here(frames);
         let there = |gfn| self.frames.hva(FrameRange::new(gfn, 1)).ok().map(|range| range.start);
-        // Here, and not when they go: each page is mapped by itself then, and so seen in use.
+        // The split is done here and not at the eviction: afterwards each page is mapped by itself,
+        // so that its use is seen.
         self.report_split(folios::split(&telling.vmm, frames.frames().filter_map(there)));
         Ok(())
     }
 
-    /// Splits the large folios that held frames of one huge frame are in, as far as they can be
-    /// split now. Afterwards [`Folios::goes_whole`] tells.
+    /// Splits the large folios that back locked frames of one huge frame, as far as that is
+    /// possible now. Afterwards [`Folios::goes_whole`] tells the result.
     pub(crate) fn split_folios(&self, frames: &[Gfn]) -> io::Result<()> {
         let (Some(telling), Some(first)) = (self.telling.get(), frames.first()) else {
             return Ok(());
@@ -182,27 +188,28 @@ impl Folios {
         if self.look(telling, frames)?.is_empty() {
             return Ok(());
         }
-        // The VMM may have mapped other parts of them than these, and so may a device of ours.
+        // The VMM, or a device of ours, may have mapped other parts of these folios.
         self.forget_here(FrameRange::huge(first.huge()));
         self.report_split(folios::split(&telling.vmm, huge.filter_map(there)));
         let large = self.look(telling, frames)?;
         if large.is_empty() {
             return Ok(());
         }
-        // Or none at all: mapped here, they are ours to split.
+        // The VMM may have mapped none of it: mapped here, the folios are this process's to split.
         self.map_data(&large)?;
         self.report_split(folios::split(&telling.own, large.iter().filter_map(here)));
         self.look(telling, &large).map(drop)
     }
 
-    /// Who in this process has the guest's memory mapped beside the pager, and is to take frames out of
-    /// its page table where large folios are split; once.
+    /// Sets the function that takes frames out of page tables of this process when large folios are
+    /// split. It is for whoever maps the guest's memory beside the pager. Takes effect once.
     pub fn on_forget(&self, forget: impl Fn(FrameRange) + Send + Sync + 'static) {
-        // A second one would only be told of the same.
+        // A second function would only be told of the same.
         let _ = self.others.set(Box::new(forget));
     }
 
-    /// Nobody here has these frames mapped: the kernel splits no folio that two processes map.
+    /// Takes these frames out of this process's page tables: the kernel splits no folio that two
+    /// processes map.
     fn forget_here(&self, frames: FrameRange) {
         if let Some(forget) = self.others.get() {
             forget(frames);
@@ -218,8 +225,8 @@ impl Folios {
         }
     }
 
-    /// Notes which of these held frames are in small pages. Returns those in large ones. On
-    /// return none is mapped here, or nobody else could split them.
+    /// Notes which of these locked frames are in small pages, and returns those in large ones. On
+    /// return none is mapped here, as nobody else could split them then.
     fn look(&self, telling: &Telling, frames: &[Gfn]) -> io::Result<Vec<Gfn>> {
         let unknown = frames.iter().copied().filter(|gfn| !self.is_small(*gfn));
         let unknown: Vec<Gfn> = unknown.collect();
@@ -243,7 +250,7 @@ impl Folios {
                 gfn => self.note_small(gfn),
             };
             telling.folios.look(range, visit)?;
-            // What comes into a hole from now on is small.
+            // A page that fills a hole from now on is small.
             let unseen = |gfn: &Gfn| !self.is_small(*gfn) && !large.contains(gfn);
             for gfn in run.frames().filter(unseen) {
                 if self.frames.ram().is_hole(FrameRange::new(gfn, 1))? {
@@ -254,19 +261,19 @@ impl Folios {
         Ok(())
     }
 
-    /// Maps what is in memory, or on its way there, of frames that are held.
+    /// Maps those of the locked frames that are in memory, or on their way there.
     fn map_data(&self, frames: &[Gfn]) -> io::Result<()> {
         self.runs(frames).into_iter().try_for_each(|run| self.frames.ram().map_data(run))
     }
 
-    /// The parts of RAM that frames in order make, each in one region.
+    /// The parts of RAM that frames in order form, each in one region.
     fn runs(&self, frames: &[Gfn]) -> Vec<FrameRange> {
         let mut runs = Vec::new();
         frames.iter().for_each(|gfn| FrameRange::new(*gfn, 1).join(&mut runs));
         runs.into_iter().flat_map(|run| self.frames.ram().parts(run)).collect()
     }
 
-    /// Whether large folios lie in one huge frame each, and this one is all of it RAM.
+    /// Whether each large folio lies in one huge frame, and all of this huge frame is RAM.
     pub(crate) fn holds_whole_folios(&self, gfn: Gfn) -> bool {
         let place = self.frames.ram().range(FrameRange::huge(gfn.huge()));
         place.is_some_and(|place| place.offset.is_multiple_of(HUGE_BYTES))

@@ -1,4 +1,4 @@
-//! A VM's frames: their memory, their words, and who is told of their faults.
+//! A VM's frames: their memory, their ledger words, and the userfaultfd that reports their faults.
 
 use self::errors::is_gone;
 use self::errors::is_unmapped;
@@ -25,30 +25,30 @@ pub mod soft_iommu;
 pub mod unmapped;
 pub mod words;
 
-/// Tells in which of some ranges the VMM has its RAM.
+/// Returns those of some ranges in which the VMM still maps its RAM.
 type Mapped = Box<dyn Fn(&[HvaRange]) -> io::Result<Vec<HvaRange>> + Send + Sync>;
 
-/// The frames of one VM. Used by all of its threads at once.
+/// The frames of one VM. All threads of the VM use them at once.
 pub struct Frames {
     ram: Arc<Ram>,
-    /// Only this gives memory back.
+    /// The only part that returns memory to the host.
     puncher: Puncher,
     ledger: Ledger,
     uffd: Uffd,
     devices: Box<dyn IoMapping>,
     pins: Pins,
     mapped: OnceLock<Mapped>,
-    /// For what the VMM has not mapped ([`Frames::unmapped`]).
+    /// A userfaultfd of this process, for memory that the VMM does not map ([`Frames::unmapped`]).
     uffd_here: OnceLock<Uffd>,
-    /// Files of which nothing goes.
+    /// Indices of the RAM files of which nothing is evicted.
     doubted: Mutex<Vec<usize>>,
-    /// Where memory can be plugged.
+    /// The regions in which memory can be plugged.
     pluggable: OnceLock<Vec<FrameRange>>,
     counters: Counters,
 }
 
 impl Frames {
-    /// Over RAM and its ledger; faults come to `uffd`.
+    /// Makes frames over RAM and its ledger, whose faults come to `uffd`.
     pub(crate) fn new(
         ram: Arc<Ram>,
         ledger: Ledger,
@@ -75,24 +75,24 @@ impl Frames {
         &self.uffd
     }
 
-    /// Devices that reach the memory by themselves.
+    /// The devices that reach the memory by themselves.
     pub(crate) fn devices(&self) -> &dyn IoMapping {
         &*self.devices
     }
 
-    /// Who uses which frames right now.
+    /// The frames that devices use right now.
     pub(crate) fn pins(&self) -> &Pins {
         &self.pins
     }
 
-    /// What is counted.
+    /// The pager's counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Memory can be plugged in these regions; once.
+    /// Sets the regions in which memory can be plugged. Takes effect once.
     pub(crate) fn set_pluggable(&self, regions: Vec<FrameRange>) {
-        // A second one would be of the same devices.
+        // A second call would name the same devices.
         let _ = self.pluggable.set(regions);
     }
 
@@ -101,27 +101,28 @@ impl Frames {
         &self.ram
     }
 
-    /// Its ledger.
+    /// The VM's ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// From now on all first touches and all writes to protected frames come
-    /// here. Without this, missing memory is given by the kernel.
+    /// Has all first touches and all writes to protected frames come here from now on. Without
+    /// this, the kernel gives missing memory.
     ///
     /// # Errors
-    /// `EBUSY`: another userfaultfd has a part of it; as ioctl_userfaultfd(2).
+    /// `EBUSY`: another userfaultfd watches a part of it. Others as ioctl_userfaultfd(2).
     pub fn watch_all(&self) -> io::Result<()> {
         let ranges: Vec<HvaRange> = self.ram.regions().map(Region::hva_range).collect();
         self.watch_missing(&ranges)
     }
 
-    /// First touches of these ranges come here, but for those where the VMM has no RAM any more:
-    /// they are about to be let go of.
+    /// Has first touches of these ranges come here, except ranges in which the VMM has no RAM any
+    /// more: those are about to be released.
     ///
-    /// What else it has at such an address must not be filled with the guest's memory, so it is
-    /// looked at before, and once more after. Only a range that is proved to be something else is
-    /// unwatched: in all others content may be elsewhere, and its place would read as zeros.
+    /// Anything else that the VMM maps at such an address must not be filled with the guest's
+    /// memory. So the mapping is checked before the registration, and again after it. Only a range
+    /// that is proved to be something else is unwatched: in all others, content may be evicted, and
+    /// its hole would read as zeros.
     pub(crate) fn watch_missing(&self, ranges: &[HvaRange]) -> io::Result<()> {
         let ours = self.of_ram(ranges)?;
         ours.iter().try_for_each(|range| self.uffd.register(*range, Watch::MissingAndWrite))?;
@@ -132,7 +133,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Those of the ranges where the VMM has its RAM.
+    /// Returns those of the ranges where the VMM maps its RAM.
     pub(crate) fn of_ram(&self, ranges: &[HvaRange]) -> io::Result<Vec<HvaRange>> {
         match self.mapped.get() {
             Some(which) => which(ranges),
@@ -140,16 +141,17 @@ impl Frames {
         }
     }
 
-    /// Who says in which of some ranges the VMM has its RAM mapped where it had, from now on; once.
+    /// Sets the function that says in which of some ranges the VMM still maps its RAM. Takes effect
+    /// once.
     pub fn check_mapped(
         &self,
         which: impl Fn(&[HvaRange]) -> io::Result<Vec<HvaRange>> + Send + Sync + 'static,
     ) {
-        // A second one would look at the same VMM.
+        // A second function would look at the same VMM.
         let _ = self.mapped.set(Box::new(which));
     }
 
-    /// Writes to protected frames of this range come here.
+    /// Has writes to protected frames of this range come here.
     ///
     /// # Errors
     /// As [`Frames::watch_all`]; `InvalidInput`: the range is not in one region.
@@ -157,7 +159,7 @@ impl Frames {
         self.uffd.register(self.hva(frames)?, self.watch_of(frames))
     }
 
-    /// Writes to protected frames come here, wherever they are in RAM.
+    /// Has writes to protected frames anywhere in RAM come here.
     ///
     /// # Errors
     /// As [`Frames::watch_all`].
@@ -169,7 +171,7 @@ impl Frames {
         regions.try_for_each(|region| self.uffd.register(region.hva_range(), watch(region)))
     }
 
-    /// Wakes everybody: events that a dead daemon had read are asked again.
+    /// Wakes all waiting touches: faults whose events a dead daemon had read are raised again.
     ///
     /// # Errors
     /// As ioctl_userfaultfd(2).
@@ -177,20 +179,20 @@ impl Frames {
         self.ram.regions().try_for_each(|region| self.uffd.wake(region.hva_range()))
     }
 
-    /// Ends every protection and gives all faults back to the kernel. Content
-    /// that is not in the RAM file must have been brought back before.
+    /// Ends every protection and gives all faults back to the kernel. All evicted content must have
+    /// been brought back before.
     ///
     /// # Errors
     /// As ioctl_userfaultfd(2).
     pub fn unwatch_all(&self) -> io::Result<()> {
         let all: Vec<HvaRange> = self.ram.regions().map(Region::hva_range).collect();
-        // What is not there any more is not watched either.
+        // A range that the VMM does not map any more is not watched either.
         let there = self.of_ram(&all).unwrap_or(all);
         there.into_iter().try_for_each(|range| self.uffd.unregister(range))
     }
 
-    /// Lets writes to these frames through, and wakes whoever waits to write. Where the VMM has
-    /// nothing of ours mapped nothing is protected.
+    /// Lets writes to these frames through, and wakes writers that wait. Where the VMM does not map
+    /// our RAM, nothing is protected.
     ///
     /// # Errors
     /// `InvalidInput`: the range is not in one region; as ioctl_userfaultfd(2).
@@ -202,7 +204,7 @@ impl Frames {
         }
     }
 
-    /// What is not watched was not protected either.
+    /// Unprotects the frames if they are watched: unwatched frames were not protected either.
     pub(crate) fn unprotect_if_watched(&self, frames: FrameRange) -> io::Result<()> {
         self.unprotect(frames).or_else(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => Ok(()),
@@ -227,8 +229,8 @@ impl Frames {
         self.ledger.split(huge).map(|wanted| self.after(wanted, FrameRange::huge(huge)))
     }
 
-    /// After words were held for a moment: whoever asked in that moment is
-    /// woken, and asks again.
+    /// Called after words were locked for a moment: if a touch was marked in that moment
+    /// (`wanted`), wakes it, and it faults again.
     pub(crate) fn after(&self, wanted: bool, frames: FrameRange) {
         let frames = self.ram.clip(frames);
         if let (true, Some(frames)) = (wanted, frames) {
@@ -236,7 +238,7 @@ impl Frames {
         }
     }
 
-    /// An error on a path that cannot hand it on. The VMM's end is no error.
+    /// Logs an error on a path that cannot return it. The VMM's end is no error.
     pub(crate) fn report(&self, what: &str, result: io::Result<()>) {
         match result {
             Err(error) if !is_gone(&error) => tracing::error!("{what}: {error}"),

@@ -1,5 +1,4 @@
-//! Bringing everything back: before the VM is let go, and when its guest was
-//! reset.
+//! Bringing all content back: before a detach, and when the guest was reset.
 
 pub mod gone;
 pub mod settle;
@@ -19,9 +18,9 @@ use crate::frames::words::{Served, again};
 use crate::residency::Residency;
 use crate::support::counters::Counters;
 
-/// Where so many frames in a row fail, what fails is not theirs: the swap file, or the host.
+/// Failures in a row after which the cause is not the frames, but the swap file or the host.
 const FAILURES_MAX: u32 = 256;
-/// One that takes seconds counts as so many.
+/// A failure that takes seconds counts as so many.
 const SLOW_FAILURE: u32 = 64;
 
 /// Brings back the content of one VM's frames.
@@ -47,18 +46,18 @@ impl Returner {
         }
     }
 
-    /// Brings every emptied frame back and ends every watch. Returns the bytes
+    /// Brings back every empty and every evicted frame, and ends every watch. Returns the bytes
     /// brought back. Faults are served meanwhile.
     ///
     /// # Errors
-    /// `ENOMEM`: the host has not enough memory; what is not back stays on
-    /// record and is served on touch.
+    /// `ENOMEM`: the host has not enough memory. Frames that are not back stay on record and are
+    /// served on touch.
     pub fn give_back_all(&self) -> io::Result<u64> {
         self.folios.forget();
         let Counters { emptied_frames, saved_frames, on_disk_frames, .. } = &self.frames.counters();
         let counters = [emptied_frames, saved_frames, on_disk_frames];
         let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
-        // The watches first: each brings its block back before its devices.
+        // The watches come first: each brings its block back before its devices.
         for (frames, content) in self.frames.off_record() {
             if let Content::Watch { .. } = content {
                 for metadata in frames.frames() {
@@ -68,14 +67,15 @@ impl Returner {
             }
         }
         self.or_wake(self.give_back_each(1, |_, _| true))?;
-        // Last: until now what came back has kept its slot.
+        // This comes last: frames that came back until now have kept their slots.
         self.residency.give_up_all()?;
         Ok(before * FRAME_BYTES)
     }
 
-    /// Brings back the frames whose content is elsewhere, for processes that map the memory
-    /// without us: what stays away is free in the guest, or reads as the zeros that it was. Returns
-    /// the bytes brought back. Faults are served meanwhile.
+    /// Brings back the evicted frames, and the empty ones that do not read as zero, for processes
+    /// that map the memory without Ebb. Frames that stay non-resident are free in the guest, or
+    /// read as the zeros that they held. Returns the bytes of the evicted frames. Faults are served
+    /// meanwhile.
     ///
     /// # Errors
     /// As [`Returner::give_back_all`].
@@ -88,10 +88,11 @@ impl Returner {
         Ok(before * FRAME_BYTES)
     }
 
-    /// Brings back what is in use of memory that the VMM has mapped nowhere ([`Frames::unmapped`]), so
-    /// that it is there if the VMM maps it again, which nobody is told of; and what is in use of the
-    /// `doubted` files, which it may have mapped again already, where nobody watches it. A frame that
-    /// fails keeps no other from coming back. Until this has worked nothing of `doubted` is evicted.
+    /// Brings back the content that does not read as zero, of memory that the VMM maps nowhere
+    /// ([`Frames::unmapped`]): the VMM may map that memory again, and nobody is told. Does the same
+    /// for the `doubted` files, which the VMM may have mapped again already, where nobody watches
+    /// them. A frame that fails keeps no other from coming back. Until this has succeeded, nothing
+    /// of `doubted` is evicted.
     ///
     /// # Errors
     /// As [`Returner::give_back_all`], of the first frame that failed, and as [`Frames::unmapped`].
@@ -115,7 +116,8 @@ impl Returner {
         Ok(())
     }
 
-    /// Who asked for a frame whose holder failed was not told.
+    /// Wakes all touches after a failure: a touch that waited for a holder that failed was not
+    /// woken.
     fn or_wake(&self, result: io::Result<()>) -> io::Result<()> {
         if result.is_err() {
             self.frames.wake_all()?;
@@ -123,7 +125,8 @@ impl Returner {
         result
     }
 
-    /// Goes on where a frame fails, until so many have failed in a row.
+    /// Brings back each wanted frame. Goes on after a failure, until `failures_max` frames in a row
+    /// have failed.
     fn give_back_each(
         &self,
         failures_max: u32,
@@ -153,7 +156,7 @@ impl Returner {
         first.map_or(Ok(()), Err)
     }
 
-    /// Frames that are empty in one, or one that is saved.
+    /// Brings back a range of empty frames, or one evicted frame.
     fn give_back_part(&self, part: FrameRange, content: Content) -> io::Result<()> {
         match content {
             Content::Empty { .. } => again(|| self.give_back(part)),
@@ -168,7 +171,7 @@ impl Returner {
         }
     }
 
-    /// A frame that a fault has brought back meanwhile needs nothing.
+    /// Brings back one frame. A frame that a fault has brought back meanwhile needs nothing.
     fn bring_back(&self, gfn: Gfn) -> io::Result<Served> {
         match self.frames.ledger().content(gfn) {
             Content::Saved { .. } | Content::OnDisk { .. } => self.installer.install_backed(gfn),

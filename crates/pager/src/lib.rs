@@ -1,9 +1,8 @@
-//! The pager: serves the faults of a VM, and empties its frames.
+//! The pager: serves the faults of a VM, and reclaims, evicts and refills its frames.
 //!
-//! The fault path asks the ledger and nothing else. It allocates nothing,
-//! takes no lock that is wider than a frame or a huge frame, never speaks to
-//! the VMM, and never waits for whoever empties frames meanwhile: it leaves a
-//! mark in the ledger, and the holder serves the fault when it is done.
+//! The fault path asks the ledger and nothing else. It allocates nothing, takes no lock wider than
+//! a huge frame, never speaks to the VMM, and never waits for a thread that is punching the frame:
+//! it leaves a mark in the ledger, and the holder of the lock wakes the guest when it is done.
 #![forbid(unsafe_code)]
 
 // The machine that the tests share names this crate from outside.

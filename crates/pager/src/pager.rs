@@ -1,4 +1,4 @@
-//! One VM's pager: its parts, each of which sees to one thing.
+//! One VM's pager, and the parts that it is made of.
 
 use std::io;
 use std::sync::Arc;
@@ -33,23 +33,23 @@ use crate::support::panics::Panics;
 pub struct Parts {
     /// The VM's RAM.
     pub ram: Arc<Ram>,
-    /// Where its content is.
+    /// Where the content of each frame is.
     pub ledger: Ledger,
-    /// Its faults, after the handshake.
+    /// The userfaultfd that reports the VM's faults, after the handshake.
     pub uffd: Uffd,
-    /// How its memory is given.
+    /// The grain in which the VM gets memory.
     pub grain: Grain,
-    /// Devices that reach it by themselves.
+    /// The devices that reach the memory by themselves.
     pub devices: Box<dyn IoMapping>,
-    /// Where content goes that is not in memory.
+    /// Where the content of evicted frames is saved.
     pub store: Box<dyn Store>,
-    /// Where some of it is without being written.
+    /// The guest's disks, whose blocks may equal the content of frames, which then need no write.
     pub disk: Box<dyn Disk>,
-    /// By which content is known; the disk's, too.
+    /// The key of content digests, which the disk uses as well.
     pub digest_key: Arc<DigestKey>,
 }
 
-/// The pager of one VM. Used by all of its threads at once.
+/// The pager of one VM. All threads of the VM use it at once.
 pub struct Pager {
     frames: Arc<Frames>,
     folios: Arc<Folios>,
@@ -67,8 +67,8 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// A pager over RAM, whose faults come to the userfaultfd, and the blocks that it
-    /// restores, for whoever wants to know whether the guest then used them.
+    /// Returns a pager over RAM whose faults come to the userfaultfd, and a receiver of the blocks
+    /// that it restores. The receiver is for a check whether the guest then used them.
     ///
     /// # Errors
     /// `InvalidInput`: the ledger names slots that the store does not have.
@@ -104,57 +104,57 @@ impl Pager {
         self.frames.ram()
     }
 
-    /// Where the content of its frames is.
+    /// The ledger: where the content of each frame is.
     pub fn ledger(&self) -> &Ledger {
         self.frames.ledger()
     }
 
-    /// Its memory, for inspection.
+    /// The VM's memory, for inspection.
     pub fn view(&self) -> View<'_> {
         self.residency.view()
     }
 
-    /// What is counted.
+    /// The pager's counters.
     pub fn counters(&self) -> &Counters {
         self.frames.counters()
     }
 
-    /// The frames, and who is told of their faults.
+    /// The frames, and the userfaultfd that reports their faults.
     pub fn frames(&self) -> &Frames {
         &self.frames
     }
 
-    /// The pages that they are in.
+    /// The host's pages that back the frames.
     pub fn folios(&self) -> &Folios {
         &self.folios
     }
 
-    /// Where content is that is not in memory.
+    /// Where the content of evicted frames is.
     pub fn residency(&self) -> &Residency {
         &self.residency
     }
 
-    /// Room under a limit.
+    /// Room below the VM's limit.
     pub fn room(&self) -> &Room {
         &self.room
     }
 
-    /// Who gives frames their content.
+    /// The part that gives frames their content.
     pub fn installer(&self) -> &Installer {
         &self.installer
     }
 
-    /// Who serves faults.
+    /// The part that serves faults.
     pub fn faults(&self) -> &FaultServer {
         &self.faults
     }
 
-    /// Who evicts.
+    /// The part that evicts.
     pub fn evictor(&self) -> &Evictor {
         &self.evictor
     }
 
-    /// Free blocks that are to be emptied.
+    /// The part that claims and reclaims free blocks.
     pub fn blocks(&self) -> &Blocks {
         &self.blocks
     }
@@ -164,12 +164,12 @@ impl Pager {
         &self.pluggable
     }
 
-    /// The way of devices to the memory.
+    /// The part by which devices pin frames.
     pub fn devices(&self) -> &DeviceAccess {
         &self.devices
     }
 
-    /// Who brings content back.
+    /// The part that brings content back.
     pub fn returner(&self) -> &Returner {
         &self.returner
     }
@@ -179,12 +179,12 @@ impl Pager {
         &self.tables
     }
 
-    /// Who is told that a thread of this VM has panicked, and what it said.
+    /// Sets the function that is told of a panic in a thread of this VM, with the panic's text.
     pub fn on_panic(&self, tell: impl Fn(String) + Send + Sync + 'static) {
         self.panics.on_panic(tell);
     }
 
-    /// Runs all that a thread does for this VM (`Panics::catch`).
+    /// Runs all that a thread does for this VM, and catches its panic (`Panics::catch`).
     pub fn catch<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
         self.panics.catch(run)
     }

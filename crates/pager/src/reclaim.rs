@@ -1,3 +1,3 @@
-//! Emptying frames that are free.
+//! Reclaiming free frames.
 
 pub mod claim;

@@ -1,4 +1,4 @@
-//! Where the content of a VM's frames is that is not in memory, and what becomes of it there.
+//! Where the content of a VM's evicted frames is, and what becomes of it there.
 
 use self::dead::Dead;
 use self::digests::Digests;
@@ -31,13 +31,13 @@ pub mod slots;
 pub mod verdict;
 pub mod view;
 
-/// Of one VM.
+/// Where the content of one VM's evicted frames is.
 pub struct Residency {
     frames: Arc<Frames>,
     store: Box<dyn Store>,
     disk: Box<dyn Disk>,
     resting: Resting,
-    /// What rests there, by digest.
+    /// Digests of the content of disk-backed frames.
     digests: OnceLock<Digests>,
     owners: Owners,
     digest_key: Arc<DigestKey>,
@@ -46,7 +46,7 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// As the ledger says.
+    /// Starts from what the ledger says.
     ///
     /// # Errors
     /// `InvalidInput`: the ledger names slots that the store does not have.
@@ -74,17 +74,17 @@ impl Residency {
         Ok(residency)
     }
 
-    /// Of frames that a process before this one left so.
+    /// Takes over the content of frames as an earlier process left it on record.
     fn take_note(&self, frames: FrameRange, content: Content) -> io::Result<()> {
         if !matches!(content, Content::Watch { .. }) && !self.frames.devices().unmap(frames) {
-            // No device is served before the pager is there.
+            // No device is served before the pager exists.
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         let counters = self.frames.counters();
         match content {
             Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
             Content::Saved { slot } => {
-                // Neighbours in one slot: each of them claims it.
+                // Adjacent frames may share a slot: each of them claims it.
                 frames.frames().try_for_each(|_| self.store.claim(slot))?;
                 frames.frames().for_each(|gfn| self.owners.set(slot, gfn));
                 add(&counters.saved_frames, frames.count);
@@ -98,7 +98,7 @@ impl Residency {
         Ok(())
     }
 
-    /// The store.
+    /// The store that holds saved content.
     pub(crate) fn store(&self) -> &dyn Store {
         &*self.store
     }
@@ -108,7 +108,7 @@ impl Residency {
         &*self.disk
     }
 
-    /// Which frames rest on which blocks.
+    /// Which frames are disk-backed by which blocks.
     pub(crate) fn resting(&self) -> &Resting {
         &self.resting
     }
@@ -118,38 +118,38 @@ impl Residency {
         &self.owners
     }
 
-    /// Slots that frames keep.
+    /// Slots that resident frames keep.
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
     }
 
-    /// Content that nobody will ask for.
+    /// What is known of content that the guest will not ask for.
     pub(crate) fn dead(&self) -> &Dead {
         &self.dead
     }
 
-    /// By which content is known.
+    /// The key of content digests.
     pub(crate) fn digest_key(&self) -> &DigestKey {
         &self.digest_key
     }
 
-    /// Its memory, for inspection.
+    /// The VM's memory, for inspection.
     pub fn view(&self) -> View<'_> {
         View { ram: self.frames.ram(), ledger: self.frames.ledger(), store: &*self.store }
     }
 
-    /// How much of the store is in use.
+    /// Returns how much of the store is in use.
     pub fn store_usage(&self) -> Usage {
         self.store.usage()
     }
 
-    /// What pages that the store keeps in memory may take; no more than it was made for.
+    /// Limits the memory that the store uses for pages, to at most what it was made for.
     pub fn limit_store_memory(&self, bytes: u64) {
         self.store.limit_memory(bytes);
     }
 
-    /// Memory that the host gives for this VM's RAM: what is resident, and what the store
-    /// keeps of it in memory.
+    /// Returns the memory that the host gives for this VM's RAM, in bytes: what is resident, and
+    /// what the store keeps in memory.
     ///
     /// # Errors
     /// As fstat(2).

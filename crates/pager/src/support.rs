@@ -1,4 +1,4 @@
-//! What the others stand on.
+//! What the other modules stand on.
 
 pub mod counters;
 pub mod latency;

@@ -1,4 +1,4 @@
-//! The page that was touched is there before what comes with it. The guest is this very process.
+//! The page that was touched is there before those that come with it. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -20,7 +20,7 @@ const ASKED: Gfn = Gfn(3);
 const FRAMES: FrameRange = FrameRange::new(Gfn(0), 8);
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Lets devices at other frames only once the guest has the one that it asked for.
+/// Maps other frames for devices only once the guest has the one that it asked for.
 #[derive(Default)]
 struct Gate {
     has_gone_on: Mutex<bool>,

@@ -1,6 +1,6 @@
-//! Frames of an emptied block that the guest used before it wrote the block's metadata, as a
-//! kernel does that knows nothing of the last one's: they keep their content when the rest of the
-//! block comes back. The guest is this very process.
+//! Frames of a reclaimed block that the guest used before it wrote the block's metadata, as a
+//! kernel does that knows nothing of the last one's blocks: they keep their content when the rest
+//! of the block comes back. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -22,7 +22,7 @@ const BLOCK: FrameRange = FrameRange::block(Gfn(64), ORDER);
 const EARLY: Gfn = Gfn(70);
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 
-/// What devices may use, and what they may not.
+/// The frames that devices may use.
 #[derive(Clone, Default)]
 struct Mapped(Arc<Mutex<Vec<Gfn>>>);
 
@@ -45,7 +45,7 @@ impl IoMapping for Mapped {
     fn lost(&self, _: FrameRange) {}
 }
 
-/// Its only block holds one page.
+/// A disk of one block, which holds this page.
 struct OnePage(Page, Arc<DigestKey>);
 
 impl Disk for OnePage {
@@ -67,7 +67,8 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// A block is empty and watched; the guest has used one frame of it all the same.
+    /// Makes a VM with a block that is empty and watched, of which the guest has used one frame all
+    /// the same.
     fn new(resting: u64) -> Daemon {
         let machine = Machine::new();
         machine.ram.populate(ALL).unwrap();
@@ -86,7 +87,8 @@ impl Daemon {
         daemon
     }
 
-    /// Whoever serves a fault may hold the word a little longer than the guest waits.
+    /// Waits for the word: the thread that serves a fault may keep it locked a little longer than
+    /// the guest waits.
     fn until_it_says(&self, gfn: Gfn, what: impl Fn(Content) -> bool) {
         until("the word", || self.pager.ledger().unlocked(gfn).filter(|now| what(*now)));
     }
@@ -129,7 +131,7 @@ fn what_rests_on_a_disk_leaves_it() {
     assert!(guest.read(EARLY) == page_of(7));
 }
 
-/// When everything comes back, the block before what is saved.
+/// When everything comes back, the block comes before the saved content.
 #[test]
 fn what_was_saved_of_a_block_comes_back_with_all_else() {
     require!(available());

@@ -1,5 +1,5 @@
-//! Memory that the VMM has unplugged: nothing of it is left on record, and all else is as it was.
-//! The guest is this very process.
+//! Memory that the VMM has unplugged for good: nothing of it is left on record, and all else is as
+//! it was. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -28,10 +28,10 @@ use testkit::{require, until};
 use machine::{available, new_uffd, page_of, serve};
 
 const STAYS: FrameRange = FrameRange::new(Gfn(0), 512);
-/// Two huge frames, of which it has the second in part.
+/// Memory that is unplugged: one huge frame, and a part of another.
 const GOES: FrameRange = FrameRange::new(Gfn(512), 768);
 const FILES: [FrameRange; 2] = [STAYS, GOES];
-/// In what stays: the metadata of a block of what goes.
+/// A frame that stays, with the metadata of a block in unplugged memory.
 const METADATA: Gfn = Gfn(400);
 const BLOCK: (Gfn, u8) = (Gfn(1024), 6);
 
@@ -41,14 +41,14 @@ struct Machine {
     guest: Vec<Option<Mapping>>,
     places: Vec<Hva>,
     uffd: Uffd,
-    /// A slot that cannot be read.
+    /// The slot that cannot be read.
     bad: Arc<AtomicU64>,
     run: TempDir,
 }
 
 fn small_pages(file: &RamFile) -> Mapping {
     let mapping = Mapping::new(file, 0, file.bytes().unwrap()).unwrap();
-    // A kernel without huge pages has no need to be told.
+    // A kernel without huge pages need not be told.
     let _ = mapping.use_huge_pages(false);
     mapping
 }
@@ -103,8 +103,8 @@ impl Machine {
     }
 }
 
-/// A swap file whose daemon dies when it is about to free a slot, after so many, and of which one
-/// slot may be on a bad sector.
+/// A swap file. Its daemon dies when it is about to free a slot after `left` others, and the slot
+/// `bad` is on a bad sector.
 struct Mortal {
     file: SwapFile,
     left: AtomicU64,
@@ -143,7 +143,8 @@ impl Store for Mortal {
     }
 }
 
-/// A daemon that has just taken the VM, or taken it up with the work of the one before undone.
+/// Makes the pager of a daemon that has attached the VM, or (`adopt`) has recovered it and undone
+/// the work of the daemon before.
 fn pager(machine: &Machine, adopt: bool, releases: u64) -> Arc<Pager> {
     let (run, ram) = (machine.run.path(), machine.ram());
     let ledger = match adopt {
@@ -173,7 +174,8 @@ fn pager(machine: &Machine, adopt: bool, releases: u64) -> Arc<Pager> {
     Arc::new(Pager::new(parts).unwrap().0)
 }
 
-/// Waits for who brings frames back: the guest goes on as soon as its own is there.
+/// Waits for the threads that bring frames back: the guest goes on as soon as its own frame is
+/// there.
 fn until_all_are_back(pager: &Pager) {
     let is_free = |gfn: Gfn| pager.ledger().unlocked(gfn).is_some();
     until("nobody to hold a frame", || {
@@ -181,11 +183,11 @@ fn until_all_are_back(pager: &Pager) {
     });
 }
 
-/// So many of each range [`take`] has saved.
+/// Number of frames of each range that [`take`] saves.
 const SAVED: u64 = 19;
 
-/// Of each range: saved, a byte again and again, and saved frames that were read since, which keep
-/// their slots.
+/// Evicts frames of each range: saved ones, ones of a single byte, and saved ones that were read
+/// since, which keep their slots. Then reclaims the block.
 fn take(machine: &Machine, pager: &Arc<Pager>) {
     for frames in FILES {
         let some: Vec<Gfn> = frames.frames().take(24).chain([Gfn(frames.end().0 - 1)]).collect();
@@ -202,7 +204,7 @@ fn take(machine: &Machine, pager: &Arc<Pager>) {
     pager.blocks().empty(&mut vec![committed], true).unwrap();
 }
 
-/// What is on record of a range: slots that words name, and other words than resident ones.
+/// Returns how many frames of a range are saved on record, and how many are anything but resident.
 fn on_record(pager: &Pager, frames: FrameRange) -> (u64, u64) {
     let slot = |gfn: &Gfn| matches!(pager.ledger().content(*gfn), Content::Saved { .. });
     let odd = |gfn: &Gfn| pager.ledger().content(*gfn) != Content::Resident;
@@ -223,7 +225,7 @@ fn assert_gone(pager: &Pager) {
     assert_eq!(pager.ram().files()[1].file.resident_bytes().unwrap(), 0);
 }
 
-/// Who else has the memory keeps it, and it goes with him: the daemon has it no more.
+/// Asserts that another holder of the memory keeps it until it ends: the daemon has it no more.
 fn assert_let_go(machine: &mut Machine, gfn: Gfn) {
     let file = machine.files.remove(1);
     let mut page = [0; FRAME_BYTES as usize];
@@ -249,7 +251,7 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     machine.guest[1] = None;
     pager.returner().let_go(1).unwrap();
     assert_gone(&pager);
-    // But for the watch on a block that is no more: a write of its metadata waits for nothing.
+    // All but the watch on a block that is unplugged: a write of its metadata waits for nothing.
     assert_eq!(on_record(&pager, STAYS), (before.0, before.1 - 1));
     machine.write(METADATA, &page_of(10));
     pager.returner().let_go(1).unwrap();
@@ -308,18 +310,18 @@ fn what_is_not_the_guests_any_more_is_not_watched() {
     pager.frames().check_mapped({
         let looks = Arc::clone(&looks);
         move |ranges| match looks.fetch_add(1, Relaxed) {
-            // There right before; then another mapping takes its place.
+            // The mapping is there right before; then another takes its place.
             1 => Ok(ranges.iter().copied().filter(|range| range.start != gone).collect()),
             _ => Ok(ranges.to_vec()),
         }
     });
     pager.frames().watch_all().unwrap();
-    // Nobody serves faults: one that is watched would hang.
+    // Nothing serves faults: a touch of a watched frame would hang.
     GOES.frames().take(4).for_each(|gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
     assert_eq!(looks.load(Relaxed), 2);
 }
 
-/// A pager that looks where the VMM has its memory mapped, as the daemon's does.
+/// Makes a pager that checks where the VMM has its memory mapped, as the daemon's does.
 fn that_looks_at_mappings(machine: &Machine) -> Arc<Pager> {
     let pager = pager(machine, false, u64::MAX);
     pager.frames().check_mapped({
@@ -329,7 +331,7 @@ fn that_looks_at_mappings(machine: &Machine) -> Arc<Pager> {
     pager
 }
 
-/// A descriptor of it is open, by which the VMM can map it again.
+/// A descriptor of the memory is open, by which the VMM can map it again.
 #[test]
 fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     require!(available());
@@ -338,16 +340,16 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     pager.frames().watch_all().unwrap();
     let _threads = serve(&pager, 1);
     take(&machine, &pager);
-    // In one batch, and so side by side in the store.
+    // In one batch, and so adjacent in the store.
     let (near, far) = (Gfn(STAYS.start.0 + 101), Gfn(GOES.start.0 + 101));
     [near, far].iter().for_each(|&gfn| machine.write(gfn, &page_of(gfn.0 + 2)));
     assert_eq!(pager.evictor().evict(&[near, far], &NothingKnown).unwrap().saved, 2);
     assert_eq!(pager.frames().unmapped().unwrap(), []);
-    // The VMM has something else there.
+    // The VMM maps something else there.
     let (other, place) = (RamFile::create("other", GOES.bytes()).unwrap(), machine.guest[1].take());
     place.as_ref().unwrap().replace(&other).unwrap();
     assert_eq!(pager.frames().unmapped().unwrap(), [GOES]);
-    // None of it goes any more, and it keeps nothing else from going.
+    // None of it is evicted any more, and it keeps nothing else from eviction.
     let all: Vec<Gfn> = [STAYS, GOES].iter().flat_map(|frames| frames.frames()).collect();
     let away = |frames: FrameRange| {
         frames.frames().filter(|gfn| pager.ledger().content(*gfn).is_elsewhere()).count()
@@ -355,11 +357,12 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     let before = [STAYS, GOES].map(away);
     assert!(pager.evictor().evict(&all, &NothingKnown).unwrap().frames() > 0);
     assert!(away(STAYS) > before[0] && away(GOES) == before[1] && before[1] > 10);
-    // A fault next to it brings nothing of it.
+    // A fault on a frame adjacent in the store brings nothing of it back.
     assert!(machine.reads(near, &page_of(near.0 + 2)));
     until_all_are_back(&pager);
     assert!(matches!(pager.ledger().content(far), Content::Saved { .. }));
-    // A device of ours uses a frame that reads as zero there: it gets it in the file.
+    // A device of ours uses a frame there that reads as zero: the frame gets its memory in the
+    // file.
     pager.devices().pin(FrameRange::new(BLOCK.0, 1), false).unwrap();
     pager.devices().unpin(FrameRange::new(BLOCK.0, 1));
     assert_eq!(pager.ledger().content(BLOCK.0), Content::Resident);
@@ -367,7 +370,7 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     let mut page = [1; FRAME_BYTES as usize];
     machine.files[1].read_at(at, &mut page).unwrap();
     assert!(page == [0; FRAME_BYTES as usize]);
-    // Seen to be so, it has nothing elsewhere that is in use, and all else stays.
+    // Once this is noticed, none of its content that is in use is evicted, and all else stays.
     let before = away(STAYS);
     assert!(before > 10);
     pager.returner().give_back_unmapped(&[]).unwrap();
@@ -389,7 +392,7 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     }
 }
 
-/// Mapped again at the same place, it is not watched, and looks as it was.
+/// The memory is mapped again at the same place: it is not watched, and looks as it was.
 #[test]
 fn what_was_mapped_again_comes_back_though_a_frame_of_it_fails() {
     require!(available());
@@ -415,14 +418,14 @@ fn what_was_mapped_again_comes_back_though_a_frame_of_it_fails() {
     machine.bad.store(u64::MAX, Relaxed);
     pager.returner().give_back_unmapped(&[1]).unwrap();
     assert!(some(STAYS).iter().all(saved), "the other file is in no doubt");
-    // Nobody serves faults: what did not come back would be zeros.
+    // Nothing serves faults: what did not come back would be zeros.
     some(GOES).iter().for_each(|&gfn| assert!(machine.reads(gfn, &page_of(gfn.0 + 2)), "{gfn:?}"));
     pager.returner().give_back_all().unwrap();
     pager.frames().unwatch_all().unwrap();
 }
 
-/// What came back keeps its slot, whose content is compared when it goes again: also where nobody met
-/// what was written, as the VMM has mapped it again.
+/// A frame that came back keeps its slot, whose content is compared when the frame is evicted
+/// again. This holds even where nobody saw the write, because the VMM has mapped the memory again.
 #[test]
 fn what_was_mapped_again_and_written_is_saved_anew_though_a_frame_fails() {
     require!(available());
@@ -433,19 +436,19 @@ fn what_was_mapped_again_and_written_is_saved_anew_though_a_frame_fails() {
     take(&machine, &pager);
     drop(threads);
     let content = |gfn: Gfn| pager.ledger().content(gfn);
-    // The one that was read: `take`.
+    // The frame that `take` read.
     let (kept, resident) = (Gfn(GOES.start.0 + 1), Gfn(GOES.start.0 + 200));
     assert_eq!(content(kept), Content::Resident);
     machine.guest[1].as_ref().unwrap().replace(&machine.files[1]).unwrap();
     [kept, resident].iter().for_each(|&gfn| machine.write(gfn, &page_of(77)));
-    // One that is elsewhere cannot be read.
+    // An evicted frame cannot be read.
     let away = GOES.frames().find_map(|gfn| match content(gfn) {
         Content::Saved { slot } => Some(slot),
         _ => None,
     });
     machine.bad.store(away.expect("some that is saved"), Relaxed);
     pager.returner().give_back_unmapped(&[1]).unwrap_err();
-    // Watched again, it goes only once all of it is back.
+    // Watched again, it is evicted only once all of it is back.
     pager.frames().watch_all().unwrap();
     let both = [kept, resident];
     assert_eq!(pager.evictor().evict(&both, &NothingKnown).unwrap().frames(), 0);

@@ -1,5 +1,5 @@
-//! Memory that comes and goes while the VM runs: every touch of what is unplugged is told. The
-//! guest is this very process.
+//! Memory that is plugged and unplugged while the VM runs: every touch of unplugged memory is
+//! reported. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -20,7 +20,7 @@ use machine::{Machine, Threads, available, page_of, serve};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 
-/// Touches of guarded frames, in order; `true`: a write.
+/// Touches of unplugged frames, in order; `true`: a write.
 #[derive(Default)]
 struct Touches(Mutex<Vec<(u64, bool)>>);
 
@@ -38,7 +38,7 @@ impl Sentry for Touches {
 
 type Act = Box<dyn Fn() + Send + Sync>;
 
-/// What somebody else does at the moment in which a hole is about to be filled.
+/// What another thread does at the moment when a hole is about to be filled.
 struct Beside(Arc<OnceLock<Act>>);
 
 impl IoMapping for Beside {
@@ -67,7 +67,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// All of the VM's memory can be plugged, and is.
+    /// Makes a VM all of whose memory can be plugged, and is.
     fn new(devices: impl FnOnce(&Machine) -> Box<dyn IoMapping>) -> Daemon {
         let machine = Machine::new();
         machine.ram.populate(ALL).unwrap();
@@ -110,7 +110,7 @@ fn every_touch_of_unplugged_memory_is_told() {
         guest.write(Gfn(gfn + 1), &page_of(3));
         assert_eq!(daemon.touches.take(), [(gfn, false), (gfn + 1, true)]);
     }
-    // Whoever unplugs it again takes what it was given for all that.
+    // A second unplug takes the memory that the touches brought.
     pager.pluggable().guard(ALL).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
     pager.pluggable().unguard(ALL, false).unwrap();
@@ -118,7 +118,7 @@ fn every_touch_of_unplugged_memory_is_told() {
     assert_eq!(guest.read(Gfn(5)), page_of(0));
     guest.write(Gfn(6), &page_of(9));
     assert_eq!(daemon.touches.take(), []);
-    // What is plugged keeps its content.
+    // Plugged memory keeps its content.
     pager.pluggable().unguard(ALL, true).unwrap();
     assert_eq!((guest.read(Gfn(6)), daemon.resident_bytes()), (page_of(9), 2 << 20));
 }
@@ -170,7 +170,7 @@ fn what_is_elsewhere_goes_with_its_block() {
     let frames: Vec<Gfn> = (0..256).map(Gfn).collect();
     assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().frames(), 256);
     assert!(pager.residency().store_usage().disk_slots_used > 0);
-    // Some are back, and keep their slots.
+    // Some frames are back, and keep their slots.
     (0..16).for_each(|gfn| assert_eq!(guest.read(Gfn(gfn)), page_of(gfn + 2)));
     pager.pluggable().guard(ALL).unwrap();
     assert_eq!((daemon.resident_bytes(), pager.residency().store_usage().disk_slots_used), (0, 0));
@@ -178,7 +178,7 @@ fn what_is_elsewhere_goes_with_its_block() {
     assert_eq!((guest.read(Gfn(3)), guest.read(Gfn(300))), (page_of(0), page_of(0)));
 }
 
-/// What rests elsewhere, or is unplugged, has no memory by being looked for.
+/// Evicted or unplugged memory does not become resident by being looked for.
 #[test]
 fn only_what_is_in_memory_is_mapped_here() {
     require!(available());
@@ -201,7 +201,7 @@ fn only_what_is_in_memory_is_mapped_here() {
     assert_eq!([5, 6, 8, 511].map(here), [false, true, false, true]);
     assert!([5, 8].iter().all(|&gfn| daemon.machine.in_file(Gfn(gfn)).is_none()));
     assert_eq!([5, 8].map(|gfn| guest.read(Gfn(gfn))), [page_of(5), page_of(8)]);
-    // Of frames that somebody works on nothing is known.
+    // Nothing is known of frames that another thread has locked.
     pager.ram().unmap().unwrap();
     let held = pager.ledger().lock_frame(Gfn(9)).unwrap();
     assert!(!pager.folios().map_here(Gfn(0).huge()).unwrap() && !here(6));
@@ -211,7 +211,7 @@ fn only_what_is_in_memory_is_mapped_here() {
     assert_eq!((daemon.resident_bytes(), here(6)), (0, false));
 }
 
-/// A process that maps the memory without us, as a vhost-user device's does, meets no hole where
+/// A process that maps the memory without Ebb, as a vhost-user device's does, finds no hole where
 /// memory is in use.
 #[test]
 fn who_maps_the_memory_by_itself_finds_what_is_in_use() {
@@ -229,8 +229,8 @@ fn who_maps_the_memory_by_itself_finds_what_is_in_use() {
     assert_eq!(pager.counters().saved_frames.load(SeqCst), 0);
 }
 
-/// While the fault thread fills a guarded frame with zeros, the device plugs its memory, and
-/// what comes into it is saved: the zeros must not come after that.
+/// While the fault thread fills an unplugged frame with zeros, the device plugs its memory, and
+/// what is written there is saved: the zeros must not come after that.
 #[test]
 fn zeros_never_win_over_what_was_saved_meanwhile() {
     require!(available());
@@ -242,7 +242,7 @@ fn zeros_never_win_over_what_was_saved_meanwhile() {
         let (pager, others_came) = (Arc::downgrade(pager), Arc::clone(&others_came));
         Box::new(move || {
             let pager = pager.upgrade().unwrap();
-            // Everybody holds the words first.
+            // Everybody locks the words first.
             let Some(held) = pager.residency().hold_huge(frame.huge()) else { return };
             held.let_go();
             pager.pluggable().unguard(ALL, true).unwrap();

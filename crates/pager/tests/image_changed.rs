@@ -1,5 +1,4 @@
-//! A disk image that somebody else changes while memory rests on it. The guest is this very
-//! process.
+//! A disk image that another program changes while it backs memory. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -20,7 +19,7 @@ use machine::{Machine, Threads, available, page_of, serve};
 
 const FRAMES: u64 = 8;
 
-/// An image that the daemon serves, and others can write.
+/// An image that the daemon serves, and that others can write.
 #[derive(Clone)]
 struct Image(Arc<Mutex<Vec<Page>>>, Arc<DigestKey>);
 
@@ -61,7 +60,7 @@ impl Daemon {
     }
 }
 
-/// All of its frames rest on the image.
+/// Returns a daemon over a VM whose frames are all backed by the image.
 fn evicted(machine: &Machine, image: &Image) -> Daemon {
     let daemon = Daemon::over(machine, machine.parts(), image);
     let (guest, frames) = (machine.guest(), (0..FRAMES).map(Gfn));
@@ -77,7 +76,8 @@ fn image() -> Image {
     Image(Arc::new(Mutex::new(blocks)), Arc::new(DigestKey::random().unwrap()))
 }
 
-/// Frame 3 waits until its block is what it was; those around it come.
+/// Checks that frame 3 waits until its block is again what it was, and that the frames around it
+/// come back.
 fn check(machine: &Machine, daemon: &Daemon, image: &Image) {
     let (guest, asking) = (machine.guest(), machine.guest());
     let foreign = page_of(99);
@@ -104,18 +104,18 @@ fn a_frame_waits_while_its_block_is_not_what_it_was() {
     check(&machine, &daemon, &image);
 }
 
-/// Whether a thread that refills frames lets time pass.
+/// Whether a refill thread sleeps.
 fn is_any_parked() -> bool {
     // clock_nanosleep(2).
     const SLEEP: &str = "230 ";
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    // A thread that has ended has none.
+    // A thread that has ended has no such file.
     let text = |task: &PathBuf, name| std::fs::read_to_string(task.join(name)).unwrap_or_default();
     let mut refills = tasks.filter(|task| text(task, "comm") == "refill\n");
     refills.any(|task| text(&task, "syscall").starts_with(SLEEP))
 }
 
-/// With one thread to refill frames: who waits for a frame that cannot be had does not keep it.
+/// There is one refill thread: a touch of a frame that cannot be brought back does not keep it.
 #[test]
 fn nobody_else_waits_for_a_frame_that_waits() {
     require!(available());

@@ -1,4 +1,4 @@
-//! Frames that a request of the VMM may still be writing to. The guest is this very process.
+//! Frames that a request of the VMM may still be writing to. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -29,7 +29,7 @@ fn daemon() -> Daemon {
     Daemon { machine, pager, _threads }
 }
 
-/// A device that asks for frames while an eviction holds them.
+/// A device that asks for frames while an eviction has locked them.
 struct Asks<'a> {
     pager: &'a Pager,
     kinds: RefCell<Vec<std::io::ErrorKind>>,
@@ -61,7 +61,7 @@ fn a_device_that_asks_for_held_frames_is_told_to_ask_again() {
     let frames = [2, 3].map(Gfn);
     frames.iter().for_each(|&gfn| guest.write(gfn, &page_of(gfn.0)));
     let judge = Asks { pager, kinds: RefCell::default() };
-    // What was refused is not pinned: both go.
+    // What was refused is not pinned, so both are evicted.
     assert_eq!(pager.evictor().evict(&frames, &judge).unwrap().frames(), 2);
     assert_eq!(judge.kinds.into_inner(), [std::io::ErrorKind::TimedOut; 2]);
     frames
@@ -76,8 +76,8 @@ fn a_device_that_asks_for_held_frames_is_told_to_ask_again() {
     assert_eq!(frames.map(|gfn| guest.read(gfn)), frames.map(|gfn| page_of(gfn.0)));
 }
 
-/// A device that writes past the protection: its requests for odd frames end just when they
-/// are asked for, those for even ones have not ended yet.
+/// A device that writes past the protection: its requests for odd frames end just when the pager
+/// asks for them, those for even frames have not ended yet.
 struct Device<'a> {
     pager: &'a Pager,
     asked: RefCell<Vec<Gfn>>,
@@ -121,7 +121,7 @@ fn what_is_in_flight_stays_and_what_has_just_ended_is_saved() {
         assert_eq!(pager.ram().is_hole(one).unwrap(), odd);
         assert_eq!(pager.ledger().content(gfn) == Content::Resident, !odd);
     }
-    // What is read brings others along.
+    // A refilled frame brings others along.
     for gfn in frames {
         let mut expected = page_of(gfn.0 + 20);
         if gfn.0 % 2 == 1 {
@@ -132,7 +132,8 @@ fn what_is_in_flight_stays_and_what_has_just_ended_is_saved() {
     }
 }
 
-/// A frame that keeps a slot is plain memory, which a request may have pinned since it came.
+/// A frame that keeps a slot is plain memory, which a request may have pinned since the frame came
+/// back.
 #[test]
 fn a_frame_that_keeps_its_slot_may_be_in_flight() {
     require!(available());
@@ -143,7 +144,7 @@ fn a_frame_that_keeps_its_slot_may_be_in_flight() {
     assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().saved, 2);
     frames.iter().for_each(|&gfn| assert_eq!(guest.read(gfn), page_of(gfn.0 + 20)));
     until("both to be back", || (pager.counters().clean_frames.load(Relaxed) == 2).then_some(()));
-    // The one stays; the other was written past the protection, before it was read to be saved.
+    // One frame stays; the other was written past the protection, before it was read to be saved.
     let device = Device { pager, asked: RefCell::default() };
     let evicted = pager.evictor().evict(&frames, &device).unwrap();
     assert_eq!((evicted.in_flight, evicted.saved, evicted.clean), (1, 1, 0));
@@ -154,7 +155,7 @@ fn a_frame_that_keeps_its_slot_may_be_in_flight() {
     assert_eq!(guest.read(Gfn(2)), page_of(22));
 }
 
-/// The guest writes a frame that is protected, and whose entry in the page table is gone.
+/// A guest that writes a frame that is protected, and whose entry in the page table was removed.
 struct Forgets<'a> {
     daemon: &'a Daemon,
     page: Page,

@@ -1,5 +1,5 @@
-//! Frames that came back keep their slot, and go again without a write if they hold what they held.
-//! Each slot is freed once, whatever becomes of its frame. The guest is this very process.
+//! Frames that came back keep their slot, and are evicted again without a write if they hold what
+//! they held. Each slot is freed once, whatever becomes of its frame. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -51,7 +51,7 @@ impl Daemon {
         Daemon::over(machine, parts)
     }
 
-    /// Frames that were saved, came back, and keep their slots.
+    /// Makes frames that were saved, came back, and keep their slots.
     fn with_kept(self, frames: FrameRange) -> Daemon {
         frames.frames().for_each(|gfn| self.write(gfn, &first_of(gfn)));
         assert_eq!(self.evict(frames).saved, frames.count);
@@ -65,7 +65,7 @@ impl Daemon {
         for gfn in frames.frames() {
             let _ = guest.read(gfn);
         }
-        // Who serves a fault lets go of the frame a little later than the guest goes on.
+        // The thread that serves a fault unlocks the frame a little later than the guest goes on.
         let is_back = |gfn| self.pager.ledger().unlocked(gfn) == Some(Content::Resident);
         until("all to be back", || frames.frames().all(is_back).then_some(()));
     }
@@ -90,7 +90,7 @@ impl Daemon {
         assert!(self.machine.guest().read(gfn) == *page, "{gfn:?}");
     }
 
-    /// No frame keeps a slot, and none is lost.
+    /// Asserts that no frame keeps a slot, and that no slot is lost.
     fn assert_none_kept(&self) {
         assert_eq!((self.kept(), self.slots()), (0, 0));
     }
@@ -122,13 +122,13 @@ fn what_is_not_changed_goes_without_a_write() {
     FRAMES.frames().for_each(|gfn| daemon.reads(gfn, &first_of(gfn)));
 }
 
-/// As the kernel's asynchronous faults do.
+/// The touch writes, as the kernel's asynchronous faults do.
 #[test]
 fn a_touch_that_is_a_write_keeps_the_slot_and_costs_no_second_fault() {
     require!(available());
     let daemon = Daemon::new().with_kept(FRAMES);
     assert_eq!(daemon.evict(FRAMES), clean(FRAMES.count));
-    // With what is there already, from the last to the first byte.
+    // Writes what is there already, from the last byte to the first.
     FRAMES.frames().for_each(|gfn| daemon.write(gfn, &first_of(gfn)));
     daemon.bring_back(FRAMES);
     assert_eq!(daemon.pager.counters().metadata.load(Relaxed), 0);
@@ -159,7 +159,7 @@ fn a_changed_byte_is_saved_and_what_is_as_it_was_again_is_not() {
     }
 }
 
-/// Past all page tables: by a device of ours, or by QEMU's.
+/// The writes bypass all page tables: a device of ours makes them, or QEMU's.
 #[test]
 fn a_write_by_any_way_is_seen() {
     require!(available());
@@ -171,7 +171,7 @@ fn a_write_by_any_way_is_seen() {
     daemon.pager.devices().unpin(frame);
     assert_eq!(daemon.evict(frame), saved(1));
     daemon.reads(Gfn(3), &page_of(77));
-    // Punched, as by a balloon.
+    // The frame is punched, as by a balloon.
     daemon.bring_back(FRAMES);
     Machine::punch(daemon.pager.ram(), frame).unwrap();
     daemon.reads(Gfn(3), &page_of(0));
@@ -179,7 +179,7 @@ fn a_write_by_any_way_is_seen() {
     assert_eq!((daemon.kept(), daemon.slots()), (FRAMES.count - 1, FRAMES.count - 1));
 }
 
-/// Somebody asks for the frames while they are about to go.
+/// A judge that touches the frames while they are about to be evicted.
 struct Asks<'a>(&'a Pager);
 
 impl Judge for Asks<'_> {
@@ -188,7 +188,7 @@ impl Judge for Asks<'_> {
     }
 
     fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
-        // As the fault thread does.
+        // The fault thread leaves the same mark.
         for &gfn in frames {
             let _ = self.0.ledger().want(gfn);
         }
@@ -246,7 +246,7 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
         let daemon = Daemon::new().with_kept(FRAMES);
         act(&daemon);
         daemon.assert_none_kept();
-        // Its slots are others' now.
+        // Other frames get its slots now.
         let others = FrameRange::new(Gfn(100), 16);
         let content = daemon.pager.ledger().content(Gfn(100));
         if content != Content::Guarded {
@@ -257,7 +257,8 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
     }
 }
 
-/// What is overwritten without being read, or is dead, is not what its slot holds.
+/// A frame that is overwritten without being read, or is dead, never holds again what its slot
+/// holds.
 #[test]
 fn a_frame_that_is_replaced_keeps_nothing() {
     require!(available());
@@ -268,8 +269,8 @@ fn a_frame_that_is_replaced_keeps_nothing() {
     daemon.assert_none_kept();
 }
 
-/// Of the slots that no word names an eighth is kept by nobody; those that were taken first are free
-/// first.
+/// Of the slots that no word names, an eighth is kept by no frame; those that were used first are
+/// freed first.
 #[test]
 fn a_store_that_is_short_of_slots_gets_them_back_in_order() {
     require!(available());
@@ -281,7 +282,7 @@ fn a_store_that_is_short_of_slots_gets_them_back_in_order() {
     assert_eq!(daemon.evict(more), saved(12));
     assert_eq!((daemon.kept(), daemon.slots()), (20, 32));
     assert_eq!(daemon.evict(FrameRange::new(Gfn(0), 1)), saved(1));
-    // An eighth of those 20; 0 and 1 were saved first.
+    // An eighth of those 20 was given up; frames 0 and 1 were saved first.
     assert_eq!((daemon.kept(), daemon.slots()), (18, 31));
     assert_eq!(daemon.evict(all), Evicted { saved: 2, clean: 17, ..Evicted::default() });
     for gfn in all.frames().chain(more.frames()) {
@@ -289,7 +290,8 @@ fn a_store_that_is_short_of_slots_gets_them_back_in_order() {
     }
 }
 
-/// Where words name nearly all of the slots, what is read again and again is still not written.
+/// Where words name nearly all of the slots, frames that are read again and again are still not
+/// written.
 #[test]
 fn few_slots_are_kept_by_those_who_use_them() {
     require!(available());
@@ -308,7 +310,7 @@ fn few_slots_are_kept_by_those_who_use_them() {
     assert_eq!(daemon.slots(), 256);
 }
 
-/// Of more slots than any part of what is known of them.
+/// The store has more slots than any part of the table of kept slots.
 #[test]
 fn slots_are_found_wherever_they_are() {
     require!(available());
@@ -326,7 +328,7 @@ fn slots_are_found_wherever_they_are() {
     assert_eq!(daemon.slots(), others.len() as u64);
 }
 
-/// What is kept counts, and goes first.
+/// Kept slots count against the quota, and are given up first.
 #[test]
 fn a_quota_is_for_those_who_need_it() {
     require!(available());
@@ -340,7 +342,7 @@ fn a_quota_is_for_those_who_need_it() {
     more.frames().for_each(|gfn| daemon.write(gfn, &first_of(gfn)));
     assert_eq!(daemon.evict(more), saved(12));
     assert!(daemon.slots() <= 16 && daemon.kept() < 12, "{} {}", daemon.slots(), daemon.kept());
-    // What needs a place and has none stays, and what has one goes.
+    // A frame that needs a slot and finds none stays; one that has a slot is evicted.
     let error =
         daemon.pager.evictor().evict(&all.frames().collect::<Vec<_>>(), &NothingKnown).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
@@ -362,7 +364,7 @@ fn what_one_vm_keeps_behind_compressed_memory_another_may_have() {
     gives_way_to_another(|run, file| Box::new(Compressed::open(run.path(), 0, file).unwrap()));
 }
 
-/// Of two VMs that share a quota.
+/// Two VMs share a quota.
 fn gives_way_to_another(store: impl Fn(&TempDir, SwapFile) -> Box<dyn Store>) {
     let runs = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
     let all_bytes = Some(16 * FRAME_BYTES);
@@ -380,15 +382,15 @@ fn gives_way_to_another(store: impl Fn(&TempDir, SwapFile) -> Box<dyn Store>) {
     one.assert_none_kept();
     evict().unwrap();
     assert_eq!(other.slots(), FRAMES.count);
-    // It is told of once.
+    // The other VM's need is told once.
     let one = one.with_kept(FrameRange::new(Gfn(0), 4));
     one.pager.evictor().trim_store(false).unwrap();
     assert_eq!(one.kept(), 4);
     FRAMES.frames().for_each(|gfn| other.reads(gfn, &first_of(gfn)));
 }
 
-/// A slot in memory takes memory. Of one on the disk it is known what is in it, also where the page
-/// has come there by way of memory.
+/// A slot in memory is not kept, as it takes memory. The content of a slot on the disk is known,
+/// even if the page came there by way of memory.
 #[test]
 fn no_slot_in_memory_is_kept() {
     require!(available());
@@ -413,7 +415,7 @@ fn no_slot_in_memory_is_kept() {
     assert_eq!(daemon.evict(FRAMES), clean(8));
 }
 
-/// What moves from memory to the disk needs room there as well.
+/// A page that moves from memory to the disk needs room there as well.
 #[test]
 fn what_is_kept_makes_room_for_what_moves_to_the_disk() {
     require!(available());
@@ -460,7 +462,7 @@ fn frames_in_huge_pages_keep_their_slots_too() {
     let daemon = Daemon::over(machine, parts).with_kept(ALL);
     daemon.write(Gfn(9), &page_of(9));
     assert_eq!(daemon.evict(ALL), Evicted { saved: 1, clean: 511, ..Evicted::default() });
-    // All of it or nothing.
+    // All of the huge frame is evicted, or nothing.
     daemon.bring_back(ALL);
     daemon.write(Gfn(9), &page_of(10));
     struct NotOne;
@@ -481,7 +483,7 @@ fn frames_in_huge_pages_keep_their_slots_too() {
     daemon.reads(Gfn(9), &page_of(10));
 }
 
-/// Dies when frames are about to be punched, once that was asked for.
+/// A device at which the daemon dies when frames are about to be punched, once that was asked for.
 struct Dies(Arc<AtomicU64>);
 
 impl IoMapping for Dies {
@@ -495,8 +497,8 @@ impl IoMapping for Dies {
     fn lost(&self, _: FrameRange) {}
 }
 
-/// The words name the slots, and the pages are there still; or the pages have come back, and the
-/// next daemon knows of no slot that is kept.
+/// Either the words name the slots while the pages are still there, or the pages have come back,
+/// and the next daemon knows of no kept slot.
 #[test]
 fn a_daemons_death_frees_what_no_word_names() {
     require!(available());
@@ -526,7 +528,8 @@ fn a_daemons_death_frees_what_no_word_names() {
     }
 }
 
-/// A daemon of an older version protected what it called clean, and its word names the slot.
+/// A daemon of an older version protected frames that it called clean, and their words name the
+/// slots.
 #[test]
 fn what_an_older_daemon_called_clean_is_plain_memory() {
     require!(available());
@@ -537,7 +540,7 @@ fn what_an_older_daemon_called_clean_is_plain_memory() {
         let _ = pager.ledger().lock_frame(gfn).unwrap().unlock(Content::Clean { slot });
     }
     machine.uffd().protect(pager.ram().hva_range(FRAMES).unwrap()).unwrap();
-    // The VMM has punched one, as a balloon does.
+    // The VMM has punched one frame, as a balloon does.
     Machine::punch(pager.ram(), FrameRange::new(Gfn(7), 1)).unwrap();
     drop(pager);
     let mut parts = machine.parts_left();
@@ -545,7 +548,7 @@ fn what_an_older_daemon_called_clean_is_plain_memory() {
     let next = Pager::new(parts).unwrap().0;
     next.returner().settle().unwrap();
     assert_eq!(next.ledger().runs().count(), 0);
-    // Nobody serves faults: a protection that was left would hang this.
+    // Nothing serves faults: a protection that was left would hang this.
     let guest = machine.guest();
     FRAMES.frames().take(7).for_each(|gfn| guest.write(gfn, &page_of(77)));
     let next = Arc::new(next);

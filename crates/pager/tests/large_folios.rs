@@ -1,5 +1,5 @@
-//! Memory in huge pages and in parts of them: no page of zeros comes to where content is
-//! elsewhere. The guest is this very process.
+//! Memory in huge pages and in parts of them: no page of zeros may come where content is evicted.
+//! This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -26,10 +26,10 @@ fn available(setting: Result<HostSetting, String>) -> Result<HostSetting, String
     setting
 }
 
-/// Settings of the host are for one test at a time.
+/// Lock on the host's settings: one test at a time changes them.
 static SETTINGS: Mutex<()> = Mutex::new(());
 
-/// What a frame holds.
+/// Returns what a frame holds.
 fn page(gfn: Gfn) -> Page {
     let mut page = [0; FRAME_BYTES as usize];
     page[..8].copy_from_slice(&(gfn.0 + 1).to_ne_bytes());
@@ -54,15 +54,15 @@ impl Daemon {
         ALL.frames().for_each(|gfn| guest.write(gfn, &page(gfn)));
     }
 
-    /// Frames in which the guest finds something else than [`Daemon::fill`] has put there.
+    /// Returns the frames in which the guest does not find what [`Daemon::fill`] has put there.
     fn wrong(&self) -> Vec<Gfn> {
         let guest = self.machine.guest();
         ALL.frames().filter(|gfn| guest.read(*gfn) != page(*gfn)).collect()
     }
 }
 
-/// A huge frame is elsewhere but for one frame, which the VMM has punched, as a balloon does. A
-/// device writes to that hole by the daemon's own mapping, which may get huge pages.
+/// A huge frame is evicted except one frame, which the VMM has punched, as a balloon does. A device
+/// writes to that hole by the daemon's own mapping, which may get huge pages.
 #[test]
 fn a_pin_on_a_hole_brings_no_huge_page() {
     let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +76,7 @@ fn a_pin_on_a_hole_brings_no_huge_page() {
     let all: Vec<Gfn> = ALL.frames().collect();
     assert_eq!(pager.evictor().evict(&all, &NothingKnown).unwrap().frames(), 512);
     assert!(daemon.machine.guest().read(frame.start) == page(Gfn(7)));
-    // It, and those that came with it.
+    // The frame, and those that came with it.
     let back: Vec<Gfn> =
         ALL.frames().filter(|gfn| daemon.machine.in_file(*gfn).is_some()).collect();
     back.iter().for_each(|gfn| Machine::punch(pager.ram(), FrameRange::new(*gfn, 1)).unwrap());
@@ -87,7 +87,7 @@ fn a_pin_on_a_hole_brings_no_huge_page() {
     assert!(punched.len() < 256 && daemon.wrong() == punched);
 }
 
-/// A VM of small pages, all of whose memory came before huge pages were forbidden.
+/// Makes a VM of small pages, all of whose memory came before huge pages were forbidden.
 fn in_large_folios() -> Daemon {
     in_folios_of(Machine::new())
 }
@@ -100,12 +100,13 @@ fn in_folios_of(machine: Machine) -> Daemon {
     daemon
 }
 
-/// Of each 64 KiB the second half.
+/// Returns the frames of the second half of each 64 KiB.
 fn half() -> Vec<Gfn> {
     ALL.frames().filter(|gfn| gfn.0 % 16 >= 8).collect()
 }
 
-/// Somebody who uses a page of the file, as an I/O does: meanwhile its folio cannot be split.
+/// Uses a page of the file, as an I/O does: its folio cannot be split for as long as the pipe
+/// lives.
 fn in_use(daemon: &Daemon, gfn: Gfn) -> (PipeReader, PipeWriter) {
     let pipe = std::io::pipe().unwrap();
     let (file, mut offset) = (&daemon.pager.ram().files()[0].file, gfn.gpa().0);
@@ -115,7 +116,8 @@ fn in_use(daemon: &Daemon, gfn: Gfn) -> (PipeReader, PipeWriter) {
     pipe
 }
 
-/// All of [`half`] goes; what came back a moment ago may still be held by who brought it.
+/// Evicts all of [`half`]. Tries again, as a frame that has just come back may still be locked by
+/// the thread that brought it.
 fn evict_half(daemon: &Daemon) {
     let mut gone = 0;
     for _ in 0..ATTEMPTS {
@@ -128,7 +130,7 @@ fn evict_half(daemon: &Daemon) {
     panic!("{gone} of 256 frames have gone");
 }
 
-/// Frames that lie in one large folio with one in use stay until that use has ended.
+/// Checks that frames in one large folio with a frame in use stay until that use has ended.
 fn parts_go_once_they_can(daemon: &Daemon, frames_in_use: u64) {
     daemon.pager.folios().mind_large_folios(Process::own().unwrap()).unwrap();
     let used = in_use(daemon, Gfn(0));
@@ -153,12 +155,12 @@ fn parts_of_a_folio_of_64_kib_go_once_it_is_split() {
     let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
     let setting = available(HostSetting::shared_folios(64));
     require!(setting.as_ref());
-    // With this its mappings begin where large folios fit.
+    // With this setting, its mappings begin where large folios fit.
     let huge_pages = HostSetting::shared_huge_pages();
     require!(huge_pages.as_ref());
     let machine = Machine::new();
     drop(huge_pages);
-    // Else folios would be of 2 MiB where somebody else on the host wants such.
+    // Otherwise folios would be of 2 MiB where the host's settings ask for them.
     let none_larger = HostSetting::no_shared_huge_pages();
     require!(none_larger.as_ref());
     let daemon = in_folios_of(machine);
@@ -177,12 +179,12 @@ fn what_cannot_be_split_goes_with_its_whole_huge_frame() {
     let all: Vec<Gfn> = ALL.frames().collect();
     assert_eq!(daemon.pager.evictor().evict(&all, &NothingKnown).unwrap().frames(), 512);
     assert_eq!(daemon.wrong(), []);
-    // What came back did so in small pages.
+    // Frames that came back did so in small pages.
     evict_half(&daemon);
     assert_eq!(daemon.wrong(), []);
 }
 
-/// Holes keep nobody else from going.
+/// Holes do not keep other frames from eviction.
 #[test]
 fn frames_between_holes_go_one_by_one() {
     let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +200,7 @@ fn frames_between_holes_go_one_by_one() {
     assert_eq!(daemon.pager.evictor().evict(&all, &NothingKnown).unwrap().frames(), 511);
 }
 
-/// A VM of huge pages, whose memory is in a huge page.
+/// Makes a VM of huge pages, whose memory is in a huge page.
 fn in_a_huge_page() -> Daemon {
     let machine = Machine::new();
     machine.allow_huge_pages(true);
@@ -222,7 +224,7 @@ fn what_is_broken_up_goes_frame_by_frame() {
     );
     assert!(pager.folios().can_break_up(huge) && pager.folios().grain_of(huge) == Grain::Huge);
     let used = in_use(&daemon, Gfn(0));
-    // The VMM's part, which is this process's.
+    // The VMM's part, done by this process.
     daemon.machine.allow_huge_pages(false);
     pager.ram().use_small_pages(huge).unwrap();
     (0..2).for_each(|_| pager.folios().break_up(huge).unwrap());
@@ -232,7 +234,7 @@ fn what_is_broken_up_goes_frame_by_frame() {
     drop(used);
     evict_half(&daemon);
     assert_eq!(daemon.wrong(), []);
-    // Emptied as a whole it comes back in small pages.
+    // Evicted as a whole, it comes back in small pages.
     let all: Vec<Gfn> = ALL.frames().collect();
     let mut gone = 0;
     while gone < 512 {
@@ -241,7 +243,7 @@ fn what_is_broken_up_goes_frame_by_frame() {
     evict_half_of_what_comes_back(&daemon);
 }
 
-/// What brings all of it back leaves no large folio.
+/// Checks that a return of all content leaves no large folio.
 fn evict_half_of_what_comes_back(daemon: &Daemon) {
     assert_eq!(daemon.wrong(), []);
     let _used = in_use(daemon, Gfn(0));
@@ -249,7 +251,7 @@ fn evict_half_of_what_comes_back(daemon: &Daemon) {
     assert_eq!(daemon.wrong(), []);
 }
 
-/// Whoever maps the memory anew may bring large folios.
+/// Another process that maps the memory anew may bring large folios.
 #[test]
 fn nothing_stays_broken_up_where_memory_is_mapped_anew() {
     let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -272,8 +274,8 @@ fn nothing_is_broken_up_where_nobody_tells_large_folios() {
     assert_eq!(daemon.pager.folios().grain_of(HugeFrame(0)), Grain::Huge);
 }
 
-/// The control, and the net below: nobody looks for large folios, and what the kernel leaves as
-/// zeros is found and put back.
+/// The control, and the last safeguard: nothing looks for large folios, and parts that the kernel
+/// leaves as zeros are found and put back.
 #[test]
 fn a_part_that_became_zeros_is_put_back() {
     let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
 //! A huge frame that the guest's allocator has back, and touches, beside a device that cannot wait.
-//! The guest is this very process.
+//! This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -20,7 +20,7 @@ use machine::{Machine, available, page_of, serve, watching};
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 const TOUCHED: Gfn = Gfn(5);
 
-/// All of it may be had at a touch.
+/// A sharer by which the guest may have all of it at a touch.
 struct Soft;
 
 impl Sharer for Soft {
@@ -33,8 +33,8 @@ impl Sharer for Soft {
     fn violated(&self, _: HugeFrame) {}
 }
 
-/// Somebody who evicts the touched frame, between whose look at it and whose record the guest
-/// writes it.
+/// An evictor of the touched frame. Between its look at the frame and its record, the guest writes
+/// the frame.
 #[derive(Default)]
 struct Evictor {
     pager: OnceLock<Arc<Pager>>,
@@ -59,8 +59,8 @@ impl Judge for Evictor {
     }
 }
 
-/// A device for which it is asked whether there is one: at that moment somebody evicts the touched
-/// frame, if it is free to be evicted.
+/// A device. When the pager asks whether there is one, the touched frame is evicted at that moment,
+/// if nobody has locked it.
 struct Beside(Arc<Evictor>);
 
 impl IoMapping for Beside {
@@ -88,8 +88,8 @@ impl IoMapping for Beside {
     }
 }
 
-/// Whoever evicts protects a frame once its word is free: a protection that ended only then would
-/// be that one, and what the guest writes next would be lost.
+/// The evictor protects a frame once its word is free. A protection that ended only then would be
+/// the evictor's, and what the guest writes next would be lost.
 #[test]
 fn its_protection_ends_before_its_word_is_free() {
     require!(available());

@@ -1,5 +1,5 @@
-//! Blocks that were to be emptied, and are not after all: they are what they were. The guest is
-//! this very process.
+//! Blocks that are committed, and then not reclaimed: they are again what they were. This process
+//! is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -22,7 +22,7 @@ const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 const POISONED: Gfn = Gfn(70);
 const POISON: Page = [0xaa; 4096];
 
-/// The guest may have been reset between the record and the punch.
+/// Commits a block and gives it up, as when the guest was reset between the record and the punch.
 fn spare(pager: &Arc<Pager>) {
     let claim = pager.blocks().claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
     pager.blocks().spare(vec![claim.commit(true, 0).expect("nobody wants it")]);

@@ -1,5 +1,5 @@
 //! Two VMs whose swap files are on one disk: what one of them wants at once does not fill the
-//! disk's queue ahead of the other's fault. The guests are this very process.
+//! disk's queue ahead of the other's fault. This process is both guests.
 
 #[allow(dead_code)]
 mod machine;
@@ -19,7 +19,7 @@ use testkit::{require, until};
 use machine::{Guest, Machine, Threads, available, page_of, serve, watching};
 
 const REFILL_THREADS: usize = 4;
-/// Frames of a guest that are elsewhere, and as many that are to go.
+/// Number of a guest's frames that are evicted, and of those that are about to be.
 const HALF: u64 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,14 +28,14 @@ enum Kind {
     Write,
 }
 
-/// Of the machine with this number, for so many pages.
+/// The machine's number, the kind, and the number of pages.
 type Request = (usize, Kind, u64);
 
 /// A disk that has any number of requests wait while it stands still.
 #[derive(Default)]
 struct Stand {
     still: bool,
-    /// Since it was last made to stand still, in this order.
+    /// Requests since it was last made to stand still, in order.
     came: Vec<Request>,
 }
 
@@ -45,7 +45,7 @@ struct OneDisk {
     goes_on: Condvar,
 }
 
-/// Ends that, also for who fails meanwhile.
+/// Has the disk go on when it is dropped, even if the test fails meanwhile.
 struct Still<'d>(&'d OneDisk);
 
 impl Drop for Still<'_> {
@@ -146,7 +146,7 @@ fn a_fault_waits_for_little_of_what_another_vm_wants_at_once() {
         let (storm, victim) = (&storm, &victim);
         scope.spawn(|| victim.check(0));
         until("the victim's first read", || (disk.of(1, Kind::Read) == 1).then_some(()));
-        // All at once: more faults than there are threads, and what is to go.
+        // All at once: more faults than there are threads, and frames to evict.
         let before = storm.pager.counters().missing.load(Relaxed);
         (0..8).for_each(|part| drop(scope.spawn(move || storm.check(part * HALF / 8))));
         scope.spawn(|| storm.evict(HALF..2 * HALF));

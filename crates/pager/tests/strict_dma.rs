@@ -1,5 +1,5 @@
-//! A device that cannot wait, behind the IOMMU in software: what it may use as frames
-//! are taken, come back, and are taken by others. The guest is this very process.
+//! A device that cannot wait, behind the IOMMU in software: what it may use when frames are
+//! reclaimed, come back, or lose their memory to others. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -14,7 +14,7 @@ use testkit::require;
 
 use machine::{Machine, Threads, available, page_of, serve, watching};
 
-/// The frame with the block's metadata, and the block.
+/// The frame with the block's metadata.
 const METADATA: Gfn = Gfn(3);
 const ORDER: u8 = 6;
 const BLOCK: FrameRange = FrameRange::block(Gfn(64), ORDER);
@@ -30,13 +30,13 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Takes a VM all of whose memory is there.
+    /// Attaches a VM all of whose memory is resident.
     fn take(machine: &Machine) -> Daemon {
         machine.ram.populate(FrameRange::new(Gfn(0), 512)).unwrap();
         Daemon::over(machine, machine.parts())
     }
 
-    /// Takes it up after another.
+    /// Recovers the VM after another daemon.
     fn adopt(machine: &Machine) -> Daemon {
         let mut parts = machine.parts_left();
         parts.ledger.recover(|frames, content| panic!("{frames:?} is held: {content:?}"));
@@ -52,9 +52,9 @@ impl Daemon {
         Daemon { pager, iommu, _threads }
     }
 
-    /// The frames that the host gets of the block.
+    /// Reclaims the block, and returns the number of frames that the host gets.
     fn empty(&self) -> u64 {
-        // The thread that let the guest's write through may have the word a little longer.
+        // The thread that let the guest's write through may keep the word locked a little longer.
         let claim = testkit::until("a claim", || {
             self.pager.blocks().claim(METADATA, BLOCK.start, ORDER).unwrap()
         });
@@ -113,7 +113,7 @@ fn a_block_in_a_devices_hands_stays() {
     assert_eq!(daemon.empty(), BLOCK.count);
 }
 
-/// The guest has not used it since: nothing but the device kept it.
+/// The guest has not used the block since: only the device kept it.
 #[test]
 fn a_block_that_a_device_used_is_taken_when_it_is_free() {
     require!(available());
@@ -149,7 +149,7 @@ fn the_next_daemon_knows_what_is_mapped() {
     let daemon = Daemon::take(&machine);
     daemon.empty();
     drop(daemon);
-    // The page wins: there before the daemon could write it down.
+    // The page wins: it came before the daemon could record it.
     machine.ram.populate(one(70)).unwrap();
     let daemon = Daemon::adopt(&machine);
     assert!(daemon.may_use(one(63)) && daemon.may_use(one(70)));

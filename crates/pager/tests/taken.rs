@@ -1,5 +1,5 @@
-//! A huge frame that a daemon had taken from the guest's allocator when it died, and the guest,
-//! which may be another one by then. The guest is this very process.
+//! A huge frame that a daemon had reclaimed in the guest's allocator when it died. The guest may be
+//! another one by the time of the recovery. This process is the guest.
 
 #[allow(dead_code)]
 mod machine;
@@ -17,8 +17,8 @@ use machine::{Machine, Threads, available, page_of, serve, watching};
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 const TAKEN: Content = Content::Empty { fill: 0, hard: true };
 
-/// A daemon that holds a huge frame, all of it in memory, and has recorded it as taken. It dies
-/// after `more`.
+/// Has a daemon lock a huge frame, all of it resident, and record it as hard-reclaimed. The daemon
+/// dies after `more`.
 fn dies(machine: &Machine, more: impl FnOnce(&Pager, &HeldHuge<'_>)) {
     machine.ram.populate(ALL).unwrap();
     let pager = watching(machine.parts());
@@ -60,7 +60,7 @@ fn what_a_guest_wrote_after_its_reset_stays() {
     require!(available());
     let machine = Machine::new();
     dies(&machine, |_, _| {});
-    // No daemon hears of that: the page is there.
+    // No daemon notices that: the page is there.
     let guest = machine.guest();
     ALL.frames().for_each(|gfn| guest.write(gfn, &page_of(gfn.0 + 2)));
     let next = Next::adopt(&machine);
@@ -79,7 +79,7 @@ fn what_a_guest_wrote_of_what_was_emptied_stays() {
     require!(available());
     let machine = Machine::new();
     dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
-    // As where the daemon dies while it serves a touch of it.
+    // As if the daemon died while it served a touch of it.
     Machine::put(&machine.ram, Gfn(9), &page_of(9));
     let next = Next::adopt(&machine);
     let guest = machine.guest();
@@ -102,8 +102,8 @@ fn what_was_emptied_stays_so() {
     assert!(guest.read(Gfn(9)) == page_of(0));
 }
 
-/// A daemon that died between the memory and the word of a touched frame: whoever touched the rest
-/// of it goes on, and writes.
+/// The daemon died after a touched frame got its memory and before its word was changed: a guest
+/// that touches the rest of it goes on, and writes.
 #[test]
 fn what_had_its_memory_back_stays() {
     require!(available());

@@ -1,7 +1,7 @@
-//! What is to be done, from what was seen and what is wished: pure, without clock or I/O.
+//! What to do, from what was seen and what was asked for. It is pure: no clock, no I/O.
 //!
-//! [`resize`]: by what a VM is made larger or smaller. [`need`]: how small its guest may be
-//! made now.
+//! [`resize`]: by what a VM becomes larger or smaller. [`need`]: how small its guest may become
+//! now.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

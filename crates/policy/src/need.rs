@@ -1,9 +1,9 @@
-//! What a guest needs of the memory that it has, by its own figures. They are as true as the
-//! guest is honest: it can harm itself alone.
+//! What a guest needs of the memory that it has, by its own figures. They are as true as the guest
+//! is honest: it can only harm itself.
 
-/// Kept available beside what the guest uses: a sixteenth of what it has,
+/// Reserve to keep available beside what the guest uses: a sixteenth of what it has.
 const RESERVE_PART: u64 = 16;
-/// within these bounds.
+/// Bounds of the reserve, in bytes.
 const RESERVE_BYTES: std::ops::RangeInclusive<u64> = (64 << 20)..=(1 << 30);
 
 /// What a guest says of its memory.
@@ -11,7 +11,8 @@ const RESERVE_BYTES: std::ops::RangeInclusive<u64> = (64 << 20)..=(1 << 30);
 pub struct Figures {
     /// What its allocator manages, in bytes.
     pub total_bytes: u64,
-    /// What it could use without going out of memory: free, and caches that it can drop.
+    /// Bytes that it could use without running out of memory: free memory, and caches that it can
+    /// drop.
     pub available_bytes: u64,
 }
 
@@ -20,12 +21,12 @@ impl Figures {
         (self.total_bytes / RESERVE_PART).clamp(*RESERVE_BYTES.start(), *RESERVE_BYTES.end())
     }
 
-    /// What can be taken from it now.
+    /// Bytes that can be taken from it now.
     pub fn spare_bytes(&self) -> u64 {
         self.available_bytes.saturating_sub(self.reserve_bytes())
     }
 
-    /// Whether it is about to run out of memory, so that it must have back what it can.
+    /// Whether it is about to run out of memory, so that it must get back what it can.
     pub fn is_pressed(&self) -> bool {
         self.available_bytes < self.reserve_bytes() / 2
     }

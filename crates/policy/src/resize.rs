@@ -1,7 +1,7 @@
-//! By what a VM is brought to a size.
+//! By what a VM comes to a size.
 //!
-//! A VM's *size* is what its guest may have of it: what it began with, and what was plugged,
-//! less what a balloon holds and less what was taken in a shared allocator.
+//! A VM's *size* is what its guest may have: what the VM began with, plus what was plugged, less
+//! what a balloon holds, and less what was hard-reclaimed from a shared allocator.
 //!
 //! ```text
 //!          0                         initial                       maximum
@@ -13,8 +13,7 @@
 //!          +---------------------------+-----------------------------+
 //! ```
 //!
-//! So what each mechanism is to have done follows from the size wished for, whatever was
-//! wished before.
+//! So the target size alone says what each mechanism has to do, whatever the target was before.
 
 mod plan;
 mod spread;
@@ -23,7 +22,7 @@ pub use plan::{Plan, plan};
 
 use ebb_units::Bytes;
 
-/// By what a size can change.
+/// What can change a size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mechanism {
     /// The guest's page-frame allocator, which the host shares.
@@ -45,12 +44,12 @@ impl Mechanism {
     }
 }
 
-/// Whether the guest drives a device.
+/// Whether the guest has a driver for a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Driver {
-    /// It does.
+    /// It has one.
     Ready,
-    /// It does not, or not yet.
+    /// It has none, or none yet.
     Absent,
     /// The VMM does not tell.
     Unknown,
@@ -59,41 +58,41 @@ pub enum Driver {
 /// A virtio-mem device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Device {
-    /// The guest's NUMA node that its memory is of.
+    /// The guest's NUMA node of its memory.
     pub node: u32,
-    /// What the guest has plugged.
+    /// Bytes that the guest has plugged.
     pub plugged_bytes: u64,
-    /// What it is to plug.
+    /// Bytes that the guest is to plug.
     pub requested_bytes: u64,
-    /// The most that can be.
+    /// The most bytes that can be plugged.
     pub max_bytes: u64,
-    /// It does so in pieces of this size; never 0.
+    /// Bytes plugged or unplugged at a time; never 0.
     pub block_bytes: u64,
-    /// Whether anybody does.
+    /// Whether the guest drives it.
     pub driver: Driver,
 }
 
 /// A balloon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Balloon {
-    /// What it holds.
+    /// Bytes that it holds.
     pub ballooned_bytes: u64,
     /// Whether the guest fills it.
     pub driver: Driver,
 }
 
-/// What a VM offers to change its size by, as it is now.
+/// What a VM has now to change its size by.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Offer {
-    /// What the VM began with.
+    /// Bytes that the VM began with.
     pub initial_bytes: u64,
-    /// The same by NUMA node; never empty.
+    /// Bytes that the VM began with, by NUMA node; never empty.
     pub node_bytes: Vec<u64>,
     /// Its virtio-mem devices.
     pub devices: Vec<Device>,
     /// Its balloon.
     pub balloon: Option<Balloon>,
-    /// What was taken for good from a guest that shares its allocator; none: it does not.
+    /// Bytes hard-reclaimed from a guest that shares its allocator. `None`: it shares none.
     pub hard_bytes: Option<u64>,
 }
 
@@ -101,35 +100,35 @@ pub struct Offer {
 const PAGE_BYTES: u64 = 4096;
 
 impl Offer {
-    /// What is plugged in all.
+    /// Bytes plugged on all devices.
     pub fn plugged_bytes(&self) -> u64 {
         self.devices.iter().map(|device| device.plugged_bytes).sum()
     }
 
-    /// What the balloon holds.
+    /// Bytes that the balloon holds.
     pub fn ballooned_bytes(&self) -> u64 {
         self.balloon.map_or(0, |balloon| balloon.ballooned_bytes)
     }
 
-    /// The VM's size.
+    /// The VM's size in bytes.
     pub fn size_bytes(&self) -> u64 {
         (self.initial_bytes + self.plugged_bytes())
             .saturating_sub(self.ballooned_bytes() + self.hard_bytes.unwrap_or(0))
     }
 
-    /// Its size at most.
+    /// The largest size that the VM can have, in bytes.
     pub fn max_bytes(&self) -> u64 {
         self.initial_bytes + self.devices.iter().map(|device| device.max_bytes).sum::<u64>()
     }
 
-    /// The size of one node: a balloon and HyperAlloc know no nodes, so what they took is
-    /// not counted. `None`: there is no such node.
+    /// The size of one node in bytes. A balloon and HyperAlloc know no nodes, so what they hold is
+    /// not subtracted. `None`: there is no such node.
     pub fn node_size_bytes(&self, node: u32) -> Option<u64> {
         let initial = *self.node_bytes.get(usize::try_from(node).ok()?)?;
         Some(initial + self.on(node).map(|device| device.plugged_bytes).sum::<u64>())
     }
 
-    /// What a wish is about: the size of its node, or of all.
+    /// The current size that a target is about: of its node, or of the whole VM.
     pub fn size_of(&self, wish: &Wish) -> u64 {
         match wish.node {
             Some(node) => self.node_size_bytes(node).unwrap_or(0),
@@ -142,35 +141,35 @@ impl Offer {
         self.devices.iter().filter(move |device| device.node == node)
     }
 
-    /// The largest block of the devices; 1 without any.
+    /// The largest block size of the devices; 1 without any.
     pub fn block_bytes(&self) -> u64 {
         self.devices.iter().map(|device| device.block_bytes).max().unwrap_or(1)
     }
 }
 
-/// The size that somebody wants.
+/// A target size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wish {
-    /// The VM's size, or the node's.
+    /// The size of the VM, or of the node.
     pub bytes: u64,
-    /// Of this NUMA node alone.
+    /// The NUMA node that is resized; `None`: the whole VM.
     pub node: Option<u32>,
-    /// By this and nothing else.
+    /// The only mechanism to use; `None`: any.
     pub by: Option<Mechanism>,
 }
 
 /// Why a size cannot be had. Nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
-    /// No such node.
+    /// There is no such node.
     #[error("there is no NUMA node {node}: the VM has {count}, counted from 0")]
     NoNode {
         /// The node asked for.
         node: u32,
-        /// How many there are.
+        /// How many nodes there are.
         count: usize,
     },
-    /// Nothing to plug there.
+    /// The node has no device that can plug.
     #[error(
         "NUMA node {0} has no virtio-mem device, and nothing else knows of nodes: start the VM \
          with --grow-to"
@@ -179,63 +178,63 @@ pub enum Refusal {
     /// Only virtio-mem knows nodes.
     #[error("{} knows no NUMA nodes: leave out --node, or --by", .0.name())]
     KnowsNoNodes(Mechanism),
-    /// The VM does not have it.
+    /// The VM does not have the mechanism.
     #[error("{}", lacks(.0))]
     Lacks(Mechanism),
-    /// Nobody in the guest drives it.
+    /// The guest does not drive the device.
     #[error(
         "the guest does not drive its {}: it needs the driver {}, loaded",
         device(.0), driver(.0)
     )]
     DriverAbsent(Mechanism),
-    /// More than there can be.
+    /// More than the maximum.
     #[error("a size of {} is over the maximum of {}{}", Bytes(*.bytes), Bytes(*.max), hint(*.grows))]
     TooLarge {
-        /// Asked for.
+        /// The size asked for.
         bytes: u64,
-        /// At most.
+        /// The maximum.
         max: u64,
-        /// There is a device that could be larger.
+        /// Whether the VM can already grow, so that no hint is needed.
         grows: bool,
     },
-    /// Less than what takes part can take away.
+    /// Less than the mechanism can reach.
     #[error("a size of {} is under what {} can reach, {}", Bytes(*.bytes), .by.name(), Bytes(*.min))]
     TooSmall {
-        /// Asked for.
+        /// The size asked for.
         bytes: u64,
-        /// At least.
+        /// The least that can be reached.
         min: u64,
-        /// By what.
+        /// The mechanism.
         by: Mechanism,
     },
-    /// Less than the kernel itself needs.
+    /// Less than the guest's kernel itself needs.
     #[error(
         "a size of {} is below what keeps this guest alive: give {} or more",
         Bytes(*.bytes), Bytes(*.floor)
     )]
     BelowFloor {
-        /// Asked for.
+        /// The size asked for.
         bytes: u64,
-        /// At least.
+        /// The least size.
         floor: u64,
     },
-    /// Between two blocks.
+    /// Between two sizes that the mechanism can reach.
     #[error(
         "{bytes} bytes lie between two sizes: {} changes the size by {} at a time; give {below} or \
          {}",
         .by.name(), Bytes(*.block), below + block
     )]
     NotWhole {
-        /// Asked for.
+        /// The size asked for.
         bytes: u64,
-        /// The next size below.
+        /// The next possible size below.
         below: u64,
-        /// From there to the next one above.
+        /// Distance from there to the next possible size above.
         block: u64,
-        /// By what.
+        /// The mechanism.
         by: Mechanism,
     },
-    /// Smaller than at the beginning, and nothing to take it with.
+    /// Less than the VM began with, and it has nothing that takes memory from its guest.
     #[error(
         "the VM cannot have less than the {} it began with: it has no balloon, and its kernel \
          shares no allocator",

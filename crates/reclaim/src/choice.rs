@@ -1,10 +1,10 @@
-//! What of the frames that were looked at is to go.
+//! Which of the frames that were looked at to evict.
 
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::cost::{Cost, Work};
 
-/// Of a huge frame that is broken up so many frames are likely to go at once.
+/// Most frames of a huge frame to break up that count as likely to be evicted at once.
 const OF_BROKEN: usize = FRAMES_PER_HUGE as usize / 4;
 
 /// Candidates, in the order in which they were found.
@@ -14,12 +14,12 @@ pub(crate) struct Choice {
     rest: usize,
 }
 
-/// What is to be done with frames.
+/// What to do with frames.
 #[derive(Clone, Copy)]
 enum What {
-    /// They go.
+    /// Evict them.
     Go,
-    /// They are a huge frame, of which only parts are to go: at most so many frames.
+    /// Break up the huge frame that they are. At most `can_go` of its frames can be evicted.
     Break { can_go: usize },
 }
 
@@ -36,22 +36,23 @@ struct Candidate {
 pub(crate) struct Chosen {
     pub(crate) go: Vec<(FrameRange, Cost)>,
     pub(crate) to_break: Vec<HugeFrame>,
-    /// Frames that are still to be found, in what is broken up.
+    /// Frames still to be found in the huge frames to break up.
     pub(crate) missing: usize,
 }
 
 impl Choice {
-    /// Of about `want` frames.
+    /// A choice of about `want` frames.
     pub(crate) fn new(want: usize) -> Choice {
         Choice { want, candidates: Vec::new(), rest: 0 }
     }
 
-    /// Whether as many were found that nobody misses soon, and that may go.
+    /// Whether enough frames were found that are at rest and may be evicted.
     pub(crate) fn is_full(&self) -> bool {
         self.rest >= self.want
     }
 
-    /// Frames that go together. Whether they may is asked here only where it counts.
+    /// Adds frames that are evicted together. Asks `may_go` only where it counts: for frames at
+    /// rest, while the choice is not full.
     pub(crate) fn add(&mut self, frames: FrameRange, cost: Cost, may_go: impl Fn(Gfn) -> bool) {
         let counts = cost.work == Work::Rests && !self.is_full();
         if counts && !frames.frames().all(may_go) {
@@ -61,15 +62,17 @@ impl Choice {
         self.candidates.push(Candidate { cost, what: What::Go, frames, may_go: counts });
     }
 
-    /// A huge frame that may be broken up: what so many of its frames that can go cost on average.
+    /// Adds a huge frame that may be broken up. Of its frames `can_go` can be evicted, at `cost` on
+    /// average.
     pub(crate) fn may_break(&mut self, huge: HugeFrame, cost: Cost, can_go: usize) {
         let (what, frames) = (What::Break { can_go }, FrameRange::huge(huge));
         self.candidates.push(Candidate { cost, what, frames, may_go: true });
     }
 
-    /// Those that may go, or be broken up, and cost least.
+    /// Returns the cheapest candidates that may be evicted or broken up.
     pub(crate) fn cheapest(mut self, may_go: impl Fn(Gfn) -> bool) -> Chosen {
-        // Stable: of those that cost the same the first one found.
+        // Stable: of the same cost, what is evicted comes before what is broken up, then the first
+        // found.
         let is_broken = |what| matches!(what, What::Break { .. });
         self.candidates.sort_by_key(|candidate| (candidate.cost, is_broken(candidate.what)));
         let (mut chosen, mut found) = (Chosen::default(), 0);
@@ -97,24 +100,25 @@ impl Choice {
     }
 }
 
-/// A huge frame that goes whole, or is broken up.
+/// A huge frame to evict whole, or to break up.
 pub(crate) struct Whole {
     costs: Vec<Cost>,
 }
 
 impl Whole {
-    /// Of its frames those that can go cost so much.
+    /// `costs`: of those of its frames that can be evicted.
     pub(crate) fn new(costs: Vec<Cost>) -> Whole {
         Whole { costs }
     }
 
-    /// As a whole it is as dear as its dearest frame. `None`: a part of it stays.
+    /// Cost of the whole huge frame: that of its dearest frame. `None`: a part of it must stay.
     pub(crate) fn cost(&self) -> Option<Cost> {
         let is_whole = self.costs.len() as u64 == FRAMES_PER_HUGE;
         self.costs.iter().max().copied().filter(|_| is_whole)
     }
 
-    /// Of those frames that can go one by one, and how many they are; `None`: there are none.
+    /// Average cost and number of the frames that can be evicted one by one. `None`: there are
+    /// none.
     pub(crate) fn average(&self) -> Option<(Cost, usize)> {
         Some((Cost::average(&self.costs)?, self.costs.len()))
     }
@@ -183,7 +187,7 @@ mod tests {
         assert_eq!(choice.cheapest(|_| true).to_break, [HugeFrame(1)]);
     }
 
-    /// Not of each that is cheap whether it may go is asked.
+    /// `may_go` is not asked about each frame that is cheap.
     #[test]
     fn no_more_is_asked_than_counts() {
         let asked = Cell::new(0);

@@ -1,70 +1,70 @@
-//! What it costs to let a frame go: its price, and how likely it is that somebody asks for it again.
+//! What it costs to evict a frame: the price of the work, and how likely a refault is.
 //!
-//! The prices are measured (`docs/decisions/0042-*`), the likelihoods are estimates that only
-//! have to be in the right order.
+//! The prices are measured (`docs/decisions/0042-*`). The likelihoods are estimates that only have
+//! to be in the right order.
 
 use ebb_inspect::{Lru, PageKind};
 
 use crate::uses::Uses;
 
-/// How hot a frame can be: from 0, not used, up.
+/// Number of heats of a frame: from 0, not used, up.
 pub const HEATS: usize = 4;
 
-/// Microseconds to protect a frame and punch it,
+/// Microseconds to protect a frame and punch it.
 const GO: u32 = 5;
-/// to seal it and write it in a batch,
+/// Microseconds to seal a frame and write it in a batch.
 const WRITE: u32 = 4;
-/// to read it from the block of a disk that it equals, a part of a long read,
+/// Microseconds to read a frame from the disk block that it equals, as part of a long read.
 const READ_BLOCK: u32 = 20;
-/// and to read it from the store, with neighbours of which half are used.
+/// Microseconds to read a frame from the store with neighbours, half of which are used.
 const READ_STORE: u32 = 40;
-/// Likelihoods and costs are told in such parts, of 1 and of a microsecond.
+/// Parts of one: likelihoods are in 64ths, costs in 64ths of a microsecond.
 const PARTS: u32 = 64;
-/// What is expected to cost no more when it comes back, in parts of a microsecond, rests.
+/// Greatest expected cost of a refill for a frame at rest, in parts of a microsecond.
 const RESTS: u32 = 480;
-/// Turns at rest from which on page cache has rested for long.
+/// Turns without a use after which page cache counts as long unused.
 const LONG_CACHE: u32 = 2;
 
-/// What a frame in memory is, as far as it is known.
+/// What is known of a resident frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Page {
     /// What the guest uses it for.
     pub kind: Option<PageKind>,
-    /// How the guest's kernel has it on its lists.
+    /// How the guest's kernel has it on its LRU lists.
     pub lru: Lru,
-    /// The store still has what it holds.
+    /// The store still has its content.
     pub is_kept: bool,
-    /// A block of a disk may equal it, if it is of a file.
+    /// If it is page cache, a block of a disk may equal it.
     pub has_disk: bool,
-    /// How hot it was found to be, below [`HEATS`].
+    /// Its heat, below [`HEATS`].
     pub heat: usize,
-    /// It may not go now, whatever it costs.
+    /// It must stay resident now, whatever it costs.
     pub stays: bool,
 }
 
-/// How much a frame is at work.
+/// How busy a frame is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Work {
-    /// Nobody is likely to miss it soon.
+    /// At rest: nobody is likely to use it soon.
     Rests,
-    /// It was used lately, or may have been.
+    /// It was used recently, or may have been.
     Recent,
     /// It was used again and again.
     Busy,
 }
 
-/// What it costs to let a frame go.
+/// What it costs to evict a frame.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Cost {
     parts: u32,
-    /// How much it is at work.
+    /// How busy it is.
     pub work: Work,
     /// It is page cache, which is mostly used once.
     pub is_cache: bool,
 }
 
 impl Cost {
-    /// Of some frames; `None`: there are none.
+    /// The average of some costs, with the busiest of their `work`. `None`: there are none.
     pub(crate) fn average(costs: &[Cost]) -> Option<Cost> {
         let work = costs.iter().map(|cost| cost.work).max()?;
         let sum: u64 = costs.iter().map(|cost| u64::from(cost.parts)).sum();
@@ -74,13 +74,13 @@ impl Cost {
 }
 
 impl Page {
-    /// What it costs to let it go; `None`: it never goes.
+    /// What it costs to evict it; `None`: it is never evicted.
     pub fn cost(&self, uses: Uses) -> Option<Cost> {
         if self.stays {
             return None;
         }
         if let Some(PageKind::Free { .. }) = self.kind {
-            // Nobody asks for what it holds.
+            // Nobody needs its content.
             return Some(Cost { parts: PARTS * GO, work: Work::Rests, is_cache: false });
         }
         let plain = self.likelihood(uses)?;
@@ -88,8 +88,8 @@ impl Page {
         let go = if self.is_elsewhere() { GO } else { GO + WRITE };
         let back = if self.is_block() { READ_BLOCK } else { READ_STORE };
         let work = match () {
-            // How hot it was and what list it is on says which one goes first, not that all of its kind
-            // are at work.
+            // Heat and list tell which frame of a kind to evict first, not that all of its kind are
+            // busy.
             () if plain * back <= RESTS => Work::Rests,
             () if uses.is_often() => Work::Busy,
             () => Work::Recent,
@@ -97,7 +97,7 @@ impl Page {
         Some(Cost { parts: PARTS * go + likely * back, work, is_cache: self.is_cache() })
     }
 
-    /// Whether it goes without being written, as far as that can be told before.
+    /// Whether it is evicted without being written, as far as that can be told before.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self.kind, Some(PageKind::Free { .. })) || self.is_kept || self.is_block()
     }
@@ -111,8 +111,9 @@ impl Page {
         self.kind == Some(PageKind::File) && !self.lru.swap_backed
     }
 
-    /// How likely it is used before long, by when it was used. Page cache is mostly read once.
-    /// Of the kernel's own memory more waits for a use than of anybody else's.
+    /// How likely it is to be used before long, in 64ths, by when it was used. Page cache is mostly
+    /// read once. A use of the kernel's own memory counts twice: more waits for it than for any
+    /// other memory. `None`: it is never evicted.
     fn likelihood(&self, uses: Uses) -> Option<u32> {
         Some(match self.kind {
             Some(PageKind::Table) => return None,
@@ -123,13 +124,13 @@ impl Page {
                 () => 1,
             },
             Some(PageKind::Anonymous | PageKind::File) | None => uses.likelihood(1),
-            // The guest gave it away.
+            // The guest gave it away, for example to a balloon.
             Some(PageKind::Offline) => 1,
             Some(_) => uses.likelihood(2),
         })
     }
 
-    /// How much likelier, in quarters, by what else is known; what is not known costs nothing.
+    /// Factor of the likelihood by what else is known, in quarters. What is unknown adds nothing.
     fn weight(&self) -> u32 {
         let lru = &self.lru;
         let listed = match () {
@@ -137,7 +138,7 @@ impl Page {
             () if lru.referenced || lru.workingset => 6,
             () => 4,
         };
-        // From as likely to twice so.
+        // Heat doubles it at most.
         listed + listed * self.heat.min(HEATS - 1) as u32 / (HEATS as u32 - 1)
     }
 }
@@ -175,7 +176,7 @@ mod tests {
         ]);
         assert_eq!(page(Table).cost(Uses::rests(100)), None);
         assert_eq!(Page { stays: true, ..page(File) }.cost(Uses::rests(100)), None);
-        // Nothing is known of it: as of a process.
+        // If nothing is known of it, it costs what memory of a process does.
         assert_eq!(Page::default().cost(Uses::NOW), page(Anonymous).cost(Uses::NOW));
     }
 
@@ -193,7 +194,7 @@ mod tests {
             without_room.map(|page| page.is_elsewhere()),
             [true, true, true, false, false, false]
         );
-        // Shared memory equals no disk, and is not read once.
+        // Shared memory equals no disk block, and is not read just once.
         let shared = Page { lru: Lru { swap_backed: true, ..Lru::default() }, ..block };
         assert_eq!(shared.cost(Uses::NOW), page(Anonymous).cost(Uses::NOW));
     }
@@ -226,7 +227,8 @@ mod tests {
     fn among_equals_the_coldest_goes_first() {
         let hot = |heat| Page { heat, ..page(Anonymous) };
         in_order(&[0, 1, 2, 3].map(|heat| (hot(heat), Uses::BEFORE)));
-        // A heat beyond the last is the last; the coldest that is used comes after the hottest at rest.
+        // A heat beyond the last counts as the last. The coldest in use comes after the hottest at
+        // rest.
         assert_eq!(hot(9).cost(Uses::NOW), hot(3).cost(Uses::NOW));
         in_order(&[(hot(3), Uses::rests(1)), (hot(0), Uses::NOW)]);
     }
@@ -242,7 +244,8 @@ mod tests {
         ]);
     }
 
-    /// Kernels without generations have most of what was used twice on their active list.
+    /// Kernels without multi-generational LRU have most of what was used twice on their active
+    /// list.
     #[test]
     fn what_rests_does_so_on_any_list() {
         let lru = Lru { active: true, referenced: true, swap_backed: true, ..Lru::default() };

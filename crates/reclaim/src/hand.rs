@@ -1,9 +1,9 @@
 //! A clock hand that goes around a VM's memory, and what it has seen.
 //!
-//! Memory is looked at by windows of a huge frame. Ahead of where it looks the hand has windows
-//! *forgotten*: taken out of the VMM's page table. What is mapped again when the hand comes there was
-//! used in between. That needs nothing of the guest and sees devices too. A window's *turn* goes from
-//! one time that it is forgotten to the next.
+//! The hand looks at memory in windows of a huge frame. Ahead of itself it has windows *forgotten*:
+//! taken out of the VMM's page table. A page that is mapped again when the hand arrives was used in
+//! between. That needs nothing of the guest, and sees devices too. A window's *turn* lasts from one
+//! forgetting of it to the next.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -15,110 +15,111 @@ use crate::choice::{Choice, Chosen, Whole};
 use crate::cost::{Cost, Page, Work};
 use windows::{Found, TURN_AT_REST, Windows};
 
-/// What is forgotten is to be looked at about so much later.
+/// Time from forgetting a window to looking at it, about.
 const LEAD: Duration = Duration::from_secs(1);
-/// A turn of a window takes so long at least: it costs the guest a minor fault for each frame that it
-/// works with there.
+/// Shortest turn of a window. Each turn costs the guest a minor fault for each frame that it uses
+/// there.
 const TURN: Duration = Duration::from_millis(2500);
-/// If more than that had to go, so many times as much is forgotten ahead.
+/// How many times as much is forgotten ahead if more than frames at rest had to be evicted.
 const HASTE: usize = 8;
-/// To forget stops a thread of the VMM: so often at most,
+/// Shortest time between two forgettings: each stops a thread of the VMM.
 const FORGET_EVERY: Duration = Duration::from_millis(500);
-/// so many windows at once, and no more than twice as many as it got to the last time,
+/// Most windows to forget at once. The limit is also twice what the last stop got to.
 const FORGET_WINDOWS: usize = 4096;
-/// in so many ranges: each is a system call.
+/// Most ranges to forget at once: each is a system call.
 const FORGET_RANGES: usize = 64;
-/// In a row with one that is forgotten a window's turn may be shorter, by these parts of it.
+/// Fraction of its turn after which a window may be forgotten if it follows one that is forgotten.
 const EARLY: (u32, u32) = (3, 4);
-/// For each frame that is to go so many are looked at, to have a choice,
+/// Fewest frames to look at for each frame to evict, so that there is a choice.
 const LOOKS_LEAST: usize = 4;
-/// and on average at most so many, where what rests is rare.
+/// Most frames to look at for each evicted frame, on average, where frames at rest are rare.
 const LOOKS_MOST: usize = 16;
-/// Windows that are broken up in one go: each is a system call in a thread of the VMM that is stopped.
+/// Most windows to break up at once: each is a system call in a stopped thread of the VMM.
 const BREAK_AT_ONCE: usize = 64;
-/// After that failed it is tried again so much later.
+/// Time after a failed breaking up until the next try.
 const BREAK_AGAIN: Duration = Duration::from_secs(8);
-/// Looked at in one go, whatever is found.
+/// Frames looked at after which a search ends, whatever it found.
 const LOOKS_AT_ONCE: usize = 64 << 10;
-/// What it takes to look at a window as such, in frames looked at.
+/// Cost of looking at a window as such, in frames looked at.
 const LOOKS_A_WINDOW: usize = 64;
 /// The memory that a hand goes around.
 pub trait Memory {
-    /// What time it is.
+    /// The current time.
     fn now(&self) -> Instant;
 
-    /// The first window from this one on that has frames in memory.
+    /// The first window from this one on that has resident frames.
     fn next(&self, from: HugeFrame) -> Option<HugeFrame>;
 
-    /// Tells what the VMM has mapped of a window.
+    /// Tells which frames of a window the VMM has mapped.
     ///
     /// # Errors
-    /// As reading its page table.
+    /// From reading the VMM's page table.
     fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()>;
 
-    /// Takes ranges out of the VMM's page table, as far as it gets at once; how many frames of them,
-    /// from the first one on, that is.
+    /// Takes ranges out of the VMM's page table, as far as one stop gets. Returns how many of their
+    /// frames it got to, counted from the first.
     ///
     /// # Errors
-    /// As having the VMM make a system call.
+    /// From having the VMM make a system call.
     fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64>;
 
-    /// Tells what those frames of a window are that are in memory, in order.
+    /// Tells what the resident frames of a window are, in order.
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page));
 
-    /// Whether a frame that was looked at may go.
+    /// Whether a frame that was looked at may be evicted.
     fn may_go(&self, gfn: Gfn) -> bool;
 
-    /// How a window's frames go.
+    /// How a window's frames are evicted.
     fn piece(&self, window: HugeFrame) -> Piece;
 
-    /// Has the frames of these windows go one by one from now on.
+    /// Has the frames of these windows evicted one by one from now on.
     ///
     /// # Errors
-    /// As having the VMM make a system call.
+    /// From having the VMM make a system call.
     fn break_up(&self, windows: &[HugeFrame]) -> io::Result<()>;
 }
 
-/// How the frames of a window go.
+/// How the frames of a window are evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Piece {
     /// One by one.
     Frames,
-    /// Whole, until it is broken up.
+    /// Together, until the window is broken up.
     Breakable,
-    /// Whole.
+    /// Together: the window cannot be broken up.
     Whole,
 }
 
 /// A clock hand and what it has seen.
 pub struct Hand {
     windows: Windows,
-    /// The next window to look at,
+    /// Index of the next window to look at.
     looks: usize,
-    /// and the windows from there on that need not be forgotten.
+    /// Windows from `looks` on that need not be forgotten.
     lead: usize,
     forgot_at: Option<Instant>,
-    /// So many windows may be forgotten the next time.
+    /// Most windows to forget the next time.
     reach: usize,
     /// Why something could not be forgotten or broken up.
     failure: Option<io::Error>,
-    /// Nothing can be broken up: until then windows go whole.
+    /// Nothing can be broken up until then: windows are evicted whole.
     whole_until: Option<Instant>,
-    /// Looked at since.
+    /// Frames looked at since the last forgetting.
     looked: usize,
-    /// What was chosen since is at work so much,
+    /// How busy the busiest frame is that was chosen since the last forgetting.
     takes: Work,
-    /// and is so many frames.
+    /// Frames chosen since the last forgetting.
     chosen: usize,
-    /// So many may be looked at more, by what was chosen.
+    /// Frames that may be looked at beyond the usual, earned by frames that were chosen.
     credit: usize,
-    /// Windows passed since something went, and in all; up to all of them.
+    /// Windows passed since something was evicted, up to all of them.
     barren: usize,
+    /// Windows passed in all, up to all of them.
     passed: usize,
 }
 
 impl Hand {
-    /// For frames below `end`.
+    /// A hand over the frames below `end`.
     pub fn new(end: Gfn) -> Hand {
         let windows = usize::try_from(end.0.div_ceil(FRAMES_PER_HUGE)).unwrap_or(0);
         Hand {
@@ -138,44 +139,45 @@ impl Hand {
         }
     }
 
-    /// Frames that were used in the turn of their window, or the one before: what is at work, also
-    /// where some of it was evicted since. `None` before all of memory was passed.
+    /// Frames used in the current turn of their window, or in the one before. They count as in use
+    /// even if they were evicted since. `None` before all of memory was passed.
     pub fn active_frames(&self) -> Option<u64> {
         (self.passed >= self.windows.count()).then(|| self.windows.active())
     }
 
-    /// Frames in memory that the guest's kernel has for itself, as far as memory was passed.
+    /// Resident frames of the guest kernel's own memory, as far as memory was passed.
     pub fn kernel_frames(&self) -> u64 {
         self.windows.kernel()
     }
 
-    /// Whether all of memory was passed since something went, or since it was tried anew.
+    /// Whether all of memory was passed since something was evicted, or since the search began
+    /// anew.
     pub fn is_barren(&self) -> bool {
         self.barren >= self.windows.count()
     }
 
-    /// Something went, or it is tried anew.
+    /// Begins the search anew, as after an eviction.
     pub fn begin_anew(&mut self) {
         self.barren = 0;
     }
 
-    /// Why something could not be forgotten or broken up, since it was last asked.
+    /// Returns why something could not be forgotten or broken up since the last call.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failure.take()
     }
 
-    /// The VMM has these frames mapped.
+    /// Notes that the VMM has these frames mapped.
     pub fn saw_mapped(&mut self, frames: FrameRange) {
         self.windows.see(frames);
     }
 
-    /// Somebody else empties the VMM's page table now.
+    /// Notes that somebody else empties the VMM's page table now.
     pub fn is_emptied(&mut self, now: Instant) {
         self.windows.are_emptied(now);
     }
 
-    /// Goes on until it has about `want` frames to evict, or was long enough at it: until `end` at
-    /// most. Those that cost least come first.
+    /// Goes on until it has about `want` frames to evict, has looked at enough, or `end` has come.
+    /// Returns the cheapest first.
     ///
     /// # Errors
     /// From the memory.
@@ -200,7 +202,7 @@ impl Hand {
                 self.pass(self.windows.count(), now);
                 break;
             };
-            // The last one of them is looked at.
+            // The last of these windows is looked at below.
             self.pass(by - 1, now);
             passed += by;
             looked += LOOKS_A_WINDOW + self.look(memory, now, &mut choice)?;
@@ -221,7 +223,8 @@ impl Hand {
         Ok(chosen)
     }
 
-    /// The next window with memory from this one on, around, and how many windows on that ends.
+    /// Returns the next window with resident frames from this one on, going around, and the
+    /// distance from `from` to its end, in windows.
     fn after(&self, memory: &impl Memory, from: usize) -> Option<(usize, usize)> {
         let count = self.windows.count();
         let next = |from: usize| {
@@ -234,7 +237,7 @@ impl Hand {
         }
     }
 
-    /// Goes on over so many windows of which nothing is in memory.
+    /// Moves on over `by` windows without resident frames.
     fn pass(&mut self, by: usize, now: Instant) {
         for _ in 0..by {
             self.windows.pass(self.looks);
@@ -243,7 +246,7 @@ impl Hand {
         }
     }
 
-    /// Goes on by a window.
+    /// Moves on by a window.
     fn step(&mut self) {
         let count = self.windows.count();
         self.looks = (self.looks + 1) % count;
@@ -253,7 +256,7 @@ impl Hand {
         self.passed = (self.passed + 1).min(count);
     }
 
-    /// Looks at the next window; how many of its frames are in memory.
+    /// Looks at the next window. Returns how many of its frames are resident.
     fn look(
         &mut self,
         memory: &mut impl Memory,
@@ -271,7 +274,7 @@ impl Hand {
         Ok(found.there.into())
     }
 
-    /// What of a window may go, and what it costs.
+    /// Adds to the choice what of a window may be evicted, with its cost.
     fn collect(
         &self,
         memory: &mut impl Memory,
@@ -301,8 +304,8 @@ impl Hand {
         }
         let may_go = frames.into_iter().filter(|(gfn, _)| memory.may_go(*gfn));
         let whole = Whole::new(may_go.map(|(_, cost)| cost).collect());
-        // What nobody used in its turn goes whole: a huge page says no more than that. One that is
-        // used has parts that are not, as far as anybody knows.
+        // A huge page that nobody used in its turn is evicted whole: there is nothing more to know
+        // of it. One that was used has unused parts, as far as anybody knows.
         let is_used = found.unused < found.there;
         let goes_whole =
             |cost: &Cost| piece == Piece::Whole || cost.work == Work::Rests || !is_used;
@@ -316,8 +319,8 @@ impl Hand {
         found
     }
 
-    /// Has windows broken up, and looks at their frames for those that are missing; how many it
-    /// looked at. Where that fails nothing of them goes.
+    /// Has windows broken up, and looks in them for the missing frames. Returns how many frames it
+    /// looked at. If breaking up fails, nothing of them is evicted.
     fn break_up(
         &mut self,
         memory: &mut impl Memory,
@@ -335,21 +338,22 @@ impl Hand {
             let is_ripe = self.windows.is_ripe(index, now);
             looked += usize::from(self.collect(memory, index, is_ripe, &mut choice).there);
         }
-        // What else of them is at work is known the next time.
+        // How busy the other frames are is known only the next time.
         let rests = { choice.cheapest(|gfn| memory.may_go(gfn)).go.into_iter() }
             .filter(|(_, cost)| cost.work == Work::Rests);
         found.go.extend(rests);
         Ok(looked)
     }
 
-    /// Has windows forgotten, so that the next ones to be looked at have had their time.
+    /// Has windows forgotten ahead, so that the next ones to look at are ripe by then.
     fn forget_ahead(&mut self, memory: &impl Memory, want: usize) -> io::Result<()> {
         let now = memory.now();
         let since = self.forgot_at.map(|at| now.duration_since(at));
         if since.is_some_and(|since| since < FORGET_EVERY) {
             return Ok(());
         }
-        // At the pace of late the hand looks at so many frames until what is forgotten now is ripe.
+        // At its recent pace the hand looks at this many frames until what is forgotten now is
+        // ripe.
         let pace = since.map_or(0.0, |since| LEAD.as_secs_f64() / since.as_secs_f64());
         let goal = ((self.looked as f64 * pace) as usize).max(want * LOOKS_LEAST);
         let (turn, goal) = match self.takes {
@@ -360,19 +364,19 @@ impl Hand {
         if self.takes > Work::Rests {
             self.break_ahead(memory, &due);
         }
-        // What is known of old is enough to choose by.
+        // On failure, what is already known is enough to choose by.
         let mut left = memory.forget(&ranges).unwrap_or_else(|error| {
             self.failure = Some(error);
             0
         });
-        // It may have taken a while.
+        // The stop may have taken a while.
         let now = memory.now();
         self.lead = lead;
         let (wanted, mut reached) = (due.len(), 0);
         for due in due {
             let frames = if due.is_mapped { FRAMES_PER_HUGE } else { 0 };
             if left < frames {
-                // The next time.
+                // Continue here the next time.
                 self.lead = due.ahead;
                 break;
             }
@@ -386,8 +390,8 @@ impl Hand {
         Ok(())
     }
 
-    /// Of windows that are to be forgotten those are broken up that are used least, for as much as
-    /// had to go of late: what of them is used is known when the hand comes there.
+    /// Breaks up the least used windows among those to forget, for as much as had to be evicted of
+    /// late. What of them is used is known when the hand arrives there.
     fn break_ahead(&mut self, memory: &impl Memory, due: &[Due]) {
         if self.is_whole(memory.now()) {
             return;
@@ -406,7 +410,7 @@ impl Hand {
         }
     }
 
-    /// For a while windows go whole.
+    /// Has windows evicted whole for a while.
     fn fails_to_break(&mut self, error: io::Error, now: Instant) {
         (self.failure, self.whole_until) = (Some(error), Some(now + BREAK_AGAIN));
     }
@@ -415,8 +419,8 @@ impl Hand {
         self.whole_until.is_some_and(|until| now < until)
     }
 
-    /// Windows ahead of the hand that are to be forgotten until so many frames are, what of them is
-    /// mapped, and how far ahead all that is.
+    /// Returns the windows ahead of the hand to forget until `goal` frames are pending, their
+    /// mapped ranges, and how far ahead they reach.
     fn due(
         &mut self,
         memory: &impl Memory,
@@ -437,7 +441,7 @@ impl Hand {
             let is_in_row = ranges.last().is_some_and(|range| range.end() == window.start);
             let turn = if is_in_row { turn * EARLY.0 / EARLY.1 } else { turn };
             if self.windows.is_due(index, turn, now) {
-                // Before what is mapped is seen, as the stop may not get there.
+                // Before the mapped frames are seen, since the stop may not get to this window.
                 self.windows.look(index, now);
                 let is_mapped = self.see_mapped(memory, index)?;
                 due.push(Due { index, is_mapped, ahead: lead });
@@ -451,7 +455,7 @@ impl Hand {
         Ok((due, ranges, lead))
     }
 
-    /// Sees what of a window is mapped; whether anything is.
+    /// Sees which frames of a window are mapped. Returns whether any is.
     fn see_mapped(&mut self, memory: &impl Memory, index: usize) -> io::Result<bool> {
         let mut any = false;
         memory.mapped(HugeFrame(index as u64), &mut |frames| {
@@ -462,11 +466,11 @@ impl Hand {
     }
 }
 
-/// A window that is to be forgotten.
+/// A window to forget.
 struct Due {
     index: usize,
     is_mapped: bool,
-    /// So many windows lie between the hand and the last one before this one.
+    /// Windows between the hand and the end of the last window before this one.
     ahead: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Finding frames that a guest does not use, and taking them: journey 1.
+//! Which frames of a guest to reclaim or evict, and reclaiming them: journey 1.
 #![forbid(unsafe_code)]
 
 mod choice;

@@ -1,4 +1,4 @@
-//! Holding a VM's resident memory at a limit.
+//! Keeping a VM's resident memory below a limit.
 
 pub mod judge;
 pub mod limiter;

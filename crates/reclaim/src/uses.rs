@@ -2,29 +2,29 @@
 
 use std::fmt;
 
-/// A bit for each turn: the highest for the one that is on its way, the next for the one before it.
+/// One bit for each turn: the highest for the current turn, the next for the one before it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Uses(u8);
 
 const NOW: u8 = 1 << 7;
 const BEFORE: u8 = 1 << 6;
-/// How much a use counts, from the oldest turn to the one on its way. A use in that one counts as much as
-/// uses in all of the four turns before it.
+/// Weight of a use, from the oldest turn to the current one. A use in the current turn counts as
+/// much as uses in all four turns before it.
 const WEIGHTS: [u32; 8] = [1, 2, 3, 4, 6, 8, 12, 30];
-/// What was not used in any of these turns may be used yet,
+/// Least likelihood: a frame that was not used in any of these turns may still be used.
 const LEAST: u32 = 2;
-/// and nothing is likelier than that.
+/// Greatest likelihood.
 const MOST: u32 = 64;
 
 impl Uses {
-    /// In the turn that is on its way.
+    /// Used in the current turn.
     pub const NOW: Uses = Uses(NOW);
-    /// In the one before it.
+    /// Used in the turn before the current one.
     pub const BEFORE: Uses = Uses(BEFORE);
-    /// In both.
+    /// Used in the current turn and in the one before it.
     pub const OFTEN: Uses = Uses(NOW | BEFORE);
 
-    /// Once: so many turns before [`Uses::BEFORE`].
+    /// Used once, `turns` turns before [`Uses::BEFORE`].
     pub const fn rests(turns: u32) -> Uses {
         match BEFORE.checked_shr(turns) {
             Some(bit) => Uses(bit),
@@ -32,18 +32,18 @@ impl Uses {
         }
     }
 
-    /// It is used now.
+    /// Notes a use in the current turn.
     pub fn see(&mut self) {
         self.0 |= NOW;
     }
 
-    /// A turn ends. What was used eight turns ago is forgotten.
+    /// Ends the current turn. A use eight turns ago is forgotten.
     pub fn end_turn(&mut self) {
         self.0 >>= 1;
     }
 
-    /// Its content leaves memory, so the turn on its way tells nothing. What comes back soon was at
-    /// work, but for page cache, which is mostly used once.
+    /// Notes that the frame is evicted, so that the current turn says nothing. What comes back soon
+    /// was in use, except page cache, which is mostly used once.
     pub fn go(&mut self, is_cache: bool) {
         self.0 &= !NOW;
         if is_cache {
@@ -51,12 +51,12 @@ impl Uses {
         }
     }
 
-    /// It was not used in the turn before.
+    /// Forgets a use in the turn before the current one.
     pub fn forget_before(&mut self) {
         self.0 &= !BEFORE;
     }
 
-    /// What it was before the turn on its way began, which took no time yet, with what is known of that.
+    /// Leaves out the current turn, which took no time yet, unless a use was seen in it.
     pub fn without_now(self) -> Uses {
         match self.is_now() {
             true => self,
@@ -64,27 +64,28 @@ impl Uses {
         }
     }
 
-    /// In the turn on its way.
+    /// Whether it was used in the current turn.
     pub fn is_now(self) -> bool {
         self.0 & NOW != 0
     }
 
-    /// In the turn on its way, or in the one before it.
+    /// Whether it was used in the current turn, or in the one before it.
     pub fn is_active(self) -> bool {
         self.0 & (NOW | BEFORE) != 0
     }
 
-    /// In both.
+    /// Whether it was used in both the current turn and the one before it.
     pub fn is_often(self) -> bool {
         self.0 & (NOW | BEFORE) == NOW | BEFORE
     }
 
-    /// Turns between the last use before the one on its way, and that: 7 where no use is known.
+    /// Turns between the last use before the current turn and the current turn: 7 if no use is
+    /// known.
     pub fn turns_at_rest(self) -> u32 {
         (self.0 & !NOW).leading_zeros() - 1
     }
 
-    /// How likely it is used before long, in 64ths, where a use counts so many times.
+    /// How likely it is to be used before long, in 64ths, if each use counts `times` times.
     pub fn likelihood(self, times: u32) -> u32 {
         let used = WEIGHTS.iter().enumerate().filter(|(turn, _)| self.0 >> turn & 1 != 0);
         (times * used.map(|(_, weight)| weight).sum::<u32>()).clamp(LEAST, MOST)

@@ -1,13 +1,12 @@
 //! V-Probe: free blocks found in the guest's page metadata.
 //!
-//! Wang et al., ATC'23, Algorithm 1. A block is taken only after its metadata
-//! was write-protected and then looked at once more. In strict mode the
-//! protection stays until the guest writes the metadata, and the fault brings
-//! the block back in time (Algorithm 2, in the pager); in release mode it ends
-//! at once, and the block's next touch is a plain first touch.
+//! Wang et al., ATC'23, Algorithm 1. A block is reclaimed only after its metadata was
+//! write-protected and then looked at once more. In strict mode the protection stays until the
+//! guest writes the metadata, and the fault brings the block back in time (Algorithm 2, in the
+//! pager). In release mode it ends at once, and the block's next touch is a plain first touch.
 //!
-//! Other than in the paper, blocks come from the tails of the guest's free
-//! lists, where they are used last, and leave in batches.
+//! Unlike in the paper, blocks come from the tails of the guest's free lists, where they are used
+//! last, and are reclaimed in batches.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -21,54 +20,55 @@ use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa};
 /// (`include/linux/poison.h`), and looks for when it allocates them.
 const PAGE_POISON: u8 = 0xaa;
 
-/// Below this order several blocks share a frame of metadata, and a write to
-/// one block's would bring all of them back.
+/// Lowest order of blocks that can be reclaimed. Below it, several blocks share a frame of
+/// metadata, and a write to one block's would bring all of them back.
 pub const MIN_ORDER_LOWEST: u8 = 6;
 
-/// What happens to a block's record and protection after it was emptied.
+/// What happens to a block's record and protection after it was reclaimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// Both stay: the block is back before the guest uses it, also for devices.
+    /// Both stay: the block is back before the guest or a device uses it.
     Strict,
     /// Both end: the kernel gives memory at the next touch.
     Release,
 }
 
-/// What to take.
+/// What to reclaim.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     /// The mode.
     pub mode: Mode,
-    /// The smallest blocks to take.
+    /// Order of the smallest blocks to reclaim.
     pub min_order: u8,
     /// Free memory to leave at the heads of the guest's lists.
     pub reserve_bytes: u64,
-    /// Stop after so much.
+    /// Bytes after which to stop.
     pub want_bytes: u64,
-    /// Protect, empty and let go so much at a time: a guest that wants a block
-    /// of a batch that is being emptied waits for the batch.
+    /// Bytes to protect, empty and release at a time. A guest that wants a block of a batch that is
+    /// being emptied waits for the batch.
     pub batch_bytes: u64,
 }
 
-/// What was taken.
+/// What was reclaimed, and what was passed over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
-    /// Emptied.
+    /// Bytes reclaimed.
     pub bytes: u64,
-    /// In so many blocks.
+    /// Blocks reclaimed.
     pub blocks: u64,
-    /// Of the time, what went into reading free lists.
+    /// Part of the time that went into reading free lists.
     pub scan: Duration,
     /// Blocks that were in use at the second look.
     pub in_use: u64,
-    /// Blocks without memory, or emptied before.
+    /// Blocks without memory, or reclaimed before.
     pub already_empty: u64,
-    /// Blocks that the guest took while they were being taken from it.
+    /// Blocks that the guest allocated while they were being reclaimed.
     pub cancelled: u64,
 }
 
 impl Taken {
-    /// Of two passes, one after the other: what the second passed over counts.
+    /// The sum of two passes, one after the other. Blocks in use or already empty are those of the
+    /// second pass.
     #[must_use]
     pub fn and_then(self, next: Taken) -> Taken {
         Taken {
@@ -81,21 +81,21 @@ impl Taken {
     }
 }
 
-/// Why it ended before everything was taken.
+/// Why a pass ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
-    /// Nobody vouches for the guest's kernel: it may not be the one that was inspected any more.
+    /// Nobody vouches for the guest's kernel: it may no longer be the one that was inspected.
     #[error("the guest was reset, or QEMU did not tell in time that it was not")]
     Unknown,
-    /// A system call failed; blocks taken so far stay taken.
+    /// A system call failed. Blocks reclaimed so far stay reclaimed.
     #[error("the host refused: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Takes free blocks. `still_runs` is asked right before each batch is emptied,
-/// with the batch held: `false` once the guest may have been reset since it was last known to run.
+/// Reclaims free blocks. Asks `still_runs` right before each batch is emptied, while the batch is
+/// locked: `false` once the guest may have been reset since it was last known to run.
 ///
-/// Returns what was taken, and what ended it early.
+/// Returns what was reclaimed, and what ended it early.
 pub fn reclaim(
     pager: &Pager,
     guest: &Guest,
@@ -109,7 +109,7 @@ pub fn reclaim(
     let request = Request {
         min_order: order.min_order.max(MIN_ORDER_LOWEST),
         reserve_bytes: order.reserve_bytes,
-        // Blocks that are empty already are among them.
+        // The blocks found include empty ones.
         want_bytes: u64::MAX,
     };
     guest.victims(&pager.view(), request, blocks);
@@ -135,15 +135,15 @@ struct Pass<'a, R> {
     order: Order,
     taken: Taken,
     still_runs: R,
-    /// All first touches come to the pager.
+    /// Whether all first touches already come to the pager.
     is_watched: bool,
 }
 
 impl<'a, R: FnMut() -> bool> Pass<'a, R> {
-    /// Takes the next batch; `false`: no block is left.
+    /// Reclaims the next batch; `false`: no block is left.
     ///
-    /// Algorithm 1, line by line for the whole batch: all are protected before
-    /// any is looked at again, so one walk of page tables serves many.
+    /// Algorithm 1, each line for the whole batch: all blocks are protected before any is looked at
+    /// again, so that one walk of page tables serves many.
     fn batch(&mut self, left: &mut impl Iterator<Item = Block>) -> Result<bool, Stop> {
         let limit = self.order.batch_bytes.min(self.order.want_bytes - self.taken.bytes);
         let (mut bytes, mut claims, mut result) = (0, Vec::new(), Ok(true));
@@ -172,7 +172,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
 
     /// Protects the metadata of a block that is on a free list.
     fn claim(&mut self, block: Block) -> io::Result<Option<Claim<'a>>> {
-        // From the table of the inspection; the second look walks anew.
+        // By the page table of the inspection; the second look walks it anew.
         let Some(metadata) = self.guest.memmap().metadata_gpa(block.head).map(Gpa::gfn) else {
             self.taken.in_use += 1;
             return Ok(None);
@@ -186,7 +186,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         Ok(claim)
     }
 
-    /// Has all first touches come to the pager, once a pass.
+    /// Has all first touches come to the pager: once a pass.
     fn watch(&mut self) -> io::Result<()> {
         if !self.is_watched {
             self.pager.frames().watch_all()?;
@@ -195,7 +195,8 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         Ok(())
     }
 
-    /// Commits what is still free, until an error.
+    /// Commits the claims whose blocks are still free. After an error, only those that read as
+    /// zero.
     fn look_again(&mut self, claims: Vec<Claim<'a>>) -> (Vec<Committed<'a>>, io::Result<()>) {
         let view = self.pager.view();
         let mut look = self.guest.look(&view);
@@ -204,7 +205,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             let now = look.head(claim.block().start);
             let same = |now: &Head| now.order == claim.order() && now.metadata == claim.metadata();
             match now.filter(same).and_then(|_| self.fill_of(claim.block())) {
-                // Only a served fault can bring another byte than zero back.
+                // Only a served fault can bring back a byte other than zero.
                 Some(fill) if fill != 0 && result.is_ok() => match self.watch() {
                     Ok(()) => committed.extend(self.commit(claim, fill)),
                     Err(error) => {
@@ -229,8 +230,9 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         committed
     }
 
-    /// In strict mode the watch on its metadata tells, and a block that was
-    /// never touched is taken too: else each of its frames costs a fault.
+    /// Whether a block is empty and need not be reclaimed. Never in strict mode: a fault on its
+    /// metadata brings a block back, so even a block that was never touched is reclaimed, as
+    /// otherwise each of its frames would cost a fault.
     fn is_empty(&self, block: FrameRange) -> io::Result<bool> {
         match self.order.mode {
             Mode::Strict => Ok(false),
@@ -238,13 +240,13 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         }
     }
 
-    /// The byte that a free block must read as when it comes back: zero, or
-    /// the guest's poison. `None`: partly poison, which is not for us to guess.
+    /// The byte that a free block must read as when it comes back: zero, or the guest's poison.
+    /// `None`: the block is only partly poison, or might lose it, and Ebb does not guess.
     fn fill_of(&self, block: FrameRange) -> Option<u8> {
         match self.byte_of(block.start) == Some(PAGE_POISON) {
             false => Some(0),
-            // A part of a huge page may be zeroed where it is instead of
-            // punched; the guest would find zeros in place of its poison.
+            // A part of a huge page may be zeroed in place instead of punched. The guest would then
+            // find zeros instead of its poison.
             true if block.count < FRAMES_PER_HUGE && self.pager.folios().grain() == Grain::Huge => {
                 None
             }
@@ -255,7 +257,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         }
     }
 
-    /// A frame's first byte, if the next seven are the same.
+    /// The first byte of a frame, if the next seven equal it.
     fn byte_of(&self, gfn: Gfn) -> Option<u8> {
         match self.pager.ledger().content(gfn) {
             Content::Empty { fill, .. } => Some(fill),

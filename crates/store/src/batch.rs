@@ -1,20 +1,21 @@
-//! What became of several pages at once.
+//! Results of saving and loading several pages at once.
 
 use crate::{CLUSTER_SLOTS, Page, StoreError};
 
 const WORDS: usize = (CLUSTER_SLOTS / u64::BITS as u64) as usize;
 
-/// Where the pages of a batch are.
+/// Where the pages of a batch were saved.
 #[derive(Debug, Default)]
 pub struct SavedBatch {
-    /// The slot of each page; `None`: it is not stored.
+    /// The slot of each page. `None`: it is not stored.
     pub slots: Vec<Option<u64>>,
-    /// Why some are not.
+    /// Why some pages are not stored.
     pub error: Option<StoreError>,
 }
 
 impl SavedBatch {
-    /// Runs of pages in adjacent slots: the first page's index, its slot, how many.
+    /// Returns runs of pages in adjacent slots: the first page's index, its slot, the number of
+    /// pages.
     pub fn runs(&self) -> impl Iterator<Item = (usize, u64, usize)> {
         let slots: &[Option<u64>] = &self.slots;
         let adjacent =
@@ -35,18 +36,18 @@ impl SavedBatch {
 pub struct Loaded([u64; WORDS]);
 
 impl Loaded {
-    /// Whether page `index` of the batch holds its slot's content.
+    /// Whether page `index` of the batch has its slot's content.
     pub fn has(&self, index: usize) -> bool {
         let word = self.0.get(index / 64).copied().unwrap_or(0);
         word >> (index % 64) & 1 == 1
     }
 
-    /// How many do.
+    /// Returns how many pages were loaded.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Tells of those of `which` that do, in this order.
+    /// Calls `ready` with those pages of `which` that were loaded, in this order.
     pub(crate) fn tell(self, pages: &[Page], which: &[usize], ready: &mut dyn FnMut(usize, &Page)) {
         for &index in which.iter().filter(|index| self.has(**index)) {
             if let Some(page) = pages.get(index) {

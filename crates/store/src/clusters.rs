@@ -1,5 +1,5 @@
-//! Which slots are in use: taken one after the other in clusters, so that what
-//! is evicted together lies together on disk.
+//! Which slots are in use. Slots are used one after the other in clusters, so that pages evicted
+//! together are together on disk.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,27 +8,27 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::number_set::NumberSet;
 use crate::slot_bits::{self, SlotBits};
 
-/// A cluster's slots: 1 MiB of pages.
+/// Slots of a cluster: 1 MiB of pages.
 pub const CLUSTER_SLOTS: u64 = 256;
 
 const _: () = assert!(CLUSTER_SLOTS == slot_bits::COUNT);
-/// Clusters with a free slot, by how many: 1.., 64.., 128.., 192.., all.
+/// Classes of clusters by free slots: from 1, from 64, from 128, from 192 on, and all.
 const CLASSES: usize = 5;
 
-/// A fixed number of slots. One thread at a time takes; any may release.
+/// A fixed number of slots. One thread at a time takes slots, any thread may release them.
 pub(crate) struct Clusters {
     clusters: Vec<Cluster>,
-    /// Where a cluster with free slots is, sooner or later: whoever releases adds
-    /// it, only whoever takes removes it, and looks at its slots after that.
+    /// Clusters with free slots by class, eventually. A release frees the slot and then adds the
+    /// cluster. Only a thread that takes slots removes one, and looks at its slots after that.
     by_free: [NumberSet; CLASSES],
-    /// Those with slots that were released since `take_stale`.
+    /// Clusters with slots that were released since `take_stale` visited them.
     touched: NumberSet,
     taking: Mutex<Cursor>,
     slot_count: u64,
     used: AtomicU64,
 }
 
-/// Where the next slot is taken, if it is free.
+/// The next slot to take, if it is free.
 #[derive(Clone, Copy)]
 struct Cursor {
     cluster: usize,
@@ -37,9 +37,9 @@ struct Cursor {
 
 #[derive(Default)]
 struct Cluster {
-    /// 1: in use. Bits beyond the last slot are in use for ever.
+    /// 1: in use. Bits after the last slot are in use for ever.
     used: SlotBits,
-    /// 1: released since it was last asked for.
+    /// 1: released since `take_stale` visited it.
     stale: SlotBits,
 }
 
@@ -65,8 +65,8 @@ impl Clusters {
         slots
     }
 
-    /// Adjacent free slots, up to `most` of them, in use from now on: the first, and
-    /// how many. `None`: all are in use.
+    /// Marks adjacent free slots as in use, up to `most`. Returns the first one and how many.
+    /// `None`: all slots are in use.
     pub(crate) fn take_run(&self, most: u64) -> Option<(u64, u64)> {
         let mut cursor = self.taking();
         loop {
@@ -79,14 +79,14 @@ impl Clusters {
                 cursor.slot = first + count;
                 return Some((cursor.cluster as u64 * CLUSTER_SLOTS + first, count));
             }
-            // It may have slots before the cursor, released since.
+            // Slots before the cursor may have been released meanwhile.
             self.list(cursor.cluster);
             *cursor = Cursor { cluster: self.emptiest()?, slot: 0 };
         }
     }
 
-    /// As [`Clusters::take_run`], of slots that were released since [`Clusters::take_stale`]:
-    /// they have their space on the disk.
+    /// Does as [`Clusters::take_run`] with slots that were released and that
+    /// [`Clusters::take_stale`] has not visited since: they have space on the disk.
     pub(crate) fn take_stale_run(&self, most: u64) -> Option<(u64, u64)> {
         let _taking = self.taking();
         let touched = self.clusters.iter().enumerate().filter(|(at, _)| self.touched.has(*at));
@@ -103,7 +103,7 @@ impl Clusters {
         Some((index as u64 * CLUSTER_SLOTS + first, count))
     }
 
-    /// Takes this slot; `false`: it is in use, or there is none such.
+    /// Marks this slot as in use. `false`: it is in use already, or does not exist.
     pub(crate) fn take_this(&self, slot: u64) -> bool {
         let _taking = self.taking();
         let taken = self.place(slot).is_some_and(|(cluster, at)| cluster.used.set(at));
@@ -111,7 +111,7 @@ impl Clusters {
         taken
     }
 
-    /// Nothing was written there: it has no space of its own.
+    /// Frees a slot that nothing was written to, and that so has no space of its own to free.
     pub(crate) fn give_back(&self, slot: u64) {
         let Some((cluster, at)) = self.place(slot) else { return };
         if cluster.used.clear(at) {
@@ -120,14 +120,14 @@ impl Clusters {
         }
     }
 
-    /// Waits for nobody.
+    /// Frees a slot that was written to. It never waits.
     pub(crate) fn release(&self, slot: u64) {
         let Some((cluster, at)) = self.place(slot) else { return };
         if !cluster.used.clear(at) {
             return;
         }
-        // After that: whoever looks for stale slots takes only free ones. One that was
-        // taken again meanwhile is passed over.
+        // After the clear: a thread that looks for stale slots takes only free ones. It passes over
+        // a slot that was taken again meanwhile.
         cluster.stale.set(at);
         let index = (slot / CLUSTER_SLOTS) as usize;
         self.touched.insert(index);
@@ -135,12 +135,12 @@ impl Clusters {
         self.list(index);
     }
 
-    /// Calls `visit` with each run (first, count) of slots that were released since
-    /// they were last asked for and are still free, as long as `go_on` says so after each. Nobody
-    /// gets them meanwhile.
+    /// Calls `visit` with each run (first, count) of slots that were released since the last
+    /// visit and are still free, until `go_on` returns false after one. Nobody gets these slots
+    /// meanwhile.
     ///
     /// # Errors
-    /// What `visit` says; what it has not seen is asked for again.
+    /// What `visit` returns. Slots whose visit failed, or was still to come, stay to be visited.
     pub(crate) fn take_stale<E>(
         &self,
         mut visit: impl FnMut(u64, u64) -> Result<(), E>,
@@ -176,17 +176,17 @@ impl Clusters {
         self.place(slot).is_some_and(|(cluster, at)| cluster.used.has(at))
     }
 
-    /// How many slots are in use.
+    /// Returns how many slots are in use.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// How many there are.
+    /// Returns how many slots there are.
     pub(crate) fn count(&self) -> u64 {
         self.slot_count
     }
 
-    /// The stale free slots of a cluster, in use from now on.
+    /// Marks the stale free slots of a cluster as in use, and returns them.
     fn hold_stale(&self, cluster: &Cluster) -> slot_bits::Words {
         let _taking = self.taking();
         let held = cluster.stale.take_all(&cluster.used);
@@ -198,12 +198,12 @@ impl Clusters {
         self.taking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A cluster of the emptiest class, the first of them.
+    /// Returns the first cluster of the emptiest class.
     fn emptiest(&self) -> Option<usize> {
         for (class, set) in self.by_free.iter().enumerate().rev() {
             while let Some(index) = set.first() {
                 set.remove(index);
-                // Looked at only now: who releases after this adds it again.
+                // Look only after the removal: a release after this adds the cluster again.
                 match self.clusters.get(index).and_then(Cluster::class) {
                     Some(now) if now >= class => return Some(index),
                     _ => self.list(index),
@@ -220,7 +220,7 @@ impl Clusters {
         }
     }
 
-    /// A slot's cluster, and which it is there.
+    /// Returns a slot's cluster and its index there.
     fn place(&self, slot: u64) -> Option<(&Cluster, u64)> {
         let inside = (slot < self.slot_count).then_some(slot)?;
         let cluster = self.clusters.get((inside / CLUSTER_SLOTS) as usize)?;
@@ -229,7 +229,7 @@ impl Clusters {
 }
 
 impl Cluster {
-    /// `None`: no slot is free.
+    /// Returns the class. `None`: no slot is free.
     fn class(&self) -> Option<usize> {
         let free = CLUSTER_SLOTS as usize - self.used.count() as usize;
         (free > 0).then_some(free / (CLUSTER_SLOTS as usize / (CLASSES - 1)))
@@ -326,14 +326,14 @@ mod tests {
         assert_eq!(slots.take_run(200), Some((0, 200)));
         assert_eq!(slots.take_run(200), Some((200, 56)));
         assert_eq!(slots.take_run(1), Some((256, 1)));
-        // Released before the cursor: the cluster is gone through first.
+        // Released before the cursor: the rest of the cluster comes first.
         slots.release(256);
         assert_eq!(slots.take_run(300), Some((257, 255)));
         assert_eq!(slots.take_run(300), Some((512, 256)));
-        // A wholly free cluster before a part of one.
+        // A wholly free cluster comes before one with some free slots.
         (0..10).for_each(|slot| slots.release(slot));
         assert_eq!(slots.take_run(300), Some((768, 256)));
-        // The emptiest, in order.
+        // The emptiest come first.
         (600..700).for_each(|slot| slots.release(slot));
         assert_eq!(slots.take_run(300), Some((600, 100)));
         assert_eq!(slots.take_run(300), Some((0, 10)));
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(slots.take_run(1), Some((3, 1)));
     }
 
-    /// Those who release keep up with who trims.
+    /// Slots are released as fast as they are trimmed.
     #[test]
     fn trimming_ends_when_told() {
         let slots = Clusters::new(600);
@@ -367,7 +367,7 @@ mod tests {
             let visit = |first, _| {
                 now.push(first);
                 told.set(told.get() + 1);
-                // Another of the same cluster.
+                // Another slot of the same cluster.
                 slots.release(20 + first);
                 Ok::<(), ()>(())
             };

@@ -1,4 +1,4 @@
-//! Pages that shrink, in memory, in front of another store.
+//! Keeps pages that compress well in memory, in front of another store.
 
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -16,25 +16,25 @@ use crate::{
     CLUSTER_SLOTS, Loaded, MEMORY_SLOTS, Page, SavedBatch, Store, StoreError, Usage, is_in_memory,
 };
 
-/// Slots from here on are this store's, those below the store's behind it.
+/// First slot of this store. Slots below it belong to the store behind.
 const FRONT: u64 = MEMORY_SLOTS;
-/// Of these: one byte again and again, which is the slot number's last.
+/// First slot for pages filled with one byte, which is the low byte of the slot number.
 const FILLED: u64 = FRONT | 1 << 46;
-/// `FRONT | chunk << INDEX_BITS | index`.
+/// Bits of an object's index. An object's slot is `FRONT | chunk << INDEX_BITS | index`.
 const INDEX_BITS: u32 = 8;
-/// Slots that are surplus at a time, rounded up to a chunk's: what is locked while they
-/// are written.
+/// Slots that are surplus at a time, rounded up to whole chunks. They are locked while they are
+/// written.
 const SURPLUS_SLOTS: usize = 512;
-/// As much as lz4 wants to have for a page, however far it does not shrink.
+/// Bytes that lz4 wants for its output, however badly a page compresses.
 const LZ4_MAX: usize = get_maximum_output_size(FRAME_BYTES as usize);
 
-/// What is compressed stays in memory, up to a limit; the rest goes behind.
+/// Keeps compressed pages in memory, up to a limit. All other pages go to the store behind.
 pub struct Compressed<S> {
     slabs: Slabs,
     behind: S,
     filled_count: AtomicU64,
     workspaces: Mutex<Vec<Box<Workspace>>>,
-    /// What goes behind together.
+    /// Copies of pages that go to the store behind together.
     buffers: Pool,
 }
 
@@ -43,7 +43,7 @@ struct Workspace {
     output: [u8; LZ4_MAX],
 }
 
-/// Where a slot number says that its page is.
+/// Where the page of a slot number is.
 enum Home {
     Filled(u8),
     Object(Object),
@@ -64,13 +64,13 @@ impl Home {
 }
 
 impl<S: Store> Compressed<S> {
-    /// Opens what a daemon before this one left in `run`, or makes it, in front of
-    /// `behind`. With a smaller limit than before, what is there stays until it is
-    /// released, or moved as surplus.
+    /// Opens what an earlier daemon left in `run`, or makes a store there, in front of `behind`.
+    /// If the limit is smaller than before, pages in memory stay until they are released, or are
+    /// moved as surplus.
     ///
     /// # Errors
-    /// As open(2) and ftruncate(2); [`StoreError::Unusable`]: `run` is on a disk,
-    /// where compressed pages could be read by others, or the file is not ours.
+    /// As open(2) and ftruncate(2). [`StoreError::Unusable`]: `run` is on a disk, where others
+    /// could read compressed pages, or the file is not Ebb's.
     pub fn open(run: &Path, limit_bytes: u64, behind: S) -> Result<Compressed<S>, StoreError> {
         if !is_in_memory(run)? {
             let run = run.display();
@@ -87,12 +87,12 @@ impl<S: Store> Compressed<S> {
         })
     }
 
-    /// The store behind.
+    /// Returns the store behind this one.
     pub fn behind(&self) -> &S {
         &self.behind
     }
 
-    /// Keeps a page here; `None`: it does not shrink enough, or there is no room.
+    /// Keeps a page in memory. `None`: it does not compress enough, or there is no room.
     fn keep(&self, page: &Page, workspace: &mut Workspace) -> Option<u64> {
         if let Some(byte) = filled_with(page) {
             self.filled_count.fetch_add(1, Relaxed);
@@ -128,7 +128,7 @@ impl<S: Store> Compressed<S> {
         }
     }
 
-    /// Sends the pages that have no slot yet behind, all in a row.
+    /// Saves the pages that have no slot yet in the store behind, in a row.
     fn save_behind(&self, pages: &[Page], batch: &mut SavedBatch) {
         let rest: Vec<usize> = { batch.slots.iter().enumerate() }
             .filter_map(|(at, s)| s.is_none().then_some(at))
@@ -159,7 +159,7 @@ fn slot_of(object: Object) -> u64 {
     FRONT | object.chunk << INDEX_BITS | object.index
 }
 
-/// The byte that all of it is.
+/// Returns the byte that all bytes of the page equal, if there is one.
 fn filled_with(page: &Page) -> Option<u8> {
     let byte = *page.first()?;
     let (words, _) = page.as_chunks::<8>();
@@ -199,7 +199,7 @@ impl<S: Store> Store for Compressed<S> {
     fn load_batch(&self, first: u64, pages: &mut [Page]) -> Result<Loaded, StoreError> {
         let most = match Home::of(first) {
             Home::Behind => return self.behind.load_batch(first, pages),
-            // The next number is another byte: nobody's neighbour.
+            // The next number is for another byte: it is no neighbour.
             Home::Filled(_) => 1,
             Home::Object(_) => CLUSTER_SLOTS as usize,
         };
@@ -229,7 +229,7 @@ impl<S: Store> Store for Compressed<S> {
         match Home::of(slot) {
             Home::Filled(_) => {
                 let less = |count: u64| count.checked_sub(1);
-                // Released once too often: it stays 0.
+                // The count stays 0 if a slot is released once too often.
                 let _ = self.filled_count.fetch_update(Relaxed, Relaxed, less);
             }
             Home::Object(object) => self.slabs.release(object),
@@ -255,7 +255,7 @@ impl<S: Store> Store for Compressed<S> {
     }
 
     fn surplus(&self) -> Vec<u64> {
-        // Memory that is empty is none to make room from.
+        // Chunks without objects count as free, so they are trimmed first.
         match self.slabs.trim() {
             Ok(()) => self.slabs.surplus(SURPLUS_SLOTS).into_iter().map(slot_of).collect(),
             Err(_) => Vec::new(),

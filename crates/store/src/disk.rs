@@ -1,4 +1,4 @@
-//! A swap file's file, or a block device.
+//! The file or block device under a swap file.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
@@ -10,26 +10,26 @@ use rustix::io::Errno;
 
 use crate::{Medium, Space, StoreError, signature};
 
-/// What is left alone at a device's start and end: where formats have their marks.
-/// So nothing that a guest wrote is ever taken for one.
+/// Bytes that are never written at a device's start and end, where formats have their magic
+/// bytes. So nothing that a guest wrote is ever taken for a format.
 const MARGIN_BYTES: u64 = 1 << 20;
 const _: () = assert!(MARGIN_BYTES >= signature::HEAD_BYTES as u64);
 
-/// A sparse file or a block device of one VM's own.
+/// A sparse file or a block device that belongs to one VM.
 pub struct Disk {
     file: File,
     direct: bool,
-    /// Where slot 0 is.
+    /// The offset of slot 0 in bytes.
     first_byte: u64,
 }
 
 impl Disk {
-    /// Opens a block device, or a file, which is made if there is none, with room for
-    /// `bytes`; direct I/O where the file system takes it.
+    /// Opens a block device, or opens or makes a file, with room for `bytes`. It uses direct I/O
+    /// where the file system supports that.
     ///
     /// # Errors
-    /// As open(2) and ftruncate(2); [`StoreError::Unusable`]: somebody else uses it, or
-    /// the device holds something, or is too small.
+    /// As open(2) and ftruncate(2). [`StoreError::Unusable`]: another process uses it, or the
+    /// device contains something, or is too small.
     pub fn open(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
         let device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
         if device { Disk::open_device(path, bytes) } else { Disk::open_file(path, bytes) }
@@ -37,7 +37,7 @@ impl Disk {
 
     fn open_file(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
         let mut options = File::options();
-        // What it holds is the guest's: for root's eyes only.
+        // Its content is the guest's: only root may read it.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let (file, direct) = open_direct(&mut options, path)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
@@ -53,7 +53,7 @@ impl Disk {
         let flags = OFlags::DIRECT | OFlags::EXCL;
         let mut options = File::options();
         options.read(true).write(true).custom_flags(flags.bits() as i32);
-        // Exclusive among kernel and processes: mounted, swapped on, part of a RAID.
+        // O_EXCL of a device fails if it is mounted, a swap space or part of a RAID.
         let mut file = options.open(path).map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => {
                 unusable(path, "in use, by a mount, a swap space or another Ebb")
@@ -80,7 +80,7 @@ fn unusable(path: &Path, why: &str) -> StoreError {
     StoreError::Unusable(format!("{}: {why}", path.display()))
 }
 
-/// Whether direct I/O was taken, too.
+/// Opens a file, with direct I/O if possible. The flag says whether it is.
 fn open_direct(options: &mut OpenOptions, path: &Path) -> io::Result<(File, bool)> {
     match options.custom_flags(OFlags::DIRECT.bits() as i32).open(path) {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
@@ -102,7 +102,7 @@ impl Medium for Disk {
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fallocate(&self.file, hole, self.first_byte + offset, bytes) {
-            // A file that stays as large as it is, or a device that keeps its blocks.
+            // The file does not shrink then, or the device keeps its blocks.
             Err(Errno::OPNOTSUPP) => Ok(()),
             result => Ok(result?),
         }

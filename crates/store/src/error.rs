@@ -1,43 +1,43 @@
-//! Why a page is not stored, or not read.
+//! Why a page is not stored or not read.
 
 use std::io;
 
 use crate::NoRoom;
 
-/// What a store cannot do.
+/// Why a store fails.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Every slot holds a page.
+    /// Every slot is in use.
     #[error("the store is full")]
     Full,
-    /// The store may take no more.
+    /// A limit on the store's size is reached.
     #[error("the store may take no more: {0:?}")]
     NoRoom(NoRoom),
-    /// What was read is not what was saved there; the page is lost.
+    /// What was read is not what was saved there. The page is lost.
     #[error("slot {slot} of the store is damaged")]
     Damaged {
-        /// Where.
+        /// The slot's number.
         slot: u64,
     },
-    /// Nothing was saved there, or it was released, or claimed twice.
+    /// Nothing was saved there, or the slot was released, or claimed twice.
     #[error("slot {slot} of the store is not in use")]
     NotInUse {
-        /// Where.
+        /// The slot's number.
         slot: u64,
     },
     /// The file or device cannot be used at all.
     #[error("{0}")]
     Unusable(String),
-    /// What must be known of each slot has no room in the run directory.
+    /// The run directory has no room for the seals.
     #[error("the run directory: {0}")]
     RunDirectory(#[source] io::Error),
-    /// The file or device said no.
+    /// An operation on the file or device failed.
     #[error("the store: {0}")]
     Medium(#[from] io::Error),
 }
 
 impl StoreError {
-    /// Whether it lacks nothing but room for more pages.
+    /// Whether only room for more pages is lacking.
     pub fn is_no_room(&self) -> bool {
         matches!(self, StoreError::Full | StoreError::NoRoom(_))
     }
@@ -49,7 +49,7 @@ impl From<rustix::io::Errno> for StoreError {
     }
 }
 
-/// The store's own words stay inside: `io::Error::get_ref`.
+/// The store's error stays inside: `io::Error::get_ref` returns it.
 impl From<StoreError> for io::Error {
     fn from(error: StoreError) -> io::Error {
         let kind = match &error {

@@ -10,16 +10,16 @@ use zeroize::Zeroizing;
 
 use crate::StoreError;
 
-/// Its file.
+/// The key's file.
 pub(crate) const FILE: &str = "swap.key";
 
-/// What becomes it, while it is written.
+/// The key's file while it is written.
 pub(crate) const NEXT: &str = "swap.key.next";
 
-/// For AES-256. Overwritten when it goes.
+/// A key for AES-256. Dropping it overwrites it.
 pub(crate) type Key = Zeroizing<[u8; 32]>;
 
-/// The key that is there, if it is whole.
+/// Returns the key in `run`. `None`: there is none.
 pub(crate) fn load(run: &Path) -> Result<Option<Key>, StoreError> {
     let mut key = Key::default();
     let read = File::open(run.join(FILE)).and_then(|mut file| file.read_exact(&mut *key));
@@ -30,7 +30,7 @@ pub(crate) fn load(run: &Path) -> Result<Option<Key>, StoreError> {
     }
 }
 
-/// A new one. It is there as a whole or not at all.
+/// Makes a new key. Its file is there as a whole or not at all.
 pub(crate) fn create(run: &Path) -> Result<Key, StoreError> {
     let mut key = Key::default();
     if getrandom(&mut *key, GetRandomFlags::empty())? != key.len() {
@@ -41,7 +41,7 @@ pub(crate) fn create(run: &Path) -> Result<Key, StoreError> {
     options.write(true).create(true).truncate(true).mode(0o600);
     let written = options.open(&next).and_then(|mut file| file.write_all(&*key));
     if let Err(error) = written.and_then(|()| fs::rename(&next, run.join(FILE))) {
-        // The error matters more than a second one.
+        // The first error matters more than a second one.
         let _ = fs::remove_file(&next);
         return Err(error.into());
     }
@@ -55,11 +55,11 @@ mod tests {
     #[test]
     fn a_key_that_cannot_be_put_in_place_leaves_nothing() {
         let run = tempfile::tempdir().unwrap();
-        // No file takes the place of a directory.
+        // A file cannot take the place of a directory.
         fs::create_dir(run.path().join(FILE)).unwrap();
         assert!(create(run.path()).is_err());
         assert!(!run.path().join(NEXT).exists());
-        // Nor does the one of a daemon that died meanwhile stay.
+        // Removing a store removes what a dead daemon left too.
         fs::write(run.path().join(NEXT), "half").unwrap();
         fs::remove_dir(run.path().join(FILE)).unwrap();
         crate::remove(run.path()).unwrap();

@@ -1,8 +1,8 @@
-//! Where the content of frames rests that are not in memory.
+//! Where the content of evicted frames is.
 //!
-//! One trait, [`Store`]: [`SwapFile`] keeps pages on a disk, sealed (encrypted, or with a
-//! checksum), [`Compressed`] those in memory that shrink, in front of another store.
-//! Formats: `docs/swap-store.md`.
+//! It has one trait, [`Store`], and two stores: [`SwapFile`] keeps pages on a disk, sealed
+//! (encrypted, or with a checksum), [`Compressed`] keeps pages that compress well in memory, in
+//! front of another store. Formats: `docs/swap-store.md`.
 #![forbid(unsafe_code)]
 
 mod batch;
@@ -40,12 +40,11 @@ pub use traffic::Traffic;
 use std::io;
 use std::path::Path;
 
-/// A frame's content.
+/// The content of a frame.
 pub type Page = [u8; ebb_units::FRAME_BYTES as usize];
 
-/// A place for the content of frames, one slot each. Slot numbers are below
-/// 2^48. Several frames may be given the same slot, each for itself: a page
-/// whose slot number says all that is in it.
+/// Keeps the content of frames, one slot each. Slot numbers are below 2^48. Several frames may get
+/// the same slot, each for itself, if the slot number alone says all that is in the page.
 pub trait Store: Send + Sync {
     /// Puts a page into a free slot. On return it survives this process.
     ///
@@ -53,30 +52,30 @@ pub trait Store: Send + Sync {
     /// [`StoreError::Full`], or what the medium said; the page is in no slot then.
     fn save(&self, page: &Page) -> Result<u64, StoreError>;
 
-    /// Puts pages into free slots, adjacent ones where there are such, with few
-    /// writes. What is reported as stored survives this process.
+    /// Puts pages into free slots with few writes, into adjacent slots where there are any. Pages
+    /// reported as stored survive this process.
     fn save_batch(&self, pages: &[Page]) -> SavedBatch;
 
-    /// Reads a slot that is in use. On the fault path: allocates nothing.
+    /// Reads a slot that is in use. The fault path calls it: it allocates nothing.
     ///
     /// # Errors
-    /// [`StoreError::NotInUse`]; [`StoreError::Damaged`]: what was read is not what
-    /// was saved; or what the medium said. `page` is as before then.
+    /// [`StoreError::NotInUse`]. [`StoreError::Damaged`]: what was read is not what was saved.
+    /// Or what the medium said. `page` is unchanged then.
     fn load(&self, slot: u64, page: &mut Page) -> Result<(), StoreError>;
 
-    /// Reads the slots from `first` on in one go, as far as they are in use and
-    /// whole; at most [`CLUSTER_SLOTS`]. A page that is not reported as loaded
-    /// holds any bytes; [`Store::load`] tells why. A slot that is released meanwhile
-    /// may be reported either way: only slots whose frames the caller holds mean
-    /// anything. A page-aligned `pages` ([`PageBuffer`]) saves a copy.
+    /// Reads slots from `first` on at once, at most [`CLUSTER_SLOTS`], and loads the pages of
+    /// those that are in use and intact. A page not reported as loaded has undefined content, and
+    /// [`Store::load`] tells why. A slot released meanwhile may be reported either way: only slots
+    /// whose frames the caller has locked count. A page-aligned `pages` ([`PageBuffer`]) saves a
+    /// copy.
     ///
     /// # Errors
     /// What the medium said.
     fn load_batch(&self, first: u64, pages: &mut [Page]) -> Result<Loaded, StoreError>;
 
-    /// Of the slots that are read from `first` on only `which` are wanted, and in this order: `ready`
-    /// is told of each of them, counted from `first`, as soon as its page is there. No other page
-    /// means anything. Else as [`Store::load_batch`].
+    /// Reads slots from `first` on as [`Store::load_batch`] does, but only for the pages in
+    /// `which`, as indices from `first`. It calls `ready` with each of them, in this order, as
+    /// soon as its page is loaded. All other pages have undefined content.
     ///
     /// # Errors
     /// What the medium said.
@@ -90,56 +89,55 @@ pub trait Store: Send + Sync {
         self.load_batch(first, pages).map(|loaded| loaded.tell(pages, which, ready))
     }
 
-    /// The slot's content is not needed any more. Called on the fault path: no
-    /// I/O here.
+    /// Frees a slot whose content is not needed any more. The fault path calls it: it does no I/O.
     fn release(&self, slot: u64);
 
-    /// Gives back the space of slots that were released, for a while: where the medium takes long the
-    /// rest goes the next time.
+    /// Frees the space of released slots, for a limited time: on a slow medium the rest is freed
+    /// by later calls.
     ///
     /// # Errors
-    /// What the medium said; the slots stay usable.
+    /// What the medium said. The slots stay usable.
     fn trim(&self) -> Result<(), StoreError>;
 
-    /// Whether a store that shares room with this one has found none, since this was asked last.
+    /// Whether a store that shares room with this one has lacked room since the last call.
     fn is_room_wanted(&self) -> bool {
         false
     }
 
-    /// The slot is in use, by the word of a ledger that a dead daemon left. Before
-    /// anything is saved.
+    /// Marks a slot as in use, because a word of a ledger that a dead daemon left names it. It
+    /// comes before any save.
     ///
     /// # Errors
     /// [`StoreError::NotInUse`]: there is no such slot, or two frames claim it.
     fn claim(&self, slot: u64) -> Result<(), StoreError>;
 
-    /// How many slots are read at once, at most, for the sake of one that is wanted: fewer
-    /// while others wait for the same disk.
+    /// Returns how many slots to read at once, at most, for the sake of one that is wanted. It is
+    /// smaller while others wait for the same disk.
     fn most_at_once(&self) -> usize {
         CLUSTER_SLOTS as usize
     }
 
-    /// How much of it is in use now.
+    /// Returns how much of the store is in use now.
     fn usage(&self) -> Usage;
 
-    /// Slots in memory whose pages should go to the disk to make room, those that
-    /// have been there longest: with [`Store::save_to_disk`], a word in the ledger for
-    /// each, and [`Store::release`]. From the thread that saves.
+    /// Returns slots in memory whose pages should go to the disk to make room: those that have
+    /// been there longest. To move them, the caller uses [`Store::save_to_disk`], writes a word of
+    /// the ledger for each, and uses [`Store::release`]. Only the thread that saves calls it.
     fn surplus(&self) -> Vec<u64> {
         Vec::new()
     }
 
-    /// As [`Store::save_batch`], with nothing kept in memory.
+    /// Saves pages as [`Store::save_batch`] does, but none of them in memory.
     fn save_to_disk(&self, pages: &[Page]) -> SavedBatch {
         self.save_batch(pages)
     }
 
-    /// Sets what pages in memory may take; no more than the store was made for. What
-    /// takes more is surplus.
+    /// Sets the most bytes that pages in memory may take, up to what the store was made for. Pages
+    /// beyond that are surplus.
     fn limit_memory(&self, _bytes: u64) {}
 }
 
-/// Slots from here on are in memory, those below on disk.
+/// First slot in memory. Slots below it are on disk.
 pub const MEMORY_SLOTS: u64 = 1 << 47;
 
 /// How much of a store is in use.
@@ -149,26 +147,25 @@ pub struct Usage {
     pub disk_slots: u64,
     /// Slots on disk that hold a page.
     pub disk_slots_used: u64,
-    /// What the file on disk took when it was last written or trimmed.
+    /// Bytes that the file on disk took when it was last written or trimmed.
     pub file_bytes: u64,
-    /// Numbers of slots for compressed pages: so many from [`MEMORY_SLOTS`] on. Few of
-    /// them are ever in use.
+    /// Slot numbers for compressed pages, from [`MEMORY_SLOTS`] on. Few of them are ever in use.
     pub memory_slots: u64,
-    /// What compressed pages take in memory, room for more included.
+    /// Bytes that compressed pages take in memory, with free room in their chunks.
     pub memory_bytes: u64,
-    /// The most that they may take.
+    /// Most bytes that they may take.
     pub memory_limit_bytes: u64,
     /// Pages compressed in memory.
     pub compressed_pages: u64,
-    /// Pages of one byte again and again, which take nothing.
+    /// Pages filled with one byte, which take no memory.
     pub filled_pages: u64,
 }
 
-/// A run directory's files should be in memory alone: a key on a disk may be found there after
-/// its VM.
+/// A run directory's files should be in memory only: a key on a disk could be found there after
+/// the VM has ended.
 pub use ebb_sys::memory_fs::is_in_memory;
 
-/// Whether a daemon before this one had a [`Compressed`] store in `run`.
+/// Whether an earlier daemon had a [`Compressed`] store in `run`.
 ///
 /// # Errors
 /// As stat(2).
@@ -176,11 +173,11 @@ pub fn has_compressed(run: &Path) -> io::Result<bool> {
     run.join(slabs::FILE).try_exists()
 }
 
-/// Removes what stores keep in a VM's run directory, its key first: what lies
-/// on disk cannot be read from then on.
+/// Removes the stores' files in a VM's run directory, the key first: from then on what is on disk
+/// cannot be read.
 ///
 /// # Errors
-/// As unlink(2); nothing that is missing is an error.
+/// As unlink(2). A missing file is no error.
 pub fn remove(run: &Path) -> io::Result<()> {
     let all = [key::FILE, key::NEXT, seals::FILE, slabs::FILE];
     all.iter().try_for_each(|name| remove_file(&run.join(name)))

@@ -1,4 +1,4 @@
-//! What pages are written to: bytes at offsets, which may fail.
+//! What pages are written to: bytes at offsets, with errors.
 
 use std::io;
 
@@ -7,28 +7,29 @@ use ebb_units::FRAME_BYTES;
 use crate::page_buffer::is_aligned;
 use crate::{Page, Space, StoreError};
 
-/// A file or device as a swap file needs it. A trait, so that tests can fail,
-/// shorten and tear what is written.
+/// A file or device as a swap file needs it. It is a trait so that tests can fail, shorten and
+/// tear writes.
 pub trait Medium: Send + Sync {
-    /// Reads at `offset`; how many bytes. 0: its end.
+    /// Reads at `offset` and returns how many bytes. 0: the end.
     ///
     /// # Errors
     /// As pread(2).
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes at `offset`; how many bytes. They survive this process.
+    /// Writes at `offset` and returns how many bytes. They survive this process.
     ///
     /// # Errors
     /// As pwrite(2).
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<usize>;
 
-    /// The range is not needed any more; it reads as anything from now on.
+    /// Discards a range that is not needed any more. Its bytes are undefined from then on.
     ///
     /// # Errors
     /// As fallocate(2).
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()>;
 
-    /// What it takes, and what is left where it is; none: it has all that it will ever have.
+    /// Returns what it takes, and what its file system has. `None`: it has all the space that it
+    /// will ever have.
     ///
     /// # Errors
     /// As fstat(2) and fstatfs(2).
@@ -36,16 +37,16 @@ pub trait Medium: Send + Sync {
         Ok(None)
     }
 
-    /// Whether it takes page-aligned memory only.
+    /// Whether it needs page-aligned memory.
     fn is_direct(&self) -> bool;
 }
 
-/// Whether these pages may go to and from the medium as they lie.
+/// Whether the medium can read or write these pages without a copy.
 pub(crate) fn takes(medium: &impl Medium, pages: &[Page]) -> bool {
     !medium.is_direct() || is_aligned(pages)
 }
 
-/// How many of the pages were surely written, and why not all.
+/// Writes pages. Returns how many were surely written, and why not all.
 pub(crate) fn write(
     medium: &impl Medium,
     offset: u64,
@@ -58,7 +59,7 @@ pub(crate) fn write(
     (done, error.map(StoreError::Medium))
 }
 
-/// How many of the pages were surely read, and why not all.
+/// Reads pages. Returns how many were surely read, and why not all.
 pub(crate) fn read(
     medium: &impl Medium,
     offset: u64,
@@ -70,8 +71,8 @@ pub(crate) fn read(
     })
 }
 
-/// Goes on after short transfers, from a page's start: direct I/O knows no
-/// other. One that moves no whole page is an error, `short`, so this ends.
+/// Goes on after short transfers, from a page's start, as direct I/O needs. A transfer that moves
+/// no whole page is an error, `short`, so that this ends.
 fn whole_pages(
     total: usize,
     short: io::ErrorKind,

@@ -1,4 +1,4 @@
-//! Small numbers that any thread adds and removes, a bit each.
+//! A set of small numbers, a bit each, that any thread adds and removes.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -10,7 +10,7 @@ pub(crate) struct NumberSet {
 }
 
 impl NumberSet {
-    /// For numbers below `end`; others are never in it.
+    /// Makes an empty set for numbers below `end`. Others are never in it.
     pub(crate) fn new(end: usize) -> NumberSet {
         NumberSet { words: (0..end.div_ceil(BITS)).map(|_| AtomicU64::new(0)).collect() }
     }
@@ -35,7 +35,8 @@ impl NumberSet {
         word >> (number % BITS) & 1 == 1
     }
 
-    /// The least. A look at one word for 64 numbers: for 16 thousand slots.
+    /// Returns the least number. It reads a word for 64 numbers: for 16384 slots, if they are
+    /// clusters.
     pub(crate) fn first(&self) -> Option<usize> {
         let bits = self.words.iter().map(|word| word.load(Relaxed).trailing_zeros() as usize);
         let (word, bit) = bits.enumerate().find(|(_, bit)| *bit < BITS)?;

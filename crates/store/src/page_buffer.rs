@@ -1,4 +1,4 @@
-//! Pages in memory where direct I/O may read and write them.
+//! Pages in memory that direct I/O can read and write.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,24 +9,24 @@ use crate::Page;
 
 const ALIGNMENT: usize = FRAME_BYTES as usize;
 
-/// Adjacent pages, each aligned to its size. Those that nobody has written take no room. By default it
-/// has no pages.
+/// Adjacent pages, each aligned to its size. Pages that nobody has written take no memory. The
+/// default has no pages.
 #[derive(Default)]
 pub struct PageBuffer {
-    /// None: of no pages.
+    /// `None`: there are no pages.
     bytes: Option<Scratch>,
     count: usize,
 }
 
 impl PageBuffer {
-    /// `count` pages of zeros.
+    /// Makes `count` pages of zeros.
     pub fn new(count: usize) -> PageBuffer {
         let bytes = (count > 0).then(|| Scratch::new(count * ALIGNMENT));
         PageBuffer { bytes, count }
     }
 
-    /// The first `count` pages, to be written: more than there were, if need be. What they hold
-    /// nobody knows.
+    /// Returns the first `count` pages for writing. The buffer grows if it has fewer. Their
+    /// content is undefined.
     pub fn at_least(&mut self, count: usize) -> &mut [Page] {
         if count > self.count {
             *self = PageBuffer::new(count);
@@ -34,25 +34,25 @@ impl PageBuffer {
         self.pages_mut().get_mut(..count).unwrap_or_default()
     }
 
-    /// Gives back the room that its pages take; they are zeros again.
+    /// Frees the memory of its pages. They are zeros again.
     pub fn clear(&mut self) {
         self.bytes.iter_mut().for_each(Scratch::clear);
     }
 
-    /// The pages.
+    /// Returns the pages.
     pub fn pages(&self) -> &[Page] {
         let (pages, _) = self.bytes.as_deref().unwrap_or_default().as_chunks();
         pages.get(..self.count).unwrap_or_default()
     }
 
-    /// The pages, to be written.
+    /// Returns the pages for writing.
     pub fn pages_mut(&mut self) -> &mut [Page] {
         let (pages, _) = self.bytes.as_deref_mut().unwrap_or_default().as_chunks_mut();
         pages.get_mut(..self.count).unwrap_or_default()
     }
 }
 
-/// `N` pages where they stand, for the stack.
+/// `N` pages in place, for the stack.
 #[repr(align(4096))]
 pub(crate) struct Pages<const N: usize>(pub(crate) [Page; N]);
 
@@ -68,7 +68,7 @@ pub(crate) fn is_aligned(pages: &[Page]) -> bool {
     pages.as_ptr().addr().is_multiple_of(ALIGNMENT)
 }
 
-/// Buffers that are used again. The lock is held to fetch one, not to use it.
+/// Buffers for reuse. The lock is held while a buffer is fetched or put back, not while it is used.
 pub(crate) struct Pool {
     free: Mutex<Vec<PageBuffer>>,
     page_count: usize,

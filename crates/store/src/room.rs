@@ -1,5 +1,5 @@
-//! How much the swap files of a host may take, together and each, and what of their file system
-//! is never used.
+//! How much the swap files of a host may take, all together and each, and how much of their file
+//! system stays free.
 
 use std::io;
 use std::sync::Arc;
@@ -11,41 +11,41 @@ use ebb_units::FRAME_BYTES;
 use crate::table::{Place, Seat, Word};
 use crate::{Medium, StoreError};
 
-/// The largest part of a file system that stays free where no floor was named,
+/// Divisor of a file system's size: this part stays free if no floor is given.
 const FLOOR_PART: u64 = 50;
-/// and the most of it.
+/// Most bytes that stay free if no floor is given.
 const FLOOR_MOST: u64 = 1 << 30;
 
 /// What swap files may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Quota {
-    /// All of them together; none: as much as there is.
+    /// Most bytes of all of them together. `None`: no limit.
     pub all_bytes: Option<u64>,
-    /// Each of them.
+    /// Most bytes of each of them. `None`: no limit.
     pub each_bytes: Option<u64>,
-    /// So much of their file system stays free; none: a fiftieth, 1 GiB at most.
+    /// Bytes of their file system that stay free. `None`: a fiftieth of it, 1 GiB at most.
     pub floor_bytes: Option<u64>,
 }
 
 /// Why no more is saved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoRoom {
-    /// So little of the file system is free as is to stay free.
+    /// The file system has no more free than must stay free.
     Floor,
-    /// All swap files take what they may.
+    /// All swap files together take what they may.
     All,
-    /// This one does.
+    /// This swap file takes what it may.
     Each,
 }
 
-/// What a medium takes, and what is left where it is.
+/// What a medium takes, and what its file system has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Space {
-    /// Blocks of its own.
+    /// Bytes of its own blocks.
     pub taken_bytes: u64,
-    /// Blocks that are free.
+    /// Bytes of the file system's free blocks.
     pub free_bytes: u64,
-    /// All blocks of its file system.
+    /// Bytes of all blocks of its file system.
     pub total_bytes: u64,
 }
 
@@ -57,28 +57,28 @@ pub struct Room {
 }
 
 impl Room {
-    /// Nothing is taken yet. Only swap files of this process share it.
+    /// Room that only swap files of this process share. They take nothing yet.
     pub fn new(quota: Quota) -> Arc<Room> {
         Arc::new(Room { quota, place: Place::any() })
     }
 
-    /// For one swap file; what others take stands in the table.
+    /// Room for one swap file. The table says what others take.
     pub fn at(quota: Quota, place: Place) -> Arc<Room> {
         Arc::new(Room { quota, place })
     }
 
-    /// What all swap files take.
+    /// Returns the bytes that all swap files take.
     pub fn taken_bytes(&self) -> u64 {
         self.place.table().taken_bytes()
     }
 }
 
-/// What one swap file has of it.
+/// One swap file's part of the room.
 #[derive(Debug)]
 pub(crate) struct Part {
     quota: Quota,
     seat: Seat,
-    /// Of all refusals so many are known.
+    /// The refusals of all swap files that this one knows of.
     refusals: AtomicU64,
 }
 
@@ -86,25 +86,25 @@ pub(crate) struct Part {
 #[derive(Debug)]
 pub(crate) struct Promise<'p> {
     part: &'p Part,
-    /// For so many.
+    /// The number of pages.
     pub(crate) pages: u64,
 }
 
 impl Part {
     pub(crate) fn new(room: &Arc<Room>) -> Part {
         let seat = room.place.sit();
-        // What a process that was killed had promised is not written.
+        // A killed process no longer writes what it had been promised room for.
         seat.set(Word::Promised, 0);
         let refusals = AtomicU64::new(seat.sum(Word::Refusals));
         Part { quota: room.quota, seat, refusals }
     }
 
-    /// What the file took when it was last looked at.
+    /// Returns the bytes that the file took when they were last read.
     pub(crate) fn taken_bytes(&self) -> u64 {
         self.seat.get(Word::Taken)
     }
 
-    /// Room for up to `most` pages, none of which has any yet.
+    /// Promises room for up to `most` pages that have none yet.
     pub(crate) fn promise(
         &self,
         medium: &impl Medium,
@@ -115,14 +115,14 @@ impl Part {
         let floor = floor_bytes.unwrap_or_else(|| (space.total_bytes / FLOOR_PART).min(FLOOR_MOST));
         let wanted = most.saturating_mul(FRAME_BYTES);
         self.seat.set(Word::Taken, space.taken_bytes);
-        // First, so that of two who ask at once each sees the other: both may get less than there is,
-        // and never more.
+        // Add first, so that of two who ask at once each sees the other: both may get less than
+        // there is, and never more.
         self.seat.add(Word::Promised, wanted);
         let promised = self.seat.sum(Word::Promised).saturating_sub(wanted);
         let taken = self.seat.sum(Word::Taken);
         let below = |most: Option<u64>, taken| most.unwrap_or(u64::MAX).saturating_sub(taken);
         let left = [
-            // One thread at a time writes to it.
+            // Promises do not count for one swap file: one thread at a time writes to it.
             (below(each_bytes, space.taken_bytes), NoRoom::Each),
             (below(all_bytes, taken.saturating_add(promised)), NoRoom::All),
             (below(Some(space.free_bytes), floor.saturating_add(promised)), NoRoom::Floor),
@@ -137,7 +137,7 @@ impl Part {
         }
     }
 
-    /// It was refused, and has found no other way: the others are to know, it does.
+    /// Tells the others that this one was refused room and found no other slot.
     pub(crate) fn tell_others(&self, error: &StoreError) {
         if matches!(error, StoreError::NoRoom(NoRoom::All | NoRoom::Floor)) {
             self.refusals.fetch_add(1, Relaxed);
@@ -145,13 +145,13 @@ impl Part {
         }
     }
 
-    /// Whether another one was refused room since this was asked last.
+    /// Whether another one was refused room since the last call.
     pub(crate) fn is_wanted(&self) -> bool {
         let refusals = self.seat.sum(Word::Refusals);
         self.refusals.swap(refusals, Relaxed) != refusals
     }
 
-    /// Looks at what the file takes now.
+    /// Updates how many bytes the file takes.
     pub(crate) fn look(&self, medium: &impl Medium) -> io::Result<()> {
         if let Some(space) = medium.space()? {
             self.seat.set(Word::Taken, space.taken_bytes);
@@ -162,7 +162,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // The file may stay for another process, which counts it anew.
+        // The file may stay for another process, which counts it again.
         self.seat.set(Word::Taken, 0);
     }
 }

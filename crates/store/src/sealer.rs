@@ -1,4 +1,4 @@
-//! What makes a slot unreadable to others, and damage to it known.
+//! Seals pages, so that others cannot read a slot and damage to it is found.
 
 use aes_gcm::aead::inout::InOutBuf;
 use aes_gcm::{AeadInOut, Aes256Gcm, KeyInit};
@@ -10,16 +10,16 @@ use crate::Page;
 /// What a slot on disk is protected against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protection {
-    /// Readers and damage: AES-256-GCM, with a key that goes with the VM.
+    /// Readers and damage: AES-256-GCM, with a key that is removed with the VM.
     Encrypted,
-    /// Damage alone, by accident: XXH3. For a disk that encrypts by itself.
+    /// Accidental damage only: XXH3. For a disk that encrypts by itself.
     Checksum,
 }
 
-/// 16 bytes that only the slot's content has.
+/// 16 bytes that prove a slot's content.
 pub(crate) type Tag = [u64; 2];
 
-/// Which filling of which slot: never the same twice under one key.
+/// A generation of a slot. It never occurs twice under one key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     /// Below 2^48.
@@ -37,7 +37,7 @@ impl Place {
         nonce
     }
 
-    /// Different places hash the same bytes differently.
+    /// Returns the seed for the hash: the same bytes hash differently at different places.
     fn seed(self) -> u64 {
         self.slot ^ self.generation.rotate_left(32)
     }
@@ -50,11 +50,11 @@ pub(crate) enum Sealer {
 }
 
 impl Sealer {
-    /// The cipher overwrites its keys when it goes; until then they stay out of the host's swap,
-    /// as far as this process may lock memory.
+    /// Makes a sealer with this key. The cipher overwrites its keys when it is dropped. Until then
+    /// they stay out of the host's swap, as far as this process may lock memory.
     pub(crate) fn aes(key: &[u8; 32]) -> Sealer {
         let cipher = Box::new(Aes256Gcm::new(key.into()));
-        // A VM is not given up for that.
+        // If memory cannot be locked, the VM still runs.
         let _ = lock_in_memory(&*cipher);
         Sealer::Aes(cipher)
     }
@@ -64,14 +64,14 @@ impl Sealer {
         matches!(self, Sealer::Xxh3)
     }
 
-    /// The tag of a page that is stored as it is.
+    /// Returns the tag of a page that is stored as it is.
     pub(crate) fn tag(place: Place, page: &Page) -> Tag {
         let hash = XxHash3_128::oneshot_with_seed(place.seed(), page);
         [hash as u64, (hash >> 64) as u64]
     }
 
-    /// What is to be stored, and its tag; `None`: the cipher refuses the page's
-    /// length, which it never does.
+    /// Writes what is to be stored to `sealed` and returns its tag. `None`: the cipher refuses the
+    /// page's length, which it never does.
     pub(crate) fn seal(&self, place: Place, page: &Page, sealed: &mut Page) -> Option<Tag> {
         let Sealer::Aes(cipher) = self else {
             sealed.copy_from_slice(page);
@@ -83,8 +83,8 @@ impl Sealer {
         <[[u8; 8]; 2]>::try_from(halves).ok().map(|halves| halves.map(u64::from_le_bytes))
     }
 
-    /// The page behind what was stored; `false`: it is not what was stored at this
-    /// place, and `page` is as before.
+    /// Writes the page that was stored to `page`. `false`: `sealed` is not what was stored at this
+    /// place, and `page` is unchanged.
     pub(crate) fn open(&self, place: Place, tag: Tag, sealed: &Page, page: &mut Page) -> bool {
         match self {
             Sealer::Aes(_) => {
@@ -101,7 +101,7 @@ impl Sealer {
         }
     }
 
-    /// The same where it lies.
+    /// Opens a page in place. `false`: it is not what was stored at this place.
     pub(crate) fn open_in_place(&self, place: Place, tag: Tag, page: &mut Page) -> bool {
         match self {
             Sealer::Aes(_) => self.decrypt(place, tag, page.as_mut_slice().into()),
@@ -109,7 +109,7 @@ impl Sealer {
         }
     }
 
-    /// The cipher looks at the tag before it writes anything.
+    /// Decrypts a page. The cipher checks the tag before it writes anything.
     fn decrypt(&self, place: Place, tag: Tag, both: InOutBuf<'_, '_, u8>) -> bool {
         let Sealer::Aes(cipher) = self else { return false };
         let mut bytes = [0; 16];

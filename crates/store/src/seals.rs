@@ -1,5 +1,5 @@
-//! What is known of each slot: which filling it has, and that filling's tag. A
-//! mapped file that outlives the daemon. Layout: `docs/swap-store.md`.
+//! The seal of each slot: its generation and its tag, in a mapped file that outlives the daemon.
+//! Layout: `docs/swap-store.md`.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,7 +13,7 @@ use crate::number_set::NumberSet;
 use crate::sealer::{Place, Protection, Tag};
 use crate::{CLUSTER_SLOTS, StoreError};
 
-/// Its file.
+/// The name of the file.
 pub(crate) const FILE: &str = "swap.seals";
 
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBSEALS");
@@ -21,10 +21,10 @@ const VERSION: u64 = 1;
 const HEADER_BYTES: u64 = 4096;
 const ROW_WORDS: usize = 4;
 const ROW_BYTES: u64 = ROW_WORDS as u64 * 8;
-/// Whole pages, so that a cluster's rows can be made and mapped by themselves.
+/// Bytes of a cluster's rows: whole pages, so that they can be allocated and mapped by themselves.
 const CLUSTER_BYTES: u64 = CLUSTER_SLOTS * ROW_BYTES;
 const _: () = assert!(CLUSTER_BYTES.is_multiple_of(4096));
-/// Half of a nonce.
+/// Bound on generations: a nonce has 48 bits for one, half of its bits.
 const GENERATION_END: u64 = 1 << 48;
 
 pub(crate) struct Seals {
@@ -35,14 +35,14 @@ pub(crate) struct Seals {
 }
 
 impl Seals {
-    /// Makes it, all slots empty.
+    /// Makes the file, with all slots empty.
     pub(crate) fn create(run: &Path, kind: Protection, count: u64) -> Result<Seals, StoreError> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true).mode(0o600);
         let file = options.open(run.join(FILE))?;
         file.set_len(bytes_for(count))?;
         let seals = Seals::map(&file, count)?;
-        // The magic last: a file without it was never finished.
+        // The magic last: a file without it is not complete.
         for (index, value) in header(kind, count).into_iter().enumerate().rev() {
             if let Some(word) = seals.header(index) {
                 word.store(value, Release);
@@ -51,7 +51,7 @@ impl Seals {
         Ok(seals)
     }
 
-    /// The one that is there; `None`: there is none, or it was never finished.
+    /// Opens the file. `None`: there is none, or it is not complete.
     pub(crate) fn open(
         run: &Path,
         kind: Protection,
@@ -89,8 +89,8 @@ impl Seals {
         Ok(Seals { mapping, slot_count, prepared })
     }
 
-    /// Puts memory behind the rows of a slot's cluster: a touch of what the file
-    /// system has no memory for would kill the process.
+    /// Allocates memory for the rows of a slot's cluster: a touch of a row for which the file
+    /// system has no memory would kill the process.
     ///
     /// # Errors
     /// The file system is full.
@@ -104,11 +104,11 @@ impl Seals {
         Ok(())
     }
 
-    /// A place that nothing was ever sealed for. On record before it is used:
-    /// whoever dies in between has wasted a number, and reused none.
+    /// Returns a place that nothing was ever sealed for. The new generation is in the file before
+    /// it is used: a death in between wastes a generation, and no generation is used twice.
     ///
     /// # Errors
-    /// [`StoreError::Full`] once a slot was filled 2^48 times.
+    /// [`StoreError::Full`]: the slot was filled 2^48 times.
     pub(crate) fn next(&self, slot: u64) -> Result<Place, StoreError> {
         let [number, ..] = self.row(slot).ok_or(StoreError::NotInUse { slot })?;
         let generation = number.load(Acquire) + 1;
@@ -119,7 +119,7 @@ impl Seals {
         Ok(Place { slot, generation })
     }
 
-    /// The slot's filling has this tag.
+    /// Records the tag of the slot's present generation.
     pub(crate) fn set(&self, place: Place, tag: Tag) {
         if let Some([_, low, high, _]) = self.row(place.slot) {
             low.store(tag[0], Relaxed);
@@ -127,8 +127,7 @@ impl Seals {
         }
     }
 
-    /// Which filling a slot has; `None`: never filled. Its cluster must have been
-    /// prepared.
+    /// Returns the seal of a slot. `None`: it was never filled. Its cluster must be prepared.
     pub(crate) fn get(&self, slot: u64) -> Option<(Place, Tag)> {
         let [generation, low, high, _] = self.row(slot)?;
         let tag = [low.load(Acquire), high.load(Acquire)];

@@ -1,11 +1,11 @@
-//! What a block device holds already, by the marks that its formats leave.
+//! Finds what a block device contains already, by the magic bytes of known formats.
 
 use crate::Medium;
 
-/// The first bytes of a device: all marks known here are in them.
+/// Length of a device's head, which contains all magic bytes known here.
 pub(crate) const HEAD_BYTES: usize = 1 << 20;
 
-/// A mark, where it is, and of what.
+/// Offset, magic bytes, and what they mean.
 const MARKS: [(usize, &[u8], &str); 20] = [
     (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
     (0, b"XFSB", "an XFS file system"),
@@ -28,11 +28,11 @@ const MARKS: [(usize, &[u8], &str); 20] = [
     (3, b"NTFS    ", "an NTFS file system"),
     (510, b"\x55\xaa", "a partition table or a FAT file system"),
 ];
-/// ZFS keeps a ring of these from 128 KiB on, a KiB at the least each.
+/// Magic bytes of ZFS, which has a ring of these from 128 KiB on, each 1 KiB at least.
 const UBERBLOCK: &[u8] = &0x00ba_b10c_u64.to_le_bytes();
 const UBERBLOCKS: std::ops::Range<usize> = 128 << 10..256 << 10;
 
-/// What the device holds; `None`: nothing known.
+/// Returns what the device contains. `None`: nothing known.
 pub(crate) fn find(head: &[u8]) -> Option<&'static str> {
     let is_at = |at: usize, mark: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(mark));
     let known = MARKS.iter().find(|(at, mark, _)| is_at(*at, mark)).map(|(.., what)| *what);

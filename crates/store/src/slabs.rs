@@ -1,5 +1,5 @@
-//! Objects of a few hundred bytes in a mapped file that outlives the daemon.
-//! Layout: `docs/swap-store.md`.
+//! Objects of up to 2040 bytes in a mapped file that outlives the daemon. Layout:
+//! `docs/swap-store.md`.
 
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
@@ -16,21 +16,21 @@ use crate::StoreError;
 use crate::number_set::NumberSet;
 use crate::slot_bits::{self, SlotBits};
 
-/// Its file.
+/// The name of the file.
 pub(crate) const FILE: &str = "compressed";
-/// The file grows and shrinks by this.
+/// Bytes of a chunk, the unit by which the file's memory grows and shrinks.
 pub(crate) const CHUNK_BYTES: u64 = 64 << 10;
-/// The longest object.
+/// Most bytes of an object.
 pub(crate) const OBJECT_MAX: usize = CLASSES * STEP_BYTES as usize - 8;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBSLABS");
 const VERSION: u64 = 1;
-/// Objects of class k take k + 1 steps, a word in front of them included.
+/// Unit of the size of objects: those of class k take k + 1 steps, with a word before the bytes.
 const STEP_BYTES: u64 = 256;
 const CLASSES: usize = 8;
-/// So much of the limit is kept free for what comes next.
+/// Divisor of the limit: this part of it is kept free for new objects.
 const FREE_PART: u64 = 8;
-/// 256 GiB of chunks: what the table has room for.
+/// Most chunks, 256 GiB: the room in the table.
 const CHUNKS_MAX: u64 = 1 << 22;
 const TABLE_AT: u64 = 4096;
 const CHUNKS_AT: u64 = TABLE_AT + CHUNKS_MAX * 8;
@@ -40,25 +40,25 @@ const LENGTH_BITS: u64 = 0xffff;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Object {
     pub(crate) chunk: u64,
-    /// Which of the chunk's objects; below 256.
+    /// Its index in the chunk, below 256.
     pub(crate) index: u64,
 }
 
-/// One thread at a time takes; any may read and release.
+/// The objects of a store. One thread at a time takes objects, any thread may read and release.
 pub(crate) struct Slabs {
     file: File,
     mapping: Mapping,
     /// Which objects of each chunk are in use.
     used: Vec<SlotBits>,
-    /// Where chunks of a class with room are, sooner or later.
+    /// Chunks of each class with a free object, eventually.
     roomy: [NumberSet; CLASSES],
-    /// The same of chunks with no object.
+    /// Chunks with memory and no object, eventually.
     empty: NumberSet,
     /// Chunks without memory.
     absent: NumberSet,
     present_count: AtomicU64,
     object_count: AtomicU64,
-    /// When something was last put into each chunk, by count of puts.
+    /// The number of the last put into each chunk, counted over all chunks.
     put_at: Vec<AtomicU64>,
     puts: AtomicU64,
     limit_chunks: AtomicU64,
@@ -66,8 +66,7 @@ pub(crate) struct Slabs {
 }
 
 impl Slabs {
-    /// Opens the file, or makes it, for at most `limit_bytes`. Nothing is in use
-    /// until it was claimed.
+    /// Opens or makes the file, for at most `limit_bytes`. No object is in use until it is claimed.
     pub(crate) fn open(run: &Path, limit_bytes: u64) -> Result<Slabs, StoreError> {
         let path = run.join(FILE);
         let unusable = |why| StoreError::Unusable(format!("{}: {why}", path.display()));
@@ -83,14 +82,14 @@ impl Slabs {
             return Err(unusable("not of this version"));
         }
         let (count, mapping) = match map(&file, limit_chunks.max(had)) {
-            // What was there needs no room: a daemon takes it up also where there is none.
+            // Existing chunks need no more room: a daemon recovers them even if there is none.
             Err(_) if had > 0 => {
                 let mapped = map(&file, had);
                 file.set_len(length)?;
                 mapped?
             }
             Err(error) => {
-                // No table, so no object.
+                // The file has no chunk, so there is no object to lose.
                 fs::remove_file(&path)?;
                 return Err(error);
             }
@@ -117,7 +116,7 @@ impl Slabs {
         }
     }
 
-    /// `false`: the file is none of ours.
+    /// Checks or writes the header, and lists the chunks. `false`: the file is not Ebb's.
     fn take_up(&self, count: u64) -> bool {
         let Some([magic, version]) = self.mapping.words(0, 2) else { return false };
         match [magic.load(Acquire), version.load(Acquire)] {
@@ -141,7 +140,7 @@ impl Slabs {
         })
     }
 
-    /// Puts bytes into a free object. `None`: no room, by the limit or the host's.
+    /// Puts bytes into a free object. `None`: the limit or the host leaves no room.
     pub(crate) fn put(&self, bytes: &[u8]) -> Option<Object> {
         let class = class_for(bytes.len())?;
         let object = self.take(class)?;
@@ -162,7 +161,7 @@ impl Slabs {
         Some(object)
     }
 
-    /// An object's bytes; `None`: not what was put there.
+    /// Returns an object's bytes. `None`: they are not what was put there.
     pub(crate) fn get<'a>(
         &self,
         object: Object,
@@ -179,7 +178,7 @@ impl Slabs {
         (head_of(bytes) == head && length <= words.len() * 8).then_some(bytes)
     }
 
-    /// Waits for nobody.
+    /// Frees an object. It never waits.
     pub(crate) fn release(&self, object: Object) {
         let Some(used) = self.used.get(object.chunk as usize) else { return };
         if used.clear(object.index) {
@@ -188,7 +187,7 @@ impl Slabs {
         }
     }
 
-    /// The object is in use; `false`: it cannot be, or is already.
+    /// Marks an object as in use. `false`: it cannot exist, or is in use already.
     pub(crate) fn claim(&self, object: Object) -> bool {
         let _taking = self.taking();
         let inside = self.words(object).is_some();
@@ -202,12 +201,12 @@ impl Slabs {
         self.used.get(object.chunk as usize).is_some_and(|used| used.has(object.index))
     }
 
-    /// Gives the memory of chunks without objects to the host.
+    /// Returns the memory of chunks without objects to the host.
     pub(crate) fn trim(&self) -> Result<(), StoreError> {
         loop {
             let _taking = self.taking();
             let Some(chunk) = self.take_empty() else { return Ok(()) };
-            // Absent before its memory goes: what a death in between leaves is waste.
+            // Record first, then punch: a death in between wastes memory only.
             if let Some(kind) = self.kind(chunk) {
                 kind.store(0, Release);
             }
@@ -230,14 +229,14 @@ impl Slabs {
         self.limit_chunks.store((bytes / CHUNK_BYTES).min(self.chunk_count()), Relaxed);
     }
 
-    /// How many chunks there may be.
+    /// Returns how many chunks there can be.
     pub(crate) fn chunk_count(&self) -> u64 {
         self.used.len() as u64
     }
 
-    /// What is in the chunks that nothing was put into for longest: in as many of them
-    /// as are too many, with an eighth of the limit kept free, and up to `most` objects
-    /// rounded up to a chunk's.
+    /// Returns the objects of the chunks with the oldest last put. It goes through as many chunks
+    /// as exceed the limit less an eighth of it, until there are `most` objects, rounded up to
+    /// whole chunks.
     pub(crate) fn surplus(&self, most: usize) -> Vec<Object> {
         let (present, limit) = (self.present_count.load(Relaxed), self.limit_chunks());
         let too_many = present.saturating_sub(limit.saturating_sub((limit / FREE_PART).max(1)));
@@ -284,20 +283,20 @@ impl Slabs {
                 self.object_count.fetch_add(1, Relaxed);
                 return Some(Object { chunk, index });
             }
-            // Looked at once more after that: whoever releases adds it again.
+            // Check again after the removal: a release after this adds the chunk again.
             roomy.remove(chunk as usize);
             self.list(chunk);
         }
     }
 
-    /// A chunk without objects, for objects of `class` from now on.
+    /// Gives a chunk without objects to `class` and returns it.
     fn take_chunk(&self, class: usize) -> Option<u64> {
         let chunk = match self.take_empty() {
             Some(chunk) => chunk,
             None => {
                 let within = self.present_count.load(Relaxed) < self.limit_chunks();
                 let chunk = within.then(|| self.absent.first())?? as u64;
-                // A touch of what the host has no memory for would kill us.
+                // A touch of a chunk for which the host has no memory would kill the process.
                 self.mapping.reserve(CHUNKS_AT + chunk * CHUNK_BYTES, CHUNK_BYTES).ok()?;
                 self.absent.remove(chunk as usize);
                 self.present_count.fetch_add(1, Relaxed);
@@ -309,7 +308,7 @@ impl Slabs {
         Some(chunk)
     }
 
-    /// A chunk that has memory and no object, listed nowhere from now on.
+    /// Returns a chunk that has memory and no object, and removes it from all lists.
     fn take_empty(&self) -> Option<u64> {
         while let Some(chunk) = self.empty.first() {
             self.empty.remove(chunk);
@@ -342,7 +341,7 @@ impl Slabs {
         (self.kind(chunk)?.load(Acquire) as usize).checked_sub(1)
     }
 
-    /// The chunk's word in the table: 0, or its class and 1.
+    /// Returns the chunk's word in the table: 0 if it has no memory, otherwise its class plus 1.
     fn kind(&self, chunk: u64) -> Option<&AtomicU64> {
         let inside = (chunk < self.used.len() as u64).then_some(TABLE_AT + chunk * 8)?;
         self.mapping.words(inside, 1)?.first()
@@ -360,7 +359,7 @@ impl Slabs {
     }
 }
 
-/// The file with a table for so many chunks, and that table in memory.
+/// Extends the file for `count` chunks and maps it, with memory for its table.
 fn map(file: &File, count: u64) -> Result<(u64, Mapping), StoreError> {
     file.set_len(file.metadata()?.len().max(CHUNKS_AT + count * CHUNK_BYTES))?;
     let mapping = Mapping::new(file, 0, CHUNKS_AT + count * CHUNK_BYTES)?;
@@ -378,7 +377,7 @@ fn objects_in(class: usize) -> u64 {
     CHUNK_BYTES / ((class as u64 + 1) * STEP_BYTES)
 }
 
-/// Length, and a hash of the bytes.
+/// Returns the word before an object: a hash of its bytes, and their length.
 fn head_of(bytes: &[u8]) -> u64 {
     (XxHash3_128::oneshot(bytes) as u64) & !LENGTH_BITS | bytes.len() as u64 & LENGTH_BITS
 }

@@ -1,9 +1,9 @@
-//! 256 slots, a bit each; any thread sets and clears them.
+//! 256 slots, a bit each, that any thread sets and clears.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How many slots.
+/// Number of slots.
 pub(crate) const COUNT: u64 = 256;
 
 const BITS: u64 = u64::BITS as u64;
@@ -16,12 +16,12 @@ pub(crate) type Words = [u64; WORDS];
 pub(crate) struct SlotBits([AtomicU64; WORDS]);
 
 impl SlotBits {
-    /// `false`: it was set, or there is none such.
+    /// Sets a bit. `false`: it was set, or does not exist.
     pub(crate) fn set(&self, at: u64) -> bool {
         self.word(at).is_some_and(|(word, bit)| word.fetch_or(bit, SeqCst) & bit == 0)
     }
 
-    /// `false`: it was not set.
+    /// Clears a bit. `false`: it was not set.
     pub(crate) fn clear(&self, at: u64) -> bool {
         self.word(at).is_some_and(|(word, bit)| word.fetch_and(!bit, SeqCst) & bit != 0)
     }
@@ -34,8 +34,8 @@ impl SlotBits {
         self.words().iter().map(|word| word.count_ones()).sum()
     }
 
-    /// The first clear bits between `from` and `end`: where, and how many, up to
-    /// `most`.
+    /// Returns the first run of clear bits between `from` and `end`: its first bit, and its length
+    /// up to `most`.
     pub(crate) fn free_run(&self, from: u64, end: u64, most: u64) -> Option<(u64, u64)> {
         let words = self.words();
         let first = next_zero(&words, from).filter(|&first| first < end)?;
@@ -65,7 +65,7 @@ impl SlotBits {
         }
     }
 
-    /// Clears all; those that were set here and are not in `other`.
+    /// Clears all bits. Returns those that were set here and are not in `other`.
     pub(crate) fn take_all(&self, other: &SlotBits) -> Words {
         let mut taken = [0; WORDS];
         for ((taken, this), other) in taken.iter_mut().zip(&self.0).zip(&other.0) {
@@ -74,7 +74,7 @@ impl SlotBits {
         taken
     }
 
-    /// Those that are set here and not in `other`.
+    /// Returns the bits that are set here and not in `other`.
     pub(crate) fn without(&self, other: &SlotBits) -> Words {
         let mut words = self.words();
         words.iter_mut().zip(other.words()).for_each(|(word, other)| *word &= !other);
@@ -90,7 +90,7 @@ impl SlotBits {
     }
 }
 
-/// Runs (first, count) of ones.
+/// Returns the runs (first, count) of ones.
 pub(crate) fn runs(words: Words) -> impl Iterator<Item = (u64, u64)> {
     let zeros = words.map(|word| !word);
     let mut at = 0;
@@ -101,11 +101,11 @@ pub(crate) fn runs(words: Words) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// The first zero at or after `from`.
+/// Returns the first zero at or after `from`.
 fn next_zero(words: &Words, from: u64) -> Option<u64> {
     let mut at = from;
     while let Some(word) = words.get((at / BITS) as usize) {
-        // Shifted in from the top are zeros: a word of ones ends where it ends.
+        // The shift brings in zeros from the top: the run ends at the end of the word.
         let ones = u64::from((word >> (at % BITS)).trailing_ones());
         if ones < BITS - at % BITS {
             return Some(at + ones);

@@ -16,30 +16,29 @@ use crate::{
     Disk, Loaded, MEMORY_SLOTS, Medium, Page, SavedBatch, Store, StoreError, Usage, key, medium,
 };
 
-/// Pages that are read at once where the reader's memory is not aligned.
+/// Pages to read at once where the reader's memory is not aligned.
 const PIECE_PAGES: usize = 16;
-/// One trimming takes so long, and one discard more: other work of its thread waits.
+/// Longest time of one trimming, up to one more discard: other work of its thread waits.
 const TRIM: Duration = Duration::from_millis(50);
 
-/// Slots on a disk; a released slot takes no space once it was trimmed.
+/// Slots on a disk. A released slot takes no space once it is trimmed.
 pub struct SwapFile<M = Disk> {
     medium: M,
     clusters: Clusters,
     seals: Seals,
     sealer: Sealer,
-    /// What is written, sealed.
+    /// Buffers for sealed pages to write.
     buffers: Pool,
     part: Part,
     lane: Lane,
 }
 
 impl SwapFile {
-    /// Opens the swap file, or makes it, with room for `slot_count` slots. What is
-    /// known of them, and their key, are in `run`, the VM's run directory. Nothing is
-    /// in use until it was saved or claimed.
+    /// Opens or makes the swap file, with room for `slot_count` slots. Their seals and key are in
+    /// `run`, the VM's run directory. No slot is in use until it is saved or claimed.
     ///
     /// # Errors
-    /// As open(2) and ftruncate(2); [`StoreError::Unusable`]: it is another VM's.
+    /// As open(2) and ftruncate(2). [`StoreError::Unusable`]: it is another VM's.
     pub fn open(
         path: &Path,
         run: &Path,
@@ -52,7 +51,7 @@ impl SwapFile {
 }
 
 impl<M: Medium> SwapFile<M> {
-    /// The same over any medium, with slot 0 at its byte 0.
+    /// Opens a swap file on any medium, with slot 0 at the medium's byte 0.
     ///
     /// # Errors
     /// As [`SwapFile::open`].
@@ -79,20 +78,20 @@ impl<M: Medium> SwapFile<M> {
         Ok(SwapFile { medium, clusters, seals, sealer, buffers, part, lane })
     }
 
-    /// With so much room, which it shares with others; it had all that there is.
+    /// Limits it to a room that it shares with others. Until then it has no limit.
     #[must_use]
     pub fn within(self, room: &Arc<Room>) -> SwapFile<M> {
         SwapFile { part: Part::new(room), ..self }
     }
 
-    /// On a disk whose traffic it shares with others; it had it alone.
+    /// Makes it share a disk's traffic with others. Until then it has the disk for itself.
     #[must_use]
     pub fn among(self, traffic: &Arc<Traffic>) -> SwapFile<M> {
         SwapFile { lane: Lane::new(traffic), ..self }
     }
 
-    /// Takes adjacent slots, up to `most` of them, for which there is room: that is promised,
-    /// or they have it already.
+    /// Takes adjacent slots with room, up to `most`: either room is promised for them, or they have
+    /// space on the disk already.
     fn take_run(&self, most: u64) -> Result<(u64, u64, Option<Promise<'_>>), StoreError> {
         match self.part.promise(&self.medium, most) {
             Ok(promise) => {
@@ -109,7 +108,8 @@ impl<M: Medium> SwapFile<M> {
         }
     }
 
-    /// What could not be stored has left nothing, or a part of it that is overwritten.
+    /// Frees a slot whose page could not be stored. A part of that page may be in it, until the
+    /// slot's next page overwrites it.
     fn give_back(&self, slot: u64, promised: bool) {
         match promised {
             true => self.clusters.give_back(slot),
@@ -117,7 +117,7 @@ impl<M: Medium> SwapFile<M> {
         }
     }
 
-    /// Seals pages and writes them to adjacent slots; how many are stored.
+    /// Seals pages and writes them to adjacent slots. Returns how many are stored.
     fn save_run(&self, first: u64, pages: &[Page]) -> (usize, Option<StoreError>) {
         if let Err(error) = self.seals.prepare(first) {
             return (0, Some(error));
@@ -175,12 +175,12 @@ impl<M: Medium> SwapFile<M> {
         (stored, None)
     }
 
-    /// What is known of a slot that is in use.
+    /// Returns the seal of a slot that is in use.
     fn seal_of(&self, slot: u64) -> Option<(Place, Tag)> {
         self.clusters.is_taken(slot).then(|| self.seals.get(slot))?
     }
 
-    /// Opens what was read for the slots from `first` on, where it lies.
+    /// Opens in place what was read for the slots from `first` on.
     fn open_each(&self, first: u64, pages: &mut [Page], mut good: impl FnMut(usize)) {
         for ((index, page), slot) in pages.iter_mut().enumerate().zip(first..) {
             if let Some((place, tag)) = self.seal_of(slot)
@@ -191,7 +191,7 @@ impl<M: Medium> SwapFile<M> {
         }
     }
 
-    /// By way of aligned memory, a piece at a time.
+    /// Loads pages through aligned memory, a piece at a time.
     fn load_pieces(
         &self,
         first: u64,
@@ -219,8 +219,8 @@ impl<M: Medium> SwapFile<M> {
     }
 }
 
-/// Seals and their key are made together: a key whose seals are lost must not be
-/// used again, since nobody knows for what it was.
+/// Opens or makes seals and their key, always together. A key whose seals are lost must not be
+/// used again, since nobody knows for which places it was used.
 fn keyed(run: &Path, slot_count: u64) -> Result<(Seals, Sealer), StoreError> {
     let seals = Seals::open(run, Protection::Encrypted, slot_count)?;
     match (seals, key::load(run)?) {
@@ -265,7 +265,7 @@ impl<M: Medium> Store for SwapFile<M> {
                     false => self.give_back(slot, promise.is_some()),
                 }
             }
-            // Counted before it is not promised any more.
+            // Update what the file takes before the promise ends.
             let _ = self.part.look(&self.medium);
             drop(promise);
             (left, batch.error) = ((pages, later), error);
@@ -291,7 +291,7 @@ impl<M: Medium> Store for SwapFile<M> {
         let most = pages.len().min(CLUSTER_SLOTS as usize) as u64;
         let end = first.saturating_add(most).min(self.clusters.count());
         let mut loaded = Loaded::default();
-        // What is free at the end need not be read.
+        // Free slots at the end need not be read.
         let Some(last) = (first..end).rev().find(|&slot| self.clusters.is_taken(slot)) else {
             return Ok(loaded);
         };
@@ -353,7 +353,7 @@ impl<M: Medium> Store for SwapFile<M> {
         };
         let trimmed = self.clusters.take_stale(discard, || Instant::now() < end);
         if any {
-            // Others may have what it took.
+            // Others may use the space that was freed.
             self.part.look(&self.medium)?;
         }
         trimmed

@@ -1,5 +1,5 @@
-//! What the swap files of a host tell each other: a slot for each, in memory that the processes of all
-//! VMs map. Format: `docs/run-directory.md`, *swap.shared*.
+//! The table by which the swap files of a host share their figures: a slot for each, in memory
+//! that the processes of all VMs map. Format: `docs/run-directory.md`, *swap.shared*.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,37 +9,38 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ebb_sys::mapping::Mapping;
 
-/// Swap files that a table in a file has room for,
+/// Slots for swap files in a shared table, which is in a file.
 const SLOTS: usize = 1023;
-/// and one of a process's own.
+/// Slots for swap files in a table of a single process.
 const OWN_SLOTS: usize = 15;
-/// Two cache lines: the owner's name, and what changes.
+/// Words of a slot, two cache lines: the owner's name, and what changes.
 const SLOT_WORDS: usize = 16;
 const NAME_WORDS: usize = 8;
-/// Of a table in a file, in bytes.
+/// Bytes of a table in a file.
 pub const TABLE_BYTES: u64 = ((SLOTS + 1) * SLOT_WORDS * size_of::<u64>()) as u64;
 /// The header's word that counts slots up to the last one that ever had an owner.
 const USED: usize = 0;
 
-/// A slot's words behind its owner's name.
+/// The words of a slot after its owner's name.
 #[derive(Clone, Copy)]
 pub(crate) enum Word {
     /// The device number of the disk that the swap file is on.
     Disk = NAME_WORDS as isize,
     /// Bytes that the swap file takes.
     Taken,
-    /// Bytes promised to writes under way.
+    /// Bytes promised to writes in flight.
     Promised,
     /// How often the swap file found no room in what all share.
     Refusals,
-    /// Reads that were asked for and have not ended.
+    /// Reads that were requested and have not ended.
     Reads,
-    /// When a read last began or ended, in milliseconds of the host's monotonic clock; 0: never.
+    /// When a read last began or ended, in milliseconds of the host's monotonic clock. 0: never.
     LastRead,
 }
 
-/// The slots of all swap files. Whatever another process writes there, only numbers are read. Two who ask at
-/// once are to see each other: so all is in one order.
+/// The slots of all swap files. It reads only numbers, whatever another process writes there. All
+/// accesses are sequentially consistent, so that of two swap files that ask at once each sees the
+/// other.
 pub struct Table {
     words: Words,
     /// Held while slots are given and taken back.
@@ -58,7 +59,7 @@ impl std::fmt::Debug for Table {
 }
 
 impl Table {
-    /// One that no other process sees.
+    /// Makes a table that no other process sees.
     pub fn own() -> Arc<Table> {
         let words = (0..(OWN_SLOTS + 1) * SLOT_WORDS).map(|_| AtomicU64::new(0)).collect();
         Table::new(Words::Own(words))
@@ -68,18 +69,18 @@ impl Table {
         Arc::new(Table { words, giving: Mutex::default() })
     }
 
-    /// The one in a file of [`TABLE_BYTES`].
+    /// Maps the table in a file of [`TABLE_BYTES`].
     ///
     /// # Errors
-    /// As mmap(2); `StorageFull`: the file system has no room for it.
+    /// As mmap(2). `StorageFull`: the file system has no room for it.
     pub fn over(file: impl AsFd) -> io::Result<Arc<Table>> {
         let mapping = Mapping::new(file, 0, TABLE_BYTES)?.guarded()?;
         mapping.reserve(0, TABLE_BYTES)?;
         Ok(Table::new(Words::Shared(mapping)))
     }
 
-    /// The slot of this owner, which gets one if it has none; none: all are taken. One process alone
-    /// gives slots.
+    /// Returns the slot of this owner, which gets one if it has none. `None`: no slot is free.
+    /// Only one process gives slots.
     pub fn give(&self, owner: &str) -> Option<usize> {
         let _alone = self.giving();
         let (name, free) = (words_of(owner), [0; NAME_WORDS]);
@@ -93,7 +94,7 @@ impl Table {
         Some(slot)
     }
 
-    /// The owner and its swap file are gone.
+    /// Frees the slot of an owner whose swap file no longer exists.
     pub fn take_back(&self, owner: &str) {
         let _alone = self.giving();
         let name = words_of(owner);
@@ -102,7 +103,7 @@ impl Table {
         }
     }
 
-    /// Takes back the slots of all owners but these.
+    /// Frees the slots of all owners for which `stays` is false.
     pub fn keep_only(&self, stays: impl Fn(&str) -> bool) {
         let _alone = self.giving();
         for slot in 0..self.used() {
@@ -113,12 +114,12 @@ impl Table {
         }
     }
 
-    /// What all swap files take, in bytes.
+    /// Returns the bytes that all swap files take.
     pub fn taken_bytes(&self) -> u64 {
         self.sum(Word::Taken)
     }
 
-    /// The sum of a word over all slots.
+    /// Returns the sum of a word over all slots.
     pub(crate) fn sum(&self, word: Word) -> u64 {
         (0..self.used()).fold(0, |sum: u64, slot| sum.saturating_add(self.get(slot, word)))
     }
@@ -127,12 +128,12 @@ impl Table {
         self.giving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a slot free. Its name goes last: until then nobody else gets it.
+    /// Frees a slot. It clears the name last: until then nobody else gets the slot.
     fn clear(&self, slot: usize) {
         (0..SLOT_WORDS).rev().for_each(|word| self.set(slot, word, 0));
     }
 
-    /// A slot for somebody of this process alone.
+    /// Returns a free slot of a table of this process, the last slot if none is free.
     fn next(&self) -> usize {
         let is_free = |slot: &usize| {
             let word = self.word(*slot, 0);
@@ -143,7 +144,7 @@ impl Table {
         slot
     }
 
-    /// Slots up to the last one that ever had an owner.
+    /// Returns the number of slots up to the last one that ever had an owner.
     fn used(&self) -> usize {
         let used = self.words().get(USED).map_or(0, |word| word.load(SeqCst));
         usize::try_from(used).unwrap_or(usize::MAX).min(self.slots())
@@ -197,17 +198,17 @@ fn words_of(name: &str) -> [u64; NAME_WORDS] {
     })
 }
 
-/// Whatever is no name is the name of nobody.
+/// Returns the name in these words. Bytes that are no name give one that no owner has.
 fn name_of(words: [u64; NAME_WORDS]) -> String {
     let bytes = words.into_iter().flat_map(u64::to_le_bytes).take_while(|byte| *byte != 0);
     String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
-/// Where one swap file's slot is.
+/// Says where one swap file's slot is.
 #[derive(Clone, Debug)]
 pub struct Place {
     table: Arc<Table>,
-    /// None: each user gets one of its own.
+    /// `None`: each user gets a slot of its own.
     slot: Option<usize>,
 }
 
@@ -217,22 +218,21 @@ impl Place {
         Place { table: Arc::clone(table), slot: Some(slot) }
     }
 
-    /// In a table of this process, any slot for each user.
+    /// A new table of this process, in which each user gets a slot.
     pub(crate) fn any() -> Place {
         Place { table: Table::own(), slot: None }
     }
 
-    /// The one slot in a table of this process.
+    /// The first slot of a new table of this process.
     pub fn alone() -> Place {
         Place { table: Table::own(), slot: Some(0) }
     }
 
-    /// The table.
     pub(crate) fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Takes the slot.
+    /// Occupies the slot.
     pub(crate) fn sit(&self) -> Seat {
         let slot = self.slot.unwrap_or_else(|| self.table.next());
         self.table.note_used(slot);
@@ -240,7 +240,7 @@ impl Place {
     }
 }
 
-/// The slot of a swap file that is open.
+/// The occupied slot of an open swap file.
 #[derive(Debug)]
 pub(crate) struct Seat {
     table: Arc<Table>,
@@ -263,7 +263,7 @@ impl Seat {
         }
     }
 
-    /// No lower than 0.
+    /// Subtracts, down to 0 at most.
     pub(crate) fn subtract(&self, word: Word, value: u64) {
         if let Some(word) = self.table.word(self.slot, word as usize) {
             let less = |now: u64| Some(now.saturating_sub(value));
@@ -275,7 +275,7 @@ impl Seat {
         self.table.sum(word)
     }
 
-    /// Whether this holds for any other slot.
+    /// Whether `holds` is true for any other slot.
     pub(crate) fn any_other(&self, holds: impl Fn(&dyn Fn(Word) -> u64) -> bool) -> bool {
         let others = (0..self.table.used()).filter(|slot| *slot != self.slot);
         others.into_iter().any(|slot| holds(&|word| self.table.get(slot, word)))

@@ -1,5 +1,5 @@
-//! How much of a disk's queue each swap file on it may fill while others are read for faults.
-//! Why: `docs/decisions/0039-*`.
+//! How much of a disk's queue each swap file on it may fill while faults wait for others on the
+//! same disk. Why: `docs/decisions/0039-*`.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -8,13 +8,13 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::CLUSTER_SLOTS;
 use crate::table::{Place, Seat, Word};
 
-/// While others ask: reads of one swap file under way at once,
+/// Most reads in flight of one swap file while others are read.
 const READS_EACH: u64 = 2;
-/// and pages in one of its reads or writes.
+/// Most pages of one read or write of a swap file while others are read.
 const PAGES_EACH: u64 = 64;
-/// Whoever was read so lately still counts as one who asks.
+/// A swap file counts as being read for this long after a read.
 const LATELY_MS: u64 = 100;
-/// A read of another process that has not ended for so long never will: that process was killed.
+/// A read of another process that takes longer than this never ends: the process was killed.
 const LONGEST_MS: u64 = 10_000;
 
 /// The reads of all swap files on one disk.
@@ -25,25 +25,25 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// No swap file is on it yet, and only those of this process are.
+    /// A disk that only swap files of this process share. None is on it yet.
     pub fn new() -> Arc<Traffic> {
         Arc::new(Traffic { place: Place::any(), disk: 0 })
     }
 
-    /// For one swap file on the disk of this device number; what others read stands in the table.
+    /// The disk with this device number, for one swap file. The table says what others read.
     pub fn at(place: Place, disk: u64) -> Arc<Traffic> {
         Arc::new(Traffic { place, disk })
     }
 }
 
-/// Milliseconds of a clock that all processes of the host share; 0 is never.
+/// Returns milliseconds of a clock that all processes of the host share, never 0.
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let (seconds, nanoseconds) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
     seconds.saturating_mul(1000) + nanoseconds / 1_000_000 + 1
 }
 
-/// One swap file's part.
+/// One swap file's part of the traffic.
 #[derive(Debug)]
 pub(crate) struct Lane {
     seat: Seat,
@@ -52,7 +52,7 @@ pub(crate) struct Lane {
     ended: Condvar,
 }
 
-/// How many there ever were.
+/// Reads of this swap file since it was opened.
 #[derive(Default, Debug)]
 struct Reads {
     asked: u64,
@@ -60,26 +60,26 @@ struct Reads {
 }
 
 impl Reads {
-    /// Whether few of those before it are left. Others have passed it while nobody else asked:
-    /// then more have ended than came before it.
+    /// Whether a read may begin: few of those before it are left. More than those may have ended,
+    /// since reads pass it while no other swap file is read.
     fn lets(&self, ticket: u64) -> bool {
         ticket.saturating_sub(self.ended) < READS_EACH
     }
 }
 
-/// A read that is under way.
+/// A read in flight.
 pub(crate) struct Turn<'l>(&'l Lane);
 
 impl Lane {
     pub(crate) fn new(traffic: &Arc<Traffic>) -> Lane {
         let (seat, disk) = (traffic.place.sit(), traffic.disk);
         seat.set(Word::Disk, disk);
-        // Those of a process that was killed have ended.
+        // Reads of a process that was killed have ended.
         seat.set(Word::Reads, 0);
         Lane { seat, disk, reads: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// The most pages to read or write in one go.
+    /// Returns the most pages to read or write at once.
     pub(crate) fn most_pages(&self) -> u64 {
         match self.is_shared() {
             true => PAGES_EACH,
@@ -87,21 +87,22 @@ impl Lane {
         }
     }
 
-    /// Begins a read. While others ask, those of one swap file go on a few at a time, in the
-    /// order in which they come: each waits for reads only, never for whoever holds a frame.
+    /// Begins a read. While other swap files are read, only a few reads of one swap file are in
+    /// flight, in the order in which they come. A read waits for reads only, never for whoever has
+    /// locked a frame.
     pub(crate) fn read(&self) -> Turn<'_> {
         let mut reads = self.reads();
         let ticket = reads.asked;
         reads.asked += 1;
         self.seat.add(Word::Reads, 1);
         self.seat.set(Word::LastRead, now_ms());
-        // Some are under way as long as the first of those that wait does, and wake it.
+        // While the first of those that wait does so, others are in flight and wake it.
         let waits = |reads: &mut Reads| !reads.lets(ticket) && self.is_shared();
         drop(self.ended.wait_while(reads, waits).unwrap_or_else(PoisonError::into_inner));
         Turn(self)
     }
 
-    /// Whether others are read for faults, or were lately.
+    /// Whether other swap files on the disk are read for faults, or were lately.
     fn is_shared(&self) -> bool {
         let now = now_ms();
         self.seat.any_other(|word| {
@@ -153,7 +154,7 @@ mod tests {
         drop(one.read());
         drop(one.read());
         assert_eq!((one.most_pages(), other.most_pages()), (PAGES_EACH, PAGES_EACH));
-        // As if that had been long ago.
+        // As if both reads were long ago.
         [&one, &other].iter().for_each(|lane| lane.seat.set(Word::LastRead, 1));
         assert_eq!((one.most_pages(), other.most_pages()), (CLUSTER_SLOTS, CLUSTER_SLOTS));
     }
@@ -169,7 +170,7 @@ mod tests {
             while lane.reads().asked < 3 {
                 std::thread::yield_now();
             }
-            // It cannot end: only `first` or `second` let it begin.
+            // It cannot have ended: only the end of `first` or `second` lets it begin.
             assert!(!third.is_finished());
             drop(first);
             third.join().unwrap();

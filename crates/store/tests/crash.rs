@@ -1,9 +1,8 @@
-//! A daemon that dies at any write. What it leaves behind is the medium as it
-//! was then, whole pages of it written or torn, and the run directory, whose
-//! mapped files keep every store that was made. Whatever the ledger names is
-//! then read as it was saved. A slot that the ledger does not name may hold
-//! anything; named all the same, it is read as something once saved there, or
-//! as damaged: never as another slot's bytes.
+//! A daemon that dies at any write. It leaves behind the medium as it was then, with whole pages
+//! written or torn, and the run directory, whose mapped files keep every store that was made.
+//! Every slot that the ledger names must then read as it was saved. A slot that the ledger does
+//! not name may contain anything. If it is claimed all the same, it must read as something once
+//! saved there or as damaged, and never as another slot's bytes.
 
 mod common;
 
@@ -20,7 +19,7 @@ use proptest::prelude::*;
 
 const SLOTS: u64 = 300;
 
-/// Dies at one of its writes, after some of its bytes.
+/// A medium whose daemon dies at one of the writes, after some of its bytes.
 #[derive(Clone)]
 struct Mortal<'a> {
     medium: Faulty,
@@ -37,7 +36,7 @@ impl Medium for Mortal<'_> {
         let left = self.writes_left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
         if left.is_err() {
             self.medium.write_at(offset, &bytes[..self.torn_bytes.min(bytes.len())])?;
-            // Not a panic's message: this is how the test goes.
+            // Unwind without a panic's message: the death is part of the test.
             std::panic::resume_unwind(Box::new("the daemon dies"));
         }
         self.medium.write_at(offset, bytes)
@@ -67,7 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What outlives the daemon, and what was ever saved in each slot.
+/// What outlives the daemon, and the number of pages made so far.
 #[derive(Default)]
 struct World {
     ledger: BTreeMap<u64, Page>,
@@ -152,8 +151,8 @@ proptest! {
     }
 }
 
-/// In front of the disk pages are kept in memory, which outlives the daemon as a whole;
-/// what is moved from there to the disk is in both until the ledger says where.
+/// A step of a compressed store. Its memory outlives the daemon as a whole. A page that is moved
+/// from there to the disk is in both until the ledger says which one counts.
 #[derive(Clone, Debug)]
 enum FrontStep {
     Disk(Step),
@@ -245,7 +244,7 @@ proptest! {
     }
 }
 
-/// Were a nonce used twice for a key, equal pages would be equal on disk.
+/// If a nonce were used twice for a key, equal pages would be equal on disk.
 #[test]
 fn no_nonce_is_used_twice_over_deaths() {
     let (dir, medium) = (tempfile::tempdir().unwrap(), Faulty::new(SLOTS as usize * 4096));
@@ -260,8 +259,8 @@ fn no_nonce_is_used_twice_over_deaths() {
     }
 }
 
-/// Seals and key are made one after the other; a death in between, or a lost
-/// file, is the end of both.
+/// Seals and key are made one after the other. A death in between, or the loss of one file, makes
+/// both void.
 #[test]
 fn a_key_is_never_used_with_other_seals() {
     let (dir, medium) = (tempfile::tempdir().unwrap(), Faulty::new(SLOTS as usize * 4096));
@@ -276,7 +275,7 @@ fn a_key_is_never_used_with_other_seals() {
         drop(open());
         assert_ne!(key(), first, "without {lost}");
     }
-    // Seals that were never finished.
+    // Seals that are not complete.
     let second = key();
     let seals = dir.path().join("swap.seals");
     let length = seals.metadata().unwrap().len();

@@ -13,13 +13,13 @@ use ebb_store::{Page, Protection, Store, StoreError, SwapFile};
 const SLOTS: u64 = 512;
 const MIB: u64 = 1 << 20;
 
-/// A file as a block device, while it lives.
+/// A file as a loop device, until this is dropped.
 struct Loop {
     device: PathBuf,
 }
 
 impl Loop {
-    /// `None`, with a word why: this takes root and loop devices.
+    /// Makes a loop device. `None`: root or loop devices are missing, which it prints.
     fn new(file: &Path) -> Option<Loop> {
         let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
         match output {

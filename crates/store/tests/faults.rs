@@ -1,4 +1,4 @@
-//! What a store says when its medium fails or lies.
+//! What a store reports when its medium fails or lies.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn pages(count: u64) -> PageBuffer {
 
 #[test]
 fn pages_not_known_to_be_stored_are_reported_so() {
-    // The write that fails, how many of 300 pages are then stored.
+    // Faults of the next writes, and how many of 300 pages are stored then.
     let cases = [
         (vec![Fault::Error], 0),
         (vec![Fault::Torn(10 * 4096)], 0),
@@ -68,7 +68,7 @@ fn damage_is_found_and_touches_nothing_else() {
             let batch = store.save_batch(pages(20).pages());
             assert!(batch.error.is_none());
             medium.state().bytes[5 * 4096 + 1234] ^= 4;
-            // A misdirected write: the right bytes of the wrong slot.
+            // A misdirected write: the right bytes for the wrong slot.
             medium.state().bytes.copy_within(8 * 4096..9 * 4096, 9 * 4096);
             let mut page: Page = [1; 4096];
             for slot in [5, 9] {
@@ -100,7 +100,7 @@ fn a_lost_write_is_found() {
             let slot = store.save(&noise(1)).unwrap();
             let before = medium.copy();
             store.release(slot);
-            // The first run of the cluster goes on behind it; the rest is taken, too.
+            // Slots after it are taken before it is taken again, so all slots are taken.
             let batch = store.save_batch(pages(512).pages());
             let again = batch.slots.iter().position(|s| *s == Some(slot)).unwrap();
             let old = before.state().bytes[..4096].to_vec();

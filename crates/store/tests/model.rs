@@ -10,8 +10,9 @@ use ebb_store::{Compressed, Page, PageBuffer, Protection, Store, StoreError, Swa
 use proptest::prelude::*;
 
 const SLOTS: u64 = 600;
-/// Slots from here on are in memory, and from there on shared.
+/// First slot in memory.
 const FRONT: u64 = 1 << 47;
+/// First slot that several frames share.
 const FILLED: u64 = FRONT | 1 << 46;
 
 #[derive(Clone, Debug)]
@@ -53,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The slots in use with a frame's content each, as a ledger has them.
+/// The used slots with the content of a frame each, as in a ledger.
 #[derive(Default)]
 struct Model {
     frames: Vec<(u64, Page)>,
@@ -84,7 +85,7 @@ fn load_batch(store: &dyn Store, model: &Model, first: u64, count: usize, aligne
         assert_eq!(loaded.has(index), there.is_some(), "slot {}", first + index as u64);
         assert!(there.is_none_or(|&there| there == page));
     }
-    // Each third of them, the last first.
+    // Every third of them, the last one first.
     let which: Vec<usize> = (0..count).rev().step_by(3).collect();
     let (mut told, wanted) = (Vec::new(), which.iter().filter(|at| loaded.has(**at)).copied());
     let wanted: Vec<usize> = wanted.collect();
@@ -138,7 +139,7 @@ fn apply(store: &dyn Store, model: &mut Model, step: &Step) {
     }
 }
 
-/// What the pager does: a frame's slot in memory is another one on disk from now on.
+/// Moves pages as the pager does: from slots in memory to slots on disk.
 fn write_back(store: &dyn Store, model: &mut Model) {
     let slots = store.surplus();
     let mut pages = vec![[0; 4096]; slots.len()];
@@ -302,12 +303,12 @@ fn what_shrinks_stays_in_memory_up_to_a_limit() {
     let pages: Vec<Page> = (0..50).map(mixed).collect();
     let slots: Vec<u64> = store.save_batch(&pages).slots.into_iter().flatten().collect();
     let usage = store.usage();
-    // Of every five: one filled, three that shrink, one of noise.
+    // Of every five: one filled, three that compress, one of noise.
     let counts = [usage.filled_pages, usage.compressed_pages, usage.disk_slots_used];
     assert_eq!(counts, [10, 30, 10]);
     assert_eq!((slots.len(), usage.memory_bytes), (50, 3 << 16));
     drop(store);
-    // No more room for new ones; old ones are there.
+    // There is no room for new pages, and the old ones are still there.
     let store = open(0);
     slots.iter().for_each(|slot| store.claim(*slot).unwrap());
     let full: Vec<u64> = (0..40).filter_map(|n| store.save(&mixed(5 * n + 3)).ok()).collect();
@@ -320,7 +321,7 @@ fn what_shrinks_stays_in_memory_up_to_a_limit() {
     assert_eq!((usage.memory_bytes, usage.compressed_pages, usage.filled_pages), (0, 0, 0));
 }
 
-/// What has been there longest goes to the disk; the rest, and some room, stays.
+/// The oldest pages go to the disk, until some room is free.
 #[test]
 fn the_oldest_make_room() {
     let Some(dir) = run_directory() else { return eprintln!("SKIPPED: no tmpfs at /dev/shm") };
@@ -335,7 +336,7 @@ fn the_oldest_make_room() {
     let all = slots(0, 16 * 51);
     assert!(all.iter().all(|slot| *slot >= FRONT));
     assert_eq!(store.usage().memory_bytes, 1 << 20);
-    // Without room new ones go to the disk at once.
+    // Without room, new pages go to the disk at once.
     let next = slots(900, 901)[0];
     assert!(next < FRONT);
     let mut model = Model { frames: all.iter().copied().zip((0..).map(page)).collect() };
@@ -344,7 +345,7 @@ fn the_oldest_make_room() {
     write_back(&store, &mut model);
     assert!(store.surplus().is_empty());
     assert_eq!(store.usage().memory_bytes, 14 << 16);
-    // What was touched, and saved again, has not been there long.
+    // Pages that were released and saved again are not old.
     let hot: Vec<u64> = model.frames[102..153].iter().map(|(slot, _)| *slot).collect();
     hot.iter().for_each(|slot| store.release(*slot));
     let again = slots(102, 153);
@@ -355,7 +356,7 @@ fn the_oldest_make_room() {
     }
     assert_eq!(store.usage().memory_bytes, 7 << 16);
     assert!(model.frames[102..153].iter().all(|(slot, _)| *slot >= FRONT));
-    // Its whole memory, where it is not wanted any more.
+    // All memory becomes free once the limit is 0.
     store.limit_memory(0);
     while !store.surplus().is_empty() {
         write_back(&store, &mut model);
@@ -386,7 +387,7 @@ fn damage_in_memory_is_found() {
 
 #[test]
 fn compressed_memory_is_not_put_on_a_disk() {
-    // Wherever the project is built is no tmpfs, as a rule.
+    // The build directory is usually not on tmpfs.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     if ebb_store::is_in_memory(dir.path()).unwrap() {
         return eprintln!("SKIPPED: all is on tmpfs here");

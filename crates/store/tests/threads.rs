@@ -1,4 +1,4 @@
-//! A store under several threads: who evicts, who serves faults, who trims.
+//! A store under several threads that evict, serve faults and trim.
 
 mod common;
 

@@ -1,13 +1,13 @@
 //! Guest memory whose file another process may shrink.
 //!
-//! A touch of a mapping beyond its file's end raises SIGBUS, which ends the process. Who maps
-//! a file that others can shrink puts a [`BusGuard`] over the mapping: at such a touch the
-//! whole mapping becomes anonymous memory of zeros, the touch goes on there, and the guard
-//! says that the mapping is broken. What was read or written since is worth nothing: it is not
-//! to be told to anybody. System calls are not concerned; they fail with `EFAULT`.
+//! A touch of a mapping beyond its file's end raises SIGBUS, which ends the process. Code that maps
+//! a file that others can shrink puts a [`BusGuard`] over the mapping. At such a touch the whole
+//! mapping becomes anonymous memory of zeros, the touch goes on there, and the guard says that the
+//! mapping is broken. What was read or written since is worthless, and must not be given out.
+//! System calls are not affected: they fail with `EFAULT`.
 //!
-//! Also raised where a hole finds no memory, as in a tmpfs or a pool of hugetlb pages that is
-//! full: so nothing is guarded whose content is to be kept.
+//! SIGBUS is also raised where a hole finds no memory, as in a tmpfs or a pool of hugetlb pages
+//! that is full. So no mapping is guarded whose content must be kept.
 
 use std::io;
 use std::ptr::null_mut;
@@ -16,15 +16,15 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::SeqCst};
 
 use ebb_units::{FRAME_BYTES, HUGE_BYTES, Hva};
 
-/// Pages of a mapping, 2 TiB at most, in the lower bits of a range.
+/// Low bits of a range, which count the pages of a mapping: 2 TiB at most.
 const COUNT_BITS: u32 = 29;
 const GIGANTIC_BYTES: u64 = 1 << 30;
 
-/// A range that is guarded; in a list that only grows, as the signal's handler walks it.
+/// A guarded range, in a list that only grows, because the signal handler walks it.
 struct Node {
     taken: AtomicBool,
-    /// The first page's number, and how many there are: one word, so that the handler never
-    /// sees half of a change. 0: none.
+    /// The first page's number, and in the low bits the number of pages. It is one word, so that
+    /// the handler never sees half of a change. 0: no range.
     pages: AtomicU64,
     broken: AtomicBool,
     next: AtomicPtr<Node>,
@@ -34,21 +34,21 @@ static NODES: AtomicPtr<Node> = AtomicPtr::new(null_mut());
 static BROKEN: AtomicU64 = AtomicU64::new(0);
 static INSTALL: Once = Once::new();
 
-/// How many mappings broke since the process began: one load tells that no guard has anything
-/// new to say.
+/// The number of mappings that broke since the process began. If it has not changed, no guard has
+/// anything new to say: one load tells.
 pub fn broken_count() -> u64 {
     BROKEN.load(SeqCst)
 }
 
-/// A mapping that may break without ending the process, as long as this lives. It is dropped
-/// before the mapping goes: the next one at this address is not guarded.
+/// As long as this lives, a mapping may break without ending the process. It must be dropped before
+/// the mapping is unmapped: the next mapping at this address is not guarded.
 pub struct BusGuard {
     node: &'static Node,
 }
 
 impl BusGuard {
-    /// Guards a whole mapping that begins at `start`, has so many bytes, and whose content may
-    /// be lost.
+    /// Guards a whole mapping of `bytes` bytes that begins at `start`, and whose content may be
+    /// lost.
     ///
     /// # Errors
     /// `InvalidInput`: no such mapping is possible.
@@ -65,7 +65,7 @@ impl BusGuard {
         Ok(BusGuard { node })
     }
 
-    /// Whether it was touched where its file had nothing.
+    /// Whether the mapping was touched where its file had nothing.
     pub fn is_broken(&self) -> bool {
         self.node.broken.load(SeqCst)
     }
@@ -79,13 +79,13 @@ impl Drop for BusGuard {
 }
 
 fn nodes() -> impl Iterator<Item = &'static Node> {
-    // SAFETY: every pointer in the list comes from `Box::leak` and was published with its
-    // content written.
+    // SAFETY: every pointer in the list comes from `Box::leak` and was published after its content
+    // was written.
     let node = |at: &AtomicPtr<Node>| unsafe { at.load(SeqCst).as_ref() };
     std::iter::successors(node(&NODES), move |last| node(&last.next))
 }
 
-/// One that is free, or a new one.
+/// Returns a free node, or a new one.
 fn take_node() -> &'static Node {
     let free = |node: &&Node| node.taken.compare_exchange(false, true, SeqCst, SeqCst).is_ok();
     if let Some(node) = nodes().find(free) {
@@ -109,7 +109,7 @@ fn take_node() -> &'static Node {
 
 fn install() {
     // SAFETY: `action` is plain data, all of whose fields may be zero; the handler has the
-    // signature that SA_SIGINFO asks for, and calls only what a signal's handler may.
+    // signature that SA_SIGINFO asks for, and calls only what a signal handler may.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_bus_error as *const () as usize;
@@ -119,25 +119,26 @@ fn install() {
 }
 
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel hands the handler of a signal with SA_SIGINFO a whole siginfo, with
-    // an address for SIGBUS.
+    // SAFETY: the kernel passes the handler of a signal with SA_SIGINFO a whole siginfo, with an
+    // address for SIGBUS.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as u64) };
-    // A page that the hardware lost is another matter.
+    // Other codes, such as that for a page that the hardware lost, are not handled here.
     if code != libc::BUS_ADRERR || !replace(address) {
-        // Back in the program the same happens again, and ends it.
+        // The program then repeats the access, which raises the signal again and ends it.
         // SAFETY: as in `install`; the default action has no handler.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
     }
 }
 
-/// Puts zeros over the guarded mapping around `address`; `false`: there is none.
+/// Puts zeros over the guarded mapping around `address`. `false`: there is none, or that failed.
 fn replace(address: u64) -> bool {
     let mut found = None;
     for node in nodes() {
         let pages = node.pages.load(SeqCst);
         let (first, count) = (pages >> COUNT_BITS, pages & ((1 << COUNT_BITS) - 1));
         if (first..first + count).contains(&(address / FRAME_BYTES)) {
-            // First: who sees the zeros sees this. A mapping can have more guards than one.
+            // This comes first: a thread that sees the zeros sees this. A mapping can have several
+            // guards.
             node.broken.store(true, SeqCst);
             found = Some((first, count));
         }
@@ -152,13 +153,14 @@ fn put_zeros(start: u64, bytes: u64) -> bool {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
     );
-    // A mapping of hugetlb pages goes as far as its last page does, and only whole.
+    // A mapping of hugetlb pages reaches to the end of its last page, and is replaced only whole.
     [FRAME_BYTES, HUGE_BYTES, GIGANTIC_BYTES].into_iter().any(|page_bytes| {
         let length = bytes.next_multiple_of(page_bytes) as usize;
-        // SAFETY: who made the guard says that the whole mapping at `start` is its own and that
+        // SAFETY: the maker of the guard says that the whole mapping at `start` is its own and that
         // its content may be lost. Accesses to it are volatile or atomic, and go on in the new
-        // mapping. Where pages are of 4 KiB the length is that of the guard; a larger one is
-        // tried only where the kernel does not cut the mapping there, as it is of larger pages.
+        // mapping. With pages of 4 KiB the length is that of the guard. A larger length is tried
+        // only where the kernel does not cut the mapping at the smaller one, because its pages are
+        // larger.
         let place = unsafe { libc::mmap(start as *mut _, length, prot, flags, -1, 0) };
         place != libc::MAP_FAILED
     })
@@ -197,7 +199,7 @@ mod tests {
         assert!(broken_count() > count);
         assert_eq!(one.words(0, 1).unwrap()[0].load(Relaxed), 0);
         assert_eq!(other.words(0, 1).unwrap()[0].load(Relaxed), 7);
-        // The next guard takes the place of this one, and begins anew.
+        // The next guard takes the place of this one, and is not broken.
         drop(one_guard);
         assert!(!guard(&one).is_broken());
     }

@@ -8,7 +8,8 @@ use seccompiler::{
     SeccompRule, TargetArch, sock_filter,
 };
 
-/// Calls of no use to a process that serves a device, and of much to who took it over.
+/// Calls of no use to a process that serves a device, and of much use to an attacker in control of
+/// it.
 const FORBIDDEN: [c_long; 79] = [
     // They start programs, or look into other processes.
     libc::SYS_execve,
@@ -98,18 +99,21 @@ const FORBIDDEN: [c_long; 79] = [
 /// The calls of io_uring.
 const URING: [c_long; 3] =
     [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
-/// Newer than the library that names the others.
+/// uprobe(2), newer than the `libc` crate, which names the other calls.
 const UPROBE: c_long = 336;
+/// uretprobe(2), newer than the `libc` crate, which names the other calls.
 const URETPROBE: c_long = 335;
+/// open_tree_attr(2), newer than the `libc` crate, which names the other calls.
 const OPEN_TREE_ATTR: c_long = 467;
-/// Numbers from here on are calls in the x32 way of calling, under numbers of their own.
+/// Numbers from here on are calls of the x32 ABI, which has numbers of its own.
 const X32: u32 = 0x4000_0000;
 
-/// From now on system calls that no server of a device makes fail with `EPERM`, in all threads:
-/// those that start programs, look into other processes, mount, change users, or change the host.
+/// Makes system calls that no server of a device needs fail with `EPERM` from now on, in all
+/// threads: those that start programs, look into other processes, mount, change users, or change
+/// the host, and those of io_uring unless `uses_uring`.
 ///
 /// # Errors
-/// `Unsupported`: the kernel was built without such filters. Else as seccomp(2), in words.
+/// `Unsupported`: the kernel was built without such filters. Otherwise as seccomp(2), in words.
 pub fn forbid_calls(uses_uring: bool) -> io::Result<()> {
     let program = program(uses_uring).map_err(io::Error::other)?;
     seccompiler::apply_filter_all_threads(&program).map_err(in_kind)
@@ -127,7 +131,7 @@ fn in_kind(error: seccompiler::Error) -> io::Error {
 fn program(uses_uring: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     let uring = URING.iter().filter(|_| !uses_uring);
     let always = FORBIDDEN.iter().chain(uring).map(|&call| (call, Vec::new()));
-    // What it makes is to be a thread: neither a process nor in other namespaces.
+    // clone(2) may only make a thread: neither a process nor anything in other namespaces.
     let thread = SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64);
     let no_thread = SeccompCondition::new(0, SeccompCmpArgLen::Dword, thread, 0)?;
     let clone = (libc::SYS_clone, vec![SeccompRule::new(vec![no_thread])?]);
@@ -138,8 +142,9 @@ fn program(uses_uring: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     Ok(by_number().into_iter().chain(rest).collect())
 }
 
-/// What comes before the list: x32's calls, which the list does not name, and clone3(2), whose
-/// flags a filter cannot see. Who finds clone3(2) missing calls clone(2).
+/// Returns the rules before the list: for x32's calls, which the list does not name, and for
+/// clone3(2), whose flags a filter cannot see. A caller that finds clone3(2) missing calls
+/// clone(2).
 fn by_number() -> [sock_filter; 5] {
     let statement = |code: u32, k: u32| sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let unless = |compare: u32, k: u32| {
@@ -149,7 +154,7 @@ fn by_number() -> [sock_filter; 5] {
     let fail =
         |errno: i32| statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32);
     [
-        // `seccomp_data` begins with the number.
+        // `seccomp_data` begins with the call's number.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
         unless(libc::BPF_JGE, X32),
         fail(libc::EPERM),
@@ -163,10 +168,10 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Makes a call that would do nothing: none of its arguments means anything.
+    /// Makes a call that does nothing if it is allowed: none of its arguments means anything.
     fn errno_of(call: c_long) -> Option<i32> {
         // SAFETY: no address is mapped at -1, no descriptor has that number, and the calls that
-        // this is for change nothing then.
+        // this is used for change nothing then.
         let result = unsafe { libc::syscall(call, -1, -1, -1, -1, -1, -1) };
         (result < 0).then(|| io::Error::last_os_error().raw_os_error()).flatten()
     }
@@ -230,7 +235,7 @@ mod tests {
             assert_eq!(errno_of(call), Some(libc::EPERM), "{call}");
         }
         assert_eq!(errno_of(libc::SYS_clone3), Some(libc::ENOSYS));
-        // SAFETY: a process that these made would have all of this one, and would end at once.
+        // SAFETY: a process that these made would have a copy of all of this one, and end at once.
         let made = unsafe {
             [0, libc::CLONE_NEWUSER].map(|flags| {
                 let made = libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0);

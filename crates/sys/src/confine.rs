@@ -22,30 +22,30 @@ use crate::user_namespace::PIDS;
 
 /// Capabilities have numbers below this.
 const CAPABILITIES_MAX: u32 = 64;
-/// The number of user and group that means "leave it".
+/// The number of user and group that means "leave it as it is".
 const NOBODY: u32 = u32::MAX;
-/// In bytes, the limit on core dumps that the kernel takes to mean none at all. With 0 it still
-/// gives one to a program that `core_pattern` names behind a `|`. As a file, a core dump takes a
-/// page at least.
+/// The limit on core dumps, in bytes, that the kernel takes to mean none at all. With 0 the kernel
+/// still gives one to a program that `core_pattern` names behind a `|`. A core dump in a file takes
+/// a page at least.
 const NO_CORE: u64 = 1;
 
-/// Who a child is to be.
+/// The user and group of a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum User {
     /// This user and group.
     Fixed {
         /// The user's number.
         uid: u32,
-        /// The group's.
+        /// The group's number.
         gid: u32,
     },
-    /// The user and the group whose number is this one plus the child's process number: no two
-    /// processes that run have the same.
+    /// The user and the group whose number is this one plus the child's PID: no two running
+    /// processes have the same.
     PerProcess(u32),
 }
 
 impl User {
-    /// The numbers of user and group for the process `pid`.
+    /// Returns the numbers of user and group for the process `pid`.
     pub fn of(self, pid: u32) -> (u32, u32) {
         match self {
             User::Fixed { uid, gid } => (uid, gid),
@@ -53,7 +53,7 @@ impl User {
         }
     }
 
-    /// Whether some child, whatever its process number, is the user with this number.
+    /// Whether a child, whatever its PID, can be the user with this number.
     pub fn may_be(self, number: u32) -> bool {
         match self {
             User::Fixed { uid, .. } => number == uid,
@@ -62,31 +62,32 @@ impl User {
     }
 }
 
-/// A child without privilege.
+/// The identity of a child without privilege.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// Its user and group.
     pub user: User,
-    /// Its other groups.
+    /// Its supplementary groups.
     pub groups: Vec<u32>,
 }
 
-/// What a child has of this process.
+/// What a child gets from this process.
 #[derive(Default)]
 pub struct Child {
-    /// Descriptors under the numbers that they have here; beside its standard streams it has
-    /// no others.
+    /// Descriptors under the numbers that they have here. Besides its standard streams the child
+    /// gets no others.
     pub inherited: Vec<OwnedFd>,
-    /// Files `cgroup.procs` of control groups that it is put into, if they take it.
+    /// Files `cgroup.procs` of control groups to put the child into, if they accept it.
     pub cgroups: Vec<OwnedFd>,
-    /// Where it begins, if it may go there; none: where this process is.
+    /// The directory that it starts in, or `/` if it may not enter that. `None`: this process's
+    /// directory.
     pub directory: Option<CString>,
-    /// Who it is; none: who this process is, with all that it may.
+    /// Its user and groups. `None`: those of this process, with all its privileges.
     pub identity: Option<Identity>,
 }
 
 impl Child {
-    /// Has it inherit this descriptor; the number that it has there.
+    /// Adds a descriptor to inherit. Returns its number in the child.
     pub fn inherit(&mut self, descriptor: impl Into<OwnedFd>) -> RawFd {
         let descriptor = descriptor.into();
         let number = descriptor.as_raw_fd();
@@ -95,9 +96,9 @@ impl Child {
     }
 }
 
-/// Has `command` start such a child. One with an identity has no capability and can gain none,
-/// makes files for its user alone, and leaves no core dump. It is killed for want of memory no
-/// later than other processes, whatever protects this one.
+/// Makes `command` start such a child. A child with an identity has no capability and can gain
+/// none, creates files for its user alone, and leaves no core dump. No child is protected from the
+/// OOM killer, even if this process is.
 pub fn settle(command: &mut Command, child: Child) {
     let groups: Vec<Gid> = { child.identity.iter() }
         .flat_map(|identity| &identity.groups)
@@ -111,12 +112,13 @@ pub fn settle(command: &mut Command, child: Child) {
 }
 
 fn be(child: &Child, groups: &[Gid]) -> Result<(), Errno> {
-    // "0" is whoever writes it. Who started the child sees where it is.
+    // "0" means the process that writes it. Failure is ignored: the process that started the child
+    // sees which control group it is in.
     for cgroup in &child.cgroups {
         let _ = write(cgroup, b"0");
     }
     if let Ok(score) = open("/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty()) {
-        // Who may not lower it leaves it: that is no reason to start nothing.
+        // A process that may not lower its score keeps it: that is no reason not to start.
         let _ = write(&score, b"0");
     }
     if let Some(identity) = &child.identity {
@@ -128,8 +130,8 @@ fn be(child: &Child, groups: &[Gid]) -> Result<(), Errno> {
     inherit_only(&child.inherited)
 }
 
-/// Makes a directory the current one, or the root if this user cannot go there: whoever is in a
-/// directory reaches what is below it, past closed ones above.
+/// Makes a directory the current one, or the root if this user cannot enter it: a process that is
+/// in a directory reaches what is below it, past closed directories above.
 fn enter(directory: &CStr) -> Result<(), Errno> {
     match chdir(directory) {
         Err(Errno::ACCESS) => chdir(c"/"),
@@ -149,9 +151,9 @@ fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), Errno> {
     set_thread_groups(groups)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     set_thread_res_gid(gid, gid, gid)?;
-    // Until it executes another program, the child has this process's memory, keys among it. A
-    // change of the user lets others of that user look into it where `fs.suid_dumpable` is 1, but
-    // not into one that has capabilities which they lack.
+    // Until it executes another program, the child has this process's memory, keys among it. Where
+    // `fs.suid_dumpable` is 1, a change of the user lets other processes of that user look into it,
+    // but not while it has capabilities that they lack. So it keeps them until it is not dumpable.
     let _ = set_keep_capabilities(true);
     set_thread_res_uid(uid, uid, uid)?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
@@ -163,13 +165,14 @@ fn forbid_core_dumps() -> Result<(), Errno> {
     let limit =
         |bytes| setrlimit(Resource::Core, Rlimit { current: Some(bytes), maximum: Some(bytes) });
     match limit(NO_CORE) {
-        // It is 0 already, and may not be raised.
+        // The limit is 0 already, and may not be raised.
         Err(Errno::PERM) => limit(0),
         limited => limited,
     }
 }
 
-/// Takes all other capabilities out of what a program can ever gain that this thread executes.
+/// Removes all capabilities but `kept` from those that a program executed by this thread can ever
+/// gain.
 fn limit_capabilities(kept: CapabilitySet) -> Result<(), Errno> {
     for number in 0..CAPABILITIES_MAX {
         let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -178,9 +181,9 @@ fn limit_capabilities(kept: CapabilitySet) -> Result<(), Errno> {
         }
         match remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
-            // This kernel knows no more.
+            // This kernel knows no more capabilities.
             Err(Errno::INVAL) => break,
-            // Who may not take them out has none to pass on.
+            // A process that may not remove them has none to pass on.
             Err(Errno::PERM) => break,
             Err(error) => return Err(error),
         }
@@ -188,7 +191,7 @@ fn limit_capabilities(kept: CapabilitySet) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Leaves this thread no other capability than these, of those that it has.
+/// Drops all capabilities that this thread has, except those in `kept`.
 fn drop_capabilities(kept: CapabilitySet) -> Result<(), Errno> {
     let has = rustix::thread::capabilities(None)?;
     let left = has.permitted & kept;
@@ -208,8 +211,8 @@ fn inherit_only(inherited: &[OwnedFd]) -> Result<(), Errno> {
     inherited.iter().try_for_each(|descriptor| fcntl_setfd(descriptor, FdFlags::empty()))
 }
 
-/// Nobody can have a core dump of this process, or look into it, but with the privilege for all.
-/// No program that it starts can gain a privilege.
+/// Closes this process to others. Without the privilege for all processes nobody can get a core
+/// dump of it, or look into it. No program that it starts can gain a privilege.
 ///
 /// # Errors
 /// As prctl(2) and setrlimit(2).
@@ -219,8 +222,8 @@ pub fn close_up() -> io::Result<()> {
     Ok(set_no_new_privs(true)?)
 }
 
-/// Leaves this thread, those that it makes and the programs that they start no other capability
-/// than these: to be called before there are other threads.
+/// Drops all capabilities but `kept` for this thread, those that it creates and the programs that
+/// they start. Call it before there are other threads.
 ///
 /// # Errors
 /// As prctl(2) and capset(2).
@@ -229,8 +232,8 @@ pub fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     Ok(drop_capabilities(kept)?)
 }
 
-/// Keeps what `value` itself holds out of swap, for as long as this process lives: other things
-/// may lie on the same pages.
+/// Keeps what `value` itself holds out of swap, as long as this process lives. Nothing unlocks it,
+/// because other data may lie on the same pages.
 ///
 /// # Errors
 /// As mlock(2).
@@ -271,7 +274,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let open = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
         let (meant, other) = (open("meant"), open("other"));
-        // Nobody has marked it as not to be inherited.
+        // Nothing marks it as not to be inherited.
         fcntl_setfd(&other, FdFlags::empty()).unwrap();
         let mut child = Child::default();
         let number = child.inherit(meant);
@@ -297,7 +300,7 @@ mod tests {
         assert_eq!(told_by(child, "echo started"), "started\n");
     }
 
-    /// Root may, with these capabilities.
+    /// Whether this process may: root may, with these capabilities.
     fn may_become_another_user() -> bool {
         let has = rustix::thread::capabilities(None).unwrap().effective;
         let may = has.contains(CapabilitySet::SETUID | CapabilitySet::SETGID);
@@ -322,7 +325,7 @@ mod tests {
 
     const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
 
-    /// The host's setting, which is put back.
+    /// The host's setting, which is restored on drop.
     struct SuidDumpable(String);
 
     impl Drop for SuidDumpable {
@@ -337,7 +340,7 @@ mod tests {
             return;
         }
         let _put_back = SuidDumpable(std::fs::read_to_string(SUID_DUMPABLE).unwrap());
-        // Where it cannot be set, the host's own is as good as it gets.
+        // Where it cannot be set, the test makes do with the host's own setting.
         let _ = std::fs::write(SUID_DUMPABLE, "1");
         let me = std::env::current_exe().unwrap();
         let test = "confine::tests::one_that_became_a_user_is_closed";

@@ -6,7 +6,7 @@ use ebb_units::{FRAME_BYTES, FrameRange};
 use rustix::mm::{Advice, madvise};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
-/// Has the region get small pages only from now on. Large folios that are there stay.
+/// Gives the region only small pages from now on. Large folios that it has stay.
 ///
 /// # Errors
 /// As madvise(2); `EINVAL` on a kernel without transparent huge pages.
@@ -14,7 +14,7 @@ pub fn use_small_pages(region: &GuestRegionMmap) -> io::Result<()> {
     advise(region, 0, region.len(), Advice::LinuxNoHugepage)
 }
 
-/// Takes those of the frames that lie in the region out of this process's page table. The memory
+/// Removes those of the frames that lie in the region from this process's page table. The memory
 /// stays in its file. A region without a shared file keeps everything.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub fn forget(region: &GuestRegionMmap, frames: FrameRange) -> io::Result<()> {
     }
 }
 
-/// Whether what is not mapped is still somewhere.
+/// Whether memory that is not mapped is still in a file.
 fn is_of_file(region: &GuestRegionMmap) -> bool {
     region.file_offset().is_some() && region.flags() & libc::MAP_SHARED != 0
 }
@@ -41,8 +41,8 @@ fn advise(region: &GuestRegionMmap, offset: u64, bytes: u64, advice: Advice) -> 
     if !is_inside {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the range lies in the mapping (just checked), which lives as long as the region. Neither
-    // advice changes what its bytes are: what is forgotten is in a shared file.
+    // SAFETY: the range lies in the mapping (just checked), which lives as long as the region.
+    // Neither advice changes its bytes: what is forgotten is in a shared file.
     unsafe { madvise(region.as_ptr().add(offset as usize).cast(), bytes as usize, advice)? };
     Ok(())
 }
@@ -90,7 +90,7 @@ mod tests {
         let at = |frame: u64| MemoryRegionAddress(frame * FRAME_BYTES);
         (0..FRAMES).for_each(|frame| region.write_obj(frame + 1, at(frame)).unwrap());
         assert_eq!(mapped(&region), FRAMES);
-        // Frames before the region and after it are nobody's.
+        // Frames before and after the region belong to nobody.
         for (frames, left) in [((FIRST - 9, 9), 16), ((FIRST - 9, 11), 14), ((FIRST + 12, 99), 10)]
         {
             forget(&region, FrameRange::new(Gfn(frames.0), frames.1)).unwrap();
@@ -101,7 +101,7 @@ mod tests {
         }
     }
 
-    /// Nothing else has its bytes.
+    /// No file has its bytes.
     #[test]
     fn a_region_without_a_file_forgets_nothing() {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 8192)]).unwrap();

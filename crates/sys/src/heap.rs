@@ -1,15 +1,15 @@
-//! How the C library's heap keeps what was freed.
+//! What the C library's heap keeps of freed memory.
 
-/// Allocations of so many bytes or more have a mapping of their own.
+/// The smallest allocation, in bytes, that has a mapping of its own.
 const LARGE_BYTES: libc::c_int = 128 << 10;
 
-/// Has the heap give large allocations back to the host as soon as they are freed. By itself,
-/// glibc keeps up to 32 MiB for each thread once an allocation of that size was freed
-/// (mallopt(3), `M_MMAP_THRESHOLD`).
+/// Makes the heap return large allocations to the host as soon as they are freed. By default, glibc
+/// keeps up to 32 MiB for each thread once an allocation of that size was freed (mallopt(3),
+/// `M_MMAP_THRESHOLD`).
 pub fn give_back_large() {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: it changes a number of the heap's, under the heap's own lock.
+        // SAFETY: it changes a number of the heap, under the heap's own lock.
         let is_set = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BYTES) } == 1;
         debug_assert!(is_set, "glibc takes thresholds up to 32 MiB");
     }

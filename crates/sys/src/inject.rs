@@ -1,8 +1,8 @@
 //! System calls made inside another process, by ptrace(2).
 //!
-//! A userfaultfd belongs to the address space that made it, so Ebb has the VMM make its own: one
-//! thread is stopped for some tens of microseconds, makes a system call with our arguments, and
-//! goes on where it was. Whatever becomes of us meanwhile, it does so: see `thread`, and
+//! A userfaultfd belongs to the address space that made it, so Ebb makes the VMM create its own.
+//! One thread is stopped for some tens of microseconds, makes a system call with our arguments, and
+//! goes on where it was. It does so whatever happens to this process meanwhile: see `thread`, and
 //! `docs/decisions/0034-*`.
 
 mod frame;
@@ -28,16 +28,16 @@ use crate::uffd::{HvaRange, USERFAULTFD_IOC_NEW};
 use gadgets::Gadgets;
 use thread::Stopped;
 
-/// The most that one call is told to forget. KVM lets no processor of the guest take a fault in
-/// the range while the call lasts.
+/// The most bytes that one call forgets. While the call lasts, KVM lets no vCPU take a fault in the
+/// range.
 const FORGET_BYTES: u64 = 32 << 20;
-/// Advising all ranges may take so long; what is left then stays as it is.
+/// Longest time to advise all ranges. Ranges left then stay as they are.
 const ADVISE_TIMEOUT: Duration = Duration::from_secs(60);
-/// After so long the thread does a while what it is there for: a stop lasts as long, and a
-/// piece.
+/// A thread that was stopped for this long is released after the piece in progress, and does its
+/// own work for a while.
 const STOPPED_AT_MOST: Duration = Duration::from_millis(5);
-/// A userfaultfd has a number below this. A process with a descriptor of a high number has a table
-/// of so many entries.
+/// A userfaultfd has a number below this: the higher the number of a descriptor, the more entries
+/// the process's descriptor table has.
 const NUMBER_MAX: u64 = 4096;
 
 /// The process to inject calls into.
@@ -49,12 +49,12 @@ pub struct Target<'p> {
 }
 
 impl<'p> Target<'p> {
-    /// The process, which must have started at that time; it is made sure of again whenever one
-    /// of its threads was stopped.
+    /// Prepares for the process, which must have started at that time. That is checked again each
+    /// time one of its threads was stopped.
     ///
     /// # Errors
-    /// `ESRCH`: it is another one, or gone; `EPERM` and `EACCES`: it may not be looked into; its
-    /// code has nothing that a call can be made of.
+    /// `ESRCH`: it is another process, or it has ended. `EPERM` and `EACCES`: it may not be looked
+    /// into. In words: its code has no instructions to make a call of.
     pub fn new(process: &'p Process, start_ticks: u64) -> io::Result<Target<'p>> {
         let memory = File::open(format!("/proc/{}/mem", process.pid()))?;
         let gadgets = Gadgets::find(&process.mappings()?, &memory)?;
@@ -63,12 +63,13 @@ impl<'p> Target<'p> {
         Ok(target)
     }
 
-    /// Its number.
+    /// Its PID.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// While it has not ended nobody else has its number: look at that last.
+    /// Checks that it is the same process. Looks last whether it has ended: before that nobody else
+    /// has its PID.
     fn check(&self) -> io::Result<()> {
         let is_same = self.process.start_ticks()? == self.start_ticks;
         match is_same && !self.process.has_ended()? {
@@ -77,8 +78,8 @@ impl<'p> Target<'p> {
         }
     }
 
-    /// Runs `work` on a stopped thread of the process. From a thread of our own: the kernel lets
-    /// go of what a tracer holds when that very thread ends, so nothing stays stopped whatever
+    /// Runs `work` on a stopped thread of the process, from a new thread of our own. The kernel
+    /// releases what a tracer holds when that very thread ends, so nothing stays stopped whatever
     /// happens here.
     fn inside<T: Send>(
         &self,
@@ -98,17 +99,18 @@ impl<'p> Target<'p> {
     }
 }
 
-/// Makes a userfaultfd inside the process; returns its number there.
+/// Makes a userfaultfd inside the process. Returns its number there.
 ///
-/// An unprivileged VMM may not call userfaultfd(2); it may open `node`, a
-/// node of `/dev/userfaultfd` made for it, and get one from there.
+/// An unprivileged VMM may not call userfaultfd(2). It may open `node`, a node of
+/// `/dev/userfaultfd` made for it, and get a userfaultfd from there.
 ///
-/// Its number is a high one by chance, where the process may have such: a thread that closes it late
-/// then closes nothing of the process's own, which gets the lowest numbers, nor a later userfaultfd.
+/// The number is a random high one, where the process may have such. So a thread that closes it
+/// late closes neither a descriptor of the process's own, which get the lowest numbers, nor a later
+/// userfaultfd.
 ///
 /// # Errors
-/// `EPERM` where tracing is not allowed, `TimedOut` when the process does not
-/// stop, or what the injected calls returned; a thread is still in an earlier call.
+/// `EPERM`: tracing is not allowed. `TimedOut`: the process does not stop. In words: a thread is
+/// still in an earlier call. Otherwise what the injected calls returned.
 pub fn userfaultfd(target: &Target, node: Option<&CStr>) -> io::Result<i32> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
     let number = high_number(target.process)?;
@@ -126,14 +128,14 @@ pub fn userfaultfd(target: &Target, node: Option<&CStr>) -> io::Result<i32> {
         match thread.call(libc::SYS_fcntl, [made, libc::F_DUPFD_CLOEXEC as u64, number]) {
             Ok(moved) => thread.call(libc::SYS_close, [made, 0, 0]).map(|_| moved),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(error),
-            // There is none so high.
+            // It can have no number that high.
             Err(_) => Ok(made),
         }
     });
     made.and_then(|fd| i32::try_from(fd).map_err(io::Error::other))
 }
 
-/// One in the upper half of those that the process may have.
+/// Returns a random number in the upper half of those that the process may have.
 fn high_number(process: &Process) -> io::Result<u64> {
     let most = process.descriptors_max()?.min(NUMBER_MAX);
     let mut random = [0; 8];
@@ -141,10 +143,10 @@ fn high_number(process: &Process) -> io::Result<u64> {
     Ok(most / 2 + u64::from_ne_bytes(random) % (most / 2).max(1))
 }
 
-/// Closes descriptor `fd` inside the process, which is a userfaultfd.
+/// Closes descriptor `fd` inside the process, if it is a userfaultfd.
 ///
 /// # Errors
-/// As [`userfaultfd`]; `EBADF`: it is none by now, and is left alone.
+/// As [`userfaultfd`]. `EBADF`: it is not a userfaultfd, and stays open.
 pub fn close(target: &Target, fd: i32) -> io::Result<()> {
     sent::wait_for_none(target)?;
     target.inside(|thread| match target.process.is_userfaultfd(fd)? {
@@ -153,17 +155,17 @@ pub fn close(target: &Target, fd: i32) -> io::Result<()> {
     })
 }
 
-/// Tells the kernel not to back ranges with huge pages, as far as anything is mapped there.
+/// Tells the kernel not to back ranges with huge pages, where anything is mapped.
 ///
 /// # Errors
-/// As [`userfaultfd`]; in words: the process has as many mappings as it may.
+/// As [`userfaultfd`]. In words: the process has as many mappings as it may.
 pub fn no_huge_pages(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
     advise(target, ranges, Advice::NoHugePages, usize::MAX).map(drop)
 }
 
-/// Takes ranges of shared memory out of the process's page table: the next touch of each page is
-/// a minor fault. What is not mapped there as shared memory stays as it is: of private memory
-/// the content would be lost.
+/// Removes ranges of shared memory from the process's page table: the next touch of each page is a
+/// minor fault. A piece of 32 MiB or less that is not all shared memory stays as it is, because
+/// private memory would lose its content.
 ///
 /// # Errors
 /// As [`userfaultfd`].
@@ -171,8 +173,8 @@ pub fn forget(target: &Target, ranges: &[HvaRange]) -> io::Result<()> {
     advise(target, ranges, Advice::Forget, usize::MAX).map(drop)
 }
 
-/// The same as far as it gets while a thread is stopped once; how many bytes of the ranges, from the
-/// first one on, that is.
+/// As [`forget`], for what can be done while a thread is stopped once. Returns how many bytes of
+/// the ranges, from the first one on, that is.
 ///
 /// # Errors
 /// As [`userfaultfd`].
@@ -187,10 +189,10 @@ enum Advice {
 }
 
 impl Advice {
-    /// In how many bytes at most.
+    /// The most bytes of one call.
     fn piece_bytes(self) -> u64 {
         match self {
-            // Nobody's page table changes by it, so a large range takes no longer.
+            // No page table changes by this, so a large range takes no longer.
             Advice::NoHugePages => u64::MAX,
             Advice::Forget => FORGET_BYTES,
         }
@@ -203,7 +205,7 @@ impl Advice {
         };
         match self {
             Advice::NoHugePages => match give(thread, libc::MADV_NOHUGEPAGE) {
-                // A part is not mapped any more: the others have the advice (madvise(2)).
+                // A part is no longer mapped. The others have the advice (madvise(2)).
                 Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Err(io::Error::other(
                     "it has as many mappings as it may: raise vm.max_map_count",
@@ -216,8 +218,8 @@ impl Advice {
     }
 }
 
-/// Advises piece by piece, and lets the thread go now and then. It is stopped so often at most; of how
-/// many bytes that was.
+/// Advises piece by piece, and releases the thread now and then. Stops a thread at most `stops`
+/// times. Returns the number of bytes advised.
 fn advise(target: &Target, ranges: &[HvaRange], advice: Advice, stops: usize) -> io::Result<u64> {
     let deadline = Instant::now() + ADVISE_TIMEOUT;
     let mut pieces =
@@ -263,13 +265,13 @@ fn is_shared(mappings: &[Vma], range: HvaRange) -> bool {
     at >= end
 }
 
-/// Tests are not to wait for so long.
+/// Tests shorten timeouts.
 #[cfg(not(test))]
 fn timeout(usual: Duration) -> Duration {
     usual
 }
 
-/// Tests kill whoever injects at each of these places.
+/// Tests kill the injecting process at each of these places.
 #[cfg(not(test))]
 fn may_die_here() {}
 

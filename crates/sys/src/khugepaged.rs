@@ -9,20 +9,20 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::process::is_gone;
 use crate::process_stat::Stat;
 
-/// The parent of all kernel threads.
+/// The PID of kthreadd, the parent of all kernel threads.
 const KTHREADD: i32 = 2;
 
-/// The number that it had when it was last found; 0: it was not.
+/// The PID that khugepaged had when it was last found. 0: it was not found.
 static LAST: AtomicI32 = AtomicI32::new(0);
 
 /// Whether every collapse that began before this call has ended.
 ///
-/// khugepaged sleeps interruptibly between collapses only: within one it runs, or waits for locks and
-/// disks uninterruptibly. It is one thread for the host, so to see it asleep once is enough. Where
-/// huge pages are forbidden for all there is no such thread.
+/// khugepaged sleeps interruptibly only between collapses. Within one it runs, or waits for locks
+/// and disks uninterruptibly. There is one such thread on the host, so seeing it asleep once is
+/// enough. Where huge pages are forbidden for all there is no such thread.
 ///
 /// # Errors
-/// `Unsupported`: kernel threads are not to be seen, in a container for example; as reading `/proc`.
+/// `Unsupported`: kernel threads are invisible, as in a container. Otherwise as reading `/proc`.
 pub fn is_asleep() -> io::Result<bool> {
     let last = stat(LAST.load(Relaxed))?.filter(is_khugepaged);
     let found = match last {
@@ -48,7 +48,7 @@ fn find() -> io::Result<Option<Stat>> {
     Ok(None)
 }
 
-/// `None`: there is no such process.
+/// Returns `None` if there is no such process.
 fn stat(pid: i32) -> io::Result<Option<Stat>> {
     match Stat::of(pid) {
         Err(error) if is_gone(&error) => Ok(None),
@@ -56,7 +56,7 @@ fn stat(pid: i32) -> io::Result<Option<Stat>> {
     }
 }
 
-/// Whoever is named like it has another parent.
+/// Whether this is the kernel's thread. A process that takes its name has another parent.
 fn is_khugepaged(stat: &Stat) -> bool {
     stat.parent == KTHREADD && stat.name == b"khugepaged"
 }
@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// It sleeps ten seconds, and is at work for some milliseconds.
+    /// khugepaged sleeps for ten seconds, and then works for some milliseconds.
     #[test]
     fn it_is_seen_asleep_soon() {
         let deadline = Instant::now() + Duration::from_secs(30);

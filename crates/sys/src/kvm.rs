@@ -1,9 +1,8 @@
-//! Is `/dev/kvm` one on which a stock kernel boots?
+//! Tells whether a stock kernel boots on `/dev/kvm`.
 //!
-//! Some hosts offer a KVM that emulates ring 0 in software, a thousand times
-//! slower than the processor; a kernel never gets through its boot there. So
-//! the device is not asked what it can do, it is given something to do: a loop
-//! in real mode, which hardware finishes within some milliseconds.
+//! Some hosts have a KVM that emulates ring 0 in software, a thousand times slower than the
+//! processor. A kernel never gets through its boot there. So the probe does not ask the device what
+//! it can do, but runs a loop in real mode, which hardware finishes within some milliseconds.
 
 use std::io;
 use std::sync::Arc;
@@ -19,21 +18,21 @@ use crate::ram_file::RamFile;
 
 /// `mov ecx, 4_000_000; loop: dec ecx; jnz loop; hlt` in 16-bit code.
 const LOOP: [u8; 12] = [0x66, 0xb9, 0x00, 0x09, 0x3d, 0x00, 0x66, 0x49, 0x75, 0xfc, 0xf4, 0x90];
-/// Hardware needs 4 ms for the loop, emulation more than 4 s.
+/// Longest time for the loop. Hardware needs 4 ms, emulation more than 4 s.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// What the probe found.
+/// The result of the probe.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Guests run on the processor.
     Hardware,
     /// The device works, but emulates kernel mode: too slow for a stock kernel.
     Software,
-    /// No use: why.
+    /// The device is of no use, for this reason.
     Unusable(String),
 }
 
-/// Tries `/dev/kvm`; takes at most half a second.
+/// Probes `/dev/kvm`, in at most half a second.
 pub fn probe() -> Verdict {
     match run_loop() {
         Ok(true) => Verdict::Hardware,
@@ -70,8 +69,8 @@ fn start_at_zero(vcpu: &Vcpu) -> io::Result<()> {
     vcpu.set_registers(Registers { rip: 0, rflags: 2, ..vcpu.registers()? })
 }
 
-/// Runs the vCPU on a thread of its own, and stops it wherever it is when
-/// patience ends.
+/// Runs the vCPU on a thread of its own, and stops it wherever it is after `PATIENCE`. Returns
+/// whether it finished.
 fn finishes_in_time(vcpu: &Vcpu) -> io::Result<bool> {
     ignore_alarm_signal();
     let tid = AtomicI32::new(0);
@@ -99,8 +98,8 @@ fn finishes_in_time(vcpu: &Vcpu) -> io::Result<bool> {
 fn ignore_alarm_signal() {
     extern "C" fn nothing(_: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = nothing;
-    // SAFETY: the handler does nothing, so it is safe at any instruction; the
-    // signal (SIGURG) is ignored by default and used by nothing else here.
+    // SAFETY: the handler does nothing, so it is safe at any instruction; the signal (SIGURG) is
+    // ignored by default and nothing else here uses it.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as usize;

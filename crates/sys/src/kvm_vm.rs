@@ -1,5 +1,5 @@
-//! Virtual machines from `/dev/kvm`, as far as a guest of some instructions
-//! needs them. ABI: `include/uapi/linux/kvm.h`, and `asm/kvm.h` for x86.
+//! Virtual machines from `/dev/kvm`, as far as a guest of a few instructions needs them. ABI:
+//! `include/uapi/linux/kvm.h`, and `asm/kvm.h` for x86.
 
 use std::fs::File;
 use std::io;
@@ -22,8 +22,8 @@ const KVM_SET_REGS: u64 = 0x4090_ae82;
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_SET_SREGS: u64 = 0x4138_ae84;
 
-/// Words of `struct kvm_run`. `immediate_exit` is byte 1 of the first; the
-/// port of an I/O exit is the upper half of the first word of its union.
+/// The number of words of `struct kvm_run` that are used. `immediate_exit` is byte 1 of the first.
+/// Bits 16 to 31 of the first word of its union are the port of an I/O exit.
 const RUN_WORDS: usize = 5;
 const IMMEDIATE_EXIT: u64 = 1 << 8;
 const EXIT_REASON: usize = 1;
@@ -36,16 +36,16 @@ const KVM_EXIT_HLT: u32 = 5;
 /// Why a vCPU left the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
-    /// The guest read or wrote this I/O port; a read gets zero.
+    /// The guest read or wrote this I/O port. A read gets zero.
     Io {
         /// The port.
         port: u16,
     },
-    /// It executed `hlt`.
+    /// The guest executed `hlt`.
     Halt,
     /// A signal came, or [`Vcpu::leave_soon`] was called.
     Interrupted,
-    /// Anything else, by its `KVM_EXIT_` number: 8 is a guest that crashed.
+    /// Anything else, by its `KVM_EXIT_` number. 8: the guest crashed.
     Other(u32),
 }
 
@@ -136,12 +136,12 @@ pub struct Vm {
 struct Handle {
     vm: OwnedFd,
     kvm: File,
-    /// What the guest can write to; it stays mapped while any vCPU may run.
+    /// Memory that the guest can write to. It stays mapped while any vCPU may run.
     memory: Mutex<Vec<Arc<Mapping>>>,
 }
 
 impl Vm {
-    /// A new one, without memory.
+    /// Makes a VM without memory.
     ///
     /// # Errors
     /// As open(2) of `/dev/kvm` and KVM_CREATE_VM.
@@ -154,7 +154,7 @@ impl Vm {
     /// Makes `memory` the guest's memory from `guest_address` on.
     ///
     /// # Errors
-    /// As KVM_SET_USER_MEMORY_REGION: `EEXIST` where it overlaps another slot.
+    /// As KVM_SET_USER_MEMORY_REGION: `EEXIST` if it overlaps another slot.
     pub fn set_memory(
         &self,
         slot: u32,
@@ -174,10 +174,10 @@ impl Vm {
         Ok(())
     }
 
-    /// Its virtual processor `number`, as after a reset.
+    /// Makes its virtual processor `number`, in the state after a reset.
     ///
     /// # Errors
-    /// As KVM_CREATE_VCPU: `EEXIST` when it was made before.
+    /// As KVM_CREATE_VCPU: `EEXIST` if it was made before.
     pub fn vcpu(&self, number: u32) -> io::Result<Vcpu> {
         let fd = make::<KVM_CREATE_VCPU>(self.handle.vm.as_raw_fd(), u64::from(number))?;
         let bytes = ask::<KVM_GET_VCPU_MMAP_SIZE>(self.handle.kvm.as_raw_fd(), 0)?;
@@ -187,7 +187,7 @@ impl Vm {
     }
 }
 
-/// A virtual processor; runs on the thread that calls [`Vcpu::run`].
+/// A virtual processor. It runs on the thread that calls [`Vcpu::run`].
 pub struct Vcpu {
     run: Mapping,
     fd: OwnedFd,
@@ -195,7 +195,7 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Runs the guest until it leaves.
+    /// Runs the guest until it exits.
     ///
     /// # Errors
     /// As KVM_RUN; an interruption is no error.
@@ -211,13 +211,13 @@ impl Vcpu {
         }
     }
 
-    /// From now on [`Vcpu::run`] returns before it enters the guest. One that
-    /// is in the guest needs a signal to its thread besides.
+    /// Makes [`Vcpu::run`] return before it enters the guest from now on. A vCPU that is in the
+    /// guest also needs a signal to its thread.
     pub fn leave_soon(&self) {
         self.words()[0].fetch_or(IMMEDIATE_EXIT, Relaxed);
     }
 
-    /// The general registers; waits while the vCPU runs.
+    /// Returns the general registers; waits while the vCPU runs.
     ///
     /// # Errors
     /// As KVM_GET_REGS.
@@ -235,7 +235,7 @@ impl Vcpu {
         exchange::<KVM_SET_REGS, _>(self.fd.as_raw_fd(), &mut registers)
     }
 
-    /// Segment and control registers; waits while the vCPU runs.
+    /// Returns segment and control registers; waits while the vCPU runs.
     ///
     /// # Errors
     /// As KVM_GET_SREGS.
@@ -248,7 +248,7 @@ impl Vcpu {
     /// Sets segment and control registers; waits while the vCPU runs.
     ///
     /// # Errors
-    /// As KVM_SET_SREGS: `EINVAL` for what no processor could be in.
+    /// As KVM_SET_SREGS: `EINVAL` for a state that no processor can be in.
     pub fn set_special_registers(&self, mut registers: SpecialRegisters) -> io::Result<()> {
         exchange::<KVM_SET_SREGS, _>(self.fd.as_raw_fd(), &mut registers)
     }
@@ -272,15 +272,15 @@ fn make<const REQUEST: u64>(fd: RawFd, argument: u64) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(made) })
 }
 
-/// The size of the struct that a request takes, as its number says.
+/// Returns the size of the struct that a request takes, as its number says.
 const fn struct_bytes(request: u64) -> usize {
     (request >> 16 & 0x3fff) as usize
 }
 
 fn ask<const REQUEST: u64>(fd: RawFd, argument: u64) -> io::Result<i32> {
     const { assert!(struct_bytes(REQUEST) == 0) };
-    // SAFETY: the request takes an integer. What a running guest writes to is
-    // memory that is shared and seen through atomics only, see `Handle`.
+    // SAFETY: the request takes an integer. A running guest writes only to memory that is shared
+    // and accessed through atomics, see `Handle`.
     match unsafe { libc::ioctl(fd, REQUEST, argument) } {
         -1 => Err(io::Error::last_os_error()),
         value => Ok(value),

@@ -1,7 +1,7 @@
-//! System calls and ioctls, each behind a small safe type. The only crate of
-//! the workspace with `unsafe` in it.
+//! System calls and ioctls, each behind a small safe type. This is the only product crate that
+//! contains `unsafe`.
 //!
-//! Nothing here knows what a guest is; [`ebb_units`] gives the address types.
+//! No code here knows what a guest is. [`ebb_units`] has the address types.
 #![deny(missing_docs)]
 
 pub mod bus_guard;

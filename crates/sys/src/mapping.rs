@@ -1,4 +1,4 @@
-//! Shared mappings of files that another process changes at any time.
+//! Shared mappings of files that another process may change at any time.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,14 +12,14 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use crate::bus_guard::BusGuard;
 use crate::ram_file::RamFile;
 
-/// An atomic integer; only for the types below.
+/// An atomic integer. Implemented only for the types below.
 trait Atomic {}
 impl Atomic for AtomicU16 {}
 impl Atomic for AtomicU32 {}
 impl Atomic for AtomicU64 {}
 
-/// A shared read-write mapping, seen only as atomic words: the bytes belong to
-/// somebody else too, so no plain reference to them may exist.
+/// A shared read-write mapping, accessible only as atomic words: another process may change the
+/// same bytes, so no plain reference to them may exist.
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
@@ -27,14 +27,15 @@ pub struct Mapping {
     guard: Option<BusGuard>,
 }
 
-// SAFETY: the mapping is shared memory that is only accessed through atomics
-// and system calls; it is unmapped once, by whoever drops it.
+// SAFETY: the mapping is shared memory that is accessed only through atomics and system calls. It
+// is unmapped once, when it is dropped.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes` of `file` from `offset` on, both page aligned. A core dump has nothing of it.
+    /// Maps `bytes` bytes of `file` from `offset` on, both page aligned. Core dumps do not contain
+    /// it.
     ///
     /// # Errors
     /// As mmap(2) and madvise(2).
@@ -50,8 +51,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The same mapping of a file that others may shrink, and whose content may be lost then:
-    /// this process lives on, and [`Mapping::is_broken`] says so.
+    /// Guards a mapping of a file that others may shrink, and whose content may be lost then: this
+    /// process survives that, and [`Mapping::is_broken`] says so.
     ///
     /// # Errors
     /// As [`BusGuard::new`].
@@ -60,41 +61,41 @@ impl Mapping {
         Ok(self)
     }
 
-    /// Whether others may shrink its file.
+    /// Whether it is guarded, as a mapping whose file others may shrink.
     pub fn is_guarded(&self) -> bool {
         self.guard.is_some()
     }
 
-    /// Whether it shows zeros in place of its file, as that was shrunk.
+    /// Whether it shows zeros instead of its file, because the file was shrunk.
     pub fn is_broken(&self) -> bool {
         self.guard.as_ref().is_some_and(BusGuard::is_broken)
     }
 
-    /// Where it lies in this process.
+    /// Its address in this process.
     pub fn address(&self) -> Hva {
         Hva(self.start.as_ptr() as u64)
     }
 
-    /// Its length.
+    /// Its length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
     }
 
-    /// `count` words from byte `offset` on; `None` when they are not all in
+    /// Returns `count` words of eight bytes from byte `offset` on. `None` if they are not all in
     /// the mapping, or not aligned to eight bytes.
     ///
-    /// Loading a word of a hole allocates a page for it: ask only for what is
-    /// known to be there.
+    /// Loading a word of a hole allocates a page for it: ask only for words that are known to have
+    /// memory.
     pub fn words(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
         self.atomics(offset, count)
     }
 
-    /// As [`Mapping::words`], of four bytes each.
+    /// As [`Mapping::words`], with words of four bytes.
     pub fn half_words(&self, offset: u64, count: usize) -> Option<&[AtomicU32]> {
         self.atomics(offset, count)
     }
 
-    /// As [`Mapping::words`], of two bytes each.
+    /// As [`Mapping::words`], with words of two bytes.
     pub fn quarter_words(&self, offset: u64, count: usize) -> Option<&[AtomicU16]> {
         self.atomics(offset, count)
     }
@@ -105,50 +106,49 @@ impl Mapping {
         if end > self.bytes || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: `offset..end` lies in the mapping, which lives as long as
-        // `self`; it is aligned for `T` (pages are, and `offset` is); `T` is an
-        // atomic integer, for which all bytes are valid and which allows that
-        // other processes write the same bytes meanwhile.
+        // SAFETY: `offset..end` lies in the mapping, which lives as long as `self`; it is aligned
+        // for `T` (pages are, and `offset` is); `T` is an atomic integer, for which all bytes are
+        // valid and whose bytes other processes may write at the same time.
         Some(unsafe {
             let first = self.start.as_ptr().add(offset).cast::<T>();
             std::slice::from_raw_parts(first, count)
         })
     }
 
-    /// Puts memory behind every page of a range and maps it here.
-    /// Zero-filled where there was none; present content stays.
+    /// Gives every page of a range memory, and maps it here. New memory is zero; present content
+    /// stays.
     ///
     /// # Errors
-    /// As madvise(2) for `MADV_POPULATE_WRITE` (Linux 5.14); `ENOMEM` or
-    /// `EFAULT` when the host has no memory to give.
+    /// As madvise(2) for `MADV_POPULATE_WRITE` (Linux 5.14). `ENOMEM` or `EFAULT`: the host has no
+    /// memory to give.
     pub fn populate(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.advise(offset, bytes, Advice::LinuxPopulateWrite)
     }
 
-    /// As [`Mapping::populate`], of a file whose file system may be full: a store into a page
+    /// As [`Mapping::populate`], for a file whose file system may be full: there a store to a page
     /// without a block would end this process by SIGBUS.
     ///
     /// # Errors
     /// `StorageFull`: the file system has no room, or the host no memory for it.
     pub fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.populate(offset, bytes).map_err(|error| match Errno::from_io_error(&error) {
-            // What the kernel says in place of the SIGBUS.
+            // The kernel returns these where a store would raise SIGBUS.
             Some(Errno::FAULT | Errno::NOMEM) => Errno::NOSPC.into(),
             _ => error,
         })
     }
 
-    /// Which pages from `offset` on, one for each of `pages`, are in memory, whether they are
-    /// mapped here or not.
+    /// Tells for each of `pages`, which begin at `offset`, whether it is in memory, mapped here or
+    /// not.
     ///
     /// # Errors
-    /// `InvalidInput`: they are not all in the mapping; as mincore(2).
+    /// `InvalidInput`: they are not all in the mapping. Otherwise as mincore(2).
     pub fn in_memory(&self, offset: u64, pages: &mut [bool]) -> io::Result<()> {
         let bytes = pages.len() as u64 * FRAME_BYTES;
         self.check(offset, bytes)?;
         let mut found = vec![0_u8; pages.len()];
-        // SAFETY: the range lies in the mapping (just checked), and `found` has a byte for each of its pages;
-        // nothing else is written.
+        // SAFETY: the range lies in the mapping (just checked), and `found` has a byte for each of
+        // its pages; nothing else is written.
         let result = unsafe {
             let start = self.start.as_ptr().add(offset as usize);
             libc::mincore(start.cast(), bytes as usize, found.as_mut_ptr())
@@ -160,7 +160,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Maps what a range has in memory; a page that is not there is made, and is zero.
+    /// Maps the memory of a range here. A page without memory gets some, which is zero.
     ///
     /// # Errors
     /// As madvise(2) for `MADV_POPULATE_READ` (Linux 5.14).
@@ -168,7 +168,7 @@ impl Mapping {
         self.advise(offset, bytes, Advice::LinuxPopulateRead)
     }
 
-    /// Takes a range out of this process's page table; the memory stays.
+    /// Removes a range from this process's page table. The memory stays.
     ///
     /// # Errors
     /// As madvise(2).
@@ -176,23 +176,23 @@ impl Mapping {
         self.advise(offset, bytes, Advice::LinuxDontNeed)
     }
 
-    /// Shows all of another file in place of its own, at the same address.
+    /// Maps all of another file in place of its own, at the same address.
     ///
     /// # Errors
-    /// `InvalidInput`: that file is shorter; as mmap(2) and madvise(2).
+    /// `InvalidInput`: that file is shorter. Otherwise as mmap(2) and madvise(2).
     pub fn replace(&self, other: &RamFile) -> io::Result<()> {
         if other.bytes()? < self.bytes() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let (start, prot) = (self.start.as_ptr().cast(), ProtFlags::READ | ProtFlags::WRITE);
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: what is replaced is this very mapping, all of it. Whoever has words of it meets another
-        // file's at once, of the same kind: atomics that others may change at any time.
+        // SAFETY: the call replaces exactly this mapping. Borrowed words of it become words of the
+        // other file at once: still atomics that others may change at any time.
         unsafe { mmap(start, self.bytes, prot, flags, other, 0)? };
         self.advise(0, self.bytes(), Advice::LinuxDontDump)
     }
 
-    /// Whether [`Mapping::populate`] may use huge pages.
+    /// Sets whether [`Mapping::populate`] may use huge pages.
     ///
     /// # Errors
     /// As madvise(2); `EINVAL` on a kernel without transparent huge pages.
@@ -201,7 +201,7 @@ impl Mapping {
         self.advise(0, self.bytes(), advice)
     }
 
-    /// Has a range get small pages only from now on. Large folios that are there stay.
+    /// Gives a range only small pages from now on. Large folios that it has stay.
     ///
     /// # Errors
     /// As madvise(2); `EINVAL` on a kernel without transparent huge pages.

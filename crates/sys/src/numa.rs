@@ -1,4 +1,4 @@
-//! On which NUMA node the pages of a process are, and moving them: move_pages(2).
+//! The NUMA node of each page of a process, and moving pages: move_pages(2).
 
 use std::io;
 
@@ -6,25 +6,25 @@ use ebb_units::Hva;
 
 use crate::process::Process;
 
-/// `include/uapi/linux/mempolicy.h`: pages that other processes map, too.
+/// Moves also pages that other processes map, `include/uapi/linux/mempolicy.h`.
 const MPOL_MF_MOVE_ALL: libc::c_long = 1 << 2;
 
-/// Asks for each page's node: its number, or a negative error number, of which `ENOENT`
-/// says that the process maps no page there.
+/// Writes each page's node to `statuses`: its number, or a negative error number. `ENOENT`: the
+/// process maps no page there.
 ///
 /// # Errors
-/// As move_pages(2): `ESRCH`, `EPERM`; `InvalidInput`: not as many statuses as pages.
+/// As move_pages(2): `ESRCH`, `EPERM`. `InvalidInput`: there are not as many statuses as pages.
 pub fn locate(process: &Process, pages: &[Hva], statuses: &mut [i32]) -> io::Result<()> {
     move_pages(process, pages, None, statuses)
 }
 
-/// Moves pages to a node, in one thread, also those that other processes map. A status is
-/// as of [`locate`], afterwards; where the kernel fails in the middle, some are left as they
-/// were given, whether their pages have moved or not.
+/// Moves pages to a node, in one thread, including those that other processes map. Each status is
+/// then as of [`locate`]. If the kernel fails half-way, some statuses keep the value that they had
+/// before the call, whether their pages have moved or not.
 ///
 /// # Errors
-/// As move_pages(2): `ESRCH`; `EPERM` without the privilege; `ENODEV`, `EACCES`: there is no
-/// such node, or it is not allowed; `ENOMEM`: it is full. Some pages may have moved.
+/// As move_pages(2): `ESRCH`. `EPERM`: without the privilege. `ENODEV`, `EACCES`: there is no such
+/// node, or it is not allowed. `ENOMEM`: the node is full. Some pages may have moved.
 pub fn move_to(
     process: &Process,
     pages: &[Hva],
@@ -60,7 +60,7 @@ fn move_pages(
             MPOL_MF_MOVE_ALL,
         )
     };
-    // A positive number says how many were not moved, which their statuses do, too.
+    // A positive number says how many pages were not moved. Their statuses say so, too.
     if left < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

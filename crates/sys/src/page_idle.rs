@@ -2,15 +2,15 @@
 //! tracking (`Documentation/admin-guide/mm/idle_page_tracking.rst`), which kernels built with
 //! `CONFIG_IDLE_PAGE_TRACKING` have.
 //!
-//! One bit a frame, in words of 64. The kernel asks every page table that maps a frame, KVM's
-//! among them, and nobody who uses it waits for that.
+//! A frame has one bit, in words of 64. The kernel checks every page table that maps a frame, KVM's
+//! among them. No user of the frame waits for that.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
 const BITMAP: &str = "/sys/kernel/mm/page_idle/bitmap";
-/// Frames of one word.
+/// Frames for each word.
 pub const FRAMES_PER_WORD: u64 = u64::BITS as u64;
 const WORD_BYTES: usize = size_of::<u64>();
 
@@ -20,22 +20,22 @@ pub struct PageIdle {
 }
 
 impl PageIdle {
-    /// Opens it.
+    /// Opens the bitmap.
     ///
     /// # Errors
-    /// `NotFound`: the kernel has none. As of open(2).
+    /// `NotFound`: the kernel has none. Otherwise as open(2).
     pub fn open() -> io::Result<PageIdle> {
         Ok(PageIdle { bitmap: File::options().read(true).write(true).open(BITMAP)? })
     }
 
-    /// Reads words from the `first` on: bits of frames that were marked and not used since.
-    /// Huge pages have a bit for their first frame only; frames that nothing reclaims have none.
+    /// Reads words from the `first` on. A set bit: the frame was marked and not used since. Huge
+    /// pages have a bit for their first frame only. Frames that nothing reclaims have none.
     ///
     /// # Errors
     /// From the host.
     pub fn read(&self, first: u64, words: &mut [u64]) -> io::Result<()> {
         let mut bytes = vec![0; words.len() * WORD_BYTES];
-        // The last frames of all may not fill a word: those are not told.
+        // The last frames of the host may not fill a word. The kernel does not show those.
         let mut got = 0;
         while got < bytes.len() {
             match self.bitmap.read_at(&mut bytes[got..], offset(first) + got as u64)? {
@@ -48,8 +48,8 @@ impl PageIdle {
         Ok(())
     }
 
-    /// Marks frames idle, those whose bits are set in the words from the `first` on. No other
-    /// frame's mark changes.
+    /// Marks those frames idle whose bits are set in `words`, which begin at the word `first`. The
+    /// mark of no other frame changes.
     ///
     /// # Errors
     /// From the host.
@@ -58,7 +58,7 @@ impl PageIdle {
         let mut put = 0;
         while put < bytes.len() {
             match self.bitmap.write_at(&bytes[put..], offset(first) + put as u64) {
-                // As in `read`: beyond the last frame.
+                // As in `read`, this is beyond the last frame.
                 Ok(0) => break,
                 Err(error) if error.raw_os_error() == Some(libc::ENXIO) => break,
                 Ok(count) => put += count,

@@ -42,30 +42,31 @@ const _: () = assert!(size_of::<ScanArg>() == 96);
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | 0x66 << 8 | 16;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
-/// The entry is neither empty nor present. Of shared memory that is a page that the kernel moves at
-/// this moment, or a mark of userfaultfd.
+/// The entry is neither empty nor present. In shared memory it is a page that the kernel moves at
+/// this moment, or a marker of userfaultfd.
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
-/// Not protected by userfaultfd, which its marks are.
+/// The entry is not protected by userfaultfd. Its markers are protected.
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
-/// What tells pages that are moved from marks. To ask for pages of a file would, too, but has the
-/// kernel look at each page: 10.5 in place of 2.9 ms for a GiB.
+/// The categories that distinguish pages that are moved from markers. Asking for pages of a file
+/// would, too, but makes the kernel look at each page: 10.5 instead of 2.9 ms for a GiB.
 const RETURNED: u64 = PAGE_IS_PRESENT | PAGE_IS_WRITTEN;
-/// With longer vectors kernels have been seen to repeat entries.
+/// Length of the vector. With longer ones, kernels were seen to repeat entries.
 const REGIONS: usize = 512;
-/// An entry of the file: the page is in memory, and in which frame.
+/// Bit of an entry of the file: the page is in memory.
 const ENTRY_PRESENT: u64 = 1 << 63;
+/// Bits of an entry of the file: the number of the page frame.
 const ENTRY_FRAME: u64 = (1 << 55) - 1;
 const ENTRY_BYTES: usize = size_of::<u64>();
 /// Entries read at once.
 const ENTRIES: u64 = 4096;
 
-/// The page table of a process, to be read.
+/// The page table of a process, for reading.
 pub struct Pagemap {
     file: File,
 }
 
 impl Pagemap {
-    /// Opens it.
+    /// Opens the page table of `process`.
     ///
     /// # Errors
     /// As open(2) of `/proc/PID/pagemap`.
@@ -73,8 +74,8 @@ impl Pagemap {
         Ok(Pagemap { file: File::open(format!("/proc/{}/pagemap", process.pid()))? })
     }
 
-    /// Visits the parts of `range`, which is shared memory, that are mapped, in order. Pages that the
-    /// kernel moves at this moment are among them, but for protected ones.
+    /// Visits the mapped parts of `range`, which is shared memory, in order. Pages that the kernel
+    /// moves at this moment count as mapped, unless they are protected.
     ///
     /// # Errors
     /// `ENOTTY`: the kernel has no PAGEMAP_SCAN (it came with Linux 6.7).
@@ -92,15 +93,15 @@ impl Pagemap {
                 return_mask: RETURNED,
                 ..ScanArg::default()
             };
-            // SAFETY: `arg` is the struct whose size is encoded in the request, and
-            // its vector is `regions` with its length.
+            // SAFETY: `arg` is the struct whose size is encoded in the request, and its vector is
+            // `regions` with its length.
             let got = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
             let count = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
             let found = regions.iter().take(count);
             for region in found.filter(|region| region.categories & RETURNED != 0) {
                 visit(HvaRange { start: Hva(region.start), bytes: region.end - region.start });
             }
-            // A walk that stands still would never end.
+            // Without progress the walk would never end.
             if arg.walk_end <= start {
                 return Err(io::ErrorKind::InvalidData.into());
             }
@@ -109,11 +110,11 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Visits the pages of `range` that are mapped to memory, in order: a page's number in the
-    /// range, and the number of its page frame.
+    /// Visits the pages of `range` that are mapped to memory, in order: (number of the page in the
+    /// range, number of its page frame).
     ///
     /// # Errors
-    /// `PermissionDenied`: the kernel tells frames with `CAP_SYS_ADMIN` only.
+    /// `PermissionDenied`: the kernel shows frames only with `CAP_SYS_ADMIN`.
     pub fn frames(&self, range: HvaRange, mut visit: impl FnMut(u64, u64)) -> io::Result<()> {
         let first = range.start.0 / FRAME_BYTES;
         let (mut page, pages) = (0, range.bytes / FRAME_BYTES);
@@ -152,7 +153,7 @@ mod tests {
         let file = RamFile::create("pagemap", BYTES).unwrap();
         let mapping = Mapping::new(&file, 0, BYTES).unwrap();
         mapping.use_huge_pages(false).unwrap();
-        // More runs than one vector takes.
+        // These are more runs than one vector takes.
         let touched: Vec<u64> = (0..BYTES / 4096).filter(|page| page % 3 == 0).collect();
         for page in &touched {
             mapping.populate(page * 4096, 4096).unwrap();
@@ -193,7 +194,7 @@ mod tests {
         let all_are_seen = |mapping: &Mapping| {
             let (mut seen, start) = (0, mapping.address());
             match pagemap.mapped(HvaRange { start, bytes: BYTES }, |part| seen += part.bytes) {
-                // Said to be skipped by `pages_that_were_touched_are_mapped`.
+                // `pages_that_were_touched_are_mapped` says that this is skipped.
                 Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => true,
                 result => result.map(|()| seen == BYTES).unwrap(),
             }

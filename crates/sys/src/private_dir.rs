@@ -1,7 +1,7 @@
 //! Directories in which nobody else can put anything.
 //!
-//! What lies there is opened by name: a link, or a file of somebody else's, would be followed
-//! and written to as root.
+//! Files there are opened by name. A link, or a file of another user, would be followed and written
+//! to as root.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io;
@@ -14,7 +14,7 @@ use rustix::process::geteuid;
 
 use crate::user_namespace::UserNamespace;
 
-/// Who owns what belongs to nobody of this user namespace, unless the host sets another number.
+/// The owner of what belongs to nobody in this user namespace, unless the host sets another number.
 const OVERFLOW_USER: u32 = 65534;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
@@ -25,14 +25,14 @@ pub enum PrivateDirError {
     Io(PathBuf, io::Error),
     /// A link, a file or the like has its name.
     NoDirectory(PathBuf),
-    /// It is this user's.
+    /// It belongs to another user: this one.
     Owner(PathBuf, u32),
-    /// These are its permissions.
+    /// Others can write it. These are its permissions.
     Mode(PathBuf, u32),
 }
 
 impl PrivateDirError {
-    /// What is wrong.
+    /// Says what is wrong.
     pub fn why(&self) -> String {
         match self {
             Self::Io(path, error) => format!("{}: {error}", path.display()),
@@ -48,7 +48,7 @@ impl PrivateDirError {
         }
     }
 
-    /// What to do; none: the error says enough.
+    /// Says what to do. `None`: the error says enough.
     pub fn advice(&self) -> Option<String> {
         match self {
             Self::Io(..) => None,
@@ -58,7 +58,7 @@ impl PrivateDirError {
                  directory"
                     .into(),
             ),
-            // Root's is no matter of this user.
+            // This user cannot change what belongs to root.
             Self::Owner(_, 0) => Some("run it as root, or name another directory".into()),
             Self::Owner(path, _) => Some(format!(
                 "give it to user {1} (`chown {1} {0}`) once you know what is in it, or name \
@@ -84,13 +84,13 @@ impl std::fmt::Display for PrivateDirError {
 
 impl std::error::Error for PrivateDirError {}
 
-/// Makes it, for this user alone, where there is none; then only this user can put anything
-/// into it.
+/// Makes the directory for this user alone if there is none, and checks that only this user can put
+/// anything into it.
 ///
 /// # Errors
-/// It is another's, or others can write it; one line says what to do.
+/// It belongs to another user, or others can write it. One line says what to do.
 pub fn make(path: &Path) -> Result<(), PrivateDirError> {
-    // What is there already shows below what it is.
+    // If something is there already, the check below shows what it is.
     match DirBuilder::new().recursive(true).mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(PrivateDirError::Io(path.into(), error))
@@ -99,10 +99,10 @@ pub fn make(path: &Path) -> Result<(), PrivateDirError> {
     }
 }
 
-/// Whether only this user can put anything into it; its metadata.
+/// Checks that only this user can put anything into the directory. Returns its metadata.
 ///
 /// # Errors
-/// As [`make`]; there is none.
+/// As [`make`], or there is no such directory.
 pub fn check(path: &Path) -> Result<Metadata, PrivateDirError> {
     use PrivateDirError::{Io, Mode, NoDirectory, Owner};
     let metadata = open(path).and_then(|directory| directory.metadata());
@@ -122,7 +122,7 @@ fn is_host() -> bool {
     UserNamespace::own().is_ok_and(|namespace| namespace.is_whole())
 }
 
-/// Not by a link.
+/// Opens a directory. Does not follow a link.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
     OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
@@ -147,7 +147,7 @@ mod tests {
         }
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         make(&path).unwrap();
-        // Only root can give it away.
+        // Only root can give it to another user.
         if chown(&path, Some(12345), None).is_ok() {
             let why = make(&path).unwrap_err().to_string();
             assert!(why.contains("user 12345") && !why.contains('\n'), "{why}");

@@ -16,15 +16,15 @@ use rustix::process::{
 
 use crate::process_stat::Stat;
 
-/// More descriptors than this are no VMM's: its devices take a few each.
+/// The most descriptors to look at. No VMM has more: its devices take a few each.
 const DESCRIPTORS_MAX: usize = if cfg!(test) { 1 << 12 } else { 1 << 16 };
-/// execve(2) takes 6 MiB at most.
+/// The most bytes of a command line to read. execve(2) takes 6 MiB at most.
 const COMMAND_LINE_MAX: u64 = 8 << 20;
 
-/// Of what the kernel tells of one descriptor.
+/// The most bytes to read of what the kernel says about one descriptor.
 const INFO_BYTES_MAX: u64 = 256 << 10;
 
-/// A process held by its pidfd, so that a reused number cannot deceive.
+/// A process, referred to by its pidfd, so that a reused PID cannot mislead.
 pub struct Process {
     pid: i32,
     pidfd: OwnedFd,
@@ -35,24 +35,24 @@ pub struct Process {
 pub struct Vma {
     /// First address.
     pub start: Hva,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Writable.
+    /// Whether it is writable.
     pub writable: bool,
-    /// Writable and shared.
+    /// Whether it is writable and shared.
     pub shared_write: bool,
-    /// Its bytes may be run.
+    /// Whether its bytes may be executed.
     pub executable: bool,
-    /// Offset in the file.
+    /// Offset in the file, in bytes.
     pub offset: u64,
     /// The file's inode number, 0 for none.
     pub inode: u64,
-    /// The file's name as the kernel prints it.
+    /// The file's name, as the kernel prints it.
     pub name: String,
 }
 
 impl Vma {
-    /// Whether this address lies in it.
+    /// Whether this address lies in the mapping.
     pub fn contains(&self, address: u64) -> bool {
         address.checked_sub(self.start.0).is_some_and(|into| into < self.bytes)
     }
@@ -66,17 +66,17 @@ impl AsFd for Process {
 }
 
 impl Process {
-    /// Takes hold of the process with this number.
+    /// Opens the process with this PID.
     ///
     /// # Errors
-    /// `ESRCH`: there is none; as pidfd_open(2).
+    /// `ESRCH`: there is none. Otherwise as pidfd_open(2).
     pub fn open(pid: i32) -> io::Result<Process> {
         let number = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw);
         let number = number.ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Process { pid, pidfd: pidfd_open(number, PidfdFlags::empty())? })
     }
 
-    /// Takes hold of this process.
+    /// Opens this process itself.
     ///
     /// # Errors
     /// As pidfd_open(2).
@@ -84,13 +84,16 @@ impl Process {
         Process::open(rustix::process::getpid().as_raw_nonzero().get())
     }
 
-    /// All other processes that `is_meant` means and that have this file or directory open, or had it
-    /// a moment ago. Those that may not be looked into are not among them: they have privileges that
-    /// this one has not. Nobody else's descriptors are listed: anybody may have very many.
+    /// Returns all other processes that `is_meant` accepts and that have this file or directory
+    /// open, or had it open a moment ago.
+    ///
+    /// Processes that this one may not look into are left out: they have privileges that this one
+    /// lacks. Only the descriptors of processes that `is_meant` accepts are listed, because any
+    /// process may have very many.
     ///
     /// # Errors
-    /// As reading `/proc`, as `is_meant`, and looking at the descriptors of a process that is meant
-    /// and has not ended: it may be one of them.
+    /// As reading `/proc`, as `is_meant`, and as looking at the descriptors of a process that
+    /// `is_meant` accepts and that has not ended: it may have the file open.
     pub fn all_with(
         file: &Path,
         is_meant: impl Fn(&Process) -> io::Result<bool>,
@@ -123,7 +126,8 @@ impl Process {
             let path = entry?.path();
             let found = link_of(&path).and_then(|link| {
                 let link = link.to_string_lossy();
-                // Some file systems tell nobody else of their files: only what may be it is asked.
+                // Some file systems tell nobody else about their files: only a file with this name
+                // is asked.
                 match link.strip_suffix(" (deleted)").unwrap_or(&link).ends_with(name) {
                     true => Ok(file_of(&path)? == file),
                     false => Ok(false),
@@ -140,8 +144,8 @@ impl Process {
         Ok(false)
     }
 
-    /// The program that it runs, as `/proc/PID/exe` names it; one that was removed, too. Empty: its
-    /// path is longer than a page.
+    /// Path of the program that it runs, as `/proc/PID/exe` names it, even if that was removed.
+    /// Empty if the path is longer than a page.
     ///
     /// # Errors
     /// As readlink(2).
@@ -152,10 +156,10 @@ impl Process {
         Ok(PathBuf::from(OsStr::from_bytes(name)))
     }
 
-    /// Ends it, whatever it does, and waits until it has.
+    /// Kills the process with SIGKILL, and waits until it has ended.
     ///
     /// # Errors
-    /// As pidfd_send_signal(2) and poll(2); `TimedOut`: it has not ended within this time.
+    /// As pidfd_send_signal(2) and poll(2). `TimedOut`: it has not ended within this time.
     pub fn kill(&self, within: Duration) -> io::Result<()> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         match pidfd_send_signal(&self.pidfd, Signal::KILL) {
@@ -170,7 +174,7 @@ impl Process {
         }
     }
 
-    /// Another hold of the same process.
+    /// Another handle of the same process.
     ///
     /// # Errors
     /// As dup(2).
@@ -178,15 +182,15 @@ impl Process {
         Ok(Process { pid: self.pid, pidfd: self.pidfd.try_clone()? })
     }
 
-    /// Its number.
+    /// Its PID.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// A copy of its descriptor `fd`, sharing the open file.
+    /// A copy of its descriptor `fd`, which shares the open file.
     ///
     /// # Errors
-    /// As pidfd_getfd(2): `EPERM` without the privilege, `EBADF`: no such descriptor.
+    /// As pidfd_getfd(2): `EPERM` without the privilege, `EBADF` if there is no such descriptor.
     pub fn descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
         Ok(pidfd_getfd(&self.pidfd, fd, PidfdGetfdFlags::empty())?)
     }
@@ -201,7 +205,7 @@ impl Process {
         Ok(poll(&mut fds, Some(&Timespec::default()))? > 0)
     }
 
-    /// When it started, in clock ticks since boot: with the number, its identity.
+    /// Its start time, in clock ticks since boot. PID and start time identify a process.
     ///
     /// # Errors
     /// As reading `/proc/PID/stat`.
@@ -209,7 +213,7 @@ impl Process {
         Process::start_ticks_of(self.pid)
     }
 
-    /// When the process or thread that has this number now started.
+    /// Start time of the process or thread that has this number now, in clock ticks since boot.
     ///
     /// # Errors
     /// As reading `/proc/PID/stat`.
@@ -217,7 +221,7 @@ impl Process {
         Ok(Stat::of(pid)?.start_ticks)
     }
 
-    /// The numbers of its threads, the first one's first.
+    /// The numbers of its threads, the first thread first.
     ///
     /// # Errors
     /// As reading `/proc/PID/task`.
@@ -231,7 +235,7 @@ impl Process {
         Ok(threads)
     }
 
-    /// Its open descriptors and what each is, as `/proc/PID/fd` names it.
+    /// Its open descriptors: (number, what `/proc/PID/fd` says that it is).
     ///
     /// # Errors
     /// As reading that directory.
@@ -251,11 +255,12 @@ impl Process {
         Ok(all)
     }
 
-    /// The inode numbers of the files behind its descriptors whose name in `/proc/PID/fd` begins with
-    /// `prefix`: all of those that are open from before this call until after it.
+    /// The inode numbers of the files behind those of its descriptors whose name in `/proc/PID/fd`
+    /// begins with `prefix`. None is missed that is open from before this call until after it.
     ///
     /// # Errors
-    /// As reading that directory. What cannot be looked at is an error too: it may be one of them.
+    /// As reading that directory. A descriptor that cannot be looked at is an error too: it may be
+    /// one of them.
     pub fn open_inodes(&self, prefix: &str) -> io::Result<Vec<u64>> {
         let mut inodes = Vec::new();
         for (count, entry) in fs::read_dir(self.proc("fd"))?.enumerate() {
@@ -276,7 +281,8 @@ impl Process {
         Ok(inodes)
     }
 
-    /// The inode number of the file behind its descriptor `fd`; `None`: it has no such descriptor.
+    /// The inode number of the file behind its descriptor `fd`. `None` if it has no such
+    /// descriptor.
     ///
     /// # Errors
     /// As statx(2).
@@ -287,7 +293,8 @@ impl Process {
         }
     }
 
-    /// How many descriptors it has open: one system call. `None`: kernels before 6.2 do not tell.
+    /// The number of descriptors that it has open, by one system call. `None` on kernels before
+    /// 6.2, which do not say.
     ///
     /// # Errors
     /// As stat(2) of `/proc/PID/fd`.
@@ -295,7 +302,7 @@ impl Process {
         Ok(Some(fs::metadata(self.proc("fd"))?.len()).filter(|&count| count > 0))
     }
 
-    /// Its userfaultfds.
+    /// The numbers of its userfaultfds.
     ///
     /// # Errors
     /// As [`Process::descriptors`].
@@ -315,7 +322,7 @@ impl Process {
         }
     }
 
-    /// So many descriptors it may have: their numbers are lower.
+    /// The most descriptors that it may have: the numbers of all are lower.
     ///
     /// # Errors
     /// As reading `/proc/PID/limits`.
@@ -330,23 +337,23 @@ impl Process {
         }
     }
 
-    /// The user by whom its access to files is judged.
+    /// The user by whose rights the kernel judges its access to files.
     ///
     /// # Errors
     /// As reading `/proc/PID/status`.
     pub fn user(&self) -> io::Result<u32> {
         let status = fs::read(self.proc("status"))?;
-        // Real, effective, saved, file system.
+        // The fields are the real, effective, saved and file-system user.
         let user = line_of(&status, "Uid:")
             .and_then(|users| users.split_ascii_whitespace().nth(3)?.parse().ok());
         user.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// What the kernel tells of its descriptor `fd` beyond the name, as in
-    /// `/proc/PID/fdinfo`; of long texts the beginning.
+    /// What the kernel says about its descriptor `fd` in `/proc/PID/fdinfo`. Only the beginning of
+    /// a long text.
     ///
     /// # Errors
-    /// As reading that file; `ENOENT`: it was closed.
+    /// As reading that file. `ENOENT`: it was closed.
     pub fn descriptor_info(&self, fd: i32) -> io::Result<String> {
         let mut text = Vec::new();
         let file = File::open(self.proc(&format!("fdinfo/{fd}")))?;
@@ -354,19 +361,18 @@ impl Process {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Whether its descriptor `fd` is a file, a block device or something else. No file
-    /// system is asked, so none can keep the caller waiting.
+    /// Whether its descriptor `fd` is a file, a block device or something else. Asks no file
+    /// system, so none can make the caller wait.
     ///
     /// # Errors
-    /// As statx(2); `ENOENT`: it was closed.
+    /// As statx(2). `ENOENT`: it was closed.
     pub fn descriptor_type(&self, fd: i32) -> io::Result<FileType> {
         let path = self.proc(&format!("fd/{fd}"));
         let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
         Ok(FileType::from_raw_mode(found.stx_mode.into()))
     }
 
-    /// The file systems that it has mounted: their numbers, as in [`Self::descriptor_info`],
-    /// and types.
+    /// The file systems that it has mounted: (number, as in [`Self::descriptor_info`]; type).
     ///
     /// # Errors
     /// As reading `/proc/PID/mountinfo`.
@@ -383,7 +389,7 @@ impl Process {
         Ok(parse_mappings(&fs::read_to_string(self.proc("maps"))?))
     }
 
-    /// Its command line, word by word; of a long one the beginning.
+    /// Its command line, word by word. Only the beginning of a long one.
     ///
     /// # Errors
     /// As reading `/proc/PID/cmdline`.
@@ -399,14 +405,14 @@ impl Process {
     }
 }
 
-/// The device and the inode number of a file. No file system is asked.
+/// Returns the device and inode number of a file. Asks no file system.
 fn file_of(path: &Path) -> io::Result<(u64, u64)> {
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
     Ok((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }
 
-/// What a descriptor's entry in `/proc/PID/fd` leads to. Empty: a path that is longer than a page,
-/// which nobody who looks here looks for.
+/// Returns the target of a link such as those in `/proc/PID/fd`. Empty if the path is longer than a
+/// page: no caller looks for such a path.
 fn link_of(entry: &Path) -> io::Result<PathBuf> {
     match fs::read_link(entry) {
         Err(error) if is(&error, rustix::io::Errno::NAMETOOLONG) => Ok(PathBuf::new()),
@@ -414,15 +420,15 @@ fn link_of(entry: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// What follows this word at the beginning of a line of such a text. Another line may hold any bytes:
-/// everybody names his own process.
+/// Returns what follows `word` at the beginning of a line of such a text. Other lines may hold any
+/// bytes, because each process names itself.
 pub(crate) fn line_of<'t>(text: &'t [u8], word: &str) -> Option<&'t str> {
     let mut lines = text.split(|&byte| byte == b'\n');
     let rest = lines.find_map(|line| line.strip_prefix(word.as_bytes()))?;
     Some(std::str::from_utf8(rest).ok()?.trim())
 }
 
-/// Whether this says that a process, or a descriptor, is not there any more.
+/// Whether the error says that a process, or a descriptor, no longer exists.
 pub fn is_gone(error: &io::Error) -> bool {
     [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].iter().any(|&code| is(error, code))
 }
@@ -431,17 +437,17 @@ fn is(error: &io::Error, code: rustix::io::Errno) -> bool {
     error.raw_os_error() == Some(code.raw_os_error())
 }
 
-/// No file system is asked, so none can keep the caller waiting.
+/// Returns the inode number of a file. Asks no file system, so none can make the caller wait.
 fn inode_of(path: &Path) -> io::Result<u64> {
     Ok(statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?.stx_ino)
 }
 
-/// The mappings that a text of `/proc/PID/maps` tells of; lines that make no sense are left out.
+/// Parses a text of `/proc/PID/maps`. Lines that make no sense are left out.
 pub fn parse_mappings(text: &str) -> Vec<Vma> {
     text.lines().filter_map(parse_vma).collect()
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`
+/// Parses a line such as `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
 fn parse_mount(line: &str) -> Option<(u64, String)> {
     let number = line.split(' ').next()?.parse().ok()?;
     let (_, after) = line.split_once(" - ")?;
@@ -511,7 +517,7 @@ mod tests {
         assert_eq!(own.open_inodes("/no such").unwrap(), [0; 0]);
     }
 
-    /// Both can be had by any user.
+    /// Any user can make both.
     #[test]
     fn a_name_of_any_bytes_and_a_deep_program_are_no_error() {
         use std::io::Write;
@@ -526,15 +532,15 @@ mod tests {
         }
         let program = PathBuf::from(format!("/proc/self/fd/{}", deep.as_raw_fd()))
             .join(OsStr::from_bytes(b"\xff\xfe"));
-        // Not by this process: what another test starts meanwhile would inherit the open file, and
-        // a file open for writing is no program (ETXTBSY).
+        // Another process makes the copy: a program that another test starts meanwhile would
+        // inherit the open file, and a file that is open for writing cannot be executed (ETXTBSY).
         let cat = home.path().join("cat");
         assert!(Command::new("cp").arg("/bin/cat").arg(&cat).status().unwrap().success());
         fs::rename(&cat, &program).unwrap();
         let piped = Stdio::piped;
         let mut child = Command::new(&program).stdin(piped()).stdout(piped()).spawn().unwrap();
-        // execve(2) lets the parent go on before the process has its new name. What it says shows
-        // that it has.
+        // execve(2) lets the parent go on before the process has its new name. Output of the
+        // program shows that it has.
         child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let process = Process::open(child.id() as i32).unwrap();
@@ -547,7 +553,7 @@ mod tests {
         assert_eq!(found.1.unwrap(), PathBuf::new());
     }
 
-    /// The test's bound is lower: not everybody may open so many.
+    /// The bound is lower in tests: not every user may open that many.
     #[test]
     fn who_is_not_meant_has_as_many_descriptors_as_he_likes() {
         use std::io::{BufRead, BufReader};

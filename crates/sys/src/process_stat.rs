@@ -1,42 +1,42 @@
-//! What `/proc/PID/stat` tells of a process (proc_pid_stat(5)).
+//! What `/proc/PID/stat` says about a process (proc_pid_stat(5)).
 
 use std::fs;
 use std::io;
 
-/// Part of it.
+/// Some fields of `/proc/PID/stat`.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Stat {
-    /// What the process calls itself: any bytes.
+    /// The name that the process gave itself: any bytes.
     pub name: Vec<u8>,
-    /// `S`: it sleeps, and a signal can wake it.
+    /// Its state. `S`: it sleeps, and a signal can wake it.
     pub state: char,
-    /// Its parent's number.
+    /// The PID of its parent.
     pub parent: i32,
-    /// When it started, in clock ticks since boot.
+    /// Its start time, in clock ticks since boot.
     pub start_ticks: u64,
 }
 
 impl Stat {
-    /// Of the process or thread that has this number now.
+    /// Reads the fields of the process or thread that has this number now.
     ///
     /// # Errors
-    /// As reading that file; [`crate::process::is_gone`]: there is no such process.
+    /// As reading that file. [`crate::process::is_gone`] tells if there is no such process.
     pub fn of(pid: i32) -> io::Result<Stat> {
         let text = fs::read(format!("/proc/{pid}/stat"))?;
         Stat::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// `63 (khugepaged) S 2 0 0 ...`; a process may have parentheses in its name, so the name ends
-    /// at the last one.
+    /// Parses a line such as `63 (khugepaged) S 2 0 0 ...`. A name may contain parentheses, so the
+    /// name ends at the last one.
     pub fn parse(text: &[u8]) -> Option<Stat> {
         let start = text.iter().position(|&byte| byte == b'(')? + 1;
         let end = text.iter().rposition(|&byte| byte == b')')?;
         let after = str::from_utf8(text.get(end + 1..)?).ok()?;
-        // The first of them is field 3.
+        // The first of these words is field 3.
         let mut words = after.split_ascii_whitespace();
         let state = words.next()?.chars().next()?;
         let parent = words.next()?.parse().ok()?;
-        // Field 22.
+        // This is field 22.
         let start_ticks = words.nth(17)?.parse().ok()?;
         Some(Stat { name: text.get(start..end)?.to_owned(), state, parent, start_ticks })
     }

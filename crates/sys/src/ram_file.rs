@@ -10,7 +10,7 @@ use rustix::fs::{
     ftruncate, memfd_create, seek,
 };
 
-/// The file; what is asked of it here never allocates memory for a hole.
+/// A RAM file. Nothing that this type does allocates memory for a hole.
 pub struct RamFile {
     file: File,
 }
@@ -28,8 +28,8 @@ impl From<OwnedFd> for RamFile {
 }
 
 impl RamFile {
-    /// A new memfd of `bytes`, all of it a hole. Nobody can change its size, nor add a seal
-    /// that would keep it from being punched.
+    /// Makes a memfd of `bytes` bytes, all of it a hole. Nobody can change its size, or add a seal
+    /// that would prevent punching.
     ///
     /// # Errors
     /// As memfd_create(2), ftruncate(2) and fcntl(2).
@@ -37,7 +37,7 @@ impl RamFile {
         RamFile::create_with(name, bytes, MemfdFlags::CLOEXEC)
     }
 
-    /// The same on hugetlb pages of 2 MiB.
+    /// As [`RamFile::create`], on hugetlb pages of 2 MiB.
     ///
     /// # Errors
     /// As [`RamFile::create`].
@@ -53,12 +53,12 @@ impl RamFile {
         Ok(RamFile::from(fd))
     }
 
-    /// Has nobody shrink it, where that can be; whether nobody can now.
+    /// Seals the file against shrinking, if it can be sealed. Returns whether it is sealed now.
     pub fn seal(&self) -> bool {
         keep_from_shrinking(&self.file)
     }
 
-    /// Its size, holes included.
+    /// Its size in bytes, holes included.
     ///
     /// # Errors
     /// As fstat(2).
@@ -66,7 +66,7 @@ impl RamFile {
         Ok(self.file.metadata()?.len())
     }
 
-    /// The memory that the host spends on it.
+    /// The bytes of memory that the host spends on it.
     ///
     /// # Errors
     /// As fstat(2).
@@ -74,7 +74,7 @@ impl RamFile {
         Ok(self.file.metadata()?.blocks() * 512)
     }
 
-    /// Device and inode: tells this file in another process's mappings.
+    /// Device and inode number, by which this file is found in another process's mappings.
     ///
     /// # Errors
     /// As fstat(2).
@@ -83,7 +83,7 @@ impl RamFile {
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    /// Whether it is made of hugetlb pages: its block size is theirs.
+    /// Whether it is made of hugetlb pages. Its block size is the size of its pages.
     ///
     /// # Errors
     /// As fstat(2).
@@ -91,7 +91,7 @@ impl RamFile {
         Ok(self.file.metadata()?.blksize() >= ebb_units::HUGE_BYTES)
     }
 
-    /// Gives the memory of a range to the host; it reads as zero from then on.
+    /// Punches a range: returns its memory to the host. The range then reads as zero.
     ///
     /// # Errors
     /// As fallocate(2); `EPERM` for a sealed file.
@@ -100,30 +100,31 @@ impl RamFile {
         Ok(fallocate(&self.file, flags, offset, bytes)?)
     }
 
-    /// Closes the file: its descriptor leads to `other` from now on, also for who uses it meanwhile.
+    /// Closes the file, and makes its descriptor refer to `other`, also for threads that use it
+    /// meanwhile.
     ///
     /// # Errors
-    /// As dup3(2): then it stays what it was.
+    /// As dup3(2). The descriptor then stays what it was.
     pub fn replace(&self, other: &RamFile) -> io::Result<()> {
-        // SAFETY: both numbers are open descriptors of ours, which nobody closes meanwhile. The number
-        // stays ours; whoever uses it at this moment reaches one file or the other.
+        // SAFETY: both numbers are open descriptors of ours, which nobody closes meanwhile. The
+        // number stays ours. A thread that uses it at this moment reaches one file or the other.
         let done =
             unsafe { libc::dup3(other.file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Reads into `to`; a hole reads as zeros and stays a hole.
+    /// Reads into `to`. A hole reads as zeros and stays a hole.
     ///
     /// # Errors
-    /// As pread(2); `UnexpectedEof` beyond the file's end.
+    /// As pread(2). `UnexpectedEof`: beyond the file's end.
     pub fn read_at(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(to, offset)
     }
 
-    /// The first byte at or after `offset` with memory behind it.
+    /// Offset of the first byte at or after `offset` that has memory. `None` if there is none.
     ///
     /// # Errors
-    /// As lseek(2). hugetlb files do not know holes: all of it counts as data.
+    /// As lseek(2). hugetlb files do not know holes: all of such a file counts as data.
     pub fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
         match seek(&self.file, SeekFrom::Data(offset)) {
             Ok(at) => Ok(Some(at)),
@@ -132,15 +133,15 @@ impl RamFile {
         }
     }
 
-    /// The first byte at or after `offset` with none.
+    /// Offset of the first byte at or after `offset` that has no memory.
     ///
     /// # Errors
-    /// As lseek(2); `ENXIO` beyond the file's end.
+    /// As lseek(2). `ENXIO`: beyond the file's end.
     pub fn next_hole(&self, offset: u64) -> io::Result<u64> {
         Ok(seek(&self.file, SeekFrom::Hole(offset))?)
     }
 
-    /// Whether no part of the range has memory behind it.
+    /// Whether no part of the range has memory.
     ///
     /// # Errors
     /// As lseek(2).
@@ -149,9 +150,9 @@ impl RamFile {
     }
 }
 
-/// Adds `F_SEAL_SHRINK`, if that is missing and the file lets itself be sealed: memfds do that
-/// were made with `MFD_ALLOW_SEALING` and not sealed for good, and no other files. Whether it is
-/// there now.
+/// Adds `F_SEAL_SHRINK` if that is missing and the file can be sealed. Returns whether the file has
+/// it now. Only memfds can be sealed that were made with `MFD_ALLOW_SEALING` and are not sealed for
+/// good.
 pub fn keep_from_shrinking(file: impl AsFd) -> bool {
     let has = || fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     has() || fcntl_add_seals(&file, SealFlags::SHRINK).is_ok() && has()

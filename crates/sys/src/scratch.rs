@@ -1,4 +1,4 @@
-//! Private memory for content on its way, which takes room only where it was touched.
+//! Private memory for content in transit, which takes room only where it was touched.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use ebb_units::FRAME_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Whole pages of zeros that are written and read by one owner. The heap would keep what was
-/// freed, and write zeros over what is taken again.
+/// Whole pages of zeros that one owner writes and reads. The heap would keep freed memory, and
+/// write zeros to memory that is allocated again.
 pub struct Scratch {
     start: NonNull<u8>,
     bytes: usize,
@@ -20,7 +20,8 @@ unsafe impl Send for Scratch {}
 unsafe impl Sync for Scratch {}
 
 impl Scratch {
-    /// At least `bytes`, in whole pages; one page at least. A core dump has nothing of it.
+    /// Returns at least `bytes` bytes, in whole pages, at least one page. Core dumps do not contain
+    /// it.
     ///
     /// Ends the process where there is no address space left, as the heap does.
     pub fn new(bytes: usize) -> Scratch {
@@ -33,22 +34,22 @@ impl Scratch {
         let layout = || Layout::from_size_align(bytes, page).unwrap_or(Layout::new::<u8>());
         let start = start.unwrap_or_else(|| handle_alloc_error(layout()));
         for advice in [Advice::LinuxDontDump, Advice::LinuxNoHugepage] {
-            // A huge page would take room for buffers beside this one. A kernel without them
-            // refuses the advice, and needs none.
+            // A huge page would take room for neighbouring buffers, too. A kernel without huge
+            // pages refuses the advice, and needs none.
             // SAFETY: neither changes what the range holds.
             let _ = unsafe { madvise(start.as_ptr().cast(), bytes, advice) };
         }
         Scratch { start, bytes }
     }
 
-    /// Gives its room back; it holds zeros again.
+    /// Returns its memory to the host. It reads as zeros again.
     pub fn clear(&mut self) {
-        // SAFETY: it is private memory of ours, borrowed exclusively, for which zeros are bytes
-        // like others.
+        // SAFETY: it is private memory of ours, borrowed exclusively, for which zeros are valid
+        // bytes.
         let cleared =
             unsafe { madvise(self.start.as_ptr().cast(), self.bytes, Advice::LinuxDontNeed) };
         if cleared.is_err() {
-            // Locked memory.
+            // The memory is locked.
             self.fill(0);
         }
     }
@@ -82,7 +83,7 @@ impl Drop for Scratch {
 mod tests {
     use super::*;
 
-    /// Pages of a range of ours that are in memory.
+    /// Returns how many of its pages are in memory.
     fn resident(scratch: &Scratch) -> usize {
         let mut pages = vec![0u8; scratch.len() / FRAME_BYTES as usize];
         // SAFETY: the kernel writes a byte for each page of a mapping of ours.

@@ -1,18 +1,18 @@
-//! Processes that go on whatever becomes of who started them.
+//! Processes that go on whatever happens to the process that started them.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Has the program begin a session of its own: one that is stopped when its parent dies would
-/// else be ended by SIGHUP (setpgid(2), orphaned process groups).
+/// Makes the program begin a session of its own. Otherwise a program that is stopped when its
+/// parent dies is ended by SIGHUP (setpgid(2), orphaned process groups).
 pub fn of_its_own(command: &mut Command) -> &mut Command {
     let begin = || match rustix::process::setsid() {
         Ok(_) => Ok(()),
         Err(error) => Err(io::Error::from(error)),
     };
     // SAFETY: between fork and exec the closure makes one system call and allocates nothing: an
-    // errno becomes an io::Error as it is.
+    // io::Error holds the errno itself.
     unsafe { command.pre_exec(begin) }
 }
 

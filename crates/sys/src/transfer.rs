@@ -1,4 +1,4 @@
-//! What moves between a file and memory: a buffer of ours, or a guest's RAM.
+//! Transfers between a file and memory: a buffer of ours, or a guest's RAM.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fs::File;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use ebb_units::FRAME_BYTES;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-/// An end that brings neither a byte nor an error comes so often at most.
+/// A transfer fails when it ends with `EINTR` or `EAGAIN` for this many times.
 const IDLE_ROUNDS_MAX: u32 = 64;
 
-/// Bytes of ours that direct I/O can go to: they begin on a page.
+/// A buffer of ours for direct I/O: it begins on a page.
 pub struct AlignedBuffer {
     start: NonNull<u8>,
     bytes: usize,
@@ -26,7 +26,7 @@ unsafe impl Send for AlignedBuffer {}
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
-    /// `bytes` of zeros, a page at least.
+    /// Returns `bytes` bytes of zeros, but at least a page.
     pub fn new(bytes: usize) -> AlignedBuffer {
         let layout = AlignedBuffer::layout(bytes);
         // SAFETY: the layout is not empty.
@@ -64,9 +64,9 @@ impl Drop for AlignedBuffer {
     }
 }
 
-/// Where the bytes of a transfer are; handed back when it ends.
+/// The memory of a transfer; handed back when it ends.
 pub enum Memory {
-    /// Nowhere: nothing is moved.
+    /// None: nothing is moved.
     None,
     /// The first bytes of a buffer of ours.
     Own(AlignedBuffer),
@@ -74,37 +74,37 @@ pub enum Memory {
     Guest(Arc<GuestMemoryMmap>),
 }
 
-/// What is to be done with a file.
+/// What to do with a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// Read into the memory.
     Read,
     /// Write from the memory.
     Write {
-        /// It is on the disk when it ends.
+        /// Whether the data is on the disk when the write ends.
         durable: bool,
     },
-    /// What was written is on the disk when it ends: fdatasync(2).
+    /// Make what was written before reach the disk: fdatasync(2).
     Sync,
 }
 
-/// One operation on a file. It ends whole, or with an error.
+/// One operation on a file. It succeeds as a whole, or fails.
 pub struct Transfer {
     pub(crate) file: Arc<File>,
     pub(crate) operation: Operation,
     pub(crate) offset: u64,
-    /// What is still to be moved.
+    /// The pieces of memory still to be moved.
     pub(crate) parts: Vec<libc::iovec>,
     memory: Memory,
     idle_rounds: u32,
 }
 
-// SAFETY: `parts` points into `memory`, which is owned, or shared with a guest
-// that any thread may write to beside us.
+// SAFETY: `parts` points into `memory`. That is owned, or a guest's RAM, which any thread may write
+// to at the same time.
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// Moves the first `bytes` of a buffer.
+    /// Returns a transfer of the first `bytes` of a buffer.
     ///
     /// # Errors
     /// `InvalidInput`: the buffer is smaller.
@@ -120,11 +120,11 @@ impl Transfer {
         Ok(Transfer::new(file, operation, offset, parts, Memory::Own(buffer)))
     }
 
-    /// Moves these pieces of a guest's RAM, (guest-physical address, bytes) each.
+    /// Returns a transfer of these pieces of a guest's RAM: (guest-physical address, bytes) each.
     ///
     /// # Errors
-    /// `InvalidInput`: a piece is not in RAM, or there are more than one call
-    /// takes (1024, each part in one region).
+    /// `InvalidInput`: a piece is not in RAM, or there are more parts than one call takes (1024;
+    /// each part lies in one region).
     pub fn guest(
         file: Arc<File>,
         operation: Operation,
@@ -146,7 +146,7 @@ impl Transfer {
         }
     }
 
-    /// Has all that was written reach the disk.
+    /// Returns a transfer that makes all that was written reach the disk.
     pub fn sync(file: Arc<File>) -> Transfer {
         Transfer::new(file, Operation::Sync, 0, Vec::new(), Memory::None)
     }
@@ -161,7 +161,7 @@ impl Transfer {
         Transfer { file, operation, offset, parts, memory, idle_rounds: 0 }
     }
 
-    /// Does it now, in this thread.
+    /// Runs the transfer to its end in this thread, and hands back its memory.
     pub fn run(mut self) -> (io::Result<()>, Memory) {
         loop {
             let result = self.call();
@@ -175,13 +175,13 @@ impl Transfer {
         self.memory
     }
 
-    /// One system call; what it returned, or a negative error number.
+    /// Makes one system call. Returns its result, or a negative error number.
     fn call(&mut self) -> isize {
         let (fd, offset) = (self.file.as_raw_fd(), self.offset as libc::off_t);
         let (parts, count) = (self.parts.as_ptr(), self.parts.len() as libc::c_int);
-        // SAFETY: `parts` are pieces of `memory`, which lives on, and which nobody
-        // holds a Rust reference to: a buffer of ours is borrowed by `self` alone,
-        // a guest's RAM is only ever seen through pointers.
+        // SAFETY: `parts` are pieces of `memory`, which lives on, and to which nobody has a Rust
+        // reference: a buffer of ours is borrowed by `self` alone, a guest's RAM is only ever seen
+        // through pointers.
         let result = unsafe {
             match self.operation {
                 Operation::Read => libc::preadv2(fd, parts, count, offset, 0),
@@ -197,7 +197,7 @@ impl Transfer {
         }
     }
 
-    /// Takes in what the kernel says; `None`: there is more to do.
+    /// Takes in the result of a call. Returns `None` if there is more to do.
     pub(crate) fn settle(&mut self, result: isize) -> Option<io::Result<()>> {
         let moved = match usize::try_from(result) {
             Ok(moved) => moved,

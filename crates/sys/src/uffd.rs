@@ -1,5 +1,5 @@
-//! userfaultfd(2): the kernel hands the page faults of a range to whoever
-//! holds the descriptor. ABI: `include/uapi/linux/userfaultfd.h`.
+//! userfaultfd(2): the kernel reports the page faults of a range to the process that has the
+//! descriptor. ABI: `include/uapi/linux/userfaultfd.h`.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use ebb_units::Hva;
 
 const API: u64 = 0xaa;
-/// What `/proc/PID/fd` calls one.
+/// Target of the link in `/proc/PID/fd` that is a userfaultfd.
 pub const LINK: &str = "anon_inode:[userfaultfd]";
 
 /// Feature bits of `UFFDIO_API` that Ebb asks for or reports.
@@ -23,7 +23,7 @@ pub mod feature {
     /// Write-protection of shared and hugetlb memory.
     pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 
-    /// What a held VM needs: (bit, the name that the kernel's header gives it).
+    /// Features that a managed VM needs: (bit, name in the kernel's header).
     pub const NEEDED: [(u64, &str); 4] = [
         (PAGEFAULT_FLAG_WP, "PAGEFAULT_FLAG_WP"),
         (MISSING_HUGETLBFS, "MISSING_HUGETLBFS"),
@@ -119,11 +119,11 @@ const _: () = assert!(UFFDIO_WRITEPROTECT == 0xc018_aa06);
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1 << 0;
 const FLAG_WP: u64 = 1 << 1;
-/// Of both UFFDIO_COPY and UFFDIO_ZEROPAGE.
+/// Flag of both UFFDIO_COPY and UFFDIO_ZEROPAGE.
 const MODE_DONTWAKE: u64 = 1 << 0;
 const PROTECT_MODE_WP: u64 = 1 << 0;
 
-/// Part of the VMM's address space.
+/// A range of the VMM's address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HvaRange {
     /// First byte, page aligned.
@@ -152,23 +152,23 @@ pub enum Watch {
 pub struct Fault {
     /// The page's address in the VMM.
     pub address: Hva,
-    /// A write to a protected page; else a touch of a missing one.
+    /// Whether it is a write to a protected page; otherwise it is a touch of a missing page.
     pub write_protected: bool,
-    /// A write, as far as the kernel knows: where a guest's page faults are served
+    /// Whether it is a write, as far as the kernel knows: where a guest's page faults are served
     /// asynchronously, reads arrive as writes.
     pub write: bool,
 }
 
-/// Room for the events of one [`Uffd::read`].
+/// Buffer for the events of one [`Uffd::read`].
 pub struct Events {
     messages: [Message; Events::CAPACITY],
 }
 
 impl Events {
-    /// Events read at once.
+    /// The most events of one read.
     pub const CAPACITY: usize = 32;
 
-    /// Empty room.
+    /// Returns an empty buffer.
     pub fn new() -> Events {
         Events { messages: [Message::default(); Events::CAPACITY] }
     }
@@ -180,7 +180,7 @@ impl Default for Events {
     }
 }
 
-/// A userfaultfd: of this process, or taken out of another one.
+/// A userfaultfd of this process, or a copy of one from another process.
 pub struct Uffd {
     fd: OwnedFd,
 }
@@ -198,10 +198,10 @@ impl From<OwnedFd> for Uffd {
 }
 
 impl Uffd {
-    /// One that was taken out of another process, which may have put anything at its number.
+    /// Wraps a descriptor copied from another process, which may have put anything at its number.
     ///
     /// # Errors
-    /// `InvalidInput`: it is no userfaultfd; as readlink(2).
+    /// `InvalidInput`: it is not a userfaultfd. Otherwise as readlink(2).
     pub fn taken(fd: OwnedFd) -> io::Result<Uffd> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         match link.as_os_str() == LINK {
@@ -213,10 +213,10 @@ impl Uffd {
         }
     }
 
-    /// A userfaultfd over this process's own memory.
+    /// Makes a userfaultfd over this process's own memory.
     ///
     /// # Errors
-    /// `EPERM` without the privilege, `ENOSYS` on a kernel without it.
+    /// `EPERM` without the privilege, `ENOSYS` on a kernel without userfaultfd.
     pub fn new() -> io::Result<Uffd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: userfaultfd(2) takes one integer and touches no memory of ours.
@@ -228,10 +228,11 @@ impl Uffd {
         Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
     }
 
-    /// As [`Uffd::new`], from an open `/dev/userfaultfd`, which needs no other privilege.
+    /// Makes one as [`Uffd::new`] does, but from an open `/dev/userfaultfd`, which needs no other
+    /// privilege.
     ///
     /// # Errors
-    /// `ENOTTY`: it is another device.
+    /// `ENOTTY`: `device` is another device.
     pub fn of_device(device: &File) -> io::Result<Uffd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: this ioctl takes one integer and touches no memory of ours.
@@ -243,22 +244,22 @@ impl Uffd {
         Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
-    /// Agrees on `features` with the kernel; once in a descriptor's life.
-    /// Returns all features that the kernel has.
+    /// Agrees on `features` with the kernel, and returns all features that the kernel has. This
+    /// works once in a descriptor's life.
     ///
     /// # Errors
-    /// `EINVAL` when the kernel lacks one, or when the handshake was made before.
+    /// `EINVAL`: the kernel lacks one of them, or the handshake was made before.
     pub fn handshake(&self, features: u64) -> io::Result<u64> {
         let mut arg = ApiArg { api: API, features, ioctls: 0 };
         self.ioctl(UFFDIO_API, &mut arg)?;
         Ok(arg.features)
     }
 
-    /// Hands the faults of `range` to this descriptor.
+    /// Makes this descriptor report the faults of `range`.
     ///
     /// # Errors
-    /// `EBUSY`: another userfaultfd has it. `EINVAL`: no such mapping, or one
-    /// of a kind that cannot be watched.
+    /// `EBUSY`: another userfaultfd has the range. `EINVAL`: no mapping is there, or one of a kind
+    /// that cannot be watched.
     pub fn register(&self, range: HvaRange, watch: Watch) -> io::Result<()> {
         let mode = match watch {
             Watch::Write => 2,
@@ -268,20 +269,20 @@ impl Uffd {
         self.ioctl(UFFDIO_REGISTER, &mut arg)
     }
 
-    /// Gives the faults of `range` back to the kernel; protections in it end.
+    /// Gives the faults of `range` back to the kernel, and ends the protections in it.
     pub fn unregister(&self, range: HvaRange) -> io::Result<()> {
         self.ioctl(UFFDIO_UNREGISTER, &mut range.arg())
     }
 
-    /// Lets whoever waits for a page of `range` try again.
+    /// Wakes the threads that wait for a page of `range`: they try again.
     pub fn wake(&self, range: HvaRange) -> io::Result<()> {
         self.ioctl(UFFDIO_WAKE, &mut range.arg())
     }
 
-    /// Fills one missing page; its waiters sleep on until they are woken.
+    /// Fills one missing page. Its waiters sleep until [`Uffd::wake`].
     ///
     /// # Errors
-    /// `EEXIST`: the page is there already. `ESRCH`: the process is gone.
+    /// `EEXIST`: the page is there already. `ESRCH`: the process has ended.
     pub fn copy(&self, to: Hva, page: &[u8]) -> io::Result<()> {
         let mode = MODE_DONTWAKE;
         let src = page.as_ptr() as u64;
@@ -289,11 +290,11 @@ impl Uffd {
         self.again(UFFDIO_COPY, &mut arg)
     }
 
-    /// As [`Uffd::copy`] for pages in a row. Returns how many bytes were filled before one that was
-    /// there already, or all.
+    /// As [`Uffd::copy`], for a run of pages. Returns the number of bytes filled: all, or those
+    /// before the first page that was there already.
     ///
     /// # Errors
-    /// As [`Uffd::copy`], when not even the first was filled.
+    /// As [`Uffd::copy`], if not even the first page was filled.
     pub fn copy_run(&self, to: Hva, pages: &[u8]) -> io::Result<u64> {
         let mode = MODE_DONTWAKE;
         fill_run(|done| {
@@ -304,22 +305,21 @@ impl Uffd {
         })
     }
 
-    /// Fills missing pages with zeros, and wakes their waiters if `wake` says so.
+    /// Fills missing pages with zeros, and wakes their waiters if `wake` is set.
     ///
     /// # Errors
-    /// As [`Uffd::copy`]; where a page is there already nobody is woken.
+    /// As [`Uffd::copy`]. If a page is there already, nobody is woken.
     pub fn zero(&self, range: HvaRange, wake: bool) -> io::Result<()> {
         let mode = if wake { 0 } else { MODE_DONTWAKE };
         let mut arg = ZeroArg { range: range.arg(), mode, zeropage: 0 };
         self.again(UFFDIO_ZEROPAGE, &mut arg)
     }
 
-    /// Fills missing pages in a row with zeros; their waiters sleep on until they are
-    /// woken. Returns how many bytes were filled before one that was there already, or
-    /// all.
+    /// Fills a run of missing pages with zeros. Their waiters sleep until [`Uffd::wake`]. Returns
+    /// the number of bytes filled: all, or those before the first page that was there already.
     ///
     /// # Errors
-    /// As [`Uffd::copy`], when not even the first was filled.
+    /// As [`Uffd::copy`], if not even the first page was filled.
     pub fn zero_run(&self, range: HvaRange) -> io::Result<u64> {
         fill_run(|done| {
             let left = HvaRange { start: Hva(range.start.0 + done), bytes: range.bytes - done };
@@ -328,7 +328,7 @@ impl Uffd {
         })
     }
 
-    /// From now on a write to `range` is a fault.
+    /// Protects `range`: from now on a write to it is a fault.
     pub fn protect(&self, range: HvaRange) -> io::Result<()> {
         self.again(
             UFFDIO_WRITEPROTECT,
@@ -336,15 +336,15 @@ impl Uffd {
         )
     }
 
-    /// Writes to `range` go through again; whoever waited to write is woken.
+    /// Ends the protection of `range`, and wakes the threads that wait to write to it.
     pub fn unprotect(&self, range: HvaRange) -> io::Result<()> {
         self.again(UFFDIO_WRITEPROTECT, &mut ProtectArg { range: range.arg(), mode: 0 })
     }
 
-    /// Reads the faults that wait now; none when there are none.
+    /// Reads the faults that wait now, if any. Does not wait for one.
     ///
     /// # Errors
-    /// As read(2); a VMM that is gone reads as no events.
+    /// As read(2). A VMM that has ended reads as no events.
     pub fn read<'e>(&self, events: &'e mut Events) -> io::Result<impl Iterator<Item = Fault> + 'e> {
         let count = match self.read_at_once(events) {
             Ok(bytes) => bytes / size_of::<Message>(),
@@ -358,7 +358,7 @@ impl Uffd {
         }))
     }
 
-    /// Tells the descriptor again not to wait: poll(2) has only an error for one that does.
+    /// Makes the descriptor non-blocking again: poll(2) reports only an error for a blocking one.
     ///
     /// # Errors
     /// As fcntl(2).
@@ -367,12 +367,12 @@ impl Uffd {
         Ok(rustix::fs::fcntl_setfl(&self.fd, flags | rustix::fs::OFlags::NONBLOCK)?)
     }
 
-    /// As read(2), without waiting: by a flag of this one call, since whether the descriptor
-    /// waits is the VMM's to change, which shares the open file.
+    /// Reads as read(2) does, without waiting. A flag of this one call says so, because the VMM
+    /// shares the open file and may make it blocking.
     fn read_at_once(&self, events: &mut Events) -> io::Result<usize> {
         let iov_base = events.messages.as_mut_ptr().cast();
         let room = libc::iovec { iov_base, iov_len: Events::CAPACITY * size_of::<Message>() };
-        // SAFETY: `room` is all of `events`, for whose messages every bit pattern is one.
+        // SAFETY: `room` is all of `events`, and every bit pattern is a valid message.
         let got = unsafe { libc::preadv2(self.fd.as_raw_fd(), &room, 1, -1, libc::RWF_NOWAIT) };
         if let Ok(bytes) = usize::try_from(got) {
             return Ok(bytes);
@@ -383,17 +383,18 @@ impl Uffd {
         }
     }
 
-    /// Kernels before 6.10 know no such flag: the descriptor is told not to wait each time.
+    /// Reads on kernels before 6.10, which have no such flag: makes the descriptor non-blocking
+    /// each time.
     fn read_before_6_10(&self, room: libc::iovec) -> io::Result<usize> {
         self.never_wait()?;
-        // SAFETY: as its caller says of `room`.
+        // SAFETY: `room` is all of an `Events`: `read_at_once`, the only caller, makes it so.
         let got = unsafe { libc::read(self.fd.as_raw_fd(), room.iov_base, room.iov_len) };
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
-    /// EAGAIN says that the VMM's mappings are changing under the call (fork,
-    /// mremap): the kernel wants it made again. Bounded, because a VMM that
-    /// has been taken over could keep it up for ever.
+    /// Repeats the call while it returns `EAGAIN`: the VMM's mappings change under it (fork,
+    /// mremap), and the kernel wants the call made again. The number of calls is bounded, because a
+    /// VMM that an attacker controls could keep this up for ever.
     fn again<T>(&self, request: u64, arg: &mut T) -> io::Result<()> {
         for _ in 0..1000 {
             match self.ioctl(request, arg) {
@@ -415,12 +416,13 @@ impl Uffd {
     }
 }
 
-/// Fills pages in a row. `fill` goes on behind so many bytes, and tells how many it filled
-/// (or an error's negative number, which counts for nothing). Returns how many bytes were
-/// filled before one that was there already, or all; an error when not even the first was.
+/// Fills a run of pages. `fill` gets the number of bytes filled so far, continues after them, and
+/// returns how many it filled (or an error's negative number, which counts as 0). Returns the
+/// number of bytes filled: all, or those before the first page that was there already. Fails if not
+/// even the first page was filled, or after 1000 times `EAGAIN`.
 fn fill_run(mut fill: impl FnMut(u64) -> (io::Result<()>, i64)) -> io::Result<u64> {
     let mut done = 0;
-    // EAGAIN: as in `again`, and after a part was filled.
+    // EAGAIN comes as in `again`, and also after a part was filled.
     for _ in 0..1000 {
         let (result, filled) = fill(done);
         done += u64::try_from(filled).unwrap_or(0);
@@ -433,7 +435,7 @@ fn fill_run(mut fill: impl FnMut(u64) -> (io::Result<()>, i64)) -> io::Result<u6
     Err(io::ErrorKind::WouldBlock.into())
 }
 
-/// The features of this kernel's userfaultfd, without keeping one.
+/// Returns the features of this kernel's userfaultfd, and keeps no descriptor.
 ///
 /// # Errors
 /// As [`Uffd::new`].
@@ -451,8 +453,7 @@ mod tests {
     use crate::process::Process;
     use crate::ram_file::RamFile;
 
-    /// This process may lack the privilege; then the VM tests, which need it
-    /// too, say so.
+    /// Returns `None` if this process lacks the privilege. The VM tests need it too, and say so.
     fn over(file: &RamFile, watch: Watch) -> Option<(Uffd, Mapping, HvaRange)> {
         let uffd = match Uffd::new() {
             Ok(uffd) => uffd,
@@ -519,7 +520,7 @@ mod tests {
         assert_eq!(uffd.copy_run(range.start, &[7; 8192]).unwrap(), 8192);
         let word = &mapping.words(4096, 1).unwrap()[0];
         assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 0x0707_0707_0707_0707);
-        // Nobody would serve a fault.
+        // This must not fault: nobody would serve it.
         word.store(2, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(
             uffd.copy_run(range.start, &[8; 8192]).unwrap_err().raw_os_error(),
@@ -528,7 +529,7 @@ mod tests {
         assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 2);
     }
 
-    /// The kernel keeps a mark in its place.
+    /// The kernel keeps a marker in place of the page.
     #[test]
     fn a_protected_page_that_is_forgotten_is_not_mapped() {
         let file = RamFile::create("marked", 2 * FRAME_BYTES).unwrap();

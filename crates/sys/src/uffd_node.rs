@@ -1,4 +1,4 @@
-//! A node of `/dev/userfaultfd`, by which a process without privilege gets a userfaultfd.
+//! Nodes of `/dev/userfaultfd`, by which a process without privilege gets a userfaultfd.
 
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
@@ -15,35 +15,36 @@ use rustix::thread::CapabilitySet;
 use crate::uffd::Uffd;
 use crate::user_namespace::UserNamespace;
 
-/// The major number of `/dev/userfaultfd`, and where its minor number is listed: each boot gives it
-/// one anew, and what has that number on another host may be any device.
+/// The major number of `/dev/userfaultfd`.
 const MISC_MAJOR: u32 = 10;
+/// Lists the minor number of `/dev/userfaultfd`. Each boot assigns a new one, and the device with
+/// that number on another host may be any.
 const MISC: &str = "/proc/misc";
 const NAME: &str = "userfaultfd";
 const HOSTS: &str = "/dev/userfaultfd";
-/// `1`: everybody gets a userfaultfd without a node.
+/// The host's setting. `1`: every process gets a userfaultfd without a node.
 const OPEN_TO_ALL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
 /// What to do in a user namespace.
 pub const NAMESPACE_ADVICE: &str =
     "set vm.unprivileged_userfaultfd=1 on the host, or run ebbd in no user namespace";
 
-/// A node that one user may open and nobody else, for a moment. Whoever starts a process that
-/// makes one removes what is left when that is killed.
+/// A node that exists for a moment, and that one user and nobody else may open. If the process that
+/// makes one is killed, the process that started it removes what is left.
 pub struct Node {
     directory: PathBuf,
 }
 
 impl Node {
-    /// That of the process with this number.
+    /// Returns the node of the process with this PID.
     pub fn of(pid: u32) -> Node {
         Node { directory: Path::new("/dev").join(format!("ebb-{pid}")) }
     }
 
-    /// Makes that of this process.
+    /// Makes the node of this process, for `user`.
     ///
     /// # Errors
-    /// `ENODEV`: this kernel has no such device. Else as mkdir(2), mknod(2) and chown(2);
+    /// `ENODEV`: this kernel has no such device. Otherwise as mkdir(2), mknod(2) and chown(2);
     /// [`why_closed`] explains them.
     pub fn make(user: u32) -> io::Result<Node> {
         let minor = minor_in(&fs::read_to_string(MISC)?).ok_or(Errno::NODEV)?;
@@ -60,12 +61,12 @@ impl Node {
     /// Its path.
     ///
     /// # Errors
-    /// None that can be met.
+    /// None in practice.
     pub fn name(&self) -> io::Result<CString> {
         CString::new(self.path().into_os_string().into_encoded_bytes()).map_err(io::Error::other)
     }
 
-    /// Opens it, as a VMM is to.
+    /// Opens it, as a VMM does.
     ///
     /// # Errors
     /// As open(2); [`why_closed`] explains them.
@@ -89,7 +90,7 @@ impl Drop for Node {
     }
 }
 
-/// ` 257 userfaultfd`, among others.
+/// Parses the minor number in lines such as ` 257 userfaultfd`.
 fn minor_in(misc: &str) -> Option<u32> {
     let mut words = misc.lines().map(|line| line.split_ascii_whitespace());
     words.find_map(|mut words| {
@@ -98,11 +99,11 @@ fn minor_in(misc: &str) -> Option<u32> {
     })
 }
 
-/// A userfaultfd over this process's own memory, also where it may not call userfaultfd(2): a
+/// Makes a userfaultfd over this process's own memory, even where it may not call userfaultfd(2): a
 /// container's filter of system calls may deny that to root.
 ///
 /// # Errors
-/// As [`Uffd::new`], or what keeps the device closed, with what to do.
+/// As [`Uffd::new`], or why the device is closed, with what to do.
 pub fn own_uffd() -> io::Result<Uffd> {
     Uffd::new().or_else(by_device)
 }
@@ -118,10 +119,10 @@ fn by_device(denied: io::Error) -> io::Result<Uffd> {
     Uffd::of_device(&device)
 }
 
-/// All threads would make the same node.
+/// Lets one thread at a time make the node: all would make the same.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// The host's own node if it is here, else one that is made for the moment.
+/// Opens the host's own node if that is possible here, otherwise one made for the moment.
 fn open_own(host: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(host).or_else(|_| {
         let _alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +135,7 @@ pub fn is_needless() -> bool {
     fs::read_to_string(OPEN_TO_ALL).is_ok_and(|text| text.trim() == "1")
 }
 
-/// Why no node can be made or opened, and what to do.
+/// Says why no node can be made or opened, and what to do.
 pub fn why_closed(error: &io::Error) -> (String, &'static str) {
     let is_whole = UserNamespace::own().is_ok_and(|namespace| namespace.is_whole());
     let has =

@@ -1,4 +1,4 @@
-//! Transfers that run beside us: io_uring(7).
+//! Transfers that run in the background: io_uring(7).
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,17 +10,17 @@ use io_uring::{IoUring, opcode, types};
 
 use crate::transfer::{Memory, Operation, Transfer, write_flags};
 
-/// The kernel has no memory for a submission at this very moment: so often it is
-/// asked again before that counts as an error.
+/// Retries of a submission for which the kernel has no memory at this moment, before that counts as
+/// an error.
 const SUBMIT_ROUNDS_MAX: u32 = 10_000;
 
 /// A ring of transfers.
 pub struct Ring {
     ring: IoUring,
-    /// The transfers begun, by the number that the kernel knows them by.
+    /// The transfers in flight, by the number that the kernel knows them by.
     running: Vec<Option<Running>>,
     free: Vec<usize>,
-    /// Begun, but not yet told to the kernel.
+    /// Transfers begun, but not yet submitted to the kernel.
     queued: VecDeque<usize>,
 }
 
@@ -31,17 +31,17 @@ struct Running {
 
 /// A transfer that has ended.
 pub struct Done {
-    /// What it was begun with.
+    /// The token that it was begun with.
     pub token: u64,
-    /// All of it, or what went wrong.
+    /// Success of all of it, or what went wrong.
     pub result: io::Result<()>,
     /// Its memory.
     pub memory: Memory,
 }
 
 impl Ring {
-    /// A ring for about `entries` transfers at once; more wait for their turn.
-    /// `wake`, an eventfd, becomes readable when any has ended.
+    /// Makes a ring for about `entries` transfers at once; more wait for their turn. `wake`, an
+    /// eventfd, becomes readable when any transfer has ended.
     ///
     /// # Errors
     /// As io_uring_setup(2): `PermissionDenied` where the host forbids it.
@@ -51,7 +51,7 @@ impl Ring {
         Ok(Ring { ring, running: Vec::new(), free: Vec::new(), queued: VecDeque::new() })
     }
 
-    /// Begins a transfer; [`Ring::submit`] has the kernel see it.
+    /// Begins a transfer. [`Ring::submit`] submits it to the kernel.
     pub fn begin(&mut self, token: u64, transfer: Transfer) {
         let place = self.free.pop().unwrap_or_else(|| {
             self.running.push(None);
@@ -63,20 +63,20 @@ impl Ring {
         }
     }
 
-    /// How many have begun and were not handed out by [`Ring::reap`].
+    /// The number of transfers begun that [`Ring::reap`] has not handed out.
     pub fn in_flight(&self) -> usize {
         self.running.len() - self.free.len()
     }
 
-    /// Whether any has ended that was not handed out.
+    /// Whether any transfer has ended that was not handed out.
     pub fn has_ended(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
 
-    /// Tells the kernel of all that was begun.
+    /// Submits to the kernel all transfers that were begun.
     ///
     /// # Errors
-    /// As io_uring_enter(2); they are told at the next call.
+    /// As io_uring_enter(2). The next call submits them.
     pub fn submit(&mut self) -> io::Result<()> {
         loop {
             let all = self.push_queued();
@@ -87,16 +87,16 @@ impl Ring {
         }
     }
 
-    /// `false`: there is no room for all of them before some are submitted.
+    /// Queues entries for submission. `false`: there is no room for all before some are submitted.
     fn push_queued(&mut self) -> bool {
         let mut queue = self.ring.submission();
         while let Some(&place) = self.queued.front() {
             let running = self.running.get(place).and_then(Option::as_ref);
             if let Some(running) = running {
                 let entry = entry(&running.transfer).user_data(place as u64);
-                // SAFETY: what the entry points to, `parts` and what they point to,
-                // is in `running` until the kernel says that it has ended: `reap`
-                // takes it out then, and `drop` waits for it.
+                // SAFETY: what the entry points to, `parts` and what they point to, is in `running`
+                // until the kernel says that the transfer has ended: `reap` takes it out then, and
+                // `drop` waits for it.
                 if unsafe { queue.push(&entry) }.is_err() {
                     return false;
                 }
@@ -112,7 +112,7 @@ impl Ring {
             match self.ring.submit_and_wait(wanted) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // Too many ends wait to be reaped; the next call tells the kernel.
+                // Too many completions wait to be reaped. The next call submits the rest.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) && wanted == 0 => {
                     return Ok(());
                 }
@@ -128,8 +128,8 @@ impl Ring {
         }
     }
 
-    /// Hands out what has ended; waits for nothing. What ended half is begun
-    /// again for the rest.
+    /// Hands out the transfers that have ended. Waits for nothing. A transfer that moved only a
+    /// part is queued again for the rest.
     pub fn reap(&mut self, mut each: impl FnMut(Done)) {
         let ends: Vec<(u64, i32)> =
             self.ring.completion().map(|end| (end.user_data(), end.result())).collect();
@@ -148,7 +148,7 @@ impl Ring {
         }
     }
 
-    /// Waits until nothing runs any more.
+    /// Waits until no transfer is in flight.
     ///
     /// # Errors
     /// As io_uring_enter(2).
@@ -165,7 +165,7 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.drain(drop).is_err() {
-            // The kernel may still write there: leaked memory harms nobody.
+            // The kernel may still write to this memory. A leak harms nobody.
             mem::forget(mem::take(&mut self.running));
         }
     }

@@ -1,26 +1,26 @@
-//! Which users and groups processes here can be: in a user namespace, as some containers have one,
-//! not all. user_namespaces(7).
+//! Which users and groups processes can be here: not all in a user namespace, as some containers
+//! have one. user_namespaces(7).
 
 use std::fs;
 use std::io;
 
 use crate::confine::{CapabilitySet, User};
 
-/// Linux gives process numbers below this.
+/// Linux assigns PIDs below this.
 pub const PIDS: u32 = 1 << 22;
-/// How many users there are where nothing is mapped: the last number is none.
+/// The number of users where nothing is mapped: the last number is no user.
 const ALL: u64 = u32::MAX as u64;
 const WHOLE: &str = "0 0 4294967295";
 
-/// What to do where a user is missing; said by the daemon and by `ebb doctor`.
+/// What to do where a user is missing. The daemon and `ebb doctor` say it.
 pub const ADVICE: &str = "pass --user UID:GID with one of those (for all VMs: ebbd --vm-user, or \
                           EBB_VM_USER), or --privileged";
 /// What to do where groups cannot be given up.
 pub const GROUPS_ADVICE: &str =
     "pass --privileged, or make the namespace with newuidmap(1), as podman and docker do";
 
-/// Why this user, with these capabilities, cannot start processes as other users, and what to do;
-/// none: it can.
+/// Why this user, with these capabilities, cannot start processes as other users, and what to do.
+/// `None`: it can.
 pub fn privilege_obstacle(uid: u32, has: CapabilitySet) -> Option<(String, &'static str)> {
     if has.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {
         return None;
@@ -42,18 +42,18 @@ pub fn privilege_obstacle(uid: u32, has: CapabilitySet) -> Option<(String, &'sta
 pub struct UserNamespace {
     users: Numbers,
     groups: Numbers,
-    /// Its processes may say which groups they are in.
+    /// Whether its processes may set the groups that they are in.
     sets_groups: bool,
 }
 
 impl UserNamespace {
-    /// The one that this process is in.
+    /// Returns the namespace that this process is in.
     ///
     /// # Errors
-    /// As reading `/proc/self`; `InvalidData`: that makes no sense.
+    /// As reading `/proc/self`. `InvalidData`: the text makes no sense.
     pub fn own() -> io::Result<UserNamespace> {
         let read = |file: &str| match fs::read_to_string(format!("/proc/self/{file}")) {
-            // A kernel without user namespaces.
+            // The kernel has no user namespaces.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(WHOLE.to_owned()),
             read => read,
         };
@@ -61,30 +61,30 @@ impl UserNamespace {
         own.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// The one of these texts of `/proc/PID/uid_map`, `gid_map` and `setgroups`.
+    /// Parses these texts of `/proc/PID/uid_map`, `gid_map` and `setgroups`.
     pub fn parse(users: &str, groups: &str, setgroups: &str) -> Option<UserNamespace> {
         let (users, groups) = (Numbers::parse(users)?, Numbers::parse(groups)?);
         Some(UserNamespace { users, groups, sets_groups: setgroups.trim() != "deny" })
     }
 
-    /// Whether every user and group is there, as on a host.
+    /// Whether it has every user and group, as a host does.
     pub fn is_whole(&self) -> bool {
         [&self.users, &self.groups].iter().all(|numbers| numbers.has(0, u32::MAX - 1))
     }
 
-    /// The users, in words.
+    /// The users that it has, in words.
     pub fn users(&self) -> String {
         self.users.text()
     }
 
-    /// Why no process here can give up its groups, as each that changes its user does; none: it
-    /// can.
+    /// Why no process here can give up its groups, as each process that changes its user does.
+    /// `None`: it can.
     pub fn group_obstacle(&self) -> Option<String> {
         let why = "its user namespace forbids setgroups(2), as one of unshare -r does";
         (!self.sets_groups).then(|| why.into())
     }
 
-    /// Why no process here can be this user, and what to do; none: it can.
+    /// Why no process here can be this user, and what to do. `None`: it can.
     pub fn obstacle(&self, user: User) -> Option<String> {
         if let Some(why) = self.group_obstacle() {
             return Some(format!("{why}, so QEMU cannot be another user: {GROUPS_ADVICE}"));
@@ -102,12 +102,12 @@ impl UserNamespace {
     }
 }
 
-/// The numbers that are there, as extents of first one and count.
+/// The numbers that exist, as extents: (first number, count).
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Numbers(Vec<(u32, u32)>);
 
 impl Numbers {
-    /// Of lines as `0 100000 65536`: number inside, number outside, count.
+    /// Parses lines such as `0 100000 65536`: number inside, number outside, count.
     fn parse(text: &str) -> Option<Numbers> {
         let extent = |line: &str| {
             let words: Vec<u32> = line
@@ -124,7 +124,7 @@ impl Numbers {
         text.lines().map(extent).collect::<Option<_>>().map(Numbers)
     }
 
-    /// Whether all of `first` to `last` are there, within one extent.
+    /// Whether all numbers from `first` to `last` exist, within one extent.
     fn has(&self, first: u32, last: u32) -> bool {
         let is_in = |&(start, count): &(u32, u32)| start <= first && last - start < count;
         self.0.iter().any(is_in)
@@ -175,7 +175,7 @@ mod tests {
         }
         let why = two.obstacle(User::Fixed { uid: 5, gid: 65537 }).unwrap();
         assert!(why.contains("no group 65537"), "{why}");
-        // Some of the numbers that it may get are not enough.
+        // A part of the numbers that it may get is not enough.
         let part = namespace("1879048192 0 1000\n", "allow\n");
         assert!(part.obstacle(OWN).is_some());
     }

@@ -5,23 +5,23 @@ use ebb_units::Gfn;
 use crate::plan::{Move, Step};
 use crate::tier::{Outcome, Tally, Tier, TierError};
 
-/// What became of a plan's steps.
+/// What happened to the steps of a plan.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Exchanged {
-    /// Frames for slower tiers.
+    /// Frames that were to go to slower tiers.
     pub down: Tally,
-    /// Frames for faster ones.
+    /// Frames that were to go to faster tiers.
     pub up: Tally,
-    /// Frames that stayed, since what was to make room for them did.
+    /// Frames that stayed because those that were to make room for them did.
     pub held_back_frames: u64,
 }
 
-/// Does what steps of a plan say, `batch` of them at a time: first what goes down, and then so
-/// much comes up as has become free. So the faster tier needs no room of its own, the slower
-/// one as much as a batch. `tiers` are the VM's, by their number.
+/// Carries out steps of a plan, `batch` at a time. In each batch the moves down come first, and
+/// then as many moves up as have become possible. So the faster tier needs no spare room, and the
+/// slower one has to have room for a batch. `tiers` are the VM's, by number.
 ///
 /// # Errors
-/// A tier takes nothing; what was moved until then stays moved, and no content is lost.
+/// A tier takes no pages. What was moved until then stays moved, and no content is lost.
 pub fn carry_out(
     tiers: &[&dyn Tier],
     steps: &[Step],
@@ -44,7 +44,7 @@ pub fn carry_out(
     Ok(all)
 }
 
-/// Each tier gets its frames at once.
+/// Moves frames, all those of one tier at once.
 fn bring(
     tiers: &[&dyn Tier],
     moves: impl Iterator<Item = Move>,
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
     use crate::ladder::Kind;
 
-    /// Keeps frames that it is told to; notes what comes.
+    /// A tier that refuses the frames it is told to, and notes what comes.
     struct Shelf {
         stuck: Vec<Gfn>,
         came: Mutex<Vec<Gfn>>,

@@ -1,4 +1,4 @@
-//! Whether a host has the tiers of a ladder.
+//! Checks that a host has the tiers of a ladder.
 
 use std::fs;
 use std::io;
@@ -18,39 +18,39 @@ pub struct NodeMemory {
     pub number: u32,
     /// All its memory.
     pub total_bytes: u64,
-    /// What nobody uses.
+    /// Its free memory.
     pub free_bytes: u64,
-    /// Whether processors belong to it.
+    /// Whether it has processors.
     pub has_cpus: bool,
 }
 
-/// A tier that this host does not have.
+/// Why this host does not have a tier.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// No such node, or one without memory.
+    /// There is no such node, or it has no memory.
     #[error("node{node}: this host has no such node with memory; it has {there}")]
     NoNode {
-        /// The one asked for.
+        /// The node asked for.
         node: u32,
-        /// Those that there are.
+        /// The names of the nodes with memory.
         there: String,
     },
-    /// More than there is.
+    /// The tier is larger than the host's memory there.
     #[error("{tier}: {} is more than the {} that this host has there", Bytes(*bytes), Bytes(*has_bytes))]
     TooLarge {
         /// The tier.
         tier: Kind,
-        /// What was asked for.
+        /// The size asked for.
         bytes: u64,
-        /// What there is.
+        /// The size that the host has.
         has_bytes: u64,
     },
-    /// A file that cannot be.
+    /// The file cannot be used.
     #[error("{path}: {why}")]
     File {
         /// The file.
         path: String,
-        /// What is wrong, and what to do.
+        /// What is wrong with it, and what to do.
         why: String,
     },
     /// The list of nodes cannot be read.
@@ -58,10 +58,10 @@ pub enum HostError {
     Nodes(#[source] io::Error),
 }
 
-/// The nodes with memory of this host, in order. One without NUMA has node 0.
+/// The nodes of this host that have memory, in order. A host without NUMA has node 0.
 ///
 /// # Errors
-/// As reading `/sys/devices/system/node`.
+/// From reading `/sys/devices/system/node`.
 pub fn nodes() -> io::Result<Vec<NodeMemory>> {
     match nodes_in(Path::new(NODES)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![only_node()?]),
@@ -69,7 +69,7 @@ pub fn nodes() -> io::Result<Vec<NodeMemory>> {
     }
 }
 
-/// The memory of a kernel that knows of no nodes.
+/// The memory of a host whose kernel knows no nodes.
 fn only_node() -> io::Result<NodeMemory> {
     let table = fs::read_to_string("/proc/meminfo")?;
     let (total_bytes, free_bytes) = (meminfo(&table, "MemTotal:"), meminfo(&table, "MemFree:"));
@@ -93,17 +93,17 @@ fn nodes_in(directory: &Path) -> io::Result<Vec<NodeMemory>> {
     Ok(nodes)
 }
 
-/// `Node 0 MemFree:         13172 kB`.
+/// The bytes on a line such as `Node 0 MemFree:         13172 kB`.
 fn meminfo(table: &str, key: &str) -> u64 {
     let line = table.lines().find_map(|line| Some(line.split_once(key)?.1));
     let number = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     number.unwrap_or(0).saturating_mul(1 << 10)
 }
 
-/// Makes sure that this host has a ladder's tiers, and that they are large enough.
+/// Checks that this host has the tiers of a ladder, and that they are large enough.
 ///
 /// # Errors
-/// The first that it has not.
+/// For the first tier that it does not have.
 pub fn check(ladder: &Ladder) -> Result<(), HostError> {
     let nodes = nodes().map_err(HostError::Nodes)?;
     ladder.rungs().iter().try_for_each(|rung| match &rung.kind {
@@ -132,7 +132,7 @@ fn enough(tier: Kind, bytes: u64, has_bytes: u64) -> Result<(), HostError> {
     }
 }
 
-/// A new file needs a directory with room for it; a block device must be large enough.
+/// Checks that a new file has a directory with room for it. A block device always passes here.
 fn has_file(path: &Path, bytes: u64) -> Result<(), HostError> {
     use std::os::unix::fs::FileTypeExt;
     let wrong = |why: String| HostError::File { path: path.display().to_string(), why };

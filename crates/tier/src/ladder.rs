@@ -9,7 +9,7 @@ use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
 /// A kind of memory.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Memory of the host, wherever its kernel takes it from.
+    /// Memory of any node of the host, as its kernel chooses.
     Dram,
     /// Memory of one NUMA node, by its number.
     Node(u32),
@@ -20,13 +20,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether a processor reads and writes what is there. From others pages come back on
+    /// Whether a processor can read and write what is there. From other tiers, pages come back on a
     /// fault.
     pub fn is_addressable(&self) -> bool {
         matches!(self, Kind::Dram | Kind::Node(_))
     }
 
-    /// Those of one rank are as fast as their order says; others stand in this order.
+    /// Tiers of different rank must be in the order of their ranks. Among tiers of one rank, the
+    /// ladder's order says which is faster.
     fn rank(&self) -> u8 {
         match self {
             Kind::Dram | Kind::Node(_) => 0,
@@ -50,9 +51,9 @@ impl fmt::Display for Kind {
 /// One tier of a VM.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rung {
-    /// What it is.
+    /// Its kind of memory.
     pub kind: Kind,
-    /// How much of the VM's memory it may hold; of compressed memory, what the compressed
+    /// Bytes of the VM's memory that it may hold. For compressed memory: bytes that the compressed
     /// pages may take.
     pub bytes: u64,
 }
@@ -68,34 +69,34 @@ impl fmt::Display for Rung {
     }
 }
 
-/// A VM's tiers, fastest first. There is at least one, of which each is there once; those
-/// that a processor can address come first, then compressed memory, then a file.
+/// A VM's tiers, fastest first. There is at least one, and none twice. Those that a processor can
+/// address come first, then compressed memory, then a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ladder {
     rungs: Vec<Rung>,
 }
 
-/// What is wrong with a ladder, and what to do.
+/// What is wrong with a ladder, and what to do about it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LadderError {
-    /// Not a list of tiers.
+    /// This is not a tier.
     #[error(
         "{0:?} is no tier: write dram=SIZE, nodeN=SIZE, compressed=SIZE or file=PATH:SIZE, as in \
          dram=1G,file=/var/lib/ebb/web:4G"
     )]
     NoTier(String),
-    /// A tier with a size that cannot be read.
+    /// The size of a tier cannot be read.
     #[error("{tier}: {size:?} is no size: write a number with K, M, G or T behind it, as in 512M")]
     NoSize {
         /// The tier.
         tier: String,
-        /// What stands in the size's place.
+        /// The text in place of the size.
         size: String,
     },
-    /// A file that is not named by its whole path.
+    /// A file is not named by its absolute path.
     #[error("file={0}: give the whole path, from / on")]
     RelativePath(String),
-    /// A tier that nothing fits in, or that has half pages.
+    /// The size of a tier is too small, or not in whole MiB.
     #[error("{tier}: {} is not a size for a tier: give whole MiB, 2 at least", Bytes(*bytes))]
     TooSmall {
         /// The tier.
@@ -103,24 +104,24 @@ pub enum LadderError {
         /// Its size.
         bytes: u64,
     },
-    /// The same tier again.
+    /// A tier is there twice.
     #[error("{0} is there twice: give each tier one size")]
     Twice(String),
-    /// Any node, and a certain one.
+    /// There are both memory of any node and memory of a certain node.
     #[error("dram is any node's memory: name dram or nodes, not both")]
     DramAndNodes,
-    /// A faster tier behind a slower one.
+    /// A faster tier stands behind a slower one.
     #[error("{faster} stands behind {slower}: name the fastest tier first")]
     Order {
-        /// What should come before.
+        /// The tier that must come first.
         faster: String,
-        /// What stands before it.
+        /// The tier that comes first now.
         slower: String,
     },
-    /// Compressed memory with nothing behind it.
+    /// There is compressed memory, but no file behind it.
     #[error("compressed memory needs a file behind it, for pages that do not shrink")]
     NothingBehind,
-    /// The tiers hold another amount than the VM has.
+    /// The tiers together do not hold what the VM has.
     #[error(
         "the tiers hold {}, the VM has {}: they must be the same (compressed memory is a part of \
          the tier before it and does not count)",
@@ -138,7 +139,7 @@ pub enum LadderError {
         Bytes(*slow_bytes), Bytes(*memory_bytes)
     )]
     NothingFast {
-        /// The slow ones together.
+        /// All slow tiers together.
         slow_bytes: u64,
         /// The VM's memory.
         memory_bytes: u64,
@@ -152,14 +153,14 @@ const TIER_BYTES_UNIT: u64 = 1 << 20;
 impl FromStr for Ladder {
     type Err = LadderError;
 
-    /// Reads `dram=1G,file=/path:4G`, `node0=2G,node1=8G`, `compressed=512M,file=/path:4G`.
-    /// A path may have commas in it, as long as what follows them is no tier.
+    /// Reads `dram=1G,file=/path:4G`, `node0=2G,node1=8G`, `compressed=512M,file=/path:4G`. A path
+    /// may contain commas, as long as no tier's name follows them.
     fn from_str(text: &str) -> Result<Ladder, LadderError> {
         Ladder::new(pieces(text).iter().map(|piece| rung(piece)).collect::<Result<_, _>>()?)
     }
 }
 
-/// Splits at the commas before a tier's name: a path may hold others.
+/// Splits at commas before a tier's name, since a path may contain other commas.
 fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut start = 0;
@@ -209,7 +210,7 @@ impl Ladder {
     /// A ladder of these tiers, fastest first.
     ///
     /// # Errors
-    /// They make none; why.
+    /// Why these tiers make no ladder.
     pub fn new(rungs: Vec<Rung>) -> Result<Ladder, LadderError> {
         if rungs.is_empty() {
             return Err(LadderError::NoTier(String::new()));
@@ -231,23 +232,23 @@ impl Ladder {
         &self.rungs
     }
 
-    /// What its tiers hold of a VM's memory together. Compressed memory is a part of the
-    /// one before it (`docs/decisions/0014-*`), and may come to hold nothing.
+    /// Bytes of a VM's memory that the tiers together hold. Compressed memory is a part of the tier
+    /// before it (`docs/decisions/0014-*`) and does not count.
     pub fn bytes(&self) -> u64 {
         self.sum(|kind| *kind != Kind::Compressed)
     }
 
-    /// What a processor can address of it.
+    /// Bytes of it that a processor can address.
     pub fn addressable_bytes(&self) -> u64 {
         self.sum(Kind::is_addressable)
     }
 
-    /// What compressed pages may take.
+    /// Bytes that compressed pages may take.
     pub fn compressed_bytes(&self) -> u64 {
         self.sum(|kind| *kind == Kind::Compressed)
     }
 
-    /// The file, and what it holds.
+    /// The path of the file, and the bytes that it holds.
     pub fn file(&self) -> Option<(&Path, u64)> {
         self.rungs.iter().find_map(|rung| match &rung.kind {
             Kind::File(path) => Some((path.as_path(), rung.bytes)),
@@ -260,11 +261,11 @@ impl Ladder {
         rungs.fold(0, |sum, rung| sum.saturating_add(rung.bytes))
     }
 
-    /// The ladder for a VM with so much memory. Where no tier can be addressed, `dram` is
-    /// what the others leave.
+    /// Fits the ladder to a VM with this much memory. If it has no addressable tier, it gets a tier
+    /// `dram` of what the others leave.
     ///
     /// # Errors
-    /// The tiers hold more or less than that.
+    /// The tiers hold more or less than the VM's memory.
     pub fn fit(mut self, memory_bytes: u64) -> Result<Ladder, LadderError> {
         let tiers_bytes = self.bytes();
         if self.addressable_bytes() == 0 {
@@ -283,7 +284,7 @@ impl Ladder {
         }
     }
 
-    /// What each tier may hold, in frames, fastest first.
+    /// Frames that each tier may hold, fastest tier first.
     pub fn capacity_frames(&self) -> Vec<u64> {
         self.rungs.iter().map(|rung| rung.bytes / FRAME_BYTES).collect()
     }
@@ -297,7 +298,7 @@ fn check_size(rung: &Rung) -> Result<(), LadderError> {
     }
 }
 
-/// Whether a tier may stand behind another.
+/// Checks that a tier may stand behind another.
 fn stands_behind(rung: &Rung, before: &Rung) -> Result<(), LadderError> {
     let (kind, other) = (&rung.kind, &before.kind);
     match (kind, other) {

@@ -1,10 +1,9 @@
 //! Where a VM's pages are best: tiers of memory, and what moves between them.
 //!
-//! A *tier* is a kind of memory. A VM's *ladder* names its tiers, fastest first
-//! ([`Ladder`]). From how hot each page is, [`plan::plan`] tells what to exchange between
-//! them, and [`Pool`] how much of the fast memory each VM may have; [`carry_out`] then
-//! moves pages, by each [`Tier`]'s own means. `docs/tiers.md` has the whole; the paper is
-//! vTMM (EuroSys '23), sections 3.3 to 3.5.
+//! A *tier* is a kind of memory. A VM's *ladder* names its tiers, fastest first ([`Ladder`]).
+//! [`plan::plan`] finds what to exchange between them, from how hot each page is. [`Pool`] says how
+//! much of the fast memory each VM may have. [`carry_out`] then moves pages, by each [`Tier`]'s own
+//! means. `docs/tiers.md` describes it all. The paper is vTMM (EuroSys '23), sections 3.3 to 3.5.
 #![forbid(unsafe_code)]
 
 mod exchange;

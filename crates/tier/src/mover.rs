@@ -15,16 +15,16 @@ use crate::ladder::Kind;
 use crate::pace::Pace;
 use crate::tier::{Outcome, TierError};
 
-/// The paper's number of threads.
+/// Most threads that move pages: the paper's number.
 const WORKERS_MAX: usize = 4;
-/// Moved by one call: the kernel drains every processor's page lists at each, which a small
-/// one would not be worth.
+/// Pages that one call moves. The kernel drains every processor's page lists at each call, which
+/// would not pay for a few pages.
 pub const BATCH_PAGES: usize = 2048;
-/// Pages in use are asked for so often.
+/// Attempts to move pages in use.
 const ATTEMPTS: u32 = 4;
-/// Before the second time; twice as long before each later one.
+/// Pause before the second attempt. It doubles before each later one.
 const PAUSE: Duration = Duration::from_millis(1);
-/// What the kernel leaves where it does not say what became of a page.
+/// Status of a page of which the kernel does not say what happened.
 const UNTOLD: i32 = i32::MIN;
 
 /// Moves pages in batches.
@@ -35,7 +35,7 @@ pub struct Mover {
     pace: Pace,
 }
 
-/// Whose pages go where.
+/// Whose pages move, and where to.
 #[derive(Clone, Copy)]
 struct To<'a> {
     process: &'a Process,
@@ -43,7 +43,7 @@ struct To<'a> {
     page_bytes: u64,
 }
 
-/// The paper's number of threads, as far as there are processors for them.
+/// The number of threads to move pages with: the paper's, but no more than there are processors.
 pub fn workers() -> usize {
     thread::available_parallelism().map_or(1, |count| count.get().min(WORKERS_MAX))
 }
@@ -55,19 +55,19 @@ impl Default for Mover {
 }
 
 impl Mover {
-    /// With so many threads, each of which moves so many pages at once, all of them together
-    /// at this pace.
+    /// A mover with `workers` threads, each of which moves `batch_pages` at a time. All threads
+    /// together keep to `pace`.
     pub fn new(workers: usize, batch_pages: usize, pace: Pace) -> Mover {
         Mover { workers: workers.max(1), batch_pages: batch_pages.max(1), pace }
     }
 
-    /// Moves pages of `page_bytes` each of a process to a node, also where others map them; what
-    /// became of each. Of a huge page any one address is enough. The kernel maps every page
-    /// again where it was mapped: nobody faults on one afterwards who has not touched it while it
-    /// moved.
+    /// Moves pages of a process, `page_bytes` each, to a node, even if other processes map them
+    /// too. Returns what happened to each. For a huge page, any one address in it is enough. The
+    /// kernel maps every page again where it was mapped: afterwards nobody faults on a page without
+    /// having touched it during the move.
     ///
     /// # Errors
-    /// Why nothing can be moved; some pages may have been.
+    /// Why nothing can be moved. Some pages may have been moved.
     pub fn run(
         &self,
         process: &Process,
@@ -87,7 +87,7 @@ impl Mover {
                 match self.batch(to, batch, &is_full) {
                     Ok(outcomes) => done.push((at, outcomes)),
                     Err(error) => {
-                        // Others stop, too.
+                        // The other threads stop too.
                         next.store(batches.len(), Relaxed);
                         return Err(error);
                     }
@@ -104,7 +104,7 @@ impl Mover {
         work: impl Fn() -> Result<Vec<T>, TierError> + Sync,
     ) -> Result<Vec<T>, TierError> {
         thread::scope(|scope| {
-            // The caller is one of them; as many others as there can be.
+            // The caller is one of the threads. Others are started as far as possible.
             let other = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
             let others: Vec<_> = (1..self.workers).map_while(other).collect();
             let own = work();
@@ -131,7 +131,7 @@ impl Mover {
         for attempt in 0..ATTEMPTS {
             let open: Vec<usize> =
                 (0..pages.len()).filter(|&at| outcomes.get(at) == Some(&Outcome::InUse)).collect();
-            // On a full node the kernel looks for memory for a long time, at each call.
+            // On a full node, the kernel searches for memory for a long time at each call.
             if open.is_empty() || is_full.load(Relaxed) {
                 break;
             }
@@ -152,7 +152,7 @@ impl Mover {
         Ok(outcomes)
     }
 
-    /// Moves pages that are elsewhere; one that is still there is in use.
+    /// Tries to move pages of other nodes. A page that is still there afterwards is in use.
     fn attempt(&self, to: To<'_>, pages: &[Hva]) -> io::Result<Vec<Outcome>> {
         let To { process, node, page_bytes } = to;
         self.pace.wait(pages.len() as u64 * page_bytes);
@@ -161,7 +161,7 @@ impl Mover {
             Err(error) if is(&error, Errno::NOMEM) => true,
             result => result.map(|()| false)?,
         };
-        // When one page fails, nothing is told of those that the kernel took together with it.
+        // If one page fails, the kernel says nothing about those that it took together with it.
         let untold = |status: i32| status == UNTOLD || status == -Errno::BUSY.raw_os_error();
         if statuses.iter().any(|&status| untold(status)) {
             let now = locate(process, pages)?;
@@ -177,23 +177,23 @@ impl Mover {
     }
 }
 
-/// Asks on which node each page is; a status as of [`numa::locate`].
+/// Returns a status for each page: its node, or an error as in [`numa::locate`].
 ///
 /// # Errors
-/// As move_pages(2).
+/// From move_pages(2).
 pub(crate) fn locate(process: &Process, pages: &[Hva]) -> io::Result<Vec<i32>> {
     let mut statuses = vec![UNTOLD; pages.len()];
     numa::locate(process, pages, &mut statuses)?;
     Ok(statuses)
 }
 
-/// What a status says; `here`: the page is on the node.
+/// The outcome that a status means. `here` is the outcome for a page on the node.
 fn outcome(status: i32, node: u32, here: Outcome) -> Outcome {
     match u32::try_from(status) {
         Ok(at) if at == node => here,
         Ok(_) => Outcome::InUse,
         Err(_) => match status.checked_neg().map(Errno::from_raw_os_error) {
-            // The second: no mapping, or the zero page.
+            // `FAULT`: no mapping, or the zero page.
             Some(Errno::NOENT | Errno::FAULT) => Outcome::Nothing,
             Some(Errno::NOMEM) => Outcome::NoRoom,
             Some(Errno::BUSY) | None => Outcome::InUse,

@@ -13,8 +13,8 @@ use crate::ladder::Kind;
 use crate::mover::{self, Mover};
 use crate::tier::{Outcome, Tier, TierError};
 
-/// The pages of one VM, as a process has them mapped by whose number and addresses the kernel
-/// finds them. Wherever else they are mapped, there they stay so.
+/// The pages of one VM, as mapped by one process. The kernel finds them by that process's number
+/// and addresses. They stay mapped wherever else they are mapped.
 pub struct Pages {
     process: Arc<Process>,
     mapped: Mapped,
@@ -22,29 +22,29 @@ pub struct Pages {
 }
 
 enum Mapped {
-    /// By the VMM.
+    /// As the VMM has them mapped.
     Vmm(Arc<Ram>),
-    /// By this process, from when somebody asks for them.
+    /// As this process has them mapped, from the first question about them on.
     Here(Arc<Pager>),
 }
 
 impl Pages {
-    /// As the VMM has them mapped, which is this process. What it has not mapped is
-    /// [`Outcome::Nothing`], also where the RAM's file has memory.
+    /// The pages as the VMM, `process`, has them mapped. A page that it has not mapped is
+    /// [`Outcome::Nothing`], even if the RAM file has memory for it.
     pub fn of_vmm(process: Arc<Process>, ram: Arc<Ram>, mover: Mover) -> Pages {
         Pages { process, mapped: Mapped::Vmm(ram), mover }
     }
 
-    /// All that is in memory, by this process's own mapping.
+    /// All resident pages, by this process's own mapping.
     ///
     /// # Errors
-    /// As opening `/proc/self`.
+    /// From opening `/proc/self`.
     pub fn of_pager(pager: Arc<Pager>, mover: Mover) -> io::Result<Pages> {
         Ok(Pages { process: Arc::new(Process::own()?), mapped: Mapped::Here(pager), mover })
     }
 
-    /// The node of each frame of a range; `None`: it holds no page, or somebody works on it.
-    /// Its pages are mapped here from then on, until [`Pages::unmap`].
+    /// The node of each frame of a range; `None`: it holds no page, or somebody is working on it.
+    /// The pages stay mapped in this process from then on, until [`Pages::unmap`].
     ///
     /// # Errors
     /// [`TierError`].
@@ -61,7 +61,7 @@ impl Pages {
         Ok(statuses.into_iter().map(|status| u32::try_from(status).ok()).collect())
     }
 
-    /// They are not mapped here any more, for the time being.
+    /// Removes the pages from this process's page table, until they are asked for again.
     pub fn unmap(&self) {
         if let Mapped::Here(pager) = &self.mapped
             && let Err(error) = pager.ram().unmap()
@@ -73,13 +73,13 @@ impl Pages {
     fn ask(&self, frames: &[Gfn]) -> Result<Vec<i32>, TierError> {
         let (places, addresses) = self.addresses(frames);
         let found = mover::locate(&self.process, &addresses).map_err(TierError::Asking)?;
-        // What is not RAM holds no page.
+        // A frame that is no RAM holds no page.
         let mut statuses = vec![-Errno::FAULT.raw_os_error(); frames.len()];
         put(&mut statuses, places, found);
         Ok(statuses)
     }
 
-    /// Each of the frames stands for a page of so many bytes.
+    /// Brings frames to a node. Each frame stands for a page of `page_bytes`.
     fn bring(&self, frames: &[Gfn], page_bytes: u64, node: u32) -> Result<Vec<Outcome>, TierError> {
         let (places, addresses) = self.addresses(frames);
         let moved = self.mover.run(&self.process, &addresses, page_bytes, node)?;
@@ -88,7 +88,7 @@ impl Pages {
         Ok(outcomes)
     }
 
-    /// Those that are RAM: their place among all, and their address.
+    /// The frames that are RAM: their index in `frames`, and their address.
     fn addresses(&self, frames: &[Gfn]) -> (Vec<usize>, Vec<Hva>) {
         let address = |gfn: Gfn| match &self.mapped {
             Mapped::Vmm(ram) => Some(ram.hva_range(FrameRange::new(gfn, 1))?.start),
@@ -105,7 +105,7 @@ fn put<T: Copy>(all: &mut [T], places: Vec<usize>, values: Vec<T>) {
     }
 }
 
-/// A node, for the pages of one VM.
+/// A NUMA node, as a tier for the pages of one VM.
 pub struct Node {
     number: u32,
     pages: Arc<Pages>,
@@ -113,21 +113,21 @@ pub struct Node {
 }
 
 impl Node {
-    /// Node `number`.
+    /// The node `number`.
     pub fn new(number: u32, pages: Arc<Pages>) -> Node {
         Node { number, pages, is_huge: false }
     }
 
-    /// The same for memory in transparent huge pages: a frame brings what its huge frame holds
-    /// from there on, in huge pages or in small ones.
+    /// The node `number`, for memory in transparent huge pages. A frame brings all of its huge
+    /// frame from itself on, in huge pages or in small ones.
     pub fn huge(number: u32, pages: Arc<Pages>) -> Node {
         Node { number, pages, is_huge: true }
     }
 
     fn bring_huge(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
-        // One address brings all of a huge page, if it is one.
+        // If it is a huge page, one address brings all of it.
         let mut outcomes = self.pages.bring(frames, HUGE_BYTES, self.number)?;
-        // Where that stayed, the rest of it would, too.
+        // If that page stayed, the rest of its huge frame would too.
         let others = |gfn: Gfn, first: Outcome| match first.stays() {
             true => gfn.0..gfn.0,
             false => gfn.0 + 1..FrameRange::huge(gfn.huge()).end().0,
@@ -143,7 +143,7 @@ impl Node {
     }
 }
 
-/// What became of two pages, one of which may have stayed.
+/// The outcome of two pages together: if one stayed, that of the one that stayed.
 fn together(one: Outcome, other: Outcome) -> Outcome {
     let worse = one.max(other);
     if worse.stays() { worse } else { one.min(other) }

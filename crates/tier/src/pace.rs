@@ -1,19 +1,19 @@
-//! A limit on bandwidth: moves take it from the guests (vTMM, section 3.4).
+//! A rate limiter for moves, which take bandwidth from the guests (vTMM, section 3.4).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lets so many bytes pass a second, for all who share it. What was not used is not saved up.
+/// Lets a number of bytes pass each second, for all who share it. Unused bandwidth is not saved up.
 #[derive(Debug)]
 pub struct Pace {
-    /// `u64::MAX`: any number.
+    /// The limit; `u64::MAX`: none.
     bytes_per_second: u64,
-    /// Until then what was asked for takes.
+    /// The time at which all that was asked for will have passed.
     busy_until: Mutex<Option<Instant>>,
 }
 
 impl Pace {
-    /// At most `bytes_per_second`; 0 counts as 1.
+    /// A limit of `bytes_per_second`; 0 counts as 1.
     pub fn new(bytes_per_second: u64) -> Pace {
         Pace { bytes_per_second: bytes_per_second.max(1), busy_until: Mutex::new(None) }
     }
@@ -28,7 +28,7 @@ impl Pace {
         std::thread::sleep(self.reserve(Instant::now(), bytes));
     }
 
-    /// How long to wait from `now` on; they are counted as moved.
+    /// Counts `bytes` as moved. Returns how long to wait from `now` on.
     fn reserve(&self, now: Instant, bytes: u64) -> Duration {
         if self.bytes_per_second == u64::MAX {
             return Duration::ZERO;

@@ -1,4 +1,4 @@
-//! Memory, and what is behind it that no processor can address: the pager's two sides.
+//! Memory, and the store behind it that no processor can address, as tiers: the pager's two sides.
 
 use std::io;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::tier::{Outcome, Tier, TierError};
 pub enum Home {
     /// In memory that a processor can address.
     Memory,
-    /// Compressed in memory.
+    /// In memory, compressed.
     Compressed,
     /// In a file, on a block device, or on an equal block of the guest's disk.
     Disk,
 }
 
-/// Where this frame's content is, or was until somebody took it in hand just now; `None`:
-/// there is none to be kept.
+/// Where a frame's content is, or was until somebody locked the frame just now. `None`: it has no
+/// content to keep.
 pub fn home(pager: &Pager, gfn: Gfn) -> Option<Home> {
     match pager.ledger().content(gfn) {
         Content::Resident | Content::Clean { .. } => Some(Home::Memory),
@@ -33,14 +33,14 @@ pub fn home(pager: &Pager, gfn: Gfn) -> Option<Home> {
     }
 }
 
-/// The host's memory, as the tier that pages come back to. They also come back by
-/// themselves, at their next touch.
+/// The host's memory, as the tier to which pages come back. They also come back by themselves, at
+/// their next touch.
 pub struct Memory {
     pager: Arc<Pager>,
 }
 
 impl Memory {
-    /// For this pager's VM.
+    /// The memory of this pager's VM.
     pub fn new(pager: Arc<Pager>) -> Memory {
         Memory { pager }
     }
@@ -69,9 +69,9 @@ impl Tier for Memory {
     }
 }
 
-/// What a pager's store keeps: compressed memory, a file, or the one in front of the other.
-/// Which of the two holds a page is the store's affair: what shrinks stays compressed until
-/// it has been there longest (`docs/decisions/0014-*`). Pages come back on fault.
+/// What a pager's store keeps: compressed memory, a file, or the one in front of the other. The
+/// store decides which of the two holds a page: a page that shrinks stays compressed until it is
+/// the oldest there (`docs/decisions/0014-*`). Pages come back on a fault.
 pub struct Stored {
     pager: Arc<Pager>,
     kind: Kind,
@@ -79,8 +79,8 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The store of this pager, of the kind that it is said to be. `judge` knows which
-    /// frames need not be kept.
+    /// The store of this pager, reported as a tier of this kind. `judge` knows which frames need
+    /// not be kept.
     pub fn new(pager: Arc<Pager>, kind: Kind, judge: Box<dyn Judge + Send + Sync>) -> Stored {
         Stored { pager, kind, judge }
     }
@@ -91,7 +91,8 @@ impl Tier for Stored {
         self.kind.clone()
     }
 
-    /// Where frames do not go one by one only whole huge frames go; others are in use.
+    /// Where frames are not evicted one by one, only whole huge frames are. Other frames count as
+    /// in use.
     fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
         let before: Vec<_> = frames.iter().map(|&gfn| home(&self.pager, gfn)).collect();
         let mut sorted = frames.to_vec();

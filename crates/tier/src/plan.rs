@@ -1,5 +1,5 @@
-//! What to move between a VM's tiers: the hottest of slow ones against the coldest of
-//! fast ones (vTMM, section 3.3.2), as far as it pays and the budget goes.
+//! What to move between a VM's tiers: the hottest pages of slow tiers against the coldest of fast
+//! ones (vTMM, section 3.3.2), as far as that pays and the budget lasts.
 
 use std::cmp::Ordering;
 
@@ -10,89 +10,88 @@ use ebb_units::Gfn;
 pub struct Heat {
     /// The page.
     pub gfn: Gfn,
-    /// Its page-degree: weighted reads and writes of one round of monitoring (vTMM,
-    /// section 3.3.1).
+    /// Its page-degree: weighted reads and writes of one monitoring (vTMM, section 3.3.1).
     pub degree: u32,
 }
 
-/// Where a page is now. Tiers go by their number on the ladder; 0 is the fastest.
+/// Where a page is now. A tier is named by its number on the ladder; 0 is the fastest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// In this tier.
     Tier(u8),
-    /// In this tier, where an I/O uses it: it waits for the next plan.
+    /// In this tier, and in use by an I/O: it waits for the next plan.
     Busy(u8),
-    /// In none: it holds nothing that could be moved.
+    /// In no tier: it holds nothing that could be moved.
     Nowhere,
 }
 
-/// What a plan keeps to.
+/// The rules that a plan keeps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rules {
-    /// What each tier may hold of this VM, fastest first; no more than 256 count.
+    /// Frames of this VM that each tier may hold, fastest tier first. Only the first 256 count.
     pub capacity_frames: Vec<u64>,
-    /// A page takes another's place when it is hotter by so much; at least 1. Without it pages of
-    /// about the same degree would change places for ever.
+    /// By how much hotter a page must be to take another's place; at least 1. Without a margin,
+    /// pages of about the same degree would change places for ever.
     pub margin_degrees: u32,
-    /// A page takes a free place when it is so hot; at least 1.
+    /// How hot a page must be to take a free place; at least 1.
     pub free_degrees: u32,
-    /// Pages that may be moved, those that make room included: what the bandwidth allows
-    /// until the next plan.
+    /// Most pages to move, including those that make room: what the bandwidth allows until the next
+    /// plan.
     pub budget_frames: u64,
 }
 
-/// A page on its way.
+/// The move of one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
-    /// Which.
+    /// The page.
     pub gfn: Gfn,
     /// The tier that it leaves.
     pub from: u8,
-    /// The tier that it is for.
+    /// The tier that it goes to.
     pub to: u8,
 }
 
-/// What is done together: `down` first, which makes room for `up`.
+/// Moves that are made together: `down` first, which makes room for `up`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// To a slower tier.
+    /// A move to a slower tier.
     pub down: Option<Move>,
-    /// To a faster one.
+    /// A move to a faster tier.
     pub up: Option<Move>,
 }
 
-/// What to do, what matters most first. No page is in it twice, and no tier holds more
-/// than it may at the end of any step, unless it did before.
+/// What to do, most important first. No page is in it twice. At the end of any step no tier holds
+/// more than it may, unless it did before.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
-    /// In this order.
+    /// The steps, in this order.
     pub steps: Vec<Step>,
     /// Pages that were passed over because of an I/O.
     pub waiting_frames: u64,
-    /// The budget was used up: there is more to do.
+    /// Whether the budget was used up, with more left to do.
     pub is_cut: bool,
 }
 
 impl Plan {
-    /// Pages that it moves.
+    /// Number of pages that it moves.
     pub fn frames(&self) -> u64 {
         self.steps.iter().map(|step| step.frames()).sum()
     }
 }
 
 impl Step {
-    /// Pages that it moves: 1 or 2.
+    /// Number of pages that it moves: 1 or 2.
     pub fn frames(&self) -> u64 {
         u64::from(self.down.is_some()) + u64::from(self.up.is_some())
     }
 }
 
-/// Plans for all pages of a VM, in order of their degree, coldest first; each is asked
-/// for its place once. Pages that are not in `order` stay, and do not count.
+/// Plans for the pages of a VM in `order`: by degree, coldest first. Each page is asked for its
+/// place once. Pages that are not in `order` stay where they are, and do not count.
 ///
-/// From the fastest tier down: of one that holds too much the coldest go to the next that
-/// has room; free room is for the hottest from below; and the rest changes places in
-/// pairs. Takes time in proportion to the pages, for each tier.
+/// Works from the fastest tier down. If a tier holds too much, its coldest pages go to the next
+/// tier with room. Free room goes to the hottest pages from below. Then pages change places in
+/// pairs. The time is in proportion to the number of pages, for each tier.
 pub fn plan(order: &[Heat], place: impl FnMut(Gfn) -> Place, rules: &Rules) -> Plan {
     let mut planner = Planner::new(order, place, rules);
     for tier in 0..planner.used_frames.len().saturating_sub(1) {
@@ -103,7 +102,7 @@ pub fn plan(order: &[Heat], place: impl FnMut(Gfn) -> Place, rules: &Rules) -> P
 
 struct Planner<'a> {
     order: &'a [Heat],
-    /// Of each of them; one that moves is nowhere from then on.
+    /// The place of each page in `order`. A page that moves is nowhere from then on.
     places: Vec<Place>,
     used_frames: Vec<u64>,
     rules: &'a Rules,
@@ -111,14 +110,14 @@ struct Planner<'a> {
     plan: Plan,
 }
 
-/// Where the search for a tier's pages goes on.
+/// Where the search for a tier's pages continues.
 struct Ends {
     cold: usize,
-    /// One above the next.
+    /// One above the index to look at next.
     hot: usize,
 }
 
-/// A page that may move, by its index in the order.
+/// A page that may move.
 #[derive(Clone, Copy)]
 struct Candidate {
     index: usize,
@@ -132,7 +131,7 @@ impl Candidate {
     }
 }
 
-/// A step that pays: what goes down, and what goes up.
+/// The move down and the move up of a step that pays.
 type Found = [Option<(usize, Move)>; 2];
 
 impl<'a> Planner<'a> {
@@ -188,7 +187,7 @@ impl<'a> Planner<'a> {
         pays.then_some([down.to(up.tier), up.to(tier)])
     }
 
-    /// `false`: the budget does not reach so far.
+    /// Takes a step into the plan. `false`: the budget does not suffice.
     fn take(&mut self, found: Found) -> bool {
         let [down, up] = found.map(|page| page.map(|(_, moved)| moved));
         let step = Step { down, up };
@@ -203,7 +202,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// The coldest page of a tier that is left.
+    /// The coldest remaining page of a tier.
     fn coldest(&mut self, tier: u8, ends: &mut Ends) -> Option<Candidate> {
         while ends.cold < self.places.len() {
             if let Some(found) = self.look(ends.cold, |here| here == tier) {
@@ -214,7 +213,7 @@ impl<'a> Planner<'a> {
         None
     }
 
-    /// The hottest page that is left of all tiers below one.
+    /// The hottest remaining page of all tiers below one.
     fn hottest_below(&mut self, tier: u8, ends: &mut Ends) -> Option<Candidate> {
         while let Some(index) = ends.hot.checked_sub(1) {
             if let Some(found) = self.look(index, |here| here > tier) {
@@ -225,8 +224,7 @@ impl<'a> Planner<'a> {
         None
     }
 
-    /// The page at this index, if it is where it is wanted; one that is in use is counted,
-    /// and passed over.
+    /// The page at this index, if it is in a wanted tier. A page in use is counted and passed over.
     fn look(&mut self, index: usize, wanted: impl Fn(u8) -> bool) -> Option<Candidate> {
         let place = self.places.get_mut(index)?;
         match *place {

@@ -1,9 +1,9 @@
 //! Fast memory that VMs share (vTMM, section 3.5).
 //!
-//! Each VM has a *share*. A VM whose hot set is larger takes of what the others' hot sets do
-//! not need of theirs. Both within limits, 75 % and 125 % of the share unless the
-//! administrator says otherwise. A VM's share is its own: what nobody takes of it stays, and
-//! what others took comes back when it is needed for the hot set.
+//! Each VM has a *share*. A VM with a larger hot set takes what the hot sets of others do not need
+//! of their shares. Both stay within limits: 75 % and 125 % of the share, unless the administrator
+//! says otherwise. A VM's share is its own: what nobody takes of it stays with it, and what others
+//! took comes back when its hot set needs it.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use ebb_units::{Bytes, FRAME_BYTES};
 
 use crate::plan::Heat;
 
-/// Pages below this page-degree are in no hot set (vTMM, section 3.5).
+/// Least page-degree of a page in a hot set (vTMM, section 3.5).
 pub const HOT_DEGREE_MIN: u32 = 3;
-/// Of those that are not, the hottest so many percent are.
+/// Percent of the pages of at least that degree that are in the hot set: the hottest.
 pub const HOT_PERCENT: u64 = 80;
 
-/// The size of a VM's hot set, of all its pages in order of their degree, coldest first.
+/// The size of a VM's hot set. `order` has all its pages, by degree, coldest first.
 pub fn hot_set_frames(order: &[Heat]) -> u64 {
     let cold = order.partition_point(|heat| heat.degree < HOT_DEGREE_MIN);
     ((order.len() - cold) as u64 * HOT_PERCENT).div_ceil(100)
@@ -25,37 +25,37 @@ pub fn hot_set_frames(order: &[Heat]) -> u64 {
 /// What a VM may have of the fast memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Its share.
+    /// Its share, in frames.
     pub share_frames: u64,
-    /// It never has less than this part of it, whatever others need.
+    /// Percent of its share that it always has, whatever others need.
     pub lower_percent: u32,
-    /// It never has more.
+    /// Most that it can have, in percent of its share.
     pub upper_percent: u32,
 }
 
 impl Limits {
-    /// The paper's limits, 75 % and 125 %.
+    /// Limits of 75 % and 125 %, as in the paper.
     pub fn of_share(share_frames: u64) -> Limits {
         Limits { share_frames, lower_percent: 75, upper_percent: 125 }
     }
 
-    /// The least that it has.
+    /// The fewest frames that it has.
     pub fn lower_frames(&self) -> u64 {
         percent(self.share_frames, self.lower_percent, 99)
     }
 
-    /// The most that it has.
+    /// The most frames that it can have.
     pub fn upper_frames(&self) -> u64 {
         percent(self.share_frames, self.upper_percent, 0)
     }
 
-    /// What a hot set of this size should have.
+    /// The frames that a VM with a hot set of this size should have.
     fn want(&self, hot_frames: u64) -> u64 {
         hot_frames.clamp(self.lower_frames(), self.upper_frames())
     }
 }
 
-/// `round` 99 rounds up, 0 down.
+/// Takes a percentage. A `round` of 99 rounds up, of 0 down.
 fn percent(frames: u64, percent: u32, round: u128) -> u64 {
     let part = (u128::from(frames) * u128::from(percent) + round) / 100;
     u64::try_from(part).unwrap_or(u64::MAX)
@@ -66,54 +66,54 @@ fn percent(frames: u64, percent: u32, round: u128) -> u64 {
 pub struct Need {
     /// Its pages in fast memory.
     pub held_frames: u64,
-    /// Its hot set ([`hot_set_frames`]).
+    /// The size of its hot set ([`hot_set_frames`]).
     pub hot_frames: u64,
 }
 
-/// Limits that cannot hold.
+/// Why limits or shares are refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The lower limit is more than the share, or the upper one less.
+    /// The lower limit is above the share, or the upper limit below it.
     #[error(
         "limits of {lower_percent} % and {upper_percent} % leave out the share itself: give a \
          lower one of 100 % at most and an upper one of 100 % at least"
     )]
     NotAround {
-        /// The lower one.
+        /// The lower limit.
         lower_percent: u32,
-        /// The upper one.
+        /// The upper limit.
         upper_percent: u32,
     },
-    /// A VM without any fast memory has nothing to run in.
+    /// A VM without fast memory has nothing to run in.
     #[error("{vm} has no share of the fast memory: give it some")]
     NoShare {
-        /// Which.
+        /// The VM.
         vm: String,
     },
-    /// The shares together are more than there is.
+    /// The shares would together be more than the fast memory.
     #[error(
         "{vm} cannot have {} of fast memory: of {} the other VMs' shares leave {}",
         bytes(*share_frames), bytes(*capacity_frames), bytes(*left_frames)
     )]
     TooMuch {
-        /// Who would have it.
+        /// The VM that asked.
         vm: String,
-        /// What was asked for.
+        /// The share that was asked for.
         share_frames: u64,
-        /// All fast memory.
+        /// All the fast memory.
         capacity_frames: u64,
-        /// What is in no other share.
+        /// What is in no other VM's share.
         left_frames: u64,
     },
-    /// The fast memory would be less than what was promised.
+    /// The fast memory would be less than the shares.
     #[error(
         "{} of fast memory is less than the VMs' shares of {} together: make those smaller first",
         bytes(*capacity_frames), bytes(*shares_frames)
     )]
     TooLittle {
-        /// What there would be.
+        /// The fast memory that there would be.
         capacity_frames: u64,
-        /// What was promised.
+        /// All shares together.
         shares_frames: u64,
     },
 }
@@ -122,8 +122,8 @@ fn bytes(frames: u64) -> Bytes {
     Bytes(frames.saturating_mul(FRAME_BYTES))
 }
 
-/// The fast memory of a host, and who has which share of it. The shares together are
-/// never more than all of it.
+/// The fast memory of a host, and each VM's share of it. The shares together are never more than
+/// all of it.
 #[derive(Clone, Debug)]
 pub struct Pool {
     capacity_frames: u64,
@@ -131,7 +131,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Fast memory in nobody's hands.
+    /// A pool of fast memory in which no VM has a share.
     pub fn new(capacity_frames: u64) -> Pool {
         Pool { capacity_frames, vms: BTreeMap::new() }
     }
@@ -149,7 +149,7 @@ impl Pool {
     /// Changes how much fast memory there is.
     ///
     /// # Errors
-    /// [`PoolError::TooLittle`]; nothing has changed then.
+    /// [`PoolError::TooLittle`]. Nothing has changed then.
     pub fn set_capacity(&mut self, capacity_frames: u64) -> Result<(), PoolError> {
         let shares_frames = self.shares_besides(None);
         if shares_frames > capacity_frames {
@@ -159,11 +159,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives a VM a share, or another one than before.
+    /// Gives a VM a share, or changes its share.
     ///
     /// # Errors
-    /// Limits that cannot hold, for themselves or with the others'; nothing has changed
-    /// then.
+    /// The limits are refused for themselves, or together with other VMs' shares. Nothing has
+    /// changed then.
     pub fn set(&mut self, vm: &str, limits: Limits) -> Result<(), PoolError> {
         let Limits { share_frames, lower_percent, upper_percent } = limits;
         if lower_percent > 100 || upper_percent < 100 {
@@ -181,7 +181,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The VM is gone; what it had is the pool's.
+    /// Removes a VM. Its share returns to the pool.
     pub fn remove(&mut self, vm: &str) {
         self.vms.remove(vm);
     }
@@ -191,11 +191,10 @@ impl Pool {
         others.map(|(_, limits)| limits.share_frames).sum()
     }
 
-    /// What each VM should have in the end: within its limits what its hot set needs, up
-    /// to its share at all events, beyond that from what the others leave, in equal parts
-    /// as far as they are wanted. What nobody needs stays with those whose share it is, in
-    /// equal parts as well. `needs` of VMs that are not in the pool do not count; a VM
-    /// without any has no hot set.
+    /// What each VM should have in the end. Within its limits it gets what its hot set needs: up to
+    /// its share in any case, and beyond that in equal parts of what the others leave. What nobody
+    /// needs stays with the VMs that have a share in it, in equal parts too. `needs` of VMs that
+    /// are not in the pool are ignored. A VM without `needs` has no hot set.
     pub fn goals(&self, needs: &BTreeMap<String, Need>) -> BTreeMap<String, u64> {
         let wanted = { self.vms.iter() }
             .map(|(vm, limits)| limits.want(needs.get(vm).map_or(0, |need| need.hot_frames)));
@@ -213,10 +212,10 @@ impl Pool {
         self.vms.keys().cloned().zip(goals).collect()
     }
 
-    /// What each VM may have now, on the way to its goal: one that has too much gives it
-    /// up at once, one that has too little gets of what is free, those below their lower
-    /// limit first, then those below their share. To be asked again when memory has
-    /// become free. The moves are one-way: what is free in the pool holds no page.
+    /// What each VM may have now, on the way to its goal. A VM with too much gives it up at once. A
+    /// VM with too little gets part of what is free: first those below their lower limit, then
+    /// those below their share. Must be asked again when memory has become free. Moves go one way
+    /// only: what is free in the pool holds no page.
     pub fn targets(&self, needs: &BTreeMap<String, Need>) -> BTreeMap<String, u64> {
         let goals = self.goals(needs);
         let held = |vm: &str| needs.get(vm).map_or(0, |need| need.held_frames);
@@ -238,8 +237,8 @@ impl Pool {
     }
 }
 
-/// Gives out `free` in equal parts, to nobody more than is wanted; what is left over by
-/// the division goes to the first.
+/// Gives out `free` in equal parts, to nobody more than is wanted. What remains after the division
+/// goes to the first.
 fn spread(free: u64, wanted: &[u64]) -> Vec<u64> {
     let mut sorted = wanted.to_vec();
     sorted.sort_unstable();

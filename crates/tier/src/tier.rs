@@ -1,4 +1,4 @@
-//! What a tier is to whoever moves pages.
+//! What a tier looks like to those who move pages.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,31 +9,31 @@ use crate::ladder::Kind;
 
 /// A kind of memory, for the pages of one VM.
 pub trait Tier: Send + Sync {
-    /// What it is.
+    /// Its kind.
     fn kind(&self) -> Kind;
 
-    /// Brings these frames here, wherever they are; what became of each, in the same order.
-    /// Frames may be touched meanwhile, and hold what they held.
+    /// Brings these frames here, wherever they are. Returns what happened to each, in the same
+    /// order. Frames may be touched meanwhile, and keep their content.
     ///
     /// # Errors
-    /// Why none can be brought here now; some may have been.
+    /// Why no frame can be brought here now. Some may have been brought.
     fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError>;
 }
 
-/// What became of a frame.
+/// What happened to a frame.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Outcome {
     /// It was brought here.
     Moved,
-    /// It was here.
+    /// It was already here.
     There,
     /// It holds no page.
     Nothing,
-    /// It was in use, however often it was asked for: it waits for the next plan.
+    /// It was in use at every attempt: it waits for the next plan.
     InUse,
     /// The tier is full.
     NoRoom,
-    /// The kernel has another reason, by its error number.
+    /// The kernel refused for another reason, given by its error number.
     Refused(i32),
 }
 
@@ -43,7 +43,7 @@ impl Outcome {
         matches!(self, Outcome::Moved | Outcome::There)
     }
 
-    /// Whether the frame is where it was, elsewhere.
+    /// Whether the frame stayed in another tier.
     pub fn stays(self) -> bool {
         matches!(self, Outcome::InUse | Outcome::NoRoom | Outcome::Refused(_))
     }
@@ -54,12 +54,12 @@ impl Outcome {
 pub struct Tally(BTreeMap<Outcome, u64>);
 
 impl Tally {
-    /// How many had this one.
+    /// The number of frames with this outcome.
     pub fn of(&self, outcome: Outcome) -> u64 {
         self.0.get(&outcome).copied().unwrap_or(0)
     }
 
-    /// Each outcome that was there.
+    /// Each outcome that occurred, with its number of frames.
     pub fn each(&self) -> impl Iterator<Item = (Outcome, u64)> {
         self.0.iter().map(|(outcome, count)| (*outcome, *count))
     }
@@ -79,13 +79,13 @@ impl FromIterator<Outcome> for Tally {
     }
 }
 
-/// Why a tier takes no page.
+/// Why a tier takes no pages.
 #[derive(Debug, thiserror::Error)]
 pub enum TierError {
-    /// Its process has ended.
+    /// The VM's process has ended.
     #[error("the VM has ended")]
     Gone,
-    /// Moving another process's pages takes `CAP_SYS_NICE`.
+    /// Moving pages of another process needs `CAP_SYS_NICE`.
     #[error("moving the VM's pages is not allowed ({0}): run as root")]
     NotAllowed(#[source] io::Error),
     /// There is no such node, or this process may not use it.
@@ -93,21 +93,21 @@ pub enum TierError {
         "node {node} has no memory that may be used here ({error}): see /sys/devices/system/node"
     )]
     NoNode {
-        /// Its number.
+        /// The number of the node.
         node: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         error: io::Error,
     },
-    /// The kernel does not say where its pages are.
+    /// The kernel does not say where the VM's pages are.
     #[error("asking where the VM's pages are: {0}")]
     Asking(#[source] io::Error),
-    /// Its store or the kernel failed.
+    /// The tier's store or the kernel failed.
     #[error("{tier}: {error}")]
     Failed {
-        /// Which tier.
+        /// The tier that failed.
         tier: Kind,
-        /// What was said.
+        /// The error.
         #[source]
         error: io::Error,
     },

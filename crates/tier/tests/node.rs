@@ -1,5 +1,5 @@
-//! The node tier on this host, which may have one node only: what is there stays there.
-//! Two nodes: `vmtest/tests/tier.rs`.
+//! The node tier on this host, which may have only one node: what is there stays there.
+//! `vmtest/tests/tier.rs` has two nodes.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use ebb_vm::{Ram, Region};
 
 const BYTES: u64 = 1 << 20;
 
-/// RAM that this process has mapped, every second page of it there.
+/// RAM that this process has mapped, with every second page resident.
 fn ram() -> (Arc<Ram>, Mapping) {
     let file = RamFile::create("node", BYTES).unwrap();
     let vmm = Mapping::new(&file, 0, BYTES).unwrap();
-    // A kernel without huge pages has no need to be told.
+    // A kernel without huge pages need not be told.
     let _ = vmm.use_huge_pages(false);
     for page in (0..BYTES / 4096).step_by(2) {
         vmm.populate(page * 4096, 4096).unwrap();

@@ -1,4 +1,4 @@
-//! Plans against a slow and simple planner, and what must hold of each.
+//! Plans against a slow and simple planner, and what must hold for each plan.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,7 +6,7 @@ use ebb_tier::plan::{Heat, Move, Place, Plan, Rules, Step, plan};
 use ebb_units::Gfn;
 use proptest::prelude::*;
 
-/// Degrees and places of all pages, by frame number, and the rules.
+/// The degrees and places of all pages, by frame number, and the rules.
 #[derive(Clone, Debug)]
 struct Case {
     pages: Vec<(u32, Place)>,
@@ -38,7 +38,7 @@ fn case() -> impl Strategy<Value = Case> {
     })
 }
 
-/// Coldest first; of the same degree in order of address.
+/// The pages, coldest first. Pages of one degree are in order of address.
 fn order(case: &Case) -> Vec<Heat> {
     let heat = |(gfn, (degree, _)): (u64, &(u32, Place))| Heat { gfn: Gfn(gfn), degree: *degree };
     let mut order: Vec<Heat> = (0..).zip(&case.pages).map(heat).collect();
@@ -55,7 +55,7 @@ fn used(places: &[Place], tier: u8) -> u64 {
     places.iter().filter(here).count() as u64
 }
 
-/// The same by looking at every page for every step.
+/// The same plan, made by looking at every page for every step.
 fn naive(case: &Case) -> Vec<Step> {
     let order = order(case);
     let capacity = &case.rules.capacity_frames;
@@ -102,7 +102,7 @@ fn naive(case: &Case) -> Vec<Step> {
     steps
 }
 
-/// Does what the plan says, checking each step.
+/// Carries out a plan, and checks each step.
 fn carry_out(case: &mut Case, plan: &Plan) {
     let mut moved = HashSet::new();
     for step in &plan.steps {

@@ -1,5 +1,5 @@
-//! Pools of random VMs: what must hold whatever they need, and equal parts against a
-//! giver of one frame at a time.
+//! Pools of random VMs: what must hold whatever they need, and equal parts against a giver of one
+//! frame at a time.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use proptest::prelude::*;
 #[derive(Clone, Debug)]
 struct Vm {
     limits: Limits,
-    /// Its hot set, in one round after the other.
+    /// The size of its hot set, round by round.
     hot_frames: Vec<u64>,
-    /// How much of what it should move, in percent, it moves in each.
+    /// Percent of what it should move that it moves, round by round.
     speed_percent: Vec<u64>,
 }
 
@@ -125,8 +125,8 @@ proptest! {
         let mut naive: BTreeMap<String, u64> =
             (0..vms.len()).map(|index| (name(index), own(&name(index)))).collect();
         let mut left = host.pool.capacity_frames() - naive.values().sum::<u64>();
-        // One frame at a time to whoever got least so far: of those who want it, then of those
-        // whose share it is.
+        // One frame at a time goes to the VM that got least so far: first of those that want it,
+        // then of those whose share it is.
         let share = |vm: &str| host.pool.limits(vm).unwrap().share_frames;
         for upto in [&want as &dyn Fn(&str) -> u64, &share] {
             while left > 0 {
@@ -142,7 +142,7 @@ proptest! {
 
 #[test]
 fn four_vms_as_in_the_paper() {
-    // Section 4.9.1: 8 GiB each; the hot sets of two need 6.4 GiB, one less than 6, one 10.
+    // As in section 4.9.1: 8 GiB each. Two hot sets need about 6.5 GiB, one less than 6, one 9.5.
     let frames = |gib: f64| (gib * 262_144.0) as u64;
     let mut pool = Pool::new(frames(32.0));
     let mut needs = BTreeMap::new();
@@ -151,11 +151,11 @@ fn four_vms_as_in_the_paper() {
         needs.insert(vm.into(), Need { held_frames: frames(8.0), hot_frames: frames(hot) });
     }
     let goals: Vec<u64> = pool.goals(&needs).into_values().collect();
-    // Of 5 GiB that three do not need one takes 1.5; the rest stays, in equal parts.
+    // Three VMs do not need 5 GiB. One takes 1.5 of them, and the rest stays, in equal parts.
     let third = 7 * 131_072 / 3;
     let [fotonik, graph500, pagerank, redis] = [9.5, 6.5, 6.0, 6.5].map(frames);
     assert_eq!(goals, [fotonik, graph500 + third + 1, pagerank + third + 1, redis + third]);
-    // The three that give up do so at once; who takes gets what is free, which is nothing yet.
+    // The three give up at once. The one that takes gets what is free, which is nothing yet.
     let first = pool.targets(&needs);
     assert_eq!(first["fotonik"], frames(8.0));
     for (vm, target) in first {
@@ -183,7 +183,7 @@ fn limits_that_cannot_hold_together_are_refused() {
     let refused = pool.set("b", limits(u64::MAX, 75, 125));
     assert!(matches!(refused, Err(PoolError::TooMuch { .. })), "{refused:?}");
     pool.set("b", limits(40, 100, 100)).unwrap();
-    // Another share for the same VM does not count twice.
+    // A new share for the same VM does not count twice.
     pool.set("a", limits(50, 75, 125)).unwrap();
     let refused = pool.set_capacity(89);
     assert_eq!(refused, Err(PoolError::TooLittle { capacity_frames: 89, shares_frames: 90 }));

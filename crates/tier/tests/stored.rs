@@ -1,5 +1,5 @@
-//! Memory, compressed memory and a file as tiers, over the project's own pager and stores:
-//! every byte comes back, by a plan or by a touch.
+//! Memory, compressed memory and a file as tiers, over the project's own pager and stores. Every
+//! byte comes back, by a plan or by a touch.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -27,7 +27,7 @@ use ebb_vm::{Ram, Region};
 const FRAMES: u64 = 512;
 const BYTES: u64 = FRAMES * FRAME_BYTES;
 
-/// A VM in this very process: the guest is whoever touches `guest`.
+/// A VM in this very process: whoever touches `guest` is the guest.
 struct Machine {
     pager: Arc<Pager>,
     guest: Mapping,
@@ -37,12 +37,12 @@ struct Machine {
 
 fn small_pages(file: &RamFile) -> Mapping {
     let mapping = Mapping::new(file, 0, BYTES).unwrap();
-    // A kernel without huge pages has no need to be told.
+    // A kernel without huge pages need not be told.
     let _ = mapping.use_huge_pages(false);
     mapping
 }
 
-/// Every second page shrinks.
+/// The content of a page. Every second page shrinks.
 fn word_of(page: u64, index: u64) -> u64 {
     match page.is_multiple_of(2) {
         true => (index * 8191 + page).wrapping_mul(0x9e37_79b9_7f4a_7c15),
@@ -51,7 +51,7 @@ fn word_of(page: u64, index: u64) -> u64 {
 }
 
 impl Machine {
-    /// `None`: this process may make no userfaultfd that does this.
+    /// `None`: this process may not make a userfaultfd that does this.
     fn new(store: impl FnOnce(&Path) -> Box<dyn Store>) -> Option<Machine> {
         let uffd = Uffd::new().ok()?;
         uffd.handshake(feature::needed()).ok()?;
@@ -87,7 +87,7 @@ impl Machine {
         (Memory::new(Arc::clone(&self.pager)), Stored::new(Arc::clone(&self.pager), kind, judge))
     }
 
-    /// Touches every word.
+    /// Touches every word. Returns how many are wrong.
     fn wrong_words(&self) -> usize {
         let wrong = |page: u64| {
             let words = self.guest.words(page * FRAME_BYTES, 512).unwrap();
@@ -118,7 +118,7 @@ fn with_file(slots: u64) -> impl FnOnce(&Path) -> Box<dyn Store> {
     move |run| Box::new(swap_file(run, slots))
 }
 
-/// A disk that fails when it is told to.
+/// A disk that fails on command.
 struct Failing {
     disk: Disk,
     fails: Arc<AtomicBool>,
@@ -126,7 +126,7 @@ struct Failing {
 
 impl Failing {
     fn check(&self) -> io::Result<()> {
-        // EIO.
+        // 5 is EIO.
         if self.fails.load(SeqCst) { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 }
@@ -167,7 +167,7 @@ fn pages_go_to_a_file_and_come_back_by_plan_or_touch() {
     assert_eq!(machine.count(Home::Memory), some.len() as u64);
     assert!(memory.bring(&some).unwrap().iter().all(|&outcome| outcome == Outcome::There));
     assert_eq!(machine.wrong_words(), 0);
-    // What was touched has come back, or is just being put on record.
+    // What was touched has come back, or is just being recorded.
     assert!(memory.bring(&all()).unwrap().iter().all(|outcome| outcome.is_here()));
     assert_eq!(machine.count(Home::Memory), FRAMES);
 }

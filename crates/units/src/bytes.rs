@@ -4,11 +4,11 @@ use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
-/// A number of bytes. Reads `2G`, `512M`, `64k`, `4096`, `1.5GiB`; prints `1.5 GiB`.
+/// A number of bytes. Parses `2G`, `512M`, `64k`, `4096`, `1.5GiB`; prints `1.5 GiB`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Bytes(pub u64);
 
-/// The text is no size.
+/// The text is not a size.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseBytesError(String);
 

@@ -68,17 +68,17 @@ impl HugeFrame {
     }
 }
 
-/// `count` frames from `start` on.
+/// A run of `count` frames that begins at `start`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FrameRange {
     /// The first frame.
     pub start: Gfn,
-    /// How many.
+    /// The number of frames.
     pub count: u64,
 }
 
 impl FrameRange {
-    /// A range; its end must not pass the last frame number.
+    /// Returns a range. Its end must not pass the last frame number.
     pub const fn new(start: Gfn, count: u64) -> FrameRange {
         FrameRange { start, count }
     }
@@ -98,22 +98,23 @@ impl FrameRange {
         Gfn(self.start.0.saturating_add(self.count))
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     pub const fn bytes(self) -> u64 {
         self.count.saturating_mul(FRAME_BYTES)
     }
 
-    /// Whether `gfn` lies in it.
+    /// Whether `gfn` lies in the range.
     pub const fn contains(self, gfn: Gfn) -> bool {
         gfn.0 >= self.start.0 && gfn.0 < self.end().0
     }
 
-    /// Every frame, in order.
+    /// Every frame of the range, in order.
     pub fn frames(self) -> impl Iterator<Item = Gfn> {
         (self.start.0..self.end().0).map(Gfn)
     }
 
-    /// Adds it to ranges in order: to the last of them, if it begins where that ends.
+    /// Appends the range to `ranges`, which are in order: extends the last one if this range begins
+    /// where that one ends.
     pub fn join(self, ranges: &mut Vec<FrameRange>) {
         match ranges.last_mut() {
             Some(last) if last.end() == self.start => last.count += self.count,
@@ -121,7 +122,7 @@ impl FrameRange {
         }
     }
 
-    /// Splits at huge-frame borders: each piece lies in one huge frame.
+    /// Splits the range at huge-frame borders: each piece lies in one huge frame.
     pub fn by_huge(self) -> impl Iterator<Item = FrameRange> {
         let end = self.end().0;
         let mut at = self.start.0;

@@ -1,5 +1,5 @@
-//! A chain of descriptors: virtio 1.2, section 2.7. Walked here, and not by the
-//! queue's own iterator, as an indirect table is memory that must be pinned.
+//! A chain of descriptors: virtio 1.2, section 2.7. This module walks it, and not the queue's own
+//! iterator, because an indirect table is memory that must be pinned.
 
 use ebb_units::Gpa;
 use thiserror::Error;
@@ -8,35 +8,35 @@ use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRI
 use crate::dma::{Access, DmaFault, Segment};
 use crate::guest::Guest;
 
-/// No queue is longer, so no chain is.
+/// Most descriptors of a queue, and so of a chain.
 pub const DESCRIPTORS_MAX: u32 = 1024;
 const DESCRIPTOR_BYTES: u32 = 16;
 
-/// What the driver has put together for one request; both may be cut in any way.
+/// The memory of one request. Both lists may be cut into segments in any way.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Chain {
-    /// For the device to read.
+    /// Memory for the device to read.
     pub readable: Vec<Segment>,
-    /// For the device to write.
+    /// Memory for the device to write.
     pub writable: Vec<Segment>,
 }
 
-/// A chain that is none.
+/// Why a chain is not valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Malformed {
-    /// Of the table itself, or of an indirect one.
+    /// A descriptor's index is beyond its table, direct or indirect.
     #[error("a descriptor's number is beyond its table")]
     Index,
-    /// More than [`DESCRIPTORS_MAX`], as of one that leads into itself.
+    /// The chain has more than [`DESCRIPTORS_MAX`] descriptors, maybe in a circle.
     #[error("a chain has too many descriptors")]
     Length,
-    /// Section 2.7.5.3.
+    /// An indirect table breaks section 2.7.5.3.
     #[error("an indirect table is inside another, has no whole descriptors, or too many")]
     Indirect,
-    /// Section 2.7.4.2.
+    /// A descriptor to read follows one to write: section 2.7.4.2.
     #[error("a descriptor to be read stands behind one to be written")]
     Order,
-    /// Or in memory that no device may use.
+    /// A descriptor is in no memory, or in memory that no device may use.
     #[error("a descriptor is in no memory: {0}")]
     Memory(#[from] DmaFault),
 }
@@ -48,11 +48,11 @@ struct Descriptor {
     next: u16,
 }
 
-/// Walks the chain that begins at `head` of a table of `size` descriptors, which is
-/// pinned already. Virtio 1.2, section 2.7.5.
+/// Walks the chain that begins at `head` of a table of `size` descriptors, which must be pinned.
+/// Virtio 1.2, section 2.7.5.
 ///
 /// # Errors
-/// There is none.
+/// The chain is not valid.
 pub fn walk(guest: &Guest, table: Gpa, size: u16, head: u16) -> Result<Chain, Malformed> {
     let (mut table, mut size, mut index) = (table, u32::from(size), u32::from(head));
     let mut indirect = None;
@@ -116,10 +116,10 @@ mod tests {
     const WRITE: u16 = VRING_DESC_F_WRITE as u16;
     const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
-    /// Address, bytes, flags, next.
+    /// A descriptor: address, bytes, flags, next.
     type Entry = (u64, u32, u16, u16);
 
-    /// Tables at some addresses.
+    /// Makes a guest with tables at these addresses.
     fn guest(tables: &[(u64, &[Entry])]) -> Guest {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         for (start, table) in tables {
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(indirect(0x2000, 16, NEXT), Malformed::Indirect);
         assert_eq!(indirect(0x2000, 0, 0), Malformed::Index);
         assert_eq!(indirect(0x2000, 16 * 1025, 0), Malformed::Indirect);
-        // Into itself.
+        // A table that contains itself.
         assert_eq!(indirect(0x1000, 16, 0), Malformed::Indirect);
         assert!(matches!(indirect(1 << 30, 16, 0), Malformed::Memory(_)));
         assert!(matches!(

@@ -1,5 +1,5 @@
-//! Messages between a front end and a back-end: vhost-user protocol, "Header" and
-//! "Communication". Both are on one machine: numbers have the byte order of that.
+//! Messages between a front end and a back-end: vhost-user protocol, "Header" and "Communication".
+//! Both are on one machine, so numbers have its byte order.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -17,11 +17,11 @@ use rustix::net::{
 use thiserror::Error;
 
 const HEADER_BYTES: usize = 12;
-/// Longer than any message that a device without memory slots gets.
+/// Most bytes of a body. No message to a device without memory slots is longer.
 const BODY_BYTES_MAX: usize = 4096;
-/// Of a memory table's regions: the protocol's limit.
+/// Most files of a message: the protocol's limit on a memory table's regions.
 const FILES_MAX: usize = 8;
-/// From a message's first byte to its last. Others wait for this one's turn to end.
+/// Longest time from a message's first byte to its last, since others wait meanwhile.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(5);
 
 const VERSION: u32 = 1;
@@ -40,104 +40,104 @@ pub enum Parted {
     /// As sendmsg(2), recvmsg(2) and poll(2).
     #[error("{0}")]
     Io(#[from] Errno),
-    /// There is only one.
+    /// The message is not of the protocol's only version.
     #[error("a message of version {0}")]
     Version(u32),
-    /// More than a message can have.
+    /// The message is longer than any that a device gets.
     #[error("a message of {0} bytes")]
     Length(u32),
-    /// More than the regions of a memory table.
+    /// The message has more files than a memory table can have regions.
     #[error("a message with too many files")]
     Files,
-    /// What is to signal a ring, or to be signalled by it.
+    /// A ring's descriptor, by which either side signals the other, is no eventfd.
     #[error("a ring's descriptor that is no eventfd")]
     NoEvent,
-    /// Where a mapping was touched its file had nothing.
+    /// A touch of a mapping found nothing in its file.
     #[error("its memory is gone: the file was shrunk, or has no room to grow")]
     Memory,
-    /// It does not go on with what it began to say.
+    /// The other side began a message and does not end it.
     #[error("a message whose end does not come")]
     Slow,
-    /// It reads nothing.
+    /// The other side does not read our messages.
     #[error("it does not take our messages")]
     Deaf,
-    /// It could not be told so otherwise.
+    /// The request makes no sense, and no answer could say so.
     #[error("request {0} makes no sense")]
     Request(u32),
 }
 
-/// A message, with what belongs to it.
+/// A message, with its files.
 #[derive(Debug)]
 pub struct Message {
     /// Its number, in the protocol's list for its direction.
     pub request: u32,
-    /// It is an answer.
+    /// Whether it is an answer.
     pub is_reply: bool,
     /// `VHOST_USER_NEED_REPLY_MASK`.
     pub needs_reply: bool,
-    /// What is behind the header.
+    /// The bytes after the header.
     pub body: Vec<u8>,
-    /// Sent along with it.
+    /// The files sent with it.
     pub files: VecDeque<OwnedFd>,
 }
 
 impl Message {
-    /// One that asks for no acknowledgement.
+    /// Makes a message that asks for no acknowledgement.
     pub fn new(request: u32, body: Vec<u8>) -> Message {
         Message { request, is_reply: false, needs_reply: false, body, files: VecDeque::new() }
     }
 
-    /// An answer to `request`.
+    /// Makes an answer to `request`.
     pub fn reply(request: u32, body: Vec<u8>) -> Message {
         Message { is_reply: true, ..Message::new(request, body) }
     }
 
-    /// The number at word `index` of the body, of 4 bytes.
+    /// Returns the `u32` at index `index` of the body.
     pub fn u32(&self, index: usize) -> Option<u32> {
         let (words, _) = self.body.as_chunks::<4>();
         words.get(index).map(|word| u32::from_ne_bytes(*word))
     }
 
-    /// The number at word `index` of the body, of 8 bytes.
+    /// Returns the `u64` at index `index` of the body.
     pub fn u64(&self, index: usize) -> Option<u64> {
         let (words, _) = self.body.as_chunks::<8>();
         words.get(index).map(|word| u64::from_ne_bytes(*word))
     }
 }
 
-/// The other side, which is never waited for.
+/// A connection to the other side. It never waits for that side.
 pub struct Connection {
     stream: UnixStream,
-    /// Of the message that is coming.
+    /// The bytes of the present message that have come.
     received: Vec<u8>,
     files: VecDeque<OwnedFd>,
-    /// By then all of it has to be here.
+    /// The time by which all of the present message must have come.
     deadline: Option<Instant>,
 }
 
 impl Connection {
-    /// By this stream.
+    /// Makes a connection from this stream.
     pub fn new(stream: UnixStream) -> Connection {
         Connection { stream, received: Vec::new(), files: VecDeque::new(), deadline: None }
     }
 
-    /// After so long [`Connection::receive`] is to be called, whether anything came or not.
-    /// `None`: nothing is awaited but what makes the stream readable.
+    /// Returns after which time to call [`Connection::receive`], whether anything came or not.
+    /// `None`: call it only when the stream is readable.
     pub fn patience(&self) -> Option<Timespec> {
         let left = self.deadline?.saturating_duration_since(Instant::now());
-        // A little later, so that it is over then.
+        // A little later, so that the deadline is over then.
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
-    /// What is readable when a message comes.
+    /// Returns the stream, which is readable when a message comes.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
-    /// The next message, once all of it is there.
+    /// Returns the next message, once all of it has come.
     ///
     /// # Errors
-    /// There will be none.
+    /// The connection has ended: no message will come.
     pub fn receive(&mut self) -> Result<Option<Message>, Parted> {
         loop {
             let whole = self.wanted()?;
@@ -150,7 +150,7 @@ impl Connection {
                     _ => Ok(None),
                 };
             }
-            // Absolute: a byte now and then gains nothing.
+            // The deadline is absolute: a byte now and then gains no time.
             self.deadline.get_or_insert_with(|| Instant::now() + MESSAGE_WITHIN);
         }
     }
@@ -160,14 +160,14 @@ impl Connection {
         self.header().is_some_and(|[_, _, bytes]| bytes as usize == body)
     }
 
-    /// Request, flags, bytes of the body.
+    /// Returns request, flags and length of the body.
     fn header(&self) -> Option<[u32; 3]> {
         let (words, _) = self.received.as_chunks::<4>();
         let words: &[_; 3] = words.first_chunk()?;
         Some(words.map(u32::from_ne_bytes))
     }
 
-    /// How long the message is, as far as it is known.
+    /// Returns the length of the message, or of the header until that has come.
     fn wanted(&self) -> Result<usize, Parted> {
         let Some([_, flags, bytes]) = self.header() else { return Ok(HEADER_BYTES) };
         if flags & VERSION_MASK != VERSION {
@@ -179,7 +179,7 @@ impl Connection {
         }
     }
 
-    /// Whether anything came.
+    /// Receives more bytes of the message. Whether any came.
     fn receive_more(&mut self, whole: usize) -> Result<bool, Parted> {
         let mut bytes = [0; HEADER_BYTES + BODY_BYTES_MAX];
         let missing = whole.saturating_sub(self.received.len());
@@ -219,21 +219,21 @@ impl Connection {
         Message { request, is_reply, needs_reply, body, files }
     }
 
-    /// Sends a message; its files stay open here.
+    /// Sends a message. Its files stay open here.
     ///
     /// # Errors
-    /// It has gone, or does not read what was sent before.
+    /// The other side has closed it, or does not read what was sent before.
     pub fn send(&mut self, message: &Message) -> Result<(), Parted> {
         send(&self.stream, message)
     }
 }
 
 /// Tells a front end by its channel that the configuration space has changed: vhost-user
-/// protocol, `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`. One that has not read what came before
-/// will see this change then.
+/// protocol, `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`. If the channel is full, nothing is sent: a
+/// front end that reads the earlier messages will see this change then.
 ///
 /// # Errors
-/// It has closed the channel.
+/// The front end has closed the channel.
 pub fn announce(channel: &UnixStream) -> Result<(), Parted> {
     match send(channel, &Message::new(CONFIG_CHANGE, Vec::new())) {
         Err(Parted::Deaf) => Ok(()),
@@ -314,7 +314,7 @@ mod tests {
         front_end.write_all(&bytes[..1]).unwrap();
         assert!(ours.receive().unwrap().is_none());
         let mut rest = bytes[1..19].iter();
-        // A byte at a time, as long as it is heard.
+        // A byte at a time, until it is refused.
         let why = loop {
             let patience = ours.patience().expect("it is not waited for without end");
             poll(&mut [PollFd::new(ours.stream(), PollFlags::IN)], Some(&patience)).unwrap();
@@ -325,7 +325,7 @@ mod tests {
             rest.next().map_or(Ok(()), |byte| front_end.write_all(&[*byte])).unwrap();
         };
         assert!(matches!(why, Parted::Slow), "{why}");
-        // What is whole is not late.
+        // A complete message is not late.
         let (mut front_end, mut ours) = pair();
         front_end.write_all(&bytes).unwrap();
         assert!(ours.receive().unwrap().is_some() && ours.patience().is_none());
@@ -376,7 +376,7 @@ mod tests {
         announce(ours.stream()).unwrap();
         front_end.read_exact(&mut bytes[..12]).unwrap();
         assert_eq!(bytes[..12], message(2, 1, &[]));
-        // Nobody reads, and nobody is waited for.
+        // The other side reads nothing, and nobody waits for it.
         while ours.send(&Message::reply(17, vec![0; 4000])).is_ok() {}
         announce(ours.stream()).unwrap();
         drop(front_end);

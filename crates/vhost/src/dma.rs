@@ -1,4 +1,4 @@
-//! How the device gets at guest memory.
+//! How a device accesses guest memory.
 
 use std::sync::Arc;
 
@@ -9,31 +9,30 @@ use vm_memory::GuestMemoryMmap;
 /// A piece of guest-physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Where it begins.
+    /// Its first address.
     pub gpa: Gpa,
-    /// How long it is.
+    /// Its length in bytes.
     pub bytes: u32,
 }
 
 /// What the device will do with memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Read it, or write parts of it: all of it has its content.
+    /// Read it, or write parts of it: all of it must have its content.
     Keep,
-    /// Write every byte: frames that lie in the segments as a whole need not have
-    /// their old content. Frames covered in part do.
+    /// Write every byte: frames wholly in the segments need not have their old content. Frames
+    /// partly in them must.
     Replace,
 }
 
-/// The device does not get at the frame at this address.
+/// Why the device cannot access the frame at this address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum DmaFault {
-    /// It never will: the address is in no RAM, or in RAM that no device may use. The
-    /// request fails, or the queue stops where that cannot be told.
+    /// The address is in no RAM, or in RAM that no device may use. The request fails, or if it
+    /// has no place to say so, the queue stops.
     #[error("no device may use {0:?}")]
     Forbidden(Gpa),
-    /// The frame's content cannot be brought back at the moment. The request waits, and is
-    /// tried again.
+    /// The frame cannot be refilled now. The request waits, and is tried again.
     #[error("{0:?} cannot be brought back at the moment")]
     NotNow(Gpa),
 }
@@ -45,29 +44,29 @@ impl DmaFault {
     }
 }
 
-/// Has frames stay where they are while the device uses them.
+/// Keeps frames resident while the device uses them.
 ///
-/// Called from the queues' threads. Segments of one request may touch the same
-/// frame, and so may requests: pins are counted.
+/// The queues' threads call it. Segments of one request may touch the same frame, and so may
+/// requests: pins are counted.
 pub trait Dma: Send + Sync {
-    /// From now on until [`Dma::unpin`] every frame of the segments is in memory,
-    /// stays there, and is the one that the guest sees.
+    /// Makes every frame of the segments resident until [`Dma::unpin`], and makes sure that it is
+    /// the one that the guest sees.
     ///
-    /// It does not wait for long: whoever calls it may hold what others wait for.
+    /// It does not wait for long: the caller may hold what others wait for.
     ///
     /// # Errors
-    /// No device may use a frame, or it cannot be brought back now: the caller then leaves the request
-    /// undone and asks again later. Nothing is pinned.
+    /// No device may use a frame, or it cannot be made resident now. The caller then leaves the
+    /// request undone and asks again later. Nothing is pinned.
     fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault>;
 
     /// Ends one [`Dma::pin`] of the same segments.
     fn unpin(&self, segments: &[Segment]);
 
-    /// Where who pins has what is at these addresses of the memory that the front end shares: that
-    /// can be elsewhere once a memory device was plugged in again. `None`: at the same addresses.
+    /// Translates addresses of the memory that the front end shares into addresses to pin. They
+    /// can differ once a memory device was plugged in again. `None`: they are the same.
     ///
     /// # Errors
-    /// It is not to be found out now.
+    /// The translation is not known now.
     fn place(
         &self,
         _memory: &Arc<GuestMemoryMmap>,
@@ -77,7 +76,7 @@ pub trait Dma: Send + Sync {
     }
 }
 
-/// Memory of which nothing is ever taken away.
+/// Memory that is always resident.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct AllResident;
 
@@ -89,16 +88,16 @@ impl Dma for AllResident {
     fn unpin(&self, _: &[Segment]) {}
 }
 
-/// Segments that are pinned as long as this lives.
+/// Segments that are pinned until this is dropped.
 pub struct Pinned {
     dma: Arc<dyn Dma>,
     segments: Vec<Segment>,
-    /// What was pinned, where it is not the same ([`Dma::place`]).
+    /// The pinned segments, if they are not `segments` ([`Dma::place`]).
     placed: Option<Vec<Segment>>,
 }
 
 impl Pinned {
-    /// Pins these of `memory`.
+    /// Pins these segments of `memory`.
     ///
     /// # Errors
     /// As [`Dma::pin`] and [`Dma::place`].
@@ -113,7 +112,7 @@ impl Pinned {
         Ok(Pinned { dma: dma.clone(), segments, placed })
     }
 
-    /// What is pinned, by the front end's addresses.
+    /// Returns the pinned segments, by the front end's addresses.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -132,12 +131,12 @@ impl Segment {
     }
 }
 
-/// How many bytes `segments` have together.
+/// Returns the sum of the bytes of `segments`.
 pub fn bytes_of(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.bytes)).sum()
 }
 
-/// The part of `segments` that `count` bytes from byte `start` on make up.
+/// Returns the part of `segments` that has their `count` bytes from byte `start` on.
 pub fn slice(segments: &[Segment], start: u64, count: u64) -> Vec<Segment> {
     let (mut at, end) = (0u64, start.saturating_add(count));
     let mut part = Vec::new();
@@ -153,9 +152,9 @@ pub fn slice(segments: &[Segment], start: u64, count: u64) -> Vec<Segment> {
     part
 }
 
-/// The whole frames in `segments` whose bytes are a whole block of the disk, when the
-/// segments' first byte is at `disk_offset`: (block, frame, where in the segments'
-/// bytes).
+/// Returns the whole frames in `segments` whose bytes are a whole block of the disk, if the
+/// segments' first byte is at `disk_offset`. Each is a block, a frame, and the position in the
+/// segments' bytes.
 pub fn whole_frames(
     segments: &[Segment],
     disk_offset: u64,

@@ -1,4 +1,4 @@
-//! A guest's memory as the device sees it: every access is checked and pinned.
+//! A guest's memory as the device sees it. Every access is checked and pinned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use crate::dma::{Access, Dma, DmaFault, Pinned, Segment};
 
-/// The memory that one request is about.
+/// The memory of a guest, for the accesses of one request.
 #[derive(Clone)]
 pub struct Guest {
     memory: Arc<GuestMemoryMmap>,
@@ -17,21 +17,21 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// All of `memory`, as far as `dma` lets devices use it; what it does not is counted in
-    /// `faults`.
+    /// Makes a view of all of `memory`. `dma` says what devices may use, and `faults` counts the
+    /// accesses that it refuses for good.
     pub fn new(memory: Arc<GuestMemoryMmap>, dma: Arc<dyn Dma>, faults: Arc<AtomicU64>) -> Guest {
         Guest { memory, dma, faults }
     }
 
-    /// The mapping, which only who has pinned something there may use.
+    /// Returns the mapping. Only a caller that has pinned memory may use it, and only that memory.
     pub fn memory(&self) -> Arc<GuestMemoryMmap> {
         self.memory.clone()
     }
 
-    /// Pins what lies in RAM; what is forbidden is counted.
+    /// Pins segments. It counts the refusals that are final.
     ///
     /// # Errors
-    /// Some of it is no RAM, the device may not use it, or it cannot be had now.
+    /// A segment is not RAM, the device may not use it, or it cannot be made resident now.
     pub fn pin(&self, segments: Vec<Segment>, access: Access) -> Result<Pinned, DmaFault> {
         self.try_pin(segments, access).inspect_err(|fault| {
             tracing::debug!("{fault}");
@@ -83,7 +83,7 @@ impl Guest {
         Ok(())
     }
 
-    /// A few bytes.
+    /// Reads `N` bytes at `gpa`.
     ///
     /// # Errors
     /// As [`Guest::pin`].

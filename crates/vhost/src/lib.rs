@@ -1,10 +1,12 @@
 //! What the devices that Ebb serves by vhost-user have in common (vhost-user protocol, QEMU
-//! documentation interop/vhost-user): how they get at guest memory ([`Dma`], [`Guest`]),
-//! what a driver has put together for one request ([`Chain`]), the socket at which a
-//! front end finds them ([`socket`]), what it says there ([`Message`]), and who stands between
-//! the two where a front end cannot bear to lose its device ([`relay`]).
+//! documentation interop/vhost-user):
 //!
-//! What comes from the guest is read once and checked.
+//! - access to guest memory ([`Dma`], [`Guest`])
+//! - the descriptors of one request ([`Chain`])
+//! - the socket at which a front end connects ([`socket`]), and its messages ([`Message`])
+//! - a relay, for a front end that cannot bear to lose its device ([`relay`])
+//!
+//! All input from the guest is read once and checked.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -1,6 +1,6 @@
-//! Stands between a front end and a library's server in this process, which waits for whatever
-//! it is told next and takes every descriptor as it is: here a message has a deadline, and its
-//! descriptors are looked at (`vet`).
+//! Stands between a front end and a library's server in this process. The server waits without
+//! end for its next message, and takes every descriptor as it is. Here a message has a deadline,
+//! and its descriptors are checked (`vet`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -16,30 +16,31 @@ use rustix::net::{
 use crate::connection::{Connection, Message, Parted};
 use crate::vet::vet;
 
-/// Both ends of one conversation.
+/// Passes messages between a front end and a server.
 pub struct Passage {
     front_end: Connection,
     server: Connection,
-    /// What the front end has said, and the server has no room for yet.
+    /// A message of the front end for which the server has no room yet.
     pending: Option<Message>,
 }
 
 impl Passage {
-    /// Between the front end at this stream and whoever accepts at the listener.
+    /// Makes a passage between the front end at this stream and the server that accepts at the
+    /// returned listener.
     ///
     /// # Errors
-    /// No socket is to be had.
+    /// No socket could be made.
     pub fn new(front_end: UnixStream) -> io::Result<(Passage, UnixListener)> {
         let (server, listener) = stream_to_listener()?;
         let (front_end, server) = (Connection::new(front_end), Connection::new(server));
         Ok((Passage { front_end, server, pending: None }, listener))
     }
 
-    /// Passes on what they say, until one of them goes or one of `ends` is readable. `hear` is
-    /// told of each message before the server is.
+    /// Passes messages on until one side closes or one of `ends` is readable. It calls `hear` with
+    /// each message before the server gets it.
     ///
     /// # Errors
-    /// Why a side has gone, or is let go.
+    /// Why a side has closed, or is disconnected.
     pub fn run(
         &mut self,
         ends: &[BorrowedFd<'_>],
@@ -61,7 +62,7 @@ impl Passage {
         Ok(())
     }
 
-    /// `true`: it is to end.
+    /// Waits for something to do. `true`: one of `ends` is readable.
     fn wait(&self, ends: &[BorrowedFd<'_>]) -> Result<bool, Parted> {
         let (hears, says) = match &self.pending {
             None => (PollFlags::IN, PollFlags::IN),
@@ -74,7 +75,7 @@ impl Passage {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // One that has gone is not heard while its last message waits for room.
+        // A closed front end must be noticed here: it is not read while its last message waits.
         let left = events.get(ends.len()).map_or(PollFlags::empty(), PollFd::revents);
         if self.pending.is_some() && left.intersects(PollFlags::HUP | PollFlags::ERR) {
             return Err(Parted::Gone);
@@ -82,7 +83,8 @@ impl Passage {
         Ok(events.iter().take(ends.len()).any(|event| !event.revents().is_empty()))
     }
 
-    /// A socket that has room has it for a whole message.
+    /// Passes the pending message on if there is room. A socket with room has it for a whole
+    /// message.
     fn pass_on(&mut self) -> Result<(), Parted> {
         let mut room = [PollFd::new(self.server.stream(), PollFlags::OUT)];
         let has_room = self.pending.is_some() && poll(&mut room, Some(&Default::default()))? > 0;
@@ -93,9 +95,9 @@ impl Passage {
     }
 }
 
-/// A stream, and a listener at which its other end is the only one that waits. The name is the
-/// kernel's choice and others can see it: the queue has room for one, so where ours is in it,
-/// nobody else came before.
+/// Makes a stream, and a listener at which the stream's other end is the only one that waits. The
+/// kernel chooses the name, which others can see. The queue has room for one: if our stream is in
+/// it, nobody else came before.
 fn stream_to_listener() -> io::Result<(UnixStream, UnixListener)> {
     let socket = |flags| {
         socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | flags, None)

@@ -1,9 +1,9 @@
-//! Stands between a front end and a device's process, so that the first does not notice when
-//! the second dies: what was set up is kept here, and told to the next process.
+//! Stands between a front end and a device's process, so that the front end does not notice when
+//! that process dies. It keeps what was set up, and tells it to the next process.
 //!
-//! For front ends that do not set a back-end up anew: QEMU's generic vhost-user device
-//! (`vhost-user-test-device`) ends QEMU when its back-end comes back. It knows of no device:
-//! messages are passed on as they are.
+//! It is for front ends that do not set up a back-end again: QEMU's generic vhost-user device
+//! (`vhost-user-test-device`) ends QEMU when its back-end comes back. It is independent of the
+//! device, and passes messages on as they are.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,12 +18,12 @@ use vhost::vhost_user::message::FrontendReq as Request;
 use crate::connection::{Connection, Message, Parted};
 use crate::socket::tired;
 
-/// So often it looks whether there is a device again.
+/// Time between two tries to connect to the device.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-/// A ring's number in a `u64` with a file, and in a pair of `u32`.
+/// Bits of a ring's number, in a `u64` that comes with a file and in a `u32`.
 const RING_MASK: u64 = 0xff;
 
-/// What a back-end must know, in the order in which it is told: a ring is started last.
+/// The messages that a back-end must get, in the order in which they are sent: rings start last.
 const KEPT: [Request; 13] = [
     Request::SET_PROTOCOL_FEATURES,
     Request::SET_OWNER,
@@ -40,11 +40,11 @@ const KEPT: [Request; 13] = [
     Request::SET_STATUS,
 ];
 
-/// Passes on what front ends at `listener` and the device at `device` say to each other,
-/// one front end after the other.
+/// Passes messages between front ends at `listener` and the device at `device`, for one front end
+/// after the other.
 pub fn run(listener: &UnixListener, device: &Path) -> ! {
     loop {
-        // Interrupted, it finds nobody.
+        // If interrupted, it finds nobody.
         let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], None);
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -59,10 +59,10 @@ pub fn run(listener: &UnixListener, device: &Path) -> ! {
     }
 }
 
-/// The same for one front end, which connects `within` some time; why it has gone.
+/// Serves one front end, which must connect `within` this time. Returns why it was disconnected.
 ///
 /// # Errors
-/// `TimedOut`: there was none. Or as poll(2) and accept(2).
+/// `TimedOut`: no front end connected. Otherwise as poll(2) and accept(2).
 pub fn run_once(listener: &UnixListener, device: &Path, within: Duration) -> io::Result<Parted> {
     let timeout = Timespec::try_from(within).map_err(|_| io::ErrorKind::InvalidInput)?;
     if poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout))? == 0 {
@@ -78,11 +78,11 @@ struct Relay {
     path: PathBuf,
     device: Option<Connection>,
     kept: Kept,
-    /// What the front end has said and was not passed on.
+    /// A message of the front end that was not passed on yet.
     message: Option<Message>,
-    /// Passed on, and to be answered: by the next device, if this one does not.
+    /// A message that was passed on and needs an answer, by the next device if this one gives none.
     asked: Option<Message>,
-    /// Why no device could be connected to, as it was told.
+    /// Why no device could be connected to, as it was last logged.
     told: Option<io::ErrorKind>,
 }
 
@@ -99,7 +99,7 @@ impl Relay {
         }
     }
 
-    /// Until the front end goes; why it did.
+    /// Serves until the front end closes or is disconnected, and returns why.
     fn serve(&mut self) -> Parted {
         loop {
             let done = self.wait().and_then(|spoke| if spoke { self.hear() } else { Ok(()) });
@@ -109,8 +109,8 @@ impl Relay {
         }
     }
 
-    /// Whether the front end has something to say, or is gone. It is not heard before what it
-    /// said last is done.
+    /// Whether to read from the front end: it has sent something, or closed. It is not read before
+    /// its last message is done.
     fn wait(&self) -> Result<bool, Parted> {
         let is_free = self.message.is_none() && self.asked.is_none();
         let interest = if is_free { PollFlags::IN } else { PollFlags::empty() };
@@ -126,7 +126,7 @@ impl Relay {
             Err(error) => return Err(error.into()),
         }
         let spoke = events.first().is_some_and(|event| !event.revents().is_empty());
-        // One that does not end what it began has to be heard, too.
+        // A front end that does not end its message must be read too, to refuse it.
         Ok(spoke || is_free && self.front_end.patience().is_some())
     }
 
@@ -137,8 +137,8 @@ impl Relay {
         Ok(())
     }
 
-    /// Brings the device up to date, or finds the next one. Only what the front end has to
-    /// do with it is an error.
+    /// Passes messages to and from the device, or connects to the next one. Only a failure of the
+    /// front end is an error.
     fn serve_device(&mut self) -> Result<(), Parted> {
         if self.device.is_none() {
             self.device = self.connect()?;
@@ -152,7 +152,7 @@ impl Relay {
         Ok(())
     }
 
-    /// A device that knows all that the one before did, and what was said since.
+    /// Connects to a device and sends it all that the last one got, and what came since.
     fn connect(&mut self) -> Result<Option<Connection>, Parted> {
         let stream = match UnixStream::connect(&self.path) {
             Ok(stream) => stream,
@@ -164,7 +164,7 @@ impl Relay {
             }
         };
         self.told = None;
-        // It is not to begin what the front end has ended meanwhile.
+        // The new device must not begin what the front end has ended meanwhile.
         while self.asked.is_none() {
             let said = match self.message.take() {
                 Some(message) => Some(message),
@@ -179,8 +179,8 @@ impl Relay {
         Ok(told.and(asked).ok().map(|()| device))
     }
 
-    /// What to tell of a device that cannot be connected to: once, since it is tried again and
-    /// again, and nothing of one that is not there yet.
+    /// Returns what to log about a device that cannot be connected to. It is logged once, since the
+    /// connection is tried again and again. A device that is not there yet is not logged.
     fn obstacle(&mut self, error: &io::Error) -> Option<String> {
         use io::ErrorKind as Kind;
         let kind = error.kind();
@@ -199,7 +199,7 @@ impl Relay {
         Some(format!("the device cannot be connected to: {error}{advice}; it is tried again"))
     }
 
-    /// The front end's failure outside, the device's inside.
+    /// Passes messages on. The outer error is the front end's failure, the inner one the device's.
     fn pass_on(&mut self, device: &mut Connection) -> Result<Result<(), Parted>, Parted> {
         loop {
             let answer = match device.receive() {
@@ -227,14 +227,14 @@ impl Relay {
         if is_answered(&message) {
             self.asked = Some(message);
         }
-        // A copy fails where there are no descriptors left: then a successor lacks it.
+        // A copy fails if the process has no descriptor left: then a successor lacks the message.
         match copy {
             Some(copy) => self.kept.keep(copy),
             None => tracing::error!("{}: no descriptor is to be had", self.path.display()),
         }
     }
 
-    /// An answer that nobody has asked for is dropped.
+    /// Passes an answer on. It drops one that nobody asked for.
     fn answer(&mut self, answer: &Message) -> Result<(), Parted> {
         let is_it = |asked: &Message| answer.is_reply && asked.request == answer.request;
         let Some(asked) = self.asked.take_if(|asked| is_it(asked)) else { return Ok(()) };
@@ -243,7 +243,7 @@ impl Relay {
     }
 }
 
-/// The last message of each kind that sets something.
+/// The last message of each kind that sets something, by kind and ring.
 #[derive(Default)]
 struct Kept(BTreeMap<(usize, u32), Message>);
 
@@ -252,14 +252,14 @@ impl Kept {
         let Some(request) = request(&message) else { return };
         let ring = ring(request, &message);
         if let Some(kind) = KEPT.iter().position(|kept| *kept == request) {
-            // A successor's acknowledgement is for nobody.
+            // Nobody needs a successor's acknowledgement.
             message.needs_reply = false;
             self.0.insert((kind, ring), message);
         }
     }
 
-    /// What is void since `message` was answered: a ring that was stopped (vhost-user protocol,
-    /// "Ring states").
+    /// Forgets what is void once `message` is answered: the start of a ring that was stopped
+    /// (vhost-user protocol, "Ring states").
     fn forget(&mut self, message: &Message) {
         if request(message) == Some(Request::GET_VRING_BASE) {
             let ring = ring(Request::GET_VRING_BASE, message);
@@ -277,7 +277,7 @@ fn request(message: &Message) -> Option<Request> {
     Request::try_from(message.request).ok()
 }
 
-/// The ring that a message is about; 0, if it is about none.
+/// Returns the ring that a message is about, 0 if it is about none.
 fn ring(request: Request, message: &Message) -> u32 {
     let ring = match request {
         Request::SET_VRING_KICK | Request::SET_VRING_CALL | Request::SET_VRING_ERR => {
@@ -290,7 +290,7 @@ fn ring(request: Request, message: &Message) -> u32 {
         | Request::SET_VRING_ENABLE => message.u32(0),
         _ => None,
     };
-    // More than it has rings of are of no use to a device, and would be kept here.
+    // No device has more rings than that, and all would be kept here.
     ring.map_or(0, |ring| ring & RING_MASK as u32)
 }
 
@@ -312,7 +312,7 @@ fn is_answered(message: &Message) -> bool {
     message.needs_reply || request(message).is_some_and(asks)
 }
 
-/// The same, with files of its own.
+/// Returns a copy of a message, with files of its own.
 fn copy(message: &Message) -> Option<Message> {
     let files = message.files.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().ok()?;
     let Message { request, is_reply, needs_reply, .. } = *message;
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(told(io::ErrorKind::NotFound), None);
         let closed = told(io::ErrorKind::PermissionDenied).unwrap();
         assert!(closed.contains("no privilege") && !closed.contains('\n'), "{closed}");
-        // Once, also where it comes and goes meanwhile.
+        // Once, even if the reason comes and goes.
         for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::NotFound] {
             assert_eq!(told(kind), None);
         }
@@ -345,7 +345,7 @@ mod tests {
         let path = directory.path().join("device");
         let (stream, _front_end) = UnixStream::pair().unwrap();
         let mut relay = Relay::new(stream, &path);
-        // Not a directory.
+        // Its parent is not a directory.
         relay.path = "/dev/null/device".into();
         assert!(relay.connect().is_ok_and(|device| device.is_none()));
         assert_eq!(relay.told, Some(io::ErrorKind::NotADirectory));

@@ -10,37 +10,37 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// So long nobody is taken after one could not be.
+/// Pause after an accept(2) that failed.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// Nobody can connect.
+/// Why nobody can connect.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// Somebody answers there.
+    /// Another process answers there.
     #[error("{}: another process serves a device at this socket", .0.display())]
     InUse(PathBuf),
-    /// Something else has this name, and it may be somebody's file.
+    /// Another kind of file has this name, and may belong to somebody.
     #[error("{}: this is no socket, and it is kept: remove it, or give another path", .0.display())]
     NoSocket(PathBuf),
-    /// The socket, or what is beside it.
+    /// An operation on the socket, or on a file beside it, failed.
     #[error("{}: {error}", path.display())]
     Io {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What went wrong.
+        /// The error.
         #[source]
         error: io::Error,
     },
 }
 
-/// Listens at `path`, without waiting in accept(2). A socket file that a dead process left
-/// is removed first, and nothing else.
+/// Makes a listener at `path` whose accept(2) does not wait. It first removes a socket file that a
+/// dead process left, and nothing else.
 ///
 /// # Errors
-/// The socket is in use, its name is that of another file, or it cannot be made.
+/// The socket is in use, another kind of file has its name, or it cannot be made.
 pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
     let failed = |error| SocketError::Io { path: path.into(), error };
-    // connect(2) also refuses what is no socket, and it follows links.
+    // connect(2) also refuses a file that is no socket, and it follows links.
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(SocketError::NoSocket(path.into()));
@@ -52,7 +52,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(failed)?;
         }
-        // Whatever else is the matter, binding tells it better.
+        // For all other errors, bind(2) gives the better message.
         Err(_) => {}
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
@@ -60,8 +60,8 @@ pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
     Ok(listener)
 }
 
-/// After an accept(2) that failed: goes on at once where nobody was there. Else, as where there are no descriptors left, who
-/// waits stays, and would be met again and again.
+/// Handles a failed accept(2). It returns at once if nobody wanted to connect. Otherwise it pauses:
+/// a front end stays in the queue, and accept(2) fails at once again, as with no descriptor left.
 pub fn tired(error: &io::Error) {
     if error.kind() != io::ErrorKind::WouldBlock {
         tracing::warn!("a front end cannot be taken: {error}");
@@ -96,7 +96,7 @@ mod tests {
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "a user's");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        // Nor a link to a socket that nobody listens at.
+        // A link to a socket that nobody listens at is kept too.
         fs::remove_file(&file).unwrap();
         drop(UnixListener::bind(&file).unwrap());
         assert!(matches!(listen(&link).unwrap_err(), SocketError::NoSocket(_)));

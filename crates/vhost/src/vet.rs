@@ -1,4 +1,4 @@
-//! Descriptors that a front end sends, before anybody uses them.
+//! Checks descriptors that a front end sends, before anybody uses them.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -8,14 +8,14 @@ use vhost::vhost_user::message::FrontendReq as Request;
 
 use crate::connection::{Message, Parted};
 
-/// The link in `/proc/self/fd` of such a descriptor.
+/// The link in `/proc/self/fd` of an eventfd.
 const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
 
-/// Seals guest memory where that can be, and has nobody wait in a ring's descriptors: those
-/// are eventfds, and others could be anything that a read or a write never comes back from.
+/// Seals guest memory where possible, and makes a ring's descriptors nonblocking. Those must be
+/// eventfds: a read or write of anything else might never return.
 ///
 /// # Errors
-/// A ring's descriptor is none.
+/// A ring's descriptor is no eventfd.
 pub fn vet(message: &mut Message) -> Result<(), Parted> {
     match Request::try_from(message.request) {
         Ok(Request::SET_MEM_TABLE | Request::ADD_MEM_REG) => {
@@ -40,7 +40,7 @@ fn use_without_waiting(event: &(impl AsFd + AsRawFd)) -> Result<(), Parted> {
     Ok(fcntl_setfl(event, fcntl_getfl(event)? | OFlags::NONBLOCK)?)
 }
 
-/// Whether a message changes what memory there is.
+/// Whether a message changes which memory the front end shares.
 pub fn changes_memory(message: &Message) -> bool {
     use Request as R;
     let request = Request::try_from(message.request);
@@ -62,7 +62,7 @@ mod tests {
         let (stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let refused = vet(&mut message(Request::SET_VRING_CALL, stream.into()));
         assert!(matches!(refused, Err(Parted::NoEvent)));
-        // Full, and to be waited for.
+        // An eventfd that is full, and blocks.
         let full = eventfd(u32::MAX, EventfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&full, &(u64::MAX - 1 - u64::from(u32::MAX)).to_ne_bytes()).unwrap();
         let mut message = message(Request::SET_VRING_CALL, full);

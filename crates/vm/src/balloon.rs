@@ -1,7 +1,7 @@
-//! QEMU's virtio-balloon (VIRTIO 1.2, 5.5): what it holds, what the guest tells by it.
+//! QEMU's virtio-balloon (VIRTIO 1.2, 5.5): its size, and what the guest tells through it.
 //!
-//! QEMU speaks of what is left beside the balloon, DIMMs included and virtio-mem not; here it
-//! is always what the balloon holds.
+//! QEMU gives the memory left beside the balloon, with DIMMs and without virtio-mem. This module
+//! always gives the bytes in the balloon.
 
 use serde_json::{Value, json};
 
@@ -11,55 +11,55 @@ use crate::qmp::{Qmp, QmpError};
 const KIND: &str = "virtio-balloon";
 const REPORTING: &str = "VIRTIO_BALLOON_F_REPORTING";
 
-/// A balloon.
+/// QEMU's balloon device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Balloon {
-    /// Its QOM path.
+    /// The balloon's QOM path.
     pub path: String,
-    /// What it holds.
+    /// Bytes in the balloon.
     pub held_bytes: u64,
-    /// Whether the guest drives it.
+    /// Whether the guest drives the balloon.
     pub driver: Driver,
-    /// The guest takes memory out of it before it kills a process.
+    /// Whether the guest deflates the balloon before it kills a process.
     pub deflates_on_oom: bool,
-    /// QEMU offers to be told of free pages.
+    /// Whether QEMU offers free page reporting.
     pub reporting_offered: bool,
-    /// What the guest says of its memory.
+    /// What the guest tells about its memory.
     pub stats: Stats,
 }
 
 impl Balloon {
-    /// Whether the guest tells of its free pages; `None`: not known.
+    /// Whether the guest reports its free pages. `None` if not known.
     pub fn is_reporting(&self) -> Option<bool> {
         self.driver.took(REPORTING)
     }
 }
 
-/// A guest's own figures; `None`: it does not tell.
+/// A guest's own figures. `None` where it does not tell.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
-    /// When it told, in seconds since 1970; 0: never.
+    /// When the guest told them, in seconds since 1970. 0 means never.
     pub updated_s: u64,
-    /// What its kernel manages.
+    /// Bytes that the guest's kernel manages.
     pub total_bytes: Option<u64>,
-    /// Free.
+    /// Free bytes.
     pub free_bytes: Option<u64>,
-    /// Free, and caches that it can drop.
+    /// Bytes that are free, or in caches that the guest can drop.
     pub available_bytes: Option<u64>,
-    /// Its page cache.
+    /// Bytes of page cache.
     pub cache_bytes: Option<u64>,
-    /// Read from its own swap space.
+    /// Bytes read from the guest's own swap space.
     pub swapped_in_bytes: Option<u64>,
-    /// Written there.
+    /// Bytes written to the guest's own swap space.
     pub swapped_out_bytes: Option<u64>,
-    /// Faults that waited for a disk.
+    /// Number of faults that waited for a disk.
     pub major_faults: Option<u64>,
-    /// Faults that did not.
+    /// Number of faults that did not wait for a disk.
     pub minor_faults: Option<u64>,
 }
 
-/// The VM's balloon, if it has one; QEMU has room for one only. `initial_bytes`: the VM's
-/// memory but for virtio-mem.
+/// Returns the VM's balloon, if it has one. QEMU has room for one only. `initial_bytes` is the VM's
+/// memory without virtio-mem.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -75,14 +75,14 @@ pub fn look(qmp: &mut Qmp, initial_bytes: u64) -> Result<Option<Balloon>, QmpErr
         (is_on("deflate-on-oom")?, is_on("free-page-reporting")?);
     let stats = driver::property(qmp, &path, "guest-stats")?;
     let driver = driver::of(qmp, &path)?;
-    // What QEMU remembers of a guest that was reset says nothing.
+    // What QEMU remembers of a guest before its reset is stale.
     let gone = driver == Driver::Absent;
     let held_bytes = if gone { 0 } else { initial_bytes.saturating_sub(left) };
     let stats = stats.filter(|_| !gone).map(|stats| parse(&stats)).unwrap_or_default();
     Ok(Some(Balloon { path, held_bytes, driver, deflates_on_oom, reporting_offered, stats }))
 }
 
-/// Has QEMU ask the guest for its figures every so many seconds; 0: not at all.
+/// Makes QEMU ask the guest for its figures every `seconds` seconds. 0 means not at all.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -92,17 +92,17 @@ pub fn poll_stats(qmp: &mut Qmp, balloon: &Balloon, seconds: u64) -> Result<(), 
     qmp.execute("qom-set", set).map(drop)
 }
 
-/// Tells the guest how much the balloon is to hold.
+/// Asks the guest to put `held_bytes` into the balloon.
 ///
 /// # Errors
-/// [`QmpError`]; QEMU refuses a balloon that leaves nothing.
+/// [`QmpError`]. QEMU refuses a balloon that leaves nothing.
 pub fn request(qmp: &mut Qmp, initial_bytes: u64, held_bytes: u64) -> Result<(), QmpError> {
     let left = initial_bytes.saturating_sub(held_bytes);
     qmp.execute("balloon", json!({ "value": left })).map(drop)
 }
 
 fn parse(answer: &Value) -> Stats {
-    // All bits set: the guest did not tell.
+    // All bits set means that the guest did not tell.
     let told = |key: &str| {
         let value = answer.get("stats").and_then(|stats| stats.get(key)).and_then(Value::as_u64);
         value.filter(|value| *value != u64::MAX)

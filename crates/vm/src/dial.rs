@@ -1,4 +1,4 @@
-//! Connecting to a UNIX socket without waiting for its owner for ever.
+//! Connecting to a UNIX socket with a deadline.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// Nothing tells when an owner that is slow to accept has room again.
+/// Time between two tries. Nothing tells when a slow owner has room for another connection.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Connects until `deadline`, and tries at least once. The stream blocks.
+/// Connects until `deadline`, and tries at least once. The stream is blocking.
 ///
 /// # Errors
-/// `ConnectionRefused`: nobody listens; `WouldBlock`: as many wait already as the owner lets
-/// wait; as socket(2) and connect(2).
+/// `ConnectionRefused` if nobody listens; `WouldBlock` if the queue of connections is full; as
+/// socket(2) and connect(2).
 pub fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let address = SocketAddrUnix::new(path)?;
@@ -39,21 +39,21 @@ pub fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     }
 }
 
-/// What becomes of a connection to an owner that serves one client at a time, as QEMU's monitors do.
+/// State of a connection to an owner that serves one client at a time, as QEMU's monitors do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Turn {
-    /// The owner has accepted it.
+    /// The owner has accepted this connection.
     Accepted,
     /// The owner has accepted nobody: it is busy.
     Next,
-    /// The owner has accepted somebody, and somebody waits.
+    /// The owner has accepted a connection, and one waits.
     Behind,
 }
 
-/// The turn of this connection. The kernel tells connections apart by the owner's path alone, so
-/// another socket of the same path can be taken for this one. It lists a connection in the network
-/// namespace of the client: this one in ours, others in ours or, as libvirt's in a container, in the
-/// owner's.
+/// Returns the state of this connection. The kernel tells connections apart by the owner's path
+/// alone, so another socket with the same path can be mistaken for this one. It lists a connection
+/// in the client's network namespace: this one in ours, others in ours or in the owner's, as
+/// libvirt's in a container.
 ///
 /// # Errors
 /// As getpeername(2) and reading `/proc/net/unix`.
@@ -65,7 +65,7 @@ pub(crate) fn turn(stream: &UnixStream) -> io::Result<Turn> {
     let mut seen = STATES.map(|_| false);
     let own = BufReader::new(File::open("/proc/self/net/unix")?).split(b'\n');
     let owner = rustix::net::sockopt::socket_peercred(stream)?.pid.as_raw_pid();
-    // An owner that has ended since, or may not be looked into, has no others.
+    // An owner that has ended since, or must not be inspected, has no others.
     let others = File::open(format!("/proc/{owner}/net/unix")).into_iter();
     let others = others.flat_map(|file| BufReader::new(file).split(b'\n').map_while(Result::ok));
     for line in own.chain(others.map(Ok)) {
@@ -90,8 +90,8 @@ pub(crate) struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Of `ffff8881: 00000002 00000000 00010000 0001 01 61536 /run/qmp.sock`. Numbers are aligned
-    /// by spaces; behind the inode's is one, and the path as it is.
+    /// Parses `ffff8881: 00000002 00000000 00010000 0001 01 61536 /run/qmp.sock`. Numbers are
+    /// padded with spaces. One space follows the inode, and then the path as it is.
     pub(crate) fn parse(line: &[u8]) -> Option<UnixSocket> {
         let mut rest = line;
         let mut words = [&line[..0]; 7];
@@ -117,7 +117,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        // Room for one that waits.
+        // Room for one connection that waits.
         rustix::net::listen(listener.as_fd(), 0).unwrap();
         let first = dial(&path, Instant::now()).unwrap();
         // A connect(2) that blocks would never return.
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 
-    /// Serves a first client of its own where `NAMESPACE_TEST` says, until its input ends.
+    /// Serves a first client of its own at the path in `NAMESPACE_TEST`, until its input ends.
     #[test]
     #[ignore = "the other side of the next test"]
     fn an_owner_with_a_client() {

@@ -1,29 +1,30 @@
-//! Whether the guest drives a device of QEMU's, and which of the features offered it took.
+//! Whether the guest drives a device of QEMU, and which of the offered features its driver
+//! accepted.
 
 use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
 
-/// From this version on QEMU may end by an assertion (`visit_start_struct`) when it is asked for a
-/// device's status: seen with 11.1, of a balloon that is not driven.
+/// First major version of QEMU that may end by an assertion (`visit_start_struct`) when it is asked
+/// for a device's status. This was seen with 11.1, for a balloon that is not driven.
 const ENDS_WHEN_ASKED: u64 = 11;
 
 /// What the guest's driver is known to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Driver {
-    /// It drives the device, with these features, as QEMU names them.
+    /// The driver drives the device, with these features.
     Ready {
-        /// `VIRTIO_BALLOON_F_REPORTING` and its like.
+        /// The features by QEMU's names, such as `VIRTIO_BALLOON_F_REPORTING`.
         features: Vec<String>,
     },
-    /// There is none, or it has not begun.
+    /// There is no driver, or it has not begun.
     Absent,
-    /// QEMU does not tell (before 7.2), or must not be asked (from 11 on).
+    /// Not known: QEMU does not tell (before 7.2), or must not be asked (from 11 on).
     Unknown,
 }
 
 impl Driver {
-    /// Whether it took this feature; `None`: not known.
+    /// Whether the driver accepted this feature. `None` if not known.
     pub fn took(&self, feature: &str) -> Option<bool> {
         match self {
             Driver::Ready { features } => Some(features.iter().any(|name| name == feature)),
@@ -36,7 +37,7 @@ impl Driver {
 /// Asks about the virtio device behind the proxy at QOM path `path`.
 ///
 /// # Errors
-/// [`QmpError`], but for a refusal: then it is not known.
+/// [`QmpError`], except for a refusal, which gives [`Driver::Unknown`].
 pub fn of(qmp: &mut Qmp, path: &str) -> Result<Driver, QmpError> {
     if major_version(qmp)? >= ENDS_WHEN_ASKED {
         return Ok(Driver::Unknown);
@@ -66,14 +67,14 @@ fn parse(answer: &Value) -> Driver {
     }
 }
 
-/// `NAME: what it means`, each.
+/// The names in a list of `NAME: what it means`.
 fn names(list: &Value) -> impl Iterator<Item = &str> {
     let items = list.as_array().into_iter().flatten().filter_map(Value::as_str);
     items.map(|text| text.split(':').next().unwrap_or(text))
 }
 
-/// The devices of QEMU's command line or hot-plugged whose type begins with `kind`: their QOM
-/// paths.
+/// Returns the QOM paths of the devices whose type begins with `kind`, from QEMU's command line or
+/// hot-plugged.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -92,10 +93,10 @@ pub fn devices(qmp: &mut Qmp, kind: &str) -> Result<Vec<String>, QmpError> {
     Ok(found)
 }
 
-/// A property of the object at `path`; `None`: QEMU refuses.
+/// Returns a property of the object at `path`. `None` if QEMU refuses.
 ///
 /// # Errors
-/// [`QmpError`], but for a refusal.
+/// [`QmpError`], except for a refusal.
 pub fn property(qmp: &mut Qmp, path: &str, name: &str) -> Result<Option<Value>, QmpError> {
     match qmp.execute("qom-get", json!({ "path": path, "property": name })) {
         Ok(value) => Ok(Some(value)),

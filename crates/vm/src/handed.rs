@@ -1,4 +1,4 @@
-//! What a QEMU inherits: it opens nothing by a path that only root may go.
+//! What QEMU inherits, so that it opens nothing by a path that only root may use.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek};
@@ -12,29 +12,30 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 
 use crate::launch::{Launch, Memory, Node};
 
-/// The directory, beside its record, of sockets that a VM's QEMU connects to.
+/// Name of the directory, beside the VM's record, with the sockets that its QEMU connects to.
 const SOCKETS: &str = "sockets";
 const TOO_LARGE: &str = "it is larger than the VM's memory: give it more by --memory";
 
-/// Where sockets are that the QEMU of a VM connects to: it inherits this directory, and all
-/// others are closed to it. The VM's own directory for one that was started without.
+/// The directory with the sockets that a VM's QEMU connects to. QEMU inherits this directory, and
+/// all others are closed to it. For a VM that was started without one, it is the VM's own
+/// directory.
 pub fn socket_directory(vm: &Path) -> PathBuf {
     let sockets = vm.join(SOCKETS);
     if sockets.is_dir() { sockets } else { vm.to_owned() }
 }
 
-/// Makes that directory for a VM that is to be started.
+/// Makes the socket directory of a VM that is to be started.
 ///
 /// # Errors
-/// As mkdir(2): it is there already.
+/// As mkdir(2), also if it exists.
 pub fn make_socket_directory(vm: &Path) -> io::Result<()> {
     let sockets = vm.join(SOCKETS);
     std::fs::create_dir(&sockets)?;
-    // Beyond the VM's directory, which is root's alone, only who has a descriptor gets here.
+    // Only root may enter the VM's directory above it. Anybody else needs a descriptor to get here.
     std::fs::set_permissions(&sockets, Permissions::from_mode(0o711))
 }
 
-/// Lets whoever reaches this socket connect to it.
+/// Lets everybody who can reach this socket connect to it.
 ///
 /// # Errors
 /// As chmod(2).
@@ -42,24 +43,24 @@ pub fn admit(socket: &Path) -> io::Result<()> {
     std::fs::set_permissions(socket, Permissions::from_mode(0o666))
 }
 
-/// The numbers and names by which a QEMU finds what it inherits.
+/// The numbers and names by which QEMU finds what it inherits.
 pub(crate) struct Handed {
-    /// Of each node its RAM, and what can be plugged.
+    /// RAM of each node, and the memory that it can plug.
     pub nodes: Vec<(RawFd, Option<RawFd>)>,
-    /// A socket to listen at, for QMP.
+    /// The socket to listen on for QMP.
     pub qmp: RawFd,
-    /// One for the console.
+    /// The socket to listen on for the console.
     pub console: RawFd,
-    /// The directory of sockets to connect to.
+    /// The directory with the sockets to connect to.
     pub sockets: RawFd,
-    /// The kernel to boot.
+    /// Path of the kernel to boot.
     pub kernel: Option<PathBuf>,
-    /// Its initial RAM disk.
+    /// Path of its initial RAM disk.
     pub initrd: Option<PathBuf>,
 }
 
 impl Handed {
-    /// Opens it all for the QEMU that is to be started.
+    /// Opens all of it for the QEMU that is to be started.
     pub(crate) fn open(launch: &Launch<'_>, child: &mut Child) -> io::Result<Handed> {
         let each = |node: &Node, child: &mut Child| -> io::Result<_> {
             let ram = child.inherit(copy(&node.ram)?);
@@ -95,7 +96,7 @@ impl Handed {
         })
     }
 
-    /// The same, with nothing opened.
+    /// Same as [`Handed::open`], with nothing opened.
     pub(crate) fn outline(launch: &Launch<'_>) -> Handed {
         Handed {
             nodes: launch.nodes.iter().map(|node| (0, node.growth.as_ref().map(|_| 0))).collect(),
@@ -107,7 +108,7 @@ impl Handed {
         }
     }
 
-    /// The path by which it reaches a socket in their directory.
+    /// The path by which QEMU reaches a socket in that directory.
     pub(crate) fn socket(&self, socket: &Path) -> PathBuf {
         by_number(self.sockets).join(socket.file_name().unwrap_or_default())
     }
@@ -122,19 +123,21 @@ fn copy(memory: &Memory) -> io::Result<OwnedFd> {
     memory.file.as_fd().try_clone_to_owned()
 }
 
-/// A socket of this name. QEMU itself begins to listen there: who connects sees by that whose it is.
+/// A socket bound to this path. QEMU itself begins to listen on it, so a client sees whose it is.
 fn bound(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
 
-/// Of no kind by which QEMU itself could be meant.
+/// An error about this file. Its kind is `Other`, so that it is not taken for one about QEMU
+/// itself.
 fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::other(format!("{}: {error}", path.display()))
 }
 
-/// The path without links of a file that every user may read, as far as modes tell.
+/// The path without links of a file that every user may read, as far as modes tell. `None` for
+/// other files.
 fn public(path: &Path) -> Option<PathBuf> {
     let path = path.canonicalize().ok()?;
     let mode = |path: &Path| path.metadata().map_or(0, |found| found.mode());
@@ -142,9 +145,8 @@ fn public(path: &Path) -> Option<PathBuf> {
     (mode(&path) & 0o004 != 0 && is_open).then_some(path)
 }
 
-/// Opens a kernel or an initial RAM disk for a guest with so many bytes of memory. Nothing but a
-/// regular file is opened: another one may keep who opens it waiting, do something then, or never
-/// end.
+/// Opens a kernel or an initial RAM disk for a guest with `room` bytes of memory. Opens regular
+/// files only: opening another one may wait, have a side effect, or give data without end.
 fn boot_file(path: &Path, room: u64) -> io::Result<File> {
     let no = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     let place = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
@@ -155,15 +157,15 @@ fn boot_file(path: &Path, room: u64) -> io::Result<File> {
     if found.len() > room {
         return no(TOO_LARGE);
     }
-    // The same file, whatever has its name by now.
+    // This opens the same file, whatever has its name by now.
     File::open(by_number(place.as_raw_fd()))
 }
 
-/// A copy in memory, which cannot be changed, of at most so many bytes.
+/// Copies at most `most` bytes into memory that cannot be changed.
 fn sealed(from: &File, most: u64) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut copy = File::from(memfd_create("ebb-boot", flags)?);
-    // It may grow, or be of a file system that tells no size.
+    // The file may grow, or its file system may not tell its size.
     if io::copy(&mut from.take(most.saturating_add(1)), &mut copy)? > most {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, TOO_LARGE));
     }
@@ -212,7 +214,7 @@ mod tests {
         std::fs::write(&path, [0; 4097]).unwrap();
         let error = boot_file(&path, 4096).unwrap_err();
         assert!(error.to_string().contains("--memory"), "{error}");
-        // It was short as it was opened.
+        // The file was still short when it was opened.
         let opened = boot_file(&path, 4097).unwrap();
         assert!(sealed(&opened, 4096).unwrap_err().to_string().contains("--memory"));
         assert!(sealed(&opened, 4097).is_ok());

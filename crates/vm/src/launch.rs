@@ -1,4 +1,4 @@
-//! Starting a stock QEMU whose RAM can be held.
+//! Starting a stock QEMU whose RAM can be managed.
 
 use std::env;
 use std::ffi::{CString, OsString};
@@ -15,40 +15,45 @@ use ebb_units::Gpa;
 
 use crate::handed::{Handed, by_number};
 
-/// The option that has the VM's name, and how that of its control socket begins.
+/// Option with the VM's name.
 const NAME: &str = "-name";
+/// Beginning of the option value for the control socket.
 const CONTROL: &str = "socket,id=ebb-qmp,fd=";
-/// The balloon of a VM that Ebb starts.
+/// Id of the balloon of a VM that Ebb starts.
 const BALLOON: &str = "ebb-balloon";
-/// Its virtio-mem devices, with the node's number behind it.
+/// Prefix of the ids of its virtio-mem devices, before the node's number.
 const GROWTH: &str = "ebb-growth";
-/// Its disks that Ebb serves, with their number behind it.
+/// Prefix of the ids of the disks that Ebb serves, before the disk's number.
 const DISK: &str = "ebb-disk";
-/// QEMU places memory devices at whole GiB, and Linux wants memory blocks of 2 GiB at most.
+/// Alignment of a memory device. QEMU places them at whole GiB, and Linux wants memory blocks of 2
+/// GiB at most.
 const REGION_ALIGN: u64 = 1 << 30;
-/// A slot without a function 0 is not looked into: what is there has its memory mapped, and
-/// the guest never learns of it. Slot 31 is the chipset's.
+/// Highest slot for devices that the guest is not to find; more devices use the slots below. A
+/// guest does not look into a slot without a function 0, so QEMU maps the device's memory and the
+/// guest never learns of it. Slot 31 is the chipset's.
 const HIDDEN_SLOT: usize = 30;
+/// Functions of each such slot, from 1 on.
 const HIDDEN_FUNCTIONS: usize = 7;
-/// Where a QEMU without privilege looks for programs.
+/// PATH of a QEMU without privileges.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
-/// All that QEMU's own filter of system calls can deny.
+/// Everything that QEMU's own filter of system calls can deny.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// VIRTIO 1.2, sections 5.15.1 and 5.15.4.
+/// Virtio device number of virtio-mem: VIRTIO 1.2, section 5.15.1.
 const VIRTIO_MEM: u32 = 24;
+/// Bytes of its configuration space: VIRTIO 1.2, section 5.15.4.
 const VIRTIO_MEM_CONFIG_BYTES: u32 = 56;
 
 /// What runs the guest's instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accelerator {
-    /// The processor.
+    /// The processor itself.
     Kvm,
-    /// QEMU's translator.
+    /// QEMU's translator of instructions.
     Tcg,
 }
 
 impl Accelerator {
-    /// As QEMU names it.
+    /// QEMU's name for it.
     pub fn name(self) -> &'static str {
         match self {
             Accelerator::Kvm => "kvm",
@@ -57,38 +62,38 @@ impl Accelerator {
     }
 }
 
-/// A file of RAM, made beforehand.
+/// A file of RAM, made before QEMU starts.
 pub struct Memory {
     /// The file.
     pub file: RamFile,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
 /// A NUMA node of a VM to be started.
 pub struct Node {
-    /// What it begins with.
+    /// RAM that it begins with.
     pub ram: Memory,
-    /// What can be plugged beyond, by virtio-mem.
+    /// Memory that can be plugged in addition, by virtio-mem.
     pub growth: Option<Memory>,
 }
 
 /// A virtio-mem device that another process serves, by vhost-user.
 pub struct Served {
-    /// Where it is served.
+    /// Path of the socket at which it is served.
     pub socket: PathBuf,
     /// Where its region begins: [`growth_start`].
     pub address: Gpa,
 }
 
-/// The character devices behind which so many disks and virtio-mem devices are served.
+/// Names of the character devices for `disks` served disks and `growths` served virtio-mem devices.
 pub fn served_names(disks: usize, growths: usize) -> Vec<String> {
     let names = |name: &'static str, count| (0..count).map(move |index| format!("{name}{index}"));
     names(DISK, disks).chain(names(GROWTH, growths)).collect()
 }
 
-/// Where the memory that a node can plug begins, of VMs that begin with `initial_bytes` and can
-/// plug `node_bytes` on each node: behind all that a machine of QEMU's maps elsewhere.
+/// Where the memory that a node can plug begins, in a VM that begins with `initial_bytes` and can
+/// plug `node_bytes` on each node. It lies behind all that a machine of QEMU maps.
 pub fn growth_start(initial_bytes: u64, node_bytes: u64, node: u64) -> Gpa {
     let all = (4 << 30) + initial_bytes.next_multiple_of(REGION_ALIGN);
     Gpa(all + node * node_bytes.next_multiple_of(REGION_ALIGN))
@@ -96,56 +101,56 @@ pub fn growth_start(initial_bytes: u64, node_bytes: u64, node: u64) -> Gpa {
 
 /// A VM to be started.
 pub struct Launch<'a> {
-    /// Its name.
+    /// The VM's name.
     pub name: &'a str,
-    /// The directory of its sockets and logs.
+    /// Directory of the VM's sockets and logs.
     pub directory: &'a Path,
     /// The QEMU to start: a name looked up in PATH, or a path.
     pub qemu: &'a Path,
-    /// Its NUMA nodes, one at least.
+    /// The VM's NUMA nodes, at least one.
     pub nodes: &'a [Node],
-    /// Who serves what each node can plug; none: QEMU itself.
+    /// What serves the pluggable memory of each node. If empty, QEMU does.
     pub served: &'a [Served],
-    /// Where QEMU does: what is plugged has all its memory at once.
+    /// Whether memory that QEMU plugs is backed by the host at once.
     pub prealloc: bool,
-    /// It gets a balloon.
+    /// Whether the VM gets a balloon.
     pub balloon: bool,
-    /// Processors.
+    /// Number of processors.
     pub cpus: u32,
-    /// What runs it.
+    /// What runs the guest's instructions.
     pub accelerator: Accelerator,
     /// A kernel for direct boot.
     pub kernel: Option<&'a Path>,
-    /// Its initial RAM disk.
+    /// The kernel's initial RAM disk.
     pub initrd: Option<&'a Path>,
-    /// Its command line.
+    /// The kernel's command line.
     pub append: Option<&'a str>,
-    /// Sockets of vhost-user-blk disks, each with so many queues.
+    /// Sockets of vhost-user-blk disks, each with [`Launch::disk_queues`] queues.
     pub disks: &'a [PathBuf],
-    /// Queues of each disk.
+    /// Number of queues of each disk.
     pub disk_queues: u16,
-    /// More arguments for QEMU, as they are.
+    /// More arguments for QEMU, passed on unchanged.
     pub qemu_args: &'a [String],
-    /// Where relative paths among those begin.
+    /// Where relative paths among QEMU's arguments begin.
     pub cwd: &'a Path,
-    /// QEMU filters its own system calls.
+    /// Whether QEMU filters its own system calls.
     pub sandbox: bool,
 }
 
 impl Launch<'_> {
-    /// The control socket.
+    /// Path of the control socket.
     pub fn qmp_path(&self) -> PathBuf {
         self.directory.join("qmp.sock")
     }
 
-    /// Starts QEMU, stopped before its guest's first instruction, in a session
-    /// of its own: it outlives this process. Its own messages go to `messages`, which
-    /// somebody must read. Beside what is in `child` it inherits its memory and its sockets;
-    /// one with an identity has no environment.
+    /// Starts QEMU, stopped before its guest's first instruction, in a session of its own: it
+    /// outlives this process. Its messages go to `messages`, which somebody must read. Beside what
+    /// is in `child`, it inherits its memory and its sockets. A QEMU with an identity has no
+    /// environment but `PATH`.
     ///
     /// # Errors
-    /// As fork(2) and execve(2): `NotFound` when there is no such QEMU. What it is to inherit
-    /// cannot be opened.
+    /// As fork(2) and execve(2): `NotFound` when there is no such QEMU. Also fails if something
+    /// that QEMU inherits cannot be opened.
     pub fn start(&self, mut child: Settled, messages: PipeWriter) -> io::Result<Child> {
         let handed = Handed::open(self, &mut child)?;
         let mut command = Command::new(program(self.qemu)?);
@@ -166,8 +171,8 @@ impl Launch<'_> {
         command.spawn()
     }
 
-    /// The command line, for whoever starts a QEMU that differs from this one in a few words or
-    /// compares such: what it would inherit has no number yet.
+    /// The command line, for callers that start a QEMU that differs from this one in a few words,
+    /// or compare such command lines. What QEMU would inherit has no number yet.
     pub fn outline(&self) -> Vec<String> {
         let words = self.arguments(&Handed::outline(self));
         words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect()
@@ -193,13 +198,13 @@ impl Launch<'_> {
         option("-serial", "chardev:ebb-console".into());
         option("-display", "none".into());
         if self.balloon {
-            // Free page reporting is for whoever asks for it: Ebb takes free memory itself.
+            // No free page reporting, unless the user asks for it: Ebb reclaims free memory itself.
             option("-device", format!("virtio-balloon-pci,id={BALLOON},deflate-on-oom=on"));
         }
         for (index, socket) in self.disks.iter().enumerate() {
             let (id, queues) = (format!("{DISK}{index}"), self.disk_queues);
             let socket = escape(&handed.socket(socket));
-            // Whoever serves it may die and come back.
+            // The process that serves the disk may die and return.
             option("-chardev", format!("socket,id={id},path={socket},reconnect=1"));
             option("-device", format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"));
         }
@@ -216,13 +221,13 @@ impl Launch<'_> {
         words
     }
 
-    /// Machine, processors, RAM and what can be plugged.
+    /// Adds the options for the machine, the processors, RAM and memory that can be plugged.
     fn memory(&self, handed: &Handed, option: &mut impl FnMut(&str, String)) {
         let initial: u64 = self.nodes.iter().map(|node| node.ram.bytes).sum();
         let growths = self.nodes.iter().filter_map(|node| node.growth.as_ref());
         let growth: u64 = match self.served.is_empty() {
             true => growths.map(|growth| growth.bytes).sum(),
-            // As far as [`growth_start`] may go.
+            // Room up to the highest address of [`growth_start`].
             false => {
                 let each = growths.map(|growth| growth.bytes.next_multiple_of(REGION_ALIGN));
                 initial.next_multiple_of(REGION_ALIGN) + each.sum::<u64>()
@@ -241,7 +246,7 @@ impl Launch<'_> {
                 option("-machine", "q35,memory-backend=ram0".into());
                 option("-smp", self.cpus.to_string());
             }
-            // A socket each: processors that share a cache are on one node.
+            // Each node gets a socket, so that processors that share a cache are on one node.
             count => {
                 let each = self.cpus / count as u32;
                 option("-machine", "q35".into());
@@ -274,8 +279,8 @@ impl Launch<'_> {
 }
 
 impl Served {
-    /// QEMU's generic device knows nothing of memory: the region is mapped by another device,
-    /// which the guest is not to find.
+    /// Adds the options of the device. QEMU's generic device knows nothing of memory, so another
+    /// device maps the region, and the guest is not to find that one.
     fn options(
         &self,
         index: usize,
@@ -303,9 +308,9 @@ impl Served {
     }
 }
 
-/// The memfd is ours, opened by its path in /proc: QEMU's own memfd backend cannot be told to
-/// align its mapping to 2 MiB, and without that no huge page is ever mapped. A core dump of QEMU
-/// has none of it.
+/// The options of a memory backend in an inherited memfd, opened by its path in /proc. QEMU's own
+/// memfd backend cannot align its mapping to 2 MiB, and without that no huge page is ever mapped. A
+/// core dump of QEMU does not contain this memory.
 fn backend(name: &str, bytes: u64, number: RawFd) -> String {
     let path = by_number(number);
     format!(
@@ -314,7 +319,7 @@ fn backend(name: &str, bytes: u64, number: RawFd) -> String {
     )
 }
 
-/// Has QEMU tell something about itself, confined as one that runs a VM.
+/// Runs QEMU to tell something about itself, confined as one that runs a VM.
 ///
 /// # Errors
 /// As fork(2) and execve(2).
@@ -328,15 +333,15 @@ pub fn ask(qemu: &Path, identity: Option<Identity>, words: &[&str]) -> io::Resul
     command.output()
 }
 
-/// Whether this is the command line of a QEMU that was started for the VM of this name, or of a
-/// script in its place.
+/// Whether this is the command line of a QEMU, or of a script in its place, that was started for
+/// the VM of this name.
 pub fn is_of(words: &[String], name: &str) -> bool {
     let name = escape(Path::new(name));
     words.windows(2).any(|pair| pair[0] == NAME && pair[1] == name)
         && words.iter().any(|word| word.starts_with(CONTROL))
 }
 
-/// The program as this process finds it: the one that is started looks elsewhere.
+/// The program as this process finds it. The child process would look elsewhere.
 fn program(name: &Path) -> io::Result<PathBuf> {
     if name.components().count() > 1 || name.is_absolute() {
         return Ok(name.to_owned());
@@ -346,7 +351,7 @@ fn program(name: &Path) -> io::Result<PathBuf> {
     found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// In QEMU's option strings a comma ends a value; two stand for one.
+/// Escapes a path for QEMU's option strings, where a comma ends a value and two stand for one.
 fn escape(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }

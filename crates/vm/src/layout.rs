@@ -1,8 +1,7 @@
-//! Where a QEMU keeps its guest's RAM: asked of QEMU, checked against the kernel.
+//! Where a QEMU has its guest's RAM, as QEMU tells it, checked against the kernel.
 //!
-//! `info mtree` gives the guest-physical ranges, `gpa2hva` their address in
-//! QEMU, `/proc/PID/maps` the file behind that address. Nothing is assumed of
-//! the machine type.
+//! `info mtree` gives the guest-physical ranges, `gpa2hva` their address in QEMU, and
+//! `/proc/PID/maps` the file at that address. Nothing is assumed about the machine type.
 
 use std::io;
 use std::time::Instant;
@@ -21,19 +20,19 @@ use crate::ram::{Backing, BadLayout, Ram, Region};
 use crate::reach;
 use crate::unplugged;
 
-/// Why the RAM of a VMM cannot be held.
+/// Why the RAM of a VMM cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
     /// QMP failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// The kernel's view of the process could not be had.
+    /// The kernel's view of the process could not be read.
     #[error("cannot look into the VMM: {0}")]
     Io(#[from] io::Error),
     /// The answers contradict each other.
     #[error(transparent)]
     Contradiction(#[from] BadLayout),
-    /// RAM that nobody else can map.
+    /// The RAM is not in a file that Ebb can map.
     #[error(
         "memory backend {0} is no shared memfd, so Ebb cannot reach it: start QEMU with -object \
          memory-backend-memfd,id=ram,size=...,share=on and -machine ...,memory-backend=ram (for \
@@ -41,33 +40,35 @@ pub enum LayoutError {
          mode='shared'/> in <memoryBacking>"
     )]
     NotShared(String),
-    /// RAM whose file cannot be had.
+    /// The RAM's file cannot be opened.
     #[error(
         "the VMM has closed the memfd with inode {0}, and still has its memory mapped: it cannot be \
          served any more"
     )]
     Closed(u64),
-    /// No RAM was found at all.
+    /// No RAM was found.
     #[error(
         "the VM has no RAM in a shared memfd: start QEMU with -object \
          memory-backend-memfd,id=ram,size=...,share=on and -machine ...,memory-backend=ram"
     )]
     NoRam,
-    /// An answer of QEMU that is not understood.
+    /// An answer of QEMU was not understood.
     #[error("QEMU's answer is not understood: {0}")]
     Answer(String),
 }
 
-/// One question each: a VM has one for each backend, and one more where a hole lies in it.
+/// Most segments of RAM, each of which costs one question. A VM has one for each backend, and one
+/// more for each hole in it.
 const SEGMENTS_MAX: usize = 1024;
-/// Questions of where devices are: one for each device and each border of regions in it.
+/// Most questions about where devices are: one for each device, and one for each border of regions
+/// in a device.
 const QUESTIONS_MAX: usize = SEGMENTS_MAX + DEVICES_MAX;
-/// Of a device's name as it is shown.
+/// Most characters of a device's name that are shown.
 const NAME_CHARS_MAX: usize = 64;
-/// What QEMU says of an address without memory.
+/// QEMU's answer for an address without memory.
 const NOT_MAPPED: &str = "No memory is mapped at address";
 
-/// Finds all RAM of the VM and maps it here.
+/// Finds all RAM of the VM and maps it in this process.
 ///
 /// # Errors
 /// [`LayoutError`].
@@ -91,7 +92,7 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
         let vma = mappings.iter().find(|v| hva >= v.start && hva.0 - v.start.0 < v.bytes);
         let vma = vma.ok_or_else(|| LayoutError::NotShared(segment.backend.clone()))?;
         let offset = vma.offset.saturating_add(hva.0 - vma.start.0);
-        // Where parts of it have advice of their own it is mapped in pieces.
+        // The kernel splits the mapping where parts of it have advice of their own.
         if !unplugged::is_mapped(&mappings, hva, bytes, (vma.inode, offset)) {
             return Err(LayoutError::NotShared(segment.backend.clone()));
         }
@@ -104,9 +105,10 @@ pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     Ok(Ram::new(regions, files.backings)?)
 }
 
-/// The address of a memory device that has other memory than the region that was there when the VM
-/// was first held; `None`: there is no such device. A device can leave and its back end be plugged
-/// in again elsewhere: the guest's word on an address is then about other memory than ours.
+/// Returns the address at which a memory device has other memory than the region that was there
+/// when the VM was attached. `None` if there is no such device. A device can be removed and its
+/// backend be plugged in again at another address. What the guest then tells about an address is
+/// about other memory than the region's.
 ///
 /// # Errors
 /// [`LayoutError`].
@@ -124,7 +126,7 @@ pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
             return Err(LayoutError::Answer("memory devices at one address".into()));
         }
         let found = first_mapped(qmp, (&devices, &mut mapped), device, (at, last))?;
-        // Where nothing is mapped the guest has no memory to speak of.
+        // Where nothing is mapped, the guest has no memory.
         if found.is_some_and(|(at, hva)| hva.0 != region.hva.0 + (at - region.gpa.0)) {
             return Ok(found.map(|(at, _)| Gpa(at)));
         }
@@ -132,20 +134,21 @@ pub fn moved(qmp: &mut Qmp, ram: &Ram) -> Result<Option<Gpa>, LayoutError> {
     Ok(None)
 }
 
-/// A memory device that the VM was held without.
+/// A memory device that the VM did not have when it was attached.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Added {
-    /// What QEMU calls it.
+    /// QEMU's name for it.
     pub name: String,
-    /// Where it begins.
+    /// Where the device's range begins.
     pub gpa: Gpa,
-    /// Of these the guest may have a part.
+    /// Bytes of the device's range, of which the guest may have only a part.
     pub bytes: u64,
 }
 
-/// The memory devices with memory for the guest none of which is in `ram`: whatever they are made
-/// of, it is not held. One that was unplugged and plugged in again elsewhere has the memory that it
-/// had. Nothing is asked after `end` ([`reach::end_of_look`]).
+/// Returns the memory devices that have memory for the guest, none of it in `ram`. Whatever this
+/// memory is, it is not managed. A device that was unplugged and plugged in again at another
+/// address has its old memory, and does not count. Asks nothing after `end`
+/// ([`reach::end_of_look`]).
 ///
 /// # Errors
 /// [`LayoutError`].
@@ -164,7 +167,7 @@ fn added_in_time(qmp: &mut Qmp, ram: &Ram) -> Result<Vec<Added>, LayoutError> {
     for device in devices.iter().filter(|device| device.has_memory && !is_held(device)) {
         let range = (device.start, device.last);
         let found = match first_mapped(qmp, (&devices, &mut mapped), device, range) {
-            // Whatever QEMU says of that address, it is no memory of ours.
+            // Whatever QEMU has at that address, it is not memory in `ram`.
             Err(LayoutError::Answer(_)) => None,
             found => found?,
         };
@@ -183,8 +186,8 @@ fn added_in_time(qmp: &mut Qmp, ram: &Ram) -> Result<Vec<Added>, LayoutError> {
     Ok(added)
 }
 
-/// The first address in a range of a device that has memory, and where QEMU has that; `None`: none
-/// has. What is mapped of `devices` is asked for once, if at all.
+/// The first address in a range of a device that has memory, and its address in QEMU. `None` if
+/// there is no memory in the range. Asks for what is mapped of `devices` at most once.
 fn first_mapped(
     qmp: &mut Qmp,
     (devices, mapped): (&[Device], &mut Option<Mapped>),
@@ -210,17 +213,17 @@ fn all_mapped(qmp: &mut Qmp, devices: &[Device]) -> Result<Mapped, LayoutError> 
     mapped.ok_or_else(|| LayoutError::Answer("info mtree".into()))
 }
 
-/// Where a memory device is that has an address.
+/// The range of a memory device that has an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Device {
     start: u64,
-    /// Inclusive.
+    /// Last address, inclusive.
     last: u64,
-    /// The name of its memory backend, if it tells.
+    /// Name of the memory backend, empty if QEMU does not tell it.
     backend: String,
-    /// A virtio-mem device: the guest plugs and unplugs parts of it.
+    /// Whether it is a virtio-mem device, of which the guest plugs and unplugs parts.
     has_parts: bool,
-    /// The guest has some of it.
+    /// Whether the guest has some of its memory.
     has_memory: bool,
     name: String,
 }
@@ -230,16 +233,16 @@ fn devices(qmp: &mut Qmp) -> Result<Vec<Device>, LayoutError> {
     parse_devices(&list).ok_or_else(|| LayoutError::Answer("query-memory-devices".into()))
 }
 
-/// A virtio-mem device with `dynamic-memslots=on` shows only those parts to the processors of which
-/// the guest has plugged something. It is found as a whole, like any other device: the guest may
-/// plug all of it.
+/// Replaces a virtio-mem device's segment by one of its whole range, because the guest may plug all
+/// of it. With `dynamic-memslots=on`, the processors see only those parts in which the guest has
+/// plugged something.
 fn whole(mut segments: Vec<Segment>, devices: &[Device]) -> Vec<Segment> {
     for device in devices.iter().filter(|device| device.has_parts) {
         let of_device = |segment: &Segment| segment.backend == device.backend;
         let is_inside =
             |segment: &Segment| segment.gpa >= device.start && segment.last <= device.last;
         let mut parts = segments.iter().filter(|segment| of_device(segment));
-        // One distance from the backend's beginning, and so one run of it.
+        // A single segment means that all parts have one distance from the backend's beginning.
         let (Some(part), None) = (parts.next().cloned(), parts.next()) else { continue };
         if is_inside(&part) {
             segments.retain(|segment| !of_device(segment));
@@ -249,7 +252,7 @@ fn whole(mut segments: Vec<Segment>, devices: &[Device]) -> Vec<Segment> {
     segments
 }
 
-/// Where QEMU has what is at an address; `None`: nothing is mapped there.
+/// The address in QEMU of what is at a guest-physical address. `None` if nothing is mapped there.
 fn hva(qmp: &mut Qmp, gpa: u64) -> Result<Option<Hva>, LayoutError> {
     parse_place(&qmp.human(&format!("gpa2hva {gpa:#x}"))?)
 }
@@ -261,8 +264,8 @@ fn parse_place(text: &str) -> Result<Option<Hva>, LayoutError> {
     }
 }
 
-/// The memory devices that have an address: others have no memory here. `None`: there cannot be so
-/// many, or it is no such list.
+/// Parses the memory devices that have an address. Others have no memory here. `None` if there are
+/// too many, or it is not such a list.
 fn parse_devices(list: &Value) -> Option<Vec<Device>> {
     let number = |data: &Value, keys: [&str; 2]| {
         keys.iter().find_map(|key| data.get(key).and_then(Value::as_u64))
@@ -284,22 +287,22 @@ fn parse_devices(list: &Value) -> Option<Vec<Device>> {
     Some(devices?.into_iter().flatten().collect())
 }
 
-/// A region as it was when the VM was first held.
+/// A region as it was when the VM was attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KnownRegion {
-    /// Where it lay; its file is found by the inode.
+    /// Where the region lay. Its file is found by the inode, not by the index.
     pub region: Region,
-    /// Its file's inode number.
+    /// The file's inode number.
     pub inode: u64,
-    /// The VMM is known to have that file no more.
+    /// Whether the VMM is known to have the file no longer.
     pub is_gone: bool,
 }
 
-/// The RAM of a VMM whose layout is known. Needs no answer from the VMM. What the VMM has
-/// unplugged since is gone ([`Ram::is_gone`]).
+/// Opens the RAM of a VMM whose layout is known. Needs no answer from the VMM. Files that the VMM
+/// has unplugged since are gone ([`Ram::is_gone`]).
 ///
 /// # Errors
-/// [`LayoutError`]; also if nothing is left: then the VMM is about to end.
+/// [`LayoutError`]; also if no RAM is left, because the VMM is about to end.
 pub fn reopen(process: &Process, known: &[KnownRegion]) -> Result<Ram, LayoutError> {
     let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
     let (mut regions, mut gone) = (Vec::new(), Vec::new());
@@ -330,8 +333,8 @@ pub fn reopen(process: &Process, known: &[KnownRegion]) -> Result<Ram, LayoutErr
     Ok(ram)
 }
 
-/// The shared memory backends by name; an unshared one is refused, since part
-/// of the guest's memory would lie beyond reach.
+/// The names of the memory backends. One that is not shared is refused, because Ebb could not reach
+/// that part of the guest's memory.
 fn memory_backends(answer: &Value) -> Result<Vec<String>, LayoutError> {
     let list = answer.as_array().ok_or_else(|| LayoutError::Answer("query-memdev".into()))?;
     list.iter()
@@ -345,7 +348,7 @@ fn memory_backends(answer: &Value) -> Result<Vec<String>, LayoutError> {
         .collect()
 }
 
-/// `Host virtual address for 0x100000 (ram) is 0x7f11200ff000`
+/// Parses `Host virtual address for 0x100000 (ram) is 0x7f11200ff000`.
 fn parse_hva(text: &str) -> Result<Hva, LayoutError> {
     let hex = text.trim().rsplit_once("is 0x").map(|(_, hex)| hex);
     let value = hex.and_then(|hex| u64::from_str_radix(hex, 16).ok());
@@ -369,7 +372,7 @@ impl Files<'_> {
             return Ok(Some(index));
         }
         let Some(file) = open_memfd(self.process, inode)? else { return Ok(None) };
-        // First: its size must not change between the two.
+        // Sealed before it is mapped: its size must not change in between.
         let is_sealed = file.seal();
         let mapping = Mapping::new(&file, 0, file.bytes()?)?;
         let mapping = if is_sealed { mapping } else { mapping.guarded()? };
@@ -379,13 +382,13 @@ impl Files<'_> {
     }
 }
 
-/// The VMM keeps the memfd open; its descriptor is known by the inode.
+/// Opens the memfd with this inode by the descriptor that the VMM keeps open.
 fn open_memfd(process: &Process, inode: u64) -> io::Result<Option<RamFile>> {
     for (number, link) in process.descriptors()? {
         if link.starts_with("/memfd:") {
             let file = match process.descriptor(number) {
                 Ok(descriptor) => RamFile::from(descriptor),
-                // The VMM has closed it since.
+                // The VMM has closed it in the meantime.
                 Err(error) if error.raw_os_error() == Some(Errno::BADF.raw_os_error()) => continue,
                 Err(error) => return Err(error),
             };

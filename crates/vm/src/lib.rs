@@ -1,8 +1,8 @@
-//! A VM taken hold of: where its RAM lies, and the VMM that runs it.
+//! A VM: where its RAM lies, and the VMM that runs it.
 //!
-//! [`Ram`] translates between guest-physical addresses, the VMM's addresses
-//! and the files behind them; [`layout`] asks QEMU for that; [`launch`] starts
-//! a QEMU, [`takeover`] makes sure that one may be held. [`pinning`] tells what in it writes past its page table. [`memory_device`] and
+//! [`Ram`] translates between guest-physical addresses, the VMM's addresses and the files behind
+//! them. [`layout`] asks QEMU for this. [`launch`] starts a QEMU, and [`takeover`] checks that one
+//! may be managed. [`pinning`] tells what in it writes past its page table. [`memory_device`] and
 //! [`balloon`] change how much memory its guest may have.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! QEMU's own virtio-mem devices (VIRTIO 1.2, 5.15), and what the VM has besides.
+//! QEMU's own virtio-mem devices (VIRTIO 1.2, 5.15), and the VM's other memory.
 
 use ebb_units::Gpa;
 use serde_json::{Value, json};
@@ -6,46 +6,46 @@ use serde_json::{Value, json};
 use crate::driver::{self, Driver};
 use crate::qmp::{Qmp, QmpError};
 
-/// No VM has more: an answer that says so is none.
+/// Bound on the bytes of memory that QEMU may tell. A larger answer is not understood.
 const BYTES_MAX: u64 = 1 << 52;
-/// As QEMU has.
+/// Most NUMA nodes, as in QEMU.
 const NODES_MAX: usize = 128;
-/// QEMU has 256 slots for DIMMs, and KVM no more of them.
+/// Most memory devices. QEMU has 256 slots for DIMMs, and KVM has no more.
 pub(crate) const DEVICES_MAX: usize = 512;
 
-/// A virtio-mem device of QEMU's.
+/// A virtio-mem device of QEMU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryDevice {
-    /// Its QOM path.
+    /// The device's QOM path.
     pub path: String,
-    /// The guest's NUMA node.
+    /// The guest's NUMA node that it belongs to.
     pub node: u32,
-    /// Where its region begins.
+    /// Where the device's region begins.
     pub address: Gpa,
-    /// What the guest has plugged.
+    /// Bytes that the guest has plugged.
     pub plugged_bytes: u64,
-    /// What it is to plug.
+    /// Bytes that the guest is asked to plug.
     pub requested_bytes: u64,
-    /// The size of its region.
+    /// Bytes of the device's region.
     pub max_bytes: u64,
-    /// The size of a block.
+    /// Bytes of a block.
     pub block_bytes: u64,
-    /// Whether the guest drives it.
+    /// Whether the guest drives the device.
     pub driver: Driver,
 }
 
 /// The memory that a VM has, by where it comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Memory {
-    /// What it began with, DIMMs included.
+    /// Bytes that the VM began with, DIMMs included.
     pub initial_bytes: u64,
-    /// The same by NUMA node; of a VM without nodes all is on node 0.
+    /// Bytes that the VM began with, by NUMA node. Without nodes, all are on node 0.
     pub node_bytes: Vec<u64>,
-    /// Its virtio-mem devices.
+    /// The VM's virtio-mem devices.
     pub devices: Vec<MemoryDevice>,
 }
 
-/// Asks QEMU.
+/// Asks QEMU for the VM's memory.
 ///
 /// # Errors
 /// [`QmpError`].
@@ -71,10 +71,10 @@ pub fn look(qmp: &mut Qmp) -> Result<Memory, QmpError> {
     Ok(Memory { initial_bytes, node_bytes, devices })
 }
 
-/// Tells the guest how much of the device to plug.
+/// Asks the guest to plug `bytes` of the device.
 ///
 /// # Errors
-/// [`QmpError::Refused`]: not a whole number of blocks, or more than the region.
+/// [`QmpError::Refused`] if `bytes` is not a whole number of blocks, or more than the region.
 pub fn request(qmp: &mut Qmp, device: &MemoryDevice, bytes: u64) -> Result<(), QmpError> {
     let property = json!({ "path": device.path, "property": "requested-size", "value": bytes });
     qmp.execute("qom-set", property).map(drop)
@@ -90,7 +90,8 @@ fn bytes(object: &Value, key: &str) -> Option<u64> {
 
 type Dimm = (u32, u64);
 
-/// Nodes and sizes of DIMMs, and the virtio-mem devices; those without a name have no path yet.
+/// Parses the nodes and sizes of DIMMs, and the virtio-mem devices. A device without a name has no
+/// path yet.
 fn parse(list: &Value) -> Option<(Vec<Dimm>, Vec<MemoryDevice>)> {
     let (mut dimms, mut devices) = (Vec::new(), Vec::new());
     for item in list.as_array()? {
@@ -119,7 +120,7 @@ fn named(id: &str) -> String {
     format!("/machine/peripheral/{id}")
 }
 
-/// A device without a name is told from others by its place.
+/// Finds the path of a device without a name by its address.
 fn anonymous(qmp: &mut Qmp, address: Gpa) -> Result<String, QmpError> {
     for path in driver::devices(qmp, "virtio-mem")? {
         let found = driver::property(qmp, &path, "memaddr")?;
@@ -130,8 +131,8 @@ fn anonymous(qmp: &mut Qmp, address: Gpa) -> Result<String, QmpError> {
     Err(unclear("a virtio-mem device without an id"))
 }
 
-/// What each node began with: `node 0 size: 4096 MB`, of which `node 0 plugged: 8 MB`, DIMMs
-/// among it.
+/// Bytes that each node began with: `node 0 size: 4096 MB` minus `node 0 plugged: 8 MB`, plus its
+/// DIMMs, which QEMU counts as plugged.
 fn parse_nodes(text: &str, dimms: &[Dimm]) -> Vec<u64> {
     let figure = |node: usize, what: &str| {
         let key = format!("node {node} {what}: ");

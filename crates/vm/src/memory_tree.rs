@@ -1,17 +1,17 @@
-//! Where a guest's RAM lies, from the memory tree that QEMU prints by `info mtree`.
+//! Where a guest's RAM lies, from the memory tree that QEMU prints for `info mtree`.
 //!
-//! The flat view of `info mtree -f` would be easier to read. But QEMU (7.2, and the source of those after
-//! it) takes a reference to a view for each address space that shows it, and gives one back: the view
-//! stays for ever, and with it all RAM in it. A memory device whose back end is deleted afterwards
-//! would keep its memory as long as QEMU lives.
+//! The flat view of `info mtree -f` would be easier to read. But QEMU (7.2, and by their source
+//! later versions, too) takes a reference to a view for each address space that shows it, and gives
+//! only one back. The view then stays for ever, with all RAM in it, so a memory device whose
+//! backend is deleted later would keep its memory as long as QEMU lives.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Aliases lead to aliases, on real boards twice.
+/// Most aliases in a row that lead to each other. Real boards have two.
 const DEPTH_MAX: usize = 8;
-/// Lines looked at in all: a board has some hundred.
+/// Most lines to look at in all. A board has some hundred.
 const LOOKS_MAX: usize = 1 << 20;
-/// Ranges of backends that are found in all: a board has some dozen, and a virtio-mem device 256.
+/// Most ranges of backends to find in all. A board has some dozen, and a virtio-mem device 256.
 const PIECES_MAX: usize = 1 << 14;
 
 /// A guest-physical run of one memory backend.
@@ -21,7 +21,7 @@ pub(crate) struct Segment {
     pub(crate) gpa: u64,
     /// Last address, inclusive.
     pub(crate) last: u64,
-    /// An address of it where QEMU has memory just now.
+    /// An address in it where QEMU has memory now.
     pub(crate) mapped: u64,
 }
 
@@ -31,25 +31,25 @@ struct Piece<'t> {
     backend: &'t str,
     gpa: u64,
     last: u64,
-    /// From the backend's beginning to the address.
+    /// Guest-physical address minus the offset in the backend.
     distance: u64,
 }
 
-/// A region in the tree; its addresses are those of the section that it stands in.
+/// A region in the tree. Its addresses are relative to the section that it is in.
 struct Line<'t> {
     start: u64,
     last: u64,
-    /// Its own name, or of an alias the name of what it shows.
+    /// Its own name. For an alias, the name of the region that it shows.
     name: &'t str,
-    /// Of an alias: from where on.
+    /// For an alias, the offset from which on it shows that region.
     shows: Option<u64>,
 }
 
 type Sections<'t> = HashMap<&'t str, Vec<Line<'t>>>;
 
-/// The ranges of these backends that the processors see. Ranges of one backend at one distance
-/// are joined: the holes between them are the legacy ROM windows below 1 MiB, which the firmware
-/// turns into RAM as it boots.
+/// The ranges of these backends that the processors see. Ranges of one backend with the same
+/// distance are joined: the holes between them are the legacy ROM windows below 1 MiB, which the
+/// firmware turns into RAM as it boots.
 pub(crate) fn segments(text: &str, backends: &[String]) -> Vec<Segment> {
     let mut joined = BTreeMap::new();
     for Piece { backend, gpa, last, distance } in pieces(text, backends).0 {
@@ -65,11 +65,11 @@ pub(crate) fn segments(text: &str, backends: &[String]) -> Vec<Segment> {
     joined.into_iter().map(segment).collect()
 }
 
-/// Where the processors see memory of some backends.
+/// The ranges in which the processors see memory of some backends.
 pub(crate) struct Mapped(HashMap<String, Vec<(u64, u64)>>);
 
 impl Mapped {
-    /// Reads the tree once for all of these; `None`: there is more in it than can be.
+    /// Reads the tree once for all of `backends`. `None` if the tree exceeds the bounds.
     pub(crate) fn new(text: &str, backends: &[String]) -> Option<Mapped> {
         let mut mapped: HashMap<String, Vec<_>> = HashMap::new();
         let (pieces, is_all) = pieces(text, backends);
@@ -79,14 +79,14 @@ impl Mapped {
         is_all.then_some(Mapped(mapped))
     }
 
-    /// The first address in a range with memory of this backend.
+    /// The first address in a range that has memory of this backend.
     pub(crate) fn first(&self, backend: &str, (at, last): (u64, u64)) -> Option<u64> {
         let pieces = self.0.get(backend)?.iter();
         pieces.filter(|piece| piece.0 <= last && piece.1 >= at).map(|piece| piece.0.max(at)).min()
     }
 }
 
-/// And whether these are all.
+/// All ranges of these backends that the processors see, and whether these are all.
 fn pieces<'t>(text: &'t str, backends: &[String]) -> (Vec<Piece<'t>>, bool) {
     let (memory, regions) = sections(text);
     let backends = backends.iter().map(String::as_str).collect();
@@ -98,7 +98,7 @@ fn pieces<'t>(text: &'t str, backends: &[String]) -> (Vec<Piece<'t>>, bool) {
 /// The address space of the processors, and the regions that aliases show, by name.
 fn sections(text: &str) -> (Vec<Line<'_>>, Sections<'_>) {
     let (mut memory, mut regions) = (Vec::new(), HashMap::new());
-    // Address spaces that are alike stand one below the other, before what is in them.
+    // Identical address spaces stand one below the other, before their content.
     let (mut is_memory, mut region) = (false, None);
     let mut begun = false;
     for line in text.lines() {
@@ -121,7 +121,8 @@ fn sections(text: &str) -> (Vec<Line<'_>>, Sections<'_>) {
     (memory, regions)
 }
 
-/// `0000000100000000-000000013fffffff (prio 0, ram): alias above-4g @r0 0000000080000000-00000000bfffffff`
+/// Parses one line of a tree: `0000000100000000-000000013fffffff (prio 0, ram): alias above-4g @r0
+/// 0000000080000000-00000000bfffffff`
 fn parse(line: &str) -> Option<Line<'_>> {
     let (range, rest) = line.trim().split_once(" (prio ")?;
     let (_, what) = rest.split_once("): ")?;
@@ -153,7 +154,8 @@ struct Walk<'t, 'b> {
 }
 
 impl<'t> Walk<'t, '_> {
-    /// What of these lines lies in a window, which begins at guest-physical address `gpa`.
+    /// Collects the pieces of these lines that lie in a window, which begins at guest-physical
+    /// address `gpa`.
     fn visit(&mut self, lines: &[Line<'t>], (from, to): (u64, u64), gpa: u64, depth: usize) {
         for line in lines {
             let Some(left) = self.looks.checked_sub(1) else { return };
@@ -181,7 +183,7 @@ impl<'t> Walk<'t, '_> {
                 && depth < DEPTH_MAX
                 && let Some((name, lines)) = self.regions.remove_entry(line.name)
             {
-                // A region that shows itself is not found again.
+                // Removed while it is visited: a region that shows itself is not found again.
                 self.visit(&lines, (into, shown), at, depth + 1);
                 self.regions.insert(name, lines);
             }
@@ -193,7 +195,7 @@ impl<'t> Walk<'t, '_> {
 pub(crate) mod tests {
     use super::*;
 
-    /// As QEMU 7.2 prints it, shortened.
+    /// What QEMU 7.2 prints, shortened.
     const PLAIN: &str = "address-space: mch
   0000000000000000-ffffffffffffffff (prio 0, i/o): bus master container
 
@@ -221,7 +223,7 @@ memory-region: r0
   0000000000000000-00000000bfffffff (prio 0, ram): r0
 ";
 
-    /// Two nodes, each with a backend: the board's RAM is a container of them.
+    /// Two nodes with a backend each: the board's RAM is a container of them.
     const NODES: &str = "address-space: memory
   0000000000000000-ffffffffffffffff (prio 0, container): system
     0000000000000000-000000007fffffff (prio 0, ram): alias ram-below-4g @pc.ram 0000000000000000-000000007fffffff
@@ -262,8 +264,8 @@ memory-region: pc.ram
         assert_eq!(found(NODES), expected);
     }
 
-    /// A virtio-mem device with `dynamic-memslots=on`, of which the guest has plugged 300 MiB: as QEMU
-    /// 11.1 prints it, shortened.
+    /// A virtio-mem device with `dynamic-memslots=on`, of which the guest has plugged 300 MiB, as
+    /// QEMU 11.1 prints it, shortened.
     pub(crate) const SLOTS: &str = "address-space: memory
   0000000000000000-ffffffffffffffff (prio 0, i/o): system
     0000000000000000-000000001fffffff (prio 0, ram): alias ram-below-4g @ram 0000000000000000-000000001fffffff
@@ -288,7 +290,7 @@ memory-region: more
         assert_eq!(first("ram", 0x1000, u64::MAX), Some(0x1000));
     }
 
-    /// An answer in which everything is a backend, and shown again and again.
+    /// An answer in which everything is a backend, and is shown again and again.
     #[test]
     fn an_answer_without_end_ends() {
         let names: Vec<String> = (0..20_000).map(|at| format!("r{at}")).collect();

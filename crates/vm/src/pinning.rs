@@ -1,18 +1,19 @@
-//! What a VMM has open that lets a device write the guest's memory past the VMM's page table.
+//! What a VMM has open that lets a device write guest memory without the VMM's page table.
 //!
-//! A read(2) copies through the page table, and so meets whatever protection is there. A
-//! request with O_DIRECT pins the pages when it begins and hands their addresses to the disk:
-//! what is protected afterwards is written all the same. So do SCSI commands that are passed
-//! on, file systems that keep no page cache, and buffers that were registered with an io_uring.
-//! What only writes a file does no harm: it reads memory, and keeps the page that it reads.
+//! A read(2) copies through the page table, so it meets any protection there. A request with
+//! O_DIRECT pins the pages when it begins, and gives their addresses to the disk, which then writes
+//! even to pages that are protected later. SCSI commands that are passed on, file systems without a
+//! page cache, and buffers registered with an io_uring do the same. What only writes to a file does
+//! no harm: it reads memory, and keeps the page that it reads.
 
 use std::io;
 
 use ebb_sys::process::Process;
 use rustix::fs::{FileType, OFlags};
 
-/// File systems that copy from their page cache whatever is read without O_DIRECT. Of others
-/// that is not known: FUSE, 9p, CIFS, Lustre and ZFS read past it where they were told to.
+/// File systems that copy from their page cache whatever is read without O_DIRECT. For other file
+/// systems this is not known: FUSE, 9p, CIFS, Lustre and ZFS read past the page cache if they were
+/// told to.
 const COPYING: [&str; 19] = [
     "bcachefs",
     "btrfs",
@@ -34,15 +35,15 @@ const COPYING: [&str; 19] = [
     "vfat",
     "xfs",
 ];
-/// Devices that hand on commands together with the pages of their buffers: SCSI generic, NVMe
+/// Devices that pass commands on together with the pages of their buffers: SCSI generic, NVMe
 /// generic, and a SCSI target in the kernel.
 const PASSING: [&str; 3] = ["sg", "ng", "vhost-scsi"];
-/// An io_uring that is at work tells nothing; so often is it asked.
+/// Most times that an io_uring is asked. One that is at work tells nothing.
 const RING_TRIES: u32 = 8;
 
-/// The first thing found that may write guest memory past the page table, in words: "PATH is
-/// open with O_DIRECT". `None`: there is nothing now, and so no such request is in flight,
-/// since a VMM ends its requests before it closes what they go to.
+/// Returns the first thing found that may write guest memory past the page table, in words: "PATH
+/// is open with O_DIRECT". `None` means that there is nothing now. Then no such request is in
+/// flight, because a VMM ends its requests before it closes what they go to.
 ///
 /// # Errors
 /// As reading `/proc/PID`.
@@ -50,8 +51,8 @@ pub fn pinning(process: &Process) -> io::Result<Option<String>> {
     pinning_of(process, &process.descriptors()?)
 }
 
-/// The same of descriptors that were listed before ([`Process::descriptors`]): of those that were
-/// opened since it tells nothing.
+/// Same as [`pinning`], for descriptors that were listed before ([`Process::descriptors`]). It
+/// tells nothing about those that were opened since.
 ///
 /// # Errors
 /// As [`pinning`].
@@ -81,7 +82,7 @@ fn of_descriptor(
     }
     let (info, kind) = match (process.descriptor_info(fd), process.descriptor_type(fd)) {
         (Ok(info), Ok(kind)) => (info, kind),
-        // Closed since it was listed: what it was open for has ended.
+        // The descriptor was closed after it was listed, so its requests have ended.
         (Err(error), _) | (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
             return Ok(None);
         }
@@ -128,7 +129,7 @@ fn of_ring(process: &Process, fd: i32) -> Option<String> {
     for _ in 0..RING_TRIES {
         let info = match process.descriptor_info(fd) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-            // Not looked at is not known.
+            // It could not be read, so nothing is known.
             Err(_) => break,
             Ok(info) => info,
         };
@@ -144,7 +145,7 @@ fn of_ring(process: &Process, fd: i32) -> Option<String> {
     Some("an io_uring does not tell whether it has registered buffers".into())
 }
 
-/// The number behind `name`.
+/// The number that follows `name`.
 fn field(info: &str, name: &str, radix: u32) -> Option<u64> {
     let value = info.lines().find_map(|line| line.strip_prefix(name))?;
     u64::from_str_radix(value.trim(), radix).ok()
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_file_pins_if_it_is_open_with_o_direct() {
-        // Of the build directory: O_DIRECT is not for every file system.
+        // Uses the build directory, because not every file system has O_DIRECT.
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).expect("a file");
         let open = |flags: OFlags| {
             let mut options = File::options();

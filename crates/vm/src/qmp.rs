@@ -1,7 +1,6 @@
-//! A QMP client: one request at a time, events kept apart. The other side may say what it
-//! likes, as slowly or as fast as it likes: every call ends by a deadline of its own, and keeps
-//! and reads so much at most.
-//! QEMU documentation: interop/qmp-spec.
+//! A QMP client with one request at a time, which keeps events apart. The other side may send
+//! anything, at any speed: every call has a deadline, and reads and keeps a bounded number of
+//! bytes. QEMU documentation: interop/qmp-spec.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
@@ -17,25 +16,25 @@ use serde_json::{Value, json};
 
 use crate::dial::{Turn, dial, turn};
 
-/// A QEMU that does not answer for so long counts as stuck.
+/// A QEMU that does not answer for this long counts as stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// QEMU greets as it accepts a connection.
+/// Longest wait for the greeting, which QEMU sends as it accepts a connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// One that answers as usual does so sooner.
+/// A QEMU that does not answer for this long counts as silent. It usually answers sooner.
 const SILENT_AFTER: Duration = Duration::from_millis(10);
-/// So long is waited for one that is stuck already.
+/// Longest wait for a QEMU that is already stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// A longer line is no event.
+/// Most bytes of an event's line.
 const EVENT_BYTES: usize = 64 << 10;
-/// A longer line is no answer of QMP's own.
+/// Most bytes of an answer of QMP itself.
 const ANSWER_BYTES: usize = 1 << 20;
-/// A longer line is no answer of the human monitor's, which tells of each of 255 processors.
+/// Most bytes of an answer of the human monitor, which may list 255 processors.
 const HUMAN_BYTES: usize = 4 << 20;
-/// Beside an answer no call reads more events than this.
+/// Most bytes of events that one call reads beside an answer.
 const EVENTS_BYTES: usize = 1 << 20;
-/// Events of so many names are kept: QEMU 11 knows 70.
+/// Most event names to keep. QEMU 11 has 70.
 const EVENT_NAMES: usize = 128;
-/// Their names are no longer.
+/// Most bytes of an event name.
 const EVENT_NAME_BYTES: usize = 64;
 const PIECE_BYTES: usize = 16 << 10;
 
@@ -45,52 +44,52 @@ pub enum QmpError {
     /// The socket failed, or QEMU did not answer in time.
     #[error("QMP: {0}")]
     Io(#[from] io::Error),
-    /// Something else than QMP came.
+    /// The other side sent something else than QMP.
     #[error("QMP: the other side does not speak it: {0}")]
     Protocol(String),
-    /// Somebody has accepted the connection, and does not greet.
+    /// The connection was accepted, but no greeting came.
     #[error(
         "it did not greet as QMP within {} s: is it the socket of a monitor in control mode (-qmp)?",
         .0.as_secs()
     )]
     Silent(Duration),
-    /// It greets with something else.
+    /// The greeting is not QMP's.
     #[error("it does not greet as QMP: is it the socket of a monitor in control mode (-qmp)?")]
     NoGreeting,
-    /// Others have connected before, and QEMU serves one after the other.
+    /// Others have connected before, and QEMU serves one client after the other.
     #[error(
         "it serves one client at a time, and another one may hold it: disconnect that one, or give \
          QEMU a second monitor (-qmp)"
     )]
     Taken,
-    /// QEMU said no.
+    /// QEMU refused the command.
     #[error("QEMU refused {command}: {reason}")]
     Refused {
-        /// The command.
+        /// The command's name.
         command: String,
-        /// QEMU's words.
+        /// QEMU's reason.
         reason: String,
     },
 }
 
-/// A connection past its greeting.
+/// A QMP connection after its greeting.
 pub struct Qmp {
     stream: UnixStream,
-    /// What has come and was not looked at: whole lines, and the part of another.
+    /// Bytes that were received and not parsed yet: whole lines, and a part of another.
     come: Vec<u8>,
-    /// So much of it is known to hold no end of a line.
+    /// How many of these bytes are known to contain no end of a line.
     searched: usize,
-    /// Of the last request: an answer that came too late is not that of the next.
+    /// Id of the last request. It tells the answer from a late one to an earlier request.
     id: u64,
-    /// The last request that was not answered yet: when it was made, and how long a line its
-    /// answer may be.
+    /// When the last request was made, and the most bytes of its answer. `None` once it is
+    /// answered.
     owed: Option<(Instant, usize)>,
     patience: Duration,
-    /// Nothing is asked later.
+    /// No request begins after this time.
     until: Option<Instant>,
-    /// By name, each once, in the order in which they came first.
+    /// Names of events that were not read yet, each once, in order of first arrival.
     events: Vec<String>,
-    /// Says `true` while QEMU keeps us waiting.
+    /// Set to `true` while QEMU keeps Ebb waiting.
     silence: Option<Arc<AtomicBool>>,
 }
 
@@ -98,21 +97,21 @@ impl Qmp {
     /// Connects and negotiates.
     ///
     /// # Errors
-    /// [`QmpError::Io`]: there is nobody, or QEMU accepts nobody for long; [`QmpError::Taken`]: its
-    /// socket serves one client at a time, and others wait or have it; [`QmpError::Silent`],
-    /// [`QmpError::NoGreeting`]: it is no QMP.
+    /// [`QmpError::Io`] if nobody listens, or QEMU accepts nobody in time; [`QmpError::Taken`] if
+    /// its socket serves one client at a time, and others have it or wait for it;
+    /// [`QmpError::Silent`] or [`QmpError::NoGreeting`] if it is not QMP.
     pub fn connect(path: &Path) -> Result<Qmp, QmpError> {
         Qmp::connect_within(path, ANSWER_TIMEOUT)
     }
 
-    /// The same, where so long is waited at most.
+    /// Same as [`Qmp::connect`], but waits for `most` at most.
     ///
     /// # Errors
     /// As [`Qmp::connect`].
     pub fn connect_within(path: &Path, most: Duration) -> Result<Qmp, QmpError> {
         let deadline = Instant::now() + most;
         let dialled = dial(path, deadline).map_err(|error| match error.kind() {
-            // Others wait for their turn already.
+            // Others already wait for their turn.
             ErrorKind::WouldBlock => QmpError::Taken,
             _ => error.into(),
         });
@@ -122,8 +121,8 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// A QEMU that is too busy to accept anybody is waited for until the deadline, one that has
-    /// accepted us or another no longer than `most`.
+    /// Waits for the greeting. A QEMU that is too busy to accept anybody has until the deadline.
+    /// One that has accepted this or another connection has no longer than `most`.
     fn await_greeting(&mut self, most: Duration, deadline: Instant) -> Result<(), QmpError> {
         let mut room = EVENT_BYTES;
         let soon = deadline.min(Instant::now() + most);
@@ -142,7 +141,8 @@ impl Qmp {
         }
     }
 
-    /// The first message that is no event: QEMU may tell one that it had for the client before.
+    /// The first message that is not an event: QEMU may send one that was meant for the client
+    /// before.
     fn greeting(&mut self, deadline: Instant, room: &mut usize) -> Result<Value, QmpError> {
         loop {
             let message = self.message(deadline, room)?;
@@ -152,7 +152,7 @@ impl Qmp {
         }
     }
 
-    /// One whose other side has said what it can do, and was told the same.
+    /// Makes a connection that is already greeted and negotiated.
     pub fn over(stream: UnixStream) -> Qmp {
         Qmp {
             stream,
@@ -167,13 +167,13 @@ impl Qmp {
         }
     }
 
-    /// Has `silence` say `true` whenever QEMU has not answered for 10 ms, until it does or is waited
-    /// for no longer: QEMU may be the one that waits for us.
+    /// Makes `silence` say `true` whenever QEMU has not answered for 10 ms, until it answers or the
+    /// wait ends: QEMU may itself be waiting for Ebb.
     pub fn show_silence(&mut self, silence: Arc<AtomicBool>) {
         self.silence = Some(silence);
     }
 
-    /// The process at the other end.
+    /// The process at the other end of the socket.
     ///
     /// # Errors
     /// As getsockopt(2) for `SO_PEERCRED`.
@@ -181,8 +181,8 @@ impl Qmp {
         Ok(rustix::net::sockopt::socket_peercred(&self.stream)?.pid.as_raw_pid())
     }
 
-    /// Does `ask`, whose every request waits for so long at most: for who holds what QEMU may
-    /// wait for. What comes later is nobody's.
+    /// Runs `ask`, each of whose requests waits for `most` at most: for a caller that has what QEMU
+    /// may wait for. An answer that comes later is dropped.
     pub fn in_a_hurry<T>(&mut self, most: Duration, ask: impl FnOnce(&mut Qmp) -> T) -> T {
         let patience = std::mem::replace(&mut self.patience, most);
         let answer = ask(self);
@@ -190,7 +190,7 @@ impl Qmp {
         answer
     }
 
-    /// The same for several questions, none of which is asked after `end`.
+    /// Same as [`Qmp::in_a_hurry`] for several questions, none of which is asked after `end`.
     pub(crate) fn until<T>(
         &mut self,
         end: Instant,
@@ -212,7 +212,7 @@ impl Qmp {
         self.request(command, arguments, ANSWER_BYTES, deadline)
     }
 
-    /// Runs a command of the human monitor: for what QMP itself does not tell.
+    /// Runs a command of the human monitor, for what QMP itself does not tell.
     ///
     /// # Errors
     /// [`QmpError`].
@@ -224,10 +224,10 @@ impl Qmp {
         }
     }
 
-    /// Events that have come, by name, each once; does not wait.
+    /// Returns the names of the events that have come, each once. Does not wait.
     ///
     /// # Errors
-    /// [`QmpError::Io`] once the socket is closed; [`QmpError::Protocol`]: more came than QEMU
+    /// [`QmpError::Io`] once the socket is closed; [`QmpError::Protocol`] if more came than QEMU
     /// has to tell.
     pub fn events(&mut self) -> Result<Vec<String>, QmpError> {
         let mut room = EVENTS_BYTES + self.owed.map_or(0, |(_, bytes)| bytes);
@@ -237,7 +237,8 @@ impl Qmp {
         Ok(std::mem::take(&mut self.events))
     }
 
-    /// One that has been stuck for long is not waited for again as long.
+    /// The deadline of a request that begins now. A QEMU that has been stuck for long gets less
+    /// time.
     fn deadline(&self) -> Instant {
         let is_stuck = self.owed.is_some_and(|(since, _)| since.elapsed() >= ANSWER_TIMEOUT);
         let most = if is_stuck { self.patience.min(STUCK_TIMEOUT) } else { self.patience };
@@ -255,7 +256,7 @@ impl Qmp {
             return Err(io::Error::from(ErrorKind::TimedOut).into());
         }
         let mut room = EVENTS_BYTES + bytes + self.owed.map_or(0, |(_, bytes)| bytes);
-        // Who does not answer is asked nothing more.
+        // The earlier request must be answered before the next one is sent.
         while self.owed.is_some() {
             let message = self.message(deadline, &mut room)?;
             self.take(&message)?;
@@ -273,8 +274,8 @@ impl Qmp {
         }
     }
 
-    /// The last request's answer, if it is that. Events are kept, and what was said too late is
-    /// nobody's.
+    /// Returns the last request's answer, if `message` is that. Keeps events, and drops answers to
+    /// earlier requests.
     fn take(&mut self, message: &Value) -> Result<Option<Result<Value, String>>, QmpError> {
         if let Some(event) = message.get("event").and_then(Value::as_str) {
             self.keep_event(event)?;
@@ -295,7 +296,7 @@ impl Qmp {
         Ok(Some(answer))
     }
 
-    /// One that nobody has read yet says no more by coming again.
+    /// Keeps an event. One that nobody has read yet is kept only once.
     fn keep_event(&mut self, event: &str) -> Result<(), QmpError> {
         if self.events.iter().any(|kept| kept == event) {
             return Ok(());
@@ -307,7 +308,7 @@ impl Qmp {
         Ok(())
     }
 
-    /// The next message, waited for until the deadline; `room`: so much may be read for it.
+    /// Waits for the next message until the deadline, and reads `room` bytes for it at most.
     fn message(&mut self, deadline: Instant, room: &mut usize) -> Result<Value, QmpError> {
         loop {
             if let Some(message) = self.message_now(room)? {
@@ -317,7 +318,7 @@ impl Qmp {
         }
     }
 
-    /// The same, if it has come as a whole.
+    /// Returns the next message if all of it has come.
     fn message_now(&mut self, room: &mut usize) -> Result<Option<Value>, QmpError> {
         loop {
             if let Some(line) = self.line() {
@@ -343,7 +344,7 @@ impl Qmp {
         }
     }
 
-    /// The first line that has come, if one has.
+    /// Returns the first line that has come, if one has.
     fn line(&mut self) -> Option<Vec<u8>> {
         let new = self.come.get(self.searched..).unwrap_or_default();
         let Some(end) = new.iter().position(|byte| *byte == b'\n') else {
@@ -355,7 +356,8 @@ impl Qmp {
         Some(std::mem::replace(&mut self.come, rest))
     }
 
-    /// A request that went in part is followed by no other: nobody would tell them apart.
+    /// Sends a request. If it was sent only in part, shuts the connection down: nobody could tell
+    /// the next request from the rest of this one.
     fn send(&mut self, mut line: &[u8], deadline: Instant) -> Result<(), QmpError> {
         while !line.is_empty() {
             match send(&self.stream, line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -388,7 +390,7 @@ impl Qmp {
         Ok(polled.map(drop)?)
     }
 
-    /// Whether it came to that, or a signal did.
+    /// Whether the socket is ready, or a signal came.
     fn poll(&self, what: PollFlags, most: Duration) -> io::Result<bool> {
         let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
         let mut fds = [PollFd::new(&self.stream, what)];
@@ -410,7 +412,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread::JoinHandle;
 
-    /// A peer that says what it is told to, line by line, one per request.
+    /// A peer that gives these answers, one for each request.
     fn peer(answers: &'static [&'static str]) -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp.sock");
@@ -512,7 +514,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
-        // Each byte comes within the time that is given to the whole.
+        // Each byte comes within the time that the whole answer has.
         let most = Duration::from_millis(200);
         let answer = qmp.in_a_hurry(most, |qmp| qmp.human("info version"));
         assert!(matches!(answer, Err(QmpError::Io(error)) if error.kind() == ErrorKind::TimedOut));
@@ -525,7 +527,7 @@ mod tests {
     fn a_flood_of_events_ends_the_call_and_not_the_daemon() {
         let (mut qmp, flood) = babbler(b"{\"event\":\"STOP\"}\n");
         assert!(matches!(qmp.human("info version"), Err(QmpError::Protocol(_))));
-        // However often it has to wait for more: a call reads so much and no more.
+        // However often it waits for more, a call reads a bounded number of bytes.
         let mut room = EVENTS_BYTES;
         let all = std::iter::repeat_with(|| qmp.message_now(&mut room)).find(Result::is_err);
         assert!(matches!(all, Some(Err(QmpError::Protocol(_)))), "{all:?}");
@@ -541,7 +543,7 @@ mod tests {
         theirs.write_all(b"{\"event\":\"RESET\"}\n").unwrap();
         for _ in 0..2000 {
             theirs.write_all(b"{\"event\":\"STOP\"}\n{\"event\":\"RESUME\"}\n").unwrap();
-            // As who waits for an answer does: nobody asks for events.
+            // As in a wait for an answer: nobody asks for events.
             while let Some(message) = qmp.message_now(&mut EVENT_BYTES.clone()).unwrap() {
                 qmp.take(&message).unwrap();
             }
@@ -601,7 +603,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        // Room for one that waits.
+        // Room for one connection that waits.
         rustix::net::listen(&listener, 0).unwrap();
         let _waits = dial(&path, Instant::now()).unwrap();
         let error = Qmp::connect_within(&path, Duration::from_millis(20)).err().unwrap();
@@ -634,7 +636,7 @@ mod tests {
         }
     }
 
-    /// It may have been told to the client before; this one is not greeted.
+    /// The events may have been meant for the client before. This client is not greeted.
     #[test]
     fn who_tells_events_and_does_not_greet_is_no_qmp() {
         let dir = tempfile::tempdir().unwrap();
@@ -683,7 +685,7 @@ mod tests {
         assert_eq!(turn(&qmp.stream).unwrap(), Turn::Next);
         let (begin, begun) = std::sync::mpsc::channel();
         let late = std::thread::spawn(move || {
-            // As soon as it is known to be waited for.
+            // Answers as soon as the client is known to wait.
             begun.recv().unwrap();
             let mut stream = listener.accept().unwrap().0;
             stream.write_all(b"{\"QMP\":{}}\n").unwrap();

@@ -1,5 +1,4 @@
-//! The guest's RAM: guest-physical ranges, each a piece of a shared file that
-//! the VMM has mapped.
+//! The guest's RAM: guest-physical ranges, each a piece of a shared file that the VMM has mapped.
 
 use std::io;
 use std::ops::Range;
@@ -12,25 +11,25 @@ use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::HvaRange;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, HugeFrame, Hva};
 
-/// RAM has so many parts with an advice of their own, about,
+/// About how many parts with an advice of their own RAM has.
 const ADVISED_PARTS: u64 = 128;
-/// and more where they would be larger than this. 500 VMs, or 32 TiB of RAM, stay below half of the
-/// 65,530 mappings that a kernel gives a process (vm.max_map_count), unless every other part is advised.
+/// Largest part with an advice of its own; larger RAM has more parts. So 500 VMs, or 32 TiB of RAM,
+/// stay below half of the 65,530 mappings that a kernel gives a process (vm.max_map_count), unless
+/// every other part is advised.
 const ADVISED_BYTES_MOST: u64 = 1 << 30;
 
-/// A run of guest-physical addresses that is contiguous in the VMM's address
-/// space and in its file.
+/// A run of guest-physical addresses that is contiguous in the VMM's address space and in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
     /// First guest-physical address.
     pub gpa: Gpa,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where the VMM has it.
+    /// Its address in the VMM's address space.
     pub hva: Hva,
-    /// Which of [`Ram::files`] it lies in.
+    /// Index in [`Ram::files`] of the file that it lies in.
     pub file: usize,
-    /// Where in that file.
+    /// Offset in that file.
     pub offset: u64,
 }
 
@@ -40,7 +39,7 @@ impl Region {
         FrameRange::new(self.gpa.gfn(), self.bytes / FRAME_BYTES)
     }
 
-    /// The region in the VMM's address space.
+    /// The region's range in the VMM's address space.
     pub fn hva_range(&self) -> HvaRange {
         HvaRange { start: self.hva, bytes: self.bytes }
     }
@@ -49,26 +48,27 @@ impl Region {
 /// A piece of RAM as the host knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// In the VMM's address space.
+    /// Address in the VMM's address space.
     pub hva: Hva,
-    /// Which file.
+    /// Index in [`Ram::files`] of the file that it lies in.
     pub file: usize,
-    /// Where in the file.
+    /// Offset in that file.
     pub offset: u64,
     /// Bytes from there to the end of the region.
     pub left_bytes: u64,
 }
 
-/// One file of RAM and Ebb's own view of it.
+/// One file of RAM, and Ebb's own mapping of it.
 pub struct Backing {
     /// The file.
     pub file: RamFile,
-    /// All of it, mapped here; not watched by the userfaultfd.
+    /// Mapping of the whole file in this process, not watched by the userfaultfd.
     pub mapping: Mapping,
 }
 
 impl Backing {
-    /// For a file that the VMM has no more: all of it a hole, and nobody else's.
+    /// Returns a stand-in for a file that the VMM no longer has. All of it is a hole, and nobody
+    /// else has it.
     ///
     /// # Errors
     /// As memfd_create(2) and mmap(2).
@@ -78,8 +78,8 @@ impl Backing {
         Ok(Backing { file, mapping })
     }
 
-    /// Lets go of the file, and has a stand-in in its place. Its memory stays as long as somebody
-    /// else has it.
+    /// Releases the file, and puts a stand-in in its place. The file's memory stays as long as
+    /// somebody else has it.
     ///
     /// # Errors
     /// As [`Backing::stand_in`], and as dup3(2).
@@ -92,46 +92,45 @@ impl Backing {
 
 /// All RAM of a VM.
 ///
-/// A file can go: the VMM has unplugged what lies in it, and has the file no more. Its regions are
-/// no RAM from then on.
+/// A file is gone once the VMM has unplugged what lies in it, and no longer has the file. Its
+/// regions are no longer RAM then.
 pub struct Ram {
     regions: Vec<Region>,
     files: Vec<Backing>,
-    /// For each file whether it is gone.
+    /// Whether each file is gone.
     gone: Vec<AtomicBool>,
 }
 
-/// Gives RAM's memory to the host; who has only the RAM cannot. What is in it must be on record
-/// elsewhere before.
+/// The right to return RAM's memory to the host, which [`Ram`] alone does not give. The content of
+/// a frame must be recorded before the frame is punched.
 pub struct Puncher(Arc<Ram>);
 
 impl Puncher {
-    /// Of this RAM. Its pager makes one, and nobody else.
+    /// Makes the puncher of this RAM. Only the RAM's pager calls this.
     pub fn new(ram: Arc<Ram>) -> Puncher {
         Puncher(ram)
     }
 
-    /// Gives the range's memory to the host; it reads as zero from then on.
+    /// Returns the range's memory to the host. The range reads as zero from then on.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as fallocate(2).
+    /// `InvalidInput` if the range is not in one region; as fallocate(2).
     pub fn punch(&self, frames: FrameRange) -> io::Result<()> {
         let (backing, offset) = self.0.backing(frames)?;
         backing.file.punch(offset, frames.bytes())
     }
 }
 
-/// The regions overlap, or leave their files.
+/// The regions overlap, are not frame aligned, or reach beyond their files.
 #[derive(Debug, thiserror::Error)]
 #[error("the VMM's RAM layout contradicts itself at {0:?}")]
 pub struct BadLayout(Gpa);
 
 impl Ram {
-    /// RAM made of `regions` over `files`.
+    /// Makes the RAM of `regions` over `files`.
     ///
     /// # Errors
-    /// [`BadLayout`] when regions overlap, are not frame aligned, or reach
-    /// beyond their file.
+    /// [`BadLayout`] if regions overlap, are not frame aligned, or reach beyond their file.
     pub fn new(mut regions: Vec<Region>, files: Vec<Backing>) -> Result<Ram, BadLayout> {
         regions.sort_by_key(|region| region.gpa);
         let mut free_from = 0;
@@ -152,17 +151,17 @@ impl Ram {
         Ok(Ram { regions, files, gone })
     }
 
-    /// Its regions in guest-physical order, without those that are gone.
+    /// The regions in guest-physical order, without those that are gone.
     pub fn regions(&self) -> impl Iterator<Item = &Region> + Clone {
         self.regions.iter().filter(|region| !self.is_gone(region.file))
     }
 
-    /// The regions that lie in a file, gone or not.
+    /// The regions that lie in a file, whether gone or not.
     pub fn regions_in(&self, file: usize) -> impl Iterator<Item = &Region> {
         self.regions.iter().filter(move |region| region.file == file)
     }
 
-    /// The region that a frame lies in; `None`: not in RAM.
+    /// The region that a frame lies in. `None` if it is not in RAM.
     pub fn region_of(&self, gfn: Gfn) -> Option<&Region> {
         let gpa = gfn.gpa();
         let index = self.regions.partition_point(|region| region.gpa <= gpa).checked_sub(1)?;
@@ -170,19 +169,20 @@ impl Ram {
         (gpa.0 - region.gpa.0 < region.bytes && !self.is_gone(region.file)).then_some(region)
     }
 
-    /// The VMM has this file no more: what lies in it is no RAM from now on, for good.
+    /// Records that the VMM no longer has this file. What lies in it is not RAM from now on, for
+    /// good.
     pub fn set_gone(&self, file: usize) {
         if let Some(gone) = self.gone.get(file) {
             gone.store(true, Release);
         }
     }
 
-    /// Whether the VMM has this file no more.
+    /// Whether the VMM no longer has this file.
     pub fn is_gone(&self, file: usize) -> bool {
         self.gone.get(file).is_none_or(|gone| gone.load(Acquire))
     }
 
-    /// Its files, also those that are gone.
+    /// The files, including those that are gone.
     pub fn files(&self) -> &[Backing] {
         &self.files
     }
@@ -192,32 +192,33 @@ impl Ram {
         all.filter(|(file, _)| !self.is_gone(*file)).map(|(_, backing)| backing)
     }
 
-    /// Whether the VMM can shrink a file of it.
+    /// Whether the VMM can shrink one of the files.
     pub fn may_shrink(&self) -> bool {
         self.files_there().any(|backing| backing.mapping.is_guarded())
     }
 
-    /// Whether the VMM did, and that was met here: the guest's memory is lost.
+    /// Whether the VMM has shrunk a file, and this process touched what was lost: the guest's
+    /// memory is lost.
     pub fn is_broken(&self) -> bool {
         self.files_there().any(|backing| backing.mapping.is_broken())
     }
 
-    /// Its size as the guest sees it.
+    /// Size in bytes, as the guest sees it.
     pub fn bytes(&self) -> u64 {
         self.regions().map(|region| region.bytes).sum()
     }
 
-    /// Its size when the VM was first held, with what is gone by now.
+    /// Size in bytes when the VM was attached, including what is gone by now.
     pub fn first_bytes(&self) -> u64 {
         self.regions.iter().map(|region| region.bytes).sum()
     }
 
-    /// The frame after the last one of RAM, gone or not: it never changes.
+    /// The frame after the last one of RAM, whether gone or not. It never changes.
     pub fn end(&self) -> Gfn {
         self.regions.last().map_or(Gfn(0), |region| region.frames().end())
     }
 
-    /// The memory that the host spends on it.
+    /// Bytes of memory that the host spends on the RAM.
     ///
     /// # Errors
     /// As fstat(2).
@@ -225,7 +226,7 @@ impl Ram {
         self.files_there().map(|backing| backing.file.resident_bytes()).sum()
     }
 
-    /// Where a guest-physical address lies; `None`: not in RAM.
+    /// Where a guest-physical address lies. `None` if it is not in RAM.
     pub fn place(&self, gpa: Gpa) -> Option<Place> {
         let region = self.region_of(gpa.gfn())?;
         let into = gpa.0 - region.gpa.0;
@@ -237,19 +238,19 @@ impl Ram {
         })
     }
 
-    /// The place of a whole range; `None` when it is not in one region.
+    /// The place of a whole range. `None` if it is not in one region.
     pub fn range(&self, frames: FrameRange) -> Option<Place> {
         self.place(frames.start.gpa()).filter(|place| place.left_bytes >= frames.bytes())
     }
 
-    /// The range in the VMM's address space.
+    /// The range in the VMM's address space. `None` if it is not in one region.
     pub fn hva_range(&self, frames: FrameRange) -> Option<HvaRange> {
         Some(HvaRange { start: self.range(frames)?.hva, bytes: frames.bytes() })
     }
 
-    /// The guest-physical address behind an address of the VMM.
+    /// The guest-physical address at an address of the VMM.
     pub fn gpa(&self, hva: Hva) -> Option<Gpa> {
-        // A handful of regions: a search over another order would not pay.
+        // There are few regions: a search by another order would not pay.
         let region = self
             .regions()
             .find(|region| hva >= region.hva && hva.0 - region.hva.0 < region.bytes)?;
@@ -278,23 +279,23 @@ impl Ram {
         Ok((backing, place.offset))
     }
 
-    /// Puts memory behind the range, zeros where there was none.
+    /// Gives the range memory, zeros where there was none.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; `ENOMEM`: the host has none.
+    /// `InvalidInput` if the range is not in one region; `ENOMEM` if the host has no memory.
     pub fn populate(&self, frames: FrameRange) -> io::Result<()> {
         let (backing, offset) = self.backing(frames)?;
         backing.mapping.populate(offset, frames.bytes())?;
-        // The guest maps it on its own account; an entry here would only make
-        // the next punch dearer.
+        // The guest maps the memory in its own page table. An entry in this process's page table
+        // would only make the next punch slower.
         backing.mapping.forget(offset, frames.bytes())
     }
 
-    /// Maps what a range has in memory in this process, where it stays mapped. Of holes that
-    /// are made meanwhile some may be given memory again, zeros.
+    /// Maps those frames of a range that are in memory into this process's page table, where they
+    /// stay. A hole that is made meanwhile may get memory again, zeros.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as mincore(2), and as madvise(2) for
+    /// `InvalidInput` if the range is not in one region; as mincore(2), and as madvise(2) for
     /// `MADV_POPULATE_READ` (Linux 5.14).
     pub fn map(&self, frames: FrameRange) -> io::Result<()> {
         let (backing, offset) = self.backing(frames)?;
@@ -311,7 +312,7 @@ impl Ram {
         Ok(())
     }
 
-    /// Maps what a range has in memory, or had until the host swapped it out.
+    /// Maps those frames of a range that are in memory, or were until the host swapped them out.
     ///
     /// # Errors
     /// As [`Ram::map`], and as lseek(2).
@@ -325,18 +326,18 @@ impl Ram {
         Ok(())
     }
 
-    /// Takes a range out of this process's page table; the memory stays.
+    /// Removes a range from this process's page table. The memory stays.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as madvise(2).
+    /// `InvalidInput` if the range is not in one region; as madvise(2).
     pub fn forget(&self, frames: FrameRange) -> io::Result<()> {
         let (backing, offset) = self.backing(frames)?;
         backing.mapping.forget(offset, frames.bytes())
     }
 
-    /// The part of a file that gets small pages where a huge frame is to: each part with an advice of
-    /// its own is a mapping, of which a process may have few. The file, and bytes in it; `None`: the
-    /// huge frame is not in one region.
+    /// The part of a file that is advised to use small pages when a huge frame is: the file's
+    /// index, and bytes in the file. Each part with an advice of its own is a mapping, and a
+    /// process may have few of them. `None` if the huge frame is not in one region.
     pub fn advised(&self, huge: HugeFrame) -> Option<(usize, Range<u64>)> {
         let place = self.range(FrameRange::huge(huge))?;
         let share = (self.first_bytes() / ADVISED_PARTS).next_power_of_two();
@@ -347,17 +348,18 @@ impl Ram {
         Some((place.file, start..end.min(bytes)))
     }
 
-    /// Has this process get small pages from now on where a huge frame is.
+    /// Makes this process use small pages for a huge frame from now on, and for the part of the
+    /// file around it ([`Ram::advised`]).
     ///
     /// # Errors
-    /// `InvalidInput`: the huge frame is not in one region; as madvise(2).
+    /// `InvalidInput` if the huge frame is not in one region; as madvise(2).
     pub fn use_small_pages(&self, huge: HugeFrame) -> io::Result<()> {
         let (file, part) = self.advised(huge).ok_or(io::ErrorKind::InvalidInput)?;
         let backing = self.files.get(file).ok_or(io::ErrorKind::InvalidInput)?;
         backing.mapping.use_small_pages(part.start, part.end - part.start)
     }
 
-    /// Takes all of it out of this process's page table; the memory stays.
+    /// Removes all of the RAM from this process's page table. The memory stays.
     ///
     /// # Errors
     /// As madvise(2).
@@ -365,27 +367,27 @@ impl Ram {
         self.files.iter().try_for_each(|file| file.mapping.forget(0, file.mapping.bytes()))
     }
 
-    /// A frame's address in this process; `None`: not in RAM.
+    /// A frame's address in this process. `None` if it is not in RAM.
     pub fn here(&self, gfn: Gfn) -> Option<Hva> {
         let place = self.place(gfn.gpa())?;
         Some(Hva(self.files.get(place.file)?.mapping.address().0 + place.offset))
     }
 
-    /// Reads the range; holes read as zeros and stay holes.
+    /// Reads the range. Holes read as zeros and stay holes.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as pread(2).
+    /// `InvalidInput` if the range is not in one region; as pread(2).
     pub fn read(&self, frames: FrameRange, to: &mut [u8]) -> io::Result<()> {
         let (backing, offset) = self.backing(frames)?;
         backing.file.read_at(offset, to)
     }
 
-    /// One aligned word, read once and without giving a hole memory.
+    /// Reads one aligned word, once. A hole gets no memory.
     pub fn word(&self, gpa: Gpa) -> Option<u64> {
         self.bytes_at(gpa).map(u64::from_ne_bytes)
     }
 
-    /// So many aligned bytes, read once and without giving a hole memory.
+    /// Reads `COUNT` aligned bytes, once. A hole gets no memory.
     pub fn bytes_at<const COUNT: usize>(&self, gpa: Gpa) -> Option<[u8; COUNT]> {
         let place = self.place(gpa).filter(|_| gpa.0.is_multiple_of(COUNT as u64))?;
         let mut bytes = [0; COUNT];
@@ -393,20 +395,20 @@ impl Ram {
         Some(bytes)
     }
 
-    /// Words in place. Loading one from a hole allocates a page: for memory
-    /// that is known to be there.
+    /// Returns words in place. Loading one from a hole allocates a page, so this is for memory that
+    /// is known to be resident.
     pub fn words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU64]> {
         let (mapping, offset) = self.in_place(gpa, count, 8)?;
         mapping.words(offset, count)
     }
 
-    /// As [`Ram::words`], of four bytes each.
+    /// Returns words of four bytes each in place, as [`Ram::words`] does.
     pub fn half_words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU32]> {
         let (mapping, offset) = self.in_place(gpa, count, 4)?;
         mapping.half_words(offset, count)
     }
 
-    /// As [`Ram::words`], of two bytes each.
+    /// Returns words of two bytes each in place, as [`Ram::words`] does.
     pub fn quarter_words(&self, gpa: Gpa, count: usize) -> Option<&[AtomicU16]> {
         let (mapping, offset) = self.in_place(gpa, count, 2)?;
         mapping.quarter_words(offset, count)
@@ -419,32 +421,32 @@ impl Ram {
         Some((&backing.mapping, place.offset))
     }
 
-    /// Whether no frame of the range has memory behind it.
+    /// Whether no frame of the range is resident.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as lseek(2).
+    /// `InvalidInput` if the range is not in one region; as lseek(2).
     pub fn is_hole(&self, frames: FrameRange) -> io::Result<bool> {
         let (backing, offset) = self.backing(frames)?;
         backing.file.is_hole(offset, frames.bytes())
     }
 
-    /// Whether every frame of the range has memory behind it. Like [`Ram::populated_in`] it costs what
-    /// the range is large.
+    /// Whether every frame of the range is resident. Takes time in proportion to the size of the
+    /// range, as [`Ram::populated_in`] does.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as mincore(2) and lseek(2).
+    /// `InvalidInput` if the range is not in one region; as mincore(2) and lseek(2).
     pub fn is_full(&self, frames: FrameRange) -> io::Result<bool> {
         Ok(self.populated_in(frames)? == [frames])
     }
 
-    /// Whether [`Ram::is_hole`] can tell: hugetlb files do not know their holes.
+    /// Whether [`Ram::is_hole`] can tell. For hugetlb files it cannot.
     pub fn knows_holes(&self, frames: FrameRange) -> bool {
         let backing = self.backing(frames);
         backing.is_ok_and(|(backing, _)| backing.file.is_hugetlb().is_ok_and(|hugetlb| !hugetlb))
     }
 
-    /// The next frame with memory behind it, at or after `from`. Unlike [`Ram::next_populated`] it
-    /// does not walk over the memory that follows. `None`: there is none.
+    /// The next resident frame at or after `from`. `None` if there is none. Unlike
+    /// [`Ram::next_populated`], it does not walk over the memory that follows.
     pub fn next_data(&self, from: Gpa) -> Option<Gpa> {
         let mut left = self.regions().filter(|region| region.gpa.0 + region.bytes > from.0);
         left.find_map(|region| {
@@ -456,11 +458,11 @@ impl Ram {
         })
     }
 
-    /// The frames of a range with memory behind them, in order and in runs. It costs what the range
-    /// is large, not what lies behind it.
+    /// The resident frames of a range, in order and in runs. Takes time in proportion to the size
+    /// of the range, not to the memory in it.
     ///
     /// # Errors
-    /// `InvalidInput`: the range is not in one region; as mincore(2) and lseek(2).
+    /// `InvalidInput` if the range is not in one region; as mincore(2) and lseek(2).
     pub fn populated_in(&self, frames: FrameRange) -> io::Result<Vec<FrameRange>> {
         let (backing, offset) = self.backing(frames)?;
         let mut there = vec![false; usize::try_from(frames.count).unwrap_or(0)];
@@ -472,7 +474,8 @@ impl Ram {
                 FrameRange::new(Gfn(frames.start.0 + at), end - at).join(&mut found);
                 at = end;
             }
-            // What the host swapped out is no hole, nor is what a hugetlb file has.
+            // mincore(2) does not tell what the host swapped out, nor what a hugetlb file has.
+            // Neither is a hole.
             while at < end {
                 let data = backing.file.next_data(offset + at * FRAME_BYTES)?;
                 let data = data.map_or(end, |data| (data - offset) / FRAME_BYTES).min(end);
@@ -485,8 +488,8 @@ impl Ram {
         Ok(found)
     }
 
-    /// The next extent with memory behind it, at or after `from`: start and
-    /// length, both whole frames. `None`: there is none.
+    /// The next resident extent at or after `from`: its start and length in whole frames. `None` if
+    /// there is none.
     pub fn next_populated(&self, from: Gpa) -> Option<(Gpa, u64)> {
         let mut left = self.regions().filter(|region| region.gpa.0 + region.bytes > from.0);
         left.find_map(|region| {

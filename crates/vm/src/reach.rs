@@ -1,9 +1,10 @@
-//! What of a VM's memory may be taken, by what of its VMM reaches it. A device that QEMU emulates
-//! reads and writes guest memory through QEMU's address space, and waits there for what was taken.
-//! Others pin the memory, or map it in a process of their own. `docs/devices.md` has the table.
+//! How much of a VM's memory may be reclaimed or evicted, given what reaches it. A device that QEMU
+//! emulates reads and writes guest memory through QEMU's address space, and its fault waits for
+//! memory that is non-resident. Other devices pin the memory, or map it in a process of their own.
+//! `docs/devices.md` has the table.
 //!
-//! Two sources tell: the VMM's open descriptors, which cost no answer of its own, and its objects,
-//! which it is asked for by QMP.
+//! There are two sources: the VMM's open descriptors, which need no answer from it, and its
+//! objects, for which it is asked by QMP.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -12,47 +13,47 @@ use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
 
-/// No question of one look is asked later.
+/// Longest time of one look, after which nothing more is asked.
 const LOOK: Duration = Duration::from_secs(20);
-/// One piece of an answer may take so long.
+/// Longest wait for one piece of an answer.
 pub(crate) const PIECE: Duration = Duration::from_secs(10);
-/// More objects in one place than this are not QEMU's.
+/// Most objects in one place. QEMU has fewer.
 const OBJECTS_MAX: usize = 8192;
-/// Names are cut here: they go into messages.
+/// Most characters of a name, because names go into messages.
 const NAME_MAX: usize = 64;
-/// Where QEMU has its devices and what was made beside them.
+/// Where QEMU has its devices and other objects.
 const PLACES: [&str; 4] =
     ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached", "/objects"];
-/// Drivers of QEMU's block layer that hand guest memory to somebody else.
+/// Drivers of QEMU's block layer that give guest memory to another process or device.
 const BLOCK_DRIVERS: [(&str, Kind); 3] = [
     ("virtio-blk-vhost-user", Kind::VhostUser),
     ("virtio-blk-vhost-vdpa", Kind::Vdpa),
     ("virtio-blk-vfio-pci", Kind::Vfio),
 ];
 
-/// What may be taken, from the least to the most.
+/// What may be reclaimed or evicted, in ascending order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Reach {
     /// All memory must stay where it is.
     Nothing,
-    /// What the guest does not use may go: nobody asks for what it held.
+    /// Free memory may be reclaimed: nobody needs its content.
     FreeOnly,
-    /// Memory in use as well: whoever touches it waits until it is back.
+    /// Memory in use may be evicted as well: a touch waits until it is refilled.
     Everything,
 }
 
-/// How memory is reached other than through the VMM's address space, or why it must stay.
+/// What reaches the memory other than through the VMM's address space, or why the memory must stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A device passed through.
+    /// A passed-through device.
     Vfio,
     /// A virtio device in hardware, or one by VDUSE.
     Vdpa,
-    /// Memory registered with a network card.
+    /// Memory registered with an RDMA network card.
     Rdma,
     /// Memory that the host cannot read.
     Confidential,
-    /// A migration that hands the memory itself to another process.
+    /// A migration that gives the memory itself to another process.
     SharedMigration,
     /// A device that another process serves.
     VhostUser,
@@ -60,14 +61,14 @@ pub enum Kind {
     OtherProcess,
     /// The kernel's SCSI target.
     VhostScsi,
-    /// Guest memory as buffers of the host's graphics.
+    /// Guest memory used as buffers of the host's graphics.
     Udmabuf,
-    /// Nobody tells.
+    /// The VMM does not tell.
     Unknown,
 }
 
 impl Kind {
-    /// What may be taken beside it.
+    /// How much may be reclaimed or evicted despite it.
     pub fn reach(self) -> Reach {
         match self {
             Kind::Vfio | Kind::Vdpa | Kind::Rdma | Kind::Confidential | Kind::SharedMigration => {
@@ -81,7 +82,7 @@ impl Kind {
         }
     }
 
-    /// Why no more than that.
+    /// Why no more may be reclaimed or evicted.
     pub fn why(self) -> &'static str {
         match self {
             Kind::Vfio | Kind::Vdpa => {
@@ -103,12 +104,12 @@ impl Kind {
     }
 }
 
-/// Somebody who reaches the memory.
+/// Something that reaches the memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
-    /// As QEMU or the kernel calls it.
+    /// Its name in QEMU or the kernel.
     pub name: String,
-    /// How it does.
+    /// What it is.
     pub kind: Kind,
 }
 
@@ -118,7 +119,7 @@ impl Device {
         Device { name: shown.collect(), kind }
     }
 
-    /// A VMM that does not tell what it has.
+    /// Stands for the unknown devices of a VMM that does not tell which it has.
     pub fn unknown() -> Device {
         Device::new("QEMU", Kind::Unknown)
     }
@@ -130,19 +131,19 @@ impl fmt::Display for Device {
     }
 }
 
-/// What may be taken beside all of these.
+/// How much may be reclaimed or evicted despite all of these devices.
 pub fn reach(devices: &[Device]) -> Reach {
     devices.iter().map(|device| device.kind.reach()).min().unwrap_or(Reach::Everything)
 }
 
-/// The one of them that leaves least to be taken, if any does not leave everything.
+/// The device that allows the least to be reclaimed or evicted. `None` if there are no devices.
 pub fn narrowest(devices: &[Device]) -> Option<&Device> {
     devices.iter().min_by_key(|device| device.kind.reach())
 }
 
-/// By the VMM's open descriptors, as `/proc/PID/fd` names them. What is not named here reaches
-/// memory through the VMM's address space (vhost-net, vhost-vsock) or not at all: `kvm-vfio`
-/// pins nothing, and QEMU keeps it open after the last such device is gone.
+/// Finds devices by the VMM's open descriptors, as `/proc/PID/fd` names them. Others reach memory
+/// through the VMM's address space (vhost-net, vhost-vsock) or not at all: `kvm-vfio` pins nothing,
+/// and QEMU keeps it open after the last such device is removed.
 pub fn of_descriptors<'a>(links: impl IntoIterator<Item = &'a str>) -> Vec<Device> {
     let mut found: Vec<Device> = Vec::new();
     for link in links {
@@ -171,16 +172,16 @@ fn of_descriptor(link: &str) -> Option<Kind> {
     named.or_else(|| is_private().then_some(Kind::Confidential))
 }
 
-/// Until when the questions of a look that begins now are asked.
+/// End of a look that begins now, after which nothing is asked.
 pub fn end_of_look() -> Instant {
     Instant::now() + LOOK
 }
 
-/// By the VMM's own word: its objects, network back ends and block drivers. `own` are the
-/// character devices behind which this daemon serves. Nothing is asked after `end`.
+/// Finds devices by what the VMM tells: its objects, network back ends and block drivers. `own` are
+/// the character devices that this daemon serves. Asks nothing after `end`.
 ///
 /// # Errors
-/// It does not answer, or not in time.
+/// [`QmpError`] if it does not answer, or not in time.
 pub fn of_vmm(qmp: &mut Qmp, own: &[String], end: Instant) -> Result<Vec<Device>, QmpError> {
     qmp.until(end, PIECE, |qmp| {
         let mut asked = Asked { qmp };
@@ -195,20 +196,20 @@ pub fn of_vmm(qmp: &mut Qmp, own: &[String], end: Instant) -> Result<Vec<Device>
     })
 }
 
-/// What the VMM is about to do with its memory as a whole.
+/// A migration of the VMM, which concerns all of its memory.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Migration {
-    /// The next one hands over the memory itself.
+    /// What makes the next migration give away the memory itself, if anything does.
     pub shared: Option<Device>,
-    /// How far the last one is, in QEMU's word; none: there was none.
+    /// Status of the last migration, as QEMU names it. `None` if there was none.
     pub status: Option<String>,
 }
 
-/// The VMM's own word on its migration. It sets what makes memory shared without an event, and
-/// without a descriptor. Nothing is asked after `end`.
+/// Asks the VMM about its migration. Settings that share the memory cause no event and no
+/// descriptor. Asks nothing after `end`.
 ///
 /// # Errors
-/// It does not answer, or not in time.
+/// [`QmpError`] if it does not answer, or not in time.
 pub fn of_migration(qmp: &mut Qmp, end: Instant) -> Result<Migration, QmpError> {
     qmp.until(end, PIECE, |qmp| {
         let mut asked = Asked { qmp };
@@ -223,7 +224,7 @@ pub fn of_migration(qmp: &mut Qmp, end: Instant) -> Result<Migration, QmpError> 
     })
 }
 
-/// A VMM that is asked question after question.
+/// A VMM that is asked several questions.
 struct Asked<'a> {
     qmp: &'a mut Qmp,
 }
@@ -233,7 +234,7 @@ impl Asked<'_> {
         self.qmp.execute(command, arguments)
     }
 
-    /// The same, where older versions or other builds do not know the command.
+    /// Asks, and returns null where older versions or other builds do not know the command.
     fn ask_if_known(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         match self.ask(command, arguments) {
             Err(QmpError::Refused { .. }) => Ok(Value::Null),
@@ -258,7 +259,7 @@ impl Asked<'_> {
         Ok(())
     }
 
-    /// Whether this daemon is behind it.
+    /// Whether this daemon serves the device.
     fn is_own(&mut self, path: &str, own: &[String]) -> Result<bool, QmpError> {
         if own.is_empty() {
             return Ok(false);
@@ -278,7 +279,7 @@ impl Asked<'_> {
         Ok(())
     }
 
-    /// QEMU has no object and no QMP command that tells of them.
+    /// QEMU has neither an object nor a QMP command for them.
     fn networks(&mut self, found: &mut Vec<Device>) -> Result<(), QmpError> {
         found.extend(kinds_of_networks(&self.qmp.human("info network")?));
         Ok(())
@@ -294,7 +295,7 @@ impl Asked<'_> {
     }
 }
 
-/// The children of one place that are of a kind that matters: name, type and kind.
+/// The children of one place that reach the memory: name, type and kind.
 fn kinds_of_objects(list: &Value) -> Result<Vec<(&str, &str, Kind)>, QmpError> {
     let list = list.as_array().filter(|list| list.len() <= OBJECTS_MAX);
     let list = list.ok_or_else(|| QmpError::Protocol("qom-list answers no list".into()))?;
@@ -306,7 +307,7 @@ fn kind_of_entry(entry: &Value) -> Option<(&str, &str, Kind)> {
     Some((entry.get("name")?.as_str()?, object_type, kind_of_type(object_type)?))
 }
 
-/// By the name of QEMU's type, from 7.2 to 11.
+/// The kind by the name of QEMU's type, from 7.2 to 11.
 fn kind_of_type(name: &str) -> Option<Kind> {
     const PREFIXES: [(&str, Kind); 11] = [
         ("vhost-user-", Kind::VhostUser),
@@ -321,14 +322,14 @@ fn kind_of_type(name: &str) -> Option<Kind> {
         ("sev-", Kind::Confidential),
         ("tdx-guest", Kind::Confidential),
     ];
-    // Made with the machine for graphics that are passed through: no device by itself.
+    // Made with the machine for passed-through graphics. It is no device by itself.
     if name == "vfio-pci-igd-lpc-bridge" {
         return None;
     }
     PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|&(_, kind)| kind)
 }
 
-/// One that was given no name has a number in brackets.
+/// The name to show. A device without a name of its own has a number in brackets.
 fn full_name(object_type: &str, name: &str) -> String {
     match name.contains('[') {
         true => object_type.to_owned(),
@@ -336,14 +337,14 @@ fn full_name(object_type: &str, name: &str) -> String {
     }
 }
 
-/// `NAME: index=0,type=vhost-user,...`
+/// Parses `NAME: index=0,type=vhost-user,...`
 fn kinds_of_networks(text: &str) -> Vec<Device> {
     let of_line = |line: &str| {
         let line = line.trim_start_matches([' ', '\\']);
         let (name, rest) = line.split_once(": ")?;
         let back_end = rest.split(',').find_map(|word| word.strip_prefix("type="))?;
         let kind = match back_end {
-            // It serves by vhost-user where it is told to, which is not shown.
+            // passt serves by vhost-user only if it is told to, which QEMU does not show.
             "vhost-user" | "passt" => Kind::VhostUser,
             "vhost-vdpa" => Kind::Vdpa,
             _ => return None,
@@ -353,7 +354,7 @@ fn kinds_of_networks(text: &str) -> Vec<Device> {
     text.lines().take(OBJECTS_MAX).filter_map(of_line).collect()
 }
 
-/// What makes the next migration hand over the memory itself, if anything does.
+/// What makes the next migration give away the memory itself, if anything does.
 fn shared_migration(capabilities: &Value, parameters: &Value) -> Option<String> {
     let is_on = |capability: &&Value| {
         capability.get("capability").and_then(Value::as_str) == Some("x-ignore-shared")
@@ -366,10 +367,10 @@ fn shared_migration(capabilities: &Value, parameters: &Value) -> Option<String> 
     mode.starts_with("cpr-").then(|| format!("migration in mode {mode}"))
 }
 
-/// Ends a migration that is under way.
+/// Cancels a migration that is in progress. Returns whether there was one.
 ///
 /// # Errors
-/// The VMM does not answer.
+/// [`QmpError`] if the VMM does not answer.
 pub fn cancel_migration(qmp: &mut Qmp) -> Result<bool, QmpError> {
     let answer = qmp.execute("query-migrate", json!({}))?;
     let is_over = |status| matches!(status, "none" | "completed" | "failed" | "cancelled");
@@ -387,7 +388,7 @@ mod tests {
         devices.iter().map(|device| (device.name.as_str(), device.kind)).collect()
     }
 
-    /// As QEMU 7.2 and 11 answer `qom-list /machine/peripheral`, shortened.
+    /// What QEMU 7.2 and 11 answer to `qom-list /machine/peripheral`, shortened.
     #[test]
     fn objects_are_told_by_their_types() {
         let list = json!([
@@ -496,7 +497,7 @@ mod tests {
         assert_eq!(mode("cpr-transfer").unwrap(), "migration in mode cpr-transfer");
     }
 
-    /// A VMM that gives these answers, and hangs up.
+    /// A VMM that gives these answers, then closes the connection.
     fn vmm(answers: &'static [&'static str]) -> (tempfile::TempDir, Qmp) {
         use std::io::{BufRead, BufReader, Write};
         let dir = tempfile::tempdir().unwrap();
@@ -545,7 +546,7 @@ mod tests {
         assert!(of_migration(&mut vmm(&[]).1, end_of_look()).is_err());
     }
 
-    /// A look asks for one after the other.
+    /// A look asks one question after the other.
     #[test]
     fn a_look_that_is_over_asks_nothing_more() {
         const ANSWERS: [&str; 3] = ["{\"return\":[]}", "{\"return\":{}}", "{\"return\":{}}"];

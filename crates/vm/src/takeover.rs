@@ -1,5 +1,5 @@
-//! May this process be held? Every "no" is one clear line, before anything
-//! has been changed.
+//! Whether a process may be managed. Each refusal is one clear line, given before anything has been
+//! changed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,32 +11,32 @@ use crate::dial::UnixSocket;
 use crate::qmp::{Qmp, QmpError};
 use crate::reach::{self, Device, Reach};
 
-/// Why a process is not taken over.
+/// Why a process cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// Nobody has this number.
+    /// No process has this PID.
     #[error("there is no process {0}")]
     NoProcess(i32),
-    /// The kernel says no.
+    /// The kernel does not permit Ebb to inspect the process.
     #[error("process {pid} may not be looked into ({source}): run ebbd as root")]
     NotPermitted {
-        /// The process.
+        /// The process's PID.
         pid: i32,
-        /// The kernel's words.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Not a QEMU, or one without a control socket.
+    /// The process is not QEMU, or is one without a control socket.
     #[error(
         "process {pid} ({command}) shows no QMP socket: give it with --qmp SOCK; a process that \
          is no QEMU cannot be held"
     )]
     NoQmp {
-        /// The process.
+        /// The process's PID.
         pid: i32,
-        /// What it runs.
+        /// The program that it runs.
         command: String,
     },
-    /// QMP is on a port.
+    /// QMP is on a TCP port.
     #[error(
         "process {0} has its QMP on TCP, and Ebb needs a UNIX socket: start QEMU with -qmp \
          unix:PATH,server=on,wait=off, beside what it has"
@@ -49,43 +49,43 @@ pub enum Refusal {
          <qemu:arg value='unix:PATH,server=on,wait=off'/>, and start the domain again"
     )]
     Libvirt {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// The process.
+        /// PID of the process.
         pid: i32,
     },
-    /// The socket is another QEMU's.
+    /// The socket belongs to another process.
     #[error("the QMP socket {path} belongs to process {owner}, not to {pid}")]
     OtherQmp {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Whose it is.
+        /// PID of the process that the socket belongs to.
         owner: i32,
-        /// Who was asked for.
+        /// PID of the process that was asked for.
         pid: i32,
     },
     /// QMP failed.
     #[error("the QMP socket {path}: {source}")]
     Qmp {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What failed.
+        /// The QMP error.
         source: QmpError,
     },
-    /// Memory that a device reaches by itself.
+    /// A device reaches the memory by itself, so that all of it must stay.
     #[error("process {pid} cannot be held because of {device}")]
     Device {
-        /// The process.
+        /// The process's PID.
         pid: i32,
-        /// The device.
+        /// The device that is in the way.
         device: Device,
     },
-    /// Somebody else serves its faults.
+    /// Another process serves the faults.
     #[error("process {0} has a userfaultfd already: another pager, or another ebbd, holds it")]
     OtherUserfaultfd(i32),
 }
 
-/// Takes hold of a process that is free to be held.
+/// Opens a process that may be managed.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -103,17 +103,16 @@ pub fn open(pid: i32) -> Result<Process, Refusal> {
     }
 }
 
-/// Whether these devices leave anything to be taken.
+/// Checks that these devices leave some memory that may be reclaimed.
 ///
 /// # Errors
-/// [`Refusal::Device`], with the one in the way.
+/// [`Refusal::Device`], with the device that is in the way.
 pub fn may_be_held(pid: i32, devices: &[Device]) -> Result<(), Refusal> {
     let in_the_way = reach::narrowest(devices).filter(|found| found.kind.reach() == Reach::Nothing);
     in_the_way.map_or(Ok(()), |found| Err(Refusal::Device { pid, device: found.clone() }))
 }
 
-/// Connects to the QEMU's QMP socket: the one given, else the one its command
-/// line names.
+/// Connects to QEMU's QMP socket: the given one, or else the one that its command line names.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -131,7 +130,7 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
                 None => None,
             };
             let named = named.ok_or(Refusal::NoQmp { pid, command })?;
-            // A relative path is meant from where QEMU was started.
+            // A relative path begins where QEMU was started.
             Path::new(&format!("/proc/{pid}/cwd")).join(named)
         }
     };
@@ -143,7 +142,8 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
     }
 }
 
-/// Why a socket is of no use; of libvirt's own with what libvirt offers.
+/// Why a socket cannot be used. For libvirt's own socket, the refusal tells what libvirt offers
+/// instead.
 fn refused(pid: i32, path: PathBuf, source: QmpError) -> Refusal {
     let is_libvirts = path.components().any(|part| part.as_os_str() == "libvirt");
     match source {
@@ -156,14 +156,14 @@ fn refused(pid: i32, path: PathBuf, source: QmpError) -> Refusal {
 #[derive(PartialEq, Eq, Debug)]
 enum Control {
     Path(String),
-    /// By the number of a descriptor.
+    /// The number of an inherited descriptor.
     Inherited(i32),
-    /// By a port.
+    /// A TCP port.
     Tcp,
 }
 
-/// `-qmp unix:PATH,...`, or `-chardev socket,id=X,path=PATH` with
-/// `-mon chardev=X,mode=control`, or `fd=NUMBER` in place of the path, or `port=NUMBER`.
+/// Finds `-qmp unix:PATH,...`, or `-chardev socket,id=X,path=PATH` with `-mon
+/// chardev=X,mode=control`. In the second form, `fd=NUMBER` or `port=NUMBER` may replace the path.
 fn qmp_of_command_line(words: &[String]) -> Option<Control> {
     let values = |option: &'static str| {
         words.windows(2).filter(move |pair| pair[0] == option).map(|pair| pair[1].as_str())
@@ -189,7 +189,7 @@ fn qmp_of_command_line(words: &[String]) -> Option<Control> {
     usable.into_iter().chain(tcp).next()
 }
 
-/// The parts of a value that commas end; two commas stand for one.
+/// Splits a value at its commas. Two commas stand for one.
 fn parts(value: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut signs = value.chars().peekable();
@@ -202,7 +202,7 @@ fn parts(value: &str) -> Vec<String> {
     parts
 }
 
-/// The path of the socket that is this descriptor of the process.
+/// The path of the socket behind a descriptor of the process.
 fn socket_path(pid: i32, number: i32) -> Option<PathBuf> {
     let link = std::fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
     let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
@@ -278,7 +278,7 @@ mod tests {
             let found = socket_path(std::process::id() as i32, socket.as_raw_fd());
             assert_eq!(found, Some(path));
         }
-        // Others are no texts.
+        // Other paths are not valid UTF-8.
         let path = directory.path().join(OsStr::from_bytes(b"\xff b"));
         let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert_eq!(socket_path(std::process::id() as i32, socket.as_raw_fd()), Some(path));

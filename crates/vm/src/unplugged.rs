@@ -1,4 +1,4 @@
-//! RAM that a VMM has no more: what proves that, and what is at its place.
+//! RAM that a VMM no longer has: the proof of that, and what is mapped in its place.
 
 use std::io;
 
@@ -8,18 +8,18 @@ use ebb_units::Hva;
 
 use crate::ram::{Ram, Region};
 
-/// How `/proc/PID/fd` names guest memory.
+/// Prefix by which `/proc/PID/fd` names guest memory.
 const MEMFD: &str = "/memfd:";
 
-/// Which of these files, by their inode numbers, the VMM has neither mapped nor open: nothing can
-/// bring one of them back to its guest.
+/// Returns those of these files, by inode number, that the VMM has neither mapped nor open. Nothing
+/// can bring such a file back to its guest.
 ///
-/// Looked at are mappings, descriptors, and the mappings once more, so that a file is found that is
-/// mapped or closed meanwhile. A VMM that is about to end has no mappings at all: that proves
-/// nothing of its memory.
+/// Looks at the mappings, then the descriptors, then the mappings again, so that it finds a file
+/// that is mapped or closed in between. A VMM that is about to end has no mappings at all, which
+/// proves nothing about its memory.
 ///
 /// # Errors
-/// As reading `/proc/PID`: then nothing is proved.
+/// As reading `/proc/PID`. Nothing is proved then.
 pub fn gone(process: &Process, inodes: &[u64]) -> io::Result<Vec<u64>> {
     let absent = |mappings: &[Vma], inodes: &[u64]| -> Vec<u64> {
         let is_mapped = |inode: u64| mappings.iter().any(|vma| vma.inode == inode);
@@ -32,18 +32,18 @@ pub fn gone(process: &Process, inodes: &[u64]) -> io::Result<Vec<u64>> {
     let open = process.open_inodes(MEMFD)?;
     let suspects: Vec<u64> = suspects.into_iter().filter(|inode| !open.contains(inode)).collect();
     let mappings = process.mappings()?;
-    // Last: until now its number was nobody else's.
+    // This check is last: it shows that the PID was not reused before.
     if mappings.is_empty() || process.has_ended()? {
         return Ok(Vec::new());
     }
     Ok(absent(&mappings, &suspects))
 }
 
-/// In which of these ranges, each in one region of the RAM, the VMM has that mapped. In others
-/// something else may be by now, or nothing.
+/// Returns those of `ranges`, each in one region of the RAM, at which the VMM has that region
+/// mapped. At the others it has something else or nothing.
 ///
 /// # Errors
-/// As reading `/proc/PID/maps`: then nothing is known.
+/// As reading `/proc/PID/maps`. Nothing is known then.
 pub fn mapped(process: &Process, ram: &Ram, ranges: &[HvaRange]) -> io::Result<Vec<HvaRange>> {
     let mappings = process.mappings()?;
     let mut found = Vec::new();
@@ -62,7 +62,7 @@ pub fn mapped(process: &Process, ram: &Ram, ranges: &[HvaRange]) -> io::Result<V
     Ok(found)
 }
 
-/// Whether a range shows this file from this offset on, in one mapping or several in a row.
+/// Whether a range shows this file from this offset on, in one mapping or in several in a row.
 pub(crate) fn is_mapped(
     mappings: &[Vma],
     start: Hva,

@@ -10,24 +10,24 @@ use crate::buffer::{self, Buffer};
 use crate::pattern::{WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result, measure, spread};
 
-/// Between two entries into the kernel: with page-table isolation other page tables are loaded
-/// then, so that an emulator looks pages up again.
+/// Accesses between two entries into the kernel. With page-table isolation, other page tables are
+/// loaded then, so that an emulator looks pages up again.
 const BATCH: u64 = 256;
-/// Of a hundred accesses so many are of the hot part; the others of all of it.
+/// Percentage of accesses to the hot part; the others are to all of the memory.
 const HOT_PERCENT: u64 = 90;
-/// The last words of our pages are in the next of the kernel's.
+/// Words of a page to use: the last words of a buffer's page lie in the kernel's next page.
 const WORDS: u64 = WORDS_PER_PAGE as u64 - 2;
 
 /// How often each page is accessed, by its rank (`spread.rs`).
 #[derive(Clone, Copy)]
 pub enum Law {
-    /// The pages of so many ranks are hot, from the first on, round the end.
+    /// The pages of `count` ranks are hot, beginning with `first` and wrapping around.
     Hot { first: u64, count: u64 },
-    /// Rank by rank less often: by Zipf's law with an exponent of 1.
+    /// Each rank is accessed less often than the one before: Zipf's law with an exponent of 1.
     Zipf,
 }
 
-/// Accesses under way: every second one is a write, of what is there.
+/// Running accesses: every second one is a write that keeps the content.
 pub struct Access {
     shared: Arc<Shared>,
     frames: Vec<u64>,
@@ -42,7 +42,7 @@ struct Shared {
 }
 
 impl Law {
-    /// `hot FIRST COUNT`, or `zipf`.
+    /// Parses `hot FIRST COUNT`, or `zipf`.
     pub fn parse(words: &[&str]) -> Result<Law> {
         match *words {
             ["hot", first, count] => {
@@ -65,7 +65,7 @@ impl Law {
             }
             Law::Hot { .. } => random / 100 % pages,
             Law::Zipf => {
-                // Its distribution to within a part of the first ranks, without a table.
+                // Gives this distribution, except for the first ranks, without a table.
                 let part = random as f64 / u64::MAX as f64;
                 ((pages as f64).powf(part) as u64 - 1).min(pages - 1)
             }
@@ -74,7 +74,7 @@ impl Law {
 }
 
 impl Access {
-    /// Takes `bytes`, writes all of it, and begins.
+    /// Allocates `bytes`, writes all of it, and begins.
     pub fn start(name: &str, bytes: u64, law: Law) -> Result<Access> {
         let buffer = Buffer::new(name, 0, bytes);
         let frames = buffer.frames(|_| true)?;
@@ -89,12 +89,13 @@ impl Access {
         Ok(Access { shared, frames, began: Instant::now(), thread })
     }
 
-    /// From now on by this law.
+    /// Changes the law.
     pub fn change(&self, law: Law) {
         *self.shared.law.lock().unwrap_or_else(PoisonError::into_inner) = law;
     }
 
-    /// Waits for so many more: all that were done, and microseconds since it began.
+    /// Waits for this many more accesses. Returns all that were done, and microseconds since it
+    /// began.
     pub fn wait(&self, more: u64) -> Result<String> {
         let goal = self.shared.done.load(Relaxed) + more;
         while self.shared.done.load(Relaxed) < goal {
@@ -106,12 +107,12 @@ impl Access {
         Ok(format!("{} {}", self.shared.done.load(Relaxed), self.began.elapsed().as_micros()))
     }
 
-    /// The guest's frames of its pages, in their order.
+    /// The guest's frames of the pages, in the order of the pages.
     pub fn frames(&self) -> String {
         buffer::runs(&self.frames)
     }
 
-    /// Ends it: accesses done, and bytes found wrong.
+    /// Ends it. Returns the accesses done, and the wrong bytes found.
     pub fn stop(self) -> Result<String> {
         self.shared.stop.store(true, Relaxed);
         let wrong = self.thread.join().map_err(|_| "the accessing thread died")?;

@@ -26,8 +26,7 @@ pub fn mount() -> Result<()> {
     Ok(())
 }
 
-/// Loads every module of the image, in the order that their dependencies ask
-/// for.
+/// Loads every module of the image, in the order of their dependencies.
 pub fn load_modules() -> Result<()> {
     load_in_order("order")
 }
@@ -67,12 +66,12 @@ pub fn mount_disk(kind: &str, device: &str, at: &str) -> Result<()> {
     }
 }
 
-/// Takes it away again, with all that was written on it.
+/// Unmounts it, with all that was written to it.
 pub fn unmount(at: &str) -> Result<()> {
     rustix::mount::unmount(at, rustix::mount::UnmountFlags::empty()).context(at)
 }
 
-/// Leaves this process to the init program of the system on a disk.
+/// Hands this process over to the init program of the system on a disk.
 pub fn system(kind: &str, device: &str) -> Result<Infallible> {
     mount_disk(kind, device, "/root")?;
     for at in ["proc", "sys", "dev"] {
@@ -86,7 +85,7 @@ pub fn system(kind: &str, device: &str) -> Result<Infallible> {
     Err(error).context("/sbin/init")
 }
 
-/// Tells one boot from the next.
+/// An identifier of this boot.
 pub fn id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().into()
 }

@@ -8,11 +8,11 @@ use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
 const PAGE_BYTES: u64 = 4096;
-/// Of an entry of `/proc/PID/pagemap`: the frame's number.
+/// Bits of the frame number in an entry of `/proc/PID/pagemap`.
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Anonymous memory; what it holds goes back to the kernel when it is dropped:
-/// the allocator maps blocks of this size one by one.
+/// Anonymous memory. It returns to the kernel when this is dropped: the allocator maps blocks of
+/// this size one by one.
 pub struct Buffer {
     name: String,
     generation: u64,
@@ -20,7 +20,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Takes `bytes` of memory and writes all of it.
+    /// Allocates `bytes` of memory and writes all of it.
     pub fn new(name: &str, generation: u64, bytes: u64) -> Buffer {
         let words = vec![0; (bytes / 8) as usize];
         let mut buffer = Buffer { name: name.into(), generation, words };
@@ -28,7 +28,7 @@ impl Buffer {
         buffer
     }
 
-    /// Writes all of it anew, with other content.
+    /// Writes all of it again, with other content.
     pub fn refill(&mut self) {
         self.generation += 1;
         self.write();
@@ -44,25 +44,24 @@ impl Buffer {
         wrong
     }
 
-    /// Reads and writes one word of every page, without changing it; how many
-    /// pages that were.
+    /// Reads and writes one word of every page, without changing it. Returns the number of pages.
     pub fn touch(&mut self) -> u64 {
         let pages = self.words.chunks_mut(WORDS_PER_PAGE);
         pages.map(|page| page[0] = black_box(page[0])).count() as u64
     }
 
-    /// All of it.
+    /// All of its words.
     pub fn words_mut(&mut self) -> &mut [u64] {
         &mut self.words
     }
 
-    /// The number of the page in which it begins. An allocation of this size begins 16 bytes
-    /// into a page: each of ours ends in the next.
+    /// Number of the kernel's page in which it begins. An allocation of this size begins 16 bytes
+    /// into a page, so each page of the buffer ends in the kernel's next page.
     pub fn first_page(&self) -> u64 {
         self.words.as_ptr().addr() as u64 / PAGE_BYTES
     }
 
-    /// The guest's frames of those of its pages, in their order.
+    /// The guest's frames of the wanted pages, in the order of the pages.
     pub fn frames(&self, is_wanted: impl Fn(usize) -> bool) -> Result<Vec<u64>> {
         let pagemap = File::open("/proc/self/pagemap").context("pagemap")?;
         let pages = (0..self.words.len() / WORDS_PER_PAGE).filter(|page| is_wanted(*page));
@@ -87,7 +86,7 @@ impl Buffer {
     }
 }
 
-/// Frames as `FIRST+COUNT` in hexadecimal, one run behind the other.
+/// Frames as runs of `FIRST+COUNT` in hexadecimal.
 pub fn runs(frames: &[u64]) -> String {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for &frame in frames {

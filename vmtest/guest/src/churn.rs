@@ -1,5 +1,5 @@
-//! Load in the background: memory taken, filled, checked and freed, processes forked;
-//! files written and read.
+//! Load in the background. Memory is allocated, filled, checked and freed, processes are forked,
+//! and files are written and read.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::{Context, Result};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// A running load, of one thread per processor or more.
+/// A running load, with at least one thread for each processor.
 #[derive(Default)]
 pub struct Churn {
     stop: Arc<AtomicBool>,
@@ -24,8 +24,7 @@ pub struct Churn {
 }
 
 impl Churn {
-    /// Starts it, for `seconds` or until it is stopped; its threads together
-    /// hold `bytes` at most.
+    /// Starts it, for `seconds` or until it is stopped. Its threads together use at most `bytes`.
     pub fn start(name: &str, seconds: u64, bytes: u64) -> Result<Churn> {
         let count = thread::available_parallelism().context("processors")?.get() as u64;
         let mut churn = Churn::default();
@@ -44,8 +43,8 @@ impl Churn {
         Ok(churn)
     }
 
-    /// One that writes and reads files of `bytes` in `directory`, past the page cache
-    /// and through it, until it is stopped.
+    /// Starts one that writes and reads files of `bytes` in `directory`, past the page cache and
+    /// through it, until it is stopped.
     pub fn start_on_disk(name: &str, directory: &str, bytes: u64) -> Result<Churn> {
         let mut churn = Churn::default();
         for kind in [Kind::Direct, Kind::Buffered] {
@@ -68,7 +67,7 @@ impl Churn {
         Ok(())
     }
 
-    /// Waits for so many more cycles.
+    /// Waits for this many more cycles.
     pub fn wait(&self, more: u64) -> Result<String> {
         let goal = self.cycles.load(Ordering::Relaxed) + more;
         while self.cycles.load(Ordering::Relaxed) < goal {
@@ -80,7 +79,7 @@ impl Churn {
         Ok("done".into())
     }
 
-    /// Ends it: cycles done, and bytes found wrong.
+    /// Ends it. Returns the cycles done, and the wrong bytes found.
     pub fn stop(self) -> Result<String> {
         self.stop.store(true, Ordering::Relaxed);
         let mut wrong = Wrong::default();
@@ -114,7 +113,7 @@ impl Worker {
         Ok(wrong)
     }
 
-    /// From one page to this worker's share, small and large ones alike often:
+    /// A random size from one page to this worker's share, small and large ones equally often:
     /// xorshift64.
     fn next_bytes(&mut self) -> u64 {
         self.random ^= self.random << 13;
@@ -126,7 +125,7 @@ impl Worker {
     }
 }
 
-/// The shell forks once more for each side of a pipe.
+/// Runs a pipe, for each side of which the shell forks once more.
 fn fork_and_execute() -> Result<()> {
     let status = Command::new("/bin/busybox").args(["sh", "-c", ": | /bin/busybox true"]).status();
     match status.context("busybox")?.success() {

@@ -1,4 +1,4 @@
-//! The commands that the host can give.
+//! The commands of the host.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::files::{self, Files};
 use crate::hot::Hot;
 use crate::{Context, Result, boot, measure, power, samples, shell};
 
-/// Left to the kernel whatever is asked for: init must not be in want of memory.
+/// Memory that is left to the kernel whatever is requested: init must not run short of it.
 const RESERVE_BYTES: u64 = 24 << 20;
 const BENCH_BYTES: u64 = 64 << 20;
 
@@ -31,7 +31,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Does what one request asks for.
+    /// Carries out one request.
     pub fn obey(&mut self, request: &str) -> Result<String> {
         let words: Vec<&str> = request.split_whitespace().collect();
         match *words {
@@ -111,7 +111,7 @@ impl Guest {
     }
 
     fn fill(&mut self, name: &str, bytes: u64) -> Result<String> {
-        // The old one first: both at once may be more than there is.
+        // The old one is removed first: both at once may be more than there is.
         self.buffers.remove(name);
         affordable(bytes)?;
         let buffer = Buffer::new(name, self.next(), bytes);
@@ -149,14 +149,14 @@ impl Guest {
         done()
     }
 
-    /// A generation apart from all others: nothing old passes for new.
+    /// The next generation, far from all others: no old content passes for new.
     fn next(&mut self) -> u64 {
         self.generation += 1_000_000;
         self.generation
     }
 }
 
-/// `timed READ PATH` and its like: the answer is microseconds.
+/// Runs `timed READ PATH` and the like. The answer is in microseconds.
 fn timed(what: &str, request: &str) -> Result<String> {
     let words: Vec<&str> = request.split_whitespace().skip(2).collect();
     match (what, &words[..]) {
@@ -203,7 +203,7 @@ fn affordable(bytes: u64) -> Result<()> {
     }
 }
 
-/// `write PATH TEXT`, the text as it stands in the request.
+/// Runs `write PATH TEXT`, with the text as it is in the request.
 fn write(path: &str, request: &str) -> Result<String> {
     let text = request.split_once(path).map_or("", |(_, rest)| rest.trim_start());
     fs::write(path, text).context(path).and(done())
@@ -213,14 +213,14 @@ fn fsync(path: &str) -> Result<String> {
     fs::File::open(path).and_then(|file| file.sync_all()).context(path).and(done())
 }
 
-/// Pages per second.
+/// Touches all pages. Returns pages a second.
 fn touch(buffer: &mut Buffer) -> String {
     let start = Instant::now();
     let pages = buffer.touch();
     rate(pages, start.elapsed())
 }
 
-/// Fills and checks a buffer over and over; pages written or read per second.
+/// Fills and checks a buffer repeatedly. Returns pages written or read a second.
 fn bench(seconds: u64) -> Result<String> {
     affordable(BENCH_BYTES)?;
     let limit = Duration::from_secs(seconds);

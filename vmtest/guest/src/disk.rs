@@ -1,5 +1,4 @@
-//! A disk whose device writes into memory that no processor has touched since
-//! it was free.
+//! A disk whose device writes into memory that no processor has touched since it was freed.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,13 +10,13 @@ use crate::files::{PAGE_BYTES, bytes_of, words_of};
 use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
-/// Memory as direct I/O wants it.
+/// Memory with the alignment of direct I/O.
 #[repr(align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
-/// Writes the first `bytes` of the disk past the page cache and reads them back
-/// through it: the kernel does not clear the pages that it gives the device to
-/// read into. How many bytes came back wrong.
+/// Writes the first `bytes` of the disk past the page cache and reads them back through it: the
+/// kernel does not clear the pages into which the device reads. Returns how many bytes came back
+/// wrong.
 pub fn round_trip(path: &str, bytes: u64, generation: u64) -> Result<String> {
     let pattern = Pattern::new(path, generation);
     let pages = bytes / PAGE_BYTES as u64;
@@ -25,7 +24,7 @@ pub fn round_trip(path: &str, bytes: u64, generation: u64) -> Result<String> {
     Ok(compare(path, pattern, pages).context(path)?.to_string())
 }
 
-/// Direct writes throw cached pages of the same place away.
+/// Writes directly, which drops cached pages of the same place.
 fn write(path: &str, pattern: Pattern, pages: u64) -> io::Result<()> {
     let flags = OFlags::DIRECT.bits() as i32;
     let disk = File::options().write(true).custom_flags(flags).open(path)?;

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
-/// Where files go if nothing else is said: a tmpfs.
+/// The default directory of files: a tmpfs.
 pub const DIRECTORY: &str = "/tmp";
-/// A page.
+/// Size of a page.
 pub const PAGE_BYTES: usize = WORDS_PER_PAGE * 8;
 
-/// A file.
+/// A file with a pattern.
 pub struct Files {
     pattern: Pattern,
     path: PathBuf,
@@ -38,7 +38,7 @@ impl Files {
         Ok(())
     }
 
-    /// Reads it back and compares every byte.
+    /// Reads the file back and compares every byte.
     pub fn check(&self) -> Result<Wrong> {
         self.compare().context(self.path.display())
     }

@@ -10,11 +10,12 @@ use crate::buffer::{self, Buffer};
 use crate::pattern::{WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
-/// Between two passes: the kernel is entered, and with page-table isolation other page tables
-/// are loaded, so that an emulator looks them up again.
+/// Pause between two passes. The kernel is entered then, and with page-table isolation other page
+/// tables are loaded, so that an emulator looks them up again.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Pages `unit` in a row, aligned, are used, of every `part` units the first; the others never.
+/// Memory in aligned units of `unit` pages. Of every `part` units, the first is used, the others
+/// never.
 pub struct Hot {
     stop: Arc<AtomicBool>,
     passes: Arc<AtomicU64>,
@@ -23,7 +24,7 @@ pub struct Hot {
 }
 
 impl Hot {
-    /// Takes `bytes`, writes all of it, and begins to use the part.
+    /// Allocates `bytes`, writes all of it, and begins to use the part.
     pub fn start(name: &str, bytes: u64, unit: u64, part: u64) -> Result<Hot> {
         if unit == 0 || part == 0 {
             return Err("a unit has a page, and a part is a fraction".into());
@@ -49,7 +50,7 @@ impl Hot {
         Ok(Hot { stop, passes, frames, thread: thread.context("thread")? })
     }
 
-    /// Waits for so many more passes over the part.
+    /// Waits for this many more passes over the part.
     pub fn wait(&self, more: u64) -> Result<String> {
         let goal = self.passes.load(Ordering::Relaxed) + more;
         while self.passes.load(Ordering::Relaxed) < goal {
@@ -61,12 +62,12 @@ impl Hot {
         Ok("done".into())
     }
 
-    /// The guest's frames of the part, as [`buffer::runs`] has them.
+    /// The guest's frames of the part, in the format of [`buffer::runs`].
     pub fn frames(&self) -> String {
         buffer::runs(&self.frames)
     }
 
-    /// Ends it: passes done, and bytes found wrong in all of the memory.
+    /// Ends it. Returns the passes done, and the wrong bytes found in all of the memory.
     pub fn stop(self) -> Result<String> {
         self.stop.store(true, Ordering::Relaxed);
         let wrong = self.thread.join().map_err(|_| "the hot thread died")?;

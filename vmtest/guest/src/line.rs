@@ -10,14 +10,14 @@ use crate::{Context, Result};
 
 const PATH: &str = "/dev/ttyS0";
 
-/// The line, and what was last said on it.
+/// The line, and the last answer sent on it.
 pub struct Line {
     input: BufReader<File>,
     last: String,
 }
 
 impl Line {
-    /// Opens it without echo or any treatment of characters.
+    /// Opens it without echo or any other processing of characters.
     pub fn open() -> Result<Line> {
         let file = File::options().read(true).write(true).open(PATH).context(PATH)?;
         let mut settings = tcgetattr(&file).context(PATH)?;
@@ -26,7 +26,7 @@ impl Line {
         Ok(Line { input: BufReader::new(file), last: String::new() })
     }
 
-    /// Waits for the next request; what is no request is passed over.
+    /// Waits for the next request. Skips everything else.
     pub fn request(&mut self) -> Result<(u64, String)> {
         loop {
             let mut line = String::new();
@@ -50,19 +50,19 @@ impl Line {
         self.repeat()
     }
 
-    /// Says the last answer once more.
+    /// Sends the last answer again.
     pub fn repeat(&mut self) -> Result<()> {
         self.input.get_mut().write_all(self.last.as_bytes()).context(PATH)
     }
 }
 
-/// `#17 cat /proc/meminfo`.
+/// Parses `#17 cat /proc/meminfo`.
 fn parse(line: &str) -> Option<(u64, String)> {
     let (number, request) = line.strip_prefix('#')?.split_once(' ')?;
     Some((number.parse().ok()?, request.trim().to_owned()))
 }
 
-/// The inside of a JSON string, in ASCII.
+/// Escapes text for the inside of a JSON string, in ASCII.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for unit in text.encode_utf16() {

@@ -1,4 +1,4 @@
-//! A file under load: written and read in random places, every byte checked.
+//! A file under load: written and read in random places, with every byte checked.
 
 use std::fs::File;
 use std::io;
@@ -11,29 +11,29 @@ use crate::files::{PAGE_BYTES, bytes_of, words_of};
 use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
-/// The longest piece moved at once.
+/// Longest piece that is read or written at once.
 const RUN_PAGES: usize = 32;
-/// So often what was written is brought to the disk, and forgotten in memory.
+/// Cycles between two writebacks, after which the page cache is dropped.
 const SYNC_EVERY: u64 = 8;
 
-/// How it is accessed.
+/// How the file is accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Past the page cache.
     Direct,
-    /// Through it.
+    /// Through the page cache.
     Buffered,
 }
 
-/// Memory as direct I/O wants it.
+/// Memory with the alignment of direct I/O.
 #[repr(align(4096))]
 struct Run([u8; RUN_PAGES * PAGE_BYTES]);
 
-/// A file, and what must be in it.
+/// A file, and its expected content.
 pub struct LoadedFile {
     file: File,
     name: String,
-    /// By page; 0 is a page of zeros, as a file that was only made long has.
+    /// Generation of each page; 0 is a page of zeros, as in a file that was only extended.
     generations: Vec<u64>,
     random: u64,
     cycles: u64,
@@ -42,7 +42,7 @@ pub struct LoadedFile {
 }
 
 impl LoadedFile {
-    /// A new file of `bytes`.
+    /// Creates a file of `bytes`.
     pub fn create(path: &Path, kind: Kind, bytes: u64) -> Result<LoadedFile> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
@@ -75,7 +75,7 @@ impl LoadedFile {
         self.check(page, count)
     }
 
-    /// Checks all of it as it is on the disk; what was wrong ever since.
+    /// Checks all of the file as it is on the disk. Returns what was wrong since it was created.
     pub fn finish(mut self) -> io::Result<Wrong> {
         self.file.sync_all()?;
         fadvise(&self.file, 0, None, Advice::DontNeed)?;

@@ -1,9 +1,9 @@
-//! The init program of test guests: does what the host asks for over `ttyS0`.
+//! The init program of test guests: carries out the host's requests over `ttyS0`.
 //!
-//! A request is a line `#NUMBER COMMAND ARGUMENTS`, its answer one line
-//! `@NUMBER ok "TEXT" $LENGTH` or `@NUMBER error "TEXT" $LENGTH`. The text is a
-//! JSON string of LENGTH characters between its quotes: what the kernel prints
-//! in between is told from it, and `again` repeats an answer that was torn.
+//! A request is a line `#NUMBER COMMAND ARGUMENTS`. Its answer is one line
+//! `@NUMBER ok "TEXT" $LENGTH` or `@NUMBER error "TEXT" $LENGTH`. The text is a JSON string with
+//! LENGTH characters between its quotes: by that, it is told from what the kernel prints in
+//! between. `again` repeats an answer that was torn.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -32,7 +32,7 @@ use line::Line;
 /// Why a request failed, in words.
 type Result<T, E = String> = std::result::Result<T, E>;
 
-/// Gives an error the name of what failed.
+/// Adds the name of what failed to an error.
 trait Context<T> {
     fn context(self, what: impl Display) -> Result<T>;
 }

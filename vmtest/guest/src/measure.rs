@@ -12,14 +12,14 @@ use rustix::fs::OFlags;
 use crate::pattern::WORDS_PER_PAGE;
 use crate::{Context, Result};
 
-/// What programs that copy files read at once.
+/// Bytes that programs that copy files read at once.
 const CHUNK_BYTES: usize = 128 << 10;
 
-/// Memory as direct I/O wants it.
+/// Memory with the alignment of direct I/O.
 #[repr(align(4096))]
 struct Aligned([u8; CHUNK_BYTES]);
 
-/// Reads all of a file through the page cache: microseconds.
+/// Reads all of a file through the page cache. Returns microseconds.
 pub fn read(path: &str) -> Result<String> {
     timed(|| {
         let mut file = File::open(path).context(path)?;
@@ -29,7 +29,7 @@ pub fn read(path: &str) -> Result<String> {
     })
 }
 
-/// Takes memory, touches all of it in order and gives it back: microseconds.
+/// Allocates memory, touches all of it in order and frees it. Returns microseconds.
 pub fn allocate(bytes: u64) -> Result<String> {
     timed(|| {
         let mut words = vec![0_u64; (bytes / 8) as usize];
@@ -38,8 +38,8 @@ pub fn allocate(bytes: u64) -> Result<String> {
     })
 }
 
-/// Reads or writes `bytes` at the beginning of a disk past the page cache, in order or
-/// not, so many bytes at once, on so many threads: microseconds.
+/// Reads or writes `bytes` at the beginning of a disk past the page cache, in order or at random,
+/// `at_once` bytes at once, on `threads` threads. Returns microseconds.
 pub fn disk(path: &str, access: &str, bytes: u64, at_once: u64, threads: u64) -> Result<String> {
     let is_write = access.ends_with("write");
     let is_random = access.starts_with("random");
@@ -74,19 +74,19 @@ pub fn disk(path: &str, access: &str, bytes: u64, at_once: u64, threads: u64) ->
     })
 }
 
-/// xorshift64: the number after this one.
+/// xorshift64: the next number.
 pub fn next_random(mut random: u64) -> u64 {
     random ^= random << 13;
     random ^= random >> 7;
     random ^ random << 17
 }
 
-/// Runs a program of the system below `root`: microseconds.
+/// Runs a program of the system below `root`. Returns microseconds.
 pub fn program(root: &str, line: &str) -> Result<String> {
     timed(|| {
         let mut command = Command::new("/bin/busybox");
         command.args(["chroot", root, "/bin/sh", "-c", line]);
-        // For what the shell starts: it exports none of its own.
+        // For what the shell starts: it exports no PATH of its own.
         command.env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         let output = command.output().context(line)?;
         match output.status.success() {

@@ -7,22 +7,22 @@ pub const WORDS_PER_PAGE: usize = 512;
 #[derive(Clone, Copy)]
 pub struct Pattern {
     seed: u64,
-    /// Each word stands so often in a row.
+    /// How often each word stands in a row.
     repeat: usize,
 }
 
 /// Bytes that are not what they should be.
 #[derive(Clone, Default)]
 pub struct Wrong {
-    /// How many.
+    /// Their number.
     pub bytes: u64,
-    /// The first place, in words.
+    /// The first of them, in words.
     pub first: Option<String>,
 }
 
 impl Pattern {
-    /// The pattern of `name` at `generation`. It does not compress, unless the name begins
-    /// with `soft`: then to about an eighth.
+    /// The pattern of `name` at `generation`. It does not compress, unless the name begins with
+    /// `soft`: then it compresses to about an eighth.
     pub fn new(name: &str, generation: u64) -> Pattern {
         let repeat = if name.starts_with("soft") { 16 } else { 1 };
         let name = name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
@@ -56,10 +56,10 @@ impl Pattern {
     }
 }
 
-/// Odd, with all bytes different from 0: neighbouring words differ in many places.
+/// Odd, and no byte of it is 0: neighbouring words differ in many places.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A bijection in which every bit of the input reaches every bit of the output.
+/// A bijection in which every bit of the input affects every bit of the output.
 fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(STEP);
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -76,7 +76,7 @@ impl Wrong {
         });
     }
 
-    /// Takes in what another check found.
+    /// Adds what another check found.
     pub fn merge(&mut self, other: Wrong) {
         self.bytes += other.bytes;
         self.first = self.first.take().or(other.first);

@@ -1,4 +1,4 @@
-//! Ends of a boot.
+//! Ways in which a boot ends.
 
 use std::convert::Infallible;
 use std::fs::{self, File};
@@ -7,13 +7,13 @@ use rustix::system::{RebootCommand, reboot};
 
 use crate::{Context, Result};
 
-/// Starts the machine anew.
+/// Resets the machine.
 pub fn restart() -> Result<Infallible> {
     reboot(RebootCommand::Restart).context("reboot")?;
     Err("reboot(2) returned".into())
 }
 
-/// Starts another kernel in the place of this one, without the firmware.
+/// Starts another kernel in place of this one, without the firmware.
 pub fn kexec(kernel: &str, initrd: &str) -> Result<Infallible> {
     let open = |path| File::open(path).context(path);
     let line = fs::read_to_string("/proc/cmdline").context("the command line")?;
@@ -35,7 +35,7 @@ pub fn panic() -> Result<Infallible> {
     Err("the kernel survived".into())
 }
 
-/// Stops for good, leaving what was printed on the screen: init must not end.
+/// Stops for good, and leaves on the screen what was printed: init must not end.
 pub fn halt() -> ! {
     loop {
         std::thread::park();

@@ -1,5 +1,5 @@
-//! Loops whose speed is told piece by piece: what disturbs the guest for a moment shows in
-//! one of them.
+//! Loops whose speed is reported piece by piece: a short disturbance of the guest shows in one of
+//! the pieces.
 
 use std::hint::black_box;
 use std::sync::{Barrier, Mutex, PoisonError};
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use crate::Result;
 
-/// What all threads copy for one sample: more than processors cache.
+/// Bytes that all threads together copy for one sample: more than processors cache.
 const COPY_BYTES: usize = 64 << 20;
-/// As the paper has it: about 2^28 cycles.
+/// As in the paper: about 2^28 cycles.
 const QUANTUM: Duration = Duration::from_millis(125);
 /// Steps between two looks at the clock.
 const STEPS: u64 = 256;
-/// So many are told at most: a console carries them.
+/// Most samples to report, since a console carries them.
 const SAMPLES_MAX: usize = 4000;
 
-/// When it was taken, from the beginning on, and what it came to.
+/// When a sample was taken, since the beginning, and its figure.
 type Sample = (Duration, f64);
 
-/// McCalpin's STREAM, of it the copy: MiB a second, copy by copy.
+/// The copy of McCalpin's STREAM: MiB a second, copy by copy.
 pub fn stream(threads: usize, seconds: u64) -> Result<String> {
     let threads = threads.clamp(1, 64);
     let bytes = COPY_BYTES / threads;
@@ -35,7 +35,7 @@ pub fn stream(threads: usize, seconds: u64) -> Result<String> {
             barrier.wait();
             to.copy_from_slice(black_box(&from));
             black_box(&to);
-            // One decides for all whether it was the last.
+            // One thread decides for all whether it was the last copy.
             if barrier.wait().is_leader() {
                 copies().add((bytes * threads) as f64 / f64::from(1 << 20));
             }
@@ -46,10 +46,10 @@ pub fn stream(threads: usize, seconds: u64) -> Result<String> {
     Ok(told(samples))
 }
 
-/// What all threads have copied together.
+/// What all threads together have copied.
 #[derive(Default)]
 struct Copies {
-    /// The beginning, and the last copy's end from then on.
+    /// The beginning, and the end of the last copy since then.
     clock: Option<(Instant, Duration)>,
     samples: Vec<Sample>,
 }
@@ -101,7 +101,7 @@ fn on_threads<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Result
     })
 }
 
-/// `MILLISECONDS:FIGURE`, one after the other.
+/// Samples as `MILLISECONDS:FIGURE`, in order.
 fn told(samples: Vec<Sample>) -> String {
     let words = samples.iter().map(|(at, figure)| format!("{}:{figure:.0}", at.as_millis()));
     words.collect::<Vec<_>>().join(" ")

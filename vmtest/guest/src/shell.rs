@@ -1,4 +1,4 @@
-//! What busybox does for the host.
+//! Shell commands for the host, by busybox.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::{Context, Result};
 
 const BUSYBOX: &str = "/bin/busybox";
 
-/// What a line of the shell prints; its programs are busybox's.
+/// Runs a shell line whose programs are busybox's. Returns what it prints.
 pub fn run(line: &str) -> Result<String> {
     let output = Command::new(BUSYBOX).args(["sh", "-c", line]).output().context(BUSYBOX)?;
     match output.status.success() {

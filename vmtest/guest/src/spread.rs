@@ -1,9 +1,9 @@
-//! Which page comes at which rank: the hot ones lie scattered. Benchmarks have it too.
+//! Which page has which rank: hot pages are scattered. Benchmarks use it too.
 
-/// A prime: of fewer pages none comes twice.
+/// A prime: with fewer pages, no page comes twice.
 const STEP: u64 = 1_000_003;
 
-/// The page of a rank, of so many pages.
+/// The page of a rank, of `pages` pages.
 pub fn page(rank: u64, pages: u64) -> u64 {
     rank % pages * STEP % pages
 }

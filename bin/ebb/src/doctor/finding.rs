@@ -8,13 +8,13 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-/// How well the host does on one point.
+/// How well the host does in one check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing to do.
+    /// There is nothing to do.
     Ok,
-    /// Ebb works, but pays for the lack.
+    /// Ebb works, but the lack costs something.
     Degraded,
     /// A main part of Ebb does not work.
     Missing,
@@ -22,16 +22,16 @@ pub enum Verdict {
     Unknown,
 }
 
-/// One check's result.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub struct Finding {
     pub check: &'static str,
     pub verdict: Verdict,
-    /// What is there.
+    /// What the host has.
     pub found: String,
-    /// What it costs to be without.
+    /// Cost of the lack.
     pub cost: Option<&'static str>,
-    /// What to do about it.
+    /// How to mend the lack.
     pub mend: Option<String>,
     #[serde(skip)]
     pub fixes: Vec<Fix>,
@@ -62,14 +62,14 @@ impl Finding {
         Finding { verdict: Verdict::Missing, ..Finding::degraded(check, found, cost, mend) }
     }
 
-    /// What this user cannot see.
+    /// Returns a finding about what this user cannot see.
     pub fn unknown(check: &'static str, found: impl Into<String>) -> Finding {
         let mend = Some("run ebb doctor as root".into());
         let cost = Some("nothing by itself: only root can tell whether it is well");
         Finding { verdict: Verdict::Unknown, cost, mend, ..Finding::ok(check, found) }
     }
 
-    /// A lack that `--fix` mends.
+    /// Returns a finding about a lack that `--fix` mends.
     pub fn fixable(
         check: &'static str,
         found: impl Into<String>,
@@ -95,7 +95,7 @@ impl Finding {
     }
 }
 
-/// Something that `--fix` does; shown as the command that would do the same.
+/// What `--fix` does about a lack. It is shown as a command that would do the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fix {
     Write { path: PathBuf, text: &'static str },

@@ -8,10 +8,10 @@ use ebb_units::{Bytes, HUGE_BYTES};
 use super::finding::{Finding, Fix};
 
 const SHMEM: &str = "shmem THP";
-/// Of a VM that starts as it is.
+/// Cost for a VM that starts with the settings as they are.
 const SHMEM_COST: &str = advice::SMALL_PAGES_COST;
 const GLOBAL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-/// Only on kernels that know huge pages of several sizes.
+/// Setting by size, only on kernels that know huge pages of several sizes.
 const OF_2_MIB: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled";
 
 const HUGETLB: &str = "hugetlb";
@@ -40,8 +40,8 @@ fn judge_shmem(global: Option<&str>, of_2_mib: Option<&str>) -> Finding {
     }
 }
 
-/// `deny` and `force` override the setting by size; else that one decides,
-/// unless it defers to the global one.
+/// Returns what makes huge pages available. `deny` and `force` override the setting by size.
+/// Otherwise that setting decides, unless it defers to the global one.
 fn shmem_fixes(global: &str, of_2_mib: &str) -> Vec<Fix> {
     let allows = |setting: &str| matches!(setting, "always" | "within_size" | "advise");
     let advise = Fix::Write { path: GLOBAL.into(), text: "advise" };
@@ -58,7 +58,7 @@ fn shmem_fixes(global: &str, of_2_mib: &str) -> Vec<Fix> {
     }
 }
 
-/// The word in brackets.
+/// Returns the word in brackets.
 fn chosen(setting: &str) -> Option<&str> {
     let (_, rest) = setting.split_once('[')?;
     rest.split_once(']').map(|(word, _)| word)

@@ -18,7 +18,7 @@ pub fn check(as_root: bool) -> Finding {
             let found = "emulates kernel mode in software: stock kernels do not get through boot";
             Finding::degraded(CHECK, found, COST, mend)
         }
-        // The daemon, which is root, may well use it.
+        // The daemon is root and may well be able to use it.
         Verdict::Unusable(why) if !as_root && Path::new(CHECK).exists() => {
             Finding::unknown(CHECK, why)
         }

@@ -1,6 +1,6 @@
-//! `ebb doctor`: what this host offers, what a lack costs, how to mend it.
+//! `ebb doctor`: what this host offers, what a lack costs, and how to mend it.
 //!
-//! Needs no daemon. Every check looks or tries; none concludes from a version.
+//! It needs no daemon. Every check looks or tries; none concludes from a version.
 
 mod finding;
 mod huge_pages;
@@ -23,11 +23,11 @@ use finding::{Finding, Verdict};
 #[derive(Serialize)]
 struct Report {
     checks: Vec<Finding>,
-    /// What `--fix` did, each as a command that would do the same.
+    /// What `--fix` did: commands that would do the same.
     fixed: Vec<String>,
 }
 
-/// Checks the host; with `fix`, mends first what can be mended.
+/// Checks the host. With `fix`, it first mends what can be mended.
 pub fn run(run_dir: &Path, fix: bool, json: bool) -> anyhow::Result<Outcome> {
     let run_dir = std::path::absolute(run_dir).context("the run directory")?;
     let mut checks = check(&run_dir);

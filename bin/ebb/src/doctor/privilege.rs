@@ -13,16 +13,16 @@ const COST: &str = "no VM can be managed";
 /// Bits of `CapEff`, from `include/uapi/linux/capability.h`.
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_MKNOD: u32 = 27;
-/// Yama's scope in which nobody traces anybody until the next boot.
+/// Yama's ptrace scope in which nobody may trace until the next boot.
 const PTRACE_FORBIDDEN: &str = "3";
 
-/// A user who cannot take over another's paging.
+/// Whether this user cannot take over another process's paging.
 pub fn is_unprivileged() -> bool {
     let has = rustix::thread::capabilities(None).map(|has| has.effective);
     !geteuid().is_root() && !has.is_ok_and(|has| has.contains(CapabilitySet::SYS_PTRACE))
 }
 
-/// What a user without privilege is told before anything else.
+/// Returns the finding that a user without privilege sees first.
 pub fn unprivileged() -> Finding {
     Finding::missing(
         CHECK,

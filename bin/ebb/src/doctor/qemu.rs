@@ -33,7 +33,7 @@ fn broken(why: &str) -> Finding {
     Finding::missing(CHECK, format!("{PROGRAM} does not run: {why}"), COST, "reinstall QEMU")
 }
 
-/// `7.2.22` of `QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b2)`.
+/// Returns `7.2.22` of `QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b2)`.
 fn version(output: &str) -> Option<&str> {
     let rest = output.split_once("version ")?.1;
     rest.split_whitespace().next().filter(|word| word.starts_with(|c: char| c.is_ascii_digit()))

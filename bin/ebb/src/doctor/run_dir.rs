@@ -17,7 +17,7 @@ const CHECK: &str = "run directory";
 const COST: &str = "the daemon cannot run";
 
 pub fn check(path: &Path, as_root: bool) -> Finding {
-    // As the daemon understands it.
+    // Read as the daemon reads it.
     let keys_on_disk = env::var("EBB_ALLOW_KEYS_ON_DISK").is_ok_and(|text| text == "true");
     match as_root {
         true => judge(path, keys_on_disk),
@@ -25,7 +25,7 @@ pub fn check(path: &Path, as_root: bool) -> Finding {
     }
 }
 
-/// What can be told of a directory that is root's, or to be made by root.
+/// Says what this user can tell of a directory that root has or would make.
 fn glance(path: &Path, keys_on_disk: bool) -> Finding {
     let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
     if let Err(finding) = in_memory(path, above, keys_on_disk) {
@@ -43,7 +43,8 @@ fn glance(path: &Path, keys_on_disk: bool) -> Finding {
     }
 }
 
-/// As a start of the daemon judges, in its words; `keys_on_disk`: they are allowed there.
+/// Judges the directory as the daemon does at its start, in the daemon's words. `keys_on_disk`
+/// allows keys on a disk.
 fn judge(path: &Path, keys_on_disk: bool) -> Finding {
     let mode = match private_dir::check(path) {
         Ok(found) => found.permissions().mode() & 0o777,
@@ -80,7 +81,7 @@ fn judge(path: &Path, keys_on_disk: bool) -> Finding {
     Finding::ok(CHECK, format!("{}, mode {mode:o}, in memory", path.display()))
 }
 
-/// The daemon's first start makes it, where its path ends today.
+/// Judges a directory that is missing: the daemon's first start makes it.
 fn absent(path: &Path, keys_on_disk: bool) -> Finding {
     let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
     match in_memory(path, above, keys_on_disk) {
@@ -99,7 +100,8 @@ fn unusable(error: &PrivateDirError) -> Finding {
     Finding::missing(CHECK, error.why(), COST, advice)
 }
 
-/// Whether it is in memory, as what lies at `place` is; a finding where no VM would be held.
+/// Whether `path` is in memory, judged by what is at `place`. If Ebb would refuse every VM there,
+/// it returns a finding.
 fn in_memory(path: &Path, place: &Path, keys_on_disk: bool) -> Result<bool, Finding> {
     match is_in_memory(place) {
         Ok(false) if !keys_on_disk => {
@@ -121,12 +123,12 @@ mod tests {
     use super::super::finding::Verdict;
     use super::*;
 
-    /// In memory.
+    /// Makes a directory in memory.
     fn shared() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").unwrap()
     }
 
-    /// Not there, and not in memory if it were.
+    /// A path that does not exist, and would not be in memory.
     const ELSEWHERE: &str = "/proc/self/nowhere";
 
     #[test]
@@ -164,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_place_on_a_disk_is_missing_unless_it_is_allowed() {
-        // Neither is in memory; the second one is not there yet.
+        // Neither path is in memory. The second does not exist.
         for path in [PathBuf::from("/proc/self"), ELSEWHERE.into()] {
             let told = in_memory(&path, Path::new("/proc"), false).unwrap_err();
             assert_eq!(told.verdict, Verdict::Missing, "{told:?}");

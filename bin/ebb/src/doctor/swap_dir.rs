@@ -13,7 +13,7 @@ use super::finding::Finding;
 const CHECK: &str = "swap directory";
 const COST: &str = "no VM is started or attached";
 
-/// As a daemon that `ebb` starts finds it.
+/// Judges the swap directory as a daemon started by `ebb` finds it.
 pub fn check(run_dir: &Path, as_root: bool) -> Finding {
     judge(run_dir, env::var_os("EBB_SWAP_DIR").map(PathBuf::from).as_deref(), as_root)
 }
@@ -69,7 +69,7 @@ mod tests {
         let told = judge(Path::new("/run/ebb"), Some(Path::new("/nowhere/swap")), true);
         assert_eq!(told.verdict, Verdict::Missing, "{told:?}");
         assert!(told.mend.unwrap().contains("mkdir -m 700 /nowhere/swap"));
-        // The default is made.
+        // The daemon makes the default directory.
         let told = judge(Path::new("/nowhere/run"), None, true);
         assert_eq!(told.verdict, Verdict::Ok, "{told:?}");
     }

@@ -43,7 +43,7 @@ fn unavailable(error: &io::Error, is_host: bool) -> Finding {
     Finding::missing(CHECK, error.to_string(), COST, mend)
 }
 
-/// Can a QEMU without privilege be given one? It needs a node of the device.
+/// Checks whether a QEMU without privilege can get a userfaultfd: it needs a node of the device.
 pub fn check_device(as_root: bool) -> Finding {
     const CHECK: &str = "device node";
     if uffd_node::is_needless() {

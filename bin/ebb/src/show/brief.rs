@@ -1,4 +1,4 @@
-//! A VM in a few lines.
+//! The few lines that `ebb status` prints of a VM.
 
 use ebb_api::{Mechanism, Mode, VmStatus};
 use ebb_units::{Bytes, FRAME_BYTES};
@@ -6,7 +6,8 @@ use ebb_units::{Bytes, FRAME_BYTES};
 use super::{limited, row, state_word, times, vm};
 use crate::interval::readable;
 
-/// What an operator looks for first: warnings and what is in the way, then where the memory is.
+/// Returns what an operator looks for first: warnings, and devices that restrict Ebb, then where
+/// the memory is.
 pub fn brief(status: &VmStatus) -> String {
     [
         format!("{}: {}, QEMU's pid is {}\n", status.name, state_word(status.state), status.pid),

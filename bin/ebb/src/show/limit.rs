@@ -1,4 +1,4 @@
-//! A limit, and what was evicted for it.
+//! A VM's limit, and what was evicted to keep it.
 
 use ebb_api::{EvictReport, LimitStatus, VmName};
 use ebb_units::Bytes;
@@ -6,12 +6,12 @@ use ebb_units::Bytes;
 use super::row;
 use crate::interval::readable;
 
-/// The limit on a VM's resident memory.
+/// Returns the limit on a VM's resident memory, with a headline.
 pub fn limit(name: &VmName, status: &LimitStatus) -> String {
     format!("{name}: limit on resident memory\n") + &rows(status)
 }
 
-/// The limit, and what became of what it did not leave resident.
+/// Returns the lines of a limit, and of what became of the evicted memory.
 pub fn rows(limit: &LimitStatus) -> String {
     let state = match (limit.bytes, limit.high_bytes, limit.low_bytes) {
         (Some(bytes), Some(high), Some(low)) => {
@@ -68,7 +68,7 @@ pub fn rows(limit: &LimitStatus) -> String {
         + &limit.stuck.as_ref().map(|why| row("stuck", why)).unwrap_or_default()
 }
 
-/// Compressed memory; nothing where there is none.
+/// Returns the lines of compressed memory, or nothing if there is none.
 fn compressed(limit: &LimitStatus) -> String {
     if limit.compressed_limit_bytes == 0 && limit.compressed_pages == 0 {
         return String::new();
@@ -84,7 +84,7 @@ fn compressed(limit: &LimitStatus) -> String {
     row("compressed", text)
 }
 
-/// What an eviction did.
+/// Returns what an eviction did.
 pub fn evicted(name: &VmName, report: &EvictReport) -> String {
     let saved = Bytes(report.saved_bytes);
     [

@@ -1,11 +1,11 @@
-//! All VMs.
+//! The list of all VMs.
 
 use ebb_api::VmSummary;
 use ebb_units::Bytes;
 
 use super::{limited, state_word, table};
 
-/// One line per VM.
+/// Returns one line for each VM.
 pub fn list(vms: &[VmSummary]) -> String {
     if vms.is_empty() {
         return "no VM is managed\n".into();
@@ -20,7 +20,7 @@ pub fn list(vms: &[VmSummary]) -> String {
 }
 
 fn summary(vm: &VmSummary) -> [String; 10] {
-    // Without an age there are no figures yet.
+    // A VM without an age has no figures yet.
     let known = |bytes| vm.age_ms.map_or_else(|| "?".into(), |_| Bytes(bytes).to_string());
     [
         vm.name.to_string(),

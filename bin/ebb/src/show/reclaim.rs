@@ -1,4 +1,4 @@
-//! Free memory that was reclaimed, and how.
+//! Free memory that was reclaimed, and by what.
 
 use ebb_api::{AutoStatus, Mechanism, ReclaimReport, VmName, VmStatus};
 use ebb_units::Bytes;
@@ -6,7 +6,7 @@ use ebb_units::Bytes;
 use super::{row, times};
 use crate::interval::readable;
 
-/// Whether free memory is reclaimed by itself, and what that did last.
+/// Returns whether automatic reclaim is on, and what it did last.
 pub fn auto_rows(auto: &AutoStatus) -> String {
     let every = readable(auto.interval_ms.saturating_mul(1_000_000));
     let state = match auto.on {
@@ -31,7 +31,7 @@ fn report(report: &ReclaimReport) -> String {
     )
 }
 
-/// What one reclaim did.
+/// Returns what one reclaim did.
 pub fn reclaimed(name: &VmName, report: &ReclaimReport) -> String {
     let skipped = report.skipped;
     [
@@ -46,12 +46,12 @@ pub fn reclaimed(name: &VmName, report: &ReclaimReport) -> String {
     .concat()
 }
 
-/// What automatic reclaim is set to.
+/// Returns the settings of automatic reclaim, with a headline.
 pub fn auto(name: &VmName, status: &AutoStatus) -> String {
     format!("{name}: automatic reclaim\n") + &auto_rows(status)
 }
 
-/// The allocator that the guest shares; nothing where it shares none.
+/// Returns the lines of the allocator that the guest shares, or nothing if it shares none.
 pub fn sharing(vm: &VmStatus) -> String {
     let shared = &vm.sharing;
     if vm.mechanism != Mechanism::HyperAlloc && shared.size_bytes.is_none() {

@@ -1,4 +1,4 @@
-//! The size of a VM, and by what it changes.
+//! The size of a VM, and what changes it.
 
 use ebb_api::{BalloonStatus, MemoryDeviceStatus, ResizeReport, SizeState, SizeStatus, VmName};
 use ebb_units::Bytes;
@@ -6,7 +6,8 @@ use ebb_units::Bytes;
 use super::{known, row};
 use crate::interval::readable;
 
-/// What the guest may have. For a VM of the size that it began with, its balloon only.
+/// Returns the lines of the guest's size. A VM that has its initial size, no target and no memory
+/// device shows only its balloon.
 pub fn sizes(size: &SizeStatus, held: Option<&BalloonStatus>) -> String {
     let differs = size.bytes != size.initial_bytes || size.wanted_bytes.is_some();
     let rows = match differs || !size.devices.is_empty() {
@@ -90,14 +91,14 @@ fn balloon(balloon: &BalloonStatus) -> String {
     row("balloon", holds) + &figures.unwrap_or_default()
 }
 
-/// How far a resize is, in one line.
+/// Returns the progress of a resize in one line.
 pub fn resizing(name: &VmName, report: &ResizeReport) -> String {
     let (now, wanted) = (Bytes(report.bytes), Bytes(report.wanted_bytes));
     let time = readable(report.duration_ns);
     format!("{name}: {now}, target {wanted}, by {}, {time}", report.mechanism)
 }
 
-/// What a change of the size did.
+/// Returns what a resize did.
 pub fn resized(name: &VmName, report: &ResizeReport) -> String {
     let (now, wanted) = (Bytes(report.bytes), Bytes(report.wanted_bytes));
     if report.state == SizeState::Off {

@@ -1,4 +1,4 @@
-//! What memory of several speeds has, how hot it is, and how VMs share it.
+//! What is in the tiers of memory, how hot it is, and how VMs share a pool.
 
 use ebb_api::{Calibration, HeatReport, PoolMember, PoolStatus, TierStatus, VmName};
 use ebb_units::Bytes;
@@ -6,18 +6,18 @@ use ebb_units::Bytes;
 use super::{known, limited, row, table};
 use crate::interval::readable;
 
-/// The tiers that hold a VM's memory.
+/// Returns the tiers that have a VM's memory.
 pub fn tier(name: &VmName, status: &TierStatus, warnings: &[String]) -> String {
     let warnings: String = warnings.iter().map(|warning| row("warning", warning)).collect();
     format!("{name}: {}\n", status.ladder) + &tier_rows(status) + &warnings
 }
 
-/// The same as a part of its status.
+/// Returns the tiers as a part of the VM's status.
 pub fn tiers(tier: &TierStatus) -> String {
     "\ntiers\n".to_owned() + &row("ladder", &tier.ladder) + &tier_rows(tier)
 }
 
-/// The part of its fast memory that it works with, and what each tier has.
+/// Returns the active and the hot part of the fast memory, and what each tier has.
 fn tier_rows(tier: &TierStatus) -> String {
     let part = |bytes: u64| {
         let percent = u128::from(bytes) * 100 / u128::from(tier.fast_bytes.max(1));
@@ -37,12 +37,12 @@ fn tier_rows(tier: &TierStatus) -> String {
         + &moved.unwrap_or_default()
 }
 
-/// How far a monitoring is, in one line.
+/// Returns the progress of a monitoring in one line.
 pub fn monitoring(name: &VmName, report: &HeatReport) -> String {
     format!("{name}: window {} of {}", report.windows_done + 1, report.windows)
 }
 
-/// How fast tiers are, and what reads and writes count for by that.
+/// Returns how fast the tiers are, and the weights of reads and writes that follow from that.
 pub fn calibration(found: &Calibration) -> String {
     let each = found.tiers.iter().map(|tier| {
         let (read, write) = (readable(tier.read_ns), readable(tier.write_ns));
@@ -52,7 +52,7 @@ pub fn calibration(found: &Calibration) -> String {
     "this host's tiers\n".to_owned() + &each.collect::<String>() + &row("weights", weights)
 }
 
-/// The pool, and a line for each VM in it.
+/// Returns the pool, with a line for each VM in it.
 pub fn pool(pool: &PoolStatus) -> String {
     let Some(bytes) = pool.bytes else {
         return "there is no pool: `ebb pool SIZE` makes one\n".into();

@@ -1,4 +1,4 @@
-//! A VM, whole: what was decided when it was started, and every figure of its status.
+//! A whole VM: what was decided at its start, and every figure of its status.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -13,14 +13,14 @@ use ebb_units::Bytes;
 use super::{known, limit, reclaim, row, share, size, state_word, tier, times};
 use crate::interval::readable;
 
-/// What `run` and `attach` decided, and how to see the guest.
+/// Returns what `run` and `attach` decided, and how to see the guest.
 pub fn started(vm: &VmStatus) -> String {
     let memory = Bytes(vm.memory_bytes);
     let head = format!("{} is managed: QEMU's pid is {}, memory {memory}\n", vm.name, vm.pid);
     head + &decisions(vm) + &console(vm) + &warnings(vm)
 }
 
-/// How to see the console of a VM that Ebb started.
+/// Returns how to see the console of a VM that Ebb started.
 fn console(vm: &VmStatus) -> String {
     let console = vm.console.as_deref().map(|path| {
         let log = vm.console_log.clone().unwrap_or_else(|| path.with_extension("log"));
@@ -39,7 +39,7 @@ fn decisions(vm: &VmStatus) -> String {
         + &vm.confinement.as_ref().map(confinement).unwrap_or_default()
 }
 
-/// What QEMU is, and what keeps it to itself.
+/// Returns as whom QEMU runs, and what confines it.
 fn confinement(confinement: &Confinement) -> String {
     if confinement.privileged {
         return row("QEMU", "root, with all that the daemon may do (--privileged)");
@@ -52,7 +52,7 @@ fn confinement(confinement: &Confinement) -> String {
     row("QEMU", format!("user {}, no capabilities{sandbox}{group}", confinement.uid))
 }
 
-/// Commands that show the console: its log, and its socket to type into.
+/// Returns commands that show the console: one for its log, one for its socket to type into.
 fn watch_with(console: &Path, log: &Path) -> String {
     let is_socket = fs::metadata(console).is_ok_and(|found| found.file_type().is_socket());
     let watch = format!("tail -f {}", log.display());
@@ -64,19 +64,19 @@ fn watch_with(console: &Path, log: &Path) -> String {
     }
 }
 
-/// Why it is not simply managed; nothing for a VM that is.
+/// Returns why a VM is not simply managed, or nothing for one that is.
 pub fn state(vm: &VmStatus) -> String {
     let Some(reason) = &vm.state_reason else { return String::new() };
     let age = format!("{} s old", vm.age_ms / 1000);
     row("why", reason) + &row("figures", age)
 }
 
-/// What the operator should know.
+/// Returns what the operator should know.
 pub fn warnings(vm: &VmStatus) -> String {
     vm.warnings.iter().map(|warning| row("warning", warning)).collect()
 }
 
-/// Memory devices that left the VM for good.
+/// Returns the size of memory devices that left the VM for good, if any.
 fn unplugged(vm: &VmStatus) -> String {
     let bytes = Some(vm.unplugged_bytes).filter(|&bytes| bytes > 0);
     bytes
@@ -84,7 +84,8 @@ fn unplugged(vm: &VmStatus) -> String {
         .unwrap_or_default()
 }
 
-/// What takes no memory. Strict mode knows only what it has reclaimed and what is empty.
+/// Returns the label of memory that takes none of the host's. Strict mode knows only what it has
+/// reclaimed and what is empty.
 fn non_resident(mode: Mode) -> &'static str {
     match mode {
         Mode::Release => "non-resident",
@@ -92,7 +93,7 @@ fn non_resident(mode: Mode) -> &'static str {
     }
 }
 
-/// All that is known of a VM.
+/// Returns all that is known of a VM.
 pub fn status(vm: &VmStatus) -> String {
     let order_bytes = Bytes(4096 << vm.min_order.min(ebb_api::ORDER_MAX));
     [
@@ -124,7 +125,7 @@ pub fn status(vm: &VmStatus) -> String {
     .concat()
 }
 
-/// Devices that leave Ebb less than all of its memory, and how far its migration is.
+/// Returns the devices that restrict what Ebb may take, and the state of a migration.
 pub fn reach(reach: &ReachStatus) -> String {
     let in_the_way = reach.devices.iter().map(|device| {
         let left = match device.may_take {
@@ -172,7 +173,7 @@ fn faults(vm: &VmStatus) -> String {
     "\nfaults\n".to_owned() + &row("served", served) + &row("took", times(vm.fault_ns))
 }
 
-/// Requests of the disks that Ebb serves; nothing where there were none.
+/// Returns the requests of the disks that Ebb serves, or nothing if there were none.
 fn disks(disks: DiskCounts) -> String {
     if disks == DiskCounts::default() {
         return String::new();
@@ -185,7 +186,7 @@ fn disks(disks: DiskCounts) -> String {
     "\ndisks\n".to_owned() + &row("requests", requests) + &row("moved", moved)
 }
 
-/// What a detach brought back.
+/// Returns what a detach brought back.
 pub fn detached(name: &VmName, report: &DetachReport) -> String {
     let (restored, time) = (Bytes(report.restored_bytes), readable(report.duration_ns));
     format!("{name} is detached: {restored} brought back in {time}; the guest runs on\n")

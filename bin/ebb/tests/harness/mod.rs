@@ -1,4 +1,4 @@
-//! Runs `ebb` with a run directory of its own, against a socket that the test serves.
+//! Runs `ebb` with its own run directory, against a socket that the test serves.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 const EBB: &str = env!("CARGO_BIN_EXE_ebb");
 
-/// What a run of `ebb` left behind.
+/// Result of a run of `ebb`.
 pub struct Ran {
     pub code: Option<i32>,
     pub stdout: String,
@@ -82,7 +82,7 @@ impl Dir {
         self.path().join("run")
     }
 
-    /// A copy of `ebb` with nothing installed beside it.
+    /// Returns a command line of a copy of `ebb` that has nothing installed beside it.
     pub fn own_ebb(&self, line: &str) -> Line {
         let program = self.path().join("ebb");
         if !program.exists() {
@@ -102,11 +102,12 @@ impl Dir {
         self.daemon_of(Answer::text(200, "{}"), answer)
     }
 
-    /// The same of one that says so when it is asked for its version, which `ebb` does first.
+    /// Serves as [`Dir::daemon`] does, and gives `version` when `ebb` asks for the version, which
+    /// it does first.
     pub fn daemon_of(&self, version: Answer, answer: Answer) -> Daemon {
         let listener = UnixListener::bind(self.path().join("ebbd.sock")).unwrap();
         let (to, requests) = mpsc::channel();
-        // It ends with the test's process.
+        // The thread ends with the test's process.
         thread::spawn(move || {
             loop {
                 let (mut stream, _) = listener.accept().unwrap();
@@ -115,7 +116,7 @@ impl Dir {
                     stream.write_all(version.0.as_deref().unwrap_or_default().as_bytes()).unwrap();
                     continue;
                 }
-                // Nobody may want to know.
+                // The test may not want to see the request.
                 let _ = to.send(request);
                 match &answer.0 {
                     None => loop {
@@ -129,14 +130,14 @@ impl Dir {
     }
 }
 
-/// By another process: a program that this one holds open for writing, if only in a child that
-/// another test is about to start, cannot be run.
+/// Copies a program by another process. A program that this process has open for writing cannot be
+/// run, and a child that another test is about to start would inherit the descriptor.
 fn install(from: &Path, to: &Path) {
     let mut command = Command::new("install");
     assert!(command.args(["-m", "755"]).args([from, to]).status().unwrap().success());
 }
 
-/// What the daemon answers, byte for byte; none: it never does.
+/// The daemon's answer, byte for byte, or `None` for a daemon that never answers.
 pub struct Answer(Option<String>);
 
 impl Answer {
@@ -162,13 +163,13 @@ impl Answer {
 pub struct Daemon(Receiver<Request>);
 
 impl Daemon {
-    /// The first request but for its version.
+    /// Returns the first request other than the one for the version.
     pub fn request(self) -> Request {
         self.0.recv().unwrap()
     }
 }
 
-/// What `ebb` asked.
+/// A request that `ebb` sent.
 pub struct Request {
     pub line: String,
     pub body: Value,

@@ -1,4 +1,4 @@
-//! `ebbd`, the daemon: all of it is in the library beside, so that fuzz targets reach what it reads.
+//! `ebbd`, the daemon. All of its code is in the library, so that fuzz targets reach what it reads.
 #![forbid(unsafe_code)]
 
 fn main() {

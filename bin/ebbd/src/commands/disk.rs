@@ -1,4 +1,4 @@
-//! `ebbd disk`: serves one image to a QEMU that others start.
+//! `ebbd disk`: serves one image to a QEMU that somebody else starts.
 
 use std::io;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ struct Arguments {
     queues: u16,
 }
 
-/// Runs `ebbd disk` with what stands behind that.
+/// Runs `ebbd disk` with these arguments.
 ///
 /// # Errors
 /// The image or the socket cannot be used.
@@ -48,7 +48,7 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     );
     let image = disks::open_one(&arguments.image)?;
     let options = Options { queues: arguments.queues, ..Options::default() };
-    // Nothing takes memory away from this guest, and nobody wants to know.
+    // No memory of this guest is reclaimed or evicted, and nobody observes what moves.
     let disk =
         Backend::start(&arguments.socket, image, Arc::new(AllResident), Arc::new(Nobody), options)?;
     tracing::info!("serving {} at {}", path.display(), arguments.socket.display());
@@ -58,7 +58,7 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until somebody wants this process to end.
+/// Waits for the signal to end.
 pub fn wait_end() -> io::Result<Signal> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;

@@ -1,4 +1,4 @@
-//! `ebbd memory`: serves one virtio-mem device to a QEMU that others start.
+//! `ebbd memory`: serves one virtio-mem device to a QEMU that somebody else starts.
 
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -18,7 +18,7 @@ use serde::Serialize;
 /// The name of the subcommand.
 pub const COMMAND: &str = "memory";
 
-/// tmpfs and hugetlbfs: `include/uapi/linux/magic.h` of Linux.
+/// Magic numbers of tmpfs and hugetlbfs, from Linux's `include/uapi/linux/magic.h`.
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x9584_58f6];
 
 /// Serves a virtio-mem device by vhost-user, until it is terminated.
@@ -71,7 +71,7 @@ fn address(text: &str) -> Result<Gpa, String> {
     }
 }
 
-/// Runs `ebbd memory` with what stands behind that.
+/// Runs `ebbd memory` with these arguments.
 ///
 /// # Errors
 /// The file, the state or the socket cannot be used, or no device can have this region.
@@ -87,7 +87,7 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     }
     tracing::info!("serving {} at {}", arguments.file.display(), arguments.socket.display());
     let device = backend.device().clone();
-    // It ends with the process: nobody can end a read of a terminal.
+    // The thread ends with the process: nothing can end a read of a terminal.
     thread::Builder::new().name("input".into()).spawn(move || obey(&device))?;
     let signal = crate::commands::disk::wait_end()?;
     tracing::info!("{signal:?}: {}", report(backend.device()));
@@ -114,7 +114,7 @@ fn start(arguments: &Arguments) -> anyhow::Result<Backend> {
         options: Options { prealloc: arguments.prealloc, ..Options::default() },
         memory: Box::new(FileMemory::new(file, arguments.offset.0, &geometry)),
         record: Box::new(record),
-        // Nothing takes memory away from this guest but its own driver.
+        // Only the guest's own driver takes memory away from it.
         dma: Arc::new(AllResident),
     };
     Ok(Backend::start(&arguments.socket, setup)?)
@@ -128,12 +128,13 @@ fn state_path(arguments: &Arguments) -> PathBuf {
     })
 }
 
-/// Long enough for the region; QEMU takes a file that is there as it is.
+/// Opens the file, and makes it long enough for the region. QEMU takes an existing file as it is.
 fn open(path: &Path, bytes: u64) -> anyhow::Result<File> {
     let mut options = File::options();
     let file =
         options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    // Unplugged parts of it are emptied: nobody's data, where somebody has mistyped a path.
+    // Unplugged parts of the file are emptied: this must not be somebody's data if the path is
+    // mistyped.
     let kind = rustix::fs::fstatfs(&file)?.f_type as u64;
     ensure!(MEMORY_FILE_SYSTEMS.contains(&kind), "it is on a disk: give one on tmpfs or hugetlbfs");
     if file.metadata()?.len() < bytes {
@@ -142,13 +143,13 @@ fn open(path: &Path, bytes: u64) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// What a line is answered with.
+/// The answer to a line.
 #[derive(Serialize)]
 struct Report {
     requested_bytes: u64,
     plugged_bytes: u64,
     usable_bytes: u64,
-    /// Touches of unplugged memory by the device's own queue.
+    /// Number of touches of unplugged memory by the device's own queue.
     violations: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -170,7 +171,7 @@ fn report(device: &Device) -> String {
     report_with(device, None)
 }
 
-/// Takes sizes until there are no more to come, or nobody reads the answers.
+/// Takes sizes until the input ends, or nobody reads the answers.
 fn obey(device: &Device) {
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { return };

@@ -1,6 +1,6 @@
-//! `ebbd console`: a process for each VM that Ebb started, between the guest's serial port and
-//! who reads or types there. It keeps what was printed, and QEMU's own messages, in logs that do
-//! not grow for ever, and lives as long as QEMU: no daemon is needed for it.
+//! `ebbd console`: a process for each VM that Ebb started, between the guest's serial port and its
+//! readers. It writes what the guest prints, and QEMU's own messages, to bounded logs. It lives as
+//! long as QEMU and needs no daemon.
 
 use std::io::{self, BufRead, BufReader, PipeReader, Read, Write};
 use std::net::Shutdown;
@@ -18,13 +18,14 @@ use clap::Parser;
 
 use crate::support::bounded_log::BoundedLog;
 
-/// The word on `ebbd`'s command line.
+/// The subcommand on `ebbd`'s command line.
 pub const COMMAND: &str = "console";
-/// What it is called among processes, to be told from the daemon.
+/// Its name among processes, to tell it from the daemon.
 const NAME: &str = "ebb-console";
-/// Who is connected and reads nothing for so long is cut off: meanwhile the guest's port waits.
+/// Longest time for which a reader may read nothing before it is disconnected: meanwhile the
+/// guest's port waits.
 const READER_PATIENCE: Duration = Duration::from_secs(5);
-/// At most so many are connected.
+/// Most readers that are connected.
 const READERS: usize = 16;
 
 /// Stands between a guest's serial port and its readers.
@@ -50,20 +51,20 @@ pub fn from(directory: &Path) -> PathBuf {
     directory.join("console.qemu")
 }
 
-/// Where readers connect.
+/// The socket to which readers connect.
 pub fn socket(directory: &Path) -> PathBuf {
     directory.join("console.sock")
 }
 
-/// What the guest printed.
+/// The log of what the guest prints.
 pub fn log(logs: &Path) -> PathBuf {
     logs.join("console.log")
 }
 
-/// Starts it, once QEMU listens; it is connected when this returns.
+/// Starts the process, once QEMU listens. It is connected when this returns.
 ///
 /// # Errors
-/// As fork(2); its own words.
+/// Those of fork(2), or what the process itself says.
 pub fn start(directory: &Path, logs: &Path, messages: Option<PipeReader>) -> io::Result<Child> {
     let mut child = Command::new("/proc/self/exe")
         .arg0(NAME)
@@ -79,7 +80,7 @@ pub fn start(directory: &Path, logs: &Path, messages: Option<PipeReader>) -> io:
         .stdin(messages.map_or_else(Stdio::null, |pipe| Stdio::from(OwnedFd::from(pipe))))
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
-        // The daemon's end is not its own.
+        // Signals to the daemon's group must not end this process.
         .process_group(0)
         .spawn()?;
     let mut word = String::new();
@@ -97,13 +98,13 @@ pub fn start(directory: &Path, logs: &Path, messages: Option<PipeReader>) -> io:
     Err(io::Error::other(format!("{}: {why}", socket(directory).display())))
 }
 
-/// Has somebody stand there again, where that process was killed: QEMU listens on.
+/// Starts the process again if it was killed: QEMU still listens.
 ///
 /// # Errors
-/// As [`start`].
+/// Those of [`start`].
 pub fn restart_if_gone(directory: &Path, logs: &Path) -> io::Result<()> {
     match ebb_vm::dial(&socket(directory), Instant::now()) {
-        // Only these two prove that nobody listens.
+        // Only these two errors prove that nobody listens.
         Err(error)
             if matches!(
                 error.kind(),
@@ -116,7 +117,7 @@ pub fn restart_if_gone(directory: &Path, logs: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs `ebbd console` with what stands behind that.
+/// Runs `ebbd console` with these arguments.
 ///
 /// # Errors
 /// QEMU does not listen, or the readers' socket cannot be made.
@@ -124,7 +125,7 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd console".to_owned()].into_iter().chain(words));
     let confined = crate::support::privileges::of_device(false).context("giving up privileges");
     let begun = confined.and_then(|()| begin(&arguments));
-    // Standard error is nobody's: who started this reads one line.
+    // Nobody reads standard error: the process that started this one reads one line.
     let told = begun.as_ref().map_or_else(|error| format!("{error:#}"), |_| "ready".into());
     writeln!(io::stdout(), "{told}")?;
     let (port, listener) = begun?;
@@ -134,7 +135,7 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let admitting = Arc::clone(&readers);
     thread::spawn(move || admitting.admit(&listener));
     readers.serve(port, BoundedLog::open(&arguments.log));
-    // What QEMU said last.
+    // Waits for QEMU's last messages.
     let _ = noting.join();
     Ok(())
 }
@@ -146,7 +147,7 @@ fn begin(arguments: &Arguments) -> anyhow::Result<(UnixStream, UnixListener)> {
     Ok((port, listener))
 }
 
-/// Keeps QEMU's messages, to their end.
+/// Logs QEMU's messages up to their end.
 fn note(path: &Path) {
     let (mut log, mut bytes) = (BoundedLog::open(path), [0; 4096]);
     let mut input = io::stdin().lock();
@@ -155,14 +156,14 @@ fn note(path: &Path) {
     }
 }
 
-/// Who is connected.
+/// The readers that are connected.
 struct Readers {
     port: UnixStream,
     streams: Mutex<Vec<UnixStream>>,
 }
 
 impl Readers {
-    /// Gives everybody what the guest prints, as long as there is a guest.
+    /// Sends what the guest prints to all readers, as long as there is a guest.
     fn serve(&self, mut port: UnixStream, mut log: BoundedLog) {
         let mut bytes = [0; 16 << 10];
         loop {
@@ -175,7 +176,7 @@ impl Readers {
             self.streams().retain_mut(|stream| {
                 let read = stream.write_all(&bytes[..length]);
                 if read.is_err() {
-                    // Ends its thread here, too.
+                    // This also ends the reader's thread here.
                     let _ = stream.shutdown(Shutdown::Both);
                 }
                 read.is_ok()
@@ -186,12 +187,12 @@ impl Readers {
     fn admit(self: Arc<Self>, listener: &UnixListener) {
         for stream in listener.incoming() {
             let Ok(stream) = stream else {
-                // No descriptor: it may be better soon.
+                // There is no descriptor: there may be one soon.
                 thread::sleep(Duration::from_millis(100));
                 continue;
             };
             let readers = Arc::clone(&self);
-            // Who is one too many finds the connection closed.
+            // A reader beyond the bound finds the connection closed.
             let _ = readers.join(stream);
         }
     }
@@ -200,7 +201,7 @@ impl Readers {
         stream.set_write_timeout(Some(READER_PATIENCE))?;
         let typed = stream.try_clone()?;
         let mut streams = self.streams();
-        // Of those who left nothing is known before something is printed.
+        // Readers that have left are noticed only when something is printed.
         streams.retain(|stream| !has_left(stream));
         if streams.len() < READERS {
             streams.push(stream);
@@ -210,7 +211,7 @@ impl Readers {
         Ok(())
     }
 
-    /// What somebody types goes to the guest.
+    /// Sends what a reader types to the guest.
     fn hear(&self, mut typed: UnixStream) {
         let mut bytes = [0; 4096];
         while let Ok(length @ 1..) = typed.read(&mut bytes) {
@@ -225,7 +226,7 @@ impl Readers {
     }
 }
 
-/// Whether nobody holds the other end.
+/// Whether the other end is closed.
 fn has_left(stream: &UnixStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut end = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::empty())];

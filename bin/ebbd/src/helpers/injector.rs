@@ -1,8 +1,9 @@
-//! Having a VMM make system calls, from a process of its own.
+//! Makes a VMM execute system calls, from a process of its own.
 //!
-//! For some tens of microseconds a thread of the VMM is stopped, or makes a call of ours. Whoever
-//! dies meanwhile, it goes on where it was (`ebb_sys::inject`). A process of its own has no other
-//! children whose end its tracing could take for the threads', and is nobody's to kill.
+//! For some tens of microseconds, a thread of the VMM is stopped or makes an injected call. If any
+//! process dies meanwhile, the thread goes on where it was (`ebb_sys::inject`). The helper is a
+//! process of its own: it has no other children whose end its tracing could take for that of the
+//! threads, and nobody else kills it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,16 +19,16 @@ use ebb_units::Hva;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// The subcommand under which this program does the work.
+/// The subcommand of the helper.
 pub const COMMAND: &str = "inject";
-/// A helper that has not ended by then is stopped or frozen, and is killed: by its own deadlines
-/// it gives up before.
+/// Longest time for a helper. One that has not ended by then is stopped or frozen, since its own
+/// deadlines are shorter, and is killed.
 const TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
-/// Makes a userfaultfd in the process; its number there.
+/// Makes a userfaultfd in the process. Returns its number there.
 ///
 /// # Errors
-/// What the injection said, in words. None is left then that it still made.
+/// The message of the injection. No userfaultfd is left then that it made.
 pub fn make(process: &Process) -> io::Result<i32> {
     let before = process.userfaultfds()?;
     let out = run("make", process, &[]);
@@ -41,28 +42,28 @@ pub fn make(process: &Process) -> io::Result<i32> {
     made
 }
 
-/// Closes userfaultfd `fd` in the process, unless it is closed by then.
+/// Closes userfaultfd `fd` in the process, unless it is already closed.
 ///
 /// # Errors
-/// As [`make`]; a thread of the process may be on its way to close it.
+/// Those of [`make`]. A thread of the process may still be about to close it.
 pub fn close(process: &Process, fd: i32) -> io::Result<()> {
     run("close", process, &[fd as u64]).map(drop)
 }
 
-/// Takes ranges of shared memory out of the process's page table. What is not shared memory there
-/// by now stays as it is.
+/// Removes ranges of shared memory from the process's page table. What is no longer shared memory
+/// there stays as it is.
 ///
 /// # Errors
-/// As [`make`].
+/// Those of [`make`].
 pub fn forget(process: &Process, ranges: &[HvaRange]) -> io::Result<()> {
     run("forget", process, &numbers(ranges)).map(drop)
 }
 
-/// The same as far as it gets while a thread is stopped once; how many bytes of the ranges, from the
-/// first one on, that is.
+/// As [`forget`], but only as far as it gets while a thread is stopped once. Returns how many bytes
+/// of the ranges that is, from the first one on.
 ///
 /// # Errors
-/// As [`make`].
+/// Those of [`make`].
 pub fn forget_once(process: &Process, ranges: &[HvaRange]) -> io::Result<u64> {
     let out = run("forget-once", process, &numbers(ranges))?;
     out.trim().parse().map_err(|_| io::Error::other(format!("no number of bytes: {out}")))
@@ -71,7 +72,7 @@ pub fn forget_once(process: &Process, ranges: &[HvaRange]) -> io::Result<u64> {
 /// Has ranges of shared memory backed by small pages, whatever the host's setting.
 ///
 /// # Errors
-/// As [`make`].
+/// Those of [`make`].
 pub fn no_huge_pages(process: &Process, ranges: &[HvaRange]) -> io::Result<()> {
     run("no-huge-pages", process, &numbers(ranges)).map(drop)
 }
@@ -80,14 +81,14 @@ fn numbers(ranges: &[HvaRange]) -> Vec<u64> {
     ranges.iter().flat_map(|range| [range.start.0, range.bytes]).collect()
 }
 
-/// Runs a helper; what it said.
+/// Runs a helper, and returns what it printed.
 fn run(what: &str, process: &Process, numbers: &[u64]) -> io::Result<String> {
     let start_ticks = process.start_ticks()?;
     if process.has_ended()? {
         return Err(Errno::SRCH.into());
     }
     let words = numbers.iter().map(u64::to_string);
-    // Not its path: an upgrade may have put another program there.
+    // Not by its path: an upgrade may have put another program there.
     let mut child = Command::new("/proc/self/exe")
         .args([COMMAND, what, &process.pid().to_string(), &start_ticks.to_string()])
         .args(words)
@@ -120,10 +121,10 @@ fn ends_in_time(child: &Child) -> io::Result<bool> {
     Ok(rustix::io::retry_on_intr(|| poll(&mut fds, Some(&TIMEOUT)))? > 0)
 }
 
-/// The work itself, as the subcommand; prints the result.
+/// Carries out the subcommand, and prints the result.
 ///
 /// # Errors
-/// In words.
+/// A message in words.
 pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     let word = |index: usize| arguments.get(index).map(String::as_str).unwrap_or_default();
     let process = Process::open(word(1).parse()?)?;
@@ -137,7 +138,7 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     match word(0) {
         "make" => println!("{}", make_either_way(&process, &target)?),
         "close" => match inject::close(&target, word(3).parse()?) {
-            // A thread that was sent before has.
+            // A thread that was sent before has closed it.
             Err(error) if is(&error, Errno::BADF) => {}
             closed => closed?,
         },
@@ -155,8 +156,8 @@ fn ranges(words: &[String]) -> anyhow::Result<Vec<HvaRange>> {
     Ok(pairs.iter().map(|&[start, bytes]| HvaRange { start: Hva(start), bytes }).collect())
 }
 
-/// userfaultfd(2) where the VMM may call it; else through a device node that
-/// it can open, which a sandboxed VMM without privilege can.
+/// Makes it by userfaultfd(2) if the VMM may call that, else through a device node that the VMM can
+/// open. A sandboxed VMM without privileges can do the latter.
 fn make_either_way(process: &Process, target: &Target) -> anyhow::Result<i32> {
     match inject::userfaultfd(target, None) {
         Err(error) if is(&error, Errno::PERM) => make_through_node(process.user()?, target),
@@ -174,7 +175,7 @@ fn make_through_node(user: u32, target: &Target) -> anyhow::Result<i32> {
     };
     let node = Node::make(user).map_err(closed)?;
     inject::userfaultfd(target, Some(&node.name()?)).map_err(|error| match node.open() {
-        // The VMM's control group is another one, or somebody else traces it.
+        // The VMM is in another control group, or another process traces it.
         Ok(_) if is(&error, Errno::PERM) => anyhow!(
             "it may not open a node of /dev/userfaultfd ({error}), which ebbd may: allow its \
              device control group c 10:N rwm, where /proc/misc has N userfaultfd, or set \

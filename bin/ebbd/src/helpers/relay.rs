@@ -1,5 +1,5 @@
-//! `ebbd relay`: keeps a front end connected while the process of its device dies and comes
-//! back.
+//! `ebbd relay`: keeps a front end connected while the process of its device dies and is started
+//! again.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-/// A QEMU that was to connect by now was never started.
+/// Longest wait for QEMU to connect. A QEMU that has not connected by then was never started.
 const QEMU_WITHIN: Duration = Duration::from_secs(60);
 
 /// The name of the subcommand.
@@ -35,7 +35,7 @@ struct Arguments {
     once: bool,
 }
 
-/// Runs `ebbd relay` with what stands behind that.
+/// Runs `ebbd relay` with these arguments.
 ///
 /// # Errors
 /// The socket cannot be used.

@@ -1,4 +1,4 @@
-//! Asks a VM's process, and waits for its answer.
+//! Sends a request to a VM's process and waits for its answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,28 +16,28 @@ use super::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError, failed};
 use crate::model::site::api_socket;
 
-/// A process that is recovering the VM, or that says nothing, is given up after this.
+/// Longest wait for a process that is recovering the VM, or that does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// A process that has not shown a sign of life by then is stopped, or hangs: 5 s are usual.
+/// A process without a sign of life for this long is stopped or hangs. Usually one comes every 5 s.
 const SIGN_LIMIT: Duration = Duration::from_secs(30);
-/// Beyond this the last figures have to do.
+/// Longest wait for a status, before the last figures are shown instead.
 const STATUS_PATIENCE: Duration = Duration::from_secs(15);
 const BODY_MOST_BYTES: usize = 2 << 20;
 
-/// Passes a request on.
+/// Forwards a request to the VM's process.
 ///
 /// # Errors
-/// No such VM; it is not managed now; its process does not answer.
+/// There is no such VM, it is not managed now, or its process does not answer.
 pub async fn forward(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Reply> {
     let (method, uri, body) = parts(request).await?;
     ask(daemon, name, method, &uri, body).await
 }
 
-/// The same for what `ebbd` itself asks.
+/// Sends a request of `ebbd` itself to the VM's process.
 ///
 /// # Errors
-/// As [`forward`].
+/// Those of [`forward`].
 pub async fn ask(
     daemon: &Daemon,
     name: &VmName,
@@ -65,7 +65,7 @@ pub async fn ask(
     }
 }
 
-/// As long as the process shows signs of life.
+/// Waits for the answer as long as the process shows signs of life.
 async fn asked<T>(listing: &Listing, asking: impl Future<Output = T>) -> Answer<T> {
     let silent = async {
         while listing.heard() < SIGN_LIMIT {
@@ -102,19 +102,19 @@ async fn parts(request: Request) -> Answer<(Method, String, Bytes)> {
     Ok((parts.method, uri, body))
 }
 
-/// What is known of a VM that was just started.
+/// Status of a VM that was just started.
 ///
 /// # Errors
-/// As [`forward`].
+/// Those of [`forward`].
 pub async fn current(daemon: &Daemon, name: &VmName) -> Answer<Response> {
     let uri = route::of_vm(route::VM, name);
     ask(daemon, name, Method::GET, &uri, Bytes::new()).await.map(IntoResponse::into_response)
 }
 
-/// All that is known of a VM: now, or where its process is slow to answer, last.
+/// Status of a VM: the current one, or the last one if its process is slow to answer.
 ///
 /// # Errors
-/// As [`forward`].
+/// Those of [`forward`].
 pub async fn show(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Response> {
     let listing: Arc<Listing> = daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
     match timeout(STATUS_PATIENCE, forward(daemon, name, request)).await {
@@ -123,10 +123,10 @@ pub async fn show(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Re
     }
 }
 
-/// Detaches a VM, and waits until everybody knows.
+/// Detaches a VM, and waits until the daemon has forgotten it.
 ///
 /// # Errors
-/// As [`forward`].
+/// Those of [`forward`].
 pub async fn detach(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Response> {
     let reply = forward(daemon, name, request).await?;
     let deadline = Instant::now() + PATIENCE;

@@ -11,12 +11,12 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-/// A status is some KiB.
+/// Largest answer. A status has some KiB.
 const ANSWER_MOST_BYTES: usize = 4 << 20;
 
-/// What a VM's process answered.
+/// Answer of a VM's process.
 pub struct Reply {
-    /// How it went.
+    /// HTTP status.
     pub status: StatusCode,
     body: Bytes,
 }
@@ -24,19 +24,19 @@ pub struct Reply {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Nobody listens there: nothing was asked.
+    /// Nobody listens there, so the request was not sent.
     #[error("its process does not listen: {0}")]
     Unreachable(io::Error),
-    /// The process ended before it answered: what was asked may have been done.
+    /// The process ended before it answered. What was asked may have been done.
     #[error("its process ended before it answered")]
     Broken,
 }
 
 impl Reply {
-    /// What it says.
+    /// Parses the body.
     ///
     /// # Errors
-    /// It says something else.
+    /// The body is something else.
     pub fn read<T: DeserializeOwned>(&self) -> serde_json::Result<T> {
         serde_json::from_slice(&self.body)
     }
@@ -49,10 +49,10 @@ impl IntoResponse for Reply {
     }
 }
 
-/// Asks, and waits for the answer as long as the process lives.
+/// Sends a request, and waits for the answer as long as the process lives.
 ///
 /// # Errors
-/// [`LinkError`].
+/// See [`LinkError`].
 pub async fn ask(
     socket: &Path,
     method: Method,
@@ -74,7 +74,7 @@ async fn exchange(stream: UnixStream, request: Request<Full<Bytes>>) -> Result<R
     let broken = |_| LinkError::Broken;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(broken)?;
-    // It ends with the answer, or with who waits for it.
+    // The connection ends with the answer, or when nobody waits for it any more.
     let connection = tokio::spawn(connection);
     let _ends = Ends(connection.abort_handle());
     let response = sender.send_request(request).await.map_err(broken)?;
@@ -84,7 +84,7 @@ async fn exchange(stream: UnixStream, request: Request<Full<Bytes>>) -> Result<R
     Ok(Reply { status, body })
 }
 
-/// Whoever does not wait any more closes the connection, so that the process drops what it was asked.
+/// Closes the connection when nobody waits any more, so that the process drops the request.
 struct Ends(tokio::task::AbortHandle);
 
 impl Drop for Ends {

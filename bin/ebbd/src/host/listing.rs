@@ -1,5 +1,5 @@
-//! What everybody may know of a VM without waiting for it: whether it is managed, and its last
-//! figures, which its process publishes.
+//! What can be known of a VM without waiting for it: whether it is managed, and the last figures
+//! that its process published.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,29 +13,29 @@ use crate::model::record::Record;
 use crate::model::summary;
 use crate::support::privileges::want_of_descriptors;
 
-/// One VM of this daemon.
+/// What is known of one VM of this daemon.
 pub struct Listing(Mutex<Seen>);
 
 struct Seen {
     stage: Stage,
     summary: VmSummary,
     status: Option<Box<VmStatus>>,
-    /// When the figures were true; none: they are as the record says.
+    /// When the figures were true; none: they come from the record.
     at: Option<Instant>,
     /// When its process last showed a sign of life.
     heard: Instant,
-    /// Of the figures.
+    /// Number of the figures.
     number: u64,
     member: Option<Member>,
 }
 
-/// What is being done with it.
+/// Whether the VM is managed.
 pub enum Stage {
-    /// It is being taken up.
+    /// It is being recovered.
     TakingUp,
     /// Its process serves it.
     Held,
-    /// None does, why, and when it is tried again.
+    /// No process serves it: why, and when the next try is.
     NotTakenUp(String, Instant),
 }
 
@@ -48,7 +48,7 @@ impl Stage {
         }
     }
 
-    /// Why it is in this one.
+    /// Why the VM is at this stage.
     fn reason(&self) -> Option<String> {
         match self {
             Stage::Held => None,
@@ -58,7 +58,7 @@ impl Stage {
     }
 }
 
-/// Why it is not served, and what is to be expected or done.
+/// Why the VM is not served, and what is to be expected or done.
 fn not_taken_up(why: &str, again: Instant) -> String {
     let why = match want_of_descriptors(why) {
         Some(told) => format!("{why}: {told}"),
@@ -69,7 +69,7 @@ fn not_taken_up(why: &str, again: Instant) -> String {
 }
 
 impl Listing {
-    /// Of a VM on record.
+    /// The listing of a VM on record.
     pub fn new(record: &Record, stage: Stage) -> Listing {
         let (summary, member) = (summary::on_record(record), Member::on_record(record));
         let heard = Instant::now();
@@ -85,18 +85,18 @@ impl Listing {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        // It is whole between any two statements that change it.
+        // The state is whole between any two statements that change it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on it is at this stage.
+    /// Sets the stage.
     pub fn set(&self, stage: Stage) {
         let mut seen = self.seen();
-        // Each process counts its figures from the first on.
+        // Each process counts its figures from the beginning.
         (seen.stage, seen.heard, seen.number) = (stage, Instant::now(), 0);
     }
 
-    /// Its process shows a sign of life: so it serves the VM.
+    /// Notes a sign of life of its process, which therefore serves the VM.
     pub fn hear(&self) {
         let mut seen = self.seen();
         seen.heard = Instant::now();
@@ -105,12 +105,12 @@ impl Listing {
         }
     }
 
-    /// Since when it has shown none.
+    /// Time since the last sign of life.
     pub fn heard(&self) -> Duration {
         self.seen().heard.elapsed()
     }
 
-    /// Its figures as they are now.
+    /// Publishes new figures.
     pub fn publish(&self, figures: Figures) {
         let Figures { number, status, member } = figures;
         let mut seen = self.seen();
@@ -125,7 +125,7 @@ impl Listing {
             (Some(Box::new(status)), Instant::now().checked_sub(age), member);
     }
 
-    /// Whether its process serves it now.
+    /// Checks that its process serves it now.
     ///
     /// # Errors
     /// It does not, and why.
@@ -142,12 +142,12 @@ impl Listing {
         }
     }
 
-    /// What the pool last heard of it.
+    /// What the VM last told the pool.
     pub fn member(&self) -> Option<Member> {
         self.seen().member
     }
 
-    /// Its line in the list, as it was last known.
+    /// Its line in the list, as last known.
     pub fn summary(&self) -> VmSummary {
         let seen = self.seen();
         let age = seen.at.map(|at| at.elapsed());
@@ -160,10 +160,10 @@ impl Listing {
         }
     }
 
-    /// All that was last known of it.
+    /// Its status, as last known.
     ///
     /// # Errors
-    /// Nothing is yet, and why.
+    /// There is none yet, and why.
     pub fn status(&self) -> Answer<VmStatus> {
         let seen = self.seen();
         let (Some(status), Some(at)) = (&seen.status, seen.at) else {

@@ -1,4 +1,4 @@
-//! Fast memory that VMs share: who may have how much of it becomes their limits.
+//! The pool: fast memory that VMs share. Each VM's part of it becomes its limit. See
 //! `docs/tiers.md`.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ const FILE: &str = "pool.json";
 
 pub(super) type Members = BTreeMap<VmName, Member>;
 
-/// How much memory the pool has, kept in the run directory. Nobody holds it while a VM is asked.
+/// The size of the pool, on record in the run directory. Its lock is not held while a VM is asked.
 pub struct Shared {
     path: PathBuf,
     state: Mutex<State>,
@@ -28,17 +28,17 @@ pub struct Shared {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// None: there is no pool.
+    /// Size of the pool; none: there is no pool.
     pub(super) bytes: Option<u64>,
-    /// Shares that VMs are about to have, so that those who ask together fit together.
+    /// Shares that VMs are about to have, so that shares that are asked for together fit together.
     pub(super) coming: BTreeMap<VmName, Share>,
 }
 
 impl Shared {
-    /// As a daemon before this one left it.
+    /// The pool that an earlier daemon left.
     ///
     /// # Errors
-    /// The file is there and cannot be read.
+    /// The file exists and cannot be read.
     pub fn open(run_dir: &Path) -> io::Result<Arc<Shared>> {
         let path = run_dir.join(FILE);
         let last = state_file::load_own::<PoolRequest>(&path)?;
@@ -47,7 +47,7 @@ impl Shared {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // It is whole between any two statements that change it.
+        // The state is whole between any two statements that change it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,7 +60,7 @@ impl Shared {
     }
 }
 
-/// What each may have now; none: all of its memory.
+/// Memory that each VM may have now; none: all of its memory.
 pub(super) fn limits(pool: &Pool, members: &Members) -> Vec<(VmName, Option<u64>)> {
     let targets = pool.targets(&needs(members));
     let limit = |(name, member): (&VmName, &Member)| {
@@ -75,7 +75,7 @@ fn needs(members: &Members) -> BTreeMap<String, Need> {
     members.iter().map(|(name, member)| (name.to_string(), member.need())).collect()
 }
 
-/// The pool of these VMs. Shares that do not fit any more are not in it.
+/// The pool of these VMs, without shares that no longer fit.
 pub(super) fn of(bytes: u64, members: &Members) -> Answer<Pool> {
     let mut pool = Pool::new(bytes / FRAME_BYTES);
     for (name, member) in members {
@@ -84,8 +84,8 @@ pub(super) fn of(bytes: u64, members: &Members) -> Answer<Pool> {
     Ok(pool)
 }
 
-/// With the shares that they are about to have. Of two the larger counts: nobody knows yet which
-/// it will be.
+/// Adds the shares that VMs are about to have. The larger of two shares counts, since it is not
+/// known yet which one a VM will have.
 pub(super) fn with_coming(mut pool: Pool, state: &State, members: &Members) -> Answer<Pool> {
     for (name, coming) in &state.coming {
         let has = members.get(name).map_or(0, |member| member.share.lower_bytes());
@@ -96,7 +96,7 @@ pub(super) fn with_coming(mut pool: Pool, state: &State, members: &Members) -> A
     Ok(pool)
 }
 
-/// Whether this host has so much memory.
+/// Checks that this host has that much memory.
 pub(super) fn has(bytes: u64) -> Answer<()> {
     let nodes = ebb_tier::host::nodes().map_err(failed("this host's memory"))?;
     let total: u64 = nodes.iter().map(|node| node.total_bytes).sum();
@@ -110,11 +110,11 @@ pub(super) fn has(bytes: u64) -> Answer<()> {
     }
 }
 
-/// The pool that a daemon left in `run_dir`, with VMs that nobody has taken up yet, and what each
-/// of them may have.
+/// The pool that a daemon left in `run_dir`, with VMs that are not recovered yet, and the limit of
+/// each of them.
 ///
 /// # Errors
-/// The pool's record cannot be read, or the shares do not fit together; in one line.
+/// Says in one line that the pool's record cannot be read, or that the shares do not fit together.
 pub fn on_record(
     run_dir: &Path,
     records: &[Record],
@@ -179,7 +179,7 @@ mod tests {
     fn who_needs_less_gives_up_to_its_lower_limit() {
         let idle = member(200, 200, Some(10));
         let busy = member(200, 200, Some(400));
-        // At first what the one has too much of goes; it is given out once it is free.
+        // First one VM gives up what it has too much; the other gets it once it is free.
         assert_eq!(limits_of(400 * MIB, &[("a", idle), ("b", busy)]), [Some(150), Some(200)]);
         let gone = Member { limit_bytes: Some(150 * MIB), ..member(200, 140, Some(10)) };
         assert_eq!(limits_of(400 * MIB, &[("a", gone), ("b", busy)]), [Some(150), Some(250)]);
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn nobody_falls_below_its_lower_limit_for_others() {
-        // It was put down to less before, and another is slow to give up what it has.
+        // Its limit was lowered before, and the other VM is slow to give up memory.
         let low = Member { limit_bytes: Some(100 * MIB), ..member(200, 100, Some(300)) };
         let slow = Member { limit_bytes: Some(200 * MIB), ..member(200, 300, Some(300)) };
         assert_eq!(limits_of(400 * MIB, &[("a", low), ("b", slow)]), [Some(150), Some(200)]);

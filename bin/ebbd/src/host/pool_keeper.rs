@@ -1,5 +1,5 @@
-//! Keeps the pool: sets its size, gives VMs their shares of it, and looks again and again who needs
-//! how much. `docs/tiers.md`.
+//! Keeps the pool: sets its size, gives VMs their shares of it, and checks at intervals which VM
+//! needs how much. See `docs/tiers.md`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,13 +22,13 @@ use crate::model::figures::Figures;
 use crate::model::share::Share;
 use crate::rest::vm_server::{POOL_LIMIT, POOL_SHARE};
 
-/// So often it is looked who needs what.
+/// Interval between two checks of what VMs need.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What VMs were told that they may have, and have not heard of yet.
+/// Limits that VMs are being told and do not know yet.
 type Promises = BTreeMap<VmName, (Option<u64>, JoinHandle<()>)>;
 
-/// Gives VMs what they may have, again and again.
+/// Gives VMs their limits at intervals.
 pub async fn keep(daemon: Daemon) {
     let mut interval = tokio::time::interval(EVERY);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -41,7 +41,7 @@ pub async fn keep(daemon: Daemon) {
     }
 }
 
-/// Waits for nobody: who is slow to answer is as it was last, and may take what it was promised.
+/// Waits for nobody: a VM that is slow to answer counts as it was last, with what it was promised.
 fn look(daemon: &Daemon, promises: &mut Promises) -> Answer<()> {
     let Some(bytes) = daemon.pool().bytes() else { return Ok(()) };
     let mut members = members(daemon);
@@ -64,14 +64,14 @@ fn look(daemon: &Daemon, promises: &mut Promises) -> Answer<()> {
     Ok(())
 }
 
-/// Tells a VM what it may have. One that ended since needs no limit.
+/// Tells a VM its limit. A VM that has ended since needs none.
 async fn allow(daemon: Daemon, name: VmName, limit_bytes: Option<u64>) {
     if let Err(error) = tell(&daemon, &name, POOL_LIMIT, &limit_bytes).await {
         tracing::debug!("{name}: {error}");
     }
 }
 
-/// Tells a VM's process something of the pool, and shows the figures with which it answers.
+/// Tells a VM's process something of the pool, and publishes the figures with which it answers.
 async fn tell(
     daemon: &Daemon,
     name: &VmName,
@@ -92,10 +92,10 @@ fn members(daemon: &Daemon) -> Members {
     each.filter_map(|(name, listing)| Some((name, listing.member()?))).collect()
 }
 
-/// Sets how much memory the pool has.
+/// Sets the size of the pool.
 ///
 /// # Errors
-/// The shares need more, or VMs are in it that is to be none.
+/// The shares need more, or there is to be no pool although VMs are in it.
 pub fn set(daemon: &Daemon, request: PoolRequest) -> Answer<PoolStatus> {
     let mut state = daemon.pool().state();
     let members = members(daemon);
@@ -120,10 +120,10 @@ pub fn set(daemon: &Daemon, request: PoolRequest) -> Answer<PoolStatus> {
     status_of(request.bytes, &members)
 }
 
-/// Gives a VM a share, or takes it out of the pool.
+/// Gives a VM a share, or removes it from the pool.
 ///
 /// # Errors
-/// The shares do not fit together, or the VM cannot have one; nothing has changed then.
+/// The shares do not fit together, or the VM cannot have one. Nothing has changed then.
 pub async fn share(daemon: &Daemon, name: &VmName, request: ShareRequest) -> Answer<Response> {
     request.check()?;
     daemon.listed(name).ok_or_else(|| daemon.unknown(name))?.reach()?;
@@ -134,7 +134,7 @@ pub async fn share(daemon: &Daemon, name: &VmName, request: ShareRequest) -> Ans
     });
     let coming = share.map(|share| Coming::new(daemon, name, share)).transpose()?;
     let reply = tell(daemon, name, POOL_SHARE, &share).await?;
-    // What it has now is shown.
+    // The status is to show the share that the VM has now.
     drop(coming);
     match reply.status.is_success() {
         true => status(daemon).map(|status| axum::Json(status).into_response()),
@@ -142,7 +142,7 @@ pub async fn share(daemon: &Daemon, name: &VmName, request: ShareRequest) -> Ans
     }
 }
 
-/// A share that fits, kept free until it is told to the VM or given up.
+/// A share that fits, reserved until the VM has been told or it is given up.
 struct Coming {
     daemon: Daemon,
     name: VmName,
@@ -171,7 +171,7 @@ impl Drop for Coming {
     }
 }
 
-/// The pool, and who has what of it.
+/// Status of the pool and of the VMs in it.
 ///
 /// # Errors
 /// The shares do not fit together.

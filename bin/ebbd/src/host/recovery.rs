@@ -1,5 +1,5 @@
-//! Finds the VMs that a daemon before this one managed: has those recovered whose processes ended, and
-//! goes on with those whose processes run.
+//! Finds the VMs that an earlier daemon managed. VMs whose processes ended are recovered; those
+//! whose processes run go on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,11 +21,11 @@ use crate::model::record::Record;
 
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Begins with every VM that a daemon before this one managed, and clears away what VMs that ended since
+/// Begins with every VM that an earlier daemon managed, and clears away what VMs that ended since
 /// have left.
 ///
 /// # Errors
-/// As reading the run directory.
+/// Those of reading the run directory.
 pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
     let vms = daemon.site().vms();
     private_dir::make(&vms).map_err(io::Error::other)?;
@@ -70,7 +70,7 @@ pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
     Ok(())
 }
 
-/// The VM's process, if a daemon before this one started it and it has not ended.
+/// The VM's process, if an earlier daemon started it and it has not ended.
 fn running(name: &VmName, directory: &std::path::Path) -> Option<VmProcess> {
     VmProcess::running(directory).unwrap_or_else(|error| {
         tracing::error!("{name}: {error}");
@@ -78,7 +78,8 @@ fn running(name: &VmName, directory: &std::path::Path) -> Option<VmProcess> {
     })
 }
 
-/// A process that is starting or attaching a VM goes on: the VM is managed, or nothing is left of it.
+/// Lets a process go on that is starting or attaching a VM: then the VM is managed, or nothing is
+/// left of it.
 fn adopt_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmProcess) {
     daemon.vms().insert(name.clone(), None);
     let daemon = daemon.clone();
@@ -93,7 +94,7 @@ fn adopt_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmPro
             }
             sleep(LOOK_EVERY).await;
         }
-        // What it put on record before it ended is recovered.
+        // If it put a record in place before it ended, the VM is recovered.
         if !matches!(Record::load(&directory), Ok(None)) {
             return Supervisor::of(&daemon, name).begin(None);
         }
@@ -105,7 +106,7 @@ fn adopt_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmPro
 }
 
 /// Clears away what VMs left that are on no record. It may take long, so no guest waits for it;
-/// a VM that is started or attached does.
+/// only a VM that is started or attached does.
 fn clear_later(daemon: &Daemon, without: Vec<(VmName, PathBuf)>) {
     if without.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! All VMs of the daemon by name: what is known of each, and who may have a name and its directory.
+//! All VMs of the daemon by name: their listings, and who may have a name and its directory.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -24,10 +24,11 @@ use crate::support::life::Life;
 use crate::system::calibration::Calibrated;
 use crate::system::{remains, starting};
 
-/// Of so many it is remembered why they ended.
+/// Number of VMs for which the daemon remembers why they ended.
 const ENDED_MAX: usize = 64;
 
-/// The VMs by name. `None`: one that is just being taken hold of, or whose record cannot be read.
+/// The VMs by name. `None`: a VM that is just being attached or started, or whose record cannot be
+/// read.
 pub type Vms = BTreeMap<VmName, Option<Arc<Listing>>>;
 
 /// The daemon's state.
@@ -36,17 +37,17 @@ pub struct Daemon {
     site: Site,
     swap_dir: SwapDir,
     vms: Arc<Mutex<Vms>>,
-    /// Clears away what is on no record, at the start.
+    /// The thread that clears away what is on no record, at the start.
     clearing: Arc<Mutex<Option<JoinHandle<()>>>>,
-    /// Why VMs ended that did not end by themselves.
+    /// Why VMs ended, for those that did not end by themselves.
     ended: Arc<Mutex<BTreeMap<VmName, String>>>,
-    /// The memory that VMs share.
+    /// The pool.
     pool: Arc<pool::Shared>,
-    /// How fast its tiers are.
+    /// Measured speed of this host's tiers.
     calibrated: Arc<Calibrated>,
-    /// Where swap files tell each other what they take; none: there is no room for it.
+    /// The table in which swap files tell each other what they take; none: there is no room for it.
     table: Option<Arc<Table>>,
-    /// The keys of swap files may be on a disk.
+    /// Whether the keys of swap files may be on a disk.
     keys_on_disk: bool,
 }
 
@@ -61,27 +62,28 @@ pub struct Shared {
 }
 
 impl Daemon {
-    /// A daemon over a run directory that nobody else uses.
+    /// A daemon for a run directory that nobody else uses.
     pub fn new(site: Site, swap_dir: SwapDir, shared: Shared, keys_on_disk: bool) -> Daemon {
         let Shared { pool, calibrated, table } = shared;
         let (vms, clearing, ended) = (Arc::default(), Arc::default(), Arc::default());
         Daemon { site, swap_dir, vms, clearing, ended, pool, calibrated, table, keys_on_disk }
     }
 
-    /// What holds for all VMs.
+    /// Directories, and the settings of all VMs.
     pub fn site(&self) -> &Site {
         &self.site
     }
 
-    /// What a VM's process is told.
+    /// The task for a VM's process.
     pub(super) fn task(&self, name: &VmName, work: Work) -> Task {
         let slot = self.table.as_ref().and_then(|table| table.give(name.as_str()));
         let parent = std::process::id();
         Task { site: self.site.clone(), name: name.clone(), slot, parent, work }
     }
 
-    /// A key on a disk may outlive its VM there, whatever is done to remove it. VMs that are held
-    /// already have theirs.
+    /// Checks that keys of swap files stay in memory. A key on a disk may outlive its VM there,
+    /// whatever is done to remove it. VMs that are managed already have their keys, so they are not
+    /// checked.
     fn check_keys(&self) -> Answer<()> {
         let run_dir = &self.site.run_dir;
         match ebb_store::is_in_memory(run_dir).map_err(failed("the run directory"))? {
@@ -98,37 +100,37 @@ impl Daemon {
         self.calibrated.measure(&self.site.run_dir, self.swap_dir.path())
     }
 
-    /// What is known of each VM.
+    /// The listing of each VM.
     pub fn listings(&self) -> Vec<(VmName, Arc<Listing>)> {
         let vms = self.vms();
         let listed = |(name, vm): (&VmName, &Option<_>)| Some((name.clone(), vm.clone()?));
         vms.iter().filter_map(listed).collect()
     }
 
-    /// What is known of a VM.
+    /// The listing of a VM.
     pub fn listed(&self, name: &VmName) -> Option<Arc<Listing>> {
         self.vms().get(name).cloned().flatten()
     }
 
-    /// The same; of one that nothing is known of it is made.
+    /// The listing of a VM, made if there is none.
     pub fn listing(&self, name: &VmName, make: impl FnOnce() -> Listing) -> Arc<Listing> {
         let mut vms = self.vms();
         let vm = vms.entry(name.clone()).or_default();
         Arc::clone(vm.get_or_insert_with(|| Arc::new(make())))
     }
 
-    /// Whether its name is taken.
+    /// Whether the name is in use.
     pub fn is_known(&self, name: &VmName) -> bool {
         self.vms().contains_key(name)
     }
 
-    /// What is said of a VM that is not there.
+    /// The API error about a VM that does not exist, with the reason if it has ended.
     pub fn unknown(&self, name: &VmName) -> ApiError {
         let why = self.ended().get(name).cloned();
         why.map_or_else(|| ApiError::Unknown(name.clone()), ApiError::Over)
     }
 
-    /// Has who asks for a VM hear why it ended.
+    /// Records why a VM ended, for clients that ask for it.
     pub(super) fn note_end(&self, name: &VmName, why: String) {
         let mut ended = self.ended();
         if ended.len() == ENDED_MAX {
@@ -141,7 +143,7 @@ impl Daemon {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A VM is not held any more.
+    /// Forgets a VM that is no longer managed.
     pub fn forget(&self, name: &VmName, directory: &Path) {
         self.clear_away(name, directory);
         if let Some(table) = &self.table {
@@ -150,14 +152,15 @@ impl Daemon {
         self.vms().remove(name);
     }
 
-    /// Takes a name and makes its directory. One that is there already is of
-    /// a VM that was let go and still runs: it can be held again, and no other
-    /// VM can be started in it.
+    /// Reserves a name and makes its directory. If the directory exists, it belongs to a VM that
+    /// was detached and still runs: that VM can be attached again, and no other VM can be started
+    /// there.
     pub(super) fn reserve(&self, name: &VmName, again: bool) -> Answer<Reserved> {
         self.check_keys()?;
         self.swap_dir.check().map_err(not_allowed)?;
         if let Some(thread) = self.clearing().take() {
-            // One that panicked has cleared away less, which is done again below.
+            // If that thread panicked, it has cleared away less, and the rest is cleared away
+            // below.
             let _ = thread.join();
         }
         let directory = self.site.directory(name);
@@ -167,8 +170,8 @@ impl Daemon {
             }
             Entry::Vacant(vacant) => drop(vacant.insert(None)),
         }
-        // The name is ours from here on, so others need not wait for what a look at disks, control
-        // groups and processes takes.
+        // The name is reserved from here on, so others need not wait while disks, control groups
+        // and processes are looked at.
         let daemon = self.clone();
         let mut reserved =
             Reserved { daemon, name: name.clone(), directory, made: false, kept: false };
@@ -195,31 +198,31 @@ impl Daemon {
         self.clearing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How fast this host's tiers are.
+    /// Measured speed of this host's tiers.
     pub fn calibrated(&self) -> &Arc<Calibrated> {
         &self.calibrated
     }
 
-    /// Takes back what is on record of VMs that are not there any more.
+    /// Takes back the slots of VMs that no longer exist.
     pub(super) fn keep_slots(&self, stays: impl Fn(&str) -> bool) {
         if let Some(table) = &self.table {
             table.keep_only(stays);
         }
     }
 
-    /// The memory that VMs share.
+    /// The pool.
     pub fn pool(&self) -> &pool::Shared {
         &self.pool
     }
 
-    /// Removes what a VM has left, unless it is still on record or lives on.
+    /// Removes what a VM has left, unless it is still on record or runs.
     pub(super) fn clear_away(&self, name: &VmName, directory: &Path) {
         let was_there = directory.exists();
         if remove_if_dead(directory)
             && was_there
             && let Some(logs) = self.site.logs(name)
         {
-            // Somebody else's files may be there, too.
+            // Other files in it may be somebody else's.
             for file in ["console.log", "console.log.1", "qemu.log", "qemu.log.1"] {
                 let _ = fs::remove_file(logs.join(file));
             }
@@ -234,30 +237,31 @@ impl Daemon {
     }
 }
 
-/// A name and a directory, given up unless kept.
+/// A reserved name and directory, given up when dropped unless kept.
 pub struct Reserved {
     daemon: Daemon,
     name: VmName,
     /// The VM's directory.
     pub directory: PathBuf,
-    /// The directory was made for it.
+    /// Whether the directory was made for this reservation.
     made: bool,
     kept: bool,
 }
 
 impl Reserved {
-    /// The VM has it from now on.
+    /// Keeps name and directory: the VM has them from now on.
     pub fn keep(mut self) {
         self.kept = true;
     }
 
-    /// A process is about to begin there: from now on nothing is removed without a look.
+    /// Notes that a process is about to begin there. From now on nothing is removed without a
+    /// check.
     pub fn hand_over(&mut self) {
         self.made = false;
     }
 
-    /// The process that began there has ended: removes what it left, if no VM lives there. It may take
-    /// long.
+    /// Removes what the process that began there has left, if no VM runs there. The process has
+    /// ended. This may take long.
     pub fn clear_away(mut self) {
         self.kept = true;
         self.daemon.forget(&self.name, &self.directory);
@@ -269,7 +273,7 @@ impl Drop for Reserved {
         if self.kept {
             return;
         }
-        // First: who has the name next makes a directory of its own there.
+        // This comes first: the next owner of the name makes a directory of its own there.
         if self.made {
             remove(&self.directory);
         }
@@ -282,8 +286,7 @@ fn keys_refused(run_dir: &Path) -> String {
     format!("{why}: {advice}")
 }
 
-/// Removes what a VM has left, if it has ended for certain; `false`: it lives on, or nobody can
-/// tell.
+/// Removes what a VM has left, if it is proved to have ended. `false`: it runs, or nobody can tell.
 fn remove_if_dead(directory: &Path) -> bool {
     let looked = Record::load(directory).and_then(|record| {
         if VmProcess::running(directory)?.is_some() {
@@ -295,7 +298,7 @@ fn remove_if_dead(directory: &Path) -> bool {
             Some(Life::Unknown(error)) => return Err(error),
             None => match starting::end(directory)? {
                 Some(dead) => Some(dead),
-                // One that was let go keeps its control socket as long as it runs.
+                // A VM that was detached keeps its control socket as long as it runs.
                 None => Life::of_listener(&directory.join("qmp.sock"))?,
             },
         };
@@ -333,8 +336,8 @@ mod tests {
     use crate::model::record::Settings;
     use crate::system::starting::Qemu;
 
-    /// What is there while a VM is started: a script in place of QEMU, which has the directory of
-    /// sockets open, and waits.
+    /// State during a VM's start: a script in place of QEMU, which has the directory of sockets
+    /// open and waits.
     fn begun(directory: &Path) -> Child {
         handed::make_socket_directory(directory).unwrap();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -348,7 +351,7 @@ mod tests {
         command.spawn().unwrap()
     }
 
-    /// What tells it.
+    /// How this QEMU is recognized: by its name.
     fn cut() -> Qemu {
         Qemu::Named("cut".parse().unwrap())
     }
@@ -373,7 +376,7 @@ mod tests {
         }
     }
 
-    /// The mark of a daemon before this one, and one that is no mark.
+    /// A mark of an earlier daemon, and a file that is no mark.
     #[test]
     fn a_mark_of_an_earlier_daemon_is_understood() {
         let home = tempfile::tempdir().unwrap();
@@ -401,7 +404,7 @@ mod tests {
             fs::create_dir(&directory).unwrap();
             starting::mark(&directory, qemu, &[], None).unwrap();
             let mut other = begun(&directory);
-            // Until it is another program it is this one.
+            // Until it has executed another program, it runs this one.
             while Process::open(other.id() as i32).unwrap().program().unwrap()
                 == Process::own().unwrap().program().unwrap()
             {
@@ -429,13 +432,13 @@ mod tests {
         qemu.wait().unwrap();
     }
 
-    /// `ebb` starts the daemon, so an option of it alone would help few.
+    /// `ebb` starts the daemon, so an option of the daemon alone would help few.
     #[test]
     fn a_refused_key_names_what_to_set() {
         let told = keys_refused(Path::new("/var/ebb"));
         assert!(told.contains("/var/ebb") && !told.contains('\n'), "{told}");
         assert!(told.contains(&format!("kill {}", std::process::id())), "{told}");
-        // As clap knows them.
+        // The names that clap knows.
         use clap::CommandFactory;
         let known = crate::Arguments::command();
         for id in ["run_dir", "allow_keys_on_disk"] {
@@ -475,7 +478,7 @@ mod tests {
         assert!(daemon.reserve(&name, false).is_ok());
     }
 
-    /// A look that takes long, here at a record that is a FIFO, is nobody else's matter.
+    /// A look that takes long, here at a record that is a FIFO, delays nobody else.
     #[test]
     fn others_do_not_wait_for_what_one_vm_left() {
         let home = tempfile::tempdir().unwrap();
@@ -488,14 +491,14 @@ mod tests {
         let name: VmName = "slow".parse().unwrap();
         thread::scope(|scope| {
             let reserving = scope.spawn(|| daemon.reserve(&name, true).is_ok());
-            // There is a reader once this can be opened.
+            // This opens once the FIFO has a reader.
             let mut all_free = true;
             while !reserving.is_finished() {
                 let Ok(writer) = open(&fifo, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty())
                 else {
                     continue;
                 };
-                // It is taken for moments.
+                // The lock is held only for moments.
                 all_free &= (0..1000).any(|_| {
                     thread::yield_now();
                     daemon.vms.try_lock().is_ok()

@@ -1,4 +1,4 @@
-//! Starts VMs, and attaches those that somebody else started: by a process of each VM's own.
+//! Starts VMs, and attaches those that somebody else started, each in a process of its own.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::model::task::{Told, Work};
 /// Has a VM managed.
 ///
 /// # Errors
-/// The refusal; nothing is left behind then.
+/// The refusal. Nothing is left behind then.
 pub async fn start(daemon: &Arc<Daemon>, name: VmName, work: Work) -> Answer<()> {
     let daemon = Daemon::clone(daemon);
-    // Whoever asked may leave: it is brought to its end all the same.
+    // The task runs to its end even if the client closes its connection.
     let started = tokio::spawn(async move { begin(&daemon, name, work).await });
     started.await.map_err(failed("the daemon"))?
 }
@@ -35,7 +35,7 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
             Ok(())
         }
         Ok((process, told)) => {
-            // It may still clear something away.
+            // The process may still be clearing something away.
             process.ended().await;
             clear_away(reserved).await;
             Err(match told {
@@ -55,7 +55,7 @@ async fn clear_away(reserved: Reserved) {
     done.unwrap_or_else(|error| tracing::error!("{error}"));
 }
 
-/// The process died on its way: what it has put on record is recovered, all else is ended.
+/// Handles a process that died on its way: recovers the VM if it is on record, else clears up.
 async fn died(daemon: &Daemon, name: VmName, reserved: Reserved) {
     match Record::load(&reserved.directory) {
         Ok(None) => clear_away(reserved).await,

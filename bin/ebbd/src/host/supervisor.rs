@@ -1,4 +1,4 @@
-//! What keeps a VM served: has a process manage it, and the next one where that ends.
+//! Keeps a VM served: has a process manage it, and starts the next one when that process ends. See
 //! `docs/decisions/0044-*`.
 
 use std::io;
@@ -22,41 +22,41 @@ use crate::model::task::{Told, Work};
 use crate::rest::vm_server::FIGURES;
 use crate::system::last_words;
 
-/// A process that ends is followed by the next one at once; where that ends soon, too, after so long, and
-/// twice as long each time.
+/// First pause. The process after one that ended starts at once. If that ends soon, too, the next
+/// one waits this long, and each further one twice as long as the one before.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MOST: Duration = Duration::from_secs(60);
-/// The end of a process that has served for so long is followed at once again.
+/// A process that has served for this long is followed by the next one without a pause.
 const GOOD_TIME: Duration = Duration::from_secs(30);
-/// A process that is asked for figures answers within 5 s, new ones or none.
+/// Longest wait for figures. The process answers within 5 s, with new figures or none.
 const FIGURES_LIMIT: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Of one VM.
+/// Keeps one VM served.
 pub struct Supervisor {
     name: VmName,
     directory: PathBuf,
     daemon: Daemon,
 }
 
-/// What came of a process.
+/// How the service of a process ended.
 enum Served {
-    /// The VM is not managed any more.
+    /// The VM is no longer managed.
     Ended,
-    /// It is to be recovered: why.
+    /// The VM is to be recovered, and why.
     Failed(String),
 }
 
 impl Supervisor {
-    /// Of a VM of this daemon.
+    /// The supervisor of a VM of this daemon.
     pub fn of(daemon: &Daemon, name: VmName) -> Supervisor {
         let directory = daemon.site().directory(&name);
         Supervisor { name, directory, daemon: daemon.clone() }
     }
 
-    /// Begins, with the process that manages the VM already, if there is one.
+    /// Begins with the process that manages the VM already, if there is one.
     pub fn begin(self, process: Option<VmProcess>) {
-        // A VM on record is listed from now on.
+        // From now on a VM on record is listed.
         if let Ok(Some(record)) = Record::load(&self.directory) {
             let stage = if process.is_some() { Stage::Held } else { Stage::TakingUp };
             self.daemon.listing(&self.name, || Listing::new(&record, stage));
@@ -91,7 +91,7 @@ impl Supervisor {
                 Err(served) => return Ok(served),
             },
         };
-        // A record that cannot be read now does not end what runs.
+        // The service does not end because the record cannot be read now.
         let listing = self.listing().ok().flatten();
         let following =
             listing.map(|listing| tokio::spawn(follow(self.directory.clone(), listing)));
@@ -103,7 +103,7 @@ impl Supervisor {
         })
     }
 
-    /// Has the next process recover the VM, or finds the one that does already.
+    /// Has the next process recover the VM, or finds the one that already manages it.
     async fn recover(&self, follows: bool) -> io::Result<Result<VmProcess, Served>> {
         let Some(listing) = self.listing()? else { return Ok(Err(Served::Ended)) };
         listing.set(Stage::TakingUp);
@@ -130,7 +130,7 @@ impl Supervisor {
         })
     }
 
-    /// What is known of it, if it is on record.
+    /// The listing of the VM, if the VM is on record.
     fn listing(&self) -> io::Result<Option<Arc<Listing>>> {
         let record = Record::load(&self.directory)?;
         let make = |record: Record| {
@@ -139,7 +139,7 @@ impl Supervisor {
         Ok(record.map(make))
     }
 
-    /// The VM waits where it is: better than a wrong byte.
+    /// Leaves the VM waiting for the length of the pause: better than a wrong byte.
     async fn wait(&self, why: String, pause: Duration) {
         if let Some(listing) = self.daemon.listed(&self.name).filter(|_| !pause.is_zero()) {
             listing.set(Stage::NotTakenUp(why, Instant::now() + pause));
@@ -152,13 +152,13 @@ impl Supervisor {
         if let Some(why) = last_words::take(&directory) {
             daemon.note_end(&name, why);
         }
-        // It may take long: processes are looked through.
+        // Blocks for long: this looks through processes.
         let forgotten = tokio::task::spawn_blocking(move || daemon.forget(&name, &directory)).await;
         forgotten.unwrap_or_else(|error| tracing::error!("{error}"));
     }
 }
 
-/// Has the listing show what the VM's process publishes.
+/// Keeps the listing up to date with what the VM's process publishes.
 async fn follow(directory: PathBuf, listing: Arc<Listing>) {
     let (socket, mut after) = (api_socket(&directory), 0);
     loop {
@@ -174,12 +174,12 @@ async fn follow(directory: PathBuf, listing: Arc<Listing>) {
                         LOOK_EVERY
                     }
                     (StatusCode::NO_CONTENT, _) => LOOK_EVERY,
-                    // A process of another release may say what this one does not understand.
+                    // A process of another release may send figures that this one cannot parse.
                     _ => FIGURES_LIMIT,
                 };
                 sleep(pause).await;
             }
-            // Its end is somebody else's to notice.
+            // The supervisor notices the end of the process.
             _ => sleep(LOOK_EVERY).await,
         }
     }

@@ -1,5 +1,5 @@
-//! The directory in which swap files of VMs to come are made. A VM that is held has its swap file's
-//! path on record, so it is served without it.
+//! The directory for swap files of new VMs. A managed VM has the path of its swap file on record,
+//! so it is served without this directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use ebb_sys::private_dir;
 
 use crate::model::record::Record;
 
-/// The directory.
+/// The directory for swap files of new VMs.
 #[derive(Clone, Debug)]
 pub struct SwapDir {
     path: PathBuf,
@@ -17,25 +17,25 @@ pub struct SwapDir {
 }
 
 impl SwapDir {
-    /// The one that is named, else the default of this run directory.
+    /// The named directory, or else the default of this run directory.
     ///
     /// # Errors
-    /// As getcwd(2); `InvalidInput`: an empty path.
+    /// Those of getcwd(2). `InvalidInput`: an empty path.
     pub fn new(run_dir: &Path, named: Option<&Path>) -> io::Result<SwapDir> {
         let path = std::path::absolute(route::swap_dir(run_dir, named))?;
         Ok(SwapDir { path, is_named: named.is_some() })
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Sees to it that the directory is there and nobody else's. One that is named may be a disk
-    /// that is not mounted, or a slip: only the default is made.
+    /// Checks that the directory exists and belongs to nobody else. Makes it only if it is the
+    /// default: a named one that is missing may be a disk that is not mounted, or a typing error.
     ///
     /// # Errors
-    /// Why it cannot be used, and what to do, in one line.
+    /// Says in one line why it cannot be used, and what to do.
     pub fn check(&self) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| format!("swap directory: {error}");
         if self.is_named && !self.path.try_exists().map_err(|error| text(&error))? {
@@ -45,8 +45,8 @@ impl SwapDir {
         private_dir::make(&self.path).map_err(|error| text(&error))
     }
 
-    /// The same at the daemon's start. Guests of VMs on record wait for what was evicted, so these
-    /// are served in any case.
+    /// Checks the directory at the daemon's start. VMs on record are served in any case, since
+    /// their guests wait for what was evicted.
     ///
     /// # Errors
     /// The directory cannot be used, and there is no VM on record.

@@ -1,4 +1,4 @@
-//! The process of one VM (`ebbd vm`), as `ebbd` starts it, finds it again, and notices its end.
+//! The process of one VM (`ebbd vm`): how `ebbd` starts it, finds it again, and notices its end.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,50 +20,51 @@ use crate::process::COMMAND;
 use crate::support::failpoint;
 use crate::system::process_lock;
 
-/// What it is called among processes, to be told from the daemon.
+/// Its name among processes, to tell it from the daemon.
 const NAME: &str = "ebbd-vm";
 
-/// A line with a reason.
+/// Largest answer: a line with a reason.
 const ANSWER_MOST_BYTES: u64 = 64 << 10;
-/// Of a thread that only waits.
+/// Stack of a thread that only waits.
 const STACK_BYTES: usize = 64 << 10;
-/// Without a thread that waits.
+/// Interval of looking for the end of a process, if no thread can wait for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// A process of a VM's. It lives on when this is dropped.
+/// The process of a VM. It lives on when this is dropped.
 pub struct VmProcess {
     process: Process,
-    /// This process is its parent.
+    /// Set if this process is its parent.
     child: Option<Child>,
 }
 
 impl VmProcess {
-    /// Starts one, and waits for its answer; `follows`: one of the same daemon's has failed.
+    /// Starts a process and waits for its answer. `follows`: an earlier one of this daemon has
+    /// failed.
     ///
     /// # Errors
-    /// As fork(2); it ended without an answer, and how.
+    /// Those of fork(2), or how the process ended without an answer.
     pub async fn start(task: Task, follows: bool) -> io::Result<(VmProcess, Told)> {
         let started = tokio::task::spawn_blocking(move || start(&task, follows)).await;
         started.map_err(io::Error::other)?
     }
 
-    /// The one that a daemon before this one started for the VM of this directory.
+    /// The process that an earlier daemon started for the VM of this directory.
     ///
     /// # Errors
-    /// As [`process_lock::holder`].
+    /// Those of [`process_lock::holder`].
     pub fn running(directory: &Path) -> io::Result<Option<VmProcess>> {
         let holder = process_lock::holder(directory)?;
         Ok(holder.map(|process| VmProcess { process, child: None }))
     }
 
-    /// Waits until it has ended, and tells how, where that is known.
+    /// Waits until the process has ended. Returns how it ended, if that is known.
     pub async fn ended(mut self) -> String {
         let (ended, end) = oneshot::channel();
         let pidfd = self.process.as_fd().try_clone_to_owned();
         let waiting = pidfd.and_then(|pidfd| {
             let wait = move || {
                 wait(&pidfd);
-                // Whoever waits may be gone.
+                // Nobody may be waiting any more.
                 let _ = ended.send(());
             };
             thread::Builder::new().name("waiting".into()).stack_size(STACK_BYTES).spawn(wait)
@@ -83,16 +84,16 @@ impl VmProcess {
         }
     }
 
-    /// Has it end, whatever it does.
+    /// Kills the process, whatever it does.
     pub fn kill(&self) {
-        // Its end is waited for elsewhere.
+        // [`VmProcess::ended`] waits for its end.
         let _ = self.process.kill(Duration::ZERO);
     }
 
-    /// Whether it has ended.
+    /// Whether the process has ended.
     ///
     /// # Errors
-    /// As poll(2).
+    /// Those of poll(2).
     pub fn has_ended(&self) -> io::Result<bool> {
         self.process.has_ended()
     }
@@ -116,7 +117,7 @@ fn start(task: &Task, follows: bool) -> io::Result<(VmProcess, Told)> {
         .arg0(NAME)
         .arg(COMMAND)
         .arg(task.name.as_str())
-        // For whoever looks at processes: the task says where.
+        // Only for lists of processes: the task has the run directory.
         .arg(&task.site.run_dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
@@ -134,7 +135,7 @@ fn ask(child: &mut Child, task: &Task) -> io::Result<Told> {
     let mut to = child.stdin.take().ok_or_else(none)?;
     serde_json::to_writer(&mut to, task)?;
     to.flush()?;
-    // It reads up to the end.
+    // The process reads its task up to the end of file.
     drop(to);
     let mut line = String::new();
     let answer = child.stdout.take().ok_or_else(none)?.take(ANSWER_MOST_BYTES);
@@ -142,7 +143,7 @@ fn ask(child: &mut Child, task: &Task) -> io::Result<Told> {
     Ok(serde_json::from_str(&line)?)
 }
 
-/// One that does not answer has ended, or is of no use.
+/// How a process ended that did not answer. If it has not ended, it is of no use, and is killed.
 fn how_it_ended(mut child: Child, error: io::Error) -> io::Error {
     let _ = child.kill();
     match child.wait() {

@@ -1,4 +1,4 @@
-//! What the daemon says when it refuses.
+//! API errors: how the daemon refuses.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::support::privileges::want_of_descriptors;
 use crate::support::state_file;
 
-/// A refusal: one line, and the kind of it.
+/// A refusal: its kind and one line of text.
 #[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum ApiError {
     /// The request makes no sense.
@@ -20,19 +20,19 @@ pub enum ApiError {
     /// No such VM.
     #[error("there is no VM {0}: ebb list shows those that are managed")]
     Unknown(VmName),
-    /// No such VM any more: why it ended.
+    /// The VM has ended; the text says why.
     #[error("{0}")]
     Over(String),
-    /// The name is taken, or the VM is held already.
+    /// The name is in use, or the VM is already managed.
     #[error("{0}")]
     Taken(String),
     /// This VM or this host does not allow it.
     #[error("{0}")]
     NotAllowed(String),
-    /// It is not possible now.
+    /// Not possible now.
     #[error("{0}")]
     Unavailable(String),
-    /// What must be on record first finds no room there.
+    /// There is no room for a record that must be written first.
     #[error("{0}")]
     NoRoom(String),
     /// The daemon failed.
@@ -40,20 +40,20 @@ pub enum ApiError {
     Failed(String),
 }
 
-/// The daemon's own results.
+/// Result of what the daemon is asked to do.
 pub type Answer<T> = Result<T, ApiError>;
 
-/// An error of a lower layer that a user can do something about.
+/// Maps an error of a lower layer about which the user can do something.
 pub fn not_allowed(error: impl std::fmt::Display) -> ApiError {
     ApiError::NotAllowed(error.to_string())
 }
 
-/// Says what was being done when something failed.
+/// Maps an error of the daemon, and says what was being done.
 pub fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> ApiError {
     move |error| ApiError::Failed(format!("{what}: {error}"))
 }
 
-/// Says which record could not be written ([`state_file::save`]).
+/// Maps an error of [`state_file::save`], and says which record could not be written.
 pub fn unsaved(what: &str) -> impl FnOnce(io::Error) -> ApiError {
     move |error| match state_file::is_no_room(&error) {
         true => ApiError::NoRoom(format!("nothing was changed: {what}: {error}")),

@@ -1,4 +1,4 @@
-//! What a VM's process publishes of the VM, for `ebbd` and for whoever asks.
+//! What a VM's process publishes of the VM, for `ebbd` and for clients.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use super::member::Member;
 /// All figures of a VM at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// Counts up with each publication of one process.
+    /// Number of the publication: counts up within one process.
     pub number: u64,
-    /// Everything.
+    /// The whole status.
     pub status: VmStatus,
-    /// What the pool wants to know; none: the VM is not in it.
+    /// What the pool needs to know; none: the VM is not in the pool.
     pub member: Option<Member>,
 }
 
-/// A worker publishes every second: beyond this it is slow.
+/// A worker publishes every second. Figures older than this mean that it is slow.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// Why figures of this age are not newer; none: they are not old.
+/// Why the figures are this old; none: they are recent.
 pub fn slow(age: Duration) -> Option<String> {
     let since = || format!("it is busy, or QEMU does not answer, for {} s", age.as_secs());
     (age >= SLOW).then(since)
 }
 
-/// In milliseconds.
+/// The age in milliseconds.
 pub fn millis(age: Duration) -> u64 {
     u64::try_from(age.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! How VMs are looked at for what they use, as `ebbd` is told when it starts.
+//! Options of monitorings, as `ebbd` got them at its start.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use ebb_api::Backing;
 use ebb_heat::Settings;
 use serde::{Deserialize, Serialize};
 
-/// No window ends more exactly than by a tick of the VM's worker.
+/// Shortest window in milliseconds: a window ends at a tick of the VM's worker.
 const WINDOW_MS_MIN: u64 = 200;
 
 /// The pace of monitorings (vTMM, section 3.2.3), and what counts as hot.
@@ -40,7 +40,7 @@ impl Default for Looking {
 }
 
 impl Looking {
-    /// For a VM whose memory is so.
+    /// Settings for a VM whose memory has this backing.
     pub fn settings(&self, backing: Backing) -> Settings {
         let settings = match backing {
             Backing::Small => Settings::default(),
@@ -54,15 +54,15 @@ impl Looking {
         }
     }
 
-    /// Used in so many windows a page is hot, and else cold; `None`: by its degree.
+    /// Number of windows with a use from which a page is hot; none: its degree decides.
     pub fn threshold(&self) -> Option<u8> {
         self.heat_threshold
     }
 
-    /// Whether it holds together.
+    /// Checks the options.
     ///
     /// # Errors
-    /// What is wrong, and what to do.
+    /// Says what is wrong, and what to do.
     pub fn check(&self) -> Result<(), String> {
         if self.heat_window_ms < WINDOW_MS_MIN {
             return Err(format!(

@@ -1,4 +1,4 @@
-//! What a VM in the pool says of itself.
+//! What a VM in the pool tells the pool.
 
 use ebb_tier::Need;
 use ebb_units::FRAME_BYTES;
@@ -7,27 +7,27 @@ use serde::{Deserialize, Serialize};
 use super::record::Record;
 use super::share::Share;
 
-/// What a worker says of a VM in the pool.
+/// What the worker of a VM in the pool tells the pool.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Member {
-    /// On record.
+    /// The share on record.
     pub share: Share,
-    /// It takes so much.
+    /// Memory that the VM takes.
     pub held_bytes: u64,
-    /// It may have so much; none: all of its memory.
+    /// The limit; none: all of its memory.
     pub limit_bytes: Option<u64>,
-    /// What it uses again and again, if it was monitored lately: a page below comes back by a
-    /// fault, so more is hot than where slow memory is only slower.
+    /// Its hot set, if it was monitored lately. It is larger than with slow memory, since a page
+    /// below comes back only by a fault.
     pub hot_bytes: Option<u64>,
-    /// What it needs besides, since nobody could see it used: its kernel's own memory, as far as that
-    /// is there. What was evicted of it is not missed.
+    /// Memory that it needs as well, but whose use cannot be seen: resident memory of the guest's
+    /// kernel. What was evicted of that is not missed.
     pub unseen_bytes: u64,
     /// All of its memory.
     pub memory_bytes: u64,
 }
 
 impl Member {
-    /// Of a VM that is not taken up yet: it has what it was given last.
+    /// A VM that is not recovered yet: it counts with the limit that it had last.
     pub fn on_record(record: &Record) -> Option<Member> {
         let (share, memory_bytes) = (record.share?, record.memory_bytes());
         let limit_bytes = record.limit_bytes.map(|bytes| bytes.min(memory_bytes));
@@ -42,12 +42,12 @@ impl Member {
         })
     }
 
-    /// Of a hot set that is not known: the share.
+    /// Memory that the VM wants: its share, if its hot set is not known.
     fn wanted_bytes(&self) -> u64 {
         self.hot_bytes.map_or(self.share.bytes, |bytes| bytes + self.unseen_bytes)
     }
 
-    /// What it was given counts as held, whether it took it or not.
+    /// What the VM needs of the pool. Memory that it was given counts, whether or not it uses it.
     pub fn need(&self) -> Need {
         let given = self.limit_bytes.unwrap_or(self.memory_bytes);
         Need {

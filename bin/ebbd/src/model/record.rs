@@ -1,5 +1,5 @@
-//! What a daemon must know to take up a VM that another one held: `vm.json`.
-//! Format: `docs/run-directory.md`.
+//! What a daemon must know to recover a VM that another daemon managed: `vm.json`. Format:
+//! `docs/run-directory.md`.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -26,145 +26,145 @@ const FILE: &str = "vm.json";
 /// One VM on record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// Its name.
+    /// The VM's name.
     pub name: VmName,
-    /// The VMM's process number, and when it started: together its identity.
+    /// The VMM's process number. With the start time and the boot, it identifies the VMM.
     pub pid: i32,
-    /// Clock ticks since boot.
+    /// When the VMM started, in clock ticks since boot.
     pub start_ticks: u64,
-    /// The boot that it started in; empty: a daemon before this one did not write it down.
+    /// The boot in which the VMM started; empty: an earlier daemon did not record it.
     #[serde(default)]
     pub boot: String,
-    /// The userfaultfd's number in the VMM; none while it is being made.
+    /// The userfaultfd's descriptor number in the VMM; none: it is being made.
     pub userfaultfd: Option<i32>,
-    /// The number of one in the VMM that may be closed there at any moment: the VM is all but let
-    /// go of. All of its memory is back then, and none of it is watched.
+    /// Number of a userfaultfd in the VMM that may be closed there at any moment: the VM is about
+    /// to be detached. All of its memory is back then, and none of it is watched.
     #[serde(default)]
     pub leaving: Option<i32>,
     /// Whether Ebb started the VMM.
     pub started: bool,
-    /// Ebb started the VMM, let it go and holds it again: its console is Ebb's.
+    /// Whether Ebb started the VMM, detached it and attached it again: its console is Ebb's.
     #[serde(default)]
     pub console: bool,
-    /// Where its logs are, if not in its directory.
+    /// Where its logs are; none: in its directory.
     #[serde(default)]
     pub logs: Option<PathBuf>,
-    /// What the VMM is and may do, where Ebb started it.
+    /// What the VMM is and may do, if Ebb started it.
     #[serde(default)]
     pub confinement: Option<Confinement>,
-    /// Its QMP socket.
+    /// The VMM's QMP socket.
     pub qmp: PathBuf,
-    /// What runs it.
+    /// What runs the guest.
     pub accelerator: Accelerator,
-    /// Why.
+    /// Why this accelerator.
     pub accelerator_reason: String,
-    /// What its RAM is made of.
+    /// What the VM's RAM is made of.
     pub backing: Backing,
-    /// Why.
+    /// Why this backing.
     pub backing_reason: String,
-    /// The mode.
+    /// The mode, release or strict.
     pub mode: Mode,
-    /// Why.
+    /// Why this mode.
     pub mode_reason: String,
-    /// The smallest blocks to take.
+    /// Order of the smallest blocks to reclaim.
     pub min_order: u8,
-    /// The guest is yet to go on: QEMU waits before its first instruction, or until memory is back
-    /// for a device that was plugged in.
+    /// Whether the guest has yet to go on: QEMU waits before its first instruction, or until memory
+    /// is back for a device that was plugged in.
     pub begin: bool,
-    /// The VMM was told to have no huge pages in its RAM.
+    /// Whether the VMM was told to have no huge pages in its RAM.
     #[serde(default)]
     pub small_pages: bool,
-    /// Frames in use were evicted: first touches must come to Ebb.
+    /// Whether frames in use were evicted: first touches must come to Ebb.
     pub evicts: bool,
-    /// The guest's allocator is shared: first touches must come to Ebb.
+    /// Whether the guest's allocator is shared: first touches must come to Ebb.
     #[serde(default)]
     pub shares: bool,
-    /// The size that it is to have, by whatever; none: no other than it has.
+    /// The target; none: the size stays as it is.
     #[serde(default)]
     pub size: Option<SizeRecord>,
-    /// What the guest is to have of its memory, by the allocator that it shares; none: all of
-    /// it.
+    /// How much memory the guest may have by the allocator that it shares; none: all of it.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// What happens when it touches more.
+    /// What happens at a violation.
     #[serde(default)]
     pub on_violation: OnViolation,
     /// Automatic reclaim.
     pub auto: Auto,
-    /// What its resident memory is held at; none: no limit.
+    /// The limit of its resident memory; none: no limit.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
-    /// The limit's low mark, where one was asked for.
+    /// The limit's low mark, if one was asked for.
     #[serde(default)]
     pub low_bytes: Option<u64>,
-    /// Its high mark, where one was asked for.
+    /// The limit's high mark, if one was asked for.
     #[serde(default)]
     pub high_bytes: Option<u64>,
-    /// Its share of the pool, which then says what the limit is.
+    /// Its share of the pool, which then determines the limit.
     #[serde(default)]
     pub share: Option<Share>,
-    /// Its disks that Ebb serves.
+    /// The disks that Ebb serves it.
     #[serde(default)]
     pub disks: Vec<DiskRequest>,
-    /// Which images these are. A record of an older daemon has none.
+    /// The image of each disk. A record of an older daemon has none.
     #[serde(default)]
     pub images: Vec<ImageRecord>,
-    /// Its virtio-mem devices that Ebb serves, by NUMA node.
+    /// The virtio-mem devices that Ebb serves it, by NUMA node.
     #[serde(default)]
     pub growth: Vec<GrowthRecord>,
-    /// Its processors, where Ebb started it.
+    /// Number of its processors, if Ebb started it.
     #[serde(default)]
     pub cpus: u32,
-    /// Those disks were used by the guest: their rings are in its memory.
+    /// Whether the guest has used these disks: their rings are in its memory.
     #[serde(default)]
     pub disks_used: bool,
     /// Its swap file.
     pub swap: PathBuf,
-    /// Its tiers, where it was started with some.
+    /// Its tiers, if it was started with any.
     #[serde(default)]
     pub tiers: Option<Tiers>,
-    /// What the daemon was told when it started.
+    /// The options that the daemon got at its start.
     #[serde(flatten)]
     pub settings: Settings,
-    /// Its RAM.
+    /// The regions of its RAM.
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.
     pub totals: Totals,
-    /// The digest of the note of the kernel that what is taken was taken from; none: nothing is.
+    /// Digest of the note of the kernel that memory was reclaimed or evicted from; none: there is
+    /// no such memory.
     #[serde(default)]
     pub kernel: Option<u64>,
-    /// Whose the digests beside it are; 0: of a daemon that made none.
+    /// Whose digests are in the file beside it; 0: of a daemon that made none.
     #[serde(default)]
     pub digests: u64,
 }
 
-/// A size asked for.
+/// A target on record.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SizeRecord {
-    /// The VM's size, or the node's.
+    /// Size of the VM, or of the node.
     pub bytes: u64,
-    /// The NUMA node.
+    /// The NUMA node; none: the whole VM.
     pub node: Option<u32>,
-    /// By this alone.
+    /// The only mechanism to use; none: any.
     pub by: Option<SizeMechanism>,
 }
 
-/// What holds for all VMs of a daemon, until the next one starts.
+/// What holds for all VMs of a daemon, until the next daemon starts.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// What a VM's compressed pages may take in memory at most; 0: there are none.
+    /// Most memory of a VM's compressed pages, in bytes; 0: there are none.
     #[serde(default)]
     pub compressed_bytes: u64,
-    /// What the guest has freed since it was evicted is read back for all that.
+    /// Whether to read back also what the guest has freed since it was evicted.
     #[serde(default)]
     pub read_freed: bool,
-    /// How it is looked at for what it uses.
+    /// Options of monitorings.
     #[serde(default)]
     pub looking: Looking,
-    /// Bytes a second that move between nodes at most; 0: any number.
+    /// Most bytes a second that move between nodes; 0: no limit.
     #[serde(default)]
     pub move_rate: u64,
-    /// What becomes of it at its limit once its swap file can take no more.
+    /// What a VM at its limit does once its swap file is full.
     #[serde(default)]
     pub when_swap_is_full: WhenFull,
     /// What swap files may take.
@@ -177,9 +177,9 @@ pub struct Settings {
 pub struct Auto {
     /// Whether it runs.
     pub on: bool,
-    /// How often.
+    /// Time between two runs, in milliseconds.
     pub interval_ms: u64,
-    /// Free memory to leave beside the reserve.
+    /// Free memory to leave to the guest, beside the reserve.
     pub keep_bytes: u64,
 }
 
@@ -189,38 +189,38 @@ impl Default for Auto {
     }
 }
 
-/// Counted over all daemons that held the VM.
+/// Totals over all daemons that managed the VM.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Totals {
-    /// Memory that was not resident when the VM was first held.
+    /// Memory that was non-resident when the VM was first managed.
     pub absent_at_hold_bytes: u64,
-    /// Emptied.
+    /// Memory that was reclaimed.
     pub reclaimed_bytes: u64,
-    /// Not counted, and always 0: earlier versions of the daemon read no record without it.
+    /// Not counted, always 0: earlier versions of the daemon read no record without it.
     #[serde(default)]
     pub returned_bytes: u64,
 }
 
-/// A region of RAM, its file named by inode.
+/// A region of RAM. The inode number identifies its file.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct RegionRecord {
     /// Guest-physical address.
     pub gpa: u64,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
     /// Address in the VMM.
     pub hva: u64,
     /// The memfd's inode number.
     pub inode: u64,
-    /// Offset in it.
+    /// Offset in the memfd.
     pub offset: u64,
-    /// The VMM has unplugged it, and has that memfd no more.
+    /// Whether the VMM has unplugged the region, and no longer has that memfd.
     #[serde(default)]
     pub gone: bool,
 }
 
 impl RegionRecord {
-    /// A region for the record.
+    /// The record of a region.
     pub fn new(region: &Region, inode: u64) -> RegionRecord {
         RegionRecord {
             gpa: region.gpa.0,
@@ -232,7 +232,7 @@ impl RegionRecord {
         }
     }
 
-    /// The region, as it is reopened.
+    /// The region as it is needed to open its file again.
     pub fn known(&self) -> KnownRegion {
         let (gpa, hva) = (Gpa(self.gpa), Hva(self.hva));
         let region = Region { gpa, bytes: self.bytes, hva, file: 0, offset: self.offset };
@@ -241,18 +241,19 @@ impl RegionRecord {
 }
 
 impl Record {
-    /// Writes it into the VM's directory, whole or not at all.
+    /// Writes the record into the VM's directory, whole or not at all.
     ///
     /// # Errors
-    /// As `state_file::save`.
+    /// Those of `state_file::save`.
     pub fn save(&self, directory: &Path) -> io::Result<()> {
         state_file::save(&directory.join(FILE), self)
     }
 
-    /// Changes it, and writes it into the VM's directory; where that fails nothing has changed.
+    /// Changes the record and writes it into the VM's directory. If writing fails, nothing has
+    /// changed.
     ///
     /// # Errors
-    /// As `state_file::save`.
+    /// Those of `state_file::save`.
     pub fn change(&mut self, directory: &Path, change: impl FnOnce(&mut Record)) -> io::Result<()> {
         let mut next = self.clone();
         change(&mut next);
@@ -261,38 +262,37 @@ impl Record {
         Ok(())
     }
 
-    /// Whether its VMM runs: the same process, not one that got its number.
+    /// Whether the VMM runs: the same process, not another one with its number.
     pub fn life(&self) -> Life {
         let (pid, start_ticks) = (self.pid, self.start_ticks);
         Life::of(Identity { pid, start_ticks, boot: &self.boot })
     }
 
-    /// Whether its console is Ebb's.
+    /// Whether the console is Ebb's.
     pub fn has_console(&self) -> bool {
         self.started || self.console
     }
 
-    /// All of its RAM, what can be plugged included, without what is gone.
+    /// Size of all regions that the VMM has not unplugged, pluggable memory included.
     pub fn memory_bytes(&self) -> u64 {
         self.regions.iter().filter(|region| !region.gone).map(|region| region.bytes).sum()
     }
 
-    /// What of its RAM the VMM has unplugged.
+    /// Size of the regions that the VMM has unplugged.
     pub fn unplugged_bytes(&self) -> u64 {
         self.regions.iter().filter(|region| region.gone).map(|region| region.bytes).sum()
     }
 
-    /// What its compressed pages may take in memory: by its tiers, else by the daemon's
-    /// settings.
+    /// Most memory of its compressed pages: by its tiers, else by the daemon's settings.
     pub fn compressed_bytes(&self) -> u64 {
         let own = self.tiers.as_ref().map(|tiers| tiers.compressed_bytes);
         own.unwrap_or(self.settings.compressed_bytes)
     }
 
-    /// Reads it; none: the VM was never held, or was let go.
+    /// Reads the record; none: the VM was never managed, or is detached.
     ///
     /// # Errors
-    /// As read(2); `InvalidData`: not a record, or one of no VM that can be.
+    /// Those of read(2). `InvalidData`: not a record, or one whose numbers no VM can have.
     pub fn load(directory: &Path) -> io::Result<Option<Record>> {
         let found = state_file::load::<Record>(&directory.join(FILE))?;
         match found.as_ref().is_none_or(Record::adds_up) {
@@ -301,13 +301,13 @@ impl Record {
         }
     }
 
-    /// Whether any VM is on record in this run directory, be it one that cannot be read.
+    /// Whether any VM is on record in this run directory, even one whose record cannot be read.
     pub fn is_any_in(run_dir: &Path) -> bool {
         let vms = fs::read_dir(run_dir.join("vms")).into_iter().flatten().flatten();
         vms.into_iter().any(|entry| entry.path().join(FILE).exists())
     }
 
-    /// Whether what is computed from it is never more than a number holds.
+    /// Whether no computation with its numbers overflows.
     fn adds_up(&self) -> bool {
         let ends = |region: &RegionRecord| {
             let starts = [region.gpa, region.hva, region.offset];
@@ -320,10 +320,10 @@ impl Record {
             && self.share.is_none_or(Share::adds_up)
     }
 
-    /// Removes it from the VM's directory, where there is one.
+    /// Removes the record from the VM's directory, if there is one.
     ///
     /// # Errors
-    /// As unlink(2).
+    /// Those of unlink(2).
     pub fn remove(directory: &Path) -> io::Result<()> {
         state_file::remove(&directory.join(FILE))
     }
@@ -352,12 +352,12 @@ mod tests {
         let text = r#"{"absent_at_hold_bytes": 1, "reclaimed_bytes": 2}"#;
         let totals: Totals = serde_json::from_str(text).expect("totals");
         assert_eq!((totals.reclaimed_bytes, totals.returned_bytes), (2, 0));
-        // What an earlier daemon asks for is written.
+        // Earlier daemons require this field.
         let text = serde_json::to_string(&totals).expect("text");
         assert!(text.contains("\"returned_bytes\":0"), "{text}");
     }
 
-    /// As a daemon wrote it that knew of no regions that leave.
+    /// A record of a daemon that knew of no regions that can be unplugged.
     #[test]
     fn a_region_of_an_older_record_is_there() {
         let text = r#"{"gpa":4294967296,"bytes":4096,"hva":8192,"inode":7,"offset":0}"#;

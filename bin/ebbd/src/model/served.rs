@@ -1,39 +1,39 @@
-//! What is on record of the disks and the memory devices that Ebb serves a VM.
+//! Disks and virtio-mem devices that Ebb serves a VM, as they are on record.
 
 use ebb_block::Identity;
 use ebb_units::{Gpa, HUGE_BYTES};
 use ebb_virtio_mem::Geometry;
 use serde::{Deserialize, Serialize};
 
-/// Which file or block device an image is.
+/// Identity of an image: which file or block device it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ImageRecord {
-    /// The file system's device number, or the block device's own.
+    /// Device number: of the file system, or of the block device itself.
     pub device: u64,
     /// The file's inode number; 0 for a block device.
     pub inode: u64,
 }
 
 impl ImageRecord {
-    /// As the opened image tells it.
+    /// The identity, to compare with that of the opened image.
     pub fn identity(self) -> Identity {
         Identity { device: self.device, inode: self.inode }
     }
 }
 
-/// One device on record.
+/// A virtio-mem device on record.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct GrowthRecord {
     /// Where its region begins in guest-physical memory.
     pub address: u64,
-    /// How large that is.
+    /// Size of its region in bytes.
     pub bytes: u64,
-    /// Blocks get all their memory when they are plugged.
+    /// Whether blocks get all of their memory when they are plugged.
     pub prealloc: bool,
 }
 
 impl GrowthRecord {
-    /// As the virtio-mem device of this node has it.
+    /// Geometry of the virtio-mem device on this node.
     pub fn geometry(self, node: u16) -> Geometry {
         Geometry {
             start: Gpa(self.address),

@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 
 use super::BYTES_MAX;
 
-/// A VM's share, on record.
+/// A VM's share of the pool, as it is on record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Share {
-    /// The share.
+    /// Size of the share.
     pub bytes: u64,
-    /// Of it, what the VM never has less than.
+    /// Least memory of the VM, in percent of the share.
     pub lower_percent: u32,
-    /// And never more.
+    /// Most memory of the VM, in percent of the share.
     pub upper_percent: u32,
 }
 
 impl Share {
-    /// As the pool counts it.
+    /// The share and its bounds in the pool's form.
     pub fn limits(self) -> Limits {
         let Share { bytes, lower_percent, upper_percent } = self;
         Limits { share_frames: bytes / FRAME_BYTES, lower_percent, upper_percent }
     }
 
-    /// Whether it is one that could be asked for.
+    /// Whether a client could have asked for this share.
     pub fn adds_up(self) -> bool {
         let Share { bytes, lower_percent, upper_percent } = self;
         bytes <= BYTES_MAX
@@ -33,7 +33,7 @@ impl Share {
             && (100..=UPPER_PERCENT_MAX).contains(&upper_percent)
     }
 
-    /// The least that the VM has.
+    /// Least memory of the VM in bytes.
     pub fn lower_bytes(self) -> u64 {
         self.limits().lower_frames() * FRAME_BYTES
     }

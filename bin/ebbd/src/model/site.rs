@@ -1,4 +1,4 @@
-//! What holds for all VMs of one run directory, as `ebbd` tells each VM's process.
+//! What holds for all VMs of one run directory, as `ebbd` tells it to each VM's process.
 
 use std::path::{Path, PathBuf};
 
@@ -7,45 +7,45 @@ use serde::{Deserialize, Serialize};
 
 use super::record::Settings;
 
-/// Where things are, and what `ebbd` was told when it started.
+/// Directories, and the options that `ebbd` got at its start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Site {
-    /// Sockets and records.
+    /// Directory of sockets and records.
     pub run_dir: PathBuf,
-    /// Logs.
+    /// Directory of logs.
     pub log_dir: PathBuf,
-    /// Swap files.
+    /// Directory of swap files.
     pub swap_dir: PathBuf,
-    /// For each VM.
+    /// Settings of each VM.
     pub settings: Settings,
-    /// Who QEMUs are unless a request says otherwise, as `--vm-user` has it.
+    /// User that QEMUs run as unless a request names one, as in `--vm-user`.
     pub vm_user: String,
 }
 
 impl Site {
-    /// A VM's directory.
+    /// The VM's directory.
     pub fn directory(&self, name: &VmName) -> PathBuf {
         self.vms().join(name.as_str())
     }
 
-    /// The directory of all VMs' directories.
+    /// Directory with the directories of all VMs.
     pub fn vms(&self) -> PathBuf {
         self.run_dir.join("vms")
     }
 
-    /// Where a VM's logs go; none: in its directory.
+    /// Directory of a VM's logs; none: they are in the VM's directory.
     pub fn logs(&self, name: &VmName) -> Option<PathBuf> {
         (self.log_dir != self.run_dir).then(|| self.log_dir.join(name.as_str()))
     }
 
-    /// Where a VM's swap file goes. The process's number tells it from that of a VM of the same name
-    /// under another run directory.
+    /// Path of a VM's swap file. The VMM's process number tells it from the swap file of a VM with
+    /// the same name under another run directory.
     pub fn swap_path(&self, name: &VmName, pid: i32) -> PathBuf {
         self.swap_dir.join(format!("{name}.{pid}.swap"))
     }
 }
 
-/// The socket on which a VM's process serves its part of the REST interface.
+/// Socket on which a VM's process serves its part of the REST interface.
 pub fn api_socket(directory: &Path) -> PathBuf {
     directory.join("api.sock")
 }

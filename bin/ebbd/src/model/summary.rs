@@ -1,10 +1,10 @@
-//! The short form of what is known of a VM: its line in the list.
+//! The short form of a VM's status: its line in the list.
 
 use ebb_api::{State, VmStatus, VmSummary};
 
 use super::record::Record;
 
-/// The short form, from the long one.
+/// The short form of a status.
 pub fn of(status: &VmStatus) -> VmSummary {
     VmSummary {
         name: status.name.clone(),

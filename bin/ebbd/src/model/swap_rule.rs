@@ -1,4 +1,4 @@
-//! What swap files may take, and what becomes of a VM whose swap file can take no more.
+//! What swap files may take, and what a VM at its limit does when its swap file is full.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -14,13 +14,13 @@ pub enum WhenFull {
     GiveWay,
 }
 
-/// What swap files may take, in bytes.
+/// Quotas of swap files, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct SwapQuota {
-    /// All of them together; none: what there is.
+    /// Most that all swap files together take; none: no bound.
     pub all_bytes: Option<u64>,
-    /// Each of them; none: what there is.
+    /// Most that each swap file takes; none: no bound.
     pub each_bytes: Option<u64>,
-    /// What stays free of their file system; none: a fiftieth, 1 GiB at most.
+    /// Free space to leave on their file system; none: a fiftieth, 1 GiB at most.
     pub floor_bytes: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! What `ebbd` tells the process of a VM, and what that answers: JSON, on its standard input and output.
+//! What `ebbd` tells a VM's process, and what that answers: JSON on its standard input and output.
 
 use ebb_api::{AttachRequest, RunRequest, VmName};
 use serde::{Deserialize, Serialize};
@@ -9,37 +9,37 @@ use super::site::Site;
 /// What a VM's process is to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Task {
-    /// Where.
+    /// Directories and settings.
     pub site: Site,
-    /// Of which VM.
+    /// Name of the VM.
     pub name: VmName,
-    /// The slot of its swap file in the table that all share; none: it shares none.
+    /// Slot of its swap file in the table that all swap files share; none: it shares none.
     pub slot: Option<usize>,
-    /// The process of `ebbd`. If that has died before the VM's lock is taken, the next one knows nothing
-    /// of this process.
+    /// Process number of `ebbd`. If `ebbd` dies before the VM's lock is taken, the next one knows
+    /// nothing of this process.
     pub parent: u32,
-    /// What to begin with.
+    /// How to begin.
     pub work: Work,
 }
 
 /// How a VM comes to be managed.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Work {
-    /// Its QEMU is to be started.
+    /// Start its QEMU.
     Run(Box<RunRequest>),
-    /// Somebody else started its QEMU.
+    /// Attach a QEMU that somebody else started.
     Attach(AttachRequest),
-    /// A process before this one managed it.
+    /// Recover a VM that another process managed before.
     Recover,
 }
 
-/// What came of it.
+/// Result of the task.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Told {
     /// The VM is managed, and its process serves its socket.
     Managed,
-    /// There is nothing to recover any more.
+    /// There is nothing left to recover.
     Over,
-    /// It is not; nothing is left behind.
+    /// The VM is not managed, and nothing is left behind.
     Refused(ApiError),
 }

@@ -5,26 +5,26 @@ use std::path::PathBuf;
 use ebb_tier::{Kind, Ladder};
 use serde::{Deserialize, Serialize};
 
-/// The tiers of a VM, on record.
+/// The tiers of a VM, as they are on record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Tiers {
-    /// As they were asked for.
+    /// The ladder as it was asked for.
     pub ladder: String,
-    /// What the first holds.
+    /// Capacity of the fastest tier, in bytes.
     pub fast_bytes: u64,
-    /// What is held in the host's memory at most, where there is a file for the rest.
+    /// Most memory of the host in bytes, where a file has the rest.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
-    /// What compressed pages may take of it; 0: there are none.
+    /// Most memory of compressed pages, as a part of that; 0: there are none.
     pub compressed_bytes: u64,
-    /// Where the rest is.
+    /// The file of the rest.
     pub file: Option<PathBuf>,
-    /// Pages that have room there, or in the VM's swap file.
+    /// Number of pages for which there is room in that file, or in the VM's swap file.
     pub slots: u64,
 }
 
 impl Tiers {
-    /// Whether some are NUMA nodes, as far as their names can be read.
+    /// Whether some tiers are NUMA nodes; true also if the ladder cannot be parsed.
     pub fn has_nodes(&self) -> bool {
         self.ladder.parse().map_or(true, |ladder| has_nodes(&ladder))
     }

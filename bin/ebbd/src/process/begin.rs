@@ -39,22 +39,22 @@ use crate::vm::{detach, devices};
 pub struct Begun {
     /// What its worker begins with.
     pub ready: Ready,
-    /// Its QEMU, where this process started that.
+    /// Its QEMU, if this process started it.
     pub qemu: Option<OwnQemu>,
 }
 
 /// A QEMU that this process started.
 pub struct OwnQemu {
-    /// QEMU.
+    /// The QEMU process.
     pub process: Process,
-    /// Notes how it ends.
+    /// The thread that notes how QEMU ends.
     pub noting: JoinHandle<()>,
 }
 
-/// Does what the task says. None: there is nothing to recover any more.
+/// Carries out the task. None: there is nothing left to recover.
 ///
 /// # Errors
-/// The refusal; nothing is left behind then, or what is to be recovered is as it was.
+/// The refusal. Then nothing is left behind, or what was to be recovered is unchanged.
 pub fn begin(task: &Task) -> Answer<Option<Begun>> {
     let Task { site, name, slot, work, .. } = task;
     swap_room::begin(site.settings.swap_quota, &site.run_dir, *slot);
@@ -63,7 +63,7 @@ pub fn begin(task: &Task) -> Answer<Option<Begun>> {
         Work::Run(request) => {
             let begun = run(site, request, &directory);
             if begun.is_err() {
-                // Its QEMU has ended: nothing is to be looked for.
+                // Its QEMU has ended, so there is nothing to look for.
                 let _ = starting::unmark(&directory);
             }
             begun.map(Some)
@@ -78,7 +78,7 @@ pub fn begin(task: &Task) -> Answer<Option<Begun>> {
     }
 }
 
-/// None: it has ended, or was detached.
+/// Recovers a VM. None: it has ended, or was detached.
 fn take_up(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Ready>> {
     let managed = match recover(directory, site.settings) {
         Ok(managed) => managed,
@@ -92,7 +92,8 @@ fn take_up(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Ready>
     Ok(Some(ready))
 }
 
-/// QEMU may be slow to answer there, and its faults are not to wait for that.
+/// Restarts the console in a thread of its own: QEMU may be slow to answer, and its faults must not
+/// wait for that.
 fn keep_console(name: VmName, directory: PathBuf, logs: PathBuf) {
     let told = name.clone();
     let keep = move || {
@@ -105,7 +106,7 @@ fn keep_console(name: VmName, directory: PathBuf, logs: PathBuf) {
     }
 }
 
-/// Serves the faults of a VM that was just attached. The VM is as it was where that fails.
+/// Serves the faults of a VM that was just attached. If this fails, the VM is as it was.
 fn serve(managed: (VmContext, Receiver<Command>)) -> Answer<Ready> {
     Ready::new(managed).map_err(|(error, context)| {
         detach::undo(*context);
@@ -166,7 +167,7 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let (pid, own) = (process.pid(), process.try_clone());
     let with = (served, devices);
     let ready = serve(attach_vm(process, ram, qmp, with, record, directory)?)?;
-    // A mark that stays does no harm: the record counts before it.
+    // A mark that stays does no harm: the record has precedence.
     let _ = starting::unmark(directory);
     let (mut qemu, own) = (None, own.map_err(failed("QEMU"))?);
     for child in children {
@@ -187,8 +188,7 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     Ok(Begun { ready, qemu })
 }
 
-/// Settles what the VM's QEMU may do, makes the directory that it may go to, and notes that it
-/// is being started.
+/// Decides what the VM's QEMU may do, makes the directory that it may use, and marks the start.
 fn confine(site: &Site, request: &RunRequest, directory: &Path, claimed: &Claimed) -> Answer<Plan> {
     handed::make_socket_directory(directory).map_err(failed("the VM's directory"))?;
     let user = site.vm_user.parse().map_err(not_allowed)?;
@@ -199,7 +199,7 @@ fn confine(site: &Site, request: &RunRequest, directory: &Path, claimed: &Claime
     Ok(plan)
 }
 
-/// Manages a VM that somebody else started.
+/// Attaches a VM that somebody else started.
 fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Ready> {
     request.check()?;
     let min_order = min_order(request.min_order)?;
@@ -220,7 +220,7 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
     serve(attach_vm(process, ram, qmp, with, record, directory)?)
 }
 
-/// The record of a VM of which nothing has been asked yet.
+/// The record of a VM for which nothing has been requested yet.
 fn record_of(
     site: &Site,
     name: &VmName,

@@ -1,5 +1,5 @@
-//! Serves a VM, until it is not managed any more. All that may be wanting for that is taken before the VM is
-//! touched.
+//! Serves a VM until it is no longer managed. Everything that may be scarce is taken before the VM
+//! is touched.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -27,32 +27,33 @@ use crate::system::last_words;
 use crate::vm::publisher::Publisher;
 use crate::vm::worker::{Outcome, Ready};
 
-/// One for `ebbd`, which waits for figures, two for requests, and some for what the VM's worker opens now and
-/// then: who has fewer would be managed and answer nobody.
+/// Descriptors to spare: one for `ebbd`, which waits for figures, two for requests, and some for
+/// what the VM's worker opens at times. With fewer, a VM would be managed by a process that answers
+/// nobody.
 const SPARE_DESCRIPTORS: usize = 6;
-/// Whoever waits for QEMU's end notes how it ended; that takes a moment.
+/// Longest wait for the thread that notes how QEMU ended. It takes a moment.
 const NOTE_LIMIT: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What serves a VM that is yet to begin.
+/// What serves a VM that has yet to begin.
 pub struct Service {
     runtime: Runtime,
     listener: UnixListener,
     path: SocketPath,
     worker: mpsc::Sender<Worker>,
     thread: JoinHandle<()>,
-    /// Descriptors for those who will connect.
+    /// Descriptors reserved for connections.
     spare: Vec<File>,
 }
 
-/// The VM's socket in its directory, which goes with this.
+/// Path of the VM's socket in its directory, removed when this is dropped.
 struct SocketPath(PathBuf);
 
 impl SocketPath {
     fn listen(path: PathBuf) -> io::Result<(UnixListener, SocketPath)> {
-        // The VM's lock is ours, so nobody listens there.
+        // This process has the VM's lock, so nobody listens there.
         remove_if_there(&path)?;
-        // The directory admits nobody else, so there is no moment in which the socket is open to others.
+        // Nobody else gets into the directory, so the socket is at no moment open to others.
         let (listener, path) = (UnixListener::bind(&path)?, SocketPath(path));
         fs::set_permissions(&path.0, Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
@@ -69,14 +70,14 @@ impl Drop for SocketPath {
 }
 
 impl Service {
-    /// Takes what it needs: descriptors, a socket, threads.
+    /// Takes descriptors, a socket and a thread.
     ///
     /// # Errors
-    /// There is none of something.
+    /// One of these is not to be had.
     pub fn new(directory: &Path) -> io::Result<Service> {
         let (listener, path) = SocketPath::listen(api_socket(directory))?;
         let build = || Builder::new_current_thread().enable_all().build();
-        // Without descriptors it panics.
+        // The builder panics if there are no descriptors.
         let runtime = catch_unwind(build);
         let runtime = runtime.map_err(|panic| io::Error::other(panic_text(&*panic)))??;
         let spare = (0..SPARE_DESCRIPTORS).map(|_| File::open("/dev/null"));
@@ -88,11 +89,11 @@ impl Service {
         Ok(Service { runtime, listener, path, worker, thread, spare })
     }
 
-    /// Serves the VM until it is not managed any more. It ends this process where a thread of the VM's
-    /// panics: the next one recovers the VM.
+    /// Serves the VM until it is no longer managed. Ends this process if a thread of the VM panics;
+    /// the next process recovers the VM.
     ///
     /// # Errors
-    /// As accept(2).
+    /// Those of accept(2).
     pub fn run(self, task: &Task, begun: Begun) -> io::Result<()> {
         let Service { runtime, listener, path: _path, worker, thread, spare } = self;
         drop(spare);
@@ -103,7 +104,7 @@ impl Service {
         let (ended, end) = oneshot::channel();
         // The thread waits for it.
         let _ = worker.send(Worker { ready, calibrated, publisher, ended });
-        // Whoever started it may be gone: the VM is managed all the same.
+        // `ebbd` may have ended; the VM is managed all the same.
         let _ = say(&Told::Managed);
         tracing::info!("{}: managed by process {}", task.name, std::process::id());
         runtime.block_on(async {
@@ -111,23 +112,23 @@ impl Service {
             let ended = async { end.await.unwrap_or_default() };
             axum::serve(listener, vm_server::router(vm)).with_graceful_shutdown(ended).await
         })?;
-        // It has said that it ended.
+        // The thread has said that it ends.
         let _ = thread.join();
         qemu.into_iter().for_each(await_note);
         Ok(())
     }
 }
 
-/// The VM's worker, with what its thread needs.
+/// What the worker's thread needs.
 struct Worker {
     ready: Ready,
     calibrated: Arc<Calibrated>,
     publisher: Publisher,
-    /// Told once the VM is not managed any more.
+    /// Told once the VM is no longer managed.
     ended: oneshot::Sender<()>,
 }
 
-/// Works for the VM that comes, if one does.
+/// Runs the worker of the VM, if one comes.
 fn work(start: &Receiver<Worker>, directory: &Path) {
     let Ok(Worker { ready, calibrated, publisher, ended }) = start.recv() else { return };
     let run = AssertUnwindSafe(|| ready.run(calibrated, publisher));
@@ -136,7 +137,7 @@ fn work(start: &Receiver<Worker>, directory: &Path) {
             if let Some((to, report)) = farewell {
                 drop(to.send(Ok(report)));
             }
-            // It goes with whoever listens.
+            // If this fails, nobody listens any more.
             let _ = ended.send(());
             return;
         }
@@ -144,11 +145,11 @@ fn work(start: &Receiver<Worker>, directory: &Path) {
         Err(panic) => panic_text(&*panic),
     };
     last_words::leave(directory, &format!("its service failed: {why}"));
-    // As if it were killed: nothing that is half done is done to its end.
+    // Ends as if it were killed: nothing that is half done goes on.
     std::process::exit(1);
 }
 
-/// Waits for who notes QEMU's end, where QEMU has ended.
+/// Waits until QEMU's end is noted, if QEMU has ended.
 fn await_note(qemu: OwnQemu) {
     let began = Instant::now();
     let has_ended = qemu.process.has_ended().unwrap_or(false);

@@ -26,23 +26,23 @@ const QEMU: &str = "qemu-system-x86_64";
 /// A QEMU that does not open its control socket within this time is given up.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A QEMU of ours, or a relay; killed unless released.
+/// A process that Ebb started, QEMU or a relay; killed when dropped unless released.
 pub struct Running(Option<Child>);
 
 impl Running {
-    /// Its number.
+    /// Its process number.
     pub fn pid(&self) -> Option<i32> {
         self.0.as_ref().map(|child| child.id() as i32)
     }
 
-    /// It lives on; `note` takes note of its end, in a thread.
+    /// Leaves the process running. A thread waits for its end and calls `note`.
     pub fn release(
         mut self,
         note: impl FnOnce(ExitStatus) + Send + 'static,
     ) -> Option<std::thread::JoinHandle<()>> {
         let mut child = self.0.take()?;
         Some(std::thread::spawn(move || {
-            // One that cannot be waited for is noted by nobody.
+            // The end of a process that cannot be waited for is not noted.
             let _ = child.wait().map(note);
         }))
     }
@@ -58,11 +58,11 @@ impl Drop for Running {
     }
 }
 
-/// A VM whose QEMU waits.
+/// A VM whose QEMU is started and waits before its guest's first instruction.
 pub struct Started {
-    /// QEMU, and who stands before its devices.
+    /// QEMU, the relays before its devices, and the console.
     pub children: Vec<Running>,
-    /// QEMU.
+    /// The QEMU process.
     pub process: Process,
     /// The VM's RAM.
     pub ram: Ram,
@@ -70,10 +70,10 @@ pub struct Started {
     pub qmp: Qmp,
 }
 
-/// Starts it.
+/// Starts QEMU.
 ///
 /// # Errors
-/// It does not start; nothing of it is left then.
+/// QEMU does not start. Nothing of it is left then.
 pub fn start(
     request: &RunRequest,
     backing: Backing,
@@ -119,7 +119,7 @@ pub fn start(
     let pid = child.id() as i32;
     let mut child = Running(Some(child));
     let mut qmp = control(&launch, &mut child, &mut messages, plan)?;
-    // A directory that cannot be made leaves the VM without logs.
+    // If the directory cannot be made, the VM has no logs.
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(logs);
     let keeper = console::start(directory, logs, Some(messages));
     children.push(Running(Some(keeper.map_err(failed("its console"))?)));
@@ -129,7 +129,7 @@ pub fn start(
     Ok(Started { children, process, ram, qmp })
 }
 
-/// Files for its RAM, and for what can be plugged: all of them holes.
+/// Files for the VM's RAM and for pluggable memory, each of them one hole.
 fn nodes(request: &RunRequest, backing: Backing) -> io::Result<Vec<Node>> {
     let count = u64::from(request.nodes);
     let memory = |name: &str, all_bytes: u64| {
@@ -149,18 +149,19 @@ fn nodes(request: &RunRequest, backing: Backing) -> io::Result<Vec<Node>> {
     (0..request.nodes).map(node).collect()
 }
 
-/// QEMU has room for one balloon. A device that cannot wait is not to meet what it takes.
+/// Whether to add a balloon. QEMU has room for one only, and a device that cannot wait must not use
+/// what a balloon takes.
 fn wants_balloon(request: &RunRequest) -> bool {
     let has_one = request.qemu_args.iter().any(|word| word.contains("virtio-balloon"));
     !has_one && request.strict_disk().is_none()
 }
 
-/// The program to run; `EBB_QEMU` names another one.
+/// The QEMU program; `EBB_QEMU` names another one.
 pub fn qemu() -> PathBuf {
     std::env::var_os("EBB_QEMU").map_or_else(|| QEMU.into(), PathBuf::from)
 }
 
-/// Waits for QEMU's control socket, or its end.
+/// Waits for QEMU's control socket, or for QEMU's end.
 fn control(
     launch: &Launch<'_>,
     child: &mut Running,
@@ -183,7 +184,7 @@ fn control(
     }
 }
 
-/// Of a QEMU that has ended; what it started may not have.
+/// Last line that QEMU wrote. QEMU has ended; processes that it started may still run.
 fn last_line(messages: &mut PipeReader) -> String {
     let mut text = vec![0; 64 << 10];
     let nothing = rustix::io::ioctl_fionread(&*messages).is_ok_and(|bytes| bytes == 0);

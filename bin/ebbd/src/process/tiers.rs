@@ -1,5 +1,5 @@
 //! A VM's tiers, as `ebb run --tier` asks for them: the host's memory up to a limit with a file
-//! behind it, or NUMA nodes, or both.
+//! behind it, NUMA nodes, or both.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use crate::model::api_error::{Answer, not_allowed};
 use crate::model::tiers::{Tiers, has_nodes};
 use crate::vm::context::reaching::may_evict_beside;
 
-/// What a request's tiers are, which then says how much memory the VM has.
+/// Resolves the tiers of a request, and sets the VM's memory to their sum if it has no size.
 ///
 /// # Errors
-/// They make no sense, or this host has them not, or the VM cannot use them.
+/// They make no sense, this host does not have them, or the VM cannot use them.
 pub fn resolve(request: &mut RunRequest) -> Answer<Option<Tiers>> {
     let Some(text) = &request.tier else { return Ok(None) };
     let ladder: Ladder = text.parse().map_err(not_allowed)?;
@@ -31,7 +31,7 @@ pub fn resolve(request: &mut RunRequest) -> Answer<Option<Tiers>> {
     request.check()?;
     let tiers = of(&ladder, memory_bytes)?;
     if has_nodes(&ladder) {
-        // What is hot is found more exactly so.
+        // Hot memory is found more precisely with small pages.
         request.backing = match request.backing {
             Backing::Auto => Backing::Small,
             backing => backing,
@@ -63,7 +63,7 @@ fn of(ladder: &Ladder, memory_bytes: u64) -> Answer<Tiers> {
         )));
     }
     let limit_bytes = file.is_some().then_some(resident_bytes);
-    // All that does not stay when the limit's low mark is kept.
+    // Room for all memory that is not resident at the limit's low mark.
     let low_bytes = limit_bytes.map_or(0, |limit| Marks::new(limit, None, None).low_bytes);
     Ok(Tiers {
         ladder: ladder.to_string(),
@@ -75,20 +75,20 @@ fn of(ladder: &Ladder, memory_bytes: u64) -> Answer<Tiers> {
     })
 }
 
-/// A file made for a VM that is being started; removed unless kept.
+/// A file that was made for a VM that is being started; removed unless kept.
 pub struct Claimed(Option<PathBuf>);
 
 impl Claimed {
-    /// Makes the file of these tiers. A block device is there already.
+    /// Makes the file of these tiers. Makes none for a block device, which exists.
     ///
     /// # Errors
-    /// It cannot be made, or somebody else was faster.
+    /// The file cannot be made, or somebody else has made it meanwhile.
     pub fn file_of(tiers: Option<&Tiers>) -> Answer<Claimed> {
         use std::os::unix::fs::OpenOptionsExt;
         let Some(path) = tiers.and_then(|tiers| tiers.file.as_ref()) else {
             return Ok(Claimed(None));
         };
-        // A file that came to be there since is somebody else's: making it fails.
+        // Making the file fails if it exists by now: then it is somebody else's.
         if path.metadata().is_ok_and(|found| !found.is_file()) {
             return Ok(Claimed(None));
         }
@@ -97,12 +97,12 @@ impl Claimed {
         Ok(Claimed(Some(path.clone())))
     }
 
-    /// The file, if one was made.
+    /// Path of the file, if one was made.
     pub fn path(&self) -> Option<&Path> {
         self.0.as_deref()
     }
 
-    /// The VM has it from now on.
+    /// Keeps the file: it belongs to the VM from now on.
     pub fn keep(mut self) {
         self.0 = None;
     }
@@ -118,10 +118,10 @@ impl Drop for Claimed {
     }
 }
 
-/// Whether a VM that is about to be attached can use its tiers.
+/// Checks whether a VM that is about to be attached can use its tiers.
 ///
 /// # Errors
-/// It cannot; why.
+/// It cannot, and why.
 pub fn check(tiers: &Tiers, backing: Backing, devices: &[Device]) -> Answer<()> {
     if backing == Backing::Hugetlb {
         return Err(not_allowed(

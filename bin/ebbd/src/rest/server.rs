@@ -1,4 +1,5 @@
-//! The REST interface of `ebbd` over its UNIX socket. What is asked of one VM goes on to the VM's process.
+//! The REST interface of `ebbd` on its UNIX socket. Requests about one VM are forwarded to the VM's
+//! process.
 
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ async fn version(State(daemon): Shared) -> Json<Version> {
     })
 }
 
-/// As they were published last: no VM is asked.
+/// Lists VMs by what they published last. No VM is asked.
 async fn list(State(daemon): Shared) -> Json<Vec<VmSummary>> {
     Json(daemon.listings().iter().map(|(_, listing)| listing.summary()).collect())
 }
@@ -113,7 +114,7 @@ async fn calibration(State(daemon): Shared) -> Answer<Json<Calibration>> {
     last.map(Json).ok_or_else(|| not_allowed("nothing was measured yet: ebb calibrate does it"))
 }
 
-/// Work that takes long, away from the threads that answer requests.
+/// Runs work that takes long, away from the threads that answer requests.
 async fn apart<T: Send + 'static>(
     daemon: &Arc<Daemon>,
     work: impl FnOnce(&Daemon) -> Answer<T> + Send + 'static,

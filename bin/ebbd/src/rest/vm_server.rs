@@ -1,5 +1,5 @@
-//! The REST interface of one VM's process, on the socket in the VM's directory: the routes of the VM as
-//! `ebbd` has them, and what only `ebbd` asks.
+//! The REST interface of one VM's process, on the socket in the VM's directory: the routes of the
+//! VM as `ebbd` has them, and those that only `ebbd` uses.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -25,38 +25,39 @@ use crate::model::share::Share;
 use crate::vm::context::mailbox::Command;
 use crate::vm::publisher::Seen;
 
-/// GET with [`Since`]: [`Figures`] that are newer; no content: none came for a while.
+/// GET with [`Since`]: newer [`Figures`]; no content: none came for 5 s.
 pub const FIGURES: &str = "/v1/figures";
-/// PUT a [`Share`], or null: [`Figures`] as they are then.
+/// PUT a [`Share`], or null. Answers with the [`Figures`] after the change.
 pub const POOL_SHARE: &str = "/v1/pool-share";
-/// PUT a limit in bytes, or null: [`Figures`] as they are then.
+/// PUT a limit in bytes, or null. Answers with the [`Figures`] after the change.
 pub const POOL_LIMIT: &str = "/v1/pool-limit";
 
-/// A worker that does not begin with what it is asked by then does something that takes long, or
-/// waits for QEMU. One that evicts begins between two steps, each of which writes 16 MiB: seconds,
-/// on a slow disk.
+/// Longest wait until the worker begins with a request. A worker that takes longer is busy or waits
+/// for QEMU. A worker that evicts begins between two steps, each of which writes 16 MiB: that takes
+/// seconds on a slow disk.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Then its last figures have to do.
+/// Longest wait for a status, before the last figures are used instead.
 const STATUS_PATIENCE: Duration = Duration::from_secs(5);
-/// A look at every frame takes its time.
+/// The same for a status with counts, which looks at every frame.
 const COUNTS_PATIENCE: Duration = Duration::from_secs(10);
-/// Who waits for figures hears after this that there are none: `ebbd` so knows that the process lives.
+/// Longest wait for new figures. The answer that there are none tells `ebbd` that this process
+/// lives.
 const FIGURES_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The VM.
+/// The VM that this process serves.
 pub struct Vm {
     /// Its name.
     pub name: VmName,
     /// Where its worker takes commands.
     pub commands: Sender<Command>,
-    /// What its worker published.
+    /// What its worker has published.
     pub seen: Seen,
 }
 
-/// Figures after the one of this number.
+/// Asks for figures later than those of this number.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Since {
-    /// 0: any.
+    /// Number of the last figures known; 0: any will do.
     pub after: u64,
 }
 
@@ -79,8 +80,8 @@ pub fn router(vm: Vm) -> Router {
 }
 
 impl Vm {
-    /// Puts a question to the worker and waits for its answer: not for ever to be heard, but as long
-    /// as the answer takes.
+    /// Sends a question to the worker and waits for its answer. The wait until the worker begins is
+    /// bounded; the wait for the answer is not.
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<Answer<T>>) -> Command,
@@ -98,19 +99,19 @@ impl Vm {
         answer.await.map_err(|_| self.ends())?
     }
 
-    /// What is said of a VM that is not managed any more.
+    /// The API error about a VM that is no longer managed.
     fn ends(&self) -> ApiError {
         ApiError::Over(format!("{} has just ended, or was detached", self.name))
     }
 
-    /// What the worker says now; none: it is slow to answer.
+    /// The worker's current status; none: the worker is slow to answer.
     async fn now(&self, counts: bool, patience: Duration) -> Option<VmStatus> {
         let (to, answer) = oneshot::channel();
         self.commands.send(Command::Status(counts, to)).ok()?;
         timeout(patience, answer).await.ok()?.ok()?.ok()
     }
 
-    /// What was published last.
+    /// The status that was published last.
     fn last(&self) -> Answer<VmStatus> {
         let seen = self.seen.borrow().clone();
         let Some(latest) = seen else {
@@ -202,7 +203,7 @@ async fn figures(State(vm): Shared, Query(Since { after }): Query<Since>) -> Res
         let left = FIGURES_PATIENCE.saturating_sub(began.elapsed());
         match timeout(left, seen.changed()).await {
             Ok(Ok(())) => {}
-            // None came, or none will.
+            // There are no new figures, or there will be none.
             _ => return StatusCode::NO_CONTENT.into_response(),
         }
     }

@@ -1,5 +1,5 @@
-//! The disks that `ebb run --disk` gives a VM: served here, so that frames equal to a
-//! block can rest on it, and no frame that a request uses is evicted.
+//! The disks that `ebb run --disk` gives a VM. Ebb serves them, so that frames equal to a block can
+//! be disk-backed by it, and no frame that a request uses is evicted.
 
 use std::io;
 use std::iter;
@@ -23,14 +23,14 @@ use vm_memory::GuestMemoryMmap;
 use crate::model::served::ImageRecord;
 use crate::serve::places::Places;
 
-/// All disks of a VM share one space of block numbers: the disk's number above
-/// these bits, which leaves it 256 GiB.
+/// Bits of a block's number within its disk: 256 GiB. All disks of a VM share one space of block
+/// numbers, with the disk's number above these bits.
 const BLOCK_BITS: u32 = 26;
-/// So the numbers stay below the 2^40 that [`Hashes`] takes.
+/// Most disks of a VM, which keeps block numbers below the 2^40 that [`Hashes`] takes.
 const DISKS_MAX: usize = 64;
 const QUEUES_MAX: u32 = 4;
 
-/// The socket of disk `index` in the VM's directory.
+/// Path of the socket of disk `index` in the VM's directory.
 pub fn socket(directory: &Path, index: usize) -> PathBuf {
     handed::socket_directory(directory).join(format!("disk{index}.sock"))
 }
@@ -38,15 +38,15 @@ pub fn socket(directory: &Path, index: usize) -> PathBuf {
 /// Opens and locks the images.
 ///
 /// # Errors
-/// One cannot be used: why, and what to do.
+/// One of them cannot be used: says why, and what to do.
 pub fn open(wanted: &[DiskRequest]) -> Result<Vec<Image>, OpenError> {
     wanted.iter().map(open_one).collect()
 }
 
-/// One of them.
+/// Opens and locks one image.
 ///
 /// # Errors
-/// As [`open`].
+/// Those of [`open`].
 pub fn open_one(wanted: &DiskRequest) -> Result<Image, OpenError> {
     match wanted.format {
         Some(DiskFormat::Raw) => Image::open_raw(&wanted.path, wanted.readonly),
@@ -54,20 +54,21 @@ pub fn open_one(wanted: &DiskRequest) -> Result<Image, OpenError> {
     }
 }
 
-/// The same, of a VM whose daemon has died: the images that are on record, if they are there.
+/// Opens and locks the images of a VM whose daemon has died. They must be those on record, if there
+/// is a record.
 ///
 /// # Errors
-/// One cannot be used, or is another: why, and what to do.
+/// One of them cannot be used, or is not the image on record: says why, and what to do.
 pub fn reopen(wanted: &[DiskRequest], known: &[ImageRecord]) -> Result<Vec<Image>, OpenError> {
     let known = known.iter().map(|image| Some(image.identity())).chain(iter::repeat(None));
     let reopen = |(disk, known): (&DiskRequest, _)| Image::reopen(&disk.path, disk.readonly, known);
     wanted.iter().zip(known).map(reopen).collect()
 }
 
-/// Whether so many disks of these sizes can be told apart.
+/// Checks that the disks' number and sizes fit the space of block numbers.
 ///
 /// # Errors
-/// In one line.
+/// Says in one line what does not fit.
 pub fn check(images: &[Image]) -> Result<(), String> {
     if images.len() > DISKS_MAX {
         return Err(format!("a VM can have {DISKS_MAX} disks, not {}", images.len()));
@@ -86,26 +87,26 @@ pub struct Shared {
     readers: Vec<Reader>,
     pager: OnceLock<Weak<Pager>>,
     dma: Vec<DmaMode>,
-    /// For the disks in strict DMA mode.
+    /// For disks in strict DMA mode.
     iommu: OnceLock<Arc<SoftIommu>>,
-    /// A front end has had memory pinned: from then on its rings stay put.
+    /// Whether each disk's front end has had memory pinned. From then on its rings do not move.
     used: Vec<AtomicBool>,
-    /// Where each disk's front end has what it shares.
+    /// For each disk, where Ebb has what its front end shares.
     places: Vec<Places>,
 }
 
 impl Shared {
-    /// For these images, and a VM of so much memory.
+    /// For these images, and a VM with this much memory.
     ///
     /// # Errors
-    /// No random key is to be had, or as fstat(2).
+    /// No random key is to be had, or those of fstat(2).
     pub fn new(
         images: &[Image],
         wanted: &[DiskRequest],
         memory_bytes: u64,
     ) -> io::Result<Arc<Shared>> {
         let digest_key = Arc::new(DigestKey::random()?);
-        // Of more blocks than it has frames a guest holds none.
+        // A guest has no more blocks in memory than it has frames.
         let room = if images.is_empty() { 0 } else { memory_bytes / FRAME_BYTES };
         let record = |image: &Image| {
             let Identity { device, inode } = image.identity()?;
@@ -124,23 +125,23 @@ impl Shared {
         }))
     }
 
-    /// Which images these are, for the record.
+    /// Identities of the images, for the record.
     pub fn images(&self) -> Vec<ImageRecord> {
         self.images.clone()
     }
 
-    /// Who pins frames from now on.
+    /// Sets the pager that pins frames.
     pub fn serve_with(&self, pager: &Arc<Pager>) {
-        // There is one pager for a VM's life.
+        // A VM has one pager all its life.
         let _ = self.pager.set(Arc::downgrade(pager));
     }
 
-    /// Whether a disk is in strict DMA mode.
+    /// Whether any disk is in strict DMA mode.
     pub fn is_strict(&self) -> bool {
         self.dma.contains(&DmaMode::Strict)
     }
 
-    /// What is to be told of frames that come and go, for the sake of the disks.
+    /// What must be told of frames that come and go, on behalf of the disks.
     pub fn devices(&self, ram: &Arc<Ram>) -> Box<dyn IoMapping> {
         match self.is_strict() {
             true => Box::new(Arc::clone(self.iommu.get_or_init(|| Arc::new(SoftIommu::new(ram))))),
@@ -148,27 +149,27 @@ impl Shared {
         }
     }
 
-    /// Whether every disk was used since it is served here.
+    /// Whether every disk has been used since this process serves it.
     pub fn all_used(&self) -> bool {
         self.used.iter().all(|used| used.load(Acquire))
     }
 
-    /// Whether one was.
+    /// Whether any disk has been used since this process serves it.
     pub fn any_used(&self) -> bool {
         self.used.iter().any(|used| used.load(Acquire))
     }
 
-    /// By which the blocks are known.
+    /// The key of the blocks' digests.
     pub fn digest_key(&self) -> Arc<DigestKey> {
         Arc::clone(&self.digest_key)
     }
 
-    /// Takes frames out of this process's page table where disks have them mapped.
+    /// Removes frames from this process's page table where disks have them mapped.
     pub fn forget(&self, frames: FrameRange) {
         self.places.iter().for_each(|places| places.forget(frames));
     }
 
-    /// Blocks that are known by content.
+    /// Number of blocks that are known by content.
     pub fn tracked_blocks(&self) -> u64 {
         self.hashes.used()
     }
@@ -197,7 +198,7 @@ impl Disk for Source {
     }
 }
 
-/// One disk's way to guest memory, and its eye on what moves.
+/// Connects one disk with guest memory: pins for it, and observes the blocks that move.
 struct Port {
     shared: Arc<Shared>,
     disk: usize,
@@ -251,7 +252,7 @@ impl Port {
         self.shared.dma.get(self.disk).copied().unwrap_or_default()
     }
 
-    /// As a device passed through: it asks nobody, and what is not mapped fails.
+    /// Pins like a passed-through device: waits for nobody, and fails for what is not mapped.
     fn pin_mapped(&self, segments: &[Segment]) -> Result<(), DmaFault> {
         let iommu = self.shared.iommu.get().ok_or_else(|| nobody_there(segments))?;
         for (index, segment) in segments.iter().enumerate() {
@@ -264,11 +265,11 @@ impl Port {
     }
 }
 
-/// Has what a request uses in memory, and there it stays until [`unpin`].
+/// Makes the frames of a request resident, and pins them until [`unpin`].
 ///
 /// # Errors
-/// A frame that is not to be had, or not now ([`ebb_pager::DeviceAccess::pin_soon`]); nothing is
-/// pinned then.
+/// A frame cannot be pinned, or not now ([`ebb_pager::DeviceAccess::pin_soon`]). Nothing is pinned
+/// then.
 pub fn pin_waiting(pager: &Pager, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
     let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
     for (index, &(frames, replace)) in pieces.iter().enumerate() {
@@ -289,7 +290,8 @@ pub fn unpin(pager: &Pager, segments: &[Segment]) {
     segments.iter().for_each(|segment| pager.devices().unpin(frames_of(*segment)));
 }
 
-/// Before the VM is held, and when it is let go, no device of it does anything: it waits.
+/// The error of a pin while the VM has no pager, before it is managed and after it is detached: the
+/// device waits.
 pub fn nobody_there(segments: &[Segment]) -> DmaFault {
     DmaFault::NotNow(segments.first().map(|segment| segment.gpa).unwrap_or_default())
 }
@@ -301,17 +303,17 @@ impl Observer for Port {
 
     fn before_overwrite(&self, blocks: Range<u64>) -> io::Result<()> {
         let blocks = self.global(blocks.start)..self.global(blocks.end);
-        // First nothing finds them any more, then what rests there comes back.
+        // First the blocks are no longer found, then the frames that they back are refilled.
         self.shared.hashes.forget(blocks.clone());
         match self.pager() {
-            // Whoever holds a frame that rests there lets go of it some time.
+            // Whoever has such a frame locked unlocks it some time.
             Some(pager) => {
                 pager.devices().vacate_soon(blocks).map_err(|error| match error.kind() {
                     io::ErrorKind::TimedOut => io::ErrorKind::WouldBlock.into(),
                     _ => error,
                 })
             }
-            // Nobody can bring back what rests there: not yet, or not any more.
+            // No pager can refill these frames now.
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
@@ -328,7 +330,7 @@ fn frames_of(segment: Segment) -> FrameRange {
     FrameRange::new(Gfn(first), end.div_ceil(FRAME_BYTES) - first)
 }
 
-/// A segment's frames; `true`: it covers them as a whole, and they are overwritten.
+/// A segment's frames; `true`: the segment covers them whole, and they are overwritten.
 fn pieces(segment: Segment, access: Access) -> impl Iterator<Item = (FrameRange, bool)> {
     let (start, end) = (segment.gpa.0, segment.gpa.0 + u64::from(segment.bytes));
     let is_whole = move |gfn: Gfn| gfn.gpa().0 >= start && gfn.gpa().0 + FRAME_BYTES <= end;
@@ -337,16 +339,16 @@ fn pieces(segment: Segment, access: Access) -> impl Iterator<Item = (FrameRange,
         .map(move |gfn| (FrameRange::new(gfn, 1), access == Access::Replace && is_whole(gfn)))
 }
 
-/// Disks that are being served, at sockets in the VM's directory. Dropping this stops
-/// them: QEMU then waits for the next daemon.
+/// Disks that are being served, at sockets in the VM's directory. Dropping this stops them: QEMU
+/// then waits for the next daemon.
 pub struct Disks {
     backends: Vec<Backend>,
-    /// What they and the pager know of each other.
+    /// What the disks and the pager know of each other.
     pub shared: Arc<Shared>,
 }
 
 impl Disks {
-    /// Begins to serve.
+    /// Begins to serve the images.
     ///
     /// # Errors
     /// A socket cannot be made.
@@ -361,7 +363,7 @@ impl Disks {
             let port = Arc::new(Port { shared: Arc::clone(shared), disk });
             let socket = socket(directory, disk);
             let backend = Backend::start(&socket, image, port.clone(), port, options)?;
-            // QEMU tries again where it came too early.
+            // If QEMU connected too early, it tries again.
             handed::admit(&socket).map_err(ebb_block::StartError::Host)?;
             Ok(backend)
         };
@@ -373,12 +375,12 @@ impl Disks {
     /// For a VM none of whose disks Ebb serves.
     ///
     /// # Errors
-    /// As [`Shared::new`].
+    /// Those of [`Shared::new`].
     pub fn none() -> io::Result<Disks> {
         Ok(Disks { backends: Vec::new(), shared: Shared::new(&[], &[], 0)? })
     }
 
-    /// What all of them have done.
+    /// What all disks together have done.
     pub fn counts(&self) -> DiskCounts {
         let mut sum = DiskCounts::default();
         for counts in self.backends.iter().map(Backend::counts) {
@@ -391,13 +393,13 @@ impl Disks {
         sum
     }
 
-    /// How many there are.
+    /// Number of disks.
     pub fn count(&self) -> usize {
         self.backends.len()
     }
 }
 
-/// A queue a processor, up to a few.
+/// Number of a disk's queues: one for each processor, `QUEUES_MAX` at most.
 pub fn queues(cpus: u32) -> u16 {
     cpus.clamp(1, QUEUES_MAX) as u16
 }
@@ -418,7 +420,7 @@ mod tests {
         let images = open(&wanted).unwrap();
         let known = Shared::new(&images, &wanted, 64 << 20).unwrap().images();
         drop(images);
-        // Of an older daemon there is no record.
+        // An older daemon left no record of images.
         drop(reopen(&wanted, &[]).unwrap());
         drop(reopen(&wanted, &known).unwrap());
         std::fs::rename(other, &path).unwrap();

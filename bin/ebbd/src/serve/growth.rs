@@ -1,5 +1,5 @@
-//! What a VM can grow by where QEMU lets Ebb itself serve the virtio-mem devices: one a NUMA
-//! node, behind a relay that outlives the daemon.
+//! Memory by which a VM can grow, where QEMU lets Ebb itself serve the virtio-mem devices: one for
+//! each NUMA node, behind a relay that outlives the daemon.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,13 +26,13 @@ use crate::model::served::GrowthRecord;
 use crate::serve::disks;
 use crate::serve::places::Places;
 
-/// QEMU's generic device; before QEMU 11 there is none that a user may have.
+/// QEMU's generic vhost-user device. Before QEMU 11 it has none that a user may add.
 const GENERIC_DEVICE: &str = "vhost-user-test-device-pci";
 
-/// What the devices of a VM to be started are, by NUMA node; none, if QEMU has to serve them.
+/// The devices of a VM that is to be started, by NUMA node; none: QEMU has to serve them.
 pub fn plan(request: &RunRequest, qemu: &Path, identity: Option<Identity>) -> Vec<GrowthRecord> {
     let bytes = (request.max_bytes() - request.memory_bytes) / u64::from(request.nodes.max(1));
-    // Whatever is wrong with that QEMU, starting it tells better.
+    // If something is wrong with this QEMU, starting it gives a better reason.
     if bytes == 0 || !has_generic_device(qemu, identity).unwrap_or(false) {
         return Vec::new();
     }
@@ -48,7 +48,7 @@ pub fn plan(request: &RunRequest, qemu: &Path, identity: Option<Identity>) -> Ve
 fn has_generic_device(qemu: &Path, identity: Option<Identity>) -> io::Result<bool> {
     let help = format!("{GENERIC_DEVICE},help");
     let asked = launch::ask(qemu, identity, &["-machine", "none", "-device", &help])?;
-    // One that has no such device says so on standard error, and ends with success too.
+    // A QEMU without this device says so on standard error, and also ends with success.
     Ok(String::from_utf8_lossy(&asked.stdout).contains("options"))
 }
 
@@ -60,7 +60,7 @@ fn device_socket(directory: &Path, node: usize) -> PathBuf {
     directory.join(format!("memory{node}.sock"))
 }
 
-/// As QEMU is to be told of them.
+/// What QEMU is to be told of the devices.
 pub fn served(records: &[GrowthRecord], directory: &Path) -> Vec<Served> {
     let each = records.iter().enumerate().map(|(node, record)| Served {
         socket: front_socket(directory, node),
@@ -69,10 +69,10 @@ pub fn served(records: &[GrowthRecord], directory: &Path) -> Vec<Served> {
     each.collect()
 }
 
-/// Starts the relay before each device. It ends with the QEMU that connects to it.
+/// Starts the relay before each device. A relay ends with the QEMU that connects to it.
 ///
 /// # Errors
-/// As bind(2) and fork(2).
+/// Those of bind(2) and fork(2).
 pub fn start_relays(records: &[GrowthRecord], directory: &Path) -> io::Result<Vec<Child>> {
     (0..records.len()).map(|node| start_relay(directory, node)).collect()
 }
@@ -92,7 +92,7 @@ fn start_relay(directory: &Path, node: usize) -> io::Result<Child> {
         .stdin(Stdio::from(OwnedFd::from(listener)))
         .stdout(Stdio::null())
         .stderr(log)
-        // The daemon's end is not its own.
+        // Signals to the daemon's group must not end the relay.
         .process_group(0)
         .spawn()
 }
@@ -109,11 +109,11 @@ impl Growth {
         Growth { backends: Vec::new(), link: Arc::default() }
     }
 
-    /// Serves them: those of a VM about to be started, whose memory is all a hole, or with its
-    /// pager those of one that is taken up.
+    /// Serves the devices: of a VM that is about to be started, whose memory is all a hole, or of a
+    /// VM that is being recovered, with its pager.
     ///
     /// # Errors
-    /// A socket, or what is on record of a device, cannot be used.
+    /// A socket, or the state file of a device, cannot be used.
     pub fn start(
         records: &[GrowthRecord],
         directory: &Path,
@@ -142,16 +142,16 @@ impl Growth {
         Ok(Growth { backends, link })
     }
 
-    /// By node; `true`: the guest drives it.
+    /// The devices by node; `true`: the guest drives it.
     pub fn devices(&self) -> impl Iterator<Item = (&Arc<Device>, bool)> {
         self.backends.iter().map(|backend| (backend.device(), backend.is_driven()))
     }
 
-    /// From now on `pager` gives and takes their memory, and tells of touches of what is
-    /// unplugged. `fresh`: it knows nothing of what is plugged; its guest has not begun.
+    /// Sets the `pager` that gives and takes their memory, and that tells of touches of unplugged
+    /// memory. `fresh`: the pager does not know what is plugged, and its guest has not begun.
     ///
     /// # Errors
-    /// Their memory cannot be watched, or not be emptied.
+    /// Their memory cannot be watched or emptied.
     pub fn hold(&self, pager: &Arc<Pager>, fresh: bool) -> io::Result<()> {
         if self.backends.is_empty() {
             return Ok(());
@@ -168,18 +168,19 @@ impl Growth {
         }
     }
 
-    /// What takes frames out of this process's page table where devices have them mapped.
+    /// Returns a function that removes frames from this process's page table where devices have
+    /// them mapped.
     pub fn forgetting(&self) -> impl Fn(FrameRange) + Send + Sync + 'static {
         let link = Arc::clone(&self.link);
         move |frames| link.places.forget(frames)
     }
 
-    /// Who is told that the guest touched what it is not to have; once, until somebody looks.
+    /// Sets what to call at a violation: once, until the next [`Growth::look`].
     pub fn on_violation(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.link.tell.set(Box::new(tell));
     }
 
-    /// Whether it did since the last look.
+    /// Whether there was a violation since the last look.
     pub fn look(&self) -> bool {
         self.link.told.swap(false, AcqRel)
     }
@@ -197,13 +198,13 @@ struct Link {
     places: Places,
     guards: OnceLock<Vec<Arc<Guard>>>,
     tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// It was told, and nobody has looked.
+    /// Whether a violation was told, and nobody has looked since.
     told: AtomicBool,
 }
 
 impl Link {
     fn serve_with(&self, pager: &Arc<Pager>) {
-        // There is one pager for a VM's life.
+        // A VM has one pager all its life.
         let _ = self.pager.set(Arc::downgrade(pager));
     }
 
@@ -247,7 +248,8 @@ impl Sentry for Link {
     }
 }
 
-/// The memory of the blocks: the pager's. Before there is one, nothing was plugged.
+/// Memory of the blocks, given and taken by the pager. Before there is a pager, nothing was
+/// plugged.
 struct Blocks(Arc<Link>);
 
 impl Memory for Blocks {

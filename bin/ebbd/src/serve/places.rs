@@ -1,6 +1,6 @@
-//! Where Ebb has what a front end shares. A VM's frames are numbered as they lay when it was first
-//! held. A memory device that leaves and is plugged in again elsewhere keeps its file: the front
-//! end then has it at other addresses.
+//! Translates a front end's addresses into Ebb's. Ebb numbers a VM's frames as they were when it
+//! was first managed. A memory device that is unplugged and plugged in again at another address
+//! keeps its file, so the front end then has it at other addresses.
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -12,32 +12,33 @@ use ebb_vm::Ram;
 use rustix::fs::fstat;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// The places in all memory that was asked about: a front end's changes only when memory is plugged.
+/// The places in all memory that was asked about. A front end's memory changes only when memory is
+/// plugged.
 #[derive(Default)]
 pub struct Places(RwLock<Vec<Known>>);
 
-/// Memory that was asked about, while somebody has it.
+/// Memory that was asked about, as long as somebody uses it.
 struct Known {
     memory: Weak<GuestMemoryMmap>,
     pieces: Arc<[Piece]>,
 }
 
-/// A run of the front end's memory that is a run of Ebb's.
+/// A run of the front end's memory that is also a run of Ebb's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Piece {
     /// The front end's address.
     gpa: u64,
     bytes: u64,
-    /// Where Ebb has it.
+    /// Ebb's address.
     at: u64,
 }
 
 impl Places {
-    /// Where `ram` has these segments of `memory`; `None`: at the same addresses. What lies in none
-    /// of its files is left out: nothing is ever taken of that.
+    /// Translates segments of `memory` into Ebb's addresses in `ram`; `None`: they are the same.
+    /// Segments in none of its files are left out, since that memory is never reclaimed or evicted.
     ///
     /// # Errors
-    /// The files cannot be told apart.
+    /// The files cannot be identified.
     pub fn place(
         &self,
         memory: &Arc<GuestMemoryMmap>,
@@ -57,7 +58,7 @@ impl Places {
         Ok(Some(each.flat_map(|segment| pieces.iter().filter_map(|p| p.part(*segment))).collect()))
     }
 
-    /// Takes frames out of this process's page table, in all memory that was asked about.
+    /// Removes frames from this process's page table, in all memory that was asked about.
     pub fn forget(&self, frames: FrameRange) {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         for Known { memory, pieces } in known.iter() {
@@ -73,7 +74,8 @@ impl Places {
     }
 
     fn pieces(&self, memory: &Arc<GuestMemoryMmap>, ram: &Ram) -> io::Result<Arc<[Piece]>> {
-        // Where a weak pointer points to nothing else comes to lie.
+        // A weak pointer keeps its address from being used again, so an equal address means the
+        // same memory.
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let is_it = |known: &&Known| known.memory.as_ptr() == Arc::as_ptr(memory);
         if let Some(known) = known.iter().find(is_it) {
@@ -119,7 +121,7 @@ impl Piece {
         inside.is_some_and(|at| at + u64::from(segment.bytes) <= self.bytes)
     }
 
-    /// The part of Ebb's frames that lies in it, as the front end has it.
+    /// The part of these frames of Ebb's that lies in the piece, at the front end's addresses.
     fn theirs(&self, frames: FrameRange) -> Option<FrameRange> {
         let start = frames.start.gpa().0.max(self.at);
         let end = frames.end().gpa().0.min(self.at + self.bytes);
@@ -127,7 +129,7 @@ impl Piece {
         Some(FrameRange::new(Gpa(self.gpa + (start - self.at)).gfn(), count))
     }
 
-    /// The part of a segment that lies in it, as Ebb has it.
+    /// The part of a segment that lies in the piece, at Ebb's addresses.
     fn part(&self, segment: Segment) -> Option<Segment> {
         let start = segment.gpa.0.max(self.gpa);
         let end = segment.gpa.0.saturating_add(segment.bytes.into()).min(self.gpa + self.bytes);
@@ -154,7 +156,7 @@ mod tests {
 
     const BYTES: u64 = 0x4000;
 
-    /// Two files of which Ebb has the first at 0 and the second at 0x10000.
+    /// Two files: Ebb has the first one at 0 and the second one at 0x10000.
     fn ram() -> Ram {
         let backing = |_| {
             let file = RamFile::create("places", BYTES).unwrap();
@@ -193,7 +195,7 @@ mod tests {
         for segments in [vec![segment(0, 0x4000)], vec![segment(0x10800, 0x1000), segment(8, 8)]] {
             assert_eq!(places.place(&memory, &ram, &segments), Ok(None));
         }
-        // Memory of which Ebb knows nothing stays by itself.
+        // Memory that Ebb does not know is left out.
         let far = places.place(&memory, &ram, &[segment(0x20000, 16), segment(0x3000, 16)]);
         assert_eq!(far, Ok(Some(vec![segment(0x3000, 16)])));
     }

@@ -1,4 +1,4 @@
-//! What swap files may take of their disk, and what happens once they take it.
+//! What swap files may take of their disk, and what happens at that bound.
 
 use std::fs::File;
 use std::io;
@@ -32,7 +32,7 @@ pub struct SwapRoom {
 }
 
 impl SwapRoom {
-    /// As VMs' processes are told.
+    /// The quota as VMs' processes are told it.
     pub fn quota(self) -> SwapQuota {
         let bytes = |size: Option<Bytes>| size.map(|size| size.0);
         SwapQuota {
@@ -49,11 +49,10 @@ struct Shared {
     room: Arc<Room>,
 }
 
-/// One a process: there is one swap file in each.
+/// One for each process, which has one swap file.
 static SHARED: OnceLock<Shared> = OnceLock::new();
 
-/// From now on this process's swap file keeps to the quota, with the slot of the table in `run_dir`, or
-/// alone.
+/// Sets the quota of this process's swap file, with a slot of the table in `run_dir`, or by itself.
 pub fn begin(quota: SwapQuota, run_dir: &Path, slot: Option<usize>) {
     let table = slot.and_then(|_| match open_table(run_dir) {
         Ok(table) => Some(table),
@@ -66,7 +65,7 @@ pub fn begin(quota: SwapQuota, run_dir: &Path, slot: Option<usize>) {
         (Some(table), Some(slot)) => Place::given(&table, slot),
         _ => Place::alone(),
     };
-    // Nobody began before.
+    // Called once in a process.
     let _ = SHARED.set(Shared { room: Room::at(of(quota), place.clone()), place });
 }
 
@@ -82,13 +81,13 @@ fn of(quota: SwapQuota) -> Quota {
     Quota { all_bytes, each_bytes, floor_bytes }
 }
 
-/// The table in which the swap files of all VMs tell each other what they take and read.
+/// File of the table in which the swap files of all VMs tell each other what they take and read.
 const TABLE_FILE: &str = "swap.shared";
 
-/// Opens it, and makes it where there is none.
+/// Opens the table, and makes it if there is none.
 ///
 /// # Errors
-/// As open(2) and mmap(2); `StorageFull`: the run directory has no room for it.
+/// Those of open(2) and mmap(2). `StorageFull`: the run directory has no room for it.
 pub fn open_table(run_dir: &Path) -> io::Result<Arc<Table>> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -99,22 +98,22 @@ pub fn open_table(run_dir: &Path) -> io::Result<Arc<Table>> {
     Table::over(&file)
 }
 
-/// What all swap files take.
+/// Bytes that all swap files take together.
 pub fn taken_bytes() -> u64 {
     shared().room.taken_bytes()
 }
 
-/// The swap file, which keeps to the quota, and gives way on its disk while others are read.
+/// The swap file, kept to the quota. It yields its disk to others' reads.
 pub fn among_others(disk: SwapFile, path: &Path) -> SwapFile {
     let Shared { place, room } = shared();
     disk.within(room).among(&Traffic::at(place.clone(), disk_of(path)))
 }
 
-/// What is wrong with a swap file that is in memory, and what to do; `by_tier`: a VM's tiers name
-/// it. It need not be there yet.
+/// What is wrong with a swap file in memory, and what to do. `by_tier`: a VM's tiers name it. The
+/// file need not exist yet.
 pub fn in_memory(swap: &Path, by_tier: bool) -> Option<String> {
     if swap.metadata().is_ok_and(|found| !found.is_file()) {
-        // A block device; its node may well be on tmpfs.
+        // It is a device; its node may well be on tmpfs.
         return None;
     }
     let place = swap.parent()?;
@@ -123,7 +122,8 @@ pub fn in_memory(swap: &Path, by_tier: bool) -> Option<String> {
     is_memory.then(|| format!("{why}: {advice}"))
 }
 
-/// The device number of the disk that a swap file is on, or is. Partitions of one disk count as several.
+/// Device number of the disk that has the swap file, or that is the swap file. Each partition of a
+/// disk counts as a disk.
 fn disk_of(swap: &Path) -> u64 {
     swap.metadata().map_or(0, |found| match found.file_type().is_block_device() {
         true => found.rdev(),
@@ -143,7 +143,7 @@ mod tests {
         }
         assert!(in_memory(Path::new("/dev/shm/web"), true).unwrap().contains("--tier"));
         assert_eq!(in_memory(Path::new("/proc/web.7.swap"), false), None);
-        // A device, though its node is on tmpfs.
+        // It is a device, though its node is on tmpfs.
         assert_eq!(in_memory(Path::new("/dev/zero"), true), None);
     }
 }

@@ -1,4 +1,4 @@
-//! A log that takes no more than twice so many bytes: what is older than that goes.
+//! A log that takes at most twice a bound; older messages are dropped.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, fcntl_getfl};
 
-/// One file of a log is no longer than this.
+/// Largest size of one file of a log, in bytes.
 pub const MOST_BYTES: u64 = 1 << 20;
 
-/// A file that is written at its end. When it is full it is copied to `PATH.1` and begins anew
-/// in place, so that `tail -f` goes on.
+/// A file that is appended to. When it is full, it is copied to `PATH.1` and begins anew in place,
+/// so that `tail -f` goes on.
 ///
-/// Nothing fails for it: what its file system has no room for is left out.
+/// It never returns an error: what its file system has no room for is left out.
 pub struct BoundedLog {
     path: PathBuf,
     file: Option<File>,
@@ -22,14 +22,14 @@ pub struct BoundedLog {
 }
 
 impl BoundedLog {
-    /// The log of this name, which is made if there is none.
+    /// Opens the log at this path, and makes it if there is none.
     pub fn open(path: &Path) -> BoundedLog {
         let mut log = BoundedLog { path: path.into(), file: None, bounded: true };
         log.reopen();
         log
     }
 
-    /// Standard error, and bounded where it is the file of this name, opened to append.
+    /// A log on standard error, bounded if that is the file at this path, opened to append.
     pub fn stderr(path: Option<&Path>) -> BoundedLog {
         let stderr = std::io::stderr().as_fd().try_clone_to_owned().map(File::from).ok();
         let place = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).ok();
@@ -41,7 +41,7 @@ impl BoundedLog {
         BoundedLog { path: path.unwrap_or(Path::new("")).into(), file: stderr, bounded }
     }
 
-    /// Writes what there is room for.
+    /// Writes as much as there is room for.
     pub fn write(&mut self, bytes: &[u8]) {
         if self.file.is_none() {
             self.reopen();
@@ -54,7 +54,7 @@ impl BoundedLog {
             self.begin_anew();
         }
         if let Some(file) = &mut self.file {
-            // Who would be told?
+            // Nobody could be told of an error.
             let _ = file.write_all(bytes);
         }
     }
@@ -71,14 +71,14 @@ impl BoundedLog {
         let Some(file) = &self.file else { return };
         let before = before(&self.path);
         if fs::copy(&self.path, &before).is_err() {
-            // A part of it is worth less than its room.
+            // A partial copy is worth less than its room.
             let _ = fs::remove_file(&before);
         }
         let _ = file.set_len(0);
     }
 }
 
-/// What was in the log before it began anew.
+/// Path of the previous file of the log.
 fn before(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");

@@ -1,10 +1,16 @@
-//! Failures on purpose, for tests: `EBB_FAIL=NAME:PLACE:COUNT` has the thread that comes to this
-//! place for the COUNTth time fail, once, where it serves the VM of that name. It panics at
-//! `tick`, a worker's round, and at `map`, where a frame has its memory and its word does not say
-//! so yet. It gets an error at `close`, in place of closing the userfaultfd in the VMM, at
-//! `closed`, after it was closed, and at `lost`, in place of bringing all back for a guest's next
-//! kernel. Without the variable `map` is not there, and the others are
-//! one look at a constant.
+//! Failures on purpose, for tests. With `EBB_FAIL=NAME:PLACE:COUNT`, a thread that serves the VM of
+//! that name fails once, when it comes to this place for the COUNTth time.
+//!
+//! A panic happens at two places:
+//! - `tick`: the worker's tick.
+//! - `map`: a frame has its memory, and its word does not say so yet.
+//!
+//! An error happens at three places:
+//! - `close`: in place of closing the userfaultfd in the VMM.
+//! - `closed`: after the userfaultfd was closed.
+//! - `lost`: in place of bringing all memory back for a guest's next kernel.
+//!
+//! Without the variable, `map` does not exist, and each other place costs one look at a constant.
 
 use std::io;
 use std::sync::LazyLock;
@@ -14,7 +20,8 @@ use ebb_api::VmName;
 use ebb_pager::IoMapping;
 use ebb_units::FrameRange;
 
-/// What asks for one: of the first process of a VM, so that the next one gets past it.
+/// The environment variable. Only the first process of a VM fails, so that the next one gets past
+/// the place.
 pub const VARIABLE: &str = "EBB_FAIL";
 
 struct Wanted {
@@ -34,17 +41,17 @@ fn wanted(place: &str, vm: &VmName) -> Option<&'static Wanted> {
     WANTED.as_ref().filter(|wanted| wanted.place == place && wanted.vm == vm.as_str())
 }
 
-/// A thread of this VM's has come to the place.
+/// Notes that a thread of this VM has come to the place. Panics if that is wanted now.
 pub fn reached(place: &str, vm: &VmName) {
     if let Some(wanted) = wanted(place, vm) {
         count(wanted);
     }
 }
 
-/// The same, for a place where an error is told.
+/// Notes the same, at a place that returns an error.
 ///
 /// # Errors
-/// It is wanted here and now.
+/// A failure is wanted now.
 pub fn fails(place: &str, vm: &VmName) -> io::Result<()> {
     match wanted(place, vm).is_some_and(is_now) {
         true => Err(io::Error::other(format!("{VARIABLE} wants it so"))),
@@ -62,7 +69,7 @@ fn is_now(wanted: &Wanted) -> bool {
     wanted.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) == Ok(1)
 }
 
-/// The devices of this VM; with the place `map` in them, if that is wanted.
+/// The devices of this VM, with the place `map` in them if that is wanted.
 pub fn devices(devices: Box<dyn IoMapping>, vm: &VmName) -> Box<dyn IoMapping> {
     match wanted("map", vm) {
         Some(wanted) => Box::new(Failing { devices, wanted }),

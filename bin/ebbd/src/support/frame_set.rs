@@ -1,15 +1,15 @@
-//! Many frames, asked for one by one.
+//! A large set of frames, queried frame by frame.
 
 use ebb_units::{FrameRange, Gfn};
 
-/// Runs in order that neither meet nor overlap, however the guest has scattered its pieces.
+/// Runs in order that neither touch nor overlap, however the guest has scattered the ranges.
 #[derive(Default)]
 pub struct FrameSet {
     runs: Vec<FrameRange>,
 }
 
 impl FrameSet {
-    /// All frames of these ranges, which may come in any order and overlap.
+    /// The set of all frames of these ranges, which may come in any order and overlap.
     pub fn new(mut ranges: Vec<FrameRange>) -> FrameSet {
         ranges.retain(|range| range.count > 0);
         ranges.sort_unstable_by_key(|range| range.start);
@@ -23,17 +23,17 @@ impl FrameSet {
         FrameSet { runs: ranges }
     }
 
-    /// Its runs, in order.
+    /// The runs, in order.
     pub fn runs(&self) -> &[FrameRange] {
         &self.runs
     }
 
-    /// Whether the frame is one of them.
+    /// Whether the set contains the frame.
     pub fn contains(&self, gfn: Gfn) -> bool {
         self.find(gfn, |_| {})
     }
 
-    /// The same; `look` is told of every run that is looked at.
+    /// Whether the set contains the frame. Calls `look` for every run that it looks at.
     fn find(&self, gfn: Gfn, mut look: impl FnMut(&FrameRange)) -> bool {
         let behind = self.runs.partition_point(|run| {
             look(run);
@@ -61,11 +61,11 @@ mod tests {
         assert!(!FrameSet::default().contains(Gfn(0)));
     }
 
-    /// A guest chooses where its metadata lies, in as many pieces as it likes.
+    /// A guest chooses where its page metadata lies, in as many pieces as it likes.
     #[test]
     fn scattered_metadata_costs_a_few_looks_a_frame() {
         const RUNS: u64 = 5000;
-        // Each frame apart from the next, the last one first.
+        // No two frames are adjacent, and the last one comes first.
         let set = FrameSet::new((0..RUNS).rev().map(|index| run(index * 2, 1)).collect());
         assert_eq!(set.runs().len() as u64, RUNS);
         for gfn in 0..RUNS * 2 + 2 {

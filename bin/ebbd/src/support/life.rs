@@ -1,5 +1,5 @@
-//! Whether a VMM that is on record still runs. What a VM leaves behind is removed on proof of
-//! its end alone: an error proves nothing.
+//! Whether a VMM on record still runs. What a VM leaves is removed only on proof of its end: an
+//! error proves nothing.
 
 use std::fs;
 use std::io;
@@ -8,60 +8,60 @@ use std::time::{Duration, Instant};
 
 use ebb_sys::process::Process;
 
-/// Who does not end within this time after SIGKILL waits for a disk, or is frozen.
+/// Longest wait for the end of a process after SIGKILL. One that takes longer waits for a disk, or
+/// is frozen.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// What starts others as long as it is looked at is given up after so many looks.
+/// Most looks for processes to end. Beyond that, they are taken to start others without end.
 const END_ROUNDS: u32 = 16;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Proof that a VMM has ended. Whoever removes what a VM left asks for it; only this file
-/// makes one.
+/// Proof that a VMM has ended, needed to remove what a VM left. Only this file makes one.
 #[derive(Debug)]
 pub struct Dead(());
 
-/// What can be said of a VMM.
+/// Whether a VMM runs.
 pub enum Life {
-    /// It runs. As long as the process is held its number means no other.
+    /// It runs. As long as this handle is open, its number means no other process.
     Lives(Process),
     /// It has ended.
     Dead(Dead),
-    /// Nobody can tell now, and why: it may run.
+    /// It cannot be told now, and why: the VMM may run.
     Unknown(io::Error),
 }
 
-/// Which process is meant: a number is used again, and so is a time after a reboot.
+/// Identity of a process. Numbers are used again, and start times too after a reboot.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity<'r> {
-    /// Its number.
+    /// The process number.
     pub pid: i32,
-    /// When it started, in clock ticks since boot.
+    /// When the process started, in clock ticks since boot.
     pub start_ticks: u64,
-    /// The boot in which it did; empty: not on record.
+    /// The boot in which it started; empty: not on record.
     pub boot: &'r str,
 }
 
-/// This boot of the host.
+/// The current boot of the host.
 ///
 /// # Errors
-/// As read(2).
+/// Those of read(2).
 pub fn boot() -> io::Result<String> {
     Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 
 impl Life {
-    /// Looks for the process. One that has ended and waits to be reaped does not run.
+    /// Looks for the process. A process that has ended and waits to be reaped does not run.
     pub fn of(identity: Identity<'_>) -> Life {
         look(identity).unwrap_or_else(Life::Unknown)
     }
 
-    /// Of a VM that was let go: nothing of it is on record, but a VMM that Ebb started listens
-    /// at its console as long as it runs.
+    /// Whether a detached VM has ended, which has nothing on record. A VMM that Ebb started listens
+    /// at its control socket as long as it runs.
     ///
     /// # Errors
-    /// Nobody can tell now.
+    /// It cannot be told now.
     pub fn of_listener(socket: &Path) -> io::Result<Option<Dead>> {
         match ebb_vm::dial(socket, Instant::now()).map_err(|error| (error.kind(), error)) {
-            // Who has no room for one more listens, too.
+            // A listener without room for one more connection also listens.
             Ok(_) | Err((io::ErrorKind::WouldBlock, _)) => Ok(None),
             Err((io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused, _)) => {
                 Ok(Some(Dead(())))
@@ -70,18 +70,18 @@ impl Life {
         }
     }
 
-    /// Ends every process that `is_meant` means and that has this directory open, whatever it does;
+    /// Kills every process for which `is_meant` holds and that has this directory open. Returns
     /// their numbers.
     ///
     /// # Errors
-    /// Nobody can tell now whether there are any; `TimedOut`: one does not end, or they start
+    /// It cannot be told now whether there are any. `TimedOut`: one does not end, or they start
     /// others without end.
     pub fn end_all_with(
         directory: &Path,
         is_meant: impl Fn(&Process) -> io::Result<bool>,
     ) -> io::Result<(Dead, Vec<i32>)> {
         let mut ended = Vec::new();
-        // What one of them starts before it ends has it open, too.
+        // A process that one of them starts before it ends has the directory open, too.
         for _ in 0..END_ROUNDS {
             let mut any = false;
             for process in Process::all_with(directory, &is_meant)? {
@@ -96,10 +96,10 @@ impl Life {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// Of a process that is held.
+    /// Whether the process of this handle has ended.
     ///
     /// # Errors
-    /// As poll(2): nobody can tell now.
+    /// Those of poll(2): it cannot be told now.
     pub fn of_held(process: &Process) -> io::Result<Option<Dead>> {
         Ok(process.has_ended()?.then_some(Dead(())))
     }
@@ -112,7 +112,7 @@ fn look(Identity { pid, start_ticks, boot: on_record }: Identity<'_>) -> io::Res
     }
     let process = match Process::open(pid) {
         Err(error) if is(&error, rustix::io::Errno::SRCH) => return Ok(dead()),
-        // The number is of a thread, maybe of another process: its start time tells.
+        // The number belongs to a thread, maybe of another process. Its start time tells.
         Err(error) if pid > 0 && is_thread(&error) => {
             return match Process::start_ticks_of(pid)? == start_ticks {
                 true => Err(error),
@@ -122,7 +122,7 @@ fn look(Identity { pid, start_ticks, boot: on_record }: Identity<'_>) -> io::Res
         opened => opened?,
     };
     let ticks = process.start_ticks()?;
-    // Whoever had the number when it was opened has it still, so the time is its own.
+    // The process has had the number since it was opened, so the start time is its own.
     match process.has_ended()? || ticks != start_ticks {
         true => Ok(dead()),
         false => Ok(Life::Lives(process)),
@@ -133,7 +133,7 @@ fn is(error: &io::Error, errno: rustix::io::Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// As pidfd_open(2) says of a number that is no process's but a thread's.
+/// Whether pidfd_open(2) says that the number belongs to a thread, not to a process.
 fn is_thread(error: &io::Error) -> bool {
     is(error, rustix::io::Errno::INVAL) || is(error, rustix::io::Errno::NOENT)
 }
@@ -190,7 +190,7 @@ mod tests {
     fn an_error_is_no_death() {
         assert!(matches!(life(0, 1, ""), Life::Unknown(_)));
         assert!(matches!(life(u32::MAX, 1, ""), Life::Unknown(_)));
-        // Nothing can be opened any more: by a process of its own, since that is for all threads.
+        // A process of its own, since it cannot open anything any more, in any thread.
         let me = std::env::current_exe().unwrap();
         let test = "support::life::tests::without_descriptors_nobody_can_tell";
         let ran = Command::new(me).args([test, "--exact", "--ignored"]).output().unwrap();

@@ -1,5 +1,5 @@
-//! The messages of this process, on standard error: bounded, and limited in how often one and
-//! the same comes. A guest, a VMM or a front end can cause some as often as it likes.
+//! The messages of this process on standard error, bounded in size and rate. A guest, a VMM or a
+//! front end can cause some as often as it likes.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,17 +13,18 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::support::bounded_log::BoundedLog;
 
-/// So many messages from one place in the code about one thing are written at once,
+/// Most messages at once from one place in the code about one subject.
 const AT_ONCE: u32 = 20;
-/// and after those one in each of these.
+/// Time for each further message from that place about that subject.
 const EVERY: Duration = Duration::from_secs(3);
-/// So many places and things are told apart; beyond that all begin anew.
+/// Most pairs of place and subject that are counted. Beyond that, all counts begin anew.
 const SOURCES: usize = 1024;
-/// What a message is about is its beginning, up to a colon: a VM's name, a path.
+/// Longest subject in bytes. The subject is the beginning of a message up to a colon: a VM's name,
+/// a path.
 const SUBJECT_MOST: usize = 128;
 
-/// Has messages written, of what `EBB_LOG` asks for; `info` and above if it is not set.
-/// Standard error is kept short where it is the `file`.
+/// Sets up messages at the levels in `EBB_LOG`, `info` and above if it is not set. Standard error
+/// is bounded if it is the `file`.
 pub fn to_stderr(file: Option<&Path>) {
     let log = Log(Arc::new(Mutex::new(Out {
         log: BoundedLog::stderr(file),
@@ -47,7 +48,7 @@ struct Out {
     sources: Sources,
 }
 
-/// Takes one message.
+/// Writes one message.
 struct Writer {
     log: Log,
     place: Option<Identifier>,
@@ -89,27 +90,27 @@ impl io::Write for Writer {
     }
 }
 
-/// What a line is about: the text between its target and the next colon.
+/// The subject of a line: the text between its target and the next colon.
 fn subject(line: &[u8]) -> &[u8] {
     let mut parts =
         line.splitn(3, |&byte| byte == b' ').last().unwrap_or_default().split(|&b| b == b':');
-    // Of `crate::module: SUBJECT: text`.
+    // The line has the form `crate::module: SUBJECT: text`.
     let subject = parts.by_ref().find(|part| part.starts_with(b" ")).unwrap_or_default();
     &subject[..subject.len().min(SUBJECT_MOST)]
 }
 
-/// How often what comes from where.
+/// Counts messages by place and subject.
 #[derive(Default)]
 struct Sources(HashMap<(Identifier, Vec<u8>), Source>);
 
 struct Source {
-    /// When the last of those that were allowed so far may come.
+    /// Time up to which messages have been admitted, [`EVERY`] for each.
     next: Instant,
     left_out: u64,
 }
 
 impl Sources {
-    /// Whether a message may be written now, and how many before it were not.
+    /// Whether a message may be written now, and if so, how many were left out before it.
     fn admit(&mut self, place: &Identifier, subject: &[u8], now: Instant) -> Option<u64> {
         if self.0.len() >= SOURCES {
             self.0.clear();

@@ -1,8 +1,8 @@
-//! Durations as the interface tells them.
+//! Durations as the API gives them.
 
 use std::time::Duration;
 
-/// In nanoseconds, as far as a number holds them.
+/// The duration in nanoseconds, at most `u64::MAX`.
 pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

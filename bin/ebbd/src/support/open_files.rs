@@ -1,5 +1,5 @@
-//! What a VMM has open, for all that a worker does at one time: listed once, when it is first asked
-//! for.
+//! Descriptors that a VMM has open, for all that a worker does at one time. They are listed once,
+//! at the first use.
 
 use std::io;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use ebb_sys::process::Process;
 /// Numbers of descriptors, and what they lead to.
 pub type Links = [(i32, String)];
 
-/// A VMM's descriptors since this was made.
+/// The list of a VMM's descriptors, made at the first use.
 ///
-/// Who needs to know of those that were opened since has to look for himself.
+/// It does not show descriptors that were opened later.
 #[derive(Default)]
 pub struct OpenFiles(Option<Vec<(i32, String)>>);
 
 impl OpenFiles {
-    /// The list, which is always of the same VMM.
+    /// The list. It must always be asked for the same VMM.
     ///
     /// # Errors
-    /// As [`Process::descriptors`].
+    /// Those of [`Process::descriptors`].
     pub fn of(&mut self, process: &Process) -> io::Result<&Links> {
         let links = match self.0.take() {
             Some(links) => links,
@@ -29,7 +29,7 @@ impl OpenFiles {
     }
 }
 
-/// A VMM's open descriptors at one time.
+/// A VMM's open descriptors at one moment.
 pub struct Descriptors {
     process: Arc<Process>,
     count: Option<u64>,
@@ -37,22 +37,22 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// As they are now.
+    /// The descriptors open now.
     ///
     /// # Errors
-    /// As [`Process::descriptors`].
+    /// Those of [`Process::descriptors`].
     pub fn now(process: &Arc<Process>) -> io::Result<Descriptors> {
         let count = process.descriptor_count()?;
         Ok(Descriptors { process: Arc::clone(process), count, links: process.descriptors()? })
     }
 
-    /// What each led to.
+    /// What each descriptor led to.
     pub fn links(&self) -> impl Iterator<Item = &str> {
         self.links.iter().map(|(_, link)| link.as_str())
     }
 
-    /// Whether they are the same now, by their number where the kernel tells it: a device that
-    /// comes has at least one, for its notifications.
+    /// Whether the open descriptors are the same now: by their number, if the kernel tells it. A
+    /// device that is plugged in has at least one, for its notifications.
     pub fn holds(&self) -> bool {
         match self.count {
             Some(_) => self.process.descriptor_count().is_ok_and(|now| now == self.count),
@@ -60,7 +60,7 @@ impl Descriptors {
         }
     }
 
-    /// Whether they are these, one by one.
+    /// Whether `open` lists exactly these descriptors.
     pub fn is_of(&self, open: &mut OpenFiles) -> bool {
         open.of(&self.process).is_ok_and(|now| now == self.links)
     }

@@ -1,4 +1,4 @@
-//! What the daemon and its helpers give up as they start.
+//! Privileges that the daemon and its helpers give up when they start.
 
 use std::fs;
 use std::io;
@@ -8,55 +8,57 @@ use ebb_sys::call_filter::forbid_calls;
 use ebb_sys::confine::{self, CapabilitySet};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Other processes are killed for want of memory before the one that holds their memory.
+/// Score of this process for the OOM killer: other processes are killed before the one that has
+/// their memory.
 const OOM_SCORE: &str = "-900";
-/// With fewer descriptors a daemon soon has none left.
+/// Fewest descriptors without a warning: with fewer, a daemon soon has none left.
 const DESCRIPTORS_LEAST: u64 = 1024;
-/// What a VM takes, by and large.
+/// Approximate number of descriptors that a VM takes.
 const DESCRIPTORS_EACH: u32 = 30;
-/// What the daemon does with each, or a QEMU that is started with `--privileged`:
+/// Capabilities that the daemon needs, or a QEMU that is started with `--privileged`.
 const DAEMON: [CapabilitySet; 20] = [
-    // images, devices and directories of others;
+    // Images, devices and directories of other users.
     CapabilitySet::CHOWN,
     CapabilitySet::DAC_OVERRIDE,
     CapabilitySet::DAC_READ_SEARCH,
     CapabilitySet::FOWNER,
-    // QEMUs that are users of their own;
+    // QEMUs that are users of their own.
     CapabilitySet::KILL,
     CapabilitySet::SETGID,
     CapabilitySet::SETUID,
     CapabilitySet::SETPCAP,
-    // a userfaultfd in a VMM, and the node by which it is made;
+    // A userfaultfd in a VMM, and the device node by which it is made.
     CapabilitySet::SYS_PTRACE,
     CapabilitySet::MKNOD,
-    // where pages are, and moving them between nodes; keys that are locked in memory;
+    // Where pages are, moving them between nodes, and keys that are locked in memory.
     CapabilitySet::SYS_ADMIN,
     CapabilitySet::SYS_NICE,
     CapabilitySet::SYS_RESOURCE,
     CapabilitySet::IPC_LOCK,
-    // of privileged QEMUs: commands to the host's SCSI devices, -chroot, set-group-ID bits of what
-    // their guests write to shared directories,
+    // Privileged QEMUs: commands to the host's SCSI devices, -chroot, and set-group-ID bits of what
+    // their guests write to shared directories.
     CapabilitySet::SYS_RAWIO,
     CapabilitySet::SYS_CHROOT,
     CapabilitySet::FSETID,
-    // and networks.
+    // Privileged QEMUs: networks.
     CapabilitySet::NET_ADMIN,
     CapabilitySet::NET_RAW,
     CapabilitySet::NET_BIND_SERVICE,
 ];
 
-/// For all of them: no core dump, and no privilege to be gained.
+/// Forbids core dumps and gaining privileges, in every process of this program.
 ///
 /// # Errors
-/// As prctl(2) and setrlimit(2).
+/// Those of prctl(2) and setrlimit(2).
 pub fn close_up() -> io::Result<()> {
     confine::close_up()
 }
 
-/// For the daemon: what it, and what it starts, can never do is given up, and it is killed late.
+/// Gives up capabilities that the daemon and the processes that it starts never need, and has the
+/// OOM killer choose the daemon late.
 ///
 /// # Errors
-/// As prctl(2) and capset(2).
+/// Those of prctl(2) and capset(2).
 pub fn of_daemon() -> io::Result<()> {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
         tracing::warn!("as likely to be killed for want of memory as others: {error}");
@@ -67,8 +69,8 @@ pub fn of_daemon() -> io::Result<()> {
     confine::keep_capabilities(DAEMON.into_iter().collect())
 }
 
-/// Lets the daemon open as many files as it is allowed to: a shell allows 1024 at first, which some
-/// dozens of VMs fill. How many that is; none: any number.
+/// Raises the limit of open files to the most that is allowed. A shell allows 1024 at first, which
+/// some dozens of VMs use up. Returns the new limit; none: no limit.
 fn raise_descriptors() -> Option<u64> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -77,7 +79,7 @@ fn raise_descriptors() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// What is said where a request failed for want of descriptors; none: that is not why.
+/// Advice about a request that failed for want of descriptors; none: that is not why it failed.
 pub fn want_of_descriptors(why: &str) -> Option<String> {
     let error = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -92,25 +94,27 @@ fn scarce(most: u64) -> String {
     )
 }
 
-/// For a relay, which only passes messages on between two sockets of its own user.
+/// Gives up all capabilities, for a relay: it only forwards messages between two sockets of its own
+/// user.
 ///
 /// # Errors
-/// As prctl(2), capset(2) and seccomp(2).
+/// Those of prctl(2), capset(2) and seccomp(2).
 pub fn of_relay() -> io::Result<()> {
     confine::keep_capabilities(CapabilitySet::empty())?;
     filter(false)
 }
 
-/// For who serves one device: its files may be another user's, and it makes some beside its socket.
+/// Gives up what a process that serves one device does not need. Its files may belong to another
+/// user, and it makes some beside its socket.
 ///
 /// # Errors
-/// As prctl(2), capset(2) and seccomp(2).
+/// Those of prctl(2), capset(2) and seccomp(2).
 pub fn of_device(uses_uring: bool) -> io::Result<()> {
     confine::keep_capabilities(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH)?;
     filter(uses_uring)
 }
 
-/// As far as the kernel can: one without such filters serves VMs all the same.
+/// Filters system calls if the kernel can: a kernel without such filters serves VMs all the same.
 fn filter(uses_uring: bool) -> io::Result<()> {
     match forbid_calls(uses_uring) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Of one thing that may fail.
+/// Schedule of one action that may fail.
 pub struct Retry {
     due: Instant,
     pause: Duration,
@@ -11,23 +11,23 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Due at once; after the first failure in `first`, and never later than in `most`.
+    /// Due at once. The pause is `first` after the first failure, and never longer than `most`.
     pub fn new(first: Duration, most: Duration) -> Retry {
         Retry { due: Instant::now(), pause: Duration::ZERO, first, most }
     }
 
-    /// Whether it may be tried.
+    /// Whether it may be tried now.
     pub fn is_due(&self) -> bool {
         Instant::now() >= self.due
     }
 
-    /// It was tried and failed.
+    /// Notes a failure.
     pub fn failed(&mut self) {
         self.pause = (self.pause * 2).clamp(self.first, self.most);
         self.due = Instant::now() + self.pause;
     }
 
-    /// It was tried and worked.
+    /// Notes a success.
     pub fn worked(&mut self) {
         (self.due, self.pause) = (Instant::now(), Duration::ZERO);
     }

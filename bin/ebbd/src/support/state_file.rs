@@ -1,8 +1,8 @@
-//! What a daemon keeps for the one after it: JSON, in files that are whole or not there.
+//! State files: JSON that outlives a daemon, in files that are whole or absent.
 //!
 //! Beside each record lies a spare file of its size. The next record is written over the spare, and
-//! then the two change places: so a record that does not grow needs no new room, also in a file
-//! system that is full. `docs/run-directory.md`, *vm.json*.
+//! then the two change places. So a record that does not grow needs no new room, even in a full
+//! file system. See `docs/run-directory.md`, *vm.json*.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,37 +15,37 @@ use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A file that makes no sense is read so often before that is said.
+/// How often to read a file that cannot be parsed before that is an error.
 const READS: u32 = 3;
 const BETWEEN_READS: Duration = Duration::from_millis(2);
-/// A file takes whole pages of memory, or blocks of a disk.
+/// Granularity of a file's room: pages of memory, or blocks of a disk.
 const PAGE_BYTES: usize = 4096;
-/// A record may grow by so much, as settings are added to it, before it needs more room.
+/// Spare room in a record, for settings that are added to it later.
 const GROWTH_BYTES: usize = 2048;
-/// A spare that is larger than needed by more than this is cut.
+/// A spare is cut if it is larger than needed by more than this.
 const EXCESS_BYTES: usize = 16 * PAGE_BYTES;
 
 /// Writes the file anew.
 ///
 /// # Errors
-/// As write(2) and rename(2), where there is no room with the directory and the advice to make some;
-/// the file is what it was then.
+/// Those of write(2) and rename(2). If there is no room, the error names the directory and advises
+/// to make some. The file is unchanged then.
 pub fn save(path: &Path, what: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec_pretty(what)?;
     let spare = spare(path);
     let was_there = spare.exists();
     let saved = write_over(&spare, text).and_then(|bytes| put_in_place(&spare, path, bytes));
     if saved.is_err() && !was_there {
-        // What is written in part is neither a record nor a spare.
+        // A partly written file is neither a record nor a spare.
         let _ = remove_if_there(&spare);
     }
     saved.map_err(|error| explain(path, error))
 }
 
-/// Reads it; `None`: there is none.
+/// Reads the file; `None`: it does not exist.
 ///
 /// # Errors
-/// As read(2); `InvalidData`: it makes no sense.
+/// Those of read(2). `InvalidData`: it cannot be parsed.
 pub fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let mut tries = 1;
     loop {
@@ -58,7 +58,7 @@ pub fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
-/// As serde_json says it, also of a file that ends too early.
+/// Whether serde_json could not parse the file, which includes a file that ends too early.
 fn makes_no_sense(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
 }
@@ -71,11 +71,11 @@ fn load_once<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
-/// The same for who alone writes it. Where there is none a spare is what an attempt to write one has
-/// left, which nobody needs.
+/// Reads a file that only the caller writes. If there is none, a spare is left over from a failed
+/// attempt to write one, and is removed.
 ///
 /// # Errors
-/// As [`load`].
+/// Those of [`load`].
 pub fn load_own<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let found = load(path)?;
     if found.is_none() {
@@ -84,10 +84,10 @@ pub fn load_own<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     Ok(found)
 }
 
-/// Removes it, and its spare after it.
+/// Removes the file, and then its spare.
 ///
 /// # Errors
-/// As unlink(2); it is no error that it is not there.
+/// Those of unlink(2). It is no error if it does not exist.
 pub fn remove(path: &Path) -> io::Result<()> {
     remove_if_there(path)?;
     remove_if_there(&spare(path))
@@ -97,8 +97,8 @@ fn spare(path: &Path) -> PathBuf {
     path.with_extension("json.next")
 }
 
-/// Writes `text` over what is in the spare, and blanks behind it to the end of its room, so that none
-/// of that is given back. How large the file is then.
+/// Writes `text` over the spare, and blanks after it up to the end of its room, so that none of the
+/// room is given back. Returns the size of the file.
 fn write_over(spare: &Path, mut text: Vec<u8>) -> io::Result<usize> {
     let mut file = File::options().write(true).create(true).truncate(false).open(spare)?;
     let has_bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
@@ -107,7 +107,7 @@ fn write_over(spare: &Path, mut text: Vec<u8>) -> io::Result<usize> {
     text.resize(has_bytes.clamp(least_bytes, wanted_bytes + EXCESS_BYTES), b' ');
     file.write_all(&text)?;
     file.set_len(text.len() as u64)?;
-    // Without room to grow it is a record all the same.
+    // Without room to grow, it is still a valid record.
     let more = wanted_bytes.saturating_sub(text.len());
     match file.write_all(&vec![b' '; more]) {
         Ok(()) => Ok(text.len() + more),
@@ -115,11 +115,11 @@ fn write_over(spare: &Path, mut text: Vec<u8>) -> io::Result<usize> {
     }
 }
 
-/// What was on record until now becomes the spare.
+/// Makes the spare the record. The previous record becomes the spare.
 fn put_in_place(spare: &Path, path: &Path, bytes: usize) -> io::Result<()> {
     let has_spare = match renameat_with(CWD, spare, CWD, path, RenameFlags::EXCHANGE) {
         Ok(()) => true,
-        // Not every file system can exchange two files.
+        // Some file systems cannot exchange two files.
         Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => false,
         Err(error) => return Err(error.into()),
     };
@@ -128,17 +128,17 @@ fn put_in_place(spare: &Path, path: &Path, bytes: usize) -> io::Result<()> {
         fs::rename(spare, path)?;
     }
     match make_spare(spare, bytes) {
-        // What could not be changed later is not put on record at all.
+        // A record that could not be changed later is not kept.
         Err(error) if is_first => {
             remove(path)?;
             Err(error)
         }
-        // The record holds; the next one may need room.
+        // The record is valid; the next one may need room.
         _ => Ok(()),
     }
 }
 
-/// Has the spare be so large at least.
+/// Makes the spare at least this large.
 fn make_spare(spare: &Path, bytes: usize) -> io::Result<()> {
     let mut file = File::options().append(true).create(true).open(spare)?;
     let has_bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
@@ -148,7 +148,7 @@ fn make_spare(spare: &Path, bytes: usize) -> io::Result<()> {
 /// Removes a file.
 ///
 /// # Errors
-/// As unlink(2); it is no error that it is not there.
+/// Those of unlink(2). It is no error if it does not exist.
 pub fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -179,11 +179,11 @@ mod tests {
 
     use super::*;
 
-    /// Set where this test runs once more, as the owner of a small file system.
+    /// Set where this test runs again, as the owner of a small file system.
     const SMALL: &str = "EBB_TEST_SMALL_FILE_SYSTEM";
 
-    /// Runs a test of this file anew where a tmpfs of 32 KiB is mounted; that directory, if this is
-    /// that run already.
+    /// Runs a test of this file again with a tmpfs of 32 KiB mounted. In that run, returns its
+    /// directory.
     fn within_small(test: &str) -> Option<PathBuf> {
         if let Some(directory) = env::var_os(SMALL) {
             return Some(directory.into());
@@ -237,7 +237,7 @@ mod tests {
             save(&path, &[number; 20]).unwrap();
             assert_eq!(on_record(), Some(vec![number; 20]));
         }
-        // Nor is anything lost by a record that finds no room, or that would be the first.
+        // A record that finds no room, or that would be the first one, loses nothing either.
         let other = directory.join("b.json");
         for path in [&path, &other] {
             let error = save(path, &vec![7; 2000]).unwrap_err();
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(names(&directory), ["a.json", "a.json.next", "fill"]);
         save(&path, &[4]).unwrap();
         assert_eq!(on_record(), Some(vec![4]));
-        // With room for a record alone, and none for its spare, there is no record.
+        // With room for a record but none for its spare, there is no record.
         fs::remove_file(&full).unwrap();
         let free = File::create(directory.join("free")).unwrap();
         (&free).write_all(&[0; PAGE_BYTES]).unwrap();
@@ -261,13 +261,13 @@ mod tests {
         assert_eq!(names(&directory), ["fill"]);
     }
 
-    /// So that none is needed in a full file system.
+    /// So no room is needed in a full file system.
     #[test]
     fn a_record_takes_the_place_of_the_one_before_the_last() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.json");
         let found = |path: &Path| path.metadata().map(|found| (found.ino(), found.len())).unwrap();
-        // As a daemon wrote it that kept no spare.
+        // A file of a daemon that kept no spare.
         fs::write(&path, "[1]").unwrap();
         (0..2).for_each(|number| save(&path, &[number]).unwrap());
         let (last, spared) = (found(&path), found(&spare(&path)));
@@ -275,7 +275,7 @@ mod tests {
         save(&path, &vec![2; 100]).unwrap();
         assert_eq!((found(&path), found(&spare(&path))), (spared, last));
         assert_eq!(load::<Vec<u64>>(&path).unwrap(), Some(vec![2; 100]));
-        // One that has grown, and one that has shrunk.
+        // One record that has grown, and one that has shrunk.
         save(&path, &vec![3; 100_000]).unwrap();
         assert!(found(&spare(&path)).1 >= found(&path).1);
         (0..2).for_each(|number| save(&path, &[number]).unwrap());

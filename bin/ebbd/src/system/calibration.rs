@@ -1,5 +1,5 @@
-//! How fast this host's tiers are, measured by the code that uses them; and what reads and
-//! writes of a page count for by that. `docs/tiering.md`.
+//! Speed of this host's tiers, measured by the code that uses them, and the weights of reads and
+//! writes that follow from it. See `docs/tiering.md`.
 
 use std::fs::{self, DirBuilder};
 use std::hint::black_box;
@@ -21,40 +21,40 @@ use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
 use crate::support::state_file;
 
 const FILE: &str = "calibration.json";
-/// Pages written: more than processors cache.
+/// Pages to write: more than processors cache.
 const PAGES: usize = 8192;
-/// Written at once, as an eviction does.
+/// Pages to write at once, as an eviction does.
 const BATCH_PAGES: usize = 512;
-/// Pages read, one by one; no more once the time is over.
+/// Pages to read, one by one. Reading stops early once the time is over.
 const READS: usize = 2048;
 const TIME: Duration = Duration::from_secs(2);
-/// On each NUMA node, where there are several: more than its processors cache by far.
+/// Pages on each NUMA node, if there are several: far more than its processors cache.
 const NODE_PAGES: usize = 65536;
-/// A node that is slower by less than this part is taken for as fast: two measurements of the
-/// same differ by as much.
+/// A node counts as equally fast if it is slower by less than 1 part in this many: two measurements
+/// of the same node differ by as much.
 const NOISE_PART: u64 = 10;
-/// A ratio is told by numbers up to these. Below 3, so that one window with reads alone makes
-/// no page hot, and as the paper has it (1:3, 2:3).
+/// Largest weights in a ratio. That of reads is below 3, so that one window with reads alone makes
+/// no page hot, and as in the paper (1:3, 2:3).
 const READ_WEIGHT_MAX: u64 = 2;
 const WRITE_WEIGHT_MAX: u64 = 16;
-/// The golden ratio in 64 bits: multiples of it are in no order.
+/// The golden ratio in 64 bits: its multiples are in no apparent order.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What was measured last, for all VMs; kept in the run directory.
+/// The last measurement, for all VMs. It is on record in the run directory.
 pub struct Calibrated {
     path: PathBuf,
-    /// So many are written and read,
+    /// Number of pages to write and read.
     pages: usize,
-    /// and so many on each node.
+    /// Number of pages to write and read on each node.
     node_pages: usize,
     measuring: Mutex<()>,
 }
 
 impl Calibrated {
-    /// As a daemon before this one left it.
+    /// Opens the measurement that an earlier daemon left.
     ///
     /// # Errors
-    /// The file is there and cannot be read, or makes no sense.
+    /// The file exists and cannot be read or parsed.
     pub fn open(run_dir: &Path) -> io::Result<Arc<Calibrated>> {
         Calibrated::with(run_dir, PAGES, NODE_PAGES)
     }
@@ -68,13 +68,13 @@ impl Calibrated {
         Ok(Arc::new(Calibrated { path, pages, node_pages, measuring: Mutex::default() }))
     }
 
-    /// For who only reads what another process measures.
+    /// For a process that only reads what another one measures.
     pub fn at(run_dir: &Path) -> Arc<Calibrated> {
         let (path, pages, node_pages) = (run_dir.join(FILE), PAGES, NODE_PAGES);
         Arc::new(Calibrated { path, pages, node_pages, measuring: Mutex::default() })
     }
 
-    /// What was measured last, by whatever process.
+    /// The last measurement, by any process.
     pub fn last(&self) -> Option<Calibration> {
         state_file::load(&self.path).unwrap_or_else(|error| {
             tracing::warn!("{}: {error}", self.path.display());
@@ -82,14 +82,14 @@ impl Calibrated {
         })
     }
 
-    /// What reads and writes count for: the same where nothing was measured.
+    /// Weights of reads and writes: equal if nothing was measured.
     pub fn weights(&self) -> Weights {
         let last = self.last();
         let weights = last.and_then(|last| Weights::new(last.read_weight, last.write_weight).ok());
         weights.unwrap_or(Weights::EVEN)
     }
 
-    /// The same for a VM whose pages are on nodes, by the slowest of them and the fastest.
+    /// Weights for a VM whose pages are on nodes, from the fastest and the slowest of them.
     pub fn node_weights(&self, [fastest, slowest]: [u32; 2]) -> Weights {
         let Some(last) = self.last() else { return Weights::EVEN };
         let speed = |number| {
@@ -103,22 +103,24 @@ impl Calibrated {
         Weights::new(read, write).unwrap_or(Weights::EVEN)
     }
 
-    /// Measures, and keeps it.
+    /// Measures, and records the result.
     ///
     /// # Errors
     /// The store cannot be written.
     pub fn measure(&self, run_dir: &Path, swap_dir: &Path) -> Answer<Calibration> {
-        // One at a time: two would measure each other. Workers ask for the last one meanwhile.
+        // One measurement at a time: two would measure each other. Workers use the last one
+        // meanwhile.
         let _alone = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = measure(run_dir, swap_dir, self.pages)?;
-        // What is addressable comes first.
+        // Addressable tiers come first.
         found.tiers.splice(1..1, nodes(self.node_pages));
         state_file::save(&self.path, &found).map_err(unsaved("the calibration's record"))?;
         Ok(found)
     }
 }
 
-/// A directory for the keys of what is written, and the file itself; both go.
+/// A directory for the keys of what is written, and the file itself. Both are removed when this is
+/// dropped.
 struct Place {
     directory: PathBuf,
     file: PathBuf,
@@ -128,7 +130,7 @@ impl Place {
     fn new(run_dir: &Path, swap_dir: &Path) -> io::Result<Place> {
         let directory = run_dir.join("calibrate");
         let file = swap_dir.join(format!("calibrate.{}.swap", std::process::id()));
-        // What one that was killed has left.
+        // A measurement that was killed may have left this.
         let _ = fs::remove_dir_all(&directory);
         DirBuilder::new().mode(0o700).create(&directory)?;
         Ok(Place { directory, file })
@@ -170,7 +172,7 @@ fn measure(run_dir: &Path, swap_dir: &Path, count: usize) -> Answer<Calibration>
     Ok(Calibration { tiers, read_weight, write_weight })
 }
 
-/// Half of each page is in no order, the rest is zero: it shrinks to half.
+/// Fills half of each page with numbers in no order, the rest with zeros: it compresses to half.
 fn fill(pages: &mut [ebb_store::Page]) {
     let mut number = MIX;
     for page in pages {
@@ -183,13 +185,13 @@ fn fill(pages: &mut [ebb_store::Page]) {
     }
 }
 
-/// Pages in no order; others from another `first` on.
+/// Indices of pages in no order. Another `first` gives others.
 fn order(count: usize, first: usize) -> impl Iterator<Item = usize> {
     let indices = first as u64..(first + READS) as u64;
     indices.map(move |index| (index.wrapping_mul(MIX) >> 33) as usize % count.max(1))
 }
 
-/// Each node where there are several, but for those that have no room.
+/// Measures each node, if there are several. Leaves out nodes without room.
 fn nodes(pages: usize) -> Vec<TierSpeed> {
     let nodes = ebb_tier::host::nodes().unwrap_or_default();
     if nodes.len() < 2 {
@@ -207,7 +209,7 @@ fn nodes(pages: usize) -> Vec<TierSpeed> {
 
 fn on_node(node: u32, count: usize) -> io::Result<TierSpeed> {
     let mut buffer = PageBuffer::new(count);
-    // Only what was written has memory that can be moved.
+    // Only pages that were written have memory that can be moved.
     buffer.pages_mut().iter_mut().for_each(|page| page[0] = 1);
     let addresses: Vec<Hva> =
         buffer.pages().iter().map(|page| Hva(page.as_ptr().addr() as u64)).collect();
@@ -220,7 +222,7 @@ fn on_node(node: u32, count: usize) -> io::Result<TierSpeed> {
     Ok(memory(&Kind::Node(node).to_string(), buffer.pages_mut()))
 }
 
-/// What memory costs, a page at a time.
+/// Speed of memory, page by page.
 fn memory(tier: &str, pages: &mut [ebb_store::Page]) -> TierSpeed {
     let mut copy = [0; FRAME_BYTES as usize];
     let (mut reads, mut writes) = (Vec::with_capacity(READS), Vec::with_capacity(READS));
@@ -237,7 +239,7 @@ fn memory(tier: &str, pages: &mut [ebb_store::Page]) -> TierSpeed {
     TierSpeed { tier: tier.into(), read_ns: median_ns(reads), write_ns: median_ns(writes) }
 }
 
-/// What a store costs: saved in batches, read back page by page.
+/// Speed of a store: saves in batches, reads back page by page.
 fn stored(tier: &str, store: &dyn Store, pages: &[ebb_store::Page]) -> Answer<TierSpeed> {
     let (mut writes, mut slots) = (Vec::new(), Vec::new());
     for batch in pages.chunks(BATCH_PAGES) {
@@ -270,17 +272,17 @@ fn median_ns(mut times: Vec<Duration>) -> u64 {
     u64::try_from(median.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The ratio in which uses are slower on the slow tier. One that reads a page costs the read;
-/// one that writes it also costs that it is written again when it goes, as one that was only
-/// read is not (`docs/decisions/0017-*`).
+/// Weights of reads and writes on the slow tier, by what a use costs more there. A use that reads a
+/// page costs the read. A use that writes it also costs another save at the next eviction, which a
+/// page that was only read does not need (`docs/decisions/0017-*`).
 fn weights(fast: &TierSpeed, slow: &TierSpeed) -> (u32, u32) {
     let read_ns = slow.read_ns.saturating_sub(fast.read_ns).max(1);
     let both_ns = slow.read_ns.saturating_add(slow.write_ns);
     ratio(read_ns, both_ns.saturating_sub(fast.write_ns).max(1))
 }
 
-/// The ratio in which uses are slower on the slow node: nothing goes back to the fast one but for
-/// another page.
+/// Weights by how much slower uses are on the slow node. The cost of moving does not count: a page
+/// moves to the fast node only in exchange for another.
 fn node_weights(fast: &TierSpeed, slow: &TierSpeed) -> (u32, u32) {
     let read_ns = slow.read_ns.saturating_sub(fast.read_ns);
     let write_ns = slow.write_ns.saturating_sub(fast.write_ns);
@@ -288,11 +290,12 @@ fn node_weights(fast: &TierSpeed, slow: &TierSpeed) -> (u32, u32) {
     if read_ns < noise_ns[0] && write_ns < noise_ns[1] {
         return (1, 1);
     }
-    // Less than can be measured counts as that: nothing to divide by.
+    // A difference too small to measure counts as the smallest one that can be: this avoids a
+    // division by zero.
     ratio(read_ns.max(noise_ns[0]), write_ns.max(noise_ns[1]))
 }
 
-/// In numbers as small as they can be.
+/// The ratio in the smallest numbers.
 fn ratio(read_ns: u64, write_ns: u64) -> (u32, u32) {
     let write_for = |read: u64| {
         let wanted = u128::from(write_ns) * u128::from(read);
@@ -324,7 +327,7 @@ mod tests {
         ] {
             assert_eq!(weights(&speed(0, 0), &slow), expected, "{slow:?}");
         }
-        // What the fast one costs does not count.
+        // The cost on the fast tier does not count.
         assert_eq!(weights(&speed(100, 100), &speed(200, 200)), (1, 3));
     }
 

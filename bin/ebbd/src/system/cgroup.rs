@@ -1,4 +1,4 @@
-//! A control group for each QEMU. Its limits are such as only a QEMU that went astray meets.
+//! A control group for each QEMU. Only a QEMU that misbehaves reaches its limits.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,26 +17,27 @@ use rustix::io::retry_on_intr;
 use crate::model::record::Record;
 
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// The group that all of them are in.
+/// The group that contains all of them.
 const PARENT: &str = "ebb";
-/// Beside its RAM, and an eighth as much: for what QEMU itself needs, TCG's translations among it.
+/// Memory beside the VM's RAM and an eighth of it: what QEMU itself needs, for example for TCG's
+/// translations.
 const OVERHEAD_BYTES: u64 = 2 << 30;
-/// How often, and for how long in all, a group is tried to be removed.
+/// Most further tries to remove a group, with a pause of `TRY_EVERY` before each.
 const TRIES: u32 = 10;
 const TRY_EVERY: Duration = Duration::from_millis(10);
-/// Beside its processors.
+/// Threads beside one for each processor.
 const TASKS: u64 = 1024;
 const MEMBERS: &str = "cgroup.procs";
-/// Whoever writes 1 there ends all in the group; there is none in version 1.
+/// Writing 1 there kills all processes in the group. Version 1 does not have it.
 const KILL: &str = "cgroup.kill";
-/// How much of a group's memory may go to the host's swap; there is none in version 1.
+/// How much of a group's memory may go to the host's swap. Version 1 does not have it.
 const SWAP: &str = "memory.swap.max";
 const MEMORY: &str = "memory.max";
-/// Kernels without swap have none.
+/// Kernels without swap do not have it.
 const SWAPS: &str = "/proc/swaps";
 
-/// What is limited, by which controller, and the files that take a limit, in a hierarchy of
-/// version 1 and in one of version 2.
+/// What is limited, by which controller, and the files that take the limit in hierarchies of
+/// version 1 and version 2.
 const CONTROLLERS: [Controller; 2] = [
     Controller { of: "memory", name: "memory", files: ["memory.limit_in_bytes", MEMORY] },
     Controller { of: "threads", name: "pids", files: ["pids.max", "pids.max"] },
@@ -48,18 +49,18 @@ struct Controller {
     files: [&'static str; 2],
 }
 
-/// A control group, in each hierarchy that can limit it. Removed unless kept.
+/// A control group, in each hierarchy that can limit it. Removed when dropped unless kept.
 #[derive(Default)]
 pub struct Group {
     directories: Vec<PathBuf>,
-    /// Who the QEMU in it is; none: nobody is to be in it.
+    /// User of the QEMU in it; none: no QEMU is to be in it.
     user: Option<User>,
     kept: bool,
 }
 
 impl Group {
-    /// Makes one for the QEMU of such a VM, which is this user, and whose memory may be unknown;
-    /// what has no limit then, and why.
+    /// Makes a group for the QEMU of the requested VM, with this user. QEMU's memory may be
+    /// unknown. Also returns what has no limit, and why.
     pub fn make(request: &RunRequest, user: User, limits_memory: bool) -> (Group, Vec<String>) {
         let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
         let most = request.max_bytes();
@@ -78,7 +79,7 @@ impl Group {
         (group, lacks(&without).into_iter().chain(told).collect())
     }
 
-    /// What is not limited of it for all that.
+    /// Sets one limit, and returns why it is not effective, if so.
     fn limit(
         &mut self,
         mounts: &str,
@@ -95,7 +96,7 @@ impl Group {
         Ok((file == MEMORY).then(|| unlimited_swap(&directory, Path::new(SWAPS))).flatten())
     }
 
-    /// Its directory in one hierarchy.
+    /// Makes its directory in one hierarchy.
     fn add(&mut self, at: &Hierarchy, controller: &str, name: &VmName) -> Result<PathBuf, String> {
         let parent = at.root.join(PARENT);
         fs::create_dir_all(&parent).map_err(in_words(&parent))?;
@@ -103,7 +104,7 @@ impl Group {
             enable(&at.root, controller)?;
             enable(&parent, controller)?;
         }
-        // Another daemon may have a VM of this name.
+        // Another daemon may have a VM with this name.
         let directory = parent.join(format!("{name}.{}", std::process::id()));
         if !self.directories.contains(&directory) {
             make_anew(&directory).map_err(in_words(&directory))?;
@@ -112,7 +113,7 @@ impl Group {
         Ok(directory)
     }
 
-    /// Where who is to be in it writes itself into; those that can be opened.
+    /// Open files through which a process can join the group, as far as they can be opened.
     pub fn doors(&self) -> Vec<OwnedFd> {
         let open = |directory: &PathBuf| {
             File::options().write(true).open(directory.join(MEMBERS)).ok().map(OwnedFd::from)
@@ -125,17 +126,17 @@ impl Group {
         &self.directories
     }
 
-    /// Those of its directories that the process is in, and those that it is not.
+    /// The directories that the process is in, and those that it is not in.
     pub fn around(&self, pid: i32) -> (Vec<PathBuf>, Vec<PathBuf>) {
         let is_in = |directory: &PathBuf| members(directory).is_ok_and(|all| all.contains(&pid));
         self.directories.iter().cloned().partition(is_in)
     }
 
-    /// Somebody is in it.
+    /// Keeps the group: a QEMU is in it.
     pub fn keep(mut self) {
         self.kept = true;
         for directory in &self.directories {
-            // Only one that it could not enter goes.
+            // This removes only a directory that QEMU could not join.
             let _ = fs::remove_dir(directory);
         }
     }
@@ -144,8 +145,8 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if !self.kept {
-            // It was made for one QEMU, which was started in vain. Others have a group of the same
-            // name where another container sees this hierarchy.
+            // The group was made for one QEMU, whose start has failed. Where another container sees
+            // this hierarchy, others have a group with the same name.
             let is_one = |uid| self.user.is_some_and(|user| user.may_be(uid));
             end_members_if(&self.directories, is_one);
             remove(&self.directories);
@@ -153,7 +154,7 @@ impl Drop for Group {
     }
 }
 
-/// What is told to users.
+/// What users are told about missing limits.
 fn lacks(without: &[(&str, String)]) -> Vec<String> {
     match without {
         [(one, why), (other, same)] if why == same => {
@@ -169,8 +170,8 @@ fn in_words(at: &Path) -> impl FnOnce(io::Error) -> String {
     move |error| format!("{}: {error}", at.display())
 }
 
-/// Sets a limit. Where it is the memory's nothing of that goes to the host's swap: guests' bytes
-/// would be on a disk as they are, and count as given back, while Ebb takes them for resident.
+/// Sets a limit. If it limits memory, none of that may go to the host's swap: guests' bytes would
+/// be on a disk in the clear, and would count as returned while Ebb takes them for resident.
 fn set(directory: &Path, file: &str, limit: u64) -> io::Result<()> {
     let swap = directory.join(SWAP);
     if file.starts_with("memory") && swap.exists() {
@@ -179,7 +180,7 @@ fn set(directory: &Path, file: &str, limit: u64) -> io::Result<()> {
     fs::write(directory.join(file), limit.to_string())
 }
 
-/// What is told of a group of version 2 whose memory the host may swap out.
+/// Warning about a group of version 2 whose memory the host may swap out.
 fn unlimited_swap(directory: &Path, swaps: &Path) -> Option<String> {
     let may = swaps.exists() && !directory.join(SWAP).exists();
     may.then(|| {
@@ -191,7 +192,7 @@ fn unlimited_swap(directory: &Path, swaps: &Path) -> Option<String> {
     })
 }
 
-/// The processes in a group; 0 is one that has no number here.
+/// The processes in a group. A process without a number here is 0.
 fn members(directory: &Path) -> io::Result<Vec<i32>> {
     let text = fs::read_to_string(directory.join(MEMBERS))?;
     Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
@@ -205,11 +206,11 @@ pub fn remove_of(record: &Record) {
     }
 }
 
-/// Has the control group of a QEMU that is let go removed when that has ended, if this daemon
-/// still runs then.
+/// Removes the control group of a QEMU that is detached once it has ended, if this daemon still
+/// runs then.
 pub fn remove_later(record: &Record, process: io::Result<Process>) {
     let cgroups = record.confinement.iter().flat_map(|confinement| confinement.cgroups.clone());
-    // A VM that is run under its name afterwards has other ones.
+    // A VM that is started under its name later has other groups.
     let with_inode = |directory: PathBuf| inode(&directory).ok().map(|inode| (directory, inode));
     let groups: Vec<(PathBuf, u64)> = cgroups.filter_map(with_inode).collect();
     let Some(process) = process.ok().filter(|_| !groups.is_empty()) else { return };
@@ -219,12 +220,12 @@ pub fn remove_later(record: &Record, process: io::Result<Process>) {
             remove_these(&groups);
         }
     };
-    // Without a thread the next daemon removes it.
+    // Without this thread, the next daemon removes it.
     drop(thread::Builder::new().name("control group".into()).spawn(wait));
 }
 
-/// Removes groups that daemons which have ended left, and nobody is in. At the `start` of a
-/// daemon those that bear its number, too: it was another's then.
+/// Removes empty groups that daemons which have ended left. At the `start` of a daemon, this
+/// includes groups with its own number: that was another daemon's then.
 pub fn clear_left(start: bool) {
     let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
     for controller in CONTROLLERS {
@@ -242,33 +243,33 @@ fn clear_below(parent: &Path, start: bool) {
             Some(pid) => !Path::new("/proc").join(pid.to_string()).exists(),
             None => false,
         };
-        // One that somebody is in stays.
+        // A group with a process in it stays.
         if is_left && fs::remove_dir(entry.path()).is_ok() {
             tracing::info!("{}: removed, an ended daemon left it", entry.path().display());
         }
     }
 }
 
-/// The number of the daemon that made a group of this name.
+/// Number of the daemon that made a group with this name.
 fn maker(name: &str) -> Option<u32> {
     let (vm, pid) = name.rsplit_once('.')?;
     vm.parse::<VmName>().ok().and_then(|_| pid.parse().ok())
 }
 
-/// The number of a directory, which no other has that is made in its place.
+/// Inode number of a directory. A directory that is made in its place has another one.
 fn inode(directory: &Path) -> io::Result<u64> {
     Ok(fs::metadata(directory)?.ino())
 }
 
-/// Ends all in those of these groups in which nobody is but such users.
+/// Ends all processes in those of these groups that contain only such users.
 fn end_members_if(directories: &[PathBuf], is_one: impl Fn(u32) -> bool) {
     let ours = |directory: &&PathBuf| has_only(directory, &is_one).unwrap_or(false);
     directories.iter().filter(ours).for_each(|directory| end_members(directory));
 }
 
-/// Whether all in a group are such users. One of another container's, which may have a group
-/// of the same name, has no number here. Looked at twice: one that has ended since it was listed
-/// tells nothing, and may have made another.
+/// Whether all processes in a group belong to such users. A process of another container, which may
+/// have a group with the same name, has no number here. Looks twice: a process that has ended since
+/// it was listed tells nothing, and may have made another one.
 fn has_only(directory: &Path, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
     for _ in 0..2 {
         for pid in members(directory)? {
@@ -288,7 +289,7 @@ fn is_ended_or(pid: i32, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
     }
 }
 
-/// Where the kernel cannot, they stay, and so does the group.
+/// Kills all in the group. If the kernel cannot do that, they stay, and so does the group.
 fn end_members(directory: &Path) {
     let kill = directory.join(KILL);
     if kill.exists()
@@ -298,12 +299,12 @@ fn end_members(directory: &Path) {
     }
 }
 
-/// Removes a control group that nobody is in any more.
+/// Removes a control group that is empty.
 pub fn remove(directories: &[PathBuf]) {
     directories.iter().for_each(|directory| told(directory, remove_soon(directory, None)));
 }
 
-/// As [`remove`], but for directories that were made anew since they had these numbers.
+/// As [`remove`], but leaves directories that were made anew and have other inode numbers.
 fn remove_these(groups: &[(PathBuf, u64)]) {
     groups.iter().for_each(|(directory, number)| {
         told(directory, remove_soon(directory, Some(*number)));
@@ -319,7 +320,7 @@ fn told(directory: &Path, removed: io::Result<()>) {
     }
 }
 
-/// A process counts as in its group for a moment after its end was told.
+/// Tries for a while: a process counts as in its group for a moment after its end was told.
 fn remove_soon(directory: &Path, number: Option<u64>) -> io::Result<()> {
     for tries in 0.. {
         if let Some(number) = number
@@ -337,7 +338,8 @@ fn remove_soon(directory: &Path, number: Option<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// In place of the empty one of a VM of this name that was let go before it ended.
+/// Makes the directory, in place of an empty one of a VM with this name that was detached before it
+/// ended.
 fn make_anew(directory: &Path) -> io::Result<()> {
     match fs::create_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -348,7 +350,7 @@ fn make_anew(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Lets groups in this one have the controller.
+/// Enables the controller for groups in this one.
 fn enable(directory: &Path, controller: &str) -> Result<(), String> {
     let path = directory.join("cgroup.subtree_control");
     let has = |text: String| text.split_ascii_whitespace().any(|word| word == controller);
@@ -391,7 +393,8 @@ fn find(mounts: &str, controller: &str) -> Option<Hierarchy> {
     })
 }
 
-/// `36 35 0:30 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`
+/// Parses lines like
+/// `36 35 0:30 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`.
 fn parse(line: &str) -> Option<(PathBuf, &str, &str)> {
     let (mount, kind) = line.split_once(" - ")?;
     let root = mount.split(' ').nth(4)?;
@@ -455,7 +458,7 @@ mod tests {
         assert_eq!(unlimited_swap(group, &swaps), None);
     }
 
-    /// The number of a process that is not there any more.
+    /// Number of a process that no longer exists.
     fn ended() -> u32 {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
@@ -473,7 +476,7 @@ mod tests {
         for name in left.iter().chain(&others).chain([&own]) {
             fs::create_dir(parent.path().join(name)).unwrap();
         }
-        // As one with a process in it, it cannot be removed.
+        // Like a group with a process in it, it cannot be removed.
         fs::create_dir(parent.path().join(used).join("below")).unwrap();
         let is_there = |name: &String| parent.path().join(name).exists();
         clear_below(parent.path(), false);
@@ -482,7 +485,7 @@ mod tests {
         assert!(others.iter().all(is_there) && !is_there(&own));
     }
 
-    /// A group in a hierarchy of version 2; none: nobody can make one here.
+    /// A group in a hierarchy of version 2; none: it cannot be made here.
     fn real_group(name: &str) -> Option<PathBuf> {
         let mounts = fs::read_to_string(MOUNTS).unwrap();
         let mut roots = mounts.lines().filter_map(parse);
@@ -544,7 +547,7 @@ mod tests {
         let group = parent.path().join("web.1");
         fs::create_dir(&group).unwrap();
         let known = [(group.clone(), inode(&group).unwrap())];
-        // Else its number may be free for the new one.
+        // Otherwise its inode number may be free for the new one.
         fs::rename(&group, parent.path().join("before")).unwrap();
         fs::create_dir(&group).unwrap();
         remove_these(&known);
@@ -553,7 +556,7 @@ mod tests {
         assert!(!group.exists());
     }
 
-    /// A group that is emptied and removed, and a controller that was given to it.
+    /// A group, and a controller that it enabled: dropping this empties and removes the group.
     struct Given<'a>(&'a Path, &'a str);
 
     impl Drop for Given<'_> {

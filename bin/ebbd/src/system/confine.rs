@@ -1,4 +1,4 @@
-//! Who the QEMUs are that Ebb starts, and what they may do.
+//! Which users the QEMUs that Ebb starts run as, and what they may do.
 
 use std::fs;
 use std::io;
@@ -21,28 +21,29 @@ use crate::system::cgroup::{self, Group};
 use crate::system::denied_args;
 use crate::system::starting::Qemu;
 
-/// Users of this range are QEMUs. Nobody else uses these: what distributions, containers and
-/// systemd take for users ends below 2^31 - 2^28, and begins again at 2^31 - 2^17.
+/// Range of users for QEMUs. Nobody else uses these: what distributions, containers and systemd use
+/// ends below 2^31 - 2^28, and begins again at 2^31 - 2^17.
 const USERS: Range<u32> = 0x7000_0000..0x7ffe_0000;
 const OWN: &str = "own";
 const GROUPS: &str = "/etc/group";
-/// Linux lets a process have so many.
+/// Most groups of a process in Linux.
 const GROUPS_MAX: usize = 1 << 16;
 const KVM: &str = "/dev/kvm";
-/// What to do about a QEMU that its filter ended.
+/// Advice about a QEMU that its filter ended.
 const FILTERED: &str = ". Its filter of system calls forbade something, as starting a program: leave \
                         that out, or pass a -sandbox of your own; --privileged runs QEMU as root";
 const TUN: &str = "/dev/net/tun";
-/// The first port that who has no privilege can have, and what it is unless somebody sets it.
+/// File with the first port that a process without privileges may use. The next constant is its
+/// default.
 const LOWEST_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 const LOWEST_PORT_DEFAULT: u32 = 1024;
 /// strerror(3) of `EACCES` and of `EPERM`.
 const DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
 
-/// A user as it is asked for, its name resolved.
+/// A user as requested, with its name resolved.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct VmUser {
-    /// None: one that nobody else is.
+    /// The user; none: one of its own for each QEMU.
     user: Option<User>,
     /// Its other groups.
     groups: Vec<u32>,
@@ -55,8 +56,8 @@ impl VmUser {
     }
 }
 
-/// By a random number it is told from QEMUs that had its process number before, or have it in
-/// another container.
+/// A new user. A random number tells it from QEMUs that had its process number before, or that have
+/// it in another container.
 fn own_user() -> io::Result<User> {
     let mut random = [0; 4];
     getrandom(&mut random, GetRandomFlags::empty())?;
@@ -91,14 +92,14 @@ impl FromStr for VmUser {
     }
 }
 
-/// The numbers of a user on this host, and of its group.
+/// Numbers of a user on this host and of its group.
 fn named(name: &str) -> Result<(u32, u32), String> {
     let all = fs::read_to_string("/etc/passwd").unwrap_or_default();
     numbers_of(&all, name)
         .ok_or_else(|| format!("there is no user {name:?} in /etc/passwd: give its number"))
 }
 
-/// `www-data:x:33:33:...`
+/// Parses lines like `www-data:x:33:33:...`.
 fn numbers_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
     passwd.lines().find_map(|line| {
         let mut words = line.split(':');
@@ -107,7 +108,7 @@ fn numbers_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
     })
 }
 
-/// Of `kvm:x:106:alice,bob` and others, the groups that the user is in beside its own.
+/// The groups in lines like `kvm:x:106:alice,bob` that the user is a member of.
 fn groups_of(all: &str, name: &str) -> Vec<u32> {
     let group = |line: &str| {
         let mut words = line.split(':');
@@ -119,16 +120,16 @@ fn groups_of(all: &str, name: &str) -> Vec<u32> {
 
 /// How a QEMU is to be confined.
 pub struct Plan {
-    /// Who it is; none: root.
+    /// Its user; none: root.
     pub identity: Option<Identity>,
-    /// It filters its own system calls.
+    /// Whether it filters its own system calls.
     pub sandbox: bool,
     group: Group,
     lacks: Vec<String>,
 }
 
 impl Plan {
-    /// For a VM asked for, where the daemon has `default` for those that name no user.
+    /// The plan for a requested VM. `default` is the daemon's user for requests that name none.
     ///
     /// # Errors
     /// There is no such user, or it could not use what the VM needs.
@@ -185,7 +186,7 @@ impl Plan {
         Ok(Plan { identity: Some(identity), sandbox, group, lacks })
     }
 
-    /// What of this process QEMU is to have.
+    /// What QEMU inherits from this process.
     pub fn child(&self) -> Child {
         let cgroups = self.group.doors();
         Child { identity: self.identity.clone(), cgroups, ..Child::default() }
@@ -196,7 +197,7 @@ impl Plan {
         self.group.directories()
     }
 
-    /// The QEMU runs on.
+    /// Keeps the control group: QEMU runs on.
     pub fn keep(self) {
         self.group.keep();
     }
@@ -210,7 +211,7 @@ impl Plan {
         }
     }
 
-    /// The same of a QEMU that runs.
+    /// The confinement of the QEMU that runs, for the record.
     pub fn of(&self, pid: i32) -> Confinement {
         let user = self.identity.as_ref().map(|identity| identity.user.of(pid as u32));
         let (uid, gid) = user.unwrap_or_default();
@@ -229,8 +230,8 @@ impl Plan {
         }
     }
 
-    /// What to do about a QEMU that ended in this way after these words; empty: this confinement
-    /// is not why.
+    /// Advice about a QEMU that ended in this way after these words; empty: this confinement is not
+    /// the reason.
     pub fn advice(&self, why: &str, signal: Option<i32>) -> String {
         if self.identity.is_none() {
             return String::new();
@@ -265,10 +266,10 @@ impl Plan {
     }
 }
 
-/// What to do about a port of the host that QEMU does not get, where users have those from `lowest`
-/// on; none: its words tell of no such port.
+/// Advice about a host port that QEMU does not get, if users may have ports from `lowest` on; none:
+/// its words tell of no such port.
 fn port_advice(why: &str, lowest: u32) -> Option<String> {
-    // `Could not set up host forwarding rule 'tcp::80-:80'`
+    // For example `Could not set up host forwarding rule 'tcp::80-:80'`.
     let (_, rule) = why.split_once("forwarding rule '")?;
     let (from, _) = rule.split_once('\'')?.0.rsplit_once('-')?;
     let port: u32 = from.rsplit(':').next()?.parse().ok()?;
@@ -281,8 +282,8 @@ fn port_advice(why: &str, lowest: u32) -> Option<String> {
     })
 }
 
-/// A host that has no control group for one QEMU has none for the others; `ebb status` says it
-/// of each.
+/// Warns once: a host that has no control group for one QEMU has none for the others. `ebb status`
+/// says it of each.
 fn tell_once(lacks: &[String]) {
     static TOLD: Once = Once::new();
     if !lacks.is_empty() {
@@ -290,14 +291,14 @@ fn tell_once(lacks: &[String]) {
     }
 }
 
-/// What is said of a QEMU that filters its system calls and ended in this way; none: its filter
-/// is not why.
+/// Message about a QEMU that filters its system calls and ended in this way; none: its filter is
+/// not the reason.
 pub fn filtered(name: &VmName, pid: i32, signal: Option<i32>) -> Option<String> {
     let is_filter = signal == Some(Signal::SYS.as_raw());
     is_filter.then(|| format!("{name}: QEMU {pid} was ended by SIGSYS{FILTERED}"))
 }
 
-/// Whether QEMU can be this user where the daemon runs.
+/// Checks that QEMU can be this user where the daemon runs.
 fn can_be(user: User) -> Answer<()> {
     let namespace = UserNamespace::own().map_err(failed("the daemon's user namespace"))?;
     let has =
@@ -308,7 +309,7 @@ fn can_be(user: User) -> Answer<()> {
     why.map_or(Ok(()), |why| Err(not_allowed(format!("ebbd cannot start QEMU as a user: {why}"))))
 }
 
-/// What others can do to QEMUs of a user that is not theirs alone.
+/// Warning about what others can do to QEMUs of a user that is not theirs alone.
 fn shared_user(user: User) -> Option<String> {
     match user {
         User::PerProcess(_) => None,
@@ -321,7 +322,7 @@ fn shared_user(user: User) -> Option<String> {
     }
 }
 
-/// Whether memory comes to the VM that its size does not tell.
+/// Whether these arguments give the VM memory that its size does not include.
 fn adds_memory(qemu_args: &[String]) -> bool {
     let kinds = ["memory-backend", "nvdimm", "ivshmem"];
     qemu_args.iter().any(|word| kinds.iter().any(|kind| word.contains(kind)))
@@ -338,7 +339,8 @@ fn has_sandbox(qemu: &Path, identity: &Identity) -> bool {
     remembered(&KNOWN, || clear(&launch::ask(qemu, Some(identity.clone()), &words).ok()?))
 }
 
-/// Asks until there is an answer. Whatever else is wrong with that QEMU, starting it tells better.
+/// Asks until there is an answer. If something else is wrong with this QEMU, starting it gives a
+/// better reason.
 fn remembered(known: &OnceLock<bool>, ask: impl FnOnce() -> Option<bool>) -> bool {
     if let Some(&has) = known.get() {
         return has;
@@ -346,7 +348,7 @@ fn remembered(known: &OnceLock<bool>, ask: impl FnOnce() -> Option<bool>) -> boo
     ask().is_none_or(|has| *known.get_or_init(|| has))
 }
 
-/// What a QEMU has answered; none: it failed by something else.
+/// The answer of a QEMU; none: it failed for another reason.
 fn clear(told: &Output) -> Option<bool> {
     match told.status.success() {
         true => Some(true),
@@ -354,7 +356,7 @@ fn clear(told: &Output) -> Option<bool> {
     }
 }
 
-/// The group that lets a user run guests on the processor.
+/// Groups that let a user run guests on the processor.
 fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
     let found = fs::metadata(KVM).map_err(|error| format!("{KVM}: {error}"))?;
     let (mode, owner, group) = (found.mode(), found.uid(), found.gid());
@@ -395,7 +397,7 @@ mod tests {
         let told = thread::spawn(|| {
             let none = CapabilitySet::empty();
             let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
-            // Of this thread alone; who has none already keeps none.
+            // This holds for this thread alone; a thread without capabilities has none to give up.
             rustix::thread::set_capabilities(None, sets).unwrap();
             can_be(User::PerProcess(USERS.start)).unwrap_err().to_string()
         });
@@ -502,7 +504,7 @@ mod tests {
     #[test]
     fn a_process_number_that_comes_again_is_another_user() {
         let users: HashSet<u32> = (0..100).map(|_| own_user().unwrap().of(7).0).collect();
-        // One of them is drawn twice in 50,000 runs, two are never.
+        // One of these users comes twice in one of 50,000 runs, two of them practically never.
         assert!(users.len() >= 99, "{users:?}");
     }
 

@@ -1,14 +1,15 @@
-//! QEMU's options that its filter of system calls would end it for, at once or days later: those
-//! by which it starts a program, or takes another user.
+//! QEMU's options for which its filter of system calls would end it, at once or days later: those
+//! by which it starts a program or changes its user.
 
 use serde_json::Value;
 
 const NETWORK: [&str; 3] = ["netdev", "nic", "net"];
-/// Their descriptors are opened by who starts QEMU: then there is nothing to run.
+/// Fields with descriptors that the starter of QEMU opens. With one of them, QEMU starts no
+/// program.
 const OPENED: [&str; 2] = ["fd", "fds"];
 
-/// Why a QEMU that filters its system calls is not to be started with these arguments, and what
-/// to do.
+/// Why a QEMU that filters its system calls must not be started with these arguments, and what to
+/// do.
 pub fn refusal(qemu_args: &[String]) -> Option<String> {
     let values = qemu_args.iter().skip(1).map(String::as_str).chain([""]);
     let found = qemu_args.iter().zip(values).find_map(|(word, value)| {
@@ -62,11 +63,11 @@ fn network(fields: &Fields) -> Option<Denied> {
     None
 }
 
-/// The names and values of one option.
+/// Names and values of one option.
 struct Fields(Vec<(String, String)>);
 
 impl Fields {
-    /// Of `tap,id=a,script=no`, where a comma within a value is doubled, or the same as JSON.
+    /// Parses `tap,id=a,script=no`, where a comma within a value is doubled, or the same as JSON.
     fn parse(text: &str) -> Fields {
         if text.starts_with('{') {
             return Fields::of_json(text);
@@ -75,14 +76,14 @@ impl Fields {
         let each = whole.split(',').map(|word| word.replace('\0', ","));
         let pair = |(index, word): (usize, String)| match word.split_once('=') {
             Some((name, value)) => (name.to_owned(), value.to_owned()),
-            // The first may lack its name.
+            // The first value may lack its name.
             None if index == 0 => ("type".into(), word),
             None => (word, "on".into()),
         };
         Fields(each.enumerate().map(pair).collect())
     }
 
-    /// QEMU itself tells what is wrong with a text that is no JSON.
+    /// Parses JSON. If the text is no JSON, QEMU itself says what is wrong with it.
     fn of_json(text: &str) -> Fields {
         let Ok(Value::Object(object)) = serde_json::from_str(text) else {
             return Fields(Vec::new());

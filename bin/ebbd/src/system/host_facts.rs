@@ -1,5 +1,4 @@
-//! What this host offers, and what is chosen of it. Probed, never guessed
-//! from versions.
+//! What this host offers, and what Ebb chooses of it. It is probed, never guessed from versions.
 
 use std::fs;
 use std::path::Path;
@@ -15,30 +14,30 @@ use crate::model::api_error::{Answer, not_allowed};
 use crate::system::small_pages::keeps_holes;
 
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-/// Why a VM whose backing nobody asked for has small pages.
+/// Reason for small pages in a VM for which no backing was requested.
 const OLD_KERNEL: &str = "before Linux 6.4 memory in use is not evicted of huge pages";
 const FREE_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 
-/// Why a VM is in release mode, unless something is found in the way of that later.
+/// Reason for release mode, unless something against it is found later.
 pub const NO_DEVICE: &str = "no device reaches its memory by itself";
 
 /// A choice and the reason for it, in words.
 #[derive(Clone, Debug)]
 pub struct Chosen<T> {
-    /// What.
+    /// The choice.
     pub value: T,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
 impl<T> Chosen<T> {
-    /// A choice.
+    /// A choice with its reason.
     pub fn new(value: T, reason: impl Into<String>) -> Chosen<T> {
         Chosen { value, reason: reason.into() }
     }
 }
 
-/// KVM where a stock kernel boots on it, else TCG. Tried once in a daemon's life.
+/// KVM if a stock kernel boots on it, else TCG. Tried once in a daemon's life.
 pub fn accelerator() -> Chosen<Accelerator> {
     static VERDICT: OnceLock<Verdict> = OnceLock::new();
     match VERDICT.get_or_init(kvm::probe) {
@@ -56,7 +55,7 @@ pub fn accelerator() -> Chosen<Accelerator> {
 /// The backing for a new VM's RAM.
 ///
 /// # Errors
-/// When the host does not have what was asked for.
+/// The host does not have what was requested.
 pub fn backing(asked: Backing, memory_bytes: u64) -> Answer<Chosen<Backing>> {
     let thp = shmem_huge_pages();
     match asked {
@@ -82,7 +81,7 @@ pub fn backing(asked: Backing, memory_bytes: u64) -> Answer<Chosen<Backing>> {
     }
 }
 
-/// The backing of a VM that was started by somebody else.
+/// The backing of a VM that somebody else started.
 pub fn backing_of(ram: &Ram, hugetlb: bool) -> Chosen<Backing> {
     let aligned = ram
         .regions()
@@ -105,7 +104,7 @@ pub fn shmem_huge_pages() -> bool {
     ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|set| text.contains(set))
 }
 
-/// This host's memory, looked at once in a daemon's life; none: the kernel does not tell.
+/// This host's memory in bytes, read once in a daemon's life; none: the kernel does not tell.
 pub fn memory_bytes() -> Option<u64> {
     static BYTES: OnceLock<Option<u64>> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -122,9 +121,8 @@ fn no_huge_pages() -> String {
     )
 }
 
-/// The mode for a VM: all devices of a VM that can be held at all reach its
-/// memory through a mapping that faults, but for a disk of ours that is to behave
-/// as one passed through.
+/// The mode for a VM. All devices of a VM that can be managed reach its memory through a mapping
+/// that faults, except for a disk of Ebb's that is to behave like a passed-through one.
 pub fn mode(asked: Option<Mode>, strict_disk: Option<&Path>) -> Chosen<Mode> {
     match (asked, strict_disk) {
         (Some(mode), _) => Chosen::new(mode, "asked for"),

@@ -1,5 +1,5 @@
-//! Why a VM's process ended, or its QEMU: left in the VM's directory for `ebbd`, which asks once that
-//! process is gone.
+//! Why a VM's process or its QEMU ended. The process leaves this in the VM's directory for `ebbd`,
+//! which reads it once after that process has ended.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 const FILE: &str = "last-words";
 const MOST_BYTES: usize = 4096;
 
-/// Leaves them. What finds no room is left out.
+/// Leaves the last words. What finds no room is left out.
 pub fn leave(directory: &Path, words: &str) {
     let most = words.len().min(MOST_BYTES);
     let end = (0..=most).rev().find(|&end| words.is_char_boundary(end)).unwrap_or(0);
@@ -17,7 +17,7 @@ pub fn leave(directory: &Path, words: &str) {
     }
 }
 
-/// Takes them away; none: there are none.
+/// Reads and removes the last words; none: there are none.
 pub fn take(directory: &Path) -> Option<String> {
     let path = directory.join(FILE);
     let words = fs::read_to_string(&path);

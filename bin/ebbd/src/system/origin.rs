@@ -1,6 +1,6 @@
-//! What is known of a QEMU that Ebb started, for whoever holds it again after it was let go:
-//! `origin.json`, which stays in the VM's directory as long as QEMU runs. Where its console is and
-//! what it may do are shown by it; what may be done with its memory it does not say.
+//! What is known of a QEMU that Ebb started, kept for attaching it again after it was detached:
+//! `origin.json`, which stays in the VM's directory as long as QEMU runs. It tells where its
+//! console is and what QEMU may do. It does not tell what may be done with its memory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ struct Origin {
     confinement: Option<Confinement>,
 }
 
-/// Keeps it beside the record of a VM that is about to be let go, if Ebb started that.
+/// Writes the file beside the record of a VM that is about to be detached, if Ebb started it.
 ///
 /// # Errors
-/// As write(2).
+/// Those of write(2).
 pub fn keep(record: &Record, directory: &Path) -> io::Result<()> {
     if !record.has_console() {
         return Ok(());
@@ -40,7 +40,8 @@ pub fn keep(record: &Record, directory: &Path) -> io::Result<()> {
     state_file::save(&directory.join(FILE), &origin)
 }
 
-/// Puts on record what was kept of the same process. Without it the VM is held like any other.
+/// Puts into the record what the file has about the same process. Without the file, the VM is
+/// managed like any other.
 pub fn restore(record: &mut Record, directory: &Path) {
     let origin = match state_file::load::<Origin>(&directory.join(FILE)) {
         Ok(Some(origin)) => origin,
@@ -61,7 +62,7 @@ pub fn restore(record: &mut Record, directory: &Path) {
 mod tests {
     use super::*;
 
-    /// As a daemon wrote it that did not know of origins.
+    /// A record of a daemon that did not know of origins.
     const RECORD: &str = r#"{
         "name": "web", "pid": 7, "start_ticks": 9, "boot": "b", "userfaultfd": null,
         "started": true, "logs": "/var/log/ebb/web", "qmp": "/q", "accelerator": "tcg",
@@ -89,7 +90,7 @@ mod tests {
         let mut again = anew();
         restore(&mut again, directory.path());
         assert!(!again.has_console(), "nothing was kept");
-        // One of others leaves nothing.
+        // A VM that somebody else started leaves nothing.
         keep(&again, directory.path()).unwrap();
         assert_eq!(directory.path().read_dir().unwrap().count(), 0);
 
@@ -97,7 +98,7 @@ mod tests {
         restore(&mut again, directory.path());
         assert!(again.has_console() && !again.started);
         assert_eq!((&again.logs, &again.confinement), (&first.logs, &first.confinement));
-        // Once more.
+        // Detached once more.
         keep(&again, directory.path()).unwrap();
         let mut other = Record { start_ticks: 10, ..anew() };
         restore(&mut other, directory.path());

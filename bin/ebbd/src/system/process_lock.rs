@@ -1,5 +1,5 @@
-//! The lock that the process of a VM has on the VM's directory, with its number in it. So `ebbd` finds the
-//! processes that one before it started, and no VM ever has two.
+//! The lock of a VM's process on the VM's directory. It has the process's number in it. So `ebbd`
+//! finds the processes that an earlier one started, and no VM ever has two.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,16 +13,17 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 const FILE: &str = "process.lock";
-/// A process that was killed has its lock until it is taken down.
+/// Longest wait for the lock. A killed process has its lock until the kernel has torn it down.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
-/// A process that has the lock says at once who it is.
+/// Longest wait for the number in the lock. A process writes it as soon as it has the lock.
 const WORD_LIMIT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Takes it. The answer has it.
+/// Takes the lock, which the returned file has.
 ///
 /// # Errors
-/// As open(2); `WouldBlock`: another process has it; `NotFound`: the directory was removed meanwhile.
+/// Those of open(2). `WouldBlock`: another process has it. `NotFound`: the directory was removed
+/// meanwhile.
 pub fn take(directory: &Path, now: Instant) -> io::Result<File> {
     let lock = open(directory, true)?;
     loop {
@@ -38,16 +39,16 @@ pub fn take(directory: &Path, now: Instant) -> io::Result<File> {
     }
     let own = Process::own()?;
     let word = format!("{} {}\n", own.pid(), own.start_ticks()?);
-    // Over the word before it: that needs no new room.
+    // Overwrites the previous number: that needs no new room.
     lock.write_all_at(word.as_bytes(), 0)?;
     lock.set_len(word.len() as u64)?;
     Ok(lock)
 }
 
-/// The process that has it; none: nobody does.
+/// The process that has the lock; none: nobody has it.
 ///
 /// # Errors
-/// As open(2); `InvalidData`: it does not say who it is.
+/// Those of open(2). `InvalidData`: the process does not say who it is.
 pub fn holder(directory: &Path) -> io::Result<Option<Process>> {
     let lock = match open(directory, false) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -67,8 +68,8 @@ pub fn holder(directory: &Path) -> io::Result<Option<Process>> {
     Ok(None)
 }
 
-/// The process of this number that started at this time; none: there is none, so the word is of one that
-/// has ended.
+/// The process with this number and start time; none: it does not exist, so the number is of one
+/// that has ended.
 fn named(word: &str) -> Option<Process> {
     let (pid, ticks) = word.trim().split_once(' ')?;
     let process = Process::open(pid.parse().ok()?).ok()?;

@@ -1,4 +1,4 @@
-//! What is kept of a VM beside its record, and how it is cleared away.
+//! What a VM has beside its record, and how that is removed.
 
 use std::fs;
 use std::io;
@@ -9,22 +9,21 @@ use crate::model::record::Record;
 use crate::support::life::Dead;
 use crate::support::state_file;
 
-/// Where the ledger is.
+/// Path of the ledger.
 pub fn ledger_path(directory: &Path) -> PathBuf {
     directory.join("ledger")
 }
 
-/// Where the digests of disk-backed frames are.
+/// Path of the digests of disk-backed frames.
 pub fn digests_path(directory: &Path) -> PathBuf {
     directory.join("digests")
 }
 
-/// Removes what is kept of a VM in its directory, its record before what belongs to that. What is
-/// not there is no error. The mark of a start stays: its QEMU may run, with nothing else to tell of
-/// it.
+/// Removes what a VM has in its directory, its record first. Files that do not exist are no error.
+/// The mark of a start stays: its QEMU may run, and nothing else tells of it.
 ///
 /// # Errors
-/// As unlink(2).
+/// Those of unlink(2).
 pub fn forget(directory: &Path) -> io::Result<()> {
     Record::remove(directory)?;
     ebb_store::remove(directory)?;
@@ -32,10 +31,10 @@ pub fn forget(directory: &Path) -> io::Result<()> {
     paths.iter().try_for_each(|path| state_file::remove_if_there(path))
 }
 
-/// Removes all that a VM left which has ended.
+/// Removes all that an ended VM left.
 ///
 /// # Errors
-/// As unlink(2).
+/// Those of unlink(2).
 pub fn clear(record: Option<&Record>, directory: &Path, _: &Dead) -> io::Result<()> {
     if let Some(record) = record {
         remove_swap(record);
@@ -48,8 +47,7 @@ pub fn clear(record: Option<&Record>, directory: &Path, _: &Dead) -> io::Result<
     }
 }
 
-/// Removes a VM's swap file, which nobody can read any more once its key is gone. A block
-/// device stays.
+/// Removes a VM's swap file, which nobody can read once its key is removed. A block device stays.
 pub fn remove_swap(record: &Record) {
     if record.swap.metadata().is_ok_and(|found| !found.is_file()) {
         return;

@@ -1,5 +1,5 @@
-//! A VM of small pages stays one, whatever the host's settings for huge pages are or become; and so
-//! does what is broken up of a VM of huge pages.
+//! Keeps huge pages out of a VM with small pages, and out of the parts of a VM with huge pages that
+//! are broken up, whatever the host's settings for huge pages are or become.
 
 use std::io;
 use std::ops::Range;
@@ -19,21 +19,23 @@ use crate::helpers::injector;
 use crate::model::record::Record;
 use crate::model::tiers::Tiers;
 
-/// A kernel without this directory has no huge pages to give, and refuses to be told so.
+/// Directory of the settings for huge pages. A kernel without it has no huge pages, and refuses the
+/// advice to use none.
 const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// From this kernel on khugepaged makes no large folio where that would fill a hole that a userfaultfd
-/// watches. Before, it could fill what was just evicted with zeros.
+/// First kernel version whose khugepaged makes no large folio that would fill a hole which a
+/// userfaultfd watches. Earlier ones could fill with zeros what was just evicted.
 const HOLES_STAY: (u32, u32) = (6, 4);
-/// khugepaged is at work for some milliseconds in ten seconds, by its usual settings.
+/// Longest wait for khugepaged to sleep. By its usual settings it works for some milliseconds in
+/// ten seconds.
 const ASLEEP_WITHIN: Duration = Duration::from_millis(20);
 const ASLEEP_LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Has the VMM get no huge pages in its RAM from now on, wherever it has mapped it. What is
-/// in large folios already stays in them.
+/// Stops the VMM from getting huge pages in its RAM, wherever it has mapped it. What already is in
+/// large folios stays in them.
 ///
 /// # Errors
-/// As [`injector::no_huge_pages`].
+/// Those of [`injector::no_huge_pages`].
 pub fn keep(process: &Process, ram: &Ram) -> io::Result<()> {
     if !Path::new(SETTINGS).exists() {
         return Ok(());
@@ -46,7 +48,7 @@ pub fn keep(process: &Process, ram: &Ram) -> io::Result<()> {
     injector::no_huge_pages(process, &ranges)
 }
 
-/// Where the VMM has the RAM's files mapped, and which of them that is.
+/// Mappings of the RAM's files in the VMM, each with the number of its file.
 fn mapped(process: &Process, ram: &Ram) -> io::Result<Vec<(Vma, usize)>> {
     let files = ram.files().iter();
     let inodes: Vec<u64> =
@@ -59,11 +61,12 @@ fn mapped(process: &Process, ram: &Ram) -> io::Result<Vec<(Vma, usize)>> {
         .collect())
 }
 
-/// Has the frames of huge frames go one by one from now on, wherever the VMM has them mapped.
+/// Breaks up huge frames, wherever the VMM has them mapped: from now on their frames are evicted
+/// one by one.
 ///
 /// # Errors
-/// As [`injector::no_huge_pages`] and [`ebb_pager::Folios::break_up`], with those broken up that
-/// came before; `WouldBlock`: khugepaged may be making a large folio there.
+/// Those of [`injector::no_huge_pages`] and [`ebb_pager::Folios::break_up`]; the huge frames before
+/// the failed one are broken up. `WouldBlock`: khugepaged may be making a large folio there.
 pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> io::Result<()> {
     let mut parts: Vec<_> =
         huge_frames.iter().filter_map(|huge| pager.ram().advised(*huge)).collect();
@@ -79,18 +82,18 @@ pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> 
         .collect();
     join(&mut ranges);
     injector::no_huge_pages(process, &ranges)?;
-    // One that cannot be broken up by now stays whole.
+    // A huge frame that can no longer be broken up stays whole.
     let each = || huge_frames.iter().copied().filter(|huge| pager.folios().can_break_up(*huge));
     each().try_for_each(|huge| pager.ram().use_small_pages(huge))?;
     await_khugepaged()?;
     each().try_for_each(|huge| pager.folios().break_up(huge))
 }
 
-/// Waits until each collapse that began before has ended. None begins where huge pages are forbidden
-/// by now.
+/// Waits until each collapse that began before has ended. No collapse begins where huge pages are
+/// forbidden by now.
 ///
 /// # Errors
-/// `WouldBlock`: khugepaged is at work longer than usual; as [`khugepaged::is_asleep`].
+/// `WouldBlock`: khugepaged works longer than usual. Also those of [`khugepaged::is_asleep`].
 pub fn await_khugepaged() -> io::Result<()> {
     let deadline = Instant::now() + ASLEEP_WITHIN;
     while !is_khugepaged_asleep()? {
@@ -113,7 +116,7 @@ fn is_khugepaged_asleep() -> io::Result<bool> {
     })
 }
 
-/// Where a part of a file is mapped, as far as it is.
+/// Where the mapping has this part of the file, as far as it does.
 fn overlap(vma: &Vma, part: &Range<u64>) -> Option<HvaRange> {
     let start = vma.offset.max(part.start);
     let end = vma.offset.saturating_add(vma.bytes).min(part.end);
@@ -121,7 +124,7 @@ fn overlap(vma: &Vma, part: &Range<u64>) -> Option<HvaRange> {
     Some(HvaRange { start: Hva(vma.start.0 + (start - vma.offset)), bytes })
 }
 
-/// Puts ranges in order, and those in a row together.
+/// Sorts ranges, and joins adjacent ones.
 fn join(ranges: &mut Vec<HvaRange>) {
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|next, range| {
@@ -131,9 +134,10 @@ fn join(ranges: &mut Vec<HvaRange>) {
     });
 }
 
-/// Has the pager look for what is in large folios all the same. Where the host does not tell
-/// them, a VM of small pages is evicted only if Ebb started it, and one of huge pages by whole huge
-/// frames. So is one of huge pages on NUMA nodes, whose huge frames move whole, and on an old kernel.
+/// Has the pager look for large folios even so. If the host does not show them, a VM with small
+/// pages is evicted only if Ebb started it, and one with huge pages by whole huge frames. The
+/// latter also holds for a VM with huge pages on NUMA nodes, whose huge frames move whole, and on
+/// an old kernel.
 pub fn mind(pager: &Pager, process: &Process, record: &Record) {
     let is_on_nodes = record.tiers.as_ref().is_some_and(Tiers::has_nodes);
     match record.backing {
@@ -147,13 +151,13 @@ pub fn mind(pager: &Pager, process: &Process, record: &Record) {
     }
 }
 
-/// Whether the host's kernel leaves holes in huge pages' memory alone. Where it does not, what came back
-/// in parts of a huge frame that went as a whole would have the rest filled with zeros.
+/// Whether the host's kernel leaves holes in memory of huge pages alone. If it does not, it fills
+/// the rest of a huge frame with zeros when parts come back after it was evicted as a whole.
 pub fn keeps_holes() -> bool {
     kernel() >= Some(HOLES_STAY)
 }
 
-/// Version and patch level of the host's kernel, `6.12` of `6.12.48+deb13-amd64`.
+/// Version and patch level of the host's kernel: `6.12` of `6.12.48+deb13-amd64`.
 fn kernel() -> Option<(u32, u32)> {
     version(rustix::system::uname().release().to_str().ok()?)
 }

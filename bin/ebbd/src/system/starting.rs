@@ -1,5 +1,5 @@
-//! A VM that is being started. Whoever starts one may die before anything of it is on record: then
-//! its QEMU is stopped for ever, and the next daemon ends it.
+//! A VM that is being started. If the process that starts it dies before the VM is on record, its
+//! QEMU is stopped for ever, and the next daemon ends it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,33 +16,35 @@ use crate::system::cgroup;
 
 const FILE: &str = "start.json";
 
-/// There from before QEMU runs until the VM is on record: a directory that has this and no record is
-/// of a VM whose start was cut off.
+/// The mark of a start. It exists from before QEMU runs until the VM is on record. A directory with
+/// a mark and no record belongs to a VM whose start was cut off.
 #[derive(Serialize, Deserialize)]
 struct Mark {
     qemu: Qemu,
     /// The directories of its control group.
     cgroups: Vec<PathBuf>,
-    /// The file of its tiers, where one was made.
+    /// The file of its tiers, if one was made.
     file: Option<PathBuf>,
 }
 
-/// How the QEMU that was about to run is recognised: it may have handed what it has open to others.
+/// How to recognize the QEMU that was about to run. QEMU may have handed its descriptors to other
+/// processes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Qemu {
     /// Its user.
     User(u32),
-    /// Its user is this number plus its process's; so is that of what it starts.
+    /// Its user is this number plus its process number. The same holds for processes that it
+    /// starts.
     UserFrom(u32),
-    /// Its VM's name, on its command line: it has no user of its own.
+    /// Its VM's name on its command line: it has no user of its own.
     Named(VmName),
-    /// As an earlier daemon marked it: its program, which may be a script, so it tells nothing.
+    /// Its program, as an earlier daemon marked it. It may be a script, so it tells nothing.
     Program(PathBuf),
 }
 
 impl Qemu {
-    /// Whether this is the process, or what was about to become it. Its user is looked at first: of
-    /// others' processes nothing else is asked, so nobody else can make that fail.
+    /// Whether this is that QEMU, or the process that was about to become it. The user is checked
+    /// first: nothing else is asked of others' processes, so nobody else can make that fail.
     fn is(&self, process: &Process) -> io::Result<bool> {
         let own = Process::own()?;
         let user = process.user()?;
@@ -51,7 +53,7 @@ impl Qemu {
             Qemu::User(uid) => user == *uid,
             Qemu::UserFrom(base) => (*base..base.saturating_add(PIDS)).contains(&user),
             Qemu::Program(_) => is_ours,
-            // Whatever its program is: a script may stand for QEMU.
+            // Its program does not matter: a script may stand for QEMU.
             Qemu::Named(name) => is_ours && launch::is_of(&process.command_line()?, name.as_str()),
         };
         Ok(is_its || (is_ours && process.program()? == own.program()?))
@@ -61,7 +63,7 @@ impl Qemu {
 /// Marks a VM whose QEMU is about to be started.
 ///
 /// # Errors
-/// As write(2).
+/// Those of write(2).
 pub fn mark(
     directory: &Path,
     qemu: Qemu,
@@ -72,18 +74,18 @@ pub fn mark(
     state_file::save(&directory.join(FILE), &mark)
 }
 
-/// The VM is on record, or is not to be ended once it is not any more.
+/// Removes the mark: the VM is on record, or must not be ended when it no longer is.
 ///
 /// # Errors
-/// As unlink(2).
+/// Those of unlink(2).
 pub fn unmark(directory: &Path) -> io::Result<()> {
     state_file::remove(&directory.join(FILE))
 }
 
-/// Whether the mark of a start can be read, if there is one.
+/// Checks that the mark of a start can be read, if there is one.
 ///
 /// # Errors
-/// What to do about it.
+/// Says what to do about it.
 pub fn check(directory: &Path) -> io::Result<()> {
     load(directory).map(drop)
 }
@@ -100,10 +102,10 @@ fn load(directory: &Path) -> io::Result<Option<Mark>> {
     })
 }
 
-/// Ends what there is of a VM that is not on record, if its start was cut off; none: it was not.
+/// Ends the processes of a VM that is not on record, if its start was cut off; none: it was not.
 ///
 /// # Errors
-/// Nobody can tell now whether its QEMU runs, or it does not end.
+/// It cannot be told now whether its QEMU runs, or it does not end.
 pub fn end(directory: &Path) -> io::Result<Option<Dead>> {
     let Some(mark) = load(directory)? else { return Ok(None) };
     // QEMU has this directory open from its first moment on.

@@ -1,4 +1,4 @@
-//! Beginning to manage a VM whose memory nobody manages.
+//! Beginning to manage a VM that nobody manages.
 
 use std::io;
 use std::path::Path;
@@ -24,11 +24,11 @@ use crate::serve::disks::{Disks, Shared};
 use crate::serve::growth::Growth;
 use crate::system::{remains, small_pages};
 
-/// Attaches a VM whose RAM was found. Nothing has been changed in the VMM before; when this fails,
-/// nothing is left changed.
+/// Attaches a VM whose RAM was found. Nothing in the VMM has changed before this call, and if it
+/// fails, nothing stays changed.
 ///
 /// # Errors
-/// Missing privilege or kernel features, named; another pager serves the VM's memory.
+/// Missing privilege or kernel features, by name; another pager serves the VM's memory.
 pub fn attach(
     process: Process,
     ram: Ram,
@@ -43,8 +43,8 @@ pub fn attach(
     let (pager, restored) = match made {
         Ok(made) => made,
         Err(refused) => {
-            // Leaves the VMM as it was; the reason for the refusal matters more
-            // than a second failure here.
+            // Leaves the VMM as it was. The reason for the refusal matters more than a second
+            // failure here.
             detach::close(&process, &record);
             if !swap_was_there {
                 remains::remove_swap(&record);
@@ -62,7 +62,7 @@ pub fn attach(
     Ok(VmContext::new(parts))
 }
 
-/// Puts on record what the VM's memory is.
+/// Describes the VM's memory in the record.
 fn describe(process: &Process, ram: &Ram, shared: &Shared, record: &mut Record) -> Answer<()> {
     let inodes: Vec<u64> = { ram.files().iter() }
         .map(|backing| backing.file.identity().map(|(_, inode)| inode))
@@ -75,16 +75,16 @@ fn describe(process: &Process, ram: &Ram, shared: &Shared, record: &mut Record) 
     }
     let resident = ram.resident_bytes().map_err(failed("the VM's RAM"))?;
     if record.backing == Backing::Small {
-        // Before anything is looked at: what comes from now on is small.
+        // Before anything is looked at: memory that comes from now on is in small pages.
         small_pages::keep(process, ram).map_err(failed("small pages"))?;
-        // Of a VM that begins now nothing was there to make large folios of.
+        // A VM that begins now had no memory to make large folios of.
         record.small_pages = record.started || small_pages::await_khugepaged().is_ok();
     }
     record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
     make_pager::own_digests(record).map_err(failed("random numbers"))
 }
 
-/// Makes the userfaultfd in the VMM, and the pager over it. The record is written before and after.
+/// Makes the userfaultfd in the VMM, and the pager over it. Writes the record before and after.
 fn make(
     process: &Process,
     ram: Ram,
@@ -105,8 +105,8 @@ fn make(
     Ok((pager, restored))
 }
 
-/// All memory is there before a device that cannot wait may use it, as for one that
-/// is passed through.
+/// Makes all memory resident before a device that cannot wait may use it, as for a device that is
+/// passed through.
 fn fill(ram: &Ram) -> Answer<()> {
     let mut regions = ram.regions();
     regions.try_for_each(|region| ram.populate(region.frames())).map_err(|error| {

@@ -1,4 +1,4 @@
-//! What all controllers of one VM work with: they are lent it, one at a time.
+//! The state of one VM that all its controllers work with. The worker lends it to one at a time.
 
 pub mod capabilities;
 pub mod insight;
@@ -41,41 +41,43 @@ use crate::model::swap_rule::WhenFull;
 use crate::serve::disks::Disks;
 use crate::serve::growth::Growth;
 
-/// What is said of a VM whose userfaultfd may be closed at any moment.
+/// Why nothing is done with a VM whose userfaultfd may be closed at any moment.
 pub const LEAVING: &str = "its memory is all back, but its userfaultfd in QEMU could not be closed yet: \
                            it is detached once that is closed";
 
-/// One VM that is managed.
+/// One managed VM.
 pub struct VmContext {
-    /// Its VMM.
+    /// The VMM.
     pub process: Process,
-    /// Its pager.
+    /// The pager.
     pub pager: Arc<Pager>,
-    /// Blocks that the pager gives back, to be judged.
+    /// Blocks that the pager has given back. The reclaim controller counts those that were not
+    /// needed.
     pub restored: Receiver<Restored>,
     /// The VMM's control socket.
     pub qmp: QmpLink,
-    /// What is on record of it.
+    /// The VM's record, in memory and in its directory.
     pub record: OnRecord,
-    /// Its disks that Ebb serves.
+    /// The disks that Ebb serves.
     pub disks: Disks,
-    /// Its virtio-mem devices that Ebb serves.
+    /// The virtio-mem devices that Ebb serves.
     pub growth: Growth,
-    /// The way to its worker.
+    /// The way to the worker.
     pub mailbox: Mailbox,
-    /// The threads that serve its faults; none while they are replaced, or once it is let go.
+    /// The threads that serve the VM's faults. `None` while they are replaced, and once the VM is
+    /// detached.
     pub service: Option<FaultService>,
-    /// Its guest, as far as it is known.
+    /// The guest, as far as it is known.
     pub guest: KnownGuest,
-    /// The devices that reach its memory by themselves.
+    /// The devices that reach the VM's memory by themselves.
     pub reaching: Reaching,
-    /// By what its size can change, as QEMU told last.
+    /// By what the VM can change its size, as QEMU told last.
     pub capabilities: Option<Capabilities>,
-    /// What the store has no room for, and what to do, while that is so.
+    /// While the store has no room: what is full, and what to do about it.
     pub no_room: Option<String>,
 }
 
-/// What a context begins with.
+/// What a context is made of.
 pub struct Parts<'a> {
     /// See [`VmContext::process`].
     pub process: Process,
@@ -96,8 +98,8 @@ pub struct Parts<'a> {
 }
 
 impl VmContext {
-    /// With nothing known of its guest and its devices, its faults not served yet; and where the
-    /// commands come out that its worker is to obey.
+    /// Returns a context that knows nothing of its guest and devices and serves no faults yet, and
+    /// the receiver of the worker's commands.
     pub fn new(parts: Parts<'_>) -> (VmContext, Receiver<Command>) {
         let Parts { process, pager, restored, qmp, record, directory, disks, growth } = parts;
         let (mailbox, commands) = Mailbox::new();
@@ -125,18 +127,19 @@ impl VmContext {
         &self.record.name
     }
 
-    /// Where its logs are.
+    /// Returns the directory of the VM's logs.
     pub fn logs(&self) -> PathBuf {
         self.record.logs.clone().unwrap_or_else(|| self.record.directory().to_owned())
     }
 
-    /// The limit on record, with its marks.
+    /// Returns the limit on record, with its marks.
     pub fn marks(&self) -> Option<Marks> {
         let limit_bytes = self.record.limit_bytes?;
         Some(Marks::new(limit_bytes, self.record.low_bytes, self.record.high_bytes))
     }
 
-    /// What the VM began with; all of its RAM as long as nobody has told what can be plugged.
+    /// Returns the memory that the VM began with, in bytes. Until QEMU has told what can be
+    /// plugged, that is all of its RAM.
     pub fn initial_bytes(&self) -> u64 {
         let all = self.pager.ram().bytes();
         self.capabilities.as_ref().map_or(all, |capabilities| {
@@ -145,34 +148,35 @@ impl VmContext {
         })
     }
 
-    /// The guest's RAM as QEMU gives it: what it began with, and what is plugged.
+    /// Returns the guest's memory as QEMU gives it, in bytes: what it began with, and what is
+    /// plugged.
     pub fn memory_bytes(&self) -> u64 {
         let unplugged = self.capabilities.as_ref().map_or(0, Capabilities::unplugged_bytes);
         self.pager.ram().bytes().saturating_sub(unplugged)
     }
 
-    /// Huge frames that the guest is not to have, by the size on record.
+    /// Returns how many huge frames the guest must do without, by the size on record.
     pub fn wanted_hard(&self) -> u64 {
         let initial_bytes = self.initial_bytes();
         let size = self.record.size_bytes.unwrap_or(initial_bytes);
         initial_bytes.saturating_sub(size).div_ceil(HUGE_BYTES)
     }
 
-    /// Whether memory is plugged into this VM and unplugged.
+    /// Whether the VM has devices that plug and unplug memory.
     pub fn has_pluggers(&self) -> bool {
         self.capabilities.as_ref().is_some_and(|capabilities| !capabilities.pluggers.is_empty())
     }
 
-    /// Whether a part of its RAM can leave: one that is alone in its file stays.
+    /// Whether a part of the VM's RAM can be removed. RAM that is one file stays.
     pub fn may_lose_regions(&self) -> bool {
         self.pager.ram().files().len() > 1
     }
 
-    /// Whether anything of its memory may go: what is not there would be lost with a userfaultfd
-    /// that is closed late.
+    /// Succeeds if memory of the VM may be evicted or reclaimed. While the VM is being detached,
+    /// its userfaultfd may be closed late, and content that is not in RAM would be lost with it.
     ///
     /// # Errors
-    /// It may not, since it is being let go.
+    /// The VM is being detached.
     pub fn is_to_stay(&self) -> Answer<()> {
         match self.record.leaving {
             Some(_) => Err(not_allowed(LEAVING)),
@@ -180,31 +184,31 @@ impl VmContext {
         }
     }
 
-    /// Whether free memory may be taken.
+    /// Succeeds if free memory may be reclaimed.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it may not.
     pub fn may_take(&self) -> Answer<()> {
         self.is_to_stay()?;
         self.reaching.may_take()
     }
 
-    /// Whether memory in use may be evicted, as far as devices are concerned.
+    /// Succeeds if memory in use may be evicted beside the VM's devices.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it may not.
     pub fn may_evict_beside_devices(&self) -> Answer<()> {
         self.is_to_stay()?;
         may_evict_beside(&self.reaching.all())
     }
 
-    /// Whether the guest's first touches are to wait where the store has no room.
+    /// Whether the guest's first touches are to wait while the store has no room.
     pub fn may_wait(&self) -> bool {
         self.record.settings.when_swap_is_full == WhenFull::Wait
             && self.record.limit_bytes.is_some()
     }
 
-    /// Whether they wait now. QEMU itself may be the next to do so.
+    /// Whether the guest's first touches wait for room now. QEMU itself may be the next to wait.
     pub fn waits(&self) -> bool {
         self.may_wait() && self.no_room.is_some()
     }
@@ -214,11 +218,11 @@ impl VmContext {
         self.waits() && self.pager.room().waiting_touches() > 0
     }
 
-    /// Once its disks were used, the next process must wait for them before it evicts: they have
-    /// rings in the guest's memory, which it does not know of.
+    /// Puts on record that the guest has used its disks. They have rings in the guest's memory that
+    /// the next process does not know of, so it must wait for the disks before it evicts.
     ///
     /// # Errors
-    /// It is not on record: nothing may be evicted.
+    /// The record cannot be written: nothing may be evicted.
     pub fn note_disks(&mut self) -> Answer<()> {
         let any = !self.record.disks.is_empty();
         if any && !self.record.disks_used && self.disks.shared.any_used() {
@@ -227,43 +231,43 @@ impl VmContext {
         Ok(())
     }
 
-    /// Has memory in use evicted from now on, by this process and the next.
+    /// Allows this process and the next to evict memory in use.
     ///
     /// # Errors
-    /// It is not on record, or the VM's memory cannot be watched.
+    /// The record cannot be written, or the VM's memory cannot be watched.
     pub fn begin_to_evict(&mut self) -> Answer<()> {
         self.record.change(|record| record.evicts = true)?;
         self.watch_all()
     }
 
-    /// Watches all of its memory.
+    /// Watches all of the VM's memory.
     ///
     /// # Errors
-    /// As the pager's.
+    /// As [`ebb_pager::Frames::watch_all`].
     pub fn watch_all(&self) -> Answer<()> {
         let watched = self.pager.frames().watch_all();
         watched.map_err(failed("watching the VM's memory"))
     }
 
-    /// Counts what was reclaimed, for good.
+    /// Adds reclaimed bytes to the total on record.
     pub fn note_reclaimed(&mut self, bytes: u64) {
         if bytes > 0 {
             self.record.note(|record| record.totals.reclaimed_bytes += bytes);
         }
     }
 
-    /// Frames are about to be evicted.
+    /// Starts the refill threads, because frames are about to be evicted.
     ///
     /// # Errors
-    /// The threads that refill them cannot be made.
+    /// The threads cannot be made.
     pub fn expect_refills(&mut self) -> io::Result<()> {
         let VmContext { service, pager, .. } = self;
         service.as_mut().map_or(Ok(()), |service| service.expect_refills(pager))
     }
 
-    /// Serves its faults anew: a guest whose faults nobody serves would wait for ever.
+    /// Starts the fault service again: a guest whose faults nobody serves would wait for ever.
     pub fn serve_again(&mut self) {
-        // Before others recover what these wait for.
+        // The old threads end before new ones recover what they wait for.
         self.service = None;
         let vmm = self.process.as_fd().try_clone_to_owned();
         let started = vmm.and_then(|vmm| FaultService::start(&self.pager, vmm, &self.mailbox));
@@ -273,7 +277,7 @@ impl VmContext {
         }
     }
 
-    /// Has QEMU stop or go on with the guest.
+    /// Has QEMU execute `command`, which stops the guest or lets it go on.
     ///
     /// # Errors
     /// QEMU does not obey, or is not connected.

@@ -1,4 +1,4 @@
-//! Ending the management of a VM, and clearing away what was kept of it.
+//! Ending the management of a VM, and removing what was kept of it.
 
 use std::io;
 use std::path::Path;
@@ -13,12 +13,13 @@ use crate::support::life::Dead;
 use crate::system::remains::{forget, remove_swap};
 use crate::system::{cgroup, origin, starting};
 
-/// Detaches a VM: nothing is watched, and the userfaultfd in the VMM is closed. All of its memory
-/// must be back. Its fault thread must have ended; faults that wait are woken.
+/// Detaches a VM: nothing is watched any more, and the userfaultfd in the VMM is closed. All of its
+/// memory must be back, and its fault thread must have ended. Faults that wait are woken.
 ///
 /// # Errors
-/// When the VMM cannot be reached, or the record cannot be written: the VM is still managed, and
-/// its faults are to be served again. When the userfaultfd cannot be closed: it is `leaving`.
+/// The VMM cannot be reached, or the record cannot be written: the VM is still managed, and its
+/// faults are to be served again. If the userfaultfd cannot be closed, the record has it as
+/// `leaving`.
 pub fn detach(cx: &mut VmContext) -> io::Result<()> {
     cx.pager.frames().unwatch_all()?;
     starting::unmark(cx.record.directory())?;
@@ -27,11 +28,11 @@ pub fn detach(cx: &mut VmContext) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes the userfaultfd in the VMM, if it is there. It leaves the record first: a process that
-/// finds none on record makes a new one, while QEMU may use its number for something else.
+/// Closes the userfaultfd in the VMM, if it is there. The record drops it first: a process that
+/// finds none on record makes a new one, while QEMU may use the old number for something else.
 ///
-/// It stays off the record where that fails: a thread of QEMU's that was sent to close it does
-/// so all the same, maybe much later (`docs/decisions/0034-*`).
+/// If the close fails, the record stays without it: a thread of QEMU's that was sent to close it
+/// does so all the same, maybe much later (`docs/decisions/0034-*`).
 fn close_on_record(cx: &mut VmContext) -> io::Result<()> {
     let Some(number) = cx.record.leaving.or(cx.record.userfaultfd) else { return Ok(()) };
     let is_there = has_userfaultfd(&cx.process, number)?;
@@ -52,7 +53,7 @@ fn close_on_record(cx: &mut VmContext) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the userfaultfd that a VM is leaving by is closed in the VMM.
+/// Whether the userfaultfd that the record has as `leaving` is closed in the VMM.
 pub fn is_closed(cx: &VmContext) -> bool {
     let is_there = |number| has_userfaultfd(&cx.process, number);
     cx.record.leaving.is_none_or(|number| is_there(number).is_ok_and(|is_there| !is_there))
@@ -64,13 +65,13 @@ pub fn part(process: &Process, record: &Record, directory: &Path) {
         tracing::warn!("{}: where its console is: {error}", record.name);
     }
     cgroup::remove_later(record, process.try_clone());
-    // It is detached all the same: what is left behind says so.
+    // The VM is detached all the same; the message tells what is left behind.
     if let Err(error) = forget_all(record, directory) {
         tracing::error!("{}: what was kept of it is not removed: {error}", record.name);
     }
 }
 
-/// Its VMM has ended: removes its control group, and the VM's record, ledger and swap file.
+/// Removes the control group, record, ledger and swap file of a VM whose VMM has ended.
 ///
 /// # Errors
 /// As unlink(2).
@@ -79,14 +80,14 @@ pub fn bury(cx: &VmContext, _: &Dead) -> io::Result<()> {
     forget_all(&cx.record, cx.record.directory())
 }
 
-/// Leaves a VM as it was that was just attached and cannot be served: all of its memory
-/// is where it was.
+/// Leaves a VM as it was that was just attached and cannot be served. All of its memory is still
+/// where it was.
 pub fn undo(cx: VmContext) {
     if let Err(error) = cx.pager.frames().unwatch_all() {
         tracing::error!("{}: {error}", cx.name());
     }
     let VmContext { process, pager, restored, qmp, record, disks, growth, service, .. } = cx;
-    // What is wanting may be descriptors, and letting go takes some.
+    // Frees descriptors first: they may be what is short, and closing the userfaultfd takes some.
     drop((service, disks, growth, pager, restored, qmp));
     close(&process, &record);
     remove_swap(&record);
@@ -95,7 +96,7 @@ pub fn undo(cx: VmContext) {
     }
 }
 
-/// Closes the userfaultfd in the VMM, if there is one: all that it watched is the kernel's again.
+/// Closes the userfaultfd in the VMM, if there is one. The kernel then serves all that it watched.
 pub fn close(process: &Process, record: &Record) {
     if let Some(number) = record.userfaultfd
         && let Err(error) = injector::close(process, number)
@@ -112,8 +113,8 @@ pub fn has_userfaultfd(process: &Process, number: i32) -> io::Result<bool> {
     Ok(process.userfaultfds()?.contains(&number))
 }
 
-/// Removes the VM's record and ledger; a VM that Ebb started keeps its sockets and logs while it
-/// runs.
+/// Removes the VM's swap file, record and ledger. A VM that Ebb started keeps its sockets and logs
+/// while it runs.
 fn forget_all(record: &Record, directory: &Path) -> io::Result<()> {
     remove_swap(record);
     starting::unmark(directory)?;

@@ -1,7 +1,7 @@
-//! Who reaches a VM's memory by itself, and what may be taken of it beside that: one answer for
-//! all who take. It is looked for at each tick, before each pass and each step of an eviction. A
-//! look at the VMM's open descriptors is cheap; QEMU is asked where they changed, and now and then.
-//! `docs/devices.md`.
+//! Which devices reach a VM's memory by themselves, and what may be reclaimed or evicted beside
+//! them: one answer for all who do so. The worker looks at each tick, before each pass and before
+//! each step of an eviction. A look at the VMM's open descriptors is cheap; QEMU is asked when they
+//! changed, and now and then. `docs/devices.md`.
 
 pub mod plugged;
 pub mod unplugged;
@@ -27,29 +27,32 @@ use crate::support::open_files::{Descriptors, OpenFiles};
 use crate::support::retry::Retry;
 use crate::system::host_facts::NO_DEVICE;
 
-/// While memory in use may be elsewhere the descriptors are looked at so often.
+/// Time between two looks at the descriptors while memory in use may be evicted.
 pub const GLANCE: Duration = Duration::from_millis(20);
-/// QEMU is asked so often although its descriptors are the same: for its migration, which needs
-/// none before it begins, and for all else.
+/// Time between two questions to QEMU about its migration while its descriptors stay the same: a
+/// migration needs no descriptor before it begins.
 const MIGRATION_EVERY: Duration = Duration::from_secs(1);
+/// Time between two questions to QEMU about everything while its descriptors stay the same.
 const ALL_EVERY: Duration = Duration::from_secs(10);
-/// One that does not answer is asked again after so long, and at most after so long.
+/// First pause before a QEMU that did not answer is asked again.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
+/// Longest pause before a QEMU that did not answer is asked again.
 const RETRY_MOST: Duration = Duration::from_secs(30);
 
-/// Keeps up what the context knows of the devices, and has their memory there.
+/// The controller that keeps up to date what the context knows of the devices, and sees to it that
+/// what they may ask for comes back.
 pub struct Devices {
     process: Option<Arc<Process>>,
     asked: Option<Instant>,
     asked_migration: Option<Instant>,
     retry: Retry,
-    /// What was elsewhere has come back for devices that leave so much to be taken.
+    /// The reach for which all memory that devices may ask for has come back.
     settled: Reach,
-    /// Why it has not all come back.
+    /// Why that memory has not all come back.
     failed: Option<String>,
     /// Where the VMM has the files of its RAM.
     unplugged: Unplugged,
-    /// Memory that came after the VM was attached, as QEMU told last.
+    /// Memory that was added after the VM was attached, as QEMU told last.
     plugged: Vec<Added>,
 }
 
@@ -68,17 +71,18 @@ impl Default for Devices {
     }
 }
 
-/// Devices leave less to be taken than before: what they may ask for has to come back.
+/// Devices that leave less memory to reclaim or evict than before: what they may ask for must come
+/// back.
 pub struct Narrowed {
-    /// What they leave.
+    /// What the devices leave.
     pub reach: Reach,
-    /// The one that leaves least.
+    /// The device that leaves least.
     device: Device,
     began: Instant,
 }
 
 impl Devices {
-    /// How long the worker may wait until it glances again.
+    /// Returns how long the worker may wait until it glances again.
     pub fn glance_after(&self, cx: &VmContext) -> Option<Duration> {
         cx.record.evicts.then_some(GLANCE)
     }
@@ -88,7 +92,7 @@ impl Devices {
         if cx.reaching.is_told && !cx.reaching.is_as_seen() { self.look(cx) } else { None }
     }
 
-    /// Looks, if the descriptors have changed or it is time to.
+    /// Looks, if the descriptors have changed or a look is due.
     pub fn keep(&mut self, cx: &mut VmContext, open: &mut OpenFiles) -> Option<Narrowed> {
         let same = cx.reaching.seen.as_ref().is_some_and(|seen| seen.is_of(open));
         if self.is_due(cx) || (cx.reaching.is_told && !same) {
@@ -103,7 +107,7 @@ impl Devices {
         None
     }
 
-    /// Finds out who reaches the memory, and whether something is elsewhere that they may ask for.
+    /// Finds out which devices reach the memory, and whether they may ask for non-resident content.
     pub fn look(&mut self, cx: &mut VmContext) -> Option<Narrowed> {
         self.ask(cx, true);
         self.narrowed(cx)
@@ -117,7 +121,7 @@ impl Devices {
         }
     }
 
-    /// Whether something is elsewhere that a device may ask for.
+    /// Whether a device may ask for content that has not come back.
     fn owes(&self, cx: &VmContext) -> bool {
         cx.reaching.is_told && cx.reaching.reach() < self.settled
     }
@@ -154,11 +158,11 @@ impl Devices {
             Some(process) => Arc::clone(process),
             None => Arc::new(Process::open(cx.record.pid).map_err(text)?),
         };
-        // What comes after this is seen at the next glance.
+        // Descriptors that come after this are seen at the next glance.
         let seen = Descriptors::now(&process).map_err(text)?;
         let mut found = reach::of_descriptors(seen.links());
         self.process = Some(process);
-        // Also if QEMU does not answer.
+        // These count even if QEMU does not answer.
         for device in &found {
             if !cx.reaching.found.contains(device) {
                 cx.reaching.found.push(device.clone());
@@ -170,7 +174,7 @@ impl Devices {
         found.extend(reach::of_vmm(qmp, &own, end).map_err(|error| error.to_string())?);
         (cx.reaching.found, cx.reaching.seen) = (found, Some(Arc::new(seen)));
         self.ask_migration(cx, end)?;
-        // Last: what may be taken does not depend on it.
+        // Last, because what may be reclaimed or evicted does not depend on it.
         plugged::look(cx, &mut self.plugged, end);
         Ok(())
     }
@@ -182,8 +186,8 @@ impl Devices {
         Ok(())
     }
 
-    /// What has to come back for those who are there now. Until [`Devices::settle`] the guest does
-    /// not run, or its migration is cancelled.
+    /// Returns what must come back for the devices that are there now. Until [`Devices::settle`]
+    /// the guest is stopped, or its migration is cancelled.
     fn narrowed(&mut self, cx: &mut VmContext) -> Option<Narrowed> {
         if !cx.reaching.is_told {
             return None;
@@ -197,7 +201,8 @@ impl Devices {
         let all = cx.reaching.all();
         let device = reach::narrowest(&all)?.clone();
         let began = Instant::now();
-        // Else what comes back would wait for what goes, and QEMU for a vCPU that waits for room.
+        // Else what comes back would wait for what is evicted, and QEMU for a vCPU that waits for
+        // room.
         cx.pager.room().set_marks(u64::MAX, u64::MAX);
         cx.pager.room().halt_above(u64::MAX);
         match device.kind {
@@ -207,7 +212,7 @@ impl Devices {
         Some(Narrowed { reach, device, began })
     }
 
-    /// All came back that devices may ask for, so many bytes, or not.
+    /// Notes whether all memory came back that devices may ask for: its bytes, or the error.
     pub fn settle(&mut self, cx: &VmContext, narrowed: &Narrowed, back: io::Result<u64>) {
         let (name, device) = (cx.name(), &narrowed.device.name);
         match back {
@@ -229,27 +234,27 @@ impl Devices {
         }
     }
 
-    /// All was brought back for another reason.
+    /// Notes that all memory was brought back for another reason.
     pub fn all_is_back(&mut self, cx: &VmContext) {
         (self.settled, self.failed) = (cx.reaching.reach(), None);
     }
 
-    /// Whether the guest must not go on yet: a device would find zeros.
+    /// Whether the guest must not go on yet, because a device would find zeros.
     pub fn must_rest(&self, cx: &VmContext) -> bool {
-        // A VMM that does not tell may have one: while anything is elsewhere only a full answer
-        // lets the guest go on.
+        // A VMM that does not tell may have such a device: while anything is evicted, only a full
+        // answer lets the guest go on.
         let counters = &cx.pager.counters();
         let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
         let any = elsewhere.iter().any(|count| count.load(Relaxed) > 0);
         self.owes(cx) || (any && cx.reaching.reach() < self.settled)
     }
 
-    /// Why the guest does not go on.
+    /// Returns why the guest does not go on.
     pub fn why_it_rests(&self) -> Option<String> {
         self.failed.clone()
     }
 
-    /// Looks whether the VMM has all of the memory that it had, if a descriptor of it was closed.
+    /// Looks whether the VMM still has all of its memory, if it has closed a descriptor of it.
     pub fn glance_at_regions(&mut self, cx: &mut VmContext) {
         let same = self.unplugged.is_as_seen(&cx.process, cx.pager.ram());
         if !same.unwrap_or(false) {
@@ -257,18 +262,18 @@ impl Devices {
         }
     }
 
-    /// Looks whether the VMM has all of the memory that it had, and lets go of what it has not.
-    /// What that takes may be long: the VMM's open files are listed anew then.
+    /// Looks whether the VMM still has all of its memory, and drops what it has unplugged. That may
+    /// take long, so the VMM's open files are listed anew afterwards.
     pub fn keep_regions(&mut self, cx: &mut VmContext, open: &mut OpenFiles) {
         self.unplugged.keep(cx, open);
     }
 
-    /// What the operator is to know of memory that came later.
+    /// Returns what the operator should know of memory that was added later.
     pub fn plugged_warning(&self) -> Option<String> {
         plugged::warning(&self.plugged)
     }
 
-    /// Who is in the way, and of what.
+    /// Returns which devices are in the way, and of what.
     pub fn status(&self, cx: &VmContext) -> ReachStatus {
         let all = cx.reaching.all();
         ReachStatus {
@@ -284,7 +289,7 @@ impl Devices {
         }
     }
 
-    /// Why the VM is in its mode, of those who reach the memory now.
+    /// Returns why the VM is in its mode, considering the devices that reach the memory now.
     pub fn mode_reason(&self, cx: &VmContext) -> String {
         let all = cx.reaching.all();
         match reach::narrowest(&all) {
@@ -296,10 +301,10 @@ impl Devices {
     }
 }
 
-/// Those of a VM that is about to be attached, which may then be taken from.
+/// Returns the devices of a VM that is about to be attached.
 ///
 /// # Errors
-/// The VMM does not tell, or nothing may be taken: why.
+/// The VMM does not tell, or nothing may be reclaimed beside its devices: why.
 pub fn of_new(process: &Process, qmp: &mut Qmp, own: &[String]) -> Answer<Vec<Device>> {
     let links = process.descriptors().map_err(failed("QEMU's descriptors"))?;
     let mut found = reach::of_descriptors(links.iter().map(|(_, link)| link.as_str()));
@@ -310,7 +315,7 @@ pub fn of_new(process: &Process, qmp: &mut Qmp, own: &[String]) -> Answer<Vec<De
     Ok(found)
 }
 
-/// The character devices behind which Ebb serves the VM.
+/// Returns the names of the character devices behind which Ebb serves the VM.
 fn own_names(record: &Record) -> Vec<String> {
     match record.started {
         true => launch::served_names(record.disks.len(), record.growth.len()),
@@ -318,9 +323,9 @@ fn own_names(record: &Record) -> Vec<String> {
     }
 }
 
-/// It goes on once all is back, also if the next process has to see to that.
+/// Stops the guest. It goes on once all is back, even if only the next process brings that about.
 fn pause_guest(cx: &mut VmContext) {
-    // A `cont` that was not answered in time may have been carried out since.
+    // An earlier `cont` that was not answered in time may have been carried out since.
     if !cx.record.evicts {
         return;
     }
@@ -335,7 +340,7 @@ fn pause_guest(cx: &mut VmContext) {
     }
 }
 
-/// What has begun already would hand over memory that is not there.
+/// Cancels a migration: one that has begun would hand over memory that is not resident.
 fn cancel_migration(cx: &mut VmContext) {
     let cancelled = cx.qmp.socket().map(reach::cancel_migration);
     let name = cx.name();
@@ -349,7 +354,7 @@ fn cancel_migration(cx: &mut VmContext) {
     }
 }
 
-/// In words, what may be taken beside it.
+/// Returns in words what may be reclaimed or evicted beside the device.
 fn left(device: &Device) -> &'static str {
     match device.kind.reach() {
         Reach::Nothing => "nothing",

@@ -1,4 +1,4 @@
-//! A limit on a VM's resident memory: what the worker does to keep it.
+//! A limit on the memory that a VM takes: what the worker does to keep it.
 
 pub mod force;
 pub mod in_flight;
@@ -30,39 +30,39 @@ use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::support::open_files::OpenFiles;
 use crate::system::small_pages::keeps_holes;
 
-/// So long it evicts before the worker looks at commands again.
+/// How long a turn of eviction lasts before the worker looks at commands again.
 pub const TURN: Duration = Duration::from_millis(50);
 
-/// Tells how hot a frame is.
+/// A function that tells how hot a frame is.
 pub type HeatOf<'a> = &'a dyn Fn(Gfn) -> usize;
 
-/// What one VM's worker knows of its limit.
+/// The controller of one VM's limit.
 #[derive(Default)]
 pub struct Limit {
-    /// While there is a limit.
+    /// Keeps the limit; `None` if there is no limit.
     limiter: Option<Limiter>,
-    /// Why the limit is not held.
+    /// Why the limit is not kept.
     stuck: Option<String>,
     /// What failed when memory was to be evicted.
     failure: Option<StoreFailure>,
-    /// What failed last since the limit was held.
+    /// What failed last since the limit was last kept.
     last_failure: Option<String>,
 }
 
 /// How a turn begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// Nothing is evicted in it.
+    /// Nothing is evicted in this turn.
     Rest,
-    /// Steps are taken.
+    /// Steps are made, by these marks.
     Go(Marks),
 }
 
 impl Limit {
-    /// Sets the limit on record, or lifts it. [`Limit::apply`] is to follow.
+    /// Puts the limit on record, or lifts it. [`Limit::apply`] must follow.
     ///
     /// # Errors
-    /// The request makes no sense, or this VM cannot have such a limit; nothing has changed then.
+    /// The request makes no sense, or this VM cannot have such a limit; then nothing has changed.
     pub fn set(&mut self, cx: &mut VmContext, request: LimitRequest) -> Answer<()> {
         if let Some(bytes) = request.bytes {
             may_limit(cx, bytes, request.low_bytes)?;
@@ -77,7 +77,7 @@ impl Limit {
         })
     }
 
-    /// Begins to keep the limit on record, or ends it. A turn is to follow.
+    /// Begins to keep the limit on record, or stops keeping it. A turn must follow.
     pub fn apply(&mut self, cx: &mut VmContext) {
         (self.stuck, self.failure) = (None, None);
         cx.no_room = None;
@@ -92,7 +92,7 @@ impl Limit {
         cx.pager.room().on_pressure(move || mailbox.press());
     }
 
-    /// What a limit needs, if it is not there yet.
+    /// Makes the limiter, if there is none yet.
     fn make_limiter(&mut self, cx: &VmContext) -> Answer<()> {
         if self.limiter.is_none() {
             let keeps_freed = cx.record.settings.read_freed;
@@ -102,7 +102,7 @@ impl Limit {
         Ok(())
     }
 
-    /// Begins a turn, in which steps are taken as long as more is resident than the limit allows.
+    /// Begins a turn. Steps follow as long as [`Limit::step`] has more to evict.
     pub fn begin_turn(&mut self, cx: &mut VmContext, open: &mut OpenFiles) -> Turn {
         cx.mailbox.look_at_pressure();
         let Some(marks) = cx.marks() else {
@@ -116,7 +116,7 @@ impl Limit {
         }
         let may = cx.note_disks().and_then(|()| may_evict(cx));
         if let Err(why) = may.and_then(|()| may_tell_in_flight(cx, open).map(drop)) {
-            // Nobody waits for room that is not looked for.
+            // Nobody may wait for room that is not looked for.
             self.stuck = Some(why.to_string());
             self.note_failure(cx, None);
             cx.pager.room().halt_above(u64::MAX);
@@ -130,8 +130,9 @@ impl Limit {
         Turn::Go(marks)
     }
 
-    /// Whether the guest's kernel is to be confirmed before the next step, and under pressure what
-    /// it says is free is to be reclaimed: the second of these.
+    /// Whether the guest is to be asked before the next step. `None`: no. `Some(false)`: its kernel
+    /// is to be confirmed. `Some(true)`: also, because of pressure, what it says is free is to be
+    /// reclaimed.
     pub fn asks_guest(&self, cx: &VmContext, marks: Marks) -> Option<bool> {
         let limiter = self.limiter.as_ref()?;
         let taken = cx.pager.residency().taken_bytes().ok()?;
@@ -143,8 +144,8 @@ impl Limit {
         (asks && !cx.is_halted()).then_some(!is_relieved)
     }
 
-    /// A step of a turn that ends then; whether more is to go, and why the guest's kernel does not
-    /// run any more, if that was seen.
+    /// Makes a step of a turn that ends at `end`. Returns whether more is to be evicted, and why
+    /// the guest's kernel does not run any more, if that was seen.
     pub fn step(
         &mut self,
         cx: &mut VmContext,
@@ -187,7 +188,7 @@ impl Limit {
         Ok(left)
     }
 
-    /// Notes why a limit is not held, where nothing more may go.
+    /// Notes why the limit is not kept, if nothing more may be evicted.
     fn note_stuck(&mut self, cx: &VmContext, marks: Marks) -> io::Result<()> {
         let Some(limiter) = &self.limiter else { return Ok(()) };
         let taken = cx.pager.residency().taken_bytes()?;
@@ -199,7 +200,7 @@ impl Limit {
         Ok(())
     }
 
-    /// Ends a turn; `more`: there is more to be done in the next.
+    /// Ends a turn. `more`: the next turn has more to do.
     pub fn end_turn(&mut self, cx: &VmContext, marks: Marks, more: bool) {
         halt(cx, marks);
         let vain = self.limiter.as_ref().and_then(|limiter| limiter.vain_mark(marks));
@@ -210,8 +211,8 @@ impl Limit {
         }
     }
 
-    /// Makes room in compressed memory of a VM without a limit, of which memory was evicted by
-    /// force or before.
+    /// Makes room in the compressed memory of a VM without a limit, whose memory was evicted by
+    /// force or under an earlier limit.
     pub fn write_back_unlimited(&mut self, cx: &mut VmContext) {
         if self.limiter.is_none() && !self.failure.as_ref().is_some_and(StoreFailure::rests) {
             let result = write_back(cx, Instant::now() + TURN);
@@ -219,7 +220,7 @@ impl Limit {
         }
     }
 
-    /// Notes what failed, or that nothing does any more; what is left to do.
+    /// Notes what failed, or that nothing fails any more. Returns what is left to evict.
     fn note(&mut self, cx: &mut VmContext, result: io::Result<Left>) -> Left {
         let before = self.failure.take();
         match result {
@@ -246,14 +247,14 @@ impl Limit {
         }
     }
 
-    /// Notes what is in the way of eviction, and for all others whether it is want of room.
+    /// Notes what is in the way of eviction, and for other controllers whether it is lack of room.
     fn note_failure(&mut self, cx: &mut VmContext, failure: Option<StoreFailure>) {
         let no_room = failure.as_ref().filter(|failure| failure.is_no_room());
         cx.no_room = no_room.map(|failure| failure.why().to_owned());
         self.failure = failure;
     }
 
-    /// Tells of a failure, once as long as it lasts.
+    /// Logs a failure, once as long as it lasts.
     fn tell(&mut self, cx: &VmContext, why: &String) {
         if self.last_failure.as_ref() != Some(why) {
             tracing::error!("{}: {why}", cx.name());
@@ -261,41 +262,42 @@ impl Limit {
         }
     }
 
-    /// Why the limit is not held, or the guest waits for what was evicted; `why_it_rests`: for
-    /// devices' sake.
+    /// Returns why the limit is not kept, or why the guest waits for evicted content.
+    /// `why_it_rests`: why the guest is stopped because of devices.
     pub fn what_is_stuck(&self, cx: &VmContext, why_it_rests: Option<String>) -> Option<String> {
         let reading = cx.pager.faults().failure();
         { reading.map(|error| explain_to(cx, Attempt::Load, &error)) }
             .or(why_it_rests)
             .or_else(|| self.failure.as_ref().map(|failure| failure.why().into()))
             .or_else(|| self.stuck.clone())
-            // It is being tried again: until the limit holds nobody can say that it is over.
+            // It is being tried again: until the limit is kept, nobody can say that the failure is
+            // over.
             .or_else(|| {
                 self.last_failure.clone().filter(|_| is_above(cx, |marks| marks.limit_bytes))
             })
     }
 
-    /// Whether nothing is evicted, so that there is time for other work.
+    /// Whether nothing is to be evicted, so that there is time for other work.
     pub fn is_idle(&self) -> bool {
         self.limiter.is_none() || self.stuck.is_some()
     }
 
-    /// What was evicted since this process manages the VM.
+    /// Returns what was evicted since this process has managed the VM.
     pub fn evicted(&self) -> Evicted {
         self.limiter.as_ref().map(|limiter| limiter.total).unwrap_or_default()
     }
 
-    /// What the VMM and its guest work with; none: that is not known yet.
+    /// Returns the bytes that the VMM and its guest work with; `None`: not known yet.
     pub fn active_bytes(&self) -> Option<u64> {
         self.limiter.as_ref()?.active_bytes()
     }
 
-    /// What the guest's kernel has in memory for itself, as far as that was seen.
+    /// Returns the bytes that the guest's kernel has in memory for itself, as far as that was seen.
     pub fn kernel_bytes(&self) -> Option<u64> {
         self.limiter.as_ref().map(Limiter::kernel_bytes)
     }
 
-    /// Takes note of what the VMM has mapped, before somebody else empties its page table.
+    /// Notes what the VMM has mapped, before somebody else empties its page table.
     ///
     /// # Errors
     /// As reading the pagemap.
@@ -304,7 +306,7 @@ impl Limit {
     }
 }
 
-/// One step of the limiter's, beside a guest that runs.
+/// Makes one step of the limiter, while the guest runs.
 fn evict_step(
     limiter: &mut Limiter,
     cx: &mut VmContext,
@@ -318,8 +320,8 @@ fn evict_step(
     let pins = pinning(process)?.is_some();
     let known = guest.guest().ok().map(|guest| (guest, &still_runs as &dyn Fn() -> bool));
     let of = Sources { process, guest: known, pins };
-    // Of a kernel that is not known its note must be there to know it by. Anybody can
-    // write one: of so many the note is looked for, no more stay.
+    // An unknown kernel can only be known by its note, so frames that may hold one stay resident.
+    // Anybody can write a note, so no more of them stay than the search looks at.
     let (view, notes) = (pager.view(), Cell::new(0));
     let is_note = |gfn| {
         let found = known.is_none() && notes.get() < NOTES_MAX && may_hold_note(&view, gfn);
@@ -337,8 +339,8 @@ fn evict_step(
     left
 }
 
-/// Has faults wait a little above the limit on record. A VM that is recovered grows until its
-/// limit is held, which takes some answers of QEMU first.
+/// Has faults wait a little above the high mark of the limit on record. A recovered VM grows until
+/// its limit is kept, and keeping it needs some answers of QEMU first.
 pub fn slow_faults(cx: &VmContext) {
     let Some(marks) = cx.marks() else { return };
     let (tell, wait) = marks.pressure();
@@ -372,8 +374,8 @@ fn may_limit(cx: &VmContext, bytes: u64, low_bytes: Option<u64>) -> Answer<()> {
     Ok(())
 }
 
-/// What its compressed pages may take. Of a limit it is a part: the guest keeps what
-/// it needs to live, and half of the rest.
+/// Returns how much memory compressed pages may take, in bytes. It is part of the limit, if there
+/// is one: the guest keeps what it needs to live, and half of the rest.
 fn compressed_bytes(cx: &VmContext) -> u64 {
     let wanted = cx.record.compressed_bytes();
     let floor = floor_bytes(cx.memory_bytes());
@@ -381,13 +383,13 @@ fn compressed_bytes(cx: &VmContext) -> u64 {
     cx.marks().map_or(wanted, |marks| wanted.min(share(marks)))
 }
 
-/// Whether it takes more than the limit, or one of its marks, allows.
+/// Whether the VM takes more than the limit, or one of its marks, allows.
 fn is_above(cx: &VmContext, mark: impl FnOnce(Marks) -> u64) -> bool {
     let taken = cx.pager.residency().taken_bytes();
     cx.marks().zip(taken.ok()).is_some_and(|(marks, taken)| taken > mark(marks))
 }
 
-/// Has first touches wait where they are to, and go on where there is room.
+/// Has first touches wait if they are to, and lets them go on if there is room.
 fn halt(cx: &VmContext, marks: Marks) {
     let above = if cx.waits() { marks.high_bytes } else { u64::MAX };
     cx.pager.room().halt_above(above);
@@ -399,13 +401,13 @@ fn write_back(cx: &VmContext, end: Instant) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether memory in use may be evicted.
+/// Succeeds if memory in use may be evicted.
 ///
-/// Punching a part of a large folio may zero it in place: where the kernel may have made, or
-/// may yet make, large folios that nobody tells, nothing in use is evicted.
+/// Punching a part of a large folio may zero it in place. So nothing in use is evicted where the
+/// kernel may have made, or may yet make, large folios that nobody tells.
 ///
 /// # Errors
-/// Why not.
+/// Why it may not.
 pub fn may_evict(cx: &VmContext) -> Answer<()> {
     cx.may_evict_beside_devices()?;
     let record = &cx.record;

@@ -1,4 +1,4 @@
-//! Makes a VM's pager, and what it stands on: ledger, store, digests.
+//! Makes a VM's pager and what it stands on: ledger, store, digests.
 
 use std::fs;
 use std::io;
@@ -23,10 +23,11 @@ use crate::serve::swap_room;
 use crate::support::failpoint;
 use crate::system::remains::{digests_path, ledger_path};
 
-/// A pager, and the blocks that it gives back.
+/// A pager, and the receiver of the blocks that it gives back.
 pub type Made = (Pager, Receiver<Restored>);
 
-/// Agrees with the kernel on what is needed; names what is missing.
+/// Agrees with the kernel on the userfaultfd features that Ebb needs. The error names what is
+/// missing.
 pub fn shake_hands(uffd: &Uffd) -> Answer<()> {
     uffd.handshake(feature::needed()).map(drop).map_err(|error| {
         let has = ebb_sys::uffd::probe().unwrap_or(0);
@@ -42,7 +43,7 @@ pub fn shake_hands(uffd: &Uffd) -> Answer<()> {
     })
 }
 
-/// Gives the digests an owner, if they have none.
+/// Gives the digests an owner number, if they have none.
 pub fn own_digests(record: &mut Record) -> io::Result<()> {
     if record.digests == 0 {
         let mut number = [0; 8];
@@ -52,7 +53,7 @@ pub fn own_digests(record: &mut Record) -> io::Result<()> {
     Ok(())
 }
 
-/// Those of a VM with disks. One that is taken up while there is no room for them goes without.
+/// Opens the digests of a VM with disks. A VM that is recovered without room for them has none.
 fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Digests>> {
     if record.disks.is_empty() {
         return Ok(None);
@@ -65,7 +66,7 @@ fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Di
                 record.name,
                 path.display()
             );
-            // What it holds is not kept up from now on.
+            // Nobody keeps the file up to date from now on.
             fs::remove_file(&path)?;
             Ok(None)
         }
@@ -73,7 +74,7 @@ fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Di
     }
 }
 
-/// The pager over a ledger.
+/// Makes the pager over a ledger.
 ///
 /// # Errors
 /// The store or the digests cannot be opened.
@@ -110,8 +111,8 @@ pub fn pager(
     Ok((pager, restored))
 }
 
-/// The swap file, and compressed memory in front of it: also where none is wanted any
-/// more, but a daemon before this one had some.
+/// Opens the swap file, with compressed memory in front of it. Compressed memory that an earlier
+/// daemon had is opened even if none is wanted any more.
 fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>, StoreError> {
     let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
     let disk = || {
@@ -121,7 +122,7 @@ fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>
     match record.compressed_bytes() {
         0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk()?)),
         bytes => match Compressed::open(directory, bytes, disk()?) {
-            // One that is taken up does not wait for room that it did not need so far.
+            // A VM that is recovered does not wait for room that it did not need so far.
             Err(StoreError::RunDirectory(error)) if !ebb_store::has_compressed(directory)? => {
                 tracing::warn!("{}: without compressed memory: {error}", record.name);
                 Ok(Box::new(disk()?))
@@ -131,7 +132,7 @@ fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>
     }
 }
 
-/// Our own mapping gives memory back in the pieces that the VM's has.
+/// Has the daemon's own mapping fill memory in pages of the size that the VM's mapping uses.
 pub fn prepare(ram: &Ram, backing: Backing) {
     for file in ram.files() {
         let huge = backing == Backing::Thp;
@@ -143,7 +144,8 @@ pub fn prepare(ram: &Ram, backing: Backing) {
     }
 }
 
-/// With small pages each fault may need its huge frame's table.
+/// Creates the ledger. With small pages all its tables are made at once, since each fault may need
+/// the table of its huge frame.
 pub fn new_ledger(ram: &Ram, record: &Record, directory: &Path) -> Result<Ledger, LedgerError> {
     let tables = match record.backing {
         Backing::Small => Tables::AtOnce,
@@ -152,7 +154,7 @@ pub fn new_ledger(ram: &Ram, record: &Record, directory: &Path) -> Result<Ledger
     Ledger::create(&ledger_path(directory), ram.end(), tables)
 }
 
-/// Disks and devices forget what the pager has to have forgotten here.
+/// Has disks and virtio-mem devices remove frames from this process's page table with the pager.
 pub fn forget_with(pager: &Pager, disks: Arc<Shared>, growth: &Growth) {
     let devices = growth.forgetting();
     pager.folios().on_forget(move |frames| {

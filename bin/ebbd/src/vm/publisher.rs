@@ -9,35 +9,35 @@ use tokio::sync::watch;
 use crate::model::figures::Figures;
 use crate::model::member::Member;
 
-/// What was published last.
+/// The last publication.
 pub struct Latest {
     /// The figures.
     pub figures: Figures,
-    /// When they were true.
+    /// When the figures were true.
     pub at: Instant,
 }
 
-/// Where others see it; none: nothing was published yet.
+/// Where others read the publication; `None` before the first.
 pub type Seen = watch::Receiver<Option<Arc<Latest>>>;
 
-/// The worker's end.
+/// The worker's end of the channel.
 pub struct Publisher {
     to: watch::Sender<Option<Arc<Latest>>>,
     count: u64,
 }
 
 impl Publisher {
-    /// Nothing is published yet.
+    /// Makes both ends, with nothing published yet.
     pub fn new() -> (Publisher, Seen) {
         let (to, seen) = watch::channel(None);
         (Publisher { to, count: 0 }, seen)
     }
 
-    /// Shows everybody these figures.
+    /// Publishes these figures.
     pub fn publish(&mut self, status: VmStatus, member: Option<Member>) {
         self.count += 1;
         let figures = Figures { number: self.count, status, member };
-        // Whoever looks next sees them, also if nobody looks now.
+        // Stores the value even if nobody looks now, so that the next reader sees it.
         self.to.send_replace(Some(Arc::new(Latest { figures, at: Instant::now() })));
     }
 }

@@ -1,4 +1,4 @@
-//! Reclaiming what the guest has free: from its page metadata (V-Probe) or by the allocator that it
+//! Reclaiming the guest's free memory: by its page metadata (V-Probe), or by the allocator that it
 //! shares (HyperAlloc).
 
 mod compaction;
@@ -19,13 +19,13 @@ use crate::model::api_error::{Answer, not_allowed};
 
 pub use self::vprobe::Pass;
 
-/// What one VM's worker knows of its reclaiming.
+/// The controller of one VM's reclaim.
 pub struct Reclaim {
-    /// When reclaim is due that is automatic.
+    /// When automatic reclaim is due next.
     due: Instant,
     last: Option<ReclaimReport>,
     vprobe: VProbe,
-    /// What there is with a guest that shares its allocator.
+    /// The allocator of a guest that shares it.
     pub hyperalloc: SharedAllocator,
 }
 
@@ -41,10 +41,11 @@ impl Default for Reclaim {
 }
 
 impl Reclaim {
-    /// Whether the guest, confirmed just now or not, is one from which anything can be reclaimed.
+    /// Succeeds if anything can be reclaimed from this guest. `is_trusted`: it was confirmed just
+    /// now.
     ///
     /// # Errors
-    /// Why not.
+    /// Why nothing can.
     pub fn may_reclaim(&self, cx: &VmContext, is_trusted: bool) -> Answer<()> {
         if is_trusted && cx.guest.shares_allocator() {
             return Ok(());
@@ -62,7 +63,7 @@ impl Reclaim {
         }
     }
 
-    /// One pass over what is free by the guest's page metadata.
+    /// Makes one pass over what is free by the guest's page metadata.
     pub fn pass(
         &mut self,
         cx: &mut VmContext,
@@ -74,7 +75,7 @@ impl Reclaim {
         (pass, ended)
     }
 
-    /// Whether automatic reclaim is due; it is due again after its interval.
+    /// Whether automatic reclaim is due. If so, it is next due after its interval.
     pub fn is_due(&mut self, cx: &VmContext) -> bool {
         let auto = cx.record.auto;
         let is_due = auto.on && Instant::now() >= self.due;
@@ -84,7 +85,7 @@ impl Reclaim {
         is_due
     }
 
-    /// What automatic reclaim did last.
+    /// Notes what automatic reclaim did last.
     pub fn note_auto(&mut self, report: ReclaimReport) {
         self.last = Some(report);
     }
@@ -92,7 +93,7 @@ impl Reclaim {
     /// Turns automatic reclaim on or off.
     ///
     /// # Errors
-    /// The request makes no sense, or it cannot be put on record.
+    /// The request makes no sense, or the record cannot be written.
     pub fn set_auto(&mut self, cx: &mut VmContext, request: AutoRequest) -> Answer<AutoStatus> {
         request.check()?;
         cx.record.change(|record| {
@@ -105,7 +106,7 @@ impl Reclaim {
         Ok(self.auto_status(cx))
     }
 
-    /// Automatic reclaim.
+    /// Returns the status of automatic reclaim.
     pub fn auto_status(&self, cx: &VmContext) -> AutoStatus {
         let auto = cx.record.auto;
         let is_trusted = cx.guest.guest().is_ok();
@@ -119,7 +120,8 @@ impl Reclaim {
         }
     }
 
-    /// Counts blocks that were given back and are free all the same: they were not needed.
+    /// Counts blocks that were given back although the guest did not need them: they are still
+    /// free.
     pub fn judge_restored(&self, cx: &VmContext) {
         let Ok(guest) = cx.guest.guest() else { return };
         let view = cx.pager.view();
@@ -131,7 +133,7 @@ impl Reclaim {
         }
     }
 
-    /// How free memory is found, and why so.
+    /// Returns how free memory is found, and why that way.
     pub fn mechanism(&self, cx: &VmContext) -> (Mechanism, String) {
         match (cx.guest.guest(), self.hyperalloc.refused()) {
             (Err(why), _) => (Mechanism::None, format!("the guest is not trusted: {why}")),
@@ -144,13 +146,13 @@ impl Reclaim {
         }
     }
 
-    /// The guest was reset, or runs another kernel: what was taken from it by its allocator is
-    /// memory like any other.
+    /// Handles a guest that was reset or runs another kernel: what was hard-reclaimed or
+    /// soft-reclaimed is memory like any other.
     pub fn on_reset(&mut self, cx: &VmContext) {
         self.hyperalloc.on_reset(cx);
     }
 
-    /// Brings everything back, what was taken for good included.
+    /// Brings everything back, hard-reclaimed memory included. Returns the bytes brought back.
     ///
     /// # Errors
     /// From the store or the system calls.

@@ -1,4 +1,4 @@
-//! Managing a VM again whose process died, with its memory as that process left it.
+//! Recovering a VM whose process died, with its memory as that process left it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,17 +31,17 @@ use crate::system::small_pages;
 /// Why a VM is not recovered.
 #[derive(Debug, thiserror::Error)]
 pub enum NotRecovered {
-    /// Its VMM has ended, or it was detached.
+    /// The VMM has ended, or the VM was detached.
     #[error("it has ended, or was detached")]
     Over,
-    /// Not now. Nothing was removed; the VM waits where it is: better than a wrong byte.
+    /// Recovery failed for now. Nothing was removed. The VM waits where it is, which is better than
+    /// a wrong byte.
     #[error(transparent)]
     Failed(#[from] io::Error),
 }
 
-/// Recovers a VM from its directory, with this process's settings.
-/// Asks nothing of the VMM: its threads may wait in faults that only the next pager
-/// can serve.
+/// Recovers a VM from its directory, with this process's settings. Asks nothing of the VMM: its
+/// threads may wait in faults that only the next pager can serve.
 ///
 /// # Errors
 /// [`NotRecovered`].
@@ -61,11 +61,11 @@ pub fn recover(
     }
 }
 
-/// A process died while it detached the VM: all of its memory was back.
+/// Finishes the detach of a VM whose process died in it: all of its memory was back.
 fn end_leaving(process: &Process, number: i32, record: &Record, directory: &Path) -> NotRecovered {
     let closed = has_userfaultfd(process, number).and_then(|is_there| match is_there {
         true => injector::close(process, number).or_else(|error| {
-            // Somebody else has, all the same.
+            // QEMU may have closed it all the same.
             if has_userfaultfd(process, number)? { Err(error) } else { Ok(()) }
         }),
         false => Ok(()),
@@ -107,7 +107,8 @@ fn recover_process(
     }
     record.userfaultfd = Some(number);
     match record.save(directory) {
-        // What was on record holds: of this process's settings its next change tells.
+        // The record in the directory still holds. Its next change also writes this process's
+        // settings.
         Err(error) if !is_fresh => tracing::warn!("{}: its record: {error}", record.name),
         saved => saved?,
     }
@@ -123,7 +124,7 @@ fn recover_process(
     Ok(VmContext::new(Parts { process, pager, restored, qmp, record, directory, disks, growth }))
 }
 
-/// Where no userfaultfd was made yet, nothing of the VM's memory can be elsewhere.
+/// Makes a pager where no userfaultfd was made yet: no content of the VM can be evicted.
 fn fresh_pager(
     ram: Ram,
     uffd: Uffd,
@@ -136,8 +137,8 @@ fn fresh_pager(
     make_pager::pager(ram, ledger, uffd, shared, record, directory)
 }
 
-/// The recovery rule: a page in the RAM file wins; a hole is what the ledger
-/// says; a hole that the ledger calls resident is zero.
+/// Makes a pager by the recovery rule: a page in the RAM file wins; a hole is what the ledger says;
+/// a hole that the ledger calls resident is zero.
 fn recovered_pager(
     ram: Ram,
     uffd: Uffd,
@@ -150,13 +151,13 @@ fn recovered_pager(
     let mut held = Vec::new();
     ledger.recover(|frames, content| held.push((frames, content)));
     let (pager, restored) = make_pager::pager(ram, ledger, uffd, shared, record, directory)?;
-    // First: what is gone has no place that could be looked at.
+    // First: memory that QEMU has unplugged has no place that could be looked at.
     unplugged::let_go(&pager)?;
     held.iter()
         .try_for_each(|(frames, content)| pager.residency().settle_held(*frames, *content))?;
     pager.returner().settle()?;
-    // A frame that was held and is still resident may be protected for a
-    // block that was never committed.
+    // A frame whose word was locked and that is still resident may be protected for a block that
+    // was never committed.
     for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
         unprotect_in_ram(&pager, *frames);
     }
@@ -173,13 +174,12 @@ fn unprotect_in_ram(pager: &Pager, frames: FrameRange) {
     if let Some(frames) = pager.ram().clip(frames)
         && let Err(error) = pager.frames().unprotect(frames)
     {
-        // Not watched: then it was not protected either.
+        // The frame is not watched: then it was not protected either.
         tracing::debug!("{frames:?}: {error}");
     }
 }
 
-/// A process died while it made the userfaultfd: whatever it left is closed,
-/// and one is made anew.
+/// Makes a userfaultfd where a process died while it made one. Closes whatever that process left.
 fn remake(process: &Process) -> io::Result<i32> {
     process.userfaultfds()?.into_iter().try_for_each(|number| injector::close(process, number))?;
     injector::make(process)

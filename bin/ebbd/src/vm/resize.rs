@@ -1,5 +1,4 @@
-//! A VM's size, by whatever the VM can change it by. What is taken in a shared allocator is the
-//! part of `vm::reclaim`.
+//! A VM's size, by whatever can change it. The part of a shared allocator is in `vm::reclaim`.
 
 mod blocked;
 mod progress;
@@ -23,32 +22,34 @@ use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
 use crate::model::record::SizeRecord;
 use crate::support::nanoseconds::nanoseconds;
 
-/// A size that does not move is looked at so often, and the guest's need with it.
+/// Time between two looks at a size that does not move, and at the guest's need.
 const STEP_EVERY: Duration = Duration::from_secs(1);
-/// The guest is asked for its figures so often: while its size is to change, and else.
+/// Seconds between two figures of the guest while its size is to change.
 const POLL_BUSY_S: u64 = 1;
+/// Seconds between two figures of the guest while its size stays.
 const POLL_IDLE_S: u64 = 5;
-/// Older figures do not tell whether the guest is under pressure now.
+/// Figures older than this, in seconds, do not tell whether the guest is under pressure now.
 const PRESSURE_AGE_S: u64 = 5;
-/// Who tells no figures for so long does not tell any.
+/// A guest that has told no figures for this long tells none.
 const SILENCE: Duration = Duration::from_secs(5);
-/// As much as Linux takes out of its balloon at once before it kills a process.
+/// Memory that Linux takes out of its balloon at once before it kills a process.
 const OOM_PIECE_BYTES: u64 = 1 << 20;
 
-/// What is known of the way to a VM's size.
+/// The controller of one VM's size.
 #[derive(Default)]
 pub struct Resize {
-    /// When the last step was taken.
+    /// When the last step was made.
     stepped: Option<Instant>,
     progress: Option<Progress>,
-    /// What the balloon was last told to hold, and the most that it has held since.
+    /// What the balloon was last told to hold, in bytes.
     asked_bytes: Option<u64>,
+    /// The most that the balloon has held since it was last told, in bytes.
     most_bytes: u64,
-    /// How often it was emptied because the guest needed that.
+    /// How often the balloon was emptied because the guest needed that.
     releases: u64,
-    /// How often the guest is asked for its figures.
+    /// Seconds between two figures that the guest was asked for.
     polled_s: Option<u64>,
-    /// What the shared allocator was not told yet, also where a request after it failed.
+    /// What the shared allocator was not told yet, even if a later request failed.
     goal: SharedGoal,
 }
 
@@ -60,20 +61,20 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Whether it is the shared allocator that is to do it.
+    /// Whether the shared allocator is to bring the VM to that size.
     pub fn is_by_sharing(&self) -> bool {
         self.plan.mechanism == Mechanism::HyperAlloc
     }
 }
 
-/// Whether the shared allocator is to go for another part of the size than before.
+/// Whether the shared allocator is to make for another part of the size than before.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[must_use]
 pub enum SharedGoal {
-    /// It is as it was.
+    /// The part is as before.
     #[default]
     Same,
-    /// It is another one, and on record.
+    /// The part is another one, and on record.
     New,
 }
 
@@ -82,10 +83,10 @@ fn now_s() -> u64 {
 }
 
 impl Resize {
-    /// Asks the VMM what there is to change the size by.
+    /// Asks the VMM by what the size can change.
     ///
     /// # Errors
-    /// It does not tell.
+    /// The VMM does not tell.
     pub fn look(&mut self, cx: &mut VmContext) -> Answer<()> {
         cx.qmp.reconnect();
         let qmp = cx.qmp.socket();
@@ -103,15 +104,15 @@ impl Resize {
         Ok(())
     }
 
-    /// The same where nothing depends on it.
+    /// Does as [`Resize::look`], for a caller that does not depend on it.
     pub fn glance(&mut self, cx: &mut VmContext) {
         if let Err(error) = self.look(cx) {
             tracing::debug!("{}: its size: {error}", cx.name());
         }
     }
 
-    /// Finds out how the VM can be brought to another size. The guest was confirmed before, if it
-    /// could be.
+    /// Finds out how the VM can be brought to another size. The guest was confirmed before, if that
+    /// was possible.
     ///
     /// # Errors
     /// The VM cannot have that size.
@@ -132,7 +133,7 @@ impl Resize {
     /// Begins to bring the VM to that size.
     ///
     /// # Errors
-    /// It cannot be put on record; nothing has changed then.
+    /// The record cannot be written; then nothing has changed.
     pub fn begin(
         &mut self,
         cx: &mut VmContext,
@@ -142,7 +143,7 @@ impl Resize {
         let Prepared { plan, offer, wish } = prepared;
         let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
         let shared_bytes = shared_bytes(cx, offer, plan);
-        // In one piece: where it cannot be written, nothing of the size is sought.
+        // In one change: if it cannot be written, nothing is done for the size.
         cx.record.change(|record| {
             record.on_violation = request.on_violation.unwrap_or(record.on_violation);
             record.size =
@@ -155,11 +156,11 @@ impl Resize {
         Ok(if prepared.is_by_sharing() { SharedGoal::New } else { SharedGoal::Same })
     }
 
-    /// From now on the size is what it is. What the shared allocator is to go for is told by
-    /// [`Resize::take_goal`].
+    /// Makes the present size the one that stays. [`Resize::take_goal`] then returns what the
+    /// shared allocator is to make for.
     ///
     /// # Errors
-    /// QEMU does not obey, or it cannot be put on record.
+    /// QEMU does not obey, or the record cannot be written.
     pub fn stay(
         &mut self,
         cx: &mut VmContext,
@@ -199,7 +200,7 @@ impl Resize {
         })
     }
 
-    /// What the shared allocator was not told yet. From now on it was.
+    /// Returns what the shared allocator was not told yet, and counts it as told.
     pub fn take_goal(&mut self) -> SharedGoal {
         std::mem::take(&mut self.goal)
     }
@@ -213,7 +214,7 @@ impl Resize {
         since || self.state(cx, shared) == SizeState::Moving
     }
 
-    /// A step towards the size on record.
+    /// Makes a step towards the size on record.
     pub fn pursue(&mut self, cx: &mut VmContext, shared: &SharedPart) -> SharedGoal {
         self.stepped = Some(Instant::now());
         if let Err(error) = self.take_step(cx, shared) {
@@ -223,7 +224,7 @@ impl Resize {
         self.take_goal()
     }
 
-    /// Notes why a step could not be taken.
+    /// Notes why a step could not be made.
     pub fn note_failure(&mut self, error: &ApiError) {
         if let Some(progress) = &mut self.progress {
             progress.failure = Some(error.to_string());
@@ -245,7 +246,7 @@ impl Resize {
             self.releases += 1;
         }
         let bytes = match figures {
-            // Its driver unplugs what it can do without, and nothing else.
+            // The driver unplugs what the guest can do without, and nothing else.
             Told::Nobody if progress.mechanism == Mechanism::VirtioMem => wish.bytes,
             Told::Nobody | Told::NotYet => progress.step(wish.bytes, None, piece_bytes(&offer)),
             Told::Figures(figures) => progress.step(wish.bytes, Some(figures), piece_bytes(&offer)),
@@ -267,7 +268,7 @@ impl Resize {
         told.map_err(not_allowed)
     }
 
-    /// The process before this one was on a way, too.
+    /// Begins the progress, if the process before this one was on its way to the size.
     fn begin_progress(&mut self, cx: &VmContext, offer: &Offer, wish: &Wish) -> Answer<()> {
         if self.progress.is_none() {
             let plan = plan(offer, wish).map_err(not_allowed)?;
@@ -278,8 +279,8 @@ impl Resize {
         Ok(())
     }
 
-    /// Whether the guest is about to run out of memory: it says so, or it has taken some out of
-    /// its balloon by itself.
+    /// Whether the guest is about to run out of memory: it says so, or it has taken some out of its
+    /// balloon by itself.
     fn is_pressed(&mut self, cx: &VmContext, offer: &Offer) -> bool {
         let held = offer.ballooned_bytes();
         self.most_bytes = self.most_bytes.max(held);
@@ -290,7 +291,7 @@ impl Resize {
         deflated || figures.is_some_and(|figures| figures.is_pressed())
     }
 
-    /// What the guest tells of the memory that it has now.
+    /// Returns what the guest tells of the memory that it has now.
     fn figures(&self, cx: &VmContext) -> Told {
         let since_s = self.progress.as_ref().map_or(0, Progress::figures_since_s);
         let found = cx.capabilities.as_ref();
@@ -304,7 +305,8 @@ impl Resize {
         if may_tell && !is_silent {
             return Told::NotYet;
         }
-        // Without a balloon that tells: what its metadata says. Shared memory counts as cache.
+        // Without a balloon that tells: what the guest's metadata says. Shared memory counts as
+        // cache.
         let Ok(guest) = cx.guest.guest() else {
             return if may_tell { Told::NotYet } else { Told::Nobody };
         };
@@ -317,7 +319,7 @@ impl Resize {
         })
     }
 
-    /// Tells everybody what to have done, where that is news.
+    /// Tells the record and the devices the parts of the plan that are new.
     fn apply(&mut self, cx: &mut VmContext, offer: &Offer, plan: &Plan) -> Result<(), String> {
         let text = |error: ebb_vm::qmp::QmpError| error.to_string();
         let hard_bytes = plan.hard_bytes.next_multiple_of(HUGE_BYTES);
@@ -352,15 +354,15 @@ impl Resize {
         }
     }
 
-    /// The shared allocator begins anew: what it said before counts no more.
+    /// Forgets that note: the shared allocator begins anew.
     pub fn forget_word(&mut self) {
         if let Some(progress) = &mut self.progress {
             progress.last_word = None;
         }
     }
 
-    /// The guest was reset. The balloon is not to be in the new kernel's way; it is filled again
-    /// once that tells what it needs.
+    /// Handles a reset of the guest. The balloon must not be in the new kernel's way; it is filled
+    /// again once that kernel tells what it needs.
     pub fn on_reset(&mut self, cx: &mut VmContext) {
         if let Some(progress) = &mut self.progress {
             progress.begin_again(now_s());
@@ -368,7 +370,7 @@ impl Resize {
         self.empty_balloon(cx);
     }
 
-    /// Has the guest take all out of its balloon that was put there.
+    /// Has the guest take out of its balloon all that was put there.
     fn empty_balloon(&mut self, cx: &mut VmContext) {
         let asked = self.asked_bytes.take().is_some_and(|bytes| bytes > 0);
         self.most_bytes = 0;
@@ -380,7 +382,7 @@ impl Resize {
         }
     }
 
-    /// Before the VM is detached: nothing is left in its balloon, and nobody asks it for figures.
+    /// Prepares a detach: nothing is left in the balloon, and nobody asks it for figures.
     pub fn give_balloon_back(&mut self, cx: &mut VmContext) {
         self.empty_balloon(cx);
         let VmContext { capabilities, qmp, record, .. } = cx;
@@ -398,14 +400,14 @@ impl Resize {
             _ => 1,
         };
         match self.progress.as_ref().map_or(SizeState::Off, |progress| progress.state(piece)) {
-            // The guest waits for room, and QEMU may: until there is some neither gets on.
+            // The guest waits for room, and QEMU may: until there is some, neither makes progress.
             SizeState::Moving if cx.waits() => SizeState::Waiting,
             SizeState::Waiting if shared.is_moving && !cx.waits() => SizeState::Moving,
             state => state,
         }
     }
 
-    /// How far it is.
+    /// Reports how far the VM is on its way to its target.
     ///
     /// # Errors
     /// No size was asked for.
@@ -461,7 +463,7 @@ impl Resize {
         }
     }
 
-    /// What the VM has and could have.
+    /// Returns the size that the VM has, and those that it could have.
     pub fn status(&self, cx: &VmContext, shared: &SharedPart) -> SizeStatus {
         let offer = offer(cx, shared);
         let (state, progress, wish) = (self.state(cx, shared), &self.progress, wish(cx));
@@ -485,25 +487,25 @@ impl Resize {
         }
     }
 
-    /// Its balloon.
+    /// Returns the status of the VM's balloon.
     pub fn balloon_status(&self, cx: &VmContext) -> Option<BalloonStatus> {
         cx.capabilities.as_ref()?.balloon_status(now_s(), self.releases)
     }
 }
 
-/// What a request wants, none: that the size stays.
+/// Returns the target of a request; `None`: the size is to stay.
 pub fn wish_of(request: &ResizeRequest) -> Option<Wish> {
     let bytes = request.bytes?;
     Some(Wish { bytes, node: request.node, by: request.by.map(mechanism) })
 }
 
-/// The size on record.
+/// Returns the target on record.
 fn wish(cx: &VmContext) -> Option<Wish> {
     let size = cx.record.size?;
     Some(Wish { bytes: size.bytes, node: size.node, by: size.by.map(mechanism) })
 }
 
-/// What there is to change the size by, as it was seen last.
+/// Returns by what the size can change, as it was seen last.
 fn offer(cx: &VmContext, shared: &SharedPart) -> Offer {
     let all = cx.pager.ram().bytes();
     let hard_bytes = cx.guest.shares_allocator().then_some(shared.hard_bytes);
@@ -523,7 +525,7 @@ fn plan(offer: &Offer, wish: &Wish) -> Result<Plan, Refusal> {
     resize::plan(offer, wish, floor_bytes(offer.initial_bytes + offer.plugged_bytes()))
 }
 
-/// What the guest is to have by the allocator that it shares, as the record has it.
+/// Returns what the guest is to have by the allocator that it shares, as the record has it.
 fn shared_bytes(cx: &VmContext, offer: &Offer, plan: &Plan) -> Option<u64> {
     let bytes = offer.initial_bytes.saturating_sub(plan.hard_bytes);
     (bytes < cx.initial_bytes()).then_some(bytes)
@@ -531,27 +533,27 @@ fn shared_bytes(cx: &VmContext, offer: &Offer, plan: &Plan) -> Option<u64> {
 
 /// What a guest says of its memory.
 enum Told {
-    /// This.
+    /// These figures.
     Figures(Figures),
     /// Nothing yet about the memory that it has now.
     NotYet,
-    /// There is nobody to say anything.
+    /// There is nobody who could say anything.
     Nobody,
 }
 
-/// What is said once no size is sought, where this one was before.
+/// Returns the message once no size is sought. `size`: the size that was sought before.
 fn no_more(size: Option<SizeRecord>) -> String {
     let Some(SizeRecord { bytes, node, .. }) = size else { return "no size was sought".into() };
     let node = node.map(|node| format!(" on node {node}")).unwrap_or_default();
     format!("the {}{node} that it was to have are sought no more", Bytes(bytes))
 }
 
-/// Sizes that a VM can have lie so far apart.
+/// Returns the distance between two sizes that a VM can have, in bytes.
 fn piece_bytes(offer: &Offer) -> u64 {
     offer.block_bytes().max(FRAME_BYTES)
 }
 
-/// Whether a guest that is known better might do it.
+/// Whether a guest that is better known might be able to do it.
 fn is_about_the_guest(refusal: &Refusal) -> bool {
     use Refusal::{DriverAbsent, Lacks, NothingTakes};
     matches!(
@@ -586,7 +588,7 @@ mod tests {
     use super::*;
     use crate::vm::context::machine;
 
-    /// A QEMU that ends at its first command. The shared allocator's part is on record by then.
+    /// QEMU ends at its first command. The shared allocator's part is on record by then.
     #[test]
     fn a_goal_outlives_a_request_that_failed() {
         let Some((mut cx, _run)) = machine::context() else { return };

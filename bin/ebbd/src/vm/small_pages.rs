@@ -1,4 +1,4 @@
-//! Has a VM of small pages get no huge ones, where that was not done when it was attached.
+//! Forbids huge pages in a VM of small pages, where attach did not come to it.
 
 use std::time::Duration;
 
@@ -8,11 +8,12 @@ use super::context::VmContext;
 use crate::support::retry::Retry;
 use crate::system::small_pages;
 
-/// A QEMU that could not be told is told again after so long, at first and at most.
+/// First pause before a QEMU that could not be told is told again.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
+/// Longest pause before a QEMU that could not be told is told again.
 const RETRY_MOST: Duration = Duration::from_secs(10);
 
-/// Of one VM.
+/// The controller of one VM's small pages.
 pub struct SmallPages(Retry);
 
 impl Default for SmallPages {
@@ -22,8 +23,8 @@ impl Default for SmallPages {
 }
 
 impl SmallPages {
-    /// A VM that was recovered has this still to come, where the process before did not do it. Not
-    /// before its faults are served: the thread that is to do it may wait in one.
+    /// Forbids huge pages in a recovered VM if the process before did not. The VM's faults must be
+    /// served by then: the thread of QEMU's that does this may wait in one.
     pub fn keep(&mut self, cx: &mut VmContext) {
         if cx.record.small_pages || cx.record.backing != Backing::Small || !self.0.is_due() {
             return;

@@ -1,4 +1,4 @@
-//! A VM's state, put together from all who know a part of it.
+//! A VM's status, put together from all controllers that know a part of it.
 
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -25,29 +25,29 @@ use crate::model::api_error::{Answer, failed};
 use crate::serve::swap_room;
 use crate::system::host_facts;
 
-/// All who know a part of it.
+/// The controllers that know a part of the status.
 pub struct Knowing<'a> {
     /// The VM.
     pub cx: &'a VmContext,
-    /// Who reaches its memory by itself.
+    /// Knows the devices that reach the memory by themselves.
     pub devices: &'a Devices,
-    /// What was reclaimed.
+    /// Knows what was reclaimed.
     pub reclaim: &'a Reclaim,
-    /// What was evicted.
+    /// Knows what was evicted.
     pub limit: &'a Limit,
-    /// Its size.
+    /// Knows the size.
     pub resize: &'a Resize,
-    /// Its tiers.
+    /// Knows the tiers.
     pub tiering: &'a Tiering,
 }
 
-/// All of it; with `counts`, every frame is classified.
+/// Returns the whole status. With `counts`, every frame is classified.
 pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
     let Knowing { cx, devices, reclaim, resize, tiering, .. } = knowing;
     let (record, pager) = (&*cx.record, &cx.pager);
     let (all_bytes, memory_bytes) = (pager.ram().bytes(), cx.memory_bytes());
     let resident_bytes = pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
-    // What is not plugged among it, as it was when the VM was first held.
+    // Includes memory that is not plugged, as `absent_at_hold_bytes` does.
     let absent_bytes = all_bytes.saturating_sub(resident_bytes);
     let (totals, record_directory) = (record.totals, cx.record.directory());
     let read = |counter: &AtomicU64| counter.load(Relaxed);
@@ -112,7 +112,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
     })
 }
 
-/// The limit on resident memory, and what came of it.
+/// Returns the limit on resident memory, and what eviction did.
 pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
     let Knowing { cx, limit, devices, .. } = knowing;
     let counters = &cx.pager.counters();
@@ -151,7 +151,7 @@ pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
     }
 }
 
-/// How much smaller pages are in compressed memory, to a hundredth.
+/// Returns by what factor compression shrinks pages, to a hundredth.
 fn ratio(usage: Usage) -> Option<f64> {
     let pages_bytes = usage.compressed_pages * FRAME_BYTES;
     let hundredths = (pages_bytes * 100).checked_div(usage.memory_bytes)?;
@@ -187,7 +187,7 @@ fn counted(known: GuestStatus, counts: &Counts) -> GuestStatus {
     }
 }
 
-/// With less than this free in the run directory something may find no room.
+/// With less free space than this in the run directory, a write may find no room.
 const RUN_DIR_LEAST_BYTES: u64 = 256 << 10;
 
 fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
@@ -221,7 +221,7 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
     all
 }
 
-/// What is to be known of the memory's pages and their files.
+/// Returns warnings about the memory's pages and their files.
 fn of_backing(cx: &VmContext) -> Vec<String> {
     let mut all = Vec::new();
     match cx.record.backing {
@@ -248,7 +248,7 @@ fn of_backing(cx: &VmContext) -> Vec<String> {
     all
 }
 
-/// Of a VM that may take so much of the host's memory, and more than there is.
+/// Returns a warning for a VM that may take more memory than the host has.
 fn too_large(most_bytes: u64, host_bytes: u64) -> Option<String> {
     (most_bytes > host_bytes).then(|| {
         format!(
@@ -259,13 +259,13 @@ fn too_large(most_bytes: u64, host_bytes: u64) -> Option<String> {
     })
 }
 
-/// What is to be known of its swap file's key, if that is on a disk.
+/// Returns a warning if the swap file's key is on a disk.
 fn key_on_disk(directory: &Path) -> Option<String> {
     let is_on_disk = ebb_store::is_in_memory(directory).is_ok_and(|is| !is);
     is_on_disk.then(|| advice::key_on_disk(directory))
 }
 
-/// Whether records find no room where they are to be.
+/// Returns a warning if records may find no room in the run directory.
 fn no_room(directory: &Path) -> Option<String> {
     let found = rustix::fs::statvfs(directory).ok()?;
     let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);

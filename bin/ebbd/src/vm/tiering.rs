@@ -29,25 +29,25 @@ use crate::system::calibration::Calibrated;
 
 pub use self::placing::check_rate;
 
-/// A guest's page tables tell nothing of its kernel's own memory: that counts as used in this part
-/// of the windows.
+/// The kernel's own memory counts as used in one in this many of the windows: the guest's page
+/// tables tell nothing of it.
 const KERNEL_PART: u64 = 2;
-/// A part of the windows. Pages that were used in numbers of them nearer to each other than this
-/// would change places again and again.
+/// The margin is one in this many of the windows. Pages whose uses differ by less would change
+/// places again and again.
 const MARGIN_PART: u64 = 4;
 
-/// What one VM's worker knows of its tiers.
+/// The controller of one VM's tiers.
 pub struct Tiering {
     monitor: Monitor,
-    /// Where its pages are, if its tiers are NUMA nodes.
+    /// Places the VM's pages, if its tiers are NUMA nodes.
     placing: Option<Placing>,
-    /// What reads and writes count for.
+    /// By how much reads and writes are weighted.
     calibrated: Arc<Calibrated>,
 }
 
 impl Tiering {
-    /// Nothing is known yet of which memory is hot. Its pages are placed from now on, where its
-    /// tiers are nodes.
+    /// Begins with nothing known of which memory is hot. If the tiers are nodes, the pages are
+    /// placed from now on.
     pub fn new(cx: &VmContext, calibrated: Arc<Calibrated>) -> Tiering {
         let settings = cx.record.settings.looking.settings(cx.record.backing);
         let ladder = cx.record.tiers.as_ref().and_then(|tiers| tiers.ladder.parse().ok());
@@ -56,14 +56,14 @@ impl Tiering {
         Tiering { monitor: Monitor::new(settings), placing, calibrated }
     }
 
-    /// Another kernel may run, whose memory is used otherwise.
+    /// Drops the heat: another kernel may run, which uses its memory differently.
     pub fn on_reset(&mut self) {
         self.monitor.on_reset();
         self.placing.iter_mut().for_each(Placing::on_reset);
     }
 
-    /// Has a monitoring begin, unless there are figures or new ones are not asked for; `true`: it
-    /// is due now.
+    /// Has a monitoring begin, unless there are figures and the request wants no fresh ones.
+    /// Returns whether one is due now.
     ///
     /// # Errors
     /// Nothing tells which of the VM's pages are used.
@@ -71,24 +71,24 @@ impl Tiering {
         self.monitor.ask(cx, request)
     }
 
-    /// How far a monitoring is, and what was found.
+    /// Reports how far the monitoring is, and what was found.
     pub fn report(&self) -> HeatReport {
         self.monitor.report()
     }
 
-    /// What the last monitoring found, if it still tells what is hot.
+    /// Returns what the last monitoring found, if it still tells what is hot.
     pub fn recent_heat(&self) -> Option<&Heat> {
         self.monitor.recent_heat()
     }
 
-    /// Whether a round of a monitoring may be due, before which the guest is to be confirmed.
+    /// Whether a round of a monitoring may be due. The guest is to be confirmed before it.
     pub fn may_be_due(&mut self, cx: &VmContext) -> bool {
         self.monitor.may_be_due(cx)
     }
 
-    /// Does what is due of a monitoring, of a guest that is trusted or not. `before_forgetting` is called before the VMM's page table
-    /// is emptied; `evicted` is all that went by now. Returns why the guest's kernel does not run
-    /// any more, if that was seen.
+    /// Does what is due of a monitoring. `before_forgetting` is called before the VMM's page table
+    /// is emptied. `evicted`: all that was evicted so far. Returns why the guest's kernel does not
+    /// run any more, if that was seen.
     pub fn monitor(
         &mut self,
         cx: &mut VmContext,
@@ -100,7 +100,8 @@ impl Tiering {
         let (is_over, ended) = self.monitor.tick(cx, &mut lent);
         if is_over {
             if self.placing.is_none() {
-                // Also of one that was broken off: else it would be tried in each period.
+                // Also tells of a monitoring that was broken off: else it would be tried in each
+                // period.
                 self.monitor.tell_pace(self.moved_bytes(cx, evicted));
             }
             if let Some(run) = self.monitor.end(cx) {
@@ -123,8 +124,8 @@ impl Tiering {
         self.place(cx, sorted, weights, (windows, is_by_guest));
     }
 
-    /// Has its pages placed by what a monitoring of so many windows found. By a guest's page tables
-    /// nothing is known of its kernel.
+    /// Has the pages placed by what a monitoring of so many windows found. A monitoring by the
+    /// guest's page tables knows nothing of the guest's kernel.
     fn place(
         &mut self,
         cx: &VmContext,
@@ -133,9 +134,9 @@ impl Tiering {
         (windows, is_by_guest): (u8, bool),
     ) {
         let Some(placing) = self.placing.as_mut().filter(|_| cx.may_take().is_ok()) else { return };
-        // By this thread, which evicts: what it reads in place stays.
+        // Read by this thread, which also evicts: so what it reads in place stays resident.
         let kernel = if is_by_guest { kernel_frames(cx) } else { Vec::new() };
-        // Of the lighter kind of use.
+        // The degree of a page with the lighter kind of use in every window.
         let all = least_weight(weights) * u64::from(windows);
         let degrees = |degree: u64| u32::try_from(degree).unwrap_or(u32::MAX);
         placing.place_next(Known {
@@ -146,7 +147,8 @@ impl Tiering {
         });
     }
 
-    /// Sees to what the guest touched between monitorings, and tells the pace what was moved.
+    /// Has memory placed that the guest touched between monitorings, and tells the schedule what
+    /// was moved.
     pub fn keep_placing(&mut self, cx: &VmContext, evicted: Evicted) {
         let Some(placing) = &mut self.placing else { return };
         let came_bytes = came_frames(cx) * FRAME_BYTES;
@@ -157,20 +159,20 @@ impl Tiering {
         }
     }
 
-    /// Between its memory and where else it is, in both directions, and between nodes.
+    /// Returns the bytes moved so far: refilled, evicted, and moved between nodes.
     fn moved_bytes(&self, cx: &VmContext, evicted: Evicted) -> u64 {
         let between = self.placing.as_ref().map_or(0, |placing| placing.figures().moved_bytes);
         (came_frames(cx) + evicted.frames()) * FRAME_BYTES + between
     }
 
-    /// What the VM does with its tiers; `active_bytes` is what it works with.
+    /// Returns what the VM does with its tiers. `active_bytes`: the bytes that it works with.
     pub fn status(&self, cx: &VmContext, active_bytes: Option<u64>) -> Option<TierStatus> {
         let figures = self.placing.as_ref().map(Placing::figures);
         let hot_bytes = self.recent_heat().map(Heat::hot_bytes);
         status::of(cx, active_bytes, hot_bytes, figures)
     }
 
-    /// What the operator should know.
+    /// Returns what the operator should know.
     pub fn warnings(&self, cx: &VmContext, active_bytes: Option<u64>) -> Vec<String> {
         let mut all = Vec::new();
         all.extend(self.status(cx, active_bytes).as_ref().and_then(status::warning));
@@ -182,7 +184,7 @@ impl Tiering {
     }
 }
 
-/// Frames that came back from elsewhere by now.
+/// Returns the number of frames refilled so far.
 fn came_frames(cx: &VmContext) -> u64 {
     let counters = &cx.pager.counters();
     counters.refilled_frames.load(Relaxed) + counters.ahead_frames.load(Relaxed)

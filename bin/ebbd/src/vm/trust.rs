@@ -1,4 +1,4 @@
-//! Whether a VM's guest is trusted and the kernel that runs, and who is told when that changes.
+//! Whether a VM's guest is trusted and its kernel runs, and who is told when that changes.
 
 use std::sync::Arc;
 
@@ -11,20 +11,19 @@ use ebb_vm::layout;
 use super::context::VmContext;
 use crate::support::failpoint;
 
-/// More pieces of metadata than this are not watched one by one: each costs
-/// the VMM a mapping.
+/// Most pieces of metadata to watch one by one: each costs the VMM a mapping.
 const WATCHED_RUNS_MAX: usize = 64;
 
-/// Keeps up what the context knows of the guest.
+/// The controller that keeps up to date what the context knows of the guest.
 #[derive(Default)]
 pub struct Trust {
-    /// Metadata ranges that are write-protected, where not all memory is.
+    /// Metadata ranges that are write-protected, unless all memory is watched.
     watched: Vec<FrameRange>,
 }
 
 impl Trust {
-    /// Whether the guest is known and runs; inspects it anew if need be. What that changes is
-    /// settled by [`Trust::settle`].
+    /// Whether the guest is known and runs. Inspects it anew if need be. [`Trust::settle`] is to
+    /// act on the answer.
     pub fn look(&mut self, cx: &mut VmContext) -> bool {
         cx.qmp.reconnect();
         let moves = cx.has_pluggers() || cx.may_lose_regions();
@@ -32,17 +31,17 @@ impl Trust {
         runs && is_in_place(cx)
     }
 
-    /// Whether the kernel on record runs no more: kexec tells nobody, nor does a reset while no
-    /// process managed the VM.
+    /// Whether the kernel on record runs no more. kexec tells nobody; a reset while no process
+    /// managed the VM does not either.
     pub fn has_lost_its_kernel(&self, cx: &VmContext) -> bool {
-        // A process that has only just recovered the VM has nothing but what it is told.
+        // A process that has only just recovered the VM knows nothing but what it is told.
         let may_know = cx.guest.witness().is_some() || cx.guest.is_answered();
         let runs = cx.guest.guest().ok().map(|guest| guest.note().digest());
         may_know && cx.record.kernel.is_some_and(|before| runs != Some(before))
     }
 
-    /// Whether a guest that was found to run is to be trusted. From now on its metadata is watched
-    /// and the pager asks it.
+    /// Whether a guest that was found to run is to be trusted. If so, its metadata is watched and
+    /// the pager asks it from now on.
     pub fn settle(&mut self, cx: &mut VmContext, runs: bool) -> bool {
         let mut is_trusted = runs;
         if is_trusted && self.has_lost_its_kernel(cx) {
@@ -60,13 +59,13 @@ impl Trust {
         is_trusted
     }
 
-    /// The guest was reset, or its kernel does not run any more, for this reason.
+    /// Drops the guest for the reason `why`: it was reset, or its kernel does not run any more.
     pub fn on_reset(&mut self, cx: &mut VmContext, why: &str) {
         cx.guest.forget(why);
     }
 
-    /// Another kernel may run: what devices may reach must be there before that uses it. Everybody
-    /// else has forgotten the old one by now.
+    /// Brings back what devices may reach, because another kernel may run and must find it
+    /// resident. All others have forgotten the old kernel by now.
     pub fn bring_back_for_next(&mut self, cx: &mut VmContext) {
         if cx.record.mode == Mode::Strict {
             let failed = failpoint::fails("lost", cx.name());
@@ -75,36 +74,36 @@ impl Trust {
                 return;
             }
         }
-        // Last: until all is back, the next process is to bring it back.
+        // The record changes last: until all is back, the next process must bring it back.
         if cx.record.kernel.is_some() {
             cx.record.note(|record| record.kernel = None);
         }
     }
 
-    /// Tells the pager whom to believe when a frame is wanted back, where that changed.
+    /// Tells the pager which guest to believe when a frame is wanted back, if that changed.
     pub fn tell_pager(&mut self, cx: &mut VmContext) {
         if !cx.guest.renew_witness() {
             return;
         }
-        // Before anything is taken from it.
+        // On record before anything is reclaimed from the kernel.
         let kernel = cx.guest.witness().map(|guest| guest.note().digest());
         if kernel.is_some() && cx.record.kernel.is_none() {
             cx.record.note(|record| record.kernel = kernel);
         }
         cx.guest.bring_back_needed(&cx.pager);
-        // Of one that shares its allocator the metadata does not tell what is free.
+        // If the guest shares its allocator, its metadata does not tell what is free.
         let read_freed = cx.record.settings.read_freed || cx.guest.shares_allocator();
         let asked = cx.guest.witness().filter(|_| !read_freed).map(Arc::clone);
         cx.pager.residency().believe(asked.map(|guest| guest as Arc<dyn Witness>));
     }
 
-    /// Nothing is watched any more.
+    /// Forgets which metadata is watched: nothing is any more.
     pub fn forget_watches(&mut self) {
         self.watched.clear();
     }
 
-    /// In release mode only the metadata is watched, so that the guest's RAM
-    /// itself stays as it was.
+    /// Watches the guest's metadata. In release mode nothing else is watched, so that the guest's
+    /// RAM itself stays as it was.
     fn watch_metadata(&mut self, cx: &VmContext) -> std::io::Result<()> {
         let watched = metadata_frames(cx);
         if cx.record.mode == Mode::Strict || watched == self.watched {
@@ -121,14 +120,14 @@ impl Trust {
     }
 }
 
-/// The frames that hold the metadata of a trusted guest.
+/// Returns the frames that hold the metadata of a trusted guest.
 fn metadata_frames(cx: &VmContext) -> Vec<FrameRange> {
     let Ok(guest) = cx.guest.guest() else { return Vec::new() };
     guest.memmap().runs().iter().map(Run::metadata_frames).collect()
 }
 
-/// Whether the guest speaks of the same memory as we do, by its address.
-/// A QEMU that does not tell is asked again.
+/// Whether the guest means the same memory as Ebb by its addresses. A QEMU that does not tell is
+/// asked again later.
 fn is_in_place(cx: &mut VmContext) -> bool {
     if !cx.may_lose_regions() {
         return true;

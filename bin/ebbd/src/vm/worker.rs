@@ -1,5 +1,5 @@
-//! The worker of one VM: obeys commands, and at each tick has every controller do what is due.
-//! Faults are served by other threads, which never wait for this one.
+//! The worker of one VM: it obeys commands, and at each tick has every controller do what is due.
+//! Other threads serve the faults, and they never wait for the worker.
 
 mod obey;
 mod routes;
@@ -32,9 +32,9 @@ use crate::support::life::Life;
 use crate::support::open_files::OpenFiles;
 use crate::system::calibration::Calibrated;
 
-/// Events of the VMM are looked for this often.
+/// Time between two ticks.
 const TICK: Duration = Duration::from_millis(200);
-/// Others see figures so old at most, unless the worker is busy.
+/// Longest time between two publications of the figures, unless the worker is busy.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 
 /// A VM whose faults are served, and whose worker can begin.
@@ -44,10 +44,10 @@ pub struct Ready {
 }
 
 impl Ready {
-    /// Serves its faults.
+    /// Serves the VM's faults.
     ///
     /// # Errors
-    /// Threads cannot be made; with it comes the VM.
+    /// Threads cannot be made; the VM comes back with the error.
     pub fn new(
         (mut cx, commands): (VmContext, Receiver<Command>),
     ) -> Result<Ready, (io::Error, Box<VmContext>)> {
@@ -62,12 +62,12 @@ impl Ready {
         Ok(Ready { cx, commands })
     }
 
-    /// Where commands go.
+    /// Returns where commands go.
     pub fn commands(&self) -> Sender<Command> {
         self.cx.mailbox.sender()
     }
 
-    /// Does everything else, until the VM is not managed any more.
+    /// Runs the worker until the VM is not managed any more.
     pub fn run(self, calibrated: Arc<Calibrated>, publisher: Publisher) -> Outcome {
         let Ready { cx, commands } = self;
         Worker::new(cx, calibrated, publisher).run(&commands)
@@ -76,13 +76,13 @@ impl Ready {
 
 /// Why a worker ended.
 pub enum Outcome {
-    /// The VM is not managed any more; what is left to say once that is known to everybody.
+    /// The VM is not managed any more. The farewell is to be said once everybody knows that.
     Ended(Option<Farewell>),
-    /// A thread of this VM panicked, and said so.
+    /// A thread of this VM panicked, and has said so.
     Panicked(String),
 }
 
-/// Who waits to hear that the VM was detached, and what of it.
+/// Whoever waits to hear that the VM was detached, and the report for them.
 pub type Farewell = (oneshot::Sender<Answer<DetachReport>>, DetachReport);
 
 /// All that the worker's thread owns.
@@ -95,9 +95,9 @@ pub struct Worker {
     resize: Resize,
     tiering: Tiering,
     small_pages: SmallPages,
-    /// Shows others what there is to know.
+    /// Shows the figures to others.
     publisher: Publisher,
-    /// When they see it anew.
+    /// When the figures are published next.
     publish_at: Instant,
 }
 
@@ -132,7 +132,7 @@ impl Worker {
         self.apply_limit();
         let mut due = Instant::now() + TICK;
         loop {
-            // By the clock, however many commands there are.
+            // The clock decides, however many commands there are.
             let wait = due.saturating_duration_since(Instant::now());
             let pause = self.pause().filter(|&pause| pause < wait);
             let command = match wait.is_zero() {
@@ -161,7 +161,7 @@ impl Worker {
         }
     }
 
-    /// What does not wait for a tick is done after this, if there is any.
+    /// Returns the time to the next work that does not wait for a tick, if there is any.
     fn pause(&self) -> Option<Duration> {
         let glance = self.devices.glance_after(&self.cx);
         glance.into_iter().chain(self.reclaim.hyperalloc.step_after(&self.cx)).min()
@@ -176,13 +176,13 @@ impl Worker {
         }
     }
 
-    /// All who know a part of the VM's state.
+    /// Returns all controllers that know a part of the VM's state.
     fn knowing(&self) -> Knowing<'_> {
         let Worker { cx, devices, reclaim, limit, resize, tiering, .. } = self;
         Knowing { cx, devices, reclaim, limit, resize, tiering }
     }
 
-    /// Shows everybody what there is to know.
+    /// Publishes the VM's figures.
     fn publish(&mut self) {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
         match (status::of(&self.knowing(), false), self.member()) {
@@ -193,8 +193,8 @@ impl Worker {
         }
     }
 
-    /// The order of what is done: memory that left, devices, the record, the guest, its size, its
-    /// limit, its heat, its free memory.
+    /// Does what is due, in this order: memory that QEMU unplugged, devices, record, guest, size,
+    /// limit, heat, free memory.
     fn tick(&mut self) -> Next {
         if self.cx.service.is_none() {
             self.cx.serve_again();
@@ -218,7 +218,7 @@ impl Worker {
             self.hold_limit(open);
             return Next::Go;
         }
-        // What comes back need not go again.
+        // Trims before evicting: content that comes back to memory need not be evicted again.
         if let Err(error) = self.cx.pager.evictor().trim_store(self.limit.is_idle()) {
             tracing::debug!("{}: trimming: {error}", self.cx.name());
         }
@@ -232,13 +232,13 @@ impl Worker {
         self.keep_heat();
         self.tiering.keep_placing(&self.cx, self.limit.evicted());
         self.keep_compact();
-        // Who evicts is told why not.
+        // An error is dropped here: whoever evicts gets it as an answer.
         let _ = self.cx.note_disks();
         self.keep_reclaiming();
         Next::Go
     }
 
-    /// Ends once the VM's userfaultfd is closed, whoever closes it.
+    /// Ends the worker once the VM's userfaultfd is closed, whoever closes it.
     fn keep_leaving(&mut self) -> Next {
         if !detach::is_closed(&self.cx) {
             return Next::Go;
@@ -248,19 +248,19 @@ impl Worker {
         Next::End(Outcome::Ended(None))
     }
 
-    /// The VMM is said to be gone, or its faults cannot be read.
+    /// Handles a VMM that is said to have ended, or whose faults cannot be read.
     fn gone(&mut self, why: io::Result<()>) -> Next {
         let name = self.cx.name();
         let ended = Life::of_held(&self.cx.process);
         let Ok(Some(dead)) = ended else {
             match (why, ended) {
-                // Its memory is gone: so will it be.
+                // Its memory is freed already: the process will end soon.
                 (Ok(()), Ok(_)) => {}
                 (Err(error), _) | (_, Err(error)) => {
                     tracing::error!("{name}: its faults cannot be read: {error}");
                 }
             }
-            // Whatever it was, it may be there still.
+            // Whatever happened, the VMM may still run.
             std::thread::sleep(TICK);
             self.cx.serve_again();
             return Next::Go;

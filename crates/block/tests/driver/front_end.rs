@@ -1,4 +1,4 @@
-//! A front end of the vhost-user protocol, as far as a disk with one queue needs one.
+//! A front end of the vhost-user protocol, as much of it as a disk with one queue needs.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -17,23 +17,23 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{RINGS, Ring};
 
-/// Nothing takes so long that is not stuck.
+/// Anything that takes longer is stuck.
 const DEADLINE: Duration = Duration::from_secs(120);
 const EVENT_IDX: u64 = 1 << 29;
 
-/// A connection, with the queue running.
+/// A connection whose queue runs.
 pub struct FrontEnd {
     protocol: Frontend,
     kick: EventFd,
     call: EventFd,
 }
 
-/// Memory that another process can map.
+/// Makes memory that another process can map.
 pub fn shared_memory(bytes: u64) -> GuestMemoryMmap {
     memory_with(MemfdFlags::CLOEXEC, bytes)
 }
 
-/// The same, as QEMU makes it.
+/// Makes memory that can be sealed, as QEMU does.
 pub fn sealable_memory(bytes: u64) -> GuestMemoryMmap {
     memory_with(MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING, bytes)
 }
@@ -47,8 +47,7 @@ fn memory_with(flags: MemfdFlags, bytes: u64) -> GuestMemoryMmap {
 }
 
 impl FrontEnd {
-    /// Connects as soon as somebody listens, and has the queue run from request
-    /// `base` on.
+    /// Connects as soon as somebody listens, and starts the queue at request `base`.
     pub fn connect(socket: &Path, ring: &Ring, base: u16) -> FrontEnd {
         let end = Instant::now() + DEADLINE;
         let stream = loop {
@@ -96,7 +95,7 @@ impl FrontEnd {
         self.kick();
     }
 
-    /// Tells that there is something in the queue.
+    /// Tells the device that there are requests in the queue.
     pub fn kick(&self) {
         self.kick.write(1).unwrap();
     }
@@ -110,18 +109,18 @@ impl FrontEnd {
         }
     }
 
-    /// Stops the queue; where it stands.
+    /// Stops the queue and returns its next request.
     pub fn stop(&self) -> u16 {
         self.protocol.get_vring_base(0).unwrap() as u16
     }
 
-    /// The driver turns the cache on or off.
+    /// Turns the cache on or off, for the driver.
     pub fn set_writeback(&mut self, on: bool) {
         let flags = VhostUserConfigFlags::WRITABLE;
         self.protocol.set_config(32, flags, &[u8::from(on)]).unwrap();
     }
 
-    /// What the device says of its cache.
+    /// Whether the cache is on, as the device says.
     pub fn is_writeback(&mut self) -> bool {
         let flags = VhostUserConfigFlags::empty();
         let (_, bytes) = self.protocol.get_config(32, 1, flags, &[0]).unwrap();

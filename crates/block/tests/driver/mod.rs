@@ -1,4 +1,4 @@
-//! The driver's side of a queue, in memory of the test's own.
+//! The driver's side of a queue, in the test's own memory.
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub mod front_end;
@@ -15,7 +15,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 pub const RAM_BYTES: u64 = 4 << 20;
 pub const RINGS: Rings = Rings { descriptors: 0, available: 0x4000, used: 0x8000, size: 256 };
-/// Where headers and the status are, one line a request; behind it is free memory.
+/// Where headers and statuses are, one line for each request. Free memory begins after it.
 const LINES: u64 = 0x1_0000;
 pub const FREE: u64 = 0x2_0000;
 
@@ -33,12 +33,11 @@ pub const UNSUPP: u8 = 2;
 /// A piece of memory in a chain: (address, bytes).
 pub type Piece = (u64, u32);
 
-/// Memory with an address from which on the device may not use it, and a count of
-/// what is pinned.
+/// Memory that the device may use up to an address, and a count of the pinned bytes.
 #[derive(Default)]
 pub struct Gate {
     pub closed_from: Mutex<Option<u64>>,
-    /// An address whose frame cannot be had now, and how often it is still asked for in vain.
+    /// An address whose frame is not available now, and how many more tries for it fail.
     pub away: Mutex<Option<(u64, u32)>>,
     pinned_bytes: AtomicI64,
 }
@@ -80,10 +79,10 @@ impl Dma for Gate {
     }
 }
 
-/// Block, frame, direction and content.
+/// A block, a frame, the direction and the content.
 pub type Moved = (u64, Gfn, Direction, Box<Block>);
 
-/// Remembers what it was told.
+/// Records what it is told.
 #[derive(Default)]
 pub struct Watcher {
     pub overwritten: Mutex<Vec<Range<u64>>>,
@@ -152,7 +151,7 @@ impl Driver {
         self.solo.counts()
     }
 
-    /// One request to its end: its status.
+    /// Serves one request and returns its status.
     pub fn request(&mut self, kind: u32, sector: u64, sent: &[Piece], wanted: &[Piece]) -> u8 {
         let status = self.prepare(kind, sector, sent, wanted);
         self.serve();
@@ -167,7 +166,7 @@ impl Driver {
         self.request(OUT, sector, sent, &[])
     }
 
-    /// Discards or zeroes one range.
+    /// Discards or zeroes one range and returns the status.
     pub fn range(&mut self, kind: u32, sector: u64, count: u32, flags: u32) -> u8 {
         let at = RAM_BYTES - 16;
         let entry = u128::from(sector) | u128::from(count) << 64 | u128::from(flags) << 96;
@@ -175,7 +174,7 @@ impl Driver {
         self.request(kind, 0, &[(at, 16)], &[])
     }
 
-    /// All of what is available; nothing stays pinned but the rings.
+    /// Serves all that is available, and checks that only the rings stay pinned.
     pub fn serve(&mut self) {
         self.solo.serve();
         let rings = i64::from(RINGS.size) * 26 + 12;
@@ -199,7 +198,7 @@ impl Ring {
         read
     }
 
-    /// Makes a chain available as it is; its place in the used ring.
+    /// Makes a chain available as it is, and returns its place in the used ring.
     pub fn offer(&mut self, readable: &[Piece], writable: &[Piece]) -> u16 {
         let head = self.descriptor;
         let count = readable.len() + writable.len();
@@ -221,7 +220,7 @@ impl Ring {
         slot
     }
 
-    /// Header and status around the data; where the status will be.
+    /// Makes a request available, and returns where its status will be.
     pub fn prepare(&mut self, kind: u32, sector: u64, sent: &[Piece], wanted: &[Piece]) -> u64 {
         let line = self.line;
         self.line = if line + 64 >= FREE { LINES } else { line + 32 };
@@ -233,12 +232,12 @@ impl Ring {
         line + 16
     }
 
-    /// The used index.
+    /// Returns the used index.
     pub fn used(&self) -> u16 {
         u16::from_le_bytes(self.get(RINGS.used + 2, 2).try_into().unwrap())
     }
 
-    /// What the used ring says at a place: (head, bytes written).
+    /// Returns the entry at a place of the used ring: (head, bytes written).
     pub fn used_at(&self, slot: u16) -> (u32, u32) {
         let entry = self.get(RINGS.used + 4 + 8 * u64::from(slot % RINGS.size), 8);
         let word = u64::from_le_bytes(entry.try_into().unwrap());
@@ -246,7 +245,7 @@ impl Ring {
     }
 }
 
-/// A file of `bytes` and the image on it.
+/// Makes a file of `bytes` and opens it as an image.
 pub fn image(bytes: u64, readonly: bool, direct: bool) -> (tempfile::NamedTempFile, Image) {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Frames that a device of ours is to use: in memory, and there they stay.
+//! Frames that a device of ours will use: they are brought into memory, and stay resident.
 
 pub mod vacate;
 
@@ -16,7 +16,7 @@ use crate::residency::Residency;
 use crate::residency::dead::Verdict;
 use crate::support::counters::add;
 
-/// The way of devices to one VM's frames.
+/// Pins one VM's frames for devices.
 pub struct DeviceAccess {
     frames: Arc<Frames>,
     folios: Arc<Folios>,
@@ -39,9 +39,8 @@ impl DeviceAccess {
         }
     }
 
-    /// Has these frames in memory, and there they stay until [`DeviceAccess::unpin`]. With
-    /// `replace` the caller writes every byte of them, and an old content that is
-    /// elsewhere is not read.
+    /// Brings these frames into memory, where they stay until [`DeviceAccess::unpin`]. With
+    /// `replace`, the caller writes every byte of them, and evicted content is not read.
     ///
     /// # Errors
     /// A frame cannot be brought back; nothing is pinned then.
@@ -49,8 +48,9 @@ impl DeviceAccess {
         self.pin_for(ATTEMPTS, frames, replace)
     }
 
-    /// The same for a device that asks again for as long as it takes: it waits some milliseconds at
-    /// most for whoever holds a frame, as a slow swap disk can hold one for any time.
+    /// As [`DeviceAccess::pin`], for a device that asks again for as long as it takes: waits some
+    /// milliseconds at most for the holder of a frame's lock, as a slow swap disk can hold one for
+    /// any time.
     ///
     /// # Errors
     /// `PermissionDenied`: no device may use a frame. Any other: it cannot be had now. Nothing is
@@ -86,12 +86,13 @@ impl DeviceAccess {
         }
     }
 
-    /// Gives holes that are resident on record their memory before the device does it by its own
-    /// access: that could bring a huge page, whose zeros would win over what is elsewhere of it.
+    /// Gives holes that are resident on record their memory before the device does so by its own
+    /// access: that access could bring a huge page, whose zeros would win over evicted content in
+    /// it.
     fn fill_holes(&self, attempts: usize, frames: FrameRange, replace: bool) -> io::Result<()> {
         let fill = |gfn| again_for(attempts, || self.fill_hole(gfn, replace));
         for part in frames.by_huge() {
-            // Of a huge frame whose one word says that all of it is resident nothing is elsewhere.
+            // A huge frame whose single word says that all of it is resident has no evicted part.
             let huge = part.start.huge();
             let whole =
                 self.folios.grain_of(huge) == Grain::Huge && !self.frames.ledger().is_split(huge);
@@ -116,24 +117,24 @@ impl DeviceAccess {
         }
         self.frames.devices().lost(frame);
         let filled = match self.folios.grain_of(gfn.huge()) {
-            // Our own mapping has no huge pages.
+            // This process's mapping has no huge pages.
             Grain::Frame => self.frames.ram().populate(frame),
             Grain::Huge if self.is_mixed(gfn.huge()) => self.frames.fill(gfn, 0),
             Grain::Huge => Ok(()),
         };
         self.frames.after(held.abandon(), words);
-        // Who touched it waits for it, too.
+        // The guest may have touched the frame, and waits for it too.
         filled.and_then(|()| self.frames.wake(frame)).map(|()| Served::Done)
     }
 
-    /// Whether parts of a huge frame are elsewhere or empty. Then all of RAM is watched, and
-    /// since evictions take no huge frame with a pin in it, only what is there now can be.
+    /// Whether parts of a huge frame are evicted or empty. Then all of RAM is watched. An eviction
+    /// takes no huge frame with a pinned frame in it, so no further part becomes non-resident.
     fn is_mixed(&self, huge: HugeFrame) -> bool {
         let there = |content| matches!(content, Content::Resident | Content::Watch { .. });
         FrameRange::huge(huge).frames().any(|gfn| !there(self.frames.ledger().content(gfn)))
     }
 
-    /// A frame that is elsewhere comes back; unread, if what it held is not needed.
+    /// Brings an evicted frame back; unread, if its content is not needed.
     fn pin_back(&self, gfn: Gfn, replace: bool) -> io::Result<Served> {
         let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(Served::Busy) };
         let counters = &self.frames.counters();

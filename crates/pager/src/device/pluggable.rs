@@ -1,5 +1,5 @@
-//! Memory that comes and goes in blocks while the VM runs: guarded while it is unplugged, so
-//! that a touch of it is noticed.
+//! Memory that is plugged and unplugged in blocks while the VM runs. It is watched while it is
+//! unplugged, so that a touch of it is noticed.
 
 use crate::fault::sentry::Sentry;
 use std::io;
@@ -36,7 +36,7 @@ impl Pluggable {
     }
 
     /// From now on first touches of these regions come here, whatever the mode, and `sentry` is
-    /// told of those of guarded frames. Once.
+    /// told of touches of unplugged frames. Takes effect once.
     ///
     /// # Errors
     /// As [`Frames::watch_all`]; `InvalidInput`: one of them is not in one region of RAM.
@@ -45,7 +45,7 @@ impl Pluggable {
         regions: Vec<FrameRange>,
         sentry: Arc<dyn Sentry>,
     ) -> io::Result<()> {
-        // What is gone is not watched.
+        // Memory that the VMM has unplugged for good is not watched.
         let there =
             regions.iter().filter(|frames| self.frames.ram().region_of(frames.start).is_some());
         let hvas: Vec<HvaRange> =
@@ -56,13 +56,13 @@ impl Pluggable {
         Ok(())
     }
 
-    /// Takes whole huge frames from the guest, which has unplugged them: devices may not use
-    /// them, they have no memory, and what they had elsewhere is dropped. Those that are
-    /// guarded already are made sure of.
+    /// Takes whole huge frames from the guest, which has unplugged them: devices may not use them,
+    /// they have no memory, and their evicted content is dropped. For frames that are `Guarded`
+    /// already, makes sure of that.
     ///
     /// # Errors
-    /// `ResourceBusy`: a device uses a part of them. Or as fallocate(2). None of them is newly
-    /// guarded then; their content may be gone.
+    /// `ResourceBusy`: a device uses a part of them. Others as fallocate(2). None of them is newly
+    /// guarded then; their content may be lost.
     pub fn guard(&self, frames: FrameRange) -> io::Result<()> {
         let mut taken = Vec::new();
         let guarded = self.guard_each(frames, &mut taken).and_then(|()| self.frames.punch(frames));
@@ -72,7 +72,8 @@ impl Pluggable {
         guarded
     }
 
-    /// The word comes first: from then on a touch of what is missing is told.
+    /// Makes each huge frame `Guarded`. The word comes before the punch: from then on a touch of
+    /// missing memory is reported.
     fn guard_each(&self, frames: FrameRange, taken: &mut Vec<HugeFrame>) -> io::Result<()> {
         for part in self.frames.whole(frames)? {
             let huge = part.start.huge();
@@ -94,7 +95,7 @@ impl Pluggable {
         Ok(())
     }
 
-    /// Blocks whose metadata was here come back: nobody will write it any more.
+    /// Restores the blocks whose metadata is here: nobody will write it any more.
     fn end_watches_in(&self, part: FrameRange) -> io::Result<()> {
         if !self.frames.ledger().is_split(part.start.huge()) {
             return Ok(());
@@ -102,11 +103,11 @@ impl Pluggable {
         part.frames().try_for_each(|gfn| again(|| self.installer.restore_watched(gfn)))
     }
 
-    /// Lets the guest have whole huge frames: those that were guarded read as zeros, others
-    /// stay what they are. `prealloc`: all of them have memory on return.
+    /// Lets the guest use whole huge frames: `Guarded` ones read as zeros, others stay what they
+    /// are. `prealloc`: all of them have memory on return.
     ///
     /// # Errors
-    /// `ENOMEM` with `prealloc`, and what was guarded is so again; as madvise(2).
+    /// `ENOMEM` with `prealloc`: what was guarded is guarded again. Others as madvise(2).
     pub fn unguard(&self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
         let parts = self.frames.whole(frames)?;
         if prealloc && let Err(error) = self.frames.ram().populate(frames) {
@@ -124,8 +125,8 @@ impl Pluggable {
         Ok(Served::Done)
     }
 
-    /// What plugged memory is before its first touch. A hole that is resident on record reads
-    /// as zeros; where devices cannot wait it is to be mapped when it comes.
+    /// What plugged memory is before its first touch. A hole that is resident on record reads as
+    /// zeros. Where devices cannot wait, the memory must be mapped for them when it comes.
     fn resting_content(&self) -> Content {
         if self.frames.devices().any() { EMPTY } else { Content::Resident }
     }

@@ -6,28 +6,29 @@ use ebb_units::{FrameRange, Gfn};
 /// What an eviction did, in frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evicted {
-    /// Their content is in the store now.
+    /// Frames whose content is in the store now.
     pub saved: u64,
-    /// A block of the guest's disk equals them: nothing was written.
-    pub on_disk: u64,
-    /// They hold what they held when they came from the store, where that still is: nothing was
+    /// Frames that are disk-backed now: a block of the guest's disk equals them, and nothing was
     /// written.
+    pub on_disk: u64,
+    /// Frames that still held what they held when they came from the store, where that still is:
+    /// nothing was written.
     pub clean: u64,
-    /// Each a single byte again and again, or free in the guest: nothing is kept.
+    /// Frames whose bytes are all the same, or that are free in the guest: nothing is kept.
     pub empty: u64,
-    /// They were written to meanwhile; they stay.
+    /// Frames that stay, because they were written to meanwhile.
     pub abandoned: u64,
-    /// A request may be writing to them; they stay.
+    /// Frames that stay, because a request may be writing to them.
     pub in_flight: u64,
 }
 
 impl Evicted {
-    /// The frames that the host has got.
+    /// Returns how many frames the host got.
     pub fn frames(&self) -> u64 {
         self.saved + self.on_disk + self.clean + self.empty
     }
 
-    /// Together with another's.
+    /// Adds another eviction's counts.
     pub fn add(&mut self, other: Evicted) {
         self.saved += other.saved;
         self.on_disk += other.on_disk;
@@ -47,7 +48,7 @@ impl Evicted {
     }
 }
 
-/// Runs of consecutive frames, each with the index of its first.
+/// Returns runs of consecutive frames, each with the index of its first item.
 pub(crate) fn runs<T>(
     items: &[T],
     gfn: impl Fn(&T) -> Gfn,

@@ -1,4 +1,4 @@
-//! Holding frames that are in use, and having those go that may.
+//! Locking frames that are in use, and evicting those that can be evicted.
 
 use super::{Evictor, Held, Piece};
 use crate::evict::evicted::{Evicted, runs};
@@ -12,20 +12,21 @@ use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 use std::io;
 use std::mem;
 
-/// Held together, so that what is in flight is asked for many at once. A guest that writes
-/// one of them waits no longer than it takes to save all: in one batch, but for what goes whole.
+/// Number of frames that are locked together, so that one question asks what is in flight for many.
+/// A guest that writes to one of them waits no longer than it takes to save all: in one batch,
+/// except what is evicted whole.
 const BATCH_FRAMES: usize = 512;
 
 impl Evictor {
-    /// Empties those of `frames`, which are in order, that are resident. Where frames do not go one by
-    /// one ([`crate::Folios::grain_of`]) only whole huge frames go: punching a part of a large
-    /// folio may zero it in place, which the guest would read as zeros.
+    /// Evicts those of `frames`, which are in order, that are resident. Where frames are not
+    /// evicted one by one ([`crate::Folios::grain_of`]) only whole huge frames are: punching a part
+    /// of a large folio may zero it in place, and the guest would read the zeros.
     ///
     /// The pager must watch all of RAM ([`crate::Frames::watch_all`]).
     ///
     /// # Errors
-    /// From the store or the system calls. Frames not evicted stay resident. A store without
-    /// room keeps nothing from going that needs none.
+    /// From the store or the system calls. Frames that were not evicted stay resident. A store
+    /// without room does not keep frames from eviction that need none.
     pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
         self.residency.leave_free_slots();
         let mut going = Going::new(self, judge);
@@ -50,7 +51,7 @@ impl Evictor {
         going.end()
     }
 
-    /// Those go that no request in flight may be writing to.
+    /// Evicts those frames of a batch that no request in flight may be writing to.
     fn evict_batch<'l>(
         &'l self,
         batch: Vec<Piece<'l>>,
@@ -64,7 +65,7 @@ impl Evictor {
             let (quiet, in_flight): (Piece<'_>, Piece<'_>) =
                 piece.into_iter().partition(|_| settled.next() == Some(true));
             going.evicted.in_flight += in_flight.len() as u64;
-            // Of what goes whole no part goes, where another is in flight.
+            // Of frames that are evicted whole, none is evicted while one has a request in flight.
             let each = quiet.iter().chain(&in_flight).map(|held| held.gfn);
             let all_or_none = !in_flight.is_empty() && self.folios.goes_whole(each);
             self.open_all(in_flight);
@@ -78,7 +79,8 @@ impl Evictor {
                 _ => self.open_all(quiet),
             }
         }
-        // Saved at once: a device, or the guest, waits for one write to a slow disk, not for many.
+        // Saved in one call: a device, or the guest, waits for one write to a slow disk, not for
+        // many.
         if result.is_err() {
             self.open_all(small);
             return result;
@@ -86,8 +88,8 @@ impl Evictor {
         going.go(small)
     }
 
-    /// Holds and protects frames of one huge frame: those that are resident, or all or none of those
-    /// that do not go one by one.
+    /// Locks and protects frames of one huge frame: those that are resident. Of frames that are not
+    /// evicted one by one: all or none.
     fn hold(&self, frames: &[Gfn]) -> io::Result<Option<Piece<'_>>> {
         let Some(huge) = frames.first().map(|gfn| gfn.huge()) else { return Ok(None) };
         match self.frames.split(huge) {
@@ -96,7 +98,7 @@ impl Evictor {
             Err(SplitError::NoRoom(error)) => return Err(StoreError::RunDirectory(error).into()),
         }
         let mut piece = Vec::with_capacity(frames.len());
-        // What was chosen may be gone since.
+        // A chosen frame may have been unplugged since.
         for &gfn in frames.iter().filter(|gfn| self.frames.is_in_no_doubt(**gfn)) {
             let Ok(word) = self.frames.ledger().lock_frame(gfn) else { continue };
             if word.content() != Content::Resident || self.frames.pins().has(gfn) {
@@ -118,13 +120,14 @@ impl Evictor {
             Ok(()) => Ok(Some(piece)),
             Err(error) => {
                 self.open_all(piece);
-                // What the VMM has mapped nowhere stays.
+                // Memory that the VMM maps nowhere stays.
                 if is_unmapped(&error) { Ok(None) } else { Err(error) }
             }
         }
     }
 
-    /// Lets go of those that cannot go one by one, unless all of their huge frame is there to go.
+    /// Unlocks frames that cannot be evicted one by one, unless all of their huge frame is there to
+    /// be evicted.
     fn leave_large(&self, piece: &mut Piece<'_>) -> io::Result<()> {
         let gfns: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
         let Some(grain) = gfns.first().map(|gfn| self.folios.grain_of(gfn.huge())) else {

@@ -1,4 +1,5 @@
-//! Frames that go: read, saved or found elsewhere, committed and punched, in this order.
+//! Frames under eviction: read, saved or found in a block or slot, committed and punched, in this
+//! order.
 
 use std::io;
 use std::mem;
@@ -15,10 +16,10 @@ use crate::evict::{Evictor, Held, Piece};
 use crate::residency::judge::Judge;
 use crate::residency::place::{Found, Place};
 
-/// Frames are read and looked at by so many, which a processor's own cache holds.
+/// Number of frames that are read and looked at together: a processor's own cache holds as many.
 const CACHED_FRAMES: usize = 64;
 
-/// What one call has go.
+/// The frames that one call evicts.
 pub(crate) struct Going<'c> {
     evictor: &'c Evictor,
     judge: &'c dyn Judge,
@@ -33,16 +34,16 @@ impl<'c> Going<'c> {
         Going { evictor, judge, evicted: Evicted::default(), no_room: None, buffers }
     }
 
-    /// What has gone.
+    /// Returns what was evicted.
     ///
     /// # Errors
-    /// There was no room for some.
+    /// The store had no room for some.
     pub(crate) fn end(mut self) -> io::Result<Evicted> {
         self.no_room.take().map_or(Ok(self.evicted), Err)
     }
 
-    /// Has protected frames go, to which no request in flight may be writing. Goes on where there is
-    /// only no room, and notes that.
+    /// Evicts protected frames to which no request in flight may be writing. If the store only
+    /// lacks room, notes that and returns `Ok`.
     pub(crate) fn go(&mut self, piece: Piece<'_>) -> io::Result<()> {
         match self.go_each(piece) {
             Err(error) if is_no_room(&error) => self.no_room = Some(error),
@@ -81,7 +82,8 @@ fn is_no_room(error: &io::Error) -> bool {
 }
 
 impl Evictor {
-    /// Reads the frames' content, and where it will be once they are punched without being written.
+    /// Reads the frames' content, and finds where it will be once they are punched, without a
+    /// write; a digest stands for content that must be saved.
     fn unwritten(
         &self,
         piece: &[Held<'_>],
@@ -104,14 +106,15 @@ impl Evictor {
         Ok(found)
     }
 
-    /// The first frames of a piece stay, whose places were found.
+    /// Undoes the places that were found for the first frames of a piece, which stay.
     fn undo_all(&self, piece: &[Held<'_>], found: Vec<Found>) {
         for (held, place) in piece.iter().zip(found) {
             place.into_iter().for_each(|place| self.residency.undo(held.gfn, place));
         }
     }
 
-    /// What is saved, or need not be, goes, if nobody wants it as it was.
+    /// Commits and punches the frames whose content is saved or need not be. Frames that were
+    /// touched meanwhile stay.
     fn finish(
         &self,
         piece: Piece<'_>,
@@ -142,7 +145,7 @@ impl Evictor {
         self.punch_gone(gone, page_of, evicted)
     }
 
-    /// Saves what has no place yet.
+    /// Saves the pages that have no place yet.
     fn save(
         &self,
         piece: &[Held<'_>],
@@ -173,7 +176,7 @@ impl Evictor {
         batch.error.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Notes what the frames are, for when they are wanted back.
+    /// Notes which frames are in use, for the time when they are touched again.
     fn note_use(&self, piece: &[Held<'_>], judge: &dyn Judge) {
         let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
         let mut in_use = judge.in_use(&frames).into_iter();
@@ -207,7 +210,7 @@ impl Evictor {
             punched += frames.count as usize;
             Ok(())
         });
-        // Not punched is as good as before: the page in the file wins.
+        // What was not punched is as before: the page in the file wins.
         self.take_back(gone.split_off(punched));
         for (held, place) in gone {
             let frame = held.frame();
@@ -219,8 +222,8 @@ impl Evictor {
         result
     }
 
-    /// Held frames were punched, and some have become zeros that stay in memory: they lie in a
-    /// large folio after all. What they held is put back, and all of them stay.
+    /// Puts back the content of locked frames that were punched, of which some became zeros that
+    /// stay in memory: they lie in a large folio after all. All of them stay.
     fn put_back<'p>(
         &self,
         frames: FrameRange,

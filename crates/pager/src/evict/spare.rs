@@ -1,6 +1,7 @@
-//! Buffers for frames that go, kept from one call to the next.
+//! Buffers for frames under eviction, kept from one call to the next.
 //!
-//! To make them anew costs a page fault for each page, a third of what it takes to read the frames.
+//! Making them anew costs a page fault for each page: a third of the time that it takes to read the
+//! frames.
 
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,32 +9,32 @@ use std::time::{Duration, Instant};
 
 use ebb_store::PageBuffer;
 
-/// Unused for this long, they give their memory back.
+/// Time without use after which buffers give their memory back.
 const REST: Duration = Duration::from_secs(1);
 
-/// What frames that go hold, and those of it that are saved.
+/// Pages of frames under eviction, and those of them that are saved.
 #[derive(Default)]
 pub(crate) struct Buffers {
     pub(crate) held: PageBuffer,
     pub(crate) saved: PageBuffer,
 }
 
-/// The buffers that no call uses.
+/// The buffers, while no call uses them.
 #[derive(Default)]
 pub(crate) struct Spare(Mutex<Option<(Buffers, Instant)>>);
 
 impl Spare {
-    /// Buffers for a call, of no pages if there are none.
+    /// Returns buffers for a call; they are empty if no spare ones exist.
     pub(crate) fn take(&self) -> Buffers {
         self.kept().take().map(|(buffers, _)| buffers).unwrap_or_default()
     }
 
-    /// A call has ended.
+    /// Takes the buffers of a call that has ended.
     pub(crate) fn put(&self, buffers: Buffers) {
         *self.kept() = Some((buffers, Instant::now()));
     }
 
-    /// Gives memory back that was not used for a while.
+    /// Frees buffers that were not used for [`REST`].
     pub(crate) fn rest(&self) {
         let old = self.kept().take_if(|(_, used)| used.elapsed() >= REST);
         mem::drop(old);

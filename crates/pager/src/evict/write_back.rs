@@ -1,4 +1,4 @@
-//! From the store's memory to its disk: what has been there longest makes room.
+//! Moving pages from the store's memory to its disk: those that have been there longest make room.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use ebb_units::{FrameRange, Gfn};
 
 use crate::evict::Evictor;
 use crate::support::counters::add;
-/// Slots that are given up at once for others: 32 MiB.
+/// Kept slots that are given up at once: 32 MiB.
 const AT_ONCE: usize = 8192;
 
 /// A page that moves.
@@ -19,12 +19,12 @@ struct Moving<'l> {
 }
 
 impl Evictor {
-    /// Moves pages that the store keeps in memory to its disk, if it is short of room
-    /// there: some hundred at a time. How many were moved; 0: nothing is to be done. From
-    /// the thread that evicts.
+    /// Moves pages from the store's memory to its disk, if the store is short of memory: some
+    /// hundred at a time. Returns how many were moved; 0: nothing is to be done. Called by the
+    /// thread that evicts.
     ///
     /// # Errors
-    /// From the store; what was not moved stays where it was.
+    /// From the store; pages that were not moved stay where they were.
     pub fn write_back(&self) -> io::Result<u64> {
         let surplus = self.residency.store().surplus();
         if surplus.is_empty() {
@@ -50,7 +50,7 @@ impl Evictor {
         batch.error.map_or(Ok(moved), |error| Err(error.into()))
     }
 
-    /// The frame whose page is in a slot, held.
+    /// Returns the frame whose page is in a slot, locked.
     fn owner_of(&self, slot: u64) -> Option<Moving<'_>> {
         let gfn = self.residency.owners().get(slot)?;
         let word = self.frames.ledger().lock_frame(gfn).ok()?;
@@ -61,8 +61,8 @@ impl Evictor {
         None
     }
 
-    /// The page is in slot `to`, too: the word says so, and the old one is free. In this
-    /// order, so that whoever dies leaves a word that names a page.
+    /// Ends the move of a page, which is in slot `to`, too: the word says so, and then the old slot
+    /// is freed. In this order, a daemon that dies leaves a word that names a page.
     fn land(&self, Moving { gfn, word, from }: Moving<'_>, page: &Page, to: Option<u64>) {
         let wanted = match to {
             Some(slot) => {
@@ -77,9 +77,9 @@ impl Evictor {
         self.frames.after(wanted, FrameRange::new(gfn, 1));
     }
 
-    /// Gives back the space of what was saved and is not needed any more, and where other VMs are
-    /// short of it, or nothing is to be evicted (`is_idle`), some of what frames keep. From the
-    /// thread that evicts.
+    /// Gives back the store's space that is not needed any more. If other VMs are short of it, or
+    /// nothing is to be evicted (`is_idle`), also gives up some kept slots. Called by the thread
+    /// that evicts.
     ///
     /// # Errors
     /// From the store; nothing is lost.

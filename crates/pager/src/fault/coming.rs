@@ -1,18 +1,20 @@
-//! What threads that saw room at once bring together.
+//! Pages that threads bring back at the same time share the room that all of them see.
 //!
-//! Each looks at what is taken before it brings anything, and may bring two MiB. So that many of them do not
-//! pass a VM's limit by as much each, they share what is left: who comes when little is brings its own page.
+//! Each thread looks at what the VM takes before it brings anything, and may bring 2 MiB. Threads
+//! share the room that is left, so that many of them do not exceed the VM's limit by 2 MiB each. A
+//! thread that comes when little is left brings only its own page.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Frames that are on their way back.
+/// Number of frames that are on their way back.
 #[derive(Default)]
 pub(crate) struct Coming(AtomicU64);
 
 impl Coming {
-    /// A thread that brings frames: as many as it wants, of `room` for so many in all, but one at
-    /// least. Who wants one does not ask for room, which takes a system call.
+    /// Returns how many frames a thread may bring: as many as it wants, out of `room` for all
+    /// threads together, but at least one. A thread that wants one does not ask for `room`, which
+    /// takes a system call.
     pub(crate) fn share(&self, wanted: usize, room: impl Fn() -> u64) -> Share<'_> {
         let wanted = wanted.max(1) as u64;
         let before = self.0.fetch_add(wanted, Relaxed);
@@ -25,14 +27,14 @@ impl Coming {
     }
 }
 
-/// A thread's part of it, until its frames are there.
+/// A thread's share of the room, until its frames are there.
 pub(crate) struct Share<'c> {
     of: &'c Coming,
     frames: u64,
 }
 
 impl Share<'_> {
-    /// How many frames it may bring.
+    /// Returns how many frames the thread may bring.
     pub(crate) fn frames(&self) -> usize {
         self.frames as usize
     }

@@ -1,33 +1,33 @@
-//! What a thread that serves faults has for itself.
+//! The state that a thread that serves faults has for itself.
 
 use ebb_store::PageBuffer;
 
 use super::read_ahead::ReadAhead;
 use super::refiller::PART_PAGES;
 
-/// Made before the first fault: serving one allocates nothing.
+/// It is made before the first fault, because serving one allocates nothing.
 pub(crate) struct Hand {
-    /// Who goes on touching memory that reads as zero.
+    /// Read-ahead for memory that reads as zero.
     pub(crate) zeros: ReadAhead,
-    /// Who comes for what the store has in memory.
+    /// Read-ahead for content that the store has in memory.
     pub(crate) in_memory: ReadAhead,
-    /// Room for pages that come from a store or a disk; without it the thread must not
-    /// wait for one, and reads nothing ahead.
+    /// A buffer for pages from the store or a disk. Without it the thread must not wait for one,
+    /// and reads nothing ahead.
     pub(crate) pages: Option<PageBuffer>,
 }
 
 impl Hand {
-    /// For the thread that reads the faults.
+    /// Makes the hand of the fault thread.
     pub(crate) fn empty() -> Hand {
         Hand { zeros: ReadAhead::timid(), in_memory: ReadAhead::around(), pages: None }
     }
 
-    /// For a thread that may wait.
+    /// Makes the hand of a thread that may wait.
     pub(crate) fn with_pages() -> Hand {
         Hand { pages: Some(PageBuffer::new(PART_PAGES)), ..Hand::empty() }
     }
 
-    /// Gives memory back that the next fault takes again.
+    /// Gives the buffer's memory back; the next fault takes it again.
     pub(crate) fn rest(&mut self) {
         self.pages.iter_mut().for_each(PageBuffer::clear);
     }

@@ -22,19 +22,19 @@ use crate::frames::words::Served;
 use crate::residency::Residency;
 use crate::support::counters::add;
 
-/// Of one VM.
+/// Gives the frames of one VM their content.
 pub struct Installer {
     frames: Arc<Frames>,
     folios: Arc<Folios>,
     residency: Arc<Residency>,
     room: Arc<Room>,
     sharer: RwLock<Option<Arc<dyn Sharer>>>,
-    /// Who is told of touches of unplugged memory.
+    /// What is told of touches of unplugged memory.
     sentry: RwLock<Option<Arc<dyn Sentry>>>,
 }
 
 impl Installer {
-    /// With nobody to be told.
+    /// Makes an installer without a sharer and a sentry.
     pub(crate) fn new(
         frames: &Arc<Frames>,
         folios: &Arc<Folios>,
@@ -51,7 +51,7 @@ impl Installer {
         }
     }
 
-    /// From now on this one is told of touches of unplugged memory.
+    /// Has `sentry` told of touches of unplugged memory from now on.
     pub(crate) fn set_sentry(&self, sentry: Arc<dyn Sentry>) {
         *self.sentry.write().unwrap_or_else(PoisonError::into_inner) = Some(sentry);
     }
@@ -61,7 +61,7 @@ impl Installer {
         self.install_ahead(gfn, content, &mut ReadAhead::timid())
     }
 
-    /// The same, and what lies behind it where that takes no reading.
+    /// As [`Installer::install`], and also for frames behind it that need no read.
     pub(crate) fn install_ahead(
         &self,
         gfn: Gfn,
@@ -78,7 +78,8 @@ impl Installer {
             self.folios.grain_of(gfn.huge()) == Grain::Huge
                 && !self.frames.ledger().is_split(gfn.huge())
         };
-        // What cannot be broken up would never go, once a part of it came by itself.
+        // A huge frame that cannot be broken up could never be evicted, once a part of it came by
+        // itself.
         let in_parts = || self.folios.can_break_up(gfn.huge()) && self.room.is_short_of(HUGE_BYTES);
         let whole = zero && is_huge() && !in_parts();
         match content {
@@ -92,7 +93,7 @@ impl Installer {
         }
     }
 
-    /// Gives a huge frame that reads as zero its memory, if all of it is `content` still.
+    /// Gives a huge frame that reads as zero its memory, if all of it is still `content`.
     pub(crate) fn install_huge(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
         let Some(held) = self.frames.hold_words(FrameRange::huge(gfn.huge())) else {
             return Ok(Served::Busy);
@@ -114,12 +115,12 @@ impl Installer {
             self.frames.devices().map(frames);
         }
         self.frames.counters().returned(held.contents());
-        // Whoever asked meanwhile is woken with the rest.
+        // A touch that was marked meanwhile is woken with the rest.
         let _ = held.unlock(Content::Resident);
         self.frames.wake(frames).map(Served::done)
     }
 
-    /// Gives a frame whose every byte is `fill` its memory, if it is `content` still.
+    /// Gives a frame whose every byte is `fill` its memory, if it is still `content`.
     fn install_frame(&self, gfn: Gfn, content: Content, fill: u8) -> io::Result<Served> {
         if self.frames.split(gfn.huge()).is_err() {
             return Ok(Served::Busy);
@@ -134,14 +135,14 @@ impl Installer {
             self.frames.after(held.abandon(), frame);
             return Err(error);
         }
-        // Devices before the guest: it may hand the frame to one at once.
+        // Devices come before the guest, which may hand the frame to one at once.
         self.frames.devices().map(frame);
         self.frames.counters().returned([(frame, content)].into_iter());
         let _ = held.unlock(Content::Resident);
         self.frames.wake(frame).map(Served::done)
     }
 
-    /// The way back from the store or a disk, alone.
+    /// Brings one frame back from the store or a disk.
     pub(crate) fn install_backed(&self, gfn: Gfn) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
         let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(Served::Busy) };
@@ -159,11 +160,11 @@ impl Installer {
         self.frames.wake(frame).map(Served::done)
     }
 
-    /// A hole that reads as zero and was never taken: nothing to write down. `first` is done
-    /// once it is certain that the frame is still `content`.
+    /// Fills a hole that reads as zero, and whose word stays as it is. Calls `first` once it is
+    /// certain that the frame is still `content`.
     ///
-    /// Under the word's lock: a frame that somebody else has given memory meanwhile may have
-    /// been written and saved since, and these zeros would win over what was saved.
+    /// This happens under the word's lock: a frame that another thread has given memory meanwhile
+    /// may have been written and saved since, and these zeros would win over the saved content.
     pub(crate) fn install_zero(
         &self,
         gfn: Gfn,
@@ -188,7 +189,7 @@ impl Installer {
         served
     }
 
-    /// Serves a touch of a guarded frame.
+    /// Serves a touch of an unplugged frame.
     pub(crate) fn serve_guarded(&self, gfn: Gfn, write: bool) -> io::Result<Served> {
         let sentry = self.sentry.read().unwrap_or_else(PoisonError::into_inner).clone();
         self.install_zero(gfn, Content::Guarded, || {

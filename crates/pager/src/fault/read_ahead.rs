@@ -1,73 +1,73 @@
-//! How much to read ahead: pure, by where the faults fall.
+//! How much to read ahead, as a pure function of where the faults fall.
 //!
-//! Whoever reads on where an earlier read ended gets twice as much as then; a
-//! read anywhere else begins small, and smaller where such beginnings led to
-//! nothing. Or, where neighbours went together and may be wanted in any order, it begins
-//! with what lies around, as long as that pays: now and then a page comes alone, to see
-//! whether another one around it is asked for soon (`docs/decisions/0020-*`).
+//! A reader that goes on where an earlier read ended gets twice as much as then. A read anywhere
+//! else begins small, and smaller still where such beginnings led to nothing. With `around`, for
+//! neighbours that were evicted together and may be wanted in any order, a read begins with the
+//! pages around it, as long as that pays: now and then a page comes alone, to see whether another
+//! one around it is asked for soon (`docs/decisions/0020-*`).
 
 use std::ops::RangeInclusive;
 
-/// The most to read at once.
+/// Most pages to read at once.
 const MAX: usize = 512;
 const START_MAX: usize = 8;
-/// Readers told apart.
+/// Number of readers that are told apart.
 const STREAMS: usize = 16;
 
-/// Of reads that begin somewhere, one in so many brings its page alone.
+/// Of reads that begin somewhere new, one in so many brings its page alone.
 const ALONE_EVERY: u64 = 8;
-/// So many of these are remembered, each for 512 such reads.
+/// Number of lone reads that are remembered, each for 512 reads that begin somewhere new.
 const ALONE: usize = 64;
 const NOBODY: u64 = u64::MAX;
-/// Bounds of the balance, and where it begins.
+/// Bounds of [`Around::balance`]. [`BALANCE_FIRST`] is where it begins.
 const BALANCE: RangeInclusive<i32> = -32..=32;
 const BALANCE_FIRST: i32 = 8;
 
 #[derive(Clone, Copy, Default)]
 struct Stream {
-    /// Where its last read ended.
+    /// The position at which its last read ended.
     next: u64,
     window: usize,
-    /// Read ahead in the last read, and not known to be of use yet.
+    /// Pages read ahead in the last read, not known to be of use yet.
     pending: u64,
-    /// When it was last used, by count of reads; 0: never.
+    /// When it was last used, as a count of reads; 0: never.
     used: u64,
 }
 
 /// The readers of one store or disk.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
-    /// A new stream begins with the aligned pages around, where that pays.
+    /// With this, a new stream begins with the aligned group of pages around, where that pays.
     around: Option<Around>,
     streams: [Stream; STREAMS],
-    /// Where a new stream begins, as a shift below [`START_MAX`].
+    /// How small a new stream begins: [`START_MAX`], shifted right by this.
     timid: u32,
     reads: u64,
 }
 
-/// What to read.
+/// What to read for a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Window {
-    /// Pages, the one asked for among them.
+    /// Number of pages, including the one asked for.
     pub(crate) pages: usize,
-    /// So many of them lie before it.
+    /// Number of these pages that lie before the one asked for.
     pub(crate) before: usize,
-    /// Pages read ahead before that turn out to be of use now.
+    /// Number of pages read ahead earlier that turn out to be of use now.
     pub(crate) hits: u64,
 }
 
 impl ReadAhead {
-    /// One that begins with a single page, until somebody is seen to go on.
+    /// Returns a read-ahead that begins with a single page, until a reader is seen to go on.
     pub(crate) fn timid() -> ReadAhead {
         ReadAhead { timid: START_MAX.ilog2(), ..ReadAhead::default() }
     }
 
-    /// One that begins with what lies around.
+    /// Returns a read-ahead that begins with the pages around.
     pub(crate) fn around() -> ReadAhead {
         ReadAhead { around: Some(Around::new()), ..ReadAhead::default() }
     }
 
-    /// A page at `at` is wanted.
+    /// Returns what to read for a touch of the page at `at`.
     pub(crate) fn window(&mut self, at: u64) -> Window {
         self.reads += 1;
         let reads = self.reads;
@@ -90,13 +90,14 @@ impl ReadAhead {
             if oldest.used > 0 && oldest.pending > 0 {
                 self.timid = (self.timid + 1).min(START_MAX.ilog2());
             }
-            // Found again by `read`.
+            // `read` finds it again by this position.
             *oldest = Stream { next: at, window: start, pending: 0, used: reads };
         }
         Window { pages: start, before, hits: 0 }
     }
 
-    /// The read at `at` brought pages up to `end`, `ahead` beside the one asked for.
+    /// Notes that the read at `at` brought pages up to `end`, `ahead` of them beside the one asked
+    /// for.
     pub(crate) fn read(&mut self, at: u64, end: u64, ahead: u64) {
         if let Some(stream) = self.streams.iter_mut().find(|s| s.used > 0 && s.next == at) {
             (stream.next, stream.pending) = (end, ahead);
@@ -104,14 +105,15 @@ impl ReadAhead {
     }
 }
 
-/// Whether it pays to bring what lies around a page. Of pages that came it cannot be told
-/// which are used; of those that did not it can: they are asked for.
+/// Whether it pays to bring the pages around a page. Nobody can tell which of the pages that came
+/// are used. Of pages that did not come it can be told: they are asked for.
 struct Around {
-    /// Around pages that came alone; the oldest is the next to be forgotten.
+    /// Groups of pages of which one came alone; the entry at `oldest` is the next to be forgotten.
     alone: [u64; ALONE],
     oldest: usize,
     begun: u64,
-    /// More than half of them were followed by another page, if it is not negative.
+    /// Rises when another page of such a group is asked for, falls when none was. It pays to bring
+    /// the group while this is not negative.
     balance: i32,
 }
 
@@ -120,7 +122,7 @@ impl Around {
         Around { alone: [NOBODY; ALONE], oldest: 0, begun: 0, balance: BALANCE_FIRST }
     }
 
-    /// A page at `at` is asked for.
+    /// Notes that the page at `at` is asked for.
     fn wanted(&mut self, at: u64) {
         if let Some(found) = self.alone.iter_mut().find(|group| **group == group_of(at)) {
             *found = NOBODY;
@@ -128,7 +130,7 @@ impl Around {
         }
     }
 
-    /// A read begins at `at`: whether what lies around comes with it.
+    /// Returns whether the pages around come with a read that begins at `at`.
     fn comes_with(&mut self, at: u64) -> bool {
         self.begun += 1;
         if !self.begun.is_multiple_of(ALONE_EVERY) {
@@ -212,8 +214,8 @@ mod tests {
         assert_eq!(ahead.window(16), Window { pages: 16, before: 0, hits: 7 });
     }
 
-    /// Asks for these pages in turn, of which some are there by then: how many are brought at
-    /// each fault of the last quarter, on average.
+    /// Asks for these pages in turn; some are there by then. Returns the mean number of pages
+    /// brought at each fault of the last quarter.
     fn brought(pages: impl Iterator<Item = u64>) -> f64 {
         let pages: Vec<u64> = pages.collect();
         let (mut ahead, mut there) = (ReadAhead::around(), HashSet::new());
@@ -241,14 +243,14 @@ mod tests {
 
     #[test]
     fn pages_of_no_neighbourhood_come_alone() {
-        // Of each eight only one is ever wanted.
+        // Only one page of each eight is ever wanted.
         let mean = brought((0..8192).map(|n| shuffled(n) * 8 + n % 8));
         assert!(mean < 1.1, "{mean}");
     }
 
     #[test]
     fn neighbours_in_any_order_come_together() {
-        // Sixteen groups at a time, all of their pages, in any order.
+        // All pages of sixteen groups at a time, in any order.
         let mean = brought((0..32_768).map(|n| {
             let within = shuffled(n % 128) % 128;
             shuffled(n / 128 * 16 + within / 8) * 8 + within % 8

@@ -1,4 +1,4 @@
-//! Bringing frames back whose content is in the store or on a disk.
+//! Refilling frames whose content is in the store or on a disk.
 
 pub mod at_once;
 pub mod read_back;
@@ -19,36 +19,37 @@ use crate::residency::Residency;
 use crate::residency::dead::Verdict;
 use crate::support::counters::add;
 
-/// Of one VM.
+/// Refills the frames of one VM.
 pub struct Refiller {
     frames: Arc<Frames>,
     residency: Arc<Residency>,
     installer: Arc<Installer>,
     room: Arc<Room>,
-    /// Of the store, and of the disk.
+    /// The read-ahead of the store, and that of the disk.
     ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
 }
 
-/// Blocks between two frames' that are read with them rather than skipped.
+/// Most blocks between two frames' blocks that are read with them rather than skipped.
 const GAP_MAX: usize = 16;
-/// Read and filled at once: behind these the guest goes on while the next are read.
+/// Number of pages that are read and filled at once: the guest goes on behind them while the next
+/// are read.
 pub(crate) const PART_PAGES: usize = 128;
 
-/// What is read: from the page at `base` on, for the sake of the one `asked` behind it.
+/// What is read: pages from `base` on, because of the page `asked`, an index from the base.
 #[derive(Clone, Copy)]
 pub(crate) struct Reading {
     base: Content,
     asked: usize,
 }
 
-/// A frame that comes back, and which page it is behind the base.
+/// A frame that comes back, and the index of its page from the base.
 pub(crate) struct Back<'l> {
     gfn: Gfn,
     word: LockedFrame<'l>,
     page: usize,
 }
 
-/// The content so many pages behind another.
+/// Returns the content `pages` pages behind another.
 fn behind(content: Content, pages: i64) -> Content {
     match content {
         Content::Saved { slot } => Content::Saved { slot: slot.wrapping_add_signed(pages) },
@@ -58,7 +59,7 @@ fn behind(content: Content, pages: i64) -> Content {
 }
 
 impl Refiller {
-    /// Nobody has read yet.
+    /// Makes a refiller that has seen no reads yet.
     pub(crate) fn new(
         frames: &Arc<Frames>,
         residency: &Arc<Residency>,
@@ -74,7 +75,7 @@ impl Refiller {
         }
     }
 
-    /// Brings a frame back, and with it those whose content lies behind its own, or around.
+    /// Refills a frame, and with it the frames whose content lies behind or around its own.
     pub(crate) fn refill_ahead(&self, gfn: Gfn, buffer: &mut PageBuffer) -> io::Result<Served> {
         let Ok(word) = self.frames.ledger().lock_frame(gfn) else { return Ok(Served::Busy) };
         let content = word.content();
@@ -100,7 +101,7 @@ impl Refiller {
         let lock = || ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let mut window = lock().window(at);
         if let Content::Saved { .. } = content {
-            // Never less than what lies before it.
+            // This bound is never less than the pages that lie before the one asked for.
             window.pages = window.pages.min(self.residency.store().most_at_once());
         }
         let share = self.room.coming().share(window.pages, || self.room.room());
@@ -122,14 +123,13 @@ impl Refiller {
             let later = rest.split_off(rest.partition_point(|back| back.page < border));
             let part = std::mem::replace(&mut rest, later);
             let result = self.refill_part(reading, part, buffer.pages_mut());
-            // What lies behind the first part was not asked for.
+            // Nothing behind the first part was asked for, so only the first result counts.
             first.get_or_insert(result);
         }
         first.unwrap_or(Ok(())).map(|()| Served::Done)
     }
 
-    /// Brings frames back, the first of them from the first page. The one asked for goes on before
-    /// the others are there.
+    /// Refills the frames of one part. The frame asked for goes on before the others are there.
     fn refill_part<'l>(
         &'l self,
         reading: Reading,
@@ -154,29 +154,30 @@ impl Refiller {
         Ok(())
     }
 
-    /// The frame asked for goes on with this page. On failure whoever wants it is woken by who is
-    /// told of that, all of them at once.
+    /// Fills the frame asked for, which goes on with this page. On failure no touch of it is woken
+    /// here: the caller that gets the error wakes them all at once.
     fn fill_asked(&self, Back { gfn, word, .. }: Back<'_>, page: &Page) -> io::Result<()> {
         let frame = FrameRange::new(gfn, 1);
         if let Err(error) = self.frames.copy_page(gfn, page) {
             let _ = word.abandon();
             return Err(error);
         }
-        // Devices before the guest: it may hand the frame to one at once.
+        // Devices come before the guest, which may hand the frame to one at once.
         self.frames.devices().map(frame);
         let _ = self.residency.arrive(gfn, word);
         self.frames.after(true, frame);
         Ok(())
     }
 
-    /// They stay where they are; whoever waits for one asks again.
+    /// Leaves these frames evicted; a touch that waits for one is woken, and asks again.
     fn stay_away(&self, part: Vec<Back<'_>>) {
         for Back { gfn, word, .. } in part {
             self.frames.after(word.abandon(), FrameRange::new(gfn, 1));
         }
     }
 
-    /// Takes the frames whose content is among the `pages` from the base on.
+    /// Locks the frames whose content is among the `pages` from the base on, and adds them to
+    /// `back`.
     fn neighbours<'l>(&'l self, reading: Reading, pages: usize, back: &mut Vec<Back<'l>>) {
         let mut last = reading.asked;
         for page in (0..reading.asked).chain(reading.asked + 1..pages) {
@@ -186,7 +187,7 @@ impl Refiller {
                 Content::OnDisk { block } => self.residency.resting().first_on(block),
                 _ => return,
             };
-            // What the VMM has unplugged has no place to be filled (`Returner::let_go`).
+            // Memory that the VMM has unplugged has no place to be filled (`Returner::let_go`).
             let owner = owner.filter(|gfn| self.frames.ram().region_of(*gfn).is_some());
             let held =
                 owner.and_then(|gfn| Some((gfn, self.frames.ledger().lock_frame(gfn).ok()?)));
@@ -206,7 +207,7 @@ impl Refiller {
         self.leave_dead(reading.asked, back);
     }
 
-    /// Lets go of neighbours that nobody needs any more.
+    /// Drops neighbours whose content is dead.
     fn leave_dead<'l>(&'l self, asked: usize, back: &mut Vec<Back<'l>>) {
         let verdicts = self.residency.verdicts();
         let is_dead =
@@ -217,10 +218,10 @@ impl Refiller {
         }
     }
 
-    /// Fills the frames, neighbours in one call, from pages of which that is the `first`. Those
-    /// that cannot be filled stay where they are.
+    /// Fills the frames, adjacent ones in one call. `first` is the index of the first of `pages`.
+    /// Frames that cannot be filled stay evicted.
     fn copy_back<'l>(&'l self, first: usize, pages: &[Page], part: &mut Vec<Back<'l>>) {
-        // One region may be mapped where its neighbour is not.
+        // The VMM may map one region and not its neighbour.
         let region =
             |back: &Back<'_>| self.frames.ram().region_of(back.gfn).map(|region| region.gpa);
         let follows = |a: &Back<'_>, b: &Back<'_>| {
@@ -233,7 +234,7 @@ impl Refiller {
             let at = run[0].page - first;
             let bytes = pages[at..at + run.len()].as_flattened();
             match self.frames.copy_run(frames, bytes) {
-                // Devices before the guest: it may hand the frame to one at once.
+                // Devices come before the guest, which may hand the frame to one at once.
                 Ok(()) => self.frames.devices().map(frames),
                 Err(_) => away.push(run[0].page..run[0].page + run.len()),
             }

@@ -1,8 +1,8 @@
-//! Room for what a VM takes under its limit: who is told, who waits a little, and who waits until
-//! there is some.
+//! Room below a VM's limit: when the evictor is told, which faults wait a little, and which wait
+//! until there is room.
 //!
-//! First touches that wait until there is room: nobody is to take more memory while none of it
-//! can be evicted. What comes back from where it is does not wait: another page may have its place.
+//! First touches wait until there is room while nothing can be evicted: the VM must not take more
+//! memory then. Evicted content that comes back does not wait: another page may take its place.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -16,15 +16,17 @@ use crate::fault::coming::Coming;
 use crate::frames::Frames;
 use crate::residency::Residency;
 
-/// A VM at its limit waits so long for room, then goes beyond it.
+/// How often a fault of a VM at its limit waits [`ROOM_WAIT`] for room, before the VM exceeds the
+/// limit.
 const ROOM_WAITS: u32 = 400;
 const ROOM_WAIT: Duration = Duration::from_micros(250);
 
-/// Of one VM.
+/// Room below one VM's limit.
 pub struct Room {
     frames: Arc<Frames>,
     residency: Arc<Residency>,
-    /// Taken above the first, whoever evicts is told; above the second, faults wait.
+    /// In bytes: with more taken than the first mark, the evictor is told; with more than the
+    /// second, faults wait.
     marks: [AtomicU64; 2],
     /// See [`Room::evictor_waits`].
     evictor_waits: Arc<AtomicBool>,
@@ -33,11 +35,11 @@ pub struct Room {
     coming: Coming,
 }
 
-/// Who waits, and for what.
+/// First touches that wait, and the bound that they wait for.
 struct Halt {
-    /// With more than this taken, first touches wait; `u64::MAX`: they do not.
+    /// In bytes: with more than this taken, first touches wait; `u64::MAX`: they do not.
     above_bytes: AtomicU64,
-    /// So many faults were left to wait since all were last woken.
+    /// Number of faults that were left to wait since all were last woken.
     waiting: Mutex<u64>,
 }
 
@@ -52,7 +54,7 @@ impl Halt {
 }
 
 impl Room {
-    /// Without a limit.
+    /// Makes room without a limit.
     pub(crate) fn new(frames: &Arc<Frames>, residency: &Arc<Residency>) -> Room {
         Room {
             frames: Arc::clone(frames),
@@ -65,49 +67,50 @@ impl Room {
         }
     }
 
-    /// What threads that saw room at once bring together.
+    /// The frames that threads are bringing back now.
     pub(crate) fn coming(&self) -> &Coming {
         &self.coming
     }
 
-    /// When more than `tell_bytes` are taken, whoever evicts is told; when more than
-    /// `wait_bytes`, faults that take memory wait a little for it. `u64::MAX`: no limit.
+    /// Sets the marks: with more than `tell_bytes` taken, the evictor is told; with more than
+    /// `wait_bytes`, faults that take memory wait a little for room. `u64::MAX`: no limit.
     pub fn set_marks(&self, tell_bytes: u64, wait_bytes: u64) {
         for (mark, bytes) in self.marks.iter().zip([tell_bytes, wait_bytes]) {
             mark.store(bytes, Relaxed);
         }
     }
 
-    /// What [`Room::set_marks`] set last.
+    /// The bytes that [`Room::set_marks`] set last.
     pub fn marks(&self) -> (u64, u64) {
         let [tell, wait] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
         (tell, wait)
     }
 
-    /// While this says `true`, no fault waits for room: whoever evicts waits for the VMM, which may
-    /// be held up by such faults.
+    /// While this is `true`, no fault waits for room: the evictor waits for the VMM, which such
+    /// faults may hold up.
     pub fn evictor_waits(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.evictor_waits)
     }
 
-    /// Who is told of pressure, from the threads that serve faults; once.
+    /// Sets the function that is told of pressure by the threads that serve faults. Takes effect
+    /// once.
     pub fn on_pressure(&self, tell: impl Fn() + Send + Sync + 'static) {
-        // A second one would only be told of the same.
+        // A second function would only be told of the same.
         let _ = self.pressure.set(Box::new(tell));
     }
 
-    /// Whether somebody evicts what is too much.
+    /// Whether there is a limit that eviction keeps.
     pub(crate) fn has_limit(&self) -> bool {
         self.marks[1].load(Relaxed) != u64::MAX
     }
 
-    /// Whether faults should wait for room; whoever evicts is told in time.
+    /// Whether faults should wait for room; tells the evictor above its mark.
     pub(crate) fn is_over_limit(&self) -> bool {
         let (tell_bytes, wait_bytes) = self.marks();
         if tell_bytes == u64::MAX {
             return false;
         }
-        // As fstat(2): about a microsecond.
+        // This costs an fstat(2): about a microsecond.
         let Ok(bytes) = self.residency.taken_bytes() else { return false };
         if bytes > tell_bytes
             && let Some(tell) = self.pressure.get()
@@ -117,17 +120,17 @@ impl Room {
         bytes > wait_bytes
     }
 
-    /// Whether so much more would have whoever evicts begin.
+    /// Whether `bytes` more would pass the mark above which the evictor is told.
     pub(crate) fn is_short_of(&self, bytes: u64) -> bool {
         let (tell_bytes, _) = self.marks();
         let is_above = |taken: u64| taken.saturating_add(bytes) > tell_bytes;
         tell_bytes != u64::MAX && self.residency.taken_bytes().is_ok_and(is_above)
     }
 
-    /// Has whoever evicts catch up first, unless that one waits for the VMM.
+    /// Waits for the evictor to catch up, unless the evictor waits for the VMM.
     pub(crate) fn wait_for_room(&self) {
         for _ in 0..ROOM_WAITS {
-            // Who holds the VMM up would wait for itself.
+            // A fault that holds the VMM up would wait for itself.
             if self.evictor_waits.load(Relaxed) || !self.is_over_limit() {
                 return;
             }
@@ -135,22 +138,22 @@ impl Room {
         }
     }
 
-    /// For so many frames there is room while faults do not wait: as far above the high mark as that is
-    /// above the other one.
+    /// Returns for how many frames there is room while faults do not wait: up to as far above the
+    /// high mark as that is above the other mark.
     pub(crate) fn room(&self) -> u64 {
         let (tell, wait) = self.marks();
         if wait == u64::MAX {
             return u64::MAX;
         }
         let most = wait.saturating_add(wait.saturating_sub(tell));
-        // Who cannot tell does not wait, either.
+        // If nobody can tell, nothing waits either.
         self.residency
             .taken_bytes()
             .map_or(u64::MAX, |taken| most.saturating_sub(taken) / FRAME_BYTES)
     }
 
-    /// With more than so much taken, first touches wait from now on; those that wait and need
-    /// not any more are woken. `u64::MAX`: nobody waits.
+    /// Has first touches wait from now on while more than `bytes` is taken. Wakes those that wait
+    /// and need not any more. `u64::MAX`: none waits.
     pub fn halt_above(&self, bytes: u64) {
         self.halt.above_bytes.store(bytes, Release);
         if self.is_halted() {
@@ -160,38 +163,39 @@ impl Room {
         if *waiting > 0 {
             *waiting = 0;
             drop(waiting);
-            // Each touches its frame again, and may come to wait again.
+            // Each touches its frame again, and may have to wait again.
             self.frames.report("wake", self.frames.wake_all());
         }
     }
 
-    /// What [`Room::halt_above`] was told last.
+    /// The bytes that [`Room::halt_above`] set last.
     pub fn halts_above(&self) -> u64 {
         self.halt.above_bytes.load(Acquire)
     }
 
-    /// How many touches wait for room.
+    /// Returns how many touches wait for room.
     pub fn waiting_touches(&self) -> u64 {
         *self.halt.waiting()
     }
 
-    /// Whether more is taken than first touches may have.
+    /// Whether the VM takes more than the bound above which first touches wait.
     fn is_halted(&self) -> bool {
         let above = self.halt.above_bytes.load(Acquire);
         above != u64::MAX && self.residency.taken_bytes().is_ok_and(|taken| taken > above)
     }
 
-    /// Leaves a first touch to wait; `false`: it is to be served.
+    /// Leaves a first touch to wait; `false`: it must be served.
     pub(crate) fn leave_waiting(&self, fault: Fault) -> bool {
         let Some(gfn) = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn()) else {
             return false;
         };
-        // It may have come as another one's neighbour since it was touched.
+        // The frame may have come as another one's neighbour since the touch.
         let is_there = || !self.frames.ram().is_hole(FrameRange::new(gfn, 1)).unwrap_or(false);
         if fault.write_protected || self.frames.ledger().content(gfn).is_elsewhere() || is_there() {
             return false;
         }
-        // Looked at with the count locked: who ends the wait after this finds it counted.
+        // Checked with the count locked: a thread that ends the wait afterwards finds this fault
+        // counted.
         let mut waiting = self.halt.waiting();
         let waits = self.is_halted();
         *waiting += u64::from(waits);

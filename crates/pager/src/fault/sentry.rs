@@ -1,11 +1,11 @@
-//! Who is told of touches of unplugged memory.
+//! What is told of touches of unplugged memory.
 
 use ebb_units::Gfn;
 
-/// Who knows what a touch of unplugged memory means. Called on the fault path: no waiting, no
-/// allocation.
+/// Knows what a touch of unplugged memory means. Called on the fault path: it must not wait or
+/// allocate.
 pub trait Sentry: Send + Sync {
-    /// A processor touches this frame, which is guarded and stays so until this returns; it finds
-    /// zeros there for all that, or it would wait for ever.
+    /// A vCPU touches this frame, which is unplugged and stays so until this returns. The vCPU then
+    /// finds zeros there, as it would otherwise wait for ever.
     fn touched(&self, gfn: Gfn, write: bool);
 }

@@ -23,20 +23,20 @@ use crate::frames::Frames;
 use crate::frames::words::Served;
 use crate::support::counters::add;
 
-/// A frame whose word changes hands under the fault thread this often is left
-/// to come again.
+/// Most attempts to serve a fault while other threads change the frame's word. After them the fault
+/// is left to come again.
 const ATTEMPTS: usize = 64;
 
-/// A block that was given back because its metadata was written.
+/// A reclaimed block that was restored because its metadata was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Restored {
     /// Its first frame.
     pub head: Gfn,
-    /// It has `1 << order` frames.
+    /// Its order: it has `1 << order` frames.
     pub order: u8,
 }
 
-/// Restored blocks waiting to be looked at; beyond that they are not judged.
+/// Most restored blocks that wait to be checked; blocks beyond that are not checked.
 const RESTORED_CAPACITY: usize = 1024;
 
 /// Serves the faults of one VM.
@@ -51,7 +51,8 @@ pub struct FaultServer {
 }
 
 impl FaultServer {
-    /// And the blocks that it restores, for whoever wants to know whether the guest then used them.
+    /// Returns the server, and a receiver of the blocks that it restores. The receiver is for a
+    /// check whether the guest then used them.
     pub(crate) fn new(
         frames: &Arc<Frames>,
         installer: &Arc<Installer>,
@@ -71,19 +72,19 @@ impl FaultServer {
         (server, receiver)
     }
 
-    /// Who brings content back that has to be read.
+    /// The part that brings back content that has to be read.
     #[cfg(test)]
     pub(crate) fn refiller(&self) -> &Refiller {
         &self.refiller
     }
 
-    /// Faults that wait for a thread.
+    /// Faults that wait for a refill thread.
     pub(crate) fn jobs(&self) -> &Jobs {
         &self.jobs
     }
 
-    /// Serves a fault that was read at `began`, leaves it to the refill threads, or
-    /// leaves a mark for whoever holds the frame. `true`: it is done.
+    /// Serves a fault that was read at `began`, leaves it to the refill threads, or leaves a mark
+    /// for the holder of the frame's lock. `true`: it is done.
     pub(crate) fn serve(&self, fault: Fault, began: Instant, hand: &mut Hand) -> bool {
         if !fault.write_protected && self.needs_time(fault) {
             if self.refiller.refill_at_once(fault, &mut hand.in_memory) {
@@ -97,7 +98,7 @@ impl FaultServer {
         true
     }
 
-    /// Whether its content is elsewhere, or it may have to wait for room.
+    /// Whether the frame's content is evicted, or the fault may have to wait for room.
     fn needs_time(&self, fault: Fault) -> bool {
         let gfn = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn());
         let content = gfn.map(|gfn| self.frames.ledger().content(gfn));
@@ -105,7 +106,7 @@ impl FaultServer {
             || self.room.is_over_limit()
     }
 
-    /// Serves a fault on this thread; with room for pages, reads ahead.
+    /// Serves a fault on this thread. Reads ahead if the thread has room for pages.
     pub(crate) fn serve_on(&self, fault: Fault, hand: &mut Hand) {
         // The kernel reports faults in registered ranges only.
         let Some(gfn) = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn()) else { return };
@@ -127,7 +128,7 @@ impl FaultServer {
                 }
             }
         }
-        // No memory, or no luck: woken, the guest touches it again.
+        // No memory, or too many attempts: woken, the guest touches the frame again.
         add(&self.frames.counters().retried, 1);
         self.frames.report("wake", self.frames.wake(FrameRange::new(gfn, 1)));
     }
@@ -138,12 +139,12 @@ impl FaultServer {
             (true, Want::Free(Content::Watch { head, order })) => {
                 let served = self.installer.restore(gfn, head, order)?;
                 if let Served::Done = served {
-                    // A full queue only means that this one is not judged.
+                    // If the queue is full, this block is not checked.
                     let _ = self.restored.try_send(Restored { head, order });
                 }
                 Ok(served)
             }
-            // A protection that ended before its event was read.
+            // The protection ended before its event was read.
             (true, Want::Free(_)) => self.let_through(gfn),
             (false, Want::Free(content)) => match (content, &mut hand.pages) {
                 (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
@@ -159,9 +160,9 @@ impl FaultServer {
         }
     }
 
-    /// Ends a protection that nothing stands behind. Under the frame's lock: the
-    /// worker may be about to protect it for a block, and that protection
-    /// must not be the one that ends.
+    /// Ends a protection that belongs to no watch. This happens under the lock of the frame's word:
+    /// the worker may be about to protect the frame for a block, and that protection must not be
+    /// the one that ends.
     fn let_through(&self, gfn: Gfn) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
         let Some(held) = self.frames.hold_word_of(gfn) else { return Ok(Served::Busy) };

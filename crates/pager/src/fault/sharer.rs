@@ -4,26 +4,26 @@ use std::time::Duration;
 
 use ebb_units::HugeFrame;
 
-/// What the guest may have of a huge frame that was emptied.
+/// What the guest may have of an empty huge frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
-    /// The allocator has nothing to do with it: an emptied frame like any other.
+    /// The allocator does not govern it: it is an ordinary empty frame.
     Apart,
     /// All of it, at the first touch.
     Soft,
-    /// Nothing, before it was returned: a touch is against the rules.
+    /// Nothing before it is returned: a touch is a violation.
     Hard,
 }
 
-/// The host's side of the guest's allocator. Called on the fault path, as the holder of
-/// the huge frame's words: no waiting, no allocation.
+/// The host's side of the guest's allocator. Called on the fault path by the holder of the lock on
+/// the huge frame's words: it must not wait or allocate.
 pub trait Sharer: Send + Sync {
-    /// What it is; may change until its words are held.
+    /// What the huge frame is; this may change until its words are locked.
     fn sharing(&self, huge: HugeFrame) -> Sharing;
-    /// A soft one was touched. All of it has memory now, which devices may use, and whoever
-    /// touched it still waits. It took `took` to get there.
+    /// A soft huge frame was touched. All of it has memory now, which devices may use, and the
+    /// touch still waits. It took `took` to get there.
     fn installed(&self, huge: HugeFrame, took: Duration);
-    /// A hard one was touched. It is about to have memory for all that, or the guest
-    /// would wait for ever.
+    /// A hard huge frame was touched. It is about to get memory nevertheless, or the guest would
+    /// wait for ever.
     fn violated(&self, huge: HugeFrame);
 }

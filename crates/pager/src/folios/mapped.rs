@@ -1,5 +1,5 @@
-//! What is in memory, mapped in this process too: by this the kernel finds pages that it is to
-//! move between NUMA nodes, also where the VMM does not map them just then.
+//! Resident memory, mapped in this process too: by this mapping the kernel finds pages that it must
+//! move between NUMA nodes, even where the VMM does not map them just then.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use crate::folios::{Folios, Grain};
 use crate::residency::view::readable;
 
 impl Folios {
-    /// Maps what is in memory of a huge frame. Nobody saves or brings back one of its frames
-    /// meanwhile, and a fault for one waits for so long. A free block that is just being emptied may
-    /// have memory again by this, zeros. `false`: somebody else works on some of the frames,
-    /// or memory in huge pages is elsewhere in part, and none was mapped.
+    /// Maps the resident memory of a huge frame. Meanwhile nobody saves or brings back one of its
+    /// frames, and a fault for one waits. A free block that is just being reclaimed may get memory
+    /// again by this: zeros. `false`: another thread works on some of the frames, or memory in huge
+    /// pages is partly non-resident, and nothing was mapped.
     ///
     /// # Errors
     /// As [`ebb_vm::Ram::map`].
@@ -29,7 +29,7 @@ impl Folios {
         for (frames, _) in held.contents().filter(|(_, content)| readable(*content)) {
             frames.join(&mut there);
         }
-        // A hole that is touched has memory for all of its huge page: also for what is elsewhere.
+        // A touched hole gets memory for all of its huge page, also for evicted frames.
         let all = FrameRange::huge(huge);
         if self.grain_of(huge) == Grain::Huge
             && self.frames.ram().clip(all).is_some_and(|ram| there != [ram])
@@ -42,12 +42,12 @@ impl Folios {
         result.map(|()| true)
     }
 
-    /// In each region that the frames lie in.
+    /// Maps the frames in each region that they lie in.
     fn map_runs(&self, frames: FrameRange) -> io::Result<()> {
         let mut from = frames.start;
         while from < frames.end() {
             let left = FrameRange::new(from, frames.end().0 - from.0);
-            // What is no RAM is a hole of the board's.
+            // A frame that is no RAM is a hole of the board's.
             let Some(run) = self.frames.ram().clip(left) else {
                 from = Gfn(from.0 + 1);
                 continue;

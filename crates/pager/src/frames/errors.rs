@@ -4,12 +4,12 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// Whether the VMM has nothing of ours at the address that an ioctl was for.
+/// Whether the VMM does not map our RAM at the address that an ioctl was for.
 pub(crate) fn is_unmapped(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::NOENT.raw_os_error())
 }
 
-/// The VMM is gone: ESRCH from the userfaultfd.
+/// Whether the VMM has ended: ESRCH from the userfaultfd.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }

@@ -1,4 +1,4 @@
-//! Putting pages where there are none.
+//! Filling holes with pages.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::frames::Frames;
 use crate::frames::errors::is_unmapped;
 
 impl Frames {
-    /// Puts a page of `fill` where there is none.
+    /// Fills a hole with a page whose every byte is `fill`. A page that is already there stays.
     pub(crate) fn fill(&self, gfn: Gfn, fill: u8) -> io::Result<()> {
         let filled = self.fill_by(gfn, |uffd, to| match fill {
             0 => uffd.zero(to, false),
@@ -25,29 +25,31 @@ impl Frames {
 
     pub(crate) fn copy_page(&self, gfn: Gfn, page: &[u8]) -> io::Result<()> {
         match self.fill_by(gfn, |uffd, to| uffd.copy(to.start, page)) {
-            // There already: a daemon died between the copy and the word.
+            // The page is already there: a daemon died between the copy and the update of the word.
             Err(error) if is_present(&error) => self.unprotect(FrameRange::new(gfn, 1)),
             result => result,
         }
     }
 
-    /// Fills frames in a row, that nobody asked for: not where the VMM has them mapped nowhere.
+    /// Fills consecutive frames that were not asked for. Fails for a frame that the VMM maps
+    /// nowhere.
     pub(crate) fn copy_run(&self, frames: FrameRange, bytes: &[u8]) -> io::Result<()> {
         let mut pages = frames.frames().zip(bytes.chunks(FRAME_BYTES as usize));
         match self.uffd.copy_run(self.hva(frames)?.start, bytes) {
             Ok(done) if done == frames.bytes() => Ok(()),
             Err(error) if is_unmapped(&error) && frames.count == 1 => Err(error),
-            // The VMM has parted its mapping here: no call goes beyond that.
+            // The VMM has split its mapping here, and no call goes beyond the split.
             Err(error) if is_unmapped(&error) => {
                 pages.try_for_each(|(gfn, page)| self.copy_run(FrameRange::new(gfn, 1), page))
             }
-            // Some are there already: a daemon died between the copy and the word.
+            // Some pages are already there: a daemon died between the copy and the update of the
+            // word.
             _ => pages.try_for_each(|(gfn, page)| self.copy_page(gfn, page)),
         }
     }
 
-    /// Has `fill` fill a frame: in the VMM, or here where the VMM has nothing at its address. As the
-    /// holder of the frame's word.
+    /// Fills a frame by `fill`: in the VMM, or in this process where the VMM does not map it. The
+    /// caller has locked the frame's word.
     pub(crate) fn fill_by(
         &self,
         gfn: Gfn,
@@ -73,23 +75,24 @@ impl Frames {
         fill(uffd, here)
     }
 
-    /// Of this process, made when it is first needed.
+    /// The userfaultfd of this process, made when it is first needed.
     fn uffd_here(&self) -> io::Result<&Uffd> {
         if self.uffd_here.get().is_none() {
             let uffd = uffd_node::own_uffd()?;
             uffd.handshake(feature::needed())?;
-            // Somebody else's may have come first.
+            // Another thread may have set its own first.
             let _ = self.uffd_here.set(uffd);
         }
         self.uffd_here.get().ok_or_else(|| io::ErrorKind::Other.into())
     }
 
-    /// Fills frames until one that is there already; the first may be that one, and
-    /// then its page wins. How far it came.
+    /// Fills frames with zeros up to the first that already has a page, and returns the filled
+    /// range. If the very first frame already has a page, that page wins and the frame counts as
+    /// filled.
     pub(crate) fn zero_run(&self, frames: FrameRange) -> io::Result<FrameRange> {
         let bytes = match self.uffd.zero_run(self.hva(frames)?) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => FRAME_BYTES,
-            // The VMM has parted its mapping here: no call goes beyond that.
+            // The VMM has split its mapping here, and no call goes beyond the split.
             Err(_) if frames.count > 1 => {
                 return self.zero_run(FrameRange::new(frames.start, 1));
             }

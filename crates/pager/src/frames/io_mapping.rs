@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use ebb_units::FrameRange;
 
-/// What a device may reach. A device cannot wait for a fault, so a frame is
-/// unmapped before it is emptied, and mapped before the guest may use it.
+/// What a device may reach. A device cannot wait for a fault, so a frame is unmapped before it is
+/// punched, and mapped before the guest may use it.
 ///
-/// Called on the fault path: no allocation, no waiting.
+/// The methods are called on the fault path: they must not allocate or wait.
 pub trait IoMapping: Send + Sync {
-    /// Devices may use these frames again; they have memory now.
+    /// Lets devices use these frames again; the frames have memory now.
     fn map(&self, frames: FrameRange);
-    /// Devices may not use these frames; on return none does. `false`: a device
-    /// uses one of them right now. All of them stay mapped then, and must stay
-    /// where they are.
+    /// Forbids devices these frames; on return none uses them. `false`: a device uses one of them
+    /// right now. All of them then stay mapped, and must stay resident.
     #[must_use]
     fn unmap(&self, frames: FrameRange) -> bool;
-    /// Somebody who does not know of devices has taken the memory of some of these
-    /// frames, which are about to get other memory: devices still have the old.
+    /// Tells that something that knows nothing of devices has returned the memory of some of these
+    /// frames to the host. The frames are about to get other memory, while devices still map the
+    /// old.
     fn lost(&self, frames: FrameRange);
     /// Whether there may be any such device.
     fn any(&self) -> bool {
@@ -25,8 +25,8 @@ pub trait IoMapping: Send + Sync {
     }
 }
 
-/// A VM whose devices all go through the VMM's own mapping, as QEMU's do:
-/// their touches fault like the guest's.
+/// A VM whose devices all use the VMM's own mapping, as QEMU's do: their touches fault like the
+/// guest's.
 pub struct NoDevices;
 
 impl IoMapping for NoDevices {

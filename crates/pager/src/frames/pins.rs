@@ -1,8 +1,8 @@
-//! Frames that a device of ours uses right now: they stay where they are.
+//! Frames that a device of ours uses right now: they stay resident.
 //!
-//! The device pins, then looks at the frame's word; whoever evicts locks the word,
-//! then looks at the pins. With a fence between the two on both sides at least one
-//! of them sees the other: who evicts lets go, the device waits and looks again.
+//! The device pins, then looks at the frame's word. The evictor locks the word, then looks at the
+//! pins. With a fence between the two steps on both sides, at least one side sees the other: the
+//! evictor then lets the frame stay, or the device waits and looks again.
 
 use std::sync::atomic::Ordering::{AcqRel, SeqCst};
 use std::sync::atomic::fence;
@@ -32,12 +32,12 @@ impl Pins {
         }
     }
 
-    /// As the holder of the frame's word.
+    /// Whether the frame is pinned. The caller has locked the frame's word.
     pub(crate) fn has(&self, gfn: Gfn) -> bool {
         self.has_any(FrameRange::new(gfn, 1))
     }
 
-    /// As whoever has made sure that no more come unseen.
+    /// Whether any of the frames is pinned. The caller has made sure that no new pin comes unseen.
     pub(crate) fn has_any(&self, frames: FrameRange) -> bool {
         fence(SeqCst);
         self.0.has_any(frames.start.0, frames.count)

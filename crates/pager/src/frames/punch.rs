@@ -1,4 +1,4 @@
-//! Giving memory back to the host. Content must be on record elsewhere before.
+//! Returning memory to the host. The ledger must say before where the content is.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use crate::frames::Frames;
 use crate::support::counters::add;
 
 impl Frames {
-    /// Gives the memory of frames back, in one region.
+    /// Returns the memory of frames in one region to the host.
     ///
     /// # Errors
     /// As fallocate(2).
@@ -16,8 +16,8 @@ impl Frames {
         self.puncher.punch(frames)
     }
 
-    /// Punches frames that come in order, neighbours in one call, up to the first failure.
-    /// Returns how many they were.
+    /// Punches frames that come in order, adjacent ones in one call, up to the first failure.
+    /// Returns how many frames were punched.
     pub(crate) fn punch_runs(&self, each: impl Iterator<Item = FrameRange>) -> io::Result<u64> {
         let mut run = FrameRange::new(Gfn(0), 0);
         let mut result = Ok(0);

@@ -1,4 +1,4 @@
-//! Ranges of frames, as far as they are RAM of one kind.
+//! Ranges of frames, as far as they are RAM of one region.
 
 use std::io;
 
@@ -9,7 +9,8 @@ use ebb_vm::Region;
 use crate::frames::Frames;
 
 impl Frames {
-    /// What is to be watched in a range for the sake of its metadata.
+    /// What to watch in a range that holds page metadata: missing pages too where memory can be
+    /// plugged.
     pub(crate) fn watch_of(&self, frames: FrameRange) -> Watch {
         let overlaps = |region: &FrameRange| {
             region.start.0 < frames.end().0 && frames.start.0 < region.end().0
@@ -20,7 +21,8 @@ impl Frames {
         }
     }
 
-    /// Its huge frames, if it is whole ones, in one region.
+    /// The huge frames of a range that consists of whole huge frames in one region. Anything else
+    /// is `InvalidInput`.
     pub(crate) fn whole(&self, frames: FrameRange) -> io::Result<Vec<FrameRange>> {
         let parts: Vec<FrameRange> = frames.by_huge().collect();
         let is_whole = |part: &FrameRange| *part == FrameRange::huge(part.start.huge());
@@ -30,7 +32,7 @@ impl Frames {
         }
     }
 
-    /// Frames from this one on, up to the border of its huge frame or its region.
+    /// Number of frames from this one up to the end of its huge frame or its region.
     pub(crate) fn frames_to_border(&self, gfn: Gfn) -> u64 {
         let huge = FRAMES_PER_HUGE - gfn.index_in_huge() as u64;
         self.ram.region_of(gfn).map_or(1, |region| huge.min(region.frames().end().0 - gfn.0))

@@ -1,12 +1,12 @@
-//! An IOMMU in software: what stands between a device of ours and the guest's
-//! memory as the hardware would between them and a device passed through.
+//! An IOMMU in software: it stands between a device of ours and the guest's memory, as the hardware
+//! would between them and a device passed through.
 //!
-//! One bit a frame: set, the device may use it. A request that meets a frame
-//! whose bit is clear fails; nothing waits, nothing is brought back.
+//! One bit a frame: if it is set, the device may use the frame. A request for a frame whose bit is
+//! clear fails; nothing waits, and nothing is brought back.
 //!
-//! The hardware maps what is behind a frame, not the frame: once its memory was
-//! taken and other memory given, by whoever did not say so, a device would still
-//! use what was there before. Here such a frame counts as not mapped.
+//! The hardware maps the memory that backs a frame, not the frame. If the frame loses its memory
+//! and gets other memory without a call of [`IoMapping`], a device still uses the old memory. Here
+//! such a frame counts as not mapped.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -22,8 +22,9 @@ use super::pins::Pins;
 
 const WORD_FRAMES: u64 = u64::BITS as u64;
 
-/// A page that the host moves just then (compaction, or a huge page being put together)
-/// looks like a hole for a moment: lseek(2) asks whether the new page is up to date.
+/// How often a hole is looked at before it counts as one. A page that the host is moving
+/// (compaction, or building a huge page) looks like a hole for a moment: lseek(2) asks whether the
+/// new page is up to date.
 const HOLE_LOOKS: u32 = 20;
 const HOLE_LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -36,23 +37,21 @@ pub struct SoftIommu {
 }
 
 impl SoftIommu {
-    /// Everything is mapped. All of `ram` is to have memory by then, as that of a
-    /// VM with a device passed through: a hole counts as taken away.
+    /// Maps everything. All of `ram` must have memory by then, as that of a VM with a device passed
+    /// through: a hole counts as memory that was taken away.
     pub fn new(ram: &Arc<Ram>) -> SoftIommu {
         let end = ram.end().0;
         let words = (0..end.div_ceil(WORD_FRAMES)).map(|_| AtomicU64::new(u64::MAX));
         SoftIommu { ram: Arc::clone(ram), mapped: words.collect(), pins: Pins::new(end) }
     }
 
-    /// A device begins to use these frames; until [`SoftIommu::unpin`] none of them
-    /// is unmapped.
+    /// Pins frames for a device: until [`SoftIommu::unpin`] none of them is unmapped.
     ///
     /// # Errors
-    /// The first frame that no device may use: it is not mapped, it is no RAM, or
-    /// its memory was taken away by somebody who does not know of devices. Nothing
-    /// is pinned then.
+    /// The first frame that no device may use: it is not mapped, it is no RAM, or something that
+    /// knows nothing of devices has returned its memory to the host. Nothing is pinned then.
     pub fn pin(&self, frames: FrameRange) -> Result<(), Gfn> {
-        // As pager pins: counted first, then looked at (see `pins`).
+        // As the pager pins: first counted, then looked at (see `pins`).
         frames.frames().for_each(|gfn| self.pins.pin(gfn));
         match frames.frames().find(|&gfn| !self.is_usable(gfn)) {
             None => Ok(()),
@@ -90,7 +89,7 @@ impl SoftIommu {
         Some((word, 1 << (gfn.0 % WORD_FRAMES)))
     }
 
-    /// The words that speak for `frames`, each with their bits in it.
+    /// The words that contain bits of `frames`, each with a mask of those bits.
     fn words(&self, frames: FrameRange) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let end = frames.end().0;
         let mut at = frames.start.0;
@@ -207,8 +206,8 @@ mod tests {
         assert_eq!(iommu.pin(run(9, 503)), Ok(()));
     }
 
-    /// Whoever empties and a device, at the same frames: the device never has what
-    /// is being emptied.
+    /// A thread that unmaps and a device use the same frames: the device never has a frame that is
+    /// unmapped.
     #[test]
     fn a_device_and_who_empties_never_have_a_frame_together() {
         let iommu = iommu();

@@ -1,10 +1,10 @@
-//! Memory that the VMM has mapped nowhere, and yet not given up: its file is open in the VMM, which
-//! can map it again.
+//! Memory that the VMM maps nowhere but has not given up: its file is open in the VMM, which can
+//! map it again.
 //!
-//! Nothing of it can be protected, so nothing of it is evicted. What it has elsewhere comes back
-//! into its file by a mapping of this process, which finds the same memory. That mapping is watched
-//! by a userfaultfd as well: only so is a page there either as a whole or not at all, and only so
-//! does a page win that somebody else has put there.
+//! Such memory cannot be protected, so none of it is evicted. Its evicted content comes back into
+//! its file by a mapping of this process, which reaches the same memory. A userfaultfd watches that
+//! mapping as well: only so is a page there as a whole or not at all, and only so does a page win
+//! that another process has put there.
 
 use std::io;
 use std::sync::{MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use ebb_vm::Region;
 use crate::frames::Frames;
 
 impl Frames {
-    /// What of RAM the VMM has not mapped where it had it, as far as can be known.
+    /// Returns the RAM that the VMM does not map any more where it had it, as far as can be known.
     ///
     /// # Errors
     /// As [`ebb_vm::unplugged::mapped`].
@@ -28,12 +28,13 @@ impl Frames {
         Ok(regions.iter().filter(is_away).map(Region::frames).collect())
     }
 
-    /// Whether the VMM may have mapped these files again without anybody's being told.
+    /// Marks files that the VMM may have mapped again without telling anybody. Replaces the earlier
+    /// list.
     pub(crate) fn doubt(&self, files: &[usize]) {
         *self.lock_doubted() = files.to_vec();
     }
 
-    /// Whether a frame is RAM, of a file that is not doubted.
+    /// Whether a frame is RAM of a file that is not doubted.
     pub(crate) fn is_in_no_doubt(&self, gfn: Gfn) -> bool {
         let region = self.ram.region_of(gfn);
         region.is_some_and(|region| !self.lock_doubted().contains(&region.file))

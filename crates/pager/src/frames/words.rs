@@ -1,4 +1,4 @@
-//! Holding words of the ledger, and trying again where somebody else holds them.
+//! Locking words of the ledger, and trying again where another thread has locked them.
 
 use ebb_ledger::Content;
 use std::io;
@@ -10,22 +10,23 @@ use ebb_units::{FrameRange, Gfn};
 
 use crate::frames::Frames;
 
-/// An ordinary emptied frame.
+/// The content of an ordinary empty frame.
 pub(crate) const EMPTY: Content = Content::Empty { fill: 0, hard: false };
 
-/// A word that its holder does not let go of in so many looks is an error.
+/// Most looks at a locked word; a word that is still locked then is an error.
 pub(crate) const ATTEMPTS: usize = 50_000;
-/// After so many, with a pause: an eviction holds its words for some 10 ms.
+/// Number of attempts without a pause; later attempts pause. An eviction holds its locks for some
+/// 10 ms.
 const EAGER_ATTEMPTS: usize = 100;
 const PAUSE: Duration = Duration::from_micros(100);
-/// Some milliseconds: for a device that asks again by itself.
+/// Number of attempts for a device that asks again by itself: some milliseconds.
 pub(crate) const SOON_ATTEMPTS: usize = EAGER_ATTEMPTS + 10;
 
-/// What became of one attempt.
+/// The result of one attempt.
 pub(crate) enum Served {
-    /// Resolved, or marked for its holder.
+    /// Resolved, or marked for the holder of the lock.
     Done,
-    /// The word is held for a moment; ask again.
+    /// The word is locked for a moment; ask again.
     Busy,
 }
 
@@ -35,12 +36,12 @@ impl Served {
     }
 }
 
-/// Attempts it until it is done, for as long as any holder of a word may take.
+/// Repeats an attempt until it is done, for as long as any holder may keep a word locked.
 pub(crate) fn again(attempt: impl FnMut() -> io::Result<Served>) -> io::Result<()> {
     again_for(ATTEMPTS, attempt)
 }
 
-/// The same, so often at most.
+/// As [`again`], at most `attempts_max` times.
 pub(crate) fn again_for(
     attempts_max: usize,
     mut attempt: impl FnMut() -> io::Result<Served>,
@@ -56,7 +57,7 @@ pub(crate) fn again_for(
 }
 
 impl Frames {
-    /// Holds the word that speaks for a frame: its own, or that of its huge frame.
+    /// Locks the word that stands for a frame: its own, or that of its huge frame.
     pub(crate) fn hold_word_of(&self, gfn: Gfn) -> Option<Locked<'_>> {
         let words = match self.ledger.is_split(gfn.huge()) {
             true => FrameRange::new(gfn, 1),
@@ -65,7 +66,8 @@ impl Frames {
         self.hold_words(words)
     }
 
-    /// Holds all of these words, or none: then whoever asked for one meanwhile asks again.
+    /// Locks all of these words, or none: then touches that were marked meanwhile are woken, and
+    /// fault again.
     pub(crate) fn hold_words(&self, words: FrameRange) -> Option<Locked<'_>> {
         let held = self.ledger.lock(words);
         held.inspect_err(|busy| self.after(busy.wanted, words)).ok()

@@ -1,15 +1,15 @@
-//! Letting go of memory that the VMM has unplugged for good.
+//! Releasing memory that the VMM has unplugged for good.
 //!
-//! Whoever calls this has proof that the VMM has the file no more. The order makes it safe to die
-//! at any instruction, and to begin again:
+//! The caller has proof that the VMM has the file no more. The order makes it safe to die at any
+//! instruction, and to begin again:
 //!
-//! 1. The file is gone ([`ebb_vm::Ram::set_gone`]): from now on nobody finds a place for its frames, so
-//!    nothing of it is taken, filled or watched any more.
-//! 2. Each word becomes resident, and only then its slot or block is free: no word names a slot
+//! 1. The file is marked as gone ([`ebb_vm::Ram::set_gone`]): from now on nobody finds a place for
+//!    its frames, so none of it is reclaimed, evicted, filled or watched any more.
+//! 2. Each word becomes resident, and only then its slot or block is freed: no word names a slot
 //!    that another page may be put into. A slot that no word names is free for the next daemon.
-//! 3. Watches on blocks of it end, so that nobody waits to write their metadata.
-//! 4. This process lets go of the file, and its memory goes with the last who has it. It is not
-//!    punched: another process may have it still, and no look can prove that none does.
+//! 3. Watches on its blocks end, so that nobody waits to write their metadata.
+//! 4. This process releases the file, whose memory is freed with the last process that has it. It
+//!    is not punched: another process may still have it, and no check can prove that none does.
 
 use std::io;
 
@@ -21,12 +21,12 @@ use crate::frames::words::{Served, again};
 use crate::give_back::Returner;
 
 impl Returner {
-    /// Lets go of all that lies in `file`, one of [`ebb_vm::Ram::files`], which the VMM has neither
-    /// open nor mapped any more. Once more is no harm.
+    /// Releases all that lies in `file`, an index of [`ebb_vm::Ram::files`], which the VMM neither
+    /// has open nor maps any more. A second call does no harm.
     ///
     /// # Errors
-    /// The ledger has no room, a frame stays held, or as [`ebb_vm::ram::Backing::let_go`]: what is left
-    /// is let go of by the next call. The file is gone in any case.
+    /// The ledger has no room, a frame stays locked, or as [`ebb_vm::ram::Backing::let_go`]: the
+    /// next call releases what is left. The file is marked as gone in any case.
     pub fn let_go(&self, file: usize) -> io::Result<()> {
         self.frames.ram().set_gone(file);
         let regions: Vec<FrameRange> =
@@ -39,13 +39,13 @@ impl Returner {
         backing.let_go()
     }
 
-    /// Frames of one huge frame have nothing elsewhere from now on.
+    /// Makes frames of one huge frame resident on record, and frees their slots and blocks.
     fn forget(&self, frames: FrameRange) -> io::Result<()> {
         let is_whole = frames.count == FRAMES_PER_HUGE;
         let huge = frames.start.huge();
         again(|| {
             if !is_whole && !self.frames.ledger().is_split(huge) {
-                // Its other part is another region, or no RAM.
+                // The other part of the huge frame is in another region, or no RAM.
                 if self.frames.ledger().unlocked(frames.start) == Some(Content::Resident) {
                     return Ok(Served::Done);
                 }
@@ -65,7 +65,8 @@ impl Returner {
         })
     }
 
-    /// Ends the watches on blocks with such a first frame, wherever their metadata lies.
+    /// Ends the watches on blocks whose first frame satisfies `is_gone`, wherever their metadata
+    /// lies.
     fn end_watches_on(&self, is_gone: impl Fn(Gfn) -> bool) -> io::Result<()> {
         for (frames, content) in self.frames.off_record() {
             if matches!(content, Content::Watch { head, .. } if is_gone(head)) {

@@ -1,4 +1,4 @@
-//! After a restart: what a dead process was working on is made sure of.
+//! After a restart: clearing up what a dead process was working on.
 
 use std::io;
 
@@ -10,8 +10,8 @@ use crate::give_back::Returner;
 use crate::support::counters::subtract;
 
 impl Returner {
-    /// After a restart: a block that a dead daemon was working on comes back,
-    /// since nobody knows whether its metadata is still protected.
+    /// After a restart: restores a block that a dead daemon was working on, since nobody knows
+    /// whether its metadata is still protected.
     ///
     /// # Errors
     /// As [`Returner::give_back_all`].
@@ -19,8 +19,8 @@ impl Returner {
         again(|| self.installer.restore_watched(metadata))
     }
 
-    /// Ends the watches without bringing their blocks back: for a VM in
-    /// release mode, whose daemon died while it emptied them.
+    /// Ends the watches without bringing their blocks back: for a VM in release mode, whose daemon
+    /// died while it reclaimed them.
     ///
     /// # Errors
     /// As ioctl_userfaultfd(2).
@@ -34,9 +34,9 @@ impl Returner {
         Ok(())
     }
 
-    /// After a restart: a frame on record as elsewhere whose page is there was not
-    /// punched yet, or was brought back already. The page wins. One that is clean, by the word of a
-    /// daemon of an older version, is protected until now; its slot nobody has claimed.
+    /// After a restart: makes each evicted or empty frame resident on record whose page is there:
+    /// it was not punched yet, or was brought back already. The page wins. A `Clean` frame, from a
+    /// daemon of an older version, is protected until now; its slot is not claimed.
     ///
     /// # Errors
     /// As lseek(2) and ioctl_userfaultfd(2).
@@ -45,7 +45,8 @@ impl Returner {
             let there = match content {
                 Content::Watch { .. } | Content::Guarded => false,
                 Content::Clean { .. } => true,
-                // Nobody can tell: what was held was seen to (`Residency::settle_held`).
+                // The file does not tell its holes. Locked frames were dealt with before
+                // (`Residency::settle_held`).
                 Content::Empty { .. } if !self.frames.ram().knows_holes(frames) => false,
                 _ => !self.frames.ram().is_hole(frames)?,
             };
@@ -74,8 +75,8 @@ impl Returner {
         open
     }
 
-    /// Ends a watch, if the frame is that one still: what is protected for something else, as
-    /// another block's metadata is, stays so.
+    /// Ends a watch, if the frame still is that watch: a frame that is protected for something
+    /// else, such as another block's metadata, stays protected.
     pub(crate) fn end_watch(&self, metadata: Gfn, watch: Content) -> io::Result<Served> {
         let Ok(held) = self.frames.ledger().lock_frame(metadata) else { return Ok(Served::Busy) };
         let frame = FrameRange::new(metadata, 1);

@@ -1,9 +1,9 @@
-//! A guest's page tables, to be changed in place: `docs/decisions/0023-*`.
+//! A guest's page tables, changed in place: `docs/decisions/0023-*`.
 //!
-//! A frame is a page table for as long as its `struct page` says so, and the guest cannot say
-//! anything else while the metadata is write-protected. So whoever changes an entry holds the
-//! metadata, looks whether the frame is a page table, and then swaps words: the guest may
-//! write to the table meanwhile, but not make something else of it.
+//! A frame is a page table for as long as its `struct page` says so, and the guest cannot change
+//! that while the metadata is write-protected. So a thread that changes an entry locks the
+//! metadata, checks that the frame is a page table, and then swaps words: the guest may write to
+//! the table meanwhile, but cannot turn it into something else.
 
 use std::io;
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use crate::frames::Frames;
 use crate::residency::view::readable;
 
-/// Words in a frame.
+/// Number of words in a frame.
 const WORDS: usize = FRAME_BYTES as usize / 8;
 
-/// A frame of page metadata that nobody in the guest can write to until this is dropped.
+/// A metadata frame to which nobody in the guest can write until this is dropped.
 #[must_use]
 pub struct HeldMetadata<'p> {
     frames: &'p Frames,
     frame: FrameRange,
     word: Option<LockedFrame<'p>>,
-    /// Else it was protected before, and stays so.
+    /// Whether this protected the frame. If not, it was protected before, and stays so.
     is_ours: bool,
 }
 
 impl HeldMetadata<'_> {
-    /// Runs `work` with the words of a frame as they are now, and in place, while the frame
-    /// is held: it is neither emptied nor moved meanwhile. `false`: it is not plain memory
+    /// Runs `work` with the words of a frame as they are now, and with the words in place, while
+    /// the frame is locked: it is neither punched nor moved meanwhile. `false`: it is not resident
     /// now, or a request of a disk uses it.
     ///
-    /// Nothing is touched in place where all words are zero: that may be a hole. Of `work`'s
-    /// words only such may be changed that are not zero in what was read.
+    /// A frame whose words are all zero is not touched in place: it may be a hole. `work` may
+    /// change only words that are not zero in the copy.
     pub fn with_table(&self, table: Gfn, work: impl FnOnce(&[u64; WORDS], &[AtomicU64])) -> bool {
         let (frames, frame) = (self.frames, FrameRange::new(table, 1));
         if frames.ram().range(frame).is_none() || frames.split(table.huge()).is_err() {
@@ -58,7 +58,7 @@ impl HeldMetadata<'_> {
 }
 
 impl Drop for HeldMetadata<'_> {
-    /// The guest goes on; whoever waits to write the metadata is woken.
+    /// Lets the guest go on, and wakes writers that wait for the metadata.
     fn drop(&mut self) {
         if self.is_ours {
             self.frames.report("unprotect", self.frames.unprotect(self.frame));
@@ -77,10 +77,10 @@ impl Tables {
         Tables(Arc::clone(frames))
     }
 
-    /// Holds and write-protects a frame of page metadata. The caller must look now, by the
-    /// guest's page tables, whether it is still that frame's metadata.
+    /// Locks and write-protects a metadata frame. The caller must then check by the guest's page
+    /// tables whether it is still that frame's metadata.
     ///
-    /// `None`: somebody else works on it, or it is not in memory.
+    /// `None`: another thread works on it, or it is not resident.
     ///
     /// # Errors
     /// As ioctl_userfaultfd(2): `ENOENT` where writes to it are not watched.
@@ -92,7 +92,7 @@ impl Tables {
         let Ok(word) = self.0.ledger().lock_frame(metadata) else { return Ok(None) };
         let is_ours = match word.content() {
             Content::Resident => true,
-            // Protected for a block that was emptied, for as long as the word is held.
+            // The frame is protected for a reclaimed block, for as long as the word is locked.
             Content::Watch { .. } => false,
             _ => {
                 self.0.after(word.abandon(), frame);
@@ -101,14 +101,14 @@ impl Tables {
         };
         let held = HeldMetadata { frames: &self.0, frame, word: Some(word), is_ours };
         if is_ours {
-            // On failure the drop undoes what there is to undo.
+            // On failure, the drop undoes what must be undone.
             self.0.protect(frame)?;
         }
         Ok(Some(held))
     }
 
-    /// Reads a frame's words, each once. `false`: it is not in memory, or no RAM. A hole
-    /// reads as zeros and stays a hole.
+    /// Reads a frame's words, each once. `false`: it is not resident, or no RAM. A hole reads as
+    /// zeros and stays a hole.
     pub fn read_table(&self, table: Gfn, words: &mut [u64; WORDS]) -> bool {
         read_table(&self.0, table, words)
     }

@@ -1,5 +1,6 @@
-//! Who gives a frame content holds its word first, and by then somebody else may have changed it.
-//! Here that has happened: each function is called with what its caller had seen before.
+//! Races for a frame's word. A thread that gives a frame content locks its word first, and by then
+//! another thread may have changed it. Here that has happened: each function is called with what
+//! its caller had seen before.
 
 #[allow(dead_code)]
 #[path = "../../tests/machine/mod.rs"]
@@ -40,7 +41,7 @@ fn committed(pager: &Pager, fill: u8) -> Vec<Committed<'_>> {
     vec![claim.commit(true, fill).expect("nobody wants it")]
 }
 
-/// All of the guest's memory is saved by the time at which its huge frame is to get zeros.
+/// All of the guest's memory is saved before its huge frame is to get zeros.
 #[test]
 fn a_huge_frame_that_was_saved_meanwhile_gets_no_zeros() {
     require!(available());
@@ -79,7 +80,7 @@ fn a_frame_that_was_saved_meanwhile_gets_no_fill() {
     assert!(machine.guest().read(gfn) == page_of(7));
 }
 
-/// Each look at what is taken tells whoever evicts.
+/// Each check of what the VM takes tells the evictor.
 #[test]
 fn no_fault_waits_for_room_while_the_evictor_waits() {
     require!(available());
@@ -100,7 +101,7 @@ fn no_fault_waits_for_room_while_the_evictor_waits() {
     assert!(looks.load(SeqCst) > 1);
 }
 
-/// The guest goes on behind what it read before, with next to no room left.
+/// The guest goes on behind what it read before, with almost no room left.
 #[test]
 fn no_more_comes_at_once_than_there_is_room_for() {
     require!(available());
@@ -126,12 +127,12 @@ fn no_more_comes_at_once_than_there_is_room_for() {
     let taken = pager.residency().taken_bytes().unwrap();
     pager.room().set_marks(taken, taken + 2 * FRAME_BYTES);
     assert_eq!(comes(64), 4);
-    // Not even what lies before it.
+    // Not even the pages before it come.
     assert_eq!(comes(133), 1);
 }
 
-/// Somebody tries for a huge frame, one frame of which is held, again and again: each time it
-/// holds the others for a moment, and faults for them leave their mark with it.
+/// A thread tries again and again to lock a huge frame of which one frame is locked. Each time it
+/// locks the others for a moment, and faults for them leave their mark.
 #[test]
 fn who_asks_while_a_huge_frame_is_tried_goes_on() {
     require!(available());
@@ -187,7 +188,7 @@ fn a_watch_that_is_another_blocks_by_now_stays() {
     assert_eq!(pager.ledger().unlocked(METADATA), Some(watch));
     pager.installer().restore_watched(METADATA).unwrap();
     assert!(says(&pager, ALL, Content::Resident));
-    // Whoever has to see to it that the block is back is done with that.
+    // With the block back, there is nothing left to restore.
     assert!(matches!(pager.installer().restore_watched(METADATA).unwrap(), Served::Done));
 }
 

@@ -1,8 +1,8 @@
-//! Emptying blocks of free frames: the second half of journey 1.
+//! Reclaiming blocks of free frames: the second half of journey 1.
 //!
-//! A [`Claim`] is a block whose metadata frame is held and write-protected. A
-//! [`Committed`] one is on record as about to be emptied. Only those are
-//! punched: never on a verdict that the guest could have changed since.
+//! A [`Claim`] is a block whose metadata frame is locked and write-protected. A [`Committed`] block
+//! is on record as about to be reclaimed. Only committed blocks are punched: never on a verdict
+//! that the guest could have changed since.
 
 use std::io;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::frames::Frames;
 use crate::residency::Residency;
 use crate::support::counters::{add, subtract};
 
-/// Linux's largest buddy order on x86-64; such a block spans two huge frames.
+/// Linux's largest buddy order on x86-64; a block of this order spans two huge frames.
 const MAX_ORDER: u8 = 10;
 const MAX_PARTS: usize = 2;
 
-/// A block that the guest cannot take without our knowledge.
+/// A block that the guest cannot allocate without our knowledge.
 #[must_use]
 pub struct Claim<'p> {
     blocks: &'p Blocks,
@@ -28,28 +28,28 @@ pub struct Claim<'p> {
     order: u8,
 }
 
-/// A claimed block that is on record; it waits to be emptied.
+/// A claimed block that is on record; it waits to be punched.
 #[must_use]
 pub struct Committed<'p> {
     claim: Claim<'p>,
-    /// Where the ledger is to know of the block.
+    /// The block's words, if the ledger records its frames.
     parts: Vec<Part<'p>>,
     fill: u8,
 }
 
-/// A committed block's own words in one huge frame, held until it is empty.
+/// A committed block's own words in one huge frame, locked until it is empty.
 struct Part<'p> {
     words: Locked<'p>,
-    /// What they said, word by word.
+    /// What the words said before, one by one.
     before: Vec<Content>,
-    /// So many of the frames were resident.
+    /// Number of the frames that were resident.
     resident: u64,
 }
 
 type Words<'p> = [Option<Locked<'p>>; MAX_PARTS];
 
 impl<'p> Claim<'p> {
-    /// The block.
+    /// The block's frames.
     pub fn block(&self) -> FrameRange {
         FrameRange::block(self.head, self.order)
     }
@@ -59,15 +59,15 @@ impl<'p> Claim<'p> {
         self.metadata
     }
 
-    /// Its size: `1 << order` frames.
+    /// The block's order: it has `1 << order` frames.
     pub fn order(&self) -> u8 {
         self.order
     }
 
-    /// Writes down that the block is about to be emptied. `record`: the ledger
-    /// is to know its frames, each a byte of `fill` from now on.
+    /// Records that the block is about to be reclaimed. `record`: the ledger notes its frames, each
+    /// filled with the byte `fill` from now on.
     ///
-    /// `None`: the guest wants it, or part of it is held; it was let go.
+    /// `None`: the guest wants it, or part of it is locked; the claim is given up.
     pub fn commit(mut self, record: bool, fill: u8) -> Option<Committed<'p>> {
         let mut parts: Words<'p> = [None, None];
         let held = !record || self.hold_parts(&mut parts);
@@ -97,7 +97,7 @@ impl<'p> Claim<'p> {
                 return false;
             }
             match frames_of.ledger().lock(frames) {
-                // Something else than plain memory is not for us to empty.
+                // Only plain memory may be reclaimed.
                 Ok(held) if !held.contents().all(|(_, content)| is_plain(content)) => {
                     let wanted = held.abandon();
                     frames_of.after(wanted, frames);
@@ -113,8 +113,8 @@ impl<'p> Claim<'p> {
         true
     }
 
-    /// Gives the block up as it is; the guest goes on with it. Whoever waits to
-    /// write its metadata is woken by the end of the protection.
+    /// Gives the claim up; the guest goes on with the block. A writer that waits for its metadata
+    /// is woken by the end of the protection.
     pub fn let_go(self) {
         let frame = FrameRange::new(self.metadata, 1);
         let frames = &self.blocks.frames;
@@ -134,7 +134,7 @@ impl<'p> Part<'p> {
 }
 
 impl Committed<'_> {
-    /// The block.
+    /// The block's frames.
     pub fn block(&self) -> FrameRange {
         self.claim.block()
     }
@@ -169,12 +169,12 @@ impl Committed<'_> {
     }
 }
 
-/// Memory that is the guest's to use: there, or emptied before.
+/// Whether it is memory that the guest may use: resident, or empty and not hard.
 fn is_plain(content: Content) -> bool {
     matches!(content, Content::Resident | Content::Empty { hard: false, .. })
 }
 
-/// The blocks of one VM's frames that can be claimed.
+/// Claims and reclaims blocks of one VM's frames.
 pub struct Blocks {
     frames: Arc<Frames>,
     residency: Arc<Residency>,
@@ -185,10 +185,10 @@ impl Blocks {
         Blocks { frames: Arc::clone(frames), residency: Arc::clone(residency) }
     }
 
-    /// Protects the metadata of a block that looked free. The caller must look
-    /// again now, and then commit or let go.
+    /// Locks and protects the metadata of a block that looked free. The caller must look again now,
+    /// and then commit or give the claim up.
     ///
-    /// `None`: the block is emptied already, or somebody else works on it.
+    /// `None`: the block is reclaimed already, or another thread works on it.
     ///
     /// # Errors
     /// As ioctl_userfaultfd(2).
@@ -216,12 +216,13 @@ impl Blocks {
         }
     }
 
-    /// Empties committed blocks, neighbours in one call, and leaves each either
-    /// watched (`keep`) or free to be used unseen. A block that a device uses stays as it was.
-    /// Returns the frames emptied.
+    /// Punches committed blocks, adjacent ones in one call, and leaves each either watched (`keep`)
+    /// or free to be used unseen. A block that a device uses stays as it was. Returns the number of
+    /// frames punched.
     ///
     /// # Errors
-    /// As fallocate(2). What was not punched keeps its memory; no block is left.
+    /// As fallocate(2). Frames that were not punched keep their memory; `blocks` is empty then,
+    /// too.
     pub fn empty(&self, blocks: &mut Vec<Committed<'_>>, keep: bool) -> io::Result<u64> {
         blocks.sort_unstable_by_key(|block| block.claim.head);
         let unmapped = |block: &Committed<'_>| self.frames.devices().unmap(block.block());
@@ -232,7 +233,8 @@ impl Blocks {
         result
     }
 
-    /// Lets go of committed blocks that are not to be emptied after all: they are what they were.
+    /// Gives up committed blocks that are not to be reclaimed after all: they are again what they
+    /// were.
     pub fn spare(&self, blocks: Vec<Committed<'_>>) {
         blocks.into_iter().for_each(Committed::spare);
     }

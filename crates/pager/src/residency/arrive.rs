@@ -1,4 +1,4 @@
-//! Content comes back from where it is, or is dropped there.
+//! Content comes back from the store or a disk, or is dropped there.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use crate::residency::Residency;
 use crate::support::counters::{add, subtract};
 
 impl Residency {
-    /// Puts the frame's content where it was, as the holder of its word.
+    /// Fills the frame with its evicted content. The caller has locked its word.
     pub(crate) fn fill_backed(&self, gfn: Gfn, content: Content) -> io::Result<()> {
         let mut page: Page = [0; FRAME_BYTES as usize];
         match content {
@@ -22,13 +22,13 @@ impl Residency {
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         }
         self.frames.copy_page(gfn, &page)?;
-        // Devices before the guest: it may hand the frame to one at once.
+        // Devices come before the guest, which may hand the frame to one at once.
         self.frames.devices().map(FrameRange::new(gfn, 1));
         Ok(())
     }
 
-    /// The frame's page is there: its word says so, and it keeps the slot where the content was, if
-    /// that can be. Whether somebody asked for it meanwhile.
+    /// Notes in the word that the frame's page is there. The frame keeps the slot of its content if
+    /// that is possible. Returns whether a touch was marked meanwhile.
     pub(crate) fn arrive(&self, gfn: Gfn, word: LockedFrame<'_>) -> bool {
         match word.content() {
             Content::Saved { slot } if self.keep_slot(gfn, slot) => {
@@ -39,12 +39,12 @@ impl Residency {
         }
     }
 
-    /// The frame's content is not where it was any more, and that place is free. Whether somebody
-    /// asked for it meanwhile.
+    /// Notes that the frame's content is no longer in the store or on a disk, and frees its place
+    /// there. Returns whether a touch was marked meanwhile.
     ///
-    /// The pair of block and frame goes before the unlock: after it, the frame may
-    /// come to rest on the very same block again, and that pair must stay. The slot
-    /// goes after it: no word may name a slot that another page is put into.
+    /// The pair of block and frame is removed before the unlock: after it, the same block may back
+    /// the frame again, and that pair must stay. The slot is freed after the unlock: no word may
+    /// name a slot that another page is put into.
     pub(crate) fn leave(&self, gfn: Gfn, word: LockedFrame<'_>, next: Content) -> bool {
         let content = word.content();
         if let Content::OnDisk { block } = content {
@@ -61,7 +61,8 @@ impl Residency {
         wanted
     }
 
-    /// What the frame held is dead. Whether somebody asked for it meanwhile.
+    /// Drops the frame's content, which is dead, and notes it as empty. Returns whether a touch was
+    /// marked meanwhile.
     pub(crate) fn become_empty(&self, gfn: Gfn, held: LockedFrame<'_>) -> bool {
         add(&self.frames.counters().dropped_frames, 1);
         add(&self.frames.counters().emptied_frames, 1);
@@ -77,7 +78,8 @@ impl Residency {
         None
     }
 
-    /// Nobody waits for these frames: they are in no mapping of the VMM's.
+    /// Makes locked frames resident on record, and frees their slots and blocks. Nobody waits for
+    /// these frames: no mapping of the VMM has them.
     pub(crate) fn release(&self, held: Locked<'_>) {
         let counters = &self.frames.counters();
         let mut slots = Vec::new();
@@ -97,7 +99,7 @@ impl Residency {
                     frames.frames().for_each(|gfn| self.kept.clear(gfn));
                     slots.extend(frames.frames().map(|_| slot));
                 }
-                // Before the unlock, as where a frame comes back (`Residency::arrive`).
+                // Before the unlock, as in `Residency::leave`.
                 Content::OnDisk { block } => {
                     frames.frames().for_each(|gfn| self.resting.leave(gfn, block));
                 }

@@ -1,4 +1,4 @@
-//! What comes back from a disk is compared with what went.
+//! Content that comes back from a disk is compared with what was evicted.
 
 use super::digests::Digests;
 use crate::residency::Residency;
@@ -7,19 +7,20 @@ use ebb_units::Gfn;
 use std::io;
 
 impl Residency {
-    /// From now on what comes back from a disk is compared with what went. Before anything is
-    /// served.
+    /// Has content that comes back from a disk compared with what was evicted, from now on. Must be
+    /// called before anything is served.
     pub fn compare_with(&self, digests: Digests) {
-        // A second one would be of the same file.
+        // A second call would be with the same file.
         let _ = self.digests.set(digests);
     }
 
-    /// Notes what is to rest on a block; `false`: there is no room for that, so it may not.
+    /// Notes the content of a frame that a block will back. `false`: there is no room for the note,
+    /// so the block must not back it.
     pub(crate) fn note_rest(&self, gfn: Gfn, block: u64, page: &Page) -> bool {
         self.digests.get().is_none_or(|digests| digests.note(gfn, block, page).is_ok())
     }
 
-    /// Refuses a block's content that the frame never held.
+    /// Refuses content of a block that the frame never held.
     pub(crate) fn check_rest(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<()> {
         let Some(digests) = self.digests.get() else { return Ok(()) };
         match digests.is_changed(gfn, block, page)? {

@@ -1,8 +1,9 @@
-//! Content that nobody will ask for: of frames that the guest has freed since they went.
+//! Content that the guest will not ask for: that of frames that the guest has freed since their
+//! eviction.
 //!
-//! Proof: when the frame went, it was page cache or anonymous memory; now its metadata
-//! says that it was freed. No touch came in between, or it would not be elsewhere any
-//! more; so what was saved is what it held before it was freed
+//! Proof: at its eviction the frame was page cache or anonymous memory; now its metadata says that
+//! it was freed. No touch came in between, or the frame would not be evicted any more. So the saved
+//! content is what the frame held before it was freed
 //! (`docs/decisions/0012-dead-frames-at-the-fault.md`).
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -13,10 +14,10 @@ use ebb_units::{Gfn, Gpa};
 
 use crate::support::sparse::Sparse;
 
-/// A guest's kernel, for threads that bring its frames back.
+/// A guest's kernel, as the threads that bring its frames back ask it.
 pub trait Witness: Send + Sync {
-    /// Whether a frame that [`crate::Judge::in_use`] told of has been freed since. `read` reads
-    /// the guest's metadata, in about a microsecond.
+    /// Whether a frame that [`crate::Judge::in_use`] named has been freed since. `read` reads the
+    /// guest's metadata, in about a microsecond.
     fn looks_freed(&self, gfn: Gfn, read: &dyn Fn(Gpa) -> Option<PageWords>) -> bool;
 }
 
@@ -26,10 +27,10 @@ impl Witness for Guest {
     }
 }
 
-/// What is known of the frames that are elsewhere.
+/// What is known of evicted frames.
 pub(crate) struct Dead {
     witness: RwLock<Option<Arc<dyn Witness>>>,
-    /// A bit a frame: in use, by the witness's word, when it went.
+    /// A bit for each frame: by the witness's word it was in use when it was evicted.
     in_use: Sparse,
 }
 
@@ -38,7 +39,8 @@ impl Dead {
         Dead { witness: RwLock::default(), in_use: Sparse::new(frames.div_ceil(32)) }
     }
 
-    /// As the holder of the frame's word, before it is on record as elsewhere.
+    /// Notes whether the frame is in use as it is evicted. The caller has locked the frame's word,
+    /// which does not say yet that it is evicted.
     pub(crate) fn went(&self, gfn: Gfn, in_use: bool) {
         let bit = 1 << (gfn.0 % 32);
         match in_use {
@@ -47,10 +49,11 @@ impl Dead {
         }
     }
 
-    /// As the holder of the frame's word; `read` reads the guest's metadata.
+    /// Judges whether the frame's content is dead. The caller has locked the frame's word. `read`
+    /// reads the guest's metadata.
     pub(super) fn verdict(&self, gfn: Gfn, read: &dyn Fn(Gpa) -> Option<PageWords>) -> Verdict {
         let Some(witness) = self.witness() else { return Verdict::Needed };
-        // After the witness: that of another kernel comes with cleared bits.
+        // The bit is read after the witness: the witness of another kernel comes with cleared bits.
         let was_in_use = self.was_in_use(gfn);
         match witness.looks_freed(gfn, read) {
             true if was_in_use => Verdict::Dead,
@@ -65,24 +68,25 @@ impl Dead {
 
     pub(super) fn believe(&self, witness: Option<Arc<dyn Witness>>) {
         let mut now = self.witness.write().unwrap_or_else(PoisonError::into_inner);
-        // Nobody has the new one before the bits of the old one's frames are gone.
+        // No thread gets the new witness before the bits of the old one's frames are cleared.
         self.in_use.clear();
         *now = witness;
     }
 
-    /// After the frame's word was locked: the witness of whoever evicted it, or a later one.
+    /// Returns the witness of the evictor of the frame, or a later one, if the caller has locked
+    /// the frame's word before.
     pub(super) fn witness(&self) -> Option<Arc<dyn Witness>> {
         self.witness.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// What is known of a frame that is elsewhere and wanted.
+/// What is known of an evicted frame that is touched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It may be needed.
+    /// The content may be needed.
     Needed,
-    /// It looks freed, but what it was when it went is not known.
+    /// The frame looks freed, but what it was at its eviction is not known.
     Unproven,
-    /// It was freed.
+    /// The frame was freed, so its content is dead.
     Dead,
 }

@@ -1,5 +1,6 @@
-//! What frames held that rest on a disk: whoever else changes the disk is noticed, and nobody gets
-//! what was written there. A mapped file that outlives the daemon: `docs/run-directory.md`.
+//! Digests of what disk-backed frames held: if another program changes the disk, it is noticed, and
+//! no guest gets what was written there. They are in a mapped file that outlives the daemon:
+//! `docs/run-directory.md`.
 
 use ebb_store::Page;
 use ebb_sys::mapping::Mapping;
@@ -15,36 +16,38 @@ use twox_hash::XxHash3_128;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBREST1");
 const HEADER_BYTES: u64 = 4096;
-/// Magic, count of frames, and which record the file belongs to; then the key.
+/// The header's words: magic, count of frames, and the number of the record that the file belongs
+/// to. The key follows at [`KEY_AT`].
 const HEADER_WORDS: usize = 3;
 const KEY_AT: u64 = 64;
 const KEY_WORDS: usize = 24;
-/// A block's number and one, and the digest. 0: nothing is known.
+/// The words of a row: a block's number plus one, or 0 if nothing is known; then the digest.
 const ROW_WORDS: usize = 2;
 const ROW_BYTES: u64 = ROW_WORDS as u64 * 8;
-/// A page of rows gets its memory as a whole.
+/// Number of rows in a page. A page of rows gets its memory as a whole.
 const ROWS: u64 = 4096 / ROW_BYTES;
 
-/// A block and the keyed digest of its content for each frame that rests on one.
+/// For each disk-backed frame, its block and the keyed digest of its content.
 pub struct Digests {
     file: File,
     mapping: Mapping,
     frames: u64,
     owner: u64,
     key: [u8; KEY_WORDS * 8],
-    /// Pages of rows that have memory, as far as this process knows.
+    /// Which pages of rows have memory, as far as this process knows.
     prepared: Vec<AtomicBool>,
 }
 
 impl Digests {
-    /// The file of a VM whose memory ends there, as a daemon before this one left it, or made
-    /// anew. Of frames that rested before it was made nothing is known.
+    /// Opens the file of a VM whose memory ends at `end`, as an earlier daemon left it, or makes it
+    /// anew. Nothing is known of frames that were disk-backed before it was made.
     ///
-    /// It is made anew for another `owner`: the number on record with the VM. A daemon that knows of no
-    /// digests drops that number, and what it let rest is not what is noted here.
+    /// The file is made anew for another `owner`, the number on record with the VM. A daemon that
+    /// knows no digests drops that number, and the frames that it leaves disk-backed are not those
+    /// noted here.
     ///
     /// # Errors
-    /// As open(2), mmap(2) and getrandom(2); `StorageFull`: there is no room for its header.
+    /// As open(2), mmap(2) and getrandom(2). `StorageFull`: there is no room for the header.
     pub fn open(path: &Path, end: Gfn, owner: u64) -> io::Result<Digests> {
         let bytes = HEADER_BYTES + end.0.next_multiple_of(ROWS) * ROW_BYTES;
         let mut options = File::options();
@@ -75,7 +78,7 @@ impl Digests {
     }
 
     fn make(&mut self, bytes: u64) -> io::Result<()> {
-        // What another format left is nobody's.
+        // What another format left belongs to nobody.
         self.file.set_len(0)?;
         self.file.set_len(bytes)?;
         self.mapping.reserve(0, HEADER_BYTES)?;
@@ -86,7 +89,7 @@ impl Digests {
         for (word, bytes) in words.iter().zip(self.key.as_chunks().0) {
             word.store(u64::from_ne_bytes(*bytes), Relaxed);
         }
-        // The magic last: a file without it was never finished.
+        // The magic is written last: a file without it was never finished.
         let header = self.mapping.words(0, HEADER_WORDS).unwrap_or_default();
         for (word, value) in header.iter().zip(self.header()).rev() {
             word.store(value, Release);
@@ -101,7 +104,8 @@ impl Digests {
         }
     }
 
-    /// Notes what the frame holds that is to rest on the block, as the holder of its word.
+    /// Notes the content of a frame that the block will back. The caller has locked the frame's
+    /// word.
     pub(super) fn note(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<()> {
         self.prepare(gfn)?;
         let [known, digest] = self.row(gfn).ok_or(io::ErrorKind::InvalidInput)?;
@@ -111,10 +115,11 @@ impl Digests {
         Ok(())
     }
 
-    /// Whether the page is not what the frame held. Of a daemon without digests nothing is known.
+    /// Whether the page differs from what the frame held. `false` if nothing is known, as of frames
+    /// of a daemon without digests.
     ///
     /// # Errors
-    /// As pread(2): then nobody can tell.
+    /// As pread(2): nobody can tell then.
     pub(super) fn is_changed(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<bool> {
         let [known, digest] = match self.row(gfn).filter(|_| self.is_prepared(gfn)) {
             Some(row) => row.each_ref().map(|word| word.load(Acquire)),
@@ -123,7 +128,7 @@ impl Digests {
         Ok(known == block + 1 && digest != self.digest(page))
     }
 
-    /// A row that may have no memory: it reads as zeros then, and needs none.
+    /// Reads a row that may have no memory: such a row reads as zeros, and needs none.
     fn read_row(&self, gfn: Gfn) -> io::Result<[u64; ROW_WORDS]> {
         let mut row = [0; ROW_BYTES as usize];
         self.file.read_exact_at(&mut row, HEADER_BYTES + gfn.0 * ROW_BYTES)?;
@@ -131,7 +136,7 @@ impl Digests {
         Ok([0; ROW_WORDS].map(|zero| words.next().unwrap_or(zero)))
     }
 
-    /// Whether this process gave memory to the row.
+    /// Whether this process has given memory to the row.
     fn is_prepared(&self, gfn: Gfn) -> bool {
         self.prepared.get((gfn.0 / ROWS) as usize).is_some_and(|prepared| prepared.load(Acquire))
     }
@@ -161,7 +166,7 @@ impl Digests {
 mod tests {
     use super::*;
 
-    /// Also where there is no room for a row that has no memory.
+    /// This holds even if there is no room for a row that has no memory.
     #[test]
     fn what_nobody_can_compare_is_not_taken_to_be_the_same() {
         let directory = tempfile::tempdir().unwrap();
@@ -176,7 +181,7 @@ mod tests {
         let next = open();
         let is_changed = |page| next.is_changed(Gfn(3), 7, page);
         assert!(!is_changed(&page).unwrap() && is_changed(&other).unwrap());
-        // Of another block, and of another frame, nothing is known.
+        // Nothing is known of another block, or of another frame.
         assert!(!next.is_changed(Gfn(3), 8, &other).unwrap());
         assert!(!next.is_changed(Gfn(ROWS), 7, &other).unwrap());
         let last = open();

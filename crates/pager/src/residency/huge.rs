@@ -1,5 +1,5 @@
-//! Huge frames of a guest whose allocator the host shares: emptied once the host has
-//! taken them there, and given memory as a whole when the guest touches one again.
+//! Huge frames of a guest whose allocator the host shares. They are punched once the host has
+//! reclaimed them in that allocator, and get memory as a whole when the guest touches one again.
 
 use std::io;
 
@@ -9,11 +9,11 @@ use ebb_units::{FrameRange, Gfn, HugeFrame};
 use crate::residency::Residency;
 use crate::support::counters::{add, subtract};
 
-/// While the host works on a huge frame it is nobody's: so it is on record until it is
-/// known whether the guest may have it back.
+/// What the ledger says of a huge frame while the host works on it: hard, so that nobody may use it
+/// until it is known whether the guest may have it back.
 const TAKEN: Content = Content::Empty { fill: 0, hard: true };
 
-/// A huge frame that nobody else works on.
+/// A locked huge frame, which no other thread works on.
 #[must_use]
 pub struct HeldHuge<'p> {
     residency: &'p Residency,
@@ -22,7 +22,7 @@ pub struct HeldHuge<'p> {
 }
 
 impl HeldHuge<'_> {
-    /// Which.
+    /// The number of the huge frame.
     pub fn huge(&self) -> HugeFrame {
         self.huge
     }
@@ -37,44 +37,45 @@ impl HeldHuge<'_> {
         self.words.contents().map(|(_, content)| content)
     }
 
-    /// The same, of runs of frames.
+    /// Where the content is, run by run.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (FrameRange, Content)> {
         self.words.contents()
     }
 
-    /// All of it is this from now on; whether somebody asked for it meanwhile.
+    /// Unlocks the huge frame; all of it has this content from now on. Returns whether a touch was
+    /// marked meanwhile.
     pub(crate) fn unlock(self, content: Content) -> bool {
         self.words.unlock(content)
     }
 
-    /// All of it is empty on record.
+    /// Whether all of it is empty on record.
     pub fn is_empty(&self) -> bool {
         self.contents().all(|content| matches!(content, Content::Empty { .. }))
     }
 
-    /// All of it is empty, and hard.
+    /// Whether all of it is empty and hard.
     pub fn is_hard(&self) -> bool {
         self.contents().all(|content| matches!(content, Content::Empty { hard: true, .. }))
     }
 
-    /// Lets it go as it is.
+    /// Unlocks the huge frame, unchanged.
     pub fn let_go(self) {
         let frames = self.frames();
         self.residency.frames.after(self.words.abandon(), frames);
     }
 
-    /// Writes down that it is about to be emptied; it is the host's by the guest's
-    /// allocator. What a part of it had elsewhere is dropped.
+    /// Records that the huge frame is about to be punched; the guest's allocator says that it is
+    /// the host's. Drops evicted content of its frames.
     ///
     /// # Errors
-    /// Its own self, unchanged on record, when a device uses a part of it, or somebody else
-    /// has something to do with it.
+    /// `Some` of itself, unchanged on record, if a device uses a part of it, or a part is neither
+    /// resident nor empty. `None`: another thread has locked a part of it.
     pub fn record(self) -> Result<Self, Option<Self>> {
         let all = self.drop_elsewhere().ok_or(None)?;
         let frames = all.frames();
         let plain = |content| matches!(content, Content::Resident | Content::Empty { .. });
         let is_free = all.contents().all(plain) && !all.residency.frames.pins().has_any(frames);
-        // What is empty was unmapped then.
+        // What is empty is unmapped already.
         if !is_free || !(all.is_empty() || all.residency.frames.devices().unmap(frames)) {
             return Err(Some(all));
         }
@@ -86,8 +87,8 @@ impl HeldHuge<'_> {
         Ok(all)
     }
 
-    /// Writes down that the guest has unplugged it: from then on it is guarded. `false`: it
-    /// could not be held to the end.
+    /// Records that the guest has unplugged the huge frame: from then on a touch is a violation.
+    /// `false`: another thread has locked or changed a part of it meanwhile.
     ///
     /// # Errors
     /// `ResourceBusy`: a device uses a part of it, and it stays what it is.
@@ -114,7 +115,7 @@ impl HeldHuge<'_> {
         Ok(true)
     }
 
-    /// What is guarded of it is `plugged` from now on.
+    /// Gives all `Guarded` frames of it the content `plugged`.
     pub(crate) fn plug(self, plugged: Content) {
         let (residency, frames) = (self.residency, self.frames());
         let is_guarded = |content| content == Content::Guarded;
@@ -131,7 +132,8 @@ impl HeldHuge<'_> {
         residency.frames.after(wanted, frames);
     }
 
-    /// What it holds elsewhere nobody will ask for. `None`: it could not be held again.
+    /// Drops the evicted content of its frames, which nobody will ask for. `None`: it could not be
+    /// locked again.
     fn drop_elsewhere(self) -> Option<Self> {
         if !self.contents().any(Content::is_elsewhere) {
             return Some(self);
@@ -144,7 +146,7 @@ impl HeldHuge<'_> {
         residency.hold_huge(huge)
     }
 
-    /// It is empty from now on; `hard`: the guest is not to have it before it was returned.
+    /// Unlocks the huge frame as empty. `hard`: the guest may not have it before it is returned.
     pub fn settle(self, hard: bool) {
         let frames = self.frames();
         let content = |held| match held {
@@ -165,7 +167,7 @@ impl HeldHuge<'_> {
 }
 
 impl Residency {
-    /// Holds a huge frame. `None`: a part of it is no RAM, or somebody works on it.
+    /// Locks a huge frame. `None`: a part of it is no RAM, or another thread works on it.
     pub fn hold_huge(&self, huge: HugeFrame) -> Option<HeldHuge<'_>> {
         let frames = FrameRange::huge(huge);
         self.frames.ram().range(frames)?;
@@ -178,8 +180,8 @@ impl Residency {
         }
     }
 
-    /// Gives the memory of recorded huge frames to the host, neighbours that follow each
-    /// other in one call.
+    /// Returns the memory of recorded huge frames to the host; consecutive neighbours are punched
+    /// in one call.
     ///
     /// # Errors
     /// As fallocate(2). What was not punched keeps its memory, which wins over its word.
@@ -187,13 +189,13 @@ impl Residency {
         self.frames.punch_runs(held.map(HeldHuge::frames)).map(drop)
     }
 
-    /// After a restart, before [`crate::Returner::settle`] and any fault: frames that a dead
-    /// daemon held are memory like any other again, if they were empty on record and all of their
-    /// memory is there.
+    /// After a restart, before [`crate::Returner::settle`] and any fault: makes those frames
+    /// resident on record that a dead daemon had locked, if they are empty on record and all of
+    /// their memory is there.
     ///
-    /// It is not emptied now, though the guest's allocator may call it the host's: the guest may
-    /// have been reset since, and its next kernel uses memory that is there without a fault.
-    /// A hugetlb file does not tell what is there: a hole of it reads as zeros just as well.
+    /// Their memory is not punched now, though the guest's allocator may call it the host's: the
+    /// guest may have been reset since, and its next kernel uses memory that is there without a
+    /// fault. A hugetlb file does not tell what is there: a hole of it reads as zeros just as well.
     ///
     /// # Errors
     /// As lseek(2) and ioctl_userfaultfd(2).
@@ -214,7 +216,7 @@ impl Residency {
         open
     }
 
-    /// Nothing is hard any more: nobody shares an allocator with this guest.
+    /// Makes all hard huge frames soft: nobody shares an allocator with this guest any more.
     pub fn soften_all(&self) {
         let hard = |content| matches!(content, Content::Empty { hard: true, .. });
         let runs: Vec<FrameRange> = { self.frames.ledger().runs() }

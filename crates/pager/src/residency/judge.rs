@@ -1,25 +1,25 @@
-//! What is known of frames that are about to go.
+//! What is known of frames that are about to be evicted.
 
 use ebb_units::Gfn;
 
-/// What is known of frames that are about to go.
+/// What is known of frames that are about to be evicted.
 pub trait Judge {
-    /// The guest has freed it: nobody will ask for what it holds. Asked while
-    /// the frame is protected.
+    /// Whether the guest has freed the frame, so that nobody will ask for what it holds. Asked
+    /// while the frame is protected.
     fn is_dead(&self, gfn: Gfn) -> bool;
 
-    /// Which of these no device writes to by a request that began before they were
-    /// protected. Asked while they are, and before they are read; `false` where it is not
-    /// known.
+    /// Says for each of these frames whether no device writes to it by a request that began before
+    /// the frame was protected. `false` where that is not known. Asked while the frames are
+    /// protected, and before they are read.
     fn settled(&self, frames: &[Gfn]) -> Vec<bool>;
 
-    /// Which of these are page cache or anonymous memory in use, by the word of the
-    /// kernel that the pager believes ([`crate::Residency::believe`]). Asked while they are
-    /// protected.
+    /// Says for each of these frames whether it is page cache or anonymous memory in use, by the
+    /// word of the kernel that the pager believes ([`crate::Residency::believe`]). Asked while the
+    /// frames are protected.
     fn in_use(&self, frames: &[Gfn]) -> Vec<bool>;
 }
 
-/// Nothing is known of them, but that no device of the VMM pins any.
+/// A judge that knows nothing of the frames, except that no device of the VMM pins any.
 pub struct NothingKnown;
 
 impl Judge for NothingKnown {

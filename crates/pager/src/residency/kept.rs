@@ -1,10 +1,11 @@
-//! Slots of the store that frames keep while they are back in memory. A frame that holds what its
-//! slot holds when it goes again goes without a write (`docs/decisions/0041-*`).
+//! Slots of the store that frames keep while they are resident. A frame that still holds what its
+//! slot holds when it is evicted again needs no write (`docs/decisions/0041-*`).
 //!
-//! Nothing but the digest says that they hold the same: it is of the page that was saved, and is
-//! compared with that of the page that goes, while the frame is protected. So a frame with a slot is
-//! plain memory, which anybody may write by any way. No word names a slot that is kept. Rows are
-//! changed by whoever holds the frame's word. A daemon's death frees all of them.
+//! Only the digest proves that both are the same. The digest is of the page that was saved, and is
+//! compared with the digest of the frame's page at eviction, while the frame is protected. So a
+//! frame with a slot is plain memory, which anybody may write in any way. No word names a kept
+//! slot. A row is changed only by the holder of the lock on the frame's word. A daemon's death
+//! frees all kept slots.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -16,21 +17,21 @@ use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::support::sparse::Sparse;
 
-/// The slot and one, or 0; then the digest of what is in it.
+/// The slot's number plus one, or 0; then the two words of the digest of its content.
 type Row = [AtomicU64; 3];
 
-/// No word names the slot: the frame keeps it.
+/// Flag in the first word of a row: the frame keeps the slot, and no word names it.
 const KEPT: u64 = 1 << 63;
 pub(super) const WORD_SLOTS: u64 = u32::BITS as u64;
 
-/// The rows of a VM's frames: 12 KiB for each huge frame of which some was saved on a disk.
+/// The rows of a VM's frames: 12 KiB for each huge frame of which a frame was saved on a disk.
 pub(crate) struct Kept {
     pub(super) parts: Vec<OnceLock<Box<[Row]>>>,
-    /// A bit for each slot: kept.
+    /// A bit for each slot: it is kept.
     pub(super) slots: Sparse,
-    /// In words of these bits.
+    /// Number of words that hold these bits.
     pub(super) words: u64,
-    /// Where slots were given up last.
+    /// The word at which slots were given up last.
     pub(super) hand: AtomicU64,
 }
 
@@ -41,14 +42,15 @@ impl Kept {
         Kept { parts, slots: Sparse::new(words), words, hand: AtomicU64::new(0) }
     }
 
-    /// What a frame holds that is saved in this slot from now on. Nothing is noted of a slot in
-    /// memory, which takes room for as long as it is kept, or where this process has no memory.
+    /// Notes the digest of a frame's content that is saved in this slot from now on. Notes nothing
+    /// for a slot in memory, which takes room for as long as it is kept, or if this process cannot
+    /// get memory for the row.
     pub(crate) fn note(&self, gfn: Gfn, slot: u64, digest: Digest) {
         if slot >= MEMORY_SLOTS {
             return self.clear(gfn);
         }
         let Some([place, low, high]) = self.make(gfn) else { return };
-        // Its bit has memory before it is set, at a fault.
+        // Gives the bit its memory here, before a fault sets it.
         self.slots.make(slot / WORD_SLOTS);
         debug_assert!(place.load(Relaxed) & KEPT == 0, "{gfn:?} has a slot already");
         low.store(digest[0], Relaxed);
@@ -56,7 +58,8 @@ impl Kept {
         place.store(slot + 1, Release);
     }
 
-    /// The frame is back from its slot, which it keeps if its digest is known: `true`.
+    /// Called when the frame is back from its slot: it keeps the slot if the digest is known.
+    /// Returns whether it does.
     pub(crate) fn keep(&self, gfn: Gfn, slot: u64) -> bool {
         let Some([place, ..]) = self.row(gfn) else { return false };
         let is_known = place.load(Acquire) == slot + 1;
@@ -67,20 +70,20 @@ impl Kept {
         is_known
     }
 
-    /// The slot that the frame keeps.
+    /// Returns the slot that the frame keeps.
     pub(crate) fn slot(&self, gfn: Gfn) -> Option<u64> {
         let place = self.row(gfn)?[0].load(Acquire);
         (place & KEPT != 0).then_some((place & !KEPT).wrapping_sub(1))
     }
 
-    /// The slot that the frame keeps, if a page of this digest is in it.
+    /// Returns the slot that the frame keeps, if a page of this digest is in it.
     pub(crate) fn slot_with(&self, gfn: Gfn, digest: &Digest) -> Option<u64> {
         let slot = self.slot(gfn)?;
         let [_, low, high] = self.row(gfn)?;
         (*digest == [low.load(Relaxed), high.load(Relaxed)]).then_some(slot)
     }
 
-    /// The frame's word names the slot that it kept.
+    /// Notes that the frame's word names the slot that the frame kept.
     pub(crate) fn went(&self, gfn: Gfn) {
         if let Some([place, ..]) = self.row(gfn)
             && let Some(slot) = self.slot(gfn)
@@ -101,7 +104,7 @@ impl Kept {
         };
     }
 
-    /// Nothing is known of the frame's slot any more.
+    /// Forgets the frame's slot.
     pub(crate) fn clear(&self, gfn: Gfn) {
         if let Some([place, ..]) = self.row(gfn) {
             place.store(0, Release);
@@ -118,13 +121,13 @@ impl Kept {
             let (mut rows, count) = (Vec::new(), FRAMES_PER_HUGE as usize);
             rows.try_reserve_exact(count).ok()?;
             rows.resize_with(count, Row::default);
-            // Another thread's are as good.
+            // Rows that another thread made are as good.
             let _ = part.set(rows.into_boxed_slice());
         }
         part.get()?.get(gfn.index_in_huge())
     }
 
-    /// Those of the frames that keep a slot now.
+    /// Returns those of the frames that keep a slot now.
     pub(super) fn among(&self, frames: FrameRange) -> impl Iterator<Item = Gfn> {
         let part = |part: &FrameRange| {
             self.parts.get(part.start.huge().0 as usize).is_some_and(|part| part.get().is_some())

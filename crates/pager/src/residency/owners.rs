@@ -1,4 +1,4 @@
-//! Which frame's content is in a slot: what to read ahead with its neighbour.
+//! Which frame's content is in a slot: says what to read ahead with its neighbour.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,7 +14,7 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// For a store with so many slots.
+    /// Makes owners for a store of this size.
     pub(crate) fn new(usage: Usage) -> Owners {
         Owners {
             on_disk: Sparse::new(usage.disk_slots),
@@ -29,7 +29,7 @@ impl Owners {
         }
     }
 
-    /// The frame that was last put there.
+    /// Returns the frame whose content was last put there.
     pub(crate) fn get(&self, slot: u64) -> Option<Gfn> {
         let (part, index) = self.part(slot);
         Some(Gfn(u64::from(part.get(index)?.load(Relaxed))))

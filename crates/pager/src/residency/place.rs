@@ -1,4 +1,4 @@
-//! Where the content of a frame that goes will be.
+//! Where the content of a frame that is being evicted will be.
 
 use ebb_digest::Digest;
 use ebb_ledger::Content;
@@ -13,23 +13,23 @@ use crate::support::counters::{add, subtract};
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) content: Content,
-    /// Of what is saved.
+    /// Digest of the page, if it is saved.
     pub(crate) digest: Digest,
-    /// In the slot that the frame keeps.
+    /// Whether it is in the slot that the frame keeps.
     pub(crate) is_kept: bool,
 }
 
 impl Place {
-    /// Of what has no digest, or needs none.
+    /// A place whose content has no digest, or needs none.
     pub(crate) fn of(content: Content) -> Place {
         Place { content, digest: [0; 2], is_kept: false }
     }
 }
 
-/// Or the digest of what has none yet.
+/// A place, or the digest of a page that has no place yet.
 pub(crate) type Found = Result<Place, Digest>;
 
-/// The byte that the page consists of, if it is a single one.
+/// Returns the byte of which the whole page consists, if there is one.
 fn filled_with(page: &Page) -> Option<u8> {
     let (words, _) = page.as_chunks::<8>();
     let first = page[0];
@@ -37,8 +37,9 @@ fn filled_with(page: &Page) -> Option<u8> {
 }
 
 impl Residency {
-    /// Where its content is without being written anywhere. What a slot holds that the frame keeps,
-    /// and that is something else, nobody needs any more: no word names it.
+    /// Returns where the frame's content is without a write, or its digest if there is no such
+    /// place. If the frame keeps a slot with another content, the slot is released: no word names
+    /// it, so nobody needs it.
     pub(crate) fn unwritten(&self, gfn: Gfn, page: &Page, judge: &dyn Judge) -> Found {
         let empty = |fill| Place::of(Content::Empty { fill, hard: false });
         let fill = filled_with(page).or_else(|| judge.is_dead(gfn).then_some(0));
@@ -46,7 +47,7 @@ impl Residency {
             self.drop_slot(gfn);
             return Ok(empty(fill));
         }
-        // Once: for the frame's slot, for the disks, and for when it comes back.
+        // Computed once: for the frame's slot, for the disks, and for the return of the frame.
         let digest = self.digest_key.digest(page);
         if let Some(slot) = self.kept.slot_with(gfn, &digest) {
             return Ok(Place { content: Content::Saved { slot }, digest, is_kept: true });
@@ -60,7 +61,7 @@ impl Residency {
         Ok(Place::of(Content::OnDisk { block }))
     }
 
-    /// Nothing will rest there after all. A slot that the frame kept it keeps.
+    /// Undoes a place that is not used after all. A slot that the frame kept stays kept.
     pub(crate) fn undo(&self, gfn: Gfn, place: Place) {
         match place.content {
             Content::Saved { slot } if !place.is_kept => self.store.release(slot),
@@ -69,7 +70,7 @@ impl Residency {
         }
     }
 
-    /// As the holder of its word, which says so from now on.
+    /// Notes that the frame is evicted. The caller has locked its word, which says so from now on.
     pub(crate) fn note_gone(&self, gfn: Gfn, place: Place) {
         let counters = &self.frames.counters();
         match place.content {

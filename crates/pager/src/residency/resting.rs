@@ -1,4 +1,4 @@
-//! The guest's disks as places where frames' content rests.
+//! The guest's disks as places that hold the content of evicted frames.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,17 +9,17 @@ use ebb_digest::Digest;
 use ebb_store::Page;
 use ebb_units::Gfn;
 
-/// The guest's disks, in blocks of a frame's size. All disks of a VM share one
-/// space of block numbers, below 2^48.
+/// The guest's disks, in blocks of a frame's size. All disks of a VM share one space of block
+/// numbers, below 2^48.
 pub trait Disk: Send + Sync {
-    /// A block whose content has this digest, by the key that the pager has, and that is not
-    /// being written.
+    /// Returns a block whose content has this digest, by the pager's key, and that is not being
+    /// written.
     fn find(&self, digest: &Digest) -> Option<u64>;
 
-    /// Reads blocks in a row, the first of them `block`.
+    /// Reads consecutive blocks, from `block` on.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The disk's error.
     fn read(&self, block: u64, pages: &mut [Page]) -> io::Result<()>;
 }
 
@@ -36,18 +36,18 @@ impl Disk for NoDisk {
     }
 }
 
-/// Which frames rest on which blocks: what must be brought back before a block
+/// Which frames are disk-backed by which blocks: these frames must be brought back before the block
 /// is written.
 #[derive(Default)]
 pub(crate) struct Resting {
-    /// By block, then by frame.
+    /// Pairs of block and frame, ordered by block, then by frame.
     pairs: Mutex<BTreeSet<(u64, Gfn)>>,
 }
 
 impl Resting {
-    /// Notes that `gfn` is to rest on the block that `find` finds. It is asked
-    /// again after that: whoever is about to write a block first has `find` not
-    /// find it any more, and looks here after that.
+    /// Notes that the block that `find` finds will back `gfn`, then asks `find` again: a thread
+    /// that is about to write a block first has `find` not find it any more, and looks here after
+    /// that.
     pub(crate) fn rest(&self, gfn: Gfn, find: impl Fn() -> Option<u64>) -> Option<u64> {
         let block = find()?;
         self.pairs().insert((block, gfn));
@@ -58,7 +58,7 @@ impl Resting {
         None
     }
 
-    /// It rests there, by the ledger of a dead daemon.
+    /// Notes that the block backs the frame, by the ledger of a dead daemon.
     pub(crate) fn rests(&self, gfn: Gfn, block: u64) {
         self.pairs().insert((block, gfn));
     }
@@ -71,19 +71,19 @@ impl Resting {
         self.pairs().contains(&(block, gfn))
     }
 
-    /// Who rests on these blocks.
+    /// Returns the pairs of these blocks and the frames that they back.
     pub(crate) fn on(&self, blocks: Range<u64>) -> Vec<(u64, Gfn)> {
         self.pairs().range((blocks.start, Gfn(0))..(blocks.end, Gfn(0))).copied().collect()
     }
 
-    /// A frame that rests on this block.
+    /// Returns a frame that this block backs.
     pub(crate) fn first_on(&self, block: u64) -> Option<Gfn> {
         let pairs = self.pairs();
         let first = pairs.range((block, Gfn(0))..(block + 1, Gfn(0))).next();
         first.map(|(_, gfn)| *gfn)
     }
 
-    /// A set stays whole also when its holder panics.
+    /// The set stays whole even if the holder of its lock panics.
     fn pairs(&self) -> MutexGuard<'_, BTreeSet<(u64, Gfn)>> {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }

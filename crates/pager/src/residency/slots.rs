@@ -1,4 +1,4 @@
-//! Slots that frames keep are dropped, given up, or used again.
+//! Slots that resident frames keep are dropped, given up, or used again.
 
 use super::kept::WORD_SLOTS;
 use crate::frames::words::{Served, again};
@@ -9,14 +9,15 @@ use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// So much of the store's slots that no word names is kept by no frame: pages that are written find
-/// room in a row.
+/// Of the store's slots that no word names, one in so many is kept by no frame, so that written
+/// pages find room in consecutive slots.
 const FREE_PART: u64 = 8;
-/// Slots that frames keep are asked for so often, where a store has no room for pages.
+/// Most attempts to make room by giving up kept slots, when a store has no room for pages.
 const ROOM_ATTEMPTS: usize = 4;
 
 impl Residency {
-    /// As the holder of a frame's word, which names no slot: the frame keeps none any more.
+    /// Drops the slot that the frame keeps, and returns whether there was one. The caller has
+    /// locked the frame's word, which names no slot.
     pub(crate) fn drop_slot(&self, gfn: Gfn) -> bool {
         let Some(slot) = self.kept.slot(gfn) else { return false };
         self.kept.clear(gfn);
@@ -26,29 +27,30 @@ impl Residency {
         true
     }
 
-    /// The same of many, as the holder of their words.
+    /// Drops the slots that these frames keep. The caller has locked their words.
     pub(crate) fn drop_slots(&self, frames: FrameRange) {
         for gfn in self.kept.among(frames) {
             self.drop_slot(gfn);
         }
     }
 
-    /// As the holder of a frame that was just filled from a slot of the store: whether it keeps it.
+    /// Decides whether a frame that was just filled from a slot keeps the slot, and returns the
+    /// result. The caller has locked the frame.
     pub(crate) fn keep_slot(&self, gfn: Gfn, slot: u64) -> bool {
         let keeps = slot < MEMORY_SLOTS && self.kept.keep(gfn, slot);
         add(&self.frames.counters().clean_frames, u64::from(keeps));
         keeps
     }
 
-    /// Whether the frame keeps a slot: unless it was changed since, it goes without a write.
+    /// Whether the frame keeps a slot: if it has not changed since, its eviction needs no write.
     pub fn keeps_slot(&self, gfn: Gfn) -> bool {
         self.kept.slot(gfn).is_some()
     }
 
-    /// Gives up at most so many slots that frames keep: in the order of the slots, from where the
-    /// last call ended, so that those go first that were written first, and what becomes free lies
-    /// together. Returns how many those were: fewer only if there are no more, but for frames that
-    /// somebody holds.
+    /// Gives up at most `most` slots that frames keep. Goes in the order of the slots, from where
+    /// the last call ended: slots that were written first are given up first, and free slots lie
+    /// together. Returns how many were given up: fewer only if there are no more, except those of
+    /// locked frames.
     pub fn give_up_kept(&self, most: usize) -> usize {
         let (words, hand) = (self.kept.words, &self.kept.hand);
         let (start, mut given) = (hand.load(Relaxed), 0);
@@ -67,14 +69,16 @@ impl Residency {
         given
     }
 
-    /// Before frames are held that may be saved.
+    /// Gives up kept slots until enough slots are free. Called before frames that may be saved are
+    /// locked.
     pub(crate) fn leave_free_slots(&self) {
         let (usage, kept) = (self.store.usage(), self.frames.counters().clean_frames.load(Relaxed));
         let free = usage.disk_slots.saturating_sub(usage.disk_slots_used);
         self.give_up_kept(((free + kept) / FREE_PART).saturating_sub(free) as usize);
     }
 
-    /// Has pages saved; where there is no room for all of them, in slots that frames only keep.
+    /// Saves pages; if there is no room for all of them, gives up kept slots and saves the rest
+    /// there.
     pub(crate) fn with_room(
         &self,
         pages: &[Page],
@@ -85,7 +89,7 @@ impl Residency {
             let rest: Vec<usize> =
                 (0..pages.len()).filter(|at| batch.slots[*at].is_none()).collect();
             let is_short = batch.error.as_ref().is_some_and(|error| error.is_no_room());
-            // Who has a slot without need makes room for who needs one.
+            // Frames that keep a slot without need make room for those that need one.
             if !is_short || self.give_up_kept(rest.len()) == 0 {
                 break;
             }
@@ -98,7 +102,7 @@ impl Residency {
         batch
     }
 
-    /// Those of the frames that nobody holds keep none any more.
+    /// Gives up the slots that these frames keep, except those of locked frames.
     pub(crate) fn give_up_in(&self, frames: FrameRange) {
         for gfn in self.kept.among(frames) {
             self.give_up(gfn, |_| true);
@@ -110,16 +114,16 @@ impl Residency {
             return false;
         }
         let Ok(word) = self.frames.ledger().lock_frame(gfn) else { return false };
-        // Another by now, or none.
+        // The frame may keep another slot by now, or none.
         let given = self.kept.slot(gfn).is_some_and(wanted) && self.drop_slot(gfn);
         self.frames.after(word.abandon(), FrameRange::new(gfn, 1));
         given
     }
 
-    /// Nobody keeps a slot any more, but what comes back from now on.
+    /// Gives up all kept slots. Frames that come back from now on may keep theirs.
     ///
     /// # Errors
-    /// `TimedOut`: somebody holds a frame and does not let go.
+    /// `TimedOut`: a frame stays locked.
     pub(crate) fn give_up_all(&self) -> io::Result<()> {
         let all = FrameRange::new(Gfn(0), self.kept.parts.len() as u64 * FRAMES_PER_HUGE);
         self.kept.among(all).try_for_each(|gfn| {

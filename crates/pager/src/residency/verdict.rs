@@ -1,4 +1,4 @@
-//! Whether content that is elsewhere is dead, by the word of the guest's kernel.
+//! Whether evicted content is dead, by the word of the guest's kernel.
 
 use super::dead::{Verdict, Witness};
 use crate::frames::Frames;
@@ -12,30 +12,31 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 impl Residency {
-    /// From now on `witness` is believed, and of frames that are elsewhere already nothing
-    /// is known. It must be believed before frames are evicted on its kernel's word.
+    /// Believes `witness` from now on; of frames that are already evicted nothing is known any
+    /// more. The witness must be believed before frames are evicted on its kernel's word.
     pub fn believe(&self, witness: Option<Arc<dyn Witness>>) {
         self.dead.believe(witness);
     }
 
-    /// As the holder of the frame's word.
+    /// Judges whether the frame's content is dead. The caller has locked the frame's word.
     pub(crate) fn verdict(&self, gfn: Gfn) -> Verdict {
         self.dead.verdict(gfn, &|gpa| page_words(&self.frames, gpa))
     }
 
-    /// As the holder of the words of all frames that it is asked for, from now on until it is dropped.
+    /// Returns a reader of verdicts. While it lives, the caller keeps locked the words of all
+    /// frames that it asks for.
     pub(crate) fn verdicts(&self) -> Verdicts<'_> {
         Verdicts { residency: self, read: RefCell::default() }
     }
 
-    /// If the guest has freed the frame since it went, it is empty from now on.
+    /// Makes the frame empty if the guest has freed it since its eviction. Returns whether it did.
     pub(crate) fn drop_if_dead(&self, gfn: Gfn) -> bool {
         self.frames.ledger().content(gfn).is_elsewhere()
             && self.drop_if(gfn, || self.verdict(gfn) == Verdict::Dead)
     }
 
-    /// If a frame is elsewhere and free, by the word of who evicts, it is empty from
-    /// now on.
+    /// Makes the frame empty if it is evicted and `judge` says that it is free. Returns whether it
+    /// did.
     pub fn drop_if_free(&self, gfn: Gfn, judge: &dyn Judge) -> bool {
         self.frames.ledger().content(gfn).is_elsewhere() && self.drop_if(gfn, || judge.is_dead(gfn))
     }
@@ -52,10 +53,10 @@ impl Residency {
     }
 }
 
-/// Verdicts of frames whose metadata lies together: it is read a frame at a time.
+/// Verdicts of frames whose metadata lies together: the metadata is read one frame at a time.
 pub(crate) struct Verdicts<'r> {
     residency: &'r Residency,
-    /// Read last.
+    /// The metadata frame read last, and its bytes.
     read: RefCell<Option<(Gfn, Box<Page>)>>,
 }
 
@@ -75,7 +76,8 @@ impl Verdicts<'_> {
     }
 }
 
-/// By pread(2): not even metadata that was emptied against all rules is read in place.
+/// Reads metadata by pread(2): not even metadata that was punched against all rules is read in
+/// place.
 fn page_words(frames: &Frames, gpa: Gpa) -> Option<PageWords> {
     let bytes: [u8; size_of::<PageWords>()] = bytes_at(frames, gpa)?;
     Some(words_of(&bytes))

@@ -8,19 +8,19 @@ use ebb_store::{Page, Store};
 use ebb_units::{FRAME_BYTES, FrameRange, Gpa};
 use ebb_vm::Ram;
 
-/// RAM as the guest would read it. A frame whose content is in the store has a
-/// hole in the file: it is read from the store word by word, and not in place.
+/// RAM as the guest would read it. A frame whose content is in the store is a hole in the file: it
+/// is read from the store word by word, and not in place.
 pub struct View<'a> {
-    /// The RAM.
+    /// The VM's RAM.
     pub ram: &'a Ram,
-    /// Where its content is.
+    /// The ledger: where the content of each frame is.
     pub ledger: &'a Ledger,
-    /// What is not in memory.
+    /// The store, with the content of evicted frames.
     pub store: &'a dyn Store,
 }
 
 impl View<'_> {
-    /// `None` also when the slot was given to another frame meanwhile.
+    /// Reads from a slot. `None` also if the slot has been given to another frame meanwhile.
     fn saved<const COUNT: usize>(&self, slot: u64, gpa: Gpa) -> Option<[u8; COUNT]> {
         let mut page: Page = [0; FRAME_BYTES as usize];
         self.store.load(slot, &mut page).ok()?;
@@ -46,7 +46,8 @@ impl View<'_> {
     }
 }
 
-/// Metadata under watch is protected against writes only.
+/// Whether a frame of this content can be read in place. Watched metadata is protected against
+/// writes only.
 pub(crate) fn readable(content: Content) -> bool {
     matches!(content, Content::Resident | Content::Clean { .. } | Content::Watch { .. })
 }

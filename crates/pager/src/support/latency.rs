@@ -1,14 +1,14 @@
-//! A histogram of durations: fixed size, lock-free, within 7 % of the truth.
+//! A histogram of durations: fixed size, lock-free, within 7 % of the true value.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Each power of two is split into this many buckets.
+/// Number of buckets into which each power of two is split.
 const PARTS: u64 = 8;
 const BUCKETS: usize = 64 * PARTS as usize;
 
-/// Durations counted by size.
+/// Durations, counted by size.
 pub struct Latency {
     buckets: [AtomicU64; BUCKETS],
 }
@@ -20,7 +20,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Counts one.
+    /// Counts one duration.
     pub fn record(&self, took: Duration) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         if let Some(bucket) = self.buckets.get(bucket(ns)) {
@@ -28,8 +28,8 @@ impl Latency {
         }
     }
 
-    /// The duration that `percent` of those counted did not exceed, in ns;
-    /// `None` before the first.
+    /// Returns the duration, in ns, that `percent` of the counted ones did not exceed; `None`
+    /// before the first.
     pub fn percentile_ns(&self, percent: u64) -> Option<u64> {
         let total: u64 = self.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum();
         let rank = (total * percent).div_ceil(100).max(1);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 const PART: usize = 1024;
 
-/// Zeros, in parts that take memory once they are needed.
+/// Numbers that start as zero, in parts that get memory when they are first needed.
 pub(crate) struct Sparse {
     parts: Vec<OnceLock<Box<[AtomicU32; PART]>>>,
 }
@@ -16,20 +16,20 @@ impl Sparse {
         Sparse { parts: (0..count.div_ceil(PART as u64)).map(|_| OnceLock::new()).collect() }
     }
 
-    /// All are zero from now on.
+    /// Sets all numbers to zero.
     pub(crate) fn clear(&self) {
         let parts = self.parts.iter().filter_map(OnceLock::get);
         parts.flat_map(|part| part.iter()).for_each(|number| number.store(0, Release));
     }
 
-    /// The number, if it may be anything but zero.
+    /// Returns the number; `None` only if it is zero, or beyond the end.
     pub(crate) fn get(&self, index: u64) -> Option<&AtomicU32> {
         let part = self.parts.get(usize::try_from(index).ok()? / PART)?.get()?;
         part.get(index as usize % PART)
     }
 
-    /// Whether one of `count` numbers from `first` on is not zero. What was never set costs
-    /// a look for each part, not for each number.
+    /// Whether one of `count` numbers from `first` on is not zero. A part that was never set costs
+    /// one look, not one for each number.
     pub(crate) fn has_any(&self, first: u64, count: u64) -> bool {
         let end = first.saturating_add(count);
         let parts = first / PART as u64..end.div_ceil(PART as u64);
@@ -44,7 +44,7 @@ impl Sparse {
         })
     }
 
-    /// The number, to be set; `None`: beyond the end.
+    /// Returns the number, to be set; `None`: it is beyond the end.
     pub(crate) fn make(&self, index: u64) -> Option<&AtomicU32> {
         let part = self.parts.get(usize::try_from(index).ok()? / PART)?;
         let part = part.get_or_init(|| Box::new([const { AtomicU32::new(0) }; PART]));

@@ -13,16 +13,15 @@ use crate::fault::hand::Hand;
 use crate::frames::errors::is_gone;
 use crate::pager::Pager;
 
-/// Runs until it is stopped or its VMM ends.
+/// The fault thread. It runs until it is stopped or its VMM ends.
 pub struct FaultThread {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
 impl FaultThread {
-    /// Begins to serve. `vmm` becomes readable at the VMM's end; `ended` is
-    /// called then, or when faults cannot be read any more, with the reason; not after a
-    /// panic ([`Pager::on_panic`]).
+    /// Begins to serve. `vmm` becomes readable at the VMM's end. `ended` is called then, or with
+    /// the reason when faults cannot be read any more, but not after a panic ([`Pager::on_panic`]).
     ///
     /// # Errors
     /// As eventfd(2) and pthread_create(3).
@@ -34,7 +33,7 @@ impl FaultThread {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stopped = stop.try_clone()?;
         let run = move || match pager.catch(|| serve_until(&pager, &vmm, &stopped)) {
-            // Whoever is told of panics was told.
+            // The function that is told of panics was called.
             None | Some(Ok(End::Stopped)) => {}
             Some(Ok(End::VmmGone)) => ended(Ok(())),
             Some(Err(error)) => ended(Err(error)),
@@ -89,10 +88,11 @@ fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> 
     }
 }
 
-/// Reads that are served before it is looked whether to stop: a VMM may raise faults without end.
+/// Most reads that are served before the thread checks whether to stop: a VMM may raise faults
+/// without end.
 const READS_AT_MOST: usize = 64;
 
-/// Serves what waits, without going back to sleep in between.
+/// Serves the faults that wait, without sleeping in between.
 fn serve_waiting(pager: &Pager, events: &mut Events, hand: &mut Hand) -> io::Result<()> {
     for _ in 0..READS_AT_MOST {
         let mut any = false;

@@ -17,7 +17,7 @@ pub struct RefillThreads {
 }
 
 impl RefillThreads {
-    /// Begins to refill, on so many threads, 64 at most.
+    /// Begins to refill on `count` threads, 64 at most.
     ///
     /// # Errors
     /// As pthread_create(3).
@@ -36,15 +36,15 @@ impl RefillThreads {
 }
 
 impl Drop for RefillThreads {
-    /// Ends the threads after what waits is served. The fault thread must have
-    /// ended before.
+    /// Ends the threads after all waiting faults are served. The fault thread must have ended
+    /// before.
     fn drop(&mut self) {
         self.pager.faults().jobs().close();
         for thread in self.threads.drain(..) {
             // A panic of that thread was caught.
             let _ = thread.join();
         }
-        // Of threads that could not be started, or that ended early.
+        // Serves what threads left that could not be started, or that ended early.
         self.pager.catch(|| run(&self.pager));
     }
 }
@@ -66,7 +66,7 @@ fn run(pager: &Pager) {
         };
         keeps = true;
         if pager.room().may_halt() {
-            // Nobody makes room: what is elsewhere comes at once, the rest once there is some.
+            // Nobody makes room: evicted content comes back at once, the rest once there is room.
             if pager.room().leave_waiting(job.fault) {
                 continue;
             }

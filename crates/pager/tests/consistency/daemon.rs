@@ -1,5 +1,5 @@
-//! A daemon with all that it knows: the project's own pager, ledger, store and
-//! hashes, joined as `ebbd` joins them.
+//! A daemon with all that it knows: the project's own pager, ledger, store and hashes, joined as
+//! `ebbd` joins them.
 
 use std::io;
 use std::ops::Range;
@@ -17,15 +17,15 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use crate::fuse::Fuse;
 use crate::machine::{FakeDisk, Machine, page_of};
 
-/// A rule that is left out, to see that its absence is found.
+/// A rule that is left out, to see that the test finds its absence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Broken {
     Nothing,
-    /// What rests on a block stays there when the block changes.
+    /// Frames that a block backs stay evicted when the block changes.
     Vacate,
-    /// A block is still found by what it was before.
+    /// A block is still found by its old content.
     Forget,
-    /// A frame in a device's hands may be evicted.
+    /// A frame that a device uses may be evicted.
     Pin,
 }
 
@@ -48,7 +48,7 @@ pub struct Device {
 }
 
 impl Daemon {
-    /// Takes a VM that nobody held before, or one as the daemon before left it.
+    /// Attaches a VM, or (`adopt`) recovers one as the daemon before left it.
     pub fn over(machine: &Machine, disk: &Arc<FakeDisk>, broken: Broken, adopt: bool) -> Daemon {
         let path = machine.run().join("ledger");
         let mut held = Vec::new();
@@ -109,7 +109,7 @@ impl Daemon {
         Arc::clone(&self.device)
     }
 
-    /// What a word says a frame holds that has no memory.
+    /// Returns what a non-resident frame holds by its word.
     pub fn elsewhere(&self, content: Content, disk: &FakeDisk) -> Result<Page, StoreError> {
         let mut page = page_of(0);
         match content {
@@ -124,7 +124,7 @@ impl Daemon {
         Ok(page)
     }
 
-    /// Slots that are in use, and how many have a word that names them, or a frame that keeps them.
+    /// Returns the number of slots in use, and how many of them a word names or a frame keeps.
     pub fn slots(&self) -> (u64, u64) {
         let saved = |(_, content): &(FrameRange, Content)| matches!(content, Content::Saved { .. });
         let runs = self.pager.ledger().runs().filter(saved);
@@ -133,8 +133,8 @@ impl Daemon {
         (self.store.usage().disk_slots_used, named + kept)
     }
 
-    /// It was killed while the thread of this name, if any, was at work. What it had
-    /// stays as it was, with nobody to use it.
+    /// Kills the daemon while the thread of this name, if any, is at work. What it had stays as it
+    /// was, and nothing uses it.
     pub fn killed(mut self, at_work: Option<&str>) {
         let (faults, refills) = (self.faults.take(), self.refills.take());
         match at_work {
@@ -152,7 +152,7 @@ impl Daemon {
 }
 
 impl Device {
-    /// A read request: `count` blocks into frames in a row. As `Job::tell` and `Port`.
+    /// A read request: reads `count` blocks into consecutive frames. As `Job::tell` and `Port`.
     pub fn read(&self, block: u64, first: Gfn, count: u64) -> io::Result<()> {
         for (block, gfn) in (block..block + count).zip(FrameRange::new(first, count).frames()) {
             let page = self.disk.blocks()[block as usize];
@@ -234,7 +234,7 @@ impl Disk for Source {
     }
 }
 
-/// Where frames come and go: right before a punch, and right after a page is there.
+/// Points right before a punch, and right after a page has come.
 struct Points(Arc<Fuse>);
 
 impl IoMapping for Points {

@@ -1,12 +1,11 @@
-//! Where a daemon can be killed: in the middle of what it does.
+//! Points where a daemon can be killed: in the middle of what it does.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::Sender;
 
-/// Burns a little at each point; when it has burnt down, the thread that is there
-/// stops for ever, as one of a process that was killed: what it held stays held, what
-/// it knew is lost.
+/// Burns a little at each point. When it has burnt down, the thread that is there stops for ever,
+/// as one of a process that was killed: its locks stay locked, what it knew is lost.
 pub struct Fuse {
     left: AtomicI64,
     blown: AtomicBool,
@@ -24,7 +23,7 @@ impl Fuse {
         self.left.store(points, Ordering::SeqCst);
     }
 
-    /// `true`: it had not blown, and will not.
+    /// Puts the fuse out. `true`: it had not blown, and will not.
     pub fn put_out(&self) -> bool {
         self.left.store(0, Ordering::SeqCst);
         !self.blown.load(Ordering::SeqCst)

@@ -1,14 +1,14 @@
-//! The consistency rule, against a simple reference: *before a block of a disk
-//! changes, nothing rests on it.*
+//! The consistency rule, against a simple reference: *before a block of a disk changes, no frame is
+//! backed by it.*
 //!
-//! A guest reads and writes its memory, its disk moves blocks, frames in use are
-//! evicted and come back; the daemon is killed, at rest or in the middle of any of
-//! that, and followed by another; the VM is killed with it, and only the disk stays.
-//! After each step every byte of memory and disk is what the reference says, wherever
-//! it is, and no frame rests on a block with another content.
+//! A guest reads and writes its memory, its disk moves blocks, frames in use are evicted and come
+//! back. The daemon is killed, while idle or in the middle of any of that, and followed by another.
+//! The VM is killed with it, and only the disk stays. After each step every byte of memory and disk
+//! is what the reference says, wherever it is, and no frame is backed by a block with another
+//! content.
 //!
-//! Real are the userfaultfd, the RAM file, the ledger, the pager with its threads, the
-//! swap file and the hashes. The disk is an array, and the guest a thread of the test.
+//! The userfaultfd, the RAM file, the ledger, the pager with its threads, the swap file and the
+//! hashes are real. The disk is an array, and the guest a thread of the test.
 //!
 //! `EBB_SEED=N` repeats a run; a failure is shrunk, and printed with its seed.
 
@@ -32,7 +32,7 @@ use play::{Action, Crash, Step, play};
 
 const CASES: u32 = 40;
 const HUGE_CASES: u32 = 20;
-/// Enough for each broken rule to be found.
+/// Enough cases for each broken rule to be found.
 const CONTROL_CASES: u32 = 200;
 const STEPS: std::ops::Range<usize> = 10..40;
 const SHRINKS_MAX: u32 = 100;
@@ -89,7 +89,8 @@ fn run(grain: Grain, broken: Broken, cases: u32, seed: u64) -> Result<(), TestEr
     TestRunner::new_with_rng(config, rng).run(&steps, |steps| play(&steps, grain, broken))
 }
 
-/// A daemon that was killed takes its descriptors with it; here they stay.
+/// Raises the limit of open files: a killed daemon takes its descriptors with it, but here they
+/// stay.
 fn allow_many_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
@@ -110,7 +111,7 @@ fn nothing_rests_on_a_block_that_changed() {
     holds(Grain::Frame, CASES);
 }
 
-/// What one huge page brings may be elsewhere, frame by frame.
+/// The memory of one huge page may be evicted frame by frame.
 #[test]
 fn nothing_rests_on_a_block_that_changed_in_huge_pages() {
     testkit::require!(available());

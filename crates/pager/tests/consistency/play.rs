@@ -1,4 +1,4 @@
-//! A play of steps, and the reference beside it.
+//! A play of steps, and its reference.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -12,7 +12,7 @@ use proptest::test_runner::TestCaseError;
 use crate::daemon::{Broken, Daemon};
 use crate::machine::{BLOCKS, FRAMES, FakeDisk, Machine, page_of};
 
-/// Longer than anything here takes.
+/// Longer than any action here takes.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What happens to memory, disk, or both.
@@ -30,32 +30,32 @@ pub enum Action {
     Discard { block: u64, count: u64 },
     /// Frames are evicted.
     Evict { gfn: u64, count: u64 },
-    /// The VMM takes a frame's memory, as for a balloon: it reads as zeros, or, if it was
-    /// elsewhere, as what it was.
+    /// The VMM punches a frame, as for a balloon: it reads as zeros, or, if it was evicted, as what
+    /// it was.
     Punch { gfn: u64 },
-    /// The store is short: frames give up slots that they keep.
+    /// The store is short of room: frames give up slots that they keep.
     GiveUp { most: u64 },
-    /// All comes back.
+    /// All content comes back.
     GiveBack,
 }
 
 impl Action {
-    /// The front end asks again for what was not answered.
+    /// Whether the front end asks again, if it was not answered.
     fn is_request(self) -> bool {
         matches!(self, Action::DiskRead { .. } | Action::DiskWrite { .. } | Action::Discard { .. })
     }
 
-    /// The guest's own processor, which outlives the daemon.
+    /// Whether the guest's processor does it, which outlives the daemon.
     fn is_guest(self) -> bool {
         matches!(self, Action::Write { .. } | Action::Read { .. })
     }
 }
 
-/// Who dies in the middle of a step, or after it if it has fewer points than that.
+/// A death in the middle of a step, or after it if the step has fewer points than that.
 #[derive(Clone, Copy, Debug)]
 pub struct Crash {
     pub points: i64,
-    /// The VM too.
+    /// Whether the VM dies too.
     pub vmm: bool,
 }
 
@@ -63,11 +63,11 @@ pub struct Crash {
 pub struct Step {
     pub action: Action,
     pub crash: Option<Crash>,
-    /// Everything is evicted at the same time; not together with a crash.
+    /// Whether everything is evicted at the same time; not together with a crash.
     pub evict_beside: bool,
 }
 
-/// What memory and disk are to be, by [`page_of`].
+/// What memory and disk must hold, as seeds of [`page_of`].
 struct Reference {
     memory: [u64; FRAMES as usize],
     disk: [u64; BLOCKS as usize],
@@ -97,7 +97,7 @@ impl Reference {
 
 struct Stage {
     machine: Machine,
-    /// Only between two is there none.
+    /// The daemon; `None` only between two daemons.
     daemon: Option<Daemon>,
     disk: Arc<FakeDisk>,
     reference: Reference,
@@ -108,7 +108,7 @@ fn failed(why: impl Into<String>) -> TestCaseError {
     TestCaseError::fail(why.into())
 }
 
-/// Plays the steps; what is wrong first, if anything.
+/// Plays the steps. Returns the first thing that is wrong, if any.
 pub fn play(steps: &[Step], grain: Grain, broken: Broken) -> Result<(), TestCaseError> {
     let (machine, disk) = (Machine::of(grain), Arc::new(FakeDisk::new()));
     let daemon = Daemon::over(&machine, &disk, broken, false);
@@ -125,7 +125,7 @@ pub fn play(steps: &[Step], grain: Grain, broken: Broken) -> Result<(), TestCase
     played
 }
 
-/// What an action on a thread of its own came to.
+/// The result of an action on a thread of its own.
 type Done = Receiver<Result<(), String>>;
 
 impl Stage {
@@ -146,7 +146,7 @@ impl Stage {
         self.note(action)
     }
 
-    /// It is done: the reference follows.
+    /// Has the reference follow an action that is done.
     fn note(&mut self, action: Action) -> Result<(), TestCaseError> {
         self.reference.apply(action);
         if let Action::Punch { gfn } = action
@@ -195,7 +195,7 @@ impl Stage {
             },
             Action::GiveBack => text(pager.returner().give_back_all().map(drop)),
         };
-        // Nobody listens any more to who was killed.
+        // Nobody listens any more to a killed daemon's action.
         std::thread::spawn(move || drop(tell.send(act())));
         done
     }
@@ -225,8 +225,8 @@ impl Stage {
         }
     }
 
-    /// Another daemon takes the VM up; the front end asks again for what was not
-    /// answered, and the guest touches again what it waited for.
+    /// Has another daemon recover the VM. The front end asks again for what was not answered, and
+    /// the guest touches again what it waited for.
     fn restart(
         &mut self,
         action: Action,
@@ -234,7 +234,7 @@ impl Stage {
         is_over: bool,
         done: &Done,
     ) -> Result<(), TestCaseError> {
-        // The old one's threads first: they would answer too.
+        // The old daemon's threads end first: they would answer too.
         if let Some(daemon) = self.daemon.take() {
             daemon.killed(at_work);
         }
@@ -247,7 +247,8 @@ impl Stage {
         self.note(action)
     }
 
-    /// Of the VM nothing is left. Its last request has reached the disk, in part, or not.
+    /// Starts a new VM: nothing is left of the old one. Its last request has reached the disk,
+    /// partly, or not at all.
     fn start_anew(&mut self, action: Action, at_work: Option<&str>) -> Result<(), TestCaseError> {
         let before = self.reference.disk;
         self.reference.apply(action);
@@ -266,7 +267,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Everything is where it should be, without touching any of it.
+    /// Checks that everything is where it should be, without touching any of it.
     fn check(&self) -> Result<(), TestCaseError> {
         for (block, page) in self.disk.blocks().iter().enumerate() {
             if *page != page_of(self.reference.disk[block]) {
@@ -282,8 +283,8 @@ impl Stage {
         self.check_slots()
     }
 
-    /// Each slot in use has one word that names it, or one frame that keeps it. Who serves a fault
-    /// lets go of the frame a little later than the guest goes on.
+    /// Checks that each slot in use has one word that names it, or one frame that keeps it. A
+    /// thread that serves a fault unlocks the frame a little later than the guest goes on.
     fn check_slots(&self) -> Result<(), TestCaseError> {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -297,7 +298,7 @@ impl Stage {
         }
     }
 
-    /// What a frame holds, wherever that is.
+    /// Returns what a frame holds, wherever that is.
     fn page(&self, gfn: Gfn) -> Result<Page, TestCaseError> {
         let content = self.daemon().pager.ledger().content(gfn);
         let hole = || self.daemon().elsewhere(content, &self.disk);
@@ -307,7 +308,7 @@ impl Stage {
         }
     }
 
-    /// The guest finds all of it, and it can be let go.
+    /// Checks that the guest finds all content, and that the VM can be detached.
     fn end(&self) -> Result<(), TestCaseError> {
         (0..FRAMES).try_for_each(|gfn| wait(&self.begin(Action::Read { gfn })))?;
         wait(&self.begin(Action::GiveBack))?;

@@ -1,4 +1,4 @@
-//! What outlives a daemon: the VM and its disk. And what most daemons over it are made of.
+//! What outlives a daemon: the VM and its disk. Also what most daemons over it are made of.
 
 use std::cell::Cell;
 use std::io;
@@ -19,12 +19,12 @@ use ebb_vm::Region;
 use ebb_vm::ram::{Backing, Ram};
 use tempfile::TempDir;
 
-/// The frames that the guest uses, of its only huge frame.
+/// Number of frames that the guest uses in its only huge frame.
 pub const FRAMES: u64 = 12;
 pub const BLOCKS: u64 = 10;
 const RAM_BYTES: u64 = 2 << 20;
 
-/// A page that is told by a number: zeros, a byte again and again, or a pattern.
+/// Returns the page that a number stands for: zeros, one byte repeated, or a pattern.
 pub fn page_of(seed: u64) -> Page {
     match seed {
         0 | 1 => [seed as u8; FRAME_BYTES as usize],
@@ -32,15 +32,15 @@ pub fn page_of(seed: u64) -> Page {
     }
 }
 
-/// A VM in this very process: the guest is whoever touches `guest`.
+/// A VM in this process: whatever touches `guest` is the guest.
 pub struct Machine {
     pub ram: Arc<Ram>,
     guest: Arc<Mapping>,
     uffd: Uffd,
     run: TempDir,
-    /// Daemons that have held it.
+    /// Number of daemons that have managed it.
     daemons: Cell<u32>,
-    /// The pieces in which its memory is given.
+    /// The grain in which its memory is given.
     pub grain: Grain,
 }
 
@@ -57,7 +57,7 @@ pub fn new_uffd() -> io::Result<Uffd> {
 
 fn small_pages(file: &RamFile) -> Mapping {
     let mapping = Mapping::new(file, 0, RAM_BYTES).unwrap();
-    // A kernel without huge pages has no need to be told.
+    // A kernel without huge pages need not be told.
     let _ = mapping.use_huge_pages(false);
     mapping
 }
@@ -84,7 +84,8 @@ impl Machine {
         ram.files()[place.file].file.punch(place.offset, frames.bytes())
     }
 
-    /// With memory in huge pages, where the host gives them.
+    /// Makes a machine of this grain: with huge pages, if the grain is huge and the host gives
+    /// them.
     pub fn of(grain: Grain) -> Machine {
         let machine = Machine { grain, ..Machine::new() };
         if grain == Grain::Huge {
@@ -93,7 +94,7 @@ impl Machine {
         machine
     }
 
-    /// In the VMM and here.
+    /// Allows or forbids huge pages, in the VMM and in this process.
     pub fn allow_huge_pages(&self, yes: bool) {
         let ours = self.ram.files().iter().map(|file| &file.mapping);
         ours.chain([&*self.guest]).for_each(|mapping| mapping.use_huge_pages(yes).unwrap());
@@ -103,8 +104,8 @@ impl Machine {
         self.run.path()
     }
 
-    /// The swap file for another daemon. It is a copy: the last one's stays locked by
-    /// those of its threads that stopped in the middle.
+    /// Returns the swap file for another daemon. It is a copy: threads of the last daemon that
+    /// stopped in the middle keep its own file locked.
     pub fn swap(&self) -> PathBuf {
         let path = |number| self.run().join(format!("swap{number}"));
         let last = self.daemons.replace(self.daemons.get() + 1);
@@ -119,14 +120,14 @@ impl Machine {
         self.run().join("ledger")
     }
 
-    /// What a pager is made of that holds this VM for the first time: a swap file, no devices, no
-    /// disks.
+    /// Returns the parts of a pager that manages this VM for the first time: a swap file, no
+    /// devices, no disks.
     pub fn parts(&self) -> Parts {
         let end = self.ram.end();
         self.parts_over(Ledger::create(&self.ledger(), end, Tables::WhenSplit).unwrap())
     }
 
-    /// The same for a daemon that takes it up as the one before left it.
+    /// Returns the parts of a pager that recovers the VM as the daemon before left it.
     pub fn parts_left(&self) -> Parts {
         self.parts_over(Ledger::open(&self.ledger(), self.ram.end()).unwrap())
     }
@@ -146,17 +147,17 @@ impl Machine {
         }
     }
 
-    /// A copy, as a daemon takes it out of the VMM.
+    /// Returns a copy of the userfaultfd, as a daemon takes it out of the VMM.
     pub fn uffd(&self) -> Uffd {
         Uffd::from(self.uffd.as_fd().try_clone_to_owned().unwrap())
     }
 
-    /// The guest's processor; its touches fault.
+    /// Returns the guest's processor; its touches fault.
     pub fn guest(&self) -> Guest {
         Guest(Arc::clone(&self.guest))
     }
 
-    /// What a device puts into a frame, through a mapping of its own.
+    /// Writes a page into a frame as a device does, through a mapping of its own.
     pub fn put(ram: &Ram, gfn: Gfn, page: &Page) {
         let words = ram.words(gfn.gpa(), 512).unwrap();
         for (word, bytes) in words.iter().zip(page.as_chunks().0) {
@@ -164,7 +165,7 @@ impl Machine {
         }
     }
 
-    /// What is in the RAM file; none: a hole.
+    /// Returns the page in the RAM file; `None`: a hole.
     pub fn in_file(&self, gfn: Gfn) -> Option<Page> {
         let frame = FrameRange::new(gfn, 1);
         let mut page = [0; FRAME_BYTES as usize];
@@ -176,7 +177,7 @@ impl Machine {
 /// The threads that serve a pager's faults, in the order in which they end.
 pub struct Threads(FaultThread, Option<RefillThreads>);
 
-/// Serves the faults, with so many threads that may wait for content.
+/// Serves the faults, with `refills` refill threads.
 pub fn serve(pager: &Arc<Pager>, refills: usize) -> Threads {
     let refills = (refills > 0).then(|| RefillThreads::start(pager, refills).unwrap());
     let vmm = Process::own().unwrap().as_fd().try_clone_to_owned().unwrap();
@@ -184,7 +185,7 @@ pub fn serve(pager: &Arc<Pager>, refills: usize) -> Threads {
     Threads(FaultThread::start(Arc::clone(pager), vmm, ended).unwrap(), refills)
 }
 
-/// A pager, to whom all first touches of the VM come.
+/// Makes a pager that watches all first touches of the VM.
 pub fn watching(parts: Parts) -> Arc<Pager> {
     let pager = Arc::new(Pager::new(parts).unwrap().0);
     pager.frames().watch_all().unwrap();
@@ -201,7 +202,7 @@ impl Guest {
         }
     }
 
-    /// Takes all of it out of the page table.
+    /// Removes all of it from the page table.
     pub fn forget(&self) {
         self.0.forget(0, RAM_BYTES).unwrap();
     }

@@ -1,24 +1,24 @@
-//! The choice itself.
+//! Choosing what each mechanism has to do.
 
 use super::spread::spread;
 use super::{Driver, Mechanism, Offer, PAGE_BYTES, Refusal, Wish};
 
-/// What each mechanism is to have done, and which of them has the most to do.
+/// What each mechanism has to do, and which of them has the most to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// What brings the VM to its size.
+    /// The mechanism that has the most to do.
     pub mechanism: Mechanism,
-    /// Why this one, in words.
+    /// Why this mechanism, in words.
     pub reason: String,
-    /// What each device is to have plugged, in their order.
+    /// Bytes that each device is to have plugged, in the order of the devices.
     pub requested_bytes: Vec<u64>,
-    /// What the balloon is to hold.
+    /// Bytes that the balloon is to hold.
     pub ballooned_bytes: u64,
-    /// What is to be taken in the shared allocator.
+    /// Bytes to be hard-reclaimed from the shared allocator.
     pub hard_bytes: u64,
 }
 
-/// What is to be done for `wish`. `floor_bytes`: no guest lives with less.
+/// Plans the way to `wish`. `floor_bytes`: the least that a guest lives with.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -41,7 +41,7 @@ pub fn plan(offer: &Offer, wish: &Wish, floor_bytes: u64) -> Result<Plan, Refusa
 }
 
 impl Plan {
-    /// Whether the guest can do its part.
+    /// Checks that the guest can do its part.
     ///
     /// # Errors
     /// [`Refusal::DriverAbsent`].
@@ -59,7 +59,7 @@ impl Plan {
     }
 }
 
-/// Nothing is to change but what is asked for below.
+/// A plan that changes nothing.
 fn now(offer: &Offer) -> Plan {
     Plan {
         mechanism: Mechanism::VirtioMem,
@@ -70,8 +70,8 @@ fn now(offer: &Offer) -> Plan {
     }
 }
 
-/// Of its own accord: blocks beyond what the VM began with, and the gentlest that there is
-/// below.
+/// Plans without a mechanism asked for: by blocks above what the VM began with, and below by the
+/// gentlest mechanism that there is.
 fn by_size(offer: &Offer, bytes: u64) -> Result<Plan, Refusal> {
     if bytes > offer.max_bytes() {
         let grows = !offer.devices.is_empty();
@@ -83,7 +83,7 @@ fn by_size(offer: &Offer, bytes: u64) -> Result<Plan, Refusal> {
     let taken = offer.initial_bytes.saturating_sub(bytes);
     let (taker, why) = match inside(offer) {
         Some(inside) => inside,
-        // Nothing was taken either.
+        // There is nothing to take.
         None if taken == 0 => (Mechanism::VirtioMem, ""),
         None => return Err(Refusal::NothingTakes(offer.initial_bytes)),
     };
@@ -108,7 +108,7 @@ fn beyond_reason(offer: &Offer) -> String {
     format!("what goes beyond the {initial} that it began with comes and goes in blocks")
 }
 
-/// What takes from the memory that the VM began with.
+/// The mechanism that takes memory that the VM began with.
 fn inside(offer: &Offer) -> Option<(Mechanism, &'static str)> {
     if offer.hard_bytes.is_some() {
         return Some((Mechanism::HyperAlloc, "its kernel shares its allocator"));
@@ -165,7 +165,7 @@ fn by_balloon(offer: &Offer, bytes: u64, now: Plan) -> Result<Plan, Refusal> {
     let max = offer.size_bytes() + balloon.ballooned_bytes;
     let ballooned_bytes = max.checked_sub(bytes);
     let ballooned_bytes = ballooned_bytes.ok_or(Refusal::TooLarge { bytes, max, grows: true })?;
-    // QEMU counts the balloon against what the VM began with, and refuses all of it.
+    // QEMU counts the balloon against what the VM began with, and refuses a balloon of all of it.
     if ballooned_bytes >= offer.initial_bytes {
         let min = (max + PAGE_BYTES).saturating_sub(offer.initial_bytes);
         return Err(Refusal::TooSmall { bytes, min, by });
@@ -187,7 +187,7 @@ fn asked() -> String {
     "asked for".into()
 }
 
-/// Blocks are whole.
+/// Checks that the size is reached by whole blocks.
 fn check_whole(offer: &Offer, plugged: u64, bytes: u64) -> Result<(), Refusal> {
     let block = offer.block_bytes();
     match plugged % block {
@@ -198,7 +198,7 @@ fn check_whole(offer: &Offer, plugged: u64, bytes: u64) -> Result<(), Refusal> {
     }
 }
 
-/// Pages are; HyperAlloc takes a huge frame more if need be.
+/// Checks that the size is reached by whole pages. HyperAlloc takes one huge frame more if need be.
 fn check_pieces(by: Mechanism, bytes: u64, taken: u64) -> Result<(), Refusal> {
     let odd = taken % PAGE_BYTES;
     if by == Mechanism::HyperAlloc || odd == 0 {
@@ -208,8 +208,8 @@ fn check_pieces(by: Mechanism, bytes: u64, taken: u64) -> Result<(), Refusal> {
     Err(Refusal::NotWhole { bytes, below, block: PAGE_BYTES, by })
 }
 
-/// What each device is to have plugged so that those of some nodes have `plugged` in all:
-/// the difference to what was requested of them is shared evenly.
+/// Returns the bytes that each device is to have plugged so that the devices of the chosen nodes
+/// have `plugged` bytes in all. The difference to what was requested of them is shared evenly.
 fn requested(offer: &Offer, plugged: u64, takes_part: impl Fn(u32) -> bool) -> Vec<u64> {
     let devices = &offer.devices;
     let part = |device: &super::Device| takes_part(device.node);
@@ -389,8 +389,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is planned leads to the size wished for, and once it is reached nothing more
-        /// is to be done.
+        /// A plan leads to the target size, and once the size is reached, nothing more has to be
+        /// done.
         #[test]
         fn a_plan_leads_to_the_size_and_stays(
             plugged in prop::collection::vec(0u64..8192, 0..4),

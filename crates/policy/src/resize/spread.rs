@@ -1,12 +1,12 @@
 //! Sharing a change among devices.
 
-/// Shares `bytes` in whole blocks among those that have room, as evenly as that goes. What
-/// finds no room, or is less than a block, is shared by nobody.
+/// Shares `bytes` in whole blocks among those with room, as evenly as possible. What finds no room,
+/// or is less than a block, goes to nobody.
 pub fn spread(bytes: u64, block_bytes: u64, rooms: &[u64]) -> Vec<u64> {
     let block = block_bytes.max(1);
     let mut shares = vec![0; rooms.len()];
     let mut left = bytes / block * block;
-    // Each turn uses up the room of one at least, or all that is left.
+    // Each round uses up the room of at least one, or all that is left.
     for _ in 0..=rooms.len() {
         let room = |index: usize, shares: &[u64]| (rooms[index] - shares[index]) / block * block;
         let open: Vec<usize> = (0..rooms.len()).filter(|&i| room(i, &shares) > 0).collect();

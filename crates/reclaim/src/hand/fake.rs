@@ -1,4 +1,4 @@
-//! Memory that is made up, for tests of the hand.
+//! Made-up memory for tests of the hand.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -13,7 +13,7 @@ use crate::cost::Page;
 
 pub(super) const WINDOW: u64 = FRAMES_PER_HUGE;
 
-/// Memory of one kind; what is not there is a hole.
+/// Memory of one kind. What is not `there` is a hole.
 pub(super) struct Fake {
     pub(super) kind: PageKind,
     pub(super) there: Vec<bool>,
@@ -22,18 +22,18 @@ pub(super) struct Fake {
     pub(super) kernel: Range<u64>,
     pub(super) forgotten: RefCell<Vec<Vec<FrameRange>>>,
     pub(super) looks: Vec<u64>,
-    /// So many windows of the page table were read.
+    /// How many windows of the page table were read.
     pub(super) reads: Cell<usize>,
     pub(super) now: Cell<Instant>,
-    /// So many frames are forgotten at once; `None`: that fails.
+    /// Most frames to forget at once; `None`: forgetting fails.
     pub(super) forgets: Option<u64>,
-    /// It takes so long to forget.
+    /// How long forgetting takes.
     pub(super) forgetting: Duration,
-    /// And to look at a window.
+    /// How long it takes to look at a window.
     pub(super) looking: Duration,
-    /// How frames go that were not broken up.
+    /// How the frames of windows that were not broken up are evicted.
     pub(super) piece: Piece,
-    /// `None`: that fails.
+    /// Windows that were broken up; `None`: breaking up fails.
     pub(super) broken: RefCell<Option<Vec<HugeFrame>>>,
 }
 

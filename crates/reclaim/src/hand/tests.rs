@@ -2,12 +2,12 @@ use super::fake::{Fake, WINDOW};
 use super::windows::RIPE;
 use super::*;
 
-/// A hand over these windows, and the time.
+/// A hand over this many windows, and the current time.
 fn hand(windows: u64) -> (Hand, Instant) {
     (Hand::new(Gfn(windows * WINDOW)), Instant::now())
 }
 
-/// What is to go at that time.
+/// What the hand chooses at that time.
 fn choose(hand: &mut Hand, memory: &mut Fake, want: usize, now: Instant) -> Vec<Gfn> {
     memory.now.set(now);
     hand.choose(memory, want, now + 3600 * SECOND).unwrap()
@@ -19,7 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn what_is_used_after_it_was_forgotten_stays() {
     let (mut hand, now) = hand(2);
     let mut memory = Fake::new(2);
-    // All is forgotten before anything is known.
+    // Everything is forgotten before anything is known.
     choose(&mut hand, &mut memory, 1, now);
     memory.touch(100..1024);
     let mut chosen = choose(&mut hand, &mut memory, 100, now + SECOND);
@@ -33,7 +33,7 @@ fn what_had_no_time_to_be_used_again_counts_as_used() {
         for forgetting in [Duration::ZERO, SECOND] {
             let (mut hand, now) = hand(1);
             let mut memory = Fake { forgetting, ..Fake::new(1) };
-            // The last ones are used before, the others after.
+            // The last frames are used before the forgetting, the others after it.
             memory.mapped.borrow_mut()[..500].fill(false);
             choose(&mut hand, &mut memory, 1, now);
             memory.touch(0..500);
@@ -48,7 +48,7 @@ fn what_had_no_time_to_be_used_again_counts_as_used() {
 fn one_round_finds_everything_once() {
     let (mut hand, now) = hand(40);
     let mut memory = Fake::new(40);
-    // Two holes, and nothing may go.
+    // There are two holes, and nothing may be evicted.
     memory.there[..2 * WINDOW as usize].fill(false);
     memory.there[30 * WINDOW as usize..33 * WINDOW as usize].fill(false);
     memory.stays = Box::new(|_| true);
@@ -106,7 +106,7 @@ fn little_is_looked_at_for_little() {
     assert_eq!(once, memory.looks, "it goes on");
 }
 
-/// Where all is at work it is looked further, but not without end.
+/// If all frames are in use, the hand looks further, but not without end.
 #[test]
 fn what_rests_is_found_further_on() {
     let (mut hand, now) = hand(64);
@@ -130,12 +130,12 @@ fn what_somebody_else_forgets_was_seen() {
     memory.touch(0..100);
     let chosen = choose(&mut hand, &mut memory, 12, now + SECOND);
     assert!(chosen.iter().all(|gfn| gfn.0 >= 500), "{chosen:?}");
-    // A turn began then.
+    // A turn began when the page table was emptied.
     assert_eq!(memory.forgotten.take().concat(), []);
 }
 
-/// Page cache that came back is no more at work than what came for the first time; other memory is
-/// as much at work as what was used all the time.
+/// Page cache that comes back is no more in use than page cache that came for the first time. Other
+/// memory that comes back is as much in use as memory that was used all the time.
 #[test]
 fn what_comes_back_soon_was_at_work() {
     for (kind, goes) in [(PageKind::File, 300), (PageKind::Anonymous, 0)] {
@@ -161,11 +161,11 @@ fn forgetting_is_batched_and_rare() {
     let batches = memory.forgotten.borrow().clone();
     assert_eq!(batches.len(), 1);
     let [range] = batches[0][..] else { panic!("{batches:?}") };
-    // No more than is looked at before long, also where nothing was looked at before.
+    // No more is forgotten than is soon looked at, even if nothing was looked at before.
     assert_eq!((range.start, range.count), (Gfn(0), 2048 * LOOKS_LEAST as u64));
 }
 
-/// However long it takes.
+/// There is a pause, however long forgetting takes.
 #[test]
 fn after_forgetting_there_is_a_pause() {
     let (mut hand, now) = hand(64);
@@ -177,7 +177,7 @@ fn after_forgetting_there_is_a_pause() {
     }
 }
 
-/// Of two windows one is used as a whole each time, of the other nearly nothing is.
+/// One of the two windows is used as a whole each time. Of the other, nearly nothing is used.
 #[test]
 fn where_it_is_of_no_use_forgetting_is_rarer() {
     let (mut hand, mut now) = hand(2);
@@ -207,19 +207,19 @@ fn units_go_whole_or_not_at_all() {
     let chosen = choose(&mut hand, &mut memory, 512, now);
     assert!(chosen.iter().map(|gfn| gfn.0).eq(1536..2048), "{chosen:?}");
     memory.evict(&chosen);
-    // The one with the frame that was used.
+    // The next choice has the frame that was used.
     let chosen = choose(&mut hand, &mut memory, 512, now);
     assert!(chosen.iter().map(|gfn| gfn.0).eq(0..512), "{chosen:?}");
     memory.evict(&chosen);
     assert_eq!(choose(&mut hand, &mut memory, 512, now), []);
 }
 
-/// Of a huge page each use is a use of all of it.
+/// Uses a huge page: each use is a use of all of it.
 fn used_as_a_whole(memory: &Fake, window: u64) {
     memory.touch(window * WINDOW..(window + 1) * WINDOW);
 }
 
-/// A hand that has forgotten these windows, a second ago, in memory of huge pages from then on.
+/// A hand that forgot these windows a second ago, over memory in huge pages from then on.
 fn hand_over_huge_pages(windows: u64) -> (Hand, Fake, Instant) {
     let (mut hand, now) = hand(windows);
     let mut memory = Fake { stays: Box::new(|_| true), ..Fake::new(windows) };
@@ -241,11 +241,12 @@ fn what_rests_goes_whole_and_what_is_at_work_is_broken_up() {
     assert!(chosen.iter().all(|gfn| gfn.huge().0 == 3) && chosen.len() == 512);
     memory.evict(&chosen);
     assert_eq!(broken(&memory), []);
-    // Two windows, for as much as is likely to rest in them; what does is not known at once.
+    // Two windows, for as much as is likely to be at rest in them. Which frames are is not known
+    // yet.
     assert_eq!(choose(&mut hand, &mut memory, 200, now).len(), 0);
     let windows = broken(&memory);
     assert_eq!(windows.len(), 2, "{windows:?}");
-    // A turn later it is.
+    // It is known a turn later.
     let rests = windows[0].0 * WINDOW + 7;
     let first = (0..6).map(|_| {
         now += 3 * SECOND;
@@ -256,7 +257,7 @@ fn what_rests_goes_whole_and_what_is_at_work_is_broken_up() {
     assert!(first.collect::<Vec<_>>().contains(&Some(Gfn(rests))));
 }
 
-/// Where something at work had to go, what is to be looked at later is broken up in time.
+/// If something in use had to be evicted, windows ahead are broken up in time.
 #[test]
 fn windows_are_broken_up_ahead_for_as_much_as_had_to_go() {
     let (mut hand, mut memory, mut now) = hand_over_huge_pages(8);
@@ -289,7 +290,7 @@ fn what_was_at_work_and_is_used_no_more_goes_whole() {
     assert_eq!(memory.broken.borrow().as_deref(), Some(&[][..]));
 }
 
-/// A device uses one of its frames, say.
+/// For example, if a device uses one of its frames.
 #[test]
 fn what_rests_but_for_a_part_that_stays_is_broken_up() {
     let (mut hand, mut memory, now) = hand_over_huge_pages(1);
@@ -297,7 +298,7 @@ fn what_rests_but_for_a_part_that_stays_is_broken_up() {
     let mut gone = choose(&mut hand, &mut memory, 512, now);
     assert_eq!(memory.broken.borrow().as_deref(), Some(&[HugeFrame(0)][..]));
     gone.sort_unstable();
-    // So much of it is likely to go.
+    // This much of it is likely to be evicted.
     assert!(gone.iter().map(|gfn| gfn.0).eq((0..129).filter(|gfn| *gfn != 7)), "{gone:?}");
 }
 
@@ -333,7 +334,7 @@ fn what_is_at_work_and_what_the_kernel_has_is_counted() {
     memory.mapped.borrow_mut().fill(false);
     memory.touch(0..300);
     memory.stays = Box::new(|_| true);
-    // What memory begins with tells nothing of what follows.
+    // The first window says nothing about those after it.
     choose(&mut hand, &mut memory, 1, now);
     assert_eq!((hand.active_frames(), hand.kernel_frames()), (None, 100));
     while !hand.is_barren() {
@@ -342,7 +343,7 @@ fn what_is_at_work_and_what_the_kernel_has_is_counted() {
     assert_eq!((hand.active_frames(), hand.kernel_frames()), (Some(300), 100));
 }
 
-/// What empties before the hand comes there is waited for no more.
+/// A window that becomes empty before the hand arrives is waited for no longer.
 #[test]
 fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
     let (mut hand, mut now) = hand(600);
@@ -351,7 +352,7 @@ fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
         memory.mapped.borrow_mut().copy_from_slice(&memory.there);
         choose(hand, memory, want, now);
     };
-    // Fast, so that much is forgotten ahead.
+    // Fast steps, so that much is forgotten ahead.
     for _ in 0..1000 {
         if hand.windows.pending() >= 50_000 {
             break;
@@ -372,7 +373,7 @@ fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
     assert!(!memory.forgotten.take().concat().is_empty(), "{} pending", hand.windows.pending());
 }
 
-/// Memory that was given back is nobody's work, nor the kernel's.
+/// Memory that was returned is in use by nobody, not even by the kernel.
 #[test]
 fn what_is_gone_is_not_at_work_for_good() {
     let (mut hand, mut now) = hand(16);
@@ -388,18 +389,19 @@ fn what_is_gone_is_not_at_work_for_good() {
     };
     assert_eq!(turn(&mut hand, &mut memory, 20), (Some(16 * WINDOW), 16 * WINDOW));
     memory.there[WINDOW as usize..].fill(false);
-    // What was evicted is missed for a while; of the kernel's what is in memory counts.
+    // What was evicted counts as in use for a while. Of the kernel's memory, only what is resident
+    // counts.
     assert_eq!(turn(&mut hand, &mut memory, 4), (Some(16 * WINDOW), WINDOW));
     assert_eq!(turn(&mut hand, &mut memory, 60), (Some(WINDOW), WINDOW));
 }
 
-/// What rests and may not go is no choice: it is looked further for what may.
+/// Frames at rest that must stay are no choice: the hand looks further for others.
 #[test]
 fn what_rests_and_stays_does_not_end_the_search() {
     let (mut hand, mut now) = hand(64);
     let mut memory = Fake::new(64);
     memory.mapped.borrow_mut().fill(false);
-    // Of the first windows a half is at work, and a half rests and stays.
+    // Half of the first windows is in use. The other half is at rest and must stay.
     let is_hot = |gfn: u64| gfn < 32 * WINDOW && gfn % WINDOW < 256;
     memory.stays = Box::new(move |gfn| gfn < 32 * WINDOW && !is_hot(gfn));
     let mut hot = 0;
@@ -409,11 +411,11 @@ fn what_rests_and_stays_does_not_end_the_search() {
         let chosen = choose(&mut hand, &mut memory, 512, now);
         hot += chosen.iter().filter(|gfn| is_hot(gfn.0)).count();
     }
-    // The search has an end, but what it found there is no reason to end it.
+    // The search ends, but not because of what it found there.
     assert!(hot <= 2 * 512, "{hot} of 20 steps of 512");
 }
 
-/// Its window was empty meanwhile, and so its turn was never ended.
+/// The window was empty meanwhile, so its turn was never ended.
 #[test]
 fn what_comes_back_late_is_used_once() {
     for (seconds, is_due, is_at_work) in
@@ -427,7 +429,7 @@ fn what_comes_back_late_is_used_once() {
         let now = now + seconds * SECOND;
         memory.there.fill(true);
         memory.mapped.borrow_mut().fill(true);
-        // Its turn goes on: nothing is to be forgotten now, or the stop does not get there.
+        // Its turn goes on: nothing is due to be forgotten, or the stop does not get there.
         hand.forgot_at = Some(now).filter(|_| !is_due);
         memory.forgets = Some(0);
         choose(&mut hand, &mut memory, 1, now);
@@ -436,8 +438,8 @@ fn what_comes_back_late_is_used_once() {
     }
 }
 
-/// A thread of the VMM is stopped meanwhile: there is no time for more. What was not forgotten was not
-/// unused because of that.
+/// A thread of the VMM is stopped meanwhile, so there is no time for more. What was not forgotten
+/// does not count as unused for that reason.
 #[test]
 fn what_is_not_forgotten_at_once_is_the_next_time() {
     let (mut hand, now) = hand(8);
@@ -449,7 +451,7 @@ fn what_is_not_forgotten_at_once_is_the_next_time() {
     assert_eq!(is_due, [false, false, false, true]);
 }
 
-/// Somebody traces the VMM, say.
+/// For example, if somebody traces the VMM.
 #[test]
 fn where_nothing_can_be_forgotten_it_is_chosen_by_what_is_known() {
     let (mut hand, now) = hand(1);
@@ -461,7 +463,7 @@ fn where_nothing_can_be_forgotten_it_is_chosen_by_what_is_known() {
     chosen.sort_unstable();
     assert!(chosen.iter().map(|gfn| gfn.0).eq(500..512), "{chosen:?}");
     assert!(hand.take_failure().is_some() && hand.take_failure().is_none());
-    // It is tried again.
+    // The hand tries again.
     memory.forgets = Some(u64::MAX);
     memory.forgotten.borrow_mut().clear();
     choose(&mut hand, &mut memory, 1, now + 4 * SECOND);
@@ -469,7 +471,7 @@ fn where_nothing_can_be_forgotten_it_is_chosen_by_what_is_known() {
     assert!(hand.take_failure().is_none());
 }
 
-/// What is read of the page table for it is in proportion to what a stop gets to.
+/// What the hand reads of the page table to forget is in proportion to what a stop gets to.
 #[test]
 fn no_more_is_read_than_a_stop_gets_to() {
     let (mut hand, now) = hand(400);
@@ -499,7 +501,7 @@ fn few_ranges_are_forgotten_at_once() {
     assert_eq!(memory.forgotten.take().concat().len(), FORGET_RANGES);
 }
 
-/// Of three windows two are due, and the one between them soon, or not for a while.
+/// Two of three windows are due. The one between them is due soon, or not for a while.
 #[test]
 fn what_is_due_soon_is_forgotten_in_a_row_with_what_is_due() {
     for (later, ranges) in [(TURN_AT_REST / 2, 2), (TURN_AT_REST / 5, 1)] {

@@ -7,16 +7,21 @@ use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 use super::LOOKS_A_WINDOW;
 use crate::uses::Uses;
 
-/// What was used before its window was forgotten had no time to be used again before this.
+/// Shortest time from forgetting a window until it is ripe. Frames in use had no time to be used
+/// again before.
 pub const RIPE: Duration = Duration::from_millis(300);
-/// A turn where nothing but what rests had to go; none that is ended for its age is shorter.
+/// Turn of a window while only frames at rest have to be evicted. No turn that ends for its age is
+/// shorter.
 pub const TURN_AT_REST: Duration = Duration::from_secs(32);
-/// Where little of a window was found to be unused its turns are longer, by a power of two up to this.
+/// Greatest patience: turns of a window of which little was unused are longer by a power of two up
+/// to this.
 const PATIENCE_MOST: u8 = 2;
-/// Little and much is one in so many.
+/// Little is less than one frame in this many.
 const LITTLE: usize = 8;
+/// Much is more than one frame in this many.
 const MUCH: usize = 2;
-/// Before anything was looked at: what is not used soon goes before what was seen in use.
+/// Uses of a frame before anything was looked at. If it is not used soon, it is evicted before what
+/// was seen in use.
 const UNKNOWN: Uses = Uses::rests(3);
 
 const FRAMES: usize = FRAMES_PER_HUGE as usize;
@@ -24,17 +29,17 @@ const FRAMES: usize = FRAMES_PER_HUGE as usize;
 /// A window, as it was last looked at.
 #[derive(Clone, Copy, Default)]
 struct Window {
-    /// `None`: never.
+    /// When it was last forgotten; `None`: never.
     forgotten: Option<Instant>,
-    /// Frames in memory, as far as that is known; it may be all.
+    /// Resident frames; all 512 while that is unknown.
     there: u16,
     active: u16,
     kernel: u16,
-    /// Counted as forgotten and not passed since, with so many frames.
+    /// Frames for which it counts as forgotten and not passed since.
     pending: u16,
-    /// Nobody told yet of what use it was to forget it.
+    /// Whether it is still to be judged if forgetting it was of use.
     is_new: bool,
-    /// Its turn is longer by this power of two.
+    /// Power of two by which its turn is longer.
     patience: u8,
 }
 
@@ -50,70 +55,70 @@ pub struct Windows {
 /// What was found in a window.
 #[derive(Clone, Copy, Default)]
 pub struct Found {
-    /// Frames in memory,
+    /// Resident frames.
     pub there: u16,
-    /// those that the guest's kernel has for itself,
+    /// Resident frames of the guest kernel's own memory.
     pub kernel: u16,
-    /// and those that were not used since it was forgotten.
+    /// Resident frames that were not used since the window was forgotten.
     pub unused: u16,
 }
 
 impl Windows {
-    /// So many, of which nothing is known.
+    /// `count` windows of which nothing is known.
     pub fn new(count: usize) -> Windows {
         let window = Window { there: FRAMES as u16, ..Window::default() };
         let (frames, each) = (vec![UNKNOWN; count * FRAMES], vec![window; count]);
         Windows { frames, each, pending: 0, active: 0, kernel: 0 }
     }
 
-    /// How many.
+    /// Number of windows.
     pub fn count(&self) -> usize {
         self.each.len()
     }
 
-    /// Frames in windows that were forgotten, and not passed since.
+    /// Frames in windows that were forgotten and not passed since.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// Frames that were used in the turn of their window, or the one before.
+    /// Frames used in the current turn of their window, or in the one before.
     pub fn active(&self) -> u64 {
         self.active
     }
 
-    /// Frames in memory that the guest's kernel has for itself.
+    /// Resident frames of the guest kernel's own memory.
     pub fn kernel(&self) -> u64 {
         self.kernel
     }
 
-    /// These frames are mapped; those beyond the end are none.
+    /// Notes that these frames are mapped. Frames beyond the end are ignored.
     pub fn see(&mut self, frames: FrameRange) {
         let at = |gfn: Gfn| usize::try_from(gfn.0).unwrap_or(usize::MAX).min(self.frames.len());
         let (start, end) = (at(frames.start), at(frames.end()));
         self.frames[start..end].iter_mut().for_each(Uses::see);
     }
 
-    /// Somebody else empties the VMM's page table now.
+    /// Notes that somebody else empties the VMM's page table now.
     pub fn are_emptied(&mut self, now: Instant) {
         for window in &mut self.each {
-            // What was mapped before was seen: the turn of the others goes on.
+            // What was mapped before was seen: the turn of the other windows goes on.
             window.forgotten.get_or_insert(now);
         }
     }
 
-    /// Whether a window's turn, which is to take so long at least, may end.
+    /// Whether a window's turn may end, if it is to last at least `turn`.
     pub fn is_due(&self, index: usize, turn: Duration, now: Instant) -> bool {
         let window = &self.each[index];
         let turn = (turn * (1 << window.patience)).min(TURN_AT_REST);
         window.forgotten.is_none_or(|at| now.duration_since(at) >= turn)
     }
 
-    /// What it takes to look at a window, in frames.
+    /// Cost of looking at a window, in frames.
     pub fn to_look_at(&self, index: usize) -> usize {
         usize::from(self.each[index].there).max(LOOKS_A_WINDOW)
     }
 
-    /// A turn of a window ends, and the next one begins with nothing mapped.
+    /// Ends a turn of a window. The next one begins with nothing mapped.
     pub fn end_turn(&mut self, index: usize, now: Instant) {
         self.uses_of(index).iter_mut().for_each(Uses::end_turn);
         let pending = self.to_look_at(index);
@@ -124,12 +129,13 @@ impl Windows {
         (window.forgotten, window.is_new) = (Some(now), true);
     }
 
-    /// The hand passes a window.
+    /// Notes that the hand passes a window.
     pub fn pass(&mut self, index: usize) {
         self.pending -= usize::from(std::mem::take(&mut self.each[index].pending));
     }
 
-    /// Nothing of a window is in memory. What was evicted of it was at work until its turn is over.
+    /// Notes that nothing of a window is resident. What was evicted of it counts as in use until
+    /// its turn is over.
     pub fn is_away(&mut self, index: usize, now: Instant) {
         let active = match self.is_due(index, TURN_AT_REST, now) {
             true => 0,
@@ -138,26 +144,27 @@ impl Windows {
         self.note(index, Found { there: FRAMES as u16, ..Found::default() }, active);
     }
 
-    /// A window is about to be looked at. What was evicted while it was at work and comes back long
-    /// after that is used once.
+    /// Prepares a window to be looked at. What was evicted in use and comes back long after that
+    /// counts as used once.
     pub fn look(&mut self, index: usize, now: Instant) {
         if self.is_due(index, TURN_AT_REST, now) {
             self.uses_of(index).iter_mut().for_each(Uses::forget_before);
         }
     }
 
-    /// Whether what was used in a window had its time to be used again.
+    /// Whether frames in use in a window have had time to be used again.
     pub fn is_ripe(&self, index: usize, now: Instant) -> bool {
         self.each[index].forgotten.is_some_and(|at| now.duration_since(at) >= RIPE)
     }
 
-    /// When a frame was used.
+    /// The uses of a frame; those before the current turn, if its window is not ripe.
     pub fn uses(&self, gfn: Gfn, is_ripe: bool) -> Uses {
         let uses = self.frames[gfn.0 as usize];
         if is_ripe { uses } else { uses.without_now() }
     }
 
-    /// A window was looked at. Where it was of little use to forget it, it is done less often.
+    /// Notes what was found in a window. A window that was of little use to forget is forgotten
+    /// less often.
     pub fn looked(&mut self, index: usize, found: Found, is_ripe: bool) {
         let active = self.uses_of(index).iter().filter(|uses| uses.is_active()).count() as u16;
         self.note(index, found, active);
@@ -180,19 +187,21 @@ impl Windows {
         (window.there, window.kernel, window.active) = (found.there, found.kernel, active);
     }
 
-    /// How likely its frames are used before long, all together.
+    /// The sum of the likelihoods that its frames are used before long.
     pub fn likelihood(&mut self, index: usize) -> u32 {
         self.uses_of(index).iter().map(|uses| uses.likelihood(1)).sum()
     }
 
-    /// A window's frames go one by one from now on. Until then each use of one was seen as a use of all.
+    /// Notes that a window's frames are evicted one by one from now on. Until then each use of one
+    /// frame was seen as a use of all.
     pub fn break_up(&mut self, index: usize) {
         let used = self.uses_of(index).iter_mut().filter(|uses| uses.is_now());
         used.for_each(|uses| *uses = Uses::NOW);
         self.each[index].patience = 0;
     }
 
-    /// Frames go. What comes back soon was at work, but for what is mostly used once.
+    /// Notes that frames are evicted. What comes back soon was in use, except what is mostly used
+    /// once.
     pub fn go(&mut self, frames: FrameRange, is_cache: bool) {
         let start = frames.start.0 as usize;
         for uses in &mut self.frames[start..start + frames.count as usize] {
@@ -211,7 +220,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A window of which so much was unused each time, and the time.
+    /// A window of which `unused` frames were unused, look by look, and the current time.
     fn window(unused: &[u16]) -> (Windows, Instant) {
         let (mut windows, now) = (Windows::new(1), Instant::now());
         for &unused in unused {
@@ -244,7 +253,7 @@ mod tests {
         assert!(windows.is_due(0, TURN_AT_REST, now + TURN_AT_REST));
     }
 
-    /// Of what was not forgotten anew, or a moment ago, nothing is learned.
+    /// Nothing is learned from a window that was not forgotten anew, or was forgotten just now.
     #[test]
     fn a_turn_is_judged_once_and_by_what_is_ripe() {
         let (mut windows, now) = window(&[0]);

@@ -1,4 +1,4 @@
-//! Beginning to share a guest's allocator, and taking it up where a dead daemon left it.
+//! Beginning to share a guest's allocator, and recovering it as a dead daemon left it.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -13,32 +13,33 @@ use ebb_units::{FrameRange, Gpa};
 use super::zone::{BadZone, Zone};
 use super::{HyperAlloc, State};
 
-/// So often a huge frame that somebody holds is tried, and so long is waited in between: an
-/// eviction holds its words for some 10 ms.
+/// Tries to lock a huge frame that somebody else has locked. An eviction holds its words for some
+/// 10 ms.
 const TRIES: u32 = 1000;
+/// Pause between two tries.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Why a guest's allocator is not shared.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// What it announces cannot be.
+    /// What it announces is not valid.
     #[error(transparent)]
     Zone(#[from] BadZone),
-    /// It announces no zone that is worth it.
+    /// It announces no zone that is worth sharing.
     #[error("its kernel announces no zone of its allocator")]
     NoZone,
-    /// Its state cannot be had in memory.
+    /// Its state cannot be brought into memory.
     #[error("its allocator's state: {0}")]
     Io(#[from] io::Error),
 }
 
 impl HyperAlloc {
-    /// Shares the allocator whose zones' headers are at these places. The pager must watch
-    /// all of RAM ([`ebb_pager::Frames::watch_all`]), and asks and tells this from now on. What the
-    /// ledger knows as empty is soft or hard from the start.
+    /// Shares the allocator whose zones have their headers at these places. The pager must watch
+    /// all of RAM ([`ebb_pager::Frames::watch_all`]). From now on the pager asks and tells this
+    /// about the guest's touches. What the ledger knows as empty is soft or hard from the start.
     ///
     /// # Errors
-    /// [`AttachError`]; nothing is shared then.
+    /// [`AttachError`]. Nothing is shared then.
     pub fn attach(pager: &Pager, headers: &[Gpa]) -> Result<Arc<HyperAlloc>, AttachError> {
         let mut pinned = Vec::new();
         let zones = open_all(pager, headers, &mut pinned);
@@ -49,7 +50,7 @@ impl HyperAlloc {
                 return Err(refused.err().unwrap_or(AttachError::NoZone));
             }
         };
-        // The header was pinned to be read; its zone's extents have it once more.
+        // The header was pinned to be read. The extents of its zone pin it once more.
         headers_of(headers, pager).for_each(|frames| pager.devices().unpin(frames));
         let shared = Arc::new(HyperAlloc {
             ram: Arc::clone(pager.ram()),
@@ -68,7 +69,8 @@ impl HyperAlloc {
         Ok(shared)
     }
 
-    /// The guest is another one now: its state is nobody's, and nothing is hard any more.
+    /// Ends the sharing. The allocator's state is nobody's any more, and nothing is hard, as when
+    /// the guest was reset.
     pub fn forget(&self, pager: &Pager) {
         pager.installer().share(None);
         pager.residency().soften_all();
@@ -77,17 +79,17 @@ impl HyperAlloc {
         }
     }
 
-    /// What a huge frame was when the daemon before this one died.
+    /// Finds what a huge frame was when the daemon before this one died.
     ///
     /// | ledger | in the guest's allocator | becomes |
     /// |---|---|---|
     /// | hard | the host's | H |
-    /// | hard | not so: it died while it returned it | S |
-    /// | all empty | the host's: it died before it returned it | returned, S |
+    /// | hard | not the host's: the daemon died while returning it | S |
+    /// | all empty | the host's: the daemon died before returning it | returned, S |
     /// | all empty | free | S; E is set, if this is another kernel |
-    /// | all empty | the guest has taken a part of it | gets memory, I |
-    /// | else | the host's: it died before it wrote that down, or punched it | returned, I |
-    /// | else | not so | I, and what is empty of it gets memory |
+    /// | all empty | a part of it is in use | gets memory, I |
+    /// | else | the host's: the daemon died before it recorded or punched it | returned, I |
+    /// | else | not the host's | I, and what is empty of it gets memory |
     fn take_up(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
         let Some(held) = hold(pager, zone, index) else { return };
         let taken = zone.looks_taken(&self.ram, index);
@@ -101,7 +103,7 @@ impl HyperAlloc {
         if taken && state != State::Hard {
             let _ = host.return_area(index);
         }
-        // E, for one that is free; who has one that is not waits for its memory.
+        // Sets E if it is free. Whoever has one that is not free waits for its memory.
         let in_use = state == State::Soft && host.soft_reclaim(index).is_err();
         let state = if in_use { State::Installed } else { state };
         zone.states.set(index, state);
@@ -137,7 +139,7 @@ fn headers_of<'a>(headers: &'a [Gpa], pager: &'a Pager) -> impl Iterator<Item = 
     { headers.iter() }.map(|&at| Zone::frames_of((at, HEADER_WORDS as u64 * 8))).filter(inside)
 }
 
-/// Opens zones; what they read and write in place stays in memory from now on.
+/// Opens zones, and pins what is read and written in place from now on.
 fn open_all(
     pager: &Pager,
     headers: &[Gpa],

@@ -1,4 +1,4 @@
-//! What the pager asks and tells when the guest touches a huge frame that is gone.
+//! What the pager asks and tells when the guest touches a reclaimed huge frame.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -20,7 +20,7 @@ impl Sharer for HyperAlloc {
     fn installed(&self, huge: HugeFrame, took: Duration) {
         let Some((zone, index)) = self.find(huge) else { return };
         zone.states.set(index, State::Installed);
-        // After a reset nobody has told of yet, the words may be another kernel's.
+        // After a reset that was not noticed yet, the words may be another kernel's.
         if zone.is_there(&self.ram)
             && let Some(host) = zone.host(&self.ram)
         {

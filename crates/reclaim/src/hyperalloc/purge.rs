@@ -1,16 +1,16 @@
-//! Asking the guest to free what it can do without.
+//! Asking the guest to free its caches.
 
 use super::HyperAlloc;
 
 impl HyperAlloc {
-    /// Asks for so many frames, in the largest zone.
+    /// Asks for `frames` frames, in the largest zone.
     pub fn ask_purge(&self, frames: u64) {
         if let Some(zone) = self.zones.iter().max_by_key(|zone| zone.span().count) {
             zone.ask_purge(&self.ram, frames);
         }
     }
 
-    /// Asks for as little as can be asked for, in each zone: what is free is made contiguous
+    /// Asks for the least that can be asked for, in each zone. The guest compacts its free memory
     /// after that.
     pub fn ask_to_compact(&self) {
         self.zones.iter().for_each(|zone| zone.ask_purge(&self.ram, 1));

@@ -1,4 +1,4 @@
-//! Taking huge frames: hard, for good; soft, until the guest touches them.
+//! Reclaiming huge frames: hard, until they are returned; soft, until the guest touches them.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,13 +10,14 @@ use ebb_units::{FRAMES_PER_HUGE, HUGE_BYTES};
 use super::zone::Zone;
 use super::{HyperAlloc, State};
 
-/// Taken together, so that neighbours leave in one call: 64 MiB, as V-Probe's.
+/// Huge frames to reclaim together, so that neighbours are punched in one call: 64 MiB, as with
+/// V-Probe.
 const BATCH: usize = 32;
-/// Of a zone's free huge frames, the guest goes without one in so many at most while
-/// they are emptied to be soft.
+/// Part of a zone's free huge frames that the guest goes without at most while they are emptied for
+/// a soft reclaim: one in this many.
 const SOFT_SHARE: u64 = 4;
 
-/// For how long.
+/// For how long huge frames are reclaimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
     /// Until the guest touches it.
@@ -25,30 +26,30 @@ pub enum How {
     Hard,
 }
 
-/// What was taken.
+/// What was reclaimed, and what was not.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Taken {
     /// Huge frames that changed their state.
     pub huge_frames: u64,
-    /// Memory that the host got by that.
+    /// Bytes that the host got by that.
     pub emptied_bytes: u64,
-    /// Of the huge frames, those that had no memory before.
+    /// Reclaimed huge frames that had no memory before.
     pub already_empty: u64,
-    /// In use when they were to be taken, though they had looked free.
+    /// Huge frames that had looked free, but were in use when they were to be reclaimed.
     pub in_use: u64,
-    /// Somebody else worked on them, or a device used them.
+    /// Huge frames that somebody else worked on, or that a device used.
     pub busy: u64,
-    /// Of the time, what went into looking for how many are free.
+    /// Part of the time that went into finding free huge frames.
     pub scan: Duration,
 }
 
-/// Why it ended before everything was taken.
+/// Why a reclaim ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
-    /// The guest may not be the one any more whose allocator this is.
+    /// The guest may no longer be the one that has this allocator.
     #[error("the guest was reset")]
     Reset,
-    /// A system call failed; what was taken so far stays taken.
+    /// A system call failed. What was reclaimed so far stays reclaimed.
     #[error("the host refused: {0}")]
     Io(#[from] io::Error),
 }
@@ -61,7 +62,7 @@ impl How {
         }
     }
 
-    /// Whether it has something to take of such a one.
+    /// Whether a huge frame in this state is one to reclaim.
     fn wants(self, state: State) -> bool {
         match self {
             How::Soft => state == State::Installed,
@@ -71,11 +72,11 @@ impl How {
 }
 
 impl HyperAlloc {
-    /// Takes at most `want` huge frames that are free as a whole. Soft: after `keep` of them
-    /// that have memory were passed over. `still_runs` is asked right before each batch:
+    /// Reclaims at most `want` huge frames that are free as a whole, after passing over `keep` of
+    /// them. A soft reclaim counts only installed ones. Asks `still_runs` right before each batch:
     /// `false` once the guest may have been reset.
     ///
-    /// Returns what was taken, and what ended it early.
+    /// Returns what was reclaimed, and what ended it early.
     pub fn reclaim(
         &self,
         pager: &Pager,
@@ -105,7 +106,8 @@ struct Pass<'a, R> {
 }
 
 impl<'a, R: FnMut() -> bool> Pass<'a, R> {
-    /// Takes of one zone, passing over so many; how many it passed over.
+    /// Reclaims from one zone after passing over `spare` huge frames. Returns how many it passed
+    /// over.
     fn zone(&mut self, zone: &Zone, spare: u64) -> Result<u64, Stop> {
         let Some(host) = zone.host(&self.all.ram) else { return Ok(0) };
         let began = Instant::now();
@@ -128,7 +130,8 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
                 return Err(Stop::Reset);
             }
             if self.how == How::Hard {
-                // Before they are gone: the guest may think that it has less, never more.
+                // Before they are reclaimed: the guest may think that it has less than it has,
+                // never more.
                 hard += batch.len() as u64;
                 zone.tell_hard(&self.all.ram, hard);
             }
@@ -157,7 +160,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         for (index, taken) in held {
             zone.states.set(index, self.how.becomes());
             if self.how == How::Soft {
-                // A guest that has changed it meanwhile has itself to blame.
+                // A guest that has changed the area meanwhile has itself to blame.
                 let _ = host.return_area(index);
             }
             taken.held.settle(self.how == How::Hard);
@@ -165,8 +168,8 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         emptied
     }
 
-    /// Punches what has memory, and counts that. What the guest takes elsewhere meanwhile
-    /// is not told apart.
+    /// Punches what has memory, and counts the bytes. What the guest takes elsewhere meanwhile
+    /// cannot be told apart from that.
     fn empty(&mut self, held: &[(usize, Held<'a>)]) -> io::Result<()> {
         let to_empty = || held.iter().map(|(_, taken)| taken).filter(|taken| !taken.was_empty);
         let most = to_empty().count() as u64 * HUGE_BYTES;
@@ -182,7 +185,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         result
     }
 
-    /// Takes one in the guest's allocator, and writes that down.
+    /// Reclaims one huge frame in the guest's allocator, and records that.
     fn take(&mut self, zone: &Zone, host: &Host<'_>, index: usize) -> Option<Held<'a>> {
         let pager = self.pager;
         let Some(held) = pager.residency().hold_huge(zone.huge(index)) else {
@@ -200,7 +203,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             return None;
         }
         if held.is_empty() {
-            // It was emptied, and unmapped, when it became soft.
+            // It was emptied and unmapped when it became soft.
             return Some(Held { held, was_empty: true });
         }
         match held.record() {
@@ -222,13 +225,13 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     }
 }
 
-/// A huge frame that is the host's, on record so.
+/// A huge frame that the host has, and that is recorded as such.
 struct Held<'p> {
     held: HeldHuge<'p>,
     was_empty: bool,
 }
 
-/// The free areas of a zone that are to be had, chunk by chunk: the scan.
+/// The free areas of a zone that can be reclaimed, chunk by chunk: the scan.
 fn candidates<'a>(zone: &'a Zone, host: Host<'a>, how: How) -> impl Iterator<Item = usize> + 'a {
     (0..zone.areas().div_ceil(CHUNK_AREAS)).flat_map(move |chunk| {
         let states = zone.states.chunk(chunk);
@@ -236,7 +239,7 @@ fn candidates<'a>(zone: &'a Zone, host: Host<'a>, how: How) -> impl Iterator<Ite
             How::Soft => !states.gone,
             How::Hard => !states.hard,
         };
-        // Where nothing is to be had the guest's line is not even read.
+        // If none can be reclaimed, the guest's cache line is not even read.
         if mask != 0 {
             mask &= host.free_areas(chunk);
         }

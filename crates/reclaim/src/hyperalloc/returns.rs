@@ -7,8 +7,8 @@ use super::zone::Zone;
 use super::{HyperAlloc, State};
 
 impl HyperAlloc {
-    /// Lets the guest have at most `want` hard-reclaimed huge frames again, those that were
-    /// taken last first; they get memory when they are touched. How many there were.
+    /// Returns at most `want` hard-reclaimed huge frames to the guest, in the reverse order of the
+    /// scan. They get memory when they are touched. Returns how many there were.
     pub fn give(&self, pager: &Pager, want: u64) -> u64 {
         let mut given = 0;
         for zone in self.zones.iter().rev() {
@@ -30,7 +30,7 @@ impl HyperAlloc {
             held.let_go();
             return false;
         }
-        // One that the guest has made its own against the rules is no concern of ours.
+        // If the guest has taken it against the rules, that is the guest's concern.
         let _ = host.return_area(index);
         match held.is_empty() {
             true => {
@@ -47,11 +47,11 @@ impl HyperAlloc {
         true
     }
 
-    /// Returns everything, has the pager bring all of it back, and tells the guest that
-    /// nothing is gone. Before the VM is let go.
+    /// Returns everything, has the pager bring all of it back, and tells the guest that nothing is
+    /// reclaimed. Called before the VM is detached.
     ///
     /// # Errors
-    /// As [`ebb_pager::Returner::give_back_all`]; what is not back is still shared then.
+    /// As [`ebb_pager::Returner::give_back_all`]. What is not back is still shared then.
     pub fn give_back_all(&self, pager: &Pager) -> std::io::Result<u64> {
         self.give(pager, u64::MAX);
         let bytes = pager.returner().give_back_all()?;
@@ -68,7 +68,7 @@ impl HyperAlloc {
     }
 }
 
-/// The zone's hard areas, as far as is known without holding them.
+/// The zone's hard areas, as far as is known without locking them.
 fn hard(zone: &Zone) -> impl DoubleEndedIterator<Item = usize> {
     let chunks = 0..zone.areas().div_ceil(CHUNK_AREAS);
     chunks.flat_map(|chunk| bits(chunk, zone.states.chunk(chunk).hard))

@@ -1,28 +1,29 @@
-//! R: what each huge frame of a zone is to the host. Two bits each, in the host's own
-//! memory; the guest neither reads nor writes them.
+//! R: what each huge frame of a zone is to the host. R is two bits in the host's own memory; the
+//! guest neither reads nor writes them.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use ebb_llfree::CHUNK_AREAS;
 
-/// Words of 64 huge frames: one bit each for "not installed", then one each for "hard".
+/// Words for 64 huge frames: one with a bit each for "not installed", one with a bit each for
+/// "hard".
 const CHUNK_WORDS: usize = 2;
 const _: () = assert!(CHUNK_AREAS == u64::BITS as usize);
 
-/// One huge frame's state.
+/// The state of one huge frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// I: it has memory, or gets it like any other.
     Installed,
-    /// S: no memory; the guest may have it, at a touch.
+    /// S: no memory; the guest may have it back, at a touch.
     Soft,
-    /// H: no memory, and the guest may not have it before it was returned.
+    /// H: no memory, and the guest may not have it before it is returned.
     Hard,
 }
 
-/// Those of a zone. A state is changed by the holder of the huge frame's ledger words
-/// only; who reads without holding them has a hint.
+/// The states of a zone's huge frames. Only the holder of a huge frame's ledger words changes its
+/// state. Without holding them, a state that is read is a hint.
 pub(crate) struct States {
     words: Box<[AtomicU64]>,
 }
@@ -37,13 +38,13 @@ pub(crate) struct Chunk {
 }
 
 impl States {
-    /// All installed.
+    /// All are installed.
     pub fn new(areas: usize) -> States {
         let words = areas.div_ceil(CHUNK_AREAS) * CHUNK_WORDS;
         States { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// How much memory they take.
+    /// Bytes of memory that the states take.
     pub fn bytes(&self) -> u64 {
         size_of_val(&*self.words) as u64
     }
@@ -53,7 +54,7 @@ impl States {
         Some((chunks.get(index / CHUNK_AREAS)?, 1 << (index % CHUNK_AREAS)))
     }
 
-    /// One; beyond the end all are installed.
+    /// The state of a huge frame. Beyond the end, all are installed.
     pub fn get(&self, index: usize) -> State {
         let Some(([gone, hard], bit)) = self.pair(index) else { return State::Installed };
         match (gone.load(Acquire) & bit != 0, hard.load(Acquire) & bit != 0) {
@@ -63,7 +64,8 @@ impl States {
         }
     }
 
-    /// As the holder of its words. An atomic operation for each bit that changes.
+    /// Sets a state. The caller must hold the ledger words of the huge frame. Takes one atomic
+    /// operation for each bit that changes.
     pub fn set(&self, index: usize, state: State) {
         let Some((words, bit)) = self.pair(index) else { return };
         let bits = [state != State::Installed, state == State::Hard];
@@ -78,14 +80,14 @@ impl States {
         }
     }
 
-    /// Those of the huge frames `64 * chunk ..`.
+    /// The states of the 64 huge frames from `64 * chunk` on.
     pub fn chunk(&self, chunk: usize) -> Chunk {
         let (chunks, _) = self.words.as_chunks::<CHUNK_WORDS>();
         let Some([gone, hard]) = chunks.get(chunk) else { return Chunk::default() };
         Chunk { gone: gone.load(Relaxed), hard: hard.load(Relaxed) }
     }
 
-    /// How many are soft, and how many hard.
+    /// The number of soft and of hard huge frames.
     pub fn count(&self) -> (u64, u64) {
         let chunks = (0..self.words.len() / CHUNK_WORDS).map(|chunk| self.chunk(chunk));
         chunks.fold((0, 0), |(soft, hard), chunk| {

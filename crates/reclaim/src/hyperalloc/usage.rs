@@ -1,5 +1,4 @@
-//! How well the guest keeps its frames together: the huge frames in use against the
-//! frames in use.
+//! How well the guest keeps its frames together: huge frames in use against frames in use.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,41 +11,41 @@ use ebb_units::{FRAME_BYTES, FrameRange, HUGE_BYTES};
 use super::zone::Zone;
 use super::{HyperAlloc, State};
 
-/// Of one kind.
+/// Usage of one kind of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct KindUsage {
-    /// Huge frames of which a frame is in use.
+    /// Bytes of the huge frames of which at least one frame is in use.
     pub huge_bytes: u64,
-    /// Frames in use.
+    /// Bytes of the frames in use.
     pub used_bytes: u64,
 }
 
-/// By what their trees were first taken for.
+/// Usage of each kind. The kind is what a tree was first taken for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Usage {
-    /// The kernel's own, which stays where it is.
+    /// The kernel's own memory, which cannot be moved.
     pub unmovable: KindUsage,
-    /// Memory of processes, page cache.
+    /// Memory of processes, and page cache.
     pub movable: KindUsage,
     /// Blocks of 2 MiB and more.
     pub huge: KindUsage,
 }
 
 impl Usage {
-    /// Frames in use, of any kind.
+    /// Bytes of frames in use, of any kind.
     pub fn used_bytes(&self) -> u64 {
         self.unmovable.used_bytes + self.movable.used_bytes + self.huge.used_bytes
     }
 }
 
 impl HyperAlloc {
-    /// Zones that are shared.
+    /// Number of shared zones.
     pub fn zone_count(&self) -> u64 {
         self.zones.len() as u64
     }
 
-    /// What is in use at this moment, more or less; what slots have claimed and not handed
-    /// out is not in use, as far as it is told apart.
+    /// What is in use at this moment, about. Frames that slots have claimed and not handed out
+    /// count as free, as far as they can be told apart.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for zone in &self.zones {
@@ -80,7 +79,7 @@ impl HyperAlloc {
         }
     }
 
-    /// Frames that slots have claimed, by area.
+    /// Frames that slots have claimed, for each area.
     fn claims(&self, zone: &Zone) -> Vec<u64> {
         let mut claims = vec![0; zone.areas()];
         for slot in zone.slots(&self.ram).chunks(SLOT_WORDS).filter_map(<[_]>::first) {

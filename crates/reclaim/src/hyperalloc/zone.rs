@@ -1,5 +1,5 @@
-//! One zone of the guest, as its header told when it was opened. Nothing that the guest
-//! writes there later is believed: only areas and trees are read again.
+//! One zone of the guest, as its header was when it was opened. Nothing that the guest writes to
+//! the header later is believed: only areas and trees are read again.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -14,24 +14,25 @@ use ebb_vm::Ram;
 
 use super::states::States;
 
-/// Linux's zone for devices of the last century: not worth its while.
+/// First frame above Linux's DMA zone, which is for devices of the last century and not worth
+/// sharing.
 const DMA_ZONE_END: u64 = 4096;
 
-/// Why a zone is not one that can be worked on.
+/// Why a zone cannot be worked on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadZone {
-    /// Its header, or a size in it.
+    /// Its header, or a size in it, is not valid.
     #[error("its allocator's header at {at:#x}: {why}")]
     Header {
-        /// Guest-physical.
+        /// Guest-physical address of the header.
         at: u64,
-        /// What.
+        /// What is wrong with it.
         why: LayoutError,
     },
-    /// A part of its state is not in the guest's memory as a whole.
+    /// A part of its state is not wholly in the guest's memory.
     #[error("its allocator has state at {0:#x}, which is not in its memory")]
     Outside(u64),
-    /// Two parts of its state lie over each other, or two zones do.
+    /// Two parts of its state overlap, or two zones do.
     #[error("its allocator's parts overlap at {0:#x}")]
     Overlap(u64),
     /// A zone has frames that the guest does not have.
@@ -47,13 +48,13 @@ pub(crate) struct Zone {
     at: Gpa,
     header: Header,
     areas: usize,
-    /// R.
+    /// R of each huge frame.
     pub states: States,
 }
 
 impl Zone {
-    /// Reads and checks a zone's header; its frame must be in memory. `None`: a zone that
-    /// is too small to matter.
+    /// Reads and checks a zone's header, whose frame must be resident. `None`: the zone is too
+    /// small to matter.
     ///
     /// # Errors
     /// [`BadZone`].
@@ -109,12 +110,12 @@ impl Zone {
         FrameRange::new(first, (at.0 + bytes).div_ceil(FRAME_BYTES) - first.0)
     }
 
-    /// Leaves what it has at and above `first` to the zone above it. A zone begins at a
-    /// multiple of 1024 frames, so it may begin a little before its own first frame; what
-    /// both have is free in neither.
+    /// Leaves what this zone has at and above `first` to the zone above it. A zone begins at a
+    /// multiple of 1024 frames, so it may begin a little before its own first frame. Frames that
+    /// are in both zones are free in neither.
     ///
     /// # Errors
-    /// They have more than that in common.
+    /// The zones overlap by more than that.
     pub fn end_before(&mut self, first: Gfn) -> Result<(), BadZone> {
         let span = self.span();
         if span.end() <= first {
@@ -127,12 +128,12 @@ impl Zone {
         Ok(())
     }
 
-    /// Its frames, holes among them.
+    /// Its frames, holes included.
     pub fn span(&self) -> FrameRange {
         FrameRange::new(Gfn(self.header.base_frame), self.header.frames)
     }
 
-    /// How many huge frames it has.
+    /// Its number of huge frames.
     pub fn areas(&self) -> usize {
         self.areas
     }
@@ -148,7 +149,7 @@ impl Zone {
         usize::try_from(index).ok().filter(|&index| index < self.areas)
     }
 
-    /// The host's side of its state. `None` cannot be: the places were checked.
+    /// The host's side of its state. Never `None`: the places were checked.
     pub fn host<'r>(&self, ram: &'r Ram) -> Option<Host<'r>> {
         let counts = Layout::new(self.header.frames, self.header.cores).ok()?.counts();
         let areas = ram.quarter_words(Gpa(self.header.areas), counts.areas)?;
@@ -156,7 +157,7 @@ impl Zone {
         Host::new(areas, trees, self.header.frames).ok()
     }
 
-    /// The words of its areas, and of its trees, to be read.
+    /// The word of an area.
     pub fn area(&self, ram: &Ram, index: usize) -> Option<u16> {
         ram.quarter_words(Gpa(self.header.areas), self.areas)?
             .get(index)
@@ -178,8 +179,8 @@ impl Zone {
         words.unwrap_or_default()
     }
 
-    /// Whether an area looks like one that the host took and did not return: taken, while
-    /// its bits still say "free". Only to mend what a daemon's death left halfway.
+    /// Whether an area looks as if the host had reclaimed and not returned it: allocated, while its
+    /// bits still say "free". Only used to repair what a daemon's death left halfway.
     pub fn looks_taken(&self, ram: &Ram, index: usize) -> bool {
         let Some(area) = self.area(ram, index) else { return false };
         let flip = if area & AREA_INVERTED != 0 { u64::MAX } else { 0 };
@@ -196,26 +197,26 @@ impl Zone {
         ram.words(self.at, HEADER_WORDS)?.get(index)
     }
 
-    /// Whether the header is still as it was: not so once another kernel has the memory.
+    /// Whether the header is unchanged. It is not once another kernel has the memory.
     pub fn is_there(&self, ram: &Ram) -> bool {
         ram.words(self.at, HEADER_WORDS).is_some_and(|words| Header::read(words) == Ok(self.header))
     }
 
-    /// Tells the guest how many of its huge frames are the host's.
+    /// Tells the guest how many of its huge frames the host has.
     pub fn tell_hard(&self, ram: &Ram, huge_frames: u64) {
         if let Some(word) = self.word(ram, HEADER_HARD) {
             word.store(huge_frames, Release);
         }
     }
 
-    /// Asks the guest to free memory from its caches.
+    /// Asks the guest to free `frames` more frames from its caches.
     pub fn ask_purge(&self, ram: &Ram, frames: u64) {
         if let Some(word) = self.word(ram, HEADER_PURGE_ASKED) {
             word.fetch_add(frames, Release);
         }
     }
 
-    /// Whether the guest has tried all that it was asked for.
+    /// Whether the guest has tried to free all that it was asked for.
     pub fn has_purged(&self, ram: &Ram) -> bool {
         let get = |index| self.word(ram, index).map_or(0, |word| word.load(Acquire));
         get(HEADER_PURGE_DONE) >= get(HEADER_PURGE_ASKED)
@@ -239,7 +240,7 @@ mod tests {
     const RAM_BYTES: u64 = 32 << 20;
     const AT: Gpa = Gpa(1 << 20);
 
-    /// In two regions, with a gap between.
+    /// RAM of two regions with a gap between.
     fn ram() -> Ram {
         let file = RamFile::create("zone-test", RAM_BYTES).unwrap();
         let mapping = Mapping::new(&file, 0, RAM_BYTES).unwrap();
@@ -302,7 +303,7 @@ mod tests {
         let outside = |index, value| {
             assert!(matches!(open_word(index, value), Err(BadZone::Outside(_))), "{index}");
         };
-        // The gap, the end, beyond all sums.
+        // In the gap, at the end, and beyond any sum.
         for value in [RAM_BYTES / 2, RAM_BYTES * 2, u64::MAX - 63] {
             [HEADER_BITS, HEADER_AREAS].into_iter().for_each(|index| outside(index, value));
         }
@@ -349,7 +350,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the header says: what is opened lies in RAM, apart from each other.
+        /// Whatever the header says, the parts of an opened zone lie in RAM and do not overlap.
         #[test]
         fn nothing_outside_is_ever_opened(
             changes in proptest::collection::vec((1..HEADER_WORDS, word()), 0..6),

@@ -6,36 +6,37 @@ use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
 use ebb_vm::pinning::pinning;
 
-/// Who is asked.
+/// Sources that know what a VM's frames are.
 #[derive(Clone, Copy)]
 pub struct Sources<'a> {
     /// The VMM.
     pub process: &'a Process,
     /// A trusted guest, and whether it still runs: `false` once it may have been reset.
     pub guest: Option<(&'a Guest, &'a dyn Fn() -> bool)>,
-    /// The VMM pins memory ([`pinning`]), so that the guest has to tell what is in flight.
+    /// Whether the VMM pins memory ([`pinning`]), so that the guest has to tell what is in flight.
     pub pins: bool,
 }
 
-/// Their word.
+/// What the sources say of frames.
 pub struct Known<'a> {
-    /// Who is asked.
+    /// The sources.
     pub of: Sources<'a>,
-    /// Of the same VM.
+    /// The pager of the same VM.
     pub pager: &'a Pager,
-    /// Free when the victims were chosen, in order of address.
+    /// Blocks that were free when the victims were chosen, in order of address.
     pub free: &'a [Block],
 }
 
 impl Known<'_> {
-    /// Whether the guest's allocator has it now, as part of a block that was free before.
+    /// Whether the guest's allocator has a frame now, as part of a block that was free before.
     fn is_free(&self, guest: &Guest, gfn: Gfn) -> bool {
         let Some(block) = holding(self.free, gfn, Block::frames) else { return false };
         let now = guest.look(&self.pager.view()).head(block.head);
         now.is_some_and(|now| now.order >= block.order)
     }
 
-    /// No look at the descriptors before the protection tells of those opened since.
+    /// Whether nothing pins memory. A look at the descriptors before the frames were protected
+    /// would miss those opened since.
     fn nothing_pins(&self) -> bool {
         !self.of.pins && matches!(pinning(self.of.process), Ok(None))
     }
@@ -44,7 +45,7 @@ impl Known<'_> {
 impl Judge for Known<'_> {
     fn is_dead(&self, gfn: Gfn) -> bool {
         let Some((guest, still_runs)) = self.of.guest else { return false };
-        // After the look: of a guest that was reset before it the look says nothing.
+        // Asked after the look: a look at a guest that had been reset says nothing.
         self.is_free(guest, gfn) && still_runs()
     }
 
@@ -55,7 +56,7 @@ impl Judge for Known<'_> {
         let Some((guest, still_runs)) = self.of.guest else { return vec![false; frames.len()] };
         let mut settled = guest.settled(&self.pager.view(), frames);
         for (settled, &gfn) in settled.iter_mut().zip(frames) {
-            // No request of a kernel's writes to what it has freed.
+            // No request of a kernel writes to what the kernel has freed.
             *settled = *settled || self.is_free(guest, gfn);
         }
         if still_runs() { settled } else { vec![false; frames.len()] }
@@ -68,7 +69,7 @@ impl Judge for Known<'_> {
     }
 }
 
-/// Of items apart from each other, in order of address, the one with this frame.
+/// The item that contains a frame. The items are in order of address and do not overlap.
 pub fn holding<T: Copy>(items: &[T], gfn: Gfn, frames: impl Fn(T) -> FrameRange) -> Option<T> {
     let after = items.partition_point(|item| frames(*item).start <= gfn);
     let item = *items.get(after.checked_sub(1)?)?;

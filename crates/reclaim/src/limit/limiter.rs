@@ -1,4 +1,4 @@
-//! Holding a VM's resident memory at a limit.
+//! Keeping a VM's resident memory below a limit.
 
 use std::io;
 use std::sync::Arc;
@@ -17,60 +17,60 @@ use crate::limit::judge::Known;
 use crate::limit::marks::{Left, Marks};
 use crate::limit::windows::Windows;
 
-/// What the guest's kernel said of itself holds for so long where frames are chosen by its word.
+/// How long a liveness check of the guest's kernel holds where frames are chosen by its word.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// What the guest has freed is looked for so often where nothing is to be evicted.
+/// Shortest time between two sweeps for what the guest has freed, while nothing has to be evicted.
 const SWEEP_EVERY: Duration = Duration::from_secs(2);
-/// So many words of the ledger are looked at for that in a go,
+/// Words of the ledger after which a sweep ends.
 const SWEEP_WORDS: u64 = 1 << 20;
-/// until the old content of so many frames was dropped,
+/// Frames whose old content was dropped after which a sweep ends.
 const SWEEP_DROPS: usize = 4096;
-/// or for so long.
+/// Longest time of a sweep.
 const SWEEP: Duration = Duration::from_millis(5);
-/// Evicted before commands are looked at again.
+/// Most frames to evict before commands are looked at again.
 const STEP_FRAMES: usize = 4096;
-/// After so many steps of which nothing went, all that was chosen being in use, it waits.
+/// Steps without an eviction, because all chosen frames were in use, after which the limiter waits.
 const FRUITLESS_STEPS: u32 = 8;
-/// So often it is looked further in a step, where nothing may go.
+/// Most searches in a step while nothing found may be evicted.
 const SEARCHES: usize = 8;
-/// A search in vain is not begun again for so many times as long as it took,
+/// Pause after a search in vain, as a multiple of the time that the search took.
 const VAIN_PAUSE: u32 = 4;
-/// but for no longer than this.
+/// Longest pause after a search in vain.
 const VAIN_PAUSE_MOST: Duration = Duration::from_secs(4);
 
-/// What is known of one VM's frames for the sake of its limit.
+/// What the limit of one VM needs to know of its frames.
 pub struct Limiter {
     keeps_freed: bool,
     pagemap: Arc<Pagemap>,
     hand: Hand,
     asked_at: Option<Instant>,
-    /// Of RAM the VMM had not mapped then.
+    /// RAM that the VMM had not mapped at `asked_at`.
     unmapped: Vec<FrameRange>,
     fruitless: u32,
-    /// Since then it is looked for what may go, and nothing went.
+    /// When the current search began, in which nothing was evicted yet.
     began: Option<Instant>,
-    /// The last search, as long as nothing went since.
+    /// The last search, if it was in vain and nothing was evicted since.
     vain: Option<Vain>,
-    /// The store has no room: what goes without is looked for.
+    /// Why the store has no room. Meanwhile the limiter looks for frames that need none.
     no_room: Option<io::Error>,
     swept_at: Instant,
-    /// Where the next sweep begins.
+    /// The window at which the next sweep begins.
     sweeps: u64,
-    /// What the guest took while the last step was held and saved: the next one makes
-    /// room for it, too.
+    /// Bytes that the guest took while the last step locked and saved frames. The next step makes
+    /// room for them too.
     ahead_bytes: u64,
-    /// What failed in the last step, where that found another way.
+    /// An error of the last step for which it found another way.
     pub refused: Option<io::Error>,
-    /// Evicted since this daemon holds the VM.
+    /// Frames evicted since this daemon manages the VM.
     pub total: Evicted,
 }
 
 impl Limiter {
-    /// Nothing is known yet. `keeps_freed`: what the guest frees after it was evicted
-    /// stays where it is.
+    /// A limiter that knows nothing yet. `keeps_freed`: content of evicted frames stays in the
+    /// store when the guest frees them.
     ///
     /// # Errors
-    /// As open(2) of the VMM's pagemap.
+    /// From open(2) of the VMM's pagemap.
     pub fn new(process: &Process, pager: &Pager, keeps_freed: bool) -> io::Result<Limiter> {
         Ok(Limiter {
             keeps_freed,
@@ -90,26 +90,26 @@ impl Limiter {
         })
     }
 
-    /// Whether the guest's kernel is to be asked whether it is the one that runs, before the next
-    /// step, while that much is taken.
+    /// Whether the guest's kernel needs a liveness check before the next step, if `taken_bytes` are
+    /// taken.
     pub fn asks(&self, marks: Marks, taken_bytes: u64) -> bool {
         let is_due = self.asked_at.is_none_or(|at| at.elapsed() > ASK_EVERY);
         is_due && !self.rests(marks, taken_bytes)
     }
 
-    /// Nothing may go, as far as anybody knows: more taken than this, and it is looked for again.
+    /// Bytes taken above which the next search begins, if the last one was in vain.
     pub fn vain_mark(&self, marks: Marks) -> Option<u64> {
         let vain = self.vain.as_ref()?;
         Some(vain.taken_bytes.saturating_add(marks.high_bytes - marks.low_bytes))
     }
 
-    /// Whether it is too early to look again for what may go.
+    /// Whether it is too early for the next search.
     fn rests(&self, marks: Marks, taken_bytes: u64) -> bool {
         self.vain.as_ref().is_some_and(|vain| Instant::now() < vain.until)
             && self.vain_mark(marks).is_some_and(|mark| taken_bytes <= mark)
     }
 
-    /// Whether the next step looks for what the guest has freed, with nothing to evict.
+    /// Whether the next step sweeps for what the guest has freed, with nothing to evict.
     pub fn is_sweep_due(&self, pager: &Pager) -> bool {
         let counters = &pager.counters();
         let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
@@ -118,19 +118,19 @@ impl Limiter {
             && elsewhere.iter().any(|frames| frames.load(Relaxed) > 0)
     }
 
-    /// What the VMM and its guest work with; `None`: not all of memory was looked at yet, as too little
-    /// had to be evicted.
+    /// Bytes in active use by the VMM and its guest. `None`: not all of memory was looked at yet,
+    /// since too little had to be evicted.
     pub fn active_bytes(&self) -> Option<u64> {
         self.hand.active_frames().map(|frames| frames * FRAME_BYTES)
     }
 
-    /// What the guest's kernel has in memory for itself, as far as memory was looked at: less than
-    /// all of it in the first turn, and never what of it was evicted.
+    /// Resident bytes of the guest kernel's own memory, as far as memory was looked at: less than
+    /// all in the first turn, and never what was evicted.
     pub fn kernel_bytes(&self) -> u64 {
         self.hand.kernel_frames() * FRAME_BYTES
     }
 
-    /// What the store has no room for, while what needs none is looked for.
+    /// Why the store has no room, while the limiter looks for frames that need none.
     pub fn lacks_room(&self) -> Option<&io::Error> {
         self.no_room.as_ref()
     }
@@ -140,8 +140,8 @@ impl Limiter {
         Arc::clone(&self.pagemap)
     }
 
-    /// Drops what is kept of frames that the guest has freed, in the windows whose turn it is: in one
-    /// at least, and until `end`.
+    /// Drops the kept content of frames that the guest has freed, in the windows that come next: in
+    /// at least one, and until `end`.
     fn sweep(&mut self, windows: &Windows<'_>, end: Instant) {
         self.swept_at = Instant::now();
         if self.keeps_freed || windows.of.guest.is_none() {
@@ -160,20 +160,20 @@ impl Limiter {
         }
     }
 
-    /// Nothing has to go.
+    /// Notes that nothing has to be evicted.
     pub fn rest(&mut self) {
         (self.ahead_bytes, self.no_room, self.vain) = (0, None, None);
         self.begin_anew();
     }
 
-    /// The next search has all of memory before it.
+    /// Has the next search pass all of memory.
     fn begin_anew(&mut self) {
         (self.fruitless, self.began) = (0, None);
         self.hand.begin_anew();
     }
 
-    /// Evicts a step, as long as more than the low mark is resident. It looks for what may go until
-    /// `end` at most.
+    /// Evicts a step, while more than the low mark is taken. Looks for frames to evict until `end`
+    /// at most.
     ///
     /// # Errors
     /// From the store or the system calls; frames not evicted stay resident.
@@ -195,7 +195,7 @@ impl Limiter {
             return Ok(Left::Nothing);
         }
         let began = *self.began.get_or_insert_with(Instant::now);
-        // In whole huge frames, which go as such.
+        // In whole huge frames, which are evicted as such.
         let ahead = self.ahead_bytes.min(2 * (marks.high_bytes - marks.low_bytes));
         let want = (over + ahead).div_ceil(FRAME_BYTES).next_multiple_of(FRAMES_PER_HUGE) as usize;
         let asks = self.asks(marks, taken);
@@ -210,7 +210,7 @@ impl Limiter {
         let known = Known { of: windows.of, pager, free: &free };
         let evicted = pager.evictor().evict(&frames, &known);
         let left = pager.residency().taken_bytes()?;
-        // Of those that had an error, too, some may have gone.
+        // Even if the eviction failed, some frames may have been evicted.
         let any = left < taken || evicted.as_ref().is_ok_and(|evicted| evicted.frames() > 0);
         let is_more = self.is_more(frames.len(), any);
         match evicted {
@@ -228,7 +228,7 @@ impl Limiter {
                     }
                 }
             }
-            // Who has a slot without need makes room for who needs one.
+            // Slots that are kept without need make room for those that are needed.
             Err(error) if is_no_room(&error) && pager.residency().give_up_kept(STEP_FRAMES) > 0 => {
                 (self.refused, self.no_room) = (Some(error), None);
                 Ok(Left::More)
@@ -241,8 +241,8 @@ impl Limiter {
         if self.no_room.is_some() { Left::MoreWithoutRoom } else { Left::More }
     }
 
-    /// A step had an error. Where the store lacks room there may be frames that need none: the
-    /// next steps look for those, in all of memory. Which do is a guess, that may be wrong.
+    /// Handles an error of a step. If the store lacks room, some frames may need none: the next
+    /// steps look for those, in all of memory. Which frames these are is a guess that may be wrong.
     fn go_without_room(&mut self, error: io::Error, is_more: bool) -> io::Result<()> {
         let is_again = self.no_room.take().is_some();
         if !is_no_room(&error) || (is_again && !is_more) {
@@ -255,8 +255,8 @@ impl Limiter {
         Ok(())
     }
 
-    /// Whether to go on after a step with so many frames, of which some went or none. All of
-    /// memory is passed once, and is tried anew when there is need again.
+    /// Whether to go on after a step that tried `tried` frames and evicted some (`any`) or none.
+    /// All of memory is passed once, and is tried anew when there is need again.
     fn is_more(&mut self, tried: usize, any: bool) -> bool {
         self.fruitless += u32::from(tried > 0);
         let is_over = tried == 0 && self.hand.is_barren();
@@ -268,7 +268,7 @@ impl Limiter {
         is_more
     }
 
-    /// Chooses what is to go next, in order, and what is free there.
+    /// Returns the frames to evict next and the free blocks there, both in order of address.
     fn choose(
         &mut self,
         windows: &mut Windows<'_>,
@@ -288,10 +288,10 @@ impl Limiter {
         Ok((frames, windows.take_free()))
     }
 
-    /// Takes note of what the VMM has mapped, before somebody else empties its page table.
+    /// Notes what the VMM has mapped, before somebody else empties its page table.
     ///
     /// # Errors
-    /// As reading the pagemap.
+    /// From reading the pagemap.
     pub fn see_mapped(&mut self, pager: &Pager) -> io::Result<()> {
         for region in pager.ram().regions() {
             let range = region.hva_range();
@@ -305,17 +305,17 @@ impl Limiter {
     }
 }
 
-/// A search in which nothing was found that may go.
+/// A search that found nothing to evict.
 struct Vain {
-    /// No use to look again before this,
+    /// Earliest time of the next search.
     until: Instant,
-    /// unless much more than this is taken.
+    /// Bytes taken after the search. If much more is taken, the next search does not wait.
     taken_bytes: u64,
 }
 
-/// What of RAM the VMM has not mapped.
+/// The parts of RAM that the VMM has not mapped.
 fn unmapped(pager: &Pager) -> io::Result<Vec<FrameRange>> {
-    // Of memory in one file nothing can leave.
+    // No part of RAM in a single file can be unplugged.
     match pager.ram().files().len() {
         0 | 1 => Ok(Vec::new()),
         _ => pager.frames().unmapped(),

@@ -1,53 +1,54 @@
 //! A limit on a VM's resident memory, and the marks around it.
 
-/// A thirty-second of the limit is kept free, half of it on average, for what the guest touches next,
+/// Gap below the limit: a 32nd of it. Half of the gap is free on average, for what the guest
+/// touches next.
 const GAP_PART: u64 = 32;
-/// within these bounds.
+/// Bounds of the gap, in bytes.
 const GAP_BYTES: std::ops::RangeInclusive<u64> = (4 << 20)..=(64 << 20);
-/// What no kernel can do without: itself and the metadata of its memory.
+/// What any kernel needs for itself.
 const FLOOR_BYTES: u64 = 48 << 20;
+/// Part of memory that its page metadata takes: a 64th.
 const FLOOR_PART: u64 = 64;
 
-/// The least limit for a VM of `memory_bytes` that its guest survives.
+/// The lowest limit that the guest of a VM of `memory_bytes` survives.
 pub fn floor_bytes(memory_bytes: u64) -> u64 {
     FLOOR_BYTES + memory_bytes / FLOOR_PART
 }
 
-/// A limit on the memory that a VM takes, its compressed pages included, and how it is
-/// held.
+/// A limit on the memory that a VM takes, compressed pages included, and the marks that keep it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
     /// The limit.
     pub limit_bytes: u64,
-    /// Above this the VM is under pressure: its faults wait.
+    /// Above this, the VM is under pressure and its faults wait.
     pub high_bytes: u64,
-    /// Down to this it is relieved, under pressure or ahead of it.
+    /// Down to this, memory is evicted, under pressure or ahead of it.
     pub low_bytes: u64,
 }
 
 impl Marks {
-    /// With the marks that were asked for, which are in order, and defaults for others.
+    /// Uses the marks that were asked for, which must be in order, and defaults for others.
     pub fn new(limit_bytes: u64, low_bytes: Option<u64>, high_bytes: Option<u64>) -> Marks {
         let gap = (limit_bytes / GAP_PART).clamp(*GAP_BYTES.start(), *GAP_BYTES.end());
         let below = |bytes: u64, part: u64| bytes.saturating_sub(gap / part);
         let high = match (high_bytes, low_bytes) {
             (Some(high), _) => high,
             (None, Some(low)) if low >= below(limit_bytes, 4) => limit_bytes,
-            // What threads that see room bring together (`Room::room`).
+            // Leaves room for what threads that see room bring in together (`Room::room`).
             _ => below(limit_bytes, 4),
         };
         Marks { limit_bytes, high_bytes: high, low_bytes: low_bytes.unwrap_or(below(high, 2)) }
     }
 
-    /// Above which eviction begins, and above which faults wait: in between is what the
-    /// guest takes while the first frames are held.
+    /// The bytes taken above which eviction begins, and those above which faults wait. Between them
+    /// is what the guest takes while the first frames are locked.
     pub fn pressure(self) -> (u64, u64) {
         (self.low_bytes.midpoint(self.high_bytes), self.high_bytes)
     }
 
-    /// The same after the worker's turn. Faults do not wait a little for room that nobody makes: where
-    /// anything is in the way, or nothing may go up to that mark. While first touches wait for
-    /// room (`waits`), the high mark tells which.
+    /// The same after the worker's turn. Faults need not wait for room that nobody makes: because
+    /// something is in the way (`in_the_way`), or because nothing may be evicted up to the mark
+    /// `vain`. While first touches wait for room (`waits`), the high mark tells which ones.
     pub fn for_faults(self, waits: bool, in_the_way: bool, vain: Option<u64>) -> (u64, u64) {
         match vain {
             _ if waits => self.pressure(),
@@ -61,11 +62,11 @@ impl Marks {
 /// What is left to do after a step towards a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
-    /// The limit holds, or nothing else may go.
+    /// The limit holds, or nothing else may be evicted.
     Nothing,
-    /// More is to go.
+    /// More has to be evicted.
     More,
-    /// The same, and what needs room in the store has none.
+    /// More has to be evicted, but the store has no room for frames that need it.
     MoreWithoutRoom,
 }
 

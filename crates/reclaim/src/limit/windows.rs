@@ -16,44 +16,44 @@ use crate::limit::judge::{Known, Sources, holding};
 
 /// What the VMM is made to do with its page table.
 pub trait Vmm {
-    /// Takes pages out of it, in order, as far as that goes while a thread of the VMM is stopped
-    /// once; how many bytes of the ranges that is.
+    /// Takes pages out of the VMM's page table, in order, as far as one stop of a VMM thread gets.
+    /// Returns how many bytes of the ranges it got to.
     ///
     /// # Errors
     /// The VMM cannot be made to do it.
     fn forget(&self, ranges: &[HvaRange]) -> io::Result<u64>;
 
-    /// Has the frames of huge frames go one by one from now on.
+    /// Has the frames of huge frames evicted one by one from now on.
     ///
     /// # Errors
     /// As [`Vmm::forget`]; `WouldBlock`: not now.
     fn break_up(&self, pager: &Pager, windows: &[HugeFrame]) -> io::Result<()>;
 }
 
-/// A VM's memory, and who tells what is in it.
+/// A VM's memory, and the sources that know what is in it.
 pub struct Windows<'a> {
-    /// Who knows what frames are.
+    /// The sources that know what frames are.
     pub of: Sources<'a>,
-    /// Of the same VM.
+    /// The pager of the same VM.
     pub pager: &'a Pager,
-    /// Of the same VM.
+    /// The VMM of the same VM.
     pub vmm: &'a dyn Vmm,
     /// The VMM's page table.
     pub pagemap: &'a Pagemap,
-    /// Names frames that stay.
+    /// Whether a frame must stay resident.
     pub spare: &'a dyn Fn(Gfn) -> bool,
-    /// Tells how hot a frame is.
+    /// How hot a frame is.
     pub heat: &'a dyn Fn(Gfn) -> usize,
-    /// A block of a disk may equal a frame.
+    /// Whether a block of a disk may equal a frame.
     pub has_disk: bool,
     is_without_room: bool,
     unmapped: Vec<FrameRange>,
-    /// Free blocks that were seen.
+    /// Free blocks that were seen since they were last taken.
     free: Vec<Block>,
 }
 
 impl<'a> Windows<'a> {
-    /// Of a VM.
+    /// The windows of a VM.
     pub fn new(
         of: Sources<'a>,
         (pager, vmm): (&'a Pager, &'a dyn Vmm),
@@ -66,8 +66,8 @@ impl<'a> Windows<'a> {
         Windows { of, pager, vmm, pagemap, spare, heat, has_disk, is_without_room, unmapped, free }
     }
 
-    /// Before windows are looked at. What the VMM has not mapped stays, and where the store has no
-    /// room what cannot go without.
+    /// Begins a search. What the VMM has not mapped stays. If the store has no room, what needs
+    /// room stays too.
     pub fn begin(&mut self, unmapped: &[FrameRange], is_without_room: bool) {
         self.unmapped = unmapped.to_vec();
         self.is_without_room = is_without_room;
@@ -81,8 +81,9 @@ impl<'a> Windows<'a> {
         free
     }
 
-    /// Drops what is kept of a window's frames that the guest has freed; of how many that was. `None`:
-    /// it has one word, and nothing of it went.
+    /// Drops the kept content of a window's frames that the guest has freed. Returns the number of
+    /// these frames. `None`: there is no trusted guest, or the window has one ledger word and
+    /// nothing of it was evicted.
     pub fn drop_freed(&self, window: HugeFrame) -> Option<usize> {
         let (guest, _) = self.of.guest?;
         let ledger = self.pager.ledger();
@@ -113,7 +114,8 @@ impl<'a> Windows<'a> {
         ram.parts(frames).filter_map(|part| Some((part, ram.hva_range(part)?)))
     }
 
-    /// How many frames of ranges, holes included, come before the end of so many bytes of RAM in them.
+    /// How many frames of the ranges, holes included, lie before the end of their first `bytes`
+    /// bytes of RAM.
     fn reached(&self, ranges: &[FrameRange], bytes: u64) -> u64 {
         let (mut left, mut before) = (bytes, 0);
         for frames in ranges {
@@ -128,10 +130,10 @@ impl<'a> Windows<'a> {
         before
     }
 
-    /// What of a window is in memory.
+    /// The resident parts of a window.
     fn populated(&self, window: FrameRange) -> Vec<FrameRange> {
         let ram = self.pager.ram();
-        // Of a region that is let go meanwhile nothing is.
+        // A region that leaves meanwhile has none.
         self.parts(window)
             .flat_map(|(part, _)| ram.populated_in(part).unwrap_or_default())
             .collect()
@@ -179,7 +181,8 @@ impl Memory for Windows<'_> {
                 _ => None,
             };
         }
-        // As a whole: what is not in memory may tell what follows it is a part of.
+        // The window as a whole: non-resident frames may tell what the frames after them are a part
+        // of.
         if let Some((guest, _)) = self.of.guest.filter(|_| !there.is_empty()) {
             let (view, free) = (self.pager.view(), &mut self.free);
             guest.memmap().kinds_in(&view, guest.layout(), all, |run, kind, lru| {
@@ -218,7 +221,7 @@ impl Memory for Windows<'_> {
     }
 }
 
-/// Leaves out blocks that begin in another one: they were seen at different times.
+/// Removes blocks that begin inside another one: they were seen at different times.
 fn apart(blocks: &mut Vec<Block>) {
     let mut end = Gfn(0);
     blocks.retain(|block| {

@@ -1,4 +1,4 @@
-//! A made-up guest under a limit: it uses frames, and a chooser says which ones go.
+//! A made-up guest under a limit: it uses frames, and a chooser says which ones to evict.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -7,31 +7,32 @@ use ebb_inspect::PageKind;
 use ebb_reclaim::cost::Page;
 use ebb_units::Gfn;
 
-/// What an access takes where nothing else is said, a fault for what is not mapped, and one for what is
-/// not there.
+/// Duration of an access, by default.
 const THINK: Duration = Duration::from_micros(5);
+/// Duration of a fault for a frame that is resident and not mapped.
 const MINOR: Duration = Duration::from_micros(1);
+/// Duration of a fault for a non-resident frame.
 const MAJOR: Duration = Duration::from_micros(100);
-/// Read from the store at once where nothing else is said.
+/// Frames read from the store at once, by default.
 const CLUSTER: usize = 8;
-/// Evicted at once.
+/// Most frames to evict at once.
 const STEP: usize = 4096;
-/// Steps without which it is at its limit.
+/// Most steps to come down to the limit.
 const STEPS: usize = 100;
 
-/// Who chooses what goes.
+/// Chooses what to evict.
 pub trait Chooser {
-    /// About so many frames.
+    /// Returns about `want` frames.
     fn take(&mut self, guest: &mut Guest, want: usize, now: Instant) -> Vec<Gfn>;
 }
 
-/// Its accesses, one after the other.
+/// A sequence of accesses.
 pub trait Program {
-    /// The frame that is used next.
+    /// The next frame to use.
     fn next(&mut self, random: &mut Random, now: Instant) -> usize;
 }
 
-/// Its memory.
+/// The guest's memory.
 pub struct Guest {
     pub there: Vec<bool>,
     pub mapped: Vec<bool>,
@@ -40,31 +41,33 @@ pub struct Guest {
     pub used: Vec<u8>,
     limit: usize,
     pub resident: usize,
-    /// What an access takes.
+    /// Duration of an access.
     pub think: Duration,
-    /// Read from the store at once.
+    /// Frames read from the store at once.
     pub cluster: usize,
     pub now: Instant,
     pub figures: Figures,
 }
 
-/// What was counted.
+/// Counters.
 #[derive(Clone, Copy, Default)]
 pub struct Figures {
     pub seconds: f64,
-    /// Faults for what is there, and for what is not.
+    /// Faults for resident frames.
     pub minor: u64,
+    /// Faults for non-resident frames.
     pub major: u64,
     pub evicted: u64,
-    /// Frames whose metadata was looked at, and entries of the VMM's page table.
+    /// Frames whose metadata was looked at.
     pub looked: u64,
+    /// Entries of the VMM's page table that were looked at.
     pub entries: u64,
-    /// Times that something was forgotten.
+    /// How often something was forgotten.
     pub forgot: u64,
 }
 
 impl Figures {
-    /// For each frame evicted.
+    /// Frames looked at for each evicted frame.
     pub fn looks(&self) -> f64 {
         self.looked as f64 / self.evicted.max(1) as f64
     }
@@ -101,7 +104,7 @@ impl fmt::Display for Figures {
 }
 
 impl Guest {
-    /// All of its memory is still to be used for the first time.
+    /// A guest that has not used any of its memory yet.
     pub fn new(pages: Vec<Page>, limit: usize) -> Guest {
         let count = pages.len();
         Guest {
@@ -118,7 +121,7 @@ impl Guest {
         }
     }
 
-    /// Runs until so many accesses were made; what came of the second half of them.
+    /// Runs for a number of accesses. Returns the figures of the second half.
     pub fn run(
         mut self,
         mut program: impl Program,
@@ -154,7 +157,7 @@ impl Guest {
         self.mapped[at] = true;
     }
 
-    /// Anonymous memory comes with what lies around it, mapped.
+    /// Makes a frame resident. Anonymous memory comes with its neighbours, mapped.
     fn bring(&mut self, at: usize) {
         let (first, count) = match self.pages[at].kind {
             Some(PageKind::File) => (at, 1),

@@ -1,4 +1,4 @@
-//! The hand, at work on the made-up guest.
+//! The hand on the made-up guest.
 
 use std::cell::RefCell;
 use std::io;

@@ -1,14 +1,14 @@
-//! Where a made-up guest has what.
+//! Where a made-up guest has its memory.
 
 use ebb_inspect::PageKind;
 use ebb_reclaim::cost::Page;
 
 use crate::guest::Random;
 
-/// In frames.
+/// Frames in a MiB.
 pub const MIB: usize = 256;
 
-/// Frames that are used together lie in pieces, scattered over memory.
+/// A layout in which frames that are used together lie in pieces, scattered over memory.
 pub struct Layout {
     pub pages: Vec<Page>,
     order: Vec<usize>,
@@ -33,7 +33,7 @@ impl Layout {
         Layout { pages: vec![Page::default(); frames], order, used: 0 }
     }
 
-    /// So many frames that nobody has.
+    /// Takes `count` frames that nobody has.
     pub fn take(&mut self, count: usize, kind: PageKind) -> Vec<usize> {
         let taken = self.order[self.used..self.used + count].to_vec();
         self.used += count;

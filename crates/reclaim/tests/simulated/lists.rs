@@ -1,4 +1,4 @@
-//! Least recently used by two lists, as a kernel has them, that sees each access for nothing.
+//! Least recently used by two lists, as in a kernel, but each access is seen at no cost.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -19,7 +19,7 @@ impl Lists {
         Lists { is_listed, active: VecDeque::new(), inactive: VecDeque::new() }
     }
 
-    /// The next one to be looked at. No list is longer than the other by much.
+    /// The next frame to look at. Neither list is much longer than the other.
     fn next(&mut self) -> Option<usize> {
         while self.active.len() > self.inactive.len() {
             self.inactive.extend(self.active.pop_front());
@@ -35,14 +35,14 @@ impl Chooser for Lists {
                 *is_listed = true;
                 self.inactive.push_back(at);
             }
-            // It reads accessed bits.
+            // It reads accessed bits: no access takes a minor fault.
             guest.mapped[at] = guest.there[at];
         }
         let mut goes = Vec::new();
         while goes.len() < want
             && let Some(at) = self.next()
         {
-            // The access that brought it counts as one.
+            // The access that made it resident counts as one.
             match std::mem::take(&mut guest.used[at]) {
                 0 | 1 => {
                     self.is_listed[at] = false;

@@ -1,5 +1,5 @@
-//! A hand against rounds over all of memory: what the guest pays for being looked at, what is looked
-//! at, and what is evicted.
+//! A hand against rounds over all of memory: what the guest pays for being looked at, how much is
+//! looked at, and how much is evicted.
 
 mod guest;
 mod hands;
@@ -18,30 +18,31 @@ use guest::{Figures, Guest, Program, Random};
 use layout::{Layout, MIB};
 use rounds::Rounds;
 
-/// A guest and what it does, in MiB and in parts of a hundred accesses.
+/// A guest and what it does. Sizes are in MiB, accesses in percent.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
     memory: usize,
     limit: usize,
-    /// Used again and again, each frame as likely as the other.
+    /// Used again and again, each frame as likely as any other.
     hot: usize,
     hot_percent: usize,
-    /// A part of the hot memory is used at a time, and moves on after so many accesses.
+    /// Accesses after which the part of the hot memory in use moves on; `None`: all of it is in
+    /// use.
     moves_after: Option<usize>,
-    /// Read from begin to end, over and over.
+    /// Read from beginning to end, over and over.
     read: usize,
     read_percent: usize,
     read_kind: PageKind,
-    /// Used now and then: what is left of the accesses.
+    /// Used now and then, by the remaining accesses.
     warm: usize,
     is_known: bool,
-    /// Anonymous memory is on the guest's active list.
+    /// Whether anonymous memory is on the guest's active list.
     is_active: bool,
     accesses: u64,
 }
 
-/// What it works with fits; a file that does not is read.
+/// The working set fits, and a file that does not fit is read.
 const STREAM: Case = Case {
     name: "stream",
     memory: 512,
@@ -58,7 +59,7 @@ const STREAM: Case = Case {
     accesses: 4_000_000,
 };
 
-/// What it works with does not fit.
+/// The working set does not fit.
 const SCARCE: Case = Case {
     name: "scarce",
     memory: 256,
@@ -100,7 +101,7 @@ impl Program for Work {
     }
 }
 
-/// What comes of it with rounds, and with a hand.
+/// What the guest does with rounds, and with a hand.
 fn compare(case: Case) -> (Figures, Figures) {
     let mut layout = Layout::new(case.memory * MIB, 100);
     let hot = layout.take(case.hot * MIB, Anonymous);
@@ -131,7 +132,7 @@ fn compare(case: Case) -> (Figures, Figures) {
     (rounds, hand)
 }
 
-/// At most so many are looked at for each that is evicted.
+/// Most frames to look at for each evicted frame.
 const LOOKS: f64 = 40.0;
 
 #[test]
@@ -190,7 +191,7 @@ fn where_room_is_scarce_no_more_is_evicted() {
     }
 }
 
-/// Nobody tells what frames are.
+/// Nobody says what the frames are.
 #[test]
 fn an_unknown_guest_is_looked_at_no_more_than_before() {
     let (rounds, hand) = compare(Case { name: "unknown", is_known: false, ..STREAM });
@@ -199,7 +200,7 @@ fn an_unknown_guest_is_looked_at_no_more_than_before() {
     assert!(hand.looks() <= LOOKS);
 }
 
-/// Where what is hot moves on within seconds, older news cost some evictions more.
+/// When the hot memory moves on within seconds, older knowledge costs some more evictions.
 #[test]
 fn what_moves_is_followed() {
     let moving = Case {
@@ -235,7 +236,7 @@ fn a_file_that_does_not_fit_is_read_no_more_often() {
     assert!(hand.looks() <= LOOKS);
 }
 
-/// What is used once is told from the rest by two turns at rest only.
+/// Memory that is used once differs from the rest only by two turns at rest.
 #[test]
 fn anonymous_memory_that_is_used_once_goes() {
     let slow = Case {
@@ -248,7 +249,7 @@ fn anonymous_memory_that_is_used_once_goes() {
         accesses: 8_000_000,
         ..STREAM
     };
-    // Also where the guest has all of it on its active list.
+    // Even if the guest has all of it on its active list.
     for case in [slow, Case { name: "active", is_active: true, ..slow }] {
         let (rounds, hand) = compare(case);
         assert!(hand.minor * 10 <= rounds.minor * 11);

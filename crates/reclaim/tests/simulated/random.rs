@@ -1,4 +1,4 @@
-//! Accesses at random that are not alike, against lists that see each of them.
+//! Random accesses of uneven frequency, against lists that see each of them.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use crate::layout::{Layout, MIB};
 use crate::lists::Lists;
 
 const ACCESSES: u64 = 3_000_000;
-/// Of accesses to what is hot in its time.
+/// Percent of the accesses that go to the memory that is hot at the time.
 const HOT_PERCENT: usize = 90;
 
 /// How often a frame is used.
 #[derive(Clone, Copy, Debug)]
 enum Law {
-    /// Rank by rank less often, as Zipf says.
+    /// Less often with each rank, by Zipf's law.
     Zipf,
-    /// A fifth of the frames is hot, another one after so many seconds.
+    /// A fifth of the frames is hot, and another fifth after this many seconds.
     Phases(u64),
 }
 
@@ -27,7 +27,7 @@ struct Work {
     law: Law,
     /// In the order of their ranks.
     frames: Vec<usize>,
-    /// Sums of 1 / rank.
+    /// Sums of 1 / rank, up to each rank.
     sums: Vec<f64>,
     began: Instant,
 }
@@ -67,7 +67,7 @@ impl Program for Work {
     }
 }
 
-/// What comes of it by lists, and with a hand: a guest has 200 MiB, of which 100 were used once.
+/// What a guest does with lists, and with a hand. It has 200 MiB, of which 100 were used once.
 fn compare(law: Law) -> (Figures, Figures) {
     let mut layout = Layout::new(512 * MIB, 100);
     let frames = layout.take(320 * MIB, Anonymous);

@@ -1,4 +1,4 @@
-//! A medium that fails as told, and remembers.
+//! A medium that fails as told, and remembers what was written.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io;
@@ -11,24 +11,24 @@ use ebb_store::{Medium, Page};
 pub enum Fault {
     /// All of it is written.
     None,
-    /// Nothing is, and an error says so.
+    /// Nothing is written, and the write fails.
     Error,
-    /// So many bytes are, and the medium says so.
+    /// This many bytes are written, and the write reports them.
     Short(usize),
-    /// So many bytes are, then an error.
+    /// This many bytes are written, then the write fails.
     Torn(usize),
 }
 
-/// Bytes in memory with faults to come, shared with the test that looks at it.
+/// Bytes in memory with faults to come, shared with the test that looks at them.
 #[derive(Clone, Default)]
 pub struct Faulty(Arc<Mutex<State>>);
 
 #[derive(Default)]
 pub struct State {
     pub bytes: Vec<u8>,
-    /// The next writes meet these, then none.
+    /// Faults of the next writes. Later writes have none.
     pub faults: Vec<Fault>,
-    /// Reads fail.
+    /// Whether reads fail.
     pub blind: bool,
 }
 
@@ -43,7 +43,7 @@ impl Faulty {
         self.0.lock().unwrap()
     }
 
-    /// The same bytes apart from it.
+    /// Returns a medium of its own with the same bytes.
     pub fn copy(&self) -> Faulty {
         let copy = Faulty::default();
         copy.state().bytes = self.state().bytes.clone();
@@ -90,7 +90,7 @@ impl Medium for Faulty {
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let mut state = self.state();
-        // Whoever reads it again is to notice.
+        // A later read must notice the discard.
         state.bytes[offset as usize..(offset + bytes) as usize].fill(0xdd);
         Ok(())
     }
@@ -100,7 +100,7 @@ impl Medium for Faulty {
     }
 }
 
-/// A page that no other number has, and that does not compress.
+/// Returns a page that no other number has, and that does not compress.
 pub fn noise(number: u64) -> Page {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     std::array::from_fn(|_| {
@@ -111,8 +111,8 @@ pub fn noise(number: u64) -> Page {
     })
 }
 
-/// A page that only this number has: by the number filled with one byte, or
-/// with more or less noise. (Filled ones are shared by numbers.)
+/// Returns a page for this number: filled with one byte, which other numbers have too, or with
+/// more or less noise, which no other number has.
 pub fn mixed(number: u64) -> Page {
     let noise_bytes = match number % 5 {
         0 => return [(number >> 32) as u8; 4096],
@@ -125,7 +125,7 @@ pub fn mixed(number: u64) -> Page {
     std::array::from_fn(|at| if at < noise_bytes { noise[at] } else { 7 })
 }
 
-/// A run directory on tmpfs, where there is one.
+/// Makes a run directory on tmpfs. `None`: there is no tmpfs.
 pub fn run_directory() -> Option<tempfile::TempDir> {
     let dir = tempfile::tempdir_in("/dev/shm").ok()?;
     ebb_store::is_in_memory(dir.path()).ok()?.then_some(dir)

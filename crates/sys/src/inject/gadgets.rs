@@ -1,5 +1,5 @@
-//! Instructions of another process that an injected call is made of, found in what it runs
-//! anyway: nothing is mapped or written there to be run.
+//! The instructions that an injected call is made of. They are found in code that the other process
+//! runs anyway: nothing is mapped or written there to be executed.
 
 use std::fs::File;
 use std::io;
@@ -13,20 +13,20 @@ const CALL: &[u8] = &[0x0f, 0x05, 0xc3];
 const GO_BACK: [&[u8]; 2] =
     [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 const CHUNK_BYTES: usize = 64 << 10;
-/// Code that is looked through at most: a VMM may have mapped any amount.
+/// The most bytes of code to search: a VMM may have mapped any amount.
 const CODE_BYTES: u64 = 64 << 20;
 
-/// Where they are.
+/// The addresses of the instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Gadgets {
-    /// Makes one system call, and returns to what the stack says.
+    /// Makes one system call, and returns to the address on the stack.
     pub call: u64,
     /// Calls rt_sigreturn(2).
     pub go_back: u64,
 }
 
 impl Gadgets {
-    /// Looks for them in the code of a process; in its C library first.
+    /// Searches the code of a process for them, in its C library first.
     pub fn find(mappings: &[Vma], memory: &File) -> io::Result<Gadgets> {
         let mut code: Vec<&Vma> = mappings.iter().filter(|vma| is_code(vma)).collect();
         code.sort_by_key(|vma| !vma.name.contains("libc") && !vma.name.contains("musl"));
@@ -52,7 +52,7 @@ impl Gadgets {
         ))
     }
 
-    /// Whether they are still there, while a thread of the process is stopped.
+    /// Whether they are still there. For use while a thread of the process is stopped.
     pub fn are_in(&self, mappings: &[Vma], memory: &File) -> bool {
         let is_there = |at: u64, wanted: &[u8]| {
             let mut bytes = vec![0; wanted.len()];
@@ -68,7 +68,8 @@ fn is_code(vma: &Vma) -> bool {
     vma.executable && !vma.writable && vma.name != "[vsyscall]"
 }
 
-/// A chunk, with so much of the next that nothing is cut in two. What cannot be read is empty.
+/// Reads a chunk, and so much of the next that no instruction is cut in two. Empty if it cannot be
+/// read.
 fn read_code(memory: &File, vma: &Vma, at: u64) -> Vec<u8> {
     let longest = GO_BACK[0].len() as u64;
     let bytes = (vma.start.0 + vma.bytes - at).min(CHUNK_BYTES as u64 + longest);

@@ -1,8 +1,8 @@
-//! Threads of a process that somebody has sent into a call, and that may not have made it yet.
+//! Threads of a process that a tracer has sent into a call, and that may not have made it yet.
 //!
-//! A tracer may be frozen, or dead, while the thread that it sent into close(2) is stopped or frozen
-//! before the call. The thread closes that number later, whatever has the number by then. So nobody
-//! makes or closes a userfaultfd while there is such a thread.
+//! A tracer may be frozen, or dead, while the thread that it sent into close(2) is stopped or
+//! frozen before the call. The thread closes that number later, whatever has the number by then. So
+//! nobody makes or closes a userfaultfd while there is such a thread.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::{Target, timeout};
 use crate::process::{is_gone, line_of};
 
-/// Calls of other helpers of ours end within this time.
+/// Longest wait for such threads. Calls of our other helpers end within this time.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// runs is not seen: it makes its call at once.
 ///
 /// # Errors
-/// There is one all the same, in words; as reading `/proc/PID/task`.
+/// In words: there is still such a thread. Otherwise as reading `/proc/PID/task`.
 pub(super) fn wait_for_none(target: &Target) -> io::Result<()> {
     let deadline = Instant::now() + timeout(TIMEOUT);
     while let Some(why) = any(target)? {
@@ -43,7 +43,7 @@ fn any(target: &Target) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Why this thread is one.
+/// Why this thread is such a thread. `None` if it is not.
 fn of_thread(target: &Target, tid: i32) -> io::Result<Option<String>> {
     let (pid, of_thread) = (target.pid(), format!("/proc/{}/task/{tid}", target.pid()));
     let status = fs::read(format!("{of_thread}/status"))?;
@@ -57,7 +57,7 @@ fn of_thread(target: &Target, tid: i32) -> io::Result<Option<String>> {
     let call = fs::read_to_string(format!("{of_thread}/syscall"))?;
     let is_sent = stack_of(&call).is_some_and(|stack| {
         let mut top = [0; 8];
-        // The way back lies there from before the call until after it.
+        // The address of the way back lies there from before the call until after it.
         target.memory.read_exact_at(&mut top, stack).is_ok()
             && u64::from_ne_bytes(top) == target.gadgets.go_back
     });
@@ -69,7 +69,7 @@ fn of_thread(target: &Target, tid: i32) -> io::Result<Option<String>> {
     }))
 }
 
-/// The stack pointer, of a line in `/proc/PID/syscall`; none: the thread runs.
+/// Parses the stack pointer in a line of `/proc/PID/syscall`. `None`: the thread runs.
 fn stack_of(call: &str) -> Option<u64> {
     let mut words = call.split_ascii_whitespace().rev();
     let stack = words.nth(1)?.strip_prefix("0x")?;

@@ -1,5 +1,5 @@
-//! Calls injected into a victim that looks at itself, by helpers that are killed wherever they
-//! can be, that are too slow, or that meet a process which is frozen.
+//! Tests of calls injected into a victim that checks itself. The helpers that inject are killed at
+//! every possible place, are too slow, or meet a frozen process.
 
 use std::env;
 use std::fs;
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::*;
 use crate::uffd::{Uffd, Watch};
 
-/// The helper's own setting.
+/// Returns a setting of the helper, from its environment.
 fn setting(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()
 }
@@ -22,7 +22,7 @@ pub(super) fn timeout(usual: Duration) -> Duration {
     setting("EBB_TIMEOUT_MS").map_or(usual, Duration::from_millis)
 }
 
-/// A helper dies or stops here if this is the place that it was told of.
+/// Kills or stops a helper if this is the place that it was told.
 pub(super) fn may_die_here() {
     static PASSED: AtomicU64 = AtomicU64::new(0);
     let place = PASSED.fetch_add(1, Relaxed);
@@ -30,13 +30,13 @@ pub(super) fn may_die_here() {
         kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
     }
     if setting("EBB_PAUSE_AT") == Some(place) {
-        // SAFETY: nothing here handles this signal. It goes to this very thread, which another
-        // one's stop would reach only some steps later.
+        // SAFETY: nothing here handles this signal. It goes to this very thread; another thread's
+        // stop would reach it only some steps later.
         assert_eq!(unsafe { libc::raise(libc::SIGSTOP) }, 0);
     }
 }
 
-/// A test of this program, run in a process of its own.
+/// Returns a test of this program, to run in a process of its own.
 fn again(test: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--test-threads=1", "--nocapture"]);
@@ -44,7 +44,7 @@ fn again(test: &str) -> Command {
     command
 }
 
-/// Injects one call. `EBB_HELPER`: what, into whom, and with what.
+/// Injects one call. `EBB_HELPER` says which call, into which process, and its arguments.
 #[test]
 #[ignore = "a process that other tests start"]
 fn helper() {
@@ -65,7 +65,7 @@ fn helper() {
             let arguments = [number(2), number(3), libc::MADV_POPULATE_READ as u64];
             target.inside(|thread| thread.call(libc::SYS_madvise, arguments)).map(drop)
         }
-        // Waits for somebody to write.
+        // The call waits until something is written.
         _ => target.inside(|thread| thread.call(libc::SYS_read, [0, number(2), 1])).map(drop),
     };
     println!("{result:?}");
@@ -81,7 +81,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A victim, killed at the end if it is not let end.
+/// A victim. It is killed at the end, unless the test lets it end.
 struct Victim {
     child: Child,
     input: Option<ChildStdin>,
@@ -114,13 +114,13 @@ impl Victim {
         Process::open(self.pid()).unwrap()
     }
 
-    /// Memory of its own that it does not touch.
+    /// Returns its shared memory, which it does not touch.
     fn shared(&self) -> Vma {
         let mut mappings = self.process().mappings().unwrap().into_iter();
         mappings.find(|vma| vma.name.starts_with("/memfd:victim")).unwrap()
     }
 
-    /// Two rounds from now on: one may have ended before.
+    /// Waits for two more rounds: the first may have ended before.
     fn goes_on(&mut self) {
         self.drain();
         let mut byte = [0];
@@ -139,7 +139,7 @@ impl Victim {
         rustix::io::ioctl_fionbio(&self.rounds, false).unwrap();
     }
 
-    /// It found nothing wrong in all its rounds.
+    /// Ends the victim, and checks that it found nothing wrong in all its rounds.
     fn ends_well(mut self) {
         self.goes_on();
         self.input = None;
@@ -159,7 +159,7 @@ fn may_trace() -> bool {
     may
 }
 
-/// Waits until a file of `/proc` or a cgroup says what is wanted.
+/// Waits until the text of a file of `/proc` or a cgroup is as wanted.
 fn wait_until(path: &str, mut says: impl FnMut(&str) -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !says(&fs::read_to_string(path).unwrap()) {
@@ -173,7 +173,7 @@ fn is_in_state(status: &str, states: &str) -> bool {
     state.is_some_and(|state| states.contains(&state[..1]))
 }
 
-/// A helper that waits in a call of the victim's until something is written to it.
+/// Starts a helper that waits in a call of the victim until something is written to the victim.
 fn helper_in_a_call(victim: &Victim) -> Child {
     let room = victim.shared().start.0;
     let mut helper = helper_for(format!("read {} {room}", victim.pid())).spawn().unwrap();
@@ -253,7 +253,7 @@ fn a_call_that_cannot_be_given_up_ends_by_itself() {
     let shared = victim.shared();
     let range = HvaRange { start: shared.start, bytes: shared.bytes };
     uffd.register(range, Watch::MissingAndWrite).unwrap();
-    // The sleep that the first stop cut short is over.
+    // Waits until the sleep that the first stop cut short is over.
     victim.goes_on();
     // Nobody answers the fault.
     let words = format!("populate {} {} {}", victim.pid(), range.start.0, range.bytes);
@@ -264,7 +264,7 @@ fn a_call_that_cannot_be_given_up_ends_by_itself() {
     victim.ends_well();
 }
 
-/// A cgroup of the victim's that is thawed and gone in the end.
+/// A cgroup for the victim. At the end it is thawed and removed.
 struct Freezer {
     directory: PathBuf,
     parent: PathBuf,
@@ -274,7 +274,7 @@ struct Freezer {
 }
 
 impl Freezer {
-    /// One of each kind that this host has mounted.
+    /// Makes a cgroup of each kind that this host has mounted.
     fn all(pid: i32) -> Vec<Freezer> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let mut all = Vec::new();
@@ -336,14 +336,14 @@ fn a_frozen_process_finds_back_once_it_is_thawed() {
         assert!(said(&output).contains("TimedOut"), "{output:?}");
         freezer.thaw();
         victim.goes_on();
-        // In the midst of a call, whose helper dies, too.
+        // The process is frozen amid a call, whose helper dies, too.
         let helper = helper_in_a_call(&victim);
         freezer.freeze();
         kill(helper);
         freezer.thaw();
         victim.input.as_mut().unwrap().write_all(b"x").unwrap();
         victim.goes_on();
-        // On its way into a call.
+        // The process is frozen on its way into a call.
         let helper = helper_for(format!("close {} 9999", victim.pid()));
         let helper = paused_at(helper, INTO_A_CALL);
         fs::write(freezer.directory.join(freezer.words[0].0), freezer.words[0].1).unwrap();
@@ -355,8 +355,9 @@ fn a_frozen_process_finds_back_once_it_is_thawed() {
     victim.ends_well();
 }
 
-/// The places of [`may_die_here`] behind which a thread is seized, and about to make a call.
+/// The place of [`may_die_here`] after which a thread is seized.
 const SEIZED: u64 = 1;
+/// The place of [`may_die_here`] after which a thread is about to make a call.
 const INTO_A_CALL: u64 = 9;
 
 /// Starts a helper, and returns once it has stopped at a place.
@@ -369,7 +370,8 @@ fn paused_at(mut helper: Command, place: u64) -> Child {
     helper
 }
 
-/// A helper that is killed in the end: nobody sees the end of whom it traces before.
+/// A helper that is killed at the end. Before that, nobody sees the end of a process that it
+/// traces.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -395,7 +397,7 @@ fn a_signal_that_comes_meanwhile_is_not_lost() {
         let helper = paused_at(helper_for(format!("close {} 9999", victim.pid())), place);
         victim.drain();
         kill_process(pid, Signal::USR1).unwrap();
-        // It stops with the signal in hand, or is stopped anyway.
+        // The victim stops on delivery of the signal, or is stopped already.
         wait_until(&format!("/proc/{}/status", victim.pid()), |text| is_in_state(text, "t"));
         assert!(said(&goes_on(helper)).contains("code: 9,"));
         let mut said = [0; 100];
@@ -443,7 +445,7 @@ fn another_process_by_that_number_is_left_alone() {
     let start_ticks = process.start_ticks().unwrap();
     assert!(Target::new(&process, start_ticks + 1).is_err());
     let mut target = Target::new(&process, start_ticks).unwrap();
-    // As if it had taken the number between the first look and the stop.
+    // This is as if another process had taken the PID between the first look and the stop.
     target.start_ticks += 1;
     let error = userfaultfd(&target, None).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
@@ -468,7 +470,7 @@ fn private_memory_is_not_forgotten() {
     victim.ends_well();
 }
 
-/// What is left stays as it is, for the next time.
+/// Ranges that are left stay as they are, for the next call.
 #[test]
 fn a_thread_is_stopped_once_to_forget_what_can_wait() {
     if !may_trace() {
@@ -478,7 +480,7 @@ fn a_thread_is_stopped_once_to_forget_what_can_wait() {
     let process = victim.process();
     let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
     let first = process.mappings().unwrap()[0].start;
-    // Each takes a look at the mappings.
+    // Each range takes a look at the mappings.
     let ranges = vec![HvaRange { start: first, bytes: 4096 }; 100_000];
     let bytes = forget_once(&target, &ranges).unwrap();
     assert!(bytes > 0 && bytes < 4096 * ranges.len() as u64, "{bytes}");
@@ -518,13 +520,13 @@ fn the_numbers_that_a_process_uses_stay_its_own() {
     assert_eq!(process.descriptors().unwrap().len(), before.len() + 1);
     close(&target, fd).unwrap();
     assert_eq!(process.descriptors().unwrap(), before);
-    // With room for one more.
+    // The process has room for one more descriptor.
     let next = (0..).find(|number| before.iter().all(|(used, _)| used != number)).unwrap();
     let limit = Rlimit { current: Some(next as u64 + 1), maximum: Some(next as u64 + 1) };
     prlimit(Some(Pid::from_child(&victim.child)), Resource::Nofile, limit).unwrap();
     assert_eq!(userfaultfd(&target, None).unwrap(), next);
     close(&target, next).unwrap();
-    // And what is no userfaultfd is not closed.
+    // A descriptor that is not a userfaultfd is not closed.
     assert_eq!(close(&target, 0).unwrap_err().raw_os_error(), Some(libc::EBADF));
     assert_eq!(process.descriptors().unwrap(), before);
     victim.ends_well();
@@ -549,7 +551,7 @@ fn a_close_that_is_still_to_come_is_the_only_one() {
         assert_eq!(process.userfaultfds().unwrap(), [fd]);
     };
     refused("traces thread");
-    // Stopped with the call before it, and nobody traces it any more.
+    // The victim is stopped before the call, and nobody traces it any more.
     kill_process(pid, Signal::STOP).unwrap();
     drop(first);
     let status = format!("/proc/{}/status", victim.pid());

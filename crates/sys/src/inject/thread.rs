@@ -1,10 +1,10 @@
-//! One thread of another process, stopped, that makes system calls for us and finds back to
-//! what it did by itself.
+//! A stopped thread of another process: makes system calls for us, and then returns to what it did.
 //!
-//! Before the thread is sent into a call, a signal frame of its own state is written below its
-//! red zone, and the call's instruction is one that is followed by `ret`: to rt_sigreturn(2). So
-//! whenever the tracer is gone, the thread makes the call to its end and is what it was. Beside
-//! each step stands what is left of the thread if the tracer dies behind it.
+//! Before the thread is sent into a call, a signal frame of its own state is written below its red
+//! zone. The call's instruction is one that is followed by `ret`, which leads to rt_sigreturn(2).
+//! So whenever the tracer dies, the thread finishes the call and then is what it was. A comment at
+//! each step says what becomes of the thread if the tracer dies there. *The way back* there is
+//! rt_sigreturn(2).
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -21,25 +21,26 @@ use super::{Target, may_die_here, timeout};
 use crate::process::{Process, Vma};
 use crate::uffd::HvaRange;
 
-/// A process of which no thread stops within this time is left alone.
+/// Longest wait for any thread of a process to stop. After it, the process is left alone.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// A thread that has not stopped by then may sleep where nothing wakes it: another one is
-/// asked, too.
+/// Longest wait for one thread to stop before another one is asked, too: it may sleep where nothing
+/// wakes it.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// An injected call that takes longer is given up.
+/// Longest time for an injected call before it is given up.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// A call that took too long is given so much time to end when it is interrupted.
+/// Time that an interrupted call gets to end, once it took too long.
 const GRACE: Duration = Duration::from_secs(1);
-/// `NT_X86_XSTATE` and `NT_PRFPREG` of `elf.h`.
+/// `NT_X86_XSTATE` of `elf.h`.
 const XSTATE: u64 = 0x202;
+/// `NT_PRFPREG` of `elf.h`.
 const FXSTATE: u64 = 2;
 const SYSCALL_INSTRUCTION_BYTES: u64 = 2;
-/// The kernel's internal "begin this call again" results, `include/linux/errno.h`.
+/// The kernel's internal results that mean "begin this call again", `include/linux/errno.h`.
 const RESTARTS: [i64; 3] = [-512, -513, -514];
 const RESTART_BLOCK: i64 = -516;
 
-/// A stopped thread. Whoever drops it without [`Stopped::resume`] must end the thread that
-/// traces: the kernel lets go of what it traced, and what is left finds back by itself.
+/// A stopped thread. If it is dropped without [`Stopped::resume`], the tracing thread must end: the
+/// kernel then releases what it traced, and the stopped thread restores itself.
 pub(super) struct Stopped<'p> {
     process: &'p Process,
     tid: pid_t,
@@ -49,14 +50,14 @@ pub(super) struct Stopped<'p> {
     mappings: Vec<Vma>,
     memory: File,
     frame: Frame,
-    /// It makes a call that cannot be interrupted.
+    /// Whether the thread is in a call that could not be interrupted.
     is_away: bool,
 }
 
 impl<'p> Stopped<'p> {
-    /// Stops the process's first thread, or if that does not stop another one.
+    /// Stops the process's first thread, or another one if that does not stop.
     pub fn stop(target: &Target<'p>) -> io::Result<Stopped<'p>> {
-        // Death from here on: the kernel lets the thread go on, and begins its call again.
+        // Death from here on: the kernel releases the thread, and begins its call again.
         let tid = first_to_stop(target)?;
         target.check()?;
         let status = fs::read_to_string(format!("/proc/{}/task/{tid}/status", target.pid()))?;
@@ -78,35 +79,35 @@ impl<'p> Stopped<'p> {
         Ok(stopped)
     }
 
-    /// From here on the thread may be sent into calls.
+    /// Prepares the thread to be sent into calls.
     fn prepare(&self) -> io::Result<()> {
-        // Death from here on: as before, with bytes on its stack where nothing is.
+        // Death from here on: as before, with bytes on an unused part of its stack.
         may_die_here();
         self.memory.write_all_at(&self.frame.bytes, self.frame.at)?;
-        // Death behind this: it goes the way back, and does what it did before.
+        // Death after this: the thread goes the way back, and does what it did before.
         trace::set_registers(self.tid, &self.in_call(0, [u64::MAX, 0, 0], self.gadgets.go_back))?;
-        // Death behind this: the same; the way back ends with its own signal mask.
+        // Death after this: the same. The way back restores the thread's own signal mask.
         trace::set_signals(self.tid, u64::MAX)
     }
 
-    /// One system call with up to three arguments.
+    /// Makes one system call with up to three arguments.
     ///
     /// # Errors
-    /// What the call returned; `TimedOut`: it takes too long.
+    /// What the call returned. `TimedOut`: it takes too long.
     pub fn call(&mut self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<u64> {
         let registers = self.in_call(number as u64, arguments, self.gadgets.call);
-        // Death behind this: it makes the call, and goes the way back.
+        // Death after this: the thread makes the call, and goes the way back.
         trace::set_registers(self.tid, &registers)?;
         let deadline = Instant::now() + timeout(CALL_TIMEOUT);
         loop {
             for _ in ["entry", "exit"] {
                 trace::run_to_call(self.tid)?;
-                // Death while it runs: as before, however long the call takes.
+                // Death while the call runs: as before, however long the call takes.
                 self.wait_in_call(deadline)?;
             }
-            // Death behind this: it goes the way back.
+            // Death after this: the thread goes the way back.
             match trace::registers(self.tid)?.rax as i64 {
-                // A freezer, say, has cut it short: the kernel begins it again.
+                // Something such as a freezer cut it short: the kernel begins it again.
                 result if is_cut_short(result) => {}
                 error @ -4095..=-1 => return Err(io::Error::from_raw_os_error(-error as i32)),
                 value => return Ok(value as u64),
@@ -114,15 +115,15 @@ impl<'p> Stopped<'p> {
         }
     }
 
-    /// The registers with which the thread runs from `rip` on, its stack leading back.
+    /// Returns the registers for the thread to run from `rip` on, with a stack that leads back.
     fn in_call(&self, number: u64, arguments: [u64; 3], rip: u64) -> user_regs_struct {
         let mut registers = self.registers;
         (registers.rip, registers.rsp, registers.rax) = (rip, self.frame.at, number);
         if rip == self.gadgets.go_back {
-            // Where a `ret` would have left it.
+            // A `ret` to it would have left the stack pointer here.
             registers.rsp += 8;
         }
-        // No call is in progress: nothing for the kernel to begin again.
+        // No call is in progress, so there is none for the kernel to begin again.
         registers.orig_rax = u64::MAX;
         [registers.rdi, registers.rsi, registers.rdx] = arguments;
         registers
@@ -132,8 +133,8 @@ impl<'p> Stopped<'p> {
         if trace::wait(Some(self.tid), deadline, |stop| stop == Stop::Call)?.is_some() {
             return Ok(());
         }
-        // A call that waits is cut short by this; one that cannot be goes on without us, and a
-        // thread that is frozen has not begun it.
+        // This cuts short a call that waits. A call that cannot be interrupted goes on without us,
+        // and a frozen thread has not begun it.
         trace::interrupt(self.tid)?;
         let grace = Instant::now() + timeout(GRACE);
         self.is_away = trace::wait(Some(self.tid), grace, |_| true)?.is_none();
@@ -151,7 +152,7 @@ impl<'p> Stopped<'p> {
         Ok(super::is_shared(&self.process.mappings()?, range))
     }
 
-    /// openat(2) of a path, lent below the way back.
+    /// Opens a path by openat(2). The path is written to the stack, below the signal frame.
     pub fn open(&mut self, path: &CStr) -> io::Result<u64> {
         let bytes = path.to_bytes_with_nul();
         let at = self.frame.at.checked_sub(bytes.len() as u64);
@@ -162,28 +163,28 @@ impl<'p> Stopped<'p> {
         self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, at, flags])
     }
 
-    /// Lets the thread do what it did before, and go.
+    /// Makes the thread do what it did before, and releases it.
     pub fn resume(self) -> io::Result<()> {
         if self.is_away {
             return Ok(());
         }
-        // Death behind this: it goes the way back, with nothing held back any more.
+        // Death after this: the thread goes the way back, with its own signal mask already set.
         trace::set_signals(self.tid, self.signals)?;
-        // Death behind this: it is what it was.
+        // Death after this: the thread is what it was.
         trace::set_registers(self.tid, &begun_again(self.registers))?;
         trace::detach(self.tid)
     }
 }
 
-/// Asks the first thread, and one after the other as long as none has stopped. When the tracing
-/// thread ends, those that were asked, too, are let go.
+/// Asks the first thread to stop, and then one after the other as long as none has stopped. When
+/// the tracing thread ends, the kernel releases all threads that were asked.
 fn first_to_stop(target: &Target) -> io::Result<pid_t> {
     let deadline = Instant::now() + timeout(STOP_TIMEOUT);
     let (mut asked, mut refused) = (0, None);
     for tid in target.process.threads()? {
         match trace::seize(tid).and_then(|()| trace::interrupt(tid)) {
             Ok(()) => asked += 1,
-            // It ended, or somebody else traces it.
+            // It ended, or another process traces it.
             Err(error) => {
                 refused.get_or_insert(error);
                 continue;
@@ -206,17 +207,17 @@ fn is_asked(stop: Stop) -> bool {
     stop == Stop::Asked
 }
 
-/// Its floating-point state as rt_sigreturn(2) reads it.
+/// Returns the thread's floating-point state as rt_sigreturn(2) reads it.
 fn fpu(tid: pid_t) -> io::Result<Vec<u8>> {
     match trace::register_set(tid, XSTATE) {
         Ok(state) => frame::for_sigreturn(state),
-        // A processor without XSAVE.
+        // The processor has no XSAVE.
         Err(_) => trace::register_set(tid, FXSTATE),
     }
 }
 
-/// A call that the stop cut short: step back onto its instruction. The kernel knows how much of
-/// a time is left to wait for.
+/// Steps back onto the instruction of a call that the stop cut short. A call that waited for some
+/// time goes on by restart_syscall(2): the kernel knows how much time is left.
 fn begun_again(mut registers: user_regs_struct) -> user_regs_struct {
     let result = registers.rax as i64;
     let left = registers.orig_rax as i64 >= 0 && result == RESTART_BLOCK;
@@ -231,10 +232,10 @@ fn is_cut_short(result: i64) -> bool {
     RESTARTS.contains(&result) || result == RESTART_BLOCK
 }
 
-/// As [`begun_again`], by way of rt_sigreturn(2), which has the kernel forget that: who waited
-/// for some time does so from the beginning. It waits longer, but is not told of a signal that
-/// there was not. Only who was stopped before in the same wait is: nobody tells which call that was
-/// (`EINTR` of restart_syscall(2)).
+/// As [`begun_again`], for the way by rt_sigreturn(2), which makes the kernel forget how much time
+/// is left. So a call that waited for some time waits from the beginning: longer, but it is not
+/// told of a signal that never came. Only a thread that was stopped before in the same wait is told
+/// (`EINTR` of restart_syscall(2)), because nothing says which call that was.
 fn begun_anew(mut registers: user_regs_struct) -> user_regs_struct {
     let result = registers.rax as i64;
     let in_call = registers.orig_rax as i64 >= 0;
@@ -246,7 +247,7 @@ fn begun_anew(mut registers: user_regs_struct) -> user_regs_struct {
     registers
 }
 
-/// Whether a stack reaches down to `bottom` from `top`: one mapping, which can be written.
+/// Whether one writable mapping contains the stack from `bottom` up to `top`.
 fn has_room(mappings: &[Vma], bottom: u64, top: u64) -> bool {
     mappings.iter().any(|vma| vma.writable && vma.contains(bottom) && vma.contains(top - 1))
 }
@@ -255,7 +256,8 @@ fn no_room() -> io::Error {
     io::Error::other("a thread of the process has no room on its stack for an injected call")
 }
 
-/// The way back is a return to where no call came from, which a shadow stack forbids.
+/// Refuses a thread with a shadow stack. The way back is a return to where no call came from, which
+/// a shadow stack forbids.
 fn refuse_shadow_stack(status: &str) -> io::Result<()> {
     let features = status.lines().find_map(|line| line.strip_prefix("x86_Thread_features:"));
     match features.is_some_and(|features| features.split_whitespace().any(|one| one == "shstk")) {

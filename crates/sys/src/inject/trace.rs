@@ -1,20 +1,20 @@
-//! ptrace(2), a request at a time.
+//! Requests of ptrace(2), a function for each.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use libc::{pid_t, user_regs_struct};
 
-/// A thread came to a stop.
+/// Why a thread stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stop {
-    /// Because it was told to, or the whole process is stopped.
+    /// It was told to, or the whole process is stopped.
     Asked,
-    /// At the beginning or the end of a system call.
+    /// It is at the beginning or the end of a system call.
     Call,
 }
 
-/// Registers, in one page of ours: the kernel reads them word by word, and what was just
+/// Registers, all in one page of ours. The kernel reads them word by word, and a page that was just
 /// written cannot be missing half-way.
 #[repr(align(256))]
 struct OnePage {
@@ -24,7 +24,7 @@ struct OnePage {
 const _: () = assert!(size_of::<OnePage>() == 256);
 
 pub(super) fn seize(tid: pid_t) -> io::Result<()> {
-    // Without PTRACE_O_EXITKILL: whoever dies here leaves the VMM running.
+    // Without PTRACE_O_EXITKILL: if this process dies, the VMM goes on.
     request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as u64)
 }
 
@@ -36,7 +36,7 @@ pub(super) fn detach(tid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_DETACH, tid, 0, 0)
 }
 
-/// Lets it run to the beginning or the end of a system call.
+/// Lets the thread run to the beginning or the end of a system call.
 pub(super) fn run_to_call(tid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_SYSCALL, tid, 0, 0)
 }
@@ -48,7 +48,7 @@ pub(super) fn registers(tid: pid_t) -> io::Result<user_regs_struct> {
     Ok(registers)
 }
 
-/// All at once: who dies before or behind it leaves the old ones or the new ones.
+/// Sets all registers at once: if this process dies, the thread has the old ones or the new ones.
 pub(super) fn set_registers(tid: pid_t, registers: &user_regs_struct) -> io::Result<()> {
     let page = OnePage { registers: *registers };
     request(libc::PTRACE_SETREGS, tid, 0, (&raw const page.registers) as u64)
@@ -64,7 +64,7 @@ pub(super) fn set_signals(tid: pid_t, signals: u64) -> io::Result<()> {
     request(libc::PTRACE_SETSIGMASK as _, tid, 8, (&raw const signals) as u64)
 }
 
-/// One of the register sets that the kernel knows by a number of `elf.h`.
+/// Returns one of the register sets that the kernel knows by a number of `elf.h`.
 pub(super) fn register_set(tid: pid_t, which: u64) -> io::Result<Vec<u8>> {
     // The largest known, AMX's, has 11 KiB.
     let mut bytes = vec![0u8; 32 << 10];
@@ -74,8 +74,8 @@ pub(super) fn register_set(tid: pid_t, which: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Waits until a thread stops as `wanted`: this one, else any that the calling thread traces.
-/// `None`: it did not by the deadline. Others that come to a stop are let go.
+/// Waits until a thread stops as `wanted`: `only`, or if that is `None` any that the calling thread
+/// traces. Returns `None` if none did by the deadline. Other threads that stop are released.
 ///
 /// # Errors
 /// `ESRCH`: none of them is left.
@@ -98,7 +98,7 @@ pub(super) fn wait(
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         } else if libc::WIFSTOPPED(status) {
             let stop = stop_of(status);
-            // What is about to get a signal is to have it.
+            // A thread that stopped for a signal gets the signal.
             let signal = if stop.is_none() { libc::WSTOPSIG(status) as u64 } else { 0 };
             match (stop, only) {
                 (_, Some(only)) if only != tid => {

@@ -1,6 +1,6 @@
-//! A process that others inject calls into, and that finds whatever they left behind: it keeps
-//! values in its registers, on its stack and in its signal mask through system calls, and looks
-//! at them after each.
+//! A process that tests inject calls into, and that notices whatever they leave behind. It keeps
+//! values in its registers, on its stack and in its signal mask through system calls, and checks
+//! them after each.
 
 use std::arch::global_asm;
 use std::io::Write;
@@ -9,10 +9,10 @@ use std::os::fd::RawFd;
 use crate::mapping::Mapping;
 use crate::ram_file::RamFile;
 
-/// The words of a round that the assembly below knows by their offsets.
+/// The data of a round. The assembly below knows its fields by their offsets.
 #[repr(C)]
 struct Round {
-    /// The system call's number; `u64::MAX`: none, turn `arguments[0]` times in a loop.
+    /// The system call's number. `u64::MAX`: no call, but a loop of `arguments[0]` turns.
     number: u64,
     arguments: [u64; 6],
     has_avx: u64,
@@ -30,8 +30,8 @@ const _: () = assert!(std::mem::offset_of!(Round, general_after) == 1088);
 const _: () = assert!(std::mem::offset_of!(Round, red_zone_after) == 1216);
 const _: () = assert!(std::mem::offset_of!(Round, control) == 1344);
 
-// Fills the registers and the red zone, makes the call or turns in the loop, and tells what it
-// finds in them then.
+// Fills the registers and the red zone, makes the call or runs the loop, and stores what is in the
+// registers and the red zone then.
 global_asm!(
     ".globl ebb_victim_round",
     "ebb_victim_round:",
@@ -94,20 +94,20 @@ unsafe extern "C" {
     fn ebb_victim_round(round: *mut Round);
 }
 
-/// What the victim does, and what its call returns.
+/// The call that a victim repeats, and what it returns.
 struct Habit {
     number: libc::c_long,
     arguments: [u64; 6],
     result: i64,
-    /// How long it sleeps, written anew before each round: the kernel writes what is left of it
-    /// there, or does not begin such a call again.
+    /// How long it sleeps. Written anew before each round: the kernel writes the time left there,
+    /// or does not begin such a call again.
     sleep: *mut libc::timespec,
 }
 
-/// The length of its mapping of a shared memfd, which it does not touch.
+/// Length in bytes of its mapping of a shared memfd, which it does not touch.
 pub(super) const SHARED_BYTES: u64 = 16 << 10;
 
-/// What victims can do.
+/// The names of what victims can do.
 pub(super) const HABITS: [&str; 5] = ["ppoll", "nanosleep", "futex", "read", "spin"];
 
 const SLEEP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
@@ -133,7 +133,7 @@ fn habit(name: &str) -> Habit {
     Habit { number, arguments, result, sleep: place }
 }
 
-/// Can be read every 5 ms.
+/// Returns a timer that can be read every 5 ms.
 fn timer() -> RawFd {
     let every = libc::itimerspec { it_interval: SLEEP, it_value: SLEEP };
     // SAFETY: a new descriptor, and a struct that outlives the call.
@@ -144,7 +144,7 @@ fn timer() -> RawFd {
     }
 }
 
-/// The signals that this thread holds back.
+/// Returns the signals that this thread blocks.
 fn held_back() -> u64 {
     let mut now = 0u64;
     // SAFETY: the kernel writes the eight bytes of a signal set.
@@ -164,7 +164,7 @@ fn set_signal_stack() {
     assert_eq!(unsafe { libc::sigaltstack(&stack, std::ptr::null_mut()) }, 0);
 }
 
-/// The stack for signals that is set.
+/// Returns the signal stack that is set: (address, bytes).
 fn signal_stack() -> (usize, usize) {
     // SAFETY: a struct of integers and a pointer, which the kernel fills.
     unsafe {
@@ -199,8 +199,8 @@ fn check(round: &Round, habit: &Habit) {
     assert_eq!(round.control & !0x3f, round.control_after & !0x3f, "MXCSR");
 }
 
-/// It is this very program that is run again: before its `main`, which would start a thread for
-/// each test, while calls are injected into the first one.
+/// Makes a victim of this very program, which is started again with `EBB_VICTIM`. It runs before
+/// `main`, which would start a thread for each test while calls are injected into the first one.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
@@ -215,7 +215,7 @@ static BEFORE_MAIN: extern "C" fn() = {
     before_main
 };
 
-/// The first thread waits for a child that has its memory, where no tracer stops it.
+/// Makes the first thread wait for a child that shares its memory: there no tracer can stop it.
 fn with_its_first_thread_away() {
     extern "C" fn child(_: *mut libc::c_void) -> i32 {
         // SAFETY: two system calls without memory.
@@ -237,13 +237,13 @@ fn with_its_first_thread_away() {
     }
 }
 
-/// A signal with a handler arrived.
+/// Tells that a signal with a handler arrived.
 extern "C" fn on_signal(_: i32) {
     // SAFETY: write(2) of one byte.
     unsafe { libc::write(1, b"!".as_ptr().cast(), 1) };
 }
 
-/// Ends when its standard input does; prints `#` after each round.
+/// Repeats rounds until its standard input ends. Prints `#` after each round.
 fn victim(name: &str) {
     hold_back(&[libc::SIGWINCH, libc::SIGUSR2]);
     // SAFETY: a handler that makes one system call.
@@ -267,8 +267,8 @@ fn victim(name: &str) {
         control_usual: 0x1f80,
     };
     while !is_over() {
-        // SAFETY: the place was leaked for this. The assembly above reads and writes within
-        // `round`, and keeps what a C function has to keep.
+        // SAFETY: `habit.sleep` was leaked for this. The assembly above reads and writes within
+        // `round`, and preserves what a C function has to preserve.
         unsafe {
             habit.sleep.write(SLEEP);
             ebb_victim_round(&mut round);
@@ -280,7 +280,7 @@ fn victim(name: &str) {
     }
 }
 
-/// Whether nobody holds the other end of the standard input any more.
+/// Whether nobody has the other end of the standard input any more.
 fn is_over() -> bool {
     let mut input = libc::pollfd { fd: 0, events: 0, revents: 0 };
     // SAFETY: one pollfd, which outlives the call.

@@ -15,7 +15,7 @@ fn own_ram(flags: MemfdFlags) -> (std::fs::File, Ram) {
     (file, ram)
 }
 
-/// What a VMM has left of two files, one of which it has closed.
+/// Reopens the RAM of a VMM that has closed one of two files.
 fn left(is_on_record: bool) -> (std::fs::File, Result<Ram, LayoutError>) {
     let create = || {
         let file = memfd_create("layout-test", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -38,14 +38,14 @@ fn left(is_on_record: bool) -> (std::fs::File, Result<Ram, LayoutError>) {
     let mut all = [known(&goes, 4 << 30), known(&stays, 0), known(&goes, 8 << 30)];
     let process = Process::own().unwrap();
     let ram = match is_on_record {
-        // Its number may be another file's by now.
+        // By now the inode number may belong to another file.
         true => reopen(&process, &all),
         false => {
             drop(goes);
             reopen(&process, &all)
         }
     };
-    // Without what stays there is no VM.
+    // Without the file that stays, there is no VM.
     all[1].inode = u64::MAX;
     assert!(matches!(reopen(&process, &all[..2]), Err(LayoutError::NoRam)));
     (stays, ram)
@@ -101,7 +101,7 @@ fn a_vmm_that_shrinks_its_memory_ends_nobody_else() {
     assert!(ram.populate(ebb_units::FrameRange::new(ebb_units::Gfn(0), 256)).is_ok());
 }
 
-/// A QEMU that says this.
+/// A QEMU that answers like this.
 fn says(answer: impl Fn(&str) -> Value + Send + 'static) -> Qmp {
     use std::io::{BufRead, BufReader, Write};
     let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -112,7 +112,7 @@ fn says(answer: impl Fn(&str) -> Value + Send + 'static) -> Qmp {
             let line = request["arguments"]["command-line"].as_str();
             let answer = answer(line.or(request["execute"].as_str()).unwrap());
             let told = json!({ "return": answer, "id": request["id"] });
-            // The one who asks may be gone.
+            // The client may be gone.
             let _ = theirs.write_all(format!("{told}\n").as_bytes());
         }
     });
@@ -137,7 +137,7 @@ fn virtio_mem() -> Value {
     } })
 }
 
-/// The guest has unplugged what lies in the first part of a device with dynamic-memslots=on.
+/// The guest has unplugged the first part of a device with dynamic-memslots=on.
 #[test]
 fn a_device_of_which_a_part_is_mapped_has_not_moved() {
     for (second, moved) in
@@ -166,7 +166,7 @@ fn a_device_of_which_a_part_is_mapped_is_found_as_a_whole() {
     let found = whole(parts, &devices);
     let ranges: Vec<_> = found.iter().map(|found| (found.gpa, found.last)).collect();
     assert_eq!(ranges, [(0, (512 << 20) - 1), (4 << 30, (4 << 30) + DEVICE_BYTES - 1)]);
-    // What contradicts the tree changes nothing.
+    // Devices that contradict the tree change nothing.
     let elsewhere = [Device { start: 8 << 30, ..devices[0].clone() }];
     let parts = memory_tree::segments(memory_tree::tests::SLOTS, &["more".into()]);
     assert_eq!(whole(parts.clone(), &elsewhere), parts);
@@ -200,10 +200,10 @@ fn memory_that_came_later_is_told_from_what_is_held() {
     assert_eq!(found, [(5, (4 << 30) - 4096), (NAME_CHARS_MAX, end)]);
 }
 
-/// Ebb has its file, serves it and counts it.
+/// Ebb has the file of this memory, and serves and counts it.
 #[test]
 fn memory_that_came_back_elsewhere_is_held() {
-    // From 64 GiB on lies what is held.
+    // Managed memory begins at 64 GiB.
     let ours = 64_u64 << 30;
     for (hva, is_held) in [
         (Some(ours - 1), false),
@@ -227,7 +227,7 @@ fn memory_that_came_back_elsewhere_is_held() {
     }
 }
 
-/// The worker waits for the answer, and the limit with it.
+/// The worker waits for the answer, and so does the limit.
 #[test]
 fn memory_that_came_later_is_not_asked_for_after_the_look() {
     let (asked, questions) = std::sync::mpsc::channel();
@@ -238,13 +238,13 @@ fn memory_that_came_later_is_not_asked_for_after_the_look() {
     let now = Instant::now();
     let over = now.checked_sub(std::time::Duration::from_secs(1)).unwrap();
     assert!(matches!(super::added(&mut qmp, &device_ram(), over), Err(LayoutError::Qmp(_))));
-    // One look that is over ends no other.
+    // The end of one look does not end another.
     assert_eq!(super::added(&mut qmp, &device_ram(), reach::end_of_look()).unwrap(), []);
     drop(qmp);
     assert_eq!(questions.iter().collect::<Vec<_>>(), ["query-memory-devices"]);
 }
 
-/// As many devices as there can be, each over all regions.
+/// The most devices that there can be, each over all regions.
 #[test]
 fn devices_at_one_address_are_not_asked_for_without_end() {
     let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -323,7 +323,7 @@ fn unshared_memory_is_refused_by_name() {
 #[test]
 fn memory_that_is_not_shared_is_told_with_options_that_work() {
     let told = LayoutError::NotShared("pc.ram".into()).to_string();
-    // QEMU refuses a backend of that name.
+    // QEMU refuses a backend with that name.
     assert!(!told.contains("id=pc.ram"), "{told}");
     assert!(told.contains("id=ram,") && told.contains("memory-backend=ram"), "{told}");
     assert!(!told.contains('\n') && !told.contains("  "), "{told}");

@@ -1,4 +1,4 @@
-//! What a VM offers to change its size by, as its VMM told it last.
+//! By what a VM can change its size, as its VMM told last.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use ebb_vm::{Qmp, Region};
 
 use crate::serve::growth::Growth;
 
-/// A device by which the guest plugs memory, whoever has it.
+/// A device by which the guest plugs memory, whoever serves it.
 pub enum Plugger {
-    /// QEMU's own, told by QMP.
+    /// A device of QEMU's, told by QMP.
     Qemu(MemoryDevice),
-    /// Ebb's own.
+    /// A device that Ebb serves.
     Ebb {
-        /// Itself.
+        /// The device.
         device: Arc<Served>,
         /// The guest's NUMA node.
         node: u32,
@@ -30,7 +30,7 @@ pub enum Plugger {
 }
 
 impl Plugger {
-    /// As it is now.
+    /// Returns the device as it is now.
     pub fn device(&self) -> Device {
         match self {
             Plugger::Qemu(device) => Device {
@@ -55,8 +55,8 @@ impl Plugger {
         }
     }
 
-    /// Who serves it, and how often the guest touched what it has not plugged, if that is
-    /// known.
+    /// Returns who serves the device, and how often the guest touched unplugged memory of it, if
+    /// that is known.
     fn server(&self) -> (DeviceServer, Option<u64>) {
         match self {
             Plugger::Qemu(_) => (DeviceServer::Qemu, None),
@@ -64,7 +64,7 @@ impl Plugger {
         }
     }
 
-    /// Has the guest plug so much, or so little.
+    /// Asks the guest to have `bytes` plugged.
     ///
     /// # Errors
     /// The VMM's refusal, or the device's.
@@ -79,7 +79,7 @@ impl Plugger {
         }
     }
 
-    /// Whether a part of RAM is what it plugs.
+    /// Whether the device plugs this region.
     pub fn has(&self, region: &Region) -> bool {
         let (address, bytes) = match self {
             Plugger::Qemu(device) => (device.address, device.max_bytes),
@@ -91,20 +91,20 @@ impl Plugger {
     }
 }
 
-/// All that was told.
+/// All capabilities that were told.
 pub struct Capabilities {
-    /// What the VM began with.
+    /// The memory that the VM began with, in bytes.
     pub initial_bytes: u64,
-    /// The same by NUMA node.
+    /// The memory that the VM began with, in bytes for each NUMA node.
     pub node_bytes: Vec<u64>,
-    /// What can be plugged.
+    /// The devices that plug memory.
     pub pluggers: Vec<Plugger>,
-    /// Its balloon.
+    /// The balloon, if the VM has one.
     pub balloon: Option<Balloon>,
 }
 
 impl Capabilities {
-    /// Asks QEMU, and the devices of Ebb's own.
+    /// Asks QEMU, and the devices that Ebb serves.
     ///
     /// # Errors
     /// [`QmpError`].
@@ -125,25 +125,25 @@ impl Capabilities {
         })
     }
 
-    /// The devices as they were.
+    /// Returns the devices as they were told.
     pub fn devices(&self) -> Vec<Device> {
         self.pluggers.iter().map(Plugger::device).collect()
     }
 
-    /// The balloon as it was.
+    /// Returns the balloon as it was told.
     pub fn balloon_offer(&self) -> Option<BalloonOffer> {
         let balloon = self.balloon.as_ref()?;
         let driver = offered(&balloon.driver);
         Some(BalloonOffer { ballooned_bytes: balloon.held_bytes, driver })
     }
 
-    /// What can be plugged, and is not.
+    /// Returns how much memory is unplugged and can be plugged, in bytes.
     pub fn unplugged_bytes(&self) -> u64 {
         let left = |device: Device| device.max_bytes.saturating_sub(device.plugged_bytes);
         self.devices().into_iter().map(left).sum()
     }
 
-    /// The guest's own figures, if it told them after `since_s`, in seconds since 1970.
+    /// Returns the guest's own figures, if it told them after `since_s` (seconds since 1970).
     pub fn figures(&self, since_s: u64) -> Option<Figures> {
         let stats = self.balloon.as_ref()?.stats;
         let figures =
@@ -151,7 +151,7 @@ impl Capabilities {
         (stats.updated_s > since_s).then_some(figures)
     }
 
-    /// The devices for the status.
+    /// Returns the devices for the status.
     pub fn device_status(&self) -> Vec<MemoryDeviceStatus> {
         let status = |plugger: &Plugger| {
             let (device, (served_by, violations)) = (plugger.device(), plugger.server());
@@ -169,7 +169,7 @@ impl Capabilities {
         self.pluggers.iter().map(status).collect()
     }
 
-    /// The balloon for the status. `now_s`: seconds since 1970.
+    /// Returns the balloon for the status. `now_s`: seconds since 1970.
     pub fn balloon_status(&self, now_s: u64, releases: u64) -> Option<BalloonStatus> {
         let balloon = self.balloon.as_ref()?;
         let stats = balloon.stats;

@@ -1,4 +1,4 @@
-//! What is known of a guest from its memory, and whether it may be acted on.
+//! What is known of a guest from its memory, and whether Ebb may act on it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,36 +14,36 @@ use rustix::time::{ClockId, clock_gettime};
 use super::searches::Searches;
 use crate::support::frame_set::FrameSet;
 
-/// How often the vCPUs' page tables are asked for before a kernel counts as
-/// one that does not run.
+/// How often QEMU is asked for the vCPUs' page tables before a kernel counts as not running.
 const ROOT_TRIES: u32 = 8;
-/// A guest whose kernel is not known by then may be none that boots.
+/// A guest whose kernel is unknown after this time may not be booting at all.
 const BOOT: Duration = Duration::from_secs(60);
-/// Why a guest is not trusted until then.
+/// Why a guest is not trusted within [`BOOT`].
 const BOOTS: &str = "it is still booting; Ebb looks again by itself";
-/// Of CR0.
+/// The PG bit of CR0.
 const PAGING: u64 = 1 << 31;
-/// Where a processor stands before it was started.
+/// Where a processor stands before it is started.
 const RESET_VECTOR: u64 = 0xfff0;
 
-/// The guest as far as it is known. `vm::trust` keeps it up.
+/// The guest, as far as it is known. `vm::trust` keeps it up to date.
 pub struct KnownGuest {
     guest: Result<Guest, String>,
-    /// Whether its memory and QEMU told so, or nobody answered.
+    /// Whether the guest's memory and QEMU gave an answer. `false`: nobody answered.
     is_answered: bool,
-    /// When it was last known to run.
+    /// When the guest was last known to run.
     confirmed: Instant,
-    /// Until then it may still be booting.
+    /// The guest may be booting until this time.
     boots_until: Instant,
     searches: Searches,
-    /// Whom the pager asks.
+    /// The guest that the pager asks.
     witness: Option<Arc<Guest>>,
     /// The frames that each look at the witness reads.
     needed: FrameSet,
 }
 
 impl KnownGuest {
-    /// Nothing is known yet of the guest of a VMM that started so many clock ticks after the host.
+    /// Makes the guest of a VMM that started `start_ticks` clock ticks after the host. Nothing is
+    /// known of it yet.
     pub fn new(start_ticks: u64) -> KnownGuest {
         KnownGuest {
             guest: Err("it was not inspected yet".into()),
@@ -56,12 +56,12 @@ impl KnownGuest {
         }
     }
 
-    /// The witness: the trusted guest, as the pager asks it.
+    /// Returns the witness: the trusted guest, as the pager asks it.
     pub fn witness(&self) -> Option<&Arc<Guest>> {
         self.witness.as_ref()
     }
 
-    /// Has the guest as it is known now for the witness; `true`: that is another one.
+    /// Makes the guest as it is known now the witness. Returns whether the witness changed.
     pub fn renew_witness(&mut self) -> bool {
         let guest = self.guest.as_ref().ok();
         if guest == self.witness.as_deref() {
@@ -71,15 +71,15 @@ impl KnownGuest {
         true
     }
 
-    /// Brings back the frames that each look at the witness reads, and knows them from now on:
-    /// from a disk they would be read again and again.
+    /// Brings back the frames that each look at the witness reads, and notes them for
+    /// [`KnownGuest::needs`]: evicted, they would be read from a disk again and again.
     pub fn bring_back_needed(&mut self, pager: &Pager) {
         let needed = self.witness.as_ref().map(|guest| guest.needed_frames(&pager.view()));
         self.needed = FrameSet::new(needed.unwrap_or_default());
         bring_back(pager, self.needed.runs());
     }
 
-    /// Whether a look at the guest reads the frame: such frames stay.
+    /// Whether a look at the guest reads the frame. Such frames stay resident.
     pub fn needs(&self, gfn: Gfn) -> bool {
         self.needed.contains(gfn)
     }
@@ -89,23 +89,23 @@ impl KnownGuest {
         self.guest().is_ok_and(|guest| !guest.llfree().is_empty())
     }
 
-    /// The guest, if it is trusted; else why not.
+    /// Returns the guest if it is trusted, else why it is not.
     pub fn guest(&self) -> Result<&Guest, &str> {
         self.guest.as_ref().map_err(String::as_str)
     }
 
-    /// Whether what is known was found out: silence of QEMU says nothing of a guest, and a search
-    /// that was put off neither.
+    /// Whether what is known is an answer. A silent QEMU says nothing of a guest, and neither does
+    /// a search that was put off.
     pub fn is_answered(&self) -> bool {
         self.is_answered
     }
 
-    /// When a trusted guest was last known to run.
+    /// Returns when a trusted guest was last known to run.
     pub fn confirmed(&self) -> Instant {
         self.confirmed
     }
 
-    /// What was known is void: the guest was reset.
+    /// Drops what was known of the guest, because it was reset.
     pub fn forget(&mut self, why: &str) {
         (self.guest, self.confirmed) = (Err(why.into()), Instant::now());
         self.boots_until = self.confirmed + BOOT;
@@ -113,15 +113,15 @@ impl KnownGuest {
         self.searches.begin_anew();
     }
 
-    /// Whether it is time to try again.
+    /// Whether it is time to inspect an untrusted guest again.
     pub fn is_due(&self) -> bool {
         self.guest.is_err() && self.searches.are_due(Instant::now())
     }
 
-    /// Makes sure that what is known is true of the kernel that runs now: the
-    /// note is in place, and the vCPUs' page tables are this kernel's. Inspects
-    /// anew where it is not. `true`: there is a trusted guest. `moves`: memory comes and goes,
-    /// which changes where its metadata lies.
+    /// Makes sure that what is known is true of the kernel that runs now: the note is in place, and
+    /// the vCPUs' page tables are this kernel's. Else inspects anew. Returns whether there is a
+    /// trusted guest. `moves`: memory is plugged and unplugged, which changes where its metadata
+    /// lies.
     pub fn confirm(&mut self, pager: &Pager, mut qmp: Option<&mut Qmp>, moves: bool) -> bool {
         let (view, asked) = (pager.view(), Instant::now());
         let known = self.guest.as_mut().is_ok_and(|guest| {
@@ -140,13 +140,13 @@ impl KnownGuest {
     }
 }
 
-/// For how long a process runs that started so many clock ticks after the host.
+/// Returns how long a process has run that started `start_ticks` clock ticks after the host.
 fn age(start_ticks: u64) -> Duration {
     let now_s = u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).unwrap_or(0);
     Duration::from_secs(now_s.saturating_sub(start_ticks / clock_ticks_per_second().max(1)))
 }
 
-/// Why a guest is not trusted, in words that stand behind that.
+/// Returns why a guest is not trusted, in words that follow "the guest is not trusted".
 fn why_not(why: &Untrusted, boots: bool) -> String {
     match boots && why.may_pass() {
         true => BOOTS.into(),
@@ -154,8 +154,8 @@ fn why_not(why: &Untrusted, boots: bool) -> String {
     }
 }
 
-/// Looks at every note in memory: one of a kernel that was there before may
-/// stand beside that of the kernel that runs.
+/// Looks at every note in memory: the note of an earlier kernel may lie beside that of the kernel
+/// that runs.
 ///
 /// # Errors
 /// QEMU does not tell what its vCPUs run.
@@ -165,7 +165,7 @@ fn inspect(pager: &Pager, mut qmp: Option<&mut Qmp>) -> Result<Result<Guest, Unt
     for note in find_notes(&view) {
         let passed = match Guest::from_note(&view, note) {
             Ok(guest) if is_running(&guest, &view, qmp.as_deref_mut())? => {
-                // What was evicted before anybody knew what it is.
+                // These frames may have been evicted before anybody knew what is in them.
                 bring_back(pager, &guest.needed_frames(&view));
                 guest.gate(&view).map(|()| guest)
             }
@@ -180,7 +180,7 @@ fn inspect(pager: &Pager, mut qmp: Option<&mut Qmp>) -> Result<Result<Guest, Unt
     Ok(Err(reason))
 }
 
-/// Has these frames in memory, as far as they can be had.
+/// Makes these frames resident, as far as that is possible.
 fn bring_back(pager: &Pager, frames: &[FrameRange]) {
     let frames = frames.iter().flat_map(|frames| frames.frames());
     for gfn in frames.filter(|&gfn| pager.ledger().content(gfn).is_elsewhere()) {
@@ -192,8 +192,8 @@ fn bring_back(pager: &Pager, frames: &[FrameRange]) {
     }
 }
 
-/// Whether the vCPUs run this kernel, and nothing else. Between QEMU's answer and our look a
-/// process may end and its page tables be freed, so one "no" is not believed.
+/// Whether the vCPUs run this kernel and nothing else. Between QEMU's answer and our look a process
+/// may end and its page tables be freed, so a single "no" is not believed.
 pub fn is_running(
     guest: &Guest,
     view: &View<'_>,
@@ -202,7 +202,7 @@ pub fn is_running(
     for _ in 0..ROOT_TRIES {
         let vcpus = vcpus(qmp.as_deref_mut())?;
         let runs_it = |vcpu: &Vcpu| guest.runs_on(view, &[vcpu.root]);
-        // kexec leaves all but one where they are: halted, in the page tables of the old kernel.
+        // kexec leaves all vCPUs but one halted in the page tables of the old kernel.
         if vcpus.iter().any(runs_it) && vcpus.iter().all(|vcpu| vcpu.waits || runs_it(vcpu)) {
             return Ok(true);
         }
@@ -210,25 +210,25 @@ pub fn is_running(
     Ok(false)
 }
 
-/// What tells which kernel a vCPU runs.
+/// The registers of a vCPU that tell which kernel it runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Vcpu {
-    /// CR3.
+    /// The value of CR3.
     root: u64,
-    /// Nobody has started it, or the firmware has put it to rest: without paging, it runs
-    /// nothing.
+    /// Whether it runs nothing: nobody has started it, or the firmware has halted it, and paging is
+    /// off.
     waits: bool,
 }
 
-/// Every vCPU, asked of QEMU.
+/// Asks QEMU for every vCPU.
 fn vcpus(qmp: Option<&mut Qmp>) -> Result<Vec<Vcpu>, String> {
     let qmp = qmp.ok_or("QEMU's QMP socket is lost, so nobody tells whether this kernel runs")?;
     let text = qmp.human("info registers -a").map_err(|error: QmpError| error.to_string())?;
-    // Without them nobody would ask whether the kernel runs.
+    // Without registers nobody could tell whether the kernel runs.
     parse_vcpus(&text).ok_or_else(|| "QEMU does not tell its vCPUs' registers".into())
 }
 
-/// `None`: there is none, or something is missing of one.
+/// Parses all vCPUs. `None`: there is none, or a register of one is missing.
 fn parse_vcpus(registers: &str) -> Option<Vec<Vcpu>> {
     let parts = registers.split("CPU#").skip(1);
     let vcpus: Vec<Vcpu> = parts.map(parse_vcpu).collect::<Option<_>>()?;

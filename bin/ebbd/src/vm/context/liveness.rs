@@ -12,14 +12,14 @@ use super::qmp_link::QmpLink;
 use super::reaching::Reaching;
 use crate::support::open_files::Descriptors;
 
-/// An answer of QEMU's on its vCPUs is as good as one of now for so long. It costs the guest a
-/// stop of each, so it is not asked for at every batch; RESET events are read every time.
+/// How long QEMU's answer about its vCPUs counts as current. Asking stops each vCPU, so QEMU is not
+/// asked at every batch. RESET events are read every time.
 const FRESH: Duration = Duration::from_millis(10);
-/// A vCPU may wait for a frame that the caller holds, and QEMU for the vCPU: so long they
-/// may wait for each other, about as long as frames are held anyway.
+/// How long a caller that has locked frames waits for QEMU. A vCPU may wait for such a frame, and
+/// QEMU for the vCPU. This is about as long as frames stay locked anyway.
 const HURRY: Duration = Duration::from_millis(10);
 
-/// The check of one VM for one pass. It has the VM's control socket until it is dropped.
+/// The liveness check of one VM for one pass. It has the VM's control socket until it is dropped.
 pub struct Liveness<'a> {
     qmp: &'a mut QmpLink,
     /// The trusted guest, if there is one.
@@ -27,7 +27,7 @@ pub struct Liveness<'a> {
     pager: Arc<Pager>,
     asked: Instant,
     ended: Option<End>,
-    /// QEMU did not answer in time.
+    /// Whether QEMU did not answer in time.
     is_silent: bool,
     /// QEMU's descriptors when it told its devices.
     seen: Option<Arc<Descriptors>>,
@@ -43,7 +43,7 @@ pub enum End {
 }
 
 impl<'a> Liveness<'a> {
-    /// Of the guest that was trusted last, beside the devices that were seen last.
+    /// Makes a check of the guest that was trusted last, beside the devices that were seen last.
     pub fn new(
         qmp: &'a mut QmpLink,
         guest: &KnownGuest,
@@ -61,13 +61,13 @@ impl<'a> Liveness<'a> {
         }
     }
 
-    /// Whether no device can have come that reaches the memory by itself.
+    /// Whether no device that reaches the memory by itself can have come.
     fn is_as_seen(&self) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.holds())
     }
 
-    /// Whether it still runs; once it does not, never again. It waits for QEMU: the caller
-    /// holds no frame.
+    /// Whether the kernel still runs. Once it does not, the answer stays "no". Waits for QEMU, so
+    /// the caller must not have locked a frame.
     pub fn runs(&mut self) -> bool {
         if self.ended.is_none() && !self.hears_reset() && !self.is_fresh() {
             let asked = Instant::now();
@@ -79,8 +79,8 @@ impl<'a> Liveness<'a> {
         self.ended.is_none() && self.is_as_seen()
     }
 
-    /// The same for a caller that holds frames: where QEMU does not answer at once, nobody knows,
-    /// and it is not asked again.
+    /// Whether the kernel still runs, for a caller that has locked frames. If QEMU does not answer
+    /// at once, the answer is "no", and QEMU is not asked again.
     pub fn runs_at_once(&mut self) -> bool {
         if self.ended.is_none() && !self.is_silent && !self.hears_reset() && !self.is_fresh() {
             let (asked, guest, pager) = (Instant::now(), &self.guest, &self.pager);
@@ -95,18 +95,18 @@ impl<'a> Liveness<'a> {
         self.ended.is_none() && !self.is_silent && self.is_as_seen()
     }
 
-    /// Whether nothing was told of a reset. It does not wait for QEMU, which may wait for what
-    /// the caller holds.
+    /// Whether no reset was told. Does not wait for QEMU, which may wait for frames that the caller
+    /// has locked.
     pub fn hears_no_reset(&mut self) -> bool {
         self.ended.is_none() && !self.hears_reset() && self.qmp.is_connected()
     }
 
-    /// Whether nothing was heard so far that ends it.
+    /// Whether nothing was seen so far that ends the trust, and QEMU's socket is connected.
     pub fn is_sound(&self) -> bool {
         self.ended.is_none() && self.qmp.is_connected()
     }
 
-    /// Why the kernel does not run any more, if that was seen.
+    /// Returns why the kernel does not run any more, if that was seen.
     pub fn ended(&self) -> Option<End> {
         self.ended
     }

@@ -1,4 +1,4 @@
-//! A VM in this very process, for tests of controllers.
+//! A VM inside the test process, for tests of controllers.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::serve::disks::Disks;
 use crate::serve::growth::Growth;
 use crate::vm::make_pager;
 
-/// A VM with a few huge frames of RAM, a guest that nobody knows, and no control socket; and its
+/// Makes a VM with a few huge frames of RAM, an unknown guest and no control socket, and its
 /// directory. `None`: this host does not let the tests be a VMM.
 pub fn context() -> Option<(VmContext, TempDir)> {
     let uffd = Uffd::new().ok().filter(|uffd| make_pager::shake_hands(uffd).is_ok());

@@ -1,4 +1,4 @@
-//! What a VM's worker is asked to do, and where it is asked.
+//! What a VM's worker is asked to do, and where.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,46 +15,46 @@ use tokio::sync::oneshot;
 use crate::model::api_error::Answer;
 use crate::model::share::Share;
 
-/// What a worker is asked to do; each with a place for its answer.
+/// What a worker is asked to do. Most commands carry a place for the answer.
 pub enum Command {
-    /// Tell everything; `true`: with every frame classified.
+    /// Tell the whole status. `true`: classify every frame.
     Status(bool, oneshot::Sender<Answer<VmStatus>>),
     /// Reclaim free memory once.
     Reclaim(ReclaimRequest, oneshot::Sender<Answer<ReclaimReport>>),
-    /// Reclaim it again and again.
+    /// Turn automatic reclaim on or off.
     Auto(AutoRequest, oneshot::Sender<Answer<AutoStatus>>),
-    /// Set or lift the limit on resident memory.
+    /// Set or lift the limit.
     Limit(LimitRequest, oneshot::Sender<Answer<LimitStatus>>),
-    /// More is resident than the limit allows.
+    /// So much memory is taken that eviction must begin, or a turn of eviction left more to do.
     Pressure,
     /// Bring the VM to another size.
     Resize(ResizeRequest, oneshot::Sender<Answer<ResizeReport>>),
-    /// Tell how far that is.
+    /// Tell how far the VM is on its way to its target.
     Size(oneshot::Sender<Answer<ResizeReport>>),
     /// The guest touched unplugged memory.
     Violation,
-    /// Evict frames, whether used or not.
+    /// Evict frames, used or not.
     Evict(EvictRequest, oneshot::Sender<Answer<EvictReport>>),
     /// Begin to find out which memory is hot.
     Monitor(HeatRequest, oneshot::Sender<Answer<HeatReport>>),
-    /// Tell how far that is, and what was found.
+    /// Tell how far the monitoring is, and what was found.
     Heat(oneshot::Sender<Answer<HeatReport>>),
     /// Put the VM into the pool, or take it out.
     Share(Option<Share>, oneshot::Sender<Answer<()>>),
-    /// Keep to the limit that the pool gives it.
+    /// Keep to the limit that the pool gives the VM.
     Allow(Option<u64>, oneshot::Sender<Answer<()>>),
-    /// Say that commands are obeyed.
+    /// Answer as soon as commands are obeyed.
     Ready(oneshot::Sender<Answer<()>>),
     /// Stop managing the VM.
     Detach(oneshot::Sender<Answer<DetachReport>>),
     /// The VMM ended, or its faults cannot be read: why.
     Gone(std::io::Result<()>),
-    /// A thread of this VM panicked, and said so.
+    /// A thread of this VM panicked, and has said so.
     Panicked(String),
 }
 
 impl Command {
-    /// Whether nobody waits for the answer any more: who asked was told that nothing was done.
+    /// Whether nobody waits for the answer any more: the client was told that nothing was done.
     pub fn is_moot(&self) -> bool {
         match self {
             Command::Status(_, to) => to.is_closed(),
@@ -81,40 +81,40 @@ impl Command {
 #[derive(Clone)]
 pub struct Mailbox {
     to: Sender<Command>,
-    /// Pressure was told and is not looked at yet.
+    /// Pressure was told, and the worker has not looked at it yet.
     is_pressed: Arc<AtomicBool>,
 }
 
 impl Mailbox {
-    /// One that is empty, and where its commands come out.
+    /// Returns an empty mailbox, and the receiver of its commands.
     pub fn new() -> (Mailbox, Receiver<Command>) {
         let (to, commands) = channel();
         (Mailbox { to, is_pressed: Arc::default() }, commands)
     }
 
-    /// Where commands go.
+    /// Returns where commands go.
     pub fn sender(&self) -> Sender<Command> {
         self.to.clone()
     }
 
-    /// Puts a command in. A worker that is gone obeys none.
+    /// Puts a command in. A worker that has ended obeys none.
     pub fn put(&self, command: Command) {
         let _ = self.to.send(command);
     }
 
-    /// Tells of pressure, once until the worker looks.
+    /// Tells the worker of pressure, once until it looks.
     pub fn press(&self) {
         if !self.is_pressed.swap(true, AcqRel) {
             self.put(Command::Pressure);
         }
     }
 
-    /// Whether pressure was told and not looked at.
+    /// Whether pressure was told and the worker has not looked yet.
     pub fn is_pressed(&self) -> bool {
         self.is_pressed.load(Acquire)
     }
 
-    /// The worker looks at it now.
+    /// Notes that the worker looks at the pressure now.
     pub fn look_at_pressure(&self) {
         self.is_pressed.store(false, Release);
     }

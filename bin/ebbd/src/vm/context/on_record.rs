@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use crate::model::api_error::{Answer, unsaved};
 use crate::model::record::Record;
 
-/// The record, which is read as such, and changed by [`OnRecord::change`] and [`OnRecord::note`].
+/// The record. It is read as such, and changed by [`OnRecord::change`] and [`OnRecord::note`].
 pub struct OnRecord {
     record: Record,
     directory: PathBuf,
-    /// Why the file is not what the record is.
+    /// Why the file differs from the record, if it does.
     why_unsaved: Option<String>,
 }
 
@@ -24,7 +24,7 @@ impl Deref for OnRecord {
 }
 
 impl OnRecord {
-    /// As it is in the VM's directory.
+    /// Wraps a record that is the same in the VM's directory.
     pub fn new(record: Record, directory: &Path) -> OnRecord {
         OnRecord { record, directory: directory.to_owned(), why_unsaved: None }
     }
@@ -34,39 +34,39 @@ impl OnRecord {
         &self.directory
     }
 
-    /// Changes the record, for who waits for an answer.
+    /// Changes the record for a caller that waits for an answer.
     ///
     /// # Errors
-    /// It cannot be written; nothing has changed then.
+    /// The record cannot be written; then nothing has changed.
     pub fn change(&mut self, change: impl FnOnce(&mut Record)) -> Answer<()> {
         self.try_change(change).map_err(unsaved("the VM's record"))
     }
 
-    /// The same, with the error as it is.
+    /// Does as [`OnRecord::change`], with the error as it is.
     ///
     /// # Errors
-    /// As [`Record::change`]; nothing has changed then.
+    /// As [`Record::change`]; then nothing has changed.
     pub fn try_change(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
         self.record.change(&self.directory, change)?;
         self.why_unsaved = None;
         Ok(())
     }
 
-    /// Notes what has happened already, which is not undone where it cannot be written: it is
-    /// tried again by [`OnRecord::save_again`].
+    /// Notes what has happened already. It stays noted if it cannot be written;
+    /// [`OnRecord::save_again`] then tries again.
     pub fn note(&mut self, change: impl FnOnce(&mut Record)) {
         change(&mut self.record);
         self.save();
     }
 
-    /// Writes what could not be written before.
+    /// Writes the record, if it could not be written before.
     pub fn save_again(&mut self) {
         if self.why_unsaved.is_some() {
             self.save();
         }
     }
 
-    /// Why the file is not what the record is, if so.
+    /// Returns why the file differs from the record, if it does.
     pub fn why_unsaved(&self) -> Option<&str> {
         self.why_unsaved.as_deref()
     }

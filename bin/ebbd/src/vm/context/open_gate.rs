@@ -1,10 +1,11 @@
-//! No fault waits for a limit while QEMU is asked: QEMU may wait for the vCPU whose fault waits.
+//! Lets no fault wait for a limit while QEMU is asked: QEMU may wait for the vCPU whose fault
+//! waits.
 
 use std::sync::Arc;
 
 use ebb_pager::Pager;
 
-/// While this lives no fault of the VM waits for room. Its marks come back when it is dropped.
+/// While this value lives, no fault of the VM waits for room. Dropping it restores the marks.
 pub struct OpenGate {
     pager: Arc<Pager>,
     marks: (u64, u64),
@@ -12,14 +13,14 @@ pub struct OpenGate {
 }
 
 impl OpenGate {
-    /// For faults that wait a little.
+    /// Opens the gate for faults that wait a little for room.
     pub fn for_faults(pager: &Arc<Pager>) -> OpenGate {
         let marks = pager.room().marks();
         pager.room().set_marks(u64::MAX, u64::MAX);
         OpenGate { pager: Arc::clone(pager), marks, halts_above: None }
     }
 
-    /// The same, and for first touches that wait until the store has room.
+    /// Opens the gate also for first touches that wait until the store has room.
     pub fn for_all(pager: &Arc<Pager>) -> OpenGate {
         let mut gate = OpenGate::for_faults(pager);
         gate.halts_above = Some(pager.room().halts_above());

@@ -1,4 +1,4 @@
-//! A VMM's control socket: connected again where it is lost, and lent to whoever asks QEMU.
+//! The VMM's control socket: connected again after it is lost, and lent to whoever asks QEMU.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use crate::support::retry::Retry;
 
 /// A QEMU that does not greet within this time is busy, or serves another client.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two attempts to connect, at first and at most.
+/// First pause between two attempts to connect.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
+/// Longest pause between two attempts to connect.
 const RETRY_MOST: Duration = Duration::from_secs(10);
 
 /// The socket, while it answers.
@@ -21,19 +22,20 @@ pub struct QmpLink {
     path: PathBuf,
     socket: Option<Qmp>,
     retry: Retry,
-    /// Set while the worker waits for QEMU, which may wait for a fault of its own.
+    /// Set while the worker waits for QEMU, which may itself wait for a fault.
     is_silent: Arc<AtomicBool>,
 }
 
 impl QmpLink {
-    /// A socket that is connected already, or is to be. `is_silent` is set while QEMU is waited for.
+    /// Makes a link from a socket, or from a path to connect to later. `is_silent` is set while the
+    /// worker waits for QEMU.
     pub fn new(path: &Path, mut socket: Option<Qmp>, is_silent: Arc<AtomicBool>) -> QmpLink {
         socket.iter_mut().for_each(|qmp| qmp.show_silence(Arc::clone(&is_silent)));
         let retry = Retry::new(RETRY_FIRST, RETRY_MOST);
         QmpLink { path: path.to_owned(), socket, retry, is_silent }
     }
 
-    /// Connects, if it is not connected and an attempt is due.
+    /// Connects, if the socket is not connected and an attempt is due.
     pub fn reconnect(&mut self) {
         if self.socket.is_some() || !self.retry.is_due() {
             return;
@@ -54,17 +56,17 @@ impl QmpLink {
         }
     }
 
-    /// The socket, if it is connected.
+    /// Returns the socket, if it is connected.
     pub fn socket(&mut self) -> Option<&mut Qmp> {
         self.socket.as_mut()
     }
 
-    /// Whether it is connected.
+    /// Whether the socket is connected.
     pub fn is_connected(&self) -> bool {
         self.socket.is_some()
     }
 
-    /// Whether QEMU told of a reset since the last look. A socket that fails is dropped; it may be
+    /// Whether QEMU told of a reset since the last look. A socket that fails is dropped and may be
     /// connected again.
     pub fn hears_reset(&mut self) -> bool {
         match self.socket.as_mut().map(Qmp::events) {

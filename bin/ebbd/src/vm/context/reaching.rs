@@ -1,5 +1,5 @@
-//! Which devices reach a VM's memory by themselves, as QEMU told last, and what may be taken of
-//! the memory beside them. `docs/devices.md`.
+//! Which devices reach a VM's memory by themselves, as QEMU told last, and what may be reclaimed or
+//! evicted beside them. `docs/devices.md`.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use ebb_vm::reach::{self, Device, Kind, Migration, Reach};
 use crate::model::api_error::{Answer, not_allowed};
 use crate::support::open_files::Descriptors;
 
-/// What is known of them. `vm::devices` keeps it up.
+/// The devices, as far as they are known. `vm::devices` keeps this up to date.
 #[derive(Default)]
 pub struct Reaching {
     /// The VMM's descriptors just before QEMU was asked last.
     pub seen: Option<Arc<Descriptors>>,
-    /// Devices that were found.
+    /// The devices that were found.
     pub found: Vec<Device>,
-    /// The VM's migration, which may be one.
+    /// The VM's migration, which may count as a device.
     pub migration: Migration,
-    /// Whether QEMU told all at the last look.
+    /// Whether QEMU told everything at the last look.
     pub is_told: bool,
 }
 
 impl Reaching {
-    /// All that leave less than everything to be taken.
+    /// Returns all devices that restrict what may be reclaimed or evicted.
     pub fn all(&self) -> Vec<Device> {
         let mut all = self.found.clone();
         all.extend(self.migration.shared.clone());
@@ -30,7 +30,7 @@ impl Reaching {
         all
     }
 
-    /// What of the VM's memory may be taken.
+    /// Returns what of the VM's memory may be reclaimed or evicted.
     pub fn reach(&self) -> Reach {
         reach::reach(&self.all())
     }
@@ -40,7 +40,7 @@ impl Reaching {
         self.seen.as_ref().is_some_and(|seen| seen.holds())
     }
 
-    /// Whether free memory may be taken.
+    /// Succeeds if free memory may be reclaimed.
     ///
     /// # Errors
     /// The device in the way.
@@ -54,7 +54,7 @@ impl Reaching {
     }
 }
 
-/// Whether memory in use may be evicted beside `devices`.
+/// Succeeds if memory in use may be evicted beside `devices`.
 ///
 /// # Errors
 /// The device in the way.

@@ -1,43 +1,44 @@
-//! When a VM's whole memory may be searched for its kernel's note, which takes the VM's worker
-//! a while and which its guest can make necessary again and again.
+//! When a VM's whole memory may be searched for its kernel's note. A search keeps the worker busy
+//! for a while, and the guest can make one necessary again and again.
 
 use std::time::{Duration, Instant};
 
-/// Between two searches in vain, at first and at most.
+/// First pause between two searches in vain.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
+/// Longest pause between two searches in vain.
 const RETRY_MOST: Duration = Duration::from_secs(30);
-/// A VM's searches may take so long together; enough for a guest that boots a few times.
+/// Time that a VM's searches may take together: enough for a guest that boots a few times.
 const BUDGET: Duration = Duration::from_secs(10);
-/// The budget grows again by one part in so many of the time that passes.
+/// The budget refills by one second in this many seconds.
 const PART: u32 = 20;
 
-/// The searches of one VM, whatever its guest does meanwhile.
+/// The searches of one VM, across resets of its guest.
 pub struct Searches {
     tried: Option<Instant>,
     retry_after: Duration,
-    /// Of the budget, at the time beside it.
+    /// How much of the budget was spent, and when that was counted.
     spent: (Duration, Instant),
 }
 
 impl Searches {
-    /// None was made yet.
+    /// Begins with no search made.
     pub fn new() -> Searches {
         Searches { tried: None, retry_after: RETRY_FIRST, spent: (Duration::ZERO, Instant::now()) }
     }
 
-    /// Another kernel boots: it is looked for as often as the first one, as far as the budget
-    /// goes.
+    /// Starts the pauses over, because another kernel boots: it is looked for as often as the first
+    /// one, within the budget.
     pub fn begin_anew(&mut self) {
         (self.tried, self.retry_after) = (None, RETRY_FIRST);
     }
 
-    /// Whether it is time to try again.
+    /// Whether it is time to search again.
     pub fn are_due(&self, now: Instant) -> bool {
         let waited = |tried| now.saturating_duration_since(tried) >= self.retry_after;
         self.tried.is_none_or(waited) && self.wait(now).is_zero()
     }
 
-    /// How long the budget allows no search.
+    /// Returns for how long the budget allows no search.
     fn wait(&self, now: Instant) -> Duration {
         self.spent_by(now).saturating_sub(BUDGET) * PART
     }
@@ -47,10 +48,10 @@ impl Searches {
         spent.saturating_sub(now.saturating_duration_since(then) / PART)
     }
 
-    /// Searches, as far as the budget goes.
+    /// Searches, if the budget allows it.
     ///
     /// # Errors
-    /// What the search says, or that there was none and when there will be.
+    /// The error of the search; or that there was none, and when the next one is.
     pub fn search<T>(
         &mut self,
         clock: impl Fn() -> Instant,
@@ -81,8 +82,8 @@ mod tests {
 
     const SEARCH: Duration = Duration::from_millis(300);
 
-    /// Asks for a search every 10 ms for so long, in a time that only passes here. Returns how
-    /// many there were, and what was said instead of the first one that was refused.
+    /// Asks for a search every 10 ms for a time that passes only in this test. Returns how many
+    /// there were, and the first refusal.
     fn ask(searches: &mut Searches, from: Instant, lasts: Duration) -> (u32, Option<String>) {
         let now = Cell::new(from);
         let (mut count, mut refused) = (0, None);
@@ -102,8 +103,8 @@ mod tests {
         (count, refused)
     }
 
-    /// Each search finds a kernel, whose note is another one a moment later; or the guest resets
-    /// itself as often.
+    /// Each search finds a kernel whose note is replaced a moment later, or the guest resets itself
+    /// as often.
     #[test]
     fn a_note_that_is_rewritten_does_not_keep_the_worker_searching() {
         let mut searches = Searches::new();

@@ -9,25 +9,26 @@ use ebb_pager::{FaultThread, Pager, RefillThreads};
 
 use super::mailbox::{Command, Mailbox};
 
-/// Refills that wait for a disk go on beside each other: an SSD serves so many reads in little more time
-/// than one. Threads that are not needed sleep, and their buffers take no memory.
+/// Refill threads of a VM. Refills that wait for a disk run in parallel: an SSD serves this many
+/// reads in little more time than one. Threads that are not needed sleep, and their buffers take no
+/// memory.
 const REFILL_THREADS: usize = 16;
 
-/// In the order in which they end.
+/// The threads that serve a VM's faults. The fields are in the order in which the threads end.
 pub struct FaultService {
     _faults: FaultThread,
-    /// None before the first frame is evicted: most VMs never have one that is.
+    /// `None` before the first frame is evicted: most VMs never have an evicted frame.
     refills: Option<RefillThreads>,
 }
 
 impl FaultService {
-    /// Begins to serve. When the VMM ends, or its faults cannot be read, the worker is told.
+    /// Begins to serve. Tells the worker when the VMM ends or its faults cannot be read.
     ///
     /// # Errors
-    /// When threads cannot be made.
+    /// Threads cannot be made.
     pub fn start(pager: &Arc<Pager>, vmm: OwnedFd, mailbox: &Mailbox) -> io::Result<FaultService> {
         let counters = &pager.counters();
-        // By a process before this one.
+        // Frames that an earlier process evicted.
         let evicted = counters.saved_frames.load(Relaxed) + counters.on_disk_frames.load(Relaxed);
         let refills = (evicted > 0).then(|| refill_threads(pager)).transpose()?;
         let mailbox = mailbox.clone();
@@ -36,11 +37,11 @@ impl FaultService {
         Ok(FaultService { _faults: faults, refills })
     }
 
-    /// Before frames are evicted: from now on what they hold comes back beside the
-    /// fault thread. A fault that is served just now is served by that thread.
+    /// Starts the refill threads before frames are evicted: from now on content comes back beside
+    /// the fault thread. The fault thread itself finishes the fault that it serves just now.
     ///
     /// # Errors
-    /// When threads cannot be made.
+    /// Threads cannot be made.
     pub fn expect_refills(&mut self, pager: &Arc<Pager>) -> io::Result<()> {
         if self.refills.is_none() {
             self.refills = Some(refill_threads(pager)?);

@@ -1,29 +1,29 @@
-//! The part of a VM's size that the guest's shared allocator has.
+//! The part of a VM's size that the guest's shared allocator keeps.
 
 use std::time::Duration;
 
 /// What a change of the size did in the shared allocator.
 #[derive(Clone, Copy, Default)]
 pub struct Moved {
-    /// Taken from the guest.
+    /// Taken from the guest by hard reclaim.
     pub taken_bytes: u64,
-    /// Of that, what had memory of the host's.
+    /// The part of `taken_bytes` that had host memory.
     pub emptied_bytes: u64,
     /// Returned to the guest.
     pub returned_bytes: u64,
-    /// How often it was asked to free its caches.
+    /// How often the guest was asked to free its caches.
     pub purges: u32,
 }
 
-/// That part as it is now.
+/// The shared allocator's part of the size, as it is now.
 #[derive(Clone, Copy, Default)]
 pub struct SharedPart {
-    /// What the guest has not, for good.
+    /// Hard-reclaimed memory.
     pub hard_bytes: u64,
-    /// How long nothing is taken, as the guest had its memory back.
+    /// For how much longer nothing is reclaimed, after the guest had its memory returned.
     pub rests_for: Option<Duration>,
-    /// It is on its way to a size that was asked for.
+    /// Whether it is on its way to a size that was asked for.
     pub is_moving: bool,
-    /// What the last such way came to.
+    /// What the last change of the size did.
     pub moved: Moved,
 }

@@ -1,4 +1,5 @@
-//! Memory that was plugged into a VM after it was held: it is not served, and the operator is told.
+//! Memory that was plugged in after the VM was attached: it is not served, and the operator is
+//! told.
 
 use std::time::Instant;
 
@@ -7,8 +8,8 @@ use ebb_vm::layout::{self, Added};
 
 use crate::vm::context::VmContext;
 
-/// Asks QEMU for such memory, whatever it is made of; `known` is what it told last. Nothing is
-/// asked after `end`.
+/// Asks QEMU for such memory, of any kind of device, and updates `known` and warns on a change.
+/// Asks nothing after `end`.
 pub fn look(cx: &mut VmContext, known: &mut Vec<Added>, end: Instant) {
     let Some(qmp) = cx.qmp.socket() else { return };
     let name = &cx.record.name;
@@ -22,7 +23,7 @@ pub fn look(cx: &mut VmContext, known: &mut Vec<Added>, end: Instant) {
     }
 }
 
-/// What the operator is to know of it.
+/// Returns what the operator should know of such memory.
 pub fn warning(added: &[Added]) -> Option<String> {
     let first = added.first()?;
     let bytes = added.iter().fold(0, |all: u64, device| all.saturating_add(device.bytes));

@@ -1,9 +1,9 @@
-//! Memory that a VMM has unplugged: noticed, put on record, and let go of.
+//! Memory that a VMM has unplugged: noticed, put on record, and dropped.
 //!
-//! The record comes first. Once it says that a region is gone, no daemon looks for its memfd by a
-//! number that another file may have by then; and whatever of it a daemon did not come to, the
-//! next one does, since it lets go of all that is on record as gone. Without room for the record
-//! the region is let go of all the same: that it is gone can be proved again.
+//! The record comes first. Once it says that a region is unplugged, no daemon looks for its memfd
+//! by a number that another file may have by then. Each daemon drops all regions that are unplugged
+//! by the record, so the next one finishes what this one did not. Without room for the record the
+//! region is dropped all the same: that it is unplugged can be proved again.
 
 use std::io;
 use std::path::Path;
@@ -20,20 +20,21 @@ use crate::support::open_files::OpenFiles;
 use crate::support::retry::Retry;
 use crate::vm::context::VmContext;
 
-/// What could not be let go of, or brought back, is tried again after so long, and at most so long.
+/// First pause before memory that could not be dropped or brought back is tried again.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
+/// Longest pause before memory that could not be dropped or brought back is tried again.
 const RETRY_MOST: Duration = Duration::from_secs(30);
 
-/// What is known of where a VMM has the files of its RAM open.
+/// Where a VMM has the files of its RAM open, as far as that is known.
 pub struct Unplugged {
-    /// For each file all descriptors of the VMM that were seen to be it.
+    /// For each file, all descriptors of the VMM that were seen to refer to it.
     numbers: Vec<Vec<i32>>,
-    /// Files that are gone and were not let go of to the end.
+    /// Files that were unplugged and are not dropped to the end.
     unfinished: Vec<usize>,
-    /// Some may be mapped nowhere, and have content elsewhere.
+    /// Whether some files may be mapped nowhere and have non-resident content.
     is_astray: bool,
-    /// Files of which the VMM has closed a descriptor: it may have unmapped them, and may have mapped
-    /// them again since.
+    /// Files of which the VMM has closed a descriptor. It may have unmapped them, and may have
+    /// mapped them again since.
     doubted: Vec<usize>,
     retry: Retry,
     /// Why the last try failed.
@@ -54,7 +55,8 @@ impl Default for Unplugged {
 }
 
 impl Unplugged {
-    /// Whether the VMM has all descriptors that it was seen to have. One system call each.
+    /// Whether the VMM has all descriptors that it was seen to have. Makes one system call for
+    /// each.
     pub fn is_as_seen(&self, process: &Process, ram: &Ram) -> io::Result<bool> {
         for (file, inode) in there(ram)? {
             let Some(known) = self.numbers.get(file).filter(|known| !known.is_empty()) else {
@@ -69,7 +71,7 @@ impl Unplugged {
         Ok(true)
     }
 
-    /// Which files are gone since the last look.
+    /// Returns the files that were unplugged since the last look.
     fn look(
         &mut self,
         process: &Process,
@@ -79,7 +81,7 @@ impl Unplugged {
         self.numbers.resize(ram.files().len(), Vec::new());
         let files = there(ram)?;
         let now = numbers(process, ram.files().len(), &files, open)?;
-        // QEMU unmaps memory before it closes the descriptor that it had for that.
+        // QEMU unmaps memory before it closes the descriptor that it had for it.
         let is_suspect = |&(file, _): &(usize, u64)| {
             let known = &self.numbers[file];
             known.is_empty() || known.iter().any(|number| !now[file].contains(number))
@@ -89,7 +91,7 @@ impl Unplugged {
         if !suspects.is_empty() {
             let inodes: Vec<u64> = suspects.iter().map(|(_, inode)| *inode).collect();
             gone = unplugged::gone(process, &inodes)?;
-            // What has no memory at all is no VM any more: its end is for others to tell.
+            // A process without any of its RAM is no VM any more: others report its end.
             if there.is_empty() && gone.len() == inodes.len() {
                 return Ok(Vec::new());
             }
@@ -110,12 +112,12 @@ impl Unplugged {
         if !self.doubted.contains(&file) {
             self.doubted.push(file);
         }
-        // It may be mapped again at any moment.
+        // It may be mapped again at any moment, so the next try is due at once.
         self.retry.worked();
     }
 
-    /// Lets go of what is gone, and brings back what may be mapped nowhere, once that is due.
-    /// Returns whether it was tried, and what is to be told of that.
+    /// Drops unplugged files, and brings back what may be mapped nowhere, once that is due. Returns
+    /// whether it was tried, and the failure, if it is a new one.
     fn finish(
         &mut self,
         let_go: impl Fn(usize) -> io::Result<()>,
@@ -149,13 +151,13 @@ impl Unplugged {
     }
 }
 
-/// The files that are not gone, with their inode numbers.
+/// Returns the files that are not unplugged, with their inode numbers.
 fn there(ram: &Ram) -> io::Result<Vec<(usize, u64)>> {
     let all = ram.files().iter().enumerate().filter(|(file, _)| !ram.is_gone(*file));
     all.map(|(file, backing)| Ok((file, backing.file.identity()?.1))).collect()
 }
 
-/// For each of so many files the descriptors of the VMM that lead to it, if it is among `files`.
+/// Returns, for each of `count` files, the VMM's descriptors of it, if it is among `files`.
 fn numbers(
     process: &Process,
     count: usize,
@@ -175,7 +177,7 @@ fn numbers(
     Ok(numbers)
 }
 
-/// Has the pager watch nothing but memory of the guest's, whatever the VMM has mapped there since.
+/// Has the pager watch only the guest's memory, whatever the VMM has mapped at its addresses since.
 ///
 /// # Errors
 /// As dup(2).
@@ -185,7 +187,7 @@ pub fn mind(pager: &Pager, process: &Process) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts on record what a VM that is taken up has lost since its record was written.
+/// Puts on record what a VM that is recovered has unplugged since its record was written.
 pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
     let mut news = false;
     for region in record.regions.iter_mut().filter(|region| !region.gone) {
@@ -200,7 +202,7 @@ pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
     }
 }
 
-/// Lets go of all that is gone already when a VM is taken up.
+/// Drops all memory that was already unplugged when the VM is recovered.
 ///
 /// # Errors
 /// As [`ebb_pager::Returner::let_go`].
@@ -212,7 +214,7 @@ pub fn let_go(pager: &Pager) -> io::Result<()> {
 }
 
 impl Unplugged {
-    /// Looks whether the VMM has all of the memory that it had, and lets go of what it has not.
+    /// Looks whether the VMM still has all of its memory, and drops what it has not.
     pub fn keep(&mut self, cx: &mut VmContext, open: &mut OpenFiles) {
         let pager = Arc::clone(&cx.pager);
         let gone = self.look(&cx.process, pager.ram(), open);
@@ -225,7 +227,7 @@ impl Unplugged {
             self.unfinished.push(file);
             self.retry.worked();
         }
-        // Who maps it anew finds all of it there.
+        // Whoever maps it again finds all of it resident.
         let give_back = |doubted: &[usize]| pager.returner().give_back_unmapped(doubted);
         let (tried, news) = self.finish(|file| pager.returner().let_go(file), give_back);
         if tried {
@@ -242,7 +244,7 @@ fn note_gone(cx: &mut VmContext, file: usize) {
     let regions = || ram.regions_in(file);
     let bytes: u64 = regions().map(|region| region.bytes).sum();
     let at = regions().next().map_or(0, |region| region.gpa.0);
-    // What was never there, or not any more, is not what the guest has returned.
+    // Memory that was not resident is not memory that the guest has returned.
     let resident = ram.files()[file].file.resident_bytes().unwrap_or(0);
     tracing::info!(
         "{}: QEMU has unplugged {} at {at:#x}: that memory is managed no more",
@@ -273,7 +275,7 @@ mod tests {
 
     const BYTES: u64 = 1 << 20;
 
-    /// RAM of this process's own.
+    /// Makes RAM of this process's own.
     fn ram() -> Ram {
         let file = RamFile::create("unplugged", BYTES).unwrap();
         let mapping = Mapping::new(&file, 0, BYTES).unwrap();
@@ -302,7 +304,7 @@ mod tests {
             assert_eq!(look(&mut known), [0]);
             assert_eq!(look(&mut known), [0; 0]);
         }
-        // One that was opened meanwhile.
+        // A descriptor that was opened meanwhile.
         let more = again();
         assert_eq!(look(&mut known), [0; 0]);
         drop(more);

@@ -1,4 +1,4 @@
-//! Evicting whether used or not, as `ebb evict` asks.
+//! Evicting by force, used or not, as `ebb evict` asks.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,36 +12,36 @@ use crate::model::api_error::{Answer, not_allowed};
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
 
-/// Huge frames evicted by force before QEMU is asked anew whether the guest still runs.
+/// Huge frames to evict by force before QEMU is asked again whether the guest still runs.
 const STEP_PIECES: usize = 8;
 
-/// An eviction by force, from the bottom of RAM up, huge frame by huge frame. Metadata and
-/// the note stay: they are read in place.
+/// An eviction by force: from the bottom of RAM up, huge frame by huge frame. Metadata and the note
+/// stay resident, because they are read in place.
 pub struct ByForce {
     pieces: std::vec::IntoIter<FrameRange>,
     want_bytes: u64,
-    /// The VMM pins memory: the guest tells what is in flight.
+    /// The VMM pins memory: the guest's metadata tells what is in flight.
     pins: bool,
-    /// What went so far.
+    /// What was evicted so far.
     pub done: Evicted,
 }
 
 impl ByForce {
-    /// Of so many bytes.
+    /// Makes an eviction of `want_bytes`.
     pub fn new(cx: &VmContext, want_bytes: u64, pins: bool) -> ByForce {
         let regions = cx.pager.ram().regions();
         let pieces: Vec<_> = regions.flat_map(|region| region.frames().by_huge()).collect();
         ByForce { pieces: pieces.into_iter(), want_bytes, pins, done: Evicted::default() }
     }
 
-    /// What is left to be evicted.
+    /// Returns the bytes still to evict.
     fn left(&self) -> u64 {
         self.want_bytes.saturating_sub(self.done.frames() * FRAME_BYTES)
     }
 
-    /// A step; `false`: there is none left to take, or the store's error, in words. Also why the
-    /// guest's kernel does not run any more, if that was seen, which it may be before the store
-    /// fails.
+    /// Makes a step. Returns whether there may be another one, or the store's error in words. Also
+    /// returns why the guest's kernel does not run any more, if that was seen; that may be seen
+    /// before the store fails.
     pub fn step(&mut self, cx: &mut VmContext) -> (Answer<bool>, Option<End>) {
         let step: Vec<FrameRange> = self.pieces.by_ref().take(STEP_PIECES).collect();
         if self.left() == 0 || step.is_empty() {
@@ -62,7 +62,7 @@ impl ByForce {
         let VmContext { qmp, guest: known, reaching, pager, process, .. } = cx;
         let liveness = RefCell::new(Liveness::new(qmp, known, reaching, pager));
         let still_runs = || liveness.borrow_mut().runs_at_once();
-        // Where nothing is pinned, nobody has to be asked.
+        // If nothing is pinned, nobody has to be asked.
         let guest = known.guest().ok().filter(|_| self.pins);
         let of = Sources {
             process,

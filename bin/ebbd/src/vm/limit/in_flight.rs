@@ -1,4 +1,4 @@
-//! Whether requests of the VMM may write to memory that is about to be evicted.
+//! Whether the VMM's requests may write to memory that is about to be evicted.
 
 use ebb_units::Bytes;
 use ebb_vm::pinning::pinning_of;
@@ -7,13 +7,13 @@ use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::VmContext;
 
-/// What nobody tells the end of a request for.
+/// The memory that stays resident because nobody tells when requests to it end.
 const STAYS: &str = "its kernel's own memory, file pages with buffers and large pages of \
                      processes stay in memory";
 
-/// Why requests may write past a protection, if they may. Then the guest tells which
-/// frames are in flight. Of descriptors opened since they were listed the judge finds out, once
-/// frames are protected.
+/// Returns why requests may write past a protection, if they may. Then the guest tells which frames
+/// are in flight. The judge finds descriptors that were opened since they were listed, once frames
+/// are protected.
 ///
 /// # Errors
 /// The guest is not known, so nobody tells.
@@ -31,7 +31,7 @@ pub fn may_tell_in_flight(cx: &VmContext, open: &mut OpenFiles) -> Answer<Option
     }
 }
 
-/// What the user is to know of it, where memory in use is evicted.
+/// Returns what the user should know of it, if memory in use is evicted.
 pub fn warning(cx: &VmContext) -> Option<String> {
     if !cx.record.evicts {
         return None;
@@ -42,13 +42,13 @@ pub fn warning(cx: &VmContext) -> Option<String> {
     }
 }
 
-/// Why nothing more goes.
+/// Returns why nothing more is evicted.
 pub fn nothing_more(pinned: Option<&str>) -> String {
     let told = "nothing more can be evicted now";
     pinned.map_or(told.into(), |why| format!("{told}: {why}, and so {STAYS}"))
 }
 
-/// Why a limit is not held, though all was evicted that can be.
+/// Returns why a limit is not kept, though all was evicted that can be.
 pub fn out_of_reach(pinned: Option<&str>, taken_bytes: u64) -> String {
     let why = nothing_more(pinned);
     format!("{why}; it takes {}: raise the limit above that", Bytes(taken_bytes))

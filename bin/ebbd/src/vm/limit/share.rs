@@ -1,4 +1,4 @@
-//! A VM in the pool: its limit is what the pool gives it.
+//! A VM in the pool: the pool decides its limit.
 
 use ebb_reclaim::limit::marks::floor_bytes;
 use ebb_units::Bytes;
@@ -10,11 +10,11 @@ use crate::model::share::Share;
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::VmContext;
 
-/// Puts the VM into the pool, with its share as the first limit, or takes it out, and lifts the
-/// limit; `true`: the limit on record has changed.
+/// Puts the VM into the pool, with its share as the first limit; or takes it out and lifts the
+/// limit. Returns whether the limit on record has changed.
 ///
 /// # Errors
-/// The VM cannot have this share; nothing has changed then.
+/// The VM cannot have this share; then nothing has changed.
 pub fn set(cx: &mut VmContext, share: Option<Share>) -> Answer<bool> {
     let was = cx.record.share;
     let Some(share) = share else {
@@ -29,14 +29,14 @@ pub fn set(cx: &mut VmContext, share: Option<Share>) -> Answer<bool> {
     may_have(cx, share)?;
     cx.begin_to_evict()?;
     if was.is_some() {
-        // What it may have now the pool says in a moment.
+        // The pool tells its new limit in a moment.
         return cx.record.change(|record| record.share = Some(share)).map(|()| false);
     }
     put_on_record(cx, Some(share), Some(share.bytes)).map(|()| true)
 }
 
-/// Takes what the pool lets it have from now on, none being all of its memory; `true`: the limit on
-/// record has changed.
+/// Puts on record the limit that the pool gives the VM from now on; `None`: all of its memory.
+/// Returns whether the limit on record has changed.
 pub fn allow(cx: &mut VmContext, limit_bytes: Option<u64>) -> bool {
     let share = cx.record.share;
     if share.is_none() || cx.record.limit_bytes == limit_bytes {

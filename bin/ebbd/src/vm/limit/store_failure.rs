@@ -1,4 +1,4 @@
-//! A store that fails: in words, and how soon it is tried again.
+//! A store failure: in words, and when to try again.
 
 use std::io;
 use std::path::Path;
@@ -11,9 +11,9 @@ use ebb_store::{NoRoom, StoreError};
 use crate::model::swap_rule::WhenFull;
 use crate::vm::context::VmContext;
 
-/// The first failure is tried again after this, each further one after twice as long,
+/// Pause after the first failure. Each further failure doubles it.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// up to this: so long a store that is well again may go unnoticed.
+/// Longest pause: a store that works again may go unnoticed for this long.
 const PAUSE_MAX: Duration = Duration::from_secs(8);
 
 /// What is in the way of eviction.
@@ -25,24 +25,24 @@ pub struct StoreFailure {
 }
 
 impl StoreFailure {
-    /// It happens now, perhaps once more.
+    /// Makes a failure that happens now. `before` is the failure before it, if there was one.
     pub fn new(why: String, before: Option<StoreFailure>) -> StoreFailure {
         let pause =
             before.map_or(PAUSE_MIN, |before| (before.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX));
         StoreFailure { why, no_room: false, pause, since: Instant::now() }
     }
 
-    /// The store has no room. Its guest may wait for some: that is looked for soon again.
+    /// Makes a failure for lack of room. Its guest may wait for room, so the next try comes soon.
     pub fn no_room(why: String) -> StoreFailure {
         StoreFailure { why, no_room: true, pause: PAUSE_MIN, since: Instant::now() }
     }
 
-    /// Whether room is all that is missing.
+    /// Whether only room is missing.
     pub fn is_no_room(&self) -> bool {
         self.no_room
     }
 
-    /// What, and what to do.
+    /// Returns what failed, and what to do about it.
     pub fn why(&self) -> &str {
         &self.why
     }
@@ -53,9 +53,10 @@ impl StoreFailure {
     }
 }
 
-/// A step ended without an error of its own: `before` was in the way, and this is now. Of one that looks for
-/// what needs no room, `why` tells what there is none for. First touches that wait for room (`waits`) do so while
-/// more is taken than they may bring (`over`), also where a step found what needs none.
+/// Returns the failure after a step without an error of its own. `before`: the failure before the
+/// step. `why`: what there is no room for, if the step looks for frames that need none. `waits`:
+/// first touches wait for room. `over`: more memory is taken than they may bring. While `over`,
+/// they go on waiting, even if a step found frames that need no room.
 pub fn after_step(
     before: Option<StoreFailure>,
     left: Left,
@@ -74,19 +75,19 @@ pub fn after_step(
     }
 }
 
-/// Where a VM's store is, and what ends the need for it.
+/// Where a VM's store is, and which command ends the need for it.
 pub struct Place<'a> {
-    /// Its swap file.
+    /// The VM's swap file.
     pub swap: &'a Path,
-    /// Its directory in the run directory.
+    /// The VM's directory in the run directory.
     pub run: &'a Path,
-    /// The command that lifts its limit, if it has one.
+    /// The command that lifts the VM's limit, if it has one.
     pub lift: Option<String>,
 }
 
 impl Place<'_> {
-    /// What is full, and what helps. A VM's swap file stays where it is, so another directory is for
-    /// VMs to come.
+    /// Returns what is full, and what helps. A VM's swap file stays where it is, so another
+    /// directory only helps later VMs.
     fn full(&self, what: &str, first: &str) -> String {
         let swap = self.swap.display();
         let lift = self.lift.as_ref().map(|line| format!(", or lift the limit: {line}"));
@@ -97,7 +98,7 @@ impl Place<'_> {
     }
 }
 
-/// What is wrong with a store, and what to do about it, in one line.
+/// Returns what is wrong with a store, and what to do about it, in one line.
 pub fn explain(what: Attempt, error: &io::Error, place: &Place<'_>) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<StoreError>());
     let (swap, run) = (place.swap.display(), place.run.display());
@@ -141,13 +142,13 @@ pub fn explain(what: Attempt, error: &io::Error, place: &Place<'_>) -> String {
     failure + &format!("; {}", what.consequence())
 }
 
-/// Why nothing was saved, the same in all turns in which it is tried again.
+/// Returns why nothing was saved. The text is the same in all turns that try again.
 pub fn explain_saving(cx: &VmContext, error: &io::Error) -> String {
     let when_full = cx.record.settings.when_swap_is_full;
     explain_to(cx, Attempt::to_save(error, cx.marks().is_some(), when_full), error)
 }
 
-/// Why evicting or bringing back failed, and what to do.
+/// Returns why evicting or refilling failed, and what to do.
 pub fn explain_to(cx: &VmContext, what: Attempt, error: &io::Error) -> String {
     let record = &cx.record;
     let lift = match (record.share, record.limit_bytes) {
@@ -161,17 +162,17 @@ pub fn explain_to(cx: &VmContext, what: Attempt, error: &io::Error) -> String {
 /// What was tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attempt {
-    /// To save what is evicted.
+    /// To save content that is evicted.
     Save,
-    /// The same, where the guest waits for room.
+    /// To save content that is evicted, while the guest waits for room.
     SaveOrWait,
-    /// To bring back what was.
+    /// To bring evicted content back.
     Load,
 }
 
 impl Attempt {
-    /// To save what is evicted, which failed so: only where room is missing, and a limit is held,
-    /// does the guest wait.
+    /// Returns the attempt for a save that failed with `error`. The guest waits only if room is
+    /// missing and a limit is kept.
     pub fn to_save(error: &io::Error, is_limited: bool, when_full: WhenFull) -> Attempt {
         match is_limited && when_full == WhenFull::Wait && is_no_room(error) {
             true => Attempt::SaveOrWait,
@@ -215,13 +216,13 @@ mod tests {
             (StoreError::Full, "/swap/a: all its slots are in use: raise the limit; what"),
             (StoreError::RunDirectory(Errno::NOSPC.into()), "/run/a: No space left on device"),
         ] {
-            // Slots are no bytes.
+            // Slots are not bytes.
             let has_slots = !matches!(error, StoreError::Full);
             let error = error.into();
             let line = explain(Attempt::Save, &error, &place("ebb limit a off"));
             assert!(line.starts_with(told) && !line.contains('\n'), "{line}");
             assert!(line.ends_with("stays in memory"), "{line}");
-            // Each that is full names every way out.
+            // Each message about a full store names every way out.
             let full = is_no_room(&error) && has_slots;
             let ways = ["or lift the limit: ebb limit a off, or", "ebbd with another --swap-dir "];
             assert_eq!(ways.iter().all(|way| line.contains(way)), full, "{line}");
@@ -236,7 +237,7 @@ mod tests {
         assert_eq!(line, other.to_string());
     }
 
-    /// Whether there is failure for want of room after each of these steps, while that much is taken.
+    /// Returns whether there is a failure for lack of room after each of these steps.
     fn waits_after(steps: &[Option<Left>], waits: bool, over: bool) -> Vec<bool> {
         let why = String::from("full");
         let mut failure = None;
@@ -253,13 +254,13 @@ mod tests {
     #[test]
     fn a_guest_waits_while_what_needs_no_room_is_looked_for() {
         use Left::{More, MoreWithoutRoom, Nothing};
-        // The first step after the pause found what needs none, and the next one did not.
+        // The first step after the pause found frames that need no room, and the next one did not.
         let steps = [None, Some(More), Some(MoreWithoutRoom), Some(More), Some(Nothing)];
         assert_eq!(waits_after(&steps, true, true), [true; 5]);
-        // Nobody waits: what goes again is waited for as ever.
+        // Nobody waits, so the failure does not outlast a step that evicts again.
         assert_eq!(waits_after(&steps, false, true), [true, false, true, false, false]);
         assert_eq!(waits_after(&steps, true, false), [true, false, true, false, false]);
-        // In the first search, too.
+        // The same in the first search.
         assert_eq!(waits_after(&[Some(More), Some(MoreWithoutRoom)], true, true), [false, true]);
         let found = after_step(None, MoreWithoutRoom, None, true, || true);
         let found = found.inspect(|found| assert!(!found.rests(), "it goes on at once"));

@@ -1,4 +1,4 @@
-//! What evicting has the VMM do.
+//! What eviction has the VMM do.
 
 use std::io;
 

@@ -1,22 +1,23 @@
-//! When a guest that shares its allocator is asked to put its memory together. What is
-//! automatic takes whole huge frames, and programs and files that come and go leave a few
-//! frames in use in each of many.
+//! When a guest that shares its allocator is asked to compact its memory. Automatic reclaim takes
+//! whole huge frames, and programs and files that come and go leave a few frames in use in each of
+//! many.
 
 use std::time::{Duration, Instant};
 
 use ebb_reclaim::hyperalloc::KindUsage;
 
-/// Scattered memory is worth the guest's time from so much on,
+/// Least scattered memory that is worth the guest's time, in bytes.
 const LEAST_BYTES: u64 = 16 << 20;
-/// and from this part on of the huge frames that it lies in.
+/// Least part of the huge frames in use that must be scattered to be worth it: one in this many.
 const LEAST_PART: u64 = 4;
-/// It takes the guest no more than this part of a processor.
+/// Compaction takes the guest no more than one part in this many of a processor.
 const TIME_PART: u32 = 50;
-/// Between two, and between two looks; the longest where little comes of it.
+/// Shortest pause between two compactions, and between two looks.
 const REST_LEAST: Duration = Duration::from_secs(10);
+/// Longest pause between two compactions, where little comes of them.
 const REST_MOST: Duration = Duration::from_secs(600);
 
-/// What one VM's worker knows of it.
+/// The compaction of one VM.
 #[derive(Default)]
 pub struct Compaction {
     asked: Option<Asked>,
@@ -26,12 +27,12 @@ pub struct Compaction {
 
 struct Asked {
     at: Instant,
-    /// What may move, as it was then.
+    /// The movable memory in use when the guest was asked.
     before: KindUsage,
 }
 
 impl Compaction {
-    /// Whether the guest works on it.
+    /// Whether the guest is compacting.
     pub fn is_under_way(&self) -> bool {
         self.asked.is_some()
     }
@@ -41,8 +42,7 @@ impl Compaction {
         self.rests_until.is_none_or(|until| now >= until)
     }
 
-    /// Whether so much is scattered that it is worth asking. If not it is looked again after a
-    /// while.
+    /// Whether enough is scattered to ask the guest. If not, the next look is due after a while.
     pub fn begin(&mut self, now: Instant, movable: KindUsage) -> bool {
         let is_worth = scattered(movable) >= LEAST_BYTES.max(movable.huge_bytes / LEAST_PART);
         if is_worth {
@@ -53,12 +53,12 @@ impl Compaction {
         is_worth
     }
 
-    /// It could not be asked.
+    /// Notes that the guest could not be asked.
     pub fn give_up(&mut self, now: Instant) {
         (self.asked, self.rests_until) = (None, Some(now + REST_LEAST));
     }
 
-    /// The guest has tried: the less has come of it, the longer it is left alone.
+    /// Notes that the guest has tried. The less it gained, the longer it is left alone.
     pub fn end(&mut self, now: Instant, movable: KindUsage) {
         let Some(Asked { at, before }) = self.asked.take() else { return };
         let gained = before.huge_bytes.saturating_sub(movable.huge_bytes);
@@ -70,7 +70,7 @@ impl Compaction {
     }
 }
 
-/// What would come free if all that is in use lay together.
+/// Returns the bytes that would become free if all that is in use lay together.
 fn scattered(movable: KindUsage) -> u64 {
     movable.huge_bytes.saturating_sub(movable.used_bytes)
 }

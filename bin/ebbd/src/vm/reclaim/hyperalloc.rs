@@ -22,38 +22,38 @@ use crate::vm::context::liveness::{End, Liveness};
 use crate::vm::context::mailbox::Command;
 use crate::vm::context::shared_part::{Moved, SharedPart};
 
-/// A guest that has not tried to free memory by then does not do it.
+/// A guest that has not tried to free memory within this time does not do it.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Until then it is looked so often whether it has.
+/// Time between two looks whether the guest has tried.
 const PURGE_POLL: Duration = Duration::from_millis(10);
-/// It is asked so often, for twice as much each time: what it frees is in pieces.
+/// Most purges for one size. Each asks for twice as much, since the guest frees memory in pieces.
 const PURGES_MAX: u32 = 5;
-/// What a guest can spare is taken in no smaller pieces: it asks for some all the time.
+/// Fewest huge frames to hard-reclaim at once: the guest asks for some all the time.
 const PIECE_HUGE: u64 = 4;
-/// What a size lacks is looked for so often.
+/// Time between two looks for what a size lacks.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
 
-/// The shared allocator of one VM, and what came of it.
+/// The shared allocator of one VM, and what was done with it.
 #[derive(Default)]
 pub struct SharedAllocator {
-    /// While there is one.
+    /// The allocator, while it is shared.
     shared: Option<Arc<HyperAlloc>>,
-    /// Why there is none, though the guest announces one.
+    /// Why it is not shared, though the guest announces it.
     refused: Option<String>,
-    /// A violation was told and is not looked at yet.
+    /// A violation was told, and the worker has not looked at it yet.
     told: Arc<AtomicBool>,
     /// Why the VM was stopped.
     stopped: Option<String>,
     looked: Option<Instant>,
     reserve: Reserve,
     compaction: Compaction,
-    /// On the way to a size that was asked for.
+    /// The change to a size that was asked for, while it goes on.
     shrink: Option<Shrink>,
-    /// What the last such way came to.
+    /// What the last such change did.
     moved: Moved,
 }
 
-/// A size that was asked for, and is not reached yet.
+/// A change to a size that was asked for and is not reached yet.
 #[derive(Default)]
 struct Shrink {
     /// When the guest was asked to free its caches, if it has not tried yet.
@@ -61,36 +61,36 @@ struct Shrink {
     purges: u32,
 }
 
-/// What a step towards the size on record came to.
+/// The result of a step towards the size on record.
 pub struct Step {
-    /// What keeps it from going on, or that it is there; none: it goes on.
+    /// Why it does not go on, or that the size is reached; `None`: it goes on.
     pub word: Option<String>,
     /// Why the guest's kernel does not run any more, if that was seen.
     pub ended: Option<End>,
 }
 
-/// What there is to do for the size on record.
+/// What is to be done for the size on record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wants {
     /// Nothing.
     Nothing,
-    /// The guest has more than its size: that can be taken once it is confirmed.
+    /// The guest has more than its size. It can be reclaimed once the guest is confirmed.
     Take,
-    /// It has less.
+    /// The guest has less than its size.
     Give,
 }
 
 impl SharedAllocator {
-    /// Why there is none, though the guest announces one.
+    /// Returns why the allocator is not shared, though the guest announces it.
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 
-    /// The shared allocator of a guest that was just confirmed; from now on it is watched, also by
-    /// the processes after this one.
+    /// Returns the shared allocator of a guest that was just confirmed. From now on it is watched,
+    /// also by later processes.
     ///
     /// # Errors
-    /// Nothing may be taken, or the guest does not share its allocator.
+    /// Nothing may be reclaimed, or the guest does not share its allocator.
     fn share(&mut self, cx: &mut VmContext) -> Answer<Arc<HyperAlloc>> {
         cx.may_take()?;
         if let Some(shared) = &self.shared {
@@ -124,7 +124,7 @@ impl SharedAllocator {
         Ok(shared)
     }
 
-    /// Whether the allocator can be shared, before a size depends on that.
+    /// Checks that the allocator can be shared, before a size depends on that.
     ///
     /// # Errors
     /// As [`SharedAllocator::take_soft`].
@@ -132,7 +132,8 @@ impl SharedAllocator {
         self.share(cx).map(drop)
     }
 
-    /// Shares it again after a restart of this program or of the guest; `true`: it does.
+    /// Shares it again after a restart of this program or of the guest. Returns whether it does so
+    /// now.
     pub fn share_again(&mut self, cx: &mut VmContext) -> bool {
         if !cx.record.shares || self.shared.is_some() || !cx.guest.shares_allocator() {
             return false;
@@ -144,7 +145,7 @@ impl SharedAllocator {
         shared.is_ok()
     }
 
-    /// The guest was reset, or runs another kernel.
+    /// Handles a guest that was reset or runs another kernel.
     pub fn on_reset(&mut self, cx: &VmContext) {
         (self.compaction, self.shrink) = (Compaction::default(), None);
         if let Some(shared) = self.shared.take() {
@@ -154,17 +155,17 @@ impl SharedAllocator {
         }
     }
 
-    /// A new kernel runs, of which nothing is known that it needs.
+    /// Forgets the reserve: nothing is known of what a new kernel needs.
     pub fn forget_reserve(&mut self) {
         self.reserve.begin_again();
     }
 
-    /// A size is asked for in which the allocator has no part.
+    /// Forgets what the last change moved: the allocator has no part in the new size.
     pub fn forget_moved(&mut self) {
         self.moved = Moved::default();
     }
 
-    /// Brings everything back, what was taken for good included.
+    /// Brings everything back, hard-reclaimed memory included. Returns the bytes brought back.
     ///
     /// # Errors
     /// From the store or the system calls.
@@ -177,10 +178,10 @@ impl SharedAllocator {
         Ok(bytes)
     }
 
-    /// Takes free huge frames until the guest touches them (soft reclaim).
+    /// Soft-reclaims free huge frames.
     ///
     /// # Errors
-    /// Nothing may be taken, or the guest does not share its allocator.
+    /// Nothing may be reclaimed, or the guest does not share its allocator.
     pub fn take_soft(
         &mut self,
         cx: &mut VmContext,
@@ -211,7 +212,8 @@ impl SharedAllocator {
         Ok((report, ended))
     }
 
-    /// Under a limit: what is free goes before anything in use, and nothing of it is saved.
+    /// Soft-reclaims, under a limit, all that is free: it goes before anything in use, and needs no
+    /// save.
     pub fn take_what_is_free(&mut self, cx: &mut VmContext) -> Option<End> {
         if !cx.guest.shares_allocator() {
             return None;
@@ -224,8 +226,8 @@ impl SharedAllocator {
         ended
     }
 
-    /// Begins to change what the guest has of what the VM began with to what is on record: what is
-    /// too little is given back at once.
+    /// Begins to change the guest's part of the initial memory to the size on record. What the
+    /// guest lacks is returned at once.
     ///
     /// # Errors
     /// As [`SharedAllocator::take_soft`].
@@ -239,18 +241,19 @@ impl SharedAllocator {
         Ok(())
     }
 
-    /// When the next step towards that size is due; none: there is no more to be done for it, or
-    /// QEMU may wait for room, and so answers nobody.
+    /// Returns the time to the next step towards that size. `None`: there is no more to do for it,
+    /// or QEMU may wait for room and so answers nobody.
     pub fn step_after(&self, cx: &VmContext) -> Option<Duration> {
         let shrink = self.shrink.as_ref().filter(|_| !cx.waits())?;
         Some(if shrink.asked.is_some() { PURGE_POLL } else { Duration::ZERO })
     }
 
-    /// A step towards that size: takes what the guest can spare, or has it free its caches.
+    /// Makes a step towards that size: hard-reclaims what the guest can spare, or has it free its
+    /// caches.
     pub fn step(&mut self, cx: &mut VmContext) -> Step {
         let shrink = self.shrink.take();
         if let Err(refused) = cx.may_take() {
-            // A device came meanwhile. Once it is gone, what is missing is looked for again.
+            // A device came meanwhile. Once it is removed, what is missing is looked for again.
             return Step { word: Some(refused.to_string()), ended: None };
         }
         let (Some(shared), Some(mut shrink)) = (self.shared.clone(), shrink) else {
@@ -308,7 +311,7 @@ impl SharedAllocator {
         (None, ended)
     }
 
-    /// The part of the size that it has.
+    /// Returns the allocator's part of the size.
     pub fn part(&self) -> SharedPart {
         SharedPart {
             hard_bytes: self.shared.as_ref().map_or(0, |shared| shared.counts().hard_bytes),
@@ -318,8 +321,8 @@ impl SharedAllocator {
         }
     }
 
-    /// What there is to do for the size on record. A guest that is about to run out of memory has
-    /// everything back first.
+    /// Returns what is to be done for the size on record. First returns everything to a guest that
+    /// is about to run out of memory.
     pub fn wants(&mut self, cx: &VmContext) -> Wants {
         let Some(shared) = self.shared.clone().filter(|_| cx.may_take().is_ok()) else {
             return Wants::Nothing;
@@ -334,19 +337,19 @@ impl SharedAllocator {
         }
     }
 
-    /// Whether it is time to look for that.
+    /// Whether it is time to ask [`SharedAllocator::wants`].
     pub fn is_due(&self) -> bool {
         self.looked.is_none_or(|looked| looked.elapsed() >= MISSING_EVERY)
     }
 
-    /// Returns what the guest lacks of the size on record.
+    /// Returns to the guest what it lacks of the size on record.
     pub fn give(&self, cx: &VmContext) {
         if let Some(shared) = &self.shared {
             shared.give(&cx.pager, Gap::of(cx, shared).surplus());
         }
     }
 
-    /// Takes what the guest has above the size on record, as far as it can spare that.
+    /// Hard-reclaims what the guest has above the size on record, as far as it can spare that.
     pub fn take_missing(&mut self, cx: &mut VmContext) -> Step {
         let Some(shared) = self.shared.clone() else { return Step { word: None, ended: None } };
         let gap = Gap::of(cx, &shared);
@@ -360,7 +363,7 @@ impl SharedAllocator {
         Step { word: Some(word), ended }
     }
 
-    /// The guest touched what it is not to have: it is stopped, if that is wanted.
+    /// Handles a touch of memory that the guest must not use: stops the guest, if that is wanted.
     pub fn violated(&mut self, cx: &mut VmContext) {
         self.told.store(false, Release);
         cx.growth.look();
@@ -378,7 +381,7 @@ impl SharedAllocator {
         self.stopped = Some(why.into());
     }
 
-    /// Whether the guest is to be asked to put its memory together, once it is confirmed.
+    /// Whether the guest is to be asked to compact its memory, once it is confirmed.
     pub fn wants_compaction(&mut self, cx: &VmContext) -> bool {
         let Some(shared) = &self.shared else { return false };
         let now = Instant::now();
@@ -392,8 +395,8 @@ impl SharedAllocator {
         is_wanted && self.compaction.begin(now, shared.usage().movable)
     }
 
-    /// Asks the guest for it, if it is the one that runs: another kernel would find the request in
-    /// memory of its own.
+    /// Asks the guest to compact, if it is the one that runs: another kernel would find the request
+    /// in its own memory.
     pub fn compact(&mut self, is_confirmed: bool) {
         match self.shared.as_ref().filter(|shared| is_confirmed && shared.is_there()) {
             Some(shared) => shared.ask_to_compact(),
@@ -401,7 +404,7 @@ impl SharedAllocator {
         }
     }
 
-    /// What is done by the shared allocator.
+    /// Returns the status of the shared allocator.
     pub fn status(&self, cx: &VmContext) -> SharingStatus {
         let shared = self.shared.as_deref();
         let counts = shared.map(HyperAlloc::counts).unwrap_or_default();
@@ -420,7 +423,7 @@ impl SharedAllocator {
     }
 }
 
-/// Takes free huge frames while the guest's kernel runs.
+/// Reclaims free huge frames while the guest's kernel runs.
 fn take(
     cx: &mut VmContext,
     shared: &HyperAlloc,
@@ -436,8 +439,8 @@ fn take(
     (taken, stop, ended)
 }
 
-/// Why no more is taken of a guest that keeps so many huge frames, while so much is gone until it
-/// is touched.
+/// Returns why no more is reclaimed from a guest that keeps `keep` huge frames while `soft_bytes`
+/// are soft-reclaimed.
 fn nothing_more(taken: &Taken, soft_bytes: u64, keep: u64) -> String {
     let kept = match keep {
         0 => String::new(),
@@ -449,7 +452,7 @@ fn nothing_more(taken: &Taken, soft_bytes: u64, keep: u64) -> String {
     }
 }
 
-/// Between the size on record and what the guest has, in huge frames.
+/// The gap between the size on record and what the guest has, in huge frames.
 #[derive(Clone, Copy)]
 struct Gap {
     wanted_hard: u64,

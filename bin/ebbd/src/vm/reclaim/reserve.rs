@@ -1,4 +1,4 @@
-//! What stays with a guest that shares its allocator, whatever size is wished for.
+//! What a guest that shares its allocator keeps, whatever its target.
 
 use std::time::{Duration, Instant};
 
@@ -8,18 +8,18 @@ use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
 
 use crate::vm::context::VmContext;
 
-/// A guest that had its memory back is left alone for so long.
+/// How long a guest that had its memory returned is left alone.
 const REST: Duration = Duration::from_secs(30);
-/// What Linux itself keeps free of each zone (`set_recommended_min_free_kbytes` of
+/// Memory of each zone that Linux itself keeps free (`set_recommended_min_free_kbytes` of
 /// `mm/khugepaged.c`, and half as much again for its high watermark).
 const ZONE_BYTES: u64 = 34 << 20;
-/// So much page cache of each zone, or half of it, does not go easily: its low watermark, as in
-/// `si_mem_available` of `mm/page_alloc.c`.
+/// Page cache of each zone that is not freed easily: this much, or half of the cache if that is
+/// less. It is the low watermark, as in `si_mem_available` of `mm/page_alloc.c`.
 const ZONE_CACHE_BYTES: u64 = 28 << 20;
-/// Looking for its page cache takes no more than this part of a processor.
+/// Looking for the guest's page cache takes no more than one part in this many of a processor.
 const LOOK_PART: u32 = 50;
 
-/// When it was looked, and who rests.
+/// When the reserve was looked at, and how long the guest is left alone.
 #[derive(Default)]
 pub struct Reserve {
     next_look: Option<Instant>,
@@ -27,24 +27,24 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// How long nothing is taken for a size.
+    /// Returns for how much longer nothing is reclaimed for a size.
     pub fn rests_for(&self) -> Option<Duration> {
         let left = self.rests_until?.saturating_duration_since(Instant::now());
         Some(left).filter(|left| !left.is_zero())
     }
 
-    /// Whether it is time to look for its page cache again.
+    /// Whether it is time to look for the guest's page cache again.
     pub fn may_look(&self) -> bool {
         self.next_look.is_none_or(|at| Instant::now() >= at)
     }
 
-    /// A new size is wished for, or a new kernel runs.
+    /// Starts over, because there is a new target or a new kernel runs.
     pub fn begin_again(&mut self) {
         *self = Reserve::default();
     }
 }
 
-/// In the words of whoever asked for the size.
+/// Returns, for whoever asked for the size, why the guest cannot have less.
 pub fn in_the_way(used: Bytes, missing: Bytes) -> String {
     format!(
         "the guest needs what it has: {used} are in use, and without a reserve beside that it \
@@ -53,8 +53,8 @@ pub fn in_the_way(used: Bytes, missing: Bytes) -> String {
 }
 
 impl Reserve {
-    /// Figures of the guest by the state of its allocator and its page metadata; none: it is not
-    /// known now.
+    /// Returns figures of the guest by its allocator's state and its page metadata; `None`: the
+    /// guest is not known now.
     fn figures(&mut self, cx: &VmContext, shared: &HyperAlloc) -> Option<Figures> {
         let began = Instant::now();
         let guest = cx.guest.guest().ok()?;
@@ -63,7 +63,7 @@ impl Reserve {
         Some(figures_with(cx, shared, cache_frames * FRAME_BYTES))
     }
 
-    /// Huge frames that can be taken from the guest for good.
+    /// Returns how many huge frames can be hard-reclaimed from the guest.
     pub fn spare_huge(&mut self, cx: &VmContext, shared: &HyperAlloc) -> u64 {
         if self.rests_for().is_some() {
             return 0;
@@ -72,7 +72,7 @@ impl Reserve {
         figures.map_or(0, |figures| figures.spare_bytes() / HUGE_BYTES)
     }
 
-    /// Gives a guest everything back that is about to run out of memory.
+    /// Returns all hard-reclaimed memory to a guest that is about to run out of memory.
     pub fn relieve(&mut self, cx: &VmContext, shared: &HyperAlloc) {
         let hard = shared.counts().hard_bytes / HUGE_BYTES;
         if hard == 0 || !self.may_look() {

@@ -11,30 +11,32 @@ use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
 
-/// Left at the heads of the guest's free lists, where it takes memory next.
+/// Memory left at the heads of the guest's free lists, where it takes memory next.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// A guest that wants memory of a batch being emptied waits for all of it:
-/// about 2 ms with small pages, a quarter with huge ones.
+/// Memory reclaimed at once with small pages, in bytes. A guest that wants memory of the batch
+/// waits for all of it, about 2 ms.
 const BATCH_SMALL_BYTES: u64 = 8 << 20;
+/// Memory reclaimed at once with huge pages, in bytes. A guest that wants memory of the batch waits
+/// a quarter as long as with small pages.
 const BATCH_HUGE_BYTES: u64 = 64 << 20;
 
-/// Keeps its memory from one pass to the next.
+/// V-Probe on one VM. Keeps its buffer from one pass to the next.
 #[derive(Default)]
 pub struct VProbe {
     blocks: Vec<Block>,
 }
 
-/// What one pass, or several, came to.
+/// What one or several passes did.
 #[derive(Default)]
 pub struct Pass {
     taken: Taken,
     stop: Option<Stop>,
-    /// What was left to the guest.
+    /// The memory left to the guest.
     reserve_bytes: u64,
 }
 
 impl VProbe {
-    /// One pass; also why the guest's kernel does not run any more, if that was seen.
+    /// Makes one pass. Also returns why the guest's kernel does not run any more, if that was seen.
     pub fn pass(
         &mut self,
         cx: &mut VmContext,
@@ -67,22 +69,22 @@ impl VProbe {
 }
 
 impl Pass {
-    /// What was reclaimed.
+    /// Returns the reclaimed bytes.
     pub fn bytes(&self) -> u64 {
         self.taken.bytes
     }
 
-    /// Whether it ended since nobody told in time whether the guest still runs.
+    /// Whether it ended because nobody told in time whether the guest still runs.
     pub fn is_cut_short(&self) -> bool {
         matches!(self.stop, Some(Stop::Unknown))
     }
 
-    /// This one, and the next.
+    /// Adds the next pass to this one.
     pub fn and_then(self, next: Pass) -> Pass {
         Pass { taken: self.taken.and_then(next.taken), ..next }
     }
 
-    /// For who asked.
+    /// Makes the report for the client.
     pub fn report(self, want_bytes: u64, took: Duration) -> ReclaimReport {
         let stopped_by = self.what_stopped_it(want_bytes);
         let Pass { taken, .. } = self;

@@ -9,8 +9,8 @@ use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
 use super::progress::Progress;
 use crate::vm::context::VmContext;
 
-/// What is in the way, by what the guest itself tells. `rests_for`: so long the shared allocator
-/// leaves the guest alone.
+/// Returns the blocked reason, by what the guest itself tells. `rests_for`: for how much longer the
+/// shared allocator leaves the guest alone.
 pub fn reason(
     cx: &VmContext,
     (offer, wish): (&Offer, &Wish),
@@ -30,7 +30,7 @@ pub fn reason(
             left.as_secs() + 1
         );
     }
-    // HyperAlloc asks its metadata instead, and tells itself what it could not have.
+    // HyperAlloc uses the guest's metadata instead, and tells by itself what it could not take.
     if progress.is_at_least() && progress.mechanism != Mechanism::HyperAlloc {
         let least = Bytes(progress.least_bytes.unwrap_or(0));
         return format!(
@@ -56,7 +56,7 @@ pub fn reason(
     }
 }
 
-/// Of a guest that was reset it has said nothing yet.
+/// Returns the shared allocator's reason. It has said nothing yet of a guest that was reset.
 fn of_allocator(cx: &VmContext, progress: &Progress) -> String {
     match (&progress.last_word, cx.guest.guest()) {
         (Some(word), _) => word.clone(),
@@ -89,11 +89,11 @@ fn of_devices(cx: &VmContext, offer: &Offer, wish: &Wish) -> String {
     }
 }
 
-/// What is in the memory that these nodes have plugged; `None`: the guest is not known.
+/// Returns what is in the memory that these nodes have plugged; `None`: the guest is not known.
 fn usage_of(cx: &VmContext, concerned: impl Fn(u32) -> bool) -> Option<String> {
     let (pager, found) = (&cx.pager, cx.capabilities.as_ref()?);
     let mut guest = cx.guest.guest().ok()?.clone();
-    // Of what has gone since the last look, the metadata is memory of other uses.
+    // Where metadata was unplugged since the last look, other memory may be in its place.
     guest.refresh(&pager.view()).ok()?;
     let regions = pager.ram().regions().filter(|region| {
         let mut pluggers = found.pluggers.iter();
@@ -130,7 +130,7 @@ fn overlap(frames: FrameRange, region: FrameRange) -> u64 {
     end.0.saturating_sub(start.0)
 }
 
-/// Frames of memory that is plugged, by what they are used for.
+/// Frames of plugged memory, by what they are used for.
 #[derive(Default)]
 struct Usage {
     kernel: u64,

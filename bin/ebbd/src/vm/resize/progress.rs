@@ -9,46 +9,50 @@ use ebb_policy::resize::{Mechanism, Plan};
 /// No progress for this long means stalled. Linux tries again after 5 s when it could not unplug a
 /// block, then less and less often.
 const STILL: Duration = Duration::from_secs(6);
-/// What is taken at once, where a guest can spare it.
+/// Memory to take at once from a guest that can spare it, in bytes.
 const AT_ONCE_BYTES: u64 = 32 << 20;
-/// A guest that had its balloon back is left alone for so long at first,
+/// How long a guest that had its balloon back is left alone the first time. Each further time
+/// doubles it.
 const REST_MIN: Duration = Duration::from_secs(30);
-/// and twice as long each further time, up to this.
+/// Longest time that such a guest is left alone.
 const REST_MAX: Duration = Duration::from_secs(8 * 60);
 
-/// The way to one size.
+/// The progress of a VM to one target.
 pub struct Progress {
-    /// What was to bring it there when it began.
+    /// The mechanism that was to change the size when the progress began.
     pub mechanism: Mechanism,
-    /// Why this.
+    /// Why this mechanism.
     pub reason: String,
-    /// The size and the host's memory when it began.
+    /// The VM's size when the progress began.
     pub start_bytes: u64,
-    /// The same of the host's memory.
+    /// The VM's resident memory when the progress began.
     pub start_resident_bytes: u64,
     /// Why a step could not be told to the VMM.
     pub failure: Option<String>,
-    /// The least that the guest can have now.
+    /// The least memory that the guest can have now.
     pub least_bytes: Option<u64>,
-    /// What it may have in this step: no less than it can live with.
+    /// What the guest may have in this step: no less than it can live with.
     step_bytes: Option<u64>,
-    /// The guest's figures, told since it has this size, let it go no further.
+    /// Whether figures that the guest told since it has this size let it go no further.
     at_least: bool,
     /// What the mechanism itself said at its end, if it ends by itself.
     pub last_word: Option<String>,
     began: Instant,
-    /// The size at the last look, and how far from the goal that was.
+    /// The size at the last look.
     size_bytes: u64,
+    /// How far from the target the size was at the last look.
     distance_bytes: Option<u64>,
+    /// When the size last came closer to the target.
     closer: Instant,
-    /// When the size changed last; and in seconds since 1970.
+    /// When the size changed last.
     changed: Instant,
+    /// When the size changed last, in seconds since 1970.
     changed_s: u64,
     rest: Option<(Instant, Duration)>,
 }
 
 impl Progress {
-    /// It begins.
+    /// Begins with the VM as it is now.
     pub fn new(plan: &Plan, size_bytes: u64, resident_bytes: u64, now_s: u64) -> Progress {
         let now = Instant::now();
         Progress {
@@ -71,17 +75,18 @@ impl Progress {
         }
     }
 
-    /// Figures that the guest told before this say nothing about what it has now.
+    /// Returns the time, in seconds since 1970, before which the guest's figures say nothing about
+    /// what it has now.
     pub fn figures_since_s(&self) -> u64 {
         self.changed_s
     }
 
-    /// How long the size is what it is.
+    /// Returns how long the size has been what it is.
     pub fn since_change(&self) -> Duration {
         self.changed.elapsed()
     }
 
-    /// Takes note of the size as it is.
+    /// Notes the present size.
     pub fn saw(&mut self, size_bytes: u64, wanted_bytes: u64, now_s: u64) {
         if size_bytes != self.size_bytes {
             (self.size_bytes, self.at_least) = (size_bytes, false);
@@ -94,9 +99,9 @@ impl Progress {
         self.distance_bytes = Some(distance);
     }
 
-    /// What the guest may have next, on the way down to `wanted_bytes` from what it has:
-    /// whole `piece_bytes` above that. A step takes half of what the guest can spare by its own
-    /// figures, or a little; the next one waits for figures told after this one.
+    /// Returns what the guest may have next on the way down to `wanted_bytes`: a whole number of
+    /// `piece_bytes` above that. A step takes half of what the guest can spare by its own figures,
+    /// or a little; the next one waits for figures told after this one.
     pub fn step(&mut self, wanted_bytes: u64, figures: Option<Figures>, piece_bytes: u64) -> u64 {
         let size = self.size_bytes;
         if wanted_bytes >= size {
@@ -107,35 +112,35 @@ impl Progress {
         if let Some(figures) = figures {
             let spare = figures.spare_bytes();
             self.least_bytes = Some(size.saturating_sub(spare));
-            // What it can spare shrinks by more than is taken.
+            // What the guest can spare shrinks by more than the step takes.
             let taken = (spare / 2).max(spare.min(AT_ONCE_BYTES));
             let least = (size - taken.min(size)).max(wanted_bytes);
             let step = above(least.saturating_add(piece_bytes - 1)).min(above(size));
             (self.step_bytes, self.at_least) = (Some(step), step == above(size));
         }
-        // Nothing is taken on no word at all.
+        // Without any word of the guest's, nothing is taken.
         self.step_bytes.unwrap_or(size).clamp(wanted_bytes, above(size).max(wanted_bytes))
     }
 
-    /// Whether the guest keeps it from going on.
+    /// Whether the guest's need blocks further progress.
     pub fn is_at_least(&self) -> bool {
         self.at_least
     }
 
-    /// The guest had its balloon back: it is left alone for a while.
+    /// Leaves the guest alone for a while, because it had its balloon back.
     pub fn rest(&mut self) {
         let length = self.rest.map_or(REST_MIN, |(_, before)| (before * 2).min(REST_MAX));
         self.rest = Some((Instant::now() + length, length));
         self.step_bytes = None;
     }
 
-    /// How long that still lasts.
+    /// Returns for how much longer the guest is left alone.
     pub fn rests_for(&self) -> Option<Duration> {
         let (end, _) = self.rest?;
         Some(end.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
     }
 
-    /// The guest was reset: what it told, and what it had, was another one's.
+    /// Handles a reset of the guest: what the old kernel told and had counts no more.
     pub fn begin_again(&mut self, now_s: u64) {
         (self.step_bytes, self.least_bytes, self.rest) = (None, None, None);
         (self.at_least, self.last_word) = (false, None);
@@ -143,7 +148,7 @@ impl Progress {
         (self.changed, self.changed_s) = (Instant::now(), now_s);
     }
 
-    /// How far it is. Sizes closer than `piece_bytes` are the same.
+    /// Returns how far the VM is. Sizes closer than `piece_bytes` count as the same.
     pub fn state(&self, piece_bytes: u64) -> SizeState {
         match self.distance_bytes {
             Some(distance) if distance < piece_bytes => SizeState::Reached,
@@ -154,7 +159,7 @@ impl Progress {
         }
     }
 
-    /// How long it took to get as far as it is.
+    /// Returns how long it took to get as far as the VM is.
     pub fn took(&self, state: SizeState) -> Duration {
         match state {
             SizeState::Moving => self.began.elapsed(),
@@ -189,7 +194,7 @@ mod tests {
         let mut progress = progress(1024 * MIB);
         assert_eq!(progress.step(100 * MIB, None, 4096), 1024 * MIB);
         assert_eq!(progress.step(100 * MIB, available(500), 4096), 806 * MIB);
-        // Until there is word of what came of it.
+        // The step stays until the guest tells what came of it.
         progress.saw(810 * MIB, 100 * MIB, 101);
         assert_eq!(progress.step(100 * MIB, None, 4096), 806 * MIB);
         assert!(!progress.is_at_least());

@@ -1,4 +1,4 @@
-//! What a monitoring found: each page's degree, and a map of them.
+//! What a monitoring found: each page's degree, and a heat map.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -10,14 +10,15 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
 
 use super::run::Run;
 
-/// The hot set is these percent of the pages with at least this degree, the hottest of them
+/// The hot set is this percentage, the hottest, of the pages of degree [`HOT_DEGREE_MIN`] or more
 /// (vTMM, section 3.5).
 const HOT_PERCENT: u32 = 80;
+/// Least degree of the pages that the hot set is taken from.
 const HOT_DEGREE_MIN: u64 = 3;
-/// Blocks of a map at most.
+/// Most blocks of a heat map.
 const BLOCKS_MAX: u64 = 4096;
 
-/// What is known of each page.
+/// What a monitoring found of each page.
 pub struct Heat {
     ended: Instant,
     took: Duration,
@@ -27,7 +28,7 @@ pub struct Heat {
     tracker: HeatTracker,
     why: String,
     host_needs: String,
-    /// What it needs it cannot have.
+    /// Whether the host lacks what the tracker needs, so that uses are missed.
     misses_uses: bool,
     weights: Weights,
     used_frames: u64,
@@ -38,9 +39,9 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// From a monitoring that has ended, and its pages in order; `weights` are what reads and
-    /// writes count for. With a `threshold`, in windows, a page is either as hot as can be or not
-    /// at all, for a limit.
+    /// Makes the heat from a monitoring that has ended, and its pages in order. `weights`: what
+    /// reads and writes count for. With a `threshold`, in windows, a limit sees each page as either
+    /// as hot as can be or not hot at all.
     pub fn new(
         run: &Run,
         sorted: &Sorted,
@@ -78,7 +79,7 @@ impl Heat {
         }
     }
 
-    /// Since the monitoring ended.
+    /// Returns the time since the monitoring ended.
     pub fn age(&self) -> Duration {
         self.ended.elapsed()
     }
@@ -88,23 +89,23 @@ impl Heat {
         self.tracker == HeatTracker::GuestTables
     }
 
-    /// What the hot set takes.
+    /// Returns the bytes of the hot set.
     pub fn hot_bytes(&self) -> u64 {
         self.hot_frames * FRAME_BYTES
     }
 
-    /// What was used more than once: of memory that comes back by a fault what it pays to keep,
-    /// since a fault costs as much as thousands of accesses.
+    /// Returns the bytes that were used more than once. Of memory that comes back by a fault, it
+    /// pays to keep these resident, since a fault costs as much as thousands of accesses.
     pub fn reused_bytes(&self) -> u64 {
         self.reused_frames * FRAME_BYTES
     }
 
-    /// Why uses are missed on this host, if they are.
+    /// Returns why uses are missed on this host, if they are.
     pub fn blind_spot(&self) -> Option<&str> {
         self.misses_uses.then_some(&self.host_needs)
     }
 
-    /// How hot a frame is, as [`ebb_reclaim::cost`] counts: 0 if it was not used.
+    /// Returns how hot a frame is, as [`ebb_reclaim::cost`] counts: 0 if it was not used.
     pub fn of(&self, gfn: Gfn) -> usize {
         let region = self.map.regions.iter().find(|region| region.frames.contains(gfn));
         let heat = region.and_then(|region| {
@@ -113,7 +114,7 @@ impl Heat {
         heat.map_or(0, |&heat| heat.into())
     }
 
-    /// All of it, for who asked.
+    /// Returns all of it for a client.
     pub fn figures(&self) -> HeatFigures {
         let weight = |reads, writes| {
             u32::try_from(self.weights.degree(Uses { reads, writes })).unwrap_or(u32::MAX)
@@ -143,19 +144,19 @@ impl Heat {
     }
 }
 
-/// What the lighter kind of use counts for.
+/// Returns what the lighter kind of use counts for.
 pub fn least_weight(weights: Weights) -> u64 {
     let degree = |reads, writes| weights.degree(Uses { reads, writes });
     degree(1, 0).min(degree(0, 1))
 }
 
-/// A page's that was used in every window.
+/// Returns the degree of a page that was used in every window.
 fn degree_max(weights: Weights, windows: u8) -> u64 {
     let degree = |reads, writes| weights.degree(Uses { reads, writes });
     degree(windows, 0).max(degree(0, windows)).max(1)
 }
 
-/// What makes a heat of a degree.
+/// How a degree becomes a heat.
 #[derive(Clone, Copy)]
 struct Scale {
     degree_max: u64,
@@ -168,14 +169,14 @@ impl Scale {
         let heat = match self.threshold {
             Some(windows) if uses.reads + uses.writes >= windows => most,
             Some(_) => 0,
-            // Used at all is more than nothing.
+            // A page that was used at all gets more than 0.
             None => (degree * most).div_ceil(self.degree_max),
         };
         heat as u8
     }
 }
 
-/// Degrees by block, and how hot each page is.
+/// Degrees by block, and the heat of each page.
 struct Map {
     block_frames: u64,
     regions: Vec<Region>,
@@ -185,7 +186,7 @@ struct Region {
     frames: FrameRange,
     block_frames: u64,
     blocks: Vec<Block>,
-    /// By page, below [`HEATS`].
+    /// The heat of each page, below [`HEATS`].
     heats: Vec<u8>,
 }
 
@@ -247,14 +248,15 @@ impl Region {
     }
 }
 
-/// A power of two of them, 2 MiB at least, so that there are not too many blocks.
+/// Returns the frames of a block: a power of two, 2 MiB at least, so that there are not too many
+/// blocks.
 fn block_frames(ram: &[FrameRange]) -> u64 {
     let frames: u64 = ram.iter().map(|range| range.count).sum();
     frames.div_ceil(BLOCKS_MAX).max(HUGE_BYTES / FRAME_BYTES).next_power_of_two()
 }
 
-/// What makes a page's next use set its mark again, once that was cleared, and whether some do
-/// not for all that.
+/// Returns what makes a page's next use set its mark again after that was cleared, and whether some
+/// uses are missed all the same.
 fn host_needs(tracker: HeatTracker, accelerator: Accelerator) -> (String, bool) {
     let two_dimensional = || {
         let parameters =

@@ -1,5 +1,5 @@
-//! Which of a VM's memory is hot: looked at by its worker, at its ticks, and only as far as
-//! nothing has to be evicted just then. `docs/tiering.md`.
+//! Which of a VM's memory is hot. The worker looks at its ticks, and only as long as nothing has to
+//! be evicted just then. `docs/tiering.md`.
 
 use std::cell::RefCell;
 use std::io;
@@ -25,45 +25,46 @@ use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
 
-/// A guest has so long to boot and be trusted before a VM is monitored by itself without that.
+/// How long a guest may take to boot and be trusted. After this, automatic monitoring goes without
+/// that.
 const BOOT: Duration = Duration::from_secs(60);
-/// Ranges that the VMM is asked to forget at once: a command line has room for them.
+/// Ranges that the VMM is asked to forget at once: this many fit on a command line.
 const RANGES_AT_ONCE: usize = 4096;
-/// A round by idle page tracking may take so much of a window: it looks at all memory.
+/// A round by idle page tracking looks at all memory. It may take one in this many of a window.
 const IDLE_PART: u32 = 4;
-/// A round by the guest's page tables gives way to eviction after so long, at first.
+/// Time after which a round by the guest's page tables first gives way to eviction.
 const TURN: Duration = Duration::from_millis(50);
 
-/// What one VM's worker knows of its monitoring.
+/// The monitorings of one VM.
 pub struct Monitor {
     since: Instant,
     settings: Settings,
-    /// None: nobody wants it monitored.
+    /// The schedule; `None`: nobody wants the VM monitored.
     pace: Option<Pace>,
-    /// When the pace has something to do next.
+    /// When the schedule has something to do next, counted from `since`.
     due: Duration,
     /// The queue of the last monitoring, for the next.
     levels: Option<Levels>,
     roots: Roots,
     run: Option<Run>,
-    /// Moved between tiers up to the end of the last monitoring.
+    /// Bytes moved between tiers up to the end of the last monitoring.
     moved_bytes: u64,
-    /// What the last one found.
+    /// What the last monitoring found.
     heat: Option<Heat>,
     failed: Option<String>,
-    /// One is to begin as soon as nothing has to be evicted.
+    /// Whether a monitoring is to begin as soon as nothing has to be evicted.
     is_asked: bool,
-    /// Why idle page tracking does not serve this VM.
+    /// Why idle page tracking does not work for this VM.
     not_idle: Option<String>,
 }
 
 /// What a round needs beside the VM.
 pub struct Lent<'a> {
-    /// The guest was confirmed just now.
+    /// Whether the guest was confirmed just now.
     pub is_trusted: bool,
-    /// Before a round empties the VMM's page table: what a limit goes by is about to be forgotten.
+    /// Called before a round empties the VMM's page table, because a limit uses what that forgets.
     pub before_forgetting: &'a mut dyn FnMut(&VmContext) -> io::Result<()>,
-    /// The VM's pages are placed on nodes: the host's marks on them tell of that, too.
+    /// Whether the VM's pages are placed on nodes: that, too, sets the host's marks on them.
     pub is_placed: bool,
 }
 
@@ -76,7 +77,7 @@ enum Due {
 }
 
 impl Monitor {
-    /// Nothing is known yet.
+    /// Begins with nothing known.
     pub fn new(settings: Settings) -> Monitor {
         Monitor {
             since: Instant::now(),
@@ -94,7 +95,7 @@ impl Monitor {
         }
     }
 
-    /// Another kernel may run, whose memory is used otherwise.
+    /// Drops the heat: another kernel may run, which uses its memory differently.
     pub fn on_reset(&mut self) {
         (self.levels, self.heat) = (None, None);
         if self.run.take().is_some() {
@@ -102,8 +103,8 @@ impl Monitor {
         }
     }
 
-    /// Has a monitoring begin, unless there are figures or new ones are not asked for; `true`: it
-    /// is due now.
+    /// Has a monitoring begin, unless there are figures and the request wants no fresh ones.
+    /// Returns whether one is due now.
     ///
     /// # Errors
     /// Nothing tells which of the VM's pages are used.
@@ -128,19 +129,19 @@ impl Monitor {
         Ok(())
     }
 
-    /// What the last one found, if it still tells what is hot.
+    /// Returns what the last monitoring found, if it still tells what is hot.
     pub fn recent_heat(&self) -> Option<&Heat> {
         self.heat.as_ref().filter(|heat| {
             heat.age() <= self.settings.period.saturating_add(self.settings.rarest())
         })
     }
 
-    /// Why what it finds is not all, if that is so on this host.
+    /// Returns why a monitoring does not see all uses, if that is so on this host.
     pub fn blind_spot(&self) -> Option<&str> {
         self.heat.as_ref().and_then(Heat::blind_spot)
     }
 
-    /// How far it is, and what was found.
+    /// Reports how far the monitoring is, and what was found.
     pub fn report(&self) -> HeatReport {
         HeatReport {
             monitoring: self.run.is_some() || self.is_asked,
@@ -151,7 +152,7 @@ impl Monitor {
         }
     }
 
-    /// Begins by itself where that is wanted; whether a round may be due.
+    /// Whether a round may be due. Begins monitorings by itself if they are wanted.
     pub fn may_be_due(&mut self, cx: &VmContext) -> bool {
         if self.pace.is_none() {
             let known = cx.guest.guest().is_ok() || self.since.elapsed() > BOOT;
@@ -187,9 +188,9 @@ impl Monitor {
         }
     }
 
-    /// Does what is due, once [`Monitor::may_be_due`] and the guest was confirmed. `true`: a
-    /// monitoring is over, also one that was broken off, and [`Monitor::end`] is due. Also why the
-    /// guest's kernel does not run any more, if that was seen.
+    /// Does what is due, after [`Monitor::may_be_due`] and once the guest was confirmed. Returns
+    /// whether a monitoring is over, broken off or not; then [`Monitor::end`] must follow. Also
+    /// returns why the guest's kernel does not run any more, if that was seen.
     pub fn tick(&mut self, cx: &mut VmContext, lent: &mut Lent<'_>) -> (bool, Option<End>) {
         let mut ended = None;
         let is_over = match self.due() {
@@ -241,8 +242,9 @@ impl Monitor {
         }
     }
 
-    /// Huge pages have one mark for all of their frames. What is placed on nodes this process
-    /// maps now and then, which is a use like others.
+    /// Makes the first round from outside the guest. Idle page tracking needs small pages, because
+    /// a huge page has one mark for all of its frames. It also needs pages that are not placed on
+    /// nodes: to place them, this process maps them now and then, and that counts as a use.
     fn first_round_from_outside(
         &mut self,
         cx: &mut VmContext,
@@ -264,7 +266,7 @@ impl Monitor {
         self.first_round(cx, Run::new(by, why, levels), lent, ended)
     }
 
-    /// The next window; `true`: the monitoring is over.
+    /// Begins the next window. Returns whether the monitoring is over.
     fn next_window(
         &mut self,
         cx: &mut VmContext,
@@ -279,13 +281,13 @@ impl Monitor {
                 (run.rest, run.is_last) = (Some(Walk::Pruned), is_last);
                 self.go_on(cx, lent, ended)
             }
-            // Broken off before.
+            // The monitoring was broken off before.
             None => is_last,
         }
     }
 
-    /// Goes on with a round: what it did before it was broken off is done. `true`: the monitoring
-    /// is over.
+    /// Goes on with a round; what it did before it was broken off is done. Returns whether the
+    /// monitoring is over.
     fn go_on(&mut self, cx: &mut VmContext, lent: &mut Lent<'_>, ended: &mut Option<End>) -> bool {
         let Some(mut run) = self.run.take() else { return false };
         let Some(walk) = run.rest else { return false };
@@ -298,7 +300,7 @@ impl Monitor {
         is_over
     }
 
-    /// Of no use are figures of half a guest.
+    /// Ends a monitoring that failed. Figures of a part of a guest are of no use.
     fn end_without(&mut self, cx: &VmContext, why: String) {
         tracing::debug!("{}: not monitored: {why}", cx.name());
         (self.run, self.failed) = (None, Some(why));
@@ -307,25 +309,25 @@ impl Monitor {
         }
     }
 
-    /// Ends a monitoring that is over, once the pace was told of it. Returns it, unless it was
-    /// broken off.
+    /// Ends a monitoring that is over, once the schedule was told of it. Returns the monitoring,
+    /// unless it was broken off.
     pub fn end(&mut self, cx: &VmContext) -> Option<Run> {
         if !is_wanted(cx) {
             self.pace = None;
         }
-        // The old figures first: both at once would be one byte a page more.
+        // Drops the old figures first: both at once would take one byte a page more.
         let run = self.run.take()?;
         self.heat = None;
         Some(run)
     }
 
-    /// Takes what a monitoring found, and its queue for the next.
+    /// Takes what a monitoring found, and keeps its queue for the next.
     pub fn found(&mut self, cx: &VmContext, heat: Heat, levels: Levels) {
         self.heat = Some(heat);
         self.levels = is_wanted(cx).then_some(levels);
     }
 
-    /// Tells the pace what was moved since it was told last.
+    /// Tells the schedule what was moved since it was last told.
     pub fn tell_pace(&mut self, moved_bytes: u64) {
         let newly = moved_bytes.saturating_sub(self.moved_bytes);
         self.moved_bytes = moved_bytes;
@@ -343,7 +345,7 @@ impl Monitor {
         let began = Instant::now();
         let round = match &run.by {
             By::Guest(guest) => {
-                // Each time it was broken off it has twice the time, so that it comes to its end.
+                // Each break-off doubles the time, so that the round comes to its end.
                 let turn = TURN * 2_u32.saturating_pow(run.broken_off.min(8));
                 let guest = Arc::clone(guest);
                 match lent.is_trusted {
@@ -357,7 +359,7 @@ impl Monitor {
                 let round = saw
                     .and_then(|()| idle_round(cx, (pagemap, idle), (walk, time), &mut run.levels));
                 if let Err(error) = &round {
-                    // A VM for which it fails, or is too slow, is not looked at so again.
+                    // A VM for which it fails or is too slow is not looked at this way again.
                     self.not_idle = Some(error.to_string());
                 }
                 Some(round?)
@@ -373,8 +375,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// Who has to evict meanwhile gets its turn: then it is broken off after `turn`, which is
-    /// none.
+    /// Makes a round by the guest's page tables. Returns `None` if it was broken off after `turn`,
+    /// because memory has to be evicted.
     fn guest_round(
         &mut self,
         cx: &mut VmContext,
@@ -416,12 +418,12 @@ fn idle_round(
     IdleTracker::new(cx.pager.ram(), pagemap, idle, &pages, &goes_on).round(walk, levels)
 }
 
-/// Whether a VM is monitored again and again, for the sake of its tiers or of the pool.
+/// Whether a VM is monitored again and again, because of its tiers or of the pool.
 pub fn is_wanted(cx: &VmContext) -> bool {
     cx.record.tiers.is_some() || cx.record.share.is_some()
 }
 
-/// The guest, if its page tables can tell; else why not. It was confirmed before.
+/// Returns the guest if its page tables can tell, else why not. The guest was confirmed before.
 fn by_guest(cx: &VmContext) -> Result<(Arc<Guest>, String), String> {
     let guest = cx.guest.guest().map_err(|why| format!("its guest is not trusted: {why}"));
     let why = format!("its kernel is known and trusted: {}", guest?.release());
@@ -432,7 +434,7 @@ fn by_guest(cx: &VmContext) -> Result<(Arc<Guest>, String), String> {
     Ok((guest, why))
 }
 
-/// The VMM's page table, emptied by an injected call.
+/// The VMM's page table, which an injected call empties.
 struct Vmm<'a>(&'a Process);
 
 impl HostPages for Vmm<'_> {
@@ -448,8 +450,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// One window of a monitoring whose first round fails, as on a host without PAGEMAP_SCAN, with
-    /// idle page tracking and without.
+    /// Runs one window of a monitoring whose first round fails, as on a host without PAGEMAP_SCAN,
+    /// with idle page tracking and without.
     #[test]
     fn a_monitoring_that_cannot_begin_is_given_up() {
         let Some((mut cx, _run)) = machine::context() else { return };
@@ -463,7 +465,7 @@ mod tests {
         let (is_over, _) = monitor.tick(&mut cx, &mut lent);
         assert!(!is_over && monitor.run.is_none());
         assert!(monitor.report().failed.is_some_and(|why| why.contains("cannot be watched")));
-        // The pace is told of it at its end.
+        // The schedule is told of it at its end.
         let began = Instant::now();
         while !monitor.tick(&mut cx, &mut lent).0 {
             assert!(began.elapsed() < LONG, "it is never over");

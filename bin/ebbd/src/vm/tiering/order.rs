@@ -1,38 +1,38 @@
-//! A VM's pages in the order by which they are placed on nodes.
+//! A VM's pages in the order in which they are placed on nodes.
 
 use ebb_heat::Sorted;
 use ebb_tier::Heat;
 use ebb_units::{FrameRange, Gfn};
 
-/// Not on a node of the ladder, or nowhere.
+/// The place of a frame that is on no node of the ladder, or non-resident.
 pub const NOWHERE: u8 = u8::MAX;
-/// On one, and the kernel's.
+/// The mark of a frame that is on a node and belongs to the kernel.
 const KERNEL: u8 = u8::MAX - 1;
 
-/// On which node each frame is, by its number on the ladder.
+/// The node of each frame, by its number on the ladder.
 pub type Places = Vec<(FrameRange, Vec<u8>)>;
 
-/// What is to go by.
+/// What the order is made from.
 #[derive(Default)]
 pub struct Known {
     /// What a monitoring found.
     pub sorted: Option<Sorted>,
     /// The kernel's own frames, if their use was not seen.
     pub kernel: Vec<FrameRange>,
-    /// What those count for.
+    /// The degree of the kernel's frames.
     pub kernel_degree: u32,
-    /// By so much hotter is one that takes another's place.
+    /// By how many degrees a page must be hotter to take another page's place.
     pub margin_degrees: u32,
 }
 
-/// On which node a frame is.
+/// Returns the node of a frame.
 pub fn place_of(places: &Places, gfn: Gfn) -> Option<u8> {
     let (frames, places) = places.iter().find(|(frames, _)| frames.contains(gfn))?;
     places.get(usize::try_from(gfn.0 - frames.start.0).ok()?).copied()
 }
 
-/// Pages that are on a node, coldest first; what is not known is as cold as what was not used,
-/// but for the kernel's.
+/// Returns the pages that are on a node, coldest first. A page of which nothing is known is as cold
+/// as an unused one, unless it is the kernel's.
 pub fn order(places: &Places, known: &Known) -> Vec<Heat> {
     let sorted = || known.sorted.iter().flat_map(Sorted::coldest_first);
     let mut left = places.clone();
@@ -63,7 +63,7 @@ pub fn order(places: &Places, known: &Known) -> Vec<Heat> {
     order
 }
 
-/// Notes that a frame which is on a node is not to be counted among the others.
+/// Marks a frame that is on a node, so that it does not count among the others.
 fn mark(left: &mut Places, gfn: Gfn, mark: u8) {
     let found = left.iter_mut().find(|(frames, _)| frames.contains(gfn));
     let place = found
@@ -71,15 +71,15 @@ fn mark(left: &mut Places, gfn: Gfn, mark: u8) {
     place.into_iter().filter(|place| **place != NOWHERE).for_each(|place| *place = mark);
 }
 
-/// Huge frames with pages on nodes, each known by the first of them.
+/// Huge frames with pages on nodes, each named by the first of these pages.
 pub struct Huge {
     order: Vec<Heat>,
-    /// In order of frames.
+    /// The node of each huge frame, in order of frames.
     places: Vec<(Gfn, u8)>,
 }
 
 impl Huge {
-    /// From pages that are on nodes. What all pages of a huge frame have for degrees makes its own.
+    /// Groups pages that are on nodes. The degree of a huge frame is the sum of its pages' degrees.
     pub fn new(mut pages: Vec<Heat>, places: &Places) -> Huge {
         pages.sort_unstable_by_key(|heat| heat.gfn);
         let mut huge = Huge { order: Vec::new(), places: Vec::new() };
@@ -93,12 +93,12 @@ impl Huge {
         huge
     }
 
-    /// Coldest first.
+    /// Returns the huge frames, coldest first.
     pub fn order(&self) -> &[Heat] {
         &self.order
     }
 
-    /// On which node most of its pages are.
+    /// Returns the node that most of the huge frame's pages are on.
     pub fn place_of(&self, gfn: Gfn) -> Option<u8> {
         let at = self.places.binary_search_by_key(&gfn, |(gfn, _)| *gfn).ok()?;
         self.places.get(at).map(|(_, place)| *place)
@@ -137,7 +137,7 @@ mod tests {
             order.into_iter().map(|heat| (heat.gfn.0, heat.degree)).collect()
         };
         assert_eq!(told(None, &[]), [(0, 0), (2, 0), (3, 0), (8, 0)]);
-        // Its kernel's page that a program uses, too, and one that is nowhere.
+        // Includes a kernel page that a program uses, too, and one that is on no node.
         let order = told(Some(sorted), &[3, 8, 1]);
         assert_eq!(order, [(2, 0), (8, 2), (3, 3), (0, 3)]);
         assert_eq!(place_of(&places, Gfn(8)), Some(1));

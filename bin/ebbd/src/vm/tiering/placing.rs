@@ -1,5 +1,5 @@
-//! Keeps a VM's pages on the NUMA nodes of its tiers, the hottest on the first: a thread of its
-//! own, which the worker tells how hot they are. `docs/tiers.md`.
+//! Keeps a VM's pages on the NUMA nodes of its tiers, the hottest on the first node. A thread of
+//! its own does so, and the worker tells it how hot the pages are. `docs/tiers.md`.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -19,41 +19,42 @@ use ebb_units::{Bytes, FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use super::order::{Huge, Known, NOWHERE, Places, order, place_of};
 
-/// A plan moves so much at most: what its rate allows in this time.
+/// A plan moves at most what its rate allows in this time.
 const PLAN: Duration = Duration::from_secs(60);
-/// On which node pages are is asked for so many at once; then the thread looks whether it is to
-/// end.
+/// Frames whose nodes are asked for at once. After each such part, the thread looks whether it is
+/// to end.
 const ASKED_FRAMES: u64 = 16 << 10;
-/// With less a thread that is to end would end its batches for minutes.
+/// Smallest rate, in bytes a second. With less, a thread that is to end would take minutes to end
+/// its batches.
 const RATE_MIN: u64 = 16 << 20;
-/// What the guest may touch anew before its pages are placed again between two monitorings, as
-/// a part of the first node's share.
+/// Pages are placed again between two monitorings once the guest has touched new memory of more
+/// than one in this many of the first node's share.
 const GROWTH_PART: u64 = 32;
-/// The kernel's own way to move pages, which goes by other rules.
+/// The switch of the kernel's own way to move pages, which goes by other rules.
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 
-/// One VM's thread.
+/// The worker's side of one VM's placing thread.
 pub struct Placing {
     jobs: Option<Sender<Job>>,
-    /// Waits until the thread has nothing to do.
+    /// The next job. It waits here until the thread has nothing to do.
     next: Option<Known>,
-    /// None: it could not be started.
+    /// The thread; `None`: it could not be started.
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
-    /// Numbers of the fastest node and the slowest.
+    /// The numbers of the fastest node and the slowest.
     ends: [u32; 2],
     fast_bytes: u64,
-    /// Resident when its pages were placed last, and what came back from elsewhere by then; none:
-    /// nothing is known of their heat.
+    /// Resident memory when the pages were last placed, plus all that was refilled by then, in
+    /// bytes. `None`: nothing is known of their heat.
     placed_bytes: Option<u64>,
-    /// Of the figures, what the pace was told.
+    /// The count of rounds that the schedule was last told.
     told_rounds: u64,
 }
 
 enum Job {
-    /// What is known now.
+    /// Place by what is known now.
     Known(Known),
-    /// What was known before, with what came since as the coldest.
+    /// Place by what was known before. Memory that came since counts as the coldest.
     Again,
 }
 
@@ -64,24 +65,24 @@ struct Shared {
     figures: Mutex<Figures>,
 }
 
-/// What became of it.
+/// What the thread has done.
 #[derive(Clone, Default, Debug)]
 pub struct Figures {
-    /// What each node held when its pages were placed last, fastest first.
+    /// Memory of the VM on each node when its pages were last placed, in bytes, fastest node first.
     pub held_bytes: Vec<u64>,
-    /// Moved by now, in either direction.
+    /// Bytes moved so far, in both directions.
     pub moved_bytes: u64,
-    /// Monitorings by which its pages were placed.
+    /// Monitorings by which the pages were placed.
     rounds: u64,
-    /// The last time they found no room on the node that they were for.
+    /// Frames that found no room on their node the last time.
     no_room_frames: u64,
-    /// Why they are not placed.
+    /// Why the pages are not placed.
     pub failed: Option<String>,
 }
 
 impl Placing {
-    /// For a ladder with nodes; `None`: it has none. At most so many bytes a second are moved;
-    /// 0: any number. Where it cannot be started its figures say why.
+    /// Starts placing for a ladder with nodes; `None`: it has none. `rate`: the most bytes to move
+    /// a second; 0: any number. If the thread cannot be started, the figures say why.
     pub fn start(ladder: &Ladder, pager: &Arc<Pager>, rate: u64) -> Option<Placing> {
         let nodes: Vec<(u32, u64)> = { ladder.rungs().iter() }
             .filter_map(|rung| match rung.kind {
@@ -113,49 +114,49 @@ impl Placing {
         })
     }
 
-    /// Numbers of its fastest node and of its slowest.
+    /// Returns the numbers of the fastest node and the slowest.
     pub fn ends(&self) -> [u32; 2] {
         self.ends
     }
 
-    /// As of the last time.
+    /// Returns the figures as of the last time.
     pub fn figures(&self) -> Figures {
         self.shared.figures().clone()
     }
 
-    /// Another kernel may run: nothing goes by the heat of the old one.
+    /// Drops the heat of the old kernel, because another one may run.
     pub fn on_reset(&mut self) {
         (self.next, self.placed_bytes) = (None, None);
     }
 
-    /// Has its pages placed by this, once the thread has nothing to do.
+    /// Has the pages placed by `known`, once the thread has nothing to do.
     pub fn place_next(&mut self, known: Known) {
         self.next = Some(known);
     }
 
-    /// Whether pages were placed by a monitoring since this was asked last.
+    /// Whether pages were placed by a monitoring since this was last asked.
     pub fn has_news(&mut self) -> bool {
         let rounds = self.figures().rounds;
         std::mem::replace(&mut self.told_rounds, rounds) != rounds
     }
 
     /// Gives the thread its next job, if it has none. The first node may hold more than its share
-    /// by what the guest has touched since the last one: memory that became resident, or came
-    /// back from elsewhere.
+    /// by what the guest has touched since the last job: memory that became resident or was
+    /// refilled.
     pub fn keep(&mut self, resident_bytes: u64, came_bytes: u64) {
         let touched_bytes = resident_bytes.saturating_add(came_bytes);
         let room_bytes = self.fast_bytes / GROWTH_PART;
         let has_grown = self.placed_bytes.is_some_and(|placed_bytes| {
             resident_bytes > self.fast_bytes && touched_bytes > placed_bytes + room_bytes
         });
-        // What it gives up it may touch anew.
+        // The guest may touch again what it gave up.
         self.placed_bytes = self.placed_bytes.map(|placed_bytes| placed_bytes.min(touched_bytes));
         if self.next.is_none() && !has_grown || self.shared.is_busy.swap(true, Acquire) {
             return;
         }
         let job = self.next.take().map_or(Job::Again, Job::Known);
         self.placed_bytes = Some(touched_bytes);
-        // A thread that is gone places nothing.
+        // A thread that has ended places nothing.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 }
@@ -177,10 +178,10 @@ impl Shared {
     }
 }
 
-/// Whether so much may be moved each second; 0: any amount.
+/// Checks that `rate`, in bytes a second, is enough; 0: any amount.
 ///
 /// # Errors
-/// Too little; what to do.
+/// The rate is too little; the error says what to do.
 pub fn check_rate(rate: Bytes) -> Result<(), String> {
     if rate.0 > 0 && rate.0 < RATE_MIN {
         return Err(format!(
@@ -191,7 +192,7 @@ pub fn check_rate(rate: Bytes) -> Result<(), String> {
     Ok(())
 }
 
-/// What the operator should know of it.
+/// Returns what the operator should know of it.
 pub fn warnings(placing: &Placing) -> Vec<String> {
     let mut all = Vec::new();
     let figures = placing.figures();
@@ -217,16 +218,16 @@ pub fn warnings(placing: &Placing) -> Vec<String> {
 
 struct Placer {
     nodes: Vec<Node>,
-    /// What each may hold.
+    /// The frames that each node may hold.
     capacity_frames: Vec<u64>,
     pages: Arc<Pages>,
     pager: Arc<Pager>,
-    /// Its memory is in huge pages: huge frames are what is planned with.
+    /// Whether the memory is in huge pages: then plans move huge frames.
     is_huge: bool,
     shared: Arc<Shared>,
-    /// From the last monitoring.
+    /// What the last monitoring found.
     known: Known,
-    /// Of one plan.
+    /// The frames that one plan may move.
     budget_frames: u64,
 }
 
@@ -264,8 +265,8 @@ impl Placer {
                 self.known = known;
             }
             let result = self.place();
-            // An entry of this process's would make the next punch dearer, and its own share of
-            // the host's memory look like the VM's.
+            // A page table entry of this process's would make the next punch more expensive, and
+            // its own share of the host's memory look like the VM's.
             self.pages.unmap();
             let mut figures = self.shared.figures();
             figures.rounds += u64::from(is_new);
@@ -312,7 +313,7 @@ impl Placer {
         Ok(())
     }
 
-    /// Frames of what is planned with.
+    /// Returns the frames of the unit of a plan.
     fn unit_frames(&self) -> u64 {
         if self.is_huge { FRAMES_PER_HUGE } else { 1 }
     }
@@ -322,7 +323,7 @@ impl Placer {
         let rules = Rules {
             capacity_frames: self.capacity_frames.iter().map(|frames| frames / unit).collect(),
             margin_degrees: self.known.margin_degrees.saturating_mul(unit as u32),
-            // Of a huge frame that no other has to make room for a few hot pages are enough.
+            // A few hot pages are enough to move a huge frame for which no other must make room.
             free_degrees: self.known.margin_degrees,
             budget_frames: self.budget_frames / unit,
         };
@@ -383,7 +384,7 @@ mod tests {
     const FAST: u64 = 64 << 20;
     const ROOM: u64 = FAST / GROWTH_PART;
 
-    /// With a thread that this test plays.
+    /// Makes a placing whose thread this test plays.
     fn placing() -> (Placing, Receiver<Job>) {
         let (jobs, taken) = channel();
         let placing = Placing {
@@ -440,7 +441,7 @@ mod tests {
         end_job(&placing);
         placing.keep(FAST + 4096, ROOM);
         assert!(jobs.try_recv().is_err(), "less than the room for that");
-        // It gave up memory, and what it has again is new.
+        // The guest gave up memory, and what it has again is new.
         placing.keep(FAST + 4096 - ROOM, 0);
         placing.keep(FAST + 4096, 1);
         assert!(matches!(jobs.try_recv(), Ok(Job::Again)));

@@ -17,12 +17,12 @@ pub struct Run {
     pub began: Instant,
     pub windows: u8,
     pub looking: Duration,
-    /// A round that was broken off, to be gone on with at the next tick.
+    /// The rest of a round that was broken off; the next tick goes on with it.
     pub rest: Option<Walk>,
-    /// How often it was.
+    /// How often the round was broken off.
     pub broken_off: u32,
     pub is_last: bool,
-    /// All rounds together.
+    /// The sums of all rounds.
     pub rounds: Round,
 }
 
@@ -37,7 +37,7 @@ pub enum By {
 }
 
 impl Run {
-    /// One that begins.
+    /// Makes a monitoring that begins now.
     pub fn new(by: By, why: String, levels: Levels) -> Run {
         Run {
             by,
@@ -53,7 +53,7 @@ impl Run {
         }
     }
 
-    /// What tells which pages are used.
+    /// Returns the tracker that tells which pages are used.
     pub fn tracker(&self) -> HeatTracker {
         match self.by {
             By::Guest(_) => HeatTracker::GuestTables,
@@ -62,7 +62,7 @@ impl Run {
         }
     }
 
-    /// A round ended, or was broken off (`None`), after it took so long.
+    /// Adds a round that ended, or was broken off (`None`), after `took`.
     pub fn add(&mut self, walk: Walk, round: Option<Round>, took: Duration) {
         self.looking += took;
         let Some(round) = round else {

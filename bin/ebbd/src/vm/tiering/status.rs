@@ -8,12 +8,12 @@ use super::placing::Figures;
 use crate::model::tiers::Tiers;
 use crate::vm::context::VmContext;
 
-/// A VM that works with more than this part of its fast memory waits for the slow one more
-/// than it should.
+/// A VM that works with more than this percentage of its fast memory waits too much for the slow
+/// one.
 const ACTIVE_PERCENT_MAX: u64 = 50;
 
-/// What the VM does with them.
-/// `active_bytes`: it works with so much; `hot_bytes`: so much is hot; `on_nodes`: what its nodes hold.
+/// Returns what the VM does with its tiers. `active_bytes`: the bytes that it works with.
+/// `hot_bytes`: the bytes that are hot. `on_nodes`: what its nodes hold.
 pub fn of(
     cx: &VmContext,
     active_bytes: Option<u64>,
@@ -32,7 +32,7 @@ pub fn of(
     })
 }
 
-/// What each of them holds.
+/// Returns what each tier holds.
 fn uses(cx: &VmContext, tiers: &Tiers, on_nodes: Figures) -> Vec<TierUse> {
     let pager = &cx.pager;
     let usage = pager.residency().store_usage();
@@ -52,9 +52,9 @@ fn uses(cx: &VmContext, tiers: &Tiers, on_nodes: Figures) -> Vec<TierUse> {
     rungs.iter().map(of).collect()
 }
 
-/// What the operator should know of that.
+/// Returns what the operator should know of that.
 pub fn warning(status: &TierStatus) -> Option<String> {
-    // A hot set that was not touched for a while is no less hot.
+    // A hot set that was not touched for a while is still hot.
     let active_bytes = status.active_bytes.max(status.hot_bytes)?;
     let percent = active_bytes.saturating_mul(100).checked_div(status.fast_bytes)?;
     (percent > ACTIVE_PERCENT_MAX).then(|| {

@@ -1,4 +1,4 @@
-//! What a worker does with a command.
+//! What the worker does with a command.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ use crate::vm::limit::in_flight::{may_tell_in_flight, nothing_more};
 use crate::vm::resize::{self, SharedGoal};
 
 impl Worker {
-    /// An answer that nobody waits for any more is dropped.
+    /// Carries out a command, unless nobody waits for its answer any more.
     pub(super) fn obey(&mut self, command: Command) -> Next {
         if command.is_moot() {
             return Next::Go;
@@ -30,7 +30,7 @@ impl Worker {
             _ => true,
         };
         if asks_qemu {
-            // What it takes may need QEMU, which may wait for room; so it goes on until the next
+            // The command may need QEMU, and QEMU may wait for room: no touch waits until the next
             // look at the limit.
             self.cx.pager.room().halt_above(u64::MAX);
         }
@@ -50,7 +50,7 @@ impl Worker {
             }
             Command::Auto(request, to) => {
                 if request.on {
-                    // For the answer to tell what is in the way.
+                    // So that the answer can tell what is in the way.
                     self.confirm_if_unknown();
                 }
                 drop(to.send(self.reclaim.set_auto(&mut self.cx, request)));
@@ -173,7 +173,7 @@ impl Worker {
         self.look_at_devices();
         self.cx.note_disks()?;
         limit::may_evict(&self.cx)?;
-        // Also so that its metadata is known right after a restart.
+        // Also makes the guest's metadata known right after a restart.
         self.confirm();
         let pinned = may_tell_in_flight(&self.cx, &mut OpenFiles::default())?;
         self.cx.begin_to_evict()?;
@@ -196,7 +196,7 @@ impl Worker {
         })
     }
 
-    /// Evicts step by step; what came in the way meanwhile.
+    /// Evicts step by step. Returns what came in the way meanwhile.
     fn evict_by_force(&mut self, by_force: &mut ByForce) -> Answer<Option<ApiError>> {
         loop {
             if !self.cx.reaching.is_as_seen() {
@@ -215,13 +215,14 @@ impl Worker {
 
     fn detach(&mut self) -> Answer<DetachReport> {
         self.may_detach()?;
-        // Its end is put on record once all is back. That needs no new room, unless this does.
+        // The end of the management is put on record once all is back. That write needs no new
+        // room, unless this one does.
         if let Err(refused @ ApiError::NoRoom(_)) = self.cx.record.change(|_| {}) {
             return Err(refused);
         }
         let began = Instant::now();
         self.resize.give_balloon_back(&mut self.cx);
-        // Else what comes back would wait for what goes.
+        // Else what comes back would wait for what is evicted.
         self.cx.pager.room().set_marks(u64::MAX, u64::MAX);
         let restored_bytes = self.reclaim.give_back_all(&self.cx).map_err(|error| {
             self.apply_limit();
@@ -261,7 +262,7 @@ impl Worker {
         Ok(())
     }
 
-    /// It was to be detached, and is managed as before: what is on record of it has not changed.
+    /// Manages the VM as before after a detach that failed: its record has not changed.
     fn manage_on(&mut self) {
         self.cx.serve_again();
         self.trust.forget_watches();

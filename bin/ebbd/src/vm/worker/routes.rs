@@ -1,4 +1,4 @@
-//! What one controller finds out and another has to do: they never call each other.
+//! What one controller finds out and another must act on. Controllers never call each other.
 
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ use crate::vm::reclaim::hyperalloc::{Step, Wants};
 use crate::vm::resize::SharedGoal;
 use crate::vm::tiering::heat::Heat;
 
-/// So many passes, where QEMU is too slow to answer in the middle of one.
+/// Most passes of one reclaim, where QEMU is too slow to answer in the middle of a pass.
 const TRIES: u32 = 4;
 
 impl Worker {
-    /// Whether the guest is trusted and the one that runs; inspects it if need be.
+    /// Whether the guest is trusted and its kernel runs now. Inspects the guest if need be.
     pub(super) fn confirm(&mut self) -> bool {
         let runs = self.trust.look(&mut self.cx);
         if self.trust.has_lost_its_kernel(&self.cx) {
@@ -31,7 +31,7 @@ impl Worker {
         }
         let is_trusted = self.trust.settle(&mut self.cx, runs);
         if self.reclaim.hyperalloc.share_again(&mut self.cx) {
-            // Of what it began with, which QEMU may not have told yet.
+            // The size counts from the initial memory, which QEMU may not have told yet.
             if self.cx.capabilities.is_none() {
                 self.resize.glance(&mut self.cx);
             }
@@ -40,21 +40,21 @@ impl Worker {
         is_trusted
     }
 
-    /// The same for a command that would be refused for an unknown guest.
+    /// Confirms the guest for a command that would be refused if it is unknown.
     pub(super) fn confirm_if_unknown(&mut self) {
         if self.cx.guest.guest().is_err() {
             self.confirm();
         }
     }
 
-    /// Looks whether QEMU told of a reset.
+    /// Acts on a reset if QEMU told of one.
     pub(super) fn notice_reset(&mut self) {
         if self.cx.qmp.hears_reset() {
             self.after_reset();
         }
     }
 
-    /// A liveness check found that the trusted kernel does not run any more.
+    /// Acts on a liveness check that found that the trusted kernel does not run any more.
     pub(super) fn route(&mut self, ended: Option<End>) {
         match ended {
             Some(End::Reset) => self.after_reset(),
@@ -69,7 +69,7 @@ impl Worker {
         }
     }
 
-    /// After a reset nothing that was known is true.
+    /// Drops all that was known of the guest: nothing of it is true after a reset.
     fn after_reset(&mut self) {
         self.trust.on_reset(&mut self.cx, "it was reset and is booting");
         self.lose_kernel();
@@ -78,15 +78,15 @@ impl Worker {
         self.trust.tell_pager(&mut self.cx);
     }
 
-    /// Another kernel may run.
+    /// Drops what was known of the kernel, because another one may run.
     fn lose_kernel(&mut self) {
         self.reclaim.on_reset(&self.cx);
         self.tiering.on_reset();
         self.trust.bring_back_for_next(&mut self.cx);
     }
 
-    /// Starts a guest that waits before its first instruction until it is managed, or was stopped
-    /// until its memory is back.
+    /// Starts a guest that waits before its first instruction until it is managed, or that was
+    /// stopped until its memory is back.
     pub(super) fn begin(&mut self) {
         if !self.cx.record.begin || self.devices.must_rest(&self.cx) {
             return;
@@ -116,7 +116,7 @@ impl Worker {
         self.settle(narrowed);
     }
 
-    /// Brings back what devices that are there now may ask for.
+    /// Brings back the memory that newly found devices may ask for.
     fn settle(&mut self, narrowed: Option<Narrowed>) {
         let Some(narrowed) = narrowed else { return };
         let back = match narrowed.reach {
@@ -130,7 +130,7 @@ impl Worker {
         }
     }
 
-    /// Reclaims what is free.
+    /// Reclaims free memory.
     pub(super) fn take(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
         let began = Instant::now();
         self.keep_devices(&mut OpenFiles::default());
@@ -147,7 +147,7 @@ impl Worker {
         Ok(pass.report(want_bytes, began.elapsed()))
     }
 
-    /// Passes over what is free, again where QEMU did not answer in time.
+    /// Makes passes over free memory. Repeats a pass in which QEMU did not answer in time.
     fn passes(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<Pass> {
         let mut all = Pass::default();
         for _ in 0..TRIES {
@@ -156,7 +156,7 @@ impl Worker {
             self.route(ended);
             let is_cut_short = pass.is_cut_short();
             all = all.and_then(pass);
-            // Asked outside of a pass, when nobody waits for what it holds, QEMU has time.
+            // Outside of a pass nobody waits for what the pass locks, so QEMU has time to answer.
             if !is_cut_short || !self.confirm() {
                 break;
             }
@@ -166,7 +166,7 @@ impl Worker {
         Ok(all)
     }
 
-    /// Reclaims by itself, where that is wanted and due.
+    /// Reclaims automatically, if that is on and due.
     pub(super) fn keep_reclaiming(&mut self) {
         if !self.reclaim.is_due(&self.cx) {
             return;
@@ -177,7 +177,7 @@ impl Worker {
         }
     }
 
-    /// Has a guest put its memory together where automatic reclaim would gain by it.
+    /// Has the guest compact its memory if automatic reclaim would gain by it.
     pub(super) fn keep_compact(&mut self) {
         if self.reclaim.hyperalloc.wants_compaction(&self.cx) {
             let is_confirmed = self.confirm();
@@ -185,7 +185,7 @@ impl Worker {
         }
     }
 
-    /// Begins to keep the limit on record, or ends it.
+    /// Begins to keep the limit on record, or stops keeping it.
     pub(super) fn apply_limit(&mut self) {
         self.limit.apply(&mut self.cx);
         if self.cx.marks().is_some() {
@@ -193,7 +193,7 @@ impl Worker {
         }
     }
 
-    /// Evicts for a while, if more than the limit allows is resident.
+    /// Evicts for one turn, if the marks of the limit require it.
     pub(super) fn hold_limit(&mut self, open: &mut OpenFiles) {
         self.glance_at_devices();
         let Turn::Go(marks) = self.limit.begin_turn(&mut self.cx, open) else { return };
@@ -211,8 +211,8 @@ impl Worker {
         self.limit.end_turn(&self.cx, marks, more);
     }
 
-    /// Sees to it that the guest's kernel is the one that runs, for its word to count, and under
-    /// pressure takes what it says is free.
+    /// Confirms that the guest's kernel is the one that runs, so that its word counts. Under
+    /// pressure it also reclaims what that kernel says is free.
     fn ask_guest(&mut self, is_pressed: bool) {
         // QEMU may wait for the vCPU whose fault waits for room.
         let _gate = OpenGate::for_faults(&self.cx.pager);
@@ -225,7 +225,7 @@ impl Worker {
         }
     }
 
-    /// A step towards the size on record, where one is due.
+    /// Makes a step towards the size on record, if one is due.
     pub(super) fn keep_size(&mut self) {
         let part = self.reclaim.hyperalloc.part();
         if self.resize.is_due(&self.cx, &part) {
@@ -233,7 +233,7 @@ impl Worker {
         }
     }
 
-    /// A step towards the size on record.
+    /// Makes a step towards the size on record.
     pub(super) fn pursue_size(&mut self) {
         let part = self.reclaim.hyperalloc.part();
         let goal = self.resize.pursue(&mut self.cx, &part);
@@ -243,12 +243,12 @@ impl Worker {
         }
     }
 
-    /// Has the shared allocator go for its part of the size, if that is another one now.
+    /// Has the shared allocator make for its part of the size, if that part changed.
     pub(super) fn pursue_shared(&mut self, goal: SharedGoal) -> Answer<()> {
         if goal == SharedGoal::New {
             self.reclaim.hyperalloc.begin_size(&mut self.cx)?;
             self.resize.forget_word();
-            // As far as the guest does not have to be waited for.
+            // Goes as far as it can without waiting for the guest.
             while self.reclaim.hyperalloc.step_after(&self.cx) == Some(Duration::ZERO) {
                 self.step_shared_size();
             }
@@ -266,7 +266,7 @@ impl Worker {
         self.route(ended);
     }
 
-    /// Keeps the shared allocator at its part of the size on record, now and then.
+    /// Keeps the shared allocator at its part of the size on record; checks that now and then.
     pub(super) fn keep_shared_size(&mut self) {
         let allocator = &self.reclaim.hyperalloc;
         if allocator.step_after(&self.cx).is_none() && allocator.is_due() {
@@ -299,7 +299,7 @@ impl Worker {
         self.route(ended);
     }
 
-    /// What the pool wants to know.
+    /// Returns what the pool wants to know of this VM; `None` if it is not in the pool.
     pub(super) fn member(&self) -> Answer<Option<Member>> {
         let Some(share) = self.cx.record.share else { return Ok(None) };
         let held_bytes = self.cx.pager.residency().taken_bytes().map_err(failed("the VM's RAM"))?;

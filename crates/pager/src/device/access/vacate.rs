@@ -1,4 +1,4 @@
-//! What rests on blocks of a disk comes back before they are written.
+//! Disk-backed frames come back before their blocks are written.
 
 use std::io;
 use std::ops::Range;
@@ -7,8 +7,8 @@ use crate::device::access::DeviceAccess;
 use crate::frames::words::{ATTEMPTS, SOON_ATTEMPTS, Served, again_for};
 
 impl DeviceAccess {
-    /// Brings back what rests on blocks of a disk that are about to change. Nothing
-    /// must find these blocks any more: see [`crate::Disk::find`].
+    /// Brings back the frames that are disk-backed by `blocks`, which are about to change. Nothing
+    /// may find these blocks any more: see [`crate::Disk::find`].
     ///
     /// # Errors
     /// A frame cannot be brought back: the blocks must not be written.
@@ -16,17 +16,18 @@ impl DeviceAccess {
         self.vacate_for(ATTEMPTS, blocks)
     }
 
-    /// The same for a device that asks again for as long as it takes, as [`DeviceAccess::pin_soon`].
+    /// As [`DeviceAccess::vacate`], for a device that asks again for as long as it takes, as with
+    /// [`DeviceAccess::pin_soon`].
     ///
     /// # Errors
-    /// `TimedOut`: somebody holds a frame now. Any other: as [`DeviceAccess::vacate`].
+    /// `TimedOut`: another thread has locked a frame now. Any other: as [`DeviceAccess::vacate`].
     pub fn vacate_soon(&self, blocks: Range<u64>) -> io::Result<()> {
         self.vacate_for(SOON_ATTEMPTS, blocks)
     }
 
     fn vacate_for(&self, attempts: usize, blocks: Range<u64>) -> io::Result<()> {
         for (block, gfn) in self.residency.resting().on(blocks) {
-            // The pair goes only once the block was read.
+            // The pair of block and frame goes only after the block was read.
             again_for(attempts, || match self.residency.resting().has(gfn, block) {
                 true if self.residency.drop_if_dead(gfn) => Ok(Served::Done),
                 // The VMM has unplugged it: nobody reads it any more.

@@ -8,29 +8,28 @@ use ebb_units::{FrameRange, Gfn};
 use crate::fault::installer::Installer;
 use crate::frames::words::Served;
 
-/// Linux frees pages to its per-processor lists, and from there, in batches of this size
-/// at most (`pcp->batch`).
+/// Most pages that Linux frees together: it frees pages to its per-processor lists, and from there
+/// in batches of at most this size (`pcp->batch`).
 const FREED_TOGETHER: u64 = 63;
 
 impl Installer {
-    /// A touched frame comes back as zeros: its old content is dead, or about to be
-    /// overwritten.
+    /// Gives a touched frame zeros: its old content is dead, or is about to be overwritten.
     pub(crate) fn install_blank(&self, gfn: Gfn, held: LockedFrame<'_>) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
-        // Zeros until somebody has written: what a hole on record as resident is.
+        // Zeros until somebody writes: the same as a hole that is resident on record.
         if let Err(error) = self.frames.fill(gfn, 0) {
             self.frames.after(held.abandon(), frame);
             return Err(error);
         }
         self.frames.devices().map(frame);
-        // What its slot holds it never will again.
+        // The frame will never hold the slot's content again.
         let _ = self.residency.leave(gfn, held, Content::Resident);
         self.frames.wake(frame).map(|()| Served::Done)
     }
 
-    /// A frame that was just emptied, since the guest had freed it, gets memory, and with
-    /// it those around it of which the same holds: Linux hands out together, and often
-    /// from the last to the first, what it freed together. `false`: it has none yet.
+    /// Gives memory to a frame that was just made empty because the guest had freed it, and to the
+    /// frames around it of which the same holds: Linux hands out together what it freed together,
+    /// and often from the last to the first. `false`: the frame has no memory yet.
     pub(crate) fn install_freed(&self, gfn: Gfn) -> io::Result<bool> {
         let behind = (self.frames.frames_to_border(gfn) - 1).min(FREED_TOGETHER);
         let before = (gfn.index_in_huge() as u64).min(FREED_TOGETHER);

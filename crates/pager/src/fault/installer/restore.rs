@@ -1,4 +1,4 @@
-//! Blocks that were emptied come back, before the guest writes their metadata.
+//! Reclaimed blocks come back, before the guest writes their metadata.
 
 use std::io;
 
@@ -11,17 +11,17 @@ use crate::frames::words::EMPTY;
 use crate::frames::words::Served;
 
 impl Installer {
-    /// Algorithm 2: the guest writes the metadata of an emptied block. Gives
-    /// the block its memory, lets devices at it, then lets the write through.
+    /// Algorithm 2: the guest writes the metadata of a reclaimed block. Gives the block its memory,
+    /// maps it for devices, then lets the write through.
     pub(crate) fn restore(&self, metadata: Gfn, head: Gfn, order: u8) -> io::Result<Served> {
         let Ok(watch) = self.frames.ledger().lock_frame(metadata) else { return Ok(Served::Busy) };
-        // Another block's by now, or nobody's.
+        // The watch is another block's by now, or has ended.
         if watch.content() != (Content::Watch { head, order }) {
             self.frames.after(watch.abandon(), FrameRange::new(metadata, 1));
             return Ok(Served::Busy);
         }
         let block = FrameRange::block(head, order);
-        // What is gone needs no memory (`Returner::let_go`).
+        // A part that the VMM has unplugged needs no memory (`Returner::let_go`).
         for part in block.by_huge().filter(|part| self.frames.ram().region_of(part.start).is_some())
         {
             match self.refill(part) {
@@ -32,7 +32,7 @@ impl Installer {
                 }
             }
         }
-        // Before the unlock: after it the worker may protect the frame anew.
+        // Before the unlock: after it, the worker may protect the frame anew.
         let frame = FrameRange::new(metadata, 1);
         let open = self.frames.unprotect(frame);
         let wanted = watch.unlock(Content::Resident);
@@ -40,7 +40,7 @@ impl Installer {
         open.map(Served::done)
     }
 
-    /// Brings the block of a metadata frame back, if that is a watch.
+    /// Restores the block of a metadata frame, if the frame is a watch.
     pub(crate) fn restore_watched(&self, metadata: Gfn) -> io::Result<Served> {
         match self.frames.ledger().content(metadata) {
             Content::Watch { head, order } => self.restore(metadata, head, order),
@@ -48,17 +48,17 @@ impl Installer {
         }
     }
 
-    /// Brings every emptied frame of a range in one huge frame back, and lets devices at it;
-    /// `false`: somebody holds a part of it. A frame that is not empty stays what it is: it was
-    /// touched early, and may have been evicted since.
+    /// Gives every empty frame of a range in one huge frame its memory, and maps it for devices;
+    /// `false`: another thread has locked a part of it. A frame that is not empty stays what it is:
+    /// it was touched early, and may have been evicted since.
     pub(crate) fn refill(&self, frames: FrameRange) -> io::Result<bool> {
-        // Blocks that were not recorded were not split either.
+        // Huge frames of blocks that were not recorded were not split either.
         if frames.count < FRAMES_PER_HUGE && self.frames.split(frames.start.huge()).is_err() {
             return Ok(false);
         }
         let Some(held) = self.frames.hold_words(frames) else { return Ok(false) };
-        // Populating a part of a huge frame may give all of it memory, which would
-        // win over what is saved of the rest.
+        // Populating a part of a huge frame may give all of it memory, which would win over the
+        // saved content of the rest.
         let grain = self.folios.grain_of(frames.start.huge());
         let in_pages = grain == Grain::Huge && frames.count < FRAMES_PER_HUGE;
         let filled = match !in_pages && held.contents().all(|(_, content)| content == EMPTY) {
@@ -82,7 +82,7 @@ impl Installer {
         self.frames.counters().returned(held.contents());
         let back = |content| if empty(content) { Content::Resident } else { content };
         let wanted = held.unlock_with(back);
-        // Who was left to wait for room has marked nothing.
+        // A touch that was left to wait for room has left no mark.
         self.frames.after(wanted || self.room.may_halt(), frames);
         Ok(true)
     }

@@ -13,8 +13,7 @@ use crate::fault::installer::Installer;
 use crate::frames::words::{Served, again};
 
 impl Installer {
-    /// From now on `sharer` is asked about frames that were emptied, and told of those that
-    /// came back.
+    /// From now on `sharer` is asked about empty frames, and told of those that get memory.
     pub fn share(&self, sharer: Option<Arc<dyn Sharer>>) {
         *self.sharer.write().unwrap_or_else(PoisonError::into_inner) = sharer;
     }
@@ -23,7 +22,7 @@ impl Installer {
         self.sharer.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Serves a touch of an emptied frame, if the guest's allocator has to do with it.
+    /// Serves a touch of an empty frame, if the guest's allocator governs it.
     pub(crate) fn install_shared(&self, gfn: Gfn) -> io::Result<Option<Served>> {
         let huge = gfn.huge();
         let Some(sharer) = self.sharer() else { return Ok(None) };
@@ -32,12 +31,12 @@ impl Installer {
         }
         let began = Instant::now();
         let Some(held) = self.residency.hold_huge(huge) else { return Ok(Some(Served::Busy)) };
-        // It may have come back, or been taken for good, since it was asked about.
+        // It may have come back, or become hard, since it was asked about.
         let sharing = sharer.sharing(huge);
         if sharing == Sharing::Apart || !held.is_empty() {
             let gone = sharing != Sharing::Apart;
             held.let_go();
-            // Of what is partly there, each frame is one like any other.
+            // Where a part is resident, each frame is served as an ordinary one.
             return Ok(if gone { None } else { Some(Served::Busy) });
         }
         let frames = held.frames();
@@ -48,25 +47,27 @@ impl Installer {
         self.frames.counters().returned(held.runs());
         match sharing {
             Sharing::Hard => sharer.violated(huge),
-            // Memory first: who sees the guest's word changed does not touch any more.
+            // Memory first: a vCPU that sees the guest's word changed does not touch the frame any
+            // more.
             _ => sharer.installed(huge, began.elapsed()),
         }
-        // Before the unlock: after it whoever evicts may protect the frames anew.
+        // Before the unlock: after it, the evictor may protect the frames anew.
         let open = if self.frames.devices().any() { self.frames.unprotect(frames) } else { Ok(()) };
-        // Whoever asked meanwhile is woken with the rest.
+        // A touch that was marked meanwhile is woken with the rest.
         let _ = held.unlock(Content::Resident);
         open.and(self.frames.wake(frames)).map(|()| Some(Served::Done))
     }
 
-    /// Gives all of a held huge frame memory, and maps it for devices. Other vCPUs that got a
-    /// part of it, and found E, touch it too, and would go on as soon as their own page is
+    /// Gives all of a locked huge frame memory, and maps it for devices. Other vCPUs that got a
+    /// part of it, and found E set, touch it too. They would go on as soon as their own page is
     /// there: before devices may use it, and before the rest is there.
     fn fill_unseen(&self, frames: FrameRange) -> io::Result<()> {
         if !self.frames.devices().any() {
-            // A touch of what is not there yet faults, and waits.
+            // A touch of a page that is not there yet faults, and waits.
             return self.frames.ram().populate(frames);
         }
-        // The touch is a write. Also with huge pages: the host may have none just now.
+        // The protection stops them, as their touch is a write. Huge pages need it too: the host
+        // may have none just now.
         self.frames.protect(frames)?;
         let filled = self.frames.ram().populate(frames);
         match filled {
@@ -76,7 +77,7 @@ impl Installer {
         filled
     }
 
-    /// Gives memory to what is empty of a huge frame.
+    /// Gives memory to the empty frames of a huge frame.
     ///
     /// # Errors
     /// As [`crate::Returner::give_back_all`].

@@ -1,5 +1,5 @@
-//! Memory for what reads as zero: holes that were never touched, and frames that were
-//! emptied. A guest that goes on where the last ones ended gets more and more at once.
+//! Memory for frames that read as zero: holes that were never touched, and empty frames. A guest
+//! that goes on where the last frames ended gets more and more at once.
 
 use crate::frames::words::EMPTY;
 use std::io;
@@ -12,23 +12,23 @@ use crate::fault::read_ahead::ReadAhead;
 use crate::frames::words::Served;
 
 impl Installer {
-    /// Gives a frame that reads as zero its memory, and those behind it that do as
-    /// well, as far as whoever touches them is known to go on.
+    /// Gives a frame that reads as zero its memory, and also the frames behind it that read as
+    /// zero, as far as the guest is known to go on.
     ///
-    /// Under their words' locks: a frame that somebody else has given memory meanwhile
-    /// may have been written and saved since, and must not read as zero again.
+    /// This happens under the locks of their words: a frame that another thread has given memory
+    /// meanwhile may have been written and saved since, and must not read as zero again.
     pub(crate) fn install_zeros(&self, gfn: Gfn, ahead: &mut ReadAhead) -> io::Result<Served> {
         let window = match self.room.has_limit() {
             true => ahead.window(gfn.0).pages as u64,
-            // What was emptied comes back only where it is touched, if nobody empties it
-            // again of himself.
+            // Without a limit nobody empties a frame again by itself, so an empty frame comes back
+            // only when it is touched.
             false => 1,
         };
         let frames = FrameRange::new(gfn, window.min(self.frames.frames_to_border(gfn)));
-        // What was emptied as a whole comes back in parts.
+        // A huge frame that was emptied as a whole comes back in parts.
         if self.frames.ledger().content(gfn) == EMPTY {
             match self.frames.split(gfn.huge()) {
-                // Or not at all.
+                // Without room in the ledger it comes back as a whole.
                 Err(SplitError::NoRoom(_)) => {
                     return self.install_huge(gfn, EMPTY);
                 }
@@ -40,7 +40,7 @@ impl Installer {
         let words = if is_split { frames } else { FrameRange::huge(gfn.huge()) };
         let held = self.frames.ledger().lock(words).or_else(|busy| {
             self.frames.after(busy.wanted, words);
-            // The one that is asked for may be free for all that.
+            // The frame that was touched may be free all the same.
             if is_split { self.frames.ledger().lock(FrameRange::new(gfn, 1)) } else { Err(busy) }
         });
         let Ok(held) = held else { return Ok(Served::Busy) };
@@ -52,8 +52,8 @@ impl Installer {
         Ok(if done?.is_some() { Served::Done } else { Served::Busy })
     }
 
-    /// Gives frames that were just emptied, in one huge frame, their memory. `false`:
-    /// some have none yet.
+    /// Gives frames of one huge frame that were just made empty their memory. `false`: some have
+    /// none yet.
     pub(crate) fn install_run(&self, frames: FrameRange) -> io::Result<bool> {
         let held = match self.frames.ledger().lock(frames) {
             Ok(held) => held,
@@ -67,8 +67,8 @@ impl Installer {
         Ok(done? == Some(frames))
     }
 
-    /// Fills those of `frames` that are held and read as zero, up to the first that does
-    /// not: which these are, if any. Also whether somebody asked for what was held.
+    /// Fills those of `frames` that are locked and read as zero, up to the first that does not.
+    /// Returns the filled range, if any, and whether a touch of the locked words was marked.
     fn zero_held(
         &self,
         held: Locked<'_>,
@@ -84,7 +84,7 @@ impl Installer {
         let alike = alike.last().map_or(frames.start, |(part, _)| part.end());
         let run = FrameRange::new(frames.start, alike.0.min(frames.end().0) - frames.start.0);
         if content == Content::Resident {
-            // Nobody here made this hole.
+            // The pager did not make this hole.
             self.frames.devices().lost(run);
         }
         let done = match self.frames.zero_run(run) {

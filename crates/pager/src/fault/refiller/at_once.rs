@@ -1,5 +1,5 @@
-//! Content that the store has in memory comes back on the thread that reads the faults:
-//! nothing is read for it, and waiting for another thread would take longer than filling it.
+//! Content that the store has in memory comes back on the fault thread: nothing is read for it, and
+//! waiting for another thread would take longer than filling it.
 
 use ebb_ledger::Content;
 use ebb_store::MEMORY_SLOTS;
@@ -11,7 +11,7 @@ use crate::fault::refiller::Refiller;
 use crate::residency::dead::Verdict;
 use crate::support::counters::add;
 
-/// Whoever touches something else meanwhile waits no longer than for these.
+/// Most frames brought back together: no other touch waits longer than for these.
 const TOGETHER_MAX: usize = 8;
 
 fn slot_in_memory(content: Content) -> Option<u64> {
@@ -22,9 +22,9 @@ fn slot_in_memory(content: Content) -> Option<u64> {
 }
 
 impl Refiller {
-    /// Serves the touch of a frame whose content is in memory, and brings what lies around it
-    /// where that pays. `false`: it is for a thread that may wait: for room, for whoever holds
-    /// the frame, or for content that cannot be had.
+    /// Serves the touch of a frame whose content is in memory, and also brings back what lies
+    /// around it, where that pays. `false`: a thread that may wait must serve it, as there is no
+    /// room, another thread has locked the frame, or the content cannot be loaded or is dead.
     pub(crate) fn refill_at_once(&self, fault: Fault, ahead: &mut ReadAhead) -> bool {
         let Some(gfn) = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn()) else {
             return false;
@@ -50,7 +50,7 @@ impl Refiller {
 
     fn bring_around(&self, slot: u64, ahead: &mut ReadAhead) {
         if self.residency.owners().get(slot).is_none() {
-            // A number without neighbours.
+            // The slot has no neighbours.
             return;
         }
         let window = ahead.window(slot);
@@ -63,7 +63,7 @@ impl Refiller {
         add(&self.frames.counters().ahead_frames, count);
     }
 
-    /// Nobody asked for it.
+    /// Brings back the content of a slot that was not touched. Returns whether it came.
     fn bring(&self, slot: u64) -> bool {
         let Some(gfn) = self.residency.owners().get(slot) else { return false };
         let Some(word) = self.residency.hold_saved(gfn, slot) else { return false };

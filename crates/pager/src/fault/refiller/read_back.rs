@@ -1,4 +1,4 @@
-//! Reading what comes back: the page asked for goes on before its neighbours are there.
+//! Reading content that comes back: the page asked for goes on before its neighbours are there.
 
 use std::io;
 
@@ -9,8 +9,8 @@ use crate::fault::refiller::Back;
 use crate::fault::refiller::Refiller;
 
 impl Refiller {
-    /// Reads the pages `from` there on, of which that is the `first`, and fills the frame `asked`
-    /// for. Others whose page cannot be had stay where they are.
+    /// Reads the pages from `from` on, of which `first` is the index of the first, and fills the
+    /// frame `asked` for. Other frames whose page cannot be read stay evicted.
     pub(crate) fn read_back<'l>(
         &'l self,
         (from, first): (Content, usize),
@@ -24,7 +24,7 @@ impl Refiller {
             _ => (asked, Err(io::ErrorKind::InvalidInput.into())),
         };
         if let Some(Back { word, .. }) = asked {
-            // As in `fill_asked`.
+            // No wake: as in `fill_asked`.
             let _ = word.abandon();
         }
         let good = good?;
@@ -34,7 +34,8 @@ impl Refiller {
         Ok(())
     }
 
-    /// Which pages are there, and the frame asked for as long as it is not filled.
+    /// Returns the indices of the pages that were read, and the frame asked for if it is not
+    /// filled.
     fn read_slots<'l>(
         &'l self,
         (slot, first): (u64, usize),
@@ -57,7 +58,7 @@ impl Refiller {
         if loaded.is_ok()
             && let (Some(back), Some(at)) = (asked.take(), at)
         {
-            // Says why.
+            // Loads it alone, which says why it failed.
             match self.residency.store().load(slot + at as u64, &mut pages[at]) {
                 Ok(()) => filled = self.fill_asked(back, &pages[at]),
                 Err(error) => return (Some(back), Err(error.into())),
@@ -67,7 +68,8 @@ impl Refiller {
         (asked, result)
     }
 
-    /// The same of blocks: pages are there that are what the frames held.
+    /// As [`Refiller::read_slots`], of blocks: only pages that equal what the frames held count as
+    /// read.
     fn read_blocks<'l>(
         &'l self,
         (block, first): (u64, usize),
@@ -83,7 +85,7 @@ impl Refiller {
         if let Some(back) = asked {
             let (gfn, at) = (back.gfn, back.page - first);
             if !is_whole && pages.len() > 1 {
-                // It does not go without for one beside it.
+                // The frame asked for must not fail because of a block beside its own.
                 read = self.residency.disk().read(block + at as u64, &mut pages[at..=at]);
             }
             if let Err(error) = read.and_then(|()| check(gfn, at, pages)) {

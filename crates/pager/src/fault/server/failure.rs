@@ -1,14 +1,14 @@
-//! Content that cannot be brought back: whoever needs it waits, and asks again.
+//! Content that cannot be brought back: the guest waits for it, and touches it again.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A failure that nobody met for so long is over.
+/// Time without a failure after which the last one counts as over.
 pub(super) const FORGOTTEN: Duration = Duration::from_secs(2);
 
-/// Several failures may take turns, as damaged pages do: of those that differ the log gets one in
-/// so long.
+/// Shortest time between two different failures in the log: several may alternate, as damaged pages
+/// do.
 const TOLD_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -16,9 +16,9 @@ pub(crate) struct Failure(Mutex<State>);
 
 #[derive(Default)]
 pub(super) struct State {
-    /// The last one, and when.
+    /// The last failure, and when it happened.
     pub(super) last: Option<(Arc<io::Error>, Instant)>,
-    /// What was told last, and when.
+    /// The failure that was logged last, and when.
     told: Option<(String, Instant)>,
 }
 
@@ -27,7 +27,8 @@ impl Failure {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes it; what is to be told of it, if it is another one than before.
+    /// Notes a failure. Returns its text for the log, if it differs from the one logged last and
+    /// that was [`TOLD_EVERY`] ago.
     pub(super) fn note(&self, error: io::Error, now: Instant) -> Option<String> {
         let (text, mut state) = (error.to_string(), self.state());
         state.last = Some((Arc::new(error), now));

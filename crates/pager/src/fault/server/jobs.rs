@@ -1,13 +1,14 @@
-//! Faults that may have to wait, and the threads that wait for them, so that who reads the
-//! faults never does.
+//! Faults that may have to wait, and the refill threads that wait for them, so that the fault
+//! thread never does.
 //!
-//! Threads sleep at once where there is nothing to do: one that yields for a while first counts
-//! as one that runs, and waits behind the guest's processors when it is woken. Who went to sleep last is
-//! woken first: no more threads are used than there are faults that wait. A thread that was not
-//! woken for a while gives its buffer's memory back, once, and is woken after those with one.
+//! A refill thread with nothing to do sleeps at once: a thread that yields for a while first counts
+//! as running, and waits behind the guest's processors when it is woken. The thread that went to
+//! sleep last is woken first, so no more threads are used than there are faults that wait. A thread
+//! that was not woken for a while gives its buffer's memory back, once, and from then on is woken
+//! only after those with a buffer.
 //!
-//! A fault that failed waits without a thread: one of them wakes it when its time has come, and the
-//! guest touches the frame again.
+//! A fault that failed waits without a thread: a refill thread wakes it when its time has come, and
+//! the guest touches the frame again.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,27 +18,27 @@ use std::time::{Duration, Instant};
 use ebb_sys::uffd::Fault;
 use ebb_units::Gfn;
 
-/// Beyond that the fault thread serves them itself.
+/// Most faults in the queue; beyond that the fault thread serves them itself.
 const JOBS: usize = 1024;
-/// Of one VM.
+/// Most refill threads of one VM.
 pub(crate) const THREADS_MOST: usize = 64;
-/// Who touched a frame that cannot be brought back rests so long before it asks again.
+/// Pause after which a touch of a frame that cannot be brought back is woken to ask again.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
-/// A thread without a fault for so long does not need its buffer.
+/// Time without a fault after which a thread gives its buffer's memory back.
 const REST: Duration = Duration::from_secs(1);
 
-/// A fault that was read.
+/// A fault, and when it was read.
 pub(crate) struct Job {
     pub(crate) fault: Fault,
     pub(crate) began: Instant,
 }
 
-/// What a refill thread is to do next.
+/// What a refill thread does next.
 pub(crate) enum Work {
     Serve(Job),
-    /// Its fault has failed and rested.
+    /// Wake this frame, whose fault has failed and has waited its pause.
     Wake(Gfn),
-    /// Give memory back: no fault came for [`REST`].
+    /// Give the buffer's memory back: no fault came for [`REST`].
     Rest,
 }
 
@@ -47,14 +48,13 @@ pub(crate) struct Jobs {
 }
 
 struct Queue {
-    /// It has room for all from the beginning.
+    /// Faults to serve, at most [`JOBS`]. Allocated in full at the start.
     jobs: VecDeque<Job>,
-    /// Frames whose faults failed, and when to wake them; in this order, and at most as many.
+    /// Frames whose faults failed, and when to wake them, in this order; at most [`JOBS`].
     failed: VecDeque<(Instant, Gfn)>,
-    /// Threads that sleep, or are about to; the last is woken next. It has room for all from the
-    /// beginning.
+    /// Threads that sleep, or are about to; the last is woken next. Allocated in full at the start.
     asleep: Vec<Thread>,
-    /// There are threads.
+    /// Whether there are refill threads.
     is_open: bool,
 }
 
@@ -79,33 +79,33 @@ impl Jobs {
         takes
     }
 
-    /// Has a frame woken after a pause; `false`: too many rest already.
+    /// Has a frame woken after a pause; `false`: too many wait already.
     pub(super) fn wake_later(&self, gfn: Gfn) -> bool {
         let mut queue = self.queue();
         let takes = queue.is_open && queue.failed.len() < JOBS;
         if takes {
             queue.failed.push_back((Instant::now() + PAUSE, gfn));
-            // It has to wait until then, and not for ever.
+            // A sleeping thread must now wait for this time, and not for ever.
             wake_one(queue);
         }
         takes
     }
 
-    /// The next; none once there are to be no threads, and nothing is left. A thread that `keeps`
-    /// a buffer is told when to give its memory back.
+    /// Returns the next work; `None` once the queue is closed and nothing is left. A thread that
+    /// `keeps` a buffer is told when to give its memory back.
     pub(crate) fn next(&self, keeps: bool) -> Option<Work> {
         let rest_at = keeps.then(|| Instant::now() + REST);
         let mut queue = self.queue();
         loop {
             let left =
                 queue.failed.front().map(|(at, _)| at.saturating_duration_since(Instant::now()));
-            // Without threads there is nobody to wait.
+            // In a closed queue no thread waits for the time.
             if left.is_some_and(|left| left.is_zero() || !queue.is_open) {
                 return queue.failed.pop_front().map(|(_, gfn)| Work::Wake(gfn));
             }
             if let Some(job) = queue.jobs.pop_front() {
                 if left.is_some() {
-                    // Somebody else has to wait for the failed ones' time.
+                    // Another thread has to wait for the time of the failed ones.
                     wake_one(queue);
                 }
                 return Some(Work::Serve(job));
@@ -121,8 +121,9 @@ impl Jobs {
         }
     }
 
-    /// Until it is woken, or so long. It may be woken for nothing. Without a buffer it lies at the
-    /// bottom: else it would be woken next, and another thread rest instead.
+    /// Sleeps until it is woken, or for `most`. It may be woken for nothing. A thread without a
+    /// buffer goes to the bottom of the stack: otherwise it would be woken next, and another thread
+    /// would give its buffer back instead.
     fn sleep<'q>(
         &'q self,
         mut queue: MutexGuard<'q, Queue>,
@@ -143,12 +144,12 @@ impl Jobs {
         queue
     }
 
-    /// There are threads from now on.
+    /// Opens the queue: there are refill threads from now on.
     pub(crate) fn open(&self) {
         self.queue().is_open = true;
     }
 
-    /// There are to be none any more, once nothing is left.
+    /// Closes the queue: the threads end once nothing is left.
     pub(crate) fn close(&self) {
         let mut queue = self.queue();
         queue.is_open = false;
@@ -156,7 +157,8 @@ impl Jobs {
     }
 }
 
-/// The thread with a buffer that went to sleep last, or else one without, if there is one.
+/// Wakes the thread with a buffer that went to sleep last, or one without a buffer, if there is
+/// one.
 fn wake_one(mut queue: MutexGuard<'_, Queue>) {
     let thread = queue.asleep.pop();
     drop(queue);
@@ -176,7 +178,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Threads end, also where the test fails.
+    /// Closes the queue, so that threads end even if the test fails.
     struct Closing<'j>(&'j Jobs);
 
     impl Drop for Closing<'_> {
@@ -196,7 +198,8 @@ mod tests {
         Job { fault, began: Instant::now() }
     }
 
-    /// Tells its number, and whether that was a job. It has a buffer, and never gives it back.
+    /// Starts a thread that reports its number, and whether its work was a job. It has a buffer,
+    /// and never gives it back.
     fn thread<'s>(
         scope: &'s Scope<'s, '_>,
         jobs: &'s Jobs,
@@ -212,7 +215,7 @@ mod tests {
         asleep(jobs, number);
     }
 
-    /// The next, of a thread with a buffer, however long it takes.
+    /// Returns the next work of a thread with a buffer, however long it takes.
     fn busy(jobs: &Jobs) -> Option<Work> {
         loop {
             match jobs.next(true) {
@@ -289,7 +292,7 @@ mod tests {
         });
     }
 
-    /// Also where the thread that waited for its time has got something else to do.
+    /// Holds even if the thread that waited for the time has other work by then.
     #[test]
     fn a_failed_fault_is_woken_in_time() {
         let (jobs, (tell, told)) = (open(), channel());
@@ -302,7 +305,7 @@ mod tests {
             scope.spawn(move || {
                 let work = busy(jobs);
                 let _ = begun.send(matches!(work, Some(Work::Serve(_))));
-                // It serves that for as long as this test.
+                // It serves that for as long as this test runs.
                 let _ = ended.recv();
             });
             asleep(jobs, 2);

@@ -13,14 +13,14 @@ use super::jobs::{Job, PAUSE};
 use crate::frames::errors::is_gone;
 
 impl FaultServer {
-    /// Leaves the fault to the refill threads; `false`: there are none, or too
-    /// much waits for them already.
+    /// Leaves the fault to the refill threads; `false`: there are none, or too many faults wait for
+    /// them already.
     pub(crate) fn refill_later(&self, fault: Fault, began: Instant) -> bool {
         self.jobs.give(Job { fault, began })
     }
 
-    /// Has whoever touches a frame that cannot be brought back wait, and ask again. `false`: it is
-    /// to be woken now, after this thread has waited.
+    /// Has the touch of a frame that cannot be brought back wait, and ask again. `false`: this
+    /// thread has waited instead, and the frame must be woken now.
     pub(crate) fn ask_again_later(&self, gfn: Gfn) -> bool {
         let later = self.jobs.wake_later(gfn);
         if !later {
@@ -29,16 +29,17 @@ impl FaultServer {
         later
     }
 
-    /// Why frames that the guest needs cannot be brought back; `None`: they can, or
-    /// nobody asked of late.
+    /// Returns why frames that the guest needs cannot be brought back; `None`: they can, or the
+    /// guest has not touched one recently.
     pub fn failure(&self) -> Option<Arc<io::Error>> {
         let state = self.failure.state();
         let recent = state.last.as_ref().filter(|(_, at)| at.elapsed() < FORGOTTEN);
         recent.map(|(error, _)| Arc::clone(error))
     }
 
-    /// The fault of a frame cannot be served. One that a refill thread has read waits for a while,
-    /// as the guest would ask without end; that thread goes on. `false`: the frame is to be woken now.
+    /// Called when a frame's fault cannot be served. If a refill thread has read it (`may_wait`),
+    /// it waits for a while, as the guest would otherwise ask without end; the thread goes on.
+    /// `false`: the frame must be woken now.
     pub(crate) fn fault_failed(&self, gfn: Gfn, error: io::Error, may_wait: bool) -> bool {
         if is_gone(&error) {
             return false;

@@ -19,14 +19,14 @@ fn what_is_in_vain_ends() {
     assert!(limiter.is_more(8, true));
     let steps = |limiter: &mut Limiter| (1..100).find(|_| !limiter.is_more(8, false));
     assert_eq!(steps(&mut limiter), Some(FRUITLESS_STEPS));
-    // Anew the next time.
+    // It ends as late the next time.
     assert_eq!(steps(&mut limiter), Some(FRUITLESS_STEPS));
 }
 
 #[test]
 fn what_needs_no_room_is_looked_for_before_it_is_said_that_there_is_none() {
     let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
-    // A step with so many frames was refused, of which some went or none.
+    // A step that tried 8 frames was refused, after some (`any`) or none were evicted.
     let step = |limiter: &mut Limiter, error: io::Error, any| {
         let is_more = limiter.is_more(8, any);
         limiter.go_without_room(error, is_more)
@@ -34,20 +34,21 @@ fn what_needs_no_room_is_looked_for_before_it_is_said_that_there_is_none() {
     let full = || io::Error::from(StoreError::Full);
     assert!((1..FRUITLESS_STEPS).all(|_| limiter.is_more(8, false)));
     assert!(step(&mut limiter, full(), false).is_ok());
-    // What went before that was refused does not count, nor does a wrong guess or two.
+    // Evictions before the step that was refused do not count, nor do a few wrong guesses.
     for any in [false, true] {
         assert!((1..FRUITLESS_STEPS).all(|_| step(&mut limiter, full(), false).is_ok()));
         assert_eq!(step(&mut limiter, full(), any).is_ok(), any);
         assert!(step(&mut limiter, full(), false).is_ok());
     }
-    // Of anything else it is told at once.
+    // Any other error is reported at once.
     let other = io::Error::from(io::ErrorKind::PermissionDenied);
     assert!(step(&mut limiter, other, true).is_err());
     assert!(limiter.no_room.is_none());
 }
 
-/// This process has the swap file open: as a VMM's that would be a disk, which pins memory. Another one
-/// has nothing open, and nothing mapped that could be forgotten. It ends with its input.
+/// Another process in place of the VMM. This process has the swap file open: a VMM's would be a
+/// disk, which pins memory. The other one has nothing open, and nothing mapped that could be
+/// forgotten. It ends when its input does.
 fn vmm() -> (Child, Process) {
     let null = Stdio::null;
     let cat = Command::new("cat").stdin(Stdio::piped()).stdout(null()).stderr(null()).spawn();
@@ -80,7 +81,7 @@ fn a_step_tells_that_what_needs_room_has_none() {
         Err(error) => Some(error),
     });
     assert!(is_no_room(&error.unwrap()));
-    // With nothing to evict there is nothing to look for.
+    // With nothing to evict, nothing is searched.
     assert_eq!(limiter.step(&mut windows, marks, now).unwrap(), Left::MoreWithoutRoom);
     limiter.rest();
     assert_eq!(limiter.more(), Left::More);
@@ -108,13 +109,13 @@ fn a_search_in_vain_is_not_begun_again_at_once() {
     limiter.asked_at = None;
     let taken = machine.pager.residency().taken_bytes().unwrap();
     assert!(!limiter.asks(marks, taken), "nor the guest");
-    // But once much more is taken,
+    // But it searches again once much more is taken.
     machine.write(4, 2);
     assert!(limiter.asks(marks, taken + 2 * FRAME_BYTES));
     limiter.began = Some(Instant::now() - Duration::from_secs(1));
     limiter.step(&mut windows, marks, end).unwrap();
     assert!(stays.get() > asked);
-    // or once that may have changed.
+    // It also does once the reason may have changed.
     let asked = stays.get();
     limiter.step(&mut windows, marks, end).unwrap();
     assert_eq!(stays.get(), asked);
@@ -124,7 +125,7 @@ fn a_search_in_vain_is_not_begun_again_at_once() {
     child.wait().unwrap();
 }
 
-/// What it takes stays out of reach until something went, not only until it is looked for again.
+/// The taken memory stays out of reach until something is evicted, not only until the next search.
 #[test]
 fn what_is_out_of_reach_is_so_until_something_goes() {
     let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
@@ -138,8 +139,8 @@ fn what_is_out_of_reach_is_so_until_something_goes() {
     assert_eq!(limiter.vain_mark(marks), None);
 }
 
-/// A burst leaves nothing behind that would end the search in the next one too soon, or have it
-/// rest for too long.
+/// A burst leaves nothing behind that would end the next search too soon, or have it pause for too
+/// long.
 #[test]
 fn a_search_begins_anew_where_nothing_had_to_go() {
     let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
@@ -150,7 +151,7 @@ fn a_search_begins_anew_where_nothing_had_to_go() {
     assert!((1..FRUITLESS_STEPS).all(|_| limiter.is_more(8, false)));
 }
 
-/// The frames that were evicted lie behind many windows of which nothing was.
+/// The evicted frames lie behind many windows of which nothing was evicted.
 #[test]
 fn a_sweep_passes_over_what_was_not_evicted() {
     let forge = Forge::with_free_blocks(4);
@@ -168,17 +169,17 @@ fn a_sweep_passes_over_what_was_not_evicted() {
     let of = Sources { process: &vmm, guest: Some((&kernel, &|| true)), pins: false };
     let windows = Windows::new(of, (&machine.pager, &NoVmm), &pagemap, &no, &cold, false);
     let dropped = || machine.pager.counters().dropped_frames.load(Relaxed);
-    // Windows that have one word cost next to nothing,
+    // Windows with one ledger word cost next to nothing.
     let late = Instant::now() + Duration::from_secs(60);
     limiter.sweeps = 5;
     limiter.sweep(&windows, late);
     assert_eq!((limiter.sweeps, dropped()), (5, 8));
-    // but there is an end for others, of which nothing is elsewhere any more,
+    // Other windows end a sweep, even if nothing of them is non-resident any more.
     let count = machine.pager.ram().end().huge().0;
     (5..count).for_each(|window| drop(machine.pager.ledger().split(HugeFrame(window))));
     limiter.sweep(&windows, late);
     assert_eq!(limiter.sweeps, 5 + SWEEP_WORDS / FRAMES_PER_HUGE);
-    // and in time.
+    // A sweep also ends in time.
     limiter.sweeps = 5;
     limiter.sweep(&windows, Instant::now());
     assert_eq!(limiter.sweeps, 6);

@@ -1,4 +1,4 @@
-//! A VM in this very process, for tests of who chooses what goes.
+//! A VM in this very process, for tests of what is chosen for eviction.
 
 use std::io;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use testkit::forge;
 use crate::limit::judge::Sources;
 use crate::limit::windows::Vmm;
 
-/// Of a huge frame.
+/// Bytes of a huge frame.
 pub const HUGE: u64 = FRAMES_PER_HUGE * FRAME_BYTES;
 
-/// The VM, and this process, which is its VMM.
+/// A VM, with this process as its VMM.
 pub struct Machine {
     pub pager: Pager,
     pub process: Process,
@@ -31,23 +31,23 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Two windows of RAM, a window that is none, and half a window. `None`: this host does not let
-    /// the tests be a VMM.
+    /// Two windows of RAM, a window that is no RAM, and half a window. `None`: this host does not
+    /// let the tests be a VMM.
     pub fn new() -> Option<Machine> {
         Machine::with_slots(2048)
     }
 
-    /// With room for so many frames in its store.
+    /// The same RAM, with a store that has room for `slots` frames.
     pub fn with_slots(slots: u64) -> Option<Machine> {
         Machine::of(&[(0, 2 * HUGE), (3 * HUGE, HUGE / 2)], slots)
     }
 
-    /// With what a made-up kernel has in memory.
+    /// RAM with what a made-up kernel has in memory.
     pub fn forged(forge: &forge::Forge) -> Option<Machine> {
         Machine::forged_above(forge, 0)
     }
 
-    /// The same, with so many windows more that it knows nothing of.
+    /// The same, with `windows` more windows that the kernel knows nothing of.
     pub fn forged_above(forge: &forge::Forge, windows: u64) -> Option<Machine> {
         let machine = Machine::of(&[(0, forge::RAM_BYTES + windows * HUGE)], 2048)?;
         for frame in 0..forge::FRAMES {
@@ -61,7 +61,7 @@ impl Machine {
         Some(machine)
     }
 
-    /// Of regions (address, bytes), which lie in a row in their file.
+    /// RAM of regions (address, bytes) that lie in a row in one file.
     fn of(parts: &[(u64, u64)], slots: u64) -> Option<Machine> {
         let uffd = Uffd::new().ok()?;
         uffd.handshake(feature::needed()).ok()?;
@@ -89,12 +89,12 @@ impl Machine {
         Some(Machine { pager, process: Process::own().unwrap(), guest })
     }
 
-    /// The guest uses frames, which begin there in the file.
+    /// Has the guest use frames. `first` is a frame of the file.
     pub fn touch(&self, first: u64, frames: u64) {
         self.guest.populate(first * FRAME_BYTES, frames * FRAME_BYTES).unwrap();
     }
 
-    /// The same, and each then holds something of its own.
+    /// Has the guest use frames and write something different to each.
     pub fn write(&self, first: u64, frames: u64) {
         self.touch(first, frames);
         for frame in first..first + frames {
@@ -103,7 +103,7 @@ impl Machine {
         }
     }
 
-    /// Its made-up kernel.
+    /// The made-up kernel of the guest.
     pub fn kernel(&self) -> Guest {
         Guest::inspect(&self.pager.view(), &[forge::ROOT.0]).expect("a sound guest")
     }
@@ -113,15 +113,15 @@ impl Machine {
     }
 }
 
-/// A mapping of such a file.
+/// A mapping of a RAM file in small pages.
 pub fn small_pages(file: &RamFile, bytes: u64) -> Mapping {
     let mapping = Mapping::new(file, 0, bytes).unwrap();
-    // A kernel without huge pages has no need to be told.
+    // A kernel without huge pages need not be told.
     let _ = mapping.use_huge_pages(false);
     mapping
 }
 
-/// Whoever has nothing mapped has nothing to forget.
+/// A VMM that cannot be made to do anything.
 pub struct NoVmm;
 
 impl Vmm for NoVmm {

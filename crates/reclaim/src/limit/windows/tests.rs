@@ -8,7 +8,7 @@ use testkit::forge::{self, Forge};
 use super::machine::{HUGE, Machine, NoVmm, small_pages};
 use super::*;
 
-/// The runs of frames that are told.
+/// The runs of frames that are reported.
 fn runs(tell: impl FnOnce(&mut dyn FnMut(FrameRange))) -> Vec<(u64, u64)> {
     let mut runs = Vec::new();
     tell(&mut |frames| frames.join(&mut runs));
@@ -47,7 +47,7 @@ fn windows_are_looked_at_where_memory_is() {
     let all = runs(|saw| windows.look(HugeFrame(0), &mut |gfn, _| saw(FrameRange::new(gfn, 1))));
     assert_eq!(all, [(4, 3), (500, 12)]);
     assert_eq!([4, 5].map(|gfn| windows.may_go(Gfn(gfn))), [true, false]);
-    // Nobody knows that any of them goes without being written.
+    // None of them is known to be evicted without a write.
     windows.begin(&[FrameRange::new(Gfn(4), 1)], true);
     assert!(!windows.may_go(Gfn(4)));
     windows.look(HugeFrame(0), &mut |gfn, page| assert!(page.stays, "{gfn:?}"));
@@ -63,7 +63,7 @@ fn what_was_forgotten_is_told_in_frames() {
     let of = machine.sources();
     let windows = Windows::new(of, (&machine.pager, &NoVmm), &pagemap, &no, &cold, false);
     let window = |window| FrameRange::huge(HugeFrame(window));
-    // The third one is no RAM, of the fourth one a half is.
+    // The third window is no RAM, and half of the fourth is.
     let reached = |bytes| windows.reached(&[window(1), window(2), window(3)], bytes);
     let found = [0, HUGE / 2, HUGE, HUGE + FRAME_BYTES, HUGE * 3 / 2].map(reached);
     assert_eq!(found, [0, 256, 1024, 1025, 1536]);
@@ -110,7 +110,7 @@ const SWAP_BACKED: u64 = 1 << 19;
 /// A huge page of a process.
 const FOLIO: HugeFrame = HugeFrame(5);
 
-/// A kernel with a huge page of a process; 7.x does not tell where its head is.
+/// A kernel with a huge page of a process. Linux 7.x does not say where the head of the page is.
 fn with_a_huge_page(is_new: bool) -> Forge {
     let forge = Forge::with_free_blocks(4);
     let text = forge.note_text();
@@ -128,7 +128,7 @@ fn with_a_huge_page(is_new: bool) -> Forge {
     forge
 }
 
-/// Also behind a part of it that has gone.
+/// Even if a part before it is non-resident.
 #[test]
 fn a_huge_page_of_the_guest_is_told_as_one() {
     for is_new in [false, true] {

@@ -1,4 +1,4 @@
-//! How fast pages move, and what that costs who uses them.
+//! How fast pages move, and what that costs the workload.
 
 use std::time::{Duration, Instant};
 
@@ -6,13 +6,13 @@ use ebb_tier::{Mover, Node, Outcome, Pace, Tier, mover};
 
 use crate::rig::{FAST, Rig, SLOW};
 
-/// The workload alone is measured so long.
+/// For how long the workload is measured alone.
 const ALONE: Duration = Duration::from_secs(1);
 
-/// One way to move them.
+/// A way to move pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// By one thread in one call, as the kernel's own.
+    /// By one thread in one call, as the kernel itself does.
     Serial,
     Parallel,
 }
@@ -33,7 +33,7 @@ impl Way {
     }
 }
 
-/// Lines of `NAME FIGURE`, each figure of one round.
+/// Measures. Returns lines of `NAME FIGURE`, each with a figure of one round.
 pub fn run(bytes: u64, rounds: usize) -> anyhow::Result<String> {
     let mut rig = Rig::new(bytes)?;
     let mut lines = vec![format!("workers {}", mover::workers())];
@@ -49,7 +49,7 @@ pub fn run(bytes: u64, rounds: usize) -> anyhow::Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// To the slow node and back; how long, and how many pages.
+/// Moves all pages to the slow node and back. Returns the time, and the number of pages.
 fn to_and_fro(rig: &Rig, way: Way) -> anyhow::Result<(Duration, u64)> {
     let start = Instant::now();
     let mut moved = 0;
@@ -71,7 +71,7 @@ fn at_rest(rig: &mut Rig, way: Way, bytes: u64, lines: &mut Vec<String>) -> anyh
     Ok(())
 }
 
-/// The same under a process that counts in pages at random, and how often it can.
+/// Measures the same under a process that counts in pages at random, and how often that can count.
 fn at_work(rig: &mut Rig, way: Way, bytes: u64, lines: &mut Vec<String>) -> anyhow::Result<()> {
     rig.peer.ask("work")?;
     let (start, before) = (Instant::now(), rig.peer.ask("so-far")?[0]);
@@ -91,7 +91,7 @@ fn at_work(rig: &mut Rig, way: Way, bytes: u64, lines: &mut Vec<String>) -> anyh
     push("mib-s", (2 * bytes) as f64 / f64::from(1 << 20) / time.as_secs_f64());
     push("moved-percent", 100.0 * moved as f64 / (2 * rig.frames.len()) as f64);
     push("speed-percent", 100.0 * ops / all / alone);
-    // Of the time that the workload would have needed for what it did not do.
+    // Time in which the workload alone would have done what it lost.
     push("lost-ms", 1000.0 * (all - ops / alone));
     push("faults-percent", 100.0 * faults as f64 / moved.max(1) as f64);
     push("faults-after", rig.peer.ask("read")?[0] as f64);

@@ -1,4 +1,4 @@
-//! Whether pages end where they should, with every byte.
+//! Whether pages end up where they should, with every byte.
 
 use anyhow::{Context, ensure};
 use ebb_tier::{Heat, Kind, Mover, Outcome, Pace, Place, Rules, Tally, Tier, carry_out, plan};
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use crate::peer;
 use crate::rig::{FAST, Rig, SLOW};
 
-/// Small, so that many meet.
+/// Small, so that there are many batches.
 const BATCH: usize = 512;
 const ROUNDS: usize = 8;
 
@@ -17,7 +17,7 @@ fn mover() -> Mover {
     Mover::new(4, BATCH, Pace::unlimited())
 }
 
-/// Everything in turn; what it did, in words.
+/// Runs all checks in turn. Returns in words what was done.
 pub fn run(bytes: u64) -> anyhow::Result<String> {
     let mut rig = Rig::new(bytes)?;
     let whole = move_all(&mut rig)?;
@@ -33,7 +33,7 @@ fn bring(rig: &Rig, node: u32, frames: &[Gfn]) -> anyhow::Result<Tally> {
     Ok(tier.bring(frames)?.into_iter().collect())
 }
 
-/// All pages to a node, again as long as some are in use.
+/// Moves all pages to a node, and repeats that as long as some are in use.
 fn bring_all(rig: &Rig, node: u32) -> anyhow::Result<u64> {
     let mut moved = 0;
     for _ in 0..ROUNDS {
@@ -63,7 +63,7 @@ fn assert_whole(rig: &mut Rig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// To and fro, at rest and under a process that writes.
+/// Moves all pages there and back, first without and then with a process that writes.
 fn move_all(rig: &mut Rig) -> anyhow::Result<u64> {
     assert_all_on(rig, FAST)?;
     let mut moved = bring_all(rig, SLOW)?;
@@ -81,7 +81,7 @@ fn move_all(rig: &mut Rig) -> anyhow::Result<u64> {
     Ok(moved)
 }
 
-/// A pipe has the page, as a disk would: it stays, and moves once the pipe is gone.
+/// A pipe has the page, as a disk would: it stays, and moves once the pipe is closed.
 fn a_page_in_use_waits(rig: &mut Rig) -> anyhow::Result<u64> {
     let gfn = Gfn(7);
     let (from, to) = pipe()?;
@@ -104,7 +104,7 @@ fn a_page_in_use_waits(rig: &mut Rig) -> anyhow::Result<u64> {
     Ok(1)
 }
 
-/// Half of the pages may be fast: in the end the hotter half is.
+/// Half of the pages may be fast: in the end these are the hotter half.
 fn exchange(rig: &mut Rig) -> anyhow::Result<u64> {
     let (even, _): (Vec<Gfn>, Vec<Gfn>) = rig.frames.iter().partition(|gfn| gfn.0 % 2 == 0);
     let half = even.len() as u64;
@@ -149,7 +149,7 @@ fn exchange(rig: &mut Rig) -> anyhow::Result<u64> {
     Ok(pairs)
 }
 
-/// Any order, the same each time.
+/// Degrees in no order, the same each time.
 fn degree(gfn: Gfn) -> u32 {
     (gfn.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u32 % 25
 }
@@ -167,15 +167,15 @@ fn holes_hold_nothing(rig: &mut Rig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// More than the second node takes: what does not fit stays, with every byte.
+/// Moves more than the second node has room for. What does not fit stays, with every byte.
 pub fn full(bytes: u64) -> anyhow::Result<String> {
     let mut rig = Rig::new(bytes)?;
     let tally = bring(&rig, SLOW, &rig.frames)?;
     let (moved, left) = (tally.of(Outcome::Moved), tally.of(Outcome::NoRoom));
     ensure!(moved > 0 && left > 0, "{tally:?}");
     let slow = rig.nodes()?.iter().filter(|&&node| node == SLOW as i32).count() as u64;
-    // The kernel looks for memory on a full node, and unmaps a page there now and then. Such a
-    // page tells no node before it is touched again.
+    // The kernel looks for memory on a full node, and unmaps a page there now and then. The node of
+    // such a page is unknown until it is touched again.
     ensure!(slow > 0 && slow <= moved, "{slow} pages are on node {SLOW}: {tally:?}");
     assert_whole(&mut rig)?;
     let counts = vec![0; rig.frames.len()];

@@ -1,4 +1,4 @@
-//! Movers that are killed in mid-exchange.
+//! Movers that are killed in the middle of an exchange.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Child, Command};
@@ -13,12 +13,12 @@ use ebb_units::{Gfn, Hva};
 use crate::rig::{FAST, Rig, SLOW, Target};
 
 const KILLS: u64 = 8;
-/// Small, so that an exchange has many.
+/// Small, so that an exchange has many batches.
 const BATCH: usize = 64;
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Kills movers while a process works on the pages: each page stays on one of the nodes, with
-/// every byte, and the next mover goes on. What was killed when, in words.
+/// Kills movers while a process works on the pages. Each page stays on one of the nodes, with every
+/// byte, and the next mover goes on. Returns in words what was killed when.
 pub fn run(bytes: u64) -> anyhow::Result<String> {
     let mut rig = Rig::new(bytes)?;
     let (half, mut amid) = (rig.frames.len() / 2, 0);
@@ -44,7 +44,7 @@ pub fn run(bytes: u64) -> anyhow::Result<String> {
     Ok(format!("killed {KILLS}, in mid-exchange {amid}"))
 }
 
-/// A process of its own, which exchanges until it is killed.
+/// Starts a process that exchanges pages until it is killed.
 fn start(rig: &Rig, bytes: u64) -> anyhow::Result<Child> {
     let file = rig.target.ram.files().first().context("its file")?.file.as_fd().as_raw_fd();
     let file = format!("/proc/{}/fd/{file}", std::process::id());
@@ -54,7 +54,7 @@ fn start(rig: &Rig, bytes: u64) -> anyhow::Result<Child> {
     Ok(command.spawn()?)
 }
 
-/// Until a part of an exchange is done, another one each time.
+/// Waits until a part of an exchange is done, another one each time.
 fn wait_amid(rig: &Rig, mover: &mut Child, kill: u64) -> anyhow::Result<()> {
     let half = rig.frames.len() as u64 / 2;
     let before = even_on_fast(rig)? as u64;
@@ -71,7 +71,7 @@ fn even_on_fast(rig: &Rig) -> anyhow::Result<usize> {
     Ok(nodes.iter().step_by(2).filter(|&&node| node == FAST as i32).count())
 }
 
-/// The other process: even and odd pages are the hotter ones in turn.
+/// The process to be killed: even and odd pages are the hotter ones in turn.
 pub fn serve(pid: i32, address: u64, file: &str, bytes: u64) -> anyhow::Result<()> {
     let file = std::fs::File::options().read(true).write(true).open(file)?;
     let target = Target::new(Process::open(pid)?, Hva(address), file.into(), bytes)?;
@@ -82,7 +82,7 @@ pub fn serve(pid: i32, address: u64, file: &str, bytes: u64) -> anyhow::Result<(
     Ok(())
 }
 
-/// Has the fast node hold those pages whose number has this rest by 2, and no other.
+/// Has the fast node contain the pages whose number leaves this remainder modulo 2, and no others.
 fn exchange(target: &Target, frames: &[Gfn], rest: u64) -> anyhow::Result<()> {
     let degree = |gfn: Gfn| u32::from(gfn.0 % 2 == rest);
     let mut order: Vec<Heat> =

@@ -1,10 +1,10 @@
-//! Moves the pages of another process between the nodes of a guest that has two, as the
-//! daemon does on a host that has two: by `ebb-tier`, on a memfd that both have mapped.
+//! Moves the pages of another process between the nodes of a guest that has two. It does so as the
+//! daemon on a host that has two: by `ebb-tier`, on a memfd that both have mapped.
 //!
-//! `tiers check SIZE` checks placement and every byte; `tiers full SIZE` moves more than the
-//! second node takes; `tiers killed SIZE` kills who moves them; `tiers bench SIZE ROUNDS`
-//! measures. `tiers peer FILE SIZE` is the other process, `tiers exchange PID ADDRESS FILE SIZE`
-//! the mover to be killed.
+//! `tiers check SIZE` checks placement and every byte. `tiers full SIZE` moves more than the second
+//! node has room for. `tiers killed SIZE` kills the movers. `tiers bench SIZE ROUNDS` measures.
+//! `tiers peer FILE SIZE` is the other process, `tiers exchange PID ADDRESS FILE SIZE` the mover to
+//! be killed.
 #![forbid(unsafe_code)]
 
 mod bench;

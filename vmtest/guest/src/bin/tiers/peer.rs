@@ -19,20 +19,20 @@ use ebb_units::{FRAME_BYTES, Hva};
 use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 
 const PAGE: u64 = FRAME_BYTES;
-/// What is read from one page to the next in a row of accesses.
+/// Distance in words between the word read in one page and that read in the next.
 const STRIDE_WORDS: u64 = 8;
 
-/// The other process, from here.
+/// The other process, as seen from this one.
 pub struct Peer {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Where it has the file.
+    /// Where it has the file mapped.
     pub address: Hva,
 }
 
 impl Peer {
-    /// Starts it; it maps the whole file, and touches nothing.
+    /// Starts it. It maps the whole file, and touches nothing.
     pub fn start(file: &RamFile, bytes: u64) -> anyhow::Result<Peer> {
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_fd().as_raw_fd());
         let mut command = Command::new("/proc/self/exe");
@@ -49,7 +49,7 @@ impl Peer {
         self.child.id() as i32
     }
 
-    /// Has it do something; the numbers that it answers.
+    /// Sends it a request. Returns the numbers that it answers.
     pub fn ask(&mut self, request: &str) -> anyhow::Result<Vec<u64>> {
         let input = self.input.as_mut().context("it is ending")?;
         writeln!(input, "{request}")?;
@@ -72,12 +72,12 @@ impl Drop for Peer {
     }
 }
 
-/// What it does in its own process until nobody asks any more.
+/// Carries out requests in the other process until there are no more.
 ///
-/// - `read`: reads a word of each page; answers with the faults that this took.
-/// - `work`: begins to count in pages at random; `so-far`: how often it did;
-///   `stop`: how often, and the faults since it began.
-/// - `check`: wrong bytes, counts included.
+/// - `read`: reads a word of each page; answers with the number of faults that this took.
+/// - `work`: begins to count in pages at random; `so-far`: answers with the counts so far; `stop`:
+///   answers with the counts, and the faults since it began.
+/// - `check`: answers with the number of wrong bytes, counters included.
 pub fn serve(path: &Path, bytes: u64) -> anyhow::Result<()> {
     let file = File::options().read(true).write(true).open(path)?;
     let mapping = Mapping::new(RamFile::from(OwnedFd::from(file)), 0, bytes)?;
@@ -165,7 +165,7 @@ fn work(mapping: &Mapping, mut counts: Vec<u32>, shared: &Shared) -> Vec<u32> {
             random ^= random >> 7;
             random ^= random << 17;
             let page = random % counts.len() as u64;
-            // Nobody else writes it.
+            // Nobody else writes this word.
             let counter = word(mapping, page, 0);
             counter.store(counter.load(Relaxed) + 1, Relaxed);
             counts[page as usize] += 1;
@@ -187,7 +187,7 @@ pub fn fill(mapping: &Mapping, pages: u64) {
     }
 }
 
-/// Wrong bytes, in pages whose counters should be these.
+/// Number of wrong bytes, if the pages' counters should be these.
 pub fn check(mapping: &Mapping, counts: &[u32]) -> u64 {
     let (mut wrong, mut expected) = (Wrong::default(), [0; WORDS_PER_PAGE]);
     for (page, &count) in (0..).zip(counts) {

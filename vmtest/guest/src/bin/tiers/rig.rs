@@ -16,21 +16,21 @@ use ebb_vm::{Ram, Region};
 
 use crate::peer::{self, Peer};
 
-/// By this the kernel moves pages on its own, and lets who touches them fault for it.
+/// Setting by which the kernel moves pages by itself, with faults in the processes that touch them.
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 /// The node with the processors.
 pub const FAST: u32 = 0;
-/// The one without.
+/// The node without processors.
 pub const SLOW: u32 = 1;
 
-/// Pages of a process, and the file that they are of.
+/// Pages of a process, and their file.
 pub struct Target {
     pub ram: Arc<Ram>,
     process: Arc<Process>,
 }
 
 impl Target {
-    /// A process that has the file mapped at `address`. This one maps it, too.
+    /// For a process that has the file mapped at `address`. This process maps it, too.
     pub fn new(
         process: Process,
         address: Hva,
@@ -53,7 +53,7 @@ impl Target {
         Node::new(number, Arc::new(Pages::of_vmm(process, ram, mover)))
     }
 
-    /// On which node each page is, by the process's page table.
+    /// The node of each page, by the process's page table.
     pub fn nodes(&self) -> anyhow::Result<Vec<i32>> {
         let start = self.ram.regions().next().context("its memory")?.hva;
         locate(&self.process, start, &self.frames())
@@ -67,7 +67,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Every page is filled, and mapped by both processes.
+    /// Fills every page, and maps it in both processes.
     pub fn new(bytes: u64) -> anyhow::Result<Rig> {
         if fs::exists(BALANCING)? {
             fs::write(BALANCING, "0").context(BALANCING)?;
@@ -82,7 +82,7 @@ impl Rig {
         let process = Process::open(peer.pid())?;
         let target = Target::new(process, peer.address, file.as_fd().try_clone_to_owned()?, bytes)?;
         let rig = Rig { peer, frames: target.frames(), target };
-        // This puts all pages into its own page table, too.
+        // This also puts all pages into this process's page table.
         ensure!(peer::check(rig.mapping()?, &vec![0; rig.frames.len()]) == 0, "wrong bytes");
         Ok(rig)
     }
@@ -99,13 +99,13 @@ impl Rig {
         Ok(&self.ram().files().first().context("its file")?.mapping)
     }
 
-    /// On which node each page is, by this process's own page table.
+    /// The node of each page, by this process's page table.
     pub fn nodes(&self) -> anyhow::Result<Vec<i32>> {
         let own = Process::open(std::process::id() as i32)?;
         locate(&own, self.mapping()?.address(), &self.frames)
     }
 
-    /// The same by the other process's.
+    /// The node of each page, by the other process's page table.
     pub fn nodes_of_peer(&self) -> anyhow::Result<Vec<i32>> {
         self.target.nodes()
     }
