@@ -1,5 +1,4 @@
-//! Assembles the guest's programs; `as` and `objcopy` come with the linker
-//! that Rust itself needs.
+//! Assembles the guest's programs. `as` and `objcopy` come with the linker that Rust itself needs.
 
 use std::env;
 use std::path::PathBuf;

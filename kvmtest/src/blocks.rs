@@ -1,5 +1,5 @@
-//! A guest that takes, fills and frees blocks, and whose free blocks are
-//! emptied: it checks that it finds in each what was left there, or the fill.
+//! A guest that takes, fills and frees blocks, while the host empties its free blocks. The guest
+//! checks that each block has what was left there, or the fill.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -15,38 +15,39 @@ use crate::vcpu::Running;
 use crate::wait::until;
 
 const RAM_BYTES: u64 = 32 << 20;
-/// A frame of metadata for each block.
+/// First of the metadata frames, one for each block.
 const METADATA: Gfn = Gfn(0x200);
 const BLOCKS: Gfn = Gfn(0x1000);
 const BLOCKS_BYTES: u64 = 16 << 20;
-/// Few, so that the guest often takes one that is being emptied.
+/// Most blocks. They are few, so that the guest often takes one that is being emptied.
 const MAX_BLOCKS: u64 = 16;
-/// Emptied together, so that neighbours go in one call.
+/// Blocks to empty together, so that neighbours go in one call.
 const BATCH: usize = 8;
 
 /// How blocks are emptied.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
-    /// The pieces in which missing memory is given.
+    /// Grain in which missing memory is given.
     pub grain: Grain,
-    /// Each has `1 << order` frames.
+    /// Order of the blocks: each has `1 << order` frames.
     pub order: u8,
-    /// First touches come to the pager, not only writes to what is protected.
+    /// Whether first touches reach the pager, not only writes to protected memory.
     pub missing: bool,
-    /// The ledger knows the blocks; they are of this byte then.
+    /// Byte that the ledger records for emptied blocks. `None` means that the ledger does not know
+    /// them.
     pub fill: Option<u8>,
-    /// They are watched until the guest takes them.
+    /// Whether emptied blocks are watched until the guest takes them.
     pub keep: bool,
 }
 
-/// Given back when the guest writes their metadata.
+/// Blocks come back when the guest writes their metadata.
 pub const STRICT: Way =
     Way { grain: Grain::Frame, order: 4, missing: true, fill: Some(0), keep: true };
-/// Given back frame by frame on touch.
+/// Frames come back one by one, at a touch.
 pub const TOUCHED: Way = Way { keep: false, ..STRICT };
-/// Not known any more once they are empty.
+/// The ledger forgets blocks once they are empty.
 pub const FORGOTTEN: Way = Way { fill: None, ..TOUCHED };
-/// The same, and given back by the kernel.
+/// The ledger forgets empty blocks, and the kernel gives them memory.
 pub const RELEASED: Way = Way { missing: false, ..FORGOTTEN };
 
 /// A machine with such a guest, and its daemon.
@@ -57,7 +58,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// No vCPU runs yet, and no block has memory.
+    /// Makes the machine. No vCPU runs yet, and no block has memory.
     pub fn new(way: Way) -> Blocks {
         let machine = Machine::new(RAM_BYTES);
         let mut daemon = Daemon::take(&machine, way.grain);
@@ -72,13 +73,13 @@ impl Blocks {
         blocks
     }
 
-    /// The pager of the daemon of today.
+    /// Returns the pager of the current daemon.
     pub fn pager(&self) -> &Pager {
         &self.daemon.as_ref().expect("held").pager
     }
 
-    /// The daemon dies, as by `kill -9`; another takes its place after what is
-    /// done in between.
+    /// Replaces the daemon: it dies as by `kill -9`, `between` runs, and another one recovers the
+    /// VM.
     pub fn replace_daemon(&mut self, between: impl FnOnce(&Machine)) {
         self.daemon = None;
         between(&self.machine);
@@ -90,8 +91,8 @@ impl Blocks {
         self.daemon = Some(daemon);
     }
 
-    /// From now on faults wait for the next daemon; at least so many blocks can
-    /// be claimed, and stay so but for those in the vCPUs' hands.
+    /// Stops serving faults once at least `claimable` blocks can be claimed. They stay claimable,
+    /// except for those that vCPUs are about to take.
     pub fn stop_serving(&mut self, claimable: u64) {
         let known = |block| self.pager().ledger().content(self.metadata(block));
         let can_be =
@@ -103,12 +104,12 @@ impl Blocks {
         self.daemon.as_mut().expect("held").stop_serving();
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub fn count(&self) -> u64 {
         MAX_BLOCKS.min((BLOCKS_BYTES / FRAME_BYTES) >> self.way.order)
     }
 
-    /// How many frames they have together.
+    /// Returns the number of frames in all blocks.
     pub fn frames_in_all(&self) -> u64 {
         self.count() << self.way.order
     }
@@ -129,7 +130,7 @@ impl Blocks {
         Gpa(self.metadata(block).gpa().0 + index * 8)
     }
 
-    /// Starts so many vCPUs.
+    /// Starts `vcpus` vCPUs.
     pub fn start(&self, vcpus: u64) -> Vec<Running> {
         self.machine.tell_to_leave(false);
         let arguments = |vcpu| Registers {
@@ -143,10 +144,10 @@ impl Blocks {
         (0..vcpus).map(|vcpu| self.machine.start(Program::Churn, arguments(vcpu))).collect()
     }
 
-    /// All programs leave; how many blocks they took.
+    /// Makes all programs leave. Returns how many blocks they took.
     ///
     /// # Panics
-    /// A word of one was wrong.
+    /// A program found a wrong word.
     pub fn finish(&self, running: Vec<Running>) -> u64 {
         self.machine.tell_to_leave(true);
         let left: Vec<Registers> = running.into_iter().map(Running::leave).collect();
@@ -160,7 +161,7 @@ impl Blocks {
         self.machine.get(self.word(block, 0)) == 0 && self.machine.get(self.word(block, 2)) == 1
     }
 
-    /// Protects a block's metadata, if it is free also at the second look.
+    /// Protects a block's metadata, if the block is free at both looks.
     pub fn claim(&self, block: u64) -> Option<Claim<'_>> {
         if !self.looks_worth_it(block) {
             return None;
@@ -180,20 +181,20 @@ impl Blocks {
         }
     }
 
-    /// Commits a claim in the way chosen.
+    /// Commits a claim in the chosen way.
     pub fn commit<'a>(&self, claim: Claim<'a>) -> Option<Committed<'a>> {
         claim.commit(self.way.fill.is_some(), self.fill())
     }
 
     fn ready_to_be_emptied(&self, block: u64) -> Option<Committed<'_>> {
         let claim = self.commit(self.claim(block)?)?;
-        // The guest cannot take it before it is empty, so it reads this after.
+        // The guest cannot take the block before it is empty, so it reads this afterwards.
         self.machine.set(self.word(block, 1), u64::from_ne_bytes([self.fill(); 8]));
         self.machine.set(self.word(block, 2), 0);
         Some(claim)
     }
 
-    /// Empties what is free; how many blocks.
+    /// Empties the free blocks. Returns how many.
     pub fn empty_free(&self) -> u64 {
         let mut done = 0;
         let all: Vec<u64> = (0..self.count()).collect();
@@ -209,7 +210,7 @@ impl Blocks {
         done
     }
 
-    /// What the ledger and the counters call empty.
+    /// Returns how many frames are empty by the ledger, after checking that the counters agree.
     pub fn recorded_frames(&self) -> u64 {
         let empty = Content::Empty { fill: self.fill(), hard: false };
         let runs = self.pager().ledger().runs().filter(|(_, content)| *content == empty);
@@ -223,7 +224,7 @@ impl Blocks {
         until("all blocks to be filled", || (self.holes() == 0).then_some(()));
     }
 
-    /// How many blocks have none.
+    /// Returns how many blocks have no memory.
     pub fn holes(&self) -> u64 {
         let hole =
             |block: &u64| self.machine.ram().is_hole(self.frames(*block)).expect("the pager");

@@ -1,5 +1,5 @@
-//! A guest that counts in many pages and keeps its own books of it: a write
-//! that is lost shows, whichever page lost it.
+//! A guest that counts in many pages and keeps its own books: a lost write shows, whichever page
+//! lost it.
 
 use ebb_inspect::GuestMemory;
 use ebb_pager::{Grain, Pager};
@@ -12,26 +12,26 @@ use crate::program::Program;
 use crate::vcpu::Running;
 
 const RAM_BYTES: u64 = 4 << 20;
-/// The pages that are counted in, behind what the machine itself needs.
+/// The pages to count in, behind what the machine itself needs.
 pub const PAGES: FrameRange = FrameRange::new(Gfn(0x200), 256);
-/// The books of each vCPU, a word for each page.
+/// First frame of the books: a word for each page and vCPU.
 const BOOKS: Gfn = PAGES.end();
 const BOOKS_FRAMES: u64 = PAGES.count * 8 / FRAME_BYTES + 1;
 
 /// A machine with such a guest.
 pub struct Counting {
-    /// It.
+    /// The machine.
     pub machine: Machine,
     running: Vec<Running>,
     vcpus: u64,
 }
 
 impl Counting {
-    /// A machine held by a daemon that watches all of it. Its pages are there.
+    /// Makes a machine whose daemon watches all of it, with all its counted pages resident.
     pub fn new(grain: Grain) -> (Counting, Daemon) {
         let machine = Machine::new(RAM_BYTES);
         for page in PAGES.frames() {
-            // The guest checks that each page is the one it should be.
+            // The guest checks that each page is the right one.
             machine.set(Gpa(page.gpa().0 + FRAME_BYTES - 8), page.gpa().0);
         }
         let mut daemon = Daemon::take(&machine, grain);
@@ -40,12 +40,12 @@ impl Counting {
         (Counting { machine, running: Vec::new(), vcpus: 0 }, daemon)
     }
 
-    /// All of RAM.
+    /// Returns all frames of RAM.
     pub fn all(&self) -> FrameRange {
         FrameRange::new(Gfn(0), self.machine.ram().end().0)
     }
 
-    /// Starts so many more vCPUs, which rest so long after each count.
+    /// Starts `vcpus` more vCPUs, which pause for `rest` after each count.
     pub fn start(&mut self, vcpus: u64, rest: u64) {
         for vcpu in self.vcpus..self.vcpus + vcpus {
             let arguments = Registers {
@@ -62,8 +62,8 @@ impl Counting {
         self.vcpus += vcpus;
     }
 
-    /// All vCPUs leave. How many writes are known to be lost, by the guest's
-    /// own checks and by the sum of all its counters.
+    /// Makes all vCPUs leave. Returns how many writes are known to be lost, by the guest's own
+    /// checks and by the sum of all its counters.
     pub fn lost(&mut self, pager: &Pager) -> u64 {
         self.machine.tell_to_leave(true);
         let left: Vec<Registers> = self.running.drain(..).map(Running::leave).collect();
@@ -74,12 +74,12 @@ impl Counting {
         wrong.max(counts.abs_diff(self.counted(pager)))
     }
 
-    /// What was counted in a page that is there.
+    /// Returns what was counted in a resident page.
     pub fn counted_in(&self, page: Gfn) -> u64 {
         (0..self.vcpus).map(|vcpu| self.machine.get(counter(page.gpa(), vcpu))).sum()
     }
 
-    /// The sum of all counters, wherever their pages are now.
+    /// Returns the sum of all counters, wherever their pages are.
     fn counted(&self, pager: &Pager) -> u64 {
         let view = pager.view();
         let pages = PAGES
@@ -89,7 +89,7 @@ impl Counting {
     }
 }
 
-/// Each vCPU has counters of its own, on pages that all share.
+/// Returns the address of a vCPU's counter: each has its own, on pages that all share.
 fn counter(page: Gpa, vcpu: u64) -> Gpa {
     Gpa(page.0 + vcpu * 8)
 }

@@ -19,38 +19,38 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use crate::machine::{MAILBOX, Machine};
 
-/// Holds a [`Machine`]. When it is dropped the VM is left as it is, as by a
-/// daemon that was killed: adopt it, or whoever faults waits.
+/// Manages a [`Machine`]. Dropping it leaves the VM as a killed daemon would: every fault waits
+/// until another one adopts the VM.
 pub struct Daemon {
-    /// Serves its faults, once told to.
+    /// The pager. It serves faults after [`Daemon::serve`].
     pub pager: Arc<Pager>,
-    /// The blocks that were given back because the guest wrote their metadata.
+    /// Receives the blocks that came back because the guest wrote their metadata.
     pub restored: Receiver<Restored>,
-    /// What its disk is to say of the next requests.
+    /// Health of the disk: how its next requests end.
     pub disk: Arc<Health>,
     faults: Option<FaultThread>,
     refills: Option<RefillThreads>,
 }
 
 impl Daemon {
-    /// Takes a VM that nobody held before. Nothing is watched yet.
+    /// Attaches to a VM that nobody managed before. Nothing is watched yet.
     pub fn take(machine: &Machine, grain: Grain) -> Daemon {
         Daemon::take_with(machine, grain, Box::new(NoDevices))
     }
 
-    /// The same, with devices that reach its memory by themselves.
+    /// Does what [`Daemon::take`] does, with devices that reach the memory by themselves.
     pub fn take_with(machine: &Machine, grain: Grain, devices: Box<dyn IoMapping>) -> Daemon {
         let path = machine.run_directory().join("ledger");
         let ledger = Ledger::create(&path, machine.ram().end(), Tables::WhenSplit).expect("ledger");
         Daemon::over(machine, grain, ledger, devices)
     }
 
-    /// Takes up a VM where a daemon before this one left it.
+    /// Recovers a VM that an earlier daemon left.
     pub fn adopt(machine: &Machine, grain: Grain) -> Daemon {
         Daemon::adopt_with(machine, grain, Box::new(NoDevices))
     }
 
-    /// The same, with devices that reach its memory by themselves.
+    /// Does what [`Daemon::adopt`] does, with devices that reach the memory by themselves.
     pub fn adopt_with(machine: &Machine, grain: Grain, devices: Box<dyn IoMapping>) -> Daemon {
         let path = machine.run_directory().join("ledger");
         let mut ledger = Ledger::open(&path, machine.ram().end()).expect("ledger");
@@ -93,8 +93,8 @@ impl Daemon {
         Daemon { pager: Arc::new(pager), restored, disk: health, faults: None, refills: None }
     }
 
-    /// Has the store keep compressed pages in so much memory; none at first. Where it
-    /// cannot: why.
+    /// Limits the store's compressed memory to `bytes`; at first the limit is 0. Fails with the
+    /// reason if there can be none.
     pub fn compress(&self, bytes: u64) -> Result<(), String> {
         self.pager.residency().limit_store_memory(bytes);
         match self.pager.residency().store_usage().memory_limit_bytes == bytes {
@@ -103,7 +103,7 @@ impl Daemon {
         }
     }
 
-    /// Starts the fault thread. What a dead one had read comes again.
+    /// Starts the fault thread. Faults that a dead thread had read are read again.
     pub fn serve(&mut self) {
         let this = Process::open(std::process::id() as i32).expect("pidfd");
         let vmm = this.as_fd().try_clone_to_owned().expect("dup");
@@ -114,18 +114,18 @@ impl Daemon {
         self.pager.frames().wake_all().expect("wake");
     }
 
-    /// Ends the fault thread: who faults waits from now on.
+    /// Ends the fault thread. Every fault waits from then on.
     pub fn stop_serving(&mut self) {
         self.faults = None;
         self.refills = None;
     }
 
-    /// Evicts what is in these frames, but for what the test itself writes.
+    /// Evicts these frames, but not the mailbox, which the test itself writes.
     pub fn evict(&self, frames: FrameRange) -> Evicted {
         self.evict_by(frames, &NothingKnown)
     }
 
-    /// The same, with a judge.
+    /// Does what [`Daemon::evict`] does, with a judge.
     pub fn evict_by(&self, frames: FrameRange, judge: &dyn Judge) -> Evicted {
         let frames: Vec<Gfn> = frames.frames().filter(|&gfn| gfn != MAILBOX).collect();
         self.pager.evictor().evict(&frames, judge).expect("evict")
@@ -134,7 +134,8 @@ impl Daemon {
 
 const COMPRESSED_BYTES: u64 = 1 << 20;
 
-/// With room for compressed pages, of which nothing is used until it is allowed.
+/// Wraps the disk in a store with room for compressed pages, none of which is used until it is
+/// allowed.
 fn compressing(run: &Path, disk: SwapFile<Failing>) -> Box<dyn Store> {
     if !ebb_store::is_in_memory(run).expect("run directory") {
         return Box::new(disk);
@@ -144,18 +145,18 @@ fn compressing(run: &Path, disk: SwapFile<Failing>) -> Box<dyn Store> {
     Box::new(store)
 }
 
-/// Whether a disk does what it is asked.
+/// Whether a disk's requests succeed.
 #[derive(Default)]
 pub struct Health {
-    /// Writes meet no space.
+    /// Whether writes fail for want of space.
     pub full: AtomicBool,
-    /// Reads meet errors;
+    /// Whether reads fail with errors.
     pub blind: AtomicBool,
-    /// so many did.
+    /// Number of reads that failed.
     pub failed_reads: AtomicU64,
 }
 
-/// A real disk that fails as told.
+/// A real disk that fails on command.
 struct Failing {
     disk: Disk,
     health: Arc<Health>,

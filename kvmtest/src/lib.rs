@@ -1,15 +1,13 @@
-//! A guest of some instructions under KVM, and a VMM as small, for the fault
-//! path: real memory slots and real vCPUs, where `/dev/kvm` boots no kernel.
+//! A guest of a few instructions under KVM, and an equally small VMM, to test the fault path with
+//! real memory slots and real vCPUs. It also runs where `/dev/kvm` boots no kernel.
 //!
-//! The [`Machine`] is the VM: the guest runs in ring 3 of long mode, on an
-//! identity map of 4 KiB pages that the host has built in its memory, and
-//! leaves by `out`. The [`Daemon`] holds it with the project's own pager, in
-//! the same process. [`blocks`], [`counting`], [`reuse`] and [`sharing`] are what the
-//! guest does that shows whether a byte was lost.
+//! The [`Machine`] is the VM. Its guest runs in ring 3 of long mode, on an identity map of 4 KiB
+//! pages that the host has built in its memory, and leaves by `out`. The [`Daemon`] manages it with
+//! the project's own pager, in the same process. [`blocks`], [`counting`], [`reuse`] and
+//! [`sharing`] are guest workloads that show whether a byte was lost.
 //!
-//! Everything here panics when it goes wrong: it serves tests only. Whoever
-//! waits, waits for an event; if it does not come, the panic says what every
-//! thread waits for.
+//! Everything here panics on failure, because it serves only tests. Every wait is for an event; if
+//! the event does not come, the panic says what each thread waits for.
 #![forbid(unsafe_code)]
 
 pub mod blocks;

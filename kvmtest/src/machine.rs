@@ -19,19 +19,19 @@ use crate::paging;
 use crate::program::Program;
 use crate::vcpu::Running;
 
-/// The frame through which the guest is told to leave. The host writes it, so
-/// it must not be emptied.
+/// The frame through which the guest is told to leave. The host writes it, so it must not be
+/// emptied.
 pub const MAILBOX: Gfn = Gfn(0x100);
-/// The frame of the first program; each has one.
+/// Frame of the first program. Each program has one frame.
 const CODE: Gfn = Gfn(0x101);
 
-/// One at a time: two would only wait for each other's processors.
+/// Lets only one machine exist at a time: two would only wait for each other's processors.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Whether this machine can be had here; if not, why.
+/// Checks whether a machine can be had here.
 ///
 /// # Errors
-/// The reason, for who reads the skipped tests.
+/// Why it cannot, for readers of the list of skipped tests.
 pub fn available() -> Result<(), String> {
     Vm::create().map_err(|error| format!("no KVM: /dev/kvm: {error}"))?;
     new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
@@ -49,11 +49,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// One with `bytes` of RAM on small pages, its page tables and programs in
-    /// the first 2 MiB. The rest of it is a hole.
+    /// Makes a machine with `bytes` of RAM on small pages. Its page tables and programs are in the
+    /// first 2 MiB. The rest is a hole.
     pub fn new(bytes: u64) -> Machine {
         assert!(bytes <= paging::MAX_BYTES, "more than its page tables can map");
-        // Poisoned by a test that failed, which is no reason for another to.
+        // A failed test may have poisoned the lock; that must not fail the next one.
         let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let file = RamFile::create("kvmtest", bytes).expect("memfd");
         let guest = Arc::new(small_pages(&file, bytes));
@@ -76,17 +76,17 @@ impl Machine {
         }
     }
 
-    /// Its RAM.
+    /// Returns the machine's RAM.
     pub fn ram(&self) -> &Arc<Ram> {
         &self.ram
     }
 
-    /// What a daemon keeps of it.
+    /// Returns the directory where a daemon keeps its files for this VM.
     pub fn run_directory(&self) -> &Path {
         self.run_directory.path()
     }
 
-    /// A copy of the userfaultfd, as a daemon takes it out of the VMM.
+    /// Returns a copy of the userfaultfd, as a daemon takes it out of the VMM.
     pub fn uffd(&self) -> Uffd {
         use std::os::fd::AsFd;
         Uffd::from(self.uffd.as_fd().try_clone_to_owned().expect("dup"))
@@ -98,7 +98,7 @@ impl Machine {
         poll(&mut fds, Some(&Timespec::default())).expect("poll") > 0
     }
 
-    /// Starts a program on a new vCPU; `arguments` as its source tells.
+    /// Starts a program on a new vCPU. The program's source describes its `arguments`.
     pub fn start(&self, program: Program, arguments: Registers) -> Running {
         let number = self.vcpus.replace(self.vcpus.get() + 1);
         let vcpu = self.vm.vcpu(number).expect("KVM_CREATE_VCPU");
@@ -106,18 +106,17 @@ impl Machine {
         Running::start(format!("vcpu{number}"), vcpu, Registers { rip, rbx, ..arguments })
     }
 
-    /// Tells all programs to leave, or (`false`) those still to be started to
-    /// stay.
+    /// Tells all programs to leave, or (`false`) those that start later to stay.
     pub fn tell_to_leave(&self, leave: bool) {
         self.set(MAILBOX.gpa(), u64::from(leave));
     }
 
-    /// One word of memory that is known to be there.
+    /// Reads one word of memory that is known to be resident.
     pub fn get(&self, gpa: Gpa) -> u64 {
         self.ram.words(gpa, 1).expect("in RAM")[0].load(Relaxed)
     }
 
-    /// One word, read as a device of the VMM would: its faults are served as the guest's.
+    /// Reads one word as a device of the VMM would: its faults are served like the guest's.
     pub fn read_as_vmm(&self, gpa: Gpa) -> u64 {
         self.guest.words(gpa.0, 1).expect("in RAM")[0].load(Relaxed)
     }
@@ -127,26 +126,26 @@ impl Machine {
         self.guest.words(gpa.0, 1).expect("in RAM")[0].store(value, Relaxed);
     }
 
-    /// Its memory as the guest and the VMM's devices have it: touches of what is not there
-    /// are served as theirs.
+    /// Returns the memory as the guest and the VMM's devices map it: touches of missing memory are
+    /// served like theirs.
     pub fn guest(&self) -> &Arc<Mapping> {
         &self.guest
     }
 
-    /// Takes all memory out of the VMM's page table, as an aging daemon does.
+    /// Removes all memory from the VMM's page table, as a clock hand does.
     pub fn forget(&self) {
         self.guest.forget(0, self.guest.bytes()).expect("MADV_DONTNEED");
     }
 
-    /// Writes one word of memory, unseen by the pager.
+    /// Writes one word of memory without the pager's knowledge.
     pub fn set(&self, gpa: Gpa, value: u64) {
         self.ram.words(gpa, 1).expect("in RAM")[0].store(value, Relaxed);
     }
 }
 
 impl Drop for Machine {
-    /// After a failure programs may still run, or wait for a fault: closing the
-    /// userfaultfd, which comes next, wakes them.
+    /// Tells programs to leave: after a failure some may still run, or wait for a fault. Closing
+    /// the userfaultfd, which comes next, wakes them.
     fn drop(&mut self) {
         self.tell_to_leave(true);
     }
@@ -160,7 +159,7 @@ fn new_uffd() -> io::Result<Uffd> {
 
 fn small_pages(file: &RamFile, bytes: u64) -> Mapping {
     let mapping = Mapping::new(file, 0, bytes).expect("mmap");
-    // A kernel without huge pages has no need to be told.
+    // A kernel without huge pages fails this call, and does not need it.
     let _ = mapping.use_huge_pages(false);
     mapping
 }
@@ -182,15 +181,16 @@ fn load_programs(ram: &Ram) {
     }
 }
 
-/// As a run directory should be, where that can be had.
+/// Makes a directory in memory, as a run directory should be, or a temporary one if that cannot be
+/// had.
 fn in_memory() -> std::io::Result<TempDir> {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
 }
 
-/// Punches frames as another process does that has the file.
+/// Punches frames as another process would that has the file.
 ///
 /// # Errors
-/// As fallocate(2).
+/// Those of fallocate(2).
 pub fn punch(ram: &Ram, frames: FrameRange) -> io::Result<()> {
     let place = ram.range(frames).ok_or(io::ErrorKind::InvalidInput)?;
     ram.files()[place.file].file.punch(place.offset, frames.bytes())

@@ -1,19 +1,18 @@
-//! The guest's page tables: every address is its own translation, in 4 KiB
-//! pages that ring 3 may write and execute.
+//! The guest's page tables: an identity map of 4 KiB pages that ring 3 may write and execute.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, Gfn, Gpa};
 use ebb_vm::Ram;
 
-/// What CR3 is set to; the other tables follow, one in each frame.
+/// Value of CR3. The other tables follow, one in each frame.
 pub(crate) const ROOT: Gpa = Gpa(0x1000);
-/// One page directory's worth.
+/// Most bytes that the tables can map: one page directory's worth.
 pub(crate) const MAX_BYTES: u64 = 1 << 30;
 
 const PRESENT_WRITE_USER: u64 = 1 | 1 << 1 | 1 << 2;
 
-/// Builds the tables for all of RAM; returns the first frame behind them.
+/// Builds the tables for all of RAM. Returns the first frame behind them.
 pub(crate) fn build(ram: &Ram) -> Gfn {
     let table = |number: u64| Gpa(ROOT.0 + number * FRAME_BYTES);
     let tables = ram.end().0.div_ceil(FRAMES_PER_HUGE);
@@ -23,7 +22,7 @@ pub(crate) fn build(ram: &Ram) -> Gfn {
     for number in 0..tables {
         entry(ram, directory, number, table(3 + number));
     }
-    // The last-level tables lie one behind the other: one long table.
+    // The last-level tables lie one behind the other, like one long table.
     for frame in 0..ram.end().0 {
         entry(ram, first, frame, Gfn(frame).gpa());
     }

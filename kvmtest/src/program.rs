@@ -1,4 +1,4 @@
-//! The guest's programs; what each does is told in its source, `guest/*.s`.
+//! The guest's programs. The sources, `guest/*.s`, describe what each does.
 
 /// A program for a vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,5 @@
-//! A guest that takes, fills, checks and frees pages and says of each what it is, as a
-//! kernel does: what it frees need not be read back.
+//! A guest that takes, fills, checks and frees pages, and records the state of each, as a kernel
+//! does: freed pages need not be read back.
 
 use std::sync::Arc;
 
@@ -15,31 +15,32 @@ use crate::program::Program;
 use crate::vcpu::Running;
 
 const RAM_BYTES: u64 = 4 << 20;
-/// The pages, behind what the machine itself needs: so many for each vCPU.
+/// First of the guest's pages, behind what the machine itself needs. Each vCPU has as many as the
+/// next constant says.
 const PAGES: Gfn = Gfn(0x200);
 const PAGES_EACH: u64 = 64;
-/// Of all, those whose content is dropped once they are free.
+/// Pages whose content is dropped once they are free, of all pages.
 const DROPPED_PAGES: usize = 16;
-/// Of all vCPUs, which has room for their pages' words.
+/// First frame of the metadata, which has room for the words of all vCPUs' pages.
 const METADATA: Gfn = Gfn(0x1f0);
 const METADATA_BYTES: u64 = 16;
 
-/// Of a page, by the guest.
+/// State of a page, written by the guest: free.
 const FREE: u64 = 0;
-/// Handed out, and not filled yet.
+/// State of a page: handed out, and not filled yet.
 pub const NEW: u64 = 1;
-/// Filled; checked at times.
+/// State of a page: filled, and checked at times.
 pub const IN_USE: u64 = 2;
 
 /// A machine with such a guest.
 pub struct Reuse {
-    /// It.
+    /// The machine.
     pub machine: Machine,
     vcpus: u64,
 }
 
 impl Reuse {
-    /// A machine for so many vCPUs, held by a daemon that believes its metadata.
+    /// Makes a machine for `vcpus` vCPUs, whose daemon trusts its metadata.
     pub fn new(vcpus: u64) -> (Reuse, Daemon) {
         let machine = Machine::new(RAM_BYTES);
         let metadata = FrameRange::new(METADATA, PAGES.0 - METADATA.0);
@@ -52,22 +53,22 @@ impl Reuse {
         (reuse, daemon)
     }
 
-    /// Its pages.
+    /// Returns the guest's pages.
     pub fn pages(&self) -> FrameRange {
         FrameRange::new(PAGES, PAGES_EACH * self.vcpus)
     }
 
-    /// What it says of them.
+    /// Returns the guest's metadata.
     pub fn metadata(&self) -> Metadata {
         Metadata(Arc::clone(self.machine.ram()))
     }
 
-    /// As the guest: the page is `state` from now on.
+    /// Sets a page's state in the guest's place.
     pub fn set(&self, page: Gfn, state: u64) {
         self.machine.set(place(page), state);
     }
 
-    /// Starts its vCPUs, which rest so long over a page that is half full.
+    /// Starts the vCPUs, which pause for `rest` over a page that is half full.
     pub fn start(&self, rest: u64) -> Vec<Running> {
         let arguments = |vcpu| Registers {
             rdi: place(Gfn(PAGES.0 + vcpu * PAGES_EACH)).0,
@@ -80,7 +81,7 @@ impl Reuse {
         (0..self.vcpus).map(|vcpu| self.machine.start(Program::Reuse, arguments(vcpu))).collect()
     }
 
-    /// All vCPUs leave; how many words were not what they should have been.
+    /// Makes all vCPUs leave. Returns how many words were wrong.
     pub fn wrong(&self, running: Vec<Running>) -> u64 {
         self.machine.tell_to_leave(true);
         let left: Vec<Registers> = running.into_iter().map(Running::leave).collect();
@@ -90,8 +91,8 @@ impl Reuse {
         left.iter().map(|registers| registers.r10).sum()
     }
 
-    /// Evicts what is there of the pages, then drops what is free of a few. In between all is
-    /// taken out of the VMM's page table, as by a daemon that looks what is used.
+    /// Evicts the resident pages, then drops those of the first few that are free. In between it
+    /// removes all memory from the VMM's page table, as a clock hand does.
     pub fn evict(&self, daemon: &Daemon, judge: &dyn Judge) -> Evicted {
         let evicted = daemon.evict_by(self.pages(), judge);
         self.machine.forget();
@@ -106,7 +107,7 @@ fn place(page: Gfn) -> Gpa {
     Gpa(METADATA.gpa().0 + (page.0 - PAGES.0) * METADATA_BYTES)
 }
 
-/// What the guest says of its pages.
+/// The guest's record of its pages.
 pub struct Metadata(Arc<Ram>);
 
 impl Metadata {
@@ -135,7 +136,7 @@ impl Witness for Metadata {
     }
 }
 
-/// Takes pages that are just being filled for pages in use.
+/// Judges wrongly: takes pages that are just being filled for pages in use.
 pub struct Hasty(pub Metadata);
 
 impl Judge for Hasty {

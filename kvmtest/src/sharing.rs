@@ -1,6 +1,6 @@
-//! A guest that allocates by LLFree, in C and in Rust, from threads of the VMM's own: their
-//! touches of what is not there are served as a vCPU's. It fills all that it gets, and
-//! finds that unchanged before it puts it back.
+//! A guest that allocates by LLFree, in C and in Rust. Threads of the VMM run it: their touches of
+//! missing memory are served like a vCPU's. It fills every block that it gets, and checks that the
+//! block is unchanged before it puts it back.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -16,28 +16,28 @@ use llfree_tests::{Allocator, Region};
 use crate::machine::Machine;
 
 const RAM_BYTES: u64 = 64 << 20;
-/// Each zone's state has so much, behind what the machine itself needs.
+/// Bytes for each zone's state, behind what the machine itself needs.
 const STATE_BYTES: u64 = 64 << 10;
 const STATES: Gpa = Gpa(2 << 20);
-/// First frame and frames. Neither ends with a whole huge frame.
+/// First frame and number of frames of each zone. Neither zone ends with a whole huge frame.
 const ZONES: [(u64, u64); 2] = [(1024, 7 * 1024), (8192, 15 * 512 + 100)];
 const CORES: u32 = 4;
 const FRAME_WORDS: usize = (FRAME_BYTES / 8) as usize;
-/// At most so many blocks has a thread at a time.
+/// Most blocks that a thread has at a time.
 const BLOCKS_MAX: usize = 24;
 
-/// In what language a guest's thread allocates.
+/// Language of the allocator that a guest's thread uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Language {
-    /// As a kernel.
+    /// As in a kernel.
     C,
-    /// As the host.
+    /// As in the host.
     Rust,
 }
 
 /// A machine whose guest has two zones.
 pub struct Sharing {
-    /// It.
+    /// The machine.
     pub machine: Machine,
     zones: Arc<Vec<(u64, Region)>>,
     owners: Arc<[AtomicU32]>,
@@ -48,14 +48,14 @@ pub struct Sharing {
 /// What a thread of the guest did.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Turns {
-    /// Blocks got, filled, found unchanged and put back.
+    /// Blocks that were got, filled, found unchanged and put back.
     pub blocks: u64,
     /// Gets that found nothing free.
     pub refused: u64,
 }
 
 impl Sharing {
-    /// A machine with everything free and nothing touched.
+    /// Makes a machine with everything free and nothing touched.
     pub fn new() -> Sharing {
         let machine = Machine::new(RAM_BYTES);
         let file = &machine.ram().files()[0].file;
@@ -70,22 +70,22 @@ impl Sharing {
         Sharing { machine, zones, owners, leave: Arc::default(), running: Vec::new() }
     }
 
-    /// Where the zones' headers are.
+    /// Returns the addresses of the zones' headers.
     pub fn headers(&self) -> Vec<Gpa> {
         (0..ZONES.len() as u64).map(|index| Gpa(STATES.0 + index * STATE_BYTES)).collect()
     }
 
-    /// Each zone's first frame, and its state.
+    /// Returns each zone's first frame and its state.
     pub fn zones(&self) -> &[(u64, Region)] {
         &self.zones
     }
 
-    /// Huge frames that are wholly in a zone.
+    /// Returns how many whole huge frames the zones have.
     pub fn huge_frames(&self) -> u64 {
         ZONES.iter().map(|(_, frames)| frames / 512).sum()
     }
 
-    /// Starts a thread of the guest. `iommu`: a device uses each frame that it gets.
+    /// Starts a thread of the guest. With `iommu`, a device uses each frame that it gets.
     pub fn start(&mut self, language: Language, iommu: Option<Arc<SoftIommu>>) {
         let owner = self.running.len() as u32 + 1;
         let worker = Worker {
@@ -101,10 +101,10 @@ impl Sharing {
         self.running.push(running.expect("a thread"));
     }
 
-    /// Has all threads put back what they have, and end. What they did together.
+    /// Makes all threads put back what they have, and end. Returns what they did together.
     ///
     /// # Panics
-    /// When one found something wrong.
+    /// A thread found something wrong.
     pub fn finish(&mut self) -> Turns {
         self.leave.store(true, Relaxed);
         let mut all = Turns::default();
@@ -117,11 +117,11 @@ impl Sharing {
         all
     }
 
-    /// Has the zones give back what slots claim, compares all their words, and returns how
-    /// many frames are free. No thread runs.
+    /// Drains the slots, compares all words of the zones, and returns how many frames are free. No
+    /// thread may run.
     ///
     /// # Panics
-    /// Where words disagree.
+    /// Words disagree.
     pub fn verify(&self) -> u64 {
         let each = self.zones.iter().map(|(_, region)| {
             let zone = region.zone(());
@@ -138,7 +138,7 @@ impl Default for Sharing {
     }
 }
 
-/// A small generator of numbers.
+/// A small random number generator.
 struct Random(u64);
 
 impl Random {
@@ -176,7 +176,8 @@ impl Touch for TouchIn<'_> {
     fn touch(&self, frame: u64) {
         let word = &words(self.memory, Gfn(self.base + frame))[0];
         let seen = word.load(Relaxed);
-        // Not `fetch_or(0)`, of which compilers make a load. Whoever changes it writes it.
+        // Compilers make a load of `fetch_or(0)`, so this is a compare-exchange. Whoever changes
+        // the word meanwhile has written it.
         let _ = word.compare_exchange(seen, seen, AcqRel, Relaxed);
     }
 }
@@ -225,7 +226,7 @@ impl Worker {
         random: &mut Random,
         turn: u64,
     ) -> Result<Block, Error> {
-        // Mostly small ones; now and then a huge frame, or a pair.
+        // Most blocks are small, but some are a huge frame or a pair.
         let order = [0, 0, 0, 0, 1, 2, 3, 4, 6, 8, 9, 10][random.below(12) as usize];
         let kind = if random.below(4) == 0 { Kind::Unmovable } else { Kind::Movable };
         let zone = random.below(zones.len() as u64) as usize;
@@ -242,7 +243,7 @@ impl Worker {
 
     fn fill(&self, block: &Block) {
         if let Some(iommu) = &self.iommu {
-            // As a driver that has a device write to it at once.
+            // A driver would have a device write to the block at once.
             let pinned = iommu.pin(block.frames);
             assert_eq!(pinned, Ok(()), "a device meets what is not there");
         }
@@ -272,7 +273,7 @@ impl Worker {
     }
 }
 
-/// Whether the header of a zone says so many hard-reclaimed huge frames.
+/// Returns how many hard-reclaimed huge frames the header of a zone tells.
 pub fn told_hard(region: &Region) -> u64 {
     region.header()[ebb_llfree::layout::HEADER_HARD].load(Acquire)
 }

@@ -1,4 +1,4 @@
-//! A vCPU at work on a thread of its own.
+//! A vCPU that runs on a thread of its own.
 
 use std::thread::{self, JoinHandle};
 
@@ -7,23 +7,23 @@ use ebb_sys::kvm_vm::{Exit, Registers, Segment, SpecialRegisters, Vcpu};
 use crate::paging;
 use crate::wait::until;
 
-/// Where a program that is done writes to.
+/// The port that a finished program writes to.
 const DONE: u16 = 0x10;
 
-/// Descriptor types and selectors; the low two bits ask for ring 3.
+/// Descriptor type and selector. The low two bits of the selector ask for ring 3.
 const CODE: (u8, u16) = (0xb, 0x1b);
 const DATA: (u8, u16) = (0x3, 0x23);
 
-/// Protected mode, paging, and what always goes with them.
+/// Protected mode, paging, and the bits that always go with them.
 const CR0: u64 = 1 | 1 << 4 | 1 << 5 | 1 << 16 | 1 << 31;
-/// Physical address extension: long mode needs it.
+/// Physical address extension, which long mode needs.
 const CR4: u64 = 1 << 5;
-/// Long mode enabled and active.
+/// Long mode is enabled and active.
 const EFER: u64 = 1 << 8 | 1 << 10;
-/// Bit 1 is always set. I/O privilege level 3: ring 3 may use `out`.
+/// Bit 1 is always set. I/O privilege level 3 lets ring 3 use `out`.
 const RFLAGS: u64 = 1 << 1 | 3 << 12;
 
-/// A vCPU in its program.
+/// A vCPU that runs a program.
 #[must_use]
 pub struct Running {
     name: String,
@@ -39,12 +39,12 @@ impl Running {
         Running { name, thread: thread.expect("a thread for the vCPU") }
     }
 
-    /// Whether it has left its program.
+    /// Whether the vCPU has left its program.
     pub fn has_left(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Waits until it leaves; what its registers say then.
+    /// Waits until the vCPU leaves. Returns its registers at that time.
     pub fn leave(self) -> Registers {
         until(format_args!("{} to leave", self.name), || self.has_left().then_some(()));
         self.thread.join().expect("the vCPU leaves by its port")

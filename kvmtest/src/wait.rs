@@ -6,16 +6,16 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Two vCPUs and a fault thread on two busy cores may stall for seconds with
-/// nothing lost.
+/// Longest wait. Two vCPUs and a fault thread on two busy cores may stall for seconds with nothing
+/// lost.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// Looks until `probe` finds something.
+/// Waits until `probe` finds something.
 ///
 /// # Panics
-/// It does not within [`DEADLINE`].
+/// `probe` finds nothing within [`DEADLINE`].
 pub fn until<T>(what: impl Display, mut probe: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -29,7 +29,7 @@ pub fn until<T>(what: impl Display, mut probe: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// What each thread of this process waits for, as the kernel tells it.
+/// Returns what each thread of this process waits for, as the kernel tells it.
 fn threads() -> String {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     tasks.map(|task| thread_line(&task.path())).collect()

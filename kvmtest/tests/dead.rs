@@ -1,4 +1,5 @@
-//! Frames that the guest has freed since they went come back unread, and only those.
+//! Frames that the guest has freed since their eviction come back without a read from the store,
+//! and only those.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,14 +12,14 @@ use kvmtest::{Daemon, until};
 use testkit::require;
 
 const VCPUS: u64 = 2;
-/// Longer than frames are held before they go.
+/// A pause that is longer than an eviction locks a frame.
 const LONG: u64 = 160_000_000;
 
 fn avoided(pager: &Pager) -> u64 {
     pager.counters().false_reads_avoided.load(Relaxed)
 }
 
-/// How many words were wrong.
+/// Returns how many words were wrong.
 fn torture(judge: impl Fn(&Reuse) -> Box<dyn Judge>, rest: u64, enough: u64) -> u64 {
     let (reuse, daemon) = Reuse::new(VCPUS);
     let judge = judge(&reuse);
@@ -47,18 +48,19 @@ fn torture(judge: impl Fn(&Reuse) -> Box<dyn Judge>, rest: u64, enough: u64) -> 
 fn what_is_in_use_is_read_and_what_was_freed_is_not() {
     require!(kvmtest::available());
     assert_eq!(torture(|reuse| Box::new(reuse.metadata()), 0, 2000), 0);
-    // Pages go that are half full, too.
+    // With this pause, half-filled pages are evicted, too.
     assert_eq!(torture(|reuse| Box::new(reuse.metadata()), LONG, 20), 0);
 }
 
-/// Were it not asked what a frame was when it went, this would pass.
+/// The pager must ask at the eviction whether a frame is in use. This judge answers that wrongly,
+/// so words are lost.
 #[test]
 fn a_look_at_the_fault_alone_loses_words() {
     require!(kvmtest::available());
     assert!(torture(|reuse| Box::new(Hasty(reuse.metadata())), LONG, 100) > 0);
 }
 
-/// A page in use goes; then it is handed out anew, and something of ours touches it.
+/// A page in use is evicted. Then the guest hands it out anew, and a device of ours touches it.
 fn touched_anew(between: impl FnOnce(&Reuse, Daemon) -> Daemon) -> (u64, u64) {
     let (reuse, daemon) = Reuse::new(1);
     let page = reuse.pages().start;

@@ -1,4 +1,4 @@
-//! A daemon dies at any step of its work, and another goes on from there.
+//! A daemon dies at any step of its work, and another one goes on from there.
 
 use std::mem::forget;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ use kvmtest::counting::{Counting, PAGES};
 const ROUNDS: u64 = 20;
 const VCPUS: u64 = 2;
 
-/// A vCPU waits; every second time the dead daemon had read of it already.
+/// Waits until a vCPU faults. In every second round, the dead daemon has already read that fault.
 fn somebody_waits(machine: &Machine, round: u64) {
     until("a vCPU to wait", || machine.fault_waits().then_some(()));
     if round.is_multiple_of(2) {
@@ -31,9 +31,9 @@ fn keeps_every_word(way: Way) {
     blocks.wait_until_all_are_filled();
     for round in 0..ROUNDS {
         blocks.empty_free();
-        // More than the vCPUs have at once, and the two that are taken here.
+        // These are more than the vCPUs have at once, plus the two that are claimed here.
         blocks.stop_serving(VCPUS + 2);
-        // One block is only claimed, another about to be emptied.
+        // One block is only claimed, the other is about to be emptied.
         for commit in [false, true] {
             let mut all = (0..blocks.count()).cycle();
             let claim = until("a free block", || blocks.claim(all.next()?));
@@ -57,7 +57,7 @@ fn emptied_blocks_outlive_their_daemon() {
     keeps_every_word(Way { grain: Grain::Huge, order: 9, ..STRICT });
 }
 
-/// A frame held, and protected in the VM.
+/// Locks a frame, and protects it in the VM.
 fn hold<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
     let held = pager.ledger().lock_frame(gfn).unwrap();
     let range = pager.ram().hva_range(FrameRange::new(gfn, 1)).unwrap();
@@ -65,7 +65,7 @@ fn hold<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
     held
 }
 
-/// The same, saved and on record as such.
+/// Locks and protects a frame, saves it, and records it as saved.
 fn save<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
     let mut held = hold(machine, pager, gfn);
     let mut page = [0; FRAME_BYTES as usize];
@@ -76,7 +76,7 @@ fn save<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
     held
 }
 
-/// The page of a saved frame is back already, but not on record so.
+/// Brings the page of a saved frame back, but does not record that.
 fn bring_back<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> Option<LockedFrame<'a>> {
     let held = pager.ledger().lock_frame(gfn).unwrap();
     let Content::Saved { slot } = held.content() else { return None };
@@ -115,7 +115,7 @@ fn saved_frames_outlive_their_daemon() {
             (done.frames() > 0).then_some(())
         });
         daemon.stop_serving();
-        // Nobody brings anything back, so most is gone after this.
+        // No fault is served any more, so this evicts most frames.
         if round.is_multiple_of(3) {
             daemon.evict(counting.all());
         }

@@ -30,16 +30,16 @@ fn frames_in_use_keep_every_write() {
     require!(kvmtest::available());
     keeps_every_write(1, 0, 10_000);
     keeps_every_write(2, 0, 10_000);
-    // Half of the evictions go through unseen by such a guest.
+    // Such a guest does not notice half of the evictions.
     keeps_every_write(2, 10_000, 10_000);
 }
 
-/// Pages go to compressed memory, and from there to disk, while the guest asks for them.
+/// Pages go to compressed memory, and from there to disk, while the guest faults on them.
 #[test]
 fn pages_on_their_way_to_disk_keep_every_write() {
     require!(kvmtest::available());
     let (mut counting, daemon) = Counting::new(Grain::Frame);
-    // One chunk, so that nothing stays for long.
+    // The limit is one chunk, so that nothing stays for long.
     require!(daemon.compress(64 << 10));
     counting.start(2, 0);
     let (mut saved, mut moved) = (0, 0);
@@ -59,8 +59,8 @@ fn pages_on_their_way_to_disk_keep_every_write() {
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
 }
 
-/// A disk that is full costs nothing; one that cannot be read makes the guest wait, not
-/// the host's processors, and it goes on once the disk is well.
+/// A full disk costs nothing. A disk that cannot be read makes the guest wait, but not the host's
+/// processors, and the guest goes on once the disk works again.
 #[test]
 fn a_failing_disk_loses_nothing() {
     require!(kvmtest::available());
@@ -87,12 +87,12 @@ fn a_failing_disk_loses_nothing() {
     daemon.pager.returner().give_back_all().unwrap();
 }
 
-/// A huge frame goes whole or not at all, whatever the guest writes meanwhile.
+/// A huge frame is evicted whole or not at all, whatever the guest writes meanwhile.
 #[test]
 fn huge_frames_in_use_keep_every_write() {
     require!(kvmtest::available());
     let (mut counting, daemon) = Counting::new(Grain::Huge);
-    // It rests for longer than an eviction takes, most of the time.
+    // Most of the time the pause is longer than an eviction takes.
     counting.start(1, 160_000_000);
     let huge = FrameRange::huge(PAGES.start.huge());
     let mut abandoned = 0;
@@ -109,10 +109,9 @@ fn huge_frames_in_use_keep_every_write() {
     assert_eq!(counting.lost(&daemon.pager), 0);
 }
 
-/// Saves and punches, as eviction does, but protects nothing; the guest
-/// writes in between.
+/// Saves and punches, as eviction does, but protects nothing. The guest writes in between.
 fn evict_in_the_wrong_order(counting: &Counting, pager: &Pager) -> u64 {
-    // Only this thread ever takes a resident frame out of memory.
+    // Only this thread evicts resident frames.
     let resident = PAGES.frames().filter(|&gfn| pager.ledger().content(gfn) == Content::Resident);
     let saved: Vec<_> = resident.filter_map(|gfn| save(pager, gfn)).collect();
     let count = || -> u64 { saved.iter().map(|(gfn, ..)| counting.counted_in(*gfn)).sum() };
@@ -136,15 +135,14 @@ fn save(pager: &Pager, gfn: Gfn) -> Option<(Gfn, LockedFrame<'_>, u64)> {
     if held.commit(Content::Saved { slot }) {
         return Some((gfn, held, slot));
     }
-    // The second of two vCPUs that missed it together.
+    // Two vCPUs have faulted on the frame together, and this is the fault of the second.
     if held.abandon() {
         pager.frames().wake_all().unwrap();
     }
     None
 }
 
-/// Were the protection not needed, or did the guest's checks not see a lost
-/// write, this would fail.
+/// Shows that the protection is needed, and that the guest's checks see a lost write.
 #[test]
 fn the_wrong_order_loses_writes() {
     require!(kvmtest::available());

@@ -9,8 +9,8 @@ use testkit::require;
 
 use kvmtest::blocks::{Blocks, FORGOTTEN, RELEASED, STRICT, TOUCHED, Way};
 
-/// Until enough is emptied under the guest's hands; then once more while it
-/// rests, when nothing is left; and the guest must find it all right again.
+/// Empties blocks while the guest runs, until `enough` were emptied. Then empties all that is left
+/// while the guest rests. Then the guest must find everything right again.
 fn keeps_every_word(way: Way, vcpus: u64, enough: u64) {
     let blocks = Blocks::new(way);
     let began = Instant::now();

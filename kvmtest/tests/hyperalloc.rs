@@ -1,4 +1,4 @@
-//! The host takes huge frames in the allocator of a guest that allocates all the time.
+//! The host reclaims huge frames in the allocator of a guest that allocates all the time.
 
 use std::mem::forget;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use kvmtest::sharing::{Language, Sharing, told_hard};
 use kvmtest::{Daemon, until};
 use testkit::require;
 
-/// Huge frames that change hands before it is enough.
+/// Number of huge frames to reclaim before a test ends.
 const ENOUGH: u64 = 300;
 
 fn hold(guest: &Sharing, grain: Grain, devices: Box<dyn IoMapping>) -> (Daemon, Arc<HyperAlloc>) {
@@ -29,7 +29,7 @@ fn reclaim(daemon: &Daemon, shared: &HyperAlloc, how: How, want: u64) -> u64 {
     taken.huge_frames
 }
 
-/// Everything is the guest's again, and its words and the pager's say so.
+/// Checks that everything is the guest's again, by its words and by the pager's.
 fn all_is_back(mut guest: Sharing, daemon: Daemon, shared: &HyperAlloc) {
     guest.finish();
     shared.give_back_all(&daemon.pager).unwrap();
@@ -118,7 +118,7 @@ fn no_device_meets_what_is_not_there() {
     }
 }
 
-/// Higher zones first, and none that the guest is to keep.
+/// Higher zones come first, and the frames that the guest should keep are spared.
 #[test]
 fn zones_are_taken_from_the_top_down() {
     require!(kvmtest::available());
@@ -133,7 +133,7 @@ fn zones_are_taken_from_the_top_down() {
     assert_eq!(taken.huge_frames, guest.huge_frames() - 20 - 4);
     assert_eq!(shared.give(&daemon.pager, 7), 7);
     assert_eq!(told(), [0, 13]);
-    // A guest that was reset is left alone.
+    // A guest that was reset is not touched.
     let (taken, stop) = shared.reclaim(&daemon.pager, How::Hard, 1, 0, || false);
     assert!(taken.huge_frames == 0 && matches!(stop, Some(Stop::Reset)));
     all_is_back(guest, daemon, &shared);
@@ -156,7 +156,7 @@ fn a_touch_of_what_the_guest_may_not_have_is_counted() {
         assert_eq!(guest.machine.read_as_vmm(gpa), 7);
         assert_eq!((shared.counts().violations, told.load(Relaxed)), (1, 1));
         assert_eq!(shared.state(gpa.gfn().huge()), State::Hard);
-        // Once it is returned it is a huge frame like any other.
+        // A returned huge frame is like any other.
         assert_eq!(shared.give(&daemon.pager, 2), 2);
         assert_eq!(shared.state(gpa.gfn().huge()), State::Installed);
         assert_eq!(shared.counts().soft_bytes, HUGE_BYTES);
@@ -164,9 +164,9 @@ fn a_touch_of_what_the_guest_may_not_have_is_counted() {
     }
 }
 
-/// Leaves a huge frame at one of the steps of taking it, or of returning it, where one can
-/// be had at once: with both of the guest's threads waiting for frames that were left in
-/// the hand, none is ever freed.
+/// Leaves a huge frame at one of the steps of reclaiming or returning it. Returns `false` if none
+/// can be had at once. It must not wait: if both of the guest's threads wait for frames that were
+/// left locked, no frame is ever freed.
 fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> bool {
     let (base, region) = &guest.zones()[step % 2];
     let host = region.host();
@@ -235,7 +235,7 @@ fn what_was_taken_outlives_its_daemon() {
             daemon = Daemon::adopt(&guest.machine, grain);
             daemon.serve();
             shared = HyperAlloc::attach(&daemon.pager, &guest.headers()).unwrap();
-            // Those that were to be soft, and were not returned yet, count as hard.
+            // Huge frames whose soft reclaim had not returned them yet count as hard-reclaimed.
             let now = shared.counts().hard_bytes;
             assert!((hard.saturating_sub(HUGE_BYTES)..=hard + 3 * HUGE_BYTES).contains(&now));
             shared.give(&daemon.pager, now / HUGE_BYTES / 2);
@@ -246,8 +246,8 @@ fn what_was_taken_outlives_its_daemon() {
     }
 }
 
-/// A guest's thread writes what it likes over the allocator's state, while the host works
-/// on it: the host goes on, and takes nothing but what is the guest's.
+/// A guest's thread writes anything over the allocator's state while the host works on it. The host
+/// goes on, and takes only memory of the guest.
 #[test]
 fn a_guest_that_writes_garbage_harms_itself_only() {
     require!(kvmtest::available());
@@ -263,11 +263,12 @@ fn a_guest_that_writes_garbage_harms_itself_only() {
                 for (_, region) in zones {
                     let words = region.words(0, (areas.total_bytes / 8) as usize);
                     random = random.rotate_left(7).wrapping_mul(0xbf58_476d_1ce4_e5b9) + 1;
-                    // Half of the time an area looks free, so that something is taken.
+                    // Half of the values make an area look free, so that something is reclaimed.
                     let areas_at = (areas.areas_bytes / 8) as usize;
                     let value = if random & 1 == 0 { random } else { 0x0200_0200_0200_0200 };
                     words[areas_at + random as usize / 3 % 8].store(value, Relaxed);
-                    // The header but for what tells that it is still there, the rest at random.
+                    // Of the header, all is random but for the magic number, which tells that the
+                    // header is still there.
                     let rest = 8 + random as usize % (words.len() - 8);
                     words[rest].store(random, Relaxed);
                 }
@@ -286,7 +287,7 @@ fn a_guest_that_writes_garbage_harms_itself_only() {
         });
         leave.store(true, Relaxed);
     });
-    // What does not belong to a zone was never touched: the machine's own first 2 MiB.
+    // The machine's own first 2 MiB belong to no zone, and were never touched.
     assert_eq!(daemon.pager.ledger().content(Gfn(0)), ebb_ledger::Content::Resident);
     shared.give_back_all(&daemon.pager).unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);

@@ -1,5 +1,5 @@
-//! Frames that came back keep their slot, and go again without being saved if they hold what they
-//! held; a write is never missed, by whatever way it comes.
+//! Refilled frames keep their slot, and are evicted again without being saved if their content is
+//! unchanged. A write is never missed, whatever mapping it comes by.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -11,12 +11,13 @@ use kvmtest::counting::{Counting, PAGES};
 use kvmtest::{Daemon, Machine, until};
 use testkit::require;
 
-/// The frame that goes and comes.
+/// The frame that is evicted and refilled.
 const PAGE: Gfn = PAGES.start;
 const ONE: FrameRange = FrameRange::new(PAGE, 1);
 
 fn content(daemon: &Daemon) -> Content {
-    // Who fills a frame wakes before it unlocks, if somebody asked meanwhile.
+    // The thread that fills a frame wakes waiters before it unlocks the frame, if somebody asked
+    // meanwhile.
     until("the word", || daemon.pager.ledger().unlocked(PAGE))
 }
 
@@ -32,7 +33,7 @@ fn evicted(daemon: &Daemon) -> Evicted {
     daemon.evict(ONE)
 }
 
-/// A machine whose frame was saved, and came back.
+/// Makes a machine whose frame was saved and refilled.
 fn with_a_kept_slot() -> (Counting, Daemon) {
     let (counting, daemon) = Counting::new(Grain::Frame);
     write(&counting.machine, 7);
@@ -60,7 +61,7 @@ fn assert_none(daemon: &Daemon) {
     assert_eq!((slots(daemon), kept(daemon)), (0, 0));
 }
 
-/// What was written is what comes back.
+/// Checks that a write survives an eviction.
 fn assert_written(counting: &Counting, daemon: &Daemon) {
     write(&counting.machine, 8);
     assert_eq!(evicted(daemon), Evicted { saved: 1, ..Evicted::default() });
@@ -80,7 +81,7 @@ fn a_frame_that_was_read_is_not_saved_again() {
     assert_written(&counting, &daemon);
 }
 
-/// As all faults do where the kernel has KVM's done asynchronously.
+/// Where the kernel handles KVM's faults asynchronously, all faults look like this one.
 #[test]
 fn nor_is_one_that_was_touched_by_a_write_of_the_same() {
     require!(kvmtest::available());
@@ -94,7 +95,7 @@ fn nor_is_one_that_was_touched_by_a_write_of_the_same() {
     assert_written(&counting, &daemon);
 }
 
-/// By a device of ours, or anybody else who has a mapping.
+/// The write comes from a device of ours, or from any other mapping.
 #[test]
 fn a_write_by_another_mapping_is_seen() {
     require!(kvmtest::available());
@@ -122,7 +123,7 @@ fn after_a_daemons_death_nothing_is_kept() {
     assert_written(&counting, &daemon);
 }
 
-/// The VMM has punched the page, as a balloon does, and a daemon dies.
+/// The VMM has punched the page, as a balloon does, and in one case the daemon dies.
 #[test]
 fn a_frame_that_the_vmm_punched_is_a_hole() {
     require!(kvmtest::available());
@@ -166,10 +167,10 @@ fn a_store_in_want_of_slots_gets_them() {
     assert_written(&counting, &daemon);
 }
 
-/// Another frame.
+/// A frame other than [`PAGE`].
 const OTHER: Gfn = Gfn(PAGE.0 + 64);
 
-/// The guest has freed it, and its block is emptied.
+/// The guest has freed the frame, and its block is emptied.
 #[test]
 fn a_frame_that_is_emptied_keeps_none() {
     require!(kvmtest::available());
@@ -193,7 +194,7 @@ fn metadata_that_keeps_a_slot_can_be_watched() {
     assert_written(&counting, &daemon);
 }
 
-/// What a write costs its writer that comes after a read, for whoever wants to know.
+/// This also prints what a write after a read costs the writer.
 #[test]
 fn every_write_is_seen() {
     require!(kvmtest::available());

@@ -1,4 +1,4 @@
-//! Frames that a device of ours uses stay where they are.
+//! Frames that a device of ours uses stay resident.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -29,7 +29,7 @@ fn pinned_frames_are_not_evicted() {
     assert_eq!(counting.lost(&daemon.pager), 0);
 }
 
-/// What is to be overwritten is not read back; what is to be kept is.
+/// A pin does not refill what will be overwritten, but does refill what must be kept.
 #[test]
 fn a_pin_brings_back_only_what_it_must() {
     require!(kvmtest::available());

@@ -1,5 +1,4 @@
-//! A guest that writes metadata under watch waits until its block is back, and
-//! loses no write.
+//! A guest that writes watched metadata waits until its block is back, and loses no write.
 
 use ebb_pager::{Grain, Restored};
 use ebb_units::{FrameRange, Gfn, Gpa};
@@ -7,9 +6,9 @@ use kvmtest::{Daemon, Machine, Program, Registers, Running, until};
 use testkit::require;
 
 const RAM_BYTES: u64 = 16 << 20;
-/// The frame that is written all the time.
+/// The metadata frame that the guest writes all the time.
 const METADATA: Gfn = Gfn(0x200);
-/// The blocks that are taken meanwhile.
+/// The blocks that are emptied meanwhile.
 const LARGE: Restored = Restored { head: Gfn(0x400), order: 9 };
 const SMALL: Restored = Restored { head: Gfn(0x400), order: 0 };
 
@@ -25,7 +24,7 @@ fn start(machine: &Machine, writer: u64) -> Running {
     machine.start(Program::Writer, Registers { rdi: word(writer).0, ..Registers::default() })
 }
 
-/// Empties a block, whose metadata the guest writes all the time.
+/// Empties a block, while the guest writes its metadata all the time.
 fn take(daemon: &Daemon, block: Restored) {
     let claim = daemon.pager.blocks().claim(METADATA, block.head, block.order).unwrap();
     let claim = claim.and_then(|claim| claim.commit(true, 0));

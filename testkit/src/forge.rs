@@ -1,4 +1,4 @@
-//! A made-up guest: the least that a Linux kernel's memory must hold to be believed.
+//! A made-up guest: the least that a Linux kernel's memory must contain to be trusted.
 //!
 //! 64 MiB of RAM, laid out as a kernel of 6.1 would, and free to be broken anywhere:
 //!
@@ -13,48 +13,48 @@ pub mod broken;
 use ebb_inspect::Snapshot;
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 
-/// All of its RAM, from address 0 on.
+/// Size of the guest's RAM, which begins at address 0.
 pub const RAM_BYTES: u64 = 64 << 20;
-/// The same in frames.
+/// Size of the guest's RAM in frames.
 pub const FRAMES: u64 = RAM_BYTES / FRAME_BYTES;
-/// Of a `struct page`.
+/// Size of a `struct page`.
 pub const PAGE_BYTES: u64 = 64;
 
-/// Where the kernel's image is mapped.
+/// Virtual address of the kernel's image.
 pub const IMAGE_VA: u64 = 0xffff_ffff_8100_0000;
-/// Where it lies.
+/// Guest-physical address of the kernel's image.
 pub const IMAGE: Gpa = Gpa(2 << 20);
-/// Where all of RAM is mapped.
+/// Virtual address of the direct mapping of all RAM.
 pub const DIRECT_VA: u64 = 0xffff_8880_0000_0000;
-/// Where the struct pages are mapped.
+/// Virtual address of the struct pages.
 pub const VMEMMAP_VA: u64 = 0xffff_ea00_0000_0000;
-/// The top page table.
+/// Guest-physical address of the top page table.
 pub const ROOT: Gpa = Gpa(IMAGE.0 + 0x1_0000);
 const NODE_DATA: u64 = 0x2_0000;
 const NAMES: u64 = 0x2_1000;
 const TABLES: u64 = 1 << 20;
-/// The struct pages.
+/// Guest-physical address of the struct pages.
 pub const MEMMAP: Gpa = Gpa(4 << 20);
 const ROOTS: u64 = 6 << 20;
-/// The sections of memory.
+/// Guest-physical address of the memory sections.
 pub const SECTIONS: Gpa = Gpa(ROOTS + 0x1000);
-/// The node, which begins with its zones.
+/// Guest-physical address of the node, which begins with its zones.
 pub const NODE: Gpa = Gpa(ROOTS + 0x1_0000);
-/// The note that VMCOREINFO is.
+/// Guest-physical address of the VMCOREINFO note.
 pub const NOTE: Gpa = Gpa(7 << 20);
-/// Frames from here on are nobody's.
+/// First of the frames that nothing uses.
 pub const FIRST_SPARE: Gfn = Gfn(2048);
 
-/// Of a zone's structure.
+/// Size of a zone's structure.
 pub const ZONE_BYTES: u64 = 1536;
-/// The zones' names.
+/// Names of the zones.
 pub const ZONES: [&str; 3] = ["DMA", "DMA32", "Normal"];
 const SPANNED: u64 = 144;
 const FREE_AREA: u64 = 256;
 const FREE_AREA_BYTES: u64 = 88;
 const VM_STAT: u64 = 1344;
 const NR_ZONES: u64 = 171_552;
-/// So many lists of free blocks an order has.
+/// Lists of free blocks that each order has.
 pub const MIGRATE_TYPES: u64 = 5;
 
 const LRU: u64 = 8;
@@ -66,16 +66,16 @@ const LEAF: u64 = 1 << 7;
 
 /// A made-up guest.
 pub struct Forge {
-    /// Its memory.
+    /// The guest's memory.
     pub mem: Snapshot,
-    /// Levels of its page tables.
+    /// Levels of the guest's page tables.
     pub levels: u32,
     free_frames: u64,
     tables: u64,
 }
 
 impl Forge {
-    /// A guest that passes, with 4 or 5 levels of page tables, and all of its frames in use.
+    /// Makes a valid guest, with 4 or 5 levels of page tables, and all frames in use.
     pub fn new(levels: u32) -> Forge {
         let mut mem = Snapshot::new();
         mem.add(Gpa(0), vec![0; (RAM_BYTES / 8) as usize]);
@@ -96,7 +96,7 @@ impl Forge {
         forge
     }
 
-    /// A guest with free blocks of order 10 and 9 and a few small ones, on their lists.
+    /// Makes a guest with free blocks of order 10 and 9 and a few small ones, on their lists.
     pub fn with_free_blocks(levels: u32) -> Forge {
         let mut forge = Forge::new(levels);
         let large: Vec<Gfn> = (4..12).map(|index| Gfn(index * 1024)).collect();
@@ -131,7 +131,7 @@ impl Forge {
         self.set_zone(0, VM_STAT, self.free_frames);
     }
 
-    /// The note's text, that of a 6.1 kernel.
+    /// Returns the note's text, that of a 6.1 kernel.
     pub fn note_text(&self) -> String {
         let levels = self.levels - 4;
         let phys_base = IMAGE.0 as i64 - (IMAGE_VA - 0xffff_ffff_8000_0000) as i64;
@@ -162,12 +162,12 @@ impl Forge {
         )
     }
 
-    /// Puts a note with this text into memory.
+    /// Writes a note with this text into memory.
     pub fn note(&self, text: &str) {
         self.note_at(NOTE, text.as_bytes());
     }
 
-    /// Puts a note with this text to `at`.
+    /// Writes a note with this text to `at`.
     pub fn note_at(&self, at: Gpa, text: &[u8]) {
         let mut bytes = Vec::new();
         bytes.extend(11u32.to_le_bytes());
@@ -182,7 +182,7 @@ impl Forge {
         }
     }
 
-    /// Maps one leaf: of 4 KiB at level 0, of 2 MiB at level 1.
+    /// Maps one leaf: 4 KiB at level 0, 2 MiB at level 1.
     pub fn map(&mut self, va: u64, to: Gpa, leaf_level: u32) {
         let mut table = ROOT.0;
         for level in (leaf_level + 1..self.levels).rev() {
@@ -203,7 +203,7 @@ impl Forge {
         self.mem.set(entry, to.0 | PRESENT | leaf);
     }
 
-    /// The address of a word of a frame's `struct page`.
+    /// Returns the address of a word of a frame's `struct page`.
     pub fn page(&self, gfn: Gfn, offset: u64) -> Gpa {
         Gpa(MEMMAP.0 + gfn.0 * PAGE_BYTES + offset)
     }
@@ -218,7 +218,7 @@ impl Forge {
         self.mem.set(Gpa(NODE.0 + zone * ZONE_BYTES + offset), value);
     }
 
-    /// Frames in free blocks.
+    /// Returns the number of frames in free blocks.
     pub fn free_frames(&self) -> u64 {
         self.free_frames
     }

@@ -1,9 +1,9 @@
 //! What tests of several crates need, with VMs and without.
 //!
-//! A test [skips](require!) where it cannot run, [waits](until) for events, and puts back what it
+//! A test [skips](require!) where it cannot run, [waits](until) for events, and restores what it
 //! changes on the host ([`Undo`], [`Scratch`], [`HostSetting`]). [`forge`] is a made-up guest.
 //!
-//! Everything here panics when it goes wrong: it serves tests and benchmarks only.
+//! Everything here panics on failure, because it serves only tests and benchmarks.
 #![forbid(unsafe_code)]
 
 pub mod forge;

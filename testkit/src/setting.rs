@@ -13,19 +13,19 @@ const SHMEM: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 const FOLIOS: &str = "/sys/kernel/mm/transparent_hugepage";
 const HUGETLB: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
-/// A setting changed, and put back when this is dropped: also when the test
-/// fails. `scripts/test` does the same for a test that is killed.
+/// A changed setting, which is restored when this is dropped, also when the test fails.
+/// `scripts/test` does the same for a test that is killed.
 pub struct HostSetting {
-    // Taken away in this order.
+    // The fields are dropped in this order.
     _undo: Undo,
     _record: Option<Undo>,
 }
 
 impl HostSetting {
-    /// Transparent huge pages for shared memory, where a program asks for them.
+    /// Allows transparent huge pages for shared memory, where a program asks for them.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// The setting cannot be changed.
     pub fn shared_huge_pages() -> Result<HostSetting, String> {
         let path = Path::new(SHMEM);
         let text = read(path)?;
@@ -38,10 +38,10 @@ impl HostSetting {
         Ok(setting)
     }
 
-    /// No huge pages for shared memory, whoever asks for them.
+    /// Forbids huge pages for shared memory, even where a program asks for them.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// The setting cannot be changed.
     pub fn no_shared_huge_pages() -> Result<HostSetting, String> {
         let path = Path::new(SHMEM);
         let text = read(path)?;
@@ -51,10 +51,10 @@ impl HostSetting {
         Ok(setting)
     }
 
-    /// Folios of so many KiB for shared memory, where a program asks for huge pages.
+    /// Allows folios of `kib` KiB for shared memory, where a program asks for huge pages.
     ///
     /// # Errors
-    /// Why they cannot be had.
+    /// The setting cannot be changed.
     pub fn shared_folios(kib: u64) -> Result<HostSetting, String> {
         let path = PathBuf::from(format!("{FOLIOS}/hugepages-{kib}kB/shmem_enabled"));
         let text = read(&path)?;
@@ -64,10 +64,11 @@ impl HostSetting {
         Ok(setting)
     }
 
-    /// Whatever is in this file, whose choices may stand in a line with the chosen one in brackets.
+    /// Sets the file at `path` to `value`. The file may list its choices in a line, with the chosen
+    /// one in brackets.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// The setting cannot be changed.
     pub fn of(path: &Path, value: &str) -> Result<HostSetting, String> {
         let text = read(path)?;
         let before = text.split(['[', ']']).nth(1).unwrap_or(&text).to_owned();
@@ -76,10 +77,10 @@ impl HostSetting {
         Ok(setting)
     }
 
-    /// So many more bytes reserved as huge pages of 2 MiB, all of them free.
+    /// Reserves `bytes` more bytes as huge pages of 2 MiB, all of them free.
     ///
     /// # Errors
-    /// Why they cannot be had: the host has not so much memory in whole.
+    /// The host does not have that much contiguous memory.
     pub fn reserved_huge_pages(bytes: u64) -> Result<HostSetting, String> {
         let path = Path::new(HUGETLB).join("nr_hugepages");
         let (before, wanted) = (read(&path)?, bytes.div_ceil(HUGE_BYTES));
@@ -94,16 +95,17 @@ impl HostSetting {
     }
 }
 
-/// Where what is to be put back is on record, for whoever comes after a process that is killed.
+/// Directory of the records of what to restore, for whoever comes after a process that was killed.
 static RECORDS: OnceLock<PathBuf> = OnceLock::new();
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// From now on what is to be written in the end is on record in this directory until then.
+/// From now on, keeps a record of each value to restore in this directory, until it is restored.
 pub fn record_in(directory: PathBuf) {
     let _ = RECORDS.set(directory);
 }
 
-/// Has it on record, if anything is, that this is to be written in the end. The answer takes it off.
+/// Records that `value` must be restored, if records are kept. Dropping the result removes the
+/// record.
 #[must_use]
 pub fn on_record(path: &Path, value: &str) -> Option<Undo> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -112,8 +114,8 @@ pub fn on_record(path: &Path, value: &str) -> Option<Undo> {
     Some(Undo::new(move || drop(fs::remove_file(&file))))
 }
 
-/// What is on record in a directory of another process: paths, and what is to be written there; what
-/// came last first.
+/// Returns the records in a directory of another process, the newest first: paths, and the values
+/// to restore there.
 pub fn records(directory: &Path) -> Vec<(PathBuf, String)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -126,7 +128,7 @@ pub fn records(directory: &Path) -> Vec<(PathBuf, String)> {
     files.into_iter().rev().filter_map(record).collect()
 }
 
-/// Puts it back to `before` in the end: to be had before it is changed.
+/// Restores `before` in the end. Call it before the change.
 fn kept(path: PathBuf, before: String) -> HostSetting {
     let record = on_record(&path, &before);
     let undo = Undo::new(move || {

@@ -1,4 +1,4 @@
-//! Tests that cannot run here, by name and with the reason.
+//! Skipped tests: which ones cannot run here, and why.
 
 use std::env;
 use std::fs::File;
@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use crate::target::target_directory;
 
-/// Returns from the test, recorded as skipped, when the requirement (a
-/// `Result<_, String>`) is an error.
+/// Returns from the test, and records it as skipped, if the requirement (a `Result<_, String>`) is
+/// an error.
 #[macro_export]
 macro_rules! require {
     ($requirement:expr) => {
@@ -20,10 +20,10 @@ macro_rules! require {
     };
 }
 
-/// Notes that the test around `function` did not run.
+/// Records that the test around `function` did not run.
 ///
 /// # Panics
-/// The report cannot be written: a silent skip would pass for a success.
+/// The report cannot be written: a silent skip would look like a success.
 pub fn record(function: &str, reason: &str) {
     let test = function.trim_end_matches("::here");
     let line = format!("SKIPPED {test}: {reason}\n");
@@ -32,7 +32,7 @@ pub fn record(function: &str, reason: &str) {
     report.write_all(line.as_bytes()).expect("skip report");
 }
 
-/// `EBB_SKIP_REPORT`, or a file in the target directory.
+/// Returns the report's path: `EBB_SKIP_REPORT`, or a file in the target directory.
 fn path() -> PathBuf {
     let default = || target_directory().join("skipped.txt");
     env::var_os("EBB_SKIP_REPORT").map_or_else(default, PathBuf::from)

@@ -1,4 +1,4 @@
-//! What must not outlive this process, whichever way it ends.
+//! Undoes changes that must not outlive this process, whichever way it ends.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,15 +10,16 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// What is under way when [`everything`] begins has so much longer: a swap area is read back.
+/// Longest wait for actions that are under way when [`everything`] begins: a swap area may be read
+/// back.
 const UNDER_WAY: Duration = Duration::from_secs(20);
 
 type Action = Box<dyn Fn() + Send>;
 
-/// Does its action when it goes, or when [`everything`] is undone: whichever is first.
+/// Runs its action when it is dropped, or when [`everything`] is undone, whichever is first.
 pub struct Undo(u64);
 
-/// A directory that goes with all that is in it.
+/// A directory that is removed, with all its content, when this is dropped.
 pub struct Scratch {
     path: PathBuf,
     _undo: Undo,
@@ -26,18 +27,18 @@ pub struct Scratch {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Others cannot be undone while they hold on to it.
+    /// These end processes. Other things cannot be undone while processes use them.
     Processes,
     Other,
 }
 
 struct Registry {
     next: u64,
-    /// Deeds that are not registered yet, and actions.
+    /// Number of changes not registered yet, and of actions that run.
     under_way: usize,
-    /// Nobody else does or undoes anything from now on.
+    /// Whether [`everything`] has begun: no other thread changes or undoes anything from then on.
     closed: bool,
-    /// Nor registers anything.
+    /// Whether [`everything`] has taken the actions: no thread registers any from then on.
     taken: bool,
     actions: BTreeMap<u64, (Kind, Action)>,
 }
@@ -45,7 +46,7 @@ struct Registry {
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 static DONE: Condvar = Condvar::new();
 
-/// [`everything`] waits for it.
+/// Marks something that [`everything`] waits for.
 struct UnderWay;
 
 fn registry() -> MutexGuard<'static, Registry> {
@@ -73,11 +74,12 @@ impl Drop for UnderWay {
 }
 
 impl Undo {
-    /// Does something to the host, and undoes it in the end, by an action that is told what came of
-    /// it. [`everything`] does not begin between both.
+    /// Changes something on the host by `deed`, and registers the action that undoes it in the end.
+    /// `action` makes that from the result of `deed`. [`everything`] does not begin between the
+    /// two.
     ///
     /// # Errors
-    /// As `deed`; there is nothing to undo then.
+    /// Those of `deed`. There is nothing to undo then.
     pub fn of<T, E, A: Fn() + Send + 'static>(
         deed: impl FnOnce() -> Result<T, E>,
         action: impl FnOnce(&T) -> A,
@@ -104,12 +106,12 @@ impl Undo {
         Ok((done, undo))
     }
 
-    /// Undoes what this process has done to the host.
+    /// Registers an action that undoes what this process has done to the host.
     pub fn new(action: impl Fn() + Send + 'static) -> Undo {
         Undo::register(Kind::Other, Box::new(action))
     }
 
-    /// Ends processes; [`everything`] does that first.
+    /// Registers an action that ends processes. [`everything`] runs such actions first.
     pub fn processes(action: impl Fn() + Send + 'static) -> Undo {
         Undo::register(Kind::Processes, Box::new(action))
     }
@@ -141,18 +143,18 @@ impl Drop for Undo {
 }
 
 impl Scratch {
-    /// In the system's place for such.
+    /// Makes a directory in the system's place for temporary files.
     ///
     /// # Errors
-    /// As mkdir(2).
+    /// Those of mkdir(2).
     pub fn new(prefix: &str) -> io::Result<Scratch> {
         Scratch::new_in(prefix, &std::env::temp_dir())
     }
 
-    /// In this directory.
+    /// Makes a directory in `place`.
     ///
     /// # Errors
-    /// As mkdir(2).
+    /// Those of mkdir(2).
     pub fn new_in(prefix: &str, place: &Path) -> io::Result<Scratch> {
         let make = || Ok(tempfile::Builder::new().prefix(prefix).tempdir_in(place)?.keep());
         let (path, undo) = Undo::of(make, |path: &PathBuf| {
@@ -167,14 +169,15 @@ impl Scratch {
         Ok(Scratch { path, _undo: undo })
     }
 
-    /// Where it is.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Undoes all at once, what came last first, on behalf of a thread that does not get there: that
-/// one waits from its next [`Undo`] on, so the caller is to end this process then.
+/// Runs all actions at once, the newest first, in place of a thread that does not get there. That
+/// thread waits for ever from its next [`Undo`] on, so the caller should end this process
+/// afterwards.
 pub fn everything() {
     let mut all = registry();
     all.closed = true;
@@ -184,21 +187,22 @@ pub fn everything() {
     let actions = std::mem::take(&mut all.actions);
     drop(all);
     let of = |kind: Kind| actions.values().rev().filter(move |(found, _)| *found == kind);
-    // Who starts processes may have been at it: a second look.
+    // A thread that starts processes may have been at work, so end processes once more.
     for (_, action) in of(Kind::Processes).chain(of(Kind::Other)).chain(of(Kind::Processes)) {
         action();
     }
 }
 
-/// A program that does or undoes something to the host: a group of its own, since Ctrl-C ends all
-/// processes of ours.
+/// Makes a command that changes something on the host or undoes it. It has a process group of its
+/// own, since Ctrl-C ends all processes of ours.
 pub fn helper(program: &str) -> Command {
     let mut command = Command::new(program);
     command.process_group(0);
     command
 }
 
-/// To be called before this process ends by itself: does not return once [`everything`] began.
+/// Must be called before this process ends by itself. It does not return once [`everything`] has
+/// begun.
 pub fn settle() {
     if registry().closed {
         wait_for_the_end();
@@ -219,7 +223,7 @@ mod tests {
     fn a_deed_that_failed_is_not_undone() {
         let failed = Undo::of(|| Err::<(), _>("no"), |()| || panic!("undone"));
         assert_eq!(failed.err(), Some("no"));
-        // Nor is one that panics under way for good.
+        // An action that panics is not under way for ever, either.
         let undo = Undo::new(|| panic!("an action"));
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(undo))).unwrap_err();
         crate::wait::until("nothing to be under way", || (registry().under_way == 0).then_some(()));

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Nothing on a test bench takes so long unless it is stuck: translated guests
-/// on two busy cores included.
+/// Longest wait. Anything on a test bench that takes longer is stuck, even with translated guests
+/// on two busy cores.
 const DEADLINE: Duration = Duration::from_secs(240);
-/// A guest in a guest is translated twice.
+/// Longest wait in a guest: a guest in it is translated twice.
 const NESTED_DEADLINE: Duration = Duration::from_secs(720);
-/// Set for tests that run in a guest.
+/// Environment variable that is set for tests in a guest.
 pub const NESTED: &str = "EBB_TEST_NESTED";
 
-/// How long anything is waited for.
+/// Returns the longest wait for anything.
 pub fn deadline() -> Duration {
     match std::env::var_os(NESTED) {
         Some(_) => NESTED_DEADLINE,
@@ -21,25 +21,25 @@ pub fn deadline() -> Duration {
     }
 }
 
-/// Somebody asked that nobody waits any more.
+/// Whether somebody has asked that nobody waits any more.
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
-/// Has whoever waits, or will wait, panic; what is taken down is waited for by [`patiently`].
+/// Makes every current and later wait panic, but for [`patiently`], which waits for a teardown.
 pub fn give_up() {
     GIVEN_UP.store(true, Ordering::Relaxed);
 }
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Looks until `probe` finds something.
+/// Waits until `probe` finds something.
 ///
 /// # Panics
-/// It does not within [`deadline`].
+/// `probe` finds nothing within [`deadline`].
 pub fn until<T>(what: impl Display, probe: impl FnMut() -> Option<T>) -> T {
     until_or(probe).unwrap_or_else(|| panic!("waited {:?} in vain for {what}", deadline()))
 }
 
-/// The same, but `None` when time is up.
+/// Does what [`until`] does, but returns `None` when time is up.
 ///
 /// # Panics
 /// After [`give_up`].
@@ -47,7 +47,7 @@ pub fn until_or<T>(probe: impl FnMut() -> Option<T>) -> Option<T> {
     until_within(deadline(), probe)
 }
 
-/// The same with a deadline of one's own.
+/// Does what [`until_or`] does, with a deadline of the caller's.
 pub fn until_within<T>(deadline: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + deadline;
     while Instant::now() < end {
@@ -60,7 +60,7 @@ pub fn until_within<T>(deadline: Duration, mut probe: impl FnMut() -> Option<T>)
     probe()
 }
 
-/// Waits while something is taken down, also after [`give_up`]; whether it came to its end.
+/// Waits for a teardown, also after [`give_up`]. Returns whether `probe` became true in time.
 pub fn patiently(mut probe: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + deadline();
     while Instant::now() < end {

@@ -1,8 +1,8 @@
-//! `cargo xtask bench`: what Ebb costs, against the bare system calls and
-//! against what QEMU has. What each row means: `docs/benchmarks.md`.
+//! `cargo xtask bench`: what Ebb costs, against the bare system calls and against what QEMU has.
+//! `docs/benchmarks.md` explains each row.
 //!
-//! Both sides of a ratio run in turn in one process run: what the machine does
-//! besides hits both.
+//! Both sides of a ratio run in turn in one process run, so that other activity of the machine
+//! affects both.
 
 mod bare;
 mod blocks;
@@ -53,7 +53,7 @@ pub use row::short;
 use session::Session;
 pub use stats::Interval;
 
-/// Names a directory of programs that somebody else has built.
+/// Environment variable that names a directory of programs built by somebody else.
 const PROGRAMS: &str = "EBB_BIN_DIR";
 
 #[derive(clap::Args)]
@@ -149,7 +149,7 @@ enum Name {
     All,
 }
 
-/// A benchmark.
+/// A benchmark: takes its figures in a session.
 type Bench = fn(&Session) -> anyhow::Result<Report>;
 
 const EACH: [(Name, Bench); 32] = [
@@ -187,20 +187,21 @@ const EACH: [(Name, Bench); 32] = [
     (Name::VtmmTab4, vtmm::tab4::run),
 ];
 
-/// Runs the benchmarks asked for; a missed goal is no failure. Of all, one that cannot run keeps no
-/// other from it.
+/// Runs the requested benchmarks. A missed goal is no failure. If all are requested, one that
+/// cannot run does not stop the others.
 ///
 /// # Errors
-/// One cannot run here.
+/// A benchmark cannot run here.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     interrupt::catch()?;
     let _turn = turn()?;
     let _record = sweep::begin()?;
     build()?;
-    // Put back at the end; without it there are rows for small pages only.
+    // The setting is restored at the end. Without it there are rows for small pages only.
     let _huge_pages = HostSetting::shared_huge_pages();
     let directory = args.results.clone().unwrap_or_else(|| match args.quick {
-        // What took hours is not where minutes are tried out.
+        // Quick runs have a place of their own, so that results of minutes do not replace results
+        // of hours.
         true => results::taken().join("quick"),
         false => results::taken(),
     });
@@ -226,7 +227,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 report.print();
                 println!("{}\n", report.save(&session.directory)?.display());
             }
-            // A night's others go on.
+            // The other benchmarks of a night's run go on.
             Err(why) if all => {
                 eprintln!("{name}: {why:#}\n");
                 failed.push(name);
@@ -238,7 +239,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two at once would measure each other, and undo each other's settings. Leaves no file behind.
+/// Locks out other benchmarks: two at once would measure each other, and undo each other's
+/// settings. The lock leaves no file behind.
 fn turn() -> anyhow::Result<File> {
     let place = File::open(std::env::temp_dir())?;
     let lock = rustix::fs::flock(&place, FlockOperation::NonBlockingLockExclusive);
@@ -246,7 +248,7 @@ fn turn() -> anyhow::Result<File> {
     Ok(place)
 }
 
-/// What is measured is of this tree.
+/// Builds the programs, so that the measured ones are those of this tree.
 fn build() -> anyhow::Result<()> {
     if std::env::var_os(PROGRAMS).is_some() {
         return Ok(());
@@ -255,7 +257,7 @@ fn build() -> anyhow::Result<()> {
     cargo::run(cargo::command().args(words))
 }
 
-/// Every benchmark, in the order in which they run.
+/// Returns the names of all benchmarks, in the order in which they run.
 pub fn names() -> Vec<String> {
     let names = EACH.iter().filter_map(|(name, _)| name.to_possible_value());
     names.map(|value| value.get_name().to_owned()).collect()
@@ -267,7 +269,7 @@ pub mod tests {
     use crate::bench::rounds::Rounds;
     use crate::bench::row::{Better, Row};
 
-    /// The JSON of a full run that compares these figures in each way that there is.
+    /// Returns the JSON of a full run that compares these figures in each possible way.
     pub fn written(ebb: &[f64], other: &[f64]) -> String {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         let place = directory.path().to_owned();
@@ -286,7 +288,7 @@ pub mod tests {
     #[test]
     fn each_benchmark_is_there_once() {
         let names: std::collections::BTreeSet<String> = names().into_iter().collect();
-        // All but the name for all.
+        // The name for all of them is not in the list.
         assert_eq!(names.len(), Name::value_variants().len() - 1);
     }
 }

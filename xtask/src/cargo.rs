@@ -1,4 +1,4 @@
-//! Cargo, as a program to run.
+//! Runs Cargo.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub fn workspace() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The cargo that started this program.
+/// Returns the cargo that started this program, to be run in the workspace.
 pub fn command() -> Command {
     let cargo = env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
     let mut command = Command::new(cargo);
@@ -19,10 +19,10 @@ pub fn command() -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs `command` to its end.
 ///
 /// # Errors
-/// It does not start, or fails.
+/// The program does not start, or fails.
 pub fn run(command: &mut Command) -> anyhow::Result<()> {
     let status = command.status().context("cargo does not start")?;
     ensure!(status.success(), "cargo fails, see above");

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the same work in a real VM twice, without Ebb and with it.
+//! `cargo xtask demo`: runs the same work in a real VM twice, without Ebb and with it.
 
 mod curve;
 mod host;
@@ -16,10 +16,10 @@ use crate::{guard, interrupt};
 use round::{Keeper, Record};
 use view::View;
 
-/// Runs it all.
+/// Runs the demo.
 ///
 /// # Errors
-/// The host cannot run it, the user has had enough, or a byte was wrong.
+/// The host cannot run it, the user interrupts, or a byte was wrong.
 pub fn run() -> anyhow::Result<()> {
     guard::silence();
     let note = guard::guard(host::check)?;

@@ -1,24 +1,25 @@
-//! The test bench panics where it fails: here that becomes an error.
+//! Turns panics of the test bench into errors.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 
 use anyhow::anyhow;
 
-/// Lets no panic print by itself any more.
+/// Stops panics from printing by themselves.
 pub fn silence() {
     panic::set_hook(Box::new(|_| ()));
 }
 
-/// Runs `action`; its panic is an error.
+/// Runs `action`, and turns a panic into an error.
 ///
 /// # Errors
-/// As `action`.
+/// As for `action`, or it panics.
 pub fn guard<T>(action: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|panic| Err(reason(panic.as_ref())))
 }
 
-/// The first line of what a panic said; of a command that failed, its own words only.
+/// Returns the first line of a panic's message. Of an `ebb` command that failed, only its own words
+/// are left.
 pub fn reason(panic: &(dyn Any + Send)) -> anyhow::Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");

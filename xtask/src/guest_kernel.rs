@@ -1,8 +1,8 @@
-//! `cargo xtask guest-kernel`: Linux with LLFree in the buddy allocator's place.
+//! `cargo xtask guest-kernel`: builds Linux with LLFree in place of the buddy allocator.
 //!
-//! Debian's source, our patches and options from `guest/linux`, and `guest/llfree`.
-//! What was built lies in the assets' cache, under a name that tells what made it, and
-//! is not built again; tests boot it as the kernel `llfree`.
+//! It takes Debian's source, our patches and options from `guest/linux`, and `guest/llfree`. A
+//! built kernel is in the assets' cache, under a name that tells what it was made from, and is not
+//! built again. Tests boot it as the kernel `llfree`.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,21 +19,21 @@ use crate::assets::cache::{self, Cache};
 use crate::assets::initrd::Init;
 use crate::cargo::workspace;
 
-/// What tests call it.
+/// Name of the kernel with LLFree in tests.
 const LABEL: &str = "llfree";
-/// What benchmarks call the one that they compare it with.
+/// Name of the kernel with the buddy allocator, to which benchmarks compare.
 const BUDDY_LABEL: &str = "buddy";
-/// What tests call the one in which Ebb itself runs.
+/// Name of the kernel in which Ebb itself runs, in tests.
 const HOST_LABEL: &str = "host";
-/// What a host has and no kernel of Debian's.
+/// Options that a host needs and that no kernel of Debian's has.
 const HOST_OPTIONS: &str = "CONFIG_USERFAULTFD=y\nCONFIG_IDLE_PAGE_TRACKING=y\n";
 const ON: &str = "CONFIG_LLFREE=y";
 const OFF: &str = "# CONFIG_LLFREE is not set";
 const SUITE: &str = "bookworm";
 const PACKAGE: &str = "linux-source-6.1";
-/// Of the allocator, only tests in user space use this.
+/// File of the allocator that only tests in user space use.
 const USER_SPACE_ONLY: &str = "check.c";
-/// Changed when the same files are built in another way.
+/// Number to change when the same files are built in another way.
 const RECIPE: u32 = 1;
 
 #[derive(clap::Args)]
@@ -53,7 +53,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Of the host for tests.
+    /// Returns the arguments that build the host for tests.
     pub fn host() -> Args {
         Args { refresh: false, buddy: false, host: true, verbose: false }
     }
@@ -67,10 +67,10 @@ impl Args {
     }
 }
 
-/// Builds it, or finds it built.
+/// Builds a kernel, or finds it built.
 ///
 /// # Errors
-/// It cannot be had; tests are told why.
+/// The kernel cannot be built. Tests are told why.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let made = make(args);
     let mut kernels = vmtest::assets::load().unwrap_or_default();
@@ -90,7 +90,7 @@ fn make(args: &Args) -> anyhow::Result<Kernel> {
         None => build(&cache, &recipe, &shelf, args)?,
     };
     let modules = cache.directory("guest-kernel/no-modules")?;
-    // It has everything built in.
+    // The kernel has everything built in.
     fs::write(modules.join("order"), "")?;
     Ok(Kernel {
         package: cache::base_name(&directory),
@@ -100,7 +100,7 @@ fn make(args: &Args) -> anyhow::Result<Kernel> {
     })
 }
 
-/// Files of ours that make the kernel, with what is in them.
+/// Our own files that make the kernel, with their contents.
 struct Recipe {
     patches: Vec<(PathBuf, Vec<u8>)>,
     options: String,
@@ -131,14 +131,14 @@ impl Recipe {
         hasher.finish()
     }
 
-    /// Lines that stand in the finished configuration if they took effect.
+    /// Returns the lines that the finished configuration has if all options took effect.
     fn wanted(&self) -> impl Iterator<Item = &str> {
         let is_option = |line: &&str| line.starts_with("CONFIG_") || line.starts_with("# CONFIG_");
         self.options.lines().filter(is_option)
     }
 }
 
-/// By name.
+/// Returns the files with these extensions and their contents, sorted by path.
 fn files(directory: &Path, extensions: &[&str]) -> anyhow::Result<Vec<(PathBuf, Vec<u8>)>> {
     let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -179,7 +179,8 @@ fn build(cache: &Cache, recipe: &Recipe, shelf: &Path, args: &Args) -> anyhow::R
     Ok(directory)
 }
 
-/// The allocator's only copy stays where it is: the tree is thrown away.
+/// Copies the allocator into the source tree, and patches the tree. The copy is thrown away with
+/// the tree.
 fn prepare(recipe: &Recipe, tree: &Path) -> anyhow::Result<()> {
     let allocator = tree.join("mm/llfree");
     fs::create_dir_all(&allocator)?;
@@ -205,7 +206,7 @@ fn configure(recipe: &Recipe, tree: &Path) -> anyhow::Result<()> {
     run_in(tree, "make", |make| make.args(["--silent", "olddefconfig"]))?;
     let config = fs::read_to_string(tree.join(".config"))?;
     for wanted in recipe.wanted() {
-        // An option that is unknown where others are off is off.
+        // An option that the configuration does not know is off.
         let is_off = || {
             let name = wanted.strip_prefix("# ").and_then(|rest| rest.strip_suffix(" is not set"));
             name.is_some_and(|name| !config.contains(&format!("\n{name}=")))
@@ -223,7 +224,7 @@ fn compile(cache: &Cache, tree: &Path, verbose: bool) -> anyhow::Result<()> {
         make.args(["--silent", "bzImage", "CC=ccache gcc"])
             .args(["--jobs", &jobs])
             .args(["KBUILD_BUILD_USER=ebb", "KBUILD_BUILD_HOST=ebb"])
-            // Else nothing that says when it was built is found again.
+            // With a varying build time, ccache finds nothing that contains it.
             .arg("KBUILD_BUILD_TIMESTAMP=1970-01-01")
             .env("CCACHE_DIR", compiled)
             .env("CCACHE_MAXSIZE", "1G");

@@ -1,4 +1,5 @@
-//! Ctrl-C, or a terminal that goes away: what was started, mounted and set must not outlive us.
+//! Ctrl-C, and a terminal that closes: what was started, mounted and set must not outlive this
+//! program.
 
 use std::fs;
 use std::future::poll_fn;
@@ -13,20 +14,20 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time;
 
-/// What a shell reports after SIGINT.
+/// Exit code that a shell reports after SIGINT.
 const EXIT_CODE: i32 = 130;
-/// Whoever works has so much time to come to its end by itself.
+/// Time for the work to end by itself after the first signal.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The user has had enough.
+/// Whether the user has interrupted.
 static RAISED: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGINT, SIGTERM, SIGQUIT and, unless it is ignored as by nohup(1), SIGHUP raise a
-/// flag, and whoever waits for a VM gives up. Who has not ended [`GRACE`] later, or at a second
-/// signal, is ended: what there is to be undone is undone first.
+/// Makes SIGINT, SIGTERM and SIGQUIT raise a flag, and end every wait for a VM. SIGHUP does so too,
+/// unless it is ignored, as under nohup(1). If the program still runs after [`GRACE`], or at a
+/// second signal, everything is undone and the program ends.
 ///
 /// # Errors
-/// No handler is to be had.
+/// The signals cannot be caught.
 pub fn catch() -> anyhow::Result<()> {
     catch_within(GRACE)
 }
@@ -38,10 +39,10 @@ fn catch_within(grace: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goes on unless the flag is raised.
+/// Does nothing unless the flag is raised.
 ///
 /// # Errors
-/// It is.
+/// The flag is raised.
 pub fn check() -> anyhow::Result<()> {
     ensure!(!RAISED.load(Ordering::Relaxed), "interrupted: the VM and the daemon are gone");
     Ok(())
@@ -57,7 +58,8 @@ fn handlers(runtime: &Runtime) -> std::io::Result<Vec<Signal>> {
     kinds.into_iter().map(signal).collect()
 }
 
-/// By `/proc/PID/status`: whoever started us did that.
+/// Whether the process that started this one made it ignore `kind`, by the text of
+/// `/proc/PID/status`.
 fn is_ignored(status: &str, kind: SignalKind) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -98,11 +100,13 @@ mod tests {
 
     use super::*;
 
-    /// Tell the program below where it is to work, and how long it may.
+    /// Environment variable: directory in which [`deaf`] works. Without it `deaf` does nothing.
     const PLACE: &str = "EBB_INTERRUPT_PLACE";
+    /// Environment variable: the grace of [`deaf`], in seconds.
     const GRACE_S: &str = "EBB_INTERRUPT_GRACE";
 
-    /// Not a test by itself: a program that has a child and a directory, and hears nothing.
+    /// The program that the tests below interrupt, not a test by itself. It has a child and a
+    /// directory, and ignores the flag.
     #[test]
     fn deaf() {
         let (Some(place), Ok(grace)) = (env::var_os(PLACE), env::var(GRACE_S)) else { return };
@@ -126,7 +130,7 @@ mod tests {
             thread::park();
         });
         vmtest::until("the deed to begin", || begun.exists().then_some(()));
-        // As swapoff(8): it takes its time.
+        // Undoing takes its time, as swapoff(8) does.
         fs::write(place.join("swap"), "").unwrap();
         let _swap = Undo::new(move || {
             let mut helper = vmtest::undo::helper("sh");
@@ -139,7 +143,8 @@ mod tests {
         }
     }
 
-    /// That program, once it is ready, its child and its directory.
+    /// Starts [`deaf`], and waits until it is ready. Returns the program, the pid of its child and
+    /// the path of its directory.
     fn start(place: &Path, grace_s: u32) -> (Child, String, String) {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["interrupt::tests::deaf", "--exact", "--nocapture", "--test-threads=1"]);
@@ -153,14 +158,14 @@ mod tests {
         (program, child.to_owned(), directory.to_owned())
     }
 
-    /// Sends it these signals; it ends and leaves nothing.
+    /// Sends `signals` to a [`deaf`] program, and checks that it ends and leaves nothing.
     fn end(grace_s: u32, signals: &[Signal]) {
         let place = Scratch::new("ebb-test-").unwrap();
         let (mut program, child, directory) = start(place.path(), grace_s);
         for signal in signals {
             kill_process(Pid::from_child(&program), *signal).unwrap();
         }
-        // As a terminal does: to all processes, also while what there is is undone.
+        // A terminal sends SIGINT to all processes of the group, also during the undoing.
         let begun = || place.path().join("begun").exists().then_some(());
         vmtest::until("the undoing to begin", begun);
         kill_process_group(Pid::from_child(&program), Signal::INT).unwrap();

@@ -1,4 +1,4 @@
-//! Pictures of curves over one another, as SVG.
+//! Draws panels of curves, one above the other, as SVG.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ const TITLE_HEIGHT: u32 = 56;
 const LEGEND_HEIGHT: u32 = 30;
 const PANEL_HEIGHT: u32 = 330;
 const FONT: &str = "sans-serif";
-/// Told apart by people of every colour vision: the palette of Okabe and Ito.
+/// The palette of Okabe and Ito: people of every colour vision can tell its colours apart.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -28,16 +28,16 @@ const TEXT: RGBColor = RGBColor(40, 40, 40);
 const FAINT: RGBColor = RGBColor(120, 120, 120);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 
-/// A whole picture: panels below one another with the same axes, where they have none
-/// of their own.
+/// A whole picture: panels one above the other. They share axes, except that a panel may have a y
+/// axis of its own.
 pub struct Figure<'a> {
     pub title: &'a str,
-    /// With its unit.
+    /// Label of the x axis, with its unit.
     pub x_label: &'a str,
-    /// With its unit.
+    /// Label of the y axis, with its unit.
     pub y_label: &'a str,
-    /// Series of the same place have the same colour in all of them; the first
-    /// panel's names stand in the legend.
+    /// Panels, top first. Series with the same index have the same colour in all panels. The legend
+    /// has the names of the first panel.
     pub panels: &'a [Panel],
 }
 
@@ -45,12 +45,12 @@ pub struct Figure<'a> {
 #[derive(Default)]
 pub struct Panel {
     pub title: String,
-    /// With its unit: this panel has a y axis of its own.
+    /// Label of a y axis of this panel's own, with its unit.
     pub y_label: Option<String>,
     pub series: Vec<Series>,
-    /// What the space between the first two series stands for: it is shaded.
+    /// What the shaded space between the first two series means.
     pub between: Option<String>,
-    /// Moments, with what begins there.
+    /// Places on the x axis, and what begins there.
     pub marks: Vec<(f64, String)>,
 }
 
@@ -58,14 +58,14 @@ pub struct Panel {
 pub struct Series {
     pub name: String,
     pub points: Vec<(f64, f64)>,
-    /// Grey and dashed: a bound, not a measurement.
+    /// Whether the curve is a bound and not a measurement: it is grey and dashed.
     pub is_bound: bool,
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// Draws `figure` into the file at `path`, whose directory is made where it is missing.
+/// Draws `figure` into the file at `path`, and makes its directory if it is missing.
 ///
 /// # Errors
 /// The file cannot be written, or there is nothing to draw.
@@ -73,7 +73,7 @@ pub fn draw(path: &Path, figure: &Figure) -> anyhow::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     }
-    // What plotters returns borrows the picture.
+    // Errors of plotters borrow the picture.
     draw_all(path, figure).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
@@ -107,7 +107,7 @@ fn text_style(size: u32, colour: RGBColor) -> TextStyle<'static> {
     (FONT, size).into_font().color(&colour)
 }
 
-/// The largest x, and the largest y with room for marks above it.
+/// Returns the largest x, and the largest y with room for marks above it.
 fn ends(panels: &[Panel]) -> (f64, f64) {
     let points = panels.iter().flat_map(|panel| &panel.series).flat_map(|series| &series.points);
     let (x, y) =
@@ -154,7 +154,7 @@ fn draw_panel(
         .try_for_each(|(place, series)| draw_series(&mut chart, place, series))
 }
 
-/// At most two places behind the point.
+/// Returns `value` with at most two decimal places.
 fn round(value: f64) -> String {
     let text = format!("{value:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -178,11 +178,11 @@ fn shade() -> RGBAColor {
 fn draw_marks(chart: &mut Chart, panel: &Panel, x_max: f64, y_max: f64) -> anyhow::Result<()> {
     let style = text_style(11, FAINT);
     for (index, (x, text)) in panel.marks.iter().enumerate() {
-        // Neighbours in two rows: each has room for its words.
+        // Neighbouring marks are in two rows, so that each has room for its words.
         let height = y_max * if index % 2 == 0 { 0.97 } else { 0.92 };
         let line = vec![(*x, 0.0), (*x, height)];
         chart.draw_series([PathElement::new(line, FAINT.mix(0.25))])?;
-        // At the right edge words would be cut off.
+        // At the right edge the words would be cut off, so they stand left of the line.
         let (side, shift) = if *x < x_max * 0.95 { (HPos::Left, 1.0) } else { (HPos::Right, -1.0) };
         let style = style.pos(Pos::new(side, VPos::Center));
         let beside = (*x + shift * x_max * 0.004, height);
@@ -225,7 +225,7 @@ fn draw_legend(area: &Area, panel: &Panel) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the next key begins.
+/// Writes a key of the legend, and returns where the next key begins.
 fn write_key(area: &Area, name: &str, x: i32, y: i32) -> anyhow::Result<i32> {
     write(area, name, 14, (x + 34, y))?;
     Ok(x + 34 + 8 * i32::try_from(name.chars().count())? + 20)

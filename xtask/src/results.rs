@@ -1,5 +1,5 @@
-//! `cargo xtask results`: the benchmarks' JSON is taken into `docs/results`. `docs/benchmarks.md` is
-//! written from it, and a page for each benchmark beside its JSON.
+//! `cargo xtask results`: copies the benchmarks' JSON into `docs/results`. It writes
+//! `docs/benchmarks.md` from that, and a page for each benchmark beside its JSON.
 
 mod page;
 mod taken;
@@ -14,7 +14,7 @@ use crate::cargo;
 use page::Page;
 use taken::Taken;
 
-/// Below `docs/results`.
+/// Names of files in `docs/results`.
 const TEMPLATE: &str = "template.md";
 const CAUSES: &str = "causes.json";
 
@@ -32,18 +32,18 @@ pub struct Args {
     check: bool,
 }
 
-/// Why goals are not met: by benchmark, and by how a row begins.
+/// Why goals are not met: by benchmark, and by the beginning of a row's name.
 type Causes = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Where benchmarks leave their results.
+/// Returns the directory where benchmarks leave their results.
 pub fn taken() -> PathBuf {
     vmtest::assets::target_directory().join("bench")
 }
 
-/// Takes results into the documents, or checks that they are in there.
+/// Takes results into the documents, or checks that the documents agree with them.
 ///
 /// # Errors
-/// The page is not what it should be, a result is of no use, or the file system's.
+/// A page is not what the results make it, a result is unusable, or the file system fails.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let documents = cargo::workspace().join("docs");
     if !args.check {
@@ -63,8 +63,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies every finished benchmark; quick ones and those of a changed tree are no results. All that
-/// is there then is of one commit and machine, unless it may be `mixed`.
+/// Copies the results of every finished benchmark. Results of quick runs and of a changed tree do
+/// not count. Unless `mixed`, all results in `to` must then be of one commit and machine.
 fn take(from: &Path, to: &Path, mixed: bool) -> anyhow::Result<()> {
     let (mut good, mut unread) = (Vec::new(), Vec::new());
     for name in crate::bench::names() {
@@ -72,7 +72,7 @@ fn take(from: &Path, to: &Path, mixed: bool) -> anyhow::Result<()> {
         match Taken::parse(&text).map(|taken| (taken.is_result(), taken)) {
             Ok((Ok(()), taken)) => good.push((name, taken)),
             Ok((Err(why), _)) => println!("{name}: not taken: {why}"),
-            // The others are of use.
+            // The other results are still taken.
             Err(why) => unread.push(format!("{name}.json: {why}")),
         }
     }
@@ -96,7 +96,7 @@ fn take(from: &Path, to: &Path, mixed: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many commits on how many machines these are of.
+/// Returns how many different origins these results have: commit, machine and QEMU.
 fn origins<'a>(all: impl Iterator<Item = &'a Taken>) -> usize {
     let mut found = Vec::new();
     for Taken { identity, .. } in all {
@@ -108,7 +108,7 @@ fn origins<'a>(all: impl Iterator<Item = &'a Taken>) -> usize {
     found.len()
 }
 
-/// The results that are in the documents.
+/// Returns the results that are in the documents.
 fn there(results: &Path) -> anyhow::Result<Vec<(String, Taken)>> {
     let mut all = Vec::new();
     for name in crate::bench::names() {
@@ -123,7 +123,7 @@ fn there(results: &Path) -> anyhow::Result<Vec<(String, Taken)>> {
     Ok(all)
 }
 
-/// What `docs/benchmarks.md` and the benchmarks' own pages are to be.
+/// Returns the text that `docs/benchmarks.md` and the benchmarks' own pages must have.
 fn pages(documents: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let results = &documents.join("results");
     let read = |name: &str| {
@@ -180,7 +180,7 @@ mod tests {
         assert!(error.contains("several commits"), "{error}");
         assert_eq!(there(&to).unwrap().len(), 1);
         take(from.path(), &to, true).unwrap();
-        // Who takes the place of the one that was of another commit mixes nothing.
+        // A result that replaces the only one of another commit mixes nothing.
         fs::write(from.path().join(format!("{}.json", names[0])), &other).unwrap();
         take(from.path(), &to, false).unwrap();
         for (name, text) in [("template.md", "<!-- results -->\n"), ("causes.json", "{}")] {

@@ -1,4 +1,4 @@
-//! The tests that look for rare events, again and again for as long as wished.
+//! Repeats the tests that look for rare events, for as long as asked.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,8 +10,9 @@ use anyhow::{Context, ensure};
 
 use super::{cargo, guest_kernel};
 
-/// What may go wrong once in thousands of times: kvmtest whole, the allocator's threads, and
-/// these of vmtest. Those that take longest come first, so that all lanes end at about one time.
+/// The tests of vmtest for what may go wrong once in thousands of times. All of kvmtest and the
+/// allocator's thread tests run besides. The longest tests come first, so that all lanes end at
+/// about the same time.
 const VM_TESTS: [&str; 19] = [
     "in_flight",
     "hyperalloc",
@@ -48,17 +49,17 @@ pub struct Args {
     lanes: u8,
 }
 
-/// A test, or all of the fuzzing: a name, and what runs it.
+/// A test, or all of the fuzzing: its name, and the command that runs it.
 struct Job {
     name: &'static str,
     command: Command,
 }
 
-/// Rounds of all of it until the time is up, or something fails: then the round is still run to its
-/// end. What each said is in `target/soak`.
+/// Runs rounds of all jobs until the time is up or a round has a failure. A round with a failure is
+/// still run to its end. The output of each job is in `target/soak`.
 ///
 /// # Errors
-/// What failed in a round.
+/// Jobs of a round fail, or cannot be run.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let (began, limit) = (Instant::now(), Duration::from_secs(60 * args.minutes));
     guest_kernel::run(&guest_kernel::Args::host())?;
@@ -100,7 +101,7 @@ fn test(name: &'static str, package: &str, only: &[&str]) -> Job {
     Job { name, command }
 }
 
-/// Runs all of them, so many at once; the names of those that failed.
+/// Runs all jobs, `lanes` at once. Returns the names of those that failed.
 fn in_lanes(jobs: Vec<Job>, lanes: u8, logs: &Path) -> anyhow::Result<Vec<&'static str>> {
     let (left, failed) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();

@@ -4,17 +4,18 @@ use crate::layout::{
     AREA_ALLOCATED, AREA_EVICTED, AREA_FRAMES, AREA_FREE_MASK, AREA_INVERTED, TREE_STEP,
 };
 
-/// As it was when it was read.
+/// A copy of an area's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Area(pub u16);
 
 const ALL: u16 = AREA_FRAMES as u16;
 
 impl Area {
-    /// Free as a whole; its bits are all zero.
+    /// Word of an area that is free as a whole, with all its bits zero.
     pub const FREE: Area = Area(ALL);
 
-    /// Free and not claimed. More than 512 only where somebody broke the rules.
+    /// Returns the number of frames that are free and not claimed. It exceeds 512 only if somebody
+    /// broke the rules.
     #[inline(always)]
     pub fn free(self) -> u16 {
         self.0 & AREA_FREE_MASK
@@ -30,60 +31,61 @@ impl Area {
         self.0 & AREA_EVICTED != 0
     }
 
-    /// What a row is XORed with for a set bit to mean "allocated".
+    /// Returns the mask to XOR a row with, so that a set bit means "allocated".
     #[inline(always)]
     pub fn flip(self) -> u64 {
         if self.0 & AREA_INVERTED != 0 { u64::MAX } else { 0 }
     }
 
-    /// All frames are free, and nobody has a claim.
+    /// Whether all frames are free and none is claimed.
     #[inline(always)]
     pub fn is_free(self) -> bool {
         self.free() == ALL && !self.is_allocated()
     }
 
-    /// Whether `frames` can be claimed.
+    /// Whether `frames` frames can be claimed.
     #[inline(always)]
     pub fn has(self, frames: u16) -> bool {
         self.free() >= frames && !self.is_allocated()
     }
 
-    /// With `frames` claimed; it has them.
+    /// Claims `frames` frames, which the area must have.
     #[inline(always)]
     pub fn minus(self, frames: u16) -> Area {
         Area(self.0 - frames)
     }
 
-    /// With `frames` given back; `None` when that are more than there can be.
+    /// Gives `frames` frames back. Returns `None` if the area would then have too many.
     #[inline(always)]
     pub fn plus(self, frames: u16) -> Option<Area> {
         let fits = self.free() + frames <= ALL && !self.is_allocated();
         fits.then_some(Area(self.0 + frames))
     }
 
-    /// Taken as a whole by the guest. The bits, untouched, now mean "allocated".
+    /// Allocates the area as a whole to the guest. The bits stay as they are, and now mean
+    /// "allocated".
     #[inline(always)]
     pub fn taken(self) -> Area {
         Area((self.0 & !AREA_FREE_MASK | AREA_ALLOCATED) ^ AREA_INVERTED)
     }
 
-    /// The reverse of [`Area::taken`].
+    /// Reverses [`Area::taken`].
     #[inline(always)]
     pub fn given_back(self) -> Area {
         Area((self.0 & !(AREA_FREE_MASK | AREA_ALLOCATED) | ALL) ^ AREA_INVERTED)
     }
 
-    /// No longer taken as a whole, but every frame of it by itself.
+    /// Replaces the allocation as a whole by an allocation of each frame. The bits already say so.
     pub fn split(self) -> Area {
         Area(self.0 & !AREA_ALLOCATED)
     }
 
-    /// Taken by the host. The bits stay as they mean "free".
+    /// Hard-reclaims the area. The bits stay, and still mean "free".
     pub fn hard_reclaimed(self) -> Area {
         Area(self.0 & !AREA_FREE_MASK | AREA_ALLOCATED | AREA_EVICTED)
     }
 
-    /// The reverse, still without memory.
+    /// Reverses [`Area::hard_reclaimed`], but the area still has no memory.
     pub fn returned(self) -> Area {
         Area(self.0 & !(AREA_FREE_MASK | AREA_ALLOCATED) | ALL | AREA_EVICTED)
     }
@@ -92,9 +94,9 @@ impl Area {
         Area(self.0 | AREA_EVICTED)
     }
 
-    /// What its free frames count for in its tree: 0 and 512 are exact, all
-    /// between is a multiple of [`TREE_STEP`] from 16 to 496. So a tree's word
-    /// is written once in sixteen times, and still tells empty and full.
+    /// Returns what the free frames count for in the tree. 0 and 512 are exact; all counts between
+    /// become a multiple of [`TREE_STEP`] from 16 to 496. So a tree's word is written once in
+    /// sixteen times, and still tells empty and full.
     #[inline(always)]
     pub fn steps(self) -> u32 {
         let free = u32::from(self.free().min(ALL));

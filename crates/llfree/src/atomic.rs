@@ -1,5 +1,5 @@
-//! The shared words, and the orderings that hold for all of them: what a
-//! thread did before it changed a word is seen by whoever reads that change.
+//! The shared words and their memory orderings: a thread that reads a change sees all that the
+//! writer did before it.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -14,17 +14,17 @@ pub(crate) trait Atom {
 
     fn get(&self) -> Self::Value;
 
-    /// A hint: may be old.
+    /// Reads the word as a hint: the value may be old.
     fn peek(&self) -> Self::Value;
 
-    /// Nobody else writes it now, or it is a hint.
+    /// Writes the word. Either nobody else writes it now, or it is a hint.
     fn set(&self, value: Self::Value);
 
-    /// What it was becomes `next`, or tells what it is instead.
+    /// Replaces `old` by `next`, or returns the current value if it is not `old`.
     fn replace(&self, old: Self::Value, next: Self::Value) -> Result<(), Self::Value>;
 
-    /// Changes it by `next` until that holds or `next` wants no change. A
-    /// failure means that another thread has succeeded.
+    /// Changes the word by `next` until that succeeds, and returns the value from before. Returns
+    /// `None` if `next` wants no change. A failed attempt means that another thread has succeeded.
     fn change(
         &self,
         mut next: impl FnMut(Self::Value) -> Option<Self::Value>,

@@ -13,7 +13,7 @@ pub(crate) struct Counters<'a> {
 }
 
 impl<'a> Counters<'a> {
-    /// Those of a zone; the arrays may be longer.
+    /// Selects the words of a zone. The arrays may be longer.
     pub fn new(
         areas: &'a [AtomicU16],
         trees: &'a [AtomicU32],
@@ -25,7 +25,7 @@ impl<'a> Counters<'a> {
         Ok(Counters { areas, trees })
     }
 
-    /// `None` where there is no such area.
+    /// Reads an area, or returns `None` if there is no such area.
     #[inline(always)]
     pub fn area(&self, index: usize) -> Option<Area> {
         self.areas.get(index).map(|area| Area(area.get()))
@@ -36,15 +36,16 @@ impl<'a> Counters<'a> {
         self.areas[index].replace(old.0, next.0).map_err(Area)
     }
 
-    /// Changes an area and its tree's count; what the area was before.
+    /// Changes an area and its tree's count. Returns the area's word from before, or `None` if
+    /// `next` wants no change.
     #[inline(always)]
     pub fn update(&self, index: usize, mut next: impl FnMut(Area) -> Option<Area>) -> Option<Area> {
         let seen = self.area(index)?;
         self.update_from(index, seen, &mut next)
     }
 
-    /// As [`Counters::update`]; the area was `seen` a moment ago. To read it
-    /// before the atomic operation that comes before this one is quicker.
+    /// Does what [`Counters::update`] does, if the caller has read the area already (`seen`).
+    /// Reading it ahead of the caller's preceding atomic operation is faster.
     #[inline(always)]
     pub fn update_from(
         &self,
@@ -65,7 +66,7 @@ impl<'a> Counters<'a> {
         }
     }
 
-    /// Counts an area's change in its tree, which was `tree` a moment ago.
+    /// Counts an area's change in its tree, whose word was `tree` a moment ago.
     #[inline(always)]
     fn count(&self, index: usize, tree: Tree, before: Area, after: Area) {
         let frames = after.steps() as i32 - before.steps() as i32;

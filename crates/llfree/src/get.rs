@@ -1,4 +1,4 @@
-//! Taking blocks.
+//! Getting blocks.
 
 use crate::area::Area;
 use crate::atomic::{Atom, AtomicU64};
@@ -10,23 +10,23 @@ use crate::rows;
 use crate::slot::Slot;
 use crate::zone::{Kind, Touch, Zone};
 
-/// What is looked for.
+/// A request for a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Want {
     pub order: u8,
     pub kind: u32,
-    /// Whose share of the zone to look in first; less than the zone has.
+    /// The core whose share of the zone to search first, less than the zone's number of cores.
     pub core: u32,
-    /// Areas without memory will do.
+    /// Whether areas without memory may serve.
     pub evicted: bool,
 }
 
-/// A block that was taken.
+/// A block that was allocated.
 pub(crate) struct Grab {
     pub frame: u64,
-    /// Its area, as it was before.
+    /// Its area's word from before.
     pub area: Area,
-    /// More frames of the same area, claimed for the slot.
+    /// Number of further frames of that area, claimed for the slot.
     pub claims: u16,
 }
 
@@ -41,11 +41,11 @@ impl Grab {
 }
 
 impl<T: Touch> Zone<'_, T> {
-    /// A free block of `2^order` frames; its first frame. There is memory
-    /// behind it. `core` is whose slots to use; any number will do.
+    /// Allocates a free block of `2^order` frames, and returns its first frame. The block has
+    /// memory. `core` selects the slots to use; any number is valid.
     ///
     /// # Errors
-    /// [`Error::Order`]; [`Error::Memory`] where no such block is free.
+    /// [`Error::Order`], or [`Error::Memory`] if no such block is free.
     #[inline]
     pub fn get(&self, order: u8, kind: Kind, core: u32) -> Result<u64, Error> {
         let kind = if order < HUGE_ORDER { kind as u32 } else { KIND_HUGE };
@@ -62,10 +62,10 @@ impl<T: Touch> Zone<'_, T> {
         self.get_block(slot, Want { order, kind, core, evicted: false })
     }
 
-    /// The block that begins at `frame`, if it is free.
+    /// Allocates the block that begins at `frame`, if it is free.
     ///
     /// # Errors
-    /// No such block, or [`Error::Taken`].
+    /// There is no such block, or [`Error::Taken`].
     pub fn get_at(&self, frame: u64, order: u8) -> Result<(), Error> {
         self.check(frame, order)?;
         let index = (frame / AREA_FRAMES) as usize;
@@ -79,8 +79,7 @@ impl<T: Touch> Zone<'_, T> {
         Ok(())
     }
 
-    /// Of frames that the slot has claimed: no word is written but the slot and
-    /// the row.
+    /// Allocates a frame from the slot's claims. It writes only the slot and the row.
     #[inline]
     fn get_claimed(&self, slot: &AtomicU64) -> Option<u64> {
         let mut seen = Slot(slot.get());
@@ -112,7 +111,7 @@ impl<T: Touch> Zone<'_, T> {
                 .search(seen.tree().unwrap_or(self.home(want.core)), want)
                 .ok_or(Error::Memory)?,
         };
-        // Before others may take of the claims: they do not touch.
+        // Install before others may use the claims, because they do not touch.
         self.install(grab.frame, want.order, grab.area);
         if want.order == 0 || seen.tree() != Some(grab.tree()) {
             self.place(slot, seen, Slot::new(grab.row(), grab.claims, grab.area));
@@ -120,13 +119,13 @@ impl<T: Touch> Zone<'_, T> {
         Ok(grab.frame)
     }
 
-    /// Where a core begins to look, and its share of the trees begins.
+    /// Returns the tree where a core begins to search, which is the first of its share.
     pub(crate) fn home(&self, core: u32) -> usize {
         core as usize * self.counters.trees.len() / self.cores as usize
     }
 
-    /// Has the host put memory behind a block whose area was without. After the
-    /// area's change, so that the host sees the one or the guest meets the other.
+    /// Has the host install memory for a block whose area had none. This comes after the area's
+    /// change: either the host sees that change, or the guest's touch meets the host's protection.
     fn install(&self, frame: u64, order: u8, area: Area) {
         if area.is_evicted() {
             self.touch.touch(frame);
@@ -136,7 +135,7 @@ impl<T: Touch> Zone<'_, T> {
         }
     }
 
-    /// Takes a block from a tree; first where the slot is.
+    /// Allocates a block from a tree, first from the area of `row`.
     pub(crate) fn grab_in_tree(&self, tree: usize, row: usize, want: Want) -> Option<Grab> {
         let first = tree * TREE_AREAS;
         let areas = first..(first + TREE_AREAS).min(self.bits.len());
@@ -146,7 +145,7 @@ impl<T: Touch> Zone<'_, T> {
             _ => {
                 let index = row / AREA_ROWS;
                 let own = self.grab_part(index, row % AREA_ROWS, want);
-                // Those in use already, so that the others stay whole.
+                // Areas in use come next, so that the others stay whole.
                 let partial =
                     |&index: &usize| self.counters.area(index).is_some_and(|a| !a.is_free());
                 own.or_else(|| {
@@ -157,7 +156,7 @@ impl<T: Touch> Zone<'_, T> {
         }
     }
 
-    /// Less than an area: the count first, which is a claim; then the bits.
+    /// Allocates less than an area: first lowers the count, which is a claim, then takes the bits.
     fn grab_part(&self, index: usize, row: usize, want: Want) -> Option<Grab> {
         let frames = 1 << want.order;
         let mut claims = 0;
@@ -182,7 +181,7 @@ impl<T: Touch> Zone<'_, T> {
         Some(Grab { frame: index as u64 * AREA_FRAMES, area, claims: 0 })
     }
 
-    /// Two areas, the second of which may turn out not to be free.
+    /// Allocates two areas. If the second turns out not to be free, it gives back the first.
     fn grab_pair(&self, index: usize, want: Want) -> Option<Grab> {
         let second = self.counters.area(index + 1)?;
         if !second.is_free() {
@@ -197,7 +196,7 @@ impl<T: Touch> Zone<'_, T> {
         Some(Grab { area, ..first })
     }
 
-    /// The area as it was before, if the block was free.
+    /// Allocates a given block if it is free. Returns its area's word from before.
     fn take_at(&self, index: usize, frame: u64, order: u8) -> Option<Area> {
         let want = Want { order, kind: KIND_HUGE, core: 0, evicted: true };
         if order >= HUGE_ORDER {
@@ -219,7 +218,7 @@ impl<T: Touch> Zone<'_, T> {
     }
 }
 
-/// Of the rows from `start` on, around; `start` when none has.
+/// Returns the first row with a free frame, from `start` on and around, or `start` if none has one.
 #[inline(always)]
 fn first_with_room(rows: &rows::Rows, start: usize, flip: u64) -> usize {
     let mut row = start;

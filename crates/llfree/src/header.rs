@@ -8,7 +8,7 @@ use crate::layout::{
     ZONE_ALIGN_FRAMES, check_size,
 };
 
-/// What a header says. Addresses are guest-physical.
+/// Content of a header. Addresses are guest-physical.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// Number of the zone's first frame.
@@ -28,11 +28,11 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads each word once, and believes none. Whether the addresses lie in
-    /// the guest's memory is for the caller to see.
+    /// Reads a header: each word once, trusting none. The caller checks that the addresses lie in
+    /// the guest's memory.
     ///
     /// # Errors
-    /// It is none, or one that cannot be.
+    /// The words are no header, or a header with impossible values.
     pub fn read(words: &[AtomicU64]) -> Result<Header, LayoutError> {
         let words = words.first_chunk::<HEADER_WORDS>().ok_or(LayoutError::Short)?;
         let word = |index: usize| words[index].get();
@@ -56,10 +56,11 @@ impl Header {
         Ok(header)
     }
 
-    /// The magic number last: who finds it finds the rest.
+    /// Writes the header, its magic number last: a reader that finds the magic number finds the
+    /// rest.
     ///
     /// # Errors
-    /// One that [`Header::read`] would refuse.
+    /// [`Header::read`] would refuse the header.
     pub fn write(&self, words: &[AtomicU64]) -> Result<(), LayoutError> {
         self.check()?;
         let words = words.first_chunk::<HEADER_WORDS>().ok_or(LayoutError::Short)?;
@@ -77,7 +78,7 @@ impl Header {
 
     fn check(&self) -> Result<(), LayoutError> {
         check_size(self.frames, self.cores)?;
-        // The end is bounded too, so that no sum of the two overflows.
+        // The zone's end is bounded too, so that `base_frame + frames` cannot overflow.
         if !self.base_frame.is_multiple_of(ZONE_ALIGN_FRAMES) || self.base_frame > MAX_FRAMES {
             return Err(LayoutError::Base(self.base_frame));
         }

@@ -1,10 +1,9 @@
-//! The host's side: takes free areas of a guest that it need not trust.
+//! The host's side: reclaims free areas of a guest that it need not trust.
 //!
-//! It reads and writes areas and trees only, each by one atomic operation.
-//! Whatever the guest writes there, nothing here indexes by it, loops by it or
-//! panics; the worst that the guest gets is its own memory taken, or not.
-//! What an area is to the host is for the host to remember: no answer here is
-//! a reason to think that an area has memory or has none.
+//! It reads and writes only areas and trees, each by one atomic operation. No word that the guest
+//! can write serves as an index or as a loop bound, or causes a panic. At worst, the guest's own
+//! memory is reclaimed, or is not. The caller must record the state of each area (R) itself: no
+//! answer from here is evidence that an area has memory or has none.
 
 use crate::area::Area;
 use crate::atomic::{Atom, AtomicU16, AtomicU32};
@@ -13,23 +12,23 @@ use crate::error::{HostError, LayoutError};
 use crate::layout::{AREA_EVICTED, TREE_AREAS, check_size};
 use crate::tree::Tree;
 
-/// A word that changes so often while it is looked at belongs to a guest that
-/// does nothing else.
+/// Most attempts to change a word. If a word still changes after that many, the guest does nothing
+/// else.
 const TRIES: usize = 64;
 /// Areas that [`Host::free_areas`] looks at together.
 pub const CHUNK_AREAS: usize = 64;
 
-/// The areas and trees of one zone.
+/// The host's view of one zone: its areas and trees.
 #[derive(Clone, Copy)]
 pub struct Host<'a> {
     counters: Counters<'a>,
 }
 
 impl<'a> Host<'a> {
-    /// The arrays may be longer than the zone needs.
+    /// Makes a view of a zone. The arrays may be longer than the zone needs.
     ///
     /// # Errors
-    /// A size that cannot be, or an array too short for it.
+    /// The size is impossible, or an array is too short for it.
     pub fn new(
         areas: &'a [AtomicU16],
         trees: &'a [AtomicU32],
@@ -39,55 +38,55 @@ impl<'a> Host<'a> {
         Ok(Host { counters: Counters::new(areas, trees, frames)? })
     }
 
-    /// How many areas there are.
+    /// Returns the number of areas.
     pub fn areas(&self) -> usize {
         self.counters.areas.len()
     }
 
-    /// Which of the areas `64 * chunk ..` are free as a whole: bit n is area n
-    /// of the chunk. Two cache lines; no verdict, since it may change.
+    /// Returns which of the areas from `64 * chunk` on are free as a whole: bit n is area n of the
+    /// chunk. It reads two cache lines. The answer is a hint, since areas may change.
     pub fn free_areas(&self, chunk: usize) -> u64 {
         let areas = self.counters.areas.chunks(CHUNK_AREAS).nth(chunk).unwrap_or_default();
         let free = |area: &AtomicU16| u64::from(Area(area.peek()).is_free());
         areas.iter().rev().fold(0, |mask, area| mask << 1 | free(area))
     }
 
-    /// Takes a free area from the guest (A and E, in one operation).
+    /// Hard-reclaims a free area: sets A and E in one operation.
     ///
     /// # Errors
-    /// It is in use, or changes all the time.
+    /// The area is in use, or changes all the time.
     pub fn hard_reclaim(&self, index: usize) -> Result<(), HostError> {
         let next = |area: Area| area.is_free().then(|| area.hard_reclaimed());
         self.change(index, next, HostError::InUse)
     }
 
-    /// Lets the guest have the area again; there is no memory behind it yet.
+    /// Returns a hard-reclaimed area to the guest. The area still has no memory.
     ///
     /// # Errors
-    /// The guest has changed it meanwhile, against the rules.
+    /// The guest has changed the area meanwhile, against the rules.
     pub fn return_area(&self, index: usize) -> Result<(), HostError> {
         let hosts = |area: Area| area.is_allocated() && area.is_evicted() && area.free() == 0;
         let next = |area: Area| hosts(area).then(|| area.returned());
         self.change(index, next, HostError::NotTaken)
     }
 
-    /// Tells the guest that a free area has no memory (E), before it is taken.
-    /// Then protect it, and take it only if [`Host::is_still_free`].
+    /// Begins the soft reclaim of a free area: sets E, which tells the guest that the area has no
+    /// memory. The caller then protects the area, and empties it only if [`Host::is_still_free`].
     ///
     /// # Errors
-    /// It is in use, or changes all the time.
+    /// The area is in use, or changes all the time.
     pub fn soft_reclaim(&self, index: usize) -> Result<(), HostError> {
         let next = |area: Area| area.is_free().then(|| area.evicted());
         self.change(index, next, HostError::InUse)
     }
 
-    /// After [`Host::soft_reclaim`] and the protection of the frames: whoever
-    /// gets one of them from now on meets the protection.
+    /// Whether the area is still free, asked after [`Host::soft_reclaim`] and after its frames were
+    /// protected. If it is, every later get of one of its frames meets the protection.
     pub fn is_still_free(&self, index: usize) -> bool {
         self.counters.area(index).is_some_and(|area| area.is_free() && area.is_evicted())
     }
 
-    /// There is memory again, or still (E is cleared).
+    /// Clears E: the area has memory again, or still has it.
     pub fn install(&self, index: usize) {
         let Some(area) = self.counters.areas.get(index) else { return };
         let before = Area(clear_evicted(area));
@@ -122,7 +121,7 @@ impl<'a> Host<'a> {
         self.shift(index, frames, evicted);
     }
 
-    /// A guest that keeps the host from counting has a wrong hint, no more.
+    /// Adds to a tree's counts. If the guest prevents that, only its own hint is wrong.
     fn shift(&self, index: usize, frames: i32, evicted: i32) {
         let Some(tree) = self.counters.trees.get(index / TREE_AREAS) else { return };
         if (frames, evicted) == (0, 0) {

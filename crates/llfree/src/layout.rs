@@ -1,5 +1,5 @@
-//! The layout that the allocator's two implementations share, number by
-//! number; drawn byte by byte in `docs/llfree.md`.
+//! The memory layout that both implementations of the allocator share. `docs/llfree.md` draws it
+//! byte by byte.
 
 use crate::error::LayoutError;
 
@@ -7,14 +7,14 @@ use crate::error::LayoutError;
 pub const HEADER_WORDS: usize = 16;
 /// First word of a header: `EBBLLFRE`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"EBBLLFRE");
-/// Of the layout that is told here.
+/// Version of this layout.
 pub const VERSION: u32 = 1;
 
-/// The greatest order there is: a pair of huge frames.
+/// Greatest order: a pair of huge frames.
 pub const MAX_ORDER: u8 = 10;
-/// The order of a huge frame.
+/// Order of a huge frame.
 pub const HUGE_ORDER: u8 = 9;
-/// Frames that a word of the bit field stands for: a row.
+/// Frames in a row, that is, in one word of the bit field.
 pub const ROW_FRAMES: u64 = 64;
 /// Rows in an area.
 pub const AREA_ROWS: usize = 8;
@@ -24,57 +24,57 @@ pub const AREA_FRAMES: u64 = 512;
 pub const TREE_AREAS: usize = 8;
 /// Frames in a tree.
 pub const TREE_FRAMES: u64 = 4096;
-/// A zone begins at a multiple of this, so that blocks of all orders are aligned.
+/// Alignment of a zone's first frame, in frames, so that blocks of all orders are aligned.
 pub const ZONE_ALIGN_FRAMES: u64 = 1024;
-/// More than this a zone does not have: a row's number fits 32 bits.
+/// Most frames in a zone: a row's number fits in 32 bits.
 pub const MAX_FRAMES: u64 = 1 << 38;
-/// More reservation slots of each kind a zone does not have.
+/// Most cores in a zone: each has one reservation slot of each kind.
 pub const MAX_CORES: u32 = 4096;
 
-/// Area: frames that are free and that nobody has claimed, 0..=512.
+/// Area: number of frames that are free and not claimed, 0..=512.
 pub const AREA_FREE_MASK: u16 = 0x3ff;
 /// Area: a set bit of the bit field stands for a free frame, not for an allocated one.
 pub const AREA_INVERTED: u16 = 1 << 13;
-/// Area: no memory is behind it (E).
+/// Area: it has no memory (E).
 pub const AREA_EVICTED: u16 = 1 << 14;
-/// Area: allocated as a whole (A), by the guest or, evicted, by the host.
+/// Area: allocated as a whole (A), by the guest or, if it is also evicted, by the host.
 pub const AREA_ALLOCATED: u16 = 1 << 15;
 
 /// Tree: free frames, in steps of [`TREE_STEP`] an area.
 pub const TREE_FREE_MASK: u32 = 0x1fff;
-/// Tree: a slot takes from it.
+/// Tree: a slot takes frames from it (R).
 pub const TREE_RESERVED: u32 = 1 << 13;
-/// Tree: what was taken from it first.
+/// Tree: shift of its kind, which is that of the slot that reserved it while it was free.
 pub const TREE_KIND_SHIFT: u32 = 14;
-/// Tree: two bits of kind.
+/// Tree: mask of the kind, two bits.
 pub const TREE_KIND_MASK: u32 = 3 << TREE_KIND_SHIFT;
-/// Tree: how many of its areas are evicted, 0..=8.
+/// Tree: shift of the number of its evicted areas, 0..=8.
 pub const TREE_EVICTED_SHIFT: u32 = 16;
-/// Tree: four bits of evicted areas.
+/// Tree: mask of the number of evicted areas, four bits.
 pub const TREE_EVICTED_MASK: u32 = 0xf << TREE_EVICTED_SHIFT;
-/// An area's free frames are counted in its tree in steps of so many.
+/// A tree counts the free frames of its areas in steps of this many frames.
 pub const TREE_STEP: u32 = 16;
 
 /// Words of a reservation slot: a cache line, so that no two cores share one.
 pub const SLOT_WORDS: usize = 8;
-/// Slots that each core has: one for each kind.
+/// Slots of each core: one for each kind.
 pub const SLOT_KINDS: usize = 3;
-/// Slot: single frames of its area that it has claimed.
+/// Slot: number of single frames of its area that it has claimed.
 pub const SLOT_CLAIMS_MASK: u64 = 0x3ff;
-/// Slot: the area is inverted, as [`AREA_INVERTED`].
+/// Slot: the area is inverted, see [`AREA_INVERTED`].
 pub const SLOT_INVERTED: u64 = 1 << 13;
 /// Slot: there is a reservation.
 pub const SLOT_PRESENT: u64 = 1 << 15;
-/// Slot: the row at which the search goes on.
+/// Slot: shift of the row where the search continues.
 pub const SLOT_ROW_SHIFT: u32 = 32;
-/// Frames that a slot claims at once.
+/// Most frames that a slot claims at once.
 pub const CLAIM_FRAMES: u16 = 64;
 
-/// Kernel's allocations that stay where they are.
+/// Kind: kernel allocations that stay where they are.
 pub const KIND_UNMOVABLE: u32 = 0;
-/// Memory of processes, page cache.
+/// Kind: memory of processes, page cache.
 pub const KIND_MOVABLE: u32 = 1;
-/// Blocks of order 9 and more.
+/// Kind: blocks of order 9 and more.
 pub const KIND_HUGE: u32 = 2;
 
 /// Word of the header: the magic number.
@@ -93,15 +93,14 @@ pub const HEADER_AREAS: usize = 5;
 pub const HEADER_TREES: usize = 6;
 /// Word of the header: guest-physical address of the reservation slots.
 pub const HEADER_SLOTS: usize = 7;
-/// Word of the header, the host's: huge frames that it has hard-reclaimed.
+/// Word of the header, written by the host: huge frames that are hard-reclaimed.
 pub const HEADER_HARD: usize = 8;
-/// Word of the header, the host's: frames that it has asked the guest to free, ever.
+/// Word of the header, written by the host: total of frames that it has asked the guest to purge.
 pub const HEADER_PURGE_ASKED: usize = 9;
-/// Word of the header: of those, frames that the guest has tried to free.
+/// Word of the header, written by the guest: how many of those frames it has tried to purge.
 pub const HEADER_PURGE_DONE: usize = 10;
 
-/// Every number of the layout, by its name in C: the build of the C side is
-/// checked against it.
+/// Every number of the layout, by its name in C. The build of the C side is checked against it.
 pub const TABLE: &[(&str, u64)] = &[
     ("LLFREE_HEADER_WORDS", HEADER_WORDS as u64),
     ("LLFREE_MAGIC", MAGIC),
@@ -157,18 +156,17 @@ const _: () = assert!(ZONE_ALIGN_FRAMES == 1 << MAX_ORDER);
 const _: () = assert!(MAX_FRAMES / ROW_FRAMES == 1 << 32);
 const _: () = assert!(AREA_FRAMES <= AREA_FREE_MASK as u64 && TREE_FRAMES <= TREE_FREE_MASK as u64);
 
-/// Lines of the arrays' own, so that none shares one with another.
+/// Bytes of a cache line. Each array has its own lines, so that no two arrays share one.
 const LINE_BYTES: u64 = 64;
 
-/// Where the parts of a zone's state lie when they lie in one region, each from
-/// a multiple of 64 bytes on.
+/// Offsets of the parts of a zone's state in one region. Each is a multiple of 64 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Frames that the zone spans.
     pub frames: u64,
     /// Cores that have reservation slots.
     pub cores: u32,
-    /// Offset of the bit field, bytes; the header is at 0.
+    /// Offset of the bit field, bytes. The header is at 0.
     pub bits_bytes: u64,
     /// Offset of the areas, bytes.
     pub areas_bytes: u64,
@@ -176,15 +174,15 @@ pub struct Layout {
     pub trees_bytes: u64,
     /// Offset of the reservation slots, bytes.
     pub slots_bytes: u64,
-    /// All of it, bytes.
+    /// Size of all parts together, bytes.
     pub total_bytes: u64,
 }
 
 impl Layout {
-    /// For so many frames and cores.
+    /// Lays out a zone of `frames` frames and `cores` cores.
     ///
     /// # Errors
-    /// None, or too many of them.
+    /// There are no frames or no cores, or too many of them.
     pub fn new(frames: u64, cores: u32) -> Result<Layout, LayoutError> {
         check_size(frames, cores)?;
         let lines = |bytes: u64| bytes.next_multiple_of(LINE_BYTES);
@@ -197,16 +195,16 @@ impl Layout {
         Ok(Layout { frames, cores, bits_bytes, areas_bytes, trees_bytes, slots_bytes, total_bytes })
     }
 
-    /// How many elements each array has.
+    /// Returns how many elements each array has.
     pub fn counts(&self) -> Counts {
         Counts::new(self.frames, self.cores)
     }
 }
 
-/// Elements of the arrays of a zone.
+/// Number of elements in each array of a zone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counts {
-    /// Words of the bit field, eight for each area.
+    /// Words of the bit field: eight for each area.
     pub rows: usize,
     /// Areas.
     pub areas: usize,

@@ -1,11 +1,10 @@
-//! LLFree: a page-frame allocator without locks, whose state a guest's kernel
-//! and the host work on at the same time.
+//! LLFree: a lock-free page-frame allocator whose state a guest's kernel and the host change at the
+//! same time.
 //!
-//! [`Zone`] is what a guest does: get and put blocks of order 0 to 10. [`Host`]
-//! is what the host does: take areas, which are huge frames, that are free as a
-//! whole, and give them back. Both work in place on arrays of words that are
-//! handed in. The same layout and the same names stand in `guest/llfree`, in C;
-//! `docs/llfree.md` draws the layout and tells the protocol.
+//! [`Zone`] is the guest's side: it gets and puts blocks of order 0 to 10. [`Host`] is the host's
+//! side: it reclaims areas (huge frames) that are free as a whole, and returns them. Both work in
+//! place on arrays of words that the caller provides. `guest/llfree` has the same layout and the
+//! same names in C. `docs/llfree.md` draws the layout and describes the protocol.
 #![cfg_attr(not(loom), no_std)]
 #![forbid(unsafe_code)]
 

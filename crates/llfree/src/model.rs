@@ -1,9 +1,8 @@
-//! Every two operations at once, in every order that the checker tries: no
-//! frame is lost, none is got twice, and the host takes nothing that is in use.
+//! Runs pairs of operations concurrently, in every order that the checker tries: no frame is lost,
+//! none is got twice, and the host reclaims nothing that is in use.
 //!
-//! A zone of one tree and two areas. The first is in parts: some frames are
-//! held, some are claimed by a slot. The second is whole: free, held, or
-//! without memory.
+//! The zone has one tree of two areas. The first area is in parts: some frames are allocated, and a
+//! slot has claimed some. The second is whole: free, allocated, or without memory.
 
 use std::vec::Vec;
 
@@ -18,14 +17,14 @@ use crate::{Error, Fill, Host, Kind, Parts, Touch, Zone};
 
 const AREAS: usize = 2;
 const FRAMES: u64 = AREAS as u64 * AREA_FRAMES;
-/// The whole area, and its first frame.
+/// Index of the whole area, and its first frame.
 const WHOLE: usize = 1;
 const WHOLE_FRAME: u64 = AREA_FRAMES;
 
-/// Held in the first area from the beginning.
+/// Blocks of the first area that are allocated from the beginning: first frame and order.
 const HELD: [(u64, u8); 3] = [(0, 0), (64, 3), (128, 7)];
 
-/// What the host knows of the whole area (R).
+/// The host's record of the whole area (R).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reclaimed {
     Installed,
@@ -33,7 +32,7 @@ enum Reclaimed {
     Hard,
 }
 
-/// What the whole area is in the beginning.
+/// Initial state of the whole area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Start {
     Free,
@@ -63,8 +62,7 @@ enum Done {
     Nothing,
 }
 
-/// The whole area's memory: a touch of what is not mapped is the host's to
-/// serve.
+/// State of the whole area's memory. The host serves a touch of memory that is not mapped.
 const MAPPED: u64 = 0;
 const PROTECTED: u64 = 1;
 const EMPTY: u64 = 2;
@@ -75,7 +73,7 @@ struct Shared {
     trees: Vec<AtomicU32>,
     slots: Vec<AtomicU64>,
     memory: AtomicU64,
-    /// The host's lock of the whole area.
+    /// The host's record of the whole area, under its lock.
     reclaimed: Mutex<Reclaimed>,
 }
 
@@ -191,7 +189,7 @@ impl Shared {
         }
     }
 
-    /// E, protect, look again.
+    /// Sets E, protects, and looks again.
     fn soft_reclaim(&self) {
         let mut reclaimed = self.reclaimed.lock().unwrap();
         let host = self.host();
@@ -208,7 +206,7 @@ impl Shared {
         }
     }
 
-    /// After all threads: whose is what.
+    /// Checks, after all threads, who owns each frame.
     fn check(&self, done: &[Done], start: Start) {
         let reclaimed = *self.reclaimed.lock().unwrap();
         let mut owned = std::vec![0i8; FRAMES as usize];
@@ -236,7 +234,7 @@ impl Shared {
         let hosts = if reclaimed == Reclaimed::Hard { AREA_FRAMES } else { 0 };
         let held = owned.iter().filter(|&&owned| owned == 1).count() as u64;
         assert_eq!(zone.verify(), Ok(FRAMES - held - hosts));
-        // The number of them is right, so these are all that are not free.
+        // Their number is right, so these are all the frames that are not free.
         for &done in done {
             if let Done::Got(frame, order) = done
                 && owned[frame as usize] == 1
@@ -248,8 +246,7 @@ impl Shared {
     }
 }
 
-/// The fault of a frame without memory: the host serves it, when it has done
-/// what it was at.
+/// The fault of a frame without memory: the host serves it once its current operation is done.
 impl Touch for &Shared {
     fn touch(&self, frame: u64) {
         if frame < WHOLE_FRAME || self.memory.fetch_or(0, AcqRel) == MAPPED {
@@ -258,7 +255,7 @@ impl Touch for &Shared {
         let mut reclaimed = self.reclaimed.lock().unwrap();
         assert_ne!(*reclaimed, Reclaimed::Hard, "got what the host has taken");
         if *reclaimed == Reclaimed::Soft {
-            // Memory first: who sees no flag does not touch.
+            // Memory comes before the flag, because a guest that sees no flag does not touch.
             self.memory.swap(MAPPED, AcqRel);
             self.host().install(WHOLE);
             *reclaimed = Reclaimed::Installed;
@@ -266,7 +263,7 @@ impl Touch for &Shared {
     }
 }
 
-/// In every order with so many preemptions at most.
+/// Runs every order of the threads with at most `preemptions` preemptions.
 fn run(preemptions: usize, all: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -289,7 +286,7 @@ fn all_at_once(start: Start, steps: &[Step], preemptions: usize) {
         let done: Vec<Done> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         shared.check(&done, start);
         for (step, done) in steps.iter().zip(&done) {
-            // There is enough for two small blocks, whatever else goes on.
+            // There is enough for two small blocks, whatever else happens.
             if matches!(step, Step::Get(0..=3)) {
                 assert_ne!(*done, Done::Nothing, "{step:?} found nothing");
             }
@@ -381,8 +378,8 @@ fn with_claims_on_an_area() {
     each_pair(Start::Claimed, &steps);
 }
 
-/// Who frees overlapping blocks of several rows at once breaks the rules. One
-/// of the two is told, and the words agree.
+/// Two puts of overlapping blocks of several rows break the rules. One of them gets an error, and
+/// the words agree.
 #[test]
 fn overlapping_puts() {
     for first in [(WHOLE_FRAME, 9), (WHOLE_FRAME + 256, 8)] {
@@ -402,8 +399,8 @@ fn overlapping_puts() {
     }
 }
 
-/// Three at once: a frame taken, touched and put back between the host's two
-/// looks, and a second get meanwhile.
+/// Three threads at once: a frame is got, touched and put between the host's two looks, during a
+/// second get.
 #[test]
 fn the_host_between_two_guests() {
     use Step::{Get, GetAt, HardReclaim, Put, Return, SoftReclaim};

@@ -1,4 +1,4 @@
-//! Giving blocks back.
+//! Putting blocks.
 
 use crate::area::Area;
 use crate::error::Error;
@@ -10,8 +10,8 @@ impl<T: Touch> Zone<'_, T> {
     /// Frees a block. Parts of a greater block may be freed one by one.
     ///
     /// # Errors
-    /// No such block; or it is not allocated whole, found by the same atomic
-    /// operation that frees it: of two who free a block at once, one is told.
+    /// There is no such block, or it is not allocated as a whole. The atomic operation that frees
+    /// the block finds that out: if two threads free it at once, one gets the error.
     #[inline]
     pub fn put(&self, frame: u64, order: u8) -> Result<(), Error> {
         self.check(frame, order)?;
@@ -34,7 +34,7 @@ impl<T: Touch> Zone<'_, T> {
             return Err(Error::NotAllocated);
         }
         let counted = self.counters.update_from(index, seen, |area| {
-            // Turned since, so what was freed was not the caller's.
+            // The area was inverted since, so the freed bits did not belong to the caller.
             if area.flip() == seen.flip() { area.plus(freed) } else { None }
         });
         if counted.is_none() {
@@ -43,8 +43,7 @@ impl<T: Touch> Zone<'_, T> {
         if counted.is_some() && freed == 1 << order { Ok(()) } else { Err(Error::NotAllocated) }
     }
 
-    /// From now on each frame of the area is allocated by itself: the bits say
-    /// so already.
+    /// Makes each frame of the area allocated by itself. The bits already say so.
     #[cold]
     fn split(&self, index: usize, mut seen: Area) -> Result<Area, Error> {
         while seen.is_allocated() {
@@ -73,7 +72,7 @@ impl<T: Touch> Zone<'_, T> {
         }
     }
 
-    /// Hard-reclaimed: allocated, but the bits mean "free".
+    /// Whether the area is hard-reclaimed: allocated, but its bits mean "free".
     #[inline(always)]
     fn is_hosts(&self, index: usize, area: Area) -> bool {
         area.is_evicted() && rows::is_free(&self.bits[index], 0, 0, area.flip())
@@ -87,7 +86,7 @@ impl<T: Touch> Zone<'_, T> {
         self.put_area(index + 1)
     }
 
-    /// Whether the guest has all of an area allocated.
+    /// Whether the guest has allocated the whole area.
     fn is_taken(&self, index: usize) -> bool {
         let Some(area) = self.counters.area(index) else { return false };
         rows::are_taken(&self.bits[index], 0, AREA_ROWS, area.flip())

@@ -1,27 +1,29 @@
-//! The bit field of one area: eight rows of 64 frames. `flip` is the area's
-//! ([`Area::flip`](crate::area::Area::flip)); a row XOR `flip` has a set bit for
-//! each allocated frame. It cannot change while somebody has a claim on a frame
-//! of the area, or a frame.
+//! The bit field of one area: eight rows of 64 frames.
+//!
+//! `flip` is the area's ([`Area::flip`](crate::area::Area::flip)): a row XOR `flip` has a set bit
+//! for each allocated frame. `flip` cannot change while somebody has a claim on a frame of the
+//! area, or has allocated one.
 
 use crate::atomic::{Atom, AtomicU64};
 use crate::layout::{AREA_ROWS, ROW_FRAMES};
 
 pub(crate) type Rows = [AtomicU64; AREA_ROWS];
 
-/// Who has a claim may meet others' claims before its own; each takes some
-/// frame, so the rows are looked through again, but not for ever.
+/// Most passes over the rows to find a claimed frame. Owners of other claims may take the frames
+/// that this thread finds, but each takes some frame, so another pass helps. The bound makes the
+/// loop end.
 const ROUNDS: usize = 4;
 const ROW_ORDER: u8 = 6;
 
-/// `2^order` bits from bit `first` on, all of one row.
+/// Returns a mask of `2^order` bits from bit `first` on, all in one row.
 #[inline(always)]
 pub(crate) fn run(first: usize, order: u8) -> u64 {
     let bits = 1u32 << order;
     u64::MAX >> (ROW_FRAMES as u32 - bits) << (first % ROW_FRAMES as usize)
 }
 
-/// Takes an aligned block of order 0 to 9, beginning at row `start`; its first
-/// frame in the area.
+/// Takes an aligned block of order 0 to 9, searching from row `start`. Returns its first frame in
+/// the area.
 #[inline]
 pub(crate) fn take(rows: &Rows, start: usize, order: u8, flip: u64) -> Option<usize> {
     match order {
@@ -67,7 +69,7 @@ fn take_run(rows: &Rows, row: usize, order: u8, flip: u64) -> Option<usize> {
     Some(row * ROW_FRAMES as usize + bit)
 }
 
-/// The first aligned run of `2^order` set bits.
+/// Returns the first aligned run of `2^order` set bits.
 fn first_run(free: u64, order: u8) -> Option<usize> {
     // Bit n of the mask for order o is set for n divisible by 2^o.
     const STARTS: [u64; 7] = [
@@ -84,7 +86,7 @@ fn first_run(free: u64, order: u8) -> Option<usize> {
     (starts != 0).then(|| starts.trailing_zeros() as usize)
 }
 
-/// Takes `count` whole rows, at a multiple of `count`.
+/// Takes `count` whole rows, beginning at a multiple of `count`.
 fn take_rows(rows: &Rows, count: usize, flip: u64) -> Option<usize> {
     (0..AREA_ROWS)
         .step_by(count)
@@ -96,13 +98,13 @@ fn take_rows_at(rows: &Rows, first: usize, count: usize, flip: u64) -> bool {
     let taken =
         (first..first + count).take_while(|&row| rows[row].replace(flip, !flip).is_ok()).count();
     if taken < count {
-        // They are ours whole, so nobody else changes them.
+        // We hold these rows whole, so nobody else changes them.
         (first..first + taken).for_each(|row| rows[row].set(flip));
     }
     taken == count
 }
 
-/// Takes the block that begins at frame `first` of the area; orders 0 to 8.
+/// Takes the block of order 0 to 8 that begins at frame `first` of the area.
 pub(crate) fn take_at(rows: &Rows, first: usize, order: u8, flip: u64) -> bool {
     let row = first / ROW_FRAMES as usize;
     if order > ROW_ORDER {
@@ -112,9 +114,9 @@ pub(crate) fn take_at(rows: &Rows, first: usize, order: u8, flip: u64) -> bool {
     rows[row].change(|seen| ((seen ^ flip) & run == 0).then_some(seen ^ run)).is_some()
 }
 
-/// Frees the block that begins at frame `first` of the area; orders 0 to 9. The
-/// frames freed: all, or none, or, when somebody frees parts of the same block
-/// at the same time, those that we were the first to free.
+/// Frees the block of order 0 to 9 that begins at frame `first` of the area. Returns the number of
+/// frames freed: all or none, or, if another thread frees parts of the same block at the same time,
+/// those that this thread freed first.
 #[inline(always)]
 pub(crate) fn give(rows: &Rows, first: usize, order: u8, flip: u64) -> u16 {
     let row = first / ROW_FRAMES as usize;
@@ -128,7 +130,7 @@ pub(crate) fn give(rows: &Rows, first: usize, order: u8, flip: u64) -> u16 {
 
 fn give_rows(rows: &Rows, first: usize, count: usize, flip: u64) -> u16 {
     let give = |row: usize| u16::from(rows[row].replace(!flip, flip).is_ok());
-    // Whoever is first at the first row frees the block.
+    // The first thread at the first row frees the block.
     if !are_taken(rows, first, count, flip) || give(first) == 0 {
         return 0;
     }
@@ -141,7 +143,7 @@ pub(crate) fn are_taken(rows: &Rows, first: usize, count: usize, flip: u64) -> b
     (first..first + count).all(|row| rows[row].get() == !flip)
 }
 
-/// Whether all frames of a block are free; orders 0 to 9.
+/// Whether all frames of a block of order 0 to 9 are free.
 pub(crate) fn is_free(rows: &Rows, first: usize, order: u8, flip: u64) -> bool {
     let row = first / ROW_FRAMES as usize;
     if order > ROW_ORDER {
@@ -150,7 +152,7 @@ pub(crate) fn is_free(rows: &Rows, first: usize, order: u8, flip: u64) -> bool {
     (rows[row].get() ^ flip) & run(first, order) == 0
 }
 
-/// How many frames are free.
+/// Returns how many frames are free.
 pub(crate) fn count_free(rows: &Rows, flip: u64) -> u32 {
     rows.iter().map(|row| (row.get() ^ flip).count_zeros()).sum()
 }

@@ -1,4 +1,4 @@
-//! Finding a tree to take from, and the slots' reservations.
+//! Searching for a tree, and the reservations of slots.
 
 use core::ops::Range;
 
@@ -9,25 +9,25 @@ use crate::slot::Slot;
 use crate::tree::Tree;
 use crate::zone::{Touch, Zone};
 
-/// One way to look at trees; they are tried in turn.
+/// Criteria for trees. The search tries several passes in order.
 struct Pass {
-    /// Which trees.
+    /// Trees to look at.
     reach: Reach,
-    /// Least and most that a tree may have free.
+    /// Least and most free frames of the tree.
     free: (u32, u32),
-    /// Of which kinds.
+    /// Kinds of trees to accept.
     kinds: Kinds,
-    /// Even if another slot takes from it.
+    /// Whether trees that another slot has reserved are accepted.
     reserved: bool,
-    /// Even areas without memory.
+    /// Whether areas without memory are accepted.
     evicted: bool,
 }
 
 #[derive(Clone, Copy)]
 enum Reach {
-    /// The core's part of the zone: there it meets no other core's lines.
+    /// The core's share of the zone, where no other core's cache lines are.
     Share,
-    /// Of that, the aligned group of so many, a power of two, that the last one is in.
+    /// The aligned group of this many trees (a power of two) around the last one, within the share.
     Group(usize),
     All,
 }
@@ -39,9 +39,9 @@ enum Kinds {
     Any,
 }
 
-/// Trees of a cache line of the array.
+/// The trees in one cache line of the array.
 const NEAR: Reach = Reach::Group(16);
-/// Trees looked at before a free one is broken into.
+/// The trees to look at before the search breaks into a free one.
 const FAR: Reach = Reach::Group(256);
 const FULL: u32 = TREE_FRAMES as u32;
 
@@ -49,8 +49,8 @@ const fn pass(reach: Reach, free: (u32, u32), kinds: Kinds) -> Pass {
     Pass { reach, free, kinds, reserved: false, evicted: false }
 }
 
-/// Half-empty trees of the own kind first: full ones are nearly used up, empty
-/// ones may become free as a whole.
+/// Passes for orders below 9. Half-empty trees of the own kind come first: full trees are nearly
+/// used up, and empty trees may become free as a whole.
 const SMALL: [Pass; 5] = [
     pass(NEAR, (FULL / 16, FULL / 2), Kinds::Own),
     pass(NEAR, (FULL / 64, FULL / 16 * 15), Kinds::Own),
@@ -63,7 +63,7 @@ const HUGE: [Pass; 3] = [
     pass(Reach::Share, (1, FULL), Kinds::OwnOrFree),
     pass(Reach::All, (1, FULL), Kinds::OwnOrFree),
 ];
-/// Another kind's, then another slot's, then those whose memory the host has.
+/// Last passes: trees of another kind, then those of another slot, then those without memory.
 const STEAL: [Pass; 3] = [
     pass(Reach::All, (1, FULL), Kinds::Any),
     Pass { reserved: true, ..pass(Reach::All, (1, FULL), Kinds::Any) },
@@ -84,7 +84,7 @@ impl Pass {
             }
     }
 
-    /// The trees to look at: those after `from` first, then around.
+    /// Returns the trees to look at: those after `from` first, then around.
     fn trees(&self, from: usize, share: Range<usize>, count: usize) -> impl Iterator<Item = usize> {
         let (start, end) = match self.reach {
             Reach::Group(size) => {
@@ -101,14 +101,14 @@ impl Pass {
 }
 
 impl<T: Touch> Zone<'_, T> {
-    /// A block from the best tree after `from`.
+    /// Allocates a block from the best tree after `from`.
     #[cold]
     pub(crate) fn search(&self, from: usize, want: Want) -> Option<Grab> {
         let first: &[Pass] = if want.order < HUGE_ORDER { &SMALL } else { &HUGE };
         let from = from.min(self.counters.trees.len() - 1);
         first.iter().chain(&STEAL).find_map(|pass| self.search_with(pass, from, want)).or_else(
             || {
-                // Claims hide frames, and a tree's count may be on its way.
+                // Claims hide frames, and a tree's count may lag behind.
                 self.end_claims(|_| true);
                 let want = Want { evicted: true, ..want };
                 let each = |tree| self.grab_in_tree(tree, tree * TREE_AREAS * AREA_ROWS, want);
@@ -125,7 +125,7 @@ impl<T: Touch> Zone<'_, T> {
             .find_map(|index| self.grab_reserved(index, want))
     }
 
-    /// Reserves a tree if there is such a block in it.
+    /// Reserves a tree and allocates a block from it. If that fails, the tree is released again.
     fn grab_reserved(&self, index: usize, want: Want) -> Option<Grab> {
         let tree = &self.counters.trees[index];
         let before = Tree(tree.change(|tree| Some(Tree(tree).reserve(want.kind).0))?);
@@ -142,7 +142,7 @@ impl<T: Touch> Zone<'_, T> {
         }
     }
 
-    /// The slot goes on at `next`, unless somebody else has moved it.
+    /// Moves the slot to `next`, unless somebody else has moved it.
     pub(crate) fn place(&self, slot: &AtomicU64, seen: Slot, next: Slot) {
         let left = if slot.replace(seen.0, next.0).is_ok() { (seen, next) } else { (next, seen) };
         let (gone, kept) = left;
@@ -154,7 +154,7 @@ impl<T: Touch> Zone<'_, T> {
         }
     }
 
-    /// Takes back slots' claims on the areas that `of` names.
+    /// Takes back slots' claims on the areas that `of` selects.
     pub(crate) fn end_claims(&self, of: impl Fn(usize) -> bool) {
         for slot in self.slots {
             let before = slot[0].change(|seen| {
@@ -167,8 +167,8 @@ impl<T: Touch> Zone<'_, T> {
         }
     }
 
-    /// Gives all reservations back: for a core that goes, or before the zone's
-    /// words are compared.
+    /// Gives all reservations back: for a core that goes offline, or before the zone's words are
+    /// compared.
     pub fn drain(&self) {
         for slot in self.slots {
             let before = slot[0].change(|seen| (seen != Slot::NONE.0).then_some(Slot::NONE.0));

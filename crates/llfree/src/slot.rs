@@ -6,17 +6,17 @@ use crate::layout::{
     TREE_AREAS,
 };
 
-// An area's flag is taken over as it is.
+// The flag of an area is copied as it is.
 const _: () = assert!(SLOT_INVERTED == AREA_INVERTED as u64);
 
-/// As it was when it was read.
+/// A copy of a slot's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Slot(pub u64);
 
 impl Slot {
     pub const NONE: Slot = Slot(0);
 
-    /// At the row, with frames of its area claimed when the area was `area`.
+    /// Makes a reservation at `row`, with `claims` frames of its area, whose word was `area`.
     pub fn new(row: usize, claims: u16, area: Area) -> Slot {
         let inverted = u64::from(area.0) & SLOT_INVERTED;
         Slot((row as u64) << SLOT_ROW_SHIFT | SLOT_PRESENT | inverted | u64::from(claims))
@@ -37,7 +37,7 @@ impl Slot {
         self.row() / AREA_ROWS
     }
 
-    /// Of the area that the next frames come from, if there is one.
+    /// Returns the tree of the reserved area, if there is a reservation.
     pub fn tree(self) -> Option<usize> {
         (self.0 & SLOT_PRESENT != 0).then_some(self.area() / TREE_AREAS)
     }
@@ -47,7 +47,7 @@ impl Slot {
         if self.0 & SLOT_INVERTED != 0 { u64::MAX } else { 0 }
     }
 
-    /// One claim less; it has one.
+    /// Uses up one claim. The slot must have one.
     #[inline(always)]
     pub fn take(self) -> Slot {
         Slot(self.0 - 1)

@@ -5,12 +5,12 @@ use crate::layout::{
     TREE_KIND_SHIFT, TREE_RESERVED,
 };
 
-/// As it was when it was read.
+/// A copy of a tree's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tree(pub u32);
 
 impl Tree {
-    /// Free frames in steps; 0 while more was subtracted than added so far.
+    /// Returns the free frames, in steps. It is 0 while more has been subtracted than added.
     #[inline(always)]
     pub fn free(self) -> u32 {
         let free = self.0 & TREE_FREE_MASK;
@@ -29,17 +29,17 @@ impl Tree {
         (self.0 & TREE_KIND_MASK) >> TREE_KIND_SHIFT
     }
 
-    /// Whether there is an area with memory behind it.
+    /// Whether an area of the tree has memory.
     pub fn has_memory(self) -> bool {
         self.evicted() < TREE_AREAS as u32
     }
 
-    /// Areas without memory behind them.
+    /// Returns the number of areas without memory.
     pub fn evicted(self) -> u32 {
         (self.0 & TREE_EVICTED_MASK) >> TREE_EVICTED_SHIFT
     }
 
-    /// Modulo the fields' sizes: the changes of two threads may come in the
+    /// Adds to both counts, modulo the fields' sizes: changes by two threads may arrive in the
     /// wrong order, but their sum is right.
     #[inline(always)]
     pub fn shift(self, frames: i32, evicted: i32) -> Tree {
@@ -48,7 +48,7 @@ impl Tree {
         Tree(self.0 & !(TREE_FREE_MASK | TREE_EVICTED_MASK) | free | evicted)
     }
 
-    /// For a slot of this kind. A free tree has no kind of its own.
+    /// Reserves the tree for a slot of this kind. Only a free tree changes its kind.
     pub fn reserve(self, kind: u32) -> Tree {
         let kind = if self.is_free() { kind } else { self.kind() };
         Tree(self.0 & !TREE_KIND_MASK | TREE_RESERVED | kind << TREE_KIND_SHIFT)

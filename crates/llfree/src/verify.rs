@@ -1,4 +1,4 @@
-//! Whether a zone's words agree, while nobody changes them.
+//! Checks that a zone's words agree, while nobody changes them.
 
 use crate::area::Area;
 use crate::atomic::Atom;
@@ -10,36 +10,36 @@ use crate::zone::{Touch, Zone};
 /// Two words that contradict each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Disagreement {
-    /// An area's count and claims against its bits.
+    /// An area's count and claims disagree with its bits.
     #[error("area {area}: {counted} frames are free by count and claims, {bits} by bits")]
     Area {
-        /// Which.
+        /// Index of the area.
         area: usize,
-        /// Free by its count, and by the slots' claims.
+        /// Frames that are free by the area's count and the slots' claims.
         counted: u32,
-        /// Free by its bits.
+        /// Frames that are free by the bits.
         bits: u32,
     },
-    /// A tree's count against those of its areas.
+    /// A tree's count disagrees with those of its areas.
     #[error("tree {tree}: counts {counted} free, its areas {areas}")]
     Tree {
-        /// Which.
+        /// Index of the tree.
         tree: usize,
-        /// By its word.
+        /// Free frames by the tree's word.
         counted: u32,
-        /// By its areas.
+        /// Free frames by its areas.
         areas: u32,
     },
-    /// A tree's evicted areas.
+    /// A tree's number of evicted areas is wrong.
     #[error("tree {tree} does not count its evicted areas")]
     Evicted {
-        /// Which.
+        /// Index of the tree.
         tree: usize,
     },
 }
 
 impl<T: Touch> Zone<'_, T> {
-    /// Compares trees with areas, and areas with bits and claims; the free
+    /// Compares trees with areas, and areas with bits and claims. Returns the number of free
     /// frames.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl<T: Touch> Zone<'_, T> {
         let claims = claims.filter(|slot| slot.claims() > 0 && slot.area() == index);
         let claims: u32 = claims.map(|slot| u32::from(slot.claims())).sum();
         let counted = u32::from(area.free()) + claims;
-        // A hard-reclaimed one has free bits, though none may be got.
+        // The bits of a hard-reclaimed area mean "free", though no frame can be got.
         let hosts = area.is_allocated() && area.is_evicted() && bits as usize == AREA_ROWS * 64;
         let agree = if hosts { counted == 0 } else { counted == bits };
         if agree { Ok(()) } else { Err(Disagreement::Area { area: index, counted, bits }) }

@@ -12,24 +12,24 @@ use crate::rows::{self, Rows};
 use crate::slot::Slot;
 use crate::tree::Tree;
 
-/// What a block of less than order 9 is for: the kinds keep to trees of their
-/// own. Greater blocks are of a kind by themselves.
+/// Purpose of a block of order less than 9. Each kind uses trees of its own. Greater blocks have a
+/// kind of their own, [`KIND_HUGE`](crate::layout::KIND_HUGE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// The kernel's own memory, which stays where it is.
+    /// Kernel memory that stays where it is.
     Unmovable = KIND_UNMOVABLE as isize,
     /// Memory of processes, page cache.
     Movable = KIND_MOVABLE as isize,
 }
 
-/// Writes to an allocated frame that may have no memory behind it, and comes
-/// back when it has. The content is not to be changed.
+/// Gives memory to an allocated frame that may have none: writes to it, and returns once it has
+/// memory. The write does not change the content.
 pub trait Touch {
-    /// `frame` counts from the zone's first.
+    /// Touches `frame`, counted from the zone's first.
     fn touch(&self, frame: u64);
 }
 
-/// Where no host takes memory away.
+/// Does nothing: for zones that no host reclaims from.
 impl Touch for () {
     fn touch(&self, _frame: u64) {}
 }
@@ -40,7 +40,7 @@ impl<F: Fn(u64)> Touch for F {
     }
 }
 
-/// The arrays of a zone, as [`Counts`] has their lengths; longer ones will do.
+/// Arrays of a zone. Each has at least the length that [`Counts`] says.
 #[derive(Clone, Copy)]
 pub struct Parts<'a> {
     /// The bit field.
@@ -53,16 +53,16 @@ pub struct Parts<'a> {
     pub slots: &'a [AtomicU64],
 }
 
-/// What a new zone's frames are.
+/// Initial state of a new zone's frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fill {
-    /// All of them free.
+    /// All frames are free.
     Free,
-    /// All of them allocated: those that exist are to be put.
+    /// All frames are allocated; the guest then puts those that exist.
     Allocated,
 }
 
-/// The guest's side. Frames count from the zone's first.
+/// The guest's side of a zone. Frames count from the zone's first.
 pub struct Zone<'a, T = ()> {
     pub(crate) bits: &'a [Rows],
     pub(crate) counters: Counters<'a>,
@@ -73,10 +73,10 @@ pub struct Zone<'a, T = ()> {
 }
 
 impl<'a, T: Touch> Zone<'a, T> {
-    /// Over state that is there already, or is to be made ([`Zone::format`]).
+    /// Makes a zone over state that exists, or that [`Zone::format`] is about to write.
     ///
     /// # Errors
-    /// A size that cannot be, or an array too short for it.
+    /// The size is impossible, or an array is too short for it.
     pub fn new(
         parts: Parts<'a>,
         frames: u64,
@@ -91,7 +91,7 @@ impl<'a, T: Touch> Zone<'a, T> {
         Ok(Zone { bits, counters, slots, frames, cores, touch })
     }
 
-    /// Writes all of the state; nobody uses it yet.
+    /// Writes the whole state. Nobody may use the zone yet.
     pub fn format(&self, fill: Fill) {
         self.bits.iter().flatten().for_each(|row| row.set(0));
         self.slots.iter().for_each(|slot| slot[0].set(Slot::NONE.0));
@@ -106,7 +106,8 @@ impl<'a, T: Touch> Zone<'a, T> {
         }
     }
 
-    /// Frames that the last area lacks are allocated for ever.
+    /// Writes the bits of an area if needed, and returns its first word. Frames that a short last
+    /// area lacks are allocated for ever.
     fn first_state(&self, index: usize, fill: Fill) -> Area {
         let frames = (self.frames - index as u64 * AREA_FRAMES).min(AREA_FRAMES);
         match fill {
@@ -124,19 +125,19 @@ impl<'a, T: Touch> Zone<'a, T> {
         }
     }
 
-    /// Frames that the zone spans.
+    /// Returns the number of frames that the zone spans.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Free frames; exact while nothing changes.
+    /// Returns the number of free frames. It is exact while nothing changes.
     pub fn free_frames(&self) -> u64 {
         let areas = self.counters.areas.iter().map(|area| u64::from(Area(area.get()).free()));
         let slots = self.slots.iter().map(|slot| u64::from(Slot(slot[0].get()).claims()));
         areas.sum::<u64>() + slots.sum::<u64>()
     }
 
-    /// Areas that are free as a whole; exact while nothing changes.
+    /// Returns the number of areas that are free as a whole. It is exact while nothing changes.
     pub fn free_areas(&self) -> usize {
         self.counters.areas.iter().filter(|area| Area(area.get()).is_free()).count()
     }
@@ -144,7 +145,7 @@ impl<'a, T: Touch> Zone<'a, T> {
     /// Whether every frame of a block is free at this moment.
     ///
     /// # Errors
-    /// No such block.
+    /// There is no such block.
     pub fn is_free(&self, frame: u64, order: u8) -> Result<bool, Error> {
         self.check(frame, order)?;
         let index = (frame / AREA_FRAMES) as usize;
@@ -157,7 +158,7 @@ impl<'a, T: Touch> Zone<'a, T> {
         }))
     }
 
-    /// That a block can be in the zone.
+    /// Checks that the zone can have such a block.
     #[inline(always)]
     pub(crate) fn check(&self, frame: u64, order: u8) -> Result<(), Error> {
         if order > MAX_ORDER {
@@ -168,7 +169,7 @@ impl<'a, T: Touch> Zone<'a, T> {
         if fits { Ok(()) } else { Err(Error::Frame) }
     }
 
-    /// The slot of a core; any number will do for one.
+    /// Returns a core's slot for a kind. A core number past the last one wraps around.
     #[inline(always)]
     pub(crate) fn slot(&self, core: u32, kind: u32) -> &AtomicU64 {
         let core = if core < self.cores { core } else { core % self.cores };

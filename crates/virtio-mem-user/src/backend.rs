@@ -1,4 +1,4 @@
-//! A device served at a socket, to one front end after the other.
+//! Serving a device at a socket, to one front end after the other.
 
 use std::fs;
 use std::io;
@@ -19,38 +19,39 @@ use crate::gate::Gate;
 use crate::ring::Next;
 use crate::session::{Access, Session};
 
-/// Until memory that could not be had is asked for again.
+/// Pause before asking again for memory that could not be had.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// What a device is made of.
 pub struct Setup {
-    /// Where it goes on from.
+    /// The state from which the device goes on.
     pub saved: Saved,
-    /// What it may be told.
+    /// Settings of the device.
     pub options: Options,
-    /// Gives and takes the blocks' memory.
+    /// Gives blocks their memory, and takes it.
     pub memory: Box<dyn Memory>,
-    /// Keeps the state.
+    /// Keeps the device's state.
     pub record: Box<dyn Record>,
-    /// How it gets at its queue. Unplugged memory of its own region is kept from it here.
+    /// Gives access to the queue. The backend itself refuses it unplugged memory of the device's
+    /// region.
     pub dma: Arc<dyn Dma>,
 }
 
 /// Why a device is not served.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// It does not start.
+    /// The device does not start.
     #[error(transparent)]
     Device(#[from] ebb_virtio_mem::StartError),
-    /// Nobody can connect.
+    /// The socket cannot be made, so nobody can connect.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// No thread, or no descriptor, to be had.
+    /// No thread or no descriptor can be had.
     #[error("starting a virtio-mem device: {0}")]
     Host(#[from] io::Error),
 }
 
-/// A device that is being served. Dropping it is stopping it.
+/// A device that is being served. Dropping it stops it.
 pub struct Backend {
     device: Arc<Device>,
     signals: Arc<Signals>,
@@ -59,25 +60,25 @@ pub struct Backend {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What other threads have to say to the one that serves.
+/// Signals from other threads to the serving thread.
 struct Signals {
     wake: OwnedFd,
     stop: AtomicBool,
     changed: AtomicBool,
-    /// The other way: the queue runs.
+    /// In the other direction: whether the queue runs.
     driven: AtomicBool,
 }
 
 impl Signals {
     fn raise(&self, which: &AtomicBool) {
         which.store(true, SeqCst);
-        // A counter that is full wakes as well.
+        // A full counter wakes as well.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     fn clear(&self) {
         let mut count = [0; 8];
-        // Nothing to read: it was somebody else's event.
+        // There may be nothing to read, if another event woke the thread.
         let _ = rustix::io::read(&self.wake, &mut count);
     }
 
@@ -87,15 +88,15 @@ impl Signals {
 }
 
 impl Backend {
-    /// Serves a device at `socket` until it is stopped. A front end that loses its
-    /// connection may come again, here or at the next process that starts with the state
-    /// that was kept: nothing is lost.
+    /// Serves a device at `socket` until it is stopped. A front end that loses its connection may
+    /// connect again, to this process or to the next one that starts with the kept state: nothing
+    /// is lost.
     ///
     /// # Errors
     /// The socket is in use or cannot be made, or the device does not start.
     pub fn start(socket: &Path, setup: Setup) -> Result<Backend, StartError> {
         let Setup { saved, options, memory, record, dma } = setup;
-        // First: who has the socket has the device, and its memory.
+        // The socket comes first: its owner owns the device and its memory.
         let listener = listen(socket)?;
         let signals = Arc::new(Signals {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -122,7 +123,7 @@ impl Backend {
         Ok(Backend { device, signals, access, socket: socket.into(), thread: Some(thread) })
     }
 
-    /// What it serves.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -132,12 +133,12 @@ impl Backend {
         self.signals.driven.load(SeqCst)
     }
 
-    /// Accesses to guest memory that were refused.
+    /// Returns how many accesses to guest memory were refused.
     pub fn dma_faults(&self) -> u64 {
         self.access.faults.load(SeqCst)
     }
 
-    /// Closes the connection and removes the socket; no request is half done then.
+    /// Closes the connection and removes the socket. No request is left half done.
     pub fn stop(self) {
         drop(self);
     }
@@ -155,7 +156,7 @@ impl Drop for Backend {
     }
 }
 
-/// The thread that serves.
+/// State of the serving thread.
 struct Server {
     listener: UnixListener,
     device: Arc<Device>,
@@ -178,14 +179,14 @@ impl Server {
         }
     }
 
-    /// `None`: it is over.
+    /// Waits for the next front end. Returns `None` when the backend is stopped.
     fn wait_front_end(&self) -> Option<UnixStream> {
         while !self.signals.is_stopped() {
             let mut events = [
                 PollFd::new(&self.listener, PollFlags::IN),
                 PollFd::new(&self.signals.wake, PollFlags::IN),
             ];
-            // Interrupted, it knows of nothing and finds nobody.
+            // An interrupted poll reports no event, and then accept finds nobody.
             let _ = poll(&mut events, None);
             self.signals.clear();
             match self.listener.accept() {
@@ -203,7 +204,7 @@ impl Server {
             self.wait(&session, next)?;
             self.signals.clear();
             let changed = self.signals.changed.swap(false, SeqCst);
-            // It may be that the device is to stop.
+            // The wait may have ended because the backend is to stop.
             session.listen()?;
             if changed {
                 session.announce();
@@ -215,7 +216,8 @@ impl Server {
         Ok(())
     }
 
-    /// For the front end, the driver or another thread, until the queue is to be served again.
+    /// Waits for the front end, the driver or another thread, but not beyond the time at which the
+    /// queue must be served again.
     fn wait(&self, session: &Session<'_>, next: Next) -> Result<(), Parted> {
         let mut events = vec![
             PollFd::new(session.stream(), PollFlags::IN),
@@ -235,7 +237,7 @@ impl Server {
         let kicked = events.get(2).is_some_and(|event| event.revents().contains(PollFlags::IN));
         if let Some(kick) = kick.filter(|_| kicked) {
             let mut count = [0; 8];
-            // Somebody else has read it: then there is nothing to read.
+            // If somebody else has read it, there is nothing to read.
             let _ = rustix::io::read(kick, &mut count);
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! No device may use memory that is unplugged, this one's own queue included: virtio 1.2,
-//! section 5.15.6.1.
+//! Refuses devices the use of unplugged memory, even for this device's own queue (virtio 1.2,
+//! section 5.15.6.1).
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use ebb_vhost::{Access, Dma, DmaFault, Segment};
 use ebb_virtio_mem::{Guard, Touch};
 use vm_memory::GuestMemoryMmap;
 
-/// A [`Dma`] that lets nobody at what is unplugged.
+/// A [`Dma`] that pins no unplugged memory.
 pub(crate) struct Gate {
     dma: Arc<dyn Dma>,
     guard: Arc<Guard>,

@@ -1,14 +1,14 @@
 //! The virtio-mem device of [`ebb_virtio_mem`] as a process beside the VMM, by vhost-user
-//! (protocol: QEMU documentation interop/vhost-user): the request queue, the configuration
-//! space and its change notices.
+//! (protocol: QEMU documentation interop/vhost-user): the request queue, the configuration space
+//! and its change notifications.
 //!
-//! [`Backend`] serves one device at a socket, to one front end after the other, in one
-//! thread. The region's memory is the VMM's own; how blocks get theirs is up to an
-//! [`ebb_virtio_mem::Memory`], and how the device gets at the queue to an [`ebb_vhost::Dma`].
+//! [`Backend`] serves one device at a socket, to one front end after the other, in one thread. The
+//! region's memory is the VMM's own. An [`ebb_virtio_mem::Memory`] gives blocks their memory, and
+//! an [`ebb_vhost::Dma`] gives the device access to the queue.
 //!
-//! What comes from the guest and from the front end is checked, read once and bounded. A
-//! front end that makes no sense loses its connection, a queue that makes none is served no
-//! more until it is set up anew.
+//! Everything from the guest and from the front end is checked, read once and bounded. A front end
+//! that sends invalid messages loses its connection. An invalid queue is not served any more until
+//! it is set up again.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

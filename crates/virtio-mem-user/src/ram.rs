@@ -1,4 +1,4 @@
-//! The guest's memory, as the front end shares it: vhost-user protocol, "Memory regions
+//! The guest's memory as the front end shares it: vhost-user protocol, "Memory regions
 //! description".
 
 use std::collections::VecDeque;
@@ -14,13 +14,14 @@ use vm_memory::{
     GuestRegionMmap,
 };
 
-/// Address in the guest, bytes, address in the front end, offset in the file.
+/// Words of a region: address in the guest, bytes, address in the front end, offset in the file.
 const REGION_WORDS: usize = 4;
 
-/// A mapping of all of it.
+/// A mapping of all the guest's memory.
 #[derive(Default)]
 pub(crate) struct Ram {
-    /// Over what the front end can shrink; they go before the memory does.
+    /// Guards over mappings whose files the front end can shrink. They are dropped before the
+    /// memory.
     guards: Vec<BusGuard>,
     memory: Arc<GuestMemoryMmap>,
     regions: Vec<Region>,
@@ -34,7 +35,7 @@ struct Region {
 }
 
 impl Ram {
-    /// What a SET_MEM_TABLE describes; `None`: nothing that can be mapped.
+    /// Maps what a SET_MEM_TABLE describes. Returns `None` if it cannot be mapped.
     pub(crate) fn new(message: &mut Message) -> Option<Ram> {
         let count = message.u32(0)? as usize;
         if message.files.len() != count || message.body.len() != (1 + REGION_WORDS * count) * 8 {
@@ -55,7 +56,7 @@ impl Ram {
         let memory = GuestMemoryMmap::from_regions(mappings);
         let memory =
             memory.inspect_err(|error| tracing::warn!("a front end's memory: {error}")).ok()?;
-        // Before any of it is touched.
+        // Guard the mappings before any of the memory is touched.
         let guard =
             |region: &GuestRegionMmap| BusGuard::new(Hva(region.as_ptr() as u64), region.len());
         let guards = memory.iter().map(guard).collect::<Result<_, _>>().ok()?;
@@ -63,7 +64,7 @@ impl Ram {
         Some(Ram { guards, memory: Arc::new(memory), regions })
     }
 
-    /// Whether some of it was touched where its file had nothing.
+    /// Whether memory was touched where its file had none.
     pub(crate) fn is_broken(&self) -> bool {
         self.guards.iter().any(BusGuard::is_broken)
     }
@@ -72,7 +73,7 @@ impl Ram {
         self.memory.clone()
     }
 
-    /// Where the guest has what the front end has at this address.
+    /// Returns the guest's address of what the front end has at `front_end`.
     pub(crate) fn gpa(&self, front_end: u64) -> Option<Gpa> {
         self.regions.iter().find_map(|region| {
             let offset = front_end.checked_sub(region.front_end)?;

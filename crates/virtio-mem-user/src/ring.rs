@@ -1,7 +1,7 @@
 //! The request queue: virtio 1.2, sections 2.7 and 5.15.6.
 //!
-//! Requests are answered one after the other, so the used index alone tells a successor
-//! which one is next.
+//! Requests are answered one after the other, so the used index alone tells the next process which
+//! request is next.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -15,10 +15,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// A place for an answer is pinned, so whoever holds its frame lets go of it at once.
+/// Most attempts to write an answer. The answer's place is pinned, so whoever locks its frame
+/// releases it at once.
 const TELL_TRIES: u32 = 1000;
 
-/// When the queue is to be served again.
+/// When the queue should be served again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
     /// At the next kick.
@@ -31,9 +32,9 @@ pub(crate) enum Next {
 
 /// Why a request is not answered.
 enum Unanswered {
-    /// It is left in the queue.
+    /// The request cannot be answered now, and stays in the queue.
     NotNow,
-    /// The queue is served no more.
+    /// The queue is not served any more.
     Never(String),
 }
 
@@ -43,7 +44,7 @@ impl From<Stopped> for Unanswered {
     }
 }
 
-/// Where the three parts of a queue are.
+/// Addresses of a queue's three parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Places {
     pub(crate) descriptors: Gpa,
@@ -51,25 +52,26 @@ pub(crate) struct Places {
     pub(crate) used: Gpa,
 }
 
-/// The queue and what it is heard and signalled by.
+/// The queue with its kick and its call.
 pub(crate) struct Ring {
     queue: Queue,
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
     enabled: bool,
-    /// All three parts, since this queue was begun with.
+    /// Pins all three parts, from the first time that this queue is served.
     pinned: Option<Pinned>,
-    /// What ended before us was perhaps not signalled.
+    /// Whether to signal at the next serving: a process before this one may have ended without
+    /// signalling.
     must_signal: bool,
-    /// It makes no sense, or the device has stopped: nothing more is taken from it until it
-    /// is set up anew.
+    /// Whether the queue is invalid, or the device has stopped. Then nothing more is taken from the
+    /// queue until it is set up again.
     broken: bool,
 }
 
 impl Ring {
     pub(crate) fn new() -> Ring {
         Ring {
-            // Its only error is a size that is no power of two.
+            // The only error is a size that is no power of two.
             queue: Queue::new(DESCRIPTORS_MAX as u16).unwrap_or_default(),
             kick: None,
             call: None,
@@ -80,12 +82,12 @@ impl Ring {
         }
     }
 
-    /// `None`: no queue has this size.
+    /// Sets the queue's size. Returns `None` if no queue can have it.
     pub(crate) fn set_size(&mut self, size: u32) -> Option<()> {
         self.queue.try_set_size(u16::try_from(size).ok()?).ok()
     }
 
-    /// `None`: they are not aligned.
+    /// Sets the places of the queue's parts. Returns `None` if they are not aligned.
     pub(crate) fn set_places(&mut self, places: Places) -> Option<()> {
         let Places { descriptors, available, used } = places;
         self.queue.try_set_desc_table_address(GuestAddress(descriptors.0)).ok()?;
@@ -95,13 +97,13 @@ impl Ring {
         Some(())
     }
 
-    /// Where it stood. The used ring knows better, once it is looked at.
+    /// Sets where the queue stood. The used ring takes precedence, once it is read.
     pub(crate) fn set_base(&mut self, base: u32) {
         self.queue.set_next_used(base as u16);
         self.queue.set_next_avail(base as u16);
     }
 
-    /// It is started by this: vhost-user protocol, "Ring states".
+    /// Starts the queue: a kick does that (vhost-user protocol, "Ring states").
     pub(crate) fn start(&mut self, kick: OwnedFd) {
         self.stop();
         self.kick = Some(kick);
@@ -110,7 +112,7 @@ impl Ring {
 
     pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
         self.call = call;
-        // Whoever listens there now has heard of nothing.
+        // The new listener has not seen any earlier signal.
         self.must_signal = true;
     }
 
@@ -118,19 +120,21 @@ impl Ring {
         self.enabled = enabled;
     }
 
-    /// Where it stands: the first request that was not answered.
+    /// Stops the queue. Returns where it stands: the index of the first request that was not
+    /// answered.
     pub(crate) fn stop(&mut self) -> u16 {
         self.queue.set_ready(false);
         (self.kick, self.pinned, self.must_signal, self.broken) = (None, None, true, false);
         self.queue.next_used()
     }
 
-    /// The memory is another.
+    /// Drops the pins: the guest's memory table is a new one.
     pub(crate) fn moved(&mut self) {
         self.pinned = None;
     }
 
-    /// What is readable when there are requests; `None`: it does not run.
+    /// Returns the descriptor that is readable when there are requests, or `None` if the queue does
+    /// not run.
     pub(crate) fn kick(&self) -> Option<&OwnedFd> {
         self.kick.as_ref().filter(|_| self.runs())
     }
@@ -139,7 +143,7 @@ impl Ring {
         self.queue.ready() && self.enabled && !self.broken
     }
 
-    /// Answers what is available.
+    /// Answers the available requests.
     pub(crate) fn serve(&mut self, guest: &Guest, device: &Device) -> Next {
         if !self.runs() {
             return Next::Asked;
@@ -156,12 +160,13 @@ impl Ring {
         }
     }
 
-    /// Pins the queue, and goes on behind the last request that was answered: by whomever,
-    /// and whatever the front end believes (it may not know of an answer before our death).
+    /// Pins the queue, and continues after the last answered request. The used ring tells which one
+    /// that is, whoever answered it. The front end may believe otherwise: it may not know of an
+    /// answer from before this process.
     fn begin(&mut self, guest: &Guest) -> Result<(), Unanswered> {
         let (size, count) = (self.queue.size(), u32::from(self.queue.size()));
         let segment = |gpa, bytes| Segment { gpa: Gpa(gpa), bytes };
-        // Section 2.7: sizes of the three parts, event indices included.
+        // Section 2.7 gives the sizes of the three parts, event indices included.
         let parts = vec![
             segment(self.queue.desc_table(), 16 * u32::from(size)),
             segment(self.queue.avail_ring(), 6 + 2 * count),
@@ -179,7 +184,8 @@ impl Ring {
         Ok(())
     }
 
-    /// As many as there can be at once, so that other events get their turn.
+    /// Answers at most as many requests as the queue can have at once, so that other events get
+    /// their turn. Returns whether there are more.
     fn answer_all(&mut self, guest: &Guest, device: &Device) -> Result<bool, Unanswered> {
         let memory = guest.memory();
         let memory: &GuestMemoryMmap = &memory;
@@ -209,8 +215,8 @@ impl Ring {
         }
     }
 
-    /// Answers one request; how many bytes were written. A chain that has no room for an
-    /// answer is no request, and nothing is done.
+    /// Answers one request. Returns how many bytes were written. A chain without room for an answer
+    /// is no request, and nothing is done.
     fn answer(&self, guest: &Guest, device: &Device, head: u16) -> Result<u32, Unanswered> {
         let table = Gpa(self.queue.desc_table());
         let chain = match walk(guest, table, self.queue.size(), head) {
@@ -227,7 +233,8 @@ impl Ring {
         if bytes_of(&place) < RESPONSE_BYTES as u64 {
             return Ok(0);
         }
-        // Before anything is done that could not be told.
+        // Reading and pinning come before the change, because the answer must be writable
+        // afterwards.
         let read = guest.read(sent, &mut request);
         let _pinned = match read.and_then(|()| guest.pin(place.clone(), Access::Keep)) {
             Ok(pinned) => pinned,
@@ -238,9 +245,9 @@ impl Ring {
         for _ in 0..TELL_TRIES {
             match guest.write(place.clone(), &response) {
                 Ok(()) => return Ok(RESPONSE_BYTES as u32),
-                // The request has unplugged the very place.
+                // The request has unplugged the place of the answer.
                 Err(DmaFault::Forbidden(_)) => return Ok(0),
-                // It must not be done once more.
+                // The request must not be done again.
                 Err(DmaFault::NotNow(_)) => std::thread::yield_now(),
             }
         }
@@ -249,7 +256,7 @@ impl Ring {
 
     fn signal(&mut self) {
         let Some(call) = &self.call else { return };
-        // A counter that is full is a signal already, and not to be waited for.
+        // A full counter is a signal already, so do not wait for it.
         let mut room = [PollFd::new(call, PollFlags::OUT)];
         if poll(&mut room, Some(&Timespec::default())) != Ok(0)
             && let Err(error) = rustix::io::write(call, &1u64.to_ne_bytes())

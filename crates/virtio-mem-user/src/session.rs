@@ -1,5 +1,5 @@
-//! One front end: what it has set up, and what it asks for. vhost-user protocol, "Front-end
-//! message types".
+//! One front end: what it has set up, and its requests (vhost-user protocol, "Front-end message
+//! types").
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -16,33 +16,33 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 use crate::ram::Ram;
 use crate::ring::{Next, Places, Ring};
 
-/// A device has one: section 5.15.2.
+/// Number of queues of a device (section 5.15.2).
 const QUEUES: u64 = 1;
-/// `VHOST_USER_MAX_CONFIG_SIZE`.
+/// Value of `VHOST_USER_MAX_CONFIG_SIZE`.
 const CONFIG_BYTES_MAX: u32 = 256;
-/// Of a `u64` that names a ring: its number, and whether no file comes with it.
+/// Fields of a `u64` that names a ring: the ring's number, and whether no file comes with it.
 const RING_MASK: u64 = 0xff;
 const NO_FILE: u64 = 1 << 8;
 
-/// How the device gets at guest memory, and how often it was refused.
+/// How the device accesses guest memory, and how often it was refused.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) dma: Arc<dyn Dma>,
     pub(crate) faults: Arc<AtomicU64>,
 }
 
-/// What a front end has set up.
+/// State of one front end's connection.
 pub(crate) struct Session<'a> {
     device: &'a Device,
     access: &'a Access,
     connection: Connection,
-    /// By which it hears of changes.
+    /// Channel by which the front end learns of changes.
     channel: Option<UnixStream>,
     ram: Ram,
     ring: Ring,
 }
 
-/// What a request is answered with, unless it is an acknowledgement.
+/// Payload of an answer, unless it is an acknowledgement.
 type Answer = Option<Vec<u8>>;
 
 impl<'a> Session<'a> {
@@ -61,12 +61,13 @@ impl<'a> Session<'a> {
         self.connection.stream()
     }
 
-    /// After so long [`Session::listen`] is to be called, whether anything came or not.
+    /// Returns the longest time after which [`Session::listen`] must be called, even without an
+    /// event.
     pub(crate) fn patience(&self) -> Option<Timespec> {
         self.connection.patience()
     }
 
-    /// Fails where the memory is gone: what was read there makes no sense.
+    /// Fails if a file of the guest's memory no longer has it: what was read there is invalid.
     pub(crate) fn check(&self) -> Result<(), Parted> {
         if self.ram.is_broken() { Err(Parted::Memory) } else { Ok(()) }
     }
@@ -75,16 +76,16 @@ impl<'a> Session<'a> {
         self.ring.kick()
     }
 
-    /// Answers the driver.
+    /// Answers the driver's requests.
     pub(crate) fn serve(&mut self) -> Next {
         let Access { dma, faults } = self.access;
         let guest = Guest::new(self.ram.memory(), dma.clone(), faults.clone());
         self.ring.serve(&guest, self.device)
     }
 
-    /// Tells the driver that the configuration space has changed. Without a channel it sees
-    /// that when it looks; one whose queue does not run is told once it does, as QEMU 11 does
-    /// not survive a notice for a device that it has stopped.
+    /// Tells the driver that the configuration space has changed. Without a channel, the driver
+    /// sees that when it reads. If the queue does not run, the driver is told once it does, because
+    /// QEMU 11 does not survive a notification for a stopped device.
     pub(crate) fn announce(&mut self) {
         if self.ring.kick().is_none() {
             return;
@@ -95,7 +96,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Does what the front end asks for, as far as it has asked.
+    /// Handles all messages that the front end has sent so far.
     pub(crate) fn listen(&mut self) -> Result<(), Parted> {
         while let Some(mut message) = self.connection.receive()? {
             vet(&mut message)?;
@@ -105,20 +106,20 @@ impl<'a> Session<'a> {
                 Some(None) if message.needs_reply => self.acknowledge(request, true)?,
                 Some(None) => {}
                 None if message.needs_reply => self.acknowledge(request, false)?,
-                // It would go on as if it had been done.
+                // Otherwise the front end would go on as if this had been done.
                 None => return Err(Parted::Request(request)),
             }
         }
         Ok(())
     }
 
-    /// vhost-user protocol, `VHOST_USER_PROTOCOL_F_REPLY_ACK`.
+    /// Sends an acknowledgement: vhost-user protocol, `VHOST_USER_PROTOCOL_F_REPLY_ACK`.
     fn acknowledge(&mut self, request: u32, done: bool) -> Result<(), Parted> {
         let answer = u64::from(!done).to_ne_bytes().to_vec();
         self.connection.send(&Message::reply(request, answer))
     }
 
-    /// `None`: it makes no sense, and nothing was done.
+    /// Handles one message. Returns `None` if it is invalid; then nothing was done.
     fn obey(&mut self, message: &mut Message) -> Option<Answer> {
         let number = |number: u64| Some(Some(number.to_ne_bytes().to_vec()));
         match FrontendReq::try_from(message.request).ok()? {
@@ -140,7 +141,7 @@ impl<'a> Session<'a> {
                 self.ring.moved();
             }
             FrontendReq::GET_CONFIG => return Some(Some(self.config(message)?)),
-            // The driver writes nothing: section 5.15.4.
+            // The driver writes nothing (section 5.15.4).
             FrontendReq::SET_CONFIG | FrontendReq::SET_LOG_BASE | FrontendReq::SET_LOG_FD => {}
             FrontendReq::SET_BACKEND_REQ_FD => {
                 self.channel = Some(UnixStream::from(message.files.pop_front()?));
@@ -162,19 +163,19 @@ impl<'a> Session<'a> {
             FrontendReq::SET_VRING_BASE => self.ring.set_base(ring_value(message)?),
             FrontendReq::GET_VRING_BASE => {
                 ring_value(message)?;
-                // What the driver has asked for it may wait for.
-                // What cannot be answered now stays in the queue.
+                // The driver may be waiting for requests that it has made. Those that cannot be
+                // answered now stay in the queue.
                 self.serve();
                 let next = u32::from(self.ring.stop());
                 return Some(Some([0, next].map(u32::to_ne_bytes).concat()));
             }
-            // A ring without one would have to be looked at all the time.
+            // A ring without a kick would have to be polled all the time.
             FrontendReq::SET_VRING_KICK => self.ring.start(ring_file(message)??),
             FrontendReq::SET_VRING_CALL => self.ring.set_call(ring_file(message)?),
             FrontendReq::SET_VRING_ERR => drop(ring_file(message)?),
             FrontendReq::SET_VRING_ENABLE => {
                 self.ring.set_enabled(ring_value(message)? == 1);
-                // What has changed before it was there to hear of it.
+                // Announces changes that happened before the front end could be told.
                 self.announce();
             }
             _ => return None,
@@ -193,14 +194,14 @@ impl<'a> Session<'a> {
             return None;
         }
         if features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
-            // vhost-user protocol, "Ring states".
+            // See the vhost-user protocol, "Ring states".
             self.ring.set_enabled(true);
         }
         self.device.negotiated(features);
         Some(())
     }
 
-    /// Offset, size and flags, and behind them the bytes in question.
+    /// Returns offset, size and flags, followed by the requested bytes.
     fn config(&self, message: &mut Message) -> Option<Vec<u8>> {
         let (offset, size) = (message.u32(0)?, message.u32(1)?);
         let (header, bytes) = message.body.split_at_mut_checked(12)?;
@@ -212,7 +213,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What a front end may use. An acknowledgement is given to whoever asks for one.
+/// Returns the protocol features that a front end may use. Whoever asks for an acknowledgement gets
+/// one, even without REPLY_ACK.
 fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
@@ -220,7 +222,7 @@ fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::CONFIG
 }
 
-/// What is said about the one ring that there is.
+/// Returns the value of a message about the only ring.
 fn ring_value(message: &Message) -> Option<u32> {
     match message.u32(0)? {
         0 => message.u32(1),
@@ -228,7 +230,7 @@ fn ring_value(message: &Message) -> Option<u32> {
     }
 }
 
-/// The file that comes for the one ring that there is, if one does.
+/// Returns the file of a message about the only ring, if one comes with it.
 fn ring_file(message: &mut Message) -> Option<Option<OwnedFd>> {
     let word = message.u64(0)?;
     match (word & RING_MASK, word & NO_FILE) {

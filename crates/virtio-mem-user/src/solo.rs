@@ -1,5 +1,5 @@
-//! The request queue without a front end, and a front end without a server, served in the
-//! calling thread: for tests and fuzzing.
+//! For tests and fuzzing: the request queue without a front end, and a front end without a server.
+//! The calling thread serves both.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use crate::gate::Gate;
 use crate::ring::{Next, Places, Ring};
 use crate::session::{Access, Session};
 
-/// A queue whose memory makes it look busy for ever is left after so many rounds.
+/// Most rounds of serving a queue. Its memory may make it look busy for ever.
 const ROUNDS_MAX: u32 = 100;
 
-/// Where the parts of a queue are, and how many descriptors it has.
+/// Addresses of a queue's parts, and its number of descriptors.
 #[derive(Clone, Copy, Debug)]
 pub struct Rings {
-    /// The descriptor table's guest-physical address.
+    /// Guest-physical address of the descriptor table.
     pub descriptors: u64,
-    /// The available ring's.
+    /// Guest-physical address of the available ring.
     pub available: u64,
-    /// The used ring's.
+    /// Guest-physical address of the used ring.
     pub used: u64,
-    /// Descriptors: a power of two, 1024 at most.
+    /// Number of descriptors: a power of two, 1024 at most.
     pub size: u16,
 }
 
@@ -38,7 +38,8 @@ pub struct Solo {
 }
 
 impl Solo {
-    /// `None`: no queue can be there, or no descriptor is to be had.
+    /// Makes a queue at `rings`. Returns `None` if no queue can be there, or no descriptor can be
+    /// had.
     pub fn new(
         device: Arc<Device>,
         memory: Arc<GuestMemoryMmap>,
@@ -59,7 +60,7 @@ impl Solo {
         Some(Solo { device, guest, ring })
     }
 
-    /// Answers all that is available.
+    /// Answers all available requests.
     pub fn serve(&mut self) {
         for _ in 0..ROUNDS_MAX {
             if self.ring.serve(&self.guest, &self.device) == Next::Asked {
@@ -68,19 +69,19 @@ impl Solo {
         }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Whether it is still served.
+    /// Whether the queue is still served.
     pub fn runs(&self) -> bool {
         self.ring.kick().is_some()
     }
 }
 
-/// Hears the front end at `stream` after each time that `speak` has said something there,
-/// until it says nothing more (`false`), or what it says ends the connection.
+/// Handles messages of the front end at `stream`, each time after `speak` has sent some, until
+/// `speak` returns `false` or a message ends the connection.
 pub fn converse(
     device: &Device,
     dma: Arc<dyn Dma>,

@@ -1,4 +1,4 @@
-//! Front ends that come, go, come again, and make no sense.
+//! Front ends that connect, disconnect, connect again, and send invalid messages.
 
 mod driver;
 
@@ -56,7 +56,7 @@ impl Bench {
     }
 }
 
-/// Asks and waits for the answer.
+/// Makes a request and waits for the answer.
 fn ask(front_end: &FrontEnd, driver: &mut Driver, request: Request) -> u8 {
     let at = driver.prepare(request);
     front_end.finish(driver);
@@ -68,7 +68,7 @@ fn a_front_end_sees_what_changes() {
     let mut driver = Driver::new();
     let bench = Bench::new(&driver.vm);
     let mut front_end = FrontEnd::connect(&bench.socket(), &driver);
-    // Once, for what it may have missed.
+    // One notification comes at the start, for changes that the front end may have missed.
     front_end.notice();
     assert_eq!(front_end.sizes(), [0, 0, 0]);
     bench.request_blocks(8);
@@ -104,7 +104,7 @@ fn one_front_end_comes_after_the_other() {
     assert_eq!(ask(&front_end, &mut driver, unplug(0, 20)), ACK);
 }
 
-/// A front end hears of a change that came while there was none.
+/// A front end learns of a change that happened while there was none.
 #[test]
 fn a_change_in_between_is_announced_to_the_next() {
     let driver = Driver::new();
@@ -116,8 +116,8 @@ fn a_change_in_between_is_announced_to_the_next() {
     assert_eq!(front_end.sizes()[2], BLOCK);
 }
 
-/// QEMU 11 ends by SIGSEGV when it hears of a change while the device is stopped, as it is
-/// when the guest is reset.
+/// QEMU 11 ends by SIGSEGV if it gets a notification while the device is stopped, as it is during a
+/// reset of the guest.
 #[test]
 fn a_stopped_device_announces_nothing() {
     let driver = Driver::new();
@@ -166,15 +166,15 @@ fn a_stopped_queue_has_answered_all_that_it_took() {
     }
     front_end.kick();
     assert_eq!(front_end.stop(), driver.used());
-    // The rest is for the next one.
+    // The next front end gets the rest.
     drop(front_end);
     let mut front_end = FrontEnd::connect(&bench.socket(), &driver);
     front_end.finish(&driver);
     assert_eq!(front_end.sizes()[1], 30 * BLOCK);
 }
 
-/// The used ring tells what was answered, whatever a front end believes: here one that has
-/// never heard of an answer.
+/// The used ring tells what was answered, whatever a front end believes. This front end has never
+/// seen an answer.
 #[test]
 fn a_request_is_answered_once() {
     let mut driver = Driver::new();
@@ -210,12 +210,12 @@ fn a_connection_leaves_no_descriptor_behind() {
     let count = || fs::read_dir("/proc/self/fd").unwrap().count();
     let driver = Driver::new();
     let bench = Bench::new(&driver.vm);
-    // The second has to wait for the first to be gone.
+    // A front end has to wait until the one before it has disconnected.
     let connect = || (0..3).for_each(|_| FrontEnd::connect(&bench.socket(), &driver).wait());
     connect();
     let before = count();
     (0..10).for_each(|_| connect());
-    // Other tests run beside this one.
+    // Other tests run at the same time.
     assert!(count() < before + 60, "{before} descriptors, and now {}", count());
 }
 
@@ -227,7 +227,7 @@ fn message(request: u32, flags: u32, body: &[u64]) -> Vec<u8> {
 
 const NEED_REPLY: u32 = 1 | 1 << 3;
 
-/// What makes no sense is refused to who asks for an answer.
+/// A front end that asks for an acknowledgement is told that its message was refused.
 #[test]
 fn nonsense_is_refused() {
     let driver = Driver::new();
@@ -245,11 +245,11 @@ fn nonsense_is_refused() {
     // Features and protocol features that nobody offers.
     assert_eq!(ask(2, &[1 << 63]), 1);
     assert_eq!(ask(16, &[1 << 63]), 1);
-    // Tables without files, without regions, shorter than they say.
+    // Tables without files, without regions, and shorter than they say.
     assert_eq!(ask(5, &[1, 0, 4096, 0, 0]), 1);
     assert_eq!(ask(5, &[0]), 1);
     assert_eq!(ask(5, &[u64::from(u32::MAX)]), 1);
-    // Another ring, no size, no place in memory, no file.
+    // Another ring, an invalid size, a place outside memory, no file.
     assert_eq!(ask(8, &[64 << 32 | 1]), 1);
     assert_eq!(ask(8, &[63 << 32]), 1);
     assert_eq!(ask(8, &[65536 << 32]), 1);
@@ -258,7 +258,7 @@ fn nonsense_is_refused() {
     assert_eq!(ask(12, &[1 << 8]), 1);
     assert_eq!(ask(13, &[1]), 1);
     assert_eq!(ask(13, &[1 << 8]), 0, "no signals are wanted");
-    // A channel without a file; configuration of the wrong length; no such request.
+    // A channel without a file, configuration of the wrong length, an unknown request.
     assert_eq!(ask(21, &[]), 1);
     assert_eq!(ask(24, &[1 << 32]), 1);
     assert_eq!(ask(24, &[4096 << 32]), 1);
@@ -266,7 +266,8 @@ fn nonsense_is_refused() {
     assert_eq!(ask(0, &[]), 1);
 }
 
-/// Who does not ask loses the connection, and the next one is served.
+/// A front end that does not ask for an acknowledgement loses the connection, and the next one is
+/// served.
 #[test]
 fn a_front_end_that_makes_no_sense_is_let_go() {
     let driver = Driver::new();

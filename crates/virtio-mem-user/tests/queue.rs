@@ -1,4 +1,4 @@
-//! Queues as no good driver makes them.
+//! Queues that no correct driver makes.
 
 mod driver;
 
@@ -43,7 +43,8 @@ impl Bench {
         self.solo.device().sizes().plugged_bytes / BLOCK
     }
 
-    /// Serves all; what the last chain was told to be used with.
+    /// Serves all requests. Returns how many bytes the used ring says were written to the last
+    /// chain.
     fn serve(&mut self, slot: u16) -> u32 {
         self.solo.serve();
         assert!(self.solo.runs());
@@ -74,17 +75,18 @@ fn a_chain_without_room_for_an_answer_is_no_request() {
         let slot = bench.driver.offer(&[(line, 24)], writable);
         assert_eq!(bench.serve(slot), 0, "{writable:?}");
     }
-    // Nor is one that cannot be read.
+    // A request that cannot be read is not answered either.
     let slot = bench.driver.offer(&[(1 << 40, 24)], &[(line + 32, 10)]);
     assert_eq!(bench.serve(slot), 0);
     assert_eq!(bench.plugged(), 0);
-    // One that is cut short is answered with an error.
+    // A request that is too short is answered with an error.
     let slot = bench.driver.offer(&[(line, 23)], &[(line + 32, 10)]);
     assert_eq!(bench.serve(slot), 10);
     assert_eq!(bench.driver.answer(line + 32), ERROR);
 }
 
-/// No memory comes to unplugged blocks by way of the device: sections 5.15.6.1 and 5.15.6.2.
+/// The device gives no memory to unplugged blocks by its own accesses: sections 5.15.6.1 and
+/// 5.15.6.2.
 #[test]
 fn the_device_keeps_off_what_is_unplugged() {
     let mut bench = Bench::new(4);
@@ -96,7 +98,7 @@ fn the_device_keeps_off_what_is_unplugged() {
     let slot = bench.driver.offer(&[(block(3), 24)], &[(line + 32, 10)]);
     assert_eq!(bench.serve(slot), 0);
     assert_eq!((bench.plugged(), bench.driver.vm.region_bytes()), (0, 0));
-    // The answer may be in a plugged block, unless that is what is unplugged.
+    // The answer may be in a plugged block, unless the request unplugs that block.
     let slot = bench.driver.offer(&[(line, 24)], &[(line + 32, 10)]);
     assert_eq!(bench.serve(slot), 10);
     bench.driver.vm.put(line, &state(1, 1).to_bytes());
@@ -127,7 +129,7 @@ fn rings_that_make_no_sense_are_served_no_more() {
     bench.driver.vm.put(RINGS.available + 2, &(RINGS.size + 1).to_le_bytes());
     bench.solo.serve();
     assert!(!bench.solo.runs(), "more than there is room for");
-    // Beyond RAM, and in memory that is unplugged.
+    // One place is beyond RAM, the other in unplugged memory.
     for used in [RAM_BYTES - 4, GEOMETRY.start.0] {
         let mut bench = Bench::with(Rings { used, ..RINGS }, 4);
         bench.solo.serve();
@@ -135,7 +137,8 @@ fn rings_that_make_no_sense_are_served_no_more() {
     }
 }
 
-/// Memory whose `asked`th pin, and so many after it, cannot be had now.
+/// Memory that cannot be had now for five pins: pin number `from`, counted from 0, and the four
+/// after it.
 #[derive(Default)]
 struct Away {
     asked: AtomicU32,
@@ -154,7 +157,8 @@ impl Dma for Away {
 
 #[test]
 fn memory_that_cannot_be_had_now_is_waited_for() {
-    // The rings, a descriptor, the request, the place of the answer, and the answer.
+    // The pins are of the rings, a descriptor, the request, the place of the answer, and the
+    // answer.
     let mut from = 0;
     loop {
         let away = Arc::new(Away { from, ..Away::default() });

@@ -1,4 +1,4 @@
-//! A device that dies and comes back behind a relay: the front end notices nothing.
+//! A device dies and comes back behind a relay, and the front end notices nothing.
 
 mod driver;
 
@@ -27,7 +27,7 @@ impl Bench {
         bench.start();
         let (listener, device) =
             (socket::listen(&bench.path("front")).unwrap(), bench.path("device"));
-        // It ends with the test's process.
+        // The thread ends with the test's process.
         thread::spawn(move || relay::run(&listener, &device));
         bench
     }
@@ -78,7 +78,7 @@ fn a_device_may_come_back() {
         bench.start();
     }
     assert_eq!(front_end.sizes()[1], 20 * BLOCK);
-    // Its notices come as before.
+    // Notifications arrive as before.
     bench.request_blocks(5);
     front_end.notice();
     assert_eq!(bench.ask(&front_end, unplug(5, 15)), ACK);
@@ -101,7 +101,7 @@ fn what_is_asked_meanwhile_is_answered_by_the_next() {
     front_end.finish(&bench.driver);
     assert_eq!(bench.driver.answer(at), ACK);
     bench.stop();
-    // A queue is stopped behind what its driver has asked for.
+    // A stopped queue stands behind all that its driver has asked for.
     bench.driver.prepare(unplug(0, 1));
     let stopped = thread::spawn(move || front_end.stop());
     bench.start();
@@ -116,8 +116,8 @@ fn half_a_message_keeps_nobody_out() {
     bench.connect().wait();
 }
 
-/// It must not begin with what the front end has ended while it was away: QEMU 11 ends by
-/// SIGSEGV then.
+/// A returning device must not announce anything on a queue that the front end has stopped
+/// meanwhile: QEMU 11 then ends by SIGSEGV.
 #[test]
 fn a_device_that_comes_back_to_stop_announces_nothing() {
     let mut bench = Bench::new();
@@ -139,6 +139,6 @@ fn one_front_end_comes_after_the_other() {
     let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
     let before = descriptors();
     (0..10).for_each(|_| bench.connect().wait());
-    // Other tests run beside this one.
+    // Other tests run at the same time.
     assert!(descriptors() < before + 60);
 }

@@ -1,4 +1,5 @@
-//! Which blocks are plugged: a bit each. One thread at a time changes it; any may look.
+//! Which blocks are plugged, one bit for each. One thread at a time changes them; any thread may
+//! read them.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -8,20 +9,21 @@ use crate::request::BlockState;
 
 const WORD_BITS: u64 = u64::BITS as u64;
 
-/// A bit for each block; 1: plugged.
+/// One bit for each block, set if the block is plugged.
 pub(crate) struct BlockMap {
     words: Vec<AtomicU64>,
     blocks: u64,
 }
 
 impl BlockMap {
-    /// All of them unplugged.
+    /// Makes a map with all blocks unplugged.
     pub(crate) fn new(blocks: u64) -> BlockMap {
         let words = (0..word_count(blocks)).map(|_| AtomicU64::new(0)).collect();
         BlockMap { words, blocks }
     }
 
-    /// Takes what [`BlockMap::words`] gave; `None`: it has another number of blocks.
+    /// Loads what [`BlockMap::words`] returned. Returns `None` if that has another number of
+    /// blocks.
     pub(crate) fn load(&self, words: &[u64]) -> Option<()> {
         let rest = self.blocks % WORD_BITS;
         let beyond = if rest == 0 { 0 } else { !0u64 << rest };
@@ -33,7 +35,7 @@ impl BlockMap {
         Some(())
     }
 
-    /// The bits, block 0 the lowest of the first word.
+    /// Returns the bits. Block 0 is the lowest bit of the first word.
     pub(crate) fn words(&self) -> Vec<u64> {
         self.words.iter().map(|word| word.load(Acquire)).collect()
     }
@@ -43,7 +45,7 @@ impl BlockMap {
         word.is_some_and(|word| word.load(Acquire) >> (block % WORD_BITS) & 1 == 1)
     }
 
-    /// What the blocks in `range` are.
+    /// Returns the state of the blocks in `range`.
     pub(crate) fn state(&self, range: &Range<u64>) -> BlockState {
         let (mut all, mut any) = (true, false);
         for (word, mask) in self.masked(range) {
@@ -66,12 +68,12 @@ impl BlockMap {
         }
     }
 
-    /// How many are plugged.
+    /// Returns how many blocks are plugged.
     pub(crate) fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Acquire).count_ones())).sum()
     }
 
-    /// Runs of neighbours that are plugged, or that are not, as long as they come.
+    /// Returns the longest runs of blocks that are all plugged, or all unplugged.
     pub(crate) fn runs(&self, plugged: bool) -> Vec<Range<u64>> {
         let mut runs = Vec::new();
         let mut at = 0;
@@ -82,7 +84,7 @@ impl BlockMap {
         runs
     }
 
-    /// The first block from `from` on that is plugged, or that is not.
+    /// Returns the first block from `from` on that is plugged, or unplugged.
     fn next(&self, from: u64, plugged: bool) -> Option<u64> {
         let (index, skip) = ((from / WORD_BITS) as usize, from % WORD_BITS);
         let mut mask = !0u64 << skip;
@@ -98,7 +100,7 @@ impl BlockMap {
         None
     }
 
-    /// The words that `range` lies in, each with its bits of it.
+    /// Returns the words that `range` touches, each with the mask of its bits in the range.
     fn masked(&self, range: &Range<u64>) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let (start, end) = (range.start, range.end.min(self.blocks));
         let words = if start < end { start / WORD_BITS..word_count(end) } else { 0..0 };

@@ -2,30 +2,31 @@
 
 use crate::geometry::Geometry;
 
-/// `VIRTIO_MEM_F_ACPI_PXM`: `node_id` says something. Section 5.15.3.
+/// `VIRTIO_MEM_F_ACPI_PXM`: `node_id` is valid (section 5.15.3).
 pub const F_ACPI_PXM: u64 = 1 << 0;
-/// `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`: the driver keeps off what is unplugged, reads
-/// too. Section 5.15.3.
+/// `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`: the driver does not touch unplugged memory, not even to
+/// read it (section 5.15.3).
 pub const F_UNPLUGGED_INACCESSIBLE: u64 = 1 << 1;
-/// Of `struct virtio_mem_config`: section 5.15.4.
+/// Size of `struct virtio_mem_config` (section 5.15.4).
 pub const CONFIG_BYTES: usize = 56;
 
-/// The sizes that change.
+/// The sizes that change while the device runs.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Sizes {
-    /// Blocks up to here may be plugged: from the region's start, in bytes.
+    /// Usable part of the region: blocks may be plugged up to here, in bytes from the region's
+    /// start.
     pub usable_bytes: u64,
-    /// So much is plugged.
+    /// Size of all plugged blocks, bytes.
     pub plugged_bytes: u64,
-    /// So much the driver is to have plugged.
+    /// Size that the driver should have plugged, bytes.
     pub requested_bytes: u64,
 }
 
-/// What the driver reads. Nobody who has it locked waits for anything.
+/// The configuration space. No thread that has it locked waits for anything.
 pub(crate) struct Config {
     geometry: Geometry,
     sizes: Sizes,
-    /// Changes with every change: section 2.5.1.
+    /// Changes with every change of the sizes (section 2.5.1).
     generation: u32,
 }
 
@@ -49,7 +50,7 @@ impl Config {
         }
     }
 
-    /// Fills `bytes` with what is at `offset`; zeros where there are no fields.
+    /// Fills `bytes` with the fields from `offset` on, with zeros where there are none.
     pub(crate) fn read(&self, offset: u32, bytes: &mut [u8]) {
         bytes.fill(0);
         let all = self.bytes();

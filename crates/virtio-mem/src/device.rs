@@ -1,8 +1,8 @@
 //! The device: virtio 1.2, section 5.15, all but its queue.
 //!
-//! Memory comes before the record says so, and the record before the driver hears of it;
-//! when memory goes, the record is first. So whatever dies in between: what the driver
-//! was told to be plugged has memory, and what it may use is on record as plugged.
+//! A plug gives memory first, then writes the record, then tells the driver. An unplug writes the
+//! record first, then takes the memory. So if a process dies in between, what the driver knows as
+//! plugged has memory, and what the driver may use is recorded as plugged.
 
 use std::io;
 use std::ops::Range;
@@ -19,16 +19,16 @@ use crate::record::Record;
 use crate::request::{BlockState, Named, RESPONSE_BYTES, Request, Response};
 use crate::saved::{Change, Saved};
 
-/// What a device may be told.
+/// Settings of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Offer `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`: a driver that accepts it does not even
-    /// read what is unplugged.
+    /// Whether to offer `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`. A driver that accepts it does not
+    /// even read unplugged memory.
     pub inaccessible: bool,
-    /// Blocks get all their memory when they are plugged, not at a touch.
+    /// Whether blocks get all their memory when they are plugged, not at a touch.
     pub prealloc: bool,
-    /// So much more than requested is usable, for the driver to choose blocks from: two of
-    /// Linux's memory blocks serve it well.
+    /// Bytes that are usable beyond the requested size, so that the driver can choose blocks. Two
+    /// of Linux's memory blocks serve it well.
     pub spare_bytes: u64,
 }
 
@@ -40,54 +40,56 @@ impl Default for Options {
 
 /// What a device works with.
 pub struct Parts {
-    /// Gives and takes the blocks' memory.
+    /// Gives blocks their memory, and takes it.
     pub memory: Box<dyn Memory>,
-    /// Keeps the state.
+    /// Keeps the device's state.
     pub record: Box<dyn Record>,
-    /// Sends the driver a configuration change notification. Called without any lock, by
-    /// the thread that calls the device.
+    /// Sends the driver a configuration change notification. The thread that calls the device calls
+    /// this, without holding a lock.
     pub notify: Box<dyn Fn() + Send + Sync>,
 }
 
-/// A device does not start.
+/// Why a device does not start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// It could not be brought to what the state says.
+    /// The memory could not be made to agree with the saved state.
     #[error("the memory of a virtio-mem device: {0}")]
     Memory(#[source] io::Error),
-    /// Its state is not kept.
+    /// The state could not be kept.
     #[error(transparent)]
     Record(#[from] Stopped),
 }
 
-/// The device's state could not be kept, or its memory not be brought back to what the
-/// driver knows. It answers nothing any more, so the driver knows of nothing that may
-/// be otherwise; a device that starts with the state that was kept goes on.
+/// The device has stopped: its state could not be kept, or its memory could not be brought back to
+/// what the driver knows.
+///
+/// A stopped device answers nothing, so the driver learns nothing that may be untrue. A device that
+/// starts from the kept state can go on.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("the virtio-mem device has stopped: {0}")]
 pub struct Stopped(String);
 
-/// A size that a device cannot have.
+/// A size that the device cannot have.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum SizeError {
-    /// Section 5.15.4.2.
+    /// The size is not a multiple of the block size (section 5.15.4.2).
     #[error("the size must be a multiple of {block_bytes} bytes")]
     Alignment {
         /// The device's block size.
         block_bytes: u64,
     },
-    /// More than there is.
+    /// The size exceeds the region.
     #[error("the size must be {region_bytes} bytes at most")]
     TooLarge {
-        /// The device's region.
+        /// Size of the device's region.
         region_bytes: u64,
     },
-    /// It answers nothing.
+    /// The device has stopped, and answers nothing.
     #[error(transparent)]
     Stopped(#[from] Stopped),
 }
 
-/// A device. Every thread may call it; what changes blocks is done one after the other.
+/// A virtio-mem device. Any thread may call it; changes of blocks happen one after the other.
 pub struct Device {
     geometry: Geometry,
     options: Options,
@@ -98,13 +100,13 @@ pub struct Device {
     notify: Box<dyn Fn() + Send + Sync>,
 }
 
-/// What is used to change blocks, one thread at a time.
+/// What is needed to change blocks, by one thread at a time.
 struct Work {
     memory: Box<dyn Memory>,
     record: Box<dyn Record>,
     last: Option<Change>,
-    /// At the first request after a start: the change that the driver may not know to be
-    /// done. It asks for it again then.
+    /// After a start and until the first request: the last change, whose answer the driver may not
+    /// have seen. The driver then asks for it again.
     unanswered: Option<Change>,
     stopped: Option<Stopped>,
 }
@@ -123,10 +125,10 @@ impl Work {
 }
 
 impl Device {
-    /// A device that goes on from `saved`: its memory is made to be what that says first.
+    /// Starts a device that goes on from `saved`. First its memory is made to agree with that.
     ///
     /// # Errors
-    /// That cannot be done, or not be kept.
+    /// The memory cannot be changed, or the state cannot be kept.
     pub fn start(saved: Saved, options: Options, parts: Parts) -> Result<Device, StartError> {
         let Parts { memory, record, notify } = parts;
         let Saved { geometry, usable_bytes, requested_bytes, last, words } = saved;
@@ -152,63 +154,63 @@ impl Device {
         Ok(device)
     }
 
-    /// Whatever was begun before the last death ends here, as the record says.
+    /// Makes the memory agree with the record, whatever was begun before the last death.
     fn settle(&self, memory: &mut dyn Memory) -> io::Result<()> {
         let runs = |plugged| self.guard.blocks.runs(plugged).into_iter();
         runs(false).try_for_each(|run| memory.unplug(self.geometry.frames(&run)))?;
         runs(true).try_for_each(|run| memory.plug(self.geometry.frames(&run), false))
     }
 
-    /// Its region.
+    /// Returns the device's region.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Device features to be offered; the transport adds its own. Section 5.15.3.
+    /// Returns the device features to offer (section 5.15.3). The transport adds its own.
     pub fn features(&self) -> u64 {
         let pxm = self.geometry.node.map_or(0, |_| F_ACPI_PXM);
         pxm | if self.options.inaccessible { F_UNPLUGGED_INACCESSIBLE } else { 0 }
     }
 
-    /// The driver has accepted these features.
+    /// Notes the features that the driver has accepted.
     pub fn negotiated(&self, features: u64) {
         self.guard.set_inaccessible(features & self.features() & F_UNPLUGGED_INACCESSIBLE != 0);
     }
 
-    /// Fills `bytes` with the configuration space from `offset` on; zeros where it has no
-    /// fields. Never waits for a request that is being served.
+    /// Fills `bytes` with the configuration space from `offset` on, with zeros where it has no
+    /// fields. It never waits for a request that is being served.
     pub fn read_config(&self, offset: u32, bytes: &mut [u8]) {
         self.config().read(offset, bytes);
     }
 
-    /// A number that changes whenever the configuration space does: section 2.5.1.
+    /// Returns a number that changes whenever the configuration space does (section 2.5.1).
     pub fn generation(&self) -> u32 {
         self.config().generation()
     }
 
-    /// The sizes that change.
+    /// Returns the current sizes.
     pub fn sizes(&self) -> Sizes {
         self.config().sizes()
     }
 
-    /// Who tells what touches of the region mean.
+    /// Returns the guard, which tells what touches of the region mean.
     pub fn guard(&self) -> &Arc<Guard> {
         &self.guard
     }
 
-    /// Whether the VM is held, as for migration: then no block changes, and the driver is
-    /// told `BUSY`, and asks again by itself.
+    /// Sets whether the VM is held, as for migration. While it is, no block changes; the driver
+    /// gets `BUSY`, and asks again by itself.
     pub fn set_held(&self, held: bool) {
-        // Whoever changes blocks has ended when this returns.
+        // Any change of blocks that was under way has ended once this lock is ours.
         let _work = self.work();
         self.held.store(held, SeqCst);
     }
 
-    /// The guest is to have this much, in bytes; the driver is told. More than that it
-    /// cannot plug from now on; what it has beyond is its own to give back.
+    /// Sets the size that the guest should have, in bytes, and notifies the driver. From now on the
+    /// driver cannot plug beyond that size. It decides itself when to give back what it has beyond.
     ///
     /// # Errors
-    /// A size that the device cannot have; nothing has changed then. Or it has stopped.
+    /// The device cannot have this size, and nothing has changed. Or the device has stopped.
     pub fn request_bytes(&self, requested_bytes: u64) -> Result<(), SizeError> {
         let Geometry { region_bytes, block_bytes, .. } = self.geometry;
         if !self.geometry.is_aligned(requested_bytes) {
@@ -220,7 +222,7 @@ impl Device {
         let mut work = self.work();
         work.check()?;
         let before = self.sizes();
-        // Section 5.15.4.2: it does not shrink, as blocks up there may be plugged.
+        // The usable region does not shrink, as its upper blocks may be plugged (section 5.15.4.2).
         let usable_bytes = before.usable_bytes.max(self.usable_for(requested_bytes));
         let sizes = Sizes { usable_bytes, requested_bytes, ..before };
         if sizes != before {
@@ -232,11 +234,11 @@ impl Device {
         Ok(())
     }
 
-    /// Answers a request: what the device reads of a chain, and what it writes to it. The
-    /// driver must not see the answer before this returns.
+    /// Answers a request. Takes the bytes that the device reads of a chain, and returns those that
+    /// it writes to it. The driver must not see the answer before this returns.
     ///
     /// # Errors
-    /// The device has stopped: the driver gets no answer.
+    /// The device has stopped, and the driver gets no answer.
     pub fn handle(&self, request: &[u8]) -> Result<[u8; RESPONSE_BYTES], Stopped> {
         let response = match Request::parse(request) {
             Some(request) => self.answer(request)?,
@@ -245,10 +247,10 @@ impl Device {
         Ok(response.to_bytes())
     }
 
-    /// As [`Device::handle`], for a request that was read already.
+    /// Answers a request that has been parsed already. See [`Device::handle`].
     ///
     /// # Errors
-    /// The device has stopped: the driver gets no answer.
+    /// The device has stopped, and the driver gets no answer.
     pub fn answer(&self, request: Request) -> Result<Response, Stopped> {
         let mut work = self.work();
         work.check()?;
@@ -264,14 +266,16 @@ impl Device {
         }
     }
 
-    /// The driver resets the device. No block changes: section 5.15.5.2.
+    /// Handles a device reset by the driver. No block changes (section 5.15.5.2).
     pub fn reset(&self) {
         self.guard.set_inaccessible(false);
     }
 
-    /// The guest is reset: every block is unplugged, and the usable region is what is
-    /// requested. `false`: not so, as the VM is held or the host could not do it; then the
-    /// next driver unplugs them, which it does before all else. Sections 5.15.6.2, 5.15.
+    /// Handles a reset of the guest: unplugs every block, and makes the usable region fit the
+    /// requested size (sections 5.15.6.2, 5.15).
+    ///
+    /// Returns `false` if that did not happen, because the VM is held or the host could not do it.
+    /// The next driver then unplugs all blocks before anything else.
     ///
     /// # Errors
     /// The device has stopped.
@@ -348,7 +352,7 @@ impl Device {
         self.take(work, &self.guard.blocks.runs(true), None, usable_bytes)
     }
 
-    /// Unplugs all of these plugged blocks, or none.
+    /// Unplugs all of these plugged blocks, or none of them.
     fn take(
         &self,
         work: &mut Work,
@@ -358,7 +362,7 @@ impl Device {
     ) -> Result<Response, Stopped> {
         let before = (work.last, self.sizes().usable_bytes);
         runs.iter().for_each(|run| self.guard.blocks.set(run, false));
-        // Before the memory goes. The driver does not know yet: it sees the old sizes.
+        // The record comes before the memory. The driver does not know yet: it sees the old sizes.
         work.last = change;
         self.keep(work, self.count(usable_bytes))?;
         for (index, run) in runs.iter().enumerate() {
@@ -374,14 +378,14 @@ impl Device {
         Ok(Response::Ack)
     }
 
-    /// The driver is about to hear that these are still plugged.
+    /// Gives memory back to blocks that the driver is about to hear are still plugged.
     fn put_back(&self, work: &mut Work, runs: &[Range<u64>]) -> Result<(), Stopped> {
         let mut runs = runs.iter().map(|run| self.geometry.frames(run));
         let result = runs.try_for_each(|frames| work.memory.plug(frames, false));
         result.map_err(|error| work.stop(format!("memory does not come back: {error}")))
     }
 
-    /// After the memory has changed: on record, and for the driver to see.
+    /// Records a change of memory that is done, and shows it to the driver.
     fn changed(
         &self,
         work: &mut Work,
@@ -412,13 +416,13 @@ impl Device {
         self.config().set(sizes);
     }
 
-    /// The sizes, with what is plugged counted anew.
+    /// Returns the sizes, with the plugged blocks counted anew.
     fn count(&self, usable_bytes: u64) -> Sizes {
         let plugged_bytes = self.guard.blocks.count() * self.geometry.block_bytes;
         Sizes { usable_bytes, plugged_bytes, ..self.sizes() }
     }
 
-    /// Whole blocks of the usable region, if they are.
+    /// Returns the named blocks, if they are whole blocks of the usable region.
     fn blocks(&self, named: Named) -> Option<Range<u64>> {
         let Named { start, count } = named;
         self.geometry.blocks_at(start, count, self.sizes().usable_bytes)

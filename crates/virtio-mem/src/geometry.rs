@@ -1,50 +1,50 @@
-//! Where the device's region is, and what its blocks are.
+//! Address, size and blocks of the device's region.
 
 use std::ops::Range;
 
 use ebb_units::{FRAME_BYTES, FrameRange, Gpa};
 use thiserror::Error;
 
-/// Blocks of one device: 32 TiB where a block has 2 MiB.
+/// Most blocks of one device: 32 TiB with blocks of 2 MiB.
 pub const BLOCKS_MAX: u64 = 1 << 24;
 
-/// No processor has physical addresses beyond.
+/// End of guest-physical addresses. No processor has addresses beyond.
 const GPA_END: u64 = 1 << 52;
 
-/// A part of guest-physical memory in blocks of one size. It never changes (virtio 1.2,
-/// section 5.15.4.2).
+/// A part of guest-physical memory in blocks of one size. It never changes (virtio 1.2, section
+/// 5.15.4.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Where the region begins: a multiple of the block size. Linux wants memory that it
-    /// can add, so a multiple of its own memory blocks (128 MiB on x86-64) serves best.
+    /// Start of the region: a multiple of the block size. Linux adds memory in its own memory
+    /// blocks (128 MiB on x86-64), so a multiple of those serves best.
     pub start: Gpa,
-    /// The most that can be plugged: a multiple of the block size.
+    /// Size of the region, the most that can be plugged: a multiple of the block size.
     pub region_bytes: u64,
-    /// A power of two, 4 KiB or more. 2 MiB lets the host have huge pages.
+    /// Size of a block: a power of two, 4096 or more. 2 MiB lets the host use huge pages.
     pub block_bytes: u64,
-    /// The ACPI proximity domain of the memory; offered as `VIRTIO_MEM_F_ACPI_PXM`.
+    /// The ACPI proximity domain of the memory, offered as `VIRTIO_MEM_F_ACPI_PXM`.
     pub node: Option<u16>,
 }
 
-/// A region that no device can have.
+/// Why no device can have a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum GeometryError {
-    /// Section 5.15.4.2.
+    /// The block size is no power of two, or less than 4 KiB (section 5.15.4.2).
     #[error("a block of {0} bytes: its size must be a power of two, 4096 or more")]
     BlockSize(u64),
-    /// Section 5.15.4.2.
+    /// The region's start or size is no multiple of the block size (section 5.15.4.2).
     #[error("the region's start and size must be multiples of its blocks of {0} bytes")]
     Alignment(u64),
-    /// None, or too many.
+    /// The region has no block, or too many.
     #[error("a region has 1 to {BLOCKS_MAX} blocks, not {0}")]
     Blocks(u64),
-    /// Where it would end.
+    /// The region ends beyond guest-physical address 2^52.
     #[error("the region ends beyond guest-physical address 2^52")]
     End,
 }
 
 impl Geometry {
-    /// Whether a device can have this region.
+    /// Checks whether a device can have this region.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -68,26 +68,26 @@ impl Geometry {
         bytes.is_multiple_of(self.block_bytes)
     }
 
-    /// How many blocks the region has.
+    /// Returns how many blocks the region has.
     pub fn blocks(&self) -> u64 {
         self.region_bytes / self.block_bytes
     }
 
-    /// The block that holds an address; `None`: it is outside the region.
+    /// Returns the block that contains an address, or `None` if the address is outside the region.
     pub(crate) fn block(&self, gpa: Gpa) -> Option<u64> {
         let offset = gpa.0.checked_sub(self.start.0)?;
         (offset < self.region_bytes).then(|| offset / self.block_bytes)
     }
 
-    /// `count` blocks from `gpa` on, if they are whole blocks in the first
-    /// `usable_bytes` of the region, and one at least.
+    /// Returns the `count` blocks from `gpa` on, if they are whole blocks in the first
+    /// `usable_bytes` of the region, and at least one.
     pub(crate) fn blocks_at(&self, gpa: Gpa, count: u16, usable_bytes: u64) -> Option<Range<u64>> {
         let first = self.block(gpa).filter(|_| self.is_aligned(gpa.0) && count > 0)?;
         let end = first + u64::from(count);
         (end <= usable_bytes / self.block_bytes).then_some(first..end)
     }
 
-    /// The frames of some blocks.
+    /// Returns the frames of some blocks.
     pub(crate) fn frames(&self, blocks: &Range<u64>) -> FrameRange {
         let start = Gpa(self.start.0 + blocks.start * self.block_bytes);
         let bytes = (blocks.end - blocks.start) * self.block_bytes;

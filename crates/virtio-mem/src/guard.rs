@@ -1,4 +1,4 @@
-//! What a touch of the region means: for whoever serves faults there.
+//! What a touch of the region means, for the code that serves faults there.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -8,26 +8,25 @@ use ebb_units::Gpa;
 use crate::block_map::BlockMap;
 use crate::geometry::Geometry;
 
-/// What a touch of an address is: virtio 1.2, sections 5.15.6.1 and 5.15.6.2.
+/// Meaning of a touch: virtio 1.2, sections 5.15.6.1 and 5.15.6.2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Touch {
-    /// Of another device's memory, or none.
+    /// The touch is outside the region.
     Outside,
-    /// Of memory that the guest has.
+    /// The touch is of plugged memory.
     Plugged,
-    /// A read of unplugged memory that the guest must be allowed; what it finds there may
-    /// be anything.
+    /// A read of unplugged memory that the guest must be allowed. It may see any content.
     Readable,
-    /// Of memory that the guest must keep off. It was counted.
+    /// A touch of memory that the guest must not touch: a violation. It was counted.
     Forbidden,
 }
 
-/// Tells touches apart. Waits for nobody, and allocates nothing.
+/// Tells touches apart. It waits for nobody, and allocates nothing.
 pub struct Guard {
     pub(crate) blocks: BlockMap,
     geometry: Geometry,
     usable_bytes: AtomicU64,
-    /// `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE` was negotiated.
+    /// Whether `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE` was negotiated.
     inaccessible: AtomicBool,
     violations: AtomicU64,
 }
@@ -43,8 +42,8 @@ impl Guard {
         }
     }
 
-    /// What it means that a processor of the guest touches `gpa`. For a touch by a device
-    /// pass `is_write` always: no device may read unplugged memory, either.
+    /// Tells the meaning of a touch of `gpa` by a processor of the guest. For a touch by a device,
+    /// pass `is_write` always: no device may even read unplugged memory.
     pub fn judge(&self, gpa: Gpa, is_write: bool) -> Touch {
         let Some(block) = self.geometry.block(gpa) else { return Touch::Outside };
         if self.blocks.is_plugged(block) {
@@ -58,7 +57,7 @@ impl Guard {
         Touch::Forbidden
     }
 
-    /// Touches that were [`Touch::Forbidden`].
+    /// Returns the number of touches that were [`Touch::Forbidden`].
     pub fn violations(&self) -> u64 {
         self.violations.load(Relaxed)
     }

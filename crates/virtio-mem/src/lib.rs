@@ -1,13 +1,14 @@
-//! A virtio-mem device (virtio 1.2, section 5.15) without a transport: memory of a VM
-//! that comes and goes in blocks while it runs.
+//! A virtio-mem device (virtio 1.2, section 5.15) without a transport: memory that a running VM
+//! plugs and unplugs in blocks.
 //!
-//! A VMM, or a process beside it, makes a [`Device`] for a part of guest-physical memory
-//! (its [`Geometry`]), hands it each request that the driver puts into the queue
-//! ([`Device::handle`]), lets the driver read the configuration space
-//! ([`Device::read_config`]) and says how much the guest is to have
-//! ([`Device::request_bytes`]). The device decides what is plugged; a [`Memory`] gives
-//! blocks their memory and takes it, a [`Record`] has the device survive its process,
-//! and a [`Guard`] tells which touches of the region are none of the guest's business.
+//! A VMM, or a process beside it, makes a [`Device`] for a part of guest-physical memory (its
+//! [`Geometry`]). It passes each request from the driver's queue to [`Device::handle`], serves the
+//! driver's reads of the configuration space with [`Device::read_config`], and sets the size that
+//! the guest should have with [`Device::request_bytes`].
+//!
+//! The device decides what is plugged. A [`Memory`] gives blocks their memory and takes it, a
+//! [`Record`] lets the device survive its process, and a [`Guard`] tells which touches of the
+//! region are forbidden.
 //!
 //! ```
 //! use ebb_units::Gpa;
@@ -39,9 +40,9 @@
 //! # }
 //! ```
 //!
-//! What comes from the guest is checked; it can have no more memory than was requested
-//! for it, and nothing that it sends stops the device. Which section each rule is from,
-//! and what the saved state looks like: `docs/virtio-mem.md`.
+//! The device checks everything that comes from the guest. The guest cannot have more memory than
+//! was requested for it, and nothing that it sends stops the device. `docs/virtio-mem.md` says
+//! which section each rule is from, and draws the saved state.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -8,33 +8,33 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::geometry::Geometry;
 
-/// Gives blocks their memory, and takes it. Frames are whole blocks of the region.
+/// Gives blocks their memory, and takes it. Frames are always whole blocks of the region.
 ///
-/// Called by one thread at a time, while the device holds its lock: no request and no
-/// change of the requested size comes in between. It may take its time; the
-/// configuration space can be read meanwhile.
+/// One thread at a time calls it, while the device holds its lock: no request and no change of the
+/// requested size comes in between. A call may take long; the configuration space can be read
+/// meanwhile.
 ///
-/// Both may be told again of what they have done already, when a device process comes
-/// back after its death, and then do nothing but make sure of it.
+/// After a death of the device's process, both methods may be called again for what they have done
+/// already. They then only make sure of it.
 pub trait Memory: Send {
-    /// The guest may use these frames as soon as this returns. Frames that are plugged
-    /// keep their content. `prealloc`: all of their memory is there on return, and a
-    /// host that has not enough says so now and not at a touch.
+    /// Plugs frames: the guest may use them as soon as this returns. Frames that are already
+    /// plugged keep their content. With `prealloc`, all of their memory is there on return, so a
+    /// host that lacks memory fails now and not at a touch.
     ///
     /// # Errors
-    /// They cannot be had now; all is as it was. The driver is told `BUSY`.
+    /// The frames cannot be had now, and nothing has changed. The driver gets `BUSY`.
     fn plug(&mut self, frames: FrameRange, prealloc: bool) -> io::Result<()>;
 
-    /// The guest does not use these frames any more, and they have no memory on return.
+    /// Unplugs frames that the guest does not use any more. They have no memory on return.
     ///
     /// # Errors
-    /// Their memory cannot be taken now. The guest may go on using all of them; their
-    /// content may be gone. The driver is told `BUSY`.
+    /// Their memory cannot be taken now. The guest may go on using all of the frames, but their
+    /// content may be lost. The driver gets `BUSY`.
     fn unplug(&mut self, frames: FrameRange) -> io::Result<()>;
 }
 
-/// Memory in a file that the VMM maps shared: a memfd, or on hugetlbfs with blocks of
-/// whole huge pages. A hole where it is unplugged; a touch of that is not noticed.
+/// Memory in a file that the VMM maps shared: a memfd, or a file on hugetlbfs with blocks of whole
+/// huge pages. Unplugged memory is a hole. A touch of a hole is not noticed.
 pub struct FileMemory {
     file: File,
     offset: u64,
@@ -42,12 +42,12 @@ pub struct FileMemory {
 }
 
 impl FileMemory {
-    /// The region of `geometry` begins at `offset` of the file, in bytes.
+    /// Makes the memory of a region that begins at `offset` of the file, in bytes.
     pub fn new(file: File, offset: u64, geometry: &Geometry) -> FileMemory {
         FileMemory { file, offset, start: geometry.start }
     }
 
-    /// As fallocate(2).
+    /// Calls fallocate(2) for these frames.
     fn allocate(&self, frames: FrameRange, flags: FallocateFlags) -> io::Result<()> {
         let inside = frames.start.gpa().0.checked_sub(self.start.0);
         let offset = inside.and_then(|inside| inside.checked_add(self.offset));

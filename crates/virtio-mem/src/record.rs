@@ -13,15 +13,15 @@ use crate::saved::{BYTES_MAX, Saved, SavedError};
 
 /// Keeps the state of a device.
 pub trait Record: Send {
-    /// From now on the device comes back with this state, or, should the process die
-    /// before this returns, with the one before.
+    /// Keeps `state`: from the return on, the next process starts with this state. If the process
+    /// dies before the return, the next one starts with this state or the one before.
     ///
     /// # Errors
-    /// It may come back with either. The device stops.
+    /// The next process may start with either state. The device stops.
     fn keep(&mut self, state: &Saved) -> io::Result<()>;
 }
 
-/// For a device that lives and dies with its VM.
+/// No record: for a device that lives and dies with its VM.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct NotKept;
 
@@ -31,36 +31,36 @@ impl Record for NotKept {
     }
 }
 
-/// The file is not to be had.
+/// Why a state file cannot be had.
 #[derive(Debug, Error)]
 pub enum StateFileError {
-    /// The file system said no.
+    /// The file system returned an error.
     #[error("{}: {error}", path.display())]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What went wrong.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
-    /// Another process has the device.
+    /// Another process serves the device.
     #[error("{}: another process serves this device", .0.display())]
     InUse(PathBuf),
-    /// Neither of the two places has a state.
+    /// Neither of the file's two places has a state.
     #[error("{}: {error}", path.display())]
     Unusable {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is there instead.
+        /// Why the content is no state.
         #[source]
         error: SavedError,
     },
     /// The VM was started with another region than before.
     #[error("{}: state of a device with another region: {found:?}", path.display())]
     Region {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The region in it.
+        /// The region in the file.
         found: Geometry,
     },
     /// No device can have this region.
@@ -70,21 +70,22 @@ pub enum StateFileError {
 
 const PAGE_BYTES: usize = 4096;
 
-/// State in a file that outlives the process, but not the host: on tmpfs, where the VM's
-/// other records are. Locked while it is open.
+/// State in a file that outlives the process, but not the host: it is on tmpfs, with the VM's other
+/// records. It is locked while it is open.
 #[derive(Debug)]
 pub struct StateFile {
     file: File,
-    /// Of each of its two places, which are written in turn.
+    /// Size of each of the file's two places, which are written in turn.
     place_bytes: usize,
     sequence: u64,
 }
 
 impl StateFile {
-    /// What a device with this region had last; a new device's, if there is no file.
+    /// Opens the file and returns the device's last state. If there is no file, creates it with the
+    /// state of a new device.
     ///
     /// # Errors
-    /// As [`StateFile::open`] and [`StateFile::create`]; the file is of another region.
+    /// Those of [`StateFile::open`] and [`StateFile::create`], or the file is of another region.
     pub fn open_or_create(
         path: &Path,
         geometry: Geometry,
@@ -99,17 +100,17 @@ impl StateFile {
         }
     }
 
-    /// Makes the file for a new device; one that is there is replaced.
+    /// Creates the file of a new device, or replaces the one that is there.
     ///
     /// # Errors
-    /// As open(2), write(2) and rename(2).
+    /// Those of open(2), write(2) and rename(2), or another process has the old file.
     pub fn create(path: &Path, state: &Saved) -> Result<StateFile, StateFileError> {
         let made = || -> io::Result<StateFile> {
             let mut new = path.as_os_str().to_owned();
             new.push(".new");
             let new = PathBuf::from(new);
             let mut options = File::options();
-            // Whoever has the old one keeps it.
+            // A process that has the old file open keeps it, and this fails.
             let _old = File::open(path).ok().map(|old| lock(&old).map(|()| old)).transpose()?;
             let file = { options.read(true).write(true).create(true).truncate(true) }
                 .mode(0o600)
@@ -117,7 +118,7 @@ impl StateFile {
             lock(&file)?;
             let place_bytes = state.to_bytes(0).len().next_multiple_of(PAGE_BYTES);
             let mut made = StateFile { file, place_bytes, sequence: 0 };
-            // Both places have their memory from now on.
+            // Both places have their room in the file from now on.
             made.file.write_all_at(&vec![0; 2 * place_bytes], 0)?;
             made.keep(state)?;
             fs::rename(&new, path)?;
@@ -126,11 +127,11 @@ impl StateFile {
         made().map_err(|error| failed(path, error))
     }
 
-    /// The file of a device that was there before, and the state it had. `None`: there
-    /// was none.
+    /// Opens the file of an earlier device process, and returns the device's state. Returns `None`
+    /// if there is no file.
     ///
     /// # Errors
-    /// As open(2) and read(2); it is in use, or holds no state.
+    /// Those of open(2) and read(2), or the file is in use, or has no state.
     pub fn open(path: &Path) -> Result<Option<(StateFile, Saved)>, StateFileError> {
         let file = match File::options().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -160,7 +161,7 @@ impl Record for StateFile {
         if bytes.len() > self.place_bytes {
             return Err(io::Error::other("state of another device"));
         }
-        // Not where the last one is: half of this one is worth nothing.
+        // This is not the place of the last state, because a half-written state is worth nothing.
         let place = (sequence % 2) * self.place_bytes as u64;
         self.file.write_all_at(&bytes, place)?;
         self.sequence = sequence;
@@ -238,7 +239,7 @@ mod tests {
         }
     }
 
-    /// A process that dies while it writes leaves any part of what it wrote.
+    /// A process that dies during a write leaves any part of what it wrote.
     #[test]
     fn a_torn_write_leaves_the_state_before() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,11 +1,10 @@
-//! What the driver asks and what it is told, in bytes: virtio 1.2, section 5.15.6. All of
-//! it is little endian.
+//! Requests and responses as bytes: virtio 1.2, section 5.15.6. Everything is little endian.
 
 use ebb_units::Gpa;
 
-/// Of every request: section 5.15.6.
+/// Size of every request (section 5.15.6).
 pub const REQUEST_BYTES: usize = 24;
-/// Of every response: section 5.15.6.
+/// Size of every response (section 5.15.6).
 pub const RESPONSE_BYTES: usize = 10;
 
 const PLUG: u16 = 0;
@@ -13,31 +12,31 @@ const UNPLUG: u16 = 1;
 const UNPLUG_ALL: u16 = 2;
 const STATE: u16 = 3;
 
-/// Consecutive blocks as the driver names them; nothing of it is checked yet.
+/// Consecutive blocks as the driver names them. Nothing of it is checked yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Named {
-    /// The first block's address.
+    /// Address of the first block.
     pub start: Gpa,
-    /// How many.
+    /// Number of blocks.
     pub count: u16,
 }
 
 /// A request: sections 5.15.6.3 to 5.15.6.6.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Give these blocks memory.
+    /// Plug these blocks.
     Plug(Named),
-    /// Take these blocks' memory.
+    /// Unplug these blocks.
     Unplug(Named),
-    /// Take all blocks' memory.
+    /// Unplug all blocks.
     UnplugAll,
-    /// Say whether these blocks are plugged.
+    /// Tell whether these blocks are plugged.
     State(Named),
 }
 
 impl Request {
-    /// Reads a request; `None`: too short, or of a kind that the standard does not have.
-    /// Padding, and what is behind the request, is ignored (section 5.15.6.3.2).
+    /// Reads a request. Returns `None` if it is too short, or of a kind that the standard does not
+    /// have. Padding, and bytes after the request, are ignored (section 5.15.6.3.2).
     pub fn parse(bytes: &[u8]) -> Option<Request> {
         let bytes: &[u8; REQUEST_BYTES] = bytes.first_chunk()?;
         let (kind, start, count) = match *bytes {
@@ -57,7 +56,7 @@ impl Request {
         }
     }
 
-    /// The bytes of it, as a driver would send them.
+    /// Returns the request's bytes, as a driver would send them.
     pub fn to_bytes(self) -> [u8; REQUEST_BYTES] {
         let none = Named { start: Gpa(0), count: 0 };
         let (kind, named) = match self {
@@ -74,14 +73,14 @@ impl Request {
     }
 }
 
-/// What all of the blocks in question are: section 5.15.6.6.
+/// State of a range of blocks (section 5.15.6.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockState {
     /// All are plugged.
     Plugged = 0,
     /// All are unplugged.
     Unplugged = 1,
-    /// Some are, some are not.
+    /// Some are plugged, some are not.
     Mixed = 2,
 }
 
@@ -90,18 +89,18 @@ pub enum BlockState {
 pub enum Response {
     /// Done.
     Ack,
-    /// What a STATE request asked for.
+    /// Answer to a STATE request.
     AckState(BlockState),
-    /// More than is requested: not now, and not before the requested size changes.
+    /// The request would exceed the requested size. It fails until that size changes.
     Nack,
-    /// Not now: ask again later.
+    /// The request cannot be served now. The driver should ask again later.
     Busy,
-    /// The request makes no sense.
+    /// The request is invalid.
     Error,
 }
 
 impl Response {
-    /// The bytes that the driver gets.
+    /// Returns the bytes that the driver gets.
     pub fn to_bytes(self) -> [u8; RESPONSE_BYTES] {
         let (kind, state) = match self {
             Response::Ack => (0, 0),
@@ -110,7 +109,7 @@ impl Response {
             Response::Busy => (2, 0),
             Response::Error => (3, 0),
         };
-        // Both are `le16`; what they hold fits into the lower byte.
+        // Both are `le16`, and their values fit into the lower byte.
         [kind, 0, 0, 0, 0, 0, 0, 0, state, 0]
     }
 }

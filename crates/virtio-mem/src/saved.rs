@@ -1,4 +1,4 @@
-//! The device's state as bytes. Drawn in `docs/virtio-mem.md`.
+//! The device's state as bytes. `docs/virtio-mem.md` draws them.
 
 use ebb_units::Gpa;
 use thiserror::Error;
@@ -12,15 +12,15 @@ const MAGIC: u64 = u64::from_le_bytes(*b"EBBVMEMS");
 const VERSION: u64 = 1;
 const HEADER_WORDS: usize = 10;
 const CHECKSUM_BYTES: usize = 16;
-/// No state is longer.
+/// Greatest length of a state.
 pub(crate) const BYTES_MAX: usize =
     HEADER_WORDS * 8 + (BLOCKS_MAX as usize).div_ceil(8) + CHECKSUM_BYTES;
 
-/// The last change that a request has made. Its answer may not have reached the driver,
-/// which then asks for the same again.
+/// The last change that a request made. Its answer may not have reached the driver, which then asks
+/// for the same again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Change {
-    /// To plugged, else to unplugged.
+    /// Whether the change plugged the blocks; otherwise it unplugged them.
     pub(crate) plugs: bool,
     pub(crate) blocks: Named,
 }
@@ -32,26 +32,26 @@ pub struct Saved {
     pub(crate) usable_bytes: u64,
     pub(crate) requested_bytes: u64,
     pub(crate) last: Option<Change>,
-    /// A bit a block, from the lowest of the first word on; 1: plugged.
+    /// The plugged blocks: one bit for each block, from the lowest of the first word on.
     pub(crate) words: Vec<u64>,
 }
 
-/// These bytes are no state of a device.
+/// Why bytes are no state of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum SavedError {
-    /// Not written by this library.
+    /// This library did not write them.
     #[error("no state of a virtio-mem device")]
     Foreign,
-    /// Written by another one.
+    /// Another version of this library wrote them.
     #[error("state of a virtio-mem device in version {0}, and not in version {VERSION}")]
     Version(u64),
-    /// Cut off, or changed since.
+    /// They were cut off, or changed since.
     #[error("damaged state of a virtio-mem device")]
     Damaged,
 }
 
 impl Saved {
-    /// A new device's: nothing plugged, nothing requested.
+    /// Makes the state of a new device: nothing plugged, nothing requested.
     ///
     /// # Errors
     /// No device can have this region.
@@ -61,18 +61,18 @@ impl Saved {
         Ok(Saved { geometry, usable_bytes: 0, requested_bytes: 0, last: None, words })
     }
 
-    /// The region it is for.
+    /// Returns the region of the device.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// So much of it is plugged.
+    /// Returns the size of all plugged blocks, in bytes.
     pub fn plugged_bytes(&self) -> u64 {
         let blocks: u64 = self.words.iter().map(|word| u64::from(word.count_ones())).sum();
         blocks * self.geometry.block_bytes
     }
 
-    /// Its bytes. `sequence` tells which of two is the newer.
+    /// Returns the state as bytes. `sequence` tells which of two states is the newer.
     pub fn to_bytes(&self, sequence: u64) -> Vec<u8> {
         let Geometry { start, region_bytes, block_bytes, node } = self.geometry;
         let last = self.last.map_or((0, 0, 0), |Change { plugs, blocks }| {
@@ -91,7 +91,7 @@ impl Saved {
             last.0 | last.1 << 16 | node,
             last.2,
         ];
-        // Up to 2 MiB, before every answer: in one allocation.
+        // This is up to 2 MiB, before every answer, so one allocation takes all of it.
         let length = (HEADER_WORDS + self.words.len()) * 8 + CHECKSUM_BYTES;
         let mut bytes = Vec::with_capacity(length);
         for word in header.iter().chain(&self.words) {
@@ -101,11 +101,11 @@ impl Saved {
         bytes
     }
 
-    /// Reads what [`Saved::to_bytes`] has written, whatever is behind it, and its
-    /// sequence number.
+    /// Reads what [`Saved::to_bytes`] has written, and returns it with its sequence number. Bytes
+    /// after it are ignored.
     ///
     /// # Errors
-    /// It is none, or not whole.
+    /// The bytes are no state, or not a whole one.
     pub fn from_bytes(bytes: &[u8]) -> Result<(Saved, u64), SavedError> {
         let bytes = bytes.get(..bytes.len().min(BYTES_MAX)).unwrap_or(bytes);
         let (words, _) = bytes.as_chunks::<8>();
@@ -137,7 +137,7 @@ impl Saved {
         if saved.makes_sense() { Ok((saved, sequence)) } else { Err(SavedError::Damaged) }
     }
 
-    /// Section 5.15.4.2; and nothing is plugged that is not usable.
+    /// Whether the sizes are valid (section 5.15.4.2), and every plugged block is usable.
     fn makes_sense(&self) -> bool {
         let Geometry { region_bytes, block_bytes, .. } = self.geometry;
         let sizes = [self.requested_bytes, self.usable_bytes, region_bytes];

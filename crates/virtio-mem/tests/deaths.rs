@@ -1,6 +1,5 @@
-//! A device process that dies before, after and between all that it does, and the one
-//! that comes after it. The driver waits for its answer, and the next process finds the
-//! same request in the queue.
+//! A device process dies before, after and between all its steps, and another one takes its place.
+//! The driver waits for its answer, and the next process finds the same request in the queue.
 
 mod driver;
 
@@ -9,7 +8,7 @@ use std::collections::BTreeSet;
 use driver::*;
 use ebb_virtio_mem::*;
 
-/// More than any request takes.
+/// More steps than any request takes.
 const STEPS: i64 = 100;
 
 fn before() -> Driver {
@@ -21,7 +20,7 @@ fn before() -> Driver {
     driver
 }
 
-/// What the guest uses while it waits for this request's answer.
+/// Returns the blocks that the guest uses while it waits for this request's answer.
 fn in_use(driver: &Driver, request: Request) -> BTreeSet<u64> {
     let mut blocks = driver.believed.clone();
     match request {
@@ -34,7 +33,7 @@ fn in_use(driver: &Driver, request: Request) -> BTreeSet<u64> {
     blocks
 }
 
-/// Dies at each step in turn; how many there were.
+/// Dies at each step in turn. Returns how many steps there were.
 fn die_everywhere(request: Request) -> i64 {
     for steps in 0..STEPS {
         let mut driver = before();
@@ -54,7 +53,7 @@ fn die_everywhere(request: Request) -> i64 {
         assert!(bytes <= plugged * BLOCK, "{steps}: {bytes} bytes for {plugged} blocks");
         assert_eq!(driver.ask(request), Response::Ack, "{request:?}, died at step {steps}");
         driver.check();
-        // Once only: the driver knows now.
+        // The change was acknowledged once. A second request is an error, as the driver knows now.
         if !matches!(request, Request::UnplugAll) {
             assert_eq!(driver.ask(request), Response::Error);
         }
@@ -69,7 +68,7 @@ fn no_block_is_lost_by_a_death() {
     assert!(die_everywhere(UNPLUG_ALL) >= 11);
 }
 
-/// A request that fails, and the process dies while it is undone.
+/// A request fails, and the process dies while the request is undone.
 #[test]
 fn no_block_is_lost_by_a_death_on_the_way_back() {
     for steps in 0..STEPS {
@@ -108,7 +107,7 @@ fn a_start_may_die_too() {
     panic!("it never starts");
 }
 
-/// What was answered before the death is not repeated by a driver that makes sense.
+/// A sensible driver does not repeat a request that was answered before the death.
 #[test]
 fn another_request_than_the_last_is_a_new_one() {
     let mut driver = before();

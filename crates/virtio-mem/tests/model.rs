@@ -22,7 +22,7 @@ enum Action {
     Restart,
 }
 
-/// The device as the standard tells it.
+/// The device as the standard describes it.
 #[derive(Default)]
 struct Model {
     plugged: BTreeSet<u64>,
@@ -38,7 +38,7 @@ impl Model {
         if self.requested == 0 { 0 } else { (self.requested + 10).min(BLOCKS) }
     }
 
-    /// The blocks, if they are some of the usable region.
+    /// Returns the named blocks, if they are in the usable region.
     fn blocks(&self, named: Named) -> Option<Vec<u64>> {
         let offset = named.start.0.checked_sub(GEOMETRY.start.0)?;
         let first = (offset % BLOCK == 0).then_some(offset / BLOCK)?;
@@ -165,7 +165,7 @@ fn run(driver: &mut Driver, model: &mut Model, action: Action) {
             model.plug_fails = true;
         }
         Action::UnplugFails => {
-            // Not while blocks are being put back as well.
+            // This does not happen while blocks are being put back as well.
             let alone = model.plugged.is_empty();
             driver.host.unplug_fails.set(if alone { -1 } else { 0 });
             model.unplug_fails = !alone;
@@ -181,7 +181,7 @@ fn run(driver: &mut Driver, model: &mut Model, action: Action) {
             driver.host.unplug_fails.set(-1);
             (model.plug_fails, model.unplug_fails, model.held) = (false, false, false);
             driver.restart();
-            // The driver has no request on its way: what it asks now is a new one.
+            // The driver has no request in flight, so its next one is a new one.
             driver.ask(state(0, 1));
         }
     }

@@ -1,5 +1,4 @@
-//! A device as a process has it: its state in a file, and threads that look at it while
-//! it works.
+//! A device as a process uses it: its state is in a file, and threads look at it while it works.
 
 mod driver;
 
@@ -48,7 +47,7 @@ fn it_comes_back_from_its_file() {
     assert_eq!(host.bytes(), 0);
 }
 
-/// Memory that takes as long as the test wants it to.
+/// Memory whose calls take as long as the test wants.
 struct Slow {
     began: Sender<()>,
     go_on: Receiver<()>,
@@ -92,7 +91,7 @@ fn what_a_driver_reads_does_not_wait_for_memory() {
     });
 }
 
-/// Two queues' worth of requests, and a host that changes its mind.
+/// Two queues of requests, and a host that changes the requested size.
 #[test]
 fn threads_see_sizes_that_go_together() {
     let directory = tempfile::tempdir().unwrap();

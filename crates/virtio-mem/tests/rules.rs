@@ -1,4 +1,4 @@
-//! Each rule of virtio 1.2, section 5.15; the sections stand above the tests.
+//! Tests of each rule of virtio 1.2, section 5.15. The comment above a test names the section.
 
 mod driver;
 
@@ -55,7 +55,7 @@ fn the_driver_reads_the_sizes_as_they_are() {
     assert_eq!(fields, expected);
 }
 
-/// 5.15.4.2: plugged_size follows, and nothing is told of that; 2.5.1.
+/// 5.15.4.2: plugged_size changes without a notification; 2.5.1.
 #[test]
 fn only_what_the_host_changes_is_told() {
     let mut driver = Driver::new();
@@ -139,7 +139,7 @@ fn a_system_reset_unplugs_all() {
     assert_eq!(driver.notices(), 3);
 }
 
-/// 5.15: then the driver does it.
+/// 5.15: the next driver unplugs all.
 #[test]
 fn a_system_reset_that_cannot_unplug_leaves_all() {
     let mut driver = Driver::with(20);
@@ -170,7 +170,7 @@ fn touches_are_judged() {
     assert_eq!(judge(3, false), Touch::Plugged);
     assert_eq!([judge(100, true), guard.judge(Gpa(0), true)], [Touch::Outside; 2]);
     assert_eq!(guard.violations(), 4);
-    // A feature that was not offered is none.
+    // A feature that was not offered has no effect.
     let host = Host::new();
     let parts = Parts {
         memory: Box::new(FileMemory::new(host.file.try_clone().unwrap(), 0, &GEOMETRY)),
@@ -270,7 +270,7 @@ fn no_more_is_plugged_than_is_requested() {
     driver.check();
 }
 
-/// 5.15.6.3.2, 5.15.6.4.2 and 5.15.6.5.2; STATE is answered always: 5.15.6.6.2.
+/// 5.15.6.3.2, 5.15.6.4.2 and 5.15.6.5.2; STATE is always answered: 5.15.6.6.2.
 #[test]
 fn a_vm_that_is_held_changes_no_block() {
     let mut driver = Driver::with(20);
@@ -306,7 +306,7 @@ fn the_state_of_blocks_is_told() {
     }
 }
 
-/// 5.15.6.3.2: BUSY where the host has no memory.
+/// 5.15.6.3.2: BUSY if the host has no memory.
 #[test]
 fn a_plug_that_fails_leaves_the_block_unplugged() {
     let mut driver = Driver::with(20);
@@ -333,7 +333,7 @@ fn an_unplug_that_fails_leaves_the_block_plugged() {
     driver.check();
 }
 
-/// 5.15.6.5.2: all, or none; what was unplugged already has memory again.
+/// 5.15.6.5.2: all or none. Blocks that were already unplugged get memory again.
 #[test]
 fn an_unplug_of_all_that_fails_leaves_all_plugged() {
     for fails_at in 0..3 {

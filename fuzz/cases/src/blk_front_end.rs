@@ -1,5 +1,5 @@
-//! A disk's front end that says anything: `kind, flags, files, bytes` and as many bytes for
-//! each message. Whatever it is, the next front end is served.
+//! A disk's front end that sends anything: `kind, flags, files, bytes` and that many bytes for each
+//! message. Whatever it sends, the next front end is served.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -16,12 +16,12 @@ use crate::vhost_user::{Memory, say};
 
 const IMAGE_BYTES: u64 = 64 << 10;
 const MEMORY: Memory = Memory { bytes: 64 << 10, address: 1 << 20, second_bytes: 64 << 10 };
-/// `VHOST_USER_GET_FEATURES`, with flags and length.
+/// Header of `VHOST_USER_GET_FEATURES`, with flags and length.
 const GET_FEATURES: [u32; 3] = [1, 1, 0];
-/// Long enough for a slow machine; the fuzzer's own timeout comes later.
+/// Longest wait. It is long enough for a slow machine, but shorter than the fuzzer's own timeout.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let socket = directory.path().join("disk");
@@ -63,7 +63,7 @@ fn talk(front_end: &UnixStream, ram: &File, data: &[u8]) {
     }
 }
 
-/// A well-behaved front end gets an answer.
+/// Checks that a well-behaved front end gets an answer.
 fn ask_features(socket: &std::path::Path) {
     let mut front_end = UnixStream::connect(socket).expect("it listens");
     front_end.set_read_timeout(Some(PATIENCE)).expect("a socket");

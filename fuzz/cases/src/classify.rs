@@ -1,6 +1,5 @@
-//! A sound guest with words overwritten: `(structure, offset, value)` of 1, 3 and 8
-
-//! bytes each; after the inspection if the first byte is odd, else before.
+//! A sound guest with overwritten words: `(structure, offset, value)` of 1, 3 and 8 bytes each. An
+//! odd first byte overwrites them after the inspection, an even one before it.
 
 use ebb_inspect::Guest;
 use testkit::forge::broken::{Broken, STRUCTURES, exercise, use_it};
@@ -12,7 +11,7 @@ pub(crate) fn change(bytes: &[u8; 12]) -> (u64, u64, u64) {
     (STRUCTURES[usize::from(structure) % STRUCTURES.len()], offset % 0x2_0000, value)
 }
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let Some((&when, data)) = data.split_first() else { return };
     let changes = data.as_chunks().0.iter().map(change);

@@ -1,5 +1,5 @@
-//! Pages compressed in memory, overwritten: whatever the file says, each load ends, and new
-//! pages come back as they were saved.
+//! Overwritten compressed memory: whatever the file says, each load ends, and new pages come back
+//! as they were saved.
 
 use ebb_store::{Compressed, Protection, Store, SwapFile};
 
@@ -9,7 +9,7 @@ const SLOTS: u64 = 128;
 const PAGES: u64 = 40;
 const LIMIT_BYTES: u64 = 1 << 20;
 
-/// One input: what is overwritten.
+/// Runs one input: what is overwritten.
 pub fn run(data: &[u8]) {
     let run = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let disk = Ramdisk::new(SLOTS as usize * 4096);

@@ -1,7 +1,7 @@
-//! Page tables and lists of processes of any content, walked for what was used. Of a sound
-//! guest words are overwritten as `classify` does, then entries of 24 tables are set:
-//! `table, index, to, flags` of 1, 2, 1 and 1 bytes. Nothing changes but accessed bits in what
-//! the metadata calls a page table.
+//! Page tables and lists of processes of any content, walked to find what was used. Words of a
+//! sound guest are overwritten as `classify` does; then entries of 24 tables are set: `table,
+//! index, to, flags` of 1, 2, 1 and 1 bytes. Nothing changes but accessed bits in what the metadata
+//! calls a page table.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,15 +20,15 @@ const PRESENT: u64 = 0b111;
 const ACCESSED: u64 = 1 << 5;
 const LRU: u64 = 8;
 const MAPCOUNT: u64 = 48;
-/// `_mapcount` of a page table before 6.10.
+/// `_mapcount` of a page table before Linux 6.10.
 const TABLE: u64 = !0x200u32 as u64;
-/// The list that roots are on.
+/// Virtual address of the list of roots.
 const LIST_VA: u64 = IMAGE_VA + 0x3_0000;
-/// One process's root, and the tables below it.
+/// First frame of one process's root and the tables below it.
 const PROCESS: Gfn = Gfn(FIRST_SPARE.0 + 100);
 const TABLES: u64 = 24;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let Some((&broken_words, data)) = data.split_first() else { return };
     let (changes, entries) = data.split_at(data.len().min(12 * usize::from(broken_words % 32)));
@@ -49,12 +49,12 @@ pub fn run(data: &[u8]) {
             assert_eq!((now, before & 1), (before & !ACCESSED, 1));
         }
     }
-    // What a round cleared is of this input alone.
+    // What a round cleared must not reach the next input.
     let changed = (0..(TABLES + 1) * 512).map(|word| (PROCESS.gpa().0, 8 * word, 0));
     broken.set(changed);
 }
 
-/// The words that make `PROCESS` the root of a process, with tables that nothing leads to.
+/// Returns the words that make `PROCESS` the root of a process, with tables that nothing leads to.
 fn process(mem: &Snapshot) -> Vec<(u64, u64, u64)> {
     let metadata = |gfn: Gfn| MEMMAP.0 + gfn.0 * PAGE_BYTES;
     let kernel = (256..512).map(|index| {
@@ -75,7 +75,7 @@ fn entry(bytes: &[u8; 5]) -> (u64, u64, u64) {
     let [table, low, high, to, flags] = *bytes;
     let table = Gfn(PROCESS.0 + 1 + u64::from(table) % TABLES);
     let index = u64::from(u16::from_le_bytes([low, high])) % 512;
-    // Into a table, into RAM, or beyond it.
+    // The entry leads into a table, into RAM, or beyond RAM.
     let to = match u64::from(to) {
         to if to < TABLES => Gfn(PROCESS.0 + 1 + to),
         to => Gfn(FRAMES - 200 + to),
@@ -83,7 +83,7 @@ fn entry(bytes: &[u8; 5]) -> (u64, u64, u64) {
     (table.gpa().0, 8 * index, to.gpa().0 | u64::from(flags))
 }
 
-/// The root's words, and those of the tables.
+/// Returns the words of the root and of the tables.
 fn tables(mem: &Snapshot) -> Vec<u64> {
     let words = mem.words(PROCESS.gpa(), (TABLES as usize + 1) * 512).unwrap_or_default();
     words.iter().map(|word| word.load(Relaxed)).collect()

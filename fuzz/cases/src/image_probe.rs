@@ -1,5 +1,5 @@
-//! A disk image of any content, looked at before it is served: `(place, bytes)` of 2 and 16
-//! bytes each, the places counted in steps of 16 bytes, 512 bytes and 4 KiB in turn.
+//! A disk image of any content, probed before it is served: `(place, bytes)` of 2 and 16 bytes
+//! each. The places count in steps of 16 bytes, 512 bytes and 4 KiB in turn.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use ebb_block::Image;
 const IMAGE_BYTES: u64 = 1 << 20;
 const STEPS: [u64; 3] = [16, 512, 4096];
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
     file.set_len(IMAGE_BYTES).expect("room for it");

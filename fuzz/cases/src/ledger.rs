@@ -1,5 +1,5 @@
-//! A ledger that somebody has overwritten: `(word, value)` of 2 and 8 bytes each. Whatever it
-//! says, recovery ends, no frame stays locked, and each frame has one content.
+//! A ledger that somebody has overwritten: `(word, value)` of 2 and 8 bytes each. Whatever the
+//! ledger says, recovery ends, no frame stays locked, and each frame has one content.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use ebb_units::Gfn;
 /// Four huge frames.
 const FRAMES: u64 = 4 * 512;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let path = directory.path().join("ledger");

@@ -1,7 +1,7 @@
 //! What each fuzz target does with one input.
 //!
-//! The fuzzer calls these functions with inputs that it makes up. `make test` calls them with
-//! the inputs that are kept in `fuzz/corpus`, under the project's own compiler.
+//! The fuzzer calls these functions with inputs that it makes up. `make test` calls them with the
+//! inputs in `fuzz/corpus`, compiled by the project's own compiler.
 #![forbid(unsafe_code)]
 
 pub mod blk_front_end;
@@ -32,7 +32,7 @@ pub mod write_intent;
 /// A target's name, and what it does with one input.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target: its name is that of its program and of the directory of its inputs.
+/// Every target. Its name is also that of its program and of the directory of its inputs.
 pub const TARGETS: [Target; 22] = [
     ("blk_front_end", blk_front_end::run),
     ("classify", classify::run),

@@ -24,7 +24,7 @@ fn ram() -> &'static Ram {
     })
 }
 
-/// One input. Its first byte says where the header is, and whether it begins as one should.
+/// Runs one input. Its first byte says where the header is, and whether it begins validly.
 pub fn run(bytes: &[u8]) {
     let Some((how, content)) = bytes.split_first() else { return };
     let at = Gpa(u64::from(how & 0x7f) * 0x2_0010);

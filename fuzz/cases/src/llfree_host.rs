@@ -1,6 +1,6 @@
-//! A shared allocator's areas and trees, written by a hostile guest between the host's steps
-//! and, if the first byte is odd, at the same time: `step, index, value` of 1, 1 and 4 bytes.
-//! Each step of the host ends, and none of them panics.
+//! A shared allocator's areas and trees, written by a hostile guest between the host's steps and,
+//! if the first byte is odd, at the same time. The input is `step, index, value` of 1, 1 and 4
+//! bytes. Each step of the host ends, and none panics.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32};
@@ -11,7 +11,7 @@ use ebb_llfree::Host;
 const AREAS: usize = 128;
 const TREES: usize = 16;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let Some((first, steps)) = data.split_first() else { return };
     let areas: Vec<AtomicU16> = (0..AREAS).map(|_| AtomicU16::new(0)).collect();
@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
     });
 }
 
-/// The guest's other processor.
+/// The guest's other processor, which writes all the time.
 fn scribble(areas: &[AtomicU16], trees: &[AtomicU32], steps: &[u8], over: &AtomicBool) {
     while !over.load(Relaxed) && !steps.is_empty() {
         for (index, byte) in steps.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use ebb_sys::process::parse_mappings;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let found = parse_mappings(&text);

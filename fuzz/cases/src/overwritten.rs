@@ -48,8 +48,8 @@ impl Medium for &Ramdisk {
     }
 }
 
-/// Overwrites words of a file: `(word, value)` of 3 and 8 bytes each. An odd first byte leaves
-/// only the low bits of the word's number, so that the beginning is hit more often.
+/// Overwrites words of a file: `(word, value)` of 3 and 8 bytes each. An odd first byte leaves only
+/// the low bits of the word's number, so that the file's beginning is hit more often.
 pub(crate) fn overwrite(path: &Path, data: &[u8]) {
     let Some((first, changes)) = data.split_first() else { return };
     let near = if first & 1 == 1 { 0x3ff } else { u64::MAX };
@@ -61,7 +61,7 @@ pub(crate) fn overwrite(path: &Path, data: &[u8]) {
     }
 }
 
-/// A page that shrinks, and differs from all others.
+/// Returns a page that compresses, and differs from all others.
 pub(crate) fn page(seed: u64) -> ebb_store::Page {
     let mut page = [0; 4096];
     for (index, bytes) in (0u64..).zip(page.as_chunks_mut::<8>().0) {

@@ -3,13 +3,13 @@
 use ebb_inspect::{Snapshot, Tables, Walk};
 use ebb_units::Gpa;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let mut words =
         data.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
     let (Some(va), Some(root)) = (words.next(), words.next()) else { return };
-    // Half of the words lead into RAM, and all come again and again: a walk then gets
-    // far, where few words of 64 bits would be an address in RAM by themselves.
+    // Half of the words lead into RAM, and all words repeat. So a walk gets far, though few random
+    // words of 64 bits would be an address in RAM.
     let near = |word: u64| if word & 2 == 0 { word & 0xffff } else { word };
     let words: Vec<u64> = words.map(near).collect();
     if words.is_empty() {

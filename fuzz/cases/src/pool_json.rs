@@ -1,9 +1,9 @@
-//! The pool's record, `pool.json`, and those of its VMs, each after a zero byte, of any content:
-//! nobody gets more than there is.
+//! The pool's record, `pool.json`, and those of its VMs, each after a zero byte, of any content.
+//! Nobody gets more than there is.
 
 use ebbd::Record;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let mut parts = data.split(|byte| *byte == 0);

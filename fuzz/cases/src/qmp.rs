@@ -1,5 +1,5 @@
-//! A VMM that answers anything by QMP: the first byte says what is asked, the rest is all that
-//! it ever says. Every question ends.
+//! A VMM that answers anything by QMP. The first byte says what is asked; the rest is all that the
+//! VMM ever sends. Every question ends.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -9,17 +9,17 @@ use std::thread;
 use ebb_sys::process::Process;
 use ebb_vm::{Qmp, balloon, driver, layout, memory_device, reach};
 
-/// As much as a socket holds that nobody reads.
+/// Bytes that a socket takes while nobody reads.
 const SAID_MAX: usize = 64 << 10;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let Some((what, said)) = data.split_first() else { return };
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     (&theirs).write_all(said.get(..SAID_MAX).unwrap_or(said)).expect("room for it");
     theirs.shutdown(Shutdown::Write).expect("a socket");
     thread::scope(|scope| {
-        // What is asked is not looked at.
+        // The VMM does not look at what is asked.
         scope.spawn(|| while matches!((&theirs).read(&mut [0; 4096]), Ok(1..)) {});
         ask(what % 8, &mut Qmp::over(ours));
     });

@@ -1,6 +1,6 @@
-//! A queue of any content: `flags | index, places and descriptors...`. Half of the
-//! memory is what the input says, rings, chains and headers alike; whatever it is, the
-//! queue comes to rest, and no byte beside the image is written.
+//! A queue of any content: `flags | index, places and descriptors...`. The input fills half of the
+//! memory: rings, chains and headers alike. Whatever it is, the queue comes to rest, and no byte
+//! outside the image is written.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,11 +15,11 @@ const RAM_BYTES: usize = 64 << 10;
 const IMAGE_BYTES: u64 = 64 << 10;
 const RINGS: Rings = Rings { descriptors: 0, available: 0x1000, used: 0x2000, size: 16 };
 
-/// In memory, and without a name that would be left behind.
+/// The image: in memory, and without a name that would be left behind.
 static IMAGE: LazyLock<File> =
     LazyLock::new(|| tempfile::tempfile_in("/dev/shm").expect("a file in memory"));
 
-/// Sees all, and says no to some.
+/// An observer that sees all requests, and refuses some.
 struct Choosy;
 
 impl Observer for Choosy {
@@ -43,10 +43,10 @@ impl Observer for Choosy {
     }
 }
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let [flags, count, memory @ ..] = data else { return };
-    // Zeros again: no file system is seen in it.
+    // The image is all zeros again, so that no file system is seen in it.
     IMAGE.set_len(0).and_then(|()| IMAGE.set_len(IMAGE_BYTES)).expect("room for it");
     let path = PathBuf::from(format!("/proc/self/fd/{}", IMAGE.as_raw_fd()));
     let image = Image::open_with(&path, flags & 1 == 1, false).expect("an image");
@@ -54,7 +54,7 @@ pub fn run(data: &[u8]) {
         if flags & 2 == 2 { Arc::new(Choosy) } else { Arc::new(Nobody) };
     let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM_BYTES)]).expect("memory");
     fill(&ram, memory);
-    // So many are available, whatever else the ring holds.
+    // Number of available entries, whatever else the ring contains.
     let available = u16::from(*count % (RINGS.size as u8 + 2));
     ram.write_obj(available, GuestAddress(RINGS.available + 2)).expect("it is in memory");
     let mut solo = Solo::new(image, ram, RINGS, Arc::new(AllResident), observer, flags & 4 == 4)
@@ -68,15 +68,15 @@ pub fn run(data: &[u8]) {
     assert_eq!(IMAGE.metadata().expect("it is there").len(), IMAGE_BYTES);
 }
 
-/// Descriptors, ring entries and headers, each made likely to lead somewhere.
+/// Fills in descriptors, ring entries and headers, each made likely to lead somewhere.
 fn fill(ram: &GuestMemoryMmap, data: &[u8]) {
     let mut at = GuestAddress(RINGS.descriptors);
     for (index, piece) in (0u64..).zip(data.chunks(16)).take(16) {
         let mut descriptor = [0; 16];
         descriptor[..piece.len()].copy_from_slice(piece);
         if index % 4 != 3 {
-            // Address, length, flags and link of 8, 4, 2 and 2 bytes: in memory, short,
-            // and linked.
+            // Address, length, flags and link have 8, 4, 2 and 2 bytes. They are made to be in
+            // memory, short, and linked.
             [2..8, 10..12, 13..14, 15..16].into_iter().for_each(|part| descriptor[part].fill(0));
             descriptor[12] &= 7;
             descriptor[14] %= 17;
@@ -89,7 +89,7 @@ fn fill(ram: &GuestMemoryMmap, data: &[u8]) {
     for (index, &head) in (0u64..).zip(heads) {
         let _ = ram.write_obj(u16::from(head % 18), GuestAddress(RINGS.available + 4 + 2 * index));
     }
-    // Headers, ranges and tables lie anywhere: the same bytes over and over.
+    // Headers, ranges and tables may be anywhere, so the same bytes repeat over and over.
     if !rest.is_empty() {
         let pattern: Vec<u8> = rest.iter().copied().cycle().take(RAM_BYTES - 0x3000).collect();
         let _ = ram.write_slice(&pattern, GuestAddress(0x3000));

@@ -1,5 +1,5 @@
-//! A front end and a back-end that say anything to the relay between them: `who, kind, flags,
-//! bytes` and as many bytes for each message. The relay ends with its front end.
+//! A front end and a back-end that send anything to the relay between them: `who, kind, flags,
+//! bytes` and that many bytes for each message. The relay ends with its front end.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
@@ -12,7 +12,7 @@ use crate::vhost_user::{Memory, say};
 const MEMORY: Memory = Memory { bytes: 64 << 10, address: 1 << 20, second_bytes: 64 << 10 };
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let (front, device) = (directory.path().join("front"), directory.path().join("device"));

@@ -1,5 +1,4 @@
-//! What is on record of a swap file's slots, overwritten: no slot gives a page that was not
-//! saved there.
+//! Overwritten seals of a swap file's slots: no slot gives a page that was not saved there.
 
 use ebb_store::{Protection, Store, SwapFile};
 
@@ -8,7 +7,7 @@ use crate::overwritten::{Ramdisk, overwrite, page};
 const SLOTS: u64 = 128;
 const PAGES: u64 = 70;
 
-/// One input: how it is protected, then what is overwritten.
+/// Runs one input: the kind of protection, then what is overwritten.
 pub fn run(data: &[u8]) {
     let Some((kind, changes)) = data.split_first() else { return };
     let kind = if kind & 1 == 1 { Protection::Encrypted } else { Protection::Checksum };

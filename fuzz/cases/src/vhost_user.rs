@@ -1,4 +1,4 @@
-//! What hostile front ends and back-ends say.
+//! Messages of hostile front ends and back-ends.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -7,16 +7,16 @@ use std::os::unix::net::UnixStream;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-/// The front end's memory, of which its messages speak.
+/// The front end's memory, to which its messages refer.
 pub(crate) struct Memory {
-    /// The first region's size, and where a second one begins.
+    /// Size of the first region, and start of the second one.
     pub(crate) bytes: u64,
-    /// The first region's address in the front end; the second one's is twice that.
+    /// Address of the first region in the front end. That of the second one is twice as high.
     pub(crate) address: u64,
     pub(crate) second_bytes: u64,
 }
 
-/// Sends a message, made likely to say something; `false`: the connection has ended.
+/// Sends a message that is made likely to be valid. Returns `false` if the connection has ended.
 pub(crate) fn say(
     to: &UnixStream,
     (kind, flags): (u32, u8),

@@ -1,6 +1,6 @@
-//! A front end that says anything: `kind, flags, files, bytes` and as many bytes for each
-//! message. Whatever it is, each is heard without waiting; no more is plugged than was
-//! requested, and memory comes to the region by plugging only.
+//! A front end that sends anything: `kind, flags, files, bytes` and that many bytes for each
+//! message. Each message is handled without waiting. No more is plugged than was requested, and
+//! only plugging gives the region memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,7 +21,7 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 64;
 const MEMORY: Memory = Memory { bytes: RAM_BYTES, address: 1 << 20, second_bytes: BLOCKS * BLOCK };
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let [seed, messages @ ..] = data else { return };
     let [ram, other] = [RAM_BYTES, BLOCKS * BLOCK].map(file);

@@ -1,6 +1,6 @@
-//! A request queue of any content: `available, then descriptors, heads and requests...`.
-//! Whatever it is, it ends; no more is plugged than was requested; memory comes to the
-//! region by plugging only; no byte is written but in RAM.
+//! A request queue of any content: `available, then descriptors, heads and requests...`. The queue
+//! always ends. No more is plugged than was requested, only plugging gives the region memory, and
+//! no byte outside RAM is written.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -16,17 +16,17 @@ const RAM_BYTES: usize = 64 << 10;
 const RINGS: Rings = Rings { descriptors: 0, available: 0x1000, used: 0x2000, size: 16 };
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 64;
-/// Right behind RAM, so that what runs over one runs into the other.
+/// Start of the region, right behind RAM, so that an overrun of one reaches the other.
 const START: u64 = RAM_BYTES as u64;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let [flags, count, data @ ..] = data else { return };
     let region = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
     region.set_len(BLOCKS * BLOCK).expect("room for it");
     let ram = memory(&region);
     fill(&ram, data);
-    // So many are available, whatever else the ring holds.
+    // Number of available entries, whatever else the ring contains.
     let available = u16::from(*count % (RINGS.size as u8 + 2));
     ram.write_obj(available, GuestAddress(RINGS.available + 2)).expect("it is in memory");
     let device = Arc::new(device(&region, flags & 1 == 1));
@@ -67,13 +67,14 @@ fn memory(region: &File) -> GuestMemoryMmap {
     GuestMemoryMmap::from_ranges_with_files(ranges).expect("memory")
 }
 
-/// Descriptors, ring entries and requests, each made likely to lead somewhere.
+/// Fills in descriptors, ring entries and requests, each made likely to lead somewhere.
 fn fill(ram: &GuestMemoryMmap, data: &[u8]) {
     for (index, piece) in (0u64..).zip(data.chunks(16)).take(16) {
         let mut descriptor = [0; 16];
         descriptor[..piece.len()].copy_from_slice(piece);
         if index % 4 != 3 {
-            // Address, length, flags and link of 8, 4, 2 and 2 bytes: near RAM, short, linked.
+            // Address, length, flags and link have 8, 4, 2 and 2 bytes. They are made to be near
+            // RAM, short, and linked.
             [3..8, 9..12, 13..14, 15..16].into_iter().for_each(|part| descriptor[part].fill(0));
             descriptor[2] &= 1;
             descriptor[12] &= 7;
@@ -86,7 +87,7 @@ fn fill(ram: &GuestMemoryMmap, data: &[u8]) {
     for (index, &head) in (0u64..).zip(heads) {
         let _ = ram.write_obj(u16::from(head % 18), GuestAddress(RINGS.available + 4 + 2 * index));
     }
-    // Requests lie anywhere: the same over and over, with a block of the region in each.
+    // Requests may be anywhere, so the same ones repeat, each with a block of the region.
     for (index, piece) in (0u64..).zip(rest.chunks(4).cycle()).take(RAM_BYTES / 32 - 0x180) {
         let [kind, block, count, ..] = piece else { return };
         let mut request = [0; 32];

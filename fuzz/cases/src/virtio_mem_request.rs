@@ -1,6 +1,6 @@
-//! Requests of any content, with the host's own doings in between: `flags, then a kind and
-//! its bytes...`. The device answers each; plugged is what has memory; a plug never leads
-//! beyond the requested size, and no answer but ACK changes anything.
+//! Requests of any content, with changes by the host in between: `flags, then a kind and its
+//! bytes...`. The device answers each. Exactly the plugged blocks have memory. A plug never exceeds
+//! the requested size, and only ACK changes anything.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,7 +15,7 @@ const BLOCK: u64 = 8192;
 const BLOCKS: u64 = 130;
 const START: Gpa = Gpa(1 << 32);
 
-/// What the host has given, by frames, and what it says no to.
+/// The frames that the host has given, and what it refuses.
 #[derive(Default)]
 struct Host {
     frames: BTreeSet<u64>,
@@ -87,7 +87,7 @@ fn start(host: &Shared, flags: u8) -> Device {
     Device::start(saved, options, parts).expect("a host that does what it is asked")
 }
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let [flags, rest @ ..] = data else { return };
     let mut rest = rest;
@@ -101,7 +101,8 @@ pub fn run(data: &[u8]) {
             }
             10..=19 => device.set_held(argument & 1 == 1),
             20..=29 => {
-                // A failure on the way back would stop the device: one at a time.
+                // Only one kind of call may fail, because a failure on the way back would stop the
+                // device.
                 let refuses = [argument & 1 == 1, argument & 1 == 0];
                 host.0.lock().expect("no thread has died").refuses = refuses;
             }
@@ -121,7 +122,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Made likely to say something: three in four lie near the region.
+/// Makes a request likely to be valid: three in four are near the region.
 fn likely(request: &[u8], kind: u8, argument: u8) -> Vec<u8> {
     let mut request = request.to_vec();
     if !kind.is_multiple_of(4) && request.len() == REQUEST_BYTES {

@@ -1,10 +1,10 @@
-//! A virtio-mem device's state of any content: `first byte | state`. An odd first byte has the
-//! checksum made right, so that what lies behind it is reached.
+//! A virtio-mem device's state of any content: `first byte | state`. An odd first byte makes the
+//! checksum right, so that the code behind it is reached.
 
 use ebb_virtio_mem::Saved;
 use twox_hash::XxHash3_128;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let Some((first, state)) = data.split_first() else { return };
     let mut bytes = state.to_vec();

@@ -1,9 +1,9 @@
-//! The record of a VM, `vm.json`, of any content: an error, or a record that stays the same when
-//! it is written and read again.
+//! The record of a VM, `vm.json`, of any content: either an error, or a record that stays the same
+//! when it is written and read again.
 
 use ebbd::Record;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let path = directory.path().join("vm.json");
@@ -23,7 +23,7 @@ pub fn run(data: &[u8]) {
 mod tests {
     use super::*;
 
-    /// So that the fuzzer begins with records, and daemons read what older ones wrote.
+    /// The fuzzer begins with valid records, and daemons read what older ones wrote.
     #[test]
     fn kept_records_are_read() {
         let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../corpus/vm_json");

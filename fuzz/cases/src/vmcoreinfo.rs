@@ -3,13 +3,13 @@
 use ebb_inspect::{Guest, Note, PageLayout, Snapshot, find_notes};
 use ebb_units::Gpa;
 
-/// The header of a note with `bytes` of text.
+/// Returns the header of a note with `bytes` of text.
 fn header(bytes: usize) -> Vec<u8> {
     let sizes = [11u32.to_le_bytes(), (bytes as u32).to_le_bytes(), [0; 4]].concat();
     [sizes, b"VMCOREINFO\0\0".to_vec()].concat()
 }
 
-/// One input.
+/// Runs one input.
 pub fn run(text: &[u8]) {
     if let Some(note) = Note::parse(Gpa(0), text.to_vec()) {
         let _ = PageLayout::new(&note);

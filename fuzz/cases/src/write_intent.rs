@@ -7,7 +7,7 @@ use ebb_units::Gpa;
 const SIZES: [CodeSize; 4] =
     [CodeSize::Bits64, CodeSize::Bits64, CodeSize::Bits32, CodeSize::Bits16];
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let Some((words, code)) = data.split_first_chunk::<57>() else { return };
     let (numbers, size) = words.as_chunks::<8>();
@@ -30,7 +30,7 @@ pub fn run(data: &[u8]) {
     };
     let stopped = Stopped { code, registers, translate: |va| Some(Gpa(va)) };
     if stopped.overwrites_page(fault) {
-        // Stores of 8 bytes at most, repeated; the first of them touches the page.
+        // Only repeated stores of at most 8 bytes get here. The first of them touches the page.
         assert!(code.contains(&0xf3) && rcx >= 512);
         let code_size = stopped.registers.code_size;
         if code_size == CodeSize::Bits64 && !code.contains(&0x67) {

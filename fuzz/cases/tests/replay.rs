@@ -1,4 +1,4 @@
-//! Every kept input of every fuzz target, under the project's own compiler.
+//! Replays every kept input of every fuzz target, compiled by the project's own compiler.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ fn fuzz_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The names of a directory's files, without what follows the first dot.
+/// Returns the names of a directory's files, each up to its first dot.
 fn names(directory: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(directory).unwrap_or_else(|error| panic!("{directory:?}: {error}"));
     let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
@@ -35,7 +35,7 @@ fn every_kept_input_passes() {
         inputs.sort();
         assert!(!inputs.is_empty(), "{name}: no inputs");
         for path in inputs {
-            // The last line names the input that fails.
+            // The last line printed names the input that fails.
             println!("{}", path.display());
             run(&fs::read(&path).expect("the input is readable"));
         }

@@ -1,4 +1,4 @@
-//! A sound guest broken in places, and what is done with it.
+//! Breaking a sound guest in places, and what a daemon does with it.
 
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use ebb_units::{Gfn, Gpa};
 
 use super::{FRAMES, Forge, IMAGE, MEMMAP, NODE, NOTE, ROOT, SECTIONS};
 
-/// Where the structures are that matter: page tables, image, struct pages of free
-/// blocks, sections, zones, node, note.
+/// Addresses of the structures that matter: page tables, image, struct pages of free blocks,
+/// sections, zones, node, note.
 pub const STRUCTURES: [u64; 10] = [
     1 << 20,
     ROOT.0,
@@ -23,8 +23,8 @@ pub const STRUCTURES: [u64; 10] = [
     NOTE.0,
 ];
 
-/// What a daemon does with a guest, in a row. Must end soon whatever the guest holds,
-/// and name nothing but RAM.
+/// Does with a guest what a daemon does. It must end soon whatever the guest contains, and return
+/// nothing but RAM.
 pub fn exercise(mem: &dyn GuestMemory) -> Result<(), Untrusted> {
     let began = Instant::now();
     let result = Guest::inspect(mem, &[]).and_then(|guest| use_it(mem, guest));
@@ -32,7 +32,7 @@ pub fn exercise(mem: &dyn GuestMemory) -> Result<(), Untrusted> {
     result
 }
 
-/// The same with a guest inspected earlier.
+/// Does the same with a guest that was inspected earlier.
 pub fn use_it(mem: &dyn GuestMemory, mut guest: Guest) -> Result<(), Untrusted> {
     let request = Request { min_order: 0, reserve_bytes: 1 << 20, want_bytes: u64::MAX };
     let mut blocks = Vec::new();
@@ -56,33 +56,33 @@ pub fn use_it(mem: &dyn GuestMemory, mut guest: Guest) -> Result<(), Untrusted> 
     guest.refresh(mem).map(|_| ())
 }
 
-/// One sound guest for many cases: each breaks it, and mends it again.
+/// One sound guest for many cases. Each case breaks it, and mends it afterwards.
 static SOUND: LazyLock<Mutex<Forge>> = LazyLock::new(|| Mutex::new(Forge::with_free_blocks(4)));
 
-/// Words of a guest's memory, put back when this goes away.
+/// Changed words of a guest's memory, which are restored when this is dropped.
 pub struct Broken<'a> {
     forge: MutexGuard<'a, Forge>,
     before: Vec<(Gpa, u64)>,
 }
 
 impl Broken<'_> {
-    /// Of the sound guest, which nobody else has meanwhile.
+    /// Locks the sound guest, so that nobody else has it meanwhile.
     pub fn new() -> Broken<'static> {
         let forge = SOUND.lock().unwrap_or_else(PoisonError::into_inner);
         Broken { forge, before: Vec::new() }
     }
 
-    /// The guest as it is now.
+    /// Returns the guest as it is now.
     pub fn forge(&self) -> &Forge {
         &self.forge
     }
 
-    /// Its memory.
+    /// Returns the guest's memory.
     pub fn mem(&self) -> &Snapshot {
         &self.forge.mem
     }
 
-    /// Sets words, each by a structure's address, an offset in it and the value.
+    /// Sets words. Each is a structure's address, an offset in it and the value.
     pub fn set(&mut self, words: impl IntoIterator<Item = (u64, u64, u64)>) {
         for (base, offset, value) in words {
             let gpa = Gpa(base + offset / 8 * 8);

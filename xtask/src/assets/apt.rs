@@ -1,5 +1,5 @@
-//! Packages of one Debian release, with an apt state of its own: nothing of the
-//! system's is read or changed but its configuration and its keys.
+//! Packages of one Debian release, with an apt state of its own. Of the system's apt it reads only
+//! the configuration and the keys, and it changes nothing there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,22 @@ use anyhow::{Context, anyhow, bail};
 use super::cache::Cache;
 
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// Where releases go when the mirrors drop them.
+/// Mirror of the releases that the other mirrors have dropped.
 const ARCHIVE: &str = "http://archive.debian.org/debian";
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// One release.
+/// One release of Debian.
 pub struct Suite {
     name: String,
     options: Vec<String>,
 }
 
-/// Where packages come from.
+/// Returns the address of the mirror: `EBB_MIRROR`, or Debian's.
 pub fn mirror() -> String {
     std::env::var("EBB_MIRROR").unwrap_or_else(|_| MIRROR.into())
 }
 
-/// What the release says about a package.
+/// What the release's list says about a package.
 pub struct Package {
     /// Its name.
     pub name: String,
@@ -36,22 +36,23 @@ pub struct Package {
 }
 
 impl Suite {
-    /// Gets the release's list of packages, its signature checked by apt.
+    /// Gets the release's list of packages. apt checks its signature.
     ///
     /// # Errors
-    /// It cannot be fetched, or nobody we trust has signed it.
+    /// The list cannot be fetched, or no trusted key has signed it.
     pub fn open(cache: &Cache, name: &str) -> anyhow::Result<Suite> {
         Suite::listed(cache, name, &format!("apt/{name}"), "deb", "Packages")
     }
 
-    /// A release that stands on another one, as backports do: what it lacks comes from there.
+    /// Gets the lists of a release that is on top of another one, as backports are. Packages that
+    /// it lacks come from `below`.
     ///
     /// # Errors
-    /// As [`Suite::open`].
+    /// As for [`Suite::open`].
     pub fn layered(cache: &Cache, name: &str, below: &str) -> anyhow::Result<Suite> {
         let root = cache.directory(&format!("apt/{name}-on-{below}"))?;
         let mut suite = Suite { name: name.into(), options: options(&root) };
-        // Backports are taken only where somebody asks for them.
+        // apt takes packages from backports only if they are asked for.
         suite.options.extend(["-o".into(), format!("APT::Default-Release={name}")]);
         let mirror = mirror();
         let line = |suite: &str| format!("deb [signed-by={KEYS}] {mirror} {suite} main\n");
@@ -59,10 +60,10 @@ impl Suite {
         Ok(suite)
     }
 
-    /// The same of the packages' sources.
+    /// Gets the release's list of source packages.
     ///
     /// # Errors
-    /// As [`Suite::open`].
+    /// As for [`Suite::open`].
     pub fn sources(cache: &Cache, name: &str) -> anyhow::Result<Suite> {
         Suite::listed(cache, name, &format!("apt/{name}-sources"), "deb-src", "Sources")
     }
@@ -81,7 +82,7 @@ impl Suite {
         };
         let update = |mirror: &str| suite.update(&root, mirror, &line(mirror));
         update(&mirror()).or_else(|error| {
-            // The mirror's answer tells more than the archive's.
+            // The mirror's error tells more than the archive's.
             update(ARCHIVE).map_err(|_| error)
         })?;
         Ok(suite)
@@ -98,7 +99,7 @@ impl Suite {
         output(update).with_context(|| format!("Debian's {} at {mirror}", self.name)).map(drop)
     }
 
-    /// The newest version of a package.
+    /// Returns the newest version of a package.
     ///
     /// # Errors
     /// There is no such package.
@@ -109,10 +110,10 @@ impl Suite {
         Package::parse(&text).ok_or_else(|| anyhow!("apt-cache tells no version of {name}"))
     }
 
-    /// Downloads packages, their checksums checked by apt; the files.
+    /// Downloads packages, and returns the files. apt checks their checksums.
     ///
     /// # Errors
-    /// One cannot be fetched.
+    /// A package cannot be fetched.
     pub fn download(&self, packages: &[Package], directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
         let mut download = self.command("apt-get");
         download.current_dir(directory).args(["--quiet", "download"]);
@@ -123,11 +124,11 @@ impl Suite {
         files.collect()
     }
 
-    /// Downloads a package and all that it cannot do without, for a system that has nothing
-    /// yet; the files.
+    /// Downloads a package and all that it depends on, for a system that has nothing yet. Returns
+    /// the files.
     ///
     /// # Errors
-    /// One cannot be fetched.
+    /// A package cannot be fetched.
     pub fn download_closure(
         &self,
         package: &str,
@@ -143,10 +144,10 @@ impl Suite {
         Ok(files.filter(|file| file.extension().is_some_and(|kind| kind == "deb")).collect())
     }
 
-    /// Downloads a package's source as its authors gave it, its checksum checked by apt.
+    /// Downloads a package's upstream source. apt checks its checksum.
     ///
     /// # Errors
-    /// It cannot be fetched.
+    /// The source cannot be fetched.
     pub fn download_source(&self, package: &str, directory: &Path) -> anyhow::Result<PathBuf> {
         let mut download = self.command("apt-get");
         download.current_dir(directory).args([
@@ -189,7 +190,7 @@ fn options(root: &Path) -> Vec<String> {
         format!("Dir::State={root}/state"),
         format!("Dir::State::status={root}/status"),
         format!("Dir::Cache={root}/cache"),
-        // The unprivileged user that apt would fetch as cannot write here.
+        // apt would fetch as an unprivileged user, who cannot write here.
         "APT::Sandbox::User=".into(),
         "Acquire::Languages=none".into(),
         "Acquire::Retries=2".into(),
@@ -201,14 +202,14 @@ fn options(root: &Path) -> Vec<String> {
 /// Unpacks a package's files below `directory`.
 ///
 /// # Errors
-/// It is damaged.
+/// The package is damaged.
 pub fn unpack(file: &Path, directory: &Path) -> anyhow::Result<()> {
     let mut unpack = Command::new("dpkg-deb");
     unpack.arg("--extract").arg(file).arg(directory);
     output(unpack).map(drop)
 }
 
-/// What a program prints; where it fails, its own first words on why.
+/// Returns what a program prints. If it fails, the error is its own first line that tells why.
 fn output(mut command: Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("{program} does not start"))?;

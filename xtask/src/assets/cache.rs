@@ -8,17 +8,17 @@ use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 
-/// The cache, locked against other makers for as long as this lives.
+/// The cache, locked against other makers as long as this value lives.
 pub struct Cache {
     root: PathBuf,
     _lock: File,
 }
 
 impl Cache {
-    /// `EBB_CACHE`, or `ebb` in the user's own cache directory.
+    /// Opens `EBB_CACHE`, or `ebb` in the user's own cache directory.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be made.
     pub fn open() -> anyhow::Result<Cache> {
         let root = root()?;
         fs::create_dir_all(&root).with_context(|| root.display().to_string())?;
@@ -27,20 +27,20 @@ impl Cache {
         Ok(Cache { root, _lock: lock })
     }
 
-    /// A directory in it, made where it is missing.
+    /// Returns a directory of the cache, and makes it if it is missing.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be made.
     pub fn directory(&self, name: &str) -> anyhow::Result<PathBuf> {
         let path = self.root.join(name);
         fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
         Ok(path)
     }
 
-    /// A directory on the same file system, removed when dropped.
+    /// Makes a directory on the cache's file system that is removed when dropped.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be made.
     pub fn temporary(&self) -> anyhow::Result<TempDir> {
         Ok(tempfile::Builder::new().prefix("making-").tempdir_in(&self.root)?)
     }
@@ -58,14 +58,14 @@ fn root() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The newest entry of `directory`.
+/// Returns the newest entry of `directory`.
 pub fn newest(directory: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(directory).ok()?.flatten();
     let dated = entries.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry)));
     dated.max_by_key(|(modified, _)| *modified).map(|(_, entry)| entry.path())
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub fn base_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

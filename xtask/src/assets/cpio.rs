@@ -1,5 +1,5 @@
-//! An archive that the kernel unpacks as its first root.
-//! Linux documentation: driver-api/early-userspace/buffer-format ("newc").
+//! An archive that the kernel unpacks as its first root: the format "newc" of the Linux
+//! documentation, driver-api/early-userspace/buffer-format.
 
 /// An archive being written.
 #[derive(Default)]
@@ -13,12 +13,12 @@ const PROGRAM: u32 = 0o100_755;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
 impl Archive {
-    /// Adds a directory; its parent comes first.
+    /// Adds a directory. Its parent must be added before.
     pub fn directory(&mut self, path: &str) {
         self.entry(path, DIRECTORY, (0, 0), &[]);
     }
 
-    /// Adds a file that may be executed.
+    /// Adds an executable file.
     pub fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, PROGRAM, (0, 0), content);
     }
@@ -28,7 +28,7 @@ impl Archive {
         self.entry(path, CHARACTER_DEVICE, (major, minor), &[]);
     }
 
-    /// The whole archive.
+    /// Returns the whole archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes
@@ -38,8 +38,8 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("files are small");
         let name_size = u32::try_from(path.len()).expect("paths are short") + 1;
-        // Inode, mode, user, group, links, time, size, device, special device,
-        // name's size, checksum (unused).
+        // Inode, mode, user, group, links, time, size, device (major, minor), special device
+        // (major, minor), name's size, checksum (unused).
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0];
         self.bytes.extend(b"070701");
         fields.iter().for_each(|field| self.bytes.extend(format!("{field:08x}").bytes()));

@@ -13,27 +13,26 @@ use crate::cargo;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const BUSYBOX: &str = "/bin/busybox";
 
-/// A program for the dynamic loader names it right behind its headers.
+/// Whether a program needs no dynamic loader: one that needs it names it right behind its headers.
 fn is_static(program: &[u8]) -> bool {
     let loader = b"/ld-linux-x86-64.so";
     let start = &program[..program.len().min(4096)];
     !start.windows(loader.len()).any(|window| window == loader)
 }
 
-/// What is the same in all of them.
+/// The programs that all initial RAM disks have.
 pub struct Init {
     program: Vec<u8>,
-    /// What moves pages between nodes there.
+    /// Program that moves pages between nodes of the guest.
     tiers: Vec<u8>,
     busybox: Vec<u8>,
 }
 
 impl Init {
-    /// Builds the guest's programs, without any library that they would need at run
-    /// time.
+    /// Builds the guest's programs, linked so that they need no library at run time.
     ///
     /// # Errors
-    /// They do not build, or there is no static busybox.
+    /// The programs do not build, or there is no static busybox.
     pub fn build() -> anyhow::Result<Init> {
         let target = vmtest::assets::target_directory().join("guest");
         let mut build = cargo::command();
@@ -53,12 +52,11 @@ impl Init {
         Ok(Init { program: built("vmtest-guest")?, tiers: built("tiers")?, busybox })
     }
 
-    /// The image for the kernel with these modules, named after its content.
-    /// It is not compressed: unpacking takes a translated guest longer than
-    /// reading.
+    /// Returns the image for the kernel with these modules, named after its content. The image is
+    /// not compressed: unpacking takes a translated guest longer than reading.
     ///
     /// # Errors
-    /// As the file system's.
+    /// The file system fails.
     pub fn image(&self, cache: &Cache, label: &str, modules: &Path) -> anyhow::Result<PathBuf> {
         let image = self.archive(modules)?;
         let mut hasher = DefaultHasher::new();
@@ -77,7 +75,7 @@ impl Init {
     fn archive(&self, modules: &Path) -> anyhow::Result<Vec<u8>> {
         let mut archive = Archive::default();
         ["dev", "bin", "modules"].iter().for_each(|path| archive.directory(path));
-        // A program without these does not start.
+        // Programs do not start without these devices.
         archive.device("dev/console", 5, 1);
         archive.device("dev/null", 1, 3);
         archive.file("init", &self.program);

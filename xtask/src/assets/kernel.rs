@@ -12,23 +12,23 @@ use super::modules;
 
 /// Where a kernel comes from.
 pub struct Source {
-    /// What tests call it.
+    /// Name of the kernel in tests.
     pub label: &'static str,
-    /// Debian's release.
+    /// Debian's release that has the kernel.
     suite: &'static str,
-    /// The package that depends on the newest image.
+    /// Package that depends on the newest image.
     newest: &'static str,
-    /// How the release of the kernel itself begins.
+    /// Beginning of the release number of the kernel itself.
     release: &'static str,
-    /// Whether Debian 12's QEMU 7.2 does not run it reliably.
+    /// Whether the kernel does not run reliably under Debian 12's QEMU 7.2.
     pub needs_newer_qemu: bool,
 }
 
 const CLOUD: &str = "linux-image-cloud-amd64";
 const GENERIC: &str = "linux-image-amd64";
 
-/// All that are tested; the generic one has options that the cloud one lacks,
-/// page poisoning among them.
+/// All kernels that are tested. The generic one has options that the cloud one lacks, such as page
+/// poisoning.
 pub const KERNELS: [Source; 5] = [
     source("6.1-cloud", "bookworm", CLOUD, "6.1.", false),
     source("6.1", "bookworm", GENERIC, "6.1.", false),
@@ -47,10 +47,10 @@ const fn source(
     Source { label, suite, newest, release, needs_newer_qemu }
 }
 
-/// A directory with `vmlinuz` and `modules/`, named after package and version.
+/// Returns a directory with `vmlinuz` and `modules/`, named after package and version.
 ///
 /// # Errors
-/// Debian's release, or that kernel in it, is not to be had.
+/// Debian's release, or that kernel in it, cannot be fetched.
 pub fn fetch(cache: &Cache, source: &Source, refresh: bool) -> anyhow::Result<PathBuf> {
     let shelf = cache.directory(&format!("kernels/{}-{:08x}", source.label, stamp()))?;
     if let Some(directory) = cache::newest(&shelf).filter(|_| !refresh) {
@@ -67,15 +67,15 @@ pub fn fetch(cache: &Cache, source: &Source, refresh: bool) -> anyhow::Result<Pa
     Ok(directory)
 }
 
-/// Tells one selection of modules from another.
+/// Returns a number that tells one selection of modules from another.
 fn stamp() -> u32 {
     let mut hasher = DefaultHasher::new();
     modules::selection().hash(&mut hasher);
     hasher.finish() as u32
 }
 
-/// The image and, where they are apart, the kernel itself, its modules and the list of what it
-/// has built in.
+/// Returns the packages of a kernel: the image first. The kernel itself, its modules and the list
+/// of what it has built in may be separate packages.
 fn resolve(suite: &Suite, source: &Source) -> anyhow::Result<Vec<Package>> {
     let parts = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
     let versioned = |name: &String| {
@@ -123,7 +123,7 @@ fn make(
     Ok(())
 }
 
-/// In `boot` up to 7.0, from then on beside the modules.
+/// Finds the kernel: in `boot` up to 7.0, beside the modules in later releases.
 fn vmlinuz(root: &Path) -> anyhow::Result<PathBuf> {
     let boot = entries(&root.join("boot")).into_iter();
     let beside =

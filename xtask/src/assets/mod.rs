@@ -1,9 +1,9 @@
-//! `cargo xtask assets`: what real VMs boot from, out of Debian's packages.
+//! `cargo xtask assets`: makes what real VMs boot from, out of Debian's packages.
 //!
-//! Everything goes to a cache outside the tree, under names that tell what made
-//! it, by a rename once it is complete. What is there is not fetched again; the
-//! cache may be thrown away at any time. The target directory gets a list of
-//! what was found (see `vmtest::assets`), with the reason for what was not.
+//! Everything goes to a cache outside the tree, under a name that tells what it was made from, by a
+//! rename once it is complete. What is in the cache is not fetched again. The cache may be deleted
+//! at any time. The target directory gets a list of what was found (see `vmtest::assets`), with the
+//! reason for each asset that is missing.
 
 pub(crate) mod apt;
 pub(crate) mod cache;
@@ -39,10 +39,10 @@ pub struct Args {
     labels: Vec<String>,
 }
 
-/// Fetches QEMU 11, and says where it is.
+/// Fetches QEMU 11, and prints where it is.
 ///
 /// # Errors
-/// It is not to be had, or does not run here.
+/// QEMU 11 cannot be fetched, or does not run here.
 pub fn run_qemu11() -> anyhow::Result<()> {
     let directory = qemu11::fetch(&Cache::open()?);
     vmtest::assets::store_qemu11(
@@ -52,10 +52,10 @@ pub fn run_qemu11() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the assets asked for, or all.
+/// Makes the requested assets, or all.
 ///
 /// # Errors
-/// A kernel that was asked for is not to be had.
+/// A kernel that was asked for cannot be made.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let wanted = sources(&args.labels)?;
     let cache = Cache::open()?;

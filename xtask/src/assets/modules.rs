@@ -1,4 +1,4 @@
-//! The few modules that test guests load, in an order in which they can be.
+//! The few modules that test guests load, in an order in which they can be loaded.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,26 +7,27 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-/// Drivers of the devices that tests give to their guests.
+/// Drivers of the devices that tests give to guests.
 const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_mem"];
 
-/// File systems that tests mount, loaded only then. Their checksums are asked for
-/// by name, so no module depends on the one that has them.
+/// File systems that tests mount, loaded only for a mount. They request their checksum by name, so
+/// no module depends on [`CHECKSUM`], which has it.
 const FILE_SYSTEMS: [&str; 4] = ["ext4", "xfs", "btrfs", "virtiofs"];
 const CHECKSUM: &str = "crc32c_generic";
 
-/// Which modules are picked: others need another cache.
+/// Names the modules that are picked. Another selection needs another cache.
 pub fn selection() -> String {
     [&WANTED[..], &FILE_SYSTEMS[..], &[CHECKSUM]].concat().join(" ")
 }
 
-/// Puts the wanted modules and what they depend on from the unpacked packages
-/// in `root` into `directory`, uncompressed, and the file `order` beside them; for
-/// a file system, `order.NAME` with what must be loaded besides. What the kernel has
-/// built in needs none.
+/// Picks modules from the unpacked packages in `root`.
+///
+/// The wanted modules and what they depend on go into `directory`, uncompressed, and their order
+/// into the file `order` beside them. For a file system, `order.NAME` has what must be loaded
+/// besides. What the kernel has built in needs no module.
 ///
 /// # Errors
-/// A driver is neither there nor built in, or a module is damaged.
+/// A driver is neither in the packages nor built in, or a module is damaged.
 pub fn pick(root: &Path, directory: &Path) -> anyhow::Result<()> {
     let mut picker = Picker { files: HashMap::new(), builtin: String::new(), picked: Vec::new() };
     picker.survey(root)?;
@@ -38,8 +39,8 @@ pub fn pick(root: &Path, directory: &Path) -> anyhow::Result<()> {
     for name in FILE_SYSTEMS {
         picker.picked.truncate(drivers);
         for name in [CHECKSUM, name] {
-            // Newer kernels have the checksum elsewhere; and a guest without a file
-            // system says so when it is asked to mount it.
+            // Newer kernels do not have the checksum in this module. A guest without a file system
+            // says so when it is asked to mount it.
             if picker.has(name) {
                 picker.pick(name)?;
             }
@@ -50,7 +51,7 @@ pub fn pick(root: &Path, directory: &Path) -> anyhow::Result<()> {
 }
 
 struct Picker {
-    /// By the module's name.
+    /// Path of each module, by its name.
     files: HashMap<String, PathBuf>,
     /// The kernel's list of what it has built in.
     builtin: String,
@@ -58,7 +59,7 @@ struct Picker {
 }
 
 impl Picker {
-    /// Writes the modules picked, from number `first` on, and their order.
+    /// Writes the picked modules from index `first` on, and their order.
     fn store(&self, first: usize, directory: &Path, order_name: &str) -> anyhow::Result<()> {
         let mut order = String::new();
         for (name, content) in self.picked.iter().skip(first) {
@@ -118,7 +119,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The modules named in the field `depends=` of the section `.modinfo`.
+/// Returns the modules named in the field `depends=` of the section `.modinfo`.
 fn depends(module: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = module.windows(key.len()).position(|window| window == key) else {

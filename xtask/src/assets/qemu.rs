@@ -1,4 +1,4 @@
-//! A newer QEMU than Debian 12 has, without installing it.
+//! A newer QEMU than Debian 12 has, used without being installed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,10 +15,10 @@ pub const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGES: [&str; 4] =
     ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
 
-/// A directory with a `qemu-system-x86_64` that finds its own files.
+/// Returns a directory with a `qemu-system-x86_64` that finds its own files.
 ///
 /// # Errors
-/// It is not to be had, or does not run here.
+/// QEMU cannot be fetched, or does not run here.
 pub fn backport(cache: &Cache, refresh: bool) -> anyhow::Result<PathBuf> {
     let shelf = cache.directory("qemu")?;
     let directory = match cache::newest(&shelf).filter(|_| !refresh) {
@@ -32,7 +32,7 @@ fn fetch(cache: &Cache, shelf: &Path) -> anyhow::Result<PathBuf> {
     let suite = Suite::open(cache, SUITE)?;
     let packages = PACKAGES.map(|name| suite.package(name));
     let packages = packages.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    // A colon would part it in PATH.
+    // A colon in the name would split PATH.
     let version = packages[0].version.replace(':', "-");
     let directory = shelf.join(format!("{}_{version}", packages[0].name));
     if directory.exists() {
@@ -53,7 +53,7 @@ fn fetch(cache: &Cache, shelf: &Path) -> anyhow::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Becomes QEMU: whoever started it has QEMU's process.
+/// Script that becomes QEMU by exec, so that whoever started it has QEMU's process.
 const WRAPPER: &str = r#"#!/bin/sh
 root=$(dirname "$(dirname "$(readlink -f "$0")")")/root
 export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -61,7 +61,7 @@ export QEMU_MODULE_DIR="$root/usr/lib/x86_64-linux-gnu/qemu"
 exec "$root/usr/bin/qemu-system-x86_64" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
 "#;
 
-/// It needs libraries that the installed QEMU brings.
+/// Checks that QEMU runs here: it needs libraries that the installed QEMU brings.
 fn probe(program: &Path) -> anyhow::Result<()> {
     let output = Command::new(program).args(["-machine", "help"]).output().context("QEMU")?;
     let errors = String::from_utf8_lossy(&output.stderr);

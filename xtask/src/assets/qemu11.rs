@@ -1,5 +1,5 @@
-//! QEMU 11 with all its libraries in a directory of its own: it has a device for any
-//! vhost-user back-end (`vhost-user-test-device-pci`), which older ones lack.
+//! QEMU 11 with all its libraries in a directory of its own. It has a device for any vhost-user
+//! back-end (`vhost-user-test-device-pci`), which older versions lack.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,14 +17,14 @@ const BELOW: &str = "trixie";
 const PACKAGE: &str = "qemu-system-x86";
 const VERSION: &str = "11.";
 const DEVICE: &str = "vhost-user-test-device-pci";
-/// Of no use to a program.
+/// Directories that the program does not need.
 const LEFT_OUT: [&str; 4] = ["usr/share/doc", "usr/share/man", "usr/share/locale", "var"];
 
-/// A directory with a `qemu-system-x86_64` that needs nothing of this system but its kernel.
-/// What is there is not looked for again.
+/// Returns a directory with a `qemu-system-x86_64` that needs only the kernel of this system. A
+/// QEMU in the cache is not fetched again.
 ///
 /// # Errors
-/// It is not to be had, or does not run here.
+/// QEMU cannot be fetched, or does not run here.
 pub fn fetch(cache: &Cache) -> anyhow::Result<PathBuf> {
     let shelf = cache.directory("qemu11")?;
     let directory = match cache::newest(&shelf) {
@@ -39,7 +39,7 @@ fn make(cache: &Cache, shelf: &Path) -> anyhow::Result<PathBuf> {
     let version = suite.package(PACKAGE)?.version;
     let upstream = version.split_once(':').map_or(version.as_str(), |(_, version)| version);
     ensure!(upstream.starts_with(VERSION), "Debian's {SUITE} has no QEMU {VERSION}* but {version}");
-    // Its own loader's list of libraries is parted by colons.
+    // A colon in the name would split the loader's list of libraries.
     let directory = shelf.join(format!("{PACKAGE}_{}", version.replace(':', "-")));
     eprintln!("{:<10} fetching {} from {SUITE}", "", cache::base_name(&directory));
     let (work, archives) = (cache.temporary()?, cache.temporary()?);
@@ -50,7 +50,7 @@ fn make(cache: &Cache, shelf: &Path) -> anyhow::Result<PathBuf> {
         apt::unpack(&file, &root)?;
     }
     for path in LEFT_OUT {
-        // Not every package brings every one.
+        // Not every package has each of these directories.
         let _ = fs::remove_dir_all(root.join(path));
     }
     let program = made.join("bin").join(PROGRAM);
@@ -61,8 +61,8 @@ fn make(cache: &Cache, shelf: &Path) -> anyhow::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Becomes QEMU, by the loader that its C library came with: whoever started it has QEMU's
-/// process.
+/// Script that becomes QEMU by exec, through the loader that its C library came with. Whoever
+/// started it has QEMU's process.
 const WRAPPER: &str = r#"#!/bin/sh
 root=$(dirname "$(dirname "$(readlink -f "$0")")")/root
 libraries=$root/usr/lib/x86_64-linux-gnu
@@ -72,8 +72,8 @@ exec "$libraries/ld-linux-x86-64.so.2" --inhibit-cache --library-path "$librarie
     -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
 "#;
 
-/// Of this device alone: for a list of all it would look for every module, also where the
-/// system's own QEMU has its.
+/// Checks that QEMU runs here and has the device. It asks for this device only: for a list of all
+/// devices, QEMU would look for every module, also where the system's own QEMU has its modules.
 fn probe(program: &Path) -> anyhow::Result<()> {
     let asked = ["-device", &format!("{DEVICE},help")];
     let output = Command::new(program).args(asked).output().context("QEMU")?;

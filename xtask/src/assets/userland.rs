@@ -1,4 +1,4 @@
-//! A small Debian: what guests run that need programs of their own.
+//! A small Debian, for guests that need its programs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,22 +11,23 @@ use super::apt;
 use super::cache::Cache;
 
 const SUITE: &str = "bookworm";
-/// Beside the smallest system: a start as all Debians have, a compressor, a compiler, a load.
+/// Packages besides the smallest system: the init of every Debian, a compressor, a compiler, a
+/// load.
 const PACKAGES: &str = "systemd-sysv,udev,zstd,gcc,libc6-dev,make,stress-ng";
-/// A project in C for guests to compile, in `/usr/src`.
+/// A project in C that guests compile, in `/usr/src`.
 const PROJECT: &str = "lua5.4";
-/// Checks every file against its package's checksums, once it has started. It speaks by
-/// the kernel's log: the terminal is taken from it when a login is offered there.
+/// Unit that checks every file against its package's checksums after the start. It writes to the
+/// kernel's log, because it loses the terminal when a login is offered there.
 const CHECK: &str = "[Unit]\nDescription=Check all files\n\
     [Service]\nType=oneshot\n\
     ExecStart=/bin/sh -c 'dpkg --verify --verify-format=rpm | tee /dev/kmsg; \
     echo every file was checked >/dev/kmsg; systemctl --force poweroff'\n\
     [Install]\nWantedBy=multi-user.target\n";
 
-/// The root file system as an archive. Its name tells what made it.
+/// Returns the root file system as an archive, whose name tells what it was made from.
 ///
 /// # Errors
-/// Debian's mirror cannot be reached, or this is not root.
+/// Debian's mirror cannot be reached, or this process is not root.
 pub fn archive(cache: &Cache) -> anyhow::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     (PACKAGES, PROJECT, CHECK).hash(&mut hasher);

@@ -1,5 +1,5 @@
-//! The bare system calls that Ebb is measured against, on memory of the same
-//! kind: a memfd mapped twice, as by a VMM and by a daemon.
+//! The bare system calls that Ebb is measured against, on memory of the same kind: a memfd that is
+//! mapped twice, as by a VMM and by a daemon.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
 use ebb_units::{FRAME_BYTES, HUGE_BYTES};
 
-/// One call empties or fills so much.
+/// Bytes that one call empties or fills.
 const CALL_BYTES: u64 = 64 << 20;
 
 /// Memory without any Ebb.
@@ -23,11 +23,11 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// A memfd of `bytes`; `huge`: made of transparent huge pages, where the
-    /// host gives them.
+    /// Makes a memfd of `bytes`. With `huge`, it has transparent huge pages, if the host gives
+    /// them.
     ///
     /// # Errors
-    /// As memfd_create(2) and mmap(2).
+    /// Those of memfd_create(2) and mmap(2).
     pub fn new(bytes: u64, huge: bool) -> io::Result<Bare> {
         let bytes = bytes.next_multiple_of(HUGE_BYTES);
         let file = RamFile::create("ebb-bench", bytes)?;
@@ -40,11 +40,11 @@ impl Bare {
         Ok(Bare { file, guest, own })
     }
 
-    /// Takes and gives all of it, piece by piece: the memory that a piece loses
-    /// is the memory that it gets, and is as warm.
+    /// Empties and fills all of the memory, piece by piece. Each piece gets back the memory that it
+    /// lost, which is equally warm.
     ///
     /// # Errors
-    /// As fallocate(2) and madvise(2).
+    /// Those of fallocate(2) and madvise(2).
     pub fn measure(&self) -> io::Result<Times> {
         let mut times = Times::default();
         for offset in (0..self.guest.bytes()).step_by(CALL_BYTES as usize) {
@@ -61,7 +61,7 @@ impl Bare {
         Ok(times)
     }
 
-    /// Touches as a guest makes them: a store to each page.
+    /// Stores to each page, as a guest's touches do.
     pub fn touch(&self) {
         self.touch_part(0, self.guest.bytes());
     }
@@ -75,7 +75,7 @@ impl Bare {
     }
 }
 
-/// What the system calls took for all of the memory, 64 MiB a call.
+/// Time of the system calls for all of the memory, 64 MiB a call.
 #[derive(Default)]
 pub struct Times {
     pub punch: Duration,
@@ -89,17 +89,17 @@ fn timed(call: impl FnOnce() -> io::Result<()>) -> io::Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Asks for huge pages, or for none. A kernel without them refuses, and then
-/// there are none.
+/// Asks for huge pages, or for none. A kernel without huge pages refuses, but then there are none
+/// anyway.
 pub fn advise(mapping: &Mapping, huge: bool) {
     let _ = mapping.use_huge_pages(huge);
 }
 
-/// Whether the hypervisor below this machine, if there is one, takes free memory
-/// back by free page reporting. The first touch of such memory costs many times
-/// more than any other, and would be charged to whoever comes first.
+/// Whether a hypervisor below this machine reclaims free memory by free page reporting. The first
+/// touch of such memory costs many times more than any other, and would count against the side that
+/// comes first.
 pub fn free_memory_goes_cold() -> bool {
-    /// `VIRTIO_BALLOON_F_REPORTING`, of a string with a digit for each bit.
+    /// `VIRTIO_BALLOON_F_REPORTING`: index in a string with one digit for each bit.
     const REPORTING: usize = 5;
     let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_balloon").into_iter().flatten();
     drivers.flatten().any(|entry| {
@@ -108,8 +108,8 @@ pub fn free_memory_goes_cold() -> bool {
     })
 }
 
-/// What process `pid` has of memfds in its page tables: all of it, and the part
-/// that is there by huge pages.
+/// Returns how much of memfds process `pid` has in its page tables: all of it, and the part by huge
+/// pages.
 pub fn mapped_bytes(pid: i32) -> (u64, u64) {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
     let (mut is_memfd, mut all, mut huge) = (false, 0, 0);
@@ -117,8 +117,8 @@ pub fn mapped_bytes(pid: i32) -> (u64, u64) {
         match line.split_once(':') {
             Some(("Rss", size)) if is_memfd => all += kib(size),
             Some(("ShmemPmdMapped", size)) if is_memfd => huge += kib(size),
-            // `7f00-7f01 rw-s 0 00:01 7    /memfd:x (deleted)` begins a mapping.
-            // What the guest was booted from may be in one, too.
+            // A line like `7f00-7f01 rw-s 0 00:01 7    /memfd:x (deleted)` begins a mapping. The
+            // files that the guest was booted from may be in a memfd, too.
             Some((range, _)) if range.contains('-') => {
                 is_memfd = line.contains("/memfd:") && !line.contains("/memfd:ebb-boot");
             }

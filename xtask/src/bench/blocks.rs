@@ -1,5 +1,5 @@
-//! Sides that take turns: in each block every side once, in any order. The first of them is the one
-//! that is judged.
+//! Sides that take turns: each block runs every side once, in a random order. The first side in the
+//! list is judged.
 
 use std::fmt;
 use std::time::Instant;
@@ -15,13 +15,13 @@ pub use super::taken::Taken;
 use crate::guard::guard;
 use crate::interrupt;
 
-/// So many blocks more than asked for are taken in the place of those that were dropped.
+/// Most additional blocks in place of dropped ones.
 const MORE: usize = 2;
 
-/// A side's figure of how many seconds it took, with all that is made for it and goes again.
+/// Name of a side's figure of its total time in seconds, setup and teardown included.
 const TOOK: &str = "took";
 
-/// What is wrong is the host's, and no news of the side that was to run on it.
+/// The host failed, so this says nothing about the side that was to run on it.
 #[derive(Debug)]
 pub struct HostFails;
 
@@ -31,37 +31,38 @@ impl fmt::Display for HostFails {
     }
 }
 
-/// A benchmark's blocks.
+/// The blocks of a benchmark.
 pub struct Blocks {
     name: &'static str,
     kept: Kept,
 }
 
-/// Sides, the best first, by what each of them managed in one block.
+/// Sides with their figures of one block, the best first.
 pub type Ranked<T> = Vec<(T, f64)>;
 
 impl Blocks {
-    /// Those of this benchmark, and what is finished of them.
+    /// Opens the blocks of this benchmark, with those that are finished.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn open(session: &Session, name: &'static str) -> anyhow::Result<Blocks> {
         let kept = Kept::open(session, name)?;
         println!("{name}: sides in random order, seed {}", kept.seed);
         Ok(Blocks { name, kept })
     }
 
-    /// The seed of the order.
+    /// Returns the seed of the order.
     pub fn seed(&self) -> u64 {
         self.kept.seed
     }
 
-    /// Takes `count` blocks of a case in which all baselines came to their end. A block with one that
-    /// failed is dropped for all, which the report says, and so it does when fewer were had. A
-    /// failure of the side that is judged, the first, drops none: it is told in [`Taken::failed`].
+    /// Takes `count` blocks of a case in which all baselines succeeded. A block with a failed
+    /// baseline is dropped for all sides. The report says so, and also if there were fewer blocks
+    /// in the end. A failure of the judged side, the first, drops no block: [`Taken::failed`]
+    /// counts it.
     ///
     /// # Errors
-    /// The user has had enough, all sides fail, or the results cannot be kept.
+    /// The user interrupted, all sides fail, or the results cannot be kept.
     pub fn take<T: Copy>(
         &mut self,
         report: &mut Report,
@@ -81,7 +82,8 @@ impl Blocks {
         Ok(Taken::of(report, case, &blocks, &names, count))
     }
 
-    /// What is kept of it is not taken again: an interruption costs one side.
+    /// Takes one block. Sides that are kept already are not taken again, so an interruption costs
+    /// one side.
     fn block<T: Copy>(
         &mut self,
         (case, number): (&str, usize),
@@ -104,14 +106,14 @@ impl Blocks {
         if block.sides.iter().all(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
             && let Some((name, Outcome::Failed(why))) = block.sides.first()
         {
-            // That is no news of any side, and is not gone on with.
+            // This says nothing about any side, so a later session does not continue the block.
             self.kept.put(anew())?;
             bail!("{key}: all fail; {name}: {why}");
         }
         Ok(block)
     }
 
-    /// One side, and how long it took with all that belongs to it.
+    /// Runs one side, and measures how long that took with setup and teardown.
     fn side(
         &self,
         key: &str,
@@ -121,7 +123,7 @@ impl Blocks {
         println!("{}: {key}: {name}", self.name);
         let begun = Instant::now();
         let outcome = guard(one);
-        // What fails then is no news of the side.
+        // A failure after an interruption says nothing about the side.
         interrupt::check()?;
         let took = begun.elapsed().as_secs_f64();
         Ok(match outcome {
@@ -138,11 +140,11 @@ impl Blocks {
         })
     }
 
-    /// One block for each of the candidates, so that an interruption costs one; who failed is said
-    /// in the report and not among those ranked.
+    /// Takes one block for each candidate, so that an interruption costs one candidate. Failed
+    /// candidates are named in the report, and are not ranked.
     ///
     /// # Errors
-    /// The user has had enough, or the results cannot be kept.
+    /// The user interrupted, or the results cannot be kept.
     pub fn screen<T: Copy>(
         &mut self,
         report: &mut Report,
@@ -174,7 +176,7 @@ impl Blocks {
                 _ => {}
             }
         }
-        // What was not measured is not the best.
+        // A figure that was not measured cannot be the best.
         ranked.retain(|(_, figure)| !figure.is_nan());
         ranked.sort_by(|a, b| match better {
             Better::Less => a.1.total_cmp(&b.1),
@@ -285,14 +287,14 @@ mod tests {
             Ok(figures(f64::from(times.get())))
         })
         .unwrap();
-        // Of a fourth block instead.
+        // The last figure is of a fourth block.
         assert_eq!(taken.rounds("side 2", "s").figures(), [2.0, 3.0, 4.0]);
         assert_eq!(taken.rounds("side 1", "s").figures().len(), 3);
         assert_eq!(notes.len(), 1);
         assert!(notes[0].contains("dropped for all sides, since side 2 failed: killed"));
     }
 
-    /// Else who fails where it is slow would look fast.
+    /// Otherwise a side that fails where it is slow would look fast.
     #[test]
     fn who_is_judged_fails_for_good() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
@@ -348,7 +350,7 @@ mod tests {
         let mut blocks = Blocks::open(&session(&directory), "x").unwrap();
         let one = |side: u32| {
             times.set(times.get() + 1);
-            // Of each baseline once, in the blocks one to three.
+            // Each baseline fails once, in the blocks one to three.
             if (times.get() - 1) / 4 + 2 == side { bail!("no") } else { Ok(figures(1.0)) }
         };
         let taken = blocks.take(&mut report, "case", (&[1, 2, 3, 4], name), 3, one).unwrap();

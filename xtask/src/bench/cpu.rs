@@ -1,4 +1,4 @@
-//! Other processes and the processors: what their threads ran for, and where.
+//! Processor time of other processes and of the host, and the placement of threads.
 
 use std::fs;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct Thread {
     directory: String,
 }
 
-/// The threads of `pid` that run now.
+/// Returns the current threads of `pid`.
 pub fn threads(pid: i32) -> Vec<Thread> {
     let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     entries
@@ -26,18 +26,18 @@ pub fn threads(pid: i32) -> Vec<Thread> {
         .collect()
 }
 
-/// What all threads of `pid` have run for so far.
+/// Returns how long all current threads of `pid` have run so far.
 pub fn of_process(pid: i32) -> Duration {
     threads(pid).iter().map(Thread::ran).sum()
 }
 
 impl Thread {
-    /// Time on a processor so far: exact, from the scheduler.
+    /// Returns the time on a processor so far. It is exact, from the scheduler.
     pub fn ran(&self) -> Duration {
         self.schedstat(0)
     }
 
-    /// Time that it wanted a processor and had none.
+    /// Returns the time in which the thread wanted a processor and had none.
     pub fn waited(&self) -> Duration {
         self.schedstat(1)
     }
@@ -49,13 +49,12 @@ impl Thread {
     }
 }
 
-/// Time that all threads of `pid` have spent in the kernel; by ticks of 10 ms.
+/// Returns the time that all threads of `pid` have spent in the kernel, in ticks of 10 ms.
 pub fn in_kernel(pid: i32) -> Duration {
     user_and_kernel(pid)[1]
 }
 
-/// What all threads of `pid` have run for so far, those that have ended among them; by ticks
-/// of 10 ms.
+/// Returns how long all threads of `pid` have run so far, ended ones included, in ticks of 10 ms.
 pub fn of_all(pid: i32) -> Duration {
     user_and_kernel(pid).iter().sum()
 }
@@ -69,25 +68,25 @@ fn user_and_kernel(pid: i32) -> [Duration; 2] {
     })
 }
 
-/// What all processors of the host have worked for so far; by ticks of 10 ms.
+/// Returns how long all processors of the host have worked so far, in ticks of 10 ms.
 pub fn of_host() -> Duration {
     busy(&fs::read_to_string("/proc/stat").unwrap_or_default())
 }
 
-/// What the machine beneath gave to others so far; by ticks of 10 ms.
+/// Returns the time that the machine beneath gave to others so far, in ticks of 10 ms.
 pub fn stolen() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     ticks(of_cpus(&stat).get(7).copied().unwrap_or(0))
 }
 
-/// User, nice, system, interrupts and softirqs: neither idle nor stolen. What guests of KVM ran is
-/// in the first two.
+/// Sums up user, nice, system, interrupts and softirqs: all that is neither idle nor stolen. The
+/// first two include the time of KVM guests.
 fn busy(stat: &str) -> Duration {
     let of = of_cpus(stat);
     ticks([0, 1, 2, 5, 6].into_iter().filter_map(|index| of.get(index)).sum())
 }
 
-/// Of all processors together.
+/// Returns the figures of all processors together.
 fn of_cpus(stat: &str) -> Vec<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
     line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
@@ -97,7 +96,7 @@ fn ticks(count: u64) -> Duration {
     Duration::from_millis(count * 1000 / rustix::param::clock_ticks_per_second())
 }
 
-/// Processes that share one processor, until this is dropped.
+/// Processes that share one processor until this is dropped.
 ///
 /// The kernel keeps memory that was just freed for the processor that freed it.
 pub struct Together {
@@ -106,10 +105,10 @@ pub struct Together {
 }
 
 impl Together {
-    /// Confines all threads of `pids`, and those that they make.
+    /// Confines all threads of `pids`, and those that they create.
     ///
     /// # Errors
-    /// As sched_setaffinity(2).
+    /// Those of sched_setaffinity(2).
     pub fn new(pids: &[i32]) -> rustix::io::Result<Together> {
         let before = sched_getaffinity(None)?;
         let mut one = CpuSet::new();
@@ -120,7 +119,7 @@ impl Together {
         Ok(together)
     }
 
-    /// A thread may end meanwhile.
+    /// Sets the processors of all threads, any of which may end meanwhile.
     fn set(&self, processors: &CpuSet) {
         for thread in self.pids.iter().flat_map(|&pid| threads(pid)) {
             let _ = sched_setaffinity(Pid::from_raw(thread.number), processors);

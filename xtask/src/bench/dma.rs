@@ -1,6 +1,6 @@
-//! Taking the memory that a guest has freed, under a disk that reaches memory as a
-//! device passed through does (`--disk IMG,dma=strict`): Ebb's automatic reclaim,
-//! and QEMU's free page reporting in its place.
+//! Reclaiming the memory that a guest has freed, with a disk that reaches memory by itself, as a
+//! passed-through device does (`--disk IMG,dma=strict`): Ebb's automatic reclaim, against QEMU's
+//! free page reporting.
 
 use vmtest::{Disk, Guest, Host, Vm, until};
 
@@ -11,19 +11,20 @@ use super::session::Session;
 
 const MIB: u64 = 1 << 20;
 const FILL: &str = "fill a 600M";
-/// Memory that no processor has touched since it went to the host.
+/// The guest's command: it reads the disk into memory that no processor has touched since it was
+/// reclaimed.
 const READ: &str = "disk /dev/vda 256M";
-/// What is not in use by then has gone to the host.
+/// Bytes in use below which all free memory has been reclaimed.
 const TAKEN_BYTES: u64 = 300 * MIB;
 
-/// Who takes the guest's free memory.
+/// Who reclaims the guest's free memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Taker {
     Ebb,
     Reporting,
 }
 
-/// A figure per round.
+/// Figures, one each round.
 #[derive(Default)]
 struct Figures {
     requests: Rounds,
@@ -32,10 +33,10 @@ struct Figures {
     reclaimed_mib: Rounds,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// None: what does not work here panics, as in tests.
+/// None. Failures panic, as in tests.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("dma");
@@ -71,7 +72,7 @@ fn measure(taker: Taker, rounds: usize) -> Figures {
     if taker == Taker::Ebb {
         vm.ebb("auto on --interval 100ms").ok();
     } else {
-        // Its kernel says so.
+        // The guest's kernel complains about these errors.
         vm.forgive();
     }
     let mut figures = Figures::default();

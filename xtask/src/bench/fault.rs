@@ -1,7 +1,7 @@
 //! From a fault's event to its end: Ebb's fault thread against a bare handler.
 //!
-//! A thread of this process is the victim. Each round makes the memory and its
-//! handler anew, Ebb's and the bare one in turn.
+//! A thread of this process is the victim. Each round makes the memory and its handler anew, in
+//! turn for Ebb's handler and the bare one.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use super::rounds::{Rounds, percentile_us};
 use super::row::Row;
 use super::session::Session;
 
-/// Metadata frames lie below, blocks from here on.
+/// First frame of the blocks. Metadata frames are below it.
 const FIRST: Gfn = Gfn(1024);
 const P50_LIMIT: f64 = 1.3;
 const P99_LIMIT: f64 = 2.0;
@@ -37,7 +37,7 @@ struct Case {
     touch: Touch,
     order: u8,
     blocks: u64,
-    /// Times that the blocks are emptied in a round.
+    /// How often the blocks are emptied in a round.
     passes: usize,
 }
 
@@ -104,7 +104,7 @@ impl Case {
 
     fn memory(&self) -> anyhow::Result<Bare> {
         let memory = Bare::new(FIRST.gpa().0 + ((self.blocks << self.order) * 4096), self.huge)?;
-        // The victim's page table is there, as a running guest's is.
+        // The victim's page table is populated, like that of a running guest.
         memory.touch();
         Ok(memory)
     }
@@ -117,7 +117,7 @@ impl Case {
         }
     }
 
-    /// The frames to touch, one for each fault.
+    /// Returns the frames to touch, one for each fault.
     fn frames(&self, block: Block) -> Vec<Gfn> {
         match (self.touch, self.huge) {
             (Touch::Metadata, _) => vec![block.metadata],
@@ -126,7 +126,7 @@ impl Case {
         }
     }
 
-    /// Every fault's time as the victim sees it.
+    /// Returns the time of every fault as the victim sees it.
     fn touch_all(&self, handler: &dyn Handler) -> anyhow::Result<Vec<Duration>> {
         let blocks = self.blocks();
         let mut times = Vec::new();
@@ -149,7 +149,7 @@ fn store(handler: &dyn Handler, gfn: Gfn) -> Duration {
     start.elapsed()
 }
 
-/// One handler's figures, us.
+/// Figures of one handler, in microseconds.
 #[derive(Default)]
 struct Figures {
     inside: [Rounds; 2],
@@ -170,10 +170,10 @@ impl Figures {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// Without the privilege for userfaultfd.
+/// The privilege for userfaultfd is missing.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("fault");
@@ -207,7 +207,7 @@ fn rows(report: &mut Report, case: &Case, ebb: &Figures, plain: &Figures) {
     }
 }
 
-/// Whether memory like that of the cases is made of huge pages here.
+/// Whether memory like that of the cases gets huge pages here.
 fn got_huge() -> anyhow::Result<bool> {
     let memory = Bare::new(FrameRange::block(Gfn(0), 10).bytes(), true)?;
     memory.touch();

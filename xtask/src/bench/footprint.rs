@@ -15,42 +15,42 @@ use super::vm::GIB;
 use crate::guard::guard;
 use crate::interrupt;
 
-/// Five times as often as the paper.
+/// Time between two samples: a fifth of the paper's.
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
 
-/// A course as figures of a block have it.
+/// Names of a course's two figures in a block: seconds, and GiB at that time.
 const SECONDS: &str = "footprint-s";
 const GIB_THEN: &str = "footprint-gib";
 
-/// What all of some VMs took together.
+/// Memory that some VMs took together, over time.
 pub struct Footprint {
-    /// Seconds since the beginning, and GiB; in order.
+    /// Seconds since the beginning, and GiB, in order of time.
     points: Vec<(f64, f64)>,
     marks: Vec<(f64, String)>,
 }
 
-/// What goes on while it is taken.
+/// A course that is being recorded.
 pub struct Course {
     began: Instant,
     marks: Mutex<Vec<(f64, String)>>,
 }
 
 impl Course {
-    /// Seconds since the beginning.
+    /// Returns the seconds since the beginning.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Something begins now.
+    /// Marks that something begins now.
     pub fn mark(&self, what: &str) {
         let mark = (self.seconds(), what.to_owned());
         self.marks.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
     }
 
-    /// Lets time pass: what is free goes meanwhile, or stays.
+    /// Waits for some time, in which free memory may be reclaimed.
     ///
     /// # Errors
-    /// The user has had enough.
+    /// The user interrupted.
     pub fn rest(&self, time: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -62,10 +62,11 @@ impl Course {
 }
 
 impl Footprint {
-    /// Of `vms`, and of the daemon that holds them if one does, for as long as `work` takes.
+    /// Records the memory of `vms`, and of the daemon if one manages them, for as long as `work`
+    /// takes.
     ///
     /// # Errors
-    /// As `work`, or one of the VMs is gone.
+    /// Those of `work`, or one of the VMs has ended.
     pub fn during<T>(
         vms: &[&Vm],
         daemon: Option<&Host>,
@@ -86,18 +87,18 @@ impl Footprint {
         Ok((result?, Footprint { points, marks }))
     }
 
-    /// All of it over time.
+    /// Returns the integral of the memory over time, in GiB s.
     pub fn gib_s(&self) -> f64 {
         let steps = self.points.windows(2);
         steps.map(|pair| (pair[1].0 - pair[0].0) * (pair[0].1 + pair[1].1) / 2.0).sum()
     }
 
-    /// The most at any time.
+    /// Returns the most memory at any time.
     pub fn peak_gib(&self) -> f64 {
         self.points.iter().map(|point| point.1).fold(0.0, f64::max)
     }
 
-    /// Adds the course, and the moments at which something began, by names that begin so.
+    /// Adds the course, and the times of all marks under names that begin with `mark`.
     pub fn add_to(&self, figures: &mut Figures, mark: &str) {
         figures.insert(SECONDS.into(), self.points.iter().map(|point| point.0).collect());
         figures.insert(GIB_THEN.into(), self.points.iter().map(|point| point.1).collect());
@@ -107,12 +108,12 @@ impl Footprint {
     }
 }
 
-/// Of the last block, for pictures: seconds and GiB.
+/// Returns seconds and GiB of the last block, for pictures.
 pub fn points(taken: &Taken, name: &str) -> Vec<(f64, f64)> {
     taken.course(name, SECONDS).into_iter().zip(taken.course(name, GIB_THEN)).collect()
 }
 
-/// Of the last block, what began when.
+/// Returns when what began, in the last block.
 pub fn marks(taken: &Taken, name: &str, mark: &str) -> Vec<(f64, String)> {
     let all = taken.courses(name).filter_map(|(figure, times)| {
         Some((*times.first()?, figure.strip_prefix(mark)?.to_owned()))
@@ -128,7 +129,7 @@ fn sample(
 ) -> Vec<(f64, f64)> {
     let mut points = Vec::new();
     loop {
-        // Whoever is done wants the end in it.
+        // The last sample comes after the work, so that the end is included.
         let is_last = done.load(Ordering::Relaxed);
         let own = daemon.map_or(0, Holders::bytes);
         let bytes: u64 = own + vms.iter().map(|vm| vm.host_bytes()).sum::<u64>();

@@ -1,5 +1,5 @@
-//! Compressed memory in front of the swap file, against the swap file alone: pages a
-//! second, both encrypted on disk, in turn.
+//! Compressed memory in front of the swap file, against the swap file alone: pages a second, in
+//! turn, both encrypted on disk.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,14 +15,14 @@ use super::store::noise;
 const BATCHES: usize = 32;
 const BATCH_PAGES: usize = CLUSTER_SLOTS as usize;
 const PAGES: u64 = (BATCHES * BATCH_PAGES) as u64;
-/// Bytes of a page that do not compress; of pages that do not at all: all of them.
+/// Kinds of pages, and how many bytes of each do not compress: in noise, all of them.
 const KINDS: [(&str, usize); 2] = [("pages that lz4 makes a quarter", 1000), ("noise", 4096)];
 const POOL_BYTES: u64 = 64 << 20;
 
-/// Adds its rows; `run` is in memory, `disk` is not.
+/// Adds its rows. `run` is in memory, `disk` is not.
 ///
 /// # Errors
-/// As the file system's.
+/// A file operation fails.
 pub fn measure(report: &mut Report, run: &Path, disk: &Path, rounds: usize) -> anyhow::Result<()> {
     for (kind, noise_bytes) in KINDS {
         let [front_run, alone_run, on_disk] =
@@ -66,7 +66,8 @@ pub fn measure(report: &mut Report, run: &Path, disk: &Path, rounds: usize) -> a
     Ok(())
 }
 
-/// Saved a second, loaded a second, and the median of single loads, us.
+/// Returns pages saved a second, pages loaded a second, and the median of single loads in
+/// microseconds.
 fn turn(store: &dyn Store, pages: &PageBuffer) -> anyhow::Result<[f64; 3]> {
     let (slots, saved) = save(store, pages)?;
     let mut buffer = PageBuffer::new(BATCH_PAGES);
@@ -102,7 +103,7 @@ fn save(store: &dyn Store, pages: &PageBuffer) -> anyhow::Result<(Vec<u64>, f64)
     Ok((slots, rate))
 }
 
-/// Moves all that was compressed to the disk, as the pager does; pages a second.
+/// Moves all compressed pages to the disk, as the pager does. Returns pages a second.
 fn write_back(store: &dyn Store, pages: &PageBuffer) -> anyhow::Result<f64> {
     let (_, _) = save(store, pages)?;
     store.limit_memory(0);
@@ -127,7 +128,7 @@ fn write_back(store: &dyn Store, pages: &PageBuffer) -> anyhow::Result<f64> {
     Ok(rate)
 }
 
-/// Each with so many bytes that do not compress.
+/// Makes pages that each have `noise_bytes` bytes that do not compress.
 fn soft(noise_bytes: usize) -> PageBuffer {
     let mut pages = noise(BATCH_PAGES);
     for page in pages.pages_mut() {

@@ -1,5 +1,5 @@
-//! Who serves faults: Ebb's pager, and a bare handler that does the same to
-//! the memory and nothing else.
+//! Handlers of faults: Ebb's pager, and a bare handler that does the same to the memory and nothing
+//! else.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ use vmtest::Scratch;
 
 use super::bare::Bare;
 
-/// A free block and the frame that holds its metadata.
+/// A free block and the frame with its metadata.
 #[derive(Clone, Copy)]
 pub struct Block {
     pub metadata: Gfn,
@@ -40,22 +40,22 @@ impl Block {
     }
 }
 
-/// Memory whose faults are served, in this process.
+/// Memory whose faults this process serves.
 pub trait Handler {
-    /// Where the victim touches it; its first frame is frame 0.
+    /// Returns the mapping that the victim touches. It begins with frame 0.
     fn victim(&self) -> &Mapping;
 
-    /// Takes the blocks' memory. `watch`: and write-protects their metadata.
+    /// Empties the blocks. With `watch`, also write-protects their metadata.
     ///
     /// # Errors
-    /// As fallocate(2) and ioctl_userfaultfd(2).
+    /// Those of fallocate(2) and ioctl_userfaultfd(2).
     fn empty(&self, blocks: &[Block], watch: bool) -> anyhow::Result<()>;
 
-    /// From the read of an event to the end of what resolves it.
+    /// Returns the times from the read of an event to the end of its resolution.
     fn inside(&self) -> &Latency;
 }
 
-/// A userfaultfd over all of `victim`.
+/// Makes a userfaultfd for all of `victim`.
 fn watched(victim: &Mapping) -> anyhow::Result<(Uffd, HvaRange)> {
     let uffd = Uffd::new().context("userfaultfd: run as root")?;
     uffd.handshake(feature::needed()).context("userfaultfd lacks a feature: see `ebb doctor`")?;
@@ -64,7 +64,7 @@ fn watched(victim: &Mapping) -> anyhow::Result<(Uffd, HvaRange)> {
 
 /// The pager and its fault thread, as `ebbd` has them.
 pub struct Ebb {
-    // Ends before the mapping whose faults it serves goes.
+    // The fault thread must end before the mapping is dropped whose faults it serves.
     _faults: FaultThread,
     _restored: Receiver<Restored>,
     pager: Arc<Pager>,
@@ -72,14 +72,14 @@ pub struct Ebb {
     _directory: Scratch,
 }
 
-/// Looks at a word that is held.
+/// Most attempts to claim a block whose ledger word is locked.
 const ATTEMPTS: usize = 10_000;
 
 impl Ebb {
-    /// Takes hold of the memory.
+    /// Begins to manage the memory.
     ///
     /// # Errors
-    /// Without the privilege, or where the run directory cannot be made.
+    /// The privilege is missing, or the run directory cannot be made.
     pub fn start(memory: Bare, huge: bool) -> anyhow::Result<Ebb> {
         let Bare { file, guest: victim, own: mapping } = memory;
         let directory = run_directory()?;
@@ -113,12 +113,13 @@ impl Ebb {
 }
 
 impl Ebb {
-    /// The pager.
+    /// Returns the pager.
     pub fn pager(&self) -> &Arc<Pager> {
         &self.pager
     }
 
-    /// The fault thread may still hold the word of a fault that it just served.
+    /// Claims and commits a block. The fault thread may still hold the lock of a fault that it has
+    /// just served, so this retries.
     fn take(&self, block: &Block) -> Option<Committed<'_>> {
         (0..ATTEMPTS).find_map(|_| {
             let claim = self.pager.blocks().claim(block.metadata, block.head, block.order).ok()?;
@@ -156,21 +157,21 @@ impl Handler for Ebb {
     }
 }
 
-/// Where `ebbd` keeps its own ledgers: memory, not a disk.
+/// Makes a directory where `ebbd` would keep its ledgers: in memory, not on a disk.
 pub(super) fn run_directory() -> anyhow::Result<Scratch> {
     let (prefix, run) = ("ebb-bench-", Path::new("/run"));
     let made = if run.is_dir() { Scratch::new_in(prefix, run) } else { Scratch::new(prefix) };
     made.context("a directory for the ledger")
 }
 
-/// What resolves a fault of a bare handler.
+/// How a bare handler resolves a fault.
 #[derive(Clone, Copy)]
 pub enum Resolve {
-    /// One zeroed page.
+    /// Maps one zeroed page.
     Zero,
-    /// A populated huge frame, then a wake.
+    /// Populates a huge frame, then wakes.
     Populate,
-    /// The populated block whose metadata is written, then an unprotect.
+    /// Populates the block whose metadata was written, then unprotects.
     Restore { first: Gfn, order: u8 },
 }
 
@@ -188,10 +189,10 @@ struct Shared {
 }
 
 impl Plain {
-    /// Begins to serve.
+    /// Starts to serve faults.
     ///
     /// # Errors
-    /// Without the privilege.
+    /// The privilege is missing.
     pub fn start(memory: Bare, resolve: Resolve) -> anyhow::Result<Plain> {
         let (uffd, range) = watched(&memory.guest)?;
         uffd.register(range, Watch::MissingAndWrite)?;
@@ -258,7 +259,7 @@ impl Shared {
         let offset = fault.address.0 - self.memory.guest.address().0;
         let frame = FrameRange::new(Gpa(offset).gfn(), 1);
         match resolve {
-            // Not asked for by the victim's next store: its protection only.
+            // The victim's next store faults on the protection only.
             _ if fault.write_protected && !matches!(resolve, Resolve::Restore { .. }) => {
                 self.uffd.unprotect(self.range(frame))
             }

@@ -1,20 +1,20 @@
-//! What a daemon and its helpers hold for themselves.
+//! Memory that a daemon and its helpers hold for themselves.
 
 use std::fs;
 
 use vmtest::Host;
 
-/// A daemon's processes.
+/// The processes of a daemon.
 pub struct Holders(Vec<i32>);
 
 impl Holders {
-    /// Those of this host that run now.
+    /// Lists the daemon's processes of this host that run now.
     pub fn of(host: &Host) -> Holders {
         Holders(host.holders())
     }
 
-    /// Anonymous memory and page tables of all of them: what they map of guests is the guests' own.
-    /// One that has ended holds nothing.
+    /// Returns anonymous memory and page tables of all the processes, in bytes. What they map of
+    /// guests belongs to the guests. A process that has ended counts as zero.
     pub fn bytes(&self) -> u64 {
         let status = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/status"));
         self.0.iter().map(|pid| of_status(&status(pid).unwrap_or_default())).sum()

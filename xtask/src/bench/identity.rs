@@ -1,4 +1,4 @@
-//! What a figure was taken of, and on: results of unlike ones do not go together.
+//! What was measured, and on which machine. Results with different identities must not be mixed.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::Debug;
@@ -14,10 +14,11 @@ use vmtest::assets;
 
 use crate::cargo;
 
-/// Of kernels that guests may have.
+/// Kernels that guests may have.
 const GUESTS: [&str; 4] = ["6.1-cloud", "6.12", "llfree", "buddy"];
 
-/// All but documents, as `git` is told: a commit of results leaves earlier results valid.
+/// Arguments of `git` for all files but documents, so that a commit of results leaves earlier
+/// results valid.
 const SOURCES: [&str; 4] = ["--", ".", ":!docs", ":!*.md"];
 
 /// A machine.
@@ -27,7 +28,7 @@ pub struct Machine {
     pub kernel: String,
     pub cores: usize,
     pub memory_gib: u64,
-    /// Of guests.
+    /// Accelerator of the guests: KVM or TCG.
     pub accelerator: String,
 }
 
@@ -37,13 +38,13 @@ pub struct Identity {
     pub commit: String,
     pub machine: Machine,
     pub qemu: String,
-    /// A digest of the programs and of what guests boot: a tree that was changed has the same commit.
+    /// Digest of the programs and of what guests boot, because a changed tree has the same commit.
     pub programs: String,
     pub quick: bool,
 }
 
 impl Identity {
-    /// Of what is here.
+    /// Returns the identity of this build on this machine.
     pub fn here(quick: bool) -> Identity {
         let machine = Machine {
             cpu: cpu_model(),
@@ -55,7 +56,8 @@ impl Identity {
         Identity { commit: commit(), machine, qemu: qemu(), programs: programs(), quick }
     }
 
-    /// What another one has that this has not, in a few words; none: they are the same.
+    /// Says in a few words how another identity differs from this one, or returns `None` if they
+    /// are the same.
     pub fn difference(&self, other: &Identity) -> Option<String> {
         let of = |what: &str, one: &dyn Debug, than: &dyn Debug| {
             Some(format!("other {what} ({one:?}, not {than:?})"))
@@ -72,7 +74,7 @@ impl Identity {
         }
     }
 
-    /// Of nothing.
+    /// Returns an identity for tests.
     #[cfg(test)]
     pub fn of_test() -> Identity {
         let [cpu, kernel, accelerator] = ["a CPU", "6.18", "TCG"].map(String::from);
@@ -88,7 +90,8 @@ fn cpu_model() -> String {
     model.map_or_else(|| "unknown CPU".into(), |(_, model)| model.to_owned())
 }
 
-/// To the nearest: the kernel keeps some of it, which changes.
+/// Returns the machine's memory in GiB, rounded to the nearest, because the kernel keeps a varying
+/// part.
 fn memory_gib() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
@@ -96,7 +99,7 @@ fn memory_gib() -> u64 {
     (kib.unwrap_or(0) + (1 << 19)) >> 20
 }
 
-/// As the daemon chooses.
+/// Returns the accelerator that the daemon would choose.
 fn accelerator() -> &'static str {
     match kvm::probe() {
         Verdict::Hardware => "KVM",
@@ -111,7 +114,7 @@ fn qemu() -> String {
     if line.is_empty() { "unknown".into() } else { line }
 }
 
-/// The last commit that changed [`SOURCES`], with a `+` where these are not as committed.
+/// Returns the last commit that changed [`SOURCES`], with a `+` if they have uncommitted changes.
 fn commit() -> String {
     let git = |words: &[&str]| {
         let output =
@@ -131,19 +134,19 @@ fn commit() -> String {
 fn programs() -> String {
     let me = std::env::current_exe().unwrap_or_default();
     let beside = || me.parent().map(Path::to_owned).unwrap_or_default();
-    // Not every benchmark has to do with them: they may be not built.
+    // Some benchmarks do not need these files, so any may be missing.
     let programs = std::env::var_os("EBB_BIN_DIR").map_or_else(beside, PathBuf::from);
     let own = [programs.join("ebb"), programs.join("ebbd"), me].into_iter();
     let kernels = GUESTS.iter().filter_map(|label| assets::kernel(label).ok());
     let booted = kernels.flat_map(|kernel| [kernel.vmlinuz, kernel.initrd]);
     let mut hasher = DefaultHasher::new();
     own.chain(booted).for_each(|path| digest(&path, &mut hasher));
-    // Its name has a digest.
+    // The file's name contains a digest.
     hasher.write(assets::userland().unwrap_or_default().as_os_str().as_encoded_bytes());
     format!("{:016x}", hasher.finish())
 }
 
-/// What is not there counts as such.
+/// Adds a file to the digest. A missing file counts as missing.
 fn digest(path: &Path, hasher: &mut DefaultHasher) {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));

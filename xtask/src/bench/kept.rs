@@ -1,4 +1,4 @@
-//! What is finished of a long benchmark, so that one that was interrupted goes on: a file with a
+//! The finished parts of a long benchmark, so that an interrupted one can continue: a file with a
 //! line for each block.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::identity::Identity;
 use super::session::Session;
 
-/// Of one VM, or of VMs that ran together: by name, as often as it was taken.
+/// Figures of one VM, or of VMs that ran together: all values of each name, in the order in which
+/// they were taken.
 pub type Figures = BTreeMap<String, Vec<f64>>;
 
 /// Adds a figure.
@@ -20,26 +21,26 @@ pub fn add(figures: &mut Figures, name: &str, figure: f64) {
     figures.entry(name.to_owned()).or_default().push(figure);
 }
 
-/// What became of a side in a block.
+/// Outcome of a side in a block.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     Figures(Figures),
-    /// Why.
+    /// The reason of the failure.
     Failed(String),
 }
 
-/// All sides in turn, or those of them that were taken so far.
+/// One turn of all sides, or of those that were taken so far.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct Block {
-    /// Which.
+    /// Case and number of the block.
     pub key: String,
-    /// Sides in the order in which they were taken, by name.
+    /// Name and outcome of each side, in the order in which they were taken.
     pub sides: Vec<(String, Outcome)>,
 }
 
 impl Block {
-    /// Why a side failed, if it did.
+    /// Returns why a side failed, if it did.
     pub fn failed(&self, name: &str) -> Option<&str> {
         match self.outcome(name)? {
             Outcome::Failed(why) => Some(why),
@@ -47,7 +48,7 @@ impl Block {
         }
     }
 
-    /// Of a side that came to its end.
+    /// Returns the figures of a side that succeeded.
     pub fn figures(&self, name: &str) -> Option<&Figures> {
         match self.outcome(name)? {
             Outcome::Figures(figures) => Some(figures),
@@ -55,18 +56,18 @@ impl Block {
         }
     }
 
-    /// None: the side was not taken yet.
+    /// Returns the outcome of a side, or `None` if the side was not taken yet.
     pub fn outcome(&self, name: &str) -> Option<&Outcome> {
         self.sides.iter().find(|(side, _)| side == name).map(|(_, outcome)| outcome)
     }
 
-    /// Whether it has no other sides than these; some may be missing.
+    /// Whether the block has no other sides than these. Some may be missing.
     pub fn is_of(&self, names: &[String]) -> bool {
         self.sides.iter().all(|(side, _)| names.contains(side))
     }
 }
 
-/// What all blocks of a file were taken of.
+/// First line of the file: what all its blocks were taken of.
 #[derive(PartialEq, Serialize, Deserialize)]
 struct Head {
     identity: Identity,
@@ -76,24 +77,24 @@ struct Head {
 /// A benchmark's file.
 pub struct Kept {
     path: PathBuf,
-    /// Of the order of sides: the one that it was begun with.
+    /// Seed of the order of sides, with which the file was begun.
     pub seed: u64,
     blocks: Vec<Block>,
 }
 
 impl Kept {
-    /// Opens the file of this name. What is there is gone on with where that is asked for. Else it
-    /// begins anew, and what was there gets another name.
+    /// Opens the file of this name. If the session resumes, it continues with the content.
+    /// Otherwise it begins a new file, and renames the old one.
     ///
     /// # Errors
-    /// What is to be gone on with is of another build, machine or form, or the file system's.
+    /// The content to continue is of another build, machine or form, or those of the file system.
     pub fn open(session: &Session, name: &str) -> anyhow::Result<Kept> {
         let path = session.directory.join(format!("{name}.blocks"));
         let goes_on = session.goes_on(name);
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         let head: Option<Head> = lines.next().and_then(|line| serde_json::from_str(line).ok());
-        // A last line that was cut off is none.
+        // A last line that was cut off is ignored.
         let there: Vec<Block> = lines.map_while(|line| serde_json::from_str(line).ok()).collect();
         let other = match &head {
             Some(head) => head.identity.difference(&session.identity),
@@ -132,15 +133,15 @@ impl Kept {
         Ok(kept)
     }
 
-    /// A block that is there already: the last of this key, should it have been taken again.
+    /// Returns a kept block. If the key was taken again, it is the last one.
     pub fn get(&self, key: &str) -> Option<&Block> {
         self.blocks.iter().rev().find(|block| block.key == key)
     }
 
-    /// Keeps another one.
+    /// Keeps another block.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn put(&mut self, block: Block) -> anyhow::Result<()> {
         let line = serde_json::to_string(&block)? + "\n";
         let mut file = File::options().append(true).open(&self.path)?;
@@ -151,11 +152,11 @@ impl Kept {
     }
 }
 
-/// Gives a file a name that no other has; which.
+/// Renames a file to a name that no other file has. Returns that name.
 fn set_aside(path: &Path) -> anyhow::Result<PathBuf> {
     for number in 1_u32.. {
         let aside = path.with_extension(format!("blocks.{number}"));
-        // Unlike rename(2) it takes no file's place.
+        // Unlike rename(2), this replaces no file.
         match fs::hard_link(path, &aside) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error).with_context(|| aside.display().to_string()),
@@ -191,7 +192,7 @@ mod tests {
         let mut kept = Kept::open(&session(directory.path(), true, 1), "x").unwrap();
         kept.put(block("a")).unwrap();
         kept.put(block("b")).unwrap();
-        // Torn by a power cut.
+        // A power cut tears the last line.
         let mut file = File::options().append(true).open(&kept.path).unwrap();
         file.write_all(b"{\"key\":\"c\",\"sid").unwrap();
         let mut again = Kept::open(&session(directory.path(), true, 2), "x").unwrap();
@@ -216,7 +217,7 @@ mod tests {
             let before = fs::read(&path).unwrap();
             let mut anew = Kept::open(&session(directory.path(), false, 2), "x").unwrap();
             assert!(anew.get("a").is_none());
-            // What took hours is there still.
+            // The results of hours are still there.
             assert_eq!(fs::read(path.with_extension(format!("blocks.{number}"))).unwrap(), before);
             anew.put(block("b")).unwrap();
         }

@@ -1,5 +1,5 @@
-//! The shared allocator, in Rust and in C: nanoseconds a call, against one
-//! compare-and-swap of the same processor in the same run.
+//! The shared allocator, in Rust and in C: nanoseconds a call, against one compare-and-swap of the
+//! same processor in the same run.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -20,20 +20,20 @@ use super::session::Session;
 
 const ZONE_FRAMES: u64 = 1 << 20;
 const THREADS: usize = 2;
-/// What each thread takes in bulk: together all but a quarter of the zone, so
+/// Frames that each thread gets in bulk. All threads together get all but a quarter of the zone, so
 /// that they need not search for the last frames.
 const THREAD_FRAMES: u64 = ZONE_FRAMES * 3 / 8;
-/// Calls that one figure comes from, at least.
+/// Least number of calls for one figure.
 const CALLS: usize = 1 << 18;
 /// Calls that are timed together.
 const SAMPLE_CALLS: usize = 256;
-/// Samples that took so many times the middle one's time do not count.
+/// Factor above the median at which a sample does not count, because the processor was taken away.
 const TAKEN_AWAY: f64 = 4.0;
 
-/// Two languages, two numbers of threads, three ways.
+/// Runs two languages, two numbers of threads, and three ways.
 ///
 /// # Errors
-/// As the region's memory, or an allocator that fails.
+/// Those of the region's memory, or an allocator fails.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("llfree");
@@ -102,7 +102,7 @@ fn each_case() -> impl Iterator<Item = Case> {
 }
 
 impl Case {
-    /// What one thread may need, in compare-and-swaps.
+    /// Returns how many compare-and-swaps one thread may need for a get and for a put.
     fn goals(&self) -> [f64; 2] {
         if self.order == 0 { [4.0, 3.4] } else { [6.0, 2.6] }
     }
@@ -132,8 +132,8 @@ impl Case {
         }
     }
 
-    /// Nanoseconds a get and a put, the mean of the threads; for
-    /// [`Way::Repeat`] of both together.
+    /// Returns nanoseconds for a get and for a put, the mean of the threads. For [`Way::Repeat`],
+    /// they are of both together.
     fn measure(&self) -> anyhow::Result<[f64; 2]> {
         let region = Region::new(ZONE_FRAMES, THREADS as u32)?;
         match self.language {
@@ -193,7 +193,7 @@ impl<A: Allocator> Worker<'_, A> {
 
     fn bulk(&self, [gets, puts]: &mut [Samples; 2]) -> Result<(), Error> {
         let mut blocks = vec![0; self.blocks()];
-        // Nobody has touched the words before.
+        // The first pass is not measured, because nobody has touched the words before.
         self.fill(&mut blocks, &mut Samples::default())?;
         self.empty(&blocks, &mut Samples::default())?;
         for _ in 0..CALLS.div_ceil(blocks.len()) {
@@ -224,7 +224,7 @@ impl<A: Allocator> Worker<'_, A> {
         self.zone.get(self.order, Kind::Movable, self.core)
     }
 
-    /// While the other threads do the same.
+    /// Gets blocks, while the other threads do the same.
     fn fill(&self, blocks: &mut [u64], samples: &mut Samples) -> Result<(), Error> {
         self.together.wait();
         samples.time(blocks.len(), |index| {
@@ -239,7 +239,7 @@ impl<A: Allocator> Worker<'_, A> {
     }
 }
 
-/// Nanoseconds a call, of each few calls together.
+/// Nanoseconds a call, one sample for each few calls together.
 #[derive(Default)]
 struct Samples(Vec<f64>);
 
@@ -258,7 +258,7 @@ impl Samples {
         Ok(())
     }
 
-    /// But for those in which the processor was taken away.
+    /// Returns the mean, without samples in which the processor was taken away.
     fn mean(mut self) -> f64 {
         self.0.sort_unstable_by(f64::total_cmp);
         let Some(&median) = self.0.get(self.0.len() / 2) else { return f64::NAN };
@@ -277,11 +277,10 @@ pub(super) fn shuffle(blocks: &mut [u64], seed: &mut u64) {
     }
 }
 
-/// Nanoseconds of one that nobody disturbs.
-/// Nanoseconds that one takes, uncontended, on the first processor.
+/// Returns nanoseconds of one uncontended compare-and-swap, on the first processor.
 ///
 /// # Errors
-/// This thread cannot be kept to it.
+/// This thread cannot be pinned to that processor.
 pub fn compare_and_swap() -> anyhow::Result<f64> {
     let (word, mut samples) = (AtomicU64::new(0), Samples::default());
     let _pinned = Pinned::to(0)?;
@@ -293,7 +292,7 @@ pub fn compare_and_swap() -> anyhow::Result<f64> {
     Ok(samples.mean())
 }
 
-/// This thread keeps to one processor until this is dropped.
+/// Keeps this thread on one processor until this is dropped.
 struct Pinned(CpuSet);
 
 impl Pinned {

@@ -1,4 +1,4 @@
-//! What the daemon itself holds for a VM.
+//! Memory that the daemon itself holds for a VM.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,19 +12,19 @@ use super::row::Row;
 use super::session::Session;
 use super::vm as vms;
 
-/// Held by the daemon and the process of a VM, if there is one, KiB.
+/// Memory of the daemon and of the VM's process, if there is one, in KiB.
 #[derive(Clone, Copy, Default)]
 struct Held {
-    /// Its own heap and stacks.
+    /// Their heaps and stacks.
     anonymous: f64,
-    /// Page tables: it maps the guest's memory.
+    /// Page tables, because they map the guest's memory.
     tables: f64,
     /// The ledger's blocks, in the run directory.
     ledger: f64,
 }
 
 impl Held {
-    /// What the daemon of this host holds now.
+    /// Measures what the daemon of this host holds now.
     fn now(host: &Host, vm: Option<&Vm>) -> anyhow::Result<Held> {
         let pids = host.ebbds();
         let ledger = match vm {
@@ -54,10 +54,10 @@ fn kib(pid: i32, file: &str, key: &str) -> anyhow::Result<f64> {
     number.with_context(|| format!("{path} has no {key}"))
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// Where `/proc` does not tell.
+/// `/proc` does not tell.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("memory");
@@ -80,15 +80,15 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
 
 #[derive(Default)]
 struct Figures {
-    /// Without any VM.
+    /// The daemon without any VM.
     alone: Rounds,
     all: Rounds,
     anonymous: Rounds,
     tables: Rounds,
     ledger: Rounds,
-    /// What QEMU's page tables grew by.
+    /// Growth of QEMU's page tables.
     qemu: Rounds,
-    /// The daemon's own memory grows by, for each GiB that an eviction saves.
+    /// Growth of the daemon's own memory, for each GiB that an eviction saves.
     evicted: Rounds,
 }
 

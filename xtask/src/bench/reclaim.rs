@@ -1,8 +1,8 @@
-//! Taking the memory that a guest has freed, and giving it back: a guest of
-//! 4 GiB fills 3 GiB and frees them.
+//! Reclaiming the memory that a guest has freed, and giving it back: a guest of 4 GiB fills 3 GiB
+//! and frees them.
 //!
-//! Memory that the guest fills again is to come from memory that was in use just
-//! before, as the bare system calls' does: see [`feeding`].
+//! When the guest fills memory again, that memory should have been in use just before, as with the
+//! bare system calls: see [`feeding`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,22 +24,22 @@ use crate::interrupt;
 const FREE: &str = "free a";
 const RECLAIM_LIMIT: f64 = 2.0;
 const RETURN_LIMIT: f64 = 1.5;
-/// 50 times as fast.
+/// Goal against the balloon: 50 times as fast.
 const BALLOON_LIMIT: f64 = 0.02;
-/// So much is let go before the VM asks for it.
+/// Bytes of stock that are released before the VM asks for them.
 const AHEAD_BYTES: u64 = 32 << 20;
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// What a guest with a balloon in it keeps.
+/// Bytes that a guest with a balloon keeps.
 const BALLOON_KEEPS_BYTES: u64 = 128 << 20;
-/// A balloon that has not given as much by then never will.
+/// Longest wait for a balloon. One that has not given the memory by then never will.
 const BALLOON_DEADLINE: Duration = Duration::from_secs(120);
 
-/// How large, how often.
+/// Sizes and numbers of rounds.
 struct Scale {
     guest_gib: u64,
     fill: &'static str,
     rounds: usize,
-    /// Rounds against what QEMU has.
+    /// Rounds against QEMU's own means.
     qemu_rounds: usize,
 }
 
@@ -63,10 +63,10 @@ impl Setting {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// Where no memory can be had.
+/// There is not enough memory.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("reclaim");
@@ -114,7 +114,7 @@ fn measure(
     Ok(())
 }
 
-/// Times per 2 MiB in us, and in s for whole commands.
+/// Times per 2 MiB in microseconds, and of whole commands in seconds.
 #[derive(Default)]
 struct Figures {
     saved_gib: Rounds,
@@ -133,7 +133,7 @@ struct Figures {
     resident_fill_s: Rounds,
 }
 
-/// The guest's memory is free and all there, before and after.
+/// Runs a round. The guest's memory is free and resident, before and after.
 fn round(vm: &Vm, setting: Setting, scale: &Scale, figures: &mut Figures) -> anyhow::Result<()> {
     let confined = together(vm)?;
     let kernel_before = cpu::in_kernel(vm.pid());
@@ -167,14 +167,14 @@ fn round(vm: &Vm, setting: Setting, scale: &Scale, figures: &mut Figures) -> any
     Ok(())
 }
 
-/// What gives memory and what takes it, on one processor.
+/// Confines the processes that release and take memory to one processor.
 fn together(vm: &Vm) -> anyhow::Result<cpu::Together> {
     let me = std::process::id() as i32;
     Ok(cpu::Together::new(&[me, vm.pid(), vms::server(vm.host())?])?)
 }
 
-/// While the VM takes memory, lets go of as much of `stock`, just before: memory
-/// that lies free for long may be gone from under this machine.
+/// While the VM takes memory, releases as much of `stock` just before: memory that stays free for
+/// long may be reclaimed from this machine.
 fn feeding<T>(stock: &Bare, vm: &Vm, work: impl FnOnce() -> T) -> anyhow::Result<T> {
     let done = AtomicBool::new(false);
     let feed = || {
@@ -199,7 +199,7 @@ fn feeding<T>(stock: &Bare, vm: &Vm, work: impl FnOnce() -> T) -> anyhow::Result
     })
 }
 
-/// Takes what is free; what the host got of it.
+/// Reclaims free memory. Returns how much of it the host got.
 fn take(vm: &Vm, figures: &mut Figures) -> u64 {
     let before = vm.host_bytes();
     let start = Instant::now();
@@ -215,8 +215,8 @@ fn take(vm: &Vm, figures: &mut Figures) -> u64 {
     saved
 }
 
-/// Of a daemon whose counts began just before the memory was taken: the median
-/// fault's time, for 2 MiB of the mean block that a fault brought back.
+/// Returns the median fault's time for 2 MiB of the mean restored block, in microseconds. The
+/// daemon's counters must have begun just before the memory was reclaimed.
 fn restore_us(status: &VmStatus) -> f64 {
     let blocks = status.faults.metadata as f64;
     let huge_frames = status.returned_total_bytes as f64 / HUGE_BYTES as f64;
@@ -271,7 +271,7 @@ impl Figures {
     }
 }
 
-/// The same saving by what QEMU has.
+/// Compares with the same saving by QEMU's own means.
 fn against_qemu(
     report: &mut Report,
     vm: &Vm,
@@ -303,8 +303,8 @@ fn against_qemu(
     Ok(())
 }
 
-/// A VM with memory of the same kind that nobody holds, whose guest reports its
-/// free pages.
+/// Starts a VM with memory of the same kind that nobody manages, and whose guest reports its free
+/// pages.
 fn let_go(setting: Setting, scale: &Scale) -> Vm {
     let device = "-device virtio-balloon-pci,free-page-reporting=on";
     let wanted = guest(scale.guest_gib).backing(setting.backing).qemu_args(device);
@@ -316,15 +316,15 @@ fn let_go(setting: Setting, scale: &Scale) -> Vm {
 #[derive(Default)]
 struct Qemu {
     whole_s: Rounds,
-    /// QEMU's time in the kernel: which of its threads serves a device depends on
-    /// the accelerator.
+    /// QEMU's time in the kernel. It covers all threads, because the accelerator determines which
+    /// of them serves a device.
     host_s: Rounds,
     got_gib: Rounds,
     wanted_gib: f64,
 }
 
 impl Qemu {
-    /// From `begin` until the host has so much more memory.
+    /// Measures from `begin` until the host has `wanted` more memory.
     fn measure(&mut self, vm: &Vm, wanted: u64, begin: impl FnOnce()) -> anyhow::Result<()> {
         let (before, kernel_before) = (vm.host_bytes(), cpu::in_kernel(vm.pid()));
         let start = Instant::now();

@@ -15,7 +15,7 @@ use crate::plot::{self, Figure};
 const ONE_AFTER_THE_OTHER: &str = "Rounds are one after the other, of one VM or process where nothing \
     else is said: their intervals tell nothing of another one.";
 
-/// All benchmarks' one shape: `docs/benchmarks.md`.
+/// Results of a benchmark, in the form that `docs/benchmarks.md` describes.
 #[derive(Serialize)]
 pub struct Report {
     name: &'static str,
@@ -23,10 +23,10 @@ pub struct Report {
     identity: Option<Identity>,
     date: Option<String>,
     seed: Option<u64>,
-    /// On how it was measured.
+    /// Sentences on how it was measured.
     notes: Vec<String>,
     rows: Vec<Row>,
-    /// Beside the JSON.
+    /// SVG picture, saved beside the JSON.
     #[serde(skip)]
     picture: RefCell<Option<Vec<u8>>>,
 }
@@ -48,26 +48,26 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// A sentence on how it was measured.
+    /// Adds a sentence on how it was measured.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 
-    /// What is said so far.
+    /// Returns the notes so far.
     #[cfg(test)]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Its blocks were begun with another seed than this session's.
+    /// Notes that the blocks were begun with another seed than this session's.
     pub fn seeded(&mut self, seed: u64) {
         self.seed = Some(seed);
     }
 
-    /// A picture of it.
+    /// Draws a picture.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn plot(&self, figure: &Figure) -> anyhow::Result<()> {
         let directory = sweep::scratch()?;
         let path = directory.path().join("figure.svg");
@@ -76,7 +76,7 @@ impl Report {
         Ok(())
     }
 
-    /// It is whole: goals are decided, and it is told what it is of.
+    /// Completes the report: decides the goals, and adds the identity, seed and date.
     pub fn finish(&mut self, session: &Session) {
         if self.seed.is_none() {
             self.note(ONE_AFTER_THE_OTHER);
@@ -105,17 +105,18 @@ impl Report {
         }
     }
 
-    /// Writes JSON and picture; where the JSON is.
+    /// Writes JSON and picture. Returns the path of the JSON.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn save(&self, directory: &Path) -> anyhow::Result<PathBuf> {
         fs::create_dir_all(directory)?;
         if let Some(picture) = &*self.picture.borrow() {
             fs::write(directory.join(format!("{}.svg", self.name)), picture)?;
         }
         let path = directory.join(format!("{}.json", self.name));
-        // Whoever goes on with a campaign takes a whole file for a finished benchmark.
+        // The file is renamed into place, because a later session takes a whole file for a finished
+        // benchmark.
         let new = path.with_extension("json.new");
         fs::write(&new, serde_json::to_vec_pretty(self)?)?;
         fs::rename(&new, &path)?;
@@ -123,14 +124,14 @@ impl Report {
     }
 }
 
-/// As in `2026-11-24`, of the world's time.
+/// Returns today's date in UTC, as in `2026-11-24`.
 fn today() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     date(now.map_or(0, |now| now.as_secs() / 86_400))
 }
 
-/// Of so many days since 1970: years of the Gregorian calendar begin in March here, so that the day
-/// that comes and goes is their last.
+/// Returns the date that is `days` days after 1970-01-01. Years begin in March here, so that a leap
+/// day is their last day.
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

@@ -13,17 +13,17 @@ impl Rounds {
         self.0.push(figure);
     }
 
-    /// The middle one; NaN before the first.
+    /// Returns the median, or NaN of no figures.
     pub fn median(&self) -> f64 {
         stats::median(&self.0)
     }
 
-    /// In the order in which they were taken.
+    /// Returns the figures in the order in which they were taken.
     pub fn figures(&self) -> &[f64] {
         &self.0
     }
 
-    /// None before the first.
+    /// Returns the mean, or `None` of no figures.
     pub fn mean(&self) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.iter().sum::<f64>() / self.0.len() as f64)
     }
@@ -43,14 +43,14 @@ impl FromIterator<f64> for Rounds {
     }
 }
 
-/// The time that `percent` of these did not exceed, us.
+/// Returns the time that `percent` of these do not exceed, in microseconds.
 pub fn percentile_us(times: &mut [Duration], percent: usize) -> f64 {
     times.sort_unstable();
     let rank = (times.len() * percent).div_ceil(100).max(1);
     times.get(rank - 1).map_or(f64::NAN, |&time| us(time))
 }
 
-/// In microseconds.
+/// Returns a time in microseconds.
 pub fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::rounds::Rounds;
 use super::stats::{self, Interval, geometric_mean, median, pick};
 
-/// See `docs/benchmarks.md`.
+/// One row of a benchmark, as `docs/benchmarks.md` describes it.
 #[derive(Serialize)]
 pub struct Row {
     what: String,
@@ -21,19 +21,19 @@ pub struct Row {
     ratio_ci: Option<Interval>,
     rounds: usize,
     undecided: bool,
-    /// `ebb` and `other` with the least and the greatest of their rounds.
+    /// `ebb` and `other`, each with the least and the greatest of its rounds.
     #[serde(skip)]
     shown: [String; 2],
     #[serde(skip)]
     rounds_of: [Rounds; 2],
     #[serde(skip)]
     bounds: Option<Bounds>,
-    /// Ebb failed in so many rounds more.
+    /// Number of further rounds in which Ebb failed.
     #[serde(skip)]
     failed: usize,
 }
 
-/// Between what a figure is to be.
+/// Bounds of a goal, for the ratio or for Ebb's figure.
 #[derive(Clone, Copy)]
 enum Bounds {
     Ratio(Interval),
@@ -70,7 +70,7 @@ impl Row {
         }
     }
 
-    /// Rounds of both sides that have the same number are pairs.
+    /// Compares with another side. Rounds of both sides with the same number are pairs.
     pub fn against(self, against: impl Into<String>, other: &Rounds) -> Row {
         let row = self.beside(against.into(), other);
         let (a, b) = (row.rounds_of[0].figures(), other.figures());
@@ -79,7 +79,8 @@ impl Row {
         Row { ratio: finite(ratio), ratio_ci, ..row }
     }
 
-    /// The same where each round has VMs of its own: the ratio is the geometric mean of the rounds'.
+    /// Does what [`Row::against`] does for rounds that each have their own VMs: the ratio is that
+    /// of the geometric means.
     pub fn against_vms(self, against: impl Into<String>, other: &Rounds) -> Row {
         let row = self.beside(against.into(), other);
         let (a, b) = (row.rounds_of[0].figures(), other.figures());
@@ -88,8 +89,8 @@ impl Row {
         Row { ratio: finite(ratio), ratio_ci, ..row }
     }
 
-    /// Against the best of these, whichever that is: the interval is of Ebb against the best of the
-    /// rounds drawn, so that it has in it that the best was chosen by the same figures.
+    /// Compares with the best of several sides. The interval is of Ebb against the best side of the
+    /// drawn rounds, so it accounts for the fact that the same figures chose the best side.
     pub fn against_best(self, others: &[(String, Rounds)], better: Better) -> Row {
         let of = |figures: &[f64]| geometric_mean(figures);
         let is_better = |one: f64, than: f64| match better {
@@ -126,15 +127,15 @@ impl Row {
         }
     }
 
-    /// It is a count that is the same in every round: one decides.
+    /// Marks the figure as a count that is the same in every round, so that one round decides.
     pub fn exact(self) -> Row {
         let point = |figure: f64| Some([figure, figure]);
         let ratio_ci = self.ratio.and_then(point);
         Row { ebb_ci: point(self.ebb), ratio_ci, ..self }
     }
 
-    /// Ebb failed in so many rounds more than it has figures of: it takes without end there, and
-    /// no goal is met.
+    /// Notes that Ebb failed in `failed` more rounds than it has figures of. Such a round takes for
+    /// ever, so the goal is missed if there is one.
     pub fn failed(self, failed: usize) -> Row {
         let of = self.rounds_of[0].figures().len() + failed;
         let what = match failed {
@@ -144,27 +145,27 @@ impl Row {
         Row { what, failed, ..self }
     }
 
-    /// The ratio is to be no more than this.
+    /// Sets the goal: the ratio must be no more than this.
     pub fn at_most(self, limit: f64) -> Row {
         self.bound(format!("<= {limit:?}"), Bounds::Ratio([f64::NEG_INFINITY, limit]))
     }
 
-    /// The ratio is to be no less than this.
+    /// Sets the goal: the ratio must be no less than this.
     pub fn at_least(self, limit: f64) -> Row {
         self.bound(format!(">= {limit:?}"), Bounds::Ratio([limit, f64::INFINITY]))
     }
 
-    /// The ratio is to be 1, with `off` to either side.
+    /// Sets the goal: the ratio must be 1, with `off` to either side.
     pub fn within(self, off: f64) -> Row {
         self.bound(format!("1 +- {off:?}"), Bounds::Ratio([1.0 - off, 1.0 + off]))
     }
 
-    /// The figure itself is to be no more than this.
+    /// Sets the goal: the figure itself must be no more than this.
     pub fn no_more_than(self, limit: f64) -> Row {
         self.bound(format!("no more than {limit}"), Bounds::Figure([f64::NEG_INFINITY, limit]))
     }
 
-    /// The figure itself is to be no less than this.
+    /// Sets the goal: the figure itself must be no less than this.
     pub fn not_less_than(self, limit: f64) -> Row {
         self.bound(format!("no less than {limit}"), Bounds::Figure([limit, f64::INFINITY]))
     }
@@ -173,7 +174,7 @@ impl Row {
         Row { goal: Some(goal), bounds: Some(bounds), ..self }
     }
 
-    /// Says whether the goal is met; `may_be`: unless nothing can be decided at all.
+    /// Decides whether the goal is met. If `may_be` is false, it stays undecided.
     pub fn decide(&mut self, may_be: bool) {
         let Some(bounds) = self.bounds else { return };
         let (found, [least, most]) = match bounds {
@@ -216,7 +217,7 @@ impl Row {
     }
 }
 
-/// Nothing was measured where it is not finite.
+/// Returns `None` for a ratio that is not finite: then nothing was measured.
 fn finite(ratio: f64) -> Option<f64> {
     Some(ratio).filter(|ratio| ratio.is_finite())
 }
@@ -226,7 +227,8 @@ fn median_interval(rounds: &Rounds) -> Option<Interval> {
     stats::interval(&[figures.len()], |drawn| median(&pick(figures, &drawn[0])))
 }
 
-/// Of as many rounds those with the same number are drawn together; others on their own.
+/// Returns the interval of `of`. If both sides have as many rounds, those with the same number are
+/// drawn together, otherwise each side on its own.
 fn paired(a: &[f64], b: &[f64], of: impl Fn(&[f64], &[f64]) -> f64) -> Option<Interval> {
     if a.len() == b.len() {
         return stats::interval(&[a.len()], |drawn| of(&pick(a, &drawn[0]), &pick(b, &drawn[0])));
@@ -245,7 +247,7 @@ fn with_noise(rounds: &Rounds) -> String {
     }
 }
 
-/// Three digits that count, or all before the point.
+/// Formats a figure with three significant digits, or with all digits before the point.
 pub fn short(figure: f64) -> String {
     if !figure.is_finite() {
         return "-".into();
@@ -319,8 +321,8 @@ mod tests {
         assert_eq!((row.ebb, row.other), (1.0, Some(2.0)));
     }
 
-    /// Two baselines that are the same but for noise: the better one of each draw is better than
-    /// either, and the interval has that in it.
+    /// The two baselines are the same but for noise. The better one of each draw is better than
+    /// either, and the interval accounts for that.
     #[test]
     fn the_best_baseline_is_chosen_in_every_draw() {
         let ebb = rounds(&[1.0; 5]);

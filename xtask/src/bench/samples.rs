@@ -13,46 +13,47 @@ use crate::guard::guard;
 use crate::interrupt;
 use crate::plot::{Panel, Series};
 
-/// Of the guest program, with its unit.
+/// The guest program's loads, each with its unit.
 pub const LOADS: [(&str, &str); 2] = [("stream", "MiB/s"), ("quanta", "steps/125 ms")];
 
-/// Seconds from the beginning, and what the guest managed.
+/// Samples: seconds from the beginning, and what the guest managed.
 type Samples = Vec<(f64, f64)>;
 
 /// What a guest does while it is sampled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Of [`LOADS`].
+    /// Index in [`LOADS`].
     pub index: usize,
     pub threads: u32,
     pub seconds: u64,
 }
 
 impl Load {
-    /// As tables have it.
+    /// Returns the load's name in tables.
     pub fn name(self) -> String {
         format!("{}, {} threads", LOADS[self.index].0, self.threads)
     }
 
-    /// Of a sample.
+    /// Returns the unit of a sample.
     pub fn unit(self) -> &'static str {
         LOADS[self.index].1
     }
 
-    /// Runs it in the guest.
+    /// Runs the load in the guest.
     ///
     /// # Errors
-    /// The guest's answer makes no sense.
+    /// The guest's answer is invalid.
     fn samples(self, vm: &Vm) -> anyhow::Result<Samples> {
         let (load, Load { threads, seconds, .. }) = (LOADS[self.index].0, self);
         let text = vm.guest(&format!("bench {load} {threads} {seconds}"));
         parse(&text).with_context(|| format!("the guest's samples: {text}"))
     }
 
-    /// The same, while `change` runs on a thread of its own, which is told when it began.
+    /// Runs the load while `change` runs on a thread of its own. `change` gets the time of the
+    /// beginning.
     ///
     /// # Errors
-    /// As [`Load::samples`], and as `change`.
+    /// Those of [`Load::samples`], or those of `change`.
     fn samples_while(
         self,
         vm: &Vm,
@@ -68,11 +69,11 @@ impl Load {
     }
 }
 
-/// One load of one VM, without a change and then with one, which runs on a thread of its own: 1st
-/// percentiles, and the course with the change.
+/// Samples one load of one VM, first without a change and then with one, which runs on a thread of
+/// its own. Records the 1st percentiles, and the course with the change.
 ///
 /// # Errors
-/// The guest's answer makes no sense, or as `ready` and `change`.
+/// The guest's answer is invalid, or those of `ready` and `change`.
 pub fn sample(
     figures: &mut Figures,
     load: Load,
@@ -98,7 +99,7 @@ fn changed(load: &str) -> String {
     format!("{load}, changed")
 }
 
-/// A side's speed with a change against that without one, in the same VMs.
+/// Makes a row of a side's speed with a change against that without one, in the same VMs.
 pub fn row(taken: &Taken, side: &str, load: Load) -> Row {
     let name = load.name();
     let of = |figure: &str| taken.rounds(side, figure);
@@ -106,14 +107,14 @@ pub fn row(taken: &Taken, side: &str, load: Load) -> Row {
     row.against_vms("no change", &of(&still(&name)))
 }
 
-/// A side's curve with the change, of the last block.
+/// Returns a side's curve with the change, from the last block.
 pub fn series(taken: &Taken, side: &str, load: Load) -> Series {
     let name = load.name();
     let [x, y] = ["s", "course"].map(|part| taken.course(side, &format!("{name}, {part}")));
     Series { name: side.into(), points: x.into_iter().zip(y).collect(), is_bound: false }
 }
 
-/// The last rounds of one of [`LOADS`], with what happened when.
+/// Makes a panel of the last rounds of one of [`LOADS`], with marks of what happened when.
 pub fn panel(
     index: usize,
     title: String,
@@ -132,7 +133,7 @@ pub fn panel(
 /// Waits, unless somebody interrupts.
 ///
 /// # Errors
-/// Somebody did.
+/// Somebody interrupted.
 pub fn wait_until(moment: Instant) -> anyhow::Result<()> {
     while Instant::now() < moment {
         interrupt::check()?;
@@ -142,7 +143,7 @@ pub fn wait_until(moment: Instant) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `MILLISECONDS:FIGURE ...`.
+/// Parses `MILLISECONDS:FIGURE ...`.
 fn parse(text: &str) -> Option<Samples> {
     let sample = |word: &str| {
         let (ms, figure) = word.split_once(':')?;
@@ -151,7 +152,7 @@ fn parse(text: &str) -> Option<Samples> {
     text.split_whitespace().map(sample).collect()
 }
 
-/// The figure that a hundredth of the samples do not exceed.
+/// Returns the figure that a hundredth of the samples do not exceed.
 fn first_percentile(samples: &[(f64, f64)]) -> f64 {
     let mut figures: Vec<f64> = samples.iter().map(|sample| sample.1).collect();
     figures.sort_unstable_by(f64::total_cmp);

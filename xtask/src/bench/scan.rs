@@ -1,4 +1,4 @@
-//! Reading a guest's page metadata: how long, and what the guest notices.
+//! Reading a guest's page metadata: how long it takes, and what the guest notices.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,34 +22,34 @@ use super::sweep;
 use super::{cpu, vm as vms};
 
 const GUEST_GIB: u64 = 4;
-/// Written before a cold scan: several times what one processor caches.
+/// Bytes written before a cold scan: several times as much as one processor caches.
 const SWEEP_BYTES: usize = 512 << 20;
-/// The guest's own speed is to be no less than this part of its undisturbed one.
+/// Goal: the guest's speed is at least this part of its undisturbed speed.
 const SPEED_LIMIT: f64 = 0.995;
 
 /// What a scan looks at.
 #[derive(Clone, Copy)]
 enum Scan {
-    /// Heads of 2 MiB blocks.
+    /// The heads of 2 MiB blocks.
     Heads,
-    /// Every frame, skipping inside free blocks.
+    /// Every frame, except those inside free blocks.
     Frames,
-    /// Every frame's kind.
+    /// The kind of every frame.
     Kinds,
 }
 
-/// Scans, and what they took in the trial that came before this project, us per
-/// GiB: the least and the greatest, warm and cold.
+/// Scans, and their times in the trial before this project, in microseconds per GiB: least and
+/// greatest, warm and cold.
 const SCANS: [(Scan, &str, [[f64; 2]; 2]); 3] = [
     (Scan::Heads, "heads of 2 MiB blocks", [[1.0, 2.0], [14.0, 17.0]]),
     (Scan::Frames, "every frame", [[14.0, 165.0], [46.0, 335.0]]),
     (Scan::Kinds, "full classification", [[93.0, 378.0], [119.0, 541.0]]),
 ];
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// Where the guest's memory cannot be reached, or its kernel is not trusted.
+/// The guest's memory cannot be accessed, or its kernel is not trusted.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("scan");
@@ -68,7 +68,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// One scan's times and its plain reads', warm and cold, us per GiB.
+/// Times of one scan and of plain reads, warm and cold, in microseconds per GiB.
 #[derive(Default)]
 struct Figures {
     ebb: [Rounds; 2],
@@ -122,7 +122,7 @@ impl Seen {
     }
 }
 
-/// With the guest's processors stopped.
+/// Measures with the guest's processors stopped.
 fn paused(vm: &Vm, rounds: usize) -> anyhow::Result<Vec<Figures>> {
     let seen = Seen::new(vm)?;
     let view = seen.view();
@@ -164,7 +164,7 @@ impl Scan {
         frames
     }
 
-    /// The same bytes with no thought given to them.
+    /// Reads the same bytes without looking at them.
     fn read(self, guest: &Guest, ram: &Ram) -> u64 {
         let runs = guest.memmap().runs().iter();
         let words =
@@ -183,15 +183,15 @@ impl Scan {
     }
 }
 
-/// The guest's own speed while it is scanned each second.
+/// The guest's own speed, while it is scanned each second and while it is not.
 #[derive(Default)]
 struct Speeds {
     on: Rounds,
     off: Rounds,
-    /// For each second of a processor that QEMU got.
+    /// Speed for each second of a processor that QEMU got.
     on_by_cpu: Rounds,
     off_by_cpu: Rounds,
-    /// What the daemon ran for, us each second.
+    /// Time that the daemon ran, in microseconds each second.
     daemon: Rounds,
     daemon_idle: Rounds,
 }
@@ -202,10 +202,10 @@ fn noticed(report: &mut Report, quick: bool) -> anyhow::Result<()> {
     vm.reclaim();
     let (pairs, seconds) = if quick { (6, 3) } else { (30, 4) };
     let mut speeds = Speeds::default();
-    // Not measured: the first of its kind pays for translation.
+    // The first run is not measured, because it pays for translation.
     speed(&vm, seconds);
     for pair in 0..pairs {
-        // On first, then off first: a drift of the machine hits both alike.
+        // The order alternates, so that a drift of the machine affects both alike.
         for on in [pair % 2 == 0, pair % 2 == 1] {
             vm.ebb(if on { "auto on --interval 1s" } else { "auto off" }).ok();
             speeds.measure(&vm, on, seconds)?;

@@ -1,4 +1,4 @@
-//! One call of `cargo xtask bench`: what it is of, and where its results go.
+//! One call of `cargo xtask bench`: what it measures, and where its results go.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,19 +11,19 @@ use serde::Deserialize;
 
 use super::identity::Identity;
 
-/// See [`super::run`].
+/// One call of [`super::run`].
 pub struct Session {
     pub identity: Identity,
-    /// Of the order of sides.
+    /// Seed of the order of sides.
     pub seed: u64,
     pub directory: PathBuf,
-    /// What is finished is not taken again.
+    /// Whether to keep finished results, and not to take them again.
     resume: bool,
-    /// Files of blocks that were opened, and so are of this session.
+    /// Names of the block files that this session has opened.
     opened: RefCell<BTreeSet<String>>,
 }
 
-/// What a finished benchmark's JSON tells of itself.
+/// The part of a finished benchmark's JSON that identifies it.
 #[derive(Deserialize)]
 struct Finished {
     #[serde(flatten)]
@@ -31,7 +31,7 @@ struct Finished {
 }
 
 impl Session {
-    /// Begins; `seed`: none is one at random.
+    /// Begins a session. Without `seed`, a random one is taken.
     ///
     /// # Errors
     /// The directory cannot be made.
@@ -43,22 +43,22 @@ impl Session {
     ) -> anyhow::Result<Session> {
         let say = || directory.display().to_string();
         fs::create_dir_all(&directory).with_context(say)?;
-        // Others may take what lies beside where they run.
+        // The path is made absolute, because others may use it from another directory.
         let directory = directory.canonicalize().with_context(say)?;
         let seed = seed.map_or_else(any_seed, Ok)?;
         Ok(Session { identity, seed, directory, resume, opened: RefCell::default() })
     }
 
-    /// Whether blocks in a file of this name are to be gone on with, which is opened by that.
+    /// Whether to continue the blocks in a file of this name. This counts as opening the file.
     pub fn goes_on(&self, name: &str) -> bool {
         let is_known = !self.opened.borrow_mut().insert(name.to_owned());
         self.resume || is_known
     }
 
-    /// Whether a benchmark is finished and is not to be taken again.
+    /// Whether a benchmark is finished and need not be taken again.
     ///
     /// # Errors
-    /// It is of another build, machine or form, and would be lost.
+    /// The finished result is of another build, machine or form, and would be lost.
     pub fn is_finished(&self, name: &str) -> anyhow::Result<bool> {
         let path = self.directory.join(format!("{name}.json"));
         let finished = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -72,7 +72,7 @@ impl Session {
     }
 }
 
-/// Small enough for every reader of JSON.
+/// Returns a random seed that is small enough for every reader of JSON.
 fn any_seed() -> anyhow::Result<u64> {
     let mut bytes = [0; 4];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -1,7 +1,7 @@
-//! What a VM that brings its memory back again and again costs another one on the same disk.
+//! What a VM that refills its memory again and again costs another VM on the same disk.
 //!
-//! The VMs are memory of this process with a pager each, as `ebbd` has them. The storm touches
-//! more than it may have; the victim touches a page that is elsewhere every 5 ms.
+//! The VMs are memory of this process with a pager each, as `ebbd` has them. The storm touches more
+//! than its limit; the victim touches a non-resident page every 5 ms.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -34,32 +34,32 @@ use super::rounds::{Rounds, percentile_us, us};
 use super::row::Row;
 use super::session::Session;
 
-/// Of the storm's guest, and what it may have of it.
+/// Size of the storm's guest, and its limit.
 const STORM_FRAMES: u64 = (192 << 20) / FRAME_BYTES;
 const STORM_LIMIT_BYTES: u64 = 48 << 20;
-/// Processors of that guest.
+/// Processors of the storm's guest.
 const STORM_VCPUS: u64 = 4;
-/// Frames that it goes through in a row before it jumps.
+/// Frames that it touches in a row before it jumps.
 const STRIDE: u64 = 64;
 const VICTIM_FRAMES: u64 = (64 << 20) / FRAME_BYTES;
-/// Between the victim's frames: none comes with another.
+/// Distance between the victim's frames, so that none is read ahead with another.
 const APART: u64 = 64;
 const PAUSE: Duration = Duration::from_millis(5);
 const REFILL_THREADS: usize = 16;
 const EVICTED_AT_ONCE: u64 = 512;
-/// The storm alone is measured for so long.
+/// Time to measure the storm alone.
 const ALONE: Duration = Duration::from_secs(2);
-/// Of its speed without a budget it is to have this part with one.
+/// Goal: with a budget, the storm has at least this part of its speed without one.
 const SPEED: f64 = 0.95;
 
-/// Of the disk with one head: for each request, and bytes a second.
+/// Disk with one head: time for each request, and bytes a second.
 const SEEK: Duration = Duration::from_millis(2);
 const HEAD_BYTES_S: f64 = 120e6;
 
-/// Who is served by a head, in the order in which they came.
+/// Serves requests one by one, in the order in which they came.
 #[derive(Default)]
 struct Head {
-    /// Came, and served.
+    /// Number of requests that came, and of those that were served.
     counts: Mutex<(u64, u64)>,
     moved: Condvar,
 }
@@ -78,7 +78,7 @@ impl Head {
     }
 }
 
-/// A file on this machine's disk: as it is, or on a disk with one head.
+/// A file on this machine's disk: as it is, or as on a disk with one head.
 struct Place(Disk, Option<Arc<Head>>);
 
 impl Place {
@@ -110,7 +110,7 @@ impl Medium for Place {
 
 /// Memory with its pager.
 struct Vm {
-    // Ends before the mapping whose faults it serves goes.
+    // The threads must end before the mapping is dropped whose faults they serve.
     _threads: (FaultThread, RefillThreads),
     pager: Arc<Pager>,
     guest: Arc<Mapping>,
@@ -152,7 +152,8 @@ impl Vm {
         let refills = RefillThreads::start(&pager, REFILL_THREADS)?;
         let vm =
             Vm { _threads: (faults, refills), pager, guest: Arc::new(guest), frames, _run: run };
-        // In pieces, so that no more of it than needed is in memory.
+        // The memory is filled and evicted in pieces, so that no more of it than needed is
+        // resident.
         for first in (0..frames).step_by(EVICTED_AT_ONCE as usize) {
             (first..first + EVICTED_AT_ONCE).for_each(|frame| write(&vm.guest, frame, frame));
             vm.evict(first)?;
@@ -172,7 +173,7 @@ impl Vm {
     }
 }
 
-/// Half of the page does not compress, and no two pages are alike.
+/// Writes a page of which half does not compress. No two pages are alike.
 fn write(guest: &Mapping, frame: u64, seed: u64) {
     let Some(words) = guest.words(frame * FRAME_BYTES, (FRAME_BYTES / 8) as usize) else { return };
     for (word, at) in words.iter().zip(1..) {
@@ -180,7 +181,7 @@ fn write(guest: &Mapping, frame: u64, seed: u64) {
     }
 }
 
-/// A guest at work, and whoever keeps it below its limit, until it is stopped.
+/// A guest at work, and a thread that keeps it below its limit, until it is stopped.
 struct Storm {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<anyhow::Result<()>>>,
@@ -219,10 +220,10 @@ fn keep_limit(vm: &Vm, _: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Some frames in a row, written, then some elsewhere.
+/// Writes some frames in a row, then some others.
 fn touch(vm: &Vm, number: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     let strides = vm.frames / STRIDE;
-    // A permutation: this prime and the number of strides have no factor in common.
+    // This is a permutation: the prime and the number of strides have no common factor.
     for turn in (0..).take_while(|_| !stop.load(Acquire)) {
         let stride = (turn * STORM_VCPUS + number).wrapping_mul(40_507) % strides;
         for frame in stride * STRIDE..(stride + 1) * STRIDE {
@@ -254,7 +255,7 @@ impl Pair {
         Ok(Pair { storm, victim, seed: 1 })
     }
 
-    /// How long each of the victim's touches takes.
+    /// Measures how long each of the victim's touches takes.
     fn victims_times(&mut self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let mut frames: Vec<u64> = (0..VICTIM_FRAMES).step_by(APART as usize).collect();
         shuffle(&mut frames, &mut self.seed);
@@ -273,12 +274,12 @@ impl Pair {
     }
 }
 
-/// Of one side, a figure a round.
+/// Figures of one side, one each round.
 #[derive(Default)]
 struct Figures {
-    /// The victim's p50 and p99 without a storm, and with one, us.
+    /// The victim's p50 and p99 without a storm and with one, in microseconds.
     victim: [[Rounds; 2]; 2],
-    /// What the storm brings back alone, and beside the victim, MiB/s.
+    /// What the storm refills alone, and beside the victim, in MiB/s.
     storm: [Rounds; 2],
 }
 
@@ -297,7 +298,7 @@ impl Figures {
             self.storm[usize::from(beside)].push(bytes as f64 / seconds / (1 << 20) as f64);
             anyhow::Ok(())
         };
-        // It is at its limit by then, and nobody was read lately.
+        // After this, the storm is at its limit, and no victim was read lately.
         thread::sleep(ALONE / 4);
         let measured = measure(false).and_then(|()| measure(true));
         storm.end().and(measured)
@@ -310,10 +311,10 @@ fn push(rounds: &mut [Rounds; 2], mut times: Vec<Duration>) {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// Without the privilege for userfaultfd, or for loop devices.
+/// The privilege for userfaultfd or for loop devices is missing.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("starve");

@@ -1,18 +1,18 @@
-//! How sure a figure is: intervals of nominally 95 % by the bootstrap.
+//! Confidence of a figure: intervals of nominally 95 % by the bootstrap.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-/// Least and greatest.
+/// Least and greatest value.
 pub type Interval = [f64; 2];
 
 const RESAMPLES: usize = 10_000;
-/// Of fewer nothing is told: of three, all that was found has the truth in it in three of four
-/// cases only.
+/// Fewest rounds with an interval. With three rounds, even the range of all found values contains
+/// the truth in only three of four cases.
 const LEAST: usize = 5;
-/// Every run tells the same of the same figures.
+/// Seed of the bootstrap. It is fixed, so that the same figures always give the same interval.
 const SEED: u64 = 0x00eb_b0eb_b0eb_b0eb;
-/// Of so many orders the most balanced one is taken.
+/// Number of random orders, of which the most balanced one is taken.
 const ORDERS: usize = 64;
 /// Student's t at 97.5 %, from four degrees of freedom on.
 const STUDENT: [f64; 27] = [
@@ -21,7 +21,7 @@ const STUDENT: [f64; 27] = [
     2.042,
 ];
 
-/// Numbers at random, the same for the same seed: `SplitMix64`.
+/// A random number generator, `SplitMix64`: the same seed gives the same numbers.
 pub struct Random(u64);
 
 impl Random {
@@ -36,12 +36,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Less than `count`, which is small against what there is: the bias is not to be seen.
+    /// Returns a number less than `count`. `count` is so small compared with 2^64 that the bias is
+    /// invisible.
     fn below(&mut self, count: usize) -> usize {
         (self.next() % count.max(1) as u64) as usize
     }
 
-    /// Puts them in any order.
+    /// Shuffles the items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
@@ -49,18 +50,19 @@ impl Random {
     }
 }
 
-/// The order of a block's sides: each block has another one.
+/// Returns the random numbers for the order of a block's sides. Each block has its own.
 pub fn order(seed: u64, block: &str) -> Random {
     let mut hasher = DefaultHasher::new();
     (seed, block).hash(&mut hasher);
     Random::new(hasher.finish())
 }
 
-/// The order of a case's sides in its block of this number, from one on: of some at random the one
-/// in which the fewest sides have a place again that they had in an earlier block.
+/// Returns the order of a case's sides in its block number `number`, counted from one. Of some
+/// random orders it is the one in which the fewest sides have a place that they had in an earlier
+/// block.
 pub fn balanced(random: Random, sides: usize, number: usize) -> Vec<usize> {
     let mut random = random;
-    // Of each place and side.
+    // How often each place had each side.
     let mut had = vec![vec![0; sides]; sides];
     let mut best: Vec<usize> = Vec::new();
     for _ in 0..number {
@@ -78,12 +80,13 @@ pub fn balanced(random: Random, sides: usize, number: usize) -> Vec<usize> {
     best
 }
 
-/// The interval of a statistic of sets of so many rounds each, which is told the rounds that were
-/// drawn of each set. What belongs together is one set: its pairs stay pairs.
+/// Returns the interval of a statistic of several sets of rounds, whose sizes are `counts`.
+/// `statistic` gets the numbers of the rounds drawn from each set. Figures that belong together are
+/// one set, so that pairs stay pairs.
 ///
-/// Percentiles of the bootstrap are too narrow for few rounds: they are taken further out, as
-/// Student's t is wider than the normal law. None: there are too few, or an end is no number or
-/// without end, as where a ratio is to nothing.
+/// Percentiles of the bootstrap are too narrow for few rounds, so they are taken further out, as
+/// Student's t is wider than the normal distribution. Returns `None` if there are too few rounds,
+/// or if an end is not a number or not finite, such as a ratio to zero.
 pub fn interval(counts: &[usize], statistic: impl Fn(&[Vec<usize>]) -> f64) -> Option<Interval> {
     let fewest = counts.iter().copied().min().filter(|&count| count >= LEAST)?;
     let mut random = Random::new(SEED);
@@ -105,7 +108,7 @@ pub fn interval(counts: &[usize], statistic: impl Fn(&[Vec<usize>]) -> f64) -> O
         .filter(|ends| ends.iter().all(|end| end.is_finite()))
 }
 
-/// The part of the bootstrap's law beyond either end.
+/// Returns the part of the bootstrap distribution beyond either end.
 fn tail(count: usize) -> f64 {
     let count = count as f64;
     let student = STUDENT.get(count as usize - LEAST).copied();
@@ -113,7 +116,7 @@ fn tail(count: usize) -> f64 {
     upper_normal(student * (count / (count - 1.0)).sqrt())
 }
 
-/// What of the normal law is beyond `z` (Abramowitz and Stegun, 7.1.26).
+/// Returns the part of the normal distribution beyond `z` (Abramowitz and Stegun, 7.1.26).
 fn upper_normal(z: f64) -> f64 {
     let x = z / std::f64::consts::SQRT_2;
     let t = 1.0 / (1.0 + 0.327_591_1 * x);
@@ -122,7 +125,7 @@ fn upper_normal(z: f64) -> f64 {
     sum * (-x * x).exp() / 2.0
 }
 
-/// The middle one; NaN of none.
+/// Returns the median, or NaN of no figures.
 pub fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -134,12 +137,12 @@ pub fn median(figures: &[f64]) -> f64 {
     }
 }
 
-/// NaN of none, and where one is no positive number.
+/// Returns the geometric mean, or NaN if there is no figure, or one is not positive.
 pub fn geometric_mean(figures: &[f64]) -> f64 {
     (figures.iter().map(|figure| figure.ln()).sum::<f64>() / figures.len() as f64).exp()
 }
 
-/// These of the figures, in that order.
+/// Returns the figures at these places, in that order.
 pub fn pick(figures: &[f64], places: &[usize]) -> Vec<f64> {
     places.iter().filter_map(|&place| figures.get(place).copied()).collect()
 }
@@ -165,8 +168,8 @@ mod tests {
         assert!(low < 2.0 && high > 4.0, "{low} {high}");
     }
 
-    /// Of five from a law whose mean is known: nine of ten intervals have it, and percentiles of the
-    /// bootstrap as they are would in eight of ten.
+    /// Draws five figures from a distribution with a known mean. Nine of ten intervals contain the
+    /// mean; unwidened percentiles of the bootstrap would in eight of ten.
     #[test]
     fn an_interval_of_few_has_the_truth_in_it() {
         let mut random = Random::new(7);
@@ -181,7 +184,7 @@ mod tests {
         assert!(hits >= 174, "{hits} of 200");
     }
 
-    /// Sides that go up and down together: their ratio is sure, and only pairs show it.
+    /// Both sides go up and down together: their ratio is certain, and only pairs show that.
     #[test]
     fn pairs_stay_pairs() {
         let other = [1.0, 2.0, 4.0, 8.0, 16.0];

@@ -1,5 +1,5 @@
-//! Saving and loading pages, against the bare calls beneath: the same file
-//! system, the same sizes, in turn.
+//! Saving and loading pages, against the bare calls beneath: in turn, with the same file system and
+//! the same sizes.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -22,16 +22,15 @@ use super::session::Session;
 
 const PAGE_BYTES: u64 = 4096;
 const BATCH_BYTES: u64 = CLUSTER_SLOTS * PAGE_BYTES;
-/// Batches are to move no less than this part of what the bare calls move, where
-/// nothing is encrypted.
+/// Goal: batches move at least this part of what the bare calls move, if nothing is encrypted.
 const BATCH_LIMIT: f64 = 0.8;
-/// Bytes of a page that do not compress, of those that shrink.
+/// Bytes that do not compress, in each page that compresses.
 const NOISE_BYTES: [usize; 3] = [100, 1000, 1700];
 
-/// Runs it, in the target directory: on the disk that the project is on.
+/// Runs the benchmark in the target directory, on the disk of the project.
 ///
 /// # Errors
-/// As the file system's.
+/// A file operation fails.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("store");
@@ -60,7 +59,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
 
 #[derive(Clone, Copy)]
 struct Size {
-    /// Of a MiB each, in a round.
+    /// Batches of a MiB in a round.
     batches: u64,
     rounds: usize,
 }
@@ -71,7 +70,7 @@ impl Size {
     }
 }
 
-/// Ebb's figures, and the bare calls'.
+/// Ebb's figures, and those of the bare calls.
 type Sides = [Rounds; 2];
 
 fn on_disk(
@@ -117,7 +116,7 @@ fn push(sides: &mut Sides, figures: [f64; 2]) {
     sides.iter_mut().zip(figures).for_each(|(rounds, figure)| rounds.push(figure));
 }
 
-/// As the store opens its file.
+/// Opens a file as the store opens its own.
 fn open_bare(path: &Path) -> anyhow::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
@@ -164,7 +163,7 @@ fn read_all(file: &File, size: Size) -> anyhow::Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Slots here and there, the same on both sides.
+/// Returns scattered slots, the same on both sides.
 fn places(size: Size) -> impl Iterator<Item = u64> {
     (0..1000u64).map(move |step| step * 7919 % size.slots())
 }
@@ -242,7 +241,7 @@ fn filled(report: &mut Report, store: &impl Store, size: Size) -> anyhow::Result
     Ok(())
 }
 
-/// A page's save and load, us.
+/// Returns a page's time to save and to load, in microseconds.
 fn compressed(store: &impl Store, pages: &[Page]) -> anyhow::Result<[f64; 2]> {
     let mut slots = Vec::with_capacity(pages.len());
     let start = Instant::now();
@@ -260,7 +259,7 @@ fn compressed(store: &impl Store, pages: &[Page]) -> anyhow::Result<[f64; 2]> {
     Ok([saved, loaded].map(|time| us(time) / pages.len() as f64))
 }
 
-/// The same of the bare library, each page into memory of its own.
+/// Returns the same times for the bare library, each page into memory of its own.
 fn lz4(pages: &[Page], length: &mut usize) -> anyhow::Result<[f64; 2]> {
     const MOST: usize = get_maximum_output_size(PAGE_BYTES as usize);
     let mut outputs = vec![[0; MOST]; pages.len()];
@@ -280,7 +279,7 @@ fn lz4(pages: &[Page], length: &mut usize) -> anyhow::Result<[f64; 2]> {
     Ok([saved, start.elapsed()].map(|time| us(time) / pages.len() as f64))
 }
 
-/// Pages that do not compress.
+/// Returns pages that do not compress.
 pub(super) fn noise(count: usize) -> PageBuffer {
     let (mut pages, mut state) = (PageBuffer::new(count), 0x9e37_79b9_7f4a_7c15u64);
     for byte in pages.pages_mut().as_flattened_mut() {

@@ -1,5 +1,6 @@
-//! What a benchmark left on the host that was killed before it could undo it: the next one does. It
-//! is known by the process that is gone: names of directories and control groups have its number.
+//! Undoes on the host what a killed benchmark could not undo; the next benchmark does that. Names
+//! of directories and control groups contain the process number, which tells that their process has
+//! ended.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,23 +17,24 @@ const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const BOOT_COPY: &str = "boot";
 const SETTINGS: &str = "settings";
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// The kernel takes a process's memory away first, and then its group.
+/// Time between two attempts: the kernel removes a process's memory first, and its group later.
 const TO_END: Duration = Duration::from_millis(100);
 const TRIES: u32 = 100;
 
-/// A directory that is known by this process: who is killed leaves it to the next one.
+/// Makes a directory with this process's number in its name. If this process is killed, the next
+/// benchmark removes it.
 ///
 /// # Errors
-/// As mkdir(2).
+/// Those of mkdir(2).
 pub fn scratch() -> anyhow::Result<Scratch> {
     Ok(Scratch::new(&format!("{PREFIX}{}-", std::process::id()))?)
 }
 
-/// Undoes what is left, and has all settings of the host on record from now on, until the answer
-/// goes.
+/// Undoes what killed benchmarks left. From then on, records all settings of the host until the
+/// result is dropped.
 ///
 /// # Errors
-/// As the file system's. What cannot be undone is only said.
+/// A file operation fails. What cannot be undone is only reported.
 pub fn begin() -> anyhow::Result<Scratch> {
     for directory in left_in(&std::env::temp_dir())? {
         println!("{} was left by a benchmark that was killed: swept", directory.display());
@@ -49,7 +51,7 @@ pub fn begin() -> anyhow::Result<Scratch> {
     Ok(record)
 }
 
-/// The process that a name is of, if it is gone.
+/// Whether a name has the number of a process that has ended.
 fn is_left(name: &str) -> bool {
     let number = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
     let pid = number.and_then(|(number, _)| number.parse::<u32>().ok());
@@ -63,7 +65,7 @@ fn left_in(place: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(entries.map(|entry| entry.path()).filter(is_one).collect())
 }
 
-/// Of each controller.
+/// Returns the groups left by ended processes, of all controllers.
 fn left_groups() -> Vec<PathBuf> {
     let controllers = fs::read_dir(CGROUPS).into_iter().flatten().flatten();
     controllers.flat_map(|controller| left_in(&controller.path()).unwrap_or_default()).collect()
@@ -72,14 +74,14 @@ fn left_groups() -> Vec<PathBuf> {
 fn sweep(directory: &Path) {
     let number = directory.file_name().map(|name| name.to_string_lossy().into_owned());
     let number = number.as_deref().and_then(|name| name.split('-').nth(2)).unwrap_or_default();
-    // QEMU and the daemon hold on to what is below them.
+    // QEMU and the daemon use what is below them, so they end first.
     let of = format!("{PREFIX}{number}-");
     let is_of = |group: &PathBuf| {
         group.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&of))
     };
     left_groups().iter().filter(|group| is_of(group)).for_each(|group| end(group));
     let now = fs::read(BOOT).ok();
-    // Another boot has begun with settings of its own.
+    // Records of an earlier boot are ignored, because this boot began with its own settings.
     let is_of_now = now.is_some() && fs::read(directory.join(BOOT_COPY)).ok() == now;
     let records = if is_of_now { setting::records(&directory.join(SETTINGS)) } else { Vec::new() };
     let loops = loops(directory);
@@ -111,7 +113,7 @@ fn sweep(directory: &Path) {
     }
 }
 
-/// Loop devices on files of a directory, each after those that it stands on.
+/// Returns the loop devices on files of a directory, each after those that it stands on.
 fn loops(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let mut left: Vec<(String, String)> = entries
@@ -136,13 +138,13 @@ fn loops(directory: &Path) -> Vec<String> {
     }
 }
 
-/// Ends what runs in a control group that nobody is the owner of any more.
+/// Ends all processes in a control group that has lost its owner.
 fn end(group: &Path) {
     for _ in 0..TRIES {
         let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
         let pids = text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
         for pid in pids {
-            // It may be gone.
+            // The process may have ended.
             let _ = kill_process(pid, Signal::KILL);
         }
         match fs::remove_dir(group) {
@@ -174,7 +176,7 @@ mod tests {
 
     const VICTIM: &str = "EBB_SWEEP_VICTIM";
 
-    /// Not a test by itself: a benchmark that is killed.
+    /// Is not a test by itself, but a benchmark that is killed.
     #[test]
     fn victim() {
         let Some(setting) = env::var_os(VICTIM) else { return };

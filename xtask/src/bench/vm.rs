@@ -1,4 +1,4 @@
-//! Real VMs with stock kernels, as benchmarks want them.
+//! Real VMs with stock kernels, as benchmarks need them.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use super::report::Report;
 pub const GIB: u64 = 1 << 30;
 const KERNEL: &str = "6.1-cloud";
 
-/// A guest of so many GiB, its backing and mode chosen by Ebb.
+/// Makes a guest of `gib` GiB. Ebb chooses its backing and mode.
 pub fn guest(gib: u64) -> Guest {
     Guest::debian(KERNEL).memory(&format!("{gib}G"))
 }
 
-/// The kinds of memory to measure on: huge pages where the host gives them.
+/// Returns the kinds of memory to measure on: huge pages, too, if the host gives them.
 pub fn backings(report: &mut Report) -> Vec<&'static str> {
     let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let setting = std::fs::read_to_string(path).unwrap_or_default();
@@ -29,7 +29,7 @@ pub fn backings(report: &mut Report) -> Vec<&'static str> {
     }
 }
 
-/// Says what the VM's memory is made of in truth.
+/// Notes what the VM's memory is really made of.
 pub fn note_backing(report: &mut Report, what: &str, vm: &Vm) {
     report.note(format!(
         "{what}: {:.0} % of the {:.1} GiB that QEMU has mapped are huge pages.",
@@ -38,37 +38,37 @@ pub fn note_backing(report: &mut Report, what: &str, vm: &Vm) {
     ));
 }
 
-/// The part of what QEMU has mapped.
+/// Returns how much of what QEMU has mapped is in huge pages, in percent.
 pub fn huge_percent(vm: &Vm) -> f64 {
     let (all, huge) = bare::mapped_bytes(vm.pid());
     100.0 * huge as f64 / all.max(1) as f64
 }
 
-/// Has the guest do something, and how long that took.
+/// Makes the guest do something. Returns how long that took.
 pub fn timed(vm: &Vm, request: &str) -> Duration {
     let start = Instant::now();
     vm.guest(request);
     start.elapsed()
 }
 
-/// Starts a daemon in the place of this one. Its counts begin anew.
+/// Replaces the daemon by a new one, whose counters begin at zero.
 pub fn restart_daemon(vm: &Vm) {
     vm.host().kill9();
     vm.host().start();
     vm.wait_trusted();
 }
 
-/// The process that serves the one VM of a host.
+/// Returns the process that serves the only VM of a host.
 pub fn server(host: &Host) -> anyhow::Result<i32> {
     host.servers().first().copied().ok_or_else(|| anyhow::anyhow!("no VM is served"))
 }
 
-/// Tells the guest's balloon driver how much memory the guest is to have.
+/// Tells the guest's balloon driver how much memory the guest should have.
 pub fn balloon(vm: &Vm, guest_bytes: u64) {
     vm.qmp("balloon", json!({ "value": guest_bytes }));
 }
 
-/// What the guest has now, by its balloon driver.
+/// Returns the guest's current memory, as its balloon driver tells it.
 pub fn balloon_bytes(vm: &Vm) -> u64 {
     vm.qmp("query-balloon", json!({}))["actual"].as_u64().unwrap_or(0)
 }

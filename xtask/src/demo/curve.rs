@@ -1,15 +1,15 @@
-//! Sums over what was measured at uneven times.
+//! Sums over figures that were taken at uneven times.
 
 use std::time::Duration;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// In GiB.
+/// Converts bytes to GiB.
 pub fn gib(bytes: u64) -> f64 {
     bytes as f64 / GIB
 }
 
-/// GiB times seconds under the straight lines from point to point.
+/// Returns GiB times seconds below the straight lines from point to point.
 pub fn gib_seconds(points: &[(Duration, u64)]) -> f64 {
     let piece = |pair: &[(Duration, u64)]| {
         let seconds = pair[1].0.saturating_sub(pair[0].0).as_secs_f64();
@@ -18,7 +18,7 @@ pub fn gib_seconds(points: &[(Duration, u64)]) -> f64 {
     points.windows(2).map(piece).sum()
 }
 
-/// The mean over the time from the first point to the last.
+/// Returns the mean over the time from the first point to the last, in GiB.
 pub fn mean_gib(points: &[(Duration, u64)]) -> f64 {
     match (points.first(), points.last()) {
         (Some(first), Some(last)) if last.0 > first.0 => {
@@ -28,7 +28,7 @@ pub fn mean_gib(points: &[(Duration, u64)]) -> f64 {
     }
 }
 
-/// The largest.
+/// Returns the largest figure, in GiB.
 pub fn peak_gib(points: &[(Duration, u64)]) -> f64 {
     gib(points.iter().map(|point| point.1).max().unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! Whether this host can run the demo, in the words of `ebb doctor`.
+//! Checks whether this host can run the demo, by what `ebb doctor` says.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use ebb_units::Bytes;
 use serde::Deserialize;
 use vmtest::{Host, assets};
 
-/// The VM, QEMU itself and some air.
+/// Memory that the demo needs: for the VM, for QEMU itself, and some to spare.
 const NEEDS: Bytes = Bytes(3 << 30);
 #[derive(Deserialize)]
 struct Report {
@@ -24,10 +24,10 @@ struct Finding {
     mend: Option<String>,
 }
 
-/// What the user should know before it starts.
+/// Checks the host. Returns what the user should know before the demo starts.
 ///
 /// # Errors
-/// It cannot run here: why, and what to do.
+/// The demo cannot run here. The error says why, and what to do.
 ///
 /// # Panics
 /// `ebb` is not built.
@@ -63,7 +63,7 @@ fn small_pages(lack: &Finding, programs: &Path) -> String {
     )
 }
 
-/// Asked of a run directory as the demo's daemon has it, not of the system's.
+/// Runs `ebb doctor` on a run directory like that of the demo's daemon, not on the system's.
 fn doctor() -> anyhow::Result<Report> {
     let ran = Host::new().ebb("doctor --json");
     serde_json::from_str(&ran.stdout)

@@ -1,4 +1,4 @@
-//! One VM from its boot to its end: who works, who measures.
+//! One VM from its boot to its end: the guest works, and the demo measures.
 
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -16,30 +16,31 @@ use crate::interrupt;
 /// Debian's kernel that the guest boots.
 pub const KERNEL: &str = "6.1-cloud";
 const MEMORY: &str = "2G";
-/// The host's memory is measured this often.
+/// Time from one measurement of the host's memory to the next.
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
-/// Ebb is asked this often: each of its rounds is seen, and none delayed.
+/// Time from one question to Ebb to the next: short enough to see each of its rounds, long enough
+/// to delay none.
 const ASK_EBB_EVERY: Duration = Duration::from_millis(450);
 
-/// Who looks after the VM's memory.
+/// Who manages the VM's memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Keeper {
     Nobody,
     Ebb,
 }
 
-/// What one round came to.
+/// Figures of one round.
 pub struct Record {
     pub keeper: Keeper,
     pub vm: VmStatus,
     /// How long the work took, with its rests.
     pub time: Duration,
-    /// Host memory that the guest's RAM took.
+    /// Host memory of the guest's RAM in bytes, by time.
     pub resident: Vec<(Duration, u64)>,
     pub guest: State,
-    /// Of QEMU, during the work.
+    /// Cost of QEMU during the work.
     pub vmm: Usage,
-    /// Of the daemon; it is asked for its status meanwhile.
+    /// Cost of the daemon during the work, with its answers to the demo's questions.
     pub daemon: Usage,
     pub ebb: Option<Rounds>,
 }
@@ -49,7 +50,7 @@ pub struct Rounds {
     pub status: VmStatus,
     pub count: u64,
     pub took: Duration,
-    /// The last round that took something, and when it was seen.
+    /// The last round that reclaimed something, and when the demo saw it.
     pub last: Option<(Duration, ReclaimReport)>,
 }
 
@@ -62,10 +63,10 @@ impl Keeper {
     }
 }
 
-/// Boots a VM, has its guest do the work and measures meanwhile.
+/// Boots a VM, has its guest do the work, and measures meanwhile.
 ///
 /// # Errors
-/// The VM does not start, the guest fails, or the user has had enough.
+/// The VM does not start, the guest fails, or the user interrupts.
 pub fn run(keeper: Keeper, view: &mut View) -> anyhow::Result<Record> {
     let record = guard(|| {
         let host = Host::new();
@@ -74,12 +75,13 @@ pub fn run(keeper: Keeper, view: &mut View) -> anyhow::Result<Record> {
         interrupt::check()?;
         measure(keeper, &vm, status, view)
     });
-    // A terminal's Ctrl-C reaches more than this program: what fails then is no news.
+    // A terminal's Ctrl-C reaches more than this program, so a failure after it is no news.
     interrupt::check()?;
     record
 }
 
-/// Both VMs are started alike: accelerator and backing are the same.
+/// Brings the VM to its keeper. Both VMs are started by Ebb, so that accelerator and backing are
+/// the same.
 fn prepare(keeper: Keeper, vm: &Vm) -> VmStatus {
     let status = vm.wait_trusted();
     match keeper {
@@ -153,7 +155,8 @@ impl Rounds {
         Rounds { status, count: 0, took: Duration::ZERO, last: None }
     }
 
-    /// Times in nanoseconds tell one round from the next.
+    /// Asks Ebb for the VM's status. Rounds differ in their times in nanoseconds, so that two of
+    /// them are told apart.
     fn ask(&mut self, vm: &Vm, now: Duration) -> anyhow::Result<()> {
         let answer = vm.ebb("status --json");
         let status: VmStatus = serde_json::from_str(&answer.stdout)

@@ -1,4 +1,4 @@
-//! Both rounds side by side: as a table and as a picture.
+//! Both rounds side by side, as a table and as a picture.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::curve::{gib, gib_seconds, mean_gib, peak_gib};
 use super::round::{Record, Rounds};
 use crate::plot::{self, Figure, Panel, Series};
 
-/// A line of the table: what it tells, and how to tell it of a round.
+/// A line of the table: its label, and its text for a round.
 type Row = (&'static str, fn(&Record) -> String);
 
 const ROWS: [Row; 20] = [
@@ -58,19 +58,20 @@ fn of_ebb(record: &Record, tell: impl Fn(&Rounds) -> String) -> String {
     record.ebb.as_ref().map_or("-".into(), tell)
 }
 
-/// Held by the host, and of no use to the guest.
+/// Returns the mean memory that the host gives and the guest does not use, in GiB.
 fn idle_gib(record: &Record) -> f64 {
     mean_gib(&record.resident) - mean_gib(&record.guest.used)
 }
 
-/// The host's memory that the guest got by touching its own, for the first time or again.
+/// Returns the host memory that the guest got by touching its own, for the first time or again, in
+/// bytes.
 fn supplied_bytes(record: &Record) -> u64 {
     let ends = record.resident.first().zip(record.resident.last());
     let grown = ends.map_or(0, |(first, last)| last.1.saturating_sub(first.1));
     record.ebb.as_ref().map_or(grown, |ebb| ebb.status.returned_total_bytes)
 }
 
-/// The table.
+/// Returns the table.
 pub fn table(records: &[Record]) -> String {
     let cells =
         |cells: Vec<String>| cells.iter().map(|cell| format!("{cell:>18}")).collect::<String>();
@@ -82,7 +83,7 @@ pub fn table(records: &[Record]) -> String {
     head + &rows.collect::<String>()
 }
 
-/// What it comes to, in a line or two.
+/// Returns the result in a line or two.
 pub fn verdict(without: &Record, with: &Record) -> String {
     let (before, after) = (mean_gib(&without.resident), mean_gib(&with.resident));
     let checked_bytes = without.guest.checked_bytes + with.guest.checked_bytes;
@@ -96,10 +97,10 @@ pub fn verdict(without: &Record, with: &Record) -> String {
     )
 }
 
-/// The picture, in the file at `path`.
+/// Draws the picture into the file at `path`.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub fn draw(path: &Path, records: &[Record]) -> anyhow::Result<()> {
     let panels: Vec<Panel> = records.iter().map(panel).collect();
     plot::draw(

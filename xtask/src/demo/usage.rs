@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-/// Since a process started, or between two looks at it.
+/// Cost of a process since it started, or between two looks at it.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 pub struct Usage {
     /// Page faults, minor and major.
     pub faults: u64,
-    /// Processor time of all its threads, in the kernel too.
+    /// Processor time of all threads, with that in the kernel.
     pub processor: Duration,
-    /// The part of it in the kernel.
+    /// Processor time of all threads in the kernel.
     pub kernel: Duration,
-    /// How long its threads could have run and had no processor.
+    /// Time that threads were ready to run and had no processor.
     pub waited: Duration,
 }
 
 impl Usage {
-    /// Of the process `pid`, since it started.
+    /// Returns the cost of the process `pid` since it started.
     ///
     /// # Errors
     /// There is no such process.
@@ -47,8 +47,8 @@ impl Sub for Usage {
     }
 }
 
-/// `minflt`, `majflt`, `utime` and `stime` of proc_pid_stat(5). The name in
-/// brackets may hold anything: what stands behind it is counted.
+/// Parses `minflt`, `majflt`, `utime` and `stime` of proc_pid_stat(5). The name in brackets may
+/// contain anything, so fields are counted from behind it.
 fn parse(stat: &str, ticks_per_second: u64) -> Option<Usage> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
@@ -59,14 +59,16 @@ fn parse(stat: &str, ticks_per_second: u64) -> Option<Usage> {
     Some(Usage { faults: field(10)? + field(12)?, processor, kernel, waited: Duration::ZERO })
 }
 
-/// Of the threads that live; nothing where the kernel keeps no account of it.
+/// Returns how long the living threads have waited for a processor, or zero if the kernel does not
+/// count that.
 fn waited(pid: i32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let accounts = threads.flat_map(|thread| fs::read_to_string(thread.path().join("schedstat")));
     accounts.flat_map(|account| run_delay(&account)).sum()
 }
 
-/// The second of the three numbers in the kernel's `Documentation/scheduler/sched-stats.rst`.
+/// Parses the second of the three numbers in the kernel's
+/// `Documentation/scheduler/sched-stats.rst`.
 fn run_delay(schedstat: &str) -> Option<Duration> {
     let ns = schedstat.split_whitespace().nth(1)?.parse().ok()?;
     Some(Duration::from_nanos(ns))

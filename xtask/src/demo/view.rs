@@ -1,4 +1,4 @@
-//! A round while it runs: a picture redrawn in place, or a line a second.
+//! Shows a round while it runs: a picture that is redrawn in place, or a line a second.
 
 use std::env;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use super::workload;
 const CHART_COLUMNS: usize = 66;
 const CHART_ROWS: u64 = 12;
 const BAR_COLUMNS: u64 = 40;
-/// What the picture needs.
+/// Columns and rows that the picture needs.
 const SCREEN: (u16, u16) = (80, 26);
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
@@ -28,16 +28,16 @@ const BOLD: &str = "\x1b[1m";
 const RESET: &str = "\x1b[0m";
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Where a round is shown.
+/// Where and how a round is shown.
 pub enum View {
-    /// Drawn so many lines so far.
+    /// A picture in a terminal, with the number of lines drawn so far.
     Screen(usize),
-    /// When the next line is due.
+    /// Lines of text, with the time when the next one is due.
     Lines(Duration),
 }
 
 impl View {
-    /// As standard output is one: a terminal that can be drawn on, or not.
+    /// Returns a picture if standard output is a terminal that can be drawn on, else lines.
     pub fn new() -> View {
         let is_dumb = env::var_os("TERM").is_none_or(|term| term == "dumb");
         let colourless = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -48,7 +48,7 @@ impl View {
         }
     }
 
-    /// Shows how it stands.
+    /// Shows the state of the round.
     pub fn show(&mut self, record: &Record) {
         if record.guest.used.is_empty() {
             return;
@@ -72,7 +72,7 @@ impl View {
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 
-    /// What was shown stays; the next round is shown below it.
+    /// Leaves what was shown. The next round is shown below it.
     pub fn end(&mut self) {
         *self = match self {
             View::Screen(_) => View::Screen(0),
@@ -167,8 +167,8 @@ fn bar(name: &str, colour: &str, bytes: u64, of_bytes: u64) -> String {
     format!("  {name:<14}{colour}{full}{FAINT}{empty}{RESET} {:5.2} GiB\n", gib(bytes))
 }
 
-/// Memory over time: below, what the guest uses; above it, what it has freed and
-/// the host still gives.
+/// Draws memory over time: below, what the guest uses; above it, what it has freed and the host
+/// still gives.
 fn chart(record: &Record) -> String {
     let columns = columns(record);
     let top_gib = gib(record.vm.memory_bytes);
@@ -187,8 +187,8 @@ fn chart(record: &Record) -> String {
     text + &format!("{FAINT}{:>9} └{axis}{RESET}\n{:>11}{key}\n\n", "0", "")
 }
 
-/// Used and resident in eighths of a row for each column; the newest at the right end
-/// once they do not all fit.
+/// Returns used and resident memory of each column, in eighths of a row. Once not all columns fit,
+/// the newest is at the right end.
 fn columns(record: &Record) -> Vec<(u64, u64)> {
     let column = workload::lasts() / (CHART_COLUMNS - 2) as u32;
     let eighths = |bytes: u64| {
@@ -213,7 +213,7 @@ fn cell(row: u64, used: u64, resident: u64) -> String {
     match (used, resident) {
         (0, 0) => " ".into(),
         (0, _) => format!("{RESIDENT}{}{RESET}", EIGHTHS[resident]),
-        // One character has two colours only: the space above shows what most of it is.
+        // A character has only two colours, so the space above shows what most of it is.
         (1..8, _) if resident * 2 > used + 8 => {
             format!("{USED}{RESIDENT_BEHIND}{}{RESET}", EIGHTHS[used])
         }

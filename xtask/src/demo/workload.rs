@@ -1,4 +1,4 @@
-//! What the guest does, the same in every run and at the same times.
+//! What the guest does: the same in every run, at the same times.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -9,18 +9,19 @@ use vmtest::Vm;
 
 use crate::interrupt;
 
-/// What one piece of memory or file takes, as in `fill a 100M`.
+/// Size of one piece of memory or file, as in `fill a 100M`.
 const PIECE: &str = "100M";
 const PIECE_BYTES: u64 = 100 << 20;
-/// A pace that can be followed by eye.
+/// Time from one piece to the next, slow enough to follow by eye.
 const PIECE_EVERY: Duration = Duration::from_millis(350);
-/// The guest is asked this often what it uses while it rests.
+/// Time from one question to the next, while the guest rests, about how much memory it uses.
 const ASK_EVERY: Duration = Duration::from_millis(400);
 
-/// However late the guest is: what becomes of freed memory is what is to be seen.
+/// Shortest rest after a free, also if the guest is late: the demo shows what becomes of freed
+/// memory.
 const REST_AFTER_FREE: Duration = Duration::from_millis(2500);
 
-/// A part of the work: `verb` for pieces `name0`, `name1`, ... and then rest.
+/// A part of the work: `verb` for pieces `name0`, `name1`, ... and then a rest.
 struct Stage {
     label: &'static str,
     verb: &'static str,
@@ -66,59 +67,59 @@ const STAGES: [Stage; 13] = [
     stage("check", ("check", "c", 9), 2),
     stage("free", ("free", "c", 9), 4),
 ];
-/// What was filled first has seen it all.
+/// The last stage checks what was filled first, because that has been there during all stages.
 const LAST: Stage = stage("check", ("check", "kept", 1), 1);
 
-/// How long it all takes where the guest keeps pace.
+/// Returns how long the work takes if the guest keeps pace.
 pub fn lasts() -> Duration {
     STAGES.iter().chain([&LAST]).map(|stage| stage.lasts).sum()
 }
 
-/// What the guest has done so far; the work's own thread writes it.
+/// What the guest has done so far. The thread that does the work writes it.
 pub struct Progress {
     began: Instant,
     memory_bytes: u64,
     state: Mutex<State>,
 }
 
-/// See [`Progress`].
+/// State of a [`Progress`].
 #[derive(Clone, Default)]
 pub struct State {
-    /// When which stage began.
+    /// Start time and label of each stage.
     pub stages: Vec<(Duration, &'static str)>,
-    /// Memory that is not free in the guest, as its kernel says.
+    /// Memory that is not free in the guest by its kernel's figures, in bytes, by time.
     pub used: Vec<(Duration, u64)>,
-    /// Time that the guest was at work.
+    /// Time that the guest has worked.
     pub busy: Duration,
     /// Bytes compared with what had been written.
     pub checked_bytes: u64,
-    /// Those that differed.
+    /// Bytes that differed from what had been written.
     pub wrong_bytes: u64,
 }
 
 impl Progress {
-    /// Nothing done yet, in a guest of `memory_bytes`.
+    /// Begins with nothing done, in a guest of `memory_bytes`.
     pub fn new(memory_bytes: u64) -> Progress {
         Progress { began: Instant::now(), memory_bytes, state: Mutex::default() }
     }
 
-    /// Since the work began.
+    /// Returns the time since the work began.
     pub fn time(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// What there is to tell now.
+    /// Locks and returns the state.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does all of it.
+    /// Does all stages.
     ///
     /// # Errors
-    /// The guest answers nonsense, or the user has had enough.
+    /// The guest's answer has no known form, or the user interrupts.
     ///
     /// # Panics
-    /// The guest does not answer or fails.
+    /// The guest does not answer, or fails.
     pub fn work(&self, vm: &Vm) -> anyhow::Result<()> {
         let mut end = Duration::ZERO;
         for stage in STAGES.iter().chain([&LAST]) {
@@ -143,7 +144,8 @@ impl Progress {
         start
     }
 
-    /// Only what takes memory keeps a pace; the rest is done at once.
+    /// Waits until a piece is due. Only stages that take memory keep a pace; the others do all
+    /// pieces at once.
     fn pace(&self, start: Duration, stage: &Stage, piece: u64) {
         if stage.takes() {
             let due = start + PIECE_EVERY * piece as u32;
@@ -184,7 +186,7 @@ impl Progress {
     }
 }
 
-/// `0`, or `17 first at ...`.
+/// Parses the guest's answer: `0`, or `17 first at ...`.
 fn wrong_bytes(answer: &str) -> anyhow::Result<u64> {
     match answer.split_whitespace().next().map(str::parse) {
         Some(Ok(count)) => Ok(count),

@@ -8,7 +8,7 @@ use super::Causes;
 use super::taken::{Row, Taken};
 use crate::bench::{Interval, short};
 
-/// Where the summary goes.
+/// Line of the template that the summary replaces.
 const PLACE: &str = "<!-- results -->\n";
 const MIXED: &str =
     "These are of several commits or machines: compare no figure of one with another.\n\n";
@@ -20,24 +20,24 @@ pub struct Page<'a> {
     pub template: &'a str,
     pub causes: &'a Causes,
     pub all: &'a [Taken],
-    /// Benchmarks that there are, with a result or without.
+    /// Names of all benchmarks, with a result or without.
     pub names: &'a [String],
-    /// Of several commits or machines.
+    /// Whether the results are of several commits or machines.
     pub is_mixed: bool,
 }
 
 impl Page<'_> {
-    /// The page: each goal in a line, and what is missing.
+    /// Returns the page: a line for each goal, and what is missing.
     ///
     /// # Errors
-    /// The template has no place for results, or a cause is of no row.
+    /// The template has no place for results, or a cause belongs to no row.
     pub fn text(&self) -> anyhow::Result<String> {
         let (before, after) = self.template.split_once(PLACE).context("no place for results")?;
         self.check_causes()?;
         Ok(format!("{before}{}{after}", self.summary()))
     }
 
-    /// A page for each benchmark that has a result: its name, and the text.
+    /// Returns a page for each benchmark that has a result: its name and text.
     pub fn details(&self) -> Vec<(String, String)> {
         self.all.iter().map(|taken| (taken.name.clone(), self.detail(taken))).collect()
     }
@@ -86,7 +86,7 @@ impl Page<'_> {
         text + "\n" + &self.misses()
     }
 
-    /// Where and of what results are, each with the benchmarks of which that is so.
+    /// Returns each origin of results, with the names of the benchmarks from there.
     fn machines(&self) -> Vec<(String, Vec<&str>)> {
         let mut found: Vec<(String, Vec<&str>)> = Vec::new();
         for taken in self.all {
@@ -99,7 +99,8 @@ impl Page<'_> {
         found
     }
 
-    /// A cause that is of nothing is of something that has changed.
+    /// Checks that each cause belongs to a row. One that does not is about something that has
+    /// changed.
     fn check_causes(&self) -> anyhow::Result<()> {
         for taken in self.all {
             for begins in self.causes.get(&taken.name).into_iter().flatten().map(|(row, _)| row) {
@@ -123,7 +124,7 @@ impl Page<'_> {
             let _ = write!(text, "![{name}]({name}.svg)\n\n");
         }
         text += HEAD;
-        // Goals first; what only chose the sides last.
+        // Rows with a goal come first. Rows that only chose the sides come last.
         let rank = |row: &&Row| match (row.goal.is_some(), row.what.starts_with("screening")) {
             (true, _) => 0,
             (_, false) => 1,
@@ -136,13 +137,13 @@ impl Page<'_> {
         }
         text += "\n";
         for note in &taken.notes {
-            // A sentence of a benchmark is a line: nothing in it is to begin anything.
+            // A note is one line, and nothing in it may begin other Markdown.
             let _ = writeln!(text, "- {}", escape(note));
         }
         text
     }
 
-    /// Each cause, with the goals that are not met for it.
+    /// Returns each cause, with the goals that are not met because of it.
     fn misses(&self) -> String {
         let mut causes: Vec<(&str, Vec<String>)> = Vec::new();
         for taken in self.all {
@@ -175,7 +176,7 @@ impl Page<'_> {
     }
 }
 
-/// The machine, and what ran on it.
+/// Describes the origin of results: the machine, what ran on it, the commit and the date.
 fn origin(taken: &Taken) -> String {
     let machine = &taken.identity.machine;
     format!(
@@ -191,7 +192,7 @@ fn origin(taken: &Taken) -> String {
     )
 }
 
-/// What, Ebb's figure, against what, the ratio, rounds, the goal.
+/// Returns the cells of a row: what, Ebb's figure, the other side, the ratio, the rounds, the goal.
 fn cells(row: &Row) -> [String; 6] {
     let unit = if row.unit.is_empty() { String::new() } else { format!(" {}", row.unit) };
     let figure = |figure: Option<f64>, interval: Option<Interval>| match figure {

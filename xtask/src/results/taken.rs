@@ -1,11 +1,11 @@
-//! A benchmark's results, as its JSON has them.
+//! A benchmark's results, as in its JSON.
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use crate::bench::{Identity, Interval};
 
-/// See `docs/benchmarks.md`.
+/// Results of a benchmark. `docs/benchmarks.md` explains them.
 #[derive(Serialize, Deserialize)]
 pub struct Taken {
     pub name: String,
@@ -15,7 +15,7 @@ pub struct Taken {
     pub seed: u64,
     pub notes: Vec<String>,
     pub rows: Vec<Row>,
-    /// There is a picture beside it.
+    /// Whether there is a picture beside the JSON.
     #[serde(skip)]
     pub has_picture: bool,
 }
@@ -24,7 +24,7 @@ pub struct Taken {
 pub struct Row {
     pub what: String,
     pub unit: String,
-    /// Null where nothing was measured.
+    /// Ebb's figure; null if nothing was measured.
     pub ebb: Option<f64>,
     pub other: Option<f64>,
     pub against: Option<String>,
@@ -39,26 +39,26 @@ pub struct Row {
 }
 
 impl Taken {
-    /// Reads it.
+    /// Parses the JSON of a benchmark.
     ///
     /// # Errors
-    /// It has another shape.
+    /// The text has another shape.
     pub fn parse(text: &str) -> serde_json::Result<Taken> {
         serde_json::from_str(text)
     }
 
-    /// As it is kept: with nothing that readers do not know.
+    /// Returns the JSON as it is stored in the documents: only the fields that are read.
     ///
     /// # Errors
-    /// Never, since it has been read.
+    /// None, because the value was parsed from JSON.
     pub fn normal(&self) -> serde_json::Result<String> {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    /// Whether it may stand in the documents.
+    /// Checks that the results may stand in the documents.
     ///
     /// # Errors
-    /// Why not.
+    /// The run was quick, or its tree was not committed.
     pub fn is_result(&self) -> anyhow::Result<()> {
         ensure!(!self.identity.quick, "it is of a quick run");
         let commit = &self.identity.commit;
@@ -72,7 +72,8 @@ mod tests {
     use super::*;
     use crate::bench::tests::written;
 
-    /// What is not there at all, and what is no number: whatever a benchmark writes can be read.
+    /// Whatever a benchmark writes can be read, also missing figures and figures that are no
+    /// number.
     #[test]
     fn rows_without_a_ratio_are_read_again() {
         let cases = [(3.0, 0.0), (0.0, 3.0), (0.0, 0.0), (f64::NAN, 1.0), (1.0, f64::INFINITY)];

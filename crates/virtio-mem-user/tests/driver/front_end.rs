@@ -17,10 +17,10 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Driver, RINGS};
 
-/// Nothing takes so long that is not stuck.
+/// Anything that takes longer is stuck.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A connection, with the queue running.
+/// A connection whose queue runs.
 pub struct FrontEnd {
     protocol: Frontend,
     channel: UnixStream,
@@ -28,7 +28,7 @@ pub struct FrontEnd {
     call: EventFd,
 }
 
-/// A stream as soon as somebody listens.
+/// Connects as soon as somebody listens.
 pub fn stream(socket: &Path) -> UnixStream {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -41,7 +41,7 @@ pub fn stream(socket: &Path) -> UnixStream {
 }
 
 impl FrontEnd {
-    /// Connects and has the queue run.
+    /// Connects and starts the queue.
     pub fn connect(socket: &Path, driver: &Driver) -> FrontEnd {
         let mut protocol = Frontend::from_stream(stream(socket), 1);
         protocol.set_owner().unwrap();
@@ -61,7 +61,7 @@ impl FrontEnd {
         let regions: Vec<_> = regions
             .map(|region| VhostUserMemoryRegionInfo::from_guest_region(region).unwrap())
             .collect();
-        // Not in the order of their addresses.
+        // The order differs from that of the addresses.
         let regions: Vec<_> = regions.into_iter().rev().collect();
         protocol.set_mem_table(&regions).unwrap();
         let new = || EventFd::new(EFD_NONBLOCK).unwrap();
@@ -90,7 +90,7 @@ impl FrontEnd {
         protocol.set_vring_enable(0, true).unwrap();
     }
 
-    /// Tells that there is something in the queue.
+    /// Signals that there is something in the queue.
     pub fn kick(&self) {
         self.kick.write(1).unwrap();
     }
@@ -104,7 +104,7 @@ impl FrontEnd {
         }
     }
 
-    /// Waits until all is answered.
+    /// Waits until all requests are answered.
     pub fn finish(&self, driver: &Driver) {
         self.kick();
         while driver.used() != driver.next {
@@ -112,7 +112,7 @@ impl FrontEnd {
         }
     }
 
-    /// Waits for a notice that the configuration space has changed.
+    /// Waits for a notification that the configuration space has changed.
     pub fn notice(&mut self) {
         let mut bytes = [0; 12];
         self.channel.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -122,13 +122,13 @@ impl FrontEnd {
         assert_eq!((request, flags, length), (2, 1, 0));
     }
 
-    /// Goes, with its device stopped as QEMU does it: what it is told from `change` on, in
-    /// bytes.
+    /// Stops the device as QEMU does, and disconnects. Returns the bytes of all notifications from
+    /// `change` on.
     pub fn stop_and_go(self, change: impl FnOnce()) -> Vec<u8> {
         let FrontEnd { mut protocol, mut channel, .. } = self;
         protocol.set_vring_enable(0, false).unwrap();
         channel.set_nonblocking(true).unwrap();
-        // Its end is still open: this is only what was told before.
+        // The other end is still open, so this reads only earlier notifications.
         let _ = channel.read_to_end(&mut Vec::new());
         change();
         protocol.get_vring_base(0).unwrap();
@@ -139,12 +139,12 @@ impl FrontEnd {
         told
     }
 
-    /// Stops the queue; where it stands.
+    /// Stops the queue. Returns where it stands.
     pub fn stop(&self) -> u16 {
         self.protocol.get_vring_base(0).unwrap() as u16
     }
 
-    /// Usable, plugged and requested bytes.
+    /// Returns usable, plugged and requested bytes.
     pub fn sizes(&mut self) -> [u64; 3] {
         let bytes = self.config(32, 24);
         let (words, _) = bytes.as_chunks::<8>();

@@ -1,5 +1,5 @@
-//! A driver's side of the request queue, and the host's side of the region, in memory of
-//! the test's own.
+//! A driver's side of the request queue, and the host's side of the region, in the test's own
+//! memory.
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub mod front_end;
@@ -16,7 +16,7 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 pub const RAM_BYTES: u64 = 1 << 20;
 pub const RINGS: Rings = Rings { descriptors: 0, available: 0x4000, used: 0x8000, size: 64 };
-/// Requests are written here, one line each, with 16 bytes for the answer behind.
+/// Range of the requests: one line each, with 16 bytes for the answer behind the request.
 const LINES: u64 = 0x1_0000;
 const LINES_END: u64 = 0x8_0000;
 const LINE_BYTES: u64 = 64;
@@ -32,7 +32,7 @@ pub const NACK: u8 = 1;
 pub const BUSY: u8 = 2;
 pub const ERROR: u8 = 3;
 
-/// A piece of memory in a chain: (address, bytes).
+/// A piece of memory in a chain: address and bytes.
 pub type Piece = (u64, u32);
 
 /// The VM's memory: RAM, and the region in a file of its own.
@@ -60,17 +60,17 @@ impl Vm {
         Vm { memory: Arc::new(memory), region }
     }
 
-    /// What the device gives and takes.
+    /// Returns the memory that the device gives and takes.
     pub fn file_memory(&self) -> FileMemory {
         FileMemory::new(self.region.try_clone().unwrap(), 0, &GEOMETRY)
     }
 
-    /// Memory that the region has.
+    /// Returns the bytes of memory that the region has.
     pub fn region_bytes(&self) -> u64 {
         self.region.metadata().unwrap().blocks() * 512
     }
 
-    /// The guest uses a block.
+    /// Makes the guest use a block.
     pub fn touch(&self, block: u64) {
         self.put(GEOMETRY.start.0 + block * BLOCK, &[1; 4096]);
     }
@@ -86,7 +86,7 @@ impl Vm {
     }
 }
 
-/// The driver.
+/// The driver's state.
 pub struct Driver {
     pub vm: Vm,
     pub next: u16,
@@ -99,7 +99,7 @@ impl Driver {
         Driver { vm: Vm::new(), next: 0, descriptor: 0, line: LINES }
     }
 
-    /// Makes a request available; where the answer will be.
+    /// Makes a request available. Returns the address of its answer.
     pub fn prepare(&mut self, request: Request) -> u64 {
         let line = self.new_line();
         self.vm.put(line, &request.to_bytes());
@@ -107,7 +107,7 @@ impl Driver {
         line + ANSWER
     }
 
-    /// A place for a request, with `0xff` where the answer will be.
+    /// Returns a place for a request, with `0xff` where the answer will be.
     pub fn new_line(&mut self) -> u64 {
         let line = self.line;
         self.line = if line + LINE_BYTES >= LINES_END { LINES } else { line + LINE_BYTES };
@@ -115,7 +115,7 @@ impl Driver {
         line
     }
 
-    /// Makes a chain available as it is; its place in the used ring.
+    /// Makes a chain available as it is. Returns its place in the used ring.
     pub fn offer(&mut self, readable: &[Piece], writable: &[Piece]) -> u16 {
         let head = self.descriptor;
         let count = readable.len() + writable.len();
@@ -141,19 +141,19 @@ impl Driver {
         slot
     }
 
-    /// The used index.
+    /// Returns the used index.
     pub fn used(&self) -> u16 {
         u16::from_le_bytes(self.vm.get(RINGS.used + 2))
     }
 
-    /// What the used ring says at a place: (head, bytes written).
+    /// Returns what the used ring says at a place: head and bytes written.
     pub fn used_at(&self, slot: u16) -> (u32, u32) {
         let word =
             u64::from_le_bytes(self.vm.get(RINGS.used + 4 + 8 * u64::from(slot % RINGS.size)));
         (word as u32, (word >> 32) as u32)
     }
 
-    /// The answer at a place.
+    /// Returns the answer at a place.
     pub fn answer(&self, at: u64) -> u8 {
         self.vm.get::<1>(at)[0]
     }

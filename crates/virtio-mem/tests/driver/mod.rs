@@ -1,5 +1,5 @@
-//! A driver, a guest that uses what it was given, and a host that fails and dies when it
-//! is told to. The memory is a real file's.
+//! A driver, a guest that uses its memory, and a host that fails and dies on command. The memory is
+//! that of a real file.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ pub const GEOMETRY: Geometry =
 pub const OPTIONS: Options =
     Options { inaccessible: true, prealloc: true, spare_bytes: 10 * BLOCK };
 
-/// A count of steps; at the last something happens. Negative: never.
+/// A countdown of steps. Something happens at the last one. A negative count means never.
 pub struct Fuse(AtomicI64);
 
 impl Fuse {
@@ -38,14 +38,14 @@ impl Fuse {
     }
 }
 
-/// What outlives the device's process.
+/// The part that outlives the device's process.
 pub struct Host {
     pub file: File,
     saved: Mutex<Saved>,
     pub plug_fails: Fuse,
     pub unplug_fails: Fuse,
     pub keep_fails: Fuse,
-    /// The process dies before or after anything that it does to memory or record.
+    /// Makes the process die before or after one of its changes of memory or record.
     pub dies: Fuse,
     pub notices: AtomicU64,
 }
@@ -67,12 +67,12 @@ impl Host {
         })
     }
 
-    /// Memory that the region has.
+    /// Returns the bytes of memory that the region has.
     pub fn bytes(&self) -> u64 {
         self.file.metadata().unwrap().blocks() * 512
     }
 
-    /// What the record says to be plugged.
+    /// Returns the bytes that the record says are plugged.
     pub fn recorded_bytes(&self) -> u64 {
         self.saved.lock().unwrap().plugged_bytes()
     }
@@ -102,7 +102,7 @@ impl Memory for HostMemory {
     fn unplug(&mut self, frames: FrameRange) -> io::Result<()> {
         self.0.step();
         fails(&self.0.unplug_fails)?;
-        // It may die in the middle.
+        // The process may die in the middle.
         let half = frames.count / 2;
         self.1.unplug(FrameRange::new(frames.start, frames.count - half))?;
         self.0.step();
@@ -122,18 +122,18 @@ impl Record for HostRecord {
     fn keep(&mut self, state: &Saved) -> io::Result<()> {
         self.0.step();
         fails(&self.0.keep_fails)?;
-        // Through its bytes, as a file has it.
+        // The state goes through its bytes, as in a file.
         *self.0.saved.lock().unwrap() = Saved::from_bytes(&state.to_bytes(0)).unwrap().0;
         self.0.step();
         Ok(())
     }
 }
 
-/// A device process, and the guest.
+/// A device process and its guest.
 pub struct Driver {
     pub host: Arc<Host>,
     pub device: Device,
-    /// Blocks that the guest believes to be plugged; it has written to each.
+    /// Blocks that the guest believes to be plugged. It has written to each of them.
     pub believed: BTreeSet<u64>,
 }
 
@@ -176,7 +176,7 @@ impl Driver {
         Driver { host, device, believed: BTreeSet::new() }
     }
 
-    /// With this many blocks requested.
+    /// Makes a driver with `blocks` blocks requested.
     pub fn with(blocks: u64) -> Driver {
         let driver = Driver::new();
         driver.request_blocks(blocks);
@@ -191,7 +191,7 @@ impl Driver {
         self.host.notices.load(SeqCst)
     }
 
-    /// Usable, plugged, requested; in blocks.
+    /// Returns the usable, plugged and requested size, in blocks.
     pub fn blocks(&self) -> [u64; 3] {
         let Sizes { usable_bytes, plugged_bytes, requested_bytes } = self.device.sizes();
         [usable_bytes, plugged_bytes, requested_bytes].map(|bytes| {
@@ -206,7 +206,7 @@ impl Driver {
         response
     }
 
-    /// The guest hears of it, and uses what it has.
+    /// Delivers the answer to the guest, which then uses what it has.
     pub fn learn(&mut self, request: Request, response: Response) {
         if response != Response::Ack {
             return;
@@ -226,7 +226,7 @@ impl Driver {
         }
     }
 
-    /// What must hold whenever no request is on its way.
+    /// Checks what must hold whenever no request is in flight.
     pub fn check(&self) {
         let believed = self.believed.len() as u64;
         let [usable, plugged, requested] = self.blocks();
@@ -249,7 +249,7 @@ impl Driver {
         }
     }
 
-    /// Asks, and the process dies after `steps`. `None`: it did.
+    /// Makes a request; the process dies after `steps` steps. Returns `None` if it did.
     pub fn ask_and_die(&mut self, request: Request, steps: i64) -> Option<Response> {
         self.host.dies.set(steps);
         let result = catch_unwind(AssertUnwindSafe(|| self.device.answer(request)));
@@ -263,13 +263,13 @@ impl Driver {
         }
     }
 
-    /// The next process.
+    /// Starts the next process.
     pub fn restart(&mut self) {
         self.device = start(&self.host).unwrap();
     }
 }
 
-/// What the guest writes into a block.
+/// Returns the byte that the guest writes into a block.
 fn mark(block: u64) -> u8 {
     block as u8 | 0x80
 }

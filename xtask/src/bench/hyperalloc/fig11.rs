@@ -1,5 +1,5 @@
-//! Figures 10 and 11: guests that work again and again and rest in between; three of them, one
-//! behind the other, and what they take together.
+//! Figures 10 and 11: guests that work again and again and rest in between. Three of them start one
+//! behind the other, and the figure is the memory that they take together.
 
 use std::path::Path;
 use std::thread;
@@ -24,21 +24,24 @@ const VMS: u32 = 3;
 
 const NAME: &str = "hyperalloc-fig11";
 
-/// How often each guest works; how long it rests after that; how far apart guests begin.
+/// Size of the benchmark.
 struct Scale {
+    /// How often each guest works.
     works: u32,
+    /// Rest of a guest after each work.
     rest: Duration,
+    /// Time from the beginning of one guest to that of the next.
     apart: Duration,
 }
 
-// A guest begins about when the one before has compiled: their peaks lie apart, and one that
-// works has the processors for itself.
+// A guest begins about when the one before has compiled. So their peaks are apart, and a working
+// guest has the processors for itself.
 const FULL: Scale =
     Scale { works: 2, rest: Duration::from_secs(80), apart: Duration::from_secs(50) };
 const QUICK: Scale =
     Scale { works: 1, rest: Duration::from_secs(50), apart: Duration::from_secs(35) };
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// There is no such kernel, or no Debian to run.
@@ -58,7 +61,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let ground = Host::new();
     let image = fig7::image(&ground)?;
     let sides = (&fig7::KEEPERS[..], |keeper: Keeper| keeper.name().to_owned());
-    // No goal is of it.
+    // No goal depends on it.
     let taken = blocks
         .take(&mut report, "compiles", sides, 1, |keeper| one(keeper, image.image(), &scale))?;
     rows(&mut report, &taken);
@@ -83,7 +86,7 @@ fn one(keeper: Keeper, image: &Path, scale: &Scale) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-/// The mean time of a compile.
+/// Returns the mean time of a compile.
 fn together(vms: &[&Vm], course: &Course, scale: &Scale) -> anyhow::Result<f64> {
     let one = |number: u32, vm: &Vm| -> anyhow::Result<f64> {
         course.rest(scale.apart * number)?;

@@ -1,5 +1,5 @@
-//! Figures 7 and 8: a compile in a guest, then its results go, then the guest's page cache;
-//! and how much of the host's memory the guest keeps meanwhile.
+//! Figures 7 and 8: a guest compiles, then removes the results, then drops its page cache; and how
+//! much of the host's memory the guest keeps meanwhile.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,30 +19,33 @@ use crate::plot::{Figure, Panel, Series};
 const MEMORY_MIB: u64 = 2048;
 const CPUS: u32 = 2;
 const DISK: &str = "2G";
-/// Of free page reporting's footprint.
+/// Goal: largest footprint, as a ratio to free page reporting's.
 const FOOTPRINT_MOST: f64 = 0.75;
-/// Of what it keeps in the end.
+/// Goal: most memory kept in the end, as a ratio to free page reporting's.
 const KEPT_MOST: f64 = 0.5;
-/// LLFree's part of the buddy allocator's time, to either side.
+/// Goal: largest difference of LLFree's time from the buddy allocator's, to either side, as a part
+/// of that.
 const TIME_OFF: f64 = 0.03;
-/// Ebb's first.
+/// The sides. Ebb's comes first.
 pub const KEEPERS: [Keeper; 5] =
     [Keeper::HyperAlloc, Keeper::Reporting, Keeper::VProbe, Keeper::Llfree, Keeper::Buddy];
 
 const NAME: &str = "hyperalloc-fig7";
-/// VMs of each keeper: short, and else.
+/// VMs of each keeper: in a quick run, and in a full one.
 const BLOCKS: [usize; 2] = [1, 5];
-/// So long nothing is done after each step.
+/// Pause after each step.
 const REST: Duration = Duration::from_secs(20);
-/// What is done, and what is kept for the guest when it has rested: [`KEPT`].
+/// Names of the steps.
 const STEPS: [&str; 3] = ["compiled", "make clean", "no page cache"];
+/// Names of the figures of the host memory that the guest has after the pause of each step.
 const KEPT: [&str; 3] = ["kept-compiled", "kept-clean", "kept-no-cache"];
-/// What the guest's allocator has given out then, and was not returned; of HyperAlloc.
+/// Names of the figures of what the guest's allocator has given out and not got back after the
+/// pause of each step, with HyperAlloc.
 const USED: [&str; 3] = ["used-compiled", "used-clean", "used-no-cache"];
-/// How the names of moments begin.
+/// Prefix of the names of marks.
 const MARK: &str = "mark ";
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// There is no such kernel, or no Debian to run.
@@ -67,7 +70,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// A disk with a small Debian, for guests to start from again and again.
+/// Makes a disk with a small Debian, from which guests start again and again.
 ///
 /// # Errors
 /// There is no Debian.
@@ -126,13 +129,13 @@ fn add_kept(figures: &mut Figures, step: usize, vm: &Vm, keeper: Keeper) {
     }
 }
 
-/// QEMU's, and the daemon's where it holds the VM.
+/// Returns QEMU's processor time, with the daemon's if it manages the VM.
 fn cpu_time(vm: &Vm, keeper: Keeper) -> Duration {
     let ebbds = if keeper.is_ebb() { vm.host().ebbds() } else { Vec::new() };
     cpu::of_all(vm.pid()) + ebbds.into_iter().map(cpu::of_all).sum::<Duration>()
 }
 
-/// One keeper against another.
+/// Makes a row of one keeper against another.
 fn row(
     (what, unit): (&str, &'static str),
     figure: &str,
@@ -186,7 +189,7 @@ fn rows(report: &mut Report, taken: &Taken) {
     }
 }
 
-/// Of the last block.
+/// Draws the last block.
 fn plot(report: &Report, taken: &Taken) -> anyhow::Result<()> {
     let series = taken.names().map(|name| Series {
         name: name.into(),

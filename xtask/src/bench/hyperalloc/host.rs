@@ -1,5 +1,5 @@
-//! Taking memory in a guest's own allocator, against the bare system calls; and looking
-//! there for what is free.
+//! Reclaiming memory in a guest's own allocator, against the bare system calls, and scanning it for
+//! free memory.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -24,21 +24,21 @@ use crate::bench::rounds::{Rounds, us};
 use crate::bench::row::Row;
 use crate::bench::session::Session;
 
-/// The allocator's state is below the zone.
+/// First frame of the zone. The allocator's state is below it.
 const ZONE: Gfn = Gfn(1024);
 const ZONE_BYTES: u64 = 1 << 30;
 const HUGE_FRAMES: u64 = ZONE_BYTES / HUGE_BYTES;
-/// One bare call empties so much: as much as a batch.
+/// Bytes that one bare call empties: as much as a batch.
 const CALL_BYTES: u64 = 64 << 20;
 const SCANNED_GIB: u64 = 16;
-/// Written before a cold scan: several times what one processor caches.
+/// Bytes written before a cold scan: several times as much as one processor caches.
 const SWEEP_BYTES: usize = 512 << 20;
 
-/// The part of the bare calls' speed, for touched memory in huge pages.
+/// Goal: least part of the bare calls' speed, for touched memory in huge pages.
 const TOUCHED_LEAST: f64 = 0.85;
-/// Of a huge frame that has no memory, in compare-and-swaps.
+/// Goal: most compare-and-swaps for a huge frame that has no memory.
 const SWAPS_MOST: f64 = 12.0;
-/// The published design's cache lines for a GiB.
+/// Goal: cache lines of the published design for a GiB.
 const LINES_MOST: f64 = 18.0;
 const SCAN_MOST: f64 = 3.0;
 
@@ -69,9 +69,9 @@ impl Kind {
     }
 }
 
-/// A pager over memory with one zone, which is shared.
+/// A pager over memory with one shared zone.
 struct Rig {
-    // Ends before its zone's memory goes.
+    // HyperAlloc must be dropped before its zone's memory.
     shared: Arc<HyperAlloc>,
     ebb: Ebb,
     region: Region,
@@ -86,7 +86,7 @@ impl Rig {
         Ok(Rig { shared, ebb, region })
     }
 
-    /// All of the zone has memory, which the guest has mapped.
+    /// Gives all of the zone memory, which the guest has mapped.
     fn fill(&self) -> anyhow::Result<()> {
         let frames = FrameRange::new(ZONE, ZONE_BYTES / FRAME_BYTES);
         self.ebb.pager().ram().populate(frames)?;
@@ -120,7 +120,7 @@ fn touch(memory: &Mapping, offset: u64, bytes: u64) {
     }
 }
 
-/// GiB/s, or ns for each huge frame.
+/// Figures in GiB/s, or in ns for each huge frame.
 #[derive(Default)]
 struct Figures {
     touched: [Rounds; 2],
@@ -129,10 +129,10 @@ struct Figures {
     install: [Rounds; 2],
 }
 
-/// Fig. 4 of the paper.
+/// Runs the paper's figure 4.
 ///
 /// # Errors
-/// Without userfaultfd or enough memory.
+/// There is no userfaultfd, or not enough memory.
 pub fn fig4(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("hyperalloc-fig4");
@@ -145,7 +145,7 @@ pub fn fig4(session: &Session) -> anyhow::Result<Report> {
     ));
     let mut swap = Rounds::default();
     for kind in [Kind::Hugetlb, Kind::Thp, Kind::Small] {
-        // This side's, and the bare one's.
+        // The memory of this side and of the bare one.
         let bytes = 2 * (ZONE.gpa().0 + ZONE_BYTES);
         let _reserved = match kind {
             Kind::Hugetlb => match HostSetting::reserved_huge_pages(bytes) {
@@ -228,10 +228,11 @@ fn rows(report: &mut Report, kind: Kind, figures: &Figures, swap: &Rounds) {
     report.row(install.against("bare first touch", &figures.install[1]));
 }
 
-/// Looking for free huge frames where there are none: all that auto does most of the time.
+/// Scans for free huge frames where there are none: that is what automatic reclaim does most of the
+/// time.
 ///
 /// # Errors
-/// Without userfaultfd.
+/// There is no userfaultfd.
 pub fn scan(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("hyperalloc-scan");
@@ -240,7 +241,7 @@ pub fn scan(session: &Session) -> anyhow::Result<Report> {
     advise(&memory.own, false);
     let rig = Rig::new(memory, false)?;
     rig.region.zone(()).format(Fill::Allocated);
-    // In place and as they are written: area by area.
+    // The plain reads are of the areas in place, one by one.
     let areas = rig.region.parts().areas;
     let lines = rig.shared.scanned_bytes() as f64 / 64.0 / SCANNED_GIB as f64;
     let lines = [lines].into_iter().collect();

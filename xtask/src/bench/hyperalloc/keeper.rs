@@ -1,4 +1,4 @@
-//! Guests at work, and whoever takes what they do not use.
+//! Guests at work, and the means that reclaim their free memory.
 
 use std::path::Path;
 
@@ -9,22 +9,22 @@ use crate::bench::vm as vms;
 
 const MIB: u64 = 1 << 20;
 const LLFREE: &str = "llfree";
-/// The same source and options with the buddy allocator, or else Debian's own build.
+/// Kernels with the buddy allocator: the same source and options, or else Debian's own build.
 const BUDDY: [&str; 2] = ["buddy", "6.1-cloud"];
-/// What a guest with virtio-mem has besides: its kernel has to boot.
+/// Memory that a guest with virtio-mem begins with, so that its kernel can boot.
 const BOOT_MIB: u64 = 512;
 const BALLOON: &str = "-device virtio-balloon-pci,id=balloon";
 
-/// Whoever takes a guest's free memory.
+/// What reclaims a guest's free memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Keeper {
-    /// Nobody, of a guest with the buddy allocator.
+    /// Nothing, in a guest with the buddy allocator.
     Buddy,
-    /// Nobody, of a guest with LLFree.
+    /// Nothing, in a guest with LLFree.
     Llfree,
     /// QEMU's virtio-balloon.
     Balloon,
-    /// The same device's free page reporting.
+    /// Free page reporting by QEMU's virtio-balloon.
     Reporting,
     /// QEMU's virtio-mem.
     VirtioMem,
@@ -34,17 +34,17 @@ pub enum Keeper {
     HyperAlloc,
 }
 
-/// What is started.
+/// Setup of a VM.
 #[derive(Clone, Copy)]
 pub struct Setup<'a> {
     pub memory_mib: u64,
     pub cpus: u32,
-    /// Its disk's ext4, if it is to have one: what it writes there goes with it.
+    /// The ext4 image of the VM's disk, if it has one. Writes to the disk are lost at the VM's end.
     pub image: Option<&'a Path>,
 }
 
 impl Keeper {
-    /// As tables have it.
+    /// Returns the keeper's name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Keeper::Buddy => "nobody, buddy",
@@ -57,20 +57,20 @@ impl Keeper {
         }
     }
 
-    /// Whether Ebb holds its VMs.
+    /// Whether Ebb manages the keeper's VMs.
     pub fn is_ebb(self) -> bool {
         matches!(self, Keeper::VProbe | Keeper::HyperAlloc)
     }
 
-    /// A VM whose memory is of the same kind with each keeper. Its disk is at `/mnt`.
+    /// Starts a VM whose memory is of the same kind with each keeper. Its disk is at `/mnt`.
     ///
     /// # Panics
-    /// As the test bench.
+    /// The test bench panics.
     pub fn start(self, host: &Host, setup: &Setup<'_>) -> Vm {
         let vm = match self {
-            // What is plugged cannot be held.
+            // QEMU runs without Ebb here.
             Keeper::VirtioMem => host.qemu(self.guest(setup)),
-            // The image is root's.
+            // The image belongs to root.
             _ if setup.image.is_some() => host.run(self.guest(setup).user("root")),
             _ => host.run(self.guest(setup)),
         };
@@ -85,40 +85,40 @@ impl Keeper {
         vm
     }
 
-    /// What is free is taken from now on by itself, where the keeper can.
+    /// Turns automatic reclaim on, if the keeper is Ebb.
     pub fn automatic(self, vm: &Vm) {
         if self.is_ebb() {
             vm.ebb("auto on --interval 5s").ok();
         }
     }
 
-    /// Takes what it can down to `mib`, of a guest that has `of_mib`.
+    /// Shrinks the guest to `mib`, or as far as the keeper can.
     pub fn shrink(self, vm: &Vm, mib: u64) {
         match self {
             Keeper::HyperAlloc => drop(vm.ebb(&format!("resize {mib}M")).ok_or_short()),
             Keeper::VProbe => drop(vm.reclaim()),
             Keeper::Balloon => vms::balloon(vm, mib * MIB),
             Keeper::VirtioMem => plug(vm, mib),
-            // It works by itself, or not at all.
+            // These work by themselves, or not at all.
             Keeper::Reporting | Keeper::Buddy | Keeper::Llfree => {}
         }
     }
 
-    /// The guest may have `mib` again, all that it was started with.
+    /// Lets the guest have `mib` again, which is all that it was started with.
     pub fn grow(self, vm: &Vm, mib: u64) {
         match self {
-            // What it took comes back when it is touched.
+            // Reclaimed memory comes back when it is touched.
             Keeper::VProbe => {}
             _ => self.shrink(vm, mib),
         }
     }
 
-    /// Whether the guest has the size last asked for.
+    /// Whether the guest has the size last requested.
     pub fn has_reached(self, vm: &Vm, mib: u64) -> bool {
         match self {
             Keeper::Balloon => vms::balloon_bytes(vm) == mib * MIB,
             Keeper::VirtioMem => plugged_bytes(vm) == (mib - BOOT_MIB) * MIB,
-            // Its command ends then, or there is none.
+            // The keeper's command has ended by then, or it has none.
             _ => true,
         }
     }
@@ -160,10 +160,10 @@ fn buddy() -> &'static str {
     BUDDY.into_iter().find(has).unwrap_or(BUDDY[1])
 }
 
-/// Says what the guests' kernels are.
+/// Notes which kernels the guests have.
 ///
 /// # Errors
-/// There is none with LLFree.
+/// There is no kernel with LLFree, or none with the buddy allocator.
 pub fn note_kernels(report: &mut Report) -> anyhow::Result<()> {
     let package = |label| assets::kernel(label).map_err(anyhow::Error::msg);
     let (llfree, buddy) = (package(LLFREE)?.package, (buddy(), package(buddy())?.package));
@@ -177,7 +177,8 @@ pub fn note_kernels(report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Everything above what it boots with is plugged; maximal and plugged memory in QEMU's words.
+/// Returns QEMU's arguments for a guest of `memory_mib`, which request all memory above what it
+/// boots with from the memory device.
 fn virtio_mem_args(memory_mib: u64) -> String {
     let more_mib = memory_mib - BOOT_MIB;
     format!(
@@ -188,7 +189,7 @@ fn virtio_mem_args(memory_mib: u64) -> String {
     )
 }
 
-/// As much as makes the guest's memory `mib`.
+/// Requests the plugged size that makes the guest's memory `mib`.
 fn plug(vm: &Vm, mib: u64) {
     let bytes = mib.saturating_sub(BOOT_MIB) * MIB;
     let arguments = serde_json::json!({

@@ -1,5 +1,5 @@
-//! HyperAlloc's figures: taking memory in the guest's own allocator, by itself and in
-//! guests at work, and what others do there. Each row's meaning: `docs/benchmarks.md`.
+//! HyperAlloc's figures: reclaiming memory in the guest's own allocator, by itself and in guests at
+//! work, and other means in comparison. `docs/benchmarks.md` explains each row.
 
 mod host;
 mod keeper;

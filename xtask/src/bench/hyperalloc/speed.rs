@@ -1,4 +1,4 @@
-//! Figure 4 in guests: how fast memory leaves a VM and comes back, by each way to do so.
+//! Figure 4 in guests: how fast memory leaves a VM and comes back, by each keeper.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,16 @@ const MEMORY_MIB: u64 = 2048;
 const SMALL_MIB: u64 = 640;
 const MIB: u64 = 1 << 20;
 const FILL_MIB: u64 = 1700;
-/// What the host is to have then: not all that was asked for was ever touched, and which of it
-/// goes first is the keeper's choice.
+/// Memory that the host must get back for a shrink to be done. It is less than was requested,
+/// because not all of that was ever touched, and the keeper chooses what goes first.
 const WANTED_MIB: u64 = 1100;
-/// A keeper that is not done by then is as slow as this says.
+/// Longest wait for a keeper. One that takes longer counts as this slow.
 const DEADLINE: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 const KEEPERS: [Keeper; 4] =
     [Keeper::HyperAlloc, Keeper::Balloon, Keeper::VirtioMem, Keeper::Reporting];
 
-/// GiB/s.
+/// Figures in GiB/s.
 struct Speeds {
     keeper: Keeper,
     touched: Rounds,
@@ -71,7 +71,7 @@ impl Speeds {
     fn round(&mut self, vm: &Vm) -> anyhow::Result<()> {
         vm.guest(&format!("fill a {FILL_MIB}M"));
         let before = vm.host_bytes();
-        // What reports free pages does so from here on.
+        // Free page reporting begins with this.
         vm.guest("free a");
         let begun = Instant::now();
         self.keeper.shrink(vm, SMALL_MIB);
@@ -104,7 +104,7 @@ impl Speeds {
     }
 }
 
-/// GiB/s from `begun` until `is_done`.
+/// Returns GiB/s from `begun` until `is_done`.
 fn speed(mib: u64, begun: Instant, is_done: impl Fn() -> bool) -> anyhow::Result<f64> {
     while !is_done() && begun.elapsed() < DEADLINE {
         interrupt::check()?;

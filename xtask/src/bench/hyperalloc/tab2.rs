@@ -1,5 +1,5 @@
-//! Table 2, figures 5 and 6: a guest's memory bandwidth and its processors' work, sampled
-//! while its VM is made smaller and larger, by each way to do so.
+//! Table 2, figures 5 and 6: a guest's memory bandwidth and its processors' work, sampled while its
+//! VM shrinks and grows by each keeper.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::plot::Figure;
 
 const MEMORY_MIB: u64 = 2048;
 const SMALL_MIB: u64 = 640;
-/// Of the 1st percentile without a change.
+/// Goal: least 1st percentile, as a ratio to that without a change of the size.
 const GOAL: f64 = 0.99;
-/// Nearly all memory was used before, as the paper has it.
+/// Command that uses nearly all memory beforehand, as in the paper.
 const FILL: &str = "fill a 1400M";
 const NAME: &str = "hyperalloc-tab2";
-/// The one with a goal, and the others: so many VMs of each.
+/// The keeper with a goal, and the others, each with its number of VMs.
 const CASES: [(&[Keeper], usize); 2] = [
     (&[Keeper::HyperAlloc], 5),
     (&[Keeper::Balloon, Keeper::Reporting, Keeper::VirtioMem, Keeper::VProbe], 2),
@@ -51,7 +51,7 @@ impl Scale {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// There is no such kernel.
@@ -116,7 +116,7 @@ fn rows(report: &mut Report, scale: &Scale, keepers: &[Keeper], taken: &Taken) {
     }
 }
 
-/// The most threads.
+/// Draws the samples with the most threads.
 fn plot(report: &Report, scale: &Scale, all: &[Taken]) -> anyhow::Result<()> {
     let threads = scale.threads.iter().copied().max().unwrap_or(1);
     let panel = |index: usize| {

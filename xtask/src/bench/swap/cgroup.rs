@@ -1,4 +1,4 @@
-//! A control group for one VM: how much memory, and how fast its disks.
+//! A control group for one VM: its memory, and the speed of its disks.
 
 use std::fs;
 use std::io;
@@ -16,15 +16,16 @@ use super::warden::{Target, Waits, Warden, steps};
 use crate::interrupt;
 
 const ROOT: &str = "/sys/fs/cgroup";
-/// Version 1: a hierarchy for each controller.
+/// Controllers of version 1, which has a hierarchy for each.
 const CONTROLLERS: [&str; 3] = ["memory", "blkio", "cpuacct"];
-/// How far a limit goes down between two looks at what the VMMs have.
+/// Most bytes by which a limit goes down between two looks at the VMMs' memory.
 const LOOK_BYTES: u64 = 8 << 20;
 const TRIES: u32 = 500;
-/// Guests that are not at their limit by then never will be.
+/// Longest time for guests to reach their limit.
 const BRING_DOWN: Duration = Duration::from_secs(120);
 
-/// Processes started while it is entered are in it. When it goes, they must have ended.
+/// A control group. Processes that are started while it is entered are in it. When it is dropped,
+/// they must have ended.
 pub struct Cgroup {
     name: String,
     warden: Mutex<Option<Warden>>,
@@ -38,10 +39,10 @@ pub struct Entered {
 }
 
 impl Cgroup {
-    /// An empty group.
+    /// Makes an empty group.
     ///
     /// # Errors
-    /// The host has no such controllers, or does not let us.
+    /// The host has no such controllers, or does not permit it.
     pub fn new(name: &str) -> anyhow::Result<Cgroup> {
         let name = format!("ebb-bench-{}-{name}", std::process::id());
         let mut directories = Vec::new();
@@ -57,7 +58,7 @@ impl Cgroup {
             let (_, undo) = Undo::of(
                 || fs::create_dir(&path),
                 |()| {
-                    // The kernel takes a group away only some time after its last process.
+                    // The kernel removes a group only some time after its last process has ended.
                     move || {
                         if let Err(error) = retry(|| fs::remove_dir(&gone)) {
                             eprintln!("{}: {error}", gone.display());
@@ -70,8 +71,9 @@ impl Cgroup {
         }
         let (warden, of_root) = (Mutex::default(), Mutex::default());
         let cgroup = Cgroup { name, warden, of_root, _directories: directories };
-        // What this process touches while it is in the group is charged to it, and would be
-        // swapped out. Whose pages the kernel itself cannot have back at once it kills.
+        // Lock this process's memory: what it touches while it is in the group is charged to the
+        // group, and would be swapped out. And the kernel kills a process whose pages it cannot
+        // have back at once.
         mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
             .context("mlockall")?;
         Ok(cgroup)
@@ -81,12 +83,12 @@ impl Cgroup {
         Path::new(ROOT).join(controller).join(&self.name)
     }
 
-    /// Limits the memory that all guests have together, with what is pooled for them, from now on:
-    /// what of the group's memory is not locked. What is too much is swapped out, little by little: whose pages are all on their way
-    /// to a disk at once would be killed.
+    /// From now on limits the memory that all guests have together, with what is pooled for them.
+    /// Guests' memory is the group's memory that is not locked. The excess is swapped out little by
+    /// little: the kernel would kill a process whose pages are all in flight to a disk at once.
     ///
     /// # Errors
-    /// The kernel cannot bring it down to that.
+    /// The kernel cannot bring the memory down to that.
     pub fn limit_guests(&self, bytes: u64, pooled: Pooled) -> anyhow::Result<()> {
         let directory = self.directory("memory");
         let usage = fs::read_to_string(directory.join("memory.usage_in_bytes"))?;
@@ -100,7 +102,7 @@ impl Cgroup {
             ensure!(Instant::now() < end, "the guests cannot be brought down to their limit");
             let wanted = target.limit()?;
             let next = limit.saturating_sub(LOOK_BYTES).max(wanted);
-            // Busy while it swaps.
+            // The file is busy while the kernel swaps.
             let set = |bytes: u64| retry(|| fs::write(&path, bytes.to_string()));
             steps(limit, next).try_for_each(set).with_context(|| path.display().to_string())?;
             limit = next;
@@ -111,11 +113,11 @@ impl Cgroup {
         }
     }
 
-    /// Looks at guests as often as at those that it limits, and lets them be: somebody else holds
+    /// Looks at guests as often as at those that it limits, but does nothing: somebody else limits
     /// them, or nobody.
     ///
     /// # Errors
-    /// As pthread_create(3).
+    /// Those of pthread_create(3).
     pub fn look_at_guests(&self) -> anyhow::Result<()> {
         let directory = self.directory("memory");
         let target = Target { directory, bytes: 0, pooled: Pooled::Nothing };
@@ -127,16 +129,16 @@ impl Cgroup {
         *self.warden.lock().unwrap_or_else(PoisonError::into_inner) = Some(warden);
     }
 
-    /// Of the guests that are limited now.
+    /// Returns the waits of the guests that are limited now.
     pub fn waits(&self) -> Waits {
         let warden = self.warden.lock().unwrap_or_else(PoisonError::into_inner);
         warden.as_ref().map(Warden::waits).unwrap_or_default()
     }
 
-    /// The most memory that was charged to it since this was asked last.
+    /// Returns the most memory that was charged to the group since the last call.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn peak_bytes(&self) -> anyhow::Result<u64> {
         let path = self.directory("memory").join("memory.max_usage_in_bytes");
         let peak = fs::read_to_string(&path)?.trim().parse()?;
@@ -144,20 +146,20 @@ impl Cgroup {
         Ok(peak)
     }
 
-    /// What all threads that are in it, or were, have run for so far.
+    /// Returns how long all threads that are or were in the group have run so far.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn ran(&self) -> anyhow::Result<Duration> {
         let path = self.directory("cpuacct").join("cpuacct.usage");
         Ok(Duration::from_nanos(fs::read_to_string(&path)?.trim().parse()?))
     }
 
-    /// No more than this of the device `number` (as in `7:3`), for reads and for writes. Version 1
-    /// charges what the kernel swaps out to the root: its writes are held to the same.
+    /// Limits reads and writes of the device `number` (as in `7:3`). Version 1 charges swap-out
+    /// writes to the root group, so the root group's writes get the same limit.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn throttle(&self, number: &str, requests: u64, bytes: u64) -> anyhow::Result<()> {
         for way in ["read", "write"] {
             for (unit, most) in [("iops", requests), ("bps", bytes)] {
@@ -187,10 +189,10 @@ impl Cgroup {
         Ok(())
     }
 
-    /// From now on what this process starts is in the group, until the answer goes.
+    /// Puts processes that this one starts into the group, until the result is dropped.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn enter(&self) -> anyhow::Result<Entered> {
         let text = fs::read_to_string("/proc/self/cgroup")?;
         let home = |controller: &str| {
@@ -214,10 +216,10 @@ impl Cgroup {
         Ok(entered)
     }
 
-    /// From now on this process is in the group.
+    /// Moves a process into the group.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn adopt(&self, pid: u32) -> anyhow::Result<()> {
         CONTROLLERS.iter().try_for_each(|controller| move_into(&self.directory(controller), pid))
     }
@@ -237,7 +239,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Until it is not busy any more.
+/// Repeats the action until it is not busy any more.
 fn retry(mut action: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     for _ in 0..TRIES {
         match action() {

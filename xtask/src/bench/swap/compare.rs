@@ -1,4 +1,4 @@
-//! What all figures of swapping do alike: who is compared, what is counted, and its rows.
+//! What all figures of swapping share: whom they compare, what they count, and their rows.
 
 use anyhow::Context;
 use vmtest::Vm;
@@ -19,27 +19,27 @@ use crate::bench::stats::geometric_mean;
 use crate::bench::work;
 use crate::guard::guard;
 
-/// VMs a side.
+/// VMs of each side.
 pub const BLOCKS: usize = 5;
-/// Of Linux's ways that were screened so many are screened once more.
+/// Number of Linux's screened ways that are screened once more.
 const AGAIN: usize = 4;
-/// So many compressors meet the best memory then.
+/// Number of compressors that are then combined with the best memory.
 const CROSSED: usize = 2;
-/// Of those so many go on, beside its defaults.
+/// Number of ways that go on to the blocks, beside Linux's defaults.
 const BEST: usize = 3;
 
-/// Guests with less than this part of what Ebb's had are told.
+/// The report names guests that had less than this part of the memory of Ebb's.
 const LEAST_PART: f64 = 0.95;
 
-/// A VM's figure of how often it was begun.
+/// Name of the figure that says how often a VM was begun.
 const TRIES: &str = "tries";
 
-/// A figure of a VM, as rows tell it.
+/// A figure of a VM, as rows show it.
 #[derive(Clone, Copy)]
 pub struct Told {
     pub what: &'static str,
     pub unit: &'static str,
-    /// By this name a VM's figures have it.
+    /// The figure's name among a VM's figures.
     pub figure: &'static str,
     pub better: Better,
 }
@@ -63,15 +63,15 @@ const fn counted(what: &'static str, unit: &'static str, figure: &'static str) -
     Told { what, unit, figure, better: Better::Less }
 }
 
-/// How many blocks a session takes.
+/// Returns how many blocks a session takes.
 pub fn blocks_of(session: &Session) -> usize {
     if session.identity.quick { 1 } else { BLOCKS }
 }
 
-/// What a rig's work came to, with what it cost: see [`COUNTED`].
+/// Does the rig's work. Returns its figures with what it cost: see [`COUNTED`].
 ///
 /// # Errors
-/// As `work`.
+/// Those of `work`.
 pub fn counting(
     rig: &Rig,
     work: impl FnOnce(&mut Figures) -> anyhow::Result<()>,
@@ -85,20 +85,20 @@ pub fn counting(
     Ok(figures)
 }
 
-/// Does the work of VMs that believe to have so many MiB each; adds what it cost.
+/// Does the work of VMs that believe to have `memory_mib` MiB each, and adds what it cost.
 ///
 /// # Errors
-/// As `work`.
+/// Those of `work`.
 pub fn counted_on<T>(
     figures: &mut Figures,
     (ground, vms, memory_mib): (&Ground, &[&Vm], u64),
     work: impl FnOnce() -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    // Asking forgets.
+    // Asking for the peak resets it.
     ground.peak_mib()?;
     let (before, waits) = (ground.ran()?, ground.waits());
     let done = work();
-    // A guest that waits long for its memory says so, and is counted.
+    // A guest that waits long for its memory complains, and the complaints are counted.
     vms.iter().for_each(|vm| vm.forgive());
     let done = done?;
     let (after, waits_after) = (ground.ran()?, ground.waits());
@@ -115,11 +115,11 @@ pub fn counted_on<T>(
     Ok(done)
 }
 
-/// A VM's run, once more where version 1 of control groups killed a QEMU that Linux swaps: Ebb has
-/// no second try. How many there were is told.
+/// Runs a VM, and runs it once more if version 1 of control groups killed a QEMU that Linux swaps.
+/// Ebb has no second try. The number of tries is among the figures.
 ///
 /// # Errors
-/// As `run`.
+/// Those of `run`.
 pub fn again(
     keeper: Keeper,
     run: impl FnMut() -> anyhow::Result<Figures>,
@@ -138,7 +138,7 @@ pub fn again(
     Ok(figures)
 }
 
-/// Who needed more than one try for a VM, in one sentence.
+/// Says in one sentence which sides needed more than one try for a VM, or returns `None`.
 fn tries(taken: &Taken, keepers: &[Keeper]) -> Option<String> {
     let of = |keeper: &Keeper| {
         let tries = taken.rounds(&keeper.name(), TRIES);
@@ -152,17 +152,17 @@ fn tries(taken: &Taken, keepers: &[Keeper]) -> Option<String> {
 
 /// How Linux's ways are screened.
 pub struct Screening<'a> {
-    /// What all do, and what the best do after that.
+    /// Names of the two cases: the one for all ways, and the one for the best of them.
     pub cases: [&'a str; 2],
-    /// By what they are chosen.
+    /// Figure by which the best are chosen.
     pub told: Told,
-    /// To be told.
+    /// Ebb's side, which runs for comparison.
     pub ebb: Keeper,
     pub beside: &'a [Keeper],
-    /// Whether guests have what shrinks: who compresses keeps all that does not in memory, and so is
-    /// not held.
+    /// Whether the guests' memory compresses. If it does not, a way that compresses keeps
+    /// everything in memory, so the guests are not limited.
     pub shrinks: bool,
-    /// What they swap to.
+    /// Disk that they swap to.
     pub medium: Medium,
 }
 
@@ -170,12 +170,12 @@ fn name(keeper: Keeper) -> String {
     keeper.name().into_owned()
 }
 
-/// Each kind of memory and each compressor that Linux has, in one VM of shortened work each; the best
-/// of them, and the best of both together, in another one of the other case; of those the best, and
-/// Linux's defaults. A quick session takes the defaults as they are.
+/// Screens Linux's ways. Each kind of memory and each compressor runs in one VM, with shortened
+/// work. The best of them, and the best of both combined, run in one VM of the other case. The best
+/// of those go on, with Linux's defaults. A quick session takes the defaults without screening.
 ///
 /// # Errors
-/// The user has had enough, or nobody gets through.
+/// The user interrupted, or no way gets through.
 pub fn screen(
     (session, blocks, report): (&Session, &mut Blocks, &mut Report),
     screening: &Screening<'_>,
@@ -228,7 +228,7 @@ fn of_linux(ranked: &Ranked<Keeper>) -> Ranked<Keeper> {
     ranked.iter().filter(|(keeper, _)| matches!(keeper, Keeper::Linux(_))).copied().collect()
 }
 
-/// A row for each that was screened.
+/// Adds a row for each screened way.
 fn tell(report: &mut Report, case: &str, told: Told, ebb: Keeper, ranked: &Ranked<Keeper>) {
     let single = |figure: f64| [figure].into_iter().collect::<Rounds>();
     let of_ebb = ranked.iter().find(|(keeper, _)| *keeper == ebb).map_or(f64::NAN, |found| found.1);
@@ -238,8 +238,9 @@ fn tell(report: &mut Report, case: &str, told: Told, ebb: Keeper, ranked: &Ranke
     }
 }
 
-/// Those that came through the second, the best first, by how far they are behind the best of each:
-/// what is best by one figure alone was often lucky. After them who was in the first only.
+/// Returns the ways that got through the second screening, the best first, and then those that were
+/// in the first only. A way's rank is how far it is behind the best one in both: the best one by a
+/// single figure was often only lucky.
 fn best_of_both(first: &Ranked<Keeper>, second: &Ranked<Keeper>, better: Better) -> Vec<Keeper> {
     let behind = |ranked: &Ranked<Keeper>, keeper: Keeper| {
         let (best, found) =
@@ -256,7 +257,8 @@ fn best_of_both(first: &Ranked<Keeper>, second: &Ranked<Keeper>, better: Better)
     both.iter().chain(rest).map(|(keeper, _)| *keeper).collect()
 }
 
-/// Of what [`screen`] told the best, as many as there are without the defaults that were not.
+/// Returns the best ways that [`screen`] found, at most `most`, without defaults that were not
+/// among the best.
 pub fn best(linux: &[Keeper], most: usize) -> &[Keeper] {
     &linux[..linux.len().min(BEST).min(most)]
 }
@@ -271,7 +273,8 @@ fn with_defaults(best: impl Iterator<Item = Keeper>) -> Vec<Keeper> {
     chosen
 }
 
-/// The figures of a side that was within its limit on average. Linux may have `linux_percent` of its limit.
+/// Fails if a side was above its limit on average; otherwise returns its figures. Linux may have
+/// `linux_percent` of its limit.
 fn held_to(figures: Figures, keeper: Keeper, linux_percent: f64) -> anyhow::Result<Figures> {
     let percent = match keeper {
         Keeper::Linux(_) => linux_percent,
@@ -281,10 +284,10 @@ fn held_to(figures: Figures, keeper: Keeper, linux_percent: f64) -> anyhow::Resu
     Ok(figures)
 }
 
-/// Takes blocks of these sides. A side that is not within its limit fails.
+/// Takes blocks of these sides. A side that exceeds its limit fails.
 ///
 /// # Errors
-/// As [`Blocks::take`].
+/// Those of [`Blocks::take`].
 pub fn take(
     (session, blocks, report): (&Session, &mut Blocks, &mut Report),
     case: &str,
@@ -299,7 +302,8 @@ pub fn take(
     Ok(taken)
 }
 
-/// A figure against the best of Linux's ways, which may have a goal, and against each of them.
+/// Adds rows of a figure against the best of Linux's ways, which may have a goal, and against each
+/// of them.
 pub fn rows(
     report: &mut Report,
     taken: &Taken,
@@ -327,7 +331,7 @@ pub fn rows(
     }
     for (name, rounds) in &others {
         let row = new();
-        // Of what may be none at all there is no geometric mean.
+        // Figures that may be zero have no geometric mean.
         let has_none = |rounds: &Rounds| rounds.figures().iter().any(|figure| *figure <= 0.0);
         report.row(match has_none(&of_ebb) || has_none(rounds) {
             true => row.against(name, rounds),
@@ -336,8 +340,7 @@ pub fn rows(
     }
 }
 
-/// Rows of [`COUNTED`] against the first of Linux's ways, which was the best when they were
-/// screened.
+/// Adds rows of [`COUNTED`] against the first of Linux's ways, which was the best in the screening.
 pub fn costs(report: &mut Report, taken: &Taken, ebb: Keeper, linux: &[Keeper]) {
     for told in COUNTED {
         rows(report, taken, told, (ebb, &linux[..linux.len().min(1)]), None);
@@ -347,8 +350,8 @@ pub fn costs(report: &mut Report, taken: &Taken, ebb: Keeper, linux: &[Keeper]) 
     }
 }
 
-/// Which guests had clearly less memory than Ebb's, in one sentence: their times are not on equal
-/// terms.
+/// Says in one sentence which guests had clearly less memory than Ebb's, or returns `None`: times
+/// of unequal guests are not comparable.
 fn less_memory(taken: &Taken, ebb: Keeper, linux: &[Keeper]) -> Option<String> {
     let mean =
         |keeper: Keeper| geometric_mean(taken.rounds(&keeper.name(), held::GUESTS).figures());
@@ -372,7 +375,7 @@ mod tests {
     use crate::bench::identity::Identity;
     use crate::bench::swap::linux::{Memory, Swap};
 
-    /// A killed QEMU is Linux's second try and Ebb's failure, and both are told.
+    /// A killed QEMU is a second try for Linux and a failure for Ebb. The report tells both.
     #[test]
     fn tries_are_told_and_ebb_has_one() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();

@@ -1,5 +1,5 @@
-//! Figure 10: with the guest's memory full of files, a process takes 200 MB and touches
-//! them: pages that hold what was freed, and that are overwritten at once.
+//! Figure 10: with the guest's memory full of files, a process takes 200 MB and touches them. These
+//! pages contain freed memory, and are overwritten at once.
 
 use std::path::Path;
 
@@ -21,11 +21,11 @@ use crate::plot::{Figure, Panel, Series};
 
 const NAME: &str = "vswapper-fig10";
 const IMAGE_BYTES: u64 = 700 << 20;
-/// More than the guest believes to have.
+/// Size of the files: more than the guest believes to have.
 const FILL_BYTES: u64 = 520 << 20;
-/// Of the time without the proof that the guest has freed a page.
+/// Greatest part of the time that Ebb needs without the proof that the guest has freed a page.
 const GOAL: f64 = 0.5;
-/// How often it is done: short, and else.
+/// Number of repetitions: in a quick run, and in a full one.
 const TURNS: [usize; 2] = [1, 3];
 
 const TIME: Told = told("taking 200 MB", "s", "seconds");
@@ -36,7 +36,7 @@ const fn told(what: &'static str, unit: &'static str, figure: &'static str) -> T
     Told { what, unit, figure, better: Better::Less }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The host lacks what it needs.
@@ -52,7 +52,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let medium = Medium::Ssd;
     let [short, long] = TURNS;
     let take = |keeper, turns| compare::again(keeper, || one(keeper, medium, &image, turns));
-    // Its goal is against Ebb itself: no way of Linux's is looked for.
+    // The goal compares Ebb with itself, so Linux's ways are not screened.
     let linux = PLAIN_LINUX;
     let sides = [&[Keeper::Ebb, Keeper::EbbBlind], &linux[..]].concat();
     let turns = if session.identity.quick { short } else { long };

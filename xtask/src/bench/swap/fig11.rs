@@ -1,5 +1,5 @@
-//! Figures 11 and 12: a compressor with eight threads, or a compiler, in a guest that has
-//! less and less of the 512 MB that it believes to have.
+//! Figures 11 and 12: a compressor with eight threads, or a compiler, in a guest that has less and
+//! less of the 512 MB that it believes to have.
 
 use std::path::Path;
 
@@ -22,21 +22,21 @@ use crate::plot::{Figure, Panel, Series};
 
 const MEMORY_MIB: u64 = 512;
 pub const IMAGE_BYTES: u64 = 1536 << 20;
-/// What a guest has in a quick run.
+/// Memory of a guest in a quick run.
 const QUICK_MIB: u64 = 192;
-/// What it has when ways are screened, and when the best are screened again.
+/// Memory of a guest in the screening, and in the second screening of the best ways.
 const SCREENED_MIB: [u64; 2] = [192, 128];
-/// Where the compressor's screening is kept: figure 14 has the same.
+/// Name of the file of the compressor's screening, which figure 14 shares.
 const SCREENING: &str = "swap-screening-zstd";
 const TIME: Told = Told { what: "time", unit: "s", figure: "seconds", better: Better::Less };
 
-/// What the guest does.
+/// The guest's work.
 #[derive(Clone, Copy)]
 struct Work {
     bench: &'static str,
     name: &'static str,
     command: &'static str,
-    /// Of the best baseline's time.
+    /// Greatest part of the best baseline's time.
     goal: f64,
 }
 
@@ -44,11 +44,12 @@ const ZSTD: Work =
     Work { bench: "vswapper-fig11", name: "zstd", command: work::COMPRESS, goal: 0.9 };
 const COMPILE: Work =
     Work { bench: "vswapper-fig12", name: "a compile", command: work::COMPILE, goal: 1.0 };
-/// What it has, how many processors, and against how many of Linux's ways that were screened.
+/// Cases: memory in MiB, number of processors, and how many of Linux's screened ways to compare
+/// with.
 const CASES: [(u64, u32, usize); 5] =
     [(MEMORY_MIB, 1, 0), (256, 1, 2), (192, 1, 2), (128, 1, 2), (192, 2, 1)];
 
-/// The compressor.
+/// Runs the compressor.
 ///
 /// # Errors
 /// The host lacks what it needs, or there is no Debian to run.
@@ -56,10 +57,10 @@ pub fn zstd(session: &Session) -> anyhow::Result<Report> {
     run(session, ZSTD)
 }
 
-/// The compiler, against the ways that were the best of the compressor's.
+/// Runs the compiler, against the ways that were the best for the compressor.
 ///
 /// # Errors
-/// As [`zstd`].
+/// Those of [`zstd`].
 pub fn compile(session: &Session) -> anyhow::Result<Report> {
     run(session, COMPILE)
 }
@@ -79,7 +80,7 @@ fn run(session: &Session, work: Work) -> anyhow::Result<Report> {
     let cases = if session.identity.quick { quick } else { &CASES };
     for &(limit_mib, cpus, ways) in cases {
         let linux = match limit_mib {
-            // Who has all its memory is swapped by nobody.
+            // With all its memory, a guest is not swapped.
             MEMORY_MIB => &PLAIN_LINUX,
             _ => compare::best(&screened, ways),
         };
@@ -99,11 +100,11 @@ fn run(session: &Session, work: Work) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Linux's ways that go on where guests compress. The balloon, which the guest's own kernel may kill
-/// it with, is told here only.
+/// Screens Linux's ways for guests that compress. The balloon is only told here, because the
+/// guest's own kernel may kill the compressor for it.
 ///
 /// # Errors
-/// As [`compare::screen`].
+/// Those of [`compare::screen`].
 pub fn screen_zstd(
     session: &Session,
     report: &mut Report,
@@ -133,7 +134,7 @@ fn case(work: &str, limit_mib: u64, cpus: u32) -> String {
     }
 }
 
-/// With so many MiB and processors.
+/// Runs one VM with this many MiB and processors.
 fn one(
     keeper: Keeper,
     command: &str,

@@ -1,5 +1,5 @@
-//! Figure 14: more and more guests, each of which starts a job that wants memory some
-//! seconds after the one before, share what the host has for all of them.
+//! Figure 14: more and more guests share what the host has for all of them. Each guest starts a
+//! memory-hungry job some seconds after the one before.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -32,31 +32,31 @@ use crate::plot::{Figure, Panel, Series};
 
 const NAME: &str = "vswapper-fig14";
 const MEMORY_MIB: u64 = 256;
-/// All guests share this much for each of them. A guest at rest beside nine at work gets a
-/// 28th of ten parts, which is just above the least limit of Ebb.
+/// Memory that all guests share, for each of them. A guest at rest beside nine at work gets a 28th
+/// of ten parts, which is just above Ebb's least limit.
 const HOST_MIB_A_GUEST: u64 = 150;
-/// Of the best baseline's time.
+/// Greatest part of the best baseline's time.
 const GOAL: f64 = 0.9;
-/// Guests in a quick run, and else.
+/// Guests in a quick run, and in a full one.
 const GUESTS: [u64; 2] = [3, 10];
-/// What a guest at work gets for each part of one that rests.
+/// Weight of a guest at work; that of a guest at rest is 1.
 const AT_WORK_WEIGHT: u64 = 3;
-/// Of its share a guest in the pool has no less, and no more, in percent: the least is about what the
-/// other way leaves a guest at rest, the most is all of its memory.
+/// Least and greatest memory of a guest in the pool, in percent of its share. The least is about
+/// what the other sides leave a guest at rest, and the greatest is all of its memory.
 const POOL_PERCENT: [u64; 2] = [40, 171];
-/// They share two processors or so, beside the memory.
+/// Longest wait for a guest: the guests share about two processors, beside the memory.
 const PATIENCE: Duration = Duration::from_secs(1200);
 const APART: Duration = Duration::from_secs(10);
-/// Guests that are not at rest within their limit by then never will be.
+/// Longest time for guests to come to rest within their limit.
 const TO_REST: Duration = Duration::from_secs(240);
-/// How often what all guests have is looked at: that takes some 60 ms of a processor.
+/// Time between two samples of all guests' memory: a sample takes some 60 ms of a processor.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const TIME: Told =
     Told { what: "a job, geometric mean", unit: "s", figure: "job", better: Better::Less };
 const LAST: Told =
     Told { what: "the last job's end", unit: "s", figure: "all", better: Better::Less };
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The host lacks what it needs, or there is no Debian to run.
@@ -72,7 +72,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     report.seeded(blocks.seed());
     let guests = GUESTS[usize::from(!session.identity.quick)];
     let case = format!("{guests} guests, {} MiB", guests * HOST_MIB_A_GUEST);
-    // So many guests take long.
+    // This many guests take long, so there is only one way of Linux's.
     let linux = compare::best(&linux, 1);
     let sides = [&[Keeper::EbbPool, Keeper::Ebb], linux].concat();
     let context = (session, &mut blocks, &mut report);
@@ -122,7 +122,8 @@ fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Figures
     Ok(figures)
 }
 
-/// On all sides guests have no more than their limit together before the first job begins.
+/// Waits until all guests together are within their limit, on all sides, before the first job
+/// begins.
 fn rest(ground: &Ground, manager: &Manager<'_>) -> anyhow::Result<()> {
     let (vms, end) = (manager.vms, Instant::now() + TO_REST);
     manager.begin();
@@ -139,7 +140,7 @@ fn rest(ground: &Ground, manager: &Manager<'_>) -> anyhow::Result<()> {
     }
 }
 
-/// Of each guest, how long its job took.
+/// Runs a job in each guest. Returns how long each took.
 fn jobs(manager: &Manager<'_>, began: Instant) -> anyhow::Result<Vec<f64>> {
     thread::scope(|scope| {
         let job = |place: usize| {
@@ -154,7 +155,7 @@ fn jobs(manager: &Manager<'_>, began: Instant) -> anyhow::Result<Vec<f64>> {
     })
 }
 
-/// Gives guests their parts of the host's memory: those at work more than those that rest.
+/// Gives guests their parts of the host's memory: those at work get more than those at rest.
 struct Manager<'a> {
     keeper: Keeper,
     vms: &'a [&'a Vm],
@@ -173,7 +174,7 @@ impl Manager<'_> {
         }
     }
 
-    /// All have the same share, and may have what others do not use of theirs.
+    /// Gives all guests the same share; each may have what others do not use of theirs.
     fn pool(&self) {
         let [lower, upper] = POOL_PERCENT;
         for (place, vm) in self.vms.iter().enumerate() {
@@ -207,7 +208,7 @@ impl Manager<'_> {
         let sum: u64 = all.iter().copied().map(weight).sum();
         let parts = all.iter().map(|at_work| self.host_mib() * weight(*at_work) / sum);
         let mut parts: Vec<_> = self.vms.iter().zip(parts).collect();
-        // First whoever has to give.
+        // Guests that must give memory come first.
         parts.sort_by_key(|(_, part)| *part);
         for (vm, part) in parts {
             self.keeper.share(vm, part.min(MEMORY_MIB), MEMORY_MIB);
@@ -215,7 +216,7 @@ impl Manager<'_> {
     }
 }
 
-/// Of the last block.
+/// Returns a picture of the last block.
 fn picture(taken: &Taken) -> Panel {
     let series = |name: &str| Series {
         name: name.into(),

@@ -1,4 +1,5 @@
-//! Figure 15: the blocks that Ebb knows, and the page cache whose pages may rest on them.
+//! Figure 15: the blocks that Ebb knows by content, and the page cache, whose pages may be
+//! disk-backed.
 
 use std::path::Path;
 
@@ -22,7 +23,7 @@ const PART_BYTES: u64 = 50 << 20;
 const PARTS: u64 = 8;
 const MIB: f64 = (1 << 20) as f64;
 
-/// What happens, one after the other.
+/// Returns the guest's steps, in order.
 fn steps() -> Vec<String> {
     let read = |part: u64| format!("timed read /mnt/part{part}");
     let mut steps: Vec<String> = (0..PARTS).map(read).collect();
@@ -37,15 +38,15 @@ fn steps() -> Vec<String> {
     steps
 }
 
-/// After one step, bytes.
+/// Figures after one step, in bytes.
 struct Sample {
-    /// Of the disk's blocks that are known by content.
+    /// The disk's blocks that Ebb knows by content.
     tracked: f64,
-    /// Of its page cache, less what is yet to be written.
+    /// The guest's page cache, without dirty pages.
     clean: f64,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The host lacks what it needs.

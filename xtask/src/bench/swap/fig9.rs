@@ -1,5 +1,5 @@
-//! Figure 9: a file of 200 MB is read again and again by a guest that has 100 MB and
-//! believes to have 512.
+//! Figure 9: a guest that has 100 MB and believes to have 512 reads a file of 200 MB again and
+//! again.
 
 use std::path::Path;
 
@@ -22,10 +22,11 @@ pub const MEMORY_MIB: u64 = 512;
 pub const LIMIT_MIB: u64 = 100;
 const NAME: &str = "vswapper-fig9";
 const IMAGE_BYTES: u64 = 400 << 20;
-/// Requests of the last iteration, of those of the second.
+/// Most requests of the last iteration, as a part of those of the second.
 const FLAT: f64 = 1.1;
 
-/// A disk, how many processors, and how often the file is read: short, and else.
+/// A case: a disk, a number of processors, and how often the file is read in a quick run and in a
+/// full one.
 #[derive(Clone, Copy)]
 struct Case {
     medium: Medium,
@@ -39,7 +40,7 @@ const CASES: [Case; 3] = [
     Case { medium: Medium::Hdd, cpus: 1, reads: [2, 4] },
 ];
 
-/// Without a limit, and with no more memory than the limit: told, and not compared with.
+/// Sides without a limit, and with no more memory than the limit. They are shown, but not compared.
 const OTHERS: [Keeper; 2] = [Keeper::Nobody, Keeper::Small];
 
 const TIME: Told = told("an iteration, from the second on", "s", "later");
@@ -54,7 +55,8 @@ const fn told(what: &'static str, unit: &'static str, figure: &'static str) -> T
     Told { what, unit, figure, better: Better::Less }
 }
 
-/// Of the best baseline's time: 6 times faster, and 1.5 times.
+/// Returns the greatest part of the best baseline's time: Ebb should be 6 times as fast, or 1.5
+/// times.
 const fn goal(medium: Medium) -> f64 {
     match medium {
         Medium::Hdd => 0.17,
@@ -70,7 +72,8 @@ impl Case {
         }
     }
 
-    /// What has no limit, and what knows of it, is told once.
+    /// Returns the sides. Those without a limit, and those that know of it, appear in one case
+    /// only.
     fn sides(self, quick: bool, linux: &[Keeper]) -> Vec<Keeper> {
         let mut sides = [&[Keeper::Ebb], linux].concat();
         if !quick && self.is_plain() {
@@ -79,13 +82,14 @@ impl Case {
         sides
     }
 
-    /// Linux's defaults are among the sides here, and all that is told once.
+    /// Whether this is the case whose sides include Linux's defaults and all sides that appear only
+    /// once.
     fn is_plain(self) -> bool {
         self.medium == Medium::Ssd && self.cpus == 1
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The host lacks what it needs.
@@ -125,7 +129,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The ways of Linux's that go on, by two cases.
+/// Screens Linux's ways by two cases.
 fn screen(
     context: (&Session, &mut Blocks, &mut Report),
     passes: [Case; 2],
@@ -217,7 +221,7 @@ fn pictures(taken: &Taken) -> Vec<Panel> {
     ]
 }
 
-/// Of the last block.
+/// Returns a curve of the last block.
 fn series(taken: &Taken, name: &str, figure: &str) -> Series {
     let points = (1..).zip(taken.course(name, figure));
     let points = points.map(|(x, figure)| (f64::from(x), figure)).collect();

@@ -1,4 +1,4 @@
-//! What guests have of the host's memory while they work, looked at on all sides alike.
+//! Samples of what guests have of the host's memory while they work, taken alike on all sides.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,33 +10,35 @@ use super::compare;
 use crate::bench::kept::Figures;
 use crate::guard::{guard, reason};
 
-/// Guests have this part of their limit on average at most.
+/// Most memory of guests on average, in percent of their limit.
 pub const HELD_PERCENT: f64 = 105.0;
-/// Linux's guests may have more in blocks, which favours Linux.
+/// Most memory of Linux's guests in blocks, in percent of their limit. It is higher, which favours
+/// Linux.
 pub const LINUX_PERCENT: f64 = 110.0;
-/// They may have still more where ways are screened: that work is shorter, and begins above the limit.
+/// Most memory of Linux's guests during screening, in percent of their limit. It is still higher,
+/// because that work is shorter, and begins above the limit.
 pub const SCREENED_PERCENT: f64 = 130.0;
-/// A VM's figures, MiB.
+/// Name of a VM's figure: memory of its guests on average, MiB.
 pub const GUESTS: &str = "guest-mib";
 const LIMIT: &str = "limit-mib";
 
-/// At one moment, MiB.
+/// One sample, in MiB.
 #[derive(Clone, Copy)]
 pub struct Sample {
-    /// Of all guests, with what of theirs is compressed in memory.
+    /// Memory of all guests, with their compressed memory.
     pub guests: f64,
-    /// The daemon's own; 0 without one.
+    /// The daemon's own memory; 0 without a daemon.
     pub daemon: f64,
 }
 
-/// All moments of a run.
+/// All samples of a run.
 pub struct Held(Vec<Sample>);
 
 impl Held {
-    /// Does the work, and looks once every so often meanwhile.
+    /// Does the work, and takes a sample after each time `every`.
     ///
     /// # Errors
-    /// As `work` and `look`.
+    /// Those of `work` and `look`.
     pub fn during<T>(
         every: Duration,
         look: impl Fn() -> anyhow::Result<Sample> + Sync,
@@ -72,13 +74,13 @@ impl Held {
         }
     }
 
-    /// NaN of none.
+    /// Returns a mean of the samples, or NaN of no samples.
     fn mean(&self, of: impl Fn(&Sample) -> f64) -> f64 {
         self.0.iter().map(of).sum::<f64>() / self.0.len() as f64
     }
 }
 
-/// Checks that a VM's guests had at most `percent` of their limit on average, if they had one.
+/// Checks that a VM's guests had at most `percent` of their limit on average, if they had a limit.
 ///
 /// # Errors
 /// The guests had more.
@@ -109,13 +111,13 @@ mod tests {
             held(guests).add_to(&mut figures, limit);
             figures
         };
-        // A peak passes, and is told.
+        // A peak is accepted, and reported.
         let figures = of(&[90.0, 115.0, 101.0], Some(100));
         check(&figures, HELD_PERCENT).unwrap();
         assert_eq!(figures["guest-mib"], [102.0]);
         assert_eq!(figures["guest-most-mib"], [115.0]);
         assert_eq!(figures["all-mib"], [112.0]);
-        // What it has in the end is not all that counts.
+        // The memory at the end is not all that counts.
         let figures = of(&[120.0, 110.0, 100.0], Some(100));
         let error = check(&figures, HELD_PERCENT).unwrap_err();
         assert!(error.to_string().contains("on average"), "{error}");

@@ -1,4 +1,4 @@
-//! Whoever keeps a guest's memory small.
+//! The sides of a figure: who keeps a guest's memory small.
 
 use std::borrow::Cow;
 
@@ -8,36 +8,37 @@ use super::linux::{Linux, Memory, PLAIN};
 use crate::bench::vm as vms;
 
 const MIB: u64 = 1 << 20;
-/// Of `EbbCompressed`.
+/// Compressed memory of `EbbCompressed`.
 const COMPRESSED: &str = "64M";
-/// Of `EbbPool`: a monitoring is 8 windows of 0.6 s.
+/// Seconds between two monitorings with `EbbPool`. A monitoring is 8 windows of 0.6 s.
 const PERIOD_S: &str = "6";
-/// Of `EbbByThreshold`: windows, of 8.
+/// Threshold of `EbbByThreshold`: windows, of 8.
 const THRESHOLD: &str = "4";
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Keeper {
-    /// Nobody: it has all it believes to have.
+    /// Nobody: the guest has all memory that it believes to have.
     Nobody,
     /// Nobody, and the guest believes to have no more than the limit.
     Small,
     /// Linux swaps QEMU.
     Linux(Linux),
-    /// The guest's balloon driver, and Linux for what it cannot give.
+    /// The guest's balloon driver, and Linux for what the balloon cannot give.
     Balloon,
     /// Ebb.
     Ebb,
-    /// Ebb, which shares the host's memory among guests by what it sees them use.
+    /// Ebb, which shares the host's memory among the guests by what they use.
     EbbPool,
-    /// Ebb, which monitors the guest besides, and so knows how hot its memory is.
+    /// Ebb, which also monitors the guest, and so knows how hot its memory is.
     EbbByHeat,
-    /// The same, for whom pages are hot that were used in half of the windows, and no others.
+    /// Ebb, which monitors the guest, and takes exactly those pages as hot that were used in half
+    /// of the windows.
     EbbByThreshold,
-    /// Ebb, which keeps a part of what it evicts in memory, compressed.
+    /// Ebb, which keeps a part of the evicted memory compressed.
     EbbCompressed,
-    /// Ebb, which must read what the guest is about to overwrite.
+    /// Ebb, which must read frames that the guest is about to overwrite.
     EbbBlind,
-    /// The balloon, and Ebb for what it cannot give.
+    /// The balloon, and Ebb for what the balloon cannot give.
     EbbBalloon,
 }
 
@@ -45,7 +46,7 @@ pub enum Keeper {
 pub const PLAIN_LINUX: [Keeper; 2] = [Keeper::Linux(PLAIN[0]), Keeper::Linux(PLAIN[1])];
 
 impl Keeper {
-    /// As tables have it.
+    /// Returns the keeper's name in tables.
     pub fn name(self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Keeper::Linux(way) => return Cow::Owned(way.name()),
@@ -62,12 +63,12 @@ impl Keeper {
         })
     }
 
-    /// One VM's guest has so much from now on, as far as its keeper works by VMs.
+    /// Limits a VM's guest, if its keeper works on single VMs.
     pub fn limit(self, vm: &Vm, mib: u64) {
         let bytes = mib * MIB;
         if self.has_balloon() {
             vms::balloon(vm, bytes);
-            // It may not get all.
+            // The balloon may not get everything.
             vmtest::until_or(|| (vms::balloon_bytes(vm) <= bytes).then_some(()));
         }
         if self.is_ebb() {
@@ -82,7 +83,7 @@ impl Keeper {
         }
     }
 
-    /// The same for a guest that believes to have `of_mib`, without waiting until it holds.
+    /// Limits a guest that believes to have `of_mib`, without waiting until it is at its limit.
     pub fn share(self, vm: &Vm, mib: u64, of_mib: u64) {
         if self.has_balloon() {
             vms::balloon(vm, mib * MIB);
@@ -93,29 +94,30 @@ impl Keeper {
         }
     }
 
-    /// What the kernel holds a guest to that believes to have `of_mib`, if the kernel is to hold it.
+    /// Returns the kernel's limit of a guest that believes to have `of_mib`, if the kernel limits
+    /// it.
     pub fn cgroup_limit(self, mib: u64, of_mib: u64) -> Option<u64> {
         (mib < of_mib && self != Keeper::Nobody && !self.is_ebb()).then_some(mib)
     }
 
-    /// Whether Ebb holds its VMs.
+    /// Whether Ebb manages the keeper's VMs.
     pub fn is_ebb(self) -> bool {
         use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbCompressed, EbbPool};
         self.is_monitored() || matches!(self, Ebb | EbbPool | EbbBlind | EbbBalloon | EbbCompressed)
     }
 
-    /// How Linux swaps what it holds; none: Ebb holds it.
+    /// Returns how Linux swaps the VMs, or `None` if Ebb manages them.
     pub fn linux(self) -> Option<Linux> {
         match self {
             Keeper::Linux(way) => Some(way),
             Keeper::Balloon => Some(PLAIN[0]),
-            // As Ebb's guests: a memfd with huge pages, where the host gives them.
+            // Like Ebb's guests, these have a memfd with huge pages, if the host gives them.
             Keeper::Nobody | Keeper::Small => Some(Linux { memory: Memory::MemfdHuge, ..PLAIN[1] }),
             _ => None,
         }
     }
 
-    /// What its daemon is told.
+    /// Returns the environment variable that the daemon gets, with its value.
     pub fn setting(self) -> Option<(&'static str, &'static str)> {
         match self {
             Keeper::EbbBlind => Some(("EBB_READ_FREED", "true")),
@@ -126,7 +128,7 @@ impl Keeper {
         }
     }
 
-    /// Whether Ebb looks at what its VMs use.
+    /// Whether Ebb monitors what its VMs use.
     pub fn is_monitored(self) -> bool {
         matches!(self, Keeper::EbbByHeat | Keeper::EbbByThreshold)
     }

@@ -1,4 +1,4 @@
-//! Linux's own ways to swap a guest, as who knows them sets them up.
+//! Linux's own ways to swap a guest, set up as by an expert.
 
 use std::fs;
 use std::path::Path;
@@ -16,33 +16,34 @@ const MGLRU: &str = "/sys/kernel/mm/lru_gen/enabled";
 const CGROUP2: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const ZSWAP: &str = "/sys/module/zswap/parameters";
-/// What there may be, best known first.
+/// Compressors that a kernel may have, the best known first.
 const COMPRESSORS: [&str; 7] = ["zstd", "lz4", "lzo-rle", "lzo", "deflate", "lz4hc", "842"];
 
-/// What a guest's memory is made of.
+/// Kind of a guest's memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Memory {
     Anonymous,
-    /// With transparent huge pages.
+    /// Anonymous memory with transparent huge pages.
     AnonymousHuge,
     Memfd,
-    /// With transparent huge pages.
+    /// A memfd with transparent huge pages.
     MemfdHuge,
 }
 
 const MEMORIES: [Memory; 4] =
     [Memory::Anonymous, Memory::AnonymousHuge, Memory::Memfd, Memory::MemfdHuge];
 
-/// Where it goes.
+/// Where swapped memory goes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Swap {
-    /// To the disk; two to the power of this many pages come back at once.
+    /// To the disk. Two to the power of this many pages come back at once.
     Disk(u8),
-    /// The same, with this compressor in front.
+    /// To the disk, with zswap by this compressor in front of it.
     Zswap(&'static str),
     /// To memory, by this compressor.
     Zram(&'static str),
-    /// To memory by this compressor what is half of the limit before that, the rest to the disk.
+    /// To memory by this compressor, as much as is half of the limit uncompressed, and the rest to
+    /// the disk.
     ZramDisk(&'static str),
 }
 
@@ -60,7 +61,7 @@ pub const PLAIN: [Linux; 2] = [
 ];
 
 impl Linux {
-    /// As tables have it.
+    /// Returns the way's name in tables.
     pub fn name(self) -> String {
         let memory = match self.memory {
             Memory::Anonymous => "anonymous",
@@ -76,7 +77,7 @@ impl Linux {
         }
     }
 
-    /// QEMU's backend for it.
+    /// Returns QEMU's backend for this memory.
     pub fn backend(self) -> &'static str {
         match self.memory {
             Memory::Memfd | Memory::MemfdHuge => "memfd,share=on",
@@ -84,8 +85,9 @@ impl Linux {
         }
     }
 
-    /// Of what this kernel has every kind of memory with the disk, by each `page-cluster`, and with anonymous memory every
-    /// compressor, where there is something that `shrinks`.
+    /// Returns the ways to screen that this kernel offers: every kind of memory with the disk, by
+    /// each `page-cluster`, and, if the guests' memory `shrinks`, anonymous memory with every
+    /// compressor.
     pub fn offered(shrinks: bool, medium: Medium) -> Vec<Linux> {
         let disks = clusters(medium).map(Swap::Disk);
         let on_disk = MEMORIES.iter().flat_map(|&memory| disks.map(|swap| Linux { memory, swap }));
@@ -97,8 +99,8 @@ impl Linux {
         on_disk.chain(compressed.filter(|_| shrinks).map(anonymous)).collect()
     }
 
-    /// Of these, the best first, the best memory with the best compressors, where that is not among
-    /// them.
+    /// Combines the best memory with the best compressors of `ranked`, the best first. Combinations
+    /// that are in `ranked` already are left out.
     pub fn crossed(ranked: &[Linux], most: usize) -> Vec<Linux> {
         let is_disk = |way: &&Linux| matches!(way.swap, Swap::Disk(_));
         let Some(best) = ranked.iter().find(is_disk) else { return Vec::new() };
@@ -107,7 +109,7 @@ impl Linux {
         crossed.filter(|way| !ranked.contains(way)).collect()
     }
 
-    /// What this kernel lacks of what there may be, in a few sentences.
+    /// Says in a few sentences which ways this kernel lacks.
     pub fn lacks() -> String {
         let list = |have: &[&str]| match have.is_empty() {
             true => "none".to_owned(),
@@ -147,12 +149,12 @@ impl Linux {
     }
 }
 
-/// From a page to as many as Ebb may read at once; the kernel reads no more than 32 where no head
-/// moves and neighbours are by address.
+/// Returns exponents from one page up to as many as Ebb may read at once. Without a moving head,
+/// neighbours are by address, and the kernel reads at most 32 pages.
 fn clusters(medium: Medium) -> [u8; 3] {
     match medium {
         Medium::Ssd => [0, 3, 5],
-        // A page at a time takes a VM minutes.
+        // Single pages would take minutes for a VM.
         Medium::Hdd => [3, 5, 7],
     }
 }
@@ -167,7 +169,7 @@ fn has_device_mapper() -> bool {
     fs::read_to_string("/proc/devices").is_ok_and(|text| text.contains("device-mapper"))
 }
 
-/// Of `/proc/crypto`: each entry begins with a `name`, and has a `type`.
+/// Parses `/proc/crypto`: each entry begins with a `name`, and has a `type`.
 fn kernel_compressors(crypto: &str) -> Vec<&'static str> {
     let value = |line: &str, key: &str| {
         let (found, value) = line.split_once(':')?;
@@ -194,7 +196,7 @@ fn zswap_compressors() -> Vec<&'static str> {
     }
 }
 
-/// As each device offers them, the chosen one in brackets.
+/// Returns the compressors that a zram device offers, of which the chosen one is in brackets.
 fn zram_compressors() -> Vec<&'static str> {
     let offered = Zram::new().and_then(|zram| Ok(fs::read_to_string(zram.file("comp_algorithm"))?));
     let offered = offered.unwrap_or_default();
@@ -202,9 +204,9 @@ fn zram_compressors() -> Vec<&'static str> {
     COMPRESSORS.into_iter().filter(|name| words.contains(name)).collect()
 }
 
-/// A way that is set up: the kernel swaps by it while this lives.
+/// A way that is set up: the kernel swaps by it as long as this exists.
 pub struct Swapping {
-    // Taken away in this order.
+    // The fields are dropped in this order.
     _area: SwapArea,
     _zram: Option<Zram>,
     _settings: Vec<HostSetting>,
@@ -212,10 +214,11 @@ pub struct Swapping {
 }
 
 impl Swapping {
-    /// Sets it up; `drive`: the disk to swap to; of what guests believe to have, and have.
+    /// Sets a way up. `drive` is the disk to swap to. The array is what guests believe to have, and
+    /// what they have.
     ///
     /// # Errors
-    /// The host lacks what it needs, or does not let us.
+    /// The host lacks what it needs, or does not permit it.
     pub fn new(
         way: Linux,
         drive: &Drive,
@@ -236,7 +239,7 @@ impl Swapping {
             Swap::Zswap(compressor) => {
                 settings.push(set(&zswap("compressor"), compressor)?);
                 settings.push(set(&zswap("enabled"), "Y")?);
-                // Until it is on it takes any name, and then has another one.
+                // Until zswap is on it accepts any name, and later it may use another compressor.
                 let has = fs::read_to_string(zswap("compressor"))?;
                 ensure!(has.trim() == compressor, "zswap compresses by {}", has.trim());
                 (SwapArea::at(&[disk])?, None, Some(Pooled::Zswap))
@@ -253,27 +256,27 @@ impl Swapping {
         Ok(Swapping { _area: area, _zram: zram, _settings: settings, pooled })
     }
 
-    /// What it keeps in memory, for whoever holds guests at a limit.
+    /// Returns what is kept in memory, for the code that limits the guests.
     pub fn pooled(&self) -> Pooled {
         self.pooled.clone()
     }
 }
 
-/// Huge pages for whoever asks for them, as QEMU does for its translation cache: a guest's memory that
-/// is to have none is told apart by other means ([`super::pin`]).
+/// Allows huge pages where a program asks for them, as QEMU does for its translation cache.
+/// [`super::pin`] keeps huge pages from a guest's memory that must not have them.
 ///
 /// # Errors
-/// The host does not let us.
+/// The host does not permit it.
 pub fn huge_pages() -> anyhow::Result<HostSetting> {
     set(HUGE_PAGES.as_ref(), "madvise")
 }
 
-/// What memory is made of, and how much comes back at once.
+/// Sets what memory is made of, and how much comes back at once.
 fn of_memory(way: Linux) -> anyhow::Result<Vec<HostSetting>> {
     let shared = if way.memory == Memory::MemfdHuge { "advise" } else { "never" };
     let cluster = match way.swap {
         Swap::Disk(cluster) => cluster,
-        // What is compressed has no neighbours that come with it.
+        // Compressed pages have no neighbours to come with them.
         Swap::Zswap(_) | Swap::Zram(_) | Swap::ZramDisk(_) => 0,
     };
     Ok(vec![
@@ -286,7 +289,7 @@ fn set(path: &Path, value: &str) -> anyhow::Result<HostSetting> {
     HostSetting::of(path, value).map_err(anyhow::Error::msg)
 }
 
-/// Who has the host swap takes turns.
+/// Lets tests that make the host swap take turns.
 #[cfg(test)]
 pub fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -308,7 +311,7 @@ mod tests {
         assert_eq!(kernel_compressors(crypto), ["lzo-rle", "deflate"]);
     }
 
-    /// What a way changes on the host.
+    /// Returns the host's settings that a way changes.
     fn host() -> Vec<String> {
         let settings = [HUGE_PAGES, PAGE_CLUSTER, "/proc/swaps", SHARED_HUGE_PAGES];
         let settings = settings.map(PathBuf::from).into_iter();

@@ -13,17 +13,17 @@ use crate::bench::blocks::HostFails;
 
 const PAGE_SECTORS: u64 = 8;
 
-/// What a disk is like.
+/// Kind of a disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
-    /// This machine's own disk, as fast as it is.
+    /// This machine's own disk, at its own speed.
     Ssd,
-    /// As many requests and bytes a second as a hard disk manages.
+    /// A disk with as many requests and bytes a second as a hard disk.
     Hdd,
 }
 
 impl Medium {
-    /// As tables have it.
+    /// Returns the medium's name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Medium::Ssd => "SSD",
@@ -31,13 +31,13 @@ impl Medium {
         }
     }
 
-    /// Whether the kernel is to think that a head moves: it reads ahead of swap by address where none
-    /// does, and by place on the disk where one does.
+    /// Whether the kernel should believe that the disk has a moving head. With one, it reads ahead
+    /// of swap by place on the disk, otherwise by address.
     fn is_rotational(self) -> bool {
         self == Medium::Hdd
     }
 
-    /// Requests and bytes a second; `None`: all there is.
+    /// Returns requests and bytes a second, or `None` for no limit.
     fn speed(self) -> Option<(u64, u64)> {
         match self {
             Medium::Ssd => None,
@@ -46,10 +46,10 @@ impl Medium {
     }
 }
 
-/// A block device whose requests are counted. Slow ones are two loop devices, one on the
-/// other: the upper one merges requests, the lower one is throttled, as a disk would be.
+/// A block device whose requests are counted. A slow one is two loop devices, one on the other: the
+/// upper one merges requests, and the lower one is throttled like a disk.
 pub struct Drive {
-    // Taken away in this order.
+    // The fields are dropped in this order.
     upper: Loop,
     lower: Option<Loop>,
     _file: Undo,
@@ -60,7 +60,7 @@ struct Loop {
     _undo: Undo,
 }
 
-/// What has gone to a disk and come from it.
+/// What was read from a disk and written to it.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Traffic {
     pub read_requests: u64,
@@ -70,13 +70,13 @@ pub struct Traffic {
 }
 
 impl Drive {
-    /// A drive on a file that is made: empty and of `bytes`, or a copy.
+    /// Makes a drive on a new file: empty and of `bytes`, or a copy.
     ///
     /// # Errors
-    /// No loop devices, or no room.
+    /// There are no loop devices, or there is no room.
     pub fn new(file: &Path, content: Content<'_>, medium: Medium) -> anyhow::Result<Drive> {
         let made = file.to_owned();
-        // The loop device keeps it until it goes itself.
+        // The loop device keeps the file until it is removed itself.
         let undo = Undo::new(move || {
             if let Err(error) = fs::remove_file(&made) {
                 eprintln!("{}: {error}", made.display());
@@ -92,7 +92,7 @@ impl Drive {
                 output(Command::new("cp").arg("--sparse=never").args([from, file]))?;
             }
         }
-        // What is still to be written back would slow down whoever measures first.
+        // Otherwise pending writeback would slow down the first measurement.
         File::open(file)?.sync_all()?;
         let (upper, lower) = match medium.speed() {
             None => (Loop::on(file, medium)?, None),
@@ -104,15 +104,15 @@ impl Drive {
         Ok(Drive { upper, lower, _file: undo })
     }
 
-    /// Its device.
+    /// Returns the path of the device.
     pub fn device(&self) -> &Path {
         &self.upper.device
     }
 
-    /// Holds the group's processes to the medium's speed.
+    /// Limits the group's processes to the medium's speed.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn throttle(&self, cgroup: &Cgroup, medium: Medium) -> anyhow::Result<()> {
         match (&self.lower, medium.speed()) {
             (Some(lower), Some((requests, bytes))) => {
@@ -122,10 +122,10 @@ impl Drive {
         }
     }
 
-    /// What it has done so far.
+    /// Returns the traffic so far.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn traffic(&self) -> anyhow::Result<Traffic> {
         let text = fs::read_to_string(self.upper.sysfs("stat")?)?;
         let fields: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
@@ -139,7 +139,7 @@ impl Drive {
     }
 }
 
-/// What a new drive holds.
+/// Content of a new drive.
 #[derive(Clone, Copy)]
 pub enum Content<'a> {
     Empty(u64),
@@ -153,7 +153,8 @@ impl Loop {
         let (device, undo) = Undo::of(add, |device| undo("losetup", ["--detach", device.trim()]))?;
         let device = device.trim();
         let made = Loop { device: device.into(), _undo: undo };
-        // It has what the disk beneath says of itself, which of virtual ones means nothing.
+        // A loop device copies this setting from the disk beneath, which means nothing for a
+        // virtual disk.
         set_rotational(&made.sysfs("queue/rotational")?, medium.is_rotational())?;
         Ok(made)
     }
@@ -163,7 +164,7 @@ impl Loop {
         Ok(Path::new("/sys/block").join(name).join(attribute))
     }
 
-    /// As in `7:3`.
+    /// Returns the device's number, as in `7:3`.
     fn number(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.sysfs("dev")?)?.trim().into())
     }
@@ -182,16 +183,18 @@ impl Sub for Traffic {
     }
 }
 
-/// The kernel's own swap areas, while this lives.
+/// The kernel's own swap areas, as long as this exists.
 pub struct SwapArea {
     _undo: Vec<Undo>,
 }
 
 impl SwapArea {
-    /// Has the kernel swap to devices: to the first one until it is full, and so on.
+    /// Makes the kernel swap to devices: to the first until it is full, then to the next, and so
+    /// on.
     ///
     /// # Errors
-    /// Not allowed, or the host swaps elsewhere already: that would be measured too.
+    /// It is not permitted, or the host already swaps to something else, which would be measured
+    /// too.
     pub fn at(devices: &[&Path]) -> anyhow::Result<SwapArea> {
         let others = fs::read_to_string("/proc/swaps")?;
         if others.lines().count() > 1 {
@@ -209,7 +212,7 @@ impl SwapArea {
     }
 }
 
-/// Tells the kernel whether a head moves, and looks that it believes it.
+/// Tells the kernel whether the disk has a moving head, and checks that it accepts this.
 fn set_rotational(path: &Path, is_rotational: bool) -> anyhow::Result<()> {
     let (say, value) = (|| path.display().to_string(), u8::from(is_rotational).to_string());
     fs::write(path, &value).with_context(say)?;
@@ -218,17 +221,17 @@ fn set_rotational(path: &Path, is_rotational: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A file system on a drive, while this lives.
+/// A file system on a drive, mounted as long as this exists.
 pub struct Mounted {
     at: PathBuf,
     _undo: Undo,
 }
 
 impl Mounted {
-    /// Mounts the drive at a directory that is made.
+    /// Mounts the drive at a directory, which is made.
     ///
     /// # Errors
-    /// It has no file system that the kernel knows.
+    /// The drive has no file system that the kernel knows.
     pub fn on(drive: &Drive, at: &Path) -> anyhow::Result<Mounted> {
         fs::create_dir_all(at)?;
         let (device, place) = (path(drive.device())?, path(at)?);
@@ -237,19 +240,19 @@ impl Mounted {
         Ok(Mounted { at: at.into(), _undo: undo })
     }
 
-    /// Where.
+    /// Returns where the file system is mounted.
     pub fn path(&self) -> &Path {
         &self.at
     }
 }
 
-/// Makes a file system.
+/// Makes a file system on a drive.
 ///
 /// # Errors
 /// The program fails.
 pub fn format(drive: &Drive) -> anyhow::Result<()> {
     let mut mkfs = Command::new("mkfs.ext4");
-    // Written later, it would be counted as what is swapped out.
+    // Initialized later, the tables would be counted as swapped out.
     mkfs.args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
     output(mkfs.arg(drive.device())).map(drop)
 }
@@ -258,7 +261,7 @@ fn path(path: &Path) -> anyhow::Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// Runs a program, once more where it fails.
+/// Returns an action that runs a program, and runs it once more if it fails.
 fn undo<const COUNT: usize>(
     program: &'static str,
     arguments: [&str; COUNT],
@@ -273,12 +276,12 @@ fn undo<const COUNT: usize>(
     }
 }
 
-/// What a program prints that changes the host.
+/// Runs a program that changes the host. Returns its output.
 fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     output(undo::helper(program).args(arguments))
 }
 
-/// What a command prints.
+/// Runs a command. Returns its output.
 fn output(command: &mut Command) -> anyhow::Result<String> {
     let output = command.output().with_context(|| format!("{command:?} does not start"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -290,7 +293,7 @@ fn output(command: &mut Command) -> anyhow::Result<String> {
 mod tests {
     use super::*;
 
-    /// The disk of the machine may say anything.
+    /// The machine's own disk may report either.
     #[test]
     fn only_a_hard_disk_has_a_head_that_moves() {
         let scratch = vmtest::Scratch::new("ebb-test-").unwrap();

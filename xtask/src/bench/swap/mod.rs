@@ -1,5 +1,5 @@
-//! VSwapper's figures: guests with less memory than they believe, by Linux's own
-//! swapping of QEMU, by the balloon, and by Ebb. Each row's meaning: `docs/benchmarks.md`.
+//! VSwapper's figures: guests with less memory than they believe to have, by Linux's own swapping
+//! of QEMU, by the balloon, and by Ebb. `docs/benchmarks.md` explains each row.
 
 mod cgroup;
 pub mod compare;

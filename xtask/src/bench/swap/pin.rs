@@ -1,4 +1,5 @@
-//! Keeps QEMU's own memory out of what Linux swaps: only the guest's memory is to be limited.
+//! Locks QEMU's own memory, so that Linux does not swap it: the limit is only for the guest's
+//! memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +11,15 @@ use super::linux::{Linux, Memory};
 use super::warden::{self, Guest};
 
 const SOURCE: &str = include_str!("pin_own.c");
-/// Of memory that is neither the guest's nor locked: what a process has before libraries are there.
+/// Most bytes that are neither the guest's nor locked: what a process has before its libraries are
+/// loaded.
 const SLACK_BYTES: u64 = 1 << 20;
 
 /// A library that the linker loads into QEMU before all others.
 pub struct Pin(PathBuf);
 
 impl Pin {
-    /// Compiles it, into this directory.
+    /// Compiles the library into this directory.
     ///
     /// # Errors
     /// There is no C compiler.
@@ -34,7 +36,7 @@ impl Pin {
         Ok(Pin(library))
     }
 
-    /// What a QEMU is told by its environment whose guest believes to have so much.
+    /// Returns the environment for a QEMU whose guest believes to have `memory_bytes`.
     pub fn environment(&self, way: Linux, memory_bytes: u64) -> Vec<(&'static str, String)> {
         let small =
             (way.memory == Memory::Anonymous).then(|| ("EBB_BENCH_SMALL_PAGES", "1".into()));
@@ -44,7 +46,7 @@ impl Pin {
     }
 }
 
-/// Checks that all of a VMM's memory is locked but for its guest's.
+/// Checks that all memory of a VMM is locked, except its guest's.
 ///
 /// # Errors
 /// It is not.
@@ -65,7 +67,7 @@ mod tests {
     use super::*;
     use crate::bench::swap::linux::Swap;
 
-    /// Python, as a stand-in for a VMM, with a guest's memory and more of its own.
+    /// Python stands in for a VMM, with a guest's memory and more of its own.
     #[test]
     fn all_but_the_guests_memory_is_locked() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();

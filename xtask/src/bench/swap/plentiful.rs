@@ -1,5 +1,5 @@
-//! Memory is plentiful: what it costs that Ebb serves the guest's disk and knows its
-//! blocks by content, against QEMU's own virtio-blk at equal settings.
+//! With plentiful memory: what it costs that Ebb serves the guest's disk and knows its blocks by
+//! content, against QEMU's own virtio-blk with equal settings.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ const MEMORY_MIB: u64 = 1024;
 const IMAGE_BYTES: u64 = 700 << 20;
 const MIB: f64 = (1 << 20) as f64;
 
-/// An access, how much of it, so many bytes at once on so many threads.
+/// One kind of access: how much in all, how many bytes at once, and on how many threads.
 struct Job {
     what: &'static str,
     access: &'static str,
@@ -53,7 +53,7 @@ const JOBS: [Job; 7] = [
     job("random writes, 4 KiB, 8 threads", "random-write", 32, "4K", 8),
 ];
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The host lacks what it needs.

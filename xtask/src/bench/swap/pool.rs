@@ -1,4 +1,4 @@
-//! Compressed memory of the host's that swapping fills.
+//! Compressed memory of the host that swapping fills.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,20 +8,20 @@ use vmtest::{Undo, setting};
 
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 
-/// Compressed memory of the host's, which version 1 of cgroups charges to nobody.
+/// The host's compressed memory, which version 1 of control groups charges to nobody.
 #[derive(Clone)]
 pub enum Pooled {
     Nothing,
     Zswap,
-    /// By this file.
+    /// A zram device, by its statistics file.
     Zram(PathBuf),
 }
 
 impl Pooled {
-    /// How much there is now.
+    /// Returns the current size of the compressed memory.
     ///
     /// # Errors
-    /// As the file system's, or the kernel tells nothing.
+    /// A file operation fails, or the kernel does not tell.
     pub fn bytes(&self) -> anyhow::Result<u64> {
         match self {
             Pooled::Nothing => Ok(0),
@@ -36,7 +36,7 @@ impl Pooled {
     }
 }
 
-/// The third figure: memory with all that the pool needs besides.
+/// Returns the third figure: all memory of the pool, with its overhead.
 fn zram_bytes(stat: &str) -> anyhow::Result<u64> {
     Ok(stat.split_whitespace().nth(2).context("a short mm_stat")?.parse()?)
 }
@@ -49,13 +49,13 @@ pub struct Zram {
 }
 
 impl Zram {
-    /// A new one.
+    /// Makes a new device.
     ///
     /// # Errors
-    /// The kernel has none, or does not let us.
+    /// The kernel has no zram, or does not permit it.
     pub fn new() -> anyhow::Result<Zram> {
         let control = Path::new(ZRAM_CONTROL);
-        // Reading adds one.
+        // Reading the file adds a device.
         let add = || fs::read_to_string(control.join("hot_add"));
         let (number, undo) = Undo::of(add, |number| {
             let number = number.trim().to_owned();
@@ -71,16 +71,16 @@ impl Zram {
         .context("no zram")?;
         let name = format!("zram{}", number.trim());
         let reset = Path::new("/sys/block").join(&name).join("reset");
-        // What is on record last is done first.
+        // Records are undone in reverse order.
         let removed = setting::on_record(&control.join("hot_remove"), number.trim());
         let records = [removed, setting::on_record(&reset, "1")];
         Ok(Zram { device: Path::new("/dev").join(name), _undo: undo, _records: records })
     }
 
-    /// One of a size, which compresses by this.
+    /// Makes a device of this size with this compressor.
     ///
     /// # Errors
-    /// As [`Zram::new`], or it cannot.
+    /// Those of [`Zram::new`], or the device refuses the settings.
     pub fn with(compressor: &str, bytes: u64) -> anyhow::Result<Zram> {
         let zram = Zram::new()?;
         fs::write(zram.file("comp_algorithm"), compressor).context("zram's compressor")?;
@@ -88,12 +88,12 @@ impl Zram {
         Ok(zram)
     }
 
-    /// Its device.
+    /// Returns the path of the device.
     pub fn device(&self) -> &Path {
         &self.device
     }
 
-    /// What it tells, and is told.
+    /// Returns the path of one of the device's files in sysfs.
     pub fn file(&self, name: &str) -> PathBuf {
         let device = self.device.file_name().unwrap_or_default();
         Path::new("/sys/block").join(device).join(name)

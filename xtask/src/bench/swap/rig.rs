@@ -1,4 +1,4 @@
-//! What guests with less memory than they believe stand on.
+//! The environment of guests with less memory than they believe to have.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -24,18 +24,18 @@ use crate::guard::{guard, reason};
 use crate::interrupt;
 
 const MIB: u64 = 1 << 20;
-/// The disk to swap to, in percent of what guests believe to have.
+/// Size of the disk to swap to, in percent of what guests believe to have.
 const SWAP_PERCENT: u64 = 300;
-/// So many guests boot at once.
+/// Number of guests that boot at once.
 const AT_ONCE: usize = 2;
-/// A guest whose job takes longer does not get through.
+/// Longest time for a job. A guest whose job takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(480);
-/// How often what a guest has is looked at: that takes some 12 ms of a processor.
+/// Time between two samples of a guest's memory: a sample takes some 12 ms of a processor.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What guests stand on: a control group, something to swap to, and a daemon of their own.
+/// The environment of guests: a control group, something to swap to, and a daemon of their own.
 pub struct Ground {
-    // Taken away in this order.
+    // The fields are dropped in this order.
     host: Host,
     keeper: Keeper,
     swapping: Option<Swapping>,
@@ -48,9 +48,9 @@ pub struct Ground {
     _huge_pages: HostSetting,
 }
 
-/// A guest with its disk at `/mnt`, and all that holds it.
+/// A guest with its disk at `/mnt`, and everything that serves it.
 pub struct Rig {
-    // Taken away in this order.
+    // The fields are dropped in this order.
     pub vm: Vm,
     disk: Drive,
     ground: Ground,
@@ -59,29 +59,31 @@ pub struct Rig {
     limit_mib: u64,
 }
 
-/// What went over both drives.
+/// Traffic of both drives.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Both {
     pub disk: Traffic,
     pub swap: Traffic,
 }
 
-/// Seconds of processors so far.
+/// Processor time so far, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Ran {
-    /// Of QEMU and, where there is one, the daemon: of all threads, also those that have ended.
+    /// Time of QEMU and, if there is one, the daemon: of all their threads, also those that have
+    /// ended.
     pub group: f64,
-    /// Of all that the host did, its kernel's own threads among it, but for this bench.
+    /// Time of everything on the host, the kernel's own threads included, except this benchmark.
     pub host: f64,
-    /// Taken by other VMs of the machine beneath.
+    /// Time taken by other VMs of the machine beneath.
     pub stolen: f64,
 }
 
 impl Ground {
-    /// Makes it; what all guests on it believe to have, and have.
+    /// Makes the environment. The array is what all guests on it believe to have, and what they
+    /// have.
     ///
     /// # Errors
-    /// The host lacks what it needs, or does not let us.
+    /// The host lacks what it needs, or does not permit it.
     pub fn new(
         keeper: Keeper,
         medium: Medium,
@@ -98,8 +100,8 @@ impl Ground {
         swap.throttle(&cgroup, medium).context(HostFails)?;
         let (mut swapping, mut swap_directory) = (None, None);
         let host = Host::in_memory().unwrap_or_default();
-        // Of QEMU's threads, too, the kernel touches memory that it cannot have back at once, and
-        // kills them for it.
+        // With rseq, the kernel touches memory of QEMU's threads that it cannot have back at once,
+        // and kills them for it.
         host.set("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
         match keeper.linux() {
             None => {
@@ -126,18 +128,18 @@ impl Ground {
         })
     }
 
-    /// Boots a guest on it that has all its memory still.
+    /// Boots a guest, which still has all its memory.
     ///
     /// # Errors
-    /// As [`Ground::new`], or it is not on the terms of all others.
+    /// Those of [`Ground::new`], or the guest's VM differs from all others in more than it may.
     pub fn boot(&self, setup: &Setup<'_>) -> anyhow::Result<(Vm, Drive)> {
         self.boot_all(setup, 1)?.pop().context("a guest")
     }
 
-    /// The same of several, some at once.
+    /// Boots several guests, some at once.
     ///
     /// # Errors
-    /// As [`Ground::boot`].
+    /// Those of [`Ground::boot`].
     pub fn boot_all(&self, setup: &Setup<'_>, count: u64) -> anyhow::Result<Vec<(Vm, Drive)>> {
         if let Some(way) = setup.keeper.linux() {
             let pinned = self.pin.environment(way, setup.memory_mib * MIB);
@@ -148,7 +150,7 @@ impl Ground {
         let inside = self.cgroup.enter()?;
         let mut booted = Vec::new();
         while !disks.is_empty() {
-            // The first one starts the daemon.
+            // The first guest starts the daemon.
             let most = if booted.is_empty() { 1 } else { AT_ONCE.min(disks.len()) };
             let some: Vec<Drive> = disks.drain(..most).collect();
             let vms = thread::scope(|scope| {
@@ -192,10 +194,10 @@ impl Ground {
         Ok(vm)
     }
 
-    /// Boots another one that Ebb holds, without a disk.
+    /// Boots another guest that Ebb manages, without a disk.
     ///
     /// # Errors
-    /// As [`Ground::new`].
+    /// Those of [`Ground::new`].
     pub fn run(&self, guest: vmtest::Guest) -> anyhow::Result<Vm> {
         let inside = self.cgroup.enter()?;
         let vm = self.host.run(guest.privileged());
@@ -203,7 +205,8 @@ impl Ground {
         Ok(vm)
     }
 
-    /// All guests have so much together; none: nobody is to hold them who is not at it already.
+    /// Limits the memory that all guests have together. `None` means that nobody limits them who
+    /// does not do so already.
     ///
     /// # Errors
     /// The kernel cannot bring them down to that.
@@ -214,14 +217,15 @@ impl Ground {
         }
     }
 
-    /// What these guests have in memory now, of theirs and compressed, and what their daemon has.
+    /// Returns what these guests have in memory now, compressed memory included, and what their
+    /// daemon has.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn look(&self, vms: &[&Vm], memory_mib: u64) -> anyhow::Result<Sample> {
         let (mut bytes, mut compressed) = (self.pooled().bytes()?, 0);
         for vm in vms {
-            // Read on all sides: it takes its time.
+            // All sides read this, because it takes its time.
             let mapped = warden::parts(guest(vm, memory_mib))?.guest;
             bytes += if self.swapping.is_some() { mapped } else { vm.host_bytes() };
             if self.keeper == Keeper::EbbCompressed {
@@ -229,7 +233,7 @@ impl Ground {
             }
         }
         let mib = |bytes: u64| bytes as f64 / MIB as f64;
-        // It is memory of the daemon's own.
+        // Compressed memory is part of the daemon's memory, but counts as the guests'.
         let daemon = (self.daemon_mib(vms) - mib(compressed)).max(0.0);
         Ok(Sample { guests: mib(bytes + compressed), daemon })
     }
@@ -241,24 +245,24 @@ impl Ground {
         }
     }
 
-    /// What of these VMMs' own memory is swapped out.
+    /// Returns how much of these VMMs' own memory is swapped out.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn own_swapped_mib(&self, vms: &[&Vm], memory_mib: u64) -> anyhow::Result<f64> {
         let each = vms.iter().map(|vm| Ok(warden::parts(guest(vm, memory_mib))?.own_swapped));
         Ok(each.sum::<anyhow::Result<u64>>()? as f64 / MIB as f64)
     }
 
-    /// As [`Cgroup::waits`].
+    /// Returns [`Cgroup::waits`].
     pub fn waits(&self) -> Waits {
         self.cgroup.waits()
     }
 
-    /// What processors did for them so far.
+    /// Returns the processor time so far.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn ran(&self) -> anyhow::Result<Ran> {
         let me = cpu::of_all(std::process::id() as i32);
         Ok(Ran {
@@ -268,11 +272,11 @@ impl Ground {
         })
     }
 
-    /// The most memory that all processes took together since this was asked last, with what is
+    /// Returns the most memory that all processes took together since the last call, with what is
     /// pooled now.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn peak_mib(&self) -> anyhow::Result<f64> {
         let pooled = self.pooled().bytes()?;
         Ok((self.cgroup.peak_bytes()? + pooled) as f64 / MIB as f64)
@@ -287,7 +291,7 @@ impl Rig {
     /// Boots a guest and brings it down to its limit.
     ///
     /// # Errors
-    /// The host lacks what it needs, or does not let us.
+    /// The host lacks what it needs, or does not permit it.
     pub fn start(setup: &Setup<'_>) -> anyhow::Result<Rig> {
         let Setup { keeper, memory_mib, limit_mib, .. } = *setup;
         let ground = Ground::new(keeper, setup.medium, [memory_mib, limit_mib])?;
@@ -299,18 +303,19 @@ impl Rig {
         Ok(Rig { vm, disk, ground, keeper, memory_mib, limit_mib })
     }
 
-    /// What went over the drives so far.
+    /// Returns the traffic of the drives so far.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn traffic(&self) -> anyhow::Result<Both> {
         Ok(Both { disk: self.disk.traffic()?, swap: self.ground.swap.traffic()? })
     }
 
-    /// Does the work; what the guest and its daemon had meanwhile, looked at on all sides alike.
+    /// Does the work. Returns with its result what the guest and its daemon had meanwhile, sampled
+    /// alike on all sides.
     ///
     /// # Errors
-    /// As `work`.
+    /// Those of `work`.
     pub fn watched<T>(
         &self,
         work: impl FnOnce() -> anyhow::Result<T>,
@@ -318,12 +323,12 @@ impl Rig {
         Held::during(LOOK_EVERY, || self.ground.look(&[&self.vm], self.memory_mib), work)
     }
 
-    /// What it stands on, its VM, and what that believes to have.
+    /// Returns the environment, the VM, and what its guest believes to have.
     pub fn ground(&self) -> (&Ground, [&Vm; 1], u64) {
         (&self.ground, [&self.vm], self.memory_mib)
     }
 
-    /// What it is to be held to, if anybody holds it.
+    /// Returns the guest's limit in MiB, if anybody limits it.
     pub fn held_to(&self) -> Option<u64> {
         (self.keeper != Keeper::Nobody).then_some(self.limit_mib)
     }
@@ -341,10 +346,10 @@ fn guest(vm: &Vm, memory_mib: u64) -> Guest {
     Guest { pid: vm.pid(), memory_bytes: memory_mib * MIB }
 }
 
-/// An image with an ext4 that `fill` puts files on; kept in `directory`.
+/// Makes an image with an ext4 file system on which `fill` puts files. The image is in `directory`.
 ///
 /// # Errors
-/// The host does not let us, or as `fill`.
+/// The host does not permit it, or those of `fill`.
 pub fn image(
     directory: &Path,
     bytes: u64,
@@ -356,7 +361,7 @@ pub fn image(
     let mounted = Mounted::on(&drive, &directory.join("image"))?;
     fill(mounted.path()).context("what the guest is to find on its disk")?;
     drop(mounted);
-    // The drive's own file goes with it.
+    // The drive's own file is removed with the drive.
     std::fs::hard_link(directory.join("making.img"), &path)?;
     Ok(path)
 }

@@ -1,5 +1,5 @@
-//! The VM that a figure is about. All of a figure's VMs are made here, and differ in who serves their
-//! RAM and their disk only.
+//! The VM that a figure is about. All VMs of a figure are made here, and differ only in who serves
+//! their RAM and their disk.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::keeper::Keeper;
 use super::medium::Medium;
 
 const KERNEL: &str = "6.1-cloud";
-/// What a figure's VMs may differ in: options by how they begin, and why.
+/// Options in which a figure's VMs may differ: how an option begins, and why it differs.
 const DIFFERENT: [(&str, &str); 10] = [
     ("-object memory-backend-", "who serves the RAM"),
     ("-device vhost-user-blk-pci,", "who serves the disk"),
@@ -26,24 +26,25 @@ const DIFFERENT: [(&str, &str); 10] = [
     ("-name ", "its name"),
 ];
 
-/// What is wanted.
+/// Setup of a VM.
 #[derive(Clone, Copy)]
 pub struct Setup<'a> {
     pub keeper: Keeper,
     pub medium: Medium,
-    /// What the guest believes to have.
+    /// Memory that the guest believes to have.
     pub memory_mib: u64,
-    /// What it has.
+    /// Memory that the guest has.
     pub limit_mib: u64,
     pub cpus: u32,
-    /// To its kernel's command line.
+    /// Addition to the kernel's command line.
     pub append: &'static str,
-    /// Its disk, an ext4 on which it finds what it works on; it gets a copy.
+    /// The guest's disk, an ext4 file system with the files for its work. Each VM gets a copy.
     pub image: &'a Path,
 }
 
 impl<'a> Setup<'a> {
-    /// A guest of one processor that believes to have the first of these, and has the second.
+    /// Makes the setup of a guest with one processor that believes to have the first size, and has
+    /// the second.
     pub fn new(
         keeper: Keeper,
         medium: Medium,
@@ -53,16 +54,16 @@ impl<'a> Setup<'a> {
         Setup { keeper, medium, memory_mib, limit_mib, cpus: 1, append: "", image }
     }
 
-    /// The one place where a figure's VM is made; `disk`: a device.
+    /// Makes a figure's VM. This is the only place that does. `disk` is a device.
     ///
     /// # Errors
-    /// Its kernel is not there.
+    /// The guest's kernel is missing.
     pub fn guest(&self, disk: &Path) -> anyhow::Result<Guest> {
         Ok(self.guest_of(assets::kernel(KERNEL).map_err(anyhow::Error::msg)?, disk))
     }
 
     fn guest_of(&self, kernel: Kernel, disk: &Path) -> Guest {
-        // Privileged, QEMU stays in this bench's group, which counts what it takes.
+        // A privileged QEMU stays in this benchmark's group, which counts what it takes.
         let guest = Guest::of(kernel)
             .append(self.append)
             .memory(&format!("{}M", self.memory_mib))
@@ -75,7 +76,8 @@ impl<'a> Setup<'a> {
         };
         match self.keeper.linux() {
             None => guest.own_device(disk),
-            // As fast as QEMU's own can be; blocks and queues as of Ebb's disk.
+            // This is the fastest setting of QEMU's own disk. Blocks and queues are those of Ebb's
+            // disk.
             Some(way) => guest.ram(way.backend()).qemu_args(&format!(
                 "-object iothread,id=io \
                  -drive file={},if=none,id=disk,format=raw,cache=none,aio=io_uring,discard=unmap \
@@ -87,10 +89,10 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// That the VM runs on the same terms as any other of its figure.
+    /// Checks that a VM runs with the same options as all others of its figure.
     ///
     /// # Errors
-    /// It does not: how.
+    /// The VM differs, and how.
     pub fn check(&self, guest: &Guest, vm: &Vm) -> anyhow::Result<()> {
         let process = Process::open(vm.pid()).context("QEMU")?;
         let line = process.command_line().context("QEMU's command line")?;
@@ -100,8 +102,9 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// Options with their values but for those of [`DIFFERENT`], in order. A kernel that only root may
-/// read has another path with Ebb: its file is checked by nobody, and is the same for all.
+/// Returns the options with their values in order, but for those of [`DIFFERENT`]. A kernel that
+/// only root may read has another path with Ebb. Its content is the same for all, but nobody checks
+/// that.
 fn terms(line: &[String]) -> Vec<String> {
     let mut options: Vec<String> = Vec::new();
     for word in line {
@@ -173,7 +176,8 @@ mod tests {
         }
     }
 
-    /// One of each, so that what may differ is there on both sides, and once.
+    /// Takes one side of each kind, so that each option that may differ is there on both sides,
+    /// exactly once.
     #[test]
     fn each_vm_has_one_ram_one_disk_and_one_balloon() {
         let count = |line: &[String], begins: &[&str]| {
@@ -189,7 +193,7 @@ mod tests {
         }
     }
 
-    /// What may differ is let through whole: this is all that does.
+    /// Options that may differ are not checked further. This shows all their values.
     #[test]
     fn what_differs_is_nothing_but_who_serves() {
         let served = |keeper| -> Vec<String> {

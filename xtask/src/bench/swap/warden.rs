@@ -1,6 +1,8 @@
-//! Holds what guests have of a control group's memory at a limit, whatever their VMMs take for
-//! themselves: a limit on both together would leave guests what the VMMs were swapped out of. Beside
-//! guests that somebody else holds it looks as often and does nothing, so that it costs all the same.
+//! Keeps what guests have of a control group's memory at a limit, whatever their VMMs take for
+//! themselves. A limit on both together would give guests what the VMMs lose to swapping.
+//!
+//! Beside guests that somebody else limits, it looks as often and does nothing, so that its cost is
+//! the same.
 
 use std::fs;
 use std::io;
@@ -17,33 +19,35 @@ use super::pool::Pooled;
 
 const REVIVE_BYTES: u64 = 1 << 20;
 const REVIVE_EVERY: Duration = Duration::from_millis(2);
-/// In so many of these times it looks what the VMMs have of their own, and what is pooled: QEMU's
-/// translation cache grows by up to 30 MiB a second, which is not to be the guests' loss.
+/// Number of turns after which the warden looks at the VMMs' own memory and at what is pooled.
+/// QEMU's translation cache grows by up to 30 MiB a second, which must not reduce the guests'
+/// memory.
 const FOLLOW_EVERY: u32 = 25;
-/// Mappings are looked at anew so often, where they change meanwhile.
+/// Most attempts to read the mappings, if they change meanwhile.
 const LOOKS: usize = 5;
-/// Less than that is not followed, and no more at a time.
+/// Least change of a limit that is followed, and greatest change at a time.
 const STEP_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(4 << 20);
-/// How far a limit goes down in one write. The kernel answers only when so much is free at once, and
-/// processes that work at their limit take pages back as fast as it frees them: with 8 MiB and
+/// Most bytes by which one write lowers a limit. The kernel answers only once that much is free at
+/// once, while processes at their limit take pages back as fast as it frees them: with 8 MiB and
 /// compressed memory it never answers.
 const WRITE_STEP_BYTES: u64 = 128 << 10;
 
-/// Of what guests are to have, so much stays resident.
+/// Divisor: at least a quarter of the guests' memory stays resident.
 const LEAST_RESIDENT: u64 = 4;
 
 /// A guest of a VMM.
 #[derive(Clone, Copy)]
 pub struct Guest {
     pub pid: i32,
-    /// What it believes to have: the size of one mapping of the VMM.
+    /// Memory that the guest believes to have: the size of one mapping of the VMM.
     pub memory_bytes: u64,
 }
 
-/// Follows the VMMs' own memory with the group's limit, and wakes processes that wait for
-/// memory: while all that could go is on its way to the disk, version 1 gives up and kills,
-/// or, told not to, has them wait for somebody to make room; nobody does once the disk is
-/// done.
+/// Adjusts the group's limit to the VMMs' own memory, and wakes processes that wait for memory.
+///
+/// While all pages that could be evicted are in flight to the disk, version 1 gives up and kills
+/// processes. If told not to, it makes them wait until somebody makes room, and nobody does once
+/// the disk is done.
 pub struct Warden {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -56,7 +60,7 @@ struct Shared {
     waited_ns: AtomicU64,
 }
 
-/// How often processes of the group waited for memory that nobody but the warden gives, and how long.
+/// How often and how long processes of the group waited for memory that only the warden gives.
 /// Version 2 of control groups has no such waits.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Waits {
@@ -64,37 +68,38 @@ pub struct Waits {
     pub time: Duration,
 }
 
-/// What a control group is held to.
+/// The limit of a control group.
 pub struct Target {
-    /// The group's, of the memory controller.
+    /// The group's directory of the memory controller.
     pub directory: PathBuf,
-    /// What all of the guests are to have together, with what is pooled for them.
+    /// What all guests should have together, with what is pooled for them.
     pub bytes: u64,
     pub pooled: Pooled,
 }
 
 impl Target {
-    /// The limit of the group as its VMMs and the pool are now. The pool is charged to nobody: what
-    /// it takes, the guests have less.
+    /// Returns the group's limit for the current memory of its VMMs and of the pool. The pool is
+    /// charged to nobody, so the guests have that much less.
     ///
     /// # Errors
-    /// As the file system's.
+    /// A file operation fails.
     pub fn limit(&self) -> anyhow::Result<u64> {
         Ok(resident_bytes(self.bytes, self.pooled.bytes()?) + own_bytes(&self.directory)?)
     }
 }
 
-/// What guests may have beside their pool. What does not shrink fills a pool without end, and never
-/// is all of a guest's memory in it.
+/// Returns what guests may have beside their pool. Memory that does not compress would fill a pool
+/// without end, so a part always stays for resident memory.
 fn resident_bytes(bytes: u64, pooled: u64) -> u64 {
     bytes.saturating_sub(pooled).max(bytes / LEAST_RESIDENT)
 }
 
 impl Warden {
-    /// Begins; `limit`: the group's now, or none where somebody else holds the guests.
+    /// Starts the warden. `limit` is the group's current limit, or `None` if somebody else limits
+    /// the guests.
     ///
     /// # Errors
-    /// As pthread_create(3).
+    /// Those of pthread_create(3).
     pub fn start(target: Target, limit: Option<u64>) -> io::Result<Warden> {
         let shared = Arc::<Shared>::default();
         let own = Arc::clone(&shared);
@@ -102,7 +107,7 @@ impl Warden {
         Ok(Warden { shared, thread: Some(guard) })
     }
 
-    /// Of all so far.
+    /// Returns all waits so far.
     pub fn waits(&self) -> Waits {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let time = Duration::from_nanos(of(&self.shared.waited_ns));
@@ -113,7 +118,7 @@ impl Warden {
 impl Target {
     fn hold(&self, mut limit: Option<u64>, shared: &Shared) {
         let file = self.directory.join("memory.limit_in_bytes");
-        // It may be busy.
+        // The file may be busy.
         let set = |bytes: u64| fs::write(&file, bytes.to_string()).is_ok();
         let mut waits_since = None::<Instant>;
         for time in 1u32.. {
@@ -125,7 +130,7 @@ impl Target {
                 && let Some(limit) = limit.as_mut().filter(|limit| is_step(wanted, **limit))
             {
                 let next = wanted.max(limit.saturating_sub(*STEP_BYTES.end()));
-                // What the kernel refuses leaves the limit before it.
+                // If the kernel refuses a limit, the one before it stays.
                 *limit =
                     steps(*limit, next).take_while(|bytes| set(*bytes)).last().unwrap_or(*limit);
             }
@@ -135,7 +140,7 @@ impl Target {
                     shared.waits.fetch_add(1, Ordering::Relaxed);
                 }
                 waits_since.get_or_insert_with(Instant::now);
-                // Less has the kernel make room, more has it wake.
+                // A lower limit makes the kernel make room, a higher one makes it wake processes.
                 let turns = limit.map(|limit| [limit - REVIVE_BYTES, limit]);
                 for bytes in turns.into_iter().flatten() {
                     set(bytes);
@@ -149,8 +154,7 @@ impl Target {
     }
 }
 
-/// What a limit is set to, one after the other, to bring it from one to another: up at once, down
-/// in steps.
+/// Returns the values to set a limit to, one after the other: up at once, down in steps.
 pub fn steps(from: u64, to: u64) -> impl Iterator<Item = u64> {
     let between = (1..from.saturating_sub(to).div_ceil(WRITE_STEP_BYTES))
         .map(move |step| from - step * WRITE_STEP_BYTES);
@@ -171,7 +175,7 @@ impl Drop for Warden {
     }
 }
 
-/// What a group has beside its guests' memory: what is locked, and the kernel's.
+/// Returns what a group has beside its guests' memory: locked memory, and the kernel's.
 fn own_bytes(directory: &Path) -> anyhow::Result<u64> {
     let kernel = number(&directory.join("memory.kmem.usage_in_bytes"))?;
     let stat = fs::read_to_string(directory.join("memory.stat"))?;
@@ -182,36 +186,37 @@ fn locked_bytes(stat: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix("unevictable ")?.parse().ok())
 }
 
-/// Where a VMM's memory is.
+/// Returns where a VMM's memory is.
 ///
 /// # Errors
-/// As the file system's, or the guest's memory is not found.
+/// A file operation fails, or the guest's memory is not found.
 pub fn parts(guest: Guest) -> anyhow::Result<Parts> {
     let look = || {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid))?;
         Parts::of(&smaps, guest.memory_bytes)
     };
-    // It is read in pieces: a mapping that is parted meanwhile is seen twice, or not at all.
+    // The kernel returns the list in pieces: a mapping that is split meanwhile is seen twice, or
+    // not at all.
     (1..LOOKS).find_map(|_| look().ok()).map_or_else(look, Ok)
 }
 
-/// Bytes of a VMM.
+/// Bytes of a VMM's memory.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Parts {
-    /// Resident of its guest's memory: what is pooled of it is not in here.
+    /// Resident memory of the guest, without what is pooled.
     pub guest: u64,
-    /// Anonymous and resident of all else: programs and libraries are charged to whoever read them
-    /// first.
+    /// Anonymous and resident memory outside the guest's. Programs and libraries are charged to the
+    /// process that read them first.
     pub own: u64,
-    /// Of that, locked.
+    /// The locked part of `own`.
     pub own_locked: u64,
-    /// Of all else, swapped out.
+    /// Memory outside the guest's that is swapped out.
     pub own_swapped: u64,
-    /// Of the guest's memory, locked.
+    /// Locked memory of the guest.
     pub guest_locked: u64,
 }
 
-/// Of `  12 kB`.
+/// Parses a size like `  12 kB` into bytes.
 fn bytes(value: &str) -> Result<u64, ParseIntError> {
     value.trim().trim_end_matches(" kB").parse::<u64>().map(|kib| kib << 10)
 }
@@ -222,8 +227,8 @@ fn number(path: &Path) -> anyhow::Result<u64> {
 }
 
 impl Parts {
-    /// The guest's memory is the one file, or else the one anonymous mapping, of this size: of a file
-    /// there may be several mappings, one behind the other.
+    /// Finds the guest's memory: the only file of this size, or else the only anonymous mapping of
+    /// this size. A file may have several mappings, one behind the other.
     fn of(smaps: &str, memory_bytes: u64) -> anyhow::Result<Parts> {
         let mappings = mappings(smaps)?;
         let size_of = |inode: u64| -> u64 {
@@ -252,10 +257,10 @@ impl Parts {
     }
 }
 
-/// Of a process, in bytes.
+/// A mapping of a process. Sizes are in bytes.
 #[derive(Default)]
 struct Mapping {
-    /// Of its file; 0: it has none.
+    /// Inode of the mapping's file, or 0 without a file.
     inode: u64,
     size: u64,
     resident: u64,
@@ -264,7 +269,7 @@ struct Mapping {
     is_locked: bool,
 }
 
-/// Of smaps, each a line with addresses and lines with sizes.
+/// Parses smaps: each mapping has a line with addresses, and then lines with sizes.
 fn mappings(smaps: &str) -> anyhow::Result<Vec<Mapping>> {
     let mut all: Vec<Mapping> = Vec::new();
     for line in smaps.lines() {
@@ -302,11 +307,11 @@ mod tests {
     use crate::bench::swap::linux::{Linux, Memory, Swap, Swapping, one_at_a_time};
     use crate::bench::swap::medium::{Content, Drive, Medium};
 
-    /// Tells the program below how much to have.
+    /// Environment variable that tells the program below how much memory to have.
     const FILL: &str = "EBB_WARDEN_FILL";
 
-    /// Not a test by itself: a program with memory that shrinks to a part, which it writes to again
-    /// and again.
+    /// Is not a test by itself, but a program whose memory compresses to a part, and which writes
+    /// to it again and again.
     #[test]
     fn filler() {
         let Some(bytes) = env::var(FILL).ok().and_then(|text| text.parse().ok()) else { return };
@@ -325,7 +330,7 @@ mod tests {
         }
     }
 
-    /// By version 1 of control groups compressed memory is nobody's: held is the sum.
+    /// Version 1 of control groups charges compressed memory to nobody, so the limit is on the sum.
     #[test]
     fn memory_and_pool_are_held_together() {
         let _turn = one_at_a_time();
@@ -347,7 +352,7 @@ mod tests {
             let program = Filler::start(&cgroup, all);
             let guest = Guest { pid: program.0.id() as i32, memory_bytes: all };
             cgroup.limit_guests(limit, swapping.pooled()).unwrap();
-            // What is swapped is pooled, and what is pooled has others swapped.
+            // Swapped memory is pooled, and pooled memory makes the warden swap more.
             let held = vmtest::until_or(|| {
                 let (own, pooled) = (parts(guest).ok()?.guest, swapping.pooled().bytes().ok()?);
                 let is_held = pooled > limit / 8 && own + pooled <= limit * 108 / 100;
@@ -358,19 +363,19 @@ mod tests {
         }
     }
 
-    /// The program above. It ends with this, also where the test fails: it would hold the swap device
-    /// and the test's output for ever.
+    /// The program above. Dropping this ends it, even if the test fails: otherwise it would keep
+    /// the swap device and the test's output open for ever.
     struct Filler(Child);
 
     impl Filler {
-        /// Returns once it has filled its memory.
+        /// Starts the program, and returns once it has filled its memory.
         fn start(cgroup: &Cgroup, bytes: u64) -> Filler {
             let mut command = Command::new(env::current_exe().unwrap());
             command.args(["warden::tests::filler", "--nocapture", "--test-threads=1"]);
             command.env(FILL, bytes.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut filler = Filler(command.spawn().unwrap());
             let program = &mut filler.0;
-            // Other tests of this process are not to be in the group.
+            // Other tests of this process must not be in the group.
             cgroup.adopt(program.id()).unwrap();
             program.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
             let output = program.stdout.as_mut().unwrap();
@@ -428,7 +433,7 @@ mod tests {
         };
         assert_eq!(Parts::of(smaps, 2 << 20).unwrap(), parts);
         assert!(Parts::of(smaps, 4 << 20).is_err());
-        // Userfaultfd and madvise(2) make several of one.
+        // Userfaultfd and madvise(2) split one mapping into several.
         let half = "rw-s 0 00:01 9 /memfd:ram (deleted)\nSize: 4096 kB\nRss: 100 kB\n";
         let file = format!("{smaps}7f30-7f31 {half}7f31-7f32 {half}");
         assert_eq!(Parts::of(&file, 8 << 20).unwrap().guest, 200 << 10);

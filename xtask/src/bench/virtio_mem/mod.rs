@@ -1,5 +1,5 @@
-//! Growing and shrinking a VM: Table 1 and Figures 3 to 8 of virtio-mem's paper, and how long
-//! it takes. Each row's meaning: `docs/benchmarks.md`.
+//! Growing and shrinking a VM: Table 1 and Figures 3 to 8 of virtio-mem's paper, and how long it
+//! takes. `docs/benchmarks.md` explains each row.
 
 mod plug;
 mod speed;
@@ -20,7 +20,7 @@ use super::rounds::Rounds;
 
 const MIB: u64 = 1 << 20;
 const KERNEL: &str = "6.1-cloud";
-/// Plugged memory is for what can move.
+/// Kernel option: plugged memory is only for movable pages.
 const MOVABLE: &str = "memhp_default_state=online_movable";
 
 fn one(figure: f64) -> Rounds {
@@ -33,12 +33,12 @@ fn mib(bytes: u64) -> f64 {
 
 fn resize(vm: &Vm, words: &str) -> anyhow::Result<ResizeReport> {
     let ran = vm.ebb(&format!("resize {words} --json"));
-    // It may have stopped short.
+    // The resize may have stopped short.
     ensure!(matches!(ran.code, Some(0 | 3)), "resize {words}: {}", ran.stderr);
     serde_json::from_str(&ran.stdout).context("a report")
 }
 
-/// The same, where all of it is to be had.
+/// Resizes a VM, and fails if the size is not reached.
 fn reach(vm: &Vm, words: &str) -> anyhow::Result<ResizeReport> {
     let report = resize(vm, words)?;
     ensure!(report.state == SizeState::Reached, "resize {words}: {}", report.stopped_by);
@@ -51,13 +51,14 @@ fn node_mib(vm: &Vm, node: usize) -> f64 {
     words.next().and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1024.0
 }
 
-/// Blocks of 128 MiB that Linux keeps metadata for.
+/// Returns for how many blocks of 128 MiB Linux keeps metadata.
 fn blocks(vm: &Vm) -> f64 {
     let text = vm.guest("sh ls -d /sys/devices/system/memory/memory* | wc -l");
     text.trim().parse().unwrap_or(f64::NAN)
 }
 
-/// Linux removes a block a little after the device has it.
+/// Returns the number of blocks once it is stable: Linux removes a block a little after the device
+/// has it.
 fn settled_blocks(vm: &Vm) -> f64 {
     let mut before = blocks(vm);
     until("the blocks to stay", || {

@@ -1,4 +1,4 @@
-//! How long plugging and unplugging takes, and whether touches of what is unplugged are seen.
+//! How long plugging and unplugging takes, and whether touches of unplugged memory are seen.
 
 use std::time::Instant;
 
@@ -12,15 +12,15 @@ use crate::bench::rounds::Rounds;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
 
-/// What a VM begins with.
+/// Memory that a VM begins with.
 const BEGAN_MIB: u64 = 1024;
-/// Of QEMU's device.
+/// Goal: most time, as a ratio to that of QEMU's device.
 const GOAL: f64 = 1.0;
 const TOUCHES: u64 = 100;
-/// Where a VM that began with a GiB has its first device.
+/// Address of the first device of a VM that began with a GiB.
 const REGION: u64 = 5 << 30;
 
-/// Seconds for more and for less; and what the host still gives then, of VMs that are held.
+/// Seconds to grow and to shrink, and what the host still gives afterwards, for managed VMs.
 #[derive(Default)]
 struct Figures {
     more: Rounds,
@@ -28,7 +28,7 @@ struct Figures {
     left_mib: Rounds,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// A size is not reached.
@@ -50,7 +50,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The two devices, without anybody else.
+/// Measures the two devices, without anybody else.
 fn alone(report: &mut Report, gib: u64, rounds: usize) -> anyhow::Result<()> {
     let qemu = assets::qemu11().map_err(anyhow::Error::msg)?;
     let guest = || Guest::debian(KERNEL).append(MOVABLE).memory("1G").qemu_in(&qemu);
@@ -72,7 +72,7 @@ fn alone(report: &mut Report, gib: u64, rounds: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// By the command, of VMs that Ebb holds.
+/// Measures the command, on VMs that Ebb manages.
 fn resized(report: &mut Report, gib: u64, rounds: usize) -> anyhow::Result<()> {
     let ways = Way::here(report);
     let most_mib = BEGAN_MIB + gib * 1024;
@@ -121,7 +121,7 @@ fn rows(
     }
 }
 
-/// Nothing is plugged when this begins.
+/// Touches unplugged memory. Nothing must be plugged when this begins.
 fn touch_unplugged(report: &mut Report, vm: &Vm) {
     for index in 0..TOUCHES {
         let line = format!("xp /1xg {:#x}", REGION + index * 4 * MIB);
@@ -153,7 +153,7 @@ fn virtio_mem_args(gib: u64) -> String {
     )
 }
 
-/// Until QEMU's device has that size.
+/// Sets the size of QEMU's device, and waits until it has that size.
 fn plug(vm: &Vm, bytes: u64) {
     let path = "/machine/peripheral/vmem0";
     let request = json!({ "path": path, "property": "requested-size", "value": bytes });

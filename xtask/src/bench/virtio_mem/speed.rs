@@ -1,5 +1,4 @@
-//! Figures 7 and 8: a guest's memory bandwidth and its processors' work while its VM is made
-//! smaller.
+//! Figures 7 and 8: a guest's memory bandwidth and its processors' work while its VM shrinks.
 
 use std::time::Duration;
 
@@ -39,7 +38,7 @@ impl Scale {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The VM does not grow.
@@ -85,7 +84,7 @@ fn measure(way: Way, scale: &Scale) -> anyhow::Result<Figures> {
             || Ok(()),
             |began| {
                 wait_until(began + scale.shrink_at())?;
-                // How far it comes is another figure's question.
+                // Another figure measures how far the VM shrinks.
                 resize(&vm, &format!("{}M", scale.small_mib)).map(drop)
             },
         )?;

@@ -11,9 +11,9 @@ use crate::bench::row::Row;
 use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
-/// Linux counts its own image and tables out.
+/// Largest difference of Linux's count: Linux does not count its own image and tables.
 const COUNT_OFF_MIB: f64 = 16.0;
-/// Of the paper: MiB beyond what it began with, of each node.
+/// The paper's steps: MiB of each node beyond its first size.
 const STEPS: [[u64; 2]; 7] =
     [[16384, 8192], [8192, 16384], [8192, 8192], [500, 500], [502, 498], [504, 496], [0, 0]];
 
@@ -27,7 +27,7 @@ struct Step {
     seconds: f64,
 }
 
-/// Table 1: two nodes, step by step.
+/// Runs Table 1: two nodes, step by step.
 ///
 /// # Errors
 /// A size is not reached.
@@ -93,7 +93,7 @@ fn step_through(way: Way, part: u64) -> anyhow::Result<Vec<Step>> {
     Ok(done)
 }
 
-/// Figures 3 and 4: what Linux keeps metadata for while a VM grows and shrinks.
+/// Runs Figures 3 and 4: what Linux keeps metadata for while a VM grows and shrinks.
 ///
 /// # Errors
 /// A size is not reached.

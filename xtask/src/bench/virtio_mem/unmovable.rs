@@ -1,4 +1,4 @@
-//! Figures 5 and 6: shrinking when memory that cannot move may lie anywhere.
+//! Figures 5 and 6: shrinking when unmovable memory may be anywhere.
 
 use anyhow::ensure;
 use ebb_api::SizeState;
@@ -11,19 +11,19 @@ use crate::bench::rounds::Rounds;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
 
-/// Plugged memory is for the kernel itself, too.
+/// Kernel option: plugged memory is for the kernel itself, too.
 const KERNELS: &str = "memhp_default_state=online_kernel";
-/// Of what was plugged, in percent: the paper's worst.
+/// Goal: percent of the plugged memory that is unplugged, which is the paper's worst result.
 const UNPLUGGED_LEAST: f64 = 99.7;
 
-/// What one way came to.
+/// Results of one way.
 struct Figures {
     way: Way,
     gone_percent: Rounds,
     blocks_left: Rounds,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The VM does not grow.
@@ -65,7 +65,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Memory of processes, page cache and slabs, all over.
+/// Fills the guest with memory of processes, page cache and slabs.
 fn work(vm: &Vm, size_mib: u64) -> anyhow::Result<()> {
     vm.forgive();
     vm.guest(&format!("fill a {}M", size_mib / 2));

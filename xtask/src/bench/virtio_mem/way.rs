@@ -1,4 +1,4 @@
-//! The ways by which `ebb resize` brings a VM to a size here.
+//! The ways by which `ebb resize` changes a VM's size here.
 
 use vmtest::{Guest, Host, Vm, assets};
 
@@ -7,7 +7,7 @@ use crate::bench::report::Report;
 /// What changes a VM's size.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// virtio-mem that Ebb serves, under QEMU 11.
+    /// A virtio-mem device that Ebb serves, under QEMU 11.
     Own,
     /// QEMU's virtio-mem.
     Qemus,
@@ -16,7 +16,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// Those that this machine has.
+    /// Returns the ways that this machine has.
     pub fn here(report: &mut Report) -> Vec<Way> {
         if let Err(why) = assets::qemu11() {
             report.note(format!("No device of Ebb's own: {why}"));
@@ -26,7 +26,7 @@ impl Way {
         vec![Way::Own, Way::Qemus, Way::Balloon]
     }
 
-    /// As tables have it.
+    /// Returns the way's name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Way::Own => "own device",
@@ -35,10 +35,10 @@ impl Way {
         }
     }
 
-    /// A VM that can have any size from `began_mib` to `most_mib`.
+    /// Starts a VM that can have any size from `began_mib` to `most_mib`.
     ///
     /// # Panics
-    /// As the test bench.
+    /// The test bench panics.
     pub fn start(self, guest: Guest, began_mib: u64, most_mib: u64) -> Vm {
         let (began, most) = (format!("{began_mib}M"), format!("{most_mib}M"));
         let guest = match self {
@@ -49,7 +49,7 @@ impl Way {
             Way::Qemus => guest.memory(&began).grow_to(&most),
             Way::Balloon => guest.memory(&most),
         };
-        // Each has a QEMU of its own, and so a daemon.
+        // Each way has a QEMU of its own, and so a daemon.
         Host::new().run(guest)
     }
 }

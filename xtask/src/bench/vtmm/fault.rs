@@ -1,5 +1,5 @@
 //! Figure 5 on tiers that are reached by fault: what a guest's program manages while most of its
-//! memory is in a swap file, or compressed, held there by Ebb and by Linux.
+//! memory is in a swap file or compressed, with Ebb and with Linux.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,20 +24,20 @@ use crate::bench::sweep;
 use crate::plot::{Figure, Panel, Series};
 
 const NAME: &str = "vtmm-fig5-fault";
-/// What the guest believes to have.
+/// Memory that the guest believes to have.
 const MEMORY_MIB: u64 = 512;
 /// Fast memory.
 const LIMIT_MIB: u64 = 200;
 const PROGRAM_MIB: u64 = 320;
 const IMAGE_BYTES: u64 = 64 << 20;
-/// Of the program's pages, in a phase.
+/// Hot part of the program's pages in a phase, in percent.
 const HOT_PERCENT: u64 = 20;
 
-/// What the program's pages hold, by the name that the guest gives them.
+/// Content of the program's pages, by the name that the guest gives it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     Noise,
-    /// To an eighth.
+    /// Pages that compress to an eighth.
     Shrinks,
 }
 
@@ -56,7 +56,7 @@ impl Content {
         }
     }
 
-    /// Ebb as it is compared with Linux, and other ways of its own.
+    /// Returns Ebb as it is compared with Linux, and Ebb's other ways.
     fn ebb(self) -> (Keeper, &'static [Keeper]) {
         match self {
             Content::Noise => (Keeper::Ebb, &[Keeper::EbbByHeat, Keeper::EbbByThreshold]),
@@ -64,7 +64,8 @@ impl Content {
         }
     }
 
-    /// Linux's ways that go on: its memfd has to be among them where the goal is against it.
+    /// Returns the ways of Linux that go on. Its memfd must be among them where the goal is against
+    /// it.
     fn linux(self, screened: &[Keeper]) -> Vec<Keeper> {
         let mut linux = compare::best(screened, 2).to_vec();
         let [_, memfd] = PLAIN_LINUX;
@@ -74,7 +75,7 @@ impl Content {
         linux
     }
 
-    /// Against the best of Linux's ways.
+    /// Returns the goal: the least part of the speed of the best of Linux's ways.
     fn goal(self) -> f64 {
         match self {
             Content::Noise => 1.0,
@@ -83,7 +84,7 @@ impl Content {
     }
 }
 
-/// What is told of the traffic.
+/// A figure of the traffic: its name, and how to get it.
 type Of = (&'static str, fn(&Traffic) -> u64);
 
 const DISK: [Of; 3] = [
@@ -92,11 +93,14 @@ const DISK: [Of; 3] = [
     ("pages written", |traffic| traffic.write_pages),
 ];
 
-/// How long one is, how many there are, and whether there are those whose hot set moves.
+/// Slices of a measurement.
 #[derive(Clone, Copy)]
 struct Scale {
+    /// Length of a slice.
     slice: Duration,
+    /// Number of slices for each load.
     slices: u32,
+    /// Whether there is also a load whose hot set moves with each slice.
     is_phased: bool,
 }
 
@@ -109,7 +113,8 @@ const LOADS: [Told; 2] = [
     Told { what: "accesses, phased", unit: "/s", figure: "phased", better: Better::More },
 ];
 
-/// What an access costs, by the figure that has it for all of them: slices are as long on all sides.
+/// Cost of one access, and the figure with the cost of all accesses. Slices are equally long on all
+/// sides, so they differ in their accesses.
 const EACH: [(Told, &str); 2] = [
     (each("CPU of QEMU and the daemon, an access", "cpu-each"), "cpu"),
     (
@@ -122,7 +127,7 @@ const fn each(what: &'static str, figure: &'static str) -> Told {
     Told { what, unit: "us", figure, better: Better::Less }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The host lacks what it needs.
@@ -168,14 +173,14 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
 
 fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::Result<Figures> {
     let setup = Setup::new(keeper, Medium::Ssd, [MEMORY_MIB, LIMIT_MIB], image);
-    // Who monitors sees uses only where page tables are loaded again and again.
+    // Monitoring sees uses only if page tables are loaded again and again.
     let rig = Rig::start(&Setup { cpus: 2, append: "pti=on", ..setup })?;
     let name = content.buffer();
     rig.vm.guest(&format!("access {name} {PROGRAM_MIB}M zipf"));
     if keeper.is_monitored() {
         rig.vm.ebb("heat --fresh").ok();
     }
-    // What was written first is not what is hot.
+    // These slices do not count: the memory that was written first is not the hot memory.
     slices(&rig, content, scale, |_| ())?;
     let before = so_far(&rig.vm, name)?.0;
     let mut accesses = 0.0;
@@ -202,12 +207,12 @@ fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::
     Ok(figures)
 }
 
-/// One after the other.
+/// Figures of all slices, one after the other.
 #[derive(Default)]
 struct Slices {
     /// Accesses a second.
     speed: Vec<f64>,
-    /// Of each slice, what went over the swap device for a thousand accesses: see [`DISK`].
+    /// Traffic of the swap device in each slice, for a thousand accesses: see [`DISK`].
     disk: [Vec<f64>; 3],
 }
 
@@ -242,7 +247,8 @@ fn slices(
     Ok(slices)
 }
 
-/// Accesses to a program's memory of this name, and seconds by the guest's clock.
+/// Returns the accesses so far to a program's memory of this name, and seconds by the guest's
+/// clock.
 ///
 /// # Errors
 /// The guest answers something else.
@@ -273,7 +279,7 @@ fn rows(report: &mut Report, content: Content, taken: &Taken, linux: &[Keeper]) 
     compare::costs(report, taken, ebb, linux);
 }
 
-/// Of the last block.
+/// Draws the last block.
 fn pictures(content: Content, taken: &Taken, scale: Scale) -> [Panel; 2] {
     LOADS.map(|load| Panel {
         title: format!("{}, {}", load.figure, content.name()),

@@ -17,21 +17,23 @@ use crate::bench::samples::wait_until;
 use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
-/// What a program has, and what it uses of it: of so many units of 2 MiB one.
+/// Memory of the program.
 const PROGRAM: &str = "400M";
+/// The program uses one of so many units of 2 MiB.
 const PARTS: [u64; 4] = [10, 5, 2, 1];
-/// Mapped, and not used.
+/// Memory that is mapped and not used.
 const COLD: &str = "800M";
 
-/// Of the slowdown: the memory that a program accesses at random, and how much of it is hot.
+/// Memory that a program accesses at random while its slowdown is measured.
 const BUSY_MIB: u64 = 200;
+/// Hot part of [`BUSY_MIB`], in percent.
 const BUSY_PERCENT: u64 = 20;
-/// The paper's.
+/// Length of a window, as in the paper.
 const WINDOW: Duration = Duration::from_millis(600);
-/// Percent.
+/// Goal: largest slowdown, in percent.
 const SLOWDOWN_GOAL: f64 = 1.0;
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// Somebody interrupts, or the picture cannot be written.
@@ -43,8 +45,8 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// How much mapped memory a window looks at, by how much of it is used: past what is not
-/// used, and all of it (figure 2, part a).
+/// Measures how much mapped memory a window looks at, depending on how much of it is used: with
+/// walks that skip unused memory, and with full walks (figure 2, part a).
 fn looked_at(report: &mut Report, quick: bool) -> anyhow::Result<()> {
     report.note(format!(
         "A guest of 2 GiB with 4 KiB pages under TCG; {COLD} are mapped and not used, and of \
@@ -90,7 +92,7 @@ fn looked_at(report: &mut Report, quick: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What windows took.
+/// Figures of windows.
 #[derive(Default)]
 struct Windows {
     looked_at: Rounds,
@@ -98,7 +100,7 @@ struct Windows {
     held: Rounds,
 }
 
-/// With the queue past what is not used; and each window everything, without a queue.
+/// Measures windows with the queue, which skips unused memory, and full windows without a queue.
 fn windows_of(vm: &Vm, tracked: &Tracked, count: u32) -> [Windows; 2] {
     [(TOP_LEVEL, Walk::Pruned), (0, Walk::Full)].map(|(top_level, walk)| {
         let (mut levels, mut windows) = (tracked.levels(top_level), Windows::default());
@@ -117,8 +119,9 @@ fn windows_of(vm: &Vm, tracked: &Tracked, count: u32) -> [Windows; 2] {
     })
 }
 
-/// What a program's accesses lose while the VM is monitored, window after window (figure 2,
-/// part b): with the queue past what is not used, and every table in every window.
+/// Measures how much a program's accesses slow down while the VM is monitored, window after window
+/// (figure 2, part b): with the queue, which skips unused memory, and with every table in every
+/// window.
 fn slowdown(report: &mut Report, quick: bool) -> anyhow::Result<()> {
     let busy = Busy::start()?;
     let (mut lost, mut spent): ([Rounds; 2], [Rounds; 2]) = Default::default();
@@ -147,7 +150,7 @@ fn slowdown(report: &mut Report, quick: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest whose one processor has nothing to do but its program.
+/// A guest whose only processor runs nothing but its program.
 struct Busy {
     rig: Rig,
     processor: Thread,
@@ -163,8 +166,9 @@ impl Busy {
         Ok(Busy { rig, processor })
     }
 
-    /// Accesses of the program in a second, while something else takes place. Time that the
-    /// processor's thread waited for one of the host's does not count: others use them, too.
+    /// Returns the program's accesses a second while something else takes place. Time in which the
+    /// processor's thread waited for a processor of the host does not count, because others use
+    /// those, too.
     fn speed(&self, meanwhile: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
         let (accesses, time) = self.so_far();
         meanwhile()?;
@@ -178,12 +182,12 @@ impl Busy {
     }
 }
 
-/// Nothing, for as long as a monitoring takes.
+/// Does nothing for as long as a monitoring takes.
 fn alone() -> anyhow::Result<()> {
     wait_until(Instant::now() + WINDOW * WINDOWS.into())
 }
 
-/// One monitoring, by the clock; how long its rounds took.
+/// Does one monitoring, by the clock. Returns how long its rounds took.
 fn monitor(tracked: &Tracked, top_level: u8, walk: Walk) -> anyhow::Result<Duration> {
     let mut levels = tracked.levels(top_level);
     levels.begin();

@@ -1,5 +1,5 @@
-//! Figure 3: how often pages are found used, with the queue and without, and whether the
-//! hottest of them are those that are.
+//! Figure 3: how often pages are found used, with the queue and without, and whether the pages
+//! found hottest really are.
 
 use ebb_heat::{Levels, Sorted, TOP_LEVEL, Weights};
 use ebb_units::Gfn;
@@ -12,17 +12,17 @@ use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
 const PROGRAM_MIB: u64 = 200;
-/// The paper's.
+/// Hot percent of the pages, as in the paper.
 const HOT: u64 = 20;
-/// Accesses a page in a window, of all kinds: a page that is not hot has a tenth of them.
+/// Mean accesses to a page in a window. A page that is not hot gets a tenth of that.
 const ACCESSES: [f64; 3] = [0.5, 1.0, 1.5];
-/// With the queue, and every page in every window.
+/// Top levels: with the queue, and without it, where every window looks at every page.
 const TOP_LEVELS: [u8; 2] = [TOP_LEVEL, 0];
 const GOAL: f64 = 0.98;
-/// Of the picture.
+/// Points of the picture.
 const POINTS: usize = 200;
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// Somebody interrupts.
@@ -50,7 +50,8 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Precision and recall, each with the queue and without, of some monitorings after one.
+/// Returns precision and recall, each with the queue and without, of some monitorings after a first
+/// one.
 fn windows(rig: &Rig, accesses: f64, place: u64, count: u32) -> anyhow::Result<[Rounds; 4]> {
     let mut found: [Rounds; 4] = Default::default();
     let accesses = (accesses * rig.pages() as f64) as u64;
@@ -69,8 +70,9 @@ fn windows(rig: &Rig, accesses: f64, place: u64, count: u32) -> anyhow::Result<[
     Ok(found)
 }
 
-/// Of the hottest pages, as many as are hot, how many are; and of those that are, how many were
-/// counted in half of the windows.
+/// Returns precision and recall. Precision is the part of the pages found hottest that are hot,
+/// with as many pages as are hot. Recall is the part of the hot pages that were counted as used in
+/// half of the windows.
 fn judge(rig: &Rig, levels: &Levels, hot: HotSet) -> (f64, f64) {
     let truth = rig.hot_frames(hot);
     let found: Vec<Gfn> = Sorted::new(levels, Weights::EVEN).hot_set(hot.count).collect();
@@ -84,7 +86,7 @@ fn windows_used(levels: &Levels, gfn: Gfn) -> u8 {
     uses.reads + uses.writes
 }
 
-/// The windows in which each page was used, most first.
+/// Draws in how many windows each page was used, most first.
 fn plot(report: &Report, rig: &Rig, windows: u8) -> anyhow::Result<()> {
     let mut series = Vec::new();
     for (number, top_level) in (0..).zip(TOP_LEVELS) {

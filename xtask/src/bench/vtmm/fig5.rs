@@ -1,5 +1,5 @@
-//! Figure 5: how many of a program's accesses fast memory serves, with room for half of its
-//! pages, while its hot set stays and after it moved.
+//! Figure 5: how many of a program's accesses fast memory serves, with room for half of its pages,
+//! before and after its hot set moves.
 
 use ebb_heat::{TOP_LEVEL, Walk};
 
@@ -13,20 +13,20 @@ use crate::bench::session::Session;
 use crate::plot::{Figure, Panel, Series};
 
 const NAME: &str = "vtmm-fig5";
-/// All policies together, as a block has them.
+/// Name of the one side of a block, which has all policies.
 const SIDE: &str = "Ebb";
 const VMS: usize = 5;
 const PROGRAM_MIB: u64 = 200;
-/// The paper's.
+/// Hot parts of the program's pages, in percent, as in the paper.
 const HOT_PERCENTS: [u64; 6] = [10, 20, 40, 50, 60, 80];
 const QUICK_PERCENTS: [u64; 4] = [10, 40, 50, 80];
 const ROOM_PERCENT: u64 = 50;
 /// Monitorings from one move of the hot set to the next.
 const STAGE: usize = 2;
-/// Where the hot set fits, and where it does not.
+/// Goals where the hot set fits, and where it does not.
 const GOALS: [f64; 2] = [0.99, 0.97];
 
-/// Who places pages.
+/// Policy that places pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Policy {
     Ebb,
@@ -48,18 +48,19 @@ impl Policy {
     }
 }
 
-/// A share of the best after each monitoring; the hot set moves after each [`STAGE`] of them, once.
+/// Share of the best possible after each monitoring. The hot set moves once, after [`STAGE`]
+/// monitorings.
 struct Course {
     percent: u64,
     policy: Policy,
     shares: Vec<f64>,
 }
 
-/// What is told of a course, and after which stage.
+/// Figures of a course, and the stage after which each is taken.
 const TOLD: [(&str, usize); 2] = [("fixed", 1), ("moved", 2)];
 const COURSE: &str = "course";
 
-/// By this name a VM has a figure.
+/// Returns the name of a VM's figure.
 fn figure(percent: u64, policy: Policy, what: &str) -> String {
     format!("{percent} %, {}, {what}", policy.name())
 }
@@ -75,7 +76,7 @@ impl Course {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// Somebody interrupts.
@@ -100,7 +101,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// All policies look at the same VM.
+/// Takes one VM, on which all policies run.
 fn one(percents: &[u64]) -> anyhow::Result<Figures> {
     let rig = Rig::start(PROGRAM_MIB, 2);
     let mut figures = Figures::new();
@@ -111,19 +112,19 @@ fn one(percents: &[u64]) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-/// Heats the hot set of a stage.
+/// Makes the hot set of a stage hot.
 fn stage(rig: &Rig, percent: u64, number: usize) -> HotSet {
     let hot = rig.hot_set(percent, number as u64);
     rig.heat(hot);
     hot
 }
 
-/// Fast memory as first touches leave it: it holds the program's first pages.
+/// Returns fast memory as first touches leave it: with the program's first pages.
 fn first_touched(rig: &Rig) -> Placement {
     Placement::new(&rig.frames()[..rig.frames().len() * ROOM_PERCENT as usize / 100])
 }
 
-/// What the queue counts, for those who go by that.
+/// Runs the policies that use the queue's counts.
 fn by_counts(rig: &Rig, percent: u64) -> anyhow::Result<Vec<Course>> {
     let mut courses = [Policy::Ebb, Policy::Threshold, Policy::Nobody]
         .map(|policy| (Course { percent, policy, shares: Vec::new() }, first_touched(rig)));
@@ -146,7 +147,7 @@ fn by_counts(rig: &Rig, percent: u64) -> anyhow::Result<Vec<Course>> {
     Ok(courses.map(|(course, _)| course).into())
 }
 
-/// What was used when, looked at in every window.
+/// Runs the policy that uses the last use of each page, seen in every window.
 fn by_recency(rig: &Rig, percent: u64) -> anyhow::Result<Course> {
     let (mut recency, mut placement) = (Recency::default(), first_touched(rig));
     let mut course = Course { percent, policy: Policy::Lru, shares: Vec::new() };
@@ -180,7 +181,7 @@ fn rows(report: &mut Report, percents: &[u64], taken: &Taken) {
     }
 }
 
-/// Of the last VM.
+/// Draws the last VM.
 fn plot(report: &Report, percents: &[u64], taken: &Taken) -> anyhow::Result<()> {
     let series = |percent: u64, policy: Policy| {
         let shares = taken.course(SIDE, &figure(percent, policy, COURSE));

@@ -20,34 +20,36 @@ use crate::bench::swap::rig::Ground;
 use crate::plot::{Figure, Panel, Series};
 
 const NAME: &str = "vtmm-fig8";
-/// Four VMs, as a block has them.
+/// Name of the side of a block: a set of four VMs.
 const SET: &str = "Ebb";
-/// A set's figure of the mean of its VMs.
+/// Name of a set's figure: the mean over its VMs of the speed in the pool, as a ratio to that on
+/// the island.
 const OVERALL: &str = "overall";
 const MIB: u64 = 1 << 20;
 const MEMORY_MIB: u64 = 320;
 const SHARE_MIB: u64 = 160;
-/// What each VM's program works with.
+/// Memory that each VM's program uses.
 const PROGRAMS_MIB: [u64; 4] = [20, 60, 200, 200];
-/// The part of it that gets nine accesses of ten.
+/// Percent of that memory that gets nine accesses of ten.
 const HOT_PERCENT: u64 = 70;
-/// The pool of the paper's limits, and one in which nobody gives or takes.
+/// An island, in which nobody gives or takes, and a pool with the paper's limits.
 const WAYS: [Way; 2] =
     [Way { name: "island", limits: [100, 100] }, Way { name: "pool", limits: [75, 125] }];
 const GOAL: f64 = 1.12;
-/// Limits that did not change for so long are those that will stay.
+/// Time without a change after which limits count as stable.
 const STEADY: Duration = Duration::from_secs(20);
-/// From one monitoring to the next it takes a minute, and longer where little moves.
+/// Longest wait for stable limits. A monitoring comes once a minute, or less often where little
+/// moves.
 const STEADY_MOST: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy)]
 struct Way {
     name: &'static str,
-    /// In percent of the share.
+    /// Least and greatest limit, in percent of the share.
     limits: [u32; 2],
 }
 
-/// How many sets of VMs there are, and how long each way is looked at.
+/// Number of sets of VMs, and how long each way is measured.
 struct Scale {
     sets: usize,
     slice: Duration,
@@ -57,7 +59,7 @@ struct Scale {
 const FULL: Scale = Scale { sets: 5, slice: Duration::from_secs(10), slices: 4 };
 const QUICK: Scale = Scale { sets: 1, slice: Duration::from_secs(5), slices: 3 };
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// The host lacks what it needs.
@@ -118,7 +120,7 @@ fn mean(figures: &[f64]) -> f64 {
 }
 
 impl Way {
-    /// By this name a set has a figure of a VM.
+    /// Returns the name of a set's figure of a VM.
     fn figure(self, what: &str, vm: usize) -> String {
         format!("{}, {what}, {vm}", self.name)
     }
@@ -130,7 +132,7 @@ fn round(figures: &mut Figures, way: Way, vms: &[Vm], scale: &Scale) -> anyhow::
         vm.ebb(&format!("share {SHARE_MIB}M --lower {lower} --upper {upper}")).ok();
     }
     for vm in vms {
-        // Of before its program began nothing is to count.
+        // Uses from before its program began must not count.
         vm.ebb("heat --fresh --json").ok();
     }
     for (index, member) in wait_steady(&vms[0])?.iter().enumerate() {
@@ -149,7 +151,8 @@ fn round(figures: &mut Figures, way: Way, vms: &[Vm], scale: &Scale) -> anyhow::
     Ok(())
 }
 
-/// Its tracker sees uses only where page tables are loaded again and again.
+/// Makes a guest with `pti=on`, because the tracker sees uses only if page tables are loaded again
+/// and again.
 fn guest() -> Guest {
     Guest::debian("6.1-cloud")
         .append("pti=on transparent_hugepage=never")
@@ -158,12 +161,12 @@ fn guest() -> Guest {
         .cpus(1)
 }
 
-/// Of each VM, as [`fault::so_far`].
+/// Returns [`fault::so_far`] of each VM.
 fn so_far(vms: &[Vm]) -> anyhow::Result<Vec<(f64, f64)>> {
     vms.iter().map(|vm| fault::so_far(vm, "noise")).collect()
 }
 
-/// Waits until the pool has given what it gives.
+/// Waits until the pool's limits are stable.
 fn wait_steady(vm: &Vm) -> anyhow::Result<Vec<PoolMember>> {
     let look = || -> anyhow::Result<PoolStatus> {
         Ok(serde_json::from_str(&vm.host().ebb("pool --json").ok())?)
@@ -187,7 +190,7 @@ fn limit_bytes(member: &PoolMember) -> u64 {
     member.limit_bytes.unwrap_or(MEMORY_MIB * MIB)
 }
 
-/// A set's figure of several slices is their median.
+/// Adds the rows. A set's figure of several slices is their median.
 fn rows(report: &mut Report, taken: &Taken) {
     let names = PROGRAMS_MIB.iter().zip('a'..).map(|(mib, vm)| format!("{vm}, {mib} MiB"));
     for (index, name) in names.enumerate() {
@@ -207,7 +210,7 @@ fn rows(report: &mut Report, taken: &Taken) {
     report.row(row.against_vms("island", &island).at_least(GOAL));
 }
 
-/// Of the last set.
+/// Draws the last set.
 fn plot(report: &Report, taken: &Taken, scale: &Scale) -> anyhow::Result<()> {
     let seconds = scale.slice.as_secs_f64();
     let series = |way: Way, vm: usize| Series {

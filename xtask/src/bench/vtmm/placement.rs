@@ -1,4 +1,4 @@
-//! Which pages of a VM fast memory holds, as plans move them.
+//! Which pages of a VM are in fast memory, as plans move them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,23 +9,23 @@ use ebb_units::{FrameRange, Gfn};
 
 use super::rig::HotSet;
 
-/// What is hot for whoever knows one limit: used in half of the windows.
+/// Degree at which a page is hot for a policy with a fixed threshold: used in half of the windows.
 const THRESHOLD: u64 = 4;
 const FAST: u8 = 0;
 
-/// Two tiers, of which the fast one has room for so many pages.
+/// Two tiers, of which the fast one has room for `room_frames` pages.
 pub struct Placement {
     fast: HashSet<Gfn>,
     room_frames: u64,
 }
 
 impl Placement {
-    /// The fast tier holds these.
+    /// Makes a placement with these pages in the fast tier.
     pub fn new(fast: &[Gfn]) -> Placement {
         Placement { fast: fast.iter().copied().collect(), room_frames: fast.len() as u64 }
     }
 
-    /// Moves what a plan says, for pages from coldest to hottest.
+    /// Moves pages as a plan says. `order` is from coldest to hottest.
     pub fn follow(&mut self, order: &[Heat]) {
         let rules = Rules {
             capacity_frames: vec![self.room_frames, u64::MAX],
@@ -43,8 +43,8 @@ impl Placement {
         }
     }
 
-    /// The share of accesses that the fast tier serves, of what it could at best; `frames` are
-    /// the program's, of which `hot_frames`, in order, are hot.
+    /// Returns the share of accesses that the fast tier serves, relative to the best possible.
+    /// `frames` are the program's, and `hot_frames` are its hot frames, in order.
     pub fn share_of_best(&self, frames: &[Gfn], hot: HotSet, hot_frames: &[Gfn]) -> f64 {
         let pages = frames.len() as u64;
         let held = frames.iter().filter(|gfn| self.fast.contains(gfn));
@@ -56,7 +56,7 @@ impl Placement {
     }
 }
 
-/// These pages in the order of their degree.
+/// Returns these pages in the order of their degree.
 pub fn by_degree(levels: &Levels, frames: &[Gfn]) -> Vec<Heat> {
     let wanted: HashSet<Gfn> = frames.iter().copied().collect();
     let sorted = Sorted::new(levels, Weights::EVEN);
@@ -67,7 +67,7 @@ pub fn by_degree(levels: &Levels, frames: &[Gfn]) -> Vec<Heat> {
     unused.chain(used).collect()
 }
 
-/// These pages, those above one limit behind the others.
+/// Returns these pages, those above the threshold behind the others.
 pub fn by_threshold(levels: &Levels, frames: &[Gfn]) -> Vec<Heat> {
     let is_hot = |gfn: &Gfn| Weights::EVEN.degree(levels.uses(*gfn)) >= THRESHOLD;
     let (hot, cold): (Vec<Gfn>, Vec<Gfn>) = frames.iter().copied().partition(is_hot);
@@ -88,12 +88,12 @@ pub struct Recency {
 }
 
 impl Recency {
-    /// A window ends, and its uses count, or a round that clears.
+    /// Begins a round: one at the end of a window, whose uses count, or one that clears.
     pub fn next(&mut self, counts: bool) {
         (self.window, self.counts) = (self.window + 1, counts);
     }
 
-    /// These pages, the least recently used first.
+    /// Returns these pages, the least recently used first.
     pub fn order(&self, frames: &[Gfn]) -> Vec<Heat> {
         let last = |gfn: Gfn| self.last.get(&gfn).copied().unwrap_or(0);
         let mut order: Vec<Heat> = frames.iter().map(|&gfn| heat(gfn, last(gfn))).collect();
@@ -126,7 +126,7 @@ mod tests {
         let truth = &frames[..20];
         let of = |fast: &[Gfn]| Placement::new(fast).share_of_best(&frames, hot, truth);
         assert_eq!(of(&frames[..50]), 1.0);
-        // Of 93 % of the accesses 5 %: the other 50 pages have 0.1 % each.
+        // At best 95 % of the accesses are served, here 5 %: each of these 50 pages has 0.1 %.
         assert!((of(&frames[50..]) - 0.05 / 0.95).abs() < 1e-9);
         let mut placement = Placement::new(&frames[50..]);
         let order: Vec<Heat> = frames.iter().rev().map(|&gfn| heat(gfn, 100 - gfn.0)).collect();

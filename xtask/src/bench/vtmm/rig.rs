@@ -8,21 +8,21 @@ use vmtest::{Guest, Host, Vm};
 use super::spread;
 use crate::interrupt;
 
-/// Of a monitoring, as the daemon has them.
+/// Windows of a monitoring, as in the daemon.
 pub const WINDOWS: u8 = 8;
-/// Of the program's accesses those to hot pages; the others are of all pages.
+/// Share of the program's accesses that go to hot pages. The others go to all pages.
 const HOT_SHARE: f64 = 0.9;
 
 /// The guest, and its program's memory.
 pub struct Rig {
-    // Taken away in this order.
+    // The fields are dropped in this order.
     pub tracked: Tracked,
     pub vm: Vm,
-    /// By page of the program.
+    /// Frame of each page of the program.
     frames: Vec<Gfn>,
 }
 
-/// The hot pages of a program: so many ranks from the first on.
+/// The hot pages of a program: `count` ranks from `first` on.
 #[derive(Clone, Copy)]
 pub struct HotSet {
     pub first: u64,
@@ -30,8 +30,8 @@ pub struct HotSet {
 }
 
 impl HotSet {
-    /// The share of all accesses that go to so many hot pages and so many others, of a program
-    /// with so many pages.
+    /// Returns the share of all accesses that go to `hot` hot pages and `others` other pages, of a
+    /// program with `pages` pages.
     pub fn share(self, hot: u64, others: u64, pages: u64) -> f64 {
         let cold = (1.0 - HOT_SHARE) / pages as f64;
         hot as f64 * (HOT_SHARE / self.count as f64 + cold) + others as f64 * cold
@@ -39,9 +39,10 @@ impl HotSet {
 }
 
 impl Rig {
-    /// Boots it. Its program has so much memory, of which one page is hot.
+    /// Boots the guest. Its program has `program_mib` MiB of memory, of which one page is hot.
     pub fn start(program_mib: u64, cpus: u32) -> Rig {
-        // An emulator keeps translations until page tables are switched, so they have to be.
+        // An emulator keeps translations until page tables are switched. `pti=on` switches them
+        // often.
         let guest =
             Guest::debian("6.1-cloud").append("pti=on transparent_hugepage=never").cpus(cpus);
         let vm = Host::new().qemu(guest);
@@ -51,28 +52,28 @@ impl Rig {
         Rig { tracked, vm, frames }
     }
 
-    /// Of the program.
+    /// Returns how many pages the program has.
     pub fn pages(&self) -> u64 {
         self.frames.len() as u64
     }
 
-    /// All its frames, in the order of its pages.
+    /// Returns all frames of the program, in the order of its pages.
     pub fn frames(&self) -> &[Gfn] {
         &self.frames
     }
 
-    /// A part of the pages, apart from those with other numbers as far as they fit.
+    /// Returns a part of the pages, apart from those with other numbers as far as they fit.
     pub fn hot_set(&self, percent: u64, number: u64) -> HotSet {
         let count = self.pages() * percent / 100;
         HotSet { first: number * count % self.pages(), count }
     }
 
-    /// From now on these are hot.
+    /// Makes these pages hot from now on.
     pub fn heat(&self, hot: HotSet) {
         self.vm.guest(&format!("accesslaw a hot {} {}", hot.first, hot.count));
     }
 
-    /// Their frames, in order.
+    /// Returns the frames of these pages, in order.
     pub fn hot_frames(&self, hot: HotSet) -> Vec<Gfn> {
         let ranks = hot.first..hot.first + hot.count;
         let page = |rank| spread::page(rank, self.pages()) as usize;
@@ -81,7 +82,7 @@ impl Rig {
         frames
     }
 
-    /// Waits for so many accesses more: all that were done, and in how many microseconds.
+    /// Waits for `more` accesses. Returns how many were done in all, and in how many microseconds.
     pub fn progress(&self, more: u64) -> (u64, u64) {
         let answer = self.vm.guest(&format!("accesson a {more}"));
         let mut words = answer.split_whitespace().map(str::parse);
@@ -91,8 +92,8 @@ impl Rig {
         }
     }
 
-    /// One monitoring; a window ends when so many accesses were done. `look` is called for the
-    /// round that clears, by 0, and at the end of each window.
+    /// Does one monitoring, in which a window ends after `accesses` accesses. It calls `look` with
+    /// 0 for the round that clears, and at the end of each window.
     ///
     /// # Errors
     /// Somebody interrupts.
@@ -111,7 +112,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The same for a queue.
+    /// Does one monitoring with a queue.
     ///
     /// # Errors
     /// Somebody interrupts.

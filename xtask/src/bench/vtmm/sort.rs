@@ -13,10 +13,10 @@ use crate::bench::session::Session;
 
 const PAGES: u64 = 1 << 20;
 const WINDOWS: u64 = 8;
-/// The sort may take so many plain passes.
+/// Goal: the sort takes at most this many plain passes.
 const LIMIT: f64 = 3.0;
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// None.
@@ -40,7 +40,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
                 timed(|| drop(black_box(degrees(&levels, weights)))),
                 timed(|| _ = black_box(sum(&levels, weights))),
             ];
-            // The first warms up.
+            // The first round warms up.
             if round > 0 {
                 [&mut sort, &mut plain, &mut read]
                     .into_iter()
@@ -81,8 +81,8 @@ fn sum(levels: &Levels, weights: Weights) -> u64 {
     levels.all_uses().map(|(_, uses): (Gfn, Uses)| weights.degree(uses)).sum()
 }
 
-/// Pages of which so many are used in every window, and so many of the others now and then;
-/// scattered, and partly written.
+/// Makes pages of which `hot_percent` are used in every window, and `warm_percent` of the others
+/// now and then. They are scattered, and partly written.
 fn used(hot_percent: u64, warm_percent: u64) -> Levels {
     let mut levels = Levels::new(&[FrameRange::new(Gfn(0), PAGES)], TOP_LEVEL);
     levels.begin();

@@ -1,8 +1,8 @@
-//! Moving pages between the nodes of a guest that has two, as in tables 4 to 6 of the vTMM
-//! paper: by several threads against one call, and what that costs who uses the pages.
+//! Moving pages between the nodes of a guest that has two, as in tables 4 to 6 of the vTMM paper:
+//! by several threads against one call, and what that costs the program that uses the pages.
 //!
-//! The guest is translated, and its nodes are equally fast: figures compare with others of
-//! the same run only.
+//! The guest is translated, and its nodes are equally fast, so figures can only be compared with
+//! others of the same run.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ use crate::bench::rounds::Rounds;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
 
-/// Before 6.3 the kernel has processors forget their translations for each page that it moves,
-/// and threads that move pages wait for each other.
+/// Kernel of the guest. A kernel before 6.3 flushes TLBs for each page that it moves, and threads
+/// that move pages wait for each other.
 const KERNEL: &str = "6.12";
 const MIB: u64 = 128;
-/// So often as fast as one thread.
+/// Goal: this many times as fast as one thread.
 const SPEED_GOAL: f64 = 2.0;
 
-/// Table 4.
+/// Measures table 4.
 ///
 /// # Errors
-/// None: what does not work here panics, as in tests.
+/// None. Failures panic, as in tests.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
     let quick = session.identity.quick;
     let mut report = Report::new("vtmm-tab4");
     let guest = Guest::debian(KERNEL).memory("512M").slow_node("512M");
     let vm = Host::new().qemu(guest);
     let rounds = if quick { 1 } else { 5 };
-    // One at a time: a guest must answer before it is taken for dead.
+    // One call at a time: a guest must answer before it is taken for dead.
     let each = (0..rounds).map(|_| vm.guest(&format!("sh /bin/tiers bench {MIB}M 1")));
     let answer = each.collect::<Vec<_>>().join("\n");
     let figures = figures(&answer);
@@ -60,7 +60,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Lines of `NAME FIGURE`.
+/// Parses lines of `NAME FIGURE`.
 fn figures(answer: &str) -> BTreeMap<String, Rounds> {
     let mut figures: BTreeMap<String, Rounds> = BTreeMap::new();
     for line in answer.lines() {
