@@ -57,8 +57,8 @@ impl Evictor {
         }
     }
 
-    /// Frees the memory of spare buffers, which the next eviction takes again. The evictor calls it
-    /// now and then while nothing is to be evicted.
+    /// Frees the memory of buffers that were not used for a second, and the guest's content in them.
+    /// The worker calls it on each tick.
     pub fn rest(&self) {
         self.spare.rest();
     }

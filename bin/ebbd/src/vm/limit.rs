@@ -171,7 +171,6 @@ impl Limit {
         if cx.pager.residency().taken_bytes()? <= marks.low_bytes {
             self.stuck = None;
             limiter.rest();
-            cx.pager.evictor().rest();
             if !limiter.is_sweep_due(&cx.pager) {
                 return Ok(Left::Nothing);
             }

@@ -207,6 +207,7 @@ impl Worker {
         self.keep_devices(open);
         failpoint::reached("tick", self.cx.name());
         self.cx.record.save_again();
+        self.cx.pager.evictor().rest();
         // QEMU itself may be the next to wait for room.
         if !self.cx.waits() {
             self.begin();

@@ -2,7 +2,6 @@
 //! order.
 
 use std::io;
-use std::mem;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_digest::Digest;
@@ -25,13 +24,13 @@ pub(crate) struct Going<'c> {
     judge: &'c dyn Judge,
     pub(crate) evicted: Evicted,
     no_room: Option<io::Error>,
-    buffers: Buffers,
+    /// `None`: nothing was evicted yet.
+    buffers: Option<Buffers>,
 }
 
 impl<'c> Going<'c> {
     pub(crate) fn new(evictor: &'c Evictor, judge: &'c dyn Judge) -> Going<'c> {
-        let buffers = evictor.spare.take();
-        Going { evictor, judge, evicted: Evicted::default(), no_room: None, buffers }
+        Going { evictor, judge, evicted: Evicted::default(), no_room: None, buffers: None }
     }
 
     /// Returns what was evicted.
@@ -56,7 +55,8 @@ impl<'c> Going<'c> {
         if piece.is_empty() {
             return Ok(());
         }
-        let Going { evictor, judge, evicted, buffers: Buffers { held, saved }, .. } = self;
+        let Going { evictor, judge, evicted, buffers, .. } = self;
+        let Buffers { held, saved } = buffers.get_or_insert_with(|| evictor.spare.take());
         let pages = held.at_least(piece.len());
         let mut places = match evictor.unwritten(&piece, pages, *judge) {
             Ok(places) => places,
@@ -73,7 +73,9 @@ impl<'c> Going<'c> {
 
 impl Drop for Going<'_> {
     fn drop(&mut self) {
-        self.evictor.spare.put(mem::take(&mut self.buffers));
+        if let Some(buffers) = self.buffers.take() {
+            self.evictor.spare.put(buffers);
+        }
     }
 }
 

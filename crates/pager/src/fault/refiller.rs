@@ -123,8 +123,13 @@ impl Refiller {
             let later = rest.split_off(rest.partition_point(|back| back.page < border));
             let part = std::mem::replace(&mut rest, later);
             let result = self.refill_part(reading, part, buffer.pages_mut());
+            let failed = result.is_err();
             // Nothing behind the first part was asked for, so only the first result counts.
             first.get_or_insert(result);
+            if failed {
+                // The next read may take as long to fail.
+                self.stay_away(std::mem::take(&mut rest));
+            }
         }
         first.unwrap_or(Ok(())).map(|()| Served::Done)
     }
@@ -210,8 +215,7 @@ impl Refiller {
     /// Drops neighbours whose content is dead.
     fn leave_dead<'l>(&'l self, asked: usize, back: &mut Vec<Back<'l>>) {
         let verdicts = self.residency.verdicts();
-        let is_dead =
-            |back: &mut Back<'_>| back.page != asked && verdicts.of(back.gfn) == Verdict::Dead;
+        let is_dead = |back: &mut Back<'_>| back.page != asked && verdicts.is_dead(back.gfn);
         for Back { gfn, word, .. } in back.extract_if(.., is_dead) {
             let wanted = self.residency.become_empty(gfn, word);
             self.frames.after(wanted, FrameRange::new(gfn, 1));

@@ -10,15 +10,16 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::thread;
 
+use ebb_inspect::PageWords;
 use ebb_ledger::Content;
 use ebb_store::PageBuffer;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use testkit::{require, until};
 
 use super::*;
 use crate::fault::sentry::Sentry;
 use crate::frames::words::Served;
-use crate::{Committed, NothingKnown};
+use crate::{Committed, Judge, NothingKnown, Witness};
 use machine::{Machine, available, page_of, serve, watching};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
@@ -205,4 +206,56 @@ fn a_watch_that_is_another_blocks_by_the_time_it_is_to_end_stays() {
     assert_eq!(pager.ledger().unlocked(METADATA), Some(watch));
     pager.returner().end_watch(METADATA, watch).unwrap();
     assert_eq!(pager.ledger().unlocked(METADATA), Some(Content::Resident));
+}
+
+/// A kernel that writes to a frame's metadata between any two looks of a witness, so that no two of
+/// them agree.
+struct Restless(Arc<Ram>);
+
+impl Witness for Restless {
+    fn looks_freed(&self, _: Gfn, read: &dyn Fn(Gpa) -> Option<PageWords>) -> bool {
+        let word = |words: PageWords| words[0].load(SeqCst);
+        let look = || read(METADATA.gpa()).map(word);
+        let first = look();
+        self.0.words(METADATA.gpa(), 1).unwrap()[0].fetch_add(1, SeqCst);
+        first.is_some() && first == look()
+    }
+}
+
+/// A judge whose kernel used all frames when they were evicted.
+struct AllUsed;
+
+impl Judge for AllUsed {
+    fn is_dead(&self, _: Gfn) -> bool {
+        false
+    }
+
+    fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![true; frames.len()]
+    }
+
+    fn in_use(&self, frames: &[Gfn]) -> Vec<bool> {
+        vec![true; frames.len()]
+    }
+}
+
+/// Metadata of neighbours is read together. What looks freed in one such read is not freed yet.
+#[test]
+fn neighbours_that_look_freed_once_come_back() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    ALL.frames().for_each(|gfn| Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 2)));
+    let pager = watching(machine.parts());
+    pager.residency().believe(Some(Arc::new(Restless(Arc::clone(pager.ram())))));
+    let frames: Vec<Gfn> = BLOCK.frames().collect();
+    assert_eq!(pager.evictor().evict(&frames, &AllUsed).unwrap().saved, BLOCK.count);
+    let mut buffer = PageBuffer::new(128);
+    let refiller = pager.faults().refiller();
+    assert!(matches!(refiller.refill_ahead(BLOCK.start, &mut buffer).unwrap(), Served::Done));
+    let came = BLOCK.frames().filter(|gfn| machine.in_file(*gfn).is_some()).count();
+    assert!(came > 1, "with neighbours");
+    let is_lost =
+        |gfn: &Gfn| pager.ledger().content(*gfn) == Content::Empty { fill: 0, hard: false };
+    assert_eq!(BLOCK.frames().find(is_lost), None);
 }

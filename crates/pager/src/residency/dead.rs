@@ -62,7 +62,7 @@ impl Dead {
         }
     }
 
-    fn was_in_use(&self, gfn: Gfn) -> bool {
+    pub(super) fn was_in_use(&self, gfn: Gfn) -> bool {
         self.in_use.get(gfn.0 / 32).is_some_and(|bits| bits.load(Acquire) >> (gfn.0 % 32) & 1 != 0)
     }
 

@@ -118,6 +118,9 @@ impl Digests {
     /// Whether the page differs from what the frame held. `false` if nothing is known, as of frames
     /// of a daemon without digests.
     ///
+    /// If a row that this process made cannot be read, the process ends (SIGBUS), as if it could not
+    /// be written. The next process reads it by pread(2).
+    ///
     /// # Errors
     /// As pread(2): nobody can tell then.
     pub(super) fn is_changed(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<bool> {

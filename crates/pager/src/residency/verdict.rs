@@ -61,8 +61,15 @@ pub(crate) struct Verdicts<'r> {
 }
 
 impl Verdicts<'_> {
-    pub(crate) fn of(&self, gfn: Gfn) -> Verdict {
-        self.residency.dead.verdict(gfn, &|gpa| self.page_words(gpa))
+    /// Whether the guest has freed the frame since its eviction. One look at metadata that was read
+    /// together sorts out nearly all frames. It proves nothing: two looks at different times do
+    /// (`docs/decisions/0012-dead-frames-at-the-fault.md`), so the metadata is read again for the
+    /// frames that look dead.
+    pub(crate) fn is_dead(&self, gfn: Gfn) -> bool {
+        let looks_dead = || self.residency.dead.verdict(gfn, &|gpa| self.page_words(gpa));
+        self.residency.dead.was_in_use(gfn)
+            && looks_dead() == Verdict::Dead
+            && self.residency.verdict(gfn) == Verdict::Dead
     }
 
     fn page_words(&self, gpa: Gpa) -> Option<PageWords> {
