@@ -16,9 +16,8 @@ mod vm;
 pub use host::pool::on_record as pool_on_record;
 pub use model::record::Record;
 
-use std::fs::{self, File, Permissions};
-use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +40,7 @@ use self::model::record::Settings;
 use self::model::site::Site;
 use self::rest::server;
 use self::serve::swap_room;
-use self::support::{log, privileges};
+use self::support::{log, private_socket, privileges};
 use self::system::{calibration, cgroup, confine};
 use self::vm::tiering;
 
@@ -228,13 +227,10 @@ fn listener(run_dir: &Path) -> Option<i32> {
 async fn listen(daemon: registry::Daemon, run_dir: &Path) -> anyhow::Result<()> {
     let path = run_dir.join(route::SOCKET_FILE);
     // This process has the lock, so nobody listens there.
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
-    }
-    // Nobody else gets into the directory, so the socket is at no moment open to others.
-    let listener = UnixListener::bind(&path).with_context(|| path.display().to_string())?;
-    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+    let listener = private_socket::listen(&path, |error| {
+        anyhow::Error::new(error).context(path.display().to_string())
+    })?;
+    let listener = UnixListener::from_std(listener).with_context(|| path.display().to_string())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let ended = async move {

@@ -7,6 +7,7 @@ pub mod life;
 pub mod log;
 pub mod nanoseconds;
 pub mod open_files;
+pub mod private_socket;
 pub mod privileges;
 pub mod retry;
 pub mod state_file;

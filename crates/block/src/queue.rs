@@ -2,6 +2,9 @@
 //! and end in the order in which they were made available. So the used index alone tells a
 //! successor what is still to be done (docs/decisions/0010-*).
 
+mod requests;
+mod rings;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,18 +13,17 @@ use std::time::{Duration, Instant};
 
 use ebb_sys::uring::Ring;
 use ebb_units::Gpa;
-use ebb_vhost::{Access, DmaFault, Guest, Kept, Malformed, Pinned, Segment, walk};
+use ebb_vhost::{DmaFault, Guest, Kept, Pinned};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_user_backend::{VringMutex, VringT};
-use virtio_queue::{QueueOwnedT, QueueT};
+use virtio_queue::QueueT;
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::block_locks::wake_up;
-use crate::counters::add;
-use crate::job::{Buffers, Disk, Job, Step};
+use crate::job::{Buffers, Disk, Job};
 use crate::patience::Patience;
 use crate::pause::Pause;
-use crate::request::{self, Halted, Request, Status, StatusByte};
+use crate::request::{Request, StatusByte};
 
 /// Most transfers that the kernel is told of at once. More wait.
 const RING_ENTRIES: u32 = 256;
@@ -78,14 +80,6 @@ struct Waiting {
     number: u64,
     /// `None`: it was not read yet.
     parsed: Option<Parsed>,
-}
-
-/// Why there is no request to begin.
-enum Unread {
-    /// It has ended.
-    Ended,
-    /// It cannot be read now, or never. If never, the queue is broken.
-    Waits,
 }
 
 struct Parsed {
@@ -239,68 +233,6 @@ impl Worker {
         }
     }
 
-    /// Takes requests from the available ring. Whether more were made available meanwhile.
-    fn take(&mut self, vring: &VringMutex) -> bool {
-        let mut state = vring.get_mut();
-        if self.broken || !state.get_queue().ready() {
-            return false;
-        }
-        let memory = self.memory.memory();
-        let queue = state.get_queue_mut();
-        if self.table.is_none() && (self.stalled || !self.pin_rings(queue)) {
-            return false;
-        }
-        let room = usize::from(queue.size()).saturating_sub(self.order.len());
-        // Requests that wait are woken when another ends. No room means that the driver made more
-        // available than the queue has room for.
-        if room == 0 || !self.waiting.is_empty() {
-            return false;
-        }
-        if queue.disable_notification(&*memory).is_err() {
-            self.give_up("its used ring is in no memory");
-            return false;
-        }
-        match queue.iter(memory.clone()) {
-            Ok(chains) => {
-                let next = self.first_number + self.order.len() as u64;
-                let count = self.order.len();
-                for (number, chain) in (next..).zip(chains.take(room)) {
-                    self.order.push_back(Slot { head: chain.head_index(), written: None });
-                    self.waiting.push_back(Waiting { number, parsed: None });
-                }
-                if self.order.len() > count {
-                    self.patience[1].came();
-                }
-            }
-            Err(error) => {
-                self.give_up(&error.to_string());
-                return false;
-            }
-        }
-        queue.enable_notification(&*memory).unwrap_or(false)
-    }
-
-    fn pin_rings(&mut self, queue: &impl QueueT) -> bool {
-        // Section 2.7: sizes of the three parts, with event indices.
-        let (size, count) = (queue.size(), u32::from(queue.size()));
-        let segment = |gpa, bytes| Segment { gpa: Gpa(gpa), bytes };
-        let rings = vec![
-            segment(queue.desc_table(), 16 * count),
-            segment(queue.avail_ring(), 6 + 2 * count),
-            segment(queue.used_ring(), 6 + 8 * count),
-        ];
-        match self.guest().pin(rings, Access::Keep) {
-            Ok(pinned) => {
-                self.table = Some(Table { gpa: Gpa(queue.desc_table()), size, _pinned: pinned });
-                true
-            }
-            Err(fault) => {
-                self.wait_or_give_up(fault);
-                false
-            }
-        }
-    }
-
     fn wait_or_give_up(&mut self, fault: DmaFault) {
         match fault.passes() {
             true => self.stall(),
@@ -322,194 +254,6 @@ impl Worker {
     fn give_up(&mut self, why: &str) {
         tracing::warn!("{}: a queue makes no sense: {why}", self.disk.image.path().display());
         self.broken = true;
-    }
-
-    /// Begins requests in order. One that must wait holds up those behind it, or else it might
-    /// wait for ever.
-    fn begin_waiting(&mut self) {
-        while !self.broken
-            && !self.stopping
-            && let Some(Waiting { number, parsed }) = self.waiting.pop_front()
-        {
-            let parsed = match parsed {
-                None if self.stalled => Err(Unread::Waits),
-                None => self.parse(number),
-                Some(parsed) => Ok(parsed),
-            };
-            let parsed = match parsed {
-                Ok(parsed) => self.begin(number, parsed).map(Some),
-                Err(Unread::Ended) => None,
-                Err(Unread::Waits) => Some(None),
-            };
-            if let Some(parsed) = parsed {
-                return self.waiting.push_front(Waiting { number, parsed });
-            }
-        }
-    }
-
-    /// Reads a request, and ends it if it is not valid. A chain that cannot be read, or that has
-    /// no place for a status, never goes into the used ring: the driver would take the bytes at
-    /// that place for the status.
-    fn parse(&mut self, number: u64) -> Result<Parsed, Unread> {
-        let (Some(head), guest) = (self.slot(number).map(|slot| slot.head), self.guest()) else {
-            return Err(Unread::Ended);
-        };
-        let Some(table) = &self.table else { return Err(Unread::Waits) };
-        let chain = match walk(&guest, table.gpa, table.size, head) {
-            Ok(chain) => chain,
-            Err(Malformed::Memory(fault)) => return Err(self.unread(fault)),
-            Err(malformed) => {
-                self.give_up(&malformed.to_string());
-                return Err(Unread::Waits);
-            }
-        };
-        let status = match StatusByte::pin(&guest, &chain) {
-            Some(Ok(status)) => status,
-            Some(Err(fault)) => return Err(self.unread(fault)),
-            None => {
-                self.give_up("a request has no place for its status");
-                return Err(Unread::Waits);
-            }
-        };
-        match request::parse(&guest, &chain, self.disk.limits()) {
-            Ok(request) => {
-                self.pause.shorten();
-                Ok(Parsed { guest, request, status })
-            }
-            Err(Halted::Ended(refusal)) => {
-                self.end(number, status, refusal, 0);
-                Err(Unread::Ended)
-            }
-            Err(Halted::NotNow) => {
-                self.stall();
-                Err(Unread::Waits)
-            }
-        }
-    }
-
-    fn unread(&mut self, fault: DmaFault) -> Unread {
-        self.wait_or_give_up(fault);
-        Unread::Waits
-    }
-
-    /// Begins a request, or gives it back if it must wait.
-    fn begin(&mut self, number: u64, parsed: Parsed) -> Option<Parsed> {
-        if self.buffers.is_exhausted() {
-            return Some(parsed);
-        }
-        let spans = parsed.request.spans();
-        let held = match spans.is_empty() {
-            true => None,
-            false => match self.disk.locks.try_lock(&spans, &self.wake) {
-                None => return Some(parsed),
-                held => held,
-            },
-        };
-        let Parsed { guest, request, status } = parsed;
-        let (job, step) = Job::begin(&self.disk, &mut self.buffers, guest, status, request, held);
-        self.go_on(number, job, step);
-        None
-    }
-
-    /// Takes steps until a transfer runs in the ring, the request must wait, or it has ended.
-    fn go_on(&mut self, number: u64, mut job: Job, mut step: Step) {
-        loop {
-            match (step, &mut self.ring) {
-                (Step::Run(transfer), Some(ring)) => {
-                    ring.begin(number, transfer);
-                    self.jobs.insert(number, job);
-                    return;
-                }
-                (Step::Run(transfer), None) => {
-                    let (result, memory) = transfer.run();
-                    step = job.ended(&self.disk, &mut self.buffers, result, memory);
-                }
-                (Step::Later, _) => {
-                    self.pause.begin();
-                    self.later.insert(number, job);
-                    return;
-                }
-                (Step::Over(status, data_bytes), _) => {
-                    // Its frames are unpinned before the driver hears of its end.
-                    self.end(number, job.into_status(), status, data_bytes);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Tries again the requests whose memory was not available.
-    fn go_on_later(&mut self) {
-        if self.broken || self.stopping {
-            return;
-        }
-        let count = self.later.len();
-        for (number, mut job) in std::mem::take(&mut self.later) {
-            let step = job.again(&self.disk, &mut self.buffers);
-            self.go_on(number, job, step);
-        }
-        if self.later.len() < count {
-            self.pause.shorten();
-        }
-    }
-
-    fn reap(&mut self) {
-        let mut ended = Vec::new();
-        if let Some(ring) = &mut self.ring {
-            ring.reap(|done| ended.push(done));
-        }
-        if !ended.is_empty() {
-            self.patience[0].came();
-        }
-        for done in ended {
-            let Some(mut job) = self.jobs.remove(&done.token) else { continue };
-            let step = job.ended(&self.disk, &mut self.buffers, done.result, done.memory);
-            self.go_on(done.token, job, step);
-        }
-    }
-
-    fn slot(&mut self, number: u64) -> Option<&mut Slot> {
-        let place = number.checked_sub(self.first_number)?;
-        self.order.get_mut(usize::try_from(place).ok()?)
-    }
-
-    /// Writes the status after the data. A request whose status cannot be written does not end.
-    fn end(&mut self, number: u64, place: StatusByte, status: Status, data_bytes: u32) {
-        if status != Status::Ok {
-            add(&self.disk.counters.failed, 1);
-        }
-        if !place.tell(status) {
-            self.give_up("a request's status cannot be told");
-        } else if let Some(slot) = self.slot(number) {
-            slot.written = Some(data_bytes.saturating_add(1));
-        }
-    }
-
-    /// Tells the driver of each request that has ended, if all before it have too.
-    fn publish(&mut self, vring: &VringMutex) {
-        if self.kept.is_broken() {
-            // What was read or written there is void. The front end is disconnected.
-            self.broken = true;
-            return;
-        }
-        let mut state = vring.get_mut();
-        let mut any = false;
-        while let Some(&Slot { head, written: Some(written) }) = self.order.front() {
-            self.order.pop_front();
-            self.first_number += 1;
-            if state.add_used(head, written).is_err() {
-                self.broken = true;
-            }
-            any = true;
-        }
-        if !any && !self.must_signal {
-            return;
-        }
-        let wanted = state.needs_notification().unwrap_or(true);
-        if (wanted || self.must_signal) && state.signal_used_queue().is_err() {
-            tracing::debug!("the front end does not take signals any more");
-        }
-        self.must_signal = false;
     }
 }
 

@@ -12,24 +12,15 @@ use ebb_inspect::PageKind;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::choice::{Choice, Chosen, Whole};
-use crate::cost::{Cost, Page, Work};
+use crate::cost::{Cost, Work};
+pub use memory::{Memory, Piece};
 use windows::{Found, TURN_AT_REST, Windows};
 
-/// Time from forgetting a window to looking at it, about.
-const LEAD: Duration = Duration::from_secs(1);
 /// Shortest turn of a window. Each turn costs the guest a minor fault for each frame that it uses
 /// there.
 const TURN: Duration = Duration::from_millis(2500);
-/// How many times as much is forgotten ahead if more than frames at rest had to be evicted.
-const HASTE: usize = 8;
-/// Shortest time between two forgettings: each stops a thread of the VMM.
-const FORGET_EVERY: Duration = Duration::from_millis(500);
 /// Most windows to forget at once. The limit is also twice what the last stop got to.
 const FORGET_WINDOWS: usize = 4096;
-/// Most ranges to forget at once: each is a system call.
-const FORGET_RANGES: usize = 64;
-/// Fraction of its turn after which a window may be forgotten if it follows one that is forgotten.
-const EARLY: (u32, u32) = (3, 4);
 /// Fewest frames to look at for each frame to evict, so that there is a choice.
 const LOOKS_LEAST: usize = 4;
 /// Most frames to look at for each evicted frame, on average, where frames at rest are rare.
@@ -42,53 +33,6 @@ const BREAK_AGAIN: Duration = Duration::from_secs(8);
 const LOOKS_AT_ONCE: usize = 64 << 10;
 /// Cost of looking at a window as such, in frames looked at.
 const LOOKS_A_WINDOW: usize = 64;
-/// The memory that a hand goes around.
-pub trait Memory {
-    /// The current time.
-    fn now(&self) -> Instant;
-
-    /// The first window from this one on that has resident frames.
-    fn next(&self, from: HugeFrame) -> Option<HugeFrame>;
-
-    /// Tells which frames of a window the VMM has mapped.
-    ///
-    /// # Errors
-    /// From reading the VMM's page table.
-    fn mapped(&self, window: HugeFrame, saw: &mut dyn FnMut(FrameRange)) -> io::Result<()>;
-
-    /// Takes ranges out of the VMM's page table, as far as one stop gets. Returns how many of their
-    /// frames it got to, counted from the first.
-    ///
-    /// # Errors
-    /// From having the VMM make a system call.
-    fn forget(&self, ranges: &[FrameRange]) -> io::Result<u64>;
-
-    /// Tells what the resident frames of a window are, in order.
-    fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page));
-
-    /// Whether a frame that was looked at may be evicted.
-    fn may_go(&self, gfn: Gfn) -> bool;
-
-    /// How a window's frames are evicted.
-    fn piece(&self, window: HugeFrame) -> Piece;
-
-    /// Has the frames of these windows evicted one by one from now on.
-    ///
-    /// # Errors
-    /// From having the VMM make a system call.
-    fn break_up(&self, windows: &[HugeFrame]) -> io::Result<()>;
-}
-
-/// How the frames of a window are evicted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Piece {
-    /// One by one.
-    Frames,
-    /// Together, until the window is broken up.
-    Breakable,
-    /// Together: the window cannot be broken up.
-    Whole,
-}
 
 /// A clock hand and what it has seen.
 pub struct Hand {
@@ -345,71 +289,6 @@ impl Hand {
         Ok(looked)
     }
 
-    /// Has windows forgotten ahead, so that the next ones to look at are ripe by then.
-    fn forget_ahead(&mut self, memory: &impl Memory, want: usize) -> io::Result<()> {
-        let now = memory.now();
-        let since = self.forgot_at.map(|at| now.duration_since(at));
-        if since.is_some_and(|since| since < FORGET_EVERY) {
-            return Ok(());
-        }
-        // At its recent pace the hand looks at this many frames until what is forgotten now is
-        // ripe.
-        let pace = since.map_or(0.0, |since| LEAD.as_secs_f64() / since.as_secs_f64());
-        let goal = ((self.looked as f64 * pace) as usize).max(want * LOOKS_LEAST);
-        let (turn, goal) = match self.takes {
-            Work::Rests => (TURN_AT_REST, goal),
-            Work::Recent | Work::Busy => (TURN, goal.saturating_mul(HASTE)),
-        };
-        let (due, ranges, lead) = self.due(memory, turn, goal)?;
-        if self.takes > Work::Rests {
-            self.break_ahead(memory, &due);
-        }
-        // On failure, what is already known is enough to choose by.
-        let mut left = memory.forget(&ranges).unwrap_or_else(|error| {
-            self.failure = Some(error);
-            0
-        });
-        // The stop may have taken a while.
-        let now = memory.now();
-        self.lead = lead;
-        let (wanted, mut reached) = (due.len(), 0);
-        for due in due {
-            let frames = if due.is_mapped { FRAMES_PER_HUGE } else { 0 };
-            if left < frames {
-                // Continue here the next time.
-                self.lead = due.ahead;
-                break;
-            }
-            left -= frames;
-            reached += 1;
-            self.windows.end_turn(due.index, now);
-        }
-        let reached = if reached < wanted { reached } else { self.reach };
-        self.reach = (2 * reached).clamp(FORGET_RANGES, FORGET_WINDOWS);
-        (self.forgot_at, self.looked, self.takes, self.chosen) = (Some(now), 0, Work::Rests, 0);
-        Ok(())
-    }
-
-    /// Breaks up the least used windows among those to forget, for as much as had to be evicted of
-    /// late. What of them is used is known when the hand arrives there.
-    fn break_ahead(&mut self, memory: &impl Memory, due: &[Due]) {
-        if self.is_whole(memory.now()) {
-            return;
-        }
-        let may_break = |index: &usize| memory.piece(HugeFrame(*index as u64)) == Piece::Breakable;
-        let mut windows: Vec<usize> = due.iter().map(|due| due.index).filter(may_break).collect();
-        windows.sort_by_cached_key(|index| self.windows.likelihood(*index));
-        windows.truncate(self.chosen.div_ceil(FRAMES_PER_HUGE as usize).min(BREAK_AT_ONCE));
-        let huge: Vec<HugeFrame> = windows.iter().map(|index| HugeFrame(*index as u64)).collect();
-        if huge.is_empty() {
-            return;
-        }
-        match memory.break_up(&huge) {
-            Ok(()) => windows.into_iter().for_each(|index| self.windows.break_up(index)),
-            Err(error) => self.fails_to_break(error, memory.now()),
-        }
-    }
-
     /// Has windows evicted whole for a while.
     fn fails_to_break(&mut self, error: io::Error, now: Instant) {
         (self.failure, self.whole_until) = (Some(error), Some(now + BREAK_AGAIN));
@@ -417,42 +296,6 @@ impl Hand {
 
     fn is_whole(&self, now: Instant) -> bool {
         self.whole_until.is_some_and(|until| now < until)
-    }
-
-    /// Returns the windows ahead of the hand to forget until `goal` frames are pending, their
-    /// mapped ranges, and how far ahead they reach.
-    fn due(
-        &mut self,
-        memory: &impl Memory,
-        turn: Duration,
-        goal: usize,
-    ) -> io::Result<(Vec<Due>, Vec<FrameRange>, usize)> {
-        let (now, count) = (memory.now(), self.windows.count());
-        let (mut lead, mut pending) = (self.lead, self.windows.pending());
-        let (mut due, mut ranges): (Vec<Due>, Vec<FrameRange>) = (Vec::new(), Vec::new());
-        for _ in 0..FORGET_WINDOWS {
-            let from = (self.looks + lead) % count.max(1);
-            let Some((index, by)) = self.after(memory, from) else { break };
-            let is_full = ranges.len() >= FORGET_RANGES || due.len() >= self.reach;
-            if pending >= goal || lead + by > count || is_full {
-                break;
-            }
-            let window = FrameRange::huge(HugeFrame(index as u64));
-            let is_in_row = ranges.last().is_some_and(|range| range.end() == window.start);
-            let turn = if is_in_row { turn * EARLY.0 / EARLY.1 } else { turn };
-            if self.windows.is_due(index, turn, now) {
-                // Before the mapped frames are seen, since the stop may not get to this window.
-                self.windows.look(index, now);
-                let is_mapped = self.see_mapped(memory, index)?;
-                due.push(Due { index, is_mapped, ahead: lead });
-                pending += self.windows.to_look_at(index);
-                if is_mapped {
-                    window.join(&mut ranges);
-                }
-            }
-            lead += by;
-        }
-        Ok((due, ranges, lead))
     }
 
     /// Sees which frames of a window are mapped. Returns whether any is.
@@ -466,21 +309,15 @@ impl Hand {
     }
 }
 
-/// A window to forget.
-struct Due {
-    index: usize,
-    is_mapped: bool,
-    /// Windows between the hand and the end of the last window before this one.
-    ahead: usize,
-}
-
 fn is_kernel(kind: Option<PageKind>) -> bool {
     use PageKind::{Hugetlb, Other, Slab, Table};
     matches!(kind, Some(Table | Slab | Hugetlb | Other))
 }
 
+mod ahead;
 #[cfg(test)]
 mod fake;
+mod memory;
 #[cfg(test)]
 mod tests;
 mod windows;

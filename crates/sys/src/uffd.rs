@@ -1,6 +1,11 @@
 //! userfaultfd(2): the kernel reports the page faults of a range to the process that has the
 //! descriptor. ABI: `include/uapi/linux/userfaultfd.h`.
 
+mod abi;
+pub mod feature;
+#[cfg(test)]
+mod tests;
+
 use std::fs::File;
 use std::io;
 use std::mem::size_of;
@@ -8,120 +13,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use ebb_units::Hva;
 
-const API: u64 = 0xaa;
+use abi::{
+    API, ApiArg, CopyArg, EVENT_PAGEFAULT, FLAG_WP, FLAG_WRITE, MODE_DONTWAKE, Message,
+    PROTECT_MODE_WP, ProtectArg, RangeArg, RegisterArg, UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER,
+    UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE, ZeroArg,
+};
+
+pub use abi::USERFAULTFD_IOC_NEW;
+
 /// Target of the link in `/proc/PID/fd` that is a userfaultfd.
 pub const LINK: &str = "anon_inode:[userfaultfd]";
-
-/// Feature bits of `UFFDIO_API` that Ebb asks for or reports.
-pub mod feature {
-    /// Write-protect faults are reported.
-    pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-    /// Missing faults in hugetlb memory.
-    pub const MISSING_HUGETLBFS: u64 = 1 << 4;
-    /// Missing faults in shared memory.
-    pub const MISSING_SHMEM: u64 = 1 << 5;
-    /// Write-protection of shared and hugetlb memory.
-    pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
-
-    /// Features that a managed VM needs: (bit, name in the kernel's header).
-    pub const NEEDED: [(u64, &str); 4] = [
-        (PAGEFAULT_FLAG_WP, "PAGEFAULT_FLAG_WP"),
-        (MISSING_HUGETLBFS, "MISSING_HUGETLBFS"),
-        (MISSING_SHMEM, "MISSING_SHMEM"),
-        (WP_HUGETLBFS_SHMEM, "WP_HUGETLBFS_SHMEM"),
-    ];
-
-    /// All of [`NEEDED`] in one word.
-    pub fn needed() -> u64 {
-        NEEDED.iter().fold(0, |bits, (bit, _)| bits | bit)
-    }
-}
-
-#[repr(C)]
-struct ApiArg {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RangeArg {
-    start: u64,
-    len: u64,
-}
-
-#[repr(C)]
-struct RegisterArg {
-    range: RangeArg,
-    mode: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct CopyArg {
-    dst: u64,
-    src: u64,
-    len: u64,
-    mode: u64,
-    copy: i64,
-}
-
-#[repr(C)]
-struct ZeroArg {
-    range: RangeArg,
-    mode: u64,
-    zeropage: i64,
-}
-
-#[repr(C)]
-struct ProtectArg {
-    range: RangeArg,
-    mode: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Message {
-    event: u8,
-    reserved: [u8; 7],
-    flags: u64,
-    address: u64,
-    thread: u64,
-}
-
-const _: () = assert!(size_of::<Message>() == 32);
-
-const fn ioctl_number(direction: u64, number: u64, size: usize) -> u64 {
-    direction << 30 | (size as u64) << 16 | 0xaa << 8 | number
-}
-
-const READ: u64 = 2;
-const READ_WRITE: u64 = 3;
-const UFFDIO_API: u64 = ioctl_number(READ_WRITE, 0x3f, size_of::<ApiArg>());
-const UFFDIO_REGISTER: u64 = ioctl_number(READ_WRITE, 0x00, size_of::<RegisterArg>());
-const UFFDIO_UNREGISTER: u64 = ioctl_number(READ, 0x01, size_of::<RangeArg>());
-const UFFDIO_WAKE: u64 = ioctl_number(READ, 0x02, size_of::<RangeArg>());
-const UFFDIO_COPY: u64 = ioctl_number(READ_WRITE, 0x03, size_of::<CopyArg>());
-const UFFDIO_ZEROPAGE: u64 = ioctl_number(READ_WRITE, 0x04, size_of::<ZeroArg>());
-const UFFDIO_WRITEPROTECT: u64 = ioctl_number(READ_WRITE, 0x06, size_of::<ProtectArg>());
-/// `_IO(0xAA, 0)` on `/dev/userfaultfd`: makes a userfaultfd.
-pub const USERFAULTFD_IOC_NEW: u64 = 0xaa00;
-
-const _: () = assert!(UFFDIO_API == 0xc018_aa3f);
-const _: () = assert!(UFFDIO_REGISTER == 0xc020_aa00);
-const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01);
-const _: () = assert!(UFFDIO_WAKE == 0x8010_aa02);
-const _: () = assert!(UFFDIO_COPY == 0xc028_aa03);
-const _: () = assert!(UFFDIO_ZEROPAGE == 0xc020_aa04);
-const _: () = assert!(UFFDIO_WRITEPROTECT == 0xc018_aa06);
-
-const EVENT_PAGEFAULT: u8 = 0x12;
-const FLAG_WRITE: u64 = 1 << 0;
-const FLAG_WP: u64 = 1 << 1;
-/// Flag of both UFFDIO_COPY and UFFDIO_ZEROPAGE.
-const MODE_DONTWAKE: u64 = 1 << 0;
-const PROTECT_MODE_WP: u64 = 1 << 0;
 
 /// A range of the VMM's address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -407,7 +308,7 @@ impl Uffd {
 
     fn ioctl<T>(&self, request: u64, arg: &mut T) -> io::Result<()> {
         // SAFETY: every caller passes the struct whose size is encoded in
-        // `request` (asserted above), so the kernel stays within `arg`.
+        // `request` (asserted in `abi`), so the kernel stays within `arg`.
         let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request, arg as *mut T) };
         match result {
             0 => Ok(()),
@@ -441,153 +342,4 @@ fn fill_run(mut fill: impl FnMut(u64) -> (io::Result<()>, i64)) -> io::Result<u6
 /// As [`Uffd::new`].
 pub fn probe() -> io::Result<u64> {
     Uffd::new()?.handshake(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use ebb_units::FRAME_BYTES;
-
-    use super::*;
-    use crate::mapping::Mapping;
-    use crate::pagemap::Pagemap;
-    use crate::process::Process;
-    use crate::ram_file::RamFile;
-
-    /// Returns `None` if this process lacks the privilege. The VM tests need it too, and say so.
-    fn over(file: &RamFile, watch: Watch) -> Option<(Uffd, Mapping, HvaRange)> {
-        let uffd = match Uffd::new() {
-            Ok(uffd) => uffd,
-            Err(error) => {
-                eprintln!("SKIPPED: no userfaultfd here: {error}");
-                return None;
-            }
-        };
-        uffd.handshake(feature::needed()).unwrap();
-        let mapping = Mapping::new(file, 0, file.bytes().unwrap()).unwrap();
-        let range = HvaRange { start: mapping.address(), bytes: mapping.bytes() };
-        uffd.register(range, watch).unwrap();
-        Some((uffd, mapping, range))
-    }
-
-    fn one_fault(uffd: &Uffd) -> Fault {
-        let mut events = Events::new();
-        loop {
-            if let Some(fault) = uffd.read(&mut events).unwrap().next() {
-                return fault;
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn a_missing_page_waits_for_its_content() {
-        let file = RamFile::create("uffd-test", 1 << 20).unwrap();
-        let Some((uffd, mapping, range)) = over(&file, Watch::MissingAndWrite) else { return };
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                mapping.words(8 << 10, 1).unwrap()[0].load(std::sync::atomic::Ordering::Relaxed)
-            });
-            let fault = one_fault(&uffd);
-            assert_eq!(fault.address, Hva(range.start.0 + (8 << 10)));
-            assert!(!fault.write_protected && !fault.write);
-            uffd.copy(fault.address, &[7; 4096]).unwrap();
-            uffd.wake(range).unwrap();
-            assert_eq!(reader.join().unwrap(), 0x0707_0707_0707_0707);
-        });
-    }
-
-    #[test]
-    fn a_protected_page_waits_for_leave_to_be_written() {
-        let file = RamFile::create("uffd-test", 1 << 20).unwrap();
-        let Some((uffd, mapping, range)) = over(&file, Watch::Write) else { return };
-        let word = &mapping.words(0, 1).unwrap()[0];
-        word.store(1, std::sync::atomic::Ordering::Relaxed);
-        uffd.protect(range).unwrap();
-        std::thread::scope(|scope| {
-            let writer = scope.spawn(|| word.store(2, std::sync::atomic::Ordering::Relaxed));
-            assert!(one_fault(&uffd).write_protected);
-            assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 1);
-            uffd.unprotect(range).unwrap();
-            writer.join().unwrap();
-        });
-        assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 2);
-    }
-
-    #[test]
-    fn pages_in_a_row_come_to_be_written() {
-        let file = RamFile::create("uffd-test", 1 << 20).unwrap();
-        let Some((uffd, mapping, range)) = over(&file, Watch::MissingAndWrite) else { return };
-        assert_eq!(uffd.copy_run(range.start, &[7; 8192]).unwrap(), 8192);
-        let word = &mapping.words(4096, 1).unwrap()[0];
-        assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 0x0707_0707_0707_0707);
-        // This must not fault: nobody would serve it.
-        word.store(2, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(
-            uffd.copy_run(range.start, &[8; 8192]).unwrap_err().raw_os_error(),
-            Some(libc::EEXIST)
-        );
-        assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 2);
-    }
-
-    /// The kernel keeps a marker in place of the page.
-    #[test]
-    fn a_protected_page_that_is_forgotten_is_not_mapped() {
-        let file = RamFile::create("marked", 2 * FRAME_BYTES).unwrap();
-        let Some((uffd, mapping, range)) = over(&file, Watch::Write) else { return };
-        mapping.populate(0, 2 * FRAME_BYTES).unwrap();
-        let first = HvaRange { start: range.start, bytes: FRAME_BYTES };
-        uffd.protect(first).unwrap();
-        let pagemap = Pagemap::open(&Process::own().unwrap()).unwrap();
-        let mapped = || {
-            let mut bytes = 0;
-            pagemap.mapped(range, |part| bytes += part.bytes).map(|()| bytes)
-        };
-        match mapped() {
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                return eprintln!("SKIPPED: the kernel has no PAGEMAP_SCAN");
-            }
-            all => assert_eq!(all.unwrap(), 2 * FRAME_BYTES),
-        }
-        mapping.forget(0, FRAME_BYTES).unwrap();
-        assert_eq!(mapped().unwrap(), FRAME_BYTES);
-    }
-
-    #[test]
-    fn what_is_no_userfaultfd_is_refused() {
-        let file = RamFile::create("uffd-test", 4096).unwrap();
-        let copy = file.as_fd().try_clone_to_owned().unwrap();
-        let error = Uffd::taken(copy).err().unwrap();
-        assert!(error.to_string().contains("memfd:uffd-test"), "{error}");
-        let Ok(uffd) = Uffd::new() else { return eprintln!("SKIPPED: no userfaultfd here") };
-        assert!(Uffd::taken(uffd.fd).is_ok());
-    }
-
-    #[test]
-    fn a_descriptor_that_is_told_to_wait_is_read_without_waiting() {
-        let file = RamFile::create("uffd-test", 1 << 20).unwrap();
-        let Some((uffd, mapping, range)) = over(&file, Watch::MissingAndWrite) else { return };
-        let flags = rustix::fs::fcntl_getfl(&uffd.fd).unwrap();
-        let waits = flags - rustix::fs::OFlags::NONBLOCK;
-        rustix::fs::fcntl_setfl(&uffd.fd, waits).unwrap();
-        let mut events = Events::new();
-        assert_eq!(uffd.read(&mut events).unwrap().count(), 0);
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                mapping.words(0, 1).unwrap()[0].load(std::sync::atomic::Ordering::Relaxed)
-            });
-            assert_eq!(one_fault(&uffd).address, range.start);
-            uffd.zero(HvaRange { bytes: 4096, ..range }, true).unwrap();
-            assert_eq!(reader.join().unwrap(), 0);
-        });
-    }
-
-    #[test]
-    fn a_second_descriptor_is_refused() {
-        let file = RamFile::create("uffd-test", 1 << 20).unwrap();
-        let Some((_first, _mapping, range)) = over(&file, Watch::Write) else { return };
-        let second = Uffd::new().unwrap();
-        second.handshake(0).unwrap();
-        let error = second.register(range, Watch::Write).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
-    }
 }

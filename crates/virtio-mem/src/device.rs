@@ -4,12 +4,13 @@
 //! record first, then takes the memory. So if a process dies in between, what the driver knows as
 //! plugged has memory, and what the driver may use is recorded as plugged.
 
+mod error;
+mod options;
+
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use thiserror::Error;
 
 use crate::config::{Config, F_ACPI_PXM, F_UNPLUGGED_INACCESSIBLE, Sizes};
 use crate::geometry::Geometry;
@@ -18,25 +19,8 @@ use crate::memory::Memory;
 use crate::record::Record;
 use crate::request::{BlockState, Named, RESPONSE_BYTES, Request, Response};
 use crate::saved::{Change, Saved};
-
-/// Settings of a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Whether to offer `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`. A driver that accepts it does not
-    /// even read unplugged memory.
-    pub inaccessible: bool,
-    /// Whether blocks get all their memory when they are plugged, not at a touch.
-    pub prealloc: bool,
-    /// Bytes that are usable beyond the requested size, so that the driver can choose blocks. Two
-    /// of Linux's memory blocks serve it well.
-    pub spare_bytes: u64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { inaccessible: true, prealloc: false, spare_bytes: 256 << 20 }
-    }
-}
+pub use error::{SizeError, StartError, Stopped};
+pub use options::Options;
 
 /// What a device works with.
 pub struct Parts {
@@ -47,46 +31,6 @@ pub struct Parts {
     /// Sends the driver a configuration change notification. The thread that calls the device calls
     /// this, without holding a lock.
     pub notify: Box<dyn Fn() + Send + Sync>,
-}
-
-/// Why a device does not start.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// The memory could not be made to agree with the saved state.
-    #[error("the memory of a virtio-mem device: {0}")]
-    Memory(#[source] io::Error),
-    /// The state could not be kept.
-    #[error(transparent)]
-    Record(#[from] Stopped),
-}
-
-/// The device has stopped: its state could not be kept, or its memory could not be brought back to
-/// what the driver knows.
-///
-/// A stopped device answers nothing, so the driver learns nothing that may be untrue. A device that
-/// starts from the kept state can go on.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("the virtio-mem device has stopped: {0}")]
-pub struct Stopped(String);
-
-/// A size that the device cannot have.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub enum SizeError {
-    /// The size is not a multiple of the block size (section 5.15.4.2).
-    #[error("the size must be a multiple of {block_bytes} bytes")]
-    Alignment {
-        /// The device's block size.
-        block_bytes: u64,
-    },
-    /// The size exceeds the region.
-    #[error("the size must be {region_bytes} bytes at most")]
-    TooLarge {
-        /// Size of the device's region.
-        region_bytes: u64,
-    },
-    /// The device has stopped, and answers nothing.
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
 }
 
 /// A virtio-mem device. Any thread may call it; changes of blocks happen one after the other.

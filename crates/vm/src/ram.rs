@@ -1,94 +1,24 @@
 //! The guest's RAM: guest-physical ranges, each a piece of a shared file that the VMM has mapped.
 
+mod backing;
+mod puncher;
+mod region;
+mod resident;
+mod small_pages;
+#[cfg(test)]
+mod tests;
+
 use std::io;
-use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 
 use ebb_sys::mapping::Mapping;
-use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::HvaRange;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, HugeFrame, Hva};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
 
-/// About how many parts with an advice of their own RAM has.
-const ADVISED_PARTS: u64 = 128;
-/// Largest part with an advice of its own; larger RAM has more parts. So 500 VMs, or 32 TiB of RAM,
-/// stay below half of the 65,530 mappings that a kernel gives a process (vm.max_map_count), unless
-/// every other part is advised.
-const ADVISED_BYTES_MOST: u64 = 1 << 30;
-
-/// A run of guest-physical addresses that is contiguous in the VMM's address space and in its file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Region {
-    /// First guest-physical address.
-    pub gpa: Gpa,
-    /// Length in bytes.
-    pub bytes: u64,
-    /// Its address in the VMM's address space.
-    pub hva: Hva,
-    /// Index in [`Ram::files`] of the file that it lies in.
-    pub file: usize,
-    /// Offset in that file.
-    pub offset: u64,
-}
-
-impl Region {
-    /// The frames of this region.
-    pub fn frames(&self) -> FrameRange {
-        FrameRange::new(self.gpa.gfn(), self.bytes / FRAME_BYTES)
-    }
-
-    /// The region's range in the VMM's address space.
-    pub fn hva_range(&self) -> HvaRange {
-        HvaRange { start: self.hva, bytes: self.bytes }
-    }
-}
-
-/// A piece of RAM as the host knows it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    /// Address in the VMM's address space.
-    pub hva: Hva,
-    /// Index in [`Ram::files`] of the file that it lies in.
-    pub file: usize,
-    /// Offset in that file.
-    pub offset: u64,
-    /// Bytes from there to the end of the region.
-    pub left_bytes: u64,
-}
-
-/// One file of RAM, and Ebb's own mapping of it.
-pub struct Backing {
-    /// The file.
-    pub file: RamFile,
-    /// Mapping of the whole file in this process, not watched by the userfaultfd.
-    pub mapping: Mapping,
-}
-
-impl Backing {
-    /// Returns a stand-in for a file that the VMM no longer has. All of it is a hole, and nobody
-    /// else has it.
-    ///
-    /// # Errors
-    /// As memfd_create(2) and mmap(2).
-    pub fn stand_in(bytes: u64) -> io::Result<Backing> {
-        let file = RamFile::create("ebb-gone", bytes)?;
-        let mapping = Mapping::new(&file, 0, bytes)?;
-        Ok(Backing { file, mapping })
-    }
-
-    /// Releases the file, and puts a stand-in in its place. The file's memory stays as long as
-    /// somebody else has it.
-    ///
-    /// # Errors
-    /// As [`Backing::stand_in`], and as dup3(2).
-    pub fn let_go(&self) -> io::Result<()> {
-        let stand_in = RamFile::create("ebb-gone", self.mapping.bytes())?;
-        self.mapping.replace(&stand_in)?;
-        self.file.replace(&stand_in)
-    }
-}
+pub use backing::Backing;
+pub use puncher::Puncher;
+pub use region::{Place, Region};
 
 /// All RAM of a VM.
 ///
@@ -99,26 +29,6 @@ pub struct Ram {
     files: Vec<Backing>,
     /// Whether each file is gone.
     gone: Vec<AtomicBool>,
-}
-
-/// The right to return RAM's memory to the host, which [`Ram`] alone does not give. The content of
-/// a frame must be recorded before the frame is punched.
-pub struct Puncher(Arc<Ram>);
-
-impl Puncher {
-    /// Makes the puncher of this RAM. Only the RAM's pager calls this.
-    pub fn new(ram: Arc<Ram>) -> Puncher {
-        Puncher(ram)
-    }
-
-    /// Returns the range's memory to the host. The range reads as zero from then on.
-    ///
-    /// # Errors
-    /// `InvalidInput` if the range is not in one region; as fallocate(2).
-    pub fn punch(&self, frames: FrameRange) -> io::Result<()> {
-        let (backing, offset) = self.0.backing(frames)?;
-        backing.file.punch(offset, frames.bytes())
-    }
 }
 
 /// The regions overlap, are not frame aligned, or reach beyond their files.
@@ -335,30 +245,6 @@ impl Ram {
         backing.mapping.forget(offset, frames.bytes())
     }
 
-    /// The part of a file that is advised to use small pages when a huge frame is: the file's
-    /// index, and bytes in the file. Each part with an advice of its own is a mapping, and a
-    /// process may have few of them. `None` if the huge frame is not in one region.
-    pub fn advised(&self, huge: HugeFrame) -> Option<(usize, Range<u64>)> {
-        let place = self.range(FrameRange::huge(huge))?;
-        let share = (self.first_bytes() / ADVISED_PARTS).next_power_of_two();
-        let part = share.clamp(HUGE_BYTES, ADVISED_BYTES_MOST);
-        let start = place.offset / part * part;
-        let end = (start + part).max(place.offset + HUGE_BYTES);
-        let bytes = self.files.get(place.file)?.mapping.bytes();
-        Some((place.file, start..end.min(bytes)))
-    }
-
-    /// Makes this process use small pages for a huge frame from now on, and for the part of the
-    /// file around it ([`Ram::advised`]).
-    ///
-    /// # Errors
-    /// `InvalidInput` if the huge frame is not in one region; as madvise(2).
-    pub fn use_small_pages(&self, huge: HugeFrame) -> io::Result<()> {
-        let (file, part) = self.advised(huge).ok_or(io::ErrorKind::InvalidInput)?;
-        let backing = self.files.get(file).ok_or(io::ErrorKind::InvalidInput)?;
-        backing.mapping.use_small_pages(part.start, part.end - part.start)
-    }
-
     /// Removes all of the RAM from this process's page table. The memory stays.
     ///
     /// # Errors
@@ -419,170 +305,5 @@ impl Ram {
         let bytes = u64::try_from(count).ok()?.checked_mul(each_bytes)?;
         let backing = self.files.get(place.file).filter(|_| bytes <= place.left_bytes)?;
         Some((&backing.mapping, place.offset))
-    }
-
-    /// Whether no frame of the range is resident.
-    ///
-    /// # Errors
-    /// `InvalidInput` if the range is not in one region; as lseek(2).
-    pub fn is_hole(&self, frames: FrameRange) -> io::Result<bool> {
-        let (backing, offset) = self.backing(frames)?;
-        backing.file.is_hole(offset, frames.bytes())
-    }
-
-    /// Whether every frame of the range is resident. Takes time in proportion to the size of the
-    /// range, as [`Ram::populated_in`] does.
-    ///
-    /// # Errors
-    /// `InvalidInput` if the range is not in one region; as mincore(2) and lseek(2).
-    pub fn is_full(&self, frames: FrameRange) -> io::Result<bool> {
-        Ok(self.populated_in(frames)? == [frames])
-    }
-
-    /// Whether [`Ram::is_hole`] can tell. For hugetlb files it cannot.
-    pub fn knows_holes(&self, frames: FrameRange) -> bool {
-        let backing = self.backing(frames);
-        backing.is_ok_and(|(backing, _)| backing.file.is_hugetlb().is_ok_and(|hugetlb| !hugetlb))
-    }
-
-    /// The next resident frame at or after `from`. `None` if there is none. Unlike
-    /// [`Ram::next_populated`], it does not walk over the memory that follows.
-    pub fn next_data(&self, from: Gpa) -> Option<Gpa> {
-        let mut left = self.regions().filter(|region| region.gpa.0 + region.bytes > from.0);
-        left.find_map(|region| {
-            let into = from.0.saturating_sub(region.gpa.0);
-            let file = &self.files.get(region.file)?.file;
-            let end = region.offset + region.bytes;
-            let data = file.next_data(region.offset + into).ok()?.filter(|&at| at < end)?;
-            Some(Gpa(region.gpa.0 + (data - region.offset)))
-        })
-    }
-
-    /// The resident frames of a range, in order and in runs. Takes time in proportion to the size
-    /// of the range, not to the memory in it.
-    ///
-    /// # Errors
-    /// `InvalidInput` if the range is not in one region; as mincore(2) and lseek(2).
-    pub fn populated_in(&self, frames: FrameRange) -> io::Result<Vec<FrameRange>> {
-        let (backing, offset) = self.backing(frames)?;
-        let mut there = vec![false; usize::try_from(frames.count).unwrap_or(0)];
-        backing.mapping.in_memory(offset, &mut there)?;
-        let (mut found, mut at) = (Vec::new(), 0);
-        for run in there.chunk_by(|one, next| one == next) {
-            let end = at + run.len() as u64;
-            if run.first() == Some(&true) {
-                FrameRange::new(Gfn(frames.start.0 + at), end - at).join(&mut found);
-                at = end;
-            }
-            // mincore(2) does not tell what the host swapped out, nor what a hugetlb file has.
-            // Neither is a hole.
-            while at < end {
-                let data = backing.file.next_data(offset + at * FRAME_BYTES)?;
-                let data = data.map_or(end, |data| (data - offset) / FRAME_BYTES).min(end);
-                if data < end {
-                    FrameRange::new(Gfn(frames.start.0 + data), 1).join(&mut found);
-                }
-                at = data + u64::from(data < end);
-            }
-        }
-        Ok(found)
-    }
-
-    /// The next resident extent at or after `from`: its start and length in whole frames. `None` if
-    /// there is none.
-    pub fn next_populated(&self, from: Gpa) -> Option<(Gpa, u64)> {
-        let mut left = self.regions().filter(|region| region.gpa.0 + region.bytes > from.0);
-        left.find_map(|region| {
-            let into = from.0.saturating_sub(region.gpa.0);
-            let file = &self.files.get(region.file)?.file;
-            let end = region.offset + region.bytes;
-            let data = file.next_data(region.offset + into).ok()?.filter(|&at| at < end)?;
-            let hole = file.next_hole(data).ok()?.min(end);
-            Some((Gpa(region.gpa.0 + (data - region.offset)), hole - data))
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn two_regions() -> Arc<Ram> {
-        let file = RamFile::create("ram-test", 4 << 20).unwrap();
-        let mapping = Mapping::new(&file, 0, 4 << 20).unwrap();
-        let region = |gpa, hva, offset| Region {
-            gpa: Gpa(gpa),
-            bytes: 2 << 20,
-            hva: Hva(hva),
-            file: 0,
-            offset,
-        };
-        let regions = vec![region(4 << 30, 0x9000_0000, 2 << 20), region(0, 0x7000_0000, 0)];
-        Arc::new(Ram::new(regions, vec![Backing { file, mapping }]).unwrap())
-    }
-
-    #[test]
-    fn translates_both_ways_and_not_beyond() {
-        let ram = two_regions();
-        assert_eq!(ram.bytes(), 4 << 20);
-        assert_eq!(ram.place(Gpa((4 << 30) + 8)).unwrap().hva, Hva(0x9000_0008));
-        assert_eq!(ram.gpa(Hva(0x7000_1000)), Some(Gpa(0x1000)));
-        assert_eq!(ram.gpa(Hva(0x7020_0000)), None);
-        assert_eq!(ram.place(Gpa(2 << 20)), None);
-        assert_eq!(ram.place(Gpa(u64::MAX)), None);
-        assert_eq!(ram.range(FrameRange::new(Gfn(511), 2)), None);
-    }
-
-    #[test]
-    fn populates_and_punches() {
-        let ram = two_regions();
-        let frames = FrameRange::new(Gfn(1 << 20), 2);
-        ram.populate(frames).unwrap();
-        assert_eq!(ram.next_populated(Gpa(0)), Some((Gpa(4 << 30), 8192)));
-        assert_eq!(ram.word(Gpa(4 << 30)), Some(0));
-        assert!(ram.is_full(frames).unwrap());
-        assert!(!ram.is_full(FrameRange::new(Gfn(1 << 20), 3)).unwrap());
-        Puncher::new(Arc::clone(&ram)).punch(frames).unwrap();
-        assert!(ram.is_hole(frames).unwrap());
-        assert_eq!(ram.next_populated(Gpa(0)), None);
-    }
-
-    #[test]
-    fn what_is_gone_is_no_ram() {
-        let backing = |name| {
-            let file = RamFile::create(name, 2 << 20).unwrap();
-            let mapping = Mapping::new(&file, 0, 2 << 20).unwrap();
-            Backing { file, mapping }
-        };
-        let region = |gpa, hva, file| Region {
-            gpa: Gpa(gpa),
-            bytes: 2 << 20,
-            hva: Hva(hva),
-            file,
-            offset: 0,
-        };
-        let regions = vec![region(0, 0x7000_0000, 0), region(4 << 30, 0x9000_0000, 1)];
-        let ram = Arc::new(Ram::new(regions, vec![backing("stays"), backing("goes")]).unwrap());
-        let (end, frames) = (ram.end(), FrameRange::new(Gfn(1 << 20), 2));
-        ram.populate(frames).unwrap();
-        ram.set_gone(1);
-        assert_eq!((ram.place(Gpa(4 << 30)), ram.gpa(Hva(0x9000_0000))), (None, None));
-        assert_eq!((ram.clip(frames), ram.here(frames.start)), (None, None));
-        assert!(
-            Puncher::new(Arc::clone(&ram)).punch(frames).is_err() && ram.is_hole(frames).is_err()
-        );
-        assert_eq!((ram.bytes(), ram.first_bytes(), ram.end()), (2 << 20, 4 << 20, end));
-        assert_eq!((ram.regions().count(), ram.regions_in(1).count()), (1, 1));
-        assert_eq!((ram.next_populated(Gpa(0)), ram.resident_bytes().unwrap()), (None, 0));
-        assert!(ram.place(Gpa(0)).is_some() && ram.place(Gpa(4096)).is_some());
-    }
-
-    #[test]
-    fn a_layout_that_overlaps_is_refused() {
-        let file = RamFile::create("ram-test", 4 << 20).unwrap();
-        let mapping = Mapping::new(&file, 0, 4 << 20).unwrap();
-        let region = Region { gpa: Gpa(0), bytes: 2 << 20, hva: Hva(0), file: 0, offset: 0 };
-        let again = Region { gpa: Gpa(1 << 20), ..region };
-        assert!(Ram::new(vec![region, again], vec![Backing { file, mapping }]).is_err());
     }
 }

@@ -13,6 +13,7 @@ use ebb_api::VmName;
 use ebb_sys::private_dir;
 use tokio::time::sleep;
 
+use super::apart::apart_or_log;
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
 use super::supervisor::Supervisor;
@@ -98,10 +99,7 @@ fn adopt_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmPro
         if !matches!(Record::load(&directory), Ok(None)) {
             return Supervisor::of(&daemon, name).begin(None);
         }
-        let forget = move || daemon.forget(&name, &directory);
-        if let Err(error) = tokio::task::spawn_blocking(forget).await {
-            tracing::error!("{error}");
-        }
+        apart_or_log(move || daemon.forget(&name, &directory)).await;
     });
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ebb_api::VmName;
 
+use super::apart::{apart, apart_or_log};
 use super::registry::{Daemon, Reserved};
 use super::supervisor::Supervisor;
 use super::vm_process::VmProcess;
@@ -25,7 +26,7 @@ pub async fn start(daemon: &Arc<Daemon>, name: VmName, work: Work) -> Answer<()>
 async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
     let again = matches!(work, Work::Attach(_));
     let (of, asked) = (daemon.clone(), name.clone());
-    let reserved = tokio::task::spawn_blocking(move || of.reserve(&asked, again)).await;
+    let reserved = apart(move || of.reserve(&asked, again)).await;
     let mut reserved = reserved.map_err(failed("the daemon"))??;
     reserved.hand_over();
     match VmProcess::start(daemon.task(&name, work), false).await {
@@ -51,8 +52,7 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
 }
 
 async fn clear_away(reserved: Reserved) {
-    let done = tokio::task::spawn_blocking(move || reserved.clear_away()).await;
-    done.unwrap_or_else(|error| tracing::error!("{error}"));
+    apart_or_log(move || reserved.clear_away()).await;
 }
 
 /// Handles a process that died on its way: recovers the VM if it is on record, else clears up.

@@ -11,6 +11,7 @@ use axum::http::{Method, StatusCode};
 use ebb_api::VmName;
 use tokio::time::{sleep, timeout};
 
+use super::apart::{apart, apart_or_log};
 use super::link;
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
@@ -108,8 +109,8 @@ impl Supervisor {
         let Some(listing) = self.listing()? else { return Ok(Err(Served::Ended)) };
         listing.set(Stage::TakingUp);
         let directory = self.directory.clone();
-        let running = tokio::task::spawn_blocking(move || VmProcess::running(&directory)).await;
-        if let Some(process) = running.map_err(io::Error::other)?? {
+        let running = apart(move || VmProcess::running(&directory)).await?;
+        if let Some(process) = running? {
             return Ok(Ok(process));
         }
         let task = self.daemon.task(&self.name, Work::Recover);
@@ -153,8 +154,7 @@ impl Supervisor {
             daemon.note_end(&name, why);
         }
         // Blocks for long: this looks through processes.
-        let forgotten = tokio::task::spawn_blocking(move || daemon.forget(&name, &directory)).await;
-        forgotten.unwrap_or_else(|error| tracing::error!("{error}"));
+        apart_or_log(move || daemon.forget(&name, &directory)).await;
     }
 }
 

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
+use super::apart::apart;
 use crate::model::task::{Task, Told};
 use crate::process::COMMAND;
 use crate::support::failpoint;
@@ -44,8 +45,7 @@ impl VmProcess {
     /// # Errors
     /// Those of fork(2), or how the process ended without an answer.
     pub async fn start(task: Task, follows: bool) -> io::Result<(VmProcess, Told)> {
-        let started = tokio::task::spawn_blocking(move || start(&task, follows)).await;
-        started.map_err(io::Error::other)?
+        apart(move || start(&task, follows)).await?
     }
 
     /// The process that an earlier daemon started for the VM of this directory.

@@ -1,9 +1,9 @@
 //! Serves a VM until it is no longer managed. Everything that may be scarce is taken before the VM
 //! is touched.
 
-use std::fs::{self, File, Permissions};
+use std::convert::identity;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use super::say;
 use crate::model::site::api_socket;
 use crate::model::task::{Task, Told};
 use crate::rest::vm_server::{self, Vm};
+use crate::support::private_socket;
 use crate::support::state_file::remove_if_there;
 use crate::system::calibration::Calibrated;
 use crate::system::last_words;
@@ -51,12 +52,9 @@ struct SocketPath(PathBuf);
 
 impl SocketPath {
     fn listen(path: PathBuf) -> io::Result<(UnixListener, SocketPath)> {
+        let path = SocketPath(path);
         // This process has the VM's lock, so nobody listens there.
-        remove_if_there(&path)?;
-        // Nobody else gets into the directory, so the socket is at no moment open to others.
-        let (listener, path) = (UnixListener::bind(&path)?, SocketPath(path));
-        fs::set_permissions(&path.0, Permissions::from_mode(0o600))?;
-        listener.set_nonblocking(true)?;
+        let listener = private_socket::listen(&path.0, identity)?;
         Ok((listener, path))
     }
 }

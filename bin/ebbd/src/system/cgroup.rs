@@ -1,35 +1,29 @@
 //! A control group for each QEMU. Only a QEMU that misbehaves reaches its limits.
 
+mod hierarchy;
+mod processes;
+mod removal;
+
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::thread::{self, sleep};
-use std::time::Duration;
 
 use ebb_api::{RunRequest, VmName};
 use ebb_sys::confine::User;
-use ebb_sys::process::{Process, is_gone};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::retry_on_intr;
 
-use crate::model::record::Record;
+use self::hierarchy::{Hierarchy, MOUNTS, find};
+use self::processes::{MEMBERS, end_members_if, members};
+use self::removal::clear_below;
+pub use self::removal::{remove, remove_later, remove_of};
 
-const MOUNTS: &str = "/proc/self/mountinfo";
 /// The group that contains all of them.
 const PARENT: &str = "ebb";
 /// Memory beside the VM's RAM and an eighth of it: what QEMU itself needs, for example for TCG's
 /// translations.
 const OVERHEAD_BYTES: u64 = 2 << 30;
-/// Most further tries to remove a group, with a pause of `TRY_EVERY` before each.
-const TRIES: u32 = 10;
-const TRY_EVERY: Duration = Duration::from_millis(10);
 /// Threads beside one for each processor.
 const TASKS: u64 = 1024;
-const MEMBERS: &str = "cgroup.procs";
-/// Writing 1 there kills all processes in the group. Version 1 does not have it.
-const KILL: &str = "cgroup.kill";
 /// How much of a group's memory may go to the host's swap. Version 1 does not have it.
 const SWAP: &str = "memory.swap.max";
 const MEMORY: &str = "memory.max";
@@ -192,38 +186,6 @@ fn unlimited_swap(directory: &Path, swaps: &Path) -> Option<String> {
     })
 }
 
-/// The processes in a group. A process without a number here is 0.
-fn members(directory: &Path) -> io::Result<Vec<i32>> {
-    let text = fs::read_to_string(directory.join(MEMBERS))?;
-    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
-}
-
-/// Ends what a QEMU that has ended left running, and removes its control group.
-pub fn remove_of(record: &Record) {
-    if let Some(confinement) = &record.confinement {
-        end_members_if(&confinement.cgroups, |uid| uid == confinement.uid);
-        remove(&confinement.cgroups);
-    }
-}
-
-/// Removes the control group of a QEMU that is detached once it has ended, if this daemon still
-/// runs then.
-pub fn remove_later(record: &Record, process: io::Result<Process>) {
-    let cgroups = record.confinement.iter().flat_map(|confinement| confinement.cgroups.clone());
-    // A VM that is started under its name later has other groups.
-    let with_inode = |directory: PathBuf| inode(&directory).ok().map(|inode| (directory, inode));
-    let groups: Vec<(PathBuf, u64)> = cgroups.filter_map(with_inode).collect();
-    let Some(process) = process.ok().filter(|_| !groups.is_empty()) else { return };
-    let wait = move || {
-        let mut end = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
-        if retry_on_intr(|| poll(&mut end, None)).is_ok() {
-            remove_these(&groups);
-        }
-    };
-    // Without this thread, the next daemon removes it.
-    drop(thread::Builder::new().name("control group".into()).spawn(wait));
-}
-
 /// Removes empty groups that daemons which have ended left. At the `start` of a daemon, this
 /// includes groups with its own number: that was another daemon's then.
 pub fn clear_left(start: bool) {
@@ -233,109 +195,6 @@ pub fn clear_left(start: bool) {
             clear_below(&hierarchy.root.join(PARENT), start);
         }
     }
-}
-
-fn clear_below(parent: &Path, start: bool) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let is_left = match name.to_str().and_then(maker) {
-            Some(pid) if pid == std::process::id() => start,
-            Some(pid) => !Path::new("/proc").join(pid.to_string()).exists(),
-            None => false,
-        };
-        // A group with a process in it stays.
-        if is_left && fs::remove_dir(entry.path()).is_ok() {
-            tracing::info!("{}: removed, an ended daemon left it", entry.path().display());
-        }
-    }
-}
-
-/// Number of the daemon that made a group with this name.
-fn maker(name: &str) -> Option<u32> {
-    let (vm, pid) = name.rsplit_once('.')?;
-    vm.parse::<VmName>().ok().and_then(|_| pid.parse().ok())
-}
-
-/// Inode number of a directory. A directory that is made in its place has another one.
-fn inode(directory: &Path) -> io::Result<u64> {
-    Ok(fs::metadata(directory)?.ino())
-}
-
-/// Ends all processes in those of these groups that contain only such users.
-fn end_members_if(directories: &[PathBuf], is_one: impl Fn(u32) -> bool) {
-    let ours = |directory: &&PathBuf| has_only(directory, &is_one).unwrap_or(false);
-    directories.iter().filter(ours).for_each(|directory| end_members(directory));
-}
-
-/// Whether all processes in a group belong to such users. A process of another container, which may
-/// have a group with the same name, has no number here. Looks twice: a process that has ended since
-/// it was listed tells nothing, and may have made another one.
-fn has_only(directory: &Path, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
-    for _ in 0..2 {
-        for pid in members(directory)? {
-            if !is_ended_or(pid, &is_one)? {
-                return Ok(false);
-            }
-        }
-    }
-    Ok(true)
-}
-
-fn is_ended_or(pid: i32, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
-    match Process::open(pid).and_then(|process| process.user()) {
-        Ok(user) => Ok(is_one(user)),
-        Err(error) if is_gone(&error) => Ok(true),
-        Err(error) => Err(error),
-    }
-}
-
-/// Kills all in the group. If the kernel cannot do that, they stay, and so does the group.
-fn end_members(directory: &Path) {
-    let kill = directory.join(KILL);
-    if kill.exists()
-        && let Err(error) = fs::write(&kill, "1")
-    {
-        tracing::warn!("{}: {error}", kill.display());
-    }
-}
-
-/// Removes a control group that is empty.
-pub fn remove(directories: &[PathBuf]) {
-    directories.iter().for_each(|directory| told(directory, remove_soon(directory, None)));
-}
-
-/// As [`remove`], but leaves directories that were made anew and have other inode numbers.
-fn remove_these(groups: &[(PathBuf, u64)]) {
-    groups.iter().for_each(|(directory, number)| {
-        told(directory, remove_soon(directory, Some(*number)));
-    });
-}
-
-fn told(directory: &Path, removed: io::Result<()>) {
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!("control group {}: {error}", directory.display());
-        }
-        _ => {}
-    }
-}
-
-/// Tries for a while: a process counts as in its group for a moment after its end was told.
-fn remove_soon(directory: &Path, number: Option<u64>) -> io::Result<()> {
-    for tries in 0.. {
-        if let Some(number) = number
-            && inode(directory)? != number
-        {
-            break;
-        }
-        match fs::remove_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries < TRIES => {
-                sleep(TRY_EVERY);
-            }
-            removed => return removed,
-        }
-    }
-    Ok(())
 }
 
 /// Makes the directory, in place of an empty one of a VM with this name that was detached before it
@@ -371,58 +230,13 @@ fn enable(directory: &Path, controller: &str) -> Result<(), String> {
     })
 }
 
-/// A tree of control groups.
-#[derive(PartialEq, Eq, Debug)]
-struct Hierarchy {
-    root: PathBuf,
-    version: u8,
-}
-
-/// The hierarchy that has this controller.
-fn find(mounts: &str, controller: &str) -> Option<Hierarchy> {
-    let has = |root: &Path| {
-        let all = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-        all.split_ascii_whitespace().any(|word| word == controller)
-    };
-    mounts.lines().filter_map(parse).find_map(|(root, kind, options)| match kind {
-        "cgroup2" if has(&root) => Some(Hierarchy { root, version: 2 }),
-        "cgroup" if options.split(',').any(|word| word == controller) => {
-            Some(Hierarchy { root, version: 1 })
-        }
-        _ => None,
-    })
-}
-
-/// Parses lines like
-/// `36 35 0:30 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`.
-fn parse(line: &str) -> Option<(PathBuf, &str, &str)> {
-    let (mount, kind) = line.split_once(" - ")?;
-    let root = mount.split(' ').nth(4)?;
-    let mut kind = kind.split(' ');
-    Some((root.into(), kind.next()?, kind.nth(1)?))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use ebb_sys::process::Process;
 
-    #[test]
-    fn the_hierarchy_with_the_controller_is_found() {
-        let directory = tempfile::tempdir().unwrap();
-        let unified = directory.path().display();
-        let mounts = format!(
-            "30 24 0:26 / {unified} rw,relatime - cgroup2 cgroup2 rw\n\
-             31 24 0:27 / /c/cpu,memory rw,relatime shared:9 - cgroup cgroup rw,cpu,memory\n\
-             32 24 0:28 / /home rw - ext4 /dev/memory rw,memory\n"
-        );
-        let one = Hierarchy { root: "/c/cpu,memory".into(), version: 1 };
-        assert_eq!(find(&mounts, "memory"), Some(one));
-        assert_eq!(find(&mounts, "pids"), None);
-        fs::write(directory.path().join("cgroup.controllers"), "cpu io memory pids\n").unwrap();
-        let two = Hierarchy { root: directory.path().into(), version: 2 };
-        assert_eq!(find(&mounts, "memory"), Some(two));
-        assert!(find(&mounts, "pids").is_some());
-    }
+    use super::hierarchy::parse;
+    use super::processes::{end_members, has_only};
+    use super::*;
 
     #[test]
     fn a_lack_is_told_once() {
@@ -539,21 +353,6 @@ mod tests {
         };
         assert!(has_only(&[dead, std::process::id()]).unwrap());
         assert!(has_only(&[0]).is_err(), "one of another container's");
-    }
-
-    #[test]
-    fn a_group_that_was_made_anew_stays() {
-        let parent = tempfile::tempdir().unwrap();
-        let group = parent.path().join("web.1");
-        fs::create_dir(&group).unwrap();
-        let known = [(group.clone(), inode(&group).unwrap())];
-        // Otherwise its inode number may be free for the new one.
-        fs::rename(&group, parent.path().join("before")).unwrap();
-        fs::create_dir(&group).unwrap();
-        remove_these(&known);
-        assert!(group.exists());
-        remove_these(&[(group.clone(), inode(&group).unwrap())]);
-        assert!(!group.exists());
     }
 
     /// A group, and a controller that it enabled: dropping this empties and removes the group.

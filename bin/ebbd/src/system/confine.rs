@@ -1,33 +1,27 @@
 //! Which users the QEMUs that Ebb starts run as, and what they may do.
 
+mod sandbox;
+mod vm_user;
+
 use std::fs;
-use std::io;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
-use std::str::FromStr;
-use std::sync::{Once, OnceLock};
+use std::sync::Once;
 
 use ebb_api::{Confinement, RunRequest, VmName};
 use ebb_sys::confine::{CapabilitySet, Child, Identity, User};
-use ebb_sys::user_namespace::{PIDS, UserNamespace, privilege_obstacle};
-use ebb_vm::launch::{self, Accelerator};
+use ebb_sys::user_namespace::{UserNamespace, privilege_obstacle};
+use ebb_vm::launch::Accelerator;
 use rustix::process::{Signal, geteuid};
-use rustix::rand::{GetRandomFlags, getrandom};
 
+use self::sandbox::{has_sandbox, own_sandbox};
+use self::vm_user::GROUPS_MAX;
+pub use self::vm_user::VmUser;
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::system::cgroup::{self, Group};
 use crate::system::denied_args;
 use crate::system::starting::Qemu;
 
-/// Range of users for QEMUs. Nobody else uses these: what distributions, containers and systemd use
-/// ends below 2^31 - 2^28, and begins again at 2^31 - 2^17.
-const USERS: Range<u32> = 0x7000_0000..0x7ffe_0000;
-const OWN: &str = "own";
-const GROUPS: &str = "/etc/group";
-/// Most groups of a process in Linux.
-const GROUPS_MAX: usize = 1 << 16;
 const KVM: &str = "/dev/kvm";
 /// Advice about a QEMU that its filter ended.
 const FILTERED: &str = ". Its filter of system calls forbade something, as starting a program: leave \
@@ -39,84 +33,6 @@ const LOWEST_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 const LOWEST_PORT_DEFAULT: u32 = 1024;
 /// strerror(3) of `EACCES` and of `EPERM`.
 const DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
-
-/// A user as requested, with its name resolved.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct VmUser {
-    /// The user; none: one of its own for each QEMU.
-    user: Option<User>,
-    /// Its other groups.
-    groups: Vec<u32>,
-}
-
-impl VmUser {
-    /// The user for one QEMU.
-    fn user(&self) -> io::Result<User> {
-        self.user.map_or_else(own_user, Ok)
-    }
-}
-
-/// A new user. A random number tells it from QEMUs that had its process number before, or that have
-/// it in another container.
-fn own_user() -> io::Result<User> {
-    let mut random = [0; 4];
-    getrandom(&mut random, GetRandomFlags::empty())?;
-    let bases = USERS.end - PIDS - USERS.start;
-    Ok(User::PerProcess(USERS.start + u32::from_ne_bytes(random) % bases))
-}
-
-impl FromStr for VmUser {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<VmUser, String> {
-        if text == OWN {
-            return Ok(VmUser::default());
-        }
-        let (user, group) = match text.split_once(':') {
-            Some((user, group)) => (user, Some(group)),
-            None => (text, None),
-        };
-        let number = |text: &str| text.parse().ok().filter(|&number| number != u32::MAX);
-        let (uid, own_gid) = match number(user) {
-            Some(uid) => (uid, uid),
-            None => named(user)?,
-        };
-        let (gid, groups) = match group {
-            Some(group) => {
-                let wrong = || format!("{group:?} is no group's number: write UID:GID");
-                (number(group).ok_or_else(wrong)?, Vec::new())
-            }
-            None => (own_gid, groups_of(&fs::read_to_string(GROUPS).unwrap_or_default(), user)),
-        };
-        Ok(VmUser { user: Some(User::Fixed { uid, gid }), groups })
-    }
-}
-
-/// Numbers of a user on this host and of its group.
-fn named(name: &str) -> Result<(u32, u32), String> {
-    let all = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    numbers_of(&all, name)
-        .ok_or_else(|| format!("there is no user {name:?} in /etc/passwd: give its number"))
-}
-
-/// Parses lines like `www-data:x:33:33:...`.
-fn numbers_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
-    passwd.lines().find_map(|line| {
-        let mut words = line.split(':');
-        words.next().filter(|&found| found == name)?;
-        Some((words.nth(1)?.parse().ok()?, words.next()?.parse().ok()?))
-    })
-}
-
-/// The groups in lines like `kvm:x:106:alice,bob` that the user is a member of.
-fn groups_of(all: &str, name: &str) -> Vec<u32> {
-    let group = |line: &str| {
-        let mut words = line.split(':');
-        let number = words.nth(2)?.parse().ok()?;
-        words.next()?.split(',').any(|member| member.trim() == name).then_some(number)
-    };
-    all.lines().filter_map(group).take(GROUPS_MAX).collect()
-}
 
 /// How a QEMU is to be confined.
 pub struct Plan {
@@ -328,34 +244,6 @@ fn adds_memory(qemu_args: &[String]) -> bool {
     qemu_args.iter().any(|word| kinds.iter().any(|kind| word.contains(kind)))
 }
 
-fn own_sandbox(qemu_args: &[String]) -> bool {
-    qemu_args.iter().any(|word| word == "-sandbox" || word == "--sandbox")
-}
-
-/// Whether this QEMU can filter its system calls.
-fn has_sandbox(qemu: &Path, identity: &Identity) -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    let words = ["-sandbox", launch::SANDBOX, "-machine", "help"];
-    remembered(&KNOWN, || clear(&launch::ask(qemu, Some(identity.clone()), &words).ok()?))
-}
-
-/// Asks until there is an answer. If something else is wrong with this QEMU, starting it gives a
-/// better reason.
-fn remembered(known: &OnceLock<bool>, ask: impl FnOnce() -> Option<bool>) -> bool {
-    if let Some(&has) = known.get() {
-        return has;
-    }
-    ask().is_none_or(|has| *known.get_or_init(|| has))
-}
-
-/// The answer of a QEMU; none: it failed for another reason.
-fn clear(told: &Output) -> Option<bool> {
-    match told.status.success() {
-        true => Some(true),
-        false => String::from_utf8_lossy(&told.stderr).contains("sandbox").then_some(false),
-    }
-}
-
 /// Groups that let a user run guests on the processor.
 fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
     let found = fs::metadata(KVM).map_err(|error| format!("{KVM}: {error}"))?;
@@ -373,24 +261,10 @@ fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::vm_user::USERS;
     use super::*;
     use rustix::thread::CapabilitySets;
-    use std::collections::HashSet;
     use std::thread;
-
-    #[test]
-    fn users_are_names_numbers_and_their_own() {
-        let fixed = |uid, gid| Ok((Some(User::Fixed { uid, gid }), Vec::new()));
-        let parse = |text: &str| text.parse().map(|VmUser { user, groups }| (user, groups));
-        assert_eq!(parse("own"), Ok((None, Vec::new())));
-        assert_eq!(parse("1000"), fixed(1000, 1000));
-        assert_eq!(parse("1000:44"), fixed(1000, 44));
-        assert_eq!(parse("root:0"), fixed(0, 0));
-        assert_eq!(parse("root").unwrap().0, Some(User::Fixed { uid: 0, gid: 0 }));
-        for wrong in ["4294967295", "1:x", "no such user", ""] {
-            assert!(wrong.parse::<VmUser>().is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_daemon_that_may_not_change_users_says_so_beforehand() {
@@ -417,22 +291,6 @@ mod tests {
         assert_eq!(shared_user(User::PerProcess(USERS.start)), None);
         let told = |uid| shared_user(User::Fixed { uid, gid: 1 }).unwrap_or_default();
         assert!(told(0).contains("keys") && told(33).contains("user 33"));
-    }
-
-    #[test]
-    fn a_user_has_its_group() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nqemu:x:64055:994::/:/bin/false\n";
-        assert_eq!(numbers_of(passwd, "qemu"), Some((64055, 994)));
-        assert_eq!(numbers_of(passwd, "qem"), None);
-        assert_eq!(numbers_of("qemu:x", "qemu"), None);
-    }
-
-    #[test]
-    fn a_named_user_is_in_its_groups() {
-        let all = "kvm:x:106:alice,bob\ndisk:x:6:bob\nbob:x:1001:\nwrong:x:y:bob\nshort:x\n";
-        assert_eq!(groups_of(all, "bob"), [106, 6]);
-        assert_eq!(groups_of(all, "alice"), [106]);
-        assert_eq!(groups_of(all, "ali"), [0; 0]);
     }
 
     #[test]
@@ -488,38 +346,5 @@ mod tests {
             assert!(told.contains(way) && !told.contains("--disk"), "{words}: {told}");
             assert!(told.contains("tap user UID, and --user UID"), "{words}: {told}");
         }
-    }
-
-    #[test]
-    fn the_own_users_stay_below_what_others_use() {
-        for _ in 0..1000 {
-            let user = own_user().unwrap();
-            for pid in [1, PIDS - 1] {
-                assert!(USERS.contains(&user.of(pid).0), "{user:?}");
-            }
-        }
-        assert_eq!(USERS, (1_u32 << 31) - (1 << 28)..(1 << 31) - (1 << 17));
-    }
-
-    #[test]
-    fn a_process_number_that_comes_again_is_another_user() {
-        let users: HashSet<u32> = (0..100).map(|_| own_user().unwrap().of(7).0).collect();
-        // One of these users comes twice in one of 50,000 runs, two of them practically never.
-        assert!(users.len() >= 99, "{users:?}");
-    }
-
-    #[test]
-    fn only_a_clear_answer_of_a_qemu_is_remembered() {
-        let answer = |script: &str| {
-            clear(&std::process::Command::new("sh").args(["-c", script]).output().unwrap())
-        };
-        assert_eq!(answer("echo sandbox >&2"), Some(true));
-        assert_eq!(answer("echo '-sandbox: no such option' >&2; exit 1"), Some(false));
-        assert_eq!(answer("echo no memory >&2; exit 1"), None);
-        assert_eq!(answer("kill -9 $$"), None);
-        let known = OnceLock::new();
-        assert!(remembered(&known, || None));
-        assert!(!remembered(&known, || Some(false)));
-        assert!(!remembered(&known, || Some(true)));
     }
 }

@@ -1,5 +1,6 @@
 //! A limit on the memory that a VM takes: what the worker does to keep it.
 
+mod conditions;
 pub mod force;
 pub mod in_flight;
 pub mod share;
@@ -10,7 +11,7 @@ use std::cell::Cell;
 use std::io;
 use std::time::{Duration, Instant};
 
-use ebb_api::{Backing, DmaMode, LimitRequest};
+use ebb_api::LimitRequest;
 use ebb_inspect::{NOTES_MAX, may_hold_note};
 use ebb_pager::Evicted;
 use ebb_reclaim::limit::is_no_room;
@@ -18,17 +19,19 @@ use ebb_reclaim::limit::judge::Sources;
 use ebb_reclaim::limit::limiter::Limiter;
 use ebb_reclaim::limit::marks::{Left, Marks, floor_bytes};
 use ebb_reclaim::limit::windows::Windows;
-use ebb_units::{Bytes, Gfn};
+use ebb_units::Gfn;
 use ebb_vm::pinning::pinning;
 
+use self::conditions::may_limit;
 use self::in_flight::may_tell_in_flight;
 use self::store_failure::{Attempt, StoreFailure, explain_saving, explain_to};
 use self::vmm::Forgetful;
 use super::context::VmContext;
 use super::context::liveness::{End, Liveness};
-use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::model::api_error::{Answer, failed};
 use crate::support::open_files::OpenFiles;
-use crate::system::small_pages::keeps_holes;
+
+pub use self::conditions::may_evict;
 
 /// How long a turn of eviction lasts before the worker looks at commands again.
 pub const TURN: Duration = Duration::from_millis(50);
@@ -346,33 +349,6 @@ pub fn slow_faults(cx: &VmContext) {
     cx.pager.room().set_marks(tell, wait);
 }
 
-fn may_limit(cx: &VmContext, bytes: u64, low_bytes: Option<u64>) -> Answer<()> {
-    let memory_bytes = cx.memory_bytes();
-    let floor = floor_bytes(memory_bytes);
-    if bytes < floor {
-        return Err(not_allowed(format!(
-            "a limit of {} is below what keeps this guest alive: give {} or more",
-            Bytes(bytes),
-            Bytes(floor)
-        )));
-    }
-    if let Some(low) = low_bytes.filter(|low| *low < floor) {
-        return Err(not_allowed(format!(
-            "a low mark of {} is below what keeps this guest alive: give {} or more",
-            Bytes(low),
-            Bytes(floor)
-        )));
-    }
-    if bytes >= memory_bytes {
-        return Err(not_allowed(format!(
-            "a limit of {} limits nothing: the VM has {}; `off` lifts the limit",
-            Bytes(bytes),
-            Bytes(memory_bytes)
-        )));
-    }
-    Ok(())
-}
-
 /// Returns how much memory compressed pages may take, in bytes. It is part of the limit, if there
 /// is one: the guest keeps what it needs to live, and half of the rest.
 fn compressed_bytes(cx: &VmContext) -> u64 {
@@ -398,46 +374,4 @@ fn halt(cx: &VmContext, marks: Marks) {
 fn write_back(cx: &VmContext, end: Instant) -> io::Result<()> {
     while cx.pager.evictor().write_back()? > 0 && Instant::now() < end {}
     Ok(())
-}
-
-/// Succeeds if memory in use may be evicted.
-///
-/// Punching a part of a large folio may zero it in place. So nothing in use is evicted where the
-/// kernel may have made, or may yet make, large folios that nobody tells.
-///
-/// # Errors
-/// Why it may not.
-pub fn may_evict(cx: &VmContext) -> Answer<()> {
-    cx.may_evict_beside_devices()?;
-    let record = &cx.record;
-    if let Some(disk) = record.disks.iter().find(|disk| disk.dma == DmaMode::Strict) {
-        return Err(not_allowed(format!(
-            "its disk {} has dma=strict: such a device cannot wait for memory in use to come \
-             back, so none of it is evicted; free memory is (reclaim, auto)",
-            disk.path.display()
-        )));
-    }
-    if record.disks_used && !cx.disks.shared.all_used() {
-        return Err(not_allowed(
-            "QEMU has not connected to its disks again yet, whose rings must stay in memory",
-        ));
-    }
-    match record.backing {
-        Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
-        Backing::Thp if !keeps_holes() => Err(not_allowed(
-            "before Linux 6.4 the host's kernel may fill what is evicted of huge pages with \
-             zeros: start the VM with --backing small",
-        )),
-        Backing::Small if !record.small_pages => Err(not_allowed(
-            "QEMU could not be told yet to have no huge pages in its RAM; it is tried again",
-        )),
-        Backing::Small if !record.started && !cx.pager.folios().minds_large_folios() => {
-            Err(not_allowed(
-                "this VM was not started by Ebb, and the host does not tell which of its \
-             memory is in large folios, which cannot be evicted in parts: run ebbd as \
-             root, outside of containers",
-            ))
-        }
-        _ => Ok(()),
-    }
 }

@@ -1,20 +1,27 @@
 //! A VM's size, by whatever can change it. The part of a shared allocator is in `vm::reclaim`.
 
+mod balloon;
 mod blocked;
+mod offer;
 mod progress;
+#[cfg(test)]
+mod tests;
+mod told;
+mod wish;
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use ebb_api::{
     BalloonStatus, OnViolation, ResizeReport, ResizeRequest, SizeMechanism, SizeState, SizeStatus,
 };
-use ebb_policy::need::Figures;
-use ebb_policy::resize::{self, Driver, Mechanism, Offer, Plan, Refusal, Wish};
-use ebb_reclaim::limit::marks::floor_bytes;
-use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
-use ebb_vm::balloon;
+use ebb_policy::resize::{Mechanism, Offer, Plan, Wish};
+use ebb_units::HUGE_BYTES;
 
+use self::balloon::BalloonControl;
+use self::offer::{is_about_the_guest, offer, piece_bytes, plan, shared_bytes};
 use self::progress::Progress;
+use self::told::{Told, figures, now_s};
+use self::wish::{api, no_more, wish};
 use super::context::VmContext;
 use super::context::capabilities::Capabilities;
 use super::context::shared_part::{Moved, SharedPart};
@@ -22,18 +29,14 @@ use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
 use crate::model::record::SizeRecord;
 use crate::support::nanoseconds::nanoseconds;
 
+pub use self::wish::wish_of;
+
 /// Time between two looks at a size that does not move, and at the guest's need.
 const STEP_EVERY: Duration = Duration::from_secs(1);
 /// Seconds between two figures of the guest while its size is to change.
 const POLL_BUSY_S: u64 = 1;
 /// Seconds between two figures of the guest while its size stays.
 const POLL_IDLE_S: u64 = 5;
-/// Figures older than this, in seconds, do not tell whether the guest is under pressure now.
-const PRESSURE_AGE_S: u64 = 5;
-/// A guest that has told no figures for this long tells none.
-const SILENCE: Duration = Duration::from_secs(5);
-/// Memory that Linux takes out of its balloon at once before it kills a process.
-const OOM_PIECE_BYTES: u64 = 1 << 20;
 
 /// The controller of one VM's size.
 #[derive(Default)]
@@ -41,14 +44,7 @@ pub struct Resize {
     /// When the last step was made.
     stepped: Option<Instant>,
     progress: Option<Progress>,
-    /// What the balloon was last told to hold, in bytes.
-    asked_bytes: Option<u64>,
-    /// The most that the balloon has held since it was last told, in bytes.
-    most_bytes: u64,
-    /// How often the balloon was emptied because the guest needed that.
-    releases: u64,
-    /// Seconds between two figures that the guest was asked for.
-    polled_s: Option<u64>,
+    balloon: BalloonControl,
     /// What the shared allocator was not told yet, even if a later request failed.
     goal: SharedGoal,
 }
@@ -78,10 +74,6 @@ pub enum SharedGoal {
     New,
 }
 
-fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
 impl Resize {
     /// Asks the VMM by what the size can change.
     ///
@@ -93,13 +85,7 @@ impl Resize {
         let qmp = qmp.ok_or_else(|| not_allowed("QEMU's QMP socket does not answer"))?;
         let found = Capabilities::ask(qmp, &cx.growth).map_err(not_allowed)?;
         let wanted_s = if cx.record.size.is_some() { POLL_BUSY_S } else { POLL_IDLE_S };
-        let ready = found.balloon_offer().is_some_and(|balloon| balloon.driver != Driver::Absent);
-        if let Some(balloon) = found.balloon.as_ref().filter(|_| ready)
-            && self.polled_s != Some(wanted_s)
-        {
-            balloon::poll_stats(qmp, balloon, wanted_s).map_err(not_allowed)?;
-            self.polled_s = Some(wanted_s);
-        }
+        self.balloon.poll(qmp, &found, wanted_s).map_err(not_allowed)?;
         cx.capabilities = Some(found);
         Ok(())
     }
@@ -237,13 +223,13 @@ impl Resize {
         self.look(cx)?;
         let offer = offer(cx, shared);
         self.begin_progress(cx, &offer, &wish)?;
-        let pressed = self.is_pressed(cx, &offer);
-        let figures = self.figures(cx);
+        let pressed = self.balloon.is_pressed(cx, &offer);
+        let figures = figures(cx, self.progress.as_ref());
         let Some(progress) = &mut self.progress else { return Ok(()) };
         progress.saw(offer.size_of(&wish), wish.bytes, now_s());
         if pressed && offer.ballooned_bytes() > 0 && progress.rests_for().is_none() {
             progress.rest();
-            self.releases += 1;
+            self.balloon.count_release();
         }
         let bytes = match figures {
             // The driver unplugs what the guest can do without, and nothing else.
@@ -279,49 +265,8 @@ impl Resize {
         Ok(())
     }
 
-    /// Whether the guest is about to run out of memory: it says so, or it has taken some out of its
-    /// balloon by itself.
-    fn is_pressed(&mut self, cx: &VmContext, offer: &Offer) -> bool {
-        let held = offer.ballooned_bytes();
-        self.most_bytes = self.most_bytes.max(held);
-        let asked = self.asked_bytes.unwrap_or(0);
-        let deflated = self.most_bytes <= asked && held + OOM_PIECE_BYTES <= self.most_bytes;
-        let since_s = now_s().saturating_sub(PRESSURE_AGE_S);
-        let figures = cx.capabilities.as_ref().and_then(|found| found.figures(since_s));
-        deflated || figures.is_some_and(|figures| figures.is_pressed())
-    }
-
-    /// Returns what the guest tells of the memory that it has now.
-    fn figures(&self, cx: &VmContext) -> Told {
-        let since_s = self.progress.as_ref().map_or(0, Progress::figures_since_s);
-        let found = cx.capabilities.as_ref();
-        if let Some(figures) = found.and_then(|found| found.figures(since_s)) {
-            return Told::Figures(figures);
-        }
-        let balloon = found.and_then(Capabilities::balloon_offer);
-        let may_tell = balloon.is_some_and(|balloon| balloon.driver != Driver::Absent);
-        let is_silent =
-            self.progress.as_ref().is_some_and(|progress| progress.since_change() > SILENCE);
-        if may_tell && !is_silent {
-            return Told::NotYet;
-        }
-        // Without a balloon that tells: what the guest's metadata says. Shared memory counts as
-        // cache.
-        let Ok(guest) = cx.guest.guest() else {
-            return if may_tell { Told::NotYet } else { Told::Nobody };
-        };
-        let view = cx.pager.view();
-        let counts = guest.counts(&view);
-        let free = guest.free_bytes(&view).unwrap_or(0);
-        Told::Figures(Figures {
-            total_bytes: guest.memmap().frames() * FRAME_BYTES,
-            available_bytes: free + counts.file_frames * FRAME_BYTES,
-        })
-    }
-
     /// Tells the record and the devices the parts of the plan that are new.
     fn apply(&mut self, cx: &mut VmContext, offer: &Offer, plan: &Plan) -> Result<(), String> {
-        let text = |error: ebb_vm::qmp::QmpError| error.to_string();
         let hard_bytes = plan.hard_bytes.next_multiple_of(HUGE_BYTES);
         if offer.hard_bytes.is_some() && cx.wanted_hard() * HUGE_BYTES != hard_bytes {
             let shared_bytes = shared_bytes(cx, offer, plan);
@@ -337,14 +282,8 @@ impl Resize {
                 plugger.request(qmp, bytes)?;
             }
         }
-        let wanted = plan.ballooned_bytes;
-        let is_news = self.asked_bytes != Some(wanted)
-            && (wanted > 0 || self.asked_bytes.is_some() || offer.ballooned_bytes() > 0);
-        if is_news && offer.balloon.is_some_and(|balloon| balloon.driver != Driver::Absent) {
-            balloon::request(qmp, offer.initial_bytes, wanted).map_err(text)?;
-            (self.asked_bytes, self.most_bytes) = (Some(wanted), 0);
-        }
-        Ok(())
+        let told = self.balloon.request(qmp, offer, plan.ballooned_bytes);
+        told.map_err(|error| error.to_string())
     }
 
     /// Notes why the shared allocator has not all of its part, or that it has.
@@ -367,31 +306,12 @@ impl Resize {
         if let Some(progress) = &mut self.progress {
             progress.begin_again(now_s());
         }
-        self.empty_balloon(cx);
-    }
-
-    /// Has the guest take out of its balloon all that was put there.
-    fn empty_balloon(&mut self, cx: &mut VmContext) {
-        let asked = self.asked_bytes.take().is_some_and(|bytes| bytes > 0);
-        self.most_bytes = 0;
-        let VmContext { capabilities, qmp, record, .. } = cx;
-        if let (true, Some(found), Some(qmp)) = (asked, capabilities, qmp.socket())
-            && let Err(error) = balloon::request(qmp, found.initial_bytes, 0)
-        {
-            tracing::error!("{}: its balloon: {error}", record.name);
-        }
+        self.balloon.empty(cx);
     }
 
     /// Prepares a detach: nothing is left in the balloon, and nobody asks it for figures.
     pub fn give_balloon_back(&mut self, cx: &mut VmContext) {
-        self.empty_balloon(cx);
-        let VmContext { capabilities, qmp, record, .. } = cx;
-        let balloon = capabilities.as_ref().and_then(|found| found.balloon.as_ref());
-        if let (Some(_), Some(balloon), Some(qmp)) = (self.polled_s.take(), balloon, qmp.socket())
-            && let Err(error) = balloon::poll_stats(qmp, balloon, 0)
-        {
-            tracing::debug!("{}: its balloon: {error}", record.name);
-        }
+        self.balloon.give_back(cx);
     }
 
     fn state(&self, cx: &VmContext, shared: &SharedPart) -> SizeState {
@@ -489,140 +409,6 @@ impl Resize {
 
     /// Returns the status of the VM's balloon.
     pub fn balloon_status(&self, cx: &VmContext) -> Option<BalloonStatus> {
-        cx.capabilities.as_ref()?.balloon_status(now_s(), self.releases)
-    }
-}
-
-/// Returns the target of a request; `None`: the size is to stay.
-pub fn wish_of(request: &ResizeRequest) -> Option<Wish> {
-    let bytes = request.bytes?;
-    Some(Wish { bytes, node: request.node, by: request.by.map(mechanism) })
-}
-
-/// Returns the target on record.
-fn wish(cx: &VmContext) -> Option<Wish> {
-    let size = cx.record.size?;
-    Some(Wish { bytes: size.bytes, node: size.node, by: size.by.map(mechanism) })
-}
-
-/// Returns by what the size can change, as it was seen last.
-fn offer(cx: &VmContext, shared: &SharedPart) -> Offer {
-    let all = cx.pager.ram().bytes();
-    let hard_bytes = cx.guest.shares_allocator().then_some(shared.hard_bytes);
-    match &cx.capabilities {
-        None => Offer { initial_bytes: all, node_bytes: vec![all], hard_bytes, ..Offer::default() },
-        Some(found) => Offer {
-            initial_bytes: found.initial_bytes,
-            node_bytes: found.node_bytes.clone(),
-            devices: found.devices(),
-            balloon: found.balloon_offer(),
-            hard_bytes,
-        },
-    }
-}
-
-fn plan(offer: &Offer, wish: &Wish) -> Result<Plan, Refusal> {
-    resize::plan(offer, wish, floor_bytes(offer.initial_bytes + offer.plugged_bytes()))
-}
-
-/// Returns what the guest is to have by the allocator that it shares, as the record has it.
-fn shared_bytes(cx: &VmContext, offer: &Offer, plan: &Plan) -> Option<u64> {
-    let bytes = offer.initial_bytes.saturating_sub(plan.hard_bytes);
-    (bytes < cx.initial_bytes()).then_some(bytes)
-}
-
-/// What a guest says of its memory.
-enum Told {
-    /// These figures.
-    Figures(Figures),
-    /// Nothing yet about the memory that it has now.
-    NotYet,
-    /// There is nobody who could say anything.
-    Nobody,
-}
-
-/// Returns the message once no size is sought. `size`: the size that was sought before.
-fn no_more(size: Option<SizeRecord>) -> String {
-    let Some(SizeRecord { bytes, node, .. }) = size else { return "no size was sought".into() };
-    let node = node.map(|node| format!(" on node {node}")).unwrap_or_default();
-    format!("the {}{node} that it was to have are sought no more", Bytes(bytes))
-}
-
-/// Returns the distance between two sizes that a VM can have, in bytes.
-fn piece_bytes(offer: &Offer) -> u64 {
-    offer.block_bytes().max(FRAME_BYTES)
-}
-
-/// Whether a guest that is better known might be able to do it.
-fn is_about_the_guest(refusal: &Refusal) -> bool {
-    use Refusal::{DriverAbsent, Lacks, NothingTakes};
-    matches!(
-        refusal,
-        DriverAbsent(Mechanism::Balloon) | Lacks(Mechanism::HyperAlloc) | NothingTakes(_)
-    )
-}
-
-fn mechanism(by: SizeMechanism) -> Mechanism {
-    match by {
-        SizeMechanism::HyperAlloc => Mechanism::HyperAlloc,
-        SizeMechanism::Balloon => Mechanism::Balloon,
-        SizeMechanism::VirtioMem => Mechanism::VirtioMem,
-    }
-}
-
-fn api(by: Mechanism) -> SizeMechanism {
-    match by {
-        Mechanism::HyperAlloc => SizeMechanism::HyperAlloc,
-        Mechanism::Balloon => SizeMechanism::Balloon,
-        Mechanism::VirtioMem => SizeMechanism::VirtioMem,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixListener;
-
-    use ebb_policy::resize::Balloon;
-
-    use super::*;
-    use crate::vm::context::machine;
-
-    /// QEMU ends at its first command. The shared allocator's part is on record by then.
-    #[test]
-    fn a_goal_outlives_a_request_that_failed() {
-        let Some((mut cx, _run)) = machine::context() else { return };
-        let listener = UnixListener::bind(&cx.record.qmp).expect("a socket");
-        let qemu = std::thread::spawn(move || {
-            let mut client = BufReader::new(listener.accept().expect("Ebb").0);
-            client.get_mut().write_all(b"{\"QMP\":{}}\n").expect("a greeting");
-            client.read_line(&mut String::new()).expect("qmp_capabilities");
-            client.get_mut().write_all(b"{\"return\":{},\"id\":1}\n").expect("an answer");
-            client.read_line(&mut String::new()).expect("balloon");
-        });
-        cx.qmp.reconnect();
-        assert!(cx.qmp.is_connected());
-        let initial_bytes = cx.initial_bytes();
-        let (node_bytes, pluggers) = (vec![initial_bytes], Vec::new());
-        cx.capabilities = Some(Capabilities { initial_bytes, node_bytes, pluggers, balloon: None });
-        let offer = Offer {
-            initial_bytes,
-            balloon: Some(Balloon { ballooned_bytes: 0, driver: Driver::Ready }),
-            hard_bytes: Some(0),
-            ..Offer::default()
-        };
-        let plan = Plan {
-            mechanism: Mechanism::Balloon,
-            reason: String::new(),
-            requested_bytes: Vec::new(),
-            ballooned_bytes: HUGE_BYTES,
-            hard_bytes: HUGE_BYTES,
-        };
-        let mut resize = Resize::default();
-        assert!(resize.apply(&mut cx, &offer, &plan).is_err());
-        assert_eq!(cx.record.size_bytes, Some(initial_bytes - HUGE_BYTES));
-        assert_eq!(resize.take_goal(), SharedGoal::New);
-        assert_eq!(resize.take_goal(), SharedGoal::Same);
-        qemu.join().expect("QEMU");
+        self.balloon.status(cx)
     }
 }

@@ -1,6 +1,8 @@
+use super::ahead::{FORGET_EVERY, FORGET_RANGES};
 use super::fake::{Fake, WINDOW};
 use super::windows::RIPE;
 use super::*;
+use crate::cost::Page;
 
 /// A hand over this many windows, and the current time.
 fn hand(windows: u64) -> (Hand, Instant) {

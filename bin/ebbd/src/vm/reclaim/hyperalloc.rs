@@ -1,35 +1,34 @@
 //! What a VM's worker does with a guest that shares its allocator (HyperAlloc).
 
+mod gap;
+mod pass;
+mod shrink;
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::time::{Duration, Instant};
 
-use ebb_api::{
-    FaultTimes, Fragmentation, KindBytes, OnViolation, ReclaimReport, SharingStatus, Skipped,
-};
+use ebb_api::{FaultTimes, OnViolation, ReclaimReport, SharingStatus, Skipped};
 use ebb_inspect::LlfreeZone;
-use ebb_reclaim::hyperalloc::{How, HyperAlloc, KindUsage, Stop, Taken};
-use ebb_units::{Bytes, FRAMES_PER_HUGE, HUGE_BYTES};
+use ebb_reclaim::hyperalloc::{How, HyperAlloc};
+use ebb_units::HUGE_BYTES;
 
+use self::gap::{Gap, PIECE_HUGE, fragmentation, what_it_needs};
+use self::pass::{nothing_more, take};
+use self::shrink::Shrink;
 use super::compaction::Compaction;
-use super::reserve::{self, Reserve};
+use super::reserve::Reserve;
 use crate::model::api_error::{Answer, not_allowed};
 use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
-use crate::vm::context::liveness::{End, Liveness};
+use crate::vm::context::liveness::End;
 use crate::vm::context::mailbox::Command;
 use crate::vm::context::shared_part::{Moved, SharedPart};
 
-/// A guest that has not tried to free memory within this time does not do it.
-const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two looks whether the guest has tried.
-const PURGE_POLL: Duration = Duration::from_millis(10);
-/// Most purges for one size. Each asks for twice as much, since the guest frees memory in pieces.
-const PURGES_MAX: u32 = 5;
-/// Fewest huge frames to hard-reclaim at once: the guest asks for some all the time.
-const PIECE_HUGE: u64 = 4;
 /// Time between two looks for what a size lacks.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
 
@@ -51,14 +50,6 @@ pub struct SharedAllocator {
     shrink: Option<Shrink>,
     /// What the last such change did.
     moved: Moved,
-}
-
-/// A change to a size that was asked for and is not reached yet.
-#[derive(Default)]
-struct Shrink {
-    /// When the guest was asked to free its caches, if it has not tried yet.
-    asked: Option<Instant>,
-    purges: u32,
 }
 
 /// The result of a step towards the size on record.
@@ -244,8 +235,7 @@ impl SharedAllocator {
     /// Returns the time to the next step towards that size. `None`: there is no more to do for it,
     /// or QEMU may wait for room and so answers nobody.
     pub fn step_after(&self, cx: &VmContext) -> Option<Duration> {
-        let shrink = self.shrink.as_ref().filter(|_| !cx.waits())?;
-        Some(if shrink.asked.is_some() { PURGE_POLL } else { Duration::ZERO })
+        self.shrink.as_ref().filter(|_| !cx.waits()).map(Shrink::step_after)
     }
 
     /// Makes a step towards that size: hard-reclaims what the guest can spare, or has it free its
@@ -259,56 +249,12 @@ impl SharedAllocator {
         let (Some(shared), Some(mut shrink)) = (self.shared.clone(), shrink) else {
             return Step { word: None, ended: None };
         };
-        let (word, ended) = self.step_of(cx, &shared, &mut shrink);
-        self.moved.purges = shrink.purges;
+        let (word, ended) = shrink.step(cx, &shared, &mut self.reserve, &mut self.moved);
+        self.moved.purges = shrink.purges();
         if word.is_none() {
             self.shrink = Some(shrink);
         }
         Step { word, ended }
-    }
-
-    fn step_of(
-        &mut self,
-        cx: &mut VmContext,
-        shared: &HyperAlloc,
-        shrink: &mut Shrink,
-    ) -> (Option<String>, Option<End>) {
-        if let Some(asked) = shrink.asked {
-            match (shared.has_purged(), shared.is_there() && asked.elapsed() < PURGE_TIMEOUT) {
-                (true, _) => shrink.asked = None,
-                (false, true) => return (None, None),
-                (false, false) => {
-                    let why = Gap::of(cx, shared).what_is_in_the_way(shared);
-                    let silent = "the guest does not answer when it is asked to free its caches";
-                    return (Some(format!("{silent}; {why}")), None);
-                }
-            }
-        }
-        let gap = Gap::of(cx, shared);
-        let missing = gap.missing();
-        if missing == 0 {
-            return (Some("the size asked for was reached".into()), None);
-        }
-        let want = missing.min(self.reserve.spare_huge(cx, shared));
-        if want < missing.min(PIECE_HUGE) {
-            return (Some(what_it_needs(cx, shared, gap)), None);
-        }
-        let (taken, stop, ended) = take(cx, shared, How::Hard, want, 0);
-        self.moved.taken_bytes += taken.huge_frames * HUGE_BYTES;
-        self.moved.emptied_bytes += taken.emptied_bytes;
-        if let Some(stop) = stop {
-            return (Some(stop.to_string()), ended);
-        }
-        let left = want.saturating_sub(taken.huge_frames);
-        if left > 0 && shrink.purges == PURGES_MAX {
-            return (Some(Gap::of(cx, shared).what_is_in_the_way(shared)), ended);
-        }
-        if left > 0 {
-            shared.ask_purge((left * FRAMES_PER_HUGE) << shrink.purges);
-            shrink.purges += 1;
-            shrink.asked = Some(Instant::now());
-        }
-        (None, ended)
     }
 
     /// Returns the allocator's part of the size.
@@ -419,142 +365,6 @@ impl SharedAllocator {
             on_violation: cx.record.on_violation,
             stopped: self.stopped.clone(),
             fragmentation: shared.map(fragmentation),
-        }
-    }
-}
-
-/// Reclaims free huge frames while the guest's kernel runs.
-fn take(
-    cx: &mut VmContext,
-    shared: &HyperAlloc,
-    how: How,
-    want: u64,
-    keep: u64,
-) -> (Taken, Option<Stop>, Option<End>) {
-    let VmContext { qmp, guest, reaching, pager, .. } = cx;
-    let mut liveness = Liveness::new(qmp, guest, reaching, pager);
-    let (taken, stop) = shared.reclaim(pager, how, want, keep, || liveness.runs());
-    let ended = liveness.ended();
-    cx.note_reclaimed(taken.emptied_bytes);
-    (taken, stop, ended)
-}
-
-/// Returns why no more is reclaimed from a guest that keeps `keep` huge frames while `soft_bytes`
-/// are soft-reclaimed.
-fn nothing_more(taken: &Taken, soft_bytes: u64, keep: u64) -> String {
-    let kept = match keep {
-        0 => String::new(),
-        huge => format!(", but the {} that it keeps", Bytes(huge * HUGE_BYTES)),
-    };
-    match taken.emptied_bytes == 0 && soft_bytes > 0 {
-        true => format!("all free memory in whole huge frames is with the host already{kept}"),
-        false => format!("nothing more is free in whole huge frames{kept}"),
-    }
-}
-
-/// The gap between the size on record and what the guest has, in huge frames.
-#[derive(Clone, Copy)]
-struct Gap {
-    wanted_hard: u64,
-    hard: u64,
-}
-
-impl Gap {
-    fn of(cx: &VmContext, shared: &HyperAlloc) -> Gap {
-        let hard = shared.counts().hard_bytes / HUGE_BYTES;
-        Gap { wanted_hard: cx.wanted_hard(), hard }
-    }
-
-    fn missing(self) -> u64 {
-        self.wanted_hard.saturating_sub(self.hard)
-    }
-
-    fn surplus(self) -> u64 {
-        self.hard.saturating_sub(self.wanted_hard)
-    }
-
-    fn what_is_in_the_way(self, shared: &HyperAlloc) -> String {
-        let all = fragmentation(shared);
-        let kinds = [all.unmovable, all.movable, all.huge];
-        let [huge, used] = [|kind: &KindBytes| kind.huge_bytes, |kind: &KindBytes| kind.used_bytes]
-            .map(|bytes| Bytes(kinds.iter().map(bytes).sum()));
-        format!(
-            "{} more are not free in whole huge frames: {used} are in use, in {huge} of them",
-            Bytes(self.missing() * HUGE_BYTES)
-        )
-    }
-}
-
-fn what_it_needs(cx: &VmContext, shared: &HyperAlloc, gap: Gap) -> String {
-    if cx.guest.guest().is_err() {
-        return "the guest is not trusted, so nothing more is taken from it".into();
-    }
-    let used = Bytes(shared.usage().used_bytes());
-    reserve::in_the_way(used, Bytes(gap.missing() * HUGE_BYTES))
-}
-
-fn fragmentation(shared: &HyperAlloc) -> Fragmentation {
-    let usage = shared.usage();
-    let bytes =
-        |kind: KindUsage| KindBytes { huge_bytes: kind.huge_bytes, used_bytes: kind.used_bytes };
-    Fragmentation {
-        unmovable: bytes(usage.unmovable),
-        movable: bytes(usage.movable),
-        huge: bytes(usage.huge),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use ebb_vm::reach::{Device, Kind};
-
-    use super::*;
-    use crate::vm::context::machine;
-
-    fn shrinking() -> SharedAllocator {
-        SharedAllocator { shrink: Some(Shrink::default()), ..SharedAllocator::default() }
-    }
-
-    #[test]
-    fn nothing_is_taken_beside_a_device_that_cannot_wait() {
-        let Some((mut cx, _run)) = machine::context() else { return };
-        let mut allocator = shrinking();
-        cx.reaching.found = vec![Device { name: "vfio-pci".into(), kind: Kind::Vfio }];
-        let step = allocator.step(&mut cx);
-        assert!(step.word.is_some_and(|word| word.contains("no memory is taken")));
-        assert!(!allocator.part().is_moving);
-    }
-
-    #[test]
-    fn a_size_is_not_sought_of_a_guest_that_has_all_back() {
-        let Some((mut cx, _run)) = machine::context() else { return };
-        let mut allocator = shrinking();
-        allocator.on_reset(&cx);
-        assert!(!allocator.part().is_moving);
-        let mut allocator = shrinking();
-        allocator.give_back_all(&cx).expect("all back");
-        assert!(!allocator.part().is_moving);
-        assert!(allocator.step(&mut cx).word.is_none());
-    }
-
-    #[test]
-    fn a_size_is_not_sought_while_qemu_may_wait_for_room() {
-        let Some((mut cx, _run)) = machine::context() else { return };
-        let allocator = shrinking();
-        assert_eq!(allocator.step_after(&cx), Some(Duration::ZERO));
-        cx.no_room = Some("the swap file is full".into());
-        assert!(cx.waits());
-        assert_eq!(allocator.step_after(&cx), None);
-    }
-
-    #[test]
-    fn what_is_with_the_host_already_is_told() {
-        let taken = |emptied_bytes| Taken { emptied_bytes, ..Taken::default() };
-        let told = nothing_more(&taken(0), HUGE_BYTES, 2);
-        assert!(told.contains("with the host already, but the 4 MiB that it keeps"), "{told}");
-        for (emptied_bytes, soft_bytes) in [(HUGE_BYTES, HUGE_BYTES), (0, 0)] {
-            let told = nothing_more(&taken(emptied_bytes), soft_bytes, 0);
-            assert_eq!(told, "nothing more is free in whole huge frames");
         }
     }
 }

@@ -1,35 +1,31 @@
 //! Which of a VM's memory is hot. The worker looks at its ticks, and only as long as nothing has to
 //! be evicted just then. `docs/tiering.md`.
 
-use std::cell::RefCell;
+mod round;
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ebb_api::{Backing, HeatReport, HeatRequest};
-use ebb_heat::{
-    GuestTracker, HostPages, HostTracker, IdleTracker, Levels, Pace, PagerTables, Roots, Round,
-    Settings, Step, TOP_LEVEL, TrackError, Tracker, Walk,
-};
+use ebb_heat::{Levels, Pace, Roots, Settings, Step, TOP_LEVEL, TrackError, Walk};
 use ebb_inspect::Guest;
 use ebb_sys::page_idle::PageIdle;
 use ebb_sys::pagemap::Pagemap;
-use ebb_sys::process::Process;
-use ebb_sys::uffd::HvaRange;
 use ebb_units::FrameRange;
 
+use self::round::{guest_round, idle_round, vmm_round};
 use super::heat::Heat;
 use super::run::{By, Run};
-use crate::helpers::injector;
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::vm::context::VmContext;
-use crate::vm::context::liveness::{End, Liveness};
+use crate::vm::context::liveness::End;
 
 /// How long a guest may take to boot and be trusted. After this, automatic monitoring goes without
 /// that.
 const BOOT: Duration = Duration::from_secs(60);
-/// Ranges that the VMM is asked to forget at once: this many fit on a command line.
-const RANGES_AT_ONCE: usize = 4096;
 /// A round by idle page tracking looks at all memory. It may take one in this many of a window.
 const IDLE_PART: u32 = 4;
 /// Time after which a round by the guest's page tables first gives way to eviction.
@@ -349,7 +345,10 @@ impl Monitor {
                 let turn = TURN * 2_u32.saturating_pow(run.broken_off.min(8));
                 let guest = Arc::clone(guest);
                 match lent.is_trusted {
-                    true => self.guest_round(cx, &guest, (walk, turn), &mut run.levels, ended)?,
+                    true => {
+                        let levels = &mut run.levels;
+                        guest_round(cx, &guest, (walk, turn), (&mut self.roots, levels), ended)?
+                    }
                     false => return Err(TrackError::NotRunning),
                 }
             }
@@ -366,56 +365,12 @@ impl Monitor {
             }
             By::Vmm(pagemap) => {
                 (lent.before_forgetting)(cx)?;
-                let vmm = Vmm(&cx.process);
-                let mut tracker = HostTracker::new(cx.pager.ram(), pagemap, &vmm);
-                Some(tracker.round(walk, &mut run.levels)?)
+                Some(vmm_round(cx, pagemap, walk, &mut run.levels)?)
             }
         };
         run.add(walk, round, began.elapsed());
         Ok(())
     }
-
-    /// Makes a round by the guest's page tables. Returns `None` if it was broken off after `turn`,
-    /// because memory has to be evicted.
-    fn guest_round(
-        &mut self,
-        cx: &mut VmContext,
-        guest: &Guest,
-        (walk, turn): (Walk, Duration),
-        levels: &mut Levels,
-        ended: &mut Option<End>,
-    ) -> Result<Option<Round>, TrackError> {
-        let now = cx.guest.witness().filter(|now| now.note() == guest.note()).cloned();
-        let guest = now.ok_or(TrackError::NotRunning)?;
-        let VmContext { qmp, guest: known, reaching, pager, mailbox, .. } = cx;
-        let (liveness, began) =
-            (RefCell::new(Liveness::new(qmp, known, reaching, pager)), Instant::now());
-        let goes_on = || {
-            (!mailbox.is_pressed() || began.elapsed() < turn)
-                && liveness.borrow_mut().hears_no_reset()
-        };
-        let mut roots = std::mem::take(&mut self.roots);
-        let tables = PagerTables::new(pager);
-        let result = GuestTracker::new(&tables, &guest, &mut roots, &goes_on).round(walk, levels);
-        self.roots = roots;
-        let liveness = liveness.into_inner();
-        *ended = liveness.ended();
-        match matches!(result, Err(TrackError::NotRunning)) && liveness.is_sound() {
-            true => Ok(None),
-            false => result.map(Some),
-        }
-    }
-}
-
-fn idle_round(
-    cx: &VmContext,
-    (pagemap, idle): (&Pagemap, &PageIdle),
-    (walk, time): (Walk, Duration),
-    levels: &mut Levels,
-) -> Result<Round, TrackError> {
-    let (pages, began) = (Vmm(&cx.process), Instant::now());
-    let goes_on = || began.elapsed() <= time;
-    IdleTracker::new(cx.pager.ram(), pagemap, idle, &pages, &goes_on).round(walk, levels)
 }
 
 /// Whether a VM is monitored again and again, because of its tiers or of the pool.
@@ -432,45 +387,4 @@ fn by_guest(cx: &VmContext) -> Result<(Arc<Guest>, String), String> {
     }
     let guest = cx.guest.witness().cloned().ok_or("its guest is not trusted")?;
     Ok((guest, why))
-}
-
-/// The VMM's page table, which an injected call empties.
-struct Vmm<'a>(&'a Process);
-
-impl HostPages for Vmm<'_> {
-    fn forget(&self, ranges: &[HvaRange]) -> io::Result<()> {
-        ranges.chunks(RANGES_AT_ONCE).try_for_each(|ranges| injector::forget(self.0, ranges))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::vm::context::machine;
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    /// Runs one window of a monitoring whose first round fails, as on a host without PAGEMAP_SCAN,
-    /// with idle page tracking and without.
-    #[test]
-    fn a_monitoring_that_cannot_begin_is_given_up() {
-        let Some((mut cx, _run)) = machine::context() else { return };
-        let (window, period) = (Duration::from_millis(1), LONG);
-        let mut monitor =
-            Monitor::new(Settings { window, rounds: 1, period, ..Settings::default() });
-        monitor.begin().expect("settings that hold together");
-        let mut before_forgetting = |_: &_| Err(io::ErrorKind::Unsupported.into());
-        let mut lent =
-            Lent { is_trusted: false, before_forgetting: &mut before_forgetting, is_placed: false };
-        let (is_over, _) = monitor.tick(&mut cx, &mut lent);
-        assert!(!is_over && monitor.run.is_none());
-        assert!(monitor.report().failed.is_some_and(|why| why.contains("cannot be watched")));
-        // The schedule is told of it at its end.
-        let began = Instant::now();
-        while !monitor.tick(&mut cx, &mut lent).0 {
-            assert!(began.elapsed() < LONG, "it is never over");
-            std::thread::yield_now();
-        }
-        assert!(monitor.end(&cx).is_none());
-    }
 }

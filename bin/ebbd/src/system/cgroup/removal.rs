@@ -1,0 +1,132 @@
+//! The removal of control groups: at once, later, or by another daemon.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+use ebb_api::VmName;
+use ebb_sys::process::Process;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+
+use super::processes::end_members_if;
+use crate::model::record::Record;
+
+/// Most further tries to remove a group, with a pause of `TRY_EVERY` before each.
+const TRIES: u32 = 10;
+const TRY_EVERY: Duration = Duration::from_millis(10);
+
+/// Ends what a QEMU that has ended left running, and removes its control group.
+pub fn remove_of(record: &Record) {
+    if let Some(confinement) = &record.confinement {
+        end_members_if(&confinement.cgroups, |uid| uid == confinement.uid);
+        remove(&confinement.cgroups);
+    }
+}
+
+/// Removes the control group of a QEMU that is detached once it has ended, if this daemon still
+/// runs then.
+pub fn remove_later(record: &Record, process: io::Result<Process>) {
+    let cgroups = record.confinement.iter().flat_map(|confinement| confinement.cgroups.clone());
+    // A VM that is started under its name later has other groups.
+    let with_inode = |directory: PathBuf| inode(&directory).ok().map(|inode| (directory, inode));
+    let groups: Vec<(PathBuf, u64)> = cgroups.filter_map(with_inode).collect();
+    let Some(process) = process.ok().filter(|_| !groups.is_empty()) else { return };
+    let wait = move || {
+        let mut end = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+        if retry_on_intr(|| poll(&mut end, None)).is_ok() {
+            remove_these(&groups);
+        }
+    };
+    // Without this thread, the next daemon removes it.
+    drop(thread::Builder::new().name("control group".into()).spawn(wait));
+}
+
+pub(super) fn clear_below(parent: &Path, start: bool) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_left = match name.to_str().and_then(maker) {
+            Some(pid) if pid == std::process::id() => start,
+            Some(pid) => !Path::new("/proc").join(pid.to_string()).exists(),
+            None => false,
+        };
+        // A group with a process in it stays.
+        if is_left && fs::remove_dir(entry.path()).is_ok() {
+            tracing::info!("{}: removed, an ended daemon left it", entry.path().display());
+        }
+    }
+}
+
+/// Number of the daemon that made a group with this name.
+fn maker(name: &str) -> Option<u32> {
+    let (vm, pid) = name.rsplit_once('.')?;
+    vm.parse::<VmName>().ok().and_then(|_| pid.parse().ok())
+}
+
+/// Inode number of a directory. A directory that is made in its place has another one.
+fn inode(directory: &Path) -> io::Result<u64> {
+    Ok(fs::metadata(directory)?.ino())
+}
+
+/// Removes a control group that is empty.
+pub fn remove(directories: &[PathBuf]) {
+    directories.iter().for_each(|directory| told(directory, remove_soon(directory, None)));
+}
+
+/// As [`remove`], but leaves directories that were made anew and have other inode numbers.
+fn remove_these(groups: &[(PathBuf, u64)]) {
+    groups.iter().for_each(|(directory, number)| {
+        told(directory, remove_soon(directory, Some(*number)));
+    });
+}
+
+fn told(directory: &Path, removed: io::Result<()>) {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("control group {}: {error}", directory.display());
+        }
+        _ => {}
+    }
+}
+
+/// Tries for a while: a process counts as in its group for a moment after its end was told.
+fn remove_soon(directory: &Path, number: Option<u64>) -> io::Result<()> {
+    for tries in 0.. {
+        if let Some(number) = number
+            && inode(directory)? != number
+        {
+            break;
+        }
+        match fs::remove_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries < TRIES => {
+                sleep(TRY_EVERY);
+            }
+            removed => return removed,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_was_made_anew_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let group = parent.path().join("web.1");
+        fs::create_dir(&group).unwrap();
+        let known = [(group.clone(), inode(&group).unwrap())];
+        // Otherwise its inode number may be free for the new one.
+        fs::rename(&group, parent.path().join("before")).unwrap();
+        fs::create_dir(&group).unwrap();
+        remove_these(&known);
+        assert!(group.exists());
+        remove_these(&[(group.clone(), inode(&group).unwrap())]);
+        assert!(!group.exists());
+    }
+}

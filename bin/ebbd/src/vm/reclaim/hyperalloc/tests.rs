@@ -1,0 +1,42 @@
+//! Tests of the shared allocator's part of a size.
+
+use ebb_vm::reach::{Device, Kind};
+
+use super::*;
+use crate::vm::context::machine;
+
+fn shrinking() -> SharedAllocator {
+    SharedAllocator { shrink: Some(Shrink::default()), ..SharedAllocator::default() }
+}
+
+#[test]
+fn nothing_is_taken_beside_a_device_that_cannot_wait() {
+    let Some((mut cx, _run)) = machine::context() else { return };
+    let mut allocator = shrinking();
+    cx.reaching.found = vec![Device { name: "vfio-pci".into(), kind: Kind::Vfio }];
+    let step = allocator.step(&mut cx);
+    assert!(step.word.is_some_and(|word| word.contains("no memory is taken")));
+    assert!(!allocator.part().is_moving);
+}
+
+#[test]
+fn a_size_is_not_sought_of_a_guest_that_has_all_back() {
+    let Some((mut cx, _run)) = machine::context() else { return };
+    let mut allocator = shrinking();
+    allocator.on_reset(&cx);
+    assert!(!allocator.part().is_moving);
+    let mut allocator = shrinking();
+    allocator.give_back_all(&cx).expect("all back");
+    assert!(!allocator.part().is_moving);
+    assert!(allocator.step(&mut cx).word.is_none());
+}
+
+#[test]
+fn a_size_is_not_sought_while_qemu_may_wait_for_room() {
+    let Some((mut cx, _run)) = machine::context() else { return };
+    let allocator = shrinking();
+    assert_eq!(allocator.step_after(&cx), Some(Duration::ZERO));
+    cx.no_room = Some("the swap file is full".into());
+    assert!(cx.waits());
+    assert_eq!(allocator.step_after(&cx), None);
+}

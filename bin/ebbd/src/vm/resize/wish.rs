@@ -1,0 +1,43 @@
+//! The target of a VM's size, as it was asked for and as it is on record.
+
+use ebb_api::{ResizeRequest, SizeMechanism};
+use ebb_policy::resize::{Mechanism, Wish};
+use ebb_units::Bytes;
+
+use crate::model::record::SizeRecord;
+use crate::vm::context::VmContext;
+
+/// Returns the target of a request; `None`: the size is to stay.
+pub fn wish_of(request: &ResizeRequest) -> Option<Wish> {
+    let bytes = request.bytes?;
+    Some(Wish { bytes, node: request.node, by: request.by.map(mechanism) })
+}
+
+/// Returns the target on record.
+pub(super) fn wish(cx: &VmContext) -> Option<Wish> {
+    let size = cx.record.size?;
+    Some(Wish { bytes: size.bytes, node: size.node, by: size.by.map(mechanism) })
+}
+
+/// Returns the message once no size is sought. `size`: the size that was sought before.
+pub(super) fn no_more(size: Option<SizeRecord>) -> String {
+    let Some(SizeRecord { bytes, node, .. }) = size else { return "no size was sought".into() };
+    let node = node.map(|node| format!(" on node {node}")).unwrap_or_default();
+    format!("the {}{node} that it was to have are sought no more", Bytes(bytes))
+}
+
+fn mechanism(by: SizeMechanism) -> Mechanism {
+    match by {
+        SizeMechanism::HyperAlloc => Mechanism::HyperAlloc,
+        SizeMechanism::Balloon => Mechanism::Balloon,
+        SizeMechanism::VirtioMem => Mechanism::VirtioMem,
+    }
+}
+
+pub(super) fn api(by: Mechanism) -> SizeMechanism {
+    match by {
+        Mechanism::HyperAlloc => SizeMechanism::HyperAlloc,
+        Mechanism::Balloon => SizeMechanism::Balloon,
+        Mechanism::VirtioMem => SizeMechanism::VirtioMem,
+    }
+}

@@ -1,0 +1,185 @@
+//! Tests of what reaches the memory, told by descriptors and by a VMM that gives set answers.
+
+use serde_json::{Value, json};
+
+use super::asked::{OBJECTS_MAX, full_name, kind_of_type, kinds_of_networks, kinds_of_objects};
+use super::migration::shared_migration;
+use super::*;
+use crate::qmp::Qmp;
+
+fn named(devices: &[Device]) -> Vec<(&str, Kind)> {
+    devices.iter().map(|device| (device.name.as_str(), device.kind)).collect()
+}
+
+/// What QEMU 7.2 and 11 answer to `qom-list /machine/peripheral`, shortened.
+#[test]
+fn objects_are_told_by_their_types() {
+    let list = json!([
+        { "name": "type", "type": "string" },
+        { "name": "b0", "type": "child<vhost-user-blk-pci>" },
+        { "name": "device[1]", "type": "child<vhost-user-fs-pci>" },
+        { "name": "rp0", "type": "child<pcie-root-port>" },
+        { "name": "n", "type": "child<virtio-net-pci>" },
+        { "name": "bridge", "type": "child<vfio-pci-igd-lpc-bridge>" },
+        { "name": "gpu", "type": "child<vfio-pci-nohotplug>" },
+        { "name": "u", "type": "child<vfio-user-pci>" },
+        { "name": "v", "type": "child<vhost-vsock-pci>" },
+        { "name": "s", "type": "child<vhost-scsi-pci>" },
+        { "name": "bus", "type": "link<vfio-pci>" },
+    ]);
+    let found = kinds_of_objects(&list).unwrap();
+    let found: Vec<(String, Kind)> =
+        found.iter().map(|&(name, kind, what)| (full_name(kind, name), what)).collect();
+    let expected = [
+        ("vhost-user-blk-pci b0", Kind::VhostUser),
+        ("vhost-user-fs-pci", Kind::VhostUser),
+        ("vfio-pci-nohotplug gpu", Kind::Vfio),
+        ("vfio-user-pci u", Kind::OtherProcess),
+        ("vhost-scsi-pci s", Kind::VhostScsi),
+    ];
+    assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind)));
+    assert!(kinds_of_objects(&json!({ "no": "list" })).is_err());
+    assert!(kinds_of_objects(&json!(vec![1; OBJECTS_MAX + 1])).is_err());
+}
+
+#[test]
+fn each_kind_leaves_something_or_nothing() {
+    for (name, expected) in [
+        ("vfio-pci", Reach::Nothing),
+        ("iommufd", Reach::Nothing),
+        ("vhost-vdpa-device-pci", Reach::Nothing),
+        ("pvrdma", Reach::Nothing),
+        ("sev-guest", Reach::Nothing),
+        ("sev-snp-guest", Reach::Nothing),
+        ("tdx-guest", Reach::Nothing),
+        ("vhost-user-gpu-pci", Reach::FreeOnly),
+        ("vhost-user-test-device-pci", Reach::FreeOnly),
+        ("cryptodev-vhost-user", Reach::FreeOnly),
+        ("x-pci-proxy-dev", Reach::FreeOnly),
+    ] {
+        assert_eq!(kind_of_type(name).map(Kind::reach), Some(expected), "{name}");
+    }
+    for name in ["virtio-blk-pci", "vhost-vsock-pci", "ivshmem-plain", "memory-backend-memfd"] {
+        assert_eq!(kind_of_type(name), None, "{name}");
+    }
+}
+
+#[test]
+fn descriptors_tell_what_pins_memory() {
+    let links = [
+        "socket:[23392]",
+        "/dev/kvm",
+        "anon_inode:kvm-vfio",
+        "/dev/vhost-net",
+        "/dev/vhost-vsock",
+        "/memfd:ram0 (deleted)",
+        "anon_inode:[eventfd]",
+    ];
+    assert_eq!(of_descriptors(links), []);
+    let links = [
+        "/dev/vfio/vfio",
+        "/dev/vfio/12",
+        "/dev/vhost-vdpa-0",
+        "/dev/sev",
+        "/dev/vhost-scsi",
+        "/dev/udmabuf",
+        "anon_inode:[kvm-gmem]",
+    ];
+    let found = of_descriptors(links);
+    let kinds: Vec<Kind> = found.iter().map(|device| device.kind).collect();
+    let expected = [Kind::Vfio, Kind::Vdpa, Kind::Confidential, Kind::VhostScsi, Kind::Udmabuf];
+    assert_eq!(kinds, expected);
+    assert_eq!(reach(&found), Reach::Nothing);
+    assert_eq!(narrowest(&found).unwrap().name, "/dev/vfio/vfio");
+    assert_eq!(reach(&of_descriptors(["/dev/iommu"])), Reach::Nothing);
+    assert_eq!(reach(&[]), Reach::Everything);
+}
+
+/// As QEMU prints them.
+#[test]
+fn network_back_ends_are_told_by_their_types() {
+    let text = "hub 0\n \\ net0: index=0,type=user,net=10.0.2.0\n\
+                virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci\n \
+                \\ n0: index=0,type=vhost-user,vhost-user0 to charnet0\nh: index=1,type=passt,x\n";
+    let expected =
+        [("vhost-user network n0", Kind::VhostUser), ("passt network h", Kind::VhostUser)];
+    assert_eq!(named(&kinds_of_networks(text)), expected);
+}
+
+#[test]
+fn a_migration_that_shares_memory_is_told() {
+    let capabilities = |state| {
+        json!([{ "capability": "xbzrle", "state": true },
+               { "capability": "x-ignore-shared", "state": state }])
+    };
+    let none = json!({});
+    assert_eq!(shared_migration(&capabilities(false), &none), None);
+    assert!(shared_migration(&capabilities(true), &none).unwrap().contains("x-ignore-shared"));
+    let mode = |mode: &str| shared_migration(&Value::Null, &json!({ "mode": mode }));
+    assert_eq!(mode("normal"), None);
+    assert_eq!(mode("cpr-transfer").unwrap(), "migration in mode cpr-transfer");
+}
+
+/// A VMM that gives these answers, then closes the connection.
+fn vmm(answers: &'static [&'static str]) -> (tempfile::TempDir, Qmp) {
+    use std::io::{BufRead, BufReader, Write};
+    let dir = tempfile::tempdir().unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(dir.path().join("qmp")).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut requests = BufReader::new(stream.try_clone().unwrap());
+        stream.write_all(b"{\"QMP\":{}}\n").unwrap();
+        for answer in ["{\"return\":{}}"].iter().chain(answers) {
+            requests.read_line(&mut String::new()).unwrap();
+            stream.write_all(format!("{answer}\n").as_bytes()).unwrap();
+        }
+    });
+    let qmp = Qmp::connect(&dir.path().join("qmp")).unwrap();
+    (dir, qmp)
+}
+
+#[test]
+fn what_this_daemon_serves_is_told_from_the_rest() {
+    const NONE: &str = "{\"return\":[]}";
+    let (_dir, mut qmp) = vmm(&[
+        "{\"return\":[{\"name\":\"a\",\"type\":\"child<vhost-user-blk-pci>\"},\
+         {\"name\":\"b\",\"type\":\"child<vhost-user-blk-pci>\"}]}",
+        "{\"return\":\"ebb-disk0\"}",
+        "{\"return\":\"ebb-disk00\"}",
+        NONE,
+        NONE,
+        NONE,
+        "{\"error\":{\"desc\":\"no such property\"}}",
+        "{\"return\":\"\"}",
+        "{\"return\":[{\"drv\":\"raw\"},{\"drv\":\"virtio-blk-vhost-user\"}]}",
+    ]);
+    let found = of_vmm(&mut qmp, &["ebb-disk0".into()], end_of_look()).unwrap();
+    let expected =
+        [("vhost-user-blk-pci b", Kind::VhostUser), ("virtio-blk-vhost-user", Kind::VhostUser)];
+    assert_eq!(named(&found), expected);
+}
+
+#[test]
+fn a_vmm_that_does_not_tell_is_no_answer() {
+    assert!(of_vmm(&mut vmm(&[]).1, &[], end_of_look()).is_err());
+    assert!(of_vmm(&mut vmm(&["{\"return\":{}}"]).1, &[], end_of_look()).is_err());
+    assert!(of_vmm(&mut vmm(&["{\"error\":{\"desc\":\"no\"}}"]).1, &[], end_of_look()).is_err());
+    assert!(of_migration(&mut vmm(&[]).1, end_of_look()).is_err());
+}
+
+/// A look asks one question after the other.
+#[test]
+fn a_look_that_is_over_asks_nothing_more() {
+    const ANSWERS: [&str; 3] = ["{\"return\":[]}", "{\"return\":{}}", "{\"return\":{}}"];
+    assert!(of_migration(&mut vmm(&ANSWERS).1, end_of_look()).is_ok());
+    let over = end_of_look().checked_sub(LOOK + PIECE).expect("a while after boot");
+    assert!(of_migration(&mut vmm(&ANSWERS).1, over).is_err());
+    assert!(of_vmm(&mut vmm(&ANSWERS).1, &[], over).is_err());
+}
+
+#[test]
+fn a_hostile_name_is_cut() {
+    let name = format!("{}\u{1b}[2J", "x".repeat(1000));
+    assert_eq!(Device::new(&name, Kind::Vfio).name.len(), NAME_MAX);
+    assert_eq!(Device::new("a\nb", Kind::Vfio).name, "a?b");
+}
