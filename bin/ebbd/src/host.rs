@@ -1,6 +1,6 @@
 //! All VMs of the daemon, each with a process of its own.
 
-mod apart;
+pub mod apart;
 pub mod asking;
 mod link;
 mod listing;

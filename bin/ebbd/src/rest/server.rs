@@ -13,7 +13,7 @@ use ebb_api::{
 };
 
 use crate::host::registry::Daemon;
-use crate::host::{asking, pool_keeper, start_vm};
+use crate::host::{apart, asking, pool_keeper, start_vm};
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::model::task::Work;
 
@@ -120,6 +120,6 @@ async fn apart<T: Send + 'static>(
     work: impl FnOnce(&Daemon) -> Answer<T> + Send + 'static,
 ) -> Answer<T> {
     let daemon = Arc::clone(daemon);
-    let done = tokio::task::spawn_blocking(move || work(&daemon)).await;
+    let done = apart::apart(move || work(&daemon)).await;
     done.map_err(failed("the daemon"))?
 }

@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(taken.failed(), 1);
         let notes = report.notes().join("\n");
         assert!(notes.contains("Ebb failed, which misses every goal: 1 tries: QEMU"), "{notes}");
-        let seconds = Told { what: "x", unit: "s", figure: "s", better: Better::Less };
+        let seconds = Told::less("x", "s", "s");
         rows(&mut report, &taken, seconds, (Keeper::Ebb, &PLAIN_LINUX[..1]), Some(0.9));
         report.finish(&session);
         let json = std::fs::read_to_string(report.save(directory.path()).unwrap()).unwrap();

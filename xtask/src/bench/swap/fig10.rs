@@ -13,7 +13,7 @@ use super::setup::Setup;
 use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::kept::Figures;
 use crate::bench::report::Report;
-use crate::bench::row::{Better, Row};
+use crate::bench::row::Row;
 use crate::bench::session::Session;
 use crate::bench::sweep;
 use crate::bench::work;
@@ -28,13 +28,9 @@ const GOAL: f64 = 0.5;
 /// Number of repetitions: in a quick run, and in a full one.
 const TURNS: [usize; 2] = [1, 3];
 
-const TIME: Told = told("taking 200 MB", "s", "seconds");
+const TIME: Told = Told::less("taking 200 MB", "s", "seconds");
 const TOLD: [Told; 2] =
-    [told("pages in", "", "pages-in"), told("pages swapped out", "", "pages-out")];
-
-const fn told(what: &'static str, unit: &'static str, figure: &'static str) -> Told {
-    Told { what, unit, figure, better: Better::Less }
-}
+    [Told::less("pages in", "", "pages-in"), Told::less("pages swapped out", "", "pages-out")];
 
 /// Runs the benchmark.
 ///

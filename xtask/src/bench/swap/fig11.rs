@@ -14,7 +14,6 @@ use super::setup::Setup;
 use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::kept::Figures;
 use crate::bench::report::Report;
-use crate::bench::row::Better;
 use crate::bench::session::Session;
 use crate::bench::sweep;
 use crate::bench::work;
@@ -28,7 +27,7 @@ const QUICK_MIB: u64 = 192;
 const SCREENED_MIB: [u64; 2] = [192, 128];
 /// Name of the file of the compressor's screening, which figure 14 shares.
 const SCREENING: &str = "swap-screening-zstd";
-const TIME: Told = Told { what: "time", unit: "s", figure: "seconds", better: Better::Less };
+const TIME: Told = Told::less("time", "s", "seconds");
 
 /// The guest's work.
 #[derive(Clone, Copy)]

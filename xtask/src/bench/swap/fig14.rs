@@ -20,7 +20,6 @@ use super::setup::Setup;
 use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::kept::Figures;
 use crate::bench::report::Report;
-use crate::bench::row::Better;
 use crate::bench::samples::wait_until;
 use crate::bench::session::Session;
 use crate::bench::stats::geometric_mean;
@@ -51,10 +50,8 @@ const APART: Duration = Duration::from_secs(10);
 const TO_REST: Duration = Duration::from_secs(240);
 /// Time between two samples of all guests' memory: a sample takes some 60 ms of a processor.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-const TIME: Told =
-    Told { what: "a job, geometric mean", unit: "s", figure: "job", better: Better::Less };
-const LAST: Told =
-    Told { what: "the last job's end", unit: "s", figure: "all", better: Better::Less };
+const TIME: Told = Told::less("a job, geometric mean", "s", "job");
+const LAST: Told = Told::less("the last job's end", "s", "all");
 
 /// Runs the benchmark.
 ///

@@ -12,7 +12,7 @@ use super::setup::Setup;
 use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::kept::Figures;
 use crate::bench::report::Report;
-use crate::bench::row::{Better, Row};
+use crate::bench::row::Row;
 use crate::bench::session::Session;
 use crate::bench::sweep;
 use crate::bench::work;
@@ -43,17 +43,13 @@ const CASES: [Case; 3] = [
 /// Sides without a limit, and with no more memory than the limit. They are shown, but not compared.
 const OTHERS: [Keeper; 2] = [Keeper::Nobody, Keeper::Small];
 
-const TIME: Told = told("an iteration, from the second on", "s", "later");
+const TIME: Told = Told::less("an iteration, from the second on", "s", "later");
 const TOLD: [Told; 4] = [
-    told("the first iteration", "s", "first"),
-    told("requests in, an iteration", "", "requests"),
-    told("pages in, an iteration", "", "pages-in"),
-    told("pages swapped out, an iteration", "", "pages-out"),
+    Told::less("the first iteration", "s", "first"),
+    Told::less("requests in, an iteration", "", "requests"),
+    Told::less("pages in, an iteration", "", "pages-in"),
+    Told::less("pages swapped out, an iteration", "", "pages-out"),
 ];
-
-const fn told(what: &'static str, unit: &'static str, figure: &'static str) -> Told {
-    Told { what, unit, figure, better: Better::Less }
-}
 
 /// Returns the greatest part of the best baseline's time: Ebb should be 6 times as fast, or 1.5
 /// times.
