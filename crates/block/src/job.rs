@@ -1,122 +1,28 @@
 //! A request in flight, step by step. Each step is one transfer.
 
-use std::collections::HashMap;
+mod buffers;
+mod disk;
+
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use ebb_sys::transfer::{AlignedBuffer, Memory, Operation, Transfer};
 use ebb_units::FRAME_BYTES;
-use ebb_vhost::{Access, Dma, Guest, Pinned, Segment, bytes_of, slice, whole_frames};
+use ebb_vhost::{Access, Guest, Pinned, Segment, bytes_of, slice};
 
-use crate::block_locks::{BlockLocks, Held};
-use crate::config::Config;
-use crate::counters::{Counters, add};
-use crate::image::{Image, outer};
-use crate::observer::{Direction, Observer};
-use crate::request::{Data, Halted, ID_BYTES, Limits, Request, Sectors, Status, StatusByte};
+use self::buffers::Lesson;
+use crate::block_locks::Held;
+use crate::counters::add;
+use crate::image::outer;
+use crate::observer::Direction;
+use crate::request::{Data, Halted, ID_BYTES, Request, Sectors, Status, StatusByte};
+
+pub(crate) use self::buffers::Buffers;
+pub(crate) use self::disk::Disk;
 
 /// Largest piece that goes through a buffer at once.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Bytes in use in buffers of one queue from which on no further request begins. It also bounds
-/// the bytes in its free buffers.
-const BUFFERS_BYTES_MAX: usize = 32 << 20;
-
-/// What all queues of a disk share.
-pub(crate) struct Disk {
-    pub(crate) image: Image,
-    pub(crate) id: [u8; ID_BYTES],
-    pub(crate) dma: Arc<dyn Dma>,
-    pub(crate) observer: Arc<dyn Observer>,
-    /// Whether all blocks go through buffers of this process.
-    pub(crate) wants_content: bool,
-    pub(crate) config: Config,
-    pub(crate) locks: Arc<BlockLocks>,
-    pub(crate) counters: Arc<Counters>,
-}
-
-impl Disk {
-    pub(crate) fn limits(&self) -> Limits {
-        Limits {
-            sectors: self.image.bytes() / crate::config::SECTOR_BYTES,
-            readonly: self.image.is_readonly(),
-        }
-    }
-
-    fn before_overwrite(&self, bytes: &Range<u64>) -> Result<(), Halted> {
-        let bytes = outer(bytes);
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let blocks = bytes.start / FRAME_BYTES..bytes.end / FRAME_BYTES;
-        self.observer.before_overwrite(blocks).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => Halted::NotNow,
-            _ => failed(&error),
-        })
-    }
-}
-
-/// Buffers of one queue, by size. Free ones are kept for later requests: the kernel would have to
-/// clear new memory.
-#[derive(Default)]
-pub(crate) struct Buffers {
-    kept: HashMap<usize, Vec<AlignedBuffer>>,
-    kept_bytes: usize,
-    used_bytes: usize,
-    lessons: Vec<Lesson>,
-}
-
-/// A piece that has moved between disk and memory through a buffer. The observer hears of it only
-/// once the guest has, so the guest does not wait for that.
-struct Lesson {
-    piece: Range<u64>,
-    segments: Vec<Segment>,
-    direction: Direction,
-    buffer: AlignedBuffer,
-    /// Keeps others from writing these blocks until then.
-    _held: Option<Arc<Held>>,
-}
-
-impl Buffers {
-    pub(crate) fn is_exhausted(&self) -> bool {
-        self.used_bytes >= BUFFERS_BYTES_MAX
-    }
-
-    /// Tells the observer of all pieces that have moved.
-    pub(crate) fn teach(&mut self, disk: &Disk) {
-        for lesson in std::mem::take(&mut self.lessons) {
-            let Lesson { piece, segments, direction, buffer, _held } = lesson;
-            let content = buffer.get(within(&piece, &outer(&piece))).unwrap_or_default();
-            for (block, gfn, position) in whole_frames(&segments, piece.start) {
-                if let Some(content) = content.get(position..).and_then(<[u8]>::first_chunk) {
-                    disk.observer.moved(block, gfn, content, direction);
-                }
-            }
-            self.give_back(buffer);
-        }
-    }
-
-    fn take(&mut self, bytes: u64) -> AlignedBuffer {
-        let size = (bytes as usize).next_power_of_two().max(FRAME_BYTES as usize);
-        self.used_bytes += size;
-        match self.kept.get_mut(&size).and_then(Vec::pop) {
-            Some(buffer) => {
-                self.kept_bytes -= size;
-                buffer
-            }
-            None => AlignedBuffer::new(size),
-        }
-    }
-
-    fn give_back(&mut self, buffer: AlignedBuffer) {
-        let size = buffer.len();
-        self.used_bytes = self.used_bytes.saturating_sub(size);
-        if self.kept_bytes + size <= BUFFERS_BYTES_MAX {
-            self.kept_bytes += size;
-            self.kept.entry(size).or_default().push(buffer);
-        }
-    }
-}
 
 /// What a request does next.
 pub(crate) enum Step {
