@@ -4,6 +4,7 @@ mod balloon;
 mod blocked;
 mod offer;
 mod progress;
+mod report;
 #[cfg(test)]
 mod tests;
 mod told;
@@ -11,9 +12,7 @@ mod wish;
 
 use std::time::{Duration, Instant};
 
-use ebb_api::{
-    BalloonStatus, OnViolation, ResizeReport, ResizeRequest, SizeMechanism, SizeState, SizeStatus,
-};
+use ebb_api::{OnViolation, ResizeReport, ResizeRequest, SizeMechanism, SizeState};
 use ebb_policy::resize::{Mechanism, Offer, Plan, Wish};
 use ebb_units::HUGE_BYTES;
 
@@ -21,13 +20,12 @@ use self::balloon::BalloonControl;
 use self::offer::{is_about_the_guest, offer, piece_bytes, plan, shared_bytes};
 use self::progress::Progress;
 use self::told::{Told, figures, now_s};
-use self::wish::{api, no_more, wish};
+use self::wish::{no_more, wish};
 use super::context::VmContext;
 use super::context::capabilities::Capabilities;
-use super::context::shared_part::{Moved, SharedPart};
+use super::context::shared_part::SharedPart;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
 use crate::model::record::SizeRecord;
-use crate::support::nanoseconds::nanoseconds;
 
 pub use self::wish::wish_of;
 
@@ -312,103 +310,5 @@ impl Resize {
     /// Prepares a detach: nothing is left in the balloon, and nobody asks it for figures.
     pub fn give_balloon_back(&mut self, cx: &mut VmContext) {
         self.balloon.give_back(cx);
-    }
-
-    fn state(&self, cx: &VmContext, shared: &SharedPart) -> SizeState {
-        let piece = match self.progress.as_ref().map(|progress| progress.mechanism) {
-            Some(Mechanism::HyperAlloc) => HUGE_BYTES,
-            _ => 1,
-        };
-        match self.progress.as_ref().map_or(SizeState::Off, |progress| progress.state(piece)) {
-            // The guest waits for room, and QEMU may: until there is some, neither makes progress.
-            SizeState::Moving if cx.waits() => SizeState::Waiting,
-            SizeState::Waiting if shared.is_moving && !cx.waits() => SizeState::Moving,
-            state => state,
-        }
-    }
-
-    /// Reports how far the VM is on its way to its target.
-    ///
-    /// # Errors
-    /// No size was asked for.
-    pub fn report(&self, cx: &VmContext, shared: &SharedPart) -> Answer<ResizeReport> {
-        let (Some(wish), Some(progress)) = (wish(cx), &self.progress) else {
-            return Err(not_allowed("no size was asked for: ebb resize does"));
-        };
-        let offer = offer(cx, shared);
-        let (bytes, state) = (offer.size_of(&wish), self.state(cx, shared));
-        let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
-        let start_bytes = progress.start_bytes;
-        let emptied_bytes = progress.start_resident_bytes.saturating_sub(resident);
-        let moved = match progress.mechanism {
-            Mechanism::HyperAlloc => shared.moved,
-            _ => Moved {
-                taken_bytes: start_bytes.saturating_sub(bytes),
-                emptied_bytes,
-                returned_bytes: bytes.saturating_sub(start_bytes),
-                purges: shared.moved.purges,
-            },
-        };
-        Ok(ResizeReport {
-            bytes,
-            wanted_bytes: wish.bytes,
-            node: wish.node,
-            mechanism: api(progress.mechanism),
-            reason: progress.reason.clone(),
-            state,
-            least_bytes: progress.least_bytes,
-            taken_bytes: moved.taken_bytes,
-            emptied_bytes: moved.emptied_bytes,
-            returned_bytes: moved.returned_bytes,
-            purges: moved.purges,
-            duration_ns: nanoseconds(progress.took(state)),
-            stopped_by: self.what_stops_it(cx, (&offer, &wish), state, shared).unwrap_or_default(),
-        })
-    }
-
-    fn what_stops_it(
-        &self,
-        cx: &VmContext,
-        (offer, wish): (&Offer, &Wish),
-        state: SizeState,
-        shared: &SharedPart,
-    ) -> Option<String> {
-        let progress = self.progress.as_ref()?;
-        match state {
-            SizeState::Reached => Some("the size asked for was reached".into()),
-            SizeState::Moving | SizeState::Off => None,
-            SizeState::Waiting => {
-                Some(blocked::reason(cx, (offer, wish), progress, shared.rests_for))
-            }
-        }
-    }
-
-    /// Returns the size that the VM has, and those that it could have.
-    pub fn status(&self, cx: &VmContext, shared: &SharedPart) -> SizeStatus {
-        let offer = offer(cx, shared);
-        let (state, progress, wish) = (self.state(cx, shared), &self.progress, wish(cx));
-        let found = cx.capabilities.as_ref();
-        SizeStatus {
-            bytes: offer.size_bytes(),
-            initial_bytes: offer.initial_bytes,
-            plugged_bytes: offer.plugged_bytes(),
-            ballooned_bytes: offer.ballooned_bytes(),
-            hard_bytes: offer.hard_bytes.unwrap_or(0),
-            max_bytes: offer.max_bytes(),
-            wanted_bytes: wish.map(|wish| wish.bytes),
-            wanted_node: wish.and_then(|wish| wish.node),
-            mechanism: progress.as_ref().map(|progress| api(progress.mechanism)),
-            reason: progress.as_ref().map(|progress| progress.reason.clone()),
-            state,
-            stopped_by: wish
-                .filter(|_| state == SizeState::Waiting)
-                .and_then(|wish| self.what_stops_it(cx, (&offer, &wish), state, shared)),
-            devices: found.map(Capabilities::device_status).unwrap_or_default(),
-        }
-    }
-
-    /// Returns the status of the VM's balloon.
-    pub fn balloon_status(&self, cx: &VmContext) -> Option<BalloonStatus> {
-        self.balloon.status(cx)
     }
 }
