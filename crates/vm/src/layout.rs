@@ -3,59 +3,24 @@
 //! `info mtree` gives the guest-physical ranges, `gpa2hva` their address in QEMU, and
 //! `/proc/PID/maps` the file at that address. Nothing is assumed about the machine type.
 
-use std::io;
+mod error;
+mod files;
+
 use std::time::Instant;
 
-use ebb_sys::mapping::Mapping;
 use ebb_sys::process::{Process, Vma};
-use ebb_sys::ram_file::RamFile;
 use ebb_units::{Gpa, Hva};
-use rustix::io::Errno;
 use serde_json::{Value, json};
 
+use self::files::Files;
 use crate::memory_device::DEVICES_MAX;
 use crate::memory_tree::{self, Mapped, Segment};
-use crate::qmp::{Qmp, QmpError};
-use crate::ram::{Backing, BadLayout, Ram, Region};
+use crate::qmp::Qmp;
+use crate::ram::{Backing, Ram, Region};
 use crate::reach;
 use crate::unplugged;
 
-/// Why the RAM of a VMM cannot be managed.
-#[derive(Debug, thiserror::Error)]
-pub enum LayoutError {
-    /// QMP failed.
-    #[error(transparent)]
-    Qmp(#[from] QmpError),
-    /// The kernel's view of the process could not be read.
-    #[error("cannot look into the VMM: {0}")]
-    Io(#[from] io::Error),
-    /// The answers contradict each other.
-    #[error(transparent)]
-    Contradiction(#[from] BadLayout),
-    /// The RAM is not in a file that Ebb can map.
-    #[error(
-        "memory backend {0} is no shared memfd, so Ebb cannot reach it: start QEMU with -object \
-         memory-backend-memfd,id=ram,size=...,share=on and -machine ...,memory-backend=ram (for \
-         nodes and devices memdev=ram), or libvirt with <source type='memfd'/> and <access \
-         mode='shared'/> in <memoryBacking>"
-    )]
-    NotShared(String),
-    /// The RAM's file cannot be opened.
-    #[error(
-        "the VMM has closed the memfd with inode {0}, and still has its memory mapped: it cannot be \
-         served any more"
-    )]
-    Closed(u64),
-    /// No RAM was found.
-    #[error(
-        "the VM has no RAM in a shared memfd: start QEMU with -object \
-         memory-backend-memfd,id=ram,size=...,share=on and -machine ...,memory-backend=ram"
-    )]
-    NoRam,
-    /// An answer of QEMU was not understood.
-    #[error("QEMU's answer is not understood: {0}")]
-    Answer(String),
-}
+pub use self::error::LayoutError;
 
 /// Most segments of RAM, each of which costs one question. A VM has one for each backend, and one
 /// more for each hole in it.
@@ -357,47 +322,6 @@ fn parse_hva(text: &str) -> Result<Hva, LayoutError> {
 
 fn is_shared_memfd(vma: &Vma) -> bool {
     vma.shared_write && vma.name.starts_with("/memfd:")
-}
-
-/// The files opened so far, each once.
-struct Files<'p> {
-    process: &'p Process,
-    inodes: Vec<u64>,
-    backings: Vec<Backing>,
-}
-
-impl Files<'_> {
-    fn of(&mut self, inode: u64) -> io::Result<Option<usize>> {
-        if let Some(index) = self.inodes.iter().position(|&known| known == inode) {
-            return Ok(Some(index));
-        }
-        let Some(file) = open_memfd(self.process, inode)? else { return Ok(None) };
-        // Sealed before it is mapped: its size must not change in between.
-        let is_sealed = file.seal();
-        let mapping = Mapping::new(&file, 0, file.bytes()?)?;
-        let mapping = if is_sealed { mapping } else { mapping.guarded()? };
-        self.inodes.push(inode);
-        self.backings.push(Backing { file, mapping });
-        Ok(Some(self.backings.len() - 1))
-    }
-}
-
-/// Opens the memfd with this inode by the descriptor that the VMM keeps open.
-fn open_memfd(process: &Process, inode: u64) -> io::Result<Option<RamFile>> {
-    for (number, link) in process.descriptors()? {
-        if link.starts_with("/memfd:") {
-            let file = match process.descriptor(number) {
-                Ok(descriptor) => RamFile::from(descriptor),
-                // The VMM has closed it in the meantime.
-                Err(error) if error.raw_os_error() == Some(Errno::BADF.raw_os_error()) => continue,
-                Err(error) => return Err(error),
-            };
-            if file.identity()?.1 == inode {
-                return Ok(Some(file));
-            }
-        }
-    }
-    Ok(None)
 }
 
 #[cfg(test)]

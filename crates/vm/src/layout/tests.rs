@@ -1,4 +1,6 @@
 use super::*;
+use ebb_sys::mapping::Mapping;
+use ebb_sys::ram_file::RamFile;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::Relaxed;
