@@ -1,8 +1,9 @@
 //! A running VM.
 
-use std::collections::HashSet;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+mod arrival;
+mod load;
+mod ram;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,6 @@ use std::thread;
 use std::time::Duration;
 
 use ebb_api::{DetachReport, ReclaimReport, VmStatus};
-use ebb_sys::process::Process;
 use ebb_vm::Qmp;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -22,8 +22,7 @@ use crate::host::{Host, Ran};
 use crate::process;
 use crate::wait::until;
 
-/// Smallest guest RAM. Smaller files that QEMU maps are something else.
-const RAM_BYTES_MIN: u64 = 32 << 20;
+pub use self::load::Churn;
 
 /// A VM whose guest answers. Dropping it kills it, and complaints of its kernel fail the test.
 pub struct Vm {
@@ -35,15 +34,6 @@ pub struct Vm {
     console: Mutex<Console>,
     boots: AtomicUsize,
     forgiven: AtomicBool,
-}
-
-/// Result of a background load.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Churn {
-    /// Times that memory was allocated, checked and freed.
-    pub cycles: u64,
-    /// Bytes that differ from what the guest had written.
-    pub wrong_bytes: u64,
 }
 
 impl Vm {
@@ -82,71 +72,6 @@ impl Vm {
             Vm { host, name, guest, pid, directory, console: Mutex::new(console), boots, forgiven };
         vm.wait_boot();
         vm
-    }
-
-    /// A VM whose guest is to migrate from this one. Nothing stands between its console and the
-    /// test.
-    pub(crate) fn arriving(&self, host: Host, name: String, directory: PathBuf, pid: i32) -> Vm {
-        let (socket, log) = (directory.join("console.qemu"), directory.join("console.log"));
-        let console = Console::connect(&socket, &log, pid)
-            .unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
-        Vm {
-            host,
-            name,
-            guest: self.guest.clone(),
-            pid,
-            directory,
-            console: Mutex::new(console),
-            boots: AtomicUsize::new(self.boots.load(Ordering::Relaxed)),
-            forgiven: AtomicBool::new(false),
-        }
-    }
-
-    /// The arguments of its QEMU, changed for another QEMU with its files in `directory` and with
-    /// memory of its own, or with the same memory.
-    pub(crate) fn arguments_in(&self, directory: &Path, shares: bool) -> Vec<String> {
-        let words = Process::open(self.pid).and_then(|qemu| qemu.command_line());
-        let to = directory.display().to_string();
-        let moved = |word: String| {
-            let word = word.replace(&self.directory.display().to_string(), &to);
-            if word.starts_with("memory-backend-") {
-                return self.memory_like(&word, shares);
-            }
-            let file = word.strip_prefix("/proc/self/fd/");
-            let file = file.map(|number| format!("/proc/{}/fd/{number}", self.pid));
-            let socket = [("ebb-qmp", "qmp.sock"), ("ebb-console", "console.qemu")];
-            let socket =
-                socket.into_iter().find(|(id, _)| word.starts_with(&format!("socket,id={id},fd=")));
-            let socket = socket
-                .map(|(id, name)| format!("socket,id={id},path={to}/{name},server=on,wait=off"));
-            file.or(socket).unwrap_or(word)
-        };
-        let words = words.expect("QEMU runs").into_iter().skip(1);
-        words.filter(|word| word != "-S").map(moved).collect()
-    }
-
-    /// A memory backend with the same name and size.
-    fn memory_like(&self, word: &str, shares: bool) -> String {
-        let kept =
-            word.split(',').filter(|part| part.starts_with("id=") || part.starts_with("size="));
-        let kept = kept.collect::<Vec<_>>().join(",");
-        match shares {
-            false => format!("memory-backend-memfd,{kept},share=on"),
-            true => format!(
-                "memory-backend-file,{kept},mem-path={},share=on",
-                self.ram_paths().next().expect("a memfd").display()
-            ),
-        }
-    }
-
-    /// The descriptors of its guest's RAM.
-    fn ram_paths(&self) -> impl Iterator<Item = PathBuf> {
-        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("QEMU runs");
-        entries.flatten().map(|entry| entry.path()).filter(|path| {
-            let is_large = |file: fs::Metadata| file.len() >= RAM_BYTES_MIN;
-            fs::read_link(path).is_ok_and(|target| is_ram(&target))
-                && fs::metadata(path).is_ok_and(is_large)
-        })
     }
 
     /// Its name in Ebb.
@@ -195,56 +120,6 @@ impl Vm {
     /// All that the guest has printed.
     pub fn console_text(&self) -> String {
         self.console().text()
-    }
-
-    /// Starts a load that uses at most `size`, until it is stopped.
-    pub fn churn(&self, size: &str) {
-        self.guest(&format!("churn load 86400 {size}"));
-    }
-
-    /// Waits for this many more cycles of the load.
-    pub fn churn_on(&self, cycles: u64) {
-        self.guest(&format!("churnon load {cycles}"));
-    }
-
-    /// Ends the load.
-    pub fn churn_stop(&self) -> Churn {
-        let answer = self.guest("churnstop load");
-        let mut words = answer.split_whitespace().map(str::parse);
-        match (words.next(), words.next()) {
-            (Some(Ok(cycles)), Some(Ok(wrong_bytes))) => {
-                if wrong_bytes > 0 {
-                    eprintln!("{}: wrong bytes: {answer}", self.name);
-                }
-                Churn { cycles, wrong_bytes }
-            }
-            _ => panic!("churnstop answers {answer:?}"),
-        }
-    }
-
-    /// The frames that a program of the guest uses, by `hotframes NAME` or `accessframes NAME`, in
-    /// the order in which it reports them.
-    pub fn frames(&self, request: &str) -> Vec<u64> {
-        let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
-        let answer = self.guest(request);
-        let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
-        runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count)).collect()
-    }
-
-    /// Leaves this many files of 48 KiB in the guest's memory, each beside a hole of that size.
-    /// Returns a checksum of what they contain.
-    pub fn scatter(&self, files: u32) -> String {
-        self.guest(&format!(
-            "sh busybox mkdir /tmp/keep /tmp/go; i=0; while [ $i -lt {files} ]; do \
-             for at in keep go; do busybox head -c 49152 /dev/urandom >/tmp/$at/$i; done; \
-             i=$((i+1)); done; busybox rm -r /tmp/go"
-        ));
-        self.scattered()
-    }
-
-    /// Checksum of the files of [`Vm::scatter`].
-    pub fn scattered(&self) -> String {
-        self.guest("sh cd /tmp/keep && busybox cat * | busybox md5sum")
     }
 
     /// Reboots the guest.
@@ -374,19 +249,6 @@ impl Vm {
         result
     }
 
-    /// Host memory of the guest's RAM, as the kernel counts it.
-    pub fn host_bytes(&self) -> u64 {
-        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("QEMU runs");
-        let files = entries.flatten().filter_map(|entry| {
-            let target = fs::read_link(entry.path()).ok()?;
-            let is_memory = is_ram(&target);
-            is_memory.then(|| fs::metadata(entry.path()).ok()).flatten()
-        });
-        let mut seen = HashSet::new();
-        let ram = files.filter(|file| file.len() >= RAM_BYTES_MIN && seen.insert(file.ino()));
-        ram.map(|file| file.blocks() * 512).sum()
-    }
-
     /// Waits until the console has shown `text`.
     pub fn wait_console(&self, text: &str) {
         let console = self.console();
@@ -407,12 +269,6 @@ impl Vm {
     fn console(&self) -> MutexGuard<'_, Console> {
         self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether a descriptor leads to RAM, by its file's name. Boot files may be in memory, too.
-fn is_ram(target: &Path) -> bool {
-    let name = target.to_string_lossy();
-    name.starts_with("/memfd:") && !name.starts_with("/memfd:ebb-boot")
 }
 
 fn parse<T: DeserializeOwned>(json: &str) -> T {

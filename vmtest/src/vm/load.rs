@@ -1,0 +1,64 @@
+//! What a guest does with its memory at a test's request: loads in the background, scattered files.
+
+use super::Vm;
+
+/// Result of a background load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Churn {
+    /// Times that memory was allocated, checked and freed.
+    pub cycles: u64,
+    /// Bytes that differ from what the guest had written.
+    pub wrong_bytes: u64,
+}
+
+impl Vm {
+    /// Starts a load that uses at most `size`, until it is stopped.
+    pub fn churn(&self, size: &str) {
+        self.guest(&format!("churn load 86400 {size}"));
+    }
+
+    /// Waits for this many more cycles of the load.
+    pub fn churn_on(&self, cycles: u64) {
+        self.guest(&format!("churnon load {cycles}"));
+    }
+
+    /// Ends the load.
+    pub fn churn_stop(&self) -> Churn {
+        let answer = self.guest("churnstop load");
+        let mut words = answer.split_whitespace().map(str::parse);
+        match (words.next(), words.next()) {
+            (Some(Ok(cycles)), Some(Ok(wrong_bytes))) => {
+                if wrong_bytes > 0 {
+                    eprintln!("{}: wrong bytes: {answer}", self.name);
+                }
+                Churn { cycles, wrong_bytes }
+            }
+            _ => panic!("churnstop answers {answer:?}"),
+        }
+    }
+
+    /// The frames that a program of the guest uses, by `hotframes NAME` or `accessframes NAME`, in
+    /// the order in which it reports them.
+    pub fn frames(&self, request: &str) -> Vec<u64> {
+        let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+        let answer = self.guest(request);
+        let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
+        runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count)).collect()
+    }
+
+    /// Leaves this many files of 48 KiB in the guest's memory, each beside a hole of that size.
+    /// Returns a checksum of what they contain.
+    pub fn scatter(&self, files: u32) -> String {
+        self.guest(&format!(
+            "sh busybox mkdir /tmp/keep /tmp/go; i=0; while [ $i -lt {files} ]; do \
+             for at in keep go; do busybox head -c 49152 /dev/urandom >/tmp/$at/$i; done; \
+             i=$((i+1)); done; busybox rm -r /tmp/go"
+        ));
+        self.scattered()
+    }
+
+    /// Checksum of the files of [`Vm::scatter`].
+    pub fn scattered(&self) -> String {
+        self.guest("sh cd /tmp/keep && busybox cat * | busybox md5sum")
+    }
+}
