@@ -1,17 +1,21 @@
 //! Tests of calls injected into a victim that checks itself. The helpers that inject are killed at
 //! every possible place, are too slow, or meet a frozen process.
 
+mod calls;
+mod descriptors;
+mod forgetting;
+mod freezer;
+mod signals;
+
 use std::env;
 use std::fs;
-use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::io::Read;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 
 use super::*;
-use crate::uffd::{Uffd, Watch};
 
 /// Returns a setting of the helper, from its environment.
 fn setting(name: &str) -> Option<u64> {
@@ -191,172 +195,6 @@ fn kill(mut helper: Child) {
     helper.wait().unwrap();
 }
 
-#[test]
-fn whoever_dies_at_any_step_leaves_the_thread_as_it_was() {
-    if !may_trace() {
-        return;
-    }
-    for habit in super::victim::HABITS {
-        let mut victim = Victim::of(habit);
-        let mut steps = 0;
-        loop {
-            let mut command = helper_for(format!("close {} 9999", victim.pid()));
-            let output = command.env("EBB_DIE_AT", steps.to_string()).output().unwrap();
-            victim.goes_on();
-            if output.status.success() {
-                assert!(said(&output).contains("code: 9,"), "{output:?}");
-                break;
-            }
-            steps += 1;
-        }
-        assert!(steps > 15, "{habit}: {steps} steps");
-        victim.ends_well();
-    }
-}
-
-#[test]
-fn a_call_that_outlives_its_helper_ends_and_the_thread_goes_on() {
-    if !may_trace() {
-        return;
-    }
-    let mut victim = Victim::of("futex");
-    kill(helper_in_a_call(&victim));
-    victim.input.as_mut().unwrap().write_all(b"x").unwrap();
-    victim.goes_on();
-    victim.ends_well();
-}
-
-#[test]
-fn a_call_that_takes_too_long_is_given_up() {
-    if !may_trace() {
-        return;
-    }
-    let mut victim = Victim::of("ppoll");
-    let room = victim.shared().start.0;
-    let mut helper = helper_for(format!("read {} {room}", victim.pid()));
-    let output = helper.env("EBB_TIMEOUT_MS", "50").output().unwrap();
-    assert!(said(&output).contains("was given up"), "{output:?}");
-    victim.goes_on();
-    victim.ends_well();
-}
-
-#[test]
-fn a_call_that_cannot_be_given_up_ends_by_itself() {
-    if !may_trace() {
-        return;
-    }
-    let mut victim = Victim::of("nanosleep");
-    let process = victim.process();
-    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
-    let uffd = Uffd::from(process.descriptor(userfaultfd(&target, None).unwrap()).unwrap());
-    uffd.handshake(0).unwrap();
-    let shared = victim.shared();
-    let range = HvaRange { start: shared.start, bytes: shared.bytes };
-    uffd.register(range, Watch::MissingAndWrite).unwrap();
-    // Waits until the sleep that the first stop cut short is over.
-    victim.goes_on();
-    // Nobody answers the fault.
-    let words = format!("populate {} {} {}", victim.pid(), range.start.0, range.bytes);
-    let output = helper_for(words).env("EBB_TIMEOUT_MS", "50").output().unwrap();
-    assert!(said(&output).contains("ends it by itself"), "{output:?}");
-    uffd.zero(range, true).unwrap();
-    victim.goes_on();
-    victim.ends_well();
-}
-
-/// A cgroup for the victim. At the end it is thawed and removed.
-struct Freezer {
-    directory: PathBuf,
-    parent: PathBuf,
-    words: [(&'static str, &'static str); 2],
-    state: (&'static str, &'static str),
-    pid: i32,
-}
-
-impl Freezer {
-    /// Makes a cgroup of each kind that this host has mounted.
-    fn all(pid: i32) -> Vec<Freezer> {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let mut all = Vec::new();
-        for mount in mounts.lines() {
-            let words: Vec<&str> = mount.split(' ').collect();
-            let (words, state) = match (words[2], words[3].split(',').any(|o| o == "freezer")) {
-                ("cgroup", true) => (
-                    [("freezer.state", "FROZEN"), ("freezer.state", "THAWED")],
-                    ("freezer.state", "FROZEN\n"),
-                ),
-                ("cgroup2", _) => (
-                    [("cgroup.freeze", "1"), ("cgroup.freeze", "0")],
-                    ("cgroup.events", "frozen 1"),
-                ),
-                _ => continue,
-            };
-            let parent = PathBuf::from(mount.split(' ').nth(1).unwrap());
-            let directory = parent.join(format!("ebb-test-{pid}"));
-            if fs::create_dir(&directory).is_ok() {
-                fs::write(directory.join("cgroup.procs"), pid.to_string()).unwrap();
-                all.push(Freezer { directory, parent, words, state, pid });
-            }
-        }
-        all
-    }
-
-    fn freeze(&self) {
-        fs::write(self.directory.join(self.words[0].0), self.words[0].1).unwrap();
-        let path = self.directory.join(self.state.0);
-        wait_until(path.to_str().unwrap(), |text| text.contains(self.state.1));
-    }
-
-    fn thaw(&self) {
-        fs::write(self.directory.join(self.words[1].0), self.words[1].1).unwrap();
-    }
-}
-
-impl Drop for Freezer {
-    fn drop(&mut self) {
-        self.thaw();
-        let moved = fs::write(self.parent.join("cgroup.procs"), self.pid.to_string());
-        let removed = moved.and_then(|()| fs::remove_dir(&self.directory));
-        if !std::thread::panicking() {
-            removed.unwrap();
-        }
-    }
-}
-
-#[test]
-fn a_frozen_process_finds_back_once_it_is_thawed() {
-    if !may_trace() {
-        return;
-    }
-    let mut victim = Victim::of("read");
-    for freezer in Freezer::all(victim.pid()) {
-        freezer.freeze();
-        let mut helper = helper_for(format!("close {} 9999", victim.pid()));
-        let output = helper.env("EBB_TIMEOUT_MS", "50").output().unwrap();
-        assert!(said(&output).contains("TimedOut"), "{output:?}");
-        freezer.thaw();
-        victim.goes_on();
-        // The process is frozen amid a call, whose helper dies, too.
-        let helper = helper_in_a_call(&victim);
-        freezer.freeze();
-        kill(helper);
-        freezer.thaw();
-        victim.input.as_mut().unwrap().write_all(b"x").unwrap();
-        victim.goes_on();
-        // The process is frozen on its way into a call.
-        let helper = helper_for(format!("close {} 9999", victim.pid()));
-        let helper = paused_at(helper, INTO_A_CALL);
-        fs::write(freezer.directory.join(freezer.words[0].0), freezer.words[0].1).unwrap();
-        kill(helper);
-        freezer.freeze();
-        freezer.thaw();
-        victim.goes_on();
-    }
-    victim.ends_well();
-}
-
-/// The place of [`may_die_here`] after which a thread is seized.
-const SEIZED: u64 = 1;
 /// The place of [`may_die_here`] after which a thread is about to make a call.
 const INTO_A_CALL: u64 = 9;
 
@@ -368,60 +206,6 @@ fn paused_at(mut helper: Command, place: u64) -> Child {
         is_in_state(status, "T")
     });
     helper
-}
-
-/// A helper that is killed at the end. Before that, nobody sees the end of a process that it
-/// traces.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-fn goes_on(helper: Child) -> Output {
-    kill_process(Pid::from_child(&helper), Signal::CONT).unwrap();
-    helper.wait_with_output().unwrap()
-}
-
-#[test]
-fn a_signal_that_comes_meanwhile_is_not_lost() {
-    if !may_trace() {
-        return;
-    }
-    let mut victim = Victim::of("read");
-    let pid = Pid::from_child(&victim.child);
-    for place in [SEIZED, INTO_A_CALL] {
-        let helper = paused_at(helper_for(format!("close {} 9999", victim.pid())), place);
-        victim.drain();
-        kill_process(pid, Signal::USR1).unwrap();
-        // The victim stops on delivery of the signal, or is stopped already.
-        wait_until(&format!("/proc/{}/status", victim.pid()), |text| is_in_state(text, "t"));
-        assert!(said(&goes_on(helper)).contains("code: 9,"));
-        let mut said = [0; 100];
-        victim.rounds.read_exact(&mut said).unwrap();
-        assert!(said.contains(&b'!'), "the signal is lost");
-    }
-    victim.ends_well();
-}
-
-#[test]
-fn a_stopped_process_stays_stopped() {
-    if !may_trace() {
-        return;
-    }
-    let victim = Victim::of("read");
-    let status = format!("/proc/{}/status", victim.pid());
-    let pid = Pid::from_child(&victim.child);
-    kill_process(pid, Signal::STOP).unwrap();
-    wait_until(&status, |status| is_in_state(status, "T"));
-    let output = helper_for(format!("close {} 9999", victim.pid())).output().unwrap();
-    assert!(said(&output).contains("code: 9,"), "{output:?}");
-    wait_until(&status, |status| is_in_state(status, "T"));
-    kill_process(pid, Signal::CONT).unwrap();
-    victim.ends_well();
 }
 
 #[test]
@@ -452,122 +236,4 @@ fn another_process_by_that_number_is_left_alone() {
     let descriptors = process.descriptors().unwrap();
     assert!(!descriptors.iter().any(|(_, link)| link.contains("userfaultfd")), "{descriptors:?}");
     victim.ends_well();
-}
-
-#[test]
-fn private_memory_is_not_forgotten() {
-    if !may_trace() {
-        return;
-    }
-    let victim = Victim::of("read");
-    let mappings = victim.process().mappings().unwrap();
-    let private = mappings.iter().filter(|vma| vma.writable && !vma.shared_write);
-    for vma in private {
-        let words = format!("forget {} {} {}", victim.pid(), vma.start.0, vma.bytes);
-        let output = helper_for(words).output().unwrap();
-        assert!(said(&output).contains("Ok(())"), "{output:?}");
-    }
-    victim.ends_well();
-}
-
-/// Ranges that are left stay as they are, for the next call.
-#[test]
-fn a_thread_is_stopped_once_to_forget_what_can_wait() {
-    if !may_trace() {
-        return;
-    }
-    let victim = Victim::of("read");
-    let process = victim.process();
-    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
-    let first = process.mappings().unwrap()[0].start;
-    // Each range takes a look at the mappings.
-    let ranges = vec![HvaRange { start: first, bytes: 4096 }; 100_000];
-    let bytes = forget_once(&target, &ranges).unwrap();
-    assert!(bytes > 0 && bytes < 4096 * ranges.len() as u64, "{bytes}");
-    assert_eq!(forget_once(&target, &ranges[..1]).unwrap(), 4096);
-    victim.ends_well();
-}
-
-#[test]
-fn descriptors_come_and_go() {
-    if !may_trace() {
-        return;
-    }
-    let victim = Victim::of("read");
-    let process = victim.process();
-    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
-    for _ in 0..50 {
-        let fd = userfaultfd(&target, None).unwrap();
-        let there = process.descriptors().unwrap();
-        assert!(there.contains(&(fd, "anon_inode:[userfaultfd]".to_owned())), "{there:?}");
-        close(&target, fd).unwrap();
-    }
-    victim.ends_well();
-}
-
-#[test]
-fn the_numbers_that_a_process_uses_stay_its_own() {
-    use rustix::process::{Resource, Rlimit, prlimit};
-    if !may_trace() {
-        return;
-    }
-    let victim = Victim::of("read");
-    let process = victim.process();
-    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
-    let before = process.descriptors().unwrap();
-    let fd = userfaultfd(&target, None).unwrap();
-    assert!(fd as u64 >= process.descriptors_max().unwrap().min(NUMBER_MAX) / 2, "{fd}");
-    assert_eq!(process.descriptors().unwrap().len(), before.len() + 1);
-    close(&target, fd).unwrap();
-    assert_eq!(process.descriptors().unwrap(), before);
-    // The process has room for one more descriptor.
-    let next = (0..).find(|number| before.iter().all(|(used, _)| used != number)).unwrap();
-    let limit = Rlimit { current: Some(next as u64 + 1), maximum: Some(next as u64 + 1) };
-    prlimit(Some(Pid::from_child(&victim.child)), Resource::Nofile, limit).unwrap();
-    assert_eq!(userfaultfd(&target, None).unwrap(), next);
-    close(&target, next).unwrap();
-    // A descriptor that is not a userfaultfd is not closed.
-    assert_eq!(close(&target, 0).unwrap_err().raw_os_error(), Some(libc::EBADF));
-    assert_eq!(process.descriptors().unwrap(), before);
-    victim.ends_well();
-}
-
-#[test]
-fn a_close_that_is_still_to_come_is_the_only_one() {
-    if !may_trace() {
-        return;
-    }
-    let mut victim = Victim::of("read");
-    let (process, pid) = (victim.process(), Pid::from_child(&victim.child));
-    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
-    let fd = userfaultfd(&target, None).unwrap();
-    let words = format!("close-userfaultfd {} {fd}", victim.pid());
-    let first = Killed(paused_at(helper_for(words.clone()), INTO_A_CALL));
-    let refused = |why: &str| {
-        for words in [words.clone(), format!("make {}", victim.child.id())] {
-            let output = helper_for(words).env("EBB_TIMEOUT_MS", "50").output().unwrap();
-            assert!(said(&output).contains(why), "{output:?}");
-        }
-        assert_eq!(process.userfaultfds().unwrap(), [fd]);
-    };
-    refused("traces thread");
-    // The victim is stopped before the call, and nobody traces it any more.
-    kill_process(pid, Signal::STOP).unwrap();
-    drop(first);
-    let status = format!("/proc/{}/status", victim.pid());
-    wait_until(&status, |status| is_in_state(status, "T"));
-    refused("has not ended an earlier call");
-    kill_process(pid, Signal::CONT).unwrap();
-    victim.goes_on();
-    assert!(process.userfaultfds().unwrap().is_empty());
-    victim.ends_well();
-}
-
-#[test]
-fn large_ranges_go_in_pieces() {
-    let range = HvaRange { start: Hva(4096), bytes: 2 * FORGET_BYTES + 8192 };
-    let starts: Vec<u64> = pieces(range, FORGET_BYTES).map(|piece| piece.start.0).collect();
-    assert_eq!(starts, [4096, 4096 + FORGET_BYTES, 4096 + 2 * FORGET_BYTES]);
-    assert_eq!(pieces(range, FORGET_BYTES).map(|piece| piece.bytes).sum::<u64>(), range.bytes);
-    assert_eq!(pieces(range, FORGET_BYTES).last().unwrap().bytes, 8192);
 }
