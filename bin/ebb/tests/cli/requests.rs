@@ -1,0 +1,169 @@
+//! What each command asks of the daemon, and what it prints of the answer.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::a_status;
+use crate::harness::{self, Answer, Dir, ebb};
+
+#[test]
+fn a_size_that_is_not_reached_has_an_exit_code_of_its_own() {
+    for (state, code) in [("waiting", 3), ("reached", 0), ("off", 0)] {
+        let dir = Dir::new();
+        let report = json!({ "bytes": 2u64 << 30, "wanted_bytes": 1u64 << 30, "node": null,
+            "mechanism": "balloon", "reason": "less than it began with", "state": state,
+            "least_bytes": null, "taken_bytes": 0, "emptied_bytes": 0, "returned_bytes": 0,
+            "purges": 0, "duration_ns": 1_500_000, "stopped_by": "the guest needs it" });
+        let _daemon = dir.daemon(Answer::json(200, &report));
+        let ran = ebb(dir.path(), "resize web 1G");
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(code), ""), "{state}");
+        assert!(ran.stdout.contains("the guest needs it"), "{}", ran.stdout);
+    }
+}
+
+#[test]
+fn run_sends_absolute_paths_and_the_working_directory() {
+    let dir = Dir::new();
+    fs::write(dir.path().join("vmlinuz"), "").unwrap();
+    let daemon = dir.daemon(Answer::json(200, &a_status()));
+    let mut command = harness::command(
+        dir.path(),
+        "run --name web --memory 2G --cpus 2 --kernel vmlinuz --append console=ttyS0 -- -hda disk.img",
+    );
+    command.0.current_dir(dir.path());
+    let ran = command.run();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for told in
+        ["web is managed", "tcg      stock kernels do not boot", "tail -f /run/ebb/web/console"]
+    {
+        assert!(ran.stdout.contains(told), "{told}: {}", ran.stdout);
+    }
+    let request = daemon.request();
+    assert_eq!(request.line, "POST /v1/vms/run HTTP/1.1");
+    assert_eq!(request.body["kernel"], json!(dir.path().join("vmlinuz")));
+    assert_eq!(request.body["cwd"], json!(dir.path()));
+    assert_eq!(request.body["qemu_args"], json!(["-hda", "disk.img"]));
+    assert_eq!(request.body["memory_bytes"], json!(2u64 << 30));
+    assert_eq!(request.body["mode"], Value::Null);
+}
+
+#[test]
+fn each_command_asks_for_what_it_says() {
+    let report = json!({ "bytes": 4 << 20, "blocks": 1, "duration_ns": 1_500_000, "scan_ns": 1000,
+        "stopped_by": "asked for amount reached",
+        "skipped": { "in_use": 0, "already_empty": 0, "cancelled": 0 } });
+    let auto = json!({ "on": true, "interval_ms": 5000, "keep_bytes": 0, "last": report });
+    let evict = json!({ "saved_bytes": 4096, "saved_frames": 1, "abandoned": 0, "duration_ns": 9,
+        "stopped_by": "asked for amount reached" });
+    let resize = json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": 1,
+        "mechanism": "virtio_mem", "reason": "nothing else knows of NUMA nodes",
+        "state": "reached", "least_bytes": null, "taken_bytes": 1u64 << 30, "emptied_bytes": 0,
+        "returned_bytes": 0, "purges": 0, "duration_ns": 1_500_000,
+        "stopped_by": "the size asked for was reached" });
+    let stays = json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": null,
+        "mechanism": "virtio_mem", "reason": "it stays as it is", "state": "off",
+        "least_bytes": null, "taken_bytes": 0, "emptied_bytes": 0, "returned_bytes": 0,
+        "purges": 0, "duration_ns": 0, "stopped_by": "no size was sought" });
+    let pool = json!({ "bytes": 4u64 << 30, "shares_bytes": 1u64 << 30, "free_bytes": 3u64 << 30,
+        "vms": [{ "name": "web", "share_bytes": 1u64 << 30, "lower_bytes": 512 << 20,
+            "upper_bytes": 1280 << 20, "hot_bytes": null, "held_bytes": 800 << 20,
+            "goal_bytes": 1u64 << 30, "limit_bytes": 1u64 << 30 }] });
+    let heat = json!({ "monitoring": true, "windows_done": 3, "windows": 8, "failed": null,
+        "figures": { "age_s": 7, "windows": 8, "duration_ms": 5000, "tracker": "vmm_table",
+            "tracker_reason": "its guest is not trusted", "host_needs": "nothing",
+            "read_weight": 1, "write_weight": 1, "degree_max": 8, "memory_bytes": 1u64 << 30,
+            "used_bytes": 4096, "hot_bytes": 4096, "looking_us": 9, "tables_read": 0,
+            "tables_pruned": 0, "marks_cleared": 1, "is_truncated": false,
+            "degrees": [{ "degree": 8, "bytes": 4096 }], "block_bytes": 2 << 20, "regions": [
+                { "start": 0, "blocks": [{ "degree": 6.5, "used_bytes": 0, "hot_bytes": 0 }] }] } });
+    let detach = json!({ "restored_bytes": 4 << 20, "duration_ns": 2_000_000 });
+    let mut limit = a_status()["limit"].clone();
+    for (field, mib) in [("bytes", 200u64), ("high_bytes", 190), ("low_bytes", 180)] {
+        limit[field] = json!(mib << 20);
+    }
+    for (line, request, body, answer, told) in [
+        (
+            "limit web 200M --low 180M",
+            "PUT /v1/vms/web/limit",
+            json!({ "bytes": 200 << 20, "low_bytes": 180 << 20, "high_bytes": null }),
+            limit,
+            "200 MiB: evicted down to 180 MiB, faults wait above 190 MiB",
+        ),
+        ("list", "GET /v1/vms", Value::Null, json!([]), "no VM is managed"),
+        (
+            "reclaim web --bytes 4M",
+            "POST /v1/vms/web/reclaim",
+            json!({ "bytes": 4 << 20 }),
+            report.clone(),
+            "reclaimed 4 MiB in 1 blocks",
+        ),
+        (
+            "auto web on --interval 5s",
+            "PUT /v1/vms/web/auto",
+            json!({ "on": true, "interval_ms": 5000, "keep_bytes": null }),
+            auto,
+            "on, every 5 s, keeps 0 B free",
+        ),
+        (
+            "resize web 1G --node 1 --by virtio-mem",
+            "PUT /v1/vms/web/size",
+            json!({ "bytes": 1u64 << 30, "node": 1, "by": "virtio_mem", "on_violation": null }),
+            resize,
+            "has 1 GiB on node 1, target 1 GiB",
+        ),
+        (
+            "resize web off",
+            "PUT /v1/vms/web/size",
+            json!({ "bytes": null, "node": null, "by": null, "on_violation": null }),
+            stays,
+            "web stays at 1 GiB: no size was sought\n",
+        ),
+        (
+            "heat web --json",
+            "POST /v1/vms/web/heat",
+            json!({ "fresh": false }),
+            heat,
+            "\"degree\": 6.5",
+        ),
+        (
+            "share web 1G --lower 50",
+            "PUT /v1/vms/web/share",
+            json!({ "bytes": 1u64 << 30, "lower_percent": 50, "upper_percent": null }),
+            pool.clone(),
+            "web   1 GiB  512 MiB",
+        ),
+        (
+            "pool 4G",
+            "PUT /v1/pool",
+            json!({ "bytes": 4u64 << 30 }),
+            pool.clone(),
+            "pool of 4 GiB: 1 GiB in shares, 3 GiB unassigned",
+        ),
+        ("pool", "GET /v1/pool", Value::Null, pool, "unknown  800 MiB"),
+        (
+            "calibrate",
+            "POST /v1/calibration",
+            Value::Null,
+            json!({ "tiers": [{ "tier": "file", "read_ns": 80000, "write_ns": 9000 }],
+                "read_weight": 2, "write_weight": 3 }),
+            "80 us to read a page, 9 us to write one",
+        ),
+        (
+            "evict web --bytes 4K",
+            "POST /v1/vms/web/evict",
+            json!({ "bytes": 4096 }),
+            evict,
+            "evicted 4 KiB in 1 frames",
+        ),
+        ("detach web", "DELETE /v1/vms/web", Value::Null, detach, "4 MiB brought back in 2 ms"),
+    ] {
+        let dir = Dir::new();
+        let daemon = dir.daemon(Answer::json(200, &answer));
+        let ran = ebb(dir.path(), line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+        assert!(ran.stdout.contains(told), "{line}: {}", ran.stdout);
+        let asked = daemon.request();
+        assert_eq!((asked.line, asked.body), (format!("{request} HTTP/1.1"), body), "{line}");
+    }
+}
