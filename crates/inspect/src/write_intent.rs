@@ -135,13 +135,13 @@ impl<Translate: Fn(u64) -> Option<Gpa>> Stopped<'_, Translate> {
             None => Some(()),
             Some(segment) => {
                 let from = store.side(registers.rsi, segment, registers).span(repetitions)?;
-                self.is_elsewhere(from, page).then_some(())
+                self.reads_other_frames(from, page).then_some(())
             }
         }
     }
 
     /// Whether all of `from` is mapped, and not to the frame of `page`.
-    fn is_elsewhere(&self, from: Span, page: u64) -> bool {
+    fn reads_other_frames(&self, from: Span, page: u64) -> bool {
         let frame = |page| (self.translate)(page).map(Gpa::gfn);
         let Some(target) = frame(page) else { return false };
         from.pages().all(|page| frame(page).is_some_and(|frame| frame != target))

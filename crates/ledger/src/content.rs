@@ -34,7 +34,7 @@ pub enum Content {
         block: u64,
     },
     /// Nowhere: the memory is unplugged, and a touch is a violation.
-    Guarded,
+    Unplugged,
     /// In the RAM file, and write-protected. This frame holds the metadata of a reclaimed block,
     /// and a write to it means that the guest wants the block.
     Watch {
@@ -63,7 +63,7 @@ const RESIDENT: u64 = 0;
 const EMPTY: u64 = 1;
 const SAVED: u64 = 2;
 const ON_DISK: u64 = 3;
-const GUARDED: u64 = 4;
+const UNPLUGGED: u64 = 4;
 const WATCH: u64 = 5;
 /// Only in a huge frame's word: the words of its frames count.
 pub(crate) const MIXED: u64 = 6;
@@ -78,7 +78,7 @@ pub(crate) fn is_mixed(word: u64) -> bool {
 
 impl Content {
     /// Whether a refill has to read it from the store or a disk.
-    pub fn is_elsewhere(self) -> bool {
+    pub fn is_evicted(self) -> bool {
         matches!(self, Content::Saved { .. } | Content::OnDisk { .. })
     }
 
@@ -95,7 +95,7 @@ impl Content {
             }
             Content::Saved { slot } => with_payload(SAVED, slot),
             Content::OnDisk { block } => with_payload(ON_DISK, block),
-            Content::Guarded => GUARDED,
+            Content::Unplugged => UNPLUGGED,
             Content::Watch { head, order } => {
                 with_payload(WATCH, head.0) | u64::from(order) << BYTE_SHIFT
             }
@@ -112,7 +112,7 @@ impl Content {
             EMPTY => Content::Empty { fill: byte as u8, hard: word & HARD != 0 },
             SAVED => Content::Saved { slot: payload },
             ON_DISK => Content::OnDisk { block: payload },
-            GUARDED => Content::Guarded,
+            UNPLUGGED => Content::Unplugged,
             CLEAN => Content::Clean { slot: payload },
             WATCH if byte <= ORDER_MAX => Content::Watch { head: Gfn(payload), order: byte as u8 },
             _ => return None,
@@ -137,7 +137,7 @@ mod tests {
             Content::Empty { fill: 0, hard: true },
             Content::Saved { slot: PAYLOAD_MAX },
             Content::OnDisk { block: 1 },
-            Content::Guarded,
+            Content::Unplugged,
             Content::Watch { head: Gfn(PAYLOAD_MAX), order: 10 },
             Content::Clean { slot: PAYLOAD_MAX },
         ] {

@@ -24,7 +24,7 @@ fn content() -> impl Strategy<Value = Content> {
         any::<(u8, bool)>().prop_map(|(fill, hard)| Content::Empty { fill, hard }),
         (0..1u64 << 48).prop_map(|slot| Content::Saved { slot }),
         (0..1u64 << 48).prop_map(|block| Content::OnDisk { block }),
-        Just(Content::Guarded),
+        Just(Content::Unplugged),
         (0..1u64 << 40, 0..=10u8)
             .prop_map(|(head, order)| Content::Watch { head: Gfn(head), order }),
     ]

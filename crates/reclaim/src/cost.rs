@@ -85,7 +85,7 @@ impl Page {
         }
         let plain = self.likelihood(uses)?;
         let likely = (plain * self.weight() / 4).min(PARTS);
-        let go = if self.is_elsewhere() { GO } else { GO + WRITE };
+        let go = if self.goes_unwritten() { GO } else { GO + WRITE };
         let back = if self.is_block() { READ_BLOCK } else { READ_STORE };
         let work = match () {
             // Heat and list tell which frame of a kind to evict first, not that all of its kind are
@@ -98,7 +98,7 @@ impl Page {
     }
 
     /// Whether it is evicted without being written, as far as that can be told before.
-    pub fn is_elsewhere(&self) -> bool {
+    pub fn goes_unwritten(&self) -> bool {
         matches!(self.kind, Some(PageKind::Free { .. })) || self.is_kept || self.is_block()
     }
 
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(no_disk.cost(Uses::rests(1)), dirty.cost(Uses::rests(1)));
         let without_room = [kept, block, page(Free { order: 3 }), dirty, no_disk, page(Anonymous)];
         assert_eq!(
-            without_room.map(|page| page.is_elsewhere()),
+            without_room.map(|page| page.goes_unwritten()),
             [true, true, true, false, false, false]
         );
         // Shared memory equals no disk block, and is not read just once.
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn what_a_balloon_has_nobody_asks_for() {
         in_order(&[(page(PageKind::Offline), Uses::OFTEN), (page(Anonymous), Uses::rests(3))]);
-        assert!(!page(PageKind::Offline).is_elsewhere());
+        assert!(!page(PageKind::Offline).goes_unwritten());
     }
 
     #[test]

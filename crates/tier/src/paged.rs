@@ -29,7 +29,7 @@ pub fn home(pager: &Pager, gfn: Gfn) -> Option<Home> {
         Content::Resident | Content::Clean { .. } => Some(Home::Memory),
         Content::Saved { slot } if slot >= MEMORY_SLOTS => Some(Home::Compressed),
         Content::Saved { .. } | Content::OnDisk { .. } => Some(Home::Disk),
-        Content::Empty { .. } | Content::Watch { .. } | Content::Guarded => None,
+        Content::Empty { .. } | Content::Watch { .. } | Content::Unplugged => None,
     }
 }
 

@@ -162,7 +162,7 @@ impl Growth {
             .pluggable()
             .watch_pluggable(regions.clone(), Arc::clone(&self.link) as Arc<dyn Sentry>)?;
         if fresh {
-            regions.into_iter().try_for_each(|region| pager.pluggable().guard(region))
+            regions.into_iter().try_for_each(|region| pager.pluggable().unplug(region))
         } else {
             Ok(())
         }
@@ -255,10 +255,10 @@ struct Blocks(Arc<Link>);
 impl Memory for Blocks {
     fn plug(&mut self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
         let pager = self.0.pager().ok_or(io::ErrorKind::NotConnected)?;
-        pager.pluggable().unguard(frames, prealloc)
+        pager.pluggable().plug(frames, prealloc)
     }
 
     fn unplug(&mut self, frames: FrameRange) -> io::Result<()> {
-        self.0.pager().map_or(Ok(()), |pager| pager.pluggable().guard(frames))
+        self.0.pager().map_or(Ok(()), |pager| pager.pluggable().unplug(frames))
     }
 }

@@ -244,8 +244,8 @@ impl Devices {
         // A VMM that does not tell may have such a device: while anything is evicted, only a full
         // answer lets the guest go on.
         let counters = &cx.pager.counters();
-        let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
-        let any = elsewhere.iter().any(|count| count.load(Relaxed) > 0);
+        let evicted = [&counters.saved_frames, &counters.on_disk_frames];
+        let any = evicted.iter().any(|count| count.load(Relaxed) > 0);
         self.owes(cx) || (any && cx.reaching.reach() < self.settled)
     }
 

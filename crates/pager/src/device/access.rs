@@ -79,7 +79,7 @@ impl DeviceAccess {
         match self.frames.ledger().unlocked(gfn) {
             None => Ok(Served::Busy),
             Some(Content::Resident) => Ok(Served::Done),
-            Some(Content::Guarded) => Err(io::ErrorKind::PermissionDenied.into()),
+            Some(Content::Unplugged) => Err(io::ErrorKind::PermissionDenied.into()),
             Some(Content::Watch { head, order }) => self.installer.restore(gfn, head, order),
             Some(Content::Saved { .. } | Content::OnDisk { .. }) => self.pin_back(gfn, replace),
             Some(content) => self.installer.install(gfn, content),
@@ -138,7 +138,7 @@ impl DeviceAccess {
     fn pin_back(&self, gfn: Gfn, replace: bool) -> io::Result<Served> {
         let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(Served::Busy) };
         let counters = &self.frames.counters();
-        let (elsewhere, blank) = match held.content().is_elsewhere() {
+        let (evicted, blank) = match held.content().is_evicted() {
             false => (false, None),
             true if replace => (true, Some(&counters.replaced_frames)),
             true => {
@@ -150,6 +150,6 @@ impl DeviceAccess {
             return self.installer.install_blank(gfn, held).inspect(|_| add(counter, 1));
         }
         self.frames.after(held.abandon(), FrameRange::new(gfn, 1));
-        if elsewhere { self.installer.install_backed(gfn) } else { Ok(Served::Busy) }
+        if evicted { self.installer.install_backed(gfn) } else { Ok(Served::Busy) }
     }
 }

@@ -57,34 +57,35 @@ impl Pluggable {
     }
 
     /// Takes whole huge frames from the guest, which has unplugged them: devices may not use them,
-    /// they have no memory, and their evicted content is dropped. For frames that are `Guarded`
+    /// they have no memory, and their evicted content is dropped. For frames that are `Unplugged`
     /// already, makes sure of that.
     ///
     /// # Errors
     /// `ResourceBusy`: a device uses a part of them. Others as fallocate(2). None of them is newly
-    /// guarded then; their content may be lost.
-    pub fn guard(&self, frames: FrameRange) -> io::Result<()> {
+    /// unplugged then; their content may be lost.
+    pub fn unplug(&self, frames: FrameRange) -> io::Result<()> {
         let mut taken = Vec::new();
-        let guarded = self.guard_each(frames, &mut taken).and_then(|()| self.frames.punch(frames));
-        if guarded.is_err() {
+        let unplugged =
+            self.unplug_each(frames, &mut taken).and_then(|()| self.frames.punch(frames));
+        if unplugged.is_err() {
             taken.into_iter().try_for_each(|huge| again(|| self.plug_huge(huge)))?;
         }
-        guarded
+        unplugged
     }
 
-    /// Makes each huge frame `Guarded`. The word comes before the punch: from then on a touch of
+    /// Makes each huge frame `Unplugged`. The word comes before the punch: from then on a touch of
     /// missing memory is reported.
-    fn guard_each(&self, frames: FrameRange, taken: &mut Vec<HugeFrame>) -> io::Result<()> {
+    fn unplug_each(&self, frames: FrameRange, taken: &mut Vec<HugeFrame>) -> io::Result<()> {
         for part in self.frames.whole(frames)? {
             let huge = part.start.huge();
             self.end_watches_in(part)?;
             again(|| {
                 let Some(held) = self.residency.hold_huge(huge) else { return Ok(Served::Busy) };
-                if held.contents().all(|content| content == Content::Guarded) {
+                if held.contents().all(|content| content == Content::Unplugged) {
                     held.let_go();
                     return Ok(Served::Done);
                 }
-                match held.guard() {
+                match held.unplug() {
                     Ok(true) => taken.push(huge),
                     Ok(false) => return Ok(Served::Busy),
                     Err(error) => return Err(error),
@@ -103,17 +104,17 @@ impl Pluggable {
         part.frames().try_for_each(|gfn| again(|| self.installer.restore_watched(gfn)))
     }
 
-    /// Lets the guest use whole huge frames: `Guarded` ones read as zeros, others stay what they
+    /// Lets the guest use whole huge frames: `Unplugged` ones read as zeros, others stay what they
     /// are. `prealloc`: all of them have memory on return.
     ///
     /// # Errors
-    /// `ENOMEM` with `prealloc`: what was guarded is guarded again. Others as madvise(2).
-    pub fn unguard(&self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
+    /// `ENOMEM` with `prealloc`: what was unplugged is unplugged again. Others as madvise(2).
+    pub fn plug(&self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
         let parts = self.frames.whole(frames)?;
         if prealloc && let Err(error) = self.frames.ram().populate(frames) {
-            let guarded =
-                |part: &FrameRange| self.frames.ledger().content(part.start) == Content::Guarded;
-            parts.into_iter().filter(guarded).try_for_each(|part| self.frames.punch(part))?;
+            let unplugged =
+                |part: &FrameRange| self.frames.ledger().content(part.start) == Content::Unplugged;
+            parts.into_iter().filter(unplugged).try_for_each(|part| self.frames.punch(part))?;
             return Err(error);
         }
         parts.into_iter().try_for_each(|part| again(|| self.plug_huge(part.start.huge())))

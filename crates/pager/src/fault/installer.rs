@@ -85,7 +85,7 @@ impl Installer {
         match content {
             _ if whole => self.install_huge(gfn, content),
             Content::Resident | EMPTY => self.install_zeros(gfn, ahead),
-            Content::Guarded | Content::Watch { .. } | Content::Clean { .. } => {
+            Content::Unplugged | Content::Watch { .. } | Content::Clean { .. } => {
                 self.install_zero(gfn, content, || {})
             }
             Content::Empty { fill, .. } => self.install_frame(gfn, content, fill),
@@ -147,7 +147,7 @@ impl Installer {
         let frame = FrameRange::new(gfn, 1);
         let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(Served::Busy) };
         let content = held.content();
-        if !content.is_elsewhere() {
+        if !content.is_evicted() {
             self.frames.after(held.abandon(), frame);
             return Ok(Served::Busy);
         }
@@ -190,9 +190,9 @@ impl Installer {
     }
 
     /// Serves a touch of an unplugged frame.
-    pub(crate) fn serve_guarded(&self, gfn: Gfn, write: bool) -> io::Result<Served> {
+    pub(crate) fn serve_unplugged(&self, gfn: Gfn, write: bool) -> io::Result<Served> {
         let sentry = self.sentry.read().unwrap_or_else(PoisonError::into_inner).clone();
-        self.install_zero(gfn, Content::Guarded, || {
+        self.install_zero(gfn, Content::Unplugged, || {
             if let Some(sentry) = sentry {
                 sentry.touched(gfn, write);
             }

@@ -191,7 +191,7 @@ impl Room {
         };
         // The frame may have come as another one's neighbour since the touch.
         let is_there = || !self.frames.ram().is_hole(FrameRange::new(gfn, 1)).unwrap_or(false);
-        if fault.write_protected || self.frames.ledger().content(gfn).is_elsewhere() || is_there() {
+        if fault.write_protected || self.frames.ledger().content(gfn).is_evicted() || is_there() {
             return false;
         }
         // Checked with the count locked: a thread that ends the wait afterwards finds this fault

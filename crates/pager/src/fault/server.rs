@@ -150,7 +150,7 @@ impl FaultServer {
                 (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
                     self.refiller.refill_ahead(gfn, buffer)
                 }
-                (Content::Guarded, _) => self.installer.serve_guarded(gfn, fault.write),
+                (Content::Unplugged, _) => self.installer.serve_unplugged(gfn, fault.write),
                 (Content::Empty { .. }, _) => {
                     add(&self.frames.counters().early, 1);
                     self.installer.install_ahead(gfn, content, &mut hand.zeros)

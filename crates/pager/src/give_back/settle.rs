@@ -43,7 +43,7 @@ impl Returner {
     pub fn settle(&self) -> io::Result<()> {
         for (frames, content) in self.frames.off_record() {
             let there = match content {
-                Content::Watch { .. } | Content::Guarded => false,
+                Content::Watch { .. } | Content::Unplugged => false,
                 Content::Clean { .. } => true,
                 // The file does not tell its holes. Locked frames were dealt with before
                 // (`Residency::settle_held`).

@@ -169,9 +169,9 @@ fn what_was_unplugged_meanwhile_stays_so() {
     let machine = Machine::new();
     let pager = watching(machine.parts());
     pager.pluggable().watch_pluggable(vec![ALL], Arc::new(Deaf)).unwrap();
-    pager.pluggable().guard(ALL).unwrap();
+    pager.pluggable().unplug(ALL).unwrap();
     assert!(pager.installer().refill(ALL).unwrap());
-    assert!(says(&pager, ALL, Content::Guarded));
+    assert!(says(&pager, ALL, Content::Unplugged));
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Residency {
                 Content::Saved { .. } => &counters.saved_frames,
                 Content::OnDisk { .. } => &counters.on_disk_frames,
                 Content::Resident
-                | Content::Guarded
+                | Content::Unplugged
                 | Content::Watch { .. }
                 | Content::Clean { .. } => continue,
             };

@@ -71,7 +71,7 @@ impl HeldHuge<'_> {
     /// `Some` of itself, unchanged on record, if a device uses a part of it, or a part is neither
     /// resident nor empty. `None`: another thread has locked a part of it.
     pub fn record(self) -> Result<Self, Option<Self>> {
-        let all = self.drop_elsewhere().ok_or(None)?;
+        let all = self.drop_evicted().ok_or(None)?;
         let frames = all.frames();
         let plain = |content| matches!(content, Content::Resident | Content::Empty { .. });
         let is_free = all.contents().all(plain) && !all.residency.frames.pins().has_any(frames);
@@ -92,11 +92,11 @@ impl HeldHuge<'_> {
     ///
     /// # Errors
     /// `ResourceBusy`: a device uses a part of it, and it stays what it is.
-    pub(crate) fn guard(self) -> io::Result<bool> {
-        let Some(all) = self.drop_elsewhere() else { return Ok(false) };
+    pub(crate) fn unplug(self) -> io::Result<bool> {
+        let Some(all) = self.drop_evicted() else { return Ok(false) };
         let (residency, frames) = (all.residency, all.frames());
         let plain = |content| matches!(content, Content::Resident | Content::Empty { .. });
-        if !all.contents().all(|content| plain(content) || content == Content::Guarded) {
+        if !all.contents().all(|content| plain(content) || content == Content::Unplugged) {
             all.let_go();
             return Ok(false);
         }
@@ -110,23 +110,23 @@ impl HeldHuge<'_> {
             empty.map(|(frames, _)| frames.count).sum(),
         );
         residency.drop_slots(frames);
-        let wanted = all.words.unlock(Content::Guarded);
+        let wanted = all.words.unlock(Content::Unplugged);
         residency.frames.after(wanted, frames);
         Ok(true)
     }
 
-    /// Gives all `Guarded` frames of it the content `plugged`.
+    /// Gives all `Unplugged` frames of it the content `plugged`.
     pub(crate) fn plug(self, plugged: Content) {
         let (residency, frames) = (self.residency, self.frames());
-        let is_guarded = |content| content == Content::Guarded;
+        let is_unplugged = |content| content == Content::Unplugged;
         if let Content::Empty { .. } = plugged {
-            let guarded = self.words.contents().filter(|(_, content)| is_guarded(*content));
+            let unplugged = self.words.contents().filter(|(_, content)| is_unplugged(*content));
             add(
                 &residency.frames.counters().emptied_frames,
-                guarded.map(|(frames, _)| frames.count).sum(),
+                unplugged.map(|(frames, _)| frames.count).sum(),
             );
         }
-        let each = self.contents().map(|held| if is_guarded(held) { plugged } else { held });
+        let each = self.contents().map(|held| if is_unplugged(held) { plugged } else { held });
         let each: Vec<Content> = each.collect();
         let wanted = self.words.unlock_each(&each);
         residency.frames.after(wanted, frames);
@@ -134,8 +134,8 @@ impl HeldHuge<'_> {
 
     /// Drops the evicted content of its frames, which nobody will ask for. `None`: it could not be
     /// locked again.
-    fn drop_elsewhere(self) -> Option<Self> {
-        if !self.contents().any(Content::is_elsewhere) {
+    fn drop_evicted(self) -> Option<Self> {
+        if !self.contents().any(Content::is_evicted) {
             return Some(self);
         }
         let (residency, huge, frames) = (self.residency, self.huge, self.frames());
@@ -231,10 +231,10 @@ impl Residency {
     }
 
     fn drop_content(&self, gfn: Gfn) {
-        if self.frames.ledger().content(gfn).is_elsewhere()
+        if self.frames.ledger().content(gfn).is_evicted()
             && let Ok(held) = self.frames.ledger().lock_frame(gfn)
         {
-            let wanted = match held.content().is_elsewhere() {
+            let wanted = match held.content().is_evicted() {
                 true => self.become_empty(gfn, held),
                 false => held.abandon(),
             };

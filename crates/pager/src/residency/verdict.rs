@@ -31,19 +31,19 @@ impl Residency {
 
     /// Makes the frame empty if the guest has freed it since its eviction. Returns whether it did.
     pub(crate) fn drop_if_dead(&self, gfn: Gfn) -> bool {
-        self.frames.ledger().content(gfn).is_elsewhere()
+        self.frames.ledger().content(gfn).is_evicted()
             && self.drop_if(gfn, || self.verdict(gfn) == Verdict::Dead)
     }
 
     /// Makes the frame empty if it is evicted and `judge` says that it is free. Returns whether it
     /// did.
     pub fn drop_if_free(&self, gfn: Gfn, judge: &dyn Judge) -> bool {
-        self.frames.ledger().content(gfn).is_elsewhere() && self.drop_if(gfn, || judge.is_dead(gfn))
+        self.frames.ledger().content(gfn).is_evicted() && self.drop_if(gfn, || judge.is_dead(gfn))
     }
 
     fn drop_if(&self, gfn: Gfn, is_dead: impl FnOnce() -> bool) -> bool {
         let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return false };
-        let dead = held.content().is_elsewhere() && is_dead();
+        let dead = held.content().is_evicted() && is_dead();
         let wanted = match dead {
             true => self.become_empty(gfn, held),
             false => held.abandon(),

@@ -118,7 +118,7 @@ impl Daemon {
             Content::OnDisk { block } => page = disk.blocks()[block as usize],
             Content::Resident
             | Content::Clean { .. }
-            | Content::Guarded
+            | Content::Unplugged
             | Content::Watch { .. } => {}
         }
         Ok(page)

@@ -46,7 +46,7 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     // None of it is evicted any more, and it keeps nothing else from eviction.
     let all: Vec<Gfn> = [STAYS, GOES].iter().flat_map(|frames| frames.frames()).collect();
     let away = |frames: FrameRange| {
-        frames.frames().filter(|gfn| pager.ledger().content(*gfn).is_elsewhere()).count()
+        frames.frames().filter(|gfn| pager.ledger().content(*gfn).is_evicted()).count()
     };
     let before = [STAYS, GOES].map(away);
     assert!(pager.evictor().evict(&all, &NothingKnown).unwrap().frames() > 0);

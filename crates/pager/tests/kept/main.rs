@@ -146,7 +146,7 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
         ("given back", |daemon| assert_eq!(daemon.pager.returner().give_back_all().unwrap(), 0)),
         ("not to go again", |daemon| daemon.pager.evictor().trim_store(true).unwrap()),
         ("given up", |daemon| assert_eq!(daemon.pager.residency().give_up_kept(99), 8)),
-        ("unplugged", |daemon| daemon.pager.pluggable().guard(ALL).unwrap()),
+        ("unplugged", |daemon| daemon.pager.pluggable().unplug(ALL).unwrap()),
         ("in a block that is emptied", |daemon| {
             let claim = daemon.pager.blocks().claim(Gfn(64), Gfn(0), 3).unwrap().expect("a claim");
             let committed = claim.commit(true, 0).expect("nobody wants it");
@@ -176,7 +176,7 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
         // Other frames get its slots now.
         let others = FrameRange::new(Gfn(100), 16);
         let content = daemon.pager.ledger().content(Gfn(100));
-        if content != Content::Guarded {
+        if content != Content::Unplugged {
             others.frames().for_each(|gfn| daemon.write(gfn, &first_of(gfn)));
             assert_eq!(daemon.evict(others).saved, 16);
             others.frames().for_each(|gfn| daemon.reads(gfn, &first_of(gfn)));

@@ -112,10 +112,10 @@ impl Limiter {
     /// Whether the next step sweeps for what the guest has freed, with nothing to evict.
     pub fn is_sweep_due(&self, pager: &Pager) -> bool {
         let counters = &pager.counters();
-        let elsewhere = [&counters.saved_frames, &counters.on_disk_frames];
+        let evicted = [&counters.saved_frames, &counters.on_disk_frames];
         !self.keeps_freed
             && self.swept_at.elapsed() >= SWEEP_EVERY
-            && elsewhere.iter().any(|frames| frames.load(Relaxed) > 0)
+            && evicted.iter().any(|frames| frames.load(Relaxed) > 0)
     }
 
     /// Bytes in active use by the VMM and its guest. `None`: not all of memory was looked at yet,

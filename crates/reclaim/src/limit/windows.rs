@@ -91,9 +91,9 @@ impl<'a> Windows<'a> {
             return None;
         }
         let all = FrameRange::huge(window);
-        let is_elsewhere = |gfn: &Gfn| ledger.content(*gfn).is_elsewhere();
-        let elsewhere: Vec<Gfn> = all.frames().filter(is_elsewhere).collect();
-        if elsewhere.is_empty() {
+        let is_evicted = |gfn: &Gfn| ledger.content(*gfn).is_evicted();
+        let evicted: Vec<Gfn> = all.frames().filter(is_evicted).collect();
+        if evicted.is_empty() {
             return Some(0);
         }
         let mut free = Vec::new();
@@ -104,7 +104,7 @@ impl<'a> Windows<'a> {
         });
         let known = Known { of: self.of, pager: self.pager, free: &free };
         let is_free = |gfn: &&Gfn| holding(&free, **gfn, Block::frames).is_some();
-        let freed = elsewhere.iter().filter(is_free);
+        let freed = evicted.iter().filter(is_free);
         Some(freed.filter(|gfn| self.pager.residency().drop_if_free(**gfn, &known)).count())
     }
 
@@ -199,7 +199,7 @@ impl Memory for Windows<'_> {
         }
         for (gfn, page) in all.frames().zip(pages) {
             let Some(page) = page else { continue };
-            let stays = self.is_without_room && !page.is_elsewhere();
+            let stays = self.is_without_room && !page.goes_unwritten();
             saw(gfn, Page { heat: (self.heat)(gfn), stays, ..page });
         }
     }

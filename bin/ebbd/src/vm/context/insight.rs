@@ -183,7 +183,7 @@ fn inspect(pager: &Pager, mut qmp: Option<&mut Qmp>) -> Result<Result<Guest, Unt
 /// Makes these frames resident, as far as that is possible.
 fn bring_back(pager: &Pager, frames: &[FrameRange]) {
     let frames = frames.iter().flat_map(|frames| frames.frames());
-    for gfn in frames.filter(|&gfn| pager.ledger().content(gfn).is_elsewhere()) {
+    for gfn in frames.filter(|&gfn| pager.ledger().content(gfn).is_evicted()) {
         let frame = FrameRange::new(gfn, 1);
         match pager.devices().pin(frame, false) {
             Ok(()) => pager.devices().unpin(frame),

@@ -97,9 +97,9 @@ fn every_touch_of_unplugged_memory_is_told() {
     let daemon = Daemon::plain();
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
     guest.write(Gfn(5), &page_of(7));
-    pager.pluggable().guard(ALL).unwrap();
+    pager.pluggable().unplug(ALL).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
-    assert_eq!(pager.ledger().content(Gfn(511)), Content::Guarded);
+    assert_eq!(pager.ledger().content(Gfn(511)), Content::Unplugged);
     let refused = pager.devices().pin(FrameRange::new(Gfn(5), 1), false).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     let refused = pager.devices().pin_soon(FrameRange::new(Gfn(5), 1), true).unwrap_err();
@@ -111,15 +111,15 @@ fn every_touch_of_unplugged_memory_is_told() {
         assert_eq!(daemon.touches.take(), [(gfn, false), (gfn + 1, true)]);
     }
     // A second unplug takes the memory that the touches brought.
-    pager.pluggable().guard(ALL).unwrap();
+    pager.pluggable().unplug(ALL).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
-    pager.pluggable().unguard(ALL, false).unwrap();
+    pager.pluggable().plug(ALL, false).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
     assert_eq!(guest.read(Gfn(5)), page_of(0));
     guest.write(Gfn(6), &page_of(9));
     assert_eq!(daemon.touches.take(), []);
     // Plugged memory keeps its content.
-    pager.pluggable().unguard(ALL, true).unwrap();
+    pager.pluggable().plug(ALL, true).unwrap();
     assert_eq!((guest.read(Gfn(6)), daemon.resident_bytes()), (page_of(9), 2 << 20));
 }
 
@@ -130,15 +130,15 @@ fn what_a_device_uses_is_not_unplugged() {
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
     guest.write(Gfn(5), &page_of(7));
     pager.devices().pin(FrameRange::new(Gfn(100), 1), false).unwrap();
-    let refused = pager.pluggable().guard(ALL).unwrap_err();
+    let refused = pager.pluggable().unplug(ALL).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy);
     assert_eq!((guest.read(Gfn(5)), daemon.touches.take()), (page_of(7), vec![]));
     pager.devices().unpin(FrameRange::new(Gfn(100), 1));
-    pager.pluggable().guard(ALL).unwrap();
+    pager.pluggable().unplug(ALL).unwrap();
     assert_eq!(daemon.resident_bytes(), 0);
     for frames in [FrameRange::new(Gfn(0), 511), FrameRange::new(Gfn(0), 1024)] {
         assert_eq!(
-            pager.pluggable().guard(frames).unwrap_err().kind(),
+            pager.pluggable().unplug(frames).unwrap_err().kind(),
             io::ErrorKind::InvalidInput
         );
     }
@@ -152,9 +152,9 @@ fn a_device_that_cannot_wait_is_kept_from_unplugged_memory() {
         Box::new(Arc::clone(iommu.insert(Arc::new(SoftIommu::new(&machine.ram)))))
     });
     let (iommu, one) = (iommu.unwrap(), FrameRange::new(Gfn(9), 1));
-    daemon.pager.pluggable().guard(ALL).unwrap();
+    daemon.pager.pluggable().unplug(ALL).unwrap();
     assert!(iommu.pin(one).is_err());
-    daemon.pager.pluggable().unguard(ALL, false).unwrap();
+    daemon.pager.pluggable().plug(ALL, false).unwrap();
     assert_eq!(daemon.machine.guest().read(Gfn(9)), page_of(0));
     assert!(iommu.pin(one).is_ok());
     iommu.unpin(one);
@@ -162,7 +162,7 @@ fn a_device_that_cannot_wait_is_kept_from_unplugged_memory() {
 }
 
 #[test]
-fn what_is_elsewhere_goes_with_its_block() {
+fn evicted_content_is_dropped_with_its_block() {
     require!(available());
     let daemon = Daemon::plain();
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
@@ -172,9 +172,9 @@ fn what_is_elsewhere_goes_with_its_block() {
     assert!(pager.residency().store_usage().disk_slots_used > 0);
     // Some frames are back, and keep their slots.
     (0..16).for_each(|gfn| assert_eq!(guest.read(Gfn(gfn)), page_of(gfn + 2)));
-    pager.pluggable().guard(ALL).unwrap();
+    pager.pluggable().unplug(ALL).unwrap();
     assert_eq!((daemon.resident_bytes(), pager.residency().store_usage().disk_slots_used), (0, 0));
-    pager.pluggable().unguard(ALL, false).unwrap();
+    pager.pluggable().plug(ALL, false).unwrap();
     assert_eq!((guest.read(Gfn(3)), guest.read(Gfn(300))), (page_of(0), page_of(0)));
 }
 
@@ -206,7 +206,7 @@ fn only_what_is_in_memory_is_mapped_here() {
     let held = pager.ledger().lock_frame(Gfn(9)).unwrap();
     assert!(!pager.folios().map_here(Gfn(0).huge()).unwrap() && !here(6));
     assert!(!held.abandon());
-    pager.pluggable().guard(ALL).unwrap();
+    pager.pluggable().unplug(ALL).unwrap();
     assert!(pager.folios().map_here(Gfn(0).huge()).unwrap());
     assert_eq!((daemon.resident_bytes(), here(6)), (0, false));
 }
@@ -237,7 +237,7 @@ fn zeros_never_win_over_what_was_saved_meanwhile() {
     let (beside, others_came) = (Arc::default(), Arc::new(AtomicBool::new(false)));
     let daemon = Daemon::new(|_| Box::new(Beside(Arc::clone(&beside))));
     let (pager, frame) = (&daemon.pager, Gfn(5));
-    pager.pluggable().guard(ALL).unwrap();
+    pager.pluggable().unplug(ALL).unwrap();
     let act: Act = {
         let (pager, others_came) = (Arc::downgrade(pager), Arc::clone(&others_came));
         Box::new(move || {
@@ -245,7 +245,7 @@ fn zeros_never_win_over_what_was_saved_meanwhile() {
             // Everybody locks the words first.
             let Some(held) = pager.residency().hold_huge(frame.huge()) else { return };
             held.let_go();
-            pager.pluggable().unguard(ALL, true).unwrap();
+            pager.pluggable().plug(ALL, true).unwrap();
             Machine::put(pager.ram(), frame, &page_of(7));
             assert_eq!(pager.evictor().evict(&[frame], &NothingKnown).unwrap().saved, 1);
             others_came.store(true, SeqCst);
@@ -256,5 +256,5 @@ fn zeros_never_win_over_what_was_saved_meanwhile() {
     assert!(found == page_of(if others_came.load(SeqCst) { 7 } else { 0 }));
     assert_eq!(daemon.touches.take(), [(5, false)]);
     // The words are free again.
-    pager.pluggable().unguard(ALL, true).unwrap();
+    pager.pluggable().plug(ALL, true).unwrap();
 }
