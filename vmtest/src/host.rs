@@ -327,7 +327,7 @@ impl Host {
     /// Starts the daemon again, as any command does, and waits until it has recovered its VMs.
     pub fn start(&self) {
         until("the VMs to be taken up", || {
-            self.list().iter().all(|vm| vm.state == State::Held).then_some(())
+            self.list().iter().all(|vm| vm.state == State::Managed).then_some(())
         });
         assert!(self.daemon().is_some(), "a daemon runs");
     }

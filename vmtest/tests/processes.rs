@@ -32,7 +32,7 @@ fn signal(pid: i32, signal: Signal) {
 }
 
 fn is_managed(host: &Host, vm: &Vm) -> bool {
-    host.list().iter().any(|line| line.name.as_str() == vm.name() && line.state == State::Held)
+    host.list().iter().any(|line| line.name.as_str() == vm.name() && line.state == State::Managed)
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_start_goes_on_without_the_daemon() {
     assert!(why.contains("managed already"), "{why}");
     fs::write(&go, "").unwrap();
     until("the VM to be managed", || {
-        host.list().iter().any(|line| line.state == State::Held).then_some(())
+        host.list().iter().any(|line| line.state == State::Managed).then_some(())
     });
     assert_eq!(host.servers().len(), 1);
 }

@@ -48,8 +48,10 @@ fn a_panic_costs_a_moment_of_one_vms_service() {
             assert_eq!(vm.guest("check kept"), "0", "{place}");
             (host.log().matches("its service failed").count() > before).then_some(())
         });
-        assert_eq!(state(&host, &other), Some(State::Held), "{place}");
-        until("it to be taken up again", || (state(&host, &vm) == Some(State::Held)).then_some(()));
+        assert_eq!(state(&host, &other), Some(State::Managed), "{place}");
+        until("it to be taken up again", || {
+            (state(&host, &vm) == Some(State::Managed)).then_some(())
+        });
         assert_eq!(vm.guest("check kept"), "0", "{place}");
         assert_eq!(vm.guest("check load"), "0", "{place}");
         assert_eq!(other.guest("check kept"), "0", "{place}");
@@ -70,7 +72,7 @@ fn a_qemu_that_stands_still_delays_nobody() {
     signal(vm.pid(), Signal::STOP);
     // QEMU does not answer, but what is known of the VM can be read.
     let shown = vm.last_status();
-    assert_eq!((shown.pid, shown.state), (vm.pid(), State::Held));
+    assert_eq!((shown.pid, shown.state), (vm.pid(), State::Managed));
     assert_eq!(host.list().len(), 2);
     host.ebb("pool 400M").ok();
     other.ebb("share 150M").ok();
@@ -96,12 +98,12 @@ fn a_disk_that_is_not_to_be_had_keeps_one_vm_waiting() {
     flock(&image, FlockOperation::LockExclusive).expect("nobody else has it");
     assert_eq!(host.list().len(), 2);
     until("the other VM to be taken up", || {
-        (state(&host, &other) == Some(State::Held)).then_some(())
+        (state(&host, &other) == Some(State::Managed)).then_some(())
     });
     other.reclaim();
-    assert_eq!(state(&host, &vm), Some(State::TakingUp));
+    assert_eq!(state(&host, &vm), Some(State::Recovering));
     drop(image);
-    until("the VM to be taken up", || (state(&host, &vm) == Some(State::Held)).then_some(()));
+    until("the VM to be taken up", || (state(&host, &vm) == Some(State::Managed)).then_some(()));
     assert_eq!(vm.guest("check a"), "0");
 }
 

@@ -33,9 +33,9 @@ pub fn row(label: &str, value: impl Display) -> String {
 /// Returns the word for what Ebb does with a VM. JSON keeps the names of earlier releases.
 fn state_word(state: State) -> &'static str {
     match state {
-        State::Held => "managed",
-        State::TakingUp => "being recovered",
-        State::NotTakenUp => "not recovered",
+        State::Managed => "managed",
+        State::Recovering => "being recovered",
+        State::NotRecovered => "not recovered",
     }
 }
 

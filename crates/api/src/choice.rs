@@ -128,11 +128,14 @@ choice! {
     /// What Ebb does with the VM.
     State {
         /// Ebb serves its faults and may take its memory.
-        Held = "held",
+        #[serde(rename = "held")]
+        Managed = "held",
         /// A daemon before this one held it, and this one is about to.
-        TakingUp = "taking_up",
+        #[serde(rename = "taking_up")]
+        Recovering = "taking_up",
         /// That failed, or its service did. A guest that needs Ebb waits; it is tried again.
-        NotTakenUp = "not_taken_up",
+        #[serde(rename = "not_taken_up")]
+        NotRecovered = "not_taken_up",
     }
 }
 
@@ -244,6 +247,9 @@ mod tests {
         }
         for &accelerator in Accelerator::ALL {
             assert_eq!(serde_json::to_value(accelerator).ok(), Some(accelerator.as_str().into()));
+        }
+        for &state in State::ALL {
+            assert_eq!(serde_json::to_value(state).ok(), Some(state.as_str().into()));
         }
     }
 

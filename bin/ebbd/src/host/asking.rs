@@ -92,7 +92,7 @@ fn lost(daemon: &Daemon, name: &VmName, error: &LinkError) -> ApiError {
 }
 
 fn is_coming(listing: &Listing, deadline: Instant) -> bool {
-    listing.summary().state == ApiState::TakingUp && Instant::now() < deadline
+    listing.summary().state == ApiState::Recovering && Instant::now() < deadline
 }
 
 async fn parts(request: Request) -> Answer<(Method, String, Bytes)> {

@@ -32,34 +32,34 @@ struct Seen {
 /// Whether the VM is managed.
 pub enum Stage {
     /// It is being recovered.
-    TakingUp,
+    Recovering,
     /// Its process serves it.
-    Held,
+    Managed,
     /// No process serves it: why, and when the next try is.
-    NotTakenUp(String, Instant),
+    NotRecovered(String, Instant),
 }
 
 impl Stage {
     fn state(&self) -> State {
         match self {
-            Stage::TakingUp => State::TakingUp,
-            Stage::Held => State::Held,
-            Stage::NotTakenUp(..) => State::NotTakenUp,
+            Stage::Recovering => State::Recovering,
+            Stage::Managed => State::Managed,
+            Stage::NotRecovered(..) => State::NotRecovered,
         }
     }
 
     /// Why the VM is at this stage.
     fn reason(&self) -> Option<String> {
         match self {
-            Stage::Held => None,
-            Stage::TakingUp => Some("a process before this one managed it".into()),
-            Stage::NotTakenUp(why, again) => Some(not_taken_up(why, *again)),
+            Stage::Managed => None,
+            Stage::Recovering => Some("a process before this one managed it".into()),
+            Stage::NotRecovered(why, again) => Some(why_not_recovered(why, *again)),
         }
     }
 }
 
 /// Why the VM is not served, and what is to be expected or done.
-fn not_taken_up(why: &str, again: Instant) -> String {
+fn why_not_recovered(why: &str, again: Instant) -> String {
     let why = match want_of_descriptors(why) {
         Some(told) => format!("{why}: {told}"),
         None => why.into(),
@@ -100,8 +100,8 @@ impl Listing {
     pub fn hear(&self) {
         let mut seen = self.seen();
         seen.heard = Instant::now();
-        if let Stage::TakingUp = seen.stage {
-            seen.stage = Stage::Held;
+        if let Stage::Recovering = seen.stage {
+            seen.stage = Stage::Managed;
         }
     }
 
@@ -132,7 +132,7 @@ impl Listing {
     pub fn reach(&self) -> Answer<()> {
         let seen = self.seen();
         match &seen.stage {
-            Stage::Held => Ok(()),
+            Stage::Managed => Ok(()),
             stage => Err(ApiError::Unavailable(format!(
                 "{} is {}: {}",
                 seen.summary.name,
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn what_is_not_recovered_says_when_it_is_tried_again() {
         let later = Instant::now() + Duration::from_secs(30);
-        let told = Stage::NotTakenUp("it broke".into(), later).reason().unwrap();
+        let told = Stage::NotRecovered("it broke".into(), later).reason().unwrap();
         assert_eq!(told, "it broke; tried again in 30 s");
     }
 }

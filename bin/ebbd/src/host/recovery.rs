@@ -39,12 +39,12 @@ pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
         let listing = match Record::load(&directory) {
             Ok(Some(record)) => {
                 is_stale = record.settings != daemon.site().settings;
-                Some(Arc::new(Listing::new(&record, Stage::TakingUp)))
+                Some(Arc::new(Listing::new(&record, Stage::Recovering)))
             }
             Ok(None) => match running(&name, &directory) {
                 Some(process) => {
                     names.insert(name.clone());
-                    adopt_start(daemon, name, directory, process);
+                    await_start(daemon, name, directory, process);
                     continue;
                 }
                 None => {
@@ -81,7 +81,7 @@ fn running(name: &VmName, directory: &std::path::Path) -> Option<VmProcess> {
 
 /// Lets a process go on that is starting or attaching a VM: then the VM is managed, or nothing is
 /// left of it.
-fn adopt_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmProcess) {
+fn await_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmProcess) {
     daemon.vms().insert(name.clone(), None);
     let daemon = daemon.clone();
     tokio::spawn(async move {

@@ -59,7 +59,7 @@ impl Supervisor {
     pub fn begin(self, process: Option<VmProcess>) {
         // From now on a VM on record is listed.
         if let Ok(Some(record)) = Record::load(&self.directory) {
-            let stage = if process.is_some() { Stage::Held } else { Stage::TakingUp };
+            let stage = if process.is_some() { Stage::Managed } else { Stage::Recovering };
             self.daemon.listing(&self.name, || Listing::new(&record, stage));
         }
         tokio::spawn(self.run(process));
@@ -107,7 +107,7 @@ impl Supervisor {
     /// Has the next process recover the VM, or finds the one that already manages it.
     async fn recover(&self, follows: bool) -> io::Result<Result<VmProcess, Served>> {
         let Some(listing) = self.listing()? else { return Ok(Err(Served::Ended)) };
-        listing.set(Stage::TakingUp);
+        listing.set(Stage::Recovering);
         let directory = self.directory.clone();
         let running = apart(move || VmProcess::running(&directory)).await?;
         if let Some(process) = running? {
@@ -117,7 +117,7 @@ impl Supervisor {
         let (process, told) = VmProcess::start(task, follows).await?;
         Ok(match told {
             Told::Managed => {
-                listing.set(Stage::Held);
+                listing.set(Stage::Managed);
                 Ok(process)
             }
             Told::Over => {
@@ -135,7 +135,7 @@ impl Supervisor {
     fn listing(&self) -> io::Result<Option<Arc<Listing>>> {
         let record = Record::load(&self.directory)?;
         let make = |record: Record| {
-            self.daemon.listing(&self.name, || Listing::new(&record, Stage::TakingUp))
+            self.daemon.listing(&self.name, || Listing::new(&record, Stage::Recovering))
         };
         Ok(record.map(make))
     }
@@ -143,7 +143,7 @@ impl Supervisor {
     /// Leaves the VM waiting for the length of the pause: better than a wrong byte.
     async fn wait(&self, why: String, pause: Duration) {
         if let Some(listing) = self.daemon.listed(&self.name).filter(|_| !pause.is_zero()) {
-            listing.set(Stage::NotTakenUp(why, Instant::now() + pause));
+            listing.set(Stage::NotRecovered(why, Instant::now() + pause));
         }
         sleep(pause).await;
     }

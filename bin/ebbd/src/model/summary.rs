@@ -29,7 +29,7 @@ pub fn on_record(record: &Record) -> VmSummary {
     VmSummary {
         name: record.name.clone(),
         pid: record.pid,
-        state: State::TakingUp,
+        state: State::Recovering,
         state_reason: None,
         age_ms: None,
         accelerator: record.accelerator,

@@ -66,7 +66,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
     Ok(VmStatus {
         name: record.name.clone(),
         pid: record.pid,
-        state: ApiState::Held,
+        state: ApiState::Managed,
         state_reason: None,
         age_ms: 0,
         accelerator: record.accelerator,

@@ -96,7 +96,7 @@ fn whoever_else_has_its_sockets_open_is_not_ended() {
 }
 
 #[test]
-fn a_vm_that_was_let_go_runs_on() {
+fn a_detached_vm_runs_on() {
     let home = tempfile::tempdir().unwrap();
     let directory = home.path().to_owned();
     starting::mark(&directory, cut(), &[], None).unwrap();
