@@ -83,7 +83,7 @@ impl Blocks {
     pub fn replace_daemon(&mut self, between: impl FnOnce(&Machine)) {
         self.daemon = None;
         between(&self.machine);
-        let mut daemon = Daemon::adopt(&self.machine, self.way.grain);
+        let mut daemon = Daemon::recover(&self.machine, self.way.grain);
         if self.way.fill.is_none() {
             daemon.pager.returner().end_watches().expect("the pager");
         }
@@ -175,7 +175,7 @@ impl Blocks {
         match self.looks_worth_it(block) {
             true => Some(claim),
             false => {
-                claim.let_go();
+                claim.abandon();
                 None
             }
         }

@@ -46,12 +46,12 @@ impl Daemon {
     }
 
     /// Recovers a VM that an earlier daemon left.
-    pub fn adopt(machine: &Machine, grain: Grain) -> Daemon {
-        Daemon::adopt_with(machine, grain, Box::new(NoDevices))
+    pub fn recover(machine: &Machine, grain: Grain) -> Daemon {
+        Daemon::recover_with(machine, grain, Box::new(NoDevices))
     }
 
-    /// Does what [`Daemon::adopt`] does, with devices that reach the memory by themselves.
-    pub fn adopt_with(machine: &Machine, grain: Grain, devices: Box<dyn IoMapping>) -> Daemon {
+    /// Does what [`Daemon::recover`] does, with devices that reach the memory by themselves.
+    pub fn recover_with(machine: &Machine, grain: Grain, devices: Box<dyn IoMapping>) -> Daemon {
         let path = machine.run_directory().join("ledger");
         let mut ledger = Ledger::open(&path, machine.ram().end()).expect("ledger");
         let mut held = Vec::new();

@@ -98,13 +98,13 @@ fn a_kernel_is_not_believed_about_frames_of_another() {
 #[test]
 fn a_new_daemon_knows_nothing_of_what_went_before() {
     require!(kvmtest::available());
-    let adopted = |reuse: &Reuse, daemon: Daemon| {
+    let recovered = |reuse: &Reuse, daemon: Daemon| {
         drop(daemon);
-        let daemon = Daemon::adopt(&reuse.machine, Grain::Frame);
+        let daemon = Daemon::recover(&reuse.machine, Grain::Frame);
         daemon.pager.residency().believe(Some(Arc::new(reuse.metadata())));
         daemon
     };
-    assert_eq!(touched_anew(adopted), (7, 0));
+    assert_eq!(touched_anew(recovered), (7, 0));
 }
 
 #[test]

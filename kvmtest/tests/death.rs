@@ -122,7 +122,7 @@ fn saved_frames_outlive_their_daemon() {
         die_at_work(&counting.machine, &daemon.pager);
         drop(daemon);
         somebody_waits(&counting.machine, round);
-        daemon = Daemon::adopt(&counting.machine, Grain::Frame);
+        daemon = Daemon::recover(&counting.machine, Grain::Frame);
         daemon.serve();
     }
     assert_eq!(counting.lost(&daemon.pager), 0);

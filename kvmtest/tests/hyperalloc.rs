@@ -188,7 +188,7 @@ fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> b
         let held = pager.residency().hold_huge(huge(index))?;
         let taken = step == 0 || host.hard_reclaim(index).is_ok();
         if !taken {
-            held.let_go();
+            held.abandon();
             return None;
         }
         Some((index, held))
@@ -232,7 +232,7 @@ fn what_was_taken_outlives_its_daemon() {
             let hard = shared.counts().hard_bytes;
             daemon.stop_serving();
             drop((shared, daemon));
-            daemon = Daemon::adopt(&guest.machine, grain);
+            daemon = Daemon::recover(&guest.machine, grain);
             daemon.serve();
             shared = HyperAlloc::attach(&daemon.pager, &guest.headers()).unwrap();
             // Huge frames whose soft reclaim had not returned them yet count as hard-reclaimed.

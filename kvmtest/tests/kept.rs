@@ -117,7 +117,7 @@ fn after_a_daemons_death_nothing_is_kept() {
     require!(kvmtest::available());
     let (counting, daemon) = with_a_kept_slot();
     drop(daemon);
-    let mut daemon = Daemon::adopt(&counting.machine, Grain::Frame);
+    let mut daemon = Daemon::recover(&counting.machine, Grain::Frame);
     daemon.serve();
     assert_none(&daemon);
     assert_written(&counting, &daemon);
@@ -135,7 +135,7 @@ fn a_frame_that_the_vmm_punched_is_a_hole() {
         }
         if dies {
             drop(daemon);
-            daemon = Daemon::adopt(&counting.machine, Grain::Frame);
+            daemon = Daemon::recover(&counting.machine, Grain::Frame);
             daemon.serve();
         }
         assert_eq!(read(&counting.machine), 0);
@@ -189,7 +189,7 @@ fn metadata_that_keeps_a_slot_can_be_watched() {
     let (counting, daemon) = with_a_kept_slot();
     let claim =
         daemon.pager.blocks().claim(PAGE, OTHER, 0).unwrap().expect("nobody else works on it");
-    claim.let_go();
+    claim.abandon();
     assert_kept(&daemon);
     assert_written(&counting, &daemon);
 }

@@ -97,7 +97,7 @@ fn take(vm: &Vm) -> VmStatus {
 }
 
 /// Checks that `unplugged` devices were dropped, and with them what was saved of them.
-fn assert_let_go(vm: &Vm, unplugged: u64, dimms: u64) -> VmStatus {
+fn assert_released(vm: &Vm, unplugged: u64, dimms: u64) -> VmStatus {
     let status = until(format_args!("{unplugged} devices to be let go of"), || {
         Some(vm.status()).filter(|status| status.unplugged_bytes == unplugged * DIMM_BYTES)
     });
@@ -162,19 +162,19 @@ fn devices_leave_a_vm_that_was_attached() {
     let half = vm.status();
     assert_eq!((half.memory_bytes, half.unplugged_bytes), (before.memory_bytes, 0));
     delete(&vm, 1);
-    let after = assert_let_go(&vm, 1, 1);
+    let after = assert_released(&vm, 1, 1);
     assert!(after.limit.saved_bytes + 100 * MIB < half.limit.saved_bytes, "{after:?}");
     assert_eq!(on_record(&vm).iter().filter(|gone| **gone).count(), 1);
     host.kill9();
     host.start();
-    assert_let_go(&vm, 1, 1);
+    assert_released(&vm, 1, 1);
 
     // No daemon sees the second one unplugged.
     unplug(&vm, 0);
     host.kill9();
     delete(&vm, 0);
     host.start();
-    let last = assert_let_go(&vm, 2, 0);
+    let last = assert_released(&vm, 2, 0);
     assert!(last.limit.saved_bytes <= MAIN_BYTES, "{last:?}");
     assert!(on_record(&vm).iter().filter(|gone| **gone).count() == 2);
     until("the swap file to be no larger than what is left", || {
@@ -216,12 +216,12 @@ fn a_device_leaves_a_vm_that_ebb_started() {
     vm.reclaim();
     unplug(&vm, 0);
     delete(&vm, 0);
-    assert_let_go(&vm, 1, 0);
+    assert_released(&vm, 1, 0);
     vm.guest("fill a 200M");
     assert_eq!((vm.guest("check a"), vm.guest("check kept")), ("0".into(), "0".into()));
     host.kill9();
     host.start();
-    assert_let_go(&vm, 1, 0);
+    assert_released(&vm, 1, 0);
     assert_eq!(vm.guest("check a"), "0");
     vm.ebb("limit off").ok();
     vm.detach();

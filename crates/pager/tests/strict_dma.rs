@@ -37,7 +37,7 @@ impl Daemon {
     }
 
     /// Recovers the VM after another daemon.
-    fn adopt(machine: &Machine) -> Daemon {
+    fn recover(machine: &Machine) -> Daemon {
         let mut parts = machine.parts_left();
         parts.ledger.recover(|frames, content| panic!("{frames:?} is held: {content:?}"));
         let daemon = Daemon::over(machine, parts);
@@ -151,7 +151,7 @@ fn the_next_daemon_knows_what_is_mapped() {
     drop(daemon);
     // The page wins: it came before the daemon could record it.
     machine.ram.populate(one(70)).unwrap();
-    let daemon = Daemon::adopt(&machine);
+    let daemon = Daemon::recover(&machine);
     assert!(daemon.may_use(one(63)) && daemon.may_use(one(70)));
     assert!(!daemon.may_use(one(69)) && !daemon.may_use(one(71)));
     daemon.pager.returner().give_back_all().unwrap();

@@ -35,7 +35,7 @@ struct Next {
 }
 
 impl Next {
-    fn adopt(machine: &Machine) -> Next {
+    fn recover(machine: &Machine) -> Next {
         let mut parts = machine.parts_left();
         let mut held = Vec::new();
         parts.ledger.recover(|frames, content| held.push((frames, content)));
@@ -63,7 +63,7 @@ fn what_a_guest_wrote_after_its_reset_stays() {
     // No daemon notices that: the page is there.
     let guest = machine.guest();
     ALL.frames().for_each(|gfn| guest.write(gfn, &page_of(gfn.0 + 2)));
-    let next = Next::adopt(&machine);
+    let next = Next::recover(&machine);
     assert!(ALL.frames().all(|gfn| guest.read(gfn) == page_of(gfn.0 + 2)));
     assert_eq!(next.pager.ledger().runs().count(), 0);
     assert!(!next.pager.ledger().is_split(Gfn(0).huge()), "it can be taken as a whole again");
@@ -81,7 +81,7 @@ fn what_a_guest_wrote_of_what_was_emptied_stays() {
     dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
     // As if the daemon died while it served a touch of it.
     Machine::put(&machine.ram, Gfn(9), &page_of(9));
-    let next = Next::adopt(&machine);
+    let next = Next::recover(&machine);
     let guest = machine.guest();
     assert!(guest.read(Gfn(9)) == page_of(9));
     assert_eq!(next.pager.ledger().content(Gfn(9)), Content::Resident);
@@ -94,7 +94,7 @@ fn what_was_emptied_stays_so() {
     require!(available());
     let machine = Machine::new();
     dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
-    let next = Next::adopt(&machine);
+    let next = Next::recover(&machine);
     assert!(next.pager.ledger().runs().eq([(ALL, TAKEN)]));
     assert_eq!(next.emptied(), 512);
     assert_eq!(next.iommu.pin(ALL), Err(Gfn(0)));
@@ -113,7 +113,7 @@ fn what_had_its_memory_back_stays() {
         pager.ram().populate(ALL).unwrap();
     });
     machine.guest().write(Gfn(9), &page_of(9));
-    let next = Next::adopt(&machine);
+    let next = Next::recover(&machine);
     assert!(machine.guest().read(Gfn(9)) == page_of(9));
     assert_eq!(next.pager.ledger().runs().count(), 0);
 }

@@ -244,7 +244,7 @@ fn zeros_never_win_over_what_was_saved_meanwhile() {
             let pager = pager.upgrade().unwrap();
             // Everybody locks the words first.
             let Some(held) = pager.residency().hold_huge(frame.huge()) else { return };
-            held.let_go();
+            held.abandon();
             pager.pluggable().plug(ALL, true).unwrap();
             Machine::put(pager.ram(), frame, &page_of(7));
             assert_eq!(pager.evictor().evict(&[frame], &NothingKnown).unwrap().saved, 1);

@@ -210,13 +210,13 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
                     Ok(()) => committed.extend(self.commit(claim, fill)),
                     Err(error) => {
                         result = Err(error);
-                        claim.let_go();
+                        claim.abandon();
                     }
                 },
                 Some(0) => committed.extend(self.commit(claim, 0)),
                 _ => {
                     self.taken.in_use += 1;
-                    claim.let_go();
+                    claim.abandon();
                 }
             }
         }

@@ -110,14 +110,14 @@ impl Slabs {
             limit_chunks: AtomicU64::new(limit_chunks),
             taking: Mutex::new(()),
         };
-        match slabs.take_up(count) {
+        match slabs.open_chunks(count) {
             true => Ok(slabs),
             false => Err(unusable("not of this version")),
         }
     }
 
     /// Checks or writes the header, and lists the chunks. `false`: the file is not Ebb's.
-    fn take_up(&self, count: u64) -> bool {
+    fn open_chunks(&self, count: u64) -> bool {
         let Some([magic, version]) = self.mapping.words(0, 2) else { return false };
         match [magic.load(Acquire), version.load(Acquire)] {
             [0, _] => {

@@ -269,7 +269,7 @@ fn nonsense_is_refused() {
 /// A front end that does not ask for an acknowledgement loses the connection, and the next one is
 /// served.
 #[test]
-fn a_front_end_that_makes_no_sense_is_let_go() {
+fn a_front_end_that_makes_no_sense_is_disconnected() {
     let driver = Driver::new();
     let bench = Bench::new(&driver.vm);
     for bytes in [

@@ -73,7 +73,7 @@ impl Memory for Slow {
 fn what_a_driver_reads_does_not_wait_for_memory() {
     let directory = tempfile::tempdir().unwrap();
     let (began, has_begun) = channel();
-    let (let_go, go_on) = channel();
+    let (release, go_on) = channel();
     let memory = Slow { began, go_on, is_slow: false };
     let device = device(&directory.path().join("state"), Box::new(memory));
     device.request_bytes(20 * BLOCK).unwrap();
@@ -85,7 +85,7 @@ fn what_a_driver_reads_does_not_wait_for_memory() {
         device.read_config(40, &mut plugged);
         assert_eq!(u64::from_le_bytes(plugged), 20 * BLOCK, "it was not told yet");
         assert_eq!(device.guard().judge(GEOMETRY.start, true), Touch::Forbidden);
-        let_go.send(()).unwrap();
+        release.send(()).unwrap();
         assert_eq!(unplugging.join().unwrap(), Ok(Response::Ack));
         assert_eq!(device.sizes().plugged_bytes, 0);
     });

@@ -73,13 +73,13 @@ pub fn begin(task: &Task) -> Answer<Option<Begun>> {
             Ok(Some(Begun { ready, qemu: None }))
         }
         Work::Recover => {
-            Ok(take_up(site, name, &directory)?.map(|ready| Begun { ready, qemu: None }))
+            Ok(recover_vm(site, name, &directory)?.map(|ready| Begun { ready, qemu: None }))
         }
     }
 }
 
 /// Recovers a VM. None: it has ended, or was detached.
-fn take_up(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Ready>> {
+fn recover_vm(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Ready>> {
     let managed = match recover(directory, site.settings) {
         Ok(managed) => managed,
         Err(NotRecovered::Over) => return Ok(None),

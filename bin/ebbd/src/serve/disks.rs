@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_that_was_exchanged_is_not_taken_up() {
+    fn an_image_that_was_exchanged_is_not_reopened() {
         let directory = tempfile::tempdir().unwrap();
         let (path, other) = (directory.path().join("image"), directory.path().join("other"));
         for path in [&path, &other] {

@@ -24,7 +24,7 @@ pub fn detach(cx: &mut VmContext) -> io::Result<()> {
     cx.pager.frames().unwatch_all()?;
     starting::unmark(cx.record.directory())?;
     close_on_record(cx)?;
-    part(&cx.process, &cx.record, cx.record.directory());
+    remove_detached(&cx.process, &cx.record, cx.record.directory());
     Ok(())
 }
 
@@ -60,7 +60,7 @@ pub fn is_closed(cx: &VmContext) -> bool {
 }
 
 /// Removes what is kept of a VM whose userfaultfd is closed. Its fault thread must have ended.
-pub fn part(process: &Process, record: &Record, directory: &Path) {
+pub fn remove_detached(process: &Process, record: &Record, directory: &Path) {
     if let Err(error) = origin::keep(record, directory) {
         tracing::warn!("{}: where its console is: {error}", record.name);
     }
@@ -75,7 +75,7 @@ pub fn part(process: &Process, record: &Record, directory: &Path) {
 ///
 /// # Errors
 /// As unlink(2).
-pub fn bury(cx: &VmContext, _: &Dead) -> io::Result<()> {
+pub fn remove_ended(cx: &VmContext, _: &Dead) -> io::Result<()> {
     cgroup::remove_of(&cx.record);
     forget_all(&cx.record, cx.record.directory())
 }

@@ -152,7 +152,7 @@ fn recovered_pager(
     ledger.recover(|frames, content| held.push((frames, content)));
     let (pager, restored) = make_pager::pager(ram, ledger, uffd, shared, record, directory)?;
     // First: memory that QEMU has unplugged has no place that could be looked at.
-    unplugged::let_go(&pager)?;
+    unplugged::release(&pager)?;
     held.iter()
         .try_for_each(|(frames, content)| pager.residency().settle_held(*frames, *content))?;
     pager.returner().settle()?;

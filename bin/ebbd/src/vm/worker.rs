@@ -245,7 +245,7 @@ impl Worker {
             return Next::Go;
         }
         self.cx.service = None;
-        detach::part(&self.cx.process, &self.cx.record, self.cx.record.directory());
+        detach::remove_detached(&self.cx.process, &self.cx.record, self.cx.record.directory());
         Next::End(Outcome::Ended(None))
     }
 
@@ -268,7 +268,7 @@ impl Worker {
         };
         tracing::info!("{name}: QEMU {} ended", self.cx.record.pid);
         self.cx.service = None;
-        if let Err(error) = detach::bury(&self.cx, &dead) {
+        if let Err(error) = detach::remove_ended(&self.cx, &dead) {
             tracing::error!("{}: {error}", self.cx.name());
         }
         Next::End(Outcome::Ended(None))

@@ -82,7 +82,7 @@ impl Pluggable {
             again(|| {
                 let Some(held) = self.residency.hold_huge(huge) else { return Ok(Served::Busy) };
                 if held.contents().all(|content| content == Content::Unplugged) {
-                    held.let_go();
+                    held.abandon();
                     return Ok(Served::Done);
                 }
                 match held.unplug() {

@@ -192,7 +192,8 @@ impl Refiller {
                 Content::OnDisk { block } => self.residency.resting().first_on(block),
                 _ => return,
             };
-            // Memory that the VMM has unplugged has no place to be filled (`Returner::let_go`).
+            // Memory that the VMM has unplugged has no place to be filled
+            // (`Returner::release_file`).
             let owner = owner.filter(|gfn| self.frames.ram().region_of(*gfn).is_some());
             let held =
                 owner.and_then(|gfn| Some((gfn, self.frames.ledger().lock_frame(gfn).ok()?)));

@@ -25,9 +25,9 @@ impl Returner {
     /// has open nor maps any more. A second call does no harm.
     ///
     /// # Errors
-    /// The ledger has no room, a frame stays locked, or as [`ebb_vm::ram::Backing::let_go`]: the
+    /// The ledger has no room, a frame stays locked, or as [`ebb_vm::ram::Backing::release`]: the
     /// next call releases what is left. The file is marked as gone in any case.
-    pub fn let_go(&self, file: usize) -> io::Result<()> {
+    pub fn release_file(&self, file: usize) -> io::Result<()> {
         self.frames.ram().set_gone(file);
         let regions: Vec<FrameRange> =
             self.frames.ram().regions_in(file).map(Region::frames).collect();
@@ -36,7 +36,7 @@ impl Returner {
         }
         self.end_watches_on(|head| regions.iter().any(|frames| frames.contains(head)))?;
         let Some(backing) = self.frames.ram().files().get(file) else { return Ok(()) };
-        backing.let_go()
+        backing.release()
     }
 
     /// Makes frames of one huge frame resident on record, and frees their slots and blocks.

@@ -77,7 +77,7 @@ impl<'p> Claim<'p> {
                 let wanted = part.abandon();
                 self.blocks.frames.after(wanted, frames);
             }
-            self.let_go();
+            self.abandon();
             return None;
         }
         let parts: Vec<Part<'p>> = parts.into_iter().flatten().map(Part::new).collect();
@@ -115,7 +115,7 @@ impl<'p> Claim<'p> {
 
     /// Gives the claim up; the guest goes on with the block. A writer that waits for its metadata
     /// is woken by the end of the protection.
-    pub fn let_go(self) {
+    pub fn abandon(self) {
         let frame = FrameRange::new(self.metadata, 1);
         let frames = &self.blocks.frames;
         frames.report("unprotect", frames.unprotect(frame));
@@ -150,7 +150,7 @@ impl Committed<'_> {
             claim.blocks.frames.after(wanted, frames);
         }
         if !keep {
-            return claim.let_go();
+            return claim.abandon();
         }
         let watch = Content::Watch { head: claim.head, order: claim.order };
         let wanted = claim.watch.unlock(watch);
@@ -165,7 +165,7 @@ impl Committed<'_> {
             let wanted = words.unlock_each(&before);
             claim.blocks.frames.after(wanted, frames);
         }
-        claim.let_go();
+        claim.abandon();
     }
 }
 
@@ -210,7 +210,7 @@ impl Blocks {
         match self.frames.protect(frame) {
             Ok(()) => Ok(Some(claim)),
             Err(error) => {
-                claim.let_go();
+                claim.abandon();
                 Err(error)
             }
         }

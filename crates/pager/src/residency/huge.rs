@@ -59,7 +59,7 @@ impl HeldHuge<'_> {
     }
 
     /// Unlocks the huge frame, unchanged.
-    pub fn let_go(self) {
+    pub fn abandon(self) {
         let frames = self.frames();
         self.residency.frames.after(self.words.abandon(), frames);
     }
@@ -97,11 +97,11 @@ impl HeldHuge<'_> {
         let (residency, frames) = (all.residency, all.frames());
         let plain = |content| matches!(content, Content::Resident | Content::Empty { .. });
         if !all.contents().all(|content| plain(content) || content == Content::Unplugged) {
-            all.let_go();
+            all.abandon();
             return Ok(false);
         }
         if residency.frames.pins().has_any(frames) || !residency.frames.devices().unmap(frames) {
-            all.let_go();
+            all.abandon();
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         let empty = all.words.contents().filter(|(_, c)| matches!(c, Content::Empty { .. }));
@@ -139,7 +139,7 @@ impl HeldHuge<'_> {
             return Some(self);
         }
         let (residency, huge, frames) = (self.residency, self.huge, self.frames());
-        self.let_go();
+        self.abandon();
         for gfn in frames.frames() {
             residency.drop_content(gfn);
         }

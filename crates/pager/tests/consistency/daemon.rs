@@ -48,11 +48,11 @@ pub struct Device {
 }
 
 impl Daemon {
-    /// Attaches a VM, or (`adopt`) recovers one as the daemon before left it.
-    pub fn over(machine: &Machine, disk: &Arc<FakeDisk>, broken: Broken, adopt: bool) -> Daemon {
+    /// Attaches a VM, or (`recovers`) recovers one as the daemon before left it.
+    pub fn over(machine: &Machine, disk: &Arc<FakeDisk>, broken: Broken, recovers: bool) -> Daemon {
         let path = machine.run().join("ledger");
         let mut held = Vec::new();
-        let ledger = match adopt {
+        let ledger = match recovers {
             false => Ledger::create(&path, machine.ram.end(), Tables::WhenSplit).unwrap(),
             true => {
                 let mut ledger = Ledger::open(&path, machine.ram.end()).unwrap();
@@ -79,7 +79,7 @@ impl Daemon {
             digest_key,
         };
         let (pager, _) = Pager::new(parts).unwrap();
-        if adopt {
+        if recovers {
             pager.returner().settle().unwrap();
             for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
                 pager.frames().unprotect(*frames).unwrap();

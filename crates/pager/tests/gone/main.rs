@@ -138,12 +138,12 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     let resident = Gfn(GOES.start.0 + 200);
     machine.write(resident, &page_of(resident.0 + 2));
     machine.guest[1] = None;
-    pager.returner().let_go(1).unwrap();
+    pager.returner().release_file(1).unwrap();
     assert_gone(&pager);
     // All but the watch on a block that is unplugged: a write of its metadata waits for nothing.
     assert_eq!(on_record(&pager, STAYS), (before.0, before.1 - 1));
     machine.write(METADATA, &page_of(10));
-    pager.returner().let_go(1).unwrap();
+    pager.returner().release_file(1).unwrap();
     assert!(pager.blocks().claim(METADATA, BLOCK.0, BLOCK.1).unwrap().is_none());
     assert_eq!(
         pager.evictor().evict(&GOES.frames().collect::<Vec<_>>(), &NothingKnown).unwrap().frames(),
@@ -175,14 +175,14 @@ fn a_daemon_that_dies_over_it_leaves_it_to_the_next() {
             take(&machine, &first);
             drop(faults);
             machine.guest[1] = None;
-            let done = catch_unwind(AssertUnwindSafe(|| first.returner().let_go(1).unwrap()));
+            let done = catch_unwind(AssertUnwindSafe(|| first.returner().release_file(1).unwrap()));
             if done.is_ok() {
                 assert!(releases > 10, "there was hardly anything to free");
                 return;
             }
         }
         let next = pager(&machine, true, u64::MAX);
-        next.returner().let_go(1).unwrap();
+        next.returner().release_file(1).unwrap();
         next.returner().settle().unwrap();
         assert_eq!(on_record(&next, GOES), (0, 0));
         assert_eq!(next.residency().store_usage().disk_slots_used, on_record(&next, STAYS).0);

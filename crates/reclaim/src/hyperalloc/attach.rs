@@ -63,7 +63,7 @@ impl HyperAlloc {
         pager.installer().share(Some(Arc::clone(&shared) as _));
         for zone in &shared.zones {
             let Some(host) = zone.host(&shared.ram) else { continue };
-            (0..zone.areas()).for_each(|index| shared.take_up(pager, zone, &host, index));
+            (0..zone.areas()).for_each(|index| shared.recover_area(pager, zone, &host, index));
             zone.tell_hard(&shared.ram, zone.states.count().1);
         }
         Ok(shared)
@@ -90,7 +90,7 @@ impl HyperAlloc {
     /// | all empty | a part of it is in use | gets memory, I |
     /// | else | the host's: the daemon died before it recorded or punched it | returned, I |
     /// | else | not the host's | I, and what is empty of it gets memory |
-    fn take_up(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
+    fn recover_area(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
         let Some(held) = hold(pager, zone, index) else { return };
         let taken = zone.looks_taken(&self.ram, index);
         let is_hard =
@@ -108,12 +108,12 @@ impl HyperAlloc {
         let state = if in_use { State::Installed } else { state };
         zone.states.set(index, state);
         match state {
-            State::Hard => held.let_go(),
+            State::Hard => held.abandon(),
             State::Soft => held.settle(false),
             State::Installed => {
                 let partly =
                     held.contents().any(|content| matches!(content, Content::Empty { .. }));
-                held.let_go();
+                held.abandon();
                 if partly && let Err(error) = pager.installer().fill_huge(zone.huge(index)) {
                     tracing::debug!("{:?}: {error}", zone.huge(index));
                 }

@@ -194,12 +194,12 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         };
         let before = zone.states.get(index);
         if !self.how.wants(before) {
-            held.let_go();
+            held.abandon();
             return None;
         }
         if host.hard_reclaim(index).is_err() {
             self.taken.in_use += 1;
-            held.let_go();
+            held.abandon();
             return None;
         }
         if held.is_empty() {
@@ -214,7 +214,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
                 if before == State::Installed {
                     host.install(index);
                 }
-                held.into_iter().for_each(HeldHuge::let_go);
+                held.into_iter().for_each(HeldHuge::abandon);
                 None
             }
         }

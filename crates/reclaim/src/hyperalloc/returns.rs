@@ -27,7 +27,7 @@ impl HyperAlloc {
     fn give_one(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) -> bool {
         let Some(held) = pager.residency().hold_huge(zone.huge(index)) else { return false };
         if zone.states.get(index) != State::Hard {
-            held.let_go();
+            held.abandon();
             return false;
         }
         // If the guest has taken it against the rules, that is the guest's concern.
@@ -41,7 +41,7 @@ impl HyperAlloc {
             false => {
                 zone.states.set(index, State::Installed);
                 host.install(index);
-                held.let_go();
+                held.abandon();
             }
         }
         true

@@ -54,7 +54,7 @@ fn left(is_on_record: bool) -> (std::fs::File, Result<Ram, LayoutError>) {
 }
 
 #[test]
-fn a_vm_is_taken_up_with_what_it_has_left() {
+fn a_vm_is_recovered_with_what_it_has_left() {
     for is_on_record in [false, true] {
         let (file, ram) = left(is_on_record);
         let ram = ram.unwrap();

@@ -30,7 +30,7 @@ impl Backing {
     ///
     /// # Errors
     /// As [`Backing::stand_in`], and as dup3(2).
-    pub fn let_go(&self) -> io::Result<()> {
+    pub fn release(&self) -> io::Result<()> {
         let stand_in = RamFile::create("ebb-gone", self.mapping.bytes())?;
         self.mapping.replace(&stand_in)?;
         self.file.replace(&stand_in)

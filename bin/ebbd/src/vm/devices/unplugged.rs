@@ -120,7 +120,7 @@ impl Unplugged {
     /// whether it was tried, and the failure, if it is a new one.
     fn finish(
         &mut self,
-        let_go: impl Fn(usize) -> io::Result<()>,
+        release: impl Fn(usize) -> io::Result<()>,
         give_back: impl FnOnce(&[usize]) -> io::Result<()>,
     ) -> (bool, Option<String>) {
         let astray = self.is_astray || !self.doubted.is_empty();
@@ -129,7 +129,7 @@ impl Unplugged {
         }
         let mut failed = Vec::new();
         self.unfinished.retain(|&file| {
-            let done = let_go(file).map_err(|error| format!("letting go of memory: {error}"));
+            let done = release(file).map_err(|error| format!("letting go of memory: {error}"));
             done.map_err(|why| failed.push(why)).is_err()
         });
         if astray {
@@ -205,12 +205,12 @@ pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
 /// Drops all memory that was already unplugged when the VM is recovered.
 ///
 /// # Errors
-/// As [`ebb_pager::Returner::let_go`].
-pub fn let_go(pager: &Pager) -> io::Result<()> {
+/// As [`ebb_pager::Returner::release_file`].
+pub fn release(pager: &Pager) -> io::Result<()> {
     let ram = pager.ram();
     (0..ram.files().len())
         .filter(|file| ram.is_gone(*file))
-        .try_for_each(|file| pager.returner().let_go(file))
+        .try_for_each(|file| pager.returner().release_file(file))
 }
 
 impl Unplugged {
@@ -229,7 +229,7 @@ impl Unplugged {
         }
         // Whoever maps it again finds all of it resident.
         let give_back = |doubted: &[usize]| pager.returner().give_back_unmapped(doubted);
-        let (tried, news) = self.finish(|file| pager.returner().let_go(file), give_back);
+        let (tried, news) = self.finish(|file| pager.returner().release_file(file), give_back);
         if tried {
             *open = OpenFiles::default();
         }

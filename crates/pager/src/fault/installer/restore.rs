@@ -21,7 +21,7 @@ impl Installer {
             return Ok(Served::Busy);
         }
         let block = FrameRange::block(head, order);
-        // A part that the VMM has unplugged needs no memory (`Returner::let_go`).
+        // A part that the VMM has unplugged needs no memory (`Returner::release_file`).
         for part in block.by_huge().filter(|part| self.frames.ram().region_of(part.start).is_some())
         {
             match self.refill(part) {

@@ -35,13 +35,13 @@ impl Installer {
         let sharing = sharer.sharing(huge);
         if sharing == Sharing::Apart || !held.is_empty() {
             let gone = sharing != Sharing::Apart;
-            held.let_go();
+            held.abandon();
             // Where a part is resident, each frame is served as an ordinary one.
             return Ok(if gone { None } else { Some(Served::Busy) });
         }
         let frames = held.frames();
         if let Err(error) = self.fill_unseen(frames) {
-            held.let_go();
+            held.abandon();
             return Err(error);
         }
         self.frames.counters().returned(held.runs());
