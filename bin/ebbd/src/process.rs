@@ -15,14 +15,15 @@ use ebb_api::route;
 
 use self::serving::Service;
 use crate::model::api_error::failed;
-use crate::model::task::{Task, Told};
+use crate::model::task::{Task, TaskResult};
 use crate::support::{log, privileges};
 use crate::system::process_lock;
 
 /// The subcommand on `ebbd`'s command line.
 pub const COMMAND: &str = "vm";
 
-/// Runs the process: reads a [`Task`] from standard input, and answers [`Told`] on standard output.
+/// Runs the process: reads a [`Task`] from standard input, and answers [`TaskResult`] on standard
+/// output.
 ///
 /// # Errors
 /// The task cannot be parsed, or nobody reads the answer about a VM that is not managed.
@@ -41,12 +42,12 @@ pub fn main() -> anyhow::Result<()> {
     });
     let (_lock, service) = match taken {
         Ok(taken) => taken,
-        Err(error) => return say(&Told::Refused(failed("the VM's process")(error))),
+        Err(error) => return say(&TaskResult::Refused(failed("the VM's process")(error))),
     };
     match begin::begin(&task) {
         Ok(Some(begun)) => Ok(service.run(&task, begun)?),
-        Ok(None) => say(&Told::Over),
-        Err(refused) => say(&Told::Refused(refused)),
+        Ok(None) => say(&TaskResult::Over),
+        Err(refused) => say(&TaskResult::Refused(refused)),
     }
 }
 
@@ -55,9 +56,9 @@ fn is_child_of(parent: u32) -> bool {
 }
 
 /// Writes the answer to standard output.
-fn say(told: &Told) -> anyhow::Result<()> {
+fn say(result: &TaskResult) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, told)?;
+    serde_json::to_writer(&mut out, result)?;
     out.write_all(b"\n")?;
     Ok(out.flush()?)
 }

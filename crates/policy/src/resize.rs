@@ -129,8 +129,8 @@ impl Offer {
     }
 
     /// The current size that a target is about: of its node, or of the whole VM.
-    pub fn size_of(&self, wish: &Wish) -> u64 {
-        match wish.node {
+    pub fn size_of(&self, target: &SizeTarget) -> u64 {
+        match target.node {
             Some(node) => self.node_size_bytes(node).unwrap_or(0),
             None => self.size_bytes(),
         }
@@ -149,7 +149,7 @@ impl Offer {
 
 /// A target size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wish {
+pub struct SizeTarget {
     /// The size of the VM, or of the node.
     pub bytes: u64,
     /// The NUMA node that is resized; `None`: the whole VM.

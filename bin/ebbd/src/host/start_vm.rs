@@ -10,7 +10,7 @@ use super::supervisor::Supervisor;
 use super::vm_process::VmProcess;
 use crate::model::api_error::{Answer, ApiError, failed};
 use crate::model::record::Record;
-use crate::model::task::{Told, Work};
+use crate::model::task::{TaskResult, Work};
 
 /// Has a VM managed.
 ///
@@ -30,7 +30,7 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
     let mut reserved = reserved.map_err(failed("the daemon"))??;
     reserved.hand_over();
     match VmProcess::start(daemon.task(&name, work), false).await {
-        Ok((process, Told::Managed)) => {
+        Ok((process, TaskResult::Managed)) => {
             Supervisor::of(daemon, name).begin(Some(process));
             reserved.keep();
             Ok(())
@@ -40,7 +40,7 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
             process.ended().await;
             clear_away(reserved).await;
             Err(match told {
-                Told::Refused(refused) => refused,
+                TaskResult::Refused(refused) => refused,
                 _ => ApiError::Failed("nothing was to be recovered".into()),
             })
         }

@@ -19,7 +19,7 @@ use super::vm_process::VmProcess;
 use crate::model::figures::Figures;
 use crate::model::record::Record;
 use crate::model::site::api_socket;
-use crate::model::task::{Told, Work};
+use crate::model::task::{TaskResult, Work};
 use crate::rest::vm_server::FIGURES;
 use crate::system::last_words;
 
@@ -116,15 +116,15 @@ impl Supervisor {
         let task = self.daemon.task(&self.name, Work::Recover);
         let (process, told) = VmProcess::start(task, follows).await?;
         Ok(match told {
-            Told::Managed => {
+            TaskResult::Managed => {
                 listing.set(Stage::Managed);
                 Ok(process)
             }
-            Told::Over => {
+            TaskResult::Over => {
                 process.ended().await;
                 Err(Served::Ended)
             }
-            Told::Refused(why) => {
+            TaskResult::Refused(why) => {
                 process.ended().await;
                 Err(Served::Failed(why.to_string()))
             }

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::apart::apart;
-use crate::model::task::{Task, Told};
+use crate::model::task::{Task, TaskResult};
 use crate::process::COMMAND;
 use crate::support::failpoint;
 use crate::system::process_lock;
@@ -44,7 +44,7 @@ impl VmProcess {
     ///
     /// # Errors
     /// Those of fork(2), or how the process ended without an answer.
-    pub async fn start(task: Task, follows: bool) -> io::Result<(VmProcess, Told)> {
+    pub async fn start(task: Task, follows: bool) -> io::Result<(VmProcess, TaskResult)> {
         apart(move || start(&task, follows)).await?
     }
 
@@ -108,7 +108,7 @@ fn wait(pidfd: &OwnedFd) {
     }
 }
 
-fn start(task: &Task, follows: bool) -> io::Result<(VmProcess, Told)> {
+fn start(task: &Task, follows: bool) -> io::Result<(VmProcess, TaskResult)> {
     let mut command = Command::new("/proc/self/exe");
     if follows {
         command.env_remove(failpoint::VARIABLE);
@@ -130,7 +130,7 @@ fn start(task: &Task, follows: bool) -> io::Result<(VmProcess, Told)> {
     }
 }
 
-fn ask(child: &mut Child, task: &Task) -> io::Result<Told> {
+fn ask(child: &mut Child, task: &Task) -> io::Result<TaskResult> {
     let none = || io::Error::other("no pipe");
     let mut to = child.stdin.take().ok_or_else(none)?;
     serde_json::to_writer(&mut to, task)?;

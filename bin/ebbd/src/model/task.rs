@@ -35,7 +35,7 @@ pub enum Work {
 
 /// Result of the task.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Told {
+pub enum TaskResult {
     /// The VM is managed, and its process serves its socket.
     Managed,
     /// There is nothing left to recover.

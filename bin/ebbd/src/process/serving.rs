@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::begin::{Begun, OwnQemu};
 use super::say;
 use crate::model::site::api_socket;
-use crate::model::task::{Task, Told};
+use crate::model::task::{Task, TaskResult};
 use crate::rest::vm_server::{self, Vm};
 use crate::support::private_socket;
 use crate::support::state_file::remove_if_there;
@@ -103,7 +103,7 @@ impl Service {
         // The thread waits for it.
         let _ = worker.send(Worker { ready, calibrated, publisher, ended });
         // `ebbd` may have ended; the VM is managed all the same.
-        let _ = say(&Told::Managed);
+        let _ = say(&TaskResult::Managed);
         tracing::info!("{}: managed by process {}", task.name, std::process::id());
         runtime.block_on(async {
             let listener = tokio::net::UnixListener::from_std(listener)?;

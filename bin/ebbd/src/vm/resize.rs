@@ -5,29 +5,29 @@ mod blocked;
 mod offer;
 mod progress;
 mod report;
+mod reported;
+mod target;
 #[cfg(test)]
 mod tests;
-mod told;
-mod wish;
 
 use std::time::{Duration, Instant};
 
 use ebb_api::{OnViolation, ResizeReport, ResizeRequest, SizeMechanism, SizeState};
-use ebb_policy::resize::{Mechanism, Offer, Plan, Wish};
+use ebb_policy::resize::{Mechanism, Offer, Plan, SizeTarget};
 use ebb_units::HUGE_BYTES;
 
 use self::balloon::BalloonControl;
 use self::offer::{is_about_the_guest, offer, piece_bytes, plan, shared_bytes};
 use self::progress::Progress;
-use self::told::{Told, figures, now_s};
-use self::wish::{no_more, wish};
+use self::reported::{Reported, figures, now_s};
+use self::target::{no_more, target};
 use super::context::VmContext;
 use super::context::capabilities::Capabilities;
 use super::context::shared_part::SharedPart;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
 use crate::model::record::SizeRecord;
 
-pub use self::wish::wish_of;
+pub use self::target::target_of;
 
 /// Time between two looks at a size that does not move, and at the guest's need.
 const STEP_EVERY: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ pub struct Resize {
 pub struct Prepared {
     plan: Plan,
     offer: Offer,
-    wish: Wish,
+    target: SizeTarget,
 }
 
 impl Prepared {
@@ -100,10 +100,10 @@ impl Resize {
     ///
     /// # Errors
     /// The VM cannot have that size.
-    pub fn prepare(&self, cx: &VmContext, wish: Wish, shared: &SharedPart) -> Answer<Prepared> {
+    pub fn prepare(&self, cx: &VmContext, target: SizeTarget, shared: &SharedPart) -> Answer<Prepared> {
         cx.may_take()?;
         let offer = offer(cx, shared);
-        let plan = plan(&offer, &wish);
+        let plan = plan(&offer, &target);
         let plan = plan.and_then(|plan| plan.check_drivers(&offer).map(|()| plan));
         let plan = plan.map_err(|refusal| match cx.guest.guest() {
             Err(why) if is_about_the_guest(&refusal) => {
@@ -111,7 +111,7 @@ impl Resize {
             }
             _ => not_allowed(refusal),
         })?;
-        Ok(Prepared { plan, offer, wish })
+        Ok(Prepared { plan, offer, target })
     }
 
     /// Begins to bring the VM to that size.
@@ -124,19 +124,19 @@ impl Resize {
         request: ResizeRequest,
         prepared: &Prepared,
     ) -> Answer<SharedGoal> {
-        let Prepared { plan, offer, wish } = prepared;
+        let Prepared { plan, offer, target } = prepared;
         let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
         let shared_bytes = shared_bytes(cx, offer, plan);
         // In one change: if it cannot be written, nothing is done for the size.
         cx.record.change(|record| {
             record.on_violation = request.on_violation.unwrap_or(record.on_violation);
             record.size =
-                Some(SizeRecord { bytes: wish.bytes, node: request.node, by: request.by });
+                Some(SizeRecord { bytes: target.bytes, node: request.node, by: request.by });
             if prepared.is_by_sharing() {
                 record.size_bytes = shared_bytes;
             }
         })?;
-        self.progress = Some(Progress::new(plan, offer.size_of(wish), resident, now_s()));
+        self.progress = Some(Progress::new(plan, offer.size_of(target), resident, now_s()));
         Ok(if prepared.is_by_sharing() { SharedGoal::New } else { SharedGoal::Same })
     }
 
@@ -216,28 +216,28 @@ impl Resize {
     }
 
     fn take_step(&mut self, cx: &mut VmContext, shared: &SharedPart) -> Answer<()> {
-        let Some(wish) = wish(cx) else { return Ok(()) };
+        let Some(target) = target(cx) else { return Ok(()) };
         cx.may_take()?;
         self.look(cx)?;
         let offer = offer(cx, shared);
-        self.begin_progress(cx, &offer, &wish)?;
+        self.begin_progress(cx, &offer, &target)?;
         let pressed = self.balloon.is_pressed(cx, &offer);
         let figures = figures(cx, self.progress.as_ref());
         let Some(progress) = &mut self.progress else { return Ok(()) };
-        progress.saw(offer.size_of(&wish), wish.bytes, now_s());
+        progress.saw(offer.size_of(&target), target.bytes, now_s());
         if pressed && offer.ballooned_bytes() > 0 && progress.rests_for().is_none() {
             progress.rest();
             self.balloon.count_release();
         }
         let bytes = match figures {
             // The driver unplugs what the guest can do without, and nothing else.
-            Told::Nobody if progress.mechanism == Mechanism::VirtioMem => wish.bytes,
-            Told::Nobody | Told::NotYet => progress.step(wish.bytes, None, piece_bytes(&offer)),
-            Told::Figures(figures) => progress.step(wish.bytes, Some(figures), piece_bytes(&offer)),
+            Reported::Nobody if progress.mechanism == Mechanism::VirtioMem => target.bytes,
+            Reported::Nobody | Reported::NotYet => progress.step(target.bytes, None, piece_bytes(&offer)),
+            Reported::Figures(figures) => progress.step(target.bytes, Some(figures), piece_bytes(&offer)),
         };
-        let bytes = if progress.mechanism == Mechanism::HyperAlloc { wish.bytes } else { bytes };
+        let bytes = if progress.mechanism == Mechanism::HyperAlloc { target.bytes } else { bytes };
         let rests = progress.rests_for().is_some();
-        let mut plan = plan(&offer, &Wish { bytes, ..wish }).map_err(not_allowed)?;
+        let mut plan = plan(&offer, &SizeTarget { bytes, ..target }).map_err(not_allowed)?;
         if rests {
             plan.ballooned_bytes = 0;
         }
@@ -253,12 +253,12 @@ impl Resize {
     }
 
     /// Begins the progress, if the process before this one was on its way to the size.
-    fn begin_progress(&mut self, cx: &VmContext, offer: &Offer, wish: &Wish) -> Answer<()> {
+    fn begin_progress(&mut self, cx: &VmContext, offer: &Offer, target: &SizeTarget) -> Answer<()> {
         if self.progress.is_none() {
-            let plan = plan(offer, wish).map_err(not_allowed)?;
+            let plan = plan(offer, target).map_err(not_allowed)?;
             let resident = cx.pager.ram().resident_bytes();
             let resident = resident.map_err(failed("the VM's RAM"))?;
-            self.progress = Some(Progress::new(&plan, offer.size_of(wish), resident, now_s()));
+            self.progress = Some(Progress::new(&plan, offer.size_of(target), resident, now_s()));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Choosing what each mechanism has to do.
 
 use super::spread::spread;
-use super::{Driver, Mechanism, Offer, PAGE_BYTES, Refusal, Wish};
+use super::{Driver, Mechanism, Offer, PAGE_BYTES, Refusal, SizeTarget};
 
 /// What each mechanism has to do, and which of them has the most to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,24 +18,24 @@ pub struct Plan {
     pub hard_bytes: u64,
 }
 
-/// Plans the way to `wish`. `floor_bytes`: the least that a guest lives with.
+/// Plans the way to `target`. `floor_bytes`: the least that a guest lives with.
 ///
 /// # Errors
 /// [`Refusal`].
-pub fn plan(offer: &Offer, wish: &Wish, floor_bytes: u64) -> Result<Plan, Refusal> {
+pub fn plan(offer: &Offer, target: &SizeTarget, floor_bytes: u64) -> Result<Plan, Refusal> {
     let now = now(offer);
-    let plan = match (wish.node, wish.by) {
-        (Some(node), None | Some(Mechanism::VirtioMem)) => of_node(offer, wish.bytes, node, now)?,
+    let plan = match (target.node, target.by) {
+        (Some(node), None | Some(Mechanism::VirtioMem)) => of_node(offer, target.bytes, node, now)?,
         (Some(_), Some(other)) => return Err(Refusal::KnowsNoNodes(other)),
-        (None, None) => by_size(offer, wish.bytes)?,
-        (None, Some(Mechanism::VirtioMem)) => by_virtio_mem(offer, wish.bytes, now)?,
-        (None, Some(Mechanism::Balloon)) => by_balloon(offer, wish.bytes, now)?,
-        (None, Some(Mechanism::HyperAlloc)) => by_hyper_alloc(offer, wish.bytes, now)?,
+        (None, None) => by_size(offer, target.bytes)?,
+        (None, Some(Mechanism::VirtioMem)) => by_virtio_mem(offer, target.bytes, now)?,
+        (None, Some(Mechanism::Balloon)) => by_balloon(offer, target.bytes, now)?,
+        (None, Some(Mechanism::HyperAlloc)) => by_hyper_alloc(offer, target.bytes, now)?,
     };
     let leads_to = (offer.initial_bytes + plan.requested_bytes.iter().sum::<u64>())
         .saturating_sub(plan.ballooned_bytes + plan.hard_bytes);
     match leads_to < floor_bytes {
-        true => Err(Refusal::BelowFloor { bytes: wish.bytes, floor: floor_bytes }),
+        true => Err(Refusal::BelowFloor { bytes: target.bytes, floor: floor_bytes }),
         false => Ok(plan),
     }
 }

@@ -5,7 +5,7 @@ use ebb_policy::resize::{Driver, Offer};
 use ebb_vm::qmp::QmpError;
 use ebb_vm::{Qmp, balloon};
 
-use super::told::now_s;
+use super::reported::now_s;
 use crate::vm::context::VmContext;
 use crate::vm::context::capabilities::Capabilities;
 

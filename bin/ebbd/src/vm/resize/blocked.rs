@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ebb_inspect::PageKind;
-use ebb_policy::resize::{Driver, Mechanism, Offer, Wish};
+use ebb_policy::resize::{Driver, Mechanism, Offer, SizeTarget};
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
 
 use super::progress::Progress;
@@ -13,7 +13,7 @@ use crate::vm::context::VmContext;
 /// shared allocator leaves the guest alone.
 pub fn reason(
     cx: &VmContext,
-    (offer, wish): (&Offer, &Wish),
+    (offer, target): (&Offer, &SizeTarget),
     progress: &Progress,
     rests_for: Option<Duration>,
 ) -> String {
@@ -45,14 +45,14 @@ pub fn reason(
             left.as_secs() + 1
         );
     }
-    let is_silent = offer.size_of(wish) > wish.bytes && progress.least_bytes.is_none();
+    let is_silent = offer.size_of(target) > target.bytes && progress.least_bytes.is_none();
     match progress.mechanism {
         Mechanism::HyperAlloc => of_allocator(cx, progress),
         Mechanism::Balloon if is_silent => {
             "the guest tells nothing about its memory, so nothing is taken from it".into()
         }
-        Mechanism::Balloon => of_balloon(offer, wish),
-        Mechanism::VirtioMem => of_devices(cx, offer, wish),
+        Mechanism::Balloon => of_balloon(offer, target),
+        Mechanism::VirtioMem => of_devices(cx, offer, target),
     }
 }
 
@@ -67,22 +67,22 @@ fn of_allocator(cx: &VmContext, progress: &Progress) -> String {
     }
 }
 
-fn of_devices(cx: &VmContext, offer: &Offer, wish: &Wish) -> String {
-    let concerned = |node: u32| wish.node.is_none_or(|wanted| wanted == node);
+fn of_devices(cx: &VmContext, offer: &Offer, target: &SizeTarget) -> String {
+    let concerned = |node: u32| target.node.is_none_or(|wanted| wanted == node);
     let devices = || offer.devices.iter().filter(|device| concerned(device.node));
     if devices().any(|device| device.driver == Driver::Absent) {
         return "the guest does not drive its virtio-mem device (yet): it needs the driver \
                 virtio_mem, loaded"
             .into();
     }
-    let size = offer.size_of(wish);
-    if size < wish.bytes {
+    let size = offer.size_of(target);
+    if size < target.bytes {
         return format!(
             "the guest does not plug {} more: run dmesg in it, its kernel says why",
-            Bytes(wish.bytes - size)
+            Bytes(target.bytes - size)
         );
     }
-    let left = Bytes(size - wish.bytes);
+    let left = Bytes(size - target.bytes);
     match usage_of(cx, concerned) {
         Some(usage) => format!("the guest does not unplug {left} more: {usage}"),
         None => format!("the guest does not unplug {left} more, and does not show why"),
@@ -108,19 +108,20 @@ fn usage_of(cx: &VmContext, concerned: impl Fn(u32) -> bool) -> Option<String> {
     Some(usage.to_string())
 }
 
-fn of_balloon(offer: &Offer, wish: &Wish) -> String {
-    let size = offer.size_of(wish);
+fn of_balloon(offer: &Offer, target: &SizeTarget) -> String {
+    let size = offer.size_of(target);
     match offer.balloon.map(|balloon| balloon.driver) {
         Some(Driver::Absent) => {
             "the guest does not drive its balloon (yet): it needs the driver virtio_balloon, loaded"
                 .into()
         }
-        _ if size < wish.bytes => {
-            format!("the guest does not take {} more out of its balloon", Bytes(wish.bytes - size))
-        }
+        _ if size < target.bytes => format!(
+            "the guest does not take {} more out of its balloon",
+            Bytes(target.bytes - size)
+        ),
         _ => format!(
             "the guest's balloon does not answer, or finds no memory: {} more are asked of it",
-            Bytes(size - wish.bytes)
+            Bytes(size - target.bytes)
         ),
     }
 }
@@ -188,8 +189,8 @@ mod tests {
         progress.last_word = Some("of the kernel before".into());
         cx.guest.forget("it was reset and is booting");
         progress.begin_again(0);
-        let wish = Wish { bytes: 0, node: None, by: None };
-        let said = reason(&cx, (&Offer::default(), &wish), &progress, None);
+        let target = SizeTarget { bytes: 0, node: None, by: None };
+        let said = reason(&cx, (&Offer::default(), &target), &progress, None);
         assert!(said.ends_with("it was reset and is booting"), "{said}");
     }
 

@@ -1,6 +1,6 @@
 //! The offer of a VM: by what its size can change, and which plan that allows.
 
-use ebb_policy::resize::{self, Mechanism, Offer, Plan, Refusal, Wish};
+use ebb_policy::resize::{self, Mechanism, Offer, Plan, Refusal, SizeTarget};
 use ebb_reclaim::limit::marks::floor_bytes;
 use ebb_units::FRAME_BYTES;
 
@@ -24,8 +24,8 @@ pub(super) fn offer(cx: &VmContext, shared: &SharedPart) -> Offer {
 }
 
 /// Returns how the VM comes to that size.
-pub(super) fn plan(offer: &Offer, wish: &Wish) -> Result<Plan, Refusal> {
-    resize::plan(offer, wish, floor_bytes(offer.initial_bytes + offer.plugged_bytes()))
+pub(super) fn plan(offer: &Offer, target: &SizeTarget) -> Result<Plan, Refusal> {
+    resize::plan(offer, target, floor_bytes(offer.initial_bytes + offer.plugged_bytes()))
 }
 
 /// Returns what the guest is to have by the allocator that it shares, as the record has it.

@@ -1,11 +1,11 @@
 //! What a VM's size is and how far it is on the way to its target, as the API tells it.
 
 use ebb_api::{BalloonStatus, ResizeReport, SizeState, SizeStatus};
-use ebb_policy::resize::{Mechanism, Offer, Wish};
+use ebb_policy::resize::{Mechanism, Offer, SizeTarget};
 use ebb_units::HUGE_BYTES;
 
 use super::offer::offer;
-use super::wish::{api, wish};
+use super::target::{api, target};
 use super::{Resize, blocked};
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::support::nanoseconds::nanoseconds;
@@ -32,11 +32,11 @@ impl Resize {
     /// # Errors
     /// No size was asked for.
     pub fn report(&self, cx: &VmContext, shared: &SharedPart) -> Answer<ResizeReport> {
-        let (Some(wish), Some(progress)) = (wish(cx), &self.progress) else {
+        let (Some(target), Some(progress)) = (target(cx), &self.progress) else {
             return Err(not_allowed("no size was asked for: ebb resize does"));
         };
         let offer = offer(cx, shared);
-        let (bytes, state) = (offer.size_of(&wish), self.state(cx, shared));
+        let (bytes, state) = (offer.size_of(&target), self.state(cx, shared));
         let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
         let start_bytes = progress.start_bytes;
         let emptied_bytes = progress.start_resident_bytes.saturating_sub(resident);
@@ -51,8 +51,8 @@ impl Resize {
         };
         Ok(ResizeReport {
             bytes,
-            wanted_bytes: wish.bytes,
-            node: wish.node,
+            wanted_bytes: target.bytes,
+            node: target.node,
             mechanism: api(progress.mechanism),
             reason: progress.reason.clone(),
             state,
@@ -62,14 +62,14 @@ impl Resize {
             returned_bytes: moved.returned_bytes,
             purges: moved.purges,
             duration_ns: nanoseconds(progress.took(state)),
-            stopped_by: self.what_stops_it(cx, (&offer, &wish), state, shared).unwrap_or_default(),
+            stopped_by: self.what_stops_it(cx, (&offer, &target), state, shared).unwrap_or_default(),
         })
     }
 
     fn what_stops_it(
         &self,
         cx: &VmContext,
-        (offer, wish): (&Offer, &Wish),
+        (offer, target): (&Offer, &SizeTarget),
         state: SizeState,
         shared: &SharedPart,
     ) -> Option<String> {
@@ -78,7 +78,7 @@ impl Resize {
             SizeState::Reached => Some("the size asked for was reached".into()),
             SizeState::Moving | SizeState::Off => None,
             SizeState::Waiting => {
-                Some(blocked::reason(cx, (offer, wish), progress, shared.rests_for))
+                Some(blocked::reason(cx, (offer, target), progress, shared.rests_for))
             }
         }
     }
@@ -86,7 +86,7 @@ impl Resize {
     /// Returns the size that the VM has, and those that it could have.
     pub fn status(&self, cx: &VmContext, shared: &SharedPart) -> SizeStatus {
         let offer = offer(cx, shared);
-        let (state, progress, wish) = (self.state(cx, shared), &self.progress, wish(cx));
+        let (state, progress, target) = (self.state(cx, shared), &self.progress, target(cx));
         let found = cx.capabilities.as_ref();
         SizeStatus {
             bytes: offer.size_bytes(),
@@ -95,14 +95,14 @@ impl Resize {
             ballooned_bytes: offer.ballooned_bytes(),
             hard_bytes: offer.hard_bytes.unwrap_or(0),
             max_bytes: offer.max_bytes(),
-            wanted_bytes: wish.map(|wish| wish.bytes),
-            wanted_node: wish.and_then(|wish| wish.node),
+            wanted_bytes: target.map(|target| target.bytes),
+            wanted_node: target.and_then(|target| target.node),
             mechanism: progress.as_ref().map(|progress| api(progress.mechanism)),
             reason: progress.as_ref().map(|progress| progress.reason.clone()),
             state,
-            stopped_by: wish
+            stopped_by: target
                 .filter(|_| state == SizeState::Waiting)
-                .and_then(|wish| self.what_stops_it(cx, (&offer, &wish), state, shared)),
+                .and_then(|target| self.what_stops_it(cx, (&offer, &target), state, shared)),
             devices: found.map(Capabilities::device_status).unwrap_or_default(),
         }
     }

@@ -140,7 +140,7 @@ impl Worker {
             )));
         }
         self.resize.look(&mut self.cx)?;
-        let Some(wish) = resize::wish_of(&request) else {
+        let Some(target) = resize::target_of(&request) else {
             let part = self.reclaim.hyperalloc.part();
             let stayed = self.resize.stay(&mut self.cx, request.on_violation, &part);
             let goal = self.resize.take_goal();
@@ -151,7 +151,7 @@ impl Worker {
         self.cx.may_take()?;
         self.confirm();
         let part = self.reclaim.hyperalloc.part();
-        let prepared = self.resize.prepare(&self.cx, wish, &part)?;
+        let prepared = self.resize.prepare(&self.cx, target, &part)?;
         if prepared.is_by_sharing() {
             self.reclaim.hyperalloc.check(&mut self.cx)?;
         }

@@ -33,35 +33,35 @@ fn small() -> Offer {
     Offer { initial_bytes: GIB, node_bytes: vec![GIB], ..Offer::default() }
 }
 
-fn wish(bytes: u64) -> Wish {
-    Wish { bytes, node: None, by: None }
+fn target(bytes: u64) -> SizeTarget {
+    SizeTarget { bytes, node: None, by: None }
 }
 
-fn planned(offer: &Offer, wish: Wish) -> Plan {
-    plan(offer, &wish, 64 * MIB).expect("it can be had")
+fn planned(offer: &Offer, target: SizeTarget) -> Plan {
+    plan(offer, &target, 64 * MIB).expect("it can be had")
 }
 
-fn refused(offer: &Offer, wish: Wish) -> String {
-    plan(offer, &wish, 64 * MIB).expect_err("it cannot be had").to_string()
+fn refused(offer: &Offer, target: SizeTarget) -> String {
+    plan(offer, &target, 64 * MIB).expect_err("it cannot be had").to_string()
 }
 
 #[test]
 fn what_goes_beyond_the_beginning_is_plugged_evenly() {
     let offer = two_nodes();
-    let plan = planned(&offer, wish(12 * GIB));
+    let plan = planned(&offer, target(12 * GIB));
     assert_eq!(plan.mechanism, Mechanism::VirtioMem);
     assert_eq!(plan.requested_bytes, [2 * GIB; 2]);
-    let plan = planned(&offer, wish(40 * GIB));
+    let plan = planned(&offer, target(40 * GIB));
     assert_eq!(plan.requested_bytes, [16 * GIB; 2]);
-    assert!(refused(&offer, wish(41 * GIB)).contains("over the maximum of 40 GiB"));
-    assert!(refused(&small(), wish(2 * GIB)).contains("--grow-to"));
+    assert!(refused(&offer, target(41 * GIB)).contains("over the maximum of 40 GiB"));
+    assert!(refused(&small(), target(2 * GIB)).contains("--grow-to"));
 }
 
 #[test]
 fn what_was_taken_comes_back_before_any_is_plugged() {
     let mut offer = two_nodes();
     offer.balloon = Some(Balloon { ballooned_bytes: 3 * GIB, driver: Driver::Ready });
-    let plan = planned(&offer, wish(9 * GIB));
+    let plan = planned(&offer, target(9 * GIB));
     assert_eq!((plan.mechanism, plan.ballooned_bytes), (Mechanism::Balloon, 0));
     assert_eq!(plan.requested_bytes.iter().sum::<u64>(), GIB);
 }
@@ -70,10 +70,10 @@ fn what_was_taken_comes_back_before_any_is_plugged() {
 fn what_was_plugged_goes_before_any_is_taken() {
     let mut offer = two_nodes();
     offer.devices[1] = device(1, 8 * GIB);
-    let plan = planned(&offer, wish(6 * GIB));
+    let plan = planned(&offer, target(6 * GIB));
     assert_eq!((plan.mechanism, plan.ballooned_bytes), (Mechanism::VirtioMem, 2 * GIB));
     assert_eq!(plan.requested_bytes, [0, 0]);
-    let plan = planned(&offer, wish(10 * GIB));
+    let plan = planned(&offer, target(10 * GIB));
     assert_eq!((plan.requested_bytes, plan.ballooned_bytes), (vec![0, 2 * GIB], 0));
 }
 
@@ -81,13 +81,13 @@ fn what_was_plugged_goes_before_any_is_taken() {
 fn a_shared_allocator_is_preferred_to_the_balloon() {
     let mut offer = two_nodes();
     offer.hard_bytes = Some(0);
-    let plan = planned(&offer, wish(6 * GIB));
+    let plan = planned(&offer, target(6 * GIB));
     assert_eq!((plan.mechanism, plan.hard_bytes), (Mechanism::HyperAlloc, 2 * GIB));
     assert_eq!(plan.ballooned_bytes, 0);
     offer.hard_bytes = None;
-    let plan = planned(&offer, wish(6 * GIB));
+    let plan = planned(&offer, target(6 * GIB));
     assert_eq!((plan.mechanism, plan.ballooned_bytes), (Mechanism::Balloon, 2 * GIB));
-    let why = refused(&small(), wish(512 * MIB));
+    let why = refused(&small(), target(512 * MIB));
     assert!(why.contains("cannot have less than the 1 GiB"), "{why}");
 }
 
@@ -95,7 +95,7 @@ fn a_shared_allocator_is_preferred_to_the_balloon() {
 fn a_node_is_resized_by_its_own_device() {
     let mut offer = two_nodes();
     offer.devices[0] = device(0, GIB);
-    let on = |node, bytes| Wish { bytes, node: Some(node), by: None };
+    let on = |node, bytes| SizeTarget { bytes, node: Some(node), by: None };
     let plan = planned(&offer, on(1, 20 * GIB));
     assert_eq!(plan.requested_bytes, [GIB, 16 * GIB]);
     assert!(refused(&offer, on(2, 8 * GIB)).contains("no NUMA node 2: the VM has 2"));
@@ -103,7 +103,7 @@ fn a_node_is_resized_by_its_own_device() {
     assert!(refused(&offer, on(1, 3 * GIB)).contains("virtio-mem can reach, 4 GiB"));
     offer.devices.pop();
     assert!(refused(&offer, on(1, 8 * GIB)).contains("no virtio-mem device"));
-    let by = Wish { by: Some(Mechanism::Balloon), ..on(0, 8 * GIB) };
+    let by = SizeTarget { by: Some(Mechanism::Balloon), ..on(0, 8 * GIB) };
     assert!(refused(&offer, by).contains("knows no NUMA nodes"));
 }
 
@@ -111,7 +111,7 @@ fn a_node_is_resized_by_its_own_device() {
 fn what_is_asked_for_is_used_alone() {
     let mut offer = two_nodes();
     offer.devices[0] = device(0, 2 * GIB);
-    let by = |mechanism, bytes| Wish { bytes, node: None, by: Some(mechanism) };
+    let by = |mechanism, bytes| SizeTarget { bytes, node: None, by: Some(mechanism) };
     let plan = planned(&offer, by(Mechanism::Balloon, 9 * GIB));
     assert_eq!((plan.ballooned_bytes, plan.requested_bytes), (GIB, vec![2 * GIB, 0]));
     let why = refused(&offer, by(Mechanism::Balloon, 11 * GIB));
@@ -130,17 +130,17 @@ fn what_is_asked_for_is_used_alone() {
 
 #[test]
 fn sizes_between_two_blocks_are_refused_with_the_next_ones() {
-    let why = refused(&two_nodes(), wish(9 * GIB + MIB));
+    let why = refused(&two_nodes(), target(9 * GIB + MIB));
     let (below, above) = (9 * GIB, 9 * GIB + 2 * MIB);
     assert!(why.contains(&format!("give {below} or {above}")), "{why}");
-    let why = refused(&two_nodes(), wish(7 * GIB + 1));
+    let why = refused(&two_nodes(), target(7 * GIB + 1));
     let (below, above) = (7 * GIB, 7 * GIB + 4096);
     assert!(why.contains(&format!("give {below} or {above}")), "{why}");
 }
 
 #[test]
 fn no_guest_is_made_smaller_than_its_kernel() {
-    assert!(refused(&two_nodes(), wish(63 * MIB)).contains("give 64 MiB or more"));
+    assert!(refused(&two_nodes(), target(63 * MIB)).contains("give 64 MiB or more"));
 }
 
 #[test]
@@ -148,11 +148,11 @@ fn a_driver_that_has_nothing_to_do_may_be_absent() {
     let mut offer = two_nodes();
     offer.devices[0].driver = Driver::Absent;
     offer.balloon = Some(Balloon { ballooned_bytes: 0, driver: Driver::Absent });
-    let on = |node| Wish { bytes: 5 * GIB, node: Some(node), by: None };
+    let on = |node| SizeTarget { bytes: 5 * GIB, node: Some(node), by: None };
     assert_eq!(planned(&offer, on(1)).check_drivers(&offer), Ok(()));
-    let refused = |wish| planned(&offer, wish).check_drivers(&offer).unwrap_err().to_string();
+    let refused = |target| planned(&offer, target).check_drivers(&offer).unwrap_err().to_string();
     assert!(refused(on(0)).contains("the driver virtio_mem"));
-    assert!(refused(wish(6 * GIB)).contains("the driver virtio_balloon"));
+    assert!(refused(target(6 * GIB)).contains("the driver virtio_balloon"));
 }
 
 proptest! {
@@ -169,21 +169,21 @@ proptest! {
         offer.devices = (0..).zip(&plugged).map(|(node, blocks)| device(node, blocks * 2 * MIB)).collect();
         offer.balloon = Some(Balloon { ballooned_bytes: ballooned * 4096, driver: Driver::Ready });
         offer.hard_bytes = shares.then_some(0);
-        let wish = wish(blocks * 2 * MIB);
-        if let Ok(first) = plan(&offer, &wish, 64 * MIB) {
+        let target = target(blocks * 2 * MIB);
+        if let Ok(first) = plan(&offer, &target, 64 * MIB) {
             for (device, bytes) in offer.devices.iter_mut().zip(&first.requested_bytes) {
                 prop_assert!(*bytes <= device.max_bytes && bytes % device.block_bytes == 0);
                 (device.plugged_bytes, device.requested_bytes) = (*bytes, *bytes);
             }
             offer.balloon = Some(Balloon { ballooned_bytes: first.ballooned_bytes, driver: Driver::Ready });
             offer.hard_bytes = shares.then_some(first.hard_bytes);
-            prop_assert_eq!(offer.size_bytes(), wish.bytes);
-            let next = plan(&offer, &wish, 64 * MIB).expect("it was reached");
+            prop_assert_eq!(offer.size_bytes(), target.bytes);
+            let next = plan(&offer, &target, 64 * MIB).expect("it was reached");
             prop_assert_eq!(next.requested_bytes, first.requested_bytes);
             prop_assert_eq!(next.ballooned_bytes, first.ballooned_bytes);
             prop_assert_eq!(next.hard_bytes, first.hard_bytes);
         } else {
-            prop_assert!(wish.bytes > offer.max_bytes());
+            prop_assert!(target.bytes > offer.max_bytes());
         }
     }
 }

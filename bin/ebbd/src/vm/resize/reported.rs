@@ -14,7 +14,7 @@ use crate::vm::context::capabilities::Capabilities;
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// What a guest says of its memory.
-pub(super) enum Told {
+pub(super) enum Reported {
     /// These figures.
     Figures(Figures),
     /// Nothing yet about the memory that it has now.
@@ -29,27 +29,27 @@ pub(super) fn now_s() -> u64 {
 }
 
 /// Returns what the guest tells of the memory that it has now.
-pub(super) fn figures(cx: &VmContext, progress: Option<&Progress>) -> Told {
+pub(super) fn figures(cx: &VmContext, progress: Option<&Progress>) -> Reported {
     let since_s = progress.map_or(0, Progress::figures_since_s);
     let found = cx.capabilities.as_ref();
     if let Some(figures) = found.and_then(|found| found.figures(since_s)) {
-        return Told::Figures(figures);
+        return Reported::Figures(figures);
     }
     let balloon = found.and_then(Capabilities::balloon_offer);
     let may_tell = balloon.is_some_and(|balloon| balloon.driver != Driver::Absent);
     let is_silent = progress.is_some_and(|progress| progress.since_change() > SILENCE);
     if may_tell && !is_silent {
-        return Told::NotYet;
+        return Reported::NotYet;
     }
     // Without a balloon that tells: what the guest's metadata says. Shared memory counts as
     // cache.
     let Ok(guest) = cx.guest.guest() else {
-        return if may_tell { Told::NotYet } else { Told::Nobody };
+        return if may_tell { Reported::NotYet } else { Reported::Nobody };
     };
     let view = cx.pager.view();
     let counts = guest.counts(&view);
     let free = guest.free_bytes(&view).unwrap_or(0);
-    Told::Figures(Figures {
+    Reported::Figures(Figures {
         total_bytes: guest.memmap().frames() * FRAME_BYTES,
         available_bytes: free + counts.file_frames * FRAME_BYTES,
     })

@@ -1,22 +1,22 @@
 //! The target of a VM's size, as it was asked for and as it is on record.
 
 use ebb_api::{ResizeRequest, SizeMechanism};
-use ebb_policy::resize::{Mechanism, Wish};
+use ebb_policy::resize::{Mechanism, SizeTarget};
 use ebb_units::Bytes;
 
 use crate::model::record::SizeRecord;
 use crate::vm::context::VmContext;
 
 /// Returns the target of a request; `None`: the size is to stay.
-pub fn wish_of(request: &ResizeRequest) -> Option<Wish> {
+pub fn target_of(request: &ResizeRequest) -> Option<SizeTarget> {
     let bytes = request.bytes?;
-    Some(Wish { bytes, node: request.node, by: request.by.map(mechanism) })
+    Some(SizeTarget { bytes, node: request.node, by: request.by.map(mechanism) })
 }
 
 /// Returns the target on record.
-pub(super) fn wish(cx: &VmContext) -> Option<Wish> {
+pub(super) fn target(cx: &VmContext) -> Option<SizeTarget> {
     let size = cx.record.size?;
-    Some(Wish { bytes: size.bytes, node: size.node, by: size.by.map(mechanism) })
+    Some(SizeTarget { bytes: size.bytes, node: size.node, by: size.by.map(mechanism) })
 }
 
 /// Returns the message once no size is sought. `size`: the size that was sought before.
