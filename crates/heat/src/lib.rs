@@ -11,7 +11,7 @@
 //! levels    the multi-level queue: pages used again and again are looked at less often
 //! degree    reads and writes, weighted
 //! sort      all frames by degree, coldest first; the hot set
-//! pace      when to monitor
+//! schedule  when to monitor
 //! ```
 //!
 //! `docs/tiering.md` and `docs/decisions/0023-*` say what clears which bit, and why it can harm no
@@ -25,7 +25,7 @@ mod guest;
 mod host;
 mod idle;
 mod levels;
-mod pace;
+mod schedule;
 mod sort;
 mod tracker;
 
@@ -36,6 +36,6 @@ pub use guest::{GuestTracker, Roots};
 pub use host::{HostPages, HostTracker};
 pub use idle::IdleTracker;
 pub use levels::{BYTES_PER_PAGE, Levels, TOP_LEVEL, Uses, WINDOWS_MAX};
-pub use pace::{BadSettings, Pace, Settings, Step};
+pub use schedule::{BadSchedule, Schedule, ScheduleSettings, Step};
 pub use sort::Sorted;
 pub use tracker::{Access, Observer, Round, TrackError, Tracker, Verdict, Walk};

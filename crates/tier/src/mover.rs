@@ -12,7 +12,7 @@ use ebb_units::{FRAME_BYTES, Hva};
 use rustix::io::Errno;
 
 use crate::ladder::Kind;
-use crate::pace::Pace;
+use crate::rate_limiter::RateLimiter;
 use crate::tier::{Outcome, TierError};
 
 /// Most threads that move pages: the paper's number.
@@ -32,7 +32,7 @@ const UNTOLD: i32 = i32::MIN;
 pub struct Mover {
     workers: usize,
     batch_pages: usize,
-    pace: Pace,
+    limiter: RateLimiter,
 }
 
 /// Whose pages move, and where to.
@@ -50,15 +50,15 @@ pub fn workers() -> usize {
 
 impl Default for Mover {
     fn default() -> Mover {
-        Mover::new(workers(), BATCH_PAGES, Pace::unlimited())
+        Mover::new(workers(), BATCH_PAGES, RateLimiter::unlimited())
     }
 }
 
 impl Mover {
     /// A mover with `workers` threads, each of which moves `batch_pages` at a time. All threads
-    /// together keep to `pace`.
-    pub fn new(workers: usize, batch_pages: usize, pace: Pace) -> Mover {
-        Mover { workers: workers.max(1), batch_pages: batch_pages.max(1), pace }
+    /// together keep to `limiter`.
+    pub fn new(workers: usize, batch_pages: usize, limiter: RateLimiter) -> Mover {
+        Mover { workers: workers.max(1), batch_pages: batch_pages.max(1), limiter }
     }
 
     /// Moves pages of a process, `page_bytes` each, to a node, even if other processes map them
@@ -155,7 +155,7 @@ impl Mover {
     /// Tries to move pages of other nodes. A page that is still there afterwards is in use.
     fn attempt(&self, to: To<'_>, pages: &[Hva]) -> io::Result<Vec<Outcome>> {
         let To { process, node, page_bytes } = to;
-        self.pace.wait(pages.len() as u64 * page_bytes);
+        self.limiter.wait(pages.len() as u64 * page_bytes);
         let mut statuses = vec![UNTOLD; pages.len()];
         let is_full = match numa::move_to(process, pages, node, &mut statuses) {
             Err(error) if is(&error, Errno::NOMEM) => true,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
-use ebb_tier::{Kind, Mover, Node, Outcome, Pace, Pages, Tier, TierError, host};
+use ebb_tier::{Kind, Mover, Node, Outcome, Pages, RateLimiter, Tier, TierError, host};
 use ebb_units::{Gfn, Gpa};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region};
@@ -28,7 +28,7 @@ fn ram() -> (Arc<Ram>, Mapping) {
 }
 
 fn node(number: u32, process: &Arc<Process>, ram: &Arc<Ram>) -> Node {
-    let mover = Mover::new(3, 16, Pace::unlimited());
+    let mover = Mover::new(3, 16, RateLimiter::unlimited());
     let pages = Pages::of_vmm(Arc::clone(process), Arc::clone(ram), mover);
     Node::new(number, Arc::new(pages))
 }

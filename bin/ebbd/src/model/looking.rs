@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ebb_api::Backing;
-use ebb_heat::Settings;
+use ebb_heat::ScheduleSettings;
 use serde::{Deserialize, Serialize};
 
 /// Shortest window in milliseconds: a window ends at a tick of the VM's worker.
@@ -29,7 +29,7 @@ pub struct Looking {
 
 impl Default for Looking {
     fn default() -> Looking {
-        let Settings { window, rounds, .. } = Settings::default();
+        let ScheduleSettings { window, rounds, .. } = ScheduleSettings::default();
         Looking {
             heat_window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
             heat_windows: rounds,
@@ -41,12 +41,12 @@ impl Default for Looking {
 
 impl Looking {
     /// Settings for a VM whose memory has this backing.
-    pub fn settings(&self, backing: Backing) -> Settings {
+    pub fn settings(&self, backing: Backing) -> ScheduleSettings {
         let settings = match backing {
-            Backing::Small => Settings::default(),
-            _ => Settings::huge(),
+            Backing::Small => ScheduleSettings::default(),
+            _ => ScheduleSettings::huge(),
         };
-        Settings {
+        ScheduleSettings {
             window: Duration::from_millis(self.heat_window_ms),
             rounds: self.heat_windows,
             period: self.heat_period_s.map_or(settings.period, Duration::from_secs),
@@ -93,8 +93,8 @@ mod tests {
     #[test]
     fn what_is_not_told_is_as_in_the_paper() {
         let looking = Looking::default();
-        assert_eq!(looking.settings(Backing::Small), Settings::default());
-        assert_eq!(looking.settings(Backing::Thp), Settings::huge());
+        assert_eq!(looking.settings(Backing::Small), ScheduleSettings::default());
+        assert_eq!(looking.settings(Backing::Thp), ScheduleSettings::huge());
         let every_hour = Looking { heat_period_s: Some(3600), ..looking };
         assert_eq!(every_hour.settings(Backing::Thp).period, Duration::from_secs(3600));
     }

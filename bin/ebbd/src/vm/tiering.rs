@@ -102,7 +102,7 @@ impl Tiering {
             if self.placing.is_none() {
                 // Also tells of a monitoring that was broken off: else it would be tried in each
                 // period.
-                self.monitor.tell_pace(self.moved_bytes(cx, evicted));
+                self.monitor.tell_schedule(self.moved_bytes(cx, evicted));
             }
             if let Some(run) = self.monitor.end(cx) {
                 self.end(cx, run);
@@ -155,7 +155,7 @@ impl Tiering {
         placing.keep(cx.pager.ram().resident_bytes().unwrap_or(0), came_bytes);
         if placing.has_news() {
             let moved_bytes = self.moved_bytes(cx, evicted);
-            self.monitor.tell_pace(moved_bytes);
+            self.monitor.tell_schedule(moved_bytes);
         }
     }
 

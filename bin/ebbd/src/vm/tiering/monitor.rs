@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ebb_api::{Backing, HeatReport, HeatRequest};
-use ebb_heat::{Levels, Pace, Roots, Settings, Step, TOP_LEVEL, TrackError, Walk};
+use ebb_heat::{Levels, Roots, Schedule, ScheduleSettings, Step, TOP_LEVEL, TrackError, Walk};
 use ebb_inspect::Guest;
 use ebb_sys::page_idle::PageIdle;
 use ebb_sys::pagemap::Pagemap;
@@ -34,9 +34,9 @@ const TURN: Duration = Duration::from_millis(50);
 /// The monitorings of one VM.
 pub struct Monitor {
     since: Instant,
-    settings: Settings,
+    settings: ScheduleSettings,
     /// The schedule; `None`: nobody wants the VM monitored.
-    pace: Option<Pace>,
+    schedule: Option<Schedule>,
     /// When the schedule has something to do next, counted from `since`.
     due: Duration,
     /// The queue of the last monitoring, for the next.
@@ -74,11 +74,11 @@ enum Due {
 
 impl Monitor {
     /// Begins with nothing known.
-    pub fn new(settings: Settings) -> Monitor {
+    pub fn new(settings: ScheduleSettings) -> Monitor {
         Monitor {
             since: Instant::now(),
             settings,
-            pace: None,
+            schedule: None,
             due: Duration::ZERO,
             levels: None,
             roots: Roots::default(),
@@ -119,8 +119,8 @@ impl Monitor {
     }
 
     fn begin(&mut self) -> Answer<()> {
-        let pace = Pace::new(self.settings, self.since.elapsed());
-        self.pace = Some(pace.map_err(failed("monitoring"))?);
+        let schedule = Schedule::new(self.settings, self.since.elapsed());
+        self.schedule = Some(schedule.map_err(failed("monitoring"))?);
         (self.due, self.failed, self.is_asked) = (self.since.elapsed(), None, true);
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Monitor {
 
     /// Whether a round may be due. Begins monitorings by itself if they are wanted.
     pub fn may_be_due(&mut self, cx: &VmContext) -> bool {
-        if self.pace.is_none() {
+        if self.schedule.is_none() {
             let known = cx.guest.guest().is_ok() || self.since.elapsed() > BOOT;
             if !is_wanted(cx) || !known {
                 return false;
@@ -172,7 +172,7 @@ impl Monitor {
             return Due::GoOn;
         }
         let now = self.since.elapsed();
-        match self.pace.as_mut().map(|pace| pace.step(now)) {
+        match self.schedule.as_mut().map(|schedule| schedule.step(now)) {
             None => Due::Nothing,
             Some(Step::Wait(until)) => {
                 self.due = until;
@@ -301,7 +301,7 @@ impl Monitor {
         tracing::debug!("{}: not monitored: {why}", cx.name());
         (self.run, self.failed) = (None, Some(why));
         if !is_wanted(cx) {
-            self.pace = None;
+            self.schedule = None;
         }
     }
 
@@ -309,7 +309,7 @@ impl Monitor {
     /// unless it was broken off.
     pub fn end(&mut self, cx: &VmContext) -> Option<Run> {
         if !is_wanted(cx) {
-            self.pace = None;
+            self.schedule = None;
         }
         // Drops the old figures first: both at once would take one byte a page more.
         let run = self.run.take()?;
@@ -324,10 +324,10 @@ impl Monitor {
     }
 
     /// Tells the schedule what was moved since it was last told.
-    pub fn tell_pace(&mut self, moved_bytes: u64) {
+    pub fn tell_schedule(&mut self, moved_bytes: u64) {
         let newly = moved_bytes.saturating_sub(self.moved_bytes);
         self.moved_bytes = moved_bytes;
-        self.pace.iter_mut().for_each(|pace| pace.moved(newly));
+        self.schedule.iter_mut().for_each(|schedule| schedule.moved(newly));
     }
 
     fn round(

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ebb_tier::{Mover, Node, Outcome, Pace, Tier, mover};
+use ebb_tier::{Mover, Node, Outcome, RateLimiter, Tier, mover};
 
 use crate::rig::{FAST, Rig, SLOW};
 
@@ -20,7 +20,7 @@ enum Way {
 impl Way {
     fn node(self, rig: &Rig, number: u32) -> Node {
         match self {
-            Way::Serial => rig.node(number, Mover::new(1, usize::MAX, Pace::unlimited())),
+            Way::Serial => rig.node(number, Mover::new(1, usize::MAX, RateLimiter::unlimited())),
             Way::Parallel => rig.node(number, Mover::default()),
         }
     }

@@ -1,7 +1,7 @@
 //! Whether pages end up where they should, with every byte.
 
 use anyhow::{Context, ensure};
-use ebb_tier::{Heat, Kind, Mover, Outcome, Pace, Place, Rules, Tally, Tier, carry_out, plan};
+use ebb_tier::{Heat, Kind, Mover, Outcome, Place, RateLimiter, Rules, Tally, Tier, carry_out, plan};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +14,7 @@ const BATCH: usize = 512;
 const ROUNDS: usize = 8;
 
 fn mover() -> Mover {
-    Mover::new(4, BATCH, Pace::unlimited())
+    Mover::new(4, BATCH, RateLimiter::unlimited())
 }
 
 /// Runs all checks in turn. Returns in words what was done.

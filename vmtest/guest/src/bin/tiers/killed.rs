@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use ebb_sys::process::Process;
-use ebb_tier::{Heat, Mover, Pace, Place, Rules, Tier, carry_out, plan};
+use ebb_tier::{Heat, Mover, Place, RateLimiter, Rules, Tier, carry_out, plan};
 use ebb_units::{Gfn, Hva};
 
 use crate::rig::{FAST, Rig, SLOW, Target};
@@ -95,7 +95,8 @@ fn exchange(target: &Target, frames: &[Gfn], rest: u64) -> anyhow::Result<()> {
         free_degrees: 1,
         budget_frames: u64::MAX,
     };
-    let tiers = [FAST, SLOW].map(|node| target.node(node, Mover::new(4, BATCH, Pace::unlimited())));
+    let tiers =
+        [FAST, SLOW].map(|node| target.node(node, Mover::new(4, BATCH, RateLimiter::unlimited())));
     let tiers: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
     loop {
         let nodes = target.nodes()?;

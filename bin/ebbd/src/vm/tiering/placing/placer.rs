@@ -9,7 +9,8 @@ use std::time::Duration;
 use ebb_pager::{Grain, Pager};
 use ebb_tier::mover::{BATCH_PAGES, workers};
 use ebb_tier::{
-    Kind, Mover, Node, Outcome, Pace, Pages, Place, Plan, Rules, Tier, TierError, carry_out, plan,
+    Kind, Mover, Node, Outcome, Pages, Place, Plan, RateLimiter, Rules, Tier, TierError, carry_out,
+    plan,
 };
 use ebb_units::{Bytes, FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
@@ -44,8 +45,8 @@ impl Placer {
         rate: u64,
         shared: &Arc<Shared>,
     ) -> io::Result<Placer> {
-        let pace = if rate > 0 { Pace::new(rate) } else { Pace::unlimited() };
-        let mover = Mover::new(workers(), BATCH_PAGES, pace);
+        let limiter = if rate > 0 { RateLimiter::new(rate) } else { RateLimiter::unlimited() };
+        let mover = Mover::new(workers(), BATCH_PAGES, limiter);
         let pages = Arc::new(Pages::of_pager(Arc::clone(pager), mover)?);
         let is_huge = pager.folios().grain() == Grain::Huge;
         let node = if is_huge { Node::huge } else { Node::new };

@@ -9,7 +9,7 @@ use crate::WINDOWS_MAX;
 
 /// How often to monitor, and for how long. The defaults are the paper's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Settings {
+pub struct ScheduleSettings {
     /// Time from one look to the next.
     pub window: Duration,
     /// Number of windows in a monitoring.
@@ -24,7 +24,7 @@ pub struct Settings {
 
 /// Why settings do not fit together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum BadSettings {
+pub enum BadSchedule {
     /// There is no window, there are too many, or a window is too short.
     #[error("a monitoring needs 1 to {WINDOWS_MAX} windows of at least a millisecond")]
     Windows,
@@ -40,9 +40,9 @@ pub enum BadSettings {
     },
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for ScheduleSettings {
+    fn default() -> ScheduleSettings {
+        ScheduleSettings {
             window: Duration::from_millis(600),
             rounds: 8,
             period: Duration::from_secs(60),
@@ -52,10 +52,10 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl ScheduleSettings {
     /// Settings for a VM whose memory is in huge pages: a monitoring every two minutes.
-    pub fn huge() -> Settings {
-        Settings { period: Duration::from_secs(120), ..Settings::default() }
+    pub fn huge() -> ScheduleSettings {
+        ScheduleSettings { period: Duration::from_secs(120), ..ScheduleSettings::default() }
     }
 
     /// Longest time from the beginning of one monitoring to that of the next.
@@ -66,15 +66,15 @@ impl Settings {
     /// Checks that the settings fit together.
     ///
     /// # Errors
-    /// [`BadSettings`].
-    pub fn check(&self) -> Result<(), BadSettings> {
-        let Settings { window, rounds, period, .. } = *self;
+    /// [`BadSchedule`].
+    pub fn check(&self) -> Result<(), BadSchedule> {
+        let ScheduleSettings { window, rounds, period, .. } = *self;
         if !(1..=WINDOWS_MAX).contains(&rounds) || window < Duration::from_millis(1) {
-            return Err(BadSettings::Windows);
+            return Err(BadSchedule::Windows);
         }
         match window.checked_mul(u32::from(rounds)) {
             Some(all) if all <= period => Ok(()),
-            _ => Err(BadSettings::Period { rounds, window, period }),
+            _ => Err(BadSchedule::Period { rounds, window, period }),
         }
     }
 }
@@ -88,15 +88,15 @@ pub enum Step {
     Begin,
     /// A window has ended: do a round.
     Look,
-    /// The last window has ended: do a round, sort, and move. Then tell [`Pace::moved`] how much
-    /// was moved.
+    /// The last window has ended: do a round, sort, and move. Then tell [`Schedule::moved`] how
+    /// much was moved.
     Last,
 }
 
 /// When to monitor one VM. Times count from any instant that its owner chooses.
 #[derive(Clone, Debug)]
-pub struct Pace {
-    settings: Settings,
+pub struct Schedule {
+    settings: ScheduleSettings,
     /// When the current period began.
     period: Duration,
     /// Rounds done in this monitoring, with the one that clears; 0: no monitoring runs.
@@ -111,14 +111,14 @@ pub struct Pace {
     left_out: u8,
 }
 
-impl Pace {
+impl Schedule {
     /// A schedule from `now` on. The first monitoring begins at once.
     ///
     /// # Errors
-    /// [`BadSettings`].
-    pub fn new(settings: Settings, now: Duration) -> Result<Pace, BadSettings> {
+    /// [`BadSchedule`].
+    pub fn new(settings: ScheduleSettings, now: Duration) -> Result<Schedule, BadSchedule> {
         settings.check()?;
-        Ok(Pace {
+        Ok(Schedule {
             settings,
             period: now,
             rounds: 0,
@@ -193,11 +193,11 @@ mod tests {
 
     /// When the monitorings of the first `minutes` begin, in seconds, and how many rounds each has.
     /// Each moves `moved` bytes.
-    fn begins(settings: Settings, minutes: u32, moved: u64) -> Vec<(u64, u32)> {
-        let mut pace = Pace::new(settings, Duration::ZERO).unwrap();
+    fn begins(settings: ScheduleSettings, minutes: u32, moved: u64) -> Vec<(u64, u32)> {
+        let mut schedule = Schedule::new(settings, Duration::ZERO).unwrap();
         let (mut now, mut found) = (Duration::ZERO, Vec::<(u64, u32)>::new());
         while now < minutes * Duration::from_secs(60) {
-            match pace.step(now) {
+            match schedule.step(now) {
                 Step::Wait(until) => {
                     assert!(until > now);
                     now = until;
@@ -207,7 +207,7 @@ mod tests {
                 step => {
                     found.last_mut().unwrap().1 += 1;
                     if step == Step::Last {
-                        pace.moved(moved);
+                        schedule.moved(moved);
                     }
                 }
             }
@@ -218,64 +218,64 @@ mod tests {
     #[test]
     fn every_minute_eight_windows() {
         let each = |period: u64| (0..6u64).map(|index| (index * period, 8)).collect::<Vec<_>>();
-        assert_eq!(begins(Settings::default(), 6, u64::MAX), each(60));
-        assert_eq!(begins(Settings::huge(), 12, 256 << 20), each(120));
+        assert_eq!(begins(ScheduleSettings::default(), 6, u64::MAX), each(60));
+        assert_eq!(begins(ScheduleSettings::huge(), 12, 256 << 20), each(120));
     }
 
     #[test]
     fn quiet_ones_leave_out_more_and_more_up_to_three() {
-        let found = begins(Settings::default(), 18, (256 << 20) - 1);
+        let found = begins(ScheduleSettings::default(), 18, (256 << 20) - 1);
         let minutes: Vec<u64> = found.iter().map(|(second, _)| second / 60).collect();
         assert_eq!(minutes, [0, 2, 5, 9, 13, 17]);
-        assert_eq!(Settings::default().rarest(), Duration::from_secs(4 * 60));
+        assert_eq!(ScheduleSettings::default().rarest(), Duration::from_secs(4 * 60));
     }
 
     #[test]
     fn one_that_moved_something_ends_the_quiet() {
-        let mut pace = Pace::new(Settings::default(), Duration::ZERO).unwrap();
-        (0..3).for_each(|_| pace.moved(0));
-        assert_eq!(pace.left_out, 3);
-        pace.moved(1 << 30);
-        assert_eq!(pace.left_out, 0);
-        pace.moved(0);
-        assert_eq!(pace.left_out, 1);
-        pace.disturb();
-        assert_eq!(pace.left_out, 0);
+        let mut schedule = Schedule::new(ScheduleSettings::default(), Duration::ZERO).unwrap();
+        (0..3).for_each(|_| schedule.moved(0));
+        assert_eq!(schedule.left_out, 3);
+        schedule.moved(1 << 30);
+        assert_eq!(schedule.left_out, 0);
+        schedule.moved(0);
+        assert_eq!(schedule.left_out, 1);
+        schedule.disturb();
+        assert_eq!(schedule.left_out, 0);
     }
 
     #[test]
     fn a_late_look_lengthens_its_window() {
-        let mut pace = Pace::new(Settings::default(), Duration::ZERO).unwrap();
-        assert_eq!(pace.step(Duration::ZERO), Step::Begin);
-        assert_eq!(pace.step(599 * MS), Step::Wait(600 * MS));
-        assert_eq!(pace.step(5000 * MS), Step::Look);
-        assert_eq!(pace.step(5001 * MS), Step::Wait(5600 * MS));
+        let mut schedule = Schedule::new(ScheduleSettings::default(), Duration::ZERO).unwrap();
+        assert_eq!(schedule.step(Duration::ZERO), Step::Begin);
+        assert_eq!(schedule.step(599 * MS), Step::Wait(600 * MS));
+        assert_eq!(schedule.step(5000 * MS), Step::Look);
+        assert_eq!(schedule.step(5001 * MS), Step::Wait(5600 * MS));
     }
 
     #[test]
     fn who_slept_through_periods_monitors_once() {
-        let mut pace = Pace::new(Settings::default(), Duration::ZERO).unwrap();
+        let mut schedule = Schedule::new(ScheduleSettings::default(), Duration::ZERO).unwrap();
         let day = Duration::from_secs(86400);
-        assert_eq!((0..9).map(|index| pace.step(index * 600 * MS)).last(), Some(Step::Last));
-        pace.moved(0);
-        assert_eq!(pace.step(day), Step::Begin);
-        let rest = (1..9).map(|index| pace.step(day + index * 600 * MS));
+        assert_eq!((0..9).map(|index| schedule.step(index * 600 * MS)).last(), Some(Step::Last));
+        schedule.moved(0);
+        assert_eq!(schedule.step(day), Step::Begin);
+        let rest = (1..9).map(|index| schedule.step(day + index * 600 * MS));
         assert_eq!(rest.last(), Some(Step::Last));
-        assert_eq!(pace.step(day + 5000 * MS), Step::Wait(day + Duration::from_secs(60)));
+        assert_eq!(schedule.step(day + 5000 * MS), Step::Wait(day + Duration::from_secs(60)));
     }
 
     #[test]
     fn settings_must_hold_together() {
-        let bad = |change: fn(&mut Settings)| {
-            let mut settings = Settings::default();
+        let bad = |change: fn(&mut ScheduleSettings)| {
+            let mut settings = ScheduleSettings::default();
             change(&mut settings);
             settings.check().unwrap_err()
         };
-        assert_eq!(bad(|s| s.rounds = 0), BadSettings::Windows);
-        assert_eq!(bad(|s| s.rounds = 251), BadSettings::Windows);
-        assert_eq!(bad(|s| s.window = Duration::ZERO), BadSettings::Windows);
+        assert_eq!(bad(|s| s.rounds = 0), BadSchedule::Windows);
+        assert_eq!(bad(|s| s.rounds = 251), BadSchedule::Windows);
+        assert_eq!(bad(|s| s.window = Duration::ZERO), BadSchedule::Windows);
         let error = bad(|s| s.period = 4799 * MS).to_string();
         assert_eq!(error, "8 windows of 600ms do not fit into a period of 4.799s");
-        assert!(matches!(bad(|s| s.window = Duration::MAX), BadSettings::Period { .. }));
+        assert!(matches!(bad(|s| s.window = Duration::MAX), BadSchedule::Period { .. }));
     }
 }

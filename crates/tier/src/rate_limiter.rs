@@ -5,22 +5,22 @@ use std::time::{Duration, Instant};
 
 /// Lets a number of bytes pass each second, for all who share it. Unused bandwidth is not saved up.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateLimiter {
     /// The limit; `u64::MAX`: none.
     bytes_per_second: u64,
     /// The time at which all that was asked for will have passed.
     busy_until: Mutex<Option<Instant>>,
 }
 
-impl Pace {
+impl RateLimiter {
     /// A limit of `bytes_per_second`; 0 counts as 1.
-    pub fn new(bytes_per_second: u64) -> Pace {
-        Pace { bytes_per_second: bytes_per_second.max(1), busy_until: Mutex::new(None) }
+    pub fn new(bytes_per_second: u64) -> RateLimiter {
+        RateLimiter { bytes_per_second: bytes_per_second.max(1), busy_until: Mutex::new(None) }
     }
 
     /// No limit.
-    pub fn unlimited() -> Pace {
-        Pace::new(u64::MAX)
+    pub fn unlimited() -> RateLimiter {
+        RateLimiter::new(u64::MAX)
     }
 
     /// Waits until `bytes` more may be moved.
@@ -47,21 +47,21 @@ mod tests {
 
     #[test]
     fn those_who_come_too_early_wait() {
-        let (pace, now) = (Pace::new(1000), Instant::now());
+        let (limiter, now) = (RateLimiter::new(1000), Instant::now());
         let at = |ms| now + Duration::from_millis(ms);
-        assert_eq!(pace.reserve(now, 500), Duration::ZERO);
-        assert_eq!(pace.reserve(at(100), 1000), Duration::from_millis(400));
-        assert_eq!(pace.reserve(at(100), 1), Duration::from_millis(1400));
+        assert_eq!(limiter.reserve(now, 500), Duration::ZERO);
+        assert_eq!(limiter.reserve(at(100), 1000), Duration::from_millis(400));
+        assert_eq!(limiter.reserve(at(100), 1), Duration::from_millis(1400));
         // A pause is not saved up.
-        assert_eq!(pace.reserve(at(9000), 2000), Duration::ZERO);
-        assert_eq!(pace.reserve(at(9000), 1), Duration::from_secs(2));
+        assert_eq!(limiter.reserve(at(9000), 2000), Duration::ZERO);
+        assert_eq!(limiter.reserve(at(9000), 1), Duration::from_secs(2));
     }
 
     #[test]
     fn without_a_limit_nobody_waits() {
-        let (pace, now) = (Pace::unlimited(), Instant::now());
-        assert_eq!(pace.reserve(now, u64::MAX), Duration::ZERO);
-        assert_eq!(pace.reserve(now, u64::MAX), Duration::ZERO);
-        assert_eq!(Pace::new(0).reserve(now, 1), Duration::ZERO);
+        let (limiter, now) = (RateLimiter::unlimited(), Instant::now());
+        assert_eq!(limiter.reserve(now, u64::MAX), Duration::ZERO);
+        assert_eq!(limiter.reserve(now, u64::MAX), Duration::ZERO);
+        assert_eq!(RateLimiter::new(0).reserve(now, 1), Duration::ZERO);
     }
 }
