@@ -7,8 +7,8 @@ use crate::victims::victims;
 use crate::vmcoreinfo::find_notes;
 use crate::zones::Sight;
 use crate::{
-    Block, Counts, GuestMemory, LlfreeZone, Look, Memmap, Note, PageLayout, Request, Tables, Taken,
-    Untrusted, Zones,
+    Block, ChosenBlocks, Counts, GuestMemory, LlfreeZone, Look, Memmap, Note, PageLayout,
+    PageTables, Request, Untrusted, Zones,
 };
 
 /// Address at which x86-64 kernels map their own image, before KASLR moves it further.
@@ -27,7 +27,7 @@ const GATE_FRAMES: u64 = 1024;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Guest {
     note: Note,
-    tables: Tables,
+    tables: PageTables,
     text: Text,
     layout: PageLayout,
     memmap: Memmap,
@@ -109,7 +109,7 @@ impl Guest {
     }
 
     /// The kernel's own page tables.
-    pub fn tables(&self) -> &Tables {
+    pub fn tables(&self) -> &PageTables {
         &self.tables
     }
 
@@ -152,7 +152,7 @@ impl Guest {
     }
 
     pub(crate) fn maps_kernel(&self, mem: &dyn GuestMemory, root: u64) -> bool {
-        let tables = Tables { root: Gpa(root), ..self.tables };
+        let tables = PageTables { root: Gpa(root), ..self.tables };
         let same = |va| {
             let ours = self.tables.translate(mem, va);
             ours.is_some() && tables.translate(mem, va) == ours
@@ -194,7 +194,12 @@ impl Guest {
 
     /// Appends to `out` the free blocks to reclaim. They are a hint: the guest may use them at any
     /// time.
-    pub fn victims(&self, mem: &dyn GuestMemory, request: Request, out: &mut Vec<Block>) -> Taken {
+    pub fn victims(
+        &self,
+        mem: &dyn GuestMemory,
+        request: Request,
+        out: &mut Vec<Block>,
+    ) -> ChosenBlocks {
         victims(&self.zones, self.sight(mem), request, out)
     }
 
@@ -225,7 +230,7 @@ impl Guest {
 }
 
 /// The kernel's page tables and text, by its note.
-fn kernel(note: &Note) -> Result<(Tables, Text), Untrusted> {
+fn kernel(note: &Note) -> Result<(PageTables, Text), Untrusted> {
     let phys_base = note.number("phys_base")?;
     let image = |what: &'static str| {
         let value = note.symbol(what)?;
@@ -243,7 +248,7 @@ fn kernel(note: &Note) -> Result<(Tables, Text), Untrusted> {
     let (va, gpa) = image("_stext")?;
     let (_, root) = image("swapper_pg_dir")?;
     match root.0.is_multiple_of(FRAME_BYTES) {
-        true => Ok((Tables { root, levels }, Text { va, gpa })),
+        true => Ok((PageTables { root, levels }, Text { va, gpa })),
         false => Err(Untrusted::Absurd { what: "swapper_pg_dir", value: root.0 }),
     }
 }

@@ -2,7 +2,7 @@
 
 use ebb_units::{Gfn, Gpa};
 
-use crate::{GuestMemory, Memmap, PageLayout, Tables, Walk};
+use crate::{GuestMemory, Memmap, PageLayout, PageTables, Walk};
 
 /// Leaf size with which Linux maps its memory map where the CPU supports it: 2 MiB.
 const LEAF_BYTES: u64 = 2 << 20;
@@ -23,7 +23,7 @@ pub struct Head {
 /// new `Look` after the last protection.
 pub struct Look<'a> {
     pub(crate) mem: &'a dyn GuestMemory,
-    pub(crate) tables: &'a Tables,
+    pub(crate) tables: &'a PageTables,
     pub(crate) memmap: &'a Memmap,
     pub(crate) layout: &'a PageLayout,
     /// Virtual and guest-physical start of each leaf seen.

@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hasher};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 
 use crate::page::PAGE_BYTES;
-use crate::{GuestMemory, Note, Tables, Untrusted, Walk};
+use crate::{GuestMemory, Note, PageTables, Untrusted, Walk};
 
 /// Flags of a usable section in `section_mem_map`: present, has a memory map, online.
 const SECTION_USABLE: u64 = 0b111;
@@ -46,7 +46,7 @@ struct Sections {
 /// The memory map of one kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Memmap {
-    tables: Tables,
+    tables: PageTables,
     sections: Sections,
     base_va: u64,
     /// Sorted by frame.
@@ -57,7 +57,11 @@ pub struct Memmap {
 
 impl Memmap {
     /// Finds the memory map.
-    pub fn new(mem: &dyn GuestMemory, note: &Note, tables: Tables) -> Result<Memmap, Untrusted> {
+    pub fn new(
+        mem: &dyn GuestMemory,
+        note: &Note,
+        tables: PageTables,
+    ) -> Result<Memmap, Untrusted> {
         let sections = Sections::new(note)?;
         let ram = mem.segments();
         let mut usable = Vec::new();
@@ -112,7 +116,7 @@ impl Memmap {
         self.ram.iter().any(|&(base, bytes)| base.0 <= start && end - base.0 <= bytes)
     }
 
-    pub(crate) fn tables(&self) -> &Tables {
+    pub(crate) fn tables(&self) -> &PageTables {
         &self.tables
     }
 
@@ -202,7 +206,7 @@ impl Sections {
     fn each(
         &self,
         mem: &dyn GuestMemory,
-        tables: &Tables,
+        tables: &PageTables,
         ram: &[(Gpa, u64)],
         mut visit: impl FnMut(FrameRange, u64),
     ) -> u64 {
@@ -224,7 +228,7 @@ impl Sections {
     }
 
     /// The `section_mem_map` of section `index`.
-    fn map(&self, mem: &dyn GuestMemory, tables: &Tables, index: u64) -> Option<u64> {
+    fn map(&self, mem: &dyn GuestMemory, tables: &PageTables, index: u64) -> Option<u64> {
         let per_root = FRAME_BYTES / self.bytes;
         let (root, inner) = (index / per_root, index % per_root);
         if root >= self.roots {

@@ -14,7 +14,7 @@ const FRAME_BITS: u32 = 12;
 
 /// A tree of page tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tables {
+pub struct PageTables {
     /// The root table's address.
     pub root: Gpa,
     /// Levels of the tree: 4 or 5.
@@ -38,7 +38,7 @@ pub enum Walk {
     },
 }
 
-impl Tables {
+impl PageTables {
     /// Walks the tables for `va`. Reads one word a level, so tables that form a cycle cost no more
     /// than others.
     pub fn walk(&self, mem: &dyn GuestMemory, va: u64) -> Walk {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::Snapshot;
 
-    const TABLES: Tables = Tables { root: Gpa(0), levels: 4 };
+    const TABLES: PageTables = PageTables { root: Gpa(0), levels: 4 };
     const WHOLE_GIB: u64 = 1 << 30;
 
     /// Four tables in a row, where entry 1 of each leads to the next.
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn follows_five_levels() {
         let mem = chain();
-        let tables = Tables { root: Gpa(0), levels: 5 };
+        let tables = PageTables { root: Gpa(0), levels: 5 };
         mem.set(Gpa(0x3000 + 8), PRESENT);
         // The lowest table is the root again, so its entry 1 is a frame's entry here.
         assert_eq!(tables.translate(&mem, ONES | 1 << 48), Some(Gpa(0x1000)));

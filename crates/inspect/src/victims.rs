@@ -39,7 +39,7 @@ pub struct Request {
 
 /// What was chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Taken {
+pub struct ChosenBlocks {
     /// Bytes in the blocks that were appended.
     pub bytes: u64,
     /// Bytes left to the guest at the lists' heads.
@@ -59,25 +59,25 @@ pub(crate) fn victims(
     sight: Sight<'_>,
     request: Request,
     out: &mut Vec<Block>,
-) -> Taken {
+) -> ChosenBlocks {
     let (reserve, reserved_bytes) = reserve(zones, sight, request);
-    let mut taken = Taken { reserved_bytes, ..Taken::default() };
+    let mut chosen = ChosenBlocks { reserved_bytes, ..ChosenBlocks::default() };
     let mut left = most_blocks(sight, request);
     for (zone, order, migrate_type) in lists(zones, sight, request.min_order) {
         let mut list = zones.free_list(sight, zone, order, migrate_type, End::Tail);
-        while taken.bytes < request.want_bytes && left > 0 {
+        while chosen.bytes < request.want_bytes && left > 0 {
             let Some(head) = list.next() else { break };
             let block = Block { head, order };
             if reserve.binary_search(&block).is_ok() {
                 break;
             }
-            taken.bytes += block.frames().bytes();
+            chosen.bytes += block.frames().bytes();
             left -= 1;
             out.push(block);
         }
-        taken.broken_lists += u32::from(list.fault().is_some());
+        chosen.broken_lists += u32::from(list.fault().is_some());
     }
-    taken
+    chosen
 }
 
 fn most_blocks(sight: Sight<'_>, request: Request) -> u64 {

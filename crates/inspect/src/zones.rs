@@ -4,7 +4,7 @@ use ebb_units::{Gfn, Gpa};
 use thiserror::Error;
 
 use crate::page::PAGE_BYTES;
-use crate::{GuestMemory, Memmap, Note, PageLayout, Tables, Untrusted};
+use crate::{GuestMemory, Memmap, Note, PageLayout, PageTables, Untrusted};
 
 const NODES_MAX: u64 = 1024;
 /// Most zones of a node: DMA, DMA32, Normal, Movable, Device.
@@ -89,7 +89,11 @@ pub enum ListFault {
 
 impl Zones {
     /// Finds the populated zones.
-    pub fn new(mem: &dyn GuestMemory, note: &Note, tables: &Tables) -> Result<Zones, Untrusted> {
+    pub fn new(
+        mem: &dyn GuestMemory,
+        note: &Note,
+        tables: &PageTables,
+    ) -> Result<Zones, Untrusted> {
         let fields = Fields::new(note)?;
         let mut zones = Vec::new();
         for (node, va) in nodes(mem, note, tables)? {
@@ -251,7 +255,7 @@ impl Fields {
         &self,
         mem: &dyn GuestMemory,
         note: &Note,
-        tables: &Tables,
+        tables: &PageTables,
         node: u32,
         node_va: u64,
         zones: &mut Vec<Zone>,
@@ -274,7 +278,7 @@ impl Fields {
 
     /// The kind by the zone's name. The note does not give the name's place, so it is the first
     /// pointer to a known name behind `spanned_pages`.
-    fn kind(&self, mem: &dyn GuestMemory, tables: &Tables, va: u64) -> ZoneKind {
+    fn kind(&self, mem: &dyn GuestMemory, tables: &PageTables, va: u64) -> ZoneKind {
         let named = (1..=NAME_WITHIN_WORDS).find_map(|index| {
             let pointer = tables.word(mem, va.wrapping_add(self.spanned + 8 * index))?;
             name_at(mem, tables, pointer)
@@ -284,7 +288,7 @@ impl Fields {
 }
 
 /// The zone kind that the string at `va` names.
-fn name_at(mem: &dyn GuestMemory, tables: &Tables, va: u64) -> Option<ZoneKind> {
+fn name_at(mem: &dyn GuestMemory, tables: &PageTables, va: u64) -> Option<ZoneKind> {
     let mut name = [0u8; 16];
     for (index, part) in name.chunks_exact_mut(8).enumerate() {
         // A string may begin anywhere in a word.
@@ -301,7 +305,7 @@ fn name_at(mem: &dyn GuestMemory, tables: &Tables, va: u64) -> Option<ZoneKind> 
     }
 }
 
-fn unaligned(mem: &dyn GuestMemory, tables: &Tables, va: u64) -> Option<u64> {
+fn unaligned(mem: &dyn GuestMemory, tables: &PageTables, va: u64) -> Option<u64> {
     let shift = va % 8 * 8;
     let low = tables.word(mem, va - va % 8)? >> shift;
     match shift {
@@ -314,7 +318,7 @@ fn unaligned(mem: &dyn GuestMemory, tables: &Tables, va: u64) -> Option<u64> {
 fn nodes(
     mem: &dyn GuestMemory,
     note: &Note,
-    tables: &Tables,
+    tables: &PageTables,
 ) -> Result<Vec<(u32, u64)>, Untrusted> {
     // Kernels without NUMA name their one node.
     if let Ok(va) = note.symbol("contig_page_data") {

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use ebb_inspect::{
-    Block, End, Guest, GuestMemory, Head, PageWords, Request, Snapshot, Tables, Untrusted,
+    Block, End, Guest, GuestMemory, Head, PageTables, PageWords, Request, Snapshot, Untrusted,
     may_hold_note,
 };
 use ebb_units::{FrameRange, Gfn, Gpa};
@@ -244,7 +244,7 @@ fn every_look_does_with_the_frames_that_are_needed() {
         // The needed frames are few. Without the tables nothing is known.
         let frames: u64 = needed.1.iter().map(|frames| frames.count).sum();
         assert!(frames < forge::FRAMES / 32, "{frames} of {}", forge::FRAMES);
-        let tables = Tables { root: forge::ROOT, levels };
+        let tables = PageTables { root: forge::ROOT, levels };
         let others = needed.1.iter().filter(|frames| !frames.contains(tables.root.gfn()));
         assert!(!guest.recheck(&Only(&forge.mem, others.copied().collect())));
     }

@@ -37,7 +37,7 @@ pub use frames::Frames;
 pub use frames::io_mapping::{IoMapping, NoDevices};
 pub use frames::soft_iommu::SoftIommu;
 pub use give_back::Returner;
-pub use guest::tables::{HeldMetadata, Tables};
+pub use guest::tables::{GuestTables, HeldMetadata};
 pub use pager::{Pager, Parts};
 pub use reclaim::claim::{Blocks, Claim, Committed};
 pub use residency::Residency;

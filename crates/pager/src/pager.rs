@@ -21,7 +21,7 @@ use crate::folios::{Folios, Grain};
 use crate::frames::Frames;
 use crate::frames::io_mapping::IoMapping;
 use crate::give_back::Returner;
-use crate::guest::tables::Tables;
+use crate::guest::tables::GuestTables;
 use crate::reclaim::claim::Blocks;
 use crate::residency::Residency;
 use crate::residency::resting::Disk;
@@ -62,7 +62,7 @@ pub struct Pager {
     pluggable: Pluggable,
     devices: DeviceAccess,
     returner: Returner,
-    tables: Tables,
+    tables: GuestTables,
     panics: Arc<Panics>,
 }
 
@@ -87,7 +87,7 @@ impl Pager {
             pluggable: Pluggable::new(&frames, &residency, &installer),
             devices: DeviceAccess::new(&frames, &folios, &residency, &installer),
             returner: Returner::new(&frames, &folios, &residency, &installer),
-            tables: Tables::new(&frames),
+            tables: GuestTables::new(&frames),
             panics: Arc::default(),
             frames,
             folios,
@@ -175,7 +175,7 @@ impl Pager {
     }
 
     /// The guest's page tables.
-    pub fn tables(&self) -> &Tables {
+    pub fn tables(&self) -> &GuestTables {
         &self.tables
     }
 

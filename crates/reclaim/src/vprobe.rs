@@ -51,7 +51,7 @@ pub struct Order {
 
 /// What was reclaimed, and what was passed over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Taken {
+pub struct ReclaimedBlocks {
     /// Bytes reclaimed.
     pub bytes: u64,
     /// Blocks reclaimed.
@@ -66,12 +66,12 @@ pub struct Taken {
     pub cancelled: u64,
 }
 
-impl Taken {
+impl ReclaimedBlocks {
     /// The sum of two passes, one after the other. Blocks in use or already empty are those of the
     /// second pass.
     #[must_use]
-    pub fn and_then(self, next: Taken) -> Taken {
-        Taken {
+    pub fn and_then(self, next: ReclaimedBlocks) -> ReclaimedBlocks {
+        ReclaimedBlocks {
             bytes: self.bytes + next.bytes,
             blocks: self.blocks + next.blocks,
             scan: self.scan + next.scan,
@@ -102,8 +102,8 @@ pub fn reclaim(
     order: Order,
     blocks: &mut Vec<Block>,
     still_runs: impl FnMut() -> bool,
-) -> (Taken, Option<Stop>) {
-    let mut taken = Taken::default();
+) -> (ReclaimedBlocks, Option<Stop>) {
+    let mut reclaimed = ReclaimedBlocks::default();
     let began = Instant::now();
     blocks.clear();
     let request = Request {
@@ -113,11 +113,11 @@ pub fn reclaim(
         want_bytes: u64::MAX,
     };
     guest.victims(&pager.view(), request, blocks);
-    taken.scan = began.elapsed();
-    let mut pass = Pass { pager, guest, order, taken, still_runs, is_watched: false };
+    reclaimed.scan = began.elapsed();
+    let mut pass = Pass { pager, guest, order, reclaimed, still_runs, is_watched: false };
     let mut left = blocks.iter().copied();
     let stop = loop {
-        if pass.taken.bytes >= order.want_bytes {
+        if pass.reclaimed.bytes >= order.want_bytes {
             break None;
         }
         match pass.batch(&mut left) {
@@ -126,14 +126,14 @@ pub fn reclaim(
             Err(stop) => break Some(stop),
         }
     };
-    (pass.taken, stop)
+    (pass.reclaimed, stop)
 }
 
 struct Pass<'a, R> {
     pager: &'a Pager,
     guest: &'a Guest,
     order: Order,
-    taken: Taken,
+    reclaimed: ReclaimedBlocks,
     still_runs: R,
     /// Whether all first touches already come to the pager.
     is_watched: bool,
@@ -145,7 +145,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     /// Algorithm 1, each line for the whole batch: all blocks are protected before any is looked at
     /// again, so that one walk of page tables serves many.
     fn batch(&mut self, left: &mut impl Iterator<Item = Block>) -> Result<bool, Stop> {
-        let limit = self.order.batch_bytes.min(self.order.want_bytes - self.taken.bytes);
+        let limit = self.order.batch_bytes.min(self.order.want_bytes - self.reclaimed.bytes);
         let (mut bytes, mut claims, mut result) = (0, Vec::new(), Ok(true));
         while bytes < limit && matches!(result, Ok(true)) {
             match left.next().map(|block| self.claim(block)) {
@@ -165,8 +165,8 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         }
         let blocks = committed.len() as u64;
         let frames = self.pager.blocks().empty(&mut committed, self.order.mode == Mode::Strict)?;
-        self.taken.bytes += frames * FRAME_BYTES;
-        self.taken.blocks += blocks;
+        self.reclaimed.bytes += frames * FRAME_BYTES;
+        self.reclaimed.blocks += blocks;
         Ok(watched.and(result)?)
     }
 
@@ -174,15 +174,15 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     fn claim(&mut self, block: Block) -> io::Result<Option<Claim<'a>>> {
         // By the page table of the inspection; the second look walks it anew.
         let Some(metadata) = self.guest.memmap().metadata_gpa(block.head).map(Gpa::gfn) else {
-            self.taken.in_use += 1;
+            self.reclaimed.in_use += 1;
             return Ok(None);
         };
         if self.is_empty(block.frames())? {
-            self.taken.already_empty += 1;
+            self.reclaimed.already_empty += 1;
             return Ok(None);
         }
         let claim = self.pager.blocks().claim(metadata, block.head, block.order)?;
-        self.taken.already_empty += u64::from(claim.is_none());
+        self.reclaimed.already_empty += u64::from(claim.is_none());
         Ok(claim)
     }
 
@@ -215,7 +215,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
                 },
                 Some(0) => committed.extend(self.commit(claim, 0)),
                 _ => {
-                    self.taken.in_use += 1;
+                    self.reclaimed.in_use += 1;
                     claim.abandon();
                 }
             }
@@ -226,7 +226,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     fn commit(&mut self, claim: Claim<'a>, fill: u8) -> Option<Committed<'a>> {
         let record = self.order.mode == Mode::Strict || fill != 0;
         let committed = claim.commit(record, fill);
-        self.taken.cancelled += u64::from(committed.is_none());
+        self.reclaimed.cancelled += u64::from(committed.is_none());
         committed
     }
 

@@ -1,6 +1,6 @@
 //! Page tables of any content: `va, root | levels, words of RAM...`.
 
-use ebb_inspect::{Snapshot, Tables, Walk};
+use ebb_inspect::{PageTables, Snapshot, Walk};
 use ebb_units::Gpa;
 
 /// Runs one input.
@@ -17,7 +17,8 @@ pub fn run(data: &[u8]) {
     }
     let mut mem = Snapshot::new();
     mem.add(Gpa(0), words.iter().copied().cycle().take(16 * 512).collect());
-    let tables = Tables { root: Gpa(root & 0x000f_ffff_ffff_f000), levels: 4 + (root as u32 & 1) };
+    let tables =
+        PageTables { root: Gpa(root & 0x000f_ffff_ffff_f000), levels: 4 + (root as u32 & 1) };
     match tables.walk(&mem, va) {
         Walk::Mapped { gpa, bytes } => {
             assert!(gpa.0 < 1 << 52 && (1..=1 << 30).contains(&bytes));

@@ -70,11 +70,11 @@ impl Drop for HeldMetadata<'_> {
 }
 
 /// The page tables in one VM's frames.
-pub struct Tables(Arc<Frames>);
+pub struct GuestTables(Arc<Frames>);
 
-impl Tables {
-    pub(crate) fn new(frames: &Arc<Frames>) -> Tables {
-        Tables(Arc::clone(frames))
+impl GuestTables {
+    pub(crate) fn new(frames: &Arc<Frames>) -> GuestTables {
+        GuestTables(Arc::clone(frames))
     }
 
     /// Locks and write-protects a metadata frame. The caller must then check by the guest's page

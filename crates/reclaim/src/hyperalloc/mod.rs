@@ -37,7 +37,7 @@ use ebb_units::{Gpa, HUGE_BYTES, HugeFrame};
 use ebb_vm::Ram;
 
 pub use attach::AttachError;
-pub use reclaim::{How, Stop, Taken};
+pub use reclaim::{How, ReclaimedHuge, Stop};
 pub use states::State;
 pub use usage::{KindUsage, Usage};
 pub use zone::BadZone;

@@ -28,7 +28,7 @@ pub enum How {
 
 /// What was reclaimed, and what was not.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Taken {
+pub struct ReclaimedHuge {
     /// Huge frames that changed their state.
     pub huge_frames: u64,
     /// Bytes that the host got by that.
@@ -84,15 +84,15 @@ impl HyperAlloc {
         want: u64,
         keep: u64,
         still_runs: impl FnMut() -> bool,
-    ) -> (Taken, Option<Stop>) {
-        let (taken, mut kept) = (Taken::default(), 0);
-        let mut pass = Pass { all: self, pager, how, want, taken, still_runs };
+    ) -> (ReclaimedHuge, Option<Stop>) {
+        let (reclaimed, mut kept) = (ReclaimedHuge::default(), 0);
+        let mut pass = Pass { all: self, pager, how, want, reclaimed, still_runs };
         let each = self.zones.iter().try_for_each(|zone| {
             let spare = keep.saturating_sub(kept);
             kept += pass.zone(zone, spare)?;
             Ok(())
         });
-        (pass.taken, each.err())
+        (pass.reclaimed, each.err())
     }
 }
 
@@ -101,7 +101,7 @@ struct Pass<'a, R> {
     pager: &'a Pager,
     how: How,
     want: u64,
-    taken: Taken,
+    reclaimed: ReclaimedHuge,
     still_runs: R,
 }
 
@@ -113,15 +113,15 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         let began = Instant::now();
         let mut free = candidates(zone, host, self.how).peekable();
         if free.peek().is_none() {
-            self.taken.scan += began.elapsed();
+            self.reclaimed.scan += began.elapsed();
             return Ok(0);
         }
         let most = self.batch_size(zone, &host);
-        self.taken.scan += began.elapsed();
+        self.reclaimed.scan += began.elapsed();
         let mut hard = zone.states.count().1;
         let spared = { free.by_ref() }.take(usize::try_from(spare).unwrap_or(usize::MAX)).count();
-        while most > 0 && self.taken.huge_frames < self.want {
-            let left = usize::try_from(self.want - self.taken.huge_frames).unwrap_or(most);
+        while most > 0 && self.reclaimed.huge_frames < self.want {
+            let left = usize::try_from(self.want - self.reclaimed.huge_frames).unwrap_or(most);
             let batch: Vec<usize> = free.by_ref().take(most.min(left)).collect();
             if batch.is_empty() {
                 break;
@@ -156,7 +156,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             held.extend(self.take(zone, host, index).map(|frame| (index, frame)));
         }
         let emptied = self.empty(&held);
-        self.taken.huge_frames += held.len() as u64;
+        self.reclaimed.huge_frames += held.len() as u64;
         for (index, taken) in held {
             zone.states.set(index, self.how.becomes());
             if self.how == How::Soft {
@@ -174,14 +174,14 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         let to_empty = || held.iter().map(|(_, taken)| taken).filter(|taken| !taken.was_empty);
         let most = to_empty().count() as u64 * HUGE_BYTES;
         if most == 0 {
-            self.taken.already_empty += held.len() as u64;
+            self.reclaimed.already_empty += held.len() as u64;
             return Ok(());
         }
         let before = self.resident_bytes();
         let result = self.pager.residency().empty_huge(to_empty().map(|taken| &taken.held));
         let bytes = before.saturating_sub(self.resident_bytes()).min(most);
-        self.taken.emptied_bytes += bytes;
-        self.taken.already_empty += held.len() as u64 - bytes.div_ceil(HUGE_BYTES);
+        self.reclaimed.emptied_bytes += bytes;
+        self.reclaimed.already_empty += held.len() as u64 - bytes.div_ceil(HUGE_BYTES);
         result
     }
 
@@ -189,7 +189,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     fn take(&mut self, zone: &Zone, host: &Host<'_>, index: usize) -> Option<Held<'a>> {
         let pager = self.pager;
         let Some(held) = pager.residency().hold_huge(zone.huge(index)) else {
-            self.taken.busy += 1;
+            self.reclaimed.busy += 1;
             return None;
         };
         let before = zone.states.get(index);
@@ -198,7 +198,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             return None;
         }
         if host.hard_reclaim(index).is_err() {
-            self.taken.in_use += 1;
+            self.reclaimed.in_use += 1;
             held.abandon();
             return None;
         }
@@ -209,7 +209,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         match held.record() {
             Ok(held) => Some(Held { held, was_empty: false }),
             Err(held) => {
-                self.taken.busy += 1;
+                self.reclaimed.busy += 1;
                 let _ = host.return_area(index);
                 if before == State::Installed {
                     host.install(index);

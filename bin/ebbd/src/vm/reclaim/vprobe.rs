@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ebb_api::{Backing, Mode, ReclaimReport, Skipped};
 use ebb_inspect::Block;
-use ebb_reclaim::vprobe::{self, Order, Stop, Taken};
+use ebb_reclaim::vprobe::{self, Order, ReclaimedBlocks, Stop};
 use ebb_units::Bytes;
 
 use crate::support::nanoseconds::nanoseconds;
@@ -29,7 +29,7 @@ pub struct VProbe {
 /// What one or several passes did.
 #[derive(Default)]
 pub struct Pass {
-    taken: Taken,
+    reclaimed: ReclaimedBlocks,
     stop: Option<Stop>,
     /// The memory left to the guest.
     reserve_bytes: u64,
@@ -60,18 +60,18 @@ impl VProbe {
         let VmContext { qmp, guest, reaching, pager, .. } = cx;
         let mut liveness = Liveness::new(qmp, guest, reaching, pager);
         let still_runs = || liveness.runs_at_once();
-        let (taken, stop) = match guest.guest() {
+        let (reclaimed, stop) = match guest.guest() {
             Ok(guest) => vprobe::reclaim(pager, guest, order, &mut self.blocks, still_runs),
-            Err(_) => (Taken::default(), Some(Stop::Unknown)),
+            Err(_) => (ReclaimedBlocks::default(), Some(Stop::Unknown)),
         };
-        (Pass { taken, stop, reserve_bytes }, liveness.ended())
+        (Pass { reclaimed, stop, reserve_bytes }, liveness.ended())
     }
 }
 
 impl Pass {
     /// Returns the reclaimed bytes.
     pub fn bytes(&self) -> u64 {
-        self.taken.bytes
+        self.reclaimed.bytes
     }
 
     /// Whether it ended because nobody told in time whether the guest still runs.
@@ -81,34 +81,34 @@ impl Pass {
 
     /// Adds the next pass to this one.
     pub fn and_then(self, next: Pass) -> Pass {
-        Pass { taken: self.taken.and_then(next.taken), ..next }
+        Pass { reclaimed: self.reclaimed.and_then(next.reclaimed), ..next }
     }
 
     /// Makes the report for the client.
     pub fn report(self, want_bytes: u64, took: Duration) -> ReclaimReport {
         let stopped_by = self.what_stopped_it(want_bytes);
-        let Pass { taken, .. } = self;
+        let Pass { reclaimed, .. } = self;
         ReclaimReport {
-            bytes: taken.bytes,
-            blocks: taken.blocks,
+            bytes: reclaimed.bytes,
+            blocks: reclaimed.blocks,
             duration_ns: nanoseconds(took),
-            scan_ns: nanoseconds(taken.scan),
+            scan_ns: nanoseconds(reclaimed.scan),
             stopped_by,
             skipped: Skipped {
-                in_use: taken.in_use,
-                already_empty: taken.already_empty,
-                cancelled: taken.cancelled,
+                in_use: reclaimed.in_use,
+                already_empty: reclaimed.already_empty,
+                cancelled: reclaimed.cancelled,
             },
         }
     }
 
     fn what_stopped_it(&self, want_bytes: u64) -> String {
-        let Pass { taken, stop, reserve_bytes } = self;
+        let Pass { reclaimed, stop, reserve_bytes } = self;
         let reserve = format!("the reserve of {}", Bytes(*reserve_bytes));
         match stop {
             Some(stop) => stop.to_string(),
-            None if taken.bytes >= want_bytes => "the amount asked for was reached".into(),
-            None if taken.bytes == 0 && taken.already_empty > 0 => format!(
+            None if reclaimed.bytes >= want_bytes => "the amount asked for was reached".into(),
+            None if reclaimed.bytes == 0 && reclaimed.already_empty > 0 => format!(
                 "all free memory is with the host already, but {reserve} and what is free in \
                  smaller blocks"
             ),
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn what_is_with_the_host_already_is_told() {
         let pass = |bytes, already_empty, reserve_bytes| Pass {
-            taken: Taken { bytes, already_empty, ..Taken::default() },
+            reclaimed: ReclaimedBlocks { bytes, already_empty, ..ReclaimedBlocks::default() },
             stop: None,
             reserve_bytes,
         };

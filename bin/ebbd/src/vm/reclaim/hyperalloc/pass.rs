@@ -1,6 +1,6 @@
 //! A pass over the shared allocator that reclaims free huge frames.
 
-use ebb_reclaim::hyperalloc::{How, HyperAlloc, Stop, Taken};
+use ebb_reclaim::hyperalloc::{How, HyperAlloc, ReclaimedHuge, Stop};
 use ebb_units::{Bytes, HUGE_BYTES};
 
 use crate::vm::context::VmContext;
@@ -13,23 +13,23 @@ pub(super) fn take(
     how: How,
     want: u64,
     keep: u64,
-) -> (Taken, Option<Stop>, Option<End>) {
+) -> (ReclaimedHuge, Option<Stop>, Option<End>) {
     let VmContext { qmp, guest, reaching, pager, .. } = cx;
     let mut liveness = Liveness::new(qmp, guest, reaching, pager);
-    let (taken, stop) = shared.reclaim(pager, how, want, keep, || liveness.runs());
+    let (reclaimed, stop) = shared.reclaim(pager, how, want, keep, || liveness.runs());
     let ended = liveness.ended();
-    cx.note_reclaimed(taken.emptied_bytes);
-    (taken, stop, ended)
+    cx.note_reclaimed(reclaimed.emptied_bytes);
+    (reclaimed, stop, ended)
 }
 
 /// Returns why no more is reclaimed from a guest that keeps `keep` huge frames while `soft_bytes`
 /// are soft-reclaimed.
-pub(super) fn nothing_more(taken: &Taken, soft_bytes: u64, keep: u64) -> String {
+pub(super) fn nothing_more(reclaimed: &ReclaimedHuge, soft_bytes: u64, keep: u64) -> String {
     let kept = match keep {
         0 => String::new(),
         huge => format!(", but the {} that it keeps", Bytes(huge * HUGE_BYTES)),
     };
-    match taken.emptied_bytes == 0 && soft_bytes > 0 {
+    match reclaimed.emptied_bytes == 0 && soft_bytes > 0 {
         true => format!("all free memory in whole huge frames is with the host already{kept}"),
         false => format!("nothing more is free in whole huge frames{kept}"),
     }
@@ -41,11 +41,11 @@ mod tests {
 
     #[test]
     fn what_is_with_the_host_already_is_told() {
-        let taken = |emptied_bytes| Taken { emptied_bytes, ..Taken::default() };
-        let told = nothing_more(&taken(0), HUGE_BYTES, 2);
+        let reclaimed = |emptied_bytes| ReclaimedHuge { emptied_bytes, ..ReclaimedHuge::default() };
+        let told = nothing_more(&reclaimed(0), HUGE_BYTES, 2);
         assert!(told.contains("with the host already, but the 4 MiB that it keeps"), "{told}");
         for (emptied_bytes, soft_bytes) in [(HUGE_BYTES, HUGE_BYTES), (0, 0)] {
-            let told = nothing_more(&taken(emptied_bytes), soft_bytes, 0);
+            let told = nothing_more(&reclaimed(emptied_bytes), soft_bytes, 0);
             assert_eq!(told, "nothing more is free in whole huge frames");
         }
     }
